@@ -1,0 +1,1 @@
+//! The harness every bench of the workspace shares.

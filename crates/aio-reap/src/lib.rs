@@ -1,0 +1,1 @@
+//! Block I/O that reaps completions right after submitting.

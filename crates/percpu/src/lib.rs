@@ -1,0 +1,1 @@
+//! Per-CPU building blocks for Linux.

@@ -1,0 +1,1 @@
+//! The NBD protocol: parsing and encoding, no I/O.
