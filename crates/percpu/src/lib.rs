@@ -1,1 +1,4 @@
 //! Per-CPU building blocks for Linux.
+
+#[doc(hidden)]
+pub mod sync;

@@ -1,0 +1,100 @@
+//! The one place that names `std` atomics, threads or a model checker.
+//!
+//! Every crate of the workspace imports its atomics, locks, cells and threads from here, so that
+//! one `--cfg` switches all of them together:
+//!
+//! | | default | `--cfg offlock_loom` | `--cfg offlock_shuttle` |
+//! |---|---|---|---|
+//! | `atomic`, `Arc`, `thread`, `hint` | `std` | `loom` | `shuttle` |
+//! | `Mutex`, `Condvar` | `parking_lot` | [`lock`](self) over `loom`'s | the same, over `shuttle`'s |
+//! | `cell::UnsafeCell` | `std`'s, transparent | `loom`'s: checks every access | `std`'s |
+//! | `quarantine` | a plain drop | canary, memory kept | canary, memory kept |
+//! | `cpu::current()` | this CPU | set by the test | set by the test |
+//! | `mutant()` | `false` | reads `OFFLOCK_MUTANT` | reads `OFFLOCK_MUTANT` |
+//!
+//! Locks have `parking_lot`'s shape in all three: `lock()` returns the guard, there is no
+//! poisoning, and `Condvar::wait` borrows the guard. Only the default half has `const`
+//! constructors; a `static` that must not be modelled takes its types from [`native`].
+//!
+//! Not covered by semantic versioning.
+
+#[cfg(all(offlock_loom, offlock_shuttle))]
+compile_error!("`--cfg offlock_loom` and `--cfg offlock_shuttle` exclude each other");
+
+pub use self::imp::*;
+
+#[cfg(not(offlock_loom))]
+pub mod cell;
+pub mod quarantine;
+
+#[cfg(any(offlock_loom, offlock_shuttle))]
+mod lock;
+mod mutant;
+
+pub use self::mutant::mutant;
+
+/// The real types, in all three halves: for process-wide facts that are set once and that no
+/// model is about (which CPUs exist, whether rseq works).
+pub mod native {
+    pub use std::sync::{OnceLock, atomic};
+}
+
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+mod imp {
+    pub use parking_lot::{Condvar, Mutex, MutexGuard};
+    pub use std::sync::{Arc, atomic};
+    pub use std::{hint, thread};
+}
+
+#[cfg(offlock_loom)]
+mod imp {
+    pub use super::lock::{Condvar, Mutex, MutexGuard};
+    pub use loom::sync::{Arc, atomic};
+    pub use loom::{cell, hint, thread};
+
+    /// What [`super::lock`] is written over.
+    pub(super) use loom::sync as std_shaped;
+
+    /// Runs `f` once per interleaving that loom finds within its limits (`LOOM_MAX_PREEMPTIONS`).
+    ///
+    /// # Panics
+    ///
+    /// Panics if one of them panics. A deadlock may abort the process instead.
+    pub fn model(f: impl Fn() + Send + Sync + 'static) {
+        loom::model(move || {
+            super::quarantine::begin_run();
+            f();
+        });
+    }
+}
+
+#[cfg(offlock_shuttle)]
+mod imp {
+    pub use super::lock::{Condvar, Mutex, MutexGuard};
+    pub use shuttle::sync::{Arc, atomic};
+    pub use shuttle::{hint, thread};
+
+    /// What [`super::lock`] is written over.
+    pub(super) use shuttle::sync as std_shaped;
+
+    /// Schedules tried by [`model`] when `OFFLOCK_SHUTTLE_ITERATIONS` does not say. A guess: the
+    /// planted mutants of this crate fall within the first hundred.
+    const ITERATIONS: usize = 1_000;
+
+    /// Runs `f` under random schedules, `OFFLOCK_SHUTTLE_ITERATIONS` of them.
+    ///
+    /// # Panics
+    ///
+    /// Panics if one of them panics or deadlocks.
+    pub fn model(f: impl Fn() + Send + Sync + 'static) {
+        let asked = std::env::var("OFFLOCK_SHUTTLE_ITERATIONS").ok();
+        let iterations = asked.map_or(ITERATIONS, |n| n.parse().expect("a number of schedules"));
+        shuttle::check_random(
+            move || {
+                super::quarantine::begin_run();
+                f();
+            },
+            iterations,
+        );
+    }
+}

@@ -1,0 +1,35 @@
+//! Planted bugs, one of which a model run may switch on to see that it is caught.
+
+/// True if the planted bug `name` is the one that `OFFLOCK_MUTANT` names.
+///
+/// Always false, and free, outside the model-checking builds. The first time it is true it says
+/// so on standard error, so that whoever demands a failure can tell it from one of another cause.
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[inline(always)]
+pub const fn mutant(_name: &str) -> bool {
+    false
+}
+
+/// True if the planted bug `name` is the one that `OFFLOCK_MUTANT` names.
+///
+/// The first time it is true it says so on standard error, so that whoever demands a failure can
+/// tell it from one of another cause.
+#[cfg(any(offlock_loom, offlock_shuttle))]
+pub fn mutant(name: &str) -> bool {
+    use std::sync::{Once, OnceLock};
+
+    static PLANTED: OnceLock<Option<String>> = OnceLock::new();
+    static SAID: Once = Once::new();
+
+    let planted = PLANTED.get_or_init(|| std::env::var("OFFLOCK_MUTANT").ok());
+    let hit = planted.as_deref() == Some(name);
+    if hit {
+        // Not `eprintln`: the test harness would capture it, and an abort would lose it.
+        SAID.call_once(|| {
+            use std::io::Write;
+            let said = writeln!(std::io::stderr(), "planted mutant reached: {name}");
+            said.expect("standard error is open");
+        });
+    }
+    hit
+}
