@@ -1,0 +1,73 @@
+//! What a server tells about an image.
+
+use crate::wire::{MAX_PAYLOAD, TransmissionFlags};
+
+/// What a client learns about one export.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportInfo {
+    /// Canonical name, at most [`MAX_STRING`](crate::MAX_STRING) bytes, no NUL.
+    pub name: String,
+    /// One line for people; may be empty.
+    pub description: String,
+    /// Size in bytes.
+    pub size: u64,
+    /// What the export can do. `HAS_FLAGS` is added, and flags that need another are left out, by
+    /// [`ExportInfo::advertised`].
+    pub flags: TransmissionFlags,
+    /// Smallest unit, in bytes, of offsets and lengths: a power of two up to 65,536. 0 counts as 1.
+    pub min_block: u32,
+    /// Size, in bytes, of efficient requests.
+    pub preferred_block: u32,
+    /// Longest READ or WRITE, in bytes.
+    pub max_block: u32,
+}
+
+impl ExportInfo {
+    /// A writable export without any optional command, unit 1 byte, preferred 4096.
+    #[must_use]
+    pub fn new(name: impl Into<String>, size: u64) -> Self {
+        Self {
+            name: name.into(),
+            description: String::new(),
+            size,
+            flags: TransmissionFlags::HAS_FLAGS,
+            min_block: 1,
+            preferred_block: 4096,
+            max_block: MAX_PAYLOAD,
+        }
+    }
+
+    /// The flags to send to a client that did (`structured`) or did not ask for structured
+    /// replies: `SEND_DF` needs them, `SEND_FAST_ZERO` needs `SEND_WRITE_ZEROES`.
+    #[must_use]
+    pub fn advertised(&self, structured: bool) -> TransmissionFlags {
+        let mut flags = self.flags | TransmissionFlags::HAS_FLAGS;
+        if !structured {
+            flags = flags - TransmissionFlags::SEND_DF;
+        }
+        if !flags.contains(TransmissionFlags::SEND_WRITE_ZEROES) {
+            flags = flags - TransmissionFlags::SEND_FAST_ZERO;
+        }
+        flags
+    }
+}
+
+/// The exports a handshake offers.
+pub trait Exports {
+    /// The export called `name`; the empty name asks for the default export.
+    fn find(&self, name: &str) -> Option<&ExportInfo>;
+
+    /// All canonical names, in the order LIST shows them.
+    fn names(&self) -> Vec<&str>;
+}
+
+/// Exports in order; the first is also the default.
+impl Exports for [ExportInfo] {
+    fn find(&self, name: &str) -> Option<&ExportInfo> {
+        if name.is_empty() { self.first() } else { self.iter().find(|e| e.name == name) }
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.iter().map(|e| e.name.as_str()).collect()
+    }
+}

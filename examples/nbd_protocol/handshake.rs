@@ -1,0 +1,361 @@
+//! The server's side of the handshake, from its greeting to the first request.
+//!
+//! ```text
+//!  new() -> ClientFlags -> OptionHeader <-> OptionData -> Ready | Close
+//!                               ^  |
+//!                               |  v
+//!                               Drain      data of an option that is refused unread
+//! ```
+//!
+//! # Invariants
+//!
+//! 1. `held` never exceeds [`MAX_OPTION_DATA`]: longer data is drained, not kept.
+//! 2. After `Ready` or `Close`, `receive` takes nothing more and says the same again.
+
+use crate::bytes::Bytes;
+use crate::export::{ExportInfo, Exports};
+use crate::option::{
+    InfoRequest, OPTION_HEADER, clip, name, option_name, put_reply, size_and_flags,
+};
+use crate::wire::{
+    FLAG_C_FIXED_NEWSTYLE, FLAG_C_NO_ZEROES, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, INIT_MAGIC,
+    MAX_STRING, OPTION_MAGIC, TransmissionFlags, opt, rep,
+};
+
+/// Options one client may send before it is cut off. A guess: real clients send under ten.
+pub const MAX_OPTIONS: u32 = 256;
+/// Longest option data that is kept and parsed, in bytes: the longest name and room for every
+/// kind of information several times over.
+pub const MAX_OPTION_DATA: usize = MAX_STRING + 1024;
+/// Longest option data that is drained and answered with an error; above, the client is cut off.
+pub const MAX_OPTION_DRAIN: u32 = 1 << 20;
+/// Once a client was sent this many bytes of replies, it may send no further option.
+const MAX_REPLIES: usize = 1 << 20;
+
+/// What [`Handshake::receive`] asks of its caller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Send what was appended, then feed more bytes.
+    More,
+    /// Send what was appended; the bytes not taken are the first of the transmission phase.
+    Ready(Negotiated),
+    /// Send what was appended, then close.
+    Close(CloseReason),
+}
+
+/// What both sides agreed on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Negotiated {
+    /// The export's name as the client gave it, so that [`Exports::find`] finds it again; empty
+    /// for the default export.
+    pub export: String,
+    /// Every READ must be answered with a structured reply.
+    pub structured: bool,
+    /// The client asked for the block sizes, so it promises to keep to them.
+    pub block_sizes: bool,
+    /// The transmission flags the client was told.
+    pub flags: TransmissionFlags,
+}
+
+/// Why a handshake ended without an export.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CloseReason {
+    /// The client asked to end the session.
+    #[error("client aborted the handshake")]
+    Aborted,
+    /// The client set flags that were not offered.
+    #[error("unknown client flags {0:#010x}")]
+    UnknownClientFlags(u32),
+    /// An option did not start with its magic: not an NBD client, or out of step.
+    #[error("option starts with {0:#018x} instead of the option magic")]
+    BadOptionMagic(u64),
+    /// A client without fixed newstyle may only send EXPORT_NAME.
+    #[error("option {0} ({name}) without fixed newstyle", name = option_name(*.0))]
+    NotFixedNewstyle(u32),
+    /// EXPORT_NAME with a name that is not offered; the option has no error reply.
+    #[error("no export named {0:?}")]
+    UnknownExport(String),
+    /// EXPORT_NAME with data that is no name.
+    #[error("malformed export name")]
+    BadExportName,
+    /// An option with far more data than any has.
+    #[error("option {option} ({name}) with {len} bytes of data", name = option_name(*.option))]
+    OptionTooLong {
+        /// The option.
+        option: u32,
+        /// Bytes of data announced.
+        len: u32,
+    },
+    /// Too many options, or too many bytes of replies to them.
+    #[error("too many options")]
+    TooManyOptions,
+}
+
+/// The server's side of fixed newstyle negotiation.
+///
+/// Feed it what the client sends, send what it appends. It keeps at most [`MAX_OPTION_DATA`] bytes
+/// and allocates once per option.
+///
+/// ```
+/// use nbd_protocol::{ClientHandshake, ClientStep, ExportInfo, Handshake, Step};
+///
+/// let exports = [ExportInfo::new("disk", 1 << 20)];
+/// let mut to_client = Vec::new();
+/// let mut to_server = Vec::new();
+/// let mut server = Handshake::new(&mut to_client);
+/// let mut client = ClientHandshake::new("disk", true);
+/// loop {
+///     let (used, step) = client.receive(&to_client, &mut to_server)?;
+///     to_client.drain(..used);
+///     if let ClientStep::Connected(connected) = step {
+///         assert_eq!(connected.size, 1 << 20);
+///         break;
+///     }
+///     let (used, step) = server.receive(&to_server, &exports[..], &mut to_client);
+///     to_server.drain(..used);
+///     assert!(!matches!(step, Step::Close(_)));
+/// }
+/// # Ok::<(), nbd_protocol::ClientError>(())
+/// ```
+#[derive(Debug)]
+pub struct Handshake {
+    state: State,
+    fixed: bool,
+    no_zeroes: bool,
+    structured: bool,
+    options: u32,
+    replied: usize,
+    /// The start of a field or of option data that has not arrived in full.
+    held: Vec<u8>,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    ClientFlags,
+    OptionHeader,
+    OptionData { option: u32, len: usize },
+    Drain { option: u32, left: u32, reply: u32 },
+    Over(Step),
+}
+
+impl Handshake {
+    /// Starts a handshake and appends the greeting.
+    pub fn new(out: &mut Vec<u8>) -> Self {
+        out.extend_from_slice(&INIT_MAGIC.to_be_bytes());
+        out.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
+        out.extend_from_slice(&(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES).to_be_bytes());
+        Self {
+            state: State::ClientFlags,
+            fixed: false,
+            no_zeroes: false,
+            structured: false,
+            options: 0,
+            replied: 0,
+            held: Vec::new(),
+        }
+    }
+
+    /// Takes bytes from the client, appends the replies to `out`, and returns how many it took.
+    ///
+    /// It takes all of `input`, except that after the option that ends the handshake it takes
+    /// nothing more: those bytes belong to the transmission phase. One call appends at most 1 MiB
+    /// and one list of exports.
+    pub fn receive(
+        &mut self,
+        input: &[u8],
+        exports: &(impl Exports + ?Sized),
+        out: &mut Vec<u8>,
+    ) -> (usize, Step) {
+        let mut rest = input;
+        let step = loop {
+            match self.advance(&mut rest, exports, out) {
+                Some(Step::More) => {}
+                Some(over) => {
+                    self.state = State::Over(over.clone());
+                    self.held = Vec::new();
+                    break over;
+                }
+                None => break Step::More,
+            }
+        };
+        (input.len() - rest.len(), step)
+    }
+
+    /// Whether the client may still say something: false after `Ready` and `Close`.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        !matches!(self.state, State::Over(_))
+    }
+
+    /// Handles one field or option; `None` if more bytes are needed.
+    fn advance(
+        &mut self,
+        rest: &mut &[u8],
+        exports: &(impl Exports + ?Sized),
+        out: &mut Vec<u8>,
+    ) -> Option<Step> {
+        match self.state {
+            State::ClientFlags => {
+                let flags = Bytes(self.gather(rest, 4)?.as_slice()).u32()?;
+                if flags & !(FLAG_C_FIXED_NEWSTYLE | FLAG_C_NO_ZEROES) != 0 {
+                    return Some(Step::Close(CloseReason::UnknownClientFlags(flags)));
+                }
+                self.fixed = flags & FLAG_C_FIXED_NEWSTYLE != 0;
+                self.no_zeroes = flags & FLAG_C_NO_ZEROES != 0;
+                self.state = State::OptionHeader;
+                Some(Step::More)
+            }
+            State::OptionHeader => {
+                let header = self.gather(rest, OPTION_HEADER)?;
+                let mut header = Bytes(&header);
+                let (magic, option, len) = (header.u64()?, header.u32()?, header.u32()?);
+                Some(self.start_option(magic, option, len))
+            }
+            State::OptionData { option, len } => {
+                let data = self.gather(rest, len)?;
+                self.state = State::OptionHeader;
+                let before = out.len();
+                let step = self.option(option, &data, exports, out);
+                self.replied += out.len() - before;
+                Some(step)
+            }
+            State::Drain { option, left, reply } => {
+                let take = rest.len().min(left as usize);
+                *rest = &rest[take..];
+                let left = left - take as u32;
+                if left > 0 {
+                    self.state = State::Drain { option, left, reply };
+                    return None;
+                }
+                self.state = State::OptionHeader;
+                let before = out.len();
+                put_reply(out, option, reply, &[], &[]);
+                self.replied += out.len() - before;
+                let aborted = option == opt::ABORT;
+                Some(if aborted { Step::Close(CloseReason::Aborted) } else { Step::More })
+            }
+            State::Over(ref step) => Some(step.clone()),
+        }
+    }
+
+    /// Returns the next `len` bytes once they are all there, else holds what there is.
+    fn gather(&mut self, rest: &mut &[u8], len: usize) -> Option<Vec<u8>> {
+        let missing = len.saturating_sub(self.held.len());
+        let (head, tail) = rest.split_at(missing.min(rest.len()));
+        *rest = tail;
+        self.held.extend_from_slice(head);
+        (self.held.len() >= len).then(|| std::mem::take(&mut self.held))
+    }
+
+    /// Decides from its header what to do with an option.
+    fn start_option(&mut self, magic: u64, option: u32, len: u32) -> Step {
+        if magic != OPTION_MAGIC {
+            return Step::Close(CloseReason::BadOptionMagic(magic));
+        }
+        if !self.fixed && option != opt::EXPORT_NAME {
+            return Step::Close(CloseReason::NotFixedNewstyle(option));
+        }
+        self.options += 1;
+        if self.options > MAX_OPTIONS || self.replied > MAX_REPLIES {
+            return Step::Close(CloseReason::TooManyOptions);
+        }
+        let known = matches!(option, opt::EXPORT_NAME | opt::INFO | opt::GO);
+        self.state = match option {
+            _ if len > MAX_OPTION_DRAIN => {
+                return Step::Close(CloseReason::OptionTooLong { option, len });
+            }
+            // EXPORT_NAME has no error reply.
+            opt::EXPORT_NAME if len as usize > MAX_STRING => {
+                return Step::Close(CloseReason::BadExportName);
+            }
+            _ if known && len as usize > MAX_OPTION_DATA => {
+                State::Drain { option, left: len, reply: rep::ERR_TOO_BIG }
+            }
+            _ if known => State::OptionData { option, len: len as usize },
+            // Its data, if any, is ignored; the rest of the work needs none.
+            opt::ABORT => State::Drain { option, left: len, reply: rep::ACK },
+            opt::LIST | opt::STRUCTURED_REPLY if len > 0 => {
+                State::Drain { option, left: len, reply: rep::ERR_INVALID }
+            }
+            opt::LIST | opt::STRUCTURED_REPLY => State::OptionData { option, len: 0 },
+            // STARTTLS too: a server without TLS answers as if it did not know the option.
+            _ => State::Drain { option, left: len, reply: rep::ERR_UNSUP },
+        };
+        Step::More
+    }
+
+    /// Answers an option whose data is complete.
+    fn option(
+        &mut self,
+        option: u32,
+        data: &[u8],
+        exports: &(impl Exports + ?Sized),
+        out: &mut Vec<u8>,
+    ) -> Step {
+        match option {
+            opt::EXPORT_NAME => return self.export_name(data, exports, out),
+            opt::LIST => list(exports, out),
+            opt::STRUCTURED_REPLY => {
+                self.structured = true;
+                put_reply(out, option, rep::ACK, &[], &[]);
+            }
+            _ => match InfoRequest::parse(data) {
+                None => put_reply(out, option, rep::ERR_INVALID, &[], &[]),
+                Some(request) => match exports.find(request.name) {
+                    None => put_reply(out, option, rep::ERR_UNKNOWN, &[], b"no such export"),
+                    Some(export) => {
+                        request.answer(option, export, self.structured, out);
+                        if option == opt::GO {
+                            let block_sizes = request.wants(crate::InfoType::BlockSize);
+                            return self.ready(request.name, export, block_sizes);
+                        }
+                    }
+                },
+            },
+        }
+        Step::More
+    }
+
+    fn export_name(
+        &self,
+        data: &[u8],
+        exports: &(impl Exports + ?Sized),
+        out: &mut Vec<u8>,
+    ) -> Step {
+        let Some(name) = name(data) else {
+            return Step::Close(CloseReason::BadExportName);
+        };
+        let Some(export) = exports.find(name) else {
+            return Step::Close(CloseReason::UnknownExport(name.to_owned()));
+        };
+        out.extend_from_slice(&size_and_flags(export, self.structured));
+        if !self.no_zeroes {
+            out.extend_from_slice(&[0; 124]);
+        }
+        self.ready(name, export, false)
+    }
+
+    fn ready(&self, name: &str, export: &ExportInfo, block_sizes: bool) -> Step {
+        Step::Ready(Negotiated {
+            export: name.to_owned(),
+            structured: self.structured,
+            block_sizes,
+            flags: export.advertised(self.structured),
+        })
+    }
+}
+
+/// Answers LIST: every name, with its description.
+fn list(exports: &(impl Exports + ?Sized), out: &mut Vec<u8>) {
+    let mut head = Vec::new();
+    for listed in exports.names() {
+        let listed = clip(listed);
+        head.clear();
+        head.extend_from_slice(&(listed.len() as u32).to_be_bytes());
+        head.extend_from_slice(listed.as_bytes());
+        let description = exports.find(listed).map_or("", |e| clip(&e.description));
+        put_reply(out, opt::LIST, rep::SERVER, &head, description.as_bytes());
+    }
+    put_reply(out, opt::LIST, rep::ACK, &[], &[]);
+}
