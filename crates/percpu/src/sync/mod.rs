@@ -30,6 +30,8 @@ pub mod quarantine;
 #[cfg(any(offlock_loom, offlock_shuttle))]
 mod lock;
 mod mutant;
+#[cfg(any(offlock_loom, offlock_shuttle))]
+pub mod virtual_cpu;
 
 pub use self::mutant::mutant;
 
@@ -39,16 +41,33 @@ pub mod native {
     pub use std::sync::{OnceLock, atomic};
 }
 
+/// Whether this thread is unwinding; the model checkers unwind real threads too.
+pub fn panicking() -> bool {
+    std::thread::panicking()
+}
+
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 mod imp {
     pub use parking_lot::{Condvar, Mutex, MutexGuard};
     pub use std::sync::{Arc, atomic};
     pub use std::{hint, thread};
+
+    /// The real CPUs.
+    pub mod cpu {
+        pub use crate::cpu::current_cpu as current;
+
+        /// How many slots there are: one for every CPU that may ever exist, and for the holes.
+        #[inline]
+        pub fn possible() -> usize {
+            crate::topology().capacity()
+        }
+    }
 }
 
 #[cfg(offlock_loom)]
 mod imp {
     pub use super::lock::{Condvar, Mutex, MutexGuard};
+    pub use super::virtual_cpu as cpu;
     pub use loom::sync::{Arc, atomic};
     pub use loom::{cell, hint, thread};
 
@@ -71,6 +90,7 @@ mod imp {
 #[cfg(offlock_shuttle)]
 mod imp {
     pub use super::lock::{Condvar, Mutex, MutexGuard};
+    pub use super::virtual_cpu as cpu;
     pub use shuttle::sync::{Arc, atomic};
     pub use shuttle::{hint, thread};
 

@@ -1,0 +1,311 @@
+//! Which CPU is this thread on?
+//!
+//! Three sources, tried in this order on every call:
+//!
+//! ```text
+//!  rseq area: cpu_id < capacity? --no--> sched_getcpu() >= 0? --no--> a slot dealt to the thread
+//!        | yes                                | yes: modulo capacity            |
+//!        v                                    v                                 v
+//!      CpuId                                CpuId                             CpuId
+//! ```
+//!
+//! # Invariants
+//!
+//! 1. A `CpuId` made here is below [`Topology::capacity`](crate::Topology::capacity).
+//! 2. `LIMIT` is 0 until `OFFSET` is written, and for ever where libc registered no rseq area.
+
+use std::fmt;
+
+use crate::sync::native::OnceLock;
+use crate::sync::native::atomic::{AtomicU32, Ordering};
+use crate::topology::topology;
+
+/// The number of a CPU, as the kernel counts them.
+///
+/// A type of its own, so that it is not mistaken for a [`NodeId`](crate::NodeId) or a count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct CpuId(u32);
+
+impl CpuId {
+    /// Names the CPU `id`. Whether there is one is not checked.
+    #[inline]
+    #[must_use]
+    pub const fn new(id: u32) -> Self {
+        Self(id)
+    }
+
+    /// The number itself.
+    #[inline]
+    #[must_use]
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+
+    /// The number as the index of a slot. Below [`Topology::capacity`](crate::Topology::capacity)
+    /// for every id that [`current_cpu`] returns.
+    #[inline]
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Display for CpuId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cpu {}", self.0)
+    }
+}
+
+/// Tells which CPU the calling thread runs on.
+///
+/// The thread may move before the caller looks at the answer, so it is a hint: use it to choose a
+/// slot, and let the slot's own lock or atomic decide. Its index is always below
+/// [`Topology::capacity`](crate::Topology::capacity).
+///
+/// Where neither rseq nor `sched_getcpu` has an answer, the thread gets a slot of its own, dealt
+/// in turn, and keeps it: right, but blind to where it runs ([`Source::ThreadSlot`]).
+///
+/// Wait-free, except for the first call in a process (see the crate's page). Never allocates
+/// after it.
+#[inline]
+#[must_use]
+pub fn current_cpu() -> CpuId {
+    #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
+    if let Some(cpu) = fast::current() {
+        return cpu;
+    }
+    current_cpu_slow()
+}
+
+#[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
+mod fast {
+    use super::CpuId;
+    use crate::rseq::{self, Offset};
+    use crate::sync::native::atomic::{AtomicIsize, AtomicU32, Ordering};
+
+    /// The capacity, or 0 where there is no area to read. Invariant 2.
+    static LIMIT: AtomicU32 = AtomicU32::new(0);
+    static OFFSET: AtomicIsize = AtomicIsize::new(0);
+
+    /// Lets `current` read the area from now on.
+    pub(super) fn publish(area: Offset, capacity: u32) {
+        // Ordering: Relaxed; the store of `LIMIT` publishes it.
+        OFFSET.store(area.to_raw(), Ordering::Relaxed);
+        // Ordering: Release pairs with the Acquire loads in `area` and `current`; it carries
+        // `OFFSET`.
+        LIMIT.store(capacity, Ordering::Release);
+    }
+
+    /// The id in the area if it is one: one compare rejects -1, -2 (as `u32`) and whatever is too
+    /// large for the slots.
+    #[inline(always)]
+    pub(super) fn current() -> Option<CpuId> {
+        // Ordering: Acquire pairs with the Release in `publish`; it carries `OFFSET`.
+        let limit = LIMIT.load(Ordering::Acquire);
+        if limit == 0 {
+            return None;
+        }
+        // Ordering: Relaxed; ordered by the load of `LIMIT`.
+        let raw = OFFSET.load(Ordering::Relaxed);
+        // SAFETY: invariant 2: `publish` stored what `to_raw` gave before it made LIMIT non-zero.
+        let area = unsafe { Offset::from_raw(raw) };
+        let id = rseq::cpu_id(area);
+        (id < limit).then_some(CpuId(id))
+    }
+}
+
+/// Everything but the rseq area: the first call, a thread without an id, a process without rseq.
+#[inline(never)]
+fn current_cpu_slow() -> CpuId {
+    let source = backend().source();
+    #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
+    if source == Source::Rseq {
+        // The first call of the process comes here although the area is good.
+        if let Some(cpu) = fast::current() {
+            return cpu;
+        }
+    }
+    let getcpu = if source == Source::ThreadSlot { -1 } else { getcpu() };
+    without_rseq(getcpu, dealt, topology().capacity_u32())
+}
+
+/// The slot for a thread whose rseq area has no id, given what `sched_getcpu` returned.
+fn without_rseq(getcpu: i32, dealt: impl FnOnce() -> u32, capacity: u32) -> CpuId {
+    // A CPU beyond what `/sys` promised shares the slot of another: slower, never out of bounds.
+    CpuId(u32::try_from(getcpu).unwrap_or_else(|_| dealt()) % capacity)
+}
+
+/// The CPU from libc, or a negative number.
+fn getcpu() -> i32 {
+    // SAFETY: takes no arguments and touches no memory of ours; it reports errors by -1.
+    unsafe { libc::sched_getcpu() }
+}
+
+/// A number that this thread keeps; threads get them in turn, so that they spread evenly.
+fn dealt() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    std::thread_local! {
+        // Ordering: Relaxed; only the values must differ, and they publish nothing.
+        static MINE: u32 = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    // Nothing to drop, so it can be read at any point of a thread's exit.
+    MINE.with(|mine| *mine)
+}
+
+/// Where [`current_cpu`] gets its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Source {
+    /// The calling thread's rseq area; a thread that has none asks `sched_getcpu`.
+    Rseq,
+    /// `sched_getcpu`.
+    GetCpu,
+    /// Neither works: each thread keeps a slot dealt to it in turn.
+    ThreadSlot,
+}
+
+/// Whether restartable sequences are in use, and why not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RseqState {
+    /// libc registered an area for its threads, and we read it.
+    InUse,
+    /// This build has no assembly for it: another architecture, or `--cfg offlock_portable`.
+    NotBuilt,
+    /// libc does not offer it: glibc before 2.35, or another libc.
+    NoSymbols,
+    /// libc offers it and registered nothing: `GLIBC_TUNABLES=glibc.pthread.rseq=0`, or the kernel
+    /// refused.
+    NotRegistered,
+    /// libc registered an area too small to hold a CPU id: its size in bytes.
+    TooSmall(u32),
+}
+
+impl fmt::Display for RseqState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InUse => f.write_str("in use"),
+            Self::NotBuilt => f.write_str("not in this build"),
+            Self::NoSymbols => f.write_str("not offered by libc"),
+            Self::NotRegistered => f.write_str("not registered by libc (switched off or refused)"),
+            Self::TooSmall(size) => write!(f, "libc's area is too small ({size} bytes)"),
+        }
+    }
+}
+
+/// What [`current_cpu`] uses in this process, and why; `Display` gives one line for a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backend {
+    source: Source,
+    rseq: RseqState,
+}
+
+impl Backend {
+    /// Where the answer comes from.
+    #[must_use]
+    pub fn source(&self) -> Source {
+        self.source
+    }
+
+    /// Whether rseq is in use, and why not.
+    #[must_use]
+    pub fn rseq(&self) -> RseqState {
+        self.rseq
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let source = match self.source {
+            Source::Rseq => "rseq",
+            Source::GetCpu => "sched_getcpu",
+            Source::ThreadSlot => "a slot per thread, since sched_getcpu fails",
+        };
+        write!(f, "CPU id from {source}; rseq {}", self.rseq)
+    }
+}
+
+/// Tells where [`current_cpu`] gets its answer in this process, and why.
+///
+/// Decided once. The first call reads `/sys`, allocates, and makes callers of the same moment wait.
+pub fn backend() -> Backend {
+    static BACKEND: OnceLock<Backend> = OnceLock::new();
+    *BACKEND.get_or_init(detect)
+}
+
+fn detect() -> Backend {
+    let rseq = start_rseq();
+    let source = match rseq {
+        RseqState::InUse => Source::Rseq,
+        _ if getcpu() >= 0 => Source::GetCpu,
+        _ => Source::ThreadSlot,
+    };
+    Backend { source, rseq }
+}
+
+/// Makes `fast::current` answer, where it can.
+#[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
+fn start_rseq() -> RseqState {
+    use crate::rseq::{Absent, find};
+
+    match find() {
+        Ok(area) => {
+            fast::publish(area, topology().capacity_u32());
+            RseqState::InUse
+        }
+        Err(Absent::NoSymbols) => RseqState::NoSymbols,
+        Err(Absent::Size(0)) => RseqState::NotRegistered,
+        Err(Absent::Size(size)) => RseqState::TooSmall(size),
+    }
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(offlock_portable))))]
+fn start_rseq() -> RseqState {
+    RseqState::NotBuilt
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn inv01_any_getcpu_answer_gives_a_slot_below_capacity(
+            getcpu in prop_oneof![any::<i32>(), -2..200],
+            dealt in any::<u32>(),
+            capacity in prop_oneof![1_u32..200, 1_u32..=65_536],
+        ) {
+            let cpu = without_rseq(getcpu, || dealt, capacity);
+            prop_assert!(cpu.get() < capacity);
+            if (0..capacity as i32).contains(&getcpu) {
+                prop_assert_eq!(cpu.get(), getcpu as u32, "an id that fits is kept");
+            }
+            if getcpu < 0 {
+                prop_assert_eq!(cpu.get(), dealt % capacity, "an error deals a slot");
+            }
+        }
+    }
+
+    #[test]
+    fn a_thread_keeps_its_dealt_slot_and_the_next_gets_another() {
+        let mine = dealt();
+        let theirs = crate::sync::thread::spawn(|| (dealt(), dealt())).join().unwrap();
+        assert_eq!(mine, dealt());
+        assert_eq!(theirs.0, theirs.1);
+        assert_ne!(mine, theirs.0);
+    }
+
+    #[test]
+    fn the_backend_says_what_it_uses_and_why() {
+        let off = Backend { source: Source::GetCpu, rseq: RseqState::NotRegistered };
+        assert_eq!(
+            off.to_string(),
+            "CPU id from sched_getcpu; rseq not registered by libc (switched off or refused)"
+        );
+        let backend = backend();
+        assert_eq!(backend.source() == Source::Rseq, backend.rseq() == RseqState::InUse);
+    }
+}

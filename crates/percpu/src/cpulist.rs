@@ -1,0 +1,252 @@
+//! Sets of CPUs as the kernel writes them: `0-3,8,10-11`.
+//!
+//! Source: the `%*pbl` format of Linux (`lib/vsprintf.c`), which `/sys` uses for CPUs and memory
+//! nodes alike: comma-separated numbers and ranges, an empty line for the empty set.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::cpu::CpuId;
+
+/// One past the largest CPU number we believe. A guess: eight times what x86_64 kernels can be
+/// built for (8192), so that a garbled file cannot make us allocate gigabytes.
+pub(crate) const MAX_CPUS: u32 = 65_536;
+
+/// A set of CPUs.
+///
+/// ```
+/// let list: percpu::CpuList = "0-2,8\n".parse()?;
+/// assert_eq!(list.len(), 4);
+/// assert!(!list.contains(percpu::CpuId::new(5)));
+/// assert_eq!(list.to_string(), "0-2,8");
+/// # Ok::<(), percpu::CpuListError>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CpuList {
+    /// First and last of each run: ascending, and at least one number apart.
+    runs: Vec<(u32, u32)>,
+}
+
+impl CpuList {
+    /// The CPUs `0..count`.
+    pub(crate) fn first(count: u32) -> Self {
+        Self { runs: count.checked_sub(1).map(|last| (0, last)).into_iter().collect() }
+    }
+
+    /// How many CPUs are in the set.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.runs.iter().map(|&(first, last)| (last - first + 1) as usize).sum()
+    }
+
+    /// True if no CPU is in the set.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// True if `cpu` is in the set. Takes time logarithmic in the number of runs.
+    #[must_use]
+    pub fn contains(&self, cpu: CpuId) -> bool {
+        let after = self.runs.partition_point(|&(first, _)| first <= cpu.get());
+        after > 0 && cpu.get() <= self.runs[after - 1].1
+    }
+
+    /// The CPU with the largest number.
+    #[must_use]
+    pub fn last(&self) -> Option<CpuId> {
+        self.runs.last().map(|&(_, last)| CpuId::new(last))
+    }
+
+    /// The CPUs, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = CpuId> + '_ {
+        self.runs.iter().flat_map(|&(first, last)| (first..=last).map(CpuId::new))
+    }
+
+    /// Sorts runs and joins those that touch or overlap.
+    fn from_runs(mut runs: Vec<(u32, u32)>) -> Self {
+        runs.sort_unstable();
+        let mut joined: Vec<(u32, u32)> = Vec::with_capacity(runs.len());
+        for (first, last) in runs {
+            match joined.last_mut() {
+                Some(run) if first <= run.1.saturating_add(1) => run.1 = run.1.max(last),
+                _ => joined.push((first, last)),
+            }
+        }
+        Self { runs: joined }
+    }
+}
+
+/// Writes the set as the kernel does; parsing gives the same set back.
+impl fmt::Display for CpuList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (nth, &(first, last)) in self.runs.iter().enumerate() {
+            if nth > 0 {
+                f.write_str(",")?;
+            }
+            match first == last {
+                true => write!(f, "{first}")?,
+                false => write!(f, "{first}-{last}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why a text is not a set of CPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CpuListError {
+    /// This part is neither a number nor two numbers with a dash.
+    Malformed(String),
+    /// This range ends before it starts.
+    Backwards(u32, u32),
+    /// This number is larger than any CPU number we believe (65535).
+    TooLarge(u32),
+}
+
+impl fmt::Display for CpuListError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Malformed(part) => write!(f, "{part:?} is neither a CPU number nor a range"),
+            Self::Backwards(first, last) => write!(f, "range {first}-{last} runs backwards"),
+            Self::TooLarge(id) => write!(f, "no CPU has the number {id} (limit {MAX_CPUS})"),
+        }
+    }
+}
+
+impl std::error::Error for CpuListError {}
+
+impl CpuListError {
+    /// `EINVAL`, for callers that report errors as numbers.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        libc::EINVAL
+    }
+}
+
+impl From<CpuListError> for std::io::Error {
+    fn from(error: CpuListError) -> Self {
+        Self::new(std::io::ErrorKind::InvalidInput, error)
+    }
+}
+
+impl FromStr for CpuList {
+    type Err = CpuListError;
+
+    /// Parses the kernel's list format. Order and overlap do not matter; space around the whole
+    /// text is ignored.
+    ///
+    /// # Errors
+    ///
+    /// [`CpuListError`] names the first part that is wrong.
+    fn from_str(text: &str) -> Result<Self, CpuListError> {
+        let text = text.trim();
+        if text.is_empty() {
+            return Ok(Self::default());
+        }
+        let runs = text.split(',').map(run).collect::<Result<_, _>>()?;
+        Ok(Self::from_runs(runs))
+    }
+}
+
+/// Parses `7` or `4-7`.
+fn run(part: &str) -> Result<(u32, u32), CpuListError> {
+    let number = |digits: &str| {
+        // `u32::from_str` would take a plus sign.
+        let all_digits = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+        all_digits
+            .then(|| digits.parse().ok())
+            .flatten()
+            .ok_or_else(|| CpuListError::Malformed(part.to_string()))
+    };
+    let (first, last) = match part.split_once('-') {
+        Some((first, last)) => (number(first)?, number(last)?),
+        None => (number(part)?, number(part)?),
+    };
+    if first > last {
+        return Err(CpuListError::Backwards(first, last));
+    }
+    if last >= MAX_CPUS {
+        return Err(CpuListError::TooLarge(last));
+    }
+    Ok((first, last))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ids(list: &CpuList) -> BTreeSet<u32> {
+        list.iter().map(CpuId::get).collect()
+    }
+
+    #[test]
+    fn the_kernels_own_samples() {
+        for (text, want) in [
+            ("0\n", vec![0]),
+            ("0-3\n", vec![0, 1, 2, 3]),
+            ("0-1,4,6-7\n", vec![0, 1, 4, 6, 7]),
+            ("\n", vec![]),
+        ] {
+            let list: CpuList = text.parse().unwrap();
+            assert_eq!(ids(&list), want.into_iter().collect(), "{text:?}");
+            assert_eq!(list.to_string(), text.trim());
+        }
+    }
+
+    #[test]
+    fn refuses_what_the_kernel_never_writes() {
+        let refused = |text: &str| text.parse::<CpuList>().unwrap_err();
+        for text in ["a", "1,", ",1", "1-", "-1", "1--2", "+1", "1 2", "0-3:1/2", "99999999999"] {
+            assert!(matches!(refused(text), CpuListError::Malformed(_)), "{text:?}");
+        }
+        assert_eq!(refused("3-1"), CpuListError::Backwards(3, 1));
+        assert_eq!(refused("0-65536"), CpuListError::TooLarge(65_536));
+        assert_eq!(refused("0-4294967295"), CpuListError::TooLarge(u32::MAX));
+        let error = std::io::Error::from(refused("x"));
+        assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+    }
+
+    proptest! {
+        /// Any order, overlap and repetition of runs is the union of them, and prints back.
+        #[test]
+        fn parses_to_the_union_of_its_runs_and_back(
+            runs in prop::collection::vec((0_u32..300, 0_u32..12), 0..20),
+        ) {
+            let parts: Vec<String> = runs
+                .iter()
+                .map(|&(first, more)| match more {
+                    0 => first.to_string(),
+                    _ => format!("{first}-{}", first + more),
+                })
+                .collect();
+            let list: CpuList = parts.join(",").parse().unwrap();
+            let model: BTreeSet<u32> =
+                runs.iter().flat_map(|&(first, more)| first..=first + more).collect();
+
+            prop_assert_eq!(list.len(), model.len());
+            prop_assert_eq!(list.is_empty(), model.is_empty());
+            prop_assert_eq!(list.last().map(CpuId::get), model.last().copied());
+            for id in 0..320 {
+                prop_assert_eq!(list.contains(CpuId::new(id)), model.contains(&id));
+            }
+            prop_assert_eq!(list.to_string().parse::<CpuList>().unwrap(), list.clone());
+            prop_assert!(list.runs.windows(2).all(|w| w[0].1 + 1 < w[1].0), "{:?}", list.runs);
+            prop_assert_eq!(ids(&list), model);
+        }
+
+        /// No text panics, and no text names a CPU that we would not believe.
+        #[test]
+        fn any_text_is_a_small_set_or_an_error(text in "[0-9,\\- \n+a:]{0,24}|\\PC{0,24}") {
+            if let Ok(list) = text.parse::<CpuList>() {
+                prop_assert!(list.last().is_none_or(|cpu| cpu.get() < MAX_CPUS));
+                prop_assert_eq!(list.to_string().parse::<CpuList>(), Ok(list));
+            }
+        }
+    }
+}
