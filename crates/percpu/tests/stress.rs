@@ -1,0 +1,87 @@
+//! `current_cpu` under migration, on this kernel.
+//!
+//! Ignored by default: `OFFLOCK_STRESS_SECONDS` (5) says how long each test runs.
+
+mod common;
+
+use std::env;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use percpu::{CpuId, Source, backend, current_cpu, topology};
+
+use common::{allowed_cpus, pin_to};
+
+fn deadline() -> Instant {
+    let seconds = env::var("OFFLOCK_STRESS_SECONDS").map_or(5, |s| s.parse().expect("seconds"));
+    Instant::now() + Duration::from_secs(seconds)
+}
+
+fn sched_getcpu() -> usize {
+    // SAFETY: takes no arguments and touches no memory of ours.
+    let cpu = unsafe { libc::sched_getcpu() };
+    cpu.try_into().expect("sched_getcpu works here")
+}
+
+/// Four threads hop over the CPUs; on each, the id is that CPU until the next hop.
+#[test]
+#[ignore = "stress: five seconds of hopping"]
+fn stress_inv01_current_cpu_agrees_with_sched_getcpu_when_pinned() {
+    assert_ne!(backend().source(), Source::ThreadSlot, "sched_getcpu works here");
+    let (cpus, until) = (allowed_cpus(), deadline());
+    let checked = AtomicU64::new(0);
+    thread::scope(|s| {
+        for start in 0..4 {
+            let (cpus, checked) = (&cpus, &checked);
+            s.spawn(move || {
+                for &cpu in cpus.iter().cycle().skip(start).take_while(|_| Instant::now() < until) {
+                    pin_to(&[cpu]);
+                    for _ in 0..50 {
+                        let (id, libc_says) = (current_cpu().index(), sched_getcpu());
+                        assert_eq!((id, libc_says), (cpu, cpu), "{}", backend());
+                    }
+                    checked.fetch_add(50, Relaxed);
+                }
+            });
+        }
+    });
+    println!("{}: {checked:?} ids checked on {} CPUs", backend(), cpus.len());
+    assert!(checked.into_inner() > 10_000);
+}
+
+/// Threads that the kernel and a spoiler move at any moment only ever see CPUs that exist, and
+/// see each move sooner or later.
+#[test]
+#[ignore = "stress: five seconds of migrations"]
+fn stress_inv01_ids_stay_possible_while_others_move_us() {
+    let (cpus, until) = (allowed_cpus(), deadline());
+    let stop = AtomicBool::new(false);
+    let seen: Vec<AtomicU64> = (0..topology().capacity()).map(|_| AtomicU64::new(0)).collect();
+    thread::scope(|s| {
+        let (tell, tids) = std::sync::mpsc::channel();
+        for _ in 0..4 {
+            let (seen, stop, tell) = (&seen, &stop, tell.clone());
+            s.spawn(move || {
+                // SAFETY: takes no arguments and touches no memory of ours.
+                tell.send(unsafe { libc::gettid() }).unwrap();
+                while !stop.load(Relaxed) {
+                    let cpu: CpuId = current_cpu();
+                    assert!(topology().possible().contains(cpu), "{cpu}, {}", backend());
+                    seen[cpu.index()].fetch_add(1, Relaxed);
+                }
+            });
+        }
+        let tids: Vec<libc::pid_t> = tids.into_iter().take(4).collect();
+        for &cpu in cpus.iter().cycle().take_while(|_| Instant::now() < until) {
+            for &tid in &tids {
+                common::pin_thread_to(tid, &[cpu]);
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        stop.store(true, Relaxed);
+    });
+    for cpu in cpus {
+        assert!(seen[cpu].load(Relaxed) > 0, "nobody saw itself on cpu {cpu}");
+    }
+}
