@@ -1,0 +1,240 @@
+//! Linux AIO by raw system calls, its completion ring peeked in user memory.
+//!
+//! Only `O_DIRECT` reads and writes go through it: for anything else `io_submit` blocks, or does
+//! not know the operation, so those go to a small thread pool.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::ptr;
+use std::slice;
+use std::time::Duration;
+
+use percpu::sync::atomic::AtomicU32;
+use percpu::sync::cell::UnsafeCell;
+
+use super::pool::Pool;
+use super::ring::{Event, Ring};
+use super::{Backend, RawCompletion, Stop, Sub, Submitted};
+use crate::op::Kind;
+use crate::sys;
+
+// Kernel ABI (include/uapi/linux/aio_abi.h).
+const IOCB_CMD_PREAD: u16 = 0;
+const IOCB_CMD_PWRITE: u16 = 1;
+const IOCB_FLAG_RESFD: u32 = 1;
+const RING_MAGIC: u32 = 0xa10a_10a1;
+
+/// Head of the mapping behind an `aio_context_t` (fs/aio.c; stable since 2.6, every libaio
+/// relies on it).
+#[repr(C)]
+struct RingHeader {
+    id: u32,
+    nr: u32,
+    head: AtomicU32,
+    tail: AtomicU32,
+    magic: u32,
+    compat_features: u32,
+    incompat_features: u32,
+    header_length: u32,
+}
+
+const _: () = assert!(cfg!(offlock_loom) || cfg!(offlock_shuttle) || size_of::<RingHeader>() == 32);
+
+/// A kernel AIO context; destroyed on drop, which waits for what is in flight.
+struct Context(libc::c_ulong);
+
+impl Context {
+    fn new(depth: usize) -> io::Result<Self> {
+        let mut id: libc::c_ulong = 0;
+        // SAFETY: stores one id.
+        let ret = unsafe { libc::syscall(libc::SYS_io_setup, depth as libc::c_uint, &raw mut id) };
+        sys::check(ret)?;
+        Ok(Self(id))
+    }
+
+    /// The ring behind the context, if it looks like one we know.
+    fn ring(&self, depth: usize) -> Option<Ring<'static>> {
+        let header = ptr::with_exposed_provenance::<RingHeader>(self.0 as usize);
+        // SAFETY: io_setup returns the address of its ring, mapped until io_destroy, page-aligned.
+        let header: &'static RingHeader = unsafe { header.as_ref() }?;
+        let known = header.magic == RING_MAGIC
+            && header.incompat_features == 0
+            && header.header_length as usize == size_of::<RingHeader>()
+            && header.nr as usize > depth; // one slot stays empty
+        if !known {
+            return None;
+        }
+        let first = ptr::from_ref(header).wrapping_add(1).cast::<UnsafeCell<Event>>();
+        // SAFETY: `nr` events follow the header in the mapping; `UnsafeCell` is transparent.
+        let events = unsafe { slice::from_raw_parts(first, header.nr as usize) };
+        // SAFETY: the kernel fills events before it moves the tail and reads the head before it
+        // reuses one; the context makes one `Ring` and calls io_getevents only without it.
+        Some(unsafe { Ring::new(&header.head, &header.tail, events) })
+    }
+
+    fn submit(&self, pointers: &mut [*mut libc::iocb]) -> io::Result<usize> {
+        let (count, list) = (pointers.len(), pointers.as_mut_ptr());
+        // SAFETY: `list` holds `count` pointers to iocbs whose buffers live until completion
+        // (contract 2 of `backend`); the kernel copies the iocbs before it returns.
+        let ret = unsafe { libc::syscall(libc::SYS_io_submit, self.0, count, list) };
+        sys::check(ret).map(|accepted| accepted as usize)
+    }
+
+    /// Takes completions by system call, without waiting.
+    fn get_events(&self, events: &mut [Event]) -> usize {
+        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let (max, first) = (events.len(), events.as_mut_ptr());
+        // SAFETY: room for `max` events, laid out as the kernel's.
+        let ret =
+            unsafe { libc::syscall(libc::SYS_io_getevents, self.0, 0, max, first, &raw const now) };
+        sys::check(ret).map_or(0, |count| count as usize)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: the id is ours and not used again.
+        unsafe { libc::syscall(libc::SYS_io_destroy, self.0) };
+    }
+}
+
+pub(crate) struct Aio {
+    /// `None` when the memory behind the context is not the ring we know.
+    ring: Option<Ring<'static>>,
+    /// Used by the system call that replaces a missing ring.
+    events: Vec<Event>,
+    iocbs: Vec<libc::iocb>,
+    pointers: Vec<*mut libc::iocb>,
+    bell: OwnedFd,
+    pool: Pool,
+    /// Submitted to the context and not yet reaped.
+    in_context: usize,
+    // After `ring`, which points into its mapping.
+    context: Context,
+}
+
+impl Aio {
+    /// A context for `depth` requests in flight, and a pool of `workers` beside it.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` when the system's `aio-max-nr` is used up, `ENOSYS` or `EPERM` where AIO is off.
+    pub(crate) fn new(workers: usize, depth: usize) -> io::Result<Self> {
+        let context = Context::new(depth)?;
+        let ring = context.ring(depth);
+        let events = if ring.is_none() { vec![Event::default(); depth] } else { Vec::new() };
+        Ok(Self {
+            ring,
+            events,
+            iocbs: Vec::with_capacity(depth),
+            pointers: Vec::with_capacity(depth),
+            bell: sys::eventfd()?,
+            pool: Pool::new(workers, depth)?,
+            in_context: 0,
+            context,
+        })
+    }
+
+    fn control_block(&self, Sub { user_data, op }: &Sub) -> libc::iocb {
+        // SAFETY: all-zero is a valid iocb.
+        let mut iocb: libc::iocb = unsafe { std::mem::zeroed() };
+        iocb.aio_data = *user_data;
+        iocb.aio_lio_opcode = if op.kind == Kind::Read { IOCB_CMD_PREAD } else { IOCB_CMD_PWRITE };
+        iocb.aio_fildes = op.fd as u32;
+        iocb.aio_buf = op.ptr.expose_provenance() as u64;
+        iocb.aio_nbytes = op.len;
+        iocb.aio_offset = op.offset as i64;
+        iocb.aio_flags = IOCB_FLAG_RESFD;
+        iocb.aio_resfd = self.bell.as_raw_fd() as u32;
+        iocb
+    }
+
+    /// Submits requests that all suit AIO.
+    fn submit_run(&mut self, run: &[Sub]) -> Submitted {
+        self.iocbs.clear();
+        for sub in run {
+            let iocb = self.control_block(sub);
+            self.iocbs.push(iocb);
+        }
+        self.pointers.clear();
+        self.pointers.extend(self.iocbs.iter_mut().map(ptr::from_mut));
+        let mut accepted = 0;
+        while accepted < run.len() {
+            match self.context.submit(&mut self.pointers[accepted..]) {
+                Ok(0) => return Submitted { accepted, stop: Some(Stop::Busy) },
+                Ok(more) => {
+                    accepted += more;
+                    self.in_context += more;
+                }
+                Err(error) => {
+                    let stop = match error.raw_os_error().unwrap_or(libc::EIO) {
+                        libc::EINTR => continue,
+                        libc::EAGAIN => Stop::Busy,
+                        errno => Stop::Failed(errno), // the first of the rest is at fault
+                    };
+                    return Submitted { accepted, stop: Some(stop) };
+                }
+            }
+        }
+        Submitted { accepted, stop: None }
+    }
+}
+
+/// Whether io_submit starts the request without blocking.
+fn suits_aio(sub: &Sub) -> bool {
+    sub.op.direct && sub.op.transfers()
+}
+
+impl Backend for Aio {
+    fn submit(&mut self, batch: &[Sub]) -> Submitted {
+        let mut accepted = 0;
+        while let Some(first) = batch.get(accepted) {
+            if suits_aio(first) {
+                let rest = &batch[accepted..];
+                let run = rest.iter().take_while(|sub| suits_aio(sub)).count();
+                let submitted = self.submit_run(&rest[..run]);
+                accepted += submitted.accepted;
+                if submitted.stop.is_some() {
+                    return Submitted { accepted, ..submitted };
+                }
+            } else if self.pool.push(*first).is_ok() {
+                accepted += 1;
+            } else {
+                return Submitted { accepted, stop: Some(Stop::Busy) };
+            }
+        }
+        Submitted { accepted, stop: None }
+    }
+
+    fn reap(&mut self, budget: usize, out: &mut Vec<RawCompletion>) {
+        let before = out.len();
+        if self.in_context > 0 {
+            let mut push = |event: Event| {
+                out.push(RawCompletion { user_data: event.data, result: event.res as i32 });
+            };
+            match &mut self.ring {
+                Some(ring) => ring.consume(budget, push),
+                None => {
+                    let most = budget.min(self.events.len());
+                    let count = self.context.get_events(&mut self.events[..most]);
+                    self.events[..count].iter().copied().for_each(&mut push);
+                }
+            }
+            self.in_context -= out.len() - before;
+        }
+        self.pool.reap(budget.saturating_sub(out.len() - before), out);
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        super::wait_readable(&[self.bell.as_raw_fd(), self.pool.bell()], timeout)
+    }
+
+    fn acknowledge(&mut self) {
+        sys::drain(&self.bell);
+        self.pool.acknowledge();
+    }
+
+    fn wake_fds(&self) -> Vec<RawFd> {
+        vec![self.bell.as_raw_fd(), self.pool.bell()]
+    }
+}

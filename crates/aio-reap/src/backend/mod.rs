@@ -1,0 +1,78 @@
+//! What the engine asks of the kernel's interfaces, and the interfaces.
+//!
+//! # Contract
+//!
+//! 1. `submit` takes a prefix of the batch, in order; what it took completes exactly once through
+//!    `reap`, under the same user data.
+//! 2. Until then the backend may use the buffer and the descriptor; afterwards it does not.
+//! 3. `reap` never blocks and never submits. Neither runs user code.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+use crate::op::Op;
+
+pub(crate) mod aio;
+pub(crate) mod pool;
+pub(crate) mod ring;
+pub mod scripted;
+pub(crate) mod threads;
+pub(crate) mod uring;
+
+/// One request on its way to the kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sub {
+    pub(crate) user_data: u64,
+    pub(crate) op: Op,
+}
+
+/// One completion: bytes, or a negated errno.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RawCompletion {
+    pub(crate) user_data: u64,
+    pub(crate) result: i32,
+}
+
+/// Why a submission ended before its batch did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// No room now: EAGAIN, EBUSY. Try again after a completion or a while.
+    Busy,
+    /// The first request not accepted is refused with this errno.
+    Failed(i32),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Submitted {
+    pub(crate) accepted: usize,
+    pub(crate) stop: Option<Stop>,
+}
+
+pub(crate) trait Backend {
+    /// Starts requests, first to last. An empty batch pushes on with the [backlog](Self::backlog).
+    fn submit(&mut self, batch: &[Sub]) -> Submitted;
+
+    /// Appends at most `budget` completions that are visible now.
+    fn reap(&mut self, budget: usize, out: &mut Vec<RawCompletion>);
+
+    /// Sleeps until a completion is likely visible, or `timeout` is over. Spurious returns are
+    /// fine; only called while the kernel holds something.
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()>;
+
+    /// Takes note of wake-ups so far, before a reap that answers them.
+    fn acknowledge(&mut self);
+
+    /// Descriptors that are readable when completions may be there; at most two.
+    fn wake_fds(&self) -> Vec<RawFd>;
+
+    /// Accepted requests that the kernel has not looked at yet.
+    fn backlog(&self) -> usize {
+        0
+    }
+}
+
+/// Reads the descriptors' wake-ups into one poll.
+pub(crate) fn wait_readable(fds: &[RawFd], timeout: Option<Duration>) -> io::Result<()> {
+    crate::sys::poll_readable(fds, timeout).map(drop)
+}

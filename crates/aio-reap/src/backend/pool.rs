@@ -1,0 +1,195 @@
+//! A few threads that perform operations with blocking system calls.
+//!
+//! ```text
+//!  engine ──push──► todo ──take──► worker ──finish──► done ──drain──► engine
+//!                 (condvar)                └─ eventfd, when `done` was empty
+//! ```
+//!
+//! # Invariants
+//!
+//! 1. A job is in exactly one of: `todo`, a worker's hands, `done`.
+//! 2. If `done` is not empty, the bell was rung since it was last drained: the worker that makes
+//!    it non-empty rings, under no lock, after its push.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use percpu::sync::{Arc, Condvar, Mutex, thread};
+
+use super::{RawCompletion, Sub};
+use crate::op::Op;
+use crate::sys;
+
+/// The two queues between an engine and its threads. `J` is a job, `D` its completion.
+pub struct Jobs<J, D> {
+    todo: Mutex<Todo<J>>,
+    more: Condvar,
+    done: Mutex<VecDeque<D>>,
+}
+
+struct Todo<J> {
+    jobs: VecDeque<J>,
+    /// Workers asleep in `take`.
+    idle: usize,
+    closed: bool,
+}
+
+impl<J, D> Jobs<J, D> {
+    /// Queues with room for `capacity` jobs before they allocate.
+    pub fn new(capacity: usize) -> Self {
+        let jobs = VecDeque::with_capacity(capacity);
+        Self {
+            todo: Mutex::new(Todo { jobs, idle: 0, closed: false }),
+            more: Condvar::new(),
+            done: Mutex::new(VecDeque::with_capacity(capacity)),
+        }
+    }
+
+    /// Hands a job to the workers. Returns whether none of them was idle.
+    pub fn push(&self, job: J) -> bool {
+        let mut todo = self.todo.lock();
+        todo.jobs.push_back(job);
+        let all_busy = todo.idle < todo.jobs.len();
+        drop(todo);
+        self.more.notify_one();
+        all_busy
+    }
+
+    /// Takes the oldest job; sleeps while there is none. `None` once closed and empty.
+    pub fn take(&self) -> Option<J> {
+        let mut todo = self.todo.lock();
+        loop {
+            if let Some(job) = todo.jobs.pop_front() {
+                return Some(job);
+            }
+            if todo.closed {
+                return None;
+            }
+            todo.idle += 1;
+            self.more.wait(&mut todo);
+            todo.idle -= 1;
+        }
+    }
+
+    /// Adds a completion. Returns whether the bell must be rung: it is the first.
+    #[must_use = "the engine may be asleep"]
+    pub fn finish(&self, done: D) -> bool {
+        let mut queue = self.done.lock();
+        queue.push_back(done);
+        queue.len() == 1
+    }
+
+    /// Takes up to `budget` completions. Returns whether some are left: then the bell must be
+    /// rung again, for nobody else will.
+    #[must_use = "the engine may go to sleep"]
+    pub fn drain(&self, budget: usize, mut each: impl FnMut(D)) -> bool {
+        let mut queue = self.done.lock();
+        let count = budget.min(queue.len());
+        queue.drain(..count).for_each(&mut each);
+        !queue.is_empty()
+    }
+
+    /// Lets workers return from `take` once the queue is empty.
+    pub fn close(&self) {
+        self.todo.lock().closed = true;
+        self.more.notify_all();
+    }
+}
+
+/// A job of the thread pool.
+struct Job(Sub);
+
+// SAFETY: the pointer in `op` names a buffer that the engine keeps alive and untouched until the
+// completion (contract 2 of `backend`), so one other thread may use it meanwhile.
+unsafe impl Send for Job {}
+
+struct Shared {
+    jobs: Jobs<Job, RawCompletion>,
+    bell: OwnedFd,
+}
+
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<thread::JoinHandle<()>>,
+    max_workers: usize,
+    held: usize,
+}
+
+impl Pool {
+    /// Threads start when jobs find none idle, up to `max_workers`.
+    pub(crate) fn new(max_workers: usize, capacity: usize) -> io::Result<Self> {
+        let shared = Shared { jobs: Jobs::new(capacity), bell: sys::eventfd()? };
+        let workers = Vec::with_capacity(max_workers);
+        Ok(Self { shared: Arc::new(shared), workers, max_workers, held: 0 })
+    }
+
+    pub(crate) fn bell(&self) -> RawFd {
+        self.shared.bell.as_raw_fd()
+    }
+
+    /// Starts one thread if it can; the pool needs at least one.
+    pub(crate) fn start_worker(&mut self) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let name = format!("aio-reap-{}", self.workers.len());
+        let worker = thread::Builder::new().name(name).spawn(move || work(&shared))?;
+        self.workers.push(worker);
+        Ok(())
+    }
+
+    /// Hands over one request; an error when there is no thread and none can be started.
+    pub(crate) fn push(&mut self, sub: Sub) -> io::Result<()> {
+        if self.workers.is_empty() {
+            self.start_worker()?;
+        }
+        self.held += 1;
+        if self.shared.jobs.push(Job(sub)) && self.workers.len() < self.max_workers {
+            // Without one more thread the others get there, only later.
+            let _ = self.start_worker();
+        }
+        Ok(())
+    }
+
+    pub(crate) fn reap(&mut self, budget: usize, out: &mut Vec<RawCompletion>) {
+        if self.held == 0 || budget == 0 {
+            return;
+        }
+        let before = out.len();
+        let left = self.shared.jobs.drain(budget, |done| out.push(done));
+        self.held -= out.len() - before;
+        if left {
+            sys::signal(&self.shared.bell);
+        }
+    }
+
+    pub(crate) fn acknowledge(&self) {
+        // Also when nothing is held: the bell may ring after its completion was reaped.
+        if !self.workers.is_empty() {
+            sys::drain(&self.shared.bell);
+        }
+    }
+}
+
+impl Drop for Pool {
+    /// Queued jobs are performed first: a request the engine counts as in flight is never lost.
+    fn drop(&mut self) {
+        self.shared.jobs.close();
+        for worker in self.workers.drain(..) {
+            let _ = worker.join(); // it cannot panic, see `work`
+        }
+    }
+}
+
+fn work(shared: &Shared) {
+    while let Some(Job(Sub { user_data, op })) = shared.jobs.take() {
+        let result = perform(&op);
+        if shared.jobs.finish(RawCompletion { user_data, result }) {
+            sys::signal(&shared.bell);
+        }
+    }
+}
+
+fn perform(op: &Op) -> i32 {
+    // SAFETY: contract 2 of `backend`: buffer and descriptor are ours until we report completion.
+    unsafe { sys::perform(op) }
+}

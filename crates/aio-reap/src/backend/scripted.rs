@@ -1,0 +1,210 @@
+//! A device that does as it is told: for testing the engine, and code on top of it.
+//!
+//! The script says how submissions end, when and in which order requests complete, and how much
+//! of each they transfer. Data really moves: a request performs its system call on its file when
+//! it completes, so bytes can be compared. Everything happens on the engine's thread, in an order
+//! the script fixes.
+//!
+//! ```
+//! use aio_reap::{Engine, scripted::{Script, SubmitStep}};
+//!
+//! # fn main() -> std::io::Result<()> {
+//! let script = Script::new();
+//! let engine = Engine::builder().build_scripted(&script)?;
+//! script.on_submit(SubmitStep::Again); // the device has no room the first time
+//! let nop = engine.nop().submit()?;
+//! assert_eq!(script.in_flight(), 0);
+//! engine.turn();
+//! assert_eq!(script.in_flight(), 1);
+//! script.complete(1);
+//! assert_eq!(nop.wait().0?, 0);
+//! # Ok(())
+//! # }
+//! ```
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::RawFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::{Backend, RawCompletion, Stop, Sub, Submitted};
+use crate::op::{Kind, Op};
+use crate::sys;
+
+/// How one submission ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SubmitStep {
+    /// Takes at most this many requests; the rest finds no room.
+    Accept(usize),
+    /// Takes nothing: EAGAIN.
+    Again,
+    /// Takes this many, then refuses the next with this errno.
+    Refuse(usize, i32),
+    /// Takes all, and all complete before the submission returns.
+    Inline,
+}
+
+/// How one request ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Transfer {
+    /// As the system call does.
+    Full,
+    /// At most this many bytes (at least one).
+    Short(usize),
+    /// Nothing is transferred; the request reports this errno.
+    Fail(i32),
+}
+
+/// The script and the device's log; clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Script(Rc<RefCell<Device>>);
+
+#[derive(Debug, Default)]
+struct Device {
+    steps: VecDeque<SubmitStep>,
+    transfers: VecDeque<Transfer>,
+    /// Accepted, in the order the device saw them.
+    accepted: VecDeque<Sub>,
+    /// Completed, not yet reaped.
+    done: VecDeque<RawCompletion>,
+    /// Offsets of accepted requests, in the order the device saw them.
+    log: Vec<u64>,
+    waits: u64,
+}
+
+impl Script {
+    /// A device that accepts everything and completes nothing until told.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Says how the next submission without an answer yet ends.
+    pub fn on_submit(&self, step: SubmitStep) {
+        self.0.borrow_mut().steps.push_back(step);
+    }
+
+    /// Says how the next completing request without an answer yet ends; fewer answers than
+    /// requests make [`Transfer::Full`] the rest.
+    pub fn on_transfer(&self, transfer: Transfer) {
+        self.0.borrow_mut().transfers.push_back(transfer);
+    }
+
+    /// Completes up to `count` requests, oldest first; the engine sees them when it reaps.
+    /// Returns how many.
+    pub fn complete(&self, count: usize) -> usize {
+        let mut device = self.0.borrow_mut();
+        let count = count.min(device.accepted.len());
+        for _ in 0..count {
+            device.complete(0);
+        }
+        count
+    }
+
+    /// Completes the `nth` oldest request in flight, out of order; false if there is none.
+    pub fn complete_nth(&self, nth: usize) -> bool {
+        let mut device = self.0.borrow_mut();
+        let there = nth < device.accepted.len();
+        if there {
+            device.complete(nth);
+        }
+        there
+    }
+
+    /// Requests the device is working on.
+    pub fn in_flight(&self) -> usize {
+        self.0.borrow().accepted.len()
+    }
+
+    /// Completions the engine has not reaped.
+    pub fn visible(&self) -> usize {
+        self.0.borrow().done.len()
+    }
+
+    /// Offsets of the requests, in the order the device saw them.
+    pub fn log(&self) -> Vec<u64> {
+        self.0.borrow().log.clone()
+    }
+
+    /// Times the engine went to sleep.
+    pub fn waits(&self) -> u64 {
+        self.0.borrow().waits
+    }
+}
+
+impl Device {
+    fn complete(&mut self, nth: usize) {
+        let Some(Sub { user_data, op }) = self.accepted.remove(nth) else { return };
+        let result = match self.transfers.pop_front().unwrap_or(Transfer::Full) {
+            Transfer::Full => perform(&op),
+            Transfer::Short(bytes) if op.transfers() => {
+                perform(&Op { len: op.len.min(bytes.max(1) as u64), ..op })
+            }
+            Transfer::Short(_) => perform(&op),
+            Transfer::Fail(errno) => -errno,
+        };
+        self.done.push_back(RawCompletion { user_data, result });
+    }
+}
+
+fn perform(op: &Op) -> i32 {
+    debug_assert!(op.kind == Kind::Nop || op.fd >= 0);
+    // SAFETY: contract 2 of `backend`: the request was accepted and has not completed.
+    unsafe { sys::perform(op) }
+}
+
+pub(crate) struct Scripted(Script);
+
+impl Scripted {
+    pub(crate) fn new(script: &Script) -> Self {
+        Self(script.clone())
+    }
+}
+
+impl Backend for Scripted {
+    fn submit(&mut self, batch: &[Sub]) -> Submitted {
+        let mut device = self.0.0.borrow_mut();
+        let step = device.steps.pop_front();
+        let (most, stop) = match step.unwrap_or(SubmitStep::Accept(usize::MAX)) {
+            SubmitStep::Accept(most) => (most, Stop::Busy),
+            SubmitStep::Again => (0, Stop::Busy),
+            SubmitStep::Refuse(most, errno) => (most, Stop::Failed(errno)),
+            SubmitStep::Inline => (usize::MAX, Stop::Busy),
+        };
+        let accepted = most.min(batch.len());
+        device.accepted.extend(&batch[..accepted]);
+        device.log.extend(batch[..accepted].iter().map(|sub| sub.op.offset));
+        if step == Some(SubmitStep::Inline) {
+            let newest = device.accepted.len() - accepted;
+            for _ in 0..accepted {
+                device.complete(newest);
+            }
+        }
+        Submitted { accepted, stop: (accepted < batch.len()).then_some(stop) }
+    }
+
+    fn reap(&mut self, budget: usize, out: &mut Vec<RawCompletion>) {
+        let mut device = self.0.0.borrow_mut();
+        let count = budget.min(device.done.len());
+        out.extend(device.done.drain(..count));
+    }
+
+    /// Nothing sleeps here: the oldest request completes instead.
+    fn wait(&mut self, _timeout: Option<Duration>) -> io::Result<()> {
+        let mut device = self.0.0.borrow_mut();
+        device.waits += 1;
+        if device.done.is_empty() {
+            device.complete(0);
+        }
+        Ok(())
+    }
+
+    fn acknowledge(&mut self) {}
+
+    fn wake_fds(&self) -> Vec<RawFd> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,47 @@
+//! The backend that works everywhere: a pool of threads making blocking system calls.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+use super::pool::Pool;
+use super::{Backend, RawCompletion, Stop, Sub, Submitted};
+
+pub(crate) struct Threads {
+    pool: Pool,
+}
+
+impl Threads {
+    pub(crate) fn new(workers: usize, depth: usize) -> io::Result<Self> {
+        let mut pool = Pool::new(workers, depth)?;
+        pool.start_worker()?; // so that a system without threads says so now
+        Ok(Self { pool })
+    }
+}
+
+impl Backend for Threads {
+    fn submit(&mut self, batch: &[Sub]) -> Submitted {
+        for (accepted, sub) in batch.iter().enumerate() {
+            if self.pool.push(*sub).is_err() {
+                return Submitted { accepted, stop: Some(Stop::Busy) };
+            }
+        }
+        Submitted { accepted: batch.len(), stop: None }
+    }
+
+    fn reap(&mut self, budget: usize, out: &mut Vec<RawCompletion>) {
+        self.pool.reap(budget, out);
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        super::wait_readable(&[self.pool.bell()], timeout)
+    }
+
+    fn acknowledge(&mut self) {
+        self.pool.acknowledge();
+    }
+
+    fn wake_fds(&self) -> Vec<RawFd> {
+        vec![self.pool.bell()]
+    }
+}

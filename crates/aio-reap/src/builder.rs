@@ -1,0 +1,222 @@
+//! Choosing limits and a backend.
+
+use std::fmt;
+use std::io;
+
+use thiserror::Error;
+
+use crate::backend::scripted::{Script, Scripted};
+use crate::backend::{Backend, aio::Aio, threads::Threads, uring::Uring};
+use crate::engine::Engine;
+use crate::state::{Limits, State};
+
+/// Most requests in flight an engine can be asked for: io_uring's largest ring (ABI).
+const MAX_DEPTH: usize = 32_768;
+
+/// The kernel interface behind an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BackendKind {
+    /// io_uring.
+    Uring,
+    /// Linux AIO for `O_DIRECT` files, threads for the rest.
+    Aio,
+    /// Threads that make blocking system calls.
+    Threads,
+    /// The [scripted](crate::scripted) device.
+    Scripted,
+}
+
+impl fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Uring => "io_uring",
+            Self::Aio => "Linux AIO",
+            Self::Threads => "threads",
+            Self::Scripted => "scripted",
+        })
+    }
+}
+
+/// A backend the engine did not get, and why.
+#[derive(Debug, Error)]
+#[error("{backend}: {error}")]
+#[non_exhaustive]
+pub struct Fallback {
+    /// What was tried.
+    pub backend: BackendKind,
+    /// What the system said.
+    #[source]
+    pub error: io::Error,
+}
+
+/// No engine could be started.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// A limit is zero or too large.
+    #[error("{name} must be from 1 to {most}")]
+    Limit {
+        /// Name of the limit.
+        name: &'static str,
+        /// Its largest value.
+        most: usize,
+    },
+    /// Every backend that was asked for was refused; in the order they were tried.
+    #[error("no backend could be started: {}", list(.0))]
+    Refused(Vec<Fallback>),
+    /// The engine's own descriptors could not be made.
+    #[error("cannot make the engine's descriptors: {0}")]
+    Descriptors(#[source] io::Error),
+}
+
+impl StartError {
+    /// The system's error number; that of the last backend tried.
+    pub fn errno(&self) -> i32 {
+        let error = match self {
+            Self::Limit { .. } => return libc::EINVAL,
+            Self::Refused(fallbacks) => fallbacks.last().map(|fallback| &fallback.error),
+            Self::Descriptors(error) => Some(error),
+        };
+        error.and_then(io::Error::raw_os_error).unwrap_or(libc::EIO)
+    }
+}
+
+impl From<StartError> for io::Error {
+    fn from(error: StartError) -> Self {
+        Self::new(Self::from_raw_os_error(error.errno()).kind(), error)
+    }
+}
+
+fn list(fallbacks: &[Fallback]) -> String {
+    fallbacks.iter().map(Fallback::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// Limits and backend of an engine; [`Engine::builder`].
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until it builds"]
+pub struct EngineBuilder {
+    backend: Option<BackendKind>,
+    depth: usize,
+    capacity: Option<usize>,
+    max_batch: Option<usize>,
+    reap_budget: Option<usize>,
+    threads: usize,
+}
+
+impl Default for EngineBuilder {
+    fn default() -> Self {
+        Self {
+            backend: None,
+            depth: 128,
+            capacity: None,
+            max_batch: None,
+            reap_budget: None,
+            threads: 4,
+        }
+    }
+}
+
+impl EngineBuilder {
+    /// Forces one backend. By default io_uring, Linux AIO and threads are tried in this order,
+    /// and [`Engine::fallbacks`] says why one was passed over.
+    pub fn backend(mut self, backend: BackendKind) -> Self {
+        self.backend = Some(backend);
+        self
+    }
+
+    /// Most requests in flight in the kernel: 1 to 32,768; 128 by default.
+    pub fn depth(mut self, depth: usize) -> Self {
+        self.depth = depth;
+        self
+    }
+
+    /// Most requests the engine holds, in flight and waiting: at least `depth`; by default four
+    /// times `depth`. One more is refused with [`SubmitError::Full`](crate::SubmitError::Full).
+    pub fn capacity(mut self, capacity: usize) -> Self {
+        self.capacity = Some(capacity);
+        self
+    }
+
+    /// Most requests in one submission; `depth` by default.
+    pub fn max_batch(mut self, max_batch: usize) -> Self {
+        self.max_batch = Some(max_batch);
+        self
+    }
+
+    /// Most completions taken by one reap, so that one call cannot deliver for ever; `depth` by
+    /// default.
+    pub fn reap_budget(mut self, reap_budget: usize) -> Self {
+        self.reap_budget = Some(reap_budget);
+        self
+    }
+
+    /// Most threads of the pool, where one is used; 4 by default. They start when needed.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    /// Starts an engine. It belongs to the calling thread.
+    ///
+    /// # Errors
+    ///
+    /// [`StartError`] when a limit is out of range, or every backend asked for was refused.
+    pub fn build(self) -> Result<Engine, StartError> {
+        let limits = self.limits()?;
+        let tried: &[BackendKind] = match &self.backend {
+            Some(forced) => &[*forced],
+            None => &[BackendKind::Uring, BackendKind::Aio, BackendKind::Threads],
+        };
+        let mut fallbacks = Vec::new();
+        for &kind in tried {
+            match self.start(kind, limits.depth) {
+                Ok(backend) => {
+                    return Engine::from_parts(State::new(backend, limits), kind, fallbacks)
+                        .map_err(StartError::Descriptors);
+                }
+                Err(error) => fallbacks.push(Fallback { backend: kind, error }),
+            }
+        }
+        Err(StartError::Refused(fallbacks))
+    }
+
+    /// Starts an engine on a [scripted](crate::scripted) device.
+    ///
+    /// # Errors
+    ///
+    /// As [`build`](Self::build).
+    pub fn build_scripted(self, script: &Script) -> Result<Engine, StartError> {
+        let state = State::new(Box::new(Scripted::new(script)), self.limits()?);
+        Engine::from_parts(state, BackendKind::Scripted, Vec::new())
+            .map_err(StartError::Descriptors)
+    }
+
+    fn limits(&self) -> Result<Limits, StartError> {
+        let within = |name, value, most| {
+            if (1..=most).contains(&value) {
+                Ok(value)
+            } else {
+                Err(StartError::Limit { name, most })
+            }
+        };
+        let depth = within("depth", self.depth, MAX_DEPTH)?;
+        let capacity = self.capacity.unwrap_or(depth * 4).max(depth);
+        within("threads", self.threads, 1024)?;
+        Ok(Limits {
+            depth,
+            capacity: within("capacity", capacity, 1 << 24)?,
+            max_batch: within("max_batch", self.max_batch.unwrap_or(depth), MAX_DEPTH)?,
+            reap_budget: within("reap_budget", self.reap_budget.unwrap_or(depth), MAX_DEPTH)?,
+        })
+    }
+
+    fn start(&self, kind: BackendKind, depth: usize) -> io::Result<Box<dyn Backend>> {
+        Ok(match kind {
+            BackendKind::Uring => Box::new(Uring::new(depth)?),
+            BackendKind::Aio => Box::new(Aio::new(self.threads, depth)?),
+            BackendKind::Threads => Box::new(Threads::new(self.threads, depth)?),
+            BackendKind::Scripted => Box::new(Scripted::new(&Script::new())),
+        })
+    }
+}

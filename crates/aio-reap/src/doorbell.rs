@@ -1,0 +1,113 @@
+//! One descriptor a foreign loop can poll for everything the engine may want attention for.
+//!
+//! ```text
+//!            ┌ the backend's own descriptor: a completion is there
+//!  epoll fd ─┼ kick (eventfd): work was left over, or another thread woke a future
+//!            └ retry (timerfd): the kernel had no room and nothing is in flight
+//! ```
+
+use std::cell::Cell;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use percpu::sync::Arc;
+
+use crate::sys;
+
+/// First and last delay of the retry timer; guesses: shorter than a disk's service time, longer
+/// than anybody notices as load.
+const FIRST_RETRY: Duration = Duration::from_micros(100);
+const LAST_RETRY: Duration = Duration::from_millis(100);
+
+pub(crate) struct Doorbell {
+    epoll: OwnedFd,
+    kick: Arc<OwnedFd>,
+    retry: OwnedFd,
+    /// Somebody polls `epoll`, so left-over work must ring.
+    watched: Cell<bool>,
+    kicked: Cell<bool>,
+    /// `Some(next delay)` while the retry timer runs.
+    retrying: Cell<bool>,
+    delay: Cell<Duration>,
+}
+
+impl Doorbell {
+    pub(crate) fn new(backend: &[RawFd]) -> io::Result<Self> {
+        let (epoll, kick, retry) = (sys::epoll()?, sys::eventfd()?, sys::timerfd()?);
+        for &fd in backend.iter().chain(&[kick.as_raw_fd(), retry.as_raw_fd()]) {
+            sys::epoll_add(&epoll, fd)?;
+        }
+        Ok(Self {
+            epoll,
+            kick: Arc::new(kick),
+            retry,
+            watched: Cell::new(false),
+            kicked: Cell::new(false),
+            retrying: Cell::new(false),
+            delay: Cell::new(FIRST_RETRY),
+        })
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.watched.set(true);
+        self.epoll.as_fd()
+    }
+
+    /// An eventfd that any thread may signal to end [`wait`](Self::wait).
+    pub(crate) fn kick_fd(&self) -> &Arc<OwnedFd> {
+        &self.kick
+    }
+
+    /// Makes the descriptor readable until [`answer`](Self::answer), if anybody polls it.
+    pub(crate) fn kick(&self) {
+        if self.watched.get() && !self.kicked.replace(true) {
+            sys::signal(&self.kick);
+        }
+    }
+
+    /// Arms the retry timer, each time later until [`progress`](Self::progress).
+    pub(crate) fn retry_later(&self) {
+        if self.retrying.replace(true) {
+            return;
+        }
+        let delay = self.delay.get();
+        self.delay.set((delay * 2).min(LAST_RETRY));
+        if sys::arm(&self.retry, delay).is_err() {
+            // Cannot happen for a valid timer; a kick retries at once rather than never.
+            self.retrying.set(false);
+            self.watched.set(true);
+            self.kick();
+        }
+    }
+
+    pub(crate) fn retry_armed(&self) -> bool {
+        self.retrying.get()
+    }
+
+    /// The kernel took a request: the next retry starts from the shortest delay.
+    pub(crate) fn progress(&self) {
+        self.delay.set(FIRST_RETRY);
+    }
+
+    /// Takes note of every ring so far, before looking for work.
+    pub(crate) fn answer(&self) {
+        if self.kicked.replace(false) {
+            sys::drain(&self.kick);
+        }
+        if self.retrying.replace(false) {
+            sys::drain(&self.retry);
+        }
+    }
+
+    /// Sleeps until it rings, the time is over or a signal comes.
+    pub(crate) fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
+        sys::poll_readable(&[self.epoll.as_raw_fd()], timeout).map(drop)
+    }
+
+    /// Empties the kick when another thread may have signalled it.
+    pub(crate) fn drain_kick(&self) {
+        self.kicked.set(false);
+        sys::drain(&self.kick);
+    }
+}

@@ -1,0 +1,89 @@
+//! An open file as the engine knows it.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+
+use crate::op::Op;
+
+/// A file attached to an engine; cheap to clone.
+///
+/// The descriptor stays open while a clone or a request in the engine needs it.
+#[derive(Clone, Debug)]
+pub struct File(Rc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    fd: OwnedFd,
+    /// `Some` for a file opened with `O_DIRECT`.
+    direct: Option<Alignment>,
+}
+
+/// What `O_DIRECT` asks of a request, in bytes; powers of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Alignment {
+    /// Of the buffer's address.
+    pub memory: u32,
+    /// Of the offset and the length.
+    pub offset: u32,
+}
+
+impl File {
+    pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
+        // SAFETY: no pointers.
+        let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
+        let flags = crate::sys::check(flags.into())? as i32;
+        let direct = (flags & libc::O_DIRECT != 0).then(|| Alignment::of(&fd));
+        Ok(Self(Rc::new(Inner { fd, direct })))
+    }
+
+    /// What a request on this file must be aligned to, if it was opened with `O_DIRECT`.
+    pub fn alignment(&self) -> Option<Alignment> {
+        self.0.direct
+    }
+
+    /// Whether `op` meets the file's alignment.
+    pub(crate) fn accepts(&self, op: &Op) -> bool {
+        let Some(align) = self.0.direct else { return true };
+        !op.transfers()
+            || ((op.ptr as usize).is_multiple_of(align.memory as usize)
+                && (op.offset | op.len).is_multiple_of(align.offset.into()))
+    }
+}
+
+impl AsFd for File {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.fd.as_fd()
+    }
+}
+
+impl Alignment {
+    /// Asks the kernel: `statx` where it knows (6.1), the sector size of a block device, else 512
+    /// bytes, the least any Linux file system accepts (the kernel then refuses what is wrong).
+    fn of(fd: &OwnedFd) -> Self {
+        let mut stat = MaybeUninit::<libc::statx>::zeroed();
+        // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor; `stat` is large enough.
+        let ret = unsafe {
+            libc::statx(
+                fd.as_raw_fd(),
+                c"".as_ptr(),
+                libc::AT_EMPTY_PATH,
+                libc::STATX_DIOALIGN,
+                stat.as_mut_ptr(),
+            )
+        };
+        // SAFETY: all-zero is a valid statx, and the kernel only stores numbers.
+        let stat = unsafe { stat.assume_init() };
+        let (memory, offset) = (stat.stx_dio_mem_align, stat.stx_dio_offset_align);
+        if ret == 0 && memory.is_power_of_two() && offset.is_power_of_two() {
+            return Self { memory, offset };
+        }
+        let mut sector: libc::c_int = 0;
+        // SAFETY: BLKSSZGET stores one int; on other files it fails and stores nothing.
+        let ret = unsafe { libc::ioctl(fd.as_raw_fd(), libc::BLKSSZGET, &raw mut sector) };
+        let sector = if ret == 0 && sector > 0 { sector as u32 } else { 512 };
+        Self { memory: sector, offset: sector }
+    }
+}

@@ -1,0 +1,198 @@
+//! A request that has not been handed over yet, and its refusal.
+
+use std::fmt;
+use std::io;
+
+use thiserror::Error;
+
+use crate::Outcome;
+use crate::cargo::{Cargo, Deliver};
+use crate::engine::Engine;
+use crate::file::File;
+use crate::op::Op;
+use crate::operation::Operation;
+use crate::queue::{CompletionQueue, Enqueued};
+use crate::slab::{Front, Index};
+
+/// One operation, ready to be handed to the engine by one of its front ends.
+///
+/// Nothing happens until [`submit`](Self::submit), [`callback`](Self::callback) or
+/// [`enqueue`](Self::enqueue) takes it. Those queue the request and, unless a [`Plug`](crate::Plug)
+/// holds it back or a callback is running, submit and reap before they return.
+#[must_use = "a request does nothing until it is submitted"]
+pub struct Request<'e, B> {
+    engine: &'e Engine,
+    file: Option<File>,
+    op: Op,
+    zero_fill: bool,
+    buf: B,
+}
+
+/// Why a request was refused; it holds the request.
+///
+/// `Send` and `Sync` when the request is. Its [`errno`](Self::errno) is what the system call would
+/// have said.
+#[derive(Error)]
+#[non_exhaustive]
+pub enum SubmitError<R> {
+    /// Every slot is taken; turn the engine and try again.
+    #[error("every slot of the engine is taken")]
+    Full(R),
+    /// Buffer, offset or length does not fit an `O_DIRECT` file.
+    #[error("buffer, offset or length is not aligned as the O_DIRECT file needs")]
+    Misaligned(R),
+    /// The engine was shut down.
+    #[error("the engine was shut down")]
+    Closed(R),
+}
+
+impl<R> SubmitError<R> {
+    /// The request, to change or to try again.
+    pub fn into_request(self) -> R {
+        match self {
+            Self::Full(request) | Self::Misaligned(request) | Self::Closed(request) => request,
+        }
+    }
+
+    /// `EAGAIN` when full, `EINVAL` when misaligned, `ECANCELED` after shutdown.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Full(_) => libc::EAGAIN,
+            Self::Misaligned(_) => libc::EINVAL,
+            Self::Closed(_) => libc::ECANCELED,
+        }
+    }
+}
+
+impl<R> fmt::Debug for SubmitError<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Full(_) => "Full(..)",
+            Self::Misaligned(_) => "Misaligned(..)",
+            Self::Closed(_) => "Closed(..)",
+        })
+    }
+}
+
+impl<R> From<SubmitError<R>> for io::Error {
+    fn from(error: SubmitError<R>) -> Self {
+        Self::from_raw_os_error(error.errno())
+    }
+}
+
+/// What the caller gets back from a front end: `T`, or the request itself.
+type Submitted<'e, B, T> = Result<T, SubmitError<Request<'e, B>>>;
+
+impl<'e, B: 'static> Request<'e, B> {
+    pub(crate) fn new(engine: &'e Engine, file: Option<File>, op: Op, buf: B) -> Self {
+        Self { engine, file, op, zero_fill: false, buf }
+    }
+
+    /// Bytes past the end of the file read as zeros instead of ending the read early.
+    pub fn zero_fill(mut self) -> Self {
+        self.zero_fill = true;
+        self
+    }
+
+    /// The buffer, given back instead of submitted.
+    pub fn into_buf(self) -> B {
+        self.buf
+    }
+
+    /// Hands the request over; the result is awaited or waited for through the [`Operation`].
+    ///
+    /// A request that completes during its own submission is ready at the operation's first poll.
+    ///
+    /// # Errors
+    ///
+    /// [`SubmitError`] gives the request back; nothing was queued.
+    pub fn submit(self) -> Submitted<'e, B, Operation<B>> {
+        let engine = self.engine;
+        let index = self.queue(Front::Future, Owned)?;
+        let operation = Operation::new(engine.core(), index);
+        engine.core().flush_unless_held();
+        Ok(operation)
+    }
+
+    /// Hands the request over; `done` gets the result and the buffer.
+    ///
+    /// `done` runs once, on this thread, inside a call that reaps (see the crate's introduction).
+    /// It may use the engine freely. A panic in it unwinds to that call; the engine stays sound
+    /// and other completions are delivered by the next one. `done` and the buffer are stored
+    /// inline: together they may take 96 bytes, checked at compile time.
+    ///
+    /// # Errors
+    ///
+    /// [`SubmitError`] gives the request back; `done` is dropped.
+    pub fn callback(
+        self,
+        done: impl FnOnce(io::Result<usize>, B) + 'static,
+    ) -> Submitted<'e, B, ()> {
+        let engine = self.engine;
+        self.queue(Front::Deliver, |buf| Callback { buf, done })?;
+        engine.core().flush_unless_held();
+        Ok(())
+    }
+
+    /// Hands the request over; its completion will appear in `queue` with `token`.
+    ///
+    /// # Errors
+    ///
+    /// [`SubmitError`] gives the request back; nothing was queued.
+    pub fn enqueue(self, queue: &CompletionQueue<B>, token: u64) -> Submitted<'e, B, ()> {
+        let engine = self.engine;
+        self.queue(Front::Deliver, |buf| Enqueued { buf, queue: queue.clone(), token })?;
+        engine.core().flush_unless_held();
+        Ok(())
+    }
+
+    /// Moves the request into a slot.
+    fn queue<D: Deliver>(
+        self,
+        front: Front,
+        cargo: impl FnOnce(B) -> D,
+    ) -> Submitted<'e, B, Index> {
+        let core = self.engine.core();
+        if core.is_closed() {
+            return Err(SubmitError::Closed(self));
+        }
+        if self.file.as_ref().is_some_and(|file| !file.accepts(&self.op)) {
+            return Err(SubmitError::Misaligned(self));
+        }
+        let Some(index) = core.reserve() else { return Err(SubmitError::Full(self)) };
+        let Self { file, op, zero_fill, buf, .. } = self;
+        core.queue(index, file, op, zero_fill, front, Cargo::new(cargo(buf)));
+        Ok(index)
+    }
+}
+
+impl<B> fmt::Debug for Request<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request").field("op", &self.op).finish_non_exhaustive()
+    }
+}
+
+/// The future front end's cargo: only the buffer, collected by the [`Operation`].
+pub(crate) struct Owned<B>(pub(crate) B);
+
+impl<B: 'static> Deliver for Owned<B> {
+    /// Only an orphan comes here: nobody waits, the buffer goes.
+    fn deliver(self, _result: io::Result<usize>) {}
+}
+
+impl<B> Owned<B> {
+    pub(crate) fn outcome(self, result: io::Result<usize>) -> Outcome<B> {
+        (result, self.0)
+    }
+}
+
+struct Callback<B, F> {
+    buf: B,
+    done: F,
+}
+
+impl<B: 'static, F: FnOnce(io::Result<usize>, B) + 'static> Deliver for Callback<B, F> {
+    fn deliver(self, result: io::Result<usize>) {
+        (self.done)(result, self.buf);
+    }
+}

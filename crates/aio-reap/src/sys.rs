@@ -1,0 +1,135 @@
+//! Thin, checked wrappers over the system calls that several modules need.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use crate::op::{Kind, Op};
+
+pub(crate) fn check(ret: libc::c_long) -> io::Result<i64> {
+    if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(ret) }
+}
+
+fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
+    let fd = check(fd.into())? as RawFd;
+    // SAFETY: the kernel just returned this descriptor to us, nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+pub(crate) fn eventfd() -> io::Result<OwnedFd> {
+    // SAFETY: no pointers.
+    owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
+}
+
+pub(crate) fn timerfd() -> io::Result<OwnedFd> {
+    let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
+    // SAFETY: no pointers.
+    owned(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) })
+}
+
+pub(crate) fn epoll() -> io::Result<OwnedFd> {
+    // SAFETY: no pointers.
+    owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
+}
+
+/// Makes `epoll` readable whenever `fd` is.
+pub(crate) fn epoll_add(epoll: &OwnedFd, fd: RawFd) -> io::Result<()> {
+    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: fd as u64 };
+    // SAFETY: `event` is a valid epoll_event for the length of the call.
+    let ret =
+        unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) };
+    check(ret.into()).map(drop)
+}
+
+/// Adds one to an eventfd. It can only fail by being full, in which case it is readable anyway.
+pub(crate) fn signal(eventfd: &OwnedFd) {
+    let one = 1u64;
+    // SAFETY: reads eight bytes from `one`.
+    unsafe { libc::write(eventfd.as_raw_fd(), (&raw const one).cast(), 8) };
+}
+
+/// Empties an eventfd or timerfd; nothing happens if it is empty.
+pub(crate) fn drain(fd: &OwnedFd) {
+    let mut count = 0u64;
+    // SAFETY: writes at most eight bytes to `count`; the descriptor is non-blocking.
+    unsafe { libc::read(fd.as_raw_fd(), (&raw mut count).cast(), 8) };
+}
+
+/// Arms a timerfd to expire once, `after` from now (zero counts as one nanosecond).
+pub(crate) fn arm(timer: &OwnedFd, after: Duration) -> io::Result<()> {
+    let after = after.max(Duration::from_nanos(1));
+    let spec = libc::itimerspec {
+        it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 },
+        it_value: timespec(after),
+    };
+    // SAFETY: `spec` outlives the call; a null old value is allowed.
+    let ret = unsafe {
+        libc::timerfd_settime(timer.as_raw_fd(), 0, &raw const spec, std::ptr::null_mut())
+    };
+    check(ret.into()).map(drop)
+}
+
+pub(crate) fn timespec(duration: Duration) -> libc::timespec {
+    libc::timespec {
+        tv_sec: duration.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_nsec: duration.subsec_nanos().into(),
+    }
+}
+
+/// Waits until one of `fds` is readable, the time is over (`Ok(false)`), or a signal came (also
+/// `Ok(false)`: callers look again anyway).
+pub(crate) fn poll_readable(fds: &[RawFd], timeout: Option<Duration>) -> io::Result<bool> {
+    let mut polled = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 4];
+    assert!(fds.len() <= polled.len());
+    for (slot, &fd) in polled.iter_mut().zip(fds) {
+        slot.fd = fd;
+    }
+    let spec = timeout.map(timespec);
+    let spec = spec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: `polled` has at least `fds.len()` entries; `spec` is null or lives in this frame.
+    let ret = unsafe {
+        libc::ppoll(polled.as_mut_ptr(), fds.len() as libc::nfds_t, spec, std::ptr::null())
+    };
+    match check(ret.into()) {
+        Ok(ready) => Ok(ready > 0),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Performs `op` with the blocking system call; a count, or a negated errno as the kernel's
+/// rings report it.
+///
+/// # Safety
+///
+/// The buffer of `op` is valid for `op.len` bytes (writable for a read) and its descriptor is
+/// open for the length of the call.
+pub(crate) unsafe fn perform(op: &Op) -> i32 {
+    let (fd, len, offset) = (op.fd, op.len, op.offset as libc::off64_t);
+    let ret = match op.kind {
+        Kind::Nop => 0,
+        // SAFETY: the caller vouches for the buffer.
+        Kind::Read => unsafe { libc::pread64(fd, op.ptr.cast(), len as usize, offset) as i64 },
+        // SAFETY: as above.
+        Kind::Write => unsafe { libc::pwrite64(fd, op.ptr.cast(), len as usize, offset) as i64 },
+        // SAFETY: no pointers.
+        Kind::Fsync => unsafe { libc::fsync(fd).into() },
+        // SAFETY: no pointers.
+        Kind::Fdatasync => unsafe { libc::fdatasync(fd).into() },
+        Kind::Allocate(mode) => {
+            // SAFETY: no pointers.
+            unsafe { libc::fallocate64(fd, mode.flags(), offset, len as libc::off64_t).into() }
+        }
+        Kind::WillNeed => {
+            // SAFETY: no pointers.
+            let errno = unsafe {
+                libc::posix_fadvise64(fd, offset, len as libc::off64_t, libc::POSIX_FADV_WILLNEED)
+            };
+            return -errno; // it returns the error instead of setting errno
+        }
+    };
+    match check(ret) {
+        Ok(count) => count as i32, // at most MAX_TRANSFER, see `Op::rest`
+        Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
+    }
+}

@@ -1,0 +1,317 @@
+//! The same work on every real backend.
+
+use std::cell::{Cell, RefCell};
+use std::fs::OpenOptions;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use aio_reap::{
+    AlignedBuf, AllocateMode, BackendKind, CompletionQueue, Engine, File, Request, SubmitError,
+};
+
+const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
+
+/// Runs `test` on every backend this system allows; io_uring and AIO may be refused in a
+/// container, threads may not.
+fn on_every_backend(test: impl Fn(&Engine)) {
+    for kind in REAL {
+        match Engine::builder().depth(8).capacity(64).backend(kind).build() {
+            Ok(engine) => {
+                assert_eq!(engine.backend(), kind);
+                test(&engine);
+                engine.validate();
+                assert_eq!(engine.stats().stray, 0);
+            }
+            Err(error) if kind != BackendKind::Threads => {
+                assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none(), "{kind}: {error}");
+                eprintln!("skipped: {error}");
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// A file on the disk under the target directory, so that `O_DIRECT` works where tmpfs refuses it.
+fn direct_file(engine: &Engine) -> Option<(tempfile::NamedTempFile, File)> {
+    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let opened =
+        OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(file.path());
+    let attached = engine.attach(opened.ok()?).unwrap();
+    Some((file, attached))
+}
+
+fn aligned(len: usize, byte: u8) -> AlignedBuf {
+    let mut buf = AlignedBuf::zeroed(len, 4096);
+    buf.fill(byte);
+    buf
+}
+
+#[test]
+fn read_write_sync_allocate() {
+    on_every_backend(|engine| {
+        let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
+        let (written, _) = engine.write(&file, vec![7; 10_000], 0).submit().unwrap().wait();
+        assert_eq!(written.unwrap(), 10_000);
+        for sync in [engine.fsync(&file), engine.fdatasync(&file)] {
+            assert_eq!(sync.submit().unwrap().wait().0.unwrap(), 0);
+        }
+        let (advised, ()) = engine.will_need(&file, 0, 4096).submit().unwrap().wait();
+        advised.unwrap();
+
+        // Only what is there is read; the rest of the buffer stays.
+        let (read, buf) = engine.read(&file, vec![1; 8], 9_996).submit().unwrap().wait();
+        assert_eq!((read.unwrap(), buf), (4, vec![7, 7, 7, 7, 1, 1, 1, 1]));
+        let request = engine.read(&file, vec![1; 8], 9_996).zero_fill();
+        let (read, buf) = request.submit().unwrap().wait();
+        assert_eq!((read.unwrap(), buf), (8, vec![7, 7, 7, 7, 0, 0, 0, 0]));
+
+        for mode in [AllocateMode::PunchHole, AllocateMode::ZeroRange] {
+            let (result, ()) = engine.allocate(&file, mode, 0, 4096).submit().unwrap().wait();
+            if result.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EOPNOTSUPP)) {
+                continue; // tmpfs has no ZERO_RANGE
+            }
+            result.unwrap();
+            let (_, buf) = engine.read(&file, vec![1; 4097], 0).submit().unwrap().wait();
+            assert!(buf[..4096].iter().all(|&byte| byte == 0) && buf[4096] == 7);
+        }
+        let (reserved, ()) =
+            engine.allocate(&file, AllocateMode::Reserve, 0, 20_000).submit().unwrap().wait();
+        reserved.unwrap();
+        let (empty, _) = engine.write(&file, Vec::new(), 0).submit().unwrap().wait();
+        assert_eq!(empty.unwrap(), 0);
+    });
+}
+
+#[test]
+fn errors_reach_only_their_request() {
+    on_every_backend(|engine| {
+        let good = engine.attach(tempfile::tempfile().unwrap()).unwrap();
+        let read_only = engine.attach(std::fs::File::open("/dev/null").unwrap()).unwrap();
+        let plug = engine.plug();
+        let before = engine.write(&good, vec![1; 100], 0).submit().unwrap();
+        let refused = engine.write(&read_only, vec![2; 100], 0).submit().unwrap();
+        let after = engine.write(&good, vec![3; 100], 100).submit().unwrap();
+        drop(plug);
+        assert_eq!(before.wait().0.unwrap(), 100);
+        let (error, buf) = refused.wait();
+        assert_eq!((error.unwrap_err().raw_os_error(), buf), (Some(libc::EBADF), vec![2; 100]));
+        assert_eq!(after.wait().0.unwrap(), 100);
+    });
+}
+
+#[test]
+fn callbacks_queues_and_futures_all_get_theirs() {
+    on_every_backend(|engine| {
+        let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
+        let queue = CompletionQueue::new();
+        let called = Rc::new(Cell::new(0));
+        {
+            let _plug = engine.plug();
+            for block in 0..4u8 {
+                let at = u64::from(block) * 512;
+                engine.write(&file, vec![block; 512], at).enqueue(&queue, block.into()).unwrap();
+            }
+            let counter = Rc::clone(&called);
+            let count = move |result: std::io::Result<usize>, ()| {
+                result.unwrap();
+                counter.set(counter.get() + 1);
+            };
+            engine.nop().callback(count).unwrap();
+            assert!(queue.is_empty() && called.get() == 0, "the plug holds them back");
+        }
+        engine.drain().unwrap();
+        assert_eq!((queue.len(), called.get()), (4, 1));
+        let mut tokens: Vec<_> = std::iter::from_fn(|| queue.pop())
+            .map(|done| {
+                assert_eq!(done.result.unwrap(), 512);
+                assert_eq!(done.buf, vec![done.token as u8; 512]);
+                done.token
+            })
+            .collect();
+        tokens.sort_unstable();
+        assert_eq!(tokens, [0, 1, 2, 3]);
+
+        let read = engine
+            .block_on(async {
+                let first = engine.read(&file, vec![0; 512], 512).submit()?;
+                let second = engine.read(&file, vec![0; 512], 1024).submit()?;
+                std::io::Result::Ok((first.await, second.await))
+            })
+            .unwrap();
+        let (first, second) = read.unwrap();
+        assert_eq!((first.0.unwrap(), first.1[0]), (512, 1));
+        assert_eq!((second.0.unwrap(), second.1[0]), (512, 2));
+    });
+}
+
+#[test]
+fn full_engine_gives_the_request_back() {
+    on_every_backend(|engine| {
+        let _plug = engine.plug();
+        let mut held = Vec::new();
+        for _ in 0..64 {
+            held.push(engine.nop().submit().unwrap());
+        }
+        let refused: Request<'_, ()> = match engine.nop().submit() {
+            Err(error @ SubmitError::Full(_)) => {
+                assert_eq!(error.errno(), libc::EAGAIN);
+                error.into_request()
+            }
+            other => panic!("{other:?}"),
+        };
+        engine.turn();
+        drop(held);
+        engine.drain().unwrap();
+        refused.submit().unwrap().wait().0.unwrap();
+        assert!(engine.stats().max_in_flight <= 8);
+    });
+}
+
+#[test]
+fn direct_files_are_aligned_or_refused() {
+    on_every_backend(|engine| {
+        let Some((_keep, file)) = direct_file(engine) else { return };
+        let align = file.alignment().unwrap();
+        assert!(align.offset >= 512 && align.offset <= 4096);
+        let unaligned = engine.write(&file, aligned(4096, 1), 1).submit();
+        assert!(matches!(unaligned, Err(SubmitError::Misaligned(_))));
+        let plug = engine.plug();
+        let writes: Vec<_> = (0..16u8)
+            .map(|block| {
+                let at = u64::from(block) * 4096;
+                engine.write(&file, aligned(4096, block), at).submit().unwrap()
+            })
+            .collect();
+        drop(plug);
+        writes.into_iter().for_each(|write| assert_eq!(write.wait().0.unwrap(), 4096));
+        engine.fdatasync(&file).submit().unwrap().wait().0.unwrap();
+        for block in (0..16u8).rev() {
+            let at = u64::from(block) * 4096;
+            let (read, buf) = engine.read(&file, aligned(4096, 99), at).submit().unwrap().wait();
+            assert_eq!(read.unwrap(), 4096);
+            assert!(buf.iter().all(|&byte| byte == block));
+        }
+        // Reading across an end of file that is off the alignment stops there.
+        let write = std::fs::OpenOptions::new().write(true).open(_keep.path()).unwrap();
+        write.set_len(65_536 + 100).unwrap();
+        let (read, _) = engine.read(&file, aligned(8192, 99), 61_440).submit().unwrap().wait();
+        assert_eq!(read.unwrap(), 4096 + 100);
+    });
+}
+
+/// The same random trace gives the same bytes everywhere.
+#[test]
+fn inv15_backends_agree_on_a_trace() {
+    let reference = RefCell::new(None::<Vec<u8>>);
+    on_every_backend(|engine| {
+        let Some((_keep, file)) = direct_file(engine) else { return };
+        let mut seed = 42u64;
+        let mut random = |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) % below
+        };
+        let mut writes = Vec::new();
+        for round in 0..40u8 {
+            {
+                let _plug = engine.plug();
+                let mut next = 0; // ranges of one batch do not overlap: their order is open
+                while next < 60 {
+                    let (at, blocks) = (next + random(3), 1 + random(3));
+                    let buf = aligned(blocks as usize * 4096, round ^ at as u8);
+                    writes.push(engine.write(&file, buf, at * 4096).submit().unwrap());
+                    next = at + blocks;
+                }
+            }
+            for write in writes.drain(..) {
+                write.wait().0.unwrap();
+            }
+        }
+        let len = 63 * 4096;
+        let (read, buf) =
+            engine.read(&file, aligned(len, 0xee), 0).zero_fill().submit().unwrap().wait();
+        assert_eq!(read.unwrap(), len);
+        let bytes = buf.to_vec();
+        match &*reference.borrow() {
+            Some(first) => assert!(*first == bytes, "{} differs", engine.backend()),
+            None => {}
+        }
+        reference.borrow_mut().get_or_insert(bytes);
+    });
+    assert!(reference.borrow().is_some());
+}
+
+/// A foreign loop sleeps on the descriptor and turns the engine when it is readable.
+#[test]
+fn descriptor_becomes_readable_and_quiet_again() {
+    on_every_backend(|engine| {
+        let Some((_keep, file)) = direct_file(engine) else { return };
+        let queue = CompletionQueue::new();
+        let fd = engine.as_fd();
+        for block in 0..50u64 {
+            engine.write(&file, aligned(4096, 1), block * 4096).enqueue(&queue, block).unwrap();
+            let start = Instant::now();
+            while queue.pop().is_none() {
+                assert!(readable(fd, Duration::from_secs(5)), "lost wake-up");
+                engine.turn();
+                assert!(start.elapsed() < Duration::from_secs(5));
+            }
+        }
+        engine.drain().unwrap();
+        // A bell may lag behind its completion; after a few turns it is quiet.
+        let quiet = (0..100).any(|_| {
+            engine.turn();
+            !readable(fd, Duration::from_millis(1))
+        });
+        assert!(quiet, "an idle engine keeps its descriptor readable");
+    });
+}
+
+fn readable(fd: impl AsFd, timeout: Duration) -> bool {
+    use std::os::fd::AsRawFd;
+    let mut poll = libc::pollfd { fd: fd.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid pollfd.
+    unsafe { libc::poll(&raw mut poll, 1, timeout.as_millis() as i32) > 0 }
+}
+
+#[test]
+fn waking_from_another_thread_ends_block_on() {
+    on_every_backend(|engine| {
+        let (sender, receiver) = std::sync::mpsc::channel::<std::task::Waker>();
+        let done = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let thread = std::thread::spawn({
+            let done = std::sync::Arc::clone(&done);
+            move || {
+                let waker = receiver.recv().unwrap();
+                std::thread::sleep(Duration::from_millis(20));
+                done.store(true, std::sync::atomic::Ordering::Release);
+                waker.wake();
+            }
+        });
+        let mut sender = Some(sender);
+        engine
+            .block_on(std::future::poll_fn(|cx| {
+                if let Some(sender) = sender.take() {
+                    sender.send(cx.waker().clone()).unwrap();
+                }
+                if done.load(std::sync::atomic::Ordering::Acquire) {
+                    std::task::Poll::Ready(())
+                } else {
+                    std::task::Poll::Pending
+                }
+            }))
+            .unwrap();
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn automatic_choice_says_why_it_fell_back() {
+    let engine = Engine::new().unwrap();
+    let tried: Vec<_> = engine.fallbacks().iter().map(|fallback| fallback.backend).collect();
+    let expected = REAL.iter().position(|&kind| kind == engine.backend()).unwrap();
+    assert_eq!(tried, REAL[..expected]);
+    assert!(Engine::builder().depth(0).build().is_err());
+    assert!(Engine::builder().depth(40_000).build().is_err());
+}
