@@ -86,7 +86,7 @@ pub struct ListedExport {
 
 /// The client's side of fixed newstyle negotiation: one export by GO (by EXPORT_NAME where the
 /// server does not know GO), or a list. Its example is at [`Handshake`](crate::Handshake).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ClientHandshake {
     state: State,
     goal: Goal,

@@ -18,6 +18,8 @@ mod bytes;
 mod client;
 mod error;
 mod export;
+#[doc(hidden)]
+pub mod fuzzing;
 mod handshake;
 mod option;
 mod reply;

@@ -1,0 +1,328 @@
+//! What a client may say during the handshake, and what it hears.
+
+use nbd_protocol::wire::{FLAG_C_FIXED_NEWSTYLE, FLAG_C_NO_ZEROES, OPTION_MAGIC, opt, rep};
+use nbd_protocol::{
+    ClientError, ClientHandshake, ClientStep, CloseReason, ExportInfo, Handshake, InfoType,
+    MAX_OPTION_DRAIN, MAX_OPTIONS, MAX_STRING, Negotiated, Step, TransmissionFlags, fuzzing,
+};
+
+const FIXED: u32 = FLAG_C_FIXED_NEWSTYLE;
+
+/// Client flags and options, as bytes.
+pub(crate) fn session(flags: u32, options: &[(u32, &[u8])]) -> Vec<u8> {
+    let mut bytes = flags.to_be_bytes().to_vec();
+    for (option, data) in options {
+        bytes.extend(OPTION_MAGIC.to_be_bytes());
+        bytes.extend(option.to_be_bytes());
+        bytes.extend((data.len() as u32).to_be_bytes());
+        bytes.extend(*data);
+    }
+    bytes
+}
+
+/// The data of INFO and GO.
+pub(crate) fn info(name: &str, wanted: &[InfoType]) -> Vec<u8> {
+    let mut data = (name.len() as u32).to_be_bytes().to_vec();
+    data.extend(name.as_bytes());
+    data.extend((wanted.len() as u16).to_be_bytes());
+    data.extend(wanted.iter().flat_map(|&kind| (kind as u16).to_be_bytes()));
+    data
+}
+
+/// One option reply: option, type, data.
+type OptionReply = (u32, u32, Vec<u8>);
+
+/// Runs a session against the exports of the fuzz target: bytes taken, last step, option replies,
+/// and what came after them.
+fn serve(input: &[u8]) -> (usize, Step, Vec<OptionReply>, Vec<u8>) {
+    let mut out = Vec::new();
+    let mut server = Handshake::new(&mut out);
+    assert_eq!(out, b"NBDMAGICIHAVEOPT\x00\x03");
+    out.clear();
+    let (used, step) = server.receive(input, &fuzzing::exports()[..], &mut out);
+    let mut replies = Vec::new();
+    let mut rest = &out[..];
+    while rest.starts_with(&0x0003_e889_0455_65a9_u64.to_be_bytes()) {
+        let field = |at: usize| u32::from_be_bytes(rest[at..at + 4].try_into().unwrap());
+        let end = 20 + field(16) as usize;
+        replies.push((field(8), field(12), rest[20..end].to_vec()));
+        rest = &rest[end..];
+    }
+    let rest = rest.to_vec();
+    (used, step, replies, rest)
+}
+
+/// The types of the replies to one option sent by a fixed newstyle client.
+fn reply_types(option: u32, data: &[u8]) -> Vec<u32> {
+    let input = session(FIXED, &[(option, data)]);
+    let (used, _, replies, _) = serve(&input);
+    assert_eq!(used, input.len());
+    assert!(replies.iter().all(|r| r.0 == option));
+    replies.iter().map(|r| r.1).collect()
+}
+
+fn closes(input: &[u8]) -> CloseReason {
+    match serve(input) {
+        (_, Step::Close(reason), _, _) => reason,
+        other => panic!("expected a close, got {other:?}"),
+    }
+}
+
+#[test]
+fn unknown_client_flags_close() {
+    assert_eq!(closes(&7_u32.to_be_bytes()), CloseReason::UnknownClientFlags(7));
+    assert_eq!(closes(&(1_u32 << 31).to_be_bytes()), CloseReason::UnknownClientFlags(1 << 31));
+}
+
+#[test]
+fn garbage_closes_at_the_first_option() {
+    let input = b"\0\0\0\x01GET / HTTP/1.1\r\n\r\n";
+    assert_eq!(closes(input), CloseReason::BadOptionMagic(u64::from_be_bytes(*b"GET / HT")));
+}
+
+#[test]
+fn export_name_ends_the_handshake_with_or_without_zeroes() {
+    for (flags, zeroes) in [(0, 124), (FIXED, 124), (FIXED | FLAG_C_NO_ZEROES, 0)] {
+        let mut input = session(flags, &[(opt::EXPORT_NAME, b"frozen")]);
+        let len = input.len();
+        input.extend(b"the first request");
+        let (used, step, replies, rest) = serve(&input);
+        assert_eq!((used, replies.len()), (len, 0));
+        let Step::Ready(negotiated) = step else { panic!("{step:?}") };
+        assert_eq!(negotiated.export, "frozen");
+        assert!(!negotiated.structured);
+        assert_eq!(rest[..8], (64_u64 << 10).to_be_bytes());
+        // HAS_FLAGS and READ_ONLY; SEND_DF only with structured replies.
+        assert_eq!(rest[8..10], [0, 3]);
+        assert_eq!(rest[10..], vec![0; zeroes]);
+    }
+}
+
+#[test]
+fn export_name_that_cannot_be_served_closes() {
+    let name = |data: &[u8]| closes(&session(FIXED, &[(opt::EXPORT_NAME, data)]));
+    assert_eq!(name(b"nope"), CloseReason::UnknownExport("nope".into()));
+    assert_eq!(name(b"\xff"), CloseReason::BadExportName);
+    assert_eq!(name(b"di\0sk"), CloseReason::BadExportName);
+    assert_eq!(name(&[b'x'; MAX_STRING + 1]), CloseReason::BadExportName);
+}
+
+#[test]
+fn without_fixed_newstyle_only_export_name_is_allowed() {
+    for option in [opt::GO, opt::LIST, opt::ABORT, 4711] {
+        let input = session(0, &[(option, b"")]);
+        assert_eq!(closes(&input), CloseReason::NotFixedNewstyle(option));
+    }
+}
+
+#[test]
+fn abort_is_acknowledged_whatever_its_data() {
+    for data in [&b""[..], b"farewell"] {
+        let (_, step, replies, _) = serve(&session(FIXED, &[(opt::ABORT, data)]));
+        assert_eq!(step, Step::Close(CloseReason::Aborted));
+        assert_eq!(replies, [(opt::ABORT, rep::ACK, vec![])]);
+    }
+}
+
+#[test]
+fn list_names_every_export_with_its_description() {
+    let (_, step, replies, _) = serve(&session(FIXED, &[(opt::LIST, b"")]));
+    assert_eq!(step, Step::More);
+    let disk = b"\0\0\0\x04diskone mebibyte".to_vec();
+    let frozen = b"\0\0\0\x06frozen".to_vec();
+    assert_eq!(
+        replies,
+        [
+            (opt::LIST, rep::SERVER, disk),
+            (opt::LIST, rep::SERVER, frozen),
+            (opt::LIST, rep::ACK, vec![]),
+        ]
+    );
+    assert_eq!(reply_types(opt::LIST, b"x"), [rep::ERR_INVALID]);
+}
+
+#[test]
+fn structured_reply_takes_no_data_and_may_be_repeated() {
+    assert_eq!(reply_types(opt::STRUCTURED_REPLY, b""), [rep::ACK]);
+    assert_eq!(reply_types(opt::STRUCTURED_REPLY, b"x"), [rep::ERR_INVALID]);
+    let go = info("disk", &[]);
+    for (options, structured) in [
+        (vec![(opt::STRUCTURED_REPLY, &b""[..]), (opt::STRUCTURED_REPLY, b"")], true),
+        (vec![(opt::STRUCTURED_REPLY, b"x")], false), // refused, so not in force
+    ] {
+        let options: Vec<_> = options.into_iter().chain([(opt::GO, &go[..])]).collect();
+        let (_, step, _, _) = serve(&session(FIXED, &options));
+        assert!(matches!(step, Step::Ready(Negotiated { structured: s, .. }) if s == structured));
+    }
+}
+
+#[test]
+fn what_is_not_supported_is_drained_and_refused() {
+    for option in [4, opt::STARTTLS, opt::LIST_META_CONTEXT, opt::SET_META_CONTEXT, 11, 0, !0] {
+        assert_eq!(reply_types(option, b""), [rep::ERR_UNSUP]);
+        assert_eq!(reply_types(option, &[7; 70_000]), [rep::ERR_UNSUP]);
+    }
+}
+
+#[test]
+fn info_answers_what_was_asked_and_goes_on() {
+    use InfoType::{BlockSize, Description, Export, Name};
+    let data = info("frozen", &[BlockSize, Export, BlockSize, Name, Description]);
+    let (_, step, replies, _) = serve(&session(FIXED, &[(opt::INFO, &data)]));
+    assert_eq!(step, Step::More);
+    let data: Vec<_> = replies.iter().map(|r| (r.1, &r.2[..])).collect();
+    assert_eq!(
+        data,
+        [
+            (rep::INFO, &b"\0\0\0\0\0\0\0\x01\0\0\0\x03"[..]),
+            (rep::INFO, b"\0\x01frozen"),
+            (rep::INFO, b"\0\x02"),
+            (rep::INFO, b"\0\x03\0\0\x02\0\0\0\x10\0\x02\0\0\0"),
+            (rep::ACK, b""),
+        ]
+    );
+    assert_eq!(reply_types(opt::INFO, &info("disk", &[])), [rep::INFO, rep::ACK]);
+}
+
+#[test]
+fn go_with_an_empty_name_opens_the_default_export() {
+    let data = info("", &[InfoType::BlockSize]);
+    let mut input = session(FIXED, &[(opt::STRUCTURED_REPLY, b""), (opt::GO, &data)]);
+    let len = input.len();
+    input.push(0x25);
+    let (used, step, replies, rest) = serve(&input);
+    assert_eq!((used, rest.len()), (len, 0));
+    let flags = TransmissionFlags(0x0ffd);
+    let ready = Negotiated { export: String::new(), structured: true, block_sizes: true, flags };
+    assert_eq!(step, Step::Ready(ready));
+    assert_eq!(replies[1].2, b"\0\0\0\0\0\0\0\x10\0\0\x0f\xfd");
+}
+
+#[test]
+fn a_bad_go_is_refused_and_the_client_may_try_again() {
+    let unknown = info("nope", &[]);
+    let mut long = info("disk", &[]);
+    long.push(0);
+    let mut short = info("disk", &[InfoType::Name]);
+    short.pop();
+    let mut overrun = info("disk", &[]);
+    overrun[3] = 200;
+    let mut wide = info("disk", &[]);
+    wide[0] = 0xff;
+    let huge = vec![0; 8192];
+    for option in [opt::INFO, opt::GO] {
+        assert_eq!(reply_types(option, &unknown), [rep::ERR_UNKNOWN]);
+        for malformed in [&long, &short, &overrun, &wide, &vec![], &info("\0", &[])] {
+            assert_eq!(reply_types(option, malformed), [rep::ERR_INVALID]);
+        }
+        assert_eq!(reply_types(option, &huge), [rep::ERR_TOO_BIG]);
+    }
+    let good = info("disk", &[]);
+    let tries = [(opt::GO, &unknown[..]), (opt::GO, &short), (opt::GO, &huge), (opt::GO, &good)];
+    assert!(matches!(serve(&session(FIXED, &tries)).1, Step::Ready(_)));
+}
+
+#[test]
+fn floods_are_cut_off() {
+    let mut input = session(FIXED, &[]);
+    input.extend(OPTION_MAGIC.to_be_bytes());
+    input.extend(opt::GO.to_be_bytes());
+    input.extend((MAX_OPTION_DRAIN + 1).to_be_bytes());
+    let reason = CloseReason::OptionTooLong { option: opt::GO, len: MAX_OPTION_DRAIN + 1 };
+    assert_eq!(closes(&input), reason);
+
+    let many = vec![(opt::LIST, &b""[..]); MAX_OPTIONS as usize + 1];
+    assert_eq!(serve(&session(FIXED, &many[1..])).1, Step::More);
+    assert_eq!(closes(&session(FIXED, &many)), CloseReason::TooManyOptions);
+}
+
+#[test]
+fn lists_of_many_exports_cannot_be_asked_for_without_end() {
+    let exports: Vec<_> =
+        (0..300).map(|i| ExportInfo::new(format!("{i:04}").repeat(1000), 0)).collect();
+    let input = session(FIXED, &[(opt::LIST, &b""[..]); 3]);
+    let mut out = Vec::new();
+    let (_, step) = Handshake::new(&mut out).receive(&input, &exports[..], &mut out);
+    assert_eq!(step, Step::Close(CloseReason::TooManyOptions));
+    assert!(out.len() < 3 << 20, "{}", out.len());
+}
+
+/// Negotiates the library's client with its server, each fed what the other said.
+pub(crate) fn negotiate(
+    mut client: ClientHandshake,
+    exports: &[ExportInfo],
+) -> Result<(ClientStep, Step), ClientError> {
+    let (mut to_client, mut to_server) = (Vec::new(), Vec::new());
+    let mut server = Handshake::new(&mut to_client);
+    let mut server_step = Step::More;
+    loop {
+        let (used, step) = client.receive(&to_client, &mut to_server)?;
+        to_client.drain(..used);
+        let over = step != ClientStep::More;
+        if !to_server.is_empty() {
+            let (used, step) = server.receive(&to_server, exports, &mut to_client);
+            to_server.drain(..used);
+            server_step = step;
+        }
+        if over {
+            return Ok((step, server_step));
+        }
+    }
+}
+
+#[test]
+fn our_client_learns_everything_from_our_server() {
+    let exports = fuzzing::exports();
+    let (step, server) = negotiate(ClientHandshake::new("frozen", true), &exports).unwrap();
+    let ClientStep::Connected(connected) = step else { panic!("{step:?}") };
+    assert_eq!(connected.size, 64 << 10);
+    assert!(connected.structured && connected.flags.contains(TransmissionFlags::SEND_DF));
+    assert_eq!(connected.block_sizes, Some((512, 4096, 32 << 20)));
+    assert_eq!(connected.name.as_deref(), Some("frozen"));
+    assert!(matches!(server, Step::Ready(n) if n.flags == connected.flags && n.structured));
+}
+
+#[test]
+fn our_client_lists_and_aborts() {
+    let (step, server) = negotiate(ClientHandshake::list(), &fuzzing::exports()).unwrap();
+    let ClientStep::Listed(listed) = step else { panic!("{step:?}") };
+    let names: Vec<_> = listed.iter().map(|e| (&e.name[..], &e.description[..])).collect();
+    assert_eq!(names, [("disk", "one mebibyte"), ("frozen", "")]);
+    assert_eq!(server, Step::Close(CloseReason::Aborted));
+}
+
+#[test]
+fn our_client_reports_a_refusal() {
+    let refused = negotiate(ClientHandshake::new("nope", true), &fuzzing::exports());
+    let code = rep::ERR_UNKNOWN;
+    assert!(
+        matches!(&refused, Err(ClientError::Refused { code: c, .. }) if *c == code),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn our_client_falls_back_to_export_name() {
+    let mut client = ClientHandshake::new("disk", false);
+    let mut out = Vec::new();
+    client.receive(b"NBDMAGICIHAVEOPT\x00\x01", &mut out).unwrap();
+    out.clear();
+    let unsup = b"\x00\x03\xe8\x89\x04\x55\x65\xa9\0\0\0\x07\x80\0\0\x01\0\0\0\0";
+    assert_eq!(client.receive(unsup, &mut out), Ok((unsup.len(), ClientStep::More)));
+    assert_eq!(out, session(0, &[(opt::EXPORT_NAME, b"disk")])[4..]);
+    // The server did not offer to leave out the zeroes.
+    let mut answer = b"\0\0\0\0\0\x10\0\0\x00\x05".to_vec();
+    assert_eq!(client.receive(&answer, &mut out), Ok((0, ClientStep::More)));
+    answer.extend([0; 124]);
+    let (used, step) = client.receive(&answer, &mut out).unwrap();
+    assert_eq!(used, answer.len());
+    assert!(matches!(step, ClientStep::Connected(c) if c.size == 1 << 20 && c.flags.0 == 5));
+}
+
+#[test]
+fn our_client_refuses_what_is_not_fixed_newstyle() {
+    for greeting in [&b"HTTP/1.1 400 Bad Request"[..], b"NBDMAGICIHAVEOPT\0\x02"] {
+        let result = ClientHandshake::list().receive(greeting, &mut Vec::new());
+        assert_eq!(result, Err(ClientError::NotNbd));
+    }
+}

@@ -1,0 +1,7 @@
+//! The protocol library from outside: its rules one by one, its properties on random input, and
+//! the fuzz target's corpus.
+
+mod corpus;
+mod handshake;
+mod properties;
+mod request;
