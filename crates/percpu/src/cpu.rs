@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn a_thread_keeps_its_dealt_slot_and_the_next_gets_another() {
         let mine = dealt();
-        let theirs = crate::sync::thread::spawn(|| (dealt(), dealt())).join().unwrap();
+        let theirs = std::thread::spawn(|| (dealt(), dealt())).join().unwrap();
         assert_eq!(mine, dealt());
         assert_eq!(theirs.0, theirs.1);
         assert_ne!(mine, theirs.0);

@@ -107,7 +107,7 @@ mod tests {
         };
         assert_eq!(area.0 % 4, 0);
         let here = cpu_id(area);
-        let there = crate::sync::thread::spawn(move || cpu_id(area)).join().unwrap();
+        let there = std::thread::spawn(move || cpu_id(area)).join().unwrap();
         for id in [here, there] {
             assert!((id as usize) < crate::topology().capacity(), "id {}", id as i32);
         }

@@ -198,11 +198,14 @@ mod imp {
     /// Panics if the node was freed before, and under loom if a read of it may race with this.
     #[track_caller]
     pub fn free<T>(node: Box<Watched<T>>) {
-        if !mutant("quarantine-canary-lives") {
-            node.check("free");
-            node.canary.kill();
-        }
+        // Raw before the checks: one that panics must not return the memory while it unwinds.
         let node = Box::into_raw(node);
+        if !mutant("quarantine-canary-lives") {
+            // SAFETY: it came from a `Box`; freed before, it is still in `KEPT`.
+            let watched = unsafe { &*node };
+            watched.check("free");
+            watched.canary.kill();
+        }
         // SAFETY: `node` came from a `Box`, so the field is in bounds.
         let value = unsafe { &raw mut (*node).value };
         // SAFETY: we own the value, which the canary says was not dropped before, and nothing
