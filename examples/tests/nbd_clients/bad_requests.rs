@@ -1,0 +1,311 @@
+//! Requests that must be refused, each on a session that must stay in step and go on.
+
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+
+use crate::client::{
+    Answer, Client, MAX_PAYLOAD, MIB, brief, chunk, cmd, err, flag, header, opt, rep,
+};
+use crate::image;
+use crate::lab::{Backend, Lab, Res, check, per_backend, trial};
+use crate::need::Need;
+use crate::server::{Launch, Server};
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let all = &Backend::ALL;
+    let mut trials = Vec::new();
+    trials.extend(per_backend(all, "out_of_range", &[], out_of_range));
+    trials.extend(per_backend(all, "payload_over_the_limit", &[], over_the_limit));
+    trials.extend(per_backend(all, "long_trim_zeroes_cache_accepted", &[], long_without_payload));
+    trials.extend(per_backend(all, "refused_write_keeps_step", &[], refused_write_keeps_step));
+    trials.extend(per_backend(all, "structured_reads", &[], structured_reads));
+    trials.push(trial("requests/unknown_command_and_flags", &[], unknown));
+    trials.push(trial("requests/bad_magic_closes", &[], bad_magic));
+    trials.push(trial("requests/read_only_export", &[], read_only));
+    trials.push(trial("requests/unaligned_under_direct", &[Need::Direct], unaligned));
+    trials.push(trial("requests/direct_rounds_size_down", &[Need::Direct], rounded_down));
+    trials
+}
+
+fn start(lab: &Lab, backend: Backend, size: u64) -> Res<Server> {
+    let image = lab.path("a.img");
+    image::with_parts(&image, size, 8, 31)?;
+    Launch::new(lab, backend).image(&image).start()
+}
+
+/// The session is in step: a block written comes back.
+fn in_step(client: &mut Client) -> Res {
+    let data = vec![0x6d; 4096];
+    client.write(8192, &data, 0)?.ok("the write after a refusal")?;
+    check!(client.read(8192, 4096)? == Ok(data), "out of step after a refusal");
+    Ok(())
+}
+
+fn out_of_range(lab: &Lab, backend: Backend) -> Res {
+    let size = 8 * MIB;
+    let server = start(lab, backend, size)?;
+    let mut client = server.client()?;
+    let ranges = [
+        (size, 4096u32),
+        (size - 4096, 8192),
+        (size + MIB, 4096),
+        (u64::MAX - 4095, 4096), // ends exactly at 2^64
+        (!4095, 8192),           // wraps around
+        (1 << 63, 4096),
+    ];
+    for (offset, len) in ranges {
+        let read = client.read(offset, len)?;
+        check!(read == Err(err::EINVAL), "READ of {len} at {offset:#x}: {}", brief(&read));
+        let written = client.write(offset, &vec![1; len as usize], 0)?;
+        written.is(err::ENOSPC, &format!("WRITE of {len} at {offset:#x}"))?;
+        for kind in [cmd::TRIM, cmd::WRITE_ZEROES, cmd::CACHE] {
+            let answer = client.plain(kind, 0, offset, len.into())?;
+            answer.any_of(&[err::EINVAL, err::ENOSPC], "a range past the end")?;
+        }
+        in_step(&mut client)?;
+    }
+    client.disconnect()?;
+    server.stop()
+}
+
+/// A READ past the advertised maximum is refused in step; such a WRITE is drained or closes this
+/// connection only.
+fn over_the_limit(lab: &Lab, backend: Backend) -> Res {
+    let mut server = start(lab, backend, 128 * MIB)?;
+    let mut client = server.client()?;
+    let largest = client.read(0, MAX_PAYLOAD)?;
+    check!(largest.is_ok(), "a READ of the maximum itself: {:?}", largest.err());
+    drop(largest);
+    client.write(0, &vec![0x11; MAX_PAYLOAD as usize], 0)?.ok("a WRITE of the maximum itself")?;
+    for len in [MAX_PAYLOAD + 4096, 64 << 20, !4095] {
+        let refused = client.read(0, len)?;
+        let fine = matches!(refused, Err(err::EINVAL | err::EOVERFLOW));
+        check!(fine, "a READ of {len} bytes: {:?}", refused.map(|b| b.len()));
+    }
+    in_step(&mut client)?;
+
+    let seen = server.log().len();
+    let len = MAX_PAYLOAD + 4096;
+    let cookie = client.request(0, cmd::WRITE, 0, len)?;
+    let sent = client.send(&vec![0x22; len as usize]);
+    match sent.and_then(|()| client.answer(cookie)) {
+        Ok(answer) => {
+            answer.any_of(&[err::EINVAL, err::EOVERFLOW, err::ENOSPC], "an oversized WRITE")?;
+            in_step(&mut client)?;
+        }
+        Err(_) => {
+            client.closed_within(Duration::from_secs(5))?;
+        }
+    }
+    server.logged_since(seen, "an oversized WRITE")?;
+    // 4 GiB announced, nothing sent: refused or closed, and no such buffer is made.
+    let mut liar = server.client()?;
+    liar.request(0, cmd::WRITE, 0, u32::MAX)?;
+    std::thread::sleep(Duration::from_millis(200));
+    let peak = server.memory("VmHWM")?;
+    check!(peak < 512 * MIB, "{} MiB for a client that announced 4 GiB", peak / MIB);
+    server.still_serves()?;
+    let mut fresh = server.client()?;
+    let kept = fresh.read(MIB, 4096)?;
+    check!(kept == Ok(vec![0x11; 4096]), "a refused WRITE changed the image");
+    server.stop()
+}
+
+/// The payload limit is not one for commands without payload: qemu trims 1 GiB at once.
+fn long_without_payload(lab: &Lab, backend: Backend) -> Res {
+    let image = lab.path("a.img");
+    let file = image::sparse(&image, 2048 * MIB)?;
+    file.sync_all()?;
+    let server = Launch::new(lab, backend).image(&image).start()?;
+    let mut client = server.client()?;
+    let data = vec![0x99; MIB as usize];
+    client.write(512 * MIB, &data, 0)?.ok("write")?;
+    client.write(1024 * MIB, &data, 0)?.ok("write")?;
+    client.plain(cmd::CACHE, 0, 448 * MIB, 128 * MIB)?.ok("CACHE of 128 MiB")?;
+    check!(client.read(512 * MIB, MIB as u32)? == Ok(data.clone()), "CACHE changed something");
+    client.plain(cmd::TRIM, 0, 0, 1024 * MIB)?.ok("TRIM of 1 GiB")?;
+    client.plain(cmd::WRITE_ZEROES, 0, 0, 1024 * MIB)?.ok("WRITE_ZEROES of 1 GiB")?;
+    check!(client.read(512 * MIB, MIB as u32)? == Ok(vec![0; MIB as usize]), "not zeroed");
+    check!(client.read(1024 * MIB, MIB as u32)? == Ok(data), "zeroed too much");
+    client.disconnect()?;
+    server.stop()
+}
+
+/// Refused and good writes pipelined in one send: each gets its own answer, none is misparsed.
+fn refused_write_keeps_step(lab: &Lab, backend: Backend) -> Res {
+    let size = 8 * MIB;
+    let server = start(lab, backend, size)?;
+    let mut client = server.client()?;
+    let mut bytes = Vec::new();
+    let mut wanted = std::collections::HashMap::new();
+    for i in 0..64u64 {
+        let good = i % 3 != 0;
+        let offset = if good { i * 16384 } else { size + i * 4096 };
+        let len = if i % 2 == 0 { 4096u32 } else { 16384 };
+        bytes.extend(header(0, cmd::WRITE, i, offset, len));
+        // A payload that looks like requests, for a server that forgets to drain it.
+        let fake = header(0, cmd::DISC, 0xbad, 0, 0);
+        let payload: Vec<u8> = fake.iter().copied().cycle().take(len as usize).collect();
+        bytes.extend(payload);
+        wanted.insert(i, if good { 0 } else { err::ENOSPC });
+    }
+    client.send(&bytes)?;
+    while !wanted.is_empty() {
+        let (Answer(error), cookie) = client.simple_reply()?;
+        let expected = wanted.remove(&cookie).ok_or_else(|| format!("cookie {cookie:#x}?"))?;
+        check!(error == expected, "write {cookie}: error {error}, wanted {expected}");
+    }
+    in_step(&mut client)?;
+    client.disconnect()?;
+    server.stop()
+}
+
+/// After STRUCTURED_REPLY every READ is answered in chunks that cover it once; with DF in one;
+/// errors too are chunks; other commands keep their simple replies or get a chunk without data.
+fn structured_reads(lab: &Lab, backend: Backend) -> Res {
+    let server = start(lab, backend, 8 * MIB)?;
+    let image = lab.path("a.img");
+    let mut client = server.connect()?;
+    client.greet()?;
+    let kind = client.option(opt::STRUCTURED_REPLY, &[])?;
+    check!(kind == rep::ACK, "STRUCTURED_REPLY: reply {kind:#x}");
+    client.go("vol")?;
+    let ranges = [(0, 4096u32), (4096, 1 << 20), (7 * MIB, 1 << 20), (0, 8 << 20)];
+    for (offset, len) in ranges {
+        for flags in [0, flag::DF] {
+            let wanted = image::bytes_at(&image, offset, len as usize)?;
+            let (bytes, data_chunks) = structured_read(&mut client, flags, offset, len)?;
+            check!(bytes == wanted, "READ of {len} at {offset} gave other bytes");
+            check!(flags == 0 || data_chunks == 1, "DF, but {data_chunks} chunks");
+        }
+    }
+    let cookie = client.request(0, cmd::READ, 8 * MIB, 4096)?;
+    let error = client.chunk()?;
+    check!([chunk::ERROR, chunk::ERROR_OFFSET].contains(&error.kind), "{error:?}");
+    check!(error.done && error.cookie == cookie, "{error:?}");
+    check!(crate::client::be32(&error.payload) == err::EINVAL, "{error:?}");
+    let message = u16::from_be_bytes([error.payload[4], error.payload[5]]);
+    let tail = if error.kind == chunk::ERROR { 0 } else { 8 };
+    check!(error.payload.len() == 6 + usize::from(message) + tail, "{error:?}");
+    // Still in step:
+    let (bytes, _) = structured_read(&mut client, 0, 0, 4096)?;
+    check!(bytes == image::bytes_at(&image, 0, 4096)?, "out of step after an error chunk");
+    client.disconnect()?;
+    server.stop()
+}
+
+/// Puts a structured READ together; gives the bytes and the number of content chunks.
+fn structured_read(client: &mut Client, flags: u16, offset: u64, len: u32) -> Res<(Vec<u8>, u32)> {
+    let cookie = client.request(flags, cmd::READ, offset, len)?;
+    let mut bytes: Vec<Option<u8>> = vec![None; len as usize];
+    let mut chunks = 0;
+    loop {
+        let part = client.chunk()?;
+        check!(part.cookie == cookie, "a chunk of {:#x}", part.cookie);
+        let content = match part.kind {
+            chunk::OFFSET_DATA => part.payload[8..].to_vec(),
+            chunk::OFFSET_HOLE => vec![0; crate::client::be32(&part.payload[8..]) as usize],
+            chunk::NONE if part.done => Vec::new(),
+            kind => crate::lab::fail!("a chunk of type {kind:#x}"),
+        };
+        if part.kind != chunk::NONE {
+            chunks += 1;
+            let at = crate::client::be64(&part.payload).checked_sub(offset);
+            let at = at.ok_or("a chunk before the range")? as usize;
+            let room = bytes.get_mut(at..at + content.len()).ok_or("a chunk past the range")?;
+            check!(room.iter().all(Option::is_none), "two chunks for the same bytes");
+            room.iter_mut().zip(content).for_each(|(slot, byte)| *slot = Some(byte));
+        }
+        if part.done {
+            let whole: Option<Vec<u8>> = bytes.into_iter().collect();
+            return Ok((whole.ok_or("the chunks leave a gap")?, chunks));
+        }
+    }
+}
+
+fn unknown(lab: &Lab) -> Res {
+    let server = start(lab, Backend::Threads, 8 * MIB)?;
+    let mut client = server.client()?;
+    for kind in [7u16, 8, 99, 0xffff] {
+        let answer = client.plain(kind, 0, 0, 4096)?;
+        answer.is(err::EINVAL, &format!("command {kind}"))?;
+        in_step(&mut client)?;
+    }
+    for flags in [1u16 << 5, 1 << 15] {
+        let read = client.read_with_flags(flags, 0, 4096)?;
+        check!(read == Err(err::EINVAL), "READ with flags {flags:#x}: {}", brief(&read));
+        let written = client.write(0, &[1; 4096], flags)?;
+        written.is(err::EINVAL, "WRITE with unknown flags")?;
+        in_step(&mut client)?;
+    }
+    client.disconnect()?;
+    server.stop()
+}
+
+fn bad_magic(lab: &Lab) -> Res {
+    let mut server = start(lab, Backend::Threads, 8 * MIB)?;
+    let mut other = server.client()?;
+    let mut client = server.client()?;
+    let seen = server.log().len();
+    client.send(&[0x17; 28])?;
+    client.closed_within(Duration::from_secs(5))?;
+    server.logged_since(seen, "a request with a bad magic")?;
+    in_step(&mut other)?;
+    server.still_serves()?;
+    server.stop()
+}
+
+fn read_only(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::with_parts(&image, 8 * MIB, 8, 32)?;
+    let before = std::fs::read(&image)?;
+    let server = Launch::new(lab, Backend::Threads).image(&image).arg("--read-only").start()?;
+    let mut client = server.client()?;
+    check!(client.export.flags & 2 != 0, "not marked read-only: {:#x}", client.export.flags);
+    for _ in 0..2 {
+        client.write(0, &[1; 65536], 0)?.is(err::EPERM, "WRITE")?;
+        client.write(0, &[1; 4096], flag::FUA)?.is(err::EPERM, "WRITE with FUA")?;
+        client.plain(cmd::TRIM, 0, 0, MIB)?.is(err::EPERM, "TRIM")?;
+        client.plain(cmd::WRITE_ZEROES, 0, 0, MIB)?.is(err::EPERM, "WRITE_ZEROES")?;
+        check!(client.read(0, 4096)? == Ok(before[..4096].to_vec()), "READ");
+    }
+    client.disconnect()?;
+    server.stop()?;
+    check!(std::fs::read(&image)? == before, "a read-only image changed");
+    Ok(())
+}
+
+/// Under `--direct` the minimum block size is the disk's; what does not fit it is refused.
+fn unaligned(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::with_parts(&image, 8 * MIB, 8, 33)?;
+    let server = Launch::new(lab, Backend::Threads).image(&image).arg("--direct").start()?;
+    let mut client = server.client()?;
+    let minimum = client.export.blocks.ok_or("no block sizes")?.0;
+    check!(minimum >= 512, "minimum block size {minimum} under --direct");
+    let block = u64::from(minimum);
+    for (offset, len) in [(1, minimum), (0, minimum + 1), (block / 2, minimum), (block, 100)] {
+        let read = client.read(offset, len)?;
+        check!(read == Err(err::EINVAL), "READ of {len} at {offset}: {}", brief(&read));
+        let written = client.write(offset, &vec![1; len as usize], 0)?;
+        written.is(err::EINVAL, &format!("WRITE of {len} at {offset}"))?;
+        in_step(&mut client)?;
+    }
+    let block = client.read(0, minimum)?;
+    check!(block == Ok(image::bytes_at(&image, 0, minimum as usize)?), "an aligned READ");
+    client.disconnect()?;
+    server.stop()
+}
+
+/// An image whose size is no multiple of the block is exported without its odd end, and says so.
+fn rounded_down(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::sparse(&image, MIB + 100)?;
+    let server = Launch::new(lab, Backend::Threads).image(&image).arg("--direct").start()?;
+    let client = server.client()?;
+    check!(client.export.size == MIB, "exported {} bytes of {}", client.export.size, MIB + 100);
+    let log = server.log();
+    check!(log.contains("round"), "nothing logged about rounding:\n{log}");
+    server.stop()
+}

@@ -1,0 +1,189 @@
+//! The disk's own troubles: full, shrunk, unable to zero; and holes where they are allowed only.
+
+use std::fs;
+use std::path::Path;
+
+use libtest_mimic::Trial;
+
+use crate::client::{Client, MIB, brief, cmd, err, flag};
+use crate::image;
+use crate::lab::{Backend, Lab, Res, check, per_backend};
+use crate::need::{self, Need};
+use crate::server::Launch;
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let all = &Backend::ALL;
+    let buffered = &[Backend::Uring, Backend::Threads];
+    let mut trials = Vec::new();
+    trials.extend(per_backend(buffered, "full_disk", &[Need::SmallTmpfs], full_disk));
+    trials.extend(per_backend(all, "image_shrinks", &[], image_shrinks));
+    trials.extend(per_backend(all, "no_hole_never_punches", &[Need::PunchAndZero], no_hole));
+    trials.extend(per_backend(all, "fast_zero_by_punching", &[Need::PunchAndZero], fast_zero));
+    let slow = &[Need::NoZeroRange];
+    trials.extend(per_backend(buffered, "fast_zero_refused_changes_nothing", slow, slow_zero));
+    trials.extend(per_backend(buffered, "zeroes_without_zero_range", slow, zeroes_by_writing));
+    trials
+}
+
+/// A 64 MiB image on a file system of 16 MiB: writes beyond get ENOSPC, what was acknowledged
+/// reads back, other clients go on, and after a TRIM there is room again.
+fn full_disk(lab: &Lab, backend: Backend) -> Res {
+    let mount = lab.path("small");
+    fs::create_dir(&mount)?;
+    let script = "mount -t tmpfs -o size=16m none \"$0\" && exec \"$@\"";
+    let mut words: Vec<String> = need::unshare_mounts().into_iter().map(String::from).collect();
+    words.extend(["sh", "-c", script].map(String::from));
+    words.push(mount.to_str().expect("temporary paths are UTF-8").to_string());
+    let image = mount.join("a.img");
+    let launch = Launch::new(lab, backend).image(&image).arg("--size").arg("64M").through(words);
+    let mut server = launch.start()?;
+    let (mut client, mut other) = (server.client()?, server.client()?);
+
+    let piece = |i: u64| vec![1 + i as u8; MIB as usize];
+    let mut written = 0;
+    let full = loop {
+        check!(written < 32, "32 MiB fit on a disk of 16 MiB");
+        match client.write(written * MIB, &piece(written), 0)?.0 {
+            0 => written += 1,
+            error => break error,
+        }
+    };
+    check!(full == err::ENOSPC, "a full disk gave error {full}, wanted ENOSPC");
+    check!(written >= 8, "full after {written} MiB");
+    for i in 0..written {
+        check!(other.read(i * MIB, MIB as u32)? == Ok(piece(i)), "MiB {i} reads back wrong");
+    }
+    client.write(40 * MIB, &piece(99), flag::FUA)?.is(err::ENOSPC, "write with FUA, full disk")?;
+    let zeroes = client.plain(cmd::WRITE_ZEROES, flag::NO_HOLE, 48 * MIB, 8 * MIB)?;
+    zeroes.is(err::ENOSPC, "allocating zeroes, full disk")?;
+    client.flush()?.ok("FLUSH on a full disk")?;
+
+    client.plain(cmd::TRIM, 0, 0, 4 * MIB)?.ok("TRIM")?;
+    client.write(40 * MIB, &piece(40), 0)?.ok("a write after the TRIM made room")?;
+    check!(other.read(40 * MIB, MIB as u32)? == Ok(piece(40)), "the write after the TRIM");
+    client.plain(cmd::TRIM, 0, 0, 64 * MIB)?.ok("TRIM of everything")?;
+    server.still_serves()?;
+    server.stop()
+}
+
+/// The image loses its tail while it is served: reads there get EIO, the rest goes on.
+fn image_shrinks(lab: &Lab, backend: Backend) -> Res {
+    let image = lab.path("a.img");
+    let file = image::with_parts(&image, 32 * MIB, 64, 11)?;
+    let mut server = Launch::new(lab, backend).image(&image).start()?;
+    let mut client = server.client()?;
+    let start = image::bytes_at(&image, 0, 65536)?;
+    check!(client.read(31 * MIB, 65536)?.is_ok(), "before it shrinks");
+
+    file.set_len(MIB)?;
+    let gone = client.read(16 * MIB, 65536)?;
+    check!(gone == Err(err::EIO), "a read past the new end: {}", brief(&gone));
+    let half = client.read(MIB - 32768, 65536)?;
+    check!(half == Err(err::EIO), "a read across the new end: {}", brief(&half));
+    check!(client.read(0, 65536)? == Ok(start), "the part that is left");
+    server.still_serves()?;
+
+    file.set_len(32 * MIB)?;
+    check!(client.read(16 * MIB, 65536)? == Ok(vec![0; 65536]), "after it grew back");
+    client.disconnect()?;
+    server.stop()
+}
+
+/// Writes `len` bytes of data at 0 and flushes.
+fn fill(client: &mut Client, len: u64) -> Res {
+    for i in 0..len / MIB {
+        client.write(i * MIB, &vec![0xdd; MIB as usize], 0)?.ok("write")?;
+    }
+    client.flush()?.ok("FLUSH")
+}
+
+fn all_zero(client: &mut Client, offset: u64, len: u64) -> Res<bool> {
+    let back = client.read(offset, u32::try_from(len).expect("a small range"))?;
+    Ok(back.is_ok_and(|bytes| bytes.iter().all(|&b| b == 0)))
+}
+
+/// With NO_HOLE zeroes stay allocated, and a hole becomes allocated; without it they are punched.
+fn no_hole(lab: &Lab, backend: Backend) -> Res {
+    let image = lab.path("a.img");
+    image::sparse(&image, 32 * MIB)?;
+    let server = Launch::new(lab, backend).image(&image).start()?;
+    let mut client = server.client()?;
+    fill(&mut client, 8 * MIB)?;
+    let full = image::allocated(&image)?;
+    check!(full >= 8 * MIB, "{full} bytes allocated by 8 MiB of data");
+
+    for (offset, len) in [(0, 2 * MIB), (2 * MIB + 4096, 8192), (4 * MIB, 4 * MIB)] {
+        client.plain(cmd::WRITE_ZEROES, flag::NO_HOLE, offset, len)?.ok("zeroes, NO_HOLE")?;
+        check!(all_zero(&mut client, offset, len)?, "{len} bytes at {offset} are not zero");
+    }
+    let now = image::allocated(&image)?;
+    check!(now >= full, "NO_HOLE punched: {full} bytes allocated before, {now} after");
+
+    client.plain(cmd::WRITE_ZEROES, flag::NO_HOLE, 16 * MIB, 4 * MIB)?.ok("zeroes over a hole")?;
+    let more = image::allocated(&image)?;
+    check!(more >= now + 4 * MIB, "NO_HOLE over a hole allocated {} bytes", more - now);
+
+    client.plain(cmd::WRITE_ZEROES, 0, 0, 4 * MIB)?.ok("zeroes")?;
+    check!(all_zero(&mut client, 0, 4 * MIB)?, "not zero");
+    let punched = image::allocated(&image)?;
+    check!(punched + 4 * MIB <= more, "zeroes without NO_HOLE left {punched} of {more} bytes");
+    client.disconnect()?;
+    server.stop()
+}
+
+/// Where the file system punches holes, FAST_ZERO succeeds, also for a range past the payload
+/// limit.
+fn fast_zero(lab: &Lab, backend: Backend) -> Res {
+    let image = lab.path("a.img");
+    image::sparse(&image, 256 * MIB)?;
+    let server = Launch::new(lab, backend).image(&image).start()?;
+    let mut client = server.client()?;
+    fill(&mut client, 8 * MIB)?;
+    let flags = flag::FAST_ZERO;
+    client.plain(cmd::WRITE_ZEROES, flags, 4 * MIB, 252 * MIB)?.ok("FAST_ZERO")?;
+    check!(all_zero(&mut client, 4 * MIB, 8 * MIB)?, "not zero after FAST_ZERO");
+    check!(!all_zero(&mut client, 4 * MIB - 4096, 4096)?, "FAST_ZERO zeroed too much");
+    client.disconnect()?;
+    server.stop()
+}
+
+/// A server with an image on tmpfs, which punches holes but zeroes no range in place.
+fn on_tmpfs(lab: &Lab, backend: Backend, body: impl FnOnce(&mut Client, &Path) -> Res) -> Res {
+    let dir = tempfile::Builder::new().prefix("nbd.").tempdir_in(need::SHM)?;
+    let image = dir.path().join("a.img");
+    image::sparse(&image, 16 * MIB)?;
+    let server = Launch::new(lab, backend).image(&image).start()?;
+    let mut client = server.client()?;
+    body(&mut client, &image)?;
+    client.disconnect()?;
+    server.stop()
+}
+
+/// FAST_ZERO with NO_HOLE where only slow writing could do it: ENOTSUP, not a byte changed.
+fn slow_zero(lab: &Lab, backend: Backend) -> Res {
+    on_tmpfs(lab, backend, |client, image| {
+        fill(client, 4 * MIB)?;
+        let before = fs::read(image)?;
+        let flags = flag::FAST_ZERO | flag::NO_HOLE;
+        for (offset, len) in [(0, 4096), (MIB, 2 * MIB), (0, 16 * MIB)] {
+            let answer = client.plain(cmd::WRITE_ZEROES, flags, offset, len)?;
+            answer.is(err::ENOTSUP, "FAST_ZERO with NO_HOLE on tmpfs")?;
+        }
+        check!(fs::read(image)? == before, "a refused FAST_ZERO changed the image");
+        Ok(())
+    })
+}
+
+/// The same zeroes without FAST_ZERO are written, slowly, and allocated.
+fn zeroes_by_writing(lab: &Lab, backend: Backend) -> Res {
+    on_tmpfs(lab, backend, |client, image| {
+        fill(client, 4 * MIB)?;
+        client.plain(cmd::WRITE_ZEROES, flag::NO_HOLE, MIB, 10 * MIB)?.ok("zeroes, NO_HOLE")?;
+        let bytes = fs::read(image)?;
+        let zeroed = &bytes[MIB as usize..11 * MIB as usize];
+        check!(zeroed.iter().all(|&b| b == 0), "not all zero");
+        check!(bytes[..MIB as usize].iter().all(|&b| b == 0xdd), "zeroed too much");
+        check!(image::allocated(image)? >= 11 * MIB, "NO_HOLE left a hole");
+        Ok(())
+    })
+}

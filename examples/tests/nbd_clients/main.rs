@@ -1,0 +1,44 @@
+//! `nbd_server` against the clients people have, and against bad input.
+//!
+//! ```text
+//! cargo test -p examples --test nbd_clients              every trial
+//! cargo test -p examples --test nbd_clients -- uring/    those of one backend
+//! ```
+//!
+//! Each trial starts its own server on its own image in its own temporary directory. What a trial
+//! needs (a client, root, a backend that the kernel may refuse) is looked for at run time: where
+//! it is missing the trial is shown as ignored with the reason, or fails if `OFFLOCK_REQUIRE_ALL=1`.
+
+mod bad_requests;
+mod client;
+mod crash;
+mod disk;
+mod durability;
+mod handshake;
+mod image;
+mod images;
+mod lab;
+mod need;
+mod pressure;
+mod server;
+mod startup;
+mod tools;
+mod trace;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let args = libtest_mimic::Arguments::from_args();
+    let mut trials = Vec::new();
+    // The long ones first, so that the last of them does not run alone at the end.
+    trials.extend(pressure::trials());
+    trials.extend(images::trials());
+    trials.extend(crash::trials());
+    trials.extend(durability::trials());
+    trials.extend(disk::trials());
+    trials.extend(tools::trials());
+    trials.extend(handshake::trials());
+    trials.extend(bad_requests::trials());
+    trials.extend(startup::trials());
+    libtest_mimic::run(&args, trials).exit_code()
+}

@@ -1,0 +1,209 @@
+//! Clients that stall, vanish or crowd: bounded memory, and the others are served meanwhile.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+
+use crate::client::{Client, MAX_PAYLOAD, MIB, cmd, header};
+use crate::image;
+use crate::lab::{Backend, Lab, Res, check, per_backend, trial, wait_until};
+use crate::server::{Launch, Server};
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let all = &Backend::ALL;
+    let mut trials = vec![trial("pressure/handshake_deadline", &[], handshake_deadline)];
+    trials.extend(per_backend(all, "thousand_reads_never_read", &[], never_reads));
+    trials.extend(per_backend(all, "eight_clients_never_read", &[], eight_never_read));
+    trials.extend(per_backend(all, "stalled_writers_starve_nobody", &[], stalled_writers));
+    trials.extend(per_backend(all, "client_vanishes_mid_request", &[], vanishes));
+    trials.push(trial("pressure/connection_limit", &[], connection_limit));
+    trials
+}
+
+/// What a server may hold for clients that do not take their replies.
+const MEMORY_BOUND: u64 = 512 * MIB;
+
+fn start(lab: &Lab, backend: Backend) -> Res<Server> {
+    let image = lab.path("a.img");
+    image::with_parts(&image, 64 * MIB, 16, 41)?;
+    Launch::new(lab, backend).image(&image).start()
+}
+
+/// Sends 1,000 READs of 32 MiB; reads nothing. The server may stop taking them.
+fn greedy(server: &Server) -> Res<Client> {
+    let mut client = server.client()?;
+    let one = |i| header(0, cmd::READ, i, (i % 2) * 32 * MIB, MAX_PAYLOAD);
+    let bytes: Vec<u8> = (0..1000).flat_map(one).collect();
+    client.stream.set_write_timeout(Some(Duration::from_millis(500)))?;
+    // A partial send is what a server that stopped reading leads to.
+    let _ = client.stream.write_all(&bytes);
+    Ok(client)
+}
+
+/// For `time`, writes and reads as a well-behaved client; each round must take under 5 s, and the
+/// server's memory stay within its bound.
+fn served_meanwhile(server: &Server, time: Duration) -> Res {
+    let mut client = server.client()?;
+    let start = Instant::now();
+    let mut random = image::Random::new(42);
+    while start.elapsed() < time {
+        let round = Instant::now();
+        let (offset, data) = (4096 * random.below(1024), random.bytes(4096));
+        client.write(offset, &data, 0)?.ok("a write meanwhile")?;
+        check!(client.read(offset, 4096)? == Ok(data), "other bytes meanwhile");
+        check!(client.read(32 * MIB, 1 << 20)?.is_ok(), "1 MiB meanwhile");
+        check!(round.elapsed() < Duration::from_secs(5), "a round took {:?}", round.elapsed());
+        let resident = server.memory("VmRSS")?;
+        check!(resident < MEMORY_BOUND, "{} MiB resident", resident / MIB);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    client.disconnect()
+}
+
+fn never_reads(lab: &Lab, backend: Backend) -> Res {
+    let mut server = start(lab, backend)?;
+    let quiet = server.memory("VmRSS")?;
+    let greedy = greedy(&server)?;
+    served_meanwhile(&server, Duration::from_millis(1500))?;
+    let peak = server.memory("VmHWM")?;
+    check!(peak < MEMORY_BOUND, "{} MiB at the peak, {} before", peak / MIB, quiet / MIB);
+    drop(greedy);
+    server.still_serves()?;
+    server.stop()
+}
+
+/// Eight such clients together must not use up what all connections share.
+fn eight_never_read(lab: &Lab, backend: Backend) -> Res {
+    let mut server = start(lab, backend)?;
+    let mut crowd = Vec::new();
+    for _ in 0..8 {
+        crowd.push(greedy(&server)?);
+    }
+    served_meanwhile(&server, Duration::from_millis(1500))?;
+    let peak = server.memory("VmHWM")?;
+    check!(peak < MEMORY_BOUND, "{} MiB at the peak", peak / MIB);
+    drop(crowd);
+    server.still_serves()?;
+    server.stop()
+}
+
+/// Sixteen clients announce a WRITE of 32 MiB, send 1 MiB of it, and fall silent.
+fn stalled_writers(lab: &Lab, backend: Backend) -> Res {
+    let mut server = start(lab, backend)?;
+    let mut crowd = Vec::new();
+    for _ in 0..16 {
+        let mut client = server.client()?;
+        client.stream.set_write_timeout(Some(Duration::from_millis(200)))?;
+        client.request(0, cmd::WRITE, 32 * MIB, MAX_PAYLOAD)?;
+        let _ = client.stream.write_all(&vec![0x44; MIB as usize]);
+        crowd.push(client);
+    }
+    served_meanwhile(&server, Duration::from_millis(1500))?;
+    drop(crowd);
+    server.still_serves()?;
+    server.stop()
+}
+
+/// Clients that end in the middle of a header, of a payload, and with replies on their way.
+fn vanishes(lab: &Lab, backend: Backend) -> Res {
+    let mut server = start(lab, backend)?;
+    let mut other = server.client()?;
+    let quiet = server.descriptors()?.len();
+    for round in 0..20u64 {
+        let mut client = server.client()?;
+        let whole = header(0, cmd::WRITE, round, 16 * MIB, 65536);
+        client.send(&whole[..1 + (round as usize * 7) % 27])?;
+        drop(client);
+
+        let mut client = server.client()?;
+        client.send(&whole)?;
+        client.send(&vec![0xbb; 1 + (round as usize * 3001) % 65535])?;
+        drop(client);
+
+        let mut client = server.client()?;
+        let reads: Vec<u8> =
+            (0..100).flat_map(|i| header(0, cmd::READ, i, i * 65536, 65536)).collect();
+        client.send(&reads)?;
+        drop(client);
+
+        let data = vec![round as u8; 4096];
+        other.write(0, &data, 0)?.ok("the other client's write")?;
+        check!(other.read(0, 4096)? == Ok(data), "the other client's read");
+    }
+    // During the handshake as well.
+    for len in [0, 3, 4, 10, 20] {
+        let mut client = server.connect()?;
+        let bytes = [&3u32.to_be_bytes()[..], b"IHAVEOPT", &[0, 0, 0, 7, 0, 0, 0, 99]].concat();
+        client.send(&bytes[..len])?;
+    }
+    let released = wait_until(Duration::from_secs(10), || {
+        (server.descriptors().ok()?.len() <= quiet).then_some(())
+    });
+    check!(released.is_some(), "the descriptors of vanished clients stay open");
+    let untouched = other.read(16 * MIB, 65536)?;
+    let wanted = image::bytes_at(&lab.path("a.img"), 16 * MIB, 65536)?;
+    check!(untouched == Ok(wanted), "the server and its image differ");
+    check!(!untouched.is_ok_and(|b| b.contains(&0xbb)), "half a payload was written");
+    server.still_serves()?;
+    server.stop()
+}
+
+/// A client that says nothing, and one that trickles bytes, are closed 10 s after they came; one
+/// that finished its handshake may stay silent.
+fn handshake_deadline(lab: &Lab) -> Res {
+    let mut server = start(lab, Backend::Threads)?;
+    let mut idle = server.client()?;
+    let began = Instant::now();
+    let mut silent = server.connect()?;
+    let mut trickling = server.connect()?;
+    trickling.read_greeting()?;
+    trickling.send(&3u32.to_be_bytes())?;
+    let option = [&b"IHAVEOPT"[..], &[0, 0, 0, 99, 0, 0, 0, 200], &[0; 200]].concat();
+    let mut closed_at = None;
+    trickling.stream.set_nonblocking(true)?;
+    for byte in option {
+        // A closed stream refuses bytes.
+        if trickling.stream.write(&[byte]).is_err() {
+            closed_at = Some(began.elapsed());
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        if began.elapsed() > Duration::from_secs(20) {
+            break;
+        }
+    }
+    let fits = |t: Duration| (8.0..15.0).contains(&t.as_secs_f64());
+    check!(closed_at.is_some_and(fits), "the trickling client was closed after {closed_at:?}");
+    // The silent one was to be closed by now as well.
+    silent.closed_within(Duration::from_secs(3))?;
+    check!(fits(began.elapsed()), "the silent client was closed after {:?}", began.elapsed());
+    check!(idle.read(0, 4096)?.is_ok(), "a client past its handshake was closed too");
+    let log = server.log();
+    check!(log.contains("handshake"), "nothing logged about the deadline:\n{log}");
+    server.still_serves()?;
+    server.stop()
+}
+
+/// With `--max-connections 4` a fifth client is not served until one of the four leaves.
+fn connection_limit(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::sparse(&image, 4 * MIB)?;
+    let launch = Launch::new(lab, Backend::Threads).image(&image);
+    let server = launch.arg("--max-connections").arg("4").start()?;
+    let mut four = Vec::new();
+    for _ in 0..4 {
+        four.push(server.client()?);
+    }
+    let mut fifth = server.connect()?;
+    fifth.stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    check!(fifth.read_greeting().is_err(), "a fifth client was greeted");
+    drop(fifth);
+    for client in &mut four {
+        check!(client.read(0, 4096)?.is_ok(), "one of the four");
+    }
+    four.pop().expect("four of them").disconnect()?;
+    let again = wait_until(Duration::from_secs(5), || server.client().ok());
+    check!(again.is_some(), "no room although one of the four left");
+    server.stop()
+}

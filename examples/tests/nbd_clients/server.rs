@@ -1,0 +1,240 @@
+//! A server under test: found next to this binary, started, watched, stopped.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::client::Client;
+use crate::lab::{Backend, Lab, Res, Tracked, check, fail, tail, wait_until};
+
+/// How long a server may take to listen, and to end after SIGTERM.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The example binary: `<target>/<profile>/examples/nbd_server`, where this test is in `deps`.
+pub(crate) fn binary() -> Res<PathBuf> {
+    let me = std::env::current_exe()?;
+    let profile =
+        me.parent().and_then(Path::parent).ok_or("the test binary has no build folder")?;
+    let path = profile.join("examples/nbd_server");
+    check!(
+        path.is_file(),
+        "{} does not exist: cargo build -p examples --example nbd_server",
+        path.display()
+    );
+    Ok(path)
+}
+
+/// A server's command line, before it starts.
+pub(crate) struct Launch<'a> {
+    lab: &'a Lab,
+    wrapper: Vec<OsString>,
+    args: Vec<OsString>,
+    socket: Option<PathBuf>,
+}
+
+impl<'a> Launch<'a> {
+    /// A server on `backend`, listening on a Unix socket in the trial's directory.
+    pub(crate) fn new(lab: &'a Lab, backend: Backend) -> Launch<'a> {
+        let socket = lab.path("s");
+        let mut launch = Launch::bare(lab);
+        launch.args.extend(backend.args().into_iter().map(OsString::from));
+        launch.args.extend(["--socket".into(), socket.clone().into()]);
+        launch.socket = Some(socket);
+        launch
+    }
+
+    /// A server with no arguments yet.
+    pub(crate) fn bare(lab: &'a Lab) -> Launch<'a> {
+        Launch { lab, wrapper: Vec::new(), args: Vec::new(), socket: None }
+    }
+
+    /// Serves `path` under the name `vol`.
+    pub(crate) fn image(self, path: &Path) -> Self {
+        self.image_as("vol", path)
+    }
+
+    pub(crate) fn image_as(mut self, name: &str, path: &Path) -> Self {
+        let mut value = OsString::from(format!("{name}="));
+        value.push(path);
+        self.args.extend(["--image".into(), value]);
+        self
+    }
+
+    pub(crate) fn arg(mut self, arg: impl Into<OsString>) -> Self {
+        self.args.push(arg.into());
+        self
+    }
+
+    /// Another socket than the one in the trial's directory; for a second server.
+    pub(crate) fn socket(mut self, path: &Path) -> Self {
+        let old = self.socket.replace(path.to_path_buf()).expect("made by `new`");
+        for arg in self.args.iter_mut().filter(|a| **a == old) {
+            *arg = path.into();
+        }
+        self
+    }
+
+    /// Runs the server through another program (strace, unshare) that becomes it by exec.
+    pub(crate) fn through<S: Into<OsString>>(mut self, words: impl IntoIterator<Item = S>) -> Self {
+        self.wrapper.extend(words.into_iter().map(Into::into));
+        self
+    }
+
+    /// Starts the process; gives it and the files of its standard output and error.
+    fn spawn(&self) -> Res<(Tracked, PathBuf, PathBuf)> {
+        let mut words = self.wrapper.clone();
+        words.push(binary()?.into());
+        words.extend(self.args.iter().cloned());
+        let unique = self.socket.as_deref().and_then(Path::file_name).unwrap_or("x".as_ref());
+        let stdout = self.lab.path(&format!("{}.out", unique.to_string_lossy()));
+        let stderr = self.lab.path(&format!("{}.log", unique.to_string_lossy()));
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).stdin(Stdio::null());
+        command.env_remove("OFFLOCK_LOG").env("NO_COLOR", "1");
+        command.stdout(File::create(&stdout)?).stderr(File::create(&stderr)?);
+        Ok((self.lab.spawn(&mut command)?, stdout, stderr))
+    }
+
+    /// Starts it and waits until it says where it listens.
+    pub(crate) fn start(self) -> Res<Server> {
+        let (mut process, stdout, stderr) = self.spawn()?;
+        let listening = wait_until(PATIENCE, || {
+            let text = fs::read_to_string(&stdout).unwrap_or_default();
+            let ended = matches!(process.wait_for(Duration::ZERO), Ok(Some(_)));
+            let complete = text.ends_with('\n') && text.contains("listening on ");
+            (ended || complete).then_some((ended, text))
+        });
+        let log = fs::read_to_string(&stderr).unwrap_or_default();
+        let Some((false, text)) = listening else {
+            fail!("the server did not start: {:?}\n{}", self.args, tail(&log, 20));
+        };
+        let found = text.lines().filter_map(|l| l.strip_prefix("listening on ")).map(String::from);
+        let listeners = found.collect();
+        Ok(Server { process, stderr, socket: self.socket, listeners })
+    }
+
+    /// Starts a server that must refuse to run; gives its exit code and what it printed.
+    pub(crate) fn start_refused(self) -> Res<(i32, String)> {
+        let (mut process, stdout, stderr) = self.spawn()?;
+        let Some(status) = process.wait_for(PATIENCE)? else {
+            let text = fs::read_to_string(&stdout)?;
+            fail!("the server runs although it had to refuse: {text}");
+        };
+        let log = fs::read_to_string(&stderr)?;
+        match status.code() {
+            Some(code) => Ok((code, log)),
+            None => fail!("ended by signal {:?}\n{}", status.signal(), tail(&log, 20)),
+        }
+    }
+}
+
+/// A running server. Dropped without `stop` it is killed.
+pub(crate) struct Server {
+    process: Tracked,
+    stderr: PathBuf,
+    socket: Option<PathBuf>,
+    /// Where it listens, in its own words: `unix:PATH`, `tcp:ADDRESS`.
+    pub(crate) listeners: Vec<String>,
+}
+
+impl Server {
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    pub(crate) fn socket(&self) -> &Path {
+        self.socket.as_deref().expect("this server has a Unix socket")
+    }
+
+    /// The URI of an export over the Unix socket.
+    pub(crate) fn uri(&self, export: &str) -> String {
+        format!("nbd+unix:///{export}?socket={}", self.socket().display())
+    }
+
+    /// A connection that has not said anything yet.
+    pub(crate) fn connect(&self) -> Res<Client> {
+        Client::connect(self.socket())
+    }
+
+    /// A connection in the transmission phase of export `vol`, with simple replies.
+    pub(crate) fn client(&self) -> Res<Client> {
+        let mut client = self.connect()?;
+        client.greet()?;
+        client.go("vol")?;
+        Ok(client)
+    }
+
+    /// Everything it logged so far.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(&self.stderr).unwrap_or_default()
+    }
+
+    /// Waits for a log line after the first `seen` bytes; fails if there is none.
+    pub(crate) fn logged_since(&self, seen: usize, about: &str) -> Res<String> {
+        let new = wait_until(Duration::from_secs(5), || {
+            let log = self.log();
+            let new = log.get(seen..).unwrap_or("");
+            new.ends_with('\n').then(|| new.to_string())
+        });
+        new.ok_or_else(|| format!("nothing was logged about {about}").into())
+    }
+
+    /// Fails if the server is gone.
+    pub(crate) fn still_runs(&mut self) -> Res {
+        if let Some(status) = self.process.wait_for(Duration::ZERO)? {
+            fail!("the server ended: {status}\n{}", tail(&self.log(), 20));
+        }
+        Ok(())
+    }
+
+    /// A new client reads and writes: the server goes on.
+    pub(crate) fn still_serves(&mut self) -> Res {
+        self.still_runs()?;
+        let mut client = self.client()?;
+        let data = vec![0xc3; 4096];
+        client.write(0, &data, 0)?.ok("write by a fresh client")?;
+        let back = client.read(0, 4096)?;
+        check!(back == Ok(data), "a fresh client read other bytes than it wrote");
+        client.disconnect()
+    }
+
+    pub(crate) fn terminate(&mut self) {
+        self.process.signal(libc::SIGTERM);
+    }
+
+    /// SIGTERM, then exit code 0 and no panic in the log.
+    pub(crate) fn stop(mut self) -> Res {
+        self.terminate();
+        self.finished()
+    }
+
+    /// Waits for the end after `terminate`: exit code 0 and no panic in the log.
+    pub(crate) fn finished(&mut self) -> Res {
+        let status = self.process.wait_for(PATIENCE)?;
+        let log = self.log();
+        let Some(status) = status else {
+            fail!("still running {PATIENCE:?} after SIGTERM\n{}", tail(&log, 20));
+        };
+        check!(status.success(), "after SIGTERM: {status}\n{}", tail(&log, 20));
+        check!(!log.contains("panicked at"), "it panicked:\n{}", tail(&log, 40));
+        Ok(())
+    }
+
+    /// A field of `/proc/<pid>/status` that is counted in KiB, in bytes.
+    pub(crate) fn memory(&self, field: &str) -> Res<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
+        let line = status.lines().find(|l| l.split(':').next() == Some(field));
+        let kib =
+            line.and_then(|l| l.split_whitespace().nth(1)).and_then(|n| n.parse::<u64>().ok());
+        kib.map(|n| n * 1024).ok_or_else(|| format!("no {field} in /proc").into())
+    }
+
+    /// Where its descriptors lead.
+    pub(crate) fn descriptors(&self) -> Res<Vec<PathBuf>> {
+        let entries = fs::read_dir(format!("/proc/{}/fd", self.pid()))?;
+        Ok(entries.filter_map(|e| fs::read_link(e.ok()?.path()).ok()).collect())
+    }
+}

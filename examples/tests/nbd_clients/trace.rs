@@ -1,0 +1,192 @@
+//! What the server does in the kernel, seen from outside: strace's log, and the io_uring trace
+//! points for what strace cannot see.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use crate::client::REQUEST_MAGIC;
+use crate::lab::{Res, check, wait_until};
+use crate::need::TRACEFS;
+
+/// The words that run a command under strace. With `-D` the command keeps the pid that was
+/// spawned and strace is its grandchild, so signals reach the command.
+pub(crate) fn strace(log: &Path) -> Vec<String> {
+    let calls = "read,readv,recvfrom,recvmsg,write,writev,sendto,sendmsg,\
+                 fdatasync,fsync,pwrite64,pwritev,pwritev2,io_submit,fallocate";
+    let log = log.to_str().expect("temporary paths are UTF-8");
+    let words = ["strace", "-D", "-f", "-xx", "-s", "64", "-o", log, "-e"];
+    words.into_iter().map(String::from).chain([format!("trace={calls}")]).collect()
+}
+
+/// strace's log of a server that has ended.
+pub(crate) struct Strace(Vec<String>);
+
+impl Strace {
+    pub(crate) fn read(log: &Path) -> Res<Strace> {
+        let ended = wait_until(Duration::from_secs(10), || {
+            let text = fs::read_to_string(log).ok()?;
+            let last = text.lines().last()?;
+            last.contains("+++ exited with").then(|| text.lines().map(String::from).collect())
+        });
+        Ok(Strace(ended.ok_or("strace did not log the server's end")?))
+    }
+
+    fn position(&self, from: usize, wanted: impl Fn(&str) -> bool) -> Option<usize> {
+        (from..self.0.len()).find(|&i| wanted(&self.0[i]))
+    }
+
+    /// What happened between the receipt of the request and the sending of its reply.
+    pub(crate) fn between(&self, kind: u16, flags: u16, cookie: u64) -> Res<Window<'_>> {
+        let request = hex(&[
+            &REQUEST_MAGIC.to_be_bytes(),
+            &flags.to_be_bytes(),
+            &kind.to_be_bytes(),
+            &cookie.to_be_bytes(),
+        ]);
+        let reply = hex(&[&0x6744_6698_u32.to_be_bytes(), &[0; 4], &cookie.to_be_bytes()]);
+        let start = self.position(0, |l| l.contains(&request));
+        let start = start.ok_or_else(|| format!("request {cookie:#x} is not in strace's log"))?;
+        let end = self.position(start, |l| l.contains(&reply));
+        let end = end.ok_or_else(|| format!("the reply to {cookie:#x} is not in strace's log"))?;
+        Ok(Window(&self.0[start + 1..end]))
+    }
+
+    /// What happened after SIGTERM.
+    pub(crate) fn after_sigterm(&self) -> Res<Window<'_>> {
+        let start = self.position(0, |l| l.contains("--- SIGTERM"));
+        Ok(Window(&self.0[start.ok_or("no SIGTERM in strace's log")?..]))
+    }
+}
+
+/// A stretch of strace's log.
+pub(crate) struct Window<'a>(&'a [String]);
+
+impl Window<'_> {
+    /// The line of the last completed sync of data, or submission of one to Linux AIO.
+    pub(crate) fn last_sync(&self) -> Option<usize> {
+        self.0.iter().rposition(|l| {
+            let called = l.contains("fdatasync(") || l.contains("fsync(");
+            let resumed = l.contains("fdatasync resumed") || l.contains("fsync resumed");
+            let queued = l.contains("io_submit(") && l.contains("SYNC");
+            let with_write = l.contains("RWF_DSYNC") || l.contains("RWF_SYNC");
+            (called || resumed) && l.ends_with("= 0") || queued || with_write
+        })
+    }
+
+    /// The line of the first write to a file.
+    pub(crate) fn first_write(&self) -> Option<usize> {
+        let calls = ["pwrite64(", "pwritev(", "pwritev2(", "CMD_PWRITE", "fallocate("];
+        self.0.iter().position(|l| calls.iter().any(|c| l.contains(c)))
+    }
+
+    pub(crate) fn text(&self) -> String {
+        self.0.join("\n")
+    }
+}
+
+/// Bytes as `strace -xx` prints them.
+fn hex(parts: &[&[u8]]) -> String {
+    parts.concat().iter().map(|b| format!("\\x{b:02x}")).collect()
+}
+
+/// A private instance of the kernel's tracer, with the io_uring and socket events of one process.
+pub(crate) struct TracePoints {
+    dir: PathBuf,
+    threads: Vec<u32>,
+}
+
+const EVENTS: [&str; 6] = [
+    "io_uring/io_uring_submit_req",
+    "io_uring/io_uring_complete",
+    "syscalls/sys_enter_sendto",
+    "syscalls/sys_enter_sendmsg",
+    "syscalls/sys_enter_writev",
+    "syscalls/sys_enter_write",
+];
+
+impl TracePoints {
+    pub(crate) fn start(pid: u32) -> Res<TracePoints> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("instances/offlock-{}-{number}", std::process::id());
+        let dir = Path::new(TRACEFS).join(name);
+        fs::create_dir(&dir)?;
+        let mut points = TracePoints { dir, threads: Vec::new() };
+        for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+            points.threads.extend(task?.file_name().to_string_lossy().parse::<u32>());
+        }
+        let pids: Vec<String> = points.threads.iter().map(u32::to_string).collect();
+        points.set("trace_clock", "mono")?;
+        points.set("set_event_pid", &pids.join(" "))?;
+        for event in EVENTS {
+            points.set(&format!("events/{event}/enable"), "1")?;
+        }
+        Ok(points)
+    }
+
+    fn set(&self, file: &str, value: &str) -> Res {
+        let path = self.dir.join(file);
+        fs::write(&path, value).map_err(|e| format!("{}: {e}", path.display()))?;
+        Ok(())
+    }
+
+    /// Puts a mark into the trace.
+    pub(crate) fn mark(&self, text: &str) -> Res {
+        self.set("trace_marker", &format!("offlock:{text}\n"))
+    }
+
+    /// The events between two marks, oldest first.
+    pub(crate) fn between(&self, from: &str, to: &str) -> Res<Vec<Event>> {
+        let text = fs::read_to_string(self.dir.join("trace"))?;
+        let find = |mark: &str| {
+            let wanted = format!("offlock:{mark}");
+            text.lines().position(|l| l.trim_end().ends_with(&wanted))
+        };
+        let (Some(start), Some(end)) = (find(from), find(to)) else {
+            crate::lab::fail!("the marks {from} and {to} are not both in the trace");
+        };
+        check!(start < end, "the mark {to} is before {from} in the trace");
+        let lines = text.lines().skip(start).take(end - start);
+        Ok(lines.filter_map(Event::parse).collect())
+    }
+}
+
+impl Drop for TracePoints {
+    fn drop(&mut self) {
+        for event in EVENTS {
+            let _ = self.set(&format!("events/{event}/enable"), "0");
+        }
+        let _ = fs::remove_dir(&self.dir);
+    }
+}
+
+/// One event of the server.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// A request was handed to the ring: its address and operation.
+    Submit { request: String, operation: String },
+    /// A request of the ring ended.
+    Complete { request: String, result: i64 },
+    /// A system call that can send on a socket.
+    Send { call: String },
+}
+
+impl Event {
+    fn parse(line: &str) -> Option<Event> {
+        let word = |after: &str| {
+            let rest = line.split_once(after)?.1;
+            Some(rest.split([',', ' ', '(']).next().unwrap_or(rest).to_string())
+        };
+        if line.contains(": io_uring_submit_req: ") {
+            return Some(Event::Submit { request: word(" req ")?, operation: word(" opcode ")? });
+        }
+        if line.contains(": io_uring_complete: ") {
+            let result = word(" result ")?.parse().ok()?;
+            return Some(Event::Complete { request: word(" req ")?, result });
+        }
+        let call = word(": sys_")?;
+        Some(Event::Send { call })
+    }
+}
