@@ -1,0 +1,79 @@
+//! The arguments of a target bench: `cargo bench --bench nbd -- --quick --only N1`.
+
+use std::env;
+
+/// What the user asked of a bench.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Args {
+    /// Fewer and shorter windows: the bench ends within 60 s.
+    pub quick: bool,
+    /// Only the rows or groups whose name contains this (`--only NAME`).
+    pub only: Option<String>,
+    /// The I/O engine to measure (`--backend NAME`), for benches that have one.
+    pub backend: Option<String>,
+    /// Started by `cargo bench`, which passes `--bench`. `cargo test --all-targets` runs benches
+    /// too, without it: a bench then has nothing to do.
+    pub bench: bool,
+    /// Arguments meant for another bench of the same `cargo bench`; they are ignored.
+    pub ignored: Vec<String>,
+}
+
+impl Args {
+    /// Reads the arguments of this process.
+    pub fn from_env() -> Self {
+        Self::parse(env::args().skip(1))
+    }
+
+    /// Reads `args`. Never fails: `cargo bench -- <args>` hands the same arguments to every bench,
+    /// so an unknown one may be meant for the next.
+    pub fn parse<S: Into<String>>(args: impl IntoIterator<Item = S>) -> Self {
+        let mut parsed = Self::default();
+        let mut args = args.into_iter().map(Into::into);
+        while let Some(arg) = args.next() {
+            let (flag, inline) = match arg.split_once('=') {
+                Some((flag, value)) => (flag.to_string(), Some(value.to_string())),
+                None => (arg.clone(), None),
+            };
+            match flag.as_str() {
+                "--bench" => parsed.bench = true,
+                "--quick" => parsed.quick = true,
+                "--only" => parsed.only = inline.or_else(|| args.next()),
+                "--backend" => parsed.backend = inline.or_else(|| args.next()),
+                _ => parsed.ignored.push(arg),
+            }
+        }
+        parsed
+    }
+
+    /// Whether a row or group called `name` was asked for.
+    pub fn wants(&self, name: &str) -> bool {
+        self.only.as_deref().is_none_or(|only| name.contains(only))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_of_cargo_and_of_other_benches_are_ignored() {
+        let args = Args::parse(["--bench", "--quick", "--save-baseline", "x"]);
+        assert!(args.bench && args.quick);
+        assert_eq!(args.only, None);
+        assert_eq!(args.ignored, ["--save-baseline", "x"]);
+    }
+
+    #[test]
+    fn values_come_after_a_space_or_an_equals_sign() {
+        assert_eq!(Args::parse(["--only", "N1"]).only.as_deref(), Some("N1"));
+        assert_eq!(Args::parse(["--backend=aio"]).backend.as_deref(), Some("aio"));
+        assert_eq!(Args::parse(["--only"]).only, None);
+    }
+
+    #[test]
+    fn only_selects_by_part_of_a_name() {
+        assert!(Args::default().wants("N2.samecpu.tput"));
+        assert!(Args::parse(["--only", "N2"]).wants("N2.samecpu.tput"));
+        assert!(!Args::parse(["--only", "N1"]).wants("N2.samecpu.tput"));
+    }
+}

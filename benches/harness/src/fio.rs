@@ -1,0 +1,129 @@
+//! One window driven by fio, the load generator that everyone has.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::process::Process;
+
+/// How long fio may take over its run time: it starts, connects and reports.
+const GRACE: Duration = Duration::from_secs(15);
+
+/// What fio measured for the reads of all its jobs together.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FioReads {
+    /// Operations per second.
+    pub iops: f64,
+    /// Bytes per second.
+    pub bytes: f64,
+    /// Median completion latency.
+    pub p50: Duration,
+    /// 99th percentile of the completion latency.
+    pub p99: Duration,
+}
+
+impl FioReads {
+    /// Runs fio on `cpu` for `runtime` with `args` (engine, pattern, depth, jobs); `scratch` is a
+    /// directory for its report.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` where fio is not installed, `TimedOut` where it hung and was killed, `Other` with
+    /// its own words where it failed, `InvalidData` where its report cannot be understood.
+    pub fn measure<S: AsRef<str>>(
+        cpu: usize,
+        runtime: Duration,
+        scratch: &Path,
+        args: impl IntoIterator<Item = S>,
+    ) -> io::Result<Self> {
+        let (report, errors) = (scratch.join("fio.json"), scratch.join("fio.err"));
+        let mut command = Command::new("fio");
+        command.args(["--name=window", "--time_based", "--group_reporting"]);
+        command.args(["--norandommap", "--randrepeat=0", "--output-format=json"]);
+        command.arg(format!("--runtime={}ms", runtime.as_millis()));
+        for arg in args {
+            command.arg(arg.as_ref());
+        }
+        command.stdin(Stdio::null());
+        command.stdout(File::create(&report)?);
+        command.stderr(File::create(&errors)?);
+        let status = Process::spawn(&mut command, cpu)?.wait(runtime + GRACE)?;
+        if !status.success() {
+            let said = fs::read_to_string(&errors)?;
+            let said = said.lines().next().unwrap_or("no message");
+            return Err(io::Error::other(format!("fio: {status}: {said}")));
+        }
+        Self::parse(&fs::read_to_string(&report)?)
+    }
+
+    /// Reads a JSON report. The nbd engine writes lines of its own before it.
+    fn parse(report: &str) -> io::Result<Self> {
+        let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("fio: {what}"));
+        let start = report.find('{').ok_or_else(|| bad("no report"))?;
+        let report: Value =
+            serde_json::from_str(&report[start..]).map_err(|error| bad(&error.to_string()))?;
+        let job = &report["jobs"][0];
+        if job["error"].as_u64() != Some(0) {
+            return Err(bad(&format!("error {}", job["error"])));
+        }
+        let reads = &job["read"];
+        let number = |value: &Value, name: &str| {
+            let number = value.as_f64().filter(|number| *number > 0.0);
+            number.ok_or_else(|| bad(&format!("no {name}")))
+        };
+        let latency = |percent: &str| {
+            let nanos = &reads["clat_ns"]["percentile"][percent];
+            number(nanos, "latency").map(|nanos| Duration::from_nanos(nanos as u64))
+        };
+        Ok(Self {
+            iops: number(&reads["iops"], "iops")?,
+            bytes: number(&reads["bw_bytes"], "bandwidth")?,
+            p50: latency("50.000000")?,
+            p99: latency("99.000000")?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REPORT: &str = r#"fio: connected to NBD server
+        {"fio version": "fio-3.33", "jobs": [{"error": 0, "read": {
+            "iops": 1234.5, "bw_bytes": 5056512,
+            "clat_ns": {"percentile": {"50.000000": 21000, "99.000000": 98000}}},
+            "write": {"iops": 0.0}}]}"#;
+
+    #[test]
+    fn a_report_after_the_chatter_of_the_engine() {
+        let reads = FioReads::parse(REPORT).unwrap();
+        let expected = FioReads {
+            iops: 1234.5,
+            bytes: 5_056_512.0,
+            p50: Duration::from_micros(21),
+            p99: Duration::from_micros(98),
+        };
+        assert_eq!(reads, expected);
+    }
+
+    #[test]
+    fn a_failed_or_empty_run_is_an_error() {
+        let planted = [
+            ("\"error\": 0", "\"error\": 111"),
+            ("1234.5", "0.0"),
+            ("5056512", "null"),
+            ("21000", "\"x\""),
+            ("99.000000", "98.000000"),
+            ("{", ""),
+        ];
+        for (from, to) in planted {
+            let report = REPORT.replace(from, to);
+            let error = FioReads::parse(&report).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{from} -> {to}");
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! How much of the measured CPUs went to processes that are not part of the measurement.
+//!
+//! The overlap rule of [`crate::Window`] needs the threads to be ours. For windows between other
+//! programs this asks the kernel instead: time that the CPUs were busy, less the time that our
+//! processes used.
+
+use std::fs;
+use std::io;
+use std::time::Instant;
+
+/// A moment from which foreign CPU time is counted.
+#[derive(Debug)]
+pub struct Foreign {
+    cpus: Vec<usize>,
+    pids: Vec<u32>,
+    start: Instant,
+    ticks: i64,
+}
+
+impl Foreign {
+    /// Starts to count on `cpus`. Time of this process, of the children that it waits for meanwhile
+    /// and of the running processes `pids` is ours.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidData` or an errno if `/proc` cannot be read, such as for a process that has ended.
+    pub fn start(cpus: &[usize], pids: &[u32]) -> io::Result<Self> {
+        let ticks = foreign_ticks(cpus, pids)?;
+        Ok(Self { cpus: cpus.to_vec(), pids: pids.to_vec(), start: Instant::now(), ticks })
+    }
+
+    /// The part of the time of the CPUs since the start, 0 to 1, that went to others. It counts
+    /// ticks of 10 ms: over half a second, some percent more or less mean nothing.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`start`](Self::start).
+    pub fn share(&self) -> io::Result<f64> {
+        let ticks = foreign_ticks(&self.cpus, &self.pids)? - self.ticks;
+        // USER_HZ, the unit of these files, is 100 on every architecture of Linux but Alpha.
+        let available = self.start.elapsed().as_secs_f64() * 100.0 * self.cpus.len() as f64;
+        Ok((ticks as f64 / available).clamp(0.0, 1.0))
+    }
+}
+
+fn foreign_ticks(cpus: &[usize], pids: &[u32]) -> io::Result<i64> {
+    let bad = || io::Error::from(io::ErrorKind::InvalidData);
+    let all = fs::read_to_string("/proc/stat")?;
+    let mut foreign = 0;
+    for cpu in cpus {
+        foreign += busy(&all, *cpu).ok_or_else(bad)?;
+    }
+    let own = fs::read_to_string("/proc/self/stat")?;
+    foreign -= used(&own, 4).ok_or_else(bad)?;
+    for pid in pids {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        foreign -= used(&stat, 2).ok_or_else(bad)?;
+    }
+    Ok(foreign)
+}
+
+/// user + nice + system + steal of a CPU in `/proc/stat`; interrupts are on nobody's account.
+fn busy(stat: &str, cpu: usize) -> Option<i64> {
+    let name = format!("cpu{cpu}");
+    let line = stat.lines().find(|line| line.split_whitespace().next() == Some(name.as_str()))?;
+    let fields: Vec<i64> = line.split_whitespace().skip(1).flat_map(str::parse).collect();
+    Some(fields.get(..3)?.iter().sum::<i64>() + fields.get(7)?)
+}
+
+/// The first `fields` of utime, stime, cutime and cstime in a `/proc/<pid>/stat`.
+fn used(stat: &str, fields: usize) -> Option<i64> {
+    // The name, in parentheses, may hold anything; utime is the 12th field after it.
+    let rest = &stat[stat.rfind(')')? + 1..];
+    let times: Vec<i64> = rest.split_whitespace().skip(11).flat_map(str::parse).collect();
+    Some(times.get(..fields)?.iter().sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::cpu::allowed_cpus;
+    use crate::process::Process;
+
+    const STAT: &str = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu1 1 2 4 8 16 32 64 128 0 0\n\
+                        cpu10 7 7 7 7 7 7 7 7 0 0\nintr 5\n";
+
+    #[test]
+    fn busy_is_user_nice_system_and_steal_of_that_cpu() {
+        assert_eq!(busy(STAT, 1), Some(135));
+        assert_eq!(busy(STAT, 10), Some(28));
+        assert_eq!(busy(STAT, 2), None);
+    }
+
+    #[test]
+    fn a_name_with_spaces_and_parentheses_does_not_shift_the_fields() {
+        let stat = "7 (a) b (c)) S 1 1 1 0 -1 0 0 0 0 0 100 20 3 4 20 0 1";
+        assert_eq!(used(stat, 2), Some(120));
+        assert_eq!(used(stat, 4), Some(127));
+        assert_eq!(used("7 (a) S 1", 2), None);
+    }
+
+    /// A busy process is foreign unless it is named.
+    #[test]
+    fn a_busy_process_is_foreign_unless_named() {
+        let cpu = *allowed_cpus().unwrap().last().unwrap();
+        let busy = || {
+            let mut command = Command::new("sh");
+            Process::spawn(command.args(["-c", "while :; do :; done"]), cpu).unwrap()
+        };
+        let share = |pids: &[u32]| {
+            let foreign = Foreign::start(&[cpu], pids).unwrap();
+            thread::sleep(Duration::from_millis(400));
+            foreign.share().unwrap()
+        };
+        let process = busy();
+        // The other tests of this run are our own process, and use the same CPU.
+        let (named, unnamed) = (share(&[process.id()]), share(&[]));
+        assert!(unnamed > named, "{unnamed} {named}");
+    }
+}

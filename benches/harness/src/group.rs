@@ -1,0 +1,341 @@
+//! Cases measured by one generic loop, on pinned threads that live as long as the group.
+//!
+//! ```text
+//! main       calibrate | window case 0 | window case 1 | ...   (asleep while a window runs)
+//! worker 0   pinned to the first CPU; owns its part of every case, made on this thread
+//! worker 1   pinned to the second; takes part in the windows of cases with two threads
+//! ```
+//!
+//! The workers are kept, rather than started per window, so that a peer that registers its threads
+//! does so once.
+
+use std::hint;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::args::Args;
+use crate::cpu::{allowed_cpus, pin, thread_cpu_time};
+use crate::rounds::Rounds;
+use crate::window::{Span, Window};
+
+/// Time between two looks at the clock inside a window: far above the cost of a look (about
+/// 30 ns), far below a window.
+const CHUNK: Duration = Duration::from_micros(10);
+
+/// How a group is measured.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// Rounds; each measures every case once.
+    pub rounds: usize,
+    /// Length of one window.
+    pub window: Duration,
+    /// How often a window that does not count is tried again within its round.
+    pub retries: usize,
+    /// Windows of several threads count from this overlap on (see [`Window::overlap`]). Zero for
+    /// operations that sleep.
+    pub min_overlap: f64,
+}
+
+impl Plan {
+    /// 101 rounds of 10 ms, or 31 of 5 ms with `--quick`; at least 85 % overlap.
+    pub fn new(args: &Args) -> Self {
+        let (rounds, window) = if args.quick { (31, 5) } else { (101, 10) };
+        let window = Duration::from_millis(window);
+        Self { rounds, window, retries: 3, min_overlap: 0.85 }
+    }
+}
+
+/// Runs that many operations.
+type Body<'a> = Box<dyn FnMut(u64) + 'a>;
+
+/// One implementation with a number of threads, measured beside the others of its [`Group`].
+pub struct Case<'a> {
+    name: String,
+    threads: usize,
+    make: Box<dyn Fn(usize) -> Body<'a> + Sync + 'a>,
+}
+
+impl<'a> Case<'a> {
+    /// `make` runs once on each thread, gets the number of the thread (from 0), and returns the
+    /// operation, which gets a running count. The case is called `name/threads`.
+    pub fn new<Op>(name: &str, threads: usize, make: impl Fn(usize) -> Op + Sync + 'a) -> Self
+    where
+        Op: FnMut(u64) + 'a,
+    {
+        Self::batched(name, threads, move |thread| {
+            let mut op = make(thread);
+            let mut count = 0;
+            move |ops| {
+                for _ in 0..ops {
+                    op(count);
+                    count = count.wrapping_add(1);
+                }
+            }
+        })
+    }
+
+    /// Like [`new`](Self::new), for a case whose loop does something around many operations, such
+    /// as holding a guard: the closure is told how many operations to do.
+    pub fn batched<Batch>(
+        name: &str,
+        threads: usize,
+        make: impl Fn(usize) -> Batch + Sync + 'a,
+    ) -> Self
+    where
+        Batch: FnMut(u64) + 'a,
+    {
+        assert!(threads > 0, "case {name} has no thread");
+        let make = move |thread| Box::new(make(thread)) as Body<'a>;
+        Self { name: format!("{name}/{threads}"), threads, make: Box::new(make) }
+    }
+}
+
+/// Cases that are compared with each other.
+pub struct Group<'a> {
+    name: String,
+    cases: Vec<Case<'a>>,
+}
+
+impl<'a> Group<'a> {
+    /// An empty group.
+    pub fn new(name: &str) -> Self {
+        Self { name: name.to_string(), cases: Vec::new() }
+    }
+
+    /// Adds a case.
+    #[must_use]
+    pub fn case(mut self, case: Case<'a>) -> Self {
+        self.cases.push(case);
+        self
+    }
+
+    /// Measures all cases. Thread `n` of every case is pinned to the `n`-th CPU that this process
+    /// may use; with fewer CPUs than threads they share, and no such window counts.
+    ///
+    /// # Panics
+    ///
+    /// Panics where an operation does, and where the kernel refuses to pin a thread.
+    pub fn run(self, plan: &Plan) -> Rounds {
+        let names = self.cases.iter().map(|case| (case.name.clone(), case.threads));
+        let mut rounds = Rounds::new(self.name, names);
+        let cases = &self.cases[..];
+        let threads = cases.iter().map(|case| case.threads).max().unwrap_or(0);
+        let cpus = allowed_cpus().expect("this process has CPUs");
+        thread::scope(|scope| {
+            let workers: Vec<Worker> = (0..threads)
+                .map(|thread| {
+                    let cpu = cpus[thread % cpus.len()];
+                    let (orders, inbox) = channel();
+                    let (outbox, spans) = channel();
+                    scope.spawn(move || work(thread, cpu, cases, &inbox, &outbox));
+                    Worker { orders, spans }
+                })
+                .collect();
+
+            let mut run = |index: usize, chunk: u64, window: Duration| {
+                let case = &cases[index];
+                window_of(&workers[..case.threads], index, chunk, window)
+            };
+            let chunks: Vec<u64> =
+                (0..cases.len()).map(|index| calibrate(index, &mut run)).collect();
+            for _ in 0..plan.rounds {
+                rounds.round(plan.retries, |index| {
+                    let window = run(index, chunks[index], plan.window);
+                    let counts = cases[index].threads == 1 || window.overlap() >= plan.min_overlap;
+                    counts.then(|| window.throughput())
+                });
+            }
+        });
+        rounds
+    }
+}
+
+/// The number of operations that take about [`CHUNK`], with all threads of the case at work.
+fn calibrate(index: usize, run: &mut impl FnMut(usize, u64, Duration) -> Window) -> u64 {
+    let mut chunk = 1;
+    while chunk < 1 << 20 {
+        let window = run(index, chunk, 20 * CHUNK);
+        let took = window.ns_per_op() * chunk as f64;
+        if took >= CHUNK.as_nanos() as f64 {
+            break;
+        }
+        chunk *= 2;
+    }
+    chunk
+}
+
+/// One window of one case.
+struct Order {
+    case: usize,
+    chunk: u64,
+    window: Duration,
+    /// The clock that the spans of this window count from.
+    epoch: Instant,
+    /// Threads that are ready to start.
+    ready: Arc<AtomicUsize>,
+}
+
+struct Worker {
+    orders: Sender<Order>,
+    spans: Receiver<Span>,
+}
+
+fn window_of(workers: &[Worker], case: usize, chunk: u64, window: Duration) -> Window {
+    let ready = Arc::new(AtomicUsize::new(0));
+    let epoch = Instant::now();
+    for worker in workers {
+        let order = Order { case, chunk, window, epoch, ready: Arc::clone(&ready) };
+        worker.orders.send(order).expect("a worker panicked");
+    }
+    // A worker that panics drops its end: this panics in turn, and the scope joins the others.
+    Window::new(workers.iter().map(|w| w.spans.recv().expect("a worker panicked")).collect())
+}
+
+/// A worker's life: from its first order to the end of the group.
+fn work(
+    thread: usize,
+    cpu: usize,
+    cases: &[Case<'_>],
+    inbox: &Receiver<Order>,
+    outbox: &Sender<Span>,
+) {
+    let pinned: io::Result<()> = pin(cpu);
+    pinned.unwrap_or_else(|error| panic!("cannot pin a thread to CPU {cpu}: {error}"));
+    let mut bodies: Vec<Option<Body<'_>>> = cases.iter().map(|_| None).collect();
+    while let Ok(order) = inbox.recv() {
+        let case = &cases[order.case];
+        let body = bodies[order.case].get_or_insert_with(|| (case.make)(thread));
+        body(order.chunk); // warm up: the caches still hold what the case before left there
+        meet(&order.ready, case.threads);
+        let span = measure(body, &order);
+        if outbox.send(span).is_err() {
+            return; // the group is over: another worker panicked
+        }
+    }
+}
+
+/// Waits until all `threads` are here.
+fn meet(ready: &AtomicUsize, threads: usize) {
+    // Ordering: Relaxed; the count only lines up the starts, it publishes nothing.
+    ready.fetch_add(1, Ordering::Relaxed);
+    let mut spins = 0_u32;
+    while ready.load(Ordering::Relaxed) < threads {
+        spins += 1;
+        if spins.is_multiple_of(1024) {
+            thread::yield_now(); // the other may need this very CPU
+        }
+        hint::spin_loop();
+    }
+}
+
+fn measure(body: &mut Body<'_>, order: &Order) -> Span {
+    let start = order.epoch.elapsed();
+    let cpu = thread_cpu_time();
+    let mut ops = 0;
+    while order.epoch.elapsed() - start < order.window {
+        body(order.chunk);
+        ops += order.chunk;
+    }
+    let cpu = thread_cpu_time() - cpu;
+    Span { start, end: order.epoch.elapsed(), cpu, ops }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hint::black_box;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Mutex;
+
+    use super::*;
+
+    fn plan(rounds: usize) -> Plan {
+        Plan { rounds, window: Duration::from_millis(2), retries: 3, min_overlap: 0.85 }
+    }
+
+    fn spin(units: u64) -> u64 {
+        (0..units * 100).fold(1, |sum, i| black_box(sum ^ i))
+    }
+
+    /// Both sides do the same kind of work, one four times as much.
+    #[test]
+    fn four_times_the_work_takes_four_times_as_long() {
+        let case = |name: &str, units| {
+            Case::new(name, 1, move |_| {
+                move |_| {
+                    black_box(spin(units));
+                }
+            })
+        };
+        let rounds = Group::new("g").case(case("one", 1)).case(case("four", 4)).run(&plan(15));
+        let ratio = rounds.time_ratio("four/1", "one/1").unwrap();
+        assert!((2.5..6.0).contains(&ratio), "{ratio}\n{rounds}");
+        let inverse = rounds.tput_ratio("four/1", "one/1").unwrap();
+        assert!((0.17..0.4).contains(&inverse), "{inverse}\n{rounds}");
+    }
+
+    #[test]
+    fn each_thread_makes_its_part_once_on_its_own_cpu() {
+        let made = Mutex::new(Vec::new());
+        let group = Group::new("g").case(Case::new("x", 2, |thread| {
+            made.lock().unwrap().push((thread, allowed_cpus().unwrap()));
+            |_| {}
+        }));
+        group.run(&plan(2));
+        let mut made = made.into_inner().unwrap();
+        made.sort();
+        let cpus = allowed_cpus().unwrap();
+        let expected: Vec<_> = (0..2).map(|t| (t, vec![cpus[t % cpus.len()]])).collect();
+        assert_eq!(made, expected);
+    }
+
+    #[test]
+    fn the_count_runs_on_and_a_batch_is_told_its_length() {
+        let single = Mutex::new(Vec::new());
+        let batches = AtomicUsize::new(0);
+        let group = Group::new("g")
+            .case(Case::new("single", 1, |_| {
+                |i| {
+                    let mut seen = single.lock().unwrap();
+                    if seen.len() < 100 {
+                        seen.push(i);
+                    }
+                }
+            }))
+            .case(Case::batched("batched", 1, |_| {
+                |ops| {
+                    batches.fetch_add(ops as usize, Ordering::Relaxed);
+                    spin(ops);
+                }
+            }));
+        let rounds = group.run(&plan(1));
+        assert_eq!(single.into_inner().unwrap(), (0..100).collect::<Vec<_>>());
+        let counted = rounds.throughput("batched/1").unwrap() * 0.002;
+        assert!(batches.into_inner() as f64 >= counted * 0.5);
+    }
+
+    /// A case of two threads that sleep most of the time never ran at once: all its windows are
+    /// discarded, and with the rule off they all count.
+    #[test]
+    fn windows_without_overlap_do_not_count() {
+        let nap = || Case::new("nap", 2, |_| |_| thread::sleep(Duration::from_micros(200)));
+        let rounds = Group::new("g").case(nap()).run(&plan(2));
+        assert_eq!(rounds.throughput("nap/2"), None);
+        assert_eq!(rounds.discarded("nap/2"), 8); // two rounds, one window and three retries each
+
+        let rounds = Group::new("g").case(nap()).run(&Plan { min_overlap: 0.0, ..plan(2) });
+        assert!(rounds.throughput("nap/2").is_some());
+        assert_eq!(rounds.discarded("nap/2"), 0);
+    }
+
+    #[test]
+    fn a_panic_in_an_operation_ends_the_group() {
+        let group = Group::new("g")
+            .case(Case::new("bad", 2, |thread| move |i| assert!(thread == 0 || i < 3, "planted")));
+        let run = catch_unwind(AssertUnwindSafe(|| group.run(&plan(50))));
+        assert!(run.is_err());
+    }
+}

@@ -1,0 +1,101 @@
+//! The lines above every table: where and how it was measured.
+
+use std::env;
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::cpu::allowed_cpus;
+
+/// CPU, cores, kernel, commit, load and command of this run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Header {
+    /// The model name in `/proc/cpuinfo`.
+    pub cpu: String,
+    /// CPUs that this process may use.
+    pub cores: usize,
+    /// The kernel's release.
+    pub kernel: String,
+    /// The commit, with a `+` if files differ from it.
+    pub commit: String,
+    /// The load averages of 1, 5 and 15 minutes when the header was taken.
+    pub load: String,
+    /// The command line after the program.
+    pub command: String,
+}
+
+impl Header {
+    /// Looks around. What cannot be found out reads `unknown`. `bench` is the name of the bench.
+    pub fn take(bench: &str) -> Self {
+        let unknown = || "unknown".to_string();
+        let read = |path: &str| fs::read_to_string(path).ok();
+        let args: Vec<String> = env::args().skip(1).filter(|arg| arg != "--bench").collect();
+        let command = format!("cargo bench --bench {bench} -- {}", args.join(" "));
+        Self {
+            cpu: read("/proc/cpuinfo").as_deref().and_then(cpu_model).unwrap_or_else(unknown),
+            cores: allowed_cpus().map_or(0, |cpus| cpus.len()),
+            kernel: read("/proc/sys/kernel/osrelease")
+                .map_or_else(unknown, |release| release.trim().to_string()),
+            commit: commit().unwrap_or_else(unknown),
+            load: read("/proc/loadavg").as_deref().map_or_else(unknown, load),
+            command: command.trim_end_matches([' ', '-']).to_string(),
+        }
+    }
+}
+
+fn cpu_model(cpuinfo: &str) -> Option<String> {
+    let line = cpuinfo.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_string())
+}
+
+fn load(loadavg: &str) -> String {
+    loadavg.split_whitespace().take(3).collect::<Vec<_>>().join(" ")
+}
+
+fn commit() -> Option<String> {
+    // `cargo bench` starts a bench in the directory of its package.
+    let here = env::var_os("CARGO_MANIFEST_DIR")?;
+    let git = |args: &[&str]| {
+        let output =
+            Command::new("git").arg("-C").arg(Path::new(&here)).args(args).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok()?;
+        output.status.success().then(|| text.trim().to_string())
+    };
+    let commit = git(&["rev-parse", "--short", "HEAD"])?;
+    let changed = git(&["status", "--porcelain", "--untracked-files=no"])?;
+    Some(if changed.is_empty() { commit } else { commit + "+" })
+}
+
+impl fmt::Display for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { cpu, cores, kernel, commit, load, command } = self;
+        writeln!(f, "# {command}")?;
+        writeln!(f, "# {cpu}, {cores} cores; Linux {kernel}; commit {commit}; load {load}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_model_is_the_text_after_the_colon() {
+        let cpuinfo = "processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name\t: Other\n";
+        assert_eq!(cpu_model(cpuinfo).as_deref(), Some("Some CPU @ 2 GHz"));
+        assert_eq!(cpu_model("Processor: none\n"), None);
+    }
+
+    #[test]
+    fn the_load_is_three_numbers() {
+        assert_eq!(load("0.12 0.34 0.56 1/123 4567\n"), "0.12 0.34 0.56");
+    }
+
+    #[test]
+    fn this_machine_has_cores_and_a_kernel() {
+        let header = Header::take("x");
+        assert!(header.cores > 0);
+        assert_ne!(header.kernel, "unknown");
+        assert!(header.to_string().contains(&header.kernel));
+    }
+}

@@ -1,0 +1,128 @@
+//! A child process on one CPU that does not outlive the bench.
+
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::cpu::{die_with_parent, with_affinity};
+
+/// A running child. Dropping it, also while a panic unwinds, kills and reaps it; the kernel kills
+/// it if the bench itself is killed.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+}
+
+impl Process {
+    /// Starts `command`, with all its threads, on `cpu`. Call it from a thread that lives as long
+    /// as the child shall: the kernel kills the child when that thread ends.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` where the program is not installed; otherwise those of [`crate::pin`] and of
+    /// `Command::spawn`.
+    pub fn spawn(command: &mut Command, cpu: usize) -> io::Result<Self> {
+        // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
+        let command = unsafe { command.pre_exec(die_with_parent) };
+        let child = with_affinity(cpu, || command.spawn())??;
+        Ok(Self { child })
+    }
+
+    /// The process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The exit status if the child has ended, without waiting.
+    ///
+    /// # Errors
+    ///
+    /// The errno of `waitpid`.
+    pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
+        self.child.try_wait()
+    }
+
+    /// Waits for the child to end by itself, looking every 10 ms.
+    ///
+    /// # Errors
+    ///
+    /// `TimedOut` if it still runs after `patience`; it is then left running.
+    pub fn wait(&mut self, patience: Duration) -> io::Result<ExitStatus> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            if start.elapsed() > patience {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Both fail only if it has ended and was reaped already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::panic::catch_unwind;
+    use std::path::Path;
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::cpu::allowed_cpus;
+
+    fn sleeper(cpu: usize) -> Process {
+        Process::spawn(Command::new("sleep").arg("60"), cpu).unwrap()
+    }
+
+    #[test]
+    fn a_child_stays_on_its_cpu_and_ends_with_the_guard_even_in_a_panic() {
+        let cpu = *allowed_cpus().unwrap().last().unwrap();
+        let id = Mutex::new(0);
+        let panicked = catch_unwind(|| {
+            let child = sleeper(cpu);
+            *id.lock().unwrap() = child.id();
+            let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+            let line = status.lines().find(|l| l.starts_with("Cpus_allowed_list")).unwrap();
+            assert_eq!(line.split_whitespace().last(), Some(cpu.to_string().as_str()));
+            std::panic::panic_any("planted");
+        });
+        assert_eq!(panicked.unwrap_err().downcast_ref(), Some(&"planted"));
+        let id = id.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        assert!(!Path::new(&format!("/proc/{id}")).exists());
+    }
+
+    #[test]
+    fn a_child_dies_with_the_thread_that_started_it() {
+        let cpu = allowed_cpus().unwrap()[0];
+        let mut child = thread::spawn(move || sleeper(cpu)).join().unwrap();
+        let status = child.wait(Duration::from_secs(10)).unwrap();
+        assert!(!status.success());
+    }
+
+    #[test]
+    fn waiting_ends_with_the_child_or_the_patience() {
+        let cpu = allowed_cpus().unwrap()[0];
+        let mut quick = Process::spawn(&mut Command::new("true"), cpu).unwrap();
+        assert!(quick.wait(Duration::from_secs(10)).unwrap().success());
+        let error = sleeper(cpu).wait(Duration::from_millis(20)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn a_program_that_is_not_installed_is_not_found() {
+        let cpu = allowed_cpus().unwrap()[0];
+        let error = Process::spawn(&mut Command::new("no-such-program-here"), cpu).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+}

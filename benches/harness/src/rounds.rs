@@ -1,0 +1,268 @@
+//! Interleaved rounds: every case once per round, and ratios taken inside the round.
+//!
+//! ```text
+//! round 0   A B C        ratio A/B of round 0: two windows next to each other
+//! round 1   B C A        the order rotates, so that no case always follows the same one
+//! round 2   C A B        the median over the rounds is the figure
+//! ```
+
+use std::fmt;
+
+use crate::stats::{median, percentile, ratios};
+
+/// The cases of one comparison and the throughput that each round measured for them.
+#[derive(Debug, Clone)]
+pub struct Rounds {
+    group: String,
+    cases: Vec<Measured>,
+    done: usize,
+}
+
+#[derive(Debug, Clone)]
+struct Measured {
+    name: String,
+    threads: usize,
+    /// Operations per second of all threads together, one entry per round; `None` where no window
+    /// of the round counted.
+    throughput: Vec<Option<f64>>,
+    discarded: usize,
+}
+
+impl Rounds {
+    /// An empty comparison called `group`; `cases` are names with the number of threads behind
+    /// each.
+    pub fn new<S: Into<String>>(
+        group: impl Into<String>,
+        cases: impl IntoIterator<Item = (S, usize)>,
+    ) -> Self {
+        let cases = cases.into_iter().map(|(name, threads)| Measured {
+            name: name.into(),
+            threads,
+            throughput: Vec::new(),
+            discarded: 0,
+        });
+        Self { group: group.into(), cases: cases.collect(), done: 0 }
+    }
+
+    /// Measures every case once, in this round's order. `measure` gets the index of a case and
+    /// returns its operations per second, or `None` for a window that does not count: that one is
+    /// counted as discarded and tried again, `retries` times at most.
+    pub fn round(&mut self, retries: usize, mut measure: impl FnMut(usize) -> Option<f64>) {
+        for at in 0..self.cases.len() {
+            let index = (self.done + at) % self.cases.len();
+            let mut value = measure(index);
+            for _ in 0..retries {
+                if value.is_none() {
+                    self.cases[index].discarded += 1;
+                    value = measure(index);
+                }
+            }
+            self.cases[index].discarded += usize::from(value.is_none());
+            self.cases[index].throughput.push(value);
+        }
+        self.done += 1;
+    }
+
+    /// The number of rounds so far.
+    pub fn done(&self) -> usize {
+        self.done
+    }
+
+    /// Median operations per second of the case `name`, all its threads together.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there is no such case.
+    pub fn throughput(&self, name: &str) -> Option<f64> {
+        median(&kept(&self.find(name).throughput))
+    }
+
+    /// Windows of the case `name` that did not count.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there is no such case.
+    pub fn discarded(&self, name: &str) -> usize {
+        self.find(name).discarded
+    }
+
+    /// Throughput of `ours` over that of `other`: the ratio of each round. Above 1, ours is faster.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there is no such case.
+    pub fn tput_ratios(&self, ours: &str, other: &str) -> Vec<f64> {
+        ratios(&self.find(ours).throughput, &self.find(other).throughput)
+    }
+
+    /// Throughput of `ours` over that of `other`: the median of the rounds. Above 1, ours is
+    /// faster. `None` without a round in which both were measured.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there is no such case.
+    pub fn tput_ratio(&self, ours: &str, other: &str) -> Option<f64> {
+        median(&self.tput_ratios(ours, other))
+    }
+
+    /// Like [`tput_ratio`](Self::tput_ratio) against the best of `others`, chosen anew in each
+    /// round; a round in which one of them is missing does not count.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there is no such case.
+    pub fn tput_ratio_to_best(&self, ours: &str, others: &[&str]) -> Option<f64> {
+        let others: Vec<_> = others.iter().map(|name| &self.find(name).throughput).collect();
+        let best: Vec<Option<f64>> = (0..self.done)
+            .map(|round| {
+                let all: Option<Vec<f64>> = others.iter().map(|other| other[round]).collect();
+                all?.into_iter().reduce(f64::max)
+            })
+            .collect();
+        median(&ratios(&self.find(ours).throughput, &best))
+    }
+
+    /// Time per operation of `ours` over that of `other`, as a thread of each sees it: the median
+    /// of the rounds. Below 1, ours is faster. `None` without a round in which both were measured.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there is no such case.
+    pub fn time_ratio(&self, ours: &str, other: &str) -> Option<f64> {
+        let threads = self.find(ours).threads as f64 / self.find(other).threads as f64;
+        let ratios = self.tput_ratios(other, ours);
+        median(&ratios.into_iter().map(|ratio| ratio * threads).collect::<Vec<_>>())
+    }
+
+    /// A name that is not there is a slip of the bench's author: an answer of `None` would print it
+    /// as a target missed.
+    fn find(&self, name: &str) -> &Measured {
+        let found = self.cases.iter().find(|case| case.name == name);
+        found.unwrap_or_else(|| panic!("group {} has no case {name}", self.group))
+    }
+}
+
+fn kept(samples: &[Option<f64>]) -> Vec<f64> {
+    samples.iter().copied().flatten().collect()
+}
+
+/// A table: nanoseconds per operation with their spread over the rounds, and what was discarded.
+impl fmt::Display for Rounds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:<36}{:>10}{:>10}{:>10}{:>12}{:>8}{:>11}",
+            self.group, "ns/op", "p10", "p90", "Mop/s", "rounds", "discarded"
+        )?;
+        for case in &self.cases {
+            let kept = kept(&case.throughput);
+            let ns = |percent| {
+                // The slowest tenth of the throughputs are the p90 of the times.
+                let throughput = percentile(&kept, 100.0 - percent);
+                throughput.map_or("none".to_string(), |throughput| {
+                    format!("{:.2}", 1e9 * case.threads as f64 / throughput)
+                })
+            };
+            let mops = median(&kept).map_or("none".to_string(), |t| format!("{:.3}", t / 1e6));
+            writeln!(
+                f,
+                "  {:<34}{:>10}{:>10}{:>10}{:>12}{:>8}{:>11}",
+                case.name,
+                ns(50.0),
+                ns(10.0),
+                ns(90.0),
+                mops,
+                kept.len(),
+                case.discarded
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn three() -> Rounds {
+        Rounds::new("g", [("a", 1), ("b", 1), ("c", 2)])
+    }
+
+    #[test]
+    fn the_order_rotates_and_every_case_runs_once_per_round() {
+        let mut rounds = three();
+        let mut seen = Vec::new();
+        for _ in 0..4 {
+            rounds.round(0, |case| {
+                seen.push(case);
+                Some(1.0)
+            });
+        }
+        assert_eq!(seen, [0, 1, 2, 1, 2, 0, 2, 0, 1, 0, 1, 2]);
+        assert_eq!(rounds.done(), 4);
+    }
+
+    /// The machine gets ten times slower round by round; the ratio stays.
+    #[test]
+    fn ratios_are_taken_inside_a_round() {
+        let mut rounds = three();
+        for speed in [1000.0, 100.0, 10.0] {
+            rounds.round(0, |case| Some(speed * [3.0, 2.0, 4.0][case]));
+        }
+        assert_eq!(rounds.tput_ratio("a", "b"), Some(1.5));
+        assert_eq!(rounds.time_ratio("b", "a"), Some(1.5));
+        // c has two threads: twice the throughput of b, the same time per operation.
+        assert_eq!(rounds.tput_ratio("c", "b"), Some(2.0));
+        assert_eq!(rounds.time_ratio("c", "b"), Some(1.0));
+        assert_eq!(rounds.throughput("a"), Some(300.0));
+    }
+
+    #[test]
+    fn the_best_peer_is_chosen_round_by_round() {
+        let mut rounds = three();
+        for (a, b, c) in [(4.0, 1.0, 2.0), (4.0, 4.0, 2.0), (4.0, 1.0, 1.0)] {
+            rounds.round(0, |case| Some([a, b, c][case]));
+        }
+        // 4/2, 4/4, 4/1
+        assert_eq!(rounds.tput_ratio_to_best("a", &["b", "c"]), Some(2.0));
+    }
+
+    #[test]
+    fn a_missing_peer_leaves_no_best() {
+        let mut rounds = three();
+        rounds.round(0, |case| [Some(4.0), Some(1.0), None][case]);
+        assert_eq!(rounds.tput_ratio_to_best("a", &["b", "c"]), None);
+        assert_eq!(rounds.tput_ratio("a", "c"), None);
+        assert_eq!(rounds.tput_ratio("a", "b"), Some(4.0));
+    }
+
+    #[test]
+    fn a_discarded_window_is_tried_again_and_counted() {
+        let mut rounds = Rounds::new("g", [("a", 1)]);
+        let mut windows = [None, None, Some(5.0)].into_iter();
+        rounds.round(3, |_| windows.next().unwrap());
+        assert_eq!(rounds.discarded("a"), 2);
+        assert_eq!(rounds.throughput("a"), Some(5.0));
+
+        rounds.round(3, |_| None);
+        assert_eq!(rounds.discarded("a"), 6); // one window and three retries
+        assert_eq!(rounds.throughput("a"), Some(5.0));
+    }
+
+    #[test]
+    #[should_panic(expected = "no case typo")]
+    fn a_case_that_is_not_there_is_a_panic() {
+        three().tput_ratio("a", "typo");
+    }
+
+    #[test]
+    fn the_table_has_a_row_per_case_and_says_what_was_not_measured() {
+        let mut rounds = three();
+        rounds.round(0, |case| [Some(1e9), Some(5e8), None][case]);
+        let table = rounds.to_string();
+        let rows: Vec<Vec<&str>> = table.lines().map(|l| l.split_whitespace().collect()).collect();
+        assert_eq!(rows[1], ["a", "1.00", "1.00", "1.00", "1000.000", "1", "0"]);
+        assert_eq!(rows[2], ["b", "2.00", "2.00", "2.00", "500.000", "1", "0"]);
+        assert_eq!(rows[3], ["c", "none", "none", "none", "none", "0", "1"]);
+    }
+}

@@ -1,0 +1,78 @@
+//! Medians and per-round ratios.
+
+/// The value below which `percent` of the samples lie, interpolated between neighbours; `None`
+/// without samples. NaN sorts last.
+///
+/// # Panics
+///
+/// Panics unless `percent` is within 0 to 100.
+pub fn percentile(samples: &[f64], percent: f64) -> Option<f64> {
+    assert!((0.0..=100.0).contains(&percent), "{percent} is not a percentage");
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let last = sorted.len().checked_sub(1)?;
+    let rank = last as f64 * percent / 100.0;
+    let (below, above) = (sorted[rank.floor() as usize], sorted[rank.ceil() as usize]);
+    Some(below + (above - below) * rank.fract())
+}
+
+/// The middle sample, or the mean of the middle two; `None` without samples.
+pub fn median(samples: &[f64]) -> Option<f64> {
+    percentile(samples, 50.0)
+}
+
+/// `numerator / denominator`, round by round. Rounds in which either is missing, or in which the
+/// denominator is zero, give no ratio.
+pub fn ratios(numerator: &[Option<f64>], denominator: &[Option<f64>]) -> Vec<f64> {
+    let pairs = numerator.iter().zip(denominator);
+    pairs
+        .filter_map(|pair| match pair {
+            (Some(n), Some(d)) if *d != 0.0 => Some(n / d),
+            _ => None,
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn median_of_odd_even_and_none() {
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[7.0]), Some(7.0));
+        assert_eq!(median(&[9.0, 1.0, 5.0]), Some(5.0));
+        assert_eq!(median(&[4.0, 1.0, 3.0, 100.0]), Some(3.5));
+    }
+
+    #[test]
+    fn median_ignores_one_wild_sample() {
+        assert_eq!(median(&[1.0, 1.1, 0.9, 1.0, 1e9]), Some(1.0));
+    }
+
+    #[test]
+    fn percentiles_interpolate_between_the_ends() {
+        let samples = [10.0, 20.0, 30.0, 40.0, 50.0];
+        assert_eq!(percentile(&samples, 0.0), Some(10.0));
+        assert_eq!(percentile(&samples, 90.0), Some(46.0));
+        assert_eq!(percentile(&samples, 100.0), Some(50.0));
+    }
+
+    /// The median of ratios, not the ratio of medians: a machine that slows down by ten from round
+    /// to round does not move it.
+    #[test]
+    fn ratios_pair_the_samples_of_one_round() {
+        let ours = [Some(2.0), Some(20.0), Some(200.0), Some(5.0)];
+        let other = [Some(1.0), Some(10.0), Some(100.0), Some(5.0)];
+        assert_eq!(ratios(&ours, &other), [2.0, 2.0, 2.0, 1.0]);
+        assert_eq!(median(&ratios(&ours, &other)), Some(2.0));
+    }
+
+    #[test]
+    fn a_round_with_a_missing_or_zero_sample_gives_no_ratio() {
+        let ours = [Some(3.0), None, Some(3.0), Some(3.0)];
+        let other = [Some(1.0), Some(1.0), None, Some(0.0)];
+        assert_eq!(ratios(&ours, &other), [3.0]);
+        assert_eq!(median(&ratios(&ours, &[None, None, None, None])), None);
+    }
+}

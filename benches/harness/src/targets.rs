@@ -1,0 +1,224 @@
+//! The recorded targets, and the line that each of them ends in.
+//!
+//! ```text
+//! TARGET N1.nbdkit.tput measured 1.632 bound >=1.2 holds
+//! TARGET N3.qemu_native.tput measured none bound >=1.0 short
+//! ```
+
+use std::fmt;
+use std::str::FromStr;
+
+use toml::Table;
+
+/// The entries of one section of `targets.toml`, and what was measured for them.
+#[derive(Debug, Clone)]
+pub struct Targets {
+    entries: Vec<Entry>,
+}
+
+#[derive(Debug, Clone)]
+struct Entry {
+    id: String,
+    /// As the file has it.
+    text: String,
+    bound: Bound,
+    measured: Option<f64>,
+}
+
+/// Why targets could not be read or recorded: each is a slip in the file or in the bench.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TargetError {
+    /// The file is not TOML, with the parser's message.
+    Syntax(String),
+    /// The file has no such section.
+    NoSection(String),
+    /// The entry's bound is not a string such as `<=1.5` or `>=2`.
+    BadBound(String),
+    /// The section has no entry with this id.
+    UnknownId(String),
+}
+
+impl fmt::Display for TargetError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Syntax(message) => write!(f, "targets are not TOML: {message}"),
+            Self::NoSection(name) => write!(f, "targets have no section [{name}]"),
+            Self::BadBound(id) => write!(f, "target {id}: the bound is not <=NUMBER or >=NUMBER"),
+            Self::UnknownId(id) => write!(f, "target {id} is not in the bench's section"),
+        }
+    }
+}
+
+impl std::error::Error for TargetError {}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Bound {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+impl Bound {
+    fn holds(self, value: f64) -> bool {
+        match self {
+            Self::AtMost(bound) => value <= bound,
+            Self::AtLeast(bound) => value >= bound,
+        }
+    }
+}
+
+impl FromStr for Bound {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let number =
+            |text: &str| text.trim().parse().ok().filter(|n: &f64| n.is_finite()).ok_or(());
+        if let Some(rest) = text.strip_prefix("<=") {
+            Ok(Self::AtMost(number(rest)?))
+        } else if let Some(rest) = text.strip_prefix(">=") {
+            Ok(Self::AtLeast(number(rest)?))
+        } else {
+            Err(())
+        }
+    }
+}
+
+impl Targets {
+    /// Reads the section of one bench from the text of `targets.toml`.
+    ///
+    /// # Errors
+    ///
+    /// [`TargetError`] but for `UnknownId`.
+    pub fn parse(toml: &str, section: &str) -> Result<Self, TargetError> {
+        let file: Table = toml.parse().map_err(|error| TargetError::Syntax(format!("{error}")))?;
+        let table = file.get(section).and_then(|value| value.as_table());
+        let table = table.ok_or_else(|| TargetError::NoSection(section.to_string()))?;
+        let entries = table.iter().map(|(id, value)| {
+            let text = value.as_str().ok_or_else(|| TargetError::BadBound(id.clone()))?;
+            let bound = text.parse().map_err(|()| TargetError::BadBound(id.clone()))?;
+            Ok(Entry { id: id.clone(), text: text.to_string(), bound, measured: None })
+        });
+        Ok(Self { entries: entries.collect::<Result<_, _>>()? })
+    }
+
+    /// Records what was measured for `id`. `None`, infinity and NaN mean: not measured.
+    ///
+    /// # Errors
+    ///
+    /// [`TargetError::UnknownId`] if the section has no such entry.
+    pub fn record(&mut self, id: &str, measured: Option<f64>) -> Result<(), TargetError> {
+        let entry = self.entries.iter_mut().find(|entry| entry.id == id);
+        let entry = entry.ok_or_else(|| TargetError::UnknownId(id.to_string()))?;
+        entry.measured = measured.filter(|value| value.is_finite());
+        Ok(())
+    }
+}
+
+impl Entry {
+    fn holds(&self) -> bool {
+        self.measured.is_some_and(|value| self.bound.holds(value))
+    }
+
+    /// Four digits, or all of them where rounding would make the line contradict its own verdict.
+    fn number(&self) -> String {
+        let Some(value) = self.measured else {
+            return "none".to_string();
+        };
+        let rounded = match value.abs() {
+            large if large >= 100.0 => format!("{value:.1}"),
+            middle if middle >= 1.0 => format!("{value:.3}"),
+            _ => format!("{value:.4}"),
+        };
+        let kept = rounded.parse().is_ok_and(|n| self.bound.holds(n) == self.bound.holds(value));
+        if kept { rounded } else { value.to_string() }
+    }
+}
+
+/// One line per entry, in the order of the file.
+impl fmt::Display for Targets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for entry in &self.entries {
+            let verdict = if entry.holds() { "holds" } else { "short" };
+            let (id, text) = (&entry.id, &entry.text);
+            writeln!(f, "TARGET {id} measured {} bound {text} {verdict}", entry.number())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = r#"
+        [other]
+        "Z9" = "<=1"
+        [mine] # a comment
+        "M2.time" = "<=0.75"
+        "M1.sum.tput" = ">=1.8"
+        "M3.allocs.n" = "<=0"
+    "#;
+
+    fn lines(records: &[(&str, Option<f64>)]) -> Vec<String> {
+        let mut targets = Targets::parse(FILE, "mine").unwrap();
+        for (id, measured) in records {
+            targets.record(id, *measured).unwrap();
+        }
+        targets.to_string().lines().map(str::to_string).collect()
+    }
+
+    #[test]
+    fn one_line_per_entry_of_the_section_in_file_order() {
+        let all = [("M3.allocs.n", Some(0.0)), ("M1.sum.tput", Some(2.5)), ("M2.time", Some(0.8))];
+        assert_eq!(
+            lines(&all),
+            [
+                "TARGET M2.time measured 0.8000 bound <=0.75 short",
+                "TARGET M1.sum.tput measured 2.500 bound >=1.8 holds",
+                "TARGET M3.allocs.n measured 0.0000 bound <=0 holds",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_was_not_measured_is_none_and_short() {
+        for nothing in [None, Some(f64::NAN), Some(f64::NEG_INFINITY)] {
+            let lines = lines(&[("M2.time", nothing)]);
+            assert_eq!(lines[0], "TARGET M2.time measured none bound <=0.75 short");
+            assert_eq!(lines[1], "TARGET M1.sum.tput measured none bound >=1.8 short");
+        }
+    }
+
+    #[test]
+    fn a_bound_holds_on_its_edge_and_rounding_never_contradicts_the_verdict() {
+        assert!(lines(&[("M1.sum.tput", Some(1.8))])[1].ends_with("1.800 bound >=1.8 holds"));
+        let just_short = lines(&[("M1.sum.tput", Some(1.79996))]);
+        assert_eq!(just_short[1], "TARGET M1.sum.tput measured 1.79996 bound >=1.8 short");
+        let just_short = lines(&[("M2.time", Some(0.750_001))]);
+        assert_eq!(just_short[0], "TARGET M2.time measured 0.750001 bound <=0.75 short");
+    }
+
+    #[test]
+    fn an_id_of_another_section_is_an_error() {
+        let mut targets = Targets::parse(FILE, "mine").unwrap();
+        let error = targets.record("Z9", Some(1.0));
+        assert_eq!(error, Err(TargetError::UnknownId("Z9".to_string())));
+    }
+
+    #[test]
+    fn slips_in_the_file_are_errors() {
+        let parse = |text: &str| Targets::parse(text, "a").unwrap_err();
+        assert!(matches!(parse("[a"), TargetError::Syntax(_)));
+        assert_eq!(parse("[b]"), TargetError::NoSection("a".to_string()));
+        for bound in ["\"<1\"", "\"1.0\"", "\">=x\"", "\"<=inf\"", "\"\"", "1.0"] {
+            let error = parse(&format!("[a]\nT1 = {bound}"));
+            assert_eq!(error, TargetError::BadBound("T1".to_string()), "{bound}");
+        }
+    }
+
+    #[test]
+    fn bounds_may_have_spaces_and_whole_numbers() {
+        assert_eq!("<= 12".parse(), Ok(Bound::AtMost(12.0)));
+        assert_eq!(">=0.5".parse(), Ok(Bound::AtLeast(0.5)));
+    }
+}

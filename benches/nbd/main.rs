@@ -1,0 +1,195 @@
+//! The block server against `qemu-nbd` and `nbdkit`, on one image, driven by fio's nbd engine.
+//!
+//! ```text
+//! cargo bench --bench nbd                       every row, 5 rounds of 2 s windows: 7 minutes
+//! cargo bench --bench nbd -- --quick            the rows that decide a target: under 60 s
+//! cargo bench --bench nbd -- --only N1          rows by part of a name or target
+//! cargo bench --bench nbd -- --backend aio      our server on that engine
+//! ```
+//!
+//! All servers are started once, kept on one CPU, and serve the same image read-only. In rows of
+//! `1cpus` fio runs on that CPU too, in rows of `2cpus` on another. A round measures every server
+//! once per row, next to each other and in an order that rotates; the figure is the median over the
+//! rounds of the ratio inside a round.
+//!
+//! `others` is the part of the used CPUs' time that went to processes outside the measurement. A
+//! window with more than [`DISTURBED`] of it is measured again, and the less disturbed one counts.
+
+mod rows;
+mod servers;
+mod table;
+
+use std::error::Error;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use harness::{Args, FioReads, Foreign, Header, Targets, allowed_cpus};
+
+use crate::rows::{Load, Row, loads};
+use crate::servers::{Server, Site, build_ours, target_dir};
+use crate::table::{Lines, heading};
+
+/// The image: large enough that the CPU's caches do not hold it, small enough for the page cache.
+const IMAGE: usize = 1 << 30;
+/// A guess: below it, repeated windows of one server stay within a few percent of each other.
+const DISTURBED: f64 = 0.15;
+/// `--quick` starts no round that would end later than this.
+const QUICK_BUDGET: Duration = Duration::from_secs(50);
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args = Args::from_env();
+    if !args.bench {
+        println!("nbd: measures only under `cargo bench`");
+        return Ok(());
+    }
+    let mut targets = Targets::parse(include_str!("../targets.toml"), "nbd")?;
+    print!("{}", Header::take("nbd"));
+    if let Err(error) = measure(&args, &mut targets) {
+        println!("# not measured: {error}");
+    }
+    print!("{targets}");
+    Ok(())
+}
+
+fn measure(args: &Args, targets: &mut Targets) -> Result<(), Box<dyn Error>> {
+    let target = target_dir()?;
+    let program = build_ours(&target);
+    let start = Instant::now();
+    let cpus = allowed_cpus()?;
+    let (client, server) = (cpus[0], *cpus.last().ok_or("no CPU")?);
+
+    let scratch = tempfile::Builder::new().prefix("nbd-bench-").tempdir_in(&target)?;
+    let sockets = tempfile::Builder::new().prefix("nbd-bench-").tempdir()?;
+    let image = scratch.path().join("image");
+    make_image(&image)?;
+
+    let site = Site {
+        program: program.map_err(|error| println!("# missing: our server: {error}")).ok(),
+        backend: args.backend.as_deref(),
+        image: &image,
+        sockets: sockets.path(),
+        cpu: server,
+    };
+    let servers = site.start_all();
+    let running: Vec<&'static str> = servers.iter().map(|server| server.name).collect();
+
+    let mut loads = loads(args);
+    if client == server {
+        println!("# missing: a second CPU");
+        loads.retain(|load| load.cpus == 1);
+    }
+    let mut rows: Vec<Row> = loads.into_iter().map(|load| Row::new(load, &running)).collect();
+    let mut bench = Bench {
+        servers: &servers,
+        client,
+        server,
+        scratch: scratch.path(),
+        window: Duration::from_millis(if args.quick { 500 } else { 2000 }),
+        retries: if args.quick { 1 } else { 2 },
+        repeated: 0,
+        failed: 0,
+    };
+    let rounds = if args.quick { 3 } else { 5 };
+    for round in 0..rounds {
+        let begun = Instant::now();
+        for row in &mut rows {
+            row.round(|load, name| bench.window(load, name));
+        }
+        let next_ends = start.elapsed() + begun.elapsed();
+        if args.quick && next_ends > QUICK_BUDGET {
+            println!("# --quick: {} of {rounds} rounds fit", round + 1);
+            break;
+        }
+    }
+
+    println!("{}", heading());
+    for row in &rows {
+        print!("{}", Lines(row));
+        for (id, measured) in row.targets() {
+            targets.record(id, measured)?;
+        }
+    }
+    let done = rows.first().map_or(0, |row| row.rounds.done());
+    println!(
+        "# {done} rounds of {:?} windows; {} windows repeated because others used more than {:.0} % \
+         of the CPUs, {} failed",
+        bench.window,
+        bench.repeated,
+        DISTURBED * 100.0,
+        bench.failed
+    );
+    Ok(())
+}
+
+struct Bench<'a> {
+    servers: &'a [Server],
+    client: usize,
+    server: usize,
+    scratch: &'a Path,
+    window: Duration,
+    retries: usize,
+    repeated: usize,
+    failed: usize,
+}
+
+impl Bench<'_> {
+    /// One window, repeated while it is disturbed; the least disturbed one, with its disturbance.
+    fn window(&mut self, load: &Load, name: &'static str) -> Option<(FioReads, f64)> {
+        let mut best: Option<(FioReads, f64)> = None;
+        for attempt in 0..=self.retries {
+            match self.once(load, name) {
+                Ok((reads, share)) => {
+                    if best.is_none_or(|(_, least)| share < least) {
+                        best = Some((reads, share));
+                    }
+                    if share <= DISTURBED {
+                        break;
+                    }
+                    self.repeated += usize::from(attempt < self.retries);
+                }
+                Err(error) => {
+                    println!("# failed: {} on {name}: {error}", load.name());
+                    self.failed += 1;
+                    break;
+                }
+            }
+        }
+        best
+    }
+
+    fn once(&self, load: &Load, name: &'static str) -> io::Result<(FioReads, f64)> {
+        let server = self.servers.iter().find(|server| server.name == name);
+        let server = server.ok_or(io::ErrorKind::NotFound)?;
+        let client = if load.cpus == 1 { self.server } else { self.client };
+        let used = if load.cpus == 1 { vec![client] } else { vec![client, self.server] };
+        let engine = ["--ioengine=nbd".to_string(), format!("--uri={}", server.uri())];
+        let foreign = Foreign::start(&used, &[server.process.id()])?;
+        let args = load.fio_args().into_iter().chain(engine);
+        let reads = FioReads::measure(client, self.window, self.scratch, args)?;
+        Ok((reads, foreign.share()?))
+    }
+}
+
+/// Writes an image of pseudo-random bytes, syncs it, and reads it once so that the page cache holds
+/// all of it.
+fn make_image(path: &Path) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    let mut block = vec![0_u8; 1 << 20];
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    for _ in 0..IMAGE / block.len() {
+        for word in block.chunks_exact_mut(8) {
+            // xorshift64: no two blocks alike, nothing to compress or to share.
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            word.copy_from_slice(&state.to_le_bytes());
+        }
+        file.write_all(&block)?;
+    }
+    file.sync_all()?;
+    let mut file = File::open(path)?;
+    while file.read(&mut block)? > 0 {}
+    Ok(())
+}

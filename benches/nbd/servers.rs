@@ -1,0 +1,150 @@
+//! The servers: ours and its peers, each with its good settings, on one image.
+
+use std::env;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use harness::Process;
+
+/// Our server on the page cache.
+pub(crate) const OURS: &str = "offlock";
+/// Our server past the page cache.
+pub(crate) const OURS_DIRECT: &str = "offlock --direct";
+/// QEMU's server on the page cache, with its fastest engine.
+pub(crate) const QEMU: &str = "qemu-nbd io_uring";
+/// QEMU's server past the page cache.
+pub(crate) const DIRECT_PEER: &str = "qemu-nbd native";
+/// nbdkit's file plugin, 16 threads per connection (its default).
+pub(crate) const NBDKIT: &str = "nbdkit file";
+
+/// How long a server may take until it accepts connections.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A server that accepts connections.
+pub(crate) struct Server {
+    pub(crate) name: &'static str,
+    pub(crate) socket: PathBuf,
+    pub(crate) process: Process,
+}
+
+impl Server {
+    /// fio's name for it.
+    pub(crate) fn uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.socket.display())
+    }
+}
+
+/// Where the servers find things.
+pub(crate) struct Site<'a> {
+    /// Our server's program, if it could be built.
+    pub(crate) program: Option<PathBuf>,
+    /// Our server's engine; it chooses without.
+    pub(crate) backend: Option<&'a str>,
+    /// The image that all serve, read-only.
+    pub(crate) image: &'a Path,
+    /// A directory with a short name: a socket's path has at most 107 bytes.
+    pub(crate) sockets: &'a Path,
+    /// The CPU that the servers share.
+    pub(crate) cpu: usize,
+}
+
+impl Site<'_> {
+    /// Starts every server that there is, and prints a line for each that there is not.
+    pub(crate) fn start_all(&self) -> Vec<Server> {
+        let names = [OURS, OURS_DIRECT, QEMU, DIRECT_PEER, NBDKIT];
+        let start = |(number, name)| match self.start(name, number) {
+            Ok(server) => Some(server),
+            Err(error) => {
+                println!("# missing: {name}: {error}");
+                None
+            }
+        };
+        names.into_iter().enumerate().filter_map(|(n, name)| start((n, name))).collect()
+    }
+
+    fn start(&self, name: &'static str, number: usize) -> io::Result<Server> {
+        let socket = self.sockets.join(format!("{number}.sock"));
+        let log = self.sockets.join(format!("{number}.log"));
+        let mut command = self.command(name, &socket)?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?);
+        let process =
+            Process::spawn(&mut command, self.cpu).map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound => {
+                    io::Error::other(format!("not installed: {}", apt(name)))
+                }
+                _ => error,
+            })?;
+        let mut server = Server { name, socket, process };
+        let start = Instant::now();
+        while UnixStream::connect(&server.socket).is_err() {
+            if server.process.try_wait()?.is_some() || start.elapsed() > PATIENCE {
+                let said = fs::read_to_string(&log)?;
+                let said = said.lines().last().unwrap_or("it said nothing");
+                return Err(io::Error::other(format!("accepts no connection: {said}")));
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(server)
+    }
+
+    fn command(&self, name: &str, socket: &Path) -> io::Result<Command> {
+        let qemu = |cache: &str, aio: &str| {
+            let mut command = Command::new("qemu-nbd");
+            command.args(["--read-only", "--persistent", "--shared=0", "--format=raw"]);
+            command.args([format!("--cache={cache}"), format!("--aio={aio}")]);
+            command.arg("--socket").arg(socket).arg(self.image);
+            command
+        };
+        Ok(match name {
+            QEMU => qemu("writeback", "io_uring"),
+            DIRECT_PEER => qemu("none", "native"),
+            NBDKIT => {
+                let mut command = Command::new("nbdkit");
+                command.args(["--foreground", "--read-only", "--unix"]).arg(socket);
+                command.arg("file").arg(self.image);
+                command
+            }
+            _ => {
+                let missing = || io::Error::other("it was not built");
+                let mut command = Command::new(self.program.as_ref().ok_or_else(missing)?);
+                command.arg("--read-only").arg("--image").arg(self.image);
+                command.arg("--socket").arg(socket);
+                if name == OURS_DIRECT {
+                    command.arg("--direct");
+                }
+                if let Some(backend) = self.backend {
+                    command.args(["--backend", backend]);
+                }
+                command
+            }
+        })
+    }
+}
+
+fn apt(name: &str) -> &'static str {
+    if name == NBDKIT { "apt install nbdkit" } else { "apt install qemu-utils" }
+}
+
+/// The target directory that this bench was built in: it lies in `<target>/release/deps`.
+pub(crate) fn target_dir() -> io::Result<PathBuf> {
+    let program = env::current_exe()?;
+    let target = program.ancestors().nth(3);
+    target.map(Path::to_path_buf).ok_or_else(|| io::Error::other("not in a target directory"))
+}
+
+/// Builds our server and returns its program.
+pub(crate) fn build_ours(target: &Path) -> io::Result<PathBuf> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(["build", "--release", "--package", "examples", "--example", "nbd_server"]);
+    command.arg("--target-dir").arg(target).current_dir(env!("CARGO_MANIFEST_DIR"));
+    if !command.status()?.success() {
+        return Err(io::Error::other("cargo build --release --example nbd_server failed"));
+    }
+    Ok(target.join("release/examples/nbd_server"))
+}

@@ -1,1 +1,0 @@
-//! The harness every bench of the workspace shares.
