@@ -36,3 +36,8 @@ mod topology;
 pub use self::cpu::{Backend, CpuId, RseqState, Source, backend, current_cpu};
 pub use self::cpulist::{CpuList, CpuListError};
 pub use self::topology::{NodeId, Topology, topology};
+
+/// Compiles and runs the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

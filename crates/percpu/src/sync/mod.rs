@@ -6,7 +6,7 @@
 //! | | default | `--cfg offlock_loom` | `--cfg offlock_shuttle` |
 //! |---|---|---|---|
 //! | `atomic`, `Arc`, `thread`, `hint` | `std` | `loom` | `shuttle` |
-//! | `Mutex`, `Condvar` | `parking_lot` | [`lock`](self) over `loom`'s | the same, over `shuttle`'s |
+//! | `Mutex`, `Condvar` | `parking_lot` | a wrapper over `loom`'s | the same, over `shuttle`'s |
 //! | `cell::UnsafeCell` | `std`'s, transparent | `loom`'s: checks every access | `std`'s |
 //! | `quarantine` | a plain drop | canary, memory kept | canary, memory kept |
 //! | `cpu::current()` | this CPU | set by the test | set by the test |
