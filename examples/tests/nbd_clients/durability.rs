@@ -88,20 +88,13 @@ fn trace_ring(lab: &Lab, backend: Backend) -> Res {
     let mut server = Launch::new(lab, backend).image(&image).start()?;
     let mut client = server.client()?;
     let points = TracePoints::start(server.pid())?;
-    for (name, kind, flags, offset, len, _) in STEPS {
-        points.mark(&format!("{name}.sent"))?;
+    for (name, kind, flags, offset, len, synced) in STEPS {
+        points.mark("sent")?;
         step(&mut client, kind, flags, offset, len)?;
-        points.mark(&format!("{name}.answered"))?;
+        points.mark("answered")?;
         // What the server does after the reply (waiting again) stays out of the next window.
         std::thread::sleep(Duration::from_millis(20));
-    }
-    points.mark("term")?;
-    server.terminate();
-    server.finished()?;
-    points.mark("ended")?;
-
-    for (name, kind, flags, _, _, synced) in STEPS {
-        let events = points.between(&format!("{name}.sent"), &format!("{name}.answered"))?;
+        let events = points.between("sent", "answered")?;
         let replied = reply_position(&events);
         let Some(replied) = replied else {
             crate::lab::fail!("{name}: no reply was sent? {events:#?}");
@@ -131,6 +124,10 @@ fn trace_ring(lab: &Lab, backend: Backend) -> Res {
             }
         }
     }
+    points.mark("term")?;
+    server.terminate();
+    server.finished()?;
+    points.mark("ended")?;
     let end = points.between("term", "ended")?;
     check!(end.iter().any(|e| operation(e) == Some("FSYNC")), "no fdatasync after SIGTERM {end:?}");
     Ok(())

@@ -94,12 +94,15 @@ fn hex(parts: &[&[u8]]) -> String {
 /// A private instance of the kernel's tracer, with the io_uring and socket events of one process.
 pub(crate) struct TracePoints {
     dir: PathBuf,
-    threads: Vec<u32>,
 }
 
-const EVENTS: [&str; 6] = [
+/// Completions of every process: a worker thread of the kernel may post ours. They are told
+/// apart by the request's address.
+const COMPLETE: &str = "io_uring/io_uring_complete";
+
+/// Events of the server's own threads.
+const EVENTS: [&str; 5] = [
     "io_uring/io_uring_submit_req",
-    "io_uring/io_uring_complete",
     "syscalls/sys_enter_sendto",
     "syscalls/sys_enter_sendmsg",
     "syscalls/sys_enter_writev",
@@ -113,16 +116,18 @@ impl TracePoints {
         let name = format!("instances/offlock-{}-{number}", std::process::id());
         let dir = Path::new(TRACEFS).join(name);
         fs::create_dir(&dir)?;
-        let mut points = TracePoints { dir, threads: Vec::new() };
+        let points = TracePoints { dir };
+        let mut threads = Vec::new();
         for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-            points.threads.extend(task?.file_name().to_string_lossy().parse::<u32>());
+            threads.push(format!("common_pid == {}", task?.file_name().to_string_lossy()));
         }
-        let pids: Vec<String> = points.threads.iter().map(u32::to_string).collect();
         points.set("trace_clock", "mono")?;
-        points.set("set_event_pid", &pids.join(" "))?;
+        points.set("buffer_size_kb", "4096")?;
         for event in EVENTS {
+            points.set(&format!("events/{event}/filter"), &threads.join(" || "))?;
             points.set(&format!("events/{event}/enable"), "1")?;
         }
+        points.set(&format!("events/{COMPLETE}/enable"), "1")?;
         Ok(points)
     }
 
@@ -137,9 +142,10 @@ impl TracePoints {
         self.set("trace_marker", &format!("offlock:{text}\n"))
     }
 
-    /// The events between two marks, oldest first.
+    /// The events between two marks, oldest first; forgets everything up to now.
     pub(crate) fn between(&self, from: &str, to: &str) -> Res<Vec<Event>> {
         let text = fs::read_to_string(self.dir.join("trace"))?;
+        self.set("trace", "\n")?; // opening it for writing empties it
         let find = |mark: &str| {
             let wanted = format!("offlock:{mark}");
             text.lines().position(|l| l.trim_end().ends_with(&wanted))
@@ -155,7 +161,7 @@ impl TracePoints {
 
 impl Drop for TracePoints {
     fn drop(&mut self) {
-        for event in EVENTS {
+        for event in EVENTS.into_iter().chain([COMPLETE]) {
             let _ = self.set(&format!("events/{event}/enable"), "0");
         }
         let _ = fs::remove_dir(&self.dir);
