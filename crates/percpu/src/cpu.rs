@@ -97,8 +97,7 @@ mod fast {
         LIMIT.store(capacity, Ordering::Release);
     }
 
-    /// The id in the area if it is one: one compare rejects -1, -2 (as `u32`) and whatever is too
-    /// large for the slots.
+    /// The id in the calling thread's area, if there is one.
     #[inline(always)]
     pub(super) fn current() -> Option<CpuId> {
         // Ordering: Acquire pairs with the Release in `publish`; it carries `OFFSET`.
@@ -110,7 +109,12 @@ mod fast {
         let raw = OFFSET.load(Ordering::Relaxed);
         // SAFETY: invariant 2: `publish` stored what `to_raw` gave before it made LIMIT non-zero.
         let area = unsafe { Offset::from_raw(raw) };
-        let id = rseq::cpu_id(area);
+        below(rseq::cpu_id(area), limit)
+    }
+
+    /// One compare rejects -1, -2 (as `u32`) and whatever is too large for the slots.
+    #[inline(always)]
+    pub(super) fn below(id: u32, limit: u32) -> Option<CpuId> {
         (id < limit).then_some(CpuId(id))
     }
 }
@@ -286,6 +290,18 @@ mod tests {
             if getcpu < 0 {
                 prop_assert_eq!(cpu.get(), dealt % capacity, "an error deals a slot");
             }
+        }
+    }
+
+    #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
+    proptest! {
+        #[test]
+        fn inv01_any_rseq_id_is_a_slot_below_capacity_or_none(
+            id in prop_oneof![Just(-1), Just(-2), 0..200, any::<i32>()],
+            capacity in prop_oneof![1_u32..200, 1_u32..=65_536],
+        ) {
+            let want = (0..capacity as i32).contains(&id).then_some(id as u32);
+            prop_assert_eq!(fast::below(id as u32, capacity).map(CpuId::get), want);
         }
     }
 

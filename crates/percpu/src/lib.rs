@@ -17,7 +17,7 @@
 //! hint that spreads work, and a lock or an atomic still guards the slot.
 //!
 //! Progress, unless an item says otherwise: wait-free, no allocation. The first call of
-//! [`topology`], [`backend`] or [`current_cpu`] in a process reads `/sys` and allocates; threads
+//! [`topology()`], [`backend`] or [`current_cpu`] in a process reads `/sys` and allocates; threads
 //! that call at the same time wait for it.
 //!
 //! `--cfg offlock_portable` builds without the x86_64 assembly, as for every other architecture.

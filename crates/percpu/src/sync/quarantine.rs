@@ -28,6 +28,8 @@ mod imp {
     #[repr(transparent)]
     pub struct Watched<T>(T);
 
+    const _: () = assert!(size_of::<Watched<u64>>() == size_of::<u64>());
+
     impl<T> Watched<T> {
         /// Wraps `value`.
         #[inline(always)]
