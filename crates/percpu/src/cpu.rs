@@ -305,6 +305,13 @@ mod tests {
         }
     }
 
+    #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
+    #[test]
+    fn the_fast_path_answers_exactly_where_the_backend_says_so() {
+        let in_use = backend().rseq() == RseqState::InUse;
+        assert_eq!(fast::current().is_some(), in_use, "{}", backend());
+    }
+
     #[test]
     fn a_thread_keeps_its_dealt_slot_and_the_next_gets_another() {
         let mine = dealt();

@@ -168,14 +168,19 @@ fn configured_cpus() -> u32 {
     // SAFETY: the kernel writes at most `size_of_val(&mask)` bytes, all of which are ours; the type
     // of the pointer does not bound it, as the size is an argument of its own.
     let rc = unsafe { libc::sched_getaffinity(0, size_of_val(&mask), mask.as_mut_ptr().cast()) };
-    let allowed = match rc {
-        0 => mask
-            .iter()
-            .rposition(|&word| word != 0)
-            .map_or(0, |last| (last as u32 + 1) * 64 - mask[last].leading_zeros()),
-        _ => 0,
-    };
-    allowed.max(u32::try_from(counted).unwrap_or(0)).clamp(1, MAX_CPUS)
+    let allowed = if rc == 0 { cpus_up_to_last(&mask) } else { 0 };
+    at_least(u32::try_from(counted).unwrap_or(0), allowed)
+}
+
+/// One more than the number of the last CPU in an affinity mask; 0 if there is none.
+fn cpus_up_to_last(mask: &[u64]) -> u32 {
+    let last = mask.iter().rposition(|&word| word != 0);
+    last.map_or(0, |last| (last as u32 + 1) * u64::BITS - mask[last].leading_zeros())
+}
+
+/// The larger of two counts, of which either may be wrong, within reason.
+fn at_least(counted: u32, allowed: u32) -> u32 {
+    counted.max(allowed).clamp(1, MAX_CPUS)
 }
 
 #[cfg(test)]
@@ -270,6 +275,26 @@ mod tests {
         let topology = read(&root);
         assert_eq!(nodes(&topology), [1, 3]);
         assert_eq!((node_of(&topology, 0), node_of(&topology, 1)), (1, 1));
+    }
+
+    #[test]
+    fn the_fallback_covers_the_count_and_the_affinity_mask() {
+        for (mask, want) in [
+            (&[0, 0][..], 0),
+            (&[1, 0], 1),
+            (&[0b1010, 0], 4),
+            (&[1, 1 << 5], 70),
+            (&[0, 1 << 63], 128),
+        ] {
+            assert_eq!(cpus_up_to_last(mask), want, "{mask:?}");
+        }
+        assert_eq!((at_least(8, 2), at_least(0, 70), at_least(0, 0)), (8, 70, 1));
+        assert_eq!(at_least(u32::MAX, 2), MAX_CPUS);
+
+        let all = fs::read_to_string("/proc/self/status").unwrap();
+        let allowed = all.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        let allowed: CpuList = allowed.unwrap().parse().unwrap();
+        assert!(configured_cpus() > allowed.last().unwrap().get());
     }
 
     #[test]
