@@ -1,0 +1,388 @@
+//! One connection that keeps many requests in flight from one thread.
+//!
+//! ```text
+//!  plan -> begin -> [unsent bytes] --write--> server --read--> reply -> verify -> end
+//! ```
+//!
+//! The socket blocks, but a write gives up after a millisecond. A server that has too many replies
+//! waiting for us stops reading; then we read, and write again later. So neither side can wait
+//! for the other for ever.
+
+use std::collections::VecDeque;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use nbd_protocol::wire::cmd;
+use nbd_protocol::{
+    ClientError, ClientHandshake, ClientStep, CommandFlags, Connected, Reply, Request,
+    TransmissionFlags,
+};
+
+use super::model::{Kind, Next, Op, Plan, Region, put_pattern};
+use super::report::Tally;
+use super::{DemoError, DemoOptions, Progress};
+
+/// A server silent for this long is given up.
+const SILENCE: Duration = Duration::from_secs(30);
+/// Longest wait for the socket to take more bytes before looking for replies.
+const WRITE_PATIENCE: Duration = Duration::from_millis(1);
+/// Most payload, in bytes, of the requests in flight on a connection.
+const MAX_IN_FLIGHT: usize = 8 << 20;
+/// Read buffer: many small replies in one system call.
+const READ_BUFFER: usize = 256 << 10;
+/// Longest reply header a client must look at: an error chunk with its message.
+const LONGEST_HEADER: usize = 8 << 10;
+
+/// A request that was given to the server.
+#[derive(Debug)]
+struct InFlight {
+    op: Op,
+    cookie: u64,
+    start: Instant,
+    /// Bytes of data received so far, and the data, for a read.
+    received: usize,
+    data: Vec<u8>,
+    failed: Option<nbd_protocol::NbdError>,
+}
+
+/// One negotiated connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    stream: BufReader<UnixStream>,
+    export: Connected,
+    depth: usize,
+}
+
+impl Connection {
+    /// Connects and negotiates; connections with an even number ask for structured replies.
+    pub(super) fn open(
+        socket: &Path,
+        options: &DemoOptions,
+        number: usize,
+    ) -> Result<Self, DemoError> {
+        let connect = |source| DemoError::Connect { path: socket.to_owned(), source };
+        let mut stream = UnixStream::connect(socket).map_err(connect)?;
+        stream.set_read_timeout(Some(SILENCE))?;
+        let mut handshake = ClientHandshake::new(&options.export, number.is_multiple_of(2));
+        let (mut input, mut output, mut piece) = (Vec::new(), Vec::new(), [0; 4096]);
+        let export = loop {
+            let (used, step) = handshake.receive(&input, &mut output)?;
+            input.drain(..used);
+            match step {
+                ClientStep::Connected(export) => break export,
+                ClientStep::More => {}
+                ClientStep::Listed(_) => unreachable!("no list was asked for"),
+            }
+            stream.write_all(&output)?;
+            output.clear();
+            let len = stream.read(&mut piece)?;
+            if len == 0 {
+                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+            }
+            input.extend_from_slice(&piece[..len]);
+        };
+        if !input.is_empty() {
+            return Err(DemoError::Stray("bytes before the first request".into()));
+        }
+        stream.set_write_timeout(Some(WRITE_PATIENCE))?;
+        let stream = BufReader::with_capacity(READ_BUFFER, stream);
+        Ok(Self { stream, export, depth: options.depth.max(1) })
+    }
+
+    /// What the server said about the export.
+    pub(super) fn export(&self) -> &Connected {
+        &self.export
+    }
+
+    /// Says goodbye. The server closes without a reply.
+    pub(super) fn close(mut self) -> Result<(), DemoError> {
+        let (flags, command) = (CommandFlags::NONE, cmd::DISC);
+        let request = Request { flags, command, cookie: 0, offset: 0, len: 0 };
+        self.stream.get_mut().write_all(&request.encode())?;
+        let mut rest = Vec::new();
+        self.stream.read_to_end(&mut rest)?;
+        if rest.is_empty() { Ok(()) } else { Err(DemoError::Stray("bytes after DISC".into())) }
+    }
+
+    /// Carries out `plan` on `region`, until it ends and every reply has come.
+    pub(super) fn run(
+        &mut self,
+        region: &mut Region,
+        plan: impl Plan,
+        progress: &Progress,
+    ) -> Result<Tally, DemoError> {
+        Run {
+            structured: self.export.structured,
+            offered: self.export.flags,
+            depth: self.depth,
+            connection: &mut self.stream,
+            region,
+            progress,
+            slots: Vec::new(),
+            free: Vec::new(),
+            in_flight: 0,
+            bytes: 0,
+            unsent: Vec::new(),
+            sent: 0,
+            ends: VecDeque::new(),
+            spare: Vec::new(),
+            sequence: 0,
+            tally: Tally::default(),
+        }
+        .run(plan)
+    }
+}
+
+/// One phase on one connection.
+struct Run<'a> {
+    connection: &'a mut BufReader<UnixStream>,
+    structured: bool,
+    offered: TransmissionFlags,
+    depth: usize,
+    region: &'a mut Region,
+    progress: &'a Progress,
+    /// Requests in flight; the low half of a cookie is an index here.
+    slots: Vec<Option<InFlight>>,
+    free: Vec<usize>,
+    in_flight: usize,
+    /// Payload of the requests in flight, in bytes.
+    bytes: usize,
+    /// Requests not yet sent in full start at or after `sent`; `ends` are their ends.
+    unsent: Vec<u8>,
+    sent: usize,
+    ends: VecDeque<usize>,
+    /// Buffers for data, to be used again.
+    spare: Vec<Vec<u8>>,
+    /// Makes every cookie of a connection's phase different, the high half.
+    sequence: u64,
+    tally: Tally,
+}
+
+impl Run<'_> {
+    fn run(mut self, mut plan: impl Plan) -> Result<Tally, DemoError> {
+        let mut ended = false;
+        loop {
+            // Ordering: Relaxed; it only says to stop, the error that caused it travels by `join`.
+            if self.progress.stop.load(Ordering::Relaxed) {
+                return Err(DemoError::Stopped);
+            }
+            while !ended && self.in_flight < self.depth && self.bytes < MAX_IN_FLIGHT {
+                match plan.next(self.region, self.offered) {
+                    Next::Send(op) => self.begin(op),
+                    Next::Wait => break,
+                    Next::End => ended = true,
+                }
+            }
+            self.write()?;
+            if self.in_flight > self.ends.len() {
+                self.receive()?;
+                // Take what has arrived with it, but keep the pipeline full.
+                while self.has_whole_reply() {
+                    self.receive()?;
+                }
+            } else if ended && self.in_flight == 0 {
+                return Ok(self.tally);
+            }
+        }
+    }
+
+    /// Puts a request, and the data of a write, behind the unsent bytes.
+    fn begin(&mut self, mut op: Op) {
+        self.region.begin(&mut op);
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        });
+        self.sequence += 1;
+        let cookie = (self.sequence << 32) | slot as u64;
+        let request = Request {
+            flags: self.flags(&op),
+            command: command(op.kind),
+            cookie,
+            offset: op.offset(),
+            len: op.len(),
+        };
+        self.unsent.extend_from_slice(&request.encode());
+        if op.kind.is_write() {
+            put_pattern(&mut self.unsent, op.blocks.clone(), op.version);
+        }
+        self.ends.push_back(self.unsent.len());
+        self.in_flight += 1;
+        self.bytes += payload(&op);
+        let mut data = Vec::new();
+        if op.kind.is_read() {
+            data = self.spare.pop().unwrap_or_default();
+            data.resize(op.len() as usize, 0);
+        }
+        let start = Instant::now();
+        self.slots[slot] = Some(InFlight { op, cookie, start, received: 0, data, failed: None });
+    }
+
+    fn flags(&self, op: &Op) -> CommandFlags {
+        let has = |flag| self.offered.contains(flag);
+        match op.kind {
+            Kind::WriteFua => CommandFlags::FUA,
+            Kind::Read | Kind::LargeRead if op.flagged && has(TransmissionFlags::SEND_DF) => {
+                CommandFlags::DF
+            }
+            Kind::WriteZeroes if op.flagged => CommandFlags::NO_HOLE,
+            _ => CommandFlags::NONE,
+        }
+    }
+
+    /// Sends what the socket takes.
+    fn write(&mut self) -> Result<(), DemoError> {
+        if self.sent < self.unsent.len() {
+            match self.connection.get_mut().write(&self.unsent[self.sent..]) {
+                Ok(0) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
+                Ok(len) => self.sent += len,
+                Err(error) if would_wait(&error) => {}
+                Err(error) => return Err(error.into()),
+            }
+            while self.ends.front().is_some_and(|&end| end <= self.sent) {
+                self.ends.pop_front();
+            }
+        }
+        if self.sent == self.unsent.len() {
+            self.unsent.clear();
+            self.sent = 0;
+        }
+        Ok(())
+    }
+
+    /// Whether the next reply can be read without waiting.
+    fn has_whole_reply(&self) -> bool {
+        let buffer = self.connection.buffer();
+        let Ok(Some((reply, used))) = Reply::parse(buffer) else { return false };
+        used + self.data_len(&reply) <= buffer.len()
+    }
+
+    /// How much data follows `reply`.
+    fn data_len(&self, reply: &Reply) -> usize {
+        match *reply {
+            Reply::Data { len, .. } => len as usize,
+            Reply::Simple { cookie, result: Ok(()) } => self
+                .slots
+                .get(cookie as u32 as usize)
+                .and_then(Option::as_ref)
+                .map_or(0, |f| f.data.len()),
+            _ => 0,
+        }
+    }
+
+    /// Waits for one reply and takes it in.
+    fn receive(&mut self) -> Result<(), DemoError> {
+        let reply = self.header()?;
+        let len = self.data_len(&reply);
+        let slot = reply.cookie() as u32 as usize;
+        let stray = || DemoError::Stray(format!("{reply:?}"));
+        let flight = self.slots.get_mut(slot).and_then(Option::as_mut).ok_or_else(stray)?;
+        let is_read = flight.op.kind.is_read();
+        let fits = flight.cookie == reply.cookie()
+            && match reply {
+                // After structured replies were negotiated, only they may answer a read.
+                Reply::Simple { .. } => !(is_read && self.structured),
+                Reply::Data { .. } | Reply::Hole { .. } => is_read && self.structured,
+                Reply::Done { .. } | Reply::Error { .. } => self.structured,
+            };
+        if !fits {
+            return Err(stray());
+        }
+        match reply {
+            Reply::Simple { result, .. } => {
+                flight.failed = result.err();
+                self.connection.read_exact(&mut flight.data[..len])?;
+                flight.received += len;
+            }
+            Reply::Data { offset, len, .. } | Reply::Hole { offset, len, .. } => {
+                let start = offset.checked_sub(flight.op.offset()).map(|start| start as usize);
+                let part = start
+                    .and_then(|start| flight.data.get_mut(start..start.checked_add(len as usize)?))
+                    .ok_or_else(stray)?;
+                match reply {
+                    Reply::Data { .. } => self.connection.read_exact(part)?,
+                    _ => part.fill(0),
+                }
+                flight.received += len as usize;
+            }
+            Reply::Error { error, .. } => flight.failed = Some(error),
+            Reply::Done { .. } => {}
+        }
+        if reply.is_last() { self.finish(slot) } else { Ok(()) }
+    }
+
+    /// Reads one reply header, whose length shows only while reading.
+    fn header(&mut self) -> Result<Reply, DemoError> {
+        // Almost always the whole header is in the buffer.
+        if self.connection.buffer().is_empty() && self.connection.fill_buf()?.is_empty() {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        if let Some((reply, used)) = Reply::parse(self.connection.buffer())? {
+            self.connection.consume(used);
+            return Ok(reply);
+        }
+        let mut header = Vec::new();
+        while header.len() < LONGEST_HEADER {
+            let mut byte = [0];
+            self.connection.read_exact(&mut byte)?;
+            header.push(byte[0]);
+            if let Some((reply, _)) = Reply::parse(&header)? {
+                return Ok(reply);
+            }
+        }
+        Err(ClientError::BadReplyMagic(0).into())
+    }
+
+    /// Checks and counts a request whose last reply has come.
+    fn finish(&mut self, slot: usize) -> Result<(), DemoError> {
+        let Some(InFlight { op, start, received, data, failed, .. }) = self.slots[slot].take()
+        else {
+            return Ok(());
+        };
+        let (kind, offset, len) = (op.kind, op.offset(), op.len());
+        if let Some(error) = failed {
+            let kind = kind.name();
+            return Err(DemoError::Failed { kind, offset, len: len.into(), error });
+        }
+        if kind.is_read() {
+            if received != data.len() {
+                let what = format!("{received} bytes of {len} read at {offset}");
+                return Err(DemoError::Stray(what));
+            }
+            self.region.verify(&op, &data)?;
+            self.spare.push(data);
+        }
+        self.region.end(&op);
+        self.tally.count(kind, start.elapsed(), len);
+        // Ordering: Relaxed, both; the progress bar's counters, they publish nothing.
+        self.progress.bytes.fetch_add(len.into(), Ordering::Relaxed);
+        self.progress.ops.fetch_add(1, Ordering::Relaxed);
+        self.free.push(slot);
+        self.in_flight -= 1;
+        self.bytes -= payload(&op);
+        Ok(())
+    }
+}
+
+/// Bytes of data that a request moves over the connection.
+fn payload(op: &Op) -> usize {
+    if op.kind.is_read() || op.kind.is_write() { op.len() as usize } else { 0 }
+}
+
+fn command(kind: Kind) -> u16 {
+    match kind {
+        Kind::Read | Kind::LargeRead => cmd::READ,
+        Kind::Write | Kind::WriteFua | Kind::LargeWrite => cmd::WRITE,
+        Kind::Trim => cmd::TRIM,
+        Kind::WriteZeroes => cmd::WRITE_ZEROES,
+        Kind::Flush => cmd::FLUSH,
+    }
+}
+
+fn would_wait(error: &io::Error) -> bool {
+    use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
+    matches!(error.kind(), Interrupted | TimedOut | WouldBlock)
+}

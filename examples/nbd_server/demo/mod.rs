@@ -1,0 +1,282 @@
+//! The built-in client: drives a server through its socket and checks every byte it answers.
+//!
+//! ```text
+//!  image   | shared: read by all | region of connection 0 | region of connection 1 | ...
+//!  fill    every connection writes its region and its part of the shared one, 1 MiB at a time
+//!  mixed   random 4 KiB reads and writes, 70 to 30, and some of everything else, for a set time
+//!  verify  every connection reads back another one's region, and all of the image is compared
+//! ```
+//!
+//! One thread per connection, up to `depth` requests in flight on each; replies may come in any
+//! order. Every second connection negotiates structured replies.
+
+mod connection;
+mod model;
+mod report;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use std::{io, thread};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use nbd_protocol::{ClientError, NbdError, TransmissionFlags};
+
+use self::connection::Connection;
+use self::model::{Layout, Mixed, Plan, Region, Sweep};
+pub(crate) use self::report::DemoReport;
+use self::report::{PhaseReport, Tally};
+
+/// What to ask of the server.
+#[derive(Clone, Debug)]
+pub(crate) struct DemoOptions {
+    /// Name of the export; empty for the default one. Its contents are overwritten.
+    pub(crate) export: String,
+    /// Connections, each with a thread. Reduced to one if the server does not offer `MULTI_CONN`.
+    pub(crate) connections: usize,
+    /// Requests in flight per connection.
+    pub(crate) depth: usize,
+    /// Length of the mixed phase, which goes on until `at_least` is reached as well.
+    pub(crate) mixed: Duration,
+    /// Requests of the mixed phase, per connection.
+    pub(crate) at_least: u64,
+    /// Start of the pseudo-random sequence of requests.
+    pub(crate) seed: u64,
+    /// Show a progress bar on stderr, if that is a terminal.
+    pub(crate) progress: bool,
+}
+
+impl Default for DemoOptions {
+    /// 4 connections with 32 requests in flight for 8 seconds, under a progress bar.
+    fn default() -> Self {
+        Self {
+            export: String::new(),
+            connections: 4,
+            depth: 32,
+            mixed: Duration::from_secs(8),
+            at_least: 1000,
+            seed: 0x0ff1_0c4b,
+            progress: true,
+        }
+    }
+}
+
+/// Why the demo failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum DemoError {
+    /// No server at the socket.
+    #[error("cannot connect to {}: {source}", path.display())]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The connection broke, or the server was silent for 30 seconds.
+    #[error("connection lost: {0}")]
+    Lost(#[from] io::Error),
+    /// The server broke the protocol or refused the export.
+    #[error(transparent)]
+    Protocol(#[from] ClientError),
+    /// The image cannot be used.
+    #[error("image of {size} bytes: the demo needs a writable one of {needed} bytes or more")]
+    Unusable {
+        /// Its size in bytes.
+        size: u64,
+        /// The smallest that would do, in bytes.
+        needed: u64,
+    },
+    /// A request failed.
+    #[error("{kind} of {len} bytes at {offset} failed: {error}")]
+    Failed {
+        /// The kind of request.
+        kind: &'static str,
+        /// Offset in bytes.
+        offset: u64,
+        /// Length in bytes.
+        len: u64,
+        /// The server's error.
+        error: NbdError,
+    },
+    /// A reply that fits no request, or not the one it names.
+    #[error("reply does not fit its request: {0}")]
+    Stray(String),
+    /// A byte differs from what was written.
+    #[error("wrong data at byte {offset}: {found:#04x} instead of {expected:#04x}")]
+    WrongData {
+        /// Offset in bytes.
+        offset: u64,
+        /// The byte read.
+        found: u8,
+        /// The byte last written.
+        expected: u8,
+    },
+    /// Another connection failed first; that error is the one reported.
+    #[error("stopped because another connection failed")]
+    Stopped,
+}
+
+/// How far a phase is, for the progress bar; and whether it is to stop.
+#[derive(Debug, Default)]
+struct Progress {
+    bytes: AtomicU64,
+    ops: AtomicU64,
+    stop: AtomicBool,
+}
+
+/// Fills, exercises and verifies the export at `socket`.
+///
+/// Blocks for the mixed phase's time and as long as it takes to write and read the image once.
+///
+/// # Errors
+///
+/// The first [`DemoError`] of any connection. A byte that differs is an error.
+pub(crate) fn run(socket: &Path, options: &DemoOptions) -> Result<DemoReport, DemoError> {
+    let first = Connection::open(socket, options, 0)?;
+    let mut wanted = options.connections.max(1);
+    if !first.export().flags.contains(TransmissionFlags::CAN_MULTI_CONN) {
+        wanted = 1;
+    }
+    let size = first.export().size;
+    let layout = Layout::new(size, wanted as u64);
+    let usable = layout.is_usable() && !first.export().flags.contains(TransmissionFlags::READ_ONLY);
+    if !usable {
+        return Err(DemoError::Unusable { size, needed: Layout::smallest(wanted as u64) });
+    }
+    let mut connections = vec![first];
+    for nr in 1..wanted {
+        connections.push(Connection::open(socket, options, nr)?);
+    }
+    let mut regions: Vec<Region> = (0..wanted as u64).map(|nr| layout.region(nr)).collect();
+    let mut report = DemoReport {
+        size,
+        connections: wanted,
+        structured: connections.iter().filter(|c| c.export().structured).count(),
+        depth: options.depth,
+        ..DemoReport::default()
+    };
+
+    let bar = Bar::new(options.progress);
+    let sweep = |regions: &[Region], write| -> Vec<_> {
+        let parts = regions.iter().enumerate();
+        parts.map(|(nr, region)| Sweep::new(region, layout.shared_part(nr as u64), write)).collect()
+    };
+
+    bar.phase("fill", layout.bytes());
+    let plans = sweep(&regions, true);
+    let (fill, _) = phase(&mut connections, &mut regions, plans, |p| bar.bytes(p))?;
+    report.fill = fill;
+
+    bar.phase("mixed", options.mixed.as_millis() as u64);
+    let start = Instant::now();
+    let plans = (0..wanted as u64)
+        .map(|nr| {
+            let seed = options.seed.wrapping_add(nr);
+            Mixed::new(&layout, seed, start + options.mixed, options.at_least)
+        })
+        .collect();
+    let show = |p: &Progress| bar.time(start.elapsed(), p);
+    let (mixed, tally) = phase(&mut connections, &mut regions, plans, show)?;
+    report.mixed = mixed;
+    report.kinds = tally.kinds();
+
+    // Every region is read back by another connection than the one that wrote it.
+    regions.rotate_left(1);
+    bar.phase("verify", layout.bytes());
+    let plans = sweep(&regions, false);
+    let (verify, _) = phase(&mut connections, &mut regions, plans, |p| bar.bytes(p))?;
+    report.verify = verify;
+    report.image_verified = verify.read == layout.bytes() && layout.bytes() == size;
+    bar.0.finish_and_clear();
+
+    for connection in connections {
+        connection.close()?;
+    }
+    Ok(report)
+}
+
+/// Runs one plan per connection, each on a thread, while this one shows the progress.
+fn phase<P: Plan + Send>(
+    connections: &mut [Connection],
+    regions: &mut [Region],
+    plans: Vec<P>,
+    show: impl Fn(&Progress),
+) -> Result<(PhaseReport, Tally), DemoError> {
+    let progress = Progress::default();
+    let start = Instant::now();
+    let results: Vec<Result<Tally, DemoError>> = thread::scope(|scope| {
+        let threads: Vec<_> = connections
+            .iter_mut()
+            .zip(regions.iter_mut())
+            .zip(plans)
+            .map(|((connection, region), plan)| {
+                let progress = &progress;
+                scope.spawn(move || {
+                    let result = connection.run(region, plan, progress);
+                    if result.is_err() {
+                        // Ordering: Relaxed; the others only stop, the error travels by `join`.
+                        progress.stop.store(true, Ordering::Relaxed);
+                    }
+                    result
+                })
+            })
+            .collect();
+        while threads.iter().any(|thread| !thread.is_finished()) {
+            show(&progress);
+            thread::sleep(Duration::from_millis(20));
+        }
+        threads.into_iter().map(|t| t.join().expect("a demo thread panicked")).collect()
+    });
+    let elapsed = start.elapsed();
+
+    let mut total = Tally::default();
+    let mut failure = None;
+    for result in results {
+        match result {
+            Ok(tally) => total.add(&tally),
+            // Whoever only stopped knows less than whoever failed.
+            Err(DemoError::Stopped) if failure.is_some() => {}
+            Err(error) if matches!(failure, None | Some(DemoError::Stopped)) => {
+                failure = Some(error);
+            }
+            Err(_) => {}
+        }
+    }
+    match failure {
+        Some(error) => Err(error),
+        None => Ok((total.phase(elapsed), total)),
+    }
+}
+
+/// The progress bar over the three phases.
+struct Bar(ProgressBar);
+
+impl Bar {
+    fn new(visible: bool) -> Self {
+        let bar = if visible { ProgressBar::new(1) } else { ProgressBar::hidden() };
+        let template = "{prefix:>6} [{bar:40}] {percent:>3}%  {msg}";
+        let style = ProgressStyle::with_template(template).expect("the template is constant");
+        Self(bar.with_style(style.progress_chars("=> ")))
+    }
+
+    fn phase(&self, name: &'static str, length: u64) {
+        self.0.set_prefix(name);
+        self.0.set_message("");
+        self.0.set_length(length);
+        self.0.set_position(0);
+    }
+
+    fn bytes(&self, progress: &Progress) {
+        let bytes = progress.bytes.load(Ordering::Relaxed);
+        self.0.set_message(format!("{} MiB", bytes >> 20));
+        self.0.set_position(bytes);
+    }
+
+    fn time(&self, elapsed: Duration, progress: &Progress) {
+        let ops = progress.ops.load(Ordering::Relaxed) as f64;
+        let rate = ops / elapsed.as_secs_f64().max(0.001);
+        self.0.set_message(format!("{rate:.0} requests/s"));
+        self.0.set_position(elapsed.as_millis() as u64);
+    }
+}

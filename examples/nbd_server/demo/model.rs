@@ -1,0 +1,423 @@
+//! What the image should hold, and which request comes next.
+//!
+//! The image is a sequence of 4 KiB blocks. A block's contents follow from its number and its
+//! version, so the model keeps one number per block:
+//!
+//! | state | contents |
+//! |---|---|
+//! | 0 | zeroes |
+//! | version | the pattern of that version |
+//! | version, `TRIMMED` | either: a server may trim or not |
+//!
+//! # Invariants
+//!
+//! 1. A block that is being written (or trimmed, or zeroed) has no other request in flight, so its
+//!    state is known whenever a read of it comes back.
+//! 2. The shared blocks are written by the fill phase only.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use nbd_protocol::TransmissionFlags;
+
+use super::DemoError;
+
+/// Unit of the model, in bytes.
+pub(super) const BLOCK: usize = 4096;
+/// Blocks per request of a sweep: 1 MiB.
+const SWEEP: u64 = 256;
+/// Blocks per large request of the mixed phase: 256 KiB.
+const LARGE: u64 = 64;
+/// Blocks per TRIM and WRITE_ZEROES of the mixed phase: 64 KiB.
+const RANGE: u64 = 16;
+/// Version of the first fill; the shared blocks keep it.
+const FILLED: u32 = 1;
+/// Marks a block that was trimmed since its version was written.
+const TRIMMED: u32 = 1 << 31;
+
+/// How the image is divided, in blocks: one eighth shared, the rest in equal regions, the last
+/// region taking what is left over.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    shared: u64,
+    region: u64,
+    regions: u64,
+    blocks: u64,
+}
+
+impl Layout {
+    pub(super) fn new(size: u64, regions: u64) -> Self {
+        let blocks = size / BLOCK as u64;
+        let shared = blocks / 8;
+        Self { shared, region: (blocks - shared) / regions, regions, blocks }
+    }
+
+    /// Whether every region has room for several large requests at once.
+    pub(super) fn is_usable(&self) -> bool {
+        self.region >= 4 * LARGE && self.shared > 0
+    }
+
+    /// The smallest usable size for so many regions, in bytes.
+    pub(super) fn smallest(regions: u64) -> u64 {
+        (4 * LARGE * regions * 8).div_ceil(7).next_multiple_of(8) * BLOCK as u64
+    }
+
+    /// Bytes in whole blocks.
+    pub(super) fn bytes(&self) -> u64 {
+        self.blocks * BLOCK as u64
+    }
+
+    pub(super) fn region(&self, nr: u64) -> Region {
+        let first = self.shared + nr * self.region;
+        let end = if nr + 1 == self.regions { self.blocks } else { first + self.region };
+        let blocks = (end - first) as usize;
+        Region { first, states: vec![0; blocks], in_flight: vec![0; blocks], next: FILLED + 1 }
+    }
+
+    /// The part of the shared blocks that connection `nr` fills and verifies.
+    pub(super) fn shared_part(&self, nr: u64) -> Range<u64> {
+        self.shared * nr / self.regions..self.shared * (nr + 1) / self.regions
+    }
+}
+
+/// One connection's blocks.
+#[derive(Debug)]
+pub(super) struct Region {
+    first: u64,
+    states: Vec<u32>,
+    /// Per block: how many reads are in flight, or `WRITING`.
+    in_flight: Vec<u8>,
+    next: u32,
+}
+
+const WRITING: u8 = u8::MAX;
+
+impl Region {
+    /// The indices of `blocks` if they lie in this region, else they are shared blocks.
+    fn local(&self, blocks: &Range<u64>) -> Option<Range<usize>> {
+        let start = blocks.start.checked_sub(self.first)? as usize;
+        Some(start..start + (blocks.end - blocks.start) as usize)
+    }
+
+    fn is_free(&self, op: &Op) -> bool {
+        let limit = if op.kind.is_read() { WRITING - 2 } else { 0 };
+        self.local(&op.blocks)
+            .is_none_or(|range| self.in_flight[range].iter().all(|&count| count <= limit))
+    }
+
+    /// Takes a request into the model, before it is sent.
+    pub(super) fn begin(&mut self, op: &mut Op) {
+        let Some(range) = self.local(&op.blocks) else {
+            op.version = FILLED;
+            return;
+        };
+        if op.kind.is_read() {
+            self.in_flight[range].iter_mut().for_each(|count| *count += 1);
+            return;
+        }
+        self.in_flight[range.clone()].fill(WRITING);
+        match op.kind {
+            Kind::Trim => {
+                for state in &mut self.states[range] {
+                    // A block of zeroes stays one, trimmed or not.
+                    *state |= if *state == 0 { 0 } else { TRIMMED };
+                }
+            }
+            Kind::WriteZeroes => self.states[range].fill(0),
+            _ => {
+                op.version = if op.fill { FILLED } else { self.next };
+                // After 2^31 writes it would reach 0, whose pattern is zeroes too.
+                self.next = (self.next + u32::from(!op.fill)) % TRIMMED;
+                self.states[range].fill(op.version);
+            }
+        }
+    }
+
+    /// Takes a request out of flight, after its reply.
+    pub(super) fn end(&mut self, op: &Op) {
+        let Some(range) = self.local(&op.blocks) else { return };
+        if op.kind.is_read() {
+            self.in_flight[range].iter_mut().for_each(|count| *count -= 1);
+        } else {
+            self.in_flight[range].fill(0);
+        }
+    }
+
+    /// Compares what a read returned with the model.
+    pub(super) fn verify(&self, op: &Op, data: &[u8]) -> Result<(), DemoError> {
+        let local = self.local(&op.blocks);
+        for (i, (block, found)) in op.blocks.clone().zip(data.chunks_exact(BLOCK)).enumerate() {
+            let state = local.as_ref().map_or(FILLED, |range| self.states[range.start + i]);
+            if state & TRIMMED != 0 && is_zero(found) {
+                continue;
+            }
+            if let Some(at) = mismatch(found, block, state & !TRIMMED) {
+                return Err(DemoError::WrongData {
+                    offset: block * BLOCK as u64 + at as u64,
+                    found: found[at],
+                    expected: word(seed(block, state & !TRIMMED), at / 8)[at % 8],
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The starting value of a block's pattern; 0 stands for the block of zeroes.
+fn seed(block: u64, version: u32) -> u64 {
+    if version == 0 {
+        return 0;
+    }
+    // The finaliser of splitmix64: neighbouring blocks and versions share no pattern.
+    let mut x = (block << 32 | u64::from(version)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (x ^ (x >> 31)) | 1
+}
+
+/// The eight bytes with number `index` of a pattern: every position differs.
+fn word(seed: u64, index: usize) -> [u8; 8] {
+    if seed == 0 {
+        return [0; 8];
+    }
+    seed.wrapping_add((index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes()
+}
+
+/// Appends the contents of `blocks` at `version`.
+pub(super) fn put_pattern(out: &mut Vec<u8>, blocks: Range<u64>, version: u32) {
+    let start = out.len();
+    out.resize(start + (blocks.end - blocks.start) as usize * BLOCK, 0);
+    for (block, bytes) in blocks.zip(out[start..].chunks_exact_mut(BLOCK)) {
+        let seed = seed(block, version);
+        for (i, bytes) in bytes.chunks_exact_mut(8).enumerate() {
+            bytes.copy_from_slice(&word(seed, i));
+        }
+    }
+}
+
+/// The first byte of `found` that is not that of the pattern.
+fn mismatch(found: &[u8], block: u64, version: u32) -> Option<usize> {
+    let seed = seed(block, version);
+    // Without an early exit this becomes vector code; which byte it was matters only if any.
+    let words = found.chunks_exact(8).enumerate();
+    let differ = words
+        .fold(0, |differ, (i, found)| differ | (number(found) ^ u64::from_le_bytes(word(seed, i))));
+    if differ == 0 {
+        return None;
+    }
+    (0..found.len()).find(|&at| found[at] != word(seed, at / 8)[at % 8])
+}
+
+fn is_zero(found: &[u8]) -> bool {
+    found.chunks_exact(8).fold(0, |any, found| any | number(found)) == 0
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    bytes.try_into().map_or(0, u64::from_le_bytes)
+}
+
+/// A kind of request, as the report tells them apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Read,
+    Write,
+    WriteFua,
+    LargeRead,
+    LargeWrite,
+    Trim,
+    WriteZeroes,
+    Flush,
+}
+
+impl Kind {
+    pub(super) const ALL: [Self; 8] = [
+        Self::Read,
+        Self::Write,
+        Self::WriteFua,
+        Self::LargeRead,
+        Self::LargeWrite,
+        Self::Trim,
+        Self::WriteZeroes,
+        Self::Flush,
+    ];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read 4 KiB",
+            Self::Write => "write 4 KiB",
+            Self::WriteFua => "write 4 KiB, FUA",
+            Self::LargeRead => "large read",
+            Self::LargeWrite => "large write",
+            Self::Trim => "trim 64 KiB",
+            Self::WriteZeroes => "zero 64 KiB",
+            Self::Flush => "flush",
+        }
+    }
+
+    pub(super) fn is_read(self) -> bool {
+        matches!(self, Self::Read | Self::LargeRead)
+    }
+
+    pub(super) fn is_write(self) -> bool {
+        matches!(self, Self::Write | Self::WriteFua | Self::LargeWrite)
+    }
+}
+
+/// One request: what, where, and for a write which version.
+#[derive(Clone, Debug)]
+pub(super) struct Op {
+    pub(super) kind: Kind,
+    pub(super) blocks: Range<u64>,
+    pub(super) version: u32,
+    /// A large write with FUA, zeroing with NO_HOLE, a read with DF: half the time, if offered.
+    pub(super) flagged: bool,
+    /// Part of the first fill.
+    fill: bool,
+}
+
+impl Op {
+    fn new(kind: Kind, blocks: Range<u64>) -> Self {
+        Self { kind, blocks, version: 0, flagged: false, fill: false }
+    }
+
+    /// Start, in bytes.
+    pub(super) fn offset(&self) -> u64 {
+        self.blocks.start * BLOCK as u64
+    }
+
+    /// Length, in bytes; fits the 32 bits of a request.
+    pub(super) fn len(&self) -> u32 {
+        (self.blocks.end - self.blocks.start) as u32 * BLOCK as u32
+    }
+}
+
+/// What a plan says when asked for the next request.
+pub(super) enum Next {
+    /// Send this one.
+    Send(Op),
+    /// Ask again after a reply.
+    Wait,
+    /// Nothing more.
+    End,
+}
+
+/// Which request comes next.
+pub(super) trait Plan {
+    fn next(&mut self, region: &Region, offered: TransmissionFlags) -> Next;
+}
+
+/// Every block of a region, and of a part of the shared ones, once and in order.
+#[derive(Debug)]
+pub(super) struct Sweep {
+    left: Vec<Range<u64>>,
+    write: bool,
+    flush: bool,
+}
+
+impl Sweep {
+    pub(super) fn new(region: &Region, shared: Range<u64>, write: bool) -> Self {
+        let own = region.first..region.first + region.states.len() as u64;
+        Self { left: vec![own, shared], write, flush: write }
+    }
+}
+
+impl Plan for Sweep {
+    fn next(&mut self, _region: &Region, offered: TransmissionFlags) -> Next {
+        while let Some(range) = self.left.last_mut() {
+            if range.is_empty() {
+                self.left.pop();
+                continue;
+            }
+            let blocks = range.start..range.end.min(range.start + SWEEP);
+            range.start = blocks.end;
+            let kind = if self.write { Kind::LargeWrite } else { Kind::LargeRead };
+            return Next::Send(Op { fill: self.write, ..Op::new(kind, blocks) });
+        }
+        if std::mem::take(&mut self.flush) && offered.contains(TransmissionFlags::SEND_FLUSH) {
+            return Next::Send(Op::new(Kind::Flush, 0..0));
+        }
+        Next::End
+    }
+}
+
+/// Random requests for a time or a number, then a flush.
+#[derive(Debug)]
+pub(super) struct Mixed {
+    shared: u64,
+    random: u64,
+    until: Instant,
+    at_least: u64,
+    flush: bool,
+}
+
+impl Mixed {
+    /// Ends at `until` or after `at_least` requests, whichever is later.
+    pub(super) fn new(layout: &Layout, seed: u64, until: Instant, at_least: u64) -> Self {
+        // xorshift must not start at 0.
+        let random = self::seed(seed, 1);
+        Self { shared: layout.shared, random, until, at_least, flush: true }
+    }
+
+    /// A number below `bound`. The generator is xorshift64*; its bias is of no concern here.
+    fn below(&mut self, bound: u64) -> u64 {
+        self.random ^= self.random >> 12;
+        self.random ^= self.random << 25;
+        self.random ^= self.random >> 27;
+        (self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) % bound.max(1)
+    }
+
+    fn op(&mut self, region: &Region, offered: TransmissionFlags) -> Op {
+        let has = |flag| offered.contains(flag);
+        // Per 10,000 requests: 5 flushes, 50 trims, 50 zeroings, 100 large reads and 50 large
+        // writes; the rest of 4 KiB, 70 % reads, of which a quarter in the shared blocks. 1 in
+        // 100 of the writes with FUA, as each waits for the device.
+        let kind = match self.below(10_000) {
+            0..5 if has(TransmissionFlags::SEND_FLUSH) => Kind::Flush,
+            5..55 if has(TransmissionFlags::SEND_TRIM) => Kind::Trim,
+            55..105 if has(TransmissionFlags::SEND_WRITE_ZEROES) => Kind::WriteZeroes,
+            105..205 => Kind::LargeRead,
+            205..255 => Kind::LargeWrite,
+            _ => match self.below(1000) {
+                0..700 => Kind::Read,
+                700..703 if has(TransmissionFlags::SEND_FUA) => Kind::WriteFua,
+                _ => Kind::Write,
+            },
+        };
+        let count = match kind {
+            Kind::Flush => return Op::new(kind, 0..0),
+            Kind::LargeRead | Kind::LargeWrite => LARGE,
+            Kind::Trim | Kind::WriteZeroes => RANGE,
+            Kind::Read | Kind::Write | Kind::WriteFua => 1,
+        };
+        let start = if kind == Kind::Read && self.below(4) == 0 {
+            self.below(self.shared)
+        } else {
+            region.first + self.below(region.states.len() as u64 - count + 1)
+        };
+        let flagged = self.below(2) == 0;
+        Op { flagged, ..Op::new(kind, start..start + count) }
+    }
+}
+
+impl Plan for Mixed {
+    fn next(&mut self, region: &Region, offered: TransmissionFlags) -> Next {
+        if self.at_least == 0 && Instant::now() >= self.until {
+            let last = std::mem::take(&mut self.flush);
+            return if last && offered.contains(TransmissionFlags::SEND_FLUSH) {
+                Next::Send(Op::new(Kind::Flush, 0..0))
+            } else {
+                Next::End
+            };
+        }
+        // A region has room for many requests, so a free place is found soon; if not, a reply
+        // will free one.
+        for _ in 0..8 {
+            let op = self.op(region, offered);
+            if region.is_free(&op) {
+                self.at_least = self.at_least.saturating_sub(1);
+                return Next::Send(op);
+            }
+        }
+        Next::Wait
+    }
+}

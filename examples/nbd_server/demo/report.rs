@@ -1,0 +1,185 @@
+//! What the demo measured, and its part of the page.
+
+use std::fmt;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+use super::model::Kind;
+
+/// Longest latency a histogram tells apart, in nanoseconds: a minute.
+const LONGEST: u64 = 60_000_000_000;
+
+/// What one connection, or all of them, did in one phase.
+#[derive(Clone, Debug)]
+pub(super) struct Tally {
+    /// Nanoseconds, per [`Kind`] in the order of [`Kind::ALL`].
+    latency: Vec<Histogram<u64>>,
+    read: u64,
+    written: u64,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        let new = || Histogram::new_with_bounds(1, LONGEST, 2).expect("constant bounds are valid");
+        Self { latency: Kind::ALL.map(|_| new()).into(), read: 0, written: 0 }
+    }
+}
+
+impl Tally {
+    pub(super) fn count(&mut self, kind: Kind, latency: Duration, len: u32) {
+        let nanos = u64::try_from(latency.as_nanos()).unwrap_or(LONGEST);
+        self.latency[kind as usize].saturating_record(nanos);
+        if kind.is_read() {
+            self.read += u64::from(len);
+        } else if kind.is_write() {
+            self.written += u64::from(len);
+        }
+    }
+
+    pub(super) fn add(&mut self, other: &Self) {
+        for (mine, theirs) in self.latency.iter_mut().zip(&other.latency) {
+            mine.add(theirs).expect("all histograms have the same bounds");
+        }
+        self.read += other.read;
+        self.written += other.written;
+    }
+
+    pub(super) fn phase(&self, elapsed: Duration) -> PhaseReport {
+        let requests = self.latency.iter().map(Histogram::len).sum();
+        PhaseReport { requests, read: self.read, written: self.written, elapsed }
+    }
+
+    pub(super) fn kinds(&self) -> Vec<KindReport> {
+        let rows = Kind::ALL.iter().zip(&self.latency).filter(|(_, latency)| !latency.is_empty());
+        rows.map(|(kind, latency)| {
+            let at = |quantile| Duration::from_nanos(latency.value_at_quantile(quantile));
+            KindReport {
+                name: kind.name(),
+                count: latency.len(),
+                p50: at(0.5),
+                p90: at(0.9),
+                p99: at(0.99),
+                p999: at(0.999),
+                max: Duration::from_nanos(latency.max()),
+            }
+        })
+        .collect()
+    }
+}
+
+/// One phase over all connections.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PhaseReport {
+    /// Requests replied to.
+    pub(crate) requests: u64,
+    /// Bytes read, every one compared.
+    pub(crate) read: u64,
+    /// Bytes written.
+    pub(crate) written: u64,
+    /// From the first request to the last reply.
+    pub(crate) elapsed: Duration,
+}
+
+impl PhaseReport {
+    /// Requests per second.
+    pub(crate) fn rate(&self) -> f64 {
+        self.requests as f64 / self.elapsed.as_secs_f64().max(1e-9)
+    }
+
+    /// Bytes read and written, in MiB per second.
+    pub(crate) fn throughput(&self) -> f64 {
+        mib(self.read + self.written) / self.elapsed.as_secs_f64().max(1e-9)
+    }
+}
+
+/// Latencies of one kind of request in the mixed phase.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KindReport {
+    /// For the page.
+    pub(crate) name: &'static str,
+    /// Requests.
+    pub(crate) count: u64,
+    /// Half were as fast or faster.
+    pub(crate) p50: Duration,
+    /// 90 % were.
+    pub(crate) p90: Duration,
+    /// 99 % were.
+    pub(crate) p99: Duration,
+    /// 99.9 % were.
+    pub(crate) p999: Duration,
+    /// The slowest.
+    pub(crate) max: Duration,
+}
+
+/// What the demo did and saw. `Display` is its part of the page.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DemoReport {
+    /// Bytes of the image.
+    pub(crate) size: u64,
+    /// Connections used.
+    pub(crate) connections: usize,
+    /// Of these, with structured replies.
+    pub(crate) structured: usize,
+    /// Requests in flight per connection.
+    pub(crate) depth: usize,
+    /// The image written once, in order.
+    pub(crate) fill: PhaseReport,
+    /// Random requests.
+    pub(crate) mixed: PhaseReport,
+    /// The image read once, in order.
+    pub(crate) verify: PhaseReport,
+    /// Latencies of the mixed phase, from a request's creation to its last reply.
+    pub(crate) kinds: Vec<KindReport>,
+    /// Every byte of the image was read back and was right.
+    pub(crate) image_verified: bool,
+}
+
+impl DemoReport {
+    /// Bytes that were read and compared, in all phases.
+    pub(crate) fn bytes_verified(&self) -> u64 {
+        self.fill.read + self.mixed.read + self.verify.read
+    }
+}
+
+impl fmt::Display for DemoReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:.0} MiB image, {} connections ({} with structured replies), {} requests in flight \
+             on each",
+            mib(self.size),
+            self.connections,
+            self.structured,
+            self.depth
+        )?;
+        for (name, phase) in [("fill", self.fill), ("mixed", self.mixed), ("verify", self.verify)] {
+            writeln!(
+                f,
+                "  {name:<7} {:>9} requests in {:>5.1} s  {:>8.0} requests/s  {:>6.0} MiB/s",
+                phase.requests,
+                phase.elapsed.as_secs_f64(),
+                phase.rate(),
+                phase.throughput()
+            )?;
+        }
+        writeln!(
+            f,
+            "\n  {:<17} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+            "mixed, us", "count", "p50", "p90", "p99", "p99.9", "max"
+        )?;
+        for kind in &self.kinds {
+            write!(f, "  {:<17} {:>9}", kind.name, kind.count)?;
+            for latency in [kind.p50, kind.p90, kind.p99, kind.p999, kind.max] {
+                write!(f, " {:>9.0}", latency.as_secs_f64() * 1e6)?;
+            }
+            writeln!(f)?;
+        }
+        let verdict = if self.image_verified { "every byte of the image right" } else { "NOT ALL" };
+        write!(f, "\n  verified {:.0} MiB read back: {verdict}", mib(self.bytes_verified()))
+    }
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
