@@ -36,10 +36,13 @@ impl Foreign {
     ///
     /// Those of [`start`](Self::start).
     pub fn share(&self) -> io::Result<f64> {
-        let ticks = foreign_ticks(&self.cpus, &self.pids)? - self.ticks;
         // USER_HZ, the unit of these files, is 100 on every architecture of Linux but Alpha.
         let available = self.start.elapsed().as_secs_f64() * 100.0 * self.cpus.len() as f64;
-        Ok((ticks as f64 / available).clamp(0.0, 1.0))
+        Ok((self.ticks()? as f64 / available).clamp(0.0, 1.0))
+    }
+
+    fn ticks(&self) -> io::Result<i64> {
+        Ok(foreign_ticks(&self.cpus, &self.pids)? - self.ticks)
     }
 }
 
@@ -103,22 +106,26 @@ mod tests {
         assert_eq!(used("7 (a) S 1", 2), None);
     }
 
-    /// A busy process is foreign unless it is named.
+    /// Both counts run over the same stretch, the unnamed one a little longer: whatever else the
+    /// machine does can only widen the gap.
     #[test]
     fn a_busy_process_is_foreign_unless_named() {
         let cpu = *allowed_cpus().unwrap().last().unwrap();
-        let busy = || {
-            let mut command = Command::new("sh");
-            Process::spawn(command.args(["-c", "while :; do :; done"]), cpu).unwrap()
+        let mut command = Command::new("sh");
+        let busy = Process::spawn(command.args(["-c", "while :; do :; done"]), cpu).unwrap();
+        let ran = || {
+            let stat = fs::read_to_string(format!("/proc/{}/stat", busy.id())).unwrap();
+            used(&stat, 2).unwrap()
         };
-        let share = |pids: &[u32]| {
-            let foreign = Foreign::start(&[cpu], pids).unwrap();
-            thread::sleep(Duration::from_millis(400));
-            foreign.share().unwrap()
-        };
-        let process = busy();
-        // The other tests of this run are our own process, and use the same CPU.
-        let (named, unnamed) = (share(&[process.id()]), share(&[]));
-        assert!(unnamed > named, "{unnamed} {named}");
+        let unnamed = Foreign::start(&[cpu], &[]).unwrap();
+        let named = Foreign::start(&[cpu], &[busy.id()]).unwrap();
+        let (before, start) = (ran(), Instant::now());
+        while ran() - before < 30 {
+            assert!(start.elapsed() < Duration::from_secs(60), "the busy process gets no CPU");
+            thread::sleep(Duration::from_millis(20));
+        }
+        let named = named.ticks().unwrap();
+        let unnamed = unnamed.ticks().unwrap();
+        assert!(unnamed - named >= 20, "{unnamed} {named}");
     }
 }
