@@ -1,0 +1,300 @@
+//! One connection: its socket, where it stands, and the replies on their way out.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::time::Instant;
+
+use aio_reap::AlignedBuf;
+use nbd_protocol::{Handshake, ReplyHeader};
+use rustix::event::epoll::EventFlags;
+use socket2::Socket;
+
+use crate::memory::{Account, Memory};
+use crate::requests::{ConnKey, Step};
+use crate::session::Session;
+
+/// Requests and replies one connection may have outstanding; more are not read.
+pub(crate) const OUTSTANDING: usize = 1024;
+/// Pieces handed to one send: headers and payloads of 64 replies.
+const PIECES: usize = 128;
+
+/// Where a connection stands.
+pub(crate) enum Phase {
+    /// Negotiating, until the deadline.
+    Handshake(Handshake, Instant),
+    Transmission(Session),
+    /// Nothing more is read; replies still leave.
+    Draining,
+}
+
+pub(crate) struct Conn {
+    pub(crate) socket: Socket,
+    pub(crate) key: ConnKey,
+    pub(crate) phase: Phase,
+    pub(crate) account: Account,
+    /// Requests started and not yet replied to.
+    pub(crate) active: usize,
+    /// Bytes received and not yet understood: a part of a header, or what follows a request that
+    /// has to wait.
+    pub(crate) unread: Vec<u8>,
+    /// A request waits for memory or for room.
+    pub(crate) blocked: bool,
+    pub(crate) out: Output,
+    /// On the worker's list of connections to send on.
+    pub(crate) dirty: bool,
+    /// What epoll was last told.
+    pub(crate) told: EventFlags,
+}
+
+impl Conn {
+    /// A connection that has yet to negotiate; the greeting waits to be sent.
+    pub(crate) fn new(socket: Socket, key: ConnKey, deadline: Instant) -> Self {
+        let mut out = Output::default();
+        let handshake = Handshake::new(&mut out.handshake);
+        Self {
+            socket,
+            key,
+            phase: Phase::Handshake(handshake, deadline),
+            account: Account::default(),
+            active: 0,
+            unread: Vec::new(),
+            blocked: false,
+            out,
+            dirty: false,
+            told: EventFlags::IN,
+        }
+    }
+
+    /// Requests whose reply has not left.
+    pub(crate) fn outstanding(&self) -> usize {
+        self.active + self.out.len()
+    }
+
+    /// Whether bytes from the client are wanted now.
+    pub(crate) fn wants_input(&self) -> bool {
+        !self.blocked && !matches!(self.phase, Phase::Draining)
+    }
+
+    /// What epoll should watch for.
+    pub(crate) fn interest(&self) -> EventFlags {
+        let mut interest = EventFlags::empty();
+        interest.set(EventFlags::IN, self.wants_input());
+        interest.set(EventFlags::OUT, !self.out.is_empty());
+        interest
+    }
+
+    /// Whether everything asked for was answered and the client wants no more.
+    pub(crate) fn is_finished(&self) -> bool {
+        matches!(self.phase, Phase::Draining) && self.active == 0 && self.out.is_empty()
+    }
+
+    /// Puts the connection on the list of those to send on.
+    pub(crate) fn mark_dirty(&mut self, dirty: &mut Vec<ConnKey>) {
+        if !std::mem::replace(&mut self.dirty, true) {
+            dirty.push(self.key);
+        }
+    }
+
+    /// Puts the connection on the list of those that wait.
+    pub(crate) fn block(&mut self, blocked: &mut Vec<ConnKey>) {
+        if !std::mem::replace(&mut self.blocked, true) {
+            blocked.push(self.key);
+        }
+    }
+
+    /// Takes what became of one of its requests.
+    pub(crate) fn take(&mut self, step: Step, memory: &mut Memory, dirty: &mut Vec<ConnKey>) {
+        if let Some(spent) = step.spent {
+            memory.give(spent, Some(&mut self.account));
+        }
+        if let Some(header) = step.header {
+            self.active -= 1;
+            self.out.replies.push_back(Pending { header, data: step.data });
+            self.mark_dirty(dirty);
+        }
+    }
+
+    /// Receives straight into a WRITE's buffer if at least `least` bytes of it are missing.
+    /// Returns the bytes received and the bytes still missing.
+    pub(crate) fn receive_in_place(&mut self, least: usize) -> Option<io::Result<(usize, usize)>> {
+        let Phase::Transmission(session) = &mut self.phase else { return None };
+        let space = session.payload_space().filter(|space| space.len() >= least)?;
+        let missing = space.len();
+        Some((&self.socket).read(space).map(|count| {
+            session.payload_received(count);
+            (count, missing - count)
+        }))
+    }
+}
+
+/// What waits to be sent, in order.
+#[derive(Default)]
+pub(crate) struct Output {
+    /// Handshake bytes; they precede every reply.
+    pub(crate) handshake: Vec<u8>,
+    replies: VecDeque<Pending>,
+    /// Bytes of the first of all this that were sent.
+    sent: usize,
+    /// Since when the client has not taken a byte.
+    pub(crate) stuck: Option<Instant>,
+}
+
+struct Pending {
+    header: ReplyHeader,
+    data: Option<AlignedBuf>,
+}
+
+impl Pending {
+    fn len(&self) -> usize {
+        self.header.as_slice().len() + self.data.as_ref().map_or(0, |data| data.len())
+    }
+}
+
+/// How a send ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    All,
+    /// The socket takes no more now.
+    Blocked,
+}
+
+impl Output {
+    /// Replies that have not left.
+    pub(crate) fn len(&self) -> usize {
+        self.replies.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.handshake.is_empty() && self.replies.is_empty()
+    }
+
+    /// Sends what it can; buffers sent go back to `memory`.
+    pub(crate) fn send(
+        &mut self,
+        socket: &mut impl Write,
+        memory: &mut Memory,
+        account: &mut Account,
+    ) -> io::Result<Sent> {
+        while !self.is_empty() {
+            let mut pieces = [IoSlice::new(&[]); PIECES];
+            let (used, wanted) = self.gather(&mut pieces);
+            match socket.write_vectored(&pieces[..used]) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(count) => {
+                    self.advance(count, memory, account);
+                    self.stuck = None;
+                    if count < wanted {
+                        // A stream socket stops short only when it is full.
+                        return Ok(Sent::Blocked);
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Sent::Blocked),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Sent::All)
+    }
+
+    /// Fills `pieces` from the front of the queue; returns how many, and their bytes.
+    fn gather<'a>(&'a self, pieces: &mut [IoSlice<'a>]) -> (usize, usize) {
+        let mut skip = self.sent;
+        let (mut used, mut bytes) = (0, 0);
+        let replies = self
+            .replies
+            .iter()
+            .flat_map(|reply| [reply.header.as_slice(), reply.data.as_deref().unwrap_or_default()]);
+        for piece in std::iter::once(&self.handshake[..]).chain(replies) {
+            let skipped = skip.min(piece.len());
+            skip -= skipped;
+            if skipped == piece.len() {
+                continue;
+            }
+            if used == pieces.len() {
+                break;
+            }
+            pieces[used] = IoSlice::new(&piece[skipped..]);
+            used += 1;
+            bytes += piece.len() - skipped;
+        }
+        (used, bytes)
+    }
+
+    fn advance(&mut self, count: usize, memory: &mut Memory, account: &mut Account) {
+        self.sent += count;
+        if !self.handshake.is_empty() {
+            if self.sent < self.handshake.len() {
+                return;
+            }
+            self.sent -= self.handshake.len();
+            self.handshake.clear();
+        }
+        while let Some(first) = self.replies.front() {
+            if self.sent < first.len() {
+                return;
+            }
+            self.sent -= first.len();
+            if let Some(data) = self.replies.pop_front().and_then(|reply| reply.data) {
+                memory.give(data, Some(account));
+            }
+        }
+    }
+
+    /// Gives every buffer back: the connection is gone.
+    pub(crate) fn discard(&mut self, memory: &mut Memory) {
+        for data in self.replies.drain(..).filter_map(|reply| reply.data) {
+            memory.give(data, None);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A socket that takes `step` bytes at a time.
+    struct Trickle {
+        taken: Vec<u8>,
+        step: usize,
+    }
+
+    impl Write for Trickle {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let count = bytes.len().min(self.step);
+            self.taken.extend(&bytes[..count]);
+            Ok(count)
+        }
+
+        fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+            let flat: Vec<u8> = pieces.iter().flat_map(|piece| piece.iter().copied()).collect();
+            self.write(&flat)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn output_resumes_at_any_byte_and_gives_buffers_back() {
+        for step in [1, 3, 15, 16, 17, 100, 5000, 1 << 20] {
+            let mut memory = Memory::new(0);
+            let (mut account, mut out) = (Account::default(), Output::default());
+            let mut expected = b"hello".to_vec();
+            out.handshake = expected.clone();
+            for cookie in 0..200 {
+                let mut data = memory.take(100, &mut account).unwrap();
+                data.fill(cookie as u8);
+                let header = ReplyHeader::simple(cookie, Ok(()));
+                expected.extend(header.as_slice());
+                let data = (cookie % 3 == 0).then_some(data);
+                expected.extend(data.as_deref().unwrap_or_default());
+                out.replies.push_back(Pending { header, data });
+            }
+            let mut socket = Trickle { taken: Vec::new(), step };
+            while out.send(&mut socket, &mut memory, &mut account).unwrap() == Sent::Blocked {}
+            assert!(socket.taken == expected, "step {step}");
+            assert!(out.is_empty());
+        }
+    }
+}

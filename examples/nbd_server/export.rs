@@ -1,0 +1,251 @@
+//! Images as exports: opened once each, locked, measured.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nbd_protocol::{ExportInfo, Exports, MAX_PAYLOAD, MAX_STRING, TransmissionFlags};
+use thiserror::Error;
+use tracing::info;
+
+use crate::args::Args;
+
+/// Why an image cannot be served.
+#[derive(Debug, Error)]
+pub(crate) enum ExportError {
+    #[error("cannot open image '{path}': {error}")]
+    Open { path: PathBuf, error: io::Error },
+    #[error("image '{path}' does not exist; --size BYTES creates it")]
+    Missing { path: PathBuf },
+    #[error("image '{path}' is neither a regular file nor a block device")]
+    Kind { path: PathBuf },
+    #[error("image '{path}' is in use by another program; --no-lock serves it all the same")]
+    Locked { path: PathBuf },
+    #[error("'{name}' is not an export name: 1 to {MAX_STRING} bytes, no control characters")]
+    Name { name: String },
+    #[error("two images are called '{name}'; give one another name with NAME=PATH")]
+    Duplicate { name: String },
+}
+
+/// One name under which an image is served.
+#[derive(Debug)]
+pub(crate) struct Export {
+    pub(crate) info: ExportInfo,
+    /// Index into [`ExportTable::files`].
+    pub(crate) file: usize,
+}
+
+/// Everything the server serves; immutable once open.
+#[derive(Debug)]
+pub(crate) struct ExportTable {
+    exports: Vec<Export>,
+    /// One open file per image, whatever its names.
+    pub(crate) files: Vec<File>,
+    read_only: bool,
+}
+
+impl ExportTable {
+    /// Opens every image of the command line.
+    pub(crate) fn open(args: &Args) -> Result<Self, ExportError> {
+        let mut table = Self { exports: Vec::new(), files: Vec::new(), read_only: args.read_only };
+        let mut known = HashMap::new();
+        for image in &args.images {
+            table.add(image, args, &mut known)?;
+        }
+        Ok(table)
+    }
+
+    fn add(
+        &mut self,
+        image: &str,
+        args: &Args,
+        known: &mut HashMap<(u64, u64, u64), usize>,
+    ) -> Result<(), ExportError> {
+        let (name, path) = split_name(image);
+        if name.is_empty() || name.len() > MAX_STRING || name.chars().any(char::is_control) {
+            return Err(ExportError::Name { name });
+        }
+        if self.exports.iter().any(|export| export.info.name == name) {
+            return Err(ExportError::Duplicate { name });
+        }
+        let file = open(&path, args)?;
+        let fail = |error| ExportError::Open { path: path.clone(), error };
+        let meta = file.metadata().map_err(fail)?;
+        let index = match known.get(&identity(&meta)) {
+            Some(&index) => index, // `file` closes; the lock is the first one's
+            None => {
+                if !args.no_lock {
+                    lock(&file, args.read_only, &path)?;
+                }
+                known.insert(identity(&meta), self.files.len());
+                self.files.push(file);
+                self.files.len() - 1
+            }
+        };
+        let info = describe(name, &path, &self.files[index], args).map_err(fail)?;
+        info!(export = info.name, size = info.size, path = %path.display(), "serving");
+        self.exports.push(Export { info, file: index });
+        Ok(())
+    }
+
+    /// The export a client negotiated.
+    pub(crate) fn index_of(&self, name: &str) -> Option<usize> {
+        if name.is_empty() {
+            return (!self.exports.is_empty()).then_some(0);
+        }
+        self.exports.iter().position(|export| export.info.name == name)
+    }
+
+    pub(crate) fn get(&self, index: usize) -> &Export {
+        &self.exports[index]
+    }
+
+    /// Makes everything written so far durable.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        if self.read_only {
+            return Ok(());
+        }
+        self.files.iter().try_for_each(File::sync_data)
+    }
+}
+
+impl Exports for ExportTable {
+    fn find(&self, name: &str) -> Option<&ExportInfo> {
+        self.index_of(name).map(|index| &self.exports[index].info)
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.exports.iter().map(|export| export.info.name.as_str()).collect()
+    }
+}
+
+/// `name=path`, or a path whose last part is the name. A path with '=' in a directory's name is a
+/// path.
+fn split_name(image: &str) -> (String, PathBuf) {
+    if let Some((name, path)) = image.split_once('=') {
+        if !name.contains('/') {
+            return (name.to_owned(), path.into());
+        }
+    }
+    let path = PathBuf::from(image);
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+    (name.unwrap_or_default(), path)
+}
+
+fn open(path: &Path, args: &Args) -> Result<File, ExportError> {
+    let fail = |error| ExportError::Open { path: path.to_owned(), error };
+    let create = args.size.is_some() && !args.read_only;
+    // Opening a FIFO or a device of another kind could block or have effects: look first.
+    match path.metadata() {
+        Ok(meta) if !meta.is_file() && !meta.file_type().is_block_device() => {
+            return Err(ExportError::Kind { path: path.to_owned() });
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !create => {
+            return Err(ExportError::Missing { path: path.to_owned() });
+        }
+        _ => {}
+    }
+    let mut options = OpenOptions::new();
+    options.read(true).write(!args.read_only).create(create).mode(0o600);
+    if args.direct {
+        options.custom_flags(libc::O_DIRECT);
+    }
+    let file = options.open(path).map_err(fail)?;
+    let meta = file.metadata().map_err(fail)?;
+    if let Some(size) = args.size {
+        if !args.read_only && meta.is_file() && meta.len() < size {
+            file.set_len(size).map_err(fail)?;
+        }
+    }
+    Ok(file)
+}
+
+/// What makes two paths the same image: the inode, or for block devices the device.
+fn identity(meta: &std::fs::Metadata) -> (u64, u64, u64) {
+    if meta.file_type().is_block_device() {
+        (0, 0, meta.rdev())
+    } else {
+        (meta.dev(), meta.ino(), u64::MAX)
+    }
+}
+
+/// Takes an open-file-description lock on the whole image: shared for readers, exclusive for a
+/// writer. It goes with the last descriptor, also when the server is killed.
+fn lock(file: &File, read_only: bool, path: &Path) -> Result<(), ExportError> {
+    let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
+    let range = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0, // to the end, wherever that will be
+        l_pid: 0,
+    };
+    // SAFETY: `range` is a whole `struct flock` that lives through the call.
+    let ret = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) };
+    if ret == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    let path = path.to_owned();
+    Err(match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => ExportError::Locked { path },
+        _ => ExportError::Open { path, error },
+    })
+}
+
+fn describe(name: String, path: &Path, file: &File, args: &Args) -> io::Result<ExportInfo> {
+    let mut size = (&*file).seek(SeekFrom::End(0))?; // block devices have no length in stat
+    let mut min_block = 1;
+    if args.direct {
+        min_block =
+            aio_reap::Alignment::of(file)?.map_or(1, |align| align.offset.max(align.memory));
+        let rounded = size - size % u64::from(min_block);
+        if rounded != size {
+            info!(export = name, from = size, to = rounded, "size rounded down for --direct");
+            size = rounded;
+        }
+    }
+    let common = TransmissionFlags::HAS_FLAGS
+        | TransmissionFlags::SEND_FLUSH
+        | TransmissionFlags::SEND_FUA
+        | TransmissionFlags::SEND_CACHE
+        | TransmissionFlags::SEND_DF
+        | TransmissionFlags::CAN_MULTI_CONN;
+    let flags = if args.read_only {
+        common | TransmissionFlags::READ_ONLY
+    } else {
+        common
+            | TransmissionFlags::SEND_TRIM
+            | TransmissionFlags::SEND_WRITE_ZEROES
+            | TransmissionFlags::SEND_FAST_ZERO
+    };
+    Ok(ExportInfo {
+        name,
+        description: path.file_name().map_or(String::new(), |n| n.to_string_lossy().into_owned()),
+        size,
+        flags,
+        min_block,
+        preferred_block: min_block.max(4096),
+        max_block: MAX_PAYLOAD,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_from_the_argument_or_the_file() {
+        let split = |image| {
+            let (name, path) = split_name(image);
+            (name, path.to_str().unwrap().to_owned())
+        };
+        assert_eq!(split("/a/disk.img"), ("disk.img".into(), "/a/disk.img".into()));
+        assert_eq!(split("root=/a/disk.img"), ("root".into(), "/a/disk.img".into()));
+        assert_eq!(split("/a=b/disk"), ("disk".into(), "/a=b/disk".into()));
+        assert_eq!(split("/"), (String::new(), "/".into()));
+    }
+}

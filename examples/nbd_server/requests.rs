@@ -1,0 +1,356 @@
+//! Requests between their header and their reply: what to ask of the engine, and what next.
+//!
+//! ```text
+//!  READ ──read──► reply with data            TRIM ───────punch──► [fdatasync] ──► reply
+//!  WRITE ─write─► [fdatasync if FUA] ► reply  WRITE_ZEROES ─punch─► or zero ─► or write zeros ─┘
+//!  FLUSH ─fdatasync─► reply                   CACHE ─will-need─► reply
+//! ```
+//!
+//! A request has at most one operation in the engine at a time, so an engine with room for every
+//! request never refuses one.
+
+use std::fmt;
+use std::io;
+use std::rc::Rc;
+
+use aio_reap::{AlignedBuf, AllocateMode, CompletionQueue, Engine, File};
+use nbd_protocol::{Command, NbdError, ReplyHeader, Request};
+use slab::Slab;
+use tracing::warn;
+
+use crate::export::ExportTable;
+use crate::memory::ALIGN;
+
+/// Longest run of zeros written at once where the file system cannot make them.
+const ZEROS: usize = 1 << 20;
+
+/// Which connection of a worker: its slot, and a number that no other connection ever had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ConnKey {
+    pub(crate) slot: usize,
+    pub(crate) serial: u64,
+}
+
+/// How far a request got: replied to, or on its way.
+pub(crate) struct Step {
+    pub(crate) conn: ConnKey,
+    /// The reply's header; `None` while the request goes on.
+    pub(crate) header: Option<ReplyHeader>,
+    /// What follows the header.
+    pub(crate) data: Option<AlignedBuf>,
+    /// A buffer of the connection's account that is no longer needed.
+    pub(crate) spent: Option<AlignedBuf>,
+}
+
+/// What a worker counts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) reads: u64,
+    pub(crate) read_bytes: u64,
+    pub(crate) writes: u64,
+    pub(crate) written_bytes: u64,
+    pub(crate) flushes: u64,
+    pub(crate) other: u64,
+    pub(crate) errors: u64,
+}
+
+struct Active {
+    conn: ConnKey,
+    file: usize,
+    structured: bool,
+    request: Request,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Read,
+    Write {
+        fua: bool,
+    },
+    Sync,
+    Punch {
+        fua: bool,
+        zeroes: Option<Zeroes>,
+    },
+    ZeroRange {
+        fua: bool,
+        zeroes: Zeroes,
+    },
+    /// Writing zeros; this many bytes are done.
+    Zeros {
+        fua: bool,
+        done: u64,
+    },
+    Advise,
+}
+
+/// How much a WRITE_ZEROES leaves open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Zeroes {
+    fast: bool,
+}
+
+/// A worker's requests in flight, and the engine that works on them.
+pub(crate) struct Requests {
+    pub(crate) engine: Rc<Engine>,
+    /// By index of the export table's files.
+    files: Vec<File>,
+    active: Slab<Active>,
+    most: usize,
+    transfers: CompletionQueue<AlignedBuf>,
+    others: CompletionQueue<()>,
+    zeros: Vec<AlignedBuf>,
+    pub(crate) counters: Counters,
+}
+
+impl Requests {
+    /// `most` requests at a time; the engine has room for as many.
+    pub(crate) fn new(engine: Rc<Engine>, exports: &ExportTable, most: usize) -> io::Result<Self> {
+        let files = exports.files.iter().map(|file| engine.attach(file.try_clone()?));
+        Ok(Self {
+            files: files.collect::<io::Result<_>>()?,
+            engine,
+            active: Slab::with_capacity(most),
+            most,
+            transfers: CompletionQueue::new(),
+            others: CompletionQueue::new(),
+            zeros: Vec::new(),
+            counters: Counters::default(),
+        })
+    }
+
+    pub(crate) fn has_room(&self) -> bool {
+        self.active.len() < self.most
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.active.is_empty()
+    }
+
+    /// Whether [`complete`](Self::complete) has nothing to return.
+    pub(crate) fn nothing_completed(&self) -> bool {
+        self.transfers.is_empty() && self.others.is_empty()
+    }
+
+    /// Carries out a request, or at least begins to. `Some` if the reply is there already.
+    ///
+    /// `buf` is a READ's buffer or a WRITE's data.
+    pub(crate) fn start(
+        &mut self,
+        conn: ConnKey,
+        (file, structured): (usize, bool),
+        request: Request,
+        command: Command,
+        buf: Option<AlignedBuf>,
+    ) -> Option<Step> {
+        let stage = match command {
+            Command::Read { .. } => Stage::Read,
+            Command::Write { fua } => Stage::Write { fua },
+            Command::Flush => Stage::Sync,
+            Command::Trim { fua } => Stage::Punch { fua, zeroes: None },
+            Command::WriteZeroes { fua, no_hole: false, fast } => {
+                Stage::Punch { fua, zeroes: Some(Zeroes { fast }) }
+            }
+            Command::WriteZeroes { fua, no_hole: true, fast } => {
+                Stage::ZeroRange { fua, zeroes: Zeroes { fast } }
+            }
+            Command::Cache | Command::Disconnect => Stage::Advise,
+        };
+        self.count(command, request.len);
+        let active = Active { conn, file, structured, request, stage };
+        if request.len == 0 && command != Command::Flush {
+            // fallocate refuses an empty range, and nothing else has anything to do.
+            return Some(active.reply(Ok(()), buf));
+        }
+        let index = self.active.insert(active);
+        self.submit(index, buf)
+    }
+
+    fn count(&mut self, command: Command, len: u32) {
+        let counters = &mut self.counters;
+        match command {
+            Command::Read { .. } => {
+                counters.reads += 1;
+                counters.read_bytes += u64::from(len);
+            }
+            Command::Write { .. } => {
+                counters.writes += 1;
+                counters.written_bytes += u64::from(len);
+            }
+            Command::Flush => counters.flushes += 1,
+            _ => counters.other += 1,
+        }
+    }
+
+    /// Hands the request's next operation to the engine.
+    fn submit(&mut self, index: usize, buf: Option<AlignedBuf>) -> Option<Step> {
+        let active = &self.active[index];
+        let (engine, file, token) = (&self.engine, &self.files[active.file], index as u64);
+        let (offset, len) = (active.request.offset, u64::from(active.request.len));
+        let refused = match (active.stage, buf) {
+            (Stage::Read, Some(buf)) => {
+                engine.read(file, buf, offset).enqueue(&self.transfers, token).err().map(into_io)
+            }
+            (Stage::Write { .. }, Some(buf)) => {
+                engine.write(file, buf, offset).enqueue(&self.transfers, token).err().map(into_io)
+            }
+            (Stage::Zeros { done, .. }, _) => {
+                let mut buf = self.zeros.pop().unwrap_or_else(|| AlignedBuf::zeroed(ZEROS, ALIGN));
+                buf.set_len(ZEROS.min((len - done) as usize));
+                let write = engine.write(file, buf, offset + done);
+                write.enqueue(&self.transfers, token).err().map(into_io)
+            }
+            (stage, _) => {
+                let request = match stage {
+                    Stage::Punch { .. } => {
+                        engine.allocate(file, AllocateMode::PunchHole, offset, len)
+                    }
+                    Stage::ZeroRange { .. } => {
+                        engine.allocate(file, AllocateMode::ZeroRange, offset, len)
+                    }
+                    Stage::Advise => engine.will_need(file, offset, len),
+                    _ => engine.fdatasync(file),
+                };
+                request.enqueue(&self.others, token).err().map(into_io)
+            }
+        };
+        // The engine has room for `most` requests and `check` saw to the alignment: what can
+        // refuse is an engine shut down.
+        refused.map(|error| self.finish(index, Err(NbdError::from(&error)), None))
+    }
+
+    /// Takes the next completion and goes on with its request; `None` when there are none.
+    pub(crate) fn complete(&mut self) -> Option<Step> {
+        if let Some(done) = self.transfers.pop() {
+            return Some(self.advance(done.token as usize, done.result, Some(done.buf)));
+        }
+        let done = self.others.pop()?;
+        Some(self.advance(done.token as usize, done.result, None))
+    }
+
+    fn advance(
+        &mut self,
+        index: usize,
+        result: io::Result<usize>,
+        mut buf: Option<AlignedBuf>,
+    ) -> Step {
+        let active = &mut self.active[index];
+        if matches!(active.stage, Stage::Zeros { .. }) {
+            self.zeros.extend(buf.take()); // ours, on nobody's account
+        }
+        match active.then(&result) {
+            Then::Next(stage) => {
+                active.stage = stage;
+                let conn = active.conn;
+                let on_its_way = Step { conn, header: None, data: None, spent: None };
+                Step { spent: buf, ..self.submit(index, None).unwrap_or(on_its_way) }
+            }
+            Then::Reply(reply) => {
+                if let Err(error) = &result {
+                    let Request { command, offset, len, .. } = active.request;
+                    warn!(command, offset, len, %error, "the image failed a request");
+                }
+                self.finish(index, reply, buf)
+            }
+        }
+    }
+
+    fn finish(
+        &mut self,
+        index: usize,
+        result: Result<(), NbdError>,
+        buf: Option<AlignedBuf>,
+    ) -> Step {
+        self.counters.errors += u64::from(result.is_err());
+        self.active.remove(index).reply(result, buf)
+    }
+}
+
+/// Drops the refused request, its buffer with it.
+fn into_io<R>(error: aio_reap::SubmitError<R>) -> io::Error {
+    error.into()
+}
+
+/// What follows a completed operation.
+enum Then {
+    Next(Stage),
+    Reply(Result<(), NbdError>),
+}
+
+impl Active {
+    fn then(&self, result: &io::Result<usize>) -> Then {
+        let unsupported = matches!(
+            result.as_ref().err().and_then(io::Error::raw_os_error),
+            Some(libc::EOPNOTSUPP | libc::ENODEV | libc::ENOSYS)
+        );
+        let len = u64::from(self.request.len);
+        let synced = |fua| if fua { Then::Next(Stage::Sync) } else { Then::Reply(Ok(())) };
+        match (self.stage, result) {
+            // The image is shorter than when it was opened.
+            (Stage::Read, Ok(count)) if (*count as u64) < len => Then::Reply(Err(NbdError::Io)),
+            // Advice that could not be taken has not failed.
+            (Stage::Advise, _) => Then::Reply(Ok(())),
+            (Stage::Punch { fua, zeroes: None }, Err(_)) if unsupported => synced(fua),
+            (Stage::Punch { fua, zeroes: Some(zeroes) }, Err(_)) if unsupported => {
+                Then::Next(Stage::ZeroRange { fua, zeroes })
+            }
+            (Stage::ZeroRange { fua, zeroes }, Err(_)) if unsupported => {
+                if zeroes.fast {
+                    Then::Reply(Err(NbdError::NotSup))
+                } else {
+                    Then::Next(Stage::Zeros { fua, done: 0 })
+                }
+            }
+            (Stage::Zeros { fua, done }, Ok(count)) if done + (*count as u64) < len => {
+                Then::Next(Stage::Zeros { fua, done: done + *count as u64 })
+            }
+            (
+                Stage::Write { fua }
+                | Stage::Punch { fua, .. }
+                | Stage::ZeroRange { fua, .. }
+                | Stage::Zeros { fua, .. },
+                Ok(_),
+            ) => synced(fua),
+            (Stage::Read | Stage::Sync, Ok(_)) => Then::Reply(Ok(())),
+            (_, Err(error)) => Then::Reply(Err(NbdError::from(error))),
+        }
+    }
+
+    fn reply(&self, result: Result<(), NbdError>, buf: Option<AlignedBuf>) -> Step {
+        let Request { cookie, offset, len, .. } = self.request;
+        let conn = self.conn;
+        match (self.stage, result) {
+            (Stage::Read, Ok(())) => {
+                let header = ReplyHeader::read_data(cookie, self.structured, offset, len);
+                Step { conn, header: Some(header), data: buf, spent: None }
+            }
+            (_, Ok(())) => {
+                let header = ReplyHeader::simple(cookie, Ok(()));
+                Step { conn, header: Some(header), data: None, spent: buf }
+            }
+            (_, Err(error)) => {
+                Step { spent: buf, ..Step::refuse(conn, &self.request, self.structured, error) }
+            }
+        }
+    }
+}
+
+impl Step {
+    pub(crate) fn refuse(
+        conn: ConnKey,
+        request: &Request,
+        structured: bool,
+        error: NbdError,
+    ) -> Self {
+        let chunks = request.wants_chunks(structured);
+        let header = ReplyHeader::error(request.cookie, chunks, error);
+        Self { conn, header: Some(header), data: None, spent: None }
+    }
+}
+
+impl fmt::Debug for Requests {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Requests").field("active", &self.active.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,304 @@
+//! The server whole: listeners, workers, signals, the end.
+
+use std::fs::Permissions;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use aio_reap::Engine;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use socket2::Socket;
+use thiserror::Error;
+use tracing::{info, warn};
+
+use crate::args::Args;
+use crate::export::{ExportError, ExportTable};
+use crate::report::ServerReport;
+use crate::worker::{Message, Worker, WorkerReport};
+
+/// Payload bytes in flight over all connections; a guess at what a server may take.
+const MEMORY: usize = 256 << 20;
+/// Send buffer asked for; the system may grant less. A guess: a few large replies.
+const SEND_BUFFER: usize = 2 << 20;
+
+/// Why the server could not start or went down.
+#[derive(Debug, Error)]
+pub(crate) enum ServerError {
+    #[error(transparent)]
+    Export(#[from] ExportError),
+    #[error("cannot listen on {address}: {error}")]
+    Listen { address: String, error: io::Error },
+    #[error("cannot start a worker: {0}")]
+    Start(String),
+    #[error("cannot make the images durable: {0}")]
+    Sync(io::Error),
+    #[error("a worker failed: {0}")]
+    Worker(String),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// A running server: its workers are up, its listeners bound.
+pub(crate) struct Server {
+    exports: Arc<ExportTable>,
+    workers: Vec<Handle>,
+    unix: Option<(UnixListener, PathBuf)>,
+    tcp: Option<TcpListener>,
+    connections: Arc<AtomicUsize>,
+    max_connections: usize,
+    next_worker: usize,
+}
+
+struct Handle {
+    thread: JoinHandle<io::Result<()>>,
+    inbox: Sender<Message>,
+    bell: Arc<OwnedFd>,
+}
+
+impl Handle {
+    fn send(&self, message: Message) {
+        // A worker that ended has closed its inbox; `stop` reports why.
+        if self.inbox.send(message).is_ok() {
+            let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+impl Server {
+    /// Opens the images, starts the workers, binds the listeners.
+    pub(crate) fn start(args: &Args) -> Result<Self, ServerError> {
+        let exports = Arc::new(ExportTable::open(args)?);
+        let connections = Arc::new(AtomicUsize::new(0));
+        let unix = match &args.socket {
+            Some(path) => Some((listen_unix(path)?, path.clone())),
+            None => None,
+        };
+        let tcp = args.tcp.map(listen_tcp).transpose()?;
+        let count = args.workers.map_or_else(default_workers, |count| count as usize);
+        let mut workers = Vec::with_capacity(count);
+        for number in 0..count {
+            workers.push(start_worker(number, count, args, &exports, &connections)?);
+        }
+        let max_connections = args.max_connections as usize;
+        let next_worker = 0;
+        Ok(Self { exports, workers, unix, tcp, connections, max_connections, next_worker })
+    }
+
+    /// One line per listener.
+    pub(crate) fn addresses(&self) -> Vec<String> {
+        let unix = self.unix.iter().map(|(_, path)| format!("unix:{}", path.display()));
+        let tcp = self.tcp.iter().filter_map(|tcp| tcp.local_addr().ok());
+        unix.chain(tcp.map(|address| format!("tcp:{address}"))).collect()
+    }
+
+    /// Accepts until `stop` is readable; calls `tick` every `period`.
+    pub(crate) fn accept_until(
+        &mut self,
+        stop: BorrowedFd<'_>,
+        period: Option<Duration>,
+        mut tick: impl FnMut(&Self),
+    ) -> Result<(), ServerError> {
+        let mut next = period.map(|period| Instant::now() + period);
+        loop {
+            let mut fds = vec![PollFd::from_borrowed_fd(stop, PollFlags::IN)];
+            fds.extend(self.unix.iter().map(|(unix, _)| PollFd::new(unix, PollFlags::IN)));
+            fds.extend(self.tcp.iter().map(|tcp| PollFd::new(tcp, PollFlags::IN)));
+            let left = next.map(|next| next.saturating_duration_since(Instant::now()));
+            let left = left.map(|left| Timespec {
+                tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
+                tv_nsec: left.subsec_nanos().into(),
+            });
+            match rustix::event::poll(&mut fds, left.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(io::Error::from(error).into()),
+            }
+            if !fds[0].revents().is_empty() {
+                return Ok(());
+            }
+            self.accept();
+            if let (Some(due), Some(period)) = (next, period) {
+                if Instant::now() >= due {
+                    tick(self);
+                    next = Some(Instant::now() + period);
+                }
+            }
+        }
+    }
+
+    /// Takes every connection that waits.
+    fn accept(&mut self) {
+        loop {
+            let unix = self.unix.as_ref().and_then(|(unix, _)| {
+                accepted(unix.accept().map(|(stream, _)| OwnedFd::from(stream)))
+            });
+            match unix.or_else(|| self.tcp.as_ref().and_then(accepted_tcp)) {
+                Some(socket) => self.place(socket),
+                None => return,
+            }
+        }
+    }
+
+    /// Hands a connection to a worker, in turn.
+    fn place(&mut self, socket: Socket) {
+        // Ordering: Relaxed; a number that is compared, it publishes nothing. Only this thread
+        // adds, so the limit holds.
+        let open = self.connections.fetch_add(1, Ordering::Relaxed);
+        if open >= self.max_connections {
+            self.connections.fetch_sub(1, Ordering::Relaxed);
+            warn!(limit = self.max_connections, "connection limit reached, one more refused");
+            return;
+        }
+        // Asked for, not needed: the system's default serves as well, only slower.
+        let _ = socket.set_send_buffer_size(SEND_BUFFER);
+        self.workers[self.next_worker].send(Message::Serve(socket));
+        self.next_worker = (self.next_worker + 1) % self.workers.len();
+    }
+
+    /// What the workers counted so far.
+    pub(crate) fn report(&self) -> ServerReport {
+        let (sender, receiver) = mpsc::channel();
+        for worker in &self.workers {
+            worker.send(Message::Report(sender.clone()));
+        }
+        drop(sender);
+        let reports: Vec<WorkerReport> = receiver.iter().collect();
+        ServerReport::new(&reports)
+    }
+
+    /// Answers what is in flight, closes the connections, makes the images durable.
+    pub(crate) fn stop(mut self) -> Result<(), ServerError> {
+        drop(self.tcp.take());
+        if let Some((listener, path)) = self.unix.take() {
+            drop(listener);
+            let _ = std::fs::remove_file(path); // somebody else may have done it
+        }
+        for worker in &self.workers {
+            worker.send(Message::Stop);
+        }
+        let mut failed = None;
+        for worker in self.workers.drain(..) {
+            match worker.thread.join() {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => failed = Some(error.to_string()),
+                Err(_) => failed = Some("it panicked".into()),
+            }
+        }
+        self.exports.sync().map_err(ServerError::Sync)?;
+        info!("images are durable");
+        failed.map_or(Ok(()), |reason| Err(ServerError::Worker(reason)))
+    }
+}
+
+fn default_workers() -> usize {
+    std::thread::available_parallelism().map_or(1, |cpus| cpus.get().min(4))
+}
+
+fn start_worker(
+    number: usize,
+    count: usize,
+    args: &Args,
+    exports: &Arc<ExportTable>,
+    total: &Arc<AtomicUsize>,
+) -> Result<Handle, ServerError> {
+    let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+    let bell = Arc::new(rustix::event::eventfd(0, flags).map_err(io::Error::from)?);
+    let (inbox, receiver) = mpsc::channel();
+    let (ready, started) = mpsc::channel();
+    let depth = args.depth as usize;
+    let capacity = depth.max(256) * 4;
+    let mut builder = Engine::builder().depth(depth).capacity(capacity);
+    if let Some(kind) = args.backend.kind() {
+        builder = builder.backend(kind);
+    }
+    let (exports, total, inbox_bell) = (Arc::clone(exports), Arc::clone(total), Arc::clone(&bell));
+    let run = move || {
+        // The engine is made here because it belongs to this thread.
+        let made = builder.build().map_err(io::Error::from).and_then(|engine| {
+            log_backend(number, &engine);
+            let inbox = (receiver, inbox_bell);
+            Worker::new(exports, engine, capacity, MEMORY / count, inbox, total)
+        });
+        match made {
+            Ok(worker) => {
+                let _ = ready.send(Ok(()));
+                worker.run()
+            }
+            Err(error) => {
+                let _ = ready.send(Err(error.to_string()));
+                Ok(())
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name(format!("worker-{number}")).spawn(run)?;
+    match started.recv() {
+        Ok(Ok(())) => Ok(Handle { thread, inbox, bell }),
+        Ok(Err(reason)) => Err(ServerError::Start(reason)),
+        Err(_) => Err(ServerError::Start("it ended at once".into())),
+    }
+}
+
+fn log_backend(number: usize, engine: &Engine) {
+    for fallback in engine.fallbacks() {
+        if number == 0 {
+            warn!(%fallback, "backend refused, falling back");
+        }
+    }
+    info!(worker = number, backend = %engine.backend(), "worker up");
+}
+
+fn listen_unix(path: &Path) -> Result<UnixListener, ServerError> {
+    let fail = |error| ServerError::Listen { address: path.display().to_string(), error };
+    // A socket left by a server that was killed refuses connections: it may go.
+    let stale = path.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket())
+        && UnixStream::connect(path)
+            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+    if stale {
+        std::fs::remove_file(path).map_err(fail)?;
+    }
+    // The mode must be right from the first moment on.
+    let old = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+    let bound = UnixListener::bind(path);
+    rustix::process::umask(old);
+    let listener = bound.map_err(fail)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(fail)?;
+    listener.set_nonblocking(true).map_err(fail)?;
+    Ok(listener)
+}
+
+fn listen_tcp(address: SocketAddr) -> Result<TcpListener, ServerError> {
+    let fail = |error| ServerError::Listen { address: address.to_string(), error };
+    let listener = TcpListener::bind(address).map_err(fail)?;
+    listener.set_nonblocking(true).map_err(fail)?;
+    Ok(listener)
+}
+
+/// A non-blocking socket; `None` when nobody waits any more.
+fn accepted(result: io::Result<OwnedFd>) -> Option<Socket> {
+    let socket = match result {
+        Ok(fd) => Socket::from(fd),
+        Err(error) => {
+            if error.kind() != io::ErrorKind::WouldBlock {
+                warn!(%error, "cannot accept a connection");
+                // Out of descriptors, usually: a connection that ends frees one.
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            return None;
+        }
+    };
+    socket.set_nonblocking(true).ok()?;
+    Some(socket)
+}
+
+fn accepted_tcp(listener: &TcpListener) -> Option<Socket> {
+    let socket = accepted(listener.accept().map(|(stream, _)| OwnedFd::from(stream)))?;
+    let _ = socket.set_tcp_nodelay(true); // a slower connection, not a broken one
+    Some(socket)
+}

@@ -1,0 +1,146 @@
+//! The transmission phase of one connection: bytes in, requests out. No I/O.
+
+use aio_reap::AlignedBuf;
+use nbd_protocol::{BadMagic, Command, NbdError, REQUEST_LEN, Request};
+
+use crate::export::ExportTable;
+use crate::memory::{Account, Memory};
+
+/// What a client negotiated, and where its request stream stands.
+#[derive(Debug)]
+pub(crate) struct Session {
+    /// Index into the export table.
+    pub(crate) export: usize,
+    pub(crate) structured: bool,
+    stream: Stream,
+}
+
+#[derive(Debug)]
+enum Stream {
+    /// At the start of a header.
+    Header,
+    /// Inside the payload of a WRITE.
+    Payload { request: Request, command: Command, buf: AlignedBuf, filled: usize },
+    /// Inside the payload of a WRITE that was refused.
+    Drain { request: Request, error: NbdError, left: usize },
+}
+
+/// What the next bytes mean.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// More bytes are needed.
+    More,
+    /// The request needs a buffer that it does not get now; its header was not consumed.
+    NoMemory,
+    /// A request to carry out; a READ's buffer to fill, or a WRITE's data.
+    Start(Request, Command, Option<AlignedBuf>),
+    /// A request to answer with an error.
+    Refuse(Request, NbdError),
+    /// The stream is out of step.
+    OutOfStep(BadMagic),
+}
+
+impl Session {
+    pub(crate) fn new(export: usize, structured: bool) -> Self {
+        Self { export, structured, stream: Stream::Header }
+    }
+
+    /// Consumes bytes from the front of `input` until they make a request.
+    pub(crate) fn next(
+        &mut self,
+        input: &mut &[u8],
+        exports: &ExportTable,
+        memory: &mut Memory,
+        account: &mut Account,
+    ) -> Next {
+        loop {
+            match &mut self.stream {
+                Stream::Header => {
+                    let Some(header) = input.first_chunk::<REQUEST_LEN>() else {
+                        return Next::More;
+                    };
+                    let request = match Request::parse(header) {
+                        Ok(request) => request,
+                        Err(error) => return Next::OutOfStep(error),
+                    };
+                    let checked = request.check(&exports.get(self.export).info, self.structured);
+                    let len = request.len as usize;
+                    let mut buf = None;
+                    if let Ok(Command::Read { .. } | Command::Write { .. }) = checked {
+                        buf = memory.take(len, account);
+                        if buf.is_none() {
+                            return Next::NoMemory;
+                        }
+                    }
+                    *input = &input[REQUEST_LEN..];
+                    match (checked, buf) {
+                        (Ok(command @ Command::Write { .. }), Some(buf)) => {
+                            self.stream = Stream::Payload { request, command, buf, filled: 0 };
+                        }
+                        (Ok(command), buf) => return Next::Start(request, command, buf),
+                        (Err(error), _) => {
+                            let left = request.payload_len() as usize;
+                            self.stream = Stream::Drain { request, error, left };
+                        }
+                    }
+                }
+                Stream::Payload { buf, filled, .. } => {
+                    let count = input.len().min(buf.len() - *filled);
+                    buf[*filled..*filled + count].copy_from_slice(&input[..count]);
+                    *filled += count;
+                    *input = &input[count..];
+                    if *filled < buf.len() {
+                        return Next::More;
+                    }
+                    return self.payload_complete();
+                }
+                Stream::Drain { request, error, left } => {
+                    let count = input.len().min(*left);
+                    *left -= count;
+                    *input = &input[count..];
+                    if *left > 0 {
+                        return Next::More;
+                    }
+                    let refused = Next::Refuse(*request, *error);
+                    self.stream = Stream::Header;
+                    return refused;
+                }
+            }
+        }
+    }
+
+    /// The part of a WRITE's payload that has not arrived, so that it can be received in place.
+    pub(crate) fn payload_space(&mut self) -> Option<&mut [u8]> {
+        match &mut self.stream {
+            Stream::Payload { buf, filled, .. } => Some(&mut buf[*filled..]),
+            _ => None,
+        }
+    }
+
+    /// Says that `count` bytes were received into [`payload_space`](Self::payload_space).
+    pub(crate) fn payload_received(&mut self, count: usize) {
+        if let Stream::Payload { filled, .. } = &mut self.stream {
+            *filled += count;
+        }
+    }
+
+    /// The buffer of a WRITE whose payload will not arrive any more.
+    pub(crate) fn abandon(self) -> Option<AlignedBuf> {
+        match self.stream {
+            Stream::Payload { buf, .. } => Some(buf),
+            _ => None,
+        }
+    }
+
+    fn payload_complete(&mut self) -> Next {
+        match std::mem::replace(&mut self.stream, Stream::Header) {
+            Stream::Payload { request, command, buf, .. } => {
+                Next::Start(request, command, Some(buf))
+            }
+            other => {
+                self.stream = other;
+                Next::More
+            }
+        }
+    }
+}
