@@ -321,8 +321,44 @@ fn our_client_falls_back_to_export_name() {
 
 #[test]
 fn our_client_refuses_what_is_not_fixed_newstyle() {
-    for greeting in [&b"HTTP/1.1 400 Bad Request"[..], b"NBDMAGICIHAVEOPT\0\x02"] {
+    for greeting in [
+        &b"HTTP/1.1 400 Bad Request"[..],
+        b"NBDMAGICIHAVEOPT\0\x02",
+        b"XBDMAGICIHAVEOPT\0\x03",
+        b"NBDMAGIC\0\0\x42\x02\x81\x86\x12\x53\0\x03", // oldstyle
+    ] {
         let result = ClientHandshake::list().receive(greeting, &mut Vec::new());
         assert_eq!(result, Err(ClientError::NotNbd));
     }
+}
+
+#[test]
+fn our_client_refuses_replies_that_do_not_answer_it() {
+    let ack = |option: u32| {
+        let mut reply = 0x0003_e889_0455_65a9_u64.to_be_bytes().to_vec();
+        reply.extend([option, rep::ACK, 0].iter().flat_map(|field| field.to_be_bytes()));
+        reply
+    };
+    // An ACK to GO without the size of the export, and an ACK to another option.
+    for reply in [ack(opt::GO), ack(opt::LIST)] {
+        let mut client = ClientHandshake::new("disk", false);
+        let input = [&b"NBDMAGICIHAVEOPT\0\x03"[..], &reply].concat();
+        let result = client.receive(&input, &mut Vec::new());
+        assert_eq!(result, Err(ClientError::BadOptionReply));
+    }
+    // The same to a list: an ACK to GO does not end it.
+    let input = [&b"NBDMAGICIHAVEOPT\0\x03"[..], &ack(opt::GO)].concat();
+    let result = ClientHandshake::list().receive(&input, &mut Vec::new());
+    assert_eq!(result, Err(ClientError::BadOptionReply));
+}
+
+#[test]
+fn flags_that_need_another_are_not_advertised_without_it() {
+    use TransmissionFlags as F;
+    let mut export = ExportInfo::new("disk", 0);
+    export.flags = F::SEND_DF | F::SEND_FAST_ZERO;
+    assert_eq!(export.advertised(true), F::HAS_FLAGS | F::SEND_DF);
+    assert_eq!(export.advertised(false), F::HAS_FLAGS);
+    export.flags |= F::SEND_WRITE_ZEROES;
+    assert_eq!(export.advertised(false), F::HAS_FLAGS | F::SEND_WRITE_ZEROES | F::SEND_FAST_ZERO);
 }
