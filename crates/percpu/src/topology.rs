@@ -306,6 +306,9 @@ mod tests {
     }
 
     proptest! {
+        // However many a soak asks for: each case makes a directory tree.
+        #![proptest_config(ProptestConfig::with_cases(256))]
+
         #[test]
         fn inv01_capacity_exceeds_every_possible_id(
             possible in "[0-9]{1,3}(-[0-9]{1,3})?(,[0-9]{1,3}){0,4}|[a-z0-9,-]{0,12}",

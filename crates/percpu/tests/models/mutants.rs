@@ -84,6 +84,7 @@ fn run(mutant: &str, model: &str) -> Run {
     let mut child = Command::new(env::current_exe().unwrap())
         .args(["--exact", &format!("models::{model}"), "--nocapture"])
         .env("OFFLOCK_MUTANT", mutant)
+        .env("OFFLOCK_SHUTTLE_ITERATIONS", "1000") // enough for each, however long a soak asks for
         .env("RUST_BACKTRACE", "0")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
