@@ -96,17 +96,16 @@ pub(crate) struct TracePoints {
     dir: PathBuf,
 }
 
-/// Completions of every process: a worker thread of the kernel may post ours. They are told
-/// apart by the request's address.
-const COMPLETE: &str = "io_uring/io_uring_complete";
-
-/// Events of the server's own threads.
-const EVENTS: [&str; 5] = [
+/// Events of the server's own threads, and of the kernel's workers `iou-wrk-<thread>` for them.
+const EVENTS: [&str; 8] = [
     "io_uring/io_uring_submit_req",
+    "io_uring/io_uring_complete",
     "syscalls/sys_enter_sendto",
     "syscalls/sys_enter_sendmsg",
     "syscalls/sys_enter_writev",
     "syscalls/sys_enter_write",
+    "syscalls/sys_enter_fdatasync",
+    "syscalls/sys_enter_fsync",
 ];
 
 impl TracePoints {
@@ -119,7 +118,8 @@ impl TracePoints {
         let points = TracePoints { dir };
         let mut threads = Vec::new();
         for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-            threads.push(format!("common_pid == {}", task?.file_name().to_string_lossy()));
+            let thread = task?.file_name().to_string_lossy().into_owned();
+            threads.push(format!("common_pid == {thread} || comm == \"iou-wrk-{thread}\""));
         }
         points.set("trace_clock", "mono")?;
         points.set("buffer_size_kb", "4096")?;
@@ -127,7 +127,6 @@ impl TracePoints {
             points.set(&format!("events/{event}/filter"), &threads.join(" || "))?;
             points.set(&format!("events/{event}/enable"), "1")?;
         }
-        points.set(&format!("events/{COMPLETE}/enable"), "1")?;
         Ok(points)
     }
 
@@ -161,7 +160,7 @@ impl TracePoints {
 
 impl Drop for TracePoints {
     fn drop(&mut self) {
-        for event in EVENTS.into_iter().chain([COMPLETE]) {
+        for event in EVENTS {
             let _ = self.set(&format!("events/{event}/enable"), "0");
         }
         let _ = fs::remove_dir(&self.dir);
@@ -177,6 +176,8 @@ pub(crate) enum Event {
     Complete { request: String, result: i64 },
     /// A system call that can send on a socket.
     Send { call: String },
+    /// A thread syncs by itself, not through the ring.
+    Sync,
 }
 
 impl Event {
@@ -193,6 +194,9 @@ impl Event {
             return Some(Event::Complete { request: word(" req ")?, result });
         }
         let call = word(": sys_")?;
+        if call == "fdatasync" || call == "fsync" {
+            return Some(Event::Sync);
+        }
         Some(Event::Send { call })
     }
 }
