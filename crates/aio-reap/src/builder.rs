@@ -185,9 +185,13 @@ impl EngineBuilder {
     ///
     /// # Errors
     ///
-    /// As [`build`](Self::build).
+    /// As [`build`](Self::build); refused while another engine uses the script.
     pub fn build_scripted(self, script: &Script) -> Result<Engine, StartError> {
-        let state = State::new(Box::new(Scripted::new(script)), self.limits()?);
+        let limits = self.limits()?;
+        let device = Scripted::new(script).map_err(|error| {
+            StartError::Refused(vec![Fallback { backend: BackendKind::Scripted, error }])
+        })?;
+        let state = State::new(Box::new(device), limits);
         Engine::from_parts(state, BackendKind::Scripted, Vec::new())
             .map_err(StartError::Descriptors)
     }
@@ -216,7 +220,7 @@ impl EngineBuilder {
             BackendKind::Uring => Box::new(Uring::new(depth)?),
             BackendKind::Aio => Box::new(Aio::new(self.threads, depth)?),
             BackendKind::Threads => Box::new(Threads::new(self.threads, depth)?),
-            BackendKind::Scripted => Box::new(Scripted::new(&Script::new())),
+            BackendKind::Scripted => Box::new(Scripted::new(&Script::new())?),
         })
     }
 }

@@ -27,8 +27,11 @@ pub(crate) struct Doorbell {
     /// Somebody polls `epoll`, so left-over work must ring.
     watched: Cell<bool>,
     kicked: Cell<bool>,
-    /// `Some(next delay)` while the retry timer runs.
+    /// Others have the kick too: it may ring without `kicked`.
+    foreign: Cell<bool>,
+    /// The retry timer runs, or has run out unanswered.
     retrying: Cell<bool>,
+    /// What it will be armed with next.
     delay: Cell<Duration>,
 }
 
@@ -44,6 +47,7 @@ impl Doorbell {
             retry,
             watched: Cell::new(false),
             kicked: Cell::new(false),
+            foreign: Cell::new(false),
             retrying: Cell::new(false),
             delay: Cell::new(FIRST_RETRY),
         })
@@ -55,7 +59,8 @@ impl Doorbell {
     }
 
     /// An eventfd that any thread may signal to end [`wait`](Self::wait).
-    pub(crate) fn kick_fd(&self) -> &Arc<OwnedFd> {
+    pub(crate) fn foreign_kick(&self) -> &Arc<OwnedFd> {
+        self.foreign.set(true);
         &self.kick
     }
 
@@ -92,22 +97,22 @@ impl Doorbell {
 
     /// Takes note of every ring so far, before looking for work.
     pub(crate) fn answer(&self) {
-        if self.kicked.replace(false) {
+        let foreign = self.foreign.get() && self.watched.get();
+        if self.kicked.replace(false) || foreign {
             sys::drain(&self.kick);
         }
         if self.retrying.replace(false) {
-            sys::drain(&self.retry);
+            // Also before it ran out: later nobody would know that it has to be silenced.
+            let _ = sys::disarm(&self.retry);
         }
     }
 
     /// Sleeps until it rings, the time is over or a signal comes.
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
-        sys::poll_readable(&[self.epoll.as_raw_fd()], timeout).map(drop)
-    }
-
-    /// Empties the kick when another thread may have signalled it.
-    pub(crate) fn drain_kick(&self) {
-        self.kicked.set(false);
-        sys::drain(&self.kick);
+        sys::poll_readable(&[self.epoll.as_raw_fd()], timeout)?;
+        if self.foreign.get() {
+            self.kicked.set(true); // it may have been the kick: `answer` empties it
+        }
+        Ok(())
     }
 }

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use percpu::sync::atomic::{AtomicBool, Ordering};
 use percpu::sync::{Arc, panicking};
@@ -42,7 +42,8 @@ pub struct Engine {
 pub struct Turn {
     /// Completions delivered by this call.
     pub delivered: usize,
-    /// Requests not yet handed to the kernel.
+    /// Requests the engine still holds that the kernel is not working on: not handed over yet,
+    /// or complete and not delivered yet.
     pub pending: usize,
     /// Requests the kernel is working on.
     pub in_flight: usize,
@@ -171,18 +172,22 @@ impl Engine {
     /// Submits one batch of pending requests, reaps within the budget, delivers.
     ///
     /// Never blocks. Call it when the [descriptor](AsFd) is readable, or in the caller's loop.
+    /// Inside a callback it delivers nothing: what it reaps is delivered once the callback is
+    /// over, so that callbacks which turn the engine do not pile up on the stack.
     pub fn turn(&self) -> Turn {
-        self.core.turn()
+        self.core.turn(!self.core.dispatching.get())
     }
 
     /// As [`turn`](Self::turn), but sleeps until at least one completion was delivered, `timeout`
-    /// is over, or nothing is left to wait for.
+    /// is over, or nothing is left to wait for. Signals do not end it.
+    ///
+    /// Inside a callback it delivers too: other callbacks then run inside this one.
     ///
     /// # Errors
     ///
     /// The kernel's, when it refuses to wait; requests stay as they are.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Turn> {
-        self.core.wait(timeout, false)
+        self.core.wait(timeout, None)
     }
 
     /// Turns the engine until nothing is pending or in flight.
@@ -215,7 +220,7 @@ impl Engine {
         let core = &self.core;
         let alarm = Arc::new(Alarm {
             rung: AtomicBool::new(true),
-            kick: Arc::clone(core.doorbell.kick_fd()),
+            kick: Arc::clone(core.doorbell.foreign_kick()),
         });
         let waker = Waker::from(alarm_waker(&alarm));
         let mut context = Context::from_waker(&waker);
@@ -223,12 +228,13 @@ impl Engine {
         loop {
             // Ordering: Acquire pairs with the Release in `Alarm::ring`; it carries whatever the
             // waking thread wrote before it woke us.
-            while alarm.rung.swap(false, Ordering::Acquire) {
+            if alarm.rung.swap(false, Ordering::Acquire) {
                 if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
                     return Ok(output);
                 }
             }
-            core.wait(None, true)?;
+            // Also when the future has woken itself: the I/O goes on meanwhile.
+            core.wait(None, Some(&alarm))?;
         }
     }
 
@@ -237,14 +243,23 @@ impl Engine {
         self.core.state.borrow().stats.clone()
     }
 
-    /// Checks the engine's books: tests and fuzz targets call it after every step.
+    /// Checks the engine's books, and says what it holds: tests and fuzz targets call it after
+    /// every step.
     ///
     /// # Panics
     ///
     /// Panics with the name of the invariant that does not hold.
     #[doc(hidden)]
-    pub fn validate(&self) {
-        self.core.state.borrow().validate();
+    pub fn validate(&self) -> Turn {
+        let core = &self.core;
+        let state = core.state.borrow();
+        state.validate();
+        let between_calls = !core.dispatching.get();
+        if between_calls && state.needs_retry() && !state.has_work() {
+            assert!(core.doorbell.retry_armed(), "blocked for ever");
+        }
+        let pending = state.pending() + state.ready();
+        Turn { delivered: 0, pending, in_flight: state.in_flight() }
     }
 }
 
@@ -268,7 +283,12 @@ impl Drop for Engine {
 /// over, or a retry is due. Level-triggered; never read from it.
 impl AsFd for Engine {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.core.doorbell.fd()
+        let core = &self.core;
+        let fd = core.doorbell.fd();
+        if core.state.borrow().has_work() {
+            core.doorbell.kick(); // left over from when nobody watched
+        }
+        fd
     }
 }
 
@@ -284,7 +304,7 @@ impl fmt::Debug for Engine {
 }
 
 /// Wakes a `block_on` from any thread.
-struct Alarm {
+pub(crate) struct Alarm {
     rung: AtomicBool,
     kick: Arc<OwnedFd>,
 }
@@ -296,6 +316,11 @@ impl Alarm {
         if !self.rung.swap(true, Ordering::Release) {
             sys::signal(&self.kick);
         }
+    }
+
+    fn is_rung(&self) -> bool {
+        // Ordering: Relaxed; `block_on` acquires before it acts on it.
+        self.rung.load(Ordering::Relaxed)
     }
 }
 
@@ -365,79 +390,96 @@ impl Core {
     /// call that delivers it (or the kick it arms) goes on.
     pub(crate) fn flush_unless_held(&self) {
         if self.plugs.get() == 0 && !self.dispatching.get() {
-            self.round();
+            self.round(true);
         }
     }
 
     /// One submission, one reap, delivery; returns the completions delivered.
     ///
     /// It does not loop: a device that completes inside submit would keep it here for ever.
-    fn round(&self) -> usize {
+    fn round(&self, deliver: bool) -> usize {
         {
             let mut state = self.state.borrow_mut();
             if state.submit() {
                 self.doorbell.progress();
             }
-            let budget = state.limits.reap_budget;
-            state.reap(budget);
+            state.reap();
         }
-        let delivered = self.dispatch();
-        let state = self.state.borrow();
-        if state.can_submit() {
-            self.doorbell.kick();
-        } else if state.needs_retry() {
-            self.doorbell.retry_later();
-        }
-        delivered
+        let _rearm = Rearm(self); // also when a callback panics
+        if deliver { self.dispatch() } else { 0 }
     }
 
-    /// Delivers everything that is ready. User code runs here, with nothing borrowed.
+    /// Delivers what is ready now. User code runs here, with nothing borrowed.
+    ///
+    /// What becomes ready meanwhile is left: a callback that always makes another request which
+    /// needs no kernel would keep it here for ever.
     fn dispatch(&self) -> usize {
         let outermost = !self.dispatching.replace(true);
         let _guard = Dispatching { core: self, outermost };
-        let mut delivered = 0;
-        loop {
+        let ready = self.state.borrow().ready();
+        for delivered in 0..ready {
             // The borrow ends with this statement.
             let next = self.state.borrow_mut().deliver();
             match next {
-                None => return delivered,
+                None => return delivered, // a callback waited and delivered the rest
                 Some(Delivery::Cargo(cargo, result)) => cargo.deliver(result),
                 Some(Delivery::Wake(waker)) => waker.wake(),
                 Some(Delivery::Silent) => {}
             }
-            delivered += 1;
         }
+        ready
     }
 
-    fn turn(&self) -> Turn {
+    fn turn(&self, deliver: bool) -> Turn {
         self.doorbell.answer();
         self.state.borrow_mut().backend.acknowledge();
-        let delivered = self.round();
+        let delivered = self.round(deliver);
         let state = self.state.borrow();
-        Turn { delivered, pending: state.pending(), in_flight: state.in_flight() }
+        let pending = state.pending() + state.ready();
+        Turn { delivered, pending, in_flight: state.in_flight() }
     }
 
-    /// With `interruptible`, a signal on the kick ends the sleep too.
-    pub(crate) fn wait(&self, timeout: Option<Duration>, interruptible: bool) -> io::Result<Turn> {
-        let turn = self.turn();
-        if turn.delivered > 0 || (turn.is_idle() && !interruptible) {
-            return Ok(turn);
+    /// With an alarm, its ringing ends the wait, and an idle engine does not.
+    pub(crate) fn wait(
+        &self,
+        timeout: Option<Duration>,
+        alarm: Option<&Alarm>,
+    ) -> io::Result<Turn> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let turn = self.turn(true);
+            // `turn` may have taken the alarm's kick, so its flag is looked at between that and
+            // the sleep.
+            if turn.delivered > 0 || alarm.map_or(turn.is_idle(), Alarm::is_rung) {
+                return Ok(turn);
+            }
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(turn);
+            }
+            self.sleep(left, alarm.is_some())?;
         }
-        if self.state.borrow().can_submit() {
-            // A callback queued more: no reason to sleep.
-        } else if interruptible {
-            self.doorbell.wait(timeout)?;
-            self.doorbell.drain_kick();
-        } else if self.state.borrow().in_kernel() > 0 {
-            self.state.borrow_mut().wait(timeout)?;
-        } else if self.doorbell.retry_armed() {
-            self.doorbell.wait(timeout)?;
+    }
+
+    /// Sleeps until a turn may get somewhere; returns early at will.
+    fn sleep(&self, timeout: Option<Duration>, for_kick: bool) -> io::Result<()> {
+        let mut state = self.state.borrow_mut();
+        if state.has_work() {
+            return Ok(());
         }
-        Ok(self.turn())
+        if state.in_kernel() > 0 && !for_kick {
+            return state.wait(timeout);
+        }
+        if state.in_kernel() > 0 {
+            state.stats.waits += 1;
+            state.backend.before_sleep();
+        }
+        drop(state);
+        self.doorbell.wait(timeout)
     }
 
     fn drain(&self) -> io::Result<()> {
-        while !self.wait(None, false)?.is_idle() {}
+        while !self.wait(None, None)?.is_idle() {}
         Ok(())
     }
 
@@ -451,11 +493,20 @@ impl Core {
         (state.slab.peek(index).state == SlotState::Done).then(|| state.collect(index))
     }
 
-    pub(crate) fn register_waker(&self, index: Index, waker: &Waker) {
-        // Cloning and dropping a waker is user code: not under the borrow.
+    /// Stores who is to be woken; false if the result is there after all.
+    pub(crate) fn register_waker(&self, index: Index, waker: &Waker) -> bool {
+        // Cloning and dropping a waker is user code: not under the borrow. It may turn the engine.
         let waker = waker.clone();
-        let old = self.state.borrow_mut().slab.get(index).waker.replace(waker);
+        let mut state = self.state.borrow_mut();
+        let slot = state.slab.get(index);
+        if slot.state == SlotState::Done {
+            drop(state);
+            return false;
+        }
+        let old = slot.waker.replace(waker);
+        drop(state);
         drop(old);
+        true
     }
 
     /// The operation is gone: the request keeps its buffer until it completes.
@@ -471,6 +522,20 @@ impl Core {
         };
         drop(state);
         drop((waker, cargo)); // user code
+    }
+}
+
+/// Sees to it that what is left over gets its turn: kicks, or arms the retry timer.
+struct Rearm<'c>(&'c Core);
+
+impl Drop for Rearm<'_> {
+    fn drop(&mut self) {
+        let state = self.0.state.borrow(); // user code never runs under a borrow
+        if state.has_work() {
+            self.0.doorbell.kick();
+        } else if state.needs_retry() {
+            self.0.doorbell.retry_later();
+        }
     }
 }
 

@@ -53,7 +53,7 @@ impl<B: 'static> Operation<B> {
             if let Some(outcome) = self.take() {
                 return outcome;
             }
-            self.core.wait(None, false).expect("waiting for the kernel");
+            self.core.wait(None, None).expect("waiting for the kernel");
         }
     }
 
@@ -79,12 +79,15 @@ impl<B: 'static> Future for Operation<B> {
     ///
     /// Panics when polled again after it was ready.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome<B>> {
-        if let Some(outcome) = self.take() {
-            return Poll::Ready(outcome);
+        loop {
+            if let Some(outcome) = self.take() {
+                return Poll::Ready(outcome);
+            }
+            let index = self.index.expect("`take` found it");
+            if self.core.register_waker(index, cx.waker()) {
+                return Poll::Pending;
+            }
         }
-        let index = self.index.expect("`take` found it");
-        self.core.register_waker(index, cx.waker());
-        Poll::Pending
     }
 }
 

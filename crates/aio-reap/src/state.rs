@@ -46,8 +46,10 @@ pub(crate) struct State {
     pub(crate) limits: Limits,
     pub(crate) stats: EngineStats,
     pub(crate) closed: bool,
-    /// The kernel had no room at the last submission.
+    /// The kernel had no room at the last submission, and nothing was reaped since.
     blocked: bool,
+    /// The last reap used up its budget: more may be there, and no wake-up will say so.
+    more: bool,
     in_flight: usize,
     pending: Fifo,
     ready: Fifo,
@@ -71,6 +73,7 @@ impl State {
             stats: EngineStats::new(limits.depth),
             closed: false,
             blocked: false,
+            more: false,
             in_flight: 0,
             pending: Fifo::new(),
             ready: Fifo::new(),
@@ -99,9 +102,17 @@ impl State {
         (self.blocked || self.backend.backlog() > 0) && self.in_kernel() == 0
     }
 
-    /// Pending requests that another turn would submit.
-    pub(crate) fn can_submit(&self) -> bool {
-        !self.blocked && self.pending.len() > 0 && self.in_flight < self.limits.depth
+    /// Complete, on the way to whoever waits for it.
+    pub(crate) fn ready(&self) -> usize {
+        self.ready.len()
+    }
+
+    /// Whether another turn would get somewhere without any wake-up.
+    pub(crate) fn has_work(&self) -> bool {
+        let can_submit = self.pending.len() > 0 && self.in_flight < self.limits.depth;
+        self.more
+            || self.ready.len() > 0
+            || (!self.blocked && (can_submit || self.backend.backlog() > 0))
     }
 
     pub(crate) fn queue(
@@ -122,7 +133,11 @@ impl State {
         slot.file = file;
         slot.cargo = Some(cargo);
         self.stats.accepted += 1;
-        if op.transfers() && op.len == 0 {
+        if op.offset > i64::MAX as u64 {
+            // Negative for the kernel, which says the same; but to io_uring -1 means the file's
+            // own position.
+            self.finish(index, Err(libc::EINVAL));
+        } else if op.transfers() && op.len == 0 {
             // The kernel would answer 0 as well, which below means end of file or a full device.
             self.finish(index, Ok(0));
         } else {
@@ -176,21 +191,24 @@ impl State {
         }
     }
 
-    /// Takes up to `budget` completions. Returns how many there were.
-    pub(crate) fn reap(&mut self, budget: usize) -> usize {
-        if self.in_flight == 0 || budget == 0 {
-            return 0;
+    /// Takes as many completions as the budget allows.
+    pub(crate) fn reap(&mut self) {
+        self.more = false;
+        if self.in_flight == 0 {
+            return;
         }
         let mut raw = mem::take(&mut self.raw);
-        self.backend.reap(budget.min(self.limits.reap_budget), &mut raw);
+        self.backend.reap(self.limits.reap_budget, &mut raw);
         self.stats.reaped(raw.len());
+        if !raw.is_empty() {
+            self.blocked = false; // the kernel has room again
+        }
         for completion in &raw {
             self.complete(*completion);
         }
-        let reaped = raw.len();
+        self.more = raw.len() >= self.limits.reap_budget && self.in_flight > 0;
         raw.clear();
         self.raw = raw;
-        reaped
     }
 
     fn complete(&mut self, RawCompletion { user_data, result }: RawCompletion) {
@@ -291,11 +309,6 @@ impl State {
         assert!(self.in_flight <= self.limits.depth, "in flight above depth");
         let held = (self.pending.len() + self.in_flight + self.ready.len()) as u64;
         assert_eq!(self.stats.accepted, held + self.stats.completed, "accepted adds up");
-        let room = self.in_flight < self.limits.depth;
-        assert!(
-            !self.blocked || self.in_kernel() > 0 || self.needs_retry() || !room,
-            "blocked for ever"
-        );
     }
 }
 

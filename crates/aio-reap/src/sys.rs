@@ -57,7 +57,15 @@ pub(crate) fn drain(fd: &OwnedFd) {
 
 /// Arms a timerfd to expire once, `after` from now (zero counts as one nanosecond).
 pub(crate) fn arm(timer: &OwnedFd, after: Duration) -> io::Result<()> {
-    let after = after.max(Duration::from_nanos(1));
+    set_timer(timer, after.max(Duration::from_nanos(1)))
+}
+
+/// Stops a timerfd and forgets that it expired.
+pub(crate) fn disarm(timer: &OwnedFd) -> io::Result<()> {
+    set_timer(timer, Duration::ZERO)
+}
+
+fn set_timer(timer: &OwnedFd, after: Duration) -> io::Result<()> {
     let spec = libc::itimerspec {
         it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 },
         it_value: timespec(after),

@@ -60,6 +60,9 @@ pub(crate) trait Backend {
     /// fine; only called while the kernel holds something.
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()>;
 
+    /// The engine will sleep on the [descriptors](Self::wake_fds) instead of in `wait`.
+    fn before_sleep(&mut self) {}
+
     /// Takes note of wake-ups so far, before a reap that answers them.
     fn acknowledge(&mut self);
 

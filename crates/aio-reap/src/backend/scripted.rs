@@ -25,7 +25,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -55,11 +55,11 @@ pub enum Transfer {
     Full,
     /// At most this many bytes (at least one).
     Short(usize),
-    /// Nothing is transferred; the request reports this errno.
+    /// Nothing is transferred; the request reports this errno (at least 1).
     Fail(i32),
 }
 
-/// The script and the device's log; clones share it.
+/// The script and the device's log; clones share it. It drives one engine at a time.
 #[derive(Clone, Debug, Default)]
 pub struct Script(Rc<RefCell<Device>>);
 
@@ -73,7 +73,11 @@ struct Device {
     done: VecDeque<RawCompletion>,
     /// Offsets of accepted requests, in the order the device saw them.
     log: Vec<u64>,
+    /// Requests offered to the device, submission by submission.
+    batches: Vec<usize>,
     waits: u64,
+    /// The engine's, while one uses the device: rings when `done` becomes non-empty.
+    bell: Option<OwnedFd>,
 }
 
 impl Script {
@@ -129,6 +133,18 @@ impl Script {
         self.0.borrow().log.clone()
     }
 
+    /// Sizes of the submissions so far, whatever became of them.
+    pub fn batches(&self) -> Vec<usize> {
+        self.0.borrow().batches.clone()
+    }
+
+    /// Wakes the engine's descriptor for nothing.
+    pub fn ring(&self) {
+        if let Some(bell) = &self.0.borrow().bell {
+            sys::signal(bell);
+        }
+    }
+
     /// Times the engine went to sleep.
     pub fn waits(&self) -> u64 {
         self.0.borrow().waits
@@ -144,9 +160,12 @@ impl Device {
                 perform(&Op { len: op.len.min(bytes.max(1) as u64), ..op })
             }
             Transfer::Short(_) => perform(&op),
-            Transfer::Fail(errno) => -errno,
+            Transfer::Fail(errno) => -errno.max(1),
         };
         self.done.push_back(RawCompletion { user_data, result });
+        if let (1, Some(bell)) = (self.done.len(), &self.bell) {
+            sys::signal(bell);
+        }
     }
 }
 
@@ -159,19 +178,39 @@ fn perform(op: &Op) -> i32 {
 pub(crate) struct Scripted(Script);
 
 impl Scripted {
-    pub(crate) fn new(script: &Script) -> Self {
-        Self(script.clone())
+    /// # Errors
+    ///
+    /// `EBUSY` while another engine uses the device: each would be told of the other's requests.
+    pub(crate) fn new(script: &Script) -> io::Result<Self> {
+        let mut device = script.0.borrow_mut();
+        if device.bell.is_some() {
+            return Err(io::Error::from_raw_os_error(libc::EBUSY));
+        }
+        device.bell = Some(sys::eventfd()?);
+        drop(device);
+        Ok(Self(script.clone()))
+    }
+}
+
+impl Drop for Scripted {
+    /// The script may outlive the engine, whose requests it must not touch any more.
+    fn drop(&mut self) {
+        let mut device = self.0.0.borrow_mut();
+        device.accepted.clear();
+        device.done.clear();
+        device.bell = None;
     }
 }
 
 impl Backend for Scripted {
     fn submit(&mut self, batch: &[Sub]) -> Submitted {
         let mut device = self.0.0.borrow_mut();
+        device.batches.push(batch.len());
         let step = device.steps.pop_front();
         let (most, stop) = match step.unwrap_or(SubmitStep::Accept(usize::MAX)) {
             SubmitStep::Accept(most) => (most, Stop::Busy),
             SubmitStep::Again => (0, Stop::Busy),
-            SubmitStep::Refuse(most, errno) => (most, Stop::Failed(errno)),
+            SubmitStep::Refuse(most, errno) => (most, Stop::Failed(errno.max(1))),
             SubmitStep::Inline => (usize::MAX, Stop::Busy),
         };
         let accepted = most.min(batch.len());
@@ -194,17 +233,25 @@ impl Backend for Scripted {
 
     /// Nothing sleeps here: the oldest request completes instead.
     fn wait(&mut self, _timeout: Option<Duration>) -> io::Result<()> {
+        self.before_sleep();
+        Ok(())
+    }
+
+    fn before_sleep(&mut self) {
         let mut device = self.0.0.borrow_mut();
         device.waits += 1;
         if device.done.is_empty() {
             device.complete(0);
         }
-        Ok(())
     }
 
-    fn acknowledge(&mut self) {}
+    fn acknowledge(&mut self) {
+        if let Some(bell) = &self.0.0.borrow().bell {
+            sys::drain(bell);
+        }
+    }
 
     fn wake_fds(&self) -> Vec<RawFd> {
-        Vec::new()
+        self.0.0.borrow().bell.iter().map(AsRawFd::as_raw_fd).collect()
     }
 }

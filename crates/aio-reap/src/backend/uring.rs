@@ -50,8 +50,6 @@ impl Uring {
         if ring.completion().next().is_none() {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
-        // Skips the look-up of the descriptor at every enter; kernels before 5.18 do without.
-        let _ = ring.submitter().register_ring_fd();
         Ok(Self { ring, backlog: 0 })
     }
 

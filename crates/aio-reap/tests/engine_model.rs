@@ -1,0 +1,609 @@
+//! The engine's invariants on the scripted device: a state machine that checks a model after every
+//! step, and one test for each invariant on its own.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+mod model;
+
+use std::cell::{Cell, RefCell};
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use aio_reap::scripted::{Script, SubmitStep, Transfer};
+use aio_reap::{CompletionQueue, Engine, EngineBuilder, File};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+/// `OFFLOCK_SOAK` multiplies the number of cases.
+fn config(cases: u32) -> ProptestConfig {
+    let soak = std::env::var("OFFLOCK_SOAK").ok();
+    let cases = cases * soak.map_or(1, |times| times.parse().expect("a number"));
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+fn scripted(builder: EngineBuilder) -> (Engine, Script) {
+    let script = Script::new();
+    (builder.build_scripted(&script).unwrap(), script)
+}
+
+fn temp_file(engine: &Engine, bytes: &[u8]) -> (fs::File, File) {
+    let raw = tempfile::tempfile().unwrap();
+    raw.write_all_at(bytes, 0).unwrap();
+    let file = engine.attach(raw.try_clone().unwrap()).unwrap();
+    (raw, file)
+}
+
+/// Whether a loop that sleeps on the engine's descriptor would wake up within `timeout`.
+fn readable(engine: &Engine, timeout: Duration) -> bool {
+    let fd = engine.as_fd().as_raw_fd();
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid pollfd.
+    unsafe { libc::poll(&raw mut poll, 1, timeout.as_millis() as i32) > 0 }
+}
+
+/// A callback that counts itself.
+fn count(counter: &Rc<Cell<usize>>) -> impl FnOnce(io::Result<usize>, ()) + use<> {
+    let counter = Rc::clone(counter);
+    move |result, ()| {
+        result.unwrap();
+        counter.set(counter.get() + 1);
+    }
+}
+
+proptest! {
+    #![proptest_config(config(100))]
+
+    /// Invariants 1, 2, 4, 7, 10, 11, 12 and 14 after each of 450 to 900 steps: `model` says what
+    /// is compared.
+    #[test]
+    fn inv01_books_add_up_after_every_step(input in vec(any::<u8>(), 1804..3604)) {
+        let steps = model::run(&input);
+        prop_assert!(steps >= 200);
+    }
+
+    /// Whatever the device does to submissions, it sees requests in the order they were queued,
+    /// and each completes once.
+    #[test]
+    fn inv02_device_sees_enqueue_order_and_each_completes_once(
+        depth in 1usize..9,
+        max_batch in 1usize..9,
+        steps in vec((0usize..5, 0u8..5), 0..40),
+        groups in vec(1usize..12, 20..40),
+    ) {
+        let builder = Engine::builder().depth(depth).capacity(1024).max_batch(max_batch);
+        let (engine, script) = scripted(builder);
+        let (_raw, file) = temp_file(&engine, &[]);
+        for (count, kind) in steps {
+            script.on_submit(match kind {
+                0 => SubmitStep::Again,
+                1 => SubmitStep::Inline,
+                2 => SubmitStep::Refuse(count, libc::EIO),
+                _ => SubmitStep::Accept(count),
+            });
+        }
+        let queue = CompletionQueue::new();
+        let mut made = 0u64;
+        for group in groups {
+            let _plug = engine.plug();
+            for _ in 0..group {
+                engine.read(&file, vec![0; 1], made).enqueue(&queue, made).unwrap();
+                made += 1;
+            }
+            script.complete(group / 2);
+        }
+        engine.drain().unwrap();
+        let mut done = vec![0; made as usize];
+        let mut refused = Vec::new();
+        while let Some(completion) = queue.pop() {
+            done[completion.token as usize] += 1;
+            if completion.result.is_err() {
+                refused.push(completion.token);
+            }
+        }
+        prop_assert!(done.iter().all(|&times| times == 1));
+        refused.sort_unstable();
+        let expected: Vec<_> = (0..made).filter(|at| refused.binary_search(at).is_err()).collect();
+        prop_assert_eq!(script.log(), expected);
+    }
+
+    /// However a device cuts transfers into pieces, the bytes are the reference's.
+    #[test]
+    fn inv11_any_split_of_short_transfers_gives_the_same_bytes(
+        len in 1usize..300,
+        before_end in 0usize..400,
+        offset in 0u64..200,
+        zero_fill: bool,
+        pieces in vec(1usize..40, 0..80),
+    ) {
+        let (engine, script) = scripted(Engine::builder().depth(4));
+        let old: Vec<u8> = (0..before_end).map(|at| at as u8 | 1).collect();
+        let (raw, file) = temp_file(&engine, &old);
+        let start = offset as usize;
+
+        pieces.iter().for_each(|&piece| script.on_transfer(Transfer::Short(piece)));
+        let request = engine.read(&file, vec![0xee; len], offset);
+        let request = if zero_fill { request.zero_fill() } else { request };
+        let (read, buf) = request.submit().unwrap().wait();
+        let there = len.min(before_end.saturating_sub(start));
+        prop_assert_eq!(read.unwrap(), if zero_fill { len } else { there });
+        prop_assert_eq!(&buf[..there], &old[start.min(before_end)..][..there]);
+        let rest = if zero_fill { 0 } else { 0xee };
+        prop_assert!(buf[there..].iter().all(|&byte| byte == rest));
+
+        pieces.iter().for_each(|&piece| script.on_transfer(Transfer::Short(piece)));
+        let new: Vec<u8> = (0..len).map(|at| !(at as u8)).collect();
+        let (written, _) = engine.write(&file, new.clone(), offset).submit().unwrap().wait();
+        prop_assert_eq!(written.unwrap(), len);
+        let mut reference = old;
+        reference.resize(reference.len().max(start + len), 0);
+        reference[start..start + len].copy_from_slice(&new);
+        let mut now = vec![0; reference.len()];
+        raw.read_exact_at(&mut now, 0).unwrap();
+        prop_assert_eq!(now, reference);
+        prop_assert_eq!(raw.metadata().unwrap().len(), (start + len).max(before_end) as u64);
+    }
+
+    /// Batches are bounded by what was asked for, the room in the ring, and what is pending.
+    #[test]
+    fn inv10_batches_stay_within_their_bounds(
+        depth in 1usize..17,
+        max_batch in 1usize..17,
+        requests in vec(1usize..30, 1..10),
+    ) {
+        let builder = Engine::builder().depth(depth).capacity(1024).max_batch(max_batch);
+        let (engine, script) = scripted(builder);
+        let called = Rc::new(Cell::new(0));
+        let mut made = 0;
+        for group in requests {
+            let _plug = engine.plug();
+            for _ in 0..group {
+                engine.nop().callback(count(&called)).unwrap();
+                made += 1;
+            }
+        }
+        let mut calls = 0;
+        while !engine.turn().is_idle() {
+            let offered = script.batches();
+            prop_assert!(offered[calls..].iter().all(|&size| size <= max_batch));
+            calls = offered.len();
+            prop_assert!(script.in_flight() <= depth);
+            if engine.validate().in_flight == depth {
+                // No room: the device is not even asked.
+                engine.turn();
+                prop_assert_eq!(script.batches().len(), calls);
+            }
+            script.complete(1);
+        }
+        prop_assert_eq!(called.get(), made);
+    }
+}
+
+/// The inputs that the fuzzer kept.
+#[test]
+fn every_input_of_the_corpus_holds() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/aio_reap");
+    let Ok(corpus) = fs::read_dir(corpus) else { return }; // not part of a packaged crate
+    for entry in corpus {
+        let path = entry.unwrap().path();
+        println!("{}", path.display()); // shown if it panics
+        model::run(&fs::read(&path).unwrap());
+    }
+}
+
+#[test]
+fn inv03_hard_error_hits_only_the_head() {
+    for in_flight in [0, 3] {
+        for (at, errno) in [(0, libc::EIO), (1, libc::EINVAL), (4, libc::ENOSPC)] {
+            let (engine, script) = scripted(Engine::builder().depth(16));
+            let (_raw, file) = temp_file(&engine, &[]);
+            let queue = CompletionQueue::new();
+            for token in 0..in_flight {
+                engine.read(&file, vec![0; 1], 0).enqueue(&queue, 100 + token).unwrap();
+            }
+            assert_eq!(script.in_flight(), in_flight as usize);
+            script.on_submit(SubmitStep::Refuse(at, errno));
+            let plug = engine.plug();
+            for token in 0..5 {
+                engine.read(&file, vec![0; 1], 0).enqueue(&queue, token).unwrap();
+            }
+            drop(plug);
+            // The head is told at once, and those behind it are on their way.
+            let failed = queue.pop().unwrap();
+            assert_eq!(failed.result.unwrap_err().raw_os_error(), Some(errno));
+            assert_eq!(failed.token, at as u64);
+            assert_eq!(script.in_flight(), in_flight as usize + 4);
+            engine.validate();
+            engine.drain().unwrap();
+            let mut good: Vec<_> = std::iter::from_fn(|| queue.pop())
+                .map(|done| done.result.map(|_| done.token).unwrap())
+                .filter(|&token| token < 100)
+                .collect();
+            good.push(at as u64);
+            good.sort_unstable();
+            assert_eq!(good, [0, 1, 2, 3, 4]);
+        }
+    }
+}
+
+/// A device that refuses everything: each fails on its own, and nobody waits for ever.
+#[test]
+fn inv03_every_head_fails_in_turn() {
+    let (engine, script) = scripted(Engine::builder().depth(8));
+    let plug = engine.plug();
+    let nops: Vec<_> = (0..6).map(|_| engine.nop().submit().unwrap()).collect();
+    for errno in 1..=6 {
+        script.on_submit(SubmitStep::Refuse(0, errno));
+    }
+    drop(plug);
+    for (nop, errno) in nops.into_iter().zip(1..) {
+        assert!(nop.is_done());
+        assert_eq!(nop.wait().0.unwrap_err().raw_os_error(), Some(errno));
+    }
+    assert!(engine.turn().is_idle());
+}
+
+/// The device has no room and nothing is in flight: the descriptor becomes readable by itself, and
+/// each time later.
+#[test]
+fn inv04_blocked_engine_rings_again_with_back_off() {
+    let (engine, script) = scripted(Engine::builder().depth(4));
+    let done = Rc::new(Cell::new(0));
+    const TIMES: usize = 9;
+    (0..TIMES).for_each(|_| script.on_submit(SubmitStep::Again));
+    let start = Instant::now();
+    engine.nop().callback(count(&done)).unwrap();
+    let mut rings = 0;
+    while script.in_flight() == 0 {
+        assert!(readable(&engine, Duration::from_secs(10)), "blocked for ever");
+        rings += 1;
+        engine.turn();
+        engine.validate();
+    }
+    // 100 us, doubled eight times, is 51 ms; without back-off it would be 0.9 ms.
+    assert_eq!(rings, TIMES);
+    assert!(start.elapsed() >= Duration::from_millis(50), "{:?}", start.elapsed());
+
+    // Progress resets the delay: the next retry is due at once, not in 51 ms.
+    script.complete(1);
+    engine.turn();
+    assert_eq!(done.get(), 1);
+    script.on_submit(SubmitStep::Again);
+    let start = Instant::now();
+    engine.nop().callback(count(&done)).unwrap();
+    while script.in_flight() == 0 {
+        assert!(readable(&engine, Duration::from_secs(10)));
+        engine.turn();
+    }
+    assert!(start.elapsed() < Duration::from_millis(40), "{:?}", start.elapsed());
+    assert_eq!(engine.stats().busy, TIMES as u64 + 1);
+}
+
+/// The same without a foreign loop: waiting goes on by itself.
+#[test]
+fn inv04_waiting_outlasts_a_device_without_room() {
+    let (engine, script) = scripted(Engine::builder().depth(4));
+    (0..5).for_each(|_| script.on_submit(SubmitStep::Again));
+    script.on_submit(SubmitStep::Accept(0));
+    assert_eq!(engine.nop().submit().unwrap().wait().0.unwrap(), 0);
+    assert_eq!(engine.stats().busy, 6);
+    // While something is in flight its completion is the signal, and no timer runs.
+    let held: Vec<_> = (0..2).map(|_| engine.nop().submit().unwrap()).collect();
+    (0..2).for_each(|_| script.on_submit(SubmitStep::Again));
+    let blocked = engine.nop().submit().unwrap();
+    assert!(!readable(&engine, Duration::from_millis(20)), "a retry although one is in flight");
+    script.complete(1);
+    assert!(readable(&engine, Duration::ZERO));
+    engine.turn();
+    // Something was reaped, so there is room: the next turn submits.
+    assert!(readable(&engine, Duration::ZERO));
+    engine.turn();
+    assert_eq!(script.in_flight(), 2);
+    blocked.wait().0.unwrap();
+    held.into_iter().for_each(|nop| assert!(nop.wait().0.is_ok()));
+}
+
+#[test]
+fn inv05_flush_reaps_what_is_visible_within_its_budget() {
+    let (engine, script) = scripted(Engine::builder().depth(16).reap_budget(3));
+    let done = Rc::new(Cell::new(0));
+    let plug = engine.plug();
+    (0..8).for_each(|_| engine.nop().callback(count(&done)).unwrap());
+    drop(plug);
+    assert_eq!((script.in_flight(), done.get()), (8, 0));
+    script.complete(8);
+    for (delivered, visible) in [(3, 5), (6, 2)] {
+        engine.nop().callback(count(&done)).unwrap(); // its flush reaps the others
+        assert_eq!((done.get(), script.visible()), (delivered, visible));
+        assert!(readable(&engine, Duration::ZERO), "the rest would wait for ever");
+    }
+    assert_eq!(engine.turn().delivered, 2);
+    script.on_submit(SubmitStep::Inline);
+    engine.nop().callback(count(&done)).unwrap();
+    assert_eq!(done.get(), 9, "what completes inside submit is there when it returns");
+    assert_eq!(engine.stats().reap_sizes.percentile(100.0), 3);
+}
+
+/// A batch whose callbacks submit, wait for a sibling, drop a sibling's operation and their own,
+/// and nest: each is delivered once.
+#[test]
+fn inv07_callbacks_may_wait_for_or_drop_their_siblings() {
+    let (engine, script) = scripted(Engine::builder().depth(8));
+    let engine = Rc::new(engine);
+    let log = Rc::new(RefCell::new(Vec::new()));
+    let operations = Rc::new(RefCell::new(Vec::new()));
+    let plug = engine.plug();
+    for who in 0..6 {
+        let (log, operations) = (Rc::clone(&log), Rc::clone(&operations));
+        let inner = Rc::downgrade(&engine);
+        let done = move |result: io::Result<usize>, ()| {
+            result.unwrap();
+            log.borrow_mut().push(who);
+            let engine: Rc<Engine> = inner.upgrade().unwrap();
+            let operation: Option<aio_reap::Operation<()>> = operations.borrow_mut().pop();
+            match who {
+                0 => operation.unwrap().wait().0.unwrap(), // completed in the same batch
+                1 => {
+                    drop(operation);
+                    0
+                }
+                2 => engine.wait(None).unwrap().delivered, // the others run inside this one
+                3 => {
+                    let log = Rc::clone(&log);
+                    let again = move |_, ()| log.borrow_mut().push(10);
+                    engine.nop().callback(again).unwrap();
+                    engine.drain().unwrap();
+                    0
+                }
+                4 => {
+                    let _plug = engine.plug();
+                    engine.turn().delivered
+                }
+                _ => 0,
+            };
+            engine.validate();
+        };
+        engine.nop().callback(done).unwrap();
+    }
+    for _ in 0..2 {
+        operations.borrow_mut().push(engine.nop().submit().unwrap());
+    }
+    drop(plug);
+    assert_eq!(script.in_flight(), 8);
+    script.complete(8);
+    engine.drain().unwrap();
+    let mut log = log.take();
+    log.sort_unstable();
+    assert_eq!(log, [0, 1, 2, 3, 4, 5, 10]);
+    assert!(engine.turn().is_idle());
+}
+
+/// A panic in a callback: the others are delivered by the next call, and a foreign loop is told.
+#[test]
+fn inv07_panic_in_a_callback_loses_no_sibling() {
+    let (engine, script) = scripted(Engine::builder().depth(8));
+    let done = Rc::new(Cell::new(0));
+    assert!(!readable(&engine, Duration::ZERO));
+    let plug = engine.plug();
+    engine.nop().callback(count(&done)).unwrap();
+    engine.nop().callback(|_, ()| panic!("on purpose")).unwrap();
+    engine.nop().callback(count(&done)).unwrap();
+    script.on_submit(SubmitStep::Inline);
+    catch_unwind(AssertUnwindSafe(|| drop(plug))).unwrap_err();
+    engine.validate();
+    assert_eq!(done.get(), 1);
+    assert!(readable(&engine, Duration::ZERO), "nobody would deliver the third");
+    assert_eq!((engine.turn().delivered, done.get()), (1, 2));
+    // Submitting works as before: the flag that a callback runs is off again.
+    script.on_submit(SubmitStep::Inline);
+    engine.nop().callback(count(&done)).unwrap();
+    assert_eq!(done.get(), 3);
+    engine.turn(); // an empty answer
+    assert!(!readable(&engine, Duration::ZERO));
+}
+
+#[test]
+fn inv09_spurious_wakes_are_harmless_and_still_flush() {
+    let (engine, script) = scripted(Engine::builder().depth(8).max_batch(1));
+    let done = Rc::new(Cell::new(0));
+    assert!(!readable(&engine, Duration::ZERO));
+    script.ring();
+    assert!(readable(&engine, Duration::ZERO));
+    assert!(engine.turn().is_idle());
+    assert!(!readable(&engine, Duration::ZERO), "answered once and for all");
+
+    let plug = engine.plug();
+    (0..2).for_each(|_| engine.nop().callback(count(&done)).unwrap());
+    drop(plug);
+    assert_eq!(script.in_flight(), 1);
+    script.ring();
+    engine.turn();
+    assert_eq!(script.in_flight(), 2, "a wake without a completion flushes all the same");
+
+    // The submit path reaps a completion and leaves its bell alone; the wake-up finds nothing.
+    script.complete(1);
+    engine.nop().callback(count(&done)).unwrap();
+    assert_eq!((done.get(), script.visible()), (1, 0));
+    assert!(readable(&engine, Duration::ZERO), "disarmed by the submit path");
+    assert_eq!(engine.turn().delivered, 0);
+    assert!(!readable(&engine, Duration::ZERO));
+    // And the next completion rings again.
+    script.complete(1);
+    assert!(readable(&engine, Duration::ZERO));
+    engine.drain().unwrap();
+    assert_eq!(done.get(), 3);
+}
+
+#[test]
+fn inv10_plugs_balance_also_when_one_unwinds() {
+    let (engine, script) = scripted(Engine::builder().depth(8));
+    let done = Rc::new(Cell::new(0));
+    let outer = engine.plug();
+    let inner = engine.plug();
+    engine.nop().callback(count(&done)).unwrap();
+    drop(inner);
+    assert_eq!(script.batches().len(), 0, "the outer plug still holds");
+    let unwound = catch_unwind(AssertUnwindSafe(|| {
+        let _inner = engine.plug();
+        engine.nop().callback(count(&done)).unwrap();
+        panic!("on purpose");
+    }));
+    assert!(unwound.is_err() && script.batches().is_empty());
+    drop(outer);
+    assert_eq!(script.batches(), [2]);
+
+    // The last plug drops while a panic unwinds: nothing runs now, and a foreign loop is told.
+    script.on_submit(SubmitStep::Inline);
+    assert!(!readable(&engine, Duration::ZERO));
+    let unwound = catch_unwind(AssertUnwindSafe(|| {
+        let _last = engine.plug();
+        engine.nop().callback(count(&done)).unwrap();
+        panic!("on purpose");
+    }));
+    assert!(unwound.is_err());
+    assert_eq!((script.batches().len(), done.get()), (1, 0));
+    assert!(readable(&engine, Duration::ZERO));
+    engine.turn();
+    assert_eq!(done.get(), 1);
+    script.complete(8);
+    engine.nop().callback(count(&done)).unwrap();
+    assert_eq!(done.get(), 3, "no plug is left");
+}
+
+#[test]
+fn inv12_interrupted_completions_are_retried_up_to_a_limit() {
+    const LIMIT: usize = 16;
+    for errno in [libc::EAGAIN, libc::EINTR] {
+        let (engine, script) = scripted(Engine::builder().depth(4));
+        let (_raw, file) = temp_file(&engine, b"0123456789");
+        (0..LIMIT).for_each(|_| script.on_transfer(Transfer::Fail(errno)));
+        let (read, buf) = engine.read(&file, vec![0; 4], 2).submit().unwrap().wait();
+        assert_eq!((read.unwrap(), &buf[..]), (4, &b"2345"[..]));
+        assert_eq!(engine.stats().retries, LIMIT as u64);
+
+        (0..=LIMIT).for_each(|_| script.on_transfer(Transfer::Fail(errno)));
+        let (read, buf) = engine.read(&file, vec![0; 4], 2).submit().unwrap().wait();
+        assert_eq!(read.unwrap_err().raw_os_error(), Some(errno));
+        assert_eq!((buf, script.in_flight()), (vec![0; 4], 0));
+
+        // Progress starts the count again.
+        for _ in 0..3 {
+            (0..LIMIT).for_each(|_| script.on_transfer(Transfer::Fail(errno)));
+            script.on_transfer(Transfer::Short(1));
+        }
+        let (read, buf) = engine.read(&file, vec![0; 4], 2).submit().unwrap().wait();
+        assert_eq!((read.unwrap(), &buf[..]), (4, &b"2345"[..]));
+        // Other errors are nobody's to retry.
+        script.on_transfer(Transfer::Fail(libc::EIO));
+        assert!(engine.fsync(&file).submit().unwrap().wait().0.is_err());
+    }
+}
+
+#[test]
+fn inv14_shutdown_and_drop_deliver_everything_and_nothing_afterwards() {
+    for explicit in [true, false] {
+        let (engine, script) = scripted(Engine::builder().depth(4).capacity(32));
+        let engine = Rc::new(engine);
+        let (raw, file) = temp_file(&engine, &[]);
+        let done = Rc::new(Cell::new(0));
+        let plug = engine.plug();
+        let operation = engine.write(&file, b"kept".to_vec(), 0).submit().unwrap();
+        drop(engine.write(&file, b"orphan".to_vec(), 4).submit().unwrap());
+        for _ in 0..12 {
+            engine.nop().callback(count(&done)).unwrap();
+        }
+        let refused = Rc::new(Cell::new(false));
+        let (inner, flag) = (Rc::downgrade(&engine), Rc::clone(&refused));
+        let resubmit = move |_: io::Result<usize>, ()| {
+            // Dropped, the engine is gone for this callback; shut down, it refuses.
+            flag.set(inner.upgrade().is_none_or(|engine| engine.nop().submit().is_err()));
+        };
+        engine.nop().callback(resubmit).unwrap();
+        script.on_submit(SubmitStep::Again);
+        script.on_submit(SubmitStep::Accept(1));
+        drop(plug);
+        if explicit {
+            engine.shutdown().unwrap();
+            assert!(engine.validate().is_idle());
+            let delivered = engine.stats().completed;
+            assert_eq!(delivered, 15);
+            engine.turn();
+            assert_eq!(engine.stats().completed, delivered, "something came afterwards");
+        }
+        drop(engine);
+        assert_eq!((done.get(), refused.get()), (12, true));
+        assert!(operation.is_done());
+        assert_eq!(operation.wait().0.unwrap(), 4);
+        let mut bytes = [0; 10];
+        raw.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(&bytes, b"keptorphan");
+        assert_eq!(script.complete(8), 0);
+    }
+}
+
+/// A device that completes inside submit, and callbacks that make the next request: with a stack
+/// of 64 KiB neither recursion nor a call that never returns.
+#[test]
+fn inv14_stack_stays_flat_on_a_device_that_completes_inside_submit() {
+    fn next(engine: &Rc<Engine>, script: &Script, left: &Rc<Cell<u32>>) {
+        if left.replace(left.get().saturating_sub(1)) == 0 {
+            return;
+        }
+        script.on_submit(SubmitStep::Inline);
+        let (inner, script, left) = (Rc::downgrade(engine), script.clone(), Rc::clone(left));
+        let done = move |result: io::Result<usize>, ()| {
+            result.unwrap();
+            let engine = inner.upgrade().unwrap();
+            next(&engine, &script, &left);
+            if left.get() % 3 == 0 {
+                engine.turn(); // it may turn the engine too
+            }
+        };
+        engine.nop().callback(done).unwrap();
+    }
+
+    let small = std::thread::Builder::new().stack_size(64 << 10);
+    let thread = small.spawn(|| {
+        let (engine, script) = scripted(Engine::builder().depth(4));
+        let engine = Rc::new(engine);
+        let left = Rc::new(Cell::new(100_000));
+        next(&engine, &script, &left);
+        let mut calls = 0u32;
+        while !engine.turn().is_idle() {
+            calls += 1;
+        }
+        assert_eq!(left.get(), 0);
+        assert!(calls > 10_000, "one call did most of it: {calls}");
+    });
+    thread.unwrap().join().unwrap();
+}
+
+/// The same with requests that need no device at all.
+#[test]
+fn inv14_requests_of_no_length_cannot_hold_a_call_for_ever() {
+    fn next(engine: &Rc<Engine>, file: &File, made: &Rc<Cell<u32>>) {
+        made.set(made.get() + 1);
+        assert!(made.get() < 1000, "the call does not return");
+        let (inner, again, made) = (Rc::downgrade(engine), file.clone(), Rc::clone(made));
+        let done = move |_: io::Result<usize>, _| {
+            if let Some(engine) = inner.upgrade() {
+                next(&engine, &again, &made);
+            }
+        };
+        let _ = engine.read(file, Vec::new(), 0).callback(done);
+    }
+
+    let (engine, _script) = scripted(Engine::builder().depth(4));
+    let engine = Rc::new(engine);
+    let (_raw, file) = temp_file(&engine, &[]);
+    let made = Rc::new(Cell::new(0));
+    next(&engine, &file, &made);
+    assert_eq!(made.get(), 2);
+    assert!(readable(&engine, Duration::ZERO), "the second waits for a turn");
+    let turn = engine.turn();
+    assert_eq!((turn.delivered, turn.is_idle(), made.get()), (1, false, 3));
+}

@@ -1,0 +1,539 @@
+//! The engine on a scripted device, driven by bytes and compared with a model after every step.
+//!
+//! Shared by the property test and the fuzz target. The model knows the bytes of the file, who
+//! reads or writes which part of it, and which requests have completed. Requests that run at the
+//! same time never conflict, so the bytes do not depend on the order of completions.
+
+use std::cell::{Cell, RefCell};
+use std::fs;
+use std::future::Future;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::pin::Pin;
+use std::rc::{Rc, Weak};
+use std::task::{Context, Poll, Waker};
+
+use aio_reap::scripted::{Script, SubmitStep, Transfer};
+use aio_reap::{
+    AllocateMode, CompletionQueue, Engine, File, IoBuf, IoBufMut, Operation, Request, Turn,
+};
+
+/// The part of the file that one lock of the model covers, in bytes.
+const CELL: usize = 32;
+/// Reads go beyond the end of the file, which is off the cells.
+const CELLS: usize = 70;
+const FILE_LEN: usize = 64 * CELL - 10;
+/// What buffers of reads hold before, and what is left in a freed buffer.
+const FRESH: u8 = 0xee;
+const FREED: u8 = 0xdd;
+
+/// Runs one input; returns the steps it made.
+///
+/// # Panics
+///
+/// Panics if the engine breaks an invariant.
+pub(crate) fn run(input: &[u8]) -> usize {
+    let mut input = Input(input);
+    let [depth, capacity, batch, budget] = input.array();
+    let depth = 1 + usize::from(depth % 8);
+    let max_batch = 1 + usize::from(batch) % depth;
+    let script = Script::new();
+    let engine = Engine::builder()
+        .depth(depth)
+        .capacity(depth + usize::from(capacity % 24))
+        .max_batch(max_batch)
+        .reap_budget(1 + usize::from(budget % 8))
+        .build_scripted(&script)
+        .unwrap();
+    let engine = Rc::new(engine);
+    let world = World::new(&engine, script);
+    let mut plugs = Vec::new();
+    let mut steps = 0;
+    while !input.0.is_empty() {
+        let [what, a, b, c] = input.array();
+        steps += 1;
+        match what % 16 {
+            0..=4 => world.submit(&engine, [what, a, b, c]),
+            5 => plugs.push(engine.plug()),
+            6 | 7 => drop(plugs.pop()),
+            8 => {
+                let turn = engine.turn();
+                let books = engine.validate();
+                assert_eq!(turn.pending + turn.in_flight, books.pending + books.in_flight);
+            }
+            9 if a < 64 => _ = engine.wait(None).unwrap(),
+            9 | 10 => world.use_operation(a, b),
+            11 => world.script_submission(a, b),
+            12 | 13 => world.script_transfer(a, b),
+            14 if a % 2 == 0 => _ = world.script.complete(usize::from(b % 8)),
+            14 => _ = world.script.complete_nth(usize::from(b % 8)),
+            _ if a < 16 => engine.drain().unwrap(),
+            _ => world.script.ring(),
+        }
+        world.empty_queues();
+        world.check(&engine);
+        assert_eq!(engine.stats().accepted, world.accepted.get());
+    }
+    assert!(world.script.batches().iter().all(|&size| size <= max_batch), "batch too large");
+    drop(plugs);
+    let explicit = world.fuel.get().is_multiple_of(2);
+    if explicit {
+        engine.shutdown().unwrap();
+        assert!(world.check(&engine).is_idle());
+        assert!(engine.nop().submit().is_err());
+    }
+    drop(engine);
+    world.end();
+    steps
+}
+
+struct Input<'a>(&'a [u8]);
+
+impl Input<'_> {
+    /// The next bytes; zeros past the end.
+    fn array<const N: usize>(&mut self) -> [u8; N] {
+        let mut array = [0; N];
+        let count = N.min(self.0.len());
+        let (head, rest) = self.0.split_at(count);
+        array[..count].copy_from_slice(head);
+        self.0 = rest;
+        array
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Read { zero_fill: bool },
+    Write,
+    Punch,
+    Other,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    kind: Kind,
+    at: usize,
+    len: usize,
+    /// Its result was delivered, or nobody is interested and its buffer is back.
+    done: bool,
+    /// The engine refused it, or it has no buffer and its operation was dropped.
+    ignored: bool,
+}
+
+struct World {
+    engine: Weak<Engine>,
+    script: Script,
+    file: File,
+    /// The same file, to look at behind the engine's back.
+    raw: fs::File,
+    image: RefCell<Vec<u8>>,
+    /// Per cell: how many read it, or -1 while one writes it.
+    locks: RefCell<Vec<i32>>,
+    ledger: RefCell<Vec<Entry>>,
+    reads_and_writes: RefCell<Vec<(usize, Operation<Buf>)>>,
+    others: RefCell<Vec<(usize, Operation<()>)>>,
+    bufs_done: CompletionQueue<Buf>,
+    others_done: CompletionQueue<()>,
+    accepted: Cell<u64>,
+    /// Errors the script may still cause.
+    failures: Cell<u64>,
+    /// Requests that callbacks may still make.
+    fuel: Cell<u32>,
+    buffers: Cell<usize>,
+    ended: Cell<bool>,
+}
+
+struct Buf {
+    id: usize,
+    bytes: Vec<u8>,
+    world: Rc<World>,
+}
+
+// SAFETY: as for the `Vec` inside, which nothing touches while the engine has the value.
+unsafe impl IoBuf for Buf {
+    fn as_ptr(&self) -> *const u8 {
+        self.bytes.as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+// SAFETY: as above.
+unsafe impl IoBufMut for Buf {
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.bytes.as_mut_ptr()
+    }
+}
+
+impl Drop for Buf {
+    fn drop(&mut self) {
+        let world = &self.world;
+        world.buffers.set(world.buffers.get() - 1);
+        let entry = world.ledger.borrow()[self.id];
+        if !entry.done && !entry.ignored && !std::thread::panicking() {
+            // An orphan: the engine lets go of its buffer when it has completed.
+            world.settle(self.id, None, &self.bytes);
+        }
+        self.bytes.fill(FREED); // a device that still writes from here spoils the file
+    }
+}
+
+impl World {
+    fn new(engine: &Rc<Engine>, script: Script) -> Rc<Self> {
+        let raw = tempfile::tempfile_in("/dev/shm").or_else(|_| tempfile::tempfile()).unwrap();
+        let image: Vec<u8> = (0..FILE_LEN).map(|at| (at * 7 + at / 251) as u8).collect();
+        raw.write_all_at(&image, 0).unwrap();
+        Rc::new(Self {
+            engine: Rc::downgrade(engine),
+            script,
+            file: engine.attach(raw.try_clone().unwrap()).unwrap(),
+            raw,
+            image: RefCell::new(image),
+            locks: RefCell::new(vec![0; CELLS]),
+            ledger: RefCell::default(),
+            reads_and_writes: RefCell::default(),
+            others: RefCell::default(),
+            bufs_done: CompletionQueue::new(),
+            others_done: CompletionQueue::new(),
+            accepted: Cell::new(0),
+            failures: Cell::new(0),
+            fuel: Cell::new(300),
+            buffers: Cell::new(0),
+            ended: Cell::new(false),
+        })
+    }
+
+    /// Makes one request, by any front end.
+    fn submit(self: &Rc<Self>, engine: &Engine, [front, what, place, size]: [u8; 4]) {
+        let span = CELL * (1 + usize::from(size % 4));
+        let at = usize::from(place) % 66 * CELL + usize::from(size >> 4);
+        let len = if size % 32 == 31 { 0 } else { span - usize::from(what >> 4) };
+        let kind = match what % 8 {
+            0..=2 => Kind::Read { zero_fill: what & 8 != 0 },
+            3..=5 if at + len <= FILE_LEN => Kind::Write,
+            6 if at + len <= FILE_LEN && len > 0 => Kind::Punch,
+            _ => Kind::Other,
+        };
+        let mut entry = Entry { kind, at, len, done: false, ignored: false };
+        if kind != Kind::Other && !self.lock(&entry) {
+            entry.kind = Kind::Other;
+        }
+        let id = self.ledger.borrow().len();
+        self.ledger.borrow_mut().push(entry);
+        match entry.kind {
+            Kind::Read { zero_fill } => {
+                let request = engine.read(&self.file, self.buf(id, vec![FRESH; len]), at as u64);
+                let request = if zero_fill { request.zero_fill() } else { request };
+                self.hand_over_buf(request, front, size);
+            }
+            Kind::Write => {
+                let bytes = (0..len).map(|i| (i * 13 + id * 31) as u8).collect();
+                let request = engine.write(&self.file, self.buf(id, bytes), at as u64);
+                self.hand_over_buf(request, front, size);
+            }
+            Kind::Punch => {
+                let punch = AllocateMode::PunchHole;
+                let request = engine.allocate(&self.file, punch, at as u64, len as u64);
+                self.hand_over(request, front % 2, id, size); // not as a future
+            }
+            Kind::Other if what & 16 == 0 => self.hand_over(engine.nop(), front, id, size),
+            Kind::Other => self.hand_over(engine.fdatasync(&self.file), front, id, size),
+        }
+    }
+
+    fn buf(self: &Rc<Self>, id: usize, bytes: Vec<u8>) -> Buf {
+        self.buffers.set(self.buffers.get() + 1);
+        Buf { id, bytes, world: Rc::clone(self) }
+    }
+
+    fn hand_over_buf(self: &Rc<Self>, request: Request<'_, Buf>, front: u8, then: u8) {
+        self.accepted.set(self.accepted.get() + 1);
+        let id = self.ledger.borrow().len() - 1;
+        let refused = match front % 5 {
+            0 => {
+                let world = Rc::clone(self);
+                let done = move |result, buf: Buf| {
+                    world.settle(buf.id, Some(&result), &buf.bytes);
+                    world.react(then);
+                };
+                request.callback(done).err()
+            }
+            1 => request.enqueue(&self.bufs_done, id as u64).err(),
+            _ => match request.submit() {
+                Ok(operation) => {
+                    self.reads_and_writes.borrow_mut().push((id, operation));
+                    None
+                }
+                Err(refused) => Some(refused),
+            },
+        };
+        if let Some(refused) = refused {
+            self.refused(id);
+            assert_eq!(refused.into_request().into_buf().id, id);
+        }
+    }
+
+    fn hand_over(self: &Rc<Self>, request: Request<'_, ()>, front: u8, id: usize, then: u8) {
+        self.accepted.set(self.accepted.get() + 1);
+        let refused = match front % 5 {
+            0 => {
+                let world = Rc::clone(self);
+                let done = move |result, ()| {
+                    world.settle(id, Some(&result), &[]);
+                    world.react(then);
+                };
+                request.callback(done).is_err()
+            }
+            1 => request.enqueue(&self.others_done, id as u64).is_err(),
+            _ => match request.submit() {
+                Ok(operation) => {
+                    self.others.borrow_mut().push((id, operation));
+                    false
+                }
+                Err(_) => true,
+            },
+        };
+        if refused {
+            self.refused(id);
+        }
+    }
+
+    fn refused(&self, id: usize) {
+        self.accepted.set(self.accepted.get() - 1);
+        let entry = {
+            let mut ledger = self.ledger.borrow_mut();
+            assert!(!ledger[id].done, "refused and delivered");
+            ledger[id].ignored = true;
+            ledger[id]
+        };
+        self.unlock(&entry);
+    }
+
+    /// What a callback does once it has looked at its result.
+    fn react(self: &Rc<Self>, how: u8) {
+        assert!(!self.ended.get(), "a callback after the end");
+        let Some(engine) = self.engine.upgrade() else { return };
+        self.check(&engine);
+        let fuel = self.fuel.get();
+        if fuel == 0 {
+            return;
+        }
+        self.fuel.set(fuel - 1);
+        match how / 8 % 12 {
+            0 | 1 => self.submit(&engine, [how, how.rotate_left(3), fuel as u8, how ^ 0x5a]),
+            2 => assert_eq!(engine.turn().delivered, 0, "callbacks nest though none waited"),
+            3 => _ = engine.wait(None).unwrap(),
+            4 | 5 => self.use_operation(how, how.rotate_left(2)),
+            6 => {
+                let _plug = engine.plug();
+                self.submit(&engine, [0, how, fuel as u8, how ^ 0x33]);
+                self.submit(&engine, [2, !how, fuel as u8 / 2, how]);
+            }
+            7 => self.empty_queues(),
+            8 if fuel.is_multiple_of(8) => engine.drain().unwrap(),
+            _ => {}
+        }
+    }
+
+    /// Drops, polls or waits for an operation.
+    fn use_operation(self: &Rc<Self>, which: u8, how: u8) {
+        let count = self.reads_and_writes.borrow().len() + self.others.borrow().len();
+        let Some(nth) = usize::from(which).checked_rem(count) else { return };
+        // Out of the list before it is used: waiting runs callbacks, which use the list.
+        let bufs = self.reads_and_writes.borrow().len();
+        if nth < bufs {
+            let (id, mut operation) = self.reads_and_writes.borrow_mut().swap_remove(nth);
+            match how % 4 {
+                0 => drop(operation),
+                1 => {
+                    let (result, buf) = operation.wait();
+                    self.settle(id, Some(&result), &buf.bytes);
+                }
+                _ => match poll(&mut operation, how) {
+                    Poll::Ready((result, buf)) => self.settle(id, Some(&result), &buf.bytes),
+                    Poll::Pending => self.reads_and_writes.borrow_mut().push((id, operation)),
+                },
+            }
+        } else {
+            let (id, mut operation) = self.others.borrow_mut().swap_remove(nth - bufs);
+            match how % 4 {
+                0 => {
+                    self.ledger.borrow_mut()[id].ignored = true;
+                    drop(operation);
+                }
+                1 => self.settle(id, Some(&operation.wait().0), &[]),
+                _ => match poll(&mut operation, how) {
+                    Poll::Ready((result, ())) => self.settle(id, Some(&result), &[]),
+                    Poll::Pending => self.others.borrow_mut().push((id, operation)),
+                },
+            }
+        }
+    }
+
+    fn script_submission(&self, how: u8, size: u8) {
+        let count = usize::from(size % 8);
+        self.script.on_submit(match how % 4 {
+            0 => SubmitStep::Accept(count),
+            1 => SubmitStep::Again,
+            2 => {
+                self.failures.set(self.failures.get() + 1);
+                SubmitStep::Refuse(count, libc::EIO)
+            }
+            _ => SubmitStep::Inline,
+        });
+    }
+
+    fn script_transfer(&self, how: u8, size: u8) {
+        self.script.on_transfer(match how % 8 {
+            0 | 1 => Transfer::Full,
+            2..=4 => Transfer::Short(usize::from(size % 48)),
+            5 => Transfer::Fail(libc::EAGAIN),
+            6 => Transfer::Fail(libc::EINTR),
+            _ => {
+                self.failures.set(self.failures.get() + 1);
+                Transfer::Fail(libc::EIO)
+            }
+        });
+    }
+
+    fn empty_queues(&self) {
+        while let Some(done) = self.bufs_done.pop() {
+            assert_eq!(done.token, done.buf.id as u64);
+            self.settle(done.buf.id, Some(&done.result), &done.buf.bytes);
+        }
+        while let Some(done) = self.others_done.pop() {
+            self.settle(done.token as usize, Some(&done.result), &[]);
+        }
+    }
+
+    /// A request has completed: once, with the right bytes. `None` for an orphan's result.
+    fn settle(&self, id: usize, result: Option<&io::Result<usize>>, bytes: &[u8]) {
+        let entry = {
+            let mut ledger = self.ledger.borrow_mut();
+            assert!(!ledger[id].done && !ledger[id].ignored, "delivered twice: {:?}", ledger[id]);
+            ledger[id].done = true;
+            ledger[id]
+        };
+        let Entry { kind, at, len, .. } = entry;
+        if let Some(Err(error)) = result {
+            let retried = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR));
+            assert!(retried || error.raw_os_error() == Some(libc::EIO), "{error}");
+            if !retried {
+                let left = self.failures.get().checked_sub(1);
+                self.failures.set(left.expect("more errors than the script caused"));
+            }
+        }
+        let moved = match result {
+            Some(Ok(moved)) => Some(*moved),
+            _ => None,
+        };
+        let mut image = self.image.borrow_mut();
+        match (kind, moved) {
+            (Kind::Read { zero_fill }, Some(moved)) => {
+                let there = len.min(FILE_LEN.saturating_sub(at));
+                assert_eq!(moved, if zero_fill { len } else { there }, "{entry:?}");
+                assert!(bytes[..there] == image[at.min(FILE_LEN)..][..there], "{entry:?}");
+                let rest = if zero_fill { 0 } else { FRESH };
+                assert!(bytes[there..].iter().all(|&byte| byte == rest), "{entry:?}");
+            }
+            (Kind::Write | Kind::Punch, _) => {
+                let mut now = vec![0; len];
+                self.raw.read_exact_at(&mut now, at as u64).unwrap();
+                let zeros = vec![0; len];
+                let new = if kind == Kind::Write { bytes } else { &zeros };
+                // A prefix is new, the rest is as before; all of it is new if it succeeded.
+                let moved_prefix = (0..=len)
+                    .rev()
+                    .find(|&n| now[..n] == new[..n] && now[n..] == image[at..at + len][n..]);
+                let whole = if kind == Kind::Write { len } else { 0 };
+                match moved {
+                    Some(moved) => {
+                        assert_eq!((moved, moved_prefix), (whole, Some(len)), "{entry:?}");
+                    }
+                    None => assert!(moved_prefix.is_some(), "{entry:?}"),
+                }
+                image[at..at + len].copy_from_slice(&now);
+            }
+            (Kind::Other, Some(moved)) => assert_eq!(moved, 0),
+            (Kind::Read { .. } | Kind::Other, None) => {}
+        }
+        drop(image);
+        self.unlock(&entry);
+    }
+
+    fn cells(entry: &Entry) -> std::ops::Range<usize> {
+        (entry.at / CELL).min(CELLS)..(entry.at + entry.len).div_ceil(CELL).min(CELLS)
+    }
+
+    fn lock(&self, entry: &Entry) -> bool {
+        let mut locks = self.locks.borrow_mut();
+        let cells = &mut locks[Self::cells(entry)];
+        let read = matches!(entry.kind, Kind::Read { .. });
+        let free = cells.iter().all(|&lock| if read { lock >= 0 } else { lock == 0 });
+        if free {
+            cells.iter_mut().for_each(|lock| *lock += if read { 1 } else { -1 });
+        }
+        free
+    }
+
+    fn unlock(&self, entry: &Entry) {
+        let change = match entry.kind {
+            Kind::Other => return,
+            Kind::Read { .. } => -1,
+            Kind::Write | Kind::Punch => 1,
+        };
+        self.locks.borrow_mut()[Self::cells(entry)].iter_mut().for_each(|lock| *lock += change);
+    }
+
+    /// The books of the engine, the device and the model agree.
+    fn check(&self, engine: &Engine) -> Turn {
+        let turn = engine.validate();
+        let device = self.script.in_flight() + self.script.visible();
+        assert_eq!(turn.in_flight, device, "engine and device disagree on what is in flight");
+        let stats = engine.stats();
+        assert_eq!(stats.stray, 0);
+        // A request is entered in the model before the engine takes it, so inside a callback that
+        // runs during a submission the model may be one ahead for each call on the stack.
+        assert!(stats.accepted <= self.accepted.get());
+        turn
+    }
+
+    /// After the engine is gone: nothing is lost, nothing is left.
+    fn end(&self) {
+        self.empty_queues();
+        assert_eq!(self.script.in_flight() + self.script.visible(), 0);
+        for (id, operation) in self.reads_and_writes.take() {
+            assert!(operation.is_done(), "lost: {:?}", self.ledger.borrow()[id]);
+            let (result, buf) = operation.wait();
+            self.settle(id, Some(&result), &buf.bytes);
+        }
+        for (id, operation) in self.others.take() {
+            assert!(operation.is_done(), "lost: {:?}", self.ledger.borrow()[id]);
+            self.settle(id, Some(&operation.wait().0), &[]);
+        }
+        for entry in &*self.ledger.borrow() {
+            assert!(entry.done || entry.ignored, "lost: {entry:?}");
+        }
+        assert_eq!(self.buffers.get(), 0, "buffers left");
+        let mut now = vec![0; FILE_LEN];
+        self.raw.read_exact_at(&mut now, 0).unwrap();
+        assert!(now == *self.image.borrow(), "the file differs from the model");
+        assert_eq!(self.raw.metadata().unwrap().len(), FILE_LEN as u64);
+        self.ended.set(true);
+    }
+}
+
+/// Polls once, with one waker or another.
+fn poll<B: 'static>(operation: &mut Operation<B>, how: u8) -> Poll<aio_reap::Outcome<B>> {
+    let counting = Waker::from(std::sync::Arc::new(Idle));
+    let waker = if how & 4 == 0 { Waker::noop() } else { &counting };
+    Pin::new(operation).poll(&mut Context::from_waker(waker))
+}
+
+struct Idle;
+
+impl std::task::Wake for Idle {
+    fn wake(self: std::sync::Arc<Self>) {}
+}

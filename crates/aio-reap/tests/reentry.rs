@@ -1,0 +1,391 @@
+//! User code that does odd things at odd moments: each of these was, or could become, a hang, a
+//! spinning loop or worse.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use aio_reap::scripted::{Script, SubmitStep};
+use aio_reap::{AlignedBuf, BackendKind, CompletionQueue, Engine, IoBuf, StartError};
+
+const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
+
+fn scripted() -> (Rc<Engine>, Script) {
+    let script = Script::new();
+    (Rc::new(Engine::builder().depth(8).build_scripted(&script).unwrap()), script)
+}
+
+fn readable(engine: &Engine, timeout: Duration) -> bool {
+    let fd = engine.as_fd().as_raw_fd();
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid pollfd.
+    unsafe { libc::poll(&raw mut poll, 1, timeout.as_millis() as i32) > 0 }
+}
+
+#[test]
+fn retry_timer_that_was_not_needed_stays_silent() {
+    let (engine, script) = scripted();
+    assert!(!readable(&engine, Duration::ZERO));
+    script.on_submit(SubmitStep::Again);
+    let nop = engine.nop().submit().unwrap(); // no room: the timer is armed
+    engine.turn(); // there is room, before the timer runs out
+    script.complete(1);
+    nop.wait().0.unwrap();
+    engine.turn();
+    std::thread::sleep(Duration::from_millis(5));
+    assert!(!readable(&engine, Duration::ZERO), "a foreign loop would spin from here on");
+}
+
+#[test]
+fn waker_that_outlives_block_on_does_not_ring_for_ever() {
+    let (engine, _script) = scripted();
+    let mut kept = None;
+    let poll = poll_fn(|context| {
+        kept = Some(context.waker().clone());
+        Poll::Ready(())
+    });
+    engine.block_on(poll).unwrap();
+    assert!(!readable(&engine, Duration::ZERO));
+    kept.unwrap().wake();
+    engine.turn();
+    assert!(!readable(&engine, Duration::ZERO), "a foreign loop would spin from here on");
+}
+
+/// A wake-up from another thread, at the moment when the engine answers a kick of its own.
+#[test]
+fn waking_races_with_the_engines_own_kick() {
+    let script = Script::new();
+    let engine = Engine::builder().depth(8).max_batch(1).build_scripted(&script).unwrap();
+    let (to_thread, from_engine) = std::sync::mpsc::channel::<Waker>();
+    let waking = std::thread::spawn(move || from_engine.iter().for_each(Waker::wake));
+    let start = Instant::now();
+    for _ in 0..5_000 {
+        // Work left over on a watched engine: the kick is up when `block_on` turns the engine.
+        assert!(start.elapsed() < Duration::from_secs(60));
+        let plug = engine.plug();
+        let nops = [(); 2].map(|()| engine.nop().submit().unwrap());
+        drop(plug);
+        assert!(readable(&engine, Duration::ZERO));
+        nops.into_iter().for_each(drop);
+        let mut polls = 0;
+        let twice = poll_fn(|context| {
+            polls += 1;
+            if polls == 1 {
+                to_thread.send(context.waker().clone()).unwrap();
+                return Poll::Pending;
+            }
+            Poll::Ready(())
+        });
+        engine.block_on(twice).unwrap(); // hangs if the wake-up is lost
+        script.complete(8);
+        engine.drain().unwrap();
+    }
+    drop(to_thread);
+    waking.join().unwrap();
+}
+
+/// A `block_on` inside a callback of another one must leave the outer's wake-up alone.
+#[test]
+fn block_on_nests() {
+    let (engine, _script) = scripted();
+    let (inner, waker) = (Rc::downgrade(&engine), Rc::new(RefCell::new(None::<Waker>)));
+    let (shared, fired) = (Rc::clone(&waker), Rc::new(Cell::new(false)));
+    let flag = Rc::clone(&fired);
+    let done = move |_: io::Result<usize>, ()| {
+        let engine: Rc<Engine> = inner.upgrade().unwrap();
+        flag.set(true);
+        shared.take().unwrap().wake();
+        engine.block_on(engine.nop().submit().unwrap()).unwrap().0.unwrap();
+    };
+    engine.nop().callback(done).unwrap();
+    let outer = poll_fn(|context| {
+        if fired.get() {
+            return Poll::Ready(());
+        }
+        waker.replace(Some(context.waker().clone()));
+        Poll::Pending
+    });
+    engine.block_on(outer).unwrap();
+}
+
+/// A future that always wakes itself (a busy `yield_now`) does not keep the I/O from going on.
+#[test]
+fn future_that_wakes_itself_does_not_starve_the_engine() {
+    for kind in REAL {
+        let Ok(engine) = Engine::builder().backend(kind).build() else { continue };
+        let _plug = engine.plug();
+        let operation = engine.nop().submit().unwrap(); // held: only `block_on` submits it
+        let start = Instant::now();
+        let busy = poll_fn(|context| {
+            assert!(start.elapsed() < Duration::from_secs(20), "{kind}: starved");
+            context.waker().wake_by_ref();
+            if operation.is_done() { Poll::Ready(()) } else { Poll::Pending }
+        });
+        engine.block_on(busy).unwrap();
+    }
+}
+
+/// One reap takes less than is there and its wake-up is answered: the descriptor says so again.
+#[test]
+fn completions_beyond_the_budget_are_announced() {
+    for kind in REAL {
+        let builder = Engine::builder().depth(8).reap_budget(1).backend(kind);
+        let Ok(engine) = builder.build() else { continue };
+        let temp = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let mut options = std::fs::OpenOptions::new();
+        let direct = options.read(true).write(true).custom_flags(libc::O_DIRECT).open(temp.path());
+        let file = direct.unwrap_or_else(|_| temp.reopen().unwrap());
+        let file = engine.attach(file).unwrap();
+        let queue = CompletionQueue::new();
+        assert!(!readable(&engine, Duration::ZERO));
+        for round in 0..20 {
+            let plug = engine.plug();
+            for block in 0..8 {
+                let buf = AlignedBuf::zeroed(4096, 4096);
+                engine.write(&file, buf, block * 4096).enqueue(&queue, block).unwrap();
+            }
+            drop(plug);
+            if round % 2 == 0 {
+                std::thread::sleep(Duration::from_millis(5)); // all complete, one wake-up
+            }
+            while queue.len() < 8 {
+                assert!(readable(&engine, Duration::from_secs(5)), "{kind}: {queue:?} and no wake");
+                engine.turn();
+            }
+            while queue.pop().is_some() {}
+        }
+    }
+}
+
+/// Left over from before anybody asked for the descriptor.
+#[test]
+fn descriptor_asked_for_late_tells_of_work_left_over() {
+    let script = Script::new();
+    let engine = Engine::builder().depth(8).max_batch(1).build_scripted(&script).unwrap();
+    let plug = engine.plug();
+    let nops = [(); 3].map(|()| engine.nop().submit().unwrap());
+    (0..3).for_each(|_| script.on_submit(SubmitStep::Inline));
+    drop(plug);
+    assert!(nops[0].is_done() && !nops[1].is_done());
+    while !nops.iter().all(|nop| nop.is_done()) {
+        assert!(readable(&engine, Duration::ZERO), "a foreign loop would never turn the engine");
+        engine.turn();
+    }
+}
+
+/// Each engine would take the other's completions for its own, and free buffers in use.
+#[test]
+fn script_drives_one_engine_at_a_time() {
+    let script = Script::new();
+    let engine = Engine::builder().build_scripted(&script).unwrap();
+    let second = Engine::builder().build_scripted(&script);
+    assert!(matches!(&second, Err(StartError::Refused(_))));
+    assert_eq!(second.err().unwrap().errno(), libc::EBUSY);
+    let orphan = engine.nop().submit().unwrap();
+    drop(engine);
+    assert!(orphan.is_done());
+    drop(orphan); // the last that holds the device
+    let engine = Engine::builder().build_scripted(&script).unwrap();
+    engine.nop().submit().unwrap().wait().0.unwrap();
+}
+
+/// To io_uring the offset -1 is the file's own position; to the others it is an error.
+#[test]
+fn offsets_beyond_the_kernels_are_refused_everywhere() {
+    for kind in REAL {
+        let Ok(engine) = Engine::builder().backend(kind).build() else { continue };
+        let raw = tempfile::tempfile().unwrap();
+        raw.write_all_at(b"safe", 0).unwrap();
+        let file = engine.attach(raw.try_clone().unwrap()).unwrap();
+        for offset in [u64::MAX, 1 << 63] {
+            let (result, buf) =
+                engine.write(&file, b"torn".to_vec(), offset).submit().unwrap().wait();
+            assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EINVAL), "{kind}");
+            assert_eq!(buf, b"torn");
+            let (result, _) = engine.read(&file, vec![1; 4], offset).submit().unwrap().wait();
+            assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EINVAL), "{kind}");
+        }
+        // The last offset there is: no wrap-around when the rest is computed.
+        let (result, _) = engine.write(&file, vec![0; 4], i64::MAX as u64).submit().unwrap().wait();
+        assert!(result.is_err());
+        let (result, _) = engine.read(&file, vec![1; 4], i64::MAX as u64).submit().unwrap().wait();
+        assert!(result.is_err() || matches!(result, Ok(0)), "{kind}: {result:?}");
+        let mut bytes = [0; 5];
+        assert_eq!((raw.read_at(&mut bytes, 0).unwrap(), &bytes[..4]), (4, &b"safe"[..]));
+        engine.validate();
+    }
+}
+
+thread_local! {
+    static CLONED: RefCell<Option<Rc<Engine>>> = const { RefCell::new(None) };
+}
+
+/// A waker whose clone turns the engine: the result may arrive between the look and the
+/// registration.
+#[test]
+fn waker_that_turns_the_engine_while_it_is_cloned_is_not_left_waiting() {
+    const TURNING: RawWakerVTable = RawWakerVTable::new(
+        |_| {
+            let engine = CLONED.with_borrow(|engine| engine.clone());
+            engine.unwrap().turn();
+            RawWaker::new(std::ptr::null(), &TURNING)
+        },
+        |_| {},
+        |_| {},
+        |_| {},
+    );
+    let (engine, script) = scripted();
+    CLONED.set(Some(Rc::clone(&engine)));
+    let mut operation = pin!(engine.nop().submit().unwrap());
+    script.complete(1);
+    // SAFETY: the functions of the table ignore the pointer, which therefore needs no owner.
+    let waker = unsafe { Waker::from_raw(RawWaker::new(std::ptr::null(), &TURNING)) };
+    let poll = operation.as_mut().poll(&mut Context::from_waker(&waker));
+    assert!(matches!(poll, Poll::Ready((Ok(0), ()))));
+    engine.validate();
+    CLONED.set(None);
+}
+
+/// Wakers and buffers whose `Drop` turns, drains and submits.
+#[test]
+fn drops_that_reenter_the_engine_find_nothing_borrowed() {
+    struct Busy(Weak<Engine>, Rc<Cell<u32>>);
+    impl Drop for Busy {
+        fn drop(&mut self) {
+            self.1.set(self.1.get() + 1);
+            if let Some(engine) = self.0.upgrade() {
+                engine.turn();
+                engine.validate();
+                if let Ok(nop) = engine.nop().submit() {
+                    nop.wait().0.unwrap();
+                }
+            }
+        }
+    }
+    struct Buffer(Vec<u8>, Busy);
+    // SAFETY: as for the `Vec` inside.
+    unsafe impl IoBuf for Buffer {
+        fn as_ptr(&self) -> *const u8 {
+            self.0.as_ptr()
+        }
+        fn len(&self) -> usize {
+            let _ = &self.1;
+            self.0.len()
+        }
+    }
+    let (engine, _script) = scripted();
+    let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
+    let drops = Rc::new(Cell::new(0));
+    let busy = || Busy(Rc::downgrade(&engine), Rc::clone(&drops));
+    let write = || engine.write(&file, Buffer(vec![1; 8], busy()), 0);
+    drop(write()); // never submitted
+    drop(write().submit().unwrap()); // an orphan
+    write().callback(|result, _| assert_eq!(result.unwrap(), 8)).unwrap();
+    let done = write().submit().unwrap();
+    engine.drain().unwrap();
+    assert!(done.is_done());
+    drop(done); // complete, never collected
+    let queue = CompletionQueue::new();
+    write().enqueue(&queue, 0).unwrap();
+    drop(queue); // its completion is dropped on delivery
+    drop(write().submit().unwrap());
+    let captured = busy();
+    engine.nop().callback(move |_, ()| drop(captured)).unwrap();
+    drop(engine);
+    assert_eq!(drops.get(), 7);
+}
+
+/// The last handle on the engine goes away inside a callback that `Operation::wait` runs.
+#[test]
+fn engine_may_be_dropped_inside_a_callback() {
+    let (engine, script) = scripted();
+    let owner = Rc::new(RefCell::new(None));
+    let others = Rc::new(Cell::new(0));
+    let plug = engine.plug();
+    let shared = Rc::clone(&owner);
+    let done = move |_: io::Result<usize>, ()| drop(shared.take());
+    engine.nop().callback(done).unwrap();
+    for _ in 0..3 {
+        let others = Rc::clone(&others);
+        engine.nop().callback(move |_, ()| others.set(others.get() + 1)).unwrap();
+    }
+    let operation = engine.nop().submit().unwrap();
+    drop(plug);
+    *owner.borrow_mut() = Some(engine);
+    assert_eq!(operation.wait().0.unwrap(), 0);
+    assert_eq!((others.get(), script.in_flight()), (3, 0));
+}
+
+/// Unwinding through the engine's owner with requests in flight: no callback runs, the buffers
+/// stay until the device is through with them.
+#[test]
+fn engine_dropped_by_a_panic_waits_for_the_device() {
+    let script = Script::new();
+    let called = Rc::new(Cell::new(0));
+    let raw = tempfile::tempfile().unwrap();
+    let unwound = catch_unwind(AssertUnwindSafe(|| {
+        let engine = Engine::builder().build_scripted(&script).unwrap();
+        let file = engine.attach(raw.try_clone().unwrap()).unwrap();
+        let count = Rc::clone(&called);
+        engine.write(&file, vec![7; 64], 0).callback(move |_, _| count.set(1)).unwrap();
+        drop(engine.write(&file, vec![8; 64], 64).submit().unwrap());
+        panic!("on purpose");
+    }));
+    assert!(unwound.is_err());
+    assert_eq!((script.in_flight(), called.get(), Rc::strong_count(&called)), (0, 0, 1));
+    let mut bytes = [0; 128];
+    raw.read_exact_at(&mut bytes, 0).unwrap();
+    assert!(bytes[..64] == [7; 64] && bytes[64..] == [8; 64]);
+}
+
+/// Waiting with a limit ends when the time is over, and not before.
+#[test]
+fn wait_with_a_limit_takes_that_long_when_nothing_comes() {
+    for kind in REAL {
+        let Ok(engine) = Engine::builder().backend(kind).build() else { continue };
+        let (reader, mut writer) = io::pipe().unwrap();
+        let file = engine.attach(reader).unwrap();
+        let read = engine.read(&file, vec![0; 2], 0);
+        if kind != BackendKind::Uring {
+            // pread refuses a pipe; what matters is that the answer is its error.
+            assert!(read.submit().unwrap().wait().0.is_err());
+            assert!(engine.wait(Some(Duration::from_secs(5))).unwrap().is_idle());
+            continue;
+        }
+        let read = read.submit().unwrap();
+        let start = Instant::now();
+        let turn = engine.wait(Some(Duration::from_millis(30))).unwrap();
+        assert!(start.elapsed() >= Duration::from_millis(30));
+        assert_eq!((turn.delivered, turn.in_flight), (0, 1));
+        io::Write::write_all(&mut writer, b"hi").unwrap();
+        assert_eq!(engine.wait(Some(Duration::MAX)).unwrap().delivered, 1);
+        let (result, buf) = read.wait();
+        assert_eq!((result.unwrap(), &buf[..]), (2, &b"hi"[..]));
+    }
+}
+
+/// What completes while it is submitted needs no waker.
+#[test]
+fn operation_is_ready_at_its_first_poll_if_it_completed_at_once() {
+    struct Unused;
+    impl Wake for Unused {
+        fn wake(self: Arc<Self>) {
+            panic!("nobody waits");
+        }
+    }
+    let (engine, script) = scripted();
+    script.on_submit(SubmitStep::Inline);
+    let mut operation = pin!(engine.nop().submit().unwrap());
+    let waker = Waker::from(Arc::new(Unused));
+    let poll = operation.as_mut().poll(&mut Context::from_waker(&waker));
+    assert!(matches!(poll, Poll::Ready((Ok(0), ()))));
+}
