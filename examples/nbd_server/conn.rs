@@ -95,11 +95,13 @@ impl Conn {
         }
     }
 
-    /// Puts the connection on the list of those that wait.
-    pub(crate) fn block(&mut self, blocked: &mut Vec<ConnKey>) {
+    /// Puts the connection on the list of those that wait, and on the other one so that epoll
+    /// hears that no input is wanted.
+    pub(crate) fn block(&mut self, blocked: &mut Vec<ConnKey>, dirty: &mut Vec<ConnKey>) {
         if !std::mem::replace(&mut self.blocked, true) {
             blocked.push(self.key);
         }
+        self.mark_dirty(dirty);
     }
 
     /// Takes what became of one of its requests.

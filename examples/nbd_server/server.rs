@@ -299,6 +299,8 @@ fn accepted(result: io::Result<OwnedFd>) -> Option<Socket> {
 
 fn accepted_tcp(listener: &TcpListener) -> Option<Socket> {
     let socket = accepted(listener.accept().map(|(stream, _)| OwnedFd::from(stream)))?;
-    let _ = socket.set_tcp_nodelay(true); // a slower connection, not a broken one
+    // Without these a connection is slower, or outlives its vanished client; it is not broken.
+    let _ = socket.set_tcp_nodelay(true);
+    let _ = socket.set_keepalive(true);
     Some(socket)
 }

@@ -184,7 +184,7 @@ impl Worker {
                     if left > 0 || in_place >= IN_PLACE_TURN {
                         return Ok(()); // drained, or enough for one turn
                     }
-                    self.parse(slot, 0)?;
+                    self.parse(slot, &[])?;
                     if !self.conns[slot].wants_input() {
                         return Ok(());
                     }
@@ -193,6 +193,7 @@ impl Worker {
                 Err(error) => return Err(error.to_string()),
             }
         }
+        // What was left over, the start of a header at most, goes in front of what comes now.
         let conn = &mut self.conns[slot];
         let have = conn.unread.len();
         self.scratch[..have].copy_from_slice(&conn.unread);
@@ -202,8 +203,15 @@ impl Worker {
                 Ok(())
             }
             Ok(count) => {
-                conn.unread.clear();
-                self.parse(slot, have + count)
+                let scratch = std::mem::take(&mut self.scratch);
+                let received = &scratch[..have + count];
+                let parsed = self.parse(slot, received).map(|used| {
+                    let conn = &mut self.conns[slot];
+                    conn.unread.clear();
+                    conn.unread.extend_from_slice(&received[used..]);
+                });
+                self.scratch = scratch;
+                parsed
             }
             Err(error) if is_transient(&error) => Ok(()),
             Err(error) => Err(error.to_string()),
@@ -237,11 +245,12 @@ impl Worker {
         self.mark_dirty(key);
     }
 
-    /// Understands the first `len` bytes of the scratch buffer.
-    fn parse(&mut self, slot: usize, len: usize) -> Result<(), String> {
-        let Self { conns, requests, memory, exports, scratch, dirty, blocked, .. } = self;
+    /// Understands bytes from a connection; returns how many are done with. The rest has to wait
+    /// for more, or for a limit.
+    fn parse(&mut self, slot: usize, bytes: &[u8]) -> Result<usize, String> {
+        let Self { conns, requests, memory, exports, dirty, blocked, .. } = self;
         let conn = &mut conns[slot];
-        let mut input = &scratch[..len];
+        let mut input = bytes;
         let mut finished = false;
         loop {
             match &mut conn.phase {
@@ -273,13 +282,13 @@ impl Worker {
                 Phase::Transmission(session) => {
                     let outstanding = conn.active + conn.out.len();
                     if !requests.has_room() || outstanding >= OUTSTANDING {
-                        conn.block(blocked);
+                        conn.block(blocked, dirty);
                         break;
                     }
                     match session.next(&mut input, exports, memory, &mut conn.account) {
                         Next::More => break,
                         Next::NoMemory => {
-                            conn.block(blocked);
+                            conn.block(blocked, dirty);
                             break;
                         }
                         Next::Start(_, Command::Disconnect, _) => {
@@ -308,40 +317,43 @@ impl Worker {
                 }
             }
         }
-        conn.unread.clear();
         if finished {
             self.drain(slot);
-        } else {
-            conn.unread.extend_from_slice(input);
+            return Ok(bytes.len()); // whatever follows is not wanted
         }
-        Ok(())
+        Ok(bytes.len() - input.len())
     }
 
     /// Answers what has completed, lets waiting connections go on, sends, until nothing is left
     /// that can be done now.
     fn settle(&mut self, engine: &Engine) {
         loop {
-            let mut idle = true;
+            let mut progress = false;
             {
                 let _plug = engine.plug();
                 while let Some(step) = self.requests.complete() {
-                    idle = false;
-                    match live(&mut self.conns, step.conn) {
-                        Some(conn) => conn.take(step, &mut self.memory, &mut self.dirty),
-                        None => {
-                            for buf in [step.data, step.spent].into_iter().flatten() {
-                                self.memory.give(buf, None);
-                            }
-                        }
-                    }
+                    progress = true;
+                    self.take(step);
                 }
-                self.send_replies();
-                if !self.blocked.is_empty() {
-                    idle &= !self.unblock();
-                }
+                progress |= self.send_replies();
+                progress |= self.unblock();
             }
-            if idle && self.requests.nothing_completed() && self.dirty.is_empty() {
+            // With nothing else to do, send what `unblock` may have answered: what leaves makes
+            // room for those that wait.
+            if !progress && self.requests.nothing_completed() && !self.send_replies() {
                 return;
+            }
+        }
+    }
+
+    /// Hands a step to its connection, if that is still there.
+    fn take(&mut self, step: Step) {
+        match live(&mut self.conns, step.conn) {
+            Some(conn) => conn.take(step, &mut self.memory, &mut self.dirty),
+            None => {
+                for buf in [step.data, step.spent].into_iter().flatten() {
+                    self.memory.give(buf, None);
+                }
             }
         }
     }
@@ -354,12 +366,12 @@ impl Worker {
             if !std::mem::take(&mut conn.blocked) {
                 continue;
             }
-            let have = conn.unread.len();
-            self.scratch[..have].copy_from_slice(&conn.unread);
-            match self.parse(key.slot, have) {
-                Ok(()) => {
-                    let conn = &self.conns[key.slot];
-                    progress |= conn.unread.len() < have;
+            let mut unread = std::mem::take(&mut conn.unread);
+            match self.parse(key.slot, &unread) {
+                Ok(used) => {
+                    progress |= used > 0;
+                    unread.drain(..used);
+                    self.conns[key.slot].unread = unread;
                     self.mark_dirty(key); // so that epoll hears whether input is wanted
                 }
                 Err(reason) => self.close(key, &reason),
@@ -374,14 +386,19 @@ impl Worker {
         }
     }
 
-    /// Sends on every dirty connection, and tells epoll what each now waits for.
-    fn send_replies(&mut self) {
+    /// Sends on every dirty connection, and tells epoll what each now waits for. Returns whether
+    /// a reply left.
+    fn send_replies(&mut self) -> bool {
+        let mut left = false;
         for at in 0..self.dirty.len() {
             let key = self.dirty[at];
             let Some(conn) = live(&mut self.conns, key) else { continue };
             conn.dirty = false;
             let Conn { out, socket, account, .. } = conn;
-            match out.send(&mut &*socket, &mut self.memory, account) {
+            let waiting = out.len();
+            let sent = out.send(&mut &*socket, &mut self.memory, account);
+            left |= out.len() < waiting;
+            match sent {
                 Ok(Sent::All) => {}
                 Ok(Sent::Blocked) => {
                     out.stuck.get_or_insert_with(Instant::now);
@@ -405,6 +422,7 @@ impl Worker {
             }
         }
         self.dirty.clear();
+        left
     }
 
     fn read_inbox(&mut self) {

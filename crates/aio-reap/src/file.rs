@@ -32,10 +32,7 @@ pub struct Alignment {
 
 impl File {
     pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
-        // SAFETY: no pointers.
-        let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
-        let flags = crate::sys::check(flags.into())? as i32;
-        let direct = (flags & libc::O_DIRECT != 0).then(|| Alignment::of(&fd));
+        let direct = Alignment::of(&fd)?;
         Ok(Self(Rc::new(Inner { fd, direct })))
     }
 
@@ -60,9 +57,22 @@ impl AsFd for File {
 }
 
 impl Alignment {
+    /// What the open file `fd` asks of requests; `None` unless it was opened with `O_DIRECT`.
+    ///
+    /// # Errors
+    ///
+    /// The system call's error when the flags cannot be read.
+    pub fn of(fd: impl AsFd) -> io::Result<Option<Self>> {
+        let fd = fd.as_fd();
+        // SAFETY: no pointers.
+        let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
+        let flags = crate::sys::check(flags.into())? as i32;
+        Ok((flags & libc::O_DIRECT != 0).then(|| Self::ask(fd)))
+    }
+
     /// Asks the kernel: `statx` where it knows (6.1), the sector size of a block device, else 512
     /// bytes, the least any Linux file system accepts (the kernel then refuses what is wrong).
-    fn of(fd: &OwnedFd) -> Self {
+    fn ask(fd: BorrowedFd<'_>) -> Self {
         let mut stat = MaybeUninit::<libc::statx>::zeroed();
         // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor; `stat` is large enough.
         let ret = unsafe {
