@@ -105,7 +105,7 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
     });
     server.accept_until(stop.as_fd(), None, |_| {})?;
     let report = client.join().map_err(|_| "the client panicked")??;
-    println!("{report}\n{}", server.report());
+    writeln!(io::stdout(), "{report}\n{}", server.report())?;
     server.stop()?;
     Ok(())
 }
