@@ -315,17 +315,20 @@ impl State {
 impl Drop for State {
     /// The kernel may still use buffers that the slots own: wait for it, or leak them.
     fn drop(&mut self) {
-        while self.in_kernel() > 0 {
+        let mut raw = mem::take(&mut self.raw);
+        loop {
+            // Before the wait: the wake-up of what is there may have been answered.
+            self.backend.acknowledge();
+            self.backend.reap(usize::MAX, &mut raw);
+            self.in_flight = self.in_flight.saturating_sub(raw.len());
+            raw.clear();
+            if self.in_kernel() == 0 {
+                return;
+            }
             if self.backend.wait(None).is_err() {
                 mem::forget(mem::replace(&mut self.slab, Slab::new(0)));
                 return;
             }
-            self.backend.acknowledge();
-            let mut raw = mem::take(&mut self.raw);
-            self.backend.reap(usize::MAX, &mut raw);
-            self.in_flight = self.in_flight.saturating_sub(raw.len());
-            raw.clear();
-            self.raw = raw;
         }
     }
 }

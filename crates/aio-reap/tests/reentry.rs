@@ -15,7 +15,7 @@ use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use aio_reap::scripted::{Script, SubmitStep};
-use aio_reap::{AlignedBuf, BackendKind, CompletionQueue, Engine, IoBuf, StartError};
+use aio_reap::{AlignedBuf, BackendKind, CompletionQueue, Engine, File, IoBuf, StartError};
 
 const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
 
@@ -29,6 +29,16 @@ fn readable(engine: &Engine, timeout: Duration) -> bool {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: one valid pollfd.
     unsafe { libc::poll(&raw mut poll, 1, timeout.as_millis() as i32) > 0 }
+}
+
+/// A file opened with `O_DIRECT` where the file system allows it, so that Linux AIO is used.
+fn direct_file(engine: &Engine) -> (tempfile::NamedTempFile, File) {
+    let temp = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut options = std::fs::OpenOptions::new();
+    let direct = options.read(true).write(true).custom_flags(libc::O_DIRECT).open(temp.path());
+    let file = direct.unwrap_or_else(|_| temp.reopen().unwrap());
+    let file = engine.attach(file).unwrap();
+    (temp, file)
 }
 
 #[test]
@@ -140,11 +150,7 @@ fn completions_beyond_the_budget_are_announced() {
     for kind in REAL {
         let builder = Engine::builder().depth(8).reap_budget(1).backend(kind);
         let Ok(engine) = builder.build() else { continue };
-        let temp = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let mut options = std::fs::OpenOptions::new();
-        let direct = options.read(true).write(true).custom_flags(libc::O_DIRECT).open(temp.path());
-        let file = direct.unwrap_or_else(|_| temp.reopen().unwrap());
-        let file = engine.attach(file).unwrap();
+        let (_keep, file) = direct_file(&engine);
         let queue = CompletionQueue::new();
         assert!(!readable(&engine, Duration::ZERO));
         for round in 0..20 {
@@ -345,6 +351,28 @@ fn engine_dropped_by_a_panic_waits_for_the_device() {
     let mut bytes = [0; 128];
     raw.read_exact_at(&mut bytes, 0).unwrap();
     assert!(bytes[..64] == [7; 64] && bytes[64..] == [8; 64]);
+}
+
+/// The same on the real backends, after the wake-up for what is there was answered.
+#[test]
+fn engine_dropped_by_a_panic_finds_what_was_announced_before() {
+    for kind in REAL {
+        let unwound = catch_unwind(AssertUnwindSafe(|| {
+            let builder = Engine::builder().depth(8).reap_budget(1).backend(kind);
+            let engine = builder.build().unwrap();
+            let (_keep, file) = direct_file(&engine);
+            let plug = engine.plug();
+            for block in 0..8 {
+                let buf = AlignedBuf::zeroed(4096, 4096);
+                drop(engine.write(&file, buf, block * 4096).submit().unwrap());
+            }
+            drop(plug);
+            std::thread::sleep(Duration::from_millis(20)); // all complete
+            engine.turn(); // takes one, and answers for all
+            panic!("on purpose");
+        }));
+        assert!(unwound.is_err());
+    }
 }
 
 /// Waiting with a limit ends when the time is over, and not before.

@@ -65,10 +65,11 @@ impl<'a> Ring<'a> {
         // `smp_wmb` before it); it carries the events below the tail.
         let tail = self.tail.load(acquire()) % nr;
         let mut taken = 0;
+        if percpu::sync::mutant("ring-release-before-read") {
+            // All at once: the place that always stays empty would hide a single one.
+            self.head.store(tail, Ordering::Release);
+        }
         while head != tail && taken < budget {
-            if percpu::sync::mutant("ring-release-before-read") {
-                self.head.store((head + 1) % nr, Ordering::Release);
-            }
             // SAFETY: the producer wrote this event before the tail we loaded and leaves it alone
             // until the head passes it (condition 1 of `new`).
             let event = self.events[head as usize].with(|event| unsafe { *event });

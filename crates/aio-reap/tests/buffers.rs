@@ -1,0 +1,184 @@
+//! Buffers belong to the engine until the kernel is through with them, whatever becomes of the
+//! operation: patterns show late writes, and AddressSanitizer sees every access to freed memory:
+//!
+//! ```sh
+//! RUSTFLAGS=-Zsanitizer=address cargo +nightly test -p aio-reap --target x86_64-unknown-linux-gnu --tests
+//! ```
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::fs::File as StdFile;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::rc::Rc;
+
+use aio_reap::{AlignedBuf, BackendKind, Engine, File, IoBuf, IoBufMut, Operation};
+
+const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
+const BLOCK: usize = 4096;
+const BLOCKS: u64 = 64;
+
+/// A buffer that is overwritten when it is freed, and counts it.
+struct Pattern {
+    bytes: AlignedBuf,
+    freed: Rc<Cell<u64>>,
+}
+
+impl Drop for Pattern {
+    fn drop(&mut self) {
+        self.bytes.fill(0xdd);
+        self.freed.set(self.freed.get() + 1);
+    }
+}
+
+// SAFETY: as for the `AlignedBuf` inside, which nothing touches while the engine has the value.
+unsafe impl IoBuf for Pattern {
+    fn as_ptr(&self) -> *const u8 {
+        IoBuf::as_ptr(&self.bytes)
+    }
+
+    fn len(&self) -> usize {
+        IoBuf::len(&self.bytes)
+    }
+}
+
+// SAFETY: as above.
+unsafe impl IoBufMut for Pattern {
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        IoBufMut::as_mut_ptr(&mut self.bytes)
+    }
+}
+
+fn pattern(byte: u8, freed: &Rc<Cell<u64>>) -> Pattern {
+    let mut bytes = AlignedBuf::zeroed(BLOCK, BLOCK);
+    bytes.fill(byte);
+    Pattern { bytes, freed: Rc::clone(freed) }
+}
+
+/// Direct where the file system allows it: then completions take their time.
+fn file(engine: &Engine) -> (tempfile::NamedTempFile, File) {
+    let temp = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut options = StdFile::options();
+    let direct = options.read(true).write(true).custom_flags(libc::O_DIRECT).open(temp.path());
+    let attached = engine.attach(direct.unwrap_or_else(|_| temp.reopen().unwrap())).unwrap();
+    (temp, attached)
+}
+
+fn engines() -> impl Iterator<Item = Engine> {
+    REAL.into_iter().filter_map(|kind| {
+        match Engine::builder().depth(32).capacity(256).backend(kind).build() {
+            Ok(engine) => Some(engine),
+            Err(error) => {
+                assert!(kind != BackendKind::Threads, "{error}");
+                assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none(), "{kind}: {error}");
+                eprintln!("skipped: {error}");
+                None
+            }
+        }
+    })
+}
+
+fn byte_of(round: u64, block: u64) -> u8 {
+    (round * 31 + block * 7 + 1) as u8
+}
+
+/// Writes whose operations are dropped at once, forgotten, or kept: each lands whole, and nothing
+/// is freed while it is in flight.
+#[test]
+fn inv13_writes_land_whole_when_their_operations_are_dropped_or_forgotten() {
+    for engine in engines() {
+        let (temp, file) = file(&engine);
+        let freed = Rc::new(Cell::new(0));
+        let mut forgotten = 0;
+        for round in 0..6u64 {
+            let forgotten_before = forgotten;
+            let mut kept = Vec::new();
+            let plug = engine.plug();
+            for block in 0..BLOCKS {
+                let buf = pattern(byte_of(round, block), &freed);
+                let write = engine.write(&file, buf, block * BLOCK as u64).submit().unwrap();
+                match block % 3 {
+                    0 => drop(write),
+                    1 if forgotten < 20 => {
+                        forgotten += 1;
+                        std::mem::forget(write);
+                    }
+                    _ => kept.push(write),
+                }
+            }
+            let before = round * BLOCKS - forgotten_before;
+            assert_eq!(freed.get(), before, "freed before it was even submitted");
+            drop(plug);
+            engine.drain().unwrap();
+            kept.into_iter().for_each(|write: Operation<_>| {
+                assert_eq!(write.wait().0.unwrap(), BLOCK);
+            });
+            // All but the forgotten ones are back and freed.
+            assert_eq!(freed.get(), (round + 1) * BLOCKS - forgotten);
+            let mut bytes = vec![0; BLOCK * BLOCKS as usize];
+            temp.as_file().read_exact_at(&mut bytes, 0).unwrap();
+            for (block, bytes) in (0..).zip(bytes.chunks(BLOCK)) {
+                let byte = byte_of(round, block);
+                assert!(bytes.iter().all(|&b| b == byte), "{}: block {block}", engine.backend());
+            }
+        }
+        engine.validate();
+    }
+}
+
+/// Reads into buffers whose operations are gone: the kernel writes to memory that is still theirs,
+/// and memory allocated meanwhile stays as it is.
+#[test]
+fn inv13_reads_touch_no_memory_but_their_own_after_their_operations_are_gone() {
+    for engine in engines() {
+        let (temp, file) = file(&engine);
+        temp.as_file().write_all_at(&vec![0x77; BLOCK * BLOCKS as usize], 0).unwrap();
+        let freed = Rc::new(Cell::new(0));
+        let mut others = VecDeque::new();
+        for round in 0..40u64 {
+            for block in 0..BLOCKS / 2 {
+                let buf = pattern(0x11, &freed);
+                // Not plugged: some complete inside the submission, some are in flight.
+                let read = engine.read(&file, buf, block * BLOCK as u64).submit().unwrap();
+                if block == 0 && round < 8 {
+                    std::mem::forget(read);
+                } else {
+                    drop(read);
+                }
+                // Whatever was freed too early is handed out again here.
+                others.push_back(vec![0x22_u8; BLOCK]);
+                if others.len() > 64 {
+                    others.pop_front();
+                }
+            }
+            engine.turn();
+            assert!(others.iter().flatten().all(|&byte| byte == 0x22), "{}", engine.backend());
+        }
+        engine.drain().unwrap();
+        assert!(others.iter().flatten().all(|&byte| byte == 0x22));
+        assert_eq!(freed.get(), 40 * BLOCKS / 2 - 8);
+    }
+}
+
+/// Dropping the engine with requests in flight waits for them: also then no buffer goes early.
+#[test]
+fn inv13_dropping_the_engine_in_flight_frees_each_buffer_once_it_is_written() {
+    for kind in REAL {
+        for round in 0..10 {
+            let Ok(engine) = Engine::builder().depth(32).backend(kind).build() else { continue };
+            let (temp, file) = file(&engine);
+            let freed = Rc::new(Cell::new(0));
+            for block in 0..BLOCKS {
+                let buf = pattern(byte_of(round, block), &freed);
+                drop(engine.write(&file, buf, block * BLOCK as u64).submit().unwrap());
+            }
+            drop(engine);
+            assert_eq!(freed.get(), BLOCKS);
+            let mut bytes = vec![0; BLOCK * BLOCKS as usize];
+            temp.as_file().read_exact_at(&mut bytes, 0).unwrap();
+            for (block, bytes) in (0..).zip(bytes.chunks(BLOCK)) {
+                assert!(bytes.iter().all(|&byte| byte == byte_of(round, block)), "{kind}");
+            }
+        }
+    }
+}

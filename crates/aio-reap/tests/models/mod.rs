@@ -1,0 +1,207 @@
+//! Models of what the engine shares with others: the kernel's ring and the threads of the pool.
+//!
+//! A planted bug is named by `mutant("...")`, here or in the crate; [`mutants`] demands that each
+//! is caught.
+
+mod mutants;
+
+use aio_reap::model::{Event, Jobs, Ring};
+use percpu::sync::atomic::{AtomicU32, Ordering};
+use percpu::sync::cell::UnsafeCell;
+use percpu::sync::{Arc, Condvar, Mutex, model, mutant, thread};
+
+/// The memory that the kernel and the engine share.
+struct Shared<const NR: usize> {
+    head: AtomicU32,
+    tail: AtomicU32,
+    events: [UnsafeCell<Event>; NR],
+}
+
+// SAFETY: producer and consumer touch an event only on their side of head and tail, which is what
+// the model is about: loom fails it if two accesses race.
+unsafe impl<const NR: usize> Sync for Shared<NR> {}
+// SAFETY: plain numbers.
+unsafe impl<const NR: usize> Send for Shared<NR> {}
+
+/// The kernel's side: waits for room, writes an event, moves the tail over it.
+fn produce<const NR: usize>(shared: &Shared<NR>, mut tail: u32, count: u64) {
+    let nr = NR as u32;
+    for data in 0..count {
+        // Ordering: Acquire pairs with the Release store of the head in `Ring::consume`; the
+        // consumer is through with the event that we are about to overwrite.
+        while (tail + 1) % nr == shared.head.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+        let event = Event { data, obj: !data, res: data as i64 * 3, res2: 0 };
+        // SAFETY: the head has passed this event, so it is the producer's (see above).
+        shared.events[tail as usize].with_mut(|slot| unsafe { slot.write(event) });
+        tail = (tail + 1) % nr;
+        // Ordering: Release pairs with the Acquire load of the tail in `Ring::consume`; it carries
+        // the event.
+        shared.tail.store(tail, Ordering::Release);
+    }
+}
+
+/// `count` events go through a ring of `NR` that starts at `at`, in order and whole.
+fn events_arrive<const NR: usize>(at: u32, count: u64, budget: usize) {
+    model(move || {
+        let shared = Arc::new(Shared::<NR> {
+            head: AtomicU32::new(at),
+            tail: AtomicU32::new(at),
+            events: std::array::from_fn(|_| UnsafeCell::new(Event::default())),
+        });
+        let kernel = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || produce(&shared, at, count)
+        });
+        // SAFETY: `produce` keeps to the protocol, and this is the only consumer.
+        let mut ring = unsafe { Ring::new(&shared.head, &shared.tail, &shared.events) };
+        let mut next = 0;
+        while next < count {
+            let before = next;
+            ring.consume(budget, |event| {
+                assert_eq!((event.data, event.obj), (next, !next), "torn, lost or repeated");
+                assert_eq!(event.res, next as i64 * 3);
+                next += 1;
+            });
+            assert!(next - before <= budget as u64);
+            if next == before {
+                thread::yield_now();
+            }
+        }
+        kernel.join().unwrap();
+        ring.consume(budget, |_| panic!("more than was produced"));
+    });
+}
+
+/// Two of three places are usable, so the third event waits for the consumer and the fourth
+/// overwrites the first. Fails if the Acquire
+/// of the tail or the Release of the head is weakened, or the head moves before the event is read.
+#[test]
+fn inv08_ring_hands_over_whole_events_and_wraps() {
+    events_arrive::<3>(1, 4, 3);
+}
+
+/// One usable place: every event is overwritten by the next.
+#[test]
+fn inv08_ring_of_one_place() {
+    events_arrive::<2>(0, 3, 1);
+}
+
+/// An eventfd: a count that a sleeper waits for.
+#[derive(Default)]
+struct Bell {
+    rung: Mutex<bool>,
+    heard: Condvar,
+}
+
+impl Bell {
+    fn ring(&self) {
+        *self.rung.lock() = true;
+        self.heard.notify_one();
+    }
+
+    /// Sleeps until it is rung; does not answer it.
+    fn wait(&self) {
+        let mut rung = self.rung.lock();
+        while !*rung {
+            self.heard.wait(&mut rung);
+        }
+    }
+
+    fn answer(&self) {
+        *self.rung.lock() = false;
+    }
+}
+
+/// `pushed` jobs through `workers` threads: none is lost or repeated, the engine is never left
+/// asleep with a completion there, and closing lets every worker go.
+fn jobs_complete(workers: u32, pushed: u32, budget: usize, reap_on_submit: bool) {
+    model(move || {
+        let shared = Arc::new((Jobs::new(4), Bell::default()));
+        let threads: Vec<_> = (0..workers)
+            .map(|_| {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || {
+                    let (jobs, bell) = &*shared;
+                    while let Some(job) = jobs.take() {
+                        if jobs.finish(job) {
+                            bell.ring();
+                        }
+                    }
+                })
+            })
+            .collect();
+        let (jobs, bell) = &*shared;
+        let mut seen = vec![0; pushed as usize];
+        let mut reap = || {
+            let left = jobs.drain(budget, |job: u32| seen[job as usize] += 1);
+            if left {
+                bell.ring();
+            }
+            seen.iter().sum::<u32>()
+        };
+        let mut reaped = 0;
+        for job in 0..pushed {
+            jobs.push(job);
+            if reap_on_submit {
+                reaped = reap(); // without an answer to the bell
+            }
+        }
+        while reaped < pushed {
+            bell.wait();
+            if mutant("bell-answered-after-the-reap") {
+                reaped = reap();
+                bell.answer();
+            } else {
+                bell.answer();
+                reaped = reap();
+            }
+        }
+        assert!(seen.iter().all(|&times| times == 1), "{seen:?}");
+        jobs.close();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+/// Fails if a wake-up is lost on either side.
+#[test]
+fn pool_loses_no_job_and_no_wake_up() {
+    jobs_complete(1, 2, 4, true);
+}
+
+/// Fails if what the budget leaves behind is not announced, or the bell is answered too late.
+#[test]
+fn pool_announces_what_a_budget_leaves() {
+    jobs_complete(1, 2, 1, false);
+}
+
+/// Fails if closing leaves a worker asleep.
+#[test]
+fn pool_closes_with_every_worker() {
+    jobs_complete(2, 1, 4, false);
+}
+
+/// Jobs that are queued when the pool closes are performed.
+#[test]
+fn pool_performs_what_is_queued_when_it_closes() {
+    model(|| {
+        let jobs = Arc::new(Jobs::new(4));
+        let worker = thread::spawn({
+            let jobs = Arc::clone(&jobs);
+            move || {
+                let mut rings = 0;
+                while let Some(job) = jobs.take() {
+                    rings += u32::from(jobs.finish(job));
+                }
+                rings
+            }
+        });
+        (0..2).for_each(|job| _ = jobs.push(job));
+        jobs.close();
+        assert_eq!(worker.join().unwrap(), 1, "nobody drained, so only the first rings");
+        let mut seen = Vec::new();
+        let left = jobs.drain(9, |job: u32| seen.push(job));
+        assert_eq!((left, seen), (false, vec![0, 1]));
+    });
+}

@@ -1,0 +1,176 @@
+//! No allocation per request once the engine is warm: every real backend, every front end.
+//!
+//! A process of its own, with one test: the allocator counts every thread.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+
+use aio_reap::{AlignedBuf, BackendKind, CompletionQueue, Engine, File};
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+struct Counting;
+
+// SAFETY: everything is handed to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's obligations are ours.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's obligations are ours.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's obligations are ours.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const DEPTH: usize = 8;
+const ROUNDS: usize = 300;
+
+/// The buffers of one round; they come back from every front end.
+struct Bench {
+    engine: Rc<Engine>,
+    file: File,
+    queue: CompletionQueue<AlignedBuf>,
+    spare: Vec<AlignedBuf>,
+}
+
+impl Bench {
+    fn take(&mut self) -> AlignedBuf {
+        self.spare.pop().expect("the last round gave them back")
+    }
+
+    /// A full batch through the queue.
+    fn queue_round(&mut self) {
+        let engine = Rc::clone(&self.engine);
+        let plug = engine.plug();
+        for block in 0..DEPTH as u64 {
+            let buf = self.take();
+            engine.write(&self.file, buf, block * 4096).enqueue(&self.queue, block).unwrap();
+        }
+        drop(plug);
+        engine.drain().unwrap();
+        while let Some(done) = self.queue.pop() {
+            done.result.unwrap();
+            self.spare.push(done.buf);
+        }
+    }
+
+    /// A full batch by callbacks, each of which makes another request.
+    fn callback_round(&mut self) {
+        let returned: Rc<Cell<Vec<AlignedBuf>>> = RETURNED.with(Rc::clone);
+        let engine = Rc::clone(&self.engine);
+        let plug = engine.plug();
+        for block in 0..DEPTH as u64 {
+            let buf = self.take();
+            let (returned, again) = (Rc::clone(&returned), Rc::clone(&engine));
+            let done = move |result: std::io::Result<usize>, buf| {
+                result.unwrap();
+                let mut list = returned.take();
+                list.push(buf);
+                returned.set(list);
+                again.nop().callback(|result, ()| assert!(result.is_ok())).unwrap();
+            };
+            engine.read(&self.file, buf, block * 4096).zero_fill().callback(done).unwrap();
+        }
+        drop(plug);
+        engine.drain().unwrap();
+        let mut list = returned.take();
+        self.spare.append(&mut list);
+        returned.set(list);
+    }
+
+    /// Futures, half of them waited for, half awaited (`block_on` may allocate once per call).
+    fn future_round(&mut self) -> u64 {
+        let engine = Rc::clone(&self.engine);
+        for block in 0..DEPTH as u64 / 2 {
+            let buf = self.take();
+            let write = engine.write(&self.file, buf, block * 4096).submit().unwrap();
+            let (result, buf) = write.wait();
+            result.unwrap();
+            self.spare.push(buf);
+            engine.fdatasync(&self.file).submit().unwrap().wait().0.unwrap();
+        }
+        let buf = self.take();
+        let mut read = engine.read(&self.file, buf, 0).submit().unwrap();
+        let poll = poll_fn(|context| match Pin::new(&mut read).poll(context) {
+            Poll::Ready((result, buf)) => {
+                result.unwrap();
+                Poll::Ready(buf)
+            }
+            Poll::Pending => Poll::Pending,
+        });
+        self.spare.push(engine.block_on(poll).unwrap());
+        2 // the waker and its flag
+    }
+}
+
+thread_local! {
+    static RETURNED: Rc<Cell<Vec<AlignedBuf>>> = Rc::new(Cell::new(Vec::with_capacity(DEPTH)));
+}
+
+#[test]
+fn no_allocation_per_request_after_warm_up() {
+    for kind in [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads] {
+        let engine = match Engine::builder().depth(DEPTH).backend(kind).build() {
+            Ok(engine) => Rc::new(engine),
+            Err(error) if kind != BackendKind::Threads => {
+                assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none(), "{error}");
+                eprintln!("skipped: {error}");
+                continue;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let temp = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        for direct in [false, true] {
+            use std::os::unix::fs::OpenOptionsExt;
+            let flags = if direct { libc::O_DIRECT } else { 0 };
+            let mut options = std::fs::OpenOptions::new();
+            let opened = options.read(true).write(true).custom_flags(flags).open(temp.path());
+            let Ok(opened) = opened else { continue }; // no O_DIRECT here
+            let mut bench = Bench {
+                file: engine.attach(opened).unwrap(),
+                engine: Rc::clone(&engine),
+                queue: CompletionQueue::new(),
+                spare: (0..DEPTH).map(|_| AlignedBuf::zeroed(4096, 4096)).collect(),
+            };
+            // Warm-up: queues grow, threads start.
+            for _ in 0..20 {
+                bench.queue_round();
+                bench.callback_round();
+                bench.future_round();
+            }
+            let before = ALLOCATIONS.load(Ordering::Relaxed);
+            let mut allowed = 0;
+            for _ in 0..ROUNDS {
+                bench.queue_round();
+                bench.callback_round();
+                allowed += bench.future_round();
+            }
+            let made = ALLOCATIONS.load(Ordering::Relaxed) - before;
+            assert!(
+                made <= allowed,
+                "{kind}, direct {direct}: {made} allocations, {allowed} known"
+            );
+        }
+    }
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    drop(std::hint::black_box(vec![0u8; 1]));
+    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 1, "the allocator counts");
+}
