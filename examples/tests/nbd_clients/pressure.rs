@@ -7,7 +7,7 @@ use libtest_mimic::Trial;
 
 use crate::client::{Client, MAX_PAYLOAD, MIB, cmd, header};
 use crate::image;
-use crate::lab::{Backend, Lab, Res, check, per_backend, trial, wait_until};
+use crate::lab::{Backend, Lab, Res, check, fail, per_backend, trial, wait_until};
 use crate::server::{Launch, Server};
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -16,6 +16,8 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.extend(per_backend(all, "thousand_reads_never_read", &[], never_reads));
     trials.extend(per_backend(all, "eight_clients_never_read", &[], eight_never_read));
     trials.extend(per_backend(all, "stalled_writers_starve_nobody", &[], stalled_writers));
+    trials.extend(per_backend(all, "large_reads_beside_hogs", &[], large_reads));
+    trials.push(trial("pressure/sigterm_beside_a_hog", &[], sigterm_beside_a_hog));
     trials.extend(per_backend(all, "client_vanishes_mid_request", &[], vanishes));
     trials.push(trial("pressure/connection_limit", &[], connection_limit));
     trials
@@ -24,10 +26,11 @@ pub(crate) fn trials() -> Vec<Trial> {
 /// What a server may hold for clients that do not take their replies.
 const MEMORY_BOUND: u64 = 512 * MIB;
 
+/// A server with one worker, so that every client shares it with the others.
 fn start(lab: &Lab, backend: Backend) -> Res<Server> {
     let image = lab.path("a.img");
     image::with_parts(&image, 64 * MIB, 16, 41)?;
-    Launch::new(lab, backend).image(&image).start()
+    Launch::new(lab, backend).image(&image).arg("--workers").arg("1").start()
 }
 
 /// Sends 1,000 READs of 32 MiB; reads nothing. The server may stop taking them.
@@ -52,7 +55,7 @@ fn served_meanwhile(server: &Server, time: Duration) -> Res {
         let (offset, data) = (4096 * random.below(1024), random.bytes(4096));
         client.write(offset, &data, 0)?.ok("a write meanwhile")?;
         check!(client.read(offset, 4096)? == Ok(data), "other bytes meanwhile");
-        check!(client.read(32 * MIB, 1 << 20)?.is_ok(), "1 MiB meanwhile");
+        check!(client.read(32 * MIB, 1 << 17)?.is_ok(), "128 KiB meanwhile");
         check!(round.elapsed() < Duration::from_secs(5), "a round took {:?}", round.elapsed());
         let resident = server.memory("VmRSS")?;
         check!(resident < MEMORY_BOUND, "{} MiB resident", resident / MIB);
@@ -86,6 +89,35 @@ fn eight_never_read(lab: &Lab, backend: Backend) -> Res {
     drop(crowd);
     server.still_serves()?;
     server.stop()
+}
+
+/// Beside eight such clients another one reads 2 MiB at a time, as `qemu-img convert` does.
+fn large_reads(lab: &Lab, backend: Backend) -> Res {
+    let server = start(lab, backend)?;
+    let mut crowd = Vec::new();
+    for _ in 0..8 {
+        crowd.push(greedy(&server)?);
+    }
+    let mut client = server.client()?;
+    client.stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    for i in 0..8 {
+        let wanted = image::bytes_at(&lab.path("a.img"), i * 2 * MIB, 2 << 20)?;
+        match client.read(i * 2 * MIB, 2 << 20) {
+            Ok(bytes) => check!(bytes == Ok(wanted), "other bytes meanwhile"),
+            Err(e) => fail!("2 MiB beside hogs took over 5 s: {}", e.message().unwrap_or("")),
+        }
+    }
+    drop(crowd);
+    server.stop()
+}
+
+/// A client that takes no reply does not keep the server from ending, with 0.
+fn sigterm_beside_a_hog(lab: &Lab) -> Res {
+    let server = start(lab, Backend::Threads)?;
+    let hog = greedy(&server)?;
+    server.stop()?;
+    drop(hog);
+    Ok(())
 }
 
 /// Sixteen clients announce a WRITE of 32 MiB, send 1 MiB of it, and fall silent.
