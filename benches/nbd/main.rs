@@ -23,6 +23,7 @@ use std::error::Error;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use harness::{Args, FioReads, Foreign, Header, Targets, allowed_cpus};
@@ -54,6 +55,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn measure(args: &Args, targets: &mut Targets) -> Result<(), Box<dyn Error>> {
+    if Command::new("fio").arg("--version").output().is_err() {
+        return Err("fio is not installed: apt install fio".into());
+    }
     let target = target_dir()?;
     let program = build_ours(&target);
     let start = Instant::now();
@@ -72,7 +76,7 @@ fn measure(args: &Args, targets: &mut Targets) -> Result<(), Box<dyn Error>> {
         sockets: sockets.path(),
         cpu: server,
     };
-    let servers = site.start_all();
+    let mut servers = site.start_all();
     let running: Vec<&'static str> = servers.iter().map(|server| server.name).collect();
 
     let mut loads = loads(args);
@@ -82,7 +86,7 @@ fn measure(args: &Args, targets: &mut Targets) -> Result<(), Box<dyn Error>> {
     }
     let mut rows: Vec<Row> = loads.into_iter().map(|load| Row::new(load, &running)).collect();
     let mut bench = Bench {
-        servers: &servers,
+        servers: &mut servers,
         client,
         server,
         scratch: scratch.path(),
@@ -98,7 +102,7 @@ fn measure(args: &Args, targets: &mut Targets) -> Result<(), Box<dyn Error>> {
             row.round(|load, name| bench.window(load, name));
         }
         let next_ends = start.elapsed() + begun.elapsed();
-        if args.quick && next_ends > QUICK_BUDGET {
+        if args.quick && round + 1 < rounds && next_ends > QUICK_BUDGET {
             println!("# --quick: {} of {rounds} rounds fit", round + 1);
             break;
         }
@@ -124,7 +128,7 @@ fn measure(args: &Args, targets: &mut Targets) -> Result<(), Box<dyn Error>> {
 }
 
 struct Bench<'a> {
-    servers: &'a [Server],
+    servers: &'a mut [Server],
     client: usize,
     server: usize,
     scratch: &'a Path,
@@ -159,9 +163,10 @@ impl Bench<'_> {
         best
     }
 
-    fn once(&self, load: &Load, name: &'static str) -> io::Result<(FioReads, f64)> {
-        let server = self.servers.iter().find(|server| server.name == name);
+    fn once(&mut self, load: &Load, name: &'static str) -> io::Result<(FioReads, f64)> {
+        let server = self.servers.iter_mut().find(|server| server.name == name);
         let server = server.ok_or(io::ErrorKind::NotFound)?;
+        server.check()?;
         let client = if load.cpus == 1 { self.server } else { self.client };
         let used = if load.cpus == 1 { vec![client] } else { vec![client, self.server] };
         let engine = ["--ioengine=nbd".to_string(), format!("--uri={}", server.uri())];

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -22,20 +22,31 @@ pub(crate) const DIRECT_PEER: &str = "qemu-nbd native";
 /// nbdkit's file plugin, 16 threads per connection (its default).
 pub(crate) const NBDKIT: &str = "nbdkit file";
 
-/// How long a server may take until it accepts connections.
+/// How long a server may take until it greets its clients.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A server that accepts connections.
+/// A server that greets its clients.
 pub(crate) struct Server {
     pub(crate) name: &'static str,
     pub(crate) socket: PathBuf,
     pub(crate) process: Process,
+    log: PathBuf,
 }
 
 impl Server {
     /// fio's name for it.
     pub(crate) fn uri(&self) -> String {
         format!("nbd+unix:///?socket={}", self.socket.display())
+    }
+
+    /// An error if it has ended, with the last thing that it said.
+    pub(crate) fn check(&mut self) -> io::Result<()> {
+        let Some(status) = self.process.try_wait()? else {
+            return Ok(());
+        };
+        let said = fs::read_to_string(&self.log)?;
+        let said = said.lines().rfind(|line| !line.is_empty()).unwrap_or("it said nothing");
+        Err(io::Error::other(format!("the server ended ({status}): {said}")))
     }
 }
 
@@ -79,13 +90,12 @@ impl Site<'_> {
                 }
                 _ => error,
             })?;
-        let mut server = Server { name, socket, process };
+        let mut server = Server { name, socket, process, log };
         let start = Instant::now();
-        while UnixStream::connect(&server.socket).is_err() {
-            if server.process.try_wait()?.is_some() || start.elapsed() > PATIENCE {
-                let said = fs::read_to_string(&log)?;
-                let said = said.lines().last().unwrap_or("it said nothing");
-                return Err(io::Error::other(format!("accepts no connection: {said}")));
+        while !greets(&server.socket) {
+            server.check()?;
+            if start.elapsed() > PATIENCE {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "it greets no client"));
             }
             thread::sleep(Duration::from_millis(10));
         }
@@ -112,7 +122,8 @@ impl Site<'_> {
             _ => {
                 let missing = || io::Error::other("it was not built");
                 let mut command = Command::new(self.program.as_ref().ok_or_else(missing)?);
-                command.arg("--read-only").arg("--image").arg(self.image);
+                // qemu-nbd refuses an image that another process has locked, even for reading.
+                command.args(["--read-only", "--no-lock", "--image"]).arg(self.image);
                 command.arg("--socket").arg(socket);
                 if name == OURS_DIRECT {
                     command.arg("--direct");
@@ -124,6 +135,19 @@ impl Site<'_> {
             }
         })
     }
+}
+
+/// Whether a server stands behind the socket. To be let in is not enough: qemu-nbd listens before it
+/// opens its image, and may yet fail.
+fn greets(socket: &Path) -> bool {
+    let greeting = || -> io::Result<[u8; 8]> {
+        let mut stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut magic = [0; 8];
+        stream.read_exact(&mut magic)?;
+        Ok(magic)
+    };
+    greeting().is_ok_and(|magic| &magic == b"NBDMAGIC")
 }
 
 fn apt(name: &str) -> &'static str {
