@@ -19,7 +19,8 @@ use crate::slab::Index;
 /// [`Engine::block_on`](crate::Engine::block_on) does.
 ///
 /// Dropping it abandons the result, not the I/O: the request still runs, its buffer stays with the
-/// engine until then. Forgetting it is safe and keeps one slot occupied.
+/// engine until then. Forgetting it is safe: the request completes, but its slot stays taken, and
+/// the memory and descriptors of the engine are kept for ever.
 #[must_use = "dropping an operation abandons its result"]
 pub struct Operation<B> {
     core: Rc<Core>,

@@ -1,0 +1,9 @@
+//! The engine on a scripted device against the model of `crates/aio-reap/tests/engine_model.rs`.
+#![no_main]
+
+#[path = "../../crates/aio-reap/tests/model/mod.rs"]
+mod model;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+    model::run(input);
+});
