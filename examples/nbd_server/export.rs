@@ -172,15 +172,17 @@ fn identity(meta: &std::fs::Metadata) -> (u64, u64, u64) {
     }
 }
 
-/// Takes an open-file-description lock on the whole image: shared for readers, exclusive for a
-/// writer. It goes with the last descriptor, also when the server is killed.
+/// Takes an open-file-description lock: a writer's is exclusive and covers the whole image, a
+/// reader's is shared and ends before the bytes from 100 on, by which QEMU's programs tell each
+/// other what they do with an image, so that they may read it too. It goes with the last
+/// descriptor, also when the server is killed.
 fn lock(file: &File, read_only: bool, path: &Path) -> Result<(), ExportError> {
-    let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
+    let (kind, len) = if read_only { (libc::F_RDLCK, 100) } else { (libc::F_WRLCK, 0) };
     let range = libc::flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: 0,
-        l_len: 0, // to the end, wherever that will be
+        l_len: len, // 0: to the end, wherever that will be
         l_pid: 0,
     };
     // SAFETY: `range` is a whole `struct flock` that lives through the call.

@@ -19,6 +19,7 @@ mod report;
 mod requests;
 mod server;
 mod session;
+mod spin;
 mod worker;
 
 use std::error::Error;

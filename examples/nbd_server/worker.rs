@@ -29,6 +29,7 @@ use crate::export::ExportTable;
 use crate::memory::Memory;
 use crate::requests::{ConnKey, Counters, Requests, Step};
 use crate::session::{Next, Session};
+use crate::spin::Spinner;
 
 /// A client that has not finished its handshake by then is closed.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
@@ -83,6 +84,7 @@ pub(crate) struct Worker {
     stopping: Option<Instant>,
     /// A connection has a deadline.
     watching: bool,
+    spinner: Spinner,
 }
 
 impl Worker {
@@ -115,6 +117,7 @@ impl Worker {
             blocked: Vec::new(),
             stopping: None,
             watching: false,
+            spinner: Spinner::default(),
         })
     }
 
@@ -123,14 +126,7 @@ impl Worker {
         let engine = Rc::clone(&self.requests.engine);
         let mut events = Vec::with_capacity(256);
         loop {
-            events.clear();
-            let timeout = self.timeout();
-            let room = rustix::buffer::spare_capacity(&mut events);
-            match epoll::wait(&self.epoll, room, timeout.as_ref()) {
-                Ok(_) => {}
-                Err(rustix::io::Errno::INTR) => continue,
-                Err(error) => return Err(error.into()),
-            }
+            self.wait(&mut events)?;
             let (mut inbox, mut turn) = (false, false);
             {
                 let _plug = engine.plug(); // what arrived together is submitted together
@@ -154,6 +150,26 @@ impl Worker {
                 return Ok(());
             }
         }
+    }
+
+    /// Waits for events: looks for a moment, then sleeps.
+    fn wait(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
+        let mut look = |timeout: Option<&Timespec>| {
+            events.clear();
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), timeout) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => Ok(None),
+                Ok(_) => Ok(Some(())),
+                Err(error) => Err(io::Error::from(error)),
+            }
+        };
+        const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if self.spinner.spin(|| look(Some(&NOW)))?.is_some() {
+            return Ok(());
+        }
+        let ticking = self.watching || self.stopping.is_some();
+        // The tick is a constant below a second.
+        let tick = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
+        look(ticking.then_some(&tick)).map(drop)
     }
 
     /// An event on a connection's socket.
@@ -511,12 +527,6 @@ impl Worker {
             self.close(key, reason);
         }
         self.stopping.is_some() && self.conns.is_empty() && self.requests.is_idle()
-    }
-
-    fn timeout(&self) -> Option<Timespec> {
-        let ticking = self.watching || self.stopping.is_some();
-        // Infallible: the tick is a constant that fits.
-        ticking.then(|| Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() })
     }
 
     fn close(&mut self, key: ConnKey, reason: &str) {
