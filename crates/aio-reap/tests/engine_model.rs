@@ -319,12 +319,12 @@ fn inv05_flush_reaps_what_is_visible_within_its_budget() {
     drop(plug);
     assert_eq!((script.in_flight(), done.get()), (8, 0));
     script.complete(8);
-    for (delivered, visible) in [(3, 5), (6, 2)] {
-        engine.nop().callback(count(&done)).unwrap(); // its flush reaps the others
-        assert_eq!((done.get(), script.visible()), (delivered, visible));
-        assert!(readable(&engine, Duration::ZERO), "the rest would wait for ever");
-    }
+    engine.nop().callback(count(&done)).unwrap(); // its flush reaps the others
+    assert_eq!((done.get(), script.visible()), (3, 5));
+    assert_eq!(engine.turn().delivered, 3); // answers the only wake-up
+    assert!(readable(&engine, Duration::ZERO), "the rest would wait for ever");
     assert_eq!(engine.turn().delivered, 2);
+    assert!(!readable(&engine, Duration::ZERO));
     script.on_submit(SubmitStep::Inline);
     engine.nop().callback(count(&done)).unwrap();
     assert_eq!(done.get(), 9, "what completes inside submit is there when it returns");
