@@ -1,0 +1,45 @@
+//! Count events per CPU: one slot for every CPU that this machine may ever have.
+//!
+//! Run:     cargo run -p examples --example current_cpu
+//! Prints:  CPU id from rseq; rseq in use
+//!          cpu 0 on node 0: 1970 events
+//!          cpu 1 on node 0: 2030 events
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use percpu::{backend, current_cpu, topology};
+
+const THREADS: u64 = 4;
+const EVENTS: u64 = 1_000; // per thread
+
+#[repr(align(128))] // two CPUs never share a cache line
+#[derive(Default)]
+struct Slot(AtomicU64);
+
+fn main() {
+    let topology = topology();
+    let mut slots: Vec<Slot> = Vec::new();
+    slots.resize_with(topology.capacity(), Slot::default);
+
+    thread::scope(|s| {
+        for _ in 0..THREADS {
+            s.spawn(|| {
+                for _ in 0..EVENTS {
+                    // The index is in bounds, always. The thread may be moved before it adds, so
+                    // the slot is an atomic all the same: rarely contended, never wrong.
+                    slots[current_cpu().index()].0.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+
+    println!("{}", backend());
+    let mut sum = 0;
+    for cpu in topology.possible().iter() {
+        let events = slots[cpu.index()].0.load(Ordering::Relaxed);
+        println!("{cpu} on {}: {events} events", topology.node_of(cpu));
+        sum += events;
+    }
+    assert_eq!(sum, THREADS * EVENTS, "an event on a CPU that cannot be here");
+}
