@@ -25,6 +25,18 @@ pub(crate) enum Phase {
     Transmission(Session),
     /// Nothing more is read; replies still leave.
     Draining,
+    /// Everything was sent and no more will be; what still comes is thrown away until the deadline,
+    /// because closing over unread bytes would reset a TCP connection and the replies with it.
+    Lingering(Instant),
+}
+
+/// What keeps a connection's next request from starting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// Its own replies must leave, or its requests end.
+    Own,
+    /// Others hold the worker's memory or all its requests.
+    Others,
 }
 
 pub(crate) struct Conn {
@@ -37,9 +49,15 @@ pub(crate) struct Conn {
     /// Bytes received and not yet understood: a part of a header, or what follows a request that
     /// has to wait.
     pub(crate) unread: Vec<u8>,
-    /// A request waits for memory or for room.
-    pub(crate) blocked: bool,
+    /// What the next request waits for.
+    pub(crate) blocked: Option<Wait>,
+    /// Since when a WRITE's payload has not gone on.
+    pub(crate) stalled: Option<Instant>,
+    /// Requests refused so far.
+    pub(crate) refused: u64,
     pub(crate) out: Output,
+    /// Closing over unread bytes would reset it.
+    pub(crate) tcp: bool,
     /// On the worker's list of connections to send on.
     pub(crate) dirty: bool,
     /// What epoll was last told.
@@ -52,13 +70,16 @@ impl Conn {
         let mut out = Output::default();
         let handshake = Handshake::new(&mut out.handshake);
         Self {
+            tcp: socket.local_addr().is_ok_and(|address| !address.is_unix()),
             socket,
             key,
             phase: Phase::Handshake(handshake, deadline),
             account: Account::default(),
             active: 0,
             unread: Vec::new(),
-            blocked: false,
+            blocked: None,
+            stalled: None,
+            refused: 0,
             out,
             dirty: false,
             told: EventFlags::IN,
@@ -72,7 +93,9 @@ impl Conn {
 
     /// Whether bytes from the client are wanted now.
     pub(crate) fn wants_input(&self) -> bool {
-        !self.blocked && !matches!(self.phase, Phase::Draining)
+        self.blocked.is_none()
+            && matches!(self.phase, Phase::Handshake(..) | Phase::Transmission(_))
+            || matches!(self.phase, Phase::Lingering(_))
     }
 
     /// What epoll should watch for.
@@ -97,11 +120,22 @@ impl Conn {
 
     /// Puts the connection on the list of those that wait, and on the other one so that epoll
     /// hears that no input is wanted.
-    pub(crate) fn block(&mut self, blocked: &mut Vec<ConnKey>, dirty: &mut Vec<ConnKey>) {
-        if !std::mem::replace(&mut self.blocked, true) {
-            blocked.push(self.key);
+    pub(crate) fn block(
+        &mut self,
+        wait: Wait,
+        blocked: &mut VecDeque<ConnKey>,
+        dirty: &mut Vec<ConnKey>,
+    ) {
+        if self.blocked.replace(wait).is_none() {
+            blocked.push_back(self.key);
         }
         self.mark_dirty(dirty);
+    }
+
+    /// Since when the client holds memory without moving: it takes no replies, or sends no more of
+    /// a payload.
+    pub(crate) fn stuck(&self) -> Option<Instant> {
+        [self.out.stuck, self.stalled].into_iter().flatten().min()
     }
 
     /// Takes what became of one of its requests.

@@ -6,6 +6,7 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nbd_protocol::{ExportInfo, Exports, MAX_PAYLOAD, MAX_STRING, TransmissionFlags};
 use thiserror::Error;
@@ -44,13 +45,17 @@ pub(crate) struct ExportTable {
     exports: Vec<Export>,
     /// One open file per image, whatever its names.
     pub(crate) files: Vec<File>,
+    /// By file: an fdatasync failed once. The kernel reports that to one caller only, and what was
+    /// lost is not known; so nothing is called durable any more.
+    failed: Vec<AtomicBool>,
     read_only: bool,
 }
 
 impl ExportTable {
     /// Opens every image of the command line.
     pub(crate) fn open(args: &Args) -> Result<Self, ExportError> {
-        let mut table = Self { exports: Vec::new(), files: Vec::new(), read_only: args.read_only };
+        let mut table =
+            Self { exports: vec![], files: vec![], failed: vec![], read_only: args.read_only };
         let mut known = HashMap::new();
         for image in &args.images {
             table.add(image, args, &mut known)?;
@@ -80,8 +85,10 @@ impl ExportTable {
                 if !args.no_lock {
                     lock(&file, args.read_only, &path)?;
                 }
+                grow(&file, args).map_err(fail)?;
                 known.insert(identity(&meta), self.files.len());
                 self.files.push(file);
+                self.failed.push(AtomicBool::new(false));
                 self.files.len() - 1
             }
         };
@@ -103,12 +110,29 @@ impl ExportTable {
         &self.exports[index]
     }
 
-    /// Makes everything written so far durable.
+    /// Makes everything written so far durable; an error if that ever failed.
     pub(crate) fn sync(&self) -> io::Result<()> {
-        if self.read_only {
-            return Ok(());
+        for (index, file) in self.files.iter().enumerate() {
+            if self.has_sync_failed(index) {
+                return Err(io::Error::from_raw_os_error(libc::EIO));
+            }
+            if !self.read_only {
+                file.sync_data()?;
+            }
         }
-        self.files.iter().try_for_each(File::sync_data)
+        Ok(())
+    }
+
+    /// Remembers that data of a file was lost.
+    pub(crate) fn sync_failed(&self, file: usize) {
+        // Ordering: Relaxed; a fact of its own, it publishes nothing. A sync on another thread
+        // that misses it was concurrent with the failure, and gets the kernel's own answer.
+        self.failed[file].store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a file's data was ever lost.
+    pub(crate) fn has_sync_failed(&self, file: usize) -> bool {
+        self.failed[file].load(Ordering::Relaxed) // see `sync_failed`
     }
 }
 
@@ -153,14 +177,16 @@ fn open(path: &Path, args: &Args) -> Result<File, ExportError> {
     if args.direct {
         options.custom_flags(libc::O_DIRECT);
     }
-    let file = options.open(path).map_err(fail)?;
-    let meta = file.metadata().map_err(fail)?;
-    if let Some(size) = args.size {
-        if !args.read_only && meta.is_file() && meta.len() < size {
-            file.set_len(size).map_err(fail)?;
-        }
+    options.open(path).map_err(fail)
+}
+
+/// Makes a regular file at least as large as `--size` says. Only once it is locked.
+fn grow(file: &File, args: &Args) -> io::Result<()> {
+    let meta = file.metadata()?;
+    match args.size {
+        Some(size) if !args.read_only && meta.is_file() && meta.len() < size => file.set_len(size),
+        _ => Ok(()),
     }
-    Ok(file)
 }
 
 /// What makes two paths the same image: the inode, or for block devices the device.
@@ -200,7 +226,8 @@ fn lock(file: &File, read_only: bool, path: &Path) -> Result<(), ExportError> {
 
 fn describe(name: String, path: &Path, file: &File, args: &Args) -> io::Result<ExportInfo> {
     let mut size = (&*file).seek(SeekFrom::End(0))?; // block devices have no length in stat
-    let mut min_block = 1;
+    let block_device = file.metadata()?.file_type().is_block_device();
+    let mut min_block = if block_device { rustix::fs::ioctl_blksszget(file)? } else { 1 };
     if args.direct {
         min_block =
             aio_reap::Alignment::of(file)?.map_or(1, |align| align.offset.max(align.memory));
@@ -222,7 +249,8 @@ fn describe(name: String, path: &Path, file: &File, args: &Args) -> io::Result<E
         common
             | TransmissionFlags::SEND_TRIM
             | TransmissionFlags::SEND_WRITE_ZEROES
-            | TransmissionFlags::SEND_FAST_ZERO
+            // A block device may write zeros one by one where a file system changes its map.
+            | if block_device { TransmissionFlags::NONE } else { TransmissionFlags::SEND_FAST_ZERO }
     };
     Ok(ExportInfo {
         name,

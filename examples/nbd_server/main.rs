@@ -45,9 +45,11 @@ fn main() -> ExitCode {
     let ansi = io::stderr().is_terminal();
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(io::stderr)
+        .with_writer(|| LogWriter)
         .with_ansi(ansi)
+        .log_internal_errors(false)
         .init();
+    raise_descriptor_limit();
     let done = if args.images.is_empty() { demonstrate(args) } else { serve(&args) };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -56,6 +58,27 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Standard error, if somebody reads it: a closed pipe must not end the server.
+struct LogWriter;
+
+impl Write for LogWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(io::stderr().write(bytes).unwrap_or(bytes.len()))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Every connection takes a descriptor: use as many as the system allows.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    let _ = setrlimit(Resource::Nofile, limit); // then fewer connections fit
 }
 
 /// Serves the images until SIGTERM or SIGINT.
@@ -77,13 +100,16 @@ fn serve(args: &Args) -> Result<(), Box<dyn Error>> {
     stdout.flush()?;
     drop(stdout);
     let period = args.stats.map(Duration::from_secs);
-    server.accept_until(stop.as_fd(), period, |server| eprintln!("{}", server.report()))?;
+    let print = |server: &Server| {
+        let _ = writeln!(LogWriter, "{}", server.report());
+    };
+    let ended = server.accept_until(stop.as_fd(), period, print);
     info!("stopping");
     if args.stats.is_some() {
-        eprintln!("{}", server.report());
+        print(&server);
     }
-    server.stop()?;
-    Ok(())
+    server.stop()?; // says more than `ended` if a worker failed
+    Ok(ended?)
 }
 
 /// Size of the demonstration's image, in bytes.

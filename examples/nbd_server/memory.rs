@@ -2,6 +2,8 @@
 //!
 //! Each worker has its part of the server's memory, so nothing here is shared. A connection that
 //! reaches its own limit, or finds the worker's used up, is not read from until replies leave.
+//! Large requests and small ones draw on a half each, and every connection keeps a small reserve of
+//! its own, so that clients go on beside hogs; what is free goes to whoever waits longest.
 
 use aio_reap::AlignedBuf;
 
@@ -13,19 +15,32 @@ const KEEP: usize = 32 << 20;
 const SMALLEST: u32 = 12;
 const CLASSES: usize = 14;
 
-/// Bytes one connection may have in flight; two of the largest requests.
-pub(crate) const PER_CONNECTION: usize = 64 << 20;
-/// What a connection with nothing in flight gets even if others have used up the rest, so that
-/// clients with small requests go on beside hogs.
-const RESERVE: usize = 256 << 10;
+/// Least memory of a worker: each half holds the largest request.
+pub(crate) const LEAST: usize = 2 * LARGEST;
+const LARGEST: usize = 32 << 20;
+/// Longest request of the small ones; what `qemu-img convert` asks for at a time.
+const SMALL: usize = 2 << 20;
+/// Most bytes a connection holds, as a part of the worker's; but always one request.
+const SHARE: usize = 4;
+/// What a connection gets even if others have used up the rest: a queue of 4 KiB requests.
+pub(crate) const RESERVE: usize = 256 << 10;
 
 /// A worker's buffers.
 #[derive(Debug)]
 pub(crate) struct Memory {
     free: [Vec<AlignedBuf>; CLASSES],
     free_bytes: usize,
+    small: Half,
+    large: Half,
+}
+
+#[derive(Debug)]
+struct Half {
     used: usize,
     limit: usize,
+    /// Somebody was refused for want of memory here: until the next
+    /// [`forget_refusals`](Memory::forget_refusals), nobody gets more than the reserve.
+    awaited: bool,
 }
 
 /// What a connection owes: bytes of buffers it holds.
@@ -34,29 +49,50 @@ pub(crate) struct Account {
     bytes: usize,
 }
 
+/// Which limit refused a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Short {
+    /// The connection's: it waits for its own replies to leave.
+    Own,
+    /// The worker's: it waits for others.
+    Shared,
+}
+
 impl Memory {
     pub(crate) fn new(limit: usize) -> Self {
-        Self {
-            free: std::array::from_fn(|_| Vec::new()),
-            free_bytes: 0,
-            used: 0,
-            limit: limit.max(PER_CONNECTION),
-        }
+        let half = || Half { used: 0, limit: limit.max(LEAST) / 2, awaited: false };
+        let free = std::array::from_fn(|_| Vec::new());
+        Self { free, free_bytes: 0, small: half(), large: half() }
     }
 
-    /// A buffer of `len` bytes on the connection's account; `None` when a limit is reached.
+    /// Before those who wait try again, in order.
+    pub(crate) fn forget_refusals(&mut self) {
+        (self.small.awaited, self.large.awaited) = (false, false);
+    }
+
+    fn half(&mut self, size: usize) -> &mut Half {
+        if size <= SMALL { &mut self.small } else { &mut self.large }
+    }
+
+    /// A buffer of `len` bytes on the connection's account.
     ///
     /// It holds whatever an earlier request left there.
-    pub(crate) fn take(&mut self, len: usize, account: &mut Account) -> Option<AlignedBuf> {
+    pub(crate) fn take(&mut self, len: usize, account: &mut Account) -> Result<AlignedBuf, Short> {
         let class = class_of(len);
         let size = size_of(class);
-        let within = account.bytes + size <= PER_CONNECTION && self.used + size <= self.limit;
-        let reserve = account.bytes == 0 && size <= RESERVE;
-        if !within && !reserve {
-            return None;
+        let held = account.bytes + size;
+        let half = self.half(size);
+        if held > RESERVE {
+            if account.bytes > 0 && held > (2 * half.limit / SHARE).max(LARGEST) {
+                return Err(Short::Own);
+            }
+            if half.awaited || half.used + size > half.limit {
+                half.awaited = true;
+                return Err(Short::Shared);
+            }
         }
+        half.used += size;
         account.bytes += size;
-        self.used += size;
         let mut buf = match self.free[class].pop() {
             Some(buf) => {
                 self.free_bytes -= size;
@@ -65,13 +101,13 @@ impl Memory {
             None => AlignedBuf::zeroed(size, ALIGN),
         };
         buf.set_len(len);
-        Some(buf)
+        Ok(buf)
     }
 
     /// Takes a buffer back; `account` is `None` when its connection is gone.
     pub(crate) fn give(&mut self, buf: AlignedBuf, account: Option<&mut Account>) {
         let size = buf.capacity();
-        self.used -= size;
+        self.half(size).used -= size;
         if let Some(account) = account {
             account.bytes -= size;
         }
@@ -79,11 +115,6 @@ impl Memory {
             self.free_bytes += size;
             self.free[class_of(size)].push(buf);
         }
-    }
-
-    /// Whether connections that could not get a buffer may be stuck because others hold them.
-    pub(crate) fn is_tight(&self) -> bool {
-        self.used * 2 > self.limit
     }
 }
 
@@ -112,20 +143,38 @@ mod tests {
     #[test]
     fn limits_hold_and_the_reserve_is_always_there() {
         let mut memory = Memory::new(0);
-        let (mut hog, mut small) = (Account::default(), Account::default());
-        let held: Vec<_> =
-            std::iter::from_fn(|| memory.take(32 << 20, &mut hog)).take(10).collect();
-        assert_eq!(held.len(), 2);
-        assert!(memory.is_tight());
-        assert!(memory.take(1 << 20, &mut small).is_none());
-        let buf = memory.take(4096, &mut small).unwrap();
-        assert!(memory.take(4096, &mut small).is_none());
-        memory.give(buf, Some(&mut small));
-        for buf in held {
-            memory.give(buf, None);
+        let (mut hog, mut other) = (Account::default(), Account::default());
+        let held = memory.take(32 << 20, &mut hog).unwrap();
+        assert_eq!(memory.take(4096, &mut hog).unwrap_err(), Short::Own);
+        // The other half is untouched.
+        assert_eq!(memory.take(3 << 20, &mut other).unwrap_err(), Short::Shared);
+        let small: Vec<_> = (0..16).map(|_| memory.take(2 << 20, &mut other).unwrap()).collect();
+        let mut third = Account::default();
+        assert_eq!(memory.take(1 << 20, &mut third).unwrap_err(), Short::Shared);
+        let queue: Vec<_> = (0..64).map(|_| memory.take(4096, &mut third).unwrap()).collect();
+        assert_eq!(memory.take(4096, &mut third).unwrap_err(), Short::Shared);
+        for buf in queue {
+            memory.give(buf, Some(&mut third));
         }
-        assert_eq!((memory.used, small.bytes), (0, 0));
+        for buf in small {
+            memory.give(buf, Some(&mut other));
+        }
+        memory.give(held, None);
+        assert_eq!((memory.small.used, memory.large.used), (0, 0));
+        assert_eq!((third.bytes, other.bytes), (0, 0));
         assert!(memory.free_bytes <= KEEP);
-        assert_eq!(memory.take(100, &mut small).unwrap().len(), 100);
+        assert_eq!(memory.take(100, &mut third).unwrap().len(), 100);
+    }
+
+    #[test]
+    fn what_is_awaited_is_kept_for_who_waits() {
+        let mut memory = Memory::new(0);
+        let (mut hog, mut account) = (Account::default(), Account::default());
+        let held = memory.take(32 << 20, &mut hog).unwrap();
+        assert_eq!(memory.take(32 << 20, &mut account).unwrap_err(), Short::Shared);
+        memory.give(held, Some(&mut hog));
+        assert_eq!(memory.take(3 << 20, &mut hog).unwrap_err(), Short::Shared);
+        memory.forget_refusals();
+        assert!(memory.take(32 << 20, &mut account).is_ok());
     }
 }

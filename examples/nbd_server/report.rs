@@ -62,7 +62,7 @@ impl Counters {
 
 impl fmt::Display for ServerReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Counters { reads, read_bytes, writes, written_bytes, flushes, other, errors } =
+        let Counters { reads, read_bytes, writes, written_bytes, flushes, other, errors, .. } =
             self.counters;
         let mib = |bytes| bytes as f64 / f64::from(1 << 20);
         writeln!(f, "server     {} workers, {} connections", self.workers, self.connections)?;

@@ -12,6 +12,7 @@
 use std::fmt;
 use std::io;
 use std::rc::Rc;
+use std::sync::{Arc, OnceLock};
 
 use aio_reap::{AlignedBuf, AllocateMode, CompletionQueue, Engine, File};
 use nbd_protocol::{Command, NbdError, ReplyHeader, Request};
@@ -23,6 +24,14 @@ use crate::memory::ALIGN;
 
 /// Longest run of zeros written at once where the file system cannot make them.
 const ZEROS: usize = 1 << 20;
+
+/// Failures of the image that are all logged.
+const LOGGED: u64 = 64;
+
+fn zeros() -> &'static [u8] {
+    static ZERO: OnceLock<&'static [u8]> = OnceLock::new();
+    ZERO.get_or_init(|| Box::leak(Box::new(AlignedBuf::zeroed(ZEROS, ALIGN))))
+}
 
 /// Which connection of a worker: its slot, and a number that no other connection ever had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +61,8 @@ pub(crate) struct Counters {
     pub(crate) flushes: u64,
     pub(crate) other: u64,
     pub(crate) errors: u64,
+    /// Of those, the image's own.
+    failures: u64,
 }
 
 struct Active {
@@ -100,13 +111,18 @@ pub(crate) struct Requests {
     most: usize,
     transfers: CompletionQueue<AlignedBuf>,
     others: CompletionQueue<()>,
-    zeros: Vec<AlignedBuf>,
+    zeros: CompletionQueue<&'static [u8]>,
+    exports: Arc<ExportTable>,
     pub(crate) counters: Counters,
 }
 
 impl Requests {
     /// `most` requests at a time; the engine has room for as many.
-    pub(crate) fn new(engine: Rc<Engine>, exports: &ExportTable, most: usize) -> io::Result<Self> {
+    pub(crate) fn new(
+        engine: Rc<Engine>,
+        exports: &Arc<ExportTable>,
+        most: usize,
+    ) -> io::Result<Self> {
         let files = exports.files.iter().map(|file| engine.attach(file.try_clone()?));
         Ok(Self {
             files: files.collect::<io::Result<_>>()?,
@@ -115,7 +131,8 @@ impl Requests {
             most,
             transfers: CompletionQueue::new(),
             others: CompletionQueue::new(),
-            zeros: Vec::new(),
+            zeros: CompletionQueue::new(),
+            exports: Arc::clone(exports),
             counters: Counters::default(),
         })
     }
@@ -130,7 +147,7 @@ impl Requests {
 
     /// Whether [`complete`](Self::complete) has nothing to return.
     pub(crate) fn nothing_completed(&self) -> bool {
-        self.transfers.is_empty() && self.others.is_empty()
+        self.transfers.is_empty() && self.others.is_empty() && self.zeros.is_empty()
     }
 
     /// Carries out a request, or at least begins to. `Some` if the reply is there already.
@@ -164,6 +181,9 @@ impl Requests {
             return Some(active.reply(Ok(()), buf));
         }
         let index = self.active.insert(active);
+        if command == Command::Flush && self.exports.has_sync_failed(file) {
+            return Some(self.finish(index, Err(NbdError::Io), buf));
+        }
         self.submit(index, buf)
     }
 
@@ -196,10 +216,9 @@ impl Requests {
                 engine.write(file, buf, offset).enqueue(&self.transfers, token).err().map(into_io)
             }
             (Stage::Zeros { done, .. }, _) => {
-                let mut buf = self.zeros.pop().unwrap_or_else(|| AlignedBuf::zeroed(ZEROS, ALIGN));
-                buf.set_len(ZEROS.min((len - done) as usize));
-                let write = engine.write(file, buf, offset + done);
-                write.enqueue(&self.transfers, token).err().map(into_io)
+                let run = &zeros()[..ZEROS.min((len - done) as usize)];
+                let write = engine.write(file, run, offset + done);
+                write.enqueue(&self.zeros, token).err().map(into_io)
             }
             (stage, _) => {
                 let request = match stage {
@@ -225,6 +244,9 @@ impl Requests {
         if let Some(done) = self.transfers.pop() {
             return Some(self.advance(done.token as usize, done.result, Some(done.buf)));
         }
+        if let Some(done) = self.zeros.pop() {
+            return Some(self.advance(done.token as usize, done.result, None));
+        }
         let done = self.others.pop()?;
         Some(self.advance(done.token as usize, done.result, None))
     }
@@ -233,23 +255,32 @@ impl Requests {
         &mut self,
         index: usize,
         result: io::Result<usize>,
-        mut buf: Option<AlignedBuf>,
+        buf: Option<AlignedBuf>,
     ) -> Step {
         let active = &mut self.active[index];
-        if matches!(active.stage, Stage::Zeros { .. }) {
-            self.zeros.extend(buf.take()); // ours, on nobody's account
+        if active.stage == Stage::Sync && result.is_err() {
+            self.exports.sync_failed(active.file);
         }
         match active.then(&result) {
             Then::Next(stage) => {
                 active.stage = stage;
+                if stage == Stage::Sync && self.exports.has_sync_failed(active.file) {
+                    return self.finish(index, Err(NbdError::Io), buf);
+                }
                 let conn = active.conn;
                 let on_its_way = Step { conn, header: None, data: None, spent: None };
                 Step { spent: buf, ..self.submit(index, None).unwrap_or(on_its_way) }
             }
             Then::Reply(reply) => {
-                if let Err(error) = &result {
-                    let Request { command, offset, len, .. } = active.request;
-                    warn!(command, offset, len, %error, "the image failed a request");
+                // NotSup is an answer, not a failure.
+                if let (Err(error), false) = (&result, reply == Err(NbdError::NotSup)) {
+                    self.counters.failures += 1;
+                    let failures = self.counters.failures;
+                    // All of the first, then fewer and fewer: a dead disk must not fill another.
+                    if failures <= LOGGED || failures.is_power_of_two() {
+                        let Request { command, offset, len, .. } = active.request;
+                        warn!(command, offset, len, failures, %error, "the image failed a request");
+                    }
                 }
                 self.finish(index, reply, buf)
             }

@@ -21,11 +21,17 @@ use tracing::{info, warn};
 
 use crate::args::Args;
 use crate::export::{ExportError, ExportTable};
+use crate::memory::LEAST;
 use crate::report::ServerReport;
 use crate::worker::{Message, Worker, WorkerReport};
 
-/// Payload bytes in flight over all connections; a guess at what a server may take.
+/// Payload bytes in flight over all connections, or [`LEAST`] per worker if that is more, and the
+/// [`RESERVE`](crate::memory::RESERVE) of each connection; a guess at what a server may take.
 const MEMORY: usize = 256 << 20;
+/// Most threads of a worker's pool, where one is used.
+const POOL: usize = 16;
+/// Connections taken before the signals have their turn.
+const ACCEPTED_AT_ONCE: usize = 64;
 /// Send buffer asked for; the system may grant less. A guess: a few large replies.
 const SEND_BUFFER: usize = 2 << 20;
 
@@ -50,11 +56,44 @@ pub(crate) enum ServerError {
 pub(crate) struct Server {
     exports: Arc<ExportTable>,
     workers: Vec<Handle>,
-    unix: Option<(UnixListener, PathBuf)>,
+    unix: Option<(UnixListener, SocketFile)>,
     tcp: Option<TcpListener>,
     connections: Arc<AtomicUsize>,
     max_connections: usize,
     next_worker: usize,
+    /// Readable once a worker has ended.
+    ended: Arc<OwnedFd>,
+    /// The last accept failed, and that was said.
+    accept_failed: bool,
+}
+
+/// The name of a Unix socket; goes with the listener.
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0); // somebody else may have done it
+    }
+}
+
+/// Tells the main thread that a worker ends, whatever the reason.
+struct Ended(Arc<OwnedFd>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        ring(&self.0);
+    }
+}
+
+/// Adds one to an eventfd; it can only fail by being full, and then it is readable anyway.
+fn ring(eventfd: &OwnedFd) {
+    let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
+}
+
+fn eventfd() -> io::Result<Arc<OwnedFd>> {
+    use rustix::event::EventfdFlags;
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    Ok(Arc::new(rustix::event::eventfd(0, flags)?))
 }
 
 struct Handle {
@@ -64,11 +103,13 @@ struct Handle {
 }
 
 impl Handle {
-    fn send(&self, message: Message) {
-        // A worker that ended has closed its inbox; `stop` reports why.
-        if self.inbox.send(message).is_ok() {
-            let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+    /// Whether the worker is still there to get it; `stop` reports why it is not.
+    fn send(&self, message: Message) -> bool {
+        let sent = self.inbox.send(message).is_ok();
+        if sent {
+            ring(&self.bell);
         }
+        sent
     }
 }
 
@@ -78,28 +119,38 @@ impl Server {
         let exports = Arc::new(ExportTable::open(args)?);
         let connections = Arc::new(AtomicUsize::new(0));
         let unix = match &args.socket {
-            Some(path) => Some((listen_unix(path)?, path.clone())),
+            Some(path) => Some((listen_unix(path)?, SocketFile(path.clone()))),
             None => None,
         };
         let tcp = args.tcp.map(listen_tcp).transpose()?;
+        let ended = eventfd()?;
         let count = args.workers.map_or_else(default_workers, |count| count as usize);
         let mut workers = Vec::with_capacity(count);
         for number in 0..count {
-            workers.push(start_worker(number, count, args, &exports, &connections)?);
+            workers.push(start_worker(number, count, args, (&exports, &connections, &ended))?);
         }
         let max_connections = args.max_connections as usize;
-        let next_worker = 0;
-        Ok(Self { exports, workers, unix, tcp, connections, max_connections, next_worker })
+        Ok(Self {
+            exports,
+            workers,
+            unix,
+            tcp,
+            connections,
+            max_connections,
+            next_worker: 0,
+            ended,
+            accept_failed: false,
+        })
     }
 
     /// One line per listener.
     pub(crate) fn addresses(&self) -> Vec<String> {
-        let unix = self.unix.iter().map(|(_, path)| format!("unix:{}", path.display()));
+        let unix = self.unix.iter().map(|(_, file)| format!("unix:{}", file.0.display()));
         let tcp = self.tcp.iter().filter_map(|tcp| tcp.local_addr().ok());
         unix.chain(tcp.map(|address| format!("tcp:{address}"))).collect()
     }
 
-    /// Accepts until `stop` is readable; calls `tick` every `period`.
+    /// Accepts until `stop` is readable, or a worker ends, which is an error; calls `tick` every `period`.
     pub(crate) fn accept_until(
         &mut self,
         stop: BorrowedFd<'_>,
@@ -108,7 +159,10 @@ impl Server {
     ) -> Result<(), ServerError> {
         let mut next = period.map(|period| Instant::now() + period);
         loop {
-            let mut fds = vec![PollFd::from_borrowed_fd(stop, PollFlags::IN)];
+            let mut fds = vec![
+                PollFd::from_borrowed_fd(stop, PollFlags::IN),
+                PollFd::new(&*self.ended, PollFlags::IN),
+            ];
             fds.extend(self.unix.iter().map(|(unix, _)| PollFd::new(unix, PollFlags::IN)));
             fds.extend(self.tcp.iter().map(|tcp| PollFd::new(tcp, PollFlags::IN)));
             let left = next.map(|next| next.saturating_duration_since(Instant::now()));
@@ -123,6 +177,9 @@ impl Server {
             if !fds[0].revents().is_empty() {
                 return Ok(());
             }
+            if !fds[1].revents().is_empty() {
+                return Err(ServerError::Worker("one ended by itself".into()));
+            }
             self.accept();
             if let (Some(due), Some(period)) = (next, period) {
                 if Instant::now() >= due {
@@ -133,17 +190,44 @@ impl Server {
         }
     }
 
-    /// Takes every connection that waits.
+    /// Takes connections that wait, from both listeners in turn.
     fn accept(&mut self) {
-        loop {
-            let unix = self.unix.as_ref().and_then(|(unix, _)| {
-                accepted(unix.accept().map(|(stream, _)| OwnedFd::from(stream)))
+        for _ in 0..ACCEPTED_AT_ONCE {
+            let unix = self
+                .unix
+                .as_ref()
+                .map(|(unix, _)| unix.accept().and_then(|(stream, _)| nonblocking(stream.into())));
+            let tcp = self.tcp.as_ref().map(|tcp| {
+                tcp.accept().and_then(|(stream, _)| nonblocking(stream.into())).inspect(|socket| {
+                    // Without these a connection is slower, or outlives its vanished client.
+                    let _ = socket.set_tcp_nodelay(true);
+                    let _ = socket.set_keepalive(true);
+                })
             });
-            match unix.or_else(|| self.tcp.as_ref().and_then(accepted_tcp)) {
-                Some(socket) => self.place(socket),
-                None => return,
+            let mut idle = true;
+            for accepted in [unix, tcp].into_iter().flatten() {
+                match accepted {
+                    Ok(socket) => {
+                        idle = false;
+                        self.accept_failed = false;
+                        self.place(socket);
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(error) => self.cannot_accept(&error),
+                }
+            }
+            if idle {
+                return;
             }
         }
+    }
+
+    /// Out of descriptors, usually: a connection that ends frees one.
+    fn cannot_accept(&mut self, error: &io::Error) {
+        if !std::mem::replace(&mut self.accept_failed, true) {
+            warn!(%error, "cannot accept connections");
+        }
+        std::thread::sleep(Duration::from_millis(10));
     }
 
     /// Hands a connection to a worker, in turn.
@@ -151,14 +235,17 @@ impl Server {
         // Ordering: Relaxed; a number that is compared, it publishes nothing. Only this thread
         // adds, so the limit holds.
         let open = self.connections.fetch_add(1, Ordering::Relaxed);
-        if open >= self.max_connections {
-            self.connections.fetch_sub(1, Ordering::Relaxed);
+        let full = open >= self.max_connections;
+        if full {
             warn!(limit = self.max_connections, "connection limit reached, one more refused");
-            return;
+        } else {
+            // Asked for, not needed: the system's default serves as well, only slower.
+            let _ = socket.set_send_buffer_size(SEND_BUFFER);
         }
-        // Asked for, not needed: the system's default serves as well, only slower.
-        let _ = socket.set_send_buffer_size(SEND_BUFFER);
-        self.workers[self.next_worker].send(Message::Serve(socket));
+        let worker = &self.workers[self.next_worker];
+        if full || !worker.send(Message::Serve(socket)) {
+            self.connections.fetch_sub(1, Ordering::Relaxed); // see above
+        }
         self.next_worker = (self.next_worker + 1) % self.workers.len();
     }
 
@@ -175,11 +262,7 @@ impl Server {
 
     /// Answers what is in flight, closes the connections, makes the images durable.
     pub(crate) fn stop(mut self) -> Result<(), ServerError> {
-        drop(self.tcp.take());
-        if let Some((listener, path)) = self.unix.take() {
-            drop(listener);
-            let _ = std::fs::remove_file(path); // somebody else may have done it
-        }
+        drop((self.tcp.take(), self.unix.take()));
         for worker in &self.workers {
             worker.send(Message::Stop);
         }
@@ -205,26 +288,27 @@ fn start_worker(
     number: usize,
     count: usize,
     args: &Args,
-    exports: &Arc<ExportTable>,
-    total: &Arc<AtomicUsize>,
+    (exports, total, ended): (&Arc<ExportTable>, &Arc<AtomicUsize>, &Arc<OwnedFd>),
 ) -> Result<Handle, ServerError> {
-    let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
-    let bell = Arc::new(rustix::event::eventfd(0, flags).map_err(io::Error::from)?);
+    let bell = eventfd()?;
     let (inbox, receiver) = mpsc::channel();
     let (ready, started) = mpsc::channel();
     let depth = args.depth as usize;
     let capacity = depth.max(256) * 4;
-    let mut builder = Engine::builder().depth(depth).capacity(capacity);
+    let threads = depth.min(POOL);
+    let mut builder = Engine::builder().depth(depth).capacity(capacity).threads(threads);
     if let Some(kind) = args.backend.kind() {
         builder = builder.backend(kind);
     }
     let (exports, total, inbox_bell) = (Arc::clone(exports), Arc::clone(total), Arc::clone(&bell));
+    let ended = Ended(Arc::clone(ended));
     let run = move || {
+        let _ended = ended;
         // The engine is made here because it belongs to this thread.
         let made = builder.build().map_err(io::Error::from).and_then(|engine| {
             log_backend(number, &engine);
             let inbox = (receiver, inbox_bell);
-            Worker::new(exports, engine, capacity, MEMORY / count, inbox, total)
+            Worker::new(exports, engine, capacity, (MEMORY / count).max(LEAST), inbox, total)
         });
         match made {
             Ok(worker) => {
@@ -280,27 +364,8 @@ fn listen_tcp(address: SocketAddr) -> Result<TcpListener, ServerError> {
     Ok(listener)
 }
 
-/// A non-blocking socket; `None` when nobody waits any more.
-fn accepted(result: io::Result<OwnedFd>) -> Option<Socket> {
-    let socket = match result {
-        Ok(fd) => Socket::from(fd),
-        Err(error) => {
-            if error.kind() != io::ErrorKind::WouldBlock {
-                warn!(%error, "cannot accept a connection");
-                // Out of descriptors, usually: a connection that ends frees one.
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            return None;
-        }
-    };
-    socket.set_nonblocking(true).ok()?;
-    Some(socket)
-}
-
-fn accepted_tcp(listener: &TcpListener) -> Option<Socket> {
-    let socket = accepted(listener.accept().map(|(stream, _)| OwnedFd::from(stream)))?;
-    // Without these a connection is slower, or outlives its vanished client; it is not broken.
-    let _ = socket.set_tcp_nodelay(true);
-    let _ = socket.set_keepalive(true);
-    Some(socket)
+fn nonblocking(fd: OwnedFd) -> io::Result<Socket> {
+    let socket = Socket::from(fd);
+    socket.set_nonblocking(true)?;
+    Ok(socket)
 }

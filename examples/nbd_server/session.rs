@@ -4,7 +4,7 @@ use aio_reap::AlignedBuf;
 use nbd_protocol::{BadMagic, Command, NbdError, REQUEST_LEN, Request};
 
 use crate::export::ExportTable;
-use crate::memory::{Account, Memory};
+use crate::memory::{Account, Memory, Short};
 
 /// What a client negotiated, and where its request stream stands.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(crate) enum Next {
     /// More bytes are needed.
     More,
     /// The request needs a buffer that it does not get now; its header was not consumed.
-    NoMemory,
+    NoMemory(Short),
     /// A request to carry out; a READ's buffer to fill, or a WRITE's data.
     Start(Request, Command, Option<AlignedBuf>),
     /// A request to answer with an error.
@@ -67,9 +67,9 @@ impl Session {
                     let len = request.len as usize;
                     let mut buf = None;
                     if let Ok(Command::Read { .. } | Command::Write { .. }) = checked {
-                        buf = memory.take(len, account);
-                        if buf.is_none() {
-                            return Next::NoMemory;
+                        match memory.take(len, account) {
+                            Ok(taken) => buf = Some(taken),
+                            Err(short) => return Next::NoMemory(short),
                         }
                     }
                     *input = &input[REQUEST_LEN..];
@@ -107,6 +107,11 @@ impl Session {
                 }
             }
         }
+    }
+
+    /// Whether a WRITE's payload is on its way.
+    pub(crate) fn is_inside_payload(&self) -> bool {
+        matches!(self.stream, Stream::Payload { .. })
     }
 
     /// The part of a WRITE's payload that has not arrived, so that it can be received in place.

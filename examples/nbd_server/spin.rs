@@ -3,7 +3,7 @@
 //! A client that works through a queue of requests answers within microseconds; putting the
 //! thread to sleep and waking it takes longer than that. So the worker looks again for a short
 //! while, as long as that pays: every look in vain doubles how many sleeps pass before the next
-//! one, and a success resets it. A client on the same CPU cannot run while we look, which is how a
+//! one, and a success halves it. A client on the same CPU cannot run while we look, which is how a
 //! server on one CPU soon stops looking.
 
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ impl Spinner {
         let start = Instant::now();
         loop {
             if let Some(found) = look()? {
-                self.penalty = 0;
+                self.penalty /= 2;
                 return Ok(Some(found));
             }
             if start.elapsed() >= LIMIT {
@@ -80,6 +80,10 @@ mod tests {
         while looks(&mut spinner, 1) == 0 {}
         assert!(looks(&mut spinner, NEVER) > 0 && looks(&mut spinner, 2) == 0);
         while looks(&mut spinner, 2) == 0 {}
-        assert_eq!(looks(&mut spinner, 2), 2);
+        for _ in 0..100 {
+            assert_eq!(looks(&mut spinner, 2), 2);
+        }
+        assert!(looks(&mut spinner, NEVER) > 0 && looks(&mut spinner, 1) == 0);
+        assert_eq!(looks(&mut spinner, 2), 2, "a single look in vain costs one sleep");
     }
 }

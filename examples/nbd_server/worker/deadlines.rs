@@ -1,0 +1,84 @@
+//! Who is late, and the end.
+
+use std::time::{Duration, Instant};
+
+use super::Worker;
+use crate::conn::{Phase, Wait};
+
+/// A client that has not finished its handshake by then is closed.
+pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+/// A client that takes no byte of its replies, or sends none of a payload, for so long is closed if
+/// another waits for the memory it holds.
+const STUCK_LIMIT: Duration = Duration::from_secs(3);
+/// After a stop request, replies have so long to leave.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+/// A connection at its end has so long to say that it got everything.
+pub(super) const LINGER_LIMIT: Duration = Duration::from_secs(1);
+/// How often deadlines are looked at while there are any.
+pub(super) const TICK: Duration = Duration::from_millis(250);
+
+impl Worker {
+    /// Begins to stop: no more requests are read, those in flight are answered.
+    pub(super) fn stop(&mut self) {
+        if self.stopping.is_some() {
+            return;
+        }
+        self.stopping = Some(Instant::now() + STOP_LIMIT);
+        let reading =
+            |phase: &Phase| matches!(phase, Phase::Handshake(..) | Phase::Transmission(_));
+        let slots: Vec<usize> = self
+            .conns
+            .iter()
+            .filter(|(_, conn)| reading(&conn.phase))
+            .map(|(slot, _)| slot)
+            .collect();
+        for slot in slots {
+            self.drain(slot);
+        }
+        self.send_replies();
+    }
+
+    /// Whether the worker has stopped: nobody is left, nothing is in flight.
+    pub(super) fn has_stopped(&self) -> bool {
+        self.stopping.is_some() && self.conns.is_empty() && self.requests.is_idle()
+    }
+
+    /// Closes who is late, at most once in a while.
+    pub(super) fn look_at_deadlines(&mut self) {
+        if !self.watching && self.stopping.is_none() {
+            return;
+        }
+        let now = Instant::now();
+        if now < self.next_look {
+            return;
+        }
+        self.next_look = now + TICK;
+        // Who is stuck does no harm until somebody who is not has to wait.
+        let harm = self
+            .conns
+            .iter()
+            .any(|(_, conn)| conn.blocked == Some(Wait::Others) && conn.stuck().is_none());
+        let mut late = Vec::new();
+        self.watching = false;
+        for (_, conn) in &self.conns {
+            let stuck = conn.stuck().is_some_and(|since| now >= since + STUCK_LIMIT);
+            match conn.phase {
+                Phase::Handshake(_, deadline) if now >= deadline => {
+                    late.push((conn.key, "no handshake within 10 s"));
+                }
+                Phase::Lingering(deadline) if now >= deadline => late.push((conn.key, "done")),
+                _ if harm && stuck => {
+                    late.push((conn.key, "it stands still, and others wait for its memory"));
+                }
+                _ if self.stopping.is_some_and(|limit| now >= limit) => {
+                    late.push((conn.key, "it took no replies while the server stopped"));
+                }
+                Phase::Handshake(..) | Phase::Lingering(_) => self.watching = true,
+                _ => self.watching |= conn.stuck().is_some(),
+            }
+        }
+        for (key, reason) in late {
+            self.close(key, reason);
+        }
+    }
+}

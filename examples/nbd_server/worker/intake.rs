@@ -1,0 +1,278 @@
+//! What comes in: receiving, understanding, and waiting for a limit.
+
+use std::io::{self, ErrorKind, Read};
+use std::time::Instant;
+
+use nbd_protocol::{CloseReason, Command, Request, Step as HandshakeStep};
+use rustix::event::epoll;
+use tracing::{debug, info, warn};
+
+use super::{Worker, live};
+use crate::conn::{OUTSTANDING, Phase, Wait};
+use crate::memory::Short;
+use crate::requests::{ConnKey, Step};
+use crate::session::{Next, Session};
+
+/// A payload with so many bytes missing is received in place.
+const IN_PLACE: usize = 64 << 10;
+/// Bytes received in place before others have their turn.
+const IN_PLACE_TURN: usize = 4 << 20;
+/// Refused requests of a connection that are logged one by one; the rest is counted.
+const LOGGED: u64 = 8;
+
+impl Worker {
+    /// An event on a connection's socket.
+    pub(super) fn ready(&mut self, slot: usize, flags: epoll::EventFlags) {
+        let Some(conn) = self.conns.get(slot) else { return };
+        let key = conn.key;
+        if flags.contains(epoll::EventFlags::IN) && conn.wants_input() {
+            match self.receive(slot) {
+                Ok(()) => self.watch_payload(slot),
+                Err(reason) => self.close(key, &reason),
+            }
+        } else if flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP) {
+            // Nobody is left to reply to. What is in flight finishes without its connection.
+            self.close(key, "the client hung up");
+        }
+        if flags.contains(epoll::EventFlags::OUT) {
+            self.mark_dirty(key);
+        }
+    }
+
+    /// A payload on its way holds memory: somebody must notice if it stops coming.
+    fn watch_payload(&mut self, slot: usize) {
+        let Some(conn) = self.conns.get_mut(slot) else { return };
+        let inside = match &conn.phase {
+            Phase::Transmission(session) => session.is_inside_payload(),
+            _ => false,
+        };
+        self.watching |= inside;
+        conn.stalled = inside.then(Instant::now);
+    }
+
+    /// Receives once and parses. An error is a reason to close the connection.
+    fn receive(&mut self, slot: usize) -> Result<(), String> {
+        if matches!(self.conns[slot].phase, Phase::Lingering(_)) {
+            return self.throw_away(slot);
+        }
+        let mut in_place = 0;
+        while let Some(result) = self.conns[slot].receive_in_place(IN_PLACE) {
+            match result {
+                Ok((0, _)) => return Err("the client vanished inside a request".into()),
+                Ok((count, left)) => {
+                    in_place += count;
+                    if left > 0 || in_place >= IN_PLACE_TURN {
+                        return Ok(()); // drained, or enough for one turn
+                    }
+                    self.parse(slot, &[])?;
+                    if !self.conns[slot].wants_input() {
+                        return Ok(());
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        // What was left over, the start of a header at most, goes in front of what comes now.
+        let conn = &mut self.conns[slot];
+        let have = conn.unread.len();
+        self.scratch[..have].copy_from_slice(&conn.unread);
+        match (&conn.socket).read(&mut self.scratch[have..]) {
+            Ok(0) => {
+                self.end_of_input(slot);
+                Ok(())
+            }
+            Ok(count) => {
+                let scratch = std::mem::take(&mut self.scratch);
+                let received = &scratch[..have + count];
+                let parsed = self.parse(slot, received).map(|used| {
+                    let conn = &mut self.conns[slot];
+                    conn.unread.clear();
+                    conn.unread.extend_from_slice(&received[used..]);
+                });
+                self.scratch = scratch;
+                parsed
+            }
+            Err(error) if is_transient(&error) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Reads what nobody wants any more.
+    fn throw_away(&mut self, slot: usize) -> Result<(), String> {
+        match (&self.conns[slot].socket).read(&mut self.scratch) {
+            Ok(0) => Err("done".into()),
+            Ok(_) => Ok(()),
+            Err(error) if is_transient(&error) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// The client sends no more: its requests in flight are still answered.
+    fn end_of_input(&mut self, slot: usize) {
+        let conn = &mut self.conns[slot];
+        match &conn.phase {
+            Phase::Transmission(_) if conn.outstanding() > 0 => {
+                info!(conn = conn.key.serial, "the client left without a disconnect");
+            }
+            _ => debug!(conn = conn.key.serial, "end of input"),
+        }
+        self.drain(slot);
+    }
+
+    /// Reads no more from a connection; it is closed once it has its replies.
+    pub(super) fn drain(&mut self, slot: usize) {
+        let conn = &mut self.conns[slot];
+        conn.unread = Vec::new();
+        (conn.blocked, conn.stalled) = (None, None);
+        let old = std::mem::replace(&mut conn.phase, Phase::Draining);
+        if let Phase::Transmission(session) = old {
+            if let Some(buf) = session.abandon() {
+                self.memory.give(buf, Some(&mut conn.account));
+            }
+        }
+        let key = conn.key;
+        self.mark_dirty(key);
+    }
+
+    /// Understands bytes from a connection; returns how many are done with. The rest has to wait
+    /// for more, or for a limit.
+    fn parse(&mut self, slot: usize, bytes: &[u8]) -> Result<usize, String> {
+        let Self { conns, requests, memory, exports, dirty, blocked, .. } = self;
+        let conn = &mut conns[slot];
+        let mut input = bytes;
+        let mut finished = false;
+        loop {
+            match &mut conn.phase {
+                Phase::Draining | Phase::Lingering(_) => break,
+                Phase::Handshake(handshake, _) => {
+                    let (used, step) =
+                        handshake.receive(input, &**exports, &mut conn.out.handshake);
+                    input = &input[used..];
+                    conn.mark_dirty(dirty);
+                    match step {
+                        HandshakeStep::More => break,
+                        HandshakeStep::Ready(negotiated) => {
+                            // It was found a moment ago, and exports do not change.
+                            let Some(export) = exports.index_of(&negotiated.export) else {
+                                return Err("the export is gone".into());
+                            };
+                            let name = &exports.get(export).info.name;
+                            info!(conn = conn.key.serial, export = name, "negotiated");
+                            conn.phase =
+                                Phase::Transmission(Session::new(export, negotiated.structured));
+                        }
+                        HandshakeStep::Close(reason) => {
+                            log_refusal(conn.key, &reason);
+                            finished = true;
+                            break;
+                        }
+                    }
+                }
+                Phase::Transmission(session) => {
+                    let outstanding = conn.active + conn.out.len();
+                    if outstanding >= OUTSTANDING {
+                        conn.block(Wait::Own, blocked, dirty);
+                        break;
+                    }
+                    if !requests.has_room() {
+                        conn.block(Wait::Others, blocked, dirty);
+                        break;
+                    }
+                    match session.next(&mut input, exports, memory, &mut conn.account) {
+                        Next::More => break,
+                        Next::NoMemory(Short::Own) => {
+                            conn.block(Wait::Own, blocked, dirty);
+                            break;
+                        }
+                        Next::NoMemory(Short::Shared) => {
+                            conn.block(Wait::Others, blocked, dirty);
+                            break;
+                        }
+                        Next::Start(_, Command::Disconnect, _) => {
+                            debug!(conn = conn.key.serial, "disconnect");
+                            finished = true;
+                            break;
+                        }
+                        Next::Start(request, command, buf) => {
+                            let target = (exports.get(session.export).file, session.structured);
+                            conn.active += 1;
+                            let step = requests.start(conn.key, target, request, command, buf);
+                            if let Some(step) = step {
+                                conn.take(step, memory, dirty);
+                            }
+                        }
+                        Next::Refuse(request, error) => {
+                            conn.refused += 1;
+                            if conn.refused <= LOGGED {
+                                let Request { command, offset, len, .. } = request;
+                                let conn = conn.key.serial;
+                                info!(conn, command, offset, len, %error, "request refused");
+                            }
+                            requests.counters.errors += 1;
+                            conn.active += 1;
+                            let step = Step::refuse(conn.key, &request, session.structured, error);
+                            conn.take(step, memory, dirty);
+                        }
+                        Next::OutOfStep(error) => return Err(error.to_string()),
+                    }
+                }
+            }
+        }
+        if finished {
+            self.drain(slot);
+            return Ok(bytes.len()); // whatever follows is not wanted
+        }
+        Ok(bytes.len() - input.len())
+    }
+
+    /// Lets connections that had to wait try again, the longest waiting first; whether one of them
+    /// got on. Who got on and has to wait again does so behind those that did not.
+    pub(super) fn unblock(&mut self) -> bool {
+        self.memory.forget_refusals();
+        let mut ahead = 0;
+        let mut progress = false;
+        for _ in 0..self.blocked.len() {
+            let Some(key) = self.blocked.pop_front() else { break };
+            let Some(conn) = live(&mut self.conns, key) else { continue };
+            if conn.blocked.take().is_none() {
+                continue;
+            }
+            let mut unread = std::mem::take(&mut conn.unread);
+            match self.parse(key.slot, &unread) {
+                Ok(used) => {
+                    progress |= used > 0;
+                    unread.drain(..used);
+                    let conn = &mut self.conns[key.slot];
+                    if matches!(conn.phase, Phase::Transmission(_)) {
+                        conn.unread = unread;
+                    }
+                    if used == 0 && conn.blocked.is_some() {
+                        ahead += 1; // at the back of the list now
+                    } else {
+                        // So that epoll hears whether input is wanted.
+                        self.mark_dirty(key);
+                        if self.conns[key.slot].blocked.is_some() {
+                            self.behind.extend(self.blocked.pop_back());
+                        }
+                    }
+                }
+                Err(reason) => self.close(key, &reason),
+            }
+        }
+        debug_assert_eq!(ahead, self.blocked.len());
+        self.blocked.extend(self.behind.drain(..));
+        progress
+    }
+}
+
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+fn log_refusal(key: ConnKey, reason: &CloseReason) {
+    match reason {
+        CloseReason::Aborted => debug!(conn = key.serial, %reason),
+        _ => warn!(conn = key.serial, %reason, "handshake refused"),
+    }
+}

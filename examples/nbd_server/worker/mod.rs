@@ -1,0 +1,328 @@
+//! One worker thread: an engine, its connections, and the loop that serves them.
+//!
+//! ```text
+//!  epoll ─► receive ─► parse ─► engine (one batch) ─► completions ─► replies ─► send (one call)
+//!    ▲ sockets, engine, inbox                               └─ next operation ─┘
+//! ```
+//!
+//! Everything received in one go is parsed under one plug, so it reaches the kernel in one
+//! submission; everything that completed by then is answered with one send per connection.
+//! Whatever was too much for a limit waits in its connection until replies have left.
+
+mod deadlines;
+mod intake;
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::time::Instant;
+
+use aio_reap::{Engine, EngineStats};
+use rustix::event::{Timespec, epoll};
+use slab::Slab;
+use socket2::Socket;
+use tracing::{info, warn};
+
+use self::deadlines::{HANDSHAKE_LIMIT, LINGER_LIMIT, TICK};
+use crate::conn::{Conn, Phase, Sent};
+use crate::export::ExportTable;
+use crate::memory::Memory;
+use crate::requests::{ConnKey, Counters, Requests, Step};
+use crate::spin::Spinner;
+
+/// Bytes received at a time.
+const SCRATCH: usize = 256 << 10;
+/// Rounds of completions and replies before the sockets have their turn: one for what was
+/// received, one for what that set free.
+const ROUNDS: usize = 2;
+
+const ENGINE: u64 = u64::MAX;
+const INBOX: u64 = u64::MAX - 1;
+
+/// What the main thread tells a worker; signal the inbox's eventfd after sending.
+pub(crate) enum Message {
+    Serve(Socket),
+    Report(Sender<WorkerReport>),
+    /// Finish what is in flight, then end.
+    Stop,
+}
+
+/// A worker's figures since it started.
+#[derive(Debug)]
+pub(crate) struct WorkerReport {
+    pub(crate) counters: Counters,
+    pub(crate) connections: usize,
+    pub(crate) engine: EngineStats,
+}
+
+pub(crate) struct Worker {
+    exports: Arc<ExportTable>,
+    requests: Requests,
+    memory: Memory,
+    conns: Slab<Conn>,
+    next_serial: u64,
+    epoll: OwnedFd,
+    inbox: Receiver<Message>,
+    bell: Arc<OwnedFd>,
+    /// Connections of the whole server.
+    total: Arc<AtomicUsize>,
+    scratch: Box<[u8]>,
+    /// Connections with something to send.
+    dirty: Vec<ConnKey>,
+    /// Connections that wait for memory or room.
+    blocked: VecDeque<ConnKey>,
+    /// Reused by `unblock`.
+    behind: Vec<ConnKey>,
+    /// Memory came free outside a round, or a round ended early: do not sleep.
+    again: bool,
+    stopping: Option<Instant>,
+    /// A connection has a deadline.
+    watching: bool,
+    next_look: Instant,
+    spinner: Spinner,
+}
+
+impl Worker {
+    /// To be called on the thread that will run it: the engine stays there.
+    pub(crate) fn new(
+        exports: Arc<ExportTable>,
+        engine: Engine,
+        most: usize,
+        memory: usize,
+        (inbox, bell): (Receiver<Message>, Arc<OwnedFd>),
+        total: Arc<AtomicUsize>,
+    ) -> io::Result<Self> {
+        let engine = Rc::new(engine);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let input = epoll::EventFlags::IN;
+        epoll::add(&epoll, engine.as_ref().as_fd(), epoll::EventData::new_u64(ENGINE), input)?;
+        epoll::add(&epoll, bell.as_fd(), epoll::EventData::new_u64(INBOX), input)?;
+        Ok(Self {
+            requests: Requests::new(engine, &exports, most)?,
+            exports,
+            memory: Memory::new(memory),
+            conns: Slab::new(),
+            next_serial: 0,
+            epoll,
+            inbox,
+            bell,
+            total,
+            scratch: vec![0; SCRATCH].into(),
+            dirty: Vec::new(),
+            blocked: VecDeque::new(),
+            behind: Vec::new(),
+            again: false,
+            stopping: None,
+            watching: false,
+            next_look: Instant::now(),
+            spinner: Spinner::default(),
+        })
+    }
+
+    /// Serves until told to stop and everything in flight is answered.
+    pub(crate) fn run(mut self) -> io::Result<()> {
+        let engine = Rc::clone(&self.requests.engine);
+        let mut events = Vec::with_capacity(256);
+        loop {
+            self.wait(&mut events)?;
+            let (mut inbox, mut turn) = (false, false);
+            {
+                let _plug = engine.plug(); // what arrived together is submitted together
+                for event in &events {
+                    let (data, flags) = (event.data, event.flags); // the struct is packed
+                    match data.u64() {
+                        ENGINE => turn = true,
+                        INBOX => inbox = true,
+                        slot => self.ready(slot as usize, flags),
+                    }
+                }
+            }
+            if turn {
+                engine.turn();
+            }
+            self.settle(&engine);
+            if inbox {
+                self.read_inbox();
+            }
+            self.look_at_deadlines();
+            if self.has_stopped() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits for events: looks for a moment, then sleeps.
+    fn wait(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
+        let mut look = |timeout: Option<&Timespec>| {
+            events.clear();
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), timeout) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => Ok(None),
+                Ok(_) => Ok(Some(())),
+                Err(error) => Err(io::Error::from(error)),
+            }
+        };
+        const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if std::mem::take(&mut self.again) {
+            return look(Some(&NOW)).map(drop);
+        }
+        if self.spinner.spin(|| look(Some(&NOW)))?.is_some() {
+            return Ok(());
+        }
+        let ticking = self.watching || self.stopping.is_some();
+        // The tick is a constant below a second.
+        let tick = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
+        look(ticking.then_some(&tick)).map(drop)
+    }
+
+    /// Answers what has completed, lets waiting connections go on, sends, until nothing is left
+    /// that can be done now.
+    fn settle(&mut self, engine: &Engine) {
+        for _ in 0..ROUNDS {
+            let mut progress = false;
+            {
+                let _plug = engine.plug();
+                while let Some(step) = self.requests.complete() {
+                    progress = true;
+                    self.take(step);
+                }
+                progress |= self.send_replies();
+                progress |= self.unblock();
+            }
+            // With nothing else to do, send what `unblock` may have answered: what leaves makes
+            // room for those that wait.
+            if !progress && self.requests.nothing_completed() && !self.send_replies() {
+                return;
+            }
+        }
+        self.again = true;
+    }
+
+    /// Hands a step to its connection, if that is still there.
+    fn take(&mut self, step: Step) {
+        match live(&mut self.conns, step.conn) {
+            Some(conn) => conn.take(step, &mut self.memory, &mut self.dirty),
+            None => {
+                for buf in [step.data, step.spent].into_iter().flatten() {
+                    self.memory.give(buf, None);
+                }
+            }
+        }
+    }
+
+    fn mark_dirty(&mut self, key: ConnKey) {
+        if let Some(conn) = live(&mut self.conns, key) {
+            conn.mark_dirty(&mut self.dirty);
+        }
+    }
+
+    /// Sends on every dirty connection, and tells epoll what each now waits for. Returns whether
+    /// a reply left.
+    fn send_replies(&mut self) -> bool {
+        let mut left = false;
+        for at in 0..self.dirty.len() {
+            let key = self.dirty[at];
+            let Some(conn) = live(&mut self.conns, key) else { continue };
+            conn.dirty = false;
+            let Conn { out, socket, account, .. } = conn;
+            let waiting = out.len();
+            let sent = out.send(&mut &*socket, &mut self.memory, account);
+            left |= out.len() < waiting;
+            match sent {
+                Ok(Sent::All) => {}
+                Ok(Sent::Blocked) => {
+                    out.stuck.get_or_insert_with(Instant::now);
+                    self.watching = true;
+                }
+                Err(error) => {
+                    self.close(key, &error.to_string());
+                    continue;
+                }
+            }
+            if conn.is_finished() {
+                if !conn.tcp || conn.socket.shutdown(Shutdown::Write).is_err() {
+                    self.close(key, "done");
+                    continue;
+                }
+                conn.phase = Phase::Lingering(Instant::now() + LINGER_LIMIT);
+                self.watching = true;
+            }
+            if conn.interest() != conn.told {
+                conn.told = conn.interest();
+                let data = epoll::EventData::new_u64(key.slot as u64);
+                if let Err(error) = epoll::modify(&self.epoll, &conn.socket, data, conn.told) {
+                    self.close(key, &error.to_string());
+                }
+            }
+        }
+        self.dirty.clear();
+        left
+    }
+
+    fn read_inbox(&mut self) {
+        let _ = rustix::io::read(&*self.bell, &mut [0; 8]); // the count does not matter
+        loop {
+            match self.inbox.try_recv() {
+                Ok(Message::Serve(socket)) => self.serve(socket),
+                Ok(Message::Report(sender)) => {
+                    let _ = sender.send(self.report()); // nobody waits any more: fine
+                }
+                Ok(Message::Stop) => self.stop(),
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => return self.stop(),
+            }
+        }
+    }
+
+    fn serve(&mut self, socket: Socket) {
+        let entry = self.conns.vacant_entry();
+        let key = ConnKey { slot: entry.key(), serial: self.next_serial };
+        self.next_serial += 1;
+        let data = epoll::EventData::new_u64(key.slot as u64);
+        let conn = Conn::new(socket, key, Instant::now() + HANDSHAKE_LIMIT);
+        if self.stopping.is_some() {
+            self.total.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        if let Err(error) = epoll::add(&self.epoll, &conn.socket, data, conn.told) {
+            warn!(%error, "cannot watch a new connection");
+            self.total.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        entry.insert(conn);
+        self.watching = true;
+        self.mark_dirty(key); // the greeting
+        self.send_replies();
+    }
+
+    fn report(&self) -> WorkerReport {
+        WorkerReport {
+            counters: self.requests.counters,
+            connections: self.conns.len(),
+            engine: self.requests.engine.stats(),
+        }
+    }
+
+    fn close(&mut self, key: ConnKey, reason: &str) {
+        let Some(conn) = live(&mut self.conns, key) else { return };
+        info!(conn = key.serial, reason, refused = conn.refused, "connection closed");
+        conn.out.discard(&mut self.memory);
+        self.again |= !self.blocked.is_empty(); // what it held is free for them
+        let conn = self.conns.remove(key.slot);
+        if let Phase::Transmission(session) = conn.phase {
+            if let Some(buf) = session.abandon() {
+                self.memory.give(buf, None);
+            }
+        }
+        self.total.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The connection of that key, if it is still there.
+fn live(conns: &mut Slab<Conn>, key: ConnKey) -> Option<&mut Conn> {
+    conns.get_mut(key.slot).filter(|conn| conn.key == key)
+}
