@@ -35,3 +35,8 @@ pub use handshake::{
 pub use reply::ReplyHeader;
 pub use request::{BadMagic, Command, REQUEST_LEN, Request};
 pub use wire::{CommandFlags, InfoType, MAX_PAYLOAD, MAX_STRING, TransmissionFlags};
+
+/// The snippet of the workspace's README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

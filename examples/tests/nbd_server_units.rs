@@ -1,0 +1,26 @@
+//! The unit tests inside the modules of nbd_server.
+//!
+//! An example that is tested (`test = true`) is no longer built as a program by `cargo test`, and
+//! the trials in `nbd_clients` need the program; so its modules are compiled once more here.
+#![expect(dead_code, reason = "only main.rs, which is not here, uses everything")]
+
+#[path = "../nbd_server/args.rs"]
+mod args;
+#[path = "../nbd_server/conn.rs"]
+mod conn;
+#[path = "../nbd_server/export.rs"]
+mod export;
+#[path = "../nbd_server/memory.rs"]
+mod memory;
+#[path = "../nbd_server/report.rs"]
+mod report;
+#[path = "../nbd_server/requests.rs"]
+mod requests;
+#[path = "../nbd_server/server.rs"]
+mod server;
+#[path = "../nbd_server/session.rs"]
+mod session;
+#[path = "../nbd_server/spin.rs"]
+mod spin;
+#[path = "../nbd_server/worker/mod.rs"]
+mod worker;
