@@ -79,7 +79,7 @@ pub(crate) fn per_backend(
     backends: &[Backend],
     name: &str,
     needs: &[Need],
-    body: fn(&Lab, Backend) -> Res,
+    body: impl Fn(&Lab, Backend) -> Res + Copy + Send + 'static,
 ) -> Vec<Trial> {
     let one = |&backend: &Backend| {
         let needs = backend.need().into_iter().chain(needs.iter().copied()).collect();

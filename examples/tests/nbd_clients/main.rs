@@ -22,6 +22,7 @@ mod need;
 mod pressure;
 mod server;
 mod startup;
+mod tearing;
 mod tools;
 mod trace;
 
@@ -40,5 +41,6 @@ fn main() -> ExitCode {
     trials.extend(handshake::trials());
     trials.extend(bad_requests::trials());
     trials.extend(startup::trials());
+    trials.extend(tearing::trials());
     libtest_mimic::run(&args, trials).exit_code()
 }
