@@ -15,8 +15,8 @@ use percpu::sync::Arc;
 
 use crate::sys;
 
-/// First and last delay of the retry timer; guesses: shorter than a disk's service time, longer
-/// than anybody notices as load.
+/// First and last delay of the retry timer; guesses: about a disk's service time, and a tenth of
+/// a second, which nobody notices as load.
 const FIRST_RETRY: Duration = Duration::from_micros(100);
 const LAST_RETRY: Duration = Duration::from_millis(100);
 
@@ -90,7 +90,7 @@ impl Doorbell {
         self.retrying.get()
     }
 
-    /// The kernel took a request: the next retry starts from the shortest delay.
+    /// A request got somewhere: the next retry starts from the shortest delay.
     pub(crate) fn progress(&self) {
         self.delay.set(FIRST_RETRY);
     }

@@ -400,10 +400,10 @@ impl Core {
     fn round(&self, deliver: bool) -> usize {
         {
             let mut state = self.state.borrow_mut();
-            if state.submit() {
+            state.submit();
+            if state.reap() {
                 self.doorbell.progress();
             }
-            state.reap();
         }
         let _rearm = Rearm(self); // also when a callback panics
         if deliver { self.dispatch() } else { 0 }

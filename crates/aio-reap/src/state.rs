@@ -146,9 +146,8 @@ impl State {
         }
     }
 
-    /// Submits one batch. Returns whether the kernel took anything.
-    pub(crate) fn submit(&mut self) -> bool {
-        let mut progress = false;
+    /// Submits one batch.
+    pub(crate) fn submit(&mut self) {
         loop {
             let room = (self.limits.depth - self.in_flight).min(self.limits.max_batch);
             self.batch.clear();
@@ -158,7 +157,7 @@ impl State {
             }
             if self.batch.is_empty() && self.backend.backlog() == 0 {
                 self.blocked = false;
-                return progress;
+                return;
             }
             let submitted = self.backend.submit(&self.batch);
             debug_assert!(submitted.accepted <= self.batch.len());
@@ -168,22 +167,21 @@ impl State {
             }
             self.in_flight += submitted.accepted;
             self.stats.submitted(submitted.accepted, self.in_flight);
-            progress |= submitted.accepted > 0;
             match submitted.stop {
                 None => {
                     self.blocked = false;
-                    return progress;
+                    return;
                 }
                 Some(Stop::Busy) => {
                     self.stats.busy += 1;
                     self.blocked = true;
-                    return progress;
+                    return;
                 }
                 Some(Stop::Failed(errno)) => {
                     // The first request not accepted is at fault; those behind it are not.
                     let Some(index) = self.slab.pop(&mut self.pending) else {
                         self.blocked = true; // a backlog failed: only time can help
-                        return progress;
+                        return;
                     };
                     self.finish(index, Err(errno));
                 }
@@ -191,11 +189,12 @@ impl State {
         }
     }
 
-    /// Takes as many completions as the budget allows.
-    pub(crate) fn reap(&mut self) {
+    /// Takes as many completions as the budget allows. Returns whether one of them got somewhere:
+    /// was anything but EAGAIN.
+    pub(crate) fn reap(&mut self) -> bool {
         self.more = false;
         if self.in_flight == 0 {
-            return;
+            return false;
         }
         let mut raw = mem::take(&mut self.raw);
         self.backend.reap(self.limits.reap_budget, &mut raw);
@@ -203,12 +202,15 @@ impl State {
         if !raw.is_empty() {
             self.blocked = false; // the kernel has room again
         }
+        let mut progress = false;
         for completion in &raw {
+            progress |= completion.result != -libc::EAGAIN;
             self.complete(*completion);
         }
         self.more = raw.len() >= self.limits.reap_budget && self.in_flight > 0;
         raw.clear();
         self.raw = raw;
+        progress
     }
 
     fn complete(&mut self, RawCompletion { user_data, result }: RawCompletion) {
@@ -225,6 +227,8 @@ impl State {
             if again && slot.retries < RETRY_LIMIT {
                 slot.retries += 1;
                 self.stats.retries += 1;
+                // Time may help where asking again at once would not.
+                self.blocked |= errno == libc::EAGAIN;
                 return self.requeue(index);
             }
             return self.finish(index, Err(errno));

@@ -484,9 +484,14 @@ fn inv12_interrupted_completions_are_retried_up_to_a_limit() {
         let (engine, script) = scripted(Engine::builder().depth(4));
         let (_raw, file) = temp_file(&engine, b"0123456789");
         (0..LIMIT).for_each(|_| script.on_transfer(Transfer::Fail(errno)));
+        let start = Instant::now();
         let (read, buf) = engine.read(&file, vec![0; 4], 2).submit().unwrap().wait();
         assert_eq!((read.unwrap(), &buf[..]), (4, &b"2345"[..]));
         assert_eq!(engine.stats().retries, LIMIT as u64);
+        if errno == libc::EAGAIN {
+            // Not at once: from 100 us, each delay twice the last, up to 100 ms.
+            assert!(start.elapsed() > Duration::from_millis(500), "{:?}", start.elapsed());
+        }
 
         (0..=LIMIT).for_each(|_| script.on_transfer(Transfer::Fail(errno)));
         let (read, buf) = engine.read(&file, vec![0; 4], 2).submit().unwrap().wait();
