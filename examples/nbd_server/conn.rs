@@ -67,7 +67,7 @@ pub(crate) struct Conn {
 impl Conn {
     /// A connection that has yet to negotiate; the greeting waits to be sent.
     pub(crate) fn new(socket: Socket, key: ConnKey, deadline: Instant) -> Self {
-        let mut out = Output::default();
+        let mut out = Output { last_reply: 1, ..Output::default() };
         let handshake = Handshake::new(&mut out.handshake);
         Self {
             tcp: socket.local_addr().is_ok_and(|address| !address.is_unix()),
@@ -171,6 +171,8 @@ pub(crate) struct Output {
     replies: VecDeque<Pending>,
     /// Bytes of the first of all this that were sent.
     sent: usize,
+    /// Bytes of the last reply sent whole; at least one, so that there is never one of none.
+    pub(crate) last_reply: usize,
     /// Since when the client has not taken a byte.
     pub(crate) stuck: Option<Instant>,
 }
@@ -270,6 +272,7 @@ impl Output {
                 return;
             }
             self.sent -= first.len();
+            self.last_reply = first.len();
             if let Some(data) = self.replies.pop_front().and_then(|reply| reply.data) {
                 memory.give(data, Some(account));
             }

@@ -7,12 +7,17 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use nbd_protocol::{ExportInfo, Exports, MAX_PAYLOAD, MAX_STRING, TransmissionFlags};
 use thiserror::Error;
 use tracing::info;
 
 use crate::args::Args;
+
+/// How long to wait for an image's lock: the kernel keeps the lock of a server that was killed until
+/// its writes in flight have ended.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why an image cannot be served.
 #[derive(Debug, Error)]
@@ -211,17 +216,23 @@ fn lock(file: &File, read_only: bool, path: &Path) -> Result<(), ExportError> {
         l_len: len, // 0: to the end, wherever that will be
         l_pid: 0,
     };
-    // SAFETY: `range` is a whole `struct flock` that lives through the call.
-    let ret = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) };
-    if ret == 0 {
-        return Ok(());
+    let start = Instant::now();
+    loop {
+        // SAFETY: `range` is a whole `struct flock` that lives through the call.
+        let ret = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) };
+        if ret == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        let path = path.to_owned();
+        match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::EACCES) if start.elapsed() < LOCK_PATIENCE => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Some(libc::EAGAIN | libc::EACCES) => return Err(ExportError::Locked { path }),
+            _ => return Err(ExportError::Open { path, error }),
+        }
     }
-    let error = io::Error::last_os_error();
-    let path = path.to_owned();
-    Err(match error.raw_os_error() {
-        Some(libc::EAGAIN | libc::EACCES) => ExportError::Locked { path },
-        _ => ExportError::Open { path, error },
-    })
 }
 
 fn describe(name: String, path: &Path, file: &File, args: &Args) -> io::Result<ExportInfo> {

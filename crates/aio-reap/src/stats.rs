@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// The percentiles of the seed's table.
+/// The percentiles by which QEMU's "linux-aio: process completions from ioq_submit()" was
+/// published, and the 99th.
 const PERCENTILES: [f64; 12] =
     [1.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 99.0, 99.99];
 
@@ -132,7 +133,7 @@ impl ReapSizes {
     }
 }
 
-/// The seed's table: completions reaped at once, by percentile.
+/// Completions reaped at once, by percentile of the reaps.
 impl fmt::Display for ReapSizes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:<22}", "percentile")?;

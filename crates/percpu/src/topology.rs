@@ -306,7 +306,7 @@ mod tests {
     }
 
     proptest! {
-        // However many a soak asks for: each case makes a directory tree.
+        // Each case makes a directory tree; PROPTEST_CASES overrides the count.
         #![proptest_config(ProptestConfig::with_cases(256))]
 
         #[test]

@@ -11,6 +11,7 @@
 
 mod deadlines;
 mod intake;
+mod pace;
 
 use std::collections::VecDeque;
 use std::io;
@@ -130,6 +131,7 @@ impl Worker {
         let mut events = Vec::with_capacity(256);
         loop {
             self.wait(&mut events)?;
+            self.let_clients_read(&events);
             let (mut inbox, mut turn) = (false, false);
             {
                 let _plug = engine.plug(); // what arrived together is submitted together
