@@ -112,9 +112,12 @@ fn stress_tearings(lab: &Lab, backend: Backend, tearings: Range<usize>) -> Res {
         torn += blocks.iter().filter(|block| block.in_flight()).count();
 
         let dead = Instant::now();
-        server = restart(lab, backend, &path, dead)
+        server = Launch::new(lab, backend)
+            .image(&path)
+            .start()
             .map_err(|e| format!("tearing {tearing}: {}", e.message().unwrap_or("")))?;
         slowest = slowest.max(dead.elapsed());
+        check!(slowest < AT_ONCE, "tearing {tearing}: the next server took {slowest:?}");
         verify(&server, &mut blocks).map_err(|e| {
             format!("tearing {tearing}, killed after {pause:?}: {}", e.message().unwrap_or(""))
         })?;
@@ -129,22 +132,6 @@ fn stress_tearings(lab: &Lab, backend: Backend, tearings: Range<usize>) -> Res {
     );
     check!(torn > 0, "no write was in flight at any of {kills} kills");
     Ok(())
-}
-
-/// Starts the next server. While the kernel still finishes writes that the dead one had in an
-/// io_uring, it keeps the lock, and rightly so: then once more, but not for longer than `AT_ONCE`.
-fn restart(lab: &Lab, backend: Backend, image: &Path, dead: Instant) -> Res<Server> {
-    loop {
-        match Launch::new(lab, backend).image(image).start() {
-            Ok(server) => return Ok(server),
-            Err(e) => {
-                let why = e.message().unwrap_or("");
-                let locked = backend == Backend::Uring && why.contains("in use by another program");
-                check!(locked, "{why}");
-                check!(dead.elapsed() < AT_ONCE, "locked for {:?}: {why}", dead.elapsed());
-            }
-        }
-    }
 }
 
 /// Lets the writers go on for `pause` after their first hundred writes, then kills the server.
