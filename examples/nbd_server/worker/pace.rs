@@ -22,7 +22,7 @@ const BUSY: usize = 8;
 impl Worker {
     /// Waits while every client of `events` has many replies to read, at most [`LIMIT`].
     pub(super) fn let_clients_read(&self, events: &[epoll::Event]) {
-        let busy = || events.iter().all(|event| self.is_busy(event));
+        let busy = || !events.is_empty() && events.iter().all(|event| self.is_busy(event));
         if !busy() {
             return;
         }
