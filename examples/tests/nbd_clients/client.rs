@@ -3,6 +3,8 @@
 //! It shares no code with the server, so that both cannot be wrong in the same way.
 
 use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -136,7 +138,15 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn connect(socket: &Path) -> Res<Client> {
-        let stream = UnixStream::connect(socket)?;
+        Client::over(UnixStream::connect(socket)?)
+    }
+
+    /// Over TCP. The methods of `UnixStream` used here are those of any stream socket.
+    pub(crate) fn connect_tcp(address: &str) -> Res<Client> {
+        Client::over(UnixStream::from(OwnedFd::from(TcpStream::connect(address)?)))
+    }
+
+    fn over(stream: UnixStream) -> Res<Client> {
         // A server that neither answers nor closes fails the trial instead of hanging it.
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
         stream.set_write_timeout(Some(Duration::from_secs(20)))?;

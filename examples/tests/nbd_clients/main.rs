@@ -14,14 +14,17 @@ mod client;
 mod crash;
 mod disk;
 mod durability;
+mod faults;
 mod handshake;
 mod image;
 mod images;
 mod lab;
 mod need;
 mod pressure;
+mod sandbox;
 mod server;
 mod startup;
+mod tcp;
 mod tearing;
 mod tools;
 mod trace;
@@ -41,6 +44,8 @@ fn main() -> ExitCode {
     trials.extend(handshake::trials());
     trials.extend(bad_requests::trials());
     trials.extend(startup::trials());
+    trials.extend(faults::trials());
+    trials.extend(tcp::trials());
     trials.extend(tearing::trials());
     libtest_mimic::run(&args, trials).exit_code()
 }

@@ -1,13 +1,15 @@
 //! Clients that stall, vanish or crowd: bounded memory, and the others are served meanwhile.
 
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 
-use crate::client::{Client, MAX_PAYLOAD, MIB, cmd, header};
+use crate::client::{Client, MAX_PAYLOAD, MIB, cmd, flag, header};
 use crate::image;
 use crate::lab::{Backend, Lab, Res, check, fail, per_backend, trial, wait_until};
+use crate::need::{self, Need};
 use crate::server::{Launch, Server};
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -18,6 +20,9 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.extend(per_backend(all, "stalled_writers_starve_nobody", &[], stalled_writers));
     trials.extend(per_backend(all, "large_reads_beside_hogs", &[], large_reads));
     trials.push(trial("pressure/sigterm_beside_a_hog", &[], sigterm_beside_a_hog));
+    trials.extend(per_backend(all, "slow_reader_leaves_room", &[], slow_reader));
+    let written = &[Backend::Uring, Backend::Threads];
+    trials.extend(per_backend(written, "thousand_zeroes", &[Need::NoZeroRange], zeroes_flood));
     trials.extend(per_backend(all, "client_vanishes_mid_request", &[], vanishes));
     trials.push(trial("pressure/connection_limit", &[], connection_limit));
     trials
@@ -133,6 +138,82 @@ fn stalled_writers(lab: &Lab, backend: Backend) -> Res {
     }
     served_meanwhile(&server, Duration::from_millis(1500))?;
     drop(crowd);
+    server.still_serves()?;
+    server.stop()
+}
+
+/// Beside a client that takes 1,000 replies of 32 MiB slowly but steadily, so that no deadline
+/// closes it, another one's READs of 1 MiB take under 2 s each.
+fn slow_reader(lab: &Lab, backend: Backend) -> Res {
+    let mut server = start(lab, backend)?;
+    let mut slow = greedy(&server)?;
+    let stop = AtomicBool::new(false);
+    let taken = std::thread::scope(|scope| -> Res<u64> {
+        // 12 MiB/s at most: one of its replies takes longer than the other client may wait.
+        let reader = scope.spawn(|| -> Res<u64> {
+            let mut taken = 0;
+            // Ordering: Relaxed; it publishes nothing.
+            while !stop.load(Ordering::Relaxed) {
+                slow.recv_vec(MIB as usize / 4)?;
+                taken += MIB / 4;
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Ok(taken)
+        });
+        std::thread::sleep(Duration::from_millis(300)); // the server takes all it will take
+        let other = one_mib_reads(lab, &server);
+        stop.store(true, Ordering::Relaxed); // see above
+        let taken = reader.join().expect("the reader does not panic")?;
+        other.map(|()| taken)
+    })?;
+    check!(taken >= 2 * MIB, "the slow reader took only {taken} bytes: it was not served");
+    drop(slow);
+    server.still_serves()?;
+    server.stop()
+}
+
+/// Eight READs of 1 MiB, verified, each within 2 s.
+fn one_mib_reads(lab: &Lab, server: &Server) -> Res {
+    let mut client = server.client()?;
+    for i in 0..8 {
+        let wanted = image::bytes_at(&lab.path("a.img"), i * 3 * MIB, 1 << 20)?;
+        let began = Instant::now();
+        let bytes = client.read(i * 3 * MIB, 1 << 20)?;
+        let took = began.elapsed();
+        check!(bytes == Ok(wanted), "other bytes meanwhile");
+        check!(took < Duration::from_secs(2), "1 MiB beside a slow reader took {took:?}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    client.disconnect()
+}
+
+/// Where zeros must be written, 1,000 requests for 1 MiB of them do not hold 1,000 MiB.
+fn zeroes_flood(lab: &Lab, backend: Backend) -> Res {
+    let shm = tempfile::Builder::new().prefix("nbd.").tempdir_in(need::SHM)?;
+    let image = shm.path().join("a.img");
+    image::sparse(&image, 64 * MIB)?;
+    std::fs::write(&image, vec![0xee; 64 << 20])?;
+    let launch = Launch::new(lab, backend).image(&image).arg("--workers").arg("1");
+    let mut server = launch.start()?;
+    let mut client = server.client()?;
+    let quiet = server.memory("VmRSS")?;
+    let one = |i| header(flag::NO_HOLE, cmd::WRITE_ZEROES, i, (i % 63) * MIB, MIB as u32);
+    let bytes: Vec<u8> = (0..1000).flat_map(one).collect();
+    client.send(&bytes)?;
+    let mut seen = vec![false; 1000];
+    for _ in 0..1000 {
+        let (answer, cookie) = client.simple_reply()?;
+        answer.ok("zeroes")?;
+        let Some(slot) = seen.get_mut(cookie as usize) else { fail!("cookie {cookie:#x}") };
+        check!(!std::mem::replace(slot, true), "two replies to request {cookie}");
+    }
+    let peak = server.memory("VmHWM")?;
+    let grown = peak.saturating_sub(quiet);
+    check!(grown < 128 * MIB, "{} MiB more at the peak", grown / MIB);
+    let zeroed = image::bytes_at(&image, 0, 63 << 20)?;
+    check!(zeroed.iter().all(|&b| b == 0), "some of it is not zero");
+    let rest = image::bytes_at(&image, 63 * MIB, 1 << 20)?;
+    check!(rest.iter().all(|&b| b == 0xee), "zeros beyond what was asked for");
     server.still_serves()?;
     server.stop()
 }

@@ -2,13 +2,14 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use crate::client::Client;
 use crate::lab::{Backend, Lab, Res, Tracked, check, fail, tail, wait_until};
+use crate::sandbox;
 
 /// How long a server may take to listen, and to end after SIGTERM.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -33,22 +34,36 @@ pub(crate) struct Launch<'a> {
     wrapper: Vec<OsString>,
     args: Vec<OsString>,
     socket: Option<PathBuf>,
+    stderr_closed: bool,
+    without_uring: bool,
 }
 
 impl<'a> Launch<'a> {
     /// A server on `backend`, listening on a Unix socket in the trial's directory.
     pub(crate) fn new(lab: &'a Lab, backend: Backend) -> Launch<'a> {
-        let socket = lab.path("s");
         let mut launch = Launch::bare(lab);
         launch.args.extend(backend.args().into_iter().map(OsString::from));
-        launch.args.extend(["--socket".into(), socket.clone().into()]);
-        launch.socket = Some(socket);
-        launch
+        launch.on_socket("s")
+    }
+
+    /// Listens on a Unix socket in the trial's directory.
+    pub(crate) fn on_socket(mut self, name: &str) -> Self {
+        let socket = self.lab.path(name);
+        self.args.extend(["--socket".into(), socket.clone().into()]);
+        self.socket = Some(socket);
+        self
     }
 
     /// A server with no arguments yet.
     pub(crate) fn bare(lab: &'a Lab) -> Launch<'a> {
-        Launch { lab, wrapper: Vec::new(), args: Vec::new(), socket: None }
+        Launch {
+            lab,
+            wrapper: Vec::new(),
+            args: Vec::new(),
+            socket: None,
+            stderr_closed: false,
+            without_uring: false,
+        }
     }
 
     /// Serves `path` under the name `vol`.
@@ -83,6 +98,18 @@ impl<'a> Launch<'a> {
         self
     }
 
+    /// Gives the server a pipe as standard error that nobody reads: each write there fails.
+    pub(crate) fn stderr_closed(mut self) -> Self {
+        self.stderr_closed = true;
+        self
+    }
+
+    /// Runs the server where `io_uring_setup` gives EPERM, as in many containers.
+    pub(crate) fn without_uring(mut self) -> Self {
+        self.without_uring = true;
+        self
+    }
+
     /// Starts the process; gives it and the files of its standard output and error.
     fn spawn(&self) -> Res<(Tracked, PathBuf, PathBuf)> {
         let mut words = self.wrapper.clone();
@@ -95,6 +122,14 @@ impl<'a> Launch<'a> {
         command.args(&words[1..]).stdin(Stdio::null());
         command.env_remove("OFFLOCK_LOG").env("NO_COLOR", "1");
         command.stdout(File::create(&stdout)?).stderr(File::create(&stderr)?);
+        if self.stderr_closed {
+            command.stderr(std::io::pipe()?.1);
+        }
+        if self.without_uring {
+            // SAFETY: between fork and exec it makes two system calls, which neither allocate nor
+            // lock, on memory that the fork copied.
+            unsafe { command.pre_exec(sandbox::refuse_uring) };
+        }
         Ok((self.lab.spawn(&mut command)?, stdout, stderr))
     }
 
@@ -213,14 +248,20 @@ impl Server {
 
     /// Waits for the end after `terminate`: exit code 0 and no panic in the log.
     pub(crate) fn finished(&mut self) -> Res {
+        let status = self.ended()?;
+        check!(status.success(), "after SIGTERM: {status}\n{}", tail(&self.log(), 20));
+        Ok(())
+    }
+
+    /// Waits for the end after `terminate`, however it ends but by a panic.
+    pub(crate) fn ended(&mut self) -> Res<ExitStatus> {
         let status = self.process.wait_for(PATIENCE)?;
         let log = self.log();
         let Some(status) = status else {
             fail!("still running {PATIENCE:?} after SIGTERM\n{}", tail(&log, 20));
         };
-        check!(status.success(), "after SIGTERM: {status}\n{}", tail(&log, 20));
         check!(!log.contains("panicked at"), "it panicked:\n{}", tail(&log, 40));
-        Ok(())
+        Ok(status)
     }
 
     /// A field of `/proc/<pid>/status` that is counted in KiB, in bytes.

@@ -21,6 +21,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("startup/stale_socket", &[], stale_socket),
         trial("startup/tcp_is_loopback", &[], tcp_is_loopback),
         trial("startup/second_writer_refused", &[], second_writer),
+        trial("startup/locked_image_not_grown", &[], locked_not_grown),
         trial("startup/two_names_one_file", &[], two_names),
     ]
 }
@@ -150,6 +151,25 @@ fn second_writer(lab: &Lab) -> Res {
     second().arg("--no-lock").start()?.stop()?;
     drop(first); // SIGKILL
     second().start()?.stop()
+}
+
+/// `--size` does not touch an image that another server holds.
+fn locked_not_grown(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::sparse(&image, MIB)?;
+    let mut first = Launch::new(lab, Backend::Threads).image(&image).start()?;
+    let second = Launch::new(lab, Backend::Threads).socket(&lab.path("s2")).image(&image);
+    let log = refused(second.arg("--size").arg("8M"), "a.img")?;
+    check!(log.contains("in use"), "not refused for the lock:\n{log}");
+    let len = fs::metadata(&image)?.len();
+    check!(len == MIB, "the refused server changed the size from {MIB} to {len}");
+    first.still_serves()?;
+    first.stop()?;
+    // The control: without the lock it grows.
+    let again = Launch::new(lab, Backend::Threads).image(&image).arg("--size").arg("8M");
+    again.start()?.stop()?;
+    check!(fs::metadata(&image)?.len() == 8 * MIB, "not grown although free");
+    Ok(())
 }
 
 /// One image by its path, a symbolic link and a hard link: one open file, one content.
