@@ -247,6 +247,8 @@ impl Worker {
                     if matches!(conn.phase, Phase::Transmission(_)) {
                         conn.unread = unread;
                     }
+                    self.watch_payload(key.slot); // it may have got its memory just now
+                    let conn = &self.conns[key.slot];
                     if used == 0 && conn.blocked.is_some() {
                         ahead += 1; // at the back of the list now
                     } else {

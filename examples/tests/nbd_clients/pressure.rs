@@ -21,6 +21,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.extend(per_backend(all, "large_reads_beside_hogs", &[], large_reads));
     trials.push(trial("pressure/sigterm_beside_a_hog", &[], sigterm_beside_a_hog));
     trials.extend(per_backend(all, "slow_reader_leaves_room", &[], slow_reader));
+    trials.extend(per_backend(all, "deadline_frees_memory", &[], deadline_frees));
     let written = &[Backend::Uring, Backend::Threads];
     trials.extend(per_backend(written, "thousand_zeroes", &[Need::NoZeroRange], zeroes_flood));
     trials.extend(per_backend(all, "client_vanishes_mid_request", &[], vanishes));
@@ -185,6 +186,37 @@ fn one_mib_reads(lab: &Lab, server: &Server) -> Res {
         std::thread::sleep(Duration::from_millis(100));
     }
     client.disconnect()
+}
+
+/// Clients announce WRITEs of 32 MiB and send no byte of them; a READ of 32 MiB waits until some
+/// of them are closed for it, and no longer.
+fn deadline_frees(lab: &Lab, backend: Backend) -> Res {
+    let mut server = start(lab, backend)?;
+    let wanted = image::bytes_at(&lab.path("a.img"), 0, MAX_PAYLOAD as usize)?;
+    let mut other = server.client()?;
+    let mut crowd = Vec::new();
+    for _ in 0..8 {
+        let mut client = server.client()?;
+        client.request(0, cmd::WRITE, 32 * MIB, MAX_PAYLOAD)?;
+        crowd.push(client);
+    }
+    std::thread::sleep(Duration::from_millis(300)); // their headers are understood
+    other.stream.set_read_timeout(Some(Duration::from_secs(8)))?;
+    let began = Instant::now();
+    let bytes = other.read(0, MAX_PAYLOAD).map_err(|e| {
+        let error = e.message().unwrap_or_default().to_string();
+        format!("a READ of 32 MiB beside stalled WRITEs, after {:?}: {error}", began.elapsed())
+    })?;
+    let took = began.elapsed();
+    check!(bytes == Ok(wanted), "other bytes meanwhile");
+    check!(took < Duration::from_secs(8), "a READ of 32 MiB beside stalled WRITEs took {took:?}");
+    // Otherwise the memory was not used up and nothing was shown.
+    check!(took > Duration::from_secs(1), "it did not have to wait: {took:?}");
+    let log = server.log();
+    check!(log.contains("others wait for its memory"), "nobody was closed for it:\n{log}");
+    drop(crowd);
+    server.still_serves()?;
+    server.stop()
 }
 
 /// Where zeros must be written, 1,000 requests for 1 MiB of them do not hold 1,000 MiB.
