@@ -31,6 +31,8 @@ pub mod quarantine;
 mod lock;
 mod mutant;
 #[cfg(any(offlock_loom, offlock_shuttle))]
+pub mod planted;
+#[cfg(any(offlock_loom, offlock_shuttle))]
 pub mod virtual_cpu;
 
 pub use self::mutant::mutant;

@@ -1,0 +1,127 @@
+//! The test that every planted bug is caught by the model that is about it.
+//!
+//! A crate lists its bugs in a [`Planted`] and calls the three checks from its model tests. Each
+//! model runs in a process of its own: under loom a deadlock may abort. For tests only.
+//!
+//! # Panics
+//!
+//! Every check panics with what does not hold.
+
+use std::env;
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A guess: a hundred times what the slowest takes.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// The planted bugs of a crate.
+#[derive(Debug)]
+pub struct Planted {
+    /// A bug's name, and the model in `mod models` of the test program that must fail for it.
+    pub mutants: &'static [(&'static str, &'static str)],
+    /// Bugs that only a checker of weak memory and of plain accesses can see: shuttle must pass,
+    /// or the list says too much.
+    pub loom_only: &'static [&'static str],
+    /// The crate's `CARGO_MANIFEST_DIR`, and the folders in it whose files plant bugs.
+    pub root: &'static str,
+    /// See `root`.
+    pub dirs: &'static [&'static str],
+}
+
+impl Planted {
+    /// Every planted bug fails its model.
+    pub fn assert_caught(&self) {
+        for (mutant, model) in self.mutants {
+            let run = run(mutant, model);
+            let said = format!("{mutant} in {model}:\n{}", run.said);
+            assert!(run.said.contains("running 1 test"), "the model did not run: {said}");
+            let reached = format!("planted mutant reached: {mutant}");
+            assert!(run.said.contains(&reached), "the bug was not on the model's path: {said}");
+            let visible = cfg!(offlock_loom) || !self.loom_only.contains(mutant);
+            assert_eq!(run.failed, visible, "{said}");
+        }
+    }
+
+    /// The control: with a bug that does not exist, the same command passes.
+    pub fn assert_control_passes(&self) {
+        for (_, model) in self.mutants {
+            let run = run("no-such-mutant", model);
+            assert!(!run.failed, "{model}:\n{}", run.said);
+            assert!(run.said.contains("1 passed") && !run.said.contains("mutant reached"));
+        }
+    }
+
+    /// Each `mutant("...")` in the folders is in the list.
+    pub fn assert_listed(&self) {
+        let mut planted = Vec::new();
+        for dir in self.dirs {
+            for entry in fs::read_dir(Path::new(self.root).join(dir)).unwrap() {
+                let text = fs::read_to_string(entry.unwrap().path()).unwrap();
+                let call = concat!("mutant", "(\"");
+                planted.extend(
+                    text.split(call)
+                        .skip(1)
+                        .map(|rest| rest.split('"').next().unwrap_or_default().to_string()),
+                );
+            }
+        }
+        planted.retain(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '-'));
+        for name in &planted {
+            let listed = self.mutants.iter().any(|(mutant, _)| mutant == name);
+            assert!(listed, "{name} has no model");
+        }
+        for (mutant, _) in self.mutants {
+            assert!(planted.iter().any(|name| name == mutant), "{mutant} is not planted");
+        }
+    }
+}
+
+struct Run {
+    failed: bool,
+    said: String,
+}
+
+/// Runs one model of this test program in a process of its own, with one bug planted.
+fn run(mutant: &str, model: &str) -> Run {
+    let mut child = Command::new(env::current_exe().unwrap())
+        .args(["--exact", &format!("models::{model}"), "--nocapture"])
+        .env("OFFLOCK_MUTANT", mutant)
+        .env("OFFLOCK_SHUTTLE_ITERATIONS", "1000") // enough for each, however long a soak asks for
+        .env("RUST_BACKTRACE", "0")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let out = reader(child.stdout.take().unwrap());
+    let err = reader(child.stderr.take().unwrap());
+    let failed = !wait(&mut child).success();
+    Run { failed, said: out.join().unwrap() + &err.join().unwrap() }
+}
+
+/// Reads a pipe to its end on a thread, so that a talkative child does not block on the other.
+fn reader(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<String> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        pipe.read_to_end(&mut bytes).unwrap();
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// A child that hangs is no proof: it is killed, and the test fails.
+fn wait(child: &mut Child) -> std::process::ExitStatus {
+    let until = Instant::now() + LIMIT;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if Instant::now() > until {
+            child.kill().unwrap();
+            panic!("the model neither passed nor failed within {LIMIT:?}");
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
