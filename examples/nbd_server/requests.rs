@@ -9,7 +9,6 @@
 //! A request has at most one operation in the engine at a time, so an engine with room for every
 //! request never refuses one.
 
-use std::fmt;
 use std::io;
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
@@ -377,11 +376,5 @@ impl Step {
         let chunks = request.wants_chunks(structured);
         let header = ReplyHeader::error(request.cookie, chunks, error);
         Self { conn, header: Some(header), data: None, spent: None }
-    }
-}
-
-impl fmt::Debug for Requests {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Requests").field("active", &self.active.len()).finish_non_exhaustive()
     }
 }

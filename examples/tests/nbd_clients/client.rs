@@ -147,10 +147,9 @@ impl Client {
     }
 
     fn over(stream: UnixStream) -> Res<Client> {
-        // A server that neither answers nor closes fails the trial instead of hanging it. A disk
-        // that is writing back a whole build kept a direct write of 32 MiB waiting for 20 s once.
-        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-        stream.set_write_timeout(Some(Duration::from_secs(60)))?;
+        // A server that neither answers nor closes fails the trial instead of hanging it.
+        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+        stream.set_write_timeout(Some(Duration::from_secs(20)))?;
         Ok(Client { stream, export: Export::default(), next_cookie: 0x1000 })
     }
 
