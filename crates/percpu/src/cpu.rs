@@ -71,6 +71,15 @@ impl fmt::Display for CpuId {
 #[inline]
 #[must_use]
 pub fn current_cpu() -> CpuId {
+    #[cfg(offlock_virtual_cpu)]
+    return crate::sync::virtual_cpu::current();
+    #[cfg(not(offlock_virtual_cpu))]
+    real_cpu()
+}
+
+#[cfg(not(offlock_virtual_cpu))]
+#[inline(always)]
+fn real_cpu() -> CpuId {
     #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
     if let Some(cpu) = fast::current() {
         return cpu;

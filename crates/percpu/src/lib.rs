@@ -25,16 +25,29 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("percpu supports 64-bit Linux only: it needs rseq, membarrier and sysfs");
 
+pub mod cache;
+mod capabilities;
+mod counter;
 mod cpu;
 mod cpulist;
-#[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
+mod error;
+pub mod fence;
+pub mod fork;
+mod gate;
+pub mod lglock;
+mod limited;
+pub mod rcu;
+mod refcount;
 mod rseq;
+mod slots;
 #[doc(hidden)]
 pub mod sync;
 mod topology;
+mod words;
 
 pub use self::cpu::{Backend, CpuId, RseqState, Source, backend, current_cpu};
 pub use self::cpulist::{CpuList, CpuListError};
+pub use self::error::{AllocError, Forked};
 pub use self::topology::{NodeId, Topology, topology};
 
 /// Compiles and runs the example of the README.

@@ -55,7 +55,14 @@ pub struct Topology {
 /// are wait-free.
 pub fn topology() -> &'static Topology {
     static TOPOLOGY: OnceLock<Topology> = OnceLock::new();
-    TOPOLOGY.get_or_init(|| Topology::read(Path::new("/sys/devices/system"), configured_cpus))
+    TOPOLOGY.get_or_init(|| {
+        #[cfg(offlock_virtual_cpu)]
+        return Topology::read(Path::new("/nonexistent"), || {
+            crate::sync::virtual_cpu::possible() as u32
+        });
+        #[cfg(not(offlock_virtual_cpu))]
+        Topology::read(Path::new("/sys/devices/system"), configured_cpus)
+    })
 }
 
 impl Topology {

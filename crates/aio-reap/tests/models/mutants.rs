@@ -3,7 +3,7 @@
 use percpu::sync::planted::Planted;
 
 const PLANTED: Planted = Planted {
-    mutants: &[
+    mutants: &[&[
         ("bell-answered-after-the-reap", "pool_announces_what_a_budget_leaves"),
         ("pool-bell-by-an-older-look", "pool_loses_no_job_and_no_wake_up"),
         ("pool-budget-hides-the-rest", "pool_announces_what_a_budget_leaves"),
@@ -13,8 +13,8 @@ const PLANTED: Planted = Planted {
         ("ring-head-relaxed", "inv08_ring_hands_over_whole_events_and_wraps"),
         ("ring-release-before-read", "inv08_ring_hands_over_whole_events_and_wraps"),
         ("ring-tail-relaxed", "inv08_ring_hands_over_whole_events_and_wraps"),
-    ],
-    loom_only: &["ring-head-relaxed", "ring-release-before-read", "ring-tail-relaxed"],
+    ]],
+    loom_only: &[&["ring-head-relaxed", "ring-release-before-read", "ring-tail-relaxed"]],
     root: env!("CARGO_MANIFEST_DIR"),
     dirs: &["src/backend", "tests/models"],
 };

@@ -8,13 +8,16 @@
 //! | `atomic`, `Arc`, `thread`, `hint` | `std` | `loom` | `shuttle` |
 //! | `Mutex`, `Condvar` | `parking_lot` | a wrapper over `loom`'s | the same, over `shuttle`'s |
 //! | `cell::UnsafeCell` | `std`'s, transparent | `loom`'s: checks every access | `std`'s |
+//! | `global!`, `thread_local!` | `static`, `std`'s | one per run of the model | the same |
+//! | `thread_id()` | the address of a thread-local | counted per run | counted per run |
 //! | `quarantine` | a plain drop | canary, memory kept | canary, memory kept |
 //! | `cpu::current()` | this CPU | set by the test | set by the test |
 //! | `mutant()` | `false` | reads `OFFLOCK_MUTANT` | reads `OFFLOCK_MUTANT` |
 //!
 //! Locks have `parking_lot`'s shape in all three: `lock()` returns the guard, there is no
 //! poisoning, and `Condvar::wait` borrows the guard. Only the default half has `const`
-//! constructors; a `static` that must not be modelled takes its types from [`native`].
+//! constructors; a `static` that must not be modelled takes its types from [`native`], one that must
+//! is made by `global!`.
 //!
 //! Not covered by semantic versioning.
 
@@ -32,7 +35,7 @@ mod lock;
 mod mutant;
 #[cfg(any(offlock_loom, offlock_shuttle))]
 pub mod planted;
-#[cfg(any(offlock_loom, offlock_shuttle))]
+#[cfg(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu))]
 pub mod virtual_cpu;
 
 pub use self::mutant::mutant;
@@ -52,9 +55,19 @@ pub fn panicking() -> bool {
 mod imp {
     pub use parking_lot::{Condvar, Mutex, MutexGuard};
     pub use std::sync::{Arc, atomic};
-    pub use std::{hint, thread};
+    pub use std::{hint, thread, thread_local};
 
-    /// The real CPUs.
+    /// Tells this thread from every other that lives: never 0. Wait-free, a few instructions.
+    #[inline(always)]
+    pub fn thread_id() -> u64 {
+        thread_local! {
+            static HERE: u8 = const { 0 };
+        }
+        // Nothing to drop, so it can be read at any point of a thread's exit.
+        HERE.with(|here| std::ptr::from_ref(here).addr() as u64)
+    }
+
+    /// The real CPUs; with `--cfg offlock_virtual_cpu`, those that the program made up.
     pub mod cpu {
         pub use crate::cpu::current_cpu as current;
 
@@ -66,12 +79,45 @@ mod imp {
     }
 }
 
+/// `global! { static NAME: T = value; }`: a static that a model has one of in every run.
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+macro_rules! global {
+    ($(#[$meta:meta])* $vis:vis static $name:ident: $type:ty = $value:expr;) => {
+        $(#[$meta])* $vis static $name: $type = $value;
+    };
+}
+
+#[cfg(any(offlock_loom, offlock_shuttle))]
+macro_rules! global {
+    ($(#[$meta:meta])* $vis:vis static $name:ident: $type:ty = $value:expr;) => {
+        $crate::sync::lazy_static! { $(#[$meta])* $vis static ref $name: $type = $value; }
+    };
+}
+
+pub(crate) use global;
+
+/// Tells this thread of the model from every other: never 0.
+#[cfg(any(offlock_loom, offlock_shuttle))]
+pub fn thread_id() -> u64 {
+    use std::cell::Cell;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    self::imp::thread_local! {
+        // Ordering: Relaxed; only the values must differ. Not the checker's atomic: which thread
+        // gets which number is no part of any model.
+        static MINE: Cell<u64> = Cell::new(NEXT.fetch_add(1, Ordering::Relaxed));
+    }
+    MINE.with(Cell::get)
+}
+
 #[cfg(offlock_loom)]
 mod imp {
     pub use super::lock::{Condvar, Mutex, MutexGuard};
     pub use super::virtual_cpu as cpu;
     pub use loom::sync::{Arc, atomic};
     pub use loom::{cell, hint, thread};
+    pub use loom::{lazy_static, thread_local};
 
     /// What [`super::lock`] is written over.
     pub(super) use loom::sync as std_shaped;
@@ -95,6 +141,7 @@ mod imp {
     pub use super::virtual_cpu as cpu;
     pub use shuttle::sync::{Arc, atomic};
     pub use shuttle::{hint, thread};
+    pub use shuttle::{lazy_static, thread_local};
 
     /// What [`super::lock`] is written over.
     pub(super) use shuttle::sync as std_shaped;

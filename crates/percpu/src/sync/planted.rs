@@ -21,11 +21,12 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// The planted bugs of a crate.
 #[derive(Debug)]
 pub struct Planted {
-    /// A bug's name, and the model in `mod models` of the test program that must fail for it.
-    pub mutants: &'static [(&'static str, &'static str)],
+    /// A bug's name, and the model in `mod models` of the test program that must fail for it: one
+    /// list per module of models.
+    pub mutants: &'static [&'static [(&'static str, &'static str)]],
     /// Bugs that only a checker of weak memory and of plain accesses can see: shuttle must pass,
     /// or the list says too much.
-    pub loom_only: &'static [&'static str],
+    pub loom_only: &'static [&'static [&'static str]],
     /// The crate's `CARGO_MANIFEST_DIR`, and the folders in it whose files plant bugs.
     pub root: &'static str,
     /// See `root`.
@@ -35,20 +36,20 @@ pub struct Planted {
 impl Planted {
     /// Every planted bug fails its model.
     pub fn assert_caught(&self) {
-        for (mutant, model) in self.mutants {
+        for (mutant, model) in self.mutants.concat() {
             let run = run(mutant, model);
             let said = format!("{mutant} in {model}:\n{}", run.said);
             assert!(run.said.contains("running 1 test"), "the model did not run: {said}");
             let reached = format!("planted mutant reached: {mutant}");
             assert!(run.said.contains(&reached), "the bug was not on the model's path: {said}");
-            let visible = cfg!(offlock_loom) || !self.loom_only.contains(mutant);
+            let visible = cfg!(offlock_loom) || !self.loom_only.concat().contains(&mutant);
             assert_eq!(run.failed, visible, "{said}");
         }
     }
 
     /// The control: with a bug that does not exist, the same command passes.
     pub fn assert_control_passes(&self) {
-        for (_, model) in self.mutants {
+        for (_, model) in self.mutants.concat() {
             let run = run("no-such-mutant", model);
             assert!(!run.failed, "{model}:\n{}", run.said);
             assert!(run.said.contains("1 passed") && !run.said.contains("mutant reached"));
@@ -60,7 +61,11 @@ impl Planted {
         let mut planted = Vec::new();
         for dir in self.dirs {
             for entry in fs::read_dir(Path::new(self.root).join(dir)).unwrap() {
-                let text = fs::read_to_string(entry.unwrap().path()).unwrap();
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    continue;
+                }
+                let text = fs::read_to_string(path).unwrap();
                 let call = concat!("mutant", "(\"");
                 planted.extend(
                     text.split(call)
@@ -71,10 +76,10 @@ impl Planted {
         }
         planted.retain(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '-'));
         for name in &planted {
-            let listed = self.mutants.iter().any(|(mutant, _)| mutant == name);
+            let listed = self.mutants.concat().iter().any(|(mutant, _)| mutant == name);
             assert!(listed, "{name} has no model");
         }
-        for (mutant, _) in self.mutants {
+        for (mutant, _) in self.mutants.concat() {
             assert!(planted.iter().any(|name| name == mutant), "{mutant} is not planted");
         }
     }

@@ -2,22 +2,29 @@
 
 use percpu::sync::planted::Planted;
 
+use super::{facade, fence, gate, lglock, limited, rcu, refcount};
+
 const PLANTED: Planted = Planted {
     mutants: &[
-        ("add-without-the-lock", "a_mutex_excludes"),
-        ("condvar-notify-all-wakes-one", "notify_all_wakes_every_waiter"),
-        ("condvar-notify-one-lost", "notify_one_wakes_the_waiter"),
-        ("flag-set-outside-the-lock", "notify_one_wakes_the_waiter"),
-        ("free-before-unlink", "a_node_unlinked_under_the_lock_may_be_freed_after_it"),
-        ("mutex-try-lock-refuses", "try_lock_refuses_exactly_while_held"),
-        ("put-is-relaxed", "the_last_put_frees_after_every_read"),
-        ("quarantine-canary-lives", "a_double_free_is_caught"),
-        ("quarantine-canary-lives", "a_use_after_free_is_caught"),
-        ("reader-leaves-the-lock-early", "a_node_unlinked_under_the_lock_may_be_freed_after_it"),
+        facade::MUTANTS,
+        fence::MUTANTS,
+        gate::MUTANTS,
+        lglock::MUTANTS,
+        limited::MUTANTS,
+        rcu::MUTANTS,
+        refcount::MUTANTS,
     ],
-    loom_only: &["put-is-relaxed"],
+    loom_only: &[
+        facade::LOOM_ONLY,
+        fence::LOOM_ONLY,
+        gate::LOOM_ONLY,
+        lglock::LOOM_ONLY,
+        limited::LOOM_ONLY,
+        rcu::LOOM_ONLY,
+        refcount::LOOM_ONLY,
+    ],
     root: env!("CARGO_MANIFEST_DIR"),
-    dirs: &["src/sync", "tests/models"],
+    dirs: &["src", "src/sync", "src/rseq", "src/lglock", "src/rcu", "src/cache", "tests/models"],
 };
 
 #[test]

@@ -1,0 +1,1 @@
+//! Spare objects: allocate before the lock, keep what was freed.

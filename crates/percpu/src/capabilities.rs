@@ -1,0 +1,1 @@
+//! What this process can use, and why not more.

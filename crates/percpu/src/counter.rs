@@ -1,0 +1,1 @@
+//! A counter that adds on its own CPU.

@@ -1,0 +1,1 @@
+//! Locks that are cheap on their own CPU, and one over all.

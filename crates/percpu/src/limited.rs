@@ -1,0 +1,1 @@
+//! A counter that never passes its limit.

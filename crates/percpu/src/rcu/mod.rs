@@ -1,0 +1,1 @@
+//! Read-copy-update: readers that never wait, memory that waits for them.

@@ -1,0 +1,1 @@
+//! A reference count that bounces no cache line until it is killed.

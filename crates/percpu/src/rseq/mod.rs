@@ -1,0 +1,19 @@
+//! Restartable sequences: the area that libc registers, and the sections that run on it.
+//!
+//! A section is a few instructions that end in one store. If the thread is moved to another CPU,
+//! preempted or signalled before that store, the kernel makes it start again, so that the store
+//! needs no lock prefix: nobody else runs on this CPU between the first instruction and the last.
+//!
+//! ```text
+//!  default, x86_64         real sections                        (x86_64.rs)
+//!  every other build       none: `available()` is false         (portable.rs)
+//!  model checkers          one mutex per virtual CPU            (model.rs)
+//! ```
+
+#[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
+mod area;
+
+#[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
+pub(crate) use self::area::{Absent, Offset, cpu_id, find};
+
+pub(crate) mod section;

@@ -1,0 +1,76 @@
+//! Sections for the model checkers: plain loads and stores under the virtual CPU's mutex.
+//!
+//! The mutex stands for what the kernel gives: two sections of one CPU never overlap, and the
+//! second sees what the first stored. [`restart_all`] takes every mutex in turn, so a section
+//! begun before it has committed, and one begun later sees what the caller did before.
+
+use super::Refused;
+use crate::cpu::CpuId;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::virtual_cpu;
+use crate::words::Words;
+
+pub(super) fn available() -> bool {
+    virtual_cpu::sections()
+}
+
+/// Runs `f` on this CPU's word, alone on that CPU, if the gate is open.
+fn section<R>(
+    gate: &AtomicU64,
+    words: &Words,
+    f: impl FnOnce(CpuId, &AtomicU64) -> Result<R, Refused>,
+) -> Result<R, Refused> {
+    if !available() || !virtual_cpu::has_id() {
+        return Err(Refused::NoCpu);
+    }
+    let cpu = virtual_cpu::current();
+    let _alone = virtual_cpu::alone_on(cpu);
+    // Ordering: Relaxed, as are the accesses in `f`: a section orders nothing but itself. The
+    // partner of a gate is `heavy_rseq`.
+    if gate.load(Ordering::Relaxed) != 0 {
+        return Err(Refused::Closed);
+    }
+    f(cpu, words.slot(cpu))
+}
+
+pub(super) fn add(gate: &AtomicU64, words: &Words, delta: u64) -> Result<CpuId, Refused> {
+    section(gate, words, |cpu, word| {
+        word.store(word.load(Ordering::Relaxed).wrapping_add(delta), Ordering::Release);
+        Ok(cpu)
+    })
+}
+
+pub(super) fn add_within(
+    gate: &AtomicU64,
+    words: &Words,
+    delta: i64,
+    bound: i64,
+) -> Result<CpuId, Refused> {
+    section(gate, words, |cpu, word| {
+        let sum = (word.load(Ordering::Relaxed) as i64).wrapping_add(delta);
+        if sum <= -bound || sum >= bound {
+            return Err(Refused::Busy);
+        }
+        word.store(sum as u64, Ordering::Release);
+        Ok(cpu)
+    })
+}
+
+pub(super) fn claim(gate: &AtomicU64, words: &Words, owner: u64) -> Result<CpuId, Refused> {
+    section(gate, words, |cpu, word| {
+        // Ordering: Acquire, which is what a load is on x86_64: it pairs with the unlock's Release.
+        if word.load(Ordering::Acquire) != 0 {
+            return Err(Refused::Busy);
+        }
+        word.store(owner, Ordering::Release);
+        Ok(cpu)
+    })
+}
+
+pub(super) fn swap(gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused> {
+    section(gate, words, |cpu, word| {
+        let old = word.load(Ordering::Relaxed);
+        word.store(new, Ordering::Release);
+        Ok((cpu, old))
+    })
+}

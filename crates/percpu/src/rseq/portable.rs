@@ -1,0 +1,31 @@
+//! No sections: every operation is refused, and the compiler removes the code behind it.
+
+use super::Refused;
+use crate::cpu::CpuId;
+use crate::sync::atomic::AtomicU64;
+use crate::words::Words;
+
+#[inline(always)]
+pub(super) fn available() -> bool {
+    false
+}
+
+#[inline(always)]
+pub(super) fn add(_: &AtomicU64, _: &Words, _: u64) -> Result<CpuId, Refused> {
+    Err(Refused::NoCpu)
+}
+
+#[inline(always)]
+pub(super) fn add_within(_: &AtomicU64, _: &Words, _: i64, _: i64) -> Result<CpuId, Refused> {
+    Err(Refused::NoCpu)
+}
+
+#[inline(always)]
+pub(super) fn claim(_: &AtomicU64, _: &Words, _: u64) -> Result<CpuId, Refused> {
+    Err(Refused::NoCpu)
+}
+
+#[inline(always)]
+pub(super) fn swap(_: &AtomicU64, _: &Words, _: u64) -> Result<(CpuId, u64), Refused> {
+    Err(Refused::NoCpu)
+}

@@ -1,0 +1,67 @@
+//! The sections: what a thread can do to its CPU's word with one plain store.
+//!
+//! Every section tests a gate first and commits only while it reads 0, so that whoever closes the
+//! gate and then calls [`revoke_all`](crate::fence::heavy_rseq) knows that no section begun before
+//! can still commit.
+//!
+//! # Invariants
+//!
+//! 1. [`available`] gives the same answer for the life of the process, and is asked before any
+//!    word is touched: a word is changed by sections and by nobody else, or by atomics only.
+
+use crate::cpu::CpuId;
+use crate::sync::atomic::AtomicU64;
+use crate::words::Words;
+
+#[cfg(any(offlock_loom, offlock_shuttle))]
+#[path = "model.rs"]
+mod imp;
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[path = "portable.rs"]
+mod imp;
+
+/// Why a section did not commit. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// The thread has no CPU id, or this process has no sections: use an atomic instead.
+    NoCpu,
+    /// The gate was not 0.
+    Closed,
+    /// [`add_within`]: the sum would leave the bound. [`claim`]: the word was not 0.
+    Busy,
+}
+
+/// True if this process runs sections. Decided once; a load and a branch after that.
+#[inline(always)]
+pub(crate) fn available() -> bool {
+    imp::available()
+}
+
+/// Adds `delta` (wrapping) to this CPU's word and tells which CPU that was.
+#[inline(always)]
+pub(crate) fn add(gate: &AtomicU64, words: &Words, delta: u64) -> Result<CpuId, Refused> {
+    imp::add(gate, words, delta)
+}
+
+/// Adds `delta` to this CPU's word if the result is strictly between `-bound` and `bound`.
+#[inline(always)]
+pub(crate) fn add_within(
+    gate: &AtomicU64,
+    words: &Words,
+    delta: i64,
+    bound: i64,
+) -> Result<CpuId, Refused> {
+    imp::add_within(gate, words, delta, bound)
+}
+
+/// Stores `owner` in this CPU's word if that is 0.
+#[inline(always)]
+pub(crate) fn claim(gate: &AtomicU64, words: &Words, owner: u64) -> Result<CpuId, Refused> {
+    imp::claim(gate, words, owner)
+}
+
+/// Stores `new` in this CPU's word and returns what was there.
+#[inline(always)]
+pub(crate) fn swap(gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused> {
+    imp::swap(gate, words, new)
+}

@@ -1,0 +1,1 @@
+//! One slot of any type per CPU.

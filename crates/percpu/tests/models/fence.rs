@@ -1,0 +1,7 @@
+//! The asymmetric fences: store-buffer litmus.
+
+/// A planted bug, and the model that must fail for it.
+pub(super) const MUTANTS: &[(&str, &str)] = &[];
+
+/// Of these, what only loom can see.
+pub(super) const LOOM_ONLY: &[&str] = &[];
