@@ -150,7 +150,7 @@ fn without_rseq(getcpu: i32, dealt: impl FnOnce() -> u32, capacity: u32) -> CpuI
 }
 
 /// The CPU from libc, or a negative number.
-fn getcpu() -> i32 {
+pub(crate) fn getcpu() -> i32 {
     // SAFETY: takes no arguments and touches no memory of ours; it reports errors by -1.
     unsafe { libc::sched_getcpu() }
 }

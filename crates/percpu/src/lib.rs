@@ -45,6 +45,7 @@ pub mod sync;
 mod topology;
 mod words;
 
+pub use self::capabilities::{Capabilities, RseqUnavailable, Sections, capabilities, require_rseq};
 pub use self::cpu::{Backend, CpuId, RseqState, Source, backend, current_cpu};
 pub use self::cpulist::{CpuList, CpuListError};
 pub use self::error::{AllocError, Forked};

@@ -79,7 +79,20 @@ impl Words {
     #[inline(always)]
     pub(crate) fn slot(&self, cpu: CpuId) -> &AtomicU64 {
         assert!(cpu.index() < cpu::possible(), "{cpu} has no slot");
-        // SAFETY: the region of `cpu` exists, as just checked, so the place is inside the chunk.
+        // SAFETY: just checked.
+        unsafe { self.slot_unchecked(cpu) }
+    }
+
+    /// The word of `cpu`, for a fast path that has its number from a section or from
+    /// `cpu::current`.
+    ///
+    /// # Safety
+    ///
+    /// `cpu` is below `cpu::possible()`.
+    #[inline(always)]
+    pub(crate) unsafe fn slot_unchecked(&self, cpu: CpuId) -> &AtomicU64 {
+        debug_assert!(cpu.index() < cpu::possible(), "{cpu} has no slot");
+        // SAFETY: the region of `cpu` exists, says the caller, so the place is inside the chunk.
         let word = unsafe { self.base.byte_add(cpu.index() * STRIDE) };
         // SAFETY: invariant 1; the memory stays as long as `self`.
         unsafe { word.as_ref() }

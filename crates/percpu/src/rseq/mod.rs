@@ -17,3 +17,5 @@ mod area;
 pub(crate) use self::area::{Absent, Offset, cpu_id, find};
 
 pub(crate) mod section;
+#[cfg(any(test, all(target_arch = "x86_64", not(offlock_portable))))]
+mod self_test;

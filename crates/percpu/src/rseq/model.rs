@@ -1,14 +1,19 @@
 //! Sections for the model checkers: plain loads and stores under the virtual CPU's mutex.
 //!
 //! The mutex stands for what the kernel gives: two sections of one CPU never overlap, and the
-//! second sees what the first stored. [`restart_all`] takes every mutex in turn, so a section
+//! second sees what the first stored. [`heavy_rseq`](crate::fence::heavy_rseq) takes every mutex in turn, so a section
 //! begun before it has committed, and one begun later sees what the caller did before.
 
 use super::Refused;
+use crate::capabilities::Sections;
 use crate::cpu::CpuId;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::virtual_cpu;
 use crate::words::Words;
+
+pub(super) fn state() -> &'static Sections {
+    if available() { &Sections::InUse } else { &Sections::NotBuilt }
+}
 
 pub(super) fn available() -> bool {
     virtual_cpu::sections()

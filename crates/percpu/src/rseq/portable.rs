@@ -1,9 +1,14 @@
 //! No sections: every operation is refused, and the compiler removes the code behind it.
 
 use super::Refused;
+use crate::capabilities::Sections;
 use crate::cpu::CpuId;
 use crate::sync::atomic::AtomicU64;
 use crate::words::Words;
+
+pub(super) fn state() -> &'static Sections {
+    if cfg!(offlock_virtual_cpu) { &Sections::VirtualCpus } else { &Sections::NotBuilt }
+}
 
 #[inline(always)]
 pub(super) fn available() -> bool {

@@ -1,7 +1,7 @@
 //! The sections: what a thread can do to its CPU's word with one plain store.
 //!
 //! Every section tests a gate first and commits only while it reads 0, so that whoever closes the
-//! gate and then calls [`revoke_all`](crate::fence::heavy_rseq) knows that no section begun before
+//! gate and then calls [`heavy_rseq`](crate::fence::heavy_rseq) knows that no section begun before
 //! can still commit.
 //!
 //! # Invariants
@@ -9,6 +9,7 @@
 //! 1. [`available`] gives the same answer for the life of the process, and is asked before any
 //!    word is touched: a word is changed by sections and by nobody else, or by atomics only.
 
+use crate::capabilities::Sections;
 use crate::cpu::CpuId;
 use crate::sync::atomic::AtomicU64;
 use crate::words::Words;
@@ -16,7 +17,16 @@ use crate::words::Words;
 #[cfg(any(offlock_loom, offlock_shuttle))]
 #[path = "model.rs"]
 mod imp;
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(all(
+    target_arch = "x86_64",
+    not(any(offlock_loom, offlock_shuttle, offlock_portable, offlock_virtual_cpu))
+))]
+#[path = "x86_64.rs"]
+mod imp;
+#[cfg(all(
+    not(any(offlock_loom, offlock_shuttle)),
+    any(not(target_arch = "x86_64"), offlock_portable, offlock_virtual_cpu)
+))]
 #[path = "portable.rs"]
 mod imp;
 
@@ -35,6 +45,11 @@ pub(crate) enum Refused {
 #[inline(always)]
 pub(crate) fn available() -> bool {
     imp::available()
+}
+
+/// Whether this process runs sections, and why not. Decided once.
+pub(crate) fn state() -> Sections {
+    *imp::state()
 }
 
 /// Adds `delta` (wrapping) to this CPU's word and tells which CPU that was.

@@ -1,0 +1,184 @@
+//! The start-up self-test: a kernel, an emulator or a libc that gets sections wrong is not used.
+//!
+//! It cannot make the kernel interrupt a section at will, so it checks what holds without: the id
+//! is a CPU's that `sched_getcpu` confirms, a section that commits changes its word and no other,
+//! and one that is refused changes nothing. The stress tests do the rest.
+
+use super::section::Refused;
+use crate::cpu::{CpuId, getcpu};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::words::Words;
+
+/// The sections under test.
+pub(crate) trait Operations {
+    fn add(&self, gate: &AtomicU64, words: &Words, delta: u64) -> Result<CpuId, Refused>;
+    fn add_within(
+        &self,
+        gate: &AtomicU64,
+        words: &Words,
+        delta: i64,
+        bound: i64,
+    ) -> Result<CpuId, Refused>;
+    fn claim(&self, gate: &AtomicU64, words: &Words, owner: u64) -> Result<CpuId, Refused>;
+    fn swap(&self, gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused>;
+}
+
+/// A guess: how often a thread may be moved between two questions before we call it a lie.
+const TRIES: usize = 100;
+
+/// Tests `ops` on the calling thread; `None` if it has no CPU id. The error says what went wrong.
+pub(crate) fn self_test(ops: &impl Operations) -> Option<Result<(), &'static str>> {
+    let (open, closed) = (AtomicU64::new(0), AtomicU64::new(1));
+    let Ok(words) = Words::new() else { return Some(Err("no memory to test with")) };
+    if ops.add(&open, &words, 1) == Err(Refused::NoCpu) {
+        return None;
+    }
+    Some(verdict(ops, &open, &closed, &words))
+}
+
+fn verdict(
+    ops: &impl Operations,
+    open: &AtomicU64,
+    closed: &AtomicU64,
+    words: &Words,
+) -> Result<(), &'static str> {
+    let sum = || {
+        // Ordering: Relaxed; nobody else has these words.
+        words.iter().fold(0, |sum: u64, word| sum.wrapping_add(word.load(Ordering::Relaxed)))
+    };
+    let holds = |truth: bool, what: &'static str| truth.then_some(()).ok_or(what);
+
+    for n in 2..=8 {
+        holds(ops.add(open, words, 1).is_ok(), "an add to an open gate was refused")?;
+        holds(sum() == n, "the words do not add up to what was added")?;
+    }
+    holds(ops.add(closed, words, 1) == Err(Refused::Closed), "a closed gate let an add pass")?;
+    holds(sum() == 8, "a refused add changed a word")?;
+    holds(
+        ops.add_within(open, words, 100, 50) == Err(Refused::Busy) && sum() == 8,
+        "an add beyond its bound was not refused",
+    )?;
+    holds(ops.add_within(open, words, -3, 50).is_ok() && sum() == 5, "a bounded add went wrong")?;
+    let confirmed = (0..TRIES).any(|_| {
+        let cpu = ops.add(open, words, 0).map(CpuId::get);
+        cpu.is_ok_and(|cpu| i32::try_from(cpu) == Ok(getcpu()))
+    });
+    holds(confirmed, "the CPU id is not what sched_getcpu says")?;
+
+    // From here on every word is 0 before, whatever CPU comes next.
+    let clear = || words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    let word = |cpu: CpuId| words.slot(cpu).load(Ordering::Relaxed);
+    clear();
+    let taken = ops.claim(open, words, 7);
+    holds(taken.is_ok_and(|cpu| word(cpu) == 7) && sum() == 7, "a claim stored something else")?;
+    words.iter().for_each(|word| word.store(7, Ordering::Relaxed));
+    holds(ops.claim(open, words, 9) == Err(Refused::Busy), "a word was claimed twice")?;
+    let swapped = ops.swap(open, words, 0);
+    holds(
+        swapped.is_ok_and(|(cpu, old)| old == 7 && word(cpu) == 0),
+        "a swap returned or stored something else",
+    )?;
+    holds(ops.swap(closed, words, 1) == Err(Refused::Closed), "a closed gate let a swap pass")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sections that work, made of atomics, but for one lie.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    enum Liar {
+        Honest,
+        NoId,
+        AddsTwice,
+        IgnoresTheGate,
+        IgnoresTheBound,
+        ChangesWhatItRefuses,
+        WrongCpu,
+        ClaimsTwice,
+        SwapsNothing,
+    }
+    use Liar::*;
+
+    impl Liar {
+        fn enter(self, gate: &AtomicU64) -> Result<CpuId, Refused> {
+            if self == NoId {
+                return Err(Refused::NoCpu);
+            }
+            if gate.load(Ordering::Relaxed) != 0 && self != IgnoresTheGate {
+                return Err(Refused::Closed);
+            }
+            Ok(CpuId::new(0))
+        }
+
+        fn says(self) -> CpuId {
+            let here = u32::try_from(getcpu()).unwrap();
+            CpuId::new(if self == WrongCpu { here + 1 } else { here })
+        }
+    }
+
+    impl Operations for Liar {
+        fn add(&self, gate: &AtomicU64, words: &Words, delta: u64) -> Result<CpuId, Refused> {
+            let slot = self.enter(gate).inspect_err(|_| {
+                if *self == ChangesWhatItRefuses {
+                    words.slot(CpuId::new(0)).fetch_add(delta, Ordering::Relaxed);
+                }
+            })?;
+            let times = if *self == AddsTwice { 2 } else { 1 };
+            words.slot(slot).fetch_add(delta * times, Ordering::Relaxed);
+            Ok(self.says())
+        }
+
+        fn add_within(
+            &self,
+            gate: &AtomicU64,
+            words: &Words,
+            delta: i64,
+            bound: i64,
+        ) -> Result<CpuId, Refused> {
+            let slot = self.enter(gate)?;
+            let sum = words.slot(slot).load(Ordering::Relaxed) as i64 + delta;
+            if sum.abs() >= bound && *self != IgnoresTheBound {
+                return Err(Refused::Busy);
+            }
+            words.slot(slot).store(sum as u64, Ordering::Relaxed);
+            Ok(self.says())
+        }
+
+        fn claim(&self, gate: &AtomicU64, words: &Words, owner: u64) -> Result<CpuId, Refused> {
+            let slot = self.enter(gate)?;
+            if words.slot(slot).load(Ordering::Relaxed) != 0 && *self != ClaimsTwice {
+                return Err(Refused::Busy);
+            }
+            words.slot(slot).store(owner, Ordering::Relaxed);
+            Ok(slot)
+        }
+
+        fn swap(&self, gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused> {
+            let slot = self.enter(gate)?;
+            let old = words.slot(slot).load(Ordering::Relaxed);
+            if *self != SwapsNothing {
+                words.slot(slot).store(new, Ordering::Relaxed);
+            }
+            Ok((slot, old))
+        }
+    }
+
+    #[test]
+    fn inv17_an_honest_backend_passes_and_each_liar_is_found_out() {
+        assert_eq!(self_test(&Honest), Some(Ok(())));
+        assert_eq!(self_test(&NoId), None, "another thread must be asked");
+        for (liar, word) in [
+            (AddsTwice, "add up"),
+            (IgnoresTheGate, "closed gate"),
+            (IgnoresTheBound, "bound"),
+            (ChangesWhatItRefuses, "refused add"),
+            (WrongCpu, "sched_getcpu"),
+            (ClaimsTwice, "twice"),
+            (SwapsNothing, "swap"),
+        ] {
+            let said = self_test(&liar).expect("it has an id").expect_err("a lie");
+            assert!(said.contains(word), "{liar:?}: {said}");
+        }
+    }
+}
