@@ -14,8 +14,10 @@
 
 use std::ptr::{self, NonNull};
 
+use crate::error::Forked;
 use crate::sync::native::OnceLock;
 use crate::sync::native::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 
 /// When a structure was made: how many forks there were between this process and the first one
 /// that asked.
@@ -38,6 +40,16 @@ impl Generation {
         let adopted = ADOPTED.load(Ordering::Relaxed);
         let number = NUMBER.load(Ordering::Relaxed);
         (adopted..number).contains(&self.0)
+    }
+
+    /// Locks a mutex of a structure made in this generation; refuses to wait for it if the
+    /// structure is inherited, since its holder may not exist.
+    pub(crate) fn lock<T>(self, mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>, Forked> {
+        match mutex.try_lock() {
+            Some(held) => Ok(held),
+            None if self.is_inherited() => Err(Forked::new()),
+            None => Ok(mutex.lock()),
+        }
     }
 }
 

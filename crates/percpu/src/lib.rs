@@ -49,6 +49,9 @@ pub use self::capabilities::{Capabilities, RseqUnavailable, Sections, capabiliti
 pub use self::cpu::{Backend, CpuId, RseqState, Source, backend, current_cpu};
 pub use self::cpulist::{CpuList, CpuListError};
 pub use self::error::{AllocError, Forked};
+pub use self::refcount::{
+    KillError, PercpuRef, Reference, ReinitError, ReinitRefused, ResurrectError,
+};
 pub use self::topology::{NodeId, Topology, topology};
 
 /// Compiles and runs the example of the README.

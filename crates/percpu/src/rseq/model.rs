@@ -30,9 +30,10 @@ fn section<R>(
     }
     let cpu = virtual_cpu::current();
     let _alone = virtual_cpu::alone_on(cpu);
-    // Ordering: Relaxed, as are the accesses in `f`: a section orders nothing but itself. The
-    // partner of a gate is `heavy_rseq`.
-    if gate.load(Ordering::Relaxed) != 0 {
+    // Ordering: Acquire, which is what a load is on x86_64: it pairs with the Release of whoever
+    // opens the gate again, and carries what was changed behind it. Whoever closes it has
+    // `heavy_rseq` for a partner instead.
+    if gate.load(Ordering::Acquire) != 0 {
         return Err(Refused::Closed);
     }
     f(cpu, words.slot(cpu))

@@ -24,7 +24,16 @@ const PLANTED: Planted = Planted {
         refcount::LOOM_ONLY,
     ],
     root: env!("CARGO_MANIFEST_DIR"),
-    dirs: &["src", "src/sync", "src/rseq", "src/lglock", "src/rcu", "src/cache", "tests/models"],
+    dirs: &[
+        "src",
+        "src/sync",
+        "src/rseq",
+        "src/lglock",
+        "src/rcu",
+        "src/cache",
+        "src/refcount",
+        "tests/models",
+    ],
 };
 
 #[test]

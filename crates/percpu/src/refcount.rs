@@ -1,1 +1,0 @@
-//! A reference count that bounces no cache line until it is killed.

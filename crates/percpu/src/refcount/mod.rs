@@ -1,0 +1,444 @@
+//! A reference count that many CPUs can use at once, and that still ends in one release.
+//!
+//! While the object is live nobody needs to know how many references there are, only that there
+//! are some: one is held by the count itself until [`PercpuRef::kill`]. So every CPU counts in a
+//! word of its own. A kill closes those words, folds them into one atomic and drops the initial
+//! reference; from then on the atomic counts, and whoever takes it to zero runs the release
+//! closure.
+//!
+//! ```text
+//!   percpu mode                                         atomic mode
+//!   gate = 0                                            gate = 1
+//!   words:  | cpu 0: +3 | cpu 1: -1 | ...   -- fold --> words: closed
+//!   remote: 0   (threads without a CPU id)              remote: CLOSED
+//!   atomic: BIAS + initial                              atomic: the count, and DEAD after a kill
+//! ```
+//!
+//! The idea is that of the Linux kernel's `lib/percpu-refcount.c` (3.11). The protocol is another:
+//! the kernel waits for a grace period between closing the words and summing them; here the words
+//! of one CPU are changed by rseq sections that test the gate, so that one
+//! [`heavy_rseq`](crate::fence) is all the waiting there is, or, where no sections run, by
+//! compare-exchanges that a `swap` to `CLOSED` cuts off. Nothing is ever added, checked and taken
+//! back: the taking back could land after the fold.
+//!
+//! # Invariants
+//!
+//! The number of references is the sum of `words` and `remote` since the last fold, plus
+//! `atomic / ONE`, less `BIAS / ONE` in percpu mode.
+//!
+//! 1. A change of a word or of `remote` commits only while it is open, and is counted by exactly
+//!    one fold: a section commits only while `gate` is 0, a compare-exchange only from a value
+//!    that is not `CLOSED`.
+//! 2. While a word or `remote` is open, `atomic` carries the bias: it is added before they open
+//!    and taken away, together with their sum, after they closed. So `atomic / ONE` is 0 only if
+//!    there is no reference.
+//! 3. `DEAD` is part of `atomic`: a `try_get_live` commits on a word that is open, so before the
+//!    fold of a kill, or by a compare-exchange from a value without `DEAD`.
+//! 4. `atomic` is `DEAD` and nothing else exactly between the last put and the moment when its
+//!    thread has taken the closure out and stores `DEAD | RELEASED`. In between nobody else
+//!    touches `release`; after it that thread touches nothing of the `PercpuRef`.
+//! 5. `switch` is held while the mode changes, and never while a closure of the caller runs.
+//!
+//! # Who excludes whom
+//!
+//! | | get, put | kill, resurrect, reinit, switch | last put |
+//! |---|---|---|---|
+//! | get, put | never | never | the last put is the last |
+//! | kill, resurrect, reinit, switch | never | `switch` | reinit: invariant 4; others hold or find a reference |
+//!
+//! # fork, exit, forget, panic
+//!
+//! A fork child has a copy of the count, with the references that its parent's other threads
+//! held: they are never put there. Gets and puts go on; what needs `switch` gives
+//! [`Forked`](crate::Forked) if another thread held it at the fork. A thread that exits owes
+//! nothing: counts belong to CPUs, not to threads. A forgotten [`Reference`] is a reference for
+//! ever, and the release closure never runs. A panic of the release closure reaches whoever put
+//! the last reference, or killed; one of the closure given to [`PercpuRef::kill_and_confirm`]
+//! reaches its caller, after the initial reference was dropped all the same.
+
+mod error;
+mod switch;
+
+use std::fmt;
+use std::mem;
+
+pub use self::error::{KillError, ReinitError, ReinitRefused, ResurrectError};
+use self::switch::Switch;
+use crate::error::AllocError;
+use crate::fork::Generation;
+use crate::rseq::section::{self, Refused};
+use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use crate::sync::cell::UnsafeCell;
+use crate::sync::{Mutex, cpu, mutant};
+use crate::words::Words;
+
+/// The bits of `atomic`: killed, released, and the count above them.
+const DEAD: i64 = 1;
+const RELEASED: i64 = 2;
+const ONE: i64 = 4;
+
+/// Added to `atomic` in percpu mode: far from what any number of references (2^59 at most) or of
+/// puts before their folds can reach.
+const BIAS: i64 = 1 << 61;
+
+/// A word, or `remote`, that counts no more.
+const CLOSED: u64 = 1 << 63;
+
+type Release = Box<dyn FnOnce() + Send>;
+
+/// A reference count without a shared cache line while the object is live.
+///
+/// [`try_get`](Self::try_get) and a put are a few instructions on this CPU's own word where rseq
+/// sections run ([`capabilities`](crate::capabilities())), and a compare-exchange on it elsewhere:
+/// wait-free and lock-free, without allocation. Once [killed](Self::kill), or
+/// [switched](Self::switch_to_atomic), it is an atomic counter as in an `Arc`.
+///
+/// It starts live, with one initial reference that the kill drops. When the count reaches zero,
+/// which only a kill makes possible, the release closure runs, once, on the thread that put the
+/// last reference. If a `PercpuRef` is dropped before that, the closure is dropped without being
+/// called.
+///
+/// Memory: 256 bytes, 8 bytes for every CPU, and the closure's box.
+///
+/// ```
+/// use std::sync::mpsc;
+/// use percpu::PercpuRef;
+///
+/// let (tell, told) = mpsc::channel();
+/// let refs = PercpuRef::new(move || tell.send("released").unwrap())?;
+///
+/// let reference = refs.try_get().expect("live");
+/// refs.kill()?;
+/// assert!(refs.try_get_live().is_none(), "no new users");
+/// assert!(told.try_recv().is_err(), "`reference` is still there");
+/// drop(reference);
+/// assert_eq!(told.try_recv(), Ok("released"));
+/// assert!(refs.try_get().is_none());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[repr(C, align(128))]
+pub struct PercpuRef {
+    // Read by every get and put, written by switches only.
+    gate: AtomicU64,
+    words: Words,
+    cold: Cold,
+}
+
+/// What is written in atomic mode, on other lines than what is read in percpu mode.
+#[repr(align(128))]
+struct Cold {
+    atomic: AtomicI64,
+    remote: AtomicU64,
+    switch: Mutex<Switch>,
+    release: UnsafeCell<Option<Release>>,
+    born: Generation,
+}
+
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+const _: () = assert!(size_of::<PercpuRef>() == 256 && mem::offset_of!(PercpuRef, cold) == 128);
+
+// SAFETY: `release` is the only field that is not `Sync`. By invariant 4 one thread at a time
+// touches it; what it does is move a closure in or out, which is `Send`. `&PercpuRef` gives no
+// `&` to the closure.
+unsafe impl Sync for PercpuRef {}
+
+impl PercpuRef {
+    /// Creates a live count in percpu mode with one reference, the initial one.
+    ///
+    /// `release` runs when the count reaches zero, on whichever thread put the last reference. No
+    /// lock is held then and the `PercpuRef` is not touched again, so the closure may free what it
+    /// is part of. Allocates.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] if memory is out; `release` is dropped.
+    pub fn new(release: impl FnOnce() + Send + 'static) -> Result<Self, AllocError> {
+        let release: Release = switch::try_box(release).map_err(|_| AllocError::new())?;
+        Ok(Self {
+            gate: AtomicU64::new(0),
+            words: Words::new()?,
+            cold: Cold {
+                atomic: AtomicI64::new(BIAS + ONE),
+                remote: AtomicU64::new(0),
+                switch: Mutex::new(Switch::new()),
+                release: UnsafeCell::new(Some(release)),
+                born: Generation::current(),
+            },
+        })
+    }
+
+    /// Takes a reference, unless the count has reached zero: also after a kill.
+    ///
+    /// Wait-free in percpu mode with sections, lock-free else.
+    #[inline]
+    #[must_use = "dropping the reference puts it at once"]
+    pub fn try_get(&self) -> Option<Reference<'_>> {
+        (self.add(1) || self.get_atomic()).then(|| Reference { refs: self })
+    }
+
+    /// Takes a reference, unless the object was killed.
+    ///
+    /// Once [`kill`](Self::kill) has returned, or the closure of
+    /// [`kill_and_confirm`](Self::kill_and_confirm) runs, every call fails, and so does every call
+    /// that began earlier and has not taken its reference by then.
+    ///
+    /// Wait-free in percpu mode with sections, lock-free else.
+    #[inline]
+    #[must_use = "dropping the reference puts it at once"]
+    pub fn try_get_live(&self) -> Option<Reference<'_>> {
+        (self.add(1) || self.get_live_atomic()).then(|| Reference { refs: self })
+    }
+
+    /// Puts a reference that was [leaked](Reference::leak), for those who embed the count in an
+    /// object and hand the object itself around.
+    ///
+    /// May run the release closure, and through it free `*this`; that is why `this` is a pointer.
+    /// A `&PercpuRef` coerces to it.
+    ///
+    /// ```
+    /// use percpu::PercpuRef;
+    ///
+    /// let refs = PercpuRef::new(|| ())?;
+    /// refs.try_get().expect("live").leak();
+    /// refs.kill()?;
+    /// assert!(!refs.is_zero());
+    /// // SAFETY: the reference leaked above, put once.
+    /// unsafe { PercpuRef::put(&refs) };
+    /// assert!(refs.is_zero());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Safety
+    ///
+    /// `this` points to a live `PercpuRef`, and the caller owns a leaked reference of it, which
+    /// this call uses up.
+    #[inline]
+    pub unsafe fn put(this: *const Self) {
+        // SAFETY: the caller's reference keeps it alive until it is put.
+        let refs = unsafe { &*this };
+        if !refs.add(-1) {
+            // SAFETY: the caller's contract; the reference was not put yet.
+            unsafe { Self::put_atomic(this) };
+        }
+    }
+
+    /// True from the moment of a [`kill`](Self::kill) until a [`resurrect`](Self::resurrect) or a
+    /// [`reinit`](Self::reinit). A hint unless the caller keeps others from those. Wait-free.
+    #[must_use]
+    pub fn is_dying(&self) -> bool {
+        // Ordering: Acquire pairs with the fold in `kill_and_confirm`; it carries what the killer
+        // did before.
+        self.cold.atomic.load(Ordering::Acquire) & DEAD != 0
+    }
+
+    /// True once the last reference was put and the release closure was taken out to be run: it
+    /// may be running still. Stays true until [`reinit`](Self::reinit). Wait-free.
+    #[must_use]
+    pub fn is_zero(&self) -> bool {
+        // Ordering: Acquire pairs with the Release in `put_atomic`; it carries what all holders
+        // did with their references.
+        self.cold.atomic.load(Ordering::Acquire) & RELEASED != 0
+    }
+
+    /// Adds `delta` where this CPU counts; false if that is closed, and the atomic counts.
+    #[inline(always)]
+    fn add(&self, delta: i64) -> bool {
+        if section::available() {
+            match section::add(&self.gate, &self.words, delta as u64) {
+                Ok(_) => true,
+                Err(Refused::NoCpu) => self.add_remote(delta),
+                Err(Refused::Closed | Refused::Busy) => false,
+            }
+        } else {
+            add_open(self.words.slot(cpu::current()), delta)
+        }
+    }
+
+    /// For a thread without an id: it must not touch the words, which others change by plain
+    /// stores.
+    #[cold]
+    fn add_remote(&self, delta: i64) -> bool {
+        let remote = &self.cold.remote;
+        if mutant("refcount-remote-by-load-and-store") {
+            let seen = remote.load(Ordering::Acquire);
+            if seen != CLOSED {
+                remote.store(seen.wrapping_add(delta as u64), Ordering::Release);
+            }
+            return seen != CLOSED;
+        }
+        if mutant("refcount-remote-adds-and-takes-back") {
+            let closed = remote.fetch_add(delta as u64, Ordering::AcqRel) & CLOSED != 0
+                || self.gate.load(Ordering::Acquire) != 0;
+            if closed {
+                remote.fetch_sub(delta as u64, Ordering::AcqRel);
+            }
+            return !closed;
+        }
+        add_open(remote, delta)
+    }
+
+    #[cold]
+    fn get_atomic(&self) -> bool {
+        self.get_from(|seen| seen < ONE)
+    }
+
+    #[cold]
+    fn get_live_atomic(&self) -> bool {
+        if mutant("refcount-live-get-forgets-the-kill") {
+            return self.get_atomic();
+        }
+        self.get_from(|seen| seen & DEAD != 0)
+    }
+
+    /// Counts one more in the atomic, unless what it holds is refused.
+    fn get_from(&self, refused: impl Fn(i64) -> bool) -> bool {
+        let atomic = &self.cold.atomic;
+        // Ordering: Relaxed; the exchange checks it.
+        let mut seen = atomic.load(Ordering::Relaxed);
+        while !refused(seen) {
+            // Ordering: Acquire on success pairs with the Release in `resurrect` and `reinit`; it
+            // carries what their callers did to the object before. Relaxed on failure: the next
+            // attempt checks again.
+            let done = atomic.compare_exchange_weak(
+                seen,
+                seen + ONE,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            );
+            match done {
+                Ok(_) => return true,
+                Err(now) => seen = now,
+            }
+        }
+        false
+    }
+
+    /// Counts one more for somebody who holds a reference already.
+    #[inline]
+    fn get_more(&self) {
+        if !self.add(1) {
+            // Ordering: Relaxed, as for an `Arc`: a reference that exists keeps the count from
+            // zero, and whoever gives the new one away orders that.
+            self.cold.atomic.fetch_add(ONE, Ordering::Relaxed);
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As [`put`](Self::put).
+    #[cold]
+    unsafe fn put_atomic(this: *const Self) {
+        let order =
+            if mutant("refcount-put-relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
+        // Ordering: AcqRel: Release pairs with the Acquire of the last put, here, and of the fold;
+        // it carries what the holder of this reference did with the object to the closure.
+        // SAFETY: the caller's reference keeps it alive until this instruction.
+        let before = unsafe { &*this }.cold.atomic.fetch_sub(ONE, order);
+        if before == ONE | DEAD {
+            // SAFETY: this was the last reference: whoever owns the object waits for the closure,
+            // or holds a borrow until we return.
+            let release = unsafe { &*this }.take_release();
+            release();
+        }
+    }
+
+    /// Takes the closure out; the caller touches nothing of `self` after this.
+    fn take_release(&self) -> Release {
+        // SAFETY: invariant 4: `atomic` is DEAD and nothing else, and stays so until the store
+        // below; this thread made it so.
+        let release = self.cold.release.with_mut(|release| unsafe { (*release).take() });
+        // Ordering: Release pairs with the Acquire in `reinit` and `is_zero`; it carries the
+        // emptied cell, and what all the holders did.
+        self.cold.atomic.store(DEAD | RELEASED, Ordering::Release);
+        release.unwrap_or_else(|| Box::new(|| ())) // there is one: `new` and `reinit` put it there
+    }
+}
+
+/// Adds `delta` to a word unless it is closed.
+#[inline]
+fn add_open(word: &AtomicU64, delta: i64) -> bool {
+    // Ordering: Relaxed; the exchange checks it.
+    let mut seen = word.load(Ordering::Relaxed);
+    while seen != CLOSED {
+        let new = seen.wrapping_add(delta as u64);
+        // Ordering: AcqRel on success. Release, in a put, pairs with the Acquire of the swap in
+        // `close`; it carries what the holder did. Acquire, in a get, pairs with the Release in
+        // `open`; it carries what the caller of `resurrect` or `reinit` did. Relaxed on failure:
+        // the next attempt checks again.
+        match word.compare_exchange_weak(seen, new, Ordering::AcqRel, Ordering::Relaxed) {
+            Ok(_) => return true,
+            Err(now) => seen = now,
+        }
+    }
+    false
+}
+
+impl fmt::Debug for PercpuRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Ordering: Relaxed; for the eye only.
+        let percpu = self.gate.load(Ordering::Relaxed) == 0;
+        f.debug_struct("PercpuRef")
+            .field("percpu", &percpu)
+            .field("dying", &self.is_dying())
+            .field("zero", &self.is_zero())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A reference to what a [`PercpuRef`] counts; put when dropped.
+///
+/// It may be dropped on another thread, and on another CPU, than it was taken on. `clone` never
+/// fails. [`mem::forget`] keeps the count from zero for ever.
+#[must_use = "dropping the reference puts it at once"]
+pub struct Reference<'a> {
+    refs: &'a PercpuRef,
+}
+
+impl<'a> Reference<'a> {
+    /// Gives the reference up without putting it: [`PercpuRef::put`] does that later.
+    #[inline]
+    pub fn leak(self) {
+        mem::forget(self);
+    }
+
+    /// What this is a reference of.
+    #[inline]
+    #[must_use]
+    pub fn counted_by(&self) -> &'a PercpuRef {
+        self.refs
+    }
+}
+
+impl Clone for Reference<'_> {
+    #[inline]
+    fn clone(&self) -> Self {
+        self.refs.get_more();
+        Self { refs: self.refs }
+    }
+}
+
+impl Drop for Reference<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: the borrow keeps it alive, and this reference is put once, here.
+        unsafe { PercpuRef::put(self.refs) };
+    }
+}
+
+impl fmt::Debug for Reference<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Reference").field(self.refs).finish()
+    }
+}
+
+/// What may cross threads, and what may be shortened.
+const _: () = {
+    const fn send_and_sync<T: Send + Sync>() {}
+    send_and_sync::<PercpuRef>();
+    send_and_sync::<Reference<'_>>();
+
+    #[expect(dead_code, reason = "compiled for the variance it needs")]
+    fn covariant<'short>(reference: Reference<'static>) -> Reference<'short> {
+        reference
+    }
+};

@@ -1,0 +1,285 @@
+//! What changes the mode of a [`PercpuRef`]: kill, resurrect, reinit, and the two switches.
+//!
+//! All of it is rare, holds the mutex `switch`, and costs a heavy fence when it leaves percpu
+//! mode. The invariants are those of the [module above](super).
+
+use std::alloc::{Layout, alloc};
+use std::mem;
+
+use super::{
+    BIAS, CLOSED, DEAD, KillError, ONE, PercpuRef, Reference, ReinitError, ReinitRefused, Release,
+    ResurrectError,
+};
+use crate::error::{AllocError, Forked};
+use crate::fence;
+use crate::rseq::section;
+use crate::sync::atomic::Ordering;
+use crate::sync::{MutexGuard, mutant};
+
+/// What only a holder of the mutex reads and writes.
+pub(super) struct Switch {
+    /// The words and `remote` are open.
+    percpu: bool,
+    /// Stay in atomic mode while live.
+    prefer_atomic: bool,
+    /// What the sections' words summed to at the last fold. They are never set back to 0: only
+    /// sections may change them.
+    folded: u64,
+}
+
+impl Switch {
+    pub(super) fn new() -> Self {
+        Self { percpu: true, prefer_atomic: false, folded: 0 }
+    }
+}
+
+impl PercpuRef {
+    /// Kills: from its return on every [`try_get_live`](Self::try_get_live) fails. Drops the
+    /// initial reference, and runs the release closure if that was the last.
+    ///
+    /// Implies no grace period: other readers of the object, who hold no reference, must be waited
+    /// for by other means. Costs a heavy fence and a walk over the CPUs' words; blocks shortly
+    /// while another thread switches the mode of the same object.
+    ///
+    /// # Errors
+    ///
+    /// [`KillError::AlreadyDying`] for a second kill; [`KillError::Forked`] in a fork child whose
+    /// parent's other thread was switching. Nothing was changed then.
+    ///
+    /// # Panics
+    ///
+    /// With the panic of the release closure, if it runs here.
+    pub fn kill(&self) -> Result<(), KillError> {
+        self.kill_and_confirm(|| ())
+    }
+
+    /// [`kill`](Self::kill), and runs `confirm` when every [`try_get_live`](Self::try_get_live)
+    /// fails, before the initial reference is dropped.
+    ///
+    /// No lock is held meanwhile: `confirm` may use the `PercpuRef`.
+    ///
+    /// # Errors
+    ///
+    /// As [`kill`](Self::kill); `confirm` did not run.
+    ///
+    /// # Panics
+    ///
+    /// With the panic of `confirm`; the initial reference is dropped all the same. With that of the
+    /// release closure, if it runs here.
+    pub fn kill_and_confirm(&self, confirm: impl FnOnce()) -> Result<(), KillError> {
+        let mut switch = self.lock()?;
+        if self.is_dying() {
+            return Err(KillError::AlreadyDying);
+        }
+        // Ordering: AcqRel. Release pairs with the Acquire in `is_dying`, and with that of the last
+        // put; it carries what `close` acquired from the holders.
+        self.cold.atomic.fetch_add(self.close(&mut switch) + DEAD, Ordering::AcqRel);
+        let initial = Reference { refs: self };
+        if mutant("refcount-callbacks-under-the-lock") {
+            confirm();
+            drop(initial);
+            drop(switch);
+            return Ok(());
+        }
+        drop(switch);
+        confirm();
+        drop(initial);
+        Ok(())
+    }
+
+    /// Undoes a [`kill`](Self::kill), if the count has not reached zero: there is an initial
+    /// reference again, and [`try_get_live`](Self::try_get_live) succeeds.
+    ///
+    /// A reference taken after it sees what the caller did before it. Blocks shortly while another
+    /// thread switches the mode of the same object.
+    ///
+    /// # Errors
+    ///
+    /// [`ResurrectError::NotDying`] if it is live, [`ResurrectError::Released`] if the count has
+    /// reached zero, [`ResurrectError::Forked`] as for a kill. Nothing was changed then.
+    pub fn resurrect(&self) -> Result<(), ResurrectError> {
+        let mut switch = self.lock()?;
+        let bias = if switch.prefer_atomic { 0 } else { BIAS };
+        if bias != 0 && mutant("refcount-open-before-the-bias") {
+            self.open(&mut switch);
+        }
+        let atomic = &self.cold.atomic;
+        // Ordering: Relaxed; the exchange checks it.
+        let mut seen = atomic.load(Ordering::Relaxed);
+        loop {
+            if seen & DEAD == 0 {
+                return Err(ResurrectError::NotDying);
+            }
+            if seen < ONE {
+                return Err(ResurrectError::Released);
+            }
+            let live = seen - DEAD + ONE + bias;
+            // Ordering: AcqRel on success. Release pairs with the Acquire in `get_from`; it
+            // carries what the caller did to the object. Acquire pairs with the puts before. Relaxed
+            // on failure: the next attempt checks again.
+            let done =
+                atomic.compare_exchange_weak(seen, live, Ordering::AcqRel, Ordering::Relaxed);
+            match done {
+                Ok(_) => break,
+                Err(now) => seen = now,
+            }
+        }
+        if bias != 0 {
+            self.open(&mut switch);
+        }
+        Ok(())
+    }
+
+    /// Starts a new life after the count has reached zero: live, with one initial reference, and
+    /// with `release` to run at the end of it.
+    ///
+    /// The closure of the life before may still be running. In percpu mode, unless
+    /// [`switch_to_atomic`](Self::switch_to_atomic) was called last. A reference taken after it
+    /// sees what the caller did before it. Allocates; blocks shortly while another thread switches
+    /// the mode of the same object.
+    ///
+    /// # Errors
+    ///
+    /// [`ReinitRefused::InUse`] before the count has reached zero, [`ReinitRefused::Alloc`],
+    /// [`ReinitRefused::Forked`] as for a kill. The error gives `release` back.
+    pub fn reinit<F>(&self, release: F) -> Result<(), ReinitError<F>>
+    where
+        F: FnOnce() + Send + 'static,
+    {
+        let mut switch = match self.lock() {
+            Ok(switch) => switch,
+            Err(forked) => return Err(ReinitError::new(ReinitRefused::Forked(forked), release)),
+        };
+        if !self.is_zero() {
+            return Err(ReinitError::new(ReinitRefused::InUse, release));
+        }
+        let release: Release = match try_box(release) {
+            Ok(release) => release,
+            Err(release) => {
+                let why = ReinitRefused::Alloc(AllocError::new());
+                return Err(ReinitError::new(why, release));
+            }
+        };
+        // SAFETY: invariant 4: RELEASED is set, so the last put is done with the cell, as `is_zero`
+        // has acquired; the next one comes after the store below. No other `reinit`: `switch`.
+        self.cold.release.with_mut(|cell| unsafe { *cell = Some(release) });
+        let bias = if switch.prefer_atomic { 0 } else { BIAS };
+        // Ordering: Release pairs with the Acquire in `get_from` and `put_atomic`; it carries the
+        // closure, and what the caller did to the object.
+        self.cold.atomic.store(ONE + bias, Ordering::Release);
+        if bias != 0 {
+            self.open(&mut switch);
+        }
+        Ok(())
+    }
+
+    /// Counts in one atomic from now on, until [`switch_to_percpu`](Self::switch_to_percpu): for an
+    /// object that will soon be killed and resurrected often, where the kill then costs no heavy
+    /// fence.
+    ///
+    /// Of a killed object it only decides in which mode a resurrection or a new start leaves it.
+    /// Blocks shortly while another thread switches the mode of the same object.
+    ///
+    /// # Errors
+    ///
+    /// [`Forked`] in a fork child whose parent's other thread was switching.
+    pub fn switch_to_atomic(&self) -> Result<(), Forked> {
+        let mut switch = self.lock()?;
+        switch.prefer_atomic = true;
+        // Ordering: AcqRel, as in `kill_and_confirm`.
+        self.cold.atomic.fetch_add(self.close(&mut switch), Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Counts per CPU again; undoes [`switch_to_atomic`](Self::switch_to_atomic).
+    ///
+    /// Of a killed object it only decides in which mode a resurrection or a new start leaves it.
+    /// Blocks shortly while another thread switches the mode of the same object.
+    ///
+    /// # Errors
+    ///
+    /// [`Forked`] in a fork child whose parent's other thread was switching.
+    pub fn switch_to_percpu(&self) -> Result<(), Forked> {
+        let mut switch = self.lock()?;
+        switch.prefer_atomic = false;
+        if !switch.percpu && !self.is_dying() {
+            // Live, so the initial reference is there and stays while we hold `switch`.
+            // Ordering: AcqRel, as in `resurrect`.
+            self.cold.atomic.fetch_add(BIAS, Ordering::AcqRel);
+            self.open(&mut switch);
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> Result<MutexGuard<'_, Switch>, Forked> {
+        self.cold.born.lock(&self.cold.switch)
+    }
+
+    /// Leaves percpu mode, if it is in it: closes the words and `remote`, and returns what to add
+    /// to `atomic` for what they counted and for the bias.
+    fn close(&self, switch: &mut Switch) -> i64 {
+        if !mem::replace(&mut switch.percpu, false) {
+            return 0;
+        }
+        // Ordering: Relaxed; `heavy_rseq` makes every later section see it. Without sections nobody
+        // asks the gate.
+        self.gate.store(1, Ordering::Relaxed);
+        let words = if section::available() {
+            if !mutant("refcount-fold-without-heavy") {
+                fence::heavy_rseq(); // no section that saw 0 commits after this
+            }
+            // Ordering: Acquire pairs with the Release of a section's store; it carries what the
+            // holders did before their puts.
+            let add = |sum: u64, word: u64| sum.wrapping_add(word);
+            let sum = self.words.iter().map(|word| word.load(Ordering::Acquire)).fold(0, add);
+            sum.wrapping_sub(mem::replace(&mut switch.folded, sum))
+        } else {
+            self.words.iter().fold(0, |sum: u64, word| {
+                if mutant("refcount-close-by-load-and-store") {
+                    let seen = word.load(Ordering::Acquire);
+                    word.store(CLOSED, Ordering::Release);
+                    return sum.wrapping_add(seen);
+                }
+                // Ordering: Acquire pairs with the Release in `add_open`; it carries what the
+                // holders did before their puts.
+                sum.wrapping_add(word.swap(CLOSED, Ordering::AcqRel))
+            })
+        };
+        // Ordering: as for the swap above.
+        let remote = self.cold.remote.swap(CLOSED, Ordering::AcqRel);
+        words.wrapping_add(remote) as i64 * ONE - BIAS
+    }
+
+    /// Opens the words and `remote`; `atomic` has the bias already (invariant 2).
+    fn open(&self, switch: &mut Switch) {
+        if !section::available() {
+            for word in self.words.iter() {
+                // Ordering: Release pairs with the Acquire in `add_open`; it carries what the
+                // caller did to the object.
+                word.store(0, Ordering::Release);
+            }
+        }
+        // Ordering: as above.
+        self.cold.remote.store(0, Ordering::Release);
+        // Ordering: Release pairs with a section's Acquire load; it carries the same.
+        self.gate.store(0, Ordering::Release);
+        switch.percpu = true;
+    }
+}
+
+/// A box, or the value back if there is no memory for one.
+pub(super) fn try_box<T>(value: T) -> Result<Box<T>, T> {
+    let layout = Layout::new::<T>();
+    if layout.size() == 0 {
+        return Ok(Box::new(value)); // allocates nothing
+    }
+    // SAFETY: the size is not 0.
+    let at = unsafe { alloc(layout) }.cast::<T>();
+    if at.is_null() {
+        return Err(value);
+    }
+    // SAFETY: fresh memory of the layout of a `T`.
+    unsafe { at.write(value) };
+    // SAFETY: allocated by the global allocator with the layout of a `T`, and initialised.
+    Ok(unsafe { Box::from_raw(at) })
+}
