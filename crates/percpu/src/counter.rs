@@ -1,1 +1,500 @@
-//! A counter that adds on its own CPU.
+//! A counter to which every CPU adds in a word of its own.
+//!
+//! ```text
+//!             add(delta)                                  approximate()
+//!                 | near                                       |
+//!                 v          batch reached: carry              v
+//!  cpu 0: word  -100 ------------------------------>  shared: 51_200
+//!  cpu 1: word  + 17                                       ^
+//!  cpu 2: word     0 <- fold, revoke: carry and close -----'       sum() = shared + all words
+//! ```
+//!
+//! A word is always strictly between `-batch` and `batch`: an add that would leave that range
+//! carries the word and itself over to the shared sum instead. Who excludes whom:
+//!
+//! ```text
+//!                    | sections in use                     | no sections: compare-exchange
+//!  add, add          | the section: same CPU only          | the word
+//!  add, fold/revoke  | gate closed, heavy_rseq(), then the | the word: 0, or CLOSED + n for
+//!                    | words are the folder's alone        | n revokers
+//!  add without a CPU | shared sum only: never a word       | -
+//! ```
+//!
+//! Source: the kernel's `percpu_counter` (`lib/percpu_counter.c`), which takes a spin lock where we
+//! add to the shared sum; closing a slot is ours.
+//!
+//! # Invariants
+//!
+//! 1. The sum of `shared`, all open words and what operations in flight carry is, modulo 2^64, the
+//!    sum of all adds that took effect.
+//! 2. An open word is strictly between `-batch` and `batch`.
+//! 3. `base` is null, `NEVER`, or what `Words::into_raw` gave; once not null it stays.
+//! 4. With sections in use, words are changed by sections, or while the gate is not 0 and after a
+//!    `heavy_rseq` that followed its closing. Without, by compare-exchange.
+
+use std::fmt;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::ptr::{self, NonNull};
+
+use crate::cpu::CpuId;
+use crate::error::AllocError;
+use crate::fence;
+use crate::rseq::section;
+use crate::sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, Ordering};
+use crate::sync::{cpu, mutant};
+use crate::topology::online;
+use crate::words::Words;
+
+/// How far a CPU's word goes before it is carried over, unless the caller says.
+///
+/// A guess from the cost of a carry: a contended line costs some hundred nanoseconds, which 256
+/// adds share; larger only makes the approximate value worse.
+const BATCH: u32 = 256;
+
+/// `base` when there was no memory for words: every add goes to the shared sum. An address in the
+/// first page, which no allocation has.
+const NEVER: usize = align_of::<AtomicU64>();
+
+/// Without sections, a word below `CLOSED_BELOW` is closed, by as many revokers as it is above
+/// `CLOSED`. No open word is near (invariant 2: a batch has 32 bits).
+const CLOSED: i64 = i64::MIN;
+const CLOSED_BELOW: i64 = -1 << 62;
+
+/// A sum that many threads add to without sharing a cache line.
+///
+/// [`add`](Self::add) and [`increment`](Self::increment) never fail, and do not wait: wait-free
+/// with rseq sections (about 2 ns), lock-free without (one `lock`-prefixed instruction on a line
+/// of this CPU). The first add of a counter takes 8 bytes per CPU from a pool, which blocks shortly
+/// and may map memory; where there is none, every add of this counter goes to the shared sum, which
+/// is right and slow ([`reserve`](Self::reserve) tells beforehand). No other operation allocates.
+///
+/// The sum is of 64 bits and wraps around, as `wrapping_add` does.
+///
+/// [`approximate`](Self::approximate) is one load; [`sum`](Self::sum) visits every CPU.
+///
+/// # Fork
+///
+/// Nothing waits, so a child can go on counting. Adds that other threads of the parent had in
+/// flight may be missing in the child's copy, by less than the batch each; and if one of them was
+/// inside `fold` or held a [`RevokedSlot`], slots stay closed in the child: right and slower.
+///
+/// ```
+/// use percpu::PerCpuCounter;
+///
+/// static REQUESTS: PerCpuCounter = PerCpuCounter::new();
+///
+/// std::thread::scope(|s| {
+///     for _ in 0..4 {
+///         s.spawn(|| (0..1_000).for_each(|_| REQUESTS.increment()));
+///     }
+/// });
+/// assert_eq!(REQUESTS.sum(), 4_000); // exact, as nobody is adding any more
+/// let error = 4_000 - REQUESTS.approximate();
+/// assert!(error <= 255 * percpu::topology().capacity() as i64);
+/// ```
+pub struct PerCpuCounter {
+    hot: Hot,
+    shared: Shared,
+}
+
+/// What every add reads; written by the first add, and by who folds or revokes.
+#[repr(align(128))]
+struct Hot {
+    /// How many folds and revokers keep sections out; 0 is open.
+    gate: AtomicU64,
+    base: AtomicPtr<AtomicU64>,
+    /// At least 1.
+    batch: i64,
+}
+
+/// What every carry writes, off the line that every add reads.
+#[repr(align(128))]
+struct Shared {
+    sum: AtomicI64,
+}
+
+const _: () =
+    assert!(size_of::<PerCpuCounter>() == 256 || cfg!(offlock_loom) || cfg!(offlock_shuttle));
+
+/// The constructors: `const` where atomics have such.
+macro_rules! constructors {
+    ($($const:tt)?) => {
+        impl PerCpuCounter {
+            /// Makes a counter of 0 that carries over every 256.
+            #[must_use]
+            pub $($const)? fn new() -> Self {
+                Self::with_batch(BATCH)
+            }
+
+            /// Makes a counter of 0 whose CPUs carry over before they hold `batch`.
+            ///
+            /// A larger batch makes for fewer writes to the shared sum, and a larger error of
+            /// [`approximate`](Self::approximate). With 1, or 0 which means the same, no CPU
+            /// keeps anything, and `approximate` is exact.
+            #[must_use]
+            pub $($const)? fn with_batch(batch: u32) -> Self {
+                let batch = if batch == 0 { 1 } else { batch as i64 };
+                Self {
+                    hot: Hot {
+                        gate: AtomicU64::new(0),
+                        base: AtomicPtr::new(ptr::null_mut()),
+                        batch,
+                    },
+                    shared: Shared { sum: AtomicI64::new(0) },
+                }
+            }
+        }
+    };
+}
+
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+constructors!(const);
+#[cfg(any(offlock_loom, offlock_shuttle))]
+constructors!();
+
+impl PerCpuCounter {
+    /// Adds 1. See [`add`](Self::add).
+    #[inline]
+    pub fn increment(&self) {
+        self.add(1);
+    }
+
+    /// Adds `delta`, which may be negative.
+    ///
+    /// It publishes nothing: who reads the sum and then other memory needs an ordering of its own.
+    #[inline]
+    pub fn add(&self, delta: i64) {
+        let Some(words) = self.words() else { return self.first_add(delta) };
+        if section::available() {
+            if section::add_within(&self.hot.gate, &words, delta, self.hot.batch).is_err() {
+                self.carry_section(delta);
+            }
+        } else if !add_atomic(words.slot(cpu::current()), delta, self.hot.batch) {
+            self.carry_atomic(delta);
+        }
+    }
+
+    /// The shared sum and that of every CPU. Wait-free: a load for each possible CPU.
+    ///
+    /// Exact if no operation runs at the same time and all that ran happened before, as after a
+    /// join. Else adds of the same moment may count or not, and what one of them is just carrying
+    /// over (less than the batch) may be counted twice or not at all.
+    #[must_use]
+    pub fn sum(&self) -> i64 {
+        let words = self.words();
+        let near = words.iter().flat_map(|words| words.iter()).map(|word| {
+            // Ordering: Relaxed; what must be seen happened before by the caller's doing.
+            open(word.load(Ordering::Relaxed) as i64).unwrap_or(0)
+        });
+        // Ordering: Relaxed; as above.
+        near.fold(self.shared.sum.load(Ordering::Relaxed), i64::wrapping_add)
+    }
+
+    /// The shared sum alone. Wait-free: one load.
+    ///
+    /// It is off by at most `capacity x (batch - 1)`, with [the capacity of the
+    /// topology](crate::Topology::capacity), and by the adds in flight, each of which counts with
+    /// its delta and with what it carries, less than the batch.
+    #[inline]
+    #[must_use]
+    pub fn approximate(&self) -> i64 {
+        // Ordering: Relaxed; a value on its own.
+        self.shared.sum.load(Ordering::Relaxed)
+    }
+
+    /// How far a CPU's word goes before it is carried over.
+    #[must_use]
+    pub fn batch(&self) -> u32 {
+        self.hot.batch as u32 // from a u32 by the constructor
+    }
+
+    /// Takes the words now rather than at the first add.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] if there is no memory for them. Adds go to the shared sum from then on.
+    pub fn reserve(&self) -> Result<(), AllocError> {
+        self.words_or_take().map(drop).ok_or_else(AllocError::new)
+    }
+
+    /// Carries what `cpu` holds over to the shared sum and returns it; nothing for a CPU that does
+    /// not exist. The sum stays the same.
+    ///
+    /// Lock-free. With sections in use it costs a [`fence::heavy`], and adds of the same moment,
+    /// on every CPU, go to the shared sum.
+    pub fn fold(&self, cpu: CpuId) -> i64 {
+        self.fold_each(|| (cpu.index() < cpu::possible()).then_some(cpu).into_iter())
+    }
+
+    /// Carries what CPUs hold that are not online now over to the shared sum, and returns it.
+    ///
+    /// Like [`fold`](Self::fold), at the price of one. Also reads `/sys`, so it allocates and may
+    /// block.
+    ///
+    /// # Errors
+    ///
+    /// If `/sys/devices/system/cpu/online` cannot be read; nothing was carried.
+    pub fn fold_offline(&self) -> io::Result<i64> {
+        let online = online()?;
+        Ok(self.fold_each(|| {
+            let all = (0..cpu::possible() as u32).map(CpuId::new);
+            all.filter(|&cpu| !online.contains(cpu))
+        }))
+    }
+
+    /// Closes the slot of `cpu` until the guard drops, and carries what is in it over.
+    ///
+    /// When it returns, no add begun before can still commit to that slot; each has, and is in the
+    /// shared sum, or goes elsewhere. Adds go on meanwhile: those on `cpu` to the shared sum, and
+    /// with sections in use those on every CPU. Several guards may exist, for one slot too; it opens
+    /// with the last.
+    ///
+    /// Lock-free. Costs a [`fence::heavy`] with sections in use. For a CPU that does not exist
+    /// there is nothing to close.
+    pub fn revoke(&self, cpu: CpuId) -> RevokedSlot<'_> {
+        let guard = RevokedSlot { counter: self, cpu };
+        let Some(words) = self.words_or_take() else { return guard };
+        if section::available() {
+            self.close();
+        }
+        if cpu.index() < cpu::possible() {
+            let word = words.slot(cpu);
+            let held = if section::available() { take(word) } else { close_word(word) };
+            // Ordering: Relaxed; as in `carry`.
+            self.shared.sum.fetch_add(held, Ordering::Relaxed);
+        }
+        guard
+    }
+
+    /// The words, if they were taken.
+    #[inline(always)]
+    fn words(&self) -> Option<ManuallyDrop<Words>> {
+        // Ordering: Acquire pairs with the Release in `words_or_take`; it carries the words' zeros.
+        let base = self.hot.base.load(Ordering::Acquire);
+        if base.addr() <= NEVER {
+            return None;
+        }
+        // SAFETY: not null, as just checked.
+        let base = unsafe { NonNull::new_unchecked(base) };
+        // SAFETY: invariant 3, it is from `into_raw`; this one is never dropped.
+        Some(ManuallyDrop::new(unsafe { Words::from_raw(base) }))
+    }
+
+    /// The words, taken now if they were not; `None` if there is no memory, now and for ever.
+    #[cold]
+    fn words_or_take(&self) -> Option<ManuallyDrop<Words>> {
+        // Ordering: Acquire as in `words`.
+        if self.hot.base.load(Ordering::Acquire).is_null() {
+            let new = match Words::new() {
+                Ok(words) => words.into_raw().as_ptr(),
+                Err(_) => ptr::without_provenance_mut(NEVER),
+            };
+            let publish = if mutant("counter-words-published-relaxed") {
+                Ordering::Relaxed
+            } else {
+                Ordering::Release
+            };
+            // Ordering: Release on success pairs with the Acquire in `words`; it carries the zeros
+            // of the words. Relaxed on failure: `words` loads it again.
+            let lost = self
+                .hot
+                .base
+                .compare_exchange(ptr::null_mut(), new, publish, Ordering::Relaxed)
+                .is_err();
+            if let (true, Some(new)) = (lost && new.addr() > NEVER, NonNull::new(new)) {
+                // SAFETY: from `into_raw` above, and nobody else has seen it.
+                drop(unsafe { Words::from_raw(new) });
+            }
+        }
+        self.words()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn first_add(&self, delta: i64) {
+        match self.words_or_take() {
+            Some(_) => self.add(delta),
+            // Ordering: Relaxed; as in `carry`.
+            None => _ = self.shared.sum.fetch_add(delta, Ordering::Relaxed),
+        }
+    }
+
+    /// An add whose section was refused: the batch is full, the gate closed, or there is no CPU id.
+    #[cold]
+    #[inline(never)]
+    fn carry_section(&self, delta: i64) {
+        let words = self.words();
+        let swapped = words.map(|words| section::swap(&self.hot.gate, &words, 0));
+        // Whichever CPU that was: any word may be carried over. A refusal leaves all words alone.
+        let held = swapped.and_then(Result::ok).map_or(0, |(_, held)| held as i64);
+        self.carry(held, delta);
+    }
+
+    /// An add whose word was full or closed.
+    #[cold]
+    #[inline(never)]
+    fn carry_atomic(&self, delta: i64) {
+        let words = self.words();
+        self.carry(words.map_or(0, |words| take(words.slot(cpu::current()))), delta);
+    }
+
+    fn carry(&self, held: i64, delta: i64) {
+        let sum =
+            if mutant("counter-carry-forgets-the-word") { delta } else { held.wrapping_add(delta) };
+        // Ordering: Relaxed; it publishes nothing, and no sum that could be smaller than this
+        // read-modify-write is read from it later.
+        self.shared.sum.fetch_add(sum, Ordering::Relaxed);
+    }
+
+    /// Keeps sections out; when it returns, none begun before can commit any more.
+    fn close(&self) {
+        // Ordering: Relaxed; `heavy_rseq` makes every section that commits later see it.
+        self.hot.gate.fetch_add(1, Ordering::Relaxed);
+        if !mutant("counter-closes-without-the-fence") {
+            fence::heavy_rseq();
+        }
+    }
+
+    fn reopen(&self) {
+        let order =
+            if mutant("counter-reopens-relaxed") { Ordering::Relaxed } else { Ordering::Release };
+        // Ordering: Release pairs with the load of the gate that starts a section; it carries the
+        // words as they were left.
+        self.hot.gate.fetch_sub(1, order);
+    }
+
+    fn fold_each<I: Iterator<Item = CpuId>>(&self, cpus: impl FnOnce() -> I) -> i64 {
+        let Some(words) = self.words() else { return 0 };
+        let close = section::available() && !mutant("counter-folds-with-the-gate-open");
+        if close {
+            self.close();
+        }
+        let held = cpus().map(|cpu| take(words.slot(cpu))).fold(0, i64::wrapping_add);
+        // Ordering: Relaxed; as in `carry`.
+        self.shared.sum.fetch_add(held, Ordering::Relaxed);
+        if close {
+            self.reopen();
+        }
+        held
+    }
+}
+
+/// Adds to a word, unless it is closed or the result reaches the batch. Lock-free.
+#[inline(always)]
+fn add_atomic(word: &AtomicU64, delta: i64, batch: i64) -> bool {
+    // Ordering: Relaxed, here and in the exchange: the word is the whole message.
+    let mut seen = word.load(Ordering::Relaxed);
+    loop {
+        let sum = (seen as i64).wrapping_add(delta);
+        // The delta alone could lift a closed word into the range.
+        let closed = (seen as i64) < CLOSED_BELOW && !mutant("counter-adds-to-a-closed-word");
+        if closed || sum <= -batch || sum >= batch {
+            return false;
+        }
+        match word.compare_exchange_weak(seen, sum as u64, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return true,
+            Err(now) => seen = now,
+        }
+    }
+}
+
+/// What an open word holds, or `None`.
+fn open(word: i64) -> Option<i64> {
+    (word >= CLOSED_BELOW).then_some(word)
+}
+
+/// Empties a word and returns what it held; leaves a closed one closed.
+fn take(word: &AtomicU64) -> i64 {
+    // Ordering: Relaxed, all; with sections in use the gate orders them, and else the word is the
+    // whole message.
+    if mutant("counter-takes-in-two-steps") {
+        let held = open(word.load(Ordering::Relaxed) as i64);
+        if held.is_some() {
+            word.store(0, Ordering::Relaxed);
+        }
+        return held.unwrap_or(0);
+    }
+    let taken = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
+        open(word as i64).is_some().then_some(0)
+    });
+    taken.map_or(0, |held| held as i64)
+}
+
+/// Without sections: closes a word once more, and returns what it held if it was open.
+fn close_word(word: &AtomicU64) -> i64 {
+    // Ordering: Relaxed, both; the word is the whole message.
+    let before = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
+        let revokers = if open(word as i64).is_some() { CLOSED } else { word as i64 };
+        Some((revokers + 1) as u64)
+    });
+    before.map_or(0, |before| open(before as i64).unwrap_or(0))
+}
+
+/// Takes one revoker off a word; the last leaves it open and empty.
+fn reopen_word(word: &AtomicU64) {
+    // Ordering: Relaxed, both; the word is the whole message.
+    let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| match word as i64 - 1 {
+        CLOSED => Some(0),
+        left => Some(left as u64),
+    });
+}
+
+/// A slot of a [`PerCpuCounter`] that is closed until this drops: see [`PerCpuCounter::revoke`].
+///
+/// May be sent to another thread. A guard that is forgotten leaves the slot closed for ever, and
+/// the counter right.
+#[must_use = "the slot opens again when the guard drops"]
+pub struct RevokedSlot<'a> {
+    counter: &'a PerCpuCounter,
+    cpu: CpuId,
+}
+
+impl RevokedSlot<'_> {
+    /// The CPU whose slot is closed.
+    #[must_use]
+    pub fn cpu(&self) -> CpuId {
+        self.cpu
+    }
+}
+
+impl Drop for RevokedSlot<'_> {
+    fn drop(&mut self) {
+        // No words, after `revoke` tried to take them: there will never be any, nothing is closed.
+        let Some(words) = self.counter.words() else { return };
+        if section::available() {
+            self.counter.reopen();
+        } else if self.cpu.index() < cpu::possible() {
+            reopen_word(words.slot(self.cpu));
+        }
+    }
+}
+
+impl fmt::Debug for RevokedSlot<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RevokedSlot").field(&self.cpu.get()).finish()
+    }
+}
+
+impl Drop for PerCpuCounter {
+    fn drop(&mut self) {
+        if let Some(words) = self.words() {
+            // The only owner: nobody is inside an operation, and this is the only drop of them.
+            drop(ManuallyDrop::into_inner(words));
+        }
+    }
+}
+
+impl Default for PerCpuCounter {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for PerCpuCounter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PerCpuCounter")
+            .field("approximate", &self.approximate())
+            .finish_non_exhaustive()
+    }
+}

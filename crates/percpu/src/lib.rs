@@ -39,20 +39,23 @@ mod limited;
 pub mod rcu;
 mod refcount;
 mod rseq;
-mod slots;
+pub mod slots;
 #[doc(hidden)]
 pub mod sync;
 mod topology;
 mod words;
 
 pub use self::capabilities::{Capabilities, RseqUnavailable, Sections, capabilities, require_rseq};
+pub use self::counter::{PerCpuCounter, RevokedSlot};
 pub use self::cpu::{Backend, CpuId, RseqState, Source, backend, current_cpu};
 pub use self::cpulist::{CpuList, CpuListError};
 pub use self::error::{AllocError, Forked};
+pub use self::limited::{LimitError, LimitedCounter};
 pub use self::refcount::{
     KillError, PercpuRef, Reference, ReinitError, ReinitRefused, ResurrectError,
 };
-pub use self::topology::{NodeId, Topology, topology};
+pub use self::slots::PerCpu;
+pub use self::topology::{NodeId, Topology, online, topology};
 
 /// Compiles and runs the example of the README.
 #[cfg(doctest)]

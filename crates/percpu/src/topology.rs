@@ -11,6 +11,7 @@
 
 use std::fmt;
 use std::fs;
+use std::io;
 use std::path::Path;
 
 use crate::cpu::CpuId;
@@ -63,6 +64,35 @@ pub fn topology() -> &'static Topology {
         #[cfg(not(offlock_virtual_cpu))]
         Topology::read(Path::new("/sys/devices/system"), configured_cpus)
     })
+}
+
+/// Reads which CPUs are online at this moment.
+///
+/// Unlike [`Topology::possible`] this changes whenever a CPU is plugged in or out, so the answer
+/// may be out of date at once. Reads `/sys` at every call; allocates.
+///
+/// # Errors
+///
+/// If `/sys/devices/system/cpu/online` cannot be read, or is not a list of CPUs
+/// ([`CpuListError`](crate::CpuListError) inside an error of kind `InvalidInput`).
+///
+/// ```
+/// match percpu::online() {
+///     Ok(cpus) => println!("online: {cpus}"),
+///     Err(error) => println!("no sysfs here: {error}"),
+/// }
+/// ```
+pub fn online() -> io::Result<CpuList> {
+    // Made-up CPUs are there from start to end.
+    #[cfg(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu))]
+    return Ok(CpuList::first(crate::sync::cpu::possible() as u32));
+    #[cfg(not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu)))]
+    read_list(Path::new("/sys/devices/system/cpu/online"))
+}
+
+#[cfg(any(test, not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu))))]
+fn read_list(path: &Path) -> io::Result<CpuList> {
+    Ok(fs::read_to_string(path)?.parse::<CpuList>()?)
 }
 
 impl Topology {
@@ -302,6 +332,21 @@ mod tests {
         let allowed = all.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
         let allowed: CpuList = allowed.unwrap().parse().unwrap();
         assert!(configured_cpus() > allowed.last().unwrap().get());
+    }
+
+    #[test]
+    fn online_is_a_list_or_an_error() {
+        let root = sys(Some("0-2,7\n"), &[]);
+        let path = root.path().join("cpu/possible");
+        assert_eq!(read_list(&path).unwrap().to_string(), "0-2,7");
+        fs::write(&path, "pony").unwrap();
+        assert_eq!(read_list(&path).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        fs::remove_file(&path).unwrap();
+        assert_eq!(read_list(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
+
+        let online = online().unwrap();
+        assert!(!online.is_empty());
+        assert!(online.iter().all(|cpu| topology().possible().contains(cpu)), "{online}");
     }
 
     #[test]

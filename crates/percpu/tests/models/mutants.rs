@@ -2,10 +2,11 @@
 
 use percpu::sync::planted::Planted;
 
-use super::{facade, fence, gate, lglock, limited, rcu, refcount};
+use super::{counter, facade, fence, gate, lglock, limited, rcu, refcount};
 
 const PLANTED: Planted = Planted {
     mutants: &[
+        counter::MUTANTS,
         facade::MUTANTS,
         fence::MUTANTS,
         gate::MUTANTS,
@@ -15,6 +16,7 @@ const PLANTED: Planted = Planted {
         refcount::MUTANTS,
     ],
     loom_only: &[
+        counter::LOOM_ONLY,
         facade::LOOM_ONLY,
         fence::LOOM_ONLY,
         gate::LOOM_ONLY,
