@@ -107,16 +107,15 @@ mod fast {
     }
 
     /// The id in the calling thread's area, if there is one.
+    ///
+    /// One branch: a limit of 0 refuses every id, so the id is read before the limit is looked at.
     #[inline(always)]
     pub(super) fn current() -> Option<CpuId> {
         // Ordering: Acquire pairs with the Release in `publish`; it carries `OFFSET`.
         let limit = LIMIT.load(Ordering::Acquire);
-        if limit == 0 {
-            return None;
-        }
         // Ordering: Relaxed; ordered by the load of `LIMIT`.
         let raw = OFFSET.load(Ordering::Relaxed);
-        // SAFETY: invariant 2: `publish` stored what `to_raw` gave before it made LIMIT non-zero.
+        // SAFETY: by invariant 2 either what `to_raw` gave, or still 0, which may be read as well.
         let area = unsafe { Offset::from_raw(raw) };
         below(rseq::cpu_id(area), limit)
     }

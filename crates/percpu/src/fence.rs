@@ -195,9 +195,6 @@ mod imp {
 
     /// `heavy`, and every section begun before has committed.
     pub(crate) fn heavy_rseq() {
-        if mutant("fence-heavy-rseq-restarts-nothing") {
-            return heavy();
-        }
         heavy();
         for cpu in 0..cpu::possible() {
             drop(virtual_cpu::alone_on(crate::CpuId::new(cpu as u32)));

@@ -18,7 +18,7 @@ const CPU_ID_END: u32 = 8;
 
 /// The distance in bytes from the thread pointer to the calling thread's area.
 ///
-/// Made only by [`find`], which has checked that the area holds `cpu_id`.
+/// Made by [`find`], which has checked that the area holds `cpu_id`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offset(isize);
 
@@ -41,7 +41,9 @@ impl Offset {
     ///
     /// # Safety
     ///
-    /// `raw` came from `to_raw` in this process.
+    /// `raw` came from `to_raw` in this process; or it is 0, and only [`cpu_id`] is called with it,
+    /// whose answer is discarded: there the thread control block begins, with a pointer to itself
+    /// (x86_64 ABI), so the bytes can be read.
     #[inline(always)]
     pub(crate) unsafe fn from_raw(raw: isize) -> Self {
         Self(raw)
@@ -83,8 +85,9 @@ pub(crate) fn find() -> Result<Offset, Absent> {
 pub(crate) fn cpu_id(area: Offset) -> u32 {
     let id: u32;
     // SAFETY: `find` made the offset and saw that the area reaches past `cpu_id`; libc keeps an
-    // area at this distance in the static TLS block of every thread, registered or not. Not
-    // `pure`: the kernel may change the field between any two instructions.
+    // area at this distance in the static TLS block of every thread, registered or not. Or it is 0,
+    // which may be read: see `from_raw`. Not `pure`: the kernel may change the field between any
+    // two instructions.
     unsafe {
         asm!(
             "mov {id:e}, dword ptr fs:[{area} + 4]",

@@ -259,6 +259,10 @@ impl Operations for Armed {
     }
 }
 
+#[cfg(test)]
+#[path = "stress.rs"]
+mod stress;
+
 #[inline(always)]
 pub(super) fn add(gate: &AtomicU64, words: &Words, delta: u64) -> Result<CpuId, Refused> {
     armed().ok_or(Refused::NoCpu)?.add(gate, words, delta)

@@ -1,0 +1,343 @@
+//! The sections on this kernel, interrupted in every way there is, beside the same instructions
+//! without a section.
+//!
+//! The negative control runs the very code under test on a made-up rseq area: the kernel does not
+//! know it, so nothing is restarted, and updates must be lost.
+//!
+//! `OFFLOCK_STRESS_SECONDS` (2) says how long each test runs.
+
+use std::env;
+use std::hint;
+use std::mem;
+use std::ptr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{Armed, armed, usable};
+use crate::capabilities::Sections;
+use crate::cpu::{CpuId, getcpu};
+use crate::fence;
+use crate::rseq::section::{self, Refused};
+use crate::rseq::self_test::Operations;
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::topology;
+use crate::words::Words;
+
+const THREADS: usize = 8;
+
+/// How long the long section spins between its load and its store: about a microsecond.
+const SPIN: u32 = 2_000;
+
+fn deadline() -> Instant {
+    let seconds = env::var("OFFLOCK_STRESS_SECONDS").map_or(2, |s| s.parse().expect("seconds"));
+    Instant::now() + Duration::from_secs(seconds)
+}
+
+/// A made-up rseq area, laid out like the kernel's.
+#[repr(C, align(32))]
+struct Fake {
+    cpu_id_start: u32,
+    cpu_id: AtomicU32,
+    rseq_cs: u64,
+    rest: [u64; 2],
+}
+
+thread_local! {
+    static FAKE: Fake = const {
+        Fake { cpu_id_start: 0, cpu_id: AtomicU32::new(0), rseq_cs: 0, rest: [0; 2] }
+    };
+}
+
+fn thread_pointer() -> usize {
+    let at: usize;
+    // SAFETY: the first word of a thread's control block points to itself (x86_64 ABI).
+    unsafe { std::arch::asm!("mov {}, fs:[0]", out(reg) at, options(nostack, readonly)) };
+    at
+}
+
+/// The same code without a section.
+fn unprotected(real: Armed) -> Armed {
+    FAKE.with(|fake| {
+        fake.cpu_id.store(getcpu() as u32, Ordering::Relaxed);
+        let at = ptr::from_ref(fake).addr();
+        Armed { area: at.wrapping_sub(thread_pointer()) as isize, ..real }
+    })
+}
+
+impl Armed {
+    /// Adds `delta` to this CPU's word, with a long way from the load to the store; returns how
+    /// often it was started.
+    #[inline(never)]
+    fn long_add(self, gate: &AtomicU64, words: &Words, delta: u64) -> Result<u64, Refused> {
+        let mut starts = 0_u64;
+        // SAFETY: as in `add`.
+        let cpu = unsafe {
+            section!(self, gate, words, [
+                    "inc {starts}",
+                    "mov {sum}, qword ptr [{word}]",
+                    "mov {spin:e}, {rounds:e}",
+                    "24:",
+                    "dec {spin:e}",
+                    "jnz 24b",
+                    "add {sum}, {delta}",
+                    "mov qword ptr [{word}], {sum}",
+                ],
+                delta = in(reg) delta,
+                rounds = in(reg) SPIN,
+                spin = out(reg) _,
+                sum = out(reg) _,
+                starts = inout(reg) starts,)
+        };
+        super::outcome(cpu, self).map(|_| starts)
+    }
+}
+
+/// Lets the thread `tid` (0: the calling one) run on `cpu` only.
+fn pin(tid: libc::pid_t, cpu: usize) {
+    // SAFETY: plain bytes, of which zero is the empty set.
+    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
+    assert!(cpu < libc::CPU_SETSIZE as usize);
+    // SAFETY: `cpu` was just checked against the size of the set.
+    unsafe { libc::CPU_SET(cpu, &mut set) };
+    // SAFETY: `set` is initialised, and its size is the one given.
+    let rc = unsafe { libc::sched_setaffinity(tid, mem::size_of_val(&set), &set) };
+    assert_eq!(rc, 0, "sched_setaffinity: {}", std::io::Error::last_os_error());
+}
+
+fn allowed_cpus() -> Vec<usize> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+    list.parse::<crate::CpuList>().unwrap().iter().map(CpuId::index).collect()
+}
+
+/// SIGALRM at 10 kHz for as long as it lives.
+struct Alarms;
+
+impl Alarms {
+    fn start() -> Self {
+        extern "C" fn nothing(_: libc::c_int) {}
+        // SAFETY: plain data, of which zero is valid.
+        let mut action: libc::sigaction = unsafe { mem::zeroed() };
+        action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as usize;
+        action.sa_flags = libc::SA_RESTART;
+        // SAFETY: the handler touches nothing.
+        let rc = unsafe { libc::sigaction(libc::SIGALRM, &action, ptr::null_mut()) };
+        assert_eq!(rc, 0);
+        Self::every(100);
+        Self
+    }
+
+    fn every(micros: libc::suseconds_t) {
+        let tick = libc::timeval { tv_sec: 0, tv_usec: micros };
+        let timer = libc::itimerval { it_interval: tick, it_value: tick };
+        // SAFETY: `timer` is initialised, and the old value is not asked for.
+        let rc = unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, ptr::null_mut()) };
+        assert_eq!(rc, 0);
+    }
+}
+
+impl Drop for Alarms {
+    fn drop(&mut self) {
+        Self::every(0);
+    }
+}
+
+/// Runs `work` on eight threads while signals, migrations and barriers go on; sums what it returns.
+fn disturbed(until: Instant, work: impl Fn(&AtomicBool) -> u64 + Sync) -> u64 {
+    let _alarms = Alarms::start();
+    let stop = AtomicBool::new(false);
+    let (tell, tids) = std::sync::mpsc::channel();
+    thread::scope(|scope| {
+        let (work, stop) = (&work, &stop);
+        let workers: Vec<_> = (0..THREADS)
+            .map(|_| {
+                let tell = tell.clone();
+                scope.spawn(move || {
+                    // SAFETY: takes no arguments and touches no memory of ours.
+                    tell.send(unsafe { libc::gettid() }).unwrap();
+                    work(stop)
+                })
+            })
+            .collect();
+        scope.spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                fence::heavy_rseq();
+                thread::sleep(Duration::from_micros(20));
+            }
+        });
+        let tids: Vec<_> = tids.iter().take(THREADS).collect();
+        for (turn, &cpu) in allowed_cpus().iter().cycle().enumerate() {
+            if Instant::now() >= until {
+                break;
+            }
+            pin(tids[turn % THREADS], cpu);
+            pin(tids[(turn * 5 + 1) % THREADS], cpu);
+            thread::sleep(Duration::from_millis(1));
+        }
+        stop.store(true, Ordering::Relaxed);
+        workers.into_iter().map(|worker| worker.join().unwrap()).sum()
+    })
+}
+
+fn sum(words: &Words) -> u64 {
+    words.iter().fold(0, |sum, word| sum.wrapping_add(word.load(Ordering::Relaxed)))
+}
+
+/// Where sections do not run there is nothing to disturb, and CI must not think there was.
+fn sections() -> Option<Armed> {
+    if section::state() != Sections::InUse {
+        println!("sections {}: nothing to test", section::state());
+        assert!(env::var_os("OFFLOCK_REQUIRE_ALL").is_none(), "sections are wanted");
+        return None;
+    }
+    armed()
+}
+
+#[test]
+#[ignore = "stress: seconds of signals, migrations and barriers"]
+fn stress_inv12_a_disturbed_section_adds_what_its_atomic_twin_adds() {
+    let Some(real) = sections() else { return };
+    let (open, words, twin) = (AtomicU64::new(0), Words::new().unwrap(), AtomicU64::new(0));
+    let starts = disturbed(deadline(), |stop| {
+        let (mut starts, mut n) = (0, 0_u64);
+        while !stop.load(Ordering::Relaxed) {
+            n += 1;
+            starts += real.long_add(&open, &words, n).unwrap() - 1;
+            twin.fetch_add(n, Ordering::Relaxed);
+        }
+        starts
+    });
+    assert_eq!(sum(&words), twin.into_inner(), "and {starts} aborts");
+    println!("{starts} aborts, nothing lost");
+    assert!(starts > 0, "nothing was interrupted: the test proves nothing");
+}
+
+/// The negative control of the test above.
+#[test]
+#[ignore = "stress: seconds of signals, migrations and barriers"]
+fn stress_inv12_the_same_code_without_a_section_loses_updates() {
+    let Some(real) = sections() else { return };
+    let (open, words, twin) = (AtomicU64::new(0), Words::new().unwrap(), AtomicU64::new(0));
+    let calls = disturbed(deadline(), |stop| {
+        let mut calls = 0;
+        while !stop.load(Ordering::Relaxed) {
+            calls += 1;
+            unprotected(real).long_add(&open, &words, 1).unwrap();
+            twin.fetch_add(1, Ordering::Relaxed);
+        }
+        calls
+    });
+    let lost = twin.into_inner() - sum(&words);
+    println!("{lost} of {calls} updates lost without a section");
+    assert!(lost > 0, "the disturbance is too weak to prove anything");
+}
+
+/// All four sections at once: a bounded count that spills, a claimed word that guards a plain
+/// count, and an unbounded one; against the same counts by atomics.
+#[test]
+#[ignore = "stress: seconds of signals, migrations and barriers"]
+fn stress_inv12_every_section_agrees_with_atomics() {
+    /// A plain value behind a claimed word: only right if claims exclude each other.
+    #[derive(Default)]
+    #[repr(align(128))]
+    struct Plain(std::cell::UnsafeCell<u64>);
+    // SAFETY: reached only by whoever claimed the word of the same index.
+    unsafe impl Sync for Plain {}
+
+    let Some(real) = sections() else { return };
+    let open = AtomicU64::new(0);
+    let [adds, bounded, locks] = [(); 3].map(|()| Words::new().unwrap());
+    let spilled = AtomicU64::new(0);
+    let plain: Vec<Plain> = (0..topology().capacity()).map(|_| Plain::default()).collect();
+    let claimed = AtomicU64::new(0);
+    let rounds = disturbed(deadline(), |stop| {
+        let mut rounds = 0;
+        let me = crate::sync::thread_id();
+        while !stop.load(Ordering::Relaxed) {
+            for _ in 0..50 {
+                rounds += 1;
+                real.add(&open, &adds, 3).unwrap();
+                match real.add_within(&open, &bounded, 1, 16) {
+                    Ok(_) => {}
+                    Err(Refused::Busy) => {
+                        let (_, old) = real.swap(&open, &bounded, 0).unwrap();
+                        spilled.fetch_add(old + 1, Ordering::Relaxed);
+                    }
+                    Err(other) => panic!("{other:?}"),
+                }
+                if let Ok(cpu) = real.claim(&open, &locks, me) {
+                    // SAFETY: we hold the word of this CPU until the store below.
+                    unsafe { *plain[cpu.index()].0.get() += 1 };
+                    claimed.fetch_add(1, Ordering::Relaxed);
+                    let word = locks.slot(cpu);
+                    assert_eq!(word.load(Ordering::Relaxed), me, "somebody claimed it too");
+                    // Ordering: Release; the next claim of this word sees the count.
+                    word.store(0, Ordering::Release);
+                }
+            }
+        }
+        rounds
+    });
+    assert_eq!(sum(&adds), 3 * rounds);
+    assert_eq!(sum(&bounded) + spilled.into_inner(), rounds);
+    let guarded: u64 = plain.into_iter().map(|plain| plain.0.into_inner()).sum();
+    assert_eq!(guarded, claimed.into_inner());
+    println!("{rounds} rounds, {guarded} claims");
+}
+
+/// Closes the gate again and again while long sections run: after the barrier no word moves.
+/// Returns how often one did.
+fn moved_after_revoke(real: Armed, protect: bool) -> u64 {
+    let (gate, words, adds) = (AtomicU64::new(0), Words::new().unwrap(), AtomicU64::new(0));
+    let stop = AtomicBool::new(false);
+    let until = deadline();
+    let mut moved = 0;
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let ops = if protect { real } else { unprotected(real) };
+                    match ops.long_add(&gate, &words, 1) {
+                        Ok(_) => _ = adds.fetch_add(1, Ordering::Relaxed),
+                        Err(_) => thread::yield_now(),
+                    }
+                }
+            });
+        }
+        while Instant::now() < until {
+            gate.store(1, Ordering::Relaxed);
+            fence::heavy_rseq();
+            let before = sum(&words);
+            for _ in 0..2_000 {
+                hint::spin_loop();
+            }
+            thread::yield_now(); // those that were preempted inside a section come back now
+            moved += u64::from(sum(&words) != before);
+            gate.store(0, Ordering::Relaxed);
+            thread::sleep(Duration::from_micros(50));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    if protect {
+        assert_eq!(sum(&words), adds.into_inner());
+    }
+    moved
+}
+
+#[test]
+#[ignore = "stress: seconds of revoking"]
+fn stress_inv13_no_section_commits_after_it_was_revoked() {
+    let Some(real) = sections() else { return };
+    assert_eq!(moved_after_revoke(real, true), 0);
+    let control = moved_after_revoke(real, false);
+    println!("without a section, {control} late commits");
+    assert!(control > 0, "the control saw no late commit: the test proves nothing");
+}
+
+#[test]
+fn usable_agrees_with_what_is_armed() {
+    let Ok(found) = usable() else { return assert_ne!(section::state(), Sections::InUse) };
+    assert_eq!(section::state(), Sections::InUse);
+    let real = armed().expect("in use");
+    assert_eq!((found.area, found.limit), (real.area, real.limit));
+}

@@ -1,0 +1,105 @@
+//! The asymmetric fences on this kernel: the store-buffer litmus test, and its twin that must fail.
+//!
+//! Ignored by default: two threads have to run on two CPUs at once. `OFFLOCK_STRESS_SECONDS` (2)
+//! says how long each half may run.
+
+mod common;
+
+use std::env;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use percpu::fence::{self, Strategy};
+
+use common::{allowed_cpus, pin_to};
+
+/// A place on a cache line of its own.
+#[repr(align(128))]
+struct Line(AtomicU64);
+
+/// Rounds, and those in which neither side saw the other's store.
+struct Outcome {
+    rounds: u64,
+    both_missed: u64,
+}
+
+/// Two pinned threads, in rounds: each stores its round number to its own place, runs its fence,
+/// and loads the other's. `enough` rounds in which both missed end it early.
+fn store_buffer(frequent: fn(), rare: fn(), enough: u64) -> Outcome {
+    const MISSED: u64 = 0;
+    let seconds = env::var("OFFLOCK_STRESS_SECONDS").map_or(2, |s| s.parse().expect("seconds"));
+    let until = Instant::now() + Duration::from_secs(seconds);
+    let cpus = allowed_cpus();
+    let (here, there) = (cpus[0], cpus[1]);
+
+    let places = [Line(AtomicU64::new(0)), Line(AtomicU64::new(0))];
+    let seen = [Line(AtomicU64::new(0)), Line(AtomicU64::new(0))];
+    let (start, done) = (Line(AtomicU64::new(0)), Line(AtomicU64::new(0)));
+    const STOP: u64 = u64::MAX;
+
+    let side = |me: usize, round: u64, fence: fn()| {
+        places[me].0.store(round, Relaxed);
+        fence();
+        let other = places[1 - me].0.load(Relaxed);
+        seen[me].0.store(if other == round { round } else { MISSED }, Relaxed);
+    };
+    thread::scope(|scope| {
+        let (start, done, side) = (&start, &done, &side);
+        scope.spawn(move || {
+            pin_to(&[there]);
+            let mut round = 0;
+            loop {
+                let next = start.0.load(std::sync::atomic::Ordering::Acquire);
+                if next == STOP {
+                    break;
+                }
+                if next != round {
+                    round = next;
+                    side(1, round, frequent);
+                    done.0.store(round, std::sync::atomic::Ordering::Release);
+                }
+            }
+        });
+        pin_to(&[here]);
+        let mut outcome = Outcome { rounds: 0, both_missed: 0 };
+        while outcome.both_missed < enough && Instant::now() < until {
+            for _ in 0..100 {
+                outcome.rounds += 1;
+                start.0.store(outcome.rounds, std::sync::atomic::Ordering::Release);
+                for _ in 0..outcome.rounds % 64 {
+                    std::hint::spin_loop(); // a little later each time: the sides must meet
+                }
+                side(0, outcome.rounds, rare);
+                while done.0.load(std::sync::atomic::Ordering::Acquire) != outcome.rounds {
+                    std::hint::spin_loop();
+                }
+                let missed = |me: usize| seen[me].0.load(Relaxed) == MISSED;
+                outcome.both_missed += u64::from(missed(0) && missed(1));
+            }
+        }
+        start.0.store(STOP, std::sync::atomic::Ordering::Release);
+        outcome
+    })
+}
+
+#[test]
+#[ignore = "stress: seconds on two CPUs"]
+fn stress_inv19_light_against_heavy_never_misses_and_without_heavy_does() {
+    if allowed_cpus().len() < 2 {
+        assert!(env::var_os("OFFLOCK_REQUIRE_ALL").is_none(), "two CPUs are wanted");
+        return;
+    }
+    let pair = store_buffer(fence::light, fence::heavy, 1);
+    println!("{}: {} rounds of light against heavy", fence::strategy(), pair.rounds);
+    assert!(pair.rounds > 1_000);
+    assert_eq!(pair.both_missed, 0, "in {} rounds", pair.rounds);
+
+    // The negative control: the same rounds can see a store buffer.
+    let twin = store_buffer(fence::light, fence::light, 10);
+    println!("light against light: {} of {} rounds missed", twin.both_missed, twin.rounds);
+    match fence::strategy() {
+        Strategy::Membarrier => assert!(twin.both_missed > 0, "in {} rounds", twin.rounds),
+        _ => assert_eq!(twin.both_missed, 0, "light is a full fence here"),
+    }
+}
