@@ -1,0 +1,126 @@
+//! Waiting until a word changes, at no price for whoever changes it while nobody waits.
+//!
+//! ```text
+//!   releaser                         waiter
+//!   word = 0            (Release)    waiters += 1
+//!   light()                          heavy()
+//!   waiters != 0? lock, notify       lock; while word != 0 { wait }; waiters -= 1
+//! ```
+//!
+//! # Invariants
+//!
+//! 1. No wake-up is lost. Either the releaser's `light` is after the waiter's `heavy`, and the
+//!    releaser sees the waiter, whom its mutex finds before the check or in the wait; or it is
+//!    before, and the check sees the released word.
+//! 2. `waiters` counts a waiter from before its first check behind `heavy` until it has what it
+//!    waits for: one `heavy` covers all its checks.
+//! 3. The mutex of an inherited parker is never locked: a thread that does not exist may hold it.
+
+use crate::fence::{heavy, light};
+use crate::fork::Generation;
+use crate::sync::atomic::{AtomicU32, Ordering};
+use crate::sync::{Condvar, Mutex, hint, mutant, thread};
+
+/// Checks before parking: some with a pause that doubles, the rest with a `sched_yield`, for a
+/// holder that was preempted. A guess; none in a model, which has the same checks behind `heavy`.
+const PAUSES: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 0 } else { 6 };
+const YIELDS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 0 } else { 4 };
+
+/// Whom a release wakes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wake {
+    /// One: all wait for the same word, and whoever gets it wakes the next.
+    One,
+    /// All: they wait for different things.
+    All,
+}
+
+/// Where threads wait for one word, or several.
+#[derive(Debug)]
+pub(super) struct Parker {
+    waiters: AtomicU32,
+    wake: Wake,
+    mutex: Mutex<()>,
+    changed: Condvar,
+    born: Generation,
+}
+
+impl Parker {
+    pub(super) fn new(wake: Wake) -> Self {
+        Self {
+            waiters: AtomicU32::new(0),
+            wake,
+            mutex: Mutex::new(()),
+            changed: Condvar::new(),
+            born: Generation::current(),
+        }
+    }
+
+    /// True if whoever holds the words may not exist in this process: then do not wait.
+    pub(super) fn is_inherited(&self) -> bool {
+        self.born.is_inherited()
+    }
+
+    /// Wakes who waits for the word that the caller has just released.
+    #[inline(always)]
+    pub(super) fn released(&self) {
+        // Pairs with the `heavy` in `wait`: invariant 1.
+        light();
+        // Ordering: Relaxed; the fences order it, and a number is the whole message.
+        if self.waiters.load(Ordering::Relaxed) != 0 {
+            self.notify();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn notify(&self) {
+        if mutant("lglock-unlock-ignores-waiters") {
+            return;
+        }
+        if self.is_inherited() {
+            return; // invariant 3; and nobody waits, since nobody may
+        }
+        // Held for the notification, so that it does not fall between a waiter's check and wait.
+        let _held = self.mutex.lock();
+        if self.wake == Wake::One || mutant("lglock-wakes-one-of-many") {
+            self.changed.notify_one();
+        } else {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits until `attempt` gives something. Not for an inherited parker: see invariant 3.
+    ///
+    /// `attempt` must succeed once a word is released that it found taken, and take no time.
+    pub(super) fn wait<R>(&self, mut attempt: impl FnMut() -> Option<R>) -> R {
+        for round in 0..PAUSES + YIELDS {
+            if let Some(got) = attempt() {
+                return got;
+            }
+            if round < PAUSES {
+                (0..1 << round).for_each(|_| hint::spin_loop());
+            } else {
+                thread::yield_now();
+            }
+        }
+        // Ordering: Relaxed; `heavy` orders it before the attempts, for `released`.
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+        if !mutant("lglock-waiter-skips-heavy") {
+            heavy(); // pairs with the `light` in `released`: invariant 1
+        }
+        let mut held = self.mutex.lock();
+        if mutant("lglock-waiter-skips-the-check") {
+            self.changed.wait(&mut held);
+        }
+        let got = loop {
+            if let Some(got) = attempt() {
+                break got;
+            }
+            self.changed.wait(&mut held);
+        };
+        // Ordering: Relaxed; a release that still counts us notifies for nothing.
+        self.waiters.fetch_sub(1, Ordering::Relaxed);
+        got
+    }
+}

@@ -1,0 +1,282 @@
+//! The plain kind: a word per slot, taken by compare-exchange from any CPU.
+
+use std::fmt;
+
+use crate::cpu::CpuId;
+use crate::error::AllocError;
+use crate::sync::atomic::Ordering;
+use crate::sync::{cpu, mutant, thread_id};
+
+use super::error::{LockError, Mode};
+use super::guard::{GlobalGuard, LocalGuard, PairGuard};
+use super::iter::{IntoIter, IterMut};
+use super::slot::{Hold, Slot};
+
+/// A value per CPU, each under a lock of its own; any thread may lock any of them, or all.
+///
+/// For data that one CPU uses nearly always and others sometimes: a slot costs one
+/// compare-exchange on a line that no other CPU has, wherever the caller runs, and
+/// [`global`](Self::global) one per slot. Where the others come only at a reconfiguration,
+/// [`BiasedLgLock`](super::BiasedLgLock) is several times cheaper.
+///
+/// ```
+/// use percpu::lglock::{LgLock, LockError};
+///
+/// # fn main() -> Result<(), LockError> {
+/// let lists = LgLock::new(|_cpu| Vec::new());
+/// lists.local()?.push(7); // this CPU's list
+///
+/// let mut all = lists.global()?;
+/// let total: usize = all.iter().map(|(_cpu, list)| list.len()).sum();
+/// assert_eq!(total, 1);
+/// all.iter_mut().for_each(|(_cpu, list)| list.clear());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// A thread that locks more than one slot by separate calls takes them in ascending order;
+/// [`pair`](Self::pair) and [`global`](Self::global) do so themselves. A call that would have to
+/// wait for a slot that this thread holds, or for one before a slot that it holds, returns
+/// [`LockError::Deadlock`] instead.
+///
+/// `LgLock<T>` is `Sync` if `T` is `Send`, like a mutex. It is invariant in `T`:
+///
+/// ```compile_fail
+/// fn shorten<'a>(lock: percpu::lglock::LgLock<&'static str>) -> percpu::lglock::LgLock<&'a str> {
+///     lock
+/// }
+/// ```
+pub struct LgLock<T> {
+    /// One for every CPU below `cpu::possible()`.
+    pub(super) slots: Box<[Slot<T>]>,
+}
+
+impl<T> LgLock<T> {
+    /// Makes a slot for every CPU that may ever exist, with the value that `init` gives for it.
+    ///
+    /// # Panics
+    ///
+    /// Panics if memory is out, where [`try_new`](Self::try_new) returns an error, and if `init`
+    /// panics.
+    #[must_use]
+    pub fn new(init: impl FnMut(CpuId) -> T) -> Self {
+        Self::try_new(init).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Makes a slot for every CPU that may ever exist, with the value that `init` gives for it.
+    ///
+    /// Allocates at least 128 bytes per slot, once; no other method allocates.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] if memory is out.
+    pub fn try_new(init: impl FnMut(CpuId) -> T) -> Result<Self, AllocError> {
+        Ok(Self { slots: Slot::all(init)? })
+    }
+
+    /// How many slots there are: one for every CPU that may ever exist.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Locks the slot of the CPU that the caller runs on. Blocks while another thread holds it.
+    ///
+    /// The guard keeps that slot if the thread moves; [`LocalGuard::cpu`] tells which it is.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Deadlock`] and [`LockError::Forked`], where it would otherwise wait.
+    #[inline]
+    pub fn local(&self) -> Result<LocalGuard<'_, T>, LockError> {
+        self.lock(self.here(), Mode::Wait)
+    }
+
+    /// Locks the slot of the CPU that the caller runs on, if it is free. Never blocks.
+    ///
+    /// # Errors
+    ///
+    /// As [`local`](Self::local), and [`LockError::WouldBlock`] where that waits.
+    #[inline]
+    pub fn try_local(&self) -> Result<LocalGuard<'_, T>, LockError> {
+        self.lock(self.here(), Mode::Try)
+    }
+
+    /// Locks the slot of `cpu`. Blocks while another thread holds it.
+    ///
+    /// # Errors
+    ///
+    /// As [`local`](Self::local), and [`LockError::NoSuchCpu`].
+    #[inline]
+    pub fn local_on(&self, cpu: CpuId) -> Result<LocalGuard<'_, T>, LockError> {
+        self.lock(self.slot(cpu)?, Mode::Wait)
+    }
+
+    /// Locks the slot of `cpu`, if it is free. Never blocks.
+    ///
+    /// # Errors
+    ///
+    /// As [`local_on`](Self::local_on), and [`LockError::WouldBlock`] where that waits.
+    #[inline]
+    pub fn try_local_on(&self, cpu: CpuId) -> Result<LocalGuard<'_, T>, LockError> {
+        self.lock(self.slot(cpu)?, Mode::Try)
+    }
+
+    /// Locks the slots of two CPUs, in ascending order whichever is named first. Blocks while
+    /// another thread holds one of them.
+    ///
+    /// ```
+    /// use percpu::{CpuId, lglock::{LgLock, LockError}};
+    ///
+    /// let lists = LgLock::new(|_cpu| vec![1]);
+    /// let (from, to) = (CpuId::new(1), CpuId::new(0));
+    /// match lists.pair(from, to) {
+    ///     Ok(mut both) => {
+    ///         let (from, to) = both.get_mut();
+    ///         to.append(from);
+    ///     }
+    ///     Err(error) => assert_eq!(error, LockError::NoSuchCpu(from)), // a single CPU
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`local_on`](Self::local_on), and [`LockError::SameSlot`].
+    pub fn pair(&self, a: CpuId, b: CpuId) -> Result<PairGuard<'_, T>, LockError> {
+        let (a, b) = self.two_slots(a, b)?;
+        let ascending = a.cpu < b.cpu || mutant("lglock-pair-in-argument-order");
+        let (low, high) = if ascending { (a, b) } else { (b, a) };
+        let low = self.lock(low, Mode::Wait)?;
+        let high = self.lock(high, Mode::Wait)?;
+        // SAFETY: `lock` took both, and `two_slots` made sure that they are two.
+        Ok(unsafe { PairGuard::new((a, b), (low.into_hold(), Some(high.into_hold()))) })
+    }
+
+    /// Locks every slot, in ascending order. Blocks while another thread holds one of them.
+    ///
+    /// # Errors
+    ///
+    /// As [`local`](Self::local).
+    pub fn global(&self) -> Result<GlobalGuard<'_, T>, LockError> {
+        self.lock_all(Mode::Wait)
+    }
+
+    /// Locks every slot, if all are free. Never blocks.
+    ///
+    /// # Errors
+    ///
+    /// As [`global`](Self::global), and [`LockError::WouldBlock`] where that waits.
+    pub fn try_global(&self) -> Result<GlobalGuard<'_, T>, LockError> {
+        self.lock_all(Mode::Try)
+    }
+
+    /// The value of `cpu`, if it has a slot. Locks nothing: nobody else has the lock.
+    #[must_use]
+    pub fn get_mut(&mut self, cpu: CpuId) -> Option<&mut T> {
+        self.slots.get_mut(cpu.index()).map(Slot::get_mut)
+    }
+
+    /// Goes over all slots, ascending. Locks nothing: nobody else has the lock.
+    pub fn iter_mut(&mut self) -> IterMut<'_, T> {
+        // SAFETY: `&mut self` says that nobody else can reach the values.
+        unsafe { IterMut::new(&self.slots) }
+    }
+
+    #[inline(always)]
+    fn here(&self) -> &Slot<T> {
+        &self.slots[cpu::current().index()]
+    }
+
+    #[inline(always)]
+    pub(super) fn slot(&self, cpu: CpuId) -> Result<&Slot<T>, LockError> {
+        self.slots.get(cpu.index()).ok_or(LockError::NoSuchCpu(cpu))
+    }
+
+    /// The slots of two different CPUs.
+    pub(super) fn two_slots(&self, a: CpuId, b: CpuId) -> Result<(&Slot<T>, &Slot<T>), LockError> {
+        let slots = (self.slot(a)?, self.slot(b)?);
+        if a == b { Err(LockError::SameSlot(a)) } else { Ok(slots) }
+    }
+
+    #[inline(always)]
+    fn lock<'a>(&'a self, slot: &'a Slot<T>, mode: Mode) -> Result<LocalGuard<'a, T>, LockError> {
+        self.take(slot, mode)?;
+        // SAFETY: `take` stored this thread's id in the word, from 0: there is no other `Hold`.
+        let hold = unsafe { Hold::new(&slot.owner, &slot.parker) };
+        #[cfg(any(offlock_loom, offlock_shuttle))]
+        let hold = hold.beside(slot.cpu, &self.slots[1 - slot.cpu.index()].owner);
+        // SAFETY: the word is the slot's, and whoever holds that has the value.
+        Ok(unsafe { LocalGuard::new(slot, hold) })
+    }
+
+    fn lock_all(&self, mode: Mode) -> Result<GlobalGuard<'_, T>, LockError> {
+        // SAFETY: a guard of no slots.
+        let mut guard = unsafe { GlobalGuard::new(&self.slots[..0], None) };
+        for (index, slot) in self.slots.iter().enumerate() {
+            self.take(slot, mode)?; // else the guard releases those before
+            std::mem::forget(guard);
+            // SAFETY: `take` took this slot, and a turn before it each of the others; the guard
+            // that had those is gone without releasing them.
+            guard = unsafe { GlobalGuard::new(&self.slots[..=index], None) };
+        }
+        Ok(guard)
+    }
+
+    /// Stores this thread's id in the slot's word once that is 0.
+    #[inline(always)]
+    fn take(&self, slot: &Slot<T>, mode: Mode) -> Result<(), LockError> {
+        let me = thread_id();
+        if try_take(slot, me) { Ok(()) } else { self.take_slow(slot, me, mode) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_slow(&self, slot: &Slot<T>, me: u64, mode: Mode) -> Result<(), LockError> {
+        // Ordering: Relaxed; only this thread stores its id, so it is there or not for sure.
+        let mine = |slot: &Slot<T>| slot.owner.load(Ordering::Relaxed) == me;
+        if self.slots[slot.cpu.index()..].iter().any(mine) {
+            return Err(LockError::Deadlock);
+        }
+        if slot.parker.is_inherited() {
+            return Err(LockError::Forked);
+        }
+        if mode == Mode::Try {
+            return Err(LockError::WouldBlock);
+        }
+        slot.parker.wait(|| try_take(slot, me).then_some(()));
+        Ok(())
+    }
+}
+
+#[inline(always)]
+fn try_take<T>(slot: &Slot<T>, me: u64) -> bool {
+    let acquire =
+        if mutant("lglock-lock-is-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
+    // Ordering: Acquire on success pairs with the Release in `Hold::drop`; it carries the value.
+    // Relaxed on failure: nothing is read before the next attempt.
+    slot.owner.compare_exchange(0, me, acquire, Ordering::Relaxed).is_ok()
+}
+
+impl<T> IntoIterator for LgLock<T> {
+    type Item = (CpuId, T);
+    type IntoIter = IntoIter<T>;
+
+    fn into_iter(self) -> IntoIter<T> {
+        IntoIter::new(self.slots)
+    }
+}
+
+impl<'a, T> IntoIterator for &'a mut LgLock<T> {
+    type Item = (CpuId, &'a mut T);
+    type IntoIter = IterMut<'a, T>;
+
+    fn into_iter(self) -> IterMut<'a, T> {
+        self.iter_mut()
+    }
+}
+
+impl<T> fmt::Debug for LgLock<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LgLock").field("capacity", &self.capacity()).finish_non_exhaustive()
+    }
+}

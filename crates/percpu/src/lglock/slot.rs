@@ -1,0 +1,127 @@
+//! One CPU's slot, and the right to it.
+
+use crate::cpu::CpuId;
+use crate::error::AllocError;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::cell::UnsafeCell;
+use crate::sync::{cpu, mutant};
+
+use super::park::{Parker, Wake};
+
+/// A CPU's value and the lock over it, on lines of their own.
+///
+/// What an unlock looks at is beside the word that it writes, so that it misses no cache.
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub(super) struct Slot<T> {
+    /// The id of the thread that holds the slot, or 0. Unused while a lock is biased.
+    pub(super) owner: AtomicU64,
+    pub(super) parker: Parker,
+    pub(super) cpu: CpuId,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: `value` is reached through guards only, and those give `&mut T` to one thread at a time
+// (invariant 1 of the module), which is a move as far as `T` can tell; so `T: Send` suffices. A
+// guard that is shared, and with it `&T`, asks for `T: Sync` itself. The rest is atomics and locks.
+unsafe impl<T: Send> Sync for Slot<T> {}
+
+impl<T> Slot<T> {
+    /// A slot for every CPU that may ever exist, ascending, all free.
+    pub(super) fn all(mut init: impl FnMut(CpuId) -> T) -> Result<Box<[Self]>, AllocError> {
+        let capacity = cpu::possible();
+        let mut slots = Vec::new();
+        slots.try_reserve_exact(capacity).map_err(|_| AllocError::new())?;
+        slots.extend((0..capacity).map(|index| {
+            let cpu = CpuId::new(index as u32);
+            Self {
+                owner: AtomicU64::new(0),
+                parker: Parker::new(Wake::One),
+                cpu,
+                value: UnsafeCell::new(init(cpu)),
+            }
+        }));
+        Ok(slots.into_boxed_slice())
+    }
+
+    /// The value, for whoever holds the slot and only reads.
+    #[inline(always)]
+    pub(super) fn read(&self) -> *const T {
+        self.value.with(|value| value)
+    }
+
+    /// The value, for whoever holds the slot.
+    #[inline(always)]
+    pub(super) fn write(&self) -> *mut T {
+        self.value.with_mut(|value| value)
+    }
+
+    /// The value, for who has the whole lock to himself.
+    pub(super) fn get_mut(&mut self) -> &mut T {
+        let value = self.write();
+        // SAFETY: `&mut self` says that nobody else can reach it.
+        unsafe { &mut *value }
+    }
+
+    pub(super) fn into_inner(self) -> T {
+        self.value.into_inner()
+    }
+}
+
+/// The right that a word stands for; gives it back on drop.
+#[derive(Debug)]
+pub(super) struct Hold<'a> {
+    word: &'a AtomicU64,
+    parker: &'a Parker,
+    /// For a planted bug: the CPU that was locked, and the word of a model's other one.
+    #[cfg(any(offlock_loom, offlock_shuttle))]
+    other: Option<(CpuId, &'a AtomicU64)>,
+}
+
+impl<'a> Hold<'a> {
+    /// # Safety
+    ///
+    /// The calling thread has stored its id in `word`, has no other `Hold` of it, and keeps this
+    /// one to itself; who waits for the word waits at `parker`.
+    #[inline(always)]
+    pub(super) unsafe fn new(word: &'a AtomicU64, parker: &'a Parker) -> Self {
+        Self {
+            word,
+            parker,
+            #[cfg(any(offlock_loom, offlock_shuttle))]
+            other: None,
+        }
+    }
+
+    /// The word to release: always the one that was locked, but for a planted bug.
+    #[inline(always)]
+    fn word(&self) -> &'a AtomicU64 {
+        #[cfg(any(offlock_loom, offlock_shuttle))]
+        match self.other {
+            Some((locked, other)) if mutant("lglock-unlock-asks-for-the-cpu") => {
+                return if cpu::current() == locked { self.word } else { other };
+            }
+            _ => {}
+        }
+        self.word
+    }
+
+    /// Lets a planted bug release the word of the other CPU of a model.
+    #[cfg(any(offlock_loom, offlock_shuttle))]
+    pub(super) fn beside(mut self, locked: CpuId, other: &'a AtomicU64) -> Self {
+        self.other = Some((locked, other));
+        self
+    }
+}
+
+impl Drop for Hold<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        let release =
+            if mutant("lglock-unlock-is-relaxed") { Ordering::Relaxed } else { Ordering::Release };
+        // Ordering: Release pairs with the Acquire of whoever takes the word next: `take` in
+        // `plain`, a section, `close` and `wait_for` in `biased`; it carries the slot's value.
+        self.word().store(0, release);
+        self.parker.released();
+    }
+}
