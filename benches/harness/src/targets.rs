@@ -112,6 +112,22 @@ impl Targets {
         entry.measured = measured.filter(|value| value.is_finite());
         Ok(())
     }
+
+    /// Records what a line printed by another run of the bench says: one that this run started in
+    /// other circumstances. The number is the printed one, which rounding has left on its side of
+    /// the bound. `Ok(false)` for a line that is no target's.
+    ///
+    /// # Errors
+    ///
+    /// [`TargetError::UnknownId`] if the section has no such entry.
+    pub fn record_line(&mut self, line: &str) -> Result<bool, TargetError> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let ["TARGET", id, "measured", number, "bound", ..] = words[..] else {
+            return Ok(false);
+        };
+        self.record(id, number.parse().ok())?; // `none` is not a number
+        Ok(true)
+    }
 }
 
 impl Entry {
@@ -196,6 +212,27 @@ mod tests {
         assert_eq!(just_short[1], "TARGET M1.sum.tput measured 1.79996 bound >=1.8 short");
         let just_short = lines(&[("M2.time", Some(0.750_001))]);
         assert_eq!(just_short[0], "TARGET M2.time measured 0.750001 bound <=0.75 short");
+    }
+
+    #[test]
+    fn what_one_run_prints_another_records() {
+        let mut first = Targets::parse(FILE, "mine").unwrap();
+        first.record("M1.sum.tput", Some(1.79996)).unwrap();
+        first.record("M3.allocs.n", Some(0.0)).unwrap();
+        let printed = first.to_string();
+        let mut second = Targets::parse(FILE, "mine").unwrap();
+        second.record("M2.time", Some(0.1)).unwrap(); // the first run measured none
+        for line in printed.lines() {
+            assert_eq!(second.record_line(line), Ok(true), "{line}");
+        }
+        assert_eq!(second.to_string(), printed);
+
+        for line in ["", "sum/1  1.00", "TARGET M2.time", "# TARGET M2.time measured 1 bound <=1"] {
+            assert_eq!(second.record_line(line), Ok(false), "{line}");
+        }
+        let error = second.record_line("TARGET Z9 measured 1.0 bound <=1 holds");
+        assert_eq!(error, Err(TargetError::UnknownId("Z9".to_string())));
+        assert_eq!(second.to_string(), printed);
     }
 
     #[test]
