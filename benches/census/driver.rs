@@ -1,0 +1,160 @@
+//! Builds the plugin and the program, runs every row under QEMU, and prints the table.
+
+use std::env;
+use std::error::Error;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use harness::{Args, Header, Targets};
+use serde_json::Value;
+
+use crate::structures::{STRUCTURES, Structure};
+
+const QEMU: &str = "qemu-x86_64";
+const THREADS: [usize; 4] = [1, 2, 8, 64];
+/// The number of threads that the targets are about.
+const TARGET_THREADS: usize = 64;
+/// Per thread. The second half is counted.
+const OPERATIONS: usize = 1_000;
+const QUICK_OPERATIONS: usize = 200;
+
+pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    let mut targets = Targets::parse(include_str!("../targets.toml"), "census")?;
+    print!("{}", Header::take("census"));
+    println!("# simulated MESI, portable path, not a 64-core run");
+    let missing = [(QEMU, "qemu-user"), ("cc", "gcc")].into_iter().find(|(name, _)| !runs(name));
+    if let Some((name, package)) = missing {
+        println!("# not measured: {name} is not installed: apt install {package}");
+        if env::var_os("OFFLOCK_REQUIRE_ALL").is_some() {
+            return Err(format!("{name} is missing, and OFFLOCK_REQUIRE_ALL is set").into());
+        }
+    } else {
+        measure(args, &mut targets)?;
+    }
+    print!("{targets}");
+    Ok(())
+}
+
+fn measure(args: &Args, targets: &mut Targets) -> Result<(), Box<dyn Error>> {
+    let folder = target_dir()?.join("cfg-virtual_cpu");
+    fs::create_dir_all(&folder)?;
+    let plugin = build_plugin(&folder)?;
+    let program = build_program(&folder)?;
+    let operations = if args.quick { QUICK_OPERATIONS } else { OPERATIONS };
+
+    println!(
+        "# transfers of a cache line per operation, LOW..HIGH; {operations} operations a thread"
+    );
+    print!("{:<20}", "threads");
+    THREADS.iter().for_each(|threads| print!("{threads:>16}"));
+    println!("    lines  operation");
+    for structure in STRUCTURES.iter().filter(|structure| args.wants(structure.name)) {
+        print!("{:<20}", structure.name);
+        let mut lines = 0.0;
+        for threads in THREADS {
+            let reading = count(&plugin, &program, structure, threads, operations)?;
+            print!("{:>16}", format!("{:.3}..{:.3}", reading.low, reading.high));
+            lines = reading.lines;
+            if let (Some(id), TARGET_THREADS) = (structure.target, threads) {
+                targets.record(id, Some(reading.low.max(reading.high)))?;
+            }
+        }
+        println!("{lines:>9.1}  {}", structure.operation);
+    }
+    Ok(())
+}
+
+/// What the plugin says of one run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Reading {
+    /// Distinct lines that an operation touches.
+    lines: f64,
+    /// Transfers per operation if operations take turns.
+    low: f64,
+    /// The same if single accesses do.
+    high: f64,
+}
+
+impl Reading {
+    /// Reads `coherence: threads 8 ops 800 accesses/op 9.0 lines/op 5.0 transfers/op 0.98..1.00`.
+    fn parse(line: &str) -> Option<Self> {
+        let words: Vec<&str> = line.strip_prefix("coherence: ")?.split_whitespace().collect();
+        let after = |name: &str| {
+            let at = words.iter().position(|word| *word == name)?;
+            words.get(at + 1).copied()
+        };
+        let (low, high) = after("transfers/op")?.split_once("..")?;
+        Some(Self {
+            lines: after("lines/op")?.parse().ok()?,
+            low: low.parse().ok()?,
+            high: high.parse().ok()?,
+        })
+    }
+}
+
+fn count(
+    plugin: &Path,
+    program: &Path,
+    structure: &Structure,
+    threads: usize,
+    operations: usize,
+) -> io::Result<Reading> {
+    let mut command = Command::new(QEMU);
+    command.arg("-plugin").arg(plugin).arg(program).arg(structure.name);
+    command.args([threads.to_string(), operations.to_string()]);
+    let output = command.stdin(Stdio::null()).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let reading = said.lines().find_map(Reading::parse).filter(|_| output.status.success());
+    reading.ok_or_else(|| {
+        let name = structure.name;
+        io::Error::other(format!("{name} on {threads} threads: {}: {said}", output.status))
+    })
+}
+
+fn build_plugin(folder: &Path) -> io::Result<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("census/coherence.c");
+    let plugin = folder.join("coherence.so");
+    let mut command = Command::new("cc");
+    command.args(["-O2", "-shared", "-fPIC", "-o"]).arg(&plugin).arg(source).arg("-lpthread");
+    if !command.status()?.success() {
+        return Err(io::Error::other("cc failed on coherence.c"));
+    }
+    Ok(plugin)
+}
+
+/// Builds this very bench with virtual CPUs, in a target folder of its own: the flag is one for all
+/// crates, and would rebuild them here.
+fn build_program(folder: &Path) -> Result<PathBuf, Box<dyn Error>> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let flags = env::var("RUSTFLAGS").map_or(String::new(), |set| set + " ");
+    let mut command = Command::new(cargo);
+    command.args(["bench", "--package", "benches", "--bench", "census", "--no-run"]);
+    command.arg("--message-format=json-render-diagnostics").arg("--target-dir").arg(folder);
+    command.env("RUSTFLAGS", flags + "--cfg offlock_virtual_cpu");
+    command.current_dir(env!("CARGO_MANIFEST_DIR")).stderr(Stdio::inherit());
+    let output = command.output()?;
+    if !output.status.success() {
+        return Err("cargo bench --bench census --no-run failed".into());
+    }
+    let messages = String::from_utf8(output.stdout)?;
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let program = messages
+        .filter(|message| message["target"]["name"] == "census")
+        .find_map(|message| message["executable"].as_str().map(PathBuf::from));
+    program.ok_or_else(|| "cargo names no program".into())
+}
+
+fn runs(name: &str) -> bool {
+    let mut command = Command::new(name);
+    command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// The target directory that this bench was built in: it lies in `<target>/release/deps`.
+fn target_dir() -> io::Result<PathBuf> {
+    let program = env::current_exe()?;
+    let target = program.ancestors().nth(3);
+    target.map(Path::to_path_buf).ok_or_else(|| io::Error::other("not in a target directory"))
+}

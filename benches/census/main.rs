@@ -1,0 +1,45 @@
+//! The coherence census: how many cache lines an operation moves between cores, at more threads
+//! than this machine has cores.
+//!
+//! ```text
+//! cargo bench --bench census                    every structure at 1, 2, 8 and 64 threads
+//! cargo bench --bench census -- --quick         fewer operations
+//! cargo bench --bench census -- --only counter  structures by part of a name
+//! ```
+//!
+//! ```text
+//! this program, as built by cargo bench           (driver.rs)
+//!   builds coherence.c, the plugin of QEMU
+//!   builds this bench again with --cfg offlock_virtual_cpu, and runs that under QEMU:
+//!      census <structure> <threads> <operations>  (program.rs, structures.rs)
+//!        thread n on virtual CPU n; marks each operation by a system call that does not exist
+//! the plugin records the data accesses and replays them, one core per thread
+//! ```
+//!
+//! The figure is a property of the code, not of this machine's speed: transfers of a line per
+//! operation, once with whole operations taking turns (LOW) and once with single accesses (HIGH).
+//! QEMU has no rseq: what runs is the portable path, with atomics on per-CPU words.
+//!
+//! To add a structure, write what makes its operation and give it a row in `structures.rs`.
+
+mod driver;
+mod program;
+mod structures;
+
+use std::env;
+use std::error::Error;
+
+use harness::Args;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let words: Vec<String> = env::args().skip(1).collect();
+    if cfg!(offlock_virtual_cpu) {
+        return program::run(&words);
+    }
+    let args = Args::from_env();
+    if !args.bench {
+        println!("census: measures only under `cargo bench`");
+        return Ok(());
+    }
+    driver::run(&args)
+}

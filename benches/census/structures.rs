@@ -1,0 +1,132 @@
+//! What the census knows: name, what makes the operation, and the target that it decides.
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crossbeam_utils::CachePadded;
+use crossbeam_utils::sync::ShardedLock;
+use parking_lot::Mutex;
+use percpu::{PerCpuCounter, PercpuRef};
+
+/// Runs one operation.
+pub(crate) type Operation = Box<dyn FnMut()>;
+/// Gives thread `n` its operation; called on that thread.
+pub(crate) type Shared = Box<dyn Fn(usize) -> Operation + Sync>;
+
+/// A row of the census.
+pub(crate) struct Structure {
+    /// One word: an argument of the program.
+    pub(crate) name: &'static str,
+    /// What one operation is.
+    pub(crate) operation: &'static str,
+    /// The id in the section `[census]` of `targets.toml`.
+    pub(crate) target: Option<&'static str>,
+    /// Makes the structure for that many threads. What the threads share is leaked: the program
+    /// ends with the count.
+    pub(crate) make: fn(usize) -> Shared,
+}
+
+impl Structure {
+    const fn ours(
+        name: &'static str,
+        operation: &'static str,
+        target: Option<&'static str>,
+        make: fn(usize) -> Shared,
+    ) -> Self {
+        Self { name, operation, target, make }
+    }
+
+    const fn peer(name: &'static str, operation: &'static str, make: fn(usize) -> Shared) -> Self {
+        Self { name, operation, target: None, make }
+    }
+}
+
+/// Ours first, then what a program uses instead.
+pub(crate) const STRUCTURES: &[Structure] = &[
+    Structure::ours("counter", "PerCpuCounter::add", Some("P9.counter"), counter),
+    Structure::ours("reference", "PercpuRef get + put", Some("P9.ref"), reference),
+    Structure::peer("shared-counter", "fetch_add on one word", shared_counter),
+    Structure::peer("padded-counter", "fetch_add on a padded word per thread", padded_counter),
+    Structure::peer("arc", "Arc clone + drop", arc),
+    Structure::peer("parking-lot-mutex", "parking_lot::Mutex lock, add, unlock", parking_lot_mutex),
+    Structure::peer("sharded-lock", "crossbeam ShardedLock read + release", sharded_lock),
+    Structure::peer("crossbeam-epoch", "crossbeam_epoch::pin + unpin", crossbeam_epoch_pin),
+];
+
+/// The structure called `name`.
+pub(crate) fn find(name: &str) -> Option<&'static Structure> {
+    STRUCTURES.iter().find(|structure| structure.name == name)
+}
+
+fn leak<T>(value: T) -> &'static T {
+    Box::leak(Box::new(value))
+}
+
+fn counter(_threads: usize) -> Shared {
+    let counter = leak(PerCpuCounter::new());
+    Box::new(move |_| Box::new(move || counter.add(1)))
+}
+
+fn reference(_threads: usize) -> Shared {
+    let refs = leak(PercpuRef::new(|| {}).expect("memory for a reference"));
+    Box::new(move |_| {
+        Box::new(move || {
+            black_box(&refs.try_get());
+        })
+    })
+}
+
+fn shared_counter(_threads: usize) -> Shared {
+    let counter = leak(CachePadded::new(AtomicU64::new(0)));
+    Box::new(move |_| {
+        Box::new(move || {
+            // Ordering: Relaxed; a counter, it publishes nothing.
+            counter.fetch_add(1, Ordering::Relaxed);
+        })
+    })
+}
+
+fn padded_counter(threads: usize) -> Shared {
+    let counters: Vec<CachePadded<AtomicU64>> =
+        (0..threads).map(|_| CachePadded::default()).collect();
+    let counters = leak(counters);
+    Box::new(move |thread| {
+        let own = &counters[thread];
+        Box::new(move || {
+            // Ordering: as above.
+            own.fetch_add(1, Ordering::Relaxed);
+        })
+    })
+}
+
+fn arc(_threads: usize) -> Shared {
+    let arc = leak(Arc::new(0_u64));
+    Box::new(move |_| {
+        Box::new(move || {
+            black_box(&Arc::clone(arc));
+        })
+    })
+}
+
+fn parking_lot_mutex(_threads: usize) -> Shared {
+    let lock = leak(CachePadded::new(Mutex::new(0_u64)));
+    Box::new(move |_| Box::new(move || *lock.lock() += 1))
+}
+
+fn sharded_lock(_threads: usize) -> Shared {
+    let lock = leak(ShardedLock::new(0_u64));
+    Box::new(move |_| {
+        Box::new(move || {
+            black_box(&*lock.read().expect("nobody panics with it held"));
+        })
+    })
+}
+
+fn crossbeam_epoch_pin(_threads: usize) -> Shared {
+    Box::new(move |_| {
+        Box::new(move || {
+            black_box(&crossbeam_epoch::pin());
+        })
+    })
+}

@@ -1,0 +1,44 @@
+//! P1: which CPU am I on?
+
+use std::cell::Cell;
+use std::hint::black_box;
+
+use harness::{Case, Group, Plan};
+
+use crate::report::Report;
+
+thread_local! {
+    /// What a program does that gives each thread a number instead of asking for its CPU.
+    static SLOT: Cell<usize> = const { Cell::new(0) };
+}
+
+pub(crate) fn run(plan: &Plan, report: &mut Report) {
+    let ours = |threads| {
+        Case::new("current_cpu", threads, |_| {
+            |_| {
+                black_box(percpu::current_cpu());
+            }
+        })
+    };
+    let rounds = Group::new("which CPU")
+        .case(ours(1))
+        .case(ours(2))
+        .case(Case::new("sched_getcpu", 1, |_| {
+            |_| {
+                // SAFETY: the call takes no argument and reads no memory of ours.
+                black_box(unsafe { libc::sched_getcpu() });
+            }
+        }))
+        .case(Case::new("const thread-local read", 1, |thread| {
+            SLOT.set(black_box(thread)); // not a constant that the optimiser could carry to the read
+            |_| {
+                black_box(SLOT.get());
+            }
+        }))
+        .run(plan);
+    report.show(&rounds);
+    let ours = "current_cpu/1";
+    report.against(&rounds, ours, &["const thread-local read/1", "sched_getcpu/1"]);
+    report.record("P1.tls", rounds.time_ratio(ours, "const thread-local read/1"));
+    report.record("P1.sched_getcpu", rounds.time_ratio(ours, "sched_getcpu/1"));
+}

@@ -1,0 +1,124 @@
+//! percpu against what a program uses instead: P1 to P8, family by family, in one run.
+//!
+//! ```text
+//! cargo bench --bench percpu                    every family, 101 rounds of 10 ms windows: minutes
+//! cargo bench --bench percpu -- --quick         31 rounds of 5 ms: under 60 s
+//! cargo bench --bench percpu -- --only P4       families and targets by part of a name
+//! cargo bench --bench percpu -- --only P8       the same families without rseq
+//! ```
+//!
+//! Every row is a case of the one generic loop of `harness::Group`: the name, a slash, the number of
+//! threads. Peers run as their documentation recommends, at the versions of `benches/Cargo.toml`.
+//! Peers with guards have a row with a guard per operation and one with the guard held.
+//!
+//! libc registers its rseq areas at the start of a process or never. The families therefore run a
+//! second time in a child of this bench, with `GLIBC_TUNABLES=glibc.pthread.rseq=0`: its tables
+//! are shown, and its P8 targets are taken over. Where this process itself has no rseq sections
+//! (that variable set, `--cfg offlock_portable`), it measures P8 itself, and P1 to P7 nowhere.
+//!
+//! P9 is the census: `cargo bench --bench census`.
+
+mod counter;
+mod cpu;
+mod gate;
+mod reclaim;
+mod reference;
+mod report;
+
+use std::env;
+use std::error::Error;
+use std::process::{Command, Stdio};
+
+use harness::{Args, Header, Plan, Targets};
+
+use crate::report::{Mode, Report};
+
+/// Rows that are measured together.
+struct Family {
+    /// The number of its targets and a word or two.
+    name: &'static str,
+    /// Whether it costs something else without rseq.
+    depends_on_rseq: bool,
+    run: fn(&Plan, &mut Report),
+}
+
+const FAMILIES: [Family; 5] = [
+    Family { name: "P1 cpu", depends_on_rseq: true, run: cpu::run },
+    Family { name: "P2 counter", depends_on_rseq: true, run: counter::run },
+    Family { name: "P3 reference", depends_on_rseq: true, run: reference::run },
+    Family { name: "P7 reclaim", depends_on_rseq: false, run: reclaim::run },
+    Family { name: "gate and caches", depends_on_rseq: true, run: gate::run },
+];
+
+/// What `--only` can ask for beside the families.
+const WITHOUT_RSEQ: &str = "P8 without rseq";
+/// Tells the child that it is one.
+const CHILD: &str = "OFFLOCK_BENCH_WITHOUT_RSEQ";
+const TUNABLES: &str = "GLIBC_TUNABLES";
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args = Args::from_env();
+    if !args.bench {
+        println!("percpu: measures only under `cargo bench`");
+        return Ok(());
+    }
+    let mode = Mode::of_this_process();
+    let targets = Targets::parse(include_str!("../targets.toml"), "percpu")?;
+    let mut report = Report::new(mode, targets);
+    if env::var_os(CHILD).is_none() {
+        print!("{}", Header::take("percpu"));
+    }
+    println!("# {}", percpu::capabilities());
+
+    let plan = Plan::new(&args);
+    let only_without = args.only.is_some() && wants(&args, WITHOUT_RSEQ);
+    for family in &FAMILIES {
+        let wanted = match mode {
+            Mode::Sections => wants(&args, family.name),
+            Mode::Fallback => {
+                (wants(&args, family.name) || only_without)
+                    && (family.depends_on_rseq || env::var_os(CHILD).is_none())
+            }
+        };
+        if wanted {
+            println!("\n# {}", family.name);
+            (family.run)(&plan, &mut report);
+        }
+    }
+    report.print_losses();
+    if mode == Mode::Sections && wants(&args, WITHOUT_RSEQ) {
+        if let Err(error) = without_rseq(&args, &mut report) {
+            println!("# not measured: {WITHOUT_RSEQ}: {error}");
+        }
+    }
+    print!("\n{}", report.targets);
+    Ok(())
+}
+
+/// Whether `--only` names a part of `name`, or one of the targets whose numbers it begins with.
+fn wants(args: &Args, name: &str) -> bool {
+    let numbers = name.split(' ').filter(|word| word.starts_with('P'));
+    let asks = |number: &str| args.only.as_deref().is_some_and(|only| only.starts_with(number));
+    args.wants(name) || numbers.into_iter().any(asks)
+}
+
+/// Runs this bench once more in a process whose libc registers no rseq area.
+fn without_rseq(args: &Args, report: &mut Report) -> Result<(), Box<dyn Error>> {
+    println!("\n# {WITHOUT_RSEQ}: this bench again, with {TUNABLES}=glibc.pthread.rseq=0");
+    let mut command = Command::new(env::current_exe()?);
+    command.arg("--bench").args(args.quick.then_some("--quick"));
+    let tunables = env::var(TUNABLES).map_or(String::new(), |set| set + ":");
+    command.env(TUNABLES, tunables + "glibc.pthread.rseq=0").env(CHILD, "1");
+    let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
+    for line in String::from_utf8(output.stdout)?.lines() {
+        if line.starts_with("TARGET P8.") {
+            report.targets.record_line(line)?;
+        } else if !line.starts_with("TARGET ") {
+            println!("{line}");
+        }
+    }
+    if !output.status.success() {
+        return Err(format!("it ended with {}", output.status).into());
+    }
+    Ok(())
+}
