@@ -4,6 +4,7 @@
 //! A planted bug is named by `mutant("...")`, in a model or in the crate; [`mutants`] demands that
 //! each is caught.
 
+mod cache;
 mod counter;
 mod facade;
 mod fence;

@@ -2,10 +2,11 @@
 
 use percpu::sync::planted::Planted;
 
-use super::{counter, facade, fence, gate, lglock, limited, rcu, refcount};
+use super::{cache, counter, facade, fence, gate, lglock, limited, rcu, refcount};
 
 const PLANTED: Planted = Planted {
     mutants: &[
+        cache::MUTANTS,
         counter::MUTANTS,
         facade::MUTANTS,
         fence::MUTANTS,
@@ -16,6 +17,7 @@ const PLANTED: Planted = Planted {
         refcount::MUTANTS,
     ],
     loom_only: &[
+        cache::LOOM_ONLY,
         counter::LOOM_ONLY,
         facade::LOOM_ONLY,
         fence::LOOM_ONLY,
