@@ -32,6 +32,11 @@ impl Generation {
         Self(NUMBER.load(Ordering::Relaxed))
     }
 
+    /// How many forks that is: never the same in a child as in its parent.
+    pub(crate) fn number(self) -> u64 {
+        self.0
+    }
+
     /// True if a structure made in this generation was copied by a fork since, and not adopted.
     pub(crate) fn is_inherited(self) -> bool {
         settle();

@@ -89,6 +89,10 @@ macro_rules! global {
 
 #[cfg(any(offlock_loom, offlock_shuttle))]
 macro_rules! global {
+    // An empty `vis` would not match the checkers' macro.
+    ($(#[$meta:meta])* static $name:ident: $type:ty = $value:expr;) => {
+        $crate::sync::lazy_static! { $(#[$meta])* static ref $name: $type = $value; }
+    };
     ($(#[$meta:meta])* $vis:vis static $name:ident: $type:ty = $value:expr;) => {
         $crate::sync::lazy_static! { $(#[$meta])* $vis static ref $name: $type = $value; }
     };

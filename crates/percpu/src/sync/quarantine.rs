@@ -31,6 +31,9 @@ mod imp {
     const _: () = assert!(size_of::<Watched<u64>>() == size_of::<u64>());
 
     impl<T> Watched<T> {
+        /// Bytes from the start of a `Watched<T>` to its `T`.
+        pub const OFFSET: usize = 0;
+
         /// Wraps `value`.
         #[inline(always)]
         pub const fn new(value: T) -> Self {
@@ -135,6 +138,9 @@ mod imp {
     }
 
     impl<T> Watched<T> {
+        /// Bytes from the start of a `Watched<T>` to its `T`.
+        pub const OFFSET: usize = std::mem::offset_of!(Self, value);
+
         /// Wraps `value`.
         pub fn new(value: T) -> Self {
             Self { canary: Canary::new(), value }

@@ -36,7 +36,6 @@ const PLANTED: Planted = Planted {
         "src/rcu",
         "src/cache",
         "src/refcount",
-        "src/gate",
         "tests/models",
     ],
 };

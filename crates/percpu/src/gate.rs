@@ -1,0 +1,1 @@
+//! A read-write gate: readers per CPU, one writer.

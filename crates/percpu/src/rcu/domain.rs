@@ -1,0 +1,293 @@
+//! Grace periods: when is every reader gone that may still see what was unlinked?
+//!
+//! ```text
+//!   reader                                writer
+//!   word = gp        (Acquire, Release)   unlink
+//!   light()                               t = ++gp     (AcqRel)         \
+//!   load(pointer)                         heavy()                        | one turn
+//!   ...                                   completed = min(t, all words) /
+//!   word = 0         (Release)            free what has a target <= completed
+//! ```
+//!
+//! A reader whose word is `t` or more saw the unlink (it loaded `gp` after the bump). One whose word
+//! is less is waited for. One whose word the scan missed entered after the `heavy`, and sees the
+//! unlink. The numbers only grow; nobody who reads ever writes `gp`.
+//!
+//! What is unlinked gets a *target*, the value of `completed` it waits for:
+//!
+//! - by the thread that takes the turn: the `t` it is about to make;
+//! - by anybody else: `light(); gp + 2`, without any shared write. The bump to `gp + 1` may have been
+//!   on its way before the unlink could be seen, but its `heavy` pairs with our `light`, so the next
+//!   bump comes after.
+//!
+//! One bump and one `heavy` serve everything unlinked before. `Send` readers are counted, not
+//! listed ([`send_guard`](super::send_guard)); their half of the answer is `drained` below.
+//!
+//! # Invariants
+//!
+//! 1. Only the holder of `turn` bumps `gp`, stores `completed` and touches `drained`; it runs
+//!    `heavy` after a bump before it gives the turn back.
+//! 2. Everything with a target of `completed` or less is out of reach of every reader.
+
+use super::reclaim::Patience;
+use super::registry::Registry;
+use super::send_guard::SendReaders;
+use super::{Forked, Line, const_fn, fork};
+use crate::fence;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::cell::UnsafeCell;
+use crate::sync::native::atomic::AtomicU64 as Statistic;
+use crate::sync::{global, mutant};
+
+use super::reclaim::Reclaim;
+
+global! {
+    static DOMAIN: Domain = Domain::new();
+}
+
+/// The one domain of the process, and of each run of a model.
+#[inline(always)]
+pub(super) fn domain() -> &'static Domain {
+    &DOMAIN
+}
+
+/// [`domain`], ready for forks. For slow paths.
+pub(super) fn started() -> &'static Domain {
+    // Decided before the first reader, so that its `light` costs nothing.
+    let _ = fence::strategy();
+    fork::watch();
+    domain()
+}
+
+/// Everything of RCU that threads share.
+#[derive(Debug)]
+pub(super) struct Domain {
+    /// The number of the current grace period, from 1. A line of its own: every reader loads it.
+    gp: Line<AtomicU64>,
+    /// Invariant 2.
+    completed: Line<AtomicU64>,
+    pub(super) turn: Lock,
+    /// Of each parity of `Send` readers: the last grace period it was seen empty in.
+    drained: UnsafeCell<[u64; 2]>,
+    pub(super) registry: Registry,
+    pub(super) send: SendReaders,
+    pub(super) reclaim: Reclaim,
+    heavies: Statistic,
+}
+
+// SAFETY: `drained` is touched by the holder of `turn` only (invariant 1); all else is `Sync`.
+unsafe impl Sync for Domain {}
+
+impl Domain {
+    const_fn! {
+        const fn new() -> Self {
+            Self {
+                gp: Line(AtomicU64::new(1)),
+                completed: Line(AtomicU64::new(1)),
+                turn: Lock::new(),
+                drained: UnsafeCell::new([1, 1]),
+                registry: Registry::new(),
+                send: SendReaders::new(),
+                reclaim: Reclaim::new(),
+                heavies: Statistic::new(0),
+            }
+        }
+    }
+
+    /// The number of the current grace period, for a reader to be listed under.
+    #[inline(always)]
+    pub(super) fn now(&self) -> u64 {
+        // Ordering: Acquire pairs with the AcqRel in `Turn::bump`; it carries the unlinks before
+        // that bump: who is listed under this number does not see what they unlinked.
+        self.gp.0.load(Ordering::Acquire)
+    }
+
+    /// What is unlinked before this call may be freed once `completed` has the returned value.
+    pub(super) fn target(&self) -> u64 {
+        if !mutant("rcu-target-without-light") {
+            // Against the `heavy` of `Turn::bump`: either we see the bump, or those who come after
+            // the bump see the unlink.
+            fence::light();
+        }
+        let bumps = if mutant("rcu-target-one-bump") { 1 } else { 2 };
+        // Ordering: Relaxed; the fence above is all the order it needs.
+        self.gp.0.load(Ordering::Relaxed) + bumps
+    }
+
+    /// Invariant 2.
+    #[inline]
+    pub(super) fn completed(&self) -> u64 {
+        // Ordering: Acquire pairs with the Release in `Turn::scan`; it carries what the readers
+        // that are gone have read.
+        self.completed.0.load(Ordering::Acquire)
+    }
+
+    /// The right to move grace periods on, if nobody has it. Never blocks.
+    pub(super) fn try_turn(&'static self) -> Option<Turn> {
+        self.turn.try_lock().then_some(Turn { domain: self })
+    }
+
+    /// Moves grace periods on until `target` is completed, a reader is in the way, or another
+    /// thread is at it. Never blocks.
+    pub(super) fn advance(&'static self, target: u64) -> bool {
+        if self.completed() >= target {
+            return true;
+        }
+        let Some(turn) = self.try_turn() else { return false };
+        // A reader that was in the way may have gone: that needs no fence.
+        let mut done = turn.scan();
+        while done < target && turn.now() < target {
+            turn.bump();
+            done = turn.scan();
+        }
+        done >= target
+    }
+
+    /// Waits until everything that this thread knows to be unlinked is out of reach.
+    pub(super) fn wait(&'static self) -> Result<(), Forked> {
+        let target = self.target();
+        let mut exact = None;
+        let mut patience = Patience::new();
+        loop {
+            if let (None, Some(turn)) = (exact, self.try_turn()) {
+                // Our own bump is enough, see the module; the others' may be, too.
+                exact = Some(turn.bump());
+                turn.scan();
+            }
+            if self.advance_to(target, exact) {
+                return Ok(());
+            }
+            patience.wait()?;
+            if fork::may_have_lost_guards() {
+                if self.send_guards() != 0 {
+                    return Err(Forked::new());
+                }
+                fork::no_lost_guards();
+            }
+        }
+    }
+
+    fn advance_to(&'static self, target: u64, exact: Option<u64>) -> bool {
+        match exact {
+            Some(exact) => self.advance(exact),
+            None => self.completed() >= target,
+        }
+    }
+
+    pub(super) fn grace_periods(&self) -> u64 {
+        self.completed() - 1
+    }
+
+    pub(super) fn heavies(&self) -> u64 {
+        // Ordering: Relaxed; a statistic.
+        self.heavies.load(std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
+/// The right to move grace periods on; gives it back on drop.
+#[derive(Debug)]
+pub(super) struct Turn {
+    domain: &'static Domain,
+}
+
+impl Turn {
+    pub(super) fn now(&self) -> u64 {
+        // Ordering: Relaxed; written by holders of the turn only.
+        self.domain.gp.0.load(Ordering::Relaxed)
+    }
+
+    /// What the next [`Turn::bump`] will return.
+    pub(super) fn next(&self) -> u64 {
+        self.now() + 1
+    }
+
+    /// Begins a grace period. Whatever this thread knows to be unlinked before has it for a target.
+    pub(super) fn bump(&self) -> u64 {
+        // Ordering: AcqRel pairs with the Acquire in `Domain::now`; it carries the unlinks that
+        // this thread knows of, and as part of one chain those of the bumps before.
+        let now = self.domain.gp.0.fetch_add(1, Ordering::AcqRel) + 1;
+        if !mutant("rcu-no-heavy") {
+            // Against the `light` of `Slot::enter`, of `pin_send` and of `Domain::target`.
+            fence::heavy();
+        }
+        // Ordering: Relaxed; a statistic.
+        self.domain.heavies.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        now
+    }
+
+    /// Looks which readers are left, and returns the new `completed`.
+    pub(super) fn scan(&self) -> u64 {
+        let domain = self.domain;
+        let now = self.now();
+        // The bump to `now` was followed by its `heavy` (invariant 1), so nobody is overlooked.
+        let listed = domain.registry.oldest().map_or(now, |oldest| oldest.min(now));
+        // SAFETY: invariant 1; this is the holder of the turn.
+        let counted =
+            domain.drained.with_mut(|drained| domain.send.scan(now, unsafe { &mut *drained }));
+        // Ordering: Relaxed; written by holders of the turn only.
+        let before = domain.completed.0.load(Ordering::Relaxed);
+        let done = before.max(listed.min(counted));
+        if done > before {
+            // Ordering: Release pairs with the Acquire in `Domain::completed`; it carries what the
+            // readers have read, which the scans above acquired.
+            domain.completed.0.store(done, Ordering::Release);
+        }
+        done
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.domain.turn.unlock();
+    }
+}
+
+/// A lock that is tried, not waited for, so that a fork child can break it.
+#[derive(Debug)]
+pub(super) struct Lock {
+    /// 0: free; [`HELD`]; or the thread that forks.
+    word: AtomicU64,
+}
+
+/// No thread's id: those are addresses, or counted by models (which do not fork).
+const HELD: u64 = u64::MAX;
+
+impl Lock {
+    const_fn! {
+        pub(super) const fn new() -> Self {
+            Self { word: AtomicU64::new(0) }
+        }
+    }
+
+    /// Takes the lock if it is free. Never blocks.
+    #[inline(always)]
+    pub(super) fn try_lock(&self) -> bool {
+        self.try_lock_as(HELD)
+    }
+
+    /// [`Lock::try_lock`] for the thread `who`, which is about to fork.
+    #[inline(always)]
+    pub(super) fn try_lock_as(&self, who: u64) -> bool {
+        // Ordering: Acquire on success pairs with the Release in `unlock`; it carries what the
+        // lock protects. Relaxed on failure: nothing is touched.
+        self.word.compare_exchange(0, who, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Frees the lock. The caller has it, or is the only thread of a fork child.
+    #[inline(always)]
+    pub(super) fn unlock(&self) {
+        let order =
+            if mutant("rcu-unlock-relaxed") { Ordering::Relaxed } else { Ordering::Release };
+        // Ordering: Release pairs with the Acquire in `try_lock_as`; it carries what the lock
+        // protects.
+        self.word.store(0, order);
+    }
+
+    /// Frees the lock if `who` has it.
+    pub(super) fn unlock_as(&self, who: u64) {
+        // Ordering: Relaxed; if it is `who`, this thread stored it.
+        if self.word.load(Ordering::Relaxed) == who {
+            self.unlock();
+        }
+    }
+}

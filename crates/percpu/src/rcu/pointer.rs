@@ -1,0 +1,533 @@
+//! Pointers that readers follow without a lock, and the three states of what they lead to.
+//!
+//! ```text
+//!            Atomic::swap                       retire, or drop
+//!   Owned -----------------> shared -> Unlinked -----------------> freed after a grace period
+//!     ^                                   |
+//!     +------------ reclaim --------------+     waits for the grace period itself
+//! ```
+//!
+//! Safe throughout, because an [`Owned`] is unique: it can be in one [`Atomic`] only, and whoever
+//! swaps it out is the only one who can retire it. The node carries the two words that retiring
+//! needs, so that retiring never allocates and cannot fail:
+//!
+//! ```text
+//!   Owned, Atomic, Unlinked -> | next, free: 16 bytes | T |
+//! ```
+//!
+//! # Invariants
+//!
+//! 1. A node is owned by one `Owned`, one `Unlinked`, or is in one `Atomic`.
+//! 2. A node that was in an `Atomic` is freed (or changed) only after a grace period, or by who has
+//!    the `Atomic` exclusively: no `&T` from `load` outlives the borrow of either.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::ptr::{self, NonNull};
+
+use super::error::SynchronizeError;
+use super::reclaim::{RetireHead, retire_raw};
+use super::registry::Guard;
+use super::send_guard::SendGuard;
+use super::{const_fn, synchronize};
+use crate::sync::atomic::{AtomicPtr, Ordering};
+use crate::sync::quarantine::{Watched, free};
+
+/// A proof that the calling code reads: [`Guard`] or [`SendGuard`]. Sealed.
+pub trait Pinned: sealed::Sealed {}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+impl sealed::Sealed for Guard {}
+impl Pinned for Guard {}
+impl sealed::Sealed for SendGuard {}
+impl Pinned for SendGuard {}
+
+#[repr(C)]
+#[derive(Debug)]
+struct Node<T> {
+    head: RetireHead,
+    value: T,
+}
+
+type Place<T> = NonNull<Watched<Node<T>>>;
+
+/// Allocates like `Box::new`, or gives the value back.
+pub(super) fn try_box<T>(value: T) -> Result<Box<T>, T> {
+    const { assert!(size_of::<T>() != 0) };
+    // SAFETY: the layout is not of size 0.
+    let at = unsafe { std::alloc::alloc(std::alloc::Layout::new::<T>()) }.cast::<T>();
+    if at.is_null() {
+        return Err(value);
+    }
+    // SAFETY: just allocated for a `T`.
+    unsafe { at.write(value) };
+    // SAFETY: allocated by the global allocator with the layout of a `T`, and initialised.
+    Ok(unsafe { Box::from_raw(at) })
+}
+
+/// Frees the node around `head`.
+///
+/// # Safety
+///
+/// `head` came from [`head_of`] for the same `T`, and nobody uses the node any more.
+unsafe fn free_node<T>(head: NonNull<RetireHead>) {
+    // SAFETY: `head_of` added as much.
+    let node = unsafe { head.byte_sub(Watched::<Node<T>>::OFFSET) }.cast::<Watched<Node<T>>>();
+    // SAFETY: allocated as a box by `Owned`; nobody uses it any more.
+    free(unsafe { Box::from_raw(node.as_ptr()) });
+}
+
+/// The head of a node, as a pointer that is good for all of the node.
+fn head_of<T>(node: Place<T>) -> NonNull<RetireHead> {
+    // SAFETY: the `Node` is inside the `Watched`, and starts with the head (`repr(C)`).
+    unsafe { node.byte_add(Watched::<Node<T>>::OFFSET) }.cast()
+}
+
+/// A `T` that nobody else can reach, ready to be put into an [`Atomic`].
+///
+/// A `Box` with 16 bytes in front for its end.
+#[derive(Debug)]
+pub struct Owned<T> {
+    node: Place<T>,
+    _owns: PhantomData<T>,
+}
+
+// SAFETY: the only way to the `T`, as a `Box`.
+unsafe impl<T: Send> Send for Owned<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Owned<T> {}
+
+impl<T> Owned<T> {
+    /// Allocates a node. Aborts if there is no memory, as `Box::new`.
+    #[must_use]
+    pub fn new(value: T) -> Self {
+        Self::from_box(Box::new(Self::node(value)))
+    }
+
+    /// Allocates a node.
+    ///
+    /// # Errors
+    ///
+    /// [`TryNewError`] gives the value back: there is no memory.
+    pub fn try_new(value: T) -> Result<Self, TryNewError<T>> {
+        // The node is built in place only once there is memory, so the value can be returned.
+        let mut node = try_box(std::mem::MaybeUninit::<Watched<Node<T>>>::uninit());
+        match node.as_mut() {
+            Ok(node) => {
+                node.write(Self::node(value));
+            }
+            Err(_) => return Err(TryNewError(value)),
+        }
+        let Ok(node) = node else { unreachable!("checked just above") };
+        // SAFETY: written just above.
+        Ok(Self::from_box(unsafe { node.assume_init() }))
+    }
+
+    fn node(value: T) -> Watched<Node<T>> {
+        // SAFETY: the head of such a node is retired by `Unlinked` only, as a `Node<T>`.
+        let head = unsafe { RetireHead::new(free_node::<T>) };
+        Watched::new(Node { head, value })
+    }
+
+    fn from_box(node: Box<Watched<Node<T>>>) -> Self {
+        let node = Box::into_raw(node);
+        // SAFETY: a box is never null.
+        Self { node: unsafe { NonNull::new_unchecked(node) }, _owns: PhantomData }
+    }
+
+    fn into_place(self) -> Place<T> {
+        ManuallyDrop::new(self).node
+    }
+
+    /// Takes the value out and frees the node.
+    #[must_use]
+    pub fn into_inner(self) -> T {
+        let node = self.into_place();
+        // SAFETY: ours alone (invariant 1), and initialised.
+        let value = &unsafe { node.as_ref() }.value;
+        // SAFETY: it is not dropped where it was, only its memory is freed.
+        let value = unsafe { ptr::read(value) };
+        let memory = node.as_ptr().cast::<std::mem::MaybeUninit<Watched<Node<T>>>>();
+        // SAFETY: a box of the same layout; a `MaybeUninit` drops nothing, and the head needs no
+        // drop.
+        drop(unsafe { Box::from_raw(memory) });
+        value
+    }
+}
+
+impl<T> Deref for Owned<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: ours alone (invariant 1), and initialised.
+        &unsafe { self.node.as_ref() }.value
+    }
+}
+
+impl<T> DerefMut for Owned<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as in `deref`.
+        &mut unsafe { self.node.as_mut() }.value
+    }
+}
+
+impl<T> Drop for Owned<T> {
+    fn drop(&mut self) {
+        // SAFETY: ours alone (invariant 1), from a box, and not used again.
+        free(unsafe { Box::from_raw(self.node.as_ptr()) });
+    }
+}
+
+impl<T> From<T> for Owned<T> {
+    fn from(value: T) -> Self {
+        Self::new(value)
+    }
+}
+
+/// There was no memory for a node; here is the value. Maps to `ENOMEM`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct TryNewError<T>(pub T);
+
+impl<T> TryNewError<T> {
+    /// The error as C knows it: `ENOMEM`.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        libc::ENOMEM
+    }
+}
+
+impl<T> fmt::Debug for TryNewError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TryNewError").finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Display for TryNewError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("out of memory for a node")
+    }
+}
+
+impl<T> Error for TryNewError<T> {}
+
+impl<T> From<TryNewError<T>> for io::Error {
+    fn from(error: TryNewError<T>) -> Self {
+        Self::from_raw_os_error(error.errno())
+    }
+}
+
+/// A pointer to a `T`, or null, that readers follow without a lock.
+///
+/// Writers may be many; a `swap` or a `compare_exchange` decides who was first. Dropping it frees
+/// the value at once: nobody can have a reference, as [`load`](Atomic::load) borrows the `Atomic`.
+///
+/// # Examples
+///
+/// ```
+/// use percpu::rcu::{self, Atomic, Owned};
+///
+/// let config = Atomic::new("old");
+/// std::thread::scope(|s| {
+///     s.spawn(|| {
+///         let guard = rcu::pin();
+///         let seen = config.load(&guard).unwrap();
+///         assert!(*seen == "old" || *seen == "new"); // and stays what it is
+///     });
+///     config.store(Some(Owned::new("new"))); // "old" is dropped once no reader has it
+/// });
+/// ```
+///
+/// A reference does not outlive the guard, nor the `Atomic`:
+///
+/// ```compile_fail
+/// # use percpu::rcu::{self, Atomic};
+/// let shared = Atomic::new(7);
+/// let seen = { let guard = rcu::pin(); shared.load(&guard) };
+/// println!("{seen:?}");
+/// ```
+///
+/// ```compile_fail
+/// # use percpu::rcu::{self, Atomic};
+/// let guard = rcu::pin();
+/// let shared = Atomic::new(7);
+/// let seen = shared.load(&guard);
+/// drop(shared);
+/// println!("{seen:?}");
+/// ```
+#[derive(Debug)]
+pub struct Atomic<T: Send + Sync + 'static> {
+    node: AtomicPtr<Watched<Node<T>>>,
+    _owns: PhantomData<Owned<T>>,
+}
+
+impl<T: Send + Sync + 'static> Atomic<T> {
+    const_fn! {
+        /// Points to nothing. Not `const` in a build for a model checker.
+        #[must_use]
+        pub const fn null() -> Self {
+            Self { node: AtomicPtr::new(ptr::null_mut()), _owns: PhantomData }
+        }
+    }
+
+    /// Points to a new node with `value`. Aborts if there is no memory for it.
+    #[must_use]
+    pub fn new(value: T) -> Self {
+        Self::from(Owned::new(value))
+    }
+
+    /// What it points to. Wait-free: one load.
+    ///
+    /// The reference lives as long as both the guard and the `Atomic` are borrowed.
+    #[inline]
+    pub fn load<'g>(&'g self, guard: &'g impl Pinned) -> Option<&'g T> {
+        let _ = guard;
+        // Ordering: Acquire pairs with the AcqRel of `swap` and `compare_exchange`; it carries
+        // the node.
+        let node = self.node.load(Ordering::Acquire);
+        // SAFETY: null, or in this `Atomic` after the guard began; it is freed only a grace period
+        // after it is unlinked, and the guard holds that up (invariant 2).
+        let node = unsafe { node.as_ref() }?;
+        Some(&node.value)
+    }
+
+    /// Puts `new` in the place of what is there, and returns that.
+    ///
+    /// Wait-free: one exchange.
+    #[inline]
+    pub fn swap(&self, new: Option<Owned<T>>) -> Option<Unlinked<T>> {
+        // Ordering: Release pairs with the Acquire in `load`; it carries the new node. Acquire
+        // pairs with the Release of who put the old one in; it carries that.
+        let old = self.node.swap(raw(new), Ordering::AcqRel);
+        NonNull::new(old).map(|node| Unlinked { node, _owns: PhantomData })
+    }
+
+    /// Puts `new` in the place of what is there, and retires that.
+    ///
+    /// Lock-free. May run the drops of objects retired before: see [`Unlinked::retire`].
+    #[inline]
+    pub fn store(&self, new: Option<Owned<T>>) {
+        drop(self.swap(new));
+    }
+
+    /// Puts `new` in if the pointer still leads to `current`, and returns what was there.
+    ///
+    /// `current` is told by its address, not its value. A reference from [`load`](Atomic::load)
+    /// cannot be the address of another object by then, as it keeps its own alive. Lock-free.
+    ///
+    /// # Errors
+    ///
+    /// [`CompareExchangeError`] has what the pointer leads to instead, and gives `new` back.
+    #[inline]
+    pub fn compare_exchange<'g>(
+        &'g self,
+        current: Option<&T>,
+        new: Option<Owned<T>>,
+        guard: &'g impl Pinned,
+    ) -> Result<Option<Unlinked<T>>, CompareExchangeError<'g, T>> {
+        let _ = guard;
+        // Ordering: Acquire pairs with the AcqRel of `swap` and of the exchange below; it carries
+        // the node, of which the error lends the value.
+        let mut found = self.node.load(Ordering::Acquire);
+        let new = raw(new);
+        loop {
+            // SAFETY: as in `load`.
+            let value = unsafe { found.as_ref() }.map(|node| &node.value);
+            if value.map(ptr::from_ref) != current.map(ptr::from_ref) {
+                // SAFETY: from `raw` above: it was published to nobody.
+                let new = NonNull::new(new).map(|node| Owned { node, _owns: PhantomData });
+                return Err(CompareExchangeError { current: value, new });
+            }
+            // Ordering: AcqRel as in `swap`. Acquire on failure, as the load above.
+            match self.node.compare_exchange(found, new, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(old) => {
+                    return Ok(NonNull::new(old).map(|node| Unlinked { node, _owns: PhantomData }));
+                }
+                Err(other) => found = other,
+            }
+        }
+    }
+
+    /// The value, which nobody else can reach meanwhile.
+    pub fn get_mut(&mut self) -> Option<&mut T> {
+        // Ordering: Relaxed; `&mut self` orders it.
+        let node = self.node.load(Ordering::Relaxed);
+        // SAFETY: in this `Atomic`, which is ours: no `&T` outlives a borrow of it (invariant 2).
+        let node = unsafe { node.as_mut() }?;
+        Some(&mut node.value)
+    }
+
+    /// The value as an owned node: nobody else can reach it.
+    #[must_use]
+    pub fn into_inner(self) -> Option<Owned<T>> {
+        self.take()
+    }
+
+    fn take(&self) -> Option<Owned<T>> {
+        // Ordering: Relaxed, both; the caller owns the `Atomic`.
+        let node = self.node.load(Ordering::Relaxed);
+        self.node.store(ptr::null_mut(), Ordering::Relaxed);
+        NonNull::new(node).map(|node| Owned { node, _owns: PhantomData })
+    }
+}
+
+fn raw<T>(node: Option<Owned<T>>) -> *mut Watched<Node<T>> {
+    node.map_or(ptr::null_mut(), |owned| owned.into_place().as_ptr())
+}
+
+impl<T: Send + Sync + 'static> Default for Atomic<T> {
+    fn default() -> Self {
+        Self::null()
+    }
+}
+
+impl<T: Send + Sync + 'static> From<Owned<T>> for Atomic<T> {
+    fn from(owned: Owned<T>) -> Self {
+        Self { node: AtomicPtr::new(owned.into_place().as_ptr()), _owns: PhantomData }
+    }
+}
+
+impl<T: Send + Sync + 'static> Drop for Atomic<T> {
+    fn drop(&mut self) {
+        drop(self.take());
+    }
+}
+
+/// What [`Atomic::compare_exchange`] found, and what it was given.
+#[non_exhaustive]
+pub struct CompareExchangeError<'g, T> {
+    /// What the pointer leads to.
+    pub current: Option<&'g T>,
+    /// The refused node.
+    pub new: Option<Owned<T>>,
+}
+
+impl<T> CompareExchangeError<'_, T> {
+    /// The error as C knows it: `EAGAIN`.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        libc::EAGAIN
+    }
+}
+
+impl<T> fmt::Debug for CompareExchangeError<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompareExchangeError").finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Display for CompareExchangeError<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the pointer leads to something else")
+    }
+}
+
+impl<T> Error for CompareExchangeError<'_, T> {}
+
+impl<T> From<CompareExchangeError<'_, T>> for io::Error {
+    fn from(error: CompareExchangeError<'_, T>) -> Self {
+        Self::from_raw_os_error(error.errno())
+    }
+}
+
+/// A `T` that readers cannot find any more, but may still be reading.
+///
+/// Dropping it is [`retire`](Unlinked::retire).
+#[must_use = "dropping it retires the value; say so with `retire`"]
+#[derive(Debug)]
+pub struct Unlinked<T: Send + Sync + 'static> {
+    node: Place<T>,
+    _owns: PhantomData<T>,
+}
+
+// SAFETY: gives `&T` to its holder and, later, the `T` to whoever frees it: `T` is both.
+unsafe impl<T: Send + Sync + 'static> Send for Unlinked<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send + Sync + 'static> Sync for Unlinked<T> {}
+
+impl<T: Send + Sync + 'static> Unlinked<T> {
+    /// Has the value dropped once no reader is left that may see it.
+    ///
+    /// Lock-free, and never allocates. Once in a while (a bag of objects is full, or the oldest in
+    /// it is too old) it moves grace periods on, and then runs drops of objects retired before, on
+    /// this thread and after all of its own work: do not hold a lock that such a drop takes.
+    #[inline]
+    pub fn retire(self) {
+        drop(self);
+    }
+
+    /// Waits until no reader is left that may see the value, and takes it back.
+    ///
+    /// Blocks: see [`synchronize`].
+    ///
+    /// # Errors
+    ///
+    /// [`ReclaimError`]: it cannot wait here; it gives `self` back.
+    pub fn reclaim(self) -> Result<Owned<T>, ReclaimError<T>> {
+        match synchronize() {
+            Ok(()) => Ok(Owned { node: ManuallyDrop::new(self).node, _owns: PhantomData }),
+            Err(why) => Err(ReclaimError { why, unlinked: self }),
+        }
+    }
+}
+
+impl<T: Send + Sync + 'static> Deref for Unlinked<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: freed by this `Unlinked` or after it (invariant 1).
+        &unsafe { self.node.as_ref() }.value
+    }
+}
+
+impl<T: Send + Sync + 'static> Drop for Unlinked<T> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: unlinked by the exchange that made this `Unlinked`, the only one of the node
+        // (invariant 1); `free_node::<T>` fits, and `T` may be dropped on any thread at any time.
+        unsafe { retire_raw(head_of(self.node), size_of::<Watched<Node<T>>>()) };
+    }
+}
+
+/// Why [`Unlinked::reclaim`] did not wait; and the value.
+#[non_exhaustive]
+pub struct ReclaimError<T: Send + Sync + 'static> {
+    /// What [`synchronize`] said.
+    pub why: SynchronizeError,
+    /// The value, still waiting for its grace period.
+    pub unlinked: Unlinked<T>,
+}
+
+impl<T: Send + Sync + 'static> ReclaimError<T> {
+    /// The error as C knows it: that of `why`.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        self.why.errno()
+    }
+}
+
+impl<T: Send + Sync + 'static> fmt::Debug for ReclaimError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReclaimError").field("why", &self.why).finish_non_exhaustive()
+    }
+}
+
+impl<T: Send + Sync + 'static> fmt::Display for ReclaimError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.why.fmt(f)
+    }
+}
+
+impl<T: Send + Sync + 'static> Error for ReclaimError<T> {}
+
+impl<T: Send + Sync + 'static> From<ReclaimError<T>> for io::Error {
+    fn from(error: ReclaimError<T>) -> Self {
+        error.why.into()
+    }
+}

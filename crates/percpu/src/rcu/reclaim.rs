@@ -1,0 +1,804 @@
+//! What is retired waits here, per CPU, for its grace period; then it is dropped.
+//!
+//! ```text
+//!                     close(target)        completed >= target
+//!  retire -> filling ---------------> waiting[0], waiting[1] -----------> free, outside all locks
+//!            one bag per CPU, under the bag's lock; whoever finds the lock taken pushes to `overflow`
+//! ```
+//!
+//! A bag's list goes through the retired objects themselves ([`RetireHead`]), so that retiring
+//! allocates nothing. When a bag has [`BATCH`] objects, or its share of the byte bound, or the oldest
+//! in it is over the age bound, the thread that retires closes it, moves grace periods on by one bump
+//! and one `heavy`, and drops what is due. Nobody waits for anybody here: with a reader stalled, bags
+//! grow. Two closed segments are enough: while the first waits, later ones are merged into the second,
+//! whose target moves on; it starts over as the first as soon as that is done.
+//!
+//! Who excludes whom: a bag's lock is held for a few instructions and never while anything of the
+//! user's runs; `turn` may be held when a bag's lock is taken, not the other way round.
+//!
+//! # Invariants
+//!
+//! 1. A head is in one list, from `retire` until it is taken out to be freed.
+//! 2. A segment's target is no less than that of each head in it.
+//! 3. `in_flight[p]` counts the batches that are taken out and not yet freed, of parity `p`:
+//!    counted before they are taken, under the bag's lock or the exchange that takes them.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::{self, NonNull};
+use std::time::Duration;
+
+use super::domain::{self, Domain, Lock, domain};
+use super::registry::{freeing_parity, is_freeing, set_freeing};
+use super::stats::Bounds;
+use super::{Forked, Line, const_fn, fork};
+use crate::cpu::CpuId;
+use crate::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::cell::UnsafeCell;
+use crate::sync::native::atomic::{AtomicU64 as Statistic, Ordering::Relaxed};
+use crate::sync::{cpu, hint, mutant, thread};
+
+/// Objects in a bag when it is closed. Measured: with fewer the `heavy` shows at two threads, with
+/// more the objects have left the cache when they are freed.
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+const BATCH: usize = 512;
+#[cfg(any(offlock_loom, offlock_shuttle))]
+const BATCH: usize = 2;
+
+/// How often a bag's clock is looked at, in objects. A power of two; a guess.
+const CLOCK: usize = 64;
+
+/// What an object needs in front to be retired: 16 bytes, written by [`retire_raw`].
+#[derive(Debug)]
+#[repr(C)]
+pub struct RetireHead {
+    next: UnsafeCell<*mut RetireHead>,
+    free: unsafe fn(NonNull<RetireHead>),
+}
+
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+const _: () = assert!(size_of::<RetireHead>() == 16);
+
+// SAFETY: `next` is touched by who retires it and then under a lock or by the one who took it out
+// (invariant 1); whether the object may change threads is what `retire_raw` asks its caller.
+unsafe impl Send for RetireHead {}
+// SAFETY: as above; readers of the object do not touch the head.
+unsafe impl Sync for RetireHead {}
+
+impl RetireHead {
+    const_fn! {
+        /// The head of an object that `free` frees. Not `const` in a build for a model checker.
+        ///
+        /// # Safety
+        ///
+        /// `free` may be called once with the head's address, on any thread, after the head was given
+        /// to [`retire_raw`] or [`Batch::push`] and a grace period has passed.
+        #[must_use]
+        pub const unsafe fn new(free: unsafe fn(NonNull<RetireHead>)) -> Self {
+            Self { next: UnsafeCell::new(ptr::null_mut()), free }
+        }
+    }
+}
+
+fn next_of(head: NonNull<RetireHead>) -> *mut RetireHead {
+    // SAFETY: the caller has the list that the head is in (invariant 1).
+    let head = unsafe { head.as_ref() };
+    // SAFETY: as above.
+    head.next.with(|next| unsafe { *next })
+}
+
+fn set_next(head: NonNull<RetireHead>, to: *mut RetireHead) {
+    // SAFETY: the caller has the list that the head is in (invariant 1).
+    let head = unsafe { head.as_ref() };
+    // SAFETY: as above.
+    head.next.with_mut(|next| unsafe { *next = to });
+}
+
+/// A list of heads.
+#[derive(Debug)]
+struct Segment {
+    first: *mut RetireHead,
+    last: *mut RetireHead,
+    objects: usize,
+    bytes: usize,
+    /// When the first was retired, in nanoseconds of [`clock`].
+    since: u64,
+    target: u64,
+}
+
+impl Segment {
+    const EMPTY: Self = Self {
+        first: ptr::null_mut(),
+        last: ptr::null_mut(),
+        objects: 0,
+        bytes: 0,
+        since: 0,
+        target: 0,
+    };
+
+    #[inline(always)]
+    fn push(&mut self, head: NonNull<RetireHead>, bytes: usize) {
+        set_next(head, self.first);
+        if self.first.is_null() {
+            self.last = head.as_ptr();
+            self.since = clock();
+        }
+        self.first = head.as_ptr();
+        self.objects += 1;
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+
+    /// Puts all of `other` in front, and leaves it empty.
+    fn take_over(&mut self, other: &mut Segment) {
+        let other = std::mem::replace(other, Self::EMPTY);
+        let Some(last) = NonNull::new(other.last) else { return };
+        if self.first.is_null() {
+            *self = Self { target: other.target.max(self.target), ..other };
+            return;
+        }
+        set_next(last, self.first);
+        self.first = other.first;
+        self.objects += other.objects;
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.since = self.since.min(other.since);
+        self.target = self.target.max(other.target);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.first.is_null()
+    }
+}
+
+#[derive(Debug)]
+struct Lists {
+    filling: Segment,
+    waiting: [Segment; 2],
+}
+
+impl Lists {
+    /// Closes `filling`: it waits for `target` from now on.
+    fn close(&mut self, target: u64) {
+        if self.filling.is_empty() {
+            return;
+        }
+        self.filling.target = target;
+        let into = usize::from(!self.waiting[0].is_empty());
+        self.waiting[into].take_over(&mut self.filling);
+    }
+
+    /// Moves what is due into `due`.
+    fn take_due(&mut self, completed: u64, due: &mut Segment) {
+        let completed = if mutant("rcu-free-early") { u64::MAX } else { completed };
+        for segment in &mut self.waiting {
+            if segment.target <= completed {
+                due.take_over(segment);
+            }
+        }
+        if self.waiting[0].is_empty() {
+            self.waiting.swap(0, 1);
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Segment> {
+        self.waiting.iter().chain([&self.filling]).filter(|segment| !segment.is_empty())
+    }
+}
+
+/// One CPU's retired objects. Any thread may come to any bag.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Bag {
+    lock: Lock,
+    lists: UnsafeCell<Lists>,
+}
+
+// SAFETY: `lists` is touched under `lock`; the heads in it may go to any thread (`retire_raw`).
+unsafe impl Send for Bag {}
+// SAFETY: as above.
+unsafe impl Sync for Bag {}
+
+impl Bag {
+    fn new() -> Self {
+        let waiting = [Segment::EMPTY, Segment::EMPTY];
+        let lists = UnsafeCell::new(Lists { filling: Segment::EMPTY, waiting });
+        Self { lock: Lock::new(), lists }
+    }
+
+    /// Runs `f` on the lists if the lock is free; hands `f` back otherwise.
+    #[inline(always)]
+    fn try_with<R>(&self, f: impl FnOnce(&mut Lists) -> R) -> Option<R> {
+        if !mutant("rcu-bag-unlocked") && !self.lock.try_lock() {
+            return None;
+        }
+        // SAFETY: the lock is ours until `unlock`. (No `f` in this file panics.)
+        let result = self.lists.with_mut(|lists| f(unsafe { &mut *lists }));
+        self.lock.unlock();
+        Some(result)
+    }
+
+    /// Runs `f` on the lists. Waits, shortly, for the holder of the lock.
+    fn with<R>(&self, f: impl FnOnce(&mut Lists) -> R) -> Result<R, Forked> {
+        let mut patience = Patience::new();
+        while !self.lock.try_lock() {
+            patience.wait()?;
+        }
+        // SAFETY: the lock is ours until `unlock`.
+        let result = self.lists.with_mut(|lists| f(unsafe { &mut *lists }));
+        self.lock.unlock();
+        Ok(result)
+    }
+}
+
+/// Spins, then yields, then sleeps; and stops in a fork child that nobody prepared.
+#[derive(Debug)]
+pub(super) struct Patience {
+    rounds: u32,
+}
+
+impl Patience {
+    pub(super) fn new() -> Self {
+        Self { rounds: 0 }
+    }
+
+    pub(super) fn wait(&mut self) -> Result<(), Forked> {
+        self.rounds = self.rounds.saturating_add(1);
+        if cfg!(any(offlock_loom, offlock_shuttle)) {
+            thread::yield_now();
+            return Ok(());
+        }
+        match self.rounds {
+            0..32 => hint::spin_loop(),
+            32..64 => thread::yield_now(),
+            rounds => {
+                if fork::is_unprepared() {
+                    return Err(Forked::new());
+                }
+                // From 1 us to 1 ms: readers do not wake anybody.
+                fork::sleep(Duration::from_micros(1 << ((rounds - 64) / 4).min(10)));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The bags, and what is counted about them.
+#[derive(Debug)]
+pub(super) struct Reclaim {
+    /// Null until the first retire; then one for every CPU, for ever.
+    bags: AtomicPtr<Bag>,
+    /// What found its bag's lock taken, and what was retired without memory for bags.
+    overflow: AtomicPtr<RetireHead>,
+    overflow_bytes: Statistic,
+    overflow_objects: Statistic,
+    /// Taken out by barriers that wait for readers.
+    held_bytes: Statistic,
+    held_objects: Statistic,
+    /// Invariant 3.
+    in_flight: Line<[AtomicU64; 2]>,
+    parity: AtomicUsize,
+    barrier: Lock,
+    /// Of one CPU.
+    pub(super) bytes_bound: Statistic,
+    pub(super) age_bound: Statistic,
+    pub(super) reclaimed: Statistic,
+    pub(super) reclaimed_bytes: Statistic,
+    pub(super) panics: Statistic,
+}
+
+impl Reclaim {
+    const_fn! {
+        pub(super) const fn new() -> Self {
+            Self {
+                bags: AtomicPtr::new(ptr::null_mut()),
+                overflow: AtomicPtr::new(ptr::null_mut()),
+                overflow_bytes: Statistic::new(0),
+                overflow_objects: Statistic::new(0),
+                held_bytes: Statistic::new(0),
+                held_objects: Statistic::new(0),
+                in_flight: Line([AtomicU64::new(0), AtomicU64::new(0)]),
+                parity: AtomicUsize::new(0),
+                barrier: Lock::new(),
+                bytes_bound: Statistic::new(Bounds::DEFAULT.bytes as u64),
+                age_bound: Statistic::new(Bounds::DEFAULT.age.as_nanos() as u64),
+                reclaimed: Statistic::new(0),
+                reclaimed_bytes: Statistic::new(0),
+                panics: Statistic::new(0),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn bag(&self, cpu: CpuId) -> Option<&'static Bag> {
+        // Ordering: Acquire pairs with the Release in `make_bags`; it carries the bags.
+        let bags = NonNull::new(self.bags.load(Ordering::Acquire))?;
+        // SAFETY: `make_bags` made `cpu::possible()` of them, and every id is below that.
+        let bag = unsafe { bags.add(cpu.index()) };
+        // SAFETY: as above; they are never freed.
+        Some(unsafe { bag.as_ref() })
+    }
+
+    fn bags(&self) -> &'static [Bag] {
+        let Some(first) = self.bag(CpuId::new(0)) else { return &[] };
+        // SAFETY: as in `bag`.
+        unsafe { std::slice::from_raw_parts(first, cpu::possible()) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn make_bags(&self) {
+        domain::started();
+        let mut bags = Vec::new();
+        if bags.try_reserve_exact(cpu::possible()).is_err() {
+            return;
+        }
+        bags.resize_with(cpu::possible(), Bag::new);
+        let new = Box::into_raw(bags.into_boxed_slice());
+        // Ordering: Release pairs with the Acquire in `bag`; it carries the bags. Relaxed on
+        // failure: those of another thread are not touched here.
+        let first = self.bags.compare_exchange(
+            ptr::null_mut(),
+            new.cast::<Bag>(),
+            Ordering::Release,
+            Ordering::Relaxed,
+        );
+        if first.is_err() {
+            // SAFETY: from `into_raw` above, and not published.
+            drop(unsafe { Box::from_raw(new) });
+        }
+    }
+
+    /// Puts a list where no lock is needed.
+    #[cold]
+    #[inline(never)]
+    fn push_overflow(&self, list: &mut Segment) {
+        let list = std::mem::replace(list, Segment::EMPTY);
+        let Some(last) = NonNull::new(list.last) else { return };
+        // Ordering: Relaxed, both; statistics.
+        self.overflow_objects.fetch_add(list.objects as u64, Relaxed);
+        self.overflow_bytes.fetch_add(list.bytes as u64, Relaxed);
+        // Ordering: Relaxed; the head found is not followed.
+        let mut found = self.overflow.load(Ordering::Relaxed);
+        loop {
+            set_next(last, found);
+            // Ordering: Release pairs with the Acquire in `take_overflow`; it carries the list and
+            // what its owner unlinked. Relaxed on failure, as the load above.
+            match self.overflow.compare_exchange(
+                found,
+                list.first,
+                Ordering::Release,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return,
+                Err(other) => found = other,
+            }
+        }
+    }
+
+    /// Moves the overflow into a bag.
+    fn take_overflow(&self, lists: &mut Lists) {
+        // Ordering: Relaxed; a hint, the exchange below decides.
+        if self.overflow.load(Ordering::Relaxed).is_null() {
+            return;
+        }
+        // Ordering: Acquire pairs with the Release in `push_overflow`.
+        let mut at = self.overflow.swap(ptr::null_mut(), Ordering::Acquire);
+        // Counted by bytes all at once: a push between the exchange and these is counted late.
+        let bytes = self.overflow_bytes.swap(0, Relaxed) as usize;
+        self.overflow_objects.store(0, Relaxed);
+        let mut list = Segment::EMPTY;
+        while let Some(head) = NonNull::new(at) {
+            at = next_of(head);
+            list.push(head, 0);
+        }
+        list.bytes = bytes;
+        lists.filling.take_over(&mut list);
+    }
+
+    /// A bag is closed when it has this many bytes: half the bound, as many may be waiting.
+    #[inline(always)]
+    fn bytes_share(&self) -> u64 {
+        // Ordering: Relaxed; a number on its own.
+        self.bytes_bound.load(Relaxed) / 2
+    }
+}
+
+/// Has an object freed once no reader is left that may see it.
+///
+/// `bytes` is what it holds, for the byte bound and the statistics. Lock-free, never allocates (but
+/// for the first call in the process); see [`Unlinked::retire`](super::Unlinked::retire) for what
+/// it may run.
+///
+/// # Safety
+///
+/// - `head` was made by [`RetireHead::new`], is valid for all of the object that its `free` frees,
+///   and is retired once.
+/// - No reader that begins after this call can find the object.
+/// - The object may be freed on any thread, at any later time.
+#[inline]
+pub unsafe fn retire_raw(head: NonNull<RetireHead>, bytes: usize) {
+    let domain = domain();
+    let reclaim = &domain.reclaim;
+    let pushed = reclaim.bag(cpu::current()).and_then(|bag| {
+        bag.try_with(|lists| {
+            lists.filling.push(head, bytes);
+            is_full(reclaim, &lists.filling)
+        })
+    });
+    match pushed {
+        Some(false) => {}
+        Some(true) => step(domain),
+        None => retire_slow(domain, head, bytes),
+    }
+}
+
+#[inline(always)]
+fn is_full(reclaim: &Reclaim, filling: &Segment) -> bool {
+    filling.objects >= BATCH
+        || filling.bytes as u64 >= reclaim.bytes_share()
+        || (filling.objects & (CLOCK - 1) == 0 && is_old(reclaim, filling))
+}
+
+#[cold]
+fn is_old(reclaim: &Reclaim, filling: &Segment) -> bool {
+    // Ordering: Relaxed; a number on its own.
+    clock().saturating_sub(filling.since) > reclaim.age_bound.load(Relaxed)
+}
+
+#[cold]
+#[inline(never)]
+fn retire_slow(domain: &'static Domain, head: NonNull<RetireHead>, bytes: usize) {
+    let mut list = Segment::EMPTY;
+    list.push(head, bytes);
+    retire_list(domain, &mut list);
+}
+
+/// Retires a list.
+fn retire_list(domain: &'static Domain, list: &mut Segment) {
+    let reclaim = &domain.reclaim;
+    if reclaim.bag(CpuId::new(0)).is_none() {
+        reclaim.make_bags();
+    }
+    let full = reclaim.bag(cpu::current()).and_then(|bag| {
+        bag.try_with(|lists| {
+            lists.filling.take_over(list);
+            is_full(reclaim, &lists.filling)
+        })
+    });
+    match full {
+        None => reclaim.push_overflow(list),
+        Some(true) => step(domain),
+        Some(false) => {}
+    }
+}
+
+/// Objects to be retired together: one lock for all of them.
+///
+/// Dropping it retires them.
+#[derive(Debug)]
+pub struct Batch {
+    list: Segment,
+}
+
+// SAFETY: the heads in it may go to any thread, as `push` asks its caller.
+unsafe impl Send for Batch {}
+// SAFETY: `&Batch` gives numbers.
+unsafe impl Sync for Batch {}
+
+impl Batch {
+    /// A batch of nothing. Does not allocate.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { list: Segment::EMPTY }
+    }
+
+    /// Adds an object. Nothing of the batch is freed before the batch is retired. Wait-free.
+    ///
+    /// # Safety
+    ///
+    /// As for [`retire_raw`]; no reader that begins after the batch is retired can find the object.
+    pub unsafe fn push(&mut self, head: NonNull<RetireHead>, bytes: usize) {
+        self.list.push(head, bytes);
+    }
+
+    /// How many objects there are in it.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.list.objects
+    }
+
+    /// True if there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Retires them all.
+    pub fn retire(self) {
+        drop(self);
+    }
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        if !self.list.is_empty() {
+            retire_list(domain(), &mut self.list);
+        }
+    }
+}
+
+/// A bag is full: closes it, moves grace periods on once, frees what is due in it.
+#[cold]
+#[inline(never)]
+fn step(domain: &'static Domain) {
+    let reclaim = &domain.reclaim;
+    let Some(bag) = reclaim.bag(cpu::current()) else { return };
+    let turn = domain.try_turn();
+    let target = turn.as_ref().map_or_else(|| domain.target(), |turn| turn.next());
+    let closed = bag.try_with(|lists| {
+        reclaim.take_overflow(lists);
+        lists.close(target);
+    });
+    if let Some(turn) = turn {
+        if closed.is_some() {
+            turn.bump();
+        }
+        turn.scan();
+    }
+    if !is_freeing() {
+        let batch = InFlight::begin(reclaim);
+        let completed = domain.completed();
+        let mut due = Segment::EMPTY;
+        bag.try_with(|lists| lists.take_due(completed, &mut due));
+        batch.free(due);
+    }
+}
+
+/// Closes all bags, moves grace periods on once, and drops what is due, if readers allow it.
+///
+/// Returns how many objects this call dropped. Never blocks (a bag's lock is held for a few
+/// instructions): with a reader in the way, or another thread at it, less is dropped, or nothing.
+/// Costs one [`heavy`](crate::fence::heavy), seldom two, and none if nothing is waiting. Runs the
+/// drops on this thread, after all of its own work; called from such a drop, it drops nothing.
+///
+/// # Examples
+///
+/// ```
+/// use percpu::rcu::{self, Atomic};
+///
+/// let shared = Atomic::new(7);
+/// shared.store(None); // retires the 7
+/// rcu::poll(); // drops it, if no thread is pinned since before
+/// ```
+pub fn poll() -> usize {
+    let domain = domain();
+    let reclaim = &domain.reclaim;
+    let mut unfinished = 0; // the highest target that is waited for
+    if let Some(turn) = domain.try_turn() {
+        let next = turn.next();
+        if reclaim.bags().is_empty() && !reclaim.overflow.load(Ordering::Relaxed).is_null() {
+            reclaim.make_bags();
+        }
+        for bag in reclaim.bags() {
+            let _ = bag.with(|lists| {
+                reclaim.take_overflow(lists);
+                lists.close(next);
+                unfinished = lists.waiting.iter().fold(unfinished, |max, s| max.max(s.target));
+            });
+        }
+        let mut done = turn.scan();
+        while done < unfinished && turn.now() < unfinished {
+            turn.bump();
+            done = turn.scan();
+        }
+    }
+    free_due(domain)
+}
+
+/// Frees what is due in all bags.
+fn free_due(domain: &'static Domain) -> usize {
+    if is_freeing() {
+        return 0;
+    }
+    let reclaim = &domain.reclaim;
+    let batch = InFlight::begin(reclaim);
+    let completed = domain.completed();
+    let mut due = Segment::EMPTY;
+    for bag in reclaim.bags() {
+        let _ = bag.with(|lists| lists.take_due(completed, &mut due));
+    }
+    batch.free(due)
+}
+
+/// A batch that is about to be taken out and freed.
+#[derive(Debug)]
+struct InFlight<'a> {
+    reclaim: &'a Reclaim,
+    parity: usize,
+}
+
+impl<'a> InFlight<'a> {
+    fn begin(reclaim: &'a Reclaim) -> Self {
+        // Ordering: Relaxed; a hint: both parities are waited for.
+        let parity = reclaim.parity.load(Ordering::Relaxed);
+        // Ordering: Relaxed; a barrier that must see it has taken the bag's lock after us.
+        reclaim.in_flight.0[parity].fetch_add(1, Ordering::Relaxed);
+        Self { reclaim, parity }
+    }
+
+    /// Frees the list, and returns how many there were.
+    fn free(self, list: Segment) -> usize {
+        let objects = list.objects;
+        if objects != 0 {
+            let panics = free_list(list.first, self.parity);
+            // Ordering: Relaxed, all; statistics.
+            self.reclaim.reclaimed.fetch_add(objects as u64, Relaxed);
+            self.reclaim.reclaimed_bytes.fetch_add(list.bytes as u64, Relaxed);
+            self.reclaim.panics.fetch_add(panics, Relaxed);
+        }
+        objects
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        // Ordering: Release pairs with the Acquire in `barrier`; it carries what the drops did.
+        self.reclaim.in_flight.0[self.parity].fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Frees a list, one by one, and returns how many drops panicked.
+fn free_list(first: *mut RetireHead, parity: usize) -> u64 {
+    let mut at = first;
+    let mut panics = 0;
+    set_freeing(Some(parity));
+    let mut run = || {
+        while let Some(head) = NonNull::new(at) {
+            at = next_of(head);
+            // SAFETY: taken out of the lists after its grace period, and freed once.
+            let free = unsafe { head.as_ref() }.free;
+            // SAFETY: as above, which is what `RetireHead::new` was promised.
+            unsafe { free(head) };
+        }
+    };
+    if cfg!(any(offlock_loom, offlock_shuttle)) {
+        run(); // a checker's panic is a finding
+    } else {
+        while let Err(payload) = catch_unwind(AssertUnwindSafe(&mut run)) {
+            panics += 1;
+            // The payload's own drop may panic; that one's payload is let go of.
+            if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+                std::mem::forget(another);
+            }
+        }
+    }
+    set_freeing(None);
+    panics
+}
+
+/// Runs everything that was retired before, also what other threads are about to run.
+///
+/// [`poll`] repeated until it is all done: see [`barrier`](super::barrier).
+pub(super) fn drain(domain: &'static Domain) -> Result<(), Forked> {
+    let reclaim = &domain.reclaim;
+    if reclaim.bags().is_empty() {
+        reclaim.make_bags();
+    }
+    // What was retired before is in a bag, in the overflow or in flight; take the first two.
+    let mut mine = Segment::EMPTY;
+    let mut stuck = Ok(());
+    for bag in reclaim.bags() {
+        let taken = bag.with(|lists| {
+            reclaim.take_overflow(lists);
+            lists.close(0);
+            for segment in &mut lists.waiting {
+                mine.take_over(segment);
+            }
+        });
+        stuck = stuck.and(taken);
+    }
+    let (objects, bytes) = (mine.objects as u64, mine.bytes as u64);
+    // Ordering: Relaxed, all; statistics.
+    reclaim.held_objects.fetch_add(objects, Relaxed);
+    reclaim.held_bytes.fetch_add(bytes, Relaxed);
+    let waited = stuck.and_then(|()| domain.wait());
+    reclaim.held_objects.fetch_sub(objects, Relaxed);
+    reclaim.held_bytes.fetch_sub(bytes, Relaxed);
+    if let Err(stuck) = waited {
+        retire_list(domain, &mut mine);
+        return Err(stuck);
+    }
+    InFlight::begin(reclaim).free(mine);
+    // The batches of others: each parity empty at some time from now on.
+    let mut patience = Patience::new();
+    while !reclaim.barrier.try_lock() {
+        patience.wait()?;
+    }
+    // Ordering: Relaxed; changed under the lock just taken, and for others a hint.
+    let active = reclaim.parity.load(Ordering::Relaxed);
+    for parity in [1 - active, active] {
+        reclaim.parity.store(1 - parity, Ordering::Relaxed);
+        // Ordering: Acquire pairs with the Release in `InFlight::drop`; it carries what the drops
+        // did.
+        while reclaim.in_flight.0[parity].load(Ordering::Acquire) != 0 {
+            if let Err(forked) = patience.wait() {
+                reclaim.barrier.unlock();
+                return Err(forked);
+            }
+        }
+    }
+    reclaim.barrier.unlock();
+    Ok(())
+}
+
+/// What waits: objects, bytes, and the age of the oldest.
+#[derive(Debug, Default)]
+pub(super) struct Pending {
+    pub(super) objects: u64,
+    pub(super) bytes: u64,
+    pub(super) oldest: Option<Duration>,
+}
+
+impl Reclaim {
+    pub(super) fn pending(&self) -> Pending {
+        // Ordering: Relaxed, both; statistics.
+        let mut pending = Pending {
+            objects: self.overflow_objects.load(Relaxed) + self.held_objects.load(Relaxed),
+            bytes: self.overflow_bytes.load(Relaxed) + self.held_bytes.load(Relaxed),
+            oldest: None,
+        };
+        let now = clock();
+        for bag in self.bags() {
+            let _ = bag.with(|lists| {
+                for segment in lists.all() {
+                    pending.objects += segment.objects as u64;
+                    pending.bytes = pending.bytes.saturating_add(segment.bytes as u64);
+                    let age = Duration::from_nanos(now.saturating_sub(segment.since));
+                    pending.oldest = pending.oldest.max(Some(age));
+                }
+            });
+        }
+        pending
+    }
+
+    /// Takes every lock that it can for a thread that is about to fork.
+    pub(super) fn lock_all(&self, who: u64) {
+        for bag in self.bags() {
+            fork::lock_patiently(&bag.lock, who);
+        }
+    }
+
+    /// Gives back what [`Reclaim::lock_all`] took.
+    pub(super) fn unlock_all(&self, who: u64) {
+        for bag in self.bags() {
+            bag.lock.unlock_as(who);
+        }
+    }
+
+    /// In a fork child's only thread: batches of other threads are gone.
+    pub(super) fn forget_other_batches(&self) {
+        self.barrier.unlock();
+        for count in &self.in_flight.0 {
+            // Ordering: Relaxed; there is one thread.
+            count.store(0, Ordering::Relaxed);
+        }
+        if let Some(parity) = freeing_parity() {
+            self.in_flight.0[parity].store(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Nanoseconds of a coarse clock that stands still in models.
+fn clock() -> u64 {
+    if cfg!(any(offlock_loom, offlock_shuttle)) {
+        return 0;
+    }
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is ours.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}

@@ -1,0 +1,134 @@
+//! What is waiting, what was done, and how much may wait.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::domain::domain;
+use crate::sync::native::atomic::Ordering::Relaxed;
+
+/// What RCU has done since the process started, and what waits. From [`stats`].
+///
+/// Counted while others go on: the numbers need not fit each other exactly.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Objects retired and not yet dropped.
+    pub pending: u64,
+    /// What they hold, in bytes.
+    pub pending_bytes: u64,
+    /// How long the oldest of them has been waiting, to within some milliseconds.
+    pub oldest_pending: Option<Duration>,
+    /// Objects dropped after their grace period.
+    pub reclaimed: u64,
+    /// What they held, in bytes.
+    pub reclaimed_bytes: u64,
+    /// Grace periods completed.
+    pub grace_periods: u64,
+    /// Heavy fences that they took.
+    pub heavy_fences: u64,
+    /// Drops of retired objects that panicked; the memory of those objects was freed all the same.
+    pub panics: u64,
+    /// Threads that hold a [`Guard`](super::Guard) since before the current grace period began.
+    pub stalled_readers: usize,
+    /// [`SendGuard`](super::SendGuard)s alive.
+    pub send_guards: u64,
+}
+
+impl fmt::Display for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} objects ({} bytes) pending, the oldest for {:?}; {} objects ({} bytes) reclaimed in \
+             {} grace periods with {} heavy fences, {} drops panicked; {} stalled readers, {} Send \
+             guards",
+            self.pending,
+            self.pending_bytes,
+            self.oldest_pending.unwrap_or_default(),
+            self.reclaimed,
+            self.reclaimed_bytes,
+            self.grace_periods,
+            self.heavy_fences,
+            self.panics,
+            self.stalled_readers,
+            self.send_guards,
+        )
+    }
+}
+
+/// Counts what waits and what was done. Blocks for a moment where another thread retires; never
+/// allocates. Its time grows with the number of CPUs and of threads.
+///
+/// # Examples
+///
+/// ```
+/// let stats = percpu::rcu::stats();
+/// println!("{stats}");
+/// assert!(stats.heavy_fences >= stats.grace_periods);
+/// ```
+#[must_use]
+pub fn stats() -> Stats {
+    let domain = domain();
+    let reclaim = &domain.reclaim;
+    let pending = reclaim.pending();
+    let grace_periods = domain.grace_periods();
+    Stats {
+        pending: pending.objects,
+        pending_bytes: pending.bytes,
+        oldest_pending: pending.oldest,
+        // Ordering: Relaxed, all; statistics.
+        reclaimed: reclaim.reclaimed.load(Relaxed),
+        reclaimed_bytes: reclaim.reclaimed_bytes.load(Relaxed),
+        grace_periods,
+        heavy_fences: domain.heavies(),
+        panics: reclaim.panics.load(Relaxed),
+        stalled_readers: domain.registry.stalled(domain.now()),
+        send_guards: domain.send_guards(),
+    }
+}
+
+/// How much may wait before a thread that retires looks whether readers allow some of it to go.
+///
+/// A reader that stays inside holds up more than that: nobody waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Bounds {
+    /// Bytes on one CPU. 4 MiB if not set; a guess.
+    pub bytes: usize,
+    /// How long the oldest object on a CPU waits for others, if somebody retires or polls, or a
+    /// [`Reclaimer`](super::Reclaimer) runs. 100 ms if not set; a guess.
+    pub age: Duration,
+}
+
+impl Bounds {
+    pub(super) const DEFAULT: Self = Self { bytes: 4 << 20, age: Duration::from_millis(100) };
+
+    /// These bounds: `bytes` per CPU, and an age.
+    #[must_use]
+    pub const fn new(bytes: usize, age: Duration) -> Self {
+        Self { bytes, age }
+    }
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+/// Sets the bounds of the process from now on. Wait-free.
+pub fn set_bounds(bounds: Bounds) {
+    let reclaim = &domain().reclaim;
+    let age = bounds.age.as_nanos().try_into().unwrap_or(u64::MAX);
+    // Ordering: Relaxed, both; numbers on their own.
+    reclaim.bytes_bound.store(bounds.bytes as u64, Relaxed);
+    reclaim.age_bound.store(age, Relaxed);
+}
+
+/// The bounds in force. Wait-free.
+#[must_use]
+pub fn bounds() -> Bounds {
+    let reclaim = &domain().reclaim;
+    // Ordering: Relaxed, both; numbers on their own.
+    let age = Duration::from_nanos(reclaim.age_bound.load(Relaxed));
+    Bounds { bytes: reclaim.bytes_bound.load(Relaxed) as usize, age }
+}
