@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 use crossbeam_utils::sync::ShardedLock;
 use parking_lot::Mutex;
+use percpu::lglock::{BiasedLgLock, LgLock};
 use percpu::{PerCpuCounter, PercpuRef};
 
 /// Runs one operation.
@@ -46,6 +47,8 @@ impl Structure {
 pub(crate) const STRUCTURES: &[Structure] = &[
     Structure::ours("counter", "PerCpuCounter::add", Some("P9.counter"), counter),
     Structure::ours("reference", "PercpuRef get + put", Some("P9.ref"), reference),
+    Structure::ours("lglock", "LgLock local lock, add, unlock", None, lglock),
+    Structure::ours("biased-lglock", "BiasedLgLock local lock, add, unlock", None, biased_lglock),
     Structure::peer("shared-counter", "fetch_add on one word", shared_counter),
     Structure::peer("padded-counter", "fetch_add on a padded word per thread", padded_counter),
     Structure::peer("arc", "Arc clone + drop", arc),
@@ -58,6 +61,9 @@ pub(crate) const STRUCTURES: &[Structure] = &[
 pub(crate) fn find(name: &str) -> Option<&'static Structure> {
     STRUCTURES.iter().find(|structure| structure.name == name)
 }
+
+/// Why no lock here is refused.
+const FREE: &str = "no thread panics, forks, or locks twice";
 
 fn leak<T>(value: T) -> &'static T {
     Box::leak(Box::new(value))
@@ -75,6 +81,16 @@ fn reference(_threads: usize) -> Shared {
             black_box(&refs.try_get());
         })
     })
+}
+
+fn lglock(_threads: usize) -> Shared {
+    let lock = leak(LgLock::new(|_| 0_u64));
+    Box::new(move |_| Box::new(move || *lock.local().expect(FREE) += 1))
+}
+
+fn biased_lglock(_threads: usize) -> Shared {
+    let lock = leak(BiasedLgLock::new(|_| 0_u64));
+    Box::new(move |_| Box::new(move || *lock.local().expect(FREE) += 1))
 }
 
 fn shared_counter(_threads: usize) -> Shared {
@@ -118,7 +134,7 @@ fn sharded_lock(_threads: usize) -> Shared {
     let lock = leak(ShardedLock::new(0_u64));
     Box::new(move |_| {
         Box::new(move || {
-            black_box(&*lock.read().expect("nobody panics with it held"));
+            black_box(&*lock.read().expect(FREE));
         })
     })
 }

@@ -21,6 +21,7 @@
 mod counter;
 mod cpu;
 mod gate;
+mod lock;
 mod reclaim;
 mod reference;
 mod report;
@@ -42,10 +43,12 @@ struct Family {
     run: fn(&Plan, &mut Report),
 }
 
-const FAMILIES: [Family; 5] = [
+const FAMILIES: [Family; 7] = [
     Family { name: "P1 cpu", depends_on_rseq: true, run: cpu::run },
     Family { name: "P2 counter", depends_on_rseq: true, run: counter::run },
     Family { name: "P3 reference", depends_on_rseq: true, run: reference::run },
+    Family { name: "P4 lock", depends_on_rseq: true, run: lock::run },
+    Family { name: "P4 global lock", depends_on_rseq: true, run: lock::run_global },
     Family { name: "P7 reclaim", depends_on_rseq: false, run: reclaim::run },
     Family { name: "gate and caches", depends_on_rseq: true, run: gate::run },
 ];

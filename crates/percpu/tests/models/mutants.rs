@@ -36,6 +36,7 @@ const PLANTED: Planted = Planted {
         "src/rcu",
         "src/cache",
         "src/refcount",
+        "src/gate",
         "tests/models",
     ],
 };

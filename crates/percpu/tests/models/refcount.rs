@@ -76,7 +76,7 @@ struct Address<T>(*mut T);
 // SAFETY: an address; who may use it is the models' business.
 unsafe impl<T> Send for Address<T> {}
 
-fn spawn(object: &Arc<Object>, f: impl FnOnce(&Object) + 'static) -> thread::JoinHandle<()> {
+fn spawn(object: &Arc<Object>, f: impl FnOnce(&Object) + Send + 'static) -> thread::JoinHandle<()> {
     let object = Arc::clone(object);
     thread::spawn(move || f(&object))
 }

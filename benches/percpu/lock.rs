@@ -1,0 +1,120 @@
+//! P4: the local-global lock, plain and biased, against locks that one thread at a time holds.
+//!
+//! Nobody waits in any row with one thread. In rows with two, the peers' threads fight for the one
+//! lock that they have, and ours each lock their own CPU: that is what the lock is for.
+
+use std::hint::black_box;
+use std::sync::Mutex as StdMutex;
+
+use crossbeam_utils::sync::ShardedLock;
+use harness::{Case, Group, Plan};
+use parking_lot::Mutex;
+use percpu::fence;
+use percpu::lglock::{BiasedLgLock, LgLock};
+
+use crate::report::Report;
+
+/// Why no lock here is refused.
+const FREE: &str = "no thread panics, forks, or locks twice";
+
+pub(crate) fn run(plan: &Plan, report: &mut Report) {
+    let plain = LgLock::new(|_| 0_u64);
+    let biased = BiasedLgLock::new(|_| 0_u64);
+    let parking_lot = Mutex::new(0_u64);
+    let std = StdMutex::new(0_u64);
+    let spin = spin::Mutex::<u64>::new(0);
+    let sharded = ShardedLock::new(0_u64);
+
+    let mut group = Group::new("lock and unlock");
+    for threads in [1, 2] {
+        group = group
+            .case(Case::new("LgLock local", threads, |_| {
+                |_| {
+                    black_box(&*plain.local().expect(FREE));
+                }
+            }))
+            .case(Case::new("BiasedLgLock local", threads, |_| {
+                |_| {
+                    black_box(&*biased.local().expect(FREE));
+                }
+            }))
+            .case(Case::new("parking_lot Mutex", threads, |_| {
+                |_| {
+                    black_box(&*parking_lot.lock());
+                }
+            }))
+            .case(Case::new("std Mutex", threads, |_| {
+                |_| {
+                    black_box(&*std.lock().expect(FREE));
+                }
+            }))
+            .case(Case::new("spin Mutex", threads, |_| {
+                |_| {
+                    black_box(&*spin.lock());
+                }
+            }))
+            .case(Case::new("ShardedLock read", threads, |_| {
+                |_| {
+                    black_box(&*sharded.read().expect(FREE));
+                }
+            }));
+    }
+    let rounds = group.run(plan);
+    report.show(&rounds);
+    for threads in [1, 2] {
+        let peers = ["parking_lot Mutex", "std Mutex", "spin Mutex", "ShardedLock read"]
+            .map(|name| format!("{name}/{threads}"));
+        let peers = peers.each_ref().map(String::as_str);
+        report.against(&rounds, &format!("LgLock local/{threads}"), &peers);
+        report.against(&rounds, &format!("BiasedLgLock local/{threads}"), &peers);
+    }
+
+    let (plain, biased) = ("LgLock local/1", "BiasedLgLock local/1");
+    report.record("P4.plain.parking_lot", rounds.time_ratio(plain, "parking_lot Mutex/1"));
+    report.record("P4.plain.sharded_lock", rounds.time_ratio(plain, "ShardedLock read/1"));
+    report.record("P4.plain.scale", rounds.tput_ratio("LgLock local/2", plain));
+    report.record("P4.biased.parking_lot", rounds.time_ratio(biased, "parking_lot Mutex/1"));
+    report.record("P4.biased.scale", rounds.tput_ratio("BiasedLgLock local/2", biased));
+}
+
+/// All slots at once, on one thread, with no other thread of this process at work: `heavy` has then
+/// nobody to interrupt, in its own row and inside the biased lock.
+pub(crate) fn run_global(plan: &Plan, report: &mut Report) {
+    let plain = LgLock::new(|_| 0_u64);
+    let biased = BiasedLgLock::new(|_| 0_u64);
+    let parking_lot = Mutex::new(0_u64);
+    let sharded = ShardedLock::new(0_u64);
+
+    let rounds = Group::new("lock all and unlock")
+        .case(Case::new("LgLock global", 1, |_| {
+            |_| {
+                black_box(&plain.global().expect(FREE));
+            }
+        }))
+        .case(Case::new("BiasedLgLock global", 1, |_| {
+            |_| {
+                black_box(&biased.global().expect(FREE));
+            }
+        }))
+        .case(Case::new("parking_lot Mutex", 1, |_| {
+            |_| {
+                black_box(&*parking_lot.lock());
+            }
+        }))
+        .case(Case::new("ShardedLock write", 1, |_| {
+            |_| {
+                black_box(&*sharded.write().expect(FREE));
+            }
+        }))
+        .case(Case::new("heavy()", 1, |_| |_| fence::heavy()))
+        .run(plan);
+    report.show(&rounds);
+    let peers = ["parking_lot Mutex/1", "ShardedLock write/1"];
+    report.against(&rounds, "LgLock global/1", &peers);
+    report.against(&rounds, "BiasedLgLock global/1", &peers);
+
+    let plain = rounds.time_ratio("LgLock global/1", "parking_lot Mutex/1");
+    report.record("P4.plain.global_vs_parking_lot", plain);
+    let biased = rounds.time_ratio("BiasedLgLock global/1", "heavy()/1");
+    report.record("P4.biased.global_vs_heavy", biased);
+}

@@ -1,1 +1,0 @@
-//! A read-write gate: readers per CPU, one writer.

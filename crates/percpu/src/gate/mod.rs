@@ -1,0 +1,517 @@
+//! A read-write lock whose readers count per CPU: nothing shared is written to read.
+//!
+//! A reader adds one to its CPU's word when it enters and takes one off, on whichever CPU it is
+//! by then, when it leaves. A writer closes the gate and waits until the words sum to 0.
+//!
+//! ```text
+//!   reader                                   writer
+//!   section: gate = 0? word[cpu] += 1        under `state`: owner = me; gate = 1
+//!   ...reads...                              heavy_rseq()   nobody enters after this
+//!   section: word[cpu] -= 1                  while sum(words) != 0 { wait }
+//!   light()                                  ...writes...
+//!   gate = 1? wake the writer                under `state`: owner = 0; gate = 0; wake
+//! ```
+//!
+//! That is the shape of the Linux kernel's percpu-rwsem (`kernel/locking/percpu-rwsem.c`, 3.8; the
+//! rseq section and its barrier take the place of disabled preemption and of the grace period).
+//! Where no sections run, the readers use compare-exchanges, and the lowest bit of a word says
+//! that it is closed; a thread without a CPU id does the same with a word of its own, `remote`.
+//!
+//! # Invariants
+//!
+//! 1. Nobody enters while the gate is closed: a section commits its entry only while `gate` is 0,
+//!    a compare-exchange only from a value without `CLOSED`. `close` returns when no entry begun
+//!    before it can still commit.
+//! 2. From then on the words only fall, so a sum of 0, read word by word in any order, means that
+//!    nobody is inside: each word was at least what it is at the end of the walk.
+//! 3. `owner` and the gate change under `state` only; the gate is closed while `owner` is not 0.
+//! 4. A reader that leaves either is seen by the writer's sum, or sees the closed gate and wakes
+//!    the writer under `state`: its store and load against the writer's, with `light` and `heavy`
+//!    in between.
+//! 5. While `turn` is not 0 there is no writer: the readers that waited for the last one go first.
+//!
+//! # Who excludes whom
+//!
+//! | | reader | writer |
+//! |---|---|---|
+//! | reader | never | from the closing of the gate on; those inside are waited for |
+//! | writer | always | always |
+
+mod error;
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+
+pub use self::error::GateError;
+use crate::error::{AllocError, Forked};
+use crate::fence;
+use crate::fork::Generation;
+use crate::rseq::section::{self, Refused};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::cell::UnsafeCell;
+use crate::sync::{Condvar, Mutex, MutexGuard, cpu, mutant, thread_id};
+use crate::words::Words;
+
+/// The lowest bit of a word that is changed by atomics, and one reader in it.
+const CLOSED: u64 = 1;
+const READER: u64 = 2;
+
+/// A read-write lock for what is read all the time and written almost never.
+///
+/// Reading writes to this CPU's own word only: two rseq sections without an atomic
+/// read-modify-write where those run ([`capabilities`](crate::capabilities())), two atomic
+/// operations on it elsewhere. Writing is dear: a heavy fence (microseconds) and a walk over the
+/// CPUs' words, and readers wait meanwhile.
+///
+/// A writer that waits keeps new readers out, so it is not starved by them; the readers that
+/// waited for a writer go before the next one, so they are not starved either. Writers among
+/// themselves have no order. There is no poisoning: a panic unlocks.
+///
+/// What waits parks the thread. Waiting is refused where it could not end: for a writer on the
+/// same thread, and in a fork child, for the threads it does not have. What is not detected:
+/// [`write`](Self::write) on a thread that holds a [`ReadGuard`], and a second
+/// [`read`](Self::read) on it while a writer waits, both wait for ever, as does `write` after a
+/// [`ReadGuard`] was forgotten. A thread may exit, or move to another CPU, with or without its
+/// guard: readers are not counted by thread.
+///
+/// Memory: 256 bytes and 8 bytes for every CPU, and the value.
+///
+/// ```
+/// use percpu::ReadWriteGate;
+///
+/// let routes = ReadWriteGate::new(vec!["default"])?;
+/// assert_eq!(routes.read()?.len(), 1);
+/// routes.write()?.push("lan");
+/// assert_eq!(*routes.read()?, ["default", "lan"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[repr(C)]
+pub struct ReadWriteGate<T> {
+    hot: Hot,
+    cold: Cold,
+    value: UnsafeCell<T>,
+}
+
+/// Read by every reader, written by writers only.
+#[repr(align(128))]
+struct Hot {
+    gate: AtomicU64,
+    /// The gate of the sections that leave: always 0.
+    open: AtomicU64,
+    words: Words,
+}
+
+#[repr(align(128))]
+struct Cold {
+    remote: AtomicU64,
+    state: Mutex<State>,
+    /// Readers wait here for the writer to go, writers for their turn and for readers to leave.
+    readers: Condvar,
+    writers: Condvar,
+    born: Generation,
+}
+
+struct State {
+    /// The thread that writes, or waits for the readers inside; 0 if none.
+    owner: u64,
+    /// Readers that wait for it to go.
+    waiting: usize,
+    /// Readers that waited, may enter, and have not yet.
+    turn: usize,
+}
+
+// SAFETY: the value moves with the gate; the rest is atomics and locks.
+unsafe impl<T: Send> Send for ReadWriteGate<T> {}
+// SAFETY: readers on many threads share `&T`, so `T: Sync`; a writer has `&mut T` on whichever
+// thread it is, which is a move as far as `T` can tell, so `T: Send`. Invariants 1 and 2 keep the
+// two apart.
+unsafe impl<T: Send + Sync> Sync for ReadWriteGate<T> {}
+
+impl<T> ReadWriteGate<T> {
+    /// Creates a gate with nobody inside. May map memory for the CPUs' words.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] if memory is out; `value` is dropped.
+    pub fn new(value: T) -> Result<Self, AllocError> {
+        let hot = Hot { gate: AtomicU64::new(0), open: AtomicU64::new(0), words: Words::new()? };
+        let cold = Cold {
+            remote: AtomicU64::new(0),
+            state: Mutex::new(State { owner: 0, waiting: 0, turn: 0 }),
+            readers: Condvar::new(),
+            writers: Condvar::new(),
+            born: Generation::current(),
+        };
+        Ok(Self { hot, cold, value: UnsafeCell::new(value) })
+    }
+
+    /// Enters to read; blocks while a writer is inside or waits.
+    ///
+    /// Wait-free if there is no writer and sections run; lock-free if there is no writer.
+    ///
+    /// # Errors
+    ///
+    /// [`GateError::Deadlock`] if this thread is the writer; [`GateError::Forked`] where it would
+    /// wait for a thread of the process that forked this one.
+    #[inline]
+    pub fn read(&self) -> Result<ReadGuard<'_, T>, GateError> {
+        if !self.enter() {
+            self.enter_when_open()?;
+        }
+        Ok(ReadGuard { gate: self })
+    }
+
+    /// Enters to read, unless a writer is inside or waits. Never blocks; progress as
+    /// [`read`](Self::read).
+    #[inline]
+    pub fn try_read(&self) -> Option<ReadGuard<'_, T>> {
+        self.enter().then(|| ReadGuard { gate: self })
+    }
+
+    /// Enters to write: keeps new readers out, and blocks until those inside have left.
+    ///
+    /// Costs a heavy fence and a walk over the CPUs' words.
+    ///
+    /// # Errors
+    ///
+    /// [`GateError::Deadlock`] if this thread is the writer already; [`GateError::Forked`] where it
+    /// would wait for a thread of the process that forked this one. Readers may enter again then.
+    pub fn write(&self) -> Result<WriteGuard<'_, T>, GateError> {
+        let mut state = self.lock()?;
+        while state.owner != 0 || state.turn != 0 {
+            self.may_wait(&state)?;
+            self.cold.writers.wait(&mut state);
+        }
+        self.close(&mut state);
+        while self.inside() {
+            if self.cold.born.is_inherited() {
+                self.open(&mut state);
+                return Err(GateError::Forked(Forked::new()));
+            }
+            self.cold.writers.wait(&mut state);
+        }
+        Ok(WriteGuard { gate: self, _same_thread: PhantomData })
+    }
+
+    /// Enters to write if nobody is inside. Does not wait for readers or writers, but costs as much
+    /// as [`write`](Self::write), and keeps new readers out for that long.
+    pub fn try_write(&self) -> Option<WriteGuard<'_, T>> {
+        let mut state = self.lock().ok()?;
+        if state.owner != 0 || state.turn != 0 {
+            return None;
+        }
+        self.close(&mut state);
+        if self.inside() {
+            self.open(&mut state);
+            return None;
+        }
+        Some(WriteGuard { gate: self, _same_thread: PhantomData })
+    }
+
+    /// Reaches the value without entering: `&mut self` proves that nobody is inside.
+    pub fn get_mut(&mut self) -> &mut T {
+        // SAFETY: as above; a guard borrows the gate.
+        self.value.with_mut(|value| unsafe { &mut *value })
+    }
+
+    /// Takes the value out.
+    pub fn into_inner(self) -> T {
+        self.value.into_inner()
+    }
+
+    /// Counts one more reader; false if the gate is closed.
+    #[inline(always)]
+    fn enter(&self) -> bool {
+        if section::available() {
+            match section::add(&self.hot.gate, &self.hot.words, 1) {
+                Ok(_) => true,
+                Err(Refused::NoCpu) => enter_open(&self.cold.remote),
+                Err(Refused::Closed | Refused::Busy) => false,
+            }
+        } else {
+            enter_open(self.hot.words.slot(cpu::current()))
+        }
+    }
+
+    #[cold]
+    fn enter_when_open(&self) -> Result<(), GateError> {
+        let mut state = self.lock()?;
+        if state.owner == 0 {
+            let entered = self.enter();
+            debug_assert!(entered, "the gate closes under `state` only (invariant 3)");
+            return Ok(());
+        }
+        self.may_wait(&state)?;
+        state.waiting += 1;
+        while state.owner != 0 {
+            self.cold.readers.wait(&mut state);
+        }
+        // Invariant 5: the writer left with us in `turn`, and no other one came since.
+        let entered = self.enter();
+        debug_assert!(entered, "the gate closes under `state` only (invariant 3)");
+        state.turn -= 1;
+        if state.turn == 0 && !mutant("gate-forgets-the-next-writer") {
+            self.cold.writers.notify_all();
+        }
+        Ok(())
+    }
+
+    /// Counts one reader less, here or on another CPU than it came by, and tells a writer.
+    #[inline]
+    fn leave(&self) {
+        let hot = &self.hot;
+        if section::available() {
+            if section::add(&hot.open, &hot.words, -1_i64 as u64).is_err() {
+                leave_by_atomic(&self.cold.remote);
+            }
+        } else {
+            leave_by_atomic(hot.words.slot(cpu::current()));
+        }
+        if !mutant("gate-leaves-without-light") {
+            // Against `heavy` in `close`, invariant 4: the writer's sum sees us gone, or we see
+            // the gate closed.
+            fence::light();
+        }
+        // Ordering: Relaxed; only the order with the store above matters, which is the fence's.
+        if hot.gate.load(Ordering::Relaxed) != 0 {
+            self.wake_writer();
+        }
+    }
+
+    #[cold]
+    fn wake_writer(&self) {
+        // The lock puts the wake-up after the writer's sum and wait, or before its next sum. If
+        // the lock went down with a thread that a fork left behind, nobody waits in this process.
+        let held = if mutant("gate-wakes-outside-the-lock") { None } else { self.lock().ok() };
+        self.cold.writers.notify_all();
+        drop(held);
+    }
+
+    /// Becomes the writer. When it returns, nobody enters any more (invariant 1).
+    fn close(&self, state: &mut State) {
+        let hot = &self.hot;
+        state.owner = thread_id();
+        // Ordering: Relaxed; the heavy fence below puts it before every section and every leaving
+        // reader's load after it.
+        hot.gate.store(1, Ordering::Relaxed);
+        // Ordering: Relaxed, for `remote` and the words; from here on an entry finds the bit, and
+        // `inside` reads at least this value.
+        if section::available() {
+            self.cold.remote.fetch_or(CLOSED, Ordering::Relaxed);
+            if mutant("gate-closes-without-heavy") {
+                return;
+            }
+            fence::heavy_rseq();
+        } else {
+            for word in hot.words.iter() {
+                if mutant("gate-closes-by-load-and-store") {
+                    let seen = word.load(Ordering::Relaxed);
+                    word.store(seen | CLOSED, Ordering::Relaxed);
+                } else {
+                    word.fetch_or(CLOSED, Ordering::Relaxed);
+                }
+            }
+            fence::heavy();
+        }
+    }
+
+    /// Whether there are readers inside; of meaning after `close` only (invariant 2).
+    fn inside(&self) -> bool {
+        let hot = &self.hot;
+        // Ordering: Acquire, here and below, pairs with the Release of those who leave; it carries
+        // that they have read the value before the writer changes it.
+        let load = |word: &AtomicU64| {
+            let weak = mutant("gate-sums-relaxed");
+            word.load(if weak { Ordering::Relaxed } else { Ordering::Acquire }) as i64
+        };
+        let counted = |word: &AtomicU64| load(word) >> 1; // keeps the sign
+        let mut sum = 0_i64;
+        if section::available() {
+            sum = sum.wrapping_add(counted(&self.cold.remote));
+            if mutant("gate-forgets-the-remote-readers") {
+                sum = 0;
+            }
+            hot.words.iter().for_each(|word| sum = sum.wrapping_add(load(word)));
+        } else {
+            hot.words.iter().for_each(|word| sum = sum.wrapping_add(counted(word)));
+        }
+        sum != 0
+    }
+
+    /// Stops being the writer: those who waited to read go next, then the next writer.
+    fn open(&self, state: &mut State) {
+        // Ordering: Release, here and below, pairs with the Acquire of a reader that enters; it
+        // carries what the writer wrote.
+        if section::available() {
+            self.cold.remote.fetch_and(!CLOSED, Ordering::Release);
+        } else {
+            for word in self.hot.words.iter() {
+                word.fetch_and(!CLOSED, Ordering::Release);
+            }
+        }
+        let order =
+            if mutant("gate-opens-relaxed") { Ordering::Relaxed } else { Ordering::Release };
+        self.hot.gate.store(0, order);
+        state.owner = 0;
+        state.turn = std::mem::take(&mut state.waiting);
+        if state.turn != 0 {
+            if !mutant("gate-leaves-readers-asleep") {
+                self.cold.readers.notify_all();
+            }
+        } else {
+            self.cold.writers.notify_all();
+        }
+    }
+
+    fn lock(&self) -> Result<MutexGuard<'_, State>, Forked> {
+        self.cold.born.lock(&self.cold.state)
+    }
+
+    /// Refuses to wait for a writer, or for readers whose turn it is, if that could not end.
+    fn may_wait(&self, state: &State) -> Result<(), GateError> {
+        if state.owner == thread_id() {
+            Err(GateError::Deadlock)
+        } else if self.cold.born.is_inherited() {
+            Err(GateError::Forked(Forked::new()))
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// Counts one more reader in a word unless it is closed.
+#[inline]
+fn enter_open(word: &AtomicU64) -> bool {
+    // Ordering: Relaxed; the exchange checks it.
+    let mut seen = word.load(Ordering::Relaxed);
+    while seen & CLOSED == 0 {
+        let new = seen.wrapping_add(READER);
+        // Ordering: Acquire on success pairs with the Release in `open`; it carries what the last
+        // writer wrote. Relaxed on failure: the next attempt checks again.
+        match word.compare_exchange_weak(seen, new, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => return true,
+            Err(now) => seen = now,
+        }
+    }
+    false
+}
+
+#[inline]
+fn leave_by_atomic(word: &AtomicU64) {
+    // Ordering: Release pairs with the Acquire in `inside`; it carries that this reader is done.
+    word.fetch_sub(READER, Ordering::Release);
+}
+
+impl<T: fmt::Debug> fmt::Debug for ReadWriteGate<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut gate = f.debug_struct("ReadWriteGate");
+        match self.try_read() {
+            Some(value) => gate.field("value", &*value),
+            None => gate.field("value", &format_args!("<closed>")),
+        };
+        gate.finish_non_exhaustive()
+    }
+}
+
+/// The right to read what a [`ReadWriteGate`] holds; leaves when dropped.
+///
+/// It may be dropped on another thread, since a reader is a number in whichever CPU's word. If it
+/// is forgotten, no writer ever enters.
+#[must_use = "dropping the guard leaves at once"]
+pub struct ReadGuard<'a, T> {
+    gate: &'a ReadWriteGate<T>,
+}
+
+impl<T> Deref for ReadGuard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: invariants 1 and 2: this reader is counted, so no writer has the value.
+        self.gate.value.with(|value| unsafe { &*value })
+    }
+}
+
+impl<T> Drop for ReadGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.gate.leave();
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for ReadGuard<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+/// The right to change what a [`ReadWriteGate`] holds; leaves when dropped, also by a panic.
+///
+/// It stays on its thread, so that a thread that would wait for itself can be told so. If it is
+/// forgotten, the gate stays closed.
+///
+/// ```compile_fail
+/// fn send<T: Send>(_: T) {}
+/// fn no(guard: percpu::WriteGuard<'static, u32>) {
+///     send(guard); // error: cannot be sent between threads safely
+/// }
+/// ```
+#[must_use = "dropping the guard leaves at once"]
+pub struct WriteGuard<'a, T> {
+    gate: &'a ReadWriteGate<T>,
+    _same_thread: PhantomData<*mut T>,
+}
+
+// SAFETY: `&WriteGuard` gives `&T` only.
+unsafe impl<T: Sync> Sync for WriteGuard<'_, T> {}
+
+impl<T> Deref for WriteGuard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: invariants 1 and 2: nobody else is inside.
+        self.gate.value.with(|value| unsafe { &*value })
+    }
+}
+
+impl<T> DerefMut for WriteGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: invariants 1 and 2: nobody else is inside, and the guard is borrowed mutably.
+        self.gate.value.with_mut(|value| unsafe { &mut *value })
+    }
+}
+
+impl<T> Drop for WriteGuard<'_, T> {
+    fn drop(&mut self) {
+        // Refused only in a fork child, if the lock went down with a thread of its parent: the gate
+        // stays closed there, and whoever comes to it is told `Forked`.
+        if let Ok(mut state) = self.gate.lock() {
+            self.gate.open(&mut state);
+        }
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for WriteGuard<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+/// What may cross threads, and what may be shortened.
+const _: () = {
+    const fn send<T: Send>() {}
+    const fn sync<T: Sync>() {}
+    send::<ReadWriteGate<std::cell::Cell<u32>>>();
+    sync::<ReadWriteGate<u32>>();
+    send::<ReadGuard<'_, u32>>();
+    sync::<ReadGuard<'_, u32>>();
+    sync::<WriteGuard<'_, u32>>();
+
+    #[expect(dead_code, reason = "compiled for the variance it needs")]
+    fn covariant<'short>(guard: ReadGuard<'static, u32>) -> ReadGuard<'short, u32> {
+        guard
+    }
+};
