@@ -498,3 +498,6 @@ impl fmt::Debug for PerCpuCounter {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests;

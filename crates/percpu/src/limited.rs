@@ -423,3 +423,6 @@ impl fmt::Debug for LimitedCounter {
         f.debug_struct("LimitedCounter").finish_non_exhaustive()
     }
 }
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests;

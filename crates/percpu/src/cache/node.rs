@@ -363,3 +363,79 @@ impl<N, const K: usize> fmt::Debug for Preload<N, K> {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn the_hint_says_what_is_kept_up_to_four() {
+        let mut cache = NodeCache::try_new(6).unwrap();
+        let hint = cache.hint();
+        assert!(hint.is_short_of(1) && !hint.is_short_of(0));
+        for kept in 1..=6 {
+            cache.put(kept, &mut Preload::<_>::new()).unwrap();
+            for wanted in 0..=4 {
+                assert_eq!(hint.is_short_of(wanted), kept < wanted);
+            }
+        }
+        assert!(!hint.is_short_of(100), "it does not count further");
+        while cache.pop().is_some() {
+            assert_eq!(hint.is_short_of(2), cache.len() < 2);
+        }
+        assert!(cache.is_empty());
+        drop(cache);
+        assert!(hint.is_short_of(1));
+    }
+
+    #[test]
+    fn nodes_come_from_the_cache_then_from_the_preload_then_not_at_all() {
+        let mut cache = NodeCache::new(2);
+        let mut preload = Preload::<i32, 2>::new();
+        let mut next = 0..;
+        preload.fill(&cache.hint(), || next.next().unwrap());
+        assert_eq!(format!("{preload:?}"), "Preload { made: 2, surplus: 0, .. }");
+        assert_eq!(preload.push(9), Err(9));
+        cache.put(7, &mut preload).unwrap();
+        let taken: Vec<_> = (0..4).map(|_| cache.take(&mut preload)).collect();
+        assert_eq!(taken, [Some(7), Some(0), Some(1), None]);
+
+        preload.fill(&cache.hint(), || next.next().unwrap());
+        cache.keep(&mut preload);
+        assert_eq!((cache.len(), cache.limit(), preload.take()), (2, 2, None));
+        for surplus in [4, 5] {
+            cache.put(surplus, &mut preload).unwrap();
+        }
+        assert_eq!(cache.put(6, &mut preload), Err(6));
+        preload.fill(&cache.hint(), || unreachable!("two are kept"));
+        assert_eq!(
+            cache.stats(),
+            NodeStats { from_cache: 1, from_preload: 2, missed: 1, kept: 3, surplus: 3 }
+        );
+    }
+
+    #[test]
+    fn a_failure_of_make_keeps_what_was_made() {
+        let mut cache = NodeCache::new(2);
+        let mut preload = Preload::<u8, 2>::default();
+        let left = Cell::new(1_u8);
+        let make = || left.replace(0).checked_sub(1).map(|_| 7).ok_or(AllocError::new());
+        assert_eq!(preload.try_fill(&cache.hint(), make), Err(AllocError::new()));
+        assert_eq!((cache.take(&mut preload), cache.take(&mut preload)), (Some(7), None));
+    }
+
+    /// What is shared and what is sent, as the nodes are.
+    #[expect(dead_code, reason = "compiling is the test")]
+    fn marker<'a>(cache: NodeCache<&'static u8>) -> NodeCache<&'a u8> {
+        fn send<T: Send>() {}
+        fn sync<T: Sync>() {}
+        send::<NodeCache<Cell<u8>>>();
+        send::<Preload<Cell<u8>>>();
+        sync::<NodeCache<u8>>();
+        sync::<NodeHint>();
+        send::<NodeHint>();
+        cache
+    }
+}

@@ -100,4 +100,5 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 ];
 
 /// Of these, what only loom can see.
-pub(super) const LOOM_ONLY: &[&str] = &["object-cache-locks-relaxed"];
+pub(super) const LOOM_ONLY: &[&str] =
+    &["object-cache-ignores-the-lock", "object-cache-locks-relaxed"];

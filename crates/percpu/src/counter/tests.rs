@@ -1,0 +1,191 @@
+//! What the words hold, in whichever mode this process runs.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+use crate::topology;
+
+const CPU0: CpuId = CpuId::new(0);
+
+/// Sets the word of every CPU, as if it had added that.
+fn preset(counter: &PerCpuCounter, values: impl Iterator<Item = i64>) {
+    let words = counter.words_or_take().unwrap();
+    for (word, value) in words.iter().zip(values) {
+        assert!(value.abs() < counter.hot.batch);
+        word.store(value as u64, Ordering::Relaxed);
+    }
+}
+
+fn held(counter: &PerCpuCounter) -> Vec<i64> {
+    let words = counter.words();
+    words.iter().flat_map(|words| words.iter()).map(|w| w.load(Ordering::Relaxed) as i64).collect()
+}
+
+/// Small ones, those around a batch, and those that wrap.
+fn delta() -> impl Strategy<Value = i64> {
+    prop_oneof![
+        4 => -3_i64..=3,
+        2 => -300_i64..=300,
+        1 => any::<i64>(),
+        1 => prop_oneof![Just(i64::MIN), Just(i64::MAX), Just(i64::from(u32::MAX)), Just(CLOSED_BELOW)],
+    ]
+}
+
+fn batch() -> impl Strategy<Value = u32> {
+    prop_oneof![0_u32..5, Just(BATCH), Just(u32::MAX)]
+}
+
+proptest! {
+    /// From any content of the words and any shared sum, adds give the wrapped sum, and the words
+    /// stay in their range.
+    #[test]
+    fn inv03_the_sum_is_that_of_all_adds_from_any_start(
+        batch in batch(),
+        start in any::<i64>(),
+        words in vec(any::<i64>(), topology().capacity()),
+        deltas in vec(delta(), 0..60),
+    ) {
+        let counter = PerCpuCounter::with_batch(batch);
+        let bound = i64::from(batch.max(1));
+        let words: Vec<i64> = words.into_iter().map(|word| word % bound).collect();
+        preset(&counter, words.iter().copied());
+        counter.shared.sum.store(start, Ordering::Relaxed);
+        let mut model = words.iter().copied().fold(start, i64::wrapping_add);
+        prop_assert_eq!(counter.sum(), model);
+        for delta in deltas {
+            counter.add(delta);
+            model = model.wrapping_add(delta);
+            prop_assert_eq!(counter.sum(), model);
+            prop_assert!(held(&counter).iter().all(|word| word.abs() < bound), "{:?}", held(&counter));
+        }
+    }
+
+    /// The approximate value is off by what the words hold: less than a batch for each slot.
+    #[test]
+    fn inv04_the_error_is_below_a_batch_for_each_slot(
+        batch in batch(),
+        words in vec(any::<i64>(), topology().capacity()),
+        deltas in vec(delta(), 0..60),
+    ) {
+        let counter = PerCpuCounter::with_batch(batch);
+        let bound = i64::from(batch.max(1));
+        preset(&counter, words.into_iter().map(|word| word % bound));
+        let limit = topology().capacity() as i64 * (bound - 1);
+        for delta in deltas {
+            let error = counter.sum().wrapping_sub(counter.approximate());
+            prop_assert!((-limit..=limit).contains(&error), "{error} of {limit}");
+            counter.add(delta);
+        }
+    }
+
+    /// Folding any CPUs, of which some are offline or do not exist, changes no sum.
+    #[test]
+    fn inv06_folding_changes_no_sum(
+        start in any::<i64>(),
+        words in vec(-255_i64..=255, topology().capacity()),
+        cpus in vec(0..topology().capacity() as u32 + 2, 0..6),
+    ) {
+        let counter = PerCpuCounter::new();
+        preset(&counter, words.iter().copied());
+        counter.shared.sum.store(start, Ordering::Relaxed);
+        let sum = counter.sum();
+        let mut left = words;
+        for cpu in cpus {
+            let want = left.get_mut(cpu as usize).map_or(0, std::mem::take);
+            prop_assert_eq!(counter.fold(CpuId::new(cpu)), want);
+            prop_assert_eq!((counter.sum(), held(&counter)), (sum, left.clone()));
+        }
+    }
+}
+
+#[test]
+fn inv06_folding_the_offline_changes_no_sum() {
+    let counter = PerCpuCounter::new();
+    preset(&counter, std::iter::repeat(7));
+    let sum = counter.sum();
+    let online = online().unwrap();
+    let offline = (0..cpu::possible() as u32).filter(|&cpu| !online.contains(CpuId::new(cpu)));
+    assert_eq!(counter.fold_offline().unwrap(), 7 * offline.count() as i64);
+    assert_eq!(counter.sum(), sum);
+    // As it would be on a machine where all have gone offline.
+    let all = counter.fold_each(|| (0..cpu::possible() as u32).map(CpuId::new));
+    assert_eq!((all, counter.approximate(), counter.sum()), (all, sum, sum));
+    assert_eq!(counter.hot.gate.load(Ordering::Relaxed), 0, "open again");
+}
+
+/// Guards of one slot in any order: empty while one is left, and nothing is lost.
+#[test]
+fn inv13_a_slot_is_closed_until_the_last_guard_drops() {
+    let counter = PerCpuCounter::new();
+    preset(&counter, std::iter::repeat(5));
+    let sum = counter.sum();
+    let all = || -> Vec<RevokedSlot<'_>> {
+        (0..cpu::possible() as u32).map(|cpu| counter.revoke(CpuId::new(cpu))).collect()
+    };
+    let (first, mut second) = (all(), all());
+    assert_eq!((counter.sum(), counter.approximate()), (sum, sum));
+    for delta in [1, -1, 1, i64::MAX, i64::MIN, CLOSED_BELOW, -CLOSED_BELOW] {
+        let before = counter.sum();
+        counter.add(delta);
+        assert_eq!(counter.sum(), before.wrapping_add(delta));
+        assert_eq!(counter.approximate(), counter.sum(), "no word took it");
+    }
+    second.reverse();
+    drop(first);
+    assert_eq!(second[0].cpu().index(), cpu::possible() - 1);
+    assert_eq!(counter.fold(CPU0), 0);
+    counter.add(1);
+    assert_eq!(counter.approximate(), counter.sum(), "still closed by the others");
+    drop(second);
+    let shared = counter.approximate();
+    counter.add(1);
+    assert_eq!((counter.approximate(), counter.sum()), (shared, shared + 1), "open again");
+    assert!(held(&counter).iter().all(|&word| open(word).is_some()));
+}
+
+#[test]
+fn a_forgotten_guard_leaves_the_counter_right() {
+    let counter = PerCpuCounter::with_batch(2);
+    std::mem::forget(counter.revoke(CPU0));
+    (0..10).for_each(|_| counter.increment());
+    assert_eq!(counter.sum(), 10);
+    let nowhere = counter.revoke(CpuId::new(u32::MAX));
+    counter.increment();
+    drop(nowhere);
+    assert_eq!(counter.fold(CpuId::new(u32::MAX)), 0);
+    assert_eq!(counter.sum(), 11);
+}
+
+/// With no memory for the words everything is in the shared sum, for ever.
+#[test]
+fn without_words_every_add_goes_to_the_shared_sum() {
+    let counter = PerCpuCounter::new();
+    counter.hot.base.store(ptr::without_provenance_mut(NEVER), Ordering::Relaxed);
+    assert_eq!(counter.reserve(), Err(AllocError::new()));
+    counter.add(3);
+    let guard = counter.revoke(CPU0);
+    counter.increment();
+    drop(guard);
+    assert_eq!((counter.fold(CPU0), counter.fold_offline().unwrap()), (0, 0));
+    assert_eq!((counter.sum(), counter.approximate()), (4, 4));
+}
+
+#[test]
+fn a_dropped_counter_gives_its_words_back_as_zeros() {
+    for _ in 0..100 {
+        let counter = PerCpuCounter::default();
+        counter.add(9);
+        assert_eq!((counter.sum(), counter.batch()), (9, BATCH));
+        assert_eq!(format!("{counter:?}"), "PerCpuCounter { approximate: 0, .. }");
+    }
+}
+
+/// What is shared and what is sent, and that a longer lifetime may stand for a shorter one.
+#[expect(dead_code, reason = "compiling is the test")]
+fn marker<'a>(guard: RevokedSlot<'static>) -> RevokedSlot<'a> {
+    fn send_and_sync<T: Send + Sync>() {}
+    send_and_sync::<PerCpuCounter>();
+    send_and_sync::<RevokedSlot<'_>>();
+    guard
+}

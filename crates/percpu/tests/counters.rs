@@ -1,0 +1,295 @@
+//! The counters on real threads: migrated, folded, revoked and forked; and the operations that the
+//! fuzzer drives, on its corpus and on random bytes.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+mod common;
+mod model;
+
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use percpu::{CpuId, LimitError, LimitedCounter, PerCpuCounter, topology};
+use proptest::prelude::*;
+
+use common::{allowed_cpus, pin_to};
+
+/// How long a stress test runs: `OFFLOCK_STRESS_SECONDS` if it is one of the long ones.
+fn until(long: bool) -> Instant {
+    let seconds = || env::var("OFFLOCK_STRESS_SECONDS").map_or(5, |s| s.parse().expect("seconds"));
+    let time = if long { Duration::from_secs(seconds()) } else { Duration::from_millis(300) };
+    Instant::now() + time
+}
+
+fn all_cpus() -> impl Iterator<Item = CpuId> {
+    (0..topology().capacity() as u32).map(CpuId::new)
+}
+
+/// Threads that hop over the CPUs while others fold and revoke: at the end the sum is the model's,
+/// and on the way the approximate value is within its bound of what was added.
+fn hop_and_count(until: Instant, batch: u32) {
+    const THREADS: i64 = 4;
+    const LARGEST: i64 = 50;
+    let counter = PerCpuCounter::with_batch(batch);
+    let (begun, ended) = (AtomicI64::new(0), AtomicI64::new(0));
+    let stop = AtomicBool::new(false);
+    let cpus = allowed_cpus();
+    thread::scope(|s| {
+        for start in 0..THREADS as usize {
+            let (counter, begun, ended, cpus) = (&counter, &begun, &ended, &cpus);
+            s.spawn(move || {
+                for &cpu in cpus.iter().cycle().skip(start).take_while(|_| Instant::now() < until) {
+                    pin_to(&[cpu]);
+                    for delta in (1..=LARGEST).chain([LARGEST; 20]) {
+                        begun.fetch_add(delta, SeqCst);
+                        counter.add(delta);
+                        ended.fetch_add(delta, SeqCst);
+                    }
+                }
+            });
+        }
+        s.spawn(|| {
+            while !stop.load(Relaxed) {
+                for cpu in all_cpus() {
+                    counter.fold(cpu);
+                    let guard = counter.revoke(cpu);
+                    counter.fold_offline().unwrap();
+                    drop(guard);
+                }
+                thread::sleep(Duration::from_micros(200));
+            }
+        });
+        // In flight: of each adder one add and the word it carries, of the folder a word.
+        let near = topology().capacity() as i64 * (i64::from(batch) - 1);
+        let flight = (THREADS + 1) * (LARGEST + i64::from(batch) - 1);
+        while Instant::now() < until {
+            let least = ended.load(SeqCst);
+            let seen = counter.approximate();
+            let most = begun.load(SeqCst);
+            assert!(least - near - flight <= seen && seen <= most + near + flight);
+            thread::sleep(Duration::from_micros(100));
+        }
+        stop.store(true, Relaxed);
+    });
+    let sum = ended.into_inner();
+    assert!(sum > 10_000, "{sum}");
+    assert_eq!(counter.sum(), sum);
+    assert!((sum - counter.approximate()).abs() <= topology().capacity() as i64 * i64::from(batch));
+    for cpu in all_cpus() {
+        counter.fold(cpu);
+        assert_eq!(counter.sum(), sum);
+    }
+    assert_eq!(counter.approximate(), sum, "everything was folded");
+}
+
+#[test]
+fn inv03_sums_are_exact_under_migration() {
+    hop_and_count(until(false), 256);
+}
+
+#[test]
+#[ignore = "stress: seconds of hopping"]
+fn stress_inv03_sums_are_exact_under_migration() {
+    for batch in [2, 256] {
+        hop_and_count(until(true), batch);
+    }
+}
+
+#[test]
+#[ignore = "stress: seconds of hopping"]
+fn stress_inv04_the_error_stays_within_the_bound() {
+    hop_and_count(until(true), 1_000);
+}
+
+#[test]
+fn inv06_folding_on_a_live_counter_changes_no_sum() {
+    hop_and_count(until(false), 3);
+}
+
+/// Rounds of: threads add as fast as they can; every slot is revoked; they stop. A late commit
+/// would have left something in a slot.
+fn revoke_rounds(until: Instant) -> u64 {
+    const THREADS: usize = 3;
+    let counter = PerCpuCounter::new();
+    let added = AtomicI64::new(0);
+    let (go, halt) = (AtomicBool::new(true), AtomicBool::new(false));
+    let barrier = Barrier::new(THREADS + 1);
+    let mut rounds = 0;
+    thread::scope(|s| {
+        for _ in 0..THREADS {
+            s.spawn(|| {
+                while go.load(SeqCst) {
+                    let mut mine = 0;
+                    while !halt.load(Relaxed) {
+                        counter.increment();
+                        mine += 1;
+                    }
+                    added.fetch_add(mine, Relaxed);
+                    barrier.wait(); // quiet, and the guards are there
+                    barrier.wait(); // checked
+                }
+            });
+        }
+        loop {
+            let last = Instant::now() >= until;
+            let guards: Vec<_> = all_cpus().map(|cpu| counter.revoke(cpu)).collect();
+            let seen = counter.sum();
+            let shared = counter.approximate();
+            assert!(seen <= shared, "an add committed to a revoked slot");
+            halt.store(true, Relaxed);
+            barrier.wait();
+            let want = added.load(Relaxed);
+            assert_eq!((counter.sum(), counter.approximate()), (want, want), "round {rounds}");
+            drop(guards);
+            halt.store(false, Relaxed);
+            go.store(!last, SeqCst);
+            barrier.wait();
+            rounds += 1;
+            if last {
+                return;
+            }
+            thread::sleep(Duration::from_micros(50));
+        }
+    });
+    rounds
+}
+
+#[test]
+fn inv13_nothing_commits_to_a_revoked_slot() {
+    assert!(revoke_rounds(until(false)) > 1);
+}
+
+#[test]
+#[ignore = "stress: seconds of revoking"]
+fn stress_inv13_nothing_commits_to_a_revoked_slot() {
+    let rounds = revoke_rounds(until(true));
+    println!("{rounds} rounds");
+    assert!(rounds > 100);
+}
+
+/// As many threads as there is room for, each with one unit at a time: nobody is ever refused.
+/// Others try for more than is left over: together they never have more than the limit.
+fn hold_to_the_limit(until: Instant) {
+    const ENTITLED: u64 = 3;
+    const GREEDY: u64 = 5;
+    let counter = LimitedCounter::new(ENTITLED);
+    let inside = AtomicU64::new(0);
+    let done = AtomicU64::new(0);
+    let cpus = allowed_cpus();
+    let entitled = |start: usize| {
+        for &cpu in cpus.iter().cycle().skip(start).take_while(|_| Instant::now() < until) {
+            pin_to(&[cpu]);
+            for n in 0..100 {
+                counter.try_add(1).expect("there is room for each of us");
+                assert!(inside.fetch_add(1, SeqCst) < ENTITLED);
+                if n == 50 {
+                    pin_to(&[cpus[(cpu + 1) % cpus.len()]]); // given back elsewhere
+                }
+                inside.fetch_sub(1, SeqCst);
+                counter.try_sub(1).expect("it was ours");
+                done.fetch_add(1, Relaxed);
+            }
+        }
+    };
+    thread::scope(|s| {
+        for start in 0..ENTITLED as usize {
+            s.spawn(move || entitled(start));
+        }
+        while Instant::now() < until {
+            assert!(counter.value().unwrap() <= ENTITLED);
+            assert_eq!(counter.try_add(ENTITLED + 1), Err(LimitError::LimitReached));
+            assert_eq!(counter.try_sub(ENTITLED + 1), Err(LimitError::BelowZero));
+            thread::yield_now();
+        }
+    });
+    assert_eq!(counter.value(), Ok(0));
+    assert!(done.into_inner() > 100);
+
+    let counter = LimitedCounter::new(1_000);
+    let (inside, got) = (AtomicU64::new(0), AtomicU64::new(0));
+    let until = Instant::now() + Duration::from_millis(300);
+    thread::scope(|s| {
+        for n in 1..=GREEDY {
+            let (counter, inside, got) = (&counter, &inside, &got);
+            s.spawn(move || {
+                while Instant::now() < until {
+                    let takes = (0..400 / n).filter(|_| counter.try_add(n).is_ok()).count() as u64;
+                    let now = inside.fetch_add(takes * n, SeqCst) + takes * n;
+                    assert!(now <= 1_000, "{now} inside");
+                    inside.fetch_sub(takes * n, SeqCst);
+                    (0..takes).for_each(|_| counter.try_sub(n).unwrap());
+                    got.fetch_add(takes, Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(counter.value(), Ok(0));
+    assert!(got.into_inner() > 100);
+}
+
+#[test]
+fn inv05_the_limit_is_reached_and_never_passed() {
+    hold_to_the_limit(until(false));
+}
+
+#[test]
+#[ignore = "stress: seconds at the limit"]
+fn stress_inv05_the_limit_is_reached_and_never_passed() {
+    hold_to_the_limit(until(true));
+}
+
+/// Threads that end, and a child that goes on counting.
+#[test]
+fn inv15_thread_exit_and_fork_leave_counts_right() {
+    let counter = PerCpuCounter::new();
+    let budget = LimitedCounter::new(2_000);
+    for _ in 0..10 {
+        thread::scope(|s| {
+            s.spawn(|| (0..100).for_each(|_| counter.increment()));
+            s.spawn(|| (0..100).for_each(|_| budget.try_add(1).unwrap()));
+        });
+    }
+    // SAFETY: the child allocates nothing, takes no lock of others, and exits.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        (0..500).for_each(|_| counter.increment());
+        let right = counter.sum() == 1_500
+            && counter.revoke(CpuId::new(0)).cpu() == CpuId::new(0)
+            && budget.try_add(1_001) == Err(LimitError::LimitReached)
+            && budget.try_add(1_000) == Ok(())
+            && budget.value() == Ok(2_000);
+        // SAFETY: ends the child without running the parent's exit handlers.
+        unsafe { libc::_exit(i32::from(!right)) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is ours.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0, "the child counted wrong");
+    assert_eq!((counter.sum(), budget.value()), (1_000, Ok(1_000)));
+}
+
+/// The inputs that the fuzzer starts from and those it kept.
+#[test]
+fn every_input_of_the_corpus_holds() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/percpu_ops");
+    let Ok(corpus) = fs::read_dir(corpus) else { return }; // not part of a packaged crate
+    let mut inputs = 0;
+    for entry in corpus {
+        let path = entry.unwrap().path();
+        println!("{}", path.display()); // shown if it panics
+        assert!(model::run(&fs::read(&path).unwrap()) > 0);
+        inputs += 1;
+    }
+    assert!(inputs >= 8, "the corpus is gone");
+}
+
+proptest! {
+    #[test]
+    fn random_operations_agree_with_the_model(input in prop::collection::vec(any::<u8>(), 0..600)) {
+        model::run(&input);
+    }
+}

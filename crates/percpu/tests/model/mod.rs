@@ -1,0 +1,255 @@
+//! Counters, references and caches driven by bytes, and compared with a model after every step.
+//!
+//! Shared by the property test and the fuzz target. One thread: what is looked for is a sequence of
+//! operations that breaks the books, from states that no test of one type alone gets to.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use percpu::cache::{NodeCache, ObjectCache, Preload};
+use percpu::{CpuId, LimitError, LimitedCounter, PerCpuCounter, RevokedSlot, topology};
+
+/// Runs one input; returns the steps it made.
+///
+/// # Panics
+///
+/// Panics if an operation's answer is not the model's.
+pub(crate) fn run(input: &[u8]) -> usize {
+    let mut input = Input(input);
+    let [batch, limit, nodes, each] = input.array();
+    let counter = PerCpuCounter::with_batch(u32::from(batch));
+    let mut counting = Counting { counter: &counter, sum: 0, guards: Vec::new() };
+    let mut limited = Limited::new(u64::from(limit) << (limit % 5 * 9));
+    let live = Rc::new(Cell::new(0));
+    let mut caching = Caching::new(usize::from(nodes % 9), usize::from(each % 5), &live);
+    let mut steps = 0;
+    while !input.0.is_empty() {
+        let [what, a, b, c] = input.array();
+        let amount = amount(b, c);
+        match what % 16 {
+            0..=4 => counting.step(what % 16, a, amount),
+            5..=9 => limited.step(what % 16 - 5, amount),
+            10..=13 => caching.nodes(what % 16 - 10, a),
+            _ => caching.objects(what % 2 == 0, a),
+        }
+        counting.check();
+        steps += 1;
+    }
+    drop(counting);
+    drop(caching);
+    assert_eq!(live.get(), 0, "a node or an object was lost, or dropped twice");
+    limited.check();
+    steps
+}
+
+/// `shift` makes it small, middling or so large that it wraps.
+fn amount(base: u8, shift: u8) -> u64 {
+    match shift % 4 {
+        0 => u64::from(base % 8),
+        1 => u64::from(base),
+        2 => u64::from(base) << (shift / 4),
+        _ => (u64::from(base) << (shift / 4)).wrapping_sub(1),
+    }
+}
+
+fn cpu(a: u8) -> CpuId {
+    CpuId::new(u32::from(a) % (topology().capacity() as u32 + 1)) // one of them does not exist
+}
+
+struct Counting<'a> {
+    counter: &'a PerCpuCounter,
+    sum: i64,
+    guards: Vec<RevokedSlot<'a>>,
+}
+
+impl Counting<'_> {
+    fn step(&mut self, what: u8, a: u8, amount: u64) {
+        match what {
+            0 | 1 => {
+                let delta = if a % 2 == 0 { amount as i64 } else { (amount as i64).wrapping_neg() };
+                self.counter.add(delta);
+                self.sum = self.sum.wrapping_add(delta);
+            }
+            2 => _ = self.counter.fold(cpu(a)),
+            3 if self.guards.len() < 8 => self.guards.push(self.counter.revoke(cpu(a))),
+            _ if self.guards.is_empty() => self.counter.increment_by_parts(&mut self.sum),
+            _ => drop(self.guards.swap_remove(usize::from(a) % self.guards.len())),
+        }
+    }
+
+    fn check(&self) {
+        assert_eq!(self.counter.sum(), self.sum);
+        let bound = topology().capacity() as i64 * (i64::from(self.counter.batch()) - 1);
+        let error = self.sum.wrapping_sub(self.counter.approximate());
+        assert!((-bound..=bound).contains(&error), "off by {error}, bound {bound}");
+    }
+}
+
+/// A batch's worth of single increments, so that words fill up.
+trait Parts {
+    fn increment_by_parts(&self, sum: &mut i64);
+}
+
+impl Parts for PerCpuCounter {
+    fn increment_by_parts(&self, sum: &mut i64) {
+        for _ in 0..self.batch() {
+            self.increment();
+        }
+        *sum = sum.wrapping_add(i64::from(self.batch()));
+    }
+}
+
+struct Limited {
+    counter: LimitedCounter,
+    value: u64,
+    limit: u64,
+}
+
+impl Limited {
+    fn new(limit: u64) -> Self {
+        Self { counter: LimitedCounter::new(limit), value: 0, limit }
+    }
+
+    fn step(&mut self, what: u8, n: u64) {
+        match what {
+            0 | 1 => {
+                let fits = n == 0 || self.value.checked_add(n).is_some_and(|sum| sum <= self.limit);
+                let want = if fits { Ok(()) } else { Err(LimitError::LimitReached) };
+                assert_eq!(
+                    self.counter.try_add(n),
+                    want,
+                    "{n} on {} of {}",
+                    self.value,
+                    self.limit
+                );
+                self.value += if fits { n } else { 0 };
+            }
+            2 | 3 => {
+                let want = if n <= self.value { Ok(()) } else { Err(LimitError::BelowZero) };
+                assert_eq!(self.counter.try_sub(n), want, "{n} from {}", self.value);
+                self.value -= if n <= self.value { n } else { 0 };
+            }
+            _ if n % 2 == 0 => self.check(),
+            _ => {
+                self.counter.set_limit(n).unwrap();
+                self.limit = n;
+            }
+        }
+    }
+
+    fn check(&self) {
+        assert_eq!(self.counter.value(), Ok(self.value));
+        assert_eq!(self.counter.limit(), Ok(self.limit));
+    }
+}
+
+/// Counts itself, so that one lost or dropped twice is seen at the end.
+struct Counted(Rc<Cell<i64>>);
+
+impl Counted {
+    fn new(live: &Rc<Cell<i64>>) -> Self {
+        live.set(live.get() + 1);
+        Self(Rc::clone(live))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+struct Caching {
+    live: Rc<Cell<i64>>,
+    cache: NodeCache<Box<Counted>>,
+    /// Of the structure that the nodes are for.
+    used: Vec<Box<Counted>>,
+    preload: Preload<Box<Counted>, 2>,
+    made: usize,
+    objects: ObjectCache<Counted>,
+}
+
+impl Caching {
+    fn new(nodes: usize, each: usize, live: &Rc<Cell<i64>>) -> Self {
+        Self {
+            live: Rc::clone(live),
+            cache: NodeCache::new(nodes),
+            used: Vec::new(),
+            preload: Preload::new(),
+            made: 0,
+            objects: ObjectCache::new(each),
+        }
+    }
+
+    fn nodes(&mut self, what: u8, a: u8) {
+        let (kept, limit) = (self.cache.len(), self.cache.limit());
+        match what {
+            0 => {
+                let short = kept < 2;
+                let make = || Box::new(Counted::new(&self.live));
+                self.preload.fill(&self.cache.hint(), make);
+                self.made = if short { 2 } else { self.made };
+            }
+            1 => {
+                let node = self.cache.take(&mut self.preload);
+                assert_eq!(node.is_some(), kept + self.made > 0);
+                assert_eq!(self.cache.len(), kept.saturating_sub(1), "the cache comes first");
+                self.made -= usize::from(kept == 0 && node.is_some());
+                self.used.extend(node);
+            }
+            2 => {
+                let Some(node) = self.used.pop() else { return };
+                let before = self.live.get();
+                let came_back = self.cache.put(node, &mut self.preload).is_err();
+                assert_eq!(self.cache.len(), limit.min(kept + 1));
+                assert!(kept == limit || !came_back, "there was room");
+                assert_eq!(self.live.get(), before - i64::from(came_back), "dropped by us alone");
+            }
+            _ if a % 2 == 0 => {
+                self.cache.keep(&mut self.preload);
+                assert_eq!(self.cache.len(), limit.min(kept + self.made));
+                self.made -= self.cache.len() - kept;
+            }
+            _ if a % 8 == 1 => _ = self.cache.pop(),
+            _ => {
+                self.preload = Preload::new(); // after the unlock
+                self.made = 0;
+            }
+        }
+        let alive = self.cache.len() + self.used.len() + self.made;
+        assert!(self.live.get() >= alive as i64);
+        for wanted in 0..4 {
+            assert_eq!(self.cache.hint().is_short_of(wanted), self.cache.len() < wanted);
+        }
+    }
+
+    fn objects(&mut self, put: bool, a: u8) {
+        let stats = self.objects.stats();
+        let kept = stats.kept - stats.hits;
+        if put {
+            let came_back = self.objects.put(Counted::new(&self.live)).is_err();
+            assert!(!came_back || kept >= self.objects.each() as u64, "its stash is full");
+        } else if a % 16 == 0 {
+            let each = self.objects.each();
+            let drained = self.objects.drain().count();
+            assert!(drained <= each * topology().capacity());
+            self.objects = ObjectCache::new(each); // the counts of a drained one say less
+        } else {
+            assert!(self.objects.get().is_none() || kept > 0);
+        }
+        assert_eq!(self.objects.stats().busy, 0, "we are alone");
+    }
+}
+
+/// What is left of the input; bytes after its end are 0.
+struct Input<'a>(&'a [u8]);
+
+impl Input<'_> {
+    fn array<const N: usize>(&mut self) -> [u8; N] {
+        let mut bytes = [0; N];
+        let (head, rest) = self.0.split_at(self.0.len().min(N));
+        bytes[..head.len()].copy_from_slice(head);
+        self.0 = rest;
+        bytes
+    }
+}

@@ -1,0 +1,9 @@
+//! Counters, references and caches against the model of `crates/percpu/tests/counters.rs`.
+#![no_main]
+
+#[path = "../../crates/percpu/tests/model/mod.rs"]
+mod model;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+    model::run(input);
+});
