@@ -170,7 +170,7 @@ impl PerCpuCounter {
             if section::add_within(&self.hot.gate, &words, delta, self.hot.batch).is_err() {
                 self.carry_section(delta);
             }
-        } else if !add_atomic(words.slot(cpu::current()), delta, self.hot.batch) {
+        } else if !add_atomic(words.slot(cpu::recent()), delta, self.hot.batch) {
             self.carry_atomic(delta);
         }
     }
@@ -336,7 +336,7 @@ impl PerCpuCounter {
     #[inline(never)]
     fn carry_atomic(&self, delta: i64) {
         let words = self.words();
-        self.carry(words.map_or(0, |words| take(words.slot(cpu::current()))), delta);
+        self.carry(words.map_or(0, |words| take(words.slot(cpu::recent()))), delta);
     }
 
     fn carry(&self, held: i64, delta: i64) {

@@ -18,21 +18,21 @@
 //! the kernel waits for a grace period between closing the words and summing them; here the words
 //! of one CPU are changed by rseq sections that test the gate, so that one
 //! [`heavy_rseq`](crate::fence) is all the waiting there is, or, where no sections run, by
-//! compare-exchanges that a `swap` to `CLOSED` cuts off. Nothing is ever added, checked and taken
-//! back: the taking back could land after the fold.
+//! fetch-and-adds that a `swap` to `CLOSED` cuts off. What is added to a closed word is void, and is
+//! never taken back: the taking back could land after the word was opened again.
 //!
 //! # Invariants
 //!
 //! The number of references is the sum of `words` and `remote` since the last fold, plus
 //! `atomic / ONE`, less `BIAS / ONE` in percpu mode.
 //!
-//! 1. A change of a word or of `remote` commits only while it is open, and is counted by exactly
-//!    one fold: a section commits only while `gate` is 0, a compare-exchange only from a value
-//!    that is not `CLOSED`.
+//! 1. A change of a word or of `remote` counts only while that is open, and in exactly one fold: a
+//!    section commits only while `gate` is 0, and a fetch-and-add counts only if the value that it
+//!    returns is open.
 //! 2. While a word or `remote` is open, `atomic` carries the bias: it is added before they open
 //!    and taken away, together with their sum, after they closed. So `atomic / ONE` is 0 only if
 //!    there is no reference.
-//! 3. `DEAD` is part of `atomic`: a `try_get_live` commits on a word that is open, so before the
+//! 3. `DEAD` is part of `atomic`: a `try_get_live` counts on a word that is open, so before the
 //!    fold of a kill, or by a compare-exchange from a value without `DEAD`.
 //! 4. `atomic` is `DEAD` and nothing else exactly between the last put and the moment when its
 //!    thread has taken the closure out and stores `DEAD | RELEASED`. In between nobody else
@@ -81,16 +81,22 @@ const ONE: i64 = 4;
 /// puts before their folds can reach.
 const BIAS: i64 = 1 << 61;
 
-/// A word, or `remote`, that counts no more.
-const CLOSED: u64 = 1 << 63;
+/// A word, or `remote`, that counts no more, give or take the void adds that it took since.
+const CLOSED: u64 = 1 << 62;
+
+/// True of a word that counts: no number of references, nor of void adds, bridges the distance.
+#[inline(always)]
+fn is_open(word: u64) -> bool {
+    (word as i64) < 1 << 61
+}
 
 type Release = Box<dyn FnOnce() + Send>;
 
 /// A reference count without a shared cache line while the object is live.
 ///
 /// [`try_get`](Self::try_get) and a put are a few instructions on this CPU's own word where rseq
-/// sections run ([`capabilities`](crate::capabilities())), and a compare-exchange on it elsewhere:
-/// wait-free and lock-free, without allocation. Once [killed](Self::kill), or
+/// sections run ([`capabilities`](crate::capabilities())), and a fetch-and-add on it elsewhere:
+/// wait-free, without allocation. Once [killed](Self::kill), or
 /// [switched](Self::switch_to_atomic), it is an atomic counter as in an `Arc`.
 ///
 /// It starts live, with one initial reference that the kill drops. When the count reaches zero,
@@ -169,7 +175,7 @@ impl PercpuRef {
 
     /// Takes a reference, unless the count has reached zero: also after a kill.
     ///
-    /// Wait-free in percpu mode with sections, lock-free else.
+    /// Wait-free in percpu mode, lock-free else.
     #[inline]
     #[must_use = "dropping the reference puts it at once"]
     pub fn try_get(&self) -> Option<Reference<'_>> {
@@ -182,7 +188,7 @@ impl PercpuRef {
     /// [`kill_and_confirm`](Self::kill_and_confirm) runs, every call fails, and so does every call
     /// that began earlier and has not taken its reference by then.
     ///
-    /// Wait-free in percpu mode with sections, lock-free else.
+    /// Wait-free in percpu mode, lock-free else.
     #[inline]
     #[must_use = "dropping the reference puts it at once"]
     pub fn try_get_live(&self) -> Option<Reference<'_>> {
@@ -250,7 +256,7 @@ impl PercpuRef {
                 Err(Refused::Closed | Refused::Busy) => false,
             }
         } else {
-            add_open(self.words.slot(cpu::current()), delta)
+            add_open(self.words.slot(cpu::recent()), delta)
         }
     }
 
@@ -261,13 +267,13 @@ impl PercpuRef {
         let remote = &self.cold.remote;
         if mutant("refcount-remote-by-load-and-store") {
             let seen = remote.load(Ordering::Acquire);
-            if seen != CLOSED {
+            if is_open(seen) {
                 remote.store(seen.wrapping_add(delta as u64), Ordering::Release);
             }
-            return seen != CLOSED;
+            return is_open(seen);
         }
         if mutant("refcount-remote-adds-and-takes-back") {
-            let closed = remote.fetch_add(delta as u64, Ordering::AcqRel) & CLOSED != 0
+            let closed = !is_open(remote.fetch_add(delta as u64, Ordering::AcqRel))
                 || self.gate.load(Ordering::Acquire) != 0;
             if closed {
                 remote.fetch_sub(delta as u64, Ordering::AcqRel);
@@ -354,23 +360,13 @@ impl PercpuRef {
     }
 }
 
-/// Adds `delta` to a word unless it is closed.
+/// Adds `delta` to a word, and tells whether it was open, so that the add counts. Wait-free.
 #[inline]
 fn add_open(word: &AtomicU64, delta: i64) -> bool {
-    // Ordering: Relaxed; the exchange checks it.
-    let mut seen = word.load(Ordering::Relaxed);
-    while seen != CLOSED {
-        let new = seen.wrapping_add(delta as u64);
-        // Ordering: AcqRel on success. Release, in a put, pairs with the Acquire of the swap in
-        // `close`; it carries what the holder did. Acquire, in a get, pairs with the Release in
-        // `open`; it carries what the caller of `resurrect` or `reinit` did. Relaxed on failure:
-        // the next attempt checks again.
-        match word.compare_exchange_weak(seen, new, Ordering::AcqRel, Ordering::Relaxed) {
-            Ok(_) => return true,
-            Err(now) => seen = now,
-        }
-    }
-    false
+    // Ordering: AcqRel. Release, in a put, pairs with the Acquire of the swap in `close`; it
+    // carries what the holder did. Acquire, in a get, pairs with the Release in `open`; it carries
+    // what the caller of `resurrect` or `reinit` did.
+    is_open(word.fetch_add(delta as u64, Ordering::AcqRel))
 }
 
 impl fmt::Debug for PercpuRef {

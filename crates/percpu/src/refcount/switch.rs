@@ -251,16 +251,18 @@ impl PercpuRef {
     }
 
     /// Opens the words and `remote`; `atomic` has the bias already (invariant 2).
+    ///
+    /// By swaps, as loom lets a void add slip behind a plain store that followed what it read.
     fn open(&self, switch: &mut Switch) {
         if !section::available() {
             for word in self.words.iter() {
                 // Ordering: Release pairs with the Acquire in `add_open`; it carries what the
                 // caller did to the object.
-                word.store(0, Ordering::Release);
+                word.swap(0, Ordering::Release);
             }
         }
         // Ordering: as above.
-        self.cold.remote.store(0, Ordering::Release);
+        self.cold.remote.swap(0, Ordering::Release);
         // Ordering: Release pairs with a section's Acquire load; it carries the same.
         self.gate.store(0, Ordering::Release);
         switch.percpu = true;

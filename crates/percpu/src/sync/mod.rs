@@ -70,6 +70,10 @@ mod imp {
     /// The real CPUs; with `--cfg offlock_virtual_cpu`, those that the program made up.
     pub mod cpu {
         pub use crate::cpu::current_cpu as current;
+        #[cfg(not(offlock_virtual_cpu))]
+        pub(crate) use crate::cpu::recent_cpu as recent;
+        #[cfg(offlock_virtual_cpu)]
+        pub(crate) use current as recent;
 
         /// How many slots there are: one for every CPU that may ever exist, and for the holes.
         #[inline]

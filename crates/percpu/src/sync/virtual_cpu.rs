@@ -35,6 +35,9 @@ pub fn set_current(cpu: CpuId) {
     CURRENT.with(|current| current.set(cpu));
 }
 
+#[cfg(any(offlock_loom, offlock_shuttle))]
+pub(crate) use current as recent;
+
 pub use self::imp::*;
 
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
