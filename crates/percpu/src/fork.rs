@@ -127,11 +127,11 @@ fn page() -> Option<&'static AtomicU64> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Runs `f` in a fork child and returns whether it held.
-    fn in_child(f: impl FnOnce() -> bool) -> bool {
+    pub(crate) fn in_child(f: impl FnOnce() -> bool) -> bool {
         // SAFETY: the child calls `f`, which allocates nothing and takes no lock, and exits.
         let child = unsafe { libc::fork() };
         if child == 0 {

@@ -515,3 +515,6 @@ const _: () = {
         guard
     }
 };
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests;

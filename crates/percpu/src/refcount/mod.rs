@@ -438,3 +438,6 @@ const _: () = {
         reference
     }
 };
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests;

@@ -1,0 +1,132 @@
+//! Whose turn it is, fork at a bad moment, and guards that go missing.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use crate::error::Forked;
+use crate::fork::{adopt, tests::in_child};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::thread;
+use crate::{GateError, ReadWriteGate};
+
+fn gate() -> ReadWriteGate<u64> {
+    ReadWriteGate::new(0).unwrap()
+}
+
+/// Waits until `ready`, which another thread makes true.
+fn until(ready: impl Fn() -> bool) {
+    while !ready() {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Readers and a writer wait for a writer: the readers get in first, although they came last.
+#[test]
+fn inv16_readers_that_waited_go_before_the_next_writer() {
+    for _ in 0..10 {
+        let gate = gate();
+        let writers = AtomicU64::new(0);
+        thread::scope(|scope| {
+            let mut first = gate.write().unwrap();
+            scope.spawn(|| {
+                writers.fetch_add(1, Ordering::Relaxed);
+                *gate.write().unwrap() += 10;
+            });
+            until(|| writers.load(Ordering::Relaxed) == 1);
+            for _ in 0..2 {
+                scope.spawn(|| assert_eq!(*gate.read().unwrap(), 1));
+            }
+            until(|| gate.cold.state.lock().waiting == 2);
+            *first += 1;
+            drop(first);
+        });
+        assert_eq!(*gate.read().unwrap(), 11);
+    }
+}
+
+#[test]
+fn inv16_whoever_would_wait_for_itself_is_told_so() {
+    let gate = gate();
+    let guard = gate.write().unwrap();
+    assert_eq!(gate.read().unwrap_err(), GateError::Deadlock);
+    assert_eq!(gate.write().unwrap_err(), GateError::Deadlock);
+    assert_eq!(GateError::Deadlock.errno(), libc::EDEADLK);
+    assert!(gate.try_read().is_none() && gate.try_write().is_none());
+    drop(guard);
+    assert!(gate.try_read().is_some() && gate.try_write().is_some());
+}
+
+#[test]
+fn inv15_a_fork_child_is_refused_where_it_would_wait_for_its_parents_threads() {
+    let gate = gate();
+    let forked = Err(GateError::Forked(Forked::new()));
+
+    let guard = gate.read().unwrap();
+    assert!(in_child(|| {
+        gate.write().map(drop) == forked && gate.read().is_ok() && gate.try_write().is_none()
+    }));
+    drop(guard);
+    assert!(in_child(|| gate.write().map(|mut value| *value = 1).is_ok()));
+
+    let writer = gate.write().unwrap();
+    assert!(in_child(|| {
+        // To the thread that forked, the guard is its own still; a parent's other thread has 1.
+        let own = gate.read().map(drop) == Err(GateError::Deadlock);
+        gate.cold.state.lock().owner = 1;
+        own && gate.read().map(drop) == forked && gate.write().map(drop) == forked
+    }));
+    drop(writer);
+
+    let held = gate.cold.state.lock();
+    assert!(in_child(|| {
+        let refused = gate.write().map(drop) == forked;
+        let entered = gate.read().is_ok(); // needs no lock
+        refused && entered && gate.try_write().is_none()
+    }));
+    drop(held);
+    assert!(in_child(|| {
+        adopt();
+        gate.write().is_ok()
+    }));
+}
+
+/// A guard moves to another thread, and the thread that took it exits.
+#[test]
+fn inv15_readers_are_not_counted_by_thread() {
+    let gate = gate();
+    let reader = thread::scope(|scope| scope.spawn(|| gate.read().unwrap()).join().unwrap());
+    assert!(gate.try_write().is_none(), "the guard of an exited thread still counts");
+    drop(reader);
+    assert!(gate.try_write().is_some());
+}
+
+#[test]
+fn inv15_a_forgotten_guard_keeps_the_others_out() {
+    let gate = gate();
+    std::mem::forget(gate.read());
+    assert!(gate.try_write().is_none() && gate.try_read().is_some());
+
+    let gate = self::gate();
+    std::mem::forget(gate.write());
+    assert!(gate.try_read().is_none());
+    assert_eq!(gate.write().unwrap_err(), GateError::Deadlock);
+}
+
+#[test]
+fn a_panic_unlocks() {
+    let gate = gate();
+    let panic = catch_unwind(AssertUnwindSafe(|| {
+        *gate.write().unwrap() = 1;
+        let _inside = gate.read().unwrap();
+        panic!("while inside");
+    }));
+    assert!(panic.is_err());
+    let panic = catch_unwind(AssertUnwindSafe(|| {
+        let mut writer = gate.try_write().expect("the reader is gone");
+        *writer += 1;
+        panic!("while writing");
+    }));
+    assert!(panic.is_err());
+    assert!(format!("{gate:?}").contains("value: 2"));
+    assert_eq!(gate.into_inner(), 2);
+}

@@ -1,0 +1,114 @@
+//! `ReadWriteGate` on this kernel: readers and writers that move, and a writer among many readers.
+//!
+//! `OFFLOCK_STRESS_SECONDS` (5) says how long the ignored test runs.
+
+mod common;
+#[path = "common/no_id.rs"]
+#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
+mod no_id;
+
+use std::cell::UnsafeCell;
+use std::env;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use percpu::{ReadWriteGate, capabilities};
+
+use common::{allowed_cpus, pin_to};
+
+/// Makes this thread one that libc did not make, as far as rseq can tell.
+fn take_id() {
+    #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
+    if percpu::backend().rseq() == percpu::RseqState::InUse {
+        no_id::unregister_rseq();
+    }
+}
+
+/// Two readers that never leave the gate empty between them: a writer gets in all the same.
+#[test]
+fn inv16_a_writer_is_not_starved_by_readers_that_overlap() {
+    let gate = ReadWriteGate::new(0_u32).unwrap();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut guard = gate.try_read();
+                while !stop.load(Relaxed) {
+                    guard = gate.try_read().or_else(|| {
+                        guard.take();
+                        gate.read().ok()
+                    });
+                }
+            });
+        }
+        for _ in 0..100 {
+            *gate.write().unwrap() += 1;
+        }
+        stop.store(true, Relaxed);
+    });
+    assert_eq!(gate.into_inner(), 100);
+}
+
+/// What the gate guards: halves that a writer changes one after the other.
+struct Halves(UnsafeCell<[u64; 2]>);
+
+// SAFETY: the test reads it inside the gate only, and that it may is what it checks.
+unsafe impl Sync for Halves {}
+
+#[test]
+#[ignore = "stress: five seconds of readers and writers"]
+fn stress_inv16_no_reader_sees_half_of_a_write() {
+    let seconds = env::var("OFFLOCK_STRESS_SECONDS").map_or(5, |s| s.parse().expect("seconds"));
+    let until = Instant::now() + Duration::from_secs(seconds);
+    let (gate, cpus) =
+        (ReadWriteGate::new(Halves(UnsafeCell::new([0; 2]))).unwrap(), allowed_cpus());
+    let (reads, writes) = (AtomicU64::new(0), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for seed in 0..6 {
+            let (gate, cpus, reads) = (&gate, &cpus, &reads);
+            scope.spawn(move || {
+                if seed == 5 {
+                    take_id();
+                }
+                for round in 0_usize.. {
+                    let guard = gate.read().unwrap();
+                    let halves = guard.0.get().cast::<u64>();
+                    // SAFETY: the first half; no writer is inside.
+                    let first = unsafe { halves.read_volatile() };
+                    if round % 64 == 0 {
+                        pin_to(&[cpus[(round / 64 + seed) % cpus.len()]]); // inside the gate
+                    }
+                    // SAFETY: the second half; no writer is inside.
+                    let second = unsafe { halves.add(1).read_volatile() };
+                    assert_eq!(first, second, "a writer is inside");
+                    drop(guard);
+                    if round % 1024 == 0 {
+                        reads.fetch_add(1024, Relaxed);
+                        if Instant::now() > until {
+                            return;
+                        }
+                    }
+                }
+            });
+        }
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while Instant::now() < until {
+                    let mut guard = gate.write().unwrap();
+                    let halves = guard.0.get_mut();
+                    halves[0] += 1;
+                    std::hint::black_box(&mut *halves);
+                    halves[1] += 1;
+                    drop(guard);
+                    writes.fetch_add(1, Relaxed);
+                    thread::yield_now();
+                }
+            });
+        }
+    });
+    let writes = writes.into_inner();
+    println!("{}: {reads:?} reads, {writes} writes", capabilities());
+    assert_eq!(gate.into_inner().0.into_inner(), [writes; 2]);
+    assert!(writes > 100 && reads.into_inner() > 10_000);
+}

@@ -1,0 +1,452 @@
+//! `PercpuRef` against a model, and on this kernel: threads that exit, move, or have no CPU id.
+//!
+//! The storms are ignored by default; `OFFLOCK_STRESS_SECONDS` (5) says how long they run.
+
+mod common;
+#[path = "common/no_id.rs"]
+#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
+mod no_id;
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::env;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use percpu::{KillError, PercpuRef, ReinitRefused, ResurrectError, capabilities};
+use proptest::prelude::*;
+
+use common::{allowed_cpus, pin_to};
+
+/// Makes this thread one that libc did not make, as far as rseq can tell.
+fn take_id() {
+    #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
+    if percpu::backend().rseq() == percpu::RseqState::InUse {
+        no_id::unregister_rseq();
+    }
+}
+
+fn counting() -> (PercpuRef, Arc<AtomicUsize>) {
+    let released = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&released);
+    let refs = PercpuRef::new(move || {
+        count.fetch_add(1, SeqCst);
+    });
+    (refs.unwrap(), released)
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    TryGet,
+    TryGetLive,
+    Clone,
+    Put,
+    Kill,
+    Resurrect,
+    Reinit,
+    ToAtomic,
+    ToPercpu,
+    Move(usize),
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let op = prop_oneof![
+        4 => Just(Op::TryGet),
+        4 => Just(Op::TryGetLive),
+        2 => Just(Op::Clone),
+        8 => Just(Op::Put),
+        3 => Just(Op::Kill),
+        2 => Just(Op::Resurrect),
+        2 => Just(Op::Reinit),
+        1 => Just(Op::ToAtomic),
+        2 => Just(Op::ToPercpu),
+        3 => any::<usize>().prop_map(Op::Move),
+    ];
+    prop::collection::vec(op, 0..120)
+}
+
+/// Runs `ops` and compares every answer with that of two numbers: references held, and lives.
+fn agrees(ops: &[Op]) -> Result<(), TestCaseError> {
+    let cpus = allowed_cpus();
+    let (refs, released) = counting();
+    let mut held = VecDeque::new();
+    let (mut live, mut zero, mut lives) = (true, false, 0);
+    for op in ops {
+        match op {
+            Op::TryGet => {
+                let got = refs.try_get();
+                prop_assert_eq!(got.is_some(), !zero);
+                held.extend(got);
+            }
+            Op::TryGetLive => {
+                let got = refs.try_get_live();
+                prop_assert_eq!(got.is_some(), live);
+                held.extend(got);
+            }
+            Op::Clone => held.extend(held.front().cloned()),
+            Op::Put => drop(held.pop_front()),
+            Op::Kill => {
+                let mut confirmed = 0;
+                let killed = refs.kill_and_confirm(|| {
+                    confirmed += 1;
+                    assert!(refs.try_get_live().is_none() && refs.try_get().is_some());
+                });
+                prop_assert_eq!(confirmed, usize::from(live));
+                let want = if live { Ok(()) } else { Err(KillError::AlreadyDying) };
+                prop_assert_eq!(killed, want);
+                live = false;
+            }
+            Op::Resurrect => {
+                let want = match (live, zero) {
+                    (true, _) => Err(ResurrectError::NotDying),
+                    (_, true) => Err(ResurrectError::Released),
+                    _ => Ok(()),
+                };
+                prop_assert_eq!(refs.resurrect(), want);
+                live |= want.is_ok();
+            }
+            Op::Reinit => {
+                let count = Arc::clone(&released);
+                let renewed = refs.reinit(move || {
+                    count.fetch_add(1, SeqCst);
+                });
+                match renewed {
+                    Ok(()) => {
+                        prop_assert!(zero);
+                        lives += 1;
+                        (live, zero) = (true, false);
+                    }
+                    Err(error) => {
+                        prop_assert!(!zero);
+                        prop_assert_eq!(error.why(), ReinitRefused::InUse);
+                        drop(error.into_release());
+                    }
+                }
+            }
+            Op::ToAtomic => refs.switch_to_atomic().unwrap(),
+            Op::ToPercpu => refs.switch_to_percpu().unwrap(),
+            Op::Move(to) => pin_to(&[cpus[to % cpus.len()]]),
+        }
+        zero |= !live && held.is_empty();
+        prop_assert_eq!(refs.is_zero(), zero);
+        prop_assert_eq!(refs.is_dying(), !live);
+        prop_assert_eq!(released.load(SeqCst), lives + usize::from(zero));
+    }
+    pin_to(&cpus);
+    drop(held);
+    if live {
+        refs.kill().unwrap();
+    }
+    prop_assert_eq!(released.load(SeqCst), lives + 1, "the last life ends too");
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn inv10_any_sequence_of_operations_agrees_with_a_model(ops in ops()) {
+        agrees(&ops)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))] // each on a thread of its own
+
+    #[test]
+    fn inv10_any_sequence_on_a_thread_without_id_agrees_with_a_model(ops in ops()) {
+        let alone = thread::spawn(move || {
+            take_id();
+            agrees(&ops)
+        });
+        alone.join().unwrap()?;
+    }
+}
+
+#[test]
+fn inv10_errors_say_what_c_would() {
+    let (refs, _) = counting();
+    assert_eq!(refs.resurrect().unwrap_err().errno(), libc::EINVAL);
+    assert_eq!(refs.reinit(|| ()).unwrap_err().errno(), libc::EBUSY);
+    refs.kill().unwrap();
+    assert_eq!(refs.kill().unwrap_err().errno(), libc::EINVAL);
+    assert_eq!(refs.resurrect().unwrap_err().errno(), libc::ESRCH);
+    let error: std::io::Error = refs.kill().unwrap_err().into();
+    assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+}
+
+/// References taken on one CPU and put on another, by threads that are gone at the kill.
+#[test]
+fn inv15_exited_threads_leave_the_count_right() {
+    let (refs, released) = counting();
+    let cpus = allowed_cpus();
+    let on = |cpu: usize, f: &(dyn Fn() + Sync)| {
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                pin_to(&[cpu]);
+                f();
+            });
+        });
+    };
+    for round in 0..20 {
+        on(cpus[round % cpus.len()], &|| refs.try_get().unwrap().leak());
+    }
+    refs.kill().unwrap();
+    for round in 0..20 {
+        assert_eq!(released.load(SeqCst), 0);
+        // SAFETY: one of the references leaked above.
+        on(cpus[(round + 1) % cpus.len()], &|| unsafe { PercpuRef::put(&refs) });
+    }
+    assert_eq!(released.load(SeqCst), 1);
+}
+
+/// A put in a thread-local's destructor, when the thread has lost most of itself.
+#[test]
+fn inv15_a_reference_in_a_thread_local_is_put_at_exit() {
+    thread_local! {
+        static KEPT: RefCell<Vec<percpu::Reference<'static>>> = const { RefCell::new(Vec::new()) };
+    }
+    let (refs, released) = counting();
+    let refs: &'static PercpuRef = Box::leak(Box::new(refs));
+    for id in [true, false] {
+        let keep = move || {
+            if !id {
+                take_id();
+            }
+            KEPT.with_borrow_mut(|kept| {
+                kept.extend([refs.try_get(), refs.try_get_live()].into_iter().flatten())
+            });
+        };
+        thread::spawn(keep).join().unwrap();
+    }
+    refs.kill().unwrap();
+    assert_eq!(released.load(SeqCst), 1);
+}
+
+#[test]
+fn inv07_a_forgotten_reference_keeps_the_count_from_zero_for_ever() {
+    let (refs, released) = counting();
+    std::mem::forget(refs.try_get());
+    refs.kill().unwrap();
+    assert!(!refs.is_zero() && refs.try_get().is_some());
+    drop(refs);
+    assert_eq!(released.load(SeqCst), 0);
+    assert_eq!(Arc::strong_count(&released), 1, "the closure was dropped, not called");
+}
+
+#[test]
+fn inv07_a_live_count_that_is_dropped_releases_nothing() {
+    let (refs, released) = counting();
+    drop(refs.try_get());
+    drop(refs);
+    assert_eq!(released.load(SeqCst), 0);
+    assert_eq!(Arc::strong_count(&released), 1);
+}
+
+#[test]
+fn inv11_a_panic_of_the_release_closure_reaches_whoever_put_last() {
+    let refs = PercpuRef::new(|| panic!("from the closure")).unwrap();
+    let last = refs.try_get().unwrap();
+    refs.kill().unwrap();
+    let panic = catch_unwind(AssertUnwindSafe(|| drop(last))).unwrap_err();
+    assert_eq!(panic.downcast_ref(), Some(&"from the closure"));
+    assert!(refs.is_zero());
+    refs.reinit(|| ()).unwrap();
+    assert!(refs.try_get_live().is_some());
+}
+
+#[test]
+fn inv11_a_panic_of_the_confirmation_drops_the_initial_reference_all_the_same() {
+    let (refs, released) = counting();
+    let killed = catch_unwind(AssertUnwindSafe(|| refs.kill_and_confirm(|| panic!("confirm"))));
+    assert!(killed.is_err());
+    assert_eq!(released.load(SeqCst), 1);
+    assert_eq!(refs.kill(), Err(KillError::AlreadyDying), "no lock is held");
+}
+
+fn deadline() -> Instant {
+    let seconds = env::var("OFFLOCK_STRESS_SECONDS").map_or(5, |s| s.parse().expect("seconds"));
+    Instant::now() + Duration::from_secs(seconds)
+}
+
+/// One object of a storm, and the ledger that the count is compared with.
+struct Object {
+    refs: PercpuRef,
+    ledger: Arc<Ledger>,
+}
+
+#[derive(Default)]
+struct Ledger {
+    /// Who says to have a reference.
+    inside: AtomicI64,
+    lives: AtomicU64,
+    releases: AtomicU64,
+}
+
+impl Ledger {
+    fn release(self: Arc<Self>) -> impl FnOnce() + Send + 'static {
+        move || {
+            assert_eq!(self.inside.load(SeqCst), 0, "released under somebody's feet");
+            self.releases.fetch_add(1, SeqCst);
+        }
+    }
+}
+
+impl Object {
+    fn new() -> Self {
+        let ledger = Arc::new(Ledger { lives: AtomicU64::new(1), ..Ledger::default() });
+        Self { refs: PercpuRef::new(Arc::clone(&ledger).release()).unwrap(), ledger }
+    }
+
+    fn enter(&self) {
+        self.ledger.inside.fetch_add(1, SeqCst);
+        let (lives, releases) = (self.ledger.lives.load(SeqCst), self.ledger.releases.load(SeqCst));
+        assert_eq!(lives, releases + 1, "a reference of a released object");
+    }
+
+    fn leave(&self) {
+        self.ledger.inside.fetch_sub(1, SeqCst);
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % n as u64) as usize
+    }
+}
+
+/// Gets and puts, some by threads without an id, some put by others than took them.
+fn use_objects(
+    objects: &[Object],
+    stash: &Mutex<Vec<usize>>,
+    stop: &AtomicBool,
+    seed: usize,
+) -> u64 {
+    if seed % 4 == 3 {
+        take_id();
+    }
+    let (cpus, mut random, mut gets) = (allowed_cpus(), Random(seed as u64 * 77 + 1), 0);
+    while !stop.load(Relaxed) {
+        let at = random.below(objects.len());
+        let object = &objects[at];
+        let got =
+            if random.below(8) == 0 { object.refs.try_get() } else { object.refs.try_get_live() };
+        let dying = got.is_none();
+        if let Some(reference) = got {
+            gets += 1;
+            object.enter();
+            let second = (random.below(4) == 0).then(|| reference.clone());
+            if random.below(64) == 0 {
+                pin_to(&[cpus[random.below(cpus.len())]]);
+            }
+            if random.below(8) == 0 {
+                reference.leak();
+                stash.lock().unwrap().push(at); // still inside
+            } else {
+                object.leave();
+                drop(reference);
+            }
+            drop(second);
+        }
+        if dying || random.below(8) == 0 {
+            let taken = stash.lock().unwrap().pop();
+            put_all(objects, taken);
+        }
+    }
+    gets
+}
+
+fn put_all(objects: &[Object], taken: impl IntoIterator<Item = usize>) {
+    for at in taken {
+        objects[at].leave();
+        // SAFETY: a reference leaked by `use_objects`, out of the stash.
+        unsafe { PercpuRef::put(&objects[at].refs) };
+    }
+}
+
+/// Kills, resurrects, renews and switches; counts the kills.
+fn kill_objects(objects: &[Object], stop: &AtomicBool, seed: usize) -> u64 {
+    let (mut random, mut kills) = (Random(seed as u64 * 99 + 5), 0);
+    while !stop.load(Relaxed) {
+        let object = &objects[random.below(objects.len())];
+        match random.below(8) {
+            0..3 => kills += u64::from(object.refs.kill().is_ok()),
+            3 => drop(object.refs.resurrect()),
+            4..6 if object.refs.is_zero() => {
+                // Counted first, since a user may be in as soon as it lives; one renewer at a time.
+                static RENEW: Mutex<()> = Mutex::new(());
+                let _one = RENEW.lock().unwrap();
+                if object.refs.is_zero() {
+                    while object.ledger.releases.load(SeqCst) != object.ledger.lives.load(SeqCst) {
+                        thread::yield_now(); // its closure is about to count
+                    }
+                    object.ledger.lives.fetch_add(1, SeqCst);
+                    object.refs.reinit(Arc::clone(&object.ledger).release()).unwrap();
+                }
+            }
+            6 => object.refs.switch_to_atomic().unwrap(),
+            7 => object.refs.switch_to_percpu().unwrap(),
+            _ => {}
+        }
+    }
+    kills
+}
+
+/// A storm of kills on many objects, or on one hot one, with a ledger.
+fn storm(objects: usize, users: usize, killers: usize) {
+    let (objects, stash): (Vec<_>, _) =
+        ((0..objects).map(|_| Object::new()).collect(), Mutex::default());
+    let (until, stop) = (deadline(), AtomicBool::new(false));
+    let (gets, kills) = thread::scope(|scope| {
+        let (objects, stash, stop) = (&objects, &stash, &stop);
+        let users: Vec<_> = (0..users)
+            .map(|seed| scope.spawn(move || use_objects(objects, stash, stop, seed)))
+            .collect();
+        let killers: Vec<_> = (0..killers)
+            .map(|seed| scope.spawn(move || kill_objects(objects, stop, seed)))
+            .collect();
+        let gone =
+            |threads: &[thread::ScopedJoinHandle<'_, u64>]| threads.iter().any(|t| t.is_finished());
+        while Instant::now() < until && !gone(&users) && !gone(&killers) {
+            thread::sleep(Duration::from_millis(10));
+        }
+        stop.store(true, SeqCst);
+        let sum = |threads: Vec<thread::ScopedJoinHandle<'_, u64>>| {
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum::<u64>()
+        };
+        (sum(users), sum(killers))
+    });
+    put_all(&objects, stash.into_inner().unwrap());
+    let mut releases = 0;
+    for object in &objects {
+        if !object.refs.is_dying() {
+            object.refs.kill().unwrap();
+        }
+        assert!(object.refs.is_zero(), "{:?}", object.refs);
+        assert_eq!(object.ledger.inside.load(SeqCst), 0);
+        let (lives, ended) =
+            (object.ledger.lives.load(SeqCst), object.ledger.releases.load(SeqCst));
+        assert_eq!(lives, ended, "every life was released once");
+        releases += ended;
+    }
+    println!("{}: {gets} gets, {kills} kills, {releases} releases", capabilities());
+    assert!(gets > 10_000 && kills > 1_000 && releases > 100);
+}
+
+#[test]
+#[ignore = "stress: five seconds of kills"]
+fn stress_inv09_a_storm_of_kills_agrees_with_the_ledger() {
+    storm(64, 6, 2);
+}
+
+#[test]
+#[ignore = "stress: five seconds of kills"]
+fn stress_inv12_a_storm_of_kills_on_one_object_agrees_with_the_ledger() {
+    storm(1, 4, 4);
+}
