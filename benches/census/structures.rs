@@ -8,7 +8,7 @@ use crossbeam_utils::CachePadded;
 use crossbeam_utils::sync::ShardedLock;
 use parking_lot::Mutex;
 use percpu::lglock::{BiasedLgLock, LgLock};
-use percpu::{PerCpuCounter, PercpuRef};
+use percpu::{PerCpuCounter, PercpuRef, ReadWriteGate, rcu};
 
 /// Runs one operation.
 pub(crate) type Operation = Box<dyn FnMut()>;
@@ -47,6 +47,9 @@ impl Structure {
 pub(crate) const STRUCTURES: &[Structure] = &[
     Structure::ours("counter", "PerCpuCounter::add", Some("P9.counter"), counter),
     Structure::ours("reference", "PercpuRef get + put", Some("P9.ref"), reference),
+    Structure::ours("pin", "rcu::pin + unpin", Some("P9.pin"), pin),
+    Structure::ours("pin-send", "rcu::pin_send + unpin", None, pin_send),
+    Structure::ours("gate", "ReadWriteGate read + release", None, gate),
     Structure::ours("lglock", "LgLock local lock, add, unlock", None, lglock),
     Structure::ours("biased-lglock", "BiasedLgLock local lock, add, unlock", None, biased_lglock),
     Structure::peer("shared-counter", "fetch_add on one word", shared_counter),
@@ -79,6 +82,31 @@ fn reference(_threads: usize) -> Shared {
     Box::new(move |_| {
         Box::new(move || {
             black_box(&refs.try_get());
+        })
+    })
+}
+
+fn pin(_threads: usize) -> Shared {
+    Box::new(move |_| {
+        Box::new(move || {
+            black_box(&rcu::pin());
+        })
+    })
+}
+
+fn pin_send(_threads: usize) -> Shared {
+    Box::new(move |_| {
+        Box::new(move || {
+            black_box(&rcu::pin_send());
+        })
+    })
+}
+
+fn gate(_threads: usize) -> Shared {
+    let gate = leak(ReadWriteGate::new(0_u64).expect("memory for a gate"));
+    Box::new(move |_| {
+        Box::new(move || {
+            black_box(&*gate.read().expect(FREE));
         })
     })
 }

@@ -1,12 +1,18 @@
-//! P7: the heavy fence.
+//! P7: the heavy fence, and replacing a value behind a pointer that readers may hold.
 
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use arc_swap::ArcSwap;
+use crossbeam_epoch as epoch;
 use harness::{Case, Group, Plan};
-use percpu::fence;
+use percpu::{fence, rcu};
+use seize::Guard as _;
 
 use crate::report::Report;
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
     run_heavy(plan, report);
+    run_retire(plan, report);
 }
 
 /// One thread, and no other of this process at work: there is nobody to interrupt.
@@ -26,4 +32,68 @@ fn run_heavy(plan: &Plan, report: &mut Report) {
     report.show(&rounds);
     report.against(&rounds, "heavy()/1", &["membarrier/1"]);
     report.record("P7.heavy_vs_syscall", rounds.time_ratio("heavy()/1", "membarrier/1"));
+}
+
+/// What is replaced: two cache lines, as a small node.
+type Value = [u64; 16];
+
+/// Allocate, swap in, retire what was there, and free what is due: everything, on the one thread
+/// that does it. Each side collects when it likes to.
+fn run_retire(plan: &Plan, report: &mut Report) {
+    let value = |i| -> Value { [i; 16] };
+    let ours = rcu::Atomic::new(value(0));
+    let theirs = epoch::Atomic::new(value(0));
+    let seize = seize::Collector::new();
+    let seized = AtomicPtr::new(Box::into_raw(Box::new(value(0))));
+    let hazardous = haphazard::AtomicPtr::from(Box::new(value(0)));
+    let swappable = ArcSwap::from_pointee(value(0));
+
+    let rounds = Group::new("allocate, swap, retire, free")
+        .case(Case::new("rcu retire", 1, |_| {
+            |i| {
+                let new = rcu::Owned::new(value(i));
+                ours.swap(Some(new)).expect("there was one").retire();
+            }
+        }))
+        .case(Case::new("crossbeam_epoch defer", 1, |_| {
+            |i| {
+                let guard = epoch::pin();
+                let old = theirs.swap(epoch::Owned::new(value(i)), Ordering::AcqRel, &guard);
+                // SAFETY: `old` is out of the only place that led to it, and is retired once.
+                unsafe { guard.defer_destroy(old) };
+            }
+        }))
+        .case(Case::new("seize retire", 1, |_| {
+            |i| {
+                let guard = seize.enter();
+                let new = Box::into_raw(Box::new(value(i)));
+                let old = guard.swap(&seized, new, Ordering::AcqRel);
+                // SAFETY: as above; every value behind `seized` came from `Box::into_raw`.
+                unsafe { guard.defer_retire(old, seize::reclaim::boxed) };
+            }
+        }))
+        .case(Case::new("haphazard retire", 1, |_| {
+            |i| {
+                let old = hazardous.swap(Box::new(value(i))).expect("there was one");
+                // SAFETY: as above.
+                unsafe { old.retire() };
+            }
+        }))
+        .case(Case::new("arc-swap store", 1, |_| {
+            |i| swappable.store(std::sync::Arc::new(value(i)))
+        }))
+        .run(plan);
+    report.show(&rounds);
+    let peers =
+        ["crossbeam_epoch defer/1", "seize retire/1", "haphazard retire/1", "arc-swap store/1"];
+    report.against(&rounds, "rcu retire/1", &peers);
+    let epoch = rounds.time_ratio("rcu retire/1", "crossbeam_epoch defer/1");
+    report.record("P7.retire_vs_epoch", epoch);
+
+    // SAFETY: from `Box::into_raw`, and the group is over.
+    drop(unsafe { Box::from_raw(seized.into_inner()) });
+    // SAFETY: the group is over; no other guard or thread has it.
+    drop(unsafe { theirs.into_owned() });
+    // SAFETY: it is still in place, and goes out of scope with no reader left.
+    unsafe { hazardous.retire() };
 }
