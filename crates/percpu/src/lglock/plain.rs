@@ -71,6 +71,8 @@ impl<T> LgLock<T> {
     ///
     /// [`AllocError`] if memory is out.
     pub fn try_new(init: impl FnMut(CpuId) -> T) -> Result<Self, AllocError> {
+        // Decided now, or every unlock before somebody waits would run a full fence.
+        let _ = crate::fence::strategy();
         Ok(Self { slots: Slot::all(init)? })
     }
 
