@@ -87,9 +87,15 @@ mod imp {
         if STATE.load(Ordering::Relaxed) >= MEMBARRIER {
             compiler_fence(Ordering::SeqCst);
         } else {
+            rare();
             fence(Ordering::SeqCst);
         }
     }
+
+    /// Tells the compiler to keep what follows out of the way.
+    #[cold]
+    #[inline]
+    fn rare() {}
 
     #[inline]
     pub(super) fn heavy() {

@@ -180,11 +180,18 @@ fn outcome(cpu: u32, armed: Armed) -> Result<CpuId, Refused> {
     if cpu < armed.limit {
         return Ok(CpuId::new(cpu));
     }
-    Err(match cpu {
+    Err(refusal(cpu))
+}
+
+/// Out of line, or the compiler works it out before it asks whether there was one.
+#[cold]
+#[inline(never)]
+fn refusal(cpu: u32) -> Refused {
+    match cpu {
         NO_CPU => Refused::NoCpu,
         CLOSED => Refused::Closed,
         _ => Refused::Busy,
-    })
+    }
 }
 
 impl Operations for Armed {
