@@ -125,3 +125,34 @@ impl Drop for Hold<'_> {
         self.parker.released();
     }
 }
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use super::*;
+    use crate::lglock::{BiasedLgLock, LgLock};
+
+    /// Whatever the size of the value, and with what an unlock looks at on the line of the word.
+    #[test]
+    fn inv18_slots_of_different_cpus_never_share_a_line() {
+        fn check<T: Default>() {
+            let slots = Slot::<T>::all(|_| T::default()).unwrap();
+            for slot in &slots {
+                assert_eq!(std::ptr::from_ref(slot).addr() % 128, 0);
+            }
+            assert_eq!(size_of::<Slot<T>>() % 128, 0);
+            assert!(size_of::<AtomicU64>() + size_of::<Parker>() <= 64);
+        }
+        check::<()>();
+        check::<u8>();
+        check::<[u64; 12]>();
+        check::<Vec<u8>>();
+    }
+
+    /// Small values cost one line; the gate of the biased kind has one to itself.
+    #[test]
+    fn sizes() {
+        assert_eq!(size_of::<Slot<[u64; 10]>>(), 128);
+        assert_eq!((size_of::<BiasedLgLock<u8>>(), align_of::<BiasedLgLock<u8>>()), (128, 128));
+        assert_eq!(size_of::<LgLock<u8>>(), 16);
+    }
+}
