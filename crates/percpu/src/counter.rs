@@ -9,16 +9,20 @@
 //!  cpu 2: word     0 <- fold, revoke: carry and close -----'       sum() = shared + all words
 //! ```
 //!
-//! A word is always strictly between `-batch` and `batch`: an add that would leave that range
-//! carries the word and itself over to the shared sum instead. Who excludes whom:
+//! A word stays strictly between `-batch` and `batch`: an add that leaves that range carries the
+//! word over to the shared sum, and a delta that alone is larger goes there at once. Who excludes
+//! whom:
 //!
 //! ```text
-//!                    | sections in use                     | no sections: compare-exchange
-//!  add, add          | the section: same CPU only          | the word
-//!  add, fold/revoke  | gate closed, heavy_rseq(), then the | the word: 0, or CLOSED + n for
-//!                    | words are the folder's alone        | n revokers
+//!                    | sections in use                     | no sections
+//!  add, add          | the section: same CPU only          | fetch_add on the word
+//!  add, fold/revoke  | gate closed, heavy_rseq(), then the | the word: 0, or closed by n revokers,
+//!                    | words are the folder's alone        | far below any range
 //!  add without a CPU | shared sum only: never a word       | -
 //! ```
+//!
+//! Without sections an add does not look before it adds. If the word was closed, the add was void:
+//! what it left there goes when the slot opens, and the shared sum gets the delta.
 //!
 //! Source: the kernel's `percpu_counter` (`lib/percpu_counter.c`), which takes a spin lock where we
 //! add to the shared sum; closing a slot is ours.
@@ -27,10 +31,13 @@
 //!
 //! 1. The sum of `shared`, all open words and what operations in flight carry is, modulo 2^64, the
 //!    sum of all adds that took effect.
-//! 2. An open word is strictly between `-batch` and `batch`.
+//! 2. An open word is strictly between `-batch` and `batch`; without sections, but for what adds in
+//!    flight have put there and not yet carried over.
 //! 3. `base` is null, `NEVER`, or what `Words::into_raw` gave; once not null it stays.
 //! 4. With sections in use, words are changed by sections, or while the gate is not 0 and after a
-//!    `heavy_rseq` that followed its closing. Without, by compare-exchange.
+//!    `heavy_rseq` that followed its closing. Without, by atomics.
+//! 5. Without sections, a closed word is below `CLOSED_BELOW`, an open one above, and what void adds
+//!    left on a closed one does not change how many revokers it counts.
 
 use std::fmt;
 use std::io;
@@ -56,10 +63,27 @@ const BATCH: u32 = 256;
 /// first page, which no allocation has.
 const NEVER: usize = align_of::<AtomicU64>();
 
-/// Without sections, a word below `CLOSED_BELOW` is closed, by as many revokers as it is above
-/// `CLOSED`. No open word is near (invariant 2: a batch has 32 bits).
-const CLOSED: i64 = i64::MIN;
-const CLOSED_BELOW: i64 = -1 << 62;
+/// Without sections, a word below this is closed. No open word is near: that would take as many adds
+/// in flight at once, of less than a batch each, as no machine has threads.
+const CLOSED_BELOW: i64 = -1 << 61;
+
+/// A word closed by `revokers`, at least 1: their number stands above 48 bits in which void adds may
+/// leave up to 2^47 either way. Each is less than 2^32, and cleared by its own thread at once.
+fn closed_by(revokers: u64) -> u64 {
+    1 << 63 | revokers << 48 | 1 << 47
+}
+
+/// How many revokers a closed word counts.
+fn revokers(word: u64) -> u64 {
+    word << 1 >> 49
+}
+
+/// More revokers than this are not counted, and the slot stays closed for ever: that many guards
+/// were forgotten.
+const MOST_REVOKERS: u64 = (1 << 13) - 1;
+
+const _: () =
+    assert!((1_u64 << 63 | MOST_REVOKERS << 48 | 0xffff_ffff_ffff) as i64 <= CLOSED_BELOW);
 
 /// A sum that many threads add to without sharing a cache line.
 ///
@@ -166,12 +190,9 @@ impl PerCpuCounter {
     #[inline]
     pub fn add(&self, delta: i64) {
         let Some(words) = self.words() else { return self.first_add(delta) };
-        if section::available() {
-            if section::add_within(&self.hot.gate, &words, delta, self.hot.batch).is_err() {
-                self.carry_section(delta);
-            }
-        } else if !add_atomic(words.slot(cpu::recent()), delta, self.hot.batch) {
-            self.carry_atomic(delta);
+        // Refused at once where there are no sections: one test less than asking first.
+        if section::add_within(&self.hot.gate, &words, delta, self.hot.batch).is_err() {
+            self.add_otherwise(&words, delta);
         }
     }
 
@@ -320,23 +341,44 @@ impl PerCpuCounter {
         }
     }
 
-    /// An add whose section was refused: the batch is full, the gate closed, or there is no CPU id.
-    #[cold]
+    /// An add whose section was refused: there are none, or no CPU id, the gate is closed, or the
+    /// word is full.
     #[inline(never)]
-    fn carry_section(&self, delta: i64) {
-        let words = self.words();
-        let swapped = words.map(|words| section::swap(&self.hot.gate, &words, 0));
-        // Whichever CPU that was: any word may be carried over. A refusal leaves all words alone.
-        let held = swapped.and_then(Result::ok).map_or(0, |(_, held)| held as i64);
-        self.carry(held, delta);
+    fn add_otherwise(&self, words: &Words, delta: i64) {
+        let batch = self.hot.batch;
+        if section::available() {
+            // Whichever CPU that is by now: any word may be carried over. A refusal leaves all alone.
+            let swapped = section::swap(&self.hot.gate, words, 0);
+            self.carry(swapped.map_or(0, |(_, held)| held as i64), delta);
+        } else if -batch < delta && delta < batch {
+            let word = words.slot(cpu::recent());
+            // Ordering: Relaxed; the word is the whole message.
+            let before = word.fetch_add(delta as u64, Ordering::Relaxed) as i64;
+            let after = before.wrapping_add(delta);
+            // A closed word is out of this range, whatever a delta of less than a batch adds to it.
+            if after <= -batch || batch <= after {
+                self.carry_atomic(word, before, delta);
+            }
+        } else {
+            self.carry(0, delta);
+        }
     }
 
-    /// An add whose word was full or closed.
+    /// An add that made its word full, or that was void because the word was closed.
     #[cold]
     #[inline(never)]
-    fn carry_atomic(&self, delta: i64) {
-        let words = self.words();
-        self.carry(words.map_or(0, |words| take(words.slot(cpu::recent()))), delta);
+    fn carry_atomic(&self, word: &AtomicU64, before: i64, delta: i64) {
+        if open(before).is_some() {
+            // Ours is in it; if others were faster there is less in it, or nothing.
+            return self.carry(take(word), 0);
+        }
+        // Ordering: Relaxed, both; the word is the whole message.
+        let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
+            open(word as i64).is_none().then(|| closed_by(revokers(word)))
+        });
+        if !mutant("counter-counts-a-void-add") {
+            self.carry(0, delta);
+        }
     }
 
     fn carry(&self, held: i64, delta: i64) {
@@ -380,25 +422,6 @@ impl PerCpuCounter {
     }
 }
 
-/// Adds to a word, unless it is closed or the result reaches the batch. Lock-free.
-#[inline(always)]
-fn add_atomic(word: &AtomicU64, delta: i64, batch: i64) -> bool {
-    // Ordering: Relaxed, here and in the exchange: the word is the whole message.
-    let mut seen = word.load(Ordering::Relaxed);
-    loop {
-        let sum = (seen as i64).wrapping_add(delta);
-        // The delta alone could lift a closed word into the range.
-        let closed = (seen as i64) < CLOSED_BELOW && !mutant("counter-adds-to-a-closed-word");
-        if closed || sum <= -batch || sum >= batch {
-            return false;
-        }
-        match word.compare_exchange_weak(seen, sum as u64, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => return true,
-            Err(now) => seen = now,
-        }
-    }
-}
-
 /// What an open word holds, or `None`.
 fn open(word: i64) -> Option<i64> {
     (word >= CLOSED_BELOW).then_some(word)
@@ -425,8 +448,8 @@ fn take(word: &AtomicU64) -> i64 {
 fn close_word(word: &AtomicU64) -> i64 {
     // Ordering: Relaxed, both; the word is the whole message.
     let before = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
-        let revokers = if open(word as i64).is_some() { CLOSED } else { word as i64 };
-        Some((revokers + 1) as u64)
+        let already = if open(word as i64).is_some() { 0 } else { revokers(word) };
+        Some(closed_by(MOST_REVOKERS.min(already + 1)))
     });
     before.map_or(0, |before| open(before as i64).unwrap_or(0))
 }
@@ -434,9 +457,10 @@ fn close_word(word: &AtomicU64) -> i64 {
 /// Takes one revoker off a word; the last leaves it open and empty.
 fn reopen_word(word: &AtomicU64) {
     // Ordering: Relaxed, both; the word is the whole message.
-    let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| match word as i64 - 1 {
-        CLOSED => Some(0),
-        left => Some(left as u64),
+    let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| match revokers(word) {
+        1 => Some(0),
+        MOST_REVOKERS => None,
+        more => Some(closed_by(more - 1)),
     });
 }
 

@@ -142,7 +142,7 @@ fn inv13_the_last_of_two_revokers_opens() {
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("counter-adds-to-a-closed-word", "counter::inv13_the_last_of_two_revokers_opens"),
+    ("counter-counts-a-void-add", "counter::inv13_the_last_of_two_revokers_opens"),
     ("counter-carry-forgets-the-word", "counter::adds_of_one_cpu_lose_nothing"),
     ("counter-closes-without-the-fence", "counter::a_fold_loses_no_add"),
     ("counter-closes-without-the-fence", "counter::inv13_a_revoked_slot_stays_empty"),
