@@ -143,19 +143,17 @@ mod imp {
     /// Registers this process with the kernel; every thread that decides finds the same.
     #[cold]
     fn decide() -> u8 {
-        let registered =
-            |register, command| membarrier(register).is_ok() && membarrier(command).is_ok();
-        let found = if cfg!(offlock_no_membarrier) {
-            FENCES
-        } else if !registered(
-            libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED,
-            libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED,
-        ) {
-            FENCES
-        } else if registered(REGISTER_PRIVATE_EXPEDITED_RSEQ, PRIVATE_EXPEDITED_RSEQ) {
-            MEMBARRIER_RSEQ
-        } else {
-            MEMBARRIER
+        let works = |register, command| membarrier(register).is_ok() && membarrier(command).is_ok();
+        let plain = !cfg!(offlock_no_membarrier)
+            && works(
+                libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED,
+                libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED,
+            );
+        let rseq = plain && works(REGISTER_PRIVATE_EXPEDITED_RSEQ, PRIVATE_EXPEDITED_RSEQ);
+        let found = match (plain, rseq) {
+            (false, _) => FENCES,
+            (true, false) => MEMBARRIER,
+            (true, true) => MEMBARRIER_RSEQ,
         };
         // The first to decide wins, should a seccomp filter come up between two.
         // Ordering: Relaxed, both; as in `state`.
