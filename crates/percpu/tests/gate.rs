@@ -74,13 +74,14 @@ fn stress_inv16_no_reader_sees_half_of_a_write() {
                 for round in 0_usize.. {
                     let guard = gate.read().unwrap();
                     let halves = guard.0.get().cast::<u64>();
+                    let other = halves.wrapping_add(1);
                     // SAFETY: the first half; no writer is inside.
                     let first = unsafe { halves.read_volatile() };
                     if round % 64 == 0 {
                         pin_to(&[cpus[(round / 64 + seed) % cpus.len()]]); // inside the gate
                     }
                     // SAFETY: the second half; no writer is inside.
-                    let second = unsafe { halves.add(1).read_volatile() };
+                    let second = unsafe { other.read_volatile() };
                     assert_eq!(first, second, "a writer is inside");
                     drop(guard);
                     if round % 1024 == 0 {
