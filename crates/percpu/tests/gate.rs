@@ -65,10 +65,10 @@ fn stress_inv16_no_reader_sees_half_of_a_write() {
         (ReadWriteGate::new(Halves(UnsafeCell::new([0; 2]))).unwrap(), allowed_cpus());
     let (reads, writes) = (AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
-        for seed in 0..6 {
+        for seed in 0..3 {
             let (gate, cpus, reads) = (&gate, &cpus, &reads);
             scope.spawn(move || {
-                if seed == 5 {
+                if seed == 2 {
                     take_id();
                 }
                 for round in 0_usize.. {
@@ -79,6 +79,9 @@ fn stress_inv16_no_reader_sees_half_of_a_write() {
                     let first = unsafe { halves.read_volatile() };
                     if round % 64 == 0 {
                         pin_to(&[cpus[(round / 64 + seed) % cpus.len()]]); // inside the gate
+                    }
+                    for _ in 0..round % 8 {
+                        std::hint::spin_loop(); // time for a writer that does not see us
                     }
                     // SAFETY: the second half; no writer is inside.
                     let second = unsafe { other.read_volatile() };
@@ -93,20 +96,23 @@ fn stress_inv16_no_reader_sees_half_of_a_write() {
                 }
             });
         }
-        for _ in 0..2 {
-            scope.spawn(|| {
-                while Instant::now() < until {
-                    let mut guard = gate.write().unwrap();
+        scope.spawn(|| {
+            for round in 0_u64.. {
+                if Instant::now() > until {
+                    return;
+                }
+                // Mostly without waiting: to try often, and at any moment of a reader's way in.
+                let wait = round % 64 == 0;
+                let guard = if wait { gate.write().ok() } else { gate.try_write() };
+                if let Some(mut guard) = guard {
                     let halves = guard.0.get_mut();
                     halves[0] += 1;
                     std::hint::black_box(&mut *halves);
                     halves[1] += 1;
-                    drop(guard);
                     writes.fetch_add(1, Relaxed);
-                    thread::yield_now();
                 }
-            });
-        }
+            }
+        });
     });
     let writes = writes.into_inner();
     println!("{}: {reads:?} reads, {writes} writes", capabilities());
