@@ -2,8 +2,8 @@
 //!
 //! A fork child has one thread, and a copy of everything: also of the locks that the other threads
 //! held at that moment, which nobody in the child will ever unlock. Every structure of this crate
-//! that waits for other threads remembers the [`Generation`] it was made in. Where it would have to
-//! wait in a later one it gives [`Forked`](crate::Forked) instead; what needs no waiting goes on.
+//! that waits for other threads remembers the generation it was made in. Where it would have to
+//! wait in a later one it gives [`Forked`] instead; what needs no waiting goes on.
 //!
 //! The generation is a word in a page that the kernel wipes for a child (`MADV_WIPEONFORK`), so
 //! that a raw `clone` is seen as well as libc's `fork`. It is looked at before waiting and never on

@@ -1,26 +1,60 @@
-//! Per-CPU building blocks for 64-bit Linux: which CPU am I on, which CPUs and memory nodes are
-//! there.
+//! Per-CPU state for 64-bit Linux, in user space: which CPU am I on, one slot for each, and the
+//! structures that stay on their own CPU until somebody needs the whole.
 //!
 //! ```
-//! use percpu::{current_cpu, topology};
+//! use percpu::{PerCpuCounter, PerCpu, rcu};
 //!
-//! // One slot for every CPU that this machine may ever have.
-//! let mut hits = vec![0_u64; topology().capacity()];
-//! let cpu = current_cpu();
-//! hits[cpu.index()] += 1; // in bounds, whatever the kernel says
-//! println!("{cpu} on {}: {}", topology().node_of(cpu), percpu::backend());
+//! static REQUESTS: PerCpuCounter = PerCpuCounter::new();
+//!
+//! REQUESTS.increment(); // about 2 ns, no locked instruction, no shared cache line
+//! assert_eq!(REQUESTS.sum(), 1);
+//!
+//! let buffers = PerCpu::new(|cpu| format!("buffer of {cpu}"));
+//! println!("{}, {}", buffers.local(), percpu::capabilities());
+//!
+//! let config = rcu::Atomic::new(7);
+//! assert_eq!(config.load(&rcu::pin()), Some(&7)); // a reader never waits, and writes its own line
 //! ```
 //!
-//! [`current_cpu`] costs about as much as a thread-local read where the kernel's restartable
-//! sequences (rseq) keep the id up to date, and a call of `sched_getcpu` elsewhere; [`backend`]
-//! tells which, and why. The answer may be out of date before the caller looks at it: it is a
-//! hint that spreads work, and a lock or an atomic still guards the slot.
+//! | to | there is | cheap | dear |
+//! |---|---|---|---|
+//! | count | [`PerCpuCounter`], [`LimitedCounter`] | add | exact sum, last units below a limit |
+//! | keep alive until the last user | [`PercpuRef`] | get, put | kill |
+//! | own a part, sometimes the whole | [`LgLock`], [`BiasedLgLock`] | the own CPU's slot | all slots |
+//! | read much, write seldom, in place | [`ReadWriteGate`] | read | write |
+//! | read much, replace seldom | [`rcu`] | pin, load | waiting for readers |
+//! | order two sides | [`fence`] | [`light`](fence::light) | [`heavy`](fence::heavy) |
+//! | avoid allocation | [`cache`] | take, put | |
+//! | spread anything else | [`PerCpu`], [`current_cpu`], [`topology()`] | the own slot | all slots |
 //!
-//! Progress, unless an item says otherwise: wait-free, no allocation. The first call of
-//! [`topology()`], [`backend`] or [`current_cpu`] in a process reads `/sys` and allocates; threads
-//! that call at the same time wait for it.
+//! # What it runs on
 //!
-//! `--cfg offlock_portable` builds without the x86_64 assembly, as for every other architecture.
+//! On x86_64 with glibc 2.35 or later, a per-CPU word is changed by a *restartable sequence*: a few
+//! instructions that the kernel starts again if it takes the CPU away before the last, so they need
+//! no lock prefix. Whoever must stop them closes a gate and asks the kernel (`membarrier`) to restart
+//! what is running. Where one of the two is missing, or `GLIBC_TUNABLES=glibc.pthread.rseq=0` says so
+//! (as programs that link tcmalloc do), words are changed by atomics: slower, with the same results.
+//! [`capabilities`] tells what is in use and why, [`require_rseq`] insists.
+//!
+//! Build switches, each `--cfg` in `RUSTFLAGS`: `offlock_portable` leaves the assembly out, as on
+//! every other architecture; `offlock_no_membarrier` fences on both sides; `offlock_virtual_cpu` gives
+//! threads made-up CPUs, to simulate more than there are.
+//!
+//! # What holds everywhere
+//!
+//! Progress, unless an item says otherwise: wait-free, no allocation. The first use in a process
+//! reads `/sys`, registers with `membarrier` and tests the sections; it allocates, and threads that
+//! come at the same time wait for it.
+//!
+//! - *A guard is forgotten* (`mem::forget`): what it held stays held, for ever; nothing is unsound.
+//! - *A thread ends inside a guard*: slots belong to CPUs, so nothing dangles; a guard in a
+//!   thread-local variable releases when that is destroyed.
+//! - *A callback or a closure panics*: no lock is left held; the item says who sees the panic.
+//! - *The process forks*: counts and references go on in the child; who would have to wait there for
+//!   a thread that does not exist gets [`Forked`] instead ([`fork`]). A `vfork` child must not call
+//!   anything here.
+//! - *A signal handler* may add to a counter that was used before, and get or put a reference of a
+//!   live object; the rest takes locks.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("percpu supports 64-bit Linux only: it needs rseq, membarrier and sysfs");
