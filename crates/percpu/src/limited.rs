@@ -342,13 +342,7 @@ impl LimitedCounter {
 
     /// Waits for the mutex, unless its holder may not exist in this process.
     fn lock(&self) -> Result<MutexGuard<'_, Totals>, Forked> {
-        if let Some(totals) = self.pool.0.try_lock() {
-            return Ok(totals);
-        }
-        if self.born.is_inherited() {
-            return Err(Forked::new());
-        }
-        Ok(self.pool.0.lock())
+        self.born.lock(&self.pool.0)
     }
 }
 

@@ -9,6 +9,10 @@ use std::rc::Rc;
 use percpu::cache::{NodeCache, ObjectCache, Preload};
 use percpu::{CpuId, LimitError, LimitedCounter, PerCpuCounter, RevokedSlot, topology};
 
+use self::references::{References, Released};
+
+mod references;
+
 /// Runs one input; returns the steps it made.
 ///
 /// # Panics
@@ -22,19 +26,24 @@ pub(crate) fn run(input: &[u8]) -> usize {
     let mut limited = Limited::new(u64::from(limit) << (limit % 5 * 9));
     let live = Rc::new(Cell::new(0));
     let mut caching = Caching::new(usize::from(nodes % 9), usize::from(each % 5), &live);
+    let released = Released::default();
+    let refs = released.counted();
+    let mut references = References::new(&refs, &released);
     let mut steps = 0;
     while !input.0.is_empty() {
         let [what, a, b, c] = input.array();
         let amount = amount(b, c);
-        match what % 16 {
-            0..=4 => counting.step(what % 16, a, amount),
-            5..=9 => limited.step(what % 16 - 5, amount),
-            10..=13 => caching.nodes(what % 16 - 10, a),
-            _ => caching.objects(what % 2 == 0, a),
+        match what % 20 {
+            what @ 0..=4 => counting.step(what, a, amount),
+            what @ 5..=9 => limited.step(what - 5, amount),
+            what @ 10..=13 => caching.nodes(what - 10, a),
+            what @ 14..=15 => caching.objects(what == 14, a),
+            what => references.step(what - 16, a),
         }
         counting.check();
         steps += 1;
     }
+    references.end();
     drop(counting);
     drop(caching);
     assert_eq!(live.get(), 0, "a node or an object was lost, or dropped twice");

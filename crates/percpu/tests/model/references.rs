@@ -1,0 +1,125 @@
+//! A per-CPU reference count against two flags and a number.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use percpu::{KillError, PercpuRef, Reference, ReinitRefused, ResurrectError};
+
+/// Counts the calls of the release closures of all lives of one object.
+#[derive(Clone, Default)]
+pub(super) struct Released(Arc<AtomicUsize>);
+
+impl Released {
+    pub(super) fn counted(&self) -> PercpuRef {
+        PercpuRef::new(self.closure()).unwrap()
+    }
+
+    fn closure(&self) -> impl FnOnce() + Send + 'static + use<> {
+        let Self(count) = self.clone();
+        move || _ = count.fetch_add(1, Relaxed)
+    }
+}
+
+/// The model's side of a [`PercpuRef`].
+pub(super) struct References<'a> {
+    refs: &'a PercpuRef,
+    released: Released,
+    held: Vec<Reference<'a>>,
+    dying: bool,
+    zero: bool,
+    /// How many lives have ended.
+    ended: usize,
+}
+
+impl<'a> References<'a> {
+    pub(super) fn new(refs: &'a PercpuRef, released: &Released) -> Self {
+        let released = released.clone();
+        Self { refs, released, held: Vec::new(), dying: false, zero: false, ended: 0 }
+    }
+
+    pub(super) fn step(&mut self, what: u8, a: u8) {
+        match what {
+            0 => {
+                let got = if a % 2 == 0 { self.refs.try_get() } else { self.refs.try_get_live() };
+                let want = if a % 2 == 0 { !self.zero } else { !self.dying };
+                assert_eq!(got.is_some(), want, "try_get, or try_get_live of a live one");
+                self.held.extend(got);
+            }
+            1 if a % 8 == 0 => self.held.extend(self.held.last().cloned()),
+            1 => self.put(usize::from(a)),
+            2 => self.change(a),
+            _ if a % 2 == 0 => self.refs.switch_to_atomic().unwrap(),
+            _ => self.refs.switch_to_percpu().unwrap(),
+        }
+        self.check();
+    }
+
+    fn put(&mut self, which: usize) {
+        if !self.held.is_empty() {
+            drop(self.held.swap_remove(which % self.held.len()));
+            self.settle();
+        }
+    }
+
+    /// A kill, a resurrection, or a new start.
+    fn change(&mut self, a: u8) {
+        match a % 4 {
+            0 | 1 => {
+                let want = if self.dying { Err(KillError::AlreadyDying) } else { Ok(()) };
+                let mut confirmed = false;
+                let confirm = || {
+                    assert!(self.refs.try_get_live().is_none() && !self.refs.is_zero());
+                    confirmed = true;
+                };
+                assert_eq!(self.refs.kill_and_confirm(confirm), want);
+                assert_eq!(confirmed, want.is_ok());
+                self.dying = true;
+                self.settle();
+            }
+            2 => {
+                let want = match (self.dying, self.zero) {
+                    (false, _) => Err(ResurrectError::NotDying),
+                    (true, true) => Err(ResurrectError::Released),
+                    (true, false) => Ok(()),
+                };
+                assert_eq!(self.refs.resurrect(), want);
+                self.dying &= self.zero;
+            }
+            _ => match self.refs.reinit(self.released.closure()) {
+                Ok(()) => {
+                    assert!(self.zero, "a new life before the end of the last");
+                    (self.dying, self.zero) = (false, false);
+                }
+                Err(error) => {
+                    assert_eq!((error.why(), self.zero), (ReinitRefused::InUse, false));
+                }
+            },
+        }
+    }
+
+    /// The last reference of a killed one ends its life.
+    fn settle(&mut self) {
+        if self.dying && self.held.is_empty() && !self.zero {
+            self.zero = true;
+            self.ended += 1;
+        }
+    }
+
+    fn check(&self) {
+        assert_eq!((self.refs.is_dying(), self.refs.is_zero()), (self.dying, self.zero));
+        assert_eq!(self.released.0.load(Relaxed), self.ended, "once for each life, at its end");
+    }
+
+    /// Kills it and puts what is held: then it has ended, once.
+    pub(super) fn end(mut self) {
+        _ = self.refs.kill();
+        self.dying = true;
+        self.settle();
+        while !self.held.is_empty() {
+            self.check();
+            self.put(0);
+        }
+        assert!(self.zero);
+        self.check();
+    }
+}
