@@ -224,6 +224,13 @@ impl<T> ReadWriteGate<T> {
     #[inline(always)]
     fn enter(&self) -> bool {
         if section::available() {
+            if mutant("gate-enters-by-an-atomic-add") {
+                let open = self.hot.gate.load(Ordering::Acquire) == 0;
+                if open {
+                    self.hot.words.slot(cpu::current()).fetch_add(1, Ordering::AcqRel);
+                }
+                return open;
+            }
             match section::add(&self.hot.gate, &self.hot.words, 1) {
                 Ok(_) => true,
                 Err(Refused::NoCpu) => enter_open(&self.cold.remote),

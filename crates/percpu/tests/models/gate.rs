@@ -18,6 +18,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("gate-sums-relaxed", "gate::inv16_no_reader_is_inside_with_a_writer"),
     ("gate-opens-relaxed", "gate::inv16_no_reader_is_inside_with_a_writer"),
     ("gate-forgets-the-remote-readers", "gate::inv16_a_reader_without_id_is_waited_for"),
+    ("gate-enters-by-an-atomic-add", "gate::inv16_reading_is_sections_and_nothing_else"),
     ("gate-wakes-outside-the-lock", "gate::inv16_a_wake_up_does_not_slip_past_the_wait"),
     ("gate-leaves-without-light", "gate::inv16_the_writer_is_woken_by_who_leaves"),
     ("gate-leaves-readers-asleep", "gate::inv16_readers_and_writers_all_get_in"),
@@ -85,6 +86,20 @@ fn inv16_an_entry_under_way_is_seen() {
         }
         writer.join().unwrap();
         assert_eq!(look(&gate.read().unwrap()), 4);
+    });
+}
+
+/// Two readers of one CPU. Sections are plain loads and stores, so that an atomic
+/// read-modify-write of the word among them would lose one or the other.
+#[test]
+fn inv16_reading_is_sections_and_nothing_else() {
+    with_sections(true, || {
+        let gate = gate();
+        let readers = [(); 2].map(|()| spawn(&gate, |gate| drop(gate.read().unwrap())));
+        for reader in readers {
+            reader.join().unwrap();
+        }
+        assert!(gate.try_write().is_some(), "the word is 0 again");
     });
 }
 

@@ -280,8 +280,8 @@ fn inv10_a_new_life_starts_from_zero_only() {
             again.fetch_add(10, Ordering::Relaxed);
         });
         if renewed.is_ok() {
+            // The first closure may be about to run still, on the other thread.
             assert!(object.refs.try_get_live().is_some());
-            assert_eq!(object.released.load(Ordering::Relaxed), 1);
             object.refs.kill().unwrap();
         }
         other.join().unwrap();
