@@ -45,6 +45,12 @@ const _: () = assert!(align_of::<Slot<u8>>() == 128 && size_of::<Slot<u8>>() == 
 /// A `PerCpu<T>` that threads share gives `&T` of the same slot to all of them, so it is `Sync`
 /// only if `T: Send + Sync`.
 ///
+/// ```compile_fail,E0277
+/// fn shared<T: Sync>(_: &T) {}
+/// // Two threads on one CPU would have the same cell.
+/// shared(&percpu::PerCpu::new(|_| std::cell::Cell::new(0)));
+/// ```
+///
 /// A fork child has a copy of every slot as it was; whether that is usable is up to `T`.
 ///
 /// ```

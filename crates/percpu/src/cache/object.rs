@@ -30,6 +30,13 @@ use crate::sync::mutant;
 /// operation gives up rather than wait: one compare-exchange on a line of this CPU and a store.
 /// Memory for the stashes is allocated by the constructor, and never after it.
 ///
+/// Objects move between threads, so a cache that is shared needs `T: Send`, and no more:
+///
+/// ```compile_fail,E0277
+/// fn shared<T: Sync>(_: &T) {}
+/// shared(&percpu::cache::ObjectCache::<std::rc::Rc<u8>>::new(1));
+/// ```
+///
 /// Dropping the cache drops what is in it. A fork child has copies of what was kept; a stash that
 /// another thread was using at the fork stays busy in the child, and what is in it unused.
 ///

@@ -75,7 +75,11 @@ impl Counting<'_> {
     fn step(&mut self, what: u8, a: u8, amount: u64) {
         match what {
             0 | 1 => {
-                let delta = if a % 2 == 0 { amount as i64 } else { (amount as i64).wrapping_neg() };
+                let delta = if a.is_multiple_of(2) {
+                    amount as i64
+                } else {
+                    (amount as i64).wrapping_neg()
+                };
                 self.counter.add(delta);
                 self.sum = self.sum.wrapping_add(delta);
             }
@@ -138,7 +142,7 @@ impl Limited {
                 assert_eq!(self.counter.try_sub(n), want, "{n} from {}", self.value);
                 self.value -= if n <= self.value { n } else { 0 };
             }
-            _ if n % 2 == 0 => self.check(),
+            _ if n.is_multiple_of(2) => self.check(),
             _ => {
                 self.counter.set_limit(n).unwrap();
                 self.limit = n;
@@ -170,10 +174,10 @@ impl Drop for Counted {
 
 struct Caching {
     live: Rc<Cell<i64>>,
-    cache: NodeCache<Box<Counted>>,
+    cache: NodeCache<Counted>,
     /// Of the structure that the nodes are for.
-    used: Vec<Box<Counted>>,
-    preload: Preload<Box<Counted>, 2>,
+    used: Vec<Counted>,
+    preload: Preload<Counted, 2>,
     made: usize,
     objects: ObjectCache<Counted>,
 }
@@ -195,7 +199,7 @@ impl Caching {
         match what {
             0 => {
                 let short = kept < 2;
-                let make = || Box::new(Counted::new(&self.live));
+                let make = || Counted::new(&self.live);
                 self.preload.fill(&self.cache.hint(), make);
                 self.made = if short { 2 } else { self.made };
             }
@@ -214,7 +218,7 @@ impl Caching {
                 assert!(kept == limit || !came_back, "there was room");
                 assert_eq!(self.live.get(), before - i64::from(came_back), "dropped by us alone");
             }
-            _ if a % 2 == 0 => {
+            _ if a.is_multiple_of(2) => {
                 self.cache.keep(&mut self.preload);
                 assert_eq!(self.cache.len(), limit.min(kept + self.made));
                 self.made -= self.cache.len() - kept;
@@ -238,7 +242,7 @@ impl Caching {
         if put {
             let came_back = self.objects.put(Counted::new(&self.live)).is_err();
             assert!(!came_back || kept >= self.objects.each() as u64, "its stash is full");
-        } else if a % 16 == 0 {
+        } else if a.is_multiple_of(16) {
             let each = self.objects.each();
             let drained = self.objects.drain().count();
             assert!(drained <= each * topology().capacity());

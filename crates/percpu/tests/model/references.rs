@@ -40,15 +40,19 @@ impl<'a> References<'a> {
     pub(super) fn step(&mut self, what: u8, a: u8) {
         match what {
             0 => {
-                let got = if a % 2 == 0 { self.refs.try_get() } else { self.refs.try_get_live() };
-                let want = if a % 2 == 0 { !self.zero } else { !self.dying };
+                let got = if a.is_multiple_of(2) {
+                    self.refs.try_get()
+                } else {
+                    self.refs.try_get_live()
+                };
+                let want = if a.is_multiple_of(2) { !self.zero } else { !self.dying };
                 assert_eq!(got.is_some(), want, "try_get, or try_get_live of a live one");
                 self.held.extend(got);
             }
-            1 if a % 8 == 0 => self.held.extend(self.held.last().cloned()),
+            1 if a.is_multiple_of(8) => self.held.extend(self.held.last().cloned()),
             1 => self.put(usize::from(a)),
             2 => self.change(a),
-            _ if a % 2 == 0 => self.refs.switch_to_atomic().unwrap(),
+            _ if a.is_multiple_of(2) => self.refs.switch_to_atomic().unwrap(),
             _ => self.refs.switch_to_percpu().unwrap(),
         }
         self.check();
