@@ -114,7 +114,7 @@ fn count(
 }
 
 fn build_plugin(folder: &Path) -> io::Result<PathBuf> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("census/coherence.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("coherence.c");
     let plugin = folder.join("coherence.so");
     let mut command = Command::new("cc");
     command.args(["-O2", "-shared", "-fPIC", "-o"]).arg(&plugin).arg(source).arg("-lpthread");
@@ -130,7 +130,7 @@ fn build_program(folder: &Path) -> Result<PathBuf, Box<dyn Error>> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let flags = env::var("RUSTFLAGS").map_or(String::new(), |set| set + " ");
     let mut command = Command::new(cargo);
-    command.args(["bench", "--package", "benches", "--bench", "census", "--no-run"]);
+    command.args(["bench", "--package", "census", "--bench", "census", "--no-run"]);
     command.arg("--message-format=json-render-diagnostics").arg("--target-dir").arg(folder);
     command.env("RUSTFLAGS", flags + "--cfg offlock_virtual_cpu");
     command.current_dir(env!("CARGO_MANIFEST_DIR")).stderr(Stdio::inherit());
