@@ -135,6 +135,8 @@ impl<T> ReadWriteGate<T> {
     ///
     /// [`AllocError`] if memory is out; `value` is dropped.
     pub fn new(value: T) -> Result<Self, AllocError> {
+        // Decided now: until then every `light` is a full fence.
+        let _ = fence::strategy();
         let hot = Hot { gate: AtomicU64::new(0), open: AtomicU64::new(0), words: Words::new()? };
         let cold = Cold {
             remote: AtomicU64::new(0),
@@ -227,7 +229,7 @@ impl<T> ReadWriteGate<T> {
             if mutant("gate-enters-by-an-atomic-add") {
                 let open = self.hot.gate.load(Ordering::Acquire) == 0;
                 if open {
-                    self.hot.words.slot(cpu::current()).fetch_add(1, Ordering::AcqRel);
+                    self.hot.words.slot(cpu::recent()).fetch_add(1, Ordering::AcqRel);
                 }
                 return open;
             }
@@ -237,7 +239,7 @@ impl<T> ReadWriteGate<T> {
                 Err(Refused::Closed | Refused::Busy) => false,
             }
         } else {
-            enter_open(self.hot.words.slot(cpu::current()))
+            enter_open(self.hot.words.slot(cpu::recent()))
         }
     }
 
@@ -273,7 +275,7 @@ impl<T> ReadWriteGate<T> {
                 leave_by_atomic(&self.cold.remote);
             }
         } else {
-            leave_by_atomic(hot.words.slot(cpu::current()));
+            leave_by_atomic(hot.words.slot(cpu::recent()));
         }
         if !mutant("gate-leaves-without-light") {
             // Against `heavy` in `close`, invariant 4: the writer's sum sees us gone, or we see
