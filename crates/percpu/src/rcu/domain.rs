@@ -17,8 +17,9 @@
 //!
 //! - by the thread that takes the turn: the `t` it is about to make;
 //! - by anybody else: `light(); gp + 2`, without any shared write. The bump to `gp + 1` may have been
-//!   on its way before the unlink could be seen, but its `heavy` pairs with our `light`, so the next
-//!   bump comes after.
+//!   made before the unlink could be seen, and a reader may have taken that number and the old
+//!   pointer (two `light` order nothing: our store may still be in our CPU's buffer when both look).
+//!   But the `heavy` of that bump pairs with our `light`, so the next bump comes after the unlink.
 //!
 //! One bump and one `heavy` serve everything unlinked before. `Send` readers are counted, not
 //! listed ([`send_guard`](super::send_guard)); their half of the answer is `drained` below.
@@ -109,9 +110,8 @@ impl Domain {
             // the bump see the unlink.
             fence::light();
         }
-        let bumps = if mutant("rcu-target-one-bump") { 1 } else { 2 };
         // Ordering: Relaxed; the fence above is all the order it needs.
-        self.gp.0.load(Ordering::Relaxed) + bumps
+        self.gp.0.load(Ordering::Relaxed) + 2
     }
 
     /// Invariant 2.
@@ -124,7 +124,8 @@ impl Domain {
 
     /// The right to move grace periods on, if nobody has it. Never blocks.
     pub(super) fn try_turn(&'static self) -> Option<Turn> {
-        self.turn.try_lock().then_some(Turn { domain: self })
+        // Not `then_some`: that would make, and drop, a turn we do not have.
+        self.turn.try_lock().then(|| Turn { domain: self })
     }
 
     /// Moves grace periods on until `target` is completed, a reader is in the way, or another
@@ -149,12 +150,16 @@ impl Domain {
         let mut exact = None;
         let mut patience = Patience::new();
         loop {
-            if let (None, Some(turn)) = (exact, self.try_turn()) {
-                // Our own bump is enough, see the module; the others' may be, too.
-                exact = Some(turn.bump());
-                turn.scan();
-            }
-            if self.advance_to(target, exact) {
+            let done = match exact {
+                Some(exact) => self.advance(exact),
+                None if self.completed() >= target => true, // by the bumps of others
+                None => self.try_turn().is_some_and(|turn| {
+                    // Our own bump is enough: the unlinks are known to this thread.
+                    let bumped = *exact.insert(turn.bump());
+                    turn.scan() >= bumped
+                }),
+            };
+            if done {
                 return Ok(());
             }
             patience.wait()?;
@@ -164,13 +169,6 @@ impl Domain {
                 }
                 fork::no_lost_guards();
             }
-        }
-    }
-
-    fn advance_to(&'static self, target: u64, exact: Option<u64>) -> bool {
-        match exact {
-            Some(exact) => self.advance(exact),
-            None => self.completed() >= target,
         }
     }
 

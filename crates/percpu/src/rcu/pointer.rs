@@ -35,6 +35,7 @@ use super::registry::Guard;
 use super::send_guard::SendGuard;
 use super::{const_fn, synchronize};
 use crate::sync::atomic::{AtomicPtr, Ordering};
+use crate::sync::mutant;
 use crate::sync::quarantine::{Watched, free};
 
 /// A proof that the calling code reads: [`Guard`] or [`SendGuard`]. Sealed.
@@ -302,9 +303,11 @@ impl<T: Send + Sync + 'static> Atomic<T> {
     /// Wait-free: one exchange.
     #[inline]
     pub fn swap(&self, new: Option<Owned<T>>) -> Option<Unlinked<T>> {
+        let order =
+            if mutant("rcu-publish-relaxed") { Ordering::Acquire } else { Ordering::AcqRel };
         // Ordering: Release pairs with the Acquire in `load`; it carries the new node. Acquire
         // pairs with the Release of who put the old one in; it carries that.
-        let old = self.node.swap(raw(new), Ordering::AcqRel);
+        let old = self.node.swap(raw(new), order);
         NonNull::new(old).map(|node| Unlinked { node, _owns: PhantomData })
     }
 

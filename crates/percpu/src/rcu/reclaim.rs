@@ -357,16 +357,13 @@ impl Reclaim {
         self.overflow_bytes.fetch_add(list.bytes as u64, Relaxed);
         // Ordering: Relaxed; the head found is not followed.
         let mut found = self.overflow.load(Ordering::Relaxed);
+        let order =
+            if mutant("rcu-overflow-relaxed") { Ordering::Relaxed } else { Ordering::Release };
         loop {
             set_next(last, found);
             // Ordering: Release pairs with the Acquire in `take_overflow`; it carries the list and
             // what its owner unlinked. Relaxed on failure, as the load above.
-            match self.overflow.compare_exchange(
-                found,
-                list.first,
-                Ordering::Release,
-                Ordering::Relaxed,
-            ) {
+            match self.overflow.compare_exchange(found, list.first, order, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(other) => found = other,
             }
@@ -713,6 +710,9 @@ pub(super) fn drain(domain: &'static Domain) -> Result<(), Forked> {
         return Err(stuck);
     }
     InFlight::begin(reclaim).free(mine);
+    if mutant("rcu-barrier-ignores-others") {
+        return Ok(());
+    }
     // The batches of others: each parity empty at some time from now on.
     let mut patience = Patience::new();
     while !reclaim.barrier.try_lock() {

@@ -85,9 +85,11 @@ impl Slot {
     /// Gives the slot back. The caller owned it, and reads no more.
     fn release(&self) {
         self.set_nesting(0);
+        let order =
+            if mutant("rcu-release-relaxed") { Ordering::Relaxed } else { Ordering::Release };
         // Ordering: Release pairs with the Acquire in `Registry::claim`; it carries `nesting`, and
         // by way of the next owner's word what this thread read.
-        self.owner.store(0, Ordering::Release);
+        self.owner.store(0, order);
     }
 }
 

@@ -117,18 +117,16 @@ impl SendReaders {
     /// Moves `drained` to `now` for each parity that has no reader from before, and returns how far
     /// both are. The caller has the turn, and ran `heavy` since the bump to `now`.
     pub(super) fn scan(&self, now: u64, drained: &mut [u64; 2]) -> u64 {
+        // Ordering: Relaxed, both; changed by holders of the turn only, and for readers a hint.
+        let active = self.parity.0.load(Ordering::Relaxed);
         for (parity, drained) in drained.iter_mut().enumerate() {
-            if self.is_drained(parity) {
+            let trusted = mutant("rcu-send-trusts-inactive") && parity != active;
+            if trusted || self.is_drained(parity) {
                 *drained = now;
             }
         }
-        // Ordering: Relaxed, both; changed by holders of the turn only, and for readers a hint.
-        let active = self.parity.0.load(Ordering::Relaxed);
         if drained[active] < now && drained[1 - active] == now {
             self.parity.0.store(1 - active, Ordering::Relaxed);
-        }
-        if mutant("rcu-send-single-flip") {
-            return drained[0].max(drained[1]);
         }
         drained[0].min(drained[1])
     }
@@ -182,8 +180,10 @@ impl SendReaders {
         if !done {
             self.lock_slow(parity);
         }
-        // Against the `heavy` of `Turn::bump`: either it counts us, or we see the unlink.
-        fence::light();
+        if !mutant("rcu-send-without-light") {
+            // Against the `heavy` of `Turn::bump`: either it counts us, or we see the unlink.
+            fence::light();
+        }
         parity
     }
 

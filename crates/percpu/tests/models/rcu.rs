@@ -1,7 +1,420 @@
 //! Grace periods, guards and reclamation.
 
+use percpu::CpuId;
+use percpu::rcu::{self, Atomic, Owned};
+use percpu::sync::atomic::{AtomicPtr, Ordering};
+use percpu::sync::quarantine::{Watched, free};
+use percpu::sync::virtual_cpu::{both_modes, set_current, take_id};
+use percpu::sync::{Arc, model, thread};
+
 /// A planted bug, and the model that must fail for it.
-pub(super) const MUTANTS: &[(&str, &str)] = &[];
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("rcu-free-early", "rcu::inv15_a_reader_keeps_what_it_found"),
+    ("rcu-no-heavy", "rcu::inv15_a_reader_keeps_what_it_found"),
+    ("rcu-pin-without-light", "rcu::inv15_a_reader_keeps_what_it_found"),
+    ("rcu-scan-relaxed", "rcu::inv15_a_reader_keeps_what_it_found"),
+    ("rcu-unpin-relaxed", "rcu::inv15_a_reader_keeps_what_it_found"),
+    ("rcu-word-relaxed", "rcu::a_reader_that_comes_back_has_left"),
+    ("rcu-publish-relaxed", "rcu::a_new_value_is_seen_finished"),
+    ("rcu-target-without-light", "rcu::a_cookie_needs_no_shared_write"),
+    ("rcu-exit-unpins", "rcu::inv15_a_thread_that_ends_inside_a_guard_goes_on_reading"),
+    ("rcu-release-relaxed", "rcu::inv15_a_slot_goes_to_the_next_thread"),
+    ("rcu-send-without-light", "rcu::a_send_reader_keeps_what_it_found"),
+    ("rcu-send-unlock-relaxed", "rcu::a_send_reader_keeps_what_it_found"),
+    ("rcu-send-locks-first", "rcu::a_send_reader_is_not_hidden_by_another"),
+    ("rcu-send-one-counter", "rcu::a_send_reader_is_not_hidden_by_another"),
+    ("rcu-send-trusts-inactive", "rcu::a_send_reader_outlives_two_updates"),
+    ("rcu-bag-unlocked", "rcu::two_threads_retire_on_one_cpu"),
+    ("rcu-unlock-relaxed", "rcu::two_threads_retire_on_one_cpu"),
+    ("rcu-overflow-relaxed", "rcu::two_threads_retire_on_one_cpu"),
+    ("rcu-barrier-ignores-others", "rcu::inv11_a_barrier_waits_for_the_drops_of_others"),
+];
 
 /// Of these, what only loom can see.
-pub(super) const LOOM_ONLY: &[&str] = &[];
+pub(super) const LOOM_ONLY: &[&str] = &[
+    "rcu-pin-without-light",
+    "rcu-no-heavy",
+    "rcu-scan-relaxed",
+    "rcu-unpin-relaxed",
+    "rcu-word-relaxed",
+    "rcu-publish-relaxed",
+    "rcu-target-without-light",
+    "rcu-release-relaxed",
+    "rcu-send-without-light",
+    "rcu-send-unlock-relaxed",
+    "rcu-bag-unlocked",
+    "rcu-unlock-relaxed",
+    "rcu-overflow-relaxed",
+];
+
+/// A value whose reads the checker sees, however late: its memory is in quarantine when it is gone.
+struct Payload(*mut Watched<u64>);
+
+// SAFETY: read by all, and freed by the drop, which has it alone: that is what the models check.
+unsafe impl Send for Payload {}
+// SAFETY: as above.
+unsafe impl Sync for Payload {}
+
+impl Payload {
+    fn new(value: u64) -> Self {
+        Self(Box::into_raw(Box::new(Watched::new(value))))
+    }
+
+    fn read(&self) -> u64 {
+        Late(self.0).read()
+    }
+
+    /// To be read when the reference is long used.
+    fn late(&self) -> Late {
+        Late(self.0)
+    }
+}
+
+impl Drop for Payload {
+    fn drop(&mut self) {
+        // SAFETY: ours from `into_raw`, and dropped once.
+        free(unsafe { Box::from_raw(self.0) });
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Late(*const Watched<u64>);
+
+// SAFETY: the pointer is read while a guard holds; the models check that.
+unsafe impl Send for Late {}
+
+impl Late {
+    fn read(self) -> u64 {
+        // SAFETY: alive, or in quarantine until the run is over, where the canary is dead.
+        **unsafe { &*self.0 }
+    }
+}
+
+type Shared = Arc<Atomic<Payload>>;
+
+fn shared(value: u64) -> Shared {
+    Arc::new(Atomic::new(Payload::new(value)))
+}
+
+/// Pins, finds, reads late.
+fn read(shared: &Atomic<Payload>) {
+    let guard = rcu::pin();
+    if let Some(late) = shared.load(&guard).map(Payload::late) {
+        thread::yield_now();
+        dawdle();
+        assert_eq!(late.read(), 1);
+    }
+}
+
+/// The same with a guard that is counted.
+fn read_send(shared: &Atomic<Payload>) {
+    let guard = rcu::pin_send();
+    if let Some(late) = shared.load(&guard).map(Payload::late) {
+        thread::yield_now();
+        dawdle();
+        assert_eq!(late.read(), 1);
+    }
+}
+
+fn spawn(
+    shared: &Shared,
+    f: impl FnOnce(&Atomic<Payload>) + Send + 'static,
+) -> thread::JoinHandle<()> {
+    let shared = Arc::clone(shared);
+    thread::spawn(move || f(&shared))
+}
+
+/// Takes a while, so that others come first, or in between, as often as not. A random schedule gives
+/// every thread as many steps, and a pin or a poll takes dozens; loom needs no help.
+fn dawdle() {
+    if cfg!(offlock_shuttle) {
+        for _ in 0..100 {
+            thread::yield_now();
+        }
+    }
+}
+
+/// How often a short thing is done that must hit another short thing: a random schedule needs some.
+const TIMES: usize = if cfg!(offlock_shuttle) { 20 } else { 1 };
+
+/// What a reader finds is not dropped while its guard lives, and then it is.
+#[test]
+fn inv15_a_reader_keeps_what_it_found() {
+    model(|| {
+        let shared = shared(1);
+        let reader = spawn(&shared, read);
+        dawdle();
+        shared.store(None);
+        let early = rcu::poll();
+        reader.join().unwrap();
+        assert_eq!(early + rcu::poll(), 1, "dropped once, at the latest when nobody reads");
+    });
+}
+
+/// A reader that has left and come back does not hold up what it read before, and its reads are
+/// over before the drop. Fails if the word of the second pin does not carry them.
+#[test]
+fn a_reader_that_comes_back_has_left() {
+    model(|| {
+        let shared = shared(1);
+        let reader = spawn(&shared, |shared| {
+            read(shared);
+            drop(rcu::pin());
+        });
+        dawdle();
+        shared.store(None);
+        rcu::poll();
+        reader.join().unwrap();
+    });
+}
+
+/// A reader that finds the new value finds all of it.
+#[test]
+fn a_new_value_is_seen_finished() {
+    model(|| {
+        let shared = Arc::new(Atomic::null());
+        let reader = spawn(&shared, read);
+        drop(shared.swap(Some(Owned::new(Payload::new(1)))));
+        reader.join().unwrap();
+    });
+}
+
+/// The target of a cookie, which costs no shared write, is far enough: another thread's bump may
+/// have been on its way, and a reader with its number may have found the old value. (That one bump
+/// is not enough only shows where two light fences order nothing: no checker knows such.)
+#[test]
+fn a_cookie_needs_no_shared_write() {
+    model(|| {
+        let node = Box::into_raw(Box::new(Watched::new(1_u64)));
+        let shared = Arc::new(AtomicPtr::new(node));
+        let reader = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || {
+                let guard = rcu::pin();
+                // Ordering: Acquire pairs with nothing; the node is older than the thread.
+                let node = shared.load(Ordering::Acquire);
+                if !node.is_null() {
+                    assert_eq!(Late(node).read(), 1);
+                }
+                drop(guard);
+            }
+        });
+        let other = thread::spawn(|| {
+            let _ = rcu::start_grace_period().poll();
+        });
+        // Ordering: Relaxed; the cookie orders it.
+        shared.store(std::ptr::null_mut(), Ordering::Relaxed);
+        let period = rcu::start_grace_period();
+        if period.poll() {
+            // SAFETY: ours from `into_raw`, unlinked a grace period ago.
+            free(unsafe { Box::from_raw(node) });
+        }
+        reader.join().unwrap();
+        other.join().unwrap();
+    });
+}
+
+/// `synchronize` returns when the readers that were inside are gone, and gives the value back.
+#[test]
+fn a_reclaimed_value_is_ours_alone() {
+    model(|| {
+        let shared = shared(1);
+        let reader = spawn(&shared, read);
+        let owned = shared.swap(None).unwrap().reclaim().unwrap();
+        assert_eq!(owned.read(), 1);
+        drop(owned);
+        reader.join().unwrap();
+    });
+}
+
+/// A thread that ends while a guard of its lives (in another thread-local variable) goes on
+/// reading until that is dropped.
+#[test]
+fn inv15_a_thread_that_ends_inside_a_guard_goes_on_reading() {
+    model(|| {
+        let shared = shared(1);
+        let reader = spawn(&shared, |shared| {
+            let guard = rcu::pin();
+            let late = shared.load(&guard).map(Payload::late);
+            rcu::end_thread();
+            assert!(rcu::is_pinned());
+            drop(rcu::pin()); // counts, and does not end it
+            dawdle();
+            if let Some(late) = late {
+                assert_eq!(late.read(), 1);
+            }
+            drop(guard);
+            assert!(!rcu::is_pinned());
+            read(shared); // with a slot taken anew
+        });
+        dawdle();
+        shared.store(None);
+        rcu::poll();
+        reader.join().unwrap();
+        rcu::poll();
+        assert_eq!(rcu::stats().pending, 0);
+    });
+}
+
+/// The slot of a thread that has ended serves the next one, with nothing left in it.
+#[test]
+fn inv15_a_slot_goes_to_the_next_thread() {
+    model(|| {
+        let shared = shared(1);
+        let first = spawn(&shared, |shared| {
+            read(shared);
+            rcu::end_thread();
+        });
+        let second = spawn(&shared, |shared| {
+            read(shared);
+            rcu::end_thread();
+        });
+        dawdle();
+        shared.store(None);
+        rcu::poll();
+        first.join().unwrap();
+        second.join().unwrap();
+    });
+}
+
+/// As for a thread's guard; the guard is dropped on another CPU.
+#[test]
+fn a_send_reader_keeps_what_it_found() {
+    both_modes(|| {
+        let shared = shared(1);
+        let reader = spawn(&shared, |shared| {
+            let guard = rcu::pin_send();
+            let late = shared.load(&guard).map(Payload::late);
+            set_current(CpuId::new(1));
+            dawdle();
+            if let Some(late) = late {
+                assert_eq!(late.read(), 1);
+            }
+            drop(guard);
+        });
+        dawdle();
+        shared.store(None);
+        rcu::poll();
+        reader.join().unwrap();
+    });
+}
+
+/// A thread without an rseq id counts elsewhere, and is waited for.
+#[test]
+fn a_send_reader_without_an_id_keeps_what_it_found() {
+    both_modes(|| {
+        let shared = shared(1);
+        let reader = spawn(&shared, |shared| {
+            take_id();
+            read_send(shared);
+        });
+        dawdle();
+        shared.store(None);
+        rcu::poll();
+        reader.join().unwrap();
+    });
+}
+
+/// A reader inside, while another comes and goes on two CPUs under the writer's eyes: the sums
+/// never say that nobody is inside. Fails if locks are summed first, or with one counter.
+#[test]
+fn a_send_reader_is_not_hidden_by_another() {
+    both_modes(|| {
+        let shared = shared(1);
+        set_current(CpuId::new(1));
+        let guard = rcu::pin_send();
+        let late = shared.load(&guard).map(Payload::late);
+        let writer = spawn(&shared, |shared| {
+            dawdle();
+            shared.store(None);
+            for _ in 0..TIMES {
+                assert_eq!(rcu::poll(), 0, "somebody is inside");
+            }
+        });
+        let other = thread::spawn(|| {
+            for _ in 0..TIMES {
+                set_current(CpuId::new(0));
+                let guard = rcu::pin_send();
+                set_current(CpuId::new(1));
+                drop(guard);
+            }
+        });
+        writer.join().unwrap();
+        other.join().unwrap();
+        assert_eq!(late.unwrap().read(), 1);
+        drop(guard);
+        assert_eq!(rcu::poll(), 1);
+    });
+}
+
+/// A reader inside during two updates: the parities change places, and it is still seen.
+#[test]
+fn a_send_reader_outlives_two_updates() {
+    both_modes(|| {
+        let shared = shared(1);
+        let guard = rcu::pin_send();
+        let late = shared.load(&guard).map(Payload::late);
+        let writer = spawn(&shared, |shared| {
+            for _ in 0..2 {
+                dawdle();
+                shared.store(Some(Owned::new(Payload::new(1))));
+                rcu::poll();
+            }
+        });
+        let other = spawn(&shared, read_send);
+        for _ in 0..TIMES {
+            dawdle();
+            assert_eq!(late.unwrap().read(), 1);
+        }
+        writer.join().unwrap();
+        other.join().unwrap();
+        drop(guard);
+        rcu::poll();
+        assert_eq!(rcu::stats().pending, 0, "{}", rcu::stats());
+    });
+}
+
+/// Two threads retire on one CPU, and a third polls: each value is dropped once.
+#[test]
+fn two_threads_retire_on_one_cpu() {
+    model(|| {
+        let retire = || {
+            let shared = Atomic::new(Payload::new(1));
+            shared.store(None);
+        };
+        let first = thread::spawn(retire);
+        let second = thread::spawn(retire);
+        let early = rcu::poll() as u64;
+        first.join().unwrap();
+        second.join().unwrap();
+        rcu::poll();
+        let stats = rcu::stats();
+        assert_eq!((stats.pending, stats.reclaimed), (0, 2), "{early} early; {stats}");
+    });
+}
+
+/// When `barrier` returns, what was retired before is dropped, also what another thread is just
+/// dropping.
+#[test]
+fn inv11_a_barrier_waits_for_the_drops_of_others() {
+    model(|| {
+        let shared = shared(1);
+        let gone = Arc::new(percpu::sync::atomic::AtomicU64::new(0));
+        rcu::defer(0, {
+            let gone = Arc::clone(&gone);
+            move || {
+                dawdle();
+                // Ordering: Relaxed; the barrier carries it.
+                gone.store(1, Ordering::Relaxed);
+            }
+        });
+        let other = spawn(&shared, |_| {
+            rcu::poll();
+        });
+        dawdle();
+        rcu::barrier().unwrap();
+        // Ordering: as above.
+        assert_eq!(gone.load(Ordering::Relaxed), 1);
+        other.join().unwrap();
+    });
+}

@@ -1,0 +1,520 @@
+//! RCU on real threads: bounds, statistics, the ends of threads, forks, and stress.
+//!
+//! There is one domain per process, so the tests take turns ([`alone`]).
+
+use std::cell::RefCell;
+use std::env;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use percpu::rcu::{self, Atomic, Batch, Bounds, Guard, Owned, Reclaimer, RetireHead, SendGuard};
+use percpu::rcu::{SynchronizeError, Unlinked};
+
+/// Nobody else retires or reads meanwhile, and nothing is left from before.
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    rcu::set_bounds(Bounds::default());
+    rcu::barrier().expect("no guard is left on this thread");
+    turn
+}
+
+/// Counts its drops.
+struct Counted(&'static AtomicUsize);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}
+
+fn retire(drops: &'static AtomicUsize) {
+    drop(Atomic::new(Counted(drops)).swap(None));
+}
+
+/// Runs `f` on a thread that a guard of `kind` holds up; it has loaded nothing.
+fn with_reader<G: 'static>(pin: fn() -> G, f: impl FnOnce()) {
+    let (tell, pinned) = mpsc::channel();
+    let (leave, left) = mpsc::channel::<()>();
+    thread::scope(|s| {
+        s.spawn(move || {
+            let _guard = pin();
+            tell.send(()).unwrap();
+            let _ = left.recv();
+        });
+        pinned.recv().unwrap();
+        f();
+        drop(leave);
+    });
+}
+
+#[test]
+fn a_retired_value_is_dropped_once_and_not_under_a_reader() {
+    static DROPS: AtomicUsize = AtomicUsize::new(0);
+    let _alone = alone();
+    let check = || {
+        let before = DROPS.load(Relaxed);
+        retire(&DROPS);
+        assert_eq!(rcu::poll(), 0);
+        assert_eq!(DROPS.load(Relaxed), before);
+        before
+    };
+    let mut before = 0;
+    with_reader(rcu::pin, || before = check());
+    assert_eq!((rcu::poll(), DROPS.load(Relaxed)), (1, before + 1));
+    with_reader(rcu::pin_send, || before = check());
+    assert_eq!((rcu::poll(), DROPS.load(Relaxed)), (1, before + 1));
+}
+
+/// New `Send` readers come before the old ones leave, for ever; grace periods end all the same.
+#[test]
+fn overlapping_send_readers_do_not_hold_up_grace_periods() {
+    static DROPS: AtomicUsize = AtomicUsize::new(0);
+    let _alone = alone();
+    let mut guard = rcu::pin_send();
+    for round in 0..100 {
+        retire(&DROPS);
+        rcu::poll();
+        guard = rcu::pin_send(); // the old one goes after the new one has come
+        rcu::poll();
+        assert!(DROPS.load(Relaxed) + 2 >= round, "{}", rcu::stats());
+    }
+    drop(guard);
+}
+
+#[test]
+fn a_send_guard_may_end_elsewhere() {
+    static DROPS: AtomicUsize = AtomicUsize::new(0);
+    let _alone = alone();
+    let guard = rcu::pin_send();
+    retire(&DROPS);
+    assert_eq!(rcu::poll(), 0);
+    assert_eq!(rcu::stats().send_guards, 1);
+    thread::spawn(move || drop(guard)).join().unwrap();
+    assert_eq!(rcu::stats().send_guards, 0);
+    assert_eq!(rcu::poll(), 1);
+}
+
+#[test]
+fn waits_are_refused_where_they_would_last_for_ever() {
+    let _alone = alone();
+    let guard = rcu::pin();
+    assert!(rcu::is_pinned());
+    assert_eq!(rcu::synchronize(), Err(SynchronizeError::WouldDeadlock));
+    assert_eq!(rcu::barrier(), Err(SynchronizeError::WouldDeadlock));
+    let unlinked: Unlinked<u64> = Atomic::new(7).swap(None).unwrap();
+    let error = unlinked.reclaim().unwrap_err();
+    assert_eq!((*error.unlinked, error.errno()), (7, libc::EDEADLK));
+    drop(guard);
+    assert_eq!(*error.unlinked.reclaim().unwrap(), 7);
+
+    static IN_DROP: Mutex<Option<Result<(), SynchronizeError>>> = Mutex::new(None);
+    rcu::defer(0, || *IN_DROP.lock().unwrap() = Some(rcu::barrier()));
+    rcu::barrier().unwrap();
+    assert_eq!(*IN_DROP.lock().unwrap(), Some(Err(SynchronizeError::WouldDeadlock)));
+}
+
+#[test]
+fn a_refused_exchange_gives_the_new_value_back() {
+    let _alone = alone();
+    let shared = Atomic::new(1);
+    let guard = rcu::pin();
+    let one = shared.load(&guard);
+    let old = shared.compare_exchange(one, Some(Owned::new(2)), &guard).unwrap();
+    assert_eq!(old.as_deref(), Some(&1));
+    let error = shared.compare_exchange(one, Some(Owned::new(3)), &guard).unwrap_err();
+    assert_eq!((error.current, error.new.as_deref()), (Some(&2), Some(&3)));
+    let error = shared.compare_exchange(None, error.new, &guard).unwrap_err();
+    assert_eq!(error.new.map(Owned::into_inner), Some(3));
+    let two = shared.load(&guard);
+    assert!(shared.compare_exchange(two, None, &guard).unwrap().is_some());
+    assert!(shared.compare_exchange(None, Some(Owned::new(4)), &guard).unwrap().is_none());
+    drop(guard);
+    let mut shared = shared;
+    *shared.get_mut().unwrap() += 1;
+    assert_eq!(shared.into_inner().map(Owned::into_inner), Some(5));
+}
+
+/// A drop of a retired object may pin, retire and poll; a chain of such drops does not recurse, and
+/// one that panics does not stop the others.
+#[test]
+fn inv11_drops_may_reenter_and_panic() {
+    static DROPS: AtomicUsize = AtomicUsize::new(0);
+    struct Chain(usize);
+    impl Drop for Chain {
+        fn drop(&mut self) {
+            DROPS.fetch_add(1, Relaxed);
+            let _guard = rcu::pin();
+            if self.0 > 0 {
+                drop(Atomic::new(Chain(self.0 - 1)).swap(None));
+            }
+            assert_eq!(rcu::poll(), 0, "no recursion");
+            assert!(self.0 % 10 != 5, "planted");
+        }
+    }
+    let _alone = alone();
+    let panics = rcu::stats().panics;
+    drop(Atomic::new(Chain(99)).swap(None));
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    for _ in 0..100 {
+        rcu::poll();
+    }
+    std::panic::set_hook(hook);
+    assert_eq!(DROPS.load(Relaxed), 100);
+    assert_eq!(rcu::stats().panics - panics, 10);
+    assert_eq!(rcu::stats().pending, 0);
+}
+
+/// A panic in the middle of a batch: the rest of the batch is dropped by the same poll.
+#[test]
+fn inv11_a_panic_does_not_stop_the_batch() {
+    static RAN: AtomicUsize = AtomicUsize::new(0);
+    let _alone = alone();
+    let panics = rcu::stats().panics;
+    for i in 0..10 {
+        rcu::defer(0, move || {
+            RAN.fetch_add(1, Relaxed);
+            assert!(i % 2 == 0, "planted");
+        });
+    }
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    assert_eq!(rcu::poll(), 10);
+    std::panic::set_hook(hook);
+    assert_eq!((RAN.load(Relaxed), rcu::stats().panics - panics), (10, 5));
+}
+
+#[test]
+fn a_batch_is_retired_as_one() {
+    static FREED: AtomicUsize = AtomicUsize::new(0);
+    #[repr(C)]
+    struct Node(RetireHead, u64);
+    unsafe fn free(head: std::ptr::NonNull<RetireHead>) {
+        // SAFETY: the head is the first field of a `Node` in a box.
+        drop(unsafe { Box::from_raw(head.cast::<Node>().as_ptr()) });
+        FREED.fetch_add(1, Relaxed);
+    }
+    let _alone = alone();
+    let mut batch = Batch::new();
+    for i in 0..100 {
+        // SAFETY: every such head is in a box, as `free` wants.
+        let node = Box::new(Node(unsafe { RetireHead::new(free) }, i));
+        let head = std::ptr::NonNull::from(Box::leak(node)).cast();
+        // SAFETY: as above; no reader can find it.
+        unsafe { batch.push(head, size_of::<Node>()) };
+    }
+    assert_eq!(batch.len(), 100);
+    rcu::poll();
+    assert_eq!(FREED.load(Relaxed), 0, "not retired yet");
+    batch.retire();
+    assert_eq!(rcu::stats().pending_bytes, 100 * size_of::<Node>() as u64);
+    rcu::poll();
+    assert_eq!(FREED.load(Relaxed), 100);
+}
+
+/// What a thread retires beyond the bounds goes without anybody polling.
+#[test]
+fn retiring_keeps_the_byte_bound() {
+    let _alone = alone();
+    rcu::set_bounds(Bounds::new(64 << 10, Duration::from_secs(3600)));
+    for _ in 0..1000 {
+        drop(Atomic::new([0_u8; 4096]).swap(None));
+        let pending = rcu::stats().pending_bytes;
+        let cpus = percpu::topology().capacity() as u64;
+        assert!(pending <= cpus * (64 << 10), "{}", rcu::stats());
+    }
+}
+
+#[test]
+fn the_reclaimer_keeps_the_age_bound_and_stops() {
+    static DROPS: AtomicUsize = AtomicUsize::new(0);
+    let _alone = alone();
+    rcu::set_bounds(Bounds::new(1 << 30, Duration::from_millis(20)));
+    let reclaimer = Reclaimer::spawn().unwrap();
+    retire(&DROPS);
+    let until = Instant::now() + Duration::from_secs(10);
+    while DROPS.load(Relaxed) == 0 {
+        assert!(Instant::now() < until, "{}", rcu::stats());
+        thread::sleep(Duration::from_millis(5));
+    }
+    drop(reclaimer);
+}
+
+/// A reader stalled for `stall` while a writer goes on.
+fn stalled(stall: Duration) {
+    const OBJECT: usize = 1 << 10;
+    let _alone = alone();
+    let bounds = Bounds::new(256 << 10, Duration::from_millis(10));
+    rcu::set_bounds(bounds);
+    let mut worst = Duration::ZERO;
+    let mut retired = 0_u64;
+    with_reader(rcu::pin, || {
+        let until = Instant::now() + stall;
+        while Instant::now() < until || retired < 1000 {
+            let began = Instant::now();
+            drop(Atomic::new([0_u8; OBJECT]).swap(None));
+            worst = worst.max(began.elapsed());
+            retired += 1;
+            if retired.is_multiple_of(1000) {
+                thread::sleep(Duration::from_millis(1)); // 10 s must not need all memory
+            }
+        }
+        let stats = rcu::stats();
+        assert_eq!((stats.pending, stats.stalled_readers), (retired, 1), "{stats}");
+        assert!(stats.pending_bytes >= retired * OBJECT as u64, "{stats}");
+        assert!(stats.oldest_pending >= Some(stall - stall / 10), "{stats}");
+        assert!(worst < stall.max(Duration::from_secs(1)), "a writer waited: {worst:?}");
+    });
+    rcu::poll();
+    let stats = rcu::stats();
+    assert!(stats.pending_bytes <= bounds.bytes as u64, "{stats}");
+    println!("{retired} objects held up for {stall:?}, the slowest retire {worst:?}; {stats}");
+}
+
+#[test]
+fn inv20_a_stalled_reader_holds_up_memory_and_nobody() {
+    stalled(Duration::from_millis(300));
+}
+
+#[test]
+#[ignore = "stress: a reader sleeps for ten seconds"]
+fn stress_inv20_a_reader_stalled_for_ten_seconds() {
+    stalled(Duration::from_secs(10));
+}
+
+thread_local! {
+    static KEPT: RefCell<Kept> = const { RefCell::new(Kept(None, None)) };
+}
+
+/// Dropped at the end of its thread: after the thread's slot is given back, as it is made before.
+struct Kept(Option<Guard>, Option<mpsc::Sender<()>>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // A guard inside a guard, and one after all were gone.
+        if let Some(guard) = self.0.take() {
+            assert!(rcu::is_pinned());
+            drop(rcu::pin());
+            assert!(rcu::is_pinned());
+            let told = self.1.take().map(|tell| tell.send(()));
+            thread::sleep(Duration::from_millis(50));
+            drop((guard, told));
+        }
+        assert!(!rcu::is_pinned());
+        let borrowed = rcu::pin();
+        let inner = rcu::pin();
+        drop(borrowed);
+        assert!(rcu::is_pinned());
+        drop(inner);
+        assert!(!rcu::is_pinned());
+    }
+}
+
+/// A guard that lives in a thread-local variable holds until it is dropped, also when the thread's
+/// slot was given back before; then nothing is left of the thread.
+#[test]
+fn inv15_a_thread_that_ends_inside_a_guard_reads_on() {
+    static DROPS: AtomicUsize = AtomicUsize::new(0);
+    let _alone = alone();
+    for _ in 0..3 {
+        let (tell, ending) = mpsc::channel();
+        let before = DROPS.load(Relaxed);
+        let thread = thread::spawn(move || {
+            // Registered before the slot's own destructor, so destroyed after it.
+            KEPT.with(|kept| kept.borrow_mut().1 = Some(tell));
+            KEPT.with(|kept| kept.borrow_mut().0 = Some(rcu::pin()));
+        });
+        ending.recv().unwrap();
+        retire(&DROPS);
+        rcu::poll();
+        thread.join().unwrap();
+        rcu::poll();
+        assert_eq!(DROPS.load(Relaxed), before + 1);
+        assert_eq!(rcu::stats().stalled_readers, 0);
+    }
+}
+
+/// A forgotten guard holds up memory for ever, and nothing else. In a child, as it is for ever.
+#[test]
+fn inv15_a_forgotten_guard_holds_up_memory_only() {
+    static DROPS: AtomicUsize = AtomicUsize::new(0);
+    let _alone = alone();
+    assert!(in_child(|| {
+        std::mem::forget(rcu::pin());
+        retire(&DROPS);
+        let _ = (rcu::poll(), rcu::poll());
+        DROPS.load(Relaxed) == 0 && rcu::synchronize() == Err(SynchronizeError::WouldDeadlock)
+    }));
+}
+
+/// Runs `f` in a fork child and returns whether it held, and ended in time.
+fn in_child(f: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child calls `f` and exits; glibc keeps malloc usable after a fork.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: sets a timer; its signal ends a child that hangs.
+        unsafe { libc::alarm(20) };
+        let code = i32::from(!f());
+        // SAFETY: ends the child without running the parent's exit handlers.
+        unsafe { libc::_exit(code) };
+    }
+    assert!(child > 0, "fork: {}", std::io::Error::last_os_error());
+    let mut status = 0;
+    // SAFETY: `status` is ours.
+    let waited = unsafe { libc::waitpid(child, &mut status, 0) };
+    waited == child && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+}
+
+/// Other threads read, retire and poll at the fork; the child has none of them, and goes on.
+#[test]
+fn inv15_a_fork_child_keeps_only_the_caller() {
+    static STOP: AtomicBool = AtomicBool::new(false);
+    static DROPS: AtomicUsize = AtomicUsize::new(0);
+    static MINE: AtomicUsize = AtomicUsize::new(0);
+    let _alone = alone();
+    thread::scope(|s| {
+        for _ in 0..3 {
+            s.spawn(|| {
+                while !STOP.load(Relaxed) {
+                    let _guard = rcu::pin();
+                    retire(&DROPS);
+                    rcu::poll();
+                }
+            });
+        }
+        let guards = || (rcu::pin(), rcu::is_pinned());
+        for round in 0..50 {
+            let held = (round % 2 == 0).then(guards);
+            let child = in_child(|| {
+                retire(&MINE);
+                if let Some(held) = held {
+                    // Our own guard holds in the child.
+                    rcu::poll();
+                    if MINE.load(Relaxed) != 0 {
+                        return false;
+                    }
+                    drop(held);
+                }
+                let done = rcu::synchronize().is_ok() && rcu::barrier().is_ok();
+                done && MINE.load(Relaxed) == 1 && rcu::stats().pending == 0
+            });
+            assert!(child, "round {round}");
+        }
+        STOP.store(true, Relaxed);
+    });
+    rcu::barrier().unwrap();
+    assert_eq!(rcu::stats().pending, 0, "{}", rcu::stats());
+}
+
+/// A child cannot know whose a `Send` guard was: it holds, and a wait for it is refused.
+#[test]
+fn inv15_a_fork_child_does_not_wait_for_inherited_send_guards() {
+    static DROPS: AtomicUsize = AtomicUsize::new(0);
+    let _alone = alone();
+    let guard: SendGuard = rcu::pin_send();
+    let child = in_child(|| {
+        retire(&DROPS);
+        rcu::poll();
+        let refused = matches!(rcu::synchronize(), Err(SynchronizeError::Forked(_)));
+        let kept = DROPS.load(Relaxed) == 0;
+        drop(guard); // it was ours
+        refused && kept && rcu::synchronize().is_ok() && rcu::barrier().is_ok() && {
+            DROPS.load(Relaxed) == 1
+        }
+    });
+    assert!(child);
+}
+
+/// Readers of both kinds, writers, ends of threads: what is read is never dropped, and everything
+/// retired is dropped once.
+fn churn(time: Duration) {
+    static MADE: AtomicU64 = AtomicU64::new(0);
+    static GONE: AtomicU64 = AtomicU64::new(0);
+    const ALIVE: u64 = 0x5af3;
+    struct Value(AtomicU64);
+    impl Value {
+        fn new() -> Owned<Self> {
+            MADE.fetch_add(1, Relaxed);
+            Owned::new(Self(AtomicU64::new(ALIVE)))
+        }
+    }
+    impl Drop for Value {
+        fn drop(&mut self) {
+            assert_eq!(self.0.swap(0, Relaxed), ALIVE, "dropped twice");
+            GONE.fetch_add(1, Relaxed);
+        }
+    }
+    let _alone = alone();
+    let (made, gone) = (MADE.load(Relaxed), GONE.load(Relaxed));
+    let panics = rcu::stats().panics;
+    let shared: [Atomic<Value>; 4] = std::array::from_fn(|_| Atomic::from(Value::new()));
+    let until = Instant::now() + time;
+    let go = || Instant::now() < until;
+    let reads = AtomicU64::new(0);
+    thread::scope(|s| {
+        for reader in 0..4 {
+            let (shared, reads) = (&shared, &reads);
+            s.spawn(move || {
+                while go() {
+                    // Short-lived threads, so that slots change hands.
+                    thread::scope(|s| {
+                        s.spawn(|| {
+                            for i in 0..2000 {
+                                let alive = if reader % 2 == 0 {
+                                    let guard = rcu::pin();
+                                    let value = shared[i % 4].load(&guard).unwrap();
+                                    std::hint::spin_loop();
+                                    value.0.load(Relaxed)
+                                } else {
+                                    let guard = rcu::pin_send();
+                                    let value = shared[i % 4].load(&guard).unwrap();
+                                    std::hint::spin_loop();
+                                    value.0.load(Relaxed)
+                                };
+                                assert_eq!(alive, ALIVE);
+                            }
+                            reads.fetch_add(2000, Relaxed);
+                        });
+                    });
+                }
+            });
+        }
+        for writer in 0..2 {
+            let shared = &shared;
+            s.spawn(move || {
+                let mut i = writer;
+                while go() {
+                    i += 1;
+                    let old = shared[i % 4].swap(Some(Value::new()));
+                    if i % 64 == 0 {
+                        drop(old.unwrap().reclaim().unwrap());
+                    } else if i % 7 == 0 {
+                        drop(old);
+                        rcu::poll();
+                    }
+                }
+            });
+        }
+    });
+    rcu::barrier().unwrap();
+    drop(shared);
+    let stats = rcu::stats();
+    assert_eq!(MADE.load(Relaxed) - made, GONE.load(Relaxed) - gone, "{stats}");
+    assert_eq!((stats.pending, stats.panics), (0, panics), "{stats}");
+    println!("{} reads; {stats}", reads.into_inner());
+}
+
+#[test]
+fn inv15_ends_of_threads_leave_nothing_behind() {
+    churn(Duration::from_millis(300));
+}
+
+#[test]
+#[ignore = "stress: seconds of readers, writers and ends of threads"]
+fn stress_inv15_readers_writers_and_ends_of_threads() {
+    let seconds = env::var("OFFLOCK_STRESS_SECONDS").map_or(5, |s| s.parse().expect("seconds"));
+    churn(Duration::from_secs(seconds));
+}
