@@ -457,7 +457,8 @@ unsafe impl<T: Send + Sync + 'static> Sync for Unlinked<T> {}
 impl<T: Send + Sync + 'static> Unlinked<T> {
     /// Has the value dropped once no reader is left that may see it.
     ///
-    /// Lock-free, and never allocates. Once in a while (a bag of objects is full, or the oldest in
+    /// Lock-free, and never allocates (but for the first call in the process, which makes the bags, and
+    /// does without if there is no memory). Once in a while (a bag of objects is full, or the oldest in
     /// it is too old) it moves grace periods on, and then runs drops of objects retired before, on
     /// this thread and after all of its own work: do not hold a lock that such a drop takes.
     #[inline]

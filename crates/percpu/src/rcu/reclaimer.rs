@@ -54,7 +54,9 @@ fn run(stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let half = bounds().age / 2;
         thread::park_timeout(half.clamp(Duration::from_millis(1), Duration::from_secs(1)));
-        if stats().oldest_pending.is_some_and(|age| age >= half) {
+        let stats = stats();
+        // No age is known of what found its bag busy: it goes with this poll.
+        if stats.pending != 0 && stats.oldest_pending.is_none_or(|age| age >= half) {
             poll();
         }
     }

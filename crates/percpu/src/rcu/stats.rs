@@ -94,8 +94,9 @@ pub fn stats() -> Stats {
 pub struct Bounds {
     /// Bytes on one CPU. 4 MiB if not set; a guess.
     pub bytes: usize,
-    /// How long the oldest object on a CPU waits for others, if somebody retires or polls, or a
-    /// [`Reclaimer`](super::Reclaimer) runs. 100 ms if not set; a guess.
+    /// How long the oldest object on a CPU waits for others. Kept by a
+    /// [`Reclaimer`](super::Reclaimer); without one it is looked at with every sixteenth object
+    /// retired on that CPU. 100 ms if not set; a guess.
     pub age: Duration,
 }
 
