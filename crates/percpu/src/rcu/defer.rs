@@ -5,8 +5,9 @@ use std::fmt;
 use std::io;
 use std::ptr::NonNull;
 
+use super::bag::RetireHead;
 use super::pointer::try_box;
-use super::reclaim::{RetireHead, retire_raw};
+use super::reclaim::retire_raw;
 
 #[repr(C)]
 struct Deferred<F> {

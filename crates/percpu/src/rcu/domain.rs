@@ -30,7 +30,7 @@
 //!    `heavy` after a bump before it gives the turn back.
 //! 2. Everything with a target of `completed` or less is out of reach of every reader.
 
-use super::reclaim::Patience;
+use super::patience::Patience;
 use super::registry::Registry;
 use super::send_guard::SendReaders;
 use super::{Forked, Line, const_fn, fork};

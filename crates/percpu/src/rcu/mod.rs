@@ -65,10 +65,13 @@
 //! with the grace period it waits for, are those of the kernel's callback lists. Changed: targets are
 //! taken without a shared write, and both kinds of readers answer to one number.
 
+mod bag;
+mod batch;
 mod defer;
 mod domain;
 mod error;
 mod fork;
+mod patience;
 mod pointer;
 mod reclaim;
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
@@ -77,12 +80,14 @@ mod registry;
 mod send_guard;
 mod stats;
 
+pub use self::bag::RetireHead;
+pub use self::batch::Batch;
 pub use self::defer::{TryDeferError, defer, try_defer};
 pub use self::error::SynchronizeError;
 pub use self::pointer::{
     Atomic, CompareExchangeError, Owned, Pinned, ReclaimError, TryNewError, Unlinked,
 };
-pub use self::reclaim::{Batch, RetireHead, poll, retire_raw};
+pub use self::reclaim::{poll, retire_raw};
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 pub use self::reclaimer::Reclaimer;
 #[cfg(any(offlock_loom, offlock_shuttle))]

@@ -29,8 +29,9 @@ use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
 
+use super::bag::RetireHead;
 use super::error::SynchronizeError;
-use super::reclaim::{RetireHead, retire_raw};
+use super::reclaim::retire_raw;
 use super::registry::Guard;
 use super::send_guard::SendGuard;
 use super::{const_fn, synchronize};

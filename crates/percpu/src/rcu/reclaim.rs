@@ -6,7 +6,7 @@
 //!            one bag per CPU, under the bag's lock; whoever finds the lock taken pushes to `overflow`
 //! ```
 //!
-//! A bag's list goes through the retired objects themselves ([`RetireHead`]), so that retiring
+//! A bag's list goes through the retired objects themselves ([`bag`](super::bag)), so that retiring
 //! allocates nothing. When a bag has [`BATCH`] objects, or its share of the byte bound, or the oldest
 //! in it is over the age bound, the thread that retires closes it, moves grace periods on by one bump
 //! and one `heavy`, and drops what is due. Nobody waits for anybody here: with a reader stalled, bags
@@ -18,24 +18,23 @@
 //!
 //! # Invariants
 //!
-//! 1. A head is in one list, from `retire` until it is taken out to be freed.
-//! 2. A segment's target is no less than that of each head in it.
-//! 3. `in_flight[p]` counts the batches that are taken out and not yet freed, of parity `p`:
+//! 1. `in_flight[p]` counts the batches that are taken out and not yet freed, of parity `p`:
 //!    counted before they are taken, under the bag's lock or the exchange that takes them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
+use super::bag::{Bag, Lists, RetireHead, Segment, clock, next_of, set_next};
 use super::domain::{self, Domain, Lock, domain};
+use super::patience::Patience;
 use super::registry::{freeing_parity, is_freeing, set_freeing};
 use super::stats::Bounds;
 use super::{Forked, Line, const_fn, fork};
 use crate::cpu::CpuId;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use crate::sync::cell::UnsafeCell;
 use crate::sync::native::atomic::{AtomicU64 as Statistic, Ordering::Relaxed};
-use crate::sync::{cpu, hint, mutant, thread};
+use crate::sync::{cpu, mutant};
 
 /// Objects in a bag when it is closed. Measured, ns per replaced and dropped 144-byte node at one
 /// thread and at two, of which each interrupts the other with its `heavy`: 64: 52 and 213, 128: 52
@@ -47,219 +46,6 @@ const BATCH: usize = 2;
 
 /// How often a bag's clock is looked at, in objects. A power of two; a guess.
 const CLOCK: usize = 16;
-
-/// What an object needs in front to be retired: 16 bytes, written by [`retire_raw`].
-#[derive(Debug)]
-#[repr(C)]
-pub struct RetireHead {
-    next: UnsafeCell<*mut RetireHead>,
-    free: unsafe fn(NonNull<RetireHead>),
-}
-
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
-const _: () = assert!(size_of::<RetireHead>() == 16);
-
-// SAFETY: `next` is touched by who retires it and then under a lock or by the one who took it out
-// (invariant 1); whether the object may change threads is what `retire_raw` asks its caller.
-unsafe impl Send for RetireHead {}
-// SAFETY: as above; readers of the object do not touch the head.
-unsafe impl Sync for RetireHead {}
-
-impl RetireHead {
-    const_fn! {
-        /// The head of an object that `free` frees. Not `const` in a build for a model checker.
-        ///
-        /// # Safety
-        ///
-        /// `free` may be called once with the head's address, on any thread, after the head was given
-        /// to [`retire_raw`] or [`Batch::push`] and a grace period has passed.
-        #[must_use]
-        pub const unsafe fn new(free: unsafe fn(NonNull<RetireHead>)) -> Self {
-            Self { next: UnsafeCell::new(ptr::null_mut()), free }
-        }
-    }
-}
-
-fn next_of(head: NonNull<RetireHead>) -> *mut RetireHead {
-    // SAFETY: the caller has the list that the head is in (invariant 1).
-    let head = unsafe { head.as_ref() };
-    // SAFETY: as above.
-    head.next.with(|next| unsafe { *next })
-}
-
-fn set_next(head: NonNull<RetireHead>, to: *mut RetireHead) {
-    // SAFETY: the caller has the list that the head is in (invariant 1).
-    let head = unsafe { head.as_ref() };
-    // SAFETY: as above.
-    head.next.with_mut(|next| unsafe { *next = to });
-}
-
-/// A list of heads.
-#[derive(Debug)]
-struct Segment {
-    first: *mut RetireHead,
-    last: *mut RetireHead,
-    objects: usize,
-    bytes: usize,
-    /// When the first was retired, in nanoseconds of [`clock`].
-    since: u64,
-    target: u64,
-}
-
-impl Segment {
-    const EMPTY: Self = Self {
-        first: ptr::null_mut(),
-        last: ptr::null_mut(),
-        objects: 0,
-        bytes: 0,
-        since: 0,
-        target: 0,
-    };
-
-    #[inline(always)]
-    fn push(&mut self, head: NonNull<RetireHead>, bytes: usize) {
-        set_next(head, self.first);
-        if self.first.is_null() {
-            self.last = head.as_ptr();
-            self.since = clock();
-        }
-        self.first = head.as_ptr();
-        self.objects += 1;
-        self.bytes = self.bytes.saturating_add(bytes);
-    }
-
-    /// Puts all of `other` in front, and leaves it empty.
-    fn take_over(&mut self, other: &mut Segment) {
-        let other = std::mem::replace(other, Self::EMPTY);
-        let Some(last) = NonNull::new(other.last) else { return };
-        if self.first.is_null() {
-            *self = Self { target: other.target.max(self.target), ..other };
-            return;
-        }
-        set_next(last, self.first);
-        self.first = other.first;
-        self.objects += other.objects;
-        self.bytes = self.bytes.saturating_add(other.bytes);
-        self.since = self.since.min(other.since);
-        self.target = self.target.max(other.target);
-    }
-
-    fn is_empty(&self) -> bool {
-        self.first.is_null()
-    }
-}
-
-#[derive(Debug)]
-struct Lists {
-    filling: Segment,
-    waiting: [Segment; 2],
-}
-
-impl Lists {
-    /// Closes `filling`: it waits for `target` from now on.
-    fn close(&mut self, target: u64) {
-        if self.filling.is_empty() {
-            return;
-        }
-        self.filling.target = target;
-        let into = usize::from(!self.waiting[0].is_empty());
-        self.waiting[into].take_over(&mut self.filling);
-    }
-
-    /// Moves what is due into `due`.
-    fn take_due(&mut self, completed: u64, due: &mut Segment) {
-        let completed = if mutant("rcu-free-early") { u64::MAX } else { completed };
-        for segment in &mut self.waiting {
-            if segment.target <= completed {
-                due.take_over(segment);
-            }
-        }
-        if self.waiting[0].is_empty() {
-            self.waiting.swap(0, 1);
-        }
-    }
-
-    fn all(&self) -> impl Iterator<Item = &Segment> {
-        self.waiting.iter().chain([&self.filling]).filter(|segment| !segment.is_empty())
-    }
-}
-
-/// One CPU's retired objects. Any thread may come to any bag.
-#[derive(Debug)]
-#[repr(align(128))]
-struct Bag {
-    lock: Lock,
-    lists: UnsafeCell<Lists>,
-}
-
-// SAFETY: `lists` is touched under `lock`; the heads in it may go to any thread (`retire_raw`).
-unsafe impl Send for Bag {}
-// SAFETY: as above.
-unsafe impl Sync for Bag {}
-
-impl Bag {
-    fn new() -> Self {
-        let waiting = [Segment::EMPTY, Segment::EMPTY];
-        let lists = UnsafeCell::new(Lists { filling: Segment::EMPTY, waiting });
-        Self { lock: Lock::new(), lists }
-    }
-
-    /// Runs `f` on the lists if the lock is free; hands `f` back otherwise.
-    #[inline(always)]
-    fn try_with<R>(&self, f: impl FnOnce(&mut Lists) -> R) -> Option<R> {
-        if !mutant("rcu-bag-unlocked") && !self.lock.try_lock() {
-            return None;
-        }
-        // SAFETY: the lock is ours until `unlock`. (No `f` in this file panics.)
-        let result = self.lists.with_mut(|lists| f(unsafe { &mut *lists }));
-        self.lock.unlock();
-        Some(result)
-    }
-
-    /// Runs `f` on the lists. Waits, shortly, for the holder of the lock.
-    fn with<R>(&self, f: impl FnOnce(&mut Lists) -> R) -> Result<R, Forked> {
-        let mut patience = Patience::new();
-        while !self.lock.try_lock() {
-            patience.wait()?;
-        }
-        // SAFETY: the lock is ours until `unlock`.
-        let result = self.lists.with_mut(|lists| f(unsafe { &mut *lists }));
-        self.lock.unlock();
-        Ok(result)
-    }
-}
-
-/// Spins, then yields, then sleeps; and stops in a fork child that nobody prepared.
-#[derive(Debug)]
-pub(super) struct Patience {
-    rounds: u32,
-}
-
-impl Patience {
-    pub(super) fn new() -> Self {
-        Self { rounds: 0 }
-    }
-
-    pub(super) fn wait(&mut self) -> Result<(), Forked> {
-        self.rounds = self.rounds.saturating_add(1);
-        if cfg!(any(offlock_loom, offlock_shuttle)) {
-            thread::yield_now();
-            return Ok(());
-        }
-        match self.rounds {
-            0..32 => hint::spin_loop(),
-            32..64 => thread::yield_now(),
-            rounds => {
-                if fork::is_unprepared() {
-                    return Err(Forked::new());
-                }
-                // From 1 us to 1 ms: readers do not wake anybody.
-                fork::sleep(Duration::from_micros(1 << ((rounds - 64) / 4).min(10)));
-            }
-        }
-        Ok(())
-    }
-}
 
 /// The bags, and what is counted about them.
 #[derive(Debug)]
@@ -273,7 +59,7 @@ pub(super) struct Reclaim {
     /// Taken out by barriers that wait for readers.
     held_bytes: Statistic,
     held_objects: Statistic,
-    /// Invariant 3.
+    /// Invariant 1.
     in_flight: Line<[AtomicU64; 2]>,
     parity: AtomicUsize,
     barrier: Lock,
@@ -450,7 +236,7 @@ fn retire_slow(domain: &'static Domain, head: NonNull<RetireHead>, bytes: usize)
 }
 
 /// Retires a list.
-fn retire_list(domain: &'static Domain, list: &mut Segment) {
+pub(super) fn retire_list(domain: &'static Domain, list: &mut Segment) {
     let reclaim = &domain.reclaim;
     if reclaim.bag(CpuId::new(0)).is_none() {
         reclaim.make_bags();
@@ -465,67 +251,6 @@ fn retire_list(domain: &'static Domain, list: &mut Segment) {
         None => reclaim.push_overflow(list),
         Some(true) => step(domain),
         Some(false) => {}
-    }
-}
-
-/// Objects to be retired together: one lock for all of them.
-///
-/// Dropping it retires them.
-#[derive(Debug)]
-pub struct Batch {
-    list: Segment,
-}
-
-// SAFETY: the heads in it may go to any thread, as `push` asks its caller.
-unsafe impl Send for Batch {}
-// SAFETY: `&Batch` gives numbers.
-unsafe impl Sync for Batch {}
-
-impl Batch {
-    /// A batch of nothing. Does not allocate.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self { list: Segment::EMPTY }
-    }
-
-    /// Adds an object. Nothing of the batch is freed before the batch is retired. Wait-free.
-    ///
-    /// # Safety
-    ///
-    /// As for [`retire_raw`]; no reader that begins after the batch is retired can find the object.
-    pub unsafe fn push(&mut self, head: NonNull<RetireHead>, bytes: usize) {
-        self.list.push(head, bytes);
-    }
-
-    /// How many objects there are in it.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.list.objects
-    }
-
-    /// True if there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.list.is_empty()
-    }
-
-    /// Retires them all.
-    pub fn retire(self) {
-        drop(self);
-    }
-}
-
-impl Default for Batch {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Drop for Batch {
-    fn drop(&mut self) {
-        if !self.list.is_empty() {
-            retire_list(domain(), &mut self.list);
-        }
     }
 }
 
@@ -791,15 +516,4 @@ impl Reclaim {
             self.in_flight.0[parity].store(1, Ordering::Relaxed);
         }
     }
-}
-
-/// Nanoseconds of a coarse clock that stands still in models.
-fn clock() -> u64 {
-    if cfg!(any(offlock_loom, offlock_shuttle)) {
-        return 0;
-    }
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is ours.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
