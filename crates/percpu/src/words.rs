@@ -116,9 +116,11 @@ mod imp {
     use std::io;
     use std::ptr::{self, NonNull};
 
-    use crate::error::AllocError;
+    use crate::error::{AllocError, Forked};
+    use crate::fork::Generation;
     use crate::sync::atomic::{AtomicU64, Ordering};
-    use crate::sync::{Mutex, cpu};
+    use crate::sync::native::OnceLock;
+    use crate::sync::{Mutex, MutexGuard, cpu, thread};
 
     /// Bytes between one CPU's word and the next CPU's. A guess: 8,192 words before the next chunk.
     pub(crate) const STRIDE: usize = 1 << 16;
@@ -140,9 +142,26 @@ mod imp {
     static POOL: Mutex<Pool> =
         Mutex::new(Pool { fresh: ptr::null_mut(), left: 0, returned: Vec::new(), made: 0 });
 
+    /// How often the child of a fork tries for a lock that its holder may have left behind. A
+    /// guess: some milliseconds, where a holder that exists needs microseconds.
+    const TRIES: usize = 1_000;
+
+    fn lock() -> Result<MutexGuard<'static, Pool>, Forked> {
+        static BORN: OnceLock<Generation> = OnceLock::new();
+        let born = BORN.get_or_init(Generation::current);
+        for _ in 1..TRIES {
+            match born.lock(&POOL) {
+                Ok(pool) => return Ok(pool),
+                Err(_) => thread::yield_now(),
+            }
+        }
+        born.lock(&POOL)
+    }
+
     pub(super) fn take() -> Result<NonNull<AtomicU64>, AllocError> {
         let cpus = cpu::possible(); // reads /sys the first time: not under the lock
-        let mut pool = POOL.lock();
+        // A fork child whose parent was just here has no pool, and goes without.
+        let mut pool = lock().map_err(|_| AllocError::new())?;
         if let Some(base) = pool.returned.pop() {
             return Ok(base);
         }
@@ -172,7 +191,9 @@ mod imp {
             // SAFETY: a word of the caller's.
             unsafe { word.as_ref() }.store(0, Ordering::Relaxed);
         }
-        POOL.lock().returned.push(base); // within the capacity that `take` reserved
+        if let Ok(mut pool) = lock() {
+            pool.returned.push(base); // within the capacity that `take` reserved
+        }
     }
 
     fn map(len: usize) -> Result<NonNull<u8>, AllocError> {
@@ -189,7 +210,10 @@ mod imp {
 
     #[cfg(test)]
     mod tests {
+        use std::mem::ManuallyDrop;
+
         use crate::cpu::CpuId;
+        use crate::fork::tests::in_child;
         use crate::sync::atomic::Ordering;
         use crate::words::Words;
 
@@ -210,6 +234,20 @@ mod imp {
                     assert_eq!(word.swap(7, Ordering::Relaxed), 0);
                 }
             }
+        }
+
+        /// The parent's lock is taken at the fork, and nobody in the child will unlock it.
+        #[test]
+        fn inv15_a_child_without_a_pool_says_so_and_loses_nothing() {
+            // The parent drops the closure, and must not wait for itself.
+            let words = ManuallyDrop::new(Words::new().unwrap());
+            let held = super::lock().unwrap();
+            assert!(in_child(|| {
+                drop(ManuallyDrop::into_inner(words));
+                Words::new().is_err()
+            }));
+            drop(held);
+            assert!(Words::new().is_ok());
         }
 
         /// More than one chunk holds; no two of them overlap.
