@@ -228,6 +228,23 @@ fn retiring_keeps_the_byte_bound() {
     }
 }
 
+/// The same for the age, which is looked at every so many objects of a CPU.
+#[test]
+fn retiring_keeps_the_age_bound() {
+    static DROPS: AtomicUsize = AtomicUsize::new(0);
+    let _alone = alone();
+    rcu::set_bounds(Bounds::new(1 << 30, Duration::from_millis(20)));
+    let cpus = percpu::topology().capacity();
+    for _ in 0..16 * cpus {
+        retire(&DROPS);
+    }
+    thread::sleep(Duration::from_millis(50));
+    for _ in 0..16 * cpus {
+        retire(&DROPS); // one of the CPUs sees its sixteenth
+    }
+    assert!(DROPS.load(Relaxed) > 0, "{}", rcu::stats());
+}
+
 #[test]
 fn the_reclaimer_keeps_the_age_bound_and_stops() {
     static DROPS: AtomicUsize = AtomicUsize::new(0);
@@ -353,7 +370,12 @@ fn inv15_a_forgotten_guard_holds_up_memory_only() {
 /// Runs `f` in a fork child and returns whether it held, and ended in time.
 fn in_child(f: impl FnOnce() -> bool) -> bool {
     // SAFETY: the child calls `f` and exits; glibc keeps malloc usable after a fork.
-    let child = unsafe { libc::fork() };
+    in_child_of(|| unsafe { libc::fork() }, f)
+}
+
+/// The same with a `fork` of any kind.
+fn in_child_of(fork: impl FnOnce() -> libc::pid_t, f: impl FnOnce() -> bool) -> bool {
+    let child = fork();
     if child == 0 {
         // SAFETY: sets a timer; its signal ends a child that hangs.
         unsafe { libc::alarm(20) };
@@ -426,6 +448,29 @@ fn inv15_a_fork_child_does_not_wait_for_inherited_send_guards() {
         }
     });
     assert!(child);
+}
+
+/// A child that no handler prepared still has the slots of threads that it does not have: it retires
+/// and polls, and is told where it would have to wait for them.
+#[test]
+fn inv15_a_child_that_nobody_prepared_does_not_wait_for_threads_it_lacks() {
+    static DROPS: AtomicUsize = AtomicUsize::new(0);
+    let _alone = alone();
+    with_reader(rcu::pin, || {
+        let clone = || {
+            let [flags, none] = [libc::SIGCHLD as libc::c_long, 0];
+            // SAFETY: a fork without libc's handlers; the child takes no lock of libc.
+            unsafe { libc::syscall(libc::SYS_clone, flags, none, none, none, none) as libc::pid_t }
+        };
+        let child = in_child_of(clone, || {
+            retire(&DROPS);
+            rcu::poll();
+            let forked = |result| matches!(result, Err(SynchronizeError::Forked(_)));
+            forked(rcu::synchronize()) && forked(rcu::barrier()) && rcu::stats().pending == 1
+        });
+        assert!(child);
+    });
+    assert_eq!((rcu::synchronize(), DROPS.load(Relaxed)), (Ok(()), 0));
 }
 
 /// Readers of both kinds, writers, ends of threads: what is read is never dropped, and everything
