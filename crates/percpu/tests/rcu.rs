@@ -2,6 +2,8 @@
 //!
 //! There is one domain per process, so the tests take turns ([`alone`]).
 
+mod common;
+
 use std::cell::RefCell;
 use std::env;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -11,6 +13,8 @@ use std::time::{Duration, Instant};
 
 use percpu::rcu::{self, Atomic, Batch, Bounds, Guard, Owned, Reclaimer, RetireHead, SendGuard};
 use percpu::rcu::{SynchronizeError, Unlinked};
+
+use common::{allowed_cpus, pin_to};
 
 /// Nobody else retires or reads meanwhile, and nothing is left from before.
 fn alone() -> MutexGuard<'static, ()> {
@@ -234,14 +238,14 @@ fn retiring_keeps_the_age_bound() {
     static DROPS: AtomicUsize = AtomicUsize::new(0);
     let _alone = alone();
     rcu::set_bounds(Bounds::new(1 << 30, Duration::from_millis(20)));
-    let cpus = percpu::topology().capacity();
-    for _ in 0..16 * cpus {
-        retire(&DROPS);
-    }
-    thread::sleep(Duration::from_millis(50));
-    for _ in 0..16 * cpus {
-        retire(&DROPS); // one of the CPUs sees its sixteenth
-    }
+    let run = || {
+        pin_to(&[allowed_cpus()[0]]);
+        let sixteen = || (0..16).for_each(|_| retire(&DROPS));
+        sixteen();
+        thread::sleep(Duration::from_millis(50));
+        sixteen();
+    };
+    thread::spawn(run).join().unwrap();
     assert!(DROPS.load(Relaxed) > 0, "{}", rcu::stats());
 }
 

@@ -12,7 +12,7 @@
 //!
 //! ROUTE.store(Some(Owned::new("via 10.0.0.1".to_string())));
 //!
-//! let guard = rcu::pin(); // some 0.6 ns, no lock, no fence
+//! let guard = rcu::pin(); // about a nanosecond: no lock, no fence
 //! let seen = ROUTE.load(&guard).unwrap();
 //! ROUTE.store(Some(Owned::new("via 10.0.0.2".to_string()))); // retires the first
 //! assert_eq!(seen, "via 10.0.0.1"); // which stays, as long as the guard

@@ -261,7 +261,7 @@ pub struct SendGuard {
 /// Starts to read like [`pin`](super::pin), with a guard that is `Send`.
 ///
 /// It may live across an `.await` and end on another thread: two per-CPU counts (rseq sections
-/// where there are any, else one atomic addition each), some four times a [`pin`](super::pin).
+/// where there are any, else one atomic addition each), some three times a [`pin`](super::pin).
 /// Lock-free; does not fail: where there is no memory for the counters, which the first call in
 /// the process makes, it counts in one place for all CPUs.
 ///
