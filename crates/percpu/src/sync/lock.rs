@@ -1,6 +1,9 @@
-//! `parking_lot`'s lock interface over a model checker's `std`-shaped locks.
+//! `parking_lot`'s lock interface over `std`'s locks, or a model checker's of the same shape.
 //!
-//! Poison is ignored, as `parking_lot` has none: the model fails on the panic itself.
+//! Not `parking_lot` itself: its waiting threads are listed in a table of the process, which a fork
+//! child copies with the threads that it does not have, and follows into their stacks when locks
+//! of its own are waited for. A futex has no such memory. Poison is ignored: what a panic leaves
+//! behind is up to the structure, and a model fails on the panic itself.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{PoisonError, TryLockError};
@@ -8,7 +11,7 @@ use std::sync::{PoisonError, TryLockError};
 use super::imp::std_shaped;
 use super::mutant;
 
-/// A mutual exclusion lock the model checker knows.
+/// A mutual exclusion lock, which a model checker knows.
 #[derive(Debug, Default)]
 pub struct Mutex<T: ?Sized>(std_shaped::Mutex<T>);
 
@@ -19,13 +22,33 @@ pub struct MutexGuard<'a, T: ?Sized> {
     held: Option<std_shaped::MutexGuard<'a, T>>,
 }
 
-impl<T> Mutex<T> {
-    /// Creates an unlocked mutex.
-    #[track_caller]
-    pub fn new(value: T) -> Self {
-        Self(std_shaped::Mutex::new(value))
-    }
+/// The constructors: `const` where the locks below have such.
+macro_rules! constructors {
+    ($($const:tt)?) => {
+        impl<T> Mutex<T> {
+            /// Creates an unlocked mutex.
+            #[track_caller]
+            pub $($const)? fn new(value: T) -> Self {
+                Self(std_shaped::Mutex::new(value))
+            }
+        }
 
+        impl Condvar {
+            /// Creates a condition variable nobody waits on.
+            #[track_caller]
+            pub $($const)? fn new() -> Self {
+                Self(std_shaped::Condvar::new())
+            }
+        }
+    };
+}
+
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+constructors!(const);
+#[cfg(any(offlock_loom, offlock_shuttle))]
+constructors!();
+
+impl<T> Mutex<T> {
     /// Takes the value out.
     pub fn into_inner(self) -> T {
         self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
@@ -35,12 +58,14 @@ impl<T> Mutex<T> {
 impl<T: ?Sized> Mutex<T> {
     /// Locks, blocking until no other thread holds the mutex.
     #[track_caller]
+    #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
         MutexGuard { held: Some(self.0.lock().unwrap_or_else(PoisonError::into_inner)) }
     }
 
     /// Locks if no thread holds the mutex. Never blocks.
     #[track_caller]
+    #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         if mutant("mutex-try-lock-refuses") {
             return None;
@@ -65,30 +90,27 @@ const HELD: &str = "a guard outside Condvar::wait holds its lock";
 impl<T: ?Sized> Deref for MutexGuard<'_, T> {
     type Target = T;
 
+    #[inline]
     fn deref(&self) -> &T {
         self.held.as_deref().expect(HELD)
     }
 }
 
 impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
+    #[inline]
     fn deref_mut(&mut self) -> &mut T {
         self.held.as_deref_mut().expect(HELD)
     }
 }
 
-/// A condition variable the model checker knows.
+/// A condition variable, which a model checker knows.
 #[derive(Debug, Default)]
 pub struct Condvar(std_shaped::Condvar);
 
 impl Condvar {
-    /// Creates a condition variable nobody waits on.
-    #[track_caller]
-    pub fn new() -> Self {
-        Self(std_shaped::Condvar::new())
-    }
-
     /// Unlocks, blocks until a notification, and locks again. It may also return without one.
     #[track_caller]
+    #[inline]
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         let held = guard.held.take().expect(HELD);
         guard.held = Some(self.0.wait(held).unwrap_or_else(PoisonError::into_inner));
@@ -96,6 +118,7 @@ impl Condvar {
 
     /// Wakes one waiting thread, if there is one.
     #[track_caller]
+    #[inline]
     pub fn notify_one(&self) {
         if mutant("condvar-notify-one-lost") {
             return;
@@ -105,6 +128,7 @@ impl Condvar {
 
     /// Wakes every waiting thread.
     #[track_caller]
+    #[inline]
     pub fn notify_all(&self) {
         if mutant("condvar-notify-all-wakes-one") {
             return self.0.notify_one();

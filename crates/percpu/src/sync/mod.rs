@@ -6,7 +6,7 @@
 //! | | default | `--cfg offlock_loom` | `--cfg offlock_shuttle` |
 //! |---|---|---|---|
 //! | `atomic`, `Arc`, `thread`, `hint` | `std` | `loom` | `shuttle` |
-//! | `Mutex`, `Condvar` | `parking_lot` | a wrapper over `loom`'s | the same, over `shuttle`'s |
+//! | `Mutex`, `Condvar` | a wrapper over `std`'s | the same, over `loom`'s | the same, over `shuttle`'s |
 //! | `cell::UnsafeCell` | `std`'s, transparent | `loom`'s: checks every access | `std`'s |
 //! | `global!`, `thread_local!` | `static`, `std`'s | one per run of the model | the same |
 //! | `thread_id()` | the address of a thread-local | counted per run | counted per run |
@@ -30,7 +30,6 @@ pub use self::imp::*;
 pub mod cell;
 pub mod quarantine;
 
-#[cfg(any(offlock_loom, offlock_shuttle))]
 mod lock;
 mod mutant;
 #[cfg(any(offlock_loom, offlock_shuttle))]
@@ -53,7 +52,7 @@ pub fn panicking() -> bool {
 
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 mod imp {
-    pub use parking_lot::{Condvar, Mutex, MutexGuard};
+    pub use super::lock::{Condvar, Mutex, MutexGuard};
     pub use std::sync::{Arc, atomic};
     pub use std::{hint, thread, thread_local};
 
@@ -66,6 +65,9 @@ mod imp {
         // Nothing to drop, so it can be read at any point of a thread's exit.
         HERE.with(|here| std::ptr::from_ref(here).addr() as u64)
     }
+
+    /// What [`super::lock`] is written over.
+    pub(super) use std::sync as std_shaped;
 
     /// The real CPUs; with `--cfg offlock_virtual_cpu`, those that the program made up.
     pub mod cpu {
