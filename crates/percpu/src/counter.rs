@@ -48,6 +48,7 @@ use crate::cpu::CpuId;
 use crate::error::AllocError;
 use crate::fence;
 use crate::rseq::section;
+use crate::starting::is_starting;
 use crate::sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, Ordering};
 use crate::sync::{cpu, mutant};
 use crate::topology::online;
@@ -310,6 +311,8 @@ impl PerCpuCounter {
     fn words_or_take(&self) -> Option<ManuallyDrop<Words>> {
         // Ordering: Acquire as in `words`.
         if self.hot.base.load(Ordering::Acquire).is_null() {
+            // Decided before there are words, so that no add has to.
+            let _ = section::available();
             let new = match Words::new() {
                 Ok(words) => words.into_raw().as_ptr(),
                 Err(_) => ptr::without_provenance_mut(NEVER),
@@ -337,10 +340,11 @@ impl PerCpuCounter {
     #[cold]
     #[inline(never)]
     fn first_add(&self, delta: i64) {
-        match self.words_or_take() {
+        // An allocator that counts comes here from inside of what it would wait for.
+        let words = if is_starting() { None } else { self.words_or_take() };
+        match words {
             Some(_) => self.add(delta),
-            // Ordering: Relaxed; as in `carry`.
-            None => _ = self.shared.sum.fetch_add(delta, Ordering::Relaxed),
+            None => self.carry(0, delta),
         }
     }
 

@@ -16,6 +16,7 @@
 
 use std::fmt;
 
+use crate::starting::starting;
 use crate::sync::native::OnceLock;
 use crate::sync::native::atomic::{AtomicU32, Ordering};
 use crate::topology::topology;
@@ -277,7 +278,7 @@ impl fmt::Display for Backend {
 /// Decided once. The first call reads `/sys`, allocates, and makes callers of the same moment wait.
 pub fn backend() -> Backend {
     static BACKEND: OnceLock<Backend> = OnceLock::new();
-    *BACKEND.get_or_init(detect)
+    *BACKEND.get().unwrap_or_else(|| starting(|| BACKEND.get_or_init(detect)))
 }
 
 fn detect() -> Backend {

@@ -74,6 +74,7 @@ pub mod rcu;
 mod refcount;
 mod rseq;
 pub mod slots;
+mod starting;
 #[doc(hidden)]
 pub mod sync;
 mod topology;

@@ -16,6 +16,7 @@ use std::path::Path;
 
 use crate::cpu::CpuId;
 use crate::cpulist::{CpuList, MAX_CPUS};
+use crate::starting::starting;
 use crate::sync::native::OnceLock;
 
 /// The number of a memory (NUMA) node, as the kernel counts them.
@@ -56,14 +57,18 @@ pub struct Topology {
 /// are wait-free.
 pub fn topology() -> &'static Topology {
     static TOPOLOGY: OnceLock<Topology> = OnceLock::new();
-    TOPOLOGY.get_or_init(|| {
+    if let Some(known) = TOPOLOGY.get() {
+        return known;
+    }
+    let read = || {
         #[cfg(offlock_virtual_cpu)]
         return Topology::read(Path::new("/nonexistent"), || {
             crate::sync::virtual_cpu::possible() as u32
         });
         #[cfg(not(offlock_virtual_cpu))]
         Topology::read(Path::new("/sys/devices/system"), configured_cpus)
-    })
+    };
+    starting(|| TOPOLOGY.get_or_init(read))
 }
 
 /// Reads which CPUs are online at this moment.

@@ -118,6 +118,7 @@ mod imp {
 
     use crate::error::{AllocError, Forked};
     use crate::fork::Generation;
+    use crate::starting::starting;
     use crate::sync::atomic::{AtomicU64, Ordering};
     use crate::sync::native::OnceLock;
     use crate::sync::{Mutex, MutexGuard, cpu, thread};
@@ -159,6 +160,10 @@ mod imp {
     }
 
     pub(super) fn take() -> Result<NonNull<AtomicU64>, AllocError> {
+        starting(take_from_pool) // it allocates under the lock
+    }
+
+    fn take_from_pool() -> Result<NonNull<AtomicU64>, AllocError> {
         let cpus = cpu::possible(); // reads /sys the first time: not under the lock
         // A fork child whose parent was just here has no pool, and goes without.
         let mut pool = lock().map_err(|_| AllocError::new())?;

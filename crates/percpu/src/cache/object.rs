@@ -270,7 +270,8 @@ impl<T> Iterator for Drain<'_, T> {
             {
                 return Some(object);
             }
-            self.at = Some(self.stashes.next()?.1);
+            self.at = self.stashes.next().map(|(_, stash)| stash);
+            self.at?; // fused: after the last stash there is none to come back to
         }
     }
 }

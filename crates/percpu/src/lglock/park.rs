@@ -16,7 +16,7 @@
 //!    waits for: one `heavy` covers all its checks.
 //! 3. The mutex of an inherited parker is never locked: a thread that does not exist may hold it.
 
-use crate::fence::{heavy, light};
+use crate::fence::{Strategy, compiler_fence, heavy, light, strategy};
 use crate::fork::Generation;
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::{Condvar, Mutex, hint, mutant, thread};
@@ -25,6 +25,10 @@ use crate::sync::{Condvar, Mutex, hint, mutant, thread};
 /// holder that was preempted. A guess; none in a model, which has the same checks behind `heavy`.
 const PAUSES: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 0 } else { 6 };
 const YIELDS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 0 } else { 4 };
+
+/// Part of `waiters` where `light` is a full fence: the release then goes where one is. Elsewhere
+/// it asks nothing about fences.
+const FENCED: u32 = 1 << 31;
 
 /// Whom a release wakes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +52,10 @@ pub(super) struct Parker {
 impl Parker {
     pub(super) fn new(wake: Wake) -> Self {
         Self {
-            waiters: AtomicU32::new(0),
+            waiters: AtomicU32::new(match strategy() {
+                Strategy::Membarrier => 0,
+                _ => FENCED,
+            }),
             wake,
             mutex: Mutex::new(()),
             changed: Condvar::new(),
@@ -64,16 +71,24 @@ impl Parker {
     /// Wakes who waits for the word that the caller has just released.
     #[inline(always)]
     pub(super) fn released(&self) {
-        // Pairs with the `heavy` in `wait`: invariant 1.
-        light();
+        compiler_fence(); // all that `light` is where `FENCED` is not set: invariant 1
         // Ordering: Relaxed; the fences order it, and a number is the whole message.
         if self.waiters.load(Ordering::Relaxed) != 0 {
-            self.notify();
+            self.look_for_waiters();
         }
     }
 
     #[cold]
     #[inline(never)]
+    fn look_for_waiters(&self) {
+        // Pairs with the `heavy` in `wait`: invariant 1.
+        light();
+        // Ordering: Relaxed; as in `released`.
+        if self.waiters.load(Ordering::Relaxed) & !FENCED != 0 {
+            self.notify();
+        }
+    }
+
     fn notify(&self) {
         if mutant("lglock-unlock-ignores-waiters") {
             return;

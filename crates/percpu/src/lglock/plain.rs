@@ -71,8 +71,6 @@ impl<T> LgLock<T> {
     ///
     /// [`AllocError`] if memory is out.
     pub fn try_new(init: impl FnMut(CpuId) -> T) -> Result<Self, AllocError> {
-        // Decided now, or every unlock before somebody waits would run a full fence.
-        let _ = crate::fence::strategy();
         Ok(Self { slots: Slot::all(init)? })
     }
 
@@ -236,7 +234,12 @@ impl<T> LgLock<T> {
     fn take_slow(&self, slot: &Slot<T>, me: u64, mode: Mode) -> Result<(), LockError> {
         // Ordering: Relaxed; only this thread stores its id, so it is there or not for sure.
         let mine = |slot: &Slot<T>| slot.owner.load(Ordering::Relaxed) == me;
-        if self.slots[slot.cpu.index()..].iter().any(mine) {
+        // Whoever only tries waits for nobody, in no order.
+        let asked_before = match mode {
+            Mode::Try => mine(slot),
+            Mode::Wait => self.slots[slot.cpu.index()..].iter().any(mine),
+        };
+        if asked_before {
             return Err(LockError::Deadlock);
         }
         if slot.parker.is_inherited() {

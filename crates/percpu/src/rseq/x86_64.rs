@@ -39,6 +39,7 @@ use crate::cpu::{CpuId, RseqState, backend};
 use crate::fence;
 use crate::rseq::self_test::{Operations, self_test};
 use crate::rseq::{Offset, find};
+use crate::starting::starting;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::cpu;
 use crate::sync::native::OnceLock;
@@ -64,7 +65,7 @@ pub(super) fn available() -> bool {
 /// Whether sections run in this process, and why not; decides on the first call.
 pub(super) fn state() -> &'static Sections {
     static STATE: OnceLock<Sections> = OnceLock::new();
-    STATE.get_or_init(|| {
+    let decide = || {
         let armed = match usable() {
             Ok(armed) => armed,
             Err(why) => return why,
@@ -77,7 +78,8 @@ pub(super) fn state() -> &'static Sections {
         // Ordering: Release pairs with the Acquire in `armed`; it carries `OFFSET`.
         LIMIT.store(armed.limit, Ordering::Release);
         Sections::InUse
-    })
+    };
+    STATE.get().unwrap_or_else(|| starting(|| STATE.get_or_init(decide)))
 }
 
 /// What sections need, if all of it is there: an area, and a barrier that restarts them.
