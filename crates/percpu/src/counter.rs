@@ -79,8 +79,8 @@ fn revokers(word: u64) -> u64 {
     word << 1 >> 49
 }
 
-/// More revokers than this are not counted, and the slot stays closed for ever: that many guards
-/// were forgotten.
+/// This many revokers are not told from more, so that the slot stays closed for ever: see
+/// [`PerCpuCounter::revoke`].
 const MOST_REVOKERS: u64 = (1 << 13) - 1;
 
 const _: () =
@@ -277,6 +277,10 @@ impl PerCpuCounter {
     ///
     /// Lock-free. Costs a [`fence::heavy`] with sections in use. For a CPU that does not exist
     /// there is nothing to close.
+    ///
+    /// Where no sections run, up to 8,190 guards of one slot may exist at a time. With more, also by
+    /// forgetting them, the slot stays closed for ever: the counter is right, and adds on that CPU
+    /// go to the shared sum.
     pub fn revoke(&self, cpu: CpuId) -> RevokedSlot<'_> {
         let guard = RevokedSlot { counter: self, cpu };
         let Some(words) = self.words_or_take() else { return guard };

@@ -84,7 +84,7 @@ pub use self::capabilities::{Capabilities, RseqUnavailable, Sections, capabiliti
 pub use self::counter::{PerCpuCounter, RevokedSlot};
 pub use self::cpu::{Backend, CpuId, RseqState, Source, backend, current_cpu};
 pub use self::cpulist::{CpuList, CpuListError};
-pub use self::error::{AllocError, Forked};
+pub use self::error::{AllocError, Forked, NewError};
 pub use self::gate::{GateError, ReadGuard, ReadWriteGate, WriteGuard};
 pub use self::lglock::{BiasedLgLock, LgLock, LockError};
 pub use self::limited::{LimitError, LimitedCounter};

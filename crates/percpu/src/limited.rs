@@ -124,12 +124,19 @@ impl fmt::Display for LimitError {
         match self {
             Self::LimitReached => f.write_str("the limit is reached"),
             Self::BelowZero => f.write_str("more taken back than was added"),
-            Self::Forked(forked) => forked.fmt(f),
+            Self::Forked(_) => f.write_str("the counter was in use at a fork"),
         }
     }
 }
 
-impl Error for LimitError {}
+impl Error for LimitError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Forked(forked) => Some(forked),
+            Self::LimitReached | Self::BelowZero => None,
+        }
+    }
+}
 
 impl From<LimitError> for io::Error {
     fn from(error: LimitError) -> Self {

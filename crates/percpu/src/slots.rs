@@ -17,7 +17,6 @@
 //! 2. Two slots never share a 128-byte line (a pair of 64-byte lines, which the prefetcher of
 //!    x86_64 fetches together).
 
-use std::alloc::{Layout, handle_alloc_error};
 use std::fmt;
 use std::io;
 use std::iter::{Enumerate, FusedIterator};
@@ -25,7 +24,7 @@ use std::slice;
 use std::vec;
 
 use crate::cpu::CpuId;
-use crate::error::AllocError;
+use crate::error::{AllocError, out_of_memory};
 use crate::fence;
 use crate::sync::cpu;
 use crate::topology::online;
@@ -75,11 +74,7 @@ impl<T> PerCpu<T> {
     ///
     /// Like `Box::new`, if there is no memory; [`try_new`](Self::try_new) returns that.
     pub fn new(init: impl FnMut(CpuId) -> T) -> Self {
-        Self::try_new(init).unwrap_or_else(|_| {
-            handle_alloc_error(
-                Layout::array::<Slot<T>>(cpu::possible()).unwrap_or(Layout::new::<T>()),
-            )
-        })
+        Self::try_new(init).unwrap_or_else(|_| out_of_memory::<Slot<T>>(cpu::possible()))
     }
 
     /// Makes a slot for every CPU, in ascending order, `init` giving what is in it.

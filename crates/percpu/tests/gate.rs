@@ -33,9 +33,9 @@ fn inv16_a_writer_is_not_starved_by_readers_that_overlap() {
     thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
-                let mut guard = gate.try_read();
+                let mut guard = gate.try_read().ok();
                 while !stop.load(Relaxed) {
-                    guard = gate.try_read().or_else(|| {
+                    guard = gate.try_read().ok().or_else(|| {
                         guard.take();
                         gate.read().ok()
                     });
@@ -103,7 +103,7 @@ fn stress_inv16_no_reader_sees_half_of_a_write() {
                 }
                 // Mostly without waiting: to try often, and at any moment of a reader's way in.
                 let wait = round % 64 == 0;
-                let guard = if wait { gate.write().ok() } else { gate.try_write() };
+                let guard = if wait { gate.write().ok() } else { gate.try_write().ok() };
                 if let Some(mut guard) = guard {
                     let halves = guard.0.get_mut();
                     halves[0] += 1;

@@ -299,13 +299,15 @@ both_kinds! {
             });
             is_held.recv().unwrap();
             assert!(in_child(|| {
-                let forked = Some(LockError::Forked);
+                let is_forked = |error| matches!(error, Some(LockError::Forked(_)));
                 [
                     lock.local_on(ZERO).err(),
                     lock.try_local_on(ZERO).err(),
                     lock.global().err(),
                     lock.try_global().err(),
-                ] == [forked; 4]
+                ]
+                .map(is_forked)
+                    == [true; 4]
             }));
             drop(end);
         });

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::thread;
 
 use percpu::cache::{NodeCache, NodeHint, NodeStats, ObjectCache, Preload};
-use percpu::{AllocError, LimitedCounter, PerCpu, PerCpuCounter};
+use percpu::{AllocError, LimitedCounter, PerCpu, PerCpuCounter, PercpuRef};
 
 /// The system's allocator, which counts the calling thread's calls and may refuse it.
 struct Counting;
@@ -206,8 +206,16 @@ fn what_cannot_be_allocated_is_said() {
     REFUSED_FROM.set(1 << 20);
     let objects = ObjectCache::<u8>::try_new(1 << 20).err();
     let nodes = NodeCache::<u8>::try_new(1 << 20).err();
+    REFUSED_FROM.set(4096);
+    let text = [b'x'; 4096]; // makes for a large closure
+    let refs = PercpuRef::new(move || assert_eq!(text[7], b'x')).map(drop);
     REFUSED_FROM.set(usize::MAX);
+    refs.expect_err("too large").into_inner()(); // the closure itself
     let errors: [Option<AllocError>; 4] = [slots, stashes, objects, nodes];
     assert!(errors.iter().all(Option::is_some), "{errors:?}");
     assert_eq!(errors[0].unwrap().errno(), libc::ENOMEM);
+
+    // More than any address space has: no panic of `Vec`.
+    assert!(ObjectCache::<u64>::try_new(usize::MAX).is_err());
+    assert!(NodeCache::<u64>::try_new(usize::MAX).is_err());
 }

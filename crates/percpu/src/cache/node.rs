@@ -27,7 +27,7 @@
 
 use std::fmt;
 
-use crate::error::AllocError;
+use crate::error::{AllocError, out_of_memory};
 use crate::sync::Arc;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
@@ -122,6 +122,14 @@ pub struct NodeStats {
     pub surplus: u64,
 }
 
+impl fmt::Display for NodeStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { from_cache, from_preload, missed, kept, surplus } = self;
+        write!(f, "take: {from_cache} kept ones, {from_preload} made before, {missed} missed; ")?;
+        write!(f, "put: {kept} kept, {surplus} surplus")
+    }
+}
+
 impl NodeHint {
     /// True if fewer than `nodes` seem to be kept. Wait-free: one load. Counts up to 4.
     #[inline]
@@ -139,10 +147,11 @@ impl<N> NodeCache<N> {
     ///
     /// # Aborts
     ///
-    /// Like `Vec::with_capacity`, if there is no memory; [`try_new`](Self::try_new) returns that.
+    /// Like `Box::new`, if there is no memory, or never could be for so many;
+    /// [`try_new`](Self::try_new) returns that.
     #[must_use]
     pub fn new(limit: usize) -> Self {
-        Self::with(Vec::with_capacity(limit), limit)
+        Self::try_new(limit).unwrap_or_else(|_| out_of_memory::<N>(limit))
     }
 
     /// Makes a cache that keeps up to `limit` nodes, and keeps none yet.
@@ -150,6 +159,11 @@ impl<N> NodeCache<N> {
     /// # Errors
     ///
     /// [`AllocError`] if there is no memory for the list of them.
+    ///
+    /// # Aborts
+    ///
+    /// Like `Arc::new`, if there is none for the 24 bytes of the hint, of which that is the only
+    /// allocator in stable Rust.
     pub fn try_new(limit: usize) -> Result<Self, AllocError> {
         let mut nodes = Vec::new();
         nodes.try_reserve_exact(limit).map_err(|_| AllocError::new())?;
@@ -413,6 +427,10 @@ mod tests {
         assert_eq!(
             cache.stats(),
             NodeStats { from_cache: 1, from_preload: 2, missed: 1, kept: 3, surplus: 3 }
+        );
+        assert_eq!(
+            cache.stats().to_string(),
+            "take: 1 kept ones, 2 made before, 1 missed; put: 3 kept, 3 surplus"
         );
     }
 

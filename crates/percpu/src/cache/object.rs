@@ -18,7 +18,7 @@
 use std::fmt;
 use std::iter::FusedIterator;
 
-use crate::error::AllocError;
+use crate::error::{AllocError, out_of_memory};
 use crate::slots::{Iter, PerCpu};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
@@ -92,22 +92,30 @@ pub struct ObjectStats {
     pub busy: u64,
 }
 
+impl fmt::Display for ObjectStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { hits, empty, kept, full, busy } = self;
+        write!(f, "get: {hits} found, {empty} empty; put: {kept} kept, {full} full; {busy} busy")
+    }
+}
+
 impl<T> ObjectCache<T> {
     /// Makes a cache that keeps up to `each` objects for every possible CPU, and keeps none yet.
     ///
     /// # Aborts
     ///
-    /// Like `Vec::with_capacity`, if there is no memory; [`try_new`](Self::try_new) returns that.
+    /// Like `Box::new`, if there is no memory, or never could be for so many;
+    /// [`try_new`](Self::try_new) returns that.
     #[must_use]
     pub fn new(each: usize) -> Self {
-        Self { stashes: PerCpu::new(|_| Stash::with(Vec::with_capacity(each))), each }
+        Self::try_new(each).unwrap_or_else(|_| out_of_memory::<T>(each))
     }
 
     /// Makes a cache that keeps up to `each` objects for every possible CPU, and keeps none yet.
     ///
     /// # Errors
     ///
-    /// [`AllocError`] if there is no memory for the stashes.
+    /// [`AllocError`] if there is no memory for the stashes, or could not be for any machine.
     pub fn try_new(each: usize) -> Result<Self, AllocError> {
         let mut failed = false;
         let stashes = PerCpu::try_new(|_| {
@@ -340,6 +348,9 @@ mod tests {
             let each = each as u64;
             let want = ObjectStats { hits: each, empty: 1, kept: each, full: 5 - each, busy: 0 };
             assert_eq!(cache.stats(), want);
+            let line =
+                format!("get: {each} found, 1 empty; put: {each} kept, {} full; 0 busy", 5 - each);
+            assert_eq!(want.to_string(), line);
         }
     }
 

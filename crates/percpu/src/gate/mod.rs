@@ -5,11 +5,11 @@
 //!
 //! ```text
 //!   reader                                   writer
-//!   section: gate = 0? word[cpu] += 1        under `state`: owner = me; gate = 1
+//!   section: gate = 0? word[cpu] += 1        under `state`: owner = me; gate = me
 //!   ...reads...                              heavy_rseq()   nobody enters after this
 //!   section: word[cpu] -= 1                  while sum(words) != 0 { wait }
 //!   light()                                  ...writes...
-//!   gate = 1? wake the writer                under `state`: owner = 0; gate = 0; wake
+//!   gate != 0? wake the writer               under `state`: owner = 0; gate = 0; wake
 //! ```
 //!
 //! That is the shape of the Linux kernel's percpu-rwsem (`kernel/locking/percpu-rwsem.c`, 3.8; the
@@ -24,7 +24,8 @@
 //!    before it can still commit.
 //! 2. From then on the words only fall, so a sum of 0, read word by word in any order, means that
 //!    nobody is inside: each word was at least what it is at the end of the walk.
-//! 3. `owner` and the gate change under `state` only; the gate is closed while `owner` is not 0.
+//! 3. `owner` and the gate change under `state` only, and are the same then: the id of the thread
+//!    that closed the gate, or 0.
 //! 4. A reader that leaves either is seen by the writer's sum, or sees the closed gate and wakes
 //!    the writer under `state`: its store and load against the writer's, with `light` and `heavy`
 //!    in between.
@@ -44,7 +45,7 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
 pub use self::error::GateError;
-use crate::error::{AllocError, Forked};
+use crate::error::{Forked, NewError};
 use crate::fence;
 use crate::fork::Generation;
 use crate::rseq::section::{self, Refused};
@@ -133,11 +134,12 @@ impl<T> ReadWriteGate<T> {
     ///
     /// # Errors
     ///
-    /// [`AllocError`] if memory is out; `value` is dropped.
-    pub fn new(value: T) -> Result<Self, AllocError> {
+    /// [`NewError`] if memory is out; it gives `value` back.
+    pub fn new(value: T) -> Result<Self, NewError<T>> {
+        let Ok(words) = Words::new() else { return Err(NewError(value)) };
         // Decided now: until then every `light` is a full fence.
         let _ = fence::strategy();
-        let hot = Hot { gate: AtomicU64::new(0), open: AtomicU64::new(0), words: Words::new()? };
+        let hot = Hot { gate: AtomicU64::new(0), open: AtomicU64::new(0), words };
         let cold = Cold {
             remote: AtomicU64::new(0),
             state: Mutex::new(State { owner: 0, waiting: 0, turn: 0 }),
@@ -166,9 +168,13 @@ impl<T> ReadWriteGate<T> {
 
     /// Enters to read, unless a writer is inside or waits. Never blocks; progress as
     /// [`read`](Self::read).
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read), and [`GateError::WouldBlock`] where that waits.
     #[inline]
-    pub fn try_read(&self) -> Option<ReadGuard<'_, T>> {
-        self.enter().then(|| ReadGuard { gate: self })
+    pub fn try_read(&self) -> Result<ReadGuard<'_, T>, GateError> {
+        if self.enter() { Ok(ReadGuard { gate: self }) } else { Err(self.refusal()) }
     }
 
     /// Enters to write: keeps new readers out, and blocks until those inside have left.
@@ -198,17 +204,21 @@ impl<T> ReadWriteGate<T> {
 
     /// Enters to write if nobody is inside. Does not wait for readers or writers, but costs as much
     /// as [`write`](Self::write), and keeps new readers out for that long.
-    pub fn try_write(&self) -> Option<WriteGuard<'_, T>> {
-        let mut state = self.lock().ok()?;
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write), and [`GateError::WouldBlock`] where that waits.
+    pub fn try_write(&self) -> Result<WriteGuard<'_, T>, GateError> {
+        let mut state = self.lock()?;
         if state.owner != 0 || state.turn != 0 {
-            return None;
+            return Err(self.refusal());
         }
         self.close(&mut state);
         if self.inside() {
             self.open(&mut state);
-            return None;
+            return Err(self.refusal());
         }
-        Some(WriteGuard { gate: self, _same_thread: PhantomData })
+        Ok(WriteGuard { gate: self, _same_thread: PhantomData })
     }
 
     /// Reaches the value without entering: `&mut self` proves that nobody is inside.
@@ -303,7 +313,7 @@ impl<T> ReadWriteGate<T> {
         state.owner = thread_id();
         // Ordering: Relaxed; the heavy fence below puts it before every section and every leaving
         // reader's load after it.
-        hot.gate.store(1, Ordering::Relaxed);
+        hot.gate.store(state.owner, Ordering::Relaxed);
         // Ordering: Relaxed, for `remote` and the words; from here on an entry finds the bit, and
         // `inside` reads at least this value.
         if section::available() {
@@ -387,6 +397,20 @@ impl<T> ReadWriteGate<T> {
             Ok(())
         }
     }
+
+    /// What to tell a thread that only tried, and found the gate closed or others inside.
+    #[cold]
+    fn refusal(&self) -> GateError {
+        // Ordering: Relaxed; a living thread's id is stored by that thread alone, so it is there or
+        // not for sure.
+        if self.hot.gate.load(Ordering::Relaxed) == thread_id() {
+            GateError::Deadlock
+        } else if self.cold.born.is_inherited() {
+            GateError::Forked(Forked::new())
+        } else {
+            GateError::WouldBlock
+        }
+    }
 }
 
 /// Counts one more reader in a word unless it is closed.
@@ -416,8 +440,8 @@ impl<T: fmt::Debug> fmt::Debug for ReadWriteGate<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut gate = f.debug_struct("ReadWriteGate");
         match self.try_read() {
-            Some(value) => gate.field("value", &*value),
-            None => gate.field("value", &format_args!("<closed>")),
+            Ok(value) => gate.field("value", &*value),
+            Err(_) => gate.field("value", &format_args!("<closed>")),
         };
         gate.finish_non_exhaustive()
     }
@@ -458,7 +482,8 @@ impl<T: fmt::Debug> fmt::Debug for ReadGuard<'_, T> {
 /// The right to change what a [`ReadWriteGate`] holds; leaves when dropped, also by a panic.
 ///
 /// It stays on its thread, so that a thread that would wait for itself can be told so. If it is
-/// forgotten, the gate stays closed.
+/// forgotten, the gate stays closed for ever: then this thread is told [`GateError::Deadlock`], and
+/// others wait; when it has ended, a later thread may be told so in its place (ids are used again).
 ///
 /// ```compile_fail
 /// fn send<T: Send>(_: T) {}

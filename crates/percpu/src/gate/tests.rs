@@ -51,9 +51,10 @@ fn inv16_whoever_would_wait_for_itself_is_told_so() {
     assert_eq!(gate.read().unwrap_err(), GateError::Deadlock);
     assert_eq!(gate.write().unwrap_err(), GateError::Deadlock);
     assert_eq!(GateError::Deadlock.errno(), libc::EDEADLK);
-    assert!(gate.try_read().is_none() && gate.try_write().is_none());
+    assert_eq!(gate.try_read().unwrap_err(), GateError::Deadlock);
+    assert_eq!(gate.try_write().unwrap_err(), GateError::Deadlock);
     drop(guard);
-    assert!(gate.try_read().is_some() && gate.try_write().is_some());
+    assert!(gate.try_read().is_ok() && gate.try_write().is_ok());
 }
 
 #[test]
@@ -63,7 +64,9 @@ fn inv15_a_fork_child_is_refused_where_it_would_wait_for_its_parents_threads() {
 
     let guard = gate.read().unwrap();
     assert!(in_child(|| {
-        gate.write().map(drop) == forked && gate.read().is_ok() && gate.try_write().is_none()
+        gate.write().map(drop) == forked
+            && gate.read().is_ok()
+            && gate.try_write().map(drop) == forked
     }));
     drop(guard);
     assert!(in_child(|| gate.write().map(|mut value| *value = 1).is_ok()));
@@ -73,7 +76,10 @@ fn inv15_a_fork_child_is_refused_where_it_would_wait_for_its_parents_threads() {
         // To the thread that forked, the guard is its own still; a parent's other thread has 1.
         let own = gate.read().map(drop) == Err(GateError::Deadlock);
         gate.cold.state.lock().owner = 1;
-        own && gate.read().map(drop) == forked && gate.write().map(drop) == forked
+        gate.hot.gate.store(1, Ordering::Relaxed);
+        own && gate.read().map(drop) == forked
+            && gate.write().map(drop) == forked
+            && gate.try_read().map(drop) == forked
     }));
     drop(writer);
 
@@ -81,7 +87,7 @@ fn inv15_a_fork_child_is_refused_where_it_would_wait_for_its_parents_threads() {
     assert!(in_child(|| {
         let refused = gate.write().map(drop) == forked;
         let entered = gate.read().is_ok(); // needs no lock
-        refused && entered && gate.try_write().is_none()
+        refused && entered && gate.try_write().map(drop) == forked
     }));
     drop(held);
     assert!(in_child(|| {
@@ -90,25 +96,45 @@ fn inv15_a_fork_child_is_refused_where_it_would_wait_for_its_parents_threads() {
     }));
 }
 
+#[test]
+fn whoever_only_tries_is_told_that_others_are_inside() {
+    let gate = gate();
+    let writer = gate.write().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let busy = GateError::WouldBlock;
+            assert_eq!(gate.try_read().unwrap_err(), busy);
+            assert_eq!(gate.try_write().unwrap_err(), busy);
+            assert_eq!((busy.errno(), busy.to_string().is_empty()), (libc::EAGAIN, false));
+        });
+    });
+    drop(writer);
+    let _reader = gate.read().unwrap();
+    assert_eq!(gate.try_write().unwrap_err(), GateError::WouldBlock);
+    assert!(gate.try_read().is_ok(), "an attempt leaves the gate open");
+}
+
 /// A guard moves to another thread, and the thread that took it exits.
 #[test]
 fn inv15_readers_are_not_counted_by_thread() {
     let gate = gate();
     let reader = thread::scope(|scope| scope.spawn(|| gate.read().unwrap()).join().unwrap());
-    assert!(gate.try_write().is_none(), "the guard of an exited thread still counts");
+    let busy = Err(GateError::WouldBlock);
+    assert_eq!(gate.try_write().map(drop), busy, "the guard of an exited thread still counts");
     drop(reader);
-    assert!(gate.try_write().is_some());
+    assert!(gate.try_write().is_ok());
 }
 
 #[test]
 fn inv15_a_forgotten_guard_keeps_the_others_out() {
     let gate = gate();
     std::mem::forget(gate.read());
-    assert!(gate.try_write().is_none() && gate.try_read().is_some());
+    assert_eq!(gate.try_write().unwrap_err(), GateError::WouldBlock);
+    assert!(gate.try_read().is_ok());
 
     let gate = self::gate();
     std::mem::forget(gate.write());
-    assert!(gate.try_read().is_none());
+    assert_eq!(gate.try_read().unwrap_err(), GateError::Deadlock);
     assert_eq!(gate.write().unwrap_err(), GateError::Deadlock);
 }
 

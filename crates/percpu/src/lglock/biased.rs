@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::cpu::CpuId;
-use crate::error::AllocError;
+use crate::error::{AllocError, Forked, out_of_memory};
 use crate::fence::heavy_rseq;
 use crate::rseq::section::{self, Refused};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -64,13 +64,14 @@ struct Bias {
 impl<T> BiasedLgLock<T> {
     /// Makes a slot for every CPU that may ever exist, with the value that `init` gives for it.
     ///
-    /// # Panics
+    /// If `init` panics, the values made so far are dropped and the panic goes on.
     ///
-    /// Panics if memory is out, where [`try_new`](Self::try_new) returns an error, and if `init`
-    /// panics.
+    /// # Aborts
+    ///
+    /// Like `Box::new`, if there is no memory; [`try_new`](Self::try_new) returns that.
     #[must_use]
     pub fn new(init: impl FnMut(CpuId) -> T) -> Self {
-        Self::try_new(init).unwrap_or_else(|error| panic!("{error}"))
+        Self::try_new(init).unwrap_or_else(|_| out_of_memory::<Slot<T>>(cpu::possible()))
     }
 
     /// Makes a slot for every CPU that may ever exist, with the value that `init` gives for it.
@@ -346,7 +347,8 @@ impl Bias {
     /// somebody may wait for.
     #[cold]
     fn may_wait(&self, mode: Mode) -> Result<(), LockError> {
-        // Ordering: Relaxed; only this thread stores its id, so it is there or not for sure.
+        // Ordering: Relaxed; only this thread stores its id, so it is there or not for sure, as in
+        // `take_slow` of `plain`.
         if self.closed.load(Ordering::Relaxed) == thread_id() {
             return Err(LockError::Deadlock);
         }
@@ -361,7 +363,7 @@ impl Bias {
             return Err(LockError::Deadlock);
         }
         if self.parker.is_inherited() {
-            return Err(LockError::Forked);
+            return Err(Forked::new().into());
         }
         if mode == Mode::Try { Err(LockError::WouldBlock) } else { Ok(()) }
     }

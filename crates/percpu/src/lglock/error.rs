@@ -5,6 +5,7 @@ use std::fmt;
 use std::io;
 
 use crate::cpu::CpuId;
+use crate::error::Forked;
 
 /// Why a slot was not locked. Nothing stays locked of what the call had to lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,12 +14,13 @@ pub enum LockError {
     /// Another thread holds a slot that was asked for. Only the `try_` methods say so: the others
     /// wait. `EAGAIN`.
     WouldBlock,
-    /// Waiting could last for ever, because of what this thread holds itself: the slot it asks for
-    /// (perhaps by a guard that it forgot), or one that must be locked later. `EDEADLK`.
+    /// Waiting could last for ever, because of what this thread holds itself: the slot it asks for,
+    /// or one that must be locked later. Or because of a guard that was forgotten, by this thread or
+    /// by one that has ended and whose id it has. `EDEADLK`.
     Deadlock,
     /// The lock is from before a `fork`, and a thread that does not exist here may hold it; see
     /// [`fork`](crate::fork). `EOWNERDEAD`.
-    Forked,
+    Forked(Forked),
     /// No slot for this CPU: not below the lock's `capacity`. `EINVAL`.
     NoSuchCpu(CpuId),
     /// A pair is two slots, and this one was named twice. `EINVAL`.
@@ -32,7 +34,7 @@ impl LockError {
         match self {
             Self::WouldBlock => libc::EAGAIN,
             Self::Deadlock => libc::EDEADLK,
-            Self::Forked => libc::EOWNERDEAD,
+            Self::Forked(forked) => forked.errno(),
             Self::NoSuchCpu(_) | Self::SameSlot(_) => libc::EINVAL,
         }
     }
@@ -45,18 +47,25 @@ impl fmt::Display for LockError {
             Self::Deadlock => {
                 f.write_str("this thread holds the slot, or one that must be locked after it")
             }
-            Self::Forked => crate::Forked::new().fmt(f),
+            Self::Forked(_) => f.write_str("the slot was taken before a fork"),
             Self::NoSuchCpu(cpu) => write!(f, "no slot for {cpu}"),
             Self::SameSlot(cpu) => write!(f, "a pair of {cpu} and itself"),
         }
     }
 }
 
-impl Error for LockError {}
+impl Error for LockError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Forked(forked) => Some(forked),
+            _ => None,
+        }
+    }
+}
 
-impl From<crate::Forked> for LockError {
-    fn from(_: crate::Forked) -> Self {
-        Self::Forked
+impl From<Forked> for LockError {
+    fn from(forked: Forked) -> Self {
+        Self::Forked(forked)
     }
 }
 
@@ -90,9 +99,9 @@ mod tests {
                 "this thread holds the slot, or one that must be locked after it",
             ),
             (
-                LockError::Forked,
+                LockError::Forked(Forked::new()),
                 libc::EOWNERDEAD,
-                "inherited through fork and busy: its holder may not exist in this process",
+                "the slot was taken before a fork",
             ),
             (LockError::NoSuchCpu(cpu), libc::EINVAL, "no slot for cpu 9"),
             (LockError::SameSlot(cpu), libc::EINVAL, "a pair of cpu 9 and itself"),
@@ -100,6 +109,8 @@ mod tests {
             assert_eq!((error.errno(), error.to_string().as_str()), (errno, says));
             assert_eq!(io::Error::from(error).raw_os_error(), Some(errno));
         }
-        assert_eq!(LockError::from(crate::Forked::new()), LockError::Forked);
+        let forked = LockError::from(Forked::new());
+        assert!(forked.source().is_some_and(|why| why.is::<Forked>()));
+        assert!(LockError::Deadlock.source().is_none());
     }
 }

@@ -19,7 +19,8 @@ type NotSend = PhantomData<*mut ()>;
 ///
 /// It keeps the slot that it locked, wherever its thread moves meanwhile.
 /// [`mem::forget`](std::mem::forget) leaves the slot locked for ever: then this thread is told
-/// [`Deadlock`](super::LockError::Deadlock) and every other one waits.
+/// [`Deadlock`](super::LockError::Deadlock), and every other one waits; when it has ended, a later
+/// thread may be told so in its place (ids are used again).
 #[must_use = "the slot is unlocked when the guard drops"]
 pub struct LocalGuard<'a, T> {
     slot: &'a Slot<T>,

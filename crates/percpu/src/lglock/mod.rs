@@ -16,7 +16,9 @@
 //!
 //! A word holds the id of the thread that has the slot, so a thread that asks for what it holds
 //! already is told [`LockError::Deadlock`] instead of waiting for itself. That is why also the
-//! methods that wait return a `Result`; it takes no room and no time beside the lock itself.
+//! methods that wait return a `Result`; it takes no room and no time beside the lock itself. An id
+//! is that of a living thread: of one that forgot its guard and ended, a later thread may have it,
+//! and is then told `Deadlock` too. Nobody unlocks that slot, so it would have waited for ever.
 //!
 //! Who excludes whom, by what:
 //!
@@ -29,7 +31,7 @@
 //! Locks are neither fair nor recursive. Waiting means a few attempts, then sleeping until an
 //! unlock. A panic inside a guard unlocks: there is no poison, and what the value looks like is up
 //! to whoever changed it. A thread that ends with a guard in a thread-local unlocks when that is
-//! destroyed; a forgotten guard keeps its slot locked. In a `fork` child, whoever would wait for a
+//! destroyed; a forgotten guard keeps its slot locked for ever. In a `fork` child, whoever would wait for a
 //! lock made before the fork is told [`LockError::Forked`], and what is free can be locked;
 //! guards of the thread that forked are good in the child as well.
 //!

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::cpu::CpuId;
-use crate::error::AllocError;
+use crate::error::{AllocError, Forked, out_of_memory};
 use crate::sync::atomic::Ordering;
 use crate::sync::{cpu, mutant, thread_id};
 
@@ -54,13 +54,14 @@ pub struct LgLock<T> {
 impl<T> LgLock<T> {
     /// Makes a slot for every CPU that may ever exist, with the value that `init` gives for it.
     ///
-    /// # Panics
+    /// If `init` panics, the values made so far are dropped and the panic goes on.
     ///
-    /// Panics if memory is out, where [`try_new`](Self::try_new) returns an error, and if `init`
-    /// panics.
+    /// # Aborts
+    ///
+    /// Like `Box::new`, if there is no memory; [`try_new`](Self::try_new) returns that.
     #[must_use]
     pub fn new(init: impl FnMut(CpuId) -> T) -> Self {
-        Self::try_new(init).unwrap_or_else(|error| panic!("{error}"))
+        Self::try_new(init).unwrap_or_else(|_| out_of_memory::<Slot<T>>(cpu::possible()))
     }
 
     /// Makes a slot for every CPU that may ever exist, with the value that `init` gives for it.
@@ -232,7 +233,8 @@ impl<T> LgLock<T> {
     #[cold]
     #[inline(never)]
     fn take_slow(&self, slot: &Slot<T>, me: u64, mode: Mode) -> Result<(), LockError> {
-        // Ordering: Relaxed; only this thread stores its id, so it is there or not for sure.
+        // Ordering: Relaxed; only this thread stores its id, so it is there or not for sure. Or a
+        // thread stored it that forgot its guard and ended: the slot is lost either way.
         let mine = |slot: &Slot<T>| slot.owner.load(Ordering::Relaxed) == me;
         // Whoever only tries waits for nobody, in no order.
         let asked_before = match mode {
@@ -243,7 +245,7 @@ impl<T> LgLock<T> {
             return Err(LockError::Deadlock);
         }
         if slot.parker.is_inherited() {
-            return Err(LockError::Forked);
+            return Err(Forked::new().into());
         }
         if mode == Mode::Try {
             return Err(LockError::WouldBlock);

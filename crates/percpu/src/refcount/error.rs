@@ -6,6 +6,9 @@ use std::io;
 
 use crate::error::{AllocError, Forked};
 
+/// The line of each `Forked` here; its source says the rest.
+const FORKED: &str = "the reference count was being switched at a fork";
+
 /// Why [`PercpuRef::kill`](crate::PercpuRef::kill) did nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -108,7 +111,7 @@ impl fmt::Display for KillError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AlreadyDying => f.write_str("the reference count was killed before"),
-            Self::Forked(forked) => forked.fmt(f),
+            Self::Forked(_) => f.write_str(FORKED),
         }
     }
 }
@@ -118,7 +121,7 @@ impl fmt::Display for ResurrectError {
         match self {
             Self::NotDying => f.write_str("the reference count is live"),
             Self::Released => f.write_str("the reference count has reached zero"),
-            Self::Forked(forked) => forked.fmt(f),
+            Self::Forked(_) => f.write_str(FORKED),
         }
     }
 }
@@ -127,8 +130,8 @@ impl fmt::Display for ReinitRefused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::InUse => f.write_str("the reference count has not reached zero"),
-            Self::Alloc(alloc) => alloc.fmt(f),
-            Self::Forked(forked) => forked.fmt(f),
+            Self::Alloc(_) => f.write_str("no memory for the release closure"),
+            Self::Forked(_) => f.write_str(FORKED),
         }
     }
 }
@@ -145,10 +148,40 @@ impl<F> fmt::Debug for ReinitError<F> {
     }
 }
 
-impl Error for KillError {}
-impl Error for ResurrectError {}
-impl Error for ReinitRefused {}
-impl<F> Error for ReinitError<F> {}
+impl Error for KillError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Forked(forked) => Some(forked),
+            Self::AlreadyDying => None,
+        }
+    }
+}
+
+impl Error for ResurrectError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Forked(forked) => Some(forked),
+            Self::NotDying | Self::Released => None,
+        }
+    }
+}
+
+impl Error for ReinitRefused {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Alloc(alloc) => Some(alloc),
+            Self::Forked(forked) => Some(forked),
+            Self::InUse => None,
+        }
+    }
+}
+
+/// Reads as its reason does, so the source is that of the reason.
+impl<F> Error for ReinitError<F> {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.why.source()
+    }
+}
 
 impl From<Forked> for KillError {
     fn from(forked: Forked) -> Self {
@@ -159,6 +192,18 @@ impl From<Forked> for KillError {
 impl From<Forked> for ResurrectError {
     fn from(forked: Forked) -> Self {
         Self::Forked(forked)
+    }
+}
+
+impl From<Forked> for ReinitRefused {
+    fn from(forked: Forked) -> Self {
+        Self::Forked(forked)
+    }
+}
+
+impl From<AllocError> for ReinitRefused {
+    fn from(alloc: AllocError) -> Self {
+        Self::Alloc(alloc)
     }
 }
 

@@ -54,7 +54,8 @@
 //! nothing: counts belong to CPUs, not to threads. A forgotten [`Reference`] is a reference for
 //! ever, and the release closure never runs. A panic of the release closure reaches whoever put
 //! the last reference, or killed; one of the closure given to [`PercpuRef::kill_and_confirm`]
-//! reaches its caller, after the initial reference was dropped all the same.
+//! reaches its caller, after the initial reference was dropped all the same. A release closure that
+//! panics on a thread that unwinds already aborts the process, as any panic of a drop does there.
 
 mod error;
 mod switch;
@@ -64,7 +65,7 @@ use std::mem;
 
 pub use self::error::{KillError, ReinitError, ReinitRefused, ResurrectError};
 use self::switch::Switch;
-use crate::error::AllocError;
+use crate::error::NewError;
 use crate::fork::Generation;
 use crate::rseq::section::{self, Refused};
 use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -153,16 +154,21 @@ impl PercpuRef {
     ///
     /// `release` runs when the count reaches zero, on whichever thread put the last reference. No
     /// lock is held then and the `PercpuRef` is not touched again, so the closure may free what it
-    /// is part of. Allocates.
+    /// is part of. It should not panic: where the last reference is dropped by a panic that unwinds,
+    /// that aborts the process. Allocates.
     ///
     /// # Errors
     ///
-    /// [`AllocError`] if memory is out; `release` is dropped.
-    pub fn new(release: impl FnOnce() + Send + 'static) -> Result<Self, AllocError> {
-        let release: Release = switch::try_box(release).map_err(|_| AllocError::new())?;
+    /// [`NewError`] if memory is out; it gives `release` back.
+    pub fn new<F>(release: F) -> Result<Self, NewError<F>>
+    where
+        F: FnOnce() + Send + 'static,
+    {
+        let Ok(words) = Words::new() else { return Err(NewError(release)) };
+        let release: Release = switch::try_box(release).map_err(NewError)?;
         Ok(Self {
             gate: AtomicU64::new(0),
-            words: Words::new()?,
+            words,
             cold: Cold {
                 atomic: AtomicI64::new(BIAS + ONE),
                 remote: AtomicU64::new(0),
@@ -385,6 +391,11 @@ impl fmt::Debug for PercpuRef {
 ///
 /// It may be dropped on another thread, and on another CPU, than it was taken on. `clone` never
 /// fails. [`mem::forget`] keeps the count from zero for ever.
+///
+/// # Panics
+///
+/// Its drop, with the panic of the release closure, if this is the last reference. On a thread that
+/// unwinds already that aborts the process.
 #[must_use = "dropping the reference puts it at once"]
 pub struct Reference<'a> {
     refs: &'a PercpuRef,

@@ -66,6 +66,10 @@ impl PercpuRef {
     ///
     /// With the panic of `confirm`; the initial reference is dropped all the same. With that of the
     /// release closure, if it runs here.
+    ///
+    /// # Aborts
+    ///
+    /// If both panic: the release closure then runs while the panic of `confirm` unwinds.
     pub fn kill_and_confirm(&self, confirm: impl FnOnce()) -> Result<(), KillError> {
         let mut switch = self.lock()?;
         if self.is_dying() {

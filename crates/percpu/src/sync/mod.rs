@@ -57,6 +57,9 @@ mod imp {
     pub use std::{hint, thread, thread_local};
 
     /// Tells this thread from every other that lives: never 0. Wait-free, a few instructions.
+    ///
+    /// It is an address in the thread's own memory, so it may be that of a later thread once this
+    /// one has ended. An id left in a word by a guard that was forgotten then names a stranger.
     #[inline(always)]
     pub fn thread_id() -> u64 {
         thread_local! {
