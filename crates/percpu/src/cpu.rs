@@ -18,6 +18,7 @@ use std::fmt;
 
 use crate::starting::starting;
 use crate::sync::native::OnceLock;
+#[cfg(any(test, not(offlock_virtual_cpu)))]
 use crate::sync::native::atomic::{AtomicU32, Ordering};
 use crate::topology::topology;
 
@@ -90,8 +91,9 @@ fn real_cpu() -> CpuId {
 
 #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
 mod fast {
+    #[cfg(any(test, not(offlock_virtual_cpu)))]
     use super::CpuId;
-    use crate::rseq::{self, Offset};
+    use crate::rseq::Offset;
     use crate::sync::native::atomic::{AtomicIsize, AtomicU32, Ordering};
 
     /// The capacity, or 0 where there is no area to read. Invariant 2.
@@ -110,6 +112,7 @@ mod fast {
     /// The id in the calling thread's area, if there is one.
     ///
     /// One branch: a limit of 0 refuses every id, so the id is read before the limit is looked at.
+    #[cfg(any(test, not(offlock_virtual_cpu)))]
     #[inline(always)]
     pub(super) fn current() -> Option<CpuId> {
         // Ordering: Acquire pairs with the Release in `publish`; it carries `OFFSET`.
@@ -118,10 +121,11 @@ mod fast {
         let raw = OFFSET.load(Ordering::Relaxed);
         // SAFETY: by invariant 2 either what `to_raw` gave, or still 0, which may be read as well.
         let area = unsafe { Offset::from_raw(raw) };
-        below(rseq::cpu_id(area), limit)
+        below(crate::rseq::cpu_id(area), limit)
     }
 
     /// One compare rejects -1, -2 (as `u32`) and whatever is too large for the slots.
+    #[cfg(any(test, not(offlock_virtual_cpu)))]
     #[inline(always)]
     pub(super) fn below(id: u32, limit: u32) -> Option<CpuId> {
         (id < limit).then_some(CpuId(id))
@@ -161,6 +165,7 @@ pub(crate) fn recent_cpu() -> CpuId {
 }
 
 /// Everything but the rseq area: the first call, a thread without an id, a process without rseq.
+#[cfg(not(offlock_virtual_cpu))]
 #[cold]
 #[inline(never)]
 fn current_cpu_slow() -> CpuId {
@@ -177,6 +182,7 @@ fn current_cpu_slow() -> CpuId {
 }
 
 /// The slot for a thread whose rseq area has no id, given what `sched_getcpu` returned.
+#[cfg(any(test, not(offlock_virtual_cpu)))]
 fn without_rseq(getcpu: i32, dealt: impl FnOnce() -> u32, capacity: u32) -> CpuId {
     let id = u32::try_from(getcpu).unwrap_or_else(|_| dealt());
     // A CPU beyond what `/sys` promised shares the slot of another: slower, never out of bounds.
@@ -190,6 +196,7 @@ pub(crate) fn getcpu() -> i32 {
 }
 
 /// A number that this thread keeps; threads get them in turn, so that they spread evenly.
+#[cfg(any(test, not(offlock_virtual_cpu)))]
 fn dealt() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     std::thread_local! {
@@ -355,7 +362,7 @@ mod tests {
         assert_eq!(fast::current().is_some(), in_use, "{}", backend());
     }
 
-    #[cfg(not(offlock_virtual_cpu))]
+    #[cfg(not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu)))]
     #[test]
     fn a_recent_cpu_is_asked_for_again_in_time() {
         let mut seen = Vec::new();

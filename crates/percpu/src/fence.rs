@@ -23,8 +23,13 @@ use std::fmt;
 
 use crate::sync::atomic::{Ordering, fence};
 
+pub(crate) use self::imp::heavy_rseq;
+#[cfg(all(
+    target_arch = "x86_64",
+    not(any(offlock_loom, offlock_shuttle, offlock_portable, offlock_virtual_cpu))
+))]
+pub(crate) use self::imp::rseq_fence_works;
 pub use self::imp::strategy;
-pub(crate) use self::imp::{heavy_rseq, rseq_fence_works};
 
 /// How the pair is made in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +130,7 @@ mod imp {
     }
 
     /// Whether [`heavy_rseq`] restarts sections.
+    #[cfg(all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu))))]
     pub(crate) fn rseq_fence_works() -> bool {
         state() == MEMBARRIER_RSEQ
     }
@@ -211,11 +217,6 @@ mod imp {
             drop(virtual_cpu::alone_on(crate::CpuId::new(cpu as u32)));
         }
         heavy();
-    }
-
-    /// Whether [`heavy_rseq`] restarts sections.
-    pub(crate) fn rseq_fence_works() -> bool {
-        true
     }
 
     /// Tells how `light` and `heavy` work: a model has fences on both sides.

@@ -200,6 +200,7 @@ fn node_number(name: &str) -> Option<u32> {
 
 /// How many CPU numbers there must at least be, without `/sys`: what libc counts, and enough for
 /// every CPU this thread may run on.
+#[cfg(any(test, not(offlock_virtual_cpu)))]
 fn configured_cpus() -> u32 {
     const WORDS: usize = MAX_CPUS as usize / 64;
 
@@ -215,12 +216,14 @@ fn configured_cpus() -> u32 {
 }
 
 /// One more than the number of the last CPU in an affinity mask; 0 if there is none.
+#[cfg(any(test, not(offlock_virtual_cpu)))]
 fn cpus_up_to_last(mask: &[u64]) -> u32 {
     let last = mask.iter().rposition(|&word| word != 0);
     last.map_or(0, |last| (last as u32 + 1) * u64::BITS - mask[last].leading_zeros())
 }
 
 /// The larger of two counts, of which either may be wrong, within reason.
+#[cfg(any(test, not(offlock_virtual_cpu)))]
 fn at_least(counted: u32, allowed: u32) -> u32 {
     counted.max(allowed).clamp(1, MAX_CPUS)
 }

@@ -51,6 +51,10 @@ impl Words {
     }
 
     /// The word of CPU 0.
+    #[cfg(all(
+        target_arch = "x86_64",
+        not(any(offlock_loom, offlock_shuttle, offlock_portable, offlock_virtual_cpu))
+    ))]
     #[inline(always)]
     pub(crate) fn base(&self) -> *mut AtomicU64 {
         self.base.as_ptr()

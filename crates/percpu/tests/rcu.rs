@@ -1,6 +1,7 @@
 //! RCU on real threads: bounds, statistics, the ends of threads, forks, and stress.
 //!
 //! There is one domain per process, so the tests take turns ([`alone`]).
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 mod common;
 

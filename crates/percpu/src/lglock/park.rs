@@ -108,6 +108,14 @@ impl Parker {
     /// Waits until `attempt` gives something. Not for an inherited parker: see invariant 3.
     ///
     /// `attempt` must succeed once a word is released that it found taken, and take no time.
+    #[cfg_attr(
+        any(offlock_loom, offlock_shuttle),
+        expect(
+            clippy::reversed_empty_ranges,
+            clippy::absurd_extreme_comparisons,
+            reason = "a model makes no attempts before it parks"
+        )
+    )]
     pub(super) fn wait<R>(&self, mut attempt: impl FnMut() -> Option<R>) -> R {
         for round in 0..PAUSES + YIELDS {
             if let Some(got) = attempt() {

@@ -44,6 +44,7 @@ impl Offset {
     /// `raw` came from `to_raw` in this process; or it is 0, and only [`cpu_id`] is called with it,
     /// whose answer is discarded: there the thread control block begins, with a pointer to itself
     /// (x86_64 ABI), so the bytes can be read.
+    #[cfg(any(test, not(offlock_virtual_cpu)))]
     #[inline(always)]
     pub(crate) unsafe fn from_raw(raw: isize) -> Self {
         Self(raw)
@@ -81,6 +82,7 @@ pub(crate) fn find() -> Result<Offset, Absent> {
 /// The id that the kernel keeps for the calling thread.
 ///
 /// Above `i32::MAX` where the thread has none: -1 (never registered) and -2 (refused), as `u32`.
+#[cfg(any(test, not(offlock_virtual_cpu)))]
 #[inline(always)]
 pub(crate) fn cpu_id(area: Offset) -> u32 {
     let id: u32;

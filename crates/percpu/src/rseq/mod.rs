@@ -13,9 +13,18 @@
 #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
 mod area;
 
+#[cfg(all(
+    target_arch = "x86_64",
+    not(offlock_portable),
+    any(test, not(offlock_virtual_cpu))
+))]
+pub(crate) use self::area::cpu_id;
 #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
-pub(crate) use self::area::{Absent, Offset, cpu_id, find};
+pub(crate) use self::area::{Absent, Offset, find};
 
 pub(crate) mod section;
-#[cfg(any(test, all(target_arch = "x86_64", not(offlock_portable))))]
+#[cfg(all(
+    any(test, all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu)))),
+    not(any(offlock_loom, offlock_shuttle))
+))]
 mod self_test;

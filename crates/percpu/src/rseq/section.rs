@@ -36,6 +36,13 @@ pub(crate) enum Refused {
     /// The thread has no CPU id, or this process has no sections: use an atomic instead.
     NoCpu,
     /// The gate was not 0.
+    #[cfg_attr(
+        all(
+            not(any(test, offlock_loom, offlock_shuttle)),
+            any(not(target_arch = "x86_64"), offlock_portable, offlock_virtual_cpu)
+        ),
+        expect(dead_code, reason = "without sections there is no gate to refuse by")
+    )]
     Closed,
     /// [`add_within`]: the sum would leave the bound. [`claim`]: the word was not 0.
     Busy,

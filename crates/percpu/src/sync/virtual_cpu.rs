@@ -15,6 +15,12 @@ use shuttle::thread_local;
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 use std::thread_local;
 
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+thread_local! {
+    static CURRENT: Cell<CpuId> = const { Cell::new(CpuId::new(0)) };
+}
+
+#[cfg(any(offlock_loom, offlock_shuttle))]
 thread_local! {
     // The checker's, not std's: every thread of a model runs on one OS thread.
     static CURRENT: Cell<CpuId> = Cell::new(CpuId::new(0));

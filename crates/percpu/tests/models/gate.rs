@@ -147,9 +147,8 @@ fn inv16_a_wake_up_does_not_slip_past_the_wait() {
         let writer = spawn(&gate, increment);
         // Shuttle needs time to put the writer there; loom would let the writer run to its wait
         // at the first yield, and that is too late.
-        for _ in 0..if cfg!(offlock_loom) { 0 } else { 6 } {
-            look(&inside);
-        }
+        let looks = if cfg!(offlock_loom) { 0 } else { 6 };
+        (0..looks).for_each(|_| _ = look(&inside));
         drop(inside);
         writer.join().unwrap();
         assert_eq!(look(&gate.read().unwrap()), 1);
