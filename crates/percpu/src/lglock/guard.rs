@@ -196,7 +196,7 @@ impl<T> Drop for GlobalGuard<'_, T> {
         if self.gate.is_none() {
             for slot in self.slots {
                 // SAFETY: see `new`: the word is this thread's, for the guard to release.
-                drop(unsafe { Hold::new(&slot.owner, &slot.parker) });
+                drop(unsafe { Hold::of(slot) });
             }
         }
     }

@@ -3,18 +3,18 @@
 //!
 //! | | own CPU's slot | another slot | all slots |
 //! |---|---|---|---|
-//! | [`LgLock`] | a compare-exchange | the same | one for each |
+//! | [`LgLock`] | an exchange | the same | one for each |
 //! | [`BiasedLgLock`] | a load and a store | interrupts every CPU | the same |
 //!
 //! ```text
-//!  LgLock        slots -> | cpu 0: owner, waiters, value | cpu 1: owner, waiters, value | ...
+//!  LgLock        slots -> | cpu 0: word, owner, waiters, value | cpu 1: word, owner, ... | ...
 //!
 //!  BiasedLgLock  gate, waiters                  read by all, written only by who closes the gate
 //!                words -> | cpu 0: owner ... | cpu 1: owner ... | ...            8 bytes per CPU
 //!                slots -> | cpu 0: value | cpu 1: value | ...
 //! ```
 //!
-//! A word holds the id of the thread that has the slot, so a thread that asks for what it holds
+//! A slot has the id of the thread that holds it, so a thread that asks for what it holds
 //! already is told [`LockError::Deadlock`] instead of waiting for itself. That is why also the
 //! methods that wait return a `Result`; it takes no room and no time beside the lock itself. An id
 //! is that of a living thread: of one that forgot its guard and ended, a later thread may have it,
@@ -42,8 +42,8 @@
 //!
 //! # Invariants
 //!
-//! 1. A value is used only by the thread whose id is in its slot's word, or in the gate after the
-//!    word was 0 once behind it.
+//! 1. A value is used only by the thread that took its slot's word from 0, or that closed the gate
+//!    and found the word to be 0 behind it.
 //! 2. A guard keeps the word it locked; unlocking never asks for the CPU again.
 //! 3. While the gate is closed no word changes but from an id to 0.
 //! 4. Whoever waits was asked first whether it may: `LgLock`, it holds no slot from the wanted one

@@ -10,7 +10,7 @@ use crate::sync::{cpu, mutant, thread_id};
 use super::error::{LockError, Mode};
 use super::guard::{GlobalGuard, LocalGuard, PairGuard};
 use super::iter::{IntoIter, IterMut};
-use super::slot::{Hold, Slot};
+use super::slot::{HELD, Hold, Slot};
 
 /// A value per CPU, each under a lock of its own; any thread may lock any of them, or all.
 ///
@@ -202,10 +202,10 @@ impl<T> LgLock<T> {
     #[inline(always)]
     fn lock<'a>(&'a self, slot: &'a Slot<T>, mode: Mode) -> Result<LocalGuard<'a, T>, LockError> {
         self.take(slot, mode)?;
-        // SAFETY: `take` stored this thread's id in the word, from 0: there is no other `Hold`.
-        let hold = unsafe { Hold::new(&slot.owner, &slot.parker) };
+        // SAFETY: `take` took the word, so there is no other `Hold`.
+        let hold = unsafe { Hold::of(slot) };
         #[cfg(any(offlock_loom, offlock_shuttle))]
-        let hold = hold.beside(slot.cpu, &self.slots[1 - slot.cpu.index()].owner);
+        let hold = hold.beside(slot.cpu, &self.slots[1 - slot.cpu.index()].word);
         // SAFETY: the word is the slot's, and whoever holds that has the value.
         Ok(unsafe { LocalGuard::new(slot, hold) })
     }
@@ -223,7 +223,7 @@ impl<T> LgLock<T> {
         Ok(guard)
     }
 
-    /// Stores this thread's id in the slot's word once that is 0.
+    /// Takes the slot's word once that is 0.
     #[inline(always)]
     fn take(&self, slot: &Slot<T>, mode: Mode) -> Result<(), LockError> {
         let me = thread_id();
@@ -250,7 +250,11 @@ impl<T> LgLock<T> {
         if mode == Mode::Try {
             return Err(LockError::WouldBlock);
         }
-        slot.parker.wait(|| try_take(slot, me).then_some(()));
+        slot.parker.wait(|| {
+            // Ordering: Relaxed; only spares the holder an exchange of its line.
+            let free = slot.word.load(Ordering::Relaxed) == 0;
+            (free && try_take(slot, me)).then_some(())
+        });
         Ok(())
     }
 }
@@ -259,9 +263,18 @@ impl<T> LgLock<T> {
 fn try_take<T>(slot: &Slot<T>, me: u64) -> bool {
     let acquire =
         if mutant("lglock-lock-is-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
-    // Ordering: Acquire on success pairs with the Release in `Hold::drop`; it carries the value.
-    // Relaxed on failure: nothing is read before the next attempt.
-    slot.owner.compare_exchange(0, me, acquire, Ordering::Relaxed).is_ok()
+    // Ordering: Acquire pairs with the Release in `Hold::drop`; it carries the value.
+    let taken = if cfg!(any(offlock_loom, offlock_shuttle)) {
+        // The same for a word of two values; loom lets an exchange that read HELD undo a release.
+        slot.word.compare_exchange(0, HELD, acquire, Ordering::Relaxed).is_ok()
+    } else {
+        slot.word.swap(HELD, acquire) == 0
+    };
+    if taken {
+        // Ordering: Relaxed; only this thread looks for its id.
+        slot.owner.store(me, Ordering::Relaxed);
+    }
+    taken
 }
 
 impl<T> IntoIterator for LgLock<T> {
