@@ -4,6 +4,8 @@
 //! nodes alike: comma-separated numbers and ranges, an empty line for the empty set.
 
 use std::fmt;
+use std::iter::FusedIterator;
+use std::slice;
 use std::str::FromStr;
 
 use crate::cpu::CpuId;
@@ -36,7 +38,7 @@ impl CpuList {
     /// How many CPUs are in the set.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.runs.iter().map(|&(first, last)| (last - first + 1) as usize).sum()
+        self.runs.iter().map(|&(first, last)| (last - first) as usize + 1).sum()
     }
 
     /// True if no CPU is in the set.
@@ -59,8 +61,9 @@ impl CpuList {
     }
 
     /// The CPUs, ascending.
-    pub fn iter(&self) -> impl Iterator<Item = CpuId> + '_ {
-        self.runs.iter().flat_map(|&(first, last)| (first..=last).map(CpuId::new))
+    #[must_use]
+    pub fn iter(&self) -> CpuListIter<'_> {
+        CpuListIter { runs: self.runs.iter(), run: None }
     }
 
     /// Sorts runs and joins those that touch or overlap.
@@ -74,6 +77,55 @@ impl CpuList {
             }
         }
         Self { runs: joined }
+    }
+}
+
+/// In any order, and each as often as it comes: a set all the same.
+///
+/// ```
+/// let near: percpu::CpuList = [3, 1, 2, 1].map(percpu::CpuId::new).into_iter().collect();
+/// assert_eq!(near.to_string(), "1-3");
+/// ```
+impl FromIterator<CpuId> for CpuList {
+    fn from_iter<I: IntoIterator<Item = CpuId>>(cpus: I) -> Self {
+        Self::from_runs(cpus.into_iter().map(|cpu| (cpu.get(), cpu.get())).collect())
+    }
+}
+
+/// The CPUs of a [`CpuList`], ascending: see [`CpuList::iter`].
+#[derive(Clone, Debug)]
+pub struct CpuListIter<'a> {
+    /// The runs that were not begun.
+    runs: slice::Iter<'a, (u32, u32)>,
+    /// What is left of the one that was: its first and its last.
+    run: Option<(u32, u32)>,
+}
+
+impl Iterator for CpuListIter<'_> {
+    type Item = CpuId;
+
+    fn next(&mut self) -> Option<CpuId> {
+        let (first, last) = self.run.take().or_else(|| self.runs.next().copied())?;
+        self.run = (first < last).then(|| (first + 1, last));
+        Some(CpuId::new(first))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.run.iter().chain(self.runs.clone());
+        let left = left.map(|&(first, last)| (last - first) as usize + 1).sum();
+        (left, Some(left))
+    }
+}
+
+impl ExactSizeIterator for CpuListIter<'_> {}
+impl FusedIterator for CpuListIter<'_> {}
+
+impl<'a> IntoIterator for &'a CpuList {
+    type Item = CpuId;
+    type IntoIter = CpuListIter<'a>;
+
+    fn into_iter(self) -> CpuListIter<'a> {
+        self.iter()
     }
 }
 
@@ -101,8 +153,8 @@ pub enum CpuListError {
     Malformed(String),
     /// This range ends before it starts.
     Backwards(u32, u32),
-    /// This number is larger than any CPU number we believe (65535).
-    TooLarge(u32),
+    /// This number, in decimal, is larger than any CPU number we believe (65535).
+    TooLarge(String),
 }
 
 impl fmt::Display for CpuListError {
@@ -155,10 +207,11 @@ fn run(part: &str) -> Result<(u32, u32), CpuListError> {
     let number = |digits: &str| {
         // `u32::from_str` would take a plus sign.
         let all_digits = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-        all_digits
-            .then(|| digits.parse().ok())
-            .flatten()
-            .ok_or_else(|| CpuListError::Malformed(part.to_string()))
+        match digits.parse() {
+            _ if !all_digits => Err(CpuListError::Malformed(part.to_string())),
+            Ok(number) => Ok(number),
+            Err(_) => Err(CpuListError::TooLarge(digits.to_string())),
+        }
     };
     let (first, last) = match part.split_once('-') {
         Some((first, last)) => (number(first)?, number(last)?),
@@ -168,7 +221,7 @@ fn run(part: &str) -> Result<(u32, u32), CpuListError> {
         return Err(CpuListError::Backwards(first, last));
     }
     if last >= MAX_CPUS {
-        return Err(CpuListError::TooLarge(last));
+        return Err(CpuListError::TooLarge(last.to_string()));
     }
     Ok((first, last))
 }
@@ -202,12 +255,16 @@ mod tests {
     #[test]
     fn refuses_what_the_kernel_never_writes() {
         let refused = |text: &str| text.parse::<CpuList>().unwrap_err();
-        for text in ["a", "1,", ",1", "1-", "-1", "1--2", "+1", "1 2", "0-3:1/2", "99999999999"] {
+        for text in ["a", "1,", ",1", "1-", "-1", "1--2", "+1", "1 2", "0-3:1/2"] {
             assert!(matches!(refused(text), CpuListError::Malformed(_)), "{text:?}");
         }
         assert_eq!(refused("3-1"), CpuListError::Backwards(3, 1));
-        assert_eq!(refused("0-65536"), CpuListError::TooLarge(65_536));
-        assert_eq!(refused("0-4294967295"), CpuListError::TooLarge(u32::MAX));
+        for number in ["65536", "4294967295", "4294967296", "99999999999999999999"] {
+            let too_large = CpuListError::TooLarge(number.to_string());
+            assert_eq!(refused(&format!("0-{number}")), too_large);
+            assert_eq!(refused(number), too_large);
+        }
+        assert_eq!(refused("99999999999-0"), CpuListError::TooLarge("99999999999".to_string()));
         let error = std::io::Error::from(refused("x"));
         assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
     }

@@ -78,12 +78,13 @@ mod starting;
 #[doc(hidden)]
 pub mod sync;
 mod topology;
+mod unwind;
 mod words;
 
 pub use self::capabilities::{Capabilities, RseqUnavailable, Sections, capabilities, require_rseq};
 pub use self::counter::{PerCpuCounter, RevokedSlot};
 pub use self::cpu::{Backend, CpuId, RseqState, Source, backend, current_cpu};
-pub use self::cpulist::{CpuList, CpuListError};
+pub use self::cpulist::{CpuList, CpuListError, CpuListIter};
 pub use self::error::{AllocError, Forked, NewError};
 pub use self::gate::{GateError, ReadGuard, ReadWriteGate, WriteGuard};
 pub use self::lglock::{BiasedLgLock, LgLock, LockError};

@@ -20,6 +20,7 @@
 use std::fmt;
 use std::io;
 use std::iter::{Enumerate, FusedIterator};
+use std::ops::Index;
 use std::slice;
 use std::vec;
 
@@ -168,6 +169,20 @@ impl<T> PerCpu<T> {
     }
 }
 
+/// The slot of a CPU that is known to exist: see [`PerCpu::get`].
+///
+/// # Panics
+///
+/// If there is no such CPU: its index is not below [`PerCpu::capacity`].
+impl<T> Index<CpuId> for PerCpu<T> {
+    type Output = T;
+
+    #[inline]
+    fn index(&self, cpu: CpuId) -> &T {
+        &self.slots[cpu.index()].0
+    }
+}
+
 /// The CPU of a slot. There are at most 65,536 (see `cpulist::MAX_CPUS`).
 fn id(index: usize) -> CpuId {
     CpuId::new(index as u32)
@@ -204,6 +219,13 @@ macro_rules! iterator {
             }
         }
 
+        impl<$($lifetime,)? T> DoubleEndedIterator for $name<$($lifetime,)? T> {
+            #[inline]
+            fn next_back(&mut self) -> Option<Self::Item> {
+                self.0.next_back().map(|(index, slot)| (id(index), $value(slot)))
+            }
+        }
+
         impl<$($lifetime,)? T> ExactSizeIterator for $name<$($lifetime,)? T> {}
         impl<$($lifetime,)? T> FusedIterator for $name<$($lifetime,)? T> {}
 
@@ -219,6 +241,12 @@ iterator! {
     /// The slots of a [`PerCpu`], a moving target: see [`PerCpu::iter`].
     Iter<'a>, slice::Iter<'a, Slot<T>>, &'a T, |slot: &'a Slot<T>| &slot.0
 }
+impl<T> Clone for Iter<'_, T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
 iterator! {
     /// The slots of a [`PerCpu`] that nobody else can reach: see [`PerCpu::iter_mut`].
     IterMut<'a>, slice::IterMut<'a, Slot<T>>, &'a mut T, |slot: &'a mut Slot<T>| &mut slot.0
@@ -321,6 +349,9 @@ mod tests {
         let want = |cpu: CpuId| if cpu.get() == 0 { 5 } else { 2 * cpu.get() };
         assert!(slots.iter().all(|(cpu, &slot)| slot == want(cpu)));
         assert_eq!(slots.iter().len(), slots.capacity());
+        assert_eq!((&slots[CpuId::new(0)], slots.iter().clone().count()), (&5, slots.capacity()));
+        let backwards: Vec<CpuId> = slots.iter().rev().map(|(cpu, _)| cpu).collect();
+        assert!(backwards.is_sorted_by(|a, b| a > b) && backwards.len() == slots.capacity());
         assert!(format!("{slots:?}").starts_with("{0: 5"));
         assert_eq!(slots.into_iter().map(|(_, slot)| slot).next(), Some(5));
     }

@@ -133,6 +133,7 @@ both_kinds! {
                 let both = lock.pair(a, b).unwrap();
                 assert_eq!(both.cpus(), (a, b));
                 assert_eq!(lock.pair(b, a).err(), refused);
+                assert_eq!(lock.try_pair(b, a).err(), refused);
                 assert_eq!(lock.local_on(a).err(), refused);
                 assert_eq!(lock.global().err(), refused);
             }
@@ -153,20 +154,27 @@ both_kinds! {
             assert_eq!(lock.pair(ZERO, none).err(), refused);
             assert_eq!(lock.pair(none, ZERO).err(), refused);
             assert_eq!(lock.pair(none, none).err(), refused);
+            assert_eq!(lock.try_pair(ZERO, none).err(), refused);
         }
         assert_eq!(lock.pair(ZERO, ZERO).err(), Some(LockError::SameSlot(ZERO)));
+        assert_eq!(lock.try_pair(ZERO, ZERO).err(), Some(LockError::SameSlot(ZERO)));
         assert!(lock.try_global().is_ok());
     }
 
     #[test]
     fn try_says_that_another_thread_has_it() {
-        let lock = Lock::new(|_| 0);
+        let lock = Lock::<u32>::default();
+        let one = CpuId::new(1);
         let held = |guard: &dyn Fn(&mut dyn FnMut())| {
             guard(&mut || {
                 thread::scope(|s| {
                     s.spawn(|| {
                         assert_eq!(lock.try_local_on(ZERO).err(), Some(LockError::WouldBlock));
                         assert_eq!(lock.try_global().err(), Some(LockError::WouldBlock));
+                        if lock.capacity() > 1 {
+                            assert_eq!(lock.try_pair(one, ZERO).err(), Some(LockError::WouldBlock));
+                            assert_eq!(lock.try_pair(ZERO, one).err(), Some(LockError::WouldBlock));
+                        }
                     });
                 });
             });
@@ -183,6 +191,11 @@ both_kinds! {
             });
         });
         assert!(lock.try_global().is_ok());
+        if lock.capacity() > 1 {
+            *lock.try_pair(one, ZERO).unwrap().get_mut().1 = 7;
+            let all = lock.global().unwrap();
+            assert_eq!(all.iter().clone().map(|(_, value)| *value).sum::<u32>(), 7);
+        }
     }
 
     /// Waiters of every sort sleep until the guard goes, and then all get their turn.

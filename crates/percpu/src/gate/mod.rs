@@ -22,7 +22,8 @@
 //! 1. Nobody enters while the gate is closed: a section commits its entry only while `gate` is 0,
 //!    a compare-exchange only from a value without `CLOSED`. `close` returns when no entry begun
 //!    before it can still commit.
-//! 2. From then on the words only fall, so a sum of 0, read word by word in any order, means that
+//! 2. From then on the words only fall, until the writer counts itself in to go on reading
+//!    (`downgrade`), so a sum of 0, read word by word in any order, means that
 //!    nobody is inside: each word was at least what it is at the end of the walk.
 //! 3. `owner` and the gate change under `state` only, and are the same then: the id of the thread
 //!    that closed the gate, or 0.
@@ -251,6 +252,19 @@ impl<T> ReadWriteGate<T> {
         } else {
             enter_open(self.hot.words.slot(cpu::recent()))
         }
+    }
+
+    /// Counts the writer as a reader: by an atomic, since no section enters while the gate is
+    /// closed. Which word it is does not matter to the sum.
+    fn enter_closed(&self) {
+        let hot = &self.hot;
+        let word = match section::available() {
+            true => &self.cold.remote,
+            false => hot.words.slot(cpu::recent()),
+        };
+        // Ordering: Relaxed; the next writer sums after it has locked `state`, which this thread
+        // unlocks after this.
+        word.fetch_add(READER, Ordering::Relaxed);
     }
 
     #[cold]
@@ -499,6 +513,36 @@ pub struct WriteGuard<'a, T> {
 
 // SAFETY: `&WriteGuard` gives `&T` only.
 unsafe impl<T: Sync> Sync for WriteGuard<'_, T> {}
+
+impl<'a, T> WriteGuard<'a, T> {
+    /// Stops writing and goes on reading, with no writer in between. Readers that waited enter.
+    ///
+    /// Never waits for anybody who may wait for this thread: it costs what dropping does.
+    ///
+    /// ```
+    /// use percpu::{GateError, ReadWriteGate};
+    ///
+    /// let routes = ReadWriteGate::new(vec!["default"])?;
+    /// let mut writer = routes.write()?;
+    /// writer.push("lan");
+    /// let reader = writer.downgrade();
+    /// assert_eq!((reader.len(), routes.read()?.len()), (2, 2));
+    /// assert_eq!(routes.try_write().err(), Some(GateError::WouldBlock));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn downgrade(self) -> ReadGuard<'a, T> {
+        let gate = self.gate;
+        let reader = ReadGuard { gate };
+        if mutant("gate-downgrades-by-leaving-first") {
+            drop(self);
+            gate.enter_closed();
+        } else {
+            gate.enter_closed();
+            drop(self);
+        }
+        reader
+    }
+}
 
 impl<T> Deref for WriteGuard<'_, T> {
     type Target = T;

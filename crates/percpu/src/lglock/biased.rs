@@ -147,12 +147,22 @@ impl<T> BiasedLgLock<T> {
     ///
     /// As [`local_on`](Self::local_on), and [`LockError::SameSlot`].
     pub fn pair(&self, a: CpuId, b: CpuId) -> Result<PairGuard<'_, T>, LockError> {
-        let Some(bias) = &self.bias else { return self.plain.pair(a, b) };
-        let slots = self.plain.two_slots(a, b)?;
-        let hold = bias.close(&[a, b], Mode::Wait)?;
-        // SAFETY: `close` waited for both, which `two_slots` made sure are two, and nobody takes
-        // them before `hold` goes.
-        Ok(unsafe { PairGuard::new(slots, (hold, None)) })
+        match &self.bias {
+            Some(bias) => self.pair_behind_the_gate(bias, (a, b), Mode::Wait),
+            None => self.plain.pair(a, b),
+        }
+    }
+
+    /// Locks the slots of two CPUs, behind the gate, if all are free. Never blocks.
+    ///
+    /// # Errors
+    ///
+    /// As [`pair`](Self::pair), and [`LockError::WouldBlock`] where that waits.
+    pub fn try_pair(&self, a: CpuId, b: CpuId) -> Result<PairGuard<'_, T>, LockError> {
+        match &self.bias {
+            Some(bias) => self.pair_behind_the_gate(bias, (a, b), Mode::Try),
+            None => self.plain.try_pair(a, b),
+        }
     }
 
     /// Locks every slot, behind the gate. Blocks while another thread holds one of them, or the
@@ -255,6 +265,19 @@ impl<T> BiasedLgLock<T> {
         let hold = bias.close(&[cpu], mode)?;
         // SAFETY: `close` waited for the slot, and nobody takes it before `hold` goes.
         Ok(unsafe { LocalGuard::new(slot, hold) })
+    }
+
+    fn pair_behind_the_gate<'a>(
+        &'a self,
+        bias: &'a Bias,
+        (a, b): (CpuId, CpuId),
+        mode: Mode,
+    ) -> Result<PairGuard<'a, T>, LockError> {
+        let slots = self.plain.two_slots(a, b)?;
+        let hold = bias.close(&[a, b], mode)?;
+        // SAFETY: `close` waited for both, which `two_slots` made sure are two, and nobody takes
+        // them before `hold` goes.
+        Ok(unsafe { PairGuard::new(slots, (hold, None)) })
     }
 
     fn all_behind_the_gate<'a>(
@@ -366,6 +389,12 @@ impl Bias {
             return Err(Forked::new().into());
         }
         if mode == Mode::Try { Err(LockError::WouldBlock) } else { Ok(()) }
+    }
+}
+
+impl<T: Default> Default for BiasedLgLock<T> {
+    fn default() -> Self {
+        Self::new(|_| T::default())
     }
 }
 

@@ -25,6 +25,12 @@ impl<'a, T> Iter<'a, T> {
     }
 }
 
+impl<T> Clone for Iter<'_, T> {
+    fn clone(&self) -> Self {
+        Self { slots: self.slots.clone(), _guard: PhantomData }
+    }
+}
+
 /// The values of all slots, to change; from `iter_mut` of a lock or of a
 /// [`GlobalGuard`](super::GlobalGuard).
 #[derive(Debug)]

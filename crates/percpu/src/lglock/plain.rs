@@ -144,11 +144,24 @@ impl<T> LgLock<T> {
     ///
     /// As [`local_on`](Self::local_on), and [`LockError::SameSlot`].
     pub fn pair(&self, a: CpuId, b: CpuId) -> Result<PairGuard<'_, T>, LockError> {
+        self.lock_pair(a, b, Mode::Wait)
+    }
+
+    /// Locks the slots of two CPUs, if both are free. Never blocks.
+    ///
+    /// # Errors
+    ///
+    /// As [`pair`](Self::pair), and [`LockError::WouldBlock`] where that waits.
+    pub fn try_pair(&self, a: CpuId, b: CpuId) -> Result<PairGuard<'_, T>, LockError> {
+        self.lock_pair(a, b, Mode::Try)
+    }
+
+    fn lock_pair(&self, a: CpuId, b: CpuId, mode: Mode) -> Result<PairGuard<'_, T>, LockError> {
         let (a, b) = self.two_slots(a, b)?;
         let ascending = a.cpu < b.cpu || mutant("lglock-pair-in-argument-order");
         let (low, high) = if ascending { (a, b) } else { (b, a) };
-        let low = self.lock(low, Mode::Wait)?;
-        let high = self.lock(high, Mode::Wait)?;
+        let low = self.lock(low, mode)?;
+        let high = self.lock(high, mode)?;
         // SAFETY: `lock` took both, and `two_slots` made sure that they are two.
         Ok(unsafe { PairGuard::new((a, b), (low.into_hold(), Some(high.into_hold()))) })
     }
@@ -275,6 +288,12 @@ fn try_take<T>(slot: &Slot<T>, me: u64) -> bool {
         slot.owner.store(me, Ordering::Relaxed);
     }
     taken
+}
+
+impl<T: Default> Default for LgLock<T> {
+    fn default() -> Self {
+        Self::new(|_| T::default())
+    }
 }
 
 impl<T> IntoIterator for LgLock<T> {

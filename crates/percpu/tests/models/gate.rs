@@ -23,6 +23,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("gate-leaves-without-light", "gate::inv16_the_writer_is_woken_by_who_leaves"),
     ("gate-leaves-readers-asleep", "gate::inv16_readers_and_writers_all_get_in"),
     ("gate-forgets-the-next-writer", "gate::inv16_readers_and_writers_all_get_in"),
+    ("gate-downgrades-by-leaving-first", "gate::inv16_no_writer_comes_between_writing_and_reading"),
 ];
 
 /// Of these, what only loom can see.
@@ -168,6 +169,26 @@ fn inv16_readers_and_writers_all_get_in() {
         increment(&gate);
         writer.join().unwrap();
         reader.join().unwrap();
+        assert_eq!(look(&gate.read().unwrap()), 2);
+    });
+}
+
+/// A writer goes on reading: what it reads is what it wrote, and the next writer waits for it.
+#[test]
+fn inv16_no_writer_comes_between_writing_and_reading() {
+    both_modes(|| {
+        let gate = gate();
+        let other = spawn(&gate, increment);
+        set_current(CpuId::new(1));
+        let mut writer = gate.write().unwrap();
+        writer[0] += 1;
+        writer[1] += 1;
+        let wrote = writer[0];
+        let reader = writer.downgrade();
+        set_current(CpuId::new(0));
+        assert_eq!(look(&reader), wrote);
+        drop(reader);
+        other.join().unwrap();
         assert_eq!(look(&gate.read().unwrap()), 2);
     });
 }
