@@ -7,6 +7,8 @@ use std::io;
 use crate::cpu::{Backend, RseqState, backend};
 use crate::fence::{self, Strategy};
 use crate::rseq::section;
+use crate::sync::native::OnceLock;
+use crate::words::Words;
 
 /// Whether rseq sections run in this process, and why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,13 +70,22 @@ impl fmt::Display for Capabilities {
 /// Tells what the structures of this crate are built on in this process.
 ///
 /// Decided once. The first call reads `/sys`, registers the process with membarrier and runs a
-/// self-test of the sections; it allocates, and callers of the same moment wait for it.
+/// self-test of the sections; it allocates, and callers of the same moment wait for it. After it
+/// nothing else in this crate has a first use that others wait for, but [`rcu`](crate::rcu): so
+/// call it at the start of a program that forks while it has threads, or that must not meet its
+/// lack of memory later.
+///
+/// # Aborts
+///
+/// The first call, like `Box::new`, if there is no memory for what `/sys` says.
 ///
 /// ```
 /// println!("{}", percpu::capabilities());
 /// ```
 #[must_use]
 pub fn capabilities() -> Capabilities {
+    static STARTED: OnceLock<()> = OnceLock::new();
+    STARTED.get_or_init(|| drop(Words::new())); // makes the pool, and what tells forks
     let cpu_id = backend();
     let features = if cpu_id.rseq() == RseqState::InUse { feature_size() } else { 0 };
     Capabilities {

@@ -4,6 +4,9 @@
 //! gate and then calls [`heavy_rseq`](crate::fence::heavy_rseq) knows that no section begun before
 //! can still commit.
 //!
+//! A section is restarted at each interruption of its thread (preemption, migration, signal, the
+//! barrier above) and by nothing that another thread does to the word, so it counts as wait-free.
+//!
 //! # Invariants
 //!
 //! 1. [`available`] gives the same answer for the life of the process, and is asked before any
