@@ -118,6 +118,7 @@ impl Drop for Words {
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 mod imp {
     use std::ptr::{self, NonNull};
+    use std::time::{Duration, Instant};
 
     use crate::error::{AllocError, Forked};
     use crate::fork::Generation;
@@ -146,20 +147,33 @@ mod imp {
     static POOL: Mutex<Pool> =
         Mutex::new(Pool { fresh: ptr::null_mut(), left: 0, returned: Vec::new(), made: 0 });
 
-    /// How often the child of a fork tries for a lock that its holder may have left behind. A
-    /// guess: some milliseconds, where a holder that exists needs microseconds.
-    const TRIES: usize = 1_000;
+    /// How long the child of a fork tries for a lock that its holder may have left behind. A guess:
+    /// a holder that exists needs microseconds, or its next slice of time.
+    const PATIENCE: Duration = Duration::from_millis(10);
 
+    /// Locks the pool; refused in a fork child to which the lock came without its holder.
     fn lock() -> Result<MutexGuard<'static, Pool>, Forked> {
         static BORN: OnceLock<Generation> = OnceLock::new();
+        /// The process, by its generation, that lost its patience: there the first try decides.
+        static ABANDONED_IN: AtomicU64 = AtomicU64::new(u64::MAX);
+
         let born = BORN.get_or_init(Generation::current);
-        for _ in 1..TRIES {
-            match born.lock(&POOL) {
-                Ok(pool) => return Ok(pool),
-                Err(_) => thread::yield_now(),
+        let first = born.lock(&POOL);
+        if first.is_ok() {
+            return first;
+        }
+        // Ordering: Relaxed, here and below; a hint, of which the value is all.
+        let (here, began) = (Generation::current().number(), Instant::now());
+        while ABANDONED_IN.load(Ordering::Relaxed) != here {
+            thread::yield_now();
+            if let Ok(pool) = born.lock(&POOL) {
+                return Ok(pool);
+            }
+            if began.elapsed() > PATIENCE {
+                ABANDONED_IN.store(here, Ordering::Relaxed);
             }
         }
-        born.lock(&POOL)
+        first
     }
 
     pub(super) fn take() -> Result<NonNull<AtomicU64>, AllocError> {
@@ -254,7 +268,10 @@ mod imp {
             let held = super::lock().unwrap();
             assert!(in_child(|| {
                 drop(ManuallyDrop::into_inner(words));
-                matches!(ReadWriteGate::new(7), Err(NewError(7))) && Words::new().is_err()
+                let given_back = matches!(ReadWriteGate::new(7), Err(NewError(7)));
+                let began = std::time::Instant::now();
+                let refused = (0..100).all(|_| Words::new().is_err());
+                given_back && refused && began.elapsed() < 50 * super::PATIENCE // patient once
             }));
             drop(held);
             assert!(Words::new().is_ok());

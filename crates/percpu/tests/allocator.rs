@@ -1,0 +1,162 @@
+//! An allocator that counts: the crate is used inside the allocations of its own first use.
+//!
+//! Each case is a process of its own, in which the counting begins either at the very first
+//! allocation or right before the first use that the case is about. One that hangs has found a lock
+//! that waits for itself.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::env;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicI64, AtomicU8, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use percpu::{BiasedLgLock, LimitedCounter, PerCpu, PerCpuCounter, PercpuRef, ReadWriteGate};
+use percpu::{capabilities, online, rcu, topology};
+
+static BYTES: PerCpuCounter = PerCpuCounter::new();
+/// The same, by an atomic: what the counter must say.
+static TWIN: AtomicI64 = AtomicI64::new(0);
+
+/// Whether to count; decided by the environment at the first allocation.
+static STATE: AtomicU8 = AtomicU8::new(UNDECIDED);
+const UNDECIDED: u8 = 0;
+const OFF: u8 = 1;
+const ON: u8 = 2;
+
+struct Counting;
+
+impl Counting {
+    #[inline]
+    fn count(size: i64) {
+        if STATE.load(Relaxed) == UNDECIDED {
+            // SAFETY: looks up a name; nothing in this program changes the environment.
+            let early = !unsafe { libc::getenv(c"OFFLOCK_COUNT_EARLY".as_ptr()) }.is_null();
+            STATE.store(if early { ON } else { OFF }, Relaxed);
+        }
+        if STATE.load(Relaxed) == ON {
+            BYTES.add(size);
+            TWIN.fetch_add(size, Relaxed);
+        }
+    }
+}
+
+// SAFETY: the system's allocator, and adds that do not unwind.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        Self::count(layout.size() as i64);
+        // SAFETY: the caller's promises are handed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        Self::count(-(layout.size() as i64));
+        // SAFETY: the caller's promises are handed on.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// What may be the first use of the crate in a process, by name.
+const FIRST_USES: &[(&str, fn())] = &[
+    ("an allocation", || drop(std::hint::black_box(vec![1_u8; 100]))),
+    ("capabilities", || println!("{}", capabilities())),
+    ("topology", || assert!(topology().capacity() > 0)),
+    ("online", || assert!(online().unwrap().iter().next().is_some())),
+    ("slots", || assert_eq!(*PerCpu::new(|_| 7).local(), 7)),
+    ("sum", || _ = BYTES.sum()),
+    ("fold_offline", || _ = BYTES.fold_offline().unwrap()),
+    ("limited counter", || LimitedCounter::new(5).try_add(3).unwrap()),
+    ("many counters", || {
+        // Enough for the pool to grow, under its lock, and to take them back.
+        let counters: Vec<_> = (0..20_000).map(|_| PerCpuCounter::new()).collect();
+        counters.iter().for_each(PerCpuCounter::increment);
+    }),
+    ("reference", || {
+        let object = PercpuRef::new(|| drop(vec![1_u8; 9])).unwrap();
+        drop(object.try_get());
+        object.kill().unwrap();
+    }),
+    ("gate", || *ReadWriteGate::new(0).unwrap().write().unwrap() += 1),
+    ("lock", || {
+        let lock = BiasedLgLock::new(|_| Vec::new());
+        lock.local().unwrap().push(1);
+        drop(lock.global().unwrap());
+    }),
+    ("rcu", || {
+        let current = rcu::Atomic::new(vec![1]);
+        current.store(Some(rcu::Owned::new(vec![2])));
+        rcu::barrier().unwrap();
+    }),
+    ("threads", || {
+        thread::scope(|scope| {
+            for n in 1..9 {
+                scope.spawn(move || {
+                    for size in 0..2_000 {
+                        drop(std::hint::black_box(vec![0_u8; size % 512 * n]));
+                    }
+                });
+            }
+        });
+    }),
+];
+
+/// The child of the test below.
+#[test]
+#[ignore = "a child of inv03_an_allocator_can_count"]
+fn child_first_use() {
+    let Ok(name) = env::var("OFFLOCK_FIRST_USE") else { return };
+    let (_, first_use) = FIRST_USES.iter().find(|(known, _)| *known == name).expect("a case");
+    STATE.store(ON, Relaxed);
+    first_use();
+    for _ in 0..1_000 {
+        drop(std::hint::black_box(vec![0_u8; 300]));
+    }
+    // The harness sleeps until we are done, and this thread allocates nothing between the two.
+    let (twin, sum) = (TWIN.load(Relaxed), BYTES.sum());
+    assert_eq!(sum, twin, "counted, and by an atomic");
+    println!("counted: {}", BYTES.sum());
+}
+
+/// Runs the case in a process of its own; panics if it fails, or hangs.
+fn in_process(name: &str, early: bool, tunables: Option<&str>) {
+    let mut child = Command::new(env::current_exe().unwrap());
+    child.args(["--exact", "child_first_use", "--ignored", "--nocapture"]);
+    child.env("OFFLOCK_FIRST_USE", name).stdout(Stdio::piped()).stderr(Stdio::piped());
+    if early {
+        child.env("OFFLOCK_COUNT_EARLY", "1");
+    }
+    if let Some(tunables) = tunables {
+        child.env("GLIBC_TUNABLES", tunables);
+    }
+    let (mut child, began) = (child.spawn().unwrap(), Instant::now());
+    let hung = loop {
+        if child.try_wait().unwrap().is_some() {
+            break false;
+        }
+        if began.elapsed() > Duration::from_secs(30) {
+            child.kill().unwrap();
+            break true;
+        }
+        thread::sleep(Duration::from_millis(1));
+    };
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let good = !hung && output.status.success() && said.contains("counted: ");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(good, "{name}, early {early}, hung {hung}, {}:\n{said}{errors}", output.status);
+}
+
+/// From the first allocation on, or from the first use of the crate; also where libc registered no
+/// rseq area.
+#[test]
+fn inv03_an_allocator_can_count() {
+    for &(name, _) in FIRST_USES {
+        for tunables in [None, Some("glibc.pthread.rseq=0")] {
+            in_process(name, true, tunables);
+            in_process(name, false, tunables);
+        }
+    }
+}
