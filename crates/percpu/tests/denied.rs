@@ -1,0 +1,159 @@
+//! A sandbox that refuses `membarrier`: all of it, or only what restarts rseq sections.
+//!
+//! Each case is a process of its own, which puts a seccomp filter over the thread of its test
+//! before that uses the crate for the first time; threads made by it inherit the filter.
+
+use std::env;
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::thread;
+
+use percpu::fence::Strategy;
+use percpu::{
+    BiasedLgLock, LgLock, LimitedCounter, PerCpuCounter, PercpuRef, ReadWriteGate, RseqState,
+    Sections, backend, capabilities, current_cpu, rcu, require_rseq,
+};
+
+/// Refuses with `errno`; `rseq_only`: the two commands about sections, and no other.
+fn deny_membarrier(errno: i32, rseq_only: bool) {
+    // linux/bpf_common.h, linux/seccomp.h
+    const LOAD: u16 = 0x20; // a 32-bit word at an offset of `seccomp_data`
+    const IF_EQUAL: u16 = 0x15;
+    const IF_ANY_BIT: u16 = 0x45;
+    const RETURN: u16 = 0x06;
+    const NUMBER: u32 = 0;
+    const FIRST_ARGUMENT: u32 = if cfg!(target_endian = "little") { 16 } else { 20 };
+    const RSEQ_COMMANDS: u32 = 1 << 7 | 1 << 8;
+
+    let at = |code, k, jt, jf| libc::sock_filter { code, jt, jf, k };
+    let commands = if rseq_only { RSEQ_COMMANDS } else { u32::MAX };
+    let mut filter = [
+        at(LOAD, NUMBER, 0, 0),
+        at(IF_EQUAL, libc::SYS_membarrier as u32, 0, 3),
+        at(LOAD, FIRST_ARGUMENT, 0, 0),
+        at(IF_ANY_BIT, commands, 0, 1),
+        at(RETURN, libc::SECCOMP_RET_ERRNO | errno as u32, 0, 0),
+        at(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: takes numbers.
+    let rc = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    assert_eq!(rc, 0);
+    let mode = libc::SECCOMP_MODE_FILTER;
+    // SAFETY: `program` and the filter it points to live until the kernel has copied them.
+    let rc = unsafe { libc::prctl(libc::PR_SET_SECCOMP, mode, &program) };
+    assert_eq!(rc, 0, "seccomp: {}", std::io::Error::last_os_error());
+}
+
+/// Whether the plain membarrier is there for the calling thread.
+fn membarrier_works() -> bool {
+    let command = libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED;
+    // SAFETY: takes numbers and touches no memory of ours.
+    unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
+}
+
+/// The child of the tests below.
+#[test]
+#[ignore = "a child of the other tests"]
+fn child_under_a_filter() {
+    let Ok(case) = env::var("OFFLOCK_DENIED") else { return };
+    let (errno, rseq_only) = match &case[..] {
+        "EPERM" => (libc::EPERM, false),
+        "ENOSYS" => (libc::ENOSYS, false),
+        "EINVAL, rseq only" => (libc::EINVAL, true),
+        other => panic!("no case {other}"),
+    };
+    deny_membarrier(errno, rseq_only);
+    let plain = membarrier_works();
+    assert!(!plain || rseq_only, "the filter is up");
+
+    let all = capabilities();
+    println!("{all}");
+    let fences = plain && !cfg!(offlock_no_membarrier);
+    assert_eq!(all.fences, if fences { Strategy::Membarrier } else { Strategy::Fences }, "{all}");
+    let off = require_rseq().expect_err("sections that nobody can stop must not run");
+    assert_eq!(off.why(), all.sections);
+    if backend().rseq() == RseqState::InUse {
+        assert_eq!(all.sections, Sections::NoBarrier, "{all}");
+        assert_eq!(off.errno(), libc::EPERM);
+    }
+    everything_counts();
+    println!("all right under the filter");
+}
+
+/// Four threads use each structure; the results are exact.
+fn everything_counts() {
+    const ROUNDS: u64 = 2_000;
+    let (counter, limited) = (PerCpuCounter::new(), LimitedCounter::new(5_000));
+    let gate = ReadWriteGate::new([0_u64; 2]).unwrap();
+    let (plain, biased) = (LgLock::new(|_| 0_u64), BiasedLgLock::new(|_| 0_u64));
+    let config = rcu::Atomic::new([0_u64; 2]);
+    let taken = AtomicU64::new(0);
+    let object = PercpuRef::new(|| ()).unwrap();
+    thread::scope(|scope| {
+        for thread in 0..4 {
+            let (counter, limited, gate, object) = (&counter, &limited, &gate, &object);
+            let (plain, biased, config, taken) = (&plain, &biased, &config, &taken);
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    counter.add(3);
+                    taken.fetch_add(u64::from(limited.try_add(1).is_ok()), SeqCst);
+                    *plain.local().unwrap() += 1;
+                    *biased.local().unwrap() += 1;
+                    drop(object.try_get().expect("nobody has killed it"));
+                    let seen = gate.read().unwrap();
+                    assert_eq!(seen[0], seen[1], "a writer is inside");
+                    drop(seen);
+                    let guard = rcu::pin();
+                    let seen = config.load(&guard).unwrap();
+                    assert_eq!(seen[0], seen[1], "freed under a reader");
+                    drop(guard);
+                    if thread == 0 && round % 20 == 0 {
+                        counter.fold(current_cpu());
+                        drop(counter.revoke(current_cpu()));
+                        gate.write().unwrap().iter_mut().for_each(|half| *half += 1);
+                        config.store(Some(rcu::Owned::new([round; 2])));
+                        drop(biased.global().unwrap());
+                        object.switch_to_atomic().unwrap();
+                        object.switch_to_percpu().unwrap();
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(counter.sum(), 4 * 3 * ROUNDS as i64);
+    assert_eq!(taken.into_inner(), 5_000);
+    assert_eq!(*gate.read().unwrap(), [ROUNDS / 20; 2]);
+    for sum in [
+        plain.global().unwrap().iter().map(|(_, n)| *n).sum::<u64>(),
+        biased.global().unwrap().iter().map(|(_, n)| *n).sum::<u64>(),
+    ] {
+        assert_eq!(sum, 4 * ROUNDS);
+    }
+    object.kill().unwrap();
+    assert!(object.is_zero());
+    rcu::barrier().unwrap();
+}
+
+fn in_process(case: &str) {
+    let child = Command::new(env::current_exe().unwrap())
+        .args(["--exact", "child_under_a_filter", "--ignored", "--nocapture"])
+        .env("OFFLOCK_DENIED", case)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stdout);
+    let good = child.status.success() && said.contains("all right under the filter");
+    assert!(good, "{case}: {said}{}", String::from_utf8_lossy(&child.stderr));
+}
+
+#[test]
+fn inv14_without_membarrier_the_results_are_the_same() {
+    in_process("EPERM");
+    in_process("ENOSYS");
+}
+
+/// As on a kernel before 5.10, or where only the commands that are known are let through.
+#[test]
+fn inv14_without_the_barrier_for_sections_the_results_are_the_same() {
+    in_process("EINVAL, rseq only");
+}
