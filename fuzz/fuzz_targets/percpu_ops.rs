@@ -1,4 +1,4 @@
-//! Counters, references and caches against the model of `crates/percpu/tests/counters.rs`.
+//! Every structure of percpu against the model of `crates/percpu/tests/counters.rs`.
 #![no_main]
 
 #[path = "../../crates/percpu/tests/model/mod.rs"]

@@ -38,7 +38,8 @@ impl From<AllocError> for io::Error {
 
 /// Memory for what was to hold a value could not be had; the value comes back. Maps to `ENOMEM`.
 ///
-/// Reads, and converts, as the [`AllocError`] that it is beside the value.
+/// Reads, and converts, as the [`AllocError`] that it is beside the value. Where an error must be
+/// `Send + Sync` and the value is not: `.map_err(AllocError::from)?`.
 ///
 /// ```
 /// use percpu::{NewError, ReadWriteGate};

@@ -1,4 +1,4 @@
-//! Counters, references and caches driven by bytes, and compared with a model after every step.
+//! Every structure of the crate driven by bytes, and compared with a model after every step.
 //!
 //! Shared by the property test and the fuzz target. One thread: what is looked for is a sequence of
 //! operations that breaks the books, from states that no test of one type alone gets to.
@@ -7,10 +7,15 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use percpu::cache::{NodeCache, ObjectCache, Preload};
-use percpu::{CpuId, LimitError, LimitedCounter, PerCpuCounter, RevokedSlot, topology};
+use percpu::{BiasedLgLock, CpuId, LgLock, LimitError, LimitedCounter, PerCpuCounter};
+use percpu::{ReadWriteGate, RevokedSlot, topology};
 
+use self::locks::{Biased, Gate, Plain};
+use self::readers::Readers;
 use self::references::{References, Released};
 
+mod locks;
+mod readers;
 mod references;
 
 /// Runs one input; returns the steps it made.
@@ -29,21 +34,34 @@ pub(crate) fn run(input: &[u8]) -> usize {
     let released = Released::default();
     let refs = released.counted();
     let mut references = References::new(&refs, &released);
+    let (plain, biased) = (LgLock::default(), BiasedLgLock::default());
+    let (mut plain, mut biased) = (Plain::new(&plain), Biased::new(&biased));
+    let behind = ReadWriteGate::new(0).unwrap();
+    let mut gate = Gate::new(&behind);
+    let mut readers = Readers::default();
     let mut steps = 0;
     while !input.0.is_empty() {
         let [what, a, b, c] = input.array();
         let amount = amount(b, c);
-        match what % 20 {
+        match what % 32 {
             what @ 0..=4 => counting.step(what, a, amount),
             what @ 5..=9 => limited.step(what - 5, amount),
             what @ 10..=13 => caching.nodes(what - 10, a),
             what @ 14..=15 => caching.objects(what == 14, a),
-            what => references.step(what - 16, a),
+            what @ 16..=19 => references.step(what - 16, a),
+            what @ 20..=24 => gate.step(what - 20, a),
+            25..=27 => plain.step(a, cpu(b), cpu(c)),
+            28..=29 => biased.step(a, cpu(b), cpu(c)),
+            what => readers.step(what - 30, a),
         }
         counting.check();
         steps += 1;
     }
     references.end();
+    readers.end();
+    plain.end();
+    biased.end();
+    drop(gate);
     drop(counting);
     drop(caching);
     assert_eq!(live.get(), 0, "a node or an object was lost, or dropped twice");

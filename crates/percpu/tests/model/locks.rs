@@ -1,0 +1,211 @@
+//! The gate and the two locks, from one thread: what is given, and what is refused and why.
+
+use percpu::lglock::{GlobalGuard, LocalGuard, PairGuard};
+use percpu::{BiasedLgLock, CpuId, GateError, LgLock, LockError, Sections, capabilities};
+use percpu::{ReadGuard, ReadWriteGate, WriteGuard};
+
+/// Guards held at a time, at most.
+const MOST: usize = 8;
+
+/// A gate's guards, and the number behind it.
+pub(super) struct Gate<'a> {
+    gate: &'a ReadWriteGate<u64>,
+    value: u64,
+    readers: Vec<ReadGuard<'a, u64>>,
+    writer: Option<WriteGuard<'a, u64>>,
+}
+
+impl<'a> Gate<'a> {
+    pub(super) fn new(gate: &'a ReadWriteGate<u64>) -> Self {
+        Self { gate, value: 0, readers: Vec::new(), writer: None }
+    }
+
+    pub(super) fn step(&mut self, what: u8, a: u8) {
+        match what {
+            0 | 1 if self.readers.len() < MOST => {
+                let got = if what == 0 { self.gate.try_read() } else { self.gate.read() };
+                let want = self.writer.as_ref().map(|_| GateError::Deadlock);
+                assert_eq!(got.as_ref().err().copied(), want);
+                self.readers.extend(got);
+            }
+            2 | 3 => {
+                let want = match (&self.writer, self.readers.is_empty()) {
+                    (Some(_), _) => Some(GateError::Deadlock),
+                    (None, false) => Some(GateError::WouldBlock),
+                    (None, true) => None,
+                };
+                // A writer waits for this thread's own readers, for ever: not tried.
+                let may_wait = what == 3 && self.readers.is_empty();
+                let got = if may_wait { self.gate.write() } else { self.gate.try_write() };
+                assert_eq!(got.as_ref().err().copied(), want);
+                if let Ok(mut writer) = got {
+                    *writer += 1;
+                    self.value += 1;
+                    self.writer = Some(writer);
+                }
+            }
+            _ if a.is_multiple_of(2) => self.readers.extend(self.writer.take().map(|writer| {
+                writer.downgrade() // no longer in the way of readers, but of writers
+            })),
+            _ if a % 4 == 1 => self.writer = None,
+            _ if self.readers.is_empty() => {}
+            _ => drop(self.readers.swap_remove(usize::from(a) % self.readers.len())),
+        }
+        assert!(self.readers.iter().all(|guard| **guard == self.value));
+        assert!(self.writer.iter().all(|guard| **guard == self.value));
+    }
+}
+
+/// What one call locked, by the gate of a biased lock or not.
+struct Held<'a> {
+    guard: Guard<'a>,
+    slots: Vec<usize>,
+    by_gate: bool,
+}
+
+enum Guard<'a> {
+    Local(LocalGuard<'a, u64>),
+    Pair(PairGuard<'a, u64>),
+    Global(GlobalGuard<'a, u64>),
+}
+
+impl Guard<'_> {
+    /// Adds 1 to what is locked.
+    fn add(&mut self) {
+        match self {
+            Self::Local(guard) => **guard += 1,
+            Self::Pair(guard) => {
+                let (first, second) = guard.get_mut();
+                *first += 1;
+                *second += 1;
+            }
+            Self::Global(guard) => guard.iter_mut().for_each(|(_, value)| *value += 1),
+        }
+    }
+}
+
+impl Guard<'_> {
+    /// True if it sees what the model has.
+    fn sees(&self, values: &[u64]) -> bool {
+        match self {
+            Self::Local(guard) => **guard == values[guard.cpu().index()],
+            Self::Pair(guard) => {
+                let ((a, b), (x, y)) = (guard.get(), guard.cpus());
+                (*a, *b) == (values[x.index()], values[y.index()])
+            }
+            Self::Global(guard) => guard.iter().all(|(cpu, &value)| value == values[cpu.index()]),
+        }
+    }
+}
+
+/// Expands to the model of one kind; `gated` says whether other slots are behind a gate.
+macro_rules! model {
+    ($name:ident, $lock:ident, $gated:expr) => {
+        pub(super) struct $name<'a> {
+            lock: &'a $lock<u64>,
+            values: Vec<u64>,
+            held: Vec<Held<'a>>,
+            gated: bool,
+        }
+
+        impl<'a> $name<'a> {
+            pub(super) fn new(lock: &'a $lock<u64>) -> Self {
+                let values = vec![0; lock.capacity()];
+                Self { lock, values, held: Vec::new(), gated: $gated }
+            }
+
+            pub(super) fn step(&mut self, what: u8, a: CpuId, b: CpuId) {
+                if self.held.len() == MOST {
+                    self.held.clear();
+                }
+                let tries = what % 2 == 0;
+                match what / 2 % 5 {
+                    0 => self.local(tries),
+                    1 => {
+                        let got =
+                            if tries { self.lock.try_local_on(a) } else { self.lock.local_on(a) };
+                        self.took(got.map(Guard::Local), self.refusal(&[a]), &[a.index()]);
+                    }
+                    2 => {
+                        let got =
+                            if tries { self.lock.try_pair(a, b) } else { self.lock.pair(a, b) };
+                        let slots = [a.index(), b.index()];
+                        self.took(got.map(Guard::Pair), self.refusal(&[a, b]), &slots);
+                    }
+                    3 => {
+                        let got = if tries { self.lock.try_global() } else { self.lock.global() };
+                        let slots: Vec<usize> = (0..self.values.len()).collect();
+                        let cpus: Vec<CpuId> =
+                            slots.iter().map(|&slot| CpuId::new(slot as u32)).collect();
+                        let refused = self.busy(&cpus);
+                        self.took(got.map(Guard::Global), refused, &slots);
+                    }
+                    _ if self.held.is_empty() => {}
+                    _ => drop(self.held.swap_remove(a.index() % self.held.len())),
+                }
+                assert!(self.held.iter().all(|held| held.guard.sees(&self.values)));
+            }
+
+            /// The slot of whichever CPU we are on: known once it was taken.
+            fn local(&mut self, tries: bool) {
+                let got = if tries { self.lock.try_local() } else { self.lock.local() };
+                match got {
+                    Ok(mut guard) => {
+                        let slot = guard.cpu().index();
+                        assert_eq!(self.busy(&[guard.cpu()]), None);
+                        *guard += 1;
+                        self.values[slot] += 1;
+                        let guard = Guard::Local(guard);
+                        self.held.push(Held { guard, slots: vec![slot], by_gate: false });
+                    }
+                    Err(error) => {
+                        assert_eq!((error, self.held.is_empty()), (LockError::Deadlock, false));
+                    }
+                }
+            }
+
+            /// Why slots that were named are refused, if they are.
+            fn refusal(&self, cpus: &[CpuId]) -> Option<LockError> {
+                let beyond = |cpu: &&CpuId| cpu.index() >= self.values.len();
+                if let Some(&cpu) = cpus.iter().find(beyond) {
+                    return Some(LockError::NoSuchCpu(cpu));
+                }
+                match cpus {
+                    [a, b] if a == b => Some(LockError::SameSlot(*a)),
+                    _ => self.busy(cpus),
+                }
+            }
+
+            fn busy(&self, cpus: &[CpuId]) -> Option<LockError> {
+                let ours = |held: &Held<'_>| {
+                    held.by_gate || cpus.iter().any(|cpu| held.slots.contains(&cpu.index()))
+                };
+                self.held.iter().any(ours).then_some(LockError::Deadlock)
+            }
+
+            fn took(
+                &mut self,
+                got: Result<Guard<'a>, LockError>,
+                refused: Option<LockError>,
+                slots: &[usize],
+            ) {
+                assert_eq!(got.as_ref().err().copied(), refused, "{slots:?}");
+                if let Ok(mut guard) = got {
+                    guard.add();
+                    slots.iter().for_each(|&slot| self.values[slot] += 1);
+                    self.held.push(Held { guard, slots: slots.to_vec(), by_gate: self.gated });
+                }
+            }
+
+            /// Gives all back, and looks whether every slot got what was added to it.
+            pub(super) fn end(mut self) {
+                self.held.clear();
+                let all = self.lock.global().expect("nothing is held");
+                assert!(all.iter().map(|(_, value)| value).eq(&self.values));
+            }
+        }
+    };
+}
+
+model!(Plain, LgLock, false);
+model!(Biased, BiasedLgLock, capabilities().sections == Sections::InUse);
