@@ -10,7 +10,9 @@ mod no_id;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::env;
+use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -263,6 +265,24 @@ fn inv11_a_panic_of_the_confirmation_drops_the_initial_reference_all_the_same() 
     assert!(killed.is_err());
     assert_eq!(released.load(SeqCst), 1);
     assert_eq!(refs.kill(), Err(KillError::AlreadyDying), "no lock is held");
+}
+
+/// A process of its own: the release closure panics while the panic of `confirm` unwinds.
+#[test]
+fn two_panics_of_one_kill_abort() {
+    const CHILD: &str = "PERCPU_TWO_PANICS";
+    if env::var_os(CHILD).is_some() {
+        let refs = PercpuRef::new(|| panic!("of the release closure")).unwrap();
+        let _ = catch_unwind(AssertUnwindSafe(|| refs.kill_and_confirm(|| panic!("of confirm"))));
+        return;
+    }
+    let this = env::current_exe().unwrap();
+    let child = Command::new(this)
+        .args(["two_panics_of_one_kill_abort", "--exact", "--nocapture"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    assert_eq!(child.status.signal(), Some(libc::SIGABRT), "{child:?}");
 }
 
 fn deadline() -> Instant {
