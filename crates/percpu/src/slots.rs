@@ -20,6 +20,7 @@
 use std::fmt;
 use std::io;
 use std::iter::{Enumerate, FusedIterator};
+use std::marker::PhantomData;
 use std::ops::Index;
 use std::slice;
 use std::vec;
@@ -51,6 +52,12 @@ const _: () = assert!(align_of::<Slot<u8>>() == 128 && size_of::<Slot<u8>>() == 
 /// shared(&percpu::PerCpu::new(|_| std::cell::Cell::new(0)));
 /// ```
 ///
+/// ```compile_fail,E0277
+/// fn shared<T: Sync>() {}
+/// // A guard is of its thread, and a slot is not.
+/// shared::<percpu::PerCpu<std::sync::MutexGuard<'static, u8>>>();
+/// ```
+///
 /// A fork child has a copy of every slot as it was; whether that is usable is up to `T`.
 ///
 /// ```
@@ -64,7 +71,16 @@ const _: () = assert!(align_of::<Slot<u8>>() == 128 && size_of::<Slot<u8>>() == 
 /// ```
 pub struct PerCpu<T> {
     slots: Box<[Slot<T>]>,
+    /// Which threads may have it is said below.
+    _threads: PhantomData<*const ()>,
 }
+
+// SAFETY: the values move with it, and nothing else is in it.
+unsafe impl<T: Send> Send for PerCpu<T> {}
+// SAFETY: all that `&PerCpu<T>` gives is `&T`. Two threads on one CPU share it, so `T: Sync`; and a
+// value made on one thread is used, as the slot of a CPU, by whichever thread comes there, so
+// `T: Send`, although nothing is moved.
+unsafe impl<T: Send + Sync> Sync for PerCpu<T> {}
 
 impl<T> PerCpu<T> {
     /// Makes a slot for every CPU, in ascending order, `init` giving what is in it.
@@ -88,7 +104,7 @@ impl<T> PerCpu<T> {
         let mut slots = Vec::new();
         slots.try_reserve_exact(count).map_err(|_| AllocError::new())?;
         slots.extend((0..count).map(|index| Slot(init(id(index)))));
-        Ok(Self { slots: slots.into_boxed_slice() })
+        Ok(Self { slots: slots.into_boxed_slice(), _threads: PhantomData })
     }
 
     /// The slot of the CPU that the calling thread is on.
@@ -294,20 +310,22 @@ mod tests {
     use super::*;
     use crate::{current_cpu, topology};
 
-    fn spacing<T: Default>() -> usize {
+    /// Where the slots are, if that is what invariant 2 says.
+    fn check_spacing<T: Default>() {
         let slots = PerCpu::<T>::default();
         let at: Vec<usize> =
             slots.iter().map(|(_, slot)| std::ptr::from_ref(slot).addr()).collect();
+        assert_eq!(at.len(), slots.capacity());
         assert!(at.iter().all(|at| at % 128 == 0), "{at:?}");
-        let first_to_first = at.windows(2).map(|pair| pair[1] - pair[0]).min();
-        first_to_first.unwrap_or(usize::MAX) - size_of::<T>().next_multiple_of(128)
+        let apart = size_of::<T>().max(1).next_multiple_of(128);
+        assert!(at.windows(2).all(|pair| pair[1] - pair[0] == apart), "{at:?}");
     }
 
     #[test]
     fn inv18_slots_are_on_lines_of_their_own_whatever_is_in_them() {
-        spacing::<u8>();
-        spacing::<()>();
-        spacing::<[u64; 17]>();
+        check_spacing::<u8>();
+        check_spacing::<[u64; 16]>();
+        check_spacing::<[u64; 17]>();
         for (size, align) in [
             (size_of::<Slot<u8>>(), align_of::<Slot<u8>>()),
             (size_of::<Slot<[u8; 128]>>(), align_of::<Slot<[u8; 128]>>()),
