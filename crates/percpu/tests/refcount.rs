@@ -467,6 +467,6 @@ fn stress_inv09_a_storm_of_kills_agrees_with_the_ledger() {
 
 #[test]
 #[ignore = "stress: five seconds of kills"]
-fn stress_inv12_a_storm_of_kills_on_one_object_agrees_with_the_ledger() {
+fn stress_inv09_a_storm_of_kills_on_one_object_agrees_with_the_ledger() {
     storm(1, 4, 4);
 }

@@ -272,7 +272,7 @@ impl<T> ReadWriteGate<T> {
         let mut state = self.lock()?;
         if state.owner == 0 {
             let entered = self.enter();
-            debug_assert!(entered, "the gate closes under `state` only (invariant 3)");
+            assert!(entered, "the gate closes under `state` only (invariant 3)");
             return Ok(());
         }
         self.may_wait(&state)?;
@@ -282,7 +282,7 @@ impl<T> ReadWriteGate<T> {
         }
         // Invariant 5: the writer left with us in `turn`, and no other one came since.
         let entered = self.enter();
-        debug_assert!(entered, "the gate closes under `state` only (invariant 3)");
+        assert!(entered, "the gate closes under `state` only (invariant 3)");
         state.turn -= 1;
         if state.turn == 0 && !mutant("gate-forgets-the-next-writer") {
             self.cold.writers.notify_all();
@@ -295,7 +295,9 @@ impl<T> ReadWriteGate<T> {
     fn leave(&self) {
         let hot = &self.hot;
         if section::available() {
-            if section::add(&hot.open, &hot.words, -1_i64 as u64).is_err() {
+            if mutant("gate-leaves-by-an-atomic-add") {
+                hot.words.slot(cpu::recent()).fetch_sub(1, Ordering::AcqRel);
+            } else if section::add(&hot.open, &hot.words, -1_i64 as u64).is_err() {
                 leave_by_atomic(&self.cold.remote);
             }
         } else {

@@ -3,10 +3,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+use super::READER;
 use crate::error::Forked;
 use crate::fork::{adopt, tests::in_child};
+use crate::rseq::section;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::thread;
+use crate::words::Words;
 use crate::{GateError, ReadWriteGate};
 
 fn gate() -> ReadWriteGate<u64> {
@@ -41,6 +44,25 @@ fn inv16_readers_that_waited_go_before_the_next_writer() {
             drop(first);
         });
         assert_eq!(*gate.read().unwrap(), 11);
+    }
+}
+
+/// Where sections run, the word that takes atomic read-modify-writes is left alone. That the words
+/// of the CPUs take none either is in the models: there one would lose a reader.
+#[test]
+fn inv16_a_reader_with_an_id_updates_nothing_by_atomics() {
+    let gate = gate();
+    for _ in 0..1_000 {
+        let inside = [gate.read().unwrap(), gate.try_read().unwrap()];
+        let counted = |words: &Words| -> u64 {
+            words.iter().fold(0, |sum, word| sum.wrapping_add(word.load(Ordering::Relaxed)))
+        };
+        assert_eq!(gate.cold.remote.load(Ordering::Relaxed), 0, "entered by an atomic");
+        let (one, sections) = if section::available() { (1, "") } else { (READER, "out") };
+        assert_eq!(counted(&gate.hot.words), 2 * one, "with{sections} sections");
+        drop(inside);
+        assert_eq!(gate.cold.remote.load(Ordering::Relaxed), 0, "left by an atomic");
+        assert_eq!(counted(&gate.hot.words), 0);
     }
 }
 

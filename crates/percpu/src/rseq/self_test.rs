@@ -1,10 +1,16 @@
 //! The start-up self-test: a kernel, an emulator or a libc that gets sections wrong is not used.
 //!
-//! It cannot make the kernel interrupt a section at will, so it checks what holds without: the id
-//! is a CPU's that `sched_getcpu` confirms, a section that commits changes its word and no other,
-//! and one that is refused changes nothing. The stress tests do the rest.
+//! It checks what holds without an interruption: the id is a CPU's that `sched_getcpu` confirms, a
+//! section that commits changes its word and no other, and one that is refused changes nothing.
+//!
+//! That a section which is interrupted starts again is left to the stress tests. To see it here a
+//! signal or a migration would have to fall between two instructions: that takes a handler or an
+//! affinity that belong to the program, a second thread, and a wait of unknown length on a busy
+//! machine, at the first use of a counter. The registration of the barrier that restarts sections
+//! is asked for, and a kernel that lacks it refuses.
 
 use super::section::Refused;
+use crate::capabilities::Sections;
 use crate::cpu::{CpuId, getcpu};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::words::Words;
@@ -26,8 +32,33 @@ pub(crate) trait Operations {
 /// A guess: how often a thread may be moved between two questions before we call it a lie.
 const TRIES: usize = 100;
 
+/// What becomes of sections: `arm` is called for operations that passed the test, and no others.
+pub(crate) fn decide<O: Operations + Copy + Send + 'static>(
+    usable: Result<O, Sections>,
+    arm: impl FnOnce(O),
+) -> Sections {
+    let ops = match usable {
+        Ok(ops) => ops,
+        Err(why) => return why,
+    };
+    if let Err(what) = test_somewhere(ops) {
+        return Sections::Misbehave(what);
+    }
+    arm(ops);
+    Sections::InUse
+}
+
+/// Runs the self-test here, or on a thread of its own if this one has no id to test with.
+fn test_somewhere<O: Operations + Copy + Send + 'static>(ops: O) -> Result<(), &'static str> {
+    self_test(&ops).unwrap_or_else(|| {
+        let other = std::thread::Builder::new().spawn(move || self_test(&ops));
+        let tested = other.ok().and_then(|thread| thread.join().ok()).flatten();
+        tested.unwrap_or(Err("no thread has an id to test with"))
+    })
+}
+
 /// Tests `ops` on the calling thread; `None` if it has no CPU id. The error says what went wrong.
-pub(crate) fn self_test(ops: &impl Operations) -> Option<Result<(), &'static str>> {
+fn self_test(ops: &impl Operations) -> Option<Result<(), &'static str>> {
     let (open, closed) = (AtomicU64::new(0), AtomicU64::new(1));
     let Ok(words) = Words::new() else { return Some(Err("no memory to test with")) };
     if ops.add(&open, &words, 1) == Err(Refused::NoCpu) {
@@ -161,6 +192,33 @@ mod tests {
                 words.slot(slot).store(new, Ordering::Relaxed);
             }
             Ok((slot, old))
+        }
+    }
+
+    /// What is decided, and whether it was armed.
+    fn decided(ops: Result<Liar, Sections>) -> (Sections, bool) {
+        let mut armed = None;
+        let decided = decide(ops, |ops| armed = Some(ops));
+        assert!(armed.is_none() || armed == ops.ok());
+        (decided, armed.is_some())
+    }
+
+    #[test]
+    fn inv17_a_liar_is_never_armed() {
+        assert_eq!(decided(Ok(Honest)), (Sections::InUse, true));
+        assert_eq!(decided(Err(Sections::NoBarrier)), (Sections::NoBarrier, false));
+        for liar in [
+            NoId,
+            AddsTwice,
+            IgnoresTheGate,
+            IgnoresTheBound,
+            ChangesWhatItRefuses,
+            WrongCpu,
+            ClaimsTwice,
+            SwapsNothing,
+        ] {
+            let (decided, armed) = decided(Ok(liar));
+            assert!(matches!(decided, Sections::Misbehave(_)) && !armed, "{liar:?}: {decided}");
         }
     }
 

@@ -37,7 +37,7 @@ use super::Refused;
 use crate::capabilities::Sections;
 use crate::cpu::{CpuId, RseqState, backend};
 use crate::fence;
-use crate::rseq::self_test::{Operations, self_test};
+use crate::rseq::self_test::{Operations, decide};
 use crate::rseq::{Offset, find};
 use crate::starting::starting;
 use crate::sync::atomic::AtomicU64;
@@ -65,20 +65,13 @@ pub(super) fn available() -> bool {
 /// Whether sections run in this process, and why not; decides on the first call.
 pub(super) fn state() -> &'static Sections {
     static STATE: OnceLock<Sections> = OnceLock::new();
-    let decide = || {
-        let armed = match usable() {
-            Ok(armed) => armed,
-            Err(why) => return why,
-        };
-        if let Err(what) = test_somewhere(armed) {
-            return Sections::Misbehave(what);
-        }
+    let arm = |armed: Armed| {
         // Ordering: Relaxed; the store of `LIMIT` publishes it.
         OFFSET.store(armed.area, Ordering::Relaxed);
         // Ordering: Release pairs with the Acquire in `armed`; it carries `OFFSET`.
         LIMIT.store(armed.limit, Ordering::Release);
-        Sections::InUse
     };
+    let decide = || decide(usable(), arm);
     STATE.get().unwrap_or_else(|| starting(|| STATE.get_or_init(decide)))
 }
 
@@ -93,15 +86,6 @@ fn usable() -> Result<Armed, Sections> {
     }
     let area: Offset = find().map_err(|_| Sections::NoId(rseq))?;
     Ok(Armed { area: area.to_raw(), limit: cpu::possible() as u32 })
-}
-
-/// Runs the self-test here, or on a thread of its own if this one has no id to test with.
-fn test_somewhere(armed: Armed) -> Result<(), &'static str> {
-    self_test(&armed).unwrap_or_else(|| {
-        let other = std::thread::Builder::new().spawn(move || self_test(&armed));
-        let tested = other.ok().and_then(|thread| thread.join().ok()).flatten();
-        tested.unwrap_or(Err("no thread has an id to test with"))
-    })
 }
 
 /// What a section needs to know about this process.

@@ -19,6 +19,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("gate-opens-relaxed", "gate::inv16_no_reader_is_inside_with_a_writer"),
     ("gate-forgets-the-remote-readers", "gate::inv16_a_reader_without_id_is_waited_for"),
     ("gate-enters-by-an-atomic-add", "gate::inv16_reading_is_sections_and_nothing_else"),
+    ("gate-leaves-by-an-atomic-add", "gate::inv16_reading_is_sections_and_nothing_else"),
     ("gate-wakes-outside-the-lock", "gate::inv16_a_wake_up_does_not_slip_past_the_wait"),
     ("gate-leaves-without-light", "gate::inv16_the_writer_is_woken_by_who_leaves"),
     ("gate-leaves-readers-asleep", "gate::inv16_readers_and_writers_all_get_in"),
