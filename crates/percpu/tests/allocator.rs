@@ -3,6 +3,7 @@
 //! Each case is a process of its own, in which the counting begins either at the very first
 //! allocation or right before the first use that the case is about. One that hangs has found a lock
 //! that waits for itself.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::env;
