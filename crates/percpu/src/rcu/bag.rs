@@ -145,6 +145,11 @@ impl Lists {
         }
     }
 
+    /// The highest target that is waited for, 0 if nothing waits.
+    pub(super) fn highest(&self) -> u64 {
+        self.waiting.iter().map(|segment| segment.target).fold(0, u64::max)
+    }
+
     pub(super) fn all(&self) -> impl Iterator<Item = &Segment> {
         self.waiting.iter().chain([&self.filling]).filter(|segment| !segment.is_empty())
     }
@@ -164,10 +169,12 @@ unsafe impl Send for Bag {}
 unsafe impl Sync for Bag {}
 
 impl Bag {
-    pub(super) fn new() -> Self {
-        let waiting = [Segment::EMPTY, Segment::EMPTY];
-        let lists = UnsafeCell::new(Lists { filling: Segment::EMPTY, waiting });
-        Self { lock: Lock::new(), lists }
+    const_fn! {
+        pub(super) const fn new() -> Self {
+            let waiting = [Segment::EMPTY, Segment::EMPTY];
+            let lists = UnsafeCell::new(Lists { filling: Segment::EMPTY, waiting });
+            Self { lock: Lock::new(), lists }
+        }
     }
 
     /// Runs `f` on the lists if the lock is free; hands `f` back otherwise.

@@ -61,6 +61,7 @@ unsafe fn run<F: FnOnce()>(head: NonNull<RetireHead>) {
 
 /// There was no memory to defer the closure; here it is. Maps to `ENOMEM`.
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TryDeferError<F>(pub F);
 
 impl<F> TryDeferError<F> {

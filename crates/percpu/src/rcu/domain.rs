@@ -135,41 +135,27 @@ impl Domain {
             return true;
         }
         let Some(turn) = self.try_turn() else { return false };
-        // A reader that was in the way may have gone: that needs no fence.
-        let mut done = turn.scan();
-        while done < target && turn.now() < target {
-            turn.bump();
-            done = turn.scan();
-        }
-        done >= target
+        turn.move_on(target) >= target
     }
 
     /// Waits until everything that this thread knows to be unlinked is out of reach.
     pub(super) fn wait(&'static self) -> Result<(), Forked> {
         let target = self.target();
         let mut exact = None;
-        let mut patience = Patience::new();
-        loop {
-            let done = match exact {
-                Some(exact) => self.advance(exact),
-                None if self.completed() >= target => true, // by the bumps of others
-                None => self.try_turn().is_some_and(|turn| {
-                    // Our own bump is enough: the unlinks are known to this thread.
-                    let bumped = *exact.insert(turn.bump());
-                    turn.scan() >= bumped
-                }),
-            };
-            if done {
-                return Ok(());
-            }
-            patience.wait()?;
-            if fork::may_have_lost_guards() {
-                if self.send_guards() != 0 {
-                    return Err(Forked::new());
-                }
-                fork::no_lost_guards();
-            }
-        }
+        wait_until(self, || match exact {
+            Some(exact) => self.advance(exact),
+            None if self.completed() >= target => true, // by the bumps of others
+            None => self.try_turn().is_some_and(|turn| {
+                // Our own bump is enough: the unlinks are known to this thread.
+                let bumped = *exact.insert(turn.bump());
+                turn.scan() >= bumped
+            }),
+        })
+    }
+
+    /// Waits until `target` is completed.
+    pub(super) fn wait_for(&'static self, target: u64) -> Result<(), Forked> {
+        wait_until(self, || self.advance(target))
     }
 
     pub(super) fn grace_periods(&self) -> u64 {
@@ -180,6 +166,21 @@ impl Domain {
         // Ordering: Relaxed; a statistic.
         self.heavies.load(std::sync::atomic::Ordering::Relaxed)
     }
+}
+
+/// Waits for readers until it is done.
+fn wait_until(domain: &Domain, mut done: impl FnMut() -> bool) -> Result<(), Forked> {
+    let mut patience = Patience::new();
+    while !done() {
+        patience.wait()?;
+        if fork::may_have_lost_guards() {
+            if domain.send_guards() != 0 {
+                return Err(Forked::new());
+            }
+            fork::no_lost_guards();
+        }
+    }
+    Ok(())
 }
 
 /// The right to move grace periods on; gives it back on drop.
@@ -211,6 +212,17 @@ impl Turn {
         // Ordering: Relaxed; a statistic.
         self.domain.heavies.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         now
+    }
+
+    /// Bumps until `target` is completed, or a reader is in the way. Returns what is completed.
+    pub(super) fn move_on(&self, target: u64) -> u64 {
+        // A reader that was in the way may have gone: that needs no fence.
+        let mut done = self.scan();
+        while done < target && self.now() < target {
+            self.bump();
+            done = self.scan();
+        }
+        done
     }
 
     /// Looks which readers are left, and returns the new `completed`.

@@ -39,20 +39,26 @@
 //! whatever structure. It never holds up the *thread* that retires, only the memory: [`stats`] shows
 //! how much, and since when. Retired objects are dropped in batches, on whichever thread happens to
 //! fill one or calls [`poll`]; [`set_bounds`] says how many bytes, and how long, may wait for
-//! company, and a [`Reclaimer`] thread keeps the time even if nobody retires or polls.
+//! company, and a [`Reclaimer`] thread keeps the time even if nobody retires or polls. In which order
+//! retired objects are dropped, and deferred closures run, is not specified.
 //!
 //! # What happens when
 //!
 //! - *A drop of a retired object panics*: the panic hook runs, the panic stops there, it is counted in
 //!   [`Stats::panics`], and the rest of the batch goes on. Such a drop holds no lock of this module
 //!   and may pin, retire, and poll (which drops nothing then: no recursion).
+//! - *The process ends* (`main` returns, or `exit`): what waits is not dropped, as with any `static`;
+//!   a [`barrier`] at the end of `main` sees to it.
 //! - *A thread ends inside a guard* (one in a thread-local variable): the guard holds until it drops.
 //! - *A guard is forgotten* (`mem::forget`): the reader never leaves; memory grows; nothing else.
 //! - *The process forks*: in the child the guards of the forking thread hold, those of the threads it
 //!   does not have are gone, and what was waiting is dropped in both processes, each its own copy
-//!   (objects that another thread was just dropping at the fork leak in the child). [`SendGuard`]s
+//!   (objects that another thread was just retiring or dropping at the fork leak in the child, and
+//!   [`Stats::pending`] does not count them). [`SendGuard`]s
 //!   belong to nobody: all that were alive hold in the child, too, and where it would have to wait
-//!   for one of them it says [`Forked`](SynchronizeError::Forked). Not in a `vfork` child.
+//!   for one of them it says [`Forked`](SynchronizeError::Forked), also after
+//!   [`fork::adopt`](crate::fork::adopt), which changes nothing here: a guard that the child cannot
+//!   drop holds up its memory for ever. Not in a `vfork` child.
 //! - *A signal handler* must not call anything here.
 //!
 //! # Source
@@ -83,10 +89,8 @@ mod stats;
 pub use self::bag::RetireHead;
 pub use self::batch::Batch;
 pub use self::defer::{TryDeferError, defer, try_defer};
-pub use self::error::SynchronizeError;
-pub use self::pointer::{
-    Atomic, CompareExchangeError, Owned, Pinned, ReclaimError, TryNewError, Unlinked,
-};
+pub use self::error::{CompareExchangeError, ReclaimError, SynchronizeError, TryNewError};
+pub use self::pointer::{Atomic, Owned, Pinned, Unlinked};
 pub use self::reclaim::{poll, retire_raw};
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 pub use self::reclaimer::Reclaimer;
@@ -223,7 +227,25 @@ impl GracePeriod {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::{Cell, UnsafeCell};
+    use std::panic::{RefUnwindSafe, UnwindSafe};
+    use std::sync::MutexGuard;
+
     use super::*;
+
+    /// Does not compile for a type that is the thing: two impls make `_` ambiguous then.
+    macro_rules! assert_not {
+        ($type:ty: $thing:path) => {{
+            trait Not<A> {
+                fn check() {}
+            }
+            impl<T: ?Sized> Not<()> for T {}
+            struct Is;
+            impl<T: ?Sized + $thing> Not<Is> for T {}
+            let _ = Is;
+            <$type as Not<_>>::check();
+        }};
+    }
 
     /// What a public type is, to threads.
     #[test]
@@ -242,19 +264,36 @@ mod tests {
         both::<ReclaimError<u64>>();
         both::<CompareExchangeError<'_, u64>>();
 
-        // Two impls for a type that is the thing make `assert_not` ambiguous: it would not compile.
-        trait Not<A> {
-            fn assert_not() {}
-        }
-        impl<T: ?Sized> Not<()> for T {}
-        struct IsSend;
-        impl<T: ?Sized + Send> Not<IsSend> for T {}
-        struct IsSync;
-        impl<T: ?Sized + Sync> Not<IsSync> for T {}
-        <Guard as Not<_>>::assert_not();
-        <Owned<std::cell::Cell<u8>> as Not<IsSend>>::assert_not();
-        let _ = (IsSend, IsSync);
+        assert_not!(Guard: Send);
+        assert_not!(Guard: Sync);
+        assert_not!(Owned<Cell<u8>>: Sync);
+        assert_not!(Owned<MutexGuard<'static, u8>>: Send);
+        assert_not!(ReclaimError<u64>: Copy);
     }
+
+    /// After a caught panic all is as it was: guards are counts, the pointers are changed at once.
+    #[test]
+    fn unwinding_leaves_nothing_half_done() {
+        fn safe<T: UnwindSafe + RefUnwindSafe>() {}
+        safe::<Guard>();
+        safe::<SendGuard>();
+        safe::<GracePeriod>();
+        safe::<Atomic<u64>>();
+        safe::<Owned<u64>>();
+        safe::<Unlinked<u64>>();
+
+        // Other than in a mutex, what is inside such a value may be seen half changed.
+        type Open = AssertSync<UnsafeCell<u8>>;
+        assert_not!(Atomic<Open>: UnwindSafe);
+        assert_not!(Atomic<Open>: RefUnwindSafe);
+        assert_not!(Unlinked<Open>: UnwindSafe);
+        assert_not!(Owned<&'static Open>: UnwindSafe);
+        assert_not!(Owned<Open>: RefUnwindSafe);
+    }
+
+    struct AssertSync<T>(T);
+    // SAFETY: no value of it is ever made.
+    unsafe impl<T> Sync for AssertSync<T> {}
 
     /// An owned value is covariant, like a box.
     #[test]

@@ -21,16 +21,15 @@
 //! 2. A node that was in an `Atomic` is freed (or changed) only after a grace period, or by who has
 //!    the `Atomic` exclusively: no `&T` from `load` outlives the borrow of either.
 
-use std::error::Error;
 use std::fmt;
-use std::io;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::{self, NonNull};
 
 use super::bag::RetireHead;
-use super::error::SynchronizeError;
+use super::error::{CompareExchangeError, ReclaimError, TryNewError};
 use super::reclaim::retire_raw;
 use super::registry::Guard;
 use super::send_guard::SendGuard;
@@ -95,7 +94,6 @@ fn head_of<T>(node: Place<T>) -> NonNull<RetireHead> {
 /// A `T` that nobody else can reach, ready to be put into an [`Atomic`].
 ///
 /// A `Box` with 16 bytes in front for its end.
-#[derive(Debug)]
 pub struct Owned<T> {
     node: Place<T>,
     _owns: PhantomData<T>,
@@ -105,6 +103,15 @@ pub struct Owned<T> {
 unsafe impl<T: Send> Send for Owned<T> {}
 // SAFETY: as above.
 unsafe impl<T: Sync> Sync for Owned<T> {}
+// As `Box<T>`: the head in front of the `T` is not touched before it is retired.
+impl<T: UnwindSafe> UnwindSafe for Owned<T> {}
+impl<T: RefUnwindSafe> RefUnwindSafe for Owned<T> {}
+
+impl<T: fmt::Debug> fmt::Debug for Owned<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Owned").field(&**self).finish()
+    }
+}
 
 impl<T> Owned<T> {
     /// Allocates a node. Aborts if there is no memory, as `Box::new`.
@@ -193,38 +200,6 @@ impl<T> From<T> for Owned<T> {
     }
 }
 
-/// There was no memory for a node; here is the value. Maps to `ENOMEM`.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct TryNewError<T>(pub T);
-
-impl<T> TryNewError<T> {
-    /// The error as C knows it: `ENOMEM`.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        libc::ENOMEM
-    }
-}
-
-impl<T> fmt::Debug for TryNewError<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TryNewError").finish_non_exhaustive()
-    }
-}
-
-impl<T> fmt::Display for TryNewError<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("out of memory for a node")
-    }
-}
-
-impl<T> Error for TryNewError<T> {}
-
-impl<T> From<TryNewError<T>> for io::Error {
-    fn from(error: TryNewError<T>) -> Self {
-        Self::from_raw_os_error(error.errno())
-    }
-}
-
 /// A pointer to a `T`, or null, that readers follow without a lock.
 ///
 /// Writers may be many; a `swap` or a `compare_exchange` decides who was first. Dropping it frees
@@ -263,10 +238,22 @@ impl<T> From<TryNewError<T>> for io::Error {
 /// drop(shared);
 /// println!("{seen:?}");
 /// ```
-#[derive(Debug)]
 pub struct Atomic<T: Send + Sync + 'static> {
     node: AtomicPtr<Watched<Node<T>>>,
     _owns: PhantomData<Owned<T>>,
+}
+
+// As `Arc<T>`: gives `&T` to many. What it does itself does not panic half-way.
+impl<T: Send + Sync + RefUnwindSafe + 'static> UnwindSafe for Atomic<T> {}
+impl<T: Send + Sync + RefUnwindSafe + 'static> RefUnwindSafe for Atomic<T> {}
+
+impl<T: Send + Sync + 'static> fmt::Debug for Atomic<T> {
+    /// Only whether it points to anything: to show the value needs a guard.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Ordering: Relaxed; the node is not touched.
+        let is_null = self.node.load(Ordering::Relaxed).is_null();
+        f.debug_struct("Atomic").field("is_null", &is_null).finish_non_exhaustive()
+    }
 }
 
 impl<T: Send + Sync + 'static> Atomic<T> {
@@ -282,6 +269,15 @@ impl<T: Send + Sync + 'static> Atomic<T> {
     #[must_use]
     pub fn new(value: T) -> Self {
         Self::from(Owned::new(value))
+    }
+
+    /// [`Atomic::new`], where lack of memory is an error.
+    ///
+    /// # Errors
+    ///
+    /// [`TryNewError`] gives the value back.
+    pub fn try_new(value: T) -> Result<Self, TryNewError<T>> {
+        Owned::try_new(value).map(Self::from)
     }
 
     /// What it points to. Wait-free: one load.
@@ -397,46 +393,15 @@ impl<T: Send + Sync + 'static> From<Owned<T>> for Atomic<T> {
     }
 }
 
+impl<T: Send + Sync + 'static> From<T> for Atomic<T> {
+    fn from(value: T) -> Self {
+        Self::new(value)
+    }
+}
+
 impl<T: Send + Sync + 'static> Drop for Atomic<T> {
     fn drop(&mut self) {
         drop(self.take());
-    }
-}
-
-/// What [`Atomic::compare_exchange`] found, and what it was given.
-#[non_exhaustive]
-pub struct CompareExchangeError<'g, T> {
-    /// What the pointer leads to.
-    pub current: Option<&'g T>,
-    /// The refused node.
-    pub new: Option<Owned<T>>,
-}
-
-impl<T> CompareExchangeError<'_, T> {
-    /// The error as C knows it: `EAGAIN`.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        libc::EAGAIN
-    }
-}
-
-impl<T> fmt::Debug for CompareExchangeError<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompareExchangeError").finish_non_exhaustive()
-    }
-}
-
-impl<T> fmt::Display for CompareExchangeError<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the pointer leads to something else")
-    }
-}
-
-impl<T> Error for CompareExchangeError<'_, T> {}
-
-impl<T> From<CompareExchangeError<'_, T>> for io::Error {
-    fn from(error: CompareExchangeError<'_, T>) -> Self {
-        Self::from_raw_os_error(error.errno())
     }
 }
 
@@ -444,7 +409,6 @@ impl<T> From<CompareExchangeError<'_, T>> for io::Error {
 ///
 /// Dropping it is [`retire`](Unlinked::retire).
 #[must_use = "dropping it retires the value; say so with `retire`"]
-#[derive(Debug)]
 pub struct Unlinked<T: Send + Sync + 'static> {
     node: Place<T>,
     _owns: PhantomData<T>,
@@ -454,6 +418,15 @@ pub struct Unlinked<T: Send + Sync + 'static> {
 unsafe impl<T: Send + Sync + 'static> Send for Unlinked<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync + 'static> Sync for Unlinked<T> {}
+// As `Arc<T>`: readers may have `&T`, too.
+impl<T: Send + Sync + RefUnwindSafe + 'static> UnwindSafe for Unlinked<T> {}
+impl<T: Send + Sync + RefUnwindSafe + 'static> RefUnwindSafe for Unlinked<T> {}
+
+impl<T: Send + Sync + fmt::Debug + 'static> fmt::Debug for Unlinked<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Unlinked").field(&**self).finish()
+    }
+}
 
 impl<T: Send + Sync + 'static> Unlinked<T> {
     /// Has the value dropped once no reader is left that may see it.
@@ -465,6 +438,36 @@ impl<T: Send + Sync + 'static> Unlinked<T> {
     #[inline]
     pub fn retire(self) {
         drop(self);
+    }
+
+    /// [`retire`](Unlinked::retire), for a value that owns more than its own size: `bytes` is what its
+    /// drop will give back besides (the capacity of a `Vec`, say), for the byte bound and the
+    /// statistics. Without it the bound sees the node alone.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use percpu::rcu::{self, Atomic};
+    ///
+    /// let table = Atomic::new(vec![0_u8; 1 << 20]);
+    /// if let Some(old) = table.swap(None) {
+    ///     let bytes = old.capacity();
+    ///     old.retire_sized(bytes);
+    /// }
+    /// assert!(rcu::stats().pending_bytes + rcu::stats().reclaimed_bytes >= 1 << 20);
+    /// ```
+    #[inline]
+    pub fn retire_sized(self, bytes: usize) {
+        ManuallyDrop::new(self).retire_node(bytes);
+    }
+
+    /// To be called once, instead of a drop.
+    #[inline]
+    fn retire_node(&mut self, owns: usize) {
+        let bytes = owns.saturating_add(size_of::<Watched<Node<T>>>());
+        // SAFETY: unlinked by the exchange that made this `Unlinked`, the only one of the node
+        // (invariant 1); `free_node::<T>` fits, and `T` may be dropped on any thread at any time.
+        unsafe { retire_raw(head_of(self.node), bytes) };
     }
 
     /// Waits until no reader is left that may see the value, and takes it back.
@@ -494,45 +497,6 @@ impl<T: Send + Sync + 'static> Deref for Unlinked<T> {
 impl<T: Send + Sync + 'static> Drop for Unlinked<T> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: unlinked by the exchange that made this `Unlinked`, the only one of the node
-        // (invariant 1); `free_node::<T>` fits, and `T` may be dropped on any thread at any time.
-        unsafe { retire_raw(head_of(self.node), size_of::<Watched<Node<T>>>()) };
-    }
-}
-
-/// Why [`Unlinked::reclaim`] did not wait; and the value.
-#[non_exhaustive]
-pub struct ReclaimError<T: Send + Sync + 'static> {
-    /// What [`synchronize`] said.
-    pub why: SynchronizeError,
-    /// The value, still waiting for its grace period.
-    pub unlinked: Unlinked<T>,
-}
-
-impl<T: Send + Sync + 'static> ReclaimError<T> {
-    /// The error as C knows it: that of `why`.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        self.why.errno()
-    }
-}
-
-impl<T: Send + Sync + 'static> fmt::Debug for ReclaimError<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReclaimError").field("why", &self.why).finish_non_exhaustive()
-    }
-}
-
-impl<T: Send + Sync + 'static> fmt::Display for ReclaimError<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.why.fmt(f)
-    }
-}
-
-impl<T: Send + Sync + 'static> Error for ReclaimError<T> {}
-
-impl<T: Send + Sync + 'static> From<ReclaimError<T>> for io::Error {
-    fn from(error: ReclaimError<T>) -> Self {
-        error.why.into()
+        self.retire_node(0);
     }
 }

@@ -11,29 +11,36 @@
 //! in it is over the age bound, the thread that retires closes it, moves grace periods on by one bump
 //! and one `heavy`, and drops what is due. Nobody waits for anybody here: with a reader stalled, bags
 //! grow. Two closed segments are enough: while the first waits, later ones are merged into the second,
-//! whose target moves on; it starts over as the first as soon as that is done.
+//! whose target moves on; it starts over as the first, whose target does not, as soon as that is done.
+//! So what a bag has closed is out of it after two waits, and that is what `barrier` does.
+//!
+//! A segment's target is taken under the bag's lock, after the last object went in: one taken before
+//! would be too low for what another thread pushes in between, and that would be freed under readers.
 //!
 //! Who excludes whom: a bag's lock is held for a few instructions and never while anything of the
 //! user's runs; `turn` may be held when a bag's lock is taken, not the other way round.
 //!
 //! # Invariants
 //!
-//! 1. `in_flight[p]` counts the batches that are taken out and not yet freed, of parity `p`:
-//!    counted before they are taken, under the bag's lock or the exchange that takes them.
+//! 1. `in_flight[p]` counts the batches that are taken out of bags and not yet freed, of parity `p`:
+//!    counted before the first bag's lock that they are taken under. Nothing else is ever taken out:
+//!    while a thread waits for readers, what it waits for stays in the bags, where a fork child
+//!    finds it.
+//! 2. What is in `overflow` goes into a bag under that bag's lock, before the lock is given back.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
 use super::bag::{Bag, Lists, RetireHead, Segment, clock, next_of, set_next};
-use super::domain::{self, Domain, Lock, domain};
+use super::domain::{self, Domain, Lock, Turn, domain};
 use super::patience::Patience;
 use super::registry::{freeing_parity, is_freeing, set_freeing};
 use super::stats::Bounds;
 use super::{Forked, Line, const_fn, fork};
 use crate::cpu::CpuId;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use crate::sync::native::atomic::{AtomicU64 as Statistic, Ordering::Relaxed};
+use crate::sync::native::atomic::{AtomicBool, AtomicU64 as Statistic, Ordering::Relaxed};
 use crate::sync::{cpu, mutant};
 
 /// Objects in a bag when it is closed. Measured, ns per replaced and dropped 144-byte node at one
@@ -44,21 +51,29 @@ const BATCH: usize = 1024;
 #[cfg(any(offlock_loom, offlock_shuttle))]
 const BATCH: usize = 2;
 
-/// How often a bag's clock is looked at, in objects. A power of two; a guess.
-const CLOCK: usize = 16;
+/// A bag's clock is looked at with each of so many objects, as they may come seldom; and then, as they
+/// come fast, with every sixteenth. Guesses.
+const CLOCK_EACH: usize = 64;
+const CLOCK_EVERY: usize = 16;
+
+/// Nothing is known of its age.
+const NEVER: u64 = u64::MAX;
 
 /// The bags, and what is counted about them.
 #[derive(Debug)]
 pub(super) struct Reclaim {
     /// Null until the first retire; then one for every CPU, for ever.
     bags: AtomicPtr<Bag>,
-    /// What found its bag's lock taken, and what was retired without memory for bags.
+    /// The bag of all CPUs while there is no memory for theirs.
+    spare: Bag,
+    spare_used: AtomicBool,
+    /// What found its bag's lock taken.
     overflow: AtomicPtr<RetireHead>,
-    overflow_bytes: Statistic,
+    /// Counted before it is pushed.
     overflow_objects: Statistic,
-    /// Taken out by barriers that wait for readers.
-    held_bytes: Statistic,
-    held_objects: Statistic,
+    overflow_bytes: Statistic,
+    /// When the first was retired, or [`NEVER`].
+    overflow_since: Statistic,
     /// Invariant 1.
     in_flight: Line<[AtomicU64; 2]>,
     parity: AtomicUsize,
@@ -76,11 +91,12 @@ impl Reclaim {
         pub(super) const fn new() -> Self {
             Self {
                 bags: AtomicPtr::new(ptr::null_mut()),
+                spare: Bag::new(),
+                spare_used: AtomicBool::new(false),
                 overflow: AtomicPtr::new(ptr::null_mut()),
-                overflow_bytes: Statistic::new(0),
                 overflow_objects: Statistic::new(0),
-                held_bytes: Statistic::new(0),
-                held_objects: Statistic::new(0),
+                overflow_bytes: Statistic::new(0),
+                overflow_since: Statistic::new(NEVER),
                 in_flight: Line([AtomicU64::new(0), AtomicU64::new(0)]),
                 parity: AtomicUsize::new(0),
                 barrier: Lock::new(),
@@ -103,10 +119,30 @@ impl Reclaim {
         Some(unsafe { bag.as_ref() })
     }
 
-    fn bags(&self) -> &'static [Bag] {
-        let Some(first) = self.bag(CpuId::new(0)) else { return &[] };
-        // SAFETY: as in `bag`.
-        unsafe { std::slice::from_raw_parts(first, cpu::possible()) }
+    /// A bag for this thread, if need be that of all CPUs.
+    #[cold]
+    fn some_bag(&self) -> &Bag {
+        if let Some(bag) = self.bag(cpu::current()) {
+            return bag;
+        }
+        self.make_bags();
+        self.bag(cpu::current()).unwrap_or_else(|| {
+            // Ordering: Relaxed; who must see what is retired here has seen that it was retired.
+            self.spare_used.store(true, Relaxed);
+            &self.spare
+        })
+    }
+
+    /// All bags that there is something in, or may be.
+    fn bags(&self) -> impl Iterator<Item = &Bag> {
+        let own: &[Bag] = match self.bag(CpuId::new(0)) {
+            // SAFETY: as in `bag`.
+            Some(first) => unsafe { std::slice::from_raw_parts(first, cpu::possible()) },
+            None => &[],
+        };
+        // Ordering: Relaxed; see `some_bag`.
+        let spare = self.spare_used.load(Relaxed).then_some(&self.spare);
+        own.iter().chain(spare)
     }
 
     #[cold]
@@ -139,9 +175,10 @@ impl Reclaim {
     fn push_overflow(&self, list: &mut Segment) {
         let list = std::mem::replace(list, Segment::EMPTY);
         let Some(last) = NonNull::new(list.last) else { return };
-        // Ordering: Relaxed, both; statistics.
+        // Ordering: Relaxed, all; statistics.
         self.overflow_objects.fetch_add(list.objects as u64, Relaxed);
-        self.overflow_bytes.fetch_add(list.bytes as u64, Relaxed);
+        add_saturating(&self.overflow_bytes, list.bytes);
+        self.overflow_since.fetch_min(list.since, Relaxed);
         // Ordering: Relaxed; the head found is not followed.
         let mut found = self.overflow.load(Ordering::Relaxed);
         let order =
@@ -165,15 +202,17 @@ impl Reclaim {
         }
         // Ordering: Acquire pairs with the Release in `push_overflow`.
         let mut at = self.overflow.swap(ptr::null_mut(), Ordering::Acquire);
-        // Counted by bytes all at once: a push between the exchange and these is counted late.
+        // All at once: the bytes and the age of a push that comes between go with these.
         let bytes = self.overflow_bytes.swap(0, Relaxed) as usize;
-        self.overflow_objects.store(0, Relaxed);
+        let since = self.overflow_since.swap(NEVER, Relaxed);
         let mut list = Segment::EMPTY;
         while let Some(head) = NonNull::new(at) {
             at = next_of(head);
             list.push(head, 0);
         }
+        self.overflow_objects.fetch_sub(list.objects as u64, Relaxed);
         list.bytes = bytes;
+        list.since = list.since.min(since);
         lists.filling.take_over(&mut list);
     }
 
@@ -218,7 +257,8 @@ pub unsafe fn retire_raw(head: NonNull<RetireHead>, bytes: usize) {
 fn is_full(reclaim: &Reclaim, filling: &Segment) -> bool {
     filling.objects >= BATCH
         || filling.bytes as u64 >= reclaim.bytes_share()
-        || (filling.objects & (CLOCK - 1) == 0 && is_old(reclaim, filling))
+        || (filling.objects <= CLOCK_EACH || filling.objects.is_multiple_of(CLOCK_EVERY))
+            && is_old(reclaim, filling)
 }
 
 #[cold]
@@ -238,14 +278,9 @@ fn retire_slow(domain: &'static Domain, head: NonNull<RetireHead>, bytes: usize)
 /// Retires a list.
 pub(super) fn retire_list(domain: &'static Domain, list: &mut Segment) {
     let reclaim = &domain.reclaim;
-    if reclaim.bag(CpuId::new(0)).is_none() {
-        reclaim.make_bags();
-    }
-    let full = reclaim.bag(cpu::current()).and_then(|bag| {
-        bag.try_with(|lists| {
-            lists.filling.take_over(list);
-            is_full(reclaim, &lists.filling)
-        })
+    let full = reclaim.some_bag().try_with(|lists| {
+        lists.filling.take_over(list);
+        is_full(reclaim, &lists.filling)
     });
     match full {
         None => reclaim.push_overflow(list),
@@ -259,12 +294,12 @@ pub(super) fn retire_list(domain: &'static Domain, list: &mut Segment) {
 #[inline(never)]
 fn step(domain: &'static Domain) {
     let reclaim = &domain.reclaim;
-    let Some(bag) = reclaim.bag(cpu::current()) else { return };
+    let bag = reclaim.some_bag();
     let turn = domain.try_turn();
-    let target = turn.as_ref().map_or_else(|| domain.target(), |turn| turn.next());
+    let early = mutant("rcu-target-before-the-lock").then(|| domain.target());
     let closed = bag.try_with(|lists| {
         reclaim.take_overflow(lists);
-        lists.close(target);
+        lists.close(early.unwrap_or_else(|| target(domain, turn.as_ref())));
     });
     if let Some(turn) = turn {
         if closed.is_some() {
@@ -279,6 +314,28 @@ fn step(domain: &'static Domain) {
         bag.try_with(|lists| lists.take_due(completed, &mut due));
         batch.free(due);
     }
+}
+
+/// What those wait for whose retirement this thread knows of; with a turn, its next bump.
+fn target(domain: &Domain, turn: Option<&Turn>) -> u64 {
+    turn.map_or_else(|| domain.target(), Turn::next)
+}
+
+/// Closes all bags, and returns the highest target that is waited for.
+fn close_all(domain: &'static Domain, turn: Option<&Turn>) -> Result<u64, Forked> {
+    let reclaim = &domain.reclaim;
+    if reclaim.bag(CpuId::new(0)).is_none() && !reclaim.overflow.load(Ordering::Relaxed).is_null() {
+        let _ = reclaim.some_bag();
+    }
+    let mut highest = 0;
+    for bag in reclaim.bags() {
+        bag.with(|lists| {
+            reclaim.take_overflow(lists);
+            lists.close(target(domain, turn)); // taken here, under the lock
+            highest = lists.highest().max(highest);
+        })?;
+    }
+    Ok(highest)
 }
 
 /// Closes all bags, moves grace periods on once, and drops what is due, if readers allow it.
@@ -299,42 +356,30 @@ fn step(domain: &'static Domain) {
 /// ```
 pub fn poll() -> usize {
     let domain = domain();
-    let reclaim = &domain.reclaim;
-    let mut unfinished = 0; // the highest target that is waited for
     if let Some(turn) = domain.try_turn() {
-        let next = turn.next();
-        if reclaim.bags().is_empty() && !reclaim.overflow.load(Ordering::Relaxed).is_null() {
-            reclaim.make_bags();
-        }
-        for bag in reclaim.bags() {
-            let _ = bag.with(|lists| {
-                reclaim.take_overflow(lists);
-                lists.close(next);
-                unfinished = lists.waiting.iter().fold(unfinished, |max, s| max.max(s.target));
-            });
-        }
-        let mut done = turn.scan();
-        while done < unfinished && turn.now() < unfinished {
-            turn.bump();
-            done = turn.scan();
-        }
+        // In a fork child that nobody prepared a bag may be out of reach: then less is done.
+        turn.move_on(close_all(domain, Some(&turn)).unwrap_or(0));
     }
-    free_due(domain)
+    if is_freeing() { 0 } else { free_due(domain).0 }
 }
 
-/// Frees what is due in all bags.
-fn free_due(domain: &'static Domain) -> usize {
-    if is_freeing() {
-        return 0;
-    }
+/// Frees what is due in all bags. Returns how many objects that were, and the highest target that
+/// others wait for, 0 if none wait.
+fn free_due(domain: &'static Domain) -> (usize, Result<u64, Forked>) {
     let reclaim = &domain.reclaim;
-    let batch = InFlight::begin(reclaim);
+    let late = mutant("rcu-barrier-counts-late");
+    let batch = (!late).then(|| InFlight::begin(reclaim));
     let completed = domain.completed();
     let mut due = Segment::EMPTY;
+    let mut highest = Ok(0);
     for bag in reclaim.bags() {
-        let _ = bag.with(|lists| lists.take_due(completed, &mut due));
+        let left = bag.with(|lists| {
+            lists.take_due(completed, &mut due);
+            lists.highest()
+        });
+        highest = highest.and_then(|highest: u64| Ok(highest.max(left?)));
     }
-    batch.free(due)
+    (batch.unwrap_or_else(|| InFlight::begin(reclaim)).free(due), highest)
 }
 
 /// A batch that is about to be taken out and freed.
@@ -360,7 +405,7 @@ impl<'a> InFlight<'a> {
             let panics = free_list(list.first, self.parity);
             // Ordering: Relaxed, all; statistics.
             self.reclaim.reclaimed.fetch_add(objects as u64, Relaxed);
-            self.reclaim.reclaimed_bytes.fetch_add(list.bytes as u64, Relaxed);
+            add_saturating(&self.reclaim.reclaimed_bytes, list.bytes);
             self.reclaim.panics.fetch_add(panics, Relaxed);
         }
         objects
@@ -408,34 +453,15 @@ fn free_list(first: *mut RetireHead, parity: usize) -> u64 {
 /// [`poll`] repeated until it is all done: see [`barrier`](super::barrier).
 pub(super) fn drain(domain: &'static Domain) -> Result<(), Forked> {
     let reclaim = &domain.reclaim;
-    if reclaim.bags().is_empty() {
-        reclaim.make_bags();
+    // What was retired before is in a bag, in the overflow or in flight. The first two are closed...
+    let mut target = close_all(domain, domain.try_turn().as_ref())?;
+    // ... and gone after two waits (see the module): what is merged with them may cost the second.
+    for _ in 0..2 {
+        if target != 0 {
+            domain.wait_for(target)?;
+            target = free_due(domain).1?;
+        }
     }
-    // What was retired before is in a bag, in the overflow or in flight; take the first two.
-    let mut mine = Segment::EMPTY;
-    let mut stuck = Ok(());
-    for bag in reclaim.bags() {
-        let taken = bag.with(|lists| {
-            reclaim.take_overflow(lists);
-            lists.close(0);
-            for segment in &mut lists.waiting {
-                mine.take_over(segment);
-            }
-        });
-        stuck = stuck.and(taken);
-    }
-    let (objects, bytes) = (mine.objects as u64, mine.bytes as u64);
-    // Ordering: Relaxed, all; statistics.
-    reclaim.held_objects.fetch_add(objects, Relaxed);
-    reclaim.held_bytes.fetch_add(bytes, Relaxed);
-    let waited = stuck.and_then(|()| domain.wait());
-    reclaim.held_objects.fetch_sub(objects, Relaxed);
-    reclaim.held_bytes.fetch_sub(bytes, Relaxed);
-    if let Err(stuck) = waited {
-        retire_list(domain, &mut mine);
-        return Err(stuck);
-    }
-    InFlight::begin(reclaim).free(mine);
     if mutant("rcu-barrier-ignores-others") {
         return Ok(());
     }
@@ -461,6 +487,13 @@ pub(super) fn drain(domain: &'static Domain) -> Result<(), Forked> {
     Ok(())
 }
 
+/// For numbers of the user's, whose sum may be too large.
+fn add_saturating(sum: &Statistic, bytes: usize) {
+    let add = |sum: u64| Some(sum.saturating_add(bytes as u64));
+    // Ordering: Relaxed, both; a statistic.
+    let _ = sum.fetch_update(Relaxed, Relaxed, add);
+}
+
 /// What waits: objects, bytes, and the age of the oldest.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
@@ -471,20 +504,25 @@ pub(super) struct Pending {
 
 impl Reclaim {
     pub(super) fn pending(&self) -> Pending {
-        // Ordering: Relaxed, both; statistics.
-        let mut pending = Pending {
-            objects: self.overflow_objects.load(Relaxed) + self.held_objects.load(Relaxed),
-            bytes: self.overflow_bytes.load(Relaxed) + self.held_bytes.load(Relaxed),
-            oldest: None,
-        };
         let now = clock();
+        let mut pending = Pending::default();
+        let mut add = |objects, bytes, since| {
+            pending.objects += objects;
+            pending.bytes = pending.bytes.saturating_add(bytes);
+            let age = Duration::from_nanos(now.saturating_sub(since));
+            pending.oldest = pending.oldest.max(Some(age));
+        };
+        // Ordering: Relaxed, all; statistics.
+        let objects = self.overflow_objects.load(Relaxed);
+        if objects != 0 {
+            // An age that went with the objects before: it is counted from now on.
+            let since = self.overflow_since.fetch_min(now, Relaxed).min(now);
+            add(objects, self.overflow_bytes.load(Relaxed), since);
+        }
         for bag in self.bags() {
             let _ = bag.with(|lists| {
                 for segment in lists.all() {
-                    pending.objects += segment.objects as u64;
-                    pending.bytes = pending.bytes.saturating_add(segment.bytes as u64);
-                    let age = Duration::from_nanos(now.saturating_sub(segment.since));
-                    pending.oldest = pending.oldest.max(Some(age));
+                    add(segment.objects as u64, segment.bytes as u64, segment.since);
                 }
             });
         }
@@ -505,7 +543,7 @@ impl Reclaim {
         }
     }
 
-    /// In a fork child's only thread: batches of other threads are gone.
+    /// In a fork child's only thread: what other threads had in their hands is gone.
     pub(super) fn forget_other_batches(&self) {
         self.barrier.unlock();
         for count in &self.in_flight.0 {
@@ -515,5 +553,47 @@ impl Reclaim {
         if let Some(parity) = freeing_parity() {
             self.in_flight.0[parity].store(1, Ordering::Relaxed);
         }
+        // A thread may have counted what it did not come to push.
+        let mut objects = 0;
+        let mut at = self.overflow.load(Ordering::Relaxed);
+        while let Some(head) = NonNull::new(at) {
+            at = next_of(head);
+            objects += 1;
+        }
+        self.overflow_objects.store(objects, Relaxed);
+        if objects == 0 {
+            self.overflow_bytes.store(0, Relaxed);
+            self.overflow_since.store(NEVER, Relaxed);
+        }
+    }
+}
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use super::*;
+
+    /// What waits in the overflow has an age, and takes it into a bag; so has what lost its own.
+    #[test]
+    fn the_overflow_has_an_age() {
+        // SAFETY: it is never called; the heads are not freed here.
+        let head = || unsafe { RetireHead::new(|_| ()) };
+        let heads = [head(), head()];
+        let reclaim = Reclaim::new();
+        let mut list = Segment::EMPTY;
+        list.push(NonNull::from(&heads[0]), usize::MAX / 2);
+        list.since -= 1_000_000_000;
+        reclaim.push_overflow(&mut list);
+        list.push(NonNull::from(&heads[1]), usize::MAX);
+        reclaim.push_overflow(&mut list);
+        let pending = reclaim.pending();
+        assert_eq!((pending.objects, pending.bytes), (2, u64::MAX));
+        assert!(pending.oldest >= Some(Duration::from_secs(1)), "{pending:?}");
+        reclaim.overflow_since.store(NEVER, Relaxed);
+        assert!(reclaim.pending().oldest.is_some()); // by now
+        let taken = Bag::new().try_with(|lists| {
+            reclaim.take_overflow(lists);
+            (lists.filling.objects, lists.filling.since <= clock())
+        });
+        assert_eq!((taken, reclaim.pending().oldest), (Some((2, true)), None));
     }
 }

@@ -11,10 +11,14 @@ use crate::sync::{Arc, thread};
 
 /// A running reclaimer; stops and joins on drop.
 ///
-/// It sleeps for half the age bound, looks at the oldest retired object, and polls if that has been
-/// waiting for half the bound. Without one, the bound holds only while somebody retires or polls.
+/// It sleeps for half the age bound (from 1 ms to 1 s), looks at the oldest retired object, and polls
+/// if that has been waiting for half the bound. Without one, the bound holds only as
+/// [`Bounds::age`](super::Bounds::age) says.
 ///
-/// A fork child does not have the thread, and drops the handle without a wait.
+/// A drop blocks until the thread has ended: for as long as the batch of retired objects takes that
+/// it may just be dropping, so do not hold a lock that such a drop takes. Dropped on the thread itself,
+/// by an object that was retired, it does not wait: the thread ends after that batch. A fork child does
+/// not have the thread, and lets go of the handle (some hundred bytes leak).
 ///
 /// # Examples
 ///
@@ -55,7 +59,6 @@ fn run(stop: &AtomicBool) {
         let half = bounds().age / 2;
         thread::park_timeout(half.clamp(Duration::from_millis(1), Duration::from_secs(1)));
         let stats = stats();
-        // No age is known of what found its bag busy: it goes with this poll.
         if stats.pending != 0 && stats.oldest_pending.is_none_or(|age| age >= half) {
             poll();
         }
@@ -68,7 +71,11 @@ impl Drop for Reclaimer {
         self.stop.store(true, Ordering::Relaxed);
         let Some(thread) = self.thread.take() else { return };
         if self.born != Generation::current() {
-            return;
+            // Its drop would detach a thread by a number that another one may have here.
+            return std::mem::forget(thread);
+        }
+        if thread.thread().id() == thread::current().id() {
+            return; // detaches it
         }
         thread.thread().unpark();
         // It only panics with a bug of ours; the drops that it runs are caught.

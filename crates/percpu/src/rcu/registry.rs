@@ -20,6 +20,7 @@
 //! 3. `word` is 0 exactly while its thread may hold no reference: only the owner writes it.
 
 use std::marker::PhantomData;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::{self, NonNull};
 
 use super::domain::{self, Domain, domain};
@@ -268,6 +269,10 @@ pub struct Guard {
     /// `!Send` and `!Sync`: the slot is this thread's.
     _here: PhantomData<*mut ()>,
 }
+
+// A guard that unwinding drops counts down like any other; nothing of it can be seen half done.
+impl UnwindSafe for Guard {}
+impl RefUnwindSafe for Guard {}
 
 const _: () = assert!(size_of::<Option<Guard>>() == size_of::<usize>());
 

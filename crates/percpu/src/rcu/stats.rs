@@ -12,7 +12,7 @@ use crate::sync::native::atomic::Ordering::Relaxed;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Objects retired and not yet dropped.
+    /// Objects retired that no thread has begun to drop.
     pub pending: u64,
     /// What they hold, in bytes.
     pub pending_bytes: u64,
@@ -92,11 +92,15 @@ pub fn stats() -> Stats {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Bounds {
-    /// Bytes on one CPU. 4 MiB if not set; a guess.
+    /// Bytes on one CPU. 4 MiB if not set; a guess. Of a retired value its size counts, without what
+    /// it owns; [`Unlinked::retire_sized`](super::Unlinked::retire_sized) and
+    /// [`defer`](super::defer) are told that.
     pub bytes: usize,
     /// How long the oldest object on a CPU waits for others. Kept by a
-    /// [`Reclaimer`](super::Reclaimer); without one it is looked at with every sixteenth object
-    /// retired on that CPU. 100 ms if not set; a guess.
+    /// [`Reclaimer`](super::Reclaimer); without one it is looked at with each object retired on that
+    /// CPU while up to 64 of them wait for others, and from there on with every sixteenth. Where
+    /// nobody retires, on that CPU, nobody looks. 100 ms if not set; a guess. The clock is coarse:
+    /// some milliseconds.
     pub age: Duration,
 }
 

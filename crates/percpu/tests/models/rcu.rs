@@ -28,6 +28,8 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("rcu-unlock-relaxed", "rcu::two_threads_retire_on_one_cpu"),
     ("rcu-overflow-relaxed", "rcu::two_threads_retire_on_one_cpu"),
     ("rcu-barrier-ignores-others", "rcu::inv11_a_barrier_waits_for_the_drops_of_others"),
+    ("rcu-barrier-counts-late", "rcu::inv11_two_barriers_wait_for_the_same_drop"),
+    ("rcu-target-before-the-lock", "rcu::inv15_a_target_is_not_older_than_what_it_is_for"),
 ];
 
 /// Of these, what only loom can see.
@@ -45,6 +47,7 @@ pub(super) const LOOM_ONLY: &[&str] = &[
     "rcu-bag-unlocked",
     "rcu-unlock-relaxed",
     "rcu-overflow-relaxed",
+    "rcu-target-before-the-lock",
 ];
 
 /// A value whose reads the checker sees, however late: its memory is in quarantine when it is gone.
@@ -416,5 +419,53 @@ fn inv11_a_barrier_waits_for_the_drops_of_others() {
         // Ordering: as above.
         assert_eq!(gone.load(Ordering::Relaxed), 1);
         other.join().unwrap();
+    });
+}
+
+/// Two barriers at once, of which one finds the other's objects gone, or on their way.
+#[test]
+fn inv11_two_barriers_wait_for_the_same_drop() {
+    model(|| {
+        let gone = Arc::new(percpu::sync::atomic::AtomicU64::new(0));
+        rcu::defer(0, {
+            let gone = Arc::clone(&gone);
+            move || {
+                dawdle();
+                // Ordering: Relaxed; the barrier carries it.
+                gone.store(1, Ordering::Relaxed);
+            }
+        });
+        let check = |gone: &percpu::sync::atomic::AtomicU64| {
+            rcu::barrier().unwrap();
+            // Ordering: as above.
+            assert_eq!(gone.load(Ordering::Relaxed), 1);
+        };
+        let other = thread::spawn({
+            let gone = Arc::clone(&gone);
+            move || check(&gone)
+        });
+        check(&gone);
+        other.join().unwrap();
+    });
+}
+
+/// A thread whose bag is full while another one moves grace periods on closes that bag late: what was
+/// retired on its CPU meanwhile gets a target of its own, and is not freed under its reader.
+#[test]
+fn inv15_a_target_is_not_older_than_what_it_is_for() {
+    model(|| {
+        let shared = shared(1);
+        drop(Atomic::new(1).swap(None)); // makes the bags; the bag is full with one more
+        let full = thread::spawn(|| drop(Atomic::new(1).swap(None)));
+        rcu::poll();
+        for _ in 0..2 {
+            rcu::synchronize().unwrap();
+        }
+        let guard = rcu::pin();
+        let late = shared.load(&guard).map(Payload::late);
+        shared.store(None);
+        full.join().unwrap();
+        assert_eq!(late.unwrap().read(), 1);
+        drop(guard);
     });
 }

@@ -1,0 +1,272 @@
+//! RCU where waits meet: barriers at once, forks in the middle of one, reclaimers that end, and what
+//! `stats` says of it all.
+//!
+//! There is one domain per process, so the tests take turns ([`alone`]).
+
+mod common;
+
+use std::error::Error;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use percpu::rcu::{self, Atomic, Bounds, Owned, Reclaimer, SynchronizeError};
+
+use common::{allowed_cpus, pin_to};
+
+/// Nobody else retires or reads meanwhile, and nothing is left from before.
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    rcu::set_bounds(Bounds::default());
+    rcu::barrier().expect("no guard is left on this thread");
+    turn
+}
+
+/// Runs `f` while another thread reads; `f` may let it go before the end.
+fn with_reader(f: impl FnOnce(mpsc::Sender<()>)) {
+    let (tell, pinned) = mpsc::channel();
+    let (leave, left) = mpsc::channel::<()>();
+    thread::scope(|s| {
+        s.spawn(move || {
+            let _guard = rcu::pin();
+            tell.send(()).unwrap();
+            let _ = left.recv();
+        });
+        pinned.recv().unwrap();
+        f(leave);
+    });
+}
+
+/// Runs `f` in a fork child and returns whether it held, and ended in time.
+fn in_child(f: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child calls `f` and exits; glibc keeps malloc usable after a fork.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: sets a timer; its signal ends a child that hangs.
+        unsafe { libc::alarm(20) };
+        // A panic that got away would end this thread, the last one, and that is no failure.
+        let held = catch_unwind(AssertUnwindSafe(f)).unwrap_or(false);
+        let code = i32::from(!held);
+        // SAFETY: ends the child without running the parent's exit handlers.
+        unsafe { libc::_exit(code) };
+    }
+    assert!(child > 0, "fork: {}", std::io::Error::last_os_error());
+    let mut status = 0;
+    // SAFETY: `status` is ours.
+    let waited = unsafe { libc::waitpid(child, &mut status, 0) };
+    waited == child && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+}
+
+/// A barrier that comes while another one waits for a reader waits for the same objects.
+#[test]
+fn inv11_barriers_at_once_wait_for_the_same_drops() {
+    static RAN: AtomicBool = AtomicBool::new(false);
+    let _alone = alone();
+    let barrier_ran = || {
+        rcu::barrier().unwrap();
+        RAN.load(SeqCst)
+    };
+    for round in 0..50 {
+        RAN.store(false, SeqCst);
+        rcu::defer(0, || {
+            thread::sleep(Duration::from_millis(2));
+            RAN.store(true, SeqCst);
+        });
+        with_reader(|leave| {
+            thread::scope(|s| {
+                let first = s.spawn(barrier_ran);
+                thread::sleep(Duration::from_millis(2));
+                let second = s.spawn(barrier_ran);
+                thread::sleep(Duration::from_millis(1));
+                drop(leave);
+                let both = (first.join().unwrap(), second.join().unwrap());
+                assert_eq!(both, (true, true), "round {round}");
+            });
+        });
+    }
+}
+
+/// What a barrier of another thread waits for at the fork is there in the child, and its age is known
+/// all the time.
+#[test]
+fn inv15_a_fork_child_has_what_a_barrier_waited_for() {
+    static RAN: AtomicUsize = AtomicUsize::new(0);
+    let _alone = alone();
+    (0..10).for_each(|_| {
+        rcu::defer(0, || {
+            RAN.fetch_add(1, Relaxed);
+        })
+    });
+    with_reader(|leave| {
+        thread::scope(|s| {
+            let barrier = s.spawn(rcu::barrier);
+            thread::sleep(Duration::from_millis(30));
+            let stats = rcu::stats();
+            assert_eq!(stats.pending, 10, "{stats}");
+            assert!(stats.oldest_pending >= Some(Duration::from_millis(15)), "{stats}");
+            assert!(in_child(|| {
+                rcu::barrier().is_ok() && RAN.load(Relaxed) == 10 && rcu::stats().pending == 0
+            }));
+            drop(leave);
+            barrier.join().unwrap().unwrap();
+        });
+    });
+    assert_eq!(RAN.load(Relaxed), 10);
+}
+
+/// While barriers and retiring threads come and go, every child's barrier leaves nothing.
+#[test]
+fn inv15_forks_amid_barriers_lose_nothing() {
+    static STOP: AtomicBool = AtomicBool::new(false);
+    let _alone = alone();
+    thread::scope(|s| {
+        s.spawn(|| {
+            while !STOP.load(Relaxed) {
+                rcu::defer(0, || ());
+                rcu::barrier().unwrap();
+            }
+        });
+        s.spawn(|| {
+            while !STOP.load(Relaxed) {
+                let _guard = rcu::pin();
+                rcu::defer(0, || ());
+            }
+        });
+        let lost = (0..50).find(|_| {
+            !in_child(|| {
+                rcu::defer(0, || ());
+                rcu::synchronize().is_ok() && rcu::barrier().is_ok() && rcu::stats().pending == 0
+            })
+        });
+        STOP.store(true, Relaxed);
+        assert_eq!(lost, None);
+    });
+}
+
+/// The thread's number may be another thread's in the child, which must not lose it.
+#[test]
+fn inv15_a_fork_child_lets_go_of_a_reclaimer() {
+    let _alone = alone();
+    let reclaimer = Reclaimer::spawn().unwrap();
+    let mut inherited = Some(reclaimer);
+    assert!(in_child(|| {
+        // Enough for one of them to get the number.
+        let spawn = |_| {
+            thread::spawn(|| {
+                thread::sleep(Duration::from_millis(100));
+                7
+            })
+        };
+        let threads: Vec<_> = (0..32).map(spawn).collect();
+        drop(inherited.take());
+        threads.into_iter().all(|thread| thread.join().is_ok_and(|seven| seven == 7))
+    }));
+    drop(inherited);
+}
+
+fn eventually(what: &str, done: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(10);
+    while !done() {
+        assert!(Instant::now() < until, "{what}: {}", rcu::stats());
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A reclaimer that a retired object owns ends on its own thread, which cannot join itself.
+#[test]
+fn inv11_a_reclaimer_may_be_dropped_by_what_it_drops() {
+    static GONE: AtomicBool = AtomicBool::new(false);
+    static BY_ITSELF: AtomicBool = AtomicBool::new(false);
+    let _alone = alone();
+    let panics = rcu::stats().panics;
+    rcu::set_bounds(Bounds::new(1 << 30, Duration::from_millis(5)));
+    let reclaimer = Reclaimer::spawn().unwrap();
+    rcu::defer(0, move || {
+        drop(reclaimer);
+        BY_ITSELF.store(thread::current().name() == Some("rcu-reclaimer"), Relaxed);
+        GONE.store(true, Relaxed);
+    });
+    eventually("the reclaimer drops itself", || GONE.load(Relaxed));
+    assert!(BY_ITSELF.load(Relaxed));
+    rcu::barrier().unwrap();
+    assert_eq!(rcu::stats().panics, panics);
+}
+
+/// A thread that retires seldom drops what is over the age bound each time.
+#[test]
+fn retiring_seldom_keeps_the_age_bound() {
+    static DROPS: AtomicUsize = AtomicUsize::new(0);
+    struct Counted;
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            DROPS.fetch_add(1, Relaxed);
+        }
+    }
+    let _alone = alone();
+    rcu::set_bounds(Bounds::new(1 << 30, Duration::from_millis(10)));
+    let run = || {
+        pin_to(&[allowed_cpus()[0]]);
+        let shared = Atomic::new(Counted);
+        for _ in 0..6 {
+            shared.store(Some(Owned::new(Counted)));
+            thread::sleep(Duration::from_millis(40));
+        }
+    };
+    thread::spawn(run).join().unwrap();
+    assert!(DROPS.load(Relaxed) >= 4, "{}", rcu::stats());
+}
+
+/// Sizes are the caller's word: sums of them stop at the top. In a child, as they stay there.
+#[test]
+fn absurd_sizes_saturate() {
+    let _alone = alone();
+    assert!(in_child(|| {
+        (0..2).all(|_| {
+            let mut held_up = false;
+            with_reader(|_leave| {
+                (0..4).for_each(|_| rcu::defer(usize::MAX / 2, || ()));
+                let stats = rcu::stats();
+                held_up = (stats.pending, stats.pending_bytes) == (4, u64::MAX);
+            });
+            held_up && rcu::barrier().is_ok() && rcu::stats().reclaimed_bytes == u64::MAX
+        })
+    }));
+}
+
+/// The bound counts what a value owns if it is told.
+#[test]
+fn the_byte_bound_sees_what_a_value_owns() {
+    let _alone = alone();
+    rcu::set_bounds(Bounds::new(64 << 10, Duration::from_secs(3600)));
+    let run = || {
+        pin_to(&[allowed_cpus()[0]]);
+        let before = rcu::stats().reclaimed_bytes;
+        for _ in 0..64 {
+            let unlinked = Atomic::new(vec![0_u8; 4096]).swap(None).unwrap();
+            unlinked.retire_sized(4096);
+            assert!(rcu::stats().pending_bytes <= 64 << 10, "{}", rcu::stats());
+        }
+        assert!(rcu::stats().reclaimed_bytes - before >= 32 * 4096, "{}", rcu::stats());
+    };
+    thread::spawn(run).join().unwrap();
+}
+
+#[test]
+fn errors_name_their_cause_and_values_print_themselves() {
+    let _alone = alone();
+    let owned = Owned::new(7);
+    assert_eq!(format!("{owned:?}"), "Owned(7)");
+    let shared = Atomic::try_new(8).unwrap();
+    assert_eq!(format!("{shared:?}"), "Atomic { is_null: false, .. }");
+    let guard = rcu::pin();
+    let unlinked = shared.swap(Some(owned)).unwrap();
+    assert_eq!(format!("{unlinked:?}"), "Unlinked(8)");
+    let error = unlinked.reclaim().unwrap_err();
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<SynchronizeError>());
+    assert_eq!(cause, Some(&SynchronizeError::WouldDeadlock));
+    drop(guard);
+    assert_eq!(Atomic::from(9).into_inner().map(Owned::into_inner), Some(9));
+}
