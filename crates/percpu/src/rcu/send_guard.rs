@@ -174,9 +174,11 @@ impl SendReaders {
     fn lock(&self) -> usize {
         // Ordering: Relaxed; a hint (see the module).
         let parity = self.parity.0.load(Ordering::Relaxed) & 1;
-        match self.counters() {
-            Some(counters) => self.lock_in(&counters.lock[parity], parity),
-            None => self.lock_first(parity),
+        let counters = self.counters();
+        let done = counters
+            .is_some_and(|counters| section::add(&self.open, &counters.lock[parity], 1).is_ok());
+        if !done {
+            self.lock_slow(parity);
         }
         if !mutant("rcu-send-without-light") {
             // Against the `heavy` of `Turn::bump`: either it counts us, or we see the unlink.
@@ -185,28 +187,22 @@ impl SendReaders {
         parity
     }
 
-    #[inline(always)]
-    fn lock_in(&self, words: &Words, parity: usize) {
+    #[cfg_attr(all(target_arch = "x86_64", not(offlock_portable)), cold)]
+    fn lock_slow(&self, parity: usize) {
+        let Some(counters) = self.counters().or_else(|| self.make_counters()) else {
+            return self.lock_remote(parity);
+        };
         if !section::available() {
             // Ordering: Relaxed; the fence in `lock` orders it, and the Release in `unlock`.
-            words.slot(cpu::recent()).fetch_add(1, Ordering::Relaxed);
-        } else if section::add(&self.open, words, 1).is_err() {
+            counters.lock[parity].slot(cpu::recent()).fetch_add(1, Ordering::Relaxed);
+        } else if section::add(&self.open, &counters.lock[parity], 1).is_err() {
             self.lock_remote(parity);
         }
     }
 
     #[cold]
-    #[inline(never)]
-    fn lock_first(&self, parity: usize) {
-        match self.make_counters() {
-            Some(counters) => self.lock_in(&counters.lock[parity], parity),
-            None => self.lock_remote(parity),
-        }
-    }
-
-    #[cold]
     fn lock_remote(&self, parity: usize) {
-        // Ordering: as in `lock_in`.
+        // Ordering: as in `lock_slow`.
         self.remote[parity].lock.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -223,29 +219,29 @@ impl SendReaders {
             }
             return;
         }
-        match counters {
-            Some(counters) if !section::available() => {
-                count_unlock(counters.unlock[parity].slot(cpu::recent()));
-            }
-            // A section's store is a Release, and the section is a compiler fence.
-            Some(counters) if section::add(&self.open, &counters.unlock[parity], 1).is_ok() => {}
-            _ => self.unlock_remote(parity),
+        // A section's store is a Release, and the section is a compiler fence.
+        let done = counters
+            .is_some_and(|counters| section::add(&self.open, &counters.unlock[parity], 1).is_ok());
+        if !done {
+            self.unlock_slow(parity);
         }
     }
 
-    #[cold]
-    fn unlock_remote(&self, parity: usize) {
-        count_unlock(&self.remote[parity].unlock);
+    #[cfg_attr(all(target_arch = "x86_64", not(offlock_portable)), cold)]
+    fn unlock_slow(&self, parity: usize) {
+        let order =
+            if mutant("rcu-send-unlock-relaxed") { Ordering::Relaxed } else { Ordering::Release };
+        // Ordering: Release, both, pairs with the Acquire in `unlocks`; it carries what the reader
+        // has read, and its lock.
+        match self.counters() {
+            Some(counters) if !section::available() => {
+                counters.unlock[parity].slot(cpu::recent()).fetch_add(1, order);
+            }
+            _ => {
+                self.remote[parity].unlock.fetch_add(1, order);
+            }
+        }
     }
-}
-
-#[inline(always)]
-fn count_unlock(word: &AtomicU64) {
-    let order =
-        if mutant("rcu-send-unlock-relaxed") { Ordering::Relaxed } else { Ordering::Release };
-    // Ordering: Release pairs with the Acquire in `unlocks`; it carries what the reader has read,
-    // and its lock.
-    word.fetch_add(1, order);
 }
 
 fn sum(values: impl Iterator<Item = u64>) -> u64 {
