@@ -45,7 +45,7 @@ impl Structure {
 
 /// Ours first, then what a program uses instead.
 pub(crate) const STRUCTURES: &[Structure] = &[
-    Structure::ours("counter", "PerCpuCounter::add", Some("P9.counter"), counter),
+    Structure::ours("counter", "PerCpuCounter::add, batch 256", Some("P9.counter"), counter),
     Structure::ours("reference", "PercpuRef get + put", Some("P9.ref"), reference),
     Structure::ours("pin", "rcu::pin + unpin", Some("P9.pin"), pin),
     Structure::ours("pin-send", "rcu::pin_send + unpin", None, pin_send),
@@ -73,7 +73,7 @@ fn leak<T>(value: T) -> &'static T {
 }
 
 fn counter(_threads: usize) -> Shared {
-    let counter = leak(PerCpuCounter::new());
+    let counter = leak(PerCpuCounter::with_batch(256));
     Box::new(move |_| Box::new(move || counter.add(1)))
 }
 
