@@ -127,24 +127,13 @@ fn page() -> Option<&'static AtomicU64> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
+#[path = "../tests/common/child.rs"]
+pub(crate) mod child;
 
-    /// Runs `f` in a fork child and returns whether it held.
-    pub(crate) fn in_child(f: impl FnOnce() -> bool) -> bool {
-        // SAFETY: the child calls `f`, which allocates nothing and takes no lock, and exits.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            let code = i32::from(!f());
-            // SAFETY: ends the child without running the parent's exit handlers.
-            unsafe { libc::_exit(code) };
-        }
-        assert!(child > 0, "fork: {}", std::io::Error::last_os_error());
-        let mut status = 0;
-        // SAFETY: `status` is ours.
-        let waited = unsafe { libc::waitpid(child, &mut status, 0) };
-        waited == child && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
-    }
+#[cfg(test)]
+mod tests {
+    use super::child::in_child;
+    use super::*;
 
     #[test]
     fn inv15_a_fork_child_knows_what_it_inherited_until_it_adopts_it() {

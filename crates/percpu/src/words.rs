@@ -236,7 +236,7 @@ mod imp {
 
         use crate::cpu::CpuId;
         use crate::error::NewError;
-        use crate::fork::tests::in_child;
+        use crate::fork::child::in_child;
         use crate::gate::ReadWriteGate;
         use crate::sync::atomic::Ordering;
         use crate::words::Words;

@@ -2,6 +2,8 @@
 //! fuzzer drives, on its corpus and on random bytes.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+#[path = "common/child.rs"]
+mod child;
 mod common;
 mod model;
 
@@ -16,6 +18,7 @@ use std::time::{Duration, Instant};
 use percpu::{CpuId, LimitError, LimitedCounter, PerCpuCounter, topology};
 use proptest::prelude::*;
 
+use child::in_child;
 use common::{allowed_cpus, pin_to};
 
 /// How long a stress test runs: `OFFLOCK_STRESS_SECONDS` if it is one of the long ones.
@@ -253,22 +256,14 @@ fn inv15_thread_exit_and_fork_leave_counts_right() {
             s.spawn(|| (0..100).for_each(|_| budget.try_add(1).unwrap()));
         });
     }
-    // SAFETY: the child allocates nothing, takes no lock of others, and exits.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
+    assert!(in_child(|| {
         (0..500).for_each(|_| counter.increment());
-        let right = counter.sum() == 1_500
+        counter.sum() == 1_500
             && counter.revoke(CpuId::new(0)).cpu() == CpuId::new(0)
             && budget.try_add(1_001) == Err(LimitError::LimitReached)
             && budget.try_add(1_000) == Ok(())
-            && budget.value() == Ok(2_000);
-        // SAFETY: ends the child without running the parent's exit handlers.
-        unsafe { libc::_exit(i32::from(!right)) };
-    }
-    let mut status = 0;
-    // SAFETY: `status` is ours.
-    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-    assert_eq!(status, 0, "the child counted wrong");
+            && budget.value() == Ok(2_000)
+    }));
     assert_eq!((counter.sum(), budget.value()), (1_000, Ok(1_000)));
 }
 

@@ -3,6 +3,8 @@
 //!
 //! Every test runs for both kinds, in every mode that the process can be started in.
 
+#[path = "common/child.rs"]
+mod child;
 mod common;
 #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
 #[path = "common/no_id.rs"]
@@ -20,6 +22,7 @@ use std::time::{Duration, Instant};
 use percpu::lglock::{GlobalGuard, IntoIter, Iter, IterMut, LocalGuard, PairGuard};
 use percpu::{BiasedLgLock, CpuId, LgLock, LockError, topology};
 
+use child::in_child;
 use common::{allowed_cpus, pin_to};
 
 const ZERO: CpuId = CpuId::new(0);
@@ -510,25 +513,6 @@ impl Random {
         self.0 ^= self.0 << 17;
         self.0 % end
     }
-}
-
-/// Runs `f` in a fork child and tells whether it held; false also if it takes ten seconds.
-fn in_child(f: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child calls `f`, which allocates nothing, and exits.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        // SAFETY: an alarm whose default action ends the child.
-        unsafe { libc::alarm(10) };
-        let held = catch_unwind(AssertUnwindSafe(f)).unwrap_or(false);
-        // SAFETY: ends the child without running the parent's exit handlers.
-        unsafe { libc::_exit(i32::from(!held)) };
-    }
-    assert!(child > 0, "fork: {}", std::io::Error::last_os_error());
-    drop(f);
-    let mut status = 0;
-    // SAFETY: `status` is ours.
-    let waited = unsafe { libc::waitpid(child, &mut status, 0) };
-    waited == child && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
 }
 
 /// `Send` and `Sync` of every public type, for the best `T` there is and for lesser ones.

@@ -3,6 +3,8 @@
 //! There is one domain per process, so the tests take turns ([`alone`]).
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+#[path = "common/child.rs"]
+mod child;
 mod common;
 
 use std::cell::RefCell;
@@ -15,6 +17,7 @@ use std::time::{Duration, Instant};
 use percpu::rcu::{self, Atomic, Batch, Bounds, Guard, Owned, Reclaimer, RetireHead, SendGuard};
 use percpu::rcu::{SynchronizeError, Unlinked};
 
+use child::{in_child, in_child_of};
 use common::{allowed_cpus, pin_to};
 
 /// Nobody else retires or reads meanwhile, and nothing is left from before.
@@ -370,29 +373,6 @@ fn inv15_a_forgotten_guard_holds_up_memory_only() {
         let _ = (rcu::poll(), rcu::poll());
         DROPS.load(Relaxed) == 0 && rcu::synchronize() == Err(SynchronizeError::WouldDeadlock)
     }));
-}
-
-/// Runs `f` in a fork child and returns whether it held, and ended in time.
-fn in_child(f: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child calls `f` and exits; glibc keeps malloc usable after a fork.
-    in_child_of(|| unsafe { libc::fork() }, f)
-}
-
-/// The same with a `fork` of any kind.
-fn in_child_of(fork: impl FnOnce() -> libc::pid_t, f: impl FnOnce() -> bool) -> bool {
-    let child = fork();
-    if child == 0 {
-        // SAFETY: sets a timer; its signal ends a child that hangs.
-        unsafe { libc::alarm(20) };
-        let code = i32::from(!f());
-        // SAFETY: ends the child without running the parent's exit handlers.
-        unsafe { libc::_exit(code) };
-    }
-    assert!(child > 0, "fork: {}", std::io::Error::last_os_error());
-    let mut status = 0;
-    // SAFETY: `status` is ours.
-    let waited = unsafe { libc::waitpid(child, &mut status, 0) };
-    waited == child && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
 }
 
 /// Other threads read, retire and poll at the fork; the child has none of them, and goes on.

@@ -3,10 +3,11 @@
 //!
 //! There is one domain per process, so the tests take turns ([`alone`]).
 
+#[path = "common/child.rs"]
+mod child;
 mod common;
 
 use std::error::Error;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use percpu::rcu::{self, Atomic, Bounds, Owned, Reclaimer, SynchronizeError};
 
+use child::in_child;
 use common::{allowed_cpus, pin_to};
 
 /// Nobody else retires or reads meanwhile, and nothing is left from before.
@@ -38,26 +40,6 @@ fn with_reader(f: impl FnOnce(mpsc::Sender<()>)) {
         pinned.recv().unwrap();
         f(leave);
     });
-}
-
-/// Runs `f` in a fork child and returns whether it held, and ended in time.
-fn in_child(f: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child calls `f` and exits; glibc keeps malloc usable after a fork.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        // SAFETY: sets a timer; its signal ends a child that hangs.
-        unsafe { libc::alarm(20) };
-        // A panic that got away would end this thread, the last one, and that is no failure.
-        let held = catch_unwind(AssertUnwindSafe(f)).unwrap_or(false);
-        let code = i32::from(!held);
-        // SAFETY: ends the child without running the parent's exit handlers.
-        unsafe { libc::_exit(code) };
-    }
-    assert!(child > 0, "fork: {}", std::io::Error::last_os_error());
-    let mut status = 0;
-    // SAFETY: `status` is ours.
-    let waited = unsafe { libc::waitpid(child, &mut status, 0) };
-    waited == child && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
 }
 
 /// A barrier that comes while another one waits for a reader waits for the same objects.

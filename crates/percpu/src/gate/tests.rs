@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::READER;
 use crate::error::Forked;
-use crate::fork::{adopt, tests::in_child};
+use crate::fork::{adopt, child::in_child};
 use crate::rseq::section;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::thread;

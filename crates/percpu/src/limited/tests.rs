@@ -4,6 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
+use crate::fork::child::in_child;
 
 /// The numbers of the page's invariants; nobody else may be using the counter.
 fn validate(counter: &LimitedCounter) {
@@ -108,35 +109,21 @@ fn a_share_lasts_a_while() {
 fn inv15_a_child_says_forked_where_it_would_wait() {
     let counter = LimitedCounter::new(100);
     counter.try_add(60).unwrap();
-    let in_child = |check: &dyn Fn() -> bool| {
-        // SAFETY: the child allocates nothing, takes no lock but by `try_lock`, and exits.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            let code = i32::from(!check());
-            // SAFETY: ends the child without running the parent's exit handlers.
-            unsafe { libc::_exit(code) };
-        }
-        assert!(child > 0);
-        let mut status = 0;
-        // SAFETY: `status` is ours.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        assert_eq!(status, 0, "the check failed in the child");
-    };
     let forked = LimitError::Forked(Forked::new());
     let held = counter.pool.0.lock();
-    in_child(&|| {
+    assert!(in_child(|| {
         counter.try_add(41) == Err(forked)
             && counter.try_sub(61) == Err(forked)
             && counter.value() == Err(forked)
             && counter.set_limit(1) == Err(forked)
-    });
+    }));
     drop(held);
-    in_child(&|| {
+    assert!(in_child(|| {
         counter.try_add(41) == Err(LimitError::LimitReached)
             && counter.try_sub(1) == Ok(())
             && counter.try_add(41) == Ok(())
             && counter.value() == Ok(100)
-    });
+    }));
     assert_eq!(counter.value(), Ok(60), "the parent's own");
 }
 

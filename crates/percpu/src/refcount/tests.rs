@@ -1,7 +1,7 @@
 //! fork at a bad moment, and what the fold leaves behind.
 
 use crate::error::Forked;
-use crate::fork::{adopt, tests::in_child};
+use crate::fork::{adopt, child::in_child};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, thread};
 use crate::{KillError, PercpuRef, ReinitRefused, ResurrectError};
