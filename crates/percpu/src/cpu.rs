@@ -374,34 +374,23 @@ mod tests {
         assert_eq!(fast::current().is_some(), in_use, "{}", backend());
     }
 
-    /// Lets the calling thread run on `cpu` only; false if it may not.
-    #[cfg(not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu)))]
-    fn pin_to(cpu: CpuId) -> bool {
-        // SAFETY: plain bytes, of which zero is the empty set.
-        let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-        assert!(cpu.index() < libc::CPU_SETSIZE as usize);
-        // SAFETY: `cpu` was just checked against the size of the set.
-        unsafe { libc::CPU_SET(cpu.index(), &mut set) };
-        // SAFETY: `set` is initialised, and its size is the one given.
-        unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) == 0 }
-    }
-
     /// Pinned to one CPU after the other: the answer follows by the last of `RECENT` calls, and
     /// where rseq keeps the id at once.
     #[cfg(not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu)))]
     #[test]
     fn a_recent_cpu_is_asked_for_again_in_time() {
+        use crate::common::{allowed_cpus, pin_to};
+
         let hop = || {
             let mut hops = 0;
-            for cpu in crate::topology::online().unwrap().iter().cycle().take(200) {
-                if cpu.index() < libc::CPU_SETSIZE as usize && pin_to(cpu) {
-                    let calls = if backend().source() == Source::Rseq { 1 } else { RECENT };
-                    let seen: Vec<CpuId> = (0..calls).map(|_| recent_cpu()).collect();
-                    assert!(seen.iter().all(|seen| seen.get() < topology().capacity_u32()));
-                    if backend().source() != Source::ThreadSlot {
-                        assert_eq!(seen.last(), Some(&cpu), "{}", backend());
-                        hops += 1;
-                    }
+            for cpu in allowed_cpus().into_iter().cycle().take(200) {
+                pin_to(&[cpu]);
+                let calls = if backend().source() == Source::Rseq { 1 } else { RECENT };
+                let seen: Vec<CpuId> = (0..calls).map(|_| recent_cpu()).collect();
+                assert!(seen.iter().all(|seen| seen.get() < topology().capacity_u32()));
+                if backend().source() != Source::ThreadSlot {
+                    assert_eq!(seen.last(), Some(&CpuId::new(cpu as u32)), "{}", backend());
+                    hops += 1;
                 }
             }
             hops

@@ -81,8 +81,16 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("percpu supports 64-bit Linux only: it needs rseq, membarrier and sysfs");
 
+// For the tests' shared files, which name the crate as its users do.
+#[cfg(test)]
+extern crate self as percpu;
+
 pub mod cache;
 mod capabilities;
+/// What the unit tests share with those in `tests/`.
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu))))]
+#[path = "../tests/common/mod.rs"]
+mod common;
 mod counter;
 mod cpu;
 mod cpulist;

@@ -6,8 +6,9 @@
 mod child;
 mod common;
 mod model;
+#[path = "common/seconds.rs"]
+mod seconds;
 
-use std::env;
 use std::fs;
 use std::path::Path;
 use std::sync::Barrier;
@@ -20,11 +21,11 @@ use proptest::prelude::*;
 
 use child::in_child;
 use common::{allowed_cpus, pin_to};
+use seconds::stress_time;
 
 /// How long a stress test runs: `OFFLOCK_STRESS_SECONDS` if it is one of the long ones.
 fn until(long: bool) -> Instant {
-    let seconds = || env::var("OFFLOCK_STRESS_SECONDS").map_or(5, |s| s.parse().expect("seconds"));
-    let time = if long { Duration::from_secs(seconds()) } else { Duration::from_millis(300) };
+    let time = if long { stress_time(5) } else { Duration::from_millis(300) };
     Instant::now() + time
 }
 

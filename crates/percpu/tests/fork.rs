@@ -6,7 +6,9 @@
 //!
 //! Ignored by default: `OFFLOCK_STRESS_SECONDS` (2) says how long each test runs.
 
-use std::env;
+#[path = "common/seconds.rs"]
+mod seconds;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -17,6 +19,8 @@ use percpu::{
     BiasedLgLock, CpuId, LgLock, LimitedCounter, PerCpuCounter, PercpuRef, ReadWriteGate,
     capabilities, rcu,
 };
+
+use seconds::stress_time;
 
 /// A guess: a child needs milliseconds.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -49,10 +53,9 @@ fn in_child(f: impl FnOnce()) -> Result<(), String> {
 
 /// Forks again and again while three threads do `busy`; the children do `child`.
 fn storm(busy: impl Fn() + Sync, child: impl Fn()) {
-    let seconds = env::var("OFFLOCK_STRESS_SECONDS").map_or(2, |s| s.parse().expect("seconds"));
     // A child copies a first use that is under way, and may wait for it (see the crate's page).
     println!("{}", capabilities());
-    let until = Instant::now() + Duration::from_secs(seconds);
+    let until = Instant::now() + stress_time(2);
     let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
     let mut forks = 0;
     let told = thread::scope(|scope| {

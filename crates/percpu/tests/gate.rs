@@ -6,16 +6,18 @@ mod common;
 #[path = "common/no_id.rs"]
 #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
 mod no_id;
+#[path = "common/seconds.rs"]
+mod seconds;
 
 use std::cell::UnsafeCell;
-use std::env;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use percpu::{ReadWriteGate, capabilities};
 
 use common::{allowed_cpus, pin_to};
+use seconds::stress_time;
 
 /// Makes this thread one that libc did not make, as far as rseq can tell.
 fn take_id() {
@@ -59,8 +61,7 @@ unsafe impl Sync for Halves {}
 #[test]
 #[ignore = "stress: five seconds of readers and writers"]
 fn stress_inv16_no_reader_sees_half_of_a_write() {
-    let seconds = env::var("OFFLOCK_STRESS_SECONDS").map_or(5, |s| s.parse().expect("seconds"));
-    let until = Instant::now() + Duration::from_secs(seconds);
+    let until = Instant::now() + stress_time(5);
     let (gate, cpus) =
         (ReadWriteGate::new(Halves(UnsafeCell::new([0; 2]))).unwrap(), allowed_cpus());
     let (reads, writes) = (AtomicU64::new(0), AtomicU64::new(0));

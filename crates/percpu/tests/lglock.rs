@@ -9,9 +9,10 @@ mod common;
 #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
 #[path = "common/no_id.rs"]
 mod no_id;
+#[path = "common/seconds.rs"]
+mod seconds;
 
 use std::cell::RefCell;
-use std::env;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -24,6 +25,7 @@ use percpu::{BiasedLgLock, CpuId, LgLock, LockError, topology};
 
 use child::in_child;
 use common::{allowed_cpus, pin_to};
+use seconds::stress_time;
 
 const ZERO: CpuId = CpuId::new(0);
 
@@ -499,8 +501,7 @@ fn add((first, second): &mut (u64, u64)) {
 }
 
 fn deadline() -> Instant {
-    let seconds = env::var("OFFLOCK_STRESS_SECONDS").map_or(5, |s| s.parse().expect("seconds"));
-    Instant::now() + Duration::from_secs(seconds)
+    Instant::now() + stress_time(5)
 }
 
 /// Xorshift: enough to mix the methods.

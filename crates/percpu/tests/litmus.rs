@@ -4,15 +4,18 @@
 //! says how long each half may run.
 
 mod common;
+#[path = "common/seconds.rs"]
+mod seconds;
 
 use std::env;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use percpu::fence::{self, Strategy};
 
 use common::{allowed_cpus, pin_to};
+use seconds::stress_time;
 
 /// A place on a cache line of its own.
 #[repr(align(128))]
@@ -28,8 +31,7 @@ struct Outcome {
 /// and loads the other's. `enough` rounds in which both missed end it early.
 fn store_buffer(frequent: fn(), rare: fn(), enough: u64) -> Outcome {
     const MISSED: u64 = 0;
-    let seconds = env::var("OFFLOCK_STRESS_SECONDS").map_or(2, |s| s.parse().expect("seconds"));
-    let until = Instant::now() + Duration::from_secs(seconds);
+    let until = Instant::now() + stress_time(2);
     let cpus = allowed_cpus();
     let (here, there) = (cpus[0], cpus[1]);
 

@@ -1,33 +1,29 @@
 //! RCU on real threads: bounds, statistics, the ends of threads, forks, and stress.
 //!
-//! There is one domain per process, so the tests take turns ([`alone`]).
+//! There is one domain per process, so the tests take turns ([`alone`](alone::alone)).
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+#[path = "common/alone.rs"]
+mod alone;
 #[path = "common/child.rs"]
 mod child;
 mod common;
+#[path = "common/seconds.rs"]
+mod seconds;
 
 use std::cell::RefCell;
-use std::env;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use percpu::rcu::{self, Atomic, Batch, Bounds, Guard, Owned, Reclaimer, RetireHead, SendGuard};
 use percpu::rcu::{SynchronizeError, Unlinked};
 
+use alone::alone;
 use child::{in_child, in_child_of};
 use common::{allowed_cpus, pin_to};
-
-/// Nobody else retires or reads meanwhile, and nothing is left from before.
-fn alone() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    rcu::set_bounds(Bounds::default());
-    rcu::barrier().expect("no guard is left on this thread");
-    turn
-}
+use seconds::stress_time;
 
 /// Counts its drops.
 struct Counted(&'static AtomicUsize);
@@ -545,6 +541,5 @@ fn inv15_ends_of_threads_leave_nothing_behind() {
 #[test]
 #[ignore = "stress: seconds of readers, writers and ends of threads"]
 fn stress_inv15_readers_writers_and_ends_of_threads() {
-    let seconds = env::var("OFFLOCK_STRESS_SECONDS").map_or(5, |s| s.parse().expect("seconds"));
-    churn(Duration::from_secs(seconds));
+    churn(stress_time(5));
 }

@@ -1,31 +1,26 @@
 //! RCU where waits meet: barriers at once, forks in the middle of one, reclaimers that end, and what
 //! `stats` says of it all.
 //!
-//! There is one domain per process, so the tests take turns ([`alone`]).
+//! There is one domain per process, so the tests take turns ([`alone`](alone::alone)).
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+#[path = "common/alone.rs"]
+mod alone;
 #[path = "common/child.rs"]
 mod child;
 mod common;
 
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use percpu::rcu::{self, Atomic, Bounds, Owned, Reclaimer, SynchronizeError};
 
+use alone::alone;
 use child::in_child;
 use common::{allowed_cpus, pin_to};
-
-/// Nobody else retires or reads meanwhile, and nothing is left from before.
-fn alone() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    rcu::set_bounds(Bounds::default());
-    rcu::barrier().expect("no guard is left on this thread");
-    turn
-}
 
 /// Runs `f` while another thread reads; `f` may let it go before the end.
 fn with_reader(f: impl FnOnce(mpsc::Sender<()>)) {

@@ -6,6 +6,8 @@ mod common;
 #[path = "common/no_id.rs"]
 #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
 mod no_id;
+#[path = "common/seconds.rs"]
+mod seconds;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -22,6 +24,7 @@ use percpu::{KillError, PercpuRef, ReinitRefused, ResurrectError, capabilities};
 use proptest::prelude::*;
 
 use common::{allowed_cpus, pin_to};
+use seconds::stress_time;
 
 /// Makes this thread one that libc did not make, as far as rseq can tell.
 fn take_id() {
@@ -286,8 +289,7 @@ fn two_panics_of_one_kill_abort() {
 }
 
 fn deadline() -> Instant {
-    let seconds = env::var("OFFLOCK_STRESS_SECONDS").map_or(5, |s| s.parse().expect("seconds"));
-    Instant::now() + Duration::from_secs(seconds)
+    Instant::now() + stress_time(5)
 }
 
 /// One object of a storm, and the ledger that the count is compared with.

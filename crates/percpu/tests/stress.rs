@@ -3,8 +3,9 @@
 //! Ignored by default: `OFFLOCK_STRESS_SECONDS` (5) says how long each test runs.
 
 mod common;
+#[path = "common/seconds.rs"]
+mod seconds;
 
-use std::env;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,10 +13,10 @@ use std::time::{Duration, Instant};
 use percpu::{CpuId, Source, backend, current_cpu, topology};
 
 use common::{allowed_cpus, pin_to};
+use seconds::stress_time;
 
 fn deadline() -> Instant {
-    let seconds = env::var("OFFLOCK_STRESS_SECONDS").map_or(5, |s| s.parse().expect("seconds"));
-    Instant::now() + Duration::from_secs(seconds)
+    Instant::now() + stress_time(5)
 }
 
 fn sched_getcpu() -> usize {

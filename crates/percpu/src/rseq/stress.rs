@@ -13,9 +13,14 @@ use std::ptr;
 use std::thread;
 use std::time::{Duration, Instant};
 
+#[path = "../../tests/common/seconds.rs"]
+mod seconds;
+
+use self::seconds::stress_time;
 use super::{Armed, armed, usable};
 use crate::capabilities::Sections;
-use crate::cpu::{CpuId, getcpu};
+use crate::common::{allowed_cpus, pin_thread_to};
+use crate::cpu::getcpu;
 use crate::fence;
 use crate::rseq::section::{self, Refused};
 use crate::rseq::self_test::Operations;
@@ -29,8 +34,7 @@ const THREADS: usize = 8;
 const SPIN: u32 = 2_000;
 
 fn deadline() -> Instant {
-    let seconds = env::var("OFFLOCK_STRESS_SECONDS").map_or(2, |s| s.parse().expect("seconds"));
-    Instant::now() + Duration::from_secs(seconds)
+    Instant::now() + stress_time(2)
 }
 
 /// A made-up rseq area, laid out like the kernel's.
@@ -90,24 +94,6 @@ impl Armed {
         };
         super::outcome(cpu, self).map(|_| starts)
     }
-}
-
-/// Lets the thread `tid` (0: the calling one) run on `cpu` only.
-fn pin(tid: libc::pid_t, cpu: usize) {
-    // SAFETY: plain bytes, of which zero is the empty set.
-    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
-    assert!(cpu < libc::CPU_SETSIZE as usize);
-    // SAFETY: `cpu` was just checked against the size of the set.
-    unsafe { libc::CPU_SET(cpu, &mut set) };
-    // SAFETY: `set` is initialised, and its size is the one given.
-    let rc = unsafe { libc::sched_setaffinity(tid, mem::size_of_val(&set), &set) };
-    assert_eq!(rc, 0, "sched_setaffinity: {}", std::io::Error::last_os_error());
-}
-
-fn allowed_cpus() -> Vec<usize> {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
-    list.parse::<crate::CpuList>().unwrap().iter().map(CpuId::index).collect()
 }
 
 /// Nominal: a thread that does not run gets one signal for all that it missed.
@@ -202,8 +188,8 @@ fn disturbed(until: Instant, work: impl Fn(&AtomicBool) -> u64 + Sync) -> u64 {
             if Instant::now() >= until {
                 break;
             }
-            pin(tids[turn % THREADS], cpu);
-            pin(tids[(turn * 5 + 1) % THREADS], cpu);
+            pin_thread_to(tids[turn % THREADS], &[cpu]);
+            pin_thread_to(tids[(turn * 5 + 1) % THREADS], &[cpu]);
             thread::sleep(Duration::from_millis(1));
         }
         stop.store(true, Ordering::Relaxed);
