@@ -392,13 +392,30 @@ fn put_all(objects: &[Object], taken: impl IntoIterator<Item = usize>) {
     }
 }
 
+/// Gives the users of a killed object the CPU, or a preempted one keeps it from zero until somebody
+/// resurrects it: with few CPUs a storm may pass without a release. Others may resurrect meanwhile.
+fn let_users_leave(object: &Object, stop: &AtomicBool) {
+    for _ in 0..1_000 {
+        if object.refs.is_zero() || !object.refs.is_dying() || stop.load(Relaxed) {
+            return;
+        }
+        thread::yield_now();
+    }
+}
+
 /// Kills, resurrects, renews and switches; counts the kills.
 fn kill_objects(objects: &[Object], stop: &AtomicBool, seed: usize) -> u64 {
     let (mut random, mut kills) = (Random(seed as u64 * 99 + 5), 0);
     while !stop.load(Relaxed) {
         let object = &objects[random.below(objects.len())];
         match random.below(8) {
-            0..3 => kills += u64::from(object.refs.kill().is_ok()),
+            0..3 => {
+                let killed = object.refs.kill().is_ok();
+                kills += u64::from(killed);
+                if killed && random.below(16) == 0 {
+                    let_users_leave(object, stop);
+                }
+            }
             3 => drop(object.refs.resurrect()),
             4..6 if object.refs.is_zero() => {
                 // Counted first, since a user may be in as soon as it lives; one renewer at a time.
