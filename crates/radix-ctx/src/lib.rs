@@ -1,0 +1,8 @@
+//! From an id to a live context, without a lock on the way.
+
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+compile_error!("radix-ctx supports 64-bit Linux only");
+
+mod table;
+mod tree;
+mod xarray;

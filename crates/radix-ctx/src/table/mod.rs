@@ -1,0 +1,1 @@
+//! Contexts by ids that the table hands out.

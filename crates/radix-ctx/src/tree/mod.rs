@@ -1,0 +1,1 @@
+//! The core of both faces: a radix tree of words.

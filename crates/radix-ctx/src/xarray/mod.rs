@@ -1,0 +1,1 @@
+//! Entries by the caller's own indices.
