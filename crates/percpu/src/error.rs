@@ -5,13 +5,17 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-/// Memory for a per-CPU structure could not be had. Maps to `ENOMEM`.
+/// Memory could not be had. Maps to `ENOMEM`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AllocError {}
 
 impl AllocError {
-    pub(crate) fn new() -> Self {
+    /// For the other crates of the workspace, which return it too.
+    #[doc(hidden)]
+    #[expect(clippy::new_without_default, reason = "no error is a default")]
+    #[must_use]
+    pub fn new() -> Self {
         Self {}
     }
 
@@ -24,7 +28,7 @@ impl AllocError {
 
 impl fmt::Display for AllocError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("out of memory for a per-CPU structure")
+        f.write_str("out of memory")
     }
 }
 
@@ -110,7 +114,11 @@ pub(crate) fn out_of_memory<T>(count: usize) -> ! {
 pub struct Forked {}
 
 impl Forked {
-    pub(crate) fn new() -> Self {
+    /// For the other crates of the workspace, which return it too.
+    #[doc(hidden)]
+    #[expect(clippy::new_without_default, reason = "no error is a default")]
+    #[must_use]
+    pub fn new() -> Self {
         Self {}
     }
 
