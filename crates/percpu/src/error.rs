@@ -13,7 +13,6 @@ pub struct AllocError {}
 impl AllocError {
     /// For the other crates of the workspace, which return it too.
     #[doc(hidden)]
-    #[expect(clippy::new_without_default, reason = "no error is a default")]
     #[must_use]
     pub fn new() -> Self {
         Self {}
@@ -116,7 +115,6 @@ pub struct Forked {}
 impl Forked {
     /// For the other crates of the workspace, which return it too.
     #[doc(hidden)]
-    #[expect(clippy::new_without_default, reason = "no error is a default")]
     #[must_use]
     pub fn new() -> Self {
         Self {}
