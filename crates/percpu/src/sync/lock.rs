@@ -116,6 +116,22 @@ impl Condvar {
         guard.held = Some(self.0.wait(held).unwrap_or_else(PoisonError::into_inner));
     }
 
+    /// [`wait`](Self::wait), for `timeout` at most. No checker has time: in a model it is not over.
+    #[track_caller]
+    pub fn wait_timeout<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: std::time::Duration) {
+        #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+        {
+            let held = guard.held.take().expect(HELD);
+            let woken = self.0.wait_timeout(held, timeout);
+            guard.held = Some(woken.unwrap_or_else(PoisonError::into_inner).0);
+        }
+        #[cfg(any(offlock_loom, offlock_shuttle))]
+        {
+            let _ = timeout;
+            self.wait(guard);
+        }
+    }
+
     /// Wakes one waiting thread, if there is one.
     #[track_caller]
     #[inline]
