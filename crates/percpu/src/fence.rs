@@ -23,7 +23,6 @@ use std::fmt;
 
 use crate::sync::atomic::{Ordering, fence};
 
-pub(crate) use self::imp::heavy_rseq;
 #[cfg(all(
     target_arch = "x86_64",
     not(any(offlock_loom, offlock_shuttle, offlock_portable, offlock_virtual_cpu))
@@ -77,6 +76,21 @@ pub fn heavy() {
     imp::heavy();
 }
 
+/// [`heavy`], after which no restartable section of this crate that tested its gate before can
+/// commit any more: it has, and the caller sees what it stored, or it starts again and finds the
+/// gate as the caller left it.
+///
+/// For whoever closes a gate that sections test. The progress and the price are those
+/// of `heavy`, which is all it is where no sections run.
+///
+/// # Aborts
+///
+/// As [`heavy`].
+#[inline]
+pub fn heavy_rseq() {
+    imp::heavy_rseq();
+}
+
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 mod imp {
     use std::io;
@@ -119,10 +133,9 @@ mod imp {
         }
     }
 
-    /// [`heavy`](super::heavy), and every rseq section that was running starts again. Only where
-    /// sections run, which implies that the command works.
+    /// Where sections run the command works: see `usable` in `rseq::section`.
     #[inline]
-    pub(crate) fn heavy_rseq() {
+    pub(super) fn heavy_rseq() {
         match state() {
             MEMBARRIER_RSEQ => membarrier_or_abort(PRIVATE_EXPEDITED_RSEQ),
             _ => heavy(),
@@ -211,7 +224,7 @@ mod imp {
     }
 
     /// `heavy`, and every section begun before has committed.
-    pub(crate) fn heavy_rseq() {
+    pub(super) fn heavy_rseq() {
         heavy();
         for cpu in 0..cpu::possible() {
             drop(virtual_cpu::alone_on(crate::CpuId::new(cpu as u32)));

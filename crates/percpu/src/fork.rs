@@ -21,12 +21,17 @@ use crate::sync::{Mutex, MutexGuard};
 
 /// When a structure was made: how many forks there were between this process and the first one
 /// that asked.
+///
+/// Not covered by semantic versioning: for the other crates of the workspace, whose structures wait
+/// for threads too.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Generation(u64);
+pub struct Generation(u64);
 
 impl Generation {
     /// The generation of this process.
-    pub(crate) fn current() -> Self {
+    #[must_use]
+    pub fn current() -> Self {
         settle();
         // Ordering: Relaxed; a number that only grows, and `settle` ordered what it counts.
         Self(NUMBER.load(Ordering::Relaxed))
@@ -38,7 +43,8 @@ impl Generation {
     }
 
     /// True if a structure made in this generation was copied by a fork since, and not adopted.
-    pub(crate) fn is_inherited(self) -> bool {
+    #[must_use]
+    pub fn is_inherited(self) -> bool {
         settle();
         // Ordering: Relaxed, both; written by `settle` and `adopt` before this process has a
         // structure or a thread to wait for.
@@ -49,7 +55,11 @@ impl Generation {
 
     /// Locks a mutex of a structure made in this generation; refuses to wait for it if the
     /// structure is inherited, since its holder may not exist.
-    pub(crate) fn lock<T>(self, mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>, Forked> {
+    ///
+    /// # Errors
+    ///
+    /// [`Forked`], where it would wait.
+    pub fn lock<T>(self, mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>, Forked> {
         match mutex.try_lock() {
             Some(held) => Ok(held),
             None if self.is_inherited() => Err(Forked::new()),

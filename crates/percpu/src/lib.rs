@@ -100,6 +100,7 @@ pub mod fork;
 mod gate;
 pub mod lglock;
 mod limited;
+mod park;
 pub mod rcu;
 mod refcount;
 mod rseq;
@@ -109,6 +110,7 @@ mod starting;
 pub mod sync;
 mod topology;
 mod unwind;
+mod word_lock;
 mod words;
 
 pub use self::capabilities::{Capabilities, RseqUnavailable, Sections, capabilities, require_rseq};

@@ -5,6 +5,7 @@ use std::fmt;
 use crate::cpu::CpuId;
 use crate::error::{AllocError, Forked, out_of_memory};
 use crate::fence::heavy_rseq;
+use crate::park::{Parker, Wake};
 use crate::rseq::section::{self, Refused};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{cpu, mutant, thread_id};
@@ -13,7 +14,6 @@ use crate::words::Words;
 use super::error::{LockError, Mode};
 use super::guard::{GlobalGuard, LocalGuard, PairGuard};
 use super::iter::{IntoIter, IterMut};
-use super::park::{Parker, Wake};
 use super::plain::LgLock;
 use super::slot::{Hold, Slot};
 

@@ -49,13 +49,12 @@
 //! 4. Whoever waits was asked first whether it may: `LgLock`, it holds no slot from the wanted one
 //!    on; `BiasedLgLock`, no slot at all, and the gate only to wait for a slot. So nobody waits in
 //!    a circle inside one lock.
-//! 5. A release and a wait do not miss each other: see `park`.
+//! 5. A release and a wait do not miss each other: see `crate::park`.
 
 mod biased;
 mod error;
 mod guard;
 mod iter;
-mod park;
 mod plain;
 mod slot;
 

@@ -2,11 +2,10 @@
 
 use crate::cpu::CpuId;
 use crate::error::AllocError;
+use crate::park::{Parker, Wake};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
 use crate::sync::{cpu, mutant};
-
-use super::park::{Parker, Wake};
 
 /// The word of a slot that is held. Not the owner's id: an exchange of a constant takes a free word
 /// and changes nothing of a held one, and is a tenth faster than a compare-exchange.

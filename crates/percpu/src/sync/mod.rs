@@ -7,6 +7,7 @@
 //! |---|---|---|---|
 //! | `atomic`, `Arc`, `thread`, `hint` | `std` | `loom` | `shuttle` |
 //! | `Mutex`, `Condvar` | a wrapper over `std`'s | the same, over `loom`'s | the same, over `shuttle`'s |
+//! | `WordLock` | a word, and a parker that is cold | the same | the same |
 //! | `cell::UnsafeCell` | `std`'s, transparent | `loom`'s: checks every access | `std`'s |
 //! | `global!`, `thread_local!` | `static`, `std`'s | one per run of the model | the same |
 //! | `thread_id()` | the address of a thread-local | counted per run | counted per run |
@@ -38,6 +39,8 @@ pub mod planted;
 pub mod virtual_cpu;
 
 pub use self::mutant::mutant;
+pub use crate::fork::Generation;
+pub use crate::word_lock::{WordGuard, WordLock};
 
 /// The real types, in all three halves: for process-wide facts that are set once and that no
 /// model is about (which CPUs exist, whether rseq works).

@@ -14,3 +14,4 @@ mod limited;
 mod mutants;
 mod rcu;
 mod refcount;
+mod word_lock;

@@ -2,7 +2,7 @@
 
 use percpu::sync::planted::Planted;
 
-use super::{cache, counter, facade, fence, gate, lglock, limited, rcu, refcount};
+use super::{cache, counter, facade, fence, gate, lglock, limited, rcu, refcount, word_lock};
 
 const PLANTED: Planted = Planted {
     mutants: &[
@@ -15,6 +15,7 @@ const PLANTED: Planted = Planted {
         limited::MUTANTS,
         rcu::MUTANTS,
         refcount::MUTANTS,
+        word_lock::MUTANTS,
     ],
     loom_only: &[
         cache::LOOM_ONLY,
@@ -26,6 +27,7 @@ const PLANTED: Planted = Planted {
         limited::LOOM_ONLY,
         rcu::LOOM_ONLY,
         refcount::LOOM_ONLY,
+        word_lock::LOOM_ONLY,
     ],
     root: env!("CARGO_MANIFEST_DIR"),
     dirs: &[

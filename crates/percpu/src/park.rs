@@ -32,7 +32,7 @@ const FENCED: u32 = 1 << 31;
 
 /// Whom a release wakes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wake {
+pub(crate) enum Wake {
     /// One: all wait for the same word, and whoever gets it wakes the next.
     One,
     /// All: they wait for different things.
@@ -41,7 +41,7 @@ pub(super) enum Wake {
 
 /// Where threads wait for one word, or several.
 #[derive(Debug)]
-pub(super) struct Parker {
+pub(crate) struct Parker {
     waiters: AtomicU32,
     wake: Wake,
     mutex: Mutex<()>,
@@ -50,7 +50,7 @@ pub(super) struct Parker {
 }
 
 impl Parker {
-    pub(super) fn new(wake: Wake) -> Self {
+    pub(crate) fn new(wake: Wake) -> Self {
         Self {
             waiters: AtomicU32::new(match strategy() {
                 Strategy::Membarrier => 0,
@@ -64,13 +64,13 @@ impl Parker {
     }
 
     /// True if whoever holds the words may not exist in this process: then do not wait.
-    pub(super) fn is_inherited(&self) -> bool {
+    pub(crate) fn is_inherited(&self) -> bool {
         self.born.is_inherited()
     }
 
     /// Wakes who waits for the word that the caller has just released.
     #[inline(always)]
-    pub(super) fn released(&self) {
+    pub(crate) fn released(&self) {
         compiler_fence(); // all that `light` is where `FENCED` is not set: invariant 1
         // Ordering: Relaxed; the fences order it, and a number is the whole message.
         if self.waiters.load(Ordering::Relaxed) != 0 {
@@ -116,7 +116,7 @@ impl Parker {
             reason = "a model makes no attempts before it parks"
         )
     )]
-    pub(super) fn wait<R>(&self, mut attempt: impl FnMut() -> Option<R>) -> R {
+    pub(crate) fn wait<R>(&self, mut attempt: impl FnMut() -> Option<R>) -> R {
         for round in 0..PAUSES + YIELDS {
             if let Some(got) = attempt() {
                 return got;

@@ -1,0 +1,291 @@
+//! A small mutex over one value: an unlock that finds nobody waiting is one plain store.
+//!
+//! `std`'s unlock is an exchange, so that it learns who waits. Here that is a load of its own, and
+//! whoever waits pays for the order between the two ([`crate::park`]): half the price of a lock and
+//! unlock that meet nobody, and a system call more where somebody waits.
+//!
+//! ```text
+//!  lock -> | word | waiters, born | value ...          one cache line, as far as the value fits
+//! ```
+//!
+//! # Invariants
+//!
+//! 1. `value` is used only by the thread that took `word` from 0, until it stores 0.
+//! 2. A release and a wait do not miss each other: see [`crate::park`].
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+
+use crate::error::Forked;
+use crate::park::{Parker, Wake};
+use crate::sync::atomic::{AtomicU32, Ordering};
+use crate::sync::cell::UnsafeCell;
+use crate::sync::mutant;
+
+const HELD: u32 = 1;
+
+/// A mutual exclusion lock whose unlock is a plain store and a load, unless somebody waits.
+///
+/// Neither fair nor recursive: a thread that locks what it holds waits for itself for ever. No
+/// poison: a panic inside a guard unlocks. A forgotten guard leaves it locked for ever.
+#[repr(C, align(64))]
+pub struct WordLock<T> {
+    /// [`HELD`], or 0.
+    word: AtomicU32,
+    parker: Parker,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: `value` is reached through the guard only, which one thread at a time has (invariant 1),
+// and `&mut T` on one thread at a time is a move as far as `T` can tell; so `T: Send` suffices. A
+// shared guard, and with it `&T`, asks for `T: Sync` itself. The rest is atomics and locks.
+unsafe impl<T: Send> Sync for WordLock<T> {}
+
+impl<T> WordLock<T> {
+    /// Makes an unlocked lock. Allocates nothing.
+    pub fn new(value: T) -> Self {
+        Self {
+            word: AtomicU32::new(0),
+            parker: Parker::new(Wake::One),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Locks. Blocks while another thread holds the lock.
+    ///
+    /// # Errors
+    ///
+    /// [`Forked`] where it would wait for a lock that was made before a fork: its holder may not
+    /// exist in this process.
+    #[inline]
+    pub fn lock(&self) -> Result<WordGuard<'_, T>, Forked> {
+        if !self.take() {
+            self.wait()?;
+        }
+        Ok(self.guard())
+    }
+
+    /// Locks if no thread holds the lock. Wait-free.
+    #[inline]
+    pub fn try_lock(&self) -> Option<WordGuard<'_, T>> {
+        self.take().then(|| self.guard())
+    }
+
+    /// The value, without locking: `&mut self` proves that nobody else can reach it.
+    #[inline]
+    pub fn get_mut(&mut self) -> &mut T {
+        let value = self.value.with_mut(|value| value);
+        // SAFETY: `&mut self` says that nobody else has the lock.
+        unsafe { &mut *value }
+    }
+
+    /// Takes the value out.
+    pub fn into_inner(self) -> T {
+        self.value.into_inner()
+    }
+
+    #[inline(always)]
+    fn take(&self) -> bool {
+        let acquire =
+            if mutant("word-lock-lock-is-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
+        // Ordering: Acquire pairs with the Release in `WordGuard::drop`; it carries the value.
+        // Relaxed on failure: the word found there says nothing about the value.
+        if cfg!(any(offlock_loom, offlock_shuttle)) {
+            if mutant("word-lock-takes-what-is-held") {
+                return true;
+            }
+            // The same for a word of two values; loom lets an exchange that read HELD undo a release.
+            self.word.compare_exchange(0, HELD, acquire, Ordering::Relaxed).is_ok()
+        } else {
+            self.word.swap(HELD, acquire) == 0
+        }
+    }
+
+    /// The guard of the thread that has just taken the word.
+    #[inline(always)]
+    fn guard(&self) -> WordGuard<'_, T> {
+        WordGuard { lock: self, _not_send: PhantomData }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wait(&self) -> Result<(), Forked> {
+        if self.parker.is_inherited() {
+            return Err(Forked::new());
+        }
+        self.parker.wait(|| {
+            // Ordering: Relaxed; only spares the holder an exchange of its line.
+            let free = self.word.load(Ordering::Relaxed) == 0;
+            (free && self.take()).then_some(())
+        });
+        Ok(())
+    }
+}
+
+impl<T: Default> Default for WordLock<T> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
+impl<T> fmt::Debug for WordLock<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Ordering: Relaxed; for the eye only.
+        let held = self.word.load(Ordering::Relaxed) != 0;
+        f.debug_struct("WordLock").field("held", &held).finish_non_exhaustive()
+    }
+}
+
+/// The right to use what a [`WordLock`] protects; unlocks on drop.
+#[must_use = "it unlocks when the guard drops"]
+pub struct WordGuard<'a, T> {
+    lock: &'a WordLock<T>,
+    /// Neither `Send` nor `Sync`; the latter is given back where `T` allows it.
+    _not_send: PhantomData<*mut ()>,
+}
+
+// SAFETY: a shared guard gives `&T`, for which `T: Sync`; unlocking takes the guard itself.
+unsafe impl<T: Sync> Sync for WordGuard<'_, T> {}
+
+impl<T> Deref for WordGuard<'_, T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        let value = self.lock.value.with(|value| value);
+        // SAFETY: invariant 1; `&self` keeps `deref_mut` away.
+        unsafe { &*value }
+    }
+}
+
+impl<T> DerefMut for WordGuard<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        let value = self.lock.value.with_mut(|value| value);
+        // SAFETY: invariant 1; `&mut self` keeps other references away.
+        unsafe { &mut *value }
+    }
+}
+
+impl<T> Drop for WordGuard<'_, T> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        let release = if mutant("word-lock-unlock-is-relaxed") {
+            Ordering::Relaxed
+        } else {
+            Ordering::Release
+        };
+        // Ordering: Release pairs with the Acquire in `take`; it carries the value.
+        self.lock.word.store(0, release);
+        if !mutant("word-lock-unlock-wakes-nobody") {
+            self.lock.parker.released();
+        }
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for WordGuard<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("WordGuard").field(&**self).finish()
+    }
+}
+
+/// What may cross threads.
+const _: () = {
+    const fn send_and_sync<T: Send + Sync>() {}
+    const fn sync<T: Sync>() {}
+    send_and_sync::<WordLock<std::cell::Cell<u8>>>();
+    sync::<WordGuard<'_, u8>>();
+};
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::fork::{adopt, child::in_child};
+    use crate::sync::{Arc, thread};
+
+    /// The value begins on the line of the word and of what an unlock looks at.
+    #[test]
+    fn a_small_value_shares_the_line_of_the_word() {
+        assert_eq!((size_of::<WordLock<[u64; 3]>>(), align_of::<WordLock<u8>>()), (64, 64));
+        assert!(std::mem::offset_of!(WordLock<[u64; 3]>, value) <= 40);
+    }
+
+    #[test]
+    fn it_locks_and_unlocks() {
+        let mut lock = WordLock::new(1);
+        let mut guard = lock.lock().unwrap();
+        *guard += 1;
+        assert!(lock.try_lock().is_none());
+        drop(guard);
+        assert_eq!(lock.try_lock().map(|guard| *guard), Some(2));
+        *lock.get_mut() += 1;
+        assert_eq!(lock.into_inner(), 3);
+    }
+
+    #[test]
+    fn a_panic_unlocks() {
+        let lock = WordLock::new(0);
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            *lock.lock().unwrap() = 1;
+            let _guard = lock.lock().unwrap();
+            panic!("with the guard");
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(lock.try_lock().map(|guard| *guard), Some(1));
+    }
+
+    /// Whoever waits is woken, also if the holder keeps it waiting until it sleeps.
+    #[test]
+    fn a_waiter_gets_the_lock() {
+        let lock = Arc::new(WordLock::new(0));
+        let guard = lock.lock().unwrap();
+        let waiters = [(); 3].map(|()| {
+            let lock = Arc::clone(&lock);
+            thread::spawn(move || *lock.lock().unwrap() += 1)
+        });
+        thread::sleep(Duration::from_millis(50));
+        assert_eq!(*guard, 0);
+        drop(guard);
+        for waiter in waiters {
+            waiter.join().unwrap();
+        }
+        assert_eq!(*lock.lock().unwrap(), 3);
+    }
+
+    #[test]
+    fn many_threads_lose_no_update() {
+        const THREADS: u64 = 4;
+        const ROUNDS: u64 = 20_000;
+        let lock = WordLock::new(0);
+        thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| (0..ROUNDS).for_each(|_| *lock.lock().unwrap() += 1));
+            }
+        });
+        assert_eq!(lock.into_inner(), THREADS * ROUNDS);
+    }
+
+    #[test]
+    fn inv15_a_lock_that_a_fork_left_behind_is_not_waited_for() {
+        let (held, free) = (WordLock::new(7), WordLock::new(8));
+        let guard = held.lock().unwrap();
+        assert!(in_child(|| {
+            let refused = held.lock().err() == Some(Forked::new()) && held.try_lock().is_none();
+            refused && free.lock().is_ok_and(|guard| *guard == 8)
+        }));
+        // The guard came along: the thread that forked is the one that holds it.
+        assert!(in_child(|| {
+            let mut guard = guard;
+            *guard += 1;
+            drop(guard);
+            adopt();
+            let own = WordLock::new(0);
+            held.lock().is_ok_and(|guard| *guard == 8) && own.lock().is_ok()
+        }));
+        assert_eq!(held.lock().map(|guard| *guard), Ok(7));
+    }
+}

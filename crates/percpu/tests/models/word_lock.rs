@@ -1,0 +1,83 @@
+//! The small mutex.
+//!
+//! The value is read and written in two steps, so that only the lock makes the total right (shuttle
+//! sees that); and every use of a guard goes through a checked cell, so that two uses which no
+//! ordering separates fail (loom sees that). Where a wake-up is lost, the model deadlocks.
+
+use percpu::sync::atomic::{AtomicU64, Ordering};
+use percpu::sync::{Arc, WordLock, model, thread};
+
+/// A planted bug, and the model that must fail for it.
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("word-lock-lock-is-relaxed", "word_lock::one_thread_at_a_time_sees_what_the_last_one_did"),
+    ("word-lock-unlock-is-relaxed", "word_lock::one_thread_at_a_time_sees_what_the_last_one_did"),
+    ("word-lock-takes-what-is-held", "word_lock::one_thread_at_a_time_sees_what_the_last_one_did"),
+    ("word-lock-unlock-wakes-nobody", "word_lock::three_threads_are_all_woken"),
+    ("lglock-waiter-skips-heavy", "word_lock::one_thread_at_a_time_sees_what_the_last_one_did"),
+    ("lglock-waiter-skips-the-check", "word_lock::three_threads_are_all_woken"),
+];
+
+/// Of these, what only loom can see.
+pub(super) const LOOM_ONLY: &[&str] = &["word-lock-lock-is-relaxed", "word-lock-unlock-is-relaxed"];
+
+/// Adds 1 in two steps.
+fn add(lock: &WordLock<AtomicU64>) {
+    let value = &mut *lock.lock().unwrap();
+    // Ordering: Relaxed, both; the lock orders them.
+    let seen = value.load(Ordering::Relaxed);
+    value.store(seen + 1, Ordering::Relaxed);
+}
+
+/// `others` threads beside this one, each adding `times`.
+fn adders(others: usize, times: u64) {
+    let lock = Arc::new(WordLock::new(AtomicU64::new(0)));
+    let others: Vec<_> = (0..others)
+        .map(|_| {
+            let lock = Arc::clone(&lock);
+            thread::spawn(move || (0..times).for_each(|_| add(&lock)))
+        })
+        .collect();
+    let threads = others.len() as u64 + 1;
+    (0..times).for_each(|_| add(&lock));
+    for other in others {
+        other.join().unwrap();
+    }
+    // Ordering: Relaxed; the joins ordered it.
+    let total = lock.try_lock().expect("everybody has unlocked").load(Ordering::Relaxed);
+    assert_eq!(total, threads * times);
+}
+
+/// Fails if the lock or the unlock is weakened, or if a waiter is not seen.
+#[test]
+fn one_thread_at_a_time_sees_what_the_last_one_did() {
+    model(|| adders(1, 2));
+}
+
+/// Two may wait at once: whoever is woken must wake the next.
+#[test]
+fn three_threads_are_all_woken() {
+    model(|| adders(2, 1));
+}
+
+/// Trying neither waits nor takes what is held.
+#[test]
+fn a_try_takes_only_what_is_free() {
+    model(|| {
+        let lock = Arc::new(WordLock::new(AtomicU64::new(0)));
+        let other = thread::spawn({
+            let lock = Arc::clone(&lock);
+            move || add(&lock)
+        });
+        let mine = match lock.try_lock() {
+            Some(value) => {
+                let seen = value.load(Ordering::Relaxed);
+                value.store(seen + 1, Ordering::Relaxed);
+                1
+            }
+            None => 0,
+        };
+        other.join().unwrap();
+        let total = lock.try_lock().expect("both have unlocked").load(Ordering::Relaxed);
+        assert_eq!(total, 1 + mine);
+    });
+}
