@@ -1,0 +1,211 @@
+//! The bits beside the slots: marks, and which entries are full.
+
+use percpu::sync::atomic::Ordering;
+
+use super::edit::{Edit, Slot};
+use super::node::NodePtr;
+use super::{ALL, BITS, MARKS, MASK, Tree, is_present};
+
+impl<const FLOORS: bool> Tree<FLOORS> {
+    /// Whether `key` is present and has mark `mark`. Wait-free.
+    ///
+    /// # Safety
+    ///
+    /// The caller is in an RCU section, or is the writer.
+    pub(crate) unsafe fn is_marked(&self, key: u64, mark: usize) -> bool {
+        // Ordering: Acquire, for all words, as in `load`; for the mark bits it pairs with the Release
+        // in `set_mark` and carries what its caller did before.
+        let root = self.root.load(Ordering::Acquire);
+        let Some((mut node, mut shift)) = NodePtr::of_root(root) else {
+            let marks = self.root_marks.load(Ordering::Acquire);
+            return key == 0 && is_present::<FLOORS>(root) && marks & 1 << mark != 0;
+        };
+        if key >> shift > MASK {
+            return false;
+        }
+        loop {
+            // SAFETY: found in the tree by a reader or the writer.
+            let at = unsafe { node.get() };
+            let index = key >> shift & MASK;
+            if at.marks[mark].load(Ordering::Acquire) & 1 << index == 0 {
+                return false;
+            }
+            let word = at.slot(index).load(Ordering::Acquire);
+            if shift == 0 || !is_present::<FLOORS>(word) {
+                return is_present::<FLOORS>(word);
+            }
+            // SAFETY: present, and above level 0.
+            node = unsafe { NodePtr::of_word(word) };
+            shift -= BITS;
+        }
+    }
+
+    /// Whether any entry has mark `mark`. Wait-free.
+    ///
+    /// # Safety
+    ///
+    /// The caller is in an RCU section, or is the writer.
+    pub(crate) unsafe fn any_marked(&self, mark: usize) -> bool {
+        // Ordering: Acquire, all, as in `is_marked`.
+        let root = self.root.load(Ordering::Acquire);
+        match NodePtr::of_root(root) {
+            // SAFETY: found in the tree by a reader or the writer.
+            Some((node, _)) => unsafe { node.get() }.marks[mark].load(Ordering::Acquire) != 0,
+            None => {
+                let marks = self.root_marks.load(Ordering::Acquire);
+                is_present::<FLOORS>(root) && marks & 1 << mark != 0
+            }
+        }
+    }
+}
+
+impl<const FLOORS: bool> Edit<'_, FLOORS> {
+    /// Whether the slot's entry has mark `mark`.
+    pub(crate) fn mark(&self, slot: Slot<'_>, mark: usize) -> bool {
+        // Ordering: Relaxed, both; the writer's own words.
+        match slot.node() {
+            Some(node) => {
+                self.at(node).marks[mark].load(Ordering::Relaxed) & 1 << slot.index() != 0
+            }
+            None => self.tree.root_marks.load(Ordering::Relaxed) & 1 << mark != 0,
+        }
+    }
+
+    /// Gives the slot's entry mark `mark`; false, and nothing is done, if there is no entry.
+    pub(crate) fn set_mark(&self, slot: Slot<'_>, mark: usize) -> bool {
+        if !is_present::<FLOORS>(self.get(slot)) {
+            return false;
+        }
+        // Ordering: Relaxed for the loads, of the writer's own words. Release pairs with the Acquire in
+        // `is_marked` and in searches; it carries what the caller did before it set the mark.
+        let Some(mut node) = slot.node() else {
+            let marks = self.tree.root_marks.load(Ordering::Relaxed);
+            self.tree.root_marks.store(marks | 1 << mark, Ordering::Release);
+            return true;
+        };
+        let mut index = slot.index();
+        loop {
+            let at = self.at(node);
+            let bits = at.marks[mark].load(Ordering::Relaxed);
+            if bits & 1 << index != 0 {
+                return true; // so have the nodes above
+            }
+            at.marks[mark].store(bits | 1 << index, Ordering::Release);
+            index = u64::from(at.offset);
+            let Some(parent) = at.parent() else { return true };
+            node = parent;
+        }
+    }
+
+    /// Takes mark `mark` from the slot's entry.
+    pub(crate) fn clear_mark(&self, slot: Slot<'_>, mark: usize) {
+        // Ordering: as in `set_mark`.
+        let Some(mut node) = slot.node() else {
+            let marks = self.tree.root_marks.load(Ordering::Relaxed);
+            return self.tree.root_marks.store(marks & !(1 << mark), Ordering::Release);
+        };
+        let mut index = slot.index();
+        loop {
+            let at = self.at(node);
+            let bits = at.marks[mark].load(Ordering::Relaxed);
+            let left = bits & !(1 << index);
+            if left == bits {
+                return;
+            }
+            at.marks[mark].store(left, Ordering::Release);
+            index = u64::from(at.offset);
+            match at.parent() {
+                Some(parent) if left == 0 => node = parent,
+                _ => return,
+            }
+        }
+    }
+
+    /// Says that there is no room below the slot's entry.
+    pub(crate) fn set_full(&self, slot: Slot<'_>) {
+        debug_assert!(is_present::<FLOORS>(self.get(slot)));
+        let Some(mut node) = slot.node() else {
+            return self.with_state(|state| state.root_full = true);
+        };
+        let mut index = slot.index();
+        loop {
+            let at = self.at(node);
+            let bits = at.full() | 1 << index;
+            at.set_full(bits);
+            index = u64::from(at.offset);
+            match at.parent() {
+                Some(parent) if bits == ALL => node = parent,
+                _ => return,
+            }
+        }
+    }
+
+    /// Says that there is room.
+    pub(crate) fn clear_full(&self, slot: Slot<'_>) {
+        let Some(mut node) = slot.node() else {
+            return self.with_state(|state| state.root_full = false);
+        };
+        let mut index = slot.index();
+        loop {
+            let at = self.at(node);
+            let bits = at.full();
+            at.set_full(bits & !(1 << index));
+            index = u64::from(at.offset);
+            match at.parent() {
+                Some(parent) if bits == ALL => node = parent,
+                _ => return,
+            }
+        }
+    }
+
+    /// The lowest key in `from..=to` that is not full. One without an entry never is.
+    pub(crate) fn first_not_full(&self, from: u64, to: u64) -> Option<u64> {
+        let mut key = from;
+        while key <= to {
+            let Some((mut node, mut shift)) = NodePtr::of_root(self.root()) else {
+                let full = self.with_state(|state| state.root_full);
+                return if key > 0 || !full { Some(key) } else { (to > 0).then_some(1) };
+            };
+            if key >> shift > MASK {
+                return Some(key);
+            }
+            loop {
+                let at = self.at(node);
+                let index = key >> shift & MASK;
+                let room = !at.full() & ALL & u64::MAX << index;
+                let Some(first) = (room != 0).then(|| u64::from(room.trailing_zeros())) else {
+                    // Behind this node, from the root; the top level may be the last there is.
+                    key = (key >> shift | MASK)
+                        .checked_add(1)
+                        .and_then(|next| (next <= u64::MAX >> shift).then_some(next << shift))?;
+                    break;
+                };
+                if first != index {
+                    // Above the last key there is: only at the top level, which is not used up there.
+                    let prefix = (key >> shift & !MASK) | first;
+                    if prefix > u64::MAX >> shift {
+                        return None;
+                    }
+                    key = prefix << shift;
+                }
+                // Ordering: Relaxed; the writer's own word.
+                let word = at.slot(first).load(Ordering::Relaxed);
+                if shift == 0 || !is_present::<FLOORS>(word) {
+                    return (key <= to).then_some(key);
+                }
+                // SAFETY: present, and above level 0.
+                node = unsafe { NodePtr::of_word(word) };
+                shift -= BITS;
+            }
+        }
+        None
+    }
+
+    /// Mark bits that a node above `node` has for it.
+    pub(super) fn summary(&self, node: NodePtr) -> ([bool; MARKS], bool) {
+        let at = self.at(node);
+        // Ordering: Relaxed; the writer's own words.
+        let marks = std::array::from_fn(|mark| at.marks[mark].load(Ordering::Relaxed) != 0);
+        (marks, at.full() == ALL)
+    }
+}

@@ -1,0 +1,111 @@
+//! Memory for nodes, had before it is needed.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+
+use percpu::AllocError;
+use percpu::sync::quarantine::Watched;
+
+use super::node::Node;
+
+const LAYOUT: Layout = Layout::new::<Watched<Node>>();
+
+/// Memory for one node, not initialised.
+#[derive(Debug)]
+pub(super) struct Memory(NonNull<Watched<Node>>);
+
+impl Memory {
+    fn new() -> Result<Self, AllocError> {
+        // SAFETY: the layout is not of size 0.
+        let at = unsafe { alloc(LAYOUT) };
+        NonNull::new(at.cast()).map(Self).ok_or(AllocError::new())
+    }
+
+    pub(super) fn into_raw(self) -> NonNull<Watched<Node>> {
+        ManuallyDrop::new(self).0
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: from `alloc` with this layout, and ours.
+        unsafe { dealloc(self.0.as_ptr().cast(), LAYOUT) };
+    }
+}
+
+/// A list of such memory, through its first words.
+#[derive(Debug)]
+pub(super) struct Pool {
+    first: Option<NonNull<Watched<Node>>>,
+    len: usize,
+}
+
+impl Pool {
+    pub(super) const fn new() -> Self {
+        Self { first: None, len: 0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    fn push(&mut self, memory: Memory) {
+        let at = memory.into_raw();
+        // SAFETY: ours, not initialised, and large enough (a node has slots).
+        unsafe { at.cast().write(self.first) };
+        self.first = Some(at);
+        self.len += 1;
+    }
+
+    pub(super) fn pop(&mut self) -> Option<Memory> {
+        let at = self.first?;
+        // SAFETY: `push` wrote it.
+        self.first = unsafe { at.cast().read() };
+        self.len -= 1;
+        Some(Memory(at))
+    }
+
+    /// Takes `count`, from `self` and then from the allocator. On failure nothing is kept of what was
+    /// allocated, and nothing is lost of what was there.
+    pub(super) fn take(&mut self, count: usize) -> Result<Self, AllocError> {
+        self.fill(count)?;
+        let mut taken = Self::new();
+        for _ in 0..count {
+            let Some(memory) = self.pop() else { unreachable!("`fill` saw to it") };
+            taken.push(memory);
+        }
+        Ok(taken)
+    }
+
+    /// Allocates until there are `count`. On failure there are as many as before.
+    pub(super) fn fill(&mut self, count: usize) -> Result<(), AllocError> {
+        let before = self.len;
+        if count > isize::MAX as usize / LAYOUT.size() {
+            return Err(AllocError::new()); // sooner than by using up what there is
+        }
+        while self.len < count {
+            match Memory::new() {
+                Ok(memory) => self.push(memory),
+                Err(error) => {
+                    self.shrink_to(before);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees all but `count`.
+    pub(super) fn shrink_to(&mut self, count: usize) {
+        while self.len > count {
+            drop(self.pop());
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shrink_to(0);
+    }
+}

@@ -1,0 +1,96 @@
+//! The invariants, checked. For tests and fuzzing.
+
+use percpu::sync::atomic::Ordering;
+
+use super::edit::Edit;
+use super::node::NodePtr;
+use super::{ALL, BITS, FANOUT, MARKS, is_present};
+
+/// What a node's parent must have for it.
+struct Summary {
+    marks: [bool; MARKS],
+    full: bool,
+    nodes: usize,
+}
+
+impl<const FLOORS: bool> Edit<'_, FLOORS> {
+    /// Checks counts, parents, offsets, shifts, heights and bits.
+    ///
+    /// # Errors
+    ///
+    /// What does not hold.
+    pub(crate) fn validate(&self) -> Result<(), String> {
+        let root = self.root();
+        let Some((node, shift)) = NodePtr::of_root(root) else {
+            let nodes = self.tree.node_count();
+            return if nodes == 0 {
+                Ok(())
+            } else {
+                Err(format!("{nodes} nodes of an empty tree"))
+            };
+        };
+        let at = self.at(node);
+        if at.parent().is_some() {
+            return Err("the root has a parent".into());
+        }
+        if u32::from(at.shift) != shift {
+            return Err(format!("the root word says shift {shift}, the node {}", at.shift));
+        }
+        // Ordering: Relaxed; the writer's own word.
+        if at.count() == 1 && is_present::<FLOORS>(at.slot(0).load(Ordering::Relaxed)) {
+            return Err("the root has child 0 only".into());
+        }
+        let nodes = self.validate_node(node, shift, 0)?.nodes;
+        if nodes != self.tree.node_count() {
+            return Err(format!("{nodes} nodes, counted {}", self.tree.node_count()));
+        }
+        Ok(())
+    }
+
+    fn validate_node(&self, node: NodePtr, shift: u32, offset: u64) -> Result<Summary, String> {
+        let at = self.at(node);
+        let place = format!("the node of shift {shift} at offset {offset}");
+        if u32::from(at.shift) != shift || u64::from(at.offset) != offset {
+            return Err(format!("{place} says {}, {}", at.shift, at.offset));
+        }
+        if at.is_dead() {
+            return Err(format!("{place} is dead"));
+        }
+        let (mut count, mut nodes) = (0, 1);
+        for index in 0..FANOUT as u64 {
+            // Ordering: Relaxed, here and below; the writer's own words.
+            let word = at.slot(index).load(Ordering::Relaxed);
+            let marks: [bool; MARKS] = std::array::from_fn(|mark| {
+                at.marks[mark].load(Ordering::Relaxed) & 1 << index != 0
+            });
+            let full = at.full() & 1 << index != 0;
+            if !is_present::<FLOORS>(word) {
+                if full || marks != [false; MARKS] {
+                    return Err(format!(
+                        "{place}: absent {index} has marks {marks:?}, full {full}"
+                    ));
+                }
+                continue;
+            }
+            count += 1;
+            if shift == 0 {
+                continue;
+            }
+            // SAFETY: present, and above level 0.
+            let child = unsafe { NodePtr::of_word(word) };
+            if self.at(child).parent() != Some(node) {
+                return Err(format!("{place}: child {index} has another parent"));
+            }
+            let below = self.validate_node(child, shift - BITS, index)?;
+            if below.marks != marks || below.full != full {
+                return Err(format!("{place}: child {index} differs in its marks or full bit"));
+            }
+            nodes += below.nodes;
+        }
+        if count != at.count() || count == 0 {
+            return Err(format!("{place} has {count} present, counted {}", at.count()));
+        }
+        let marks = std::array::from_fn(|mark| at.marks[mark].load(Ordering::Relaxed) != 0);
+        Ok(Summary { marks, full: at.full() == ALL, nodes })
+    }
+}
