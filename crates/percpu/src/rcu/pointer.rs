@@ -29,6 +29,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::{self, NonNull};
 
 use super::bag::RetireHead;
+use super::batch::Batch;
 use super::error::{CompareExchangeError, ReclaimError, TryNewError};
 use super::reclaim::retire_raw;
 use super::registry::Guard;
@@ -168,6 +169,40 @@ impl<T> Owned<T> {
         // drop.
         drop(unsafe { Box::from_raw(memory) });
         value
+    }
+}
+
+/// For structures of the other crates, which have a word in the place of an [`Atomic`]: they keep its
+/// invariants themselves. Not covered by semantic versioning.
+#[doc(hidden)]
+impl<T> Owned<T> {
+    /// The node as a word; its two lowest bits are clear.
+    #[inline]
+    #[must_use]
+    pub fn into_raw(self) -> NonNull<()> {
+        const { assert!(align_of::<Node<T>>() >= 4) };
+        self.into_place().cast()
+    }
+
+    /// # Safety
+    ///
+    /// From [`into_raw`](Owned::into_raw), of which this is the only way back taken; nobody else can
+    /// reach the node any more, nor has a reference from it.
+    #[inline]
+    pub unsafe fn from_raw(node: NonNull<()>) -> Self {
+        Self { node: node.cast(), _owns: PhantomData }
+    }
+
+    /// The value of a node that others may reach, too.
+    ///
+    /// # Safety
+    ///
+    /// From [`into_raw`](Owned::into_raw), and not freed, nor changed, during `'g`.
+    #[inline]
+    pub unsafe fn borrow_raw<'g>(node: NonNull<()>) -> &'g T {
+        // SAFETY: the caller's.
+        let node: &'g Watched<Node<T>> = unsafe { node.cast().as_ref() };
+        &node.value
     }
 }
 
@@ -482,6 +517,27 @@ impl<T: Send + Sync + 'static> Unlinked<T> {
             Ok(()) => Ok(Owned { node: ManuallyDrop::new(self).node, _owns: PhantomData }),
             Err(why) => Err(ReclaimError { why, unlinked: self }),
         }
+    }
+}
+
+/// As for [`Owned`]. Not covered by semantic versioning.
+#[doc(hidden)]
+impl<T: Send + Sync + 'static> Unlinked<T> {
+    /// # Safety
+    ///
+    /// From [`Owned::into_raw`], of which this is the only way back taken; no reader that begins now
+    /// can find the node, and those that may have are in sections of this domain.
+    #[inline]
+    pub unsafe fn from_raw(node: NonNull<()>) -> Self {
+        Self { node: node.cast(), _owns: PhantomData }
+    }
+
+    /// [`retire`](Unlinked::retire), together with others.
+    #[inline]
+    pub fn retire_with(self, batch: &mut Batch) {
+        let node = ManuallyDrop::new(self).node;
+        // SAFETY: as in `retire_node`; no reader that begins now can find it.
+        unsafe { batch.push(head_of(node), size_of::<Watched<Node<T>>>()) };
     }
 }
 
