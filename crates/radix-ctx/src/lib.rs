@@ -6,4 +6,6 @@ compile_error!("radix-ctx supports 64-bit Linux only");
 mod table;
 #[allow(dead_code, unused_imports, reason = "its two users are on their way")]
 mod tree;
-mod xarray;
+pub mod xarray;
+
+pub use self::xarray::XArray;

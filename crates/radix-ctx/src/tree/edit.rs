@@ -19,7 +19,7 @@ use super::{
 
 /// The one writer's access to a tree. Finish it, unlock, and only then retire what died.
 ///
-/// Dropping it retires at once: drops of other objects may run then, under the caller's lock.
+/// Dropping it does the last: it needs no lock, and drops of other objects may run then.
 #[must_use = "finish it, and retire what it returns after unlocking"]
 pub(crate) struct Edit<'t, const FLOORS: bool> {
     pub(super) tree: &'t Tree<FLOORS>,
@@ -64,6 +64,11 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
     /// The nodes that died in this edit. To be retired when the lock is given back.
     pub(crate) fn finish(self) -> Batch {
         self.retired.take()
+    }
+
+    /// The tree.
+    pub(crate) fn tree(&self) -> &'t Tree<FLOORS> {
+        self.tree
     }
 
     pub(super) fn at(&self, node: NodePtr) -> &Watched<Node> {

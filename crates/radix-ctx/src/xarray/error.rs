@@ -1,0 +1,249 @@
+//! Errors: each gives back what was refused.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+
+use percpu::Forked;
+
+use super::entry::Entry;
+
+/// An error that has what was refused in every case, and `errno()`.
+macro_rules! refusals {
+    ($(
+        $(#[$meta:meta])*
+        $name:ident { $( $(#[$case_meta:meta])* $case:ident = $errno:ident, $text:literal; )+ }
+    )+) => { $(
+        $(#[$meta])*
+        ///
+        /// `Debug` and `Display` leave out what comes back, which need not have either.
+        #[derive(Clone, Copy, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub enum $name<T> {
+            $( $(#[$case_meta])* $case(T), )+
+        }
+
+        impl<T> $name<T> {
+            /// What was refused.
+            pub fn into_inner(self) -> T {
+                match self { $( Self::$case(refused) )|+ => refused }
+            }
+
+            /// The error as C knows it.
+            #[must_use]
+            pub fn errno(&self) -> i32 {
+                match self { $( Self::$case(_) => libc::$errno, )+ }
+            }
+
+            #[allow(dead_code, reason = "not every error is made of another")]
+            pub(super) fn map<U>(self, f: impl FnOnce(T) -> U) -> $name<U> {
+                match self { $( Self::$case(refused) => $name::$case(f(refused)), )+ }
+            }
+        }
+
+        impl<T> fmt::Display for $name<T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $( Self::$case(_) => $text, )+ })
+            }
+        }
+
+        impl<T> fmt::Debug for $name<T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $( Self::$case(_) => stringify!($case), )+ })
+            }
+        }
+
+        impl<T> Error for $name<T> {}
+
+        impl<T> From<$name<T>> for io::Error {
+            fn from(error: $name<T>) -> Self {
+                Self::from_raw_os_error(error.errno())
+            }
+        }
+    )+ };
+}
+
+refusals! {
+    /// Of [`XArray::store`](super::XArray::store).
+    StoreError {
+        /// No memory for a node. `ENOMEM`.
+        NoMemory = ENOMEM, "out of memory";
+        /// See [`Forked`]. `EOWNERDEAD`.
+        Forked = EOWNERDEAD, "inherited through fork and busy";
+    }
+
+    /// Of [`XArray::insert`](super::XArray::insert) and
+    /// [`insert_with`](super::XArray::insert_with).
+    InsertError {
+        /// There is an entry, which stays. `EEXIST`.
+        Present = EEXIST, "there is an entry already";
+        /// The index is reserved, and stays so. `EEXIST`.
+        Reserved = EEXIST, "the index is reserved";
+        /// No memory for a node. `ENOMEM`.
+        NoMemory = ENOMEM, "out of memory";
+        /// See [`Forked`]. `EOWNERDEAD`.
+        Forked = EOWNERDEAD, "inherited through fork and busy";
+    }
+
+    /// Of [`XArray::alloc`](super::XArray::alloc) and its like.
+    AllocateError {
+        /// Every index of the range is in use or reserved. `ENOSPC`.
+        Exhausted = ENOSPC, "no index is free in the range";
+        /// Somebody has released, erased or filled the index while its entry was being made. `ESTALE`.
+        Lost = ESTALE, "the index is not reserved any more";
+        /// No memory for a node. `ENOMEM`.
+        NoMemory = ENOMEM, "out of memory";
+        /// See [`Forked`]. `EOWNERDEAD`.
+        Forked = EOWNERDEAD, "inherited through fork and busy";
+    }
+
+    /// Of [`Reservation::commit`](super::Reservation::commit).
+    CommitError {
+        /// Somebody has released, erased or filled the index. `ESTALE`.
+        Lost = ESTALE, "the index is not reserved any more";
+        /// See [`Forked`]. `EOWNERDEAD`.
+        Forked = EOWNERDEAD, "inherited through fork and busy";
+    }
+}
+
+impl<T> From<CommitError<T>> for InsertError<T> {
+    /// A lost reservation is an entry that somebody else put there, or may have.
+    fn from(error: CommitError<T>) -> Self {
+        match error {
+            CommitError::Lost(refused) => Self::Present(refused),
+            CommitError::Forked(refused) => Self::Forked(refused),
+        }
+    }
+}
+
+/// Of [`XArray::reserve`](super::XArray::reserve) and its like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ReserveError {
+    /// There is an entry. `EEXIST`.
+    Present,
+    /// It is reserved already. `EEXIST`.
+    Reserved,
+    /// Every index of the range is in use or reserved. `ENOSPC`.
+    Exhausted,
+    /// No memory for a node. `ENOMEM`.
+    NoMemory,
+    /// See [`Forked`]. `EOWNERDEAD`.
+    Forked,
+}
+
+impl ReserveError {
+    /// The error as C knows it.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Present | Self::Reserved => libc::EEXIST,
+            Self::Exhausted => libc::ENOSPC,
+            Self::NoMemory => libc::ENOMEM,
+            Self::Forked => libc::EOWNERDEAD,
+        }
+    }
+}
+
+impl fmt::Display for ReserveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Present => "there is an entry already",
+            Self::Reserved => "the index is reserved",
+            Self::Exhausted => "no index is free in the range",
+            Self::NoMemory => "out of memory",
+            Self::Forked => "inherited through fork and busy",
+        })
+    }
+}
+
+impl Error for ReserveError {}
+
+impl From<ReserveError> for io::Error {
+    fn from(error: ReserveError) -> Self {
+        Self::from_raw_os_error(error.errno())
+    }
+}
+
+impl From<Forked> for ReserveError {
+    fn from(_: Forked) -> Self {
+        Self::Forked
+    }
+}
+
+/// Of [`XArray::compare_exchange`](super::XArray::compare_exchange): nothing has changed, and `new`
+/// comes back.
+#[non_exhaustive]
+pub struct CompareExchangeError<'g, P: Entry> {
+    /// What was refused.
+    pub new: Option<P>,
+    /// Why.
+    pub kind: CompareExchangeErrorKind<'g, P>,
+}
+
+/// Why [`XArray::compare_exchange`](super::XArray::compare_exchange) changed nothing.
+#[non_exhaustive]
+pub enum CompareExchangeErrorKind<'g, P: Entry> {
+    /// Another entry than the expected is there, or none. `EAGAIN`.
+    Mismatch(Option<P::Ref<'g>>),
+    /// None was expected, none is there, but the index is reserved. `EEXIST`.
+    Reserved,
+    /// No memory for a node. `ENOMEM`.
+    NoMemory,
+    /// See [`Forked`]. `EOWNERDEAD`.
+    Forked,
+}
+
+impl<P: Entry> CompareExchangeError<'_, P> {
+    /// What was refused.
+    pub fn into_inner(self) -> Option<P> {
+        self.new
+    }
+
+    /// The error as C knows it.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self.kind {
+            CompareExchangeErrorKind::Mismatch(_) => libc::EAGAIN,
+            CompareExchangeErrorKind::Reserved => libc::EEXIST,
+            CompareExchangeErrorKind::NoMemory => libc::ENOMEM,
+            CompareExchangeErrorKind::Forked => libc::EOWNERDEAD,
+        }
+    }
+}
+
+impl<P: Entry> fmt::Debug for CompareExchangeErrorKind<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Mismatch(_) => "Mismatch",
+            Self::Reserved => "Reserved",
+            Self::NoMemory => "NoMemory",
+            Self::Forked => "Forked",
+        })
+    }
+}
+
+impl<P: Entry> fmt::Debug for CompareExchangeError<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompareExchangeError").field("kind", &self.kind).finish_non_exhaustive()
+    }
+}
+
+impl<P: Entry> fmt::Display for CompareExchangeError<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.kind {
+            CompareExchangeErrorKind::Mismatch(_) => "another entry than the expected is there",
+            CompareExchangeErrorKind::Reserved => "the index is reserved",
+            CompareExchangeErrorKind::NoMemory => "out of memory",
+            CompareExchangeErrorKind::Forked => "inherited through fork and busy",
+        })
+    }
+}
+
+impl<P: Entry> Error for CompareExchangeError<'_, P> {}
+
+impl<P: Entry> From<CompareExchangeError<'_, P>> for io::Error {
+    fn from(error: CompareExchangeError<'_, P>) -> Self {
+        Self::from_raw_os_error(error.errno())
+    }
+}
