@@ -171,6 +171,8 @@ fn compare(
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
     #[test]
     fn inv03_a_tree_is_a_map(ops in ops()) {
         check(&ops)?;

@@ -1,0 +1,246 @@
+//! Memory that runs out, and memory that comes back: an allocator that refuses and counts.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use percpu::rcu::{self, Owned};
+use radix_ctx::xarray::{
+    AllocateError, CompareExchangeErrorKind, Cycle, InsertError, Mark, ReserveError, StoreError,
+    Value, XArray,
+};
+
+/// A node's layout, and nothing else's here.
+const NODE: (usize, usize) = (576, 64);
+
+static NODES: AtomicI64 = AtomicI64::new(0);
+
+thread_local! {
+    /// How many allocations of this thread succeed before one is refused; negative: all.
+    static LEFT: Cell<i64> = const { Cell::new(-1) };
+}
+
+struct Refusing;
+
+// SAFETY: the system's allocator, which may refuse, as any may; nothing here unwinds.
+unsafe impl GlobalAlloc for Refusing {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let left = LEFT.get();
+        if left == 0 {
+            return std::ptr::null_mut();
+        }
+        LEFT.set((left - 1).max(-1));
+        if (layout.size(), layout.align()) == NODE {
+            NODES.fetch_add(1, Relaxed);
+        }
+        // SAFETY: the caller's promises are handed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        if (layout.size(), layout.align()) == NODE {
+            NODES.fetch_sub(1, Relaxed);
+        }
+        // SAFETY: the caller's promises are handed on.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Refusing = Refusing;
+
+/// The tests of this file count nodes of the whole process: one at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs `f` with the allocation refused that comes after `left` others.
+fn refusing<R>(left: i64, f: impl FnOnce() -> R) -> R {
+    LEFT.set(left);
+    let result = f();
+    LEFT.set(-1);
+    result
+}
+
+/// Everything there is to be seen of an array.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    entries: Vec<(u64, Value)>,
+    marked: Vec<u64>,
+    free: Vec<Option<u64>>,
+    stats: radix_ctx::xarray::Stats,
+    nodes: i64,
+}
+
+fn see(array: &XArray<Value>) -> Seen {
+    array.validate();
+    let guard = rcu::pin();
+    Seen {
+        entries: array.iter(&guard).collect(),
+        marked: array.marked(Mark::Two, .., &guard).map(|(index, _)| index).collect(),
+        free: [0, 60, 4_000].map(|from| array.next_free(from..).unwrap()).to_vec(),
+        stats: array.stats(),
+        nodes: NODES.load(Relaxed),
+    }
+}
+
+/// Arrays whose next index needs one node, a path, or a path and growth.
+fn arrays() -> impl Iterator<Item = (XArray<Value>, u64)> {
+    const CASES: [(&[u64], u64); 8] = [
+        (&[], 1),
+        (&[], u64::MAX),
+        (&[0], 1),
+        (&[0], 4096),
+        (&[0, 1, 63], 64),
+        (&[0, 64], u64::MAX),
+        (&[5_000], 0),
+        (&[u64::MAX], 1 << 32),
+    ];
+    CASES.into_iter().map(|(stored, index)| {
+        let array = XArray::new();
+        for &key in stored {
+            array.store(key, 7.into()).unwrap();
+            array.set_mark(key, Mark::Two).unwrap();
+        }
+        (array, index)
+    })
+}
+
+/// Refuses the first allocation of `f`, then the second, and so on until it succeeds: `f` says whether
+/// it was refused. Nothing may have changed before that.
+fn fails_cleanly(array: &XArray<Value>, mut f: impl FnMut() -> bool) {
+    let before = see(array);
+    let mut refused = 0;
+    while refusing(refused, &mut f) {
+        assert_eq!(see(array), before, "after {refused} allocations");
+        refused += 1;
+        assert!(refused < 100);
+    }
+    assert!(refused > 0, "nothing was allocated: the case is void");
+    array.validate();
+}
+
+#[test]
+fn inv09_a_refused_allocation_changes_nothing() {
+    let _alone = alone();
+    let new = Value::from(9);
+    type Case = fn(&XArray<Value>, u64) -> bool;
+    let cases: [Case; 8] = [
+        |array, index| array.store(index, 9.into()) == Err(StoreError::NoMemory(9.into())),
+        |array, index| array.insert(index, 9.into()) == Err(InsertError::NoMemory(9.into())),
+        |array, index| array.alloc(index.., 9.into()) == Err(AllocateError::NoMemory(9.into())),
+        |array, index| array.reserve(index).map(|r| r.keep()) == Err(ReserveError::NoMemory),
+        |array, index| {
+            array.reserve_lowest(index..).map(|r| r.keep()) == Err(ReserveError::NoMemory)
+        },
+        |array, index| match array.insert_with(index, |_| 9.into()) {
+            Ok(()) => false,
+            Err(error) => {
+                assert_eq!(error.errno(), libc::ENOMEM);
+                error.into_inner().is_some()
+            }
+        },
+        |array, index| match array.compare_exchange(index, None, Some(9.into()), &rcu::pin()) {
+            Ok(old) => old.is_some(),
+            Err(error) => {
+                assert!(matches!(error.kind, CompareExchangeErrorKind::NoMemory));
+                error.into_inner() == Some(9.into())
+            }
+        },
+        |array, index| array.try_reserve(index..=index) == Err(StoreError::NoMemory(())),
+    ];
+    for case in cases {
+        for (array, index) in arrays() {
+            fails_cleanly(&array, || case(&array, index));
+            assert_eq!(array.store(index, new).map(|_| ()), Ok(()), "the next call works");
+            assert_eq!(array.load(index, &rcu::pin()), Some(new));
+        }
+    }
+}
+
+#[test]
+fn inv09_a_refused_allocation_does_not_move_the_cycle() {
+    let _alone = alone();
+    for (array, index) in arrays() {
+        let mut cycle = Cycle::starting_at(index);
+        fails_cleanly(&array, || {
+            let said = array.alloc_cyclic_by(.., &mut cycle, 9.into());
+            let refused = said == Err(AllocateError::NoMemory(9.into()));
+            assert_eq!(refused, cycle == Cycle::starting_at(index));
+            refused
+        });
+    }
+}
+
+/// What was made ready is enough, whatever was there: nothing is allocated in the range any more.
+#[test]
+fn inv09_after_try_reserve_nothing_is_refused() {
+    let _alone = alone();
+    for (array, index) in arrays() {
+        let last = index.saturating_add(200);
+        array.try_reserve(index..=last).unwrap();
+        refusing(0, || {
+            for index in index..=last {
+                array.store(index, 9.into()).unwrap();
+            }
+        });
+        array.validate();
+        array.shrink_to_fit().unwrap();
+        drop(array);
+    }
+    rcu::barrier().unwrap();
+    assert_eq!(NODES.load(Relaxed), 0);
+}
+
+/// A range that no machine has the memory for is refused at once.
+#[test]
+fn inv09_an_absurd_reserve_is_refused() {
+    let _alone = alone();
+    let array = XArray::<Value>::new();
+    assert_eq!(array.try_reserve(..), Err(StoreError::NoMemory(())));
+    assert_eq!(NODES.load(Relaxed), 0);
+}
+
+/// Half of the indices, then all, then none; with replaced entries and a reader in the way.
+#[test]
+fn inv11_all_nodes_are_back_after_a_grace_period() {
+    let _alone = alone();
+    rcu::barrier().unwrap();
+    assert_eq!(NODES.load(Relaxed), 0);
+    let array = XArray::<Owned<u64>>::new();
+    let guard = rcu::pin();
+    for index in (0..100_000).chain([1 << 40, u64::MAX]) {
+        array.store(index, Owned::new(index)).unwrap();
+    }
+    let full = array.stats();
+    assert!(NODES.load(Relaxed) >= full.nodes as i64);
+    for index in (0..100_000).step_by(2) {
+        array.erase(index).unwrap();
+    }
+    array.clear().unwrap();
+    assert!(array.is_empty());
+    assert_eq!(array.stats().nodes, 0);
+    assert!(NODES.load(Relaxed) >= full.nodes as i64, "a reader may be in them");
+    drop(guard);
+    rcu::barrier().unwrap();
+    assert_eq!(NODES.load(Relaxed), 0);
+}
+
+/// R9: dense numbers take 10 bytes each at most, an empty array no memory but its own.
+#[test]
+fn dense_entries_take_ten_bytes() {
+    let _alone = alone();
+    let array = XArray::<Value>::new();
+    assert!(size_of_val(&array) <= 1024 && NODES.load(Relaxed) == 0);
+    for entries in [65_536, 1_000_000] {
+        for index in array.stats().entries..entries {
+            array.alloc(.., Value::new(index).unwrap()).unwrap();
+        }
+        let bytes = NODES.load(Relaxed) as u64 * NODE.0 as u64;
+        assert_eq!(bytes, array.stats().bytes as u64);
+        assert!(bytes <= 10 * entries, "{bytes} for {entries}");
+    }
+}

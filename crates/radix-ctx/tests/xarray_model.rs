@@ -1,0 +1,332 @@
+//! `XArray` against a `BTreeMap`, one thread.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+mod model;
+
+use percpu::rcu::{self, Owned};
+use proptest::prelude::*;
+use radix_ctx::xarray::{AllocateError, Cycle, InsertError, Mark, Value, XArray};
+use std::sync::Arc;
+
+use model::{Both, Op};
+
+fn many(of: BoxedStrategy<Op>) -> impl Strategy<Value = Vec<Op>> {
+    prop::collection::vec(prop_oneof![2 => model::stores(), 3 => of], 1..80)
+}
+
+fn any_op() -> BoxedStrategy<Op> {
+    prop_oneof![
+        model::inserts(),
+        model::exchanges(),
+        model::allocations(),
+        model::marks(),
+        model::walks(),
+        model::memory(),
+    ]
+    .boxed()
+}
+
+/// Where levels begin and end.
+fn edges() -> impl Iterator<Item = u64> {
+    let powers = (0..64).map(|bit| 1_u64 << bit);
+    powers.chain([0, u64::MAX, u64::MAX - 1])
+}
+
+proptest! {
+    #![proptest_config(model::cases())]
+
+    #[test]
+    fn inv01_any_sequence_of_operations_equals_the_map(ops in many(any_op())) {
+        Both::run(&ops)?;
+    }
+
+    #[test]
+    fn inv04_marks_are_of_entries_and_summed_up(ops in many(model::marks())) {
+        Both::run(&ops)?;
+    }
+
+    #[test]
+    fn inv05_compare_exchange_stores_on_a_match_only(ops in many(model::exchanges())) {
+        Both::run(&ops)?;
+    }
+
+    #[test]
+    fn inv06_walks_neither_skip_nor_repeat(ops in many(model::walks())) {
+        Both::run(&ops)?;
+    }
+
+    #[test]
+    fn inv07_reservations_are_neither_read_nor_given_away(ops in many(model::inserts())) {
+        Both::run(&ops)?;
+    }
+
+    #[test]
+    fn inv08_allocations_give_the_lowest_or_the_next(ops in many(model::allocations())) {
+        Both::run(&ops)?;
+    }
+
+    /// What is erased is as if it had never been stored, in whatever order.
+    #[test]
+    fn inv02_erased_is_never_stored(
+        ops in many(any_op()),
+        order in any::<prop::sample::Index>(),
+    ) {
+        let mut both = Both::new();
+        for op in &ops {
+            both.step(op)?;
+        }
+        let mut keys: Vec<u64> = both.model.keys().copied().collect();
+        if !keys.is_empty() {
+            let by = order.index(keys.len());
+            keys.rotate_left(by);
+        }
+        for (left, key) in keys.iter().enumerate().map(|(done, key)| (keys.len() - done, key)) {
+            prop_assert!(!both.array.is_empty(), "{left} left");
+            both.step(&Op::Erase(*key))?;
+        }
+        prop_assert!(both.array.is_empty());
+        let stats = both.array.stats();
+        prop_assert_eq!((stats.nodes, stats.bytes, stats.height), (0, 0, 0));
+        prop_assert_eq!(both.array.next_free(..), Ok(Some(0)));
+        both.compare()?;
+    }
+}
+
+#[test]
+fn inv01_neighbours_of_an_entry_stay_empty() {
+    for index in edges() {
+        let array = XArray::<Value>::new();
+        array.store(index, 1.into()).unwrap();
+        let guard = rcu::pin();
+        for by in 1..130 {
+            assert_eq!(array.load(index.wrapping_add(by), &guard), None, "{index} + {by}");
+            assert_eq!(array.load(index.wrapping_sub(by), &guard), None, "{index} - {by}");
+        }
+        for bit in 0..64 {
+            assert!(!array.contains(index ^ 1 << bit), "{index} and bit {bit}");
+        }
+        assert_eq!(array.iter(&guard).map(|(index, _)| index).collect::<Vec<_>>(), [index]);
+        array.validate();
+    }
+}
+
+/// Every entry, and every node of the tree, goes when the array does.
+#[test]
+fn inv02_a_dropped_array_drops_its_entries_once() {
+    let counted = Arc::new(());
+    let array = XArray::<Owned<Arc<()>>>::new();
+    for index in edges() {
+        array.store(index, Owned::new(Arc::clone(&counted))).unwrap();
+        array.reserve(index ^ 0b101).map(|reservation| reservation.keep()).ok();
+    }
+    let stored = array.stats().entries as usize;
+    assert_eq!(Arc::strong_count(&counted), 1 + stored);
+    drop(array.erase(1 << 20).unwrap());
+    drop(array);
+    rcu::barrier().unwrap();
+    assert_eq!(Arc::strong_count(&counted), 1);
+}
+
+/// An entry taken out by each of the ways there are is dropped once, and no sooner than its reader goes.
+#[test]
+fn inv02_what_is_taken_out_outlives_its_readers() {
+    type Array = XArray<Owned<Arc<u32>>>;
+    let ways: [fn(&Array); 6] = [
+        |array| drop(array.store(5, Owned::new(Arc::new(9))).unwrap()),
+        |array| drop(array.erase(5).unwrap()),
+        |array| assert_eq!(array.erase_range(3..).unwrap(), 1),
+        |array| assert_eq!(array.clear().unwrap(), 1),
+        |array| {
+            let guard = rcu::pin();
+            let seen = array.load(5, &guard);
+            drop(array.compare_exchange(5, seen, None, &guard).unwrap());
+        },
+        |array| {
+            let guard = rcu::pin();
+            let seen = array.load(5, &guard);
+            let new = Some(Owned::new(Arc::new(9)));
+            assert!(array.compare_exchange(5, None, None, &guard).is_err());
+            drop(array.compare_exchange(5, seen, new, &guard).unwrap());
+        },
+    ];
+    for take_out in ways {
+        let counted = Arc::new(7);
+        let array = Array::new();
+        array.insert(5, Owned::new(Arc::clone(&counted))).unwrap();
+        let guard = rcu::pin();
+        let seen = array.load(5, &guard).unwrap();
+        take_out(&array);
+        assert_eq!((Arc::strong_count(&counted), **seen), (2, 7));
+        drop(guard);
+        rcu::barrier().unwrap();
+        assert_eq!(Arc::strong_count(&counted), 1);
+    }
+}
+
+#[test]
+fn inv03_storing_and_erasing_the_last_index_restores_the_tree() {
+    let array = XArray::<Value>::new();
+    for few in [0, 1, 64, 100, 5_000] {
+        for index in 0..few {
+            array.store(index, 1.into()).unwrap();
+        }
+        let before = array.stats();
+        array.store(u64::MAX, 2.into()).unwrap();
+        assert_eq!(array.stats().height, 11);
+        array.validate();
+        array.erase(u64::MAX).unwrap();
+        assert_eq!(array.stats(), before);
+        array.validate();
+    }
+}
+
+/// One dense level more takes one node per 64 indices, and shrinks to what it was.
+#[test]
+fn inv03_height_is_minimal_on_the_way_down() {
+    let array = XArray::<Value>::new();
+    let mut before = Vec::new();
+    for index in 0..4_200 {
+        before.push((array.stats().nodes, array.stats().height));
+        array.store(index, 0.into()).unwrap();
+    }
+    assert_eq!((array.stats().nodes, array.stats().height), (66 + 2 + 1, 3));
+    for index in (0..4_200).rev() {
+        array.erase(index).unwrap();
+        let stats = array.stats();
+        assert_eq!((stats.nodes, stats.height), before[index as usize], "below {index}");
+    }
+}
+
+#[test]
+fn inv04_a_new_entry_has_no_marks_and_a_replaced_one_keeps_them() {
+    let array = XArray::<Value>::new();
+    for index in [0, 1, 63, 64, u64::MAX] {
+        array.store(index, 1.into()).unwrap();
+        assert_eq!(array.set_mark(index, Mark::One), Ok(true));
+        array.store(index, 2.into()).unwrap();
+        assert!(array.is_marked(index, Mark::One) && !array.is_marked(index, Mark::Two));
+        array.erase(index).unwrap();
+        assert_eq!(array.set_mark(index, Mark::One), Ok(false));
+        array.store(index, 3.into()).unwrap();
+        assert!(!array.is_marked(index, Mark::One), "{index}");
+        assert!(!array.any_marked(Mark::One));
+        array.validate();
+    }
+}
+
+#[test]
+fn inv05_an_entry_is_told_by_its_address() {
+    static ONE: u32 = 7;
+    static OTHER: u32 = 7;
+    let array = XArray::<&'static u32>::new();
+    array.store(0, &ONE).unwrap();
+    let guard = rcu::pin();
+    let error = array.compare_exchange(0, Some(&OTHER), None, &guard).unwrap_err();
+    assert_eq!((error.errno(), error.into_inner()), (libc::EAGAIN, None));
+    let old = array.compare_exchange(0, Some(&ONE), Some(&OTHER), &guard).unwrap();
+    assert!(std::ptr::eq(old.unwrap(), &ONE));
+    assert!(std::ptr::eq(array.load(0, &guard).unwrap(), &OTHER));
+}
+
+#[test]
+fn inv06_walks_end_at_the_edges() {
+    let array = XArray::<Value>::new();
+    for index in edges() {
+        array.store(index, 1.into()).unwrap();
+    }
+    let guard = rcu::pin();
+    let mut sorted: Vec<u64> = edges().collect();
+    sorted.sort_unstable();
+    assert_eq!(array.iter(&guard).map(|(index, _)| index).collect::<Vec<_>>(), sorted);
+    for pair in sorted.windows(2) {
+        assert_eq!(array.next(pair[0], &guard).unwrap().0, pair[1]);
+        assert_eq!(array.prev(pair[1], &guard).unwrap().0, pair[0]);
+    }
+    assert_eq!(array.next(u64::MAX, &guard), None);
+    assert_eq!(array.prev(0, &guard), None);
+    let mut last = array.range(u64::MAX.., &guard);
+    assert_eq!(last.position(), Some(u64::MAX));
+    assert_eq!(last.next().map(|(index, _)| index), Some(u64::MAX));
+    assert_eq!((last.position(), last.next()), (None, None));
+    #[allow(clippy::reversed_empty_ranges, reason = "that is what is tested")]
+    let empty = array.range(5..3, &guard);
+    assert_eq!((empty.position(), empty.count()), (None, 0));
+    assert_eq!(array.range(..0, &guard).count(), 0);
+}
+
+#[test]
+fn inv07_a_reservation_is_not_empty_and_reads_as_none() {
+    let array = XArray::<Value>::new();
+    for index in [0, 7, u64::MAX] {
+        let reservation = array.reserve(index).unwrap();
+        assert!(!array.is_empty());
+        assert!(!array.contains(index));
+        assert_eq!(array.iter(&rcu::pin()).count(), 0);
+        assert_eq!(array.at_or_before(u64::MAX, &rcu::pin()), None);
+        assert_eq!(array.insert(index, 1.into()), Err(InsertError::Reserved(1.into())));
+        assert_eq!(array.set_mark(index, Mark::Zero), Ok(false));
+        assert_eq!(array.stats().to_string().split(',').nth(1), Some(" 1 reserved"));
+        drop(reservation);
+        assert!(array.is_empty());
+        array.store(index, 1.into()).unwrap();
+        assert_eq!(array.release(index), Ok(false), "it is in use");
+        assert!(array.contains(index));
+        array.erase(index).unwrap();
+    }
+}
+
+/// The closure of `insert_with` runs without the lock; if it panics the index is free again.
+#[test]
+fn inv07_a_panic_releases_the_reservation() {
+    let array = XArray::<Value>::new();
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        array.insert_with(3, |_| {
+            array.store(4, 1.into()).unwrap(); // no deadlock
+            panic!("half-way");
+        })
+    }));
+    assert!(caught.is_err());
+    assert_eq!(array.next_free(3..), Ok(Some(3)));
+    assert!(array.contains(4));
+    array.validate();
+}
+
+#[test]
+fn inv08_full_leaves_all_unchanged() {
+    let array = XArray::<Value>::new();
+    for index in 10..20 {
+        assert_eq!(array.alloc(10..20, 1.into()), Ok(index));
+    }
+    let before = array.stats();
+    assert_eq!(array.alloc(10..20, 1.into()), Err(AllocateError::Exhausted(1.into())));
+    let mut cycle = Cycle::starting_at(15);
+    let error = array.alloc_cyclic_by(10..20, &mut cycle, 1.into());
+    assert_eq!(error.unwrap_err().errno(), libc::ENOSPC);
+    assert_eq!(cycle, Cycle::starting_at(15));
+    assert_eq!(array.stats(), before);
+    let taken = array.alloc_with(10..20, |_| -> Value { unreachable!("not called") });
+    assert!(matches!(taken, Err(AllocateError::Exhausted(Some(_)))));
+    assert_eq!(array.alloc(u64::MAX.., 1.into()), Ok(u64::MAX));
+    assert_eq!(array.alloc(u64::MAX.., 1.into()), Err(AllocateError::Exhausted(1.into())));
+}
+
+#[test]
+fn inv08_a_wrap_is_reported_once_also_behind_the_last_index() {
+    let array = XArray::<Value>::new();
+    let (mut cycle, mut given) = (Cycle::starting_at(u64::MAX - 1), Vec::new());
+    for _ in 0..4 {
+        let next = array.alloc_cyclic_by(5.., &mut cycle, 1.into()).unwrap();
+        given.push((next.index, next.wrapped));
+    }
+    let last = u64::MAX;
+    assert_eq!(given, [(last - 1, false), (last, false), (5, true), (6, false)]);
+}
+
+/// An array is as fit to be shared as its entries.
+#[test]
+fn arrays_are_send_and_sync() {
+    fn both<T: Send + Sync>() {}
+    both::<XArray<Value>>();
+    both::<XArray<Owned<String>>>();
+    both::<XArray<&'static u64>>();
+}
