@@ -80,12 +80,13 @@ pub fn heavy() {
 /// commit any more: it has, and the caller sees what it stored, or it starts again and finds the
 /// gate as the caller left it.
 ///
-/// For whoever closes a gate that sections test. The progress and the price are those
+/// For whoever closes a gate of [`RefBlock`](crate::RefBlock). The progress and the price are those
 /// of `heavy`, which is all it is where no sections run.
 ///
 /// # Aborts
 ///
 /// As [`heavy`].
+#[doc(hidden)] // as is the only gate of a user's making
 #[inline]
 pub fn heavy_rseq() {
     imp::heavy_rseq();

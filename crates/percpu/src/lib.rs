@@ -121,6 +121,8 @@ pub use self::error::{AllocError, Forked, NewError};
 pub use self::gate::{GateError, ReadGuard, ReadWriteGate, WriteGuard};
 pub use self::lglock::{BiasedLgLock, LgLock, LockError};
 pub use self::limited::{LimitError, LimitedCounter};
+#[doc(hidden)]
+pub use self::refcount::RefBlock;
 pub use self::refcount::{
     KillError, PercpuRef, Reference, ReinitError, ReinitRefused, ResurrectError,
 };

@@ -12,15 +12,18 @@
 //! A word of CPU n is at `base + n * STRIDE`; the stride is a power of two and a compile-time
 //! constant, so that a section gets there with a shift. A chunk is address space until it is
 //! touched, and is kept for the next words when its last one goes: an address that once was a
-//! word stays readable for the life of the process.
+//! word stays readable for the life of the process. A [`WordBlock`] is [`BLOCK`] words that are side
+//! by side in each region, from chunks of its own.
 //!
 //! # Invariants
 //!
 //! 1. `base` points to a word of the region of CPU 0 of a chunk; the same place in the regions of
-//!    all CPUs below `cpu::possible()` belongs to the same `Words`, and to no other.
-//! 2. The words of a new `Words` are 0.
+//!    all CPUs below `cpu::possible()` belongs to the same `Words`, and to no other. So for each
+//!    word of a `WordBlock`.
+//! 2. The words of a new `Words`, and of a new `WordBlock`, are 0.
 
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 use crate::cpu::CpuId;
@@ -47,7 +50,7 @@ impl Words {
     ///
     /// Blocks shortly while another thread takes or returns words; may map memory.
     pub(crate) fn new() -> Result<Self, AllocError> {
-        Ok(Self { base: imp::take()?, _owns: PhantomData })
+        Ok(Self { base: imp::WORDS.take()?, _owns: PhantomData })
     }
 
     /// The word of CPU 0.
@@ -111,7 +114,49 @@ impl Words {
 impl Drop for Words {
     fn drop(&mut self) {
         // SAFETY: `take` gave it to this `Words`, which goes.
-        unsafe { imp::give_back(self.base) };
+        unsafe { imp::WORDS.give_back(self.base) };
+    }
+}
+
+/// How many words a [`WordBlock`] has for every CPU.
+pub(crate) const BLOCK: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64 };
+
+/// [`BLOCK`] times a word for every CPU.
+#[derive(Debug)]
+pub(crate) struct WordBlock {
+    base: NonNull<AtomicU64>,
+    _owns: PhantomData<AtomicU64>,
+}
+
+// SAFETY: as for `Words`.
+unsafe impl Send for WordBlock {}
+// SAFETY: as for `Words`.
+unsafe impl Sync for WordBlock {}
+
+impl WordBlock {
+    /// Takes a block from its pool, all 0. As [`Words::new`].
+    pub(crate) fn new() -> Result<Self, AllocError> {
+        Ok(Self { base: imp::BLOCKS.take()?, _owns: PhantomData })
+    }
+
+    /// Word `i` of every CPU, to be used no longer than the block.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `i` is not below [`BLOCK`].
+    #[inline(always)]
+    pub(crate) fn words(&self, i: usize) -> ManuallyDrop<Words> {
+        assert!(i < BLOCK, "word {i} of {BLOCK}");
+        // SAFETY: just checked: inside the block.
+        let base = unsafe { self.base.byte_add(imp::place(i)) };
+        ManuallyDrop::new(Words { base, _owns: PhantomData })
+    }
+}
+
+impl Drop for WordBlock {
+    fn drop(&mut self) {
+        // SAFETY: `take` gave it to this block, which goes.
+        unsafe { imp::BLOCKS.give_back(self.base) };
     }
 }
 
@@ -131,90 +176,127 @@ mod imp {
     pub(crate) const STRIDE: usize = 1 << 16;
     const WORD: usize = size_of::<AtomicU64>();
 
+    /// Hands out `unit` words per CPU at a time.
     #[derive(Debug)]
-    struct Pool {
+    pub(super) struct Pool {
+        unit: usize,
+        free: Mutex<Free>,
+        born: OnceLock<Generation>,
+        /// The process, by its generation, that lost its patience: there the first try decides.
+        abandoned_in: AtomicU64,
+    }
+
+    #[derive(Debug)]
+    struct Free {
         /// The part of the last chunk's first region that was never handed out.
         fresh: *mut u8,
         left: usize,
         returned: Vec<NonNull<AtomicU64>>,
-        /// Words handed out at some time: what `returned` may have to hold.
+        /// Units handed out at some time: what `returned` may have to hold.
         made: usize,
     }
 
     // SAFETY: the pointers are to chunks, which belong to the pool and are never unmapped.
-    unsafe impl Send for Pool {}
+    unsafe impl Send for Free {}
 
-    static POOL: Mutex<Pool> =
-        Mutex::new(Pool { fresh: ptr::null_mut(), left: 0, returned: Vec::new(), made: 0 });
+    pub(super) static WORDS: Pool = Pool::new(1);
+    pub(super) static BLOCKS: Pool = Pool::new(super::BLOCK);
+
+    const _: () = assert!((STRIDE / WORD).is_multiple_of(super::BLOCK), "blocks fill a region");
+
+    /// Bytes from the start of a block to its word `i`, in every region.
+    #[inline(always)]
+    pub(super) const fn place(i: usize) -> usize {
+        i * WORD
+    }
 
     /// How long the child of a fork tries for a lock that its holder may have left behind. A guess:
     /// a holder that exists needs microseconds, or its next slice of time.
     const PATIENCE: Duration = Duration::from_millis(10);
 
-    /// Locks the pool; refused in a fork child to which the lock came without its holder.
-    fn lock() -> Result<MutexGuard<'static, Pool>, Forked> {
-        static BORN: OnceLock<Generation> = OnceLock::new();
-        /// The process, by its generation, that lost its patience: there the first try decides.
-        static ABANDONED_IN: AtomicU64 = AtomicU64::new(u64::MAX);
-
-        let born = BORN.get_or_init(Generation::current);
-        let first = born.lock(&POOL);
-        if first.is_ok() {
-            return first;
-        }
-        // Ordering: Relaxed, here and below; a hint, of which the value is all.
-        let (here, began) = (Generation::current().number(), Instant::now());
-        while ABANDONED_IN.load(Ordering::Relaxed) != here {
-            thread::yield_now();
-            if let Ok(pool) = born.lock(&POOL) {
-                return Ok(pool);
-            }
-            if began.elapsed() > PATIENCE {
-                ABANDONED_IN.store(here, Ordering::Relaxed);
+    impl Pool {
+        const fn new(unit: usize) -> Self {
+            Self {
+                unit,
+                free: Mutex::new(Free {
+                    fresh: ptr::null_mut(),
+                    left: 0,
+                    returned: Vec::new(),
+                    made: 0,
+                }),
+                born: OnceLock::new(),
+                abandoned_in: AtomicU64::new(u64::MAX),
             }
         }
-        first
-    }
 
-    pub(super) fn take() -> Result<NonNull<AtomicU64>, AllocError> {
-        starting(take_from_pool) // it allocates under the lock
-    }
+        /// Locks the pool; refused in a fork child to which the lock came without its holder.
+        fn lock(&self) -> Result<MutexGuard<'_, Free>, Forked> {
+            let born = self.born.get_or_init(Generation::current);
+            let first = born.lock(&self.free);
+            if first.is_ok() {
+                return first;
+            }
+            // Ordering: Relaxed, here and below; a hint, of which the value is all.
+            let (here, began) = (Generation::current().number(), Instant::now());
+            while self.abandoned_in.load(Ordering::Relaxed) != here {
+                thread::yield_now();
+                if let Ok(free) = born.lock(&self.free) {
+                    return Ok(free);
+                }
+                if began.elapsed() > PATIENCE {
+                    self.abandoned_in.store(here, Ordering::Relaxed);
+                }
+            }
+            first
+        }
 
-    fn take_from_pool() -> Result<NonNull<AtomicU64>, AllocError> {
-        let cpus = cpu::possible(); // reads /sys the first time: not under the lock
-        // A fork child whose parent was just here has no pool, and goes without.
-        let mut pool = lock().map_err(|_| AllocError::new())?;
-        if let Some(base) = pool.returned.pop() {
-            return Ok(base);
+        pub(super) fn take(&self) -> Result<NonNull<AtomicU64>, AllocError> {
+            starting(|| self.take_unit()) // it allocates under the lock
         }
-        // Room for every word, so that giving one back never allocates, and never fails.
-        let made = pool.made;
-        pool.returned.try_reserve(made + 1).map_err(|_| AllocError::new())?;
-        if pool.left == 0 {
-            pool.fresh = map(cpus * STRIDE)?.as_ptr();
-            pool.left = STRIDE / WORD;
-        }
-        let base = pool.fresh.cast::<AtomicU64>();
-        // SAFETY: one word further in the same region, or its end.
-        pool.fresh = unsafe { pool.fresh.add(WORD) };
-        pool.left -= 1;
-        pool.made += 1;
-        Ok(NonNull::new(base).expect("a mapping is not at null"))
-    }
 
-    /// # Safety
-    ///
-    /// `base` came from `take` and was not given back since; nobody uses its words any more.
-    pub(super) unsafe fn give_back(base: NonNull<AtomicU64>) {
-        for cpu in 0..cpu::possible() {
-            // SAFETY: every CPU's region is in the chunk.
-            let word = unsafe { base.byte_add(cpu * STRIDE) };
-            // Ordering: Relaxed; the pool's lock carries it to the next owner.
-            // SAFETY: a word of the caller's.
-            unsafe { word.as_ref() }.store(0, Ordering::Relaxed);
+        fn take_unit(&self) -> Result<NonNull<AtomicU64>, AllocError> {
+            let cpus = cpu::possible(); // reads /sys the first time: not under the lock
+            // A fork child whose parent was just here has no pool, and goes without.
+            let mut free = self.lock().map_err(|_| AllocError::new())?;
+            if let Some(base) = free.returned.pop() {
+                return Ok(base);
+            }
+            // Room for every unit, so that giving one back never allocates, and never fails.
+            let made = free.made;
+            free.returned.try_reserve(made + 1).map_err(|_| AllocError::new())?;
+            if free.left == 0 {
+                free.fresh = map(cpus * STRIDE)?.as_ptr();
+                free.left = STRIDE / (self.unit * WORD);
+            }
+            let base = free.fresh.cast::<AtomicU64>();
+            // SAFETY: one unit further in the same region, or its end.
+            free.fresh = unsafe { free.fresh.add(self.unit * WORD) };
+            free.left -= 1;
+            free.made += 1;
+            Ok(NonNull::new(base).expect("a mapping is not at null"))
         }
-        if let Ok(mut pool) = lock() {
-            pool.returned.push(base); // within the capacity that `take` reserved
+
+        /// # Safety
+        ///
+        /// `base` came from `take` of this pool and was not given back since; nobody uses its words
+        /// any more.
+        pub(super) unsafe fn give_back(&self, base: NonNull<AtomicU64>) {
+            for cpu in 0..cpu::possible() {
+                for i in 0..self.unit {
+                    // SAFETY: every CPU's region is in the chunk, and the whole unit in each.
+                    let word = unsafe { base.byte_add(cpu * STRIDE + place(i)) };
+                    // SAFETY: a word of the caller's.
+                    let word = unsafe { word.as_ref() };
+                    // Ordering: Relaxed, both; the pool's lock carries it to the next owner. Not
+                    // written without need: that would take memory for CPUs that never counted.
+                    if word.load(Ordering::Relaxed) != 0 {
+                        word.store(0, Ordering::Relaxed);
+                    }
+                }
+            }
+            if let Ok(mut free) = self.lock() {
+                free.returned.push(base); // within the capacity that `take` reserved
+            }
         }
     }
 
@@ -239,7 +321,7 @@ mod imp {
         use crate::fork::child::in_child;
         use crate::gate::ReadWriteGate;
         use crate::sync::atomic::Ordering;
-        use crate::words::Words;
+        use crate::words::{BLOCK, WordBlock, Words};
 
         #[test]
         fn inv18_words_of_different_cpus_are_pages_apart() {
@@ -260,12 +342,46 @@ mod imp {
             }
         }
 
+        #[test]
+        fn a_returned_block_comes_back_as_zero() {
+            for _ in 0..3 {
+                let blocks: Vec<_> = (0..300).map(|_| WordBlock::new().unwrap()).collect();
+                for i in (0..BLOCK).rev() {
+                    for (n, block) in blocks.iter().enumerate() {
+                        for word in block.words(i).iter() {
+                            let name = n * BLOCK + i + 1;
+                            assert_eq!(word.swap(name as u64, Ordering::Relaxed), 0);
+                        }
+                    }
+                }
+                for (n, block) in blocks.iter().enumerate() {
+                    for i in 0..BLOCK {
+                        let name = (n * BLOCK + i + 1) as u64;
+                        assert!(block.words(i).iter().all(|w| w.load(Ordering::Relaxed) == name));
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn inv18_words_of_a_block_are_pages_apart_for_each_cpu() {
+            let block = WordBlock::new().unwrap();
+            let at = |i| -> Vec<usize> {
+                block.words(i).iter().map(|word| std::ptr::from_ref(word).addr()).collect()
+            };
+            assert_eq!(at(0)[0] % (BLOCK * 8), 0);
+            assert_eq!(at(BLOCK - 1)[0] - at(0)[0], (BLOCK - 1) * 8);
+            for pair in at(BLOCK - 1).windows(2) {
+                assert_eq!(pair[1] - pair[0], super::STRIDE);
+            }
+        }
+
         /// The parent's lock is taken at the fork, and nobody in the child will unlock it.
         #[test]
         fn inv15_a_child_without_a_pool_says_so_and_loses_nothing() {
             // The parent drops the closure, and must not wait for itself.
             let words = ManuallyDrop::new(Words::new().unwrap());
-            let held = super::lock().unwrap();
+            let held = super::WORDS.lock().unwrap();
             assert!(in_child(|| {
                 drop(ManuallyDrop::into_inner(words));
                 let given_back = matches!(ReadWriteGate::new(7), Err(NewError(7)));
@@ -303,17 +419,33 @@ mod imp {
 
     pub(crate) const STRIDE: usize = size_of::<AtomicU64>();
 
-    pub(super) fn take() -> Result<NonNull<AtomicU64>, AllocError> {
-        let words: Box<[AtomicU64]> = (0..cpu::possible()).map(|_| AtomicU64::new(0)).collect();
-        Ok(NonNull::from(Box::leak(words)).cast())
+    /// Hands out this many words for every CPU.
+    pub(super) struct Pool(usize);
+
+    pub(super) static WORDS: Pool = Pool(1);
+    pub(super) static BLOCKS: Pool = Pool(super::BLOCK);
+
+    /// Bytes from the start of a block to its word `i`: the words of one name are side by side.
+    pub(super) fn place(i: usize) -> usize {
+        i * cpu::possible() * STRIDE
     }
 
-    /// # Safety
-    ///
-    /// `base` came from `take` and was not given back since; nobody uses its words any more.
-    pub(super) unsafe fn give_back(base: NonNull<AtomicU64>) {
-        let words = std::ptr::slice_from_raw_parts_mut(base.as_ptr(), cpu::possible());
-        // SAFETY: the slice that `take` leaked.
-        drop(unsafe { Box::from_raw(words) });
+    impl Pool {
+        pub(super) fn take(&self) -> Result<NonNull<AtomicU64>, AllocError> {
+            let count = self.0 * cpu::possible();
+            let words: Box<[AtomicU64]> = (0..count).map(|_| AtomicU64::new(0)).collect();
+            Ok(NonNull::from(Box::leak(words)).cast())
+        }
+
+        /// # Safety
+        ///
+        /// `base` came from `take` of this pool and was not given back since; nobody uses its words
+        /// any more.
+        pub(super) unsafe fn give_back(&self, base: NonNull<AtomicU64>) {
+            let count = self.0 * cpu::possible();
+            let words = std::ptr::slice_from_raw_parts_mut(base.as_ptr(), count);
+            // SAFETY: the slice that `take` leaked.
+            drop(unsafe { Box::from_raw(words) });
+        }
     }
 }

@@ -57,14 +57,18 @@
 //! reaches its caller, after the initial reference was dropped all the same. A release closure that
 //! panics on a thread that unwinds already aborts the process, as any panic of a drop does there.
 
+mod block;
 mod error;
 mod switch;
+mod words;
 
 use std::fmt;
 use std::mem;
 
+pub use self::block::RefBlock;
 pub use self::error::{KillError, ReinitError, ReinitRefused, ResurrectError};
 use self::switch::Switch;
+use self::words::{BIAS, add_open};
 use crate::error::NewError;
 use crate::fork::Generation;
 use crate::rseq::section::{self, Refused};
@@ -77,19 +81,6 @@ use crate::words::Words;
 const DEAD: i64 = 1;
 const RELEASED: i64 = 2;
 const ONE: i64 = 4;
-
-/// Added to `atomic` in percpu mode: far from what any number of references (2^59 at most) or of
-/// puts before their folds can reach.
-const BIAS: i64 = 1 << 61;
-
-/// A word, or `remote`, that counts no more, give or take the void adds that it took since.
-const CLOSED: u64 = 1 << 62;
-
-/// True of a word that counts: no number of references, nor of void adds, bridges the distance.
-#[inline(always)]
-fn is_open(word: u64) -> bool {
-    (word as i64) < 1 << 61
-}
 
 type Release = Box<dyn FnOnce() + Send>;
 
@@ -273,13 +264,13 @@ impl PercpuRef {
         let remote = &self.cold.remote;
         if mutant("refcount-remote-by-load-and-store") {
             let seen = remote.load(Ordering::Acquire);
-            if is_open(seen) {
+            if words::is_open(seen) {
                 remote.store(seen.wrapping_add(delta as u64), Ordering::Release);
             }
-            return is_open(seen);
+            return words::is_open(seen);
         }
         if mutant("refcount-remote-adds-and-takes-back") {
-            let closed = !is_open(remote.fetch_add(delta as u64, Ordering::AcqRel))
+            let closed = !words::is_open(remote.fetch_add(delta as u64, Ordering::AcqRel))
                 || self.gate.load(Ordering::Acquire) != 0;
             if closed {
                 remote.fetch_sub(delta as u64, Ordering::AcqRel);
@@ -364,15 +355,6 @@ impl PercpuRef {
         self.cold.atomic.store(DEAD | RELEASED, Ordering::Release);
         release.unwrap_or_else(|| Box::new(|| ())) // there is one: `new` and `reinit` put it there
     }
-}
-
-/// Adds `delta` to a word, and tells whether it was open, so that the add counts. Wait-free.
-#[inline]
-fn add_open(word: &AtomicU64, delta: i64) -> bool {
-    // Ordering: AcqRel. Release, in a put, pairs with the Acquire of the swap in `close`; it
-    // carries what the holder did. Acquire, in a get, pairs with the Release in `open`; it carries
-    // what the caller of `resurrect` or `reinit` did.
-    is_open(word.fetch_add(delta as u64, Ordering::AcqRel))
 }
 
 impl fmt::Debug for PercpuRef {

@@ -7,8 +7,8 @@ use std::alloc::{Layout, alloc};
 use std::mem;
 
 use super::{
-    BIAS, CLOSED, DEAD, KillError, ONE, PercpuRef, Reference, ReinitError, ReinitRefused, Release,
-    ResurrectError,
+    BIAS, DEAD, KillError, ONE, PercpuRef, Reference, ReinitError, ReinitRefused, Release,
+    ResurrectError, words,
 };
 use crate::error::{AllocError, Forked};
 use crate::fence;
@@ -22,8 +22,7 @@ pub(super) struct Switch {
     percpu: bool,
     /// Stay in atomic mode while live.
     prefer_atomic: bool,
-    /// What the sections' words summed to at the last fold. They are never set back to 0: only
-    /// sections may change them.
+    /// What the sections' words summed to at the last fold.
     folded: u64,
 }
 
@@ -228,46 +227,17 @@ impl PercpuRef {
         // Ordering: Relaxed; `heavy_rseq` makes every later section see it. Without sections nobody
         // asks the gate.
         self.gate.store(1, Ordering::Relaxed);
-        let words = if section::available() {
-            if !mutant("refcount-fold-without-heavy") {
-                fence::heavy_rseq(); // no section that saw 0 commits after this
-            }
-            // Ordering: Acquire pairs with the Release of a section's store; it carries what the
-            // holders did before their puts.
-            let add = |sum: u64, word: u64| sum.wrapping_add(word);
-            let sum = self.words.iter().map(|word| word.load(Ordering::Acquire)).fold(0, add);
-            sum.wrapping_sub(mem::replace(&mut switch.folded, sum))
-        } else {
-            self.words.iter().fold(0, |sum: u64, word| {
-                if mutant("refcount-close-by-load-and-store") {
-                    let seen = word.load(Ordering::Acquire);
-                    word.store(CLOSED, Ordering::Release);
-                    return sum.wrapping_add(seen);
-                }
-                // Ordering: Acquire pairs with the Release in `add_open`; it carries what the
-                // holders did before their puts.
-                sum.wrapping_add(word.swap(CLOSED, Ordering::AcqRel))
-            })
-        };
-        // Ordering: as for the swap above.
-        let remote = self.cold.remote.swap(CLOSED, Ordering::AcqRel);
-        words.wrapping_add(remote) as i64 * ONE - BIAS
+        if section::available() && !mutant("refcount-fold-without-heavy") {
+            fence::heavy_rseq(); // no section that saw 0 commits after this
+        }
+        words::close(&self.words, &self.cold.remote, &mut switch.folded) * ONE - BIAS
     }
 
     /// Opens the words and `remote`; `atomic` has the bias already (invariant 2).
-    ///
-    /// By swaps, as loom lets a void add slip behind a plain store that followed what it read.
     fn open(&self, switch: &mut Switch) {
-        if !section::available() {
-            for word in self.words.iter() {
-                // Ordering: Release pairs with the Acquire in `add_open`; it carries what the
-                // caller did to the object.
-                word.swap(0, Ordering::Release);
-            }
-        }
-        // Ordering: as above.
-        self.cold.remote.swap(0, Ordering::Release);
-        // Ordering: Release pairs with a section's Acquire load; it carries the same.
+        words::open(&self.words, &self.cold.remote);
+        // Ordering: Release pairs with a section's Acquire load; it carries what the caller did to
+        // the object.
         self.gate.store(0, Ordering::Release);
         switch.percpu = true;
     }

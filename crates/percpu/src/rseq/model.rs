@@ -8,7 +8,7 @@ use super::Refused;
 use crate::capabilities::Sections;
 use crate::cpu::CpuId;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::virtual_cpu;
+use crate::sync::{mutant, virtual_cpu};
 use crate::words::Words;
 
 pub(super) fn state() -> &'static Sections {
@@ -19,9 +19,10 @@ pub(super) fn available() -> bool {
     virtual_cpu::sections()
 }
 
-/// Runs `f` on this CPU's word, alone on that CPU, if the gate is open.
+/// Runs `f` on this CPU's word, alone on that CPU, if the gate is open: reads `open`.
 fn section<R>(
     gate: &AtomicU64,
+    open: u64,
     words: &Words,
     f: impl FnOnce(CpuId, &AtomicU64) -> Result<R, Refused>,
 ) -> Result<R, Refused> {
@@ -33,14 +34,23 @@ fn section<R>(
     // Ordering: Acquire, which is what a load is on x86_64: it pairs with the Release of whoever
     // opens the gate again, and carries what was changed behind it. Whoever closes it has
     // `heavy_rseq` for a partner instead.
-    if gate.load(Ordering::Acquire) != 0 {
+    if gate.load(Ordering::Acquire) != open && !mutant("section-ignores-its-gate") {
         return Err(Refused::Closed);
     }
     f(cpu, words.slot(cpu))
 }
 
 pub(super) fn add(gate: &AtomicU64, words: &Words, delta: u64) -> Result<CpuId, Refused> {
-    section(gate, words, |cpu, word| {
+    add_while(gate, 0, words, delta)
+}
+
+pub(super) fn add_while(
+    gate: &AtomicU64,
+    open: u64,
+    words: &Words,
+    delta: u64,
+) -> Result<CpuId, Refused> {
+    section(gate, open, words, |cpu, word| {
         word.store(word.load(Ordering::Relaxed).wrapping_add(delta), Ordering::Release);
         Ok(cpu)
     })
@@ -52,7 +62,7 @@ pub(super) fn add_within(
     delta: i64,
     bound: i64,
 ) -> Result<CpuId, Refused> {
-    section(gate, words, |cpu, word| {
+    section(gate, 0, words, |cpu, word| {
         let sum = (word.load(Ordering::Relaxed) as i64).wrapping_add(delta);
         if sum <= -bound || sum >= bound {
             return Err(Refused::Busy);
@@ -63,7 +73,7 @@ pub(super) fn add_within(
 }
 
 pub(super) fn claim(gate: &AtomicU64, words: &Words, owner: u64) -> Result<CpuId, Refused> {
-    section(gate, words, |cpu, word| {
+    section(gate, 0, words, |cpu, word| {
         // Ordering: Acquire, which is what a load is on x86_64: it pairs with the unlock's Release.
         if word.load(Ordering::Acquire) != 0 {
             return Err(Refused::Busy);
@@ -74,7 +84,7 @@ pub(super) fn claim(gate: &AtomicU64, words: &Words, owner: u64) -> Result<CpuId
 }
 
 pub(super) fn swap(gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused> {
-    section(gate, words, |cpu, word| {
+    section(gate, 0, words, |cpu, word| {
         let old = word.load(Ordering::Relaxed);
         word.store(new, Ordering::Release);
         Ok((cpu, old))

@@ -21,6 +21,11 @@ pub(super) fn add(_: &AtomicU64, _: &Words, _: u64) -> Result<CpuId, Refused> {
 }
 
 #[inline(always)]
+pub(super) fn add_while(_: &AtomicU64, _: u64, _: &Words, _: u64) -> Result<CpuId, Refused> {
+    Err(Refused::NoCpu)
+}
+
+#[inline(always)]
 pub(super) fn add_within(_: &AtomicU64, _: &Words, _: i64, _: i64) -> Result<CpuId, Refused> {
     Err(Refused::NoCpu)
 }

@@ -1,8 +1,8 @@
 //! The sections: what a thread can do to its CPU's word with one plain store.
 //!
-//! Every section tests a gate first and commits only while it reads 0, so that whoever closes the
-//! gate and then calls [`heavy_rseq`](crate::fence::heavy_rseq) knows that no section begun before
-//! can still commit.
+//! Every section tests a gate first and commits only while it reads 0, or in [`add_while`] what the
+//! caller says, so that whoever closes the gate and then calls
+//! [`heavy_rseq`](crate::fence::heavy_rseq) knows that no section begun before can still commit.
 //!
 //! A section is restarted at each interruption of its thread (preemption, migration, signal, the
 //! barrier above) and by nothing that another thread does to the word, so it counts as wait-free.
@@ -38,7 +38,7 @@ mod imp;
 pub(crate) enum Refused {
     /// The thread has no CPU id, or this process has no sections: use an atomic instead.
     NoCpu,
-    /// The gate was not 0.
+    /// The gate was not 0, or not what [`add_while`] was given.
     #[cfg_attr(
         all(
             not(any(test, offlock_loom, offlock_shuttle)),
@@ -66,6 +66,17 @@ pub(crate) fn state() -> Sections {
 #[inline(always)]
 pub(crate) fn add(gate: &AtomicU64, words: &Words, delta: u64) -> Result<CpuId, Refused> {
     imp::add(gate, words, delta)
+}
+
+/// [`add`], but the gate is open while it reads `open`.
+#[inline(always)]
+pub(crate) fn add_while(
+    gate: &AtomicU64,
+    open: u64,
+    words: &Words,
+    delta: u64,
+) -> Result<CpuId, Refused> {
+    imp::add_while(gate, open, words, delta)
 }
 
 /// Adds `delta` to this CPU's word if the result is strictly between `-bound` and `bound`.

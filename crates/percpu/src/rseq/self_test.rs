@@ -18,6 +18,13 @@ use crate::words::Words;
 /// The sections under test.
 pub(crate) trait Operations {
     fn add(&self, gate: &AtomicU64, words: &Words, delta: u64) -> Result<CpuId, Refused>;
+    fn add_while(
+        &self,
+        gate: &AtomicU64,
+        open: u64,
+        words: &Words,
+        delta: u64,
+    ) -> Result<CpuId, Refused>;
     fn add_within(
         &self,
         gate: &AtomicU64,
@@ -85,6 +92,18 @@ fn verdict(
     }
     holds(ops.add(closed, words, 1) == Err(Refused::Closed), "a closed gate let an add pass")?;
     holds(sum() == 8, "a refused add changed a word")?;
+    let named = AtomicU64::new(u64::MAX - 7); // of 64 bits that matter
+    holds(
+        ops.add_while(&named, u64::MAX - 7, words, 2).is_ok() && sum() == 10,
+        "an add to a named gate went wrong",
+    )?;
+    holds(
+        [0, 7, u64::MAX - 7 - (1 << 63)].map(|not| ops.add_while(&named, not, words, 1))
+            == [Err(Refused::Closed); 3]
+            && ops.add_while(&named, u64::MAX - 7, words, 2_u64.wrapping_neg()).is_ok()
+            && sum() == 8,
+        "a gate of another name let an add pass",
+    )?;
     holds(
         ops.add_within(open, words, 100, 50) == Err(Refused::Busy) && sum() == 8,
         "an add beyond its bound was not refused",
@@ -123,6 +142,7 @@ mod tests {
         NoId,
         AddsTwice,
         IgnoresTheGate,
+        IgnoresTheName,
         IgnoresTheBound,
         ChangesWhatItRefuses,
         WrongCpu,
@@ -158,6 +178,19 @@ mod tests {
             let times = if *self == AddsTwice { 2 } else { 1 };
             words.slot(slot).fetch_add(delta * times, Ordering::Relaxed);
             Ok(self.says())
+        }
+
+        fn add_while(
+            &self,
+            gate: &AtomicU64,
+            open: u64,
+            words: &Words,
+            delta: u64,
+        ) -> Result<CpuId, Refused> {
+            if gate.load(Ordering::Relaxed) != open && *self != IgnoresTheName {
+                return Err(Refused::Closed);
+            }
+            self.add(&AtomicU64::new(0), words, delta)
         }
 
         fn add_within(
@@ -211,6 +244,7 @@ mod tests {
             NoId,
             AddsTwice,
             IgnoresTheGate,
+            IgnoresTheName,
             IgnoresTheBound,
             ChangesWhatItRefuses,
             WrongCpu,
@@ -229,6 +263,7 @@ mod tests {
         for (liar, word) in [
             (AddsTwice, "add up"),
             (IgnoresTheGate, "closed gate"),
+            (IgnoresTheName, "another name"),
             (IgnoresTheBound, "bound"),
             (ChangesWhatItRefuses, "refused add"),
             (WrongCpu, "sched_getcpu"),

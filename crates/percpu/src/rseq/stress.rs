@@ -76,7 +76,7 @@ impl Armed {
         let mut starts = 0_u64;
         // SAFETY: as in `add`.
         let cpu = unsafe {
-            section!(self, gate, words, [
+            section!(self, gate => "0", words, [
                     "inc {starts}",
                     "mov {sum}, qword ptr [{word}]",
                     "mov {spin:e}, {rounds:e}",
@@ -267,8 +267,8 @@ fn stress_inv12_the_same_code_without_a_section_loses_updates() {
     assert!(lost > 0, "the disturbance is too weak to prove anything");
 }
 
-/// All four sections at once: a bounded count that spills, a claimed word that guards a plain
-/// count, and an unbounded one; against the same counts by atomics.
+/// All sections at once: a bounded count that spills, a claimed word that guards a plain count, and
+/// unbounded ones; against the same counts by atomics.
 #[test]
 #[ignore = "stress: seconds of signals, migrations and barriers"]
 fn stress_inv12_every_section_agrees_with_atomics() {
@@ -280,7 +280,7 @@ fn stress_inv12_every_section_agrees_with_atomics() {
     unsafe impl Sync for Plain {}
 
     let Some(real) = sections() else { return };
-    let open = AtomicU64::new(0);
+    let (open, named) = (AtomicU64::new(0), AtomicU64::new(7 << 40));
     let [adds, bounded, locks] = [(); 3].map(|()| Words::new().unwrap());
     let spilled = AtomicU64::new(0);
     let plain: Vec<Plain> = (0..topology().capacity()).map(|_| Plain::default()).collect();
@@ -292,6 +292,8 @@ fn stress_inv12_every_section_agrees_with_atomics() {
             for _ in 0..50 {
                 rounds += 1;
                 real.add(&open, &adds, 3).unwrap();
+                real.add_while(&named, 7 << 40, &adds, 5).unwrap();
+                assert_eq!(real.add_while(&named, 7, &adds, 1), Err(Refused::Closed));
                 match real.add_within(&open, &bounded, 1, 16) {
                     Ok(_) => {}
                     Err(Refused::Busy) => {
@@ -313,7 +315,7 @@ fn stress_inv12_every_section_agrees_with_atomics() {
         }
         rounds
     });
-    assert_eq!(sum(&adds), 3 * rounds);
+    assert_eq!(sum(&adds), 8 * rounds);
     assert_eq!(sum(&bounded) + spilled.into_inner(), rounds);
     let guarded: u64 = plain.into_iter().map(|plain| plain.0.into_inner()).sum();
     assert_eq!(guarded, claimed.into_inner());

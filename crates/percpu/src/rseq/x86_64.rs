@@ -6,7 +6,7 @@
 //!      rseq_cs = descriptor                arms the section for this thread
 //!  start:
 //!      cpu = area.cpu_id                   not below `limit`: refused, no CPU
-//!      *gate != 0?                         refused, closed
+//!      *gate != 0?                         refused, closed; `add_while`: not `open`?
 //!      word = base + cpu * STRIDE
 //!      ...                                 loads and arithmetic only; may be refused, busy
 //!      *word = new                         <- commit, the last instruction
@@ -103,11 +103,11 @@ fn armed() -> Option<Armed> {
     (limit != 0).then(|| Armed { area: OFFSET.load(Ordering::Relaxed), limit })
 }
 
-/// One section: `$body` works on `{word}`, this CPU's word, and ends in its one store.
+/// One section: the gate is open while it reads `$open`, a number or an operand; `$body` works on `{word}`, this CPU's word, and ends in its one store.
 ///
 /// Evaluates to what is in the CPU's register at the end.
 macro_rules! section {
-    ($armed:expr, $gate:expr, $words:expr, [$($body:literal),+ $(,)?], $($operands:tt)*) => {{
+    ($armed:expr, $gate:expr => $open:literal, $words:expr, [$($body:literal),+ $(,)?], $($operands:tt)*) => {{
         let Armed { area, limit } = $armed;
         let mut cpu: u32;
         std::arch::asm!(
@@ -124,7 +124,7 @@ macro_rules! section {
             "mov {cpu:e}, dword ptr fs:[{area} + 4]",
             "cmp {cpu:e}, {limit:e}",
             "jae 55f",
-            "cmp qword ptr [{gate}], 0",
+            concat!("cmp qword ptr [{gate}], ", $open),
             "jne 66f",
             "mov {word:e}, {cpu:e}",
             "shl {word}, 16",
@@ -187,7 +187,24 @@ impl Operations for Armed {
         // word of a CPU below `limit`, an atomic of `words`; the gate is only read. Plain accesses
         // are as good as atomic ones here: aligned, of 8 bytes, and asm.
         let cpu = unsafe {
-            section!(*self, gate, words, ["add qword ptr [{word}], {delta}"],
+            section!(*self, gate => "0", words, ["add qword ptr [{word}], {delta}"],
+                delta = in(reg) delta,)
+        };
+        outcome(cpu, *self)
+    }
+
+    #[inline(always)]
+    fn add_while(
+        &self,
+        gate: &AtomicU64,
+        open: u64,
+        words: &Words,
+        delta: u64,
+    ) -> Result<CpuId, Refused> {
+        // SAFETY: as in `add`.
+        let cpu = unsafe {
+            section!(*self, gate => "{open}", words, ["add qword ptr [{word}], {delta}"],
+                open = in(reg) open,
                 delta = in(reg) delta,)
         };
         outcome(cpu, *self)
@@ -205,7 +222,7 @@ impl Operations for Armed {
         let (lift, span) = (bound - 1, 2 * (bound - 1));
         // SAFETY: as in `add`.
         let cpu = unsafe {
-            section!(*self, gate, words, [
+            section!(*self, gate => "0", words, [
                     "mov {sum}, qword ptr [{word}]",
                     "add {sum}, {delta}",
                     "lea {lifted}, [{sum} + {lift}]",
@@ -226,7 +243,7 @@ impl Operations for Armed {
     fn claim(&self, gate: &AtomicU64, words: &Words, owner: u64) -> Result<CpuId, Refused> {
         // SAFETY: as in `add`.
         let cpu = unsafe {
-            section!(*self, gate, words, [
+            section!(*self, gate => "0", words, [
                     "cmp qword ptr [{word}], 0",
                     "jne 99f",
                     "mov qword ptr [{word}], {owner}",
@@ -241,7 +258,7 @@ impl Operations for Armed {
         let mut old: u64;
         // SAFETY: as in `add`. `old` is written before every way out but the refusals.
         let cpu = unsafe {
-            section!(*self, gate, words, [
+            section!(*self, gate => "0", words, [
                     "mov {old}, qword ptr [{word}]",
                     "mov qword ptr [{word}], {new}",
                 ],
@@ -259,6 +276,16 @@ mod stress;
 #[inline(always)]
 pub(super) fn add(gate: &AtomicU64, words: &Words, delta: u64) -> Result<CpuId, Refused> {
     armed().ok_or(Refused::NoCpu)?.add(gate, words, delta)
+}
+
+#[inline(always)]
+pub(super) fn add_while(
+    gate: &AtomicU64,
+    open: u64,
+    words: &Words,
+    delta: u64,
+) -> Result<CpuId, Refused> {
+    armed().ok_or(Refused::NoCpu)?.add_while(gate, open, words, delta)
 }
 
 #[inline(always)]

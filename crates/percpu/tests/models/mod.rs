@@ -13,5 +13,6 @@ mod lglock;
 mod limited;
 mod mutants;
 mod rcu;
+mod ref_block;
 mod refcount;
 mod word_lock;

@@ -2,7 +2,9 @@
 
 use percpu::sync::planted::Planted;
 
-use super::{cache, counter, facade, fence, gate, lglock, limited, rcu, refcount, word_lock};
+use super::{
+    cache, counter, facade, fence, gate, lglock, limited, rcu, ref_block, refcount, word_lock,
+};
 
 const PLANTED: Planted = Planted {
     mutants: &[
@@ -14,6 +16,7 @@ const PLANTED: Planted = Planted {
         lglock::MUTANTS,
         limited::MUTANTS,
         rcu::MUTANTS,
+        ref_block::MUTANTS,
         refcount::MUTANTS,
         word_lock::MUTANTS,
     ],
@@ -26,6 +29,7 @@ const PLANTED: Planted = Planted {
         lglock::LOOM_ONLY,
         limited::LOOM_ONLY,
         rcu::LOOM_ONLY,
+        ref_block::LOOM_ONLY,
         refcount::LOOM_ONLY,
         word_lock::LOOM_ONLY,
     ],

@@ -1,0 +1,114 @@
+//! The block of counts on this kernel, one thread at a time or few; the storms are in `tests/`.
+
+use super::*;
+use crate::fence::heavy_rseq;
+use crate::fork::child::in_child;
+use crate::sync::{Arc, thread};
+
+const NAME: u64 = 5 << 33;
+
+/// Ends the life of count `i`; true if no reference is left.
+fn kill(block: &RefBlock, i: usize, gate: &AtomicU64) -> bool {
+    gate.store(0, Ordering::Relaxed);
+    heavy_rseq();
+    block.fold(i)
+}
+
+fn put(block: &RefBlock, i: usize, gate: &AtomicU64) -> bool {
+    // SAFETY: the tests put what they took, and keep the block.
+    unsafe { RefBlock::put(block, i, gate, NAME) }
+}
+
+#[test]
+fn inv21_each_count_of_a_block_ends_by_itself() {
+    let block = RefBlock::try_new().unwrap();
+    let gates = [(); RefBlock::COUNTS].map(|()| AtomicU64::new(0));
+    for round in 0..3 {
+        for (i, gate) in gates.iter().enumerate() {
+            assert!(!block.try_get(i, gate, NAME), "closed");
+            block.open(i);
+            gate.store(NAME, Ordering::Release);
+            for _ in 0..=i {
+                assert!(block.try_get(i, gate, NAME) && !block.try_get(i, gate, NAME + 1));
+            }
+        }
+        for (i, gate) in gates.iter().enumerate() {
+            assert!(!put(&block, i, gate));
+            assert_eq!(kill(&block, i, gate), i == 0, "round {round}, {i} are left");
+            assert!(!block.try_get(i, gate, NAME) && !block.try_get(i, gate, 1));
+            block.get_more(i, gate, NAME);
+            for left in (0..=i).rev() {
+                if i > 0 || left > 0 {
+                    assert_eq!(put(&block, i, gate), left == 0);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "word 64 of 64")]
+fn a_count_beyond_the_block_is_refused() {
+    let block = RefBlock::try_new().unwrap();
+    let _ = block.try_get(RefBlock::COUNTS, &AtomicU64::new(0), 0);
+}
+
+/// What a block leaves in its words does not reach the next one at the same place.
+#[test]
+fn inv21_a_new_block_starts_from_nothing() {
+    for _ in 0..200 {
+        let (block, gate) = (RefBlock::try_new().unwrap(), AtomicU64::new(NAME));
+        block.open(63);
+        assert!(block.try_get(63, &gate, NAME) && block.try_get(63, &gate, NAME));
+        assert!(!kill(&block, 63, &gate));
+        assert!(!put(&block, 63, &gate) && put(&block, 63, &gate));
+    }
+}
+
+/// References taken by threads that are gone, put by others.
+#[test]
+fn inv21_exited_threads_leave_the_count_right() {
+    let block = Arc::new(RefBlock::try_new().unwrap());
+    let gate = Arc::new(AtomicU64::new(NAME));
+    block.open(3);
+    let all = |f: fn(&RefBlock, &AtomicU64) -> u64| -> u64 {
+        let threads = [(); 8].map(|()| {
+            let (block, gate) = (Arc::clone(&block), Arc::clone(&gate));
+            thread::spawn(move || f(&block, &gate))
+        });
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    };
+    assert_eq!(all(|block, gate| u64::from(block.try_get(3, gate, NAME))), 8);
+    assert!(!kill(&block, 3, &gate));
+    assert_eq!(all(|block, gate| u64::from(put(block, 3, gate))), 1);
+}
+
+#[test]
+fn inv15_a_fork_child_ends_its_copy_of_a_block_alone() {
+    let (block, gate) = (RefBlock::try_new().unwrap(), AtomicU64::new(NAME));
+    block.open(0);
+    assert!(block.try_get(0, &gate, NAME));
+    assert!(in_child(|| {
+        let more = block.try_get(0, &gate, NAME);
+        let left = !kill(&block, 0, &gate);
+        let last = !put(&block, 0, &gate) && put(&block, 0, &gate);
+        drop(block);
+        more && left && last && RefBlock::try_new().is_ok()
+    }));
+}
+
+/// The words of sections are not set back: what they hold is folded once.
+#[test]
+fn inv21_the_fold_counts_the_difference_only() {
+    let (block, gate) = (RefBlock::try_new().unwrap(), AtomicU64::new(0));
+    for life in 0..5 {
+        block.open(9);
+        gate.store(NAME, Ordering::Release);
+        for _ in 0..3 {
+            assert!(block.try_get(9, &gate, NAME));
+        }
+        assert!(!kill(&block, 9, &gate));
+        assert_eq!(block.cold.counts[9].atomic.load(Ordering::Relaxed), 3, "life {life}");
+        assert!(!put(&block, 9, &gate) && !put(&block, 9, &gate) && put(&block, 9, &gate));
+    }
+}

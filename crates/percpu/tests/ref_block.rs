@@ -1,0 +1,266 @@
+//! A block of counts in the hands of an owner like a table, on this kernel: a storm with a ledger.
+//!
+//! `OFFLOCK_STRESS_SECONDS` (5) says how long it runs.
+
+mod common;
+#[path = "common/no_id.rs"]
+#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
+mod no_id;
+#[path = "common/seconds.rs"]
+mod seconds;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::*};
+use std::thread;
+use std::time::Instant;
+
+use percpu::{RefBlock, capabilities, fence, rcu};
+
+use common::{allowed_cpus, pin_to};
+use seconds::stress_time;
+
+/// Makes this thread one that libc did not make, as far as rseq can tell.
+fn take_id() {
+    #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
+    if percpu::backend().rseq() == percpu::RseqState::InUse {
+        no_id::unregister_rseq();
+    }
+}
+
+const DEAD: u64 = 1 << 63;
+
+/// An object of the storm: its state, the name of its life, and what is expected of its count.
+#[derive(Default)]
+struct Slot {
+    state: AtomicU64,
+    /// Who says to have a reference.
+    inside: AtomicI64,
+    /// The last life that began, and the last that ended.
+    began: AtomicU64,
+    ended: AtomicU64,
+}
+
+struct Table {
+    block: RefBlock,
+    slots: Vec<Slot>,
+}
+
+impl Table {
+    fn new(used: usize) -> Self {
+        let slots = (0..used).map(|_| Slot { state: DEAD.into(), ..Slot::default() }).collect();
+        Self { block: RefBlock::try_new().unwrap(), slots }
+    }
+
+    fn begin(&self, i: usize, life: u64) {
+        let slot = &self.slots[i];
+        assert_eq!(slot.ended.load(SeqCst), slot.began.swap(life, SeqCst), "one life at a time");
+        self.block.open(i);
+        slot.state.store(life, Release);
+    }
+
+    fn try_get(&self, i: usize, life: u64) -> bool {
+        let _guard = rcu::pin();
+        let slot = &self.slots[i];
+        let got = self.block.try_get(i, &slot.state, life);
+        if got {
+            slot.inside.fetch_add(1, SeqCst);
+            self.check(i, life);
+        }
+        got
+    }
+
+    fn clone(&self, i: usize, life: u64) {
+        self.block.get_more(i, &self.slots[i].state, life);
+        self.slots[i].inside.fetch_add(1, SeqCst);
+        self.check(i, life);
+    }
+
+    /// The caller has a reference.
+    fn check(&self, i: usize, life: u64) {
+        let slot = &self.slots[i];
+        let (began, ended) = (slot.began.load(SeqCst), slot.ended.load(SeqCst));
+        assert_eq!((began, ended < life), (life, true), "a reference of a life that is over");
+    }
+
+    fn put(&self, i: usize, life: u64) {
+        let slot = &self.slots[i];
+        self.check(i, life);
+        slot.inside.fetch_sub(1, SeqCst);
+        // SAFETY: a reference of the caller's; the table outlives all threads.
+        if unsafe { RefBlock::put(&self.block, i, &slot.state, life) } {
+            self.end(i, life);
+        }
+    }
+
+    fn end(&self, i: usize, life: u64) {
+        let slot = &self.slots[i];
+        assert_eq!(slot.inside.load(SeqCst), 0, "ended under somebody's feet");
+        assert_eq!(slot.began.load(SeqCst), life);
+        assert_ne!(slot.ended.swap(life, SeqCst), life, "ended twice");
+    }
+
+    /// Ends the lives of `batch` by one barrier; a grace period later they may begin again.
+    fn kill(&self, batch: &[usize]) {
+        for &i in batch {
+            self.slots[i].state.store(DEAD, Relaxed);
+        }
+        fence::heavy_rseq();
+        for &i in batch {
+            if self.block.fold(i) {
+                self.end(i, self.slots[i].began.load(SeqCst));
+            }
+        }
+        rcu::synchronize().unwrap();
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % n as u64) as usize
+    }
+}
+
+/// Gets, clones and puts, some by threads without an id, some put by others than took them.
+fn use_slots(table: &Table, stash: &Mutex<Vec<(usize, u64)>>, stop: &AtomicBool, seed: u64) -> u64 {
+    if seed % 4 == 3 {
+        take_id();
+    }
+    let (cpus, mut random, mut gets) = (allowed_cpus(), Random(seed * 77 + 1), 0);
+    let mut stale = 0;
+    while !stop.load(Relaxed) {
+        let i = random.below(table.slots.len());
+        // Now and then a name from before, which no count may answer to.
+        let life = match random.below(16) {
+            0 => stale,
+            _ => table.slots[i].state.load(Relaxed),
+        };
+        stale = life;
+        if life & DEAD == 0 && table.try_get(i, life) {
+            gets += 1;
+            let cloned = random.below(4) == 0;
+            if cloned {
+                table.clone(i, life);
+            }
+            if random.below(64) == 0 {
+                pin_to(&[cpus[random.below(cpus.len())]]);
+            }
+            if random.below(8) == 0 {
+                stash.lock().unwrap().push((i, life));
+            } else {
+                table.put(i, life);
+            }
+            if cloned {
+                table.put(i, life);
+            }
+        }
+        if random.below(8) == 0 {
+            let taken = stash.lock().unwrap().pop();
+            taken.into_iter().for_each(|(i, life)| table.put(i, life));
+        }
+    }
+    gets
+}
+
+/// Begins and ends lives of the slots that are `seed` of `owners`; counts the lives.
+fn own(table: &Table, stop: &AtomicBool, seed: usize, owners: usize) -> u64 {
+    let mut random = Random(seed as u64 * 99 + 5);
+    let mine: Vec<usize> = (seed..table.slots.len()).step_by(owners).collect();
+    let mut life = 0;
+    while !stop.load(Relaxed) {
+        let mut batch = Vec::new();
+        for &i in &mine {
+            let slot = &table.slots[i];
+            if slot.state.load(Relaxed) == DEAD {
+                if slot.began.load(SeqCst) == slot.ended.load(SeqCst) {
+                    life += 1;
+                    table.begin(i, life);
+                }
+            } else if random.below(4) != 0 {
+                batch.push(i);
+            }
+        }
+        if random.below(4) == 0 {
+            thread::yield_now();
+        }
+        table.kill(&batch);
+    }
+    life
+}
+
+fn storm(slots: usize, users: u64, owners: usize) {
+    let (table, stash) = (Table::new(slots), Mutex::default());
+    let (until, stop) = (Instant::now() + stress_time(5), AtomicBool::new(false));
+    let (gets, lives) = thread::scope(|scope| {
+        let (table, stash, stop) = (&table, &stash, &stop);
+        let users: Vec<_> =
+            (0..users).map(|n| scope.spawn(move || use_slots(table, stash, stop, n))).collect();
+        let owners: Vec<_> =
+            (0..owners).map(|n| scope.spawn(move || own(table, stop, n, owners))).collect();
+        let all = || users.iter().chain(&owners);
+        while Instant::now() < until && !all().any(|thread| thread.is_finished()) {
+            thread::sleep(std::time::Duration::from_millis(10));
+        }
+        stop.store(true, SeqCst);
+        let sum = |threads: Vec<thread::ScopedJoinHandle<'_, u64>>| {
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum::<u64>()
+        };
+        (sum(users), sum(owners))
+    });
+    for (i, life) in stash.into_inner().unwrap() {
+        table.put(i, life);
+    }
+    let live: Vec<_> = (0..slots).filter(|&i| table.slots[i].state.load(SeqCst) != DEAD).collect();
+    table.kill(&live);
+    for slot in &table.slots {
+        assert_eq!(slot.inside.load(SeqCst), 0);
+        assert_eq!(slot.began.load(SeqCst), slot.ended.load(SeqCst), "every life ended once");
+    }
+    println!("{}: {gets} gets, {lives} lives", capabilities());
+    assert!(gets > 10_000 && lives > 100);
+}
+
+#[test]
+#[ignore = "stress: five seconds of lives"]
+fn stress_inv21_a_storm_of_lives_agrees_with_the_ledger() {
+    storm(RefBlock::COUNTS, 6, 2);
+}
+
+#[test]
+#[ignore = "stress: five seconds of lives"]
+fn stress_inv21_a_storm_of_lives_of_one_slot_agrees_with_the_ledger() {
+    storm(1, 4, 1);
+}
+
+/// The same in a second, so that it runs with every test run.
+#[test]
+fn inv21_a_short_storm_agrees_with_the_ledger() {
+    let (table, stash, stop) = (Table::new(8), Mutex::default(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        for seed in [1, 3] {
+            let (table, stash, stop) = (&table, &stash, &stop);
+            scope.spawn(move || use_slots(table, stash, stop, seed));
+        }
+        for _ in 0..50 {
+            for i in 0..8 {
+                let slot = &table.slots[i];
+                if slot.began.load(SeqCst) == slot.ended.load(SeqCst) {
+                    table.begin(i, slot.began.load(SeqCst) + 1);
+                }
+            }
+            thread::yield_now();
+            let live: Vec<_> =
+                (0..8).filter(|&i| table.slots[i].state.load(SeqCst) != DEAD).collect();
+            table.kill(&live);
+        }
+        stop.store(true, SeqCst);
+    });
+    for (i, life) in stash.into_inner().unwrap() {
+        table.put(i, life);
+    }
+    assert!(table.slots.iter().all(|slot| slot.began.load(SeqCst) == slot.ended.load(SeqCst)));
+}
