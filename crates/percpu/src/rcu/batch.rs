@@ -36,6 +36,11 @@ impl Batch {
         self.list.push(head, bytes);
     }
 
+    /// Adds all of another batch, and leaves that empty. Wait-free.
+    pub fn append(&mut self, other: &mut Self) {
+        self.list.take_over(&mut other.list);
+    }
+
     /// How many objects there are in it.
     #[must_use]
     pub fn len(&self) -> usize {
