@@ -14,7 +14,8 @@ use percpu::sync::quarantine::Watched;
 use super::node::{Node, NodePtr};
 use super::pool::Pool;
 use super::{
-    BITS, FANOUT, MARKS, MASK, State, Tree, Word, floor_in, floor_word, height_for, is_present,
+    BITS, FANOUT, MARKS, MASK, State, Tree, Word, absent, floor_in, floor_word, height_for,
+    is_present,
 };
 
 /// The one writer's access to a tree. Finish it, unlock, and only then retire what died.
@@ -136,7 +137,8 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
     }
 
     fn top_floor(&self) -> Word {
-        floor_word(self.with_state(|state| state.top_floor))
+        // Ordering: Relaxed; the writer's own number.
+        if FLOORS { floor_word(self.tree.top_floor.load(Relaxed)) } else { absent::<FLOORS>() }
     }
 
     /// The floor that covers `key`; 0 if there is none, or if it is present.
@@ -228,7 +230,7 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
             let at = self.at(node);
             let below = match child {
                 Some(child) => child.to_word(),
-                None if is_empty => floor_word(floor_in(root).max(floor_in(top_floor))),
+                None if FLOORS && is_empty => floor_word(floor_in(root).max(floor_in(top_floor))),
                 None => root,
             };
             // Ordering: Relaxed, here and below: readers do not know the node.
@@ -269,6 +271,7 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
     /// An entry in the place of an entry keeps its marks and its full bit. Null or a floor takes them
     /// away first, and lets nodes die that have no entry any more: then this slot is no longer good.
     pub(crate) fn set(&self, slot: Slot<'_>, word: Word) -> Word {
+        let word = if word.is_null() { absent::<FLOORS>() } else { word };
         let old = self.get(slot);
         let (was, is) = (is_present::<FLOORS>(old), is_present::<FLOORS>(word));
         if was && !is {
@@ -303,7 +306,7 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
     fn prune(&self, mut node: NodePtr) {
         loop {
             let at = self.at(node);
-            let floor = if FLOORS { self.max_floor(node, 0) } else { ptr::null_mut() };
+            let floor = if FLOORS { self.max_floor(node, 0) } else { absent::<FLOORS>() };
             let Some(parent) = at.parent() else {
                 self.raise_top_floor(floor);
                 // Ordering: Relaxed; published with the root just below.
@@ -334,7 +337,8 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
 
     fn raise_top_floor(&self, floor: Word) {
         if FLOORS {
-            self.with_state(|state| state.top_floor = state.top_floor.max(floor_in(floor)));
+            // Ordering: Relaxed; the writer's own number, and a hint for others.
+            self.tree.top_floor.fetch_max(floor_in(floor), Relaxed);
         }
     }
 

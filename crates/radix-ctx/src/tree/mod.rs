@@ -13,7 +13,7 @@
 //!
 //! | word | means |
 //! |---|---|
-//! | null | absent |
+//! | null, in a tree without floors | absent |
 //! | odd, in a tree with floors | absent, and a floor: see below |
 //! | low bits 10, in the root | a node, and the number of its level |
 //! | any other in the root (then of key 0) or at level 0 | an entry, present |
@@ -57,7 +57,7 @@ use std::ptr;
 
 use percpu::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use percpu::sync::cell::UnsafeCell;
-use percpu::sync::native::atomic::AtomicUsize;
+use percpu::sync::native::atomic::{AtomicU64, AtomicUsize};
 
 use self::node::NodePtr;
 use self::pool::Pool;
@@ -97,6 +97,8 @@ pub(crate) struct Tree<const FLOORS: bool> {
     state: UnsafeCell<State>,
     /// Nodes in the tree: a statistic, written by the writer.
     nodes: AtomicUsize,
+    /// The floor of every key that the root does not cover. Written by the writer.
+    top_floor: AtomicU64,
 }
 
 // SAFETY: `state` is touched by the writer only, of whom `edit` says that there is one at a time; the
@@ -107,23 +109,23 @@ unsafe impl<const FLOORS: bool> Send for Tree<FLOORS> {}
 
 #[derive(Debug)]
 struct State {
-    /// The floor of every key that the root does not cover.
-    top_floor: u64,
     /// The full bit of an entry in the root word.
     root_full: bool,
     /// Memory for nodes to come.
     pool: Pool,
 }
 
-/// The word of a floor; 0 is no floor, so the null word.
+/// The word of a floor.
 #[inline]
 pub(crate) fn floor_word(floor: u64) -> Word {
     debug_assert!(floor <= u64::MAX >> 1);
-    if floor == 0 {
-        ptr::null_mut()
-    } else {
-        ptr::without_provenance_mut((floor << 1 | 1) as usize)
-    }
+    ptr::without_provenance_mut((floor << 1 | 1) as usize)
+}
+
+/// The word of a key that was never there: null, or the lowest floor, so that one test tells a floor
+/// from a node.
+const fn absent<const FLOORS: bool>() -> Word {
+    if FLOORS { ptr::without_provenance_mut(1) } else { ptr::null_mut() }
 }
 
 /// What a word says as a floor; 0 if it is none.
@@ -135,7 +137,7 @@ pub(crate) fn floor_in(word: Word) -> u64 {
 /// Whether the word is an entry or a node, given that it is in a place for one of them.
 #[inline(always)]
 fn is_present<const FLOORS: bool>(word: Word) -> bool {
-    !(word.is_null() || FLOORS && word.addr() & 1 == 1)
+    if FLOORS { word.addr() & 1 == 0 } else { !word.is_null() }
 }
 
 /// The levels that a tree needs to have room for `key`; 0: the root word will do.
@@ -148,10 +150,11 @@ impl<const FLOORS: bool> Tree<FLOORS> {
         /// A tree of nothing. Does not allocate.
         pub(crate) const fn new() -> Self {
             Self {
-                root: AtomicPtr::new(ptr::null_mut()),
+                root: AtomicPtr::new(absent::<FLOORS>()),
                 root_marks: AtomicU32::new(0),
-                state: UnsafeCell::new(State { top_floor: 0, root_full: false, pool: Pool::new() }),
+                state: UnsafeCell::new(State { root_full: false, pool: Pool::new() }),
                 nodes: AtomicUsize::new(0),
+                top_floor: AtomicU64::new(0),
             }
         }
     }
@@ -165,18 +168,56 @@ impl<const FLOORS: bool> Tree<FLOORS> {
     /// The caller is in an RCU section, or is the writer.
     #[inline(always)]
     pub(crate) unsafe fn load(&self, key: u64) -> Word {
-        // Ordering: Acquire, here and below, pairs with the Release in `Edit::publish`; it carries the
-        // node that the word leads to, or what the entry leads to.
+        // Ordering: Acquire, here and in `step`, pairs with the Release in `Edit::publish`; it carries
+        // the node that the word leads to, or what the entry leads to.
         let root = self.root.load(Ordering::Acquire);
+        // The usual heights one by one: their shifts are constants, and the tag in the root is the
+        // displacement of a load.
+        macro_rules! of_height {
+            ($($level:literal)+) => {$(
+                if let Some(mut node) = NodePtr::of_root_at::<$level>(root) {
+                    if key >> (BITS * $level) > MASK {
+                        return absent::<FLOORS>();
+                    }
+                    let mut level = $level;
+                    loop {
+                        // SAFETY: found in the tree by a reader or the writer (invariant 2).
+                        let word = unsafe { step(node, key >> (BITS * level)) };
+                        if level == 0 || !is_present::<FLOORS>(word) {
+                            return word;
+                        }
+                        // SAFETY: present, and above level 0.
+                        node = unsafe { NodePtr::of_word(word) };
+                        level -= 1;
+                    }
+                }
+            )+};
+        }
+        of_height!(0 1 2);
+        if NodePtr::of_root(root).is_none() {
+            return if key == 0 { root } else { absent::<FLOORS>() };
+        }
+        // SAFETY: as here.
+        unsafe { Self::load_from(root, key) }
+    }
+
+    /// [`load`](Self::load) of a tree of any height.
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[cold]
+    #[inline(never)]
+    unsafe fn load_from(root: Word, key: u64) -> Word {
         let Some((mut node, mut shift)) = NodePtr::of_root(root) else {
-            return if key == 0 { root } else { ptr::null_mut() };
+            return if key == 0 { root } else { absent::<FLOORS>() };
         };
         if key >> shift > MASK {
-            return ptr::null_mut();
+            return absent::<FLOORS>();
         }
         loop {
             // SAFETY: found in the tree by a reader or the writer (invariant 2).
-            let word = unsafe { node.get() }.slot(key >> shift).load(Ordering::Acquire);
+            let word = unsafe { step(node, key >> shift) };
             if shift == 0 || !is_present::<FLOORS>(word) {
                 return word;
             }
@@ -184,6 +225,24 @@ impl<const FLOORS: bool> Tree<FLOORS> {
             node = unsafe { NodePtr::of_word(word) };
             shift -= BITS;
         }
+    }
+
+    /// The floor that covers an absent `key`; 0 if there is none. Wait-free; a hint beside a writer.
+    ///
+    /// # Safety
+    ///
+    /// The caller is in an RCU section, or is the writer.
+    pub(crate) unsafe fn floor_at(&self, key: u64) -> u64 {
+        // Ordering: Relaxed; the word is not followed.
+        let root = NodePtr::of_root(self.root.load(Ordering::Relaxed));
+        match root {
+            Some((_, shift)) if key >> shift <= MASK => {}
+            None if key == 0 => {}
+            // Ordering: Relaxed; a number on its own.
+            _ => return self.top_floor.load(std::sync::atomic::Ordering::Relaxed),
+        }
+        // SAFETY: the caller's.
+        floor_in(unsafe { self.load(key) })
     }
 
     /// The one writer's access.
@@ -225,10 +284,9 @@ impl<const FLOORS: bool> Tree<FLOORS> {
     pub(crate) fn destroy(&mut self, mut entry: impl FnMut(u64, Word)) {
         // Ordering: Relaxed, both; `&mut self` orders it.
         let root = self.root.load(Ordering::Relaxed);
-        self.root.store(ptr::null_mut(), Ordering::Relaxed);
+        self.root.store(absent::<FLOORS>(), Ordering::Relaxed);
         self.nodes.store(0, std::sync::atomic::Ordering::Relaxed);
-        // SAFETY: `&mut self`.
-        self.state.with_mut(|state| unsafe { (*state).top_floor = 0 });
+        self.top_floor.store(0, std::sync::atomic::Ordering::Relaxed);
         match NodePtr::of_root(root) {
             // SAFETY: `&mut self`: no reader can be inside, and nobody finds the nodes any more.
             Some((node, shift)) => unsafe { destroy::<FLOORS>(node, shift, 0, &mut entry) },
@@ -236,6 +294,19 @@ impl<const FLOORS: bool> Tree<FLOORS> {
             None => {}
         }
     }
+}
+
+/// The word in slot `index` of a node, of which the lowest bits count.
+///
+/// # Safety
+///
+/// As for [`NodePtr::get`].
+#[inline(always)]
+unsafe fn step(node: NodePtr, index: u64) -> Word {
+    // SAFETY: the caller's.
+    let slot = unsafe { node.get() }.slot(index);
+    // Ordering: see `Tree::load`.
+    slot.load(Ordering::Acquire)
 }
 
 /// Frees a node and those below it.

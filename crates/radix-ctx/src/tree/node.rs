@@ -134,6 +134,18 @@ impl NodePtr {
         Some((Self(unsafe { NonNull::new_unchecked(node) }), level as u32 * BITS))
     }
 
+    /// The node in the root word, if it is one of level `LEVEL`.
+    #[inline(always)]
+    pub(super) fn of_root_at<const LEVEL: usize>(word: Word) -> Option<Self> {
+        let tag = LEVEL << LEVEL_SHIFT | NODE;
+        if word.addr() & (align_of::<Node>() - 1) != tag {
+            return None;
+        }
+        let node = word.map_addr(|addr| addr - tag).cast();
+        // SAFETY: as in `of_root`.
+        Some(Self(unsafe { NonNull::new_unchecked(node) }))
+    }
+
     /// The root word for it as the root.
     pub(super) fn to_root(self) -> Word {
         // SAFETY: the writer's call, on a node that is in the tree or will be.
