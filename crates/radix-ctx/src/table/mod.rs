@@ -1,1 +1,121 @@
 //! Contexts by ids that the table hands out.
+//!
+//! ```text
+//!   CtxTable -> Core: tree -> node -> node -> Slab | state, T | state, T | ... 64
+//!                                                      ^
+//!   id = generation, index  -----------------------> state == id? then it is live
+//! ```
+//!
+//! | module | what |
+//! |---|---|
+//! | [`id`] | what names a context |
+//! | [`slab`] | slots side by side, and what their words say |
+//! | [`core`] | the tree of slabs, and which slots are vacant |
+//! | [`limbo`] | from a removed context to a vacant slot |
+//! | [`reference`] | references that outlive a guard |
+//! | [`insert`], [`remove`], [`iter`] | the operations |
+//! | [`quota`], [`waiters`] | limits; who waits |
+
+mod builder;
+mod core;
+mod error;
+mod id;
+mod insert;
+mod iter;
+mod limbo;
+mod quota;
+mod reference;
+mod remove;
+mod slab;
+mod stats;
+mod waiters;
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use percpu::rcu::{self, Pinned};
+
+pub use self::builder::Builder;
+pub use self::error::{
+    GetRefError, InsertError, InsertRefused, LookupError, RemoveError, WaitError,
+};
+pub use self::id::Id;
+pub use self::insert::Reservation;
+pub use self::iter::Iter;
+pub use self::quota::Usage;
+pub use self::reference::{CtxRef, Killed};
+pub use self::remove::{Closing, ClosingFuture, Removal, RemovalFuture};
+pub use self::stats::TableStats;
+
+use self::core::Core;
+
+/// Contexts by ids that the table hands out: dense, checked by generation, read without a lock.
+pub struct CtxTable<T: Send + Sync + 'static> {
+    core: NonNull<Core<T>>,
+    _owns: PhantomData<Box<T>>,
+}
+
+// SAFETY: the core is `Send` and `Sync`; a table owns what is in it as a box would.
+unsafe impl<T: Send + Sync + 'static> Send for CtxTable<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send + Sync + 'static> Sync for CtxTable<T> {}
+
+impl<T: Send + Sync + 'static> CtxTable<T> {
+    #[inline(always)]
+    fn core(&self) -> &Core<T> {
+        // SAFETY: it lives as long as the table.
+        unsafe { self.core.as_ref() }
+    }
+
+    /// The context of `id`, for as long as the guard and the table are borrowed.
+    ///
+    /// Wait-free, and writes nothing: a few loads, one for each six bits of the largest index. The
+    /// context may be removed meanwhile; the reference stays good.
+    ///
+    /// # Errors
+    ///
+    /// [`LookupError::Stale`] if it was removed, [`LookupError::NotFound`] if it never was there.
+    #[inline(always)]
+    pub fn get<'g>(&'g self, id: Id, guard: &'g impl Pinned) -> Result<&'g T, LookupError> {
+        let _ = guard;
+        // SAFETY: the guard.
+        let (_, slot) = unsafe { self.core().find(id) }?;
+        // SAFETY: live a moment ago, under the guard.
+        Ok(unsafe { slot.value() })
+    }
+
+    /// Calls `f` with the context of `id`, under a guard of its own. Wait-free, but for `f`.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get); `f` is not called then.
+    #[inline]
+    pub fn with<R>(&self, id: Id, f: impl FnOnce(&T) -> R) -> Result<R, LookupError> {
+        let guard = rcu::pin();
+        self.get(id, &guard).map(f)
+    }
+
+    /// Whether `id` names a context just now. Wait-free.
+    #[inline]
+    #[must_use]
+    pub fn contains(&self, id: Id) -> bool {
+        let _guard = rcu::pin();
+        // SAFETY: the guard.
+        unsafe { self.core().find(id) }.is_ok()
+    }
+}
+
+impl<T: Send + Sync + 'static> Drop for CtxTable<T> {
+    /// Removes every context and drops those that nobody has a [`CtxRef`] of; the last reference
+    /// drops each of the others. Does not wait for readers: there are none, as they borrow the table.
+    fn drop(&mut self) {
+        self.core().end_table();
+    }
+}
+
+impl<T: Send + Sync + 'static> fmt::Debug for CtxTable<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CtxTable").field("len", &self.len()).finish_non_exhaustive()
+    }
+}

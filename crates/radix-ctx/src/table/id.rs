@@ -1,0 +1,114 @@
+//! What names a context: where it is, and which of all that were ever there.
+
+use std::fmt;
+use std::num::NonZeroU64;
+
+/// The name of a context in a [`CtxTable`](super::CtxTable): an index, and the generation of the
+/// context that is, or was, at that index.
+///
+/// ```text
+///   63   62   61          32   31          0
+///   | 0 | 0 | generation    | index         |
+/// ```
+///
+/// A generation is never 0 and an index is used again only with another one, so an id never names
+/// two contexts of one table. [`to_bits`](Self::to_bits) fits wherever 64 bits are handed through,
+/// as in the `user_data` of an I/O request. Ids order by generation first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct Id(NonZeroU64);
+
+const _: () = assert!(size_of::<Option<Id>>() == 8);
+
+/// Bits of a generation.
+pub(super) const GENERATION_BITS: u32 = 30;
+
+impl Id {
+    /// # Panics
+    ///
+    /// Panics if the generation is 0.
+    pub(super) fn new(index: u32, generation: u32) -> Self {
+        debug_assert!(generation < 1 << GENERATION_BITS);
+        let bits = u64::from(generation) << 32 | u64::from(index);
+        Self(NonZeroU64::new(bits).expect("a generation is not 0"))
+    }
+
+    /// The id that a live state is.
+    #[inline(always)]
+    pub(super) fn from_live(state: u64) -> Self {
+        Self(NonZeroU64::new(state).expect("a live state has a generation"))
+    }
+
+    /// The id as a number; never 0.
+    #[inline(always)]
+    #[must_use]
+    pub const fn to_bits(self) -> u64 {
+        self.0.get()
+    }
+
+    /// The id that has these bits. `None` if no table ever hands out such an id; any other number
+    /// may be given to a table, which tells whether it names something.
+    #[inline]
+    #[must_use]
+    pub const fn from_bits(bits: u64) -> Option<Self> {
+        let generation = bits >> 32;
+        if generation == 0 || generation >> GENERATION_BITS != 0 {
+            return None;
+        }
+        match NonZeroU64::new(bits) {
+            Some(bits) => Some(Self(bits)),
+            None => None,
+        }
+    }
+
+    /// Where the context is.
+    #[inline(always)]
+    #[must_use]
+    pub const fn index(self) -> u32 {
+        self.0.get() as u32
+    }
+
+    /// How many contexts were at that index before it, and one.
+    #[inline(always)]
+    #[must_use]
+    pub const fn generation(self) -> u32 {
+        (self.0.get() >> 32) as u32
+    }
+}
+
+impl fmt::Debug for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Id({self})")
+    }
+}
+
+/// `index.generation`, as in `17.3`.
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.index(), self.generation())
+    }
+}
+
+impl From<Id> for u64 {
+    fn from(id: Id) -> Self {
+        id.to_bits()
+    }
+}
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inv12_bits_make_an_id_only_if_a_table_could_have_made_them() {
+        for bits in [0, 1, u64::from(u32::MAX), 1 << 62, 1 << 63, u64::MAX] {
+            assert_eq!(Id::from_bits(bits), None, "{bits:#x}");
+        }
+        for (index, generation) in [(0, 1), (7, 3), (u32::MAX, (1 << GENERATION_BITS) - 1)] {
+            let id = Id::new(index, generation);
+            assert_eq!(Id::from_bits(id.to_bits()), Some(id));
+            assert_eq!((id.index(), id.generation()), (index, generation));
+            assert_eq!(id.to_string(), format!("{index}.{generation}"));
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Walks over the live contexts, ascending by index.
+//!
+//! A walk is weakly consistent: a context that is live from its begin to its end is seen once; one
+//! that is inserted or removed meanwhile is seen or not; none is seen twice, unless an index is used
+//! again ahead of the walk, and then by two ids. Inserts and removals never wait for a walk, nor it
+//! for them.
+
+use std::fmt;
+use std::iter::FusedIterator;
+use std::marker::PhantomData;
+use std::ops::RangeBounds;
+use std::ptr::NonNull;
+
+use percpu::rcu::{self, Pinned};
+use percpu::sync::atomic::Ordering;
+
+use super::CtxTable;
+use super::core::{Core, slab_of};
+use super::id::Id;
+use super::insert::inclusive;
+use super::slab::{Gone, SLAB_BITS, SLOTS, SlabPtr};
+use crate::tree::{Cursor, Which};
+
+/// The key of the slab with the highest index.
+pub(super) const LAST_KEY: u64 = u32::MAX as u64 >> SLAB_BITS;
+
+impl<T: Send + Sync + 'static> CtxTable<T> {
+    /// The live contexts, ascending by index. See [`Iter`] for what it sees of changes.
+    pub fn iter<'g>(&'g self, guard: &'g impl Pinned) -> Iter<'g, T> {
+        self.range(.., guard)
+    }
+
+    /// The live contexts with an index in a range, ascending.
+    pub fn range<'g>(
+        &'g self,
+        indexes: impl RangeBounds<u32>,
+        guard: &'g impl Pinned,
+    ) -> Iter<'g, T> {
+        let _ = guard;
+        let (next, end) =
+            inclusive(&indexes).map_or((0, 0), |(first, last)| (first.into(), u64::from(last) + 1));
+        Iter::new(self.core(), next, end)
+    }
+
+    /// The first live context at `index` or above. Wait-free.
+    pub fn next<'g>(&'g self, index: u32, guard: &'g impl Pinned) -> Option<(Id, &'g T)> {
+        self.range(index.., guard).next()
+    }
+
+    /// The last live context at `index` or below. Wait-free.
+    pub fn prev<'g>(&'g self, index: u32, guard: &'g impl Pinned) -> Option<(Id, &'g T)> {
+        let _ = guard;
+        // SAFETY: the guard.
+        unsafe { self.core().last_live(index) }
+    }
+}
+
+/// Live contexts, ascending by index. From [`CtxTable::iter`] and [`CtxTable::range`].
+///
+/// Weakly consistent: what is live throughout is seen once; what comes or goes meanwhile may be seen
+/// or not; indexes only ascend. [`position`](Self::position) is where a later walk can go on, under
+/// another guard. Each step is wait-free, and skips removed contexts and absent slabs.
+pub struct Iter<'g, T: Send + Sync + 'static> {
+    _core: PhantomData<&'g Core<T>>,
+    slabs: Cursor<'g, true>,
+    /// The slab that `next` is in, if it is known.
+    slab: Option<SlabPtr<T>>,
+    next: u64,
+    /// Where that slab ends, or the walk.
+    stop: u64,
+    end: u64,
+}
+
+impl<'g, T: Send + Sync + 'static> Iter<'g, T> {
+    /// The caller is pinned for `'g`.
+    fn new(core: &'g Core<T>, next: u64, end: u64) -> Self {
+        let last = end.max(1) - 1;
+        let slabs = core.slabs(next >> SLAB_BITS, last >> SLAB_BITS);
+        Self { slabs, slab: None, next, stop: next, end, _core: PhantomData }
+    }
+
+    /// The index that the walk comes to next: `table.range(position.., ..)` goes on from there. `None`
+    /// at the end.
+    #[must_use]
+    pub fn position(&self) -> Option<u32> {
+        (self.next < self.end).then_some(self.next as u32)
+    }
+}
+
+impl<'g, T: Send + Sync + 'static> Iterator for Iter<'g, T> {
+    type Item = (Id, &'g T);
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(slab) = self.slab {
+                // SAFETY: found in the tree under the guard, for `'g`.
+                let it: &'g _ = unsafe { slab.as_ref() };
+                while self.next < self.stop {
+                    let slot = it.slot(self.next as u32);
+                    self.next += 1;
+                    // Ordering: Acquire pairs with the Release in `fill`; it carries the value.
+                    let state = slot.state.load(Ordering::Acquire);
+                    if Gone::read(state).is_none() {
+                        let id = Id::from_live(state);
+                        // SAFETY: live a moment ago, under the guard.
+                        return Some((id, unsafe { slot.value() }));
+                    }
+                }
+                self.slab = None;
+            }
+            if self.next >= self.end {
+                return None;
+            }
+            let Some((key, word)) = self.slabs.next() else {
+                self.next = self.end;
+                return None;
+            };
+            self.slab = slab_of(word);
+            self.next = self.next.max(key << SLAB_BITS);
+            self.stop = self.end.min((key + 1) << SLAB_BITS);
+        }
+    }
+}
+
+impl<T: Send + Sync + 'static> FusedIterator for Iter<'_, T> {}
+
+impl<T: Send + Sync + 'static> fmt::Debug for Iter<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Iter").field("position", &self.position()).finish_non_exhaustive()
+    }
+}
+
+impl<T: Send + Sync + 'static> Core<T> {
+    /// The slab with the lowest key of a range. It stays if the caller is pinned, or for another
+    /// reason.
+    pub(super) fn next_slab(&self, from: u64, to: u64) -> Option<(u64, SlabPtr<T>)> {
+        if from > to {
+            return None;
+        }
+        let _guard = rcu::pin();
+        // SAFETY: the guard.
+        let (key, word) = unsafe { self.tree().next(from, to, Which::Present) }?;
+        Some((key, slab_of(word)?))
+    }
+
+    /// The id of the first live context in a range of indexes.
+    pub(super) fn first_live(&self, from: u64, to: u64) -> Option<Id> {
+        let _guard = rcu::pin();
+        Iter::new(self, from, to + 1).next().map(|(id, _)| id)
+    }
+
+    /// # Safety
+    ///
+    /// The caller holds an RCU guard for `'g`.
+    unsafe fn last_live<'g>(&self, index: u32) -> Option<(Id, &'g T)> {
+        let mut from = u64::from(index);
+        loop {
+            // SAFETY: the guard.
+            let (key, word) = unsafe { self.tree().prev(from >> SLAB_BITS, 0) }?;
+            let slab: NonNull<_> = slab_of::<T>(word)?;
+            // SAFETY: the guard.
+            let it = unsafe { slab.as_ref() };
+            let last = from.min((key << SLAB_BITS) | (SLOTS as u64 - 1));
+            for index in (key << SLAB_BITS..=last).rev() {
+                let slot = it.slot(index as u32);
+                // Ordering: Acquire pairs with the Release in `fill`; it carries the value.
+                let state = slot.state.load(Ordering::Acquire);
+                if Gone::read(state).is_none() {
+                    // SAFETY: live a moment ago, under the guard.
+                    return Some((Id::from_live(state), unsafe { slot.value() }));
+                }
+            }
+            from = (key << SLAB_BITS).checked_sub(1)?;
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! References that outlive a guard.
+//!
+//! A reference is counted in a [`RefBlock`], 64 counts that a slab gets with its first reference: one
+//! word for each slot on each CPU, changed by an rseq section that tests the slot's state in the same
+//! breath. So taking and putting a reference of a live context writes nothing that another CPU
+//! writes. The count is folded once, when the removed context is reclaimed ([`limbo`](super::limbo));
+//! after that the last put drops the context.
+
+use std::fmt;
+use std::future::Future;
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::pin::Pin;
+use std::ptr::NonNull;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use percpu::sync::atomic::Ordering;
+use percpu::{RefBlock, rcu};
+
+use super::CtxTable;
+use super::core::Core;
+use super::error::{GetRefError, WaitError};
+use super::id::Id;
+use super::slab::{SLOTS, Slab, SlabPtr, Slot};
+use super::waiters::{Place, Waiters};
+
+/// A counted reference to a context: keeps it, and the memory it is in, until it is dropped.
+///
+/// Not tied to a guard, nor to the table: it may go to other threads and live across `.await`. The
+/// context may be removed meanwhile ([`is_removed`](Self::is_removed)), and the table dropped; the
+/// last reference then drops the context.
+///
+/// Cloning and dropping are wait-free and write to this CPU's memory only, while the context is live.
+///
+/// # Panics
+///
+/// Its drop, with the panic of the context's drop, if this is the last reference of a removed one.
+pub struct CtxRef<T: Send + Sync + 'static> {
+    slab: SlabPtr<T>,
+    id: Id,
+    _shares: PhantomData<std::sync::Arc<T>>,
+}
+
+// SAFETY: a `CtxRef` gives `&T` and drops the `T` on the thread that drops the last one, so both are
+// asked of `T`, as for an `Arc`.
+unsafe impl<T: Send + Sync + 'static> Send for CtxRef<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send + Sync + 'static> Sync for CtxRef<T> {}
+
+impl<T: Send + Sync + 'static> CtxTable<T> {
+    /// A counted reference to the context of `id`.
+    ///
+    /// Wait-free, and writes to this CPU's memory only; but the first one to a context or its
+    /// neighbours blocks shortly on the table's lock, and allocates their counts.
+    ///
+    /// # Errors
+    ///
+    /// [`GetRefError::Lookup`] if the id leads to nothing; the others only for a first reference.
+    #[inline]
+    pub fn get_ref(&self, id: Id) -> Result<CtxRef<T>, GetRefError> {
+        let _guard = rcu::pin();
+        let core = self.core();
+        // SAFETY: the guard.
+        let (slab, slot) = unsafe { core.find(id) }?;
+        let refs = match slab.refs() {
+            Some(refs) => refs,
+            None => core.make_refs(slab)?,
+        };
+        // The guard keeps the count from being folded and opened again meanwhile.
+        if refs.try_get(number(id), &slot.state, id.to_bits()) {
+            Ok(CtxRef { slab: NonNull::from(slab), id, _shares: PhantomData })
+        } else {
+            Err(GetRefError::Lookup(super::LookupError::Stale))
+        }
+    }
+}
+
+fn number(id: Id) -> usize {
+    id.index() as usize % SLOTS
+}
+
+impl<T: Send + Sync + 'static> Core<T> {
+    #[cold]
+    fn make_refs<'a>(&self, slab: &'a Slab<T>) -> Result<&'a RefBlock, GetRefError> {
+        let _state = self.lock().map_err(GetRefError::Forked)?;
+        let refs = slab.make_refs().map_err(GetRefError::Alloc)?;
+        // Ordering: Release pairs with the Acquire in `restart_sections`.
+        self.has_refs.store(true, Ordering::Release);
+        Ok(refs)
+    }
+}
+
+impl<T: Send + Sync + 'static> CtxRef<T> {
+    #[inline(always)]
+    fn slab(&self) -> &Slab<T> {
+        // SAFETY: our reference keeps the slot used, and that the slab.
+        unsafe { self.slab.as_ref() }
+    }
+
+    #[inline(always)]
+    fn slot(&self) -> &Slot<T> {
+        self.slab().slot(self.id.index())
+    }
+
+    #[inline(always)]
+    fn refs(&self) -> &RefBlock {
+        self.slab().refs().expect("made before the first reference")
+    }
+
+    fn waiters(&self) -> &Waiters {
+        // SAFETY: our slot is used, which keeps the core.
+        unsafe { &(*self.slab().core().as_ptr()).waiters }
+    }
+
+    /// What the context is, or was, named.
+    #[inline]
+    #[must_use]
+    pub fn id(this: &Self) -> Id {
+        this.id
+    }
+
+    /// Whether the context was removed: there will be no new references but clones. Wait-free.
+    #[inline]
+    #[must_use]
+    pub fn is_removed(this: &Self) -> bool {
+        // Ordering: Acquire pairs with the Release of the removal; it carries what was done before.
+        this.slot().state.load(Ordering::Acquire) != this.id.to_bits()
+    }
+
+    /// Blocks until `look` gives something, or the context is removed.
+    ///
+    /// `look` is called again after each [`notify`](Self::notify), and whenever the table notifies
+    /// somebody else. It runs under a lock of the table's: it must be short, and must not insert into
+    /// the table, remove, or notify.
+    ///
+    /// # Errors
+    ///
+    /// [`WaitError::Removed`]; `look` has given nothing by then, and is not asked any more.
+    /// [`WaitError::Pinned`] if this thread holds an RCU guard: the wait would hold up every grace
+    /// period.
+    pub fn wait_until<R>(this: &Self, look: impl FnMut(&T) -> Option<R>) -> Result<R, WaitError> {
+        Self::wait_deadline(this, None, look)
+    }
+
+    /// [`wait_until`](Self::wait_until), for `timeout` at most.
+    ///
+    /// # Errors
+    ///
+    /// As there, and [`WaitError::TimedOut`].
+    pub fn wait_timeout<R>(
+        this: &Self,
+        timeout: Duration,
+        look: impl FnMut(&T) -> Option<R>,
+    ) -> Result<R, WaitError> {
+        Self::wait_deadline(this, Instant::now().checked_add(timeout), look)
+    }
+
+    fn wait_deadline<R>(
+        this: &Self,
+        deadline: Option<Instant>,
+        mut look: impl FnMut(&T) -> Option<R>,
+    ) -> Result<R, WaitError> {
+        if rcu::is_pinned() {
+            return Err(WaitError::Pinned);
+        }
+        let waited = this.waiters().wait(deadline, || match look(this) {
+            Some(got) => Some(Ok(got)),
+            None => Self::is_removed(this).then_some(Err(WaitError::Removed)),
+        });
+        waited.unwrap_or(Err(WaitError::TimedOut))
+    }
+
+    /// Wakes who waits for something of a context of this table. Wait-free while nobody does.
+    pub fn notify(this: &Self) {
+        this.waiters().notify();
+    }
+
+    /// Is ready when the context is removed.
+    pub fn removed(this: &Self) -> Killed<T> {
+        Killed { of: this.clone(), place: Place::default() }
+    }
+}
+
+impl<T: Send + Sync + 'static> Deref for CtxRef<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: our reference keeps it from being dropped.
+        unsafe { self.slot().value() }
+    }
+}
+
+impl<T: Send + Sync + 'static> Clone for CtxRef<T> {
+    #[inline]
+    fn clone(&self) -> Self {
+        self.refs().get_more(number(self.id), &self.slot().state, self.id.to_bits());
+        Self { ..*self }
+    }
+}
+
+impl<T: Send + Sync + 'static> Drop for CtxRef<T> {
+    #[inline]
+    fn drop(&mut self) {
+        let (refs, state) = (self.refs(), &self.slot().state);
+        // SAFETY: our reference, put once; nothing of the slab is used after it unless it was the
+        // last, and the slot therefore ours.
+        let last = unsafe { RefBlock::put(refs, number(self.id), state, self.id.to_bits()) };
+        if last {
+            let core = self.slab().core();
+            // SAFETY: the slot is used until it is vacated, and that keeps the core.
+            unsafe { core.as_ref() }.last_put(self.slab, self.id.index());
+        }
+    }
+}
+
+impl<T: Send + Sync + fmt::Debug + 'static> fmt::Debug for CtxRef<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CtxRef").field("id", &self.id).field("context", &**self).finish()
+    }
+}
+
+impl<T: Send + Sync + fmt::Display + 'static> fmt::Display for CtxRef<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+/// Ready when a context is removed; holds a reference to it. From [`CtxRef::removed`].
+#[derive(Debug)]
+#[must_use = "a future does nothing unless it is polled"]
+pub struct Killed<T: Send + Sync + 'static> {
+    of: CtxRef<T>,
+    place: Place,
+}
+
+impl<T: Send + Sync + 'static> Future for Killed<T> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        if CtxRef::is_removed(&this.of) {
+            return Poll::Ready(());
+        }
+        let registered = this.of.waiters().register(&mut this.place, context.waker());
+        if CtxRef::is_removed(&this.of) {
+            return Poll::Ready(());
+        }
+        if !registered {
+            context.waker().wake_by_ref(); // no memory to be woken by: look again soon
+        }
+        Poll::Pending
+    }
+}
+
+impl<T: Send + Sync + 'static> Drop for Killed<T> {
+    fn drop(&mut self) {
+        self.of.waiters().leave(&mut self.place);
+    }
+}

@@ -1,0 +1,437 @@
+//! How contexts go, and how that is waited for.
+
+use std::cell::Cell;
+use std::fmt;
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use percpu::rcu;
+use percpu::sync::atomic::Ordering;
+
+use super::CtxTable;
+use super::core::Core;
+use super::error::{RemoveError, WaitError};
+use super::id::Id;
+use super::iter;
+use super::slab::{Gone, NO_LINK, SLAB_BITS};
+use super::waiters::Place;
+
+impl<T: Send + Sync + 'static> CtxTable<T> {
+    /// Removes a context: from now on every lookup of `id` fails, for ever.
+    ///
+    /// Of several threads that remove the same context one succeeds. Who found the context before
+    /// goes on using it; it is dropped when there is no reader left and no reference, by whoever
+    /// moves reclaim on then: a later removal or insert, [`poll`](Self::poll),
+    /// [`flush`](Self::flush), or RCU on its own occasions (see [`percpu::rcu::Bounds`]). To wait for
+    /// that, ask the [`Removal`]; to drop it waits for nothing.
+    ///
+    /// Lock-free, and allocates nothing, but for every thousandth or so, which reclaims what others
+    /// have removed.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get).
+    #[inline]
+    pub fn remove(&self, id: Id) -> Result<Removal<'_, T>, RemoveError> {
+        let core = self.core();
+        if core.kill(id)? {
+            core.look();
+        }
+        Ok(Removal { core, id })
+    }
+
+    /// Removes every context, and waits until all of them are dropped: one grace period, whatever
+    /// their number. Returns how many there were.
+    ///
+    /// Contexts that are inserted meanwhile may be removed or not; the table can be used on.
+    ///
+    /// Blocks: for readers, and until the last [`CtxRef`](super::CtxRef) of each context is gone.
+    ///
+    /// # Errors
+    ///
+    /// [`WaitError::Pinned`], [`WaitError::InDrop`]: nothing was removed. [`WaitError::Forked`]: they
+    /// were removed, and are not waited for.
+    pub fn close_all(&self) -> Result<usize, WaitError> {
+        self.core().may_wait()?;
+        let mut closing = self.kill_all();
+        closing.wait()?;
+        Ok(closing.len())
+    }
+
+    /// Removes every context and waits for none. Blocks on no reader.
+    pub fn kill_all(&self) -> Closing<'_, T> {
+        let core = self.core();
+        let mut killed = 0;
+        let mut from = 0;
+        let mut look = false;
+        while let Some(live) = core.first_live(from, u64::from(u32::MAX)) {
+            if let Ok(deserves) = core.kill(live) {
+                killed += 1;
+                look |= deserves;
+            }
+            from = u64::from(live.index()) + 1;
+        }
+        if look {
+            core.look();
+        }
+        Closing { core, killed, from: 0 }
+    }
+
+    /// Moves reclaim on as far as readers let it, and returns how many indexes came free. Never
+    /// blocks on a reader; runs drops of removed contexts.
+    pub fn poll(&self) -> usize {
+        let core = self.core();
+        let vacated = core.advance();
+        // What was only begun, as a grace period, may be over at once.
+        if vacated == 0 { core.advance() } else { vacated }
+    }
+
+    /// Waits until every context that was removed before, and has no reference any more, is dropped;
+    /// returns how many indexes came free by that.
+    ///
+    /// Blocks for one or two grace periods.
+    ///
+    /// # Errors
+    ///
+    /// [`WaitError::Pinned`] if this thread holds an RCU guard, [`WaitError::InDrop`] if it is dropping
+    /// a context of this table, [`WaitError::Forked`] in a fork child that would wait for a thread it
+    /// does not have.
+    pub fn flush(&self) -> Result<usize, WaitError> {
+        self.core().flush()
+    }
+}
+
+impl<T: Send + Sync + 'static> Core<T> {
+    /// Makes a context dead and puts it on a list. True if the lists deserve a look.
+    #[inline]
+    fn kill(&self, id: Id) -> Result<bool, RemoveError> {
+        let _guard = rcu::pin();
+        // SAFETY: the guard.
+        let (slab, slot) = unsafe { self.find(id) }?;
+        let dead = Gone::dead(id, NO_LINK).bits();
+        // Ordering: AcqRel. Release pairs with the Acquire of who asks whether it is removed; it
+        // carries what the caller did before. Acquire, so that what follows comes after. Relaxed on
+        // failure: somebody else has removed it.
+        let won =
+            slot.state.compare_exchange(id.to_bits(), dead, Ordering::AcqRel, Ordering::Relaxed);
+        if won.is_err() {
+            return Err(RemoveError::Stale);
+        }
+        Ok(self.bury(slab, slot, id))
+    }
+
+    /// Whether this thread may wait for contexts of this table to go.
+    fn may_wait(&self) -> Result<(), WaitError> {
+        if rcu::is_pinned() {
+            return Err(WaitError::Pinned);
+        }
+        if self.lock()?.reclaimer == percpu::sync::thread_id() {
+            return Err(WaitError::InDrop);
+        }
+        Ok(())
+    }
+
+    /// Whether the context of `id`, which was removed, is dropped.
+    fn is_reclaimed(&self, id: Id) -> bool {
+        let gone = self.gone(id.index());
+        gone.is_none_or(|gone| !(gone.is_pending() && gone.next() == id.generation() + 1))
+    }
+
+    /// Whether the context of `id` waits for its last reference, and for nothing else.
+    fn is_referenced(&self, id: Id) -> bool {
+        self.gone(id.index())
+            .is_some_and(|gone| gone.is_referenced() && gone.next() == id.generation() + 1)
+    }
+
+    /// What the slot of an index says, unless it is live or there is none.
+    fn gone(&self, index: u32) -> Option<Gone> {
+        let _guard = rcu::pin();
+        // SAFETY: the guard.
+        let slab = unsafe { self.slab(index) }?;
+        // Ordering: Acquire pairs with the Release in `finish`; it carries the drop.
+        Gone::read(slab.slot(index).state.load(Ordering::Acquire))
+    }
+
+    /// Blocks until `done`. `blocked`: nothing but a reference is in the way of the next step.
+    fn wait_done(
+        &self,
+        mut done: impl FnMut() -> bool,
+        blocked: impl Fn() -> bool,
+    ) -> Result<(), WaitError> {
+        while !done() {
+            self.may_wait()?;
+            self.flush()?;
+            if done() {
+                break;
+            }
+            self.waiters.wait(None, || (done() || !blocked()).then_some(()));
+        }
+        Ok(())
+    }
+
+    /// [`wait_done`](Self::wait_done) that waits for readers in short steps, for a deadline.
+    fn wait_timeout(
+        &self,
+        timeout: Duration,
+        mut done: impl FnMut() -> bool,
+    ) -> Result<(), WaitError> {
+        let Some(deadline) = Instant::now().checked_add(timeout) else {
+            return self.wait_done(done, || false);
+        };
+        self.may_wait()?;
+        // Readers tell nobody that they leave: ask, seldomer and seldomer.
+        let mut step = Duration::from_micros(10);
+        loop {
+            if done() {
+                return Ok(());
+            }
+            self.advance();
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return if done() { Ok(()) } else { Err(WaitError::TimedOut) };
+            }
+            let until = Instant::now() + step.min(left);
+            if self.waiters.wait(Some(until), || done().then_some(())).is_some() {
+                return Ok(());
+            }
+            step = (step * 2).min(Duration::from_millis(1));
+        }
+    }
+
+    /// One poll of a future that is ready when `done`. `blocked`: only a reference is in the way.
+    fn poll_done(
+        &self,
+        place: &mut Place,
+        context: &mut Context<'_>,
+        done: impl Fn() -> bool,
+        blocked: impl Fn() -> bool,
+    ) -> Poll<()> {
+        self.advance();
+        if done() {
+            return Poll::Ready(());
+        }
+        let registered = self.waiters.register(place, context.waker());
+        if done() {
+            return Poll::Ready(());
+        }
+        // Readers tell nobody that they leave: look again soon.
+        if !registered || !blocked() {
+            context.waker().wake_by_ref();
+        }
+        Poll::Pending
+    }
+}
+
+/// A context that was removed; to wait until it is dropped, or not.
+///
+/// `removal.await` is a [`RemovalFuture`].
+pub struct Removal<'a, T: Send + Sync + 'static> {
+    core: &'a Core<T>,
+    id: Id,
+}
+
+impl<T: Send + Sync + 'static> Removal<'_, T> {
+    /// What was removed.
+    #[must_use]
+    pub fn id(&self) -> Id {
+        self.id
+    }
+
+    /// Whether the context is dropped: no reader has it any more, and nobody a reference. Moves
+    /// reclaim on as [`CtxTable::poll`] does; never blocks.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        if !self.core.is_reclaimed(self.id) {
+            self.core.advance();
+        }
+        self.core.is_reclaimed(self.id)
+    }
+
+    /// Blocks until the context is dropped.
+    ///
+    /// # Errors
+    ///
+    /// As [`CtxTable::flush`]. A reference of this thread's own is not seen: that waits for ever.
+    pub fn wait(self) -> Result<(), WaitError> {
+        let Self { core, id, .. } = &self;
+        core.wait_done(|| core.is_reclaimed(*id), || core.is_referenced(*id))
+    }
+
+    /// Blocks until the context is dropped, or for `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// [`WaitError::TimedOut`], and as [`CtxTable::flush`].
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<(), WaitError> {
+        self.core.wait_timeout(timeout, || self.core.is_reclaimed(self.id))
+    }
+}
+
+impl<'a, T: Send + Sync + 'static> IntoFuture for Removal<'a, T> {
+    type Output = ();
+    type IntoFuture = RemovalFuture<'a, T>;
+
+    fn into_future(self) -> RemovalFuture<'a, T> {
+        RemovalFuture { removal: self, place: Place::default() }
+    }
+}
+
+/// Ready when a removed context is dropped. From [`Removal`].
+///
+/// Polled again and again while readers are in the way, which tell nobody that they leave; it sleeps
+/// while it waits for references.
+#[derive(Debug)]
+#[must_use = "a future does nothing unless it is polled"]
+pub struct RemovalFuture<'a, T: Send + Sync + 'static> {
+    removal: Removal<'a, T>,
+    place: Place,
+}
+
+impl<T: Send + Sync + 'static> Future for RemovalFuture<'_, T> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let Self { removal: Removal { core, id }, place } = self.get_mut();
+        core.poll_done(place, context, || core.is_reclaimed(*id), || core.is_referenced(*id))
+    }
+}
+
+impl<T: Send + Sync + 'static> Drop for RemovalFuture<'_, T> {
+    fn drop(&mut self) {
+        self.removal.core.waiters.leave(&mut self.place);
+    }
+}
+
+impl<T: Send + Sync + 'static> fmt::Debug for Removal<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Removal").field(&self.id).finish()
+    }
+}
+
+/// All contexts of a table, removed; to wait until they are dropped, or not. From
+/// [`CtxTable::kill_all`].
+///
+/// Contexts that others remove meanwhile may be waited for as well. `closing.await` is a
+/// [`ClosingFuture`].
+pub struct Closing<'a, T: Send + Sync + 'static> {
+    core: &'a Core<T>,
+    killed: usize,
+    /// What is below is dropped, or was removed later.
+    from: u64,
+}
+
+impl<T: Send + Sync + 'static> Closing<'_, T> {
+    /// How many contexts were removed.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.killed
+    }
+
+    /// Whether none was.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.killed == 0
+    }
+
+    /// Whether all are dropped. Moves reclaim on; never blocks.
+    #[must_use]
+    pub fn is_done(&mut self) -> bool {
+        self.core.advance();
+        let from = Cell::new(self.from);
+        let clear = self.core.is_clear(&from);
+        self.from = from.get();
+        clear
+    }
+
+    /// Blocks until all are dropped.
+    ///
+    /// # Errors
+    ///
+    /// As [`CtxTable::flush`].
+    pub fn wait(&mut self) -> Result<(), WaitError> {
+        let from = Cell::new(self.from);
+        let core = self.core;
+        core.wait_done(|| core.is_clear(&from), || core.is_referenced_at(from.get()))
+    }
+
+    /// Blocks until all are dropped, or for `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// [`WaitError::TimedOut`], and as [`CtxTable::flush`].
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<(), WaitError> {
+        let from = Cell::new(self.from);
+        self.core.wait_timeout(timeout, || self.core.is_clear(&from))
+    }
+}
+
+impl<T: Send + Sync + 'static> Core<T> {
+    /// Moves `from` up to the first context that is not dropped; true if there is none.
+    fn is_clear(&self, from: &Cell<u64>) -> bool {
+        let _guard = rcu::pin();
+        while let Some((key, slab)) = self.next_slab(from.get() >> SLAB_BITS, iter::LAST_KEY) {
+            // SAFETY: the guard.
+            let it = unsafe { slab.as_ref() };
+            let first = u64::from(it.index(0)).max(from.get());
+            for index in first..(key + 1) << SLAB_BITS {
+                // Ordering: Acquire pairs with the Release in `finish`; it carries the drop.
+                let state = it.slot(index as u32).state.load(Ordering::Acquire);
+                if Gone::read(state).is_some_and(Gone::is_pending) {
+                    from.set(index);
+                    return false;
+                }
+            }
+            from.set((key + 1) << SLAB_BITS);
+        }
+        true
+    }
+
+    fn is_referenced_at(&self, index: u64) -> bool {
+        self.gone(index as u32).is_some_and(Gone::is_referenced)
+    }
+}
+
+impl<'a, T: Send + Sync + 'static> IntoFuture for Closing<'a, T> {
+    type Output = usize;
+    type IntoFuture = ClosingFuture<'a, T>;
+
+    fn into_future(self) -> ClosingFuture<'a, T> {
+        ClosingFuture { closing: self, place: Place::default() }
+    }
+}
+
+/// Ready, with their number, when all removed contexts are dropped. From [`Closing`]; polled as a
+/// [`RemovalFuture`] is.
+#[derive(Debug)]
+#[must_use = "a future does nothing unless it is polled"]
+pub struct ClosingFuture<'a, T: Send + Sync + 'static> {
+    closing: Closing<'a, T>,
+    place: Place,
+}
+
+impl<T: Send + Sync + 'static> Future for ClosingFuture<'_, T> {
+    type Output = usize;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<usize> {
+        let Self { closing: Closing { core, killed, from }, place } = self.get_mut();
+        let at = Cell::new(*from);
+        let done = || core.is_clear(&at);
+        let polled = core.poll_done(place, context, done, || core.is_referenced_at(at.get()));
+        *from = at.get();
+        polled.map(|()| *killed)
+    }
+}
+
+impl<T: Send + Sync + 'static> Drop for ClosingFuture<'_, T> {
+    fn drop(&mut self) {
+        self.closing.core.waiters.leave(&mut self.place);
+    }
+}
+
+impl<T: Send + Sync + 'static> fmt::Debug for Closing<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Closing").field("killed", &self.killed).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,60 @@
+//! One thread, and what it may expect of a table.
+
+use std::sync::Arc;
+
+use percpu::rcu;
+use radix_ctx::{CtxRef, CtxTable, InsertRefused, LookupError};
+
+#[test]
+fn a_table_from_its_first_context_to_its_last_reference() {
+    let table = CtxTable::new();
+    let ids: Vec<_> = (0..1000).map(|i| table.insert(Arc::new(i)).unwrap()).collect();
+    for (i, id) in ids.iter().enumerate() {
+        assert_eq!(id.index() as usize, i);
+        assert_eq!(table.with(*id, |value| **value), Ok(i));
+    }
+    table.validate();
+    let first = table.get_ref(ids[7]).unwrap();
+    let second = first.clone();
+    let guard = rcu::pin();
+    assert_eq!(table.iter(&guard).count(), 1000);
+    drop(guard);
+    for id in &ids {
+        table.remove(*id).unwrap();
+        assert_eq!(table.with(*id, |value| **value), Err(LookupError::Stale));
+    }
+    assert_eq!(table.len(), 0);
+    assert!(CtxRef::is_removed(&first));
+    let vacated = table.flush().unwrap();
+    assert!(vacated <= 999, "{vacated}");
+    assert_eq!(table.stats().pending, 1);
+    assert_eq!(**second, 7);
+    drop(first);
+    drop(second);
+    assert_eq!(table.stats().pending, 0);
+    table.validate();
+    assert!(ids.iter().all(|id| table.with(*id, |_| ()) == Err(LookupError::Stale)));
+
+    let id = table.insert(Arc::new(5)).unwrap();
+    assert_eq!(id.index(), 0);
+    table.remove(id).unwrap().wait().unwrap();
+    assert_eq!(table.close_all(), Ok(0));
+    let kept = table.get_ref(table.insert(Arc::new(7)).unwrap()).unwrap();
+    drop(table);
+    assert_eq!(**kept, 7);
+}
+
+#[test]
+fn inv08_a_full_table_gives_the_value_back() {
+    let table = CtxTable::builder().max_index(3).build().unwrap();
+    let ids: Vec<_> = (0..4).map(|i| table.insert(i).unwrap()).collect();
+    let refused = table.insert(9).unwrap_err();
+    assert_eq!((refused.reason, refused.value), (InsertRefused::Exhausted { pending: 0 }, 9));
+    table.remove(ids[2]).unwrap();
+    let guard = rcu::pin();
+    let refused = table.insert(9).unwrap_err();
+    assert_eq!(refused.reason, InsertRefused::Exhausted { pending: 1 });
+    drop(guard);
+    let id = table.insert_wait(9).unwrap();
+    assert_eq!((id.index(), id.generation()), (2, 2));
+}
