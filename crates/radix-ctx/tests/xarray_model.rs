@@ -65,6 +65,41 @@ proptest! {
         Both::run(&ops)?;
     }
 
+    /// Between two steps of a walk anything may happen: each step gives what is there now, as a search
+    /// from its position would.
+    #[test]
+    fn inv06_a_walk_goes_on_through_changes(
+        ops in many(any_op()),
+        from in model::keys(),
+        steps in prop::collection::vec(0..3_usize, 80),
+    ) {
+        let mut both = Both::new();
+        let array = std::sync::Arc::clone(&both.array);
+        let guard = rcu::pin();
+        let mut walks = [array.range(from.., &guard), array.marked(Mark::One, .., &guard)];
+        for (op, steps) in ops.iter().zip(steps) {
+            both.step(op)?;
+            for _ in 0..steps {
+                for (walk, mark) in walks.iter_mut().zip([None, Some(Mark::One)]) {
+                    let position = walk.next_index();
+                    let expected = position.and_then(|from| both.first(from, mark));
+                    let found = walk.next();
+                    prop_assert_eq!(found, expected);
+                    if let Some((index, _)) = found {
+                        prop_assert_eq!(walk.next_index(), index.checked_add(1));
+                    }
+                    // At the end begin again, with a walk that remembers nothing.
+                    if walk.next_index().is_none() {
+                        *walk = match mark {
+                            Some(mark) => array.marked(mark, .., &guard),
+                            None => array.iter(&guard),
+                        };
+                    }
+                }
+            }
+        }
+    }
+
     /// What is erased is as if it had never been stored, in whatever order.
     #[test]
     fn inv02_erased_is_never_stored(
@@ -245,12 +280,12 @@ fn inv06_walks_end_at_the_edges() {
     assert_eq!(array.next(u64::MAX, &guard), None);
     assert_eq!(array.prev(0, &guard), None);
     let mut last = array.range(u64::MAX.., &guard);
-    assert_eq!(last.position(), Some(u64::MAX));
+    assert_eq!(last.next_index(), Some(u64::MAX));
     assert_eq!(last.next().map(|(index, _)| index), Some(u64::MAX));
-    assert_eq!((last.position(), last.next()), (None, None));
+    assert_eq!((last.next_index(), last.next()), (None, None));
     #[allow(clippy::reversed_empty_ranges, reason = "that is what is tested")]
     let empty = array.range(5..3, &guard);
-    assert_eq!((empty.position(), empty.count()), (None, 0));
+    assert_eq!((empty.next_index(), empty.count()), (None, 0));
     assert_eq!(array.range(..0, &guard).count(), 0);
 }
 

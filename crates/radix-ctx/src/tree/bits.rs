@@ -1,6 +1,7 @@
 //! The bits beside the slots: marks, and which entries are full.
 
 use percpu::sync::atomic::Ordering;
+use percpu::sync::mutant;
 
 use super::edit::{Edit, Slot};
 use super::node::NodePtr;
@@ -76,11 +77,13 @@ impl<const FLOORS: bool> Edit<'_, FLOORS> {
         if !is_present::<FLOORS>(self.get(slot)) {
             return false;
         }
+        let release =
+            if mutant("tree-mark-relaxed") { Ordering::Relaxed } else { Ordering::Release };
         // Ordering: Relaxed for the loads, of the writer's own words. Release pairs with the Acquire in
         // `is_marked` and in searches; it carries what the caller did before it set the mark.
         let Some(mut node) = slot.node() else {
             let marks = self.tree.root_marks.load(Ordering::Relaxed);
-            self.tree.root_marks.store(marks | 1 << mark, Ordering::Release);
+            self.tree.root_marks.store(marks | 1 << mark, release);
             return true;
         };
         let mut index = slot.index();
@@ -90,7 +93,7 @@ impl<const FLOORS: bool> Edit<'_, FLOORS> {
             if bits & 1 << index != 0 {
                 return true; // so have the nodes above
             }
-            at.marks[mark].store(bits | 1 << index, Ordering::Release);
+            at.marks[mark].store(bits | 1 << index, release);
             index = u64::from(at.offset);
             let Some(parent) = at.parent() else { return true };
             node = parent;

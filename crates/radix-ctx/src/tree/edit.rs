@@ -250,6 +250,13 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
         }
         let Some(top) = child else { unreachable!("the key is above what the root covers") };
         let slot = self.extend(&mut fresh, top, key, top_floor);
+        if mutant("tree-grow-publishes-first") {
+            let first = self.at(top).slot(0);
+            // Ordering: Relaxed, both; it is a bug.
+            let below = first.swap(ptr::null_mut(), Ordering::Relaxed);
+            self.publish(&self.tree.root, top.to_root());
+            self.publish(first, below);
+        }
         self.publish(&self.tree.root, top.to_root());
         Ok(slot)
     }
@@ -362,6 +369,9 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
                 // Ordering: Relaxed; published with the root just below.
                 self.tree.root_marks.store(marks, Ordering::Relaxed);
                 self.with_state(|state| state.root_full = at.full() & 1 == 1);
+                if mutant("tree-shrink-by-way-of-null") {
+                    self.publish(&self.tree.root, ptr::null_mut());
+                }
                 self.publish(&self.tree.root, only);
             } else {
                 // SAFETY: present, and above level 0.

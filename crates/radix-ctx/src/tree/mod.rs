@@ -57,6 +57,7 @@ use std::ptr;
 
 use percpu::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use percpu::sync::cell::UnsafeCell;
+use percpu::sync::mutant;
 use percpu::sync::native::atomic::{AtomicU64, AtomicUsize};
 
 use self::node::NodePtr;
@@ -170,7 +171,10 @@ impl<const FLOORS: bool> Tree<FLOORS> {
     pub(crate) unsafe fn load(&self, key: u64) -> Word {
         // Ordering: Acquire, here and in `step`, pairs with the Release in `Edit::publish`; it carries
         // the node that the word leads to, or what the entry leads to.
-        let root = self.root.load(Ordering::Acquire);
+        let mut root = self.root.load(Ordering::Acquire);
+        if mutant("tree-height-read-apart") {
+            root = NodePtr::with_level_of(root, self.root.load(Ordering::Acquire));
+        }
         // The usual heights one by one: their shifts are constants, and the tag in the root is the
         // displacement of a load.
         macro_rules! of_height {

@@ -30,7 +30,7 @@ impl Cycle {
 
     /// The index after the last one that was allocated; `None` if that was `u64::MAX`.
     #[must_use]
-    pub const fn position(&self) -> Option<u64> {
+    pub const fn next_index(&self) -> Option<u64> {
         self.next
     }
 }

@@ -53,13 +53,13 @@ impl<'g, P: Entry> Iter<'g, P> {
     ///     let guard = rcu::pin(); // one for each entry, so that nobody waits for all of them
     ///     let mut rest = array.range(position.., &guard);
     ///     seen.extend(rest.next().map(|(index, _)| index));
-    ///     from = rest.position();
+    ///     from = rest.next_index();
     /// }
     /// assert_eq!(seen, [1, 5, u64::MAX]);
     /// # Ok::<(), std::io::Error>(())
     /// ```
     #[must_use]
-    pub fn position(&self) -> Option<u64> {
+    pub fn next_index(&self) -> Option<u64> {
         self.cursor.as_ref()?.position()
     }
 }
@@ -90,7 +90,7 @@ impl<P: Entry> Clone for Iter<'_, P> {
 
 impl<P: Entry> fmt::Debug for Iter<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Iter").field("position", &self.position()).finish_non_exhaustive()
+        f.debug_struct("Iter").field("position", &self.next_index()).finish_non_exhaustive()
     }
 }
 

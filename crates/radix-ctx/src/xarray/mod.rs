@@ -45,7 +45,7 @@
 //! # Iteration
 //!
 //! Ascending and weakly consistent: what is present throughout is seen once; what comes or goes
-//! meanwhile may be seen or not. To pause, remember [`Iter::position`], and go on by
+//! meanwhile may be seen or not. To pause, remember [`Iter::next_index`], and go on by
 //! [`range`](XArray::range) from there, with another guard.
 //!
 //! # What happens when

@@ -4,7 +4,7 @@ use std::ops::RangeBounds;
 use std::ptr;
 
 use percpu::rcu::{Batch, Pinned};
-use percpu::sync::WordGuard;
+use percpu::sync::{WordGuard, mutant};
 use percpu::{AllocError, Forked};
 
 use super::alloc::Cycle;
@@ -160,6 +160,11 @@ impl<P: Entry> XArray<P> {
             return Ok(None);
         }
         let old = locked.put(slot, ptr::null_mut());
+        if mutant("xarray-erase-frees-at-once") && !is_none(old) {
+            // SAFETY: none, it is a bug.
+            drop(unsafe { P::from_word(old) });
+            return Ok(None);
+        }
         // SAFETY: just taken out, here.
         Ok(unsafe { out::<P>(old) })
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use percpu::rcu;
 use proptest::prelude::*;
@@ -151,7 +152,7 @@ fn value(value: u64) -> Value {
 /// The array, and what it must be.
 #[derive(Debug, Default)]
 pub(crate) struct Both {
-    pub(crate) array: XArray<Value>,
+    pub(crate) array: Arc<XArray<Value>>,
     pub(crate) model: BTreeMap<u64, Used>,
     /// `None`: behind the last index.
     inner: Option<u64>,
@@ -170,6 +171,12 @@ impl Both {
             both.step(op)?;
         }
         both.compare()
+    }
+
+    /// The first entry at or after `from`; of those with the mark, if one is asked for.
+    pub(crate) fn first(&self, from: u64, mark: Option<Mark>) -> Option<(u64, Value)> {
+        let has = |key: &u64| mark.is_none_or(|mark| self.model[key].marks[mark as usize]);
+        self.entries(from..=u64::MAX).find(|(key, _)| has(key))
     }
 
     /// The lowest index of the range that is not in use.
@@ -356,14 +363,14 @@ impl Both {
                 }
             }
             Op::AllocCyclicBy(from, to) => {
-                let free = self.free_cyclic(self.cycle.position(), from, to);
+                let free = self.free_cyclic(self.cycle.next_index(), from, to);
                 let before = self.cycle;
                 let said = array.alloc_cyclic_by(from..=to, &mut self.cycle, value(serial));
                 let said = said.map(|given| (given.index, given.wrapped));
                 prop_assert_eq!(said, free.ok_or(AllocateError::Exhausted(value(serial))));
                 match free {
                     Some((free, _)) => {
-                        prop_assert_eq!(self.cycle.position(), free.checked_add(1));
+                        prop_assert_eq!(self.cycle.next_index(), free.checked_add(1));
                         self.took(Some(free));
                     }
                     None => prop_assert_eq!(self.cycle, before),
@@ -435,7 +442,7 @@ impl Both {
         while let Some(position) = from {
             let mut rest = array.range(position..=*range.end(), &guard);
             paused.extend(rest.next());
-            from = rest.position();
+            from = rest.next_index();
             prop_assert!(from.is_none_or(|from| from > position), "{position} to {from:?}");
         }
         prop_assert_eq!(&paused, &expected);
