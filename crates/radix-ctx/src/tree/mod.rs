@@ -46,7 +46,7 @@ mod edit;
 mod node;
 mod pool;
 mod search;
-#[cfg(test)]
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
 mod tests;
 mod validate;
 

@@ -69,6 +69,8 @@ mod iter;
 mod marks;
 mod reserve;
 mod stats;
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests;
 mod write;
 
 pub use self::alloc::{Allocation, Cycle};

@@ -2,6 +2,7 @@
 
 use percpu::rcu::{self, Owned};
 use percpu::sync::atomic::{AtomicU64, Ordering};
+use percpu::sync::quarantine::{Watched, free};
 use percpu::sync::{Arc, model, thread};
 use radix_ctx::xarray::{Mark, Value, XArray};
 
@@ -45,25 +46,39 @@ fn spawn<T: Send + Sync + 'static>(
 /// How often a short thing is done that must hit another short thing: a random schedule needs some.
 const TIMES: usize = if cfg!(offlock_shuttle) { 10 } else { 1 };
 
-/// Memory that the checker knows.
-struct Payload(AtomicU64);
+/// Takes a while, so that others come in between as often as not; loom needs no help.
+fn dawdle() {
+    if cfg!(offlock_shuttle) {
+        for _ in 0..100 {
+            thread::yield_now();
+        }
+    }
+}
+
+/// A value whose reads the checker sees, however late: its memory is in quarantine when it is gone.
+struct Payload(*mut Watched<u64>);
+
+// SAFETY: read by all, and freed by the drop, which has it alone: that is what the models check.
+unsafe impl Send for Payload {}
+// SAFETY: as above.
+unsafe impl Sync for Payload {}
 
 impl Payload {
     fn new(value: u64) -> Self {
-        let payload = Self(AtomicU64::new(0));
-        // Ordering: Relaxed; what it is published with carries it.
-        payload.0.store(value, Ordering::Relaxed);
-        payload
+        Self(Box::into_raw(Box::new(Watched::new(value))))
     }
 
-    fn read(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+    /// Reads what `found` led to a while ago.
+    fn read(found: *const Watched<u64>) -> u64 {
+        // SAFETY: alive, or in quarantine until the run is over, where the canary is dead.
+        **unsafe { &*found }
     }
 }
 
 impl Drop for Payload {
     fn drop(&mut self) {
-        self.0.store(0xdead, Ordering::Relaxed);
+        // SAFETY: ours from `into_raw`, and dropped once.
+        free(unsafe { Box::from_raw(self.0) });
     }
 }
 
@@ -76,7 +91,7 @@ fn an_entry_is_seen_finished() {
             let guard = rcu::pin();
             for index in [0, 2] {
                 if let Some(payload) = array.load(index, &guard) {
-                    assert_eq!(payload.read(), 7);
+                    assert_eq!(Payload::read(payload.0), 7);
                 }
             }
         });
@@ -130,11 +145,13 @@ fn an_erased_entry_outlives_its_readers() {
         array.store(1, Owned::new(Payload::new(7))).unwrap();
         let reader = spawn(&array, |array| {
             let guard = rcu::pin();
-            if let Some(payload) = array.load(1, &guard) {
+            if let Some(found) = array.load(1, &guard).map(|payload| payload.0) {
                 thread::yield_now();
-                assert_eq!(payload.read(), 7);
+                dawdle();
+                assert_eq!(Payload::read(found), 7);
             }
         });
+        dawdle();
         drop(array.erase(1).unwrap());
         rcu::poll();
         reader.join().unwrap();
