@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::ptr;
 
 use percpu::AllocError;
 use percpu::rcu::Batch;
@@ -253,7 +252,7 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
         if mutant("tree-grow-publishes-first") {
             let first = self.at(top).slot(0);
             // Ordering: Relaxed, both; it is a bug.
-            let below = first.swap(ptr::null_mut(), Ordering::Relaxed);
+            let below = first.swap(absent::<FLOORS>(), Ordering::Relaxed);
             self.publish(&self.tree.root, top.to_root());
             self.publish(first, below);
         }
@@ -370,7 +369,7 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
                 self.tree.root_marks.store(marks, Ordering::Relaxed);
                 self.with_state(|state| state.root_full = at.full() & 1 == 1);
                 if mutant("tree-shrink-by-way-of-null") {
-                    self.publish(&self.tree.root, ptr::null_mut());
+                    self.publish(&self.tree.root, absent::<FLOORS>());
                 }
                 self.publish(&self.tree.root, only);
             } else {
@@ -388,7 +387,7 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
         if mutant("tree-node-forgets") {
             for index in 0..FANOUT as u64 {
                 // Ordering: Relaxed; it is a bug.
-                self.at(node).slot(index).store(ptr::null_mut(), Ordering::Relaxed);
+                self.at(node).slot(index).store(absent::<FLOORS>(), Ordering::Relaxed);
             }
         }
         // Ordering: Relaxed, both; a statistic, which only the writer writes.
