@@ -36,13 +36,19 @@ pub fn allowed_cpus() -> io::Result<Vec<usize>> {
 ///
 /// `EINVAL` where `cpu` does not exist or is not allowed to this process.
 pub fn pin(cpu: usize) -> io::Result<()> {
-    if cpu >= libc::CPU_SETSIZE as usize {
-        return Err(io::Error::from_raw_os_error(libc::EINVAL));
-    }
+    pin_to(&[cpu])
+}
+
+fn pin_to(cpus: &[usize]) -> io::Result<()> {
     // SAFETY: a `cpu_set_t` is an array of integers, for which all-zero bytes are a value.
     let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
-    // SAFETY: `cpu` is below `CPU_SETSIZE`, checked above.
-    unsafe { libc::CPU_SET(cpu, &mut set) };
+    for cpu in cpus {
+        if *cpu >= libc::CPU_SETSIZE as usize {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        // SAFETY: `cpu` is below `CPU_SETSIZE`, checked above.
+        unsafe { libc::CPU_SET(*cpu, &mut set) };
+    }
     set_affinity(&set)
 }
 
@@ -53,8 +59,17 @@ pub fn pin(cpu: usize) -> io::Result<()> {
 ///
 /// Those of [`pin`]; `f` did not run.
 pub fn with_affinity<R>(cpu: usize, f: impl FnOnce() -> R) -> io::Result<R> {
+    with_cpus(&[cpu], f)
+}
+
+/// Like [`with_affinity`], on any of `cpus`: threads that `f` starts stay on them as well.
+///
+/// # Errors
+///
+/// Those of [`pin`], also where `cpus` has none; `f` did not run.
+pub fn with_cpus<R>(cpus: &[usize], f: impl FnOnce() -> R) -> io::Result<R> {
     let before = affinity()?;
-    pin(cpu)?;
+    pin_to(cpus)?;
     let result = f();
     set_affinity(&before)?;
     Ok(result)
@@ -99,6 +114,18 @@ mod tests {
         let inside = with_affinity(last, || allowed_cpus().unwrap()).unwrap();
         assert_eq!(inside, [last]);
         assert_eq!(allowed_cpus().unwrap(), before);
+    }
+
+    #[test]
+    fn threads_stay_on_the_cpus_of_the_thread_that_starts_them() {
+        let all = allowed_cpus().unwrap();
+        let some = &all[..all.len().min(2)];
+        let inside = with_cpus(some, || {
+            thread::scope(|scope| scope.spawn(allowed_cpus).join().unwrap().unwrap())
+        });
+        assert_eq!(inside.unwrap(), some);
+        assert_eq!(allowed_cpus().unwrap(), all);
+        assert_eq!(with_cpus(&[], || ()).unwrap_err().raw_os_error(), Some(libc::EINVAL));
     }
 
     #[test]

@@ -48,7 +48,7 @@ mod targets;
 mod window;
 
 pub use self::args::Args;
-pub use self::cpu::{allowed_cpus, pin, thread_cpu_time, with_affinity};
+pub use self::cpu::{allowed_cpus, pin, thread_cpu_time, with_affinity, with_cpus};
 pub use self::fio::FioReads;
 pub use self::foreign::Foreign;
 pub use self::group::{Case, Group, Plan};

@@ -63,6 +63,11 @@ impl Rounds {
         self.done += 1;
     }
 
+    /// What the comparison is called.
+    pub fn group(&self) -> &str {
+        &self.group
+    }
+
     /// The number of rounds so far.
     pub fn done(&self) -> usize {
         self.done
@@ -199,7 +204,7 @@ mod tests {
             });
         }
         assert_eq!(seen, [0, 1, 2, 1, 2, 0, 2, 0, 1, 0, 1, 2]);
-        assert_eq!(rounds.done(), 4);
+        assert_eq!((rounds.group(), rounds.done()), ("g", 4));
     }
 
     /// The machine gets ten times slower round by round; the ratio stays.
