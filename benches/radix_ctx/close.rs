@@ -1,0 +1,98 @@
+//! R12: closing 500 contexts together, beside closing one. And one by one, as it was done once.
+//!
+//! A close is from the call until the values are dropped. It is measured twice: with nobody else at
+//! work, where a grace period costs least and 500 drops weigh most, which decides the target; and
+//! beside a thread that looks up without a pause.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use harness::{Plan, Rounds, allowed_cpus, pin};
+
+use crate::map::{Map, Value, value};
+use crate::ours::Ctx;
+use crate::report::Report;
+use crate::timed::{Clock, least_disturbed, on_one_cpu, repeat};
+
+const CONTEXTS: usize = 500;
+
+const TOGETHER: &str = "close_all of 500";
+const ONE: &str = "remove and wait, one";
+const ONE_BY_ONE: &str = "remove and wait, 500 times";
+
+pub(crate) fn run(plan: &Plan, report: &mut Report) {
+    let quiet = measure(plan, "close, quiet");
+    report.show(&quiet);
+    let ratio = quiet.time_ratio(&row(TOGETHER), &row(ONE));
+    println!("  {TOGETHER} over {ONE}: {:.3}", ratio.unwrap_or(f64::NAN));
+    report.record("R12.close_all_vs_one", ratio);
+
+    let cpus = allowed_cpus().expect("this process has CPUs");
+    let over = AtomicBool::new(false);
+    let (map, keys) = Ctx::<Value>::filled(CONTEXTS, value);
+    let beside = thread::scope(|scope| {
+        scope.spawn(|| {
+            pin(cpus[cpus.len() - 1]).expect("an allowed CPU");
+            // Ordering: Relaxed; a flag that is seen sometime.
+            while !over.load(Ordering::Relaxed) {
+                for key in &keys {
+                    map.read(&map.enter(), *key, |value| value[0]).expect("it is there");
+                }
+            }
+        });
+        let beside = measure(plan, "close, beside a reader");
+        over.store(true, Ordering::Relaxed);
+        beside
+    });
+    report.show(&beside);
+    let ratio = beside.time_ratio(&row(TOGETHER), &row(ONE));
+    println!("  {TOGETHER} over {ONE}: {:.3}", ratio.unwrap_or(f64::NAN));
+}
+
+/// Closes all that is in a table.
+type Close = fn(&Ctx<Value>);
+
+fn row(name: &str) -> String {
+    format!("{name}/1")
+}
+
+/// An operation is a close: of all, of one, of all one by one.
+fn measure(plan: &Plan, group: &str) -> Rounds {
+    let closes: [(&str, usize, Close); 3] =
+        [(TOGETHER, CONTEXTS, together), (ONE, 1, one_by_one), (ONE_BY_ONE, CONTEXTS, one_by_one)];
+    let mut rounds = Rounds::new(group, closes.iter().map(|(name, ..)| (row(name), 1)));
+    on_one_cpu(|| {
+        repeat(plan, || {
+            rounds.round(plan.retries, |index| {
+                let (_, contexts, close) = closes[index];
+                least_disturbed(plan, || {
+                    let mut clock = Clock::default();
+                    while clock.wall < plan.window {
+                        let (map, _) = Ctx::filled(contexts, value);
+                        clock.add(|| {
+                            close(&map);
+                            1
+                        });
+                    }
+                    clock.window()
+                })
+            });
+        });
+    });
+    rounds
+}
+
+/// Why no wait is refused.
+const FREE: &str = "no guard is held, nothing forks";
+
+fn together(map: &Ctx<Value>) {
+    map.0.close_all().expect(FREE);
+    assert!(map.0.is_empty());
+}
+
+fn one_by_one(map: &Ctx<Value>) {
+    let ids: Vec<_> = map.0.iter(&percpu::rcu::pin()).map(|(id, _)| id).collect();
+    for id in ids {
+        map.0.remove(id).expect("it is there").wait().expect(FREE);
+    }
+}

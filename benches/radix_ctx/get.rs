@@ -1,0 +1,163 @@
+//! R1 to R4: looking ids up. 56-byte values; one word of the value found is added up.
+//!
+//! Each lookup has a guard of its own, in all rows but those called `held`. Up to 64 k entries every
+//! row is a case of the harness's loop. A million values fit the last cache one map at a time: there
+//! each window follows a walk over the row's own map in the order of its entries, and the two
+//! threads of R4 run in a group of their own.
+
+use harness::{Group, Plan, Rounds};
+
+use crate::locked::{MutexArena, MutexList, RwArena};
+use crate::map::{Filled, Map, Value, held, order};
+use crate::ours::Ctx;
+use crate::peers::{Dash, Index, Papaya, Sharded, Slots};
+use crate::report::Report;
+use crate::timed::{Row, measure};
+
+const OURS: &str = <Ctx<Value> as Map<Value>>::NAME;
+const PAPAYA: &str = <Papaya<Value> as Map<Value>>::NAME;
+const INDEX: &str = <Index<Value> as Map<Value>>::NAME;
+const DASHMAP: &str = <Dash<Value> as Map<Value>>::NAME;
+const VEC: &str = <Slots<Value> as Map<Value>>::NAME;
+const LIST: &str = <MutexList<Value> as Map<Value>>::NAME;
+const PEERS: [&str; 7] =
+    [PAPAYA, INDEX, DASHMAP, "sharded-slab", "RwLock<Arena>", "Mutex<Arena>", VEC];
+
+/// A million lookups take their time: this many at once.
+const MANY: u64 = 1 << 17;
+
+pub(crate) fn run_1(plan: &Plan, report: &mut Report) {
+    small(plan, report, 1);
+}
+
+pub(crate) fn run_16(plan: &Plan, report: &mut Report) {
+    small(plan, report, 16);
+}
+
+pub(crate) fn run_512(plan: &Plan, report: &mut Report) {
+    let rounds = small(plan, report, 512);
+    report.record("R1.hashindex@512", ratio(&rounds, INDEX));
+    report.record("R1.vecslot@512", ratio(&rounds, VEC));
+    report.record("R4.scale@512", scale(&rounds));
+}
+
+pub(crate) fn run_64k(plan: &Plan, report: &mut Report) {
+    let rounds = group(plan, "get, 64k entries", 1 << 16, false);
+    show(report, &rounds);
+    report.record("R2.papaya", ratio(&rounds, PAPAYA));
+    report.record("R2.hashindex", ratio(&rounds, INDEX));
+    report.record("R2.dashmap", ratio(&rounds, DASHMAP));
+    report.record("R2.vecslot", ratio(&rounds, VEC));
+    report.record("R4.scale@64k", scale(&rounds));
+}
+
+pub(crate) fn run_1m(plan: &Plan, report: &mut Report) {
+    let n = 1 << 20;
+    let order = order(n);
+    let ours = Filled::<Ctx<Value>>::new(n, &order);
+    let papaya = Filled::<Papaya<Value>>::new(n, &order);
+    let index = Filled::<Index<Value>>::new(n, &order);
+    let dashmap = Filled::<Dash<Value>>::new(n, &order);
+    let sharded = Filled::<Sharded<Value>>::new(n, &order);
+    let arena = Filled::<RwArena<Value>>::new(n, &order);
+    let slots = Filled::<Slots<Value>>::new(n, &order);
+    let mut rows = vec![warm(&ours), warm_held(&ours), warm(&slots)];
+    rows.extend([warm(&papaya), warm_held(&papaya), warm(&index), warm_held(&index)]);
+    rows.extend([warm(&dashmap), warm(&sharded), warm(&arena)]);
+    let rounds = measure("get, 1M entries", plan, rows);
+    report.show(&rounds);
+    report.against(
+        &rounds,
+        OURS,
+        1,
+        &[PAPAYA, INDEX, DASHMAP, "sharded-slab", "RwLock<Arena>", VEC],
+    );
+    report.against(&rounds, &held(OURS), 1, &[&held(PAPAYA), &held(INDEX)]);
+    report.record("R3.papaya", ratio(&rounds, PAPAYA));
+    report.record("R3.dashmap", ratio(&rounds, DASHMAP));
+    report.record("R3.hashindex", ratio(&rounds, INDEX));
+    report.record("R3.vecslot", ratio(&rounds, VEC));
+
+    let group = Group::new("get, 1M entries, two threads");
+    let rounds =
+        group.case(ours.case(1)).case(ours.case(2)).case(slots.case(1)).case(slots.case(2));
+    let rounds = rounds.run(plan);
+    report.show(&rounds);
+    report.against(&rounds, OURS, 2, &[VEC]);
+    report.record("R4.scale@1M", scale(&rounds));
+}
+
+/// Rows of so few entries that even a list has a chance.
+fn small(plan: &Plan, report: &mut Report, n: usize) -> Rounds {
+    let noun = if n == 1 { "entry" } else { "entries" };
+    let rounds = group(plan, &format!("get, {n} {noun}"), n, true);
+    show(report, &rounds);
+    report.against(&rounds, OURS, 1, &[LIST]);
+    report.record(&format!("R1.papaya@{n}"), ratio(&rounds, PAPAYA));
+    rounds
+}
+
+fn group(plan: &Plan, name: &str, n: usize, with_list: bool) -> Rounds {
+    let order = order(n);
+    let ours = Filled::<Ctx<Value>>::new(n, &order);
+    let papaya = Filled::<Papaya<Value>>::new(n, &order);
+    let index = Filled::<Index<Value>>::new(n, &order);
+    let dashmap = Filled::<Dash<Value>>::new(n, &order);
+    let sharded = Filled::<Sharded<Value>>::new(n, &order);
+    let rw = Filled::<RwArena<Value>>::new(n, &order);
+    let mutex = Filled::<MutexArena<Value>>::new(n, &order);
+    let slots = Filled::<Slots<Value>>::new(n, &order);
+    let list = with_list.then(|| Filled::<MutexList<Value>>::new(n, &order));
+    let mut group = Group::new(name);
+    for threads in [1, 2] {
+        group = group.case(ours.case(threads)).case(slots.case(threads)).case(papaya.case(threads));
+        group = group.case(index.case(threads)).case(dashmap.case(threads));
+        group = group.case(sharded.case(threads)).case(rw.case(threads)).case(mutex.case(threads));
+    }
+    group = group.case(ours.case_held(1)).case(papaya.case_held(1)).case(index.case_held(1));
+    if let Some(list) = &list {
+        group = group.case(list.case(1));
+    }
+    group.run(plan)
+}
+
+fn show(report: &mut Report, rounds: &Rounds) {
+    report.show(rounds);
+    report.against(rounds, OURS, 1, &PEERS);
+    report.against(rounds, OURS, 2, &PEERS);
+    report.against(rounds, &held(OURS), 1, &[&held(PAPAYA), &held(INDEX)]);
+}
+
+fn ratio(rounds: &Rounds, peer: &str) -> Option<f64> {
+    rounds.time_ratio(&format!("{OURS}/1"), &format!("{peer}/1"))
+}
+
+fn scale(rounds: &Rounds) -> Option<f64> {
+    rounds.tput_ratio(&format!("{OURS}/2"), &format!("{OURS}/1"))
+}
+
+/// Lookups with a guard each, after a walk.
+fn warm<M: Map<Value>>(filled: &Filled<M>) -> Row<'_> {
+    let mut at = 0;
+    let row = Row::new(M::NAME, move || {
+        filled.lookups(&filled.keys, at, MANY);
+        at += MANY as usize;
+        MANY
+    });
+    row.before(|| walk(filled))
+}
+
+/// Lookups under one guard, after a walk.
+fn warm_held<M: Map<Value>>(filled: &Filled<M>) -> Row<'_> {
+    let mut at = 0;
+    let row = Row::new(&held(M::NAME), move || {
+        filled.lookups_held(&filled.keys, at, MANY);
+        at += MANY as usize;
+        MANY
+    });
+    row.before(|| walk(filled))
+}
+
+fn walk<M: Map<Value>>(filled: &Filled<M>) {
+    filled.lookups_held(&filled.ascending, 0, filled.ascending.len() as u64);
+}

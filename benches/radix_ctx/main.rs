@@ -1,0 +1,95 @@
+//! radix-ctx against what a program uses instead: R1 to R10 and R12, family by family, in one run.
+//!
+//! ```text
+//! cargo bench --bench radix_ctx                      every family: three minutes
+//! cargo bench --bench radix_ctx -- --quick           fewer and shorter windows: under 60 s
+//! cargo bench --bench radix_ctx -- --only R6         families and targets by part of a name
+//! ```
+//!
+//! Every row is measured by one generic loop for all implementations, with the peers interleaved:
+//! the name, a slash, the number of threads. Peers run as their documentation recommends, at the
+//! versions of `benches/Cargo.toml`. What has guards has a row with a guard per operation, which
+//! decides the targets, and one with the guard held.
+//!
+//! R11 is the census: `cargo bench --bench census -- --only radix`.
+
+mod close;
+mod get;
+mod iterate;
+mod locked;
+mod map;
+mod memory;
+mod mix;
+mod ours;
+mod peers;
+mod reference;
+mod report;
+mod seed;
+mod timed;
+mod write;
+
+use std::error::Error;
+use std::time::Duration;
+
+use harness::{Args, Header, Plan, Targets};
+
+use crate::report::Report;
+
+/// Rows that are measured together.
+struct Family {
+    /// The numbers of its targets and a word or two.
+    name: &'static str,
+    run: fn(&Plan, &mut Report),
+}
+
+const FAMILIES: &[Family] = &[
+    Family { name: "R1 get 1", run: get::run_1 },
+    Family { name: "R1 get 16", run: get::run_16 },
+    Family { name: "R1 R4 get 512", run: get::run_512 },
+    Family { name: "R2 R4 get 64k", run: get::run_64k },
+    Family { name: "R3 R4 get 1M", run: get::run_1m },
+    Family { name: "R5 reference", run: reference::run },
+    Family { name: "R6 write", run: write::run },
+    Family { name: "R7 mix 95/5", run: mix::run_95 },
+    Family { name: "R7 mix 50/50", run: mix::run_50 },
+    Family { name: "R8 walk", run: iterate::run },
+    Family { name: "R9 memory", run: memory::run },
+    Family { name: "R10 seed", run: seed::run },
+    Family { name: "R12 close", run: close::run },
+];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args = Args::from_env();
+    if !args.bench {
+        println!("radix_ctx: measures only under `cargo bench`");
+        return Ok(());
+    }
+    let targets = Targets::parse(include_str!("../targets.toml"), "radix_ctx")?;
+    let mut report = Report::new(targets);
+    print!("{}", Header::take("radix_ctx"));
+    println!("# {}", percpu::capabilities());
+
+    // More groups than other benches have, within the same time.
+    let limit = Duration::from_secs(if args.quick { 1 } else { 7 });
+    let plan = Plan { limit, ..Plan::new(&args) };
+    for family in FAMILIES.iter().filter(|family| wants(&args, family.name)) {
+        println!("\n# {}", family.name);
+        (family.run)(&plan, &mut report);
+    }
+    report.print();
+    Ok(())
+}
+
+/// Whether `--only` names a part of `name`, or one of the targets whose numbers it begins with.
+fn wants(args: &Args, name: &str) -> bool {
+    let numbers = name.split(' ').filter(|word| word.starts_with('R'));
+    let asks = |number: &str| {
+        let rest = args.only.as_deref().and_then(|only| only.strip_prefix(number));
+        rest.is_some_and(|rest| !rest.starts_with(|next: char| next.is_ascii_digit()))
+    };
+    let named = args.only.as_deref().is_none_or(|only| {
+        // R1 is no part of R10.
+        name.split(' ').any(|word| word == only) || (!only.starts_with('R') && name.contains(only))
+    });
+    named || numbers.into_iter().any(asks)
+}

@@ -1,0 +1,186 @@
+//! What every implementation can do here, and the loops that all of them run.
+//!
+//! A map is filled with entries 0 to `n` and says under which key each can be found: a hash map is
+//! told its keys (dense, from 0), a table hands out its own. Loops run over keys, so that they are
+//! the same for all.
+
+use std::hint::black_box;
+
+use harness::Case;
+
+/// What a context is, unless a row says otherwise: 56 bytes.
+pub(crate) type Value = [u64; 7];
+
+/// The context of entry `n`.
+pub(crate) fn value(n: u64) -> Value {
+    [n; 7]
+}
+
+/// An implementation with values `V`. Static dispatch throughout.
+pub(crate) trait Map<V>: Sync + Sized {
+    /// As the tables have it.
+    const NAME: &'static str;
+    /// What a program keeps to find a value again.
+    type Key: Copy + Send + Sync;
+    /// What a read needs.
+    type Guard<'g>
+    where
+        Self: 'g;
+
+    /// A map with the values of 0 to `n`, and their keys in that order. Peers are told `n` where
+    /// they like to know it before.
+    fn filled(n: usize, value: impl Fn(u64) -> V) -> (Self, Vec<Self::Key>);
+
+    /// Makes a guard.
+    fn enter(&self) -> Self::Guard<'_>;
+
+    /// What `f` says of the value under `key`.
+    fn read<R>(
+        &self,
+        guard: &Self::Guard<'_>,
+        key: Self::Key,
+        f: impl FnOnce(&V) -> R,
+    ) -> Option<R>;
+}
+
+/// A map that changes while others read it.
+pub(crate) trait Change<V>: Map<V> {
+    /// Inserts the value of entry `n`, which is not in the map; the key it has now.
+    fn insert(&self, n: u64, value: V) -> Self::Key;
+
+    /// Removes the value under `key`; whether there was one.
+    fn remove(&self, key: Self::Key) -> bool;
+
+    /// A key as a number, to be handed to another thread.
+    fn pack(key: Self::Key) -> u64;
+
+    /// The key that was packed.
+    fn unpack(bits: u64) -> Self::Key;
+}
+
+/// A map that can be walked while others read it.
+pub(crate) trait Walk<V>: Map<V> {
+    /// Calls `f` with every value.
+    fn each(&self, f: impl FnMut(&V));
+}
+
+/// xorshift64: the same numbers in every run.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        ((u128::from(self.next()) * limit as u128) >> 64) as usize
+    }
+
+    /// 0 to `n` in random order.
+    pub(crate) fn permutation(&mut self, n: usize) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..n as u32).collect();
+        for at in (1..n).rev() {
+            order.swap(at, self.below(at + 1));
+        }
+        order
+    }
+}
+
+/// So many lookups before the order repeats, for a small map: no branch predictor learns it.
+const LEAST: usize = 1 << 14;
+
+/// The order of lookups among `n` entries, a power of two long: each once in random order where
+/// there are many, and otherwise picks.
+pub(crate) fn order(n: usize) -> Vec<u32> {
+    let mut random = Random::new(n as u64);
+    if n >= LEAST {
+        assert!(n.is_power_of_two());
+        random.permutation(n)
+    } else {
+        (0..LEAST).map(|_| random.below(n) as u32).collect()
+    }
+}
+
+/// A map, and its keys in the order of the lookups.
+pub(crate) struct Filled<M: Map<V>, V = Value> {
+    pub(crate) map: M,
+    pub(crate) keys: Vec<M::Key>,
+    /// In the order of the entries.
+    pub(crate) ascending: Vec<M::Key>,
+}
+
+impl<V, M: Map<V>> Filled<M, V> {
+    pub(crate) fn with(n: usize, order: &[u32], value: impl Fn(u64) -> V) -> Self {
+        let (map, ascending) = M::filled(n, value);
+        let keys = order.iter().map(|at| ascending[*at as usize]).collect();
+        Self { map, keys, ascending }
+    }
+}
+
+impl<M: Map<Value>> Filled<M> {
+    pub(crate) fn new(n: usize, order: &[u32]) -> Self {
+        Self::with(n, order, value)
+    }
+
+    /// Looks `ops` keys up, from the `at`-th on, each under a guard of its own.
+    #[inline]
+    pub(crate) fn lookups(&self, keys: &[M::Key], at: usize, ops: u64) {
+        let mut sum = 0_u64;
+        for i in 0..ops as usize {
+            let key = keys[(at + i) & (keys.len() - 1)];
+            sum = sum.wrapping_add(self.lookup(&self.map.enter(), key));
+        }
+        black_box(sum);
+    }
+
+    /// The same under one guard.
+    #[inline]
+    pub(crate) fn lookups_held(&self, keys: &[M::Key], at: usize, ops: u64) {
+        let guard = self.map.enter();
+        let mut sum = 0_u64;
+        for i in 0..ops as usize {
+            let key = keys[(at + i) & (keys.len() - 1)];
+            sum = sum.wrapping_add(self.lookup(&guard, key));
+        }
+        black_box(sum);
+    }
+
+    #[inline(always)]
+    fn lookup(&self, guard: &M::Guard<'_>, key: M::Key) -> u64 {
+        self.map.read(guard, key, |value| value[0]).expect("it is there")
+    }
+
+    /// Lookups with a guard each: the row `NAME/threads`.
+    pub(crate) fn case(&self, threads: usize) -> Case<'_> {
+        Case::batched(M::NAME, threads, move |thread| {
+            let mut at = thread * self.keys.len() / 2;
+            move |ops| {
+                self.lookups(&self.keys, at, ops);
+                at += ops as usize;
+            }
+        })
+    }
+
+    /// Lookups under one guard: the row `NAME held/threads`.
+    pub(crate) fn case_held(&self, threads: usize) -> Case<'_> {
+        Case::batched(&held(M::NAME), threads, move |thread| {
+            let mut at = thread * self.keys.len() / 2;
+            move |ops| {
+                self.lookups_held(&self.keys, at, ops);
+                at += ops as usize;
+            }
+        })
+    }
+}
+
+/// The name of a row whose guard is held.
+pub(crate) fn held(name: &str) -> String {
+    format!("{name} held")
+}

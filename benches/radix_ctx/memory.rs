@@ -1,0 +1,126 @@
+//! R9: bytes of the heap, by the layouts that were asked for.
+//!
+//! The counting allocator is there for the whole bench. It counts only while this family measures;
+//! otherwise it costs a load and a branch that is always the same.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+
+use harness::Plan;
+use percpu::rcu;
+use radix_ctx::xarray::Value as Number;
+use radix_ctx::{CtxTable, XArray};
+use rustc_hash::FxBuildHasher;
+use scc::HashIndex;
+
+use crate::locked::RwArena;
+use crate::map::{Map, Value, value};
+use crate::ours::Ctx;
+use crate::peers::{Dash, Index, Papaya, Sharded, Slots};
+use crate::report::Report;
+
+const ENTRIES: usize = 1 << 16;
+
+struct Counting;
+
+static ON: AtomicBool = AtomicBool::new(false);
+static BYTES: AtomicI64 = AtomicI64::new(0);
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: all of it is the system's allocator; the counts touch no memory but their own.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as i64);
+        // SAFETY: the caller's layout.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as i64);
+        // SAFETY: the caller's layout.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        count(-(layout.size() as i64));
+        // SAFETY: the caller's memory and layout.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count(size as i64 - layout.size() as i64);
+        // SAFETY: the caller's memory and layout.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[inline(always)]
+fn count(bytes: i64) {
+    // Ordering: Relaxed, both; one thread measures, and the sum publishes nothing.
+    if ON.load(Ordering::Relaxed) {
+        BYTES.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Bytes on the heap that `make` leaves allocated, and those of what it returns.
+fn bytes<T>(make: impl FnOnce() -> T) -> f64 {
+    BYTES.store(0, Ordering::Relaxed);
+    ON.store(true, Ordering::Relaxed);
+    let made = make();
+    ON.store(false, Ordering::Relaxed);
+    black_box(&made);
+    BYTES.load(Ordering::Relaxed) as f64 + size_of::<T>() as f64
+}
+
+pub(crate) fn run(_plan: &Plan, report: &mut Report) {
+    // What the first use costs a process is no table's: registrations, per-CPU memory.
+    drop(rcu::pin());
+    drop(Ctx::<Value>::filled(1, value));
+
+    println!("{:<36}{:>14}{:>14}", "bytes per entry of 64k", "u64", "[u64; 7]");
+    let ours = bytes(array) / ENTRIES as f64;
+    row("XArray", Some(ours), None);
+    row("CtxTable", Some(small::<Ctx<u64>>()), Some(large::<Ctx<Value>>()));
+    row("papaya", Some(small::<Papaya<u64>>()), Some(large::<Papaya<Value>>()));
+    row("HashIndex", Some(small::<Index<u64>>()), Some(large::<Index<Value>>()));
+    row("dashmap", Some(small::<Dash<u64>>()), Some(large::<Dash<Value>>()));
+    row("sharded-slab", Some(small::<Sharded<u64>>()), Some(large::<Sharded<Value>>()));
+    row("RwLock<Arena>", Some(small::<RwArena<u64>>()), Some(large::<RwArena<Value>>()));
+    row("Vec<Slot>", None, Some(large::<Slots<Value>>()));
+    report.record("R9.bytes_per_entry@64k", Some(ours));
+
+    println!("{:<36}{:>14}", "bytes of an empty one", "bytes");
+    let empty = [bytes(CtxTable::<Value>::new), bytes(XArray::<Number>::new)];
+    row("CtxTable", Some(empty[0]), None);
+    row("XArray", Some(empty[1]), None);
+    row("papaya", Some(bytes(papaya::HashMap::<u64, Value>::new)), None);
+    row("HashIndex", Some(bytes(HashIndex::<u64, Value, FxBuildHasher>::default)), None);
+    row("dashmap", Some(bytes(dashmap::DashMap::<u64, Value>::new)), None);
+    row("sharded-slab", Some(bytes(sharded_slab::Slab::<Value>::new)), None);
+    report.record("R9.empty.bytes", empty.into_iter().reduce(f64::max));
+}
+
+fn array() -> XArray<Number> {
+    let array = XArray::new();
+    for n in 0..ENTRIES as u64 {
+        let number = Number::new(n).expect("it has 62 bits and more");
+        assert!(array.store(n, number).is_ok());
+    }
+    array
+}
+
+fn small<M: Map<u64>>() -> f64 {
+    bytes(|| M::filled(ENTRIES, |n| n).0) / ENTRIES as f64
+}
+
+fn large<M: Map<Value>>() -> f64 {
+    bytes(|| M::filled(ENTRIES, value).0) / ENTRIES as f64
+}
+
+fn row(name: &str, first: Option<f64>, second: Option<f64>) {
+    let text = |bytes: Option<f64>| bytes.map_or(String::new(), |bytes| format!("{bytes:.1}"));
+    println!("  {name:<34}{:>14}{:>14}", text(first), text(second));
+}

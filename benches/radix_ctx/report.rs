@@ -1,0 +1,56 @@
+//! What a family hands in: its table, the ratios to its peers, and the targets they decide.
+
+use harness::{Rounds, Targets};
+
+/// What was measured so far.
+pub(crate) struct Report {
+    targets: Targets,
+    losses: Vec<String>,
+}
+
+impl Report {
+    pub(crate) fn new(targets: Targets) -> Self {
+        Self { targets, losses: Vec::new() }
+    }
+
+    /// Prints a table.
+    pub(crate) fn show(&self, rounds: &Rounds) {
+        print!("{rounds}");
+    }
+
+    /// Prints how long `ours` takes over each of `peers`, all on `threads`, and remembers where it
+    /// takes longer.
+    pub(crate) fn against(&mut self, rounds: &Rounds, ours: &str, threads: usize, peers: &[&str]) {
+        let ours = format!("{ours}/{threads}");
+        for peer in peers {
+            let peer = format!("{peer}/{threads}");
+            let Some(ratio) = rounds.time_ratio(&ours, &peer) else {
+                println!("  {ours} over {peer}: none");
+                continue;
+            };
+            println!("  {ours} over {peer}: {ratio:.3}");
+            if ratio > 1.0 {
+                let group = rounds.group();
+                self.losses.push(format!("{group}: {ours} takes {ratio:.2} times {peer}"));
+            }
+        }
+    }
+
+    /// Records a target.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `targets.toml` has no such target: a slip of this bench.
+    pub(crate) fn record(&mut self, id: &str, measured: Option<f64>) {
+        self.targets.record(id, measured).unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Prints the rows in which a peer is faster, and the targets.
+    pub(crate) fn print(&self) {
+        println!("\n# rows that we lose: {}", self.losses.len());
+        for loss in &self.losses {
+            println!("#   {loss}");
+        }
+        print!("\n{}", self.targets);
+    }
+}

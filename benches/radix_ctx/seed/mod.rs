@@ -1,0 +1,223 @@
+//! R10: the message "aio: convert the ioctx list to radix tree", measured again, honestly.
+//!
+//! ```text
+//! 512 threads, an AIO context each; per request:
+//!   lookup, io_submit of one random 1 KiB read or write, lookup, io_getevents
+//!
+//! before   list -> 511 -> 510 -> ... each context 1 KiB, anywhere on the heap
+//! after    CtxTable of boxes of the very same contexts
+//! ```
+//!
+//! Both lookups run under the same RCU guard, compare an id and return the kernel's handle; nothing
+//! else differs. The file is in memory, 256 KiB of it for each thread, as there. The contexts stay
+//! boxed in the table, although it could hold them itself: that would spare it a load.
+//!
+//! The walk of the list, measured alone, predicts the ratio: with `base` the time of a request after
+//! the change, radix / list = base / (base + 2 x walk). `R10.predicted_gap` is how far the measured
+//! ratio is from that.
+
+pub(crate) mod aio;
+mod crowd;
+pub(crate) mod list;
+
+use std::fs::File;
+use std::hint::black_box;
+use std::io;
+
+use harness::{Case, Foreign, Group, Plan, allowed_cpus, median};
+
+use self::aio::{Handle, file_in_memory};
+use self::crowd::{REGION, Requests, Run, Side, with_crowd};
+use self::list::{Context, List, Registry};
+use crate::map::{Random, order};
+use crate::ours::Contexts;
+use crate::report::Report;
+use crate::timed::{Row, measure};
+
+const THREADS: usize = 512;
+
+/// The message's table: cores, and milliseconds with the list and with the radix tree.
+const PUBLISHED: [(usize, u32, u32); 6] = [
+    (1, 111_025, 75_400),
+    (2, 62_219, 42_668),
+    (4, 34_193, 23_923),
+    (8, 22_998, 17_206),
+    (16, 19_335, 15_820),
+    (32, 15_956, 13_295),
+];
+/// The same with one context only.
+const PUBLISHED_ONE: (u32, u32) = (65_241, 65_402);
+
+pub(crate) fn run(plan: &Plan, report: &mut Report) {
+    published();
+    match measured(plan, report) {
+        Ok(()) => {}
+        Err(error) => println!("# not measured: {error}"),
+    }
+}
+
+fn published() {
+    println!("# published: fio, 512 threads, 13.1 M I/Os of 1 KiB, wall time in ms");
+    println!("#   cores     list    radix    radix/list");
+    for (cores, list, radix) in PUBLISHED {
+        let ratio = f64::from(radix) / f64::from(list);
+        println!("#   {cores:>5} {list:>8} {radix:>8} {ratio:>13.3}");
+    }
+    let (list, radix) = PUBLISHED_ONE;
+    let ratio = f64::from(radix) / f64::from(list);
+    println!("#   one context only: {list} -> {radix}, {ratio:.4}");
+}
+
+fn measured(plan: &Plan, report: &mut Report) -> io::Result<()> {
+    let handles = (0..THREADS).map(|_| Handle::setup()).collect::<io::Result<Vec<_>>>()?;
+    let (list, table) = (list_of(&handles), table_of(&handles));
+    let walk = per_lookup(plan, report, &list, &table);
+
+    let file = file_in_memory(THREADS * REGION)?;
+    let cpus = allowed_cpus()?;
+    let mut gaps = Vec::new();
+    for cores in [1, 2] {
+        if cpus.len() < cores {
+            println!("# not measured: {cores} cores: there is one");
+            continue;
+        }
+        let Some(wall) = wall(plan, &file, &cpus[..cores], &list, &table)? else {
+            println!("# not measured: {cores} cores");
+            continue;
+        };
+        let predicted = wall.base / (wall.base + 2.0 * walk);
+        gaps.push((wall.ratio - predicted).abs());
+        println!(
+            "# cores {cores}: radix/list {:.3}, predicted {predicted:.3}: a request takes {:.0} ns, \
+             a walk {walk:.0} ns",
+            wall.ratio, wall.base
+        );
+        let id = if cores == 1 { "R10.wall_1core" } else { "R10.wall_2cores" };
+        report.record(id, Some(wall.ratio));
+    }
+    if gaps.len() == 2 {
+        report.record("R10.predicted_gap", gaps.into_iter().reduce(f64::max));
+    }
+    one_context(plan, report, &file, handles[0]);
+    Ok(())
+}
+
+/// The contexts in a list: in random order on the heap, and in another in the list.
+fn list_of(handles: &[Handle]) -> Side<List> {
+    let mut random = Random::new(10);
+    let mut boxes: Vec<Option<Box<Context>>> = handles.iter().map(|_| None).collect();
+    let mut ids = vec![0; handles.len()];
+    for thread in random.permutation(handles.len()) {
+        let id = 1 << 32 | u64::from(thread);
+        ids[thread as usize] = id;
+        boxes[thread as usize] = Some(Context::new(id, handles[thread as usize]));
+    }
+    let mut registry = List::new();
+    for thread in random.permutation(handles.len()) {
+        registry.push(boxes[thread as usize].take().expect("each once"));
+    }
+    Side { registry, ids }
+}
+
+/// The same in a table.
+fn table_of(handles: &[Handle]) -> Side<Contexts> {
+    let registry = Contexts::new();
+    let ids = handles.iter().map(|handle| registry.insert(Context::new(0, *handle))).collect();
+    Side { registry, ids }
+}
+
+/// Lookups alone, of random ids; the nanoseconds of a walk.
+fn per_lookup(plan: &Plan, report: &mut Report, list: &Side<List>, table: &Side<Contexts>) -> f64 {
+    let order = order(list.ids.len());
+    let rounds = Group::new("lookup, 512 contexts")
+        .case(case("radix-ctx", table, &order))
+        .case(case("list under RCU", list, &order))
+        .run(plan);
+    report.show(&rounds);
+    report.against(&rounds, "radix-ctx", 1, &["list under RCU"]);
+    let ratio = rounds.time_ratio("radix-ctx/1", "list under RCU/1");
+    report.record("R10.lookup_vs_list", ratio);
+    1e9 / rounds.throughput("list under RCU/1").expect("a row of one thread always counts")
+}
+
+fn case<'a, R: Registry>(name: &str, side: &'a Side<R>, order: &'a [u32]) -> Case<'a> {
+    Case::new(name, 1, move |_| {
+        let ids: Vec<u64> = order.iter().map(|at| side.ids[*at as usize]).collect();
+        move |i| {
+            let id = ids[i as usize & (ids.len() - 1)];
+            black_box(side.registry.find(id).expect("it is there"));
+        }
+    })
+}
+
+/// What the runs of one number of cores say.
+struct Wall {
+    /// Wall time with the table over that with the list.
+    ratio: f64,
+    /// CPU nanoseconds of a request with the table.
+    base: f64,
+}
+
+/// Runs of a quarter of a second and more: waking 512 threads takes milliseconds, and a thread that
+/// comes to its CPU finds the list in the last cache. `None` where other programs kept the CPUs busy.
+fn wall(
+    plan: &Plan,
+    file: &File,
+    cpus: &[usize],
+    list: &Side<List>,
+    table: &Side<Contexts>,
+) -> io::Result<Option<Wall>> {
+    let quick = plan.rounds < 100;
+    let (pairs, requests) = if quick { (3, 150) } else { (7, 500) };
+    let (mut ratios, mut bases, mut discarded) = (Vec::new(), Vec::new(), 0);
+    with_crowd(file, cpus, list, table, |run| {
+        let mut seconds = |before, requests| run(Run { before, requests }).as_secs_f64();
+        for before in [true, false] {
+            seconds(before, requests / 10); // warm up
+        }
+        while ratios.len() < pairs && discarded < pairs {
+            let foreign = Foreign::start(cpus, &[])?;
+            // Who is first changes: neither always follows the other.
+            let first = ratios.len() % 2 == 0;
+            let one = seconds(first, requests);
+            let other = seconds(!first, requests);
+            let (before, after) = if first { (one, other) } else { (other, one) };
+            if foreign.share()? > 1.0 - plan.min_overlap {
+                discarded += 1;
+                continue;
+            }
+            ratios.push(after / before);
+            bases.push(1e9 * after * cpus.len() as f64 / (THREADS * requests) as f64);
+        }
+        io::Result::Ok(())
+    })??;
+    println!(
+        "# {} pairs of runs, {discarded} discarded: other programs took the CPUs",
+        ratios.len()
+    );
+    Ok(median(&ratios).zip(median(&bases)).map(|(ratio, base)| Wall { ratio, base }))
+}
+
+/// One thread, and one context in each registry.
+fn one_context(plan: &Plan, report: &mut Report, file: &File, handle: Handle) {
+    let (list, table) = (list_of(&[handle]), table_of(&[handle]));
+    let rounds = measure(
+        "a request, one context",
+        plan,
+        vec![requests("radix-ctx", file, &table), requests("list under RCU", file, &list)],
+    );
+    report.show(&rounds);
+    let ratio = rounds.time_ratio("radix-ctx/1", "list under RCU/1");
+    println!("  radix-ctx/1 over list under RCU/1: {:.4}", ratio.unwrap_or(f64::NAN));
+    report.record("R10.one_context", ratio);
+}
+
+fn requests<'a, R: Registry>(name: &str, file: &'a File, side: &'a Side<R>) -> Row<'a> {
+    let mut requests = Requests::new(file, 0);
+    let mut some = move |count: u64| {
+        (0..count).for_each(|_| requests.one(&side.registry, side.ids[0]));
+        count
+    };
+    some(100);
+    Row::new(name, move || some(100))
+}
