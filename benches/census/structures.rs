@@ -9,6 +9,7 @@ use crossbeam_utils::sync::ShardedLock;
 use parking_lot::Mutex;
 use percpu::lglock::{BiasedLgLock, LgLock};
 use percpu::{PerCpuCounter, PercpuRef, ReadWriteGate, rcu};
+use radix_ctx::{CtxTable, Id};
 
 /// Runs one operation.
 pub(crate) type Operation = Box<dyn FnMut()>;
@@ -52,6 +53,19 @@ pub(crate) const STRUCTURES: &[Structure] = &[
     Structure::ours("gate", "ReadWriteGate read + release", None, gate),
     Structure::ours("lglock", "LgLock local lock, add, unlock", None, lglock),
     Structure::ours("biased-lglock", "BiasedLgLock local lock, add, unlock", None, biased_lglock),
+    Structure::ours(
+        "radix-lookup",
+        "CtxTable::get under a guard",
+        Some("R11.lookup"),
+        radix_lookup,
+    ),
+    Structure::ours(
+        "radix-get-ref",
+        "CtxTable::get_ref + drop",
+        Some("R11.get_ref"),
+        radix_get_ref,
+    ),
+    Structure::ours("radix-insert", "CtxTable::insert + remove", None, radix_insert),
     Structure::peer("shared-counter", "fetch_add on one word", shared_counter),
     Structure::peer("padded-counter", "fetch_add on a padded word per thread", padded_counter),
     Structure::peer("arc", "Arc clone + drop", arc),
@@ -119,6 +133,56 @@ fn lglock(_threads: usize) -> Shared {
 fn biased_lglock(_threads: usize) -> Shared {
     let lock = leak(BiasedLgLock::new(|_| 0_u64));
     Box::new(move |_| Box::new(move || *lock.local().expect(FREE) += 1))
+}
+
+/// Contexts of the table; every thread looks all of them up.
+const CONTEXTS: u64 = 512;
+
+fn table() -> (&'static CtxTable<[u64; 7]>, &'static [Id]) {
+    let table = leak(CtxTable::new());
+    let insert = |n| table.insert([n; 7]).expect("memory for a context, and no limit");
+    (table, leak((0..CONTEXTS).map(insert).collect::<Vec<_>>()))
+}
+
+/// All ids in turn, from another one on each thread.
+fn ids(ids: &'static [Id], thread: usize) -> impl FnMut() -> Id {
+    let mut at = thread * 37;
+    move || {
+        at += 67; // no neighbour, and all of them before the first again
+        ids[at % ids.len()]
+    }
+}
+
+fn radix_lookup(_threads: usize) -> Shared {
+    let (table, all) = table();
+    Box::new(move |thread| {
+        let mut next = ids(all, thread);
+        Box::new(move || {
+            let guard = rcu::pin();
+            black_box(table.get(next(), &guard).expect("it is there")[0]);
+        })
+    })
+}
+
+fn radix_get_ref(_threads: usize) -> Shared {
+    let (table, all) = table();
+    Box::new(move |thread| {
+        let mut next = ids(all, thread);
+        Box::new(move || {
+            black_box(&table.get_ref(next()).expect("it is there")[0]);
+        })
+    })
+}
+
+/// Each thread removes what it has just inserted; the 512 stay.
+fn radix_insert(_threads: usize) -> Shared {
+    let (table, _) = table();
+    Box::new(move |_| {
+        Box::new(move || {
+            let id = table.insert([1; 7]).expect("memory for a context, and no limit");
+            assert!(table.remove(black_box(id)).is_ok());
+        })
+    })
 }
 
 fn shared_counter(_threads: usize) -> Shared {
