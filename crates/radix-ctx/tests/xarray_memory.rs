@@ -200,8 +200,8 @@ fn inv09_after_try_reserve_nothing_is_refused() {
 fn inv09_an_absurd_reserve_is_refused() {
     let _alone = alone();
     let array = XArray::<Value>::new();
-    assert_eq!(array.try_reserve(..), Err(StoreError::NoMemory(())));
-    assert_eq!(NODES.load(Relaxed), 0);
+    let (said, left) = refusing(100, || (array.try_reserve(..), LEFT.get()));
+    assert_eq!((said, left), (Err(StoreError::NoMemory(())), 100), "nothing was asked for");
 }
 
 /// Half of the indices, then all, then none; with replaced entries and a reader in the way.

@@ -249,6 +249,24 @@ fn inv04_a_new_entry_has_no_marks_and_a_replaced_one_keeps_them() {
     }
 }
 
+/// The bits of an entry in the root word do not outlive a tree that has grown since.
+#[test]
+fn inv04_an_empty_tree_forgets_the_bits_of_its_root() {
+    let array = XArray::<Value>::new();
+    for other in [1, 64, u64::MAX] {
+        array.store(0, 1.into()).unwrap();
+        array.set_mark(0, Mark::Two).unwrap();
+        array.store(other, 1.into()).unwrap();
+        array.erase(0).unwrap();
+        array.erase(other).unwrap();
+        assert!(array.is_empty());
+        assert_eq!(array.next_free(..), Ok(Some(0)));
+        array.store(0, 1.into()).unwrap();
+        assert!(!array.is_marked(0, Mark::Two), "{other}");
+        array.erase(0).unwrap();
+    }
+}
+
 #[test]
 fn inv05_an_entry_is_told_by_its_address() {
     static ONE: u32 = 7;

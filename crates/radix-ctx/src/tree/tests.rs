@@ -13,12 +13,15 @@ fn entry(value: u64) -> Word {
 
 /// Keys where levels begin and end, and some between.
 fn keys() -> impl Strategy<Value = u64> {
+    // A few that meet each other often, so that trees become empty and single again.
+    let few = [0, 0, 1, 63, 64, 130, 4_096, u64::MAX];
     prop_oneof![
-        0..200_u64,
-        (0..64_u32, -2..3_i64).prop_map(|(bit, by)| (1_u64 << bit).wrapping_add_signed(by)),
-        (0..3_u64).prop_map(|by| u64::MAX - by),
-        0..5000_u64,
-        any::<u64>(),
+        10 => prop::sample::select(few.to_vec()),
+        1 => 0..200_u64,
+        1 => (0..64_u32, -2..3_i64).prop_map(|(bit, by)| (1_u64 << bit).wrapping_add_signed(by)),
+        1 => (0..3_u64).prop_map(|by| u64::MAX - by),
+        1 => 0..5000_u64,
+        1 => any::<u64>(),
     ]
 }
 
@@ -143,6 +146,14 @@ fn compare(
             // SAFETY: as above.
             prop_assert_eq!(unsafe { tree.is_marked(key, mark) }, had.marks[mark]);
         }
+        let mut room = key;
+        while map.get(&room).is_some_and(|had| had.full) && room < u64::MAX {
+            room += 1;
+        }
+        let is_room = !map.get(&room).is_some_and(|had| had.full);
+        // SAFETY: as above.
+        let edit = unsafe { tree.edit() };
+        prop_assert_eq!(edit.first_not_full(key, u64::MAX), is_room.then_some(room));
         let next = map.range(key..).next().map(|(&key, had)| (key, entry(had.value)));
         // SAFETY: as above.
         prop_assert_eq!(unsafe { tree.next(key, u64::MAX, Which::Present) }, next);
@@ -258,4 +269,7 @@ fn the_highest_floor_outlives_the_nodes() {
     assert_eq!((edit.floor_of(0), edit.floor_of(1), tree.height()), (7, 9, 0));
     edit.set(edit.make_slot(5).unwrap(), entry(1));
     assert_eq!((edit.floor_of(0), edit.floor_of(1)), (9, 9), "the root's floor is one for all");
+    edit.set(edit.slot(5).unwrap(), floor_word(12));
+    assert!(tree.is_empty());
+    assert_eq!((edit.floor_of(0), edit.floor_of(7), edit.floor_of(1 << 50)), (12, 12, 12));
 }

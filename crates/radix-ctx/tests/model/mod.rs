@@ -55,7 +55,10 @@ pub(crate) enum Op {
 
 /// Indices where levels begin and end, dense ones, and any.
 pub(crate) fn keys() -> impl Strategy<Value = u64> {
+    // A few that meet each other often, so that trees become empty and single again.
+    let few = [0, 0, 1, 63, 64, 130, 4_096, u64::MAX];
     prop_oneof![
+        8 => prop::sample::select(few.to_vec()),
         3 => 0..70_u64,
         3 => (0..64_u32, -2..3_i64).prop_map(|(bit, by)| (1_u64 << bit).wrapping_add_signed(by)),
         2 => (0..3_u64).prop_map(|by| u64::MAX - by),
