@@ -37,7 +37,8 @@
 //! 4. `atomic` is `DEAD` and nothing else exactly between the last put and the moment when its
 //!    thread has taken the closure out and stores `DEAD | RELEASED`. In between nobody else
 //!    touches `release`; after it that thread touches nothing of the `PercpuRef`.
-//! 5. `switch` is held while the mode changes, and never while a closure of the caller runs.
+//! 5. `switch` is held while the mode changes, and never while a closure of the caller runs. Who
+//!    holds several took them by ascending address.
 //!
 //! # Who excludes whom
 //!
@@ -59,6 +60,7 @@
 
 mod block;
 mod error;
+mod many;
 mod switch;
 mod words;
 

@@ -214,21 +214,33 @@ impl PercpuRef {
         Ok(())
     }
 
-    fn lock(&self) -> Result<MutexGuard<'_, Switch>, Forked> {
+    pub(super) fn lock(&self) -> Result<MutexGuard<'_, Switch>, Forked> {
         self.cold.born.lock(&self.cold.switch)
     }
 
     /// Leaves percpu mode, if it is in it: closes the words and `remote`, and returns what to add
     /// to `atomic` for what they counted and for the bias.
     fn close(&self, switch: &mut Switch) -> i64 {
+        if self.close_gate(switch) {
+            barrier();
+        }
+        self.fold(switch)
+    }
+
+    /// The first step of it: true if a [`barrier`] must follow, before the second.
+    pub(super) fn close_gate(&self, switch: &mut Switch) -> bool {
+        if switch.percpu {
+            // Ordering: Relaxed; the barrier makes every later section see it. Without sections
+            // nobody asks the gate.
+            self.gate.store(1, Ordering::Relaxed);
+        }
+        switch.percpu
+    }
+
+    /// The second.
+    pub(super) fn fold(&self, switch: &mut Switch) -> i64 {
         if !mem::replace(&mut switch.percpu, false) {
             return 0;
-        }
-        // Ordering: Relaxed; `heavy_rseq` makes every later section see it. Without sections nobody
-        // asks the gate.
-        self.gate.store(1, Ordering::Relaxed);
-        if section::available() && !mutant("refcount-fold-without-heavy") {
-            fence::heavy_rseq(); // no section that saw 0 commits after this
         }
         words::close(&self.words, &self.cold.remote, &mut switch.folded) * ONE - BIAS
     }
@@ -240,6 +252,13 @@ impl PercpuRef {
         // the object.
         self.gate.store(0, Ordering::Release);
         switch.percpu = true;
+    }
+}
+
+/// After it no section commits that saw a gate open which the caller has closed.
+pub(super) fn barrier() {
+    if section::available() && !mutant("refcount-fold-without-heavy") {
+        fence::heavy_rseq();
     }
 }
 

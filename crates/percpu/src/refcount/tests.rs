@@ -1,5 +1,8 @@
 //! fork at a bad moment, and what the fold leaves behind.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
 use crate::error::Forked;
 use crate::fork::{adopt, child::in_child};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -75,4 +78,92 @@ fn inv09_a_second_fold_counts_the_difference_only() {
     }
     refs.kill().unwrap();
     assert_eq!(released.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn inv10_each_of_many_is_killed_once_or_refused() {
+    let counted: Vec<_> = (0..20).map(|_| counting()).collect();
+    let references: Vec<_> = counted.iter().map(|(refs, _)| refs.try_get().unwrap()).collect();
+    counted[3].0.kill().unwrap();
+    counted[4].0.switch_to_atomic().unwrap();
+    // Backwards, and two of them twice.
+    let mut many: Vec<_> = counted.iter().rev().map(|(refs, _)| refs).collect();
+    many.extend([&counted[7].0, &counted[3].0]);
+    let mut refused = Vec::new();
+    let killed = PercpuRef::kill_many(&many, |i, why| refused.push((i, why)));
+    let dying = KillError::AlreadyDying;
+    assert_eq!((killed, refused), (Ok(19), vec![(16, dying), (20, dying), (21, dying)]));
+    for ((refs, released), reference) in counted.iter().zip(references) {
+        assert!(refs.is_dying() && refs.try_get_live().is_none() && refs.try_get().is_some());
+        assert_eq!(released.load(Ordering::Relaxed), 0);
+        drop(reference);
+        assert_eq!(released.load(Ordering::Relaxed), 1);
+    }
+    assert_eq!(PercpuRef::kill_many(&[], |_, _| ()), Ok(0));
+    assert_eq!(PercpuRef::kill_many(&many, |_, why| assert_eq!(why, dying)), Ok(0));
+}
+
+#[test]
+fn inv11_a_panic_of_one_release_closure_kills_the_others_all_the_same() {
+    let (before, released) = counting();
+    let (after, released_after) = counting();
+    let angry = PercpuRef::new(|| panic!("from the closure")).unwrap();
+    let many = [&before, &angry, &after];
+    let kill = || PercpuRef::kill_many(&many, |_, why| panic!("{why}"));
+    let panic = catch_unwind(AssertUnwindSafe(kill)).unwrap_err();
+    assert_eq!(panic.downcast_ref(), Some(&"from the closure"));
+    assert!(many.iter().all(|refs| refs.is_zero()));
+    assert_eq!((released.load(Ordering::Relaxed), released_after.load(Ordering::Relaxed)), (1, 1));
+}
+
+#[test]
+fn inv15_of_many_what_a_fork_left_locked_is_refused() {
+    let (free, _) = counting();
+    let (busy, _) = counting();
+    let held = busy.cold.switch.lock();
+    assert!(in_child(|| {
+        let mut refused = Vec::new();
+        let killed = PercpuRef::kill_many(&[&busy, &free], |i, why| refused.push((i, why)));
+        killed == Ok(1)
+            && refused == [(0, KillError::Forked(Forked::new()))]
+            && free.is_zero()
+            && !busy.is_dying()
+    }));
+    drop(held);
+}
+
+/// What a thread killed one by one costs as many barriers, and each interrupts whoever runs.
+#[test]
+fn a_kill_of_many_costs_one_barrier() {
+    if !crate::rseq::section::available() {
+        return; // no barrier, so nothing to share
+    }
+    let many: Vec<_> = (0..500).map(|_| counting().0).collect();
+    let many: Vec<_> = many.iter().collect();
+    let time = |kill: &dyn Fn()| {
+        (0..5)
+            .map(|_| {
+                many.iter()
+                    .filter(|refs| refs.is_zero())
+                    .for_each(|refs| refs.reinit(|| ()).unwrap());
+                let began = Instant::now();
+                kill();
+                began.elapsed()
+            })
+            .min()
+    };
+    let stop = AtomicU64::new(0);
+    let (together, alone) = thread::scope(|scope| {
+        scope.spawn(|| {
+            while stop.load(Ordering::Relaxed) == 0 {
+                std::hint::spin_loop();
+            }
+        });
+        let together = time(&|| assert_eq!(PercpuRef::kill_many(&many, |_, _| ()), Ok(500)));
+        let alone = time(&|| many.iter().for_each(|refs| refs.kill().unwrap()));
+        stop.store(1, Ordering::Relaxed);
+        (together, alone)
+    });
+    println!("500 together: {together:?}, one by one: {alone:?}");
+    assert!(together < alone, "{together:?} {alone:?}");
 }
