@@ -75,8 +75,9 @@ pub(crate) fn spans() -> impl Strategy<Value = (u64, u64)> {
     ]
 }
 
+/// Also those that look like the words of an absent and of a reserved index.
 fn small() -> impl Strategy<Value = u64> {
-    0..1_000_u64
+    prop_oneof![0..4_u64, 0..1_000_u64]
 }
 
 pub(crate) fn stores() -> BoxedStrategy<Op> {
