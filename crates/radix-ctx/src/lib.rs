@@ -5,7 +5,6 @@ compile_error!("radix-ctx supports 64-bit Linux only");
 
 mod alloc;
 mod table;
-#[allow(dead_code, unused_imports, reason = "its two users are on their way")]
 mod tree;
 pub mod xarray;
 

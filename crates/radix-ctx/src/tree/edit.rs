@@ -411,11 +411,6 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
         self.with_state(|state| state.pool.fill(nodes))
     }
 
-    /// How many nodes' memory is kept.
-    pub(crate) fn kept_nodes(&self) -> usize {
-        self.with_state(|state| state.pool.len())
-    }
-
     /// Frees what is kept. Nothing of it was ever in the tree, so no grace period is needed.
     pub(crate) fn free_kept_nodes(&self) {
         let pool = self.with_state(|state| std::mem::replace(&mut state.pool, Pool::new()));

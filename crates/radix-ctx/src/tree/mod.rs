@@ -86,7 +86,6 @@ macro_rules! const_fn {
         $(#[$meta])* $vis fn $($rest)*
     };
 }
-pub(crate) use const_fn;
 
 /// A tree of words, with floors or without.
 #[derive(Debug)]
@@ -198,6 +197,9 @@ impl<const FLOORS: bool> Tree<FLOORS> {
             )+};
         }
         of_height!(0 1 2);
+        if !FLOORS {
+            of_height!(3);
+        }
         if NodePtr::of_root(root).is_none() {
             return if key == 0 { root } else { absent::<FLOORS>() };
         }

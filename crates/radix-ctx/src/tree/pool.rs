@@ -46,10 +46,6 @@ impl Pool {
         Self { first: None, len: 0 }
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
     fn push(&mut self, memory: Memory) {
         let at = memory.into_raw();
         // SAFETY: ours, not initialised, and large enough (a node has slots).

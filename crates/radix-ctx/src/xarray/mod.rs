@@ -39,7 +39,7 @@
 //!   its own. A hash map is twice as fast there, and much smaller. Dense indices, wherever they begin,
 //!   take less than 10 bytes per [`Value`].
 //! - *Ids whose reuse must be noticed*: an erased index means nothing, and then its next entry.
-//!   `CtxTable` has generations.
+//!   [`CtxTable`](crate::CtxTable) has generations.
 //! - Entries that cover a range of indices, as the kernel's XArray has, are left out.
 //!
 //! # Iteration
