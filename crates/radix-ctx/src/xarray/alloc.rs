@@ -2,6 +2,8 @@
 
 use std::ops::RangeBounds;
 
+use percpu::sync::mutant;
+
 use super::entry::Entry;
 use super::error::AllocateError;
 use super::write::Locked;
@@ -104,10 +106,15 @@ impl<P: Entry> XArray<P> {
     /// ```
     pub fn alloc(&self, range: impl RangeBounds<u64>, entry: P) -> Result<u64, AllocateError<P>> {
         let Some((from, to)) = bounds(range) else { return Err(AllocateError::Exhausted(entry)) };
-        let Ok(locked) = self.lock() else { return Err(AllocateError::Forked(entry)) };
+        let Ok(mut locked) = self.lock() else { return Err(AllocateError::Forked(entry)) };
         let Some(index) = locked.edit.first_not_full(from, to) else {
             return Err(AllocateError::Exhausted(entry));
         };
+        if mutant("xarray-alloc-unlocks-half-way") {
+            drop(locked);
+            let Ok(again) = self.lock() else { return Err(AllocateError::Forked(entry)) };
+            locked = again;
+        }
         locked.fill(index, entry)?;
         Ok(index)
     }

@@ -15,6 +15,10 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("tree-grow-publishes-first", "xarray::inv10_lookup_of_zero_succeeds_while_one_toggles"),
     ("tree-shrink-by-way-of-null", "xarray::inv10_lookup_of_zero_succeeds_while_one_toggles"),
     ("tree-node-forgets", "xarray::inv10_lookup_of_zero_succeeds_while_one_toggles"),
+    ("tree-node-forgets", "xarray::inv10_gang_lookup_against_shrink"),
+    ("tree-node-forgets", "xarray::inv10_a_walk_outlives_the_leaf_it_is_in"),
+    ("tree-grow-publishes-first", "xarray::inv10_iterators_go_on_across_growth"),
+    ("xarray-alloc-unlocks-half-way", "xarray::inv08_two_allocations_share_no_index"),
     ("tree-height-read-apart", "xarray::inv10_lookups_succeed_while_the_tree_grows_and_shrinks"),
 ];
 
