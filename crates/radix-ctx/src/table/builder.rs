@@ -8,8 +8,9 @@ use percpu::rcu::RetireHead;
 
 use super::CtxTable;
 use super::core::{Core, Limits};
+use super::ending::run_tick;
 use super::id::GENERATION_BITS;
-use super::limbo::run_tick;
+
 use super::quota::Quota;
 use super::slab::MAX_INDEX;
 use crate::alloc::try_box;

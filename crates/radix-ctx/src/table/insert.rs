@@ -6,9 +6,10 @@ use std::ops::{Bound, RangeBounds};
 use percpu::sync::atomic::Ordering;
 
 use super::CtxTable;
-use super::core::{Claim, Core};
+use super::core::Core;
 use super::error::{InsertError, InsertRefused};
 use super::id::Id;
+use super::vacancy::Claim;
 
 impl<T: Send + Sync + 'static> CtxTable<T> {
     /// Inserts a context at the lowest vacant index, and returns its id.
@@ -134,7 +135,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         let core = self.core();
         let claim = core.admit(0, u32::MAX, 1).map_err(|reason| InsertError::new((), reason))?;
         // Ordering: Relaxed; a statistic.
-        core.reserved.fetch_add(1, Ordering::Relaxed);
+        core.tally.0.reserved.fetch_add(1, Ordering::Relaxed);
         Ok(Reservation { core, claim: Some(claim) })
     }
 
@@ -191,9 +192,9 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// Blocks until a referenced slot comes free, or there is none.
     fn wait_for_vacancy(&self) {
         // Ordering: Relaxed, both; the waiters' fences order them after the change.
-        let before = self.referenced.load(Ordering::Relaxed);
+        let before = self.tally.0.referenced.load(Ordering::Relaxed);
         self.waiters.wait(None, || {
-            let now = self.referenced.load(Ordering::Relaxed);
+            let now = self.tally.0.referenced.load(Ordering::Relaxed);
             (now < before || now == 0).then_some(())
         });
     }
@@ -236,7 +237,7 @@ impl<T: Send + Sync + 'static> Reservation<'_, T> {
         let claim = self.claim.take().expect("there until it is committed");
         let id = claim.fill(value, 1);
         // Ordering: Relaxed; a statistic.
-        self.core.reserved.fetch_sub(1, Ordering::Relaxed);
+        self.core.tally.0.reserved.fetch_sub(1, Ordering::Relaxed);
         id
     }
 }
@@ -245,7 +246,7 @@ impl<T: Send + Sync + 'static> Drop for Reservation<'_, T> {
     fn drop(&mut self) {
         if self.claim.take().is_some() {
             // Ordering: Relaxed; a statistic.
-            self.core.reserved.fetch_sub(1, Ordering::Relaxed);
+            self.core.tally.0.reserved.fetch_sub(1, Ordering::Relaxed);
             self.core.quota.give_back(1);
         }
     }

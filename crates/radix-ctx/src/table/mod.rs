@@ -10,24 +10,29 @@
 //! |---|---|
 //! | [`id`] | what names a context |
 //! | [`slab`] | slots side by side, and what their words say |
-//! | [`core`] | the tree of slabs, and which slots are vacant |
-//! | [`limbo`] | from a removed context to a vacant slot |
+//! | [`core`] | the tree of slabs, and what belongs to it |
+//! | [`vacancy`] | which slots are vacant, and who gets the lowest |
+//! | [`limbo`], [`reclaim`] | from a removed context to a vacant slot |
+//! | [`ending`] | the tick, and the end of a table |
 //! | [`reference`] | references that outlive a guard |
 //! | [`insert`], [`remove`], [`iter`] | the operations |
 //! | [`quota`], [`waiters`] | limits; who waits |
 
 mod builder;
 mod core;
+mod ending;
 mod error;
 mod id;
 mod insert;
 mod iter;
 mod limbo;
 mod quota;
+mod reclaim;
 mod reference;
 mod remove;
 mod slab;
 mod stats;
+mod vacancy;
 mod waiters;
 
 use std::fmt;

@@ -41,6 +41,11 @@ impl Quota {
         Ok(Self { contexts: contexts.map(LimitedCounter::try_new).transpose()?, weight })
     }
 
+    #[inline(always)]
+    pub(super) fn is_limited(&self) -> bool {
+        self.contexts.is_some() || self.weight.is_some()
+    }
+
     pub(super) fn is_weighted(&self) -> bool {
         self.weight.is_some()
     }

@@ -64,7 +64,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         let contexts = match contexts {
             Some(contexts) => contexts,
             // Ordering: Relaxed; a statistic.
-            None => core.len()? + core.reserved.load(Ordering::Relaxed),
+            None => core.len()? + core.tally.0.reserved.load(Ordering::Relaxed),
         };
         Ok(Usage { contexts, weight })
     }
@@ -111,15 +111,15 @@ impl<T: Send + Sync + 'static> Core<T> {
         Ok(TableStats {
             live,
             // Ordering: Relaxed, all; statistics.
-            reserved: self.reserved.load(Ordering::Relaxed),
+            reserved: self.tally.0.reserved.load(Ordering::Relaxed),
             pending: self.pending(),
-            referenced: self.referenced.load(Ordering::Relaxed),
+            referenced: self.tally.0.referenced.load(Ordering::Relaxed),
             retired,
             slabs,
             nodes: self.tree().node_count() as u64,
             height: self.tree().height(),
             bytes: bytes as u64,
-            panics: self.panics.load(Ordering::Relaxed),
+            panics: self.tally.0.panics.load(Ordering::Relaxed),
         })
     }
 

@@ -1,0 +1,158 @@
+//! The tick, which RCU runs for a table, and the end of a table.
+//!
+//! The *tick* is an object of RCU's that lies in the core. It is retired while anything is in the
+//! lists of [`limbo`](super::limbo), so that a table is reclaimed wherever RCU is; and at the end it is
+//! what frees the core.
+
+use std::ptr::NonNull;
+
+use percpu::rcu::{self, RetireHead};
+use percpu::sync::atomic::Ordering;
+use percpu::sync::thread_id;
+
+use super::core::Core;
+use super::id::Id;
+use super::iter::LAST_KEY;
+use super::limbo::Limbo;
+use super::reclaim::Vacated;
+use super::slab::{Gone, NO_LINK, SLOTS, SlabPtr};
+
+impl<T: Send + Sync + 'static> Core<T> {
+    /// Sends the tick if something is in the lists.
+    pub(super) fn send_tick(&self) {
+        let Ok(mut state) = self.lock() else { return };
+        // Ordering: Relaxed, both; under the lock.
+        if self.ticking.load(Ordering::Relaxed) || self.in_lists() == 0 {
+            return;
+        }
+        self.ticking.store(true, Ordering::Relaxed);
+        self.close(&mut state);
+        drop(state);
+        retire_tick(NonNull::from(self));
+    }
+
+    /// The table goes: kills what is live and reclaims all that has no reference, with no grace
+    /// period, as nobody has a borrow of the table; then the rest of the core's life is that of the
+    /// references. Another thread that reclaims just now does it in our place.
+    pub(super) fn end_table(&self) {
+        let guard = rcu::pin(); // invariant 4 of the core
+        if let Ok(mut state) = self.lock() {
+            state.dropped = true;
+        }
+        drop(guard);
+        self.end();
+    }
+
+    /// Moves on the end of a dropped table, if nobody else is at it.
+    ///
+    /// The caller is pinned, or what it has of the core outlives this: invariant 4 of the core.
+    pub(super) fn end(&self) {
+        let mut guard = rcu::pin();
+        let Ok(mut state) = self.lock() else { return };
+        if !state.dropped || state.reclaimer != 0 {
+            return;
+        }
+        if !state.ended {
+            state.ended = true;
+            state.reclaimer = thread_id();
+            drop(state);
+            drop(guard); // drops of values may wait for readers; the reclaimer keeps the core
+            self.reclaim_all();
+            guard = rcu::pin();
+            let Ok(again) = self.lock() else { return };
+            state = again;
+            state.reclaimer = 0;
+        }
+        // Ordering: Relaxed, both; under the lock.
+        if state.in_use() == 0 && !self.ticking.load(Ordering::Relaxed) {
+            self.ticking.store(true, Ordering::Relaxed);
+            drop(state);
+            retire_tick(NonNull::from(self));
+        }
+        drop(guard);
+    }
+
+    /// Kills everything, and reclaims what has no reference.
+    fn reclaim_all(&self) {
+        let for_each = |f: &mut dyn FnMut(SlabPtr<T>, u32, u64)| {
+            let mut from = 0;
+            while let Some((key, slab)) = self.next_slab(from, LAST_KEY) {
+                // SAFETY: a slab does not leave the tree of a dropped table.
+                let it = unsafe { slab.as_ref() };
+                for number in 0..SLOTS {
+                    let index = it.index(number);
+                    // Ordering: Acquire pairs with the Release of `fill`, by another thread.
+                    f(slab, index, it.slot(index).state.load(Ordering::Acquire));
+                }
+                from = key + 1;
+            }
+        };
+        for_each(&mut |slab, index, state| {
+            if Gone::read(state).is_none() {
+                let id = Id::from_bits(state).expect("a live state is an id");
+                // SAFETY: as above.
+                let slot = unsafe { slab.as_ref() }.slot(index);
+                // Ordering: Release, with the barrier below: no section finds it open after that.
+                slot.state.store(Gone::dead(id, NO_LINK).bits(), Ordering::Release);
+            }
+        });
+        self.waiters.notify();
+        self.restart_sections();
+        let mut vacated = Vacated::new(self);
+        for_each(&mut |slab, index, state| {
+            if let Some(gone) = Gone::read(state) {
+                if gone.is_pending() && !gone.is_referenced() {
+                    self.fold(slab, index, gone, &mut vacated);
+                }
+            }
+        });
+        self.limbos().for_each(Limbo::clear);
+        vacated.give_back();
+    }
+}
+
+/// Retires the tick of a core; the caller has set `ticking`.
+fn retire_tick<T: Send + Sync + 'static>(core: NonNull<Core<T>>) {
+    let offset = std::mem::offset_of!(Core<T>, tick);
+    // SAFETY: within the core.
+    let tick = unsafe { core.byte_add(offset) }.cast();
+    // SAFETY: one at a time, that of who set `ticking`. Its `free` is `run_tick`, which frees the
+    // core only where nobody else has it.
+    unsafe { rcu::retire_raw(tick, size_of::<Core<T>>()) };
+}
+
+/// What a retired tick runs, a grace period later.
+///
+/// # Safety
+///
+/// `head` is the tick of a core that was retired.
+pub(super) unsafe fn run_tick<T: Send + Sync + 'static>(head: NonNull<RetireHead>) {
+    let offset = std::mem::offset_of!(Core<T>, tick);
+    // SAFETY: the head lies at that offset of a core.
+    let core = unsafe { head.byte_sub(offset) }.cast::<Core<T>>();
+    // SAFETY: it is freed by its tick only, so not while `ticking` is set.
+    let it = unsafe { core.as_ref() };
+    it.advance();
+    let guard = rcu::pin(); // invariant 4 of the core
+    let Ok(mut state) = it.lock() else { return };
+    if state.ended && state.in_use() == 0 && state.reclaimer == 0 {
+        drop(state);
+        drop(guard);
+        // SAFETY: a box of `CtxTable::new`. The table and every context are gone, and since the last
+        // of them a grace period is over, for which everybody was pinned who had to do with it.
+        drop(unsafe { Box::from_raw(core.as_ptr()) });
+        return;
+    }
+    let again = it.in_lists() != 0;
+    if again {
+        it.close(&mut state);
+    } else {
+        // Ordering: Relaxed; under the lock.
+        it.ticking.store(false, Ordering::Relaxed);
+    }
+    drop(state);
+    if again {
+        retire_tick(core);
+    }
+    drop(guard);
+}

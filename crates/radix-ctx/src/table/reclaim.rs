@@ -1,0 +1,267 @@
+//! What is done with dead slots when their grace period is over, and how that is waited for.
+//!
+//! The stages, and the invariants, are those of [`limbo`](super::limbo).
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use percpu::fence::heavy_rseq;
+use percpu::rcu::{self, Batch};
+use percpu::sync::atomic::Ordering;
+use percpu::sync::{WordGuard, mutant, thread_id};
+
+use super::core::{Core, State};
+use super::error::WaitError;
+use super::limbo::{EMPTY, Walk};
+use super::slab::{Gone, SLOTS, Slab, SlabPtr};
+
+/// What [`Core::finish`] did with a dead slot.
+enum Finished {
+    Vacant,
+    /// Its index will not be used again.
+    Retired,
+}
+
+impl<T: Send + Sync + 'static> Core<T> {
+    /// Reclaims what has waited for long enough, and starts a grace period for the rest. Never
+    /// blocks on one. Returns how many slots came free.
+    pub(super) fn advance(&self) -> usize {
+        let Ok(mut state) = self.lock() else { return 0 };
+        if state.reclaimer != 0 {
+            return 0;
+        }
+        let Some(period) = state.waiting else {
+            self.close(&mut state);
+            return 0;
+        };
+        // Nobody else has the lists from here on.
+        state.reclaimer = thread_id();
+        drop(state);
+        if !mutant("limbo-reclaims-without-a-grace-period") && !period.poll() {
+            self.end_reclaim(false);
+            return 0;
+        }
+        let vacated = self.reclaim();
+        self.end_reclaim(true);
+        vacated
+    }
+
+    /// [`advance`](Self::advance) until everything that was removed before this call is out of the
+    /// lists. Blocks for grace periods, and for another thread that reclaims.
+    pub(super) fn flush(&self) -> Result<usize, WaitError> {
+        if rcu::is_pinned() {
+            return Err(WaitError::Pinned);
+        }
+        let mut vacated = 0;
+        // What waits already, and what the lists have filled with meanwhile.
+        for _ in 0..2 {
+            let mut state = self.lock_reclaimed()?;
+            self.close(&mut state);
+            if state.waiting.is_none() {
+                break;
+            }
+            state.reclaimer = thread_id();
+            drop(state);
+            if let Err(error) = rcu::synchronize() {
+                self.end_reclaim(false);
+                return Err(error.into());
+            }
+            vacated += self.reclaim();
+            self.end_reclaim(true);
+        }
+        Ok(vacated)
+    }
+
+    /// The lock, at a moment when nobody reclaims. Blocks until then.
+    fn lock_reclaimed(&self) -> Result<percpu::sync::WordGuard<'_, State<T>>, WaitError> {
+        loop {
+            let state = self.lock()?;
+            if state.reclaimer == 0 {
+                return Ok(state);
+            }
+            if state.reclaimer == thread_id() {
+                return Err(WaitError::InDrop);
+            }
+            drop(state);
+            self.waiters.wait(None, || match self.lock() {
+                Ok(state) => (state.reclaimer == 0).then_some(()),
+                Err(_) => Some(()),
+            });
+        }
+    }
+
+    /// Gives the lists back to the lock.
+    fn end_reclaim(&self, reclaimed: bool) {
+        if let Ok(mut state) = self.lock() {
+            state.reclaimer = 0;
+            if reclaimed {
+                state.waiting = None;
+                self.close(&mut state);
+            }
+            let dropped = state.dropped;
+            drop(state);
+            if dropped {
+                self.end();
+            }
+        }
+        self.waiters.notify();
+    }
+
+    /// Reclaims the slots in the `waiting` lists, which are the caller's.
+    fn reclaim(&self) -> usize {
+        self.restart_sections();
+        let mut vacated = Vacated::new(self);
+        let mut found = [None; TOGETHER];
+        for limbo in self.limbos() {
+            let mut walk = Walk::new(self, limbo);
+            loop {
+                let number = walk.fill(self, &mut found);
+                if number == 0 {
+                    break;
+                }
+                for (slab, index, gone) in found.iter_mut().filter_map(Option::take) {
+                    self.fold(slab, index, gone, &mut vacated);
+                }
+            }
+            // Ordering: Relaxed; invariant 2.
+            limbo.waiting.iter().for_each(|list| list.store(EMPTY, Ordering::Relaxed));
+        }
+        vacated.give_back();
+        let number = vacated.total;
+        if number != 0 {
+            self.waiters.notify();
+        }
+        number
+    }
+
+    /// After this no count of a slot that was dead before is open to a section.
+    pub(super) fn restart_sections(&self) {
+        // Ordering: Acquire pairs with the Release in `make_refs`; a count that is made after this
+        // never had a reference of a slot that was dead before.
+        if self.has_refs.load(Ordering::Acquire) && !mutant("limbo-folds-without-a-barrier") {
+            heavy_rseq();
+        }
+    }
+
+    /// Folds a dead slot's count; vacates the slot if nobody has a reference.
+    pub(super) fn fold(
+        &self,
+        slab: SlabPtr<T>,
+        index: u32,
+        gone: Gone,
+        vacated: &mut Vacated<'_, T>,
+    ) {
+        // SAFETY: its slot is used.
+        let it = unsafe { slab.as_ref() };
+        if let Some(refs) = it.refs() {
+            // First, as the last reference may be put as soon as the count is folded.
+            // Ordering: Release, pairs with the Acquire of whoever asks whether it is reclaimed.
+            it.slot(index).state.store(gone.referenced().bits(), Ordering::Release);
+            // Ordering: Relaxed; a statistic.
+            self.tally.0.referenced.fetch_add(1, Ordering::Relaxed);
+            if !refs.fold(index as usize % SLOTS) {
+                return;
+            }
+            self.tally.0.referenced.fetch_sub(1, Ordering::Relaxed);
+        }
+        if self.drop_value(it, index).is_err() {
+            // Ordering: Relaxed; a statistic.
+            self.tally.0.panics.fetch_add(1, Ordering::Relaxed);
+        }
+        vacated.add(slab, index, self.finish(it, index, gone));
+    }
+
+    fn drop_value(&self, slab: &Slab<T>, index: u32) -> Result<(), Box<dyn Any + Send>> {
+        let slot = slab.slot(index);
+        // SAFETY: dead for a grace period and without a reference, and ours: invariant 3.
+        catch_unwind(AssertUnwindSafe(|| unsafe { slot.drop_value() }))
+    }
+
+    /// The end of a slot's life: its count is open again, its state vacant.
+    fn finish(&self, slab: &Slab<T>, index: u32, gone: Gone) -> Finished {
+        if let Some(refs) = slab.refs() {
+            refs.open(index as usize % SLOTS);
+        }
+        // Ordering: Release pairs with the Acquire of whoever asks whether it is reclaimed; it
+        // carries the drop.
+        slab.slot(index).state.store(Gone::vacant(gone.next()).bits(), Ordering::Release);
+        if gone.next() < self.limits.generations { Finished::Vacant } else { Finished::Retired }
+    }
+
+    /// The last reference to a dead slot was put: drops the value and vacates the slot.
+    ///
+    /// # Panics
+    ///
+    /// With the panic of the value's drop.
+    #[cold]
+    pub(super) fn last_put(&self, slab: SlabPtr<T>, index: u32) {
+        // Invariant 4 of the core: the table may be gone, and with it the borrow.
+        // SAFETY: its slot is used.
+        let it = unsafe { slab.as_ref() };
+        // Ordering: Relaxed; the count of references orders it.
+        let state = it.slot(index).state.load(Ordering::Relaxed);
+        let Some(gone) = Gone::read(state) else { return };
+        let dropped = self.drop_value(it, index);
+        let guard = rcu::pin();
+        let mut vacated = Vacated::new(self);
+        vacated.add(slab, index, self.finish(it, index, gone));
+        // Ordering: Relaxed; a statistic.
+        self.tally.0.referenced.fetch_sub(1, Ordering::Relaxed);
+        vacated.give_back();
+        self.waiters.notify();
+        self.end();
+        drop(guard);
+        if let Err(panic) = dropped {
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+/// Slabs whose slots are given back under one lock. A guess: some hundred nanoseconds.
+pub(super) const TOGETHER: usize = 32;
+
+/// Slots to be given back together, so that the lock is taken once for some.
+pub(super) struct Vacated<'a, T: Send + Sync + 'static> {
+    core: &'a Core<T>,
+    slots: [Option<(SlabPtr<T>, u64)>; TOGETHER],
+    number: usize,
+    retired: u64,
+    total: usize,
+}
+
+impl<'a, T: Send + Sync + 'static> Vacated<'a, T> {
+    pub(super) fn new(core: &'a Core<T>) -> Self {
+        Self { core, slots: [None; TOGETHER], number: 0, retired: 0, total: 0 }
+    }
+
+    fn add(&mut self, slab: SlabPtr<T>, index: u32, finished: Finished) {
+        self.total += 1;
+        if let Finished::Retired = finished {
+            self.retired += 1;
+            return;
+        }
+        let bit = 1 << (index as usize % SLOTS);
+        if let Some(Some((last, bits))) = self.number.checked_sub(1).map(|n| &mut self.slots[n]) {
+            if *last == slab {
+                *bits |= bit;
+                return;
+            }
+        }
+        if self.number == TOGETHER {
+            self.give_back();
+        }
+        self.slots[self.number] = Some((slab, bit));
+        self.number += 1;
+    }
+
+    /// In a fork child that lost the lock the slots stay used.
+    pub(super) fn give_back(&mut self) {
+        let mut batch = Batch::new();
+        let slots = &mut self.slots[..self.number];
+        self.number = 0;
+        if let Ok(mut state) = self.core.lock() {
+            self.core.vacate(&mut state, slots.iter_mut().filter_map(Option::take), &mut batch);
+            state.retire(std::mem::take(&mut self.retired));
+        }
+    }
+}

@@ -1,0 +1,461 @@
+//! Which slots are vacant, and who gets the lowest.
+//!
+//! The slabs know it, by a bit for each slot; the tree knows which slabs are full. That is several
+//! cache lines for each insert, and on another CPU's turn all of them are far. So the lowest vacant
+//! slots are taken from the slabs some at a time, under one lock, into a [`Queue`] beside the lock:
+//!
+//! ```text
+//!   State -> queue: | 7 9 12 13 ... |   an insert: lock, take the lowest, unlock
+//!                      ^ refilled: their bits in `used` are set already
+//! ```
+//!
+//! Whatever vacates a slot, or looks for one within a range, first gives back what is in the queue: so
+//! an insert gets the lowest index all the same.
+//!
+//! # Invariants
+//!
+//! 1. While there is anything in the queue, no vacant index is below its last one.
+//! 2. What is in the queue is vacant, with its bit set.
+
+use std::ptr::NonNull;
+
+use percpu::rcu::{self, Batch};
+use percpu::sync::atomic::Ordering;
+use percpu::{AllocError, Forked, PerCpu};
+
+use super::core::{Core, State, next_of, slab_of};
+use super::error::InsertRefused;
+use super::id::Id;
+use super::limbo::Limbo;
+use super::slab::{self, FULL, Gone, SLAB_BITS, SLOTS, Slab, SlabPtr};
+use crate::tree::{Edit, floor_word};
+
+/// What fits beside the lock's word on its two lines.
+const QUEUE: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 20 };
+
+/// The lowest vacant indexes.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Queue {
+    left: u32,
+    /// Descending: the lowest is at `left - 1`.
+    indexes: [u32; QUEUE],
+}
+
+impl Queue {
+    pub(super) fn new() -> Self {
+        Self { left: 0, indexes: [0; QUEUE] }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.left as usize
+    }
+
+    /// Takes the lowest, unless it is above `last`.
+    #[inline(always)]
+    fn pop(&mut self, last: u32) -> Option<u32> {
+        let at = self.len().checked_sub(1)?;
+        let index = *self.indexes.get(at)?;
+        if index > last {
+            return None;
+        }
+        self.left -= 1;
+        Some(index)
+    }
+}
+
+/// A vacant slot that is the caller's: given back on drop, unless it is filled.
+pub(super) struct Claim<'a, T: Send + Sync + 'static> {
+    core: &'a Core<T>,
+    slab: SlabPtr<T>,
+    id: Id,
+}
+
+/// What a search for a vacant slot found.
+enum Vacancy<T: Send + Sync + 'static> {
+    In(SlabPtr<T>, u32),
+    /// No slab is there; and with which generation the slots of a new one begin.
+    NoSlab {
+        key: u64,
+        next: u32,
+    },
+    None,
+}
+
+/// A slab that was made before the lock was taken.
+struct Spare<T: Send + Sync + 'static> {
+    slab: SlabPtr<T>,
+    key: u64,
+    next: u32,
+}
+
+impl<T: Send + Sync + 'static> Core<T> {
+    /// Finds the lowest vacant slot of a range and takes it. Blocks shortly; allocates where there
+    /// is no slab with one.
+    #[inline]
+    pub(super) fn claim(&self, first: u32, last: u32) -> Result<Claim<'_, T>, InsertRefused> {
+        if first == 0 {
+            let popped = self.lock()?.queue.pop(last);
+            if let Some(index) = popped {
+                return Ok(self.claim_used(index));
+            }
+        }
+        self.claim_slow(first, last)
+    }
+
+    /// The claim of a slot whose bit is set, for us.
+    #[inline]
+    fn claim_used(&self, index: u32) -> Claim<'_, T> {
+        let _guard = rcu::pin(); // for the nodes on the way
+        // SAFETY: that guard; and the slab stays after it, as its slot is used.
+        let slab = unsafe { self.slab(index) }.expect("a used slot has a slab");
+        Claim { core: self, slab: slab.into(), id: Id::new(index, next_of(slab, index)) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn claim_slow(&self, first: u32, last: u32) -> Result<Claim<'_, T>, InsertRefused> {
+        let last = last.min(self.limits.max_index);
+        if first > last {
+            return Err(InsertRefused::NoRange);
+        }
+        self.make_limbo()?;
+        let mut batch = Batch::new(); // dropped, and with it retired, after the lock
+        let mut spare: Option<Spare<T>> = None;
+        let mut looked = false;
+        loop {
+            let mut state = self.lock()?;
+            if first == 0 {
+                self.refill(&mut state);
+                if let Some(index) = state.queue.pop(last) {
+                    drop(state);
+                    return Ok(self.claim_used(index));
+                }
+            }
+            self.empty_queue(&mut state, &mut batch);
+            let wanted = match self.vacancy(&state, first, last) {
+                Vacancy::In(slab, index) => {
+                    self.mark_used(&mut state, slab, 1 << (index as usize % SLOTS));
+                    drop(state);
+                    return Ok(self.claim_used(index));
+                }
+                Vacancy::None => None,
+                Vacancy::NoSlab { key, next } => Some((key, next)),
+            };
+            if let (Some(wanted), Some(made)) = (wanted, &spare) {
+                if wanted == (made.key, made.next) {
+                    self.add_slab(&mut state, made)?;
+                    std::mem::forget(spare.take());
+                    continue;
+                }
+            }
+            let used = state.used;
+            drop(state);
+            // Dead slots first, if there are many, or nothing else is left.
+            let pending = self.pending();
+            if !looked && pending != 0 && (wanted.is_none() || pending >= used / 8) {
+                looked = true;
+                if self.advance() != 0 {
+                    continue;
+                }
+            }
+            let Some((key, next)) = wanted else {
+                return Err(InsertRefused::Exhausted { pending: self.pending() });
+            };
+            spare = Some(self.make_slab(key, next)?);
+        }
+    }
+
+    #[cold]
+    fn make_limbo(&self) -> Result<(), AllocError> {
+        if self.limbo.get().is_none() {
+            let made = PerCpu::try_new(|_| Limbo::new())?;
+            let _ = self.limbo.set(made); // another thread's is as good
+        }
+        Ok(())
+    }
+
+    /// The right to change the tree. Only `release` makes nodes die: others may drop the edit under
+    /// the lock.
+    fn edit<'a>(&'a self, _: &State<T>) -> Edit<'a, true> {
+        // SAFETY: the state is borrowed from the lock's guard, which is dropped after the edit.
+        unsafe { self.tree().edit() }
+    }
+
+    /// Takes the lowest vacant slots into the queue, as far as there are slabs without a gap.
+    fn refill(&self, state: &mut State<T>) {
+        if state.queue.left != 0 {
+            return;
+        }
+        let mut taken = [0; QUEUE];
+        let mut number = 0;
+        let last = self.limits.max_index;
+        let (mut from, to) = (0, u64::from(last) >> SLAB_BITS);
+        while number < QUEUE && from <= to {
+            let edit = self.edit(state);
+            let Some(key) = edit.first_not_full(from, to) else { break };
+            let word = edit.slot(key).map_or(floor_word(0), |slot| edit.get(slot));
+            let Some(slab) = slab_of::<T>(word) else { break };
+            // SAFETY: it is in the tree, and we have the lock.
+            let it = unsafe { slab.as_ref() };
+            let mut bits = 0;
+            while number < QUEUE {
+                let Some(index) = vacant_in(it.used() | bits, it.index(0), 0, last) else { break };
+                bits |= 1 << (index as usize % SLOTS);
+                taken[number] = index;
+                number += 1;
+            }
+            drop(edit);
+            self.mark_used(state, slab, bits);
+            from = key + 1;
+        }
+        for (at, index) in taken[..number].iter().rev().enumerate() {
+            state.queue.indexes[at] = *index;
+        }
+        state.queue.left = number as u32;
+    }
+
+    /// Gives the slots in the queue back to their slabs.
+    fn empty_queue(&self, state: &mut State<T>, batch: &mut Batch) {
+        while let Some(index) = state.queue.pop(u32::MAX) {
+            let _guard = rcu::pin(); // for the nodes on the way
+            // SAFETY: that guard, and the lock.
+            let slab = unsafe { self.slab(index) }.expect("a used slot has a slab");
+            self.mark_vacant(state, slab.into(), 1 << (index as usize % SLOTS), batch);
+        }
+    }
+
+    fn vacancy(&self, state: &State<T>, first: u32, last: u32) -> Vacancy<T> {
+        let edit = self.edit(state);
+        let (mut from, to) = (u64::from(first) >> SLAB_BITS, u64::from(last) >> SLAB_BITS);
+        while let Some(key) = edit.first_not_full(from, to) {
+            let word = edit.slot(key).map_or(floor_word(0), |slot| edit.get(slot));
+            let Some(slab) = slab_of(word) else {
+                return Vacancy::NoSlab { key, next: (edit.floor_of(key) as u32).max(1) };
+            };
+            // SAFETY: it is in the tree, and we have the lock.
+            let it = unsafe { slab.as_ref() };
+            if let Some(index) = vacant_in(it.used(), it.index(0), first, last) {
+                return Vacancy::In(slab, index);
+            }
+            if key == to {
+                break;
+            }
+            from = key + 1;
+        }
+        Vacancy::None
+    }
+
+    fn mark_used(&self, state: &mut State<T>, slab: SlabPtr<T>, bits: u64) {
+        // SAFETY: it is in the tree, and we have the lock.
+        let it = unsafe { slab.as_ref() };
+        let used = it.used() | bits;
+        it.set_used(used);
+        state.used += u64::from(bits.count_ones());
+        if state.empty == Some(slab) && bits != 0 {
+            state.empty = None;
+        }
+        if used == FULL {
+            let edit = self.edit(state);
+            if let Some(slot) = edit.slot(it.key()) {
+                edit.set_full(slot);
+            }
+        }
+    }
+
+    /// A slab that is left without a used slot goes to `batch`, to be retired after the lock.
+    fn mark_vacant(&self, state: &mut State<T>, slab: SlabPtr<T>, bits: u64, batch: &mut Batch) {
+        // SAFETY: it is in the tree, and we have the lock.
+        let it = unsafe { slab.as_ref() };
+        let used = it.used();
+        it.set_used(used & !bits);
+        state.used -= u64::from((used & bits).count_ones());
+        if used == FULL {
+            let edit = self.edit(state);
+            if let Some(slot) = edit.slot(it.key()) {
+                edit.clear_full(slot);
+            }
+        }
+        if used & !bits == 0 && !state.dropped {
+            self.emptied(state, slab, batch);
+        }
+    }
+
+    fn make_slab(&self, key: u64, next: u32) -> Result<Spare<T>, AllocError> {
+        let first = (key << SLAB_BITS) as u32;
+        let slab = Slab::try_new(NonNull::from(self), first, next, self.quota.is_weighted())?;
+        Ok(Spare { slab, key, next })
+    }
+
+    /// On success the slab is the tree's: the caller forgets the spare.
+    fn add_slab(&self, state: &mut State<T>, spare: &Spare<T>) -> Result<(), AllocError> {
+        let edit = self.edit(state);
+        let slot = edit.make_slot(spare.key)?;
+        edit.set(slot, spare.slab.as_ptr().cast());
+        state.slabs += 1;
+        Ok(())
+    }
+
+    /// Gives slots back, of one slab after the other; `batch` is to be retired after the lock.
+    pub(super) fn vacate(
+        &self,
+        state: &mut State<T>,
+        slots: impl Iterator<Item = (SlabPtr<T>, u64)>,
+        batch: &mut Batch,
+    ) {
+        self.empty_queue(state, batch);
+        for (slab, bits) in slots {
+            self.mark_vacant(state, slab, bits, batch);
+        }
+    }
+
+    /// Of two empty slabs the lower one stays: the next insert may want it.
+    fn emptied(&self, state: &mut State<T>, slab: SlabPtr<T>, batch: &mut Batch) {
+        let Some(kept) = state.empty.replace(slab) else { return };
+        if kept == slab {
+            return;
+        }
+        // SAFETY: both are in the tree.
+        let key = |slab: SlabPtr<T>| unsafe { slab.as_ref() }.key();
+        let (stays, goes) = if key(kept) < key(slab) { (kept, slab) } else { (slab, kept) };
+        state.empty = Some(stays);
+        self.release(state, goes, batch);
+    }
+
+    /// Takes a slab without a used slot out of the tree; its generations stay there as a floor.
+    fn release(&self, state: &mut State<T>, slab: SlabPtr<T>, batch: &mut Batch) {
+        // SAFETY: it is in the tree, and is retired by us.
+        let it = unsafe { slab.as_ref() };
+        let floor = (0..SLOTS).map(|number| next_of(it, it.index(number))).max().unwrap_or(1);
+        let edit = self.edit(state);
+        if let Some(slot) = edit.slot(it.key()) {
+            edit.set(slot, floor_word(u64::from(floor)));
+        }
+        batch.append(&mut edit.finish());
+        state.slabs -= 1;
+        // SAFETY: it left the tree, and nobody else retires it.
+        unsafe { batch.push(NonNull::from(&it.head), Slab::<T>::BYTES + it.refs_bytes()) };
+    }
+
+    /// The index that an insert would get.
+    pub(super) fn next_free(&self) -> Result<Option<u32>, Forked> {
+        let mut batch = Batch::new(); // dropped, and with it retired, after the lock
+        let mut state = self.lock()?;
+        self.empty_queue(&mut state, &mut batch);
+        Ok(match self.vacancy(&state, 0, self.limits.max_index) {
+            Vacancy::In(_, index) => Some(index),
+            Vacancy::NoSlab { key, .. } => Some((key << SLAB_BITS) as u32),
+            Vacancy::None => None,
+        })
+    }
+
+    /// Makes slabs, the lowest first, until `contexts` more have a slot.
+    pub(super) fn make_room(&self, contexts: u32) -> Result<(), InsertRefused> {
+        self.make_limbo()?;
+        let mut from = 0;
+        loop {
+            let mut state = self.lock()?;
+            let room = state.slabs * SLOTS as u64 - state.retired - state.in_use();
+            if room >= u64::from(contexts) {
+                return Ok(());
+            }
+            let edit = self.edit(&state);
+            let last = u64::from(self.limits.max_index) >> SLAB_BITS;
+            // Full slabs are skipped fast, others with a slot one by one.
+            let absent = loop {
+                let found = if from > last { None } else { edit.first_not_full(from, last) };
+                let Some(key) = found else { break None };
+                let word = edit.slot(key).map_or(floor_word(0), |slot| edit.get(slot));
+                if slab_of::<T>(word).is_none() {
+                    break Some(key);
+                }
+                from = key + 1;
+            };
+            let Some(key) = absent else {
+                return Err(InsertRefused::Exhausted { pending: self.pending() });
+            };
+            let next = (edit.floor_of(key) as u32).max(1);
+            drop(edit);
+            // Under the lock: room is made where nobody minds the time.
+            let spare = self.make_slab(key, next)?;
+            self.add_slab(&mut state, &spare)?;
+            std::mem::forget(spare);
+        }
+    }
+
+    /// Releases the one empty slab that was kept.
+    pub(super) fn shrink(&self) -> Result<(), Forked> {
+        let mut batch = Batch::new();
+        let mut state = self.lock()?;
+        let mut none = std::iter::empty();
+        self.vacate(&mut state, &mut none, &mut batch); // the queue may be all that is in a slab
+        if let Some(slab) = state.empty.take() {
+            self.release(&mut state, slab, &mut batch);
+        }
+        drop(state);
+        drop(batch);
+        Ok(())
+    }
+}
+
+/// The lowest vacant index within a range, of the slab that begins at `lowest`.
+fn vacant_in(used: u64, lowest: u32, first: u32, last: u32) -> Option<u32> {
+    let mut vacant = !used & FULL;
+    if first > lowest {
+        vacant &= u64::MAX.checked_shl(first - lowest).unwrap_or(0);
+    }
+    (vacant != 0).then(|| lowest + vacant.trailing_zeros()).filter(|index| *index <= last)
+}
+
+impl<T: Send + Sync + 'static> Drop for Spare<T> {
+    fn drop(&mut self) {
+        // SAFETY: made for us, and nobody has seen it: `claim` forgets one that it has added.
+        unsafe { slab::discard(self.slab) };
+    }
+}
+
+impl<'a, T: Send + Sync + 'static> Claim<'a, T> {
+    pub(super) fn id(&self) -> Id {
+        self.id
+    }
+
+    /// Puts a value in the slot and publishes it.
+    #[inline]
+    pub(super) fn fill(self, value: T, weight: u64) -> Id {
+        let (core, id) = (self.core, self.id);
+        // SAFETY: the slot is used, so the slab stays.
+        let slab = unsafe { self.slab.as_ref() };
+        std::mem::forget(self);
+        let slot = slab.slot(id.index());
+        if core.quota.is_weighted() {
+            slab.set_weight(id.index(), weight);
+        }
+        // SAFETY: vacant, and claimed by us.
+        unsafe { slot.write(value) };
+        // Ordering: Release pairs with the Acquire in `find`; it carries the value.
+        slot.state.store(id.to_bits(), Ordering::Release);
+        id
+    }
+}
+
+impl<T: Send + Sync + 'static> Drop for Claim<'_, T> {
+    /// The id was seen, so it is not given to another: the next one has the next generation.
+    fn drop(&mut self) {
+        let mut batch = Batch::new();
+        let (index, next) = (self.id.index(), self.id.generation() + 1);
+        // In a fork child that lost the lock the slot stays used.
+        let Ok(mut state) = self.core.lock() else { return };
+        // SAFETY: the slot is used, so the slab stays.
+        let slot = unsafe { self.slab.as_ref() }.slot(index);
+        // Ordering: Relaxed; the lock orders it, and lookups fail either way.
+        slot.state.store(Gone::vacant(next).bits(), Ordering::Relaxed);
+        if next < self.core.limits.generations {
+            let slot = (self.slab, 1 << (index as usize % SLOTS));
+            self.core.vacate(&mut state, std::iter::once(slot), &mut batch);
+        } else {
+            state.retire(1);
+        }
+        drop(state);
+        drop(batch);
+    }
+}
