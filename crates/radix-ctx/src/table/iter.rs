@@ -58,7 +58,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
 /// Live contexts, ascending by index. From [`CtxTable::iter`] and [`CtxTable::range`].
 ///
 /// Weakly consistent: what is live throughout is seen once; what comes or goes meanwhile may be seen
-/// or not; indexes only ascend. [`position`](Self::position) is where a later walk can go on, under
+/// or not; indexes only ascend. [`next_index`](Self::next_index) is where a later walk can go on, under
 /// another guard. Each step is wait-free, and skips removed contexts and absent slabs.
 pub struct Iter<'g, T: Send + Sync + 'static> {
     _core: PhantomData<&'g Core<T>>,
@@ -79,10 +79,10 @@ impl<'g, T: Send + Sync + 'static> Iter<'g, T> {
         Self { slabs, slab: None, next, stop: next, end, _core: PhantomData }
     }
 
-    /// The index that the walk comes to next: `table.range(position.., ..)` goes on from there. `None`
+    /// The index that the walk comes to next: `table.range(next_index.., ..)` goes on from there. `None`
     /// at the end.
     #[must_use]
-    pub fn position(&self) -> Option<u32> {
+    pub fn next_index(&self) -> Option<u32> {
         (self.next < self.end).then_some(self.next as u32)
     }
 }
@@ -127,7 +127,7 @@ impl<T: Send + Sync + 'static> FusedIterator for Iter<'_, T> {}
 
 impl<T: Send + Sync + 'static> fmt::Debug for Iter<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Iter").field("position", &self.position()).finish_non_exhaustive()
+        f.debug_struct("Iter").field("next_index", &self.next_index()).finish_non_exhaustive()
     }
 }
 

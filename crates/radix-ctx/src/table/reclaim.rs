@@ -73,7 +73,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 
     /// The lock, at a moment when nobody reclaims. Blocks until then.
-    fn lock_reclaimed(&self) -> Result<percpu::sync::WordGuard<'_, State<T>>, WaitError> {
+    fn lock_reclaimed(&self) -> Result<WordGuard<'_, State<T>>, WaitError> {
         loop {
             let state = self.lock()?;
             if state.reclaimer == 0 {

@@ -221,9 +221,17 @@ fn walk(array: &XArray<Value>, stays: &[u64]) {
 fn inv10_gang_lookup_against_shrink() {
     model(|| {
         let array = numbers(&[0, 1, 2, 3]);
-        let reader = spawn(&array, |array| walk(array, &[0, 1]));
+        let reader = spawn(&array, |array| {
+            for _ in 0..TIMES {
+                walk(array, &[0, 1]);
+            }
+        });
         array.erase(2).unwrap();
         array.erase(3).unwrap();
+        for _ in 1..TIMES {
+            array.store(3, value(3)).unwrap();
+            array.erase(3).unwrap();
+        }
         rcu::poll();
         reader.join().unwrap();
         walk(&array, &[0, 1]);
@@ -235,9 +243,15 @@ fn inv10_gang_lookup_against_shrink() {
 fn inv10_a_walk_outlives_the_leaf_it_is_in() {
     model(|| {
         let array = numbers(&[0, 1]);
-        let reader = spawn(&array, |array| walk(array, &[0]));
-        array.erase(1).unwrap();
-        array.store(1, value(1)).unwrap();
+        let reader = spawn(&array, |array| {
+            for _ in 0..TIMES {
+                walk(array, &[0]);
+            }
+        });
+        for _ in 0..TIMES {
+            array.erase(1).unwrap();
+            array.store(1, value(1)).unwrap();
+        }
         rcu::poll();
         reader.join().unwrap();
         walk(&array, &[0, 1]);
@@ -249,7 +263,15 @@ fn inv10_a_walk_outlives_the_leaf_it_is_in() {
 fn inv10_iterators_go_on_across_growth() {
     model(|| {
         let array = numbers(&[0, 1]);
-        let reader = spawn(&array, |array| walk(array, &[0, 1]));
+        let reader = spawn(&array, |array| {
+            for _ in 0..TIMES {
+                walk(array, &[0, 1]);
+            }
+        });
+        for _ in 1..TIMES {
+            array.store(4, value(4)).unwrap();
+            array.erase(4).unwrap();
+        }
         array.store(4, value(4)).unwrap();
         reader.join().unwrap();
         walk(&array, &[0, 1, 4]);
