@@ -219,6 +219,11 @@ impl<T: Send + Sync + 'static> State<T> {
         self.used - self.queue.len() as u64
     }
 
+    /// The table and its last context are gone, and nobody is at them.
+    pub(super) fn is_over(&self) -> bool {
+        self.ended && self.reclaimer == 0 && self.in_use() == 0
+    }
+
     /// Used slots that will never be vacant again.
     pub(super) fn retire(&mut self, slots: u64) {
         self.used -= slots;

@@ -6,7 +6,7 @@
 
 use std::ptr::NonNull;
 
-use percpu::rcu::{self, RetireHead};
+use percpu::rcu::{self, Guard, RetireHead};
 use percpu::sync::atomic::Ordering;
 use percpu::sync::thread_id;
 
@@ -35,24 +35,19 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// period, as nobody has a borrow of the table; then the rest of the core's life is that of the
     /// references. Another thread that reclaims just now does it in our place.
     pub(super) fn end_table(&self) {
-        let guard = rcu::pin(); // invariant 4 of the core
+        let guard = rcu::pin(); // invariant 3 of the core
         if let Ok(mut state) = self.lock() {
             state.dropped = true;
         }
-        drop(guard);
-        self.end();
+        self.end(guard);
     }
 
     /// Moves on the end of a dropped table, if nobody else is at it.
     ///
-    /// The caller is pinned, or what it has of the core outlives this: invariant 4 of the core.
-    pub(super) fn end(&self) {
-        let mut guard = rcu::pin();
+    /// The guard is from before the caller gave up what he had of the core: invariant 3 of the core.
+    pub(super) fn end(&self, mut guard: Guard) {
         let Ok(mut state) = self.lock() else { return };
-        if !state.dropped || state.reclaimer != 0 {
-            return;
-        }
-        if !state.ended {
+        if state.dropped && state.reclaimer == 0 && !state.ended {
             state.ended = true;
             state.reclaimer = thread_id();
             drop(state);
@@ -64,9 +59,12 @@ impl<T: Send + Sync + 'static> Core<T> {
             state.reclaimer = 0;
         }
         // Ordering: Relaxed, both; under the lock.
-        if state.in_use() == 0 && !self.ticking.load(Ordering::Relaxed) {
+        let over = state.is_over() && !self.ticking.load(Ordering::Relaxed);
+        if over {
             self.ticking.store(true, Ordering::Relaxed);
-            drop(state);
+        }
+        drop(state);
+        if over {
             retire_tick(NonNull::from(self));
         }
         drop(guard);
@@ -133,9 +131,9 @@ pub(super) unsafe fn run_tick<T: Send + Sync + 'static>(head: NonNull<RetireHead
     // SAFETY: it is freed by its tick only, so not while `ticking` is set.
     let it = unsafe { core.as_ref() };
     it.advance();
-    let guard = rcu::pin(); // invariant 4 of the core
+    let guard = rcu::pin(); // invariant 3 of the core
     let Ok(mut state) = it.lock() else { return };
-    if state.ended && state.in_use() == 0 && state.reclaimer == 0 {
+    if state.is_over() {
         drop(state);
         drop(guard);
         // SAFETY: a box of `CtxTable::new`. The table and every context are gone, and since the last

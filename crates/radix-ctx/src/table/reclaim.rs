@@ -101,7 +101,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             let dropped = state.dropped;
             drop(state);
             if dropped {
-                self.end();
+                self.end(rcu::pin()); // the caller has a borrow of the table, or is the tick
             }
         }
         self.waiters.notify();
@@ -195,7 +195,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// With the panic of the value's drop.
     #[cold]
     pub(super) fn last_put(&self, slab: SlabPtr<T>, index: u32) {
-        // Invariant 4 of the core: the table may be gone, and with it the borrow.
+        // Invariant 3 of the core: the table may be gone, and with it the borrow.
         // SAFETY: its slot is used.
         let it = unsafe { slab.as_ref() };
         // Ordering: Relaxed; the count of references orders it.
@@ -209,8 +209,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         self.tally.0.referenced.fetch_sub(1, Ordering::Relaxed);
         vacated.give_back();
         self.waiters.notify();
-        self.end();
-        drop(guard);
+        self.end(guard);
         if let Err(panic) = dropped {
             std::panic::resume_unwind(panic);
         }
