@@ -6,11 +6,13 @@ use std::time::Instant;
 
 use aio_reap::AlignedBuf;
 use nbd_protocol::{Handshake, ReplyHeader};
+use radix_ctx::{CtxRef, Id};
 use rustix::event::epoll::EventFlags;
 use socket2::Socket;
 
+use crate::contexts::Connection;
 use crate::memory::{Account, Memory};
-use crate::requests::{ConnKey, Step};
+use crate::requests::Step;
 use crate::session::Session;
 
 /// Requests and replies one connection may have outstanding; more are not read.
@@ -41,7 +43,8 @@ pub(crate) enum Wait {
 
 pub(crate) struct Conn {
     pub(crate) socket: Socket,
-    pub(crate) key: ConnKey,
+    /// What names it, and its operations in the engine hold on to.
+    pub(crate) ctx: CtxRef<Connection>,
     pub(crate) phase: Phase,
     pub(crate) account: Account,
     /// Requests started and not yet replied to.
@@ -66,13 +69,13 @@ pub(crate) struct Conn {
 
 impl Conn {
     /// A connection that has yet to negotiate; the greeting waits to be sent.
-    pub(crate) fn new(socket: Socket, key: ConnKey, deadline: Instant) -> Self {
+    pub(crate) fn new(socket: Socket, ctx: CtxRef<Connection>, deadline: Instant) -> Self {
         let mut out = Output { last_reply: 1, ..Output::default() };
         let handshake = Handshake::new(&mut out.handshake);
         Self {
             tcp: socket.local_addr().is_ok_and(|address| !address.is_unix()),
             socket,
-            key,
+            ctx,
             phase: Phase::Handshake(handshake, deadline),
             account: Account::default(),
             active: 0,
@@ -84,6 +87,10 @@ impl Conn {
             dirty: false,
             told: EventFlags::IN,
         }
+    }
+
+    pub(crate) fn id(&self) -> Id {
+        CtxRef::id(&self.ctx)
     }
 
     /// Requests whose reply has not left.
@@ -112,22 +119,17 @@ impl Conn {
     }
 
     /// Puts the connection on the list of those to send on.
-    pub(crate) fn mark_dirty(&mut self, dirty: &mut Vec<ConnKey>) {
+    pub(crate) fn mark_dirty(&mut self, dirty: &mut Vec<Id>) {
         if !std::mem::replace(&mut self.dirty, true) {
-            dirty.push(self.key);
+            dirty.push(self.id());
         }
     }
 
     /// Puts the connection on the list of those that wait, and on the other one so that epoll
     /// hears that no input is wanted.
-    pub(crate) fn block(
-        &mut self,
-        wait: Wait,
-        blocked: &mut VecDeque<ConnKey>,
-        dirty: &mut Vec<ConnKey>,
-    ) {
+    pub(crate) fn block(&mut self, wait: Wait, blocked: &mut VecDeque<Id>, dirty: &mut Vec<Id>) {
         if self.blocked.replace(wait).is_none() {
-            blocked.push_back(self.key);
+            blocked.push_back(self.id());
         }
         self.mark_dirty(dirty);
     }
@@ -139,7 +141,7 @@ impl Conn {
     }
 
     /// Takes what became of one of its requests.
-    pub(crate) fn take(&mut self, step: Step, memory: &mut Memory, dirty: &mut Vec<ConnKey>) {
+    pub(crate) fn take(&mut self, step: Step, memory: &mut Memory, dirty: &mut Vec<Id>) {
         if let Some(spent) = step.spent {
             memory.give(spent, Some(&mut self.account));
         }

@@ -12,6 +12,7 @@
 
 mod args;
 mod conn;
+mod contexts;
 mod demo;
 mod export;
 mod memory;

@@ -65,6 +65,12 @@ impl Memory {
         Self { free, free_bytes: 0, small: half(), large: half() }
     }
 
+    /// Bytes of buffers that are not here.
+    #[cfg(test)]
+    pub(crate) fn used(&self) -> usize {
+        self.small.used + self.large.used
+    }
+
     /// Before those who wait try again, in order.
     pub(crate) fn forget_refusals(&mut self) {
         (self.small.awaited, self.large.awaited) = (false, false);

@@ -12,6 +12,7 @@ use crate::worker::WorkerReport;
 pub(crate) struct ServerReport {
     workers: usize,
     connections: usize,
+    in_flight: u64,
     counters: Counters,
     submissions: u64,
     submitted: u64,
@@ -21,10 +22,11 @@ pub(crate) struct ServerReport {
 }
 
 impl ServerReport {
-    pub(crate) fn new(workers: &[WorkerReport]) -> Self {
+    pub(crate) fn new(workers: &[WorkerReport], connections: usize) -> Self {
         let mut sum = Self {
             workers: workers.len(),
-            connections: 0,
+            connections,
+            in_flight: 0,
             counters: Counters::default(),
             submissions: 0,
             submitted: 0,
@@ -32,8 +34,8 @@ impl ServerReport {
             max_in_flight: 0,
             reap_sizes: None,
         };
-        for WorkerReport { counters, connections, engine } in workers {
-            sum.connections += connections;
+        for WorkerReport { counters, operations, engine } in workers {
+            sum.in_flight += operations.live;
             sum.counters.add(counters);
             sum.submissions += engine.submissions;
             sum.submitted += engine.submitted;
@@ -57,6 +59,8 @@ impl Counters {
         self.flushes += other.flushes;
         self.other += other.other;
         self.errors += other.errors;
+        self.closed += other.closed;
+        self.unknown += other.unknown;
     }
 }
 
@@ -64,6 +68,7 @@ impl fmt::Display for ServerReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Counters { reads, read_bytes, writes, written_bytes, flushes, other, errors, .. } =
             self.counters;
+        let Counters { closed, unknown, .. } = self.counters;
         let mib = |bytes| bytes as f64 / f64::from(1 << 20);
         writeln!(f, "server     {} workers, {} connections", self.workers, self.connections)?;
         writeln!(
@@ -72,6 +77,12 @@ impl fmt::Display for ServerReport {
              {other} other, {errors} errors",
             mib(read_bytes),
             mib(written_bytes),
+        )?;
+        writeln!(
+            f,
+            "contexts   {} operations in flight; completions refused: {closed} of closed \
+             connections, {unknown} of unknown ids",
+            self.in_flight,
         )?;
         writeln!(
             f,

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A request has at most one operation in the engine at a time, so an engine with room for every
-//! request never refuses one.
+//! request never refuses one. Each operation has an id of its own, which is all that the engine is
+//! told of it: see [`contexts`](crate::contexts).
 
 use std::io;
 use std::rc::Rc;
@@ -15,33 +16,32 @@ use std::sync::{Arc, OnceLock};
 
 use aio_reap::{AlignedBuf, AllocateMode, CompletionQueue, Engine, File};
 use nbd_protocol::{Command, NbdError, ReplyHeader, Request};
-use slab::Slab;
+use radix_ctx::{CtxRef, CtxTable, Id, InsertError, LookupError, TableStats};
 use tracing::warn;
 
+use crate::contexts::{Connection, Lost, Stray};
 use crate::export::ExportTable;
 use crate::memory::ALIGN;
 
 /// Longest run of zeros written at once where the file system cannot make them.
 const ZEROS: usize = 1 << 20;
 
-/// Failures of the image that are all logged.
+/// Failures of the image, and completions of nothing, that are all logged.
 const LOGGED: u64 = 64;
+
+/// All of the first, then fewer and fewer: a dead disk must not fill another.
+fn is_logged(count: u64) -> bool {
+    count <= LOGGED || count.is_power_of_two()
+}
 
 fn zeros() -> &'static [u8] {
     static ZERO: OnceLock<&'static [u8]> = OnceLock::new();
     ZERO.get_or_init(|| Box::leak(Box::new(AlignedBuf::zeroed(ZEROS, ALIGN))))
 }
 
-/// Which connection of a worker: its slot, and a number that no other connection ever had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ConnKey {
-    pub(crate) slot: usize,
-    pub(crate) serial: u64,
-}
-
 /// How far a request got: replied to, or on its way.
+#[derive(Debug)]
 pub(crate) struct Step {
-    pub(crate) conn: ConnKey,
     /// The reply's header; `None` while the request goes on.
     pub(crate) header: Option<ReplyHeader>,
     /// What follows the header.
@@ -62,10 +62,16 @@ pub(crate) struct Counters {
     pub(crate) errors: u64,
     /// Of those, the image's own.
     failures: u64,
+    /// Completions whose connection was closed.
+    pub(crate) closed: u64,
+    /// Completions of nothing: no operation in the engine had that id.
+    pub(crate) unknown: u64,
 }
 
-struct Active {
-    conn: ConnKey,
+/// An operation in the engine, and the request that it is for.
+#[derive(Clone, Debug)]
+struct Operation {
+    conn: CtxRef<Connection>,
     file: usize,
     structured: bool,
     request: Request,
@@ -106,7 +112,8 @@ pub(crate) struct Requests {
     pub(crate) engine: Rc<Engine>,
     /// By index of the export table's files.
     files: Vec<File>,
-    active: Slab<Active>,
+    operations: CtxTable<Operation>,
+    in_flight: usize,
     most: usize,
     transfers: CompletionQueue<AlignedBuf>,
     others: CompletionQueue<()>,
@@ -122,11 +129,13 @@ impl Requests {
         exports: &Arc<ExportTable>,
         most: usize,
     ) -> io::Result<Self> {
+        let operations = CtxTable::builder().max_contexts(most as u64).build();
         let files = exports.files.iter().map(|file| engine.attach(file.try_clone()?));
         Ok(Self {
             files: files.collect::<io::Result<_>>()?,
             engine,
-            active: Slab::with_capacity(most),
+            operations: operations.map_err(io::Error::from)?,
+            in_flight: 0,
             most,
             transfers: CompletionQueue::new(),
             others: CompletionQueue::new(),
@@ -137,11 +146,11 @@ impl Requests {
     }
 
     pub(crate) fn has_room(&self) -> bool {
-        self.active.len() < self.most
+        self.in_flight < self.most
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.active.is_empty()
+        self.in_flight == 0
     }
 
     /// Whether [`complete`](Self::complete) has nothing to return.
@@ -154,7 +163,7 @@ impl Requests {
     /// `buf` is a READ's buffer or a WRITE's data.
     pub(crate) fn start(
         &mut self,
-        conn: ConnKey,
+        conn: &CtxRef<Connection>,
         (file, structured): (usize, bool),
         request: Request,
         command: Command,
@@ -174,16 +183,15 @@ impl Requests {
             Command::Cache | Command::Disconnect => Stage::Advise,
         };
         self.count(command, request.len);
-        let active = Active { conn, file, structured, request, stage };
+        let operation = Operation { conn: conn.clone(), file, structured, request, stage };
         if request.len == 0 && command != Command::Flush {
             // fallocate refuses an empty range, and nothing else has anything to do.
-            return Some(active.reply(Ok(()), buf));
+            return Some(operation.reply(Ok(()), buf));
         }
-        let index = self.active.insert(active);
         if command == Command::Flush && self.exports.has_sync_failed(file) {
-            return Some(self.finish(index, Err(NbdError::Io), buf));
+            return Some(self.finish(&operation, Err(NbdError::Io), buf));
         }
-        self.submit(index, buf)
+        self.submit(operation, buf)
     }
 
     fn count(&mut self, command: Command, len: u32) {
@@ -202,12 +210,32 @@ impl Requests {
         }
     }
 
-    /// Hands the request's next operation to the engine.
-    fn submit(&mut self, index: usize, buf: Option<AlignedBuf>) -> Option<Step> {
-        let active = &self.active[index];
-        let (engine, file, token) = (&self.engine, &self.files[active.file], index as u64);
-        let (offset, len) = (active.request.offset, u64::from(active.request.len));
-        let refused = match (active.stage, buf) {
+    /// Has the engine bring back a number that nobody gave it.
+    #[cfg(test)]
+    pub(crate) fn forge(&self, token: u64, buf: AlignedBuf) {
+        let read = self.engine.read(&self.files[0], buf, 0);
+        read.enqueue(&self.transfers, token).expect("the engine has room");
+    }
+
+    /// What the table of operations consists of.
+    pub(crate) fn table(&self) -> TableStats {
+        self.operations.stats()
+    }
+
+    /// Hands an operation to the engine, under an id.
+    fn submit(&mut self, operation: Operation, buf: Option<AlignedBuf>) -> Option<Step> {
+        let Operation { file, stage, request: Request { offset, len, .. }, .. } = operation;
+        let id = match self.operations.insert(operation) {
+            Ok(id) => id,
+            Err(InsertError { value, reason, .. }) => {
+                // There is room for `most`: what can refuse is memory.
+                return Some(self.finish(&value, Err(NbdError::from_errno(reason.errno())), buf));
+            }
+        };
+        self.in_flight += 1;
+        let (engine, file, token) = (&self.engine, &self.files[file], id.to_bits());
+        let len = u64::from(len);
+        let refused = match (stage, buf) {
             (Stage::Read, Some(buf)) => {
                 engine.read(file, buf, offset).enqueue(&self.transfers, token).err().map(into_io)
             }
@@ -235,65 +263,101 @@ impl Requests {
         };
         // The engine has room for `most` requests and `check` saw to the alignment: what can
         // refuse is an engine shut down.
-        refused.map(|error| self.finish(index, Err(NbdError::from(&error)), None))
+        let error = refused?;
+        let operation = self.retire(token).ok()?;
+        Some(self.finish(&operation, Err(NbdError::from(&error)), None))
+    }
+
+    /// The operation of an id that the engine brought back. It has that id no more.
+    fn retire(&mut self, token: u64) -> Result<Operation, LookupError> {
+        let id = Id::from_bits(token).ok_or(LookupError::NotFound)?;
+        let operation = self.operations.with(id, Operation::clone)?;
+        self.operations.remove(id)?;
+        self.in_flight -= 1;
+        Ok(operation)
     }
 
     /// Takes the next completion and goes on with its request; `None` when there are none.
-    pub(crate) fn complete(&mut self) -> Option<Step> {
+    ///
+    /// With the slot of the connection that the step is for.
+    pub(crate) fn complete(&mut self) -> Option<Result<(usize, Step), Stray>> {
         if let Some(done) = self.transfers.pop() {
-            return Some(self.advance(done.token as usize, done.result, Some(done.buf)));
+            return Some(self.resolve(done.token, done.result, Some(done.buf)));
         }
         if let Some(done) = self.zeros.pop() {
-            return Some(self.advance(done.token as usize, done.result, None));
+            return Some(self.resolve(done.token, done.result, None));
         }
         let done = self.others.pop()?;
-        Some(self.advance(done.token as usize, done.result, None))
+        Some(self.resolve(done.token, done.result, None))
+    }
+
+    fn resolve(
+        &mut self,
+        token: u64,
+        result: io::Result<usize>,
+        buf: Option<AlignedBuf>,
+    ) -> Result<(usize, Step), Stray> {
+        let operation = match self.retire(token) {
+            Ok(operation) => operation,
+            Err(error) => {
+                self.counters.unknown += 1;
+                if is_logged(self.counters.unknown) {
+                    warn!(token, %error, "a completion of nothing");
+                }
+                return Err(Stray { why: Lost::Unknown(error), buf });
+            }
+        };
+        let conn = operation.conn.clone();
+        let step = self.advance(operation, result, buf);
+        if CtxRef::is_removed(&conn) {
+            // What was begun for it is done to the end all the same; nobody hears of it.
+            self.counters.closed += 1;
+            return Err(Stray { why: Lost::Closed, buf: step.data.or(step.spent) });
+        }
+        Ok((conn.slot(), step))
     }
 
     fn advance(
         &mut self,
-        index: usize,
+        mut operation: Operation,
         result: io::Result<usize>,
         buf: Option<AlignedBuf>,
     ) -> Step {
-        let active = &mut self.active[index];
-        if active.stage == Stage::Sync && result.is_err() {
-            self.exports.sync_failed(active.file);
+        if operation.stage == Stage::Sync && result.is_err() {
+            self.exports.sync_failed(operation.file);
         }
-        match active.then(&result) {
+        match operation.then(&result) {
             Then::Next(stage) => {
-                active.stage = stage;
-                if stage == Stage::Sync && self.exports.has_sync_failed(active.file) {
-                    return self.finish(index, Err(NbdError::Io), buf);
+                operation.stage = stage;
+                if stage == Stage::Sync && self.exports.has_sync_failed(operation.file) {
+                    return self.finish(&operation, Err(NbdError::Io), buf);
                 }
-                let conn = active.conn;
-                let on_its_way = Step { conn, header: None, data: None, spent: None };
-                Step { spent: buf, ..self.submit(index, None).unwrap_or(on_its_way) }
+                let on_its_way = Step { header: None, data: None, spent: None };
+                Step { spent: buf, ..self.submit(operation, None).unwrap_or(on_its_way) }
             }
             Then::Reply(reply) => {
                 // NotSup is an answer, not a failure.
                 if let (Err(error), false) = (&result, reply == Err(NbdError::NotSup)) {
                     self.counters.failures += 1;
                     let failures = self.counters.failures;
-                    // All of the first, then fewer and fewer: a dead disk must not fill another.
-                    if failures <= LOGGED || failures.is_power_of_two() {
-                        let Request { command, offset, len, .. } = active.request;
+                    if is_logged(failures) {
+                        let Request { command, offset, len, .. } = operation.request;
                         warn!(command, offset, len, failures, %error, "the image failed a request");
                     }
                 }
-                self.finish(index, reply, buf)
+                self.finish(&operation, reply, buf)
             }
         }
     }
 
     fn finish(
         &mut self,
-        index: usize,
+        operation: &Operation,
         result: Result<(), NbdError>,
         buf: Option<AlignedBuf>,
     ) -> Step {
         self.counters.errors += u64::from(result.is_err());
-        self.active.remove(index).reply(result, buf)
+        operation.reply(result, buf)
     }
 }
 
@@ -308,7 +372,7 @@ enum Then {
     Reply(Result<(), NbdError>),
 }
 
-impl Active {
+impl Operation {
     fn then(&self, result: &io::Result<usize>) -> Then {
         let unsupported = matches!(
             result.as_ref().err().and_then(io::Error::raw_os_error),
@@ -349,32 +413,26 @@ impl Active {
 
     fn reply(&self, result: Result<(), NbdError>, buf: Option<AlignedBuf>) -> Step {
         let Request { cookie, offset, len, .. } = self.request;
-        let conn = self.conn;
         match (self.stage, result) {
             (Stage::Read, Ok(())) => {
                 let header = ReplyHeader::read_data(cookie, self.structured, offset, len);
-                Step { conn, header: Some(header), data: buf, spent: None }
+                Step { header: Some(header), data: buf, spent: None }
             }
             (_, Ok(())) => {
                 let header = ReplyHeader::simple(cookie, Ok(()));
-                Step { conn, header: Some(header), data: None, spent: buf }
+                Step { header: Some(header), data: None, spent: buf }
             }
             (_, Err(error)) => {
-                Step { spent: buf, ..Step::refuse(conn, &self.request, self.structured, error) }
+                Step { spent: buf, ..Step::refuse(&self.request, self.structured, error) }
             }
         }
     }
 }
 
 impl Step {
-    pub(crate) fn refuse(
-        conn: ConnKey,
-        request: &Request,
-        structured: bool,
-        error: NbdError,
-    ) -> Self {
+    pub(crate) fn refuse(request: &Request, structured: bool, error: NbdError) -> Self {
         let chunks = request.wants_chunks(structured);
         let header = ReplyHeader::error(request.cookie, chunks, error);
-        Self { conn, header: Some(header), data: None, spent: None }
+        Self { header: Some(header), data: None, spent: None }
     }
 }

@@ -8,18 +8,19 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use aio_reap::Engine;
+use radix_ctx::{CtxRef, CtxTable, InsertError, InsertRefused};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use socket2::Socket;
 use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::args::Args;
+use crate::contexts::{Connection, Connections};
 use crate::export::{ExportError, ExportTable};
 use crate::memory::LEAST;
 use crate::report::ServerReport;
@@ -58,8 +59,8 @@ pub(crate) struct Server {
     workers: Vec<Handle>,
     unix: Option<(UnixListener, SocketFile)>,
     tcp: Option<TcpListener>,
-    connections: Arc<AtomicUsize>,
-    max_connections: usize,
+    connections: Arc<Connections>,
+    max_connections: u32,
     next_worker: usize,
     /// Readable once a worker has ended.
     ended: Arc<OwnedFd>,
@@ -117,7 +118,9 @@ impl Server {
     /// Opens the images, starts the workers, binds the listeners.
     pub(crate) fn start(args: &Args) -> Result<Self, ServerError> {
         let exports = Arc::new(ExportTable::open(args)?);
-        let connections = Arc::new(AtomicUsize::new(0));
+        let max_connections = args.max_connections;
+        let connections = CtxTable::builder().max_contexts(u64::from(max_connections)).build();
+        let connections = Arc::new(connections.map_err(io::Error::from)?);
         let unix = match &args.socket {
             Some(path) => Some((listen_unix(path)?, SocketFile(path.clone()))),
             None => None,
@@ -129,7 +132,6 @@ impl Server {
         for number in 0..count {
             workers.push(start_worker(number, count, args, (&exports, &connections, &ended))?);
         }
-        let max_connections = args.max_connections as usize;
         Ok(Self {
             exports,
             workers,
@@ -232,21 +234,37 @@ impl Server {
 
     /// Hands a connection to a worker, in turn.
     fn place(&mut self, socket: Socket) {
-        // Ordering: Relaxed; a number that is compared, it publishes nothing. Only this thread
-        // adds, so the limit holds.
-        let open = self.connections.fetch_add(1, Ordering::Relaxed);
-        let full = open >= self.max_connections;
-        if full {
-            warn!(limit = self.max_connections, "connection limit reached, one more refused");
-        } else {
-            // Asked for, not needed: the system's default serves as well, only slower.
-            let _ = socket.set_send_buffer_size(SEND_BUFFER);
-        }
-        let worker = &self.workers[self.next_worker];
-        if full || !worker.send(Message::Serve(socket)) {
-            self.connections.fetch_sub(1, Ordering::Relaxed); // see above
+        let Some(ctx) = self.admit() else { return };
+        let id = CtxRef::id(&ctx);
+        // Asked for, not needed: the system's default serves as well, only slower.
+        let _ = socket.set_send_buffer_size(SEND_BUFFER);
+        if !self.workers[self.next_worker].send(Message::Serve(socket, ctx)) {
+            let _ = self.connections.remove(id); // nobody else knows it
         }
         self.next_worker = (self.next_worker + 1) % self.workers.len();
+    }
+
+    /// A context for one more connection, if there may be one more.
+    fn admit(&self) -> Option<CtxRef<Connection>> {
+        let id = match self.connections.insert(Connection::default()) {
+            Ok(id) => id,
+            Err(InsertError { reason: InsertRefused::Quota, .. }) => {
+                warn!(limit = self.max_connections, "connection limit reached, one more refused");
+                return None;
+            }
+            Err(error) => {
+                warn!(%error, "no room for one more connection");
+                return None;
+            }
+        };
+        match self.connections.get_ref(id) {
+            Ok(ctx) => Some(ctx),
+            Err(error) => {
+                warn!(%error, "no room for one more connection");
+                let _ = self.connections.remove(id); // nobody else knows it
+                None
+            }
+        }
     }
 
     /// What the workers counted so far.
@@ -257,7 +275,7 @@ impl Server {
         }
         drop(sender);
         let reports: Vec<WorkerReport> = receiver.iter().collect();
-        ServerReport::new(&reports)
+        ServerReport::new(&reports, self.connections.len())
     }
 
     /// Answers what is in flight, closes the connections, makes the images durable.
@@ -274,6 +292,12 @@ impl Server {
                 Err(_) => failed = Some("it panicked".into()),
             }
         }
+        // None is left, unless a worker failed. Waits until no reference is, either.
+        match self.connections.close_all() {
+            Ok(0) => {}
+            Ok(left) => warn!(left, "connections were left by a worker that failed"),
+            Err(error) => warn!(%error, "cannot close the table of connections"),
+        }
         self.exports.sync().map_err(ServerError::Sync)?;
         info!("images are durable");
         failed.map_or(Ok(()), |reason| Err(ServerError::Worker(reason)))
@@ -288,7 +312,7 @@ fn start_worker(
     number: usize,
     count: usize,
     args: &Args,
-    (exports, total, ended): (&Arc<ExportTable>, &Arc<AtomicUsize>, &Arc<OwnedFd>),
+    (exports, connections, ended): (&Arc<ExportTable>, &Arc<Connections>, &Arc<OwnedFd>),
 ) -> Result<Handle, ServerError> {
     let bell = eventfd()?;
     let (inbox, receiver) = mpsc::channel();
@@ -300,7 +324,8 @@ fn start_worker(
     if let Some(kind) = args.backend.kind() {
         builder = builder.backend(kind);
     }
-    let (exports, total, inbox_bell) = (Arc::clone(exports), Arc::clone(total), Arc::clone(&bell));
+    let (exports, connections) = (Arc::clone(exports), Arc::clone(connections));
+    let inbox_bell = Arc::clone(&bell);
     let ended = Ended(Arc::clone(ended));
     let run = move || {
         let _ended = ended;
@@ -308,7 +333,7 @@ fn start_worker(
         let made = builder.build().map_err(io::Error::from).and_then(|engine| {
             log_backend(number, &engine);
             let inbox = (receiver, inbox_bell);
-            Worker::new(exports, engine, capacity, (MEMORY / count).max(LEAST), inbox, total)
+            Worker::new(exports, engine, capacity, (MEMORY / count).max(LEAST), inbox, connections)
         });
         match made {
             Ok(worker) => {

@@ -8,6 +8,8 @@
 mod args;
 #[path = "../nbd_server/conn.rs"]
 mod conn;
+#[path = "../nbd_server/contexts.rs"]
+mod contexts;
 #[path = "../nbd_server/export.rs"]
 mod export;
 #[path = "../nbd_server/memory.rs"]

@@ -64,21 +64,21 @@ impl Worker {
             let stuck = conn.stuck().is_some_and(|since| now >= since + STUCK_LIMIT);
             match conn.phase {
                 Phase::Handshake(_, deadline) if now >= deadline => {
-                    late.push((conn.key, "no handshake within 10 s"));
+                    late.push((conn.id(), "no handshake within 10 s"));
                 }
-                Phase::Lingering(deadline) if now >= deadline => late.push((conn.key, "done")),
+                Phase::Lingering(deadline) if now >= deadline => late.push((conn.id(), "done")),
                 _ if harm && stuck => {
-                    late.push((conn.key, "it stands still, and others wait for its memory"));
+                    late.push((conn.id(), "it stands still, and others wait for its memory"));
                 }
                 _ if self.stopping.is_some_and(|limit| now >= limit) => {
-                    late.push((conn.key, "it took no replies while the server stopped"));
+                    late.push((conn.id(), "it took no replies while the server stopped"));
                 }
                 Phase::Handshake(..) | Phase::Lingering(_) => self.watching = true,
                 _ => self.watching |= conn.stuck().is_some(),
             }
         }
-        for (key, reason) in late {
-            self.close(key, reason);
+        for (id, reason) in late {
+            self.close(id, reason);
         }
     }
 }

@@ -4,13 +4,14 @@ use std::io::{self, ErrorKind, Read};
 use std::time::Instant;
 
 use nbd_protocol::{CloseReason, Command, Request, Step as HandshakeStep};
+use radix_ctx::{CtxRef, Id};
 use rustix::event::epoll;
 use tracing::{debug, info, warn};
 
-use super::{Worker, live};
+use super::Worker;
 use crate::conn::{OUTSTANDING, Phase, Wait};
 use crate::memory::Short;
-use crate::requests::{ConnKey, Step};
+use crate::requests::Step;
 use crate::session::{Next, Session};
 
 /// A payload with so many bytes missing is received in place.
@@ -21,21 +22,21 @@ const IN_PLACE_TURN: usize = 4 << 20;
 const LOGGED: u64 = 8;
 
 impl Worker {
-    /// An event on a connection's socket.
-    pub(super) fn ready(&mut self, slot: usize, flags: epoll::EventFlags) {
-        let Some(conn) = self.conns.get(slot) else { return };
-        let key = conn.key;
+    /// An event on a connection's socket; nothing if it was closed since.
+    pub(super) fn ready(&mut self, id: Id, flags: epoll::EventFlags) {
+        let Some(slot) = self.slot_of(id) else { return };
+        let conn = &self.conns[slot];
         if flags.contains(epoll::EventFlags::IN) && conn.wants_input() {
             match self.receive(slot) {
                 Ok(()) => self.watch_payload(slot),
-                Err(reason) => self.close(key, &reason),
+                Err(reason) => self.close(id, &reason),
             }
         } else if flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP) {
             // Nobody is left to reply to. What is in flight finishes without its connection.
-            self.close(key, "the client hung up");
+            self.close(id, "the client hung up");
         }
         if flags.contains(epoll::EventFlags::OUT) {
-            self.mark_dirty(key);
+            self.mark_dirty(id);
         }
     }
 
@@ -113,9 +114,9 @@ impl Worker {
         let conn = &mut self.conns[slot];
         match &conn.phase {
             Phase::Transmission(_) if conn.outstanding() > 0 => {
-                info!(conn = conn.key.serial, "the client left without a disconnect");
+                info!(conn = %conn.id(), "the client left without a disconnect");
             }
-            _ => debug!(conn = conn.key.serial, "end of input"),
+            _ => debug!(conn = %conn.id(), "end of input"),
         }
         self.drain(slot);
     }
@@ -131,8 +132,8 @@ impl Worker {
                 self.memory.give(buf, Some(&mut conn.account));
             }
         }
-        let key = conn.key;
-        self.mark_dirty(key);
+        let id = conn.id();
+        self.mark_dirty(id);
     }
 
     /// Understands bytes from a connection; returns how many are done with. The rest has to wait
@@ -158,12 +159,12 @@ impl Worker {
                                 return Err("the export is gone".into());
                             };
                             let name = &exports.get(export).info.name;
-                            info!(conn = conn.key.serial, export = name, "negotiated");
+                            info!(conn = %conn.id(), export = name, "negotiated");
                             conn.phase =
                                 Phase::Transmission(Session::new(export, negotiated.structured));
                         }
                         HandshakeStep::Close(reason) => {
-                            log_refusal(conn.key, &reason);
+                            log_refusal(conn.id(), &reason);
                             finished = true;
                             break;
                         }
@@ -190,14 +191,14 @@ impl Worker {
                             break;
                         }
                         Next::Start(_, Command::Disconnect, _) => {
-                            debug!(conn = conn.key.serial, "disconnect");
+                            debug!(conn = %conn.id(), "disconnect");
                             finished = true;
                             break;
                         }
                         Next::Start(request, command, buf) => {
                             let target = (exports.get(session.export).file, session.structured);
                             conn.active += 1;
-                            let step = requests.start(conn.key, target, request, command, buf);
+                            let step = requests.start(&conn.ctx, target, request, command, buf);
                             if let Some(step) = step {
                                 conn.take(step, memory, dirty);
                             }
@@ -206,12 +207,12 @@ impl Worker {
                             conn.refused += 1;
                             if conn.refused <= LOGGED {
                                 let Request { command, offset, len, .. } = request;
-                                let conn = conn.key.serial;
-                                info!(conn, command, offset, len, %error, "request refused");
+                                let conn = CtxRef::id(&conn.ctx);
+                                info!(%conn, command, offset, len, %error, "request refused");
                             }
                             requests.counters.errors += 1;
                             conn.active += 1;
-                            let step = Step::refuse(conn.key, &request, session.structured, error);
+                            let step = Step::refuse(&request, session.structured, error);
                             conn.take(step, memory, dirty);
                         }
                         Next::OutOfStep(error) => return Err(error.to_string()),
@@ -233,33 +234,34 @@ impl Worker {
         let mut ahead = 0;
         let mut progress = false;
         for _ in 0..self.blocked.len() {
-            let Some(key) = self.blocked.pop_front() else { break };
-            let Some(conn) = live(&mut self.conns, key) else { continue };
+            let Some(id) = self.blocked.pop_front() else { break };
+            let Some(slot) = self.slot_of(id) else { continue };
+            let conn = &mut self.conns[slot];
             if conn.blocked.take().is_none() {
                 continue;
             }
             let mut unread = std::mem::take(&mut conn.unread);
-            match self.parse(key.slot, &unread) {
+            match self.parse(slot, &unread) {
                 Ok(used) => {
                     progress |= used > 0;
                     unread.drain(..used);
-                    let conn = &mut self.conns[key.slot];
+                    let conn = &mut self.conns[slot];
                     if matches!(conn.phase, Phase::Transmission(_)) {
                         conn.unread = unread;
                     }
-                    self.watch_payload(key.slot); // it may have got its memory just now
-                    let conn = &self.conns[key.slot];
+                    self.watch_payload(slot); // it may have got its memory just now
+                    let conn = &self.conns[slot];
                     if used == 0 && conn.blocked.is_some() {
                         ahead += 1; // at the back of the list now
                     } else {
                         // So that epoll hears whether input is wanted.
-                        self.mark_dirty(key);
-                        if self.conns[key.slot].blocked.is_some() {
+                        self.mark_dirty(id);
+                        if self.conns[slot].blocked.is_some() {
                             self.behind.extend(self.blocked.pop_back());
                         }
                     }
                 }
-                Err(reason) => self.close(key, &reason),
+                Err(reason) => self.close(id, &reason),
             }
         }
         debug_assert_eq!(ahead, self.blocked.len());
@@ -272,9 +274,9 @@ fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-fn log_refusal(key: ConnKey, reason: &CloseReason) {
+fn log_refusal(conn: Id, reason: &CloseReason) {
     match reason {
-        CloseReason::Aborted => debug!(conn = key.serial, %reason),
-        _ => warn!(conn = key.serial, %reason, "handshake refused"),
+        CloseReason::Aborted => debug!(%conn, %reason),
+        _ => warn!(%conn, %reason, "handshake refused"),
     }
 }

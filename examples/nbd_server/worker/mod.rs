@@ -12,6 +12,8 @@
 mod deadlines;
 mod intake;
 mod pace;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,21 +21,22 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::time::Instant;
 
 use aio_reap::{Engine, EngineStats};
+use radix_ctx::{CtxRef, Id, TableStats};
 use rustix::event::{Timespec, epoll};
 use slab::Slab;
 use socket2::Socket;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use self::deadlines::{HANDSHAKE_LIMIT, LINGER_LIMIT, TICK};
 use crate::conn::{Conn, Phase, Sent};
+use crate::contexts::{Connection, Connections, Stray};
 use crate::export::ExportTable;
 use crate::memory::Memory;
-use crate::requests::{ConnKey, Counters, Requests, Step};
+use crate::requests::{Counters, Requests};
 use crate::spin::Spinner;
 
 /// Bytes received at a time.
@@ -42,12 +45,13 @@ const SCRATCH: usize = 256 << 10;
 /// received, one for what that set free.
 const ROUNDS: usize = 2;
 
+// Neither is an id.
 const ENGINE: u64 = u64::MAX;
 const INBOX: u64 = u64::MAX - 1;
 
 /// What the main thread tells a worker; signal the inbox's eventfd after sending.
 pub(crate) enum Message {
-    Serve(Socket),
+    Serve(Socket, CtxRef<Connection>),
     Report(Sender<WorkerReport>),
     /// Finish what is in flight, then end.
     Stop,
@@ -57,7 +61,8 @@ pub(crate) enum Message {
 #[derive(Debug)]
 pub(crate) struct WorkerReport {
     pub(crate) counters: Counters,
-    pub(crate) connections: usize,
+    /// Of the table of operations in the engine.
+    pub(crate) operations: TableStats,
     pub(crate) engine: EngineStats,
 }
 
@@ -66,19 +71,18 @@ pub(crate) struct Worker {
     requests: Requests,
     memory: Memory,
     conns: Slab<Conn>,
-    next_serial: u64,
     epoll: OwnedFd,
     inbox: Receiver<Message>,
     bell: Arc<OwnedFd>,
-    /// Connections of the whole server.
-    total: Arc<AtomicUsize>,
+    /// Of the whole server.
+    connections: Arc<Connections>,
     scratch: Box<[u8]>,
     /// Connections with something to send.
-    dirty: Vec<ConnKey>,
+    dirty: Vec<Id>,
     /// Connections that wait for memory or room.
-    blocked: VecDeque<ConnKey>,
+    blocked: VecDeque<Id>,
     /// Reused by `unblock`.
-    behind: Vec<ConnKey>,
+    behind: Vec<Id>,
     /// Memory came free outside a round, or a round ended early: do not sleep.
     again: bool,
     stopping: Option<Instant>,
@@ -96,7 +100,7 @@ impl Worker {
         most: usize,
         memory: usize,
         (inbox, bell): (Receiver<Message>, Arc<OwnedFd>),
-        total: Arc<AtomicUsize>,
+        connections: Arc<Connections>,
     ) -> io::Result<Self> {
         let engine = Rc::new(engine);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -108,11 +112,10 @@ impl Worker {
             exports,
             memory: Memory::new(memory),
             conns: Slab::new(),
-            next_serial: 0,
             epoll,
             inbox,
             bell,
-            total,
+            connections,
             scratch: vec![0; SCRATCH].into(),
             dirty: Vec::new(),
             blocked: VecDeque::new(),
@@ -140,7 +143,11 @@ impl Worker {
                     match data.u64() {
                         ENGINE => turn = true,
                         INBOX => inbox = true,
-                        slot => self.ready(slot as usize, flags),
+                        bits => {
+                            if let Some(id) = Id::from_bits(bits) {
+                                self.ready(id, flags);
+                            }
+                        }
                     }
                 }
             }
@@ -188,9 +195,14 @@ impl Worker {
             let mut progress = false;
             {
                 let _plug = engine.plug();
-                while let Some(step) = self.requests.complete() {
+                while let Some(completed) = self.requests.complete() {
                     progress = true;
-                    self.take(step);
+                    match completed {
+                        Ok((slot, step)) => {
+                            self.conns[slot].take(step, &mut self.memory, &mut self.dirty);
+                        }
+                        Err(stray) => self.lose(stray),
+                    }
                 }
                 progress |= self.send_replies();
                 progress |= self.unblock();
@@ -204,21 +216,22 @@ impl Worker {
         self.again = true;
     }
 
-    /// Hands a step to its connection, if that is still there.
-    fn take(&mut self, step: Step) {
-        match live(&mut self.conns, step.conn) {
-            Some(conn) => conn.take(step, &mut self.memory, &mut self.dirty),
-            None => {
-                for buf in [step.data, step.spent].into_iter().flatten() {
-                    self.memory.give(buf, None);
-                }
-            }
+    /// A completion that nobody hears of; its buffer is free.
+    fn lose(&mut self, Stray { why, buf }: Stray) {
+        debug!(%why, "a completion refused");
+        if let Some(buf) = buf {
+            self.memory.give(buf, None);
         }
     }
 
-    fn mark_dirty(&mut self, key: ConnKey) {
-        if let Some(conn) = live(&mut self.conns, key) {
-            conn.mark_dirty(&mut self.dirty);
+    /// Where the connection of that id is, unless it was closed.
+    fn slot_of(&self, id: Id) -> Option<usize> {
+        self.connections.with(id, Connection::slot).ok()
+    }
+
+    fn mark_dirty(&mut self, id: Id) {
+        if let Some(slot) = self.slot_of(id) {
+            self.conns[slot].mark_dirty(&mut self.dirty);
         }
     }
 
@@ -227,8 +240,9 @@ impl Worker {
     fn send_replies(&mut self) -> bool {
         let mut left = false;
         for at in 0..self.dirty.len() {
-            let key = self.dirty[at];
-            let Some(conn) = live(&mut self.conns, key) else { continue };
+            let id = self.dirty[at];
+            let Some(slot) = self.slot_of(id) else { continue };
+            let conn = &mut self.conns[slot];
             conn.dirty = false;
             let Conn { out, socket, account, .. } = conn;
             let waiting = out.len();
@@ -241,13 +255,13 @@ impl Worker {
                     self.watching = true;
                 }
                 Err(error) => {
-                    self.close(key, &error.to_string());
+                    self.close(id, &error.to_string());
                     continue;
                 }
             }
             if conn.is_finished() {
                 if !conn.tcp || conn.socket.shutdown(Shutdown::Write).is_err() {
-                    self.close(key, "done");
+                    self.close(id, "done");
                     continue;
                 }
                 conn.phase = Phase::Lingering(Instant::now() + LINGER_LIMIT);
@@ -255,9 +269,9 @@ impl Worker {
             }
             if conn.interest() != conn.told {
                 conn.told = conn.interest();
-                let data = epoll::EventData::new_u64(key.slot as u64);
+                let data = epoll::EventData::new_u64(id.to_bits());
                 if let Err(error) = epoll::modify(&self.epoll, &conn.socket, data, conn.told) {
-                    self.close(key, &error.to_string());
+                    self.close(id, &error.to_string());
                 }
             }
         }
@@ -269,7 +283,7 @@ impl Worker {
         let _ = rustix::io::read(&*self.bell, &mut [0; 8]); // the count does not matter
         loop {
             match self.inbox.try_recv() {
-                Ok(Message::Serve(socket)) => self.serve(socket),
+                Ok(Message::Serve(socket, ctx)) => self.serve(socket, ctx),
                 Ok(Message::Report(sender)) => {
                     let _ = sender.send(self.report()); // nobody waits any more: fine
                 }
@@ -280,51 +294,54 @@ impl Worker {
         }
     }
 
-    fn serve(&mut self, socket: Socket) {
+    fn serve(&mut self, socket: Socket, ctx: CtxRef<Connection>) {
+        let id = CtxRef::id(&ctx);
         let entry = self.conns.vacant_entry();
-        let key = ConnKey { slot: entry.key(), serial: self.next_serial };
-        self.next_serial += 1;
-        let data = epoll::EventData::new_u64(key.slot as u64);
-        let conn = Conn::new(socket, key, Instant::now() + HANDSHAKE_LIMIT);
+        ctx.set_slot(entry.key());
+        let data = epoll::EventData::new_u64(id.to_bits());
+        let conn = Conn::new(socket, ctx, Instant::now() + HANDSHAKE_LIMIT);
         if self.stopping.is_some() {
-            self.total.fetch_sub(1, Ordering::Relaxed);
+            self.forget(id);
             return;
         }
         if let Err(error) = epoll::add(&self.epoll, &conn.socket, data, conn.told) {
             warn!(%error, "cannot watch a new connection");
-            self.total.fetch_sub(1, Ordering::Relaxed);
+            self.forget(id);
             return;
         }
         entry.insert(conn);
         self.watching = true;
-        self.mark_dirty(key); // the greeting
+        self.mark_dirty(id); // the greeting
         self.send_replies();
     }
 
     fn report(&self) -> WorkerReport {
         WorkerReport {
             counters: self.requests.counters,
-            connections: self.conns.len(),
+            operations: self.requests.table(),
             engine: self.requests.engine.stats(),
         }
     }
 
-    fn close(&mut self, key: ConnKey, reason: &str) {
-        let Some(conn) = live(&mut self.conns, key) else { return };
-        info!(conn = key.serial, reason, refused = conn.refused, "connection closed");
+    /// Ends a connection. Its operations in the engine go on, and keep their buffers.
+    fn close(&mut self, id: Id, reason: &str) {
+        let Some(slot) = self.slot_of(id) else { return };
+        self.forget(id);
+        let mut conn = self.conns.remove(slot);
+        info!(conn = %id, reason, refused = conn.refused, "connection closed");
         conn.out.discard(&mut self.memory);
         self.again |= !self.blocked.is_empty(); // what it held is free for them
-        let conn = self.conns.remove(key.slot);
         if let Phase::Transmission(session) = conn.phase {
             if let Some(buf) = session.abandon() {
                 self.memory.give(buf, None);
             }
         }
-        self.total.fetch_sub(1, Ordering::Relaxed);
     }
-}
 
-/// The connection of that key, if it is still there.
-fn live(conns: &mut Slab<Conn>, key: ConnKey) -> Option<&mut Conn> {
-    conns.get_mut(key.slot).filter(|conn| conn.key == key)
+    /// From now on the id names no connection, and another may take its place.
+    fn forget(&self, id: Id) {
+        if let Err(error) = self.connections.remove(id) {
+            warn!(conn = %id, %error, "a connection was forgotten before it was closed");
+        }
+    }
 }

@@ -26,11 +26,12 @@ pub(crate) fn trials() -> Vec<Trial> {
 }
 
 /// kill -9 of a fio with 64 writes in flight. A bystander's reads and writes go on, and the dead
-/// client's descriptors are released.
+/// client's descriptors are released. In the end the tables of contexts are empty.
 fn client_killed(lab: &Lab, backend: Backend) -> Res {
     let image = lab.path("a.img");
     image::sparse(&image, 64 * MIB)?;
-    let mut server = Launch::new(lab, backend).image(&image).start()?;
+    let launch = Launch::new(lab, backend).image(&image).arg("--stats").arg("1");
+    let mut server = launch.start()?;
     let socket = server.socket().to_path_buf();
     let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
 
@@ -80,6 +81,15 @@ fn client_killed(lab: &Lab, backend: Backend) -> Res {
         result.and(other)
     });
     outcome?;
+    let seen = server.log().len();
+    let empty = wait_until(Duration::from_secs(10), || {
+        let log = server.log();
+        let page = log.get(seen..)?;
+        let gone = page.contains("workers, 0 connections");
+        (gone && page.contains(" 0 operations in flight")).then(|| page.to_string())
+    });
+    let Some(page) = empty else { fail!("contexts of dead clients are left:\n{}", server.log()) };
+    check!(page.contains(" 0 of unknown ids"), "a completion of nothing:\n{page}");
     server.still_serves()?;
     server.stop()
 }

@@ -1,0 +1,202 @@
+//! A worker driven by hand, on a device that completes when it is told to.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc;
+
+use aio_reap::scripted::{Script, Transfer};
+use clap::Parser;
+use nbd_protocol::{CommandFlags, Request, wire::cmd};
+use radix_ctx::{CtxTable, LookupError};
+use tempfile::TempDir;
+
+use super::*;
+use crate::args::Args;
+use crate::contexts::Lost;
+use crate::memory::Account;
+use crate::session::Session;
+
+const BLOCK: usize = 4096;
+const MOST: usize = 8;
+
+struct Lab {
+    worker: Worker,
+    script: Script,
+    connections: Arc<Connections>,
+    image: std::path::PathBuf,
+    _inbox: Sender<Message>,
+    _dir: TempDir,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("a.img");
+        let args = ["nbd_server", "--size", "1M", "--image", image.to_str().unwrap()];
+        let exports = Arc::new(ExportTable::open(&Args::parse_from(args)).unwrap());
+        let script = Script::new();
+        let engine = Engine::builder().depth(MOST).capacity(MOST + 1).build_scripted(&script);
+        let (inbox, receiver) = mpsc::channel();
+        let bell =
+            Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap());
+        let connections = Arc::new(CtxTable::builder().max_contexts(2).build().unwrap());
+        let inner = Arc::clone(&connections);
+        let worker = Worker::new(exports, engine.unwrap(), MOST, 0, (receiver, bell), inner);
+        Self { worker: worker.unwrap(), script, connections, image, _inbox: inbox, _dir: dir }
+    }
+
+    /// A client past its handshake.
+    fn client(&mut self) -> (Id, UnixStream) {
+        let (mut client, server) = UnixStream::pair().unwrap();
+        server.set_nonblocking(true).unwrap();
+        let id = self.connections.insert(Connection::default()).unwrap();
+        self.worker.serve(Socket::from(server), self.connections.get_ref(id).unwrap());
+        client.read_exact(&mut [0; 18]).expect("the greeting");
+        let slot = self.worker.slot_of(id).unwrap();
+        self.worker.conns[slot].phase = Phase::Transmission(Session::new(0, false));
+        (id, client)
+    }
+
+    fn ask(&mut self, (id, client): &mut (Id, UnixStream), command: u16, flags: CommandFlags) {
+        let len = BLOCK as u32;
+        let request = Request { flags, command, cookie: 0xc0, offset: 0, len };
+        client.write_all(&request.encode()).unwrap();
+        if command == cmd::WRITE {
+            client.write_all(&[0x5a; BLOCK]).unwrap();
+        }
+        self.worker.ready(*id, epoll::EventFlags::IN);
+    }
+
+    /// The device completes its oldest request, and the worker hears of it.
+    fn complete(&mut self) {
+        assert_eq!(self.script.complete(1), 1, "nothing is in flight");
+        let engine = Rc::clone(&self.worker.requests.engine);
+        engine.turn();
+        self.worker.settle(&engine);
+    }
+
+    fn counters(&self) -> (u64, u64) {
+        (self.worker.requests.counters.closed, self.worker.requests.counters.unknown)
+    }
+
+    /// Nothing is left of anybody: no context, no reference to one, no buffer.
+    fn ends_empty(self) {
+        assert!(self.worker.requests.is_idle() && self.worker.conns.is_empty());
+        assert_eq!(self.worker.memory.used(), 0);
+        assert_eq!(self.worker.report().operations.live, 0);
+        drop(self.worker);
+        assert_eq!(self.connections.len(), 0);
+        self.connections.flush().unwrap();
+        assert_eq!(self.connections.stats().pending, 0, "a reference was left");
+    }
+}
+
+#[test]
+fn a_completion_after_the_close_reaches_nobody_and_frees_its_buffer_once() {
+    let mut lab = Lab::new();
+    let mut first = lab.client();
+    lab.ask(&mut first, cmd::READ, CommandFlags::NONE);
+    assert_eq!((lab.script.in_flight(), lab.worker.memory.used()), (1, BLOCK));
+    let slot = lab.worker.slot_of(first.0);
+    lab.worker.close(first.0, "a test");
+    assert_eq!(lab.worker.memory.used(), BLOCK, "the device has the buffer yet");
+    lab.connections.flush().unwrap();
+    assert_eq!(lab.connections.stats().referenced, 1, "and the operation its connection's context");
+
+    // Another client in the same place of the worker must not get the reply.
+    let mut second = lab.client();
+    assert_eq!(lab.worker.slot_of(second.0), slot);
+    lab.ask(&mut second, cmd::READ, CommandFlags::NONE);
+    lab.complete();
+    assert_eq!(lab.counters(), (1, 0));
+    assert_eq!(lab.worker.memory.used(), BLOCK, "one of two buffers came back");
+    assert_eq!(lab.worker.conns[slot.unwrap()].active, 1);
+    // Nor does an event on the first one's socket mean the second.
+    lab.worker.ready(first.0, epoll::EventFlags::HUP);
+    assert_eq!(lab.worker.conns.len(), 1);
+    lab.complete();
+    assert_eq!(lab.counters(), (1, 0));
+    second.1.read_exact(&mut [0; 16 + BLOCK]).expect("its own reply");
+    lab.worker.close(second.0, "a test");
+    lab.ends_empty();
+}
+
+#[test]
+fn a_completion_of_nothing_is_refused() {
+    let mut lab = Lab::new();
+    let mut client = lab.client();
+    lab.ask(&mut client, cmd::READ, CommandFlags::NONE);
+    lab.complete();
+    client.1.read_exact(&mut [0; 16 + BLOCK]).expect("the reply");
+    assert_eq!(lab.worker.memory.used(), 0);
+
+    // No id, one that was not given yet, and the one of the operation that is done: in an empty
+    // table the lowest index, with the first generation.
+    let cases = [
+        (0, LookupError::NotFound),
+        (u64::MAX, LookupError::NotFound),
+        (1 << 32 | 5, LookupError::NotFound),
+        (1 << 32, LookupError::Stale),
+    ];
+    for (token, error) in cases {
+        let mut account = Account::default();
+        let buf = lab.worker.memory.take(BLOCK, &mut account).unwrap();
+        lab.worker.requests.forge(token, buf);
+        assert_eq!(lab.script.complete(1), 1);
+        lab.worker.requests.engine.turn();
+        let stray = lab.worker.requests.complete().expect("it completed").unwrap_err();
+        assert_eq!(stray.why, Lost::Unknown(error), "{token:#x}");
+        lab.worker.memory.give(stray.buf.expect("with its buffer"), None);
+    }
+    assert_eq!(lab.counters(), (0, cases.len() as u64));
+
+    // The same by way of the worker.
+    let buf = lab.worker.memory.take(BLOCK, &mut Account::default()).unwrap();
+    lab.worker.requests.forge(7, buf);
+    lab.complete();
+    assert_eq!((lab.counters().1, lab.worker.memory.used()), (cases.len() as u64 + 1, 0));
+    lab.worker.close(client.0, "a test");
+    lab.ends_empty();
+}
+
+#[test]
+fn a_write_goes_on_to_its_end_after_the_close() {
+    let mut lab = Lab::new();
+    let mut client = lab.client();
+    lab.ask(&mut client, cmd::WRITE, CommandFlags::FUA);
+    lab.worker.close(client.0, "a test");
+    lab.script.on_transfer(Transfer::Full);
+    lab.script.on_transfer(Transfer::Fail(libc::EIO)); // the fdatasync that follows
+    lab.complete();
+    assert_eq!((lab.counters(), lab.worker.memory.used()), ((1, 0), 0));
+    assert_eq!(std::fs::read(&lab.image).unwrap()[..BLOCK], [0x5a; BLOCK]);
+    assert!(!lab.worker.exports.has_sync_failed(0));
+    lab.complete();
+    assert_eq!(lab.counters(), (2, 0));
+    assert!(lab.worker.exports.has_sync_failed(0), "nobody hears of it, but it is remembered");
+    lab.ends_empty();
+}
+
+#[test]
+fn what_is_in_flight_is_limited_by_operations_not_by_connections() {
+    let mut lab = Lab::new();
+    let mut client = lab.client();
+    for _ in 0..MOST {
+        lab.ask(&mut client, cmd::READ, CommandFlags::NONE);
+    }
+    lab.worker.close(client.0, "a test");
+    // The operations of the closed connection count until they have completed.
+    let mut next = lab.client();
+    lab.ask(&mut next, cmd::READ, CommandFlags::NONE);
+    assert_eq!((lab.script.in_flight(), lab.worker.requests.has_room()), (MOST, false));
+    assert!(lab.worker.blocked.contains(&next.0), "it waits for room");
+    lab.complete();
+    assert_eq!((lab.script.in_flight(), lab.worker.requests.has_room()), (MOST, false));
+    for _ in 0..MOST {
+        lab.complete();
+    }
+    next.1.read_exact(&mut [0; 16 + BLOCK]).expect("the reply");
+    assert_eq!(lab.counters(), (MOST as u64, 0));
+    lab.worker.close(next.0, "a test");
+    lab.ends_empty();
+}
