@@ -144,12 +144,6 @@ impl<T: Send + Sync + 'static> Core<T> {
         Some((key, slab_of(word)?))
     }
 
-    /// The id of the first live context in a range of indexes.
-    pub(super) fn first_live(&self, from: u64, to: u64) -> Option<Id> {
-        let _guard = rcu::pin();
-        Iter::new(self, from, to + 1).next().map(|(id, _)| id)
-    }
-
     /// # Safety
     ///
     /// The caller holds an RCU guard for `'g`.

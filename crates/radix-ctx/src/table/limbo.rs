@@ -33,7 +33,7 @@ use percpu::sync::atomic::{AtomicU64, Ordering};
 use super::core::{Core, State};
 use super::id::Id;
 use super::reclaim::TOGETHER;
-use super::slab::{Gone, NO_LINK, Slab, SlabPtr, Slot};
+use super::slab::{Gone, NO_LINK, SLOTS, Slab, SlabPtr, Slot};
 
 /// No list: no slots, no first one.
 pub(super) const EMPTY: u64 = NO_LINK as u64;
@@ -75,12 +75,19 @@ impl Limbo {
     /// pinned.
     #[inline]
     fn push<T>(&self, slot: &Slot<T>, id: Id) -> u32 {
-        let lane = &self.filling[id.index() as usize % LANES];
+        self.splice(1, id.index(), slot, id)
+    }
+
+    /// Adds `number` dead slots of one lane: the first, and those that it is linked to, the last of
+    /// which is `last`. Tells how many there are now in the list.
+    #[inline]
+    fn splice<T>(&self, number: u32, first: u32, last: &Slot<T>, last_id: Id) -> u32 {
+        let lane = &self.filling[first as usize % LANES];
         // Ordering: Relaxed; the exchange checks it.
         let mut list = lane.load(Ordering::Relaxed);
         loop {
-            let longer = ((list >> 32) + 1) << 32 | u64::from(id.index());
-            // Ordering: Release pairs with the Acquire in `close`; it carries the dead state. Relaxed
+            let longer = ((list >> 32) + u64::from(number)) << 32 | u64::from(first);
+            // Ordering: Release pairs with the Acquire in `close`; it carries the dead states. Relaxed
             // on failure: the next attempt checks again.
             let pushed =
                 lane.compare_exchange_weak(list, longer, Ordering::Release, Ordering::Relaxed);
@@ -90,8 +97,8 @@ impl Limbo {
             }
         }
         // Ordering: Relaxed; invariant 1: a grace period orders it.
-        slot.state.store(Gone::dead(id, list as u32).bits(), Ordering::Relaxed);
-        (list >> 32) as u32 + 1
+        last.state.store(Gone::dead(last_id, list as u32).bits(), Ordering::Relaxed);
+        (list >> 32) as u32 + number
     }
 
     /// Makes what it has filled with wait. True if that is anything.
@@ -200,6 +207,40 @@ impl<T: Send + Sync + 'static> Core<T> {
         // Ordering: Relaxed, both; hints.
         let batch = self.batch.load(Ordering::Relaxed);
         length & (batch - 1) == 0 || !self.ticking.load(Ordering::Relaxed)
+    }
+
+    /// Makes every live slot of a slab dead and puts them on lists; how many there were. The caller is
+    /// pinned, and has a [`look`](Self::look) after it.
+    pub(super) fn bury_all(&self, slab: &Slab<T>) -> usize {
+        let Some(limbo) = self.limbo.get() else { return 0 }; // there is: a slab was made
+        let limbo = limbo.local();
+        let mut killed = 0;
+        for lane in 0..LANES {
+            let (mut first, mut last, mut number) = (NO_LINK, None, 0);
+            for at in (lane..SLOTS).step_by(LANES) {
+                let slot = slab.slot(at as u32);
+                // Ordering: Relaxed; the exchange checks it.
+                let state = slot.state.load(Ordering::Relaxed);
+                if Gone::read(state).is_some() || !slot.kill(Id::from_live(state)) {
+                    continue;
+                }
+                let id = Id::from_live(state);
+                self.quota.give_back(slab.weight(id.index()));
+                // Ordering: Relaxed; invariant 1: a grace period orders it.
+                slot.state.store(Gone::dead(id, first).bits(), Ordering::Relaxed);
+                first = id.index();
+                last = last.or(Some((slot, id)));
+                number += 1;
+            }
+            if let Some((slot, id)) = last {
+                limbo.splice(number, first, slot, id);
+                killed += number as usize;
+            }
+        }
+        if killed != 0 {
+            self.waiters.notify();
+        }
+        killed
     }
 
     /// After [`bury`](Self::bury) said so, without a guard: has the tick sent, and moves reclaim on

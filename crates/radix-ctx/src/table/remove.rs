@@ -14,8 +14,8 @@ use super::CtxTable;
 use super::core::Core;
 use super::error::{RemoveError, WaitError};
 use super::id::Id;
-use super::iter;
-use super::slab::{Gone, NO_LINK, SLAB_BITS};
+use super::iter::LAST_KEY;
+use super::slab::{Gone, SLAB_BITS};
 use super::waiters::Place;
 
 impl<T: Send + Sync + 'static> CtxTable<T> {
@@ -65,15 +65,15 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         let core = self.core();
         let mut killed = 0;
         let mut from = 0;
-        let mut look = false;
-        while let Some(live) = core.first_live(from, u64::from(u32::MAX)) {
-            if let Ok(deserves) = core.kill(live) {
-                killed += 1;
-                look |= deserves;
-            }
-            from = u64::from(live.index()) + 1;
+        loop {
+            let guard = rcu::pin();
+            let Some((key, slab)) = core.next_slab(from, LAST_KEY) else { break };
+            // SAFETY: the guard.
+            killed += core.bury_all(unsafe { slab.as_ref() });
+            drop(guard);
+            from = key + 1;
         }
-        if look {
+        if killed != 0 {
             core.look();
         }
         Closing { core, killed, from: 0 }
@@ -110,16 +110,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         let _guard = rcu::pin();
         // SAFETY: the guard.
         let (slab, slot) = unsafe { self.find(id) }?;
-        let dead = Gone::dead(id, NO_LINK).bits();
-        // Ordering: AcqRel. Release pairs with the Acquire of who asks whether it is removed; it
-        // carries what the caller did before. Acquire, so that what follows comes after. Relaxed on
-        // failure: somebody else has removed it.
-        let won =
-            slot.state.compare_exchange(id.to_bits(), dead, Ordering::AcqRel, Ordering::Relaxed);
-        if won.is_err() {
-            return Err(RemoveError::Stale);
-        }
-        Ok(self.bury(slab, slot, id))
+        if slot.kill(id) { Ok(self.bury(slab, slot, id)) } else { Err(RemoveError::Stale) }
     }
 
     /// Whether this thread may wait for contexts of this table to go.
@@ -371,7 +362,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// Moves `from` up to the first context that is not dropped; true if there is none.
     fn is_clear(&self, from: &Cell<u64>) -> bool {
         let _guard = rcu::pin();
-        while let Some((key, slab)) = self.next_slab(from.get() >> SLAB_BITS, iter::LAST_KEY) {
+        while let Some((key, slab)) = self.next_slab(from.get() >> SLAB_BITS, LAST_KEY) {
             // SAFETY: the guard.
             let it = unsafe { slab.as_ref() };
             let first = u64::from(it.index(0)).max(from.get());

@@ -113,6 +113,18 @@ impl<T> Slot<T> {
         self.value.with(|value| unsafe { &*value.cast::<T>() })
     }
 
+    /// Makes a live slot dead. False if its context is not that of `id` any more: of several that
+    /// try, one succeeds, and owns the slot's link.
+    #[inline(always)]
+    pub(super) fn kill(&self, id: Id) -> bool {
+        let dead = Gone::dead(id, NO_LINK).bits();
+        // Ordering: AcqRel. Release pairs with the Acquire of who asks whether it is removed; it
+        // carries what the caller did before. Acquire, so that what follows comes after. Relaxed on
+        // failure: somebody else has removed it.
+        let order = (Ordering::AcqRel, Ordering::Relaxed);
+        self.state.compare_exchange(id.to_bits(), dead, order.0, order.1).is_ok()
+    }
+
     /// # Safety
     ///
     /// The slot is vacant, and the caller's: invariants 1 and 2.
