@@ -15,30 +15,29 @@ use super::aio::{self, BLOCK, Handle, Request};
 use super::list::Registry;
 use crate::map::Random;
 
-/// Of one thread in the file.
-pub(super) const REGION: usize = 256 * BLOCK;
+/// Of each thread's file.
+pub(super) const BYTES: usize = 256 * BLOCK;
 /// Far more than a request needs.
 const STACK: usize = 64 << 10;
 
-/// One thread's requests: random blocks of its own region, read or written.
+/// One thread's requests: random blocks of its own file, read or written.
 pub(super) struct Requests {
     request: Request,
-    region: usize,
     random: Random,
 }
 
 impl Requests {
     pub(super) fn new(file: &File, thread: usize) -> Self {
         let random = Random::new(1000 + thread as u64);
-        Self { request: Request::new(file), region: thread * REGION, random }
+        Self { request: Request::new(file), random }
     }
 
     /// One request: two lookups, a real transfer between them.
     #[inline]
     pub(super) fn one(&mut self, registry: &impl Registry, id: u64) {
-        let block = self.random.below(REGION / BLOCK);
+        let block = self.random.below(BYTES / BLOCK);
         let read = self.random.next() & 1 << 40 == 0;
-        self.request.aim(read, self.region + block * BLOCK);
+        self.request.aim(read, block * BLOCK);
         let handle: Handle = registry.find(id).expect("it is there");
         aio::submit(handle, &mut self.request);
         let handle = registry.find(id).expect("it is there");
@@ -132,7 +131,7 @@ impl Drop for Over<'_> {
 ///
 /// The errno of `sched_setaffinity`, or of a thread that could not be started.
 pub(super) fn with_crowd<T>(
-    file: &File,
+    files: &[File],
     cpus: &[usize],
     before: &Side<impl Registry>,
     after: &Side<impl Registry>,
@@ -141,7 +140,7 @@ pub(super) fn with_crowd<T>(
     let threads = before.ids.len();
     let gate = Gate::default();
     let work = |thread: usize| {
-        let mut requests = Requests::new(file, thread);
+        let mut requests = Requests::new(&files[thread], thread);
         let mut number = 0;
         let panicked = Over(&gate);
         while let Some((next, run)) = gate.next(number) {

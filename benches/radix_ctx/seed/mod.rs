@@ -9,12 +9,12 @@
 //! ```
 //!
 //! Both lookups run under the same RCU guard, compare an id and return the kernel's handle; nothing
-//! else differs. The file is in memory, 256 KiB of it for each thread, as there. The contexts stay
+//! else differs. Each thread has a file of 256 KiB, in memory, as there. The contexts stay
 //! boxed in the table, although it could hold them itself: that would spare it a load.
 //!
-//! The walk of the list, measured alone, predicts the ratio: with `base` the time of a request after
-//! the change, radix / list = base / (base + 2 x walk). `R10.predicted_gap` is how far the measured
-//! ratio is from that.
+//! The walk of the list, measured alone between the runs, predicts the ratio: with `base` the time of
+//! a request after the change, radix / list = base / (base + 2 x walk). `R10.predicted_gap` is how far
+//! the measured ratio is from that.
 
 pub(crate) mod aio;
 mod crowd;
@@ -23,11 +23,12 @@ pub(crate) mod list;
 use std::fs::File;
 use std::hint::black_box;
 use std::io;
+use std::time::Instant;
 
 use harness::{Case, Foreign, Group, Plan, allowed_cpus, median};
 
 use self::aio::{Handle, file_in_memory};
-use self::crowd::{REGION, Requests, Run, Side, with_crowd};
+use self::crowd::{BYTES, Requests, Run, Side, with_crowd};
 use self::list::{Context, List, Registry};
 use crate::map::{Random, order};
 use crate::ours::Contexts;
@@ -71,9 +72,9 @@ fn published() {
 fn measured(plan: &Plan, report: &mut Report) -> io::Result<()> {
     let handles = (0..THREADS).map(|_| Handle::setup()).collect::<io::Result<Vec<_>>>()?;
     let (list, table) = (list_of(&handles), table_of(&handles));
-    let walk = per_lookup(plan, report, &list, &table);
+    per_lookup(plan, report, &list, &table);
 
-    let file = file_in_memory(THREADS * REGION)?;
+    let files = (0..THREADS).map(|_| file_in_memory(BYTES)).collect::<io::Result<Vec<_>>>()?;
     let cpus = allowed_cpus()?;
     let mut gaps = Vec::new();
     for cores in [1, 2] {
@@ -81,16 +82,15 @@ fn measured(plan: &Plan, report: &mut Report) -> io::Result<()> {
             println!("# not measured: {cores} cores: there is one");
             continue;
         }
-        let Some(wall) = wall(plan, &file, &cpus[..cores], &list, &table)? else {
+        let Some(wall) = wall(plan, &files, &cpus[..cores], &list, &table)? else {
             println!("# not measured: {cores} cores");
             continue;
         };
-        let predicted = wall.base / (wall.base + 2.0 * walk);
-        gaps.push((wall.ratio - predicted).abs());
+        gaps.push(wall.gap.abs());
         println!(
-            "# cores {cores}: radix/list {:.3}, predicted {predicted:.3}: a request takes {:.0} ns, \
-             a walk {walk:.0} ns",
-            wall.ratio, wall.base
+            "# cores {cores}: radix/list {:.3}, {:+.3} from the predicted one: a request takes {:.0} ns, \
+             a walk {:.0} ns",
+            wall.ratio, wall.gap, wall.base, wall.walk
         );
         let id = if cores == 1 { "R10.wall_1core" } else { "R10.wall_2cores" };
         report.record(id, Some(wall.ratio));
@@ -98,7 +98,7 @@ fn measured(plan: &Plan, report: &mut Report) -> io::Result<()> {
     if gaps.len() == 2 {
         report.record("R10.predicted_gap", gaps.into_iter().reduce(f64::max));
     }
-    one_context(plan, report, &file, handles[0]);
+    one_context(plan, report, &files[0], handles[0]);
     Ok(())
 }
 
@@ -126,8 +126,8 @@ fn table_of(handles: &[Handle]) -> Side<Contexts> {
     Side { registry, ids }
 }
 
-/// Lookups alone, of random ids; the nanoseconds of a walk.
-fn per_lookup(plan: &Plan, report: &mut Report, list: &Side<List>, table: &Side<Contexts>) -> f64 {
+/// Lookups alone, of random ids.
+fn per_lookup(plan: &Plan, report: &mut Report, list: &Side<List>, table: &Side<Contexts>) {
     let order = order(list.ids.len());
     let rounds = Group::new("lookup, 512 contexts")
         .case(case("radix-ctx", table, &order))
@@ -137,7 +137,22 @@ fn per_lookup(plan: &Plan, report: &mut Report, list: &Side<List>, table: &Side<
     report.against(&rounds, "radix-ctx", 1, &["list under RCU"]);
     let ratio = rounds.time_ratio("radix-ctx/1", "list under RCU/1");
     report.record("R10.lookup_vs_list", ratio);
-    1e9 / rounds.throughput("list under RCU/1").expect("a row of one thread always counts")
+}
+
+/// Nanoseconds of a walk to a random context, with nothing else in between.
+fn walk(list: &Side<List>) -> f64 {
+    const WALKS: usize = 10_000;
+    let mut random = Random::new(11);
+    let mut some = |walks: usize| {
+        let start = Instant::now();
+        for _ in 0..walks {
+            let id = list.ids[random.below(list.ids.len())];
+            black_box(list.registry.find(id).expect("it is there"));
+        }
+        start.elapsed().as_nanos() as f64 / walks as f64
+    };
+    some(WALKS / 10); // warm up
+    some(WALKS)
 }
 
 fn case<'a, R: Registry>(name: &str, side: &'a Side<R>, order: &'a [u32]) -> Case<'a> {
@@ -154,23 +169,28 @@ fn case<'a, R: Registry>(name: &str, side: &'a Side<R>, order: &'a [u32]) -> Cas
 struct Wall {
     /// Wall time with the table over that with the list.
     ratio: f64,
+    /// That, less the predicted ratio.
+    gap: f64,
     /// CPU nanoseconds of a request with the table.
     base: f64,
+    /// Those of a walk.
+    walk: f64,
 }
 
 /// Runs of a quarter of a second and more: waking 512 threads takes milliseconds, and a thread that
 /// comes to its CPU finds the list in the last cache. `None` where other programs kept the CPUs busy.
 fn wall(
     plan: &Plan,
-    file: &File,
+    files: &[File],
     cpus: &[usize],
     list: &Side<List>,
     table: &Side<Contexts>,
 ) -> io::Result<Option<Wall>> {
     let quick = plan.rounds < 100;
     let (pairs, requests) = if quick { (3, 150) } else { (7, 500) };
-    let (mut ratios, mut bases, mut discarded) = (Vec::new(), Vec::new(), 0);
-    with_crowd(file, cpus, list, table, |run| {
+    let (mut ratios, mut gaps, mut discarded) = (Vec::new(), Vec::new(), 0);
+    let (mut bases, mut walks) = (Vec::new(), Vec::new());
+    with_crowd(files, cpus, list, table, |run| {
         let mut seconds = |before, requests| run(Run { before, requests }).as_secs_f64();
         for before in [true, false] {
             seconds(before, requests / 10); // warm up
@@ -186,8 +206,13 @@ fn wall(
                 discarded += 1;
                 continue;
             }
-            ratios.push(after / before);
-            bases.push(1e9 * after * cpus.len() as f64 / (THREADS * requests) as f64);
+            let base = 1e9 * after * cpus.len() as f64 / (THREADS * requests) as f64;
+            let walk = walk(list);
+            let ratio = after / before;
+            gaps.push(ratio - base / (base + 2.0 * walk));
+            ratios.push(ratio);
+            bases.push(base);
+            walks.push(walk);
         }
         io::Result::Ok(())
     })??;
@@ -195,7 +220,14 @@ fn wall(
         "# {} pairs of runs, {discarded} discarded: other programs took the CPUs",
         ratios.len()
     );
-    Ok(median(&ratios).zip(median(&bases)).map(|(ratio, base)| Wall { ratio, base }))
+    let middle = |values: &[f64]| median(values).unwrap_or(f64::NAN);
+    let wall = Wall {
+        ratio: middle(&ratios),
+        gap: middle(&gaps),
+        base: middle(&bases),
+        walk: middle(&walks),
+    };
+    Ok((!ratios.is_empty()).then_some(wall))
 }
 
 /// One thread, and one context in each registry.
