@@ -33,7 +33,7 @@ use percpu::sync::atomic::{AtomicU64, Ordering};
 use super::core::{Core, State};
 use super::id::Id;
 use super::reclaim::TOGETHER;
-use super::slab::{Gone, NO_LINK, SLOTS, Slab, SlabPtr, Slot};
+use super::slab::{Gone, NO_LINK, SLAB_BITS, SLOTS, Slab, SlabPtr, Slot};
 
 /// No list: no slots, no first one.
 pub(super) const EMPTY: u64 = NO_LINK as u64;
@@ -181,7 +181,9 @@ impl<T: Send + Sync + 'static> Walk<T> {
                     *next = (NO_LINK, None);
                     continue;
                 };
-                *next = Self::at(core, gone.link());
+                let link = gone.link();
+                let is_near = link != NO_LINK && link >> SLAB_BITS == index >> SLAB_BITS;
+                *next = if is_near { (link, Some(slab)) } else { Self::at(core, link) };
                 found[number] = Some((slab, index, gone));
                 number += 1;
             }
@@ -225,7 +227,9 @@ impl<T: Send + Sync + 'static> Core<T> {
                     continue;
                 }
                 let id = Id::from_live(state);
-                self.quota.give_back(slab.weight(id.index()));
+                if self.quota.is_limited() {
+                    self.quota.give_back(slab.weight(id.index()));
+                }
                 // Ordering: Relaxed; invariant 1: a grace period orders it.
                 slot.state.store(Gone::dead(id, first).bits(), Ordering::Relaxed);
                 first = id.index();

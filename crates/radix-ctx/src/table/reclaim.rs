@@ -144,6 +144,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 
     /// Folds a dead slot's count; vacates the slot if nobody has a reference.
+    #[inline]
     pub(super) fn fold(
         &self,
         slab: SlabPtr<T>,
@@ -172,6 +173,9 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 
     fn drop_value(&self, slab: &Slab<T>, index: u32) -> Result<(), Box<dyn Any + Send>> {
+        if !std::mem::needs_drop::<T>() {
+            return Ok(());
+        }
         let slot = slab.slot(index);
         // SAFETY: dead for a grace period and without a reference, and ours: invariant 3.
         catch_unwind(AssertUnwindSafe(|| unsafe { slot.drop_value() }))
