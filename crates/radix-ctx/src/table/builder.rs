@@ -5,12 +5,12 @@ use std::ptr::NonNull;
 
 use percpu::AllocError;
 use percpu::rcu::RetireHead;
+use percpu::sync::quarantine::Watched;
 
 use super::CtxTable;
 use super::core::{Core, Limits};
 use super::ending::run_tick;
-use super::id::GENERATION_BITS;
-
+use super::id::MAX_GENERATION;
 use super::quota::Quota;
 use super::slab::MAX_INDEX;
 use crate::alloc::try_box;
@@ -62,11 +62,11 @@ impl<T: Send + Sync + 'static> Builder<T> {
     }
 
     /// How many contexts may have the same index, one after the other, until it is used no more;
-    /// 2^30 - 1 at most, which is what it is if not set, and 1 at least.
+    /// 2^30 - 2 at most, which is what it is if not set, and 1 at least.
     ///
     /// Ids are then below `(generations + 1) << 32`, for those who have no room for larger ones.
     pub fn generation_limit(mut self, generations: u32) -> Self {
-        self.limits.generations = generations.clamp(1, (1 << GENERATION_BITS) - 1) + 1;
+        self.limits.generations = generations.clamp(1, MAX_GENERATION - 1) + 1;
         self
     }
 
@@ -79,8 +79,9 @@ impl<T: Send + Sync + 'static> Builder<T> {
         let quota = Quota::try_new(self.contexts, self.weight)?;
         // SAFETY: `run_tick` is for the ticks of cores, of which this will be one.
         let tick = unsafe { RetireHead::new(run_tick::<T>) };
-        let core = try_box(Core::new(self.limits, quota, tick)).map_err(|_| AllocError::new())?;
-        Ok(CtxTable { core: NonNull::from(Box::leak(core)), _owns: PhantomData })
+        let core = Watched::new(Core::new(self.limits, quota, tick));
+        let core = try_box(core).map_err(|_| AllocError::new())?;
+        Ok(CtxTable { core: NonNull::from(&mut **Box::leak(core)), _owns: PhantomData })
     }
 }
 

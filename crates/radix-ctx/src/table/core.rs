@@ -7,8 +7,8 @@
 //! # Invariants
 //!
 //! 1. A slab's entry in `tree` is full exactly if its `used` is.
-//! 2. A slab with a used slot stays in the tree. One without leaves it, and a floor in its place, but
-//!    for one: `empty`.
+//! 2. A slab with a used slot stays in the tree. One that loses its last leaves it, and a floor in its
+//!    place, but for one: `empty`.
 //! 3. The core is freed by its tick, a grace period after the table was dropped and the last context
 //!    with it: who holds no borrow of the table stays pinned from its last change until it is done
 //!    with the core.
@@ -19,11 +19,11 @@ use percpu::rcu::{GracePeriod, RetireHead};
 use percpu::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use percpu::sync::native::OnceLock;
 use percpu::sync::quarantine::Watched;
-use percpu::sync::{WordGuard, WordLock};
+use percpu::sync::{Generation, WordGuard, WordLock, mutant, thread_id};
 use percpu::{Forked, PerCpu};
 
 use super::error::LookupError;
-use super::id::{GENERATION_BITS, Id};
+use super::id::{Id, MAX_GENERATION};
 use super::limbo::Limbo;
 use super::quota::Quota;
 use super::slab::{self, Gone, MAX_INDEX, SLAB_BITS, Slab, SlabPtr, Slot};
@@ -35,12 +35,12 @@ use crate::tree::{Cursor, Tree, Which};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) max_index: u32,
-    /// Generations stay below it.
+    /// Generations stay below it; it fits into a state as the next of a context's generation.
     pub(super) generations: u32,
 }
 
 impl Limits {
-    pub(super) const NONE: Self = Self { max_index: MAX_INDEX, generations: 1 << GENERATION_BITS };
+    pub(super) const NONE: Self = Self { max_index: MAX_INDEX, generations: MAX_GENERATION };
 }
 
 #[repr(C)]
@@ -99,10 +99,14 @@ pub(super) struct State<T: Send + Sync + 'static> {
     pub(super) waiting: Option<GracePeriod>,
     /// The thread that owns the `waiting` lists, 0 if none does.
     pub(super) reclaimer: u64,
+    /// In which process.
+    pub(super) since: Generation,
     /// There is no table any more.
     pub(super) dropped: bool,
     /// And who ends it is known.
     pub(super) ended: bool,
+    /// And the tick that frees the core is on its way: the grace period of invariant 3.
+    pub(super) last_tick: bool,
 }
 
 impl<T: Send + Sync + 'static> Core<T> {
@@ -112,7 +116,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             limbo: OnceLock::new(),
             quota,
             limits,
-            waiters: Waiters::default(),
+            waiters: Waiters::new(),
             has_refs: AtomicBool::new(false),
             ticking: AtomicBool::new(false),
             batch: AtomicU32::new(Limbo::BATCH),
@@ -127,8 +131,10 @@ impl<T: Send + Sync + 'static> Core<T> {
                 cursor: 0,
                 waiting: None,
                 reclaimer: 0,
+                since: Generation::current(),
                 dropped: false,
                 ended: false,
+                last_tick: false,
             })),
         }
     }
@@ -177,7 +183,10 @@ impl<T: Send + Sync + 'static> Core<T> {
         if let Some(slab) = unsafe { self.slab(id.index()) } {
             let slot = slab.slot(id.index());
             // Ordering: Acquire pairs with the Release in `Claim::fill`; it carries the value.
-            if slot.state.load(Ordering::Acquire) == id.to_bits() {
+            let state = slot.state.load(Ordering::Acquire);
+            if state == id.to_bits()
+                || mutant("table-lookup-ignores-the-generation") && Gone::read(state).is_none()
+            {
                 return Ok((slab, slot));
             }
         }
@@ -190,11 +199,13 @@ impl<T: Send + Sync + 'static> Core<T> {
     fn why(&self, id: Id) -> LookupError {
         let key = u64::from(id.index()) >> SLAB_BITS;
         // SAFETY: the caller is pinned.
-        let next = match unsafe { self.slab(id.index()) } {
-            Some(slab) => next_of(slab, id.index()),
+        let in_slab = || unsafe { self.slab(id.index()) }.map(|slab| next_of(slab, id.index()));
+        let next = in_slab().unwrap_or_else(|| {
             // SAFETY: the caller is pinned.
-            None => (unsafe { self.tree.floor_at(key) }) as u32,
-        };
+            let floor = unsafe { self.tree.floor_at(key) } as u32;
+            // A slab that is there by now has no floor, but what was made of it.
+            if floor == 0 { in_slab().unwrap_or(0) } else { floor }
+        });
         if id.generation() < next { LookupError::Stale } else { LookupError::NotFound }
     }
 
@@ -224,6 +235,12 @@ impl<T: Send + Sync + 'static> State<T> {
         self.ended && self.reclaimer == 0 && self.in_use() == 0
     }
 
+    /// Makes the `waiting` lists this thread's.
+    pub(super) fn begin_reclaim(&mut self) {
+        self.reclaimer = thread_id();
+        self.since = Generation::current();
+    }
+
     /// Used slots that will never be vacant again.
     pub(super) fn retire(&mut self, slots: u64) {
         self.used -= slots;
@@ -238,13 +255,13 @@ pub(super) fn slab_of<T: Send + Sync + 'static>(word: *mut ()) -> Option<SlabPtr
     (word.addr() & 1 == 0).then(|| unsafe { NonNull::new_unchecked(word.cast()) })
 }
 
-/// The generation of the next context at `index`.
+/// The generation of the next context at `index`, or of the one that is there: those below are stale.
 pub(super) fn next_of<T: Send + Sync + 'static>(slab: &Slab<T>, index: u32) -> u32 {
     // Ordering: Relaxed; under the lock, or a hint.
     let state = slab.slot(index).state.load(Ordering::Relaxed);
     match Gone::read(state) {
         Some(gone) => gone.next(),
-        None => (state >> 32) as u32 + 1,
+        None => Id::from_live(state).generation(),
     }
 }
 

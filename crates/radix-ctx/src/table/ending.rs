@@ -8,7 +8,8 @@ use std::ptr::NonNull;
 
 use percpu::rcu::{self, Guard, RetireHead};
 use percpu::sync::atomic::Ordering;
-use percpu::sync::thread_id;
+use percpu::sync::mutant;
+use percpu::sync::quarantine::{self, Watched};
 
 use super::core::Core;
 use super::id::Id;
@@ -39,6 +40,12 @@ impl<T: Send + Sync + 'static> Core<T> {
         if let Ok(mut state) = self.lock() {
             state.dropped = true;
         }
+        let guard = if mutant("limbo-ends-in-two-steps") {
+            drop(guard);
+            rcu::pin()
+        } else {
+            guard
+        };
         self.end(guard);
     }
 
@@ -49,7 +56,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         let Ok(mut state) = self.lock() else { return };
         if state.dropped && state.reclaimer == 0 && !state.ended {
             state.ended = true;
-            state.reclaimer = thread_id();
+            state.begin_reclaim();
             drop(state);
             drop(guard); // drops of values may wait for readers; the reclaimer keeps the core
             self.reclaim_all();
@@ -62,6 +69,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         let over = state.is_over() && !self.ticking.load(Ordering::Relaxed);
         if over {
             self.ticking.store(true, Ordering::Relaxed);
+            state.last_tick = true;
         }
         drop(state);
         if over {
@@ -133,15 +141,19 @@ pub(super) unsafe fn run_tick<T: Send + Sync + 'static>(head: NonNull<RetireHead
     it.advance();
     let guard = rcu::pin(); // invariant 3 of the core
     let Ok(mut state) = it.lock() else { return };
-    if state.is_over() {
+    if state.last_tick || mutant("limbo-old-tick-frees") && state.is_over() {
         drop(state);
         drop(guard);
-        // SAFETY: a box of `CtxTable::new`. The table and every context are gone, and since the last
+        // SAFETY: it is in the `Watched` that `Builder::build` made.
+        let core = unsafe { core.byte_sub(Watched::<Core<T>>::OFFSET) }.cast::<Watched<Core<T>>>();
+        // SAFETY: a box of `Builder::build`. The table and every context are gone, and since the last
         // of them a grace period is over, for which everybody was pinned who had to do with it.
-        drop(unsafe { Box::from_raw(core.as_ptr()) });
+        quarantine::free(unsafe { Box::from_raw(core.as_ptr()) });
         return;
     }
-    let again = it.in_lists() != 0;
+    // This one may have been on its way for long: its grace period is not that of the end.
+    state.last_tick = state.is_over();
+    let again = state.last_tick || it.in_lists() != 0;
     if again {
         it.close(&mut state);
     } else {

@@ -22,6 +22,8 @@ const _: () = assert!(size_of::<Option<Id>>() == 8);
 
 /// Bits of a generation.
 pub(super) const GENERATION_BITS: u32 = 30;
+/// The largest of them. No context has it: it is what comes after the last.
+pub(super) const MAX_GENERATION: u32 = (1 << GENERATION_BITS) - 1;
 
 impl Id {
     /// # Panics

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
 
+use percpu::Forked;
 use percpu::sync::atomic::Ordering;
 
 use super::CtxTable;
@@ -115,7 +116,11 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
             };
             let core = self.core();
             match core.flush() {
-                Ok(0) => core.wait_for_vacancy(),
+                Ok(0) => {
+                    if let Err(forked) = core.wait_for_vacancy() {
+                        return Err(InsertError::new(refused.value, forked.into()));
+                    }
+                }
                 Ok(_) => {}
                 Err(super::WaitError::Forked(forked)) => {
                     return Err(InsertError::new(refused.value, forked.into()));
@@ -189,14 +194,18 @@ impl<T: Send + Sync + 'static> Core<T> {
         Ok(claim)
     }
 
-    /// Blocks until a referenced slot comes free, or there is none.
-    fn wait_for_vacancy(&self) {
-        // Ordering: Relaxed, both; the waiters' fences order them after the change.
-        let before = self.tally.0.referenced.load(Ordering::Relaxed);
-        self.waiters.wait(None, || {
-            let now = self.tally.0.referenced.load(Ordering::Relaxed);
-            (now < before || now == 0).then_some(())
+    /// Blocks until an index is vacant, or may become so by a flush, or no reference is in the way.
+    fn wait_for_vacancy(&self) -> Result<(), Forked> {
+        if self.waiters.is_inherited() {
+            return Err(Forked::new()); // who has the reference?
+        }
+        let waited = self.waiters.wait(None, || {
+            // Ordering: Relaxed; the waiters' fences order it after the change.
+            let unused = self.tally.0.referenced.load(Ordering::Relaxed) == 0;
+            let over = unused || self.in_lists() != 0 || self.next_free() != Ok(None);
+            over.then_some(())
         });
+        waited.map(|_| ())
     }
 }
 

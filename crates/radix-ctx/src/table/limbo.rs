@@ -29,6 +29,7 @@
 
 use percpu::rcu;
 use percpu::sync::atomic::{AtomicU64, Ordering};
+use percpu::sync::mutant;
 
 use super::core::{Core, State};
 use super::id::Id;
@@ -107,7 +108,13 @@ impl Limbo {
         for (filling, waiting) in self.filling.iter().zip(&self.waiting) {
             // Ordering: Acquire pairs with the Release in `push`; it carries the dead states to the
             // grace period, which begins after it.
-            let list = filling.swap(EMPTY, Ordering::AcqRel);
+            let list = if mutant("limbo-pops-by-load-and-store") {
+                let seen = filling.load(Ordering::Acquire);
+                filling.store(EMPTY, Ordering::Relaxed);
+                seen
+            } else {
+                filling.swap(EMPTY, Ordering::AcqRel)
+            };
             any |= list != EMPTY;
             // Ordering: Relaxed; invariant 2.
             waiting.store(list, Ordering::Relaxed);

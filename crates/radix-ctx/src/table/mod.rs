@@ -15,11 +15,13 @@
 //! | [`limbo`], [`reclaim`] | from a removed context to a vacant slot |
 //! | [`ending`] | the tick, and the end of a table |
 //! | [`reference`] | references that outlive a guard |
+//! | [`dropping`] | whose contexts a thread is dropping |
 //! | [`insert`], [`remove`], [`iter`] | the operations |
 //! | [`quota`], [`waiters`] | limits; who waits |
 
 mod builder;
 mod core;
+mod dropping;
 mod ending;
 mod error;
 mod id;

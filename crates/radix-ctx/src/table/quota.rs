@@ -7,12 +7,13 @@
 use percpu::{AllocError, Forked, LimitError, LimitedCounter};
 
 use super::error::InsertRefused;
+use crate::alloc::try_box;
 
-/// The limits of a table.
+/// The limits of a table; boxed, so that one without limits is small.
 #[derive(Debug, Default)]
 pub(super) struct Quota {
-    contexts: Option<LimitedCounter>,
-    weight: Option<Weight>,
+    contexts: Option<Box<LimitedCounter>>,
+    weight: Option<Box<Weight>>,
 }
 
 #[derive(Debug)]
@@ -34,11 +35,13 @@ pub struct Usage {
 
 impl Quota {
     pub(super) fn try_new(contexts: Option<u64>, weight: Option<u64>) -> Result<Self, AllocError> {
-        let weight = match weight {
-            Some(limit) => Some(Weight { counter: LimitedCounter::try_new(limit)?, limit }),
-            None => None,
-        };
-        Ok(Self { contexts: contexts.map(LimitedCounter::try_new).transpose()?, weight })
+        fn boxed<T>(value: T) -> Result<Box<T>, AllocError> {
+            try_box(value).map_err(|_| AllocError::new())
+        }
+        let counter = |limit| LimitedCounter::try_new(limit);
+        let contexts = contexts.map(|limit| boxed(counter(limit)?)).transpose()?;
+        let weighted = |limit| boxed(Weight { counter: counter(limit)?, limit });
+        Ok(Self { contexts, weight: weight.map(weighted).transpose()? })
     }
 
     #[inline(always)]
@@ -92,7 +95,7 @@ impl Quota {
             Err(LimitError::Forked(forked)) => Err(forked),
             Err(_) => Ok(0), // a value is within its limits
         };
-        let contexts = self.contexts.as_ref().map(value).transpose()?;
+        let contexts = self.contexts.as_deref().map(value).transpose()?;
         let weight = self.weight.as_ref().map(|limited| value(&limited.counter)).transpose()?;
         Ok((contexts, weight))
     }

@@ -5,12 +5,14 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use percpu::Forked;
 use percpu::fence::heavy_rseq;
 use percpu::rcu::{self, Batch};
 use percpu::sync::atomic::Ordering;
 use percpu::sync::{WordGuard, mutant, thread_id};
 
 use super::core::{Core, State};
+use super::dropping::{dropping, is_dropping};
 use super::error::WaitError;
 use super::limbo::{EMPTY, Walk};
 use super::slab::{Gone, SLOTS, Slab, SlabPtr};
@@ -35,7 +37,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             return 0;
         };
         // Nobody else has the lists from here on.
-        state.reclaimer = thread_id();
+        state.begin_reclaim();
         drop(state);
         if !mutant("limbo-reclaims-without-a-grace-period") && !period.poll() {
             self.end_reclaim(false);
@@ -60,7 +62,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             if state.waiting.is_none() {
                 break;
             }
-            state.reclaimer = thread_id();
+            state.begin_reclaim();
             drop(state);
             if let Err(error) = rcu::synchronize() {
                 self.end_reclaim(false);
@@ -76,18 +78,30 @@ impl<T: Send + Sync + 'static> Core<T> {
     fn lock_reclaimed(&self) -> Result<WordGuard<'_, State<T>>, WaitError> {
         loop {
             let state = self.lock()?;
+            if self.is_in_drop(&state) {
+                return Err(WaitError::InDrop);
+            }
             if state.reclaimer == 0 {
                 return Ok(state);
             }
-            if state.reclaimer == thread_id() {
-                return Err(WaitError::InDrop);
+            if state.since.is_inherited() {
+                return Err(Forked::new().into());
             }
             drop(state);
             self.waiters.wait(None, || match self.lock() {
                 Ok(state) => (state.reclaimer == 0).then_some(()),
                 Err(_) => Some(()),
-            });
+            })?;
         }
+    }
+
+    /// Whether this thread is dropping a context of this table.
+    pub(super) fn is_in_drop(&self, state: &State<T>) -> bool {
+        state.reclaimer == thread_id() || is_dropping(self.address())
+    }
+
+    fn address(&self) -> *const () {
+        std::ptr::from_ref(self).cast()
     }
 
     /// Gives the lists back to the lock.
@@ -156,18 +170,32 @@ impl<T: Send + Sync + 'static> Core<T> {
         let it = unsafe { slab.as_ref() };
         if let Some(refs) = it.refs() {
             // First, as the last reference may be put as soon as the count is folded.
-            // Ordering: Release, pairs with the Acquire of whoever asks whether it is reclaimed.
-            it.slot(index).state.store(gone.referenced().bits(), Ordering::Release);
+            let mark = || {
+                // Ordering: Release, pairs with the Acquire of whoever asks whether it is reclaimed.
+                it.slot(index).state.store(gone.referenced().bits(), Ordering::Release);
+            };
+            let late = mutant("limbo-marks-after-the-fold");
+            if !late {
+                mark();
+            }
             // Ordering: Relaxed; a statistic.
             self.tally.0.referenced.fetch_add(1, Ordering::Relaxed);
-            if !refs.fold(index as usize % SLOTS) {
+            let unused = refs.fold(index as usize % SLOTS);
+            if late {
+                mark();
+            }
+            if !unused && !mutant("limbo-drops-at-the-fold") {
                 return;
             }
             self.tally.0.referenced.fetch_sub(1, Ordering::Relaxed);
         }
-        if self.drop_value(it, index).is_err() {
+        if let Err(payload) = self.drop_value(it, index) {
             // Ordering: Relaxed; a statistic.
             self.tally.0.panics.fetch_add(1, Ordering::Relaxed);
+            // The payload's own drop may panic; that one's payload is let go of.
+            if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+                std::mem::forget(another);
+            }
         }
         vacated.add(slab, index, self.finish(it, index, gone));
     }
@@ -205,13 +233,20 @@ impl<T: Send + Sync + 'static> Core<T> {
         // Ordering: Relaxed; the count of references orders it.
         let state = it.slot(index).state.load(Ordering::Relaxed);
         let Some(gone) = Gone::read(state) else { return };
-        let dropped = self.drop_value(it, index);
+        let dropped = dropping(self.address(), || self.drop_value(it, index));
         let guard = rcu::pin();
         let mut vacated = Vacated::new(self);
         vacated.add(slab, index, self.finish(it, index, gone));
         // Ordering: Relaxed; a statistic.
         self.tally.0.referenced.fetch_sub(1, Ordering::Relaxed);
-        vacated.give_back();
+        let guard = if mutant("limbo-last-put-unpinned") {
+            drop(guard);
+            vacated.give_back();
+            rcu::pin()
+        } else {
+            vacated.give_back();
+            guard
+        };
         self.waiters.notify();
         self.end(guard);
         if let Err(panic) = dropped {

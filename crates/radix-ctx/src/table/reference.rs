@@ -167,7 +167,7 @@ impl<T: Send + Sync + 'static> CtxRef<T> {
         let waited = this.waiters().wait(deadline, || match look(this) {
             Some(got) => Some(Ok(got)),
             None => Self::is_removed(this).then_some(Err(WaitError::Removed)),
-        });
+        })?;
         waited.unwrap_or(Err(WaitError::TimedOut))
     }
 

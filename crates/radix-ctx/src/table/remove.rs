@@ -7,8 +7,9 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use percpu::rcu;
 use percpu::sync::atomic::Ordering;
+use percpu::sync::mutant;
+use percpu::{Forked, rcu};
 
 use super::CtxTable;
 use super::core::Core;
@@ -107,10 +108,16 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// Makes a context dead and puts it on a list. True if the lists deserve a look.
     #[inline]
     fn kill(&self, id: Id) -> Result<bool, RemoveError> {
-        let _guard = rcu::pin();
+        let guard = rcu::pin();
         // SAFETY: the guard.
         let (slab, slot) = unsafe { self.find(id) }?;
-        if slot.kill(id) { Ok(self.bury(slab, slot, id)) } else { Err(RemoveError::Stale) }
+        if !slot.kill(id) {
+            return Err(RemoveError::Stale);
+        }
+        if mutant("limbo-pushes-unpinned") {
+            drop(guard);
+        }
+        Ok(self.bury(slab, slot, id))
     }
 
     /// Whether this thread may wait for contexts of this table to go.
@@ -118,10 +125,8 @@ impl<T: Send + Sync + 'static> Core<T> {
         if rcu::is_pinned() {
             return Err(WaitError::Pinned);
         }
-        if self.lock()?.reclaimer == percpu::sync::thread_id() {
-            return Err(WaitError::InDrop);
-        }
-        Ok(())
+        let state = self.lock()?;
+        if self.is_in_drop(&state) { Err(WaitError::InDrop) } else { Ok(()) }
     }
 
     /// Whether the context of `id`, which was removed, is dropped.
@@ -157,7 +162,10 @@ impl<T: Send + Sync + 'static> Core<T> {
             if done() {
                 break;
             }
-            self.waiters.wait(None, || (done() || !blocked()).then_some(()));
+            if self.waiters.is_inherited() {
+                return Err(Forked::new().into()); // who has the reference?
+            }
+            self.waiters.wait(None, || (done() || !blocked()).then_some(()))?;
         }
         Ok(())
     }
@@ -184,7 +192,7 @@ impl<T: Send + Sync + 'static> Core<T> {
                 return if done() { Ok(()) } else { Err(WaitError::TimedOut) };
             }
             let until = Instant::now() + step.min(left);
-            if self.waiters.wait(Some(until), || done().then_some(())).is_some() {
+            if self.waiters.wait(Some(until), || done().then_some(()))?.is_some() {
                 return Ok(());
             }
             step = (step * 2).min(Duration::from_millis(1));

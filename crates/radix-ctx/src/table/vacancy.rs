@@ -21,11 +21,13 @@ use std::ptr::NonNull;
 
 use percpu::rcu::{self, Batch};
 use percpu::sync::atomic::Ordering;
+use percpu::sync::mutant;
 use percpu::{AllocError, Forked, PerCpu};
 
 use super::core::{Core, State, next_of, slab_of};
 use super::error::InsertRefused;
 use super::id::Id;
+use super::iter::LAST_KEY;
 use super::limbo::Limbo;
 use super::slab::{self, FULL, Gone, SLAB_BITS, SLOTS, Slab, SlabPtr};
 use crate::tree::{Edit, floor_word};
@@ -333,6 +335,10 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
         batch.append(&mut edit.finish());
         state.slabs -= 1;
+        if mutant("table-frees-slabs-at-once") {
+            // SAFETY: none, it is a bug.
+            return unsafe { slab::free_slab(slab) };
+        }
         // SAFETY: it left the tree, and nobody else retires it.
         unsafe { batch.push(NonNull::from(&it.head), Slab::<T>::BYTES + it.refs_bytes()) };
     }
@@ -349,48 +355,56 @@ impl<T: Send + Sync + 'static> Core<T> {
         })
     }
 
-    /// Makes slabs, the lowest first, until `contexts` more have a slot.
+    /// Makes slabs until the lowest `contexts` vacant indexes have a slot.
     pub(super) fn make_room(&self, contexts: u32) -> Result<(), InsertRefused> {
         self.make_limbo()?;
-        let mut from = 0;
-        loop {
+        let last = u64::from(self.limits.max_index) >> SLAB_BITS;
+        let mut batch = Batch::new(); // dropped, and with it retired, after the lock
+        let (mut room, mut from) = (0, 0);
+        while room < contexts {
+            // For each slab anew, so that nobody waits for all of them.
             let mut state = self.lock()?;
-            let room = state.slabs * SLOTS as u64 - state.retired - state.in_use();
-            if room >= u64::from(contexts) {
-                return Ok(());
-            }
+            self.empty_queue(&mut state, &mut batch);
             let edit = self.edit(&state);
-            let last = u64::from(self.limits.max_index) >> SLAB_BITS;
-            // Full slabs are skipped fast, others with a slot one by one.
-            let absent = loop {
-                let found = if from > last { None } else { edit.first_not_full(from, last) };
-                let Some(key) = found else { break None };
-                let word = edit.slot(key).map_or(floor_word(0), |slot| edit.get(slot));
-                if slab_of::<T>(word).is_none() {
-                    break Some(key);
-                }
-                from = key + 1;
-            };
-            let Some(key) = absent else {
+            let not_full = if from > last { None } else { edit.first_not_full(from, last) };
+            let Some(key) = not_full else {
                 return Err(InsertRefused::Exhausted { pending: self.pending() });
             };
+            let word = edit.slot(key).map_or(floor_word(0), |slot| edit.get(slot));
             let next = (edit.floor_of(key) as u32).max(1);
             drop(edit);
-            // Under the lock: room is made where nobody minds the time.
-            let spare = self.make_slab(key, next)?;
-            self.add_slab(&mut state, &spare)?;
-            std::mem::forget(spare);
+            let used = match slab_of::<T>(word) {
+                // SAFETY: it is in the tree, and we have the lock.
+                Some(slab) => unsafe { slab.as_ref() }.used(),
+                None => {
+                    // Under the lock: room is made where nobody minds the time.
+                    let spare = self.make_slab(key, next)?;
+                    self.add_slab(&mut state, &spare)?;
+                    std::mem::forget(spare);
+                    0
+                }
+            };
+            let slots = SLOTS as u32 - 1;
+            let beyond = slots - (self.limits.max_index - (key << SLAB_BITS) as u32).min(slots);
+            room += (!used & (FULL >> beyond)).count_ones();
+            from = key + 1;
         }
+        Ok(())
     }
 
-    /// Releases the one empty slab that was kept.
+    /// Releases the slabs without a used slot: the one that was kept, and what `make_room` made.
     pub(super) fn shrink(&self) -> Result<(), Forked> {
         let mut batch = Batch::new();
         let mut state = self.lock()?;
-        let mut none = std::iter::empty();
-        self.vacate(&mut state, &mut none, &mut batch); // the queue may be all that is in a slab
-        if let Some(slab) = state.empty.take() {
-            self.release(&mut state, slab, &mut batch);
+        self.empty_queue(&mut state, &mut batch); // it may be all that is in a slab
+        state.empty = None;
+        let mut from = 0;
+        while let Some((key, slab)) = self.next_slab(from, LAST_KEY) {
+            // SAFETY: it is in the tree, and we have the lock.
+            if unsafe { slab.as_ref() }.used() == 0 {
+                self.release(&mut state, slab, &mut batch);
+            }
+            from = key + 1;
         }
         drop(state);
         drop(batch);
@@ -432,8 +446,10 @@ impl<'a, T: Send + Sync + 'static> Claim<'a, T> {
         }
         // SAFETY: vacant, and claimed by us.
         unsafe { slot.write(value) };
+        let order =
+            if mutant("table-publish-relaxed") { Ordering::Relaxed } else { Ordering::Release };
         // Ordering: Release pairs with the Acquire in `find`; it carries the value.
-        slot.state.store(id.to_bits(), Ordering::Release);
+        slot.state.store(id.to_bits(), order);
         id
     }
 }
@@ -457,5 +473,6 @@ impl<T: Send + Sync + 'static> Drop for Claim<'_, T> {
         }
         drop(state);
         drop(batch);
+        self.core.waiters.notify(); // `insert_wait` takes it
     }
 }

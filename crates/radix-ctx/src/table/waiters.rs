@@ -19,15 +19,17 @@ use std::mem;
 use std::task::Waker;
 use std::time::Instant;
 
+use percpu::Forked;
 use percpu::fence::{heavy, light};
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Condvar, Mutex, mutant};
+use percpu::sync::{Condvar, Generation, Mutex, mutant};
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Waiters {
     count: AtomicUsize,
     wakers: Mutex<Wakers>,
     changed: Condvar,
+    born: Generation,
 }
 
 #[derive(Debug, Default)]
@@ -41,6 +43,20 @@ struct Wakers {
 pub(super) struct Place(u64);
 
 impl Waiters {
+    pub(super) fn new() -> Self {
+        Self {
+            count: AtomicUsize::new(0),
+            wakers: Mutex::default(),
+            changed: Condvar::new(),
+            born: Generation::current(),
+        }
+    }
+
+    /// True if who would have to wake us may not exist in this process.
+    pub(super) fn is_inherited(&self) -> bool {
+        self.born.is_inherited()
+    }
+
     /// After a change that somebody may wait for. Wait-free while nobody does.
     #[inline(always)]
     pub(super) fn notify(&self) {
@@ -55,7 +71,8 @@ impl Waiters {
     #[inline(never)]
     fn notify_slow(&self) {
         let woken = {
-            let mut wakers = self.wakers.lock();
+            // Where that is refused nobody of this process waits.
+            let Ok(mut wakers) = self.born.lock(&self.wakers) else { return };
             let woken = mem::take(&mut wakers.list);
             // Ordering: Relaxed; under the lock.
             self.count.fetch_sub(woken.len(), Ordering::Relaxed);
@@ -68,15 +85,23 @@ impl Waiters {
     /// Blocks until `done` gives something, or until the deadline.
     ///
     /// `done` runs under the lock of the waiters: it must neither notify nor take time.
+    ///
+    /// # Errors
+    ///
+    /// [`Forked`] in a fork child, if a thread that it may not have holds that lock.
     pub(super) fn wait<R>(
         &self,
         deadline: Option<Instant>,
         mut done: impl FnMut() -> Option<R>,
-    ) -> Option<R> {
+    ) -> Result<Option<R>, Forked> {
         // Ordering: Relaxed; `heavy` orders it before the checks, for `notify`.
         self.count.fetch_add(1, Ordering::Relaxed);
         heavy();
-        let mut wakers = self.wakers.lock();
+        let missed = mutant("waiters-check-first") && done().is_none();
+        let mut wakers = self.born.lock(&self.wakers)?; // counted in vain if not
+        if missed {
+            self.changed.wait(&mut wakers);
+        }
         let got = loop {
             if let Some(got) = done() {
                 break Some(got);
@@ -89,17 +114,17 @@ impl Waiters {
         };
         // Ordering: Relaxed; a notify that still counts us wakes nobody.
         self.count.fetch_sub(1, Ordering::Relaxed);
-        got
+        Ok(got)
     }
 
     /// Has `waker` woken at the next change; whoever calls this checks after it.
     ///
-    /// False if there is no memory for it.
+    /// False if there is no memory for it, or, in a fork child, no lock.
     pub(super) fn register(&self, place: &mut Place, waker: &Waker) -> bool {
         let waker = waker.clone();
         let replaced;
         let registered = {
-            let mut wakers = self.wakers.lock();
+            let Ok(mut wakers) = self.born.lock(&self.wakers) else { return false };
             let known = wakers.list.iter().position(|(number, _)| *number == place.0);
             if let Some(known) = known {
                 replaced = Some(mem::replace(&mut wakers.list[known].1, waker));
@@ -128,7 +153,7 @@ impl Waiters {
         if number == 0 {
             return;
         }
-        let mut wakers = self.wakers.lock();
+        let Ok(mut wakers) = self.born.lock(&self.wakers) else { return };
         let known = wakers.list.iter().position(|(other, _)| *other == number);
         let left = known.map(|known| wakers.list.swap_remove(known));
         if left.is_some() {

@@ -239,8 +239,9 @@ impl<const FLOORS: bool> Tree<FLOORS> {
     ///
     /// The caller is in an RCU section, or is the writer.
     pub(crate) unsafe fn floor_at(&self, key: u64) -> u64 {
-        // Ordering: Relaxed; the word is not followed.
-        let root = NodePtr::of_root(self.root.load(Ordering::Relaxed));
+        // Ordering: Acquire pairs with the Release in `Edit::publish`; it carries `top_floor`, which is
+        // raised before the root shrinks.
+        let root = NodePtr::of_root(self.root.load(Ordering::Acquire));
         match root {
             Some((_, shift)) if key >> shift <= MASK => {}
             None if key == 0 => {}

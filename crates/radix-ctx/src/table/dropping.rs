@@ -1,0 +1,50 @@
+//! Whose contexts this thread is just dropping, because it put their last references.
+//!
+//! Such a drop may call the table, and must not wait there for what comes after it. (A thread that
+//! reclaims is known to the table itself.)
+
+use std::cell::Cell;
+use std::ptr;
+
+use percpu::sync::thread_local;
+
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+thread_local! {
+    static INNERMOST: Cell<*const Frame> = const { Cell::new(ptr::null()) };
+}
+
+#[cfg(any(offlock_loom, offlock_shuttle))]
+thread_local! {
+    static INNERMOST: Cell<*const Frame> = Cell::new(ptr::null());
+}
+
+/// A drop on this thread's stack.
+struct Frame {
+    /// The address of a core.
+    of: *const (),
+    outer: *const Frame,
+}
+
+/// Runs `f`, which drops a context of `of` and does not unwind.
+pub(super) fn dropping<R>(of: *const (), f: impl FnOnce() -> R) -> R {
+    INNERMOST.with(|innermost| {
+        let frame = Frame { of, outer: innermost.get() };
+        innermost.set(&raw const frame);
+        let result = f();
+        innermost.set(frame.outer);
+        result
+    })
+}
+
+/// Whether this thread is dropping a context of `of`.
+pub(super) fn is_dropping(of: *const ()) -> bool {
+    let mut at = INNERMOST.with(Cell::get);
+    // SAFETY: null, or a frame of this thread's stack that `dropping` has not left.
+    while let Some(frame) = unsafe { at.as_ref() } {
+        if frame.of == of {
+            return true;
+        }
+        at = frame.outer;
+    }
+    false
+}

@@ -1,0 +1,196 @@
+//! References, and who waits for what.
+
+use percpu::CpuId;
+use percpu::rcu;
+use percpu::sync::atomic::Ordering;
+use percpu::sync::virtual_cpu::{both_modes, set_current, take_id, with_sections};
+use percpu::sync::{Arc, model, thread};
+use radix_ctx::{CtxRef, GetRefError, Id, LookupError, WaitError};
+
+use super::table::{Contexts, Payload, dawdle, spawn};
+
+/// A planted bug, and the model that must fail for it.
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    (
+        "limbo-folds-without-a-barrier",
+        "table_refs::inv13_a_reference_is_taken_of_what_lives_or_not_at_all",
+    ),
+    ("limbo-marks-after-the-fold", "table_refs::inv13_the_last_put_meets_the_fold"),
+    ("limbo-drops-at-the-fold", "table_refs::inv13_the_last_put_meets_the_fold"),
+    ("waiters-nobody-is-woken", "table_refs::inv18_who_waits_on_a_context_wakes_when_it_is_killed"),
+    ("waiters-check-first", "table_refs::inv18_who_waits_on_a_context_wakes_when_it_is_killed"),
+    ("limbo-last-put-unpinned", "table_refs::the_last_reference_outlives_the_table"),
+];
+
+/// Of these, what only loom can see.
+pub(super) const LOOM_ONLY: &[&str] = &[];
+
+/// Takes a reference, uses it late, puts it.
+fn hold(contexts: &Contexts, id: Id) {
+    match contexts.table.get_ref(id) {
+        Ok(context) => {
+            let found = context.late();
+            thread::yield_now();
+            dawdle();
+            assert_eq!(Payload::read(found), 7);
+            drop(context);
+        }
+        Err(error) => assert_eq!(error, GetRefError::Lookup(LookupError::Stale)),
+    }
+}
+
+/// A `get_ref` meets the removal, the grace period, the fold, and the next use of the slot.
+#[test]
+fn inv13_a_reference_is_taken_of_what_lives_or_not_at_all() {
+    both_modes(|| {
+        let contexts = Contexts::new();
+        let id = contexts.insert(7);
+        drop(contexts.table.get_ref(id)); // the counts are there
+        let user = spawn(&contexts, move |contexts| {
+            set_current(CpuId::new(1));
+            hold(contexts, id);
+        });
+        contexts.table.remove(id).unwrap();
+        contexts.table.flush().unwrap();
+        assert!(contexts.table.get_ref(id).is_err());
+        user.join().unwrap();
+        contexts.assert_dropped(1, 0);
+    });
+}
+
+/// The first reference of a slab, while its context is removed and reclaimed.
+#[test]
+fn inv13_the_first_reference_meets_the_removal() {
+    both_modes(|| {
+        let contexts = Contexts::new();
+        let id = contexts.insert(7);
+        let user = spawn(&contexts, move |contexts| {
+            set_current(CpuId::new(1));
+            hold(contexts, id);
+        });
+        contexts.table.remove(id).unwrap();
+        contexts.table.poll();
+        user.join().unwrap();
+        contexts.assert_dropped(1, 0);
+    });
+}
+
+/// A thread without an rseq id counts elsewhere.
+#[test]
+fn inv13_a_thread_without_an_id_takes_a_reference() {
+    with_sections(true, || {
+        let contexts = Contexts::new();
+        let id = contexts.insert(7);
+        drop(contexts.table.get_ref(id));
+        let user = spawn(&contexts, move |contexts| {
+            take_id();
+            hold(contexts, id);
+        });
+        contexts.table.remove(id).unwrap();
+        contexts.table.flush().unwrap();
+        user.join().unwrap();
+        contexts.assert_dropped(1, 0);
+    });
+}
+
+/// The last of two references is put around the fold, by one thread or another.
+#[test]
+fn inv13_the_last_put_meets_the_fold() {
+    both_modes(|| {
+        let contexts = Contexts::new();
+        let id = contexts.insert(7);
+        let context = contexts.table.get_ref(id).unwrap();
+        let user = thread::spawn(move || {
+            set_current(CpuId::new(1));
+            let other = context.clone();
+            let found = context.late();
+            drop(context);
+            assert_eq!(Payload::read(found), 7);
+            drop(other);
+        });
+        contexts.table.remove(id).unwrap();
+        contexts.table.flush().unwrap();
+        user.join().unwrap();
+        contexts.assert_dropped(1, 0);
+        let next = contexts.insert(8);
+        assert_eq!((next.index(), next.generation()), (0, 2));
+        drop(contexts.table.get_ref(next).unwrap());
+        contexts.table.remove(next).unwrap();
+        contexts.assert_dropped(2, 0);
+    });
+}
+
+/// A reference is put while its table is dropped; a tick is on its way, and both may be the last that
+/// have the table.
+#[test]
+fn the_last_reference_outlives_the_table() {
+    model(|| {
+        let contexts = Contexts::new();
+        let drops = Arc::clone(&contexts.drops);
+        let id = contexts.insert(7);
+        let context = contexts.table.get_ref(id).unwrap();
+        contexts.table.remove(id).unwrap();
+        drop(contexts);
+        let user = thread::spawn(move || {
+            assert_eq!(Payload::read(context.late()), 7);
+            drop(context);
+        });
+        for _ in 0..3 {
+            dawdle();
+            rcu::poll();
+        }
+        user.join().unwrap();
+        assert_eq!(drops.load(Ordering::Relaxed), 1);
+    });
+}
+
+/// A waiter that waits for what never comes is woken by the removal, and told.
+#[test]
+fn inv18_who_waits_on_a_context_wakes_when_it_is_killed() {
+    model(|| {
+        let contexts = Contexts::new();
+        let id = contexts.insert(7);
+        let context = contexts.table.get_ref(id).unwrap();
+        let waiter = thread::spawn(move || {
+            let waited = CtxRef::wait_until(&context, |_| None::<()>);
+            assert_eq!(waited, Err(WaitError::Removed));
+        });
+        contexts.table.remove(id).unwrap();
+        waiter.join().unwrap();
+        contexts.assert_dropped(1, 0);
+    });
+}
+
+/// Who removed a context waits until the other thread has put its reference.
+#[test]
+fn inv18_a_removal_waits_for_the_last_reference() {
+    model(|| {
+        let contexts = Contexts::new();
+        let id = contexts.insert(7);
+        let context = contexts.table.get_ref(id).unwrap();
+        let user = thread::spawn(move || drop(context));
+        contexts.table.remove(id).unwrap().wait().unwrap();
+        assert_eq!(contexts.drops.load(Ordering::Relaxed), 1);
+        user.join().unwrap();
+        contexts.assert_dropped(1, 0);
+    });
+}
+
+/// Two threads close the table; each returns when all is dropped.
+#[test]
+fn inv14_two_threads_close_the_table() {
+    model(|| {
+        let contexts = Contexts::new();
+        let id = contexts.insert(7);
+        contexts.insert(8);
+        let other = spawn(&contexts, move |contexts| {
+            contexts.table.close_all().unwrap();
+            assert_eq!(contexts.look(id), Err(LookupError::Stale));
+            assert_eq!(contexts.drops.load(Ordering::Relaxed), 2);
+        });
+        contexts.table.close_all().unwrap();
+        assert_eq!(contexts.drops.load(Ordering::Relaxed), 2);
+        other.join().unwrap();
+        contexts.assert_dropped(2, 0);
+    });
+}

@@ -1,0 +1,360 @@
+//! Memory that runs out, and memory that comes back: an allocator that refuses and counts.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use percpu::rcu;
+use radix_ctx::{
+    AllocError, CtxRef, CtxTable, GetRefError, Id, InsertRefused, LookupError, TableStats, Usage,
+};
+
+static BYTES: AtomicI64 = AtomicI64::new(0);
+
+thread_local! {
+    /// How many allocations of this thread succeed before one is refused; negative: all.
+    static LEFT: Cell<i64> = const { Cell::new(-1) };
+}
+
+struct Refusing;
+
+// SAFETY: the system's allocator, which may refuse, as any may; nothing here unwinds.
+unsafe impl GlobalAlloc for Refusing {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let left = LEFT.get();
+        if left == 0 {
+            return std::ptr::null_mut();
+        }
+        LEFT.set((left - 1).max(-1));
+        BYTES.fetch_add(layout.size() as i64, Relaxed);
+        // SAFETY: the caller's promises are handed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        BYTES.fetch_sub(layout.size() as i64, Relaxed);
+        // SAFETY: the caller's promises are handed on.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Refusing = Refusing;
+
+/// The tests of this file count the bytes of the whole process: one at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    rcu::barrier().unwrap();
+    turn
+}
+
+/// Runs `f` with the allocation refused that comes after `left` others.
+fn refusing<R>(left: i64, f: impl FnOnce() -> R) -> R {
+    LEFT.set(left);
+    let result = f();
+    LEFT.set(-1);
+    result
+}
+
+/// Refuses the first allocation of `f`, then the second, and so on until it succeeds: `f` says whether
+/// it was refused, and `check` that nothing came of it.
+fn fails_cleanly(mut f: impl FnMut() -> bool, mut check: impl FnMut(i64)) {
+    let mut refused = 0;
+    while refusing(refused, &mut f) {
+        check(refused);
+        refused += 1;
+        assert!(refused < 100);
+    }
+    assert!(refused > 0, "nothing was allocated: the case is void");
+}
+
+/// A context that counts itself.
+#[derive(Debug)]
+struct Counted(u64, Arc<AtomicI64>);
+
+impl Counted {
+    fn new(value: u64, count: &Arc<AtomicI64>) -> Self {
+        count.fetch_add(1, Relaxed);
+        Self(value, Arc::clone(count))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.1.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Everything there is to be seen of a table.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    live: Vec<(Id, u64)>,
+    next_free: Option<u32>,
+    usage: Usage,
+    stats: TableStats,
+}
+
+fn see(table: &CtxTable<Counted>) -> Seen {
+    table.validate();
+    let guard = rcu::pin();
+    Seen {
+        live: table.iter(&guard).map(|(id, context)| (id, context.0)).collect(),
+        next_free: table.next_free().unwrap(),
+        usage: table.usage().unwrap(),
+        stats: table.stats(),
+    }
+}
+
+/// Tables whose next context needs a slab: the first, one more, or one with nodes above it.
+fn tables() -> impl Iterator<Item = (CtxTable<Counted>, Arc<AtomicI64>)> {
+    [0, 64, 128, 4096].into_iter().map(|full| {
+        let count = Arc::new(AtomicI64::new(0));
+        let table = CtxTable::builder().max_contexts(10_000).max_weight(10_000).build().unwrap();
+        for value in 0..full {
+            table.insert(Counted::new(value, &count)).unwrap();
+        }
+        (table, count)
+    })
+}
+
+type Case = fn(&CtxTable<Counted>, Counted) -> Result<Id, (InsertRefused, Option<Counted>)>;
+
+const INSERTS: [Case; 6] = [
+    |table, value| table.insert(value).map_err(|error| (error.reason, Some(error.value))),
+    |table, value| {
+        table.insert_weighted(value, 7).map_err(|error| (error.reason, Some(error.value)))
+    },
+    |table, value| {
+        table.insert_in(70_000.., value).map_err(|error| (error.reason, Some(error.value)))
+    },
+    |table, value| table.insert_cyclic(value).map_err(|error| (error.reason, Some(error.value))),
+    |table, value| table.insert_wait(value).map_err(|error| (error.reason, Some(error.value))),
+    |table, value| {
+        table.insert_with(|_| value).map_err(|error| {
+            let reason = error.reason;
+            let make = error.value;
+            // What it would have made is still in it.
+            (reason, Some(make(Id::from_bits(1 << 32).unwrap())))
+        })
+    },
+];
+
+#[test]
+fn inv09_a_refused_allocation_changes_nothing_and_gives_the_value_back() {
+    let _alone = alone();
+    for insert in INSERTS {
+        for (table, count) in tables() {
+            let before = see(&table);
+            let values = count.load(Relaxed);
+            let mut value = Some(Counted::new(99, &count));
+            let inserted = Cell::new(None);
+            let try_it = || match insert(&table, value.take().unwrap()) {
+                Ok(id) => {
+                    inserted.set(Some(id));
+                    false
+                }
+                Err((reason, back)) => {
+                    assert_eq!(reason, InsertRefused::Alloc(AllocError::new()));
+                    value = back;
+                    true
+                }
+            };
+            fails_cleanly(try_it, |refused| {
+                let mut now = see(&table);
+                // The lists of dead slots, made once and kept.
+                now.stats.bytes = before.stats.bytes;
+                assert_eq!(now, before, "after {refused} allocations");
+            });
+            let id = inserted.get().unwrap();
+            assert_eq!(table.with(id, |context| context.0), Ok(99));
+            assert_eq!(count.load(Relaxed), values + 1);
+            drop(table);
+            assert_eq!(count.load(Relaxed), 0);
+        }
+    }
+}
+
+#[test]
+fn inv09_a_refused_reservation_or_room_changes_nothing() {
+    let _alone = alone();
+    for (table, _count) in tables() {
+        let before = see(&table);
+        let check = |refused| {
+            let mut now = see(&table);
+            now.stats.bytes = before.stats.bytes;
+            assert_eq!(now, before, "after {refused} allocations");
+        };
+        let refused = InsertRefused::Alloc(AllocError::new());
+        let kept = Cell::new(None);
+        let reserve = || match table.reserve() {
+            Ok(reservation) => {
+                kept.set(Some(reservation));
+                false
+            }
+            Err(error) => {
+                assert_eq!(error.reason, refused);
+                true
+            }
+        };
+        fails_cleanly(reserve, check);
+        drop(kept.take().unwrap());
+        table.shrink_to_fit().unwrap();
+        // Slabs that were made before the refusal stay; the contexts are as they were.
+        fails_cleanly(
+            || match table.try_reserve(200) {
+                Ok(()) => false,
+                Err(error) => {
+                    assert_eq!(error, refused);
+                    true
+                }
+            },
+            |_| {
+                let now = see(&table);
+                assert_eq!((now.live, now.usage), (see(&table).live, before.usage));
+            },
+        );
+        refusing(0, || {
+            for _ in 0..200 {
+                let id = table.reserve().unwrap().id();
+                assert!(id.generation() > 0);
+            }
+        });
+    }
+}
+
+#[test]
+fn inv13_a_refused_count_gives_no_reference() {
+    let _alone = alone();
+    for (table, count) in tables() {
+        let id = table.insert(Counted::new(5, &count)).unwrap();
+        let before = see(&table);
+        let got = Cell::new(None);
+        let get = || match table.get_ref(id) {
+            Ok(context) => {
+                got.set(Some(context));
+                false
+            }
+            Err(error) => {
+                assert_eq!(error, GetRefError::Alloc(AllocError::new()));
+                true
+            }
+        };
+        fails_cleanly(get, |refused| assert_eq!(see(&table), before, "after {refused}"));
+        let context = got.take().unwrap();
+        assert_eq!(context.0, 5);
+        refusing(0, || {
+            drop(context.clone());
+            drop(table.get_ref(id).unwrap());
+            table.remove(id).unwrap();
+        });
+        drop(table);
+        assert_eq!(count.load(Relaxed), 1, "the reference has it");
+        drop(context);
+        assert_eq!(count.load(Relaxed), 0);
+    }
+}
+
+#[test]
+fn inv09_a_table_that_cannot_be_made_is_refused() {
+    let _alone = alone();
+    let made = Cell::new(None);
+    let bytes = BYTES.load(Relaxed);
+    let build = || match CtxTable::<u64>::builder().max_contexts(5).max_weight(9).build() {
+        Ok(table) => {
+            made.set(Some(table));
+            false
+        }
+        Err(AllocError { .. }) => true,
+    };
+    fails_cleanly(build, |refused| assert_eq!(BYTES.load(Relaxed), bytes, "after {refused}"));
+    let table = made.take().unwrap();
+    assert_eq!(table.with(table.insert(7).unwrap(), |value| *value), Ok(7));
+}
+
+/// The quota is given back whatever an insert fails by: also a panic in `make`.
+#[test]
+fn inv15_every_failing_path_gives_the_quota_back() {
+    let _alone = alone();
+    let count = Arc::new(AtomicI64::new(0));
+    let table = CtxTable::builder().max_contexts(3).max_weight(30).max_index(1).build().unwrap();
+    let usage = || {
+        let usage = table.usage().unwrap();
+        (usage.contexts, usage.weight)
+    };
+    for insert in INSERTS {
+        let _ = refusing(0, || insert(&table, Counted::new(0, &count)).is_err());
+        assert_eq!((usage(), count.load(Relaxed)), ((0, Some(0)), 0));
+    }
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let make = |_| -> Counted { resume_unwind(Box::new(())) };
+        table.insert_with(make).map(|_| ()).map_err(|error| error.reason)
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(usage(), (0, Some(0)));
+    drop(table.reserve().unwrap());
+    assert_eq!(usage(), (0, Some(0)));
+    for _ in 0..2 {
+        table.insert_weighted(Counted::new(0, &count), 3).unwrap();
+    }
+    for insert in INSERTS {
+        let refused = insert(&table, Counted::new(0, &count)).unwrap_err().0;
+        assert!(!matches!(refused, InsertRefused::Quota | InsertRefused::Alloc(_)));
+        assert_eq!(usage(), (2, Some(6)));
+    }
+    let refused = table.insert_weighted(Counted::new(0, &count), 25).unwrap_err();
+    assert_eq!((refused.reason, usage()), (InsertRefused::Quota, (2, Some(6))));
+}
+
+/// All bytes are back: after mass removal, and when the table and its last reference are gone.
+#[test]
+fn inv11_all_bytes_are_back_after_mass_removal() {
+    let _alone = alone();
+    let round = |threads: usize| {
+        let count = Arc::new(AtomicI64::new(0));
+        let table = CtxTable::new();
+        assert!(size_of_val(&table) <= 16 && table.stats().bytes <= 1024, "{}", table.stats());
+        let ids: Vec<Id> =
+            (0..50_000).map(|value| table.insert(Counted::new(value, &count)).unwrap()).collect();
+        let held: Vec<CtxRef<_>> = ids[..10].iter().map(|id| table.get_ref(*id).unwrap()).collect();
+        let full = table.stats();
+        thread::scope(|scope| {
+            for part in ids.chunks(ids.len().div_ceil(threads)) {
+                scope.spawn(|| part.iter().for_each(|id| _ = table.remove(*id).unwrap()));
+            }
+        });
+        table.flush().unwrap();
+        assert_eq!(count.load(Relaxed), 10);
+        rcu::barrier().unwrap();
+        let left = table.stats();
+        assert!(left.slabs <= 2 && left.nodes <= 2, "{full}; {left}");
+        assert!(ids.iter().all(|id| table.with(*id, |_| ()) == Err(LookupError::Stale)));
+        // The same indexes, other generations.
+        let again: Vec<Id> =
+            (0..1_000).map(|value| table.insert(Counted::new(value, &count)).unwrap()).collect();
+        assert!(again.iter().all(|id| id.generation() > 1 || !ids.contains(id)));
+        assert!(ids.iter().all(|id| !table.contains(*id)));
+        drop(table);
+        assert_eq!(count.load(Relaxed), 10);
+        drop(held);
+        assert_eq!(count.load(Relaxed), 0);
+    };
+    round(1); // what is made once in a process, and kept
+    round(4);
+    let before = {
+        rcu::barrier().unwrap();
+        rcu::barrier().unwrap();
+        BYTES.load(Relaxed)
+    };
+    for threads in [1, 4] {
+        round(threads);
+        for _ in 0..3 {
+            rcu::barrier().unwrap();
+        }
+        assert_eq!(BYTES.load(Relaxed), before, "{threads} threads");
+    }
+}

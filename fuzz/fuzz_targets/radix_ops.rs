@@ -1,0 +1,9 @@
+//! The table and the array of radix-ctx against the models of `crates/radix-ctx/tests`.
+#![no_main]
+
+#[path = "../../crates/radix-ctx/tests/ops/mod.rs"]
+mod driven;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+    driven::run(input);
+});
