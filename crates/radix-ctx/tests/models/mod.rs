@@ -5,4 +5,6 @@
 //! each is caught.
 
 mod mutants;
+mod table;
+mod table_refs;
 mod xarray;

@@ -2,11 +2,11 @@
 
 use percpu::sync::planted::Planted;
 
-use super::xarray;
+use super::{table, table_refs, xarray};
 
 const PLANTED: Planted = Planted {
-    mutants: &[xarray::MUTANTS],
-    loom_only: &[xarray::LOOM_ONLY],
+    mutants: &[table::MUTANTS, table_refs::MUTANTS, xarray::MUTANTS],
+    loom_only: &[table::LOOM_ONLY, table_refs::LOOM_ONLY, xarray::LOOM_ONLY],
     root: env!("CARGO_MANIFEST_DIR"),
     dirs: &["src", "src/table", "src/tree", "src/xarray", "tests/models"],
 };

@@ -11,10 +11,7 @@ use super::table::{Contexts, Payload, dawdle, spawn};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    (
-        "limbo-folds-without-a-barrier",
-        "table_refs::inv13_a_reference_is_taken_of_what_lives_or_not_at_all",
-    ),
+    ("limbo-folds-without-a-barrier", "table_refs::inv13_the_last_put_meets_the_fold"),
     ("limbo-marks-after-the-fold", "table_refs::inv13_the_last_put_meets_the_fold"),
     ("limbo-drops-at-the-fold", "table_refs::inv13_the_last_put_meets_the_fold"),
     ("waiters-nobody-is-woken", "table_refs::inv18_who_waits_on_a_context_wakes_when_it_is_killed"),

@@ -593,7 +593,7 @@ impl<'t> Both<'t> {
         // A walk in two parts.
         let mut walk = self.table.range(index / 2.., &guard);
         let mut seen: Vec<_> = walk.by_ref().take(3).map(entry).collect();
-        let position = walk.position();
+        let position = walk.next_index();
         if let Some(position) = position {
             seen.extend(self.table.range(position.., &guard).map(entry));
         }
