@@ -19,8 +19,7 @@ type Block = (AtomicU64, AtomicU64);
 /// Writes back what is marked, in ascending order; returns how many blocks that was.
 fn flush(blocks: &XArray<Owned<Block>>) -> Result<u64, percpu::Forked> {
     let guard = rcu::pin(); // the blocks found stay until this goes
-    let mut dirty = blocks.marked(DIRTY, .., &guard);
-    dirty.try_fold(0, |count, (nr, (memory, disk))| {
+    blocks.marked(DIRTY, .., &guard).try_fold(0, |count, (nr, (memory, disk))| {
         blocks.clear_mark(nr, DIRTY)?; // first: who writes after this marks it again
         disk.store(memory.load(Relaxed), Relaxed);
         Ok(count + 1)

@@ -21,7 +21,7 @@ use thiserror::Error;
 pub(crate) type Connections = CtxTable<Connection>;
 
 /// What others need to know of a connection. Its worker holds a reference, and so does each of its
-/// operations in the engine: it outlives the connection until the last of them has completed.
+/// operations: it outlives the connection at least until the last of them has completed.
 #[derive(Debug, Default)]
 pub(crate) struct Connection {
     slot: AtomicUsize,
