@@ -54,7 +54,7 @@
 //!
 //! A table's contexts lie in slabs of 64, each with a word of its own; an array's entries are a word
 //! each, in nodes of 64 (576 bytes). Above them are nodes of 64 again. A slab or node that nothing is
-//! in is freed a grace period later; a table keeps one.
+//! in is freed a grace period later; a table keeps one slab, and what `try_reserve` made.
 //!
 //! A context that was removed is dropped, and its index used again, when no reader is left that may
 //! have found it, and no [`CtxRef`]. Many go together, on whichever thread comes to it: one that
@@ -89,9 +89,8 @@
 //! - *The drop of a context panics*: reclaim goes on, and counts it ([`TableStats::panics`]); the drop
 //!   of the last [`CtxRef`] passes it on. That of an array's entry is [`rcu`](percpu::rcu)'s matter;
 //!   the array's own drop passes it on, and leaks what is left.
-//! - *The drop of a context uses its table*: it may, no lock is held. It must not wait for contexts of
-//!   that table: [`WaitError::InDrop`] says so where reclaim runs the drop; where the last [`CtxRef`]
-//!   runs it, it would wait for itself. It may even drop the table.
+//! - *The drop of a context uses its table*: it may, no lock is held; it may even drop the table. A
+//!   wait for contexts of that table would be for itself, and is refused: [`WaitError::InDrop`].
 //! - *The table is dropped* before its [`CtxRef`]s: every context is removed then, and those with
 //!   references live until the last one.
 //! - *The process forks*: in the child lookups go on, and whatever needs no lock. Where a call would
