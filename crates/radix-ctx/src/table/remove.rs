@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use percpu::sync::atomic::Ordering;
-use percpu::sync::mutant;
+use percpu::sync::{mutant, thread};
 use percpu::{Forked, rcu};
 
 use super::CtxTable;
@@ -158,9 +158,12 @@ impl<T: Send + Sync + 'static> Core<T> {
     ) -> Result<(), WaitError> {
         while !done() {
             self.may_wait()?;
-            self.flush()?;
+            let vacated = self.flush()?;
             if done() {
                 break;
+            }
+            if vacated == 0 {
+                thread::yield_now(); // to who is between a removal and its list
             }
             if self.waiters.is_inherited() {
                 return Err(Forked::new().into()); // who has the reference?

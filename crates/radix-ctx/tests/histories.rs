@@ -1,0 +1,248 @@
+//! What threads saw of one table, put in order: is there an order of the operations, one after the
+//! other, in which a table of one thread would have said the same?
+//!
+//! Each operation is between two tickets of one counter. The checker is that of Wing, Gong and Lowe.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "common/seconds.rs"]
+mod seconds;
+
+use std::collections::BTreeMap;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::thread;
+use std::time::Instant;
+
+use radix_ctx::{CtxTable, GetRefError, Id, InsertRefused, LookupError};
+use todc_utils::linearizability::WGLChecker;
+use todc_utils::linearizability::history::{Action, History};
+use todc_utils::specifications::Specification;
+
+const THREADS: usize = 4;
+/// Indexes of the table: few, so that they are used again.
+const INDEXES: u32 = 4;
+
+/// An operation, and what it said: `None` before it ended.
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Insert(u64, Option<Result<Id, ()>>),
+    Lookup(Id, Option<Result<u64, LookupError>>),
+    /// By a counted reference.
+    GetRef(Id, Option<Result<u64, LookupError>>),
+    Remove(Id, Option<Result<(), LookupError>>),
+}
+
+struct Table;
+
+impl Specification for Table {
+    /// The last generation of each index, and the value of the context, if it lives.
+    type State = BTreeMap<u32, (u32, Option<u64>)>;
+    type Operation = Op;
+
+    fn init() -> Self::State {
+        BTreeMap::new()
+    }
+
+    fn apply(op: &Op, state: &Self::State) -> (bool, Self::State) {
+        let find = |id: Id| match state.get(&id.index()) {
+            Some((generation, Some(value))) if *generation == id.generation() => Ok(*value),
+            Some((generation, _)) if *generation >= id.generation() => Err(LookupError::Stale),
+            _ => Err(LookupError::NotFound),
+        };
+        let mut next = state.clone();
+        let valid = match *op {
+            Op::Insert(value, Some(Ok(id))) => {
+                let (generation, live) = state.get(&id.index()).copied().unwrap_or((0, None));
+                next.insert(id.index(), (id.generation(), Some(value)));
+                live.is_none() && id.generation() > generation
+            }
+            // Removed contexts that are not reclaimed yet are in the way, too.
+            Op::Insert(_, Some(Err(()))) => true,
+            Op::Lookup(id, Some(said)) | Op::GetRef(id, Some(said)) => said == find(id),
+            Op::Remove(id, Some(said)) => {
+                if said.is_ok() {
+                    next.insert(id.index(), (id.generation(), None));
+                }
+                said == find(id).map(|_| ())
+            }
+            Op::Insert(_, None)
+            | Op::Lookup(_, None)
+            | Op::GetRef(_, None)
+            | Op::Remove(_, None) => false,
+        };
+        (valid, next)
+    }
+}
+
+type Actions = Vec<(usize, Action<Op>)>;
+
+fn is_linearizable(actions: &Actions) -> bool {
+    WGLChecker::<Table>::is_linearizable(History::from_actions(actions.clone()))
+}
+
+/// A generator of numbers that need not be good.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 20) % sides
+    }
+}
+
+/// Ids that one thread tells the others.
+#[derive(Default)]
+struct Board([AtomicU64; 6]);
+
+impl Board {
+    fn write(&self, dice: &mut Dice, id: Id) {
+        self.0[dice.roll(6) as usize].store(id.to_bits(), Relaxed);
+    }
+
+    /// One of them; or one that may come next.
+    fn read(&self, dice: &mut Dice) -> Option<Id> {
+        let bits = self.0[dice.roll(6) as usize].load(Relaxed);
+        let ahead = if dice.roll(6) == 0 { 1 << 32 } else { 0 };
+        Id::from_bits(bits).and_then(|id| Id::from_bits(id.to_bits() + ahead))
+    }
+}
+
+/// What some threads do and hear.
+fn record(seed: u64, each: usize) -> Actions {
+    let table = CtxTable::builder().max_index(INDEXES - 1).build().unwrap();
+    let (board, tickets, start) = (Board::default(), AtomicUsize::new(0), Barrier::new(THREADS));
+    let mut actions: Vec<(usize, (usize, Action<Op>))> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|me| {
+                let (table, board, tickets, start) = (&table, &board, &tickets, &start);
+                scope.spawn(move || {
+                    let mut dice =
+                        Dice((seed * 8 + me as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+                    let mut actions = Vec::with_capacity(2 * each);
+                    start.wait();
+                    for serial in 0..each {
+                        let value = (me * each + serial) as u64;
+                        let Some(op) = choose(&mut dice, board, value) else { continue };
+                        let began = tickets.fetch_add(1, SeqCst);
+                        let said = run(table, op);
+                        let ended = tickets.fetch_add(1, SeqCst);
+                        if let Op::Insert(_, Some(Ok(id))) = said {
+                            board.write(&mut dice, id);
+                        }
+                        actions.push((began, (me, Action::Call(op))));
+                        actions.push((ended, (me, Action::Response(said))));
+                        if dice.roll(8) == 0 {
+                            table.poll();
+                        }
+                    }
+                    actions
+                })
+            })
+            .collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    table.validate();
+    actions.sort_by_key(|(ticket, _)| *ticket);
+    actions.into_iter().map(|(_, action)| action).collect()
+}
+
+fn choose(dice: &mut Dice, board: &Board, value: u64) -> Option<Op> {
+    Some(match dice.roll(8) {
+        0 | 1 => Op::Insert(value, None),
+        2 | 3 => Op::Remove(board.read(dice)?, None),
+        4 => Op::GetRef(board.read(dice)?, None),
+        _ => Op::Lookup(board.read(dice)?, None),
+    })
+}
+
+fn run(table: &CtxTable<u64>, op: Op) -> Op {
+    match op {
+        Op::Insert(value, _) => {
+            let said = table.insert(value).map_err(|error| {
+                assert!(matches!(error.reason, InsertRefused::Exhausted { .. }));
+            });
+            Op::Insert(value, Some(said))
+        }
+        Op::Lookup(id, _) => Op::Lookup(id, Some(table.with(id, |value| *value))),
+        Op::GetRef(id, _) => {
+            let said = table.get_ref(id).map(|context| *context).map_err(|error| match error {
+                GetRefError::Lookup(error) => error,
+                other => panic!("{other}"),
+            });
+            Op::GetRef(id, Some(said))
+        }
+        Op::Remove(id, _) => Op::Remove(id, Some(table.remove(id).map(|_| ()))),
+    }
+}
+
+#[test]
+fn inv14_what_threads_see_is_as_if_one_after_the_other() {
+    for seed in 0..60 {
+        let actions = record(seed, 25);
+        assert!(is_linearizable(&actions), "seed {seed}: {actions:#?}");
+    }
+}
+
+#[test]
+#[ignore = "stress: seconds of histories"]
+fn stress_inv14_what_threads_see_is_as_if_one_after_the_other() {
+    let until = Instant::now() + seconds::stress_time(5);
+    let (mut seed, mut operations) = (1_000, 0);
+    while Instant::now() < until {
+        let actions = record(seed, 40);
+        assert!(is_linearizable(&actions), "seed {seed}: {actions:#?}");
+        seed += 1;
+        operations += actions.len() / 2;
+    }
+    println!("{} histories, {operations} operations", seed - 1_000);
+}
+
+/// The check itself: histories that no table may make.
+#[test]
+fn a_wrong_history_is_rejected() {
+    let id = |generation: u64| Id::from_bits(generation << 32).unwrap();
+    let insert = |id| Op::Insert(7, Some(Ok(id)));
+    let one_by_one = |ops: &[Op]| -> Actions {
+        let both =
+            |(at, op): (usize, &Op)| [(at % 2, Action::Call(*op)), (at % 2, Action::Response(*op))];
+        ops.iter().enumerate().flat_map(both).collect()
+    };
+    let removed = Op::Remove(id(1), Some(Ok(())));
+    let found = |generation| Op::Lookup(id(generation), Some(Ok(7)));
+    assert!(is_linearizable(&one_by_one(&[
+        insert(id(1)),
+        found(1),
+        removed,
+        insert(id(2)),
+        found(2)
+    ])));
+    for wrong in [
+        &[insert(id(1)), removed, removed][..],
+        &[insert(id(1)), removed, found(1)],
+        &[insert(id(1)), insert(id(2))],
+        &[insert(id(1)), removed, insert(id(1))],
+        &[insert(id(1)), removed, insert(id(2)), found(1)],
+        &[found(1), insert(id(1))],
+        &[insert(id(1)), Op::Lookup(id(1), Some(Err(LookupError::Stale)))],
+        &[insert(id(1)), removed, Op::GetRef(id(1), Some(Err(LookupError::NotFound)))],
+    ] {
+        assert!(!is_linearizable(&one_by_one(wrong)), "{wrong:?}");
+    }
+    // Of real ones, each with one answer changed.
+    let mut changed = 0;
+    for seed in 0..20 {
+        let mut actions = record(seed, 25);
+        let lie = actions.iter_mut().rev().find_map(|(_, action)| match action {
+            Action::Response(Op::Lookup(_, Some(said)) | Op::GetRef(_, Some(said))) => Some(said),
+            _ => None,
+        });
+        if let Some(said) = lie {
+            *said = Ok(u64::MAX);
+            changed += 1;
+            assert!(!is_linearizable(&actions));
+        }
+    }
+    assert!(changed > 10);
+}

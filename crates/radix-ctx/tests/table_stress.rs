@@ -1,0 +1,298 @@
+//! A table and many threads, on this kernel; with rseq sections, and without.
+//!
+//! Ignored by default: `OFFLOCK_STRESS_SECONDS` (3) says how long each test runs.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "common/seconds.rs"]
+mod seconds;
+
+use std::env;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::Instant;
+
+use percpu::rcu;
+use radix_ctx::{CtxRef, CtxTable, Id};
+
+static ALIVE: AtomicI64 = AtomicI64::new(0);
+
+/// Knows whether it lives, and is large enough to be seen half written.
+struct Canary([u64; 7]);
+
+impl Canary {
+    fn new(value: u64) -> Self {
+        ALIVE.fetch_add(1, Relaxed);
+        Self([value; 7])
+    }
+
+    fn read(&self) -> u64 {
+        let value = self.0[0];
+        assert!(value != u64::MAX, "read after its drop");
+        assert!(self.0.iter().all(|word| *word == value), "torn: {:?}", self.0);
+        value
+    }
+}
+
+impl Drop for Canary {
+    fn drop(&mut self) {
+        self.read();
+        for word in &mut self.0 {
+            // SAFETY: ours; volatile, as nobody is to read it.
+            unsafe { std::ptr::from_mut(word).write_volatile(u64::MAX) };
+        }
+        ALIVE.fetch_sub(1, Relaxed);
+    }
+}
+
+/// A generator of numbers that need not be good.
+struct Dice(u64);
+
+impl Dice {
+    fn new(seed: u64) -> Self {
+        Self((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 20) as usize % sides
+    }
+}
+
+/// Ids that one thread tells the others; the value of a context is its place here.
+struct Board(Vec<AtomicU64>);
+
+impl Board {
+    fn new(places: usize) -> Self {
+        Self((0..places).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn get(&self, place: usize) -> Option<Id> {
+        Id::from_bits(self.0[place].load(Relaxed))
+    }
+
+    /// Puts a new context here, and removes the old one.
+    fn replace(&self, table: &CtxTable<Canary>, place: usize) {
+        let Ok(id) = table.insert(Canary::new(place as u64)) else { return };
+        let old = Id::from_bits(self.0[place].swap(id.to_bits(), Relaxed));
+        if let Some(old) = old {
+            table.remove(old).expect("who takes it from the board removes it");
+        }
+    }
+}
+
+/// Runs `f` on threads until the time is over; it is told its number and a dice.
+fn storm(threads: usize, f: impl Fn(usize, &mut Dice) + Sync) {
+    let until = Instant::now() + seconds::stress_time(3);
+    let stop = AtomicBool::new(false);
+    let rounds = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for me in 0..threads {
+            let (f, stop, rounds) = (&f, &stop, &rounds);
+            scope.spawn(move || {
+                let mut dice = Dice::new(me as u64);
+                while !stop.load(Relaxed) {
+                    for _ in 0..64 {
+                        f(me, &mut dice);
+                    }
+                    rounds.fetch_add(64, Relaxed);
+                    if Instant::now() > until {
+                        stop.store(true, Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    println!("{} rounds; {}", rounds.load(Relaxed), percpu::capabilities());
+    assert!(rounds.into_inner() > 1_000);
+}
+
+/// When all is quiet: what the board names lives, and nothing else; then nothing at all.
+fn end(table: CtxTable<Canary>, board: &Board, others: usize) {
+    table.flush().unwrap();
+    table.validate();
+    let live = (0..board.0.len()).filter_map(|place| board.get(place)).count() + others;
+    assert_eq!((table.len(), table.stats().pending, table.stats().panics), (live, 0, 0));
+    assert_eq!(ALIVE.load(Relaxed), live as i64);
+    println!("{}", table.stats());
+    assert_eq!(table.close_all(), Ok(live));
+    assert_eq!(ALIVE.load(Relaxed), 0);
+    rcu::barrier().unwrap();
+    assert!(table.stats().slabs <= 1);
+    drop(table);
+}
+
+#[test]
+#[ignore = "stress: seconds of churn"]
+fn stress_inv12_churn() {
+    let (table, board) = (CtxTable::new(), Board::new(1_000));
+    storm(6, |_, dice| {
+        let place = dice.roll(1_000);
+        match dice.roll(4) {
+            0 => board.replace(&table, place),
+            1 => {
+                let guard = rcu::pin();
+                let found = (0..8).filter_map(|next| {
+                    let place = (place + next) % 1_000;
+                    Some((place, table.get(board.get(place)?, &guard).ok()?))
+                });
+                let found: Vec<_> = found.collect();
+                for (place, context) in found {
+                    assert_eq!(context.read(), place as u64);
+                }
+            }
+            _ => {
+                if let Some(id) = board.get(place) {
+                    let found = table.with(id, Canary::read);
+                    assert!(found.is_err() || found == Ok(place as u64));
+                }
+            }
+        }
+    });
+    end(table, &board, 0);
+}
+
+/// Small tables: every index is used again at once, or waited for.
+#[test]
+#[ignore = "stress: seconds of churn"]
+fn stress_inv12_churn_at_the_limit() {
+    let table = CtxTable::builder().max_index(90).max_contexts(80).build().unwrap();
+    let board = Board::new(70);
+    storm(4, |me, dice| {
+        board.replace(&table, dice.roll(70));
+        if me == 0 && dice.roll(16) == 0 {
+            drop(table.insert_in(40..=41, Canary::new(0)).map(|id| _ = table.remove(id)));
+        }
+        if dice.roll(64) == 0 {
+            drop(table.reserve());
+            table.flush().unwrap();
+        }
+    });
+    assert_eq!(table.usage().unwrap().contexts, table.len() as u64);
+    end(table, &board, 0);
+}
+
+#[test]
+#[ignore = "stress: seconds of references"]
+fn stress_inv13_references_against_removal() {
+    let (table, board) = (CtxTable::new(), Board::new(40));
+    let held: Vec<std::sync::Mutex<Option<CtxRef<Canary>>>> =
+        (0..16).map(|_| std::sync::Mutex::new(None)).collect();
+    storm(6, |me, dice| {
+        let place = dice.roll(40);
+        if me < 2 {
+            return board.replace(&table, place);
+        }
+        let Some(context) = board.get(place).and_then(|id| table.get_ref(id).ok()) else { return };
+        assert_eq!(context.read(), place as u64);
+        let other = context.clone();
+        drop(context);
+        // It goes to another thread, or comes from one.
+        let place = dice.roll(16);
+        let swapped = held[place].lock().unwrap().replace(other);
+        if let Some(context) = swapped {
+            context.read();
+        }
+    });
+    for place in held {
+        drop(place.into_inner().unwrap());
+    }
+    end(table, &board, 0);
+}
+
+/// The table is dropped while references live on.
+#[test]
+#[ignore = "stress: seconds of references"]
+fn stress_inv13_references_outlive_their_tables() {
+    storm(4, |_, dice| {
+        let table = CtxTable::new();
+        let ids: Vec<Id> = (0..3).map(|v| table.insert(Canary::new(v)).unwrap()).collect();
+        let refs: Vec<_> = ids.iter().map(|id| table.get_ref(*id).unwrap()).collect();
+        let other = thread::spawn({
+            let refs = refs.clone();
+            move || refs.iter().map(|context| context.read()).sum::<u64>()
+        });
+        if dice.roll(2) == 0 {
+            table.remove(ids[1]).unwrap();
+        }
+        drop(refs);
+        drop(table);
+        rcu::poll();
+        assert_eq!(other.join().unwrap(), 3);
+    });
+    assert_eq!(ALIVE.load(Relaxed), 0);
+    rcu::barrier().unwrap();
+}
+
+#[test]
+#[ignore = "stress: seconds of growth"]
+fn stress_inv17_permanent_ids_are_found_throughout_growth_and_shrink() {
+    let (table, none) = (CtxTable::new(), Board::new(0));
+    let mut permanent = Vec::new();
+    for index in [0, 1, 63, 64, 700, 4_095, 4_096, 20_000] {
+        permanent.push(table.insert_in(index..=index, Canary::new(index.into())).unwrap());
+    }
+    storm(5, |me, dice| {
+        if me < 2 {
+            let many = 1 + dice.roll(3_000);
+            let far = dice.roll(1 << 24) as u32;
+            let ids: Vec<Id> = (0..many)
+                .map(|_| table.insert(Canary::new(7)).unwrap())
+                .chain(table.insert_in(far.., Canary::new(7)))
+                .collect();
+            ids.into_iter().for_each(|id| _ = table.remove(id).unwrap());
+            if dice.roll(4) == 0 {
+                table.flush().unwrap();
+                table.shrink_to_fit().unwrap();
+            }
+            return;
+        }
+        for id in &permanent {
+            assert_eq!(table.with(*id, Canary::read), Ok(id.index().into()));
+        }
+        let guard = rcu::pin();
+        let mut seen = table.iter(&guard).map(|(id, _)| id);
+        let walked = permanent.iter().all(|id| seen.any(|other| other == *id));
+        assert!(walked, "a walk sees what is there throughout, in order");
+    });
+    end(table, &none, permanent.len());
+}
+
+/// Many remove the same; one of them may.
+#[test]
+#[ignore = "stress: seconds of removals"]
+fn stress_inv14_one_of_many_removes() {
+    let (table, board) = (CtxTable::new(), Board::new(1));
+    let (inserted, removed) = (AtomicU64::new(0), AtomicU64::new(0));
+    storm(4, |me, dice| {
+        if me == 0 && board.get(0).is_none_or(|id| !table.contains(id)) {
+            board.0[0].store(table.insert(Canary::new(1)).unwrap().to_bits(), Relaxed);
+            inserted.fetch_add(1, Relaxed);
+        }
+        if let Some(id) = board.get(0) {
+            removed.fetch_add(table.remove(id).is_ok().into(), Relaxed);
+        }
+        if dice.roll(200) == 0 {
+            table.flush().unwrap();
+        }
+    });
+    let left = inserted.into_inner() - removed.into_inner();
+    assert_eq!(table.len() as u64, left);
+    board.0[0].store(0, Relaxed);
+    end(table, &board, left as usize);
+}
+
+/// All of the above in a process without rseq sections.
+#[test]
+#[ignore = "stress: seconds of everything"]
+fn stress_all_of_it_without_rseq() {
+    let status = Command::new(env::current_exe().unwrap())
+        .args(["--ignored", "--test-threads=1", "stress_inv"])
+        .env("GLIBC_TUNABLES", "glibc.pthread.rseq=0")
+        .env("OFFLOCK_STRESS_SECONDS", "1")
+        .status()
+        .unwrap();
+    assert!(status.success());
+}
