@@ -34,6 +34,8 @@ mod reference;
 mod remove;
 mod slab;
 mod stats;
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests;
 mod vacancy;
 mod waiters;
 
