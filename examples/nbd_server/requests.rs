@@ -307,14 +307,14 @@ impl Requests {
                 return Err(Stray { why: Lost::Unknown(error), buf });
             }
         };
-        let conn = operation.conn.clone();
+        let (slot, closed) = (operation.conn.slot(), CtxRef::is_removed(&operation.conn));
         let step = self.advance(operation, result, buf);
-        if CtxRef::is_removed(&conn) {
+        if closed {
             // What was begun for it is done to the end all the same; nobody hears of it.
             self.counters.closed += 1;
             return Err(Stray { why: Lost::Closed, buf: step.data.or(step.spent) });
         }
-        Ok((conn.slot(), step))
+        Ok((slot, step))
     }
 
     fn advance(
