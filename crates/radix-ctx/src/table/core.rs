@@ -14,6 +14,7 @@
 //!    with the core.
 
 use std::ptr::NonNull;
+use std::time::{Duration, Instant};
 
 use percpu::rcu::{GracePeriod, RetireHead};
 use percpu::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -43,6 +44,10 @@ impl Limits {
     pub(super) const NONE: Self = Self { max_index: MAX_INDEX, generations: MAX_GENERATION };
 }
 
+/// How long a fork child tries for a lock that its holder may have left behind. A guess: a holder that
+/// exists needs microseconds, or its next slice of time.
+const PATIENCE: Duration = Duration::from_millis(10);
+
 #[repr(C)]
 pub(super) struct Core<T: Send + Sync + 'static> {
     tree: Tree<true>,
@@ -55,6 +60,8 @@ pub(super) struct Core<T: Send + Sync + 'static> {
     pub(super) has_refs: AtomicBool,
     /// The tick is on its way.
     pub(super) ticking: AtomicBool,
+    /// In a fork child: the lock belongs to a thread that is not there.
+    lost: AtomicBool,
     /// A CPU's list of this many dead slots is worth a look.
     pub(super) batch: AtomicU32,
     pub(super) tick: RetireHead,
@@ -90,6 +97,8 @@ pub(super) struct State<T: Send + Sync + 'static> {
     /// Bits set in the slabs' `used`, but for retired slots.
     pub(super) used: u64,
     pub(super) retired: u64,
+    /// Those of `used` that are dead and in no list that fills: they wait, or are referenced.
+    pub(super) dead: u64,
     /// The one slab without a used slot that is kept.
     pub(super) empty: Option<SlabPtr<T>>,
     pub(super) slabs: u64,
@@ -119,6 +128,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             waiters: Waiters::new(),
             has_refs: AtomicBool::new(false),
             ticking: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
             batch: AtomicU32::new(Limbo::BATCH),
             tally: Lines(Tally::default()),
             tick,
@@ -126,6 +136,7 @@ impl<T: Send + Sync + 'static> Core<T> {
                 queue: Queue::new(),
                 used: 0,
                 retired: 0,
+                dead: 0,
                 empty: None,
                 slabs: 0,
                 cursor: 0,
@@ -141,7 +152,26 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     #[inline]
     pub(super) fn lock(&self) -> Result<WordGuard<'_, State<T>>, Forked> {
-        self.lock.0.lock()
+        self.lock.0.lock().or_else(|forked| self.lock_inherited(forked))
+    }
+
+    /// In a fork child the lock was held just now: by a thread that was not copied, which holds it for
+    /// ever, or by one of this process, which needs a moment.
+    #[cold]
+    #[inline(never)]
+    fn lock_inherited(&self, forked: Forked) -> Result<WordGuard<'_, State<T>>, Forked> {
+        let began = Instant::now();
+        // Ordering: Relaxed, both; a hint that saves time.
+        while !self.lost.load(Ordering::Relaxed) {
+            percpu::sync::thread::yield_now();
+            if let Some(state) = self.lock.0.try_lock() {
+                return Ok(state);
+            }
+            if began.elapsed() > PATIENCE {
+                self.lost.store(true, Ordering::Relaxed);
+            }
+        }
+        Err(forked)
     }
 
     /// The tree, for who looks into it.
@@ -209,18 +239,16 @@ impl<T: Send + Sync + 'static> Core<T> {
         if id.generation() < next { LookupError::Stale } else { LookupError::NotFound }
     }
 
-    /// Dead slots that are not vacant yet. A hint while others remove or reclaim. Wait-free.
-    pub(super) fn pending(&self) -> u64 {
-        // Ordering: Relaxed; a statistic.
-        self.in_lists() + self.tally.0.referenced.load(Ordering::Relaxed)
+    /// Dead slots that are not vacant yet. Exact while nobody removes.
+    pub(super) fn pending(&self, state: &State<T>) -> u64 {
+        state.dead + self.filled()
     }
 
-    /// Live contexts. Exact while nobody inserts or removes.
-    pub(super) fn len(&self) -> Result<u64, Forked> {
-        let used = self.lock()?.in_use();
+    /// Live contexts. Exact while nobody inserts, reserves or removes.
+    pub(super) fn len(&self, state: &State<T>) -> u64 {
         // Ordering: Relaxed; a statistic.
         let reserved = self.tally.0.reserved.load(Ordering::Relaxed);
-        Ok(used.saturating_sub(self.pending() + reserved))
+        state.in_use().saturating_sub(self.pending(state) + reserved)
     }
 }
 

@@ -25,15 +25,22 @@ struct Frame {
     outer: *const Frame,
 }
 
-/// Runs `f`, which drops a context of `of` and does not unwind.
+/// Puts the outer frame back, however `dropping` ends.
+struct Leave(*const Frame);
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        INNERMOST.with(|innermost| innermost.set(self.0));
+    }
+}
+
+/// Runs `f`, which drops a context of `of`.
 pub(super) fn dropping<R>(of: *const (), f: impl FnOnce() -> R) -> R {
-    INNERMOST.with(|innermost| {
-        let frame = Frame { of, outer: innermost.get() };
-        innermost.set(&raw const frame);
-        let result = f();
-        innermost.set(frame.outer);
-        result
-    })
+    let outer = INNERMOST.with(Cell::get);
+    let frame = Frame { of, outer };
+    let _leave = Leave(outer);
+    INNERMOST.with(|innermost| innermost.set(&raw const frame));
+    f()
 }
 
 /// Whether this thread is dropping a context of `of`.

@@ -6,6 +6,7 @@
 
 use std::ptr::NonNull;
 
+use percpu::fence::heavy;
 use percpu::rcu::{self, Guard, RetireHead};
 use percpu::sync::atomic::Ordering;
 use percpu::sync::mutant;
@@ -19,16 +20,26 @@ use super::reclaim::Vacated;
 use super::slab::{Gone, NO_LINK, SLOTS, SlabPtr};
 
 impl<T: Send + Sync + 'static> Core<T> {
-    /// Sends the tick if something is in the lists.
+    /// Sends the tick if something is in the lists, and none is on its way.
     pub(super) fn send_tick(&self) {
         let Ok(mut state) = self.lock() else { return };
         // Ordering: Relaxed, both; under the lock.
-        if self.ticking.load(Ordering::Relaxed) || self.in_lists() == 0 {
+        if self.ticking.load(Ordering::Relaxed) {
             return;
         }
-        self.ticking.store(true, Ordering::Relaxed);
-        self.close(&mut state);
+        let mut send = self.close(&mut state);
+        if !send && self.filled() != 0 {
+            // Another thread reclaims, so that nothing may wait yet.
+            send = !self.ticking.swap(true, Ordering::Relaxed);
+        }
         drop(state);
+        if send {
+            self.retire_tick();
+        }
+    }
+
+    /// Sends the tick; the caller has set `ticking`.
+    pub(super) fn retire_tick(&self) {
         retire_tick(NonNull::from(self));
     }
 
@@ -56,6 +67,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         let Ok(mut state) = self.lock() else { return };
         if state.dropped && state.reclaimer == 0 && !state.ended {
             state.ended = true;
+            state.dead = state.in_use();
             state.begin_reclaim();
             drop(state);
             drop(guard); // drops of values may wait for readers; the reclaimer keeps the core
@@ -73,7 +85,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
         drop(state);
         if over {
-            retire_tick(NonNull::from(self));
+            self.retire_tick();
         }
         drop(guard);
     }
@@ -153,16 +165,20 @@ pub(super) unsafe fn run_tick<T: Send + Sync + 'static>(head: NonNull<RetireHead
     }
     // This one may have been on its way for long: its grace period is not that of the end.
     state.last_tick = state.is_over();
-    let again = state.last_tick || it.in_lists() != 0;
-    if again {
-        it.close(&mut state);
-    } else {
+    let again = state.last_tick || it.close(&mut state) || state.waiting.is_some();
+    if !again {
         // Ordering: Relaxed; under the lock.
         it.ticking.store(false, Ordering::Relaxed);
     }
     drop(state);
     if again {
         retire_tick(core);
+    } else if !mutant("limbo-tick-stops-without-a-look") {
+        // Who pushed just before has seen a tick that is over: invariant 5 of `limbo`.
+        heavy(); // pairs with the `light` in `bury`
+        if it.filled() != 0 {
+            it.send_tick();
+        }
     }
     drop(guard);
 }

@@ -202,7 +202,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         let waited = self.waiters.wait(None, || {
             // Ordering: Relaxed; the waiters' fences order it after the change.
             let unused = self.tally.0.referenced.load(Ordering::Relaxed) == 0;
-            let over = unused || self.in_lists() != 0 || self.next_free() != Ok(None);
+            let over = unused || self.has_vacancy();
             over.then_some(())
         });
         waited.map(|_| ())

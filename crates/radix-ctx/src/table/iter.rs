@@ -144,6 +144,13 @@ impl<T: Send + Sync + 'static> Core<T> {
         Some((key, slab_of(word)?))
     }
 
+    /// The key of the last slab; 0 if there is none.
+    pub(super) fn last_key(&self) -> u64 {
+        let _guard = rcu::pin();
+        // SAFETY: the guard.
+        unsafe { self.tree().prev(LAST_KEY, 0) }.map_or(0, |(key, _)| key)
+    }
+
     /// # Safety
     ///
     /// The caller holds an RCU guard for `'g`.

@@ -26,7 +26,10 @@
 //! 2. The `waiting` lists belong to `State::reclaimer`, or, while there is none, to the lock.
 //! 3. A slot's value is dropped once: by who folded it to none, or by the last reference put.
 //! 4. No value is dropped under the lock.
+//! 5. While anything is waiting the tick is on its way; while anything is in a list that fills, it is
+//!    or whoever pushed is about to look.
 
+use percpu::fence::light;
 use percpu::rcu;
 use percpu::sync::atomic::{AtomicU64, Ordering};
 use percpu::sync::mutant;
@@ -65,11 +68,10 @@ impl Limbo {
         Self { filling: lists(), waiting: lists() }
     }
 
-    /// How many slots are in its lists.
-    pub(super) fn len(&self) -> u64 {
-        let lists = self.filling.iter().chain(&self.waiting);
-        // Ordering: Relaxed; a statistic.
-        lists.map(|list| list.load(Ordering::Relaxed) >> 32).sum()
+    /// How many slots are in the lists that it fills.
+    fn filled(&self) -> u64 {
+        // Ordering: Relaxed; a hint, or ordered by the caller's fence.
+        self.filling.iter().map(|list| list.load(Ordering::Relaxed) >> 32).sum()
     }
 
     /// Adds a dead slot, and tells how many there are now in its list. Lock-free; the caller is
@@ -102,9 +104,9 @@ impl Limbo {
         (list >> 32) as u32 + number
     }
 
-    /// Makes what it has filled with wait. True if that is anything.
-    fn close(&self) -> bool {
-        let mut any = false;
+    /// Makes what it has filled with wait; how many slots that are.
+    fn close(&self) -> u64 {
+        let mut slots = 0;
         for (filling, waiting) in self.filling.iter().zip(&self.waiting) {
             // Ordering: Acquire pairs with the Release in `push`; it carries the dead states to the
             // grace period, which begins after it.
@@ -115,11 +117,11 @@ impl Limbo {
             } else {
                 filling.swap(EMPTY, Ordering::AcqRel)
             };
-            any |= list != EMPTY;
+            slots += list >> 32;
             // Ordering: Relaxed; invariant 2.
             waiting.store(list, Ordering::Relaxed);
         }
-        any
+        slots
     }
 
     /// Forgets what is in its lists.
@@ -213,7 +215,10 @@ impl<T: Send + Sync + 'static> Core<T> {
         let Some(limbo) = self.limbo.get() else { return false }; // there is: a slab was made
         let length = limbo.local().push(slot, id);
         self.waiters.notify();
-        // Ordering: Relaxed, both; hints.
+        // Pairs with the `heavy` in `run_tick`: it sees the slot in its list, or we see that there is
+        // no tick.
+        light();
+        // Ordering: Relaxed, both; a hint, and ordered by the fence.
         let batch = self.batch.load(Ordering::Relaxed);
         length & (batch - 1) == 0 || !self.ticking.load(Ordering::Relaxed)
     }
@@ -254,21 +259,18 @@ impl<T: Send + Sync + 'static> Core<T> {
         killed
     }
 
-    /// After [`bury`](Self::bury) said so, without a guard: has the tick sent, and moves reclaim on
-    /// if a list is full.
+    /// After [`bury`](Self::bury) said so, without a guard: moves reclaim on if a list is full, and has
+    /// the tick sent.
     #[cold]
     #[inline(never)]
     pub(super) fn look(&self) {
-        // Ordering: Relaxed; under the lock it is read again.
-        if self.ticking.load(Ordering::Relaxed) {
-            self.advance();
-        } else {
-            self.send_tick();
-        }
+        self.advance();
+        self.send_tick();
     }
 
-    pub(super) fn in_lists(&self) -> u64 {
-        self.limbos().map(Limbo::len).sum()
+    /// Dead slots in the lists that are being filled. Wait-free; exact where that is ordered.
+    pub(super) fn filled(&self) -> u64 {
+        self.limbos().map(Limbo::filled).sum()
     }
 
     /// The lists of every CPU; none before there is a slab.
@@ -277,17 +279,23 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 
     /// Starts a grace period for what the CPUs' lists have filled with, unless another is not over.
-    pub(super) fn close(&self, state: &mut State<T>) {
+    ///
+    /// True if no tick was on its way: then the caller sends it, after the lock.
+    #[must_use = "a tick that is said to be on its way has to be sent"]
+    pub(super) fn close(&self, state: &mut State<T>) -> bool {
         if state.waiting.is_some() || state.reclaimer != 0 {
-            return;
+            return false;
         }
-        let any = self.limbos().fold(false, |any, limbo| limbo.close() | any);
-        if any {
-            state.waiting = Some(rcu::start_grace_period());
-            let live = state.in_use() / 16 / LANES as u64;
-            let batch = live.clamp(u64::from(Limbo::BATCH), Limbo::LARGEST).next_power_of_two();
-            // Ordering: Relaxed; a hint.
-            self.batch.store(batch as u32, Ordering::Relaxed);
+        let slots: u64 = self.limbos().map(Limbo::close).sum();
+        if slots == 0 {
+            return false;
         }
+        state.dead += slots;
+        state.waiting = Some(rcu::start_grace_period());
+        let live = state.in_use() / 16 / LANES as u64;
+        let batch = live.clamp(u64::from(Limbo::BATCH), Limbo::LARGEST).next_power_of_two();
+        // Ordering: Relaxed, both; a hint, and under the lock.
+        self.batch.store(batch as u32, Ordering::Relaxed);
+        !self.ticking.swap(true, Ordering::Relaxed)
     }
 }

@@ -33,19 +33,18 @@ impl<T: Send + Sync + 'static> Core<T> {
             return 0;
         }
         let Some(period) = state.waiting else {
-            self.close(&mut state);
+            let send = self.close(&mut state);
+            drop(state);
+            if send {
+                self.retire_tick();
+            }
             return 0;
         };
-        // Nobody else has the lists from here on.
-        state.begin_reclaim();
-        drop(state);
+        let mut reclaiming = Reclaiming::begin(self, state);
         if !mutant("limbo-reclaims-without-a-grace-period") && !period.poll() {
-            self.end_reclaim(false);
             return 0;
         }
-        let vacated = self.reclaim();
-        self.end_reclaim(true);
-        vacated
+        reclaiming.run()
     }
 
     /// [`advance`](Self::advance) until everything that was removed before this call is out of the
@@ -58,18 +57,21 @@ impl<T: Send + Sync + 'static> Core<T> {
         // What waits already, and what the lists have filled with meanwhile.
         for _ in 0..2 {
             let mut state = self.lock_reclaimed()?;
-            self.close(&mut state);
-            if state.waiting.is_none() {
-                break;
-            }
-            state.begin_reclaim();
+            let send = self.close(&mut state);
+            let waiting = state.waiting;
             drop(state);
-            if let Err(error) = rcu::synchronize() {
-                self.end_reclaim(false);
-                return Err(error.into());
+            if send {
+                self.retire_tick();
             }
-            vacated += self.reclaim();
-            self.end_reclaim(true);
+            let Some(period) = waiting else { break };
+            // Others may reclaim it meanwhile.
+            if !period.poll() {
+                rcu::synchronize()?;
+            }
+            let state = self.lock_reclaimed()?;
+            if state.waiting == Some(period) {
+                vacated += Reclaiming::begin(self, state).run();
+            }
         }
         Ok(vacated)
     }
@@ -104,23 +106,6 @@ impl<T: Send + Sync + 'static> Core<T> {
         std::ptr::from_ref(self).cast()
     }
 
-    /// Gives the lists back to the lock.
-    fn end_reclaim(&self, reclaimed: bool) {
-        if let Ok(mut state) = self.lock() {
-            state.reclaimer = 0;
-            if reclaimed {
-                state.waiting = None;
-                self.close(&mut state);
-            }
-            let dropped = state.dropped;
-            drop(state);
-            if dropped {
-                self.end(rcu::pin()); // the caller has a borrow of the table, or is the tick
-            }
-        }
-        self.waiters.notify();
-    }
-
     /// Reclaims the slots in the `waiting` lists, which are the caller's.
     fn reclaim(&self) -> usize {
         self.restart_sections();
@@ -141,11 +126,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             limbo.waiting.iter().for_each(|list| list.store(EMPTY, Ordering::Relaxed));
         }
         vacated.give_back();
-        let number = vacated.total;
-        if number != 0 {
-            self.waiters.notify();
-        }
-        number
+        vacated.total
     }
 
     /// After this no count of a slot that was dead before is open to a section.
@@ -232,7 +213,10 @@ impl<T: Send + Sync + 'static> Core<T> {
         let it = unsafe { slab.as_ref() };
         // Ordering: Relaxed; the count of references orders it.
         let state = it.slot(index).state.load(Ordering::Relaxed);
-        let Some(gone) = Gone::read(state) else { return };
+        let Some(gone) = Gone::read(state) else {
+            debug_assert!(false, "{index} is live, and nobody has a reference");
+            return;
+        };
         let dropped = dropping(self.address(), || self.drop_value(it, index));
         let guard = rcu::pin();
         let mut vacated = Vacated::new(self);
@@ -255,6 +239,51 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 }
 
+/// The right to the `waiting` lists: invariant 2 of [`limbo`](super::limbo).
+struct Reclaiming<'a, T: Send + Sync + 'static> {
+    core: &'a Core<T>,
+    done: bool,
+}
+
+impl<'a, T: Send + Sync + 'static> Reclaiming<'a, T> {
+    /// Nobody has it, and something is waiting.
+    fn begin(core: &'a Core<T>, mut state: WordGuard<'a, State<T>>) -> Self {
+        state.begin_reclaim();
+        Self { core, done: false }
+    }
+
+    /// Reclaims what waits, whose grace period is over.
+    fn run(&mut self) -> usize {
+        let vacated = self.core.reclaim();
+        self.done = true;
+        vacated
+    }
+}
+
+impl<T: Send + Sync + 'static> Drop for Reclaiming<'_, T> {
+    /// Gives the lists back to the lock.
+    fn drop(&mut self) {
+        let core = self.core;
+        if let Ok(mut state) = core.lock() {
+            state.reclaimer = 0;
+            let mut send = false;
+            if self.done {
+                state.waiting = None;
+                send = core.close(&mut state);
+            }
+            let dropped = state.dropped;
+            drop(state);
+            if send {
+                core.retire_tick();
+            }
+            if dropped {
+                core.end(rcu::pin()); // we have a borrow of the table, or are the tick
+            }
+        }
+        core.waiters.notify();
+    }
+}
+
 /// Slabs whose slots are given back under one lock. A guess: some hundred nanoseconds.
 pub(super) const TOGETHER: usize = 32;
 
@@ -264,16 +293,22 @@ pub(super) struct Vacated<'a, T: Send + Sync + 'static> {
     slots: [Option<(SlabPtr<T>, u64)>; TOGETHER],
     number: usize,
     retired: u64,
+    /// In `slots`, and retired.
+    dead: u64,
     total: usize,
 }
 
 impl<'a, T: Send + Sync + 'static> Vacated<'a, T> {
     pub(super) fn new(core: &'a Core<T>) -> Self {
-        Self { core, slots: [None; TOGETHER], number: 0, retired: 0, total: 0 }
+        Self { core, slots: [None; TOGETHER], number: 0, retired: 0, dead: 0, total: 0 }
     }
 
     fn add(&mut self, slab: SlabPtr<T>, index: u32, finished: Finished) {
+        if self.number == TOGETHER {
+            self.give_back();
+        }
         self.total += 1;
+        self.dead += 1;
         if let Finished::Retired = finished {
             self.retired += 1;
             return;
@@ -284,9 +319,6 @@ impl<'a, T: Send + Sync + 'static> Vacated<'a, T> {
                 *bits |= bit;
                 return;
             }
-        }
-        if self.number == TOGETHER {
-            self.give_back();
         }
         self.slots[self.number] = Some((slab, bit));
         self.number += 1;
@@ -300,6 +332,7 @@ impl<'a, T: Send + Sync + 'static> Vacated<'a, T> {
         if let Ok(mut state) = self.core.lock() {
             self.core.vacate(&mut state, slots.iter_mut().filter_map(Option::take), &mut batch);
             state.retire(std::mem::take(&mut self.retired));
+            state.dead = state.dead.saturating_sub(std::mem::take(&mut self.dead));
         }
     }
 }

@@ -66,9 +66,10 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         let core = self.core();
         let mut killed = 0;
         let mut from = 0;
+        let last = core.last_key(); // others may insert above it for ever
         loop {
             let guard = rcu::pin();
-            let Some((key, slab)) = core.next_slab(from, LAST_KEY) else { break };
+            let Some((key, slab)) = core.next_slab(from, last) else { break };
             // SAFETY: the guard.
             killed += core.bury_all(unsafe { slab.as_ref() });
             drop(guard);

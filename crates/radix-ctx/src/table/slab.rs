@@ -318,7 +318,8 @@ impl<T: Send + Sync + 'static> Slab<T> {
 
     /// The bytes of its counts, as far as the slab holds them.
     pub(super) fn refs_bytes(&self) -> usize {
-        self.refs().map_or(0, |_| size_of::<RefBlock>())
+        let counts = SLOTS * size_of::<u64>() * percpu::topology().capacity();
+        self.refs().map_or(0, |_| size_of::<RefBlock>() + counts)
     }
 }
 

@@ -44,7 +44,8 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// How many contexts are live. Blocks shortly on the table's lock; 0 in a fork child that lost it.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.core().len().unwrap_or(0) as usize
+        let core = self.core();
+        core.lock().map_or(0, |state| core.len(&state)) as usize
     }
 
     /// Whether no context is live. As [`len`](Self::len).
@@ -64,7 +65,10 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         let contexts = match contexts {
             Some(contexts) => contexts,
             // Ordering: Relaxed; a statistic.
-            None => core.len()? + core.tally.0.reserved.load(Ordering::Relaxed),
+            None => {
+                let state = core.lock()?;
+                core.len(&state) + core.tally.0.reserved.load(Ordering::Relaxed)
+            }
         };
         Ok(Usage { contexts, weight })
     }
@@ -100,8 +104,8 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
 
 impl<T: Send + Sync + 'static> Core<T> {
     fn stats(&self) -> Result<TableStats, Forked> {
-        let live = self.len()?;
         let state = self.lock()?;
+        let (live, pending) = (self.len(&state), self.pending(&state));
         let (slabs, retired) = (state.slabs, state.retired);
         drop(state);
         let limbo =
@@ -112,7 +116,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             live,
             // Ordering: Relaxed, all; statistics.
             reserved: self.tally.0.reserved.load(Ordering::Relaxed),
-            pending: self.pending(),
+            pending,
             referenced: self.tally.0.referenced.load(Ordering::Relaxed),
             retired,
             slabs,
@@ -165,8 +169,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         assert_eq!((used, slabs), (state.used + state.retired, state.slabs), "used slots, slabs");
         assert!(empty <= slabs);
         drop(edit);
-        drop(state);
-        assert_eq!(self.len(), Ok(live), "live contexts");
+        assert_eq!(self.len(&state), live, "live contexts");
     }
 }
 

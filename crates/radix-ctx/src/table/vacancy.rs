@@ -53,14 +53,20 @@ impl Queue {
         self.left as usize
     }
 
+    #[inline(always)]
+    fn lowest(&self) -> Option<u32> {
+        self.indexes.get(self.len().checked_sub(1)?).copied()
+    }
+
+    /// Whether it has an index that is not below `first`.
+    fn reaches(&self, first: u32) -> bool {
+        self.left != 0 && self.indexes[0] >= first
+    }
+
     /// Takes the lowest, unless it is above `last`.
     #[inline(always)]
     fn pop(&mut self, last: u32) -> Option<u32> {
-        let at = self.len().checked_sub(1)?;
-        let index = *self.indexes.get(at)?;
-        if index > last {
-            return None;
-        }
+        let index = self.lowest().filter(|index| *index <= last)?;
         self.left -= 1;
         Some(index)
     }
@@ -72,6 +78,11 @@ pub(super) struct Claim<'a, T: Send + Sync + 'static> {
     slab: SlabPtr<T>,
     id: Id,
 }
+
+// SAFETY: it is the right to a slot and its slab; `fill` hands a `T` over, which is `Send`.
+unsafe impl<T: Send + Sync + 'static> Send for Claim<'_, T> {}
+// SAFETY: as above; `&Claim` gives the id.
+unsafe impl<T: Send + Sync + 'static> Sync for Claim<'_, T> {}
 
 /// What a search for a vacant slot found.
 enum Vacancy<T: Send + Sync + 'static> {
@@ -134,7 +145,9 @@ impl<T: Send + Sync + 'static> Core<T> {
                     return Ok(self.claim_used(index));
                 }
             }
-            self.empty_queue(&mut state, &mut batch);
+            if state.queue.reaches(first) {
+                self.empty_queue(&mut state, &mut batch);
+            }
             let wanted = match self.vacancy(&state, first, last) {
                 Vacancy::In(slab, index) => {
                     self.mark_used(&mut state, slab, 1 << (index as usize % SLOTS));
@@ -151,10 +164,9 @@ impl<T: Send + Sync + 'static> Core<T> {
                     continue;
                 }
             }
-            let used = state.used;
+            let (used, pending) = (state.used, self.pending(&state));
             drop(state);
             // Dead slots first, if there are many, or nothing else is left.
-            let pending = self.pending();
             if !looked && pending != 0 && (wanted.is_none() || pending >= used / 8) {
                 looked = true;
                 if self.advance() != 0 {
@@ -162,7 +174,7 @@ impl<T: Send + Sync + 'static> Core<T> {
                 }
             }
             let Some((key, next)) = wanted else {
-                return Err(InsertRefused::Exhausted { pending: self.pending() });
+                return Err(InsertRefused::Exhausted { pending });
             };
             spare = Some(self.make_slab(key, next)?);
         }
@@ -345,14 +357,27 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     /// The index that an insert would get.
     pub(super) fn next_free(&self) -> Result<Option<u32>, Forked> {
-        let mut batch = Batch::new(); // dropped, and with it retired, after the lock
-        let mut state = self.lock()?;
-        self.empty_queue(&mut state, &mut batch);
-        Ok(match self.vacancy(&state, 0, self.limits.max_index) {
+        let state = self.lock()?;
+        Ok(self.lowest_vacant(&state))
+    }
+
+    /// Whether an index is vacant, or a flush might make it so; changes nothing.
+    pub(super) fn has_vacancy(&self) -> bool {
+        self.lock().map_or(true, |state| {
+            state.waiting.is_some() || self.filled() != 0 || self.lowest_vacant(&state).is_some()
+        })
+    }
+
+    /// The lowest vacant index; changes nothing.
+    pub(super) fn lowest_vacant(&self, state: &State<T>) -> Option<u32> {
+        if let Some(queued) = state.queue.lowest() {
+            return Some(queued);
+        }
+        match self.vacancy(state, 0, self.limits.max_index) {
             Vacancy::In(_, index) => Some(index),
             Vacancy::NoSlab { key, .. } => Some((key << SLAB_BITS) as u32),
             Vacancy::None => None,
-        })
+        }
     }
 
     /// Makes slabs until the lowest `contexts` vacant indexes have a slot.
@@ -368,7 +393,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             let edit = self.edit(&state);
             let not_full = if from > last { None } else { edit.first_not_full(from, last) };
             let Some(key) = not_full else {
-                return Err(InsertRefused::Exhausted { pending: self.pending() });
+                return Err(InsertRefused::Exhausted { pending: self.pending(&state) });
             };
             let word = edit.slot(key).map_or(floor_word(0), |slot| edit.get(slot));
             let next = (edit.floor_of(key) as u32).max(1);
