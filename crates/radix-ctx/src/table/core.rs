@@ -226,7 +226,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// Why an id is not live. The caller is pinned.
     #[cold]
     #[inline(never)]
-    fn why(&self, id: Id) -> LookupError {
+    pub(super) fn why(&self, id: Id) -> LookupError {
         let key = u64::from(id.index()) >> SLAB_BITS;
         // SAFETY: the caller is pinned.
         let in_slab = || unsafe { self.slab(id.index()) }.map(|slab| next_of(slab, id.index()));

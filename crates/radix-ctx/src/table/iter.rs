@@ -10,6 +10,7 @@ use std::iter::FusedIterator;
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
 use std::ptr::NonNull;
+use std::slice;
 
 use percpu::rcu::{self, Pinned};
 use percpu::sync::atomic::Ordering;
@@ -18,7 +19,7 @@ use super::CtxTable;
 use super::core::{Core, slab_of};
 use super::id::Id;
 use super::insert::inclusive;
-use super::slab::{Gone, SLAB_BITS, SLOTS, SlabPtr};
+use super::slab::{Gone, SLAB_BITS, SLOTS, SlabPtr, Slot};
 use crate::tree::{Cursor, Which};
 
 /// The key of the slab with the highest index.
@@ -63,10 +64,9 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
 pub struct Iter<'g, T: Send + Sync + 'static> {
     _core: PhantomData<&'g Core<T>>,
     slabs: Cursor<'g, true>,
-    /// The slab that `next` is in, if it is known.
-    slab: Option<SlabPtr<T>>,
-    next: u64,
-    /// Where that slab ends, or the walk.
+    /// What is left of a slab.
+    slots: slice::Iter<'g, Slot<T>>,
+    /// The index after the last of `slots`.
     stop: u64,
     end: u64,
 }
@@ -76,15 +76,49 @@ impl<'g, T: Send + Sync + 'static> Iter<'g, T> {
     fn new(core: &'g Core<T>, next: u64, end: u64) -> Self {
         let last = end.max(1) - 1;
         let slabs = core.slabs(next >> SLAB_BITS, last >> SLAB_BITS);
-        Self { slabs, slab: None, next, stop: next, end, _core: PhantomData }
+        Self { slabs, slots: [].iter(), stop: next, end, _core: PhantomData }
+    }
+
+    fn next_index_wide(&self) -> u64 {
+        self.stop - self.slots.len() as u64
     }
 
     /// The index that the walk comes to next: `table.range(next_index.., ..)` goes on from there. `None`
     /// at the end.
     #[must_use]
     pub fn next_index(&self) -> Option<u32> {
-        (self.next < self.end).then_some(self.next as u32)
+        let next = self.next_index_wide();
+        (next < self.end).then_some(next as u32)
     }
+
+    /// Takes the next slab. False at the end.
+    fn next_slab(&mut self) -> bool {
+        let next = self.next_index_wide();
+        if next >= self.end {
+            return false;
+        }
+        let found = self.slabs.next();
+        let Some((key, slab)) = found.and_then(|(key, word)| Some((key, slab_of::<T>(word)?)))
+        else {
+            self.stop = self.end;
+            return false;
+        };
+        let base = key << SLAB_BITS;
+        let (first, last) = (next.max(base), self.end.min((key + 1) << SLAB_BITS));
+        // SAFETY: found in the tree under the guard, for `'g`.
+        let it: &'g _ = unsafe { slab.as_ref() };
+        self.slots = it.slots()[(first - base) as usize..(last - base) as usize].iter();
+        self.stop = last;
+        true
+    }
+}
+
+/// The context in a slot, if it is live. The caller is pinned for `'g`.
+#[inline(always)]
+fn live<T>(slot: &Slot<T>) -> Option<Id> {
+    // Ordering: Acquire pairs with the Release in `fill`; it carries the value.
+    let state = slot.state.load(Ordering::Acquire);
+    Gone::read(state).is_none().then(|| Id::from_live(state))
 }
 
 impl<'g, T: Send + Sync + 'static> Iterator for Iter<'g, T> {
@@ -93,32 +127,32 @@ impl<'g, T: Send + Sync + 'static> Iterator for Iter<'g, T> {
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            if let Some(slab) = self.slab {
-                // SAFETY: found in the tree under the guard, for `'g`.
-                let it: &'g _ = unsafe { slab.as_ref() };
-                while self.next < self.stop {
-                    let slot = it.slot(self.next as u32);
-                    self.next += 1;
-                    // Ordering: Acquire pairs with the Release in `fill`; it carries the value.
-                    let state = slot.state.load(Ordering::Acquire);
-                    if Gone::read(state).is_none() {
-                        let id = Id::from_live(state);
-                        // SAFETY: live a moment ago, under the guard.
-                        return Some((id, unsafe { slot.value() }));
-                    }
+            for slot in self.slots.by_ref() {
+                if let Some(id) = live(slot) {
+                    // SAFETY: live a moment ago, under the guard.
+                    return Some((id, unsafe { slot.value() }));
                 }
-                self.slab = None;
             }
-            if self.next >= self.end {
+            if !self.next_slab() {
                 return None;
             }
-            let Some((key, word)) = self.slabs.next() else {
-                self.next = self.end;
-                return None;
-            };
-            self.slab = slab_of(word);
-            self.next = self.next.max(key << SLAB_BITS);
-            self.stop = self.end.min((key + 1) << SLAB_BITS);
+        }
+    }
+
+    /// A loop within a loop, which compilers like better than `next`.
+    #[inline]
+    fn fold<B, F: FnMut(B, Self::Item) -> B>(mut self, init: B, mut f: F) -> B {
+        let mut sum = init;
+        loop {
+            for slot in self.slots.by_ref() {
+                if let Some(id) = live(slot) {
+                    // SAFETY: live a moment ago, under the guard.
+                    sum = f(sum, (id, unsafe { slot.value() }));
+                }
+            }
+            if !self.next_slab() {
+                return sum;
+            }
         }
     }
 }

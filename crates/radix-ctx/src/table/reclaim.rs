@@ -296,16 +296,25 @@ pub(super) struct Vacated<'a, T: Send + Sync + 'static> {
     /// In `slots`, and retired.
     dead: u64,
     total: usize,
+    empties_queue: bool,
 }
 
 impl<'a, T: Send + Sync + 'static> Vacated<'a, T> {
     pub(super) fn new(core: &'a Core<T>) -> Self {
-        Self { core, slots: [None; TOGETHER], number: 0, retired: 0, dead: 0, total: 0 }
+        Self {
+            core,
+            slots: [None; TOGETHER],
+            number: 0,
+            retired: 0,
+            dead: 0,
+            total: 0,
+            empties_queue: true,
+        }
     }
 
     fn add(&mut self, slab: SlabPtr<T>, index: u32, finished: Finished) {
         if self.number == TOGETHER {
-            self.give_back();
+            self.give_back_some();
         }
         self.total += 1;
         self.dead += 1;
@@ -324,13 +333,23 @@ impl<'a, T: Send + Sync + 'static> Vacated<'a, T> {
         self.number += 1;
     }
 
-    /// In a fork child that lost the lock the slots stay used.
+    /// Gives all back, and with them what is in the queue of vacant slots, which may be higher.
     pub(super) fn give_back(&mut self) {
+        self.empties_queue = true;
+        self.give_back_some();
+    }
+
+    /// In a fork child that lost the lock the slots stay used.
+    fn give_back_some(&mut self) {
         let mut batch = Batch::new();
+        // The queue is emptied at the begin and at the end: in between others may refill it with what
+        // is the lowest at that time.
+        let empties_queue = std::mem::take(&mut self.empties_queue);
         let slots = &mut self.slots[..self.number];
         self.number = 0;
         if let Ok(mut state) = self.core.lock() {
-            self.core.vacate(&mut state, slots.iter_mut().filter_map(Option::take), &mut batch);
+            let slots = slots.iter_mut().filter_map(Option::take);
+            self.core.vacate(&mut state, slots, empties_queue, &mut batch);
             state.retire(std::mem::take(&mut self.retired));
             state.dead = state.dead.saturating_sub(std::mem::take(&mut self.dead));
         }

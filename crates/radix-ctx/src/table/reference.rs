@@ -62,17 +62,29 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         let _guard = rcu::pin();
         let core = self.core();
         // SAFETY: the guard.
-        let (slab, slot) = unsafe { core.find(id) }?;
-        let refs = match slab.refs() {
-            Some(refs) => refs,
-            None => core.make_refs(slab)?,
+        let Some(slab) = (unsafe { core.slab(id.index()) }) else {
+            return Err(GetRefError::Lookup(core.why(id)));
         };
-        // The guard keeps the count from being folded and opened again meanwhile.
-        if refs.try_get(number(id), &slot.state, id.to_bits()) {
+        let Some(refs) = slab.refs() else { return self.get_first_ref(id) };
+        let state = &slab.slot(id.index()).state;
+        // Compares the state with the id. The guard keeps the count from being folded and opened
+        // again meanwhile.
+        if refs.try_get(number(id), state, id.to_bits()) {
             Ok(CtxRef { slab: NonNull::from(slab), id, _shares: PhantomData })
         } else {
-            Err(GetRefError::Lookup(super::LookupError::Stale))
+            Err(GetRefError::Lookup(core.why(id)))
         }
+    }
+
+    /// [`get_ref`](Self::get_ref) where the counts are not made yet; the caller is pinned.
+    #[cold]
+    #[inline(never)]
+    fn get_first_ref(&self, id: Id) -> Result<CtxRef<T>, GetRefError> {
+        let core = self.core();
+        // SAFETY: the caller.
+        let (slab, _) = unsafe { core.find(id) }?; // no counts for an id that leads to nothing
+        core.make_refs(slab)?;
+        self.get_ref(id)
     }
 }
 

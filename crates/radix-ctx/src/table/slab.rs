@@ -229,6 +229,10 @@ impl<T: Send + Sync + 'static> Slab<T> {
         Ok(at)
     }
 
+    pub(super) fn slots(&self) -> &[Slot<T>; SLOTS] {
+        &self.slots
+    }
+
     /// The slot of an index that belongs to this slab.
     #[inline(always)]
     pub(super) fn slot(&self, index: u32) -> &Slot<T> {

@@ -14,7 +14,8 @@
 //!
 //! # Invariants
 //!
-//! 1. While there is anything in the queue, no vacant index is below its last one.
+//! 1. While there is anything in the queue, no vacant index is below its last one; but for those that
+//!    a reclaim vacates that is under way.
 //! 2. What is in the queue is vacant, with its bit set.
 
 use std::ptr::NonNull;
@@ -315,9 +316,12 @@ impl<T: Send + Sync + 'static> Core<T> {
         &self,
         state: &mut State<T>,
         slots: impl Iterator<Item = (SlabPtr<T>, u64)>,
+        empties_queue: bool,
         batch: &mut Batch,
     ) {
-        self.empty_queue(state, batch);
+        if empties_queue {
+            self.empty_queue(state, batch);
+        }
         for (slab, bits) in slots {
             self.mark_vacant(state, slab, bits, batch);
         }
@@ -492,7 +496,7 @@ impl<T: Send + Sync + 'static> Drop for Claim<'_, T> {
         slot.state.store(Gone::vacant(next).bits(), Ordering::Relaxed);
         if next < self.core.limits.generations {
             let slot = (self.slab, 1 << (index as usize % SLOTS));
-            self.core.vacate(&mut state, std::iter::once(slot), &mut batch);
+            self.core.vacate(&mut state, std::iter::once(slot), true, &mut batch);
         } else {
             state.retire(1);
         }
