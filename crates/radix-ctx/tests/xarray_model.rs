@@ -5,7 +5,9 @@ mod model;
 
 use percpu::rcu::{self, Owned};
 use proptest::prelude::*;
-use radix_ctx::xarray::{AllocateError, Cycle, InsertError, Mark, Value, XArray};
+use radix_ctx::xarray::{
+    AllocateError, CommitError, Cycle, InsertError, Mark, ReserveError, StoreError, Value, XArray,
+};
 use std::sync::Arc;
 
 use model::{Both, Op};
@@ -118,6 +120,7 @@ proptest! {
         for (left, key) in keys.iter().enumerate().map(|(done, key)| (keys.len() - done, key)) {
             prop_assert!(!both.array.is_empty(), "{left} left");
             both.step(&Op::Erase(*key))?;
+            both.step(&Op::Release(*key))?;
         }
         prop_assert!(both.array.is_empty());
         let stats = both.array.stats();
@@ -152,6 +155,8 @@ fn inv02_a_dropped_array_drops_its_entries_once() {
     let array = XArray::<Owned<Arc<()>>>::new();
     for index in edges() {
         array.store(index, Owned::new(Arc::clone(&counted))).unwrap();
+    }
+    for index in edges() {
         array.reserve(index ^ 0b101).map(|reservation| reservation.keep()).ok();
     }
     let stored = array.stats().entries as usize;
@@ -326,6 +331,27 @@ fn inv07_a_reservation_is_not_empty_and_reads_as_none() {
         assert!(array.contains(index));
         array.erase(index).unwrap();
     }
+}
+
+/// A reservation knows its index only, so nothing done there may leave the place to another one.
+#[test]
+fn inv07_what_is_reserved_stays_so_until_its_guard_ends_it() {
+    let array = XArray::<Value>::new();
+    let mine = array.reserve(5).unwrap();
+    assert_eq!(array.store(5, 1.into()), Err(StoreError::Reserved(1.into())));
+    assert_eq!(array.erase(5), Ok(None));
+    assert_eq!(array.erase_range(3..9), Ok(0));
+    assert_eq!(array.clear(), Ok(0));
+    assert_eq!(array.reserve(5).unwrap_err(), ReserveError::Reserved);
+    assert_eq!(array.stats().reserved, 1);
+    mine.commit(2.into()).unwrap();
+    assert_eq!(array.erase(5), Ok(Some(2.into())));
+
+    let kept = array.reserve(5).unwrap().keep();
+    assert_eq!(array.commit(4, 3.into()), Err(CommitError::Lost(3.into())));
+    array.commit(kept, 3.into()).unwrap();
+    assert_eq!(array.commit(kept, 4.into()), Err(CommitError::Lost(4.into())));
+    assert!(array.contains(5));
 }
 
 /// The closure of `insert_with` runs without the lock; if it panics the index is free again.

@@ -66,6 +66,8 @@ macro_rules! refusals {
 refusals! {
     /// Of [`XArray::store`](super::XArray::store).
     StoreError {
+        /// The index is reserved, and stays so. `EEXIST`.
+        Reserved = EEXIST, "the index is reserved";
         /// No memory for a node. `ENOMEM`.
         NoMemory = ENOMEM, "out of memory";
         /// See [`Forked`]. `EOWNERDEAD`.
@@ -89,7 +91,7 @@ refusals! {
     AllocateError {
         /// Every index of the range is in use or reserved. `ENOSPC`.
         Exhausted = ENOSPC, "no index is free in the range";
-        /// Somebody has released, erased or filled the index while its entry was being made. `ESTALE`.
+        /// Somebody has ended the reservation by its index while the entry was being made. `ESTALE`.
         Lost = ESTALE, "the index is not reserved any more";
         /// No memory for a node. `ENOMEM`.
         NoMemory = ENOMEM, "out of memory";
@@ -99,7 +101,7 @@ refusals! {
 
     /// Of [`Reservation::commit`](super::Reservation::commit).
     CommitError {
-        /// Somebody has released, erased or filled the index. `ESTALE`.
+        /// Not reserved: somebody has released or filled it by its index. `ESTALE`.
         Lost = ESTALE, "the index is not reserved any more";
         /// See [`Forked`]. `EOWNERDEAD`.
         Forked = EOWNERDEAD, "inherited through fork and busy";

@@ -59,7 +59,7 @@
 //! # Source
 //!
 //! Semantics follow the kernel's XArray (`lib/xarray.c` of Linux 6.6, its documentation). Changed:
-//! reservations are refused to `insert` and to `alloc` alike; a wrap of the cyclic allocation is
+//! reservations are refused to `insert`, to `alloc` and to `store` alike, and left alone by `erase`; a wrap of the cyclic allocation is
 //! reported by the very allocation that wrapped; errors are typed and give back; one lock flavour.
 
 mod alloc;
@@ -109,7 +109,18 @@ pub struct XArray<P: Entry> {
     /// Over all changes; in it what `alloc_cyclic` remembers.
     lock: WordLock<Cycle>,
     counts: Counts,
-    _owns: PhantomData<P>,
+    /// Invariant in `P`, as entries come in by `&self`: else one could be stored as less than it is
+    /// read as.
+    ///
+    /// ```compile_fail,E0308
+    /// use percpu::rcu::Owned;
+    /// use radix_ctx::XArray;
+    ///
+    /// fn narrow(of_any: &XArray<Owned<fn(&str)>>) -> &XArray<Owned<fn(&'static str)>> {
+    ///     of_any
+    /// }
+    /// ```
+    _owns: PhantomData<fn(P) -> P>,
 }
 
 impl<P: Entry> XArray<P> {

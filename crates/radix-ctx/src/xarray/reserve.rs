@@ -11,6 +11,11 @@ use super::{XArray, bounds};
 
 /// An index that nobody else gets. Filled by [`commit`](Reservation::commit), released by a drop.
 ///
+/// Nothing else ends it: [`store`](XArray::store) is refused, and [`erase`](XArray::erase) and
+/// [`erase_range`](XArray::erase_range) leave it alone. But [`XArray::release`] and [`XArray::commit`],
+/// which are for the indices that [`keep`](Reservation::keep) leaves, are told an index and take the
+/// caller's word for it: one with a guard is not to be given to them.
+///
 /// # Examples
 ///
 /// ```
@@ -47,19 +52,13 @@ impl<P: Entry> Reservation<'_, P> {
     ///
     /// [`CommitError`] gives `entry` back. The reservation is released, if it is still there.
     pub fn commit(self, entry: P) -> Result<(), CommitError<P>> {
-        let Ok(locked) = self.array.lock() else { return Err(CommitError::Forked(entry)) };
-        let Some(slot) = locked.edit.slot(self.index) else { return Err(CommitError::Lost(entry)) };
-        if locked.edit.get(slot) != RESERVED {
-            return Err(CommitError::Lost(entry));
-        }
-        locked.put(slot, entry.into_word());
-        drop(locked);
+        self.array.commit(self.index, entry)?;
         std::mem::forget(self);
         Ok(())
     }
 
-    /// Leaves the index reserved, until it is filled by [`store`](XArray::store) or let go by
-    /// [`release`](XArray::release). Returns it.
+    /// Leaves the index reserved, until it is filled by [`XArray::commit`] or let go by
+    /// [`XArray::release`]. Returns it.
     pub fn keep(self) -> u64 {
         let index = self.index;
         std::mem::forget(self);
@@ -78,9 +77,9 @@ impl<P: Entry> Drop for Reservation<'_, P> {
 impl<P: Entry> XArray<P> {
     /// Reserves `index`, where there must be neither an entry nor a reservation.
     ///
-    /// Until it is committed, released or stored over it reads as absent, but the array is not empty, and
-    /// [`insert`](XArray::insert) and [`alloc`](XArray::alloc) do not take it. Blocks for the lock;
-    /// allocates if the index is new.
+    /// Until it is committed or released it reads as absent, but the array is not empty, and neither
+    /// [`insert`](XArray::insert) nor [`alloc`](XArray::alloc) nor [`store`](XArray::store) takes it.
+    /// Blocks for the lock; allocates if the index is new.
     ///
     /// # Errors
     ///
@@ -116,8 +115,27 @@ impl<P: Entry> XArray<P> {
         Ok(Reservation { array: self, index })
     }
 
-    /// Lets a reserved index go. Returns false, and does nothing, if it is not reserved: an entry there
-    /// stays.
+    /// Puts `entry` at an index that was reserved and [kept](Reservation::keep). Of one that still has
+    /// its [`Reservation`], it would take the place.
+    ///
+    /// Blocks for the lock. Never allocates.
+    ///
+    /// # Errors
+    ///
+    /// [`CommitError`] gives `entry` back; nothing has changed.
+    pub fn commit(&self, index: u64, entry: P) -> Result<(), CommitError<P>> {
+        let Ok(locked) = self.lock() else { return Err(CommitError::Forked(entry)) };
+        let Some(slot) = locked.edit.slot(index) else { return Err(CommitError::Lost(entry)) };
+        if locked.edit.get(slot) != RESERVED {
+            return Err(CommitError::Lost(entry));
+        }
+        locked.put(slot, entry.into_word());
+        Ok(())
+    }
+
+    /// Lets an index go that was reserved and [kept](Reservation::keep). Of one that still has its
+    /// [`Reservation`], it would let others have it. Returns false, and does nothing, if it is not
+    /// reserved: an entry there stays.
     ///
     /// Blocks for the lock. Never allocates.
     ///
@@ -139,8 +157,8 @@ impl<P: Entry> XArray<P> {
     ///
     /// # Errors
     ///
-    /// [`InsertError`] gives `f` back, as it was not called. What it made is dropped where somebody took
-    /// the reserved index by [`store`](XArray::store) or let it go meanwhile: then `None` comes back.
+    /// [`InsertError`] gives `f` back, as it was not called. What it made is dropped where somebody ended
+    /// the reservation by its index meanwhile: then `None` comes back.
     pub fn insert_with<F: FnOnce(u64) -> P>(
         &self,
         index: u64,

@@ -45,6 +45,7 @@ fn a_fork_child_does_not_wait_for_its_parents_writer() {
         }),
         ("reserve", &|| array.reserve(2).is_err_and(|error| error == ReserveError::Forked)),
         ("release", &|| array.release(1).is_err()),
+        ("commit", &|| array.commit(1, nine) == Err(CommitError::Forked(nine))),
         ("alloc", &|| array.alloc(.., nine) == Err(AllocateError::Forked(nine))),
         ("alloc_cyclic", &|| array.alloc_cyclic(.., nine) == Err(AllocateError::Forked(nine))),
         ("set_mark", &|| array.set_mark(0, Mark::Zero).is_err()),

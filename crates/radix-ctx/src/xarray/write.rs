@@ -86,8 +86,7 @@ impl<P: Entry> XArray<P> {
 
     /// Puts `entry` at `index`, and returns what was there.
     ///
-    /// Keeps the marks of an entry there; takes the place of a reservation. Blocks for the lock;
-    /// allocates if the index is new.
+    /// Keeps the marks of an entry there. Blocks for the lock; allocates if the index is new.
     ///
     /// # Errors
     ///
@@ -108,6 +107,9 @@ impl<P: Entry> XArray<P> {
         let Ok(slot) = locked.edit.make_slot(index) else {
             return Err(StoreError::NoMemory(entry));
         };
+        if locked.edit.get(slot) == RESERVED {
+            return Err(StoreError::Reserved(entry));
+        }
         let old = locked.put(slot, entry.into_word());
         // SAFETY: just taken out, here.
         Ok(unsafe { out::<P>(old) })
@@ -145,8 +147,7 @@ impl<P: Entry> XArray<P> {
         Ok(())
     }
 
-    /// Takes the entry at `index` out, with its marks; or releases the index if it is reserved, as the
-    /// kernel's `xa_erase` does, and returns `None` then, too.
+    /// Takes the entry at `index` out, with its marks. A reserved index stays so.
     ///
     /// Blocks for the lock. Never allocates.
     ///
@@ -156,11 +157,11 @@ impl<P: Entry> XArray<P> {
     pub fn erase(&self, index: u64) -> Result<Option<Out<P>>, Forked> {
         let locked = self.lock()?;
         let Some(slot) = locked.edit.slot(index) else { return Ok(None) };
-        if locked.edit.get(slot).is_null() {
+        if is_none(locked.edit.get(slot)) {
             return Ok(None);
         }
         let old = locked.put(slot, ptr::null_mut());
-        if mutant("xarray-erase-frees-at-once") && !is_none(old) {
+        if mutant("xarray-erase-frees-at-once") {
             // SAFETY: none, it is a bug.
             drop(unsafe { P::from_word(old) });
             return Ok(None);
@@ -229,8 +230,8 @@ impl<P: Entry> XArray<P> {
         Ok(unsafe { out::<P>(old) })
     }
 
-    /// Takes out all entries of `range`, and releases its reserved indices. Returns how many entries
-    /// that were; they are dropped when no reader can have them.
+    /// Takes out all entries of `range`, and returns how many there were; they are dropped when no
+    /// reader can have them. Reserved indices stay so.
     ///
     /// Not at once: the lock is given back now and then, and what comes behind stays. Blocks for the
     /// lock. Never allocates.
@@ -249,13 +250,15 @@ impl<P: Entry> XArray<P> {
             for _ in 0..CHUNK {
                 // SAFETY: the writer's.
                 let next = unsafe { self.tree.next(from, to, Which::Present) };
-                let Some((index, _)) = next else { return Ok(erased) };
-                let Some(slot) = locked.edit.slot(index) else { unreachable!("it is present") };
-                let old = locked.put(slot, ptr::null_mut());
-                // SAFETY: just taken out, here.
-                if let Some(out) = unsafe { out::<P>(old) } {
-                    P::retire(out, &mut entries);
-                    erased += 1;
+                let Some((index, word)) = next else { return Ok(erased) };
+                if word != RESERVED {
+                    let Some(slot) = locked.edit.slot(index) else { unreachable!("it is present") };
+                    let old = locked.put(slot, ptr::null_mut());
+                    // SAFETY: just taken out, here.
+                    if let Some(out) = unsafe { out::<P>(old) } {
+                        P::retire(out, &mut entries);
+                        erased += 1;
+                    }
                 }
                 last = Some(index);
                 if index == to {

@@ -8,7 +8,7 @@ use percpu::rcu;
 use proptest::prelude::*;
 use radix_ctx::xarray::{
     AllocateError, CommitError, CompareExchangeErrorKind, Cycle, InsertError, Mark, ReserveError,
-    Value, XArray,
+    StoreError, Value, XArray,
 };
 
 /// An index that is in use: `value` is `None` if it is only reserved.
@@ -40,6 +40,7 @@ pub(crate) enum Op {
     ReserveAndCommit(u64, u64),
     ReserveAndDrop(u64),
     Release(u64),
+    Commit(u64, u64),
     Alloc(u64, u64),
     AllocWith(u64, u64),
     AllocCyclic(u64, u64),
@@ -98,6 +99,10 @@ pub(crate) fn inserts() -> BoxedStrategy<Op> {
         (keys(), small()).prop_map(|(key, value)| Op::ReserveAndCommit(key, value)),
         keys().prop_map(Op::ReserveAndDrop),
         keys().prop_map(Op::Release),
+        (keys(), small()).prop_map(|(key, value)| Op::Commit(key, value)),
+        (keys(), small()).prop_map(|(key, value)| Op::Store(key, value)),
+        keys().prop_map(Op::Erase),
+        spans().prop_map(|(from, to)| Op::EraseRange(from, to)),
         spans().prop_map(|(from, to)| Op::ReserveLowest(from, to)),
     ]
     .boxed()
@@ -151,6 +156,19 @@ pub(crate) type Step = Result<(), TestCaseError>;
 
 fn value(value: u64) -> Value {
     Value::new(value).expect("small")
+}
+
+fn store(array: &XArray<Value>, model: &mut BTreeMap<u64, Used>, key: u64, new: u64) -> Step {
+    let expected = match model.get_mut(&key) {
+        Some(Used { value: None, .. }) => Err(StoreError::Reserved(value(new))),
+        Some(had) => Ok(had.value.replace(new).map(value)),
+        None => Ok(None),
+    };
+    if expected == Ok(None) {
+        model.insert(key, Used::of(new));
+    }
+    prop_assert_eq!(array.store(key, value(new)), expected);
+    Ok(())
 }
 
 /// The array, and what it must be.
@@ -212,16 +230,10 @@ impl Both {
         let serial = self.serial;
         let (array, model) = (&self.array, &mut self.model);
         match *op {
-            Op::Store(key, new) => {
-                let had = model.entry(key).or_default();
-                let old = had.value.replace(new).map(value);
-                prop_assert_eq!(array.store(key, value(new)), Ok(old));
-            }
+            Op::Store(key, new) => store(array, model, key, new)?,
             Op::Fill(key) => {
                 for key in key & !63..=key | 63 {
-                    let had = model.entry(key).or_default();
-                    let old = had.value.replace(serial).map(value);
-                    prop_assert_eq!(array.store(key, value(serial)), Ok(old));
+                    store(array, model, key, serial)?;
                 }
             }
             Op::Insert(key, new) => {
@@ -247,17 +259,20 @@ impl Both {
                 model.entry(key).or_insert(Used::of(new));
             }
             Op::Erase(key) => {
-                let old = model.remove(&key).and_then(|had| had.value).map(value);
+                let old = model.get(&key).and_then(|had| had.value).map(value);
+                if old.is_some() {
+                    model.remove(&key);
+                }
                 prop_assert_eq!(array.erase(key), Ok(old));
             }
             Op::EraseRange(from, to) => {
                 let erased = model.range(from..=to).filter(|(_, had)| had.value.is_some()).count();
-                model.retain(|key, _| !(from..=to).contains(key));
+                model.retain(|key, had| had.value.is_none() || !(from..=to).contains(key));
                 prop_assert_eq!(array.erase_range(from..=to), Ok(erased as u64));
             }
             Op::Clear => {
                 let entries = model.values().filter(|had| had.value.is_some()).count();
-                model.clear();
+                model.retain(|_, had| had.value.is_none());
                 prop_assert_eq!(array.clear(), Ok(entries as u64));
             }
             Op::CompareExchange(key, expected, new) => {
@@ -317,8 +332,8 @@ impl Both {
                 prop_assert!(!array.is_empty());
                 if let Ok(reservation) = reservation {
                     if serial.is_multiple_of(2) {
-                        // Lost to a store: neither the commit nor the drop touches that.
-                        array.store(key, value(serial)).unwrap();
+                        // Filled by its index: neither the commit nor the drop touches that.
+                        array.commit(key, value(serial)).unwrap();
                         model.insert(key, Used::of(serial));
                         let lost = reservation.commit(value(serial + 1));
                         prop_assert_eq!(lost, Err(CommitError::Lost(value(serial + 1))));
@@ -331,6 +346,17 @@ impl Both {
                     model.remove(&key);
                 }
                 prop_assert_eq!(array.release(key), Ok(is_reserved));
+            }
+            Op::Commit(key, new) => {
+                let reserved = model.get_mut(&key).filter(|had| had.value.is_none());
+                let expected = match reserved {
+                    Some(had) => {
+                        had.value = Some(new);
+                        Ok(())
+                    }
+                    None => Err(CommitError::Lost(value(new))),
+                };
+                prop_assert_eq!(array.commit(key, value(new)), expected);
             }
             Op::ReserveLowest(from, to) => {
                 let said = array.reserve_lowest(from..=to).map(|reservation| reservation.keep());
@@ -411,7 +437,7 @@ impl Both {
         let key = match *op {
             Op::Store(key, _) | Op::Insert(key, _) | Op::InsertWith(key, _) => key,
             Op::Erase(key) | Op::Fill(key) => key,
-            Op::CompareExchange(key, ..) | Op::ReserveAndCommit(key, _) => key,
+            Op::CompareExchange(key, ..) | Op::ReserveAndCommit(key, _) | Op::Commit(key, _) => key,
             Op::Reserve(key) | Op::ReserveAndDrop(key) | Op::Release(key) => key,
             Op::SetMark(key, _) | Op::ClearMark(key, _) => key,
             Op::EraseRange(_, to) | Op::Alloc(_, to) | Op::Walk(_, to) => to,
