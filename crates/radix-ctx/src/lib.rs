@@ -25,13 +25,13 @@
 //! | to | in a [`CtxTable`] | in an [`XArray`] |
 //! |---|---|---|
 //! | make one, with limits | [`new`](CtxTable::new), [`builder`](CtxTable::builder) | [`new`](XArray::new) |
-//! | put in | [`insert`](CtxTable::insert), [`insert_with`](CtxTable::insert_with), [`insert_in`](CtxTable::insert_in), [`insert_cyclic`](CtxTable::insert_cyclic), [`insert_wait`](CtxTable::insert_wait) | [`store`](XArray::store), [`insert`](XArray::insert), [`alloc`](XArray::alloc), [`alloc_cyclic`](XArray::alloc_cyclic), [`compare_exchange`](XArray::compare_exchange) |
+//! | put in | [`insert`](CtxTable::insert), [`insert_with`](CtxTable::insert_with), [`insert_in`](CtxTable::insert_in), [`insert_cyclic`](CtxTable::insert_cyclic), [`insert_wait`](CtxTable::insert_wait), [`insert_ref`](CtxTable::insert_ref) | [`store`](XArray::store), [`insert`](XArray::insert), [`alloc`](XArray::alloc), [`alloc_cyclic`](XArray::alloc_cyclic), [`compare_exchange`](XArray::compare_exchange) |
 //! | keep a place | [`reserve`](CtxTable::reserve) | [`reserve`](XArray::reserve), [`reserve_lowest`](XArray::reserve_lowest) |
 //! | read | [`get`](CtxTable::get), [`with`](CtxTable::with), [`contains`](CtxTable::contains) | [`load`](XArray::load), [`with`](XArray::with), [`contains`](XArray::contains) |
 //! | hold on to it | [`get_ref`](CtxTable::get_ref): a [`CtxRef`] | |
 //! | walk | [`iter`](CtxTable::iter), [`range`](CtxTable::range), [`next`](CtxTable::next), [`prev`](CtxTable::prev) | [`iter`](XArray::iter), [`range`](XArray::range), [`next`](XArray::next), [`prev`](XArray::prev) |
 //! | search by a bit | | [`set_mark`](XArray::set_mark), [`marked`](XArray::marked) |
-//! | take out | [`remove`](CtxTable::remove): a [`Removal`], to wait for or not | [`erase`](XArray::erase), [`erase_range`](XArray::erase_range) |
+//! | take out | [`remove`](CtxTable::remove): a [`Removal`], to wait for or not; [`take`](CtxTable::take): a [`CtxRef`] | [`erase`](XArray::erase), [`erase_range`](XArray::erase_range) |
 //! | take all out | [`close_all`](CtxTable::close_all), [`kill_all`](CtxTable::kill_all) | [`clear`](XArray::clear) |
 //! | have memory, or give it back | [`try_reserve`](CtxTable::try_reserve), [`flush`](CtxTable::flush), [`poll`](CtxTable::poll), [`shrink_to_fit`](CtxTable::shrink_to_fit) | [`try_reserve`](XArray::try_reserve), [`shrink_to_fit`](XArray::shrink_to_fit) |
 //! | count | [`len`](CtxTable::len), [`usage`](CtxTable::usage), [`stats`](CtxTable::stats) | [`is_empty`](XArray::is_empty), [`stats`](XArray::stats) |
@@ -106,6 +106,10 @@
 //!   removed contexts has more in memory than the quota says ([`TableStats::pending`]).
 //! - The id of a reservation names nothing until it is committed, and nothing ever if it is dropped;
 //!   the next one at that index has another generation.
+//! - The same goes for readers: under a guard that stays, each removal and insert takes new memory, and
+//!   only [`max_index`](Builder::max_index) bounds that.
+//! - A [`CtxRef`] that outlives its table keeps the table's slabs, all of them.
+//! - An id means nothing in another table than its own, and there it may name something.
 //! - The lowest vacant index is that of contexts which are dropped: after a removal the next insert
 //!   takes another one, until readers allowed the first to be reclaimed.
 //! - An [`XArray`] has no generations: an index means whatever is there now.
@@ -130,8 +134,8 @@ pub use self::xarray::XArray;
 
 pub use self::table::{
     Builder, Closing, ClosingFuture, CtxRef, CtxTable, GetRefError, Id, InsertError, InsertRefused,
-    Iter, Killed, LookupError, Removal, RemovalFuture, RemoveError, Reservation, TableStats, Usage,
-    WaitError,
+    Iter, Killed, LookupError, ParseIdError, Removal, RemovalFuture, RemoveError, Reservation,
+    TableStats, Usage, WaitError,
 };
 
 /// Compiles and runs the example of the README.

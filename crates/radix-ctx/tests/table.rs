@@ -58,3 +58,22 @@ fn inv08_a_full_table_gives_the_value_back() {
     let id = table.insert_wait(9).unwrap();
     assert_eq!((id.index(), id.generation()), (2, 2));
 }
+
+/// The reference is there before anybody can remove the context; taken, it is gone for others.
+#[test]
+fn inv14_a_context_is_inserted_and_taken_with_a_reference() {
+    let table = CtxTable::builder().max_contexts(1).build().unwrap();
+    let first = table.insert_ref("one".to_string()).unwrap();
+    let id = CtxRef::id(&first);
+    assert_eq!(table.insert_ref("two".to_string()).unwrap_err().value, "two");
+    let taken = table.take(id).unwrap();
+    assert_eq!((taken.as_str(), first.as_str()), ("one", "one"));
+    assert_eq!(table.take(id).unwrap_err(), LookupError::Stale.into());
+    assert_eq!(table.flush(), Ok(0));
+    drop(first);
+    assert_eq!(table.stats().pending, 1);
+    drop(taken);
+    assert_eq!(table.stats().pending, 0);
+    table.validate();
+    assert_eq!(table.insert_ref("two".to_string()).unwrap().as_str(), "two");
+}

@@ -39,7 +39,8 @@ pub struct Builder<T> {
 
 impl<T: Send + Sync + 'static> Builder<T> {
     /// How many contexts may be live at a time; without it as many as there are indexes. One that
-    /// was removed does not count, though it may be in use still.
+    /// was removed does not count, though it may be in use still: under a reader that stays, memory
+    /// grows with each removal and insert, and only [`max_index`](Self::max_index) bounds that.
     pub fn max_contexts(mut self, contexts: u64) -> Self {
         self.contexts = Some(contexts);
         self
@@ -63,6 +64,8 @@ impl<T: Send + Sync + 'static> Builder<T> {
 
     /// How many contexts may have the same index, one after the other, until it is used no more;
     /// 2^30 - 2 at most, which is what it is if not set, and 1 at least.
+    ///
+    /// An index that is used up keeps its slot's memory; and counts for `max_index`.
     ///
     /// Ids are then below `(generations + 1) << 32`, for those who have no room for larger ones.
     pub fn generation_limit(mut self, generations: u32) -> Self {

@@ -258,6 +258,15 @@ impl From<LookupError> for GetRefError {
     }
 }
 
+impl From<GetRefError> for InsertRefused {
+    fn from(error: GetRefError) -> Self {
+        match error {
+            GetRefError::Forked(forked) => Self::Forked(forked),
+            _ => Self::Alloc(AllocError::new()), // the id is the caller's
+        }
+    }
+}
+
 impl From<AllocError> for InsertRefused {
     fn from(error: AllocError) -> Self {
         Self::Alloc(error)

@@ -1,7 +1,10 @@
 //! What names a context: where it is, and which of all that were ever there.
 
+use std::error::Error;
 use std::fmt;
+use std::io;
 use std::num::NonZeroU64;
+use std::str::FromStr;
 
 /// The name of a context in a [`CtxTable`](super::CtxTable): an index, and the generation of the
 /// context that is, or was, at that index.
@@ -12,7 +15,7 @@ use std::num::NonZeroU64;
 /// ```
 ///
 /// A generation is never 0 and an index is used again only with another one, so an id never names
-/// two contexts of one table. [`to_bits`](Self::to_bits) fits wherever 64 bits are handed through,
+/// two contexts of one table. Of two tables it may: a table does not know the ids of others. [`to_bits`](Self::to_bits) fits wherever 64 bits are handed through,
 /// as in the `user_data` of an I/O request. Ids order by generation first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
@@ -70,7 +73,7 @@ impl Id {
         self.0.get() as u32
     }
 
-    /// How many contexts were at that index before it, and one.
+    /// Grows with each context at that index, by one or more.
     #[inline(always)]
     #[must_use]
     pub const fn generation(self) -> u32 {
@@ -91,6 +94,45 @@ impl fmt::Display for Id {
     }
 }
 
+/// The text is not what an [`Id`] prints, or not that of an id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ParseIdError {}
+
+impl ParseIdError {
+    /// The error as C knows it: `EINVAL`.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        libc::EINVAL
+    }
+}
+
+impl fmt::Display for ParseIdError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not an id: `index.generation` is wanted")
+    }
+}
+
+impl Error for ParseIdError {}
+
+impl From<ParseIdError> for io::Error {
+    fn from(error: ParseIdError) -> Self {
+        Self::from_raw_os_error(error.errno())
+    }
+}
+
+/// Of what [`Display`](fmt::Display) prints.
+impl FromStr for Id {
+    type Err = ParseIdError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
+        let parse = |text: &str| text.parse::<u32>().map_err(|_| ParseIdError {});
+        let (index, generation) = text.split_once('.').ok_or(ParseIdError {})?;
+        let bits = u64::from(parse(generation)?) << 32 | u64::from(parse(index)?);
+        Self::from_bits(bits).ok_or(ParseIdError {})
+    }
+}
+
 impl From<Id> for u64 {
     fn from(id: Id) -> Self {
         id.to_bits()
@@ -102,6 +144,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_not_an_id_does_not_parse() {
+        for text in ["", "1", "1.", ".1", "1.0", "-1.1", "1.1.1", "4294967296.1", "0.1073741824"] {
+            assert_eq!(text.parse::<Id>(), Err(ParseIdError {}), "{text}");
+        }
+    }
+
+    #[test]
     fn inv12_bits_make_an_id_only_if_a_table_could_have_made_them() {
         for bits in [0, 1, u64::from(u32::MAX), 1 << 62, 1 << 63, u64::MAX] {
             assert_eq!(Id::from_bits(bits), None, "{bits:#x}");
@@ -111,6 +160,7 @@ mod tests {
             assert_eq!(Id::from_bits(id.to_bits()), Some(id));
             assert_eq!((id.index(), id.generation()), (index, generation));
             assert_eq!(id.to_string(), format!("{index}.{generation}"));
+            assert_eq!(id.to_string().parse(), Ok(id));
         }
     }
 }

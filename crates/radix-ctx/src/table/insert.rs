@@ -168,7 +168,12 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
 impl<T: Send + Sync + 'static> Core<T> {
     /// A vacant slot, and a place in the quota.
     #[inline]
-    fn admit(&self, first: u32, last: u32, weight: u64) -> Result<Claim<'_, T>, InsertRefused> {
+    pub(super) fn admit(
+        &self,
+        first: u32,
+        last: u32,
+        weight: u64,
+    ) -> Result<Claim<'_, T>, InsertRefused> {
         self.quota.take(weight)?;
         self.claim(first, last).inspect_err(|_| self.quota.give_back(weight))
     }

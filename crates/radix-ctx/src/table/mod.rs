@@ -41,6 +41,7 @@ mod waiters;
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 
 use percpu::rcu::{self, Pinned};
@@ -49,7 +50,7 @@ pub use self::builder::Builder;
 pub use self::error::{
     GetRefError, InsertError, InsertRefused, LookupError, RemoveError, WaitError,
 };
-pub use self::id::Id;
+pub use self::id::{Id, ParseIdError};
 pub use self::insert::Reservation;
 pub use self::iter::Iter;
 pub use self::quota::Usage;
@@ -69,6 +70,10 @@ pub struct CtxTable<T: Send + Sync + 'static> {
 unsafe impl<T: Send + Sync + 'static> Send for CtxTable<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync + 'static> Sync for CtxTable<T> {}
+
+// A panic leaves nothing half done: every step under the lock is finished or not begun.
+impl<T: Send + Sync + 'static> UnwindSafe for CtxTable<T> {}
+impl<T: Send + Sync + 'static> RefUnwindSafe for CtxTable<T> {}
 
 impl<T: Send + Sync + 'static> CtxTable<T> {
     #[inline(always)]
@@ -116,8 +121,10 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
 }
 
 impl<T: Send + Sync + 'static> Drop for CtxTable<T> {
-    /// Removes every context and drops those that nobody has a [`CtxRef`] of; the last reference
-    /// drops each of the others. Does not wait for readers: there are none, as they borrow the table.
+    /// Removes every context and drops those that nobody has a [`CtxRef`] of, here or, if another
+    /// thread is just reclaiming, there; the last reference drops each of the others, and with the last
+    /// of them goes the memory of the table, a grace period later. Does not wait for readers: there are
+    /// none, as they borrow the table.
     fn drop(&mut self) {
         self.core().end_table();
     }

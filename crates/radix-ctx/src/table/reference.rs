@@ -10,6 +10,7 @@ use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::ops::Deref;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::pin::Pin;
 use std::ptr::NonNull;
 use std::task::{Context, Poll};
@@ -20,7 +21,7 @@ use percpu::{RefBlock, rcu};
 
 use super::CtxTable;
 use super::core::Core;
-use super::error::{GetRefError, WaitError};
+use super::error::{GetRefError, InsertError, WaitError};
 use super::id::Id;
 use super::slab::{SLOTS, Slab, SlabPtr, Slot};
 use super::waiters::{Place, Waiters};
@@ -74,6 +75,50 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         } else {
             Err(GetRefError::Lookup(core.why(id)))
         }
+    }
+
+    /// [`insert`](Self::insert), and a counted reference to what was inserted: nobody can remove it in
+    /// between.
+    ///
+    /// # Errors
+    ///
+    /// As `insert`; [`Alloc`](super::InsertRefused::Alloc) also for want of memory for the counts.
+    pub fn insert_ref(&self, value: T) -> Result<CtxRef<T>, InsertError<T>> {
+        let core = self.core();
+        let claim = match core.admit(0, u32::MAX, 1) {
+            Ok(claim) => claim,
+            Err(reason) => return Err(InsertError::new(value, reason)),
+        };
+        let (id, slab) = (claim.id(), claim.slab());
+        // SAFETY: the claim keeps its slot used, and that the slab.
+        let it = unsafe { slab.as_ref() };
+        let refs = match it.refs().map_or_else(|| core.make_refs(it), Ok) {
+            Ok(refs) => refs,
+            Err(error) => {
+                drop(claim);
+                core.quota.give_back(1);
+                return Err(InsertError::new(value, error.into()));
+            }
+        };
+        // The count is open and the state is not the id yet: counted like one more after a removal.
+        refs.get_more(number(id), &it.slot(id.index()).state, id.to_bits());
+        claim.fill(value, 1);
+        Ok(CtxRef { slab, id, _shares: PhantomData })
+    }
+
+    /// Removes a context and gives its last users company: a counted reference to it, to say good-bye
+    /// to what it holds.
+    ///
+    /// The context is dropped when this and every other reference is gone. Of several threads that
+    /// take or remove the same context one succeeds.
+    ///
+    /// # Errors
+    ///
+    /// As [`get_ref`](Self::get_ref); nothing was removed.
+    pub fn take(&self, id: Id) -> Result<CtxRef<T>, GetRefError> {
+        let taken = self.get_ref(id)?;
+        self.remove(id)?;
+        Ok(taken)
     }
 
     /// [`get_ref`](Self::get_ref) where the counts are not made yet; the caller is pinned.
@@ -193,6 +238,10 @@ impl<T: Send + Sync + 'static> CtxRef<T> {
         Killed { of: this.clone(), place: Place::default() }
     }
 }
+
+// As for an `Arc`.
+impl<T: RefUnwindSafe + Send + Sync + 'static> UnwindSafe for CtxRef<T> {}
+impl<T: RefUnwindSafe + Send + Sync + 'static> RefUnwindSafe for CtxRef<T> {}
 
 impl<T: Send + Sync + 'static> Deref for CtxRef<T> {
     type Target = T;

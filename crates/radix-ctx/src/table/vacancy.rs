@@ -462,6 +462,10 @@ impl<'a, T: Send + Sync + 'static> Claim<'a, T> {
         self.id
     }
 
+    pub(super) fn slab(&self) -> SlabPtr<T> {
+        self.slab
+    }
+
     /// Puts a value in the slot and publishes it.
     #[inline]
     pub(super) fn fill(self, value: T, weight: u64) -> Id {
