@@ -138,7 +138,7 @@ fn a_removal_is_waited_for_in_every_way() {
     }
     assert_eq!(drops.load(Relaxed), 1);
     let (drops, removal) = remove();
-    block_on(removal.into_future());
+    block_on(removal.into_future()).unwrap();
     assert_eq!(drops.load(Relaxed), 1);
 
     // A reference of another thread's holds each of them up.
@@ -156,8 +156,8 @@ fn a_removal_is_waited_for_in_every_way() {
         match way {
             0 => removal.wait().unwrap(),
             1 => removal.wait_timeout(NEVER).unwrap(),
-            2 => block_on(removal.into_future()),
-            _ => assert_eq!(block_on(table.kill_all().into_future()), 0),
+            2 => block_on(removal.into_future()).unwrap(),
+            _ => assert_eq!(block_on(table.kill_all().into_future()), Ok(0)),
         }
         assert_eq!(drops.load(Relaxed), 1, "way {way}");
         user.join().unwrap();
@@ -179,7 +179,7 @@ fn a_removal_is_waited_for_in_every_way() {
         assert_eq!(removal.wait_timeout(WHILE), Err(WaitError::TimedOut));
         assert_eq!((drops.load(Relaxed), removal.is_done()), (0, false));
         drop(tell);
-        block_on(removal.into_future());
+        block_on(removal.into_future()).unwrap();
         assert_eq!(drops.load(Relaxed), 1);
     });
 }

@@ -114,7 +114,7 @@ impl<T: Send + Sync + 'static> Core<T> {
                 slot.state.store(Gone::dead(id, NO_LINK).bits(), Ordering::Release);
             }
         });
-        self.waiters.notify();
+        self.waiters.notify_all();
         self.restart_sections();
         let mut vacated = Vacated::new(self);
         for_each(&mut |slab, index, state| {

@@ -206,7 +206,7 @@ impl<T: Send + Sync + 'static> Walk<T> {
 impl<T: Send + Sync + 'static> Core<T> {
     /// Makes a live slot dead and puts it on a list. True if the lists deserve a look now.
     ///
-    /// The caller is pinned and has just changed the state from `id` to dead.
+    /// The caller is pinned and has just changed the state from `id` to dead; it notifies after that.
     #[inline]
     pub(super) fn bury(&self, slab: &Slab<T>, slot: &Slot<T>, id: Id) -> bool {
         if self.quota.is_limited() {
@@ -214,7 +214,6 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
         let Some(limbo) = self.limbo.get() else { return false }; // there is: a slab was made
         let length = limbo.local().push(slot, id);
-        self.waiters.notify();
         // Pairs with the `heavy` in `run_tick`: it sees the slot in its list, or we see that there is
         // no tick.
         light();
@@ -224,7 +223,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 
     /// Makes every live slot of a slab dead and puts them on lists; how many there were. The caller is
-    /// pinned, and has a [`look`](Self::look) after it.
+    /// pinned, and notifies and has a [`look`](Self::look) after it.
     pub(super) fn bury_all(&self, slab: &Slab<T>) -> usize {
         let Some(limbo) = self.limbo.get() else { return 0 }; // there is: a slab was made
         let limbo = limbo.local();
@@ -252,9 +251,6 @@ impl<T: Send + Sync + 'static> Core<T> {
                 limbo.splice(number, first, slot, id);
                 killed += number as usize;
             }
-        }
-        if killed != 0 {
-            self.waiters.notify();
         }
         killed
     }

@@ -179,6 +179,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             }
         }
         vacated.add(slab, index, self.finish(it, index, gone));
+        drop(self.waiters.take_slot(index));
     }
 
     fn drop_value(&self, slab: &Slab<T>, index: u32) -> Result<(), Box<dyn Any + Send>> {
@@ -221,6 +222,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         let guard = rcu::pin();
         let mut vacated = Vacated::new(self);
         vacated.add(slab, index, self.finish(it, index, gone));
+        let woken = self.waiters.take_slot(index);
         // Ordering: Relaxed; a statistic.
         self.tally.0.referenced.fetch_sub(1, Ordering::Relaxed);
         let guard = if mutant("limbo-last-put-unpinned") {
@@ -231,8 +233,9 @@ impl<T: Send + Sync + 'static> Core<T> {
             vacated.give_back();
             guard
         };
-        self.waiters.notify();
+        let threads = self.waiters.take_threads();
         self.end(guard);
+        drop((woken, threads)); // wakers run without the guard
         if let Err(panic) = dropped {
             std::panic::resume_unwind(panic);
         }

@@ -188,8 +188,8 @@ impl<T: Send + Sync + 'static> CtxRef<T> {
     /// Blocks until `look` gives something, or the context is removed.
     ///
     /// `look` is called again after each [`notify`](Self::notify), and whenever the table notifies
-    /// somebody else. It runs under a lock of the table's: it must be short, and must not insert into
-    /// the table, remove, or notify.
+    /// somebody else; under no lock and no guard, so it may do with the table what it likes. Each call
+    /// that changes something of the table has it called again.
     ///
     /// # Errors
     ///
@@ -304,7 +304,10 @@ impl<T: Send + Sync + 'static> Future for Killed<T> {
         if CtxRef::is_removed(&this.of) {
             return Poll::Ready(());
         }
-        let registered = this.of.waiters().register(&mut this.place, context.waker());
+        let index = this.of.id.index();
+        // In a fork child whose parent's other thread holds a lock: look again soon, as without memory.
+        let registered =
+            this.of.waiters().register(&mut this.place, Some(index), context.waker()) == Ok(true);
         if CtxRef::is_removed(&this.of) {
             return Poll::Ready(());
         }

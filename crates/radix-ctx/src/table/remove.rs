@@ -76,6 +76,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
             from = key + 1;
         }
         if killed != 0 {
+            core.waiters.notify_all();
             core.look();
         }
         Closing { core, killed, from: 0 }
@@ -115,10 +116,14 @@ impl<T: Send + Sync + 'static> Core<T> {
         if !slot.kill(id) {
             return Err(RemoveError::Stale);
         }
+        let mut guard = Some(guard);
         if mutant("limbo-pushes-unpinned") {
-            drop(guard);
+            guard = None;
         }
-        Ok(self.bury(slab, slot, id))
+        let look = self.bury(slab, slot, id);
+        drop(guard);
+        self.waiters.notify_slot(id.index());
+        Ok(look)
     }
 
     /// Whether this thread may wait for contexts of this table to go.
@@ -128,6 +133,16 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
         let state = self.lock()?;
         if self.is_in_drop(&state) { Err(WaitError::InDrop) } else { Ok(()) }
+    }
+
+    /// [`may_wait`](Self::may_wait), and that who reclaims is in this process.
+    fn may_go_on(&self) -> Result<(), WaitError> {
+        self.may_wait()?;
+        let state = self.lock()?;
+        if state.reclaimer != 0 && state.since.is_inherited() {
+            return Err(Forked::new().into());
+        }
+        Ok(())
     }
 
     /// Whether the context of `id`, which was removed, is dropped.
@@ -179,48 +194,63 @@ impl<T: Send + Sync + 'static> Core<T> {
         &self,
         timeout: Duration,
         mut done: impl FnMut() -> bool,
+        blocked: impl Fn() -> bool,
     ) -> Result<(), WaitError> {
         let Some(deadline) = Instant::now().checked_add(timeout) else {
-            return self.wait_done(done, || false);
+            return self.wait_done(done, blocked);
         };
-        self.may_wait()?;
         // Readers tell nobody that they leave: ask, seldomer and seldomer.
         let mut step = Duration::from_micros(10);
         loop {
             if done() {
                 return Ok(());
             }
+            self.may_go_on()?;
             self.advance();
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return if done() { Ok(()) } else { Err(WaitError::TimedOut) };
-            }
-            let until = Instant::now() + step.min(left);
-            if self.waiters.wait(Some(until), || done().then_some(()))?.is_some() {
+            if done() {
                 return Ok(());
             }
-            step = (step * 2).min(Duration::from_millis(1));
+            let now = Instant::now();
+            if now >= deadline {
+                return Err(WaitError::TimedOut);
+            }
+            if blocked() {
+                // The last reference tells.
+                let unblocked = || (done() || !blocked()).then_some(());
+                self.waiters.wait(Some(deadline), unblocked)?;
+            } else {
+                let until = (now + step).min(deadline);
+                self.waiters.wait(Some(until), || done().then_some(()))?;
+                step = (step * 2).min(Duration::from_millis(1));
+            }
         }
     }
 
-    /// One poll of a future that is ready when `done`. `blocked`: only a reference is in the way.
+    /// One poll of a future that is ready when `done`, of a slot or of the whole table. `blocked`: only
+    /// a reference is in the way.
     fn poll_done(
         &self,
         place: &mut Place,
+        slot: Option<u32>,
         context: &mut Context<'_>,
         done: impl Fn() -> bool,
         blocked: impl Fn() -> bool,
-    ) -> Poll<()> {
+    ) -> Poll<Result<(), WaitError>> {
         self.advance();
         if done() {
-            return Poll::Ready(());
+            return Poll::Ready(Ok(()));
         }
-        let registered = self.waiters.register(place, context.waker());
+        self.may_go_on()?;
+        let registered = self.waiters.register(place, slot, context.waker())?;
         if done() {
-            return Poll::Ready(());
+            return Poll::Ready(Ok(()));
+        }
+        let blocked = blocked();
+        if blocked && self.waiters.is_inherited() {
+            return Poll::Ready(Err(Forked::new().into())); // who has the reference?
         }
         // Readers tell nobody that they leave: look again soon.
-        if !registered || !blocked() {
+        if !registered || !blocked {
             context.waker().wake_by_ref();
         }
         Poll::Pending
@@ -257,8 +287,8 @@ impl<T: Send + Sync + 'static> Removal<'_, T> {
     /// # Errors
     ///
     /// As [`CtxTable::flush`]. A reference of this thread's own is not seen: that waits for ever.
-    pub fn wait(self) -> Result<(), WaitError> {
-        let Self { core, id, .. } = &self;
+    pub fn wait(&self) -> Result<(), WaitError> {
+        let Self { core, id } = self;
         core.wait_done(|| core.is_reclaimed(*id), || core.is_referenced(*id))
     }
 
@@ -268,12 +298,13 @@ impl<T: Send + Sync + 'static> Removal<'_, T> {
     ///
     /// [`WaitError::TimedOut`], and as [`CtxTable::flush`].
     pub fn wait_timeout(&self, timeout: Duration) -> Result<(), WaitError> {
-        self.core.wait_timeout(timeout, || self.core.is_reclaimed(self.id))
+        let Self { core, id } = self;
+        core.wait_timeout(timeout, || core.is_reclaimed(*id), || core.is_referenced(*id))
     }
 }
 
 impl<'a, T: Send + Sync + 'static> IntoFuture for Removal<'a, T> {
-    type Output = ();
+    type Output = Result<(), WaitError>;
     type IntoFuture = RemovalFuture<'a, T>;
 
     fn into_future(self) -> RemovalFuture<'a, T> {
@@ -285,6 +316,11 @@ impl<'a, T: Send + Sync + 'static> IntoFuture for Removal<'a, T> {
 ///
 /// Polled again and again while readers are in the way, which tell nobody that they leave; it sleeps
 /// while it waits for references.
+///
+/// # Errors
+///
+/// As [`Removal::wait`], found when it is polled: a poll never waits, but one with an RCU guard held, or
+/// from a drop of a context, may be what it is waited for.
 #[derive(Debug)]
 #[must_use = "a future does nothing unless it is polled"]
 pub struct RemovalFuture<'a, T: Send + Sync + 'static> {
@@ -293,11 +329,12 @@ pub struct RemovalFuture<'a, T: Send + Sync + 'static> {
 }
 
 impl<T: Send + Sync + 'static> Future for RemovalFuture<'_, T> {
-    type Output = ();
+    type Output = Result<(), WaitError>;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { removal: Removal { core, id }, place } = self.get_mut();
-        core.poll_done(place, context, || core.is_reclaimed(*id), || core.is_referenced(*id))
+        let (done, blocked) = (|| core.is_reclaimed(*id), || core.is_referenced(*id));
+        core.poll_done(place, Some(id.index()), context, done, blocked)
     }
 }
 
@@ -354,9 +391,10 @@ impl<T: Send + Sync + 'static> Closing<'_, T> {
     ///
     /// As [`CtxTable::flush`].
     pub fn wait(&mut self) -> Result<(), WaitError> {
-        let from = Cell::new(self.from);
-        let core = self.core;
-        core.wait_done(|| core.is_clear(&from), || core.is_referenced_at(from.get()))
+        let (core, from) = (self.core, Cell::new(self.from));
+        let waited = core.wait_done(|| core.is_clear(&from), || core.is_referenced_at(from.get()));
+        self.from = from.get();
+        waited
     }
 
     /// Blocks until all are dropped, or for `timeout`.
@@ -365,8 +403,11 @@ impl<T: Send + Sync + 'static> Closing<'_, T> {
     ///
     /// [`WaitError::TimedOut`], and as [`CtxTable::flush`].
     pub fn wait_timeout(&mut self, timeout: Duration) -> Result<(), WaitError> {
-        let from = Cell::new(self.from);
-        self.core.wait_timeout(timeout, || self.core.is_clear(&from))
+        let (core, from) = (self.core, Cell::new(self.from));
+        let blocked = || core.is_referenced_at(from.get());
+        let waited = core.wait_timeout(timeout, || core.is_clear(&from), blocked);
+        self.from = from.get();
+        waited
     }
 }
 
@@ -397,7 +438,7 @@ impl<T: Send + Sync + 'static> Core<T> {
 }
 
 impl<'a, T: Send + Sync + 'static> IntoFuture for Closing<'a, T> {
-    type Output = usize;
+    type Output = Result<usize, WaitError>;
     type IntoFuture = ClosingFuture<'a, T>;
 
     fn into_future(self) -> ClosingFuture<'a, T> {
@@ -405,8 +446,8 @@ impl<'a, T: Send + Sync + 'static> IntoFuture for Closing<'a, T> {
     }
 }
 
-/// Ready, with their number, when all removed contexts are dropped. From [`Closing`]; polled as a
-/// [`RemovalFuture`] is.
+/// Ready, with their number, when all removed contexts are dropped. From [`Closing`]; polled, and
+/// refused, as a [`RemovalFuture`] is.
 #[derive(Debug)]
 #[must_use = "a future does nothing unless it is polled"]
 pub struct ClosingFuture<'a, T: Send + Sync + 'static> {
@@ -415,15 +456,15 @@ pub struct ClosingFuture<'a, T: Send + Sync + 'static> {
 }
 
 impl<T: Send + Sync + 'static> Future for ClosingFuture<'_, T> {
-    type Output = usize;
+    type Output = Result<usize, WaitError>;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<usize> {
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { closing: Closing { core, killed, from }, place } = self.get_mut();
         let at = Cell::new(*from);
         let done = || core.is_clear(&at);
-        let polled = core.poll_done(place, context, done, || core.is_referenced_at(at.get()));
+        let polled = core.poll_done(place, None, context, done, || core.is_referenced_at(at.get()));
         *from = at.get();
-        polled.map(|()| *killed)
+        polled.map_ok(|()| *killed)
     }
 }
 

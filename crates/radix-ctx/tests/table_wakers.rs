@@ -1,0 +1,256 @@
+//! Who waits for what of a table, and what is refused to whom.
+
+#[path = "common/child.rs"]
+mod child;
+
+use std::future::{Future, IntoFuture};
+use std::mem::MaybeUninit;
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::Duration;
+
+use child::in_child;
+use percpu::rcu;
+use radix_ctx::{CtxRef, CtxTable, Id, WaitError};
+
+/// Counts how often it is woken, and never under a guard.
+#[derive(Default)]
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        assert!(!rcu::is_pinned(), "woken by who holds a guard");
+        self.0.fetch_add(1, Relaxed);
+    }
+}
+
+impl Count {
+    fn get(&self) -> usize {
+        self.0.load(Relaxed)
+    }
+}
+
+fn counted() -> (Arc<Count>, Waker) {
+    let count = Arc::<Count>::default();
+    (Arc::clone(&count), count.into())
+}
+
+fn poll<F: Future>(future: std::pin::Pin<&mut F>, waker: &Waker) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(waker))
+}
+
+/// A table with two contexts.
+fn two() -> (CtxTable<u32>, Id, Id) {
+    let table = CtxTable::new();
+    let (first, second) = (table.insert(1).unwrap(), table.insert(2).unwrap());
+    (table, first, second)
+}
+
+#[test]
+fn inv18_a_waker_is_woken_for_its_own_context_only() {
+    let (table, first, second) = two();
+    let (count, waker) = counted();
+    let mut killed = pin!(CtxRef::removed(&table.get_ref(first).unwrap()));
+    assert_eq!(poll(killed.as_mut(), &waker), Poll::Pending);
+    assert_eq!(poll(killed.as_mut(), &waker), Poll::Pending);
+    let other = table.remove(second).unwrap();
+    other.wait().unwrap();
+    assert_eq!(count.get(), 0);
+    table.remove(first).unwrap();
+    assert_eq!(count.get(), 1);
+    assert_eq!(poll(killed.as_mut(), &waker), Poll::Ready(()));
+}
+
+#[test]
+fn inv18_all_wakers_are_woken_when_a_table_closes() {
+    let (table, first, second) = two();
+    let (count, waker) = counted();
+    let mut futures: Vec<_> = [first, second]
+        .into_iter()
+        .map(|id| Box::pin(CtxRef::removed(&table.get_ref(id).unwrap())))
+        .collect();
+    for future in &mut futures {
+        assert_eq!(poll(future.as_mut(), &waker), Poll::Pending);
+    }
+    drop(futures.pop()); // and leaves
+    assert_eq!(table.kill_all().len(), 2);
+    assert_eq!(count.get(), 1);
+}
+
+#[test]
+fn inv18_the_last_reference_wakes_who_waits_for_the_drop() {
+    let (table, first, second) = two();
+    let (count, waker) = counted();
+    let context = table.get_ref(first).unwrap();
+    let mut gone = pin!(table.remove(first).unwrap().into_future());
+    let mut closed = pin!(table.kill_all().into_future());
+    table.flush().unwrap();
+    assert_eq!(poll(gone.as_mut(), &waker), Poll::Pending);
+    assert_eq!(poll(closed.as_mut(), &waker), Poll::Pending);
+    assert_eq!(count.get(), 0, "both sleep");
+    assert!(!table.contains(second));
+    drop(context);
+    assert_eq!(count.get(), 2);
+    assert_eq!(poll(gone.as_mut(), &waker), Poll::Ready(Ok(())));
+    assert_eq!(poll(closed.as_mut(), &waker), Poll::Ready(Ok(1)));
+}
+
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("a waker's");
+    }
+}
+
+#[test]
+fn inv18_a_waker_that_panics_keeps_nobody_from_being_woken() {
+    let (table, first, _) = two();
+    let (count, waker) = counted();
+    let context = table.get_ref(first).unwrap();
+    let mut futures: Vec<_> = (0..8).map(|_| Box::pin(CtxRef::removed(&context))).collect();
+    let panics = Waker::from(Arc::new(Panics));
+    for (future, waker) in futures.iter_mut().zip([&panics, &waker].into_iter().cycle()) {
+        assert_eq!(poll(future.as_mut(), waker), Poll::Pending);
+    }
+    let removal = table.remove(first).unwrap();
+    assert_eq!(count.get(), 4);
+    drop(futures);
+    let mut gone = Box::pin(removal.into_future());
+    table.flush().unwrap();
+    assert_eq!(poll(gone.as_mut(), &panics), Poll::Pending);
+    drop(context);
+    assert_eq!(poll(gone.as_mut(), &panics), Poll::Ready(Ok(())));
+    table.validate();
+}
+
+/// `look` may do what it likes, and panic.
+#[test]
+fn inv18_who_looks_holds_nothing() {
+    let (table, first, _) = two();
+    let context = table.get_ref(first).unwrap();
+    let mut inserted = None;
+    let found = CtxRef::wait_until(&context, |one| match inserted {
+        None => {
+            let id = table.insert(3).unwrap();
+            drop(table.get_ref(id).unwrap());
+            table.remove(id).unwrap();
+            CtxRef::notify(&context);
+            table.poll();
+            inserted = Some(id);
+            None
+        }
+        Some(_) => Some(*one),
+    });
+    assert_eq!(found, Ok(1));
+}
+
+#[test]
+fn inv18_a_wait_that_was_refused_can_be_tried_again() {
+    let (table, first, _) = two();
+    let removal = table.remove(first).unwrap();
+    let guard = rcu::pin();
+    assert_eq!(removal.wait(), Err(WaitError::Pinned));
+    drop(guard);
+    removal.wait().unwrap();
+    removal.wait().unwrap();
+}
+
+#[test]
+fn inv18_a_future_that_waits_for_its_own_thread_says_so() {
+    let (table, first, _) = two();
+    let (count, waker) = counted();
+    let guard = rcu::pin();
+    let mut gone = pin!(table.remove(first).unwrap().into_future());
+    let mut closed = pin!(table.kill_all().into_future());
+    assert_eq!(poll(gone.as_mut(), &waker), Poll::Ready(Err(WaitError::Pinned)));
+    assert_eq!(poll(closed.as_mut(), &waker), Poll::Ready(Err(WaitError::Pinned)));
+    drop(guard);
+    assert_eq!(count.get(), 0);
+}
+
+/// What is said to who waits from within a drop.
+static SAID: Mutex<Option<Result<(), WaitError>>> = Mutex::new(None);
+
+struct Waits(Arc<CtxTable<Option<Waits>>>, Id);
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        let mut gone = pin!(self.0.remove(self.1).unwrap().into_future());
+        if let Poll::Ready(said) = poll(gone.as_mut(), Waker::noop()) {
+            *SAID.lock().unwrap() = Some(said);
+        }
+    }
+}
+
+#[test]
+fn inv18_a_future_polled_from_a_drop_of_its_table_says_so() {
+    let table = Arc::new(CtxTable::new());
+    let other = table.insert(None).unwrap();
+    let id = table.insert(Some(Waits(Arc::clone(&table), other))).unwrap();
+    table.remove(id).unwrap();
+    table.flush().unwrap();
+    assert_eq!(SAID.lock().unwrap().take(), Some(Err(WaitError::InDrop)));
+}
+
+#[test]
+fn inv19_a_future_in_a_fork_child_does_not_wait_for_its_parents_reference() {
+    let (table, first, _) = two();
+    let context = table.get_ref(first).unwrap();
+    let removal = table.remove(first).unwrap();
+    table.flush().unwrap();
+    assert!(in_child(|| {
+        let mut closed = pin!(table.kill_all().into_future());
+        let said = (0..100).map(|_| poll(closed.as_mut(), Waker::noop())).find(Poll::is_ready);
+        matches!(said, Some(Poll::Ready(Err(WaitError::Forked(_)))))
+    }));
+    drop(context);
+    removal.wait().unwrap();
+}
+
+/// How often this thread has waited, and been preempted.
+fn switches() -> i64 {
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: room for a `rusage`, which the call fills.
+    assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) }, 0);
+    // SAFETY: it was all zeroes at the least.
+    unsafe { usage.assume_init() }.ru_nvcsw
+}
+
+/// Where a reference is in the way nobody looks again before it is gone: with a deadline, and with
+/// one that no clock reaches.
+#[test]
+fn inv18_a_deadline_is_slept_for() {
+    let (table, first, second) = two();
+    let contexts = [table.get_ref(first).unwrap(), table.get_ref(second).unwrap()];
+    let removal = table.remove(first).unwrap();
+    table.flush().unwrap();
+    let before = switches();
+    assert_eq!(removal.wait_timeout(Duration::from_millis(200)), Err(WaitError::TimedOut));
+    let waited = switches() - before;
+    assert!(waited < 50, "waited {waited} times");
+
+    let mut closing = table.kill_all();
+    table.flush().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(200));
+            drop(contexts);
+        });
+        let (before, cpu) = (switches(), cpu_time());
+        closing.wait_timeout(Duration::MAX).unwrap();
+        let (waited, cpu) = (switches() - before, cpu_time() - cpu);
+        assert!(waited < 50 && cpu < Duration::from_millis(100), "{waited} times, {cpu:?}");
+    });
+    removal.wait_timeout(Duration::MAX).unwrap();
+}
+
+fn cpu_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a `timespec` of ours.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) }, 0);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
