@@ -15,7 +15,7 @@ use percpu::sync::quarantine::{self, Watched};
 use super::core::Core;
 use super::id::Id;
 use super::iter::LAST_KEY;
-use super::limbo::Limbo;
+use super::limbo::{Limbo, dawdle_if};
 use super::reclaim::Vacated;
 use super::slab::{Gone, NO_LINK, SLOTS, SlabPtr};
 
@@ -53,6 +53,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
         let guard = if mutant("limbo-ends-in-two-steps") {
             drop(guard);
+            dawdle_if("limbo-ends-in-two-steps");
             rcu::pin()
         } else {
             guard
@@ -76,6 +77,12 @@ impl<T: Send + Sync + 'static> Core<T> {
             let Ok(again) = self.lock() else { return };
             state = again;
             state.reclaimer = 0;
+            if mutant("limbo-old-tick-frees") {
+                drop(state);
+                dawdle_if("limbo-old-tick-frees"); // with the guard that the tick should mind
+                let Ok(again) = self.lock() else { return };
+                state = again;
+            }
         }
         // Ordering: Relaxed, both; under the lock.
         let over = state.is_over() && !self.ticking.load(Ordering::Relaxed);
@@ -150,6 +157,7 @@ pub(super) unsafe fn run_tick<T: Send + Sync + 'static>(head: NonNull<RetireHead
     let core = unsafe { head.byte_sub(offset) }.cast::<Core<T>>();
     // SAFETY: it is freed by its tick only, so not while `ticking` is set.
     let it = unsafe { core.as_ref() };
+    dawdle_if("limbo-old-tick-frees");
     it.advance();
     let guard = rcu::pin(); // invariant 3 of the core
     let Ok(mut state) = it.lock() else { return };

@@ -14,7 +14,7 @@ use percpu::sync::{WordGuard, mutant, thread_id};
 use super::core::{Core, State};
 use super::dropping::{dropping, is_dropping};
 use super::error::WaitError;
-use super::limbo::{EMPTY, Walk};
+use super::limbo::{EMPTY, Walk, dawdle_if};
 use super::slab::{Gone, SLOTS, Slab, SlabPtr};
 
 /// What [`Core::finish`] did with a dead slot.
@@ -163,6 +163,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             self.tally.0.referenced.fetch_add(1, Ordering::Relaxed);
             let unused = refs.fold(index as usize % SLOTS);
             if late {
+                dawdle_if("limbo-marks-after-the-fold");
                 mark();
             }
             if !unused && !mutant("limbo-drops-at-the-fold") {
@@ -228,6 +229,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         let guard = if mutant("limbo-last-put-unpinned") {
             drop(guard);
             vacated.give_back();
+            dawdle_if("limbo-last-put-unpinned");
             rcu::pin()
         } else {
             vacated.give_back();

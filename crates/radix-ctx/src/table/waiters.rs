@@ -32,6 +32,8 @@ use percpu::fence::{heavy, light};
 use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::{Condvar, Generation, Mutex, MutexGuard, mutant};
 
+use super::limbo::dawdle_if;
+
 #[derive(Debug)]
 pub(super) struct Waiters {
     count: AtomicUsize,
@@ -248,6 +250,7 @@ impl Waiters {
                 return Ok(Some(got));
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            dawdle_if("waiters-check-first");
             let mut waiting = self.lock()?;
             if mutant("waiters-check-first") {
                 seen = waiting.changes;

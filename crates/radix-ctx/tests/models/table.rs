@@ -301,18 +301,26 @@ fn inv17_a_slab_outlives_its_readers() {
 /// the drop still uses, and the last tick frees it.
 #[test]
 fn an_old_tick_meets_the_drop_of_the_table() {
-    model(|| {
-        let contexts = Contexts::new();
-        let drops = Arc::clone(&contexts.drops);
-        let id = contexts.insert(7);
-        contexts.table.remove(id).unwrap();
-        let ticks = thread::spawn(|| {
-            dawdle();
-            rcu::poll();
-            rcu::poll();
+    let late: &[bool] = if cfg!(offlock_shuttle) { &[false, true] } else { &[false] };
+    for &late in late {
+        model(move || {
+            let contexts = Contexts::new();
+            let drops = Arc::clone(&contexts.drops);
+            let id = contexts.insert(7);
+            contexts.table.remove(id).unwrap();
+            let ticks = thread::spawn(move || {
+                if !late {
+                    dawdle();
+                }
+                rcu::poll();
+                rcu::poll();
+            });
+            if late {
+                dawdle();
+            }
+            drop(contexts);
+            ticks.join().unwrap();
+            assert_eq!(drops.load(Ordering::Relaxed), 1);
         });
-        drop(contexts);
-        ticks.join().unwrap();
-        assert_eq!(drops.load(Ordering::Relaxed), 1);
-    });
+    }
 }
