@@ -175,6 +175,7 @@ pub(super) unsafe fn run_tick<T: Send + Sync + 'static>(head: NonNull<RetireHead
     state.last_tick = state.is_over();
     let again = state.last_tick || it.close(&mut state) || state.waiting.is_some();
     if !again {
+        dawdle_if("limbo-tick-stops-without-a-look");
         // Ordering: Relaxed; under the lock.
         it.ticking.store(false, Ordering::Relaxed);
     }
