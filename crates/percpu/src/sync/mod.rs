@@ -144,11 +144,16 @@ mod imp {
     ///
     /// Panics if one of them panics. A deadlock may abort the process instead.
     pub fn model(f: impl Fn() + Send + Sync + 'static) {
-        loom::model(move || {
+        let mut builder = loom::model::Builder::new();
+        builder.max_branches = builder.max_branches.max(BRANCHES);
+        builder.check(move || {
             super::quarantine::begin_run();
             f();
         });
     }
+
+    /// Steps in one run before it counts as endless. A guess: the longest models take 1,500.
+    const BRANCHES: usize = 5_000;
 }
 
 #[cfg(offlock_shuttle)]
