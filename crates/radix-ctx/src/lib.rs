@@ -25,7 +25,7 @@
 //! | to | in a [`CtxTable`] | in an [`XArray`] |
 //! |---|---|---|
 //! | make one, with limits | [`new`](CtxTable::new), [`builder`](CtxTable::builder) | [`new`](XArray::new) |
-//! | put in | [`insert`](CtxTable::insert), [`insert_with`](CtxTable::insert_with), [`insert_in`](CtxTable::insert_in), [`insert_cyclic`](CtxTable::insert_cyclic), [`insert_wait`](CtxTable::insert_wait), [`insert_ref`](CtxTable::insert_ref) | [`store`](XArray::store), [`insert`](XArray::insert), [`alloc`](XArray::alloc), [`alloc_cyclic`](XArray::alloc_cyclic), [`compare_exchange`](XArray::compare_exchange) |
+//! | put in | [`insert`](CtxTable::insert), [`insert_with`](CtxTable::insert_with), [`insert_in`](CtxTable::insert_in), [`insert_cyclic`](CtxTable::insert_cyclic), [`insert_wait`](CtxTable::insert_wait), [`insert_ref`](CtxTable::insert_ref), or with options [`inserter`](CtxTable::inserter) | [`store`](XArray::store), [`insert`](XArray::insert), [`alloc`](XArray::alloc), [`alloc_cyclic`](XArray::alloc_cyclic), [`compare_exchange`](XArray::compare_exchange) |
 //! | keep a place | [`reserve`](CtxTable::reserve) | [`reserve`](XArray::reserve), [`reserve_lowest`](XArray::reserve_lowest) |
 //! | read | [`get`](CtxTable::get), [`with`](CtxTable::with), [`contains`](CtxTable::contains) | [`load`](XArray::load), [`with`](XArray::with), [`contains`](XArray::contains) |
 //! | hold on to it | [`get_ref`](CtxTable::get_ref): a [`CtxRef`] | |
@@ -134,8 +134,8 @@ pub use self::xarray::XArray;
 
 pub use self::table::{
     Builder, Closing, ClosingFuture, CtxRef, CtxTable, GetRefError, Id, InsertError, InsertRefused,
-    Iter, Killed, LookupError, ParseIdError, Removal, RemovalFuture, RemoveError, Reservation,
-    TableStats, Usage, WaitError,
+    Inserter, Iter, Killed, LookupError, ParseIdError, Removal, RemovalFuture, RemoveError,
+    Reservation, TableStats, Usage, WaitError,
 };
 
 /// Compiles and runs the example of the README.

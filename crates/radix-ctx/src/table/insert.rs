@@ -3,7 +3,6 @@
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
 
-use percpu::Forked;
 use percpu::sync::atomic::Ordering;
 
 use super::CtxTable;
@@ -26,6 +25,8 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     ///
     /// [`InsertError`] gives the value back, and says why; nothing was changed. What is wrong is
     /// looked for in this order: the weight, the quota, the indexes, memory.
+    ///
+    /// [`inserter`](Self::inserter) is for other indexes and weights, and their combinations.
     #[inline]
     pub fn insert(&self, value: T) -> Result<Id, InsertError<T>> {
         self.insert_weighted(value, 1)
@@ -52,13 +53,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     ///
     /// As [`insert`](Self::insert); `make` was not called, and comes back.
     pub fn insert_with<F: FnOnce(Id) -> T>(&self, make: F) -> Result<Id, InsertError<F>> {
-        match self.reserve() {
-            Ok(reservation) => {
-                let id = reservation.id();
-                Ok(reservation.commit(make(id)))
-            }
-            Err(refused) => Err(refused.map(|()| make)),
-        }
+        self.inserter().insert_with(make)
     }
 
     /// [`insert`](Self::insert) at the lowest vacant index of a range.
@@ -66,35 +61,27 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// # Errors
     ///
     /// As [`insert`](Self::insert); [`InsertRefused::NoRange`] for a range without an index that the
-    /// table may use.
+    /// table may use. An empty one is refused before all else, one above
+    /// [`max_index`](super::Builder::max_index) after the quota.
     pub fn insert_in(
         &self,
         indexes: impl RangeBounds<u32>,
         value: T,
     ) -> Result<Id, InsertError<T>> {
-        let Some((first, last)) = inclusive(&indexes) else {
-            return Err(InsertError::new(value, InsertRefused::NoRange));
-        };
-        match self.core().admit(first, last, 1) {
-            Ok(claim) => Ok(claim.fill(value, 1)),
-            Err(reason) => Err(InsertError::new(value, reason)),
-        }
+        self.inserter().within(indexes).insert(value)
     }
 
     /// [`insert`](Self::insert) at the lowest vacant index above that of the last cyclic insert, or
     /// from 0 on if there is none: indexes come again as late as possible.
     ///
-    /// The index alone tells the caller of a wrap: it is not above that of the call before.
+    /// The index alone tells the caller of a wrap, if there is no other: it is not above that of the
+    /// call before. Of calls that overlap each may begin where the others did.
     ///
     /// # Errors
     ///
     /// As [`insert`](Self::insert).
     pub fn insert_cyclic(&self, value: T) -> Result<Id, InsertError<T>> {
-        let core = self.core();
-        match core.admit_cyclic() {
-            Ok(claim) => Ok(claim.fill(value, 1)),
-            Err(reason) => Err(InsertError::new(value, reason)),
-        }
+        self.inserter().cyclic().insert(value)
     }
 
     /// [`insert`](Self::insert), which waits where only removed contexts are in the way.
@@ -106,29 +93,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// As [`insert`](Self::insert); [`InsertRefused::Deadlock`] if it would have to wait, and this
     /// thread holds an RCU guard or is dropping a context of this table.
     pub fn insert_wait(&self, value: T) -> Result<Id, InsertError<T>> {
-        let mut value = value;
-        loop {
-            let refused = match self.insert(value) {
-                Err(refused) if matches!(refused.reason, InsertRefused::Exhausted { pending } if pending != 0) => {
-                    refused
-                }
-                done => return done,
-            };
-            let core = self.core();
-            match core.flush() {
-                Ok(0) => {
-                    if let Err(forked) = core.wait_for_vacancy() {
-                        return Err(InsertError::new(refused.value, forked.into()));
-                    }
-                }
-                Ok(_) => {}
-                Err(super::WaitError::Forked(forked)) => {
-                    return Err(InsertError::new(refused.value, forked.into()));
-                }
-                Err(_) => return Err(InsertError::new(refused.value, InsertRefused::Deadlock)),
-            }
-            value = refused.value;
-        }
+        self.inserter().wait().insert(value)
     }
 
     /// Takes an id for a context that is yet to come. Counts for the quota, with weight 1.
@@ -137,11 +102,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     ///
     /// As [`insert`](Self::insert).
     pub fn reserve(&self) -> Result<Reservation<'_, T>, InsertError<()>> {
-        let core = self.core();
-        let claim = core.admit(0, u32::MAX, 1).map_err(|reason| InsertError::new((), reason))?;
-        // Ordering: Relaxed; a statistic.
-        core.tally.0.reserved.fetch_add(1, Ordering::Relaxed);
-        Ok(Reservation { core, claim: Some(claim) })
+        self.inserter().reserve()
     }
 
     /// Makes room for `contexts` more, so that as many inserts at the lowest vacant index allocate
@@ -177,41 +138,6 @@ impl<T: Send + Sync + 'static> Core<T> {
         self.quota.take(weight)?;
         self.claim(first, last).inspect_err(|_| self.quota.give_back(weight))
     }
-
-    fn admit_cyclic(&self) -> Result<Claim<'_, T>, InsertRefused> {
-        self.quota.take(1)?;
-        let found = self.cyclic();
-        found.inspect_err(|_| self.quota.give_back(1))
-    }
-
-    fn cyclic(&self) -> Result<Claim<'_, T>, InsertRefused> {
-        let cursor = self.lock()?.cursor;
-        let above = if cursor > self.limits.max_index {
-            Err(InsertRefused::Exhausted { pending: 0 })
-        } else {
-            self.claim(cursor, u32::MAX)
-        };
-        let claim = match above {
-            Err(InsertRefused::Exhausted { .. }) => self.claim(0, u32::MAX)?,
-            found => found?,
-        };
-        self.lock()?.cursor = claim.id().index().saturating_add(1);
-        Ok(claim)
-    }
-
-    /// Blocks until an index is vacant, or may become so by a flush, or no reference is in the way.
-    fn wait_for_vacancy(&self) -> Result<(), Forked> {
-        if self.waiters.is_inherited() {
-            return Err(Forked::new()); // who has the reference?
-        }
-        let waited = self.waiters.wait(None, || {
-            // Ordering: Relaxed; the waiters' fences order it after the change.
-            let unused = self.tally.0.referenced.load(Ordering::Relaxed) == 0;
-            let over = unused || self.has_vacancy();
-            over.then_some(())
-        });
-        waited.map(|_| ())
-    }
 }
 
 /// The first and the last index of a range; nothing if it is empty.
@@ -236,6 +162,16 @@ pub struct Reservation<'a, T: Send + Sync + 'static> {
     core: &'a Core<T>,
     /// `None` once committed.
     claim: Option<Claim<'a, T>>,
+    weight: u64,
+}
+
+impl<'a, T: Send + Sync + 'static> Reservation<'a, T> {
+    /// Of a claim that counts for the quota.
+    pub(super) fn new(core: &'a Core<T>, claim: Claim<'a, T>, weight: u64) -> Self {
+        // Ordering: Relaxed; a statistic.
+        core.tally.0.reserved.fetch_add(1, Ordering::Relaxed);
+        Self { core, claim: Some(claim), weight }
+    }
 }
 
 impl<T: Send + Sync + 'static> Reservation<'_, T> {
@@ -249,7 +185,7 @@ impl<T: Send + Sync + 'static> Reservation<'_, T> {
     /// Gives the id its context. Wait-free; cannot fail.
     pub fn commit(mut self, value: T) -> Id {
         let claim = self.claim.take().expect("there until it is committed");
-        let id = claim.fill(value, 1);
+        let id = claim.fill(value, self.weight);
         // Ordering: Relaxed; a statistic.
         self.core.tally.0.reserved.fetch_sub(1, Ordering::Relaxed);
         id
@@ -261,7 +197,7 @@ impl<T: Send + Sync + 'static> Drop for Reservation<'_, T> {
         if self.claim.take().is_some() {
             // Ordering: Relaxed; a statistic.
             self.core.tally.0.reserved.fetch_sub(1, Ordering::Relaxed);
-            self.core.quota.give_back(1);
+            self.core.quota.give_back(self.weight);
         }
     }
 }

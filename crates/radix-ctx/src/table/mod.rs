@@ -16,7 +16,7 @@
 //! | [`ending`] | the tick, and the end of a table |
 //! | [`reference`] | references that outlive a guard |
 //! | [`dropping`] | whose contexts a thread is dropping |
-//! | [`insert`], [`remove`], [`iter`] | the operations |
+//! | [`insert`], [`inserter`], [`remove`], [`iter`] | the operations |
 //! | [`quota`], [`waiters`] | limits; who waits |
 
 mod builder;
@@ -26,6 +26,7 @@ mod ending;
 mod error;
 mod id;
 mod insert;
+mod inserter;
 mod iter;
 mod limbo;
 mod quota;
@@ -52,6 +53,7 @@ pub use self::error::{
 };
 pub use self::id::{Id, ParseIdError};
 pub use self::insert::Reservation;
+pub use self::inserter::Inserter;
 pub use self::iter::Iter;
 pub use self::quota::Usage;
 pub use self::reference::{CtxRef, Killed};

@@ -365,10 +365,15 @@ impl<T: Send + Sync + 'static> Core<T> {
         Ok(self.lowest_vacant(&state))
     }
 
-    /// Whether an index is vacant, or a flush might make it so; changes nothing.
-    pub(super) fn has_vacancy(&self) -> bool {
+    /// Whether an index of a range is vacant, or a flush might make it so; changes nothing.
+    pub(super) fn has_vacancy(&self, first: u32, last: u32) -> bool {
+        let last = last.min(self.limits.max_index);
         self.lock().map_or(true, |state| {
-            state.waiting.is_some() || self.filled() != 0 || self.lowest_vacant(&state).is_some()
+            let (queue, range) = (&state.queue, first..=last);
+            state.waiting.is_some()
+                || self.filled() != 0
+                || queue.indexes[..queue.len()].iter().any(|index| range.contains(index))
+                || !matches!(self.vacancy(&state, first, last), Vacancy::None)
         })
     }
 

@@ -1,0 +1,224 @@
+//! Inserts with options.
+
+use std::fmt;
+use std::ops::RangeBounds;
+
+use percpu::Forked;
+use percpu::sync::atomic::Ordering;
+
+use super::CtxTable;
+use super::core::Core;
+use super::error::{InsertError, InsertRefused, WaitError};
+use super::id::Id;
+use super::insert::{Reservation, inclusive};
+use super::vacancy::Claim;
+
+/// How a context is to come in: where, how heavy, and whether to wait for that. From
+/// [`CtxTable::inserter`]; may be used again and again.
+///
+/// # Examples
+///
+/// ```
+/// use radix_ctx::{CtxTable, InsertRefused};
+///
+/// let table = CtxTable::builder().max_weight(100).build()?;
+/// let heavy = table.inserter().weight(60).within(10..);
+/// let id = heavy.insert("first").unwrap();
+/// assert_eq!(id.index(), 10);
+/// assert_eq!(heavy.insert("second").unwrap_err().reason, InsertRefused::Quota);
+/// table.inserter().weight(40).reserve().unwrap().commit("third");
+/// # Ok::<(), radix_ctx::AllocError>(())
+/// ```
+#[must_use = "nothing is inserted yet"]
+pub struct Inserter<'a, T: Send + Sync + 'static> {
+    core: &'a Core<T>,
+    /// `None` is the empty range.
+    range: Option<(u32, u32)>,
+    weight: u64,
+    cyclic: bool,
+    wait: bool,
+}
+
+impl<T: Send + Sync + 'static> CtxTable<T> {
+    /// For an insert with options: without any, [`insert`](Self::insert).
+    pub fn inserter(&self) -> Inserter<'_, T> {
+        let range = Some((0, u32::MAX));
+        Inserter { core: self.core(), range, weight: 1, cyclic: false, wait: false }
+    }
+}
+
+impl<'a, T: Send + Sync + 'static> Inserter<'a, T> {
+    /// What the context weighs, for a table with [`max_weight`](super::Builder::max_weight); other
+    /// tables do not look at it. 1 if not set.
+    pub fn weight(mut self, weight: u64) -> Self {
+        self.weight = weight;
+        self
+    }
+
+    /// Only indexes of this range.
+    pub fn within(mut self, indexes: impl RangeBounds<u32>) -> Self {
+        self.range = inclusive(&indexes);
+        self
+    }
+
+    /// Not the lowest vacant index, but the lowest above that of the last cyclic insert, which the
+    /// table remembers, or from the beginning of the range on if there is none: see
+    /// [`insert_cyclic`](CtxTable::insert_cyclic).
+    pub fn cyclic(mut self) -> Self {
+        self.cyclic = true;
+        self
+    }
+
+    /// Where no index is vacant, to wait as long as there are removed contexts that somebody uses, of
+    /// whatever index: for grace periods, and until a reference is gone if it must. For the quota
+    /// nobody waits.
+    pub fn wait(mut self) -> Self {
+        self.wait = true;
+        self
+    }
+
+    /// Inserts a context, and returns its id.
+    ///
+    /// Blocks shortly on the table's lock, or as [`wait`](Self::wait) says. Allocates as
+    /// [`insert`](CtxTable::insert) does.
+    ///
+    /// # Errors
+    ///
+    /// [`InsertError`] gives the value back, and says why; nothing was changed. What is wrong is looked
+    /// for in this order: an empty range, the weight, the quota, the indexes, memory.
+    /// [`InsertRefused::Deadlock`] if it would have to wait, and this thread holds an RCU guard or is
+    /// dropping a context of this table.
+    pub fn insert(&self, value: T) -> Result<Id, InsertError<T>> {
+        match self.admit() {
+            Ok(claim) => Ok(claim.fill(value, self.weight)),
+            Err(reason) => Err(InsertError::new(value, reason)),
+        }
+    }
+
+    /// [`insert`](Self::insert) of what `make` makes of the id, which names nothing before `make`
+    /// returns. If it panics nothing was inserted.
+    ///
+    /// # Errors
+    ///
+    /// As there; `make` was not called, and comes back.
+    pub fn insert_with<F: FnOnce(Id) -> T>(&self, make: F) -> Result<Id, InsertError<F>> {
+        match self.reserve() {
+            Ok(reservation) => {
+                let id = reservation.id();
+                Ok(reservation.commit(make(id)))
+            }
+            Err(refused) => Err(refused.map(|()| make)),
+        }
+    }
+
+    /// Takes an id for a context that is yet to come. Counts for the quota.
+    ///
+    /// # Errors
+    ///
+    /// As [`insert`](Self::insert).
+    pub fn reserve(&self) -> Result<Reservation<'a, T>, InsertError<()>> {
+        let claim = self.admit().map_err(|reason| InsertError::new((), reason))?;
+        Ok(Reservation::new(self.core, claim, self.weight))
+    }
+
+    /// A vacant slot, and a place in the quota.
+    fn admit(&self) -> Result<Claim<'a, T>, InsertRefused> {
+        let (first, last) = self.range.ok_or(InsertRefused::NoRange)?;
+        loop {
+            match self.admit_now(first, last) {
+                Err(InsertRefused::Exhausted { pending }) if self.wait && pending != 0 => {}
+                done => return done,
+            }
+            match self.core.flush() {
+                Ok(0) => self.core.wait_for_vacancy(first, last)?,
+                Ok(_) => {}
+                Err(WaitError::Forked(forked)) => return Err(forked.into()),
+                Err(_) => return Err(InsertRefused::Deadlock),
+            }
+        }
+    }
+
+    fn admit_now(&self, first: u32, last: u32) -> Result<Claim<'a, T>, InsertRefused> {
+        let core = self.core;
+        if self.cyclic {
+            core.quota.take(self.weight)?;
+            let found = core.cyclic(first, last);
+            return found.inspect_err(|_| core.quota.give_back(self.weight));
+        }
+        core.admit(first, last, self.weight)
+    }
+}
+
+impl<T: Send + Sync + 'static> Core<T> {
+    fn cyclic(&self, first: u32, last: u32) -> Result<Claim<'_, T>, InsertRefused> {
+        let seen = self.lock()?.cursor;
+        let ahead = if seen > first && seen <= last.min(self.limits.max_index) {
+            match self.claim(seen, last) {
+                Err(InsertRefused::Exhausted { .. }) => None,
+                found => Some(found?),
+            }
+        } else {
+            None
+        };
+        let wrapped = ahead.is_none() && seen > first;
+        let claim = match ahead {
+            Some(claim) => claim,
+            None => self.claim(first, last)?,
+        };
+        let mut state = self.lock()?;
+        state.cursor = moved(seen, state.cursor, claim.id().index(), wrapped);
+        drop(state);
+        Ok(claim)
+    }
+
+    /// Blocks until an index of the range is vacant, or may become so by a flush, or no reference is in
+    /// the way.
+    fn wait_for_vacancy(&self, first: u32, last: u32) -> Result<(), Forked> {
+        if self.waiters.is_inherited() {
+            return Err(Forked::new()); // who has the reference?
+        }
+        let waited = self.waiters.wait(None, || {
+            // Ordering: Relaxed; the waiters' fences order it after the change.
+            let unused = self.tally.0.referenced.load(Ordering::Relaxed) == 0;
+            (unused || self.has_vacancy(first, last)).then_some(())
+        });
+        waited.map(|_| ())
+    }
+}
+
+/// Where the cursor is after a cyclic insert at `index`, that had seen it at `seen` before the claim
+/// and finds it at `now`, where others may have moved it: not back within a lap, nor to the last one.
+fn moved(seen: u32, now: u32, index: u32, wrapped: bool) -> u32 {
+    let next = index.saturating_add(1);
+    let others_wrapped = now < seen;
+    match (wrapped, others_wrapped) {
+        (false, true) => now,
+        (true, false) => next,
+        _ => next.max(now),
+    }
+}
+
+impl<T: Send + Sync + 'static> fmt::Debug for Inserter<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut fields = f.debug_struct("Inserter");
+        fields.field("range", &self.range).field("weight", &self.weight);
+        fields.field("cyclic", &self.cyclic).field("wait", &self.wait).finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use super::moved;
+
+    /// Two that began at the same place, and are done in either order.
+    #[test]
+    fn the_cursor_is_not_moved_back() {
+        assert_eq!(moved(5, 5, 7, false), 8);
+        assert_eq!(moved(5, 9, 7, false), 9, "somebody was further");
+        assert_eq!(moved(5, 2, 7, false), 2, "somebody is in the next lap");
+        assert_eq!(moved(5, 5, 1, true), 2);
+        assert_eq!(moved(5, 6, 1, true), 2, "he is in the lap that is over");
+        assert_eq!(moved(5, 3, 1, true), 3, "and he in ours");
+        assert_eq!(moved(0, 0, u32::MAX, false), u32::MAX);
+    }
+}
