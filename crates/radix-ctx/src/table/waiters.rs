@@ -165,7 +165,8 @@ impl Waiters {
     pub(super) fn take_slot(&self, index: u32) -> Option<Woken> {
         light(); // pairs with the `heavy` of a waiter
         // Ordering: Relaxed; the fences order it.
-        (self.of_slots.load(Ordering::Relaxed) != 0).then(|| self.take_of_slot(index))
+        let any = self.of_slots.load(Ordering::Relaxed) != 0;
+        (any && !mutant("waiters-nobody-of-a-slot")).then(|| self.take_of_slot(index))
     }
 
     /// [`notify`](Self::notify), but for the wakers, which a drop of what comes back wakes.

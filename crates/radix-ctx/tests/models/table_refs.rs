@@ -1,8 +1,11 @@
 //! References, and who waits for what.
 
+use std::future::{Future, IntoFuture};
+use std::task::{Context, Wake, Waker};
+
 use percpu::CpuId;
 use percpu::rcu;
-use percpu::sync::atomic::Ordering;
+use percpu::sync::atomic::{AtomicBool, Ordering};
 use percpu::sync::virtual_cpu::{both_modes, set_current, take_id, with_sections};
 use percpu::sync::{Arc, model, thread};
 use radix_ctx::{CtxRef, GetRefError, Id, LookupError, WaitError};
@@ -16,6 +19,10 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("limbo-drops-at-the-fold", "table_refs::inv13_the_last_put_meets_the_fold"),
     ("waiters-nobody-is-woken", "table_refs::inv18_who_waits_on_a_context_wakes_when_it_is_killed"),
     ("waiters-check-first", "table_refs::inv18_who_waits_on_a_context_wakes_when_it_is_killed"),
+    (
+        "waiters-nobody-of-a-slot",
+        "table_refs::inv18_a_removals_future_is_woken_by_the_last_reference",
+    ),
     ("limbo-last-put-unpinned", "table_refs::the_last_reference_outlives_the_table"),
 ];
 
@@ -190,6 +197,60 @@ fn inv18_a_removal_waits_for_the_last_reference() {
         user.join().unwrap();
         contexts.assert_dropped(1, 0);
     });
+}
+
+/// A future that sleeps until a context is dropped is woken by the thread that puts its last reference,
+/// and one that sleeps until it is removed by who removes it.
+#[test]
+fn inv18_a_future_is_woken_by_what_it_sleeps_for() {
+    model(|| {
+        let contexts = Contexts::new();
+        let id = contexts.insert(7);
+        let context = contexts.table.get_ref(id).unwrap();
+        let removed = CtxRef::removed(&context);
+        let remover = spawn(&contexts, move |contexts| drop(contexts.table.remove(id).unwrap()));
+        is_ready_or_woken(removed, || remover.join().unwrap());
+
+        let removal = contexts.table.kill_all(); // nothing any more
+        assert!(removal.is_empty());
+        contexts.table.flush().unwrap();
+        let user = thread::spawn(move || drop(context));
+        is_ready_or_woken(removal.into_future(), || user.join().unwrap());
+    });
+}
+
+#[test]
+fn inv18_a_removals_future_is_woken_by_the_last_reference() {
+    model(|| {
+        let contexts = Contexts::new();
+        let id = contexts.insert(7);
+        let context = contexts.table.get_ref(id).unwrap();
+        let removal = contexts.table.remove(id).unwrap();
+        contexts.table.flush().unwrap();
+        let user = thread::spawn(move || drop(context));
+        is_ready_or_woken(removal.into_future(), || user.join().unwrap());
+        contexts.assert_dropped(1, 0);
+    });
+}
+
+struct Flag(AtomicBool);
+
+impl Wake for Flag {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Polls once; what it waits for is over after `end`.
+fn is_ready_or_woken(future: impl Future, end: impl FnOnce()) {
+    let flag = std::sync::Arc::new(Flag(AtomicBool::new(false)));
+    let waker = Waker::from(std::sync::Arc::clone(&flag));
+    let mut future = std::pin::pin!(future);
+    let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
+    end();
+    assert!(polled.is_ready() || flag.0.load(Ordering::Relaxed), "asleep for ever");
+    let polled = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    assert!(polled.is_ready());
 }
 
 /// Two threads close the table; each returns when all is dropped.
