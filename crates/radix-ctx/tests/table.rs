@@ -61,7 +61,7 @@ fn inv08_a_full_table_gives_the_value_back() {
 
 /// The reference is there before anybody can remove the context; taken, it is gone for others.
 #[test]
-fn inv14_a_context_is_inserted_and_taken_with_a_reference() {
+fn a_context_is_inserted_and_taken_with_a_reference() {
     let table = CtxTable::builder().max_contexts(1).build().unwrap();
     let first = table.insert_ref("one".to_string()).unwrap();
     let id = CtxRef::id(&first);
