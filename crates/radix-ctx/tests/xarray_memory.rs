@@ -54,7 +54,9 @@ static ALLOCATOR: Refusing = Refusing;
 /// The tests of this file count nodes of the whole process: one at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    rcu::barrier().unwrap(); // what the one before has retired
+    turn
 }
 
 /// Runs `f` with the allocation refused that comes after `left` others.
