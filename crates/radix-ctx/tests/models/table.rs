@@ -26,7 +26,6 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("limbo-tick-stops-without-a-look", "table::a_removal_meets_the_last_tick"),
     ("limbo-old-tick-frees", "table::an_old_tick_meets_the_drop_of_the_table"),
     ("limbo-ends-in-two-steps", "table::an_old_tick_meets_the_drop_of_the_table"),
-    ("limbo-tick-stops-without-a-look", "table::a_removal_beside_the_end_of_a_tick_is_reclaimed"),
 ];
 
 /// Of these, what only loom can see.
@@ -343,26 +342,4 @@ fn an_old_tick_meets_the_drop_of_the_table() {
             assert_eq!(drops.load(Ordering::Relaxed), 1);
         });
     }
-}
-
-/// A tick ends while another context is removed: either it sees that, or the removal sends another. No
-/// operation on the table follows; RCU alone gets the context dropped.
-#[test]
-fn a_removal_beside_the_end_of_a_tick_is_reclaimed() {
-    model(|| {
-        let contexts = Contexts::new();
-        let (first, second) = (contexts.insert(7), contexts.insert(8));
-        contexts.table.remove(first).unwrap();
-        let ticks = thread::spawn(|| {
-            dawdle();
-            rcu::poll();
-            rcu::poll();
-        });
-        contexts.table.remove(second).unwrap();
-        ticks.join().unwrap();
-        for _ in 0..4 {
-            rcu::poll();
-        }
-        assert_eq!(contexts.drops.load(Ordering::Relaxed), 2);
-    });
 }
