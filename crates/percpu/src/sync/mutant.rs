@@ -29,7 +29,18 @@ pub fn mutant(name: &str) -> bool {
             use std::io::Write;
             let said = writeln!(std::io::stderr(), "planted mutant reached: {name}");
             said.expect("standard error is open");
+            abort_on_panic();
         });
     }
     hit
+}
+
+/// The first panic is what was asked for: to unwind through what the bug left could go on for ever.
+#[cfg(any(offlock_loom, offlock_shuttle))]
+fn abort_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        report(info);
+        std::process::abort();
+    }));
 }
