@@ -1,0 +1,103 @@
+//! What a list knows of an entry: whose slot it belongs to, and where in that slot's array it is.
+//!
+//! # Invariants
+//!
+//! 1. `index` and `shard` change only under the lock of the slot that `home` names; `home` itself
+//!    only under both the old slot's lock and the new one's. Whoever locked a slot because `home`
+//!    named it looks again: it may have changed before the lock was had.
+//! 2. `index` is [`UNLINKED`], or the place in `shard`'s array where a pointer to this anchor is.
+//! 3. Nobody but the list that holds it can unlink a linked anchor, so it stays where it is, alive
+//!    and in place, until its owner has unlinked it or seen it unlinked.
+
+use std::ptr;
+
+use percpu::CpuId;
+use percpu::sync::atomic::{AtomicU32, Ordering};
+use percpu::sync::cell::UnsafeCell;
+
+use crate::shard::Shard;
+
+/// The `index` of an anchor that is on no list.
+pub(crate) const UNLINKED: u32 = u32::MAX;
+
+/// The part of an entry that lists use. Entries begin with it, or embed it.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct Anchor {
+    home: AtomicU32,
+    index: AtomicU32,
+    shard: UnsafeCell<*const Shard>,
+}
+
+// SAFETY: `shard` is used under the lock of the home slot only (invariant 1), and what it points to
+// is `Sync`; the rest is atomics.
+unsafe impl Send for Anchor {}
+// SAFETY: as above.
+unsafe impl Sync for Anchor {}
+
+impl Anchor {
+    /// An anchor on no list, whose first home is `slot`.
+    pub(crate) fn new(slot: CpuId) -> Self {
+        Self {
+            home: AtomicU32::new(slot.get()),
+            index: AtomicU32::new(UNLINKED),
+            shard: UnsafeCell::new(ptr::null()),
+        }
+    }
+
+    /// The slot to lock, unless it changes meanwhile (invariant 1).
+    #[inline(always)]
+    pub(crate) fn home(&self) -> CpuId {
+        // Ordering: Relaxed; under its slot's lock it is read again, which orders it.
+        CpuId::new(self.home.load(Ordering::Relaxed))
+    }
+
+    /// Gives the anchor a new home. The caller holds the locks of both slots.
+    #[inline]
+    pub(crate) fn set_home(&self, slot: CpuId) {
+        // Ordering: Relaxed; ordered by both locks, the old one for who waits for it still.
+        self.home.store(slot.get(), Ordering::Relaxed);
+    }
+
+    /// Its place, or [`UNLINKED`]. Sure for whoever holds the home slot's lock only.
+    #[inline(always)]
+    pub(crate) fn index(&self) -> u32 {
+        // Ordering: Relaxed; ordered by the lock. See `is_linked` for who has none.
+        self.index.load(Ordering::Relaxed)
+    }
+
+    /// Says where it is now. The caller holds the home slot's lock.
+    #[inline(always)]
+    pub(crate) fn set_index(&self, index: u32) {
+        // Ordering: Release pairs with the Acquire in `is_linked`; it carries the uses that walks
+        // made of the entry before it was unlinked.
+        self.index.store(index, Ordering::Release);
+    }
+
+    /// Whether it is on a list; by the time it is known it may have changed.
+    #[inline(always)]
+    pub(crate) fn is_linked(&self) -> bool {
+        // Ordering: Acquire pairs with the Release in `set_index`: whoever sees it unlinked may
+        // destroy the entry, for all walks have done with it.
+        self.index.load(Ordering::Acquire) != UNLINKED
+    }
+
+    /// The shard that holds it, or held it last. The caller holds the home slot's lock, or made the
+    /// anchor and has not shown it to anybody.
+    #[inline(always)]
+    pub(crate) fn shard(&self) -> *const Shard {
+        self.shard.with(|shard| {
+            // SAFETY: invariant 1: nobody writes it now.
+            unsafe { *shard }
+        })
+    }
+
+    /// Says which shard holds it. The caller as for [`shard`](Self::shard).
+    #[inline(always)]
+    pub(crate) fn set_shard(&self, to: *const Shard) {
+        self.shard.with_mut(|shard| {
+            // SAFETY: invariant 1: nobody else uses it now.
+            unsafe { *shard = to };
+        });
+    }
+}

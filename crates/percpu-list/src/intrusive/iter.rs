@@ -1,0 +1,110 @@
+//! A walk that holds no lock while the caller's code runs.
+
+use std::fmt;
+use std::pin::Pin;
+
+use percpu::lglock::LockError;
+
+use crate::core::Cursor;
+
+use super::IntrusiveList;
+use super::link::Linked;
+use super::list::pinned;
+
+/// Items taken under one lock: see the owning list's walk.
+const CHUNK: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 32 };
+
+/// Walks an [`IntrusiveList`], giving out what keeps an item alive: from
+/// [`IntrusiveList::iter_pinned`].
+///
+/// `pin` is called under the slot's lock with each item, for 32 at a time, and says what to give out:
+/// an `Arc` upgraded from a `Weak` in the item, a count taken, a copy of what is wanted; `None` to
+/// leave the item out. It must be short, as for [`IntrusiveList::for_each`].
+///
+/// What is seen is said at [`Iter`](crate::Iter), as is what it gives instead when the lock cannot be
+/// had.
+///
+/// ```
+/// use std::pin::Pin;
+/// use std::sync::{Arc, Weak};
+///
+/// use percpu_list::{IntrusiveList, Link, linked};
+///
+/// struct Session {
+///     this: Weak<Session>,
+///     link: Link,
+/// }
+/// linked!(Session => link);
+///
+/// let sessions = IntrusiveList::new();
+/// let session = Arc::new_cyclic(|this| Session {
+///     this: this.clone(),
+///     link: Link::new(sessions.domain()),
+/// });
+/// // SAFETY: what an `Arc` holds does not move, and nobody takes it out.
+/// let session = unsafe { Pin::new_unchecked(session) };
+/// sessions.insert(session.as_ref())?;
+/// for session in sessions.iter_pinned(|session| session.this.upgrade()) {
+///     let session: Arc<Session> = session?; // none whose last `Arc` is gone
+///     assert!(session.link.is_linked());
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct PinnedIter<'a, T: Linked, P, F> {
+    _list: &'a IntrusiveList<T>,
+    cursor: Cursor<'a>,
+    pin: F,
+    chunk: [Option<P>; CHUNK],
+    next: usize,
+    len: usize,
+}
+
+impl<'a, T: Linked, P, F> PinnedIter<'a, T, P, F> {
+    pub(super) fn new(list: &'a IntrusiveList<T>, pin: F) -> Self {
+        let cursor = Cursor::new(list.core());
+        Self { _list: list, cursor, pin, chunk: std::array::from_fn(|_| None), next: 0, len: 0 }
+    }
+}
+
+impl<T: Linked, P, F: FnMut(Pin<&T>) -> Option<P>> PinnedIter<'_, T, P, F> {
+    fn fill(&mut self) -> Result<(), LockError> {
+        (self.next, self.len) = (0, 0);
+        let (chunk, len, pin) = (&mut self.chunk, &mut self.len, &mut self.pin);
+        self.cursor.chunk(
+            CHUNK,
+            |_| (),
+            |anchor| {
+                // SAFETY: linked, and its slot's lock is held during this call.
+                let Some(found) = pin(unsafe { pinned(anchor) }) else { return false };
+                chunk[*len] = Some(found);
+                *len += 1;
+                true
+            },
+        )
+    }
+}
+
+impl<T: Linked, P, F: FnMut(Pin<&T>) -> Option<P>> Iterator for PinnedIter<'_, T, P, F> {
+    type Item = Result<P, LockError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.next == self.len {
+            if let Err(error) = self.fill() {
+                if self.len == 0 {
+                    return Some(Err(error));
+                }
+            }
+        }
+        if self.next == self.len {
+            return None;
+        }
+        self.next += 1;
+        self.chunk[self.next - 1].take().map(Ok)
+    }
+}
+
+impl<T: Linked, P, F> fmt::Debug for PinnedIter<'_, T, P, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PinnedIter").field("cursor", &self.cursor).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,423 @@
+//! The list itself.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::ptr::NonNull;
+
+use percpu::lglock::LockError;
+use percpu::{AllocError, CpuId};
+
+use crate::anchor::{Anchor, UNLINKED};
+use crate::core::{Core, Locked, remove_anywhere};
+use crate::domain::Domain;
+use crate::error::Refused;
+use crate::shard::Shard;
+use crate::stats::Stats;
+
+use super::link::{Linked, anchor_of, item_of, link_of};
+use super::{IntrusiveSnapshot, PinnedIter};
+
+/// A registry of pinned items that embed a [`Link`](super::Link): nothing is allocated for an item.
+///
+/// ```
+/// use std::pin::Pin;
+/// use std::sync::Arc;
+///
+/// use percpu_list::{IntrusiveList, Link, linked};
+///
+/// struct Session {
+///     name: &'static str,
+///     link: Link,
+/// }
+/// linked!(Session => link);
+///
+/// let sessions = IntrusiveList::new();
+/// let alice: Pin<Arc<Session>> =
+///     Arc::pin(Session { name: "alice", link: Link::new(sessions.domain()) });
+/// sessions.insert(alice.as_ref())?;
+/// sessions.for_each(|session| println!("{}", session.name))?;
+/// assert_eq!(sessions.remove(&alice), Ok(true));
+/// assert_eq!(sessions.remove(&alice), Ok(false));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// Items stay their owners'. Dropping one takes it off the list first; dropping the list takes all
+/// items off. Adding and removing block while another thread is at the same slot, for some
+/// instructions of its; the array of pointers grows without a lock held.
+///
+/// An item that is **dropped inside a locked walk or a snapshot** of its own thread, while it is on a
+/// list of that domain, ends the process: it cannot leave the list while the walk may be reading it.
+///
+/// Invariant in `T`. `Send` and `Sync`: items are `Sync`.
+pub struct IntrusiveList<T: Linked> {
+    core: Core,
+    _item: PhantomData<fn(T) -> T>,
+}
+
+impl<T: Linked> IntrusiveList<T> {
+    /// Makes an empty list with a slot for each CPU, in a domain of its own.
+    ///
+    /// # Aborts
+    ///
+    /// Like `Box::new`, if there is no memory; [`try_new`](Self::try_new) returns that.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::try_new().unwrap_or_else(|_| crate::out_of_memory::<Self>())
+    }
+
+    /// Makes an empty list with a slot for each CPU, in a domain of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] if memory is out.
+    pub fn try_new() -> Result<Self, AllocError> {
+        Self::try_new_in(&Domain::try_new()?)
+    }
+
+    /// Makes an empty list in a domain, which other lists may share.
+    ///
+    /// # Aborts
+    ///
+    /// As [`new`](Self::new).
+    #[must_use]
+    pub fn new_in(domain: &Domain) -> Self {
+        Self::try_new_in(domain).unwrap_or_else(|_| crate::out_of_memory::<Self>())
+    }
+
+    /// Makes an empty list in a domain, which other lists may share. Allocates 8 bytes for each slot.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] if memory is out.
+    pub fn try_new_in(domain: &Domain) -> Result<Self, AllocError> {
+        Ok(Self { core: Core::new(domain, true)?, _item: PhantomData })
+    }
+
+    /// One that does not count hits, to measure what that costs.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn new_uncounted_in(domain: &Domain) -> Self {
+        let core = Core::new(domain, false).unwrap_or_else(|_| crate::out_of_memory::<Self>());
+        Self { core, _item: PhantomData }
+    }
+
+    pub(super) fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// The list's domain, for which items make their links.
+    #[must_use]
+    pub fn domain(&self) -> &Domain {
+        self.core.domain()
+    }
+
+    /// Adds an item in the slot of the CPU that the caller runs on.
+    ///
+    /// Blocks while another thread holds the slot's lock; an item that was on another slot last
+    /// takes both locks. Allocates now and then, with no lock held.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`]; the item is where it was.
+    #[inline]
+    pub fn insert(&self, item: Pin<&T>) -> Result<(), Refused> {
+        self.insert_in(self.core.domain().here(), item.get_ref())
+    }
+
+    /// Adds an item in the slot of `cpu`: for who knows better, and for replays.
+    ///
+    /// # Errors
+    ///
+    /// As [`insert`](Self::insert), and [`LockError::NoSuchCpu`].
+    pub fn insert_on(&self, cpu: CpuId, item: Pin<&T>) -> Result<(), Refused> {
+        self.insert_in(self.core.domain().slot_of(cpu)?, item.get_ref())
+    }
+
+    #[inline(always)]
+    fn insert_in(&self, slot: CpuId, item: &T) -> Result<(), Refused> {
+        let link = link_of(item);
+        if !link.domain().is(self.core.domain()) {
+            return Err(Refused::OtherDomain);
+        }
+        let shard = self.core.shard_or_new(slot)?;
+        loop {
+            let home = link.anchor().home();
+            let added = if home == slot {
+                self.add(self.core.lock_shard(shard)?, home, item)
+            } else {
+                self.move_in(shard, home, item)
+            };
+            match added? {
+                Added::Yes => return Ok(()),
+                Added::Moved => {}
+                Added::Full => self.core.make_room(shard)?,
+            }
+        }
+    }
+
+    /// Adds an item whose home is another slot: under both locks.
+    #[cold]
+    #[inline(never)]
+    fn move_in(&self, shard: &Shard, home: CpuId, item: &T) -> Result<Added, Refused> {
+        let guard = self.core.domain().lock_pair(home, shard.slot())?;
+        // SAFETY: one of the two is its slot's lock.
+        self.add(unsafe { Locked::new(shard, guard) }, home, item)
+    }
+
+    /// Adds an item under the lock of its home, and of the slot that it is added to.
+    #[inline(always)]
+    fn add<G>(&self, mut locked: Locked<'_, G>, home: CpuId, item: &T) -> Result<Added, Refused> {
+        let anchor = link_of(item).anchor();
+        if anchor.home() != home {
+            return Ok(Added::Moved);
+        }
+        if anchor.index() != UNLINKED {
+            return Err(Refused::Linked);
+        }
+        if self.core.is_closed() {
+            return Err(Refused::Closed);
+        }
+        if !locked.array().has_room() {
+            return Ok(Added::Full);
+        }
+        anchor.set_home(locked.shard().slot());
+        // SAFETY: there is room; the anchor is unlinked, under its home's lock. It is pinned (the
+        // callers' `Pin`), so it stays alive and in place until its drop has unlinked it.
+        unsafe { locked.add(anchor_of(item)) };
+        Ok(Added::Yes)
+    }
+
+    /// Takes an item off this list. False if it is not on it.
+    ///
+    /// Blocks while another thread holds the slot's lock. Of all that try, one gets true.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Deadlock`] if this thread holds the slot, in a locked walk or a snapshot;
+    /// [`LockError::Forked`]. The item is where it was.
+    #[inline]
+    pub fn remove(&self, item: &T) -> Result<bool, LockError> {
+        self.remove_from(self.core.domain().here(), item)
+    }
+
+    /// Removes an item as if the caller ran on `cpu`: that is what the hits are counted by.
+    ///
+    /// # Errors
+    ///
+    /// As [`remove`](Self::remove), and [`LockError::NoSuchCpu`].
+    pub fn remove_on(&self, cpu: CpuId, item: &T) -> Result<bool, LockError> {
+        self.remove_from(self.core.domain().slot_of(cpu)?, item)
+    }
+
+    /// Removes an item if its slot's lock is free. Never blocks: for signal handlers.
+    ///
+    /// # Errors
+    ///
+    /// As [`remove`](Self::remove), and [`LockError::WouldBlock`].
+    pub fn try_remove(&self, item: &T) -> Result<bool, LockError> {
+        let (link, domain) = (link_of(item), self.core.domain());
+        if !link.domain().is(domain) {
+            return Ok(false);
+        }
+        let on = Some(&self.core);
+        // SAFETY: the item is borrowed, and its lists are of this domain.
+        unsafe { remove_anywhere(domain, link.anchor(), domain.here(), on, Domain::try_lock) }
+    }
+
+    #[inline(always)]
+    fn remove_from(&self, from: CpuId, item: &T) -> Result<bool, LockError> {
+        let (link, domain) = (link_of(item), self.core.domain());
+        if !link.domain().is(domain) {
+            return Ok(false);
+        }
+        let on = Some(&self.core);
+        // SAFETY: the item is borrowed, and its lists are of this domain.
+        unsafe { remove_anywhere(domain, link.anchor(), from, on, Domain::lock) }
+    }
+
+    /// Refuses additions from now on. Those under way are complete when it returns.
+    ///
+    /// # Errors
+    ///
+    /// As [`remove`](Self::remove). The list is closed, but an addition to a slot that could not be
+    /// locked may yet succeed.
+    pub fn close(&self) -> Result<(), LockError> {
+        self.core.close()
+    }
+
+    /// True once [`close`](Self::close) was called.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.core.is_closed()
+    }
+
+    /// How many items there are, slot by slot: a moving target. Wait-free.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.core.len()
+    }
+
+    /// True if there was no item: never while one is on the list throughout. Wait-free.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.core.len() == 0
+    }
+
+    /// What was counted so far. Wait-free.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.core.stats()
+    }
+
+    /// Calls `f` with every item, slot by slot, under the slot's lock.
+    ///
+    /// `f` should be short: all who add or remove in that slot wait, in all lists of the domain. In
+    /// `f`, adding to them and removing from them may give [`LockError::Deadlock`], and dropping an
+    /// item that is on one ends the process. A panic of `f` unlocks and goes on.
+    ///
+    /// # Errors
+    ///
+    /// As [`remove`](Self::remove); `f` has seen the slots before.
+    pub fn for_each(&self, mut f: impl FnMut(Pin<&T>)) -> Result<(), LockError> {
+        for shard in self.core.all_shards() {
+            let locked = self.core.lock_shard(shard)?;
+            locked.array().for_each(|anchor| {
+                // SAFETY: linked, and we hold the slot's lock for the whole call.
+                f(unsafe { pinned(anchor) });
+            });
+        }
+        Ok(())
+    }
+
+    /// Takes the items off for which `keep` is false, slot by slot, under the slot's lock; returns
+    /// how many.
+    ///
+    /// Once `keep` has returned false the item's owner may destroy it. Otherwise as
+    /// [`for_each`](Self::for_each).
+    ///
+    /// # Errors
+    ///
+    /// As [`remove`](Self::remove); the slots before were done.
+    pub fn retain(&self, mut keep: impl FnMut(Pin<&T>) -> bool) -> Result<usize, LockError> {
+        let domain = self.core.domain();
+        let from = domain.here();
+        let mut removed = 0;
+        for shard in self.core.all_shards() {
+            let mut locked = self.core.lock_shard(shard)?;
+            // Backwards: what is moved into a gap was seen before.
+            for index in (0..locked.array().len()).rev() {
+                let Some(anchor) = locked.array().get(index) else { continue };
+                // SAFETY: linked, and we hold the slot's lock.
+                if !keep(unsafe { pinned(anchor) }) {
+                    // SAFETY: linked, so it is alive.
+                    let anchor = unsafe { anchor.as_ref() };
+                    // SAFETY: found in this shard's array.
+                    removed += usize::from(unsafe { locked.remove(anchor, from, domain) });
+                }
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Takes all items off; returns how many. To leave nothing, [`close`](Self::close) the list
+    /// before.
+    ///
+    /// # Errors
+    ///
+    /// As [`remove`](Self::remove); the slots before were done.
+    pub fn drain(&self) -> Result<usize, LockError> {
+        self.retain(|_| false)
+    }
+
+    /// Walks the list without a lock while the caller's code runs: see [`PinnedIter`].
+    pub fn iter_pinned<P, F>(&self, pin: F) -> PinnedIter<'_, T, P, F>
+    where
+        F: FnMut(Pin<&T>) -> Option<P>,
+    {
+        PinnedIter::new(self, pin)
+    }
+
+    /// Locks all slots, ascending: what it shows is the list at one instant.
+    ///
+    /// # Errors
+    ///
+    /// As [`remove`](Self::remove).
+    pub fn lock_all(&self) -> Result<IntrusiveSnapshot<'_, T>, LockError> {
+        IntrusiveSnapshot::new(self)
+    }
+
+    /// Checks the structure, for tests.
+    ///
+    /// # Panics
+    ///
+    /// Panics with what does not hold.
+    #[doc(hidden)]
+    pub fn validate(&self) {
+        self.core.validate();
+    }
+}
+
+/// What became of an addition.
+enum Added {
+    Yes,
+    /// The item was added elsewhere, or taken off there, meanwhile.
+    Moved,
+    Full,
+}
+
+/// The item of an anchor that was found in an array.
+///
+/// # Safety
+///
+/// It was found in an array of a list of `T`, and that slot's lock is held as long as `'a`.
+#[inline(always)]
+pub(super) unsafe fn pinned<'a, T: Linked>(anchor: NonNull<Anchor>) -> Pin<&'a T> {
+    // SAFETY: `insert` put the anchor of an item of this type there.
+    let item = unsafe { item_of::<T>(anchor) };
+    // SAFETY: linked, so not dropped; and it cannot be before it is unlinked, which takes the lock.
+    let item = unsafe { item.as_ref() };
+    // SAFETY: it was pinned when it was added.
+    unsafe { Pin::new_unchecked(item) }
+}
+
+impl<T: Linked> Default for IntrusiveList<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T: Linked> fmt::Debug for IntrusiveList<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IntrusiveList")
+            .field("len", &self.len())
+            .field("closed", &self.is_closed())
+            .field("domain", self.domain())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Takes all items off.
+///
+/// Blocks while another thread is at one of the slots. Where it would wait for its own thread
+/// (inside a locked walk or a snapshot of the domain), or for one that a fork left behind, it leaks
+/// the slot's part of the list, and the items stay on that until they are removed or dropped.
+impl<T: Linked> Drop for IntrusiveList<T> {
+    fn drop(&mut self) {
+        let domain = self.core.domain().clone();
+        for slot in self.core.slots() {
+            let Some(shard) = self.core.shard(slot) else { continue };
+            let Ok(mut locked) = self.core.lock_shard(shard) else {
+                self.core.leak_shard(slot);
+                continue;
+            };
+            while let Some(last) = locked.array().len().checked_sub(1) {
+                let Some(anchor) = locked.array().get(last) else { break };
+                // SAFETY: linked, so it is alive.
+                let anchor = unsafe { anchor.as_ref() };
+                // SAFETY: found in this shard's array.
+                unsafe { locked.remove(anchor, slot, &domain) };
+            }
+        }
+    }
+}

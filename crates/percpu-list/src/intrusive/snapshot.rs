@@ -1,0 +1,125 @@
+//! The list at one instant.
+
+use std::fmt;
+use std::iter::FusedIterator;
+use std::pin::Pin;
+
+use percpu::CpuId;
+use percpu::lglock::{GlobalGuard, LockError};
+
+use crate::array::Array;
+
+use super::IntrusiveList;
+use super::link::Linked;
+use super::list::pinned;
+
+/// All slots of a list's domain, locked: from [`IntrusiveList::lock_all`].
+///
+/// While it lives nobody adds or removes, in any list of the domain; an item of the domain that its
+/// own thread drops while it is on a list ends the process. It stays with its thread.
+#[must_use = "the slots are unlocked when the snapshot drops"]
+pub struct IntrusiveSnapshot<'a, T: Linked> {
+    list: &'a IntrusiveList<T>,
+    _guard: GlobalGuard<'a, ()>,
+}
+
+impl<'a, T: Linked> IntrusiveSnapshot<'a, T> {
+    pub(super) fn new(list: &'a IntrusiveList<T>) -> Result<Self, LockError> {
+        Ok(Self { list, _guard: list.core().lock_all()? })
+    }
+
+    fn array(&self, slot: CpuId) -> Option<&Array> {
+        let shard = self.list.core().shard(slot)?;
+        // SAFETY: we hold all slots' locks as long as `self`, and change nothing.
+        Some(unsafe { &*shard.array() })
+    }
+
+    fn arrays(&self) -> impl Iterator<Item = &Array> {
+        self.list.core().slots().filter_map(|slot| self.array(slot))
+    }
+
+    /// How many items there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.arrays().map(|array| array.entries() as usize).sum()
+    }
+
+    /// True if there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The items, slot by slot; within one in no order.
+    pub fn iter(&self) -> IntrusiveIter<'_, T> {
+        IntrusiveIter { snapshot: self, slot: 0, index: 0, left: self.len() }
+    }
+
+    /// Calls `f` with every item: faster than [`iter`](Self::iter).
+    pub fn for_each(&self, mut f: impl FnMut(Pin<&T>)) {
+        for array in self.arrays() {
+            array.for_each(|anchor| {
+                // SAFETY: linked, and we hold the slot's lock.
+                f(unsafe { pinned(anchor) });
+            });
+        }
+    }
+}
+
+impl<T: Linked + fmt::Debug> fmt::Debug for IntrusiveSnapshot<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+impl<'s, T: Linked> IntoIterator for &'s IntrusiveSnapshot<'_, T> {
+    type Item = Pin<&'s T>;
+    type IntoIter = IntrusiveIter<'s, T>;
+
+    fn into_iter(self) -> IntrusiveIter<'s, T> {
+        self.iter()
+    }
+}
+
+/// The items of an [`IntrusiveSnapshot`].
+pub struct IntrusiveIter<'s, T: Linked> {
+    snapshot: &'s IntrusiveSnapshot<'s, T>,
+    slot: u32,
+    index: u32,
+    left: usize,
+}
+
+impl<'s, T: Linked> Iterator for IntrusiveIter<'s, T> {
+    type Item = Pin<&'s T>;
+
+    fn next(&mut self) -> Option<Pin<&'s T>> {
+        while self.left != 0 {
+            let array = self.snapshot.array(CpuId::new(self.slot));
+            match array.filter(|array| self.index < array.len()) {
+                Some(array) => {
+                    self.index += 1;
+                    if let Some(anchor) = array.get(self.index - 1) {
+                        self.left -= 1;
+                        // SAFETY: linked, and the snapshot holds the slot's lock as long as `'s`.
+                        return Some(unsafe { pinned(anchor) });
+                    }
+                }
+                None => (self.slot, self.index) = (self.slot + 1, 0),
+            }
+        }
+        None
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl<T: Linked> ExactSizeIterator for IntrusiveIter<'_, T> {}
+impl<T: Linked> FusedIterator for IntrusiveIter<'_, T> {}
+
+impl<T: Linked> fmt::Debug for IntrusiveIter<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IntrusiveIter").field("left", &self.left).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,109 @@
+//! Removal by whoever comes next, for who cannot take the lock: a signal handler, or a thread that
+//! holds it already.
+//!
+//! Each shard has a stack of such entries. Pushing is lock-free; whoever locks the shard takes the
+//! whole stack, so there is no ABA.
+
+use std::ptr::{self, NonNull};
+
+use percpu::sync::atomic::Ordering;
+use percpu::sync::mutant;
+
+use crate::anchor::UNLINKED;
+use crate::core::{Core, Locked};
+use crate::shard::Shard;
+
+use super::node::{Chain, NodePtr};
+
+/// Leaves a node, and the entry's count, to whoever locks the shard next. Lock-free; allocates
+/// nothing and drops nothing.
+///
+/// # Safety
+///
+/// The entry's count is the caller's, and passes on. The node was inserted into `shard`.
+pub(super) unsafe fn defer<T>(shard: &Shard, node: NodePtr<T>) {
+    let stack = shard.deferred();
+    // Ordering: Relaxed; the exchange checks it.
+    let mut first = stack.load(Ordering::Relaxed);
+    loop {
+        // Ordering: Relaxed; published by the exchange.
+        // SAFETY: the caller's count, and with it the link.
+        unsafe { node.next() }.store(first, Ordering::Relaxed);
+        // Ordering: Release on success pairs with the Acquire in `settle`; it carries `next`, and
+        // the caller's uses of the value. Relaxed on failure: `first` is not followed.
+        let order =
+            if mutant("deferred-push-is-relaxed") { Ordering::Relaxed } else { Ordering::Release };
+        let anchor = node.anchor_ptr().as_ptr();
+        match stack.compare_exchange(first, anchor, order, Ordering::Relaxed) {
+            Ok(_) => return,
+            Err(other) => first = other,
+        }
+    }
+}
+
+/// Removes what was left to be removed. The values are in `removed`, to be dropped after the unlock.
+#[inline(always)]
+pub(super) fn settle<T, G>(core: &Core, locked: &mut Locked<'_, G>, removed: &mut Chain<T>) {
+    // Ordering: Relaxed; the exchange in `settle_some` reads it again.
+    if !locked.shard().deferred().load(Ordering::Relaxed).is_null() {
+        settle_some(core, locked, removed);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn settle_some<T, G>(core: &Core, locked: &mut Locked<'_, G>, removed: &mut Chain<T>) {
+    let from = core.domain().here();
+    // Ordering: Acquire pairs with the Release in `defer`; it carries the links, and the uses of the
+    // values by those who deferred.
+    let mut first = locked.shard().deferred().swap(ptr::null_mut(), Ordering::Acquire);
+    while let Some(anchor) = NonNull::new(first) {
+        // SAFETY: `defer` pushes anchors of nodes, of this list and so of its `T`.
+        let node = unsafe { NodePtr::<T>::of(anchor) };
+        // Ordering: Relaxed; see the exchange.
+        // SAFETY: the entry's count came with it.
+        first = unsafe { node.next() }.load(Ordering::Relaxed);
+        // SAFETY: as above.
+        let anchor = unsafe { node.anchor() };
+        // SAFETY: inserted into this shard, and a node's home never changes.
+        unsafe { locked.remove(anchor, from, core.domain()) };
+        // SAFETY: it is unlinked, for good since nobody inserts a node again.
+        unsafe { removed.push(node) };
+    }
+}
+
+/// Takes everything out of a shard of a list that is being dropped.
+pub(super) fn take_all<T>(shard: &Shard, removed: &mut Chain<T>) {
+    // SAFETY: nobody else has the list, so nobody else its shards.
+    let array = unsafe { &mut *shard.array_mut() };
+    // Ordering: Acquire; as in `settle_some`.
+    let mut first = shard.deferred().swap(ptr::null_mut(), Ordering::Acquire);
+    while let Some(anchor) = NonNull::new(first) {
+        // SAFETY: as in `settle_some`.
+        let node = unsafe { NodePtr::<T>::of(anchor) };
+        // Ordering: Relaxed; as in `settle_some`.
+        // SAFETY: the entry's count came with it.
+        first = unsafe { node.next() }.load(Ordering::Relaxed);
+        // SAFETY: as above.
+        let anchor = unsafe { node.anchor() };
+        if anchor.is_linked() {
+            // SAFETY: linked, and a node of this shard.
+            unsafe { array.take(anchor.index(), true) };
+            anchor.set_index(UNLINKED);
+        }
+        // SAFETY: it is unlinked, for good.
+        unsafe { removed.push(node) };
+    }
+    // What is left was forgotten by who had the entry.
+    while let Some(anchor) = array.len().checked_sub(1).and_then(|last| array.get(last)) {
+        // SAFETY: an entry of this list is a node of its `T`.
+        let node = unsafe { NodePtr::<T>::of(anchor) };
+        // SAFETY: linked, so it lives; the entry's count is nobody's any more.
+        let anchor = unsafe { node.anchor() };
+        // SAFETY: linked, and a node of this shard.
+        unsafe { array.take(anchor.index(), true) };
+        anchor.set_index(UNLINKED);
+        // SAFETY: as above.
+        unsafe { removed.push(node) };
+    }
+}

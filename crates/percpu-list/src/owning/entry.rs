@@ -1,0 +1,246 @@
+//! The right to a value's place on a list.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+
+use percpu::CpuId;
+use percpu::lglock::LockError;
+use percpu::sync::Arc;
+
+use crate::error::RemoveError;
+use crate::shard::Shard;
+
+use super::PerCpuList;
+use super::deferred::defer;
+use super::node::{NodePtr, Ref};
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// What an [`Entry`] holds its list by: a borrow, or an `Arc`.
+pub trait Holder: sealed::Sealed {
+    /// What the list's values are.
+    type Value;
+
+    #[doc(hidden)]
+    fn list(&self) -> &PerCpuList<Self::Value>;
+}
+
+impl<T> sealed::Sealed for &PerCpuList<T> {}
+
+impl<T> Holder for &PerCpuList<T> {
+    type Value = T;
+
+    #[inline(always)]
+    fn list(&self) -> &PerCpuList<T> {
+        self
+    }
+}
+
+impl<T> sealed::Sealed for Arc<PerCpuList<T>> {}
+
+impl<T> Holder for Arc<PerCpuList<T>> {
+    type Value = T;
+
+    #[inline(always)]
+    fn list(&self) -> &PerCpuList<T> {
+        self
+    }
+}
+
+/// A value on a list; dropping it removes it, and then drops the value unless a [`Ref`] has it.
+///
+/// It is `Entry<&PerCpuList<T>>` or `Entry<Arc<PerCpuList<T>>>`; the latter goes anywhere, and
+/// counts on a line that all such entries share.
+///
+/// Drop blocks while another thread holds the slot's lock, for as long as it takes. Where it would
+/// wait for its own thread (inside [`for_each`](PerCpuList::for_each) or a
+/// [`Snapshot`](super::Snapshot)), or for a thread that a fork left behind, the removal is
+/// [deferred](Self::defer_remove). A forgotten entry stays on the list until that is dropped.
+#[must_use = "dropping an entry removes it at once"]
+pub struct Entry<L: Holder> {
+    node: NodePtr<L::Value>,
+    list: L,
+}
+
+// SAFETY: shares the value with walks, and may drop it here; the list is reached through `L`.
+unsafe impl<L: Holder + Send> Send for Entry<L> where L::Value: Send + Sync {}
+// SAFETY: `&Entry` gives `&T`, and `share`.
+unsafe impl<L: Holder + Sync> Sync for Entry<L> where L::Value: Send + Sync {}
+
+impl<L: Holder> Entry<L> {
+    /// # Safety
+    ///
+    /// The entry's count of the node passes to it; the node was inserted into the list.
+    #[inline(always)]
+    pub(super) unsafe fn new(node: NodePtr<L::Value>, list: L) -> Self {
+        Self { node, list }
+    }
+
+    /// Where the value was added: the CPU, if the list has a slot for each.
+    #[must_use]
+    pub fn slot(&self) -> CpuId {
+        // SAFETY: the entry's count.
+        unsafe { self.node.anchor() }.home()
+    }
+
+    /// False once a drain, or [`PerCpuList::remove`], took it off the list.
+    #[must_use]
+    pub fn is_linked(&self) -> bool {
+        // SAFETY: the entry's count.
+        unsafe { self.node.anchor() }.is_linked()
+    }
+
+    /// Another reference to the value, which does not keep it on the list. Wait-free.
+    #[must_use]
+    pub fn share(&self) -> Ref<L::Value> {
+        // SAFETY: the entry's count.
+        unsafe { self.node.acquire() }
+    }
+
+    /// Removes the value and drops it, unless a [`Ref`] has it. False if it was taken off the list
+    /// before.
+    ///
+    /// What dropping the entry does, but says how that went. Blocks like it.
+    ///
+    /// # Errors
+    ///
+    /// The entry, still on the list, if its slot cannot be locked: [`LockError::Deadlock`] if this
+    /// thread holds it, [`LockError::Forked`].
+    pub fn remove(self) -> Result<bool, RemoveError<Self>> {
+        let from = self.list.list().core().domain().here();
+        self.remove_with(|list, node| {
+            // SAFETY: an entry's node.
+            unsafe { list.unlink(node, from) }
+        })
+    }
+
+    /// Removes the value as if the caller ran on `cpu`: that is what the hits are counted by.
+    ///
+    /// # Errors
+    ///
+    /// As [`remove`](Self::remove), and [`LockError::NoSuchCpu`].
+    pub fn remove_on(self, cpu: CpuId) -> Result<bool, RemoveError<Self>> {
+        self.remove_with(|list, node| {
+            let from = list.core().domain().slot_of(cpu)?;
+            // SAFETY: an entry's node.
+            unsafe { list.unlink(node, from) }
+        })
+    }
+
+    /// Removes the value if its slot's lock is free. Never blocks.
+    ///
+    /// # Errors
+    ///
+    /// As [`remove`](Self::remove), and [`LockError::WouldBlock`].
+    pub fn try_remove(self) -> Result<bool, RemoveError<Self>> {
+        self.remove_with(|list, node| {
+            // SAFETY: an entry's node.
+            unsafe { list.try_unlink(node) }
+        })
+    }
+
+    fn remove_with(
+        self,
+        unlink: impl FnOnce(&PerCpuList<L::Value>, NodePtr<L::Value>) -> Result<bool, LockError>,
+    ) -> Result<bool, RemoveError<Self>> {
+        match unlink(self.list.list(), self.node) {
+            Ok(removed) => {
+                let (node, _list) = self.into_parts();
+                // SAFETY: the entry's count, and the node was just unlinked, or before.
+                unsafe { node.release() };
+                Ok(removed)
+            }
+            Err(reason) => Err(RemoveError { entry: self, reason }),
+        }
+    }
+
+    /// Removes the value, and keeps it.
+    ///
+    /// # Errors
+    ///
+    /// As [`remove`](Self::remove).
+    pub fn into_ref(self) -> Result<Ref<L::Value>, RemoveError<Self>> {
+        let list = self.list.list();
+        // SAFETY: an entry's node.
+        match unsafe { list.unlink(self.node, list.core().domain().here()) } {
+            Ok(_) => {
+                let (node, _list) = self.into_parts();
+                // SAFETY: the entry's count, and the node is unlinked.
+                Ok(unsafe { Ref::from_count(node) })
+            }
+            Err(reason) => Err(RemoveError { entry: self, reason }),
+        }
+    }
+
+    /// Leaves the removal to whoever locks the list's part of the slot next: to add or remove there,
+    /// to walk, to take a snapshot, or to [`flush`](PerCpuList::flush).
+    ///
+    /// For signal handlers: lock-free, and async-signal-safe. It takes no lock, allocates nothing and
+    /// drops nothing: the value is dropped by that other thread, after its unlock. Walks and
+    /// snapshots that begin later do not see it; [`len`](PerCpuList::len) may count it until then.
+    pub fn defer_remove(self) {
+        self.defer();
+    }
+
+    fn defer(self) {
+        let (node, list) = self.into_parts();
+        // SAFETY: the entry's count.
+        let slot = unsafe { node.anchor() }.home();
+        // A node's home has a shard: it was inserted there.
+        if let Some(shard) = list.list().core().shard(slot) {
+            let shard: &Shard = shard;
+            // SAFETY: the entry's count; its home never changes, so that is its shard.
+            unsafe { defer(shard, node) };
+        }
+    }
+
+    fn into_parts(self) -> (NodePtr<L::Value>, L) {
+        let entry = ManuallyDrop::new(self);
+        // SAFETY: read once; the entry is not dropped.
+        (entry.node, unsafe { std::ptr::read(&entry.list) })
+    }
+}
+
+impl<L: Holder> Deref for Entry<L> {
+    type Target = L::Value;
+
+    #[inline]
+    fn deref(&self) -> &L::Value {
+        // SAFETY: the entry's count.
+        unsafe { self.node.value() }
+    }
+}
+
+impl<L: Holder> Drop for Entry<L> {
+    #[inline]
+    fn drop(&mut self) {
+        let list = self.list.list();
+        // SAFETY: an entry's node.
+        let unlinked = unsafe { list.unlink(self.node, list.core().domain().here()) };
+        if unlinked.is_ok() {
+            // SAFETY: the entry's count, and the node is unlinked.
+            return unsafe { self.node.release() };
+        }
+        // SAFETY: the entry's count.
+        let slot = unsafe { self.node.anchor() }.home();
+        if let Some(shard) = list.core().shard(slot) {
+            // SAFETY: the entry's count; its home never changes, so that is its shard.
+            unsafe { defer(shard, self.node) };
+        }
+    }
+}
+
+impl<L: Holder> fmt::Debug for Entry<L>
+where
+    L::Value: fmt::Debug,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Entry")
+            .field("slot", &self.slot())
+            .field("value", &**self)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,422 @@
+//! The list itself.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use percpu::lglock::LockError;
+use percpu::sync::Arc;
+use percpu::{AllocError, CpuId};
+
+use crate::core::Core;
+use crate::domain::Domain;
+use crate::error::{InsertError, Refused};
+use crate::stats::Stats;
+
+use super::deferred::{settle, take_all};
+use super::node::{Chain, NodePtr, Ref};
+use super::{Drain, Entry, Iter, Snapshot};
+
+/// A registry of values: add where you run, remove from anywhere, walk everything.
+///
+/// ```
+/// use percpu_list::PerCpuList;
+///
+/// let sessions = PerCpuList::new();
+/// let alice = sessions.insert("alice")?;
+/// let _bob = sessions.insert("bob")?;
+/// assert_eq!((*alice, sessions.len()), ("alice", 2));
+///
+/// for session in sessions.iter() {
+///     println!("{}", *session?); // no lock is held here
+/// }
+/// drop(alice); // removes it
+/// assert_eq!(sessions.lock_all()?.iter().copied().collect::<Vec<_>>(), ["bob"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// Adding and removing block while another thread is at the same slot, for some instructions of
+/// its; on different CPUs they share nothing. A node is allocated for each value (48 bytes beside
+/// it), without a lock held; values are dropped without a lock held.
+///
+/// Dropping the list drops what is on it: entries that were forgotten, since all others borrow it.
+///
+/// `T` is shared with whoever walks, and dropped by whoever has it last: the list is `Send` and
+/// `Sync` if `T` is both. It is invariant in `T`:
+///
+/// ```compile_fail
+/// fn shorten<'a>(list: percpu_list::PerCpuList<&'static str>) -> percpu_list::PerCpuList<&'a str> {
+///     list
+/// }
+/// ```
+pub struct PerCpuList<T> {
+    core: Core,
+    /// Owns values, and is invariant.
+    _value: PhantomData<*mut T>,
+}
+
+// SAFETY: values are dropped on any thread that has the list, and shared by all.
+unsafe impl<T: Send + Sync> Send for PerCpuList<T> {}
+// SAFETY: as above; what is shared beside them is under the slots' locks, or atomic.
+unsafe impl<T: Send + Sync> Sync for PerCpuList<T> {}
+
+impl<T> PerCpuList<T> {
+    /// Makes an empty list with a slot for each CPU, in a domain of its own.
+    ///
+    /// # Aborts
+    ///
+    /// Like `Box::new`, if there is no memory; [`try_new`](Self::try_new) returns that.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::try_new().unwrap_or_else(|_| crate::out_of_memory::<Self>())
+    }
+
+    /// Makes an empty list with a slot for each CPU, in a domain of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] if memory is out.
+    pub fn try_new() -> Result<Self, AllocError> {
+        Self::try_new_in(&Domain::try_new()?)
+    }
+
+    /// Makes an empty list in a domain, which other lists may share.
+    ///
+    /// # Aborts
+    ///
+    /// As [`new`](Self::new).
+    #[must_use]
+    pub fn new_in(domain: &Domain) -> Self {
+        Self::try_new_in(domain).unwrap_or_else(|_| crate::out_of_memory::<Self>())
+    }
+
+    /// Makes an empty list in a domain, which other lists may share.
+    ///
+    /// Allocates 8 bytes for each slot. The first entry in a slot allocates that slot's part, of 256
+    /// bytes and 8 for each entry.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] if memory is out.
+    pub fn try_new_in(domain: &Domain) -> Result<Self, AllocError> {
+        Ok(Self { core: Core::new(domain, true)?, _value: PhantomData })
+    }
+
+    /// One that does not count hits, to measure what that costs.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn new_uncounted_in(domain: &Domain) -> Self {
+        let core = Core::new(domain, false).unwrap_or_else(|_| crate::out_of_memory::<Self>());
+        Self { core, _value: PhantomData }
+    }
+
+    #[inline(always)]
+    pub(super) fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// The list's domain.
+    #[must_use]
+    pub fn domain(&self) -> &Domain {
+        self.core.domain()
+    }
+
+    /// Adds a value in the slot of the CPU that the caller runs on.
+    ///
+    /// Allocates. Blocks while another thread holds the slot's lock.
+    ///
+    /// # Errors
+    ///
+    /// The value and why it was refused: the list is closed, memory is out, or this thread holds
+    /// the slot's lock already (it is inside a locked walk or has a [`Snapshot`]).
+    #[inline]
+    pub fn insert(&self, value: T) -> Result<Entry<&Self>, InsertError<T>> {
+        let node = self.insert_node(self.core.domain().here(), value)?;
+        // SAFETY: its count is the entry's, and it was just inserted.
+        Ok(unsafe { Entry::new(node, self) })
+    }
+
+    /// Adds a value in the slot of `cpu`.
+    ///
+    /// For who knows better, and for replays. Otherwise as [`insert`](Self::insert).
+    ///
+    /// # Errors
+    ///
+    /// As [`insert`](Self::insert), and [`LockError::NoSuchCpu`].
+    pub fn insert_on(&self, cpu: CpuId, value: T) -> Result<Entry<&Self>, InsertError<T>> {
+        let node = self.insert_node_on(cpu, value)?;
+        // SAFETY: as in `insert`.
+        Ok(unsafe { Entry::new(node, self) })
+    }
+
+    /// [`insert`](Self::insert) with an entry that holds the list by an `Arc`, and may go anywhere.
+    ///
+    /// All CPUs count such entries on one line: where millions come and go, borrow the list.
+    ///
+    /// # Errors
+    ///
+    /// As [`insert`](Self::insert).
+    pub fn insert_arc(self: &Arc<Self>, value: T) -> Result<Entry<Arc<Self>>, InsertError<T>> {
+        let node = self.insert_node(self.core.domain().here(), value)?;
+        // SAFETY: as in `insert`.
+        Ok(unsafe { Entry::new(node, Arc::clone(self)) })
+    }
+
+    /// [`insert_on`](Self::insert_on) with an entry that holds the list by an `Arc`.
+    ///
+    /// # Errors
+    ///
+    /// As [`insert_on`](Self::insert_on).
+    pub fn insert_arc_on(
+        self: &Arc<Self>,
+        cpu: CpuId,
+        value: T,
+    ) -> Result<Entry<Arc<Self>>, InsertError<T>> {
+        let node = self.insert_node_on(cpu, value)?;
+        // SAFETY: as in `insert`.
+        Ok(unsafe { Entry::new(node, Arc::clone(self)) })
+    }
+
+    fn insert_node_on(&self, cpu: CpuId, value: T) -> Result<NodePtr<T>, InsertError<T>> {
+        match self.core.domain().slot_of(cpu) {
+            Ok(slot) => self.insert_node(slot, value),
+            Err(error) => Err(InsertError { value, reason: error.into() }),
+        }
+    }
+
+    #[inline(always)]
+    fn insert_node(&self, slot: CpuId, value: T) -> Result<NodePtr<T>, InsertError<T>> {
+        let node = NodePtr::try_new(slot, value)
+            .map_err(|value| InsertError { value, reason: AllocError::new().into() })?;
+        match self.link(slot, node) {
+            Ok(()) => Ok(node),
+            Err(reason) => Err(Self::take_back(node, reason)),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_back(node: NodePtr<T>, reason: Refused) -> InsertError<T> {
+        // SAFETY: the only count, of a node that nobody has seen.
+        match unsafe { node.try_unwrap() } {
+            Some(value) => InsertError { value, reason },
+            None => unreachable!("a node that was never linked has one count"),
+        }
+    }
+
+    #[inline(always)]
+    fn link(&self, slot: CpuId, node: NodePtr<T>) -> Result<(), Refused> {
+        let mut removed = Chain::<T>::new(); // dropped after the lock
+        let shard = self.core.shard_or_new(slot)?;
+        loop {
+            let mut locked = self.core.lock_shard(shard)?;
+            settle(&self.core, &mut locked, &mut removed);
+            if self.core.is_closed() {
+                return Err(Refused::Closed);
+            }
+            if locked.array().has_room() {
+                // SAFETY: there is room; the node is new, its home is this slot, and it lives until
+                // it is unlinked (node's invariant 2).
+                unsafe { locked.add(node.anchor_ptr()) };
+                return Ok(());
+            }
+            drop(locked);
+            self.core.make_room(shard)?;
+        }
+    }
+
+    /// Takes a node off the list, if it is on it.
+    ///
+    /// # Safety
+    ///
+    /// The caller has a count of the node, which was inserted into this list.
+    #[inline(always)]
+    pub(super) unsafe fn unlink(&self, node: NodePtr<T>, from: CpuId) -> Result<bool, LockError> {
+        // SAFETY: the caller's count.
+        let anchor = unsafe { node.anchor() };
+        let Some(shard) = self.core.shard(anchor.home()) else { return Ok(false) };
+        let mut removed = Chain::<T>::new(); // dropped after the lock
+        let mut locked = self.core.lock_shard(shard)?;
+        settle(&self.core, &mut locked, &mut removed);
+        // SAFETY: a node's home never changes, and this list's shard of it is the node's.
+        Ok(unsafe { locked.remove(anchor, from, self.core.domain()) })
+    }
+
+    /// The same, if the lock is free.
+    ///
+    /// # Safety
+    ///
+    /// As for [`unlink`](Self::unlink).
+    pub(super) unsafe fn try_unlink(&self, node: NodePtr<T>) -> Result<bool, LockError> {
+        // SAFETY: the caller's count.
+        let anchor = unsafe { node.anchor() };
+        let Some(shard) = self.core.shard(anchor.home()) else { return Ok(false) };
+        let mut removed = Chain::<T>::new();
+        let mut locked = self.core.try_lock_shard(shard)?;
+        settle(&self.core, &mut locked, &mut removed);
+        let domain = self.core.domain();
+        // SAFETY: as in `unlink`.
+        Ok(unsafe { locked.remove(anchor, domain.here(), domain) })
+    }
+
+    /// Takes what `found` refers to off this list, though its [`Entry`] still exists. False if it
+    /// is not on it: taken off before, or never there.
+    ///
+    /// Blocks like [`insert`](Self::insert). Of all that try, one gets true.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Deadlock`] and [`LockError::Forked`]: nothing was removed.
+    pub fn remove(&self, found: &Ref<T>) -> Result<bool, LockError> {
+        // SAFETY: the reference's count.
+        let anchor = unsafe { found.node().anchor() };
+        // Written when the node was inserted, and never again.
+        let ours =
+            self.core.shard(anchor.home()).is_some_and(|own| std::ptr::eq(own, anchor.shard()));
+        if !ours {
+            return Ok(false);
+        }
+        // SAFETY: the reference's count, and it was inserted into this list.
+        unsafe { self.unlink(found.node(), self.core.domain().here()) }
+    }
+
+    /// Refuses additions from now on. Those under way are complete when it returns.
+    ///
+    /// Removals, walks and [`drain`](Self::drain) go on as before. Locks each slot in turn.
+    ///
+    /// # Errors
+    ///
+    /// As [`remove`](Self::remove). The list is closed, but an addition to a slot that could not be
+    /// locked may yet succeed.
+    pub fn close(&self) -> Result<(), LockError> {
+        self.core.close()
+    }
+
+    /// True once [`close`](Self::close) was called.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.core.is_closed()
+    }
+
+    /// How many entries there are, slot by slot: a moving target. Wait-free; see
+    /// [`lock_all`](Self::lock_all) for an instant.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.core.len()
+    }
+
+    /// True if there was no entry: never while one is on the list throughout. Wait-free.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.core.len() == 0
+    }
+
+    /// What was counted so far. Wait-free.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.core.stats()
+    }
+
+    /// Removes what was [deferred](Entry::defer_remove), and drops it.
+    ///
+    /// # Errors
+    ///
+    /// As [`remove`](Self::remove); the slots before were done.
+    pub fn flush(&self) -> Result<(), LockError> {
+        for shard in self.core.all_shards() {
+            let mut removed = Chain::<T>::new();
+            let mut locked = self.core.lock_shard(shard)?;
+            settle(&self.core, &mut locked, &mut removed);
+        }
+        Ok(())
+    }
+
+    /// Walks the list without a lock while the caller's code runs: see [`Iter`].
+    pub fn iter(&self) -> Iter<'_, T> {
+        Iter::new(self)
+    }
+
+    /// Calls `f` with every value, slot by slot, under the slot's lock.
+    ///
+    /// The cheapest walk: nothing is counted. `f` should be short: all who add or remove in that
+    /// slot wait, in all lists of the domain. In `f` an entry of the domain that is dropped is
+    /// removed later ([`Entry::defer_remove`]), and adding to its lists may give
+    /// [`LockError::Deadlock`]. A panic of `f` unlocks and goes on.
+    ///
+    /// # Errors
+    ///
+    /// As [`remove`](Self::remove); `f` has seen the slots before.
+    pub fn for_each(&self, mut f: impl FnMut(&T)) -> Result<(), LockError> {
+        for shard in self.core.all_shards() {
+            let mut removed = Chain::<T>::new();
+            let mut locked = self.core.lock_shard(shard)?;
+            settle(&self.core, &mut locked, &mut removed);
+            locked.array().for_each(|anchor| {
+                // SAFETY: an entry of this list is a node of its `T`.
+                let node = unsafe { NodePtr::of(anchor) };
+                // SAFETY: linked, and we hold the slot's lock for the whole call.
+                f(unsafe { node.value() });
+            });
+        }
+        Ok(())
+    }
+
+    /// Locks all slots, ascending: what it shows is the list at one instant.
+    ///
+    /// Everybody else waits, in all lists of the domain, until the snapshot is dropped.
+    ///
+    /// # Errors
+    ///
+    /// As [`remove`](Self::remove).
+    pub fn lock_all(&self) -> Result<Snapshot<'_, T>, LockError> {
+        Snapshot::new(self)
+    }
+
+    /// Takes everything off the list: see [`Drain`].
+    pub fn drain(&self) -> Drain<'_, T> {
+        Drain::new(self)
+    }
+
+    /// Checks the structure, for tests.
+    ///
+    /// # Panics
+    ///
+    /// Panics with what does not hold.
+    #[doc(hidden)]
+    pub fn validate(&self) {
+        self.core.validate();
+    }
+}
+
+impl<T> Default for PerCpuList<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<'a, T> IntoIterator for &'a PerCpuList<T> {
+    type Item = Result<Ref<T>, LockError>;
+    type IntoIter = Iter<'a, T>;
+
+    fn into_iter(self) -> Iter<'a, T> {
+        self.iter()
+    }
+}
+
+impl<T> fmt::Debug for PerCpuList<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PerCpuList")
+            .field("len", &self.len())
+            .field("closed", &self.is_closed())
+            .field("domain", self.domain())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T> Drop for PerCpuList<T> {
+    fn drop(&mut self) {
+        let mut removed = Chain::<T>::new();
+        for shard in self.core.all_shards() {
+            take_all(shard, &mut removed);
+        }
+    }
+}

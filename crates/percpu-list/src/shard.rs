@@ -1,0 +1,173 @@
+//! A list's part in one slot: the array of its entries there, and what was counted.
+//!
+//! Made when the list has its first entry there, freed with the list.
+//!
+//! # Invariants
+//!
+//! 1. `array` is used by whoever holds the slot's lock, or has the whole list to himself.
+//! 2. `added` and `removed` change under that lock, right beside `array`: their difference is the
+//!    number of entries whenever nobody holds it.
+//! 3. While `walkers` is not 0 no entry of `array` moves. It grows only under the lock.
+
+use percpu::CpuId;
+use percpu::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use percpu::sync::cell::UnsafeCell;
+
+use crate::anchor::Anchor;
+use crate::array::Array;
+use crate::stats::Stats;
+
+/// See the module. On lines of its own, by twos as the prefetcher fetches them.
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub(crate) struct Shard {
+    array: UnsafeCell<Array>,
+    added: AtomicU64,
+    removed: AtomicU64,
+    /// Entries to be removed by whoever comes next: a stack, last first. See `owning::deferred`.
+    deferred: AtomicPtr<Anchor>,
+    cpu_misses: AtomicU64,
+    node_misses: AtomicU64,
+    contended: AtomicU64,
+    walkers: AtomicU32,
+    slot: CpuId,
+    counts_hits: bool,
+}
+
+// SAFETY: `array` is used by one thread at a time (invariant 1) and may be used by any; the rest is
+// atomics.
+unsafe impl Sync for Shard {}
+
+/// Adds to a counter that only the slot's lock holder changes.
+///
+/// Ordering: Relaxed load; ordered by the lock. Release store pairs with the Acquire loads in
+/// `Shard::stats` and `Shard::entries`: they carry the counters that were stored before.
+#[inline(always)]
+fn count(counter: &AtomicU64) {
+    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Release);
+}
+
+impl Shard {
+    pub(crate) fn new(slot: CpuId, counts_hits: bool) -> Self {
+        Self {
+            array: UnsafeCell::new(Array::new()),
+            added: AtomicU64::new(0),
+            removed: AtomicU64::new(0),
+            deferred: AtomicPtr::new(std::ptr::null_mut()),
+            cpu_misses: AtomicU64::new(0),
+            node_misses: AtomicU64::new(0),
+            contended: AtomicU64::new(0),
+            walkers: AtomicU32::new(0),
+            slot,
+            counts_hits,
+        }
+    }
+
+    /// Whether it counts from where entries are removed.
+    #[inline(always)]
+    pub(crate) fn counts_hits(&self) -> bool {
+        self.counts_hits
+    }
+
+    pub(crate) fn slot(&self) -> CpuId {
+        self.slot
+    }
+
+    /// The array, for who may change it: the slot's lock holder (invariant 1).
+    #[inline(always)]
+    pub(crate) fn array_mut(&self) -> *mut Array {
+        self.array.with_mut(|array| array)
+    }
+
+    /// The array, for who may read it: the slot's lock holder (invariant 1).
+    #[inline(always)]
+    pub(crate) fn array(&self) -> *const Array {
+        self.array.with(|array| array)
+    }
+
+    #[inline(always)]
+    pub(crate) fn count_added(&self) {
+        count(&self.added);
+    }
+
+    #[inline(always)]
+    pub(crate) fn count_removed(&self) {
+        count(&self.removed);
+    }
+
+    /// A removal from another slot's CPU, and from another node's. After `count_removed`.
+    #[inline(always)]
+    pub(crate) fn count_miss(&self, other_node: bool) {
+        count(&self.cpu_misses);
+        if other_node {
+            count(&self.node_misses);
+        }
+    }
+
+    #[cold]
+    pub(crate) fn count_contended(&self) {
+        count(&self.contended);
+    }
+
+    /// How many entries there are, without the lock: never less than stay throughout.
+    pub(crate) fn entries(&self) -> u64 {
+        // Ordering: Acquire pairs with the Release in `count`: each removal that is seen brings its
+        // addition, and `added`, read later, counts that.
+        let removed = self.removed.load(Ordering::Acquire);
+        // Ordering: Acquire; as above, for whoever goes on from there.
+        self.added.load(Ordering::Acquire) - removed
+    }
+
+    /// What was counted, without the lock. `cpu_hits <= node_hits <= removals` holds at any time.
+    pub(crate) fn stats(&self) -> Stats {
+        // Ordering: Acquire, all; in the opposite order of the stores, so that what is read later
+        // counts at least what was counted with what is read before.
+        let node_misses = self.node_misses.load(Ordering::Acquire);
+        let cpu_misses = self.cpu_misses.load(Ordering::Acquire);
+        let removals = self.removed.load(Ordering::Acquire);
+        let adds = self.added.load(Ordering::Acquire);
+        Stats {
+            adds,
+            removals,
+            cpu_hits: removals - cpu_misses,
+            node_hits: removals - node_misses,
+            // Ordering: Relaxed; a statistics counter, it publishes nothing.
+            contended: self.contended.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Keeps entries where they are until [`walk_ends`](Self::walk_ends). The caller holds the lock.
+    pub(crate) fn walk_begins(&self) {
+        // Ordering: Relaxed; who must see it takes the lock that the caller holds.
+        self.walkers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Needs no lock.
+    pub(crate) fn walk_ends(&self) {
+        // Ordering: Relaxed; whether entries stay matters to the walk alone, and that is over.
+        self.walkers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// True if entries may move. The caller holds the lock.
+    #[inline(always)]
+    pub(crate) fn may_move(&self) -> bool {
+        // Ordering: Relaxed; ordered by the lock, under which it grows.
+        self.walkers.load(Ordering::Relaxed) == 0
+    }
+
+    /// The stack of entries to be removed.
+    #[inline(always)]
+    pub(crate) fn deferred(&self) -> &AtomicPtr<Anchor> {
+        &self.deferred
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shard_has_lines_of_its_own() {
+        assert_eq!((size_of::<Shard>() % 128, align_of::<Shard>()), (0, 128));
+    }
+}
