@@ -179,9 +179,13 @@ impl<T: Send + Sync + 'static> Core<T> {
         &self.tree
     }
 
-    /// A walk over the slabs with keys in a range; the caller is pinned for `'g`.
-    pub(super) fn slabs<'g>(&'g self, from: u64, to: u64) -> Cursor<'g, true> {
-        // SAFETY: the caller.
+    /// A walk over the slabs with keys in a range.
+    ///
+    /// # Safety
+    ///
+    /// For `'g` the caller holds an RCU guard.
+    pub(super) unsafe fn slabs<'g>(&'g self, from: u64, to: u64) -> Cursor<'g, true> {
+        // SAFETY: the caller's guard.
         unsafe { self.tree.cursor(from, to, Which::Present) }
     }
 
@@ -189,13 +193,12 @@ impl<T: Send + Sync + 'static> Core<T> {
     ///
     /// # Safety
     ///
-    /// For `'a` the caller holds an RCU guard, or a used slot of that slab, or the whole core.
+    /// For `'a` the caller holds an RCU guard.
     #[inline(always)]
     pub(super) unsafe fn slab<'a>(&self, index: u32) -> Option<&'a Watched<Slab<T>>> {
-        // SAFETY: the caller's guard, or that it is the only one.
+        // SAFETY: the caller's guard.
         let word = unsafe { self.tree.load(u64::from(index) >> SLAB_BITS) };
-        // SAFETY: what is not a floor is a slab; it is freed a grace period after it left the tree,
-        // and does not leave while a slot is used.
+        // SAFETY: invariant 4 of `slab`: found under the caller's guard.
         slab_of(word).map(|slab| unsafe { slab.as_ref() })
     }
 
@@ -220,18 +223,23 @@ impl<T: Send + Sync + 'static> Core<T> {
                 return Ok((slab, slot));
             }
         }
-        Err(self.why(id))
+        // SAFETY: the caller's guard.
+        Err(unsafe { self.why(id) })
     }
 
-    /// Why an id is not live. The caller is pinned.
+    /// Why an id is not live.
+    ///
+    /// # Safety
+    ///
+    /// The caller holds an RCU guard.
     #[cold]
     #[inline(never)]
-    pub(super) fn why(&self, id: Id) -> LookupError {
+    pub(super) unsafe fn why(&self, id: Id) -> LookupError {
         let key = u64::from(id.index()) >> SLAB_BITS;
-        // SAFETY: the caller is pinned.
+        // SAFETY: the caller's guard.
         let in_slab = || unsafe { self.slab(id.index()) }.map(|slab| next_of(slab, id.index()));
         let next = in_slab().unwrap_or_else(|| {
-            // SAFETY: the caller is pinned.
+            // SAFETY: the caller's guard.
             let floor = unsafe { self.tree.floor_at(key) } as u32;
             // A slab that is there by now has no floor, but what was made of it.
             if floor == 0 { in_slab().unwrap_or(0) } else { floor }

@@ -102,7 +102,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         let for_each = |f: &mut dyn FnMut(SlabPtr<T>, u32, u64)| {
             let mut from = 0;
             while let Some((key, slab)) = self.next_slab(from, LAST_KEY) {
-                // SAFETY: a slab does not leave the tree of a dropped table.
+                // SAFETY: invariant 4 of `slab`: the table is dropped, the core is ours.
                 let it = unsafe { slab.as_ref() };
                 for number in 0..SLOTS {
                     let index = it.index(number);

@@ -40,7 +40,8 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         let _ = guard;
         let (next, end) =
             inclusive(&indexes).map_or((0, 0), |(first, last)| (first.into(), u64::from(last) + 1));
-        Iter::new(self.core(), next, end)
+        // SAFETY: the guard, which is borrowed for `'g`.
+        unsafe { Iter::new(self.core(), next, end) }
     }
 
     /// The first live context at `index` or above. Wait-free.
@@ -72,10 +73,13 @@ pub struct Iter<'g, T: Send + Sync + 'static> {
 }
 
 impl<'g, T: Send + Sync + 'static> Iter<'g, T> {
-    /// The caller is pinned for `'g`.
-    fn new(core: &'g Core<T>, next: u64, end: u64) -> Self {
+    /// # Safety
+    ///
+    /// For `'g` the caller holds an RCU guard.
+    unsafe fn new(core: &'g Core<T>, next: u64, end: u64) -> Self {
         let last = end.max(1) - 1;
-        let slabs = core.slabs(next >> SLAB_BITS, last >> SLAB_BITS);
+        // SAFETY: the caller's guard.
+        let slabs = unsafe { core.slabs(next >> SLAB_BITS, last >> SLAB_BITS) };
         Self { slabs, slots: [].iter(), stop: next, end, _core: PhantomData }
     }
 
@@ -105,7 +109,7 @@ impl<'g, T: Send + Sync + 'static> Iter<'g, T> {
         };
         let base = key << SLAB_BITS;
         let (first, last) = (next.max(base), self.end.min((key + 1) << SLAB_BITS));
-        // SAFETY: found in the tree under the guard, for `'g`.
+        // SAFETY: invariant 4 of `slab`: found under the guard of `new`, which is there for `'g`.
         let it: &'g _ = unsafe { slab.as_ref() };
         self.slots = it.slots()[(first - base) as usize..(last - base) as usize].iter();
         self.stop = last;
@@ -113,7 +117,7 @@ impl<'g, T: Send + Sync + 'static> Iter<'g, T> {
     }
 }
 
-/// The context in a slot, if it is live. The caller is pinned for `'g`.
+/// The id of the context in a slot, if that is live.
 #[inline(always)]
 fn live<T>(slot: &Slot<T>) -> Option<Id> {
     // Ordering: Acquire pairs with the Release in `fill`; it carries the value.
@@ -129,7 +133,7 @@ impl<'g, T: Send + Sync + 'static> Iterator for Iter<'g, T> {
         loop {
             for slot in self.slots.by_ref() {
                 if let Some(id) = live(slot) {
-                    // SAFETY: live a moment ago, under the guard.
+                    // SAFETY: live a moment ago, under the guard of `new`.
                     return Some((id, unsafe { slot.value() }));
                 }
             }
@@ -146,7 +150,7 @@ impl<'g, T: Send + Sync + 'static> Iterator for Iter<'g, T> {
         loop {
             for slot in self.slots.by_ref() {
                 if let Some(id) = live(slot) {
-                    // SAFETY: live a moment ago, under the guard.
+                    // SAFETY: live a moment ago, under the guard of `new`.
                     sum = f(sum, (id, unsafe { slot.value() }));
                 }
             }
@@ -166,8 +170,8 @@ impl<T: Send + Sync + 'static> fmt::Debug for Iter<'_, T> {
 }
 
 impl<T: Send + Sync + 'static> Core<T> {
-    /// The slab with the lowest key of a range. It stays if the caller is pinned, or for another
-    /// reason.
+    /// The slab with the lowest key of a range. By invariant 4 of [`slab`](super::slab) it may be
+    /// followed by who was pinned before the call, or had the lock, or the core of a dropped table.
     pub(super) fn next_slab(&self, from: u64, to: u64) -> Option<(u64, SlabPtr<T>)> {
         if from > to {
             return None;
@@ -191,10 +195,10 @@ impl<T: Send + Sync + 'static> Core<T> {
     unsafe fn last_live<'g>(&self, index: u32) -> Option<(Id, &'g T)> {
         let mut from = u64::from(index);
         loop {
-            // SAFETY: the guard.
+            // SAFETY: the caller's guard.
             let (key, word) = unsafe { self.tree().prev(from >> SLAB_BITS, 0) }?;
             let slab: NonNull<_> = slab_of::<T>(word)?;
-            // SAFETY: the guard.
+            // SAFETY: invariant 4 of `slab`: found under the caller's guard.
             let it = unsafe { slab.as_ref() };
             let last = from.min((key << SLAB_BITS) | (SLOTS as u64 - 1));
             for index in (key << SLAB_BITS..=last).rev() {
@@ -202,7 +206,7 @@ impl<T: Send + Sync + 'static> Core<T> {
                 // Ordering: Acquire pairs with the Release in `fill`; it carries the value.
                 let state = slot.state.load(Ordering::Acquire);
                 if Gone::read(state).is_none() {
-                    // SAFETY: live a moment ago, under the guard.
+                    // SAFETY: live a moment ago, under the caller's guard.
                     return Some((Id::from_live(state), unsafe { slot.value() }));
                 }
             }

@@ -81,17 +81,25 @@ impl Limbo {
         self.filling.iter().map(|list| list.load(Ordering::Relaxed) >> 32).sum()
     }
 
-    /// Adds a dead slot, and tells how many there are now in its list. Lock-free; the caller is
-    /// pinned.
+    /// Adds a dead slot, and tells how many there are now in its list. Lock-free.
+    ///
+    /// # Safety
+    ///
+    /// As for `splice`.
     #[inline]
-    fn push<T>(&self, slot: &Slot<T>, id: Id) -> u32 {
-        self.splice(1, id.index(), slot, id)
+    unsafe fn push<T>(&self, slot: &Slot<T>, id: Id) -> u32 {
+        // SAFETY: the caller's.
+        unsafe { self.splice(1, id.index(), slot, id) }
     }
 
     /// Adds `number` dead slots of one lane: the first, and those that it is linked to, the last of
     /// which is `last`. Tells how many there are now in the list.
+    ///
+    /// # Safety
+    ///
+    /// The caller has killed them, and since then holds an RCU guard: invariant 1.
     #[inline]
-    fn splice<T>(&self, number: u32, first: u32, last: &Slot<T>, last_id: Id) -> u32 {
+    unsafe fn splice<T>(&self, number: u32, first: u32, last: &Slot<T>, last_id: Id) -> u32 {
         let lane = &self.filling[first as usize % LANES];
         // Ordering: Relaxed; the exchange checks it.
         let mut list = lane.load(Ordering::Relaxed);
@@ -156,17 +164,23 @@ impl<T: Send + Sync + 'static> Walk<T> {
         let _guard = rcu::pin();
         let next = |list: &AtomicU64| {
             // Ordering: Relaxed; invariant 2.
-            Self::at(core, list.load(Ordering::Relaxed) as u32)
+            let first = list.load(Ordering::Relaxed) as u32;
+            // SAFETY: the guard.
+            unsafe { Self::at(core, first) }
         };
         Self { next: std::array::from_fn(|lane| next(&limbo.waiting[lane])) }
     }
 
-    /// The caller is pinned, for the nodes on the way; the slab stays after that, as its slot is used.
-    fn at(core: &Core<T>, index: u32) -> (u32, Option<SlabPtr<T>>) {
+    /// The slab of a slot in a list, which stays after the guard: its slot is used.
+    ///
+    /// # Safety
+    ///
+    /// The caller holds an RCU guard.
+    unsafe fn at(core: &Core<T>, index: u32) -> (u32, Option<SlabPtr<T>>) {
         if index == NO_LINK {
             return (index, None);
         }
-        // SAFETY: the guard.
+        // SAFETY: the caller's guard.
         let slab = unsafe { core.slab(index) };
         if let Some(slab) = slab {
             slab.prefetch(index);
@@ -189,7 +203,7 @@ impl<T: Send + Sync + 'static> Walk<T> {
                 if number == TOGETHER {
                     return number;
                 }
-                // SAFETY: its slot is used.
+                // SAFETY: invariant 4 of `slab`: what is in a list is dead, so used.
                 let slot = unsafe { slab.as_ref() }.slot(index);
                 // Ordering: Relaxed; the grace period orders the link.
                 let state = slot.state.load(Ordering::Relaxed);
@@ -200,7 +214,12 @@ impl<T: Send + Sync + 'static> Walk<T> {
                 };
                 let link = gone.link();
                 let is_near = link != NO_LINK && link >> SLAB_BITS == index >> SLAB_BITS;
-                *next = if is_near { (link, Some(slab)) } else { Self::at(core, link) };
+                *next = if is_near {
+                    (link, Some(slab))
+                } else {
+                    // SAFETY: the guard.
+                    unsafe { Self::at(core, link) }
+                };
                 found[number] = Some((slab, index, gone));
                 number += 1;
             }
@@ -212,16 +231,21 @@ impl<T: Send + Sync + 'static> Walk<T> {
 }
 
 impl<T: Send + Sync + 'static> Core<T> {
-    /// Makes a live slot dead and puts it on a list. True if the lists deserve a look now.
+    /// Puts a slot that was made dead on a list. True if the lists deserve a look now.
     ///
-    /// The caller is pinned and has just changed the state from `id` to dead; it notifies after that.
+    /// The caller notifies after that.
+    ///
+    /// # Safety
+    ///
+    /// The caller has just changed the state from `id` to dead, and since then holds an RCU guard.
     #[inline]
-    pub(super) fn bury(&self, slab: &Slab<T>, slot: &Slot<T>, id: Id) -> bool {
+    pub(super) unsafe fn bury(&self, slab: &Slab<T>, slot: &Slot<T>, id: Id) -> bool {
         if self.quota.is_limited() {
             self.quota.give_back(slab.weight(id.index()));
         }
         let Some(limbo) = self.limbo.get() else { return false }; // there is: a slab was made
-        let length = limbo.local().push(slot, id);
+        // SAFETY: the caller's.
+        let length = unsafe { limbo.local().push(slot, id) };
         // Pairs with the `heavy` in `run_tick`: it sees the slot in its list, or we see that there is
         // no tick.
         light();
@@ -230,9 +254,13 @@ impl<T: Send + Sync + 'static> Core<T> {
         length & (batch - 1) == 0 || !self.ticking.load(Ordering::Relaxed)
     }
 
-    /// Makes every live slot of a slab dead and puts them on lists; how many there were. The caller is
-    /// pinned, and notifies and has a [`look`](Self::look) after it.
-    pub(super) fn bury_all(&self, slab: &Slab<T>) -> usize {
+    /// Makes every live slot of a slab dead and puts them on lists; how many there were. The caller
+    /// notifies and has a [`look`](Self::look) after it.
+    ///
+    /// # Safety
+    ///
+    /// The caller holds an RCU guard.
+    pub(super) unsafe fn bury_all(&self, slab: &Slab<T>) -> usize {
         let Some(limbo) = self.limbo.get() else { return 0 }; // there is: a slab was made
         let limbo = limbo.local();
         let mut killed = 0;
@@ -256,7 +284,8 @@ impl<T: Send + Sync + 'static> Core<T> {
                 number += 1;
             }
             if let Some((slot, id)) = last {
-                limbo.splice(number, first, slot, id);
+                // SAFETY: killed above, and linked to each other; the caller's guard.
+                unsafe { limbo.splice(number, first, slot, id) };
                 killed += number as usize;
             }
         }

@@ -147,7 +147,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         gone: Gone,
         vacated: &mut Vacated<'_, T>,
     ) {
-        // SAFETY: its slot is used.
+        // SAFETY: invariant 4 of `slab`: the slot is dead, and used until its vacancy.
         let it = unsafe { slab.as_ref() };
         if let Some(refs) = it.refs() {
             // First, as the last reference may be put as soon as the count is folded.
@@ -211,7 +211,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     #[cold]
     pub(super) fn last_put(&self, slab: SlabPtr<T>, index: u32) {
         // Invariant 3 of the core: the table may be gone, and with it the borrow.
-        // SAFETY: its slot is used.
+        // SAFETY: invariant 4 of `slab`: the slot is dead, and used until its vacancy.
         let it = unsafe { slab.as_ref() };
         // Ordering: Relaxed; the count of references orders it.
         let state = it.slot(index).state.load(Ordering::Relaxed);

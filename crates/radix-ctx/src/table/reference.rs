@@ -64,16 +64,21 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         let core = self.core();
         // SAFETY: the guard.
         let Some(slab) = (unsafe { core.slab(id.index()) }) else {
-            return Err(GetRefError::Lookup(core.why(id)));
+            // SAFETY: the guard.
+            return Err(GetRefError::Lookup(unsafe { core.why(id) }));
         };
-        let Some(refs) = slab.refs() else { return self.get_first_ref(id) };
+        let Some(refs) = slab.refs() else {
+            // SAFETY: the guard.
+            return unsafe { self.get_first_ref(id) };
+        };
         let state = &slab.slot(id.index()).state;
         // Compares the state with the id. The guard keeps the count from being folded and opened
         // again meanwhile.
         if refs.try_get(number(id), state, id.to_bits()) {
             Ok(CtxRef { slab: NonNull::from(slab), id, _shares: PhantomData })
         } else {
-            Err(GetRefError::Lookup(core.why(id)))
+            // SAFETY: the guard.
+            Err(GetRefError::Lookup(unsafe { core.why(id) }))
         }
     }
 
@@ -90,7 +95,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
             Err(reason) => return Err(InsertError::new(value, reason)),
         };
         let (id, slab) = (claim.id(), claim.slab());
-        // SAFETY: the claim keeps its slot used, and that the slab.
+        // SAFETY: invariant 4 of `slab`: the claim's slot is used.
         let it = unsafe { slab.as_ref() };
         let refs = match it.refs().map_or_else(|| core.make_refs(it), Ok) {
             Ok(refs) => refs,
@@ -121,12 +126,16 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         Ok(taken)
     }
 
-    /// [`get_ref`](Self::get_ref) where the counts are not made yet; the caller is pinned.
+    /// [`get_ref`](Self::get_ref) where the counts are not made yet.
+    ///
+    /// # Safety
+    ///
+    /// The caller holds an RCU guard.
     #[cold]
     #[inline(never)]
-    fn get_first_ref(&self, id: Id) -> Result<CtxRef<T>, GetRefError> {
+    unsafe fn get_first_ref(&self, id: Id) -> Result<CtxRef<T>, GetRefError> {
         let core = self.core();
-        // SAFETY: the caller.
+        // SAFETY: the caller's guard.
         let (slab, _) = unsafe { core.find(id) }?; // no counts for an id that leads to nothing
         core.make_refs(slab)?;
         self.get_ref(id)
@@ -151,7 +160,7 @@ impl<T: Send + Sync + 'static> Core<T> {
 impl<T: Send + Sync + 'static> CtxRef<T> {
     #[inline(always)]
     fn slab(&self) -> &Slab<T> {
-        // SAFETY: our reference keeps the slot used, and that the slab.
+        // SAFETY: invariant 4 of `slab`: our reference keeps its slot used.
         unsafe { self.slab.as_ref() }
     }
 

@@ -70,8 +70,10 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         loop {
             let guard = rcu::pin();
             let Some((key, slab)) = core.next_slab(from, last) else { break };
+            // SAFETY: invariant 4 of `slab`: found under the guard.
+            let it = unsafe { slab.as_ref() };
             // SAFETY: the guard.
-            killed += core.bury_all(unsafe { slab.as_ref() });
+            killed += unsafe { core.bury_all(it) };
             drop(guard);
             from = key + 1;
         }
@@ -120,7 +122,8 @@ impl<T: Send + Sync + 'static> Core<T> {
         if mutant("limbo-pushes-unpinned") {
             guard = None;
         }
-        let look = self.bury(slab, slot, id);
+        // SAFETY: killed just now, under the guard (but for the planted bug).
+        let look = unsafe { self.bury(slab, slot, id) };
         drop(guard);
         self.waiters.notify_slot(id.index());
         Ok(look)
@@ -416,7 +419,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     fn is_clear(&self, from: &Cell<u64>) -> bool {
         let _guard = rcu::pin();
         while let Some((key, slab)) = self.next_slab(from.get() >> SLAB_BITS, LAST_KEY) {
-            // SAFETY: the guard.
+            // SAFETY: invariant 4 of `slab`: found under the guard.
             let it = unsafe { slab.as_ref() };
             let first = u64::from(it.index(0)).max(from.get());
             for index in first..(key + 1) << SLAB_BITS {

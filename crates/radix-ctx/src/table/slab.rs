@@ -17,6 +17,13 @@
 //! 2. A set bit of `used` belongs to a slot that is live, pending, claimed by an insert, or retired.
 //!    Whoever sets it owns the vacant slot until it stores the live state.
 //! 3. The counts of `refs` are open except between the fold of a dead slot and its vacancy.
+//! 4. Whoever has a [`SlabPtr`] may follow it: he found it in the tree, and since then has
+//!    - a guard, as a slab is freed a grace period after it left the tree;
+//!    - or the table's lock, as a slab leaves under it;
+//!    - or a used slot of it, as a slab with one stays;
+//!    - or the core of a dropped table, whose slabs all stay.
+//!
+//!    But for one that was just made: its maker has it to himself until it is in the tree.
 
 use std::alloc::{Layout, dealloc};
 use std::mem::MaybeUninit;
@@ -110,7 +117,7 @@ impl<T> Slot<T> {
     /// removed, a reference, or the table itself.
     #[inline(always)]
     pub(super) unsafe fn value<'a>(&self) -> &'a T {
-        // SAFETY: invariant 1, and the caller.
+        // SAFETY: initialised (invariant 1), and for `'a`, says the caller.
         self.value.with(|value| unsafe { &*value.cast::<T>() })
     }
 
@@ -148,7 +155,7 @@ impl<T> Slot<T> {
     /// It is initialised, nobody reads it any more, and nobody else will drop it.
     pub(super) unsafe fn drop_value(&self) {
         self.value.with_mut(|at| {
-            // SAFETY: the caller.
+            // SAFETY: a value is there, read by nobody and dropped by nobody else, says the caller.
             unsafe { at.cast::<T>().drop_in_place() }
         });
     }
@@ -170,7 +177,7 @@ pub(super) struct Slab<T: Send + Sync + 'static> {
     weights: Option<Box<[AtomicU64]>>,
 }
 
-/// How slabs are pointed to.
+/// How slabs are pointed to. Invariant 4 says who may follow it.
 pub(super) type SlabPtr<T> = NonNull<Watched<Slab<T>>>;
 
 impl<T: Send + Sync + 'static> Slab<T> {

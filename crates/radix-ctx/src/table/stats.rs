@@ -136,7 +136,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         let mut from = 0;
         let mut live = 0;
         while let Some((key, slab)) = self.next_slab(from, super::iter::LAST_KEY) {
-            // SAFETY: it is in the tree, and we have the lock.
+            // SAFETY: invariant 4 of `slab`: found under the lock.
             let it = unsafe { slab.as_ref() };
             assert_eq!(it.key(), key);
             slabs += 1;

@@ -121,7 +121,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     #[inline]
     fn claim_used(&self, index: u32) -> Claim<'_, T> {
         let _guard = rcu::pin(); // for the nodes on the way
-        // SAFETY: that guard; and the slab stays after it, as its slot is used.
+        // SAFETY: that guard. A pointer to the slab is good after it, as its slot is used.
         let slab = unsafe { self.slab(index) }.expect("a used slot has a slab");
         Claim { core: self, slab: slab.into(), id: Id::new(index, next_of(slab, index)) }
     }
@@ -211,7 +211,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             let Some(key) = edit.first_not_full(from, to) else { break };
             let word = edit.slot(key).map_or(floor_word(0), |slot| edit.get(slot));
             let Some(slab) = slab_of::<T>(word) else { break };
-            // SAFETY: it is in the tree, and we have the lock.
+            // SAFETY: invariant 4 of `slab`: it is in the tree, and we have the lock.
             let it = unsafe { slab.as_ref() };
             let mut bits = 0;
             while number < QUEUE {
@@ -234,7 +234,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     fn empty_queue(&self, state: &mut State<T>, batch: &mut Batch) {
         while let Some(index) = state.queue.pop(u32::MAX) {
             let _guard = rcu::pin(); // for the nodes on the way
-            // SAFETY: that guard, and the lock.
+            // SAFETY: that guard. A pointer to the slab is good after it, as we have the lock.
             let slab = unsafe { self.slab(index) }.expect("a used slot has a slab");
             self.mark_vacant(state, slab.into(), 1 << (index as usize % SLOTS), batch);
         }
@@ -248,7 +248,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             let Some(slab) = slab_of(word) else {
                 return Vacancy::NoSlab { key, next: (edit.floor_of(key) as u32).max(1) };
             };
-            // SAFETY: it is in the tree, and we have the lock.
+            // SAFETY: invariant 4 of `slab`: it is in the tree, and we have the lock.
             let it = unsafe { slab.as_ref() };
             if let Some(index) = vacant_in(it.used(), it.index(0), first, last) {
                 return Vacancy::In(slab, index);
@@ -262,7 +262,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 
     fn mark_used(&self, state: &mut State<T>, slab: SlabPtr<T>, bits: u64) {
-        // SAFETY: it is in the tree, and we have the lock.
+        // SAFETY: invariant 4 of `slab`: it is in the tree, and we have the lock.
         let it = unsafe { slab.as_ref() };
         let used = it.used() | bits;
         it.set_used(used);
@@ -280,7 +280,7 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     /// A slab that is left without a used slot goes to `batch`, to be retired after the lock.
     fn mark_vacant(&self, state: &mut State<T>, slab: SlabPtr<T>, bits: u64, batch: &mut Batch) {
-        // SAFETY: it is in the tree, and we have the lock.
+        // SAFETY: invariant 4 of `slab`: it is in the tree, and we have the lock.
         let it = unsafe { slab.as_ref() };
         let used = it.used();
         it.set_used(used & !bits);
@@ -333,7 +333,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         if kept == slab {
             return;
         }
-        // SAFETY: both are in the tree.
+        // SAFETY: invariant 4 of `slab`: both are in the tree, and we have the lock.
         let key = |slab: SlabPtr<T>| unsafe { slab.as_ref() }.key();
         let (stays, goes) = if key(kept) < key(slab) { (kept, slab) } else { (slab, kept) };
         state.empty = Some(stays);
@@ -342,7 +342,7 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     /// Takes a slab without a used slot out of the tree; its generations stay there as a floor.
     fn release(&self, state: &mut State<T>, slab: SlabPtr<T>, batch: &mut Batch) {
-        // SAFETY: it is in the tree, and is retired by us.
+        // SAFETY: invariant 4 of `slab`: it is in the tree, until we take it out under the lock.
         let it = unsafe { slab.as_ref() };
         let floor = (0..SLOTS).map(|number| next_of(it, it.index(number))).max().unwrap_or(1);
         let edit = self.edit(state);
@@ -408,7 +408,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             let next = (edit.floor_of(key) as u32).max(1);
             drop(edit);
             let used = match slab_of::<T>(word) {
-                // SAFETY: it is in the tree, and we have the lock.
+                // SAFETY: invariant 4 of `slab`: it is in the tree, and we have the lock.
                 Some(slab) => unsafe { slab.as_ref() }.used(),
                 None => {
                     // Under the lock: room is made where nobody minds the time.
@@ -434,7 +434,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         state.empty = None;
         let mut from = 0;
         while let Some((key, slab)) = self.next_slab(from, LAST_KEY) {
-            // SAFETY: it is in the tree, and we have the lock.
+            // SAFETY: invariant 4 of `slab`: it is in the tree, and we have the lock.
             if unsafe { slab.as_ref() }.used() == 0 {
                 self.release(&mut state, slab, &mut batch);
             }
@@ -475,7 +475,7 @@ impl<'a, T: Send + Sync + 'static> Claim<'a, T> {
     #[inline]
     pub(super) fn fill(self, value: T, weight: u64) -> Id {
         let (core, id) = (self.core, self.id);
-        // SAFETY: the slot is used, so the slab stays.
+        // SAFETY: invariant 4 of `slab`: the slot is used.
         let slab = unsafe { self.slab.as_ref() };
         std::mem::forget(self);
         let slot = slab.slot(id.index());
@@ -499,7 +499,7 @@ impl<T: Send + Sync + 'static> Drop for Claim<'_, T> {
         let (index, next) = (self.id.index(), self.id.generation() + 1);
         // In a fork child that lost the lock the slot stays used.
         let Ok(mut state) = self.core.lock() else { return };
-        // SAFETY: the slot is used, so the slab stays.
+        // SAFETY: invariant 4 of `slab`: the slot is used.
         let slot = unsafe { self.slab.as_ref() }.slot(index);
         // Ordering: Relaxed; the lock orders it, and lookups fail either way.
         slot.state.store(Gone::vacant(next).bits(), Ordering::Relaxed);
