@@ -192,8 +192,9 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     /// The right to change the tree. Only `release` makes nodes die: others may drop the edit under
     /// the lock.
-    fn edit<'a>(&'a self, _: &State<T>) -> Edit<'a, true> {
-        // SAFETY: the state is borrowed from the lock's guard, which is dropped after the edit.
+    fn edit<'a>(&'a self, _: &'a State<T>) -> Edit<'a, true> {
+        // SAFETY: the state is borrowed while the edit lives, and is this core's: who has it holds
+        // the lock.
         unsafe { self.tree().edit() }
     }
 
@@ -307,6 +308,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         let edit = self.edit(state);
         let slot = edit.make_slot(spare.key)?;
         edit.set(slot, spare.slab.as_ptr().cast());
+        drop(edit);
         state.slabs += 1;
         Ok(())
     }
