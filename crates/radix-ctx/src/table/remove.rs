@@ -8,11 +8,11 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use percpu::sync::atomic::Ordering;
-use percpu::sync::{mutant, thread};
+use percpu::sync::{WordGuard, mutant, thread};
 use percpu::{Forked, rcu};
 
 use super::CtxTable;
-use super::core::Core;
+use super::core::{Core, State};
 use super::error::{RemoveError, WaitError};
 use super::id::Id;
 use super::iter::LAST_KEY;
@@ -129,19 +129,23 @@ impl<T: Send + Sync + 'static> Core<T> {
         Ok(look)
     }
 
-    /// Whether this thread may wait for contexts of this table to go.
-    fn may_wait(&self) -> Result<(), WaitError> {
+    /// The lock, if this thread may wait for contexts of this table to go.
+    fn lock_to_wait(&self) -> Result<WordGuard<'_, State<T>>, WaitError> {
         if rcu::is_pinned() {
             return Err(WaitError::Pinned);
         }
         let state = self.lock()?;
-        if self.is_in_drop(&state) { Err(WaitError::InDrop) } else { Ok(()) }
+        if self.is_in_drop(&state) { Err(WaitError::InDrop) } else { Ok(state) }
+    }
+
+    /// Whether this thread may wait for contexts of this table to go.
+    fn may_wait(&self) -> Result<(), WaitError> {
+        self.lock_to_wait().map(drop)
     }
 
     /// [`may_wait`](Self::may_wait), and that who reclaims is in this process.
     fn may_go_on(&self) -> Result<(), WaitError> {
-        self.may_wait()?;
-        let state = self.lock()?;
+        let state = self.lock_to_wait()?;
         if state.reclaimer != 0 && state.since.is_inherited() {
             return Err(Forked::new().into());
         }
