@@ -16,6 +16,7 @@
 //! | [`ending`] | the tick, and the end of a table |
 //! | [`reference`] | references that outlive a guard |
 //! | [`dropping`] | whose contexts a thread is dropping |
+//! | [`panics`] | where panics of others' code end |
 //! | [`insert`], [`inserter`], [`remove`], [`iter`] | the operations |
 //! | [`quota`], [`waiters`] | limits; who waits |
 
@@ -29,6 +30,7 @@ mod insert;
 mod inserter;
 mod iter;
 mod limbo;
+mod panics;
 mod quota;
 mod reclaim;
 mod reference;

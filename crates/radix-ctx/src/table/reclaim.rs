@@ -2,9 +2,6 @@
 //!
 //! The stages, and the invariants, are those of [`limbo`](super::limbo).
 
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use percpu::Forked;
 use percpu::fence::heavy_rseq;
 use percpu::rcu::{self, Batch};
@@ -15,6 +12,7 @@ use super::core::{Core, State};
 use super::dropping::{dropping, is_dropping};
 use super::error::WaitError;
 use super::limbo::{EMPTY, Walk, dawdle_if};
+use super::panics::{Payload, caught, discard};
 use super::slab::{Gone, SLOTS, Slab, SlabPtr};
 
 /// What [`Core::finish`] did with a dead slot.
@@ -174,22 +172,19 @@ impl<T: Send + Sync + 'static> Core<T> {
         if let Err(payload) = self.drop_value(it, index) {
             // Ordering: Relaxed; a statistic.
             self.tally.0.panics.fetch_add(1, Ordering::Relaxed);
-            // The payload's own drop may panic; that one's payload is let go of.
-            if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-                std::mem::forget(another);
-            }
+            discard(payload);
         }
         vacated.add(slab, index, self.finish(it, index, gone));
         drop(self.waiters.take_slot(index));
     }
 
-    fn drop_value(&self, slab: &Slab<T>, index: u32) -> Result<(), Box<dyn Any + Send>> {
+    fn drop_value(&self, slab: &Slab<T>, index: u32) -> Result<(), Payload> {
         if !std::mem::needs_drop::<T>() {
             return Ok(());
         }
         let slot = slab.slot(index);
         // SAFETY: dead for a grace period and without a reference, and ours: invariant 3.
-        catch_unwind(AssertUnwindSafe(|| unsafe { slot.drop_value() }))
+        caught(|| unsafe { slot.drop_value() })
     }
 
     /// The end of a slot's life: its count is open again, its state vacant.

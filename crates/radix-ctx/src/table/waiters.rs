@@ -19,11 +19,9 @@
 //!    woken and dropped, without it.
 //! 3. A waker that panics keeps nobody else from being woken, nor who wakes from going on.
 
-use std::any::Any;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::mem;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 use std::time::Instant;
 
@@ -33,6 +31,7 @@ use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::{Condvar, Generation, Mutex, MutexGuard, mutant};
 
 use super::limbo::dawdle_if;
+use super::panics::contained;
 
 #[derive(Debug)]
 pub(super) struct Waiters {
@@ -82,20 +81,6 @@ impl Drop for Woken {
         for waker in wakers.into_iter().chain(all).flat_map(HashMap::into_values) {
             contained(|| waker.wake());
         }
-    }
-}
-
-/// Runs code of others' that may panic: it was reported by then, and goes no further.
-fn contained(f: impl FnOnce()) {
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(f)) {
-        forget_payload(payload);
-    }
-}
-
-/// The payload's own drop may panic; that one's payload is let go of.
-fn forget_payload(payload: Box<dyn Any + Send>) {
-    if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-        mem::forget(another);
     }
 }
 
@@ -363,6 +348,8 @@ impl Waiting {
 
 #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
     use super::*;
 
     /// Who is not there any more is not counted: else every change looks for him.
