@@ -111,8 +111,8 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         Ok(CtxRef { slab, id, _shares: PhantomData })
     }
 
-    /// Removes a context and gives its last users company: a counted reference to it, to say good-bye
-    /// to what it holds.
+    /// Removes a context, and gives a counted reference to it, by which the caller can go on using
+    /// what nobody finds any more.
     ///
     /// The context is dropped when this and every other reference is gone. Of several threads that
     /// take or remove the same context one succeeds.

@@ -59,8 +59,9 @@
 //! # Source
 //!
 //! Semantics follow the kernel's XArray (`lib/xarray.c` of Linux 6.6, its documentation). Changed:
-//! reservations are refused to `insert`, to `alloc` and to `store` alike, and left alone by `erase`; a wrap of the cyclic allocation is
-//! reported by the very allocation that wrapped; errors are typed and give back; one lock flavour.
+//! reservations are refused to `insert`, to `alloc` and to `store` alike, and left alone by `erase`;
+//! a wrap of the cyclic allocation is reported by the very allocation that wrapped; errors are typed
+//! and give back; one lock flavour.
 
 mod alloc;
 mod entry;
