@@ -15,8 +15,9 @@ use std::str::FromStr;
 /// ```
 ///
 /// A generation is never 0 and an index is used again only with another one, so an id never names
-/// two contexts of one table. Of two tables it may: a table does not know the ids of others. [`to_bits`](Self::to_bits) fits wherever 64 bits are handed through,
-/// as in the `user_data` of an I/O request. Ids order by generation first.
+/// two contexts of one table. Of two tables it may: a table does not know the ids of others.
+/// [`to_bits`](Self::to_bits) fits wherever 64 bits are handed through, as in the `user_data` of an
+/// I/O request. Ids order by generation first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct Id(NonZeroU64);
