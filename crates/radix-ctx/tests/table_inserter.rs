@@ -69,6 +69,32 @@ fn inv08_a_cyclic_insert_keeps_to_its_range() {
     table.validate();
 }
 
+/// Two threads, each of which vacates what it was given: before the wrap no index comes again, and
+/// neither thread's indexes go back.
+#[test]
+fn inv08_no_index_comes_twice_in_a_lap() {
+    let table = CtxTable::new();
+    let lap = || {
+        let given = (0..20_000).map(|_| {
+            let id = table.insert_cyclic(()).unwrap();
+            table.remove(id).unwrap();
+            table.poll();
+            id.index()
+        });
+        given.collect::<Vec<_>>()
+    };
+    let (mut all, other) = thread::scope(|scope| {
+        let other = scope.spawn(lap);
+        (lap(), other.join().unwrap())
+    });
+    assert!(all.is_sorted() && other.is_sorted());
+    all.extend(other);
+    all.sort_unstable();
+    assert!(all.into_iter().eq(0..40_000));
+    table.flush().unwrap();
+    table.validate();
+}
+
 /// Vacant indexes outside of the range are no reason to go on.
 #[test]
 fn an_insert_waits_for_its_range() {

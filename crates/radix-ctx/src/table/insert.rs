@@ -74,8 +74,8 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// [`insert`](Self::insert) at the lowest vacant index above that of the last cyclic insert, or
     /// from 0 on if there is none: indexes come again as late as possible.
     ///
-    /// The index alone tells the caller of a wrap, if there is no other: it is not above that of the
-    /// call before. Of calls that overlap each may begin where the others did.
+    /// The index alone tells of a wrap: it is not above that of the call before. Calls of several
+    /// threads take turns, so that each begins where another has ended.
     ///
     /// # Errors
     ///

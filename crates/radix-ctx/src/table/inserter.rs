@@ -142,7 +142,7 @@ impl<'a, T: Send + Sync + 'static> Inserter<'a, T> {
         let core = self.core;
         if self.cyclic {
             core.quota.take(self.weight)?;
-            let found = core.cyclic(first, last);
+            let found = core.claim_next(first, last);
             return found.inspect_err(|_| core.quota.give_back(self.weight));
         }
         core.admit(first, last, self.weight)
@@ -150,27 +150,6 @@ impl<'a, T: Send + Sync + 'static> Inserter<'a, T> {
 }
 
 impl<T: Send + Sync + 'static> Core<T> {
-    fn cyclic(&self, first: u32, last: u32) -> Result<Claim<'_, T>, InsertRefused> {
-        let seen = self.lock()?.cursor;
-        let ahead = if seen > first && seen <= last.min(self.limits.max_index) {
-            match self.claim(seen, last) {
-                Err(InsertRefused::Exhausted { .. }) => None,
-                found => Some(found?),
-            }
-        } else {
-            None
-        };
-        let wrapped = ahead.is_none() && seen > first;
-        let claim = match ahead {
-            Some(claim) => claim,
-            None => self.claim(first, last)?,
-        };
-        let mut state = self.lock()?;
-        state.cursor = moved(seen, state.cursor, claim.id().index(), wrapped);
-        drop(state);
-        Ok(claim)
-    }
-
     /// Blocks until an index of the range is vacant, or may become so by a flush, or no reference is in
     /// the way.
     fn wait_for_vacancy(&self, first: u32, last: u32) -> Result<(), Forked> {
@@ -186,39 +165,10 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 }
 
-/// Where the cursor is after a cyclic insert at `index`, that had seen it at `seen` before the claim
-/// and finds it at `now`, where others may have moved it: not back within a lap, nor to the last one.
-fn moved(seen: u32, now: u32, index: u32, wrapped: bool) -> u32 {
-    let next = index.saturating_add(1);
-    let others_wrapped = now < seen;
-    match (wrapped, others_wrapped) {
-        (false, true) => now,
-        (true, false) => next,
-        _ => next.max(now),
-    }
-}
-
 impl<T: Send + Sync + 'static> fmt::Debug for Inserter<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut fields = f.debug_struct("Inserter");
         fields.field("range", &self.range).field("weight", &self.weight);
         fields.field("cyclic", &self.cyclic).field("wait", &self.wait).finish_non_exhaustive()
-    }
-}
-
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
-mod tests {
-    use super::moved;
-
-    /// Two that began at the same place, and are done in either order.
-    #[test]
-    fn the_cursor_is_not_moved_back() {
-        assert_eq!(moved(5, 5, 7, false), 8);
-        assert_eq!(moved(5, 9, 7, false), 9, "somebody was further");
-        assert_eq!(moved(5, 2, 7, false), 2, "somebody is in the next lap");
-        assert_eq!(moved(5, 5, 1, true), 2);
-        assert_eq!(moved(5, 6, 1, true), 2, "he is in the lap that is over");
-        assert_eq!(moved(5, 3, 1, true), 3, "and he in ours");
-        assert_eq!(moved(0, 0, u32::MAX, false), u32::MAX);
     }
 }

@@ -29,7 +29,7 @@ use super::core::{Core, State, next_of, slab_of};
 use super::error::InsertRefused;
 use super::id::Id;
 use super::iter::LAST_KEY;
-use super::limbo::Limbo;
+use super::limbo::{Limbo, dawdle_if};
 use super::slab::{self, FULL, Gone, SLAB_BITS, SLOTS, Slab, SlabPtr};
 use crate::tree::{Edit, floor_word};
 
@@ -96,6 +96,15 @@ enum Vacancy<T: Send + Sync + 'static> {
     None,
 }
 
+/// Which of the vacant indexes of a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pick {
+    Lowest,
+    /// The lowest that is not below the cursor, or of all if there is none; the cursor moves behind
+    /// it under the same lock.
+    Next,
+}
+
 /// A slab that was made before the lock was taken.
 struct Spare<T: Send + Sync + 'static> {
     slab: SlabPtr<T>,
@@ -114,7 +123,13 @@ impl<T: Send + Sync + 'static> Core<T> {
                 return Ok(self.claim_used(index));
             }
         }
-        self.claim_slow(first, last)
+        self.claim_slow(first, last, Pick::Lowest)
+    }
+
+    /// Finds the first vacant slot of a range from the cursor on, and takes it; from the beginning of
+    /// the range on if there is none. Blocks and allocates as [`claim`](Self::claim).
+    pub(super) fn claim_next(&self, first: u32, last: u32) -> Result<Claim<'_, T>, InsertRefused> {
+        self.claim_slow(first, last, Pick::Next)
     }
 
     /// The claim of a slot whose bit is set, for us.
@@ -128,7 +143,7 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     #[cold]
     #[inline(never)]
-    fn claim_slow(&self, first: u32, last: u32) -> Result<Claim<'_, T>, InsertRefused> {
+    fn claim_slow(&self, first: u32, last: u32, pick: Pick) -> Result<Claim<'_, T>, InsertRefused> {
         let last = last.min(self.limits.max_index);
         if first > last {
             return Err(InsertRefused::NoRange);
@@ -136,22 +151,41 @@ impl<T: Send + Sync + 'static> Core<T> {
         self.make_limbo()?;
         let mut batch = Batch::new(); // dropped, and with it retired, after the lock
         let mut spare: Option<Spare<T>> = None;
-        let mut looked = false;
+        // For dead slots: as long as there may be something from the cursor on, and after that.
+        let (mut looked_ahead, mut looked) = (false, false);
+        let apart = mutant("table-reads-the-cursor-apart");
+        let seen = if apart { Some(self.lock()?.cursor) } else { None };
+        dawdle_if("table-reads-the-cursor-apart");
         loop {
             let mut state = self.lock()?;
-            if first == 0 {
+            let cursor = seen.unwrap_or(state.cursor);
+            let is_ahead = pick == Pick::Next && cursor > first && cursor <= last;
+            let mut from = if is_ahead { cursor } else { first };
+            if first == 0 && pick == Pick::Lowest {
                 self.refill(&mut state);
                 if let Some(index) = state.queue.pop(last) {
                     drop(state);
                     return Ok(self.claim_used(index));
                 }
             }
-            if state.queue.reaches(first) {
+            if state.queue.reaches(from) {
                 self.empty_queue(&mut state, &mut batch);
             }
-            let wanted = match self.vacancy(&state, first, last) {
+            let mut vacancy = self.vacancy(&state, from, last);
+            if from > first
+                && matches!(vacancy, Vacancy::None)
+                && (looked_ahead || self.pending(&state) == 0)
+            {
+                from = first;
+                self.empty_queue(&mut state, &mut batch);
+                vacancy = self.vacancy(&state, first, last);
+            }
+            let wanted = match vacancy {
                 Vacancy::In(slab, index) => {
                     self.mark_used(&mut state, slab, 1 << (index as usize % SLOTS));
+                    if pick == Pick::Next {
+                        state.cursor = index + 1; // there is one: see `MAX_INDEX`
+                    }
                     drop(state);
                     return Ok(self.claim_used(index));
                 }
@@ -168,13 +202,17 @@ impl<T: Send + Sync + 'static> Core<T> {
             let (used, pending) = (state.used, self.pending(&state));
             drop(state);
             // Dead slots first, if there are many, or nothing else is left.
-            if !looked && pending != 0 && (wanted.is_none() || pending >= used / 8) {
-                looked = true;
+            let looked = if from > first { &mut looked_ahead } else { &mut looked };
+            if !*looked && pending != 0 && (wanted.is_none() || pending >= used / 8) {
+                *looked = true;
                 if self.advance() != 0 {
                     continue;
                 }
             }
             let Some((key, next)) = wanted else {
+                if from > first {
+                    continue; // from the beginning, then
+                }
                 return Err(InsertRefused::Exhausted { pending });
             };
             spare = Some(self.make_slab(key, next)?);

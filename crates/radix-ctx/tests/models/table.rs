@@ -26,6 +26,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("limbo-tick-stops-without-a-look", "table::a_removal_meets_the_last_tick"),
     ("limbo-old-tick-frees", "table::an_old_tick_meets_the_drop_of_the_table"),
     ("limbo-ends-in-two-steps", "table::an_old_tick_meets_the_drop_of_the_table"),
+    ("table-reads-the-cursor-apart", "table::inv08_cyclic_inserts_take_turns"),
 ];
 
 /// Of these, what only loom can see.
@@ -253,6 +254,38 @@ fn two_inserts_get_two_ids() {
         contexts.table.remove(first).unwrap();
         contexts.assert_dropped(1, 2);
     });
+}
+
+/// A cyclic insert begins where the last one ended, also beside it: what that one's thread vacates
+/// meanwhile is behind both.
+#[test]
+fn inv08_cyclic_inserts_take_turns() {
+    let late: &[bool] = if cfg!(offlock_shuttle) { &[false, true] } else { &[false] };
+    for &late in late {
+        model(move || {
+            let contexts = Contexts::new();
+            contexts.table.try_reserve(2).unwrap();
+            let insert =
+                |contexts: &Contexts| contexts.table.insert_cyclic(contexts.payload(7)).unwrap();
+            let other = thread::spawn({
+                let contexts = Arc::clone(&contexts);
+                move || {
+                    on_cpu(1);
+                    if late {
+                        (0..2).for_each(|_| dawdle());
+                    }
+                    insert(&contexts).index()
+                }
+            });
+            let id = insert(&contexts);
+            contexts.table.remove(id).unwrap();
+            contexts.table.flush().unwrap();
+            let mut given = [id.index(), other.join().unwrap()];
+            given.sort_unstable();
+            assert_eq!(given, [0, 1]);
+            contexts.assert_dropped(1, 1);
+        });
+    }
 }
 
 /// A context that stays is found while slabs and nodes beside and above it come and go.
