@@ -44,19 +44,58 @@ pub(crate) trait Map<V>: Sync + Sized {
 }
 
 /// A map that changes while others read it.
-pub(crate) trait Change<V>: Map<V> {
+pub(crate) trait Change<V>: Map<V, Key: Pack> {
     /// Inserts the value of entry `n`, which is not in the map; the key it has now.
     fn insert(&self, n: u64, value: V) -> Self::Key;
 
     /// Removes the value under `key`; whether there was one.
     fn remove(&self, key: Self::Key) -> bool;
+}
 
-    /// A key as a number, to be handed to another thread.
-    fn pack(key: Self::Key) -> u64;
+/// A key that can be a number, to be handed to another thread.
+pub(crate) trait Pack {
+    fn pack(self) -> u64;
 
     /// The key that was packed.
-    fn unpack(bits: u64) -> Self::Key;
+    fn unpack(bits: u64) -> Self;
 }
+
+impl Pack for u64 {
+    #[inline]
+    fn pack(self) -> u64 {
+        self
+    }
+
+    #[inline]
+    fn unpack(bits: u64) -> Self {
+        bits
+    }
+}
+
+impl Pack for usize {
+    #[inline]
+    fn pack(self) -> u64 {
+        self as u64
+    }
+
+    #[inline]
+    fn unpack(bits: u64) -> Self {
+        bits as Self
+    }
+}
+
+/// Within a `Map`: a read needs no guard.
+macro_rules! unguarded {
+    () => {
+        type Guard<'g>
+            = ()
+        where
+            Self: 'g;
+
+        fn enter(&self) {}
+    };
+}
+pub(crate) use unguarded;
 
 /// A map that can be walked while others read it.
 pub(crate) trait Walk<V>: Map<V> {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use harness::{Case, Group, Plan};
 
 use crate::locked::RwArena;
-use crate::map::{Change, Random, Value, value};
+use crate::map::{Change, Pack, Random, Value, value};
 use crate::ours::Ctx;
 use crate::peers::{Dash, Index, Papaya, Sharded};
 use crate::report::Report;
@@ -34,12 +34,12 @@ struct Shared<M> {
 impl<M: Change<Value>> Shared<M> {
     fn new() -> Self {
         let (map, keys) = M::filled(ENTRIES, value);
-        Self { map, keys: keys.into_iter().map(|key| AtomicU64::new(M::pack(key))).collect() }
+        Self { map, keys: keys.into_iter().map(|key| AtomicU64::new(key.pack())).collect() }
     }
 
     fn key(&self, entry: u32) -> M::Key {
         // Ordering: Relaxed; a key is a number, and what it names is found by the map's own means.
-        M::unpack(self.keys[entry as usize].load(Ordering::Relaxed))
+        M::Key::unpack(self.keys[entry as usize].load(Ordering::Relaxed))
     }
 
     /// The row `NAME/2`: `reads` in 100 operations are reads.
@@ -100,7 +100,7 @@ impl Writer {
             let entry = self.order[self.inserted & (HALF - 1)];
             let key = shared.map.insert(u64::from(entry), value(u64::from(entry)));
             // Ordering: as in `key`.
-            shared.keys[entry as usize].store(M::pack(key), Ordering::Relaxed);
+            shared.keys[entry as usize].store(key.pack(), Ordering::Relaxed);
             self.inserted += 1;
         }
     }

@@ -3,7 +3,7 @@
 use percpu::rcu;
 use radix_ctx::{CtxRef, CtxTable, Id};
 
-use crate::map::{Change, Map, Walk};
+use crate::map::{Change, Map, Pack, Walk};
 use crate::peers::fill;
 use crate::seed::aio::Handle;
 use crate::seed::list::{Context, Registry};
@@ -45,13 +45,17 @@ impl<V: Send + Sync> Change<V> for Ctx<V> {
     fn remove(&self, key: Id) -> bool {
         self.0.remove(key).is_ok()
     }
+}
 
-    fn pack(key: Id) -> u64 {
-        key.to_bits()
+impl Pack for Id {
+    #[inline]
+    fn pack(self) -> u64 {
+        self.to_bits()
     }
 
-    fn unpack(bits: u64) -> Id {
-        Id::from_bits(bits).expect("a packed key")
+    #[inline]
+    fn unpack(bits: u64) -> Self {
+        Self::from_bits(bits).expect("a packed key")
     }
 }
 

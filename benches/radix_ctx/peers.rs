@@ -9,7 +9,7 @@ use rustc_hash::FxBuildHasher;
 use scc::HashIndex;
 use sharded_slab::Slab;
 
-use crate::map::{Change, Map, Walk};
+use crate::map::{Change, Map, Walk, unguarded};
 
 /// papaya: a lock-free hash map. Blocking resizes are its advice where throughput counts; nothing
 /// here resizes in a window.
@@ -52,14 +52,6 @@ impl<V: Send + Sync> Change<V> for Papaya<V> {
 
     fn remove(&self, key: u64) -> bool {
         self.0.pin().remove(&key).is_some()
-    }
-
-    fn pack(key: u64) -> u64 {
-        key
-    }
-
-    fn unpack(bits: u64) -> u64 {
-        bits
     }
 }
 
@@ -104,14 +96,6 @@ impl<V: Send + Sync> Change<V> for Index<V> {
     fn remove(&self, key: u64) -> bool {
         self.0.remove_sync(&key)
     }
-
-    fn pack(key: u64) -> u64 {
-        key
-    }
-
-    fn unpack(bits: u64) -> u64 {
-        bits
-    }
 }
 
 impl<V: Send + Sync> Walk<V> for Index<V> {
@@ -126,16 +110,11 @@ pub(crate) struct Dash<V>(DashMap<u64, V, FxBuildHasher>);
 impl<V: Send + Sync> Map<V> for Dash<V> {
     const NAME: &'static str = "dashmap";
     type Key = u64;
-    type Guard<'g>
-        = ()
-    where
-        Self: 'g;
+    unguarded!();
 
     fn filled(n: usize, value: impl Fn(u64) -> V) -> (Self, Vec<Self::Key>) {
         fill(Self(DashMap::with_capacity_and_hasher(n, FxBuildHasher)), n, value)
     }
-
-    fn enter(&self) {}
 
     #[inline(always)]
     fn read<R>(&self, _: &(), key: u64, f: impl FnOnce(&V) -> R) -> Option<R> {
@@ -152,14 +131,6 @@ impl<V: Send + Sync> Change<V> for Dash<V> {
     fn remove(&self, key: u64) -> bool {
         self.0.remove(&key).is_some()
     }
-
-    fn pack(key: u64) -> u64 {
-        key
-    }
-
-    fn unpack(bits: u64) -> u64 {
-        bits
-    }
 }
 
 impl<V: Send + Sync> Walk<V> for Dash<V> {
@@ -174,16 +145,11 @@ pub(crate) struct Sharded<V>(Slab<V>);
 impl<V: Send + Sync> Map<V> for Sharded<V> {
     const NAME: &'static str = "sharded-slab";
     type Key = usize;
-    type Guard<'g>
-        = ()
-    where
-        Self: 'g;
+    unguarded!();
 
     fn filled(n: usize, value: impl Fn(u64) -> V) -> (Self, Vec<Self::Key>) {
         fill(Self(Slab::new()), n, value)
     }
-
-    fn enter(&self) {}
 
     #[inline(always)]
     fn read<R>(&self, _: &(), key: usize, f: impl FnOnce(&V) -> R) -> Option<R> {
@@ -198,14 +164,6 @@ impl<V: Send + Sync> Change<V> for Sharded<V> {
 
     fn remove(&self, key: usize) -> bool {
         self.0.remove(key)
-    }
-
-    fn pack(key: usize) -> u64 {
-        key as u64
-    }
-
-    fn unpack(bits: u64) -> usize {
-        bits as usize
     }
 }
 
@@ -222,17 +180,12 @@ pub(crate) struct Slots<V>(Vec<Slot<V>>);
 impl<V: Send + Sync> Map<V> for Slots<V> {
     const NAME: &'static str = "Vec<Slot>";
     type Key = u64;
-    type Guard<'g>
-        = ()
-    where
-        Self: 'g;
+    unguarded!();
 
     fn filled(n: usize, value: impl Fn(u64) -> V) -> (Self, Vec<Self::Key>) {
         let slots = (0..n as u64).map(|n| Slot { generation: 1, value: value(n) });
         (Self(slots.collect()), (0..n as u64).map(|n| 1 << 32 | n).collect())
     }
-
-    fn enter(&self) {}
 
     #[inline(always)]
     fn read<R>(&self, _: &(), key: u64, f: impl FnOnce(&V) -> R) -> Option<R> {
