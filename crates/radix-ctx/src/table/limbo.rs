@@ -88,7 +88,7 @@ impl Limbo {
     /// As for `splice`.
     #[inline]
     unsafe fn push<T>(&self, slot: &Slot<T>, id: Id) -> u32 {
-        // SAFETY: the caller's.
+        // SAFETY: as the caller says.
         unsafe { self.splice(1, id.index(), slot, id) }
     }
 
@@ -244,7 +244,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             self.quota.give_back(slab.weight(id.index()));
         }
         let Some(limbo) = self.limbo.get() else { return false }; // there is: a slab was made
-        // SAFETY: the caller's.
+        // SAFETY: killed by the caller, and under his guard since then.
         let length = unsafe { limbo.local().push(slot, id) };
         // Pairs with the `heavy` in `run_tick`: it sees the slot in its list, or we see that there is
         // no tick.

@@ -319,12 +319,14 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
                 self.tree.root_marks.store(0, Ordering::Relaxed);
                 self.with_state(|state| state.root_full = false);
                 self.publish(&self.tree.root, floor);
-                return self.retire(node);
+                // SAFETY: the root word is absent now, and was the only way to it.
+                return unsafe { self.retire(node) };
             };
             let above = self.at(parent);
             self.publish(above.slot(u64::from(at.offset)), floor);
             above.set_count(above.count() - 1);
-            self.retire(node);
+            // SAFETY: its slot is absent now, and was the only way to it.
+            unsafe { self.retire(node) };
             if above.count() > 0 {
                 return;
             }
@@ -378,12 +380,17 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
                 self.at(child).set_parent(None);
                 self.publish(&self.tree.root, child.to_root());
             }
-            self.retire(root);
+            // SAFETY: there is another root, and it was no child of a node.
+            unsafe { self.retire(root) };
         }
     }
 
     /// Takes a node that is just out of the tree.
-    fn retire(&self, node: NodePtr) {
+    ///
+    /// # Safety
+    ///
+    /// No word of the tree leads to it any more, and it is retired once.
+    unsafe fn retire(&self, node: NodePtr) {
         if mutant("tree-node-forgets") {
             for index in 0..FANOUT as u64 {
                 // Ordering: Relaxed; it is a bug.
@@ -397,7 +404,7 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
             return unsafe { node.free() };
         }
         let mut retired = self.retired.take();
-        // SAFETY: the caller has just taken it out of the tree.
+        // SAFETY: out of the tree, and not retired before, says the caller.
         unsafe { node.retire(&mut retired) };
         self.retired.set(retired);
     }

@@ -79,10 +79,13 @@ pub(super) fn is_none(word: Word) -> bool {
 /// Bits that tell a pointer from a value and from a node.
 const TAG: usize = 0b11;
 
+/// # Safety
+///
+/// `word` is from the `into_word` of a pointer.
 #[inline(always)]
-fn at(word: Word) -> NonNull<()> {
+unsafe fn at(word: Word) -> NonNull<()> {
     debug_assert!(!is_none(word) && word.addr() & TAG == 0);
-    // SAFETY: the callers' words are from `into_word`, never null.
+    // SAFETY: `into_word` never gives null: the promise of `Words`.
     unsafe { NonNull::new_unchecked(word) }
 }
 
@@ -101,20 +104,26 @@ unsafe impl<T: Send + Sync + 'static> Words for Owned<T> {
 
     #[inline]
     unsafe fn from_word(word: Word) -> Self {
+        // SAFETY: from `into_word`, says the caller.
+        let at = unsafe { at(word) };
         // SAFETY: the caller's.
-        unsafe { Owned::from_raw(at(word)) }
+        unsafe { Owned::from_raw(at) }
     }
 
     #[inline]
     unsafe fn unlinked(word: Word) -> Unlinked<T> {
+        // SAFETY: from `into_word`, says the caller.
+        let at = unsafe { at(word) };
         // SAFETY: the caller's.
-        unsafe { Unlinked::from_raw(at(word)) }
+        unsafe { Unlinked::from_raw(at) }
     }
 
     #[inline(always)]
     unsafe fn borrow<'g>(word: Word) -> &'g T {
+        // SAFETY: from `into_word`, says the caller.
+        let at = unsafe { at(word) };
         // SAFETY: the caller's.
-        unsafe { Owned::borrow_raw(at(word)) }
+        unsafe { Owned::borrow_raw(at) }
     }
 
     #[inline]
@@ -146,8 +155,10 @@ unsafe impl<T: Sync> Words for &'static T {
 
     #[inline]
     unsafe fn from_word(word: Word) -> Self {
-        // SAFETY: from a `&'static T` (the caller's).
-        unsafe { at(word).cast().as_ref() }
+        // SAFETY: from `into_word`, says the caller.
+        let at = unsafe { at(word) };
+        // SAFETY: and that was of a `&'static T`.
+        unsafe { at.cast().as_ref() }
     }
 
     #[inline]
