@@ -100,7 +100,7 @@ impl Limbo {
     /// The caller has killed them, and since then holds an RCU guard: invariant 1.
     #[inline]
     unsafe fn splice<T>(&self, number: u32, first: u32, last: &Slot<T>, last_id: Id) -> u32 {
-        let lane = &self.filling[first as usize % LANES];
+        let lane = &self.filling[first as usize % self.filling.len()];
         // Ordering: Relaxed; the exchange checks it.
         let mut list = lane.load(Ordering::Relaxed);
         loop {
