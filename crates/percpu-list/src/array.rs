@@ -20,8 +20,9 @@
 //! 1. Cells below `len` are entries or holes; the last of them is an entry.
 //! 2. An entry's anchor is alive, and has the cell's index.
 //! 3. `holes` cells are holes, in one doubly linked list from `first_hole`.
-//! 4. `limit` is `capacity` while there are no holes, else 0: `len < limit` says that appending is
-//!    all there is to do.
+//! 4. `top.wrapping_add(i)` is the cell of place `i` in the segment that begins with place `first`.
+//!    While there are no holes, `len < limit` says that appending there is all there is to do, and
+//!    `first < len` that the last entry is there; while there are some, neither is ever true.
 //! 5. Every segment but the first has [`SEGMENT`] cells; the first has as many if there is a second.
 
 use std::alloc::{Layout, alloc, dealloc};
@@ -109,12 +110,14 @@ impl Growth {
 /// See the module. `&mut self` is had by whoever holds the slot's lock.
 #[derive(Debug)]
 pub(crate) struct Array {
-    segments: Vec<Segment>,
+    top: *mut Cell,
+    first: u32,
     len: u32,
     limit: u32,
     capacity: u32,
     first_hole: u32,
     holes: u32,
+    segments: Vec<Segment>,
 }
 
 // SAFETY: the anchors that it points to are `Sync`, and used under the slot's lock.
@@ -123,7 +126,16 @@ unsafe impl Send for Array {}
 impl Array {
     /// Empty, without memory.
     pub(crate) const fn new() -> Self {
-        Self { segments: Vec::new(), len: 0, limit: 0, capacity: 0, first_hole: NONE, holes: 0 }
+        Self {
+            top: ptr::null_mut(),
+            first: 0,
+            len: 0,
+            limit: 0,
+            capacity: 0,
+            first_hole: NONE,
+            holes: 0,
+            segments: Vec::new(),
+        }
     }
 
     /// Places, holes among them: indexes are below.
@@ -139,7 +151,7 @@ impl Array {
     /// True if [`put`](Self::put) may be called.
     #[inline(always)]
     pub(crate) fn has_room(&self) -> bool {
-        self.len < self.limit || self.holes != 0
+        self.len < self.limit || self.holes != 0 || self.len < self.capacity
     }
 
     /// # Safety
@@ -183,6 +195,21 @@ impl Array {
         }
     }
 
+    /// Makes invariant 4 true again, for the segment of the next place if there is one, else of the
+    /// last.
+    fn aim(&mut self) {
+        let Some(newest) = self.segments.len().checked_sub(1) else { return };
+        self.aim_at((self.len / SEGMENT).min(newest as u32));
+    }
+
+    fn aim_at(&mut self, number: u32) {
+        let segment = &self.segments[number as usize];
+        let first = number * SEGMENT;
+        self.top = segment.cells.as_ptr().wrapping_sub(first as usize);
+        let none = self.holes == 0;
+        (self.first, self.limit) = if none { (first, first + segment.len) } else { (u32::MAX, 0) };
+    }
+
     /// Puts an entry in, and writes its index.
     ///
     /// # Safety
@@ -193,24 +220,29 @@ impl Array {
     pub(crate) unsafe fn put(&mut self, anchor: NonNull<Anchor>) {
         let index = self.len;
         if index >= self.limit {
-            return self.fill_hole(anchor);
+            return self.put_elsewhere(anchor);
         }
-        // SAFETY: `limit` is at most `capacity`.
-        let at = unsafe { self.cell(index) };
-        // SAFETY: as above; the array's own memory.
+        let at = self.top.wrapping_add(index as usize);
+        // SAFETY: invariant 4: a cell of the segment.
         unsafe { *at = anchor.as_ptr() };
         self.len = index + 1;
         // SAFETY: alive, says the caller.
         unsafe { anchor.as_ref() }.set_index(index);
     }
 
+    /// Puts an entry into a hole, or into the next segment.
     #[cold]
     #[inline(never)]
-    fn fill_hole(&mut self, anchor: NonNull<Anchor>) {
-        let index = self.first_hole;
-        debug_assert!(self.holes != 0 && index < self.len);
-        self.unlink_hole(index);
+    fn put_elsewhere(&mut self, anchor: NonNull<Anchor>) {
+        let index = if self.holes != 0 { self.first_hole } else { self.len };
+        if index == self.len {
+            assert!(index < self.capacity, "no room");
+            self.len += 1;
+        } else {
+            self.unlink_hole(index);
+        }
         self.write(index, anchor.as_ptr());
+        self.aim();
     }
 
     /// Takes out the entry at `index`, whose own index is left as it is. Others move only if
@@ -222,15 +254,18 @@ impl Array {
     #[inline(always)]
     pub(crate) unsafe fn take(&mut self, index: u32, may_move: bool) {
         debug_assert!(self.get(index).is_some());
-        if self.holes != 0 || !may_move {
-            return self.take_beside_holes(index, may_move);
+        if self.len <= self.first || !may_move {
+            return self.take_elsewhere(index, may_move);
         }
         let last = self.len - 1;
-        // SAFETY: below `len`; there is an entry, so `len` is not 0.
-        let from = unsafe { self.cell(last) };
-        // SAFETY: below `len`, says the caller.
-        let to = unsafe { self.cell(index) };
-        // SAFETY: invariant 1.
+        let from = self.top.wrapping_add(last as usize);
+        let to = if index >= self.first {
+            self.top.wrapping_add(index as usize)
+        } else {
+            // SAFETY: below `len`, says the caller.
+            unsafe { self.cell(index) }
+        };
+        // SAFETY: invariants 4 and 1: a cell of the segment, that was written.
         let moved = unsafe { *from };
         // SAFETY: the array's own memory.
         unsafe { *to = moved };
@@ -240,9 +275,10 @@ impl Array {
         unsafe { (*moved).set_index(index) };
     }
 
+    /// Takes an entry out beside holes, or makes one, or moves the last of another segment.
     #[cold]
     #[inline(never)]
-    fn take_beside_holes(&mut self, index: u32, may_move: bool) {
+    fn take_elsewhere(&mut self, index: u32, may_move: bool) {
         if index == self.len - 1 {
             self.pop_last();
         } else if may_move {
@@ -255,6 +291,11 @@ impl Array {
             let index = self.first_hole;
             self.unlink_hole(index);
             self.move_last_to(index);
+        }
+        // For the segment of the last place: the next removal is as likely as an addition.
+        match self.len.checked_sub(1) {
+            Some(last) => self.aim_at(last / SEGMENT),
+            None => self.aim(),
         }
     }
 
@@ -306,7 +347,6 @@ impl Array {
         }
         self.first_hole = index;
         self.holes += 1;
-        self.limit = 0;
     }
 
     fn unlink_hole(&mut self, index: u32) {
@@ -322,9 +362,6 @@ impl Array {
             self.write_cell(after, hole(before, last));
         }
         self.holes -= 1;
-        if self.holes == 0 {
-            self.limit = self.capacity;
-        }
     }
 
     /// What to allocate for one more entry, when there is no room.
@@ -380,15 +417,13 @@ impl Array {
             self.segments.push(segment); // has room: allocates nothing
             self.capacity += cells;
         }
-        if self.holes == 0 {
-            self.limit = self.capacity;
-        }
+        self.aim();
     }
 
     /// True if there may be a [`surplus`](Self::surplus): now and then only.
     #[inline(always)]
     pub(crate) fn may_shrink(&self) -> bool {
-        self.len & (SEGMENT - 1) == 0 // a power of two
+        self.len & (SEGMENT - 1) == 0 && self.capacity > SEGMENT // a power of two
     }
 
     /// A segment to be dropped after the unlock: all but one of those that nothing is in.
@@ -400,10 +435,9 @@ impl Array {
             return None;
         }
         self.capacity -= SEGMENT;
-        if self.holes == 0 {
-            self.limit = self.capacity;
-        }
-        self.segments.pop()
+        let surplus = self.segments.pop();
+        self.aim();
+        surplus
     }
 
     /// Checks the invariants.
@@ -417,7 +451,14 @@ impl Array {
         assert!(self.len <= capacity);
         let whole = self.segments.iter().skip(1).all(|segment| segment.len == SEGMENT);
         assert!(whole && (self.segments.len() < 2 || self.segments[0].len == SEGMENT));
-        assert_eq!(self.limit, if self.holes == 0 { capacity } else { 0 });
+        if self.holes != 0 || self.segments.is_empty() {
+            assert!(self.limit == 0 && self.first >= self.len);
+        } else {
+            let segment = &self.segments[(self.first / SEGMENT) as usize];
+            assert_eq!(self.top.wrapping_add(self.first as usize), segment.cells.as_ptr());
+            assert_eq!(self.limit, self.first + segment.len);
+            assert!((self.first..=self.limit).contains(&self.len));
+        }
         assert!(self.len == 0 || !is_hole(self.read(self.len - 1)), "the last place is a hole");
         let mut holes = 0;
         for index in 0..self.len {

@@ -164,6 +164,17 @@ impl Core {
         Ok(())
     }
 
+    /// Frees what the entries of a slot do not need any more, a segment at a time.
+    pub(crate) fn shrink(&self, shard: &Shard) {
+        while let Ok(mut locked) = self.lock_shard(shard) {
+            let surplus = locked.array_mut().surplus();
+            drop(locked);
+            if surplus.is_none() {
+                break;
+            }
+        }
+    }
+
     /// How many entries there are, added up slot by slot: a moving target, but never 0 while one
     /// stays throughout.
     pub(crate) fn len(&self) -> usize {
@@ -228,8 +239,6 @@ impl Drop for Core {
 pub(crate) struct Locked<'a, G = LocalGuard<'a, ()>> {
     shard: &'a Shard,
     _guard: G,
-    /// Memory to be freed after the unlock, so after `_guard`.
-    surplus: Option<Segment>,
 }
 
 impl<'a, G> Locked<'a, G> {
@@ -238,7 +247,7 @@ impl<'a, G> Locked<'a, G> {
     /// The guard holds the lock of the shard's slot, and nobody uses it for the same shard.
     #[inline(always)]
     pub(crate) unsafe fn new(shard: &'a Shard, guard: G) -> Self {
-        Self { shard, _guard: guard, surplus: None }
+        Self { shard, _guard: guard }
     }
 
     #[inline(always)]
@@ -292,10 +301,13 @@ impl<'a, G> Locked<'a, G> {
         if from != self.shard.slot() && self.shard.counts_hits() {
             self.shard.count_miss(!domain.same_node(from, self.shard.slot()));
         }
-        if self.array().may_shrink() {
-            self.surplus = self.array_mut().surplus();
-        }
         true
+    }
+
+    /// Memory that is not needed any more, now and then: to be dropped after the unlock.
+    #[inline(always)]
+    pub(crate) fn surplus(&mut self) -> Option<Segment> {
+        if self.array().may_shrink() { self.array_mut().surplus() } else { None }
     }
 }
 
@@ -413,6 +425,10 @@ pub(crate) unsafe fn remove_anywhere<'d, G>(
         // SAFETY: an anchor's home is its shard's slot, and that is locked.
         let mut locked = unsafe { Locked::new(shard, guard) };
         // SAFETY: its home is this slot, and it is in this shard.
-        return Ok(unsafe { locked.remove(anchor, from, domain) });
+        unsafe { locked.remove(anchor, from, domain) };
+        let surplus = locked.surplus();
+        drop(locked);
+        drop(surplus); // after the unlock
+        return Ok(true);
     }
 }

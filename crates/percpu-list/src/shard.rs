@@ -32,6 +32,9 @@ pub(crate) struct Shard {
     walkers: AtomicU32,
     slot: CpuId,
     counts_hits: bool,
+    /// Nodes to be used again, a stack; changed under the slot's lock. See `owning::spares`.
+    spares: AtomicPtr<Anchor>,
+    spare_count: AtomicU32,
 }
 
 // SAFETY: `array` is used by one thread at a time (invariant 1) and may be used by any; the rest is
@@ -60,6 +63,8 @@ impl Shard {
             walkers: AtomicU32::new(0),
             slot,
             counts_hits,
+            spares: AtomicPtr::new(std::ptr::null_mut()),
+            spare_count: AtomicU32::new(0),
         }
     }
 
@@ -153,6 +158,12 @@ impl Shard {
     pub(crate) fn may_move(&self) -> bool {
         // Ordering: Relaxed; ordered by the lock, under which it grows.
         self.walkers.load(Ordering::Relaxed) == 0
+    }
+
+    /// The stack of nodes to be used again.
+    #[inline(always)]
+    pub(crate) fn spares(&self) -> (&AtomicPtr<Anchor>, &AtomicU32) {
+        (&self.spares, &self.spare_count)
     }
 
     /// The stack of entries to be removed.

@@ -316,6 +316,8 @@ impl<T: Linked> IntrusiveList<T> {
                     removed += usize::from(unsafe { locked.remove(anchor, from, domain) });
                 }
             }
+            drop(locked);
+            self.core.shrink(shard);
         }
         Ok(removed)
     }

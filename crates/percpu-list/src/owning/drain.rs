@@ -61,7 +61,10 @@ impl<'a, T> Drain<'a, T> {
                     unsafe { locked.remove(anchor, from, core.domain()) };
                     left -= 1;
                 }
-                if left != 0 && locked.array().entries() != 0 {
+                let more = left != 0 && locked.array().entries() != 0;
+                drop(locked);
+                core.shrink(shard);
+                if more {
                     self.left = Some(left);
                     continue;
                 }

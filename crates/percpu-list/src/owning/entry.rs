@@ -5,9 +5,9 @@ use std::mem::ManuallyDrop;
 use std::ops::Deref;
 
 use percpu::CpuId;
-use percpu::lglock::LockError;
 use percpu::sync::Arc;
 
+use crate::core::Core;
 use crate::error::RemoveError;
 use crate::shard::Shard;
 
@@ -111,10 +111,7 @@ impl<L: Holder> Entry<L> {
     /// thread holds it, [`LockError::Forked`].
     pub fn remove(self) -> Result<bool, RemoveError<Self>> {
         let from = self.list.list().core().domain().here();
-        self.remove_with(|list, node| {
-            // SAFETY: an entry's node.
-            unsafe { list.unlink(node, from) }
-        })
+        self.end(from, false)
     }
 
     /// Removes the value as if the caller ran on `cpu`: that is what the hits are counted by.
@@ -123,11 +120,10 @@ impl<L: Holder> Entry<L> {
     ///
     /// As [`remove`](Self::remove), and [`LockError::NoSuchCpu`].
     pub fn remove_on(self, cpu: CpuId) -> Result<bool, RemoveError<Self>> {
-        self.remove_with(|list, node| {
-            let from = list.core().domain().slot_of(cpu)?;
-            // SAFETY: an entry's node.
-            unsafe { list.unlink(node, from) }
-        })
+        match self.list.list().core().domain().slot_of(cpu) {
+            Ok(from) => self.end(from, false),
+            Err(reason) => Err(RemoveError { entry: self, reason }),
+        }
     }
 
     /// Removes the value if its slot's lock is free. Never blocks.
@@ -136,21 +132,19 @@ impl<L: Holder> Entry<L> {
     ///
     /// As [`remove`](Self::remove), and [`LockError::WouldBlock`].
     pub fn try_remove(self) -> Result<bool, RemoveError<Self>> {
-        self.remove_with(|list, node| {
-            // SAFETY: an entry's node.
-            unsafe { list.try_unlink(node) }
-        })
+        let from = self.list.list().core().domain().here();
+        self.end(from, true)
     }
 
-    fn remove_with(
-        self,
-        unlink: impl FnOnce(&PerCpuList<L::Value>, NodePtr<L::Value>) -> Result<bool, LockError>,
-    ) -> Result<bool, RemoveError<Self>> {
-        match unlink(self.list.list(), self.node) {
-            Ok(removed) => {
-                let (node, _list) = self.into_parts();
-                // SAFETY: the entry's count, and the node was just unlinked, or before.
-                unsafe { node.release() };
+    fn end(self, from: CpuId, only_try: bool) -> Result<bool, RemoveError<Self>> {
+        let list = self.list.list();
+        let lock = if only_try { Core::try_lock_shard } else { Core::lock_shard };
+        // SAFETY: the entry's count and node; if they pass on the entry is not dropped.
+        match unsafe { list.end(self.node, from, lock) } {
+            Ok((removed, value)) => {
+                let (_node, list) = self.into_parts();
+                drop(value);
+                drop(list);
                 Ok(removed)
             }
             Err(reason) => Err(RemoveError { entry: self, reason }),
@@ -218,11 +212,11 @@ impl<L: Holder> Drop for Entry<L> {
     #[inline]
     fn drop(&mut self) {
         let list = self.list.list();
-        // SAFETY: an entry's node.
-        let unlinked = unsafe { list.unlink(self.node, list.core().domain().here()) };
-        if unlinked.is_ok() {
-            // SAFETY: the entry's count, and the node is unlinked.
-            return unsafe { self.node.release() };
+        let from = list.core().domain().here();
+        // SAFETY: the entry's node and count, which it uses here only.
+        let ended = unsafe { list.end(self.node, from, Core::lock_shard) };
+        if ended.is_ok() {
+            return; // and drops the value
         }
         // SAFETY: the entry's count.
         let slot = unsafe { self.node.anchor() }.home();

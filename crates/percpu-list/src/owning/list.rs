@@ -7,13 +7,15 @@ use percpu::lglock::LockError;
 use percpu::sync::Arc;
 use percpu::{AllocError, CpuId};
 
-use crate::core::Core;
+use crate::core::{Core, Locked};
 use crate::domain::Domain;
 use crate::error::{InsertError, Refused};
+use crate::shard::Shard;
 use crate::stats::Stats;
 
 use super::deferred::{settle, take_all};
 use super::node::{Chain, NodePtr, Ref};
+use super::spares;
 use super::{Drain, Entry, Iter, Snapshot};
 
 /// A registry of values: add where you run, remove from anywhere, walk everything.
@@ -35,8 +37,9 @@ use super::{Drain, Entry, Iter, Snapshot};
 /// ```
 ///
 /// Adding and removing block while another thread is at the same slot, for some instructions of
-/// its; on different CPUs they share nothing. A node is allocated for each value (48 bytes beside
-/// it), without a lock held; values are dropped without a lock held.
+/// its; on different CPUs they share nothing. A value has a node (of 40 bytes beside it), allocated
+/// without a lock held; each slot keeps up to 16 nodes for its next values. Values are dropped
+/// without a lock held.
 ///
 /// Dropping the list drops what is on it: entries that were forgotten, since all others borrow it.
 ///
@@ -128,7 +131,7 @@ impl<T> PerCpuList<T> {
     ///
     /// The value and why it was refused: the list is closed, memory is out, or this thread holds
     /// the slot's lock already (it is inside a locked walk or has a [`Snapshot`]).
-    #[inline]
+    #[inline(always)] // else the entry goes through memory, in other pieces than it is read in
     pub fn insert(&self, value: T) -> Result<Entry<&Self>, InsertError<T>> {
         let node = self.insert_node(self.core.domain().here(), value)?;
         // SAFETY: its count is the entry's, and it was just inserted.
@@ -185,6 +188,35 @@ impl<T> PerCpuList<T> {
 
     #[inline(always)]
     fn insert_node(&self, slot: CpuId, value: T) -> Result<NodePtr<T>, InsertError<T>> {
+        match self.core.shard(slot) {
+            Some(shard) if spares::may_have::<T>(shard) => self.insert_in_spare(shard, value),
+            _ => self.insert_in_new(slot, value),
+        }
+    }
+
+    /// Adds a value in a spare node, where everything is at hand.
+    #[inline(always)]
+    fn insert_in_spare(&self, shard: &Shard, value: T) -> Result<NodePtr<T>, InsertError<T>> {
+        let mut removed = Chain::<T>::new(); // dropped after the lock
+        if let Ok(mut locked) = self.core.lock_shard(shard) {
+            settle(&self.core, &mut locked, &mut removed);
+            if !self.core.is_closed() && locked.array().has_room() {
+                if let Some(node) = spares::take(&locked) {
+                    // SAFETY: a spare node's only count is the entry's, and it has no value.
+                    unsafe { node.put_value(value) };
+                    // SAFETY: there is room; the node is unlinked, a spare node's home is this slot,
+                    // and it lives until it is unlinked (node's invariant 2).
+                    unsafe { locked.add(node.anchor_ptr()) };
+                    return Ok(node);
+                }
+            }
+        }
+        self.insert_in_new(shard.slot(), value)
+    }
+
+    /// Adds a value in a node of its own.
+    #[inline(never)]
+    fn insert_in_new(&self, slot: CpuId, value: T) -> Result<NodePtr<T>, InsertError<T>> {
         let node = NodePtr::try_new(slot, value)
             .map_err(|value| InsertError { value, reason: AllocError::new().into() })?;
         match self.link(slot, node) {
@@ -203,7 +235,6 @@ impl<T> PerCpuList<T> {
         }
     }
 
-    #[inline(always)]
     fn link(&self, slot: CpuId, node: NodePtr<T>) -> Result<(), Refused> {
         let mut removed = Chain::<T>::new(); // dropped after the lock
         let shard = self.core.shard_or_new(slot)?;
@@ -238,24 +269,47 @@ impl<T> PerCpuList<T> {
         let mut locked = self.core.lock_shard(shard)?;
         settle(&self.core, &mut locked, &mut removed);
         // SAFETY: a node's home never changes, and this list's shard of it is the node's.
-        Ok(unsafe { locked.remove(anchor, from, self.core.domain()) })
+        let done = unsafe { locked.remove(anchor, from, self.core.domain()) };
+        let surplus = locked.surplus();
+        drop(locked);
+        drop(surplus); // after the unlock
+        Ok(done)
     }
 
-    /// The same, if the lock is free.
+    /// Ends an entry: takes its node off the list, if it is on it, and gives its count back.
+    ///
+    /// `lock` as [`Core::lock_shard`]. What comes back with the answer is to be dropped.
     ///
     /// # Safety
     ///
-    /// As for [`unlink`](Self::unlink).
-    pub(super) unsafe fn try_unlink(&self, node: NodePtr<T>) -> Result<bool, LockError> {
+    /// The node was inserted into this list, and the entry's count is the caller's; if the answer is
+    /// not an error it passes on.
+    #[inline(always)]
+    pub(super) unsafe fn end<'a>(
+        &'a self,
+        node: NodePtr<T>,
+        from: CpuId,
+        lock: impl FnOnce(&'a Core, &'a Shard) -> Result<Locked<'a>, LockError>,
+    ) -> Result<(bool, Option<T>), LockError> {
         // SAFETY: the caller's count.
         let anchor = unsafe { node.anchor() };
-        let Some(shard) = self.core.shard(anchor.home()) else { return Ok(false) };
-        let mut removed = Chain::<T>::new();
-        let mut locked = self.core.try_lock_shard(shard)?;
+        // A node's home has a shard: it was inserted there.
+        let Some(shard) = self.core.shard(anchor.home()) else { return Ok((false, None)) };
+        let mut removed = Chain::<T>::new(); // dropped after the lock
+        let mut locked = lock(&self.core, shard)?;
         settle(&self.core, &mut locked, &mut removed);
-        let domain = self.core.domain();
-        // SAFETY: as in `unlink`.
-        Ok(unsafe { locked.remove(anchor, domain.here(), domain) })
+        // SAFETY: a node's home never changes, and this list's shard of it is the node's.
+        let done = unsafe { locked.remove(anchor, from, self.core.domain()) };
+        // SAFETY: the entry's count; the node is unlinked, here or before, and this slot's.
+        let value = unsafe { spares::keep(&locked, node) };
+        let surplus = locked.surplus();
+        drop(locked);
+        drop(surplus); // after the unlock
+        if value.is_none() {
+            // SAFETY: the entry's count, of a node that is unlinked for good.
+            unsafe { node.release() };
+        }
+        Ok((done, value))
     }
 
     /// Takes what `found` refers to off this list, though its [`Entry`] still exists. False if it
@@ -417,6 +471,7 @@ impl<T> Drop for PerCpuList<T> {
         let mut removed = Chain::<T>::new();
         for shard in self.core.all_shards() {
             take_all(shard, &mut removed);
+            spares::free_all::<T>(shard);
         }
     }
 }

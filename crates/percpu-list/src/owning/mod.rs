@@ -1,8 +1,10 @@
 //! The owning list: it allocates a node for each value.
 //!
 //! ```text
-//!  insert: allocate a node | lock the slot of this CPU | append to its array | unlock
-//!  remove: lock the node's home slot | take it out | unlock | drop the value, unless a Ref has it
+//!  insert: lock the slot of this CPU | take a spare node, append it to the array | unlock
+//!          (no spare node: allocate one before)
+//!  remove: lock the node's home slot | take it out, keep it as a spare | unlock | drop the value
+//!          (a Ref has it: the last one drops and frees it)
 //! ```
 
 mod deferred;
@@ -11,6 +13,7 @@ mod entry;
 mod list;
 mod node;
 mod snapshot;
+mod spares;
 mod walk;
 
 pub use self::drain::Drain;

@@ -32,6 +32,13 @@ pub(super) struct Node<T> {
     value: ManuallyDrop<T>,
 }
 
+impl<T> Node<T> {
+    #[inline(always)]
+    fn value_mut(&mut self) -> &mut ManuallyDrop<T> {
+        &mut self.value
+    }
+}
+
 /// A pointer to a node, as copyable as any.
 pub(super) struct NodePtr<T>(NonNull<Watched<Node<T>>>);
 
@@ -143,7 +150,7 @@ impl<T> NodePtr<T> {
     ///
     /// The caller has a count, and the node is unlinked for good.
     #[inline(always)]
-    unsafe fn is_last(self) -> bool {
+    pub(super) unsafe fn is_last(self) -> bool {
         // Ordering: Acquire pairs with the Release in `release`; it carries what others did with the
         // value.
         // SAFETY: the caller's.
@@ -172,6 +179,46 @@ impl<T> NodePtr<T> {
         // SAFETY: dropped once, here. If that panics the box goes without touching it.
         unsafe { ManuallyDrop::drop(&mut node.value) };
         free(node);
+    }
+
+    /// The value, which the node is without from now on.
+    ///
+    /// # Safety
+    ///
+    /// The caller's count is the only one, and the value is there.
+    #[inline(always)]
+    pub(super) unsafe fn take_value(self) -> T {
+        // SAFETY: the caller's: nobody else has the node.
+        let value = unsafe { (*self.node_mut()).value_mut() };
+        // SAFETY: there, says the caller.
+        unsafe { ManuallyDrop::take(value) }
+    }
+
+    /// Gives a node without a value one.
+    ///
+    /// # Safety
+    ///
+    /// The caller's count is the only one, and the node is without a value.
+    #[inline(always)]
+    pub(super) unsafe fn put_value(self, value: T) {
+        // SAFETY: the caller's: nobody else has the node.
+        let place = unsafe { (*self.node_mut()).value_mut() };
+        *place = ManuallyDrop::new(value); // drops nothing
+    }
+
+    /// Frees a node without a value.
+    ///
+    /// # Safety
+    ///
+    /// As for [`put_value`](Self::put_value); the count is used up.
+    pub(super) unsafe fn free_empty(self) {
+        // SAFETY: the only count is the caller's; from `leak`.
+        free(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+
+    #[inline(always)]
+    fn node_mut(self) -> *mut Watched<Node<T>> {
+        self.0.as_ptr()
     }
 
     /// The value, if the caller's count is the only one.

@@ -1,0 +1,87 @@
+//! Nodes that a slot keeps for its next values: under the lock that is taken anyway, so that the
+//! allocator is asked for memory seldom, and never under a lock.
+//!
+//! # Invariants
+//!
+//! 1. A node on the stack has no value, no count but the next entry's, and the shard's slot as home.
+//! 2. The stack and its count change under the slot's lock only.
+
+use std::ptr::{self, NonNull};
+
+use percpu::sync::atomic::Ordering;
+
+use crate::core::Locked;
+use crate::shard::Shard;
+
+use super::node::NodePtr;
+
+/// How many nodes a slot keeps: a guess. A model keeps one, to see it taken and left.
+const LIMIT: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 16 };
+/// Values that are larger are not moved in and out under a lock: a guess.
+const LARGEST: usize = 128;
+
+/// True if values of this type are moved in and out under the lock.
+const fn reuses<T>() -> bool {
+    size_of::<T>() <= LARGEST
+}
+
+/// True if there may be a spare node. Needs no lock, and may be wrong.
+#[inline(always)]
+pub(super) fn may_have<T>(shard: &Shard) -> bool {
+    // Ordering: Relaxed; a hint.
+    reuses::<T>() && !shard.spares().0.load(Ordering::Relaxed).is_null()
+}
+
+/// Takes a spare node: its value is to be written at once.
+#[inline(always)]
+pub(super) fn take<T, G>(locked: &Locked<'_, G>) -> Option<NodePtr<T>> {
+    let (first, count) = locked.shard().spares();
+    // Ordering: Relaxed, all here; the lock orders them (invariant 2).
+    let node = NonNull::new(first.load(Ordering::Relaxed))?;
+    // SAFETY: `keep` pushes anchors of nodes, of this list and so of its `T`.
+    let node = unsafe { NodePtr::<T>::of(node) };
+    // SAFETY: the count that comes with it.
+    first.store(unsafe { node.next() }.load(Ordering::Relaxed), Ordering::Relaxed);
+    count.store(count.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
+    Some(node)
+}
+
+/// Keeps an entry's node if there is room and nobody else has it: then its value comes back, to be
+/// dropped after the unlock.
+///
+/// # Safety
+///
+/// The entry's count passes on, if a value comes back. The node is unlinked for good, and its home is
+/// the locked slot.
+#[inline(always)]
+pub(super) unsafe fn keep<T, G>(locked: &Locked<'_, G>, node: NodePtr<T>) -> Option<T> {
+    let (first, count) = locked.shard().spares();
+    // Ordering: Relaxed, all here; the lock orders them (invariant 2).
+    let kept = count.load(Ordering::Relaxed);
+    // SAFETY: the entry's count, of an unlinked node.
+    if !reuses::<T>() || kept >= LIMIT || !unsafe { node.is_last() } {
+        return None;
+    }
+    // SAFETY: the only count is ours, so nobody else has the value; it is taken once.
+    let value = unsafe { node.take_value() };
+    // SAFETY: the entry's count.
+    unsafe { node.next() }.store(first.load(Ordering::Relaxed), Ordering::Relaxed);
+    first.store(node.anchor_ptr().as_ptr(), Ordering::Relaxed);
+    count.store(kept + 1, Ordering::Relaxed);
+    Some(value)
+}
+
+/// Frees the spare nodes of a list that is being dropped.
+pub(super) fn free_all<T>(shard: &Shard) {
+    // Ordering: Relaxed; nobody else has the list.
+    let mut first = shard.spares().0.swap(ptr::null_mut(), Ordering::Relaxed);
+    while let Some(node) = NonNull::new(first) {
+        // SAFETY: as in `take`.
+        let node = unsafe { NodePtr::<T>::of(node) };
+        // Ordering: Relaxed; as above.
+        // SAFETY: the count that comes with it.
+        first = unsafe { node.next() }.load(Ordering::Relaxed);
+        // SAFETY: the only count, and the value was taken.
+        unsafe { node.free_empty() };
+    }
+}
