@@ -134,5 +134,19 @@ macro_rules! refusal {
     };
 }
 
+/// Without the value.
+impl<T> From<InsertError<T>> for Refused {
+    fn from(error: InsertError<T>) -> Self {
+        error.reason
+    }
+}
+
+/// Without the entry, which is dropped: that removes it, now or later.
+impl<E> From<RemoveError<E>> for Refused {
+    fn from(error: RemoveError<E>) -> Self {
+        error.reason.into()
+    }
+}
+
 refusal!(InsertError<T>);
 refusal!(RemoveError<E>);
