@@ -59,7 +59,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) max_connections: u32,
 
-    /// Print statistics to standard error every so many seconds.
+    /// Print sessions and statistics to standard error every so many seconds; SIGUSR1 prints them
+    /// at once.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) stats: Option<u64>,
 }

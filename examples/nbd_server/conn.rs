@@ -12,6 +12,7 @@ use socket2::Socket;
 
 use crate::contexts::Connection;
 use crate::memory::{Account, Memory};
+use crate::registry::{Listed, Opened};
 use crate::requests::Step;
 use crate::session::Session;
 
@@ -45,6 +46,10 @@ pub(crate) struct Conn {
     pub(crate) socket: Socket,
     /// What names it, and its operations in the engine hold on to.
     pub(crate) ctx: CtxRef<Connection>,
+    /// Its place on its export's list, once it has one.
+    pub(crate) opened: Option<Opened>,
+    /// Its place on the list of sessions, and what others see of it.
+    pub(crate) listed: Listed,
     pub(crate) phase: Phase,
     pub(crate) account: Account,
     /// Requests started and not yet replied to.
@@ -69,13 +74,20 @@ pub(crate) struct Conn {
 
 impl Conn {
     /// A connection that has yet to negotiate; the greeting waits to be sent.
-    pub(crate) fn new(socket: Socket, ctx: CtxRef<Connection>, deadline: Instant) -> Self {
+    pub(crate) fn new(
+        socket: Socket,
+        ctx: CtxRef<Connection>,
+        listed: Listed,
+        deadline: Instant,
+    ) -> Self {
         let mut out = Output { last_reply: 1, ..Output::default() };
         let handshake = Handshake::new(&mut out.handshake);
         Self {
             tcp: socket.local_addr().is_ok_and(|address| !address.is_unix()),
             socket,
             ctx,
+            opened: None,
+            listed,
             phase: Phase::Handshake(handshake, deadline),
             account: Account::default(),
             active: 0,

@@ -111,6 +111,10 @@ impl ExportTable {
         self.exports.iter().position(|export| export.info.name == name)
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.exports.len()
+    }
+
     pub(crate) fn get(&self, index: usize) -> &Export {
         &self.exports[index]
     }

@@ -1,13 +1,15 @@
 //! A network block device server on real disk images, built from this workspace's crates.
 //!
 //! Run:     cargo run --release --example nbd_server
-//! Prints:  one page: throughput, latency, bytes verified, completions reaped at once
+//! Prints:  one page: throughput, latency, bytes verified, cpu hits of the list of sessions,
+//!          completions reaped at once
 //!
-//! With `--image` it serves images until it is told to stop; `--help` lists the rest.
+//! With `--image` it serves images until it is told to stop, and prints its sessions and figures when
+//! it gets a SIGUSR1; `--help` lists the rest.
 //!
 //! ```text
 //!  main: accept, signals ──► worker: epoll, sessions ──► aio-reap engine ──► image
-//!        (server)                    (worker, conn, session, requests)       (export)
+//!        (server)       └─ registry ─┘  (worker, conn, session, requests)    (export)
 //! ```
 
 mod args;
@@ -16,6 +18,7 @@ mod contexts;
 mod demo;
 mod export;
 mod memory;
+mod registry;
 mod report;
 mod requests;
 mod server;
@@ -31,13 +34,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use tracing::info;
 use tracing_subscriber::EnvFilter;
 
 use crate::args::Args;
 use crate::demo::DemoOptions;
-use crate::server::Server;
+use crate::server::{Calls, Server};
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -82,7 +85,7 @@ fn raise_descriptor_limit() {
     let _ = setrlimit(Resource::Nofile, limit); // then fewer connections fit
 }
 
-/// Serves the images until SIGTERM or SIGINT.
+/// Serves the images until SIGTERM or SIGINT. SIGUSR1 prints the figures.
 fn serve(args: &Args) -> Result<(), Box<dyn Error>> {
     if args.socket.is_none() && args.tcp.is_none() {
         let missing = "--image needs --socket or --tcp to be reached by";
@@ -93,6 +96,9 @@ fn serve(args: &Args) -> Result<(), Box<dyn Error>> {
     for signal in [SIGTERM, SIGINT] {
         signal_hook::low_level::pipe::register(signal, notify.try_clone()?)?;
     }
+    let (show, notify) = UnixStream::pair()?;
+    show.set_nonblocking(true)?;
+    signal_hook::low_level::pipe::register(SIGUSR1, notify)?;
     let mut server = Server::start(args)?;
     let mut stdout = io::stdout().lock();
     for address in server.addresses() {
@@ -102,9 +108,11 @@ fn serve(args: &Args) -> Result<(), Box<dyn Error>> {
     drop(stdout);
     let period = args.stats.map(Duration::from_secs);
     let print = |server: &Server| {
-        let _ = writeln!(LogWriter, "{}", server.report());
+        let page = format!("{}\n", server.report());
+        let _ = LogWriter.write_all(page.as_bytes()); // whole, so that no log line comes between
     };
-    let ended = server.accept_until(stop.as_fd(), period, print);
+    let calls = Calls { stop: stop.as_fd(), show: Some(&show), period };
+    let ended = server.accept_until(calls, print);
     info!("stopping");
     if args.stats.is_some() {
         print(&server);
@@ -131,7 +139,7 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
         drop(notify); // the other end becomes readable
         report.map_err(|error| error.to_string())
     });
-    server.accept_until(stop.as_fd(), None, |_| {})?;
+    server.accept_until(Calls { stop: stop.as_fd(), show: None, period: None }, |_| {})?;
     let report = client.join().map_err(|_| "the client panicked")??;
     writeln!(io::stdout(), "{report}\n{}", server.report())?;
     server.stop()?;

@@ -4,6 +4,7 @@ use std::fmt;
 
 use aio_reap::ReapSizes;
 
+use crate::registry::RegistryReport;
 use crate::requests::Counters;
 use crate::worker::WorkerReport;
 
@@ -19,10 +20,15 @@ pub(crate) struct ServerReport {
     waits: u64,
     max_in_flight: usize,
     reap_sizes: Option<ReapSizes>,
+    registry: RegistryReport,
 }
 
 impl ServerReport {
-    pub(crate) fn new(workers: &[WorkerReport], connections: usize) -> Self {
+    pub(crate) fn new(
+        workers: &[WorkerReport],
+        connections: usize,
+        registry: RegistryReport,
+    ) -> Self {
         let mut sum = Self {
             workers: workers.len(),
             connections,
@@ -33,6 +39,7 @@ impl ServerReport {
             waits: 0,
             max_in_flight: 0,
             reap_sizes: None,
+            registry,
         };
         for WorkerReport { counters, operations, engine } in workers {
             sum.in_flight += operations.live;
@@ -71,6 +78,7 @@ impl fmt::Display for ServerReport {
         let Counters { closed, unknown, .. } = self.counters;
         let mib = |bytes| bytes as f64 / f64::from(1 << 20);
         writeln!(f, "server     {} workers, {} connections", self.workers, self.connections)?;
+        writeln!(f, "{}", self.registry)?;
         writeln!(
             f,
             "requests   {reads} reads ({:.0} MiB), {writes} writes ({:.0} MiB), {flushes} flushes, \

@@ -1,7 +1,7 @@
 //! The server whole: listeners, workers, signals, the end.
 
 use std::fs::Permissions;
-use std::io;
+use std::io::{self, Read};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -23,6 +23,7 @@ use crate::args::Args;
 use crate::contexts::{Connection, Connections};
 use crate::export::{ExportError, ExportTable};
 use crate::memory::LEAST;
+use crate::registry::Registry;
 use crate::report::ServerReport;
 use crate::worker::{Message, Worker, WorkerReport};
 
@@ -53,6 +54,17 @@ pub(crate) enum ServerError {
     Io(#[from] io::Error),
 }
 
+/// What the main thread listens to beside connections.
+#[derive(Clone, Copy)]
+pub(crate) struct Calls<'a> {
+    /// Readable once the server is to stop.
+    pub(crate) stop: BorrowedFd<'a>,
+    /// Readable while somebody wants to see the figures; does not block.
+    pub(crate) show: Option<&'a UnixStream>,
+    /// How often they are shown unasked.
+    pub(crate) period: Option<Duration>,
+}
+
 /// A running server: its workers are up, its listeners bound.
 pub(crate) struct Server {
     exports: Arc<ExportTable>,
@@ -60,6 +72,7 @@ pub(crate) struct Server {
     unix: Option<(UnixListener, SocketFile)>,
     tcp: Option<TcpListener>,
     connections: Arc<Connections>,
+    registry: Arc<Registry>,
     max_connections: u32,
     next_worker: usize,
     /// Readable once a worker has ended.
@@ -121,6 +134,7 @@ impl Server {
         let max_connections = args.max_connections;
         let connections = CtxTable::builder().max_contexts(u64::from(max_connections)).build();
         let connections = Arc::new(connections.map_err(io::Error::from)?);
+        let registry = Arc::new(Registry::new(&exports).map_err(io::Error::from)?);
         let unix = match &args.socket {
             Some(path) => Some((listen_unix(path)?, SocketFile(path.clone()))),
             None => None,
@@ -130,7 +144,12 @@ impl Server {
         let count = args.workers.map_or_else(default_workers, |count| count as usize);
         let mut workers = Vec::with_capacity(count);
         for number in 0..count {
-            workers.push(start_worker(number, count, args, (&exports, &connections, &ended))?);
+            workers.push(start_worker(
+                number,
+                count,
+                args,
+                (&exports, &connections, &registry, &ended),
+            )?);
         }
         Ok(Self {
             exports,
@@ -138,6 +157,7 @@ impl Server {
             unix,
             tcp,
             connections,
+            registry,
             max_connections,
             next_worker: 0,
             ended,
@@ -152,13 +172,14 @@ impl Server {
         unix.chain(tcp.map(|address| format!("tcp:{address}"))).collect()
     }
 
-    /// Accepts until `stop` is readable, or a worker ends, which is an error; calls `tick` every `period`.
+    /// Accepts until told to stop, or a worker ends, which is an error; meanwhile calls `tick` as
+    /// often as `calls` says.
     pub(crate) fn accept_until(
         &mut self,
-        stop: BorrowedFd<'_>,
-        period: Option<Duration>,
+        calls: Calls<'_>,
         mut tick: impl FnMut(&Self),
     ) -> Result<(), ServerError> {
+        let Calls { stop, show, period } = calls;
         let mut next = period.map(|period| Instant::now() + period);
         loop {
             let mut fds = vec![
@@ -167,6 +188,7 @@ impl Server {
             ];
             fds.extend(self.unix.iter().map(|(unix, _)| PollFd::new(unix, PollFlags::IN)));
             fds.extend(self.tcp.iter().map(|tcp| PollFd::new(tcp, PollFlags::IN)));
+            fds.extend(show.iter().map(|show| PollFd::new(show, PollFlags::IN)));
             let left = next.map(|next| next.saturating_duration_since(Instant::now()));
             let left = left.map(|left| Timespec {
                 tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
@@ -182,7 +204,14 @@ impl Server {
             if !fds[1].revents().is_empty() {
                 return Err(ServerError::Worker("one ended by itself".into()));
             }
+            let shown = show.is_some() && fds.last().is_some_and(|fd| !fd.revents().is_empty());
+            drop(fds);
             self.accept();
+            if let (true, Some(mut show)) = (shown, show) {
+                // One page for all the signals so far; those that come from now on get another.
+                while show.read(&mut [0; 64]).is_ok_and(|count| count == 64) {}
+                tick(self);
+            }
             if let (Some(due), Some(period)) = (next, period) {
                 if Instant::now() >= due {
                     tick(self);
@@ -275,12 +304,22 @@ impl Server {
         }
         drop(sender);
         let reports: Vec<WorkerReport> = receiver.iter().collect();
-        ServerReport::new(&reports, self.connections.len())
+        ServerReport::new(&reports, self.connections.len(), self.registry.report(&self.exports))
     }
 
     /// Answers what is in flight, closes the connections, makes the images durable.
     pub(crate) fn stop(mut self) -> Result<(), ServerError> {
         drop((self.tcp.take(), self.unix.take()));
+        // Who is with a worker is told by it; who is on the way to one is refused there.
+        let told = self.registry.end(|client| {
+            self.workers[client.worker].send(Message::End(client.id));
+        });
+        match told {
+            Ok(sessions) => info!(sessions, "told to end"),
+            Err(error) => {
+                warn!(%error, "not every session was told to end; the others are closed late")
+            }
+        }
         for worker in &self.workers {
             worker.send(Message::Stop);
         }
@@ -312,7 +351,12 @@ fn start_worker(
     number: usize,
     count: usize,
     args: &Args,
-    (exports, connections, ended): (&Arc<ExportTable>, &Arc<Connections>, &Arc<OwnedFd>),
+    (exports, connections, registry, ended): (
+        &Arc<ExportTable>,
+        &Arc<Connections>,
+        &Arc<Registry>,
+        &Arc<OwnedFd>,
+    ),
 ) -> Result<Handle, ServerError> {
     let bell = eventfd()?;
     let (inbox, receiver) = mpsc::channel();
@@ -325,6 +369,7 @@ fn start_worker(
         builder = builder.backend(kind);
     }
     let (exports, connections) = (Arc::clone(exports), Arc::clone(connections));
+    let listing = (Arc::clone(registry), number);
     let inbox_bell = Arc::clone(&bell);
     let ended = Ended(Arc::clone(ended));
     let run = move || {
@@ -333,7 +378,8 @@ fn start_worker(
         let made = builder.build().map_err(io::Error::from).and_then(|engine| {
             log_backend(number, &engine);
             let inbox = (receiver, inbox_bell);
-            Worker::new(exports, engine, capacity, (MEMORY / count).max(LEAST), inbox, connections)
+            let memory = (MEMORY / count).max(LEAST);
+            Worker::new(exports, engine, capacity, memory, inbox, connections, listing)
         });
         match made {
             Ok(worker) => {

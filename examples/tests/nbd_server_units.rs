@@ -14,6 +14,8 @@ mod contexts;
 mod export;
 #[path = "../nbd_server/memory.rs"]
 mod memory;
+#[path = "../nbd_server/registry.rs"]
+mod registry;
 #[path = "../nbd_server/report.rs"]
 mod report;
 #[path = "../nbd_server/requests.rs"]

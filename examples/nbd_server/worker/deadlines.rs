@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use radix_ctx::Id;
+
 use super::Worker;
 use crate::conn::{Phase, Wait};
 
@@ -18,24 +20,22 @@ pub(super) const LINGER_LIMIT: Duration = Duration::from_secs(1);
 pub(super) const TICK: Duration = Duration::from_millis(250);
 
 impl Worker {
-    /// Begins to stop: no more requests are read, those in flight are answered.
+    /// Ends a session that is read from: no more requests are, those in flight are answered.
+    pub(super) fn end(&mut self, id: Id) {
+        let Some(slot) = self.slot_of(id) else { return };
+        if matches!(self.conns[slot].phase, Phase::Handshake(..) | Phase::Transmission(_)) {
+            self.drain(slot);
+            self.send_replies();
+        }
+    }
+
+    /// Begins to stop: from now on the worker ends once it has no connection, and closes those that
+    /// do not go in time. Each was told to [`end`](Self::end) before.
     pub(super) fn stop(&mut self) {
         if self.stopping.is_some() {
             return;
         }
         self.stopping = Some(Instant::now() + STOP_LIMIT);
-        let reading =
-            |phase: &Phase| matches!(phase, Phase::Handshake(..) | Phase::Transmission(_));
-        let slots: Vec<usize> = self
-            .conns
-            .iter()
-            .filter(|(_, conn)| reading(&conn.phase))
-            .map(|(slot, _)| slot)
-            .collect();
-        for slot in slots {
-            self.drain(slot);
-        }
-        self.send_replies();
     }
 
     /// Whether the worker has stopped: nobody is left, nothing is in flight.

@@ -139,10 +139,11 @@ impl Worker {
     /// Understands bytes from a connection; returns how many are done with. The rest has to wait
     /// for more, or for a limit.
     fn parse(&mut self, slot: usize, bytes: &[u8]) -> Result<usize, String> {
-        let Self { conns, requests, memory, exports, dirty, blocked, .. } = self;
+        let Self { conns, requests, memory, exports, registry, dirty, blocked, .. } = self;
         let conn = &mut conns[slot];
         let mut input = bytes;
         let mut finished = false;
+        let mut understood = 0;
         loop {
             match &mut conn.phase {
                 Phase::Draining | Phase::Lingering(_) => break,
@@ -160,6 +161,8 @@ impl Worker {
                             };
                             let name = &exports.get(export).info.name;
                             info!(conn = %conn.id(), export = name, "negotiated");
+                            let opened = registry.open(export, &conn.listed);
+                            conn.opened = Some(opened.map_err(|error| error.to_string())?);
                             conn.phase =
                                 Phase::Transmission(Session::new(export, negotiated.structured));
                         }
@@ -196,6 +199,7 @@ impl Worker {
                             break;
                         }
                         Next::Start(request, command, buf) => {
+                            understood += 1;
                             let target = (exports.get(session.export).file, session.structured);
                             conn.active += 1;
                             let step = requests.start(&conn.ctx, target, request, command, buf);
@@ -204,6 +208,7 @@ impl Worker {
                             }
                         }
                         Next::Refuse(request, error) => {
+                            understood += 1;
                             conn.refused += 1;
                             if conn.refused <= LOGGED {
                                 let Request { command, offset, len, .. } = request;
@@ -219,6 +224,9 @@ impl Worker {
                     }
                 }
             }
+        }
+        if understood > 0 {
+            conn.listed.count(understood);
         }
         if finished {
             self.drain(slot);

@@ -25,6 +25,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::time::Instant;
 
 use aio_reap::{Engine, EngineStats};
+use percpu_list::InsertError;
 use radix_ctx::{CtxRef, Id, TableStats};
 use rustix::event::{Timespec, epoll};
 use slab::Slab;
@@ -36,6 +37,7 @@ use crate::conn::{Conn, Phase, Sent};
 use crate::contexts::{Connection, Connections, Stray};
 use crate::export::ExportTable;
 use crate::memory::Memory;
+use crate::registry::{Client, Registry};
 use crate::requests::{Counters, Requests};
 use crate::spin::Spinner;
 
@@ -53,7 +55,9 @@ const INBOX: u64 = u64::MAX - 1;
 pub(crate) enum Message {
     Serve(Socket, CtxRef<Connection>),
     Report(Sender<WorkerReport>),
-    /// Finish what is in flight, then end.
+    /// The session was taken off the list: answer what it asked for, then close it.
+    End(Id),
+    /// Every session was told to end: finish what is in flight, then end.
     Stop,
 }
 
@@ -76,6 +80,10 @@ pub(crate) struct Worker {
     bell: Arc<OwnedFd>,
     /// Of the whole server.
     connections: Arc<Connections>,
+    /// Of the whole server.
+    registry: Arc<Registry>,
+    /// Which worker it is.
+    number: usize,
     scratch: Box<[u8]>,
     /// Connections with something to send.
     dirty: Vec<Id>,
@@ -101,6 +109,7 @@ impl Worker {
         memory: usize,
         (inbox, bell): (Receiver<Message>, Arc<OwnedFd>),
         connections: Arc<Connections>,
+        (registry, number): (Arc<Registry>, usize),
     ) -> io::Result<Self> {
         let engine = Rc::new(engine);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -116,6 +125,8 @@ impl Worker {
             inbox,
             bell,
             connections,
+            registry,
+            number,
             scratch: vec![0; SCRATCH].into(),
             dirty: Vec::new(),
             blocked: VecDeque::new(),
@@ -287,6 +298,7 @@ impl Worker {
                 Ok(Message::Report(sender)) => {
                     let _ = sender.send(self.report()); // nobody waits any more: fine
                 }
+                Ok(Message::End(id)) => self.end(id),
                 Ok(Message::Stop) => self.stop(),
                 Err(TryRecvError::Empty) => return,
                 Err(TryRecvError::Disconnected) => return self.stop(),
@@ -296,14 +308,17 @@ impl Worker {
 
     fn serve(&mut self, socket: Socket, ctx: CtxRef<Connection>) {
         let id = CtxRef::id(&ctx);
+        let listed = match self.registry.add(Client::new(id, &socket, self.number)) {
+            Ok(listed) => listed,
+            Err(InsertError { value: Client { id, peer, .. }, reason }) => {
+                info!(conn = %id, %peer, %reason, "connection refused");
+                return self.forget(id);
+            }
+        };
         let entry = self.conns.vacant_entry();
         ctx.set_slot(entry.key());
         let data = epoll::EventData::new_u64(id.to_bits());
-        let conn = Conn::new(socket, ctx, Instant::now() + HANDSHAKE_LIMIT);
-        if self.stopping.is_some() {
-            self.forget(id);
-            return;
-        }
+        let conn = Conn::new(socket, ctx, listed, Instant::now() + HANDSHAKE_LIMIT);
         if let Err(error) = epoll::add(&self.epoll, &conn.socket, data, conn.told) {
             warn!(%error, "cannot watch a new connection");
             self.forget(id);

@@ -7,6 +7,7 @@ use std::sync::mpsc;
 use aio_reap::scripted::{Script, Transfer};
 use clap::Parser;
 use nbd_protocol::{CommandFlags, Request, wire::cmd};
+use percpu_list::Refused;
 use radix_ctx::{CtxTable, LookupError};
 use tempfile::TempDir;
 
@@ -23,6 +24,7 @@ struct Lab {
     worker: Worker,
     script: Script,
     connections: Arc<Connections>,
+    registry: Arc<Registry>,
     image: std::path::PathBuf,
     _inbox: Sender<Message>,
     _dir: TempDir,
@@ -41,8 +43,12 @@ impl Lab {
             Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap());
         let connections = Arc::new(CtxTable::builder().max_contexts(2).build().unwrap());
         let inner = Arc::clone(&connections);
-        let worker = Worker::new(exports, engine.unwrap(), MOST, 0, (receiver, bell), inner);
-        Self { worker: worker.unwrap(), script, connections, image, _inbox: inbox, _dir: dir }
+        let registry = Arc::new(Registry::new(&exports).unwrap());
+        let listing = (Arc::clone(&registry), 0);
+        let worker =
+            Worker::new(exports, engine.unwrap(), MOST, 0, (receiver, bell), inner, listing);
+        let worker = worker.unwrap();
+        Self { worker, script, connections, registry, image, _inbox: inbox, _dir: dir }
     }
 
     /// A client past its handshake.
@@ -53,7 +59,9 @@ impl Lab {
         self.worker.serve(Socket::from(server), self.connections.get_ref(id).unwrap());
         client.read_exact(&mut [0; 18]).expect("the greeting");
         let slot = self.worker.slot_of(id).unwrap();
-        self.worker.conns[slot].phase = Phase::Transmission(Session::new(0, false));
+        let conn = &mut self.worker.conns[slot];
+        conn.phase = Phase::Transmission(Session::new(0, false));
+        conn.opened = Some(self.registry.open(0, &conn.listed).unwrap());
         (id, client)
     }
 
@@ -88,6 +96,7 @@ impl Lab {
         assert_eq!(self.connections.len(), 0);
         self.connections.flush().unwrap();
         assert_eq!(self.connections.stats().pending, 0, "a reference was left");
+        assert!(self.registry.is_empty(), "somebody is listed still");
     }
 }
 
@@ -198,5 +207,88 @@ fn what_is_in_flight_is_limited_by_operations_not_by_connections() {
     next.1.read_exact(&mut [0; 16 + BLOCK]).expect("the reply");
     assert_eq!(lab.counters(), (MOST as u64, 0));
     lab.worker.close(next.0, "a test");
+    lab.ends_empty();
+}
+
+#[test]
+fn a_session_that_is_told_to_end_gets_its_replies_first() {
+    let mut lab = Lab::new();
+    let (mut busy, mut idle) = (lab.client(), lab.client());
+    lab.ask(&mut busy, cmd::READ, CommandFlags::NONE);
+    let mut told = Vec::new();
+    let count = lab.registry.end(|client| told.push((client.worker, client.id))).unwrap();
+    told.sort_by_key(|&(_, id)| id.to_bits());
+    assert_eq!((count, &told[..]), (2, &[(0, busy.0), (0, idle.0)][..]));
+    assert_eq!(lab.registry.end(|_| panic!("told twice")), Ok(0));
+
+    for (_, id) in told {
+        lab.worker.end(id);
+        lab.worker.end(id); // a second time changes nothing
+    }
+    assert_eq!(idle.1.read(&mut [0; 1]).unwrap(), 0, "it had asked for nothing");
+    assert_eq!((lab.worker.conns.len(), lab.script.in_flight()), (1, 1));
+    lab.complete();
+    busy.1.read_exact(&mut [0; 16 + BLOCK]).expect("the reply");
+    assert_eq!(busy.1.read(&mut [0; 1]).unwrap(), 0, "and then the end");
+    lab.ends_empty();
+}
+
+#[test]
+fn who_comes_while_the_server_stops_is_refused() {
+    let mut lab = Lab::new();
+    let told = lab.registry.end(|_| panic!("nobody is there")).unwrap();
+    let (mut client, server) = UnixStream::pair().unwrap();
+    let id = lab.connections.insert(Connection::default()).unwrap();
+    lab.worker.serve(Socket::from(server), lab.connections.get_ref(id).unwrap());
+    assert_eq!((told, client.read(&mut [0; 18]).unwrap()), (0, 0), "a greeting");
+    lab.ends_empty();
+}
+
+#[test]
+fn an_export_is_not_opened_while_the_server_stops() {
+    let mut lab = Lab::new();
+    let (id, mut client) = lab.client();
+    let slot = lab.worker.slot_of(id).unwrap();
+    lab.registry.end(|_| ()).unwrap();
+    let listed = &lab.worker.conns[slot].listed;
+    let refused = lab.registry.open(0, listed).unwrap_err();
+    assert_eq!((refused.value.id, refused.reason), (id, Refused::Closed));
+    drop(refused);
+    lab.worker.close(id, "a test");
+    assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
+    lab.ends_empty();
+}
+
+#[test]
+fn the_page_lists_who_is_there_and_what_they_asked_for() {
+    let mut lab = Lab::new();
+    let page = |lab: &Lab| lab.registry.report(&lab.worker.exports).to_string();
+    let mut client = lab.client();
+    for _ in 0..3 {
+        lab.ask(&mut client, cmd::READ, CommandFlags::NONE);
+        lab.complete();
+    }
+    lab.ask(&mut client, 77, CommandFlags::NONE); // refused, and counted as well
+    let text = page(&lab);
+    let rows: Vec<_> = text.lines().filter(|line| line.contains("pid ")).collect();
+    let (id, pid) = (client.0.to_string(), std::process::id().to_string());
+    let slot = lab.worker.conns[0].listed.slot().get().to_string();
+    let words: Vec<_> = rows[0].split_whitespace().collect();
+    assert_eq!(
+        (rows.len(), &words[..7]),
+        (1, &[&*id, "pid", &*pid, "a.img", "0", &*slot, "4"][..])
+    );
+    assert!(text.contains("'a.img': 1"), "{text}");
+    assert!(!page(&Lab::new()).contains("pid "));
+
+    lab.worker.close(client.0, "a test");
+    let text = page(&lab);
+    let counts: Vec<Vec<&str>> = text
+        .lines()
+        .skip_while(|line| !line.starts_with("list of sessions"))
+        .map(|line| line.split_whitespace().take(2).collect())
+        .collect();
+    assert!(!text.contains("pid ") && text.contains("'a.img': 0"), "{text}");
+    assert_eq!(counts[1..3], [["adds", "removals"], ["1", "1"]], "{text}");
     lab.ends_empty();
 }

@@ -23,6 +23,7 @@ mod need;
 mod pressure;
 mod sandbox;
 mod server;
+mod sessions;
 mod startup;
 mod tcp;
 mod tearing;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
     // The long ones first, so that the last of them does not run alone at the end.
     trials.extend(pressure::trials());
     trials.extend(images::trials());
+    trials.extend(sessions::trials());
     trials.extend(crash::trials());
     trials.extend(durability::trials());
     trials.extend(disk::trials());

@@ -236,6 +236,11 @@ impl Server {
         client.disconnect()
     }
 
+    /// Asks it to print its sessions.
+    pub(crate) fn show(&mut self) {
+        self.process.signal(libc::SIGUSR1);
+    }
+
     pub(crate) fn terminate(&mut self) {
         self.process.signal(libc::SIGTERM);
     }

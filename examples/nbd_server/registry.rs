@@ -1,0 +1,249 @@
+//! Who is connected, and to what: lists that connections enter and leave on their worker's CPU.
+//!
+//! ```text
+//!  Registry ─┬─ sessions: every connection                   ◄─ entry ─ Conn
+//!            └─ opens: for each export, who negotiated it    ◄─ entry ─ Conn
+//! ```
+//!
+//! A worker touches the lists once for each connection and export, never for a request. The main
+//! thread walks them to print them, with no lock held meanwhile; and at the end it closes them, so
+//! that nobody comes any more, and drains them: whoever was there is told to end.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use percpu_list::{AllocError, Domain, Entry, InsertError, LockError, PerCpuList, Ref, Stats};
+use radix_ctx::Id;
+use socket2::Socket;
+
+use crate::export::ExportTable;
+
+/// A place on the list of sessions; dropping it leaves the list.
+pub(crate) type Listed = Entry<Arc<PerCpuList<Client>>>;
+/// A place on an export's list.
+pub(crate) type Opened = Entry<Arc<PerCpuList<Ref<Client>>>>;
+
+/// A connection, as others see it.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) id: Id,
+    pub(crate) peer: Peer,
+    /// The number of its worker.
+    pub(crate) worker: usize,
+    since: Instant,
+    /// Index into the export table, once it is negotiated.
+    export: OnceLock<usize>,
+    requests: AtomicU64,
+}
+
+impl Client {
+    pub(crate) fn new(id: Id, socket: &Socket, worker: usize) -> Self {
+        let since = Instant::now();
+        let (export, requests) = (OnceLock::new(), AtomicU64::new(0));
+        Self { id, peer: Peer::of(socket), worker, since, export, requests }
+    }
+
+    /// Counts requests that its worker has begun, or refused.
+    pub(crate) fn count(&self, requests: u64) {
+        // Ordering: Relaxed, both; its worker alone stores it, and it publishes nothing.
+        let before = self.requests.load(Ordering::Relaxed);
+        self.requests.store(before + requests, Ordering::Relaxed);
+    }
+}
+
+/// The other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Peer {
+    Address(SocketAddr),
+    /// A Unix socket was connected by the process with this id.
+    Process(libc::pid_t),
+    Unknown,
+}
+
+impl Peer {
+    fn of(socket: &Socket) -> Self {
+        match socket.peer_addr() {
+            Ok(address) => match address.as_socket() {
+                Some(address) => Self::Address(address),
+                None => peer_process(socket).map_or(Self::Unknown, Self::Process),
+            },
+            Err(_) => Self::Unknown, // it is gone already
+        }
+    }
+}
+
+/// The process that connected a Unix socket; an error also if it is in another PID namespace.
+fn peer_process(socket: &Socket) -> io::Result<libc::pid_t> {
+    let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: SO_PEERCRED stores one `ucred`, of the size said, and keeps nothing.
+    let ret = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut cred).cast(),
+            &raw mut len,
+        )
+    };
+    match ret {
+        0 if cred.pid > 0 => Ok(cred.pid),
+        0 => Err(io::ErrorKind::NotFound.into()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(address) => f.pad(&address.to_string()),
+            Self::Process(pid) => f.pad(&format!("pid {pid}")),
+            Self::Unknown => f.pad("?"),
+        }
+    }
+}
+
+/// All sessions of the server, and by export those that have it open.
+///
+/// The lists share one set of locks: an export that nobody opened costs 8 bytes for each CPU.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    sessions: Arc<PerCpuList<Client>>,
+    /// By index of the export table.
+    opens: Vec<Arc<PerCpuList<Ref<Client>>>>,
+}
+
+impl Registry {
+    pub(crate) fn new(exports: &ExportTable) -> Result<Self, AllocError> {
+        let domain = Domain::try_new()?;
+        let opens = (0..exports.len()).map(|_| PerCpuList::try_new_in(&domain).map(Arc::new));
+        Ok(Self {
+            opens: opens.collect::<Result<_, _>>()?,
+            sessions: Arc::new(PerCpuList::try_new_in(&domain)?),
+        })
+    }
+
+    /// Lists a connection in the slot of the CPU that its worker runs on. Refused once the server
+    /// stops.
+    pub(crate) fn add(&self, client: Client) -> Result<Listed, InsertError<Client>> {
+        self.sessions.insert_arc(client)
+    }
+
+    /// Lists a connection under its export. Refused once the server stops.
+    pub(crate) fn open(
+        &self,
+        export: usize,
+        listed: &Listed,
+    ) -> Result<Opened, InsertError<Ref<Client>>> {
+        let opened = self.opens[export].insert_arc(listed.share())?;
+        let _ = listed.export.set(export); // a connection negotiates once
+        Ok(opened)
+    }
+
+    /// Refuses connections from now on, and takes all off the lists: `tell` hears of each session
+    /// once. Returns how many it was.
+    pub(crate) fn end(&self, mut tell: impl FnMut(&Client)) -> Result<usize, LockError> {
+        self.sessions.close()?;
+        self.opens.iter().try_for_each(|opens| opens.close())?;
+        let mut told = 0;
+        for client in self.sessions.drain() {
+            tell(&*client?);
+            told += 1;
+        }
+        for opens in &self.opens {
+            opens.drain().try_for_each(|client| client.map(drop))?;
+        }
+        Ok(told)
+    }
+
+    /// What there is to print. Sessions come and go meanwhile; those that stay are seen once.
+    pub(crate) fn report(&self, exports: &ExportTable) -> RegistryReport {
+        let name = |export: usize| exports.get(export).info.name.clone();
+        let row = |client: Ref<Client>| Row {
+            id: client.id,
+            peer: client.peer,
+            export: client.export.get().map(|&export| name(export)),
+            worker: client.worker,
+            slot: client.slot().get(),
+            // Ordering: Relaxed; see `count`.
+            requests: client.requests.load(Ordering::Relaxed),
+            age: client.since.elapsed(),
+        };
+        let mut opened = Stats::default();
+        for opens in &self.opens {
+            opened += opens.stats();
+        }
+        RegistryReport {
+            rows: self.sessions.iter().map(|client| client.map(row)).collect(),
+            exports: self.opens.iter().enumerate().map(|(n, list)| (name(n), list.len())).collect(),
+            sessions: self.sessions.stats(),
+            opened,
+        }
+    }
+
+    /// Nobody is listed, and the lists are whole.
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.sessions.validate();
+        self.opens.iter().for_each(|opens| opens.validate());
+        self.sessions.is_empty() && self.opens.iter().all(|opens| opens.is_empty())
+    }
+}
+
+/// A session.
+#[derive(Debug)]
+struct Row {
+    id: Id,
+    peer: Peer,
+    export: Option<String>,
+    worker: usize,
+    slot: u32,
+    requests: u64,
+    age: Duration,
+}
+
+/// The live sessions, and how the lists fared.
+#[derive(Debug)]
+pub(crate) struct RegistryReport {
+    rows: Result<Vec<Row>, LockError>,
+    /// Each export's name, and how many have it open.
+    exports: Vec<(String, usize)>,
+    sessions: Stats,
+    opened: Stats,
+}
+
+impl fmt::Display for RegistryReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.rows {
+            Ok(rows) if rows.is_empty() => {}
+            Ok(rows) => {
+                writeln!(
+                    f,
+                    "  {:<18}  {:<21}  {:<16}  {:>6}  {:>4}  {:>10}  {:>8}",
+                    "session", "peer", "export", "worker", "slot", "requests", "seconds"
+                )?;
+                for Row { id, peer, export, worker, slot, requests, age } in rows {
+                    writeln!(
+                        f,
+                        "  {:<18}  {peer:<21}  {:<16}  {worker:>6}  {slot:>4}  {requests:>10}  \
+                         {:>8.1}",
+                        id.to_string(),
+                        export.as_deref().unwrap_or("-"),
+                        age.as_secs_f64(),
+                    )?;
+                }
+            }
+            Err(error) => writeln!(f, "  the sessions cannot be listed: {error}")?,
+        }
+        for (name, count) in &self.exports {
+            writeln!(f, "open       '{name}': {count}")?;
+        }
+        writeln!(f, "list of sessions\n{}", self.sessions)?;
+        write!(f, "lists of exports' sessions\n{}", self.opened)
+    }
+}

@@ -1,0 +1,258 @@
+//! Who is connected: shown when asked for and now and then, and told to end when the server does.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+
+use crate::client::{Client, MIB};
+use crate::image;
+use crate::lab::{Backend, Lab, Res, check, fail, per_backend, tail, trial, wait_until};
+use crate::server::{Launch, Server};
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let mut trials = per_backend(&Backend::ALL, "sigusr1_shows_every_session", &[], shows);
+    trials.push(trial("sessions/sigusr1_flood", &[], flood));
+    trials.push(trial("sessions/stats_every_second", &[], every_second));
+    trials.extend(per_backend(&Backend::ALL, "sigterm_ends_every_session", &[], ends));
+    trials
+}
+
+fn start(lab: &Lab, backend: Backend, more: &[&str]) -> Res<Server> {
+    let image = lab.path("a.img");
+    image::sparse(&image, 16 * MIB)?;
+    let launch = Launch::new(lab, backend).image(&image).arg("--workers").arg("2");
+    more.iter().fold(launch, |launch, &arg| launch.arg(arg)).start()
+}
+
+/// What the server printed of its sessions, once.
+#[derive(Debug)]
+struct Page {
+    /// Each session's peer, export, worker and number of requests.
+    sessions: Vec<(String, String, u32, u64)>,
+    open: u64,
+    adds: u64,
+    removals: u64,
+    /// In percent.
+    cpu_hits: f64,
+}
+
+/// All the pages in a log.
+fn pages(log: &str) -> Res<Vec<Page>> {
+    let mut pages = Vec::new();
+    for text in log.split("server     2 workers").skip(1) {
+        let Some(end) = text.find("\nrequests   ") else { continue }; // it is being written
+        pages.push(page(&text[..end])?);
+    }
+    Ok(pages)
+}
+
+fn page(text: &str) -> Res<Page> {
+    let mut sessions = Vec::new();
+    let mut open = None;
+    let mut lines = text.lines();
+    for line in lines.by_ref() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            [_, "pid", pid, export, worker, _, requests, _] => {
+                sessions.push((pid.into(), export.into(), worker.parse()?, requests.parse()?));
+            }
+            ["open", "'vol':", count] => open = Some(count.parse()?),
+            ["list", "of", "sessions"] => break,
+            _ => {}
+        }
+    }
+    let (head, counts) = (lines.next().unwrap_or(""), lines.next().unwrap_or(""));
+    let heads: Vec<&str> = head.split_whitespace().take(4).collect();
+    check!(heads == ["adds", "removals", "cpu", "hits"], "no table of hits:\n{text}");
+    let counts: Vec<&str> = counts.split_whitespace().collect();
+    let [adds, removals, cpu_hits, ..] = counts[..] else { fail!("an empty table:\n{text}") };
+    let Some(open) = open else { fail!("no export:\n{text}") };
+    let (adds, removals) = (adds.parse()?, removals.parse()?);
+    Ok(Page { sessions, open, adds, removals, cpu_hits: cpu_hits.parse()? })
+}
+
+/// Asks for a page and waits for it.
+fn ask(server: &mut Server) -> Res<Page> {
+    let before = pages(&server.log())?.len();
+    server.show();
+    let found = wait_until(Duration::from_secs(10), || match pages(&server.log()) {
+        Ok(mut pages) if pages.len() > before => pages.pop().map(Ok),
+        Ok(_) => None,
+        Err(error) => Some(Err(error)),
+    });
+    found.unwrap_or_else(|| fail!("nothing was shown:\n{}", tail(&server.log(), 20)))
+}
+
+/// Reads until told to stop; gives the longest that one read took.
+fn read_on(mut client: Client, reads: &AtomicU64, stop: &AtomicBool) -> Res<Duration> {
+    let mut slowest = Duration::ZERO;
+    // Ordering: Relaxed; the reader stops some time later, and nothing else depends on it.
+    while !stop.load(Ordering::Relaxed) {
+        let began = Instant::now();
+        check!(client.read(0, 4096)?.is_ok(), "a read meanwhile");
+        slowest = slowest.max(began.elapsed());
+        reads.fetch_add(1, Ordering::Relaxed);
+    }
+    client.disconnect()?;
+    Ok(slowest)
+}
+
+/// Runs `body` while two clients read all the time; each must be served throughout.
+fn beside_readers<T>(server: &mut Server, body: impl FnOnce(&mut Server) -> Res<T>) -> Res<T> {
+    let (reads, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let clients = [server.client()?, server.client()?];
+    thread::scope(|scope| {
+        let (reads, stop) = (&reads, &stop);
+        let readers = clients.map(|client| scope.spawn(|| read_on(client, reads, stop)));
+        let result = body(server);
+        let before = reads.load(Ordering::Relaxed);
+        let served = wait_until(Duration::from_secs(10), || {
+            (reads.load(Ordering::Relaxed) > before + 100).then_some(())
+        });
+        stop.store(true, Ordering::Relaxed); // see `read_on`
+        for reader in readers {
+            let slowest = reader.join().expect("a reader does not panic")?;
+            check!(slowest < Duration::from_secs(3), "a read took {slowest:?}");
+        }
+        check!(served.is_some(), "the readers are not served any more");
+        result
+    })
+}
+
+/// Every session is on the page, with its export and as many requests as it sent; and on none any
+/// more once it is gone.
+fn shows(lab: &Lab, backend: Backend) -> Res {
+    let mut server = start(lab, backend, &[])?;
+    let mut clients = Vec::new();
+    for reads in 1..=20 {
+        let mut client = server.client()?;
+        for _ in 0..reads {
+            check!(client.read(0, 512 * reads)?.is_ok(), "a read");
+        }
+        clients.push(client);
+    }
+    let mut early = server.connect()?; // has not said what it wants
+    early.read_greeting()?;
+    beside_readers(&mut server, |server| {
+        for _ in 0..10 {
+            let page = ask(server)?;
+            let me = std::process::id().to_string();
+            check!(page.sessions.len() == 23, "{} sessions: {page:?}", page.sessions.len());
+            check!(page.sessions.iter().all(|session| session.0 == me), "whose? {page:?}");
+            check!(page.open == 22 && page.adds - page.removals == 23, "counts: {page:?}");
+            let workers: BTreeSet<u32> = page.sessions.iter().map(|session| session.2).collect();
+            check!(workers == BTreeSet::from([0, 1]), "workers {workers:?}");
+            let waits = page.sessions.iter().filter(|session| session.1 == "-").count();
+            check!(waits == 1, "{waits} of one are negotiating: {page:?}");
+            for reads in 1..=20 {
+                let of = |s: &&(String, String, u32, u64)| s.1 == "vol" && s.3 == reads;
+                let count = page.sessions.iter().filter(of).count();
+                // A reader may have asked for as much just now.
+                check!((1..=3).contains(&count), "{count} sessions of {reads} reads: {page:?}");
+            }
+        }
+        Ok(())
+    })?;
+    drop(early);
+    clients.into_iter().try_for_each(Client::disconnect)?;
+    let gone = wait_until(Duration::from_secs(10), || {
+        ask(&mut server).ok().filter(|page| page.sessions.is_empty())
+    });
+    let Some(page) = gone else { fail!("some are left:\n{}", tail(&server.log(), 20)) };
+    check!((page.open, page.adds, page.removals) == (0, 23, 23), "{page:?}");
+    check!((0.0..=100.0).contains(&page.cpu_hits), "{page:?}");
+    server.still_serves()?;
+    server.stop()
+}
+
+/// However often the signal comes, clients are served; and the last one is answered.
+fn flood(lab: &Lab) -> Res {
+    let mut server = start(lab, Backend::Threads, &[])?;
+    beside_readers(&mut server, |server| {
+        for _ in 0..2000 {
+            server.show();
+        }
+        ask(server)
+    })?;
+    server.still_serves()?;
+    server.stop()
+}
+
+/// `--stats 1`: a page each second, and one at the end.
+fn every_second(lab: &Lab) -> Res {
+    let mut server = start(lab, Backend::Threads, &["--stats", "1"])?;
+    let clients = [server.client()?, server.client()?, server.client()?];
+    let began = Instant::now();
+    let first = pages(&server.log())?.len();
+    let shown = wait_until(Duration::from_secs(10), || {
+        pages(&server.log()).ok().filter(|pages| pages.len() >= first + 3)
+    });
+    let Some(shown) = shown else { fail!("{} in {:?}", server.log(), began.elapsed()) };
+    let last = &shown[shown.len() - 1];
+    check!((last.sessions.len(), last.open) == (3, 3), "{last:?}");
+    check!(began.elapsed() > Duration::from_secs(2), "three in {:?}", began.elapsed());
+    server.terminate();
+    server.finished()?;
+    let log = server.log();
+    let Some((_, end)) = log.rsplit_once("stopping") else { fail!("no end:\n{}", tail(&log, 20)) };
+    check!(pages(end)?.len() == 1, "at the end:\n{}", tail(&log, 40));
+    drop(clients);
+    Ok(())
+}
+
+/// At SIGTERM each of many sessions is told to end, wherever it stands, soon; and who comes
+/// meanwhile is let in before or not at all.
+fn ends(lab: &Lab, backend: Backend) -> Res {
+    let mut server = start(lab, backend, &["--max-connections", "1000"])?;
+    let mut clients = Vec::new();
+    for n in 0..300 {
+        let mut client = if n % 10 == 0 { server.connect()? } else { server.client()? };
+        if n % 10 == 0 {
+            client.read_greeting()?;
+        } else if n % 10 == 1 {
+            check!(client.read(0, 4096)?.is_ok(), "a read");
+        }
+        clients.push(client);
+    }
+    let socket = server.socket().to_path_buf();
+    let greetings = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&greetings);
+    let came = thread::spawn(move || -> u64 {
+        let mut refused = 0;
+        // Until the socket is gone; a connection that nobody takes is reset then.
+        while let Ok(mut client) = Client::connect(&socket) {
+            match client.read_greeting() {
+                Ok(_) => drop(count.fetch_add(1, Ordering::Relaxed)), // waited for below
+                Err(_) => refused += 1,
+            }
+            client.closed_within(Duration::from_millis(1)).ok();
+        }
+        refused
+    });
+    let some = wait_until(Duration::from_secs(10), || {
+        (greetings.load(Ordering::Relaxed) > 2).then_some(())
+    });
+    check!(some.is_some(), "nobody is let in beside the others");
+    let began = Instant::now();
+    server.terminate();
+    for client in &mut clients {
+        let rest = client.closed_within(Duration::from_secs(5))?;
+        check!(rest == 0, "{rest} bytes nobody asked for");
+    }
+    server.finished()?;
+    let took = began.elapsed();
+    check!(took < Duration::from_secs(5), "300 sessions took {took:?} to end");
+    let refused = came.join().expect("no panic");
+
+    let log = server.log();
+    let told =
+        log.lines().find_map(|line| line.split_once("told to end sessions=")?.1.parse().ok());
+    let Some(told) = told else { fail!("nobody was told:\n{}", tail(&log, 20)) };
+    let most = 300 + greetings.load(Ordering::Relaxed) + refused;
+    check!((300..=most).contains(&told), "{told} were told, of 300 to {most}");
+    Ok(())
+}
