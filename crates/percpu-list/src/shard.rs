@@ -37,6 +37,10 @@ pub(crate) struct Shard {
     spare_count: AtomicU32,
 }
 
+// What the crate's page says of memory; a model's atomics are larger.
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+const _: () = assert!(size_of::<Shard>() == 256);
+
 // SAFETY: `array` is used by one thread at a time (invariant 1) and may be used by any; the rest is
 // atomics.
 unsafe impl Sync for Shard {}

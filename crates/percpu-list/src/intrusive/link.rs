@@ -24,6 +24,10 @@ pub struct Link {
     _pinned: PhantomPinned,
 }
 
+// What the crate's page says of memory; a model's atomics are larger.
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+const _: () = assert!(size_of::<Link>() == 24);
+
 impl Link {
     /// Makes a link for an item on no list. Its first slot is that of the CPU that the caller runs
     /// on: adding it there takes one lock, adding it elsewhere two, once.

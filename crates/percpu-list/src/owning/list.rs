@@ -37,7 +37,7 @@ use super::{Drain, Entry, Iter, Snapshot};
 /// ```
 ///
 /// Adding and removing block while another thread is at the same slot, for some instructions of
-/// its; on different CPUs they share nothing. A value has a node (of 40 bytes beside it), allocated
+/// its; on different CPUs they share nothing. A value has a node (of 32 bytes beside it), allocated
 /// without a lock held; each slot keeps up to 16 nodes for its next values. Values are dropped
 /// without a lock held.
 ///
@@ -95,7 +95,7 @@ impl<T> PerCpuList<T> {
     /// Makes an empty list in a domain, which other lists may share.
     ///
     /// Allocates 8 bytes for each slot. The first entry in a slot allocates that slot's part, of 256
-    /// bytes and 8 for each entry.
+    /// bytes; each entry takes 8 bytes there.
     ///
     /// # Errors
     ///

@@ -32,6 +32,10 @@ pub(super) struct Node<T> {
     value: ManuallyDrop<T>,
 }
 
+// What the crate's page says of memory; a model's atomics are larger.
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+const _: () = assert!(size_of::<Node<u64>>() == 32 + size_of::<u64>());
+
 impl<T> Node<T> {
     #[inline(always)]
     fn value_mut(&mut self) -> &mut ManuallyDrop<T> {
