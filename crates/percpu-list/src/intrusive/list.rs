@@ -236,7 +236,8 @@ impl<T: Linked> IntrusiveList<T> {
         unsafe { remove_anywhere(domain, link.anchor(), from, on, Domain::lock) }
     }
 
-    /// Refuses additions from now on. Those under way are complete when it returns.
+    /// Refuses additions from now on. Those under way are complete when it returns, so a
+    /// [`drain`](Self::drain) after it leaves nothing.
     ///
     /// # Errors
     ///
@@ -274,7 +275,8 @@ impl<T: Linked> IntrusiveList<T> {
     ///
     /// `f` should be short: all who add or remove in that slot wait, in all lists of the domain. In
     /// `f`, adding to them and removing from them may give [`LockError::Deadlock`], and dropping an
-    /// item that is on one ends the process. A panic of `f` unlocks and goes on.
+    /// item that is on one ends the process. A panic of `f` unlocks the slot, and is the caller's to
+    /// see.
     ///
     /// # Errors
     ///

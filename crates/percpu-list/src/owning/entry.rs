@@ -5,6 +5,8 @@ use std::mem::ManuallyDrop;
 use std::ops::Deref;
 
 use percpu::CpuId;
+#[cfg(doc)]
+use percpu::lglock::LockError;
 use percpu::sync::Arc;
 
 use crate::core::Core;
@@ -52,8 +54,8 @@ impl<T> Holder for Arc<PerCpuList<T>> {
 
 /// A value on a list; dropping it removes it, and then drops the value unless a [`Ref`] has it.
 ///
-/// It is `Entry<&PerCpuList<T>>` or `Entry<Arc<PerCpuList<T>>>`; the latter goes anywhere, and
-/// counts on a line that all such entries share.
+/// It is `Entry<&PerCpuList<T>>`, or `Entry<Arc<PerCpuList<T>>>`, which may be stored anywhere; making
+/// and dropping that counts in the `Arc`, on a cache line that all CPUs share.
 ///
 /// Drop blocks while another thread holds the slot's lock, for as long as it takes. Where it would
 /// wait for its own thread (inside [`for_each`](PerCpuList::for_each) or a
@@ -173,7 +175,8 @@ impl<L: Holder> Entry<L> {
     /// to walk, to take a snapshot, or to [`flush`](PerCpuList::flush).
     ///
     /// For signal handlers: lock-free, and async-signal-safe. It takes no lock, allocates nothing and
-    /// drops nothing: the value is dropped by that other thread, after its unlock. Walks and
+    /// drops nothing: the value is dropped by that other thread, after its unlock. (But where the entry
+    /// holds its list by the last `Arc`, that is dropped here: not in a signal handler.) Walks and
     /// snapshots that begin later do not see it; [`len`](PerCpuList::len) may count it until then.
     pub fn defer_remove(self) {
         self.defer();

@@ -333,7 +333,8 @@ impl<T> PerCpuList<T> {
         unsafe { self.unlink(found.node(), self.core.domain().here()) }
     }
 
-    /// Refuses additions from now on. Those under way are complete when it returns.
+    /// Refuses additions from now on. Those under way are complete when it returns, so a
+    /// [`drain`](Self::drain) after it leaves nothing.
     ///
     /// Removals, walks and [`drain`](Self::drain) go on as before. Locks each slot in turn.
     ///
@@ -391,10 +392,11 @@ impl<T> PerCpuList<T> {
 
     /// Calls `f` with every value, slot by slot, under the slot's lock.
     ///
-    /// The cheapest walk: nothing is counted. `f` should be short: all who add or remove in that
+    /// The cheapest walk: no references are counted. `f` should be short: all who add or remove in that
     /// slot wait, in all lists of the domain. In `f` an entry of the domain that is dropped is
     /// removed later ([`Entry::defer_remove`]), and adding to its lists may give
-    /// [`LockError::Deadlock`]. A panic of `f` unlocks and goes on.
+    /// [`LockError::Deadlock`]. A panic of `f` unlocks the slot, and is
+    /// the caller's to see.
     ///
     /// # Errors
     ///
@@ -416,7 +418,9 @@ impl<T> PerCpuList<T> {
 
     /// Locks all slots, ascending: what it shows is the list at one instant.
     ///
-    /// Everybody else waits, in all lists of the domain, until the snapshot is dropped.
+    /// Everybody else waits, in all lists of the domain, until the snapshot is dropped. This thread
+    /// meanwhile gets [`LockError::Deadlock`] from whatever locks a slot of the domain: a snapshot
+    /// shows one list.
     ///
     /// # Errors
     ///

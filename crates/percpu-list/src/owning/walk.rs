@@ -25,7 +25,7 @@ const CHUNK: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 32
 /// any time. While it is inside a slot, removals there leave holes, so do not keep one for ever.
 ///
 /// Gives [`LockError::Deadlock`] if this thread holds a slot, and [`LockError::Forked`]; the next
-/// call tries again.
+/// call tries again. So leave the loop at an error (`?`): who only skips it comes back to it.
 pub struct Iter<'a, T> {
     list: &'a PerCpuList<T>,
     cursor: Cursor<'a>,
