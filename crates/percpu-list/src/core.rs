@@ -84,7 +84,13 @@ impl Core {
         let made = Box::into_raw(made);
         // Ordering: Release on success pairs with the Acquire in `shard`; it carries `*made`.
         // Acquire on failure: another thread's shard is used below.
-        let order = (Ordering::Release, Ordering::Acquire);
+        let order = if mutant("list-publishes-a-shard-relaxed") {
+            (Ordering::Relaxed, Ordering::Acquire)
+        } else if mutant("list-takes-their-shard-relaxed") {
+            (Ordering::Release, Ordering::Relaxed)
+        } else {
+            (Ordering::Release, Ordering::Acquire)
+        };
         let shard = match pointer.compare_exchange(ptr::null_mut(), made, order.0, order.1) {
             Ok(_) => made,
             Err(theirs) => {
@@ -140,6 +146,9 @@ impl Core {
     pub(crate) fn close(&self) -> Result<(), LockError> {
         // Ordering: Relaxed; every slot's lock below carries it.
         self.closed.store(true, Ordering::Relaxed);
+        if mutant("list-close-does-not-wait") {
+            return Ok(());
+        }
         self.slots().try_for_each(|slot| self.domain.lock(slot).map(drop))
     }
 
@@ -419,7 +428,8 @@ pub(crate) unsafe fn remove_anywhere<'d, G>(
         if contended {
             shard.count_contended();
         }
-        if on.is_some_and(|core| !core.shard(home).is_some_and(|ours| ptr::eq(ours, shard))) {
+        let theirs = |core: &Core| !core.shard(home).is_some_and(|ours| ptr::eq(ours, shard));
+        if on.is_some_and(theirs) && !mutant("list-removes-from-another-list") {
             return Ok(false);
         }
         // SAFETY: an anchor's home is its shard's slot, and that is locked.

@@ -12,6 +12,7 @@
 use percpu::CpuId;
 use percpu::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use percpu::sync::cell::UnsafeCell;
+use percpu::sync::mutant;
 
 use crate::anchor::Anchor;
 use crate::array::Array;
@@ -51,7 +52,8 @@ unsafe impl Sync for Shard {}
 /// `Shard::stats` and `Shard::entries`: they carry the counters that were stored before.
 #[inline(always)]
 fn count(counter: &AtomicU64) {
-    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Release);
+    let order = if mutant("shard-counts-relaxed") { Ordering::Relaxed } else { Ordering::Release };
+    counter.store(counter.load(Ordering::Relaxed) + 1, order);
 }
 
 impl Shard {
@@ -120,6 +122,10 @@ impl Shard {
 
     /// How many entries there are, without the lock: never less than stay throughout.
     pub(crate) fn entries(&self) -> u64 {
+        if mutant("shard-reads-additions-first") {
+            let added = self.added.load(Ordering::Acquire);
+            return added - self.removed.load(Ordering::Acquire);
+        }
         // Ordering: Acquire pairs with the Release in `count`: each removal that is seen brings its
         // addition, and `added`, read later, counts that.
         let removed = self.removed.load(Ordering::Acquire);

@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 
 use percpu::CpuId;
 use percpu::lglock::LockError;
+use percpu::sync::mutant;
 
 use crate::anchor::Anchor;
 use crate::core::remove_anywhere;
@@ -89,7 +90,7 @@ impl Link {
     #[doc(hidden)]
     #[inline]
     pub fn unlink_in_drop(&self) {
-        if self.is_linked() {
+        if self.is_linked() && !mutant("link-drops-on-its-list") {
             self.unlink_or_abort();
         }
     }

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::ptr::NonNull;
 
 use percpu::lglock::LockError;
+use percpu::sync::mutant;
 use percpu::{AllocError, CpuId};
 
 use crate::anchor::{Anchor, UNLINKED};
@@ -160,6 +161,14 @@ impl<T: Linked> IntrusiveList<T> {
     #[cold]
     #[inline(never)]
     fn move_in(&self, shard: &Shard, home: CpuId, item: &T) -> Result<Added, Refused> {
+        let _home = if mutant("list-moves-in-home-first") {
+            Some(self.core.domain().lock(home)?)
+        } else {
+            None
+        };
+        if mutant("list-moves-in-under-one-lock") || mutant("list-moves-in-home-first") {
+            return self.add(self.core.lock_shard(shard)?, home, item);
+        }
         let guard = self.core.domain().lock_pair(home, shard.slot())?;
         // SAFETY: one of the two is its slot's lock.
         self.add(unsafe { Locked::new(shard, guard) }, home, item)
@@ -169,7 +178,7 @@ impl<T: Linked> IntrusiveList<T> {
     #[inline(always)]
     fn add<G>(&self, mut locked: Locked<'_, G>, home: CpuId, item: &T) -> Result<Added, Refused> {
         let anchor = link_of(item).anchor();
-        if anchor.home() != home {
+        if anchor.home() != home && !mutant("list-adds-without-a-second-look") {
             return Ok(Added::Moved);
         }
         if anchor.index() != UNLINKED {

@@ -56,7 +56,16 @@ fn settle_some<T, G>(core: &Core, locked: &mut Locked<'_, G>, removed: &mut Chai
     let from = core.domain().here();
     // Ordering: Acquire pairs with the Release in `defer`; it carries the links, and the uses of the
     // values by those who deferred.
-    let mut first = locked.shard().deferred().swap(ptr::null_mut(), Ordering::Acquire);
+    let stack = locked.shard().deferred();
+    let mut first = if mutant("deferred-taken-in-two-steps") {
+        let first = stack.load(Ordering::Acquire);
+        stack.store(ptr::null_mut(), Ordering::Relaxed);
+        first
+    } else if mutant("deferred-taken-relaxed") {
+        stack.swap(ptr::null_mut(), Ordering::Relaxed)
+    } else {
+        stack.swap(ptr::null_mut(), Ordering::Acquire)
+    };
     while let Some(anchor) = NonNull::new(first) {
         // SAFETY: `defer` pushes anchors of nodes, of this list and so of its `T`.
         let node = unsafe { NodePtr::<T>::of(anchor) };

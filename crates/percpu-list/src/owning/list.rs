@@ -158,10 +158,9 @@ impl<T> PerCpuList<T> {
     /// # Errors
     ///
     /// As [`insert`](Self::insert).
+    #[cfg(not(offlock_loom))]
     pub fn insert_arc(self: &Arc<Self>, value: T) -> Result<Entry<Arc<Self>>, InsertError<T>> {
-        let node = self.insert_node(self.core.domain().here(), value)?;
-        // SAFETY: as in `insert`.
-        Ok(unsafe { Entry::new(node, Arc::clone(self)) })
+        Self::insert_shared(self, self.core.domain().here(), value)
     }
 
     /// [`insert_on`](Self::insert_on) with an entry that holds the list by an `Arc`.
@@ -169,14 +168,33 @@ impl<T> PerCpuList<T> {
     /// # Errors
     ///
     /// As [`insert_on`](Self::insert_on).
+    #[cfg(not(offlock_loom))]
     pub fn insert_arc_on(
         self: &Arc<Self>,
         cpu: CpuId,
         value: T,
     ) -> Result<Entry<Arc<Self>>, InsertError<T>> {
-        let node = self.insert_node_on(cpu, value)?;
+        match self.core.domain().slot_of(cpu) {
+            Ok(slot) => Self::insert_shared(self, slot, value),
+            Err(error) => Err(InsertError { value, reason: error.into() }),
+        }
+    }
+
+    /// The same for loom, whose `Arc` cannot be a receiver.
+    #[cfg(offlock_loom)]
+    pub fn insert_arc(this: &Arc<Self>, value: T) -> Result<Entry<Arc<Self>>, InsertError<T>> {
+        Self::insert_shared(this, this.core.domain().here(), value)
+    }
+
+    #[inline(always)]
+    fn insert_shared(
+        this: &Arc<Self>,
+        slot: CpuId,
+        value: T,
+    ) -> Result<Entry<Arc<Self>>, InsertError<T>> {
+        let node = this.insert_node(slot, value)?;
         // SAFETY: as in `insert`.
-        Ok(unsafe { Entry::new(node, Arc::clone(self)) })
+        Ok(unsafe { Entry::new(node, Arc::clone(this)) })
     }
 
     fn insert_node_on(&self, cpu: CpuId, value: T) -> Result<NodePtr<T>, InsertError<T>> {

@@ -157,8 +157,10 @@ impl<T> NodePtr<T> {
     pub(super) unsafe fn is_last(self) -> bool {
         // Ordering: Acquire pairs with the Release in `release`; it carries what others did with the
         // value.
+        let order =
+            if mutant("node-last-look-is-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
         // SAFETY: the caller's.
-        unsafe { self.node() }.refs.load(Ordering::Acquire) == 1
+        unsafe { self.node() }.refs.load(order) == 1
     }
 
     /// Gives a count back, and drops the value with the last.
@@ -173,8 +175,13 @@ impl<T> NodePtr<T> {
         if !unsafe { self.is_last() } && !mutant("node-frees-at-once") {
             // Ordering: Release pairs with the Acquire in `is_last` or below; it carries our uses of
             // the value. Acquire: theirs.
+            let order = if mutant("node-release-is-relaxed") {
+                Ordering::Relaxed
+            } else {
+                Ordering::AcqRel
+            };
             // SAFETY: the caller's.
-            if unsafe { self.node() }.refs.fetch_sub(1, Ordering::AcqRel) != 1 {
+            if unsafe { self.node() }.refs.fetch_sub(1, order) != 1 {
                 return;
             }
         }

@@ -1,0 +1,81 @@
+//! Removals that are left to whoever locks the slot next.
+
+use percpu::sync::{Arc, model};
+
+use super::owning::{List, drain, with};
+use super::payload::{ONE, ZERO, spawn_on};
+
+/// A planted bug, and the model that must fail for it.
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("deferred-push-is-relaxed", "deferred::a_flush_meets_two_deferred_removals"),
+    ("deferred-taken-relaxed", "deferred::a_flush_meets_two_deferred_removals"),
+    ("deferred-taken-in-two-steps", "deferred::a_flush_meets_two_deferred_removals"),
+];
+
+/// Of these, what only loom can see.
+pub(super) const LOOM_ONLY: &[&str] = &["deferred-push-is-relaxed", "deferred-taken-relaxed"];
+
+/// Each is dropped once, by whoever came next.
+#[test]
+fn a_flush_meets_two_deferred_removals() {
+    model(|| {
+        let (list, [first, second], drops) = with();
+        let there = spawn_on(ONE, move || {
+            assert_eq!(second.read(), 1);
+            second.defer_remove();
+        });
+        first.defer_remove();
+        list.flush().unwrap();
+        there.join().unwrap();
+        list.flush().unwrap();
+        list.validate();
+        assert_eq!((list.len(), drops.count(), list.stats().removals), (0, 2, 2));
+    });
+}
+
+/// An addition, which settles what it finds, and another at once.
+#[test]
+fn an_add_meets_a_deferred_removal() {
+    model(|| {
+        let (list, [entry], drops) = with();
+        let adds = spawn_on(ZERO, {
+            let (list, drops) = (Arc::clone(&list), drops.clone());
+            move || List::insert_arc(&list, drops.payload(1)).unwrap()
+        });
+        entry.defer_remove();
+        let added = adds.join().unwrap();
+        list.flush().unwrap();
+        list.validate();
+        assert_eq!((list.len(), drops.count()), (1, 1));
+        drop(added);
+        assert_eq!(drops.count(), 2);
+    });
+}
+
+/// Taken by the drain or not, it is dropped once.
+#[test]
+fn inv04_a_drain_meets_a_deferred_removal() {
+    model(|| {
+        let (list, [entry], drops) = with();
+        let there = spawn_on(ONE, move || entry.defer_remove());
+        let taken = drain(&list);
+        there.join().unwrap();
+        assert_eq!(list.len(), 0);
+        list.flush().unwrap();
+        assert!(taken <= 1);
+        assert_eq!((drops.count(), list.stats().removals), (1, 1));
+    });
+}
+
+/// The list ends with what was deferred, and nobody came.
+#[test]
+fn inv13_a_list_drops_what_was_deferred() {
+    model(|| {
+        let (list, [first, second], drops) = with();
+        let there = spawn_on(ONE, move || first.defer_remove());
+        second.defer_remove();
+        drop(list);
+        there.join().unwrap();
+        assert_eq!(drops.count(), 2);
+    });
+}

@@ -1,0 +1,13 @@
+//! Models of both lists, run by loom in every interleaving and by shuttle in random ones. There are
+//! two CPUs, segments have two cells, and walks take one entry under a lock.
+//!
+//! A planted bug is named by `mutant("...")`, in a model or in the crate; [`mutants`] demands that
+//! each is caught.
+
+mod deferred;
+mod intrusive;
+mod mutants;
+mod owning;
+mod payload;
+mod snapshot;
+mod walk;

@@ -1,0 +1,33 @@
+//! Every planted bug must fail the model that is about it.
+
+use percpu::sync::planted::Planted;
+
+use super::{deferred, intrusive, owning, snapshot, walk};
+
+const PLANTED: Planted = Planted {
+    mutants: &[
+        deferred::MUTANTS,
+        intrusive::MUTANTS,
+        owning::MUTANTS,
+        snapshot::MUTANTS,
+        walk::MUTANTS,
+    ],
+    loom_only: &[deferred::LOOM_ONLY, intrusive::LOOM_ONLY, owning::LOOM_ONLY],
+    root: env!("CARGO_MANIFEST_DIR"),
+    dirs: &["src", "src/intrusive", "src/owning", "tests/models"],
+};
+
+#[test]
+fn planted_mutants_are_caught() {
+    PLANTED.assert_caught();
+}
+
+#[test]
+fn a_mutant_that_does_not_exist_changes_nothing() {
+    PLANTED.assert_control_passes();
+}
+
+#[test]
+fn every_planted_mutant_has_a_model() {
+    PLANTED.assert_listed();
+}

@@ -1,0 +1,212 @@
+//! Entries that several threads add, remove, take and drop at once.
+
+use percpu::sync::{Arc, model};
+use percpu_list::{Entry, PerCpuList, Refused};
+
+use super::payload::{Drops, ONE, Payload, ZERO, spawn_on};
+
+/// A planted bug, and the model that must fail for it.
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("node-frees-at-once", "owning::inv04_a_removal_meets_the_drop_of_the_entry"),
+    ("node-last-look-is-relaxed", "owning::inv04_a_removal_meets_the_drop_of_the_entry"),
+    ("node-release-is-relaxed", "owning::inv04_a_removal_meets_the_drop_of_the_entry"),
+    ("list-publishes-a-shard-relaxed", "owning::a_slots_first_entry_is_seen_finished"),
+    ("list-takes-their-shard-relaxed", "owning::two_first_entries_of_a_slot_share_a_shard"),
+    ("list-close-does-not-wait", "owning::nothing_is_added_once_close_returned"),
+    ("shard-reads-additions-first", "owning::inv10_a_list_with_an_entry_is_never_empty"),
+    ("shard-counts-relaxed", "owning::inv10_a_list_with_an_entry_is_never_empty"),
+];
+
+/// Of these, what only loom can see.
+///
+/// The drain after a close that does not wait takes the lock that carries the addition, but for a
+/// stale look at `closed`. Two loads that are a whole addition and removal apart are none of a random
+/// schedule's.
+pub(super) const LOOM_ONLY: &[&str] = &[
+    "node-last-look-is-relaxed",
+    "node-release-is-relaxed",
+    "list-publishes-a-shard-relaxed",
+    "list-takes-their-shard-relaxed",
+    "list-close-does-not-wait",
+    "shard-reads-additions-first",
+    "shard-counts-relaxed",
+];
+
+pub(super) type List = PerCpuList<Payload>;
+pub(super) type Shared = Entry<Arc<List>>;
+
+/// A list with as many entries in slot 0: with the values 0, 1 and so on.
+pub(super) fn with<const N: usize>() -> (Arc<List>, [Shared; N], Drops) {
+    let (list, drops) = (Arc::new(List::new()), Drops::new());
+    let entries = std::array::from_fn(|n| {
+        List::insert_arc(&list, drops.payload(n as u64)).unwrap() // the main thread is on CPU 0
+    });
+    (list, entries, drops)
+}
+
+/// Takes all, and reads it; how many there were.
+pub(super) fn drain(list: &List) -> usize {
+    list.drain().map(|found| assert!(found.unwrap().read() < 2)).count()
+}
+
+#[test]
+fn inv04_a_removal_meets_a_drain() {
+    model(|| {
+        let (list, [entry], drops) = with();
+        let drains = spawn_on(ONE, {
+            let list = Arc::clone(&list);
+            move || drain(&list)
+        });
+        let removed = entry.remove().unwrap();
+        assert_eq!(usize::from(removed) + drains.join().unwrap(), 1);
+        list.validate();
+        assert_eq!((list.len(), drops.count()), (0, 1));
+    });
+}
+
+#[test]
+fn inv04_two_drains_share_what_there_is() {
+    model(|| {
+        let (list, [first, second], drops) = with();
+        let drains = spawn_on(ONE, {
+            let list = Arc::clone(&list);
+            move || drain(&list)
+        });
+        let taken = drain(&list);
+        assert_eq!(taken + drains.join().unwrap(), 2);
+        list.validate();
+        assert_eq!((list.len(), drops.count()), (0, 0));
+        assert!(!first.remove().unwrap() && !second.is_linked());
+        drop(second);
+        assert_eq!(drops.count(), 2);
+    });
+}
+
+/// By a reference, and by the entry's end; the value goes with the last of them.
+#[test]
+fn inv04_a_removal_meets_the_drop_of_the_entry() {
+    model(|| {
+        let (list, [entry], drops) = with();
+        let found = entry.share();
+        let removes = spawn_on(ONE, {
+            let list = Arc::clone(&list);
+            move || {
+                let removed = list.remove(&found).unwrap();
+                assert_eq!(found.read(), 0);
+                removed
+            }
+        });
+        assert_eq!(entry.read(), 0);
+        drop(entry);
+        removes.join().unwrap();
+        list.validate();
+        let stats = list.stats();
+        assert_eq!((stats.adds, stats.removals, drops.count()), (1, 1, 1));
+    });
+}
+
+/// What a walk found is read when the entry is gone and the list too.
+#[test]
+fn inv07_a_reference_outlives_entry_and_list() {
+    model(|| {
+        let (list, [entry], drops) = with();
+        let walks = spawn_on(ONE, move || {
+            let found = list.iter().next();
+            drop(list);
+            found.map_or(0, |found| found.unwrap().read())
+        });
+        drop(entry);
+        assert_eq!(walks.join().unwrap(), 0);
+        assert_eq!(drops.count(), 1);
+    });
+}
+
+/// The list goes with the last of its entries, whichever that is.
+#[test]
+fn inv13_the_last_entry_drops_the_list() {
+    model(|| {
+        let (list, [first, second], drops) = with();
+        drop(list);
+        let there = spawn_on(ONE, move || drop(first));
+        drop(second);
+        there.join().unwrap();
+        assert_eq!(drops.count(), 2);
+    });
+}
+
+/// What was added before the list was closed is drained, what comes later is given back.
+#[test]
+fn nothing_is_added_once_close_returned() {
+    model(|| {
+        let (list, [], drops) = with();
+        let adds = spawn_on(ZERO, {
+            let (list, drops) = (Arc::clone(&list), drops.clone());
+            move || match List::insert_arc(&list, drops.payload(1)) {
+                Ok(entry) => Some(entry),
+                Err(error) => {
+                    assert_eq!((error.reason, error.value.read()), (Refused::Closed, 1));
+                    None
+                }
+            }
+        });
+        list.close().unwrap();
+        let drained = drain(&list);
+        let added = adds.join().unwrap();
+        assert_eq!(drained, usize::from(added.is_some()));
+        assert!(list.is_empty());
+        drop(added);
+        assert_eq!(drops.count(), 1);
+    });
+}
+
+/// Who comes by while a slot gets its first entry finds nothing, or all of it.
+#[test]
+fn a_slots_first_entry_is_seen_finished() {
+    model(|| {
+        let (list, [], drops) = with();
+        let adds = spawn_on(ZERO, {
+            let (list, drops) = (Arc::clone(&list), drops.clone());
+            move || List::insert_arc(&list, drops.payload(1)).unwrap()
+        });
+        assert!(list.len() <= 1);
+        list.for_each(|found| assert_eq!(found.read(), 1)).unwrap();
+        drop(adds.join().unwrap());
+        assert_eq!(drops.count(), 1);
+    });
+}
+
+#[test]
+fn two_first_entries_of_a_slot_share_a_shard() {
+    model(|| {
+        let (list, [], drops) = with();
+        let adds = spawn_on(ZERO, {
+            let (list, drops) = (Arc::clone(&list), drops.clone());
+            move || List::insert_arc(&list, drops.payload(1)).unwrap()
+        });
+        let entry = List::insert_arc(&list, drops.payload(0)).unwrap();
+        let entries = [entry, adds.join().unwrap()];
+        list.validate();
+        assert_eq!((list.len(), list.stats().adds), (2, 2));
+        drop(entries);
+        assert_eq!(drops.count(), 2);
+    });
+}
+
+/// Entries come and go beside one that stays; the counts never say that there is none, nor more
+/// hits than removals.
+#[test]
+fn inv10_a_list_with_an_entry_is_never_empty() {
+    model(|| {
+        let (list, [stays], drops) = with();
+        let changes = spawn_on(ZERO, {
+            let (list, drops) = (Arc::clone(&list), drops.clone());
+            move || drop(List::insert_arc(&list, drops.payload(1)).unwrap())
+        });
+        assert!(!list.is_empty());
+        let stats = list.stats();
+        assert!(stats.cpu_hits <= stats.removals && stats.removals < stats.adds);
+        changes.join().unwrap();
+        drop(stays);
+        assert_eq!((list.len(), drops.count()), (0, 2));
+    });
+}

@@ -1,0 +1,89 @@
+//! Walks that let the lock go between entries.
+
+use percpu::sync::{Arc, model};
+use percpu_list::IntrusiveList;
+
+use super::owning::{List, with};
+use super::payload::{Drops, Item, ONE, Owned, ZERO, spawn_on};
+
+/// A planted bug, and the model that must fail for it.
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("list-moves-behind-walkers", "walk::inv11_who_stays_is_seen_once_beside_a_removal"),
+    ("list-moves-behind-walkers", "walk::inv11_an_item_that_stays_is_seen_once"),
+];
+
+/// The walk is at the first entry when that goes; the last must not take its place.
+#[test]
+fn inv11_who_stays_is_seen_once_beside_a_removal() {
+    model(|| {
+        let (list, [goes, stays], drops) = with();
+        let there = spawn_on(ONE, move || drop(goes));
+        let seen: Vec<_> = list.iter().map(Result::unwrap).collect();
+        there.join().unwrap();
+        assert_eq!(seen.iter().filter(|found| found.read() == 1).count(), 1);
+        assert!(seen.iter().filter(|found| found.read() == 0).count() <= 1);
+        drop((seen, stays));
+        list.validate();
+        assert_eq!((list.len(), drops.count()), (0, 2));
+    });
+}
+
+/// A hole is filled beside the walk, and the array grows: it ends, and sees who stays once.
+#[test]
+fn inv07_who_stays_is_seen_once_beside_changes() {
+    model(|| {
+        let (list, [goes, stays], drops) = with();
+        let there = spawn_on(ZERO, {
+            let (list, drops) = (Arc::clone(&list), drops.clone());
+            move || {
+                drop(goes);
+                [2, 3].map(|value| List::insert_arc(&list, drops.payload(value)).unwrap())
+            }
+        });
+        let mut seen = [0; 4];
+        for found in list.iter() {
+            seen[found.unwrap().read() as usize] += 1;
+        }
+        assert!(seen[1] == 1 && seen.iter().all(|&times| times <= 1), "{seen:?}");
+        drop(there.join().unwrap());
+        drop(stays);
+        list.validate();
+        assert_eq!((list.len(), drops.count()), (0, 4));
+    });
+}
+
+/// A walk is left where it is; who comes then closes the holes.
+#[test]
+fn inv11_a_walk_is_left_beside_removals() {
+    model(|| {
+        let (list, [first, second, third], drops) = with();
+        let there = spawn_on(ONE, move || drop(first));
+        let mut walk = list.iter();
+        let found = walk.next().map(|found| found.unwrap().read());
+        assert!(found.is_some_and(|value| value < 3));
+        drop(walk);
+        drop(second);
+        there.join().unwrap();
+        list.validate();
+        assert_eq!((list.len(), drops.count()), (1, 2));
+        drop(third);
+    });
+}
+
+/// The same of the intrusive list.
+#[test]
+fn inv11_an_item_that_stays_is_seen_once() {
+    model(|| {
+        let (list, drops) = (Arc::new(IntrusiveList::<Item>::new()), Drops::new());
+        let [goes, stays] = [0, 1].map(|n| Owned::new(list.domain(), ZERO, &drops, n));
+        list.insert_on(ZERO, goes.pin()).unwrap();
+        list.insert_on(ZERO, stays.pin()).unwrap();
+        let there = spawn_on(ONE, move || drop(goes));
+        let seen: Vec<u64> =
+            list.iter_pinned(|item| Some(item.read())).map(Result::unwrap).collect();
+        there.join().unwrap();
+        assert!([&[1][..], &[0, 1]].contains(&&*seen), "{seen:?}");
+        list.validate();
+        assert_eq!((list.len(), drops.count()), (1, 1));
+    });
+}
