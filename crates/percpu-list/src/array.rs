@@ -299,6 +299,19 @@ impl Array {
         }
     }
 
+    /// Closes all holes: entries move.
+    pub(crate) fn close_holes(&mut self) {
+        while self.holes != 0 {
+            let index = self.first_hole;
+            self.unlink_hole(index);
+            self.move_last_to(index);
+        }
+        match self.len.checked_sub(1) {
+            Some(last) => self.aim_at(last / SEGMENT),
+            None => self.aim(),
+        }
+    }
+
     /// Moves the last entry to the place `index` before it, where there is none.
     fn move_last_to(&mut self, index: u32) {
         let last = self.read(self.len - 1); // an entry, by invariant 1

@@ -332,7 +332,7 @@ pub(crate) struct Cursor<'a> {
 
 /// A place in a slot; counted among its walkers.
 #[derive(Debug)]
-struct Within<'a> {
+pub(crate) struct Within<'a> {
     shard: &'a Shard,
     index: u32,
     /// What was added since the walk came here may be left out, and is: so the walk ends.
@@ -394,14 +394,15 @@ impl<'a> Cursor<'a> {
 
 impl<'a> Within<'a> {
     /// The caller holds the slot's lock.
-    fn new(shard: &'a Shard, end: u32) -> Self {
+    pub(crate) fn new(shard: &'a Shard, end: u32) -> Self {
         shard.walk_begins();
         Self { shard, index: 0, end }
     }
 }
 
 /// Locks the slot where an anchor is, looks whether it still is, and removes it if it is linked.
-/// Where `lock` would not wait, neither does this.
+/// Where `lock` would not wait, neither does this. Without `frees` it frees no memory, for signal
+/// handlers.
 ///
 /// # Safety
 ///
@@ -411,6 +412,7 @@ pub(crate) unsafe fn remove_anywhere<'d, G>(
     anchor: &Anchor,
     from: CpuId,
     on: Option<&Core>,
+    frees: bool,
     lock: impl Fn(&'d Domain, CpuId) -> Result<(G, bool), LockError>,
 ) -> Result<bool, LockError> {
     loop {
@@ -436,7 +438,7 @@ pub(crate) unsafe fn remove_anywhere<'d, G>(
         let mut locked = unsafe { Locked::new(shard, guard) };
         // SAFETY: its home is this slot, and it is in this shard.
         unsafe { locked.remove(anchor, from, domain) };
-        let surplus = locked.surplus();
+        let surplus = if frees { locked.surplus() } else { None };
         drop(locked);
         drop(surplus); // after the unlock
         return Ok(true);

@@ -10,7 +10,7 @@ use percpu::sync::mutant;
 use percpu::{AllocError, CpuId};
 
 use crate::anchor::{Anchor, UNLINKED};
-use crate::core::{Core, Locked, remove_anywhere};
+use crate::core::{Core, Locked, Within, remove_anywhere};
 use crate::domain::Domain;
 use crate::error::Refused;
 use crate::shard::Shard;
@@ -231,7 +231,9 @@ impl<T: Linked> IntrusiveList<T> {
         }
         let on = Some(&self.core);
         // SAFETY: the item is borrowed, and its lists are of this domain.
-        unsafe { remove_anywhere(domain, link.anchor(), domain.here(), on, Domain::try_lock) }
+        unsafe {
+            remove_anywhere(domain, link.anchor(), domain.here(), on, false, Domain::try_lock)
+        }
     }
 
     #[inline(always)]
@@ -242,7 +244,7 @@ impl<T: Linked> IntrusiveList<T> {
         }
         let on = Some(&self.core);
         // SAFETY: the item is borrowed, and its lists are of this domain.
-        unsafe { remove_anywhere(domain, link.anchor(), from, on, Domain::lock) }
+        unsafe { remove_anywhere(domain, link.anchor(), from, on, true, Domain::lock) }
     }
 
     /// Refuses additions from now on. Those under way are complete when it returns, so a
@@ -316,7 +318,8 @@ impl<T: Linked> IntrusiveList<T> {
         let mut removed = 0;
         for shard in self.core.all_shards() {
             let mut locked = self.core.lock_shard(shard)?;
-            // Backwards: what is moved into a gap was seen before.
+            // As for a walk nothing moves, so that none is asked about twice.
+            let still = Within::new(shard, 0);
             for index in (0..locked.array().len()).rev() {
                 let Some(anchor) = locked.array().get(index) else { continue };
                 // SAFETY: linked, and we hold the slot's lock.
@@ -326,6 +329,10 @@ impl<T: Linked> IntrusiveList<T> {
                     // SAFETY: found in this shard's array.
                     removed += usize::from(unsafe { locked.remove(anchor, from, domain) });
                 }
+            }
+            drop(still);
+            if shard.may_move() {
+                locked.array_mut().close_holes();
             }
             drop(locked);
             self.core.shrink(shard);

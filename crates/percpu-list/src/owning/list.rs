@@ -225,6 +225,11 @@ impl<T> PerCpuList<T> {
                     // SAFETY: there is room; the node is unlinked, a spare node's home is this slot,
                     // and it lives until it is unlinked (node's invariant 2).
                     unsafe { locked.add(node.anchor_ptr()) };
+                    drop(locked);
+                    // SAFETY: its count is the entry's, which is made to be dropped if the next line panics.
+                    let entry = unsafe { Entry::new(node, self) };
+                    drop(removed);
+                    std::mem::forget(entry);
                     return Ok(node);
                 }
             }
@@ -266,6 +271,11 @@ impl<T> PerCpuList<T> {
                 // SAFETY: there is room; the node is new, its home is this slot, and it lives until
                 // it is unlinked (node's invariant 2).
                 unsafe { locked.add(node.anchor_ptr()) };
+                drop(locked);
+                // SAFETY: its count is the entry's, which is made to be dropped if the next line panics.
+                let entry = unsafe { Entry::new(node, self) };
+                drop(removed);
+                std::mem::forget(entry);
                 return Ok(());
             }
             drop(locked);
@@ -327,7 +337,9 @@ impl<T> PerCpuList<T> {
             // SAFETY: the entry's count, of a node that is unlinked for good.
             unsafe { node.release() };
         }
-        Ok((done, value))
+        let answer = (done, value); // dropped if the next line panics
+        drop(removed);
+        Ok(answer)
     }
 
     /// Takes what `found` refers to off this list, though its [`Entry`] still exists. False if it
@@ -491,7 +503,14 @@ impl<T> fmt::Debug for PerCpuList<T> {
 impl<T> Drop for PerCpuList<T> {
     fn drop(&mut self) {
         let mut removed = Chain::<T>::new();
-        for shard in self.core.all_shards() {
+        for slot in self.core.slots() {
+            let Some(shard) = self.core.shard(slot) else { continue };
+            // Whoever was there at the fork may have left it half changed. Otherwise nobody uses it,
+            // by `&mut self`: who has the lock is at another list.
+            if matches!(self.core.try_lock_shard(shard), Err(LockError::Forked(_))) {
+                self.core.leak_shard(slot);
+                continue;
+            }
             take_all(shard, &mut removed);
             spares::free_all::<T>(shard);
         }
