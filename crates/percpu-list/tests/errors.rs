@@ -1,0 +1,133 @@
+//! What errors say, and what types may do on threads.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+use std::cell::Cell;
+use std::error::Error;
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use percpu_list::{
+    AllocError, CpuId, Domain, Drain, Entry, InsertError, IntrusiveIter, IntrusiveList,
+    IntrusiveSnapshot, Iter, Link, LockError, PerCpuList, PinnedIter, Ref, Refused, RemoveError,
+    SlotPolicy, Snapshot, SnapshotIter, Stats, linked,
+};
+
+#[test]
+fn every_error_says_what_it_is() {
+    let cpu = CpuId::new(9);
+    let cases = [
+        (Refused::Closed, libc::ESHUTDOWN, "the list is closed", false),
+        (Refused::Linked, libc::EEXIST, "the item is on a list already", false),
+        (Refused::OtherDomain, libc::EXDEV, "the item's link is of another domain", false),
+        (AllocError::new().into(), libc::ENOMEM, "", true),
+        (LockError::Deadlock.into(), libc::EDEADLK, "", true),
+        (LockError::WouldBlock.into(), libc::EAGAIN, "", true),
+        (LockError::NoSuchCpu(cpu).into(), libc::EINVAL, "no slot for cpu 9", true),
+    ];
+    for (refused, errno, says, has_source) in cases {
+        let text = refused.to_string();
+        assert!(!text.is_empty() && (says.is_empty() || says == text), "{text}");
+        assert_eq!((refused.errno(), refused.source().is_some()), (errno, has_source));
+        assert!(refused.source().is_none_or(|source| source.to_string() == text));
+        assert_eq!(io::Error::from(refused).raw_os_error(), Some(errno));
+        let error = InsertError { value: 1, reason: refused };
+        assert_eq!(
+            (error.errno(), error.to_string(), error.source().is_some()),
+            (errno, text, has_source)
+        );
+        assert!(format!("{error:?}").contains("InsertError") && error.value == 1);
+        assert_eq!(io::Error::from(error).raw_os_error(), Some(errno));
+    }
+    for reason in [LockError::Deadlock, LockError::WouldBlock, LockError::NoSuchCpu(cpu)] {
+        let error = RemoveError { entry: Cell::new(3), reason };
+        assert_eq!((error.errno(), error.to_string()), (reason.errno(), reason.to_string()));
+        assert!(error.source().is_none() && format!("{error:?}").contains("RemoveError"));
+        assert_eq!(error.entry.get(), 3);
+        assert_eq!(io::Error::from(error).raw_os_error(), Some(reason.errno()));
+    }
+}
+
+/// `none::<T>` names one function only if `T` has none of the traits.
+trait NotSend<A> {
+    fn none() {}
+}
+struct IsSend;
+impl<T: ?Sized> NotSend<()> for T {}
+impl<T: ?Sized + Send> NotSend<IsSend> for T {}
+
+trait NotSync<A> {
+    fn none() {}
+}
+struct IsSync;
+impl<T: ?Sized> NotSync<()> for T {}
+impl<T: ?Sized + Sync> NotSync<IsSync> for T {}
+
+trait NotUnpin<A> {
+    fn none() {}
+}
+struct IsUnpin;
+impl<T: ?Sized> NotUnpin<()> for T {}
+impl<T: ?Sized + Unpin> NotUnpin<IsUnpin> for T {}
+
+fn everywhere<T: Send + Sync>() {}
+fn send<T: Send>() {}
+
+struct Item(Link);
+linked!(Item => 0);
+
+type List<T> = PerCpuList<T>;
+type Pinning = fn(Pin<&Item>) -> Option<u8>;
+
+#[test]
+fn who_may_go_to_other_threads() {
+    everywhere::<List<u8>>();
+    everywhere::<Entry<&List<u8>>>();
+    everywhere::<Entry<Arc<List<u8>>>>();
+    everywhere::<Ref<u8>>();
+    everywhere::<(Domain, SlotPolicy, Stats, Refused, InsertError<u8>)>();
+    everywhere::<(IntrusiveList<Item>, Link, Item)>();
+    send::<(Iter<'_, u8>, Drain<'_, u8>, PinnedIter<'_, Item, u8, Pinning>)>();
+    // A snapshot holds its thread's locks.
+    <Snapshot<'_, u8> as NotSend<_>>::none();
+    <IntrusiveSnapshot<'_, Item> as NotSend<_>>::none();
+    everywhere::<&IntrusiveList<Item>>();
+}
+
+#[test]
+fn a_value_that_is_bound_to_a_thread_binds_its_list() {
+    <List<Rc<u8>> as NotSend<_>>::none();
+    <List<Rc<u8>> as NotSync<_>>::none();
+    // Walks share values, and any thread may have the last reference.
+    <List<Cell<u8>> as NotSend<_>>::none();
+    <List<Cell<u8>> as NotSync<_>>::none();
+    <Ref<Cell<u8>> as NotSend<_>>::none();
+    <Ref<Rc<u8>> as NotSync<_>>::none();
+    <Entry<&List<Cell<u8>>> as NotSend<_>>::none();
+    <Entry<&List<Cell<u8>>> as NotSync<_>>::none();
+    <Entry<Arc<List<Rc<u8>>>> as NotSend<_>>::none();
+    <Iter<'_, Cell<u8>> as NotSend<_>>::none();
+    <Drain<'_, Rc<u8>> as NotSend<_>>::none();
+    <SnapshotIter<'_, Rc<u8>> as NotSend<_>>::none();
+    <PinnedIter<'_, Item, Rc<u8>, Pinning> as NotSend<_>>::none();
+}
+
+#[test]
+fn a_linked_item_stays_where_it_is() {
+    <Link as NotUnpin<_>>::none();
+    <Item as NotUnpin<_>>::none();
+}
+
+/// Shared views may be shortened; a list may not: see the doctest of `PerCpuList`.
+#[test]
+fn what_only_reads_is_covariant() {
+    fn _ref<'a>(found: Ref<&'static str>) -> Ref<&'a str> {
+        found
+    }
+    fn _items<'long: 'short, 'short>(
+        iter: IntrusiveIter<'long, Item>,
+    ) -> IntrusiveIter<'short, Item> {
+        iter
+    }
+}

@@ -1,0 +1,186 @@
+//! Lists driven by bytes, each step compared with a model of sets.
+//!
+//! Shared by the property tests, a test on the corpus, and the fuzz target. One thread, which stays
+//! on one CPU where it may, so that the hits are known too.
+
+mod intrusive;
+mod owning;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+
+use percpu_list::{CpuId, Domain, SlotPolicy, Stats};
+
+const ALIVE: u64 = 0x0a11_fe0f_0c0f_fee5;
+
+/// A value that is counted, and screams when it is read or dropped after its drop.
+#[derive(Debug)]
+pub(crate) struct Canary {
+    alive: u64,
+    id: u64,
+    count: Arc<AtomicI64>,
+}
+
+impl Canary {
+    pub(crate) fn new(id: u64, count: &Arc<AtomicI64>) -> Self {
+        count.fetch_add(1, Relaxed);
+        Self { alive: ALIVE, id, count: Arc::clone(count) }
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        assert_eq!(self.alive, ALIVE, "read after its drop");
+        self.id
+    }
+}
+
+impl Drop for Canary {
+    fn drop(&mut self) {
+        assert_eq!(self.alive, ALIVE, "dropped twice");
+        // SAFETY: ours; volatile, as nobody is to read it.
+        unsafe { (&raw mut self.alive).write_volatile(0xdead) };
+        self.count.fetch_sub(1, Relaxed);
+    }
+}
+
+/// One step: what, and on what.
+pub(crate) type Step = [u8; 4];
+
+#[cfg_attr(test, allow(dead_code, reason = "the property tests have their own steps"))]
+/// Runs one input, and returns the steps it made. Its first two bytes say on which kind of list and
+/// with which slots.
+///
+/// # Panics
+///
+/// Panics if an operation's answer is not the model's.
+pub(crate) fn run(input: &[u8]) -> usize {
+    let [face, policy, rest @ ..] = input else { return 0 };
+    let policy = policy_of(*policy);
+    let steps = rest.chunks(4).map(|chunk| {
+        let mut step = [0; 4];
+        step[..chunk.len()].copy_from_slice(chunk);
+        step
+    });
+    if face % 2 == 0 { run_owning(policy, steps) } else { run_intrusive(policy, steps) }
+}
+
+pub(crate) fn policy_of(byte: u8) -> SlotPolicy {
+    match byte % 5 {
+        0 => SlotPolicy::PerCpu,
+        1 => SlotPolicy::PerNode,
+        n => SlotPolicy::Fixed(usize::from(n) - 1),
+    }
+}
+
+pub(crate) fn run_owning(policy: SlotPolicy, steps: impl Iterator<Item = Step>) -> usize {
+    stay();
+    owning::run(policy, steps)
+}
+
+pub(crate) fn run_intrusive(policy: SlotPolicy, steps: impl Iterator<Item = Step>) -> usize {
+    stay();
+    intrusive::run(policy, steps)
+}
+
+/// Keeps the calling thread on the CPU where it is.
+fn stay() {
+    // SAFETY: plain bytes, of which zero is the empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: takes no arguments.
+    let cpu = unsafe { libc::sched_getcpu() };
+    // SAFETY: a CPU that exists is inside of the set.
+    unsafe { libc::CPU_SET(cpu.try_into().expect("a CPU"), &mut set) };
+    // SAFETY: `set` is initialised, and its size is the one given.
+    let rc = unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) };
+    assert_eq!(rc, 0, "sched_setaffinity");
+}
+
+/// The slots of a domain, as the policy says.
+struct Slots {
+    policy: SlotPolicy,
+    cpus: usize,
+    here: u32,
+}
+
+impl Slots {
+    fn new(domain: &Domain) -> Self {
+        let cpus = percpu::sync::cpu::possible();
+        let mut slots = Self { policy: domain.policy(), cpus, here: 0 };
+        slots.here = slots.of(percpu::sync::cpu::current());
+        slots
+    }
+
+    /// Any of the CPUs.
+    fn cpu(&self, byte: u8) -> CpuId {
+        CpuId::new((usize::from(byte) % self.cpus) as u32)
+    }
+
+    /// The slot of a CPU.
+    fn of(&self, cpu: CpuId) -> u32 {
+        match self.policy {
+            SlotPolicy::PerNode => {
+                let topology = percpu::topology();
+                let node = topology.node_of(cpu);
+                topology.nodes().iter().position(|&other| other == node).unwrap_or(0) as u32
+            }
+            SlotPolicy::Fixed(count) => (cpu.index() % count.clamp(1, self.cpus)) as u32,
+            _ => cpu.get(),
+        }
+    }
+
+    /// How many are in use.
+    fn count(&self) -> usize {
+        (0..self.cpus).map(|cpu| self.of(CpuId::new(cpu as u32))).collect::<BTreeSet<_>>().len()
+    }
+}
+
+/// What a list is to have counted.
+#[derive(Clone, Copy, Default)]
+struct Counted {
+    adds: u64,
+    removals: u64,
+    cpu_hits: u64,
+}
+
+impl Counted {
+    fn removed(&mut self, slot: u32, from: u32) {
+        self.removals += 1;
+        self.cpu_hits += u64::from(slot == from);
+    }
+
+    fn compare(&self, stats: &Stats, slots: &Slots) {
+        assert_eq!((stats.adds, stats.removals), (self.adds, self.removals));
+        assert_eq!(stats.cpu_hits, self.cpu_hits);
+        assert!(stats.cpu_hits <= stats.node_hits && stats.node_hits <= stats.removals);
+        assert_eq!(stats.contended, 0, "one thread");
+        if slots.count() == 1 {
+            assert_eq!(stats.cpu_hits, stats.removals);
+            assert_eq!((stats.cpu_hit_percent(), stats.node_hit_percent()), (100.0, 100.0));
+        }
+    }
+}
+
+/// What a walk must and may show.
+struct Expected {
+    /// On the list since the walk began.
+    must: BTreeSet<u64>,
+    /// On the list at any time since.
+    may: BTreeSet<u64>,
+    seen: BTreeSet<u64>,
+}
+
+impl Expected {
+    fn new(linked: BTreeSet<u64>) -> Self {
+        Self { must: linked.clone(), may: linked, seen: BTreeSet::new() }
+    }
+
+    fn sees(&mut self, id: u64) {
+        assert!(self.may.contains(&id), "{id} was never on the list during the walk");
+        // An item that was taken off and added again may be met again.
+        assert!(self.seen.insert(id) || !self.must.contains(&id), "{id} was met twice");
+    }
+
+    fn ends(&self) {
+        assert!(self.must.is_subset(&self.seen), "skipped: {:?}", &self.must - &self.seen);
+    }
+}

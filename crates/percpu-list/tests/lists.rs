@@ -1,0 +1,397 @@
+//! Both kinds of list, one thread: the traps of dense arrays, locks inside locks, what outlives what.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+use std::cell::Cell;
+use std::env;
+use std::os::unix::process::ExitStatusExt;
+use std::pin::Pin;
+use std::process::Command;
+use std::sync::Arc;
+use std::thread;
+
+use percpu_list::{
+    CpuId, Domain, Entry, InsertError, IntrusiveList, Link, LockError, PerCpuList, Refused, Stats,
+    linked,
+};
+
+const CPU: CpuId = CpuId::new(0);
+
+struct Item {
+    name: char,
+    link: Link,
+}
+
+linked!(Item => link);
+
+fn items(names: &str, domain: &Domain) -> Vec<Pin<Arc<Item>>> {
+    names.chars().map(|name| Arc::pin(Item { name, link: Link::new(domain) })).collect()
+}
+
+/// [A, B, C, D] with a walk behind B: the removal of A would move D where the walk has been.
+#[test]
+fn inv11_a_removal_behind_a_walk_moves_nothing_there() {
+    let domain = Domain::new();
+    let list = IntrusiveList::new_in(&domain);
+    // More than a walk takes at a time, so that it must come back.
+    let names: String = ('A'..='Z').chain('a'..='z').collect();
+    for removed in [0, 5, 31] {
+        let items = items(&names, &domain);
+        items.iter().for_each(|item| list.insert_on(CPU, item.as_ref()).unwrap());
+        let mut walk = list.iter_pinned(|item| Some(item.name));
+        let mut seen: String = walk.by_ref().take(32).map(Result::unwrap).collect();
+        assert_eq!(list.remove(&items[removed]), Ok(true));
+        list.validate();
+        seen.extend(walk.map(Result::unwrap));
+        assert_eq!(seen, names, "each once, in the order of the additions");
+    }
+    let list = PerCpuList::new();
+    let mut entries: Vec<_> =
+        names.chars().map(|name| Some(list.insert_on(CPU, name).unwrap())).collect();
+    let mut walk = list.iter();
+    let mut seen: String = walk.by_ref().take(2).map(|found| *found.unwrap()).collect();
+    entries[0] = None;
+    list.validate();
+    seen.extend(walk.map(|found| *found.unwrap()));
+    assert_eq!(seen, names);
+}
+
+/// The entry that a walk has just given out, and the one that it will give out next.
+#[test]
+fn inv12_the_current_and_the_next_are_removed_during_a_walk() {
+    let list = PerCpuList::new();
+    for many in [3, 33, 65, 100] {
+        let mut entries: Vec<Option<Entry<_>>> =
+            (0..many).map(|n| Some(list.insert_on(CPU, Box::new(n)).unwrap())).collect();
+        let mut seen = Vec::new();
+        for found in list.iter() {
+            let found = found.unwrap();
+            entries[**found] = None;
+            if let Some(next) = entries.get_mut(**found + 1) {
+                *next = None;
+            }
+            list.validate();
+            seen.push(**found); // alive all the same
+        }
+        // Of a chunk, all were found before the first was given out.
+        assert!(seen.windows(2).all(|two| two[0] < two[1]) && seen.len() >= many.div_ceil(2));
+        assert!(list.is_empty());
+    }
+}
+
+#[test]
+fn inv10_a_list_with_a_permanent_entry_is_never_empty() {
+    let list = PerCpuList::new();
+    let last = CpuId::new(percpu::sync::cpu::possible() as u32 - 1);
+    let _permanent = list.insert_on(last, 0).unwrap();
+    thread::scope(|scope| {
+        let churn = || (0..20_000).for_each(|n| drop(list.insert(n).unwrap()));
+        let others = [scope.spawn(churn), scope.spawn(churn)];
+        while !others.iter().all(|other| other.is_finished()) {
+            assert!(!list.is_empty() && !list.is_empty());
+            let stats = list.stats();
+            assert!(stats.cpu_hits <= stats.node_hits && stats.node_hits <= stats.removals);
+            assert!(stats.removals < stats.adds);
+        }
+    });
+    assert_eq!(list.len(), 1);
+}
+
+#[test]
+fn inv15_hits_are_counted_by_the_slot_that_an_entry_was_added_to() {
+    let list = PerCpuList::new();
+    let last = CpuId::new(percpu::sync::cpu::possible() as u32 - 1);
+    let near = percpu::topology().node_of(last) == percpu::topology().node_of(CPU);
+    assert_eq!(list.stats(), Stats::default());
+    assert_eq!(list.stats().cpu_hit_percent(), 100.0);
+    for n in 0..10 {
+        let entry = list.insert_on(CPU, n).unwrap();
+        assert!(entry.remove_on(if n < 7 { CPU } else { last }).unwrap());
+    }
+    let stats = list.stats();
+    assert_eq!((stats.adds, stats.removals, stats.live()), (10, 10, 0));
+    let misses = if last == CPU { 0 } else { 3 };
+    assert_eq!(stats.cpu_hits, 10 - misses);
+    assert_eq!(stats.node_hits, if near { 10 } else { 7 });
+}
+
+/// Two removals of the same, in every way that there are two of.
+#[test]
+fn inv04_a_second_removal_says_so() {
+    let list = PerCpuList::new();
+    let entry = list.insert(1).unwrap();
+    let found = entry.share();
+    assert_eq!([list.remove(&found), list.remove(&found)], [Ok(true), Ok(false)]);
+    assert!(!entry.remove().unwrap());
+    let entry = list.insert(2).unwrap();
+    let found = entry.share();
+    entry.defer_remove();
+    assert_eq!(list.remove(&found), Ok(false), "the deferred removal was first");
+    list.validate();
+
+    let list = IntrusiveList::new();
+    let other = IntrusiveList::<Item>::new_in(list.domain());
+    let items = items("ab", list.domain());
+    items.iter().for_each(|item| list.insert(item.as_ref()).unwrap());
+    assert_eq!(other.remove(&items[0]), Ok(false), "it is on the first");
+    assert_eq!([list.remove(&items[0]), list.remove(&items[0])], [Ok(true), Ok(false)]);
+    assert_eq!([items[1].link.remove(), list.try_remove(&items[1])], [Ok(true), Ok(false)]);
+    assert_eq!(list.stats().removals, 2);
+}
+
+/// Each slot's lock, asked for inside itself and inside the global one; and the global in a local.
+#[test]
+fn inv09_a_lock_inside_itself_is_an_error_and_never_hangs() {
+    let domain = Domain::new();
+    let (list, other) = (PerCpuList::new_in(&domain), PerCpuList::new_in(&domain));
+    let entry = Cell::new(Some(list.insert_on(CPU, 1).unwrap()));
+    let refused = |n| Err::<(), _>((n, Refused::Lock(LockError::Deadlock)));
+    let add = |list: &PerCpuList<i32>, n| {
+        list.insert_on(CPU, n).map(drop).map_err(|InsertError { value, reason }| (value, reason))
+    };
+    let mut seen = 0;
+    list.for_each(|_| {
+        seen += 1;
+        assert_eq!((add(&list, 2), add(&other, 3)), (refused(2), refused(3)));
+        assert_eq!(list.lock_all().map(drop), Err(LockError::Deadlock));
+        assert_eq!(other.lock_all().map(drop), Err(LockError::Deadlock));
+        assert_eq!(list.for_each(|_| ()), Err(LockError::Deadlock));
+        assert_eq!(list.iter().next().unwrap().map(drop), Err(LockError::Deadlock));
+        assert_eq!(list.drain().next().unwrap().map(drop), Err(LockError::Deadlock));
+        assert_eq!(
+            (list.flush(), other.close()),
+            (Err(LockError::Deadlock), Err(LockError::Deadlock))
+        );
+        let entry = entry.take().unwrap();
+        let error = entry.remove().unwrap_err();
+        assert_eq!(error.reason, LockError::Deadlock);
+        let error = error.entry.into_ref().unwrap_err();
+        drop(error.entry); // deferred
+    })
+    .unwrap();
+    assert_eq!((seen, list.len()), (1, 1));
+    list.flush().unwrap();
+    assert_eq!(list.len(), 0);
+
+    let entry = list.insert_on(CPU, 4).unwrap();
+    let snapshot = list.lock_all().unwrap();
+    assert_eq!((add(&list, 5), list.for_each(|_| ())), (refused(5), Err(LockError::Deadlock)));
+    assert_eq!(list.lock_all().map(drop), Err(LockError::Deadlock));
+    drop(entry);
+    assert_eq!(snapshot.iter().copied().collect::<Vec<_>>(), [4]);
+    drop(snapshot);
+    assert_eq!(list.lock_all().unwrap().len(), 0);
+    list.validate();
+    assert_eq!(list.len(), 0);
+}
+
+/// A walk that could not lock goes on when it can.
+#[test]
+fn inv11_a_walk_that_was_refused_goes_on() {
+    let list = PerCpuList::new();
+    let _entries: Vec<_> = (0..100).map(|n| list.insert_on(CPU, n).unwrap()).collect();
+    let mut walk = list.iter();
+    let mut seen: Vec<i32> = walk.by_ref().take(32).map(|found| *found.unwrap()).collect();
+    let snapshot = list.lock_all().unwrap();
+    assert_eq!(walk.next().unwrap().map(drop), Err(LockError::Deadlock));
+    assert_eq!(walk.next().unwrap().map(drop), Err(LockError::Deadlock));
+    drop(snapshot);
+    seen.extend(walk.map(|found| *found.unwrap()));
+    assert_eq!(seen, (0..100).collect::<Vec<_>>());
+}
+
+/// X is added before Y and removed behind it: what is dropped in a handler's way takes effect at once
+/// for whoever looks later.
+#[test]
+fn inv06_a_deferred_removal_is_seen_by_every_later_snapshot() {
+    let list = PerCpuList::new();
+    for _ in 0..100 {
+        let (x, y) = (list.insert_on(CPU, 'x').unwrap(), list.insert('y').unwrap());
+        y.defer_remove();
+        let seen: String = list.lock_all().unwrap().iter().collect();
+        assert_eq!(seen, "x");
+        x.defer_remove();
+        assert!(list.lock_all().unwrap().is_empty());
+    }
+}
+
+/// A drop that goes back to its own list, in the slot that it was just taken from.
+struct Phoenix(Option<Arc<PerCpuList<Phoenix>>>, u32);
+
+impl Drop for Phoenix {
+    fn drop(&mut self) {
+        if let Some(list) = self.0.take().filter(|_| self.1 != 0) {
+            let ash = Phoenix(Some(Arc::clone(&list)), self.1 - 1);
+            let ash = list.insert_on(CPU, ash).expect("no lock is held where a value is dropped");
+            drop(list.lock_all().expect("nor any other"));
+            drop(ash);
+        }
+    }
+}
+
+#[test]
+fn inv09_a_value_is_dropped_after_the_unlock() {
+    let list = Arc::new(PerCpuList::new());
+    let add = || list.insert_on(CPU, Phoenix(Some(Arc::clone(&list)), 3)).unwrap();
+    drop(add());
+    drop(add().remove());
+    drop(add().try_remove());
+    drop(add().into_ref());
+    let (one, another) = (add(), add());
+    let found = one.share();
+    assert_eq!(list.remove(&found), Ok(true));
+    drop((found, one));
+    another.defer_remove();
+    list.flush().unwrap();
+    add().defer_remove();
+    drop(add()); // settles
+    add().defer_remove();
+    drop(list.lock_all().unwrap());
+    add().defer_remove();
+    assert_eq!(list.iter().count(), 0);
+    let entries = [add(), add()];
+    assert_eq!(list.drain().count(), 2);
+    drop(entries);
+    add().defer_remove();
+    list.for_each(|_| ()).unwrap();
+    let entry = Cell::new(Some(add()));
+    list.for_each(|_| drop(entry.take())).unwrap();
+    list.flush().unwrap();
+    assert_eq!(list.len(), 0);
+    list.validate();
+}
+
+#[test]
+fn inv13_a_reference_outlives_its_list_and_an_item_goes_elsewhere() {
+    let list = PerCpuList::new();
+    std::mem::forget(list.insert(Box::new(1)).unwrap());
+    let found = list.iter().next().unwrap().unwrap();
+    drop(list);
+    assert!(**found == 1 && !found.is_linked());
+    assert_eq!(found.try_unwrap().map_err(|_| ()), Ok(Box::new(1)));
+
+    let list = Arc::new(PerCpuList::new());
+    let entry = list.insert_arc(Box::new(2)).unwrap();
+    drop(list);
+    assert!(entry.is_linked()); // the entry has the list
+    let found = entry.into_ref().unwrap();
+    assert_eq!(**found, 2);
+
+    let domain = Domain::new();
+    let list = IntrusiveList::new_in(&domain);
+    let items = items("abc", &domain);
+    items.iter().for_each(|item| list.insert(item.as_ref()).unwrap());
+    drop(list);
+    let list = IntrusiveList::new_in(&domain);
+    items.iter().for_each(|item| list.insert(item.as_ref()).unwrap());
+    assert_eq!(list.lock_all().unwrap().len(), 3);
+    drop(items);
+    assert!(list.is_empty());
+}
+
+/// A list that is dropped in a locked walk of another one: its entries are not in that one's way.
+#[test]
+fn inv13_a_list_is_dropped_inside_a_walk_of_another() {
+    let domain = Domain::new();
+    let list = PerCpuList::new_in(&domain);
+    let _entry = list.insert_on(CPU, 1).unwrap();
+    let other = Cell::new(Some(PerCpuList::new_in(&domain)));
+    let dropped = Arc::new(());
+    let inner = other.take().unwrap();
+    std::mem::forget(inner.insert_on(CPU, Arc::clone(&dropped)).unwrap());
+    other.set(Some(inner));
+    let linked = items("ab", &domain);
+    let intrusive = IntrusiveList::new_in(&domain);
+    intrusive.insert_on(CPU, linked[0].as_ref()).unwrap();
+    let intrusive = Cell::new(Some(intrusive));
+    list.for_each(|_| drop((other.take(), intrusive.take()))).unwrap();
+    assert_eq!(Arc::strong_count(&dropped), 1);
+    // The intrusive list could not lock that slot: the item leaves it by itself.
+    assert_eq!(linked[0].link.remove(), Ok(linked[0].link.slot() == CPU));
+    assert_eq!(linked[0].link.remove(), Ok(false));
+}
+
+const CHILD: &str = "PERCPU_LIST_CHILD";
+
+/// What ends the process, with a message.
+#[test]
+fn inv09_an_item_that_is_dropped_in_a_locked_walk_ends_the_process() {
+    if let Ok(way) = env::var(CHILD) {
+        let list = IntrusiveList::new();
+        let item = Cell::new(Some(items("a", list.domain()).remove(0)));
+        let pinned = item.take().unwrap();
+        list.insert(pinned.as_ref()).unwrap();
+        item.set(Some(pinned));
+        match way.as_str() {
+            "walk" => list.for_each(|_| drop(item.take())).unwrap(),
+            "retain" => drop(list.retain(|_| item.take().is_some())),
+            "pin" => drop(
+                list.iter_pinned(|_| {
+                    drop(item.take());
+                    Some(())
+                })
+                .next(),
+            ),
+            _ => {
+                let _snapshot = list.lock_all().unwrap();
+                drop(item.take());
+            }
+        }
+        return;
+    }
+    for way in ["walk", "retain", "pin", "snapshot"] {
+        let child = Command::new(env::current_exe().unwrap())
+            .args(["--exact", "--nocapture", "--test-threads=1"])
+            .arg("inv09_an_item_that_is_dropped_in_a_locked_walk_ends_the_process")
+            .env(CHILD, way)
+            .output()
+            .unwrap();
+        let says = String::from_utf8_lossy(&child.stderr);
+        assert_eq!(child.status.signal(), Some(libc::SIGABRT), "{way}: {says}");
+        assert!(says.contains("an item is dropped on its list, and cannot leave it"), "{says}");
+    }
+}
+
+#[test]
+fn inv05_an_item_is_added_again_on_each_slot() {
+    let list = IntrusiveList::new();
+    let item = items("a", list.domain()).remove(0);
+    let cpus = (0..percpu::sync::cpu::possible() as u32).map(CpuId::new);
+    for cpu in cpus.clone().cycle().take(20) {
+        list.insert_on(cpu, item.as_ref()).unwrap();
+        assert_eq!((item.link.slot(), list.len()), (cpu, 1));
+        assert_eq!(list.insert_on(CPU, item.as_ref()), Err(Refused::Linked));
+        list.validate();
+        assert_eq!(list.remove(&item), Ok(true));
+    }
+    // Removals that race with it, from another thread, end; the last one finds nothing.
+    thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            for cpu in cpus.cycle().take(50_000) {
+                let _ = list.insert_on(cpu, item.as_ref());
+            }
+        });
+        while !other.is_finished() {
+            list.remove(&item).unwrap();
+        }
+    });
+    list.remove(&item).unwrap();
+    assert_eq!((list.remove(&item), list.len()), (Ok(false), 0));
+    list.validate();
+}
+
+/// A CPU that may exist but does not run: its slot is as good as any.
+#[test]
+fn inv16_entries_on_a_slot_that_nobody_runs_on() {
+    let list = PerCpuList::new();
+    let last = CpuId::new(percpu::sync::cpu::possible() as u32 - 1);
+    let entry = list.insert_on(last, 7).unwrap();
+    assert_eq!(list.iter().map(|found| *found.unwrap()).collect::<Vec<_>>(), [7]);
+    assert_eq!(list.lock_all().unwrap().iter().copied().collect::<Vec<_>>(), [7]);
+    assert_eq!((entry.slot(), entry.remove().unwrap(), list.len()), (last, true, 0));
+    let beyond = CpuId::new(percpu::sync::cpu::possible() as u32);
+    let error = list.insert_on(beyond, 8).unwrap_err();
+    assert_eq!((error.value, error.reason), (8, Refused::Lock(LockError::NoSuchCpu(beyond))));
+    let entry = list.insert(9).unwrap();
+    let error = entry.remove_on(beyond).unwrap_err();
+    assert!(error.reason == LockError::NoSuchCpu(beyond) && error.entry.is_linked());
+}

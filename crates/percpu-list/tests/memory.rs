@@ -1,0 +1,356 @@
+//! Memory that runs out, memory that comes back, and when it is asked for: an allocator that refuses,
+//! counts, and looks whether its caller holds a slot's lock.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+
+use percpu_list::{
+    AllocError, CpuId, Domain, IntrusiveList, Link, LockError, PerCpuList, Refused, SlotPolicy,
+    linked,
+};
+
+thread_local! {
+    /// How many allocations of this thread succeed before one is refused; negative: all.
+    static LEFT: Cell<i64> = const { Cell::new(-1) };
+    /// What this thread allocated and did not free.
+    static BYTES: Cell<i64> = const { Cell::new(0) };
+    /// Calls of either kind.
+    static CALLS: Cell<i64> = const { Cell::new(0) };
+    /// Of whose locks none may be held in such a call.
+    static PROBE: Cell<Option<&'static Probe>> = const { Cell::new(None) };
+    static HELD: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Items on no list, one for each slot of a domain: removing such a one tells who holds the slot.
+struct Probe {
+    items: Vec<Pin<Box<Item>>>,
+}
+
+fn look() {
+    CALLS.set(CALLS.get() + 1);
+    let Some(probe) = PROBE.take() else { return };
+    for item in &probe.items {
+        if item.link.try_remove() == Err(LockError::Deadlock) {
+            HELD.set(HELD.get() + 1);
+        }
+    }
+    PROBE.set(Some(probe));
+}
+
+struct Watching;
+
+// SAFETY: the system's allocator, which may refuse, as any may; nothing here unwinds or allocates.
+unsafe impl GlobalAlloc for Watching {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        look();
+        let left = LEFT.get();
+        if left == 0 {
+            return std::ptr::null_mut();
+        }
+        LEFT.set((left - 1).max(-1));
+        BYTES.set(BYTES.get() + layout.size() as i64);
+        // SAFETY: the caller's promises are handed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        look();
+        BYTES.set(BYTES.get() - layout.size() as i64);
+        // SAFETY: the caller's promises are handed on.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Watching = Watching;
+
+struct Item {
+    n: usize,
+    link: Link,
+}
+
+linked!(Item => link);
+
+fn item(n: usize, domain: &Domain) -> Pin<Box<Item>> {
+    Box::pin(Item { n, link: Link::new(domain) })
+}
+
+fn cpus() -> impl Iterator<Item = CpuId> {
+    (0..percpu::sync::cpu::possible() as u32).map(CpuId::new)
+}
+
+/// Runs `f`, during which nothing is allocated or freed under a lock of the domain.
+fn watched<R>(domain: &Domain, f: impl FnOnce() -> R) -> R {
+    let list = IntrusiveList::new_in(domain);
+    let items = cpus().map(|cpu| {
+        let item = item(0, domain);
+        list.insert_on(cpu, item.as_ref()).unwrap();
+        assert_eq!(list.remove(&item), Ok(true));
+        item
+    });
+    let probe = Box::into_raw(Box::new(Probe { items: items.collect() }));
+    HELD.set(0);
+    // SAFETY: freed below, when nobody uses it any more.
+    PROBE.set(Some(unsafe { &*probe }));
+    let result = f();
+    PROBE.set(None);
+    assert_eq!(HELD.get(), 0, "the allocator was called with a lock held");
+    // SAFETY: from `into_raw` above.
+    drop(unsafe { Box::from_raw(probe) });
+    result
+}
+
+/// Refuses the first allocation of `f`, then the second, and so on until it succeeds: `f` says whether
+/// it was refused, and `check` that nothing came of it.
+fn fails_cleanly(mut f: impl FnMut() -> bool, mut check: impl FnMut()) {
+    for refused in 0..100 {
+        LEFT.set(refused);
+        let was_refused = f();
+        LEFT.set(-1);
+        check();
+        if !was_refused {
+            assert!(refused > 0, "nothing was allocated: the case is void");
+            return;
+        }
+    }
+    panic!("refused for ever");
+}
+
+/// Memory for the check of a result.
+fn enough<R>(result: R) -> R {
+    LEFT.set(-1);
+    result
+}
+
+/// Where an array grows: its first cells, its first sizes, segments and directories.
+const FULL: [usize; 8] = [0, 8, 32, 128, 512, 1024, 1536, 3584];
+
+/// The check itself: an allocation in a locked walk is seen.
+#[test]
+fn the_watch_sees_an_allocation_under_a_lock() {
+    let list = PerCpuList::new();
+    let _entry = list.insert(1).unwrap();
+    let seen = std::panic::catch_unwind(|| {
+        watched(list.domain(), || list.for_each(|n| drop(Box::new(*n))).unwrap());
+    });
+    PROBE.set(None);
+    assert!(seen.is_err() && HELD.get() >= 2);
+}
+
+#[test]
+fn inv01_a_refused_allocation_changes_nothing_and_gives_the_value_back() {
+    for full in FULL {
+        let list = PerCpuList::new();
+        let cpu = CpuId::new(0);
+        let entries: Vec<_> =
+            (0..full).map(|n| list.insert_on(cpu, Box::new(n)).unwrap()).collect();
+        let mut value = Some(Box::new(usize::MAX));
+        let mut inserted = None;
+        let insert = || match enough(list.insert_on(cpu, value.take().unwrap())) {
+            Ok(entry) => {
+                inserted = Some(entry);
+                false
+            }
+            Err(error) => {
+                assert_eq!(error.reason, Refused::Alloc(AllocError::new()));
+                value = Some(error.value);
+                true
+            }
+        };
+        let mut lens = Vec::with_capacity(100);
+        fails_cleanly(insert, || {
+            list.validate();
+            lens.push(list.len());
+        });
+        let last = lens.pop();
+        assert!(lens.iter().all(|len| *len == full) && last == Some(full + 1));
+        assert_eq!(**inserted.as_deref().unwrap(), usize::MAX);
+        assert!(entries.iter().enumerate().all(|(n, entry)| ***entry == n && entry.is_linked()));
+    }
+}
+
+#[test]
+fn inv01_an_intrusive_item_stays_where_it_was_when_memory_is_out() {
+    for full in FULL {
+        let list = IntrusiveList::new();
+        let last = cpus().last().unwrap();
+        let items: Vec<_> = (0..full).map(|n| item(n, list.domain())).collect();
+        items.iter().for_each(|item| list.insert_on(last, item.as_ref()).unwrap());
+        let one = item(full, list.domain());
+        let (home, sum) = (one.link.slot(), items.iter().map(|item| item.n).sum::<usize>());
+        let insert = || match enough(list.insert_on(last, one.as_ref())) {
+            Ok(()) => false,
+            Err(error) => {
+                assert_eq!(error, Refused::Alloc(AllocError::new()));
+                assert!(!one.link.is_linked() && one.link.slot() == home);
+                true
+            }
+        };
+        fails_cleanly(insert, || list.validate());
+        assert!(one.link.is_linked() && one.link.slot() == last);
+        let mut seen = 0;
+        list.for_each(|item| seen += item.n).unwrap();
+        assert_eq!((list.len(), seen), (full + 1, sum + full));
+    }
+}
+
+#[test]
+fn a_list_says_that_memory_is_out() {
+    let domain = Domain::new();
+    fails_cleanly(|| PerCpuList::<u8>::try_new_in(&domain).is_err(), || ());
+    fails_cleanly(|| IntrusiveList::<Item>::try_new_in(&domain).is_err(), || ());
+}
+
+/// Growing and shrinking, in all the ways that change an array.
+#[test]
+fn inv01_nothing_is_allocated_or_freed_under_a_lock_by_an_owning_list() {
+    for policy in [SlotPolicy::PerCpu, SlotPolicy::Fixed(1)] {
+        let domain = Domain::with_policy(policy);
+        watched(&domain, || {
+            let list = PerCpuList::new_in(&domain);
+            let fill = || -> Vec<_> {
+                (0..5000).map(|n| list.insert_on(CpuId::new(0), Box::new(n)).unwrap()).collect()
+            };
+            drop(fill()); // each alone
+            let entries = fill();
+            entries.into_iter().for_each(|entry| entry.defer_remove());
+            list.flush().unwrap();
+            let entries = fill();
+            entries.into_iter().for_each(|entry| entry.defer_remove());
+            drop(list.lock_all().unwrap());
+            let entries = fill();
+            let mut walk = list.iter();
+            drop(walk.next().unwrap().unwrap());
+            drop(entries); // holes
+            drop(walk);
+            let entries = fill();
+            assert_eq!(list.drain().count(), 5000);
+            drop(entries);
+            fill().into_iter().for_each(std::mem::forget);
+            drop(list);
+        });
+    }
+}
+
+#[test]
+fn inv01_nothing_is_allocated_or_freed_under_a_lock_by_an_intrusive_list() {
+    let domain = Domain::new();
+    let items: Vec<_> = (0..5000).map(|n| item(n, &domain)).collect();
+    watched(&domain, || {
+        let list = IntrusiveList::new_in(&domain);
+        let fill = || {
+            for item in &items {
+                list.insert_on(CpuId::new(0), item.as_ref()).unwrap();
+            }
+        };
+        fill();
+        items.iter().for_each(|item| assert_eq!(list.remove(item), Ok(true)));
+        fill();
+        assert_eq!(list.retain(|item| item.n % 10 == 0), Ok(4500));
+        assert_eq!(list.drain(), Ok(500));
+        fill();
+        let mut walk = list.iter_pinned(|item| Some(item.n));
+        walk.next().unwrap().unwrap();
+        assert_eq!(list.drain(), Ok(5000));
+        drop(walk);
+        fill();
+        drop(list);
+    });
+}
+
+/// As a signal handler may interrupt an allocation, neither is what is for handlers one.
+#[test]
+fn inv14_what_is_for_signal_handlers_calls_no_allocator() {
+    let domain = Domain::new();
+    let items: Vec<_> = (0..5000).map(|n| item(n, &domain)).collect();
+    let (first, last) = (CpuId::new(0), cpus().last().unwrap());
+    let list = IntrusiveList::new_in(&domain);
+    let quietly = |f: &mut dyn FnMut()| {
+        let before = CALLS.get();
+        f();
+        assert_eq!(CALLS.get(), before);
+    };
+    for by_link in [false, true] {
+        items.iter().for_each(|item| list.insert_on(first, item.as_ref()).unwrap());
+        quietly(&mut || {
+            for item in &items {
+                let remove = || {
+                    if by_link { item.link.try_remove() } else { list.try_remove(item) }
+                };
+                assert_eq!([remove(), remove()], [Ok(true), Ok(false)]);
+            }
+        });
+    }
+    let list = Arc::new(PerCpuList::new_in(&domain));
+    let mut entries: Vec<_> =
+        (0..5000).map(|n| Some(list.insert_arc_on(last, Box::new(n)).unwrap())).collect();
+    quietly(&mut || entries.iter_mut().for_each(|entry| entry.take().unwrap().defer_remove()));
+    list.flush().unwrap();
+    assert_eq!(list.len(), 0);
+}
+
+/// Whatever is on a list when it goes, its memory comes back.
+#[test]
+fn inv13_no_byte_is_left_of_a_list() {
+    static DROPPED: AtomicI64 = AtomicI64::new(0);
+    struct Counted(#[expect(dead_code, reason = "memory of its own")] Box<u64>);
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            DROPPED.fetch_add(1, Relaxed);
+        }
+    }
+    let value = |n| Counted(Box::new(n));
+    drop(PerCpuList::<u8>::new()); // what is made once in a process
+    let before = BYTES.get();
+    for many in [0, 1, 9, 600, 3000] {
+        let began = DROPPED.load(Relaxed);
+        let made = Cell::new(0);
+        {
+            let list = PerCpuList::new();
+            let fill = || -> Vec<_> {
+                made.set(made.get() + many);
+                let cpu = |n| CpuId::new((n % cpus().count() as u64) as u32);
+                (0..many as u64).map(|n| list.insert_on(cpu(n), value(n)).unwrap()).collect()
+            };
+            fill().into_iter().for_each(|entry| entry.defer_remove());
+            let entries = fill();
+            assert_eq!(list.drain().take(many / 2).count(), many / 2);
+            drop(entries);
+            let mut entries = fill();
+            let kept = entries.pop().map(|entry| entry.into_ref().unwrap());
+            entries.into_iter().for_each(std::mem::forget);
+            drop(list);
+            assert_eq!(
+                DROPPED.load(Relaxed) - began,
+                made.get() as i64 - i64::from(kept.is_some())
+            );
+        }
+        {
+            let list = Arc::new(PerCpuList::new());
+            let entries: Vec<_> =
+                (0..many as u64).map(|n| list.insert_arc(value(n)).unwrap()).collect();
+            made.set(made.get() + many);
+            drop(list);
+            drop(entries); // the last takes the list with it
+        }
+        {
+            let domain = Domain::new();
+            let list = IntrusiveList::new_in(&domain);
+            let items: Vec<_> = (0..many).map(|n| item(n, &domain)).collect();
+            items.iter().for_each(|item| list.insert(item.as_ref()).unwrap());
+            drop(list);
+            assert!(items.iter().all(|item| !item.link.is_linked()));
+            let other = IntrusiveList::new_in(&domain);
+            items.iter().for_each(|item| other.insert(item.as_ref()).unwrap());
+            assert_eq!(other.len(), many);
+            drop(items);
+            assert_eq!(other.len(), 0);
+        }
+        assert_eq!(DROPPED.load(Relaxed) - began, made.get() as i64);
+        assert_eq!(BYTES.get(), before, "{many}");
+    }
+}

@@ -1,0 +1,203 @@
+//! A panic of the caller's code leaves every lock usable, and loses nobody else's value.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use percpu_list::{CpuId, IntrusiveList, Link, PerCpuList, linked};
+
+static CPU: CpuId = CpuId::new(0);
+
+/// Counts its drop, and then panics if it is to.
+struct Bomb<'a> {
+    dropped: &'a AtomicUsize,
+    armed: bool,
+}
+
+impl Drop for Bomb<'_> {
+    fn drop(&mut self) {
+        self.dropped.fetch_add(1, Relaxed);
+        if self.armed {
+            resume_unwind(Box::new("the value's own"));
+        }
+    }
+}
+
+fn panics(f: impl FnOnce()) -> bool {
+    catch_unwind(AssertUnwindSafe(f)).is_err()
+}
+
+/// Nothing is locked, and everything works.
+fn usable<'a>(list: &PerCpuList<Bomb<'a>>, dropped: &'a AtomicUsize, linked: usize) {
+    list.validate();
+    list.flush().unwrap();
+    assert_eq!((list.lock_all().unwrap().len(), list.len()), (linked, linked));
+    let before = dropped.load(Relaxed);
+    for cpu in 0..percpu::sync::cpu::possible() as u32 {
+        drop(list.insert_on(CpuId::new(cpu), Bomb { dropped, armed: false }).unwrap());
+    }
+    assert_eq!(dropped.load(Relaxed) - before, percpu::sync::cpu::possible());
+}
+
+#[test]
+fn inv17_a_panic_in_a_locked_walk_unlocks() {
+    let dropped = &AtomicUsize::new(0);
+    let list = PerCpuList::new();
+    let _entries = [(); 3].map(|()| list.insert(Bomb { dropped, armed: false }).unwrap());
+    assert!(panics(|| list.for_each(|_| resume_unwind(Box::new(()))).unwrap()));
+    usable(&list, dropped, 3);
+    assert!(panics(|| {
+        let _snapshot = list.lock_all().unwrap();
+        resume_unwind(Box::new(()));
+    }));
+    usable(&list, dropped, 3);
+    assert!(panics(|| {
+        let _found = list.iter().next().unwrap().unwrap();
+        resume_unwind(Box::new(()));
+    }));
+    usable(&list, dropped, 3);
+}
+
+#[test]
+fn inv17_a_value_that_panics_in_its_drop_is_off_the_list() {
+    let dropped = &AtomicUsize::new(0);
+    let list = PerCpuList::new();
+    let _other = list.insert(Bomb { dropped, armed: false }).unwrap();
+    let bomb = || list.insert(Bomb { dropped, armed: true }).unwrap();
+    for (way, f) in [
+        &(|| drop(bomb())) as &dyn Fn(),
+        &|| drop(bomb().remove()),
+        &|| drop(bomb().into_ref()),
+        &|| {
+            let entry = bomb();
+            entry.defer_remove();
+            list.flush().unwrap();
+        },
+        &|| {
+            bomb().defer_remove();
+            drop(list.lock_all().unwrap());
+        },
+        &|| {
+            bomb().defer_remove();
+            for found in list.iter() {
+                drop(found.unwrap());
+            }
+        },
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let before = dropped.load(Relaxed);
+        assert!(panics(f), "way {way}");
+        assert_eq!(dropped.load(Relaxed), before + 1, "way {way}");
+        usable(&list, dropped, 1);
+    }
+}
+
+/// One of many that are dropped together panics: the others are dropped all the same.
+#[test]
+fn inv17_the_others_are_dropped_all_the_same() {
+    let dropped = &AtomicUsize::new(0);
+    let value = |armed| Bomb { dropped, armed };
+    let list = PerCpuList::new();
+    let defer_at_once = || {
+        let entries = [0, 1, 2, 3, 4].map(|n| list.insert_on(CPU, value(n == 2)).unwrap());
+        entries.into_iter().for_each(|entry| entry.defer_remove());
+    };
+    let began = dropped.load(Relaxed);
+
+    // The entry, or the value, of whoever settles them is not lost.
+    let entry = list.insert_on(CPU, value(false)).unwrap();
+    defer_at_once();
+    assert!(panics(|| drop(entry)));
+    assert_eq!(dropped.load(Relaxed) - began, 6, "by a drop");
+    usable(&list, dropped, 0);
+
+    let began = dropped.load(Relaxed);
+    defer_at_once();
+    assert!(panics(|| drop(list.insert_on(CPU, value(false)).unwrap())));
+    assert_eq!(dropped.load(Relaxed) - began, 6, "by an addition");
+    usable(&list, dropped, 0);
+
+    for (way, settle) in [
+        &(|| list.flush().unwrap()) as &dyn Fn(),
+        &|| drop(list.lock_all().unwrap()),
+        &|| assert_eq!(list.iter().count(), 0),
+        &|| assert_eq!(list.drain().count(), 0),
+        &|| list.for_each(|_| ()).unwrap(),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let began = dropped.load(Relaxed);
+        defer_at_once();
+        assert!(panics(settle), "way {way}");
+        assert_eq!(dropped.load(Relaxed) - began, 5, "way {way}");
+        usable(&list, dropped, 0);
+    }
+
+    // A drain that is given up, and a list with entries that were forgotten.
+    let began = dropped.load(Relaxed);
+    let entries = [0, 1, 2].map(|n| list.insert_on(CPU, value(n == 1)).unwrap());
+    let drained: Vec<_> = list.drain().map(Result::unwrap).collect();
+    drop(drained);
+    assert!(panics(|| drop(entries)));
+    assert_eq!(dropped.load(Relaxed) - began, 3);
+    usable(&list, dropped, 0);
+    let began = dropped.load(Relaxed);
+    for n in 0..5 {
+        std::mem::forget(list.insert_on(CPU, value(n == 3)).unwrap());
+    }
+    assert!(panics(|| drop(list)));
+    assert_eq!(dropped.load(Relaxed) - began, 5);
+}
+
+struct Item {
+    n: u32,
+    link: Link,
+}
+
+linked!(Item => link, drop = |this| if this.n == 7 {
+    resume_unwind(Box::new(()));
+});
+
+#[test]
+fn inv17_an_intrusive_list_after_a_panic() {
+    let list = IntrusiveList::new();
+    let items: Vec<Pin<Arc<Item>>> =
+        (0..7).map(|n| Arc::pin(Item { n, link: Link::new(list.domain()) })).collect();
+    items.iter().for_each(|item| list.insert_on(CPU, item.as_ref()).unwrap());
+    let usable = |linked| {
+        list.validate();
+        let one = Arc::pin(Item { n: 0, link: Link::new(list.domain()) });
+        for cpu in 0..percpu::sync::cpu::possible() as u32 {
+            list.insert_on(CpuId::new(cpu), one.as_ref()).unwrap();
+            assert_eq!(list.remove(&one), Ok(true));
+        }
+        assert_eq!((list.lock_all().unwrap().len(), list.len()), (linked, linked));
+    };
+    assert!(panics(|| list.for_each(|_| resume_unwind(Box::new(()))).unwrap()));
+    usable(7);
+    let mut asked = 0;
+    assert!(panics(|| {
+        let _ = list.retain(|_| {
+            asked += 1;
+            if asked == 4 { resume_unwind(Box::new(())) } else { asked % 2 == 0 }
+        });
+    }));
+    usable(5);
+    let mut walk =
+        list.iter_pinned(
+            |item| if item.n % 2 == 0 { Some(item.n) } else { resume_unwind(Box::new(())) },
+        );
+    while catch_unwind(AssertUnwindSafe(|| walk.next())).map_or(true, |next| next.is_some()) {}
+    drop(walk);
+    usable(5);
+    let bomb = Box::pin(Item { n: 7, link: Link::new(list.domain()) });
+    list.insert_on(CPU, bomb.as_ref()).unwrap();
+    assert!(panics(|| drop(bomb)));
+    usable(5);
+    assert_eq!(list.drain(), Ok(5));
+}

@@ -1,0 +1,10 @@
+//! Both kinds of list of percpu-list against the models of `crates/percpu-list/tests`: items and values
+//! are really freed, under the address sanitizer.
+#![no_main]
+
+#[path = "../../crates/percpu-list/tests/list_ops/mod.rs"]
+mod driven;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+    driven::run(input);
+});
