@@ -19,8 +19,7 @@ use crate::sync::native::OnceLock;
 use crate::sync::native::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
-/// When a structure was made: how many forks there were between this process and the first one
-/// that asked.
+/// When a structure was made: in which process of a line of parents and children.
 ///
 /// Not covered by semantic versioning: for the other crates of the workspace, whose structures wait
 /// for threads too.
@@ -29,15 +28,26 @@ use crate::sync::{Mutex, MutexGuard};
 pub struct Generation(u64);
 
 impl Generation {
-    /// The generation of this process.
+    /// The generation of this process. Wait-free but for the first call of all; later ones may be
+    /// made in a signal handler.
     #[must_use]
     pub fn current() -> Self {
-        settle();
-        // Ordering: Relaxed; a number that only grows, and `settle` ordered what it counts.
-        Self(NUMBER.load(Ordering::Relaxed))
+        let Some(word) = page() else { return Self(0) };
+        // Ordering: Relaxed, here and below; the number is the whole message.
+        let seen = word.load(Ordering::Relaxed);
+        if seen != WIPED {
+            return Self(seen - 1);
+        }
+        // Drawn before it is shown: a child of this child, at whatever moment, draws a later one.
+        let drawn = DRAWN.fetch_add(1, Ordering::Relaxed) + 1;
+        // Of threads that draw at the same time, or of a thread and its signal handler, one wins.
+        match word.compare_exchange(WIPED, drawn + 1, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => Self(drawn),
+            Err(first) => Self(first - 1),
+        }
     }
 
-    /// How many forks that is: never the same in a child as in its parent.
+    /// A number that is larger in a child than in its parent.
     pub(crate) fn number(self) -> u64 {
         self.0
     }
@@ -45,12 +55,9 @@ impl Generation {
     /// True if a structure made in this generation was copied by a fork since, and not adopted.
     #[must_use]
     pub fn is_inherited(self) -> bool {
-        settle();
-        // Ordering: Relaxed, both; written by `settle` and `adopt` before this process has a
-        // structure or a thread to wait for.
-        let adopted = ADOPTED.load(Ordering::Relaxed);
-        let number = NUMBER.load(Ordering::Relaxed);
-        (adopted..number).contains(&self.0)
+        let here = Self::current();
+        // Ordering: Relaxed; who misses an `adopt` of this moment refuses to wait once more.
+        self != here && ADOPTED.load(Ordering::Relaxed) != here.0
     }
 
     /// Locks a mutex of a structure made in this generation; refuses to wait for it if the
@@ -68,44 +75,22 @@ impl Generation {
     }
 }
 
-/// Forks seen so far.
-static NUMBER: AtomicU64 = AtomicU64::new(0);
-/// Structures of generations below this one count as made by this process.
+/// The last number that a process of this line drew for itself; the first process has 0.
+static DRAWN: AtomicU64 = AtomicU64::new(0);
+/// The process of that number took what it inherited for its own.
 static ADOPTED: AtomicU64 = AtomicU64::new(0);
 
-/// What the word in the wiped page says.
+/// What the word in the wiped page says before this process has drawn its number. After it the word
+/// is one more than the number.
 const WIPED: u64 = 0;
-const SETTLED: u64 = 1;
-const SETTLING: u64 = 2;
 
 /// Makes every structure that this process inherited its own: call it in a fork child whose parent
 /// had, at the fork, no other thread that used this crate.
 ///
 /// Where that is not so, a later wait may last for ever. Outside a fork child it does nothing.
 pub fn adopt() {
-    settle();
-    // Ordering: Relaxed, both; see `is_inherited`.
-    ADOPTED.store(NUMBER.load(Ordering::Relaxed), Ordering::Relaxed);
-}
-
-/// Counts the fork, if there was one since the last call.
-fn settle() {
-    let Some(word) = page() else { return };
-    // Ordering: Acquire pairs with the Release below; it carries NUMBER and ADOPTED.
-    while word.load(Ordering::Acquire) != SETTLED {
-        let ours =
-            word.compare_exchange(WIPED, SETTLING, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        if ours {
-            // Ordering: Relaxed, both; published by the Release below.
-            NUMBER.fetch_add(1, Ordering::Relaxed);
-            ADOPTED.store(0, Ordering::Relaxed);
-            // Ordering: Release pairs with the Acquire above.
-            word.store(SETTLED, Ordering::Release);
-        }
-        // Else another thread of this child is between the two: a fork in between wipes the page,
-        // so its child does not wait for that thread.
-        std::hint::spin_loop();
-    }
+    // Ordering: Relaxed; see `is_inherited`.
+    ADOPTED.store(Generation::current().0, Ordering::Relaxed);
 }
 
 /// The word that a fork child finds wiped; `None` if the kernel refused the page, and then no fork
@@ -131,7 +116,7 @@ fn page() -> Option<&'static AtomicU64> {
         // SAFETY: zeroed memory is an `AtomicU64` of 0; it is never unmapped.
         let word = unsafe { word.as_ref() };
         // Ordering: Relaxed; the `OnceLock` publishes it.
-        word.store(SETTLED, Ordering::Relaxed);
+        word.store(WIPED + 1, Ordering::Relaxed);
         Some(word)
     })
 }
@@ -155,6 +140,20 @@ mod tests {
             seen && !here.is_inherited()
         }));
         assert!(!here.is_inherited(), "the parent goes on");
+        assert_eq!(Generation::current(), here);
+    }
+
+    #[test]
+    fn inv15_all_threads_of_a_child_find_one_generation() {
+        let here = Generation::current();
+        for _ in 0..20 {
+            assert!(in_child(|| {
+                let threads = [(); 4].map(|()| std::thread::spawn(Generation::current));
+                let found = threads.map(|thread| thread.join().unwrap());
+                let (first, mine) = (found[0], Generation::current());
+                first != here && mine == first && found.iter().all(|&other| other == first)
+            }));
+        }
         assert_eq!(Generation::current(), here);
     }
 
