@@ -332,8 +332,8 @@ both_kinds! {
         assert!(lock.global().is_ok(), "the parent goes on");
     }
 
-    /// The parent has threads that wait at the fork: the child's unlock wakes nobody, and does not
-    /// wait for a mutex that one of them may have held.
+    /// The parent has threads that wait at the fork: the child's unlock wakes nobody, and waits for
+    /// none of them.
     #[test]
     fn inv15_a_fork_child_unlocks_what_others_waited_for() {
         let lock = &Lock::new(|_| 0);
@@ -491,6 +491,81 @@ fn plain_a_thread_that_holds_a_later_slot_is_not_left_waiting_for_an_earlier_one
     let first = lock.local_on(low).unwrap(); // descending, but free
     drop((first, second));
     assert!(lock.try_global().is_ok());
+}
+
+/// As many slots as were asked for: more than CPUs, or fewer.
+#[test]
+fn plain_a_lock_of_so_many_slots() {
+    let capacity = topology().capacity();
+    for count in [1, 2, capacity, capacity + 3] {
+        let mut lock = LgLock::try_with_slots(count, CpuId::get).unwrap();
+        let slots: Vec<CpuId> = (0..count as u32).map(CpuId::new).collect();
+        assert_eq!(lock.capacity(), count);
+        for &slot in &slots {
+            *lock.local_on(slot).unwrap() += 1;
+        }
+        let (end, last) = (CpuId::new(count as u32), slots[count - 1]);
+        assert_eq!(lock.local_on(end).err(), Some(LockError::NoSuchCpu(end)));
+        match lock.pair(last, ZERO) {
+            Ok(mut both) => *both.get_mut().1 += 1,
+            Err(error) => assert_eq!((count, error), (1, LockError::SameSlot(ZERO))),
+        }
+        let values: Vec<u32> = lock.global().unwrap().iter().map(|(_, value)| *value).collect();
+        let first = 1 + u32::from(count > 1);
+        assert!(values.iter().copied().eq((1..=count as u32).map(|n| if n == 1 {
+            first
+        } else {
+            n
+        })));
+        assert_eq!(lock.iter_mut().len(), count);
+    }
+    assert!(LgLock::try_with_slots(usize::MAX, |_| ()).is_err());
+    assert!(LgLock::try_with_slots(1 << 32, |_| ()).is_err());
+}
+
+/// The slot of a CPU that such a lock has none for is an error, on every CPU.
+#[test]
+fn plain_local_on_a_cpu_without_a_slot_is_an_error() {
+    thread::spawn(|| {
+        let (none, one) = (|_| -> u8 { unreachable!() }, |_| 0_u8);
+        let none = LgLock::try_with_slots(0, none).unwrap();
+        let one = LgLock::try_with_slots(1, one).unwrap();
+        for cpu in allowed_cpus() {
+            pin_to(&[cpu]);
+            let here = percpu::current_cpu();
+            let refused = Some(LockError::NoSuchCpu(here));
+            assert_eq!(none.local().err(), refused);
+            assert_eq!(none.try_local().err(), refused);
+            let refused = refused.filter(|_| here != ZERO);
+            assert_eq!(one.local().err(), refused);
+            assert_eq!(one.try_local().err(), refused);
+        }
+        assert_eq!(none.global().unwrap().capacity(), 0);
+    })
+    .join()
+    .unwrap();
+}
+
+#[test]
+fn plain_a_thread_knows_what_it_holds() {
+    let lock = LgLock::try_with_slots(3, |_| 0).unwrap();
+    let held = || [0, 1, 2, 3].map(|slot| lock.is_held_by_me(CpuId::new(slot)));
+    assert_eq!(held(), [false; 4]);
+    let guard = lock.local_on(CpuId::new(1)).unwrap();
+    assert_eq!(held(), [false, true, false, false]);
+    thread::scope(|s| {
+        s.spawn(|| {
+            assert_eq!(held(), [false; 4], "another thread's");
+            let _other = lock.local_on(ZERO).unwrap();
+            assert_eq!(held(), [true, false, false, false]);
+        });
+    });
+    drop(guard);
+    assert_eq!(held(), [false; 4]);
+    let all = lock.global().unwrap();
+    assert_eq!(held(), [true, true, true, false], "there is no slot 3");
+    drop(all);
+    assert_eq!(held(), [false; 4]);
 }
 
 /// Adds 1 in a way that a second thread inside would spoil.

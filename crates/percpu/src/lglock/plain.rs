@@ -48,7 +48,7 @@ use super::slot::{HELD, Hold, Slot};
 /// }
 /// ```
 pub struct LgLock<T> {
-    /// One for every CPU below `cpu::possible()`.
+    /// One for every CPU below `cpu::possible()`, unless made by `try_with_slots`.
     pub(super) slots: Box<[Slot<T>]>,
 }
 
@@ -73,7 +73,22 @@ impl<T> LgLock<T> {
     ///
     /// [`AllocError`] if memory is out.
     pub fn try_new(init: impl FnMut(CpuId) -> T) -> Result<Self, AllocError> {
-        Ok(Self { slots: Slot::all(init)? })
+        Self::try_with_slots(cpu::possible(), init)
+    }
+
+    /// Makes `count` slots, whatever CPUs there are, with the value that `init` gives for each.
+    ///
+    /// Such a lock is for [`local_on`](Self::local_on), [`pair`](Self::pair) and
+    /// [`global`](Self::global), where [`CpuId::new`] of an index below `count` names a slot. Only
+    /// here do [`local`](Self::local) and [`try_local`](Self::try_local) return
+    /// [`LockError::NoSuchCpu`]: on a CPU that has no slot. Otherwise as [`try_new`](Self::try_new).
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] if memory is out, or `count` is more than a `u32` holds.
+    #[doc(hidden)] // for the other crates of the workspace
+    pub fn try_with_slots(count: usize, init: impl FnMut(CpuId) -> T) -> Result<Self, AllocError> {
+        Ok(Self { slots: Slot::all(count, init)? })
     }
 
     /// How many slots there are: one for every CPU that may ever exist.
@@ -91,7 +106,7 @@ impl<T> LgLock<T> {
     /// [`LockError::Deadlock`] and [`LockError::Forked`], where it would otherwise wait.
     #[inline]
     pub fn local(&self) -> Result<LocalGuard<'_, T>, LockError> {
-        self.lock(self.here(), Mode::Wait)
+        self.lock(self.slot(cpu::current())?, Mode::Wait)
     }
 
     /// Locks the slot of the CPU that the caller runs on, if it is free. Never blocks.
@@ -101,7 +116,7 @@ impl<T> LgLock<T> {
     /// As [`local`](Self::local), and [`LockError::WouldBlock`] where that waits.
     #[inline]
     pub fn try_local(&self) -> Result<LocalGuard<'_, T>, LockError> {
-        self.lock(self.here(), Mode::Try)
+        self.lock(self.slot(cpu::current())?, Mode::Try)
     }
 
     /// Locks the slot of `cpu`. Blocks while another thread holds it.
@@ -197,9 +212,17 @@ impl<T> LgLock<T> {
         unsafe { IterMut::new(&self.slots) }
     }
 
-    #[inline(always)]
-    fn here(&self) -> &Slot<T> {
-        &self.slots[cpu::current().index()]
+    /// Whether the calling thread holds the slot of `cpu`; false if there is none. Wait-free.
+    ///
+    /// A signal handler may be told false for what it interrupted in the first or last instructions
+    /// of the hold.
+    #[doc(hidden)] // for the other crates of the workspace
+    #[inline]
+    #[must_use]
+    pub fn is_held_by_me(&self, cpu: CpuId) -> bool {
+        // Ordering: Relaxed; only this thread stores its id, as in `take_slow`.
+        let mine = |slot: &Slot<T>| slot.owner.load(Ordering::Relaxed) == thread_id();
+        self.slots.get(cpu.index()).is_some_and(mine)
     }
 
     #[inline(always)]
@@ -219,7 +242,10 @@ impl<T> LgLock<T> {
         // SAFETY: `take` took the word, so there is no other `Hold`.
         let hold = unsafe { Hold::of(slot) };
         #[cfg(any(offlock_loom, offlock_shuttle))]
-        let hold = hold.beside(slot.cpu, &self.slots[1 - slot.cpu.index()].word);
+        let hold = match self.slots.get(slot.cpu.index() ^ 1) {
+            Some(other) => hold.beside(slot.cpu, &other.word),
+            None => hold,
+        };
         // SAFETY: the word is the slot's, and whoever holds that has the value.
         Ok(unsafe { LocalGuard::new(slot, hold) })
     }

@@ -5,7 +5,9 @@ use crate::error::AllocError;
 use crate::park::{Parker, Wake};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
-use crate::sync::{cpu, mutant};
+#[cfg(any(offlock_loom, offlock_shuttle))]
+use crate::sync::cpu;
+use crate::sync::mutant;
 
 /// The word of a slot that is held. Not the owner's id: an exchange of a constant takes a free word
 /// and changes nothing of a held one, and is a tenth faster than a compare-exchange.
@@ -32,13 +34,16 @@ pub(super) struct Slot<T> {
 unsafe impl<T: Send> Sync for Slot<T> {}
 
 impl<T> Slot<T> {
-    /// A slot for every CPU that may ever exist, ascending, all free.
-    pub(super) fn all(mut init: impl FnMut(CpuId) -> T) -> Result<Box<[Self]>, AllocError> {
-        let capacity = cpu::possible();
+    /// So many slots, ascending from 0, all free.
+    pub(super) fn all(
+        count: usize,
+        mut init: impl FnMut(CpuId) -> T,
+    ) -> Result<Box<[Self]>, AllocError> {
+        let end = u32::try_from(count).map_err(|_| AllocError::new())?;
         let mut slots = Vec::new();
-        slots.try_reserve_exact(capacity).map_err(|_| AllocError::new())?;
-        slots.extend((0..capacity).map(|index| {
-            let cpu = CpuId::new(index as u32);
+        slots.try_reserve_exact(count).map_err(|_| AllocError::new())?;
+        slots.extend((0..end).map(|index| {
+            let cpu = CpuId::new(index);
             Self {
                 word: AtomicU64::new(0),
                 owner: AtomicU64::new(0),
@@ -157,12 +162,13 @@ impl Drop for Hold<'_> {
 mod tests {
     use super::*;
     use crate::lglock::{BiasedLgLock, LgLock};
+    use crate::sync::cpu;
 
     /// Whatever the size of the value, and with what an unlock looks at on the line of the word.
     #[test]
     fn inv18_slots_of_different_cpus_never_share_a_line() {
         fn check<T: Default>() {
-            let slots = Slot::<T>::all(|_| T::default()).unwrap();
+            let slots = Slot::<T>::all(cpu::possible(), |_| T::default()).unwrap();
             for slot in &slots {
                 assert_eq!(std::ptr::from_ref(slot).addr() % 128, 0);
             }
