@@ -1,25 +1,29 @@
 //! Waiting until a word changes, at no price for whoever changes it while nobody waits.
 //!
 //! ```text
-//!   releaser                         waiter
-//!   word = 0            (Release)    waiters += 1
-//!   light()                          heavy()
-//!   waiters != 0? lock, notify       lock; while word != 0 { wait }; waiters -= 1
+//!   releaser                            waiter
+//!   word = 0            (Release)       waiters += 1
+//!   light()                             heavy()
+//!   waiters != 0?                       loop: seen = changed             (Acquire)
+//!     changed += 1      (Release)             word == 0? waiters -= 1, done
+//!     wake                                    sleep while changed == seen
 //! ```
 //!
 //! # Invariants
 //!
-//! 1. No wake-up is lost. Either the releaser's `light` is after the waiter's `heavy`, and the
-//!    releaser sees the waiter, whom its mutex finds before the check or in the wait; or it is
-//!    before, and the check sees the released word.
+//! 1. No wake-up is lost. Either the releaser's `light` is before the waiter's `heavy`, and the
+//!    waiter's checks see the released word; or it is after it, and the releaser sees the waiter and
+//!    changes `changed`. A waiter that looked at that before is woken, or does not fall asleep; one
+//!    that looks at it later sees the released word behind it.
 //! 2. `waiters` counts a waiter from before its first check behind `heavy` until it has what it
 //!    waits for: one `heavy` covers all its checks.
-//! 3. The mutex of an inherited parker is never locked: a thread that does not exist may hold it.
+//! 3. A release takes no lock, waits for nobody and leaves `errno` alone: a signal handler may make
+//!    one, whatever it interrupts, be it a release or a wait of the same parker.
 
 use crate::fence::{Strategy, compiler_fence, heavy, light, strategy};
 use crate::fork::Generation;
 use crate::sync::atomic::{AtomicU32, Ordering};
-use crate::sync::{Condvar, Mutex, hint, mutant, thread};
+use crate::sync::{Futex, hint, mutant, thread};
 
 /// Checks before parking: some with a pause that doubles, the rest with a `sched_yield`, for a
 /// holder that was preempted. A guess; none in a model, which has the same checks behind `heavy`.
@@ -43,9 +47,9 @@ pub(crate) enum Wake {
 #[derive(Debug)]
 pub(crate) struct Parker {
     waiters: AtomicU32,
+    /// Advances with every release that sees a waiter.
+    changed: Futex,
     wake: Wake,
-    mutex: Mutex<()>,
-    changed: Condvar,
     born: Generation,
 }
 
@@ -56,9 +60,8 @@ impl Parker {
                 Strategy::Membarrier => 0,
                 _ => FENCED,
             }),
+            changed: Futex::new(),
             wake,
-            mutex: Mutex::new(()),
-            changed: Condvar::new(),
             born: Generation::current(),
         }
     }
@@ -94,18 +97,19 @@ impl Parker {
             return;
         }
         if self.is_inherited() {
-            return; // invariant 3; and nobody waits, since nobody may
+            return; // counted by the parent: nobody waits here, since nobody may
         }
-        // Held for the notification, so that it does not fall between a waiter's check and wait.
-        let _held = self.mutex.lock();
+        if !mutant("lglock-unlock-changes-nothing") {
+            self.changed.advance();
+        }
         if self.wake == Wake::One || mutant("lglock-wakes-one-of-many") {
-            self.changed.notify_one();
+            self.changed.wake_one();
         } else {
-            self.changed.notify_all();
+            self.changed.wake_all();
         }
     }
 
-    /// Waits until `attempt` gives something. Not for an inherited parker: see invariant 3.
+    /// Waits until `attempt` gives something. Not for an inherited parker: nobody wakes there.
     ///
     /// `attempt` must succeed once a word is released that it found taken, and take no time.
     #[cfg_attr(
@@ -132,17 +136,19 @@ impl Parker {
         if !mutant("lglock-waiter-skips-heavy") {
             heavy(); // pairs with the `light` in `released`: invariant 1
         }
-        let mut held = self.mutex.lock();
-        if mutant("lglock-waiter-skips-the-check") {
-            self.changed.wait(&mut held);
-        }
+        let mut skip = mutant("lglock-waiter-skips-the-check");
         let got = loop {
-            if let Some(got) = attempt() {
-                break got;
+            let seen = self.changed.load();
+            if !std::mem::take(&mut skip) {
+                if let Some(got) = attempt() {
+                    break got;
+                }
             }
-            self.changed.wait(&mut held);
+            let late = mutant("lglock-waiter-looks-too-late");
+            let seen = if late { self.changed.load() } else { seen };
+            self.changed.wait(seen);
         };
-        // Ordering: Relaxed; a release that still counts us notifies for nothing.
+        // Ordering: Relaxed; a release that still counts us wakes for nothing.
         self.waiters.fetch_sub(1, Ordering::Relaxed);
         got
     }

@@ -7,6 +7,7 @@
 //! |---|---|---|---|
 //! | `atomic`, `Arc`, `thread`, `hint` | `std` | `loom` | `shuttle` |
 //! | `Mutex`, `Condvar` | a wrapper over `std`'s | the same, over `loom`'s | the same, over `shuttle`'s |
+//! | `Futex` | a word, and the kernel's call | a word, `Mutex` and `Condvar` | the same |
 //! | `WordLock` | a word, and a parker that is cold | the same | the same |
 //! | `cell::UnsafeCell` | `std`'s, transparent | `loom`'s: checks every access | `std`'s |
 //! | `global!`, `thread_local!` | `static`, `std`'s | one per run of the model | the same |
@@ -31,6 +32,7 @@ pub use self::imp::*;
 pub mod cell;
 pub mod quarantine;
 
+mod futex;
 mod lock;
 mod mutant;
 #[cfg(any(offlock_loom, offlock_shuttle))]
@@ -38,6 +40,7 @@ pub mod planted;
 #[cfg(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu))]
 pub mod virtual_cpu;
 
+pub use self::futex::Futex;
 pub use self::mutant::mutant;
 pub use crate::fork::Generation;
 pub use crate::word_lock::{WordGuard, WordLock};

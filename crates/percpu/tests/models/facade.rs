@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize as Uncounted, Ordering};
 use percpu::CpuId;
 use percpu::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, fence};
 use percpu::sync::quarantine::{Watched, free};
-use percpu::sync::{Arc, Condvar, Mutex, cpu, model, mutant, thread};
+use percpu::sync::{Arc, Condvar, Futex, Mutex, cpu, model, mutant, thread};
 
 /// A count that is read and written in two steps, so that only the lock makes it right.
 #[test]
@@ -101,6 +101,55 @@ fn notify_all_wakes_every_waiter() {
         shared.1.notify_all();
         for waiter in waiters {
             waiter.join().unwrap();
+        }
+    });
+}
+
+/// Sleeps until the flag beside the futex is up.
+fn sleep_until_up((futex, flag): &(Futex, AtomicU64)) {
+    loop {
+        let seen = futex.load();
+        // Ordering: Relaxed; the futex carries it.
+        if flag.load(Ordering::Relaxed) == 1 {
+            return;
+        }
+        futex.wait(seen);
+    }
+}
+
+/// A flag set before a change is seen behind it, and the change falls between no look and the sleep
+/// after it. Deadlocks otherwise.
+#[test]
+fn a_futex_wakes_who_looked_before_the_change() {
+    model(|| {
+        let shared = Arc::new((Futex::new(), AtomicU64::new(0)));
+        let sleeper = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || sleep_until_up(&shared)
+        });
+        // Ordering: Relaxed; the futex carries it.
+        shared.1.store(1, Ordering::Relaxed);
+        shared.0.advance();
+        shared.0.wake_one();
+        sleeper.join().unwrap();
+    });
+}
+
+/// Both sleepers return after one `wake_all`.
+#[test]
+fn a_futex_wakes_all() {
+    model(|| {
+        let shared = Arc::new((Futex::new(), AtomicU64::new(0)));
+        let sleepers = [(); 2].map(|()| {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || sleep_until_up(&shared))
+        });
+        // Ordering: Relaxed; the futex carries it.
+        shared.1.store(1, Ordering::Relaxed);
+        shared.0.advance();
+        shared.0.wake_all();
+        for sleeper in sleepers {
+            sleeper.join().unwrap();
         }
     });
 }
@@ -265,6 +314,9 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("condvar-notify-one-lost", "facade::notify_one_wakes_the_waiter"),
     ("flag-set-outside-the-lock", "facade::notify_one_wakes_the_waiter"),
     ("free-before-unlink", "facade::a_node_unlinked_under_the_lock_may_be_freed_after_it"),
+    ("futex-advance-is-relaxed", "facade::a_futex_wakes_who_looked_before_the_change"),
+    ("futex-sleeps-without-a-look", "facade::a_futex_wakes_who_looked_before_the_change"),
+    ("futex-wake-all-wakes-one", "facade::a_futex_wakes_all"),
     ("mutex-try-lock-refuses", "facade::try_lock_refuses_exactly_while_held"),
     ("put-is-relaxed", "facade::the_last_put_frees_after_every_read"),
     ("quarantine-canary-lives", "facade::a_double_free_is_caught"),
@@ -276,4 +328,4 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 ];
 
 /// Of these, what only loom can see.
-pub(super) const LOOM_ONLY: &[&str] = &["put-is-relaxed"];
+pub(super) const LOOM_ONLY: &[&str] = &["futex-advance-is-relaxed", "put-is-relaxed"];

@@ -190,6 +190,28 @@ fn plain_global_and_a_pair_exclude_each_other() {
     model(|| assert_eq!(two!(plain::make(), plain::global, plain::pair_backwards), [2, 2]));
 }
 
+/// As many slots as were asked for, on a machine that has another number of CPUs.
+#[test]
+fn plain_a_single_slot_excludes_and_a_third_is_one_more() {
+    model(|| {
+        let lock = LgLock::try_with_slots(1, |_| AtomicU64::new(0)).unwrap();
+        assert_eq!(two!(lock, plain::local, plain::remote), [2, 0]);
+    });
+    model(|| {
+        let lock = Arc::new(LgLock::try_with_slots(3, |_| AtomicU64::new(0)).unwrap());
+        let third = |lock: &Plain| add(&*lock.local_on(CpuId::new(2)).unwrap());
+        let other = thread::spawn({
+            let lock = Arc::clone(&lock);
+            move || third(&lock)
+        });
+        third(&lock);
+        other.join().unwrap();
+        let all = lock.try_global().expect("everything is free again");
+        let totals: Vec<_> = all.iter().map(|(_, value)| value.load(Ordering::Relaxed)).collect();
+        assert_eq!(totals, [0, 0, 2]);
+    });
+}
+
 /// Three for one slot: whoever is woken wakes the next.
 #[test]
 fn plain_three_on_one_slot_all_get_it() {
@@ -393,10 +415,13 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
         "lglock-unlock-asks-for-the-cpu",
         "lglock::inv02_biased_a_guard_unlocks_its_slot_after_a_migration",
     ),
+    ("lglock-unlock-changes-nothing", "lglock::plain_two_locals_exclude_each_other_on_a_slot"),
+    ("lglock-unlock-changes-nothing", "lglock::biased_local_and_global_exclude_each_other"),
     ("lglock-unlock-ignores-waiters", "lglock::plain_two_locals_exclude_each_other_on_a_slot"),
     ("lglock-unlock-ignores-waiters", "lglock::biased_local_and_global_exclude_each_other"),
     ("lglock-unlock-is-relaxed", "lglock::plain_two_locals_exclude_each_other_on_a_slot"),
     ("lglock-unlock-is-relaxed", "lglock::biased_two_locals_exclude_each_other_on_a_slot"),
+    ("lglock-waiter-looks-too-late", "lglock::plain_two_locals_exclude_each_other_on_a_slot"),
     ("lglock-waiter-skips-heavy", "lglock::plain_two_locals_exclude_each_other_on_a_slot"),
     ("lglock-waiter-skips-the-check", "lglock::plain_two_locals_exclude_each_other_on_a_slot"),
     ("lglock-wakes-one-of-many", "lglock::biased_a_local_and_a_global_both_wait_for_a_guard"),

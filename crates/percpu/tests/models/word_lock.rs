@@ -13,6 +13,8 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("word-lock-unlock-is-relaxed", "word_lock::one_thread_at_a_time_sees_what_the_last_one_did"),
     ("word-lock-takes-what-is-held", "word_lock::one_thread_at_a_time_sees_what_the_last_one_did"),
     ("word-lock-unlock-wakes-nobody", "word_lock::three_threads_are_all_woken"),
+    ("lglock-unlock-changes-nothing", "word_lock::three_threads_are_all_woken"),
+    ("lglock-waiter-looks-too-late", "word_lock::three_threads_are_all_woken"),
     ("lglock-waiter-skips-heavy", "word_lock::one_thread_at_a_time_sees_what_the_last_one_did"),
     ("lglock-waiter-skips-the-check", "word_lock::three_threads_are_all_woken"),
 ];
