@@ -75,8 +75,9 @@
 //!   thread that does not exist there they give [`Forked`] ([`fork`]); [`rcu`] has its own rules. If
 //!   another thread was in the first use of this crate at the moment of the fork, the child may wait
 //!   for it for ever: call [`capabilities`] before. A `vfork` child must not call anything here.
-//! - *A signal handler* may add to a counter that was used before, and get or put a reference of a
-//!   live object; the rest takes locks.
+//! - *A signal handler* may add to a counter that was used before, get or put a reference of a live
+//!   object, and use the `try_` methods of an [`LgLock`] that was used before ([`lglock`]); the rest
+//!   takes locks.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("percpu supports 64-bit Linux only: it needs rseq, membarrier and sysfs");

@@ -35,7 +35,11 @@
 //! lock made before the fork is told [`LockError::Forked`], and what is free can be locked;
 //! guards of the thread that forked are good in the child as well.
 //!
-//! Not for signal handlers: an unlock that wakes takes a mutex.
+//! A signal handler may use the `try_` methods of [`LgLock`], and drop their guards, if the lock was
+//! used before (in a library loaded at run time, by the interrupted thread). For a slot that the
+//! interrupted code holds they return [`LockError::Deadlock`], or [`LockError::WouldBlock`] if it was
+//! just about to lock or unlock it; they never wait, and leave `errno` alone. The methods that wait,
+//! and [`BiasedLgLock`], are not for handlers.
 //!
 //! The local-global split is that of Linux's `lglock` (`fs: scale files_lock`, 2010); the word with
 //! an owner, the gate and the section are ours.

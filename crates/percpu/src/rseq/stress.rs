@@ -8,14 +8,16 @@
 
 use std::env;
 use std::hint;
-use std::mem;
 use std::ptr;
 use std::thread;
 use std::time::{Duration, Instant};
 
+#[path = "../../tests/common/alarms.rs"]
+mod alarms;
 #[path = "../../tests/common/seconds.rs"]
 mod seconds;
 
+use self::alarms::{Alarms, handle};
 use self::seconds::stress_time;
 use super::{Armed, armed, usable};
 use crate::capabilities::Sections;
@@ -96,8 +98,8 @@ impl Armed {
     }
 }
 
-/// Nominal: a thread that does not run gets one signal for all that it missed.
-const SIGNAL_NANOS: libc::c_long = 50_000;
+/// Nominal; see [`Alarms`].
+const SIGNAL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// What a worker must get at least, per second of the test: a hundredth of the nominal, since eight
 /// of them share the CPUs of whatever machine this is.
@@ -108,54 +110,15 @@ thread_local! {
     static SIGNALS: AtomicU64 = const { AtomicU64::new(0) };
 }
 
-/// A timer that signals the thread that made it, every 50 us for as long as it lives. A signal to
-/// the process would go to an idle thread.
-struct Alarms {
-    timer: libc::timer_t,
-}
-
-impl Alarms {
-    fn start() -> Self {
-        extern "C" fn count(_: libc::c_int) {
-            // Ordering: Relaxed, both; only this thread has it.
-            SIGNALS.with(|n| n.store(n.load(Ordering::Relaxed) + 1, Ordering::Relaxed));
-        }
-        // SAFETY: plain data, of which zero is valid.
-        let mut action: libc::sigaction = unsafe { mem::zeroed() };
-        action.sa_sigaction = count as extern "C" fn(libc::c_int) as usize;
-        action.sa_flags = libc::SA_RESTART;
-        // SAFETY: the handler touches a thread-local atomic only.
-        let rc = unsafe { libc::sigaction(libc::SIGALRM, &action, ptr::null_mut()) };
-        assert_eq!(rc, 0);
-        // SAFETY: plain data, of which zero is valid.
-        let mut event: libc::sigevent = unsafe { mem::zeroed() };
-        event.sigev_notify = libc::SIGEV_THREAD_ID;
-        event.sigev_signo = libc::SIGALRM;
-        // SAFETY: takes no arguments and touches no memory of ours.
-        event.sigev_notify_thread_id = unsafe { libc::gettid() };
-        let mut timer = ptr::null_mut();
-        // SAFETY: `event` is initialised, and `timer` is ours to write.
-        let rc = unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut timer) };
-        assert_eq!(rc, 0, "timer_create: {}", std::io::Error::last_os_error());
-        let tick = libc::timespec { tv_sec: 0, tv_nsec: SIGNAL_NANOS };
-        let spec = libc::itimerspec { it_interval: tick, it_value: tick };
-        // SAFETY: the timer just made; the old value is not asked for.
-        let rc = unsafe { libc::timer_settime(timer, 0, &spec, ptr::null_mut()) };
-        assert_eq!(rc, 0, "timer_settime: {}", std::io::Error::last_os_error());
-        Self { timer }
-    }
-}
-
-impl Drop for Alarms {
-    fn drop(&mut self) {
-        // SAFETY: the timer of `start`, once.
-        unsafe { libc::timer_delete(self.timer) };
-    }
+extern "C" fn count(_: libc::c_int) {
+    // Ordering: Relaxed, both; only this thread has it.
+    SIGNALS.with(|n| n.store(n.load(Ordering::Relaxed) + 1, Ordering::Relaxed));
 }
 
 /// Calls `work` while signals come; returns what it does, and how many there were.
 fn signalled<R>(work: impl FnOnce() -> R) -> (R, u64) {
-    let _alarms = Alarms::start();
+    handle(count);
+    let _alarms = Alarms::start(SIGNAL_INTERVAL);
     let result = work();
     (result, SIGNALS.with(|n| n.load(Ordering::Relaxed)))
 }
