@@ -7,12 +7,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use harness::{Plan, Rounds, allowed_cpus, pin};
+use harness::timed::{Clock, least_disturbed, on_one_cpu, repeat};
+use harness::{Plan, Report, Rounds, allowed_cpus, pin};
 
 use crate::map::{Map, Value, value};
 use crate::ours::Ctx;
-use crate::report::Report;
-use crate::timed::{Clock, least_disturbed, on_one_cpu, repeat};
 
 const CONTEXTS: usize = 500;
 

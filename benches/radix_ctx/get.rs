@@ -6,14 +6,13 @@
 //! threads of R4 run in a group of their own. What the machine itself loses with a second thread shows
 //! in the row of the `Vec`, which shares nothing.
 
-use harness::{Group, Plan, Rounds};
+use harness::timed::{Row, measure};
+use harness::{Group, Plan, Report, Rounds};
 
 use crate::locked::{MutexArena, MutexList, RwArena};
 use crate::map::{Filled, Map, Value, held, order};
 use crate::ours::Ctx;
 use crate::peers::{Dash, Index, Papaya, Sharded, Slots};
-use crate::report::Report;
-use crate::timed::{Row, measure};
 
 const OURS: &str = <Ctx<Value> as Map<Value>>::NAME;
 const PAPAYA: &str = <Papaya<Value> as Map<Value>>::NAME;

@@ -3,14 +3,13 @@
 
 use std::hint::black_box;
 
-use harness::Plan;
+use harness::timed::{Row, measure};
+use harness::{Plan, Report};
 
 use crate::locked::RwArena;
 use crate::map::{Filled, Value, Walk, order};
 use crate::ours::Ctx;
 use crate::peers::{Dash, Index, Papaya, Slots};
-use crate::report::Report;
-use crate::timed::{Row, measure};
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
     for (n, name) in [(512, "512"), (1 << 16, "64k"), (1 << 20, "1M")] {

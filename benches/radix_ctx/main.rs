@@ -23,17 +23,13 @@ mod mix;
 mod ours;
 mod peers;
 mod reference;
-mod report;
 mod seed;
-mod timed;
 mod write;
 
 use std::error::Error;
 use std::time::Duration;
 
-use harness::{Args, Header, Plan, Targets};
-
-use crate::report::Report;
+use harness::{Args, Header, Plan, Report, Targets};
 
 /// Rows that are measured together.
 struct Family {

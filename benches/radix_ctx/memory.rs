@@ -7,7 +7,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-use harness::Plan;
+use harness::{Plan, Report};
 use percpu::rcu;
 use radix_ctx::xarray::Value as Number;
 use radix_ctx::{CtxTable, XArray};
@@ -18,7 +18,6 @@ use crate::locked::RwArena;
 use crate::map::{Map, Value, value};
 use crate::ours::Ctx;
 use crate::peers::{Dash, Index, Papaya, Sharded, Slots};
-use crate::report::Report;
 
 const ENTRIES: usize = 1 << 16;
 

@@ -8,13 +8,12 @@
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use harness::{Case, Group, Plan};
+use harness::{Case, Group, Plan, Report};
 
 use crate::locked::RwArena;
 use crate::map::{Change, Pack, Random, Value, value};
 use crate::ours::Ctx;
 use crate::peers::{Dash, Index, Papaya, Sharded};
-use crate::report::Report;
 
 const ENTRIES: usize = 1 << 16;
 const HALF: usize = ENTRIES / 2;

@@ -6,12 +6,11 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use harness::{Case, Group, Plan};
+use harness::{Case, Group, Plan, Report};
 
 use crate::map::{Filled, Map, Value, order, value};
 use crate::ours::Ctx;
 use crate::peers::{Dash, Index, Papaya, Sharded};
-use crate::report::Report;
 
 const IDS: usize = 512;
 

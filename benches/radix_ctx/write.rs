@@ -8,14 +8,13 @@
 
 use std::hint::black_box;
 
-use harness::{Plan, Rounds};
+use harness::timed::{Clock, least_disturbed, on_one_cpu, repeat};
+use harness::{Plan, Report, Rounds};
 
 use crate::locked::MutexArena;
 use crate::map::{Change, Random, Value, value};
 use crate::ours::Ctx;
 use crate::peers::{Dash, Index, Papaya, Sharded};
-use crate::report::Report;
-use crate::timed::{Clock, least_disturbed, on_one_cpu, repeat};
 
 const ENTRIES: usize = 1 << 16;
 const STRETCH: usize = 1 << 12;

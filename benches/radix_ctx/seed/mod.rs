@@ -25,15 +25,14 @@ use std::hint::black_box;
 use std::io;
 use std::time::Instant;
 
-use harness::{Case, Foreign, Group, Plan, allowed_cpus, median};
+use harness::timed::{Row, measure};
+use harness::{Case, Foreign, Group, Plan, Report, allowed_cpus, median};
 
 use self::aio::{Handle, file_in_memory};
 use self::crowd::{BYTES, Requests, Run, Side, with_crowd};
 use self::list::{Context, List, Registry};
 use crate::map::{Random, order};
 use crate::ours::Contexts;
-use crate::report::Report;
-use crate::timed::{Row, measure};
 
 const THREADS: usize = 512;
 

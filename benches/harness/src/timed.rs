@@ -1,13 +1,16 @@
-//! Rows that the generic loop of `harness::Group` cannot measure: each window needs something done
+//! Rows that the generic loop of [`Group`](crate::Group) cannot measure: each window needs something done
 //! before it, or its operations are counted from outside. One thread, on one CPU; the rounds, the
 //! ratios and the rule about disturbed windows are the harness's.
 
 use std::time::{Duration, Instant};
 
-use harness::{Plan, Rounds, Span, Window, allowed_cpus, thread_cpu_time, with_affinity};
+use crate::cpu::{allowed_cpus, thread_cpu_time, with_affinity};
+use crate::group::Plan;
+use crate::rounds::Rounds;
+use crate::window::{Span, Window};
 
 /// One row, called `name/1`.
-pub(crate) struct Row<'a> {
+pub struct Row<'a> {
     name: String,
     /// Before each window, and not in it.
     before: Box<dyn FnMut() + 'a>,
@@ -16,17 +19,20 @@ pub(crate) struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    pub(crate) fn new(name: &str, run: impl FnMut() -> u64 + 'a) -> Self {
+    /// A row whose window is as many runs of `run` as fit.
+    pub fn new(name: &str, run: impl FnMut() -> u64 + 'a) -> Self {
         Self { name: name.to_string(), before: Box::new(|| ()), run: Box::new(run) }
     }
 
-    pub(crate) fn before(self, before: impl FnMut() + 'a) -> Self {
+    /// Does something before each window.
+    #[must_use]
+    pub fn before(self, before: impl FnMut() + 'a) -> Self {
         Self { before: Box::new(before), ..self }
     }
 }
 
 /// Measures the rows, interleaved.
-pub(crate) fn measure(group: &str, plan: &Plan, mut rows: Vec<Row<'_>>) -> Rounds {
+pub fn measure(group: &str, plan: &Plan, mut rows: Vec<Row<'_>>) -> Rounds {
     let mut rounds = Rounds::new(group, rows.iter().map(|row| (format!("{}/1", row.name), 1)));
     on_one_cpu(|| {
         repeat(plan, || {
@@ -47,13 +53,13 @@ pub(crate) fn measure(group: &str, plan: &Plan, mut rows: Vec<Row<'_>>) -> Round
 }
 
 /// Runs `f` on the first CPU that this process may use.
-pub(crate) fn on_one_cpu<R>(f: impl FnOnce() -> R) -> R {
+pub fn on_one_cpu<R>(f: impl FnOnce() -> R) -> R {
     let cpu = allowed_cpus().expect("this process has CPUs")[0];
     with_affinity(cpu, f).expect("an allowed CPU")
 }
 
 /// Runs as many rounds as the plan has.
-pub(crate) fn repeat(plan: &Plan, mut round: impl FnMut()) {
+pub fn repeat(plan: &Plan, mut round: impl FnMut()) {
     let start = Instant::now();
     for done in 0..plan.rounds {
         if done >= 3 && start.elapsed() > plan.limit {
@@ -64,7 +70,7 @@ pub(crate) fn repeat(plan: &Plan, mut round: impl FnMut()) {
 }
 
 /// The throughput of the least disturbed of a few windows; the first that is hardly disturbed.
-pub(crate) fn least_disturbed(plan: &Plan, mut window: impl FnMut() -> Window) -> Option<f64> {
+pub fn least_disturbed(plan: &Plan, mut window: impl FnMut() -> Window) -> Option<f64> {
     let mut best = window();
     for _ in 0..plan.retries {
         if best.overlap() >= plan.min_overlap {
@@ -77,16 +83,17 @@ pub(crate) fn least_disturbed(plan: &Plan, mut window: impl FnMut() -> Window) -
 }
 
 /// Adds up what was timed.
-#[derive(Default)]
-pub(crate) struct Clock {
-    pub(crate) wall: Duration,
+#[derive(Debug, Default)]
+pub struct Clock {
+    /// The time that passed.
+    pub wall: Duration,
     cpu: Duration,
     ops: u64,
 }
 
 impl Clock {
     /// Times `run`, which says how many operations it did.
-    pub(crate) fn add(&mut self, run: impl FnOnce() -> u64) {
+    pub fn add(&mut self, run: impl FnOnce() -> u64) {
         let (wall, cpu) = (Instant::now(), thread_cpu_time());
         self.ops += run();
         self.cpu += thread_cpu_time() - cpu;
@@ -94,7 +101,7 @@ impl Clock {
     }
 
     /// All of it, as one window of one thread.
-    pub(crate) fn window(&self) -> Window {
+    pub fn window(&self) -> Window {
         let Self { wall, cpu, ops } = *self;
         Window::new(vec![Span { start: Duration::ZERO, end: wall, cpu, ops }])
     }

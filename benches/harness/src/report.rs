@@ -1,26 +1,29 @@
-//! What a family hands in: its table, the ratios to its peers, and the targets they decide.
+//! What a family of rows hands in: its table, the ratios to its peers, and the targets they decide.
 
-use harness::{Rounds, Targets};
+use crate::rounds::Rounds;
+use crate::targets::Targets;
 
-/// What was measured so far.
-pub(crate) struct Report {
+/// What a bench with several families of rows has measured so far.
+#[derive(Debug)]
+pub struct Report {
     targets: Targets,
     losses: Vec<String>,
 }
 
 impl Report {
-    pub(crate) fn new(targets: Targets) -> Self {
+    /// Nothing yet, for these targets.
+    pub fn new(targets: Targets) -> Self {
         Self { targets, losses: Vec::new() }
     }
 
     /// Prints a table.
-    pub(crate) fn show(&self, rounds: &Rounds) {
+    pub fn show(&self, rounds: &Rounds) {
         print!("{rounds}");
     }
 
     /// Prints how long `ours` takes over each of `peers`, all on `threads`, and remembers where it
     /// takes longer.
-    pub(crate) fn against(&mut self, rounds: &Rounds, ours: &str, threads: usize, peers: &[&str]) {
+    pub fn against(&mut self, rounds: &Rounds, ours: &str, threads: usize, peers: &[&str]) {
         let ours = format!("{ours}/{threads}");
         for peer in peers {
             let peer = format!("{peer}/{threads}");
@@ -41,12 +44,12 @@ impl Report {
     /// # Panics
     ///
     /// Panics if `targets.toml` has no such target: a slip of this bench.
-    pub(crate) fn record(&mut self, id: &str, measured: Option<f64>) {
+    pub fn record(&mut self, id: &str, measured: Option<f64>) {
         self.targets.record(id, measured).unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// Prints the rows in which a peer is faster, and the targets.
-    pub(crate) fn print(&self) {
+    pub fn print(&self) {
         println!("\n# rows that we lose: {}", self.losses.len());
         for loss in &self.losses {
             println!("#   {loss}");
