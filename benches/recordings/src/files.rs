@@ -1,0 +1,103 @@
+//! Open files: every allocation and release of a `struct file`, with its CPU.
+
+use crate::packed::{LoadError, load};
+
+/// One of the two recordings.
+#[derive(Clone, Copy, Debug)]
+pub struct Recording {
+    /// A word: what was running.
+    pub name: &'static str,
+    /// How many files were released.
+    pub removals: u64,
+    /// How many of these on the CPU that had allocated them.
+    pub cpu_hits: u64,
+    packed: &'static [u8],
+}
+
+/// 64 clients of dbench.
+pub const DBENCH64: Recording = Recording {
+    name: "dbench64",
+    removals: 64_933,
+    cpu_hits: 64_237,
+    packed: include_bytes!("../files-dbench64.bin.gz"),
+};
+
+/// A cargo build, 16 at a time.
+pub const BUILD16: Recording = Recording {
+    name: "build16",
+    removals: 47_053,
+    cpu_hits: 45_546,
+    packed: include_bytes!("../files-build16.bin.gz"),
+};
+
+/// How many CPUs the recorded machine had.
+pub const CPUS: usize = 2;
+
+/// What happened to a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Which file: numbers are dense, from 0, and used again after a release.
+    pub file: u32,
+    /// Whose.
+    pub task: u16,
+    /// Where: 0 or 1.
+    pub cpu: u8,
+    /// What.
+    pub action: Action,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// It was allocated: opened.
+    Add,
+    /// It was released: closed by the last who had it.
+    Remove,
+}
+
+impl Recording {
+    /// All events, in the order in which they happened.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError`] if the file in the repository is damaged.
+    pub fn load(&self) -> Result<Vec<Event>, LoadError> {
+        load(self.packed, b"FILELST1", |record| {
+            let [f0, f1, f2, f3, t0, t1, cpu, action] = *record;
+            let action = match action {
+                0 => Action::Add,
+                1 => Action::Remove,
+                _ => return None,
+            };
+            let (file, task) = (u32::from_le_bytes([f0, f1, f2, f3]), u16::from_le_bytes([t0, t1]));
+            (usize::from(cpu) < CPUS).then_some(Event { file, task, cpu, action })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Adds and removes of a file take turns, and the totals are the published ones.
+    #[test]
+    fn the_recordings_are_whole() {
+        for (recording, records, files) in [(DBENCH64, 129_976, 447), (BUILD16, 94_611, 777)] {
+            let events = recording.load().unwrap();
+            assert_eq!(events.len(), records);
+            let mut added_on = vec![None; files];
+            let (mut removals, mut hits) = (0, 0);
+            for event in &events {
+                let on = &mut added_on[event.file as usize];
+                match event.action {
+                    Action::Add => assert_eq!(on.replace(event.cpu), None, "{event:?}"),
+                    Action::Remove => {
+                        removals += 1;
+                        hits += u64::from(on.take().expect("it was added") == event.cpu);
+                    }
+                }
+            }
+            assert_eq!((removals, hits), (recording.removals, recording.cpu_hits));
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! What kernels did under load, recorded: see `README.md` for the formats and where they come from.
+//!
+//! ```
+//! let recording = recordings::files::DBENCH64;
+//! let events = recording.load()?;
+//! assert_eq!(events.len(), 129_976);
+//! # Ok::<(), recordings::LoadError>(())
+//! ```
+
+pub mod files;
+mod packed;
+pub mod xfsbuf;
+
+pub use self::packed::LoadError;
