@@ -1,0 +1,85 @@
+//! L4: one CPU adds, the other removes: the seed's worst case, "no worse" than the single lock.
+//!
+//! ```text
+//! thread 0   add object 0, 1, ... 63, 0, ...     waits until its place is free
+//! thread 1   remove it                           waits until its place is full
+//! ```
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crossbeam_utils::CachePadded;
+use harness::{Plan, Report};
+
+use crate::locked::{MutexList, MutexSlab, ShardedList};
+use crate::ours::{Intrusive, Owning};
+use crate::peers::{Dash, ShardedSlab};
+use crate::registry::Registry;
+use crate::two::{Handed, Row, at_once, measure, wait};
+
+/// Objects on their way, at most.
+const PLACES: usize = 64;
+/// Objects that make a window: some milliseconds.
+const OBJECTS: usize = 40_000;
+
+pub(crate) fn run(plan: &Plan, report: &mut Report) {
+    let (ours, owning) = (Intrusive::new(), Owning::new());
+    let (list, slab, sharded_list) = (MutexList::new(), MutexSlab::new(), ShardedList::new());
+    let (sharded_slab, dashmap) = (ShardedSlab::new(), Dash::new());
+    let rows = vec![
+        row(&ours),
+        row(&owning),
+        row(&list),
+        row(&slab),
+        row(&sharded_list),
+        row(&sharded_slab),
+        row(&dashmap),
+    ];
+    let rounds = measure("one adds, the other removes", plan, rows);
+    report.show(&rounds);
+    let peers = [MutexList::NAME, MutexSlab::NAME, ShardedList::NAME, ShardedSlab::NAME];
+    report.against(&rounds, Intrusive::NAME, 2, &peers);
+    report.against(&rounds, Owning::NAME, 2, &[ShardedSlab::NAME, Dash::NAME]);
+    let name = |name: &str| format!("{name}/2");
+    let ratio = rounds.tput_ratio(&name(Intrusive::NAME), &name(MutexList::NAME));
+    report.record("L4.mutex_list.tput", ratio);
+}
+
+/// Where an object waits to be removed: full from when it was added.
+struct Place<T> {
+    full: AtomicBool,
+    ticket: Handed<T>,
+}
+
+impl<T> Place<T> {
+    fn new() -> Self {
+        Self { full: AtomicBool::new(false), ticket: Handed::new() }
+    }
+}
+
+fn row<R: Registry>(registry: &R) -> Row<'_> {
+    let objects: Vec<R::Object> = (0..PLACES as u64).map(|n| registry.object(n)).collect();
+    let places: Vec<CachePadded<Place<R::Ticket<'_>>>> =
+        (0..PLACES).map(|_| CachePadded::new(Place::new())).collect();
+    Row::new(R::NAME, move || {
+        at_once(OBJECTS as u64, |thread| {
+            for n in 0..OBJECTS {
+                let (object, place) = (&objects[n % PLACES], &places[n % PLACES]);
+                // Ordering: Acquire loads pair with the Release store of the other thread; they
+                // carry the ticket.
+                if thread == 0 {
+                    wait(|| !place.full.load(Ordering::Acquire));
+                    let ticket = registry.add(object);
+                    // SAFETY: it is empty, as was just seen, and stays so until the store.
+                    unsafe { place.ticket.put(ticket) };
+                    place.full.store(true, Ordering::Release);
+                } else {
+                    wait(|| place.full.load(Ordering::Acquire));
+                    // SAFETY: it is full, as was just seen, and stays so until the store.
+                    let ticket = unsafe { place.ticket.take() }.expect("a full place has one");
+                    assert!(registry.remove(object, ticket));
+                    place.full.store(false, Ordering::Release);
+                }
+            }
+        })
+    })
+}

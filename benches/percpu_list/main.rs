@@ -1,0 +1,75 @@
+//! percpu-list against what a program uses instead: L1 to L6 and L8, family by family, in one run.
+//!
+//! ```text
+//! cargo bench --bench percpu_list                    every family: a minute and a half
+//! cargo bench --bench percpu_list -- --quick         fewer and shorter windows: under 60 s
+//! cargo bench --bench percpu_list -- --only L4       families and targets by part of a name
+//! ```
+//!
+//! Every row is measured by one generic loop for all implementations, with the peers interleaved:
+//! the name, a slash, the number of threads. Peers run as their documentation recommends, at the
+//! versions of `benches/Cargo.toml`. Two of them cannot remove a given entry, and say so: they are
+//! asked for any.
+//!
+//! L7 is the census: `cargo bench --bench census -- --only list`.
+
+mod cross;
+mod locked;
+mod ours;
+mod pair;
+mod peers;
+mod registry;
+mod replay;
+mod two;
+mod walk;
+
+use std::error::Error;
+use std::time::Duration;
+
+use harness::{Args, Header, Plan, Report, Targets};
+
+/// Rows that are measured together.
+struct Family {
+    /// The numbers of its targets and a word or two.
+    name: &'static str,
+    run: fn(&Plan, &mut Report),
+}
+
+const FAMILIES: &[Family] = &[
+    Family { name: "L1 L2 L8 pair", run: pair::run_intrusive },
+    Family { name: "L1 live", run: pair::run_live },
+    Family { name: "L3 replay", run: replay::run },
+    Family { name: "L4 cross", run: cross::run },
+    Family { name: "L5 owning", run: pair::run_owning },
+    Family { name: "L6 walk", run: walk::run },
+    Family { name: "L6 lock_all", run: walk::run_lock_all },
+];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args = Args::from_env();
+    if !args.bench {
+        println!("percpu_list: measures only under `cargo bench`");
+        return Ok(());
+    }
+    let targets = Targets::parse(include_str!("../targets.toml"), "percpu_list")?;
+    let mut report = Report::new(targets);
+    print!("{}", Header::take("percpu_list"));
+    println!("# {}", percpu::capabilities());
+
+    // More groups than other benches have, within the same time.
+    let limit = Duration::from_millis(if args.quick { 1_500 } else { 10_000 });
+    let plan = Plan { limit, ..Plan::new(&args) };
+    for family in FAMILIES.iter().filter(|family| wants(&args, family.name)) {
+        println!("\n# {}", family.name);
+        (family.run)(&plan, &mut report);
+    }
+    report.print();
+    Ok(())
+}
+
+/// Whether `--only` names a part of `name`, or one of the targets whose numbers it begins with.
+fn wants(args: &Args, name: &str) -> bool {
+    let mut numbers = name.split(' ').filter(|word| word.starts_with('L'));
+    let asked = args.only.as_deref().unwrap_or("");
+    args.wants(name) || numbers.any(|number| asked.starts_with(number))
+}

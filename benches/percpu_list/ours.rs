@@ -1,0 +1,91 @@
+//! The lists of `percpu-list`.
+
+use std::pin::Pin;
+
+use percpu_list::{Domain, Entry, IntrusiveList, Link, PerCpuList, linked};
+
+use crate::registry::{Registry, Walk};
+
+/// Why nothing is refused here.
+const FREE: &str = "there is memory, and nobody walks";
+
+/// What an intrusive list links.
+#[repr(align(64))]
+pub(crate) struct Object {
+    pub(crate) number: u64,
+    link: Link,
+}
+linked!(Object => link);
+
+/// The intrusive list.
+pub(crate) struct Intrusive(pub(crate) IntrusiveList<Object>);
+
+impl Intrusive {
+    /// One that counts no hits.
+    pub(crate) fn uncounted() -> Self {
+        Self(IntrusiveList::new_uncounted_in(&Domain::new()))
+    }
+}
+
+impl Registry for Intrusive {
+    const NAME: &'static str = "IntrusiveList";
+    type Object = Pin<Box<Object>>;
+    type Ticket<'a> = ();
+
+    fn new() -> Self {
+        Self(IntrusiveList::new())
+    }
+
+    fn object(&self, number: u64) -> Self::Object {
+        Box::pin(Object { number, link: Link::new(self.0.domain()) })
+    }
+
+    #[inline(always)]
+    fn add(&self, object: &Self::Object) {
+        self.0.insert(object.as_ref()).expect(FREE);
+    }
+
+    #[inline(always)]
+    fn remove(&self, object: &Self::Object, (): ()) -> bool {
+        self.0.remove(object).expect(FREE)
+    }
+}
+
+impl Walk for Intrusive {
+    fn each(&self, mut f: impl FnMut(u64)) {
+        self.0.for_each(|object| f(object.number)).expect(FREE);
+    }
+}
+
+/// The list that owns what is on it: an object is a number here, and made anew by each addition.
+pub(crate) struct Owning(pub(crate) PerCpuList<u64>);
+
+impl Registry for Owning {
+    const NAME: &'static str = "PerCpuList";
+    type Object = u64;
+    type Ticket<'a> = Entry<&'a PerCpuList<u64>>;
+
+    fn new() -> Self {
+        Self(PerCpuList::new())
+    }
+
+    fn object(&self, number: u64) -> u64 {
+        number
+    }
+
+    #[inline(always)]
+    fn add<'a>(&'a self, number: &u64) -> Self::Ticket<'a> {
+        self.0.insert(*number).expect(FREE)
+    }
+
+    #[inline(always)]
+    fn remove<'a>(&'a self, _: &u64, ticket: Self::Ticket<'a>) -> bool {
+        ticket.remove().expect(FREE)
+    }
+}
+
+impl Walk for Owning {
+    fn each(&self, mut f: impl FnMut(u64)) {
+        self.0.for_each(|number| f(*number)).expect(FREE);
+    }
+}

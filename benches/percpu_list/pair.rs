@@ -1,0 +1,132 @@
+//! L1, L2, L5 and L8: an object is added, and removed where it was added.
+
+use harness::{Group, Plan, Report, Rounds};
+
+use crate::locked::{MutexList, MutexSlab, ShardedList};
+use crate::ours::{Intrusive, Owning};
+use crate::peers::{Bag, Dash, Queue, ShardedSlab};
+use crate::registry::{Entries, LIVE, Registry, live, oldest, pair};
+
+const OURS: &str = Intrusive::NAME;
+const OWNING: &str = Owning::NAME;
+const UNCOUNTED: &str = "IntrusiveList, no hits counted";
+const LIST: &str = MutexList::NAME;
+const SLAB: &str = MutexSlab::NAME;
+const SHARDED_LIST: &str = ShardedList::NAME;
+const SHARDED_SLAB: &str = ShardedSlab::NAME;
+const DASHMAP: &str = Dash::NAME;
+/// All that can remove a given object, and two that cannot.
+const PEERS: [&str; 6] = [LIST, SLAB, SHARDED_LIST, SHARDED_SLAB, Bag::NAME, Queue::NAME];
+
+/// Into empty registries, but for one row.
+pub(crate) fn run_intrusive(plan: &Plan, report: &mut Report) {
+    let (ours, uncounted) = (Intrusive::new(), Intrusive::uncounted());
+    let (list, slab, sharded_list) = (MutexList::new(), MutexSlab::new(), ShardedList::new());
+    let (sharded_slab, bag, queue) = (ShardedSlab::new(), Bag::new(), Queue::new());
+    let ours_live = Intrusive::new();
+    let _live = Entries::new(&ours_live, 1000, LIVE);
+    let mut group = Group::new("add and remove an object")
+        .case(pair(&uncounted, UNCOUNTED, 1))
+        .case(pair(&ours_live, &live(OURS), 1));
+    for threads in [1, 2] {
+        group = group
+            .case(pair(&ours, OURS, threads))
+            .case(pair(&list, LIST, threads))
+            .case(pair(&slab, SLAB, threads))
+            .case(pair(&sharded_list, SHARDED_LIST, threads))
+            .case(pair(&sharded_slab, SHARDED_SLAB, threads))
+            .case(pair(&bag, Bag::NAME, threads))
+            .case(pair(&queue, Queue::NAME, threads));
+    }
+    let rounds = group.run(plan);
+    report.show(&rounds);
+    report.against(&rounds, OURS, 1, &PEERS);
+    report.against(&rounds, OURS, 2, &PEERS);
+    report.record("L1.mutex_list", ratio(&rounds, OURS, LIST));
+    report.record("L1.slab", ratio(&rounds, OURS, SLAB));
+    report.record("L1.tokio_like", ratio(&rounds, OURS, SHARDED_LIST));
+    report.record("L1.sharded_slab", ratio(&rounds, OURS, SHARDED_SLAB));
+    report.record("L8.stats_on", ratio(&rounds, OURS, UNCOUNTED));
+    report.record("L8.live100k", ratio(&rounds, &live(OURS), OURS));
+
+    report.record("L2.scale", rounds.tput_ratio(&two(OURS), &one(OURS)));
+    let best = rounds.tput_ratio_to_best(&two(OURS), &[&two(LIST), &two(SLAB)]);
+    report.record("L2.best_mutex_2t", best.map(|times| 1.0 / times));
+    for name in [OURS, LIST, SLAB, SHARDED_LIST, SHARDED_SLAB] {
+        let scale = rounds.tput_ratio(&two(name), &one(name));
+        println!("  {name}, two threads over one: {:.3}", scale.unwrap_or(f64::NAN));
+    }
+}
+
+/// The oldest of 64 instead of the latest; and beside 100,000 that stay.
+pub(crate) fn run_live(plan: &Plan, report: &mut Report) {
+    let (ours, list, slab) = (Intrusive::new(), MutexList::new(), MutexSlab::new());
+    let (sharded_list, sharded_slab) = (ShardedList::new(), ShardedSlab::new());
+    let mut group = Group::new("the oldest of 64 objects");
+    for threads in [1, 2] {
+        group = group
+            .case(oldest(&ours, threads))
+            .case(oldest(&list, threads))
+            .case(oldest(&slab, threads))
+            .case(oldest(&sharded_list, threads))
+            .case(oldest(&sharded_slab, threads));
+    }
+    show(report, &group.run(plan));
+
+    let _ours = Entries::new(&ours, 1000, LIVE);
+    let _list = Entries::new(&list, 1000, LIVE);
+    let _slab = Entries::new(&slab, 1000, LIVE);
+    let _sharded_list = Entries::new(&sharded_list, 1000, LIVE);
+    let _sharded_slab = Entries::new(&sharded_slab, 1000, LIVE);
+    let mut group = Group::new("add and remove, 100 k live");
+    for threads in [1, 2] {
+        group = group
+            .case(pair(&ours, OURS, threads))
+            .case(pair(&list, LIST, threads))
+            .case(pair(&slab, SLAB, threads))
+            .case(pair(&sharded_list, SHARDED_LIST, threads))
+            .case(pair(&sharded_slab, SHARDED_SLAB, threads));
+    }
+    show(report, &group.run(plan));
+}
+
+fn show(report: &mut Report, rounds: &Rounds) {
+    report.show(rounds);
+    for threads in [1, 2] {
+        report.against(rounds, OURS, threads, &PEERS[..4]);
+    }
+}
+
+/// Values that the registry owns.
+pub(crate) fn run_owning(plan: &Plan, report: &mut Report) {
+    let (ours, dashmap, sharded_slab) = (Owning::new(), Dash::new(), ShardedSlab::new());
+    let ours_live = Owning::new();
+    let _live = Entries::new(&ours_live, 1000, LIVE);
+    let mut group =
+        Group::new("insert and remove a value").case(pair(&ours_live, &live(OWNING), 1));
+    for threads in [1, 2] {
+        group = group
+            .case(pair(&ours, OWNING, threads))
+            .case(pair(&dashmap, DASHMAP, threads))
+            .case(pair(&sharded_slab, SHARDED_SLAB, threads));
+    }
+    let rounds = group.run(plan);
+    report.show(&rounds);
+    for threads in [1, 2] {
+        report.against(&rounds, OWNING, threads, &[DASHMAP, SHARDED_SLAB]);
+    }
+    report.record("L5.dashmap", ratio(&rounds, OWNING, DASHMAP));
+    report.record("L5.sharded_slab", ratio(&rounds, OWNING, SHARDED_SLAB));
+}
+
+fn one(name: &str) -> String {
+    format!("{name}/1")
+}
+
+fn two(name: &str) -> String {
+    format!("{name}/2")
+}
+
+fn ratio(rounds: &Rounds, ours: &str, peer: &str) -> Option<f64> {
+    rounds.time_ratio(&one(ours), &one(peer))
+}

@@ -1,0 +1,124 @@
+//! L6: 100,000 entries walked, and all slots locked at once.
+//!
+//! The entries were added in the order in which they lie in memory, and then each was removed and
+//! added again, in random order: so a list leads all over the memory. Every walk reads a word of
+//! each object, and holds the lock all the way unless its row says otherwise.
+
+use std::hint::black_box;
+
+use harness::timed::{Row, measure};
+use harness::{Case, Group, Plan, Report};
+use parking_lot::Mutex;
+
+use crate::locked::{MutexList, MutexSlab, ShardedList};
+use crate::ours::{Intrusive, Owning};
+use crate::registry::{Entries, LIVE, Registry, Walk};
+
+const OURS: &str = Intrusive::NAME;
+const OWNING: &str = Owning::NAME;
+/// Why nothing is refused here.
+const FREE: &str = "this thread has nothing locked";
+
+pub(crate) fn run(plan: &Plan, report: &mut Report) {
+    let (ours, owning) = (Intrusive::new(), Owning::new());
+    let (list, slab, sharded) = (MutexList::new(), MutexSlab::new(), ShardedList::new());
+    let _ours = shuffled(&ours);
+    let _owning = shuffled(&owning);
+    let _list = shuffled(&list);
+    let _slab = shuffled(&slab);
+    let _sharded = shuffled(&sharded);
+    let rows = vec![
+        locked(&ours),
+        locked(&owning),
+        locked(&list),
+        locked(&slab),
+        locked(&sharded),
+        row("IntrusiveList, snapshot", || {
+            ours.0.lock_all().expect(FREE).iter().map(|object| object.number).sum()
+        }),
+        row("PerCpuList, snapshot", || owning.0.lock_all().expect(FREE).iter().sum()),
+        row("IntrusiveList, unlocked", || {
+            let numbers = ours.0.iter_pinned(|object| Some(object.number));
+            numbers.map(|number| number.expect(FREE)).sum()
+        }),
+        row("PerCpuList, unlocked", || owning.0.iter().map(|value| *value.expect(FREE)).sum()),
+    ];
+    let rounds = measure("walk 100 k entries, per entry", plan, rows);
+    report.show(&rounds);
+    let peers = [MutexList::NAME, MutexSlab::NAME, ShardedList::NAME];
+    report.against(&rounds, OURS, 1, &peers);
+    report.against(&rounds, OWNING, 1, &peers);
+    for other in ["snapshot", "unlocked"] {
+        report.against(&rounds, &format!("{OURS}, {other}"), 1, &peers);
+        report.against(&rounds, &format!("{OWNING}, {other}"), 1, &peers);
+    }
+    let ratio = |peer: &str| rounds.time_ratio(&format!("{OURS}/1"), &format!("{peer}/1"));
+    report.record("L6.walk.ilist", ratio(MutexList::NAME));
+    report.record("L6.walk.slab", ratio(MutexSlab::NAME));
+}
+
+/// All slots against one mutex, with nobody else at work.
+pub(crate) fn run_lock_all(plan: &Plan, report: &mut Report) {
+    let (ours, owning) = (Intrusive::new(), Owning::new());
+    let mutex = Mutex::new(0_u64);
+    let rounds = Group::new("lock everything and unlock")
+        .case(Case::new("IntrusiveList lock_all", 1, |_| {
+            |_| {
+                black_box(&ours.0.lock_all().expect(FREE));
+            }
+        }))
+        .case(Case::new("PerCpuList lock_all", 1, |_| {
+            |_| {
+                black_box(&owning.0.lock_all().expect(FREE));
+            }
+        }))
+        .case(Case::new("parking_lot Mutex", 1, |_| {
+            |_| {
+                black_box(&*mutex.lock());
+            }
+        }))
+        .run(plan);
+    report.show(&rounds);
+    println!("  slots: {}", ours.0.domain().slots());
+    report.against(&rounds, "IntrusiveList lock_all", 1, &["parking_lot Mutex"]);
+    report.against(&rounds, "PerCpuList lock_all", 1, &["parking_lot Mutex"]);
+    let ratio = rounds.time_ratio("IntrusiveList lock_all/1", "parking_lot Mutex/1");
+    report.record("L6.lock_all_vs_mutex", ratio);
+}
+
+fn shuffled<R: Registry>(registry: &R) -> Entries<'_, R> {
+    let mut entries = Entries::new(registry, 0, LIVE);
+    for at in permutation(entries.len()) {
+        entries.renew(at);
+    }
+    entries
+}
+
+/// 0 to `n` in an order that is random, and the same in every run: Fisher and Yates by xorshift64.
+fn permutation(n: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..n).collect();
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    for at in (1..n).rev() {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        order.swap(at, (random % (at as u64 + 1)) as usize);
+    }
+    order
+}
+
+fn locked<R: Walk>(registry: &R) -> Row<'_> {
+    row(R::NAME, || {
+        let mut sum = 0;
+        registry.each(|number| sum += number);
+        sum
+    })
+}
+
+/// A walk that adds up the numbers of all objects.
+fn row<'a>(name: &str, walk: impl Fn() -> u64 + 'a) -> Row<'a> {
+    Row::new(name, move || {
+        assert_eq!(walk(), (0..LIVE as u64).sum::<u64>(), "the entries");
+        LIVE as u64
+    })
+}
