@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 use crossbeam_utils::sync::ShardedLock;
+use intrusive_collections::{LinkedList, LinkedListLink, intrusive_adapter};
 use parking_lot::Mutex;
 use percpu::lglock::{BiasedLgLock, LgLock};
 use percpu::{PerCpuCounter, PercpuRef, ReadWriteGate, rcu};
+use percpu_list::{IntrusiveList, Link, PerCpuList, linked};
 use radix_ctx::{CtxTable, Id};
 
 /// Runs one operation.
@@ -22,7 +24,7 @@ pub(crate) struct Structure {
     pub(crate) name: &'static str,
     /// What one operation is.
     pub(crate) operation: &'static str,
-    /// The id in the section `[census]` of `targets.toml`.
+    /// The id in the section `[census]` of `targets.toml`; the worst of those that share one counts.
     pub(crate) target: Option<&'static str>,
     /// Makes the structure for that many threads. What the threads share is leaked: the program
     /// ends with the count.
@@ -66,6 +68,14 @@ pub(crate) const STRUCTURES: &[Structure] = &[
         radix_get_ref,
     ),
     Structure::ours("radix-insert", "CtxTable::insert + remove", None, radix_insert),
+    Structure::ours(
+        "list-intrusive",
+        "IntrusiveList insert + remove",
+        Some("L7.add_remove"),
+        list_intrusive,
+    ),
+    Structure::ours("list-owning", "PerCpuList insert + drop", Some("L7.add_remove"), list_owning),
+    Structure::peer("list-mutex", "one linked list, one lock: add + remove", list_mutex),
     Structure::peer("shared-counter", "fetch_add on one word", shared_counter),
     Structure::peer("padded-counter", "fetch_add on a padded word per thread", padded_counter),
     Structure::peer("arc", "Arc clone + drop", arc),
@@ -181,6 +191,53 @@ fn radix_insert(_threads: usize) -> Shared {
         Box::new(move || {
             let id = table.insert([1; 7]).expect("memory for a context, and no limit");
             assert!(table.remove(black_box(id)).is_ok());
+        })
+    })
+}
+
+/// What the intrusive lists link: on lines of its own.
+#[repr(align(128))]
+struct Object(Link);
+
+linked!(Object => 0);
+
+fn list_intrusive(_threads: usize) -> Shared {
+    let list = leak(IntrusiveList::new());
+    Box::new(move |_| {
+        let object = Box::pin(Object(Link::new(list.domain())));
+        Box::new(move || {
+            list.insert(object.as_ref()).expect("memory for a place");
+            assert_eq!(list.remove(black_box(&object)), Ok(true));
+        })
+    })
+}
+
+fn list_owning(_threads: usize) -> Shared {
+    let list = leak(PerCpuList::new());
+    Box::new(move |_| {
+        Box::new(move || drop(black_box(list.insert(1_u64).expect("memory for an entry"))))
+    })
+}
+
+/// What the single-lock list links.
+#[repr(align(128))]
+struct Node(LinkedListLink);
+
+intrusive_adapter!(NodeAdapter = Box<Node>: Node { 0 => LinkedListLink });
+
+/// The list under its lock.
+type Locked = CachePadded<Mutex<LinkedList<NodeAdapter>>>;
+
+/// As two operations, each under the lock. Every thread takes off what it has just added, unless
+/// another has done so meanwhile, and then that one's: it moves as many lines.
+fn list_mutex(_threads: usize) -> Shared {
+    let list: &'static Locked =
+        leak(CachePadded::new(Mutex::new(LinkedList::new(NodeAdapter::new()))));
+    Box::new(move |_| {
+        let mut node = Some(Box::new(Node(LinkedListLink::new())));
+        Box::new(move || {
+            list.lock().push_back(node.take().expect("taken off below"));
+            node = list.lock().pop_back();
         })
     })
 }
