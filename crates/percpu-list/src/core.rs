@@ -350,7 +350,8 @@ impl<'a> Cursor<'a> {
         Self { core, next_slot: 0, within: None }
     }
 
-    /// Shows up to `count` entries to `pin`, under their slot's lock; fewer at the end only.
+    /// Shows up to `count` entries to `pin`, under their slot's lock; fewer at the end only, or where
+    /// a lock is refused, which ends the walk.
     ///
     /// `prepare` is called with each slot that was locked, before its entries.
     pub(crate) fn chunk(
@@ -362,7 +363,7 @@ impl<'a> Cursor<'a> {
         let mut left = count;
         while left != 0 {
             let Some(shard) = self.shard() else { break };
-            let mut locked = self.core.lock_shard(shard)?;
+            let mut locked = self.core.lock_shard(shard).inspect_err(|_| self.end())?;
             prepare(&mut locked);
             let array = locked.array();
             let within = self.within.get_or_insert_with(|| Within::new(shard, array.len()));
@@ -378,6 +379,12 @@ impl<'a> Cursor<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Leaves the slots that are left out.
+    fn end(&mut self) {
+        self.within = None;
+        self.next_slot = self.core.shards.len() as u32;
     }
 
     /// The slot where the walk is, or the next that ever had an entry.

@@ -1,10 +1,15 @@
 //! The locks, one for each slot, that lists share.
 
 use std::fmt;
+use std::process;
+use std::ptr::NonNull;
 
 use percpu::lglock::{GlobalGuard, LgLock, LocalGuard, LockError, PairGuard};
-use percpu::sync::{Arc, cpu};
+use percpu::sync::atomic::{AtomicUsize, Ordering};
+use percpu::sync::cpu;
 use percpu::{AllocError, CpuId, NodeId, topology};
+
+use crate::alloc::try_box;
 
 /// How CPUs are mapped to slots, each of which has a lock and, for every list, an array.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,12 +41,19 @@ pub enum SlotPolicy {
 /// # drop(entry);
 /// # Ok::<(), percpu_list::InsertError<u32>>(())
 /// ```
-#[derive(Clone)]
 pub struct Domain {
-    inner: Arc<Inner>,
+    /// Lives until the last of its `users` is dropped, of which this is one. Not an `Arc`, which
+    /// cannot be made without ending the process when there is no memory.
+    inner: NonNull<Inner>,
 }
 
+// SAFETY: a shared reference to a `Sync` value, and a count; the last to go may be on any thread.
+unsafe impl Send for Domain {}
+// SAFETY: as above.
+unsafe impl Sync for Domain {}
+
 struct Inner {
+    users: AtomicUsize,
     locks: LgLock<()>,
     policy: SlotPolicy,
     /// The slot of each CPU, unless that is its own.
@@ -112,34 +124,41 @@ impl Domain {
             }
             _ => None,
         };
-        let locks = LgLock::try_new(|_| ())?;
-        debug_assert!(count <= locks.capacity());
-        Ok(Self { inner: Arc::new(Inner { locks, policy, slots, nodes }) })
+        let locks = LgLock::try_with_slots(count, |_| ())?;
+        let inner = Inner { users: AtomicUsize::new(1), locks, policy, slots, nodes };
+        let inner = try_box(inner).map_err(|_| AllocError::new())?;
+        Ok(Self { inner: NonNull::from(Box::leak(inner)) })
+    }
+
+    #[inline(always)]
+    fn inner(&self) -> &Inner {
+        // SAFETY: we are one of its users.
+        unsafe { self.inner.as_ref() }
     }
 
     /// How CPUs are mapped to slots.
     #[must_use]
     pub fn policy(&self) -> SlotPolicy {
-        self.inner.policy
+        self.inner().policy
     }
 
     /// How many slots there are.
     #[must_use]
     pub fn slots(&self) -> usize {
-        self.inner.locks.capacity()
+        self.inner().locks.capacity()
     }
 
     /// True if they are one domain.
     #[inline(always)]
     pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.inner, &other.inner)
+        self.inner == other.inner
     }
 
     /// The slot of the CPU that the caller runs on.
     #[inline(always)]
     pub(crate) fn here(&self) -> CpuId {
         let cpu = cpu::current();
-        match &self.inner.slots {
+        match &self.inner().slots {
             None => cpu,
             Some(slots) => CpuId::new(slots[cpu.index()]),
         }
@@ -151,19 +170,19 @@ impl Domain {
         if cpu.index() >= cpu::possible() {
             return Err(LockError::NoSuchCpu(cpu));
         }
-        Ok(self.inner.slots.as_ref().map_or(cpu, |slots| CpuId::new(slots[cpu.index()])))
+        Ok(self.inner().slots.as_ref().map_or(cpu, |slots| CpuId::new(slots[cpu.index()])))
     }
 
     /// Whether two different slots are of one node.
     pub(crate) fn same_node(&self, a: CpuId, b: CpuId) -> bool {
-        let node = |slot: CpuId| self.inner.nodes.as_ref()?.get(slot.index());
+        let node = |slot: CpuId| self.inner().nodes.as_ref()?.get(slot.index());
         node(a).is_some() && node(a) == node(b)
     }
 
     /// Locks a slot; true beside it if that was taken, and had to be waited for.
     #[inline(always)]
     pub(crate) fn lock(&self, slot: CpuId) -> Result<(LocalGuard<'_, ()>, bool), LockError> {
-        match self.inner.locks.try_local_on(slot) {
+        match self.inner().locks.try_local_on(slot) {
             Ok(guard) => Ok((guard, false)),
             Err(LockError::WouldBlock) => self.wait(slot),
             Err(error) => Err(error),
@@ -173,22 +192,22 @@ impl Domain {
     #[cold]
     #[inline(never)]
     fn wait(&self, slot: CpuId) -> Result<(LocalGuard<'_, ()>, bool), LockError> {
-        Ok((self.inner.locks.local_on(slot)?, true))
+        Ok((self.inner().locks.local_on(slot)?, true))
     }
 
     /// Locks a slot if it is free. As [`lock`](Self::lock), but never waits.
     pub(crate) fn try_lock(&self, slot: CpuId) -> Result<(LocalGuard<'_, ()>, bool), LockError> {
-        Ok((self.inner.locks.try_local_on(slot)?, false))
+        Ok((self.inner().locks.try_local_on(slot)?, false))
     }
 
     /// Locks two different slots.
     pub(crate) fn lock_pair(&self, a: CpuId, b: CpuId) -> Result<PairGuard<'_, ()>, LockError> {
-        self.inner.locks.pair(a, b)
+        self.inner().locks.pair(a, b)
     }
 
     /// Locks all slots.
     pub(crate) fn lock_all(&self) -> Result<GlobalGuard<'_, ()>, LockError> {
-        self.inner.locks.global()
+        self.inner().locks.global()
     }
 }
 
@@ -203,6 +222,27 @@ fn table(cpus: usize, slot: impl Fn(CpuId) -> usize) -> Result<Box<[u32]>, Alloc
     let mut table = reserved(cpus)?;
     table.extend((0..cpus).map(|cpu| slot(CpuId::new(cpu as u32)) as u32));
     Ok(table.into_boxed_slice())
+}
+
+impl Clone for Domain {
+    fn clone(&self) -> Self {
+        // Ordering: Relaxed; the caller's own use keeps it alive.
+        if self.inner().users.fetch_add(1, Ordering::Relaxed) > isize::MAX as usize {
+            process::abort(); // as `Arc` does: forgotten users by the billion
+        }
+        Self { inner: self.inner }
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // Ordering: AcqRel. Release pairs with the Acquire of the last to go; it carries our uses.
+        // Acquire: theirs.
+        if self.inner().users.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // SAFETY: the last user; from `leak`.
+            drop(unsafe { Box::from_raw(self.inner.as_ptr()) });
+        }
+    }
 }
 
 impl Default for Domain {

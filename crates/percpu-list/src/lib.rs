@@ -144,6 +144,7 @@ compile_error!("percpu-list supports 64-bit Linux only, as percpu does");
 mod alloc;
 mod anchor;
 mod array;
+mod chunk;
 mod core;
 mod domain;
 mod error;

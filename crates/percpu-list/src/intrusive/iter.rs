@@ -1,18 +1,17 @@
 //! A walk that holds no lock while the caller's code runs.
 
 use std::fmt;
+use std::iter::FusedIterator;
 use std::pin::Pin;
 
 use percpu::lglock::LockError;
 
+use crate::chunk::{CHUNK, Chunk};
 use crate::core::Cursor;
 
 use super::IntrusiveList;
 use super::link::Linked;
 use super::list::pinned;
-
-/// Items taken under one lock: see the owning list's walk.
-const CHUNK: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 32 };
 
 /// Walks an [`IntrusiveList`], giving out what keeps an item alive: from
 /// [`IntrusiveList::iter_pinned`].
@@ -54,33 +53,12 @@ pub struct PinnedIter<'a, T: Linked, P, F> {
     _list: &'a IntrusiveList<T>,
     cursor: Cursor<'a>,
     pin: F,
-    chunk: [Option<P>; CHUNK],
-    next: usize,
-    len: usize,
+    chunk: Chunk<P>,
 }
 
 impl<'a, T: Linked, P, F> PinnedIter<'a, T, P, F> {
     pub(super) fn new(list: &'a IntrusiveList<T>, pin: F) -> Self {
-        let cursor = Cursor::new(list.core());
-        Self { _list: list, cursor, pin, chunk: std::array::from_fn(|_| None), next: 0, len: 0 }
-    }
-}
-
-impl<T: Linked, P, F: FnMut(Pin<&T>) -> Option<P>> PinnedIter<'_, T, P, F> {
-    fn fill(&mut self) -> Result<(), LockError> {
-        (self.next, self.len) = (0, 0);
-        let (chunk, len, pin) = (&mut self.chunk, &mut self.len, &mut self.pin);
-        self.cursor.chunk(
-            CHUNK,
-            |_| (),
-            |anchor| {
-                // SAFETY: linked, and its slot's lock is held during this call.
-                let Some(found) = pin(unsafe { pinned(anchor) }) else { return false };
-                chunk[*len] = Some(found);
-                *len += 1;
-                true
-            },
-        )
+        Self { _list: list, cursor: Cursor::new(list.core()), pin, chunk: Chunk::new() }
     }
 }
 
@@ -88,20 +66,22 @@ impl<T: Linked, P, F: FnMut(Pin<&T>) -> Option<P>> Iterator for PinnedIter<'_, T
     type Item = Result<P, LockError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.next == self.len {
-            if let Err(error) = self.fill() {
-                if self.len == 0 {
-                    return Some(Err(error));
-                }
-            }
-        }
-        if self.next == self.len {
-            return None;
-        }
-        self.next += 1;
-        self.chunk[self.next - 1].take().map(Ok)
+        let (cursor, pin) = (&mut self.cursor, &mut self.pin);
+        self.chunk.next(|chunk| {
+            cursor.chunk(
+                CHUNK,
+                |_| (),
+                |anchor| {
+                    // SAFETY: linked, and its slot's lock is held during this call.
+                    let found = pin(unsafe { pinned(anchor) });
+                    found.map(|found| chunk.push(found)).is_some()
+                },
+            )
+        })
     }
 }
+
+impl<T: Linked, P, F: FnMut(Pin<&T>) -> Option<P>> FusedIterator for PinnedIter<'_, T, P, F> {}
 
 impl<T: Linked, P, F> fmt::Debug for PinnedIter<'_, T, P, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,16 +1,18 @@
 //! Taking everything off a list.
 
 use std::fmt;
+use std::iter::FusedIterator;
 
 use percpu::CpuId;
 use percpu::lglock::LockError;
 
+use crate::chunk::Chunk;
+use crate::core::Core;
+use crate::shard::Shard;
+
 use super::PerCpuList;
 use super::deferred::settle;
 use super::node::{Chain, NodePtr, Ref};
-
-/// Entries taken under one lock: see `walk`.
-const CHUNK: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 32 };
 
 /// Takes entries off a [`PerCpuList`], and gives them out: from [`PerCpuList::drain`].
 ///
@@ -26,52 +28,12 @@ pub struct Drain<'a, T> {
     slot: u32,
     /// How many of the slot's are left to take: those that were there first, so that it ends.
     left: Option<u32>,
-    chunk: [Option<Ref<T>>; CHUNK],
-    len: usize,
+    chunk: Chunk<Ref<T>>,
 }
 
 impl<'a, T> Drain<'a, T> {
     pub(super) fn new(list: &'a PerCpuList<T>) -> Self {
-        Self { list, slot: 0, left: None, chunk: std::array::from_fn(|_| None), len: 0 }
-    }
-
-    /// Takes a chunk from the slots that are left.
-    fn fill(&mut self) -> Result<(), LockError> {
-        let core = self.list.core();
-        let from = core.domain().here();
-        while self.len == 0 && (self.slot as usize) < core.domain().slots() {
-            if let Some(shard) = core.shard(CpuId::new(self.slot)) {
-                let mut removed = Chain::<T>::new(); // dropped after the lock
-                let mut locked = core.lock_shard(shard)?;
-                settle(core, &mut locked, &mut removed);
-                let mut left = self.left.unwrap_or_else(|| locked.array().entries());
-                while left != 0 && self.len < CHUNK {
-                    let last = locked.array().len().checked_sub(1);
-                    let Some(anchor) = last.and_then(|last| locked.array().get(last)) else {
-                        break;
-                    };
-                    // SAFETY: an entry of this list is a node of its `T`.
-                    let node = unsafe { NodePtr::of(anchor) };
-                    // SAFETY: linked, under its slot's lock.
-                    self.chunk[self.len] = Some(unsafe { node.acquire() });
-                    self.len += 1;
-                    // SAFETY: we have just taken a count.
-                    let anchor = unsafe { node.anchor() };
-                    // SAFETY: found in this shard's array.
-                    unsafe { locked.remove(anchor, from, core.domain()) };
-                    left -= 1;
-                }
-                let more = left != 0 && locked.array().entries() != 0;
-                drop(locked);
-                core.shrink(shard);
-                if more {
-                    self.left = Some(left);
-                    continue;
-                }
-            }
-            (self.slot, self.left) = (self.slot + 1, None);
-        }
-        Ok(())
+        Self { list, slot: 0, left: None, chunk: Chunk::new() }
     }
 }
 
@@ -79,15 +41,54 @@ impl<T> Iterator for Drain<'_, T> {
     type Item = Result<Ref<T>, LockError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.len == 0 {
-            if let Err(error) = self.fill() {
-                return Some(Err(error));
+        let (core, slot, left) = (self.list.core(), &mut self.slot, &mut self.left);
+        let slots = core.domain().slots() as u32;
+        self.chunk.next(|chunk| {
+            while chunk.is_empty() && *slot < slots {
+                if let Some(shard) = core.shard(CpuId::new(*slot)) {
+                    *left = Some(take(core, shard, *left, chunk).inspect_err(|_| *slot = slots)?);
+                    core.shrink(shard);
+                    if *left != Some(0) {
+                        continue;
+                    }
+                }
+                (*slot, *left) = (*slot + 1, None);
             }
-        }
-        self.len = self.len.checked_sub(1)?;
-        self.chunk[self.len].take().map(Ok)
+            Ok(())
+        })
     }
 }
+
+/// Takes a chunk of the entries of a slot, the last first; says how many are left to take, of those
+/// that were left before, or are there.
+fn take<T>(
+    core: &Core,
+    shard: &Shard,
+    left: Option<u32>,
+    chunk: &mut Chunk<Ref<T>>,
+) -> Result<u32, LockError> {
+    let from = core.domain().here();
+    let mut removed = Chain::<T>::new(); // dropped after the lock
+    let mut locked = core.lock_shard(shard)?;
+    settle(core, &mut locked, &mut removed);
+    let mut left = left.unwrap_or(u32::MAX).min(locked.array().entries());
+    while left != 0 && !chunk.is_full() {
+        let last = locked.array().len() - 1;
+        let Some(anchor) = locked.array().get(last) else { unreachable!("the last is an entry") };
+        // SAFETY: an entry of this list is a node of its `T`.
+        let node = unsafe { NodePtr::of(anchor) };
+        // SAFETY: linked, under its slot's lock.
+        chunk.push(unsafe { node.acquire() });
+        // SAFETY: we have just taken a count.
+        let anchor = unsafe { node.anchor() };
+        // SAFETY: found in this shard's array.
+        unsafe { locked.remove(anchor, from, core.domain()) };
+        left -= 1;
+    }
+    Ok(left)
+}
+
+impl<T> FusedIterator for Drain<'_, T> {}
 
 impl<T> fmt::Debug for Drain<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
