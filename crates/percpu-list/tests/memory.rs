@@ -203,6 +203,10 @@ fn a_list_says_that_memory_is_out() {
     let domain = Domain::new();
     fails_cleanly(|| PerCpuList::<u8>::try_new_in(&domain).is_err(), || ());
     fails_cleanly(|| IntrusiveList::<Item>::try_new_in(&domain).is_err(), || ());
+    for policy in [SlotPolicy::PerCpu, SlotPolicy::PerNode, SlotPolicy::Fixed(2)] {
+        fails_cleanly(|| Domain::try_with_policy(policy).is_err(), || ());
+    }
+    fails_cleanly(|| PerCpuList::<u8>::try_new().is_err(), || ());
 }
 
 /// Growing and shrinking, in all the ways that change an array.
