@@ -258,6 +258,10 @@ impl Array {
             return self.take_elsewhere(index, may_move);
         }
         let last = self.len - 1;
+        self.len = last;
+        if index == last {
+            return; // what was added last goes first: nothing moves
+        }
         let from = self.top.wrapping_add(last as usize);
         let to = if index >= self.first {
             self.top.wrapping_add(index as usize)
@@ -269,9 +273,7 @@ impl Array {
         let moved = unsafe { *from };
         // SAFETY: the array's own memory.
         unsafe { *to = moved };
-        self.len = last;
-        // SAFETY: invariant 2: an entry, since there are no holes, and alive. It may be the one that
-        // is taken out, and then its index stays what it was.
+        // SAFETY: invariant 2: an entry, since there are no holes, and alive.
         unsafe { (*moved).set_index(index) };
     }
 

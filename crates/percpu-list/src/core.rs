@@ -285,7 +285,10 @@ impl<'a, G> Locked<'a, G> {
     #[inline(always)]
     pub(crate) unsafe fn add(&mut self, anchor: NonNull<Anchor>) {
         // SAFETY: alive, says the caller.
-        unsafe { anchor.as_ref() }.set_shard(self.shard);
+        let before = unsafe { anchor.as_ref() };
+        if !ptr::eq(before.shard(), self.shard) {
+            before.set_shard(self.shard); // a store less for the next exchange to wait for
+        }
         // SAFETY: the caller's.
         unsafe { self.array_mut().put(anchor) };
         self.shard.count_added();
@@ -414,6 +417,7 @@ impl<'a> Within<'a> {
 /// # Safety
 ///
 /// The anchor is alive until this returns, and lists that hold it are of `domain`.
+#[inline(always)]
 pub(crate) unsafe fn remove_anywhere<'d, G>(
     domain: &'d Domain,
     anchor: &Anchor,

@@ -190,7 +190,9 @@ impl<T: Linked> IntrusiveList<T> {
         if !locked.array().has_room() {
             return Ok(Added::Full);
         }
-        anchor.set_home(locked.shard().slot());
+        if home != locked.shard().slot() {
+            anchor.set_home(locked.shard().slot());
+        }
         // SAFETY: there is room; the anchor is unlinked, under its home's lock. It is pinned (the
         // callers' `Pin`), so it stays alive and in place until its drop has unlinked it.
         unsafe { locked.add(anchor_of(item)) };
