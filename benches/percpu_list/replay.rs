@@ -6,15 +6,15 @@
 //! ```text
 //! recorded    0 add a | 1 add b | 0 remove b | 1 add b | ...
 //! thread 0    add a, remove b        waits until thread 1 has added b
-//! thread 1    add b, add b           waits until thread 0 has removed b
+//! thread 1    add b, add b'          waits for nobody
 //! ```
 //!
-//! A file is used again when it was in the recording, so it comes back on another CPU as often as
-//! it did there. Nothing else keeps the threads together.
+//! Every addition is of an object of its own, as every open file was: the recording names files by
+//! numbers that are used again, and a thread that would wait for such a number to come free would
+//! measure that. Nothing else keeps the threads together.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use crossbeam_utils::CachePadded;
 use harness::{Plan, Report};
 use percpu::CpuId;
 use percpu_list::Stats;
@@ -135,88 +135,103 @@ fn mops(rounds: &harness::Rounds, name: &str) -> String {
 
 /// An event as a thread does it.
 struct Step {
-    file: u32,
+    object: u32,
     action: Action,
-    /// This many events of the file must be over; `None` if the last was this thread's own.
-    after: Option<u32>,
-    /// What to tell the other thread, if the file's next event is its.
-    tell: Option<u32>,
+    /// The other thread must have added it before.
+    after: bool,
+    /// The other thread is to know that it was added.
+    tell: bool,
 }
 
 /// What each thread does, and how many events there are.
 struct Script {
     threads: [Vec<Step>; CPUS],
-    files: usize,
+    objects: usize,
     events: u64,
 }
 
 impl Script {
     fn new(events: &[Event]) -> Self {
-        let files = files(events);
         let mut threads = [Vec::new(), Vec::new()];
-        // The last step of each file: thread, place in it, events of the file so far.
-        let mut last: Vec<Option<(usize, usize, u32)>> = vec![None; files];
+        // The object that each number stands for, and where it was added: thread, place in it.
+        let mut added: Vec<Option<(u32, usize, usize)>> = vec![None; files(events)];
+        // Each thread's objects lie together, so that the two share no lines but those of what one
+        // adds and the other removes.
+        let adds = |cpu: u8| {
+            let of_cpu = |event: &&Event| event.action == Action::Add && event.cpu == cpu;
+            events.iter().filter(of_cpu).count() as u32
+        };
+        let (first, second) = (adds(0), adds(1));
+        let mut next = [0, first];
         for event in events {
             let thread = usize::from(event.cpu);
-            let last = &mut last[event.file as usize];
-            let mut step = Step { file: event.file, action: event.action, after: None, tell: None };
-            let over = last.map_or(0, |(.., over)| over);
-            if let Some((before, at, over)) = *last {
-                if before != thread {
-                    step.after = Some(over);
-                    let other: &mut Step = &mut threads[before][at];
-                    other.tell = Some(over);
+            let place = threads[thread].len();
+            let mut step = Step { object: 0, action: event.action, after: false, tell: false };
+            match event.action {
+                Action::Add => {
+                    step.object = next[thread];
+                    added[event.file as usize] = Some((step.object, thread, place));
+                    next[thread] += 1;
+                }
+                Action::Remove => {
+                    let from = added[event.file as usize].take();
+                    let (object, adder, at) = from.expect("what is removed was added");
+                    step.object = object;
+                    if adder != thread {
+                        step.after = true;
+                        let other: &mut Step = &mut threads[adder][at];
+                        other.tell = true;
+                    }
                 }
             }
-            *last = Some((thread, threads[thread].len(), over + 1));
             threads[thread].push(step);
         }
-        Self { threads, files, events: events.len() as u64 }
+        Self { threads, objects: (first + second) as usize, events: events.len() as u64 }
     }
 }
 
-/// A file's place in the replay.
+/// An object's place in the replay.
 struct File<T> {
-    /// How many of its events are over, as far as the other thread must know.
-    over: AtomicU32,
+    /// Whether it was added, as far as the other thread must know.
+    added: AtomicBool,
     ticket: Handed<T>,
 }
 
 fn row<'a, R: Registry>(registry: &'a R, script: &'a Script) -> Row<'a> {
-    let objects: Vec<R::Object> = (0..script.files as u64).map(|n| registry.object(n)).collect();
-    let files: Vec<CachePadded<File<R::Ticket<'a>>>> = (0..script.files)
-        .map(|_| CachePadded::new(File { over: AtomicU32::new(0), ticket: Handed::new() }))
+    let objects: Vec<R::Object> = (0..script.objects as u64).map(|n| registry.object(n)).collect();
+    let files: Vec<File<R::Ticket<'a>>> = (0..script.objects)
+        .map(|_| File { added: AtomicBool::new(false), ticket: Handed::new() })
         .collect();
     Row::new(R::NAME, move || {
         let timed = at_once(script.events, |thread| {
             for step in &script.threads[thread] {
-                let (object, file) = (&objects[step.file as usize], &files[step.file as usize]);
-                if let Some(events) = step.after {
+                let (object, file) = (&objects[step.object as usize], &files[step.object as usize]);
+                if step.after {
                     // Ordering: Acquire pairs with the Release below; it carries the ticket.
-                    wait(|| file.over.load(Ordering::Acquire) == events);
+                    wait(|| file.added.load(Ordering::Acquire));
                 }
                 match step.action {
                     Action::Add => {
                         let ticket = registry.add(object);
-                        // SAFETY: the file's events take turns: the last one is over, and is
-                        // this thread's own or was waited for.
+                        // SAFETY: nobody removes it before it was added, here.
                         unsafe { file.ticket.put(ticket) };
                     }
                     Action::Remove => {
-                        // SAFETY: as above.
+                        // SAFETY: it was added by this thread, or by the other, which was waited
+                        // for.
                         let ticket = unsafe { file.ticket.take() }.expect("it was added");
                         assert!(registry.remove(object, ticket));
                     }
                 }
-                if let Some(events) = step.tell {
+                if step.tell {
                     // Ordering: Release pairs with the Acquire above.
-                    file.over.store(events, Ordering::Release);
+                    file.added.store(true, Ordering::Release);
                 }
             }
         });
         for (object, file) in objects.iter().zip(&files) {
             // Ordering: Relaxed; the threads have ended, and the next are not started.
-            file.over.store(0, Ordering::Relaxed);
+            file.added.store(false, Ordering::Relaxed);
             // SAFETY: as above.
             if let Some(ticket) = unsafe { file.ticket.take() } {
                 registry.remove(object, ticket); // still open at the end
