@@ -1,0 +1,387 @@
+//! Removals in a signal handler, 10,000 times a second on each thread, beside threads that add, remove
+//! and walk the same slots; with rseq sections, and without.
+//!
+//! Ignored by default: `OFFLOCK_STRESS_SECONDS` (3) says how long each test runs.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "common/alarms.rs"]
+mod alarms;
+#[path = "common/churn.rs"]
+mod churn;
+#[path = "common/seconds.rs"]
+mod seconds;
+
+use std::cell::{Cell, UnsafeCell};
+use std::hint;
+use std::mem::{self, MaybeUninit};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use percpu_list::{Entry, IntrusiveList, Link, LockError, PerCpuList, Refused, linked};
+
+use alarms::Alarms;
+use churn::{Canary, Census, Dice, storm};
+
+use Ordering::Relaxed;
+
+/// One signal every 100 us to each thread.
+const INTERVAL: Duration = Duration::from_micros(100);
+
+/// What a handler may take of the CPU's time: far more than it needs, and far less than the longest
+/// time for which others hold a slot.
+const BOUND: u64 = 20_000_000; // ns
+
+/// For so long a slot is held now and then: a handler that waited for it would be found out.
+const HELD: Duration = Duration::from_millis(60);
+
+/// What became of a thread's handlers.
+struct Tally {
+    signals: Cell<u64>,
+    /// Removed, or left to be removed.
+    removed: Cell<u64>,
+    /// Nothing was there.
+    nothing: Cell<u64>,
+    /// [`LockError::WouldBlock`].
+    busy: Cell<u64>,
+    /// [`LockError::Deadlock`].
+    own: Cell<u64>,
+    /// Any other error.
+    wrong: Cell<u64>,
+    /// The longest, in ns of the CPU's time.
+    longest: Cell<u64>,
+    /// How often a handler slept.
+    slept: Cell<u64>,
+}
+
+thread_local! {
+    // Nothing to drop, and `const` values: a signal handler may use them at any moment.
+    static ACT: Cell<Option<&'static dyn Act>> = const { Cell::new(None) };
+    static DICE: Cell<u64> = const { Cell::new(1) };
+    static TALLY: Tally = const {
+        let [signals, removed, nothing, busy, own, wrong, longest, slept] =
+            [const { Cell::new(0) }; 8];
+        Tally { signals, removed, nothing, busy, own, wrong, longest, slept }
+    };
+}
+
+/// What a handler does: async-signal-safe.
+trait Act: Sync {
+    fn act(&self, dice: &mut Dice, tally: &Tally);
+}
+
+fn bump(count: &Cell<u64>) {
+    count.set(count.get() + 1);
+}
+
+/// The CPU's time that this thread has used, in ns.
+fn used() -> u64 {
+    // SAFETY: plain data, of which zero is valid.
+    let mut time: libc::timespec = unsafe { mem::zeroed() };
+    // SAFETY: `time` is ours to write.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// How often this thread gave up the CPU to wait for something.
+fn sleeps() -> u64 {
+    // SAFETY: plain data, of which zero is valid.
+    let mut usage: libc::rusage = unsafe { mem::zeroed() };
+    // SAFETY: `usage` is ours to write.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
+    usage.ru_nvcsw as u64
+}
+
+extern "C" fn interrupted(_: libc::c_int) {
+    let Some(act) = ACT.get() else { return };
+    TALLY.with(|tally| {
+        let mut dice = Dice::new(DICE.replace(DICE.get() + 1));
+        let (used_before, slept_before) = (used(), sleeps());
+        act.act(&mut dice, tally);
+        tally.slept.set(tally.slept.get() + sleeps() - slept_before);
+        tally.longest.set(tally.longest.get().max(used() - used_before));
+        bump(&tally.signals);
+    });
+}
+
+/// The tallies of all threads, summed.
+#[derive(Debug, Default)]
+struct Sum {
+    signals: AtomicU64,
+    removed: AtomicU64,
+    nothing: AtomicU64,
+    busy: AtomicU64,
+    own: AtomicU64,
+    wrong: AtomicU64,
+    longest: AtomicU64,
+    slept: AtomicU64,
+}
+
+impl Sum {
+    /// Adds this thread's tally, which no handler changes just now, and begins a new one.
+    fn take(&self) {
+        TALLY.with(|tally| {
+            let counts = [
+                (&self.signals, &tally.signals),
+                (&self.removed, &tally.removed),
+                (&self.nothing, &tally.nothing),
+                (&self.busy, &tally.busy),
+                (&self.own, &tally.own),
+                (&self.wrong, &tally.wrong),
+                (&self.slept, &tally.slept),
+            ];
+            for (sum, count) in counts {
+                sum.fetch_add(count.take(), Relaxed);
+            }
+            self.longest.fetch_max(tally.longest.take(), Relaxed);
+        });
+    }
+}
+
+/// [`storm`], in which handlers interrupt `f`.
+fn signal_storm(threads: usize, act: &'static dyn Act, f: impl Fn(usize, &mut Dice) + Sync) -> Sum {
+    alarms::handle(interrupted);
+    let sum = Sum::default();
+    let calls = storm(threads, |me, dice| {
+        let alarms = Alarms::start(INTERVAL);
+        DICE.set(dice.roll(1 << 40) as u64);
+        ACT.set(Some(act));
+        let until = Instant::now() + Duration::from_millis(2);
+        while Instant::now() < until {
+            f(me, dice);
+        }
+        ACT.set(None);
+        drop(alarms);
+        sum.take();
+    });
+    println!("{calls} calls, of 2 ms each and longer; by handlers {sum:?}");
+    assert!(sum.signals.load(Relaxed) > calls, "handlers ran");
+    assert_eq!(sum.wrong.load(Relaxed), 0);
+    assert_eq!(sum.slept.load(Relaxed), 0, "a handler waited");
+    assert!(sum.longest.load(Relaxed) < BOUND, "{} ns", sum.longest.load(Relaxed));
+    sum
+}
+
+fn spin(time: Duration) {
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        hint::spin_loop();
+    }
+}
+
+type OwningEntry = Entry<&'static PerCpuList<Canary>>;
+
+/// A place for an entry, which threads fill and handlers empty.
+struct Place {
+    state: AtomicU8,
+    entry: UnsafeCell<MaybeUninit<OwningEntry>>,
+}
+
+const EMPTY: u8 = 0;
+const BUSY: u8 = 1;
+const FULL: u8 = 2;
+
+// SAFETY: the entry is used by who changed the state to `BUSY` only, and entries are `Send`.
+unsafe impl Sync for Place {}
+
+impl Place {
+    fn new() -> Self {
+        let entry = UnsafeCell::new(MaybeUninit::uninit());
+        Self { state: AtomicU8::new(EMPTY), entry }
+    }
+
+    /// Takes the place, if it is as said.
+    fn claim(&self, from: u8) -> bool {
+        // Ordering: Acquire pairs with the Release stores below; it carries the entry.
+        self.state.compare_exchange(from, BUSY, Ordering::Acquire, Relaxed).is_ok()
+    }
+
+    /// Gives the entry back if the place is taken.
+    fn put(&self, entry: OwningEntry) -> Option<OwningEntry> {
+        if !self.claim(EMPTY) {
+            return Some(entry);
+        }
+        // SAFETY: ours, by `claim`.
+        unsafe { *self.entry.get() = MaybeUninit::new(entry) };
+        // Ordering: Release; see `claim`.
+        self.state.store(FULL, Ordering::Release);
+        None
+    }
+
+    fn take(&self) -> Option<OwningEntry> {
+        if !self.claim(FULL) {
+            return None;
+        }
+        // SAFETY: ours, by `claim`.
+        let place = unsafe { &*self.entry.get() };
+        // SAFETY: it was full, and is read once: now it is empty.
+        let entry = unsafe { place.assume_init_read() };
+        // Ordering: Release; see `claim`.
+        self.state.store(EMPTY, Ordering::Release);
+        Some(entry)
+    }
+}
+
+struct Owning {
+    list: PerCpuList<Canary>,
+    places: Vec<Place>,
+}
+
+impl Act for Owning {
+    fn act(&self, dice: &mut Dice, tally: &Tally) {
+        for _ in 0..3 {
+            if let Some(entry) = self.places[dice.roll(self.places.len())].take() {
+                entry.defer_remove();
+                return bump(&tally.removed);
+            }
+        }
+        bump(&tally.nothing);
+    }
+}
+
+#[test]
+#[ignore = "stress: seconds of signals"]
+fn stress_inv14_handlers_defer_removals() {
+    let census = Census::new();
+    let places = (0..64).map(|_| Place::new()).collect();
+    // For good: a handler may run until its thread ends.
+    let stage: &'static Owning = Box::leak(Box::new(Owning { list: PerCpuList::new(), places }));
+    let list = &stage.list;
+    let (added, removed) = (AtomicU64::new(0), AtomicU64::new(0));
+    let ended = |entry: Option<OwningEntry>| {
+        if let Some(entry) = entry {
+            removed.fetch_add(entry.remove().unwrap().into(), Relaxed);
+        }
+    };
+    let sum = signal_storm(4, stage, |me, dice| {
+        let place = &stage.places[dice.roll(stage.places.len())];
+        match dice.roll(64) {
+            0..40 => {
+                let cpu = dice.cpu();
+                ended(place.put(list.insert_on(cpu, Canary::new(7, &census)).unwrap()));
+                added.fetch_add(1, Relaxed);
+            }
+            40..60 => ended(place.take()),
+            60 => list.iter().for_each(|found| assert_eq!(found.unwrap().read(), 7)),
+            61 => list.flush().unwrap(),
+            62 => list
+                .for_each(|value| {
+                    assert_eq!(value.read(), 7);
+                    (0..20).for_each(|_| hint::spin_loop()); // for a signal to find it held
+                })
+                .unwrap(),
+            _ => {
+                let snapshot = list.lock_all().unwrap();
+                assert!(snapshot.iter().all(|value| value.read() == 7));
+                if me == 0 && dice.roll(1_000) == 0 {
+                    spin(HELD);
+                }
+            }
+        }
+    });
+    stage.places.iter().for_each(|place| ended(place.take()));
+    list.flush().unwrap();
+    list.validate();
+    println!("{}", list.stats());
+    let (added, removed) = (added.into_inner(), removed.into_inner());
+    let deferred = sum.removed.into_inner();
+    assert_eq!((list.stats().adds, list.stats().removals), (added, added));
+    assert_eq!((added, list.len(), census.alive()), (removed + deferred, 0, 0));
+    assert!(deferred > 1_000 && removed > 1_000);
+}
+
+struct Item {
+    canary: Canary,
+    added: AtomicU64,
+    removed: AtomicU64,
+    link: Link,
+}
+linked!(Item => link);
+
+struct Intrusive {
+    list: IntrusiveList<Item>,
+    items: Vec<Pin<Box<Item>>>,
+}
+
+impl Act for Intrusive {
+    fn act(&self, dice: &mut Dice, tally: &Tally) {
+        let item = &self.items[dice.roll(self.items.len())];
+        let list = dice.roll(2) == 0;
+        match if list { self.list.try_remove(item) } else { item.link.try_remove() } {
+            Ok(true) => {
+                item.removed.fetch_add(1, Relaxed);
+                bump(&tally.removed);
+            }
+            Ok(false) => bump(&tally.nothing),
+            Err(LockError::WouldBlock) => bump(&tally.busy),
+            Err(LockError::Deadlock) => bump(&tally.own),
+            Err(_) => bump(&tally.wrong),
+        }
+    }
+}
+
+#[test]
+#[ignore = "stress: seconds of signals"]
+fn stress_inv14_handlers_try_removals() {
+    let (census, list) = (Census::new(), IntrusiveList::new());
+    let items = (0..64).map(|n| {
+        let (added, removed) = (AtomicU64::new(0), AtomicU64::new(0));
+        let link = Link::new(list.domain());
+        Box::pin(Item { canary: Canary::new(n, &census), added, removed, link })
+    });
+    let items = items.collect();
+    // For good: a handler may run until its thread ends.
+    let stage: &'static Intrusive = Box::leak(Box::new(Intrusive { list, items }));
+    let list = &stage.list;
+    let sum = signal_storm(4, stage, |me, dice| {
+        let item = &stage.items[dice.roll(stage.items.len())];
+        match dice.roll(64) {
+            0..40 => {
+                let added = list.insert_on(dice.cpu(), item.as_ref());
+                assert!(matches!(added, Ok(()) | Err(Refused::Linked)), "{added:?}");
+                item.added.fetch_add(added.is_ok().into(), Relaxed);
+            }
+            40..60 => {
+                let removed = list.remove(item).unwrap();
+                item.removed.fetch_add(removed.into(), Relaxed);
+            }
+            60 => {
+                let walked = list.iter_pinned(|item| Some(item.canary.read()));
+                assert!(walked.map(Result::unwrap).all(|value| value < 64));
+            }
+            61 | 62 => list
+                .for_each(|item| {
+                    assert!(item.canary.read() < 64);
+                    (0..20).for_each(|_| hint::spin_loop()); // for a signal to find it held
+                })
+                .unwrap(),
+            _ => {
+                let snapshot = list.lock_all().unwrap();
+                assert!(snapshot.iter().all(|item| item.canary.read() < 64));
+                if me == 0 && dice.roll(1_000) == 0 {
+                    spin(HELD);
+                }
+            }
+        }
+    });
+    list.validate();
+    println!("{}", list.stats());
+    let (mut added, mut live) = (0, 0);
+    for item in &stage.items {
+        let (ins, outs) = (item.added.load(Relaxed), item.removed.load(Relaxed));
+        assert_eq!(ins - outs, item.link.is_linked().into(), "{ins} additions, {outs} removals");
+        added += ins;
+        live += ins - outs;
+    }
+    assert_eq!((list.stats().adds, list.stats().live()), (added, live));
+    assert_eq!((list.len() as u64, census.alive()), (live, 64));
+    let refused = [&sum.removed, &sum.busy, &sum.own].map(|count| count.load(Relaxed));
+    assert!(refused.iter().all(|count| *count > 0), "the test proves too little: {refused:?}");
+}
+
+/// All of the above in a process without rseq sections.
+#[test]
+#[ignore = "stress: seconds of everything"]
+fn stress_all_of_it_without_rseq() {
+    churn::all_of_it_without_rseq();
+}

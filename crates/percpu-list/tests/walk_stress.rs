@@ -1,0 +1,324 @@
+//! Walks and snapshots beside threads that add and remove, on this kernel; with rseq sections, and
+//! without.
+//!
+//! Ignored by default: `OFFLOCK_STRESS_SECONDS` (3) says how long each test runs.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "common/churn.rs"]
+mod churn;
+#[path = "common/seconds.rs"]
+mod seconds;
+
+use std::collections::HashSet;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread;
+
+use percpu_list::{Domain, IntrusiveList, Link, PerCpuList, linked};
+
+use churn::{Canary, Census, Dice, possible, storm};
+
+/// Two CPUs, different ones if there are.
+fn two_cpus(dice: &mut Dice) -> [percpu_list::CpuId; 2] {
+    let first = dice.roll(possible());
+    let second = (first + 1 + dice.roll(possible().max(2) - 1)) % possible();
+    [first, second].map(|cpu| percpu_list::CpuId::new(cpu as u32))
+}
+
+/// Counts pairs, and those of which the second is there without the first.
+#[derive(Default)]
+struct Pairs {
+    first: HashSet<u64>,
+    second: HashSet<u64>,
+}
+
+impl Pairs {
+    fn see(&mut self, value: u64) {
+        let seen = if value.is_multiple_of(2) { &mut self.first } else { &mut self.second };
+        assert!(seen.insert(value / 2), "{value} twice");
+    }
+
+    /// How many first halves were seen without the second; no second one without the first.
+    fn halves(self) -> u64 {
+        let alone: Vec<_> = self.second.difference(&self.first).collect();
+        assert!(alone.is_empty(), "without what was added before and removed after: {alone:?}");
+        (self.first.len() - self.second.len()) as u64
+    }
+}
+
+/// Each pair is added X, then Y, and removed Y, then X: no instant has a Y without its X.
+#[test]
+#[ignore = "stress: seconds of snapshots"]
+fn stress_inv06_snapshots_of_an_owning_list_see_one_instant() {
+    let (census, next) = (Census::new(), AtomicU64::new(0));
+    let list = PerCpuList::new();
+    let (snapshots, halves) = (AtomicU64::new(0), AtomicU64::new(0));
+    storm(4, |me, dice| {
+        if me == 0 {
+            let mut pairs = Pairs::default();
+            list.lock_all().unwrap().for_each(|value: &Canary| pairs.see(value.read()));
+            snapshots.fetch_add(1, Relaxed);
+            halves.fetch_add(pairs.halves(), Relaxed);
+            return thread::yield_now();
+        }
+        let (cpus, pair) = (two_cpus(dice), next.fetch_add(2, Relaxed));
+        let x = list.insert_on(cpus[0], Canary::new(pair, &census)).unwrap();
+        let y = list.insert_on(cpus[1], Canary::new(pair + 1, &census)).unwrap();
+        match dice.roll(3) {
+            0 => y.defer_remove(), // taken off before anybody sees that X is gone
+            1 => drop(y),
+            _ => assert!(list.remove(&y.share()).unwrap()),
+        }
+        drop(x);
+    });
+    println!("{snapshots:?} snapshots, {halves:?} half pairs");
+    list.flush().unwrap();
+    list.validate();
+    assert_eq!((list.len(), list.stats().adds, census.alive()), (0, next.into_inner(), 0));
+    assert!(snapshots.into_inner() > 100 && halves.into_inner() > 0);
+}
+
+struct Half {
+    canary: Canary,
+    link: Link,
+}
+linked!(Half => link);
+
+/// The same; the items are used again, on other slots.
+#[test]
+#[ignore = "stress: seconds of snapshots"]
+fn stress_inv06_snapshots_of_an_intrusive_list_see_one_instant() {
+    let census = Census::new();
+    let list = IntrusiveList::new();
+    let half = |value| {
+        Box::pin(Half { canary: Canary::new(value, &census), link: Link::new(list.domain()) })
+    };
+    let pairs: Vec<_> = (0..4).map(|n| Mutex::new([half(2 * n), half(2 * n + 1)])).collect();
+    let (snapshots, halves, done) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    storm(4, |me, dice| {
+        if me == 0 {
+            let mut pairs = Pairs::default();
+            let snapshot = list.lock_all().unwrap();
+            snapshot.for_each(|half: Pin<&Half>| pairs.see(half.canary.read()));
+            assert_eq!(snapshot.iter().count(), snapshot.len());
+            drop(snapshot);
+            snapshots.fetch_add(1, Relaxed);
+            halves.fetch_add(pairs.halves(), Relaxed);
+            return thread::yield_now();
+        }
+        let pair = pairs[me].lock().unwrap();
+        let ([x, y], cpus) = (&*pair, two_cpus(dice));
+        list.insert_on(cpus[0], x.as_ref()).unwrap();
+        list.insert_on(cpus[1], y.as_ref()).unwrap();
+        assert_eq!(list.remove(y), Ok(true));
+        assert_eq!(x.link.remove(), Ok(true));
+        done.fetch_add(2, Relaxed);
+    });
+    println!("{snapshots:?} snapshots, {halves:?} half pairs");
+    list.validate();
+    assert_eq!((list.len(), list.stats().adds), (0, done.into_inner()));
+    assert!(snapshots.into_inner() > 100 && halves.into_inner() > 0);
+    drop(pairs);
+    assert_eq!(census.alive(), 0);
+}
+
+/// Values that stay have their own numbers below this; those that come and go have numbers above.
+const STAY: u64 = 300;
+
+/// What a walk has seen.
+struct Seen {
+    /// Those that stay, still to be seen.
+    left: HashSet<u64>,
+    others: HashSet<u64>,
+}
+
+impl Seen {
+    fn new() -> Self {
+        Self { left: (0..STAY).collect(), others: HashSet::new() }
+    }
+
+    fn see(&mut self, value: u64) {
+        let first = if value < STAY { self.left.remove(&value) } else { self.others.insert(value) };
+        assert!(first, "{value} was seen twice");
+    }
+
+    fn complete(self) {
+        assert!(self.left.is_empty(), "not seen: {:?}", self.left);
+    }
+}
+
+/// Steps of a walk; a slow one lets everybody else run behind it now and then, and may end early.
+fn walk(values: impl Iterator<Item = u64>, slow: bool, dice: &mut Dice) {
+    let mut seen = Seen::new();
+    let end = if slow && dice.roll(4) == 0 { dice.roll(500) } else { usize::MAX };
+    for (step, value) in values.enumerate() {
+        if step == end {
+            return;
+        }
+        seen.see(value);
+        if slow && dice.roll(16) == 0 {
+            thread::yield_now();
+        }
+    }
+    seen.complete();
+}
+
+/// Others come and go, some to several segments of a slot's array, and back.
+fn owning_walks(slow: bool) {
+    let (census, next, walks) = (Census::new(), AtomicU64::new(STAY), AtomicU64::new(0));
+    let list = PerCpuList::new();
+    let mut dice = Dice::new(99);
+    let mut stay = Vec::new();
+    // Half of them among others that go before anybody walks.
+    for value in 0..STAY {
+        let cpu = dice.cpu();
+        let goes = list.insert_on(cpu, Canary::new(STAY, &census)).unwrap();
+        stay.push(list.insert_on(cpu, Canary::new(value, &census)).unwrap());
+        drop(goes);
+    }
+    let shelves: Vec<Mutex<Option<_>>> = (0..400).map(|_| Mutex::new(None)).collect();
+    storm(5, |me, dice| {
+        if me < 2 {
+            let found = list.iter().map(|found| found.unwrap());
+            let mut held = None; // until the next step
+            let values = found.map(|found| {
+                let value = found.read();
+                held = Some(found);
+                value
+            });
+            walk(values, slow, dice);
+            if let Some(held) = held {
+                held.read();
+            }
+            walks.fetch_add(1, Relaxed);
+            return;
+        }
+        let new = || Canary::new(next.fetch_add(1, Relaxed), &census);
+        match dice.roll(64) {
+            0 => drop((0..dice.roll(2_000)).map(|_| list.insert(new())).collect::<Vec<_>>()),
+            1..32 => {
+                let entry = list.insert_on(dice.cpu(), new()).unwrap();
+                let old = shelves[dice.roll(shelves.len())].lock().unwrap().replace(entry);
+                drop(old);
+            }
+            _ => {
+                let old = shelves[dice.roll(shelves.len())].lock().unwrap().take();
+                match old {
+                    Some(old) if dice.roll(4) == 0 => old.defer_remove(),
+                    old => drop(old),
+                }
+            }
+        }
+    });
+    drop(shelves);
+    list.flush().unwrap();
+    list.validate();
+    println!("{walks:?} walks; {next:?} values\n{}", list.stats());
+    assert_eq!((list.len(), census.alive()), (STAY as usize, STAY as i64));
+    walk(list.iter().map(|found| found.unwrap().read()), false, &mut dice);
+    drop(stay);
+    assert_eq!((list.len(), census.alive()), (0, 0));
+    assert!(walks.into_inner() > 10 && next.into_inner() > 1_000);
+}
+
+#[test]
+#[ignore = "stress: seconds of walks"]
+fn stress_inv07_walks_of_an_owning_list() {
+    owning_walks(false);
+}
+
+#[test]
+#[ignore = "stress: seconds of walks"]
+fn stress_inv11_slow_walks_of_an_owning_list() {
+    owning_walks(true);
+}
+
+struct Item {
+    this: Weak<Item>,
+    canary: Canary,
+    link: Link,
+}
+linked!(Item => link);
+
+fn pinned_walks(slow: bool) {
+    let (census, next, walks) = (Census::new(), AtomicU64::new(STAY), AtomicU64::new(0));
+    let list = IntrusiveList::new_in(&Domain::new());
+    let item = |value| {
+        Arc::new_cyclic(|this: &Weak<Item>| Item {
+            this: this.clone(),
+            canary: Canary::new(value, &census),
+            link: Link::new(list.domain()),
+        })
+    };
+    // SAFETY: what an `Arc` holds does not move, and nobody takes it out.
+    let pinned = |item: &Arc<Item>| unsafe { Pin::new_unchecked(Arc::clone(item)) };
+    let mut dice = Dice::new(98);
+    let mut stay = Vec::new();
+    for value in 0..STAY {
+        let cpu = dice.cpu();
+        let (goes, stays) = (item(STAY), item(value));
+        list.insert_on(cpu, pinned(&goes).as_ref()).unwrap();
+        list.insert_on(cpu, pinned(&stays).as_ref()).unwrap();
+        drop(goes);
+        stay.push(stays);
+    }
+    let shelves: Vec<Mutex<Option<Arc<Item>>>> = (0..400).map(|_| Mutex::new(None)).collect();
+    storm(5, |me, dice| {
+        if me < 2 {
+            // None that is being dropped just now; who has the last count drops it here.
+            let found = list.iter_pinned(|item| item.this.upgrade()).map(|found| found.unwrap());
+            walk(found.map(|found| found.canary.read()), slow, dice);
+            walks.fetch_add(1, Relaxed);
+            return;
+        }
+        let new = || item(next.fetch_add(1, Relaxed));
+        let place = dice.roll(shelves.len());
+        match dice.roll(64) {
+            0 => {
+                let many: Vec<_> = (0..dice.roll(2_000)).map(|_| new()).collect();
+                for item in &many {
+                    list.insert(pinned(item).as_ref()).unwrap();
+                }
+            }
+            1..32 => {
+                let new = new();
+                list.insert_on(dice.cpu(), pinned(&new).as_ref()).unwrap();
+                drop(shelves[place].lock().unwrap().replace(new));
+            }
+            _ => {
+                let old = shelves[place].lock().unwrap().take();
+                if let Some(old) = old.filter(|_| dice.roll(2) == 0) {
+                    assert_eq!(list.remove(&old), Ok(true));
+                }
+            }
+        }
+    });
+    drop(shelves);
+    list.validate();
+    println!("{walks:?} walks; {next:?} items\n{}", list.stats());
+    assert_eq!((list.len(), census.alive()), (STAY as usize, STAY as i64));
+    walk(list.iter_pinned(|item| Some(item.canary.read())).map(Result::unwrap), false, &mut dice);
+    drop(stay);
+    assert_eq!((list.len(), census.alive()), (0, 0));
+    assert!(walks.into_inner() > 10 && next.into_inner() > 1_000);
+}
+
+#[test]
+#[ignore = "stress: seconds of walks"]
+fn stress_inv07_walks_of_an_intrusive_list() {
+    pinned_walks(false);
+}
+
+#[test]
+#[ignore = "stress: seconds of walks"]
+fn stress_inv11_slow_walks_of_an_intrusive_list() {
+    pinned_walks(true);
+}
+
+/// All of the above in a process without rseq sections.
+#[test]
+#[ignore = "stress: seconds of everything"]
+fn stress_all_of_it_without_rseq() {
+    churn::all_of_it_without_rseq();
+}
