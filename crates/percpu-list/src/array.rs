@@ -435,10 +435,10 @@ impl Array {
         self.aim();
     }
 
-    /// True if there may be a [`surplus`](Self::surplus): now and then only.
+    /// True if there is a [`surplus`](Self::surplus), or perhaps one if no entry is left.
     #[inline(always)]
     pub(crate) fn may_shrink(&self) -> bool {
-        self.len & (SEGMENT - 1) == 0 && self.capacity > SEGMENT // a power of two
+        self.capacity - self.len >= 2 * SEGMENT
     }
 
     /// A segment to be dropped after the unlock: all but one of those that nothing is in.
@@ -495,3 +495,6 @@ impl Array {
         assert_eq!(holes, 0, "a hole outside the list of holes");
     }
 }
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests;

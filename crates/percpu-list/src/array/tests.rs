@@ -1,0 +1,409 @@
+//! The array against a model: which anchors are in, where they were a moment ago, and what may have
+//! moved since.
+
+use proptest::prelude::*;
+
+use percpu::CpuId;
+
+use super::*;
+use crate::anchor::UNLINKED;
+
+/// An array, and the anchors that come and go.
+struct Model {
+    array: Array,
+    anchors: Box<[Anchor]>,
+    /// Whether an anchor is in the array.
+    inside: Vec<bool>,
+}
+
+impl Model {
+    fn new(anchors: usize) -> Self {
+        let anchors: Box<[_]> = (0..anchors).map(|_| Anchor::new(CpuId::new(0))).collect();
+        Self { array: Array::new(), inside: vec![false; anchors.len()], anchors }
+    }
+
+    /// With so many entries, the first anchor at the first place and so on.
+    fn with(entries: usize) -> Self {
+        let mut model = Self::new(entries);
+        model.put(entries);
+        model
+    }
+
+    fn count(&self) -> usize {
+        self.inside.iter().filter(|&&inside| inside).count()
+    }
+
+    fn indexes(&self) -> Vec<u32> {
+        self.anchors.iter().map(Anchor::index).collect()
+    }
+
+    /// Growth as the list does it; one is enough.
+    fn make_room(&mut self) {
+        if !self.array.has_room() {
+            let mut growth = Growth::allocate(self.array.wanted().unwrap()).unwrap();
+            self.array.install(&mut growth);
+            assert!(self.array.has_room());
+        }
+    }
+
+    /// Puts as many of the anchors in that are not.
+    fn put(&mut self, count: usize) {
+        let mut left = count;
+        for id in 0..self.anchors.len() {
+            if left == 0 || self.inside[id] {
+                continue;
+            }
+            self.make_room();
+            // SAFETY: there is room; the anchor is not in, and lives as long as the array.
+            unsafe { self.array.put(NonNull::from(&self.anchors[id])) };
+            self.inside[id] = true;
+            left -= 1;
+        }
+    }
+
+    /// Takes out the entry at `from`, or the next after it.
+    fn take(&mut self, from: u32, may_move: bool) {
+        let Some(index) = (from..self.array.len()).find(|&index| self.array.get(index).is_some())
+        else {
+            return;
+        };
+        let id = self.id(self.array.get(index).unwrap());
+        let holes = self.array.holes;
+        // SAFETY: there is an entry.
+        unsafe { self.array.take(index, may_move) };
+        self.anchors[id].set_index(UNLINKED);
+        self.inside[id] = false;
+        if may_move {
+            assert!(self.array.holes < holes || holes == 0, "one more than before");
+        }
+    }
+
+    fn id(&self, anchor: NonNull<Anchor>) -> usize {
+        // SAFETY: what is in the array is one of these.
+        unsafe { anchor.as_ptr().cast_const().offset_from(self.anchors.as_ptr()) as usize }
+    }
+
+    /// All that is true at any time; and since `before` at most `moves` that are in have moved.
+    fn check(&self, before: &[u32], moves: usize) {
+        self.array.validate();
+        assert_eq!(self.array.entries() as usize, self.count());
+        assert_eq!(self.array.has_room(), self.array.entries() < self.array.capacity);
+
+        let mut found = Vec::new();
+        self.array.for_each(|anchor| found.push(anchor));
+        let gotten: Vec<_> = (0..self.array.len()).filter_map(|at| self.array.get(at)).collect();
+        assert_eq!(found, gotten, "for_each and get");
+        assert!(self.array.get(self.array.len()).is_none());
+        let ids: Vec<_> = found.into_iter().map(|anchor| self.id(anchor)).collect();
+        assert!(ids.iter().all(|&id| self.inside[id]), "it is not in");
+        assert_eq!(ids.len(), self.count(), "one is missing, or there twice");
+
+        let now = self.indexes();
+        assert!(self.inside.iter().copied().eq(now.iter().map(|&index| index != UNLINKED)));
+        let stayed = |&id: &usize| before[id] != UNLINKED && self.inside[id];
+        let moved = (0..now.len()).filter(stayed).filter(|&id| before[id] != now[id]).count();
+        assert!(moved <= moves, "{moved} entries moved");
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Put(usize),
+    /// From a place on; so many.
+    Take(u32, usize, bool),
+    /// The last; so many.
+    Pop(usize, bool),
+    /// Some thread looks what to allocate, and allocates.
+    Want,
+    /// One of them comes to install it, when the array may be another.
+    Install(usize),
+    /// All that there is.
+    Surplus,
+    CloseHoles,
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let few = || prop_oneof![3 => 1..4_usize, 2 => 1..40_usize, 1 => 1..600_usize];
+    let op = prop_oneof![
+        5 => few().prop_map(Op::Put),
+        4 => (0..1_300_u32, few(), any::<bool>()).prop_map(|(at, n, may)| Op::Take(at, n, may)),
+        2 => (few(), any::<bool>()).prop_map(|(n, may)| Op::Pop(n, may)),
+        2 => Just(Op::Want),
+        2 => (0..4_usize).prop_map(Op::Install),
+        1 => Just(Op::Surplus),
+        1 => Just(Op::CloseHoles),
+    ];
+    prop::collection::vec(op, 1..60)
+}
+
+fn run(ops: &[Op]) {
+    let mut model = Model::new(1_300);
+    let mut growths = Vec::new();
+    for op in ops {
+        let before = model.indexes();
+        let len = model.array.len();
+        let moves = match *op {
+            Op::Put(count) => {
+                model.put(count);
+                0
+            }
+            Op::Take(from, count, may_move) => {
+                for n in 0..count {
+                    // Places in turn, so that there are neighbours among the holes.
+                    model.take((from + n as u32) % len.max(1), may_move);
+                }
+                if may_move { 2 * count } else { 0 }
+            }
+            Op::Pop(count, may_move) => {
+                for _ in 0..count {
+                    model.take(model.array.len().saturating_sub(1), may_move);
+                }
+                if may_move { count } else { 0 } // one beside the last: a hole is closed
+            }
+            Op::Want => {
+                growths.push(Growth::allocate(model.array.wanted().unwrap()).unwrap());
+                0
+            }
+            Op::Install(which) => {
+                if !growths.is_empty() {
+                    let mut growth = growths.swap_remove(which % growths.len());
+                    let capacity = model.array.capacity;
+                    model.array.install(&mut growth);
+                    let grown = model.array.capacity - capacity;
+                    assert!(grown != 0 || growth.segment.is_some(), "it is in and of no use");
+                }
+                0
+            }
+            Op::Surplus => {
+                while let Some(segment) = model.array.surplus() {
+                    assert_eq!(segment.len, SEGMENT);
+                }
+                let used = model.array.len().div_ceil(SEGMENT).max(1) as usize;
+                assert!(model.array.segments.len() <= used + 1);
+                assert!(!model.array.may_shrink() || model.array.len() == 0);
+                0
+            }
+            Op::CloseHoles => {
+                let holes = model.array.holes as usize;
+                model.array.close_holes();
+                assert_eq!(model.array.len(), model.array.entries());
+                holes
+            }
+        };
+        model.check(&before, moves);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Also growth that was allocated for another array than it finds.
+    #[test]
+    fn entries_are_those_of_the_model(ops in ops()) {
+        run(&ops);
+    }
+}
+
+/// A short list's segment, made larger; then whole ones.
+#[test]
+fn it_grows_by_a_larger_first_segment_then_by_whole_ones() {
+    let mut model = Model::new(3 * 512 + 1);
+    let mut capacities = Vec::new();
+    for _ in 0..model.anchors.len() {
+        let before = model.indexes();
+        let capacity = model.array.capacity;
+        model.put(1);
+        if model.array.capacity != capacity {
+            assert_eq!(model.array.len(), capacity + 1, "grown when full, and not before");
+            model.check(&before, 0);
+            capacities.push(model.array.capacity);
+        }
+    }
+    assert_eq!(capacities, [8, 32, 128, 512, 1024, 1536, 2048]);
+    assert!(model.indexes().into_iter().eq(0..1537));
+}
+
+#[test]
+fn entries_come_and_go_where_a_segment_ends() {
+    for may_move in [true, false] {
+        let mut model = Model::new(514);
+        model.put(513);
+        let capacity = model.array.capacity;
+        for len in [513, 512, 511, 512, 513, 514, 513, 512, 511, 510, 511, 512, 513] {
+            let before = model.indexes();
+            while model.array.len() > len {
+                model.take(model.array.len() - 1, may_move);
+            }
+            model.put(len as usize - model.count());
+            model.check(&before, 0);
+            assert_eq!(model.array.len(), len);
+        }
+        assert_eq!(model.array.capacity, capacity, "no memory comes and goes there");
+    }
+}
+
+/// Across the end of a segment: the last of the second goes to a place in the first.
+#[test]
+fn the_last_entry_moves_to_the_gap() {
+    let mut model = Model::with(514);
+    for (gap, last) in [(0, 513), (511, 512), (100, 512)] {
+        let before = model.indexes();
+        model.take(gap, true);
+        model.check(&before, 1);
+        assert_eq!(model.anchors[last].index(), gap);
+    }
+    assert_eq!(model.array.len(), 511);
+}
+
+/// Entries keep their places while they may not move; holes are filled first, the newest first.
+#[test]
+fn holes_are_filled_and_not_closed_while_nothing_may_move() {
+    let mut model = Model::with(1030);
+    let before = model.indexes();
+    for index in [3, 512, 511, 4, 1028] {
+        model.take(index, false);
+        model.check(&before, 0);
+    }
+    assert_eq!((model.array.len(), model.array.entries()), (1030, 1025));
+    assert_eq!([3, 4, 511, 512, 1028].map(|at| model.array.get(at)), [None; 5]);
+    for (id, index) in [(3, 1028), (4, 4), (511, 511), (512, 512), (1028, 3)] {
+        model.put(1);
+        model.check(&before, 5);
+        assert_eq!(model.anchors[id].index(), index);
+    }
+    assert_eq!(model.array.len(), model.array.entries());
+    assert!(model.array.first_hole == NONE);
+}
+
+/// As many removals close the holes that others left, and one closes those at the end.
+#[test]
+fn holes_go_with_removals_that_may_move() {
+    let mut model = Model::with(600);
+    for index in 100..120 {
+        model.take(index, false);
+    }
+    for left in (0..20).rev() {
+        let before = model.indexes();
+        model.take(0, true);
+        model.check(&before, 2);
+        assert_eq!(model.array.holes, left);
+    }
+    assert_eq!(model.array.len(), 560);
+
+    let before = model.indexes();
+    for index in 7..559 {
+        model.take(index, false);
+    }
+    model.check(&before, 0);
+    assert_eq!((model.array.len(), model.array.holes), (560, 552));
+    model.take(559, false);
+    model.check(&before, 0);
+    assert_eq!((model.array.len(), model.array.holes), (7, 0), "nothing but holes was before it");
+}
+
+/// Each finds that another grew the array while it allocated.
+#[test]
+fn growth_for_what_the_array_was_is_refused_or_fits() {
+    let mut model = Model::new(4 * 512);
+    let want = |model: &Model| Growth::allocate(model.array.wanted().unwrap()).unwrap();
+    let mut stale = vec![want(&model)];
+    for entries in [8, 32, 128] {
+        model.put(entries - model.count());
+        stale.push(want(&model));
+        model.put(1); // grows it
+    }
+    for (growth, cells) in stale.iter_mut().zip([8, 32, 128, 512]) {
+        let before = model.indexes();
+        model.array.install(growth);
+        let left = growth.segment.as_ref().map(|segment| segment.len);
+        let expected = if cells < 512 { (Some(cells), 512) } else { (None, 1024) };
+        assert_eq!((left, model.array.capacity), expected);
+        model.check(&before, 0);
+    }
+}
+
+/// Two want the same segment: it gets both while its directory has room for them.
+#[test]
+fn a_second_growth_needs_room_in_the_directory() {
+    let mut model = Model::with(1024);
+    let directory = model.array.segments.capacity();
+    assert!(directory > 2, "or the next comes with one");
+    let want = |model: &Model| Growth::allocate(model.array.wanted().unwrap()).unwrap();
+    let mut growths: Vec<_> = (0..directory).map(|_| want(&model)).collect();
+    let mut installed = 0;
+    for growth in &mut growths {
+        let before = model.indexes();
+        model.array.install(growth);
+        installed += usize::from(growth.segment.is_none());
+        model.check(&before, 0);
+    }
+    assert_eq!(installed, directory - 2, "the others have no directory with them");
+    let mut fresh = want(&model);
+    model.array.install(&mut fresh);
+    assert!(fresh.segment.is_none() && fresh.directory.is_empty());
+    model.check(&model.indexes(), 0);
+    assert_eq!(model.array.segments.len(), directory + 1);
+}
+
+/// A segment for each that empties, but for one: who goes to and fro there allocates nothing.
+#[test]
+fn segments_are_given_back_as_it_empties() {
+    let mut model = Model::with(4 * 512 + 1);
+    let mut freed_at = Vec::new();
+    while model.count() != 0 {
+        model.take(0, true);
+        if model.array.may_shrink() && model.array.surplus().is_some() {
+            freed_at.push(model.array.len());
+            model.check(&model.indexes(), 0);
+            let capacity = model.array.capacity;
+            model.put(1);
+            model.take(0, true);
+            assert_eq!(model.array.capacity, capacity, "the one that is kept");
+        }
+    }
+    assert_eq!(freed_at, [1536, 1024, 512]);
+    assert_eq!(model.array.capacity, 1024);
+    model.put(model.anchors.len());
+    model.check(&model.indexes(), 0);
+}
+
+/// The last entry goes, and with it the holes of several segments: later removals give all back.
+#[test]
+fn segments_of_holes_are_given_back() {
+    let mut model = Model::with(6 * 512);
+    for index in 5..6 * 512 - 1 {
+        model.take(index, false);
+    }
+    model.take(6 * 512 - 1, false);
+    assert_eq!((model.array.len(), model.array.capacity), (5, 6 * 512));
+    for segments in (2..6).rev() {
+        assert!(model.array.may_shrink());
+        assert!(model.array.surplus().is_some());
+        model.check(&model.indexes(), 0);
+        assert_eq!(model.array.segments.len(), segments);
+        model.take(0, true);
+    }
+    assert!(model.array.surplus().is_none());
+    model.put(6 * 512);
+    model.check(&model.indexes(), 0);
+}
+
+#[test]
+fn there_is_a_largest_array() {
+    let at = |capacity| Array { capacity, ..Array::new() };
+    assert!(at(NONE + 1 - 2 * SEGMENT).wanted().is_ok());
+    assert!(at(NONE + 1 - SEGMENT).wanted().is_err(), "a place must not be `NONE`");
+}
+
+/// What a cell of a hole says is what it was told, up to the last place.
+#[test]
+fn a_hole_knows_its_neighbours() {
+    for before in [0, 1, 511, 512, NONE - SEGMENT, NONE] {
+        for after in [0, 1, 511, 512, NONE - SEGMENT, NONE] {
+            let cell = hole(before, after);
+            assert!(is_hole(cell));
+            assert_eq!(neighbours(cell), (before, after));
+        }
+    }
+    assert!(!is_hole(ptr::from_ref(&Anchor::new(CpuId::new(0))).cast_mut()), "it is aligned");
+}
