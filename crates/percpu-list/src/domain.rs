@@ -259,3 +259,141 @@ impl fmt::Debug for Domain {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use super::*;
+
+    const POLICIES: [SlotPolicy; 7] = [
+        SlotPolicy::PerCpu,
+        SlotPolicy::PerNode,
+        SlotPolicy::Fixed(0),
+        SlotPolicy::Fixed(1),
+        SlotPolicy::Fixed(2),
+        SlotPolicy::Fixed(3),
+        SlotPolicy::Fixed(usize::MAX),
+    ];
+
+    fn cpus() -> impl Iterator<Item = CpuId> {
+        (0..cpu::possible()).map(|cpu| CpuId::new(cpu as u32))
+    }
+
+    #[test]
+    fn a_domain_has_the_slots_that_its_policy_says() {
+        let cpus = cpu::possible();
+        for policy in POLICIES {
+            let expected = match policy {
+                SlotPolicy::PerCpu => cpus,
+                SlotPolicy::PerNode => topology().nodes().len(),
+                SlotPolicy::Fixed(count) => count.clamp(1, cpus),
+            };
+            let domain = Domain::with_policy(policy);
+            assert_eq!((domain.policy(), domain.slots()), (policy, expected));
+            assert_eq!(domain.lock_all().unwrap().iter().count(), expected);
+        }
+        assert_eq!(Domain::default().policy(), SlotPolicy::PerCpu);
+    }
+
+    /// All slots are used, by CPUs that exist, and each can be locked.
+    #[test]
+    fn every_cpu_has_a_slot_and_every_slot_a_cpu() {
+        for policy in POLICIES {
+            let domain = Domain::with_policy(policy);
+            let mut used = vec![0; domain.slots()];
+            for cpu in cpus() {
+                let slot = domain.slot_of(cpu).unwrap();
+                used[slot.index()] += 1;
+                assert!(!domain.lock(slot).unwrap().1, "nobody has it");
+            }
+            // A node that has no CPU has a slot all the same.
+            let idle = |count: &usize| *count == 0;
+            assert!(
+                policy == SlotPolicy::PerNode || !used.iter().any(idle),
+                "{policy:?}: {used:?}"
+            );
+            if let SlotPolicy::Fixed(_) = policy {
+                let (most, least) = (used.iter().max(), used.iter().min());
+                assert!(most.unwrap() - least.unwrap() <= 1, "dealt in turn: {used:?}");
+            }
+            assert!(domain.here().index() < domain.slots());
+        }
+    }
+
+    #[test]
+    fn a_cpu_that_cannot_exist_has_no_slot() {
+        let none = CpuId::new(cpu::possible() as u32);
+        for policy in POLICIES {
+            let domain = Domain::with_policy(policy);
+            assert_eq!(domain.slot_of(none), Err(LockError::NoSuchCpu(none)));
+            let past = CpuId::new(domain.slots() as u32);
+            assert!(matches!(domain.lock(past), Err(LockError::NoSuchCpu(_))));
+            assert!(matches!(domain.try_lock(past), Err(LockError::NoSuchCpu(_))));
+        }
+    }
+
+    #[test]
+    fn a_slot_of_each_node_is_of_that_node() {
+        let domain = Domain::with_policy(SlotPolicy::PerNode);
+        for cpu in cpus() {
+            let slot = domain.slot_of(cpu).unwrap();
+            assert_eq!(topology().nodes()[slot.index()], topology().node_of(cpu));
+        }
+    }
+
+    /// Slots of several nodes' CPUs are of no node, and those of nodes are of one each.
+    #[test]
+    fn only_slots_of_cpus_share_a_node() {
+        for policy in POLICIES {
+            let domain = Domain::with_policy(policy);
+            for (a, b) in cpus().flat_map(|a| cpus().map(move |b| (a, b))) {
+                let (of_a, of_b) = (domain.slot_of(a).unwrap(), domain.slot_of(b).unwrap());
+                let expected =
+                    policy == SlotPolicy::PerCpu && topology().node_of(a) == topology().node_of(b);
+                assert_eq!(domain.same_node(of_a, of_b), expected, "{policy:?}: {a} and {b}");
+            }
+        }
+        let (domain, none) = (Domain::new(), CpuId::new(u32::MAX));
+        assert!(!domain.same_node(none, none) && !domain.same_node(CpuId::new(0), none));
+    }
+
+    #[test]
+    fn a_slot_that_this_thread_holds_is_refused() {
+        let domain = Domain::with_policy(SlotPolicy::Fixed(1));
+        let slot = domain.here();
+        let held = domain.lock(slot).unwrap();
+        assert!(matches!(domain.try_lock(slot), Err(LockError::Deadlock)));
+        assert!(matches!(domain.lock(slot), Err(LockError::Deadlock)));
+        assert!(domain.lock_all().is_err());
+        drop(held);
+        assert!(!domain.try_lock(slot).unwrap().1);
+    }
+
+    #[test]
+    fn clones_and_lists_are_users_of_a_domain() {
+        let domain = Domain::new();
+        // Ordering: Relaxed; asked for behind the joins.
+        let users = || domain.inner().users.load(Ordering::Relaxed);
+        assert!(users() == 1 && !domain.is(&Domain::new()));
+        let clone = domain.clone();
+        assert!(clone.is(&domain) && users() == 2);
+        let list = crate::PerCpuList::<u8>::new_in(&clone);
+        assert!(list.domain().is(&domain) && users() == 3);
+        drop(clone);
+        drop(list.insert(1).unwrap());
+        assert_eq!(users(), 2);
+        drop(list);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                let mine = domain.clone();
+                scope.spawn(move || (0..100).for_each(|_| assert!(mine.clone().is(&mine))));
+            }
+        });
+        assert_eq!(users(), 1);
+    }
+
+    #[test]
+    fn it_shows_its_policy_and_slots() {
+        let shown = format!("{:?}", Domain::with_policy(SlotPolicy::Fixed(1)));
+        assert_eq!(shown, "Domain { policy: Fixed(1), slots: 1, .. }");
+    }
+}
