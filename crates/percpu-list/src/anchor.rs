@@ -109,3 +109,38 @@ impl Anchor {
         });
     }
 }
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_anchor_is_at_home_and_on_no_list() {
+        let anchor = Anchor::new(CpuId::new(7));
+        assert_eq!((anchor.home(), anchor.index()), (CpuId::new(7), UNLINKED));
+        assert!(!anchor.is_linked() && anchor.shard().is_null());
+    }
+
+    #[test]
+    fn an_anchor_says_what_it_was_told() {
+        let anchor = Anchor::new(CpuId::new(0));
+        let shard = Shard::new(CpuId::new(3), true);
+        anchor.set_home(shard.slot());
+        anchor.set_shard(&raw const shard);
+        for index in [0, 1, UNLINKED - 1] {
+            anchor.set_index(index);
+            assert!(anchor.is_linked());
+            assert_eq!(anchor.index(), index);
+        }
+        anchor.set_index(UNLINKED);
+        assert!(!anchor.is_linked());
+        assert_eq!(anchor.home(), CpuId::new(3), "it keeps its home");
+        assert!(ptr::eq(anchor.shard(), &raw const shard), "and who held it last");
+    }
+
+    /// An entry's cell tells it from a hole by the lowest bit; a link of a list costs three words.
+    #[test]
+    fn an_anchor_is_two_words_and_aligned() {
+        assert_eq!((size_of::<Anchor>(), align_of::<Anchor>()), (16, 8));
+    }
+}

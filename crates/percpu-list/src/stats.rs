@@ -87,3 +87,58 @@ impl fmt::Display for Stats {
         )
     }
 }
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use super::*;
+
+    const SOME: Stats =
+        Stats { adds: 1_200, removals: 800, cpu_hits: 790, node_hits: 799, contended: 3 };
+
+    #[test]
+    fn nothing_removed_is_all_hits() {
+        let none = Stats::default();
+        assert_eq!(
+            (none.live(), none.cpu_hit_percent(), none.node_hit_percent()),
+            (0, 100.0, 100.0)
+        );
+        let added = Stats { adds: 5, ..none };
+        assert_eq!((added.live(), added.cpu_hit_percent()), (5, 100.0));
+    }
+
+    #[test]
+    fn percentages_are_of_removals() {
+        assert_eq!(SOME.live(), 400);
+        assert_eq!((SOME.cpu_hit_percent(), SOME.node_hit_percent()), (98.75, 99.875));
+        let missed = Stats { cpu_hits: 0, node_hits: 0, ..SOME };
+        assert_eq!((missed.cpu_hit_percent(), missed.node_hit_percent()), (0.0, 0.0));
+    }
+
+    #[test]
+    fn every_number_is_summed() {
+        let mut sum = SOME;
+        sum += Stats { adds: 1, removals: 10, cpu_hits: 100, node_hits: 1_000, contended: 10_000 };
+        let expected = Stats {
+            adds: 1_201,
+            removals: 810,
+            cpu_hits: 890,
+            node_hits: 1_799,
+            contended: 10_003,
+        };
+        assert_eq!(sum, expected);
+        sum += Stats::default();
+        assert_eq!(sum, expected);
+    }
+
+    #[test]
+    fn the_table_has_two_lines_of_one_width() {
+        let expected = "\
+\x20       adds      removals   cpu hits  node hits  contended
+\x20       1200           800    98.75 %    99.88 %          3";
+        assert_eq!(SOME.to_string(), expected);
+        let widest = Stats { removals: 999_999_999_999, adds: 999_999_999_999, ..SOME };
+        let text = widest.to_string();
+        let widths: Vec<_> = text.lines().map(str::len).collect();
+        assert_eq!(widths, [59, 59]);
+    }
+}
