@@ -208,7 +208,9 @@ fn inv18_a_future_is_woken_by_what_it_sleeps_for() {
         let id = contexts.insert(7);
         let context = contexts.table.get_ref(id).unwrap();
         let removed = CtxRef::removed(&context);
-        let remover = spawn(&contexts, move |contexts| drop(contexts.table.remove(id).unwrap()));
+        let remover = spawn(&contexts, move |contexts| {
+            let _ = contexts.table.remove(id).unwrap();
+        });
         is_ready_or_woken(removed, || remover.join().unwrap());
 
         let removal = contexts.table.kill_all(); // nothing any more
