@@ -9,6 +9,7 @@
 use std::ptr::{self, NonNull};
 
 use percpu::sync::atomic::Ordering;
+use percpu::sync::mutant;
 
 use crate::core::Locked;
 use crate::shard::Shard;
@@ -40,6 +41,9 @@ pub(super) fn take<T, G>(locked: &Locked<'_, G>) -> Option<NodePtr<T>> {
     let node = NonNull::new(first.load(Ordering::Relaxed))?;
     // SAFETY: `keep` pushes anchors of nodes, of this list and so of its `T`.
     let node = unsafe { NodePtr::<T>::of(node) };
+    if mutant("spares-take-and-leave") {
+        return Some(node);
+    }
     // SAFETY: the count that comes with it.
     first.store(unsafe { node.next() }.load(Ordering::Relaxed), Ordering::Relaxed);
     count.store(count.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
@@ -58,8 +62,11 @@ pub(super) unsafe fn keep<T, G>(locked: &Locked<'_, G>, node: NodePtr<T>) -> Opt
     let (first, count) = locked.shard().spares();
     // Ordering: Relaxed, all here; the lock orders them (invariant 2).
     let kept = count.load(Ordering::Relaxed);
+    if !reuses::<T>() || kept >= LIMIT {
+        return None;
+    }
     // SAFETY: the entry's count, of an unlinked node.
-    if !reuses::<T>() || kept >= LIMIT || !unsafe { node.is_last() } {
+    if !unsafe { node.is_last() } && !mutant("spares-keep-what-others-have") {
         return None;
     }
     // SAFETY: the only count is ours, so nobody else has the value; it is taken once.

@@ -10,4 +10,5 @@ mod mutants;
 mod owning;
 mod payload;
 mod snapshot;
+mod spares;
 mod walk;

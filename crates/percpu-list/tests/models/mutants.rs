@@ -2,7 +2,7 @@
 
 use percpu::sync::planted::Planted;
 
-use super::{deferred, intrusive, owning, snapshot, walk};
+use super::{deferred, intrusive, owning, snapshot, spares, walk};
 
 const PLANTED: Planted = Planted {
     mutants: &[
@@ -10,6 +10,7 @@ const PLANTED: Planted = Planted {
         intrusive::MUTANTS,
         owning::MUTANTS,
         snapshot::MUTANTS,
+        spares::MUTANTS,
         walk::MUTANTS,
     ],
     loom_only: &[deferred::LOOM_ONLY, intrusive::LOOM_ONLY, owning::LOOM_ONLY],

@@ -1,0 +1,125 @@
+//! Nodes that a slot keeps and uses again, beside those who have a reference still.
+
+use percpu::sync::{Arc, model};
+
+use super::owning::{List, with};
+use super::payload::{ONE, ZERO, dawdle, spawn_on};
+
+/// A planted bug, and the model that must fail for it.
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("spares-keep-what-others-have", "spares::inv07_a_node_that_others_have_is_not_used_again"),
+    ("spares-keep-what-others-have", "spares::inv04_a_reference_removes_no_later_entry"),
+    ("spares-keep-what-others-have", "spares::inv07_a_walk_meets_a_node_that_is_used_again"),
+    ("spares-take-and-leave", "spares::a_spare_node_goes_to_one_of_two"),
+    ("node-last-look-is-relaxed", "spares::inv07_a_node_that_others_have_is_not_used_again"),
+];
+
+/// The value stays for who has a reference, though its entry is gone and the slot has another.
+#[test]
+fn inv07_a_node_that_others_have_is_not_used_again() {
+    model(|| {
+        let (list, [entry], drops) = with();
+        let found = entry.share();
+        let reads = spawn_on(ONE, move || {
+            dawdle();
+            assert_eq!(found.read(), 0);
+        });
+        drop(entry);
+        let again = List::insert_arc(&list, drops.payload(1)).unwrap();
+        assert_eq!(again.read(), 1);
+        reads.join().unwrap();
+        list.validate();
+        assert_eq!((list.len(), drops.count()), (1, 1));
+        drop(again);
+        assert_eq!(drops.count(), 2);
+    });
+}
+
+/// It is of the entry that it was taken of, not of the next in that place.
+#[test]
+fn inv04_a_reference_removes_no_later_entry() {
+    model(|| {
+        let (list, [entry], drops) = with();
+        let found = entry.share();
+        let removes = spawn_on(ONE, {
+            let list = Arc::clone(&list);
+            move || {
+                dawdle();
+                list.remove(&found).unwrap()
+            }
+        });
+        drop(entry);
+        let again = List::insert_arc(&list, drops.payload(1)).unwrap();
+        removes.join().unwrap();
+        assert!(again.is_linked());
+        list.validate();
+        let stats = list.stats();
+        assert_eq!((stats.adds, stats.removals, drops.count()), (2, 1, 1));
+        drop(again);
+    });
+}
+
+/// What a walk gives out stays what it was.
+#[test]
+fn inv07_a_walk_meets_a_node_that_is_used_again() {
+    model(|| {
+        let (list, [goes], drops) = with();
+        let there = spawn_on(ZERO, {
+            let (list, drops) = (Arc::clone(&list), drops.clone());
+            move || {
+                drop(goes);
+                List::insert_arc(&list, drops.payload(1)).unwrap()
+            }
+        });
+        let mut seen = [0; 2];
+        for found in list.iter() {
+            let found = found.unwrap();
+            let value = found.read();
+            dawdle();
+            assert_eq!(found.read(), value);
+            seen[value as usize] += 1;
+        }
+        assert!(seen.iter().all(|&times| times <= 1), "{seen:?}");
+        drop(there.join().unwrap());
+        list.validate();
+        assert_eq!((list.len(), drops.count()), (0, 2));
+    });
+}
+
+/// The other finds none any more, though it saw one before it had the lock.
+#[test]
+fn a_spare_node_goes_to_one_of_two() {
+    model(|| {
+        let (list, [first], drops) = with();
+        drop(first);
+        let adds = spawn_on(ZERO, {
+            let (list, drops) = (Arc::clone(&list), drops.clone());
+            move || List::insert_arc(&list, drops.payload(1)).unwrap()
+        });
+        let entry = List::insert_arc(&list, drops.payload(0)).unwrap();
+        let other = adds.join().unwrap();
+        list.validate();
+        assert_eq!((entry.read(), other.read(), list.len()), (0, 1, 2));
+        drop((entry, other));
+        assert_eq!((list.len(), drops.count()), (0, 3));
+    });
+}
+
+/// There is room for one: the other is freed. Whoever adds then gets a whole one.
+#[test]
+fn two_leave_a_node_each_where_one_is_kept() {
+    model(|| {
+        let (list, [first, second], drops) = with();
+        let leaves = spawn_on(ONE, move || drop(first));
+        drop(second);
+        let entry = List::insert_arc(&list, drops.payload(2)).unwrap();
+        leaves.join().unwrap();
+        assert_eq!((entry.read(), list.len(), drops.count()), (2, 1, 2));
+        let other = List::insert_arc(&list, drops.payload(3)).unwrap();
+        assert_eq!((entry.read(), other.read()), (2, 3));
+        list.validate();
+        drop((entry, other));
+        drop(list);
+        assert_eq!(drops.count(), 4);
+    });
+}
