@@ -438,7 +438,7 @@ impl Array {
     /// True if there is a [`surplus`](Self::surplus), or perhaps one if no entry is left.
     #[inline(always)]
     pub(crate) fn may_shrink(&self) -> bool {
-        self.capacity - self.len >= 2 * SEGMENT
+        self.capacity > 2 * SEGMENT && self.capacity - self.len >= 2 * SEGMENT
     }
 
     /// A segment to be dropped after the unlock: all but one of those that nothing is in.

@@ -149,7 +149,8 @@ impl Core {
         if mutant("list-close-does-not-wait") {
             return Ok(());
         }
-        self.slots().try_for_each(|slot| self.domain.lock(slot).map(drop))
+        let locked = self.slots().map(|slot| self.domain.lock(slot).map(drop));
+        locked.fold(Ok(()), Result::and) // all of them, whichever is refused
     }
 
     /// Makes room in a slot that had none, with no lock held.
@@ -285,10 +286,8 @@ impl<'a, G> Locked<'a, G> {
     #[inline(always)]
     pub(crate) unsafe fn add(&mut self, anchor: NonNull<Anchor>) {
         // SAFETY: alive, says the caller.
-        let before = unsafe { anchor.as_ref() };
-        if !ptr::eq(before.shard(), self.shard) {
-            before.set_shard(self.shard); // a store less for the next exchange to wait for
-        }
+        // Stored each time: a shard that it had before may be gone, and this one be in its place.
+        unsafe { anchor.as_ref() }.set_shard(self.shard);
         // SAFETY: the caller's.
         unsafe { self.array_mut().put(anchor) };
         self.shard.count_added();
@@ -322,6 +321,10 @@ impl<'a, G> Locked<'a, G> {
         if self.array().may_shrink() { self.array_mut().surplus() } else { None }
     }
 }
+
+/// Places that a walk looks at under one lock, holes and what is left out among them. A guess, as
+/// [`CHUNK`](crate::chunk::CHUNK) is.
+const PLACES: u32 = 128;
 
 /// Where a walk is: in front of a place of a slot.
 ///
@@ -365,15 +368,17 @@ impl<'a> Cursor<'a> {
     ) -> Result<(), LockError> {
         let mut left = count;
         while left != 0 {
+            let mut places = PLACES;
             let Some(shard) = self.shard() else { break };
             let mut locked = self.core.lock_shard(shard).inspect_err(|_| self.end())?;
             prepare(&mut locked);
             let array = locked.array();
             let within = self.within.get_or_insert_with(|| Within::new(shard, array.len()));
             let end = within.end.min(array.len());
-            while left != 0 && within.index < end {
+            while left != 0 && within.index < end && places != 0 {
                 let entry = array.get(within.index);
                 within.index += 1;
+                places -= 1;
                 left -= usize::from(entry.is_some_and(&mut pin));
             }
             if within.index >= end {
@@ -453,5 +458,34 @@ pub(crate) unsafe fn remove_anywhere<'d, G>(
         drop(locked);
         drop(surplus); // after the unlock
         return Ok(true);
+    }
+}
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use super::*;
+
+    /// A walk that leaves nearly all out lets go of the lock now and then all the same.
+    #[test]
+    fn inv11_a_walk_that_takes_little_locks_anew_for_every_few_places() {
+        let slot = CpuId::new(0);
+        let core = Core::new(&Domain::new(), true).unwrap();
+        let anchors: Vec<Anchor> = (0..1000).map(|_| Anchor::new(slot)).collect();
+        let shard = core.shard_or_new(slot).unwrap();
+        for anchor in &anchors {
+            if !core.lock_shard(shard).unwrap().array().has_room() {
+                core.make_room(shard).unwrap();
+            }
+            // SAFETY: there is room, and the anchor is new and outlives `core`'s use of it.
+            unsafe { core.lock_shard(shard).unwrap().add(NonNull::from(anchor)) };
+        }
+        let (mut locks, mut looked) = (0, 0);
+        let mut cursor = Cursor::new(&core);
+        let leave_out = |_| {
+            looked += 1;
+            looked == 1000
+        };
+        cursor.chunk(32, |_| locks += 1, leave_out).unwrap();
+        assert_eq!((locks, looked), (1000_u32.div_ceil(PLACES), 1000));
     }
 }

@@ -59,7 +59,7 @@ struct Inner {
     /// The slot of each CPU, unless that is its own.
     slots: Option<Box<[u32]>>,
     /// The node of each slot, where a slot is of one node.
-    nodes: Option<Box<[NodeId]>>,
+    nodes: Box<[Option<NodeId>]>,
 }
 
 impl Domain {
@@ -116,15 +116,12 @@ impl Domain {
                 (count, Some(table(cpus, |cpu| cpu.index() % count)?))
             }
         };
-        let nodes = match policy {
-            SlotPolicy::PerCpu => {
-                let mut nodes = reserved(cpus)?;
-                nodes.extend((0..cpus).map(|cpu| topology().node_of(CpuId::new(cpu as u32))));
-                Some(nodes.into_boxed_slice())
-            }
-            _ => None,
-        };
+        let nodes = nodes(cpus, count, slots.as_deref())?;
         let locks = LgLock::try_with_slots(count, |_| ())?;
+        let policy = match policy {
+            SlotPolicy::Fixed(_) => SlotPolicy::Fixed(count),
+            other => other,
+        };
         let inner = Inner { users: AtomicUsize::new(1), locks, policy, slots, nodes };
         let inner = try_box(inner).map_err(|_| AllocError::new())?;
         Ok(Self { inner: NonNull::from(Box::leak(inner)) })
@@ -136,7 +133,7 @@ impl Domain {
         unsafe { self.inner.as_ref() }
     }
 
-    /// How CPUs are mapped to slots.
+    /// How CPUs are mapped to slots; a fixed number is that of the slots.
     #[must_use]
     pub fn policy(&self) -> SlotPolicy {
         self.inner().policy
@@ -175,7 +172,7 @@ impl Domain {
 
     /// Whether two different slots are of one node.
     pub(crate) fn same_node(&self, a: CpuId, b: CpuId) -> bool {
-        let node = |slot: CpuId| self.inner().nodes.as_ref()?.get(slot.index());
+        let node = |slot: CpuId| self.inner().nodes.get(slot.index()).copied().flatten();
         node(a).is_some() && node(a) == node(b)
     }
 
@@ -223,6 +220,33 @@ fn table(cpus: usize, slot: impl Fn(CpuId) -> usize) -> Result<Box<[u32]>, Alloc
     table.extend((0..cpus).map(|cpu| slot(CpuId::new(cpu as u32)) as u32));
     Ok(table.into_boxed_slice())
 }
+
+/// The node of each slot whose CPUs are all of one.
+fn nodes(
+    cpus: usize,
+    count: usize,
+    slots: Option<&[u32]>,
+) -> Result<Box<[Option<NodeId>]>, AllocError> {
+    let mut nodes = reserved(count)?;
+    nodes.extend((0..count).map(|slot| {
+        let slot_of = |cpu: usize| slots.map_or(cpu, |slots| slots[cpu] as usize);
+        let mut of_slot = (0..cpus)
+            .filter(|&cpu| slot_of(cpu) == slot)
+            .map(|cpu| topology().node_of(CpuId::new(cpu as u32)));
+        let first = of_slot.next();
+        first.filter(|&node| of_slot.all(|other| other == node))
+    }));
+    Ok(nodes.into_boxed_slice())
+}
+
+/// The same domain, and not only one of the same slots.
+impl PartialEq for Domain {
+    fn eq(&self, other: &Self) -> bool {
+        self.is(other)
+    }
+}
+
+impl Eq for Domain {}
 
 impl Clone for Domain {
     fn clone(&self) -> Self {
@@ -288,6 +312,10 @@ mod tests {
                 SlotPolicy::Fixed(count) => count.clamp(1, cpus),
             };
             let domain = Domain::with_policy(policy);
+            let policy = match policy {
+                SlotPolicy::Fixed(_) => SlotPolicy::Fixed(expected),
+                other => other,
+            };
             assert_eq!((domain.policy(), domain.slots()), (policy, expected));
             assert_eq!(domain.lock_all().unwrap().iter().count(), expected);
         }
@@ -347,8 +375,14 @@ mod tests {
             let domain = Domain::with_policy(policy);
             for (a, b) in cpus().flat_map(|a| cpus().map(move |b| (a, b))) {
                 let (of_a, of_b) = (domain.slot_of(a).unwrap(), domain.slot_of(b).unwrap());
-                let expected =
-                    policy == SlotPolicy::PerCpu && topology().node_of(a) == topology().node_of(b);
+                let of_one = |slot: CpuId| {
+                    let here = cpus().filter(|&cpu| domain.slot_of(cpu) == Ok(slot));
+                    let mut nodes: Vec<NodeId> = here.map(|cpu| topology().node_of(cpu)).collect();
+                    nodes.dedup();
+                    nodes.len() == 1
+                };
+                let same = topology().node_of(a) == topology().node_of(b);
+                let expected = same && of_one(of_a) && of_one(of_b);
                 assert_eq!(domain.same_node(of_a, of_b), expected, "{policy:?}: {a} and {b}");
             }
         }

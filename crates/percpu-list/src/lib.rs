@@ -70,7 +70,7 @@
 //! |---|---|
 //! | a domain, for each slot | 128 |
 //! | a list in it, for each slot that it never used | 8 |
-//! | a list, for each slot that it used | 256, and the array: 8 for each entry, in segments of at most 4 KiB |
+//! | a list, for each slot that it used | 128, and the array: 8 for each entry, in segments of at most 4 KiB |
 //! | an entry of a [`PerCpuList`] | an allocation of 32 beside the value; an [`Entry`] is a pointer, and the list's |
 //! | a [`PerCpuList`], for each slot that it used | up to 16 such allocations more, kept for the next values |
 //! | a [`Link`] | 24 |
@@ -97,7 +97,7 @@
 //! # What happens when
 //!
 //! - *An [`Entry`] is forgotten* (`mem::forget`): its value stays on the list until that is dropped, or
-//!   drained. A pinned item cannot be forgotten in place: whoever pinned it sees to its drop.
+//!   drained. A forgotten item (`mem::forget` of its box) stays on its list for ever.
 //! - *A snapshot is forgotten*: all slots stay locked, and everybody waits for ever. A forgotten walk
 //!   keeps its place: removals in that slot leave holes from then on, which later additions fill.
 //! - *The list is dropped*: a [`PerCpuList`] drops what was forgotten on it, since all other entries
@@ -105,12 +105,14 @@
 //! - *What the caller gave panics* under a lock: the lock is released, nothing is poisoned, and slots
 //!   that were not reached are as they were. The drop of a value that panics passes it on to whoever
 //!   dropped it; others that were to be dropped with it are.
-//! - *An entry is dropped inside a locked walk or a snapshot* of its own thread: its removal is left to
-//!   whoever locks the slot next. An intrusive item cannot wait for that: if it is on a list then, the
+//! - *An entry is dropped inside a locked walk or a snapshot* of its own thread: it is removed when that
+//!   ends, or, if it is of another list of the domain, by whoever locks its slot next. An intrusive item
+//!   cannot wait for that: if it is on a list then, and its slot is held or must be waited for, the
 //!   process ends with a message.
-//! - *A signal handler* may call [`Entry::defer_remove`] and nothing else here.
+//! - *A signal handler* may call [`Entry::defer_remove`], [`IntrusiveList::try_remove`] and
+//!   [`Link::try_remove`], and nothing else here.
 //! - *The process forks*: in the child, what is free can be locked; who would wait for a lock from
-//!   before the fork gets [`LockError::Forked`]; see [`percpu::fork`]. An entry that is dropped then is
+//!   before the fork gets [`LockError::Forked`]; see [`percpu::fork`], and there `adopt` for a parent that has one thread. An entry that is dropped then is
 //!   left on its list, and its value is not dropped unless somebody gets that lock after all.
 //!
 //! # What it is not for

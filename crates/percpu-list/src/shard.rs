@@ -10,7 +10,7 @@
 //! 3. While `walkers` is not 0 no entry of `array` moves. It grows only under the lock.
 
 use percpu::CpuId;
-use percpu::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use percpu::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use percpu::sync::cell::UnsafeCell;
 use percpu::sync::mutant;
 
@@ -27,20 +27,20 @@ pub(crate) struct Shard {
     removed: AtomicU64,
     /// Entries to be removed by whoever comes next: a stack, last first. See `owning::deferred`.
     deferred: AtomicPtr<Anchor>,
+    /// Nodes to be used again, a stack; changed under the slot's lock. See `owning::spares`.
+    spares: AtomicPtr<Anchor>,
     cpu_misses: AtomicU64,
     node_misses: AtomicU64,
     contended: AtomicU64,
     walkers: AtomicU32,
     slot: CpuId,
     counts_hits: bool,
-    /// Nodes to be used again, a stack; changed under the slot's lock. See `owning::spares`.
-    spares: AtomicPtr<Anchor>,
-    spare_count: AtomicU32,
+    spare_count: AtomicU8,
 }
 
 // What the crate's page says of memory; a model's atomics are larger.
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
-const _: () = assert!(size_of::<Shard>() == 256);
+const _: () = assert!(size_of::<Shard>() == 128);
 
 // SAFETY: `array` is used by one thread at a time (invariant 1) and may be used by any; the rest is
 // atomics.
@@ -70,7 +70,7 @@ impl Shard {
             slot,
             counts_hits,
             spares: AtomicPtr::new(std::ptr::null_mut()),
-            spare_count: AtomicU32::new(0),
+            spare_count: AtomicU8::new(0),
         }
     }
 
@@ -172,7 +172,7 @@ impl Shard {
 
     /// The stack of nodes to be used again.
     #[inline(always)]
-    pub(crate) fn spares(&self) -> (&AtomicPtr<Anchor>, &AtomicU32) {
+    pub(crate) fn spares(&self) -> (&AtomicPtr<Anchor>, &AtomicU8) {
         (&self.spares, &self.spare_count)
     }
 

@@ -1,6 +1,7 @@
 //! A panic of the caller's code leaves every lock usable, and loses nobody else's value.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -200,4 +201,76 @@ fn inv17_an_intrusive_list_after_a_panic() {
     assert!(panics(|| drop(bomb)));
     usable(5);
     assert_eq!(list.drain(), Ok(5));
+}
+
+/// Too large to be moved in and out of a node that is kept.
+struct Large<'a> {
+    _bomb: Bomb<'a>,
+    _rest: [u64; 32],
+}
+
+/// Whatever panics on the way, an entry ends once.
+#[test]
+fn inv17_a_removal_that_panics_ends_its_entry_once() {
+    let dropped = &AtomicUsize::new(0);
+    let large = PerCpuList::new();
+    let value = |armed| Large { _bomb: Bomb { dropped, armed }, _rest: [0; 32] };
+    let entry = large.insert(value(true)).unwrap();
+    assert!(panics(|| _ = entry.remove()));
+    assert_eq!((dropped.load(Relaxed), large.len()), (1, 0));
+    large.validate();
+
+    // Another value's drop, which was left to this removal.
+    let list = PerCpuList::new();
+    for how in 0..3 {
+        let before = dropped.load(Relaxed);
+        let bad = list.insert_on(CPU, Bomb { dropped, armed: true }).unwrap();
+        let good = list.insert_on(CPU, Bomb { dropped, armed: false }).unwrap();
+        bad.defer_remove();
+        assert!(panics(|| match how {
+            0 => _ = good.remove(),
+            1 => _ = good.try_remove(),
+            _ => drop(good),
+        }));
+        assert_eq!(dropped.load(Relaxed) - before, 2, "way {how}");
+        let [one, two] =
+            [(); 2].map(|()| list.insert_on(CPU, Bomb { dropped, armed: false }).unwrap());
+        assert!(!std::ptr::eq(&*one, &*two), "two entries share a node");
+        drop((one, two));
+        usable(&list, dropped, 0);
+    }
+}
+
+/// The value of an addition that runs into it is not on the list without an entry, and not lost.
+#[test]
+fn inv17_an_addition_that_panics_leaves_nothing() {
+    let dropped = &AtomicUsize::new(0);
+    let list = PerCpuList::new();
+    for spare in [false, true] {
+        let before = dropped.load(Relaxed);
+        let spares = [(); 2].map(|()| list.insert_on(CPU, Bomb { dropped, armed: false }).unwrap());
+        let bad = list.insert_on(CPU, Bomb { dropped, armed: true }).unwrap();
+        if spare {
+            drop(spares);
+        } else {
+            spares.into_iter().for_each(mem::forget);
+        }
+        bad.defer_remove();
+        let linked = list.len() - 1;
+        assert!(panics(|| mem::forget(list.insert_on(CPU, Bomb { dropped, armed: false }))));
+        assert_eq!(
+            (list.len(), dropped.load(Relaxed) - before),
+            (linked, if spare { 4 } else { 2 })
+        );
+        list.drain().for_each(drop);
+    }
+    list.insert_on(CPU, Bomb { dropped, armed: true }).unwrap().defer_remove();
+    list.close().unwrap_or(());
+    usable_when_closed(&list);
+}
+
+fn usable_when_closed(list: &PerCpuList<Bomb<'_>>) {
+    assert!(panics(|| list.flush().unwrap()));
+    list.validate();
+    assert!(list.is_empty() && list.is_closed());
 }

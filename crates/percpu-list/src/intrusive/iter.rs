@@ -18,7 +18,9 @@ use super::list::pinned;
 ///
 /// `pin` is called under the slot's lock with each item, for 32 at a time, and says what to give out:
 /// an `Arc` upgraded from a `Weak` in the item, a count taken, a copy of what is wanted; `None` to
-/// leave the item out. It must be short, as for [`IntrusiveList::for_each`].
+/// leave the item out. It must be short, as for [`IntrusiveList::for_each`]; and it must not drop what
+/// it took: if an upgraded `Arc` is the last by then, the item is dropped inside the walk, which ends
+/// the process. So filter before the upgrade, or outside.
 ///
 /// What is seen is said at [`Iter`](crate::Iter), as is what it gives instead when the lock cannot be
 /// had.
@@ -49,6 +51,7 @@ use super::list::pinned;
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use = "it does nothing until it is iterated over"]
 pub struct PinnedIter<'a, T: Linked, P, F> {
     _list: &'a IntrusiveList<T>,
     cursor: Cursor<'a>,

@@ -99,7 +99,10 @@ impl Link {
     #[inline(never)]
     fn unlink_or_abort(&self) {
         if let Err(error) = self.remove() {
-            eprintln!("percpu-list: an item is dropped on its list, and cannot leave it: {error}");
+            eprintln!(
+                "percpu-list: an item is dropped on its list, and cannot leave it: {error} (in a \
+                 locked walk, in what `iter_pinned` was given, under a snapshot, or in a fork child)"
+            );
             process::abort();
         }
     }
@@ -137,6 +140,7 @@ impl fmt::Debug for Link {
 ///   destroyed: by `Link::remove` first thing in its `Drop`; or the link is the field that is
 ///   declared first, and the type has no `Drop`.
 /// - Nothing replaces the link of a value that was pinned.
+/// - While a value is on a list nobody has `&mut` to it or to a part of it: walks read it.
 pub unsafe trait Linked: Sync + Sized {
     /// Where the link is: the field's offset in bytes.
     const LINK: usize;

@@ -53,6 +53,17 @@
 /// struct Item(u64, percpu_list::Link);
 /// percpu_list::linked!(Item => 0);
 /// ```
+///
+/// ```compile_fail,E0308
+/// struct Item(Box<percpu_list::Link>);
+/// percpu_list::linked!(Item => 0);
+/// ```
+///
+/// ```compile_fail,E0793
+/// #[repr(packed)]
+/// struct Item(u8, percpu_list::Link);
+/// percpu_list::linked!(Item => 1);
+/// ```
 #[macro_export]
 macro_rules! linked {
     ([$($generics:tt)*] $type:ty => $field:tt $(, drop = $hook:expr)? $(,)?) => {
@@ -64,8 +75,9 @@ macro_rules! linked {
 
         impl<$($generics)*> ::core::ops::Drop for $type {
             fn drop(&mut self) {
-                let link: &$crate::Link = &self.$field;
-                link.unlink_in_drop();
+                // Of this very type: a reference would also be made through `Deref`.
+                let _: *const $crate::Link = &raw const self.$field;
+                self.$field.unlink_in_drop();
                 $(
                     let hook: fn(&mut Self) = $hook;
                     hook(self);

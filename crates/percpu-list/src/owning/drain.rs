@@ -23,6 +23,7 @@ use super::node::{Chain, NodePtr, Ref};
 ///
 /// Locks as a walk does, and gives the same errors. A drain that is dropped leaves the rest on the
 /// list; what it took but did not give out is off.
+#[must_use = "it does nothing until it is iterated over"]
 pub struct Drain<'a, T> {
     list: &'a PerCpuList<T>,
     slot: u32,

@@ -11,7 +11,6 @@ use percpu::sync::Arc;
 
 use crate::core::Core;
 use crate::error::RemoveError;
-use crate::shard::Shard;
 
 use super::PerCpuList;
 use super::deferred::defer;
@@ -128,7 +127,8 @@ impl<L: Holder> Entry<L> {
         }
     }
 
-    /// Removes the value if its slot's lock is free. Never blocks.
+    /// Removes the value if its slot's lock is free. Never blocks; but not for signal handlers, since
+    /// it drops the value: see [`defer_remove`](Self::defer_remove).
     ///
     /// # Errors
     ///
@@ -139,14 +139,14 @@ impl<L: Holder> Entry<L> {
     }
 
     fn end(self, from: CpuId, only_try: bool) -> Result<bool, RemoveError<Self>> {
-        let list = self.list.list();
         let lock = if only_try { Core::try_lock_shard } else { Core::lock_shard };
-        // SAFETY: the entry's count and node; if they pass on the entry is not dropped.
-        match unsafe { list.end(self.node, from, lock) } {
-            Ok((removed, value)) => {
-                let (_node, list) = self.into_parts();
-                drop(value);
-                drop(list);
+        // SAFETY: the entry's count and node.
+        match unsafe { self.list.list().end(self.node, from, lock) } {
+            Ok(ended) => {
+                let (_node, list) = self.into_parts(); // its count has passed on
+                let removed = ended.removed;
+                drop(ended);
+                drop(list); // also if the line before panics
                 Ok(removed)
             }
             Err(reason) => Err(RemoveError { entry: self, reason }),
@@ -175,25 +175,37 @@ impl<L: Holder> Entry<L> {
     /// to walk, to take a snapshot, or to [`flush`](PerCpuList::flush).
     ///
     /// For signal handlers: lock-free, and async-signal-safe. It takes no lock, allocates nothing and
-    /// drops nothing: the value is dropped by that other thread, after its unlock. (But where the entry
-    /// holds its list by the last `Arc`, that is dropped here: not in a signal handler.) Walks and
+    /// drops nothing: the value is dropped by that other thread, after its unlock. Walks and
     /// snapshots that begin later do not see it; [`len`](PerCpuList::len) may count it until then.
+    ///
+    /// An `Arc` by which the entry holds its list is dropped here. In a handler it must not be the
+    /// last, which drops the list: see [`defer_remove_keeping`](Self::defer_remove_keeping).
     pub fn defer_remove(self) {
-        self.defer();
+        drop(self.defer_remove_keeping());
     }
 
-    fn defer(self) {
+    /// The same, but gives back what the entry held its list by: for a handler that cannot know
+    /// whether its `Arc` is the last, and hands it on.
+    #[must_use = "for whoever may drop it; else `defer_remove` does the same"]
+    pub fn defer_remove_keeping(self) -> L {
         let (node, list) = self.into_parts();
         // SAFETY: the entry's count.
         let slot = unsafe { node.anchor() }.home();
         // A node's home has a shard: it was inserted there.
         if let Some(shard) = list.list().core().shard(slot) {
-            let shard: &Shard = shard;
             // SAFETY: the entry's count; its home never changes, so that is its shard.
             unsafe { defer(shard, node) };
         }
+        list
     }
 
+    /// The node, and with it the count.
+    #[inline(always)]
+    pub(super) fn into_node(self) -> NodePtr<L::Value> {
+        self.into_parts().0
+    }
+
+    #[inline(always)]
     fn into_parts(self) -> (NodePtr<L::Value>, L) {
         let entry = ManuallyDrop::new(self);
         // SAFETY: read once; the entry is not dropped.
@@ -219,7 +231,7 @@ impl<L: Holder> Drop for Entry<L> {
         // SAFETY: the entry's node and count, which it uses here only.
         let ended = unsafe { list.end(self.node, from, Core::lock_shard) };
         if ended.is_ok() {
-            return; // and drops the value
+            return; // and drops what ended
         }
         // SAFETY: the entry's count.
         let slot = unsafe { self.node.anchor() }.home();

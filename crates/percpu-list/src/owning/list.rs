@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 
 use percpu::lglock::LockError;
 use percpu::sync::Arc;
+use percpu::sync::atomic::Ordering;
 use percpu::{AllocError, CpuId};
 
 use crate::core::{Core, Locked};
@@ -53,8 +54,17 @@ use super::{Drain, Entry, Iter, Snapshot};
 /// ```
 pub struct PerCpuList<T> {
     core: Core,
-    /// Owns values, and is invariant.
+    /// Invariant. That it owns values is said by its `Drop`.
     _value: PhantomData<*mut T>,
+}
+
+/// An entry that is no more: its value, or its count if somebody else has one too; and what had been
+/// left to be removed in its slot. All of them are dropped, whichever panics.
+pub(super) struct Ended<T> {
+    pub(super) removed: bool,
+    _value: Option<T>,
+    _count: Option<Ref<T>>,
+    _others: Chain<T>,
 }
 
 // SAFETY: values are dropped on any thread that has the list, and shared by all.
@@ -226,14 +236,14 @@ impl<T> PerCpuList<T> {
                     // and it lives until it is unlinked (node's invariant 2).
                     unsafe { locked.add(node.anchor_ptr()) };
                     drop(locked);
-                    // SAFETY: its count is the entry's, which is made to be dropped if the next line panics.
+                    // SAFETY: its count is the entry's.
                     let entry = unsafe { Entry::new(node, self) };
-                    drop(removed);
-                    std::mem::forget(entry);
-                    return Ok(node);
+                    drop(removed); // a panic there drops the entry
+                    return Ok(entry.into_node());
                 }
             }
         }
+        drop(removed); // a panic there drops the value
         self.insert_in_new(shard.slot(), value)
     }
 
@@ -242,10 +252,14 @@ impl<T> PerCpuList<T> {
     fn insert_in_new(&self, slot: CpuId, value: T) -> Result<NodePtr<T>, InsertError<T>> {
         let node = NodePtr::try_new(slot, value)
             .map_err(|value| InsertError { value, reason: AllocError::new().into() })?;
-        match self.link(slot, node) {
-            Ok(()) => Ok(node),
+        let mut removed = Chain::<T>::new();
+        let inserted = match self.link(slot, node, &mut removed) {
+            // SAFETY: its count is the entry's, and it was just inserted.
+            Ok(()) => Ok(unsafe { Entry::new(node, self) }),
             Err(reason) => Err(Self::take_back(node, reason)),
-        }
+        };
+        drop(removed); // a panic there drops the entry, or the value
+        inserted.map(Entry::into_node)
     }
 
     #[cold]
@@ -258,12 +272,12 @@ impl<T> PerCpuList<T> {
         }
     }
 
-    fn link(&self, slot: CpuId, node: NodePtr<T>) -> Result<(), Refused> {
-        let mut removed = Chain::<T>::new(); // dropped after the lock
+    /// Puts a new node on the list. What had been left to be removed is in `removed`, to be dropped.
+    fn link(&self, slot: CpuId, node: NodePtr<T>, removed: &mut Chain<T>) -> Result<(), Refused> {
         let shard = self.core.shard_or_new(slot)?;
         loop {
             let mut locked = self.core.lock_shard(shard)?;
-            settle(&self.core, &mut locked, &mut removed);
+            settle(&self.core, &mut locked, removed);
             if self.core.is_closed() {
                 return Err(Refused::Closed);
             }
@@ -271,11 +285,6 @@ impl<T> PerCpuList<T> {
                 // SAFETY: there is room; the node is new, its home is this slot, and it lives until
                 // it is unlinked (node's invariant 2).
                 unsafe { locked.add(node.anchor_ptr()) };
-                drop(locked);
-                // SAFETY: its count is the entry's, which is made to be dropped if the next line panics.
-                let entry = unsafe { Entry::new(node, self) };
-                drop(removed);
-                std::mem::forget(entry);
                 return Ok(());
             }
             drop(locked);
@@ -304,9 +313,10 @@ impl<T> PerCpuList<T> {
         Ok(done)
     }
 
-    /// Ends an entry: takes its node off the list, if it is on it, and gives its count back.
+    /// Ends an entry: takes its node off the list, if it is on it, and its count.
     ///
-    /// `lock` as [`Core::lock_shard`]. What comes back with the answer is to be dropped.
+    /// `lock` as [`Core::lock_shard`]. Calls nothing of the values: what comes back does when it is
+    /// dropped.
     ///
     /// # Safety
     ///
@@ -318,28 +328,25 @@ impl<T> PerCpuList<T> {
         node: NodePtr<T>,
         from: CpuId,
         lock: impl FnOnce(&'a Core, &'a Shard) -> Result<Locked<'a>, LockError>,
-    ) -> Result<(bool, Option<T>), LockError> {
+    ) -> Result<Ended<T>, LockError> {
         // SAFETY: the caller's count.
         let anchor = unsafe { node.anchor() };
-        // A node's home has a shard: it was inserted there.
-        let Some(shard) = self.core.shard(anchor.home()) else { return Ok((false, None)) };
-        let mut removed = Chain::<T>::new(); // dropped after the lock
+        let Some(shard) = self.core.shard(anchor.home()) else {
+            unreachable!("a node was inserted in its home")
+        };
+        let mut others = Chain::<T>::new();
         let mut locked = lock(&self.core, shard)?;
-        settle(&self.core, &mut locked, &mut removed);
+        settle(&self.core, &mut locked, &mut others);
         // SAFETY: a node's home never changes, and this list's shard of it is the node's.
-        let done = unsafe { locked.remove(anchor, from, self.core.domain()) };
+        let removed = unsafe { locked.remove(anchor, from, self.core.domain()) };
         // SAFETY: the entry's count; the node is unlinked, here or before, and this slot's.
         let value = unsafe { spares::keep(&locked, node) };
         let surplus = locked.surplus();
         drop(locked);
         drop(surplus); // after the unlock
-        if value.is_none() {
-            // SAFETY: the entry's count, of a node that is unlinked for good.
-            unsafe { node.release() };
-        }
-        let answer = (done, value); // dropped if the next line panics
-        drop(removed);
-        Ok(answer)
+        // SAFETY: the entry's count, of a node that is unlinked for good.
+        let count = value.is_none().then(|| unsafe { Ref::from_count(node) });
+        Ok(Ended { removed, _value: value, _count: count, _others: others })
     }
 
     /// Takes what `found` refers to off this list, though its [`Entry`] still exists. False if it
@@ -401,7 +408,8 @@ impl<T> PerCpuList<T> {
         self.core.stats()
     }
 
-    /// Removes what was [deferred](Entry::defer_remove), and drops it.
+    /// Removes what was [deferred](Entry::defer_remove), and drops it; frees the nodes that slots keep
+    /// for their next values.
     ///
     /// # Errors
     ///
@@ -411,6 +419,9 @@ impl<T> PerCpuList<T> {
             let mut removed = Chain::<T>::new();
             let mut locked = self.core.lock_shard(shard)?;
             settle(&self.core, &mut locked, &mut removed);
+            let spares = spares::take_all::<T, _>(&locked);
+            drop(locked);
+            drop(spares); // after the unlock
         }
         Ok(())
     }
@@ -424,9 +435,10 @@ impl<T> PerCpuList<T> {
     ///
     /// The cheapest walk: no references are counted. `f` should be short: all who add or remove in that
     /// slot wait, in all lists of the domain. In `f` an entry of the domain that is dropped is
-    /// removed later ([`Entry::defer_remove`]), and adding to its lists may give
-    /// [`LockError::Deadlock`]. A panic of `f` unlocks the slot, and is
-    /// the caller's to see.
+    /// removed later: of this list at the end of the walk, of another by whoever comes to its slot
+    /// next. Adding to lists of the domain may give [`LockError::Deadlock`]. An entry of another
+    /// domain waits for its lock as anywhere: two threads that do so crosswise wait for ever. A panic
+    /// of `f` unlocks the slot, and is the caller's to see.
     ///
     /// # Errors
     ///
@@ -443,7 +455,22 @@ impl<T> PerCpuList<T> {
                 f(unsafe { node.value() });
             });
         }
+        self.settle_deferred();
         Ok(())
+    }
+
+    /// Removes what this thread, or another, left to be removed while it held slots' locks. Where a
+    /// lock is refused that stays for later.
+    pub(super) fn settle_deferred(&self) {
+        for shard in self.core.all_shards() {
+            // Ordering: Relaxed; `settle` reads it again.
+            if !shard.deferred().load(Ordering::Relaxed).is_null() {
+                let mut removed = Chain::<T>::new(); // dropped after the lock
+                if let Ok(mut locked) = self.core.lock_shard(shard) {
+                    settle(&self.core, &mut locked, &mut removed);
+                }
+            }
+        }
     }
 
     /// Locks all slots, ascending: what it shows is the list at one instant.
@@ -512,7 +539,8 @@ impl<T> Drop for PerCpuList<T> {
                 continue;
             }
             take_all(shard, &mut removed);
-            spares::free_all::<T>(shard);
+            // SAFETY: nobody else has the list, so nobody else uses its shards.
+            drop(spares::take_all::<T, _>(&unsafe { Locked::new(shard, ()) }));
         }
     }
 }

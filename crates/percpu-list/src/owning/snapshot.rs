@@ -4,10 +4,12 @@ use std::fmt;
 use std::iter::FusedIterator;
 
 use percpu::lglock::{GlobalGuard, LockError};
+use percpu::sync::atomic::Ordering;
 use percpu::sync::mutant;
 
 use crate::array::Array;
 use crate::core::Locked;
+use crate::shard::Shard;
 
 use super::PerCpuList;
 use super::deferred::settle;
@@ -16,29 +18,45 @@ use super::node::{Chain, NodePtr};
 /// All slots of a list's domain, locked: from [`PerCpuList::lock_all`].
 ///
 /// While it lives nobody adds or removes, in any list of the domain; entries of the domain that its
-/// own thread drops meanwhile are removed later ([`Entry::defer_remove`](super::Entry::defer_remove)).
+/// own thread drops meanwhile are removed when it ends, or later if they are of other lists.
 /// It stays with its thread.
 #[must_use = "the slots are unlocked when the snapshot drops"]
 pub struct Snapshot<'a, T> {
     list: &'a PerCpuList<T>,
-    _guard: GlobalGuard<'a, ()>,
+    /// `Some` until the drop.
+    guard: Option<GlobalGuard<'a, ()>>,
     /// What had been left to be removed: dropped after the guard.
     _removed: Chain<T>,
+}
+
+impl<T> Drop for Snapshot<'_, T> {
+    fn drop(&mut self) {
+        self.guard = None;
+        self.list.settle_deferred(); // what this thread dropped meanwhile
+    }
 }
 
 impl<'a, T> Snapshot<'a, T> {
     pub(super) fn new(list: &'a PerCpuList<T>) -> Result<Self, LockError> {
         let mut removed = Chain::<T>::new();
         let guard = list.core().lock_all()?;
-        for shard in list.core().all_shards() {
-            if mutant("snapshot-leaves-the-deferred") {
-                continue;
+        // Until all are found empty one after the other: else what is deferred in a slot behind would
+        // be seen, and what was deferred before it in a slot passed already would not. It ends: nobody
+        // adds meanwhile.
+        let deferred = |shard: &&Shard| {
+            // Ordering: Relaxed; `settle` reads it again.
+            !shard.deferred().load(Ordering::Relaxed).is_null()
+        };
+        while !mutant("snapshot-leaves-the-deferred")
+            && list.core().all_shards().any(|shard| deferred(&shard))
+        {
+            for shard in list.core().all_shards() {
+                // SAFETY: we hold all slots' locks, and use this shard here only.
+                let mut locked = unsafe { Locked::new(shard, ()) };
+                settle(list.core(), &mut locked, &mut removed);
             }
-            // SAFETY: we hold all slots' locks, and use this shard here only.
-            let mut locked = unsafe { Locked::new(shard, ()) };
-            settle(list.core(), &mut locked, &mut removed);
         }
-        Ok(Self { list, _guard: guard, _removed: removed })
+        Ok(Self { list, guard: Some(guard), _removed: removed })
     }
 
     fn arrays(&self) -> impl Iterator<Item = &Array> {

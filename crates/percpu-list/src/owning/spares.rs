@@ -6,18 +6,20 @@
 //! 1. A node on the stack has no value, no count but the next entry's, and the shard's slot as home.
 //! 2. The stack and its count change under the slot's lock only.
 
+use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
 use percpu::sync::atomic::Ordering;
 use percpu::sync::mutant;
 
+use crate::anchor::Anchor;
 use crate::core::Locked;
 use crate::shard::Shard;
 
 use super::node::NodePtr;
 
 /// How many nodes a slot keeps: a guess. A model keeps one, to see it taken and left.
-const LIMIT: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 16 };
+const LIMIT: u8 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 16 };
 /// Values that are larger are not moved in and out under a lock: a guess.
 const LARGEST: usize = 128;
 
@@ -78,17 +80,32 @@ pub(super) unsafe fn keep<T, G>(locked: &Locked<'_, G>, node: NodePtr<T>) -> Opt
     Some(value)
 }
 
-/// Frees the spare nodes of a list that is being dropped.
-pub(super) fn free_all<T>(shard: &Shard) {
-    // Ordering: Relaxed; nobody else has the list.
-    let mut first = shard.spares().0.swap(ptr::null_mut(), Ordering::Relaxed);
-    while let Some(node) = NonNull::new(first) {
-        // SAFETY: as in `take`.
-        let node = unsafe { NodePtr::<T>::of(node) };
-        // Ordering: Relaxed; as above.
-        // SAFETY: the count that comes with it.
-        first = unsafe { node.next() }.load(Ordering::Relaxed);
-        // SAFETY: the only count, and the value was taken.
-        unsafe { node.free_empty() };
+/// Nodes that are not kept any more: freed on drop, after the unlock.
+pub(super) struct Freed<T> {
+    first: *mut Anchor,
+    _node: PhantomData<NodePtr<T>>,
+}
+
+/// Takes all spare nodes.
+pub(super) fn take_all<T, G>(locked: &Locked<'_, G>) -> Freed<T> {
+    let (first, count) = locked.shard().spares();
+    // Ordering: Relaxed, both; the lock orders them (invariant 2).
+    let taken = first.load(Ordering::Relaxed);
+    first.store(ptr::null_mut(), Ordering::Relaxed);
+    count.store(0, Ordering::Relaxed);
+    Freed { first: taken, _node: PhantomData }
+}
+
+impl<T> Drop for Freed<T> {
+    fn drop(&mut self) {
+        while let Some(node) = NonNull::new(self.first) {
+            // SAFETY: as in `take`.
+            let node = unsafe { NodePtr::<T>::of(node) };
+            // Ordering: Relaxed; the nodes are ours alone.
+            // SAFETY: the count that comes with it.
+            self.first = unsafe { node.next() }.load(Ordering::Relaxed);
+            // SAFETY: the only count, and the value was taken.
+            unsafe { node.free_empty() };
+        }
     }
 }

@@ -15,7 +15,8 @@ use super::node::{Chain, NodePtr, Ref};
 /// Walks a [`PerCpuList`]: from [`PerCpuList::iter`].
 ///
 /// A moving target. An entry that is on the list from before the walk until its end is seen exactly
-/// once; one that comes or goes meanwhile once or not at all. What is seen stays alive as long as
+/// once; one that comes or goes meanwhile once or not at all (an intrusive item that is added again
+/// counts as another). What is seen stays alive as long as
 /// its [`Ref`], but may have been removed.
 ///
 /// The lock of a slot is taken for 32 entries at a time, and let go before they are given out; each
@@ -24,6 +25,7 @@ use super::node::{Chain, NodePtr, Ref};
 ///
 /// Gives [`LockError::Deadlock`] if this thread holds a slot, or [`LockError::Forked`], and then
 /// ends.
+#[must_use = "it does nothing until it is iterated over"]
 pub struct Iter<'a, T> {
     list: &'a PerCpuList<T>,
     cursor: Cursor<'a>,

@@ -361,6 +361,7 @@ impl<'l> Epoch<'l> {
                     lists[other].flush().unwrap();
                     self.settled(other, None);
                 }
+                self.settled(list, None); // the walk's end, or the flush, removed it if it is of this list
             } else {
                 let (other, slot, linked) = (value.list, value.slot, value.linked);
                 self.settled(other, Some(slot));
