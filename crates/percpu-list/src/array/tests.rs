@@ -175,10 +175,11 @@ fn run(ops: &[Op]) {
                 0
             }
             Op::Surplus => {
+                let used = model.array.len().div_ceil(SEGMENT).max(1) as usize;
                 while let Some(segment) = model.array.surplus() {
                     assert_eq!(segment.len, SEGMENT);
+                    assert!(model.array.segments.len() > used, "one is kept");
                 }
-                let used = model.array.len().div_ceil(SEGMENT).max(1) as usize;
                 assert!(model.array.segments.len() <= used + 1);
                 assert!(!model.array.may_shrink() || model.array.len() == 0);
                 0
