@@ -126,43 +126,28 @@ fn stress_inv06_snapshots_of_an_intrusive_list_see_one_instant() {
 /// Values that stay have their own numbers below this; those that come and go have numbers above.
 const STAY: u64 = 300;
 
-/// What a walk has seen.
-struct Seen {
-    /// Those that stay, still to be seen.
-    left: HashSet<u64>,
-    others: HashSet<u64>,
-}
-
-impl Seen {
-    fn new() -> Self {
-        Self { left: (0..STAY).collect(), others: HashSet::new() }
-    }
-
-    fn see(&mut self, value: u64) {
-        let first = if value < STAY { self.left.remove(&value) } else { self.others.insert(value) };
-        assert!(first, "{value} was seen twice");
-    }
-
-    fn complete(self) {
-        assert!(self.left.is_empty(), "not seen: {:?}", self.left);
-    }
-}
-
-/// Steps of a walk; a slow one lets everybody else run behind it now and then, and may end early.
-fn walk(values: impl Iterator<Item = u64>, slow: bool, dice: &mut Dice) {
-    let mut seen = Seen::new();
+/// Steps of a walk, which must see those that stay and its `own`; a slow one lets everybody else run
+/// behind it now and then, and may end early.
+fn walk(values: impl Iterator<Item = u64>, own: &[u64], slow: bool, dice: &mut Dice) {
+    let mut seen = HashSet::new();
     let end = if slow && dice.roll(4) == 0 { dice.roll(500) } else { usize::MAX };
     for (step, value) in values.enumerate() {
         if step == end {
             return;
         }
-        seen.see(value);
+        assert!(seen.insert(value), "{value} was seen twice");
         if slow && dice.roll(16) == 0 {
             thread::yield_now();
         }
     }
-    seen.complete();
+    let missed: Vec<u64> =
+        (0..STAY).chain(own.iter().copied()).filter(|value| !seen.contains(value)).collect();
+    assert!(missed.is_empty(), "not seen: {missed:?}");
 }
+
+/// Entries that a walk adds before it begins, and that stay until it ends: at the end of their slots,
+/// from where a removal behind the walk would move them.
+const OWN: usize = 40;
 
 /// Others come and go, some to several segments of a slot's array, and back.
 fn owning_walks(slow: bool) {
@@ -179,7 +164,11 @@ fn owning_walks(slow: bool) {
     }
     let shelves: Vec<Mutex<Option<_>>> = (0..400).map(|_| Mutex::new(None)).collect();
     storm(5, |me, dice| {
+        let new = || Canary::new(next.fetch_add(1, Relaxed), &census);
         if me < 2 {
+            let own: Vec<_> =
+                (0..OWN).map(|_| list.insert_on(dice.cpu(), new()).unwrap()).collect();
+            let numbers: Vec<u64> = own.iter().map(|entry| entry.read()).collect();
             let found = list.iter().map(|found| found.unwrap());
             let mut held = None; // until the next step
             let values = found.map(|found| {
@@ -187,14 +176,13 @@ fn owning_walks(slow: bool) {
                 held = Some(found);
                 value
             });
-            walk(values, slow, dice);
+            walk(values, &numbers, slow, dice);
             if let Some(held) = held {
                 held.read();
             }
             walks.fetch_add(1, Relaxed);
             return;
         }
-        let new = || Canary::new(next.fetch_add(1, Relaxed), &census);
         match dice.roll(64) {
             0 => drop((0..dice.roll(2_000)).map(|_| list.insert(new())).collect::<Vec<_>>()),
             1..32 => {
@@ -216,7 +204,7 @@ fn owning_walks(slow: bool) {
     list.validate();
     println!("{walks:?} walks; {next:?} values\n{}", list.stats());
     assert_eq!((list.len(), census.alive()), (STAY as usize, STAY as i64));
-    walk(list.iter().map(|found| found.unwrap().read()), false, &mut dice);
+    walk(list.iter().map(|found| found.unwrap().read()), &[], false, &mut dice);
     drop(stay);
     assert_eq!((list.len(), census.alive()), (0, 0));
     assert!(walks.into_inner() > 10 && next.into_inner() > 1_000);
@@ -265,14 +253,17 @@ fn pinned_walks(slow: bool) {
     }
     let shelves: Vec<Mutex<Option<Arc<Item>>>> = (0..400).map(|_| Mutex::new(None)).collect();
     storm(5, |me, dice| {
+        let new = || item(next.fetch_add(1, Relaxed));
         if me < 2 {
+            let own: Vec<_> = (0..OWN).map(|_| new()).collect();
+            let numbers: Vec<u64> = own.iter().map(|item| item.canary.read()).collect();
+            own.iter().for_each(|item| list.insert_on(dice.cpu(), pinned(item).as_ref()).unwrap());
             // None that is being dropped just now; who has the last count drops it here.
             let found = list.iter_pinned(|item| item.this.upgrade()).map(|found| found.unwrap());
-            walk(found.map(|found| found.canary.read()), slow, dice);
+            walk(found.map(|found| found.canary.read()), &numbers, slow, dice);
             walks.fetch_add(1, Relaxed);
             return;
         }
-        let new = || item(next.fetch_add(1, Relaxed));
         let place = dice.roll(shelves.len());
         match dice.roll(64) {
             0 => {
@@ -298,7 +289,12 @@ fn pinned_walks(slow: bool) {
     list.validate();
     println!("{walks:?} walks; {next:?} items\n{}", list.stats());
     assert_eq!((list.len(), census.alive()), (STAY as usize, STAY as i64));
-    walk(list.iter_pinned(|item| Some(item.canary.read())).map(Result::unwrap), false, &mut dice);
+    walk(
+        list.iter_pinned(|item| Some(item.canary.read())).map(Result::unwrap),
+        &[],
+        false,
+        &mut dice,
+    );
     drop(stay);
     assert_eq!((list.len(), census.alive()), (0, 0));
     assert!(walks.into_inner() > 10 && next.into_inner() > 1_000);
