@@ -109,6 +109,7 @@ impl Growth {
 
 /// See the module. `&mut self` is had by whoever holds the slot's lock.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Array {
     top: *mut Cell,
     first: u32,
@@ -124,6 +125,10 @@ pub(crate) struct Array {
 unsafe impl Send for Array {}
 
 impl Array {
+    /// How many of its first bytes additions and removals write.
+    #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+    pub(crate) const WRITTEN: usize = std::mem::offset_of!(Self, segments);
+
     /// Empty, without memory.
     pub(crate) const fn new() -> Self {
         Self {

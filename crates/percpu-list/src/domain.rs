@@ -179,17 +179,7 @@ impl Domain {
     /// Locks a slot; true beside it if that was taken, and had to be waited for.
     #[inline(always)]
     pub(crate) fn lock(&self, slot: CpuId) -> Result<(LocalGuard<'_, ()>, bool), LockError> {
-        match self.inner().locks.try_local_on(slot) {
-            Ok(guard) => Ok((guard, false)),
-            Err(LockError::WouldBlock) => self.wait(slot),
-            Err(error) => Err(error),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn wait(&self, slot: CpuId) -> Result<(LocalGuard<'_, ()>, bool), LockError> {
-        Ok((self.inner().locks.local_on(slot)?, true))
+        self.inner().locks.local_on_counted(slot)
     }
 
     /// Locks a slot if it is free. As [`lock`](Self::lock), but never waits.

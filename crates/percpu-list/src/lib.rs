@@ -70,7 +70,7 @@
 //! |---|---|
 //! | a domain, for each slot | 128 |
 //! | a list in it, for each slot that it never used | 8 |
-//! | a list, for each slot that it used | 128, and the array: 8 for each entry, in segments of at most 4 KiB |
+//! | a list, for each slot that it used | 256, and the array: 8 for each entry, in segments of at most 4 KiB |
 //! | an entry of a [`PerCpuList`] | an allocation of 32 beside the value; an [`Entry`] is a pointer, and the list's |
 //! | a [`PerCpuList`], for each slot that it used | up to 16 such allocations more, kept for the next values |
 //! | a [`Link`] | 24 |

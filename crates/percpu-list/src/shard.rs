@@ -18,29 +18,46 @@ use crate::anchor::Anchor;
 use crate::array::Array;
 use crate::stats::Stats;
 
-/// See the module. On lines of its own, by twos as the prefetcher fetches them.
+/// See the module. On lines of its own, by twos as the prefetcher fetches them:
+///
+/// ```text
+///  0    what every addition and removal writes, all of it under the lock
+///  64   what they read: the array's segments, the slot
+///  128  what some write: who removes from another CPU, who uses a node again
+/// ```
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Shard {
-    array: UnsafeCell<Array>,
     added: AtomicU64,
     removed: AtomicU64,
     /// Entries to be removed by whoever comes next: a stack, last first. See `owning::deferred`.
     deferred: AtomicPtr<Anchor>,
-    /// Nodes to be used again, a stack; changed under the slot's lock. See `owning::spares`.
-    spares: AtomicPtr<Anchor>,
-    cpu_misses: AtomicU64,
-    node_misses: AtomicU64,
-    contended: AtomicU64,
     walkers: AtomicU32,
+    contended: AtomicU32,
+    array: UnsafeCell<Array>,
     slot: CpuId,
     counts_hits: bool,
+    far: Far,
+}
+
+/// The last line of a shard.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Far {
+    cpu_misses: AtomicU64,
+    node_misses: AtomicU64,
+    /// Nodes to be used again, a stack; changed under the slot's lock. See `owning::spares`.
+    spares: AtomicPtr<Anchor>,
     spare_count: AtomicU8,
 }
 
-// What the crate's page says of memory; a model's atomics are larger.
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
-const _: () = assert!(size_of::<Shard>() == 128);
+#[cfg(not(any(offlock_loom, offlock_shuttle)))] // a model's atomics are larger
+const _: () = {
+    // What the crate's page says of memory.
+    assert!(size_of::<Shard>() == 256);
+    assert!(std::mem::offset_of!(Shard, array) + Array::WRITTEN == 64);
+    assert!(std::mem::offset_of!(Shard, far) == 128);
+};
 
 // SAFETY: `array` is used by one thread at a time (invariant 1) and may be used by any; the rest is
 // atomics.
@@ -59,18 +76,20 @@ fn count(counter: &AtomicU64) {
 impl Shard {
     pub(crate) fn new(slot: CpuId, counts_hits: bool) -> Self {
         Self {
-            array: UnsafeCell::new(Array::new()),
             added: AtomicU64::new(0),
             removed: AtomicU64::new(0),
             deferred: AtomicPtr::new(std::ptr::null_mut()),
-            cpu_misses: AtomicU64::new(0),
-            node_misses: AtomicU64::new(0),
-            contended: AtomicU64::new(0),
             walkers: AtomicU32::new(0),
+            contended: AtomicU32::new(0),
+            array: UnsafeCell::new(Array::new()),
             slot,
             counts_hits,
-            spares: AtomicPtr::new(std::ptr::null_mut()),
-            spare_count: AtomicU8::new(0),
+            far: Far {
+                cpu_misses: AtomicU64::new(0),
+                node_misses: AtomicU64::new(0),
+                spares: AtomicPtr::new(std::ptr::null_mut()),
+                spare_count: AtomicU8::new(0),
+            },
         }
     }
 
@@ -109,15 +128,18 @@ impl Shard {
     /// A removal from another slot's CPU, and from another node's. After `count_removed`.
     #[inline(always)]
     pub(crate) fn count_miss(&self, other_node: bool) {
-        count(&self.cpu_misses);
+        count(&self.far.cpu_misses);
         if other_node {
-            count(&self.node_misses);
+            count(&self.far.node_misses);
         }
     }
 
+    /// The caller holds the lock, which it had to wait for.
     #[cold]
     pub(crate) fn count_contended(&self) {
-        count(&self.contended);
+        // Ordering: Relaxed, both; a statistics counter, changed under the lock.
+        let counted = self.contended.load(Ordering::Relaxed).saturating_add(1);
+        self.contended.store(counted, Ordering::Relaxed);
     }
 
     /// How many entries there are, without the lock: never less than stay throughout.
@@ -137,8 +159,8 @@ impl Shard {
     pub(crate) fn stats(&self) -> Stats {
         // Ordering: Acquire, all; in the opposite order of the stores, so that what is read later
         // counts at least what was counted with what is read before.
-        let node_misses = self.node_misses.load(Ordering::Acquire);
-        let cpu_misses = self.cpu_misses.load(Ordering::Acquire);
+        let node_misses = self.far.node_misses.load(Ordering::Acquire);
+        let cpu_misses = self.far.cpu_misses.load(Ordering::Acquire);
         let removals = self.removed.load(Ordering::Acquire);
         let adds = self.added.load(Ordering::Acquire);
         Stats {
@@ -147,7 +169,7 @@ impl Shard {
             cpu_hits: removals - cpu_misses,
             node_hits: removals - node_misses,
             // Ordering: Relaxed; a statistics counter, it publishes nothing.
-            contended: self.contended.load(Ordering::Relaxed),
+            contended: self.contended.load(Ordering::Relaxed).into(),
         }
     }
 
@@ -173,7 +195,7 @@ impl Shard {
     /// The stack of nodes to be used again.
     #[inline(always)]
     pub(crate) fn spares(&self) -> (&AtomicPtr<Anchor>, &AtomicU8) {
-        (&self.spares, &self.spare_count)
+        (&self.far.spares, &self.far.spare_count)
     }
 
     /// The stack of entries to be removed.

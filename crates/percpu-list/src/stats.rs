@@ -32,6 +32,7 @@ pub struct Stats {
     /// Removals on a CPU of the same node as the entry's slot.
     pub node_hits: u64,
     /// Additions and removals that found the slot locked, and waited.
+    /// Each slot counts up to 2^32 - 1.
     pub contended: u64,
 }
 

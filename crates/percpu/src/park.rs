@@ -112,25 +112,12 @@ impl Parker {
     /// Waits until `attempt` gives something. Not for an inherited parker: nobody wakes there.
     ///
     /// `attempt` must succeed once a word is released that it found taken, and take no time.
-    #[cfg_attr(
-        any(offlock_loom, offlock_shuttle),
-        expect(
-            clippy::reversed_empty_ranges,
-            clippy::absurd_extreme_comparisons,
-            reason = "a model makes no attempts before it parks"
-        )
-    )]
     pub(crate) fn wait<R>(&self, mut attempt: impl FnMut() -> Option<R>) -> R {
-        for round in 0..PAUSES + YIELDS {
-            if let Some(got) = attempt() {
-                return got;
-            }
-            if round < PAUSES {
-                (0..1 << round).for_each(|_| hint::spin_loop());
-            } else {
-                thread::yield_now();
-            }
-        }
+        spin(&mut attempt).unwrap_or_else(|| self.park(attempt))
+    }
+
+    /// The same, without attempts before it parks: for who made them.
+    pub(crate) fn park<R>(&self, mut attempt: impl FnMut() -> Option<R>) -> R {
         // Ordering: Relaxed; `heavy` orders it before the attempts, for `released`.
         self.waiters.fetch_add(1, Ordering::Relaxed);
         if !mutant("lglock-waiter-skips-heavy") {
@@ -152,4 +139,27 @@ impl Parker {
         self.waiters.fetch_sub(1, Ordering::Relaxed);
         got
     }
+}
+
+/// Makes some attempts, for some microseconds.
+#[cfg_attr(
+    any(offlock_loom, offlock_shuttle),
+    expect(
+        clippy::reversed_empty_ranges,
+        clippy::absurd_extreme_comparisons,
+        reason = "a model makes no attempts before it parks"
+    )
+)]
+pub(crate) fn spin<R>(mut attempt: impl FnMut() -> Option<R>) -> Option<R> {
+    for round in 0..PAUSES + YIELDS {
+        if let Some(got) = attempt() {
+            return Some(got);
+        }
+        if round < PAUSES {
+            (0..1 << round).for_each(|_| hint::spin_loop());
+        } else {
+            thread::yield_now();
+        }
+    }
+    None
 }

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::cpu::CpuId;
 use crate::error::{AllocError, Forked, out_of_memory};
+use crate::park;
 use crate::sync::atomic::Ordering;
 use crate::sync::{cpu, mutant, thread_id};
 
@@ -129,6 +130,25 @@ impl<T> LgLock<T> {
         self.lock(self.slot(cpu)?, Mode::Wait)
     }
 
+    /// [`local_on`](Self::local_on), and whether it found the slot locked.
+    ///
+    /// Not covered by semantic versioning: for the other crates of the workspace.
+    ///
+    /// # Errors
+    ///
+    /// As [`local_on`](Self::local_on).
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn local_on_counted(&self, cpu: CpuId) -> Result<(LocalGuard<'_, T>, bool), LockError> {
+        let (slot, me) = (self.slot(cpu)?, thread_id());
+        let contended = !try_take(slot, me);
+        if contended {
+            self.take_slow(slot, me, Mode::Wait)?;
+        }
+        // SAFETY: one of the two took the word.
+        Ok((unsafe { self.guard(slot) }, contended))
+    }
+
     /// Locks the slot of `cpu`, if it is free. Never blocks.
     ///
     /// # Errors
@@ -239,7 +259,16 @@ impl<T> LgLock<T> {
     #[inline(always)]
     fn lock<'a>(&'a self, slot: &'a Slot<T>, mode: Mode) -> Result<LocalGuard<'a, T>, LockError> {
         self.take(slot, mode)?;
-        // SAFETY: `take` took the word, so there is no other `Hold`.
+        // SAFETY: `take` took the word.
+        Ok(unsafe { self.guard(slot) })
+    }
+
+    /// # Safety
+    ///
+    /// The calling thread took the slot's word, and makes no other guard of it.
+    #[inline(always)]
+    unsafe fn guard<'a>(&'a self, slot: &'a Slot<T>) -> LocalGuard<'a, T> {
+        // SAFETY: the caller's: there is no other `Hold`.
         let hold = unsafe { Hold::of(slot) };
         #[cfg(any(offlock_loom, offlock_shuttle))]
         let hold = match self.slots.get(slot.cpu.index() ^ 1) {
@@ -247,7 +276,7 @@ impl<T> LgLock<T> {
             None => hold,
         };
         // SAFETY: the word is the slot's, and whoever holds that has the value.
-        Ok(unsafe { LocalGuard::new(slot, hold) })
+        unsafe { LocalGuard::new(slot, hold) }
     }
 
     fn lock_all(&self, mode: Mode) -> Result<GlobalGuard<'_, T>, LockError> {
@@ -276,13 +305,23 @@ impl<T> LgLock<T> {
         // Ordering: Relaxed; only this thread stores its id, so it is there or not for sure. Or a
         // thread stored it that forgot its guard and ended: the slot is lost either way.
         let mine = |slot: &Slot<T>| slot.owner.load(Ordering::Relaxed) == me;
-        // Whoever only tries waits for nobody, in no order.
-        let asked_before = match mode {
-            Mode::Try => mine(slot),
-            Mode::Wait => self.slots[slot.cpu.index()..].iter().any(mine),
-        };
-        if asked_before {
+        if mine(slot) {
             return Err(LockError::Deadlock);
+        }
+        let attempt = || {
+            // Ordering: Relaxed; only spares the holder an exchange of its line.
+            let free = slot.word.load(Ordering::Relaxed) == 0;
+            (free && try_take(slot, me)).then_some(())
+        };
+        if mode == Mode::Wait {
+            // Before the question below, which reads a line of every CPU from this one on.
+            if park::spin(attempt).is_some() {
+                return Ok(());
+            }
+            // Whoever only tries waits for nobody, in no order.
+            if self.slots[slot.cpu.index()..].iter().any(mine) {
+                return Err(LockError::Deadlock);
+            }
         }
         if slot.parker.is_inherited() {
             return Err(Forked::new().into());
@@ -290,11 +329,7 @@ impl<T> LgLock<T> {
         if mode == Mode::Try {
             return Err(LockError::WouldBlock);
         }
-        slot.parker.wait(|| {
-            // Ordering: Relaxed; only spares the holder an exchange of its line.
-            let free = slot.word.load(Ordering::Relaxed) == 0;
-            (free && try_take(slot, me)).then_some(())
-        });
+        slot.parker.park(attempt);
         Ok(())
     }
 }
