@@ -1,0 +1,86 @@
+//! A plain lock of as many slots as its maker says, and who holds them: what other crates build on.
+
+mod common;
+
+use std::thread;
+
+use percpu::{CpuId, LgLock, LockError, topology};
+
+use common::{allowed_cpus, pin_to};
+
+const ZERO: CpuId = CpuId::new(0);
+
+/// As many slots as were asked for: more than CPUs, or fewer.
+#[test]
+fn a_lock_of_so_many_slots() {
+    let capacity = topology().capacity();
+    for count in [1, 2, capacity, capacity + 3] {
+        let mut lock = LgLock::try_with_slots(count, CpuId::get).unwrap();
+        let slots: Vec<CpuId> = (0..count as u32).map(CpuId::new).collect();
+        assert_eq!(lock.capacity(), count);
+        for &slot in &slots {
+            *lock.local_on(slot).unwrap() += 1;
+        }
+        let (end, last) = (CpuId::new(count as u32), slots[count - 1]);
+        assert_eq!(lock.local_on(end).err(), Some(LockError::NoSuchCpu(end)));
+        match lock.pair(last, ZERO) {
+            Ok(mut both) => *both.get_mut().1 += 1,
+            Err(error) => assert_eq!((count, error), (1, LockError::SameSlot(ZERO))),
+        }
+        let values: Vec<u32> = lock.global().unwrap().iter().map(|(_, value)| *value).collect();
+        let first = 1 + u32::from(count > 1);
+        assert!(values.iter().copied().eq((1..=count as u32).map(|n| if n == 1 {
+            first
+        } else {
+            n
+        })));
+        assert_eq!(lock.iter_mut().len(), count);
+    }
+    assert!(LgLock::try_with_slots(usize::MAX, |_| ()).is_err());
+    assert!(LgLock::try_with_slots(1 << 32, |_| ()).is_err());
+}
+
+/// The slot of a CPU that such a lock has none for is an error, on every CPU.
+#[test]
+fn local_on_a_cpu_without_a_slot_is_an_error() {
+    thread::spawn(|| {
+        let (none, one) = (|_| -> u8 { unreachable!() }, |_| 0_u8);
+        let none = LgLock::try_with_slots(0, none).unwrap();
+        let one = LgLock::try_with_slots(1, one).unwrap();
+        for cpu in allowed_cpus() {
+            pin_to(&[cpu]);
+            let here = percpu::current_cpu();
+            let refused = Some(LockError::NoSuchCpu(here));
+            assert_eq!(none.local().err(), refused);
+            assert_eq!(none.try_local().err(), refused);
+            let refused = refused.filter(|_| here != ZERO);
+            assert_eq!(one.local().err(), refused);
+            assert_eq!(one.try_local().err(), refused);
+        }
+        assert_eq!(none.global().unwrap().capacity(), 0);
+    })
+    .join()
+    .unwrap();
+}
+
+#[test]
+fn a_thread_knows_what_it_holds() {
+    let lock = LgLock::try_with_slots(3, |_| 0).unwrap();
+    let held = || [0, 1, 2, 3].map(|slot| lock.is_held_by_me(CpuId::new(slot)));
+    assert_eq!(held(), [false; 4]);
+    let guard = lock.local_on(CpuId::new(1)).unwrap();
+    assert_eq!(held(), [false, true, false, false]);
+    thread::scope(|s| {
+        s.spawn(|| {
+            assert_eq!(held(), [false; 4], "another thread's");
+            let _other = lock.local_on(ZERO).unwrap();
+            assert_eq!(held(), [true, false, false, false]);
+        });
+    });
+    drop(guard);
+    assert_eq!(held(), [false; 4]);
+    let all = lock.global().unwrap();
+    assert_eq!(held(), [true, true, true, false], "there is no slot 3");
+    drop(all);
+    assert_eq!(held(), [false; 4]);
+}
