@@ -16,8 +16,6 @@ use crate::session::{Next, Session};
 
 /// A payload with so many bytes missing is received in place.
 const IN_PLACE: usize = 64 << 10;
-/// Bytes received in place before others have their turn.
-const IN_PLACE_TURN: usize = 4 << 20;
 /// Refused requests of a connection that are logged one by one; the rest is counted.
 const LOGGED: u64 = 8;
 
@@ -56,22 +54,17 @@ impl Worker {
         if matches!(self.conns[slot].phase, Phase::Lingering(_)) {
             return self.throw_away(slot);
         }
-        let mut in_place = 0;
-        while let Some(result) = self.conns[slot].receive_in_place(IN_PLACE) {
+        if let Some(result) = self.conns[slot].receive_in_place(IN_PLACE) {
             match result {
                 Ok((0, _)) => return Err("the client vanished inside a request".into()),
-                Ok((count, left)) => {
-                    in_place += count;
-                    if left > 0 || in_place >= IN_PLACE_TURN {
-                        return Ok(()); // drained, or enough for one turn
-                    }
-                    self.parse(slot, &[])?;
-                    if !self.conns[slot].wants_input() {
-                        return Ok(());
-                    }
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                // The payload is whole, however much came in one go: its request starts now.
+                Ok((_, 0)) => self.parse(slot, &[])?,
+                Ok(_) => return Ok(()), // all that had arrived
+                Err(error) if is_transient(&error) => return Ok(()),
                 Err(error) => return Err(error.to_string()),
+            };
+            if !self.conns[slot].wants_input() {
+                return Ok(());
             }
         }
         // What was left over, the start of a header at most, goes in front of what comes now.

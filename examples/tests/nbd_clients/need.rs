@@ -5,9 +5,12 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
+
+use rustix::net::sockopt::set_socket_send_buffer_size_force;
 
 /// Something that a machine may lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +37,8 @@ pub(crate) enum Need {
     NoZeroRange,
     /// The images lie on a file system that punches holes and zeroes ranges.
     PunchAndZero,
+    /// Socket buffers past the system's limit (root).
+    LargeSocketBuffer,
 }
 
 impl Need {
@@ -57,6 +62,7 @@ impl Need {
             Need::SmallTmpfs => small_tmpfs_missing(),
             Need::NoZeroRange => no_zero_range_missing(),
             Need::PunchAndZero => punch_and_zero_missing(),
+            Need::LargeSocketBuffer => large_socket_buffer_missing(),
         }
     }
 }
@@ -230,4 +236,10 @@ fn punch_and_zero_missing() -> Option<String> {
         let error = fallocate_in(dir, mode).err()?;
         Some(format!("the file system of {} lacks fallocate mode {mode}: {error}", dir.display()))
     })
+}
+
+fn large_socket_buffer_missing() -> Option<String> {
+    let forced = UnixStream::pair()
+        .and_then(|(socket, _)| Ok(set_socket_send_buffer_size_force(socket, 32 << 20)?));
+    forced.err().map(|e| format!("a send buffer of 32 MiB is refused here (root is needed): {e}"))
 }

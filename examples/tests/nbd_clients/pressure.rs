@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
+use rustix::net::sockopt::set_socket_send_buffer_size_force;
 
 use crate::client::{Client, MAX_PAYLOAD, MIB, cmd, flag, header};
 use crate::image;
-use crate::lab::{Backend, Lab, Res, check, fail, per_backend, trial, wait_until};
+use crate::lab::{Backend, Lab, Res, check, fail, per_backend, signal, trial, wait_until};
 use crate::need::{self, Need};
 use crate::server::{Launch, Server};
 
@@ -22,9 +23,11 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.push(trial("pressure/sigterm_beside_a_hog", &[], sigterm_beside_a_hog));
     trials.extend(per_backend(all, "slow_reader_leaves_room", &[], slow_reader));
     trials.extend(per_backend(all, "deadline_frees_memory", &[], deadline_frees));
+    let big = &[Need::LargeSocketBuffer];
     let written = &[Backend::Uring, Backend::Threads];
     trials.extend(per_backend(written, "thousand_zeroes", &[Need::NoZeroRange], zeroes_flood));
     trials.extend(per_backend(all, "client_vanishes_mid_request", &[], vanishes));
+    trials.extend(per_backend(all, "payload_received_whole", big, payload_in_one_go));
     trials.push(trial("pressure/connection_limit", &[], connection_limit));
     trials
 }
@@ -350,5 +353,25 @@ fn connection_limit(lab: &Lab) -> Res {
     four.pop().expect("four of them").disconnect()?;
     let again = wait_until(Duration::from_secs(5), || server.client().ok());
     check!(again.is_some(), "no room although one of the four left");
+    server.stop()
+}
+
+/// A large payload that is all there when the server looks is carried out, although nothing comes
+/// behind it.
+fn payload_in_one_go(lab: &Lab, backend: Backend) -> Res {
+    let server = start(lab, backend)?;
+    let mut client = server.client()?;
+    set_socket_send_buffer_size_force(&client.stream, 32 << 20)?;
+    for len in [64 << 10, MIB, 16 * MIB] {
+        let data = vec![0x3c; len as usize];
+        signal(server.pid(), libc::SIGSTOP);
+        let cookie = client.request(0, cmd::WRITE, MIB, len as u32)?;
+        let sent = client.send(&data);
+        signal(server.pid(), libc::SIGCONT);
+        sent?;
+        client.answer(cookie)?.ok(&format!("a WRITE of {len} bytes"))?;
+        check!(client.read(MIB, len as u32)? == Ok(data), "{len} bytes came back changed");
+    }
+    client.disconnect()?;
     server.stop()
 }
