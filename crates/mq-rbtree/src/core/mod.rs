@@ -1,0 +1,2 @@
+mod fifo;
+mod levels;

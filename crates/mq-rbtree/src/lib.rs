@@ -1,0 +1,5 @@
+//! A priority message queue that does not allocate under its lock.
+
+mod alloc;
+mod core;
+mod stats;
