@@ -3,3 +3,6 @@
 mod alloc;
 mod core;
 mod stats;
+
+pub use self::core::{Bitmap, Core, Levels, PRIORITIES};
+pub use self::stats::LevelStats;

@@ -1,2 +1,371 @@
+//! A priority queue without a lock: which message comes next, and where it is.
+//!
+//! ```text
+//!  Core ─┬─ levels: priority -> FIFO      Bitmap, RbTree
+//!        └─ slab: message, next           32-bit links
+//! ```
+//!
+//! # Invariants
+//!
+//! 1. A level has messages; what is live in the slab is in exactly one FIFO.
+//! 2. `len` and `bytes` are the sums over the FIFOs.
+
+mod bitmap;
 mod fifo;
 mod levels;
+mod slab;
+
+
+use std::num::NonZeroU32;
+
+use percpu::AllocError;
+
+pub use self::bitmap::{Bitmap, PRIORITIES};
+pub use self::levels::Levels;
+use self::fifo::NIL;
+pub(crate) use self::slab::MOST;
+use self::slab::{Chunk, Slab, SlabHint};
+use crate::stats::LevelStats;
+
+/// A message on its way in or out.
+#[derive(Debug)]
+pub(crate) struct Message<T, P> {
+    pub(crate) value: T,
+    pub(crate) priority: P,
+    pub(crate) bytes: u32,
+}
+
+/// Memory got before the lock; what is left in it is freed after the unlock.
+pub(crate) struct Preload<T, L: Levels> {
+    chunk: Option<Chunk<T>>,
+    levels: L::Preload,
+}
+
+impl<T, L: Levels> Preload<T, L> {
+    #[inline]
+    pub(crate) fn new() -> Self {
+        Self { chunk: None, levels: L::Preload::default() }
+    }
+}
+
+/// Tells without the lock what a message would need.
+pub(crate) struct Hint<L: Levels> {
+    slab: SlabHint,
+    levels: L::Hint,
+}
+
+impl<L: Levels> Hint<L> {
+    /// Gets memory for one more message, if it seems to be needed.
+    #[inline]
+    pub(crate) fn fill<T>(&self, priority: L::Priority, preload: &mut Preload<T, L>) {
+        self.slab.fill(&mut preload.chunk);
+        L::fill(&self.levels, priority, &mut preload.levels);
+    }
+}
+
+/// A priority queue of `T` for one thread at a time: the highest priority first, first in first out
+/// within it.
+///
+/// What [`Queue`](crate::Queue) has under its lock. Allocates when it holds more messages, or more
+/// different priorities, than before; frees nothing before it is dropped, but nodes of an
+/// [`RbTree`](crate::RbTree) beyond those it keeps.
+pub struct Core<T, L: Levels = Bitmap> {
+    slab: Slab<T>,
+    levels: L,
+    len: usize,
+    bytes: u64,
+    ageing: Option<Ageing<L::Priority>>,
+}
+
+/// Every so many receives serve the level below the one served that way before.
+struct Ageing<P> {
+    every: NonZeroU32,
+    count: u32,
+    last: Option<P>,
+}
+
+impl<T, L: Levels> Core<T, L> {
+    /// An empty one that keeps up to `spare` nodes for levels to come, if levels are nodes.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] if there is no memory.
+    pub fn try_new(spare: usize) -> Result<Self, AllocError> {
+        let (slab, levels) = (Slab::new(), L::try_new(spare)?);
+        Ok(Self { slab, levels, len: 0, bytes: 0, ageing: None })
+    }
+
+    pub(crate) fn hint(&self) -> Hint<L> {
+        Hint { slab: self.slab.hint(), levels: self.levels.hint() }
+    }
+
+    /// Every `every`th [`pop`](Self::pop) takes the oldest message not of the highest priority, but
+    /// of the next lower one than such a pop took last, and after the lowest of the highest again.
+    ///
+    /// So a message is popped, at the latest, after `every` times as many pops as there are
+    /// priorities with messages, for each message of its own priority that is ahead of it.
+    pub fn set_ageing(&mut self, every: Option<NonZeroU32>) {
+        self.ageing = every.map(|every| Ageing { every, count: 0, last: None });
+    }
+
+    /// Gets now the memory for `messages` messages, of whatever priorities.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] if there is not so much.
+    pub fn reserve(&mut self, messages: usize) -> Result<(), AllocError> {
+        self.slab.reserve(messages)?;
+        self.levels.reserve(messages)
+    }
+
+    /// Messages in it.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True if there is no message in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The sum of the bytes that the messages were said to have.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Messages of one priority.
+    #[must_use]
+    pub fn len_at(&mut self, priority: L::Priority) -> usize {
+        match self.levels.find(priority) {
+            // SAFETY: found just now.
+            Some(place) => unsafe { self.levels.fifo(place) }.len as usize,
+            None => 0,
+        }
+    }
+
+    /// Messages that fit without more memory than there is.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.slab.capacity()
+    }
+
+    /// Puts a message behind those of its priority.
+    ///
+    /// # Errors
+    ///
+    /// The value, if there is no such priority, no memory, or there are 2^32 messages: nothing was
+    /// changed.
+    pub fn push(&mut self, priority: L::Priority, value: T) -> Result<(), T> {
+        if !L::is_valid(priority) {
+            return Err(value);
+        }
+        self.push_with(Message { value, priority, bytes: 0 }, &mut Preload::new())
+            .map_err(|message| message.value)
+    }
+
+    /// Takes the message that is next.
+    pub fn pop(&mut self) -> Option<(T, L::Priority)> {
+        self.pop_with(&mut Preload::new()).map(|message| (message.value, message.priority))
+    }
+
+    /// The message that is next; ageing is not looked at.
+    #[must_use]
+    pub fn peek(&mut self) -> Option<(&T, L::Priority)> {
+        let place = self.levels.highest()?;
+        // SAFETY: found just now.
+        let head = unsafe { self.levels.fifo(place) }.head;
+        // SAFETY: as above.
+        let priority = unsafe { self.levels.priority(place) };
+        // SAFETY: a level has messages, and what a FIFO names is live.
+        Some((unsafe { self.slab.get(head) }.0, priority))
+    }
+
+    /// The priority is valid.
+    #[inline]
+    pub(crate) fn push_with(
+        &mut self,
+        message: Message<T, L::Priority>,
+        preload: &mut Preload<T, L>,
+    ) -> Result<(), Message<T, L::Priority>> {
+        let Message { value, priority, bytes } = message;
+        // The level first: what it takes to find it may panic, and then nothing is to be undone.
+        let Ok(place) = self.levels.enter(priority, &mut preload.levels) else {
+            return Err(Message { value, priority, bytes });
+        };
+        let index = match self.slab.insert(value, bytes, &mut preload.chunk) {
+            Ok(index) => index,
+            Err(value) => {
+                self.leave_if_empty(place, preload);
+                return Err(Message { value, priority, bytes });
+            }
+        };
+        // SAFETY: entered above.
+        let fifo = unsafe { self.levels.fifo(place) };
+        fifo.len += 1;
+        let tail = std::mem::replace(&mut fifo.tail, index);
+        if tail == NIL {
+            fifo.head = index;
+        } else {
+            // SAFETY: what a FIFO names is live.
+            unsafe { self.slab.set_next(tail, index) };
+        }
+        self.len += 1;
+        self.bytes += u64::from(bytes);
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn pop_with(
+        &mut self,
+        preload: &mut Preload<T, L>,
+    ) -> Option<Message<T, L::Priority>> {
+        let highest = self.levels.highest()?;
+        let place = if self.ageing.is_some() { self.aged(highest) } else { highest };
+        // SAFETY: found just now.
+        let priority = unsafe { self.levels.priority(place) };
+        // SAFETY: found just now.
+        let fifo = unsafe { self.levels.fifo(place) };
+        let head = fifo.head;
+        // SAFETY: a level has messages, and what a FIFO names is live.
+        fifo.head = unsafe { self.slab.next(head) };
+        fifo.len -= 1;
+        if fifo.head == NIL {
+            fifo.tail = NIL;
+            // SAFETY: found just now, and its list is empty.
+            unsafe { self.levels.leave(place, &mut preload.levels) };
+        }
+        // SAFETY: live until here, and taken out of its FIFO above.
+        let (value, bytes) = unsafe { self.slab.remove(head) };
+        self.len -= 1;
+        self.bytes -= u64::from(bytes);
+        Some(Message { value, priority, bytes })
+    }
+
+    /// The level whose turn it is.
+    fn aged(&mut self, highest: L::Place) -> L::Place {
+        let Some(ageing) = &mut self.ageing else { return highest };
+        ageing.count += 1;
+        if ageing.count < ageing.every.get() {
+            return highest;
+        }
+        ageing.count = 0;
+        let place = ageing.last.and_then(|last| self.levels.below(last)).unwrap_or(highest);
+        // SAFETY: found just now.
+        ageing.last = Some(unsafe { self.levels.priority(place) });
+        place
+    }
+
+    fn leave_if_empty(&mut self, place: L::Place, preload: &mut Preload<T, L>) {
+        // SAFETY: the caller has it from the levels just now.
+        if unsafe { self.levels.fifo(place) }.is_empty() {
+            // SAFETY: as above, and its list is empty.
+            unsafe { self.levels.leave(place, &mut preload.levels) };
+        }
+    }
+
+    /// Takes out the messages that `take` wants, the highest priority first, and hands them to
+    /// `out`. If `take` or `out` panics, what was not looked at stays.
+    pub(crate) fn extract(
+        &mut self,
+        preload: &mut Preload<T, L>,
+        mut take: impl FnMut(&T, L::Priority) -> bool,
+        mut out: impl FnMut(Message<T, L::Priority>),
+    ) {
+        let mut next = self.levels.highest();
+        while let Some(place) = next {
+            // SAFETY: found just now; of this turn's messages none was taken yet.
+            let priority = unsafe { self.levels.priority(place) };
+            let mut before = NIL;
+            // SAFETY: as above.
+            let mut at = unsafe { self.levels.fifo(place) }.head;
+            while at != NIL {
+                // SAFETY: what a FIFO names is live.
+                let behind = unsafe { self.slab.next(at) };
+                // SAFETY: as above.
+                if take(unsafe { self.slab.get(at) }.0, priority) {
+                    // SAFETY: its list is not empty: `at` is on it.
+                    let fifo = unsafe { self.levels.fifo(place) };
+                    fifo.len -= 1;
+                    if before == NIL {
+                        fifo.head = behind;
+                    } else {
+                        // SAFETY: it stayed on the list, so it is live.
+                        unsafe { self.slab.set_next(before, behind) };
+                    }
+                    if behind == NIL {
+                        fifo.tail = before;
+                    }
+                    let empty = fifo.is_empty();
+                    // SAFETY: live until here, and taken out of its FIFO above.
+                    let (value, bytes) = unsafe { self.slab.remove(at) };
+                    self.len -= 1;
+                    self.bytes -= u64::from(bytes);
+                    if empty {
+                        // SAFETY: not left before, and its list has just become empty.
+                        unsafe { self.levels.leave(place, &mut preload.levels) };
+                    }
+                    out(Message { value, priority, bytes });
+                } else {
+                    before = at;
+                }
+                at = behind;
+            }
+            next = self.levels.below(priority);
+        }
+    }
+
+    pub(crate) fn level_stats(&self) -> LevelStats {
+        self.levels.stats()
+    }
+
+    /// Chunks of places allocated while a message was put in, because none was made before.
+    pub(crate) fn slab_fallback(&self) -> u64 {
+        self.slab.fallback()
+    }
+
+    /// Checks the invariants of all its parts; tests call it after every step.
+    ///
+    /// # Panics
+    ///
+    /// Panics with the name of what does not hold.
+    pub fn validate(&self) {
+        let (mut len, mut bytes) = (0, 0);
+        let mut last = None;
+        self.levels.validate(|priority, fifo| {
+            assert!(last.is_none_or(|last| L::is_above(last, priority)), "the order of levels");
+            last = Some(priority);
+            let (mut at, mut tail, mut count) = (fifo.head, NIL, 0);
+            while at != NIL {
+                // SAFETY: what a FIFO names is live.
+                bytes += u64::from(unsafe { self.slab.get(at) }.1);
+                count += 1;
+                assert!(len + count <= self.len, "more messages than counted");
+                tail = at;
+                // SAFETY: as above.
+                at = unsafe { self.slab.next(at) };
+            }
+            assert_eq!((count, tail), (fifo.len as usize, fifo.tail), "a FIFO");
+            len += count;
+        });
+        assert_eq!((len, bytes), (self.len, self.bytes), "the sums");
+        self.slab.validate(len);
+    }
+}
+
+impl<T, L: Levels> Drop for Core<T, L> {
+    fn drop(&mut self) {
+        if std::mem::needs_drop::<T>() {
+            while self.pop().is_some() {}
+        }
+    }
+}
+
+impl<T, L: Levels> std::fmt::Debug for Core<T, L> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { len, bytes, .. } = self;
+        f.debug_struct("Core").field("len", len).field("bytes", bytes).finish_non_exhaustive()
+    }
+}

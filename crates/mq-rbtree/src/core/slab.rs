@@ -1,0 +1,302 @@
+//! Where the messages are: places with 32-bit indices, in chunks that never move.
+//!
+//! ```text
+//!  chunks -> | 64 | 128 | 256 | ...        index -> chunk and place by the position of its top bit
+//!  free   -> 5 -> 3 -> 8                   last freed, first used; then the places never used yet
+//! ```
+//!
+//! A chunk is twice as large as the one before, so 26 of them hold 2^32 messages. It is allocated
+//! before the lock when the hint says that the slab is full, and never freed before the slab: what
+//! a burst needed once is there for the next.
+//!
+//! # Invariants
+//!
+//! 1. Places below `used` are live or on the free list; those above were never written.
+//! 2. The hint is 0 if a place is there for the next message, else the number of the chunk that is
+//!    missing, counted from 1, whenever the lock is not held.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+
+use percpu::AllocError;
+use percpu::sync::Arc;
+use percpu::sync::atomic::{AtomicU32, Ordering};
+
+use super::fifo::NIL;
+
+/// Places in the first chunk; a guess.
+const FIRST: u32 = 64;
+/// As many as 32-bit indices can use.
+const CHUNKS: usize = 26;
+/// Most messages of one slab.
+pub(crate) const MOST: usize = (FIRST as usize) * ((1 << CHUNKS) - 1);
+
+const _: () = assert!(MOST < NIL as usize);
+
+/// A place for a message.
+struct Place<T> {
+    /// The next one of its FIFO, or of the free list.
+    next: u32,
+    /// The message's bytes, as its sender measured them.
+    bytes: u32,
+    value: MaybeUninit<T>,
+}
+
+/// Memory for the places of one chunk; their contents are the slab's.
+pub(crate) struct Chunk<T> {
+    places: NonNull<Place<T>>,
+    /// Which one: it has [`FIRST`] times two to the power of that many places.
+    number: usize,
+}
+
+// SAFETY: it owns its memory, and drops no `T`.
+unsafe impl<T> Send for Chunk<T> {}
+
+impl<T> Chunk<T> {
+    fn layout(number: usize) -> Result<Layout, AllocError> {
+        Layout::array::<Place<T>>((FIRST as usize) << number).map_err(|_| AllocError::new())
+    }
+
+    fn try_new(number: usize) -> Result<Self, AllocError> {
+        // SAFETY: a `Place` has two numbers, so the layout is not empty.
+        let places = unsafe { alloc(Self::layout(number)?) };
+        let places = NonNull::new(places.cast()).ok_or_else(AllocError::new)?;
+        Ok(Self { places, number })
+    }
+}
+
+impl<T> Drop for Chunk<T> {
+    fn drop(&mut self) {
+        if let Ok(layout) = Self::layout(self.number) {
+            // SAFETY: allocated in `try_new` with this layout.
+            unsafe { dealloc(self.places.as_ptr().cast(), layout) };
+        }
+    }
+}
+
+/// Tells from outside the lock whether a chunk is missing.
+pub(crate) struct SlabHint(Arc<AtomicU32>);
+
+impl SlabHint {
+    /// Makes the chunk that seems to be missing. Fails quietly: the operation may do without.
+    #[inline]
+    pub(crate) fn fill<T>(&self, preload: &mut Option<Chunk<T>>) {
+        // Ordering: Relaxed; a hint, the lock orders what it is about.
+        let missing = self.0.load(Ordering::Relaxed);
+        if missing != 0 {
+            *preload = Chunk::try_new(missing as usize - 1).ok();
+        }
+    }
+}
+
+pub(crate) struct Slab<T> {
+    chunks: [Option<Chunk<T>>; CHUNKS],
+    /// How many of them are there.
+    count: usize,
+    free: u32,
+    used: u32,
+    capacity: u32,
+    /// What the hint says.
+    told: u32,
+    hint: Arc<AtomicU32>,
+    /// Chunks allocated under the lock.
+    fallback: u64,
+}
+
+// SAFETY: it owns the messages that are live in it, which the queue around it moves and drops.
+unsafe impl<T: Send> Send for Slab<T> {}
+
+impl<T> Slab<T> {
+    pub(crate) fn new() -> Self {
+        Self {
+            chunks: [const { None }; CHUNKS],
+            count: 0,
+            free: NIL,
+            used: 0,
+            capacity: 0,
+            told: 1,
+            hint: Arc::new(AtomicU32::new(1)),
+            fallback: 0,
+        }
+    }
+
+    pub(crate) fn hint(&self) -> SlabHint {
+        SlabHint(Arc::clone(&self.hint))
+    }
+
+    pub(crate) fn fallback(&self) -> u64 {
+        self.fallback
+    }
+
+    /// Places that are there, in use or not.
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity as usize
+    }
+
+    /// Gets now what `messages` messages need.
+    pub(crate) fn reserve(&mut self, messages: usize) -> Result<(), AllocError> {
+        while self.capacity() < messages {
+            let chunk = Chunk::try_new(self.count)?;
+            self.add(chunk);
+        }
+        self.tell();
+        Ok(())
+    }
+
+    /// Puts a message in; back it comes if there is no memory.
+    #[inline]
+    pub(crate) fn insert(
+        &mut self,
+        value: T,
+        bytes: u32,
+        preload: &mut Option<Chunk<T>>,
+    ) -> Result<u32, T> {
+        let index = if self.free != NIL {
+            let index = self.free;
+            // SAFETY: on the free list, so below `used` and written before.
+            self.free = unsafe { (*self.place(index)).next };
+            index
+        } else {
+            if self.used == self.capacity && !self.grow(preload) {
+                return Err(value);
+            }
+            self.used += 1;
+            self.used - 1
+        };
+        let place = Place { next: NIL, bytes, value: MaybeUninit::new(value) };
+        // SAFETY: below `used`, and not live: nothing there needs to be dropped.
+        unsafe { self.place(index).write(place) };
+        if self.free == NIL && self.used == self.capacity {
+            self.tell();
+        }
+        Ok(index)
+    }
+
+    /// Takes a message out.
+    ///
+    /// # Safety
+    ///
+    /// `index` is live; from now on it is not.
+    #[inline]
+    pub(crate) unsafe fn remove(&mut self, index: u32) -> (T, u32) {
+        let place = self.place(index);
+        // SAFETY: the caller says that it is live, so written; nobody else has a reference.
+        let place = unsafe { &mut *place };
+        // SAFETY: live, and read once: `index` is free below.
+        let value = unsafe { place.value.assume_init_read() };
+        let bytes = place.bytes;
+        place.next = self.free;
+        self.free = index;
+        if self.told != 0 {
+            self.tell();
+        }
+        (value, bytes)
+    }
+
+    /// The message behind one in its FIFO.
+    ///
+    /// # Safety
+    ///
+    /// `index` is live.
+    #[inline]
+    pub(crate) unsafe fn next(&self, index: u32) -> u32 {
+        // SAFETY: the caller says that it is live, so written.
+        unsafe { (*self.place(index)).next }
+    }
+
+    /// Puts a message behind another.
+    ///
+    /// # Safety
+    ///
+    /// `index` is live.
+    #[inline]
+    pub(crate) unsafe fn set_next(&mut self, index: u32, next: u32) {
+        // SAFETY: the caller says that it is live, so written; nobody else has a reference.
+        unsafe { (*self.place(index)).next = next };
+    }
+
+    /// A message, and its bytes.
+    ///
+    /// # Safety
+    ///
+    /// `index` is live.
+    pub(crate) unsafe fn get(&self, index: u32) -> (&T, u32) {
+        // SAFETY: the caller says that it is live, so written.
+        let place = unsafe { &*self.place(index) };
+        // SAFETY: as above.
+        (unsafe { place.value.assume_init_ref() }, place.bytes)
+    }
+
+    /// Where a place is that is below `capacity`.
+    #[inline(always)]
+    fn place(&self, index: u32) -> *mut Place<T> {
+        debug_assert!(index < self.capacity);
+        let at = u64::from(index) + u64::from(FIRST);
+        let number = (at.ilog2() - FIRST.ilog2()) as usize;
+        let offset = at - (u64::from(FIRST) << number);
+        let Some(Some(chunk)) = self.chunks.get(number) else {
+            unreachable!("chunks below the capacity are there")
+        };
+        // SAFETY: by the arithmetic above the offset is within the chunk's places.
+        unsafe { chunk.places.as_ptr().add(offset as usize) }
+    }
+
+    /// Adds a chunk: the one made before the lock, or one made here.
+    #[cold]
+    fn grow(&mut self, preload: &mut Option<Chunk<T>>) -> bool {
+        if self.count == CHUNKS {
+            return false;
+        }
+        let chunk = match preload.take_if(|chunk| chunk.number == self.count) {
+            Some(chunk) => chunk,
+            None => match Chunk::try_new(self.count) {
+                Ok(chunk) => {
+                    self.fallback += 1;
+                    chunk
+                }
+                Err(_) => return false,
+            },
+        };
+        self.add(chunk);
+        self.tell();
+        true
+    }
+
+    fn add(&mut self, chunk: Chunk<T>) {
+        self.capacity += FIRST << chunk.number;
+        self.chunks[self.count] = Some(chunk);
+        self.count += 1;
+    }
+
+    /// Makes invariant 2 true again.
+    fn tell(&mut self) {
+        let room = self.free != NIL || self.used < self.capacity || self.count == CHUNKS;
+        let missing = if room { 0 } else { self.count as u32 + 1 };
+        if missing != self.told {
+            self.told = missing;
+            // Ordering: Relaxed; a hint, and the caller's lock orders the writers.
+            self.hint.store(missing, Ordering::Relaxed);
+        }
+    }
+
+    /// Checks the invariants, with the number of messages that the FIFOs have.
+    ///
+    /// # Panics
+    ///
+    /// Panics with the name of what does not hold.
+    pub(crate) fn validate(&self, live: usize) {
+        let mut free = 0;
+        let mut at = self.free;
+        while at != NIL {
+            assert!(at < self.used, "a free place that was never used");
+            free += 1;
+            assert!(free <= self.used as usize, "a circle in the free list");
+            // SAFETY: below `used`, so written.
+            at = unsafe { (*self.place(at)).next };
+        }
+        assert_eq!(live + free, self.used as usize, "places that are neither live nor free");
+        let room = self.free != NIL || self.used < self.capacity || self.count == CHUNKS;
+        assert_eq!(self.told == 0, room, "the hint");
+    }
+}

@@ -1,0 +1,49 @@
+//! Where a thread sleeps until somebody has something for it.
+
+use std::time::Duration;
+
+use percpu::sync::{Arc, Futex};
+
+use crate::deadline::{Deadline, sleep};
+
+/// One for each thread that ever waited: whoever wakes it holds a reference of its own, because what
+/// it waits with is gone as soon as it knows that the wait is over.
+#[derive(Debug)]
+pub(crate) struct Parker {
+    woken: Futex,
+}
+
+percpu::sync::thread_local! {
+    static MINE: Arc<Parker> = Arc::new(Parker { woken: Futex::new() });
+}
+
+impl Parker {
+    /// This thread's. Allocates once in a thread.
+    pub(crate) fn mine() -> Arc<Self> {
+        // A thread that waits in the destructor of another variable has lost its own.
+        MINE.try_with(Arc::clone).unwrap_or_else(|_| Arc::new(Self { woken: Futex::new() }))
+    }
+
+    /// Sleeps until `over`, or the deadline: false.
+    pub(crate) fn park(&self, deadline: Option<Deadline>, over: impl Fn() -> bool) -> bool {
+        loop {
+            let seen = self.woken.load();
+            if over() {
+                return true;
+            }
+            if deadline.is_some_and(|deadline| deadline.is_over()) {
+                return false;
+            }
+            sleep(&self.woken, seen, deadline);
+        }
+    }
+
+    /// Has the thread look again.
+    pub(crate) fn unpark(&self) {
+        self.woken.advance();
+        self.woken.wake_one();
+    }
+}
+
+/// The longest that a thread looks before it sleeps.
+pub(crate) const SPIN: Duration = Duration::from_micros(20);

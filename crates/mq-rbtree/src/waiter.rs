@@ -1,0 +1,356 @@
+//! Who waits, and for what: nodes that stand on the waiting thread's stack, or in a future.
+//!
+//! ```text
+//!  WaitList -> waiter <-> waiter <-> waiter      by urgency, then by ticket
+//!
+//!  thread:  SPINNING ──────────────► DONE, AGAIN         nobody has to be woken
+//!               └──► PARKED ───────► DONE, AGAIN ─► unpark
+//!  task:    listed ──► permit ──► polled, or dropped and passed on
+//! ```
+//!
+//! A thread that waits to receive gets its message put into its node; one that waits to send has its
+//! message there, for a receiver to take. A task gets a permit: the message, or the room, stays where
+//! it is, and it is woken to look. Nothing is ever handed to a task, because a future that is dropped
+//! could only put it back behind younger ones.
+//!
+//! # Invariants
+//!
+//! 1. All of `inner` is used under the queue's lock only, but for `cargo` once the state is `DONE` or
+//!    `AGAIN`: then the waiting thread alone uses it.
+//! 2. A listed node lives, and does not move: its thread leaves its stack frame, and its future its
+//!    place, only after it was taken off the list under the lock.
+//! 3. A node is off the list before its state says so; that store is the last use of the node by who
+//!    makes it. Whoever has to be woken then was cloned before.
+
+use std::ptr::NonNull;
+use std::task::Waker;
+
+use percpu::sync::atomic::{AtomicU32, Ordering};
+use percpu::sync::cell::UnsafeCell;
+use percpu::sync::{Arc, hint};
+
+use crate::core::Message;
+use crate::deadline::Deadline;
+use crate::parker::Parker;
+
+/// The thread looks at its state, and sleeps if that does not change soon.
+const SPINNING: u32 = 0;
+/// The thread sleeps, or is about to.
+const PARKED: u32 = 1;
+/// A message was handed over: to the waiting receiver, or by the waiting sender.
+const DONE: u32 = 2;
+/// Nothing was handed over: look again.
+const AGAIN: u32 = 3;
+
+/// Who is to be woken, after the unlock.
+#[derive(Debug)]
+pub(crate) enum Wake {
+    Thread(Arc<Parker>),
+    Task(Waker),
+}
+
+impl Wake {
+    pub(crate) fn wake(self) {
+        match self {
+            Self::Thread(parker) => parker.unpark(),
+            Self::Task(waker) => waker.wake(),
+        }
+    }
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    Done,
+    Again,
+    Timeout,
+}
+
+/// What a waiting sender needs room for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<P> {
+    pub(crate) priority: P,
+    pub(crate) bytes: u32,
+}
+
+pub(crate) struct Waiter<T, P> {
+    state: AtomicU32,
+    inner: UnsafeCell<Inner<T, P>>,
+}
+
+pub(crate) struct Inner<T, P> {
+    prev: Link<T, P>,
+    next: Link<T, P>,
+    urgency: u8,
+    /// When it first waited, as a number; 0 before that.
+    ticket: u64,
+    listed: bool,
+    /// A task that was told to look, and has not looked yet.
+    pub(crate) permit: bool,
+    who: Option<Wake>,
+    pub(crate) wanted: Option<Wanted<P>>,
+    pub(crate) cargo: Option<Message<T, P>>,
+}
+
+type Link<T, P> = Option<NonNull<Waiter<T, P>>>;
+
+// SAFETY: between threads its parts are used one at a time, as invariant 1 says; a message moves.
+unsafe impl<T: Send, P: Send> Send for Waiter<T, P> {}
+// SAFETY: as above.
+unsafe impl<T: Send, P: Send> Sync for Waiter<T, P> {}
+
+impl<T, P: Copy> Waiter<T, P> {
+    pub(crate) fn new(urgency: u8, who: Option<Wake>) -> Self {
+        Self {
+            state: AtomicU32::new(SPINNING),
+            inner: UnsafeCell::new(Inner {
+                prev: None,
+                next: None,
+                urgency,
+                ticket: 0,
+                listed: false,
+                permit: false,
+                who,
+                wanted: None,
+                cargo: None,
+            }),
+        }
+    }
+
+    /// What is used under the lock.
+    ///
+    /// # Safety
+    ///
+    /// The caller has the lock of the only queue that knows this node, or nobody else knows it
+    /// (invariant 1); the reference ends before another is made.
+    #[expect(clippy::mut_from_ref, reason = "the lock makes it unique")]
+    pub(crate) unsafe fn inner(&self) -> &mut Inner<T, P> {
+        let inner = self.inner.with_mut(|inner| inner);
+        // SAFETY: as the caller says.
+        unsafe { &mut *inner }
+    }
+
+    /// Before a thread waits again.
+    pub(crate) fn rewind(&self) {
+        // Ordering: Relaxed; nobody else knows the node, and the lock publishes it.
+        self.state.store(SPINNING, Ordering::Relaxed);
+    }
+
+    /// Waits on the thread's behalf: looks `looks` times, then sleeps. `Timeout` does not take it off
+    /// the list.
+    pub(crate) fn wait(&self, parker: &Parker, deadline: Option<Deadline>, looks: u32) -> (Ended, bool) {
+        for _ in 0..looks {
+            if let Some(ended) = self.ended() {
+                return (ended, true);
+            }
+            hint::spin_loop();
+        }
+        // Ordering: Relaxed on success, it publishes nothing; Acquire on failure, as in `ended`.
+        let parked =
+            self.state.compare_exchange(SPINNING, PARKED, Ordering::Relaxed, Ordering::Acquire);
+        if parked.is_ok() || parked == Err(PARKED) {
+            parker.park(deadline, || self.ended().is_some());
+        }
+        (self.ended().unwrap_or(Ended::Timeout), false)
+    }
+
+    /// Whether the wait is over.
+    pub(crate) fn ended(&self) -> Option<Ended> {
+        // Ordering: Acquire pairs with the Release in `end`; it carries `cargo`.
+        match self.state.load(Ordering::Acquire) {
+            DONE => Some(Ended::Done),
+            AGAIN => Some(Ended::Again),
+            _ => None,
+        }
+    }
+
+    /// Ends the wait of a node that was taken off its list, under the lock. The node may be gone when
+    /// this returns.
+    ///
+    /// # Safety
+    ///
+    /// `node` was on a list of this queue until now, in this section of the lock.
+    pub(crate) unsafe fn end(node: NonNull<Self>, ended: Ended) -> Option<Wake> {
+        // SAFETY: invariant 2: nobody told it yet that it is off the list.
+        let waiter = unsafe { node.as_ref() };
+        // SAFETY: the caller has the lock.
+        let inner = unsafe { waiter.inner() };
+        let parker = match inner.who.take() {
+            Some(Wake::Thread(parker)) => parker,
+            // A task looks at its node under the lock only.
+            task => return task,
+        };
+        let state = if ended == Ended::Done { DONE } else { AGAIN };
+        // Ordering: Release pairs with the Acquire in `ended`; it carries `cargo`. The reference is
+        // the waker's own from here on: the node had it until `take` above.
+        let before = waiter.state.swap(state, Ordering::Release);
+        // The last use of the node was that swap.
+        (before == PARKED).then_some(Wake::Thread(parker))
+    }
+}
+
+/// Those who wait for the same thing: by urgency, then by ticket.
+pub(crate) struct WaitList<T, P> {
+    first: Link<T, P>,
+    last: Link<T, P>,
+    len: usize,
+    tickets: u64,
+}
+
+// SAFETY: the nodes are; the list uses them under the queue's lock.
+unsafe impl<T: Send, P: Send> Send for WaitList<T, P> {}
+
+impl<T, P: Copy> WaitList<T, P> {
+    pub(crate) const fn new() -> Self {
+        Self { first: None, last: None, len: 0, tickets: 0 }
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn first(&self) -> Link<T, P> {
+        self.first
+    }
+
+    /// The one behind `node`.
+    ///
+    /// # Safety
+    ///
+    /// `node` is on this list.
+    pub(crate) unsafe fn behind(&self, node: NonNull<Waiter<T, P>>) -> Link<T, P> {
+        // SAFETY: invariant 2.
+        let waiter = unsafe { node.as_ref() };
+        // SAFETY: the list is used under the lock.
+        unsafe { waiter.inner() }.next
+    }
+
+    /// Puts a node on the list: behind those of its urgency that came before it. `who` is woken.
+    ///
+    /// # Safety
+    ///
+    /// The node is on no list, and keeps its place until it is off this one (invariant 2).
+    pub(crate) unsafe fn add(&mut self, node: NonNull<Waiter<T, P>>, who: Wake) {
+        // SAFETY: as the caller says.
+        let waiter = unsafe { node.as_ref() };
+        // SAFETY: the list is used under the lock.
+        let inner = unsafe { waiter.inner() };
+        debug_assert!(!inner.listed);
+        if inner.ticket == 0 {
+            self.tickets += 1;
+            inner.ticket = self.tickets;
+        }
+        (inner.listed, inner.who) = (true, Some(who));
+        let mine = (std::cmp::Reverse(inner.urgency), inner.ticket);
+        let mut before = self.last;
+        while let Some(at) = before {
+            // SAFETY: on this list, invariant 2.
+            let other = unsafe { at.as_ref() };
+            // SAFETY: the list is used under the lock; another node than ours.
+            let other = unsafe { other.inner() };
+            if (std::cmp::Reverse(other.urgency), other.ticket) < mine {
+                break;
+            }
+            before = other.prev;
+        }
+        inner.prev = before;
+        inner.next = match before {
+            // SAFETY: on this list.
+            Some(at) => unsafe { self.behind(at) },
+            None => self.first,
+        };
+        let next = inner.next;
+        self.link(before, Some(node));
+        self.link_back(next, Some(node));
+        self.len += 1;
+    }
+
+    /// Takes a node off the list; false if it was not on it.
+    ///
+    /// # Safety
+    ///
+    /// It lives, and is on no other list.
+    pub(crate) unsafe fn remove(&mut self, node: NonNull<Waiter<T, P>>) -> bool {
+        // SAFETY: as the caller says.
+        let waiter = unsafe { node.as_ref() };
+        // SAFETY: the list is used under the lock.
+        let inner = unsafe { waiter.inner() };
+        if !std::mem::take(&mut inner.listed) {
+            return false;
+        }
+        let (prev, next) = (inner.prev.take(), inner.next.take());
+        self.link(prev, next);
+        self.link_back(next, prev);
+        self.len -= 1;
+        true
+    }
+
+    fn link(&mut self, prev: Link<T, P>, next: Link<T, P>) {
+        match prev {
+            Some(prev) => {
+                // SAFETY: on this list, invariant 2.
+                let prev = unsafe { prev.as_ref() };
+                // SAFETY: the list is used under the lock.
+                unsafe { prev.inner() }.next = next;
+            }
+            None => self.first = next,
+        }
+    }
+
+    fn link_back(&mut self, next: Link<T, P>, prev: Link<T, P>) {
+        match next {
+            Some(next) => {
+                // SAFETY: on this list, invariant 2.
+                let next = unsafe { next.as_ref() };
+                // SAFETY: the list is used under the lock.
+                unsafe { next.inner() }.prev = prev;
+            }
+            None => self.last = prev,
+        }
+    }
+
+    /// Checks the order and the links.
+    ///
+    /// # Panics
+    ///
+    /// Panics with the name of what does not hold.
+    pub(crate) fn validate(&self) {
+        let (mut at, mut before, mut count) = (self.first, None, 0);
+        let mut last = None;
+        while let Some(node) = at {
+            // SAFETY: on this list, invariant 2.
+            let waiter = unsafe { node.as_ref() };
+            // SAFETY: the list is used under the lock.
+            let inner = unsafe { waiter.inner() };
+            assert!(inner.listed && !inner.permit && inner.who.is_some(), "a waiter on the list");
+            assert_eq!(inner.prev, before, "the links of waiters");
+            let key = (std::cmp::Reverse(inner.urgency), inner.ticket);
+            assert!(last.is_none_or(|last| last < key), "the order of waiters");
+            last = Some(key);
+            (before, at, count) = (at, inner.next, count + 1);
+            assert!(count <= self.len, "more waiters than counted");
+        }
+        assert_eq!((count, before), (self.len, self.last), "the list of waiters");
+    }
+}
+
+impl<T, P> Inner<T, P> {
+    pub(crate) fn is_listed(&self) -> bool {
+        self.listed
+    }
+
+    pub(crate) fn is_task(&self) -> bool {
+        matches!(self.who, Some(Wake::Task(_)))
+    }
+
+    /// Has a listed task woken by another waker from now on; the old one comes back, to be dropped
+    /// after the unlock.
+    pub(crate) fn replace_waker(&mut self, waker: Waker) -> Option<Wake> {
+        self.who.replace(Wake::Task(waker))
+    }
+}
