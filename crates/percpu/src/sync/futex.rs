@@ -1,5 +1,7 @@
 //! A number to sleep on until it changes: the kernel's futex, or a model checker's locks.
 
+use std::time::{Duration, SystemTime};
+
 use super::atomic::{AtomicU32, Ordering};
 use super::mutant;
 
@@ -53,6 +55,22 @@ impl Futex {
         self.sleep(seen);
     }
 
+    /// As [`wait`](Self::wait), but also ends once `time` of the monotonic clock is over. A time
+    /// that the kernel cannot count is no limit.
+    ///
+    /// In a model time may be over at any moment: it returns at once.
+    pub fn wait_for(&self, seen: u32, time: Duration) {
+        self.sleep_for(seen, time);
+    }
+
+    /// As [`wait`](Self::wait), but also ends once the system's clock shows `end`, however it came
+    /// to: when the clock is set, the wait follows.
+    ///
+    /// In a model time may be over at any moment: it returns at once.
+    pub fn wait_until(&self, seen: u32, end: SystemTime) {
+        self.sleep_until(seen, end);
+    }
+
     /// Wakes a thread that sleeps, if there is one. One system call, which takes no lock of this
     /// process and leaves `errno` as it is: for a signal handler too.
     pub fn wake_one(&self) {
@@ -75,6 +93,25 @@ impl Futex {
         unsafe { libc::syscall(libc::SYS_futex, self.changes.as_ptr(), op, seen, forever) };
     }
 
+    fn sleep_for(&self, seen: u32, time: Duration) {
+        let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+        let time = timespec(time);
+        // Not looked at, as above.
+        // SAFETY: the kernel reads the number, which `self` keeps alive, and a time of this frame.
+        unsafe { libc::syscall(libc::SYS_futex, self.changes.as_ptr(), op, seen, &raw const time) };
+    }
+
+    fn sleep_until(&self, seen: u32, end: SystemTime) {
+        let op = libc::FUTEX_WAIT_BITSET | libc::FUTEX_CLOCK_REALTIME | libc::FUTEX_PRIVATE_FLAG;
+        // All that is before 1970 is over, as 1970 is.
+        let end = timespec(end.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
+        let (word, unused) = (self.changes.as_ptr(), std::ptr::null::<u32>());
+        let (end, any) = (&raw const end, libc::FUTEX_BITSET_MATCH_ANY);
+        // Not looked at, as above.
+        // SAFETY: the kernel reads the number, which `self` keeps alive, and a time of this frame.
+        unsafe { libc::syscall(libc::SYS_futex, word, op, seen, end, unused, any) };
+    }
+
     fn wake(&self, all: bool) {
         let op = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
         let most = if all { libc::c_int::MAX } else { 1 };
@@ -90,6 +127,15 @@ impl Futex {
     }
 }
 
+/// What the kernel cannot count it saturates, and so does this.
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+fn timespec(time: Duration) -> libc::timespec {
+    libc::timespec {
+        tv_sec: time.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_nsec: time.subsec_nanos().into(),
+    }
+}
+
 /// The kernel looks at the number and at who sleeps under a lock of its own: so here.
 #[cfg(any(offlock_loom, offlock_shuttle))]
 impl Futex {
@@ -102,6 +148,10 @@ impl Futex {
             woken.wait(&mut held);
         }
     }
+
+    fn sleep_for(&self, _seen: u32, _time: Duration) {}
+
+    fn sleep_until(&self, _seen: u32, _end: SystemTime) {}
 
     fn wake(&self, all: bool) {
         let (lock, woken) = &self.sleepers;
@@ -120,7 +170,7 @@ impl Default for Futex {
 mod tests {
     use std::sync::atomic::AtomicBool;
     use std::thread;
-    use std::time::Duration;
+    use std::time::Instant;
 
     use super::*;
 
@@ -131,6 +181,65 @@ mod tests {
         futex.advance();
         futex.wait(seen);
         assert_eq!(futex.load(), seen.wrapping_add(1));
+    }
+
+    #[test]
+    fn a_timed_wait_ends_in_time_but_not_before() {
+        const SHORT: Duration = Duration::from_millis(20);
+        let futex = Futex::new();
+        let seen = futex.load();
+
+        let (start, mut rounds) = (Instant::now(), 0);
+        while start.elapsed() < SHORT {
+            futex.wait_for(seen, SHORT.saturating_sub(start.elapsed()));
+            rounds += 1;
+        }
+        let end = SystemTime::now() + SHORT;
+        while SystemTime::now() < end {
+            futex.wait_until(seen, end);
+            rounds += 1;
+        }
+        assert!(rounds < 20, "it slept: {rounds} rounds");
+    }
+
+    #[test]
+    fn a_time_that_is_over_or_a_change_ends_a_timed_wait_at_once() {
+        let futex = Futex::new();
+        let (seen, long) = (futex.load(), Duration::MAX);
+        futex.wait_for(seen, Duration::ZERO);
+        futex.wait_until(seen, SystemTime::now() - Duration::from_secs(1));
+        futex.wait_until(seen, SystemTime::UNIX_EPOCH - Duration::from_secs(1));
+        futex.advance();
+        futex.wait_for(seen, long);
+        futex.wait_until(seen, SystemTime::now() + Duration::from_secs(1 << 40));
+    }
+
+    #[test]
+    fn whoever_sleeps_for_an_age_sleeps_and_is_woken() {
+        let far = SystemTime::UNIX_EPOCH + Duration::from_secs(i64::MAX as u64);
+        let waits: [&(dyn Fn(&Futex, u32) + Sync); 2] =
+            [&|futex, seen| futex.wait_for(seen, Duration::MAX), &|futex, seen| {
+                futex.wait_until(seen, far)
+            }];
+        for wait in waits {
+            let futex = Futex::new();
+            let seen = futex.load();
+            thread::scope(|scope| {
+                let sleeper = scope.spawn(|| {
+                    let mut rounds = 0;
+                    while futex.load() == seen {
+                        wait(&futex, seen);
+                        rounds += 1;
+                    }
+                    rounds
+                });
+                thread::sleep(Duration::from_millis(50)); // long enough for it to sleep
+                futex.advance();
+                futex.wake_one();
+                let rounds: u32 = sleeper.join().unwrap();
+                assert!(rounds < 10, "it slept: a refused time would make it spin, {rounds}");
+            });
+        }
     }
 
     #[test]
