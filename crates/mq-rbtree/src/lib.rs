@@ -2,7 +2,9 @@
 
 mod alloc;
 mod core;
+mod deadline;
 mod stats;
 
 pub use self::core::{Bitmap, Core, Levels, PRIORITIES};
+pub use self::deadline::{Deadline, InvalidDeadline, Wait};
 pub use self::stats::LevelStats;
