@@ -1,7 +1,5 @@
 //! Where a thread sleeps until somebody has something for it.
 
-use std::time::Duration;
-
 use percpu::sync::{Arc, Futex};
 
 use crate::deadline::{Deadline, sleep};
@@ -44,6 +42,3 @@ impl Parker {
         self.woken.wake_one();
     }
 }
-
-/// The longest that a thread looks before it sleeps.
-pub(crate) const SPIN: Duration = Duration::from_micros(20);

@@ -138,7 +138,12 @@ impl<T, P: Copy> Waiter<T, P> {
 
     /// Waits on the thread's behalf: looks `looks` times, then sleeps. `Timeout` does not take it off
     /// the list.
-    pub(crate) fn wait(&self, parker: &Parker, deadline: Option<Deadline>, looks: u32) -> (Ended, bool) {
+    pub(crate) fn wait(
+        &self,
+        parker: &Parker,
+        deadline: Option<Deadline>,
+        looks: u32,
+    ) -> (Ended, bool) {
         for _ in 0..looks {
             if let Some(ended) = self.ended() {
                 return (ended, true);
@@ -352,5 +357,10 @@ impl<T, P> Inner<T, P> {
     /// after the unlock.
     pub(crate) fn replace_waker(&mut self, waker: Waker) -> Option<Wake> {
         self.who.replace(Wake::Task(waker))
+    }
+
+    /// A task that waits no more; the waker is dropped after the unlock.
+    pub(crate) fn take_waker(&mut self) -> Option<Wake> {
+        self.who.take()
     }
 }

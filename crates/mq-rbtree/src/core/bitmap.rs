@@ -86,7 +86,11 @@ impl Bitmap {
 
     /// Puts a page where there is none.
     #[cold]
-    fn add_page(&mut self, number: usize, preload: &mut Option<Box<Page>>) -> Result<(), AllocError> {
+    fn add_page(
+        &mut self,
+        number: usize,
+        preload: &mut Option<Box<Page>>,
+    ) -> Result<(), AllocError> {
         let page = match preload.take() {
             Some(page) => {
                 self.from_preload += 1;
@@ -153,11 +157,16 @@ impl Levels for Bitmap {
     }
 
     #[inline]
-    fn fill(hint: &PageHint, priority: u32, preload: &mut Option<Box<Page>>) {
+    fn is_short(hint: &PageHint, priority: u32) -> bool {
         let (word, bit) = split(priority / WORD);
         // Ordering: Relaxed; a hint, the lock orders what it is about.
         let there = hint.0.get(word).map_or(0, |there| there.load(Ordering::Relaxed));
-        if there & (1 << bit) == 0 && preload.is_none() {
+        there & (1 << bit) == 0
+    }
+
+    #[inline]
+    fn fill(hint: &PageHint, priority: u32, preload: &mut Option<Box<Page>>) {
+        if Self::is_short(hint, priority) && preload.is_none() {
             *preload = Page::try_new().ok();
         }
     }

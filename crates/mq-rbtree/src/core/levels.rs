@@ -8,7 +8,7 @@ use super::fifo::Fifo;
 use crate::stats::LevelStats;
 
 /// An ordered set of priorities, each with the list of its messages: [`Bitmap`](crate::Bitmap) for
-/// 0 to 32,767, [`RbTree`](crate::RbTree) for any ordered key.
+/// 0 to 32,767, `RbTree` for any ordered key.
 ///
 /// Sealed: its methods trust the queue that calls them.
 pub trait Levels: Sized + sealed::Sealed {
@@ -37,6 +37,10 @@ pub trait Levels: Sized + sealed::Sealed {
     /// Whether there is such a priority.
     #[doc(hidden)]
     fn is_valid(priority: Self::Priority) -> bool;
+
+    /// Whether a new level for this priority seems to need memory that is not there.
+    #[doc(hidden)]
+    fn is_short(hint: &Self::Hint, priority: Self::Priority) -> bool;
 
     /// Gets memory for a new level if one seems to be needed. Fails quietly: the operation may do
     /// without.

@@ -15,14 +15,13 @@ mod fifo;
 mod levels;
 mod slab;
 
-
 use std::num::NonZeroU32;
 
 use percpu::AllocError;
 
 pub use self::bitmap::{Bitmap, PRIORITIES};
-pub use self::levels::Levels;
 use self::fifo::NIL;
+pub use self::levels::Levels;
 pub(crate) use self::slab::MOST;
 use self::slab::{Chunk, Slab, SlabHint};
 use crate::stats::LevelStats;
@@ -55,6 +54,12 @@ pub(crate) struct Hint<L: Levels> {
 }
 
 impl<L: Levels> Hint<L> {
+    /// Whether one more message seems to need memory that is not there.
+    #[inline]
+    pub(crate) fn is_short(&self, priority: L::Priority) -> bool {
+        self.slab.is_short() || L::is_short(&self.levels, priority)
+    }
+
     /// Gets memory for one more message, if it seems to be needed.
     #[inline]
     pub(crate) fn fill<T>(&self, priority: L::Priority, preload: &mut Preload<T, L>) {
@@ -68,7 +73,7 @@ impl<L: Levels> Hint<L> {
 ///
 /// What [`Queue`](crate::Queue) has under its lock. Allocates when it holds more messages, or more
 /// different priorities, than before; frees nothing before it is dropped, but nodes of an
-/// [`RbTree`](crate::RbTree) beyond those it keeps.
+/// `RbTree` beyond those it keeps.
 pub struct Core<T, L: Levels = Bitmap> {
     slab: Slab<T>,
     levels: L,
@@ -183,18 +188,41 @@ impl<T, L: Levels> Core<T, L> {
         Some((unsafe { self.slab.get(head) }.0, priority))
     }
 
-    /// The priority is valid.
+    /// The priority is valid. Back comes the message if there is no memory.
     #[inline]
     pub(crate) fn push_with(
         &mut self,
         message: Message<T, L::Priority>,
         preload: &mut Preload<T, L>,
     ) -> Result<(), Message<T, L::Priority>> {
-        let Message { value, priority, bytes } = message;
         // The level first: what it takes to find it may panic, and then nothing is to be undone.
-        let Ok(place) = self.levels.enter(priority, &mut preload.levels) else {
-            return Err(Message { value, priority, bytes });
-        };
+        match self.enter(message.priority, preload) {
+            Ok(place) => self.fill(place, message, preload),
+            Err(AllocError { .. }) => Err(message),
+        }
+    }
+
+    /// The level for a message that [`fill`](Self::fill) puts there next, before anything else is
+    /// done. Panics if the order of priorities does, and has changed nothing then.
+    #[inline]
+    pub(crate) fn enter(
+        &mut self,
+        priority: L::Priority,
+        preload: &mut Preload<T, L>,
+    ) -> Result<L::Place, AllocError> {
+        self.levels.enter(priority, &mut preload.levels)
+    }
+
+    /// Puts a message into its level, which was entered just now. Back it comes if there is no memory,
+    /// and the level is left.
+    #[inline]
+    pub(crate) fn fill(
+        &mut self,
+        place: L::Place,
+        message: Message<T, L::Priority>,
+        preload: &mut Preload<T, L>,
+    ) -> Result<(), Message<T, L::Priority>> {
+        let Message { value, priority, bytes } = message;
         let index = match self.slab.insert(value, bytes, &mut preload.chunk) {
             Ok(index) => index,
             Err(value) => {
@@ -202,7 +230,7 @@ impl<T, L: Levels> Core<T, L> {
                 return Err(Message { value, priority, bytes });
             }
         };
-        // SAFETY: entered above.
+        // SAFETY: entered just now.
         let fifo = unsafe { self.levels.fifo(place) };
         fifo.len += 1;
         let tail = std::mem::replace(&mut fifo.tail, index);

@@ -79,6 +79,13 @@ impl<T> Drop for Chunk<T> {
 pub(crate) struct SlabHint(Arc<AtomicU32>);
 
 impl SlabHint {
+    /// Whether a message seems to need memory that is not there.
+    #[inline]
+    pub(crate) fn is_short(&self) -> bool {
+        // Ordering: Relaxed; as in `fill`.
+        self.0.load(Ordering::Relaxed) != 0
+    }
+
     /// Makes the chunk that seems to be missing. Fails quietly: the operation may do without.
     #[inline]
     pub(crate) fn fill<T>(&self, preload: &mut Option<Chunk<T>>) {

@@ -1,0 +1,147 @@
+//! Many messages in one section of the lock.
+
+use std::collections::VecDeque;
+
+use super::{After, Queue, Received, refuse_message};
+use crate::core::{Levels, Message, Preload};
+use crate::deadline::Wait;
+use crate::error::{ReceiveError, SendError, SendRefused};
+
+/// Most messages of one section of the lock; a guess: a few microseconds.
+const SECTION: usize = 64;
+
+impl<T, L: Levels> Queue<T, L> {
+    /// Sends messages from the front of `batch`, many in one section of the lock; waits as `wait` says
+    /// for each of them. Returns how many were sent: all.
+    ///
+    /// Others may send in between.
+    ///
+    /// # Errors
+    ///
+    /// [`SendError`] with the message that could not be sent. Those before it were sent, and those
+    /// behind it are still in `batch`.
+    pub fn send_batch(
+        &self,
+        batch: &mut VecDeque<Received<T, L>>,
+        wait: Wait,
+    ) -> Result<usize, SendError<T>> {
+        let mut sent = 0;
+        while !batch.is_empty() {
+            match self.send_section(batch, &mut sent) {
+                Ok(()) => {}
+                Err((message, SendRefused::Full)) if !wait.is_no() => {
+                    self.wait_to_send(message, wait)?;
+                    sent += 1;
+                }
+                Err(refused) => return Err(refuse_message(refused)),
+            }
+        }
+        Ok(sent)
+    }
+
+    /// Sends some messages, at least one; or gives back the first with the reason.
+    fn send_section(
+        &self,
+        batch: &mut VecDeque<Received<T, L>>,
+        sent: &mut usize,
+    ) -> Result<(), (Message<T, L::Priority>, SendRefused)> {
+        let mut sizes = [0; SECTION];
+        let mut count = 0;
+        for (value, priority) in batch.iter().take(SECTION) {
+            match self.config.check(value, *priority) {
+                Ok(bytes) => sizes[count] = bytes,
+                Err(_) if count > 0 => break, // the first of the next section
+                Err(reason) => {
+                    let Some((value, priority)) = batch.pop_front() else { return Ok(()) };
+                    return Err((Message { value, priority, bytes: 0 }, reason));
+                }
+            }
+            count += 1;
+        }
+        let mut preload = Preload::new();
+        let mut after = After::new();
+        if let Some(&(_, priority)) = batch.front() {
+            self.hint.fill(priority, &mut preload);
+        }
+        let mut result = Ok(());
+        {
+            let mut state = match self.lock() {
+                Ok(state) => state,
+                Err(error) => {
+                    let Some((value, priority)) = batch.pop_front() else { return Ok(()) };
+                    return Err((Message { value, priority, bytes: 0 }, error.into()));
+                }
+            };
+            for (nth, &bytes) in sizes[..count].iter().enumerate() {
+                let Some(&(_, priority)) = batch.front() else { break };
+                // What was made before the lock was for the first of them.
+                if nth > 0 && (self.hint.is_short(priority) || !after.has_room()) {
+                    break;
+                }
+                let Some((value, priority)) = batch.pop_front() else { break };
+                let message = Message { value, priority, bytes };
+                match state.put(&self.config, message, &mut preload, &mut after) {
+                    Ok(()) => *sent += 1,
+                    Err((back, _)) if nth > 0 => {
+                        batch.push_front((back.value, back.priority)); // the first of the next section
+                        break;
+                    }
+                    Err(refused) => {
+                        result = Err(refused);
+                        break;
+                    }
+                }
+            }
+        }
+        if after.run() {
+            self.settle();
+        }
+        result
+    }
+
+    /// Receives up to `most` messages into `out`, many in one section of the lock. Waits as `wait` says
+    /// for the first, and takes then what is there. Returns how many it were: at least one, unless
+    /// `most` is 0.
+    ///
+    /// # Errors
+    ///
+    /// [`ReceiveError`] if there was not even one.
+    pub fn receive_batch(
+        &self,
+        out: &mut Vec<Received<T, L>>,
+        most: usize,
+        wait: Wait,
+    ) -> Result<usize, ReceiveError> {
+        let before = out.len();
+        while out.len() - before < most {
+            let section = SECTION.min(most - (out.len() - before));
+            out.reserve(section); // before the lock
+            let mut preload = Preload::new();
+            let mut after = After::new();
+            let empty = {
+                let mut state = self.lock()?;
+                let mut taken = 0;
+                loop {
+                    if taken == section || !after.has_room() {
+                        break false;
+                    }
+                    match state.take(&self.config, &mut preload, &mut after) {
+                        Some(message) => out.push((message.value, message.priority)),
+                        None => break true,
+                    }
+                    taken += 1;
+                }
+            };
+            if after.run() {
+                self.settle();
+            }
+            if empty {
+                if out.len() > before {
+                    break;
+                }
+                out.push(self.receive_with(wait)?);
+            }
+        }
+        Ok(out.len() - before)
+    }
+}

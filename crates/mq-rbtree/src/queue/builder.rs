@@ -1,0 +1,194 @@
+//! Making a queue with more limits than one.
+
+use std::fmt;
+use std::num::NonZeroU32;
+
+use percpu::sync::{Generation, WordLock};
+
+use super::Queue;
+use super::config::{Config, Reserve};
+use super::spin::Spin;
+use super::state::State;
+use crate::core::{Bitmap, Core, Levels, MOST};
+use crate::error::BuildError;
+use crate::handles::{Receiver, Sender, pair};
+use crate::quota::Quota;
+
+/// Nodes kept for priorities to come, where nothing is said: 64 KiB of them or so.
+const SPARE: usize = 1024;
+
+/// A handle for each side of a queue.
+type Sides<T, L> = (Sender<T, L>, Receiver<T, L>);
+
+/// Limits and habits of a [`Queue`] to be made: [`Queue::builder`].
+pub struct Builder<T, L: Levels = Bitmap> {
+    config: Config<T, L>,
+    reserves: Vec<Reserve<L::Priority>>,
+    ageing: Option<NonZeroU32>,
+    spare: usize,
+    no_alloc: bool,
+    spin: bool,
+    quota: Option<Quota>,
+}
+
+impl<T, L: Levels> Builder<T, L> {
+    pub(super) fn new(max_messages: usize) -> Self {
+        let config = Config {
+            max_messages,
+            max_bytes: u64::MAX,
+            max_message_bytes: u32::MAX,
+            measure: None,
+            reserves: Box::default(),
+            timed: false,
+        };
+        let reserves = Vec::new();
+        let (ageing, spare, no_alloc, spin, quota) = (None, SPARE, false, true, None);
+        Self { config, reserves, ageing, spare, no_alloc, spin, quota }
+    }
+
+    /// Has messages measured: `measure` says how many bytes a message has, for the limits on them. Runs
+    /// once for each send, outside the lock.
+    #[must_use]
+    pub fn measure(mut self, measure: fn(&T) -> usize) -> Self {
+        self.config.measure = Some(measure);
+        self
+    }
+
+    /// Most bytes of all messages together; without [`measure`](Self::measure) each has 0.
+    #[must_use]
+    pub fn max_bytes(mut self, bytes: u64) -> Self {
+        self.config.max_bytes = bytes;
+        self
+    }
+
+    /// Most bytes of one message; a longer one is refused.
+    #[must_use]
+    pub fn max_message_bytes(mut self, bytes: u32) -> Self {
+        self.config.max_message_bytes = bytes;
+        self
+    }
+
+    /// Keeps room for `messages` messages of priority `from` or above: those below find the queue full
+    /// while no more than that is left. Several reserves add up.
+    #[must_use]
+    pub fn reserve(mut self, from: L::Priority, messages: usize) -> Self {
+        self.reserves.push(Reserve { from, messages });
+        self
+    }
+
+    /// Lets low priorities not starve: every `every`th receive serves the priorities in turn, from high
+    /// to low, rather than the highest. See [`Core::set_ageing`].
+    #[must_use]
+    pub fn ageing(mut self, every: NonZeroU32) -> Self {
+        self.ageing = Some(every);
+        self
+    }
+
+    /// Keeps up to `nodes` freed nodes for priorities to come, where they are nodes of a tree: 1,024
+    /// if nothing is said.
+    #[must_use]
+    pub fn spare_nodes(mut self, nodes: usize) -> Self {
+        self.spare = nodes;
+        self
+    }
+
+    /// Gets all memory that the queue can need now: no operation allocates later, but for the first
+    /// wait of a thread, once.
+    #[must_use]
+    pub fn no_alloc(mut self) -> Self {
+        self.no_alloc = true;
+        self
+    }
+
+    /// Whether a thread looks for some microseconds before it sleeps, where that pays. It does on more
+    /// than one CPU if nothing is said; never on one.
+    #[must_use]
+    pub fn spin(mut self, on: bool) -> Self {
+        self.spin = on;
+        self
+    }
+
+    /// Measures how long the lock is held, for [`QueueStats::longest_hold`](crate::QueueStats): two
+    /// looks at the clock for each operation.
+    #[must_use]
+    pub fn time_lock(mut self) -> Self {
+        self.config.timed = true;
+        self
+    }
+
+    /// Charges the queue to a quota until it is dropped: the most bytes that its messages may have, and
+    /// their places.
+    #[must_use]
+    pub fn quota(mut self, quota: &Quota) -> Self {
+        self.quota = Some(quota.clone());
+        self
+    }
+
+    /// Makes it.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`].
+    pub fn build(self) -> Result<Queue<T, L>, BuildError> {
+        let Self { mut config, reserves, ageing, spare, no_alloc, spin, quota } = self;
+        let max = config.max_messages;
+        let kept =
+            reserves.iter().try_fold(0usize, |sum, reserve| sum.checked_add(reserve.messages));
+        if max == 0 || max > MOST || kept.is_none_or(|kept| kept >= max) {
+            return Err(BuildError::Limits);
+        }
+        if !reserves.iter().all(|reserve| L::is_valid(reserve.from)) {
+            return Err(BuildError::BadPriority);
+        }
+        config.reserves = reserves.into();
+        let charge = quota.map(|quota| quota.charge(config.most_memory())).transpose()?;
+        let mut core = Core::try_new(if no_alloc { spare.max(max) } else { spare })?;
+        core.set_ageing(ageing);
+        if no_alloc {
+            core.reserve(max)?;
+        }
+        let several = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1);
+        Ok(Queue {
+            hint: core.hint(),
+            state: WordLock::new(State::new(core)),
+            config,
+            spin: Spin::new(spin && several),
+            born: Generation::current(),
+            charge,
+        })
+    }
+
+    /// Makes it, with a handle for each side: when the last of a side is dropped, the queue closes.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`].
+    pub fn channel(self) -> Result<Sides<T, L>, BuildError> {
+        self.build().map(pair)
+    }
+}
+
+impl<T, L: Levels> Config<T, L> {
+    /// The most bytes that messages and their places can take.
+    fn most_memory(&self) -> u64 {
+        let messages = self.max_messages as u64;
+        let each = match self.measure {
+            Some(_) => u64::from(self.max_message_bytes),
+            None => 0,
+        };
+        let contents = messages.saturating_mul(each).min(self.max_bytes);
+        let places = messages.saturating_mul(size_of::<T>() as u64 + 8);
+        contents.saturating_add(places)
+    }
+}
+
+impl<T, L: Levels> fmt::Debug for Builder<T, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder")
+            .field("max_messages", &self.config.max_messages)
+            .field("max_bytes", &self.config.max_bytes)
+            .field("max_message_bytes", &self.config.max_message_bytes)
+            .field("reserves", &self.reserves)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,79 @@
+//! The limits of a queue, and whether a message keeps to them.
+
+use crate::core::{Levels, Message};
+use crate::error::SendRefused;
+use crate::waiter::Wanted;
+
+/// Room that messages below a priority leave to those at or above it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reserve<P> {
+    pub(crate) from: P,
+    pub(crate) messages: usize,
+}
+
+/// What is fixed when a queue is made.
+pub(crate) struct Config<T, L: Levels> {
+    pub(crate) max_messages: usize,
+    pub(crate) max_bytes: u64,
+    pub(crate) max_message_bytes: u32,
+    pub(crate) measure: Option<fn(&T) -> usize>,
+    pub(crate) reserves: Box<[Reserve<L::Priority>]>,
+    pub(crate) timed: bool,
+}
+
+impl<T, L: Levels> Config<T, L> {
+    /// A message on its way in, measured; or why it can never be sent. Not under the lock.
+    #[inline]
+    pub(crate) fn admit(
+        &self,
+        value: T,
+        priority: L::Priority,
+    ) -> Result<Message<T, L::Priority>, (T, SendRefused)> {
+        match self.check(&value, priority) {
+            Ok(bytes) => Ok(Message { value, priority, bytes }),
+            Err(reason) => Err((value, reason)),
+        }
+    }
+
+    /// A message's bytes, or why it can never be sent. Not under the lock: measuring is the user's
+    /// code.
+    #[inline]
+    pub(crate) fn check(&self, value: &T, priority: L::Priority) -> Result<u32, SendRefused> {
+        if !L::is_valid(priority) {
+            return Err(SendRefused::BadPriority);
+        }
+        let Some(measure) = self.measure else { return Ok(0) };
+        let bytes = u32::try_from(measure(value)).ok();
+        bytes.filter(|&bytes| bytes <= self.max_message_bytes).ok_or(SendRefused::TooLong)
+    }
+
+    /// Whether a message has room beside so many others.
+    #[inline]
+    pub(crate) fn has_room(&self, len: usize, bytes: u64, wanted: Wanted<L::Priority>) -> bool {
+        self.would_fit_but_for_reserves(len, bytes, wanted)
+            && (self.reserves.is_empty() || len < self.open_to(wanted.priority))
+    }
+
+    /// The same, if nothing were kept for others.
+    #[inline]
+    pub(crate) fn would_fit_but_for_reserves(
+        &self,
+        len: usize,
+        bytes: u64,
+        wanted: Wanted<L::Priority>,
+    ) -> bool {
+        len < self.max_messages && bytes + u64::from(wanted.bytes) <= self.max_bytes
+    }
+
+    /// Whether no message has room, of whatever priority.
+    pub(crate) fn is_full(&self, len: usize, bytes: u64) -> bool {
+        len >= self.max_messages || (self.max_bytes > 0 && bytes >= self.max_bytes)
+    }
+
+    /// Messages that there may be before one of this priority is refused.
+    pub(crate) fn open_to(&self, priority: L::Priority) -> usize {
+        let kept = |reserve: &&Reserve<L::Priority>| L::is_above(reserve.from, priority);
+        let kept: usize = self.reserves.iter().filter(kept).map(|reserve| reserve.messages).sum();
+        self.max_messages.saturating_sub(kept)
+    }
+}

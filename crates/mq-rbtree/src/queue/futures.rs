@@ -1,0 +1,278 @@
+//! Tasks that wait.
+//!
+//! A future's node is in the future, and on a list only while it waits. Who makes room or brings a
+//! message gives the first task a permit: takes its node off the list and wakes it to look. Others may
+//! be faster; then it waits again, where it stood before. A future that is dropped with a permit passes
+//! it on.
+
+use std::future::Future;
+use std::marker::PhantomPinned;
+use std::pin::Pin;
+use std::ptr::NonNull;
+use std::task::{Context, Poll};
+
+use super::{After, Queue, Received, refuse};
+use crate::core::{Bitmap, Levels, Message, Preload};
+use crate::error::{ReceiveError, SendError, SendRefused};
+use crate::waiter::{Waiter, Wake, Wanted};
+
+/// A receive that waits asynchronously: [`Queue::receive_async`].
+#[must_use = "futures do nothing unless polled"]
+pub struct Receive<'q, T, L: Levels = Bitmap> {
+    queue: &'q Queue<T, L>,
+    waiter: Waiter<T, L::Priority>,
+    /// It may be on a list, or have a permit.
+    known: bool,
+    done: bool,
+    _pinned: PhantomPinned,
+}
+
+/// A message on its way in, or why it can never be sent.
+type Admitted<T, L> = Result<Message<T, <L as Levels>::Priority>, (T, SendRefused)>;
+
+/// A send that waits asynchronously: [`Queue::send_async`].
+#[must_use = "futures do nothing unless polled"]
+pub struct Send<'q, T, L: Levels = Bitmap> {
+    queue: &'q Queue<T, L>,
+    waiter: Waiter<T, L::Priority>,
+    /// `None` once it is ready.
+    message: Option<Admitted<T, L>>,
+    known: bool,
+    _pinned: PhantomPinned,
+}
+
+impl<'q, T, L: Levels> Receive<'q, T, L> {
+    pub(super) fn new(queue: &'q Queue<T, L>) -> Self {
+        let waiter = Waiter::new(0, None);
+        Self { queue, waiter, known: false, done: false, _pinned: PhantomPinned }
+    }
+
+    /// The same, with this urgency among those that wait: see [`Wait::urgency`](crate::Wait::urgency).
+    /// Before it is first polled.
+    pub fn urgency(mut self, urgency: u8) -> Self {
+        self.waiter = Waiter::new(urgency, None);
+        self
+    }
+}
+
+impl<'q, T, L: Levels> Send<'q, T, L> {
+    pub(super) fn new(queue: &'q Queue<T, L>, value: T, priority: L::Priority) -> Self {
+        let waiter = Waiter::new(0, None);
+        let message = Some(queue.config.admit(value, priority));
+        Self { queue, waiter, message, known: false, _pinned: PhantomPinned }
+    }
+
+    /// The same, with this urgency among those that wait: see [`Wait::urgency`](crate::Wait::urgency).
+    /// Before it is first polled.
+    pub fn urgency(mut self, urgency: u8) -> Self {
+        self.waiter = Waiter::new(urgency, None);
+        self
+    }
+}
+
+impl<T, L: Levels> Future for Receive<'_, T, L> {
+    type Output = Result<Received<T, L>, ReceiveError>;
+
+    /// # Panics
+    ///
+    /// Panics if it was ready before.
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        // SAFETY: nothing is moved out of it; the node stays where it is.
+        let this = unsafe { self.get_unchecked_mut() };
+        assert!(!this.done, "polled after it was ready");
+        let queue = this.queue;
+        // Cloned and dropped outside the lock: it is user code. The first look needs none.
+        let waker = this.known.then(|| cx.waker().clone());
+        let mut preload = Preload::new();
+        let mut after = After::new();
+        let _old;
+        {
+            let mut state = match queue.lock() {
+                Ok(state) => state,
+                Err(error) => return Poll::Ready(Err(error.into())),
+            };
+            let node = NonNull::from(&this.waiter);
+            // SAFETY: we have the lock; no other reference is there.
+            if std::mem::take(&mut unsafe { this.waiter.inner() }.permit) {
+                state.end_receive_permit();
+            }
+            match state.take(&queue.config, &mut preload, &mut after) {
+                None if !state.closed => {
+                    let Some(waker) = waker else {
+                        drop(state);
+                        this.known = true;
+                        // SAFETY: as it was pinned.
+                        return unsafe { Pin::new_unchecked(this) }.poll(cx);
+                    };
+                    // SAFETY: as above.
+                    let inner = unsafe { this.waiter.inner() };
+                    if inner.is_listed() {
+                        _old = inner.replace_waker(waker);
+                    } else {
+                        state.counters.receive_waits += 1;
+                        // SAFETY: on no list; pinned, and taken off when it is dropped.
+                        unsafe { state.receivers.add(node, Wake::Task(waker)) };
+                    }
+                    Poll::Pending
+                }
+                taken => {
+                    // SAFETY: it lives, and is on this list or none.
+                    unsafe { state.receivers.remove(node) };
+                    // SAFETY: we have the lock; no other reference is there.
+                    _old = unsafe { this.waiter.inner() }.take_waker();
+                    (this.known, this.done) = (false, true);
+                    drop(state);
+                    if after.run() {
+                        queue.settle();
+                    }
+                    let message = taken.ok_or(ReceiveError::Closed);
+                    Poll::Ready(message.map(|message| (message.value, message.priority)))
+                }
+            }
+        }
+    }
+}
+
+impl<T, L: Levels> Future for Send<'_, T, L> {
+    type Output = Result<(), SendError<T>>;
+
+    /// # Panics
+    ///
+    /// Panics if it was ready before.
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        // SAFETY: nothing that is pinned is moved out of it; the node stays where it is.
+        let this = unsafe { self.get_unchecked_mut() };
+        let queue = this.queue;
+        let message = match this.message.take().expect("polled after it was ready") {
+            Ok(message) => message,
+            Err(refused) => return Poll::Ready(Err(refuse(refused))),
+        };
+        // Cloned and dropped outside the lock: it is user code. The first look needs none.
+        let waker = this.known.then(|| cx.waker().clone());
+        let mut preload = Preload::new();
+        let mut after = After::new();
+        queue.hint.fill(message.priority, &mut preload);
+        let _old;
+        {
+            let mut state = match queue.lock() {
+                Ok(state) => state,
+                Err(error) => return Poll::Ready(Err(refuse((message.value, error.into())))),
+            };
+            let node = NonNull::from(&this.waiter);
+            // SAFETY: we have the lock; no other reference is there.
+            if std::mem::take(&mut unsafe { this.waiter.inner() }.permit) {
+                state.end_send_permit(message.bytes);
+            }
+            match state.put(&queue.config, message, &mut preload, &mut after) {
+                Err((back, SendRefused::Full)) => {
+                    let wanted = Wanted { priority: back.priority, bytes: back.bytes };
+                    this.message = Some(Ok(back));
+                    let Some(waker) = waker else {
+                        drop(state);
+                        this.known = true;
+                        // SAFETY: as it was pinned.
+                        return unsafe { Pin::new_unchecked(this) }.poll(cx);
+                    };
+                    // SAFETY: as above.
+                    let inner = unsafe { this.waiter.inner() };
+                    if inner.is_listed() {
+                        _old = inner.replace_waker(waker);
+                    } else {
+                        inner.wanted = Some(wanted);
+                        state.counters.send_waits += 1;
+                        // SAFETY: on no list; pinned, and taken off when it is dropped.
+                        unsafe { state.senders.add(node, Wake::Task(waker)) };
+                    }
+                    Poll::Pending
+                }
+                put => {
+                    // SAFETY: it lives, and is on this list or none.
+                    unsafe { state.senders.remove(node) };
+                    // SAFETY: we have the lock; no other reference is there.
+                    _old = unsafe { this.waiter.inner() }.take_waker();
+                    this.known = false;
+                    if put.is_err() {
+                        // Its permit may be another's.
+                        state.settle(&queue.config, &mut preload, &mut after);
+                    }
+                    drop(state);
+                    if after.run() {
+                        queue.settle();
+                    }
+                    Poll::Ready(put.map_err(|(message, reason)| refuse((message.value, reason))))
+                }
+            }
+        }
+    }
+}
+
+impl<T, L: Levels> Drop for Receive<'_, T, L> {
+    fn drop(&mut self) {
+        if !self.known {
+            return;
+        }
+        let queue = self.queue;
+        let mut preload = Preload::new();
+        let mut after = After::new();
+        let _old;
+        {
+            let Ok(mut state) = queue.lock() else { return };
+            // SAFETY: it lives, and is on this list or none.
+            unsafe { state.receivers.remove(NonNull::from(&self.waiter)) };
+            // SAFETY: we have the lock; no other reference is there.
+            let inner = unsafe { self.waiter.inner() };
+            _old = inner.take_waker();
+            if std::mem::take(&mut inner.permit) {
+                state.end_receive_permit();
+                state.settle(&queue.config, &mut preload, &mut after);
+            }
+        }
+        if after.run() {
+            queue.settle();
+        }
+    }
+}
+
+impl<T, L: Levels> Drop for Send<'_, T, L> {
+    fn drop(&mut self) {
+        if !self.known {
+            return;
+        }
+        let queue = self.queue;
+        let mut preload = Preload::new();
+        let mut after = After::new();
+        let _old;
+        {
+            let Ok(mut state) = queue.lock() else { return };
+            // SAFETY: it lives, and is on this list or none.
+            let listed = unsafe { state.senders.remove(NonNull::from(&self.waiter)) };
+            // SAFETY: we have the lock; no other reference is there.
+            let inner = unsafe { self.waiter.inner() };
+            _old = inner.take_waker();
+            let permit = std::mem::take(&mut inner.permit);
+            if permit {
+                state.end_send_permit(inner.wanted.map_or(0, |wanted| wanted.bytes));
+            }
+            if permit || listed {
+                // What it wanted room for may have kept others from going on.
+                state.settle(&queue.config, &mut preload, &mut after);
+            }
+        }
+        if after.run() {
+            queue.settle();
+        }
+    }
+}
+
+// SAFETY: what it shares with other threads is the node, under the queue's lock; the message moves
+// with it.
+unsafe impl<T: std::marker::Send, L: Levels> std::marker::Send for Receive<'_, T, L> where
+    L::Priority: std::marker::Send
+{
+}
+
+// SAFETY: as above.
+unsafe impl<T: std::marker::Send, L: Levels> std::marker::Send for Send<'_, T, L> where
+    L::Priority: std::marker::Send
+{
+}

@@ -1,0 +1,321 @@
+//! The queue: a [`Core`](crate::Core) under a lock, and those who wait.
+//!
+//! ```text
+//!   outside the lock              inside                              outside again
+//!
+//!   measure, check          ┌─ message or room? ─ yes: done           free what was made for nothing
+//!   hint: short? ─► make ──►│      no: wait                     ──►   wake, notify, drop
+//!                           └─ put back what nobody needed
+//! ```
+//!
+//! No `malloc`, no `free`, no drop of a message, no waker and no callback runs under the lock, but for
+//! memory that another thread took between the hint and the lock: that is counted.
+
+mod after;
+mod batch;
+mod blocking;
+mod builder;
+mod config;
+mod futures;
+mod inspect;
+mod readiness;
+mod spin;
+mod state;
+
+use std::fmt;
+use std::time::Instant;
+
+use percpu::Forked;
+use percpu::sync::{Generation, WordGuard, WordLock};
+
+pub use self::builder::Builder;
+pub use self::futures::{Receive, Send};
+pub use self::readiness::{Interest, Readiness};
+
+use self::after::After;
+use self::config::Config;
+use self::spin::Spin;
+use self::state::State;
+use crate::core::{Bitmap, Hint, Levels, Message, Preload};
+use crate::deadline::Wait;
+use crate::error::{BuildError, Busy, ReceiveError, SendError, SendRefused};
+use crate::quota::Charge;
+
+/// A bounded queue of messages with priorities, for any number of threads and tasks.
+///
+/// The highest priority comes first; messages of one priority come in the order in which they were
+/// sent.
+pub struct Queue<T, L: Levels = Bitmap> {
+    state: WordLock<State<T, L>>,
+    hint: Hint<L>,
+    config: Config<T, L>,
+    spin: Spin,
+    born: Generation,
+    charge: Option<Charge>,
+}
+
+/// What a receive gives: the message and its priority.
+pub type Received<T, L> = (T, <L as Levels>::Priority);
+
+impl<T, L: Levels> Queue<T, L> {
+    /// A queue for up to `max_messages` messages.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Limits`] for none or too many, [`BuildError::NoMemory`].
+    pub fn new(max_messages: usize) -> Result<Self, BuildError> {
+        Self::builder(max_messages).build()
+    }
+
+    /// A queue with more limits than one.
+    #[must_use]
+    pub fn builder(max_messages: usize) -> Builder<T, L> {
+        Builder::new(max_messages)
+    }
+
+    /// Sends a message. Waits while there is no room.
+    ///
+    /// # Errors
+    ///
+    /// [`SendError`] with the message.
+    #[inline]
+    pub fn send(&self, value: T, priority: L::Priority) -> Result<(), SendError<T>> {
+        self.send_with(value, priority, Wait::FOREVER)
+    }
+
+    /// Sends a message if there is room now.
+    ///
+    /// # Errors
+    ///
+    /// [`SendError`] with the message.
+    #[inline]
+    pub fn try_send(&self, value: T, priority: L::Priority) -> Result<(), SendError<T>> {
+        self.send_with(value, priority, Wait::NO)
+    }
+
+    /// Sends a message. Waits as `wait` says while there is no room.
+    ///
+    /// # Errors
+    ///
+    /// [`SendError`] with the message.
+    #[inline]
+    pub fn send_with(
+        &self,
+        value: T,
+        priority: L::Priority,
+        wait: Wait,
+    ) -> Result<(), SendError<T>> {
+        let message = self.config.admit(value, priority).map_err(refuse)?;
+        let mut preload = Preload::new();
+        let mut after = After::new();
+        self.hint.fill(priority, &mut preload);
+        let put = match self.lock() {
+            Ok(mut state) => state.put(&self.config, message, &mut preload, &mut after),
+            Err(error) => Err((message, error.into())),
+        };
+        match put {
+            Ok(()) => {
+                if after.run() {
+                    self.settle();
+                }
+                Ok(())
+            }
+            Err((message, SendRefused::Full)) if !wait.is_no() => self.wait_to_send(message, wait),
+            Err((message, reason)) => Err(refuse((message.value, reason))),
+        }
+    }
+
+    /// Receives the next message. Waits while there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`ReceiveError::Closed`] once the queue is closed and empty.
+    #[inline]
+    pub fn receive(&self) -> Result<Received<T, L>, ReceiveError> {
+        self.receive_with(Wait::FOREVER)
+    }
+
+    /// Receives the next message if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`ReceiveError::Empty`]; [`ReceiveError::Closed`] once the queue is closed and empty.
+    #[inline]
+    pub fn try_receive(&self) -> Result<Received<T, L>, ReceiveError> {
+        self.receive_with(Wait::NO)
+    }
+
+    /// Receives the next message. Waits as `wait` says while there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`ReceiveError`].
+    #[inline]
+    pub fn receive_with(&self, wait: Wait) -> Result<Received<T, L>, ReceiveError> {
+        let mut preload = Preload::new();
+        let mut after = After::new();
+        let taken = {
+            let mut state = self.lock()?;
+            match state.take(&self.config, &mut preload, &mut after) {
+                None if state.closed => return Err(ReceiveError::Closed),
+                taken => taken,
+            }
+        };
+        match taken {
+            Some(message) => {
+                if after.run() {
+                    self.settle();
+                }
+                Ok((message.value, message.priority))
+            }
+            None if wait.is_no() => Err(ReceiveError::Empty),
+            None => self.wait_to_receive(wait),
+        }
+    }
+
+    /// Sends a message, asynchronously: the future waits while there is no room.
+    ///
+    /// Dropping it is harmless: the message was sent, or is dropped with it.
+    pub fn send_async(&self, value: T, priority: L::Priority) -> Send<'_, T, L> {
+        Send::new(self, value, priority)
+    }
+
+    /// Receives the next message, asynchronously: the future waits while there is none.
+    ///
+    /// Dropping it loses nothing: a message is not taken before the future is ready.
+    pub fn receive_async(&self) -> Receive<'_, T, L> {
+        Receive::new(self)
+    }
+
+    /// Refuses messages from now on. Who waits to send gets its message back; what is in the queue can
+    /// be received. Returns whether it was open.
+    ///
+    /// # Errors
+    ///
+    /// [`Forked`] if this process is a fork child that would have to wait for a thread it does not
+    /// have.
+    pub fn close(&self) -> Result<bool, Forked> {
+        let mut was_open = false;
+        loop {
+            let mut after = After::new();
+            {
+                let mut state = self.lock()?;
+                was_open |= !std::mem::replace(&mut state.closed, true);
+                while after.has_room() && state.dismiss_one(&mut after) {}
+                if !after.has_room() {
+                    after.come_again();
+                }
+                state.ring(&self.config, &mut after);
+            }
+            if !after.run() {
+                return Ok(was_open);
+            }
+        }
+    }
+
+    /// Has `notification` called once, by the next send that brings a message to the empty queue while
+    /// nobody waits to receive: on the sender's thread, after the message is there.
+    ///
+    /// # Errors
+    ///
+    /// [`Busy`] with the notification if one is registered.
+    pub fn notify<F: FnOnce() + std::marker::Send + 'static>(
+        &self,
+        notification: F,
+    ) -> Result<(), Busy<F>> {
+        let boxed = Box::new(notification);
+        let refused = match self.lock() {
+            Ok(mut state) if state.notification.is_none() => {
+                state.notification = Some(boxed);
+                return Ok(());
+            }
+            Ok(_) | Err(_) => boxed,
+        };
+        Err(Busy(*refused))
+    }
+
+    /// Takes back what was registered; false if nothing is, any more.
+    pub fn cancel_notify(&self) -> bool {
+        let taken = self.lock().ok().and_then(|mut state| state.notification.take());
+        taken.is_some() // dropped after the unlock
+    }
+
+    /// Locks. In a fork child the queue is refused if somebody waited on it: those threads do not
+    /// exist here.
+    #[inline]
+    fn lock(&self) -> Result<Locked<'_, T, L>, Forked> {
+        let guard = self.state.lock()?;
+        if !(guard.receivers.is_empty() && guard.senders.is_empty()) && self.born.is_inherited() {
+            return Err(Forked::new());
+        }
+        let since = if self.config.timed { Some(Instant::now()) } else { None };
+        Ok(Locked { guard, since })
+    }
+
+    /// Goes on where a section of the lock had to stop.
+    #[cold]
+    fn settle(&self) {
+        loop {
+            let mut preload = Preload::new();
+            let mut after = After::new();
+            {
+                let Ok(mut state) = self.lock() else { return };
+                state.settle(&self.config, &mut preload, &mut after);
+            }
+            if !after.run() {
+                return;
+            }
+        }
+    }
+}
+
+fn refuse<T>((value, reason): (T, SendRefused)) -> SendError<T> {
+    SendError { value, reason }
+}
+
+fn refuse_message<T, P>((message, reason): (Message<T, P>, SendRefused)) -> SendError<T> {
+    SendError { value: message.value, reason }
+}
+
+/// The queue's state, locked.
+struct Locked<'q, T, L: Levels> {
+    guard: WordGuard<'q, State<T, L>>,
+    /// If the queue looks how long it is held.
+    since: Option<Instant>,
+}
+
+impl<T, L: Levels> std::ops::Deref for Locked<'_, T, L> {
+    type Target = State<T, L>;
+
+    #[inline(always)]
+    fn deref(&self) -> &State<T, L> {
+        &self.guard
+    }
+}
+
+impl<T, L: Levels> std::ops::DerefMut for Locked<'_, T, L> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut State<T, L> {
+        &mut self.guard
+    }
+}
+
+impl<T, L: Levels> Drop for Locked<'_, T, L> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if let Some(since) = self.since {
+            let counters = &mut self.guard.counters;
+            counters.longest_hold = counters.longest_hold.max(since.elapsed());
+        }
+    }
+}
+
+impl<T, L: Levels> fmt::Debug for Queue<T, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Queue");
+        if let Some(state) = self.state.try_lock() {
+            debug.field("len", &state.core.len()).field("closed", &state.closed);
+        }
+        debug.field("max_messages", &self.config.max_messages).finish_non_exhaustive()
+    }
+}

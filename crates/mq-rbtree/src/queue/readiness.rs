@@ -1,0 +1,162 @@
+//! A descriptor for foreign event loops: readable when the queue has a message, or room.
+//!
+//! ```text
+//!   arm ── a message is there, or comes ──► eventfd rings, once ──► epoll
+//!    ▲                                                                │
+//!    └──────────────── clear: read it, look, arm again ◄──────────────┘
+//! ```
+//!
+//! While it is not armed, sends and receives make no system call for it.
+
+use std::io;
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use percpu::sync::Arc;
+
+use super::{After, Queue};
+use crate::core::{Bitmap, Levels};
+use crate::error::Busy;
+
+pub(crate) const READABLE: usize = 0;
+pub(crate) const WRITABLE: usize = 1;
+
+/// What a [`Readiness`] tells of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interest {
+    /// A message is there, or the queue is closed.
+    Readable,
+    /// There is room, or the queue is closed. A message may still find too little: too few bytes, or
+    /// only what is reserved for others.
+    Writable,
+}
+
+impl Interest {
+    fn which(self) -> usize {
+        match self {
+            Self::Readable => READABLE,
+            Self::Writable => WRITABLE,
+        }
+    }
+}
+
+/// An eventfd.
+#[derive(Debug)]
+pub(crate) struct Bell(OwnedFd);
+
+impl Bell {
+    fn try_new() -> io::Result<Self> {
+        // SAFETY: takes two numbers.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call above returned this descriptor, and nothing else owns it.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    pub(crate) fn ring(&self) {
+        let one = 1u64;
+        // It can only fail by being full, and then it is readable anyway.
+        // SAFETY: 8 bytes that live.
+        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
+    }
+
+    fn silence(&self) {
+        let mut count = 0u64;
+        // The count does not matter, nor that there was none.
+        // SAFETY: 8 bytes that live.
+        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
+    }
+}
+
+/// A descriptor that becomes readable when a queue has a message, or room: for epoll, or for tokio's
+/// `AsyncFd`.
+///
+/// One for each direction of a queue. The loop: wait until it is readable, [`clear`](Self::clear) it,
+/// then receive (or send) until that is refused, and wait again.
+///
+/// ```
+/// use std::os::fd::AsFd;
+/// use mq_rbtree::{Interest, Queue, Readiness};
+///
+/// let queue: Queue<&str> = Queue::new(8)?;
+/// let ready = Readiness::new(&queue, Interest::Readable)?;
+/// let _for_epoll = ready.as_fd();
+/// queue.send("work", 3)?;
+/// // It is readable now.
+/// ready.clear();
+/// while let Ok((message, priority)) = queue.try_receive() {
+///     assert_eq!((message, priority), ("work", 3));
+/// }
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Readiness<Q: Deref<Target = Queue<T, L>>, T, L: Levels = Bitmap> {
+    queue: Q,
+    bell: Arc<Bell>,
+    which: usize,
+}
+
+impl<Q: Deref<Target = Queue<T, L>>, T, L: Levels> Readiness<Q, T, L> {
+    /// A descriptor for one direction of a queue, by reference or in an `Arc`.
+    ///
+    /// # Errors
+    ///
+    /// [`Busy`] (`EBUSY`) if that direction has one; what `eventfd` says. `EOWNERDEAD` in a fork child
+    /// whose parent waited on the queue.
+    pub fn new(queue: Q, interest: Interest) -> io::Result<Self> {
+        let (bell, which) = (Arc::new(Bell::try_new()?), interest.which());
+        let mut after = After::new();
+        {
+            let locked = queue.lock();
+            let mut state = locked.map_err(|_| io::Error::from_raw_os_error(libc::EOWNERDEAD))?;
+            if state.bells[which].is_some() {
+                drop(state);
+                return Err(Busy(()).into());
+            }
+            state.bells[which] = Some(Arc::clone(&bell));
+            state.armed |= 1 << which;
+            state.ring(&queue.config, &mut after);
+        }
+        after.run();
+        Ok(Self { queue, bell, which })
+    }
+
+    /// Makes it unreadable until the next message, or room: at once if that is there now.
+    pub fn clear(&self) {
+        self.bell.silence();
+        let mut after = After::new();
+        match self.queue.lock() {
+            Ok(mut state) => {
+                state.armed |= 1 << self.which;
+                state.ring(&self.queue.config, &mut after);
+            }
+            // Whoever looks is told why.
+            Err(_) => self.bell.ring(),
+        }
+        after.run();
+    }
+}
+
+impl<Q: Deref<Target = Queue<T, L>>, T, L: Levels> AsFd for Readiness<Q, T, L> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.0.as_fd()
+    }
+}
+
+impl<Q: Deref<Target = Queue<T, L>>, T, L: Levels> AsRawFd for Readiness<Q, T, L> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.bell.0.as_raw_fd()
+    }
+}
+
+impl<Q: Deref<Target = Queue<T, L>>, T, L: Levels> Drop for Readiness<Q, T, L> {
+    fn drop(&mut self) {
+        let Ok(mut state) = self.queue.lock() else { return };
+        state.armed &= !(1 << self.which);
+        let bell = state.bells[self.which].take();
+        drop(state);
+        drop(bell);
+    }
+}

@@ -1,0 +1,351 @@
+//! What the lock protects: messages, who waits, and who is to be told.
+//!
+//! # Invariants
+//!
+//! Whenever the lock is not held, and nobody is about to lock it again because it had more to wake
+//! than one section of the lock takes:
+//!
+//! 1. If somebody waits to receive, there are no more messages than tasks with a permit to receive.
+//! 2. If somebody waits to send, there is no room for it beside what tasks with a permit to send want.
+//! 3. If the queue is closed, nobody waits.
+
+use std::ptr::NonNull;
+
+use percpu::sync::Arc;
+
+use super::after::{After, Notification};
+use super::config::Config;
+use super::readiness::{Bell, READABLE, WRITABLE};
+use crate::core::{Core, Levels, Message, Preload};
+use crate::error::SendRefused;
+use crate::stats::Counters;
+use crate::waiter::{Ended, WaitList, Waiter, Wake, Wanted};
+
+pub(crate) type Node<T, P> = NonNull<Waiter<T, P>>;
+
+pub(crate) struct State<T, L: Levels> {
+    pub(crate) core: Core<T, L>,
+    pub(crate) closed: bool,
+    /// A bell of either direction is to be rung: bits by direction.
+    pub(crate) armed: u8,
+    pub(crate) receivers: WaitList<T, L::Priority>,
+    pub(crate) senders: WaitList<T, L::Priority>,
+    /// Tasks that were told of a message, and have not looked yet.
+    pub(crate) receive_permits: usize,
+    /// Tasks that were told of room, and have not looked yet; and the bytes they want.
+    pub(crate) send_permits: usize,
+    pub(crate) send_permit_bytes: u64,
+    pub(crate) notification: Option<Notification>,
+    pub(crate) bells: [Option<Arc<Bell>>; 2],
+    pub(crate) counters: Counters,
+}
+
+// SAFETY: messages, notifications and wakers move between threads; priorities are copied there. The
+// levels hold priorities alone.
+unsafe impl<T: Send, L: Levels> Send for State<T, L> where L::Priority: Send {}
+
+/// A message that was not put in, and why.
+pub(crate) type NotPut<T, P> = (Message<T, P>, SendRefused);
+
+impl<T, L: Levels> State<T, L> {
+    pub(crate) fn new(core: Core<T, L>) -> Self {
+        Self {
+            core,
+            closed: false,
+            armed: 0,
+            receivers: WaitList::new(),
+            senders: WaitList::new(),
+            receive_permits: 0,
+            send_permits: 0,
+            send_permit_bytes: 0,
+            notification: None,
+            bells: [const { None }; 2],
+            counters: Counters::default(),
+        }
+    }
+
+    /// Puts a message in, or into the hands of who waits for one.
+    #[inline]
+    pub(crate) fn put(
+        &mut self,
+        config: &Config<T, L>,
+        message: Message<T, L::Priority>,
+        preload: &mut Preload<T, L>,
+        after: &mut After,
+    ) -> Result<(), NotPut<T, L::Priority>> {
+        if self.closed {
+            return Err((message, SendRefused::Closed));
+        }
+        if !self.receivers.is_empty() {
+            return self.put_beside_receivers(config, message, preload, after);
+        }
+        self.push(config, message, preload)?;
+        if self.core.len() == 1 && self.notification.is_some() {
+            after.set_notification(self.notification.take());
+        }
+        if self.armed != 0 {
+            self.ring(config, after);
+        }
+        Ok(())
+    }
+
+    /// Takes the next message out; whoever waits to send may go on.
+    #[inline]
+    pub(crate) fn take(
+        &mut self,
+        config: &Config<T, L>,
+        preload: &mut Preload<T, L>,
+        after: &mut After,
+    ) -> Option<Message<T, L::Priority>> {
+        let message = self.core.pop_with(preload)?;
+        self.counters.received += 1;
+        if !self.senders.is_empty() || self.armed != 0 {
+            self.settle(config, preload, after);
+        }
+        Some(message)
+    }
+
+    #[inline]
+    fn push(
+        &mut self,
+        config: &Config<T, L>,
+        message: Message<T, L::Priority>,
+        preload: &mut Preload<T, L>,
+    ) -> Result<(), NotPut<T, L::Priority>> {
+        let wanted = Wanted { priority: message.priority, bytes: message.bytes };
+        if !config.has_room(self.core.len(), self.core.bytes(), wanted) {
+            return Err((message, SendRefused::Full));
+        }
+        self.core.push_with(message, preload).map_err(|back| (back, SendRefused::NoMemory))?;
+        self.counters.sent += 1;
+        let len = self.core.len();
+        if len > self.counters.peak {
+            self.counters.peak = len;
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn put_beside_receivers(
+        &mut self,
+        config: &Config<T, L>,
+        message: Message<T, L::Priority>,
+        preload: &mut Preload<T, L>,
+        after: &mut After,
+    ) -> Result<(), NotPut<T, L::Priority>> {
+        if self.core.is_empty() {
+            if let Some(thread) = self.first_receiver().filter(|&node| !is_task(node)) {
+                self.counters.sent += 1;
+                self.counters.received += 1;
+                self.hand_over(thread, message, after);
+                return Ok(());
+            }
+        }
+        self.push(config, message, preload)?;
+        self.settle(config, preload, after);
+        Ok(())
+    }
+
+    fn first_receiver(&self) -> Option<Node<T, L::Priority>> {
+        self.receivers.first()
+    }
+
+    /// Ends the wait of a thread that waits to receive with a message. `after` has room.
+    fn hand_over(
+        &mut self,
+        thread: Node<T, L::Priority>,
+        message: Message<T, L::Priority>,
+        after: &mut After,
+    ) {
+        // SAFETY: the first of this list, so it lives.
+        unsafe { self.receivers.remove(thread) };
+        // SAFETY: nobody told it yet; we have the lock.
+        let waiter = unsafe { thread.as_ref() };
+        // SAFETY: as above.
+        unsafe { waiter.inner() }.cargo = Some(message);
+        self.counters.handed_over += 1;
+        // SAFETY: taken off the list above.
+        after.wake(unsafe { Waiter::end(thread, Ended::Done) });
+    }
+
+    /// Makes the invariants true again after a message came or went, a permit was used or given up,
+    /// or room was made.
+    #[cold]
+    pub(crate) fn settle(
+        &mut self,
+        config: &Config<T, L>,
+        preload: &mut Preload<T, L>,
+        after: &mut After,
+    ) {
+        loop {
+            let receiver = self.first_receiver().filter(|_| self.core.len() > self.receive_permits);
+            let sender = if receiver.is_none() { self.admissible(config) } else { None };
+            if receiver.is_none() && sender.is_none() {
+                break;
+            }
+            if !after.has_room() {
+                after.come_again();
+                break;
+            }
+            if let Some(node) = receiver {
+                self.serve_receiver(node, preload, after);
+            } else if let Some(node) = sender {
+                self.serve_sender(node, preload, after);
+            }
+        }
+        if self.armed != 0 {
+            self.ring(config, after);
+        }
+    }
+
+    /// There are more messages than permits.
+    fn serve_receiver(
+        &mut self,
+        node: Node<T, L::Priority>,
+        preload: &mut Preload<T, L>,
+        after: &mut After,
+    ) {
+        if is_task(node) {
+            // SAFETY: the first of this list, so it lives.
+            unsafe { self.receivers.remove(node) };
+            self.receive_permits += 1;
+            after.wake(permit(node));
+        } else if let Some(message) = self.core.pop_with(preload) {
+            self.counters.received += 1;
+            self.hand_over(node, message, after);
+        }
+    }
+
+    /// There is room for what it wants to send.
+    fn serve_sender(
+        &mut self,
+        node: Node<T, L::Priority>,
+        preload: &mut Preload<T, L>,
+        after: &mut After,
+    ) {
+        // SAFETY: on this list, so it lives; nobody tells it anything without the lock.
+        let waiter = unsafe { node.as_ref() };
+        // SAFETY: we have the lock, and the reference ends in this line.
+        let wanted = unsafe { waiter.inner() }.wanted;
+        if is_task(node) {
+            // SAFETY: on this list.
+            unsafe { self.senders.remove(node) };
+            self.send_permits += 1;
+            self.send_permit_bytes += wanted.map_or(0, |wanted| u64::from(wanted.bytes));
+            after.wake(permit(node));
+            return;
+        }
+        // Before it is taken off the list: this may panic.
+        let place = wanted.map(|wanted| self.core.enter(wanted.priority, preload));
+        // SAFETY: on this list.
+        unsafe { self.senders.remove(node) };
+        // SAFETY: we have the lock; no other reference is left.
+        let cargo = &mut unsafe { waiter.inner() }.cargo;
+        let ended = match (place, cargo.take()) {
+            (Some(Ok(place)), Some(message)) => match self.core.fill(place, message, preload) {
+                Ok(()) => Ended::Done,
+                Err(message) => {
+                    *cargo = Some(message);
+                    Ended::Again
+                }
+            },
+            // No memory here: it tries with its own, and says so if there is none.
+            (_, message) => {
+                *cargo = message;
+                Ended::Again
+            }
+        };
+        if ended == Ended::Done {
+            self.counters.sent += 1;
+            self.counters.taken_over += 1;
+            self.counters.peak = self.counters.peak.max(self.core.len());
+        }
+        // SAFETY: taken off the list above.
+        after.wake(unsafe { Waiter::end(node, ended) });
+    }
+
+    /// The first who waits to send and may: whom only a reserve keeps out holds up nobody behind it.
+    pub(super) fn admissible(&self, config: &Config<T, L>) -> Option<Node<T, L::Priority>> {
+        let len = self.core.len() + self.send_permits;
+        let bytes = self.core.bytes() + self.send_permit_bytes;
+        let mut at = self.senders.first();
+        while let Some(node) = at {
+            // SAFETY: on the list, so it lives; we have the lock.
+            let waiter = unsafe { node.as_ref() };
+            // SAFETY: as above.
+            let wanted = unsafe { waiter.inner() }.wanted?;
+            if config.has_room(len, bytes, wanted) {
+                return Some(node);
+            }
+            if !config.would_fit_but_for_reserves(len, bytes, wanted) {
+                return None;
+            }
+            // SAFETY: on the list.
+            at = unsafe { self.senders.behind(node) };
+        }
+        None
+    }
+
+    /// Uses up a permit to receive, or gives it back.
+    pub(crate) fn end_receive_permit(&mut self) {
+        self.receive_permits -= 1;
+    }
+
+    /// Uses up a permit to send, or gives it back.
+    pub(crate) fn end_send_permit(&mut self, bytes: u32) {
+        self.send_permits -= 1;
+        self.send_permit_bytes -= u64::from(bytes);
+    }
+
+    /// Takes the first of those who wait off their lists, to look again: the queue is closed.
+    /// Returns false when none is left.
+    pub(crate) fn dismiss_one(&mut self, after: &mut After) -> bool {
+        let node = if let Some(node) = self.receivers.first() {
+            // SAFETY: on the list, so it lives.
+            unsafe { self.receivers.remove(node) };
+            node
+        } else if let Some(node) = self.senders.first() {
+            // SAFETY: as above.
+            unsafe { self.senders.remove(node) };
+            node
+        } else {
+            return false;
+        };
+        // SAFETY: taken off its list just now.
+        after.wake(unsafe { Waiter::end(node, Ended::Again) });
+        true
+    }
+
+    /// Rings the bells that are due.
+    #[cold]
+    pub(crate) fn ring(&mut self, config: &Config<T, L>, after: &mut After) {
+        let readable = !self.core.is_empty() || self.closed;
+        let writable = !config.is_full(self.core.len(), self.core.bytes()) || self.closed;
+        for (which, due) in [(READABLE, readable), (WRITABLE, writable)] {
+            if due && self.armed & (1 << which) != 0 {
+                self.armed &= !(1 << which);
+                if let Some(bell) = &self.bells[which] {
+                    after.ring(which, Arc::clone(bell));
+                }
+            }
+        }
+    }
+}
+
+/// Whether a node on a list is a task's.
+fn is_task<T, P: Copy>(node: Node<T, P>) -> bool {
+    // SAFETY: on a list, so it lives; the caller has the lock.
+    let waiter = unsafe { node.as_ref() };
+    // SAFETY: as above.
+    unsafe { waiter.inner() }.is_task()
+}
+
+/// Gives a task that was taken off its list a permit.
+fn permit<T, P: Copy>(node: Node<T, P>) -> Option<Wake> {
+    // SAFETY: its future takes the lock before it goes, and we have that.
+    let waiter = unsafe { node.as_ref() };
+    // SAFETY: as above.
+    unsafe { waiter.inner() }.permit = true;
+    // SAFETY: taken off its list by the caller.
+    unsafe { Waiter::end(node, Ended::Done) }
+}
