@@ -11,7 +11,7 @@ mod quota;
 mod stats;
 mod waiter;
 
-pub use self::core::{Bitmap, Core, Levels, PRIORITIES};
+pub use self::core::{Bitmap, Core, Levels, PRIORITIES, RbTree};
 pub use self::deadline::{Deadline, InvalidDeadline, Wait};
 pub use self::error::{BuildError, Busy, ReceiveError, SendError, SendRefused};
 pub use self::handles::{Receiver, Sender};

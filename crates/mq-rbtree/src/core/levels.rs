@@ -8,7 +8,7 @@ use super::fifo::Fifo;
 use crate::stats::LevelStats;
 
 /// An ordered set of priorities, each with the list of its messages: [`Bitmap`](crate::Bitmap) for
-/// 0 to 32,767, `RbTree` for any ordered key.
+/// 0 to 32,767, [`RbTree`](crate::RbTree) for any ordered key.
 ///
 /// Sealed: its methods trust the queue that calls them.
 pub trait Levels: Sized + sealed::Sealed {

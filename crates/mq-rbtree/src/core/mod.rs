@@ -13,6 +13,7 @@
 mod bitmap;
 mod fifo;
 mod levels;
+mod rbtree;
 mod slab;
 
 use std::num::NonZeroU32;
@@ -22,6 +23,7 @@ use percpu::AllocError;
 pub use self::bitmap::{Bitmap, PRIORITIES};
 use self::fifo::NIL;
 pub use self::levels::Levels;
+pub use self::rbtree::RbTree;
 pub(crate) use self::slab::MOST;
 use self::slab::{Chunk, Slab, SlabHint};
 use crate::stats::LevelStats;
@@ -73,7 +75,7 @@ impl<L: Levels> Hint<L> {
 ///
 /// What [`Queue`](crate::Queue) has under its lock. Allocates when it holds more messages, or more
 /// different priorities, than before; frees nothing before it is dropped, but nodes of an
-/// `RbTree` beyond those it keeps.
+/// [`RbTree`] beyond those it keeps.
 pub struct Core<T, L: Levels = Bitmap> {
     slab: Slab<T>,
     levels: L,

@@ -1,0 +1,198 @@
+//! A red-black tree of priorities: for any ordered key.
+//!
+//! ```text
+//!   root ------------> | 20 black |            highest ----+
+//!                       /        \                         |
+//!              | 10 black |    | 40 black |                |
+//!                                  /      \                v
+//!                          | 30 red |    | 50 red | key, fifo, parent
+//!
+//!   a level appears:   more, cache, preload, allocator --> node --> tree
+//!   it goes:           tree --> node --> cache, more, or the preload, which frees after the unlock
+//! ```
+//!
+//! A node is a box of its own, so a [`NodePtr`] to it is good until its level is left, whatever
+//! happens to other levels: rebalancing moves links, never keys.
+//!
+//! The key's order is code of the user's. It runs while a place is searched, and in `below`,
+//! before anything has changed: if it panics, nothing has. What holds the tree together does not
+//! depend on it: an order that contradicts itself has keys sought in vain or present twice, in a
+//! tree that is balanced all the same.
+//!
+//! Source: red-black trees as in Cormen, Leiserson, Rivest, Stein, "Introduction to Algorithms",
+//! with both sides folded into one, and two changes: a removed node's successor moves into its
+//! place (rather than its key), and the highest node is cached, as in Linux's `ipc/mqueue.c`.
+//!
+//! # Invariants
+//!
+//! 1. Every link of the tree, and of a node in it, leads to a node of the same tree. That node came
+//!    from a box, has a key, and is freed only with `&mut RbTree`, after the last link to it is gone.
+//! 2. A child's parent link leads back to the node that has it as a child; the root has no parent.
+//! 3. The root is black; a red node has no red child; from a node down to each missing child there are
+//!    as many black nodes.
+//! 4. `highest` is the last node in order: the last one down the right from the root.
+//! 5. With a consistent order, keys rise strictly from left to right.
+//! 6. Between two operations no node has an empty list.
+
+mod kept;
+mod node;
+mod shape;
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests;
+
+use std::fmt;
+
+use percpu::AllocError;
+use percpu::cache::NodeHint;
+
+use self::kept::{Kept, Preload, make};
+use self::node::NodePtr;
+use self::shape::Shape;
+use super::fifo::Fifo;
+use super::levels::{Levels, sealed::Sealed};
+use crate::stats::LevelStats;
+
+/// Levels for priorities of any type with an order: a red-black tree with a node for each priority
+/// that has messages.
+///
+/// The greatest key is served first; for the least, wrap it in [`Reverse`](std::cmp::Reverse). A
+/// message of a priority that is there already needs no node; finding it takes as many comparisons
+/// as the tree is high, at most twice the logarithm of the number of priorities. The highest is at
+/// hand.
+///
+/// Comparisons run under the queue's lock. One that panics leaves the queue as it was; with an order
+/// that contradicts itself messages may come in any order, and none is lost.
+pub struct RbTree<K> {
+    shape: Shape<K>,
+    kept: Kept<K>,
+    fallback: u64,
+}
+
+impl<K> Sealed for RbTree<K> {}
+
+impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
+    type Priority = K;
+    type Hint = NodeHint;
+    type Preload = Preload<K>;
+    type Place = NodePtr<K>;
+
+    fn try_new(spare: usize) -> Result<Self, AllocError> {
+        Ok(Self { shape: Shape::new(), kept: Kept::try_new(spare)?, fallback: 0 })
+    }
+
+    fn hint(&self) -> NodeHint {
+        self.kept.hint()
+    }
+
+    fn is_valid(_: K) -> bool {
+        true
+    }
+
+    #[inline]
+    fn is_short(hint: &NodeHint, _: K) -> bool {
+        hint.is_short_of(1)
+    }
+
+    #[inline]
+    fn fill(hint: &NodeHint, _: K, preload: &mut Preload<K>) {
+        preload.fill(hint);
+    }
+
+    #[inline]
+    fn enter(&mut self, priority: K, preload: &mut Preload<K>) -> Result<NodePtr<K>, AllocError> {
+        // The last of the user's code: nothing has changed before it.
+        let spot = match self.shape.search(&priority) {
+            Ok(found) => {
+                self.kept.keep(preload);
+                return Ok(found.ptr());
+            }
+            Err(spot) => spot,
+        };
+        let node = match self.kept.take(preload) {
+            Some(node) => node,
+            None => {
+                let node = make()?;
+                self.fallback += 1;
+                node
+            }
+        };
+        let place = self.shape.link(node, priority, spot);
+        self.kept.keep(preload);
+        Ok(place)
+    }
+
+    #[inline]
+    unsafe fn leave(&mut self, place: NodePtr<K>, preload: &mut Preload<K>) {
+        // SAFETY: by the caller it is a node of this tree, which is freed below and not before.
+        let node = unsafe { place.at() };
+        debug_assert!(node.fifo().is_empty(), "a level that is left has no messages");
+        self.shape.unlink(node);
+        // SAFETY: by invariant 1 it came from a box; unlinking it took away the last link to it, and
+        // by its promise the caller does not use this place again.
+        let node = unsafe { place.reclaim() };
+        self.kept.put(node, preload);
+    }
+
+    #[inline]
+    unsafe fn fifo(&mut self, place: NodePtr<K>) -> &mut Fifo {
+        // SAFETY: by the caller it is a node of this tree, which `self` borrows alone for as long as
+        // it lends the list.
+        unsafe { place.fifo() }
+    }
+
+    #[inline]
+    unsafe fn priority(&self, place: NodePtr<K>) -> K {
+        // SAFETY: by the caller it is a node of this tree, and `self` is borrowed.
+        let node = unsafe { place.at() };
+        *node.key()
+    }
+
+    #[inline]
+    fn highest(&self) -> Option<NodePtr<K>> {
+        self.shape.highest()
+    }
+
+    fn find(&self, priority: K) -> Option<NodePtr<K>> {
+        self.shape.search(&priority).ok().map(|found| found.ptr())
+    }
+
+    fn below(&self, priority: K) -> Option<NodePtr<K>> {
+        self.shape.below(&priority).map(|found| found.ptr())
+    }
+
+    #[inline]
+    fn is_above(a: K, b: K) -> bool {
+        a > b
+    }
+
+    // For messages to come, beside those that are there. Until there are more, nodes are neither made
+    // nor freed from then on, before the lock or under it.
+    fn reserve(&mut self, messages: usize) -> Result<(), AllocError> {
+        self.kept.reserve(self.shape.len(), messages)
+    }
+
+    fn stats(&self) -> LevelStats {
+        let (from_cache, from_preload) = self.kept.taken();
+        LevelStats {
+            live: self.shape.len(),
+            kept: self.kept.len(),
+            from_cache,
+            from_preload,
+            fallback: self.fallback,
+        }
+    }
+
+    fn validate(&self, each: impl FnMut(K, Fifo)) {
+        self.shape.validate(each);
+        self.kept.validate();
+    }
+}
+
+impl<K> fmt::Debug for RbTree<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RbTree")
+            .field("live", &self.shape.len())
+            .field("kept", &self.kept.len())
+            .finish_non_exhaustive()
+    }
+}

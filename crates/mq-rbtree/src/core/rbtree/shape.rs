@@ -1,0 +1,341 @@
+//! The tree itself: search, link, unlink, balance. Knows nothing of lists, or of where nodes come from.
+//!
+//! Edits take `&self`: the links are cells, and a walk borrows the tree that it changes. Nothing
+//! here frees a node but the drop.
+
+use std::cell::Cell;
+use std::cmp::Ordering;
+use std::fmt;
+
+use super::super::fifo::Fifo;
+use super::node::{At, Link, Node, NodePtr, Side};
+
+use Side::{Left, Right};
+
+pub(super) struct Shape<K> {
+    root: Cell<Link<K>>,
+    highest: Cell<Link<K>>,
+    len: Cell<usize>,
+}
+
+/// A place without a node: where a search ended that found nothing.
+pub(super) struct Spot<'a, K> {
+    parent: Option<At<'a, K>>,
+    side: Side,
+}
+
+impl<K> Shape<K> {
+    pub(super) fn new() -> Self {
+        Self { root: Cell::new(None), highest: Cell::new(None), len: Cell::new(0) }
+    }
+
+    /// How many nodes there are.
+    pub(super) fn len(&self) -> usize {
+        self.len.get()
+    }
+
+    /// The last node in order.
+    #[inline]
+    pub(super) fn highest(&self) -> Link<K> {
+        self.highest.get()
+    }
+
+    #[inline]
+    fn root(&self) -> Option<At<'_, K>> {
+        // SAFETY: by invariant 1 it is in this tree, which we lend for as long as it.
+        self.root.get().map(|root| unsafe { root.at() })
+    }
+
+    /// The node of a key, or where it would go.
+    #[inline]
+    pub(super) fn search(&self, key: &K) -> Result<At<'_, K>, Spot<'_, K>>
+    where
+        K: Ord,
+    {
+        let mut spot = Spot { parent: None, side: Left };
+        let mut next = self.root();
+        while let Some(at) = next {
+            let side = match key.cmp(at.key()) {
+                Ordering::Less => Left,
+                Ordering::Equal => return Ok(at),
+                Ordering::Greater => Right,
+            };
+            next = at.child(side);
+            spot = Spot { parent: Some(at), side };
+        }
+        Err(spot)
+    }
+
+    /// The node of the greatest key below this one.
+    pub(super) fn below(&self, key: &K) -> Option<At<'_, K>>
+    where
+        K: Ord,
+    {
+        let mut best = None;
+        let mut next = self.root();
+        while let Some(at) = next {
+            next = if at.key() < key {
+                best = Some(at);
+                at.child(Right)
+            } else {
+                at.child(Left)
+            };
+        }
+        best
+    }
+
+    /// Puts a node into a spot that a search of this tree has just found.
+    #[inline]
+    pub(super) fn link<'a>(
+        &'a self,
+        mut node: Box<Node<K>>,
+        key: K,
+        spot: Spot<'a, K>,
+    ) -> NodePtr<K> {
+        node.start(key);
+        let ptr = NodePtr::leak(node);
+        // SAFETY: it is in this tree from here on, which `'a` borrows: nothing frees it for so long.
+        let node: At<'a, K> = unsafe { ptr.at() };
+        let parent = spot.parent.map(At::ptr);
+        if parent == self.highest.get() && (parent.is_none() || spot.side == Right) {
+            self.highest.set(Some(ptr));
+        }
+        match spot.parent {
+            Some(parent) => parent.set_child(spot.side, Some(node)),
+            None => self.root.set(Some(ptr)),
+        }
+        self.len.set(self.len.get() + 1);
+        self.balance_below_red(node);
+        ptr
+    }
+
+    /// Takes a node of this tree out, so that no link leads to it. What it links to itself means
+    /// nothing any more.
+    #[inline]
+    pub(super) fn unlink<'a>(&'a self, node: At<'a, K>) {
+        if self.highest.get() == Some(node.ptr()) {
+            self.highest.set(before(node).map(At::ptr));
+        }
+        self.len.set(self.len.get() - 1);
+
+        // What goes is the node's colour, if it has one child at most; otherwise the next node in
+        // order, which has none to its left, moves into its place with its colour, and its own goes.
+        let (short, red, orphan) = match (node.child(Left), node.child(Right)) {
+            (Some(left), Some(right)) => {
+                let next = right.furthest(Left);
+                let (red, orphan) = (next.is_red(), next.child(Right));
+                let short = match next.parent() {
+                    Some(above) if above != node => {
+                        above.set_child(Left, orphan);
+                        next.set_child(Right, Some(right));
+                        (above, Left)
+                    }
+                    _ => (next, Right),
+                };
+                self.replace(node, Some(next));
+                next.set_child(Left, Some(left));
+                next.set_red(node.is_red());
+                (Some(short), red, orphan)
+            }
+            (orphan, None) | (None, orphan) => {
+                let short = node.parent().map(|parent| (parent, parent.side_of(node)));
+                self.replace(node, orphan);
+                (short, node.is_red(), orphan)
+            }
+        };
+        if let Some(orphan) = orphan {
+            // By invariant 3 it was red, below a black one: now it is black itself.
+            orphan.set_red(false);
+        } else if !red {
+            self.balance_short(short);
+        }
+    }
+
+    /// Puts `new`, or nothing, where `old` is.
+    fn replace<'a>(&'a self, old: At<'a, K>, new: Option<At<'a, K>>) {
+        match old.parent() {
+            Some(parent) => parent.set_child(parent.side_of(old), new),
+            None => {
+                self.root.set(new.map(At::ptr));
+                if let Some(new) = new {
+                    new.set_no_parent();
+                }
+            }
+        }
+    }
+
+    /// Turns `at` down, and its child `up` into its place.
+    ///
+    /// ```text
+    ///       at            up
+    ///      /  \          /  \
+    ///     up   c   ->   a    at       or the other way round
+    ///    /  \               /  \
+    ///   a    b             b    c
+    /// ```
+    fn rotate<'a>(&'a self, at: At<'a, K>, up: At<'a, K>) {
+        let side = at.side_of(up);
+        let between = up.child(side.other());
+        self.replace(at, Some(up));
+        at.set_child(side, between);
+        up.set_child(side.other(), Some(at));
+    }
+
+    /// Makes invariant 3 true again, where all that may be wrong is a red parent of this red node, or
+    /// that it is the root.
+    fn balance_below_red<'a>(&'a self, mut node: At<'a, K>) {
+        loop {
+            let Some(parent) = node.parent() else { return node.set_red(false) };
+            if !parent.is_red() {
+                return;
+            }
+            let Some(above) = parent.parent() else { return parent.set_red(false) };
+            let side = above.side_of(parent);
+            match above.child(side.other()) {
+                Some(uncle) if uncle.is_red() => {
+                    // Both of them black, what is above them red: as many blacks on each way down,
+                    // and one red node less to look at on the way up.
+                    parent.set_red(false);
+                    uncle.set_red(false);
+                    above.set_red(true);
+                    node = above;
+                }
+                _ => {
+                    let middle = if parent.side_of(node) == side {
+                        parent
+                    } else {
+                        self.rotate(parent, node); // to the outside
+                        node
+                    };
+                    middle.set_red(false);
+                    above.set_red(true);
+                    self.rotate(above, middle);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Makes invariant 3 true again, where all ways down that side of that node are one black node
+    /// short: all ways of the tree, if `None`, which is as well.
+    fn balance_short<'a>(&'a self, mut short: Option<(At<'a, K>, Side)>) {
+        while let Some((parent, side)) = short {
+            let other = side.other();
+            // The other side has one black node more than this one, so there is a node.
+            let Some(mut sibling) = parent.child(other) else { return };
+            if sibling.is_red() {
+                // Its children are black, and there for the same reason: the nearer is the new one.
+                sibling.set_red(false);
+                parent.set_red(true);
+                self.rotate(parent, sibling);
+                let Some(nearer) = parent.child(other) else { return };
+                sibling = nearer;
+            }
+            let red = |side| sibling.child(side).filter(|nephew| nephew.is_red());
+            if let Some(outer) = red(other) {
+                outer.set_red(false);
+                sibling.set_red(parent.is_red());
+                parent.set_red(false);
+                return self.rotate(parent, sibling);
+            }
+            if let Some(inner) = red(side) {
+                inner.set_red(parent.is_red());
+                parent.set_red(false);
+                self.rotate(sibling, inner);
+                return self.rotate(parent, inner);
+            }
+            // As short on the other side now; a black parent has it one up.
+            sibling.set_red(true);
+            if parent.is_red() {
+                return parent.set_red(false);
+            }
+            short = parent.parent().map(|above| (above, above.side_of(parent)));
+        }
+    }
+
+    /// Checks all invariants, and shows what is there, the highest first.
+    pub(super) fn validate(&self, mut each: impl FnMut(K, Fifo))
+    where
+        K: Ord + Copy + fmt::Debug,
+    {
+        let mut above = None;
+        self.validate_links(|at| {
+            let key = *at.key();
+            if let Some(above) = above {
+                assert!(key < above, "{key:?} is before {above:?}");
+            }
+            above = Some(key);
+            let fifo = at.fifo();
+            assert!(!fifo.is_empty() && fifo.len > 0, "{key:?} has no messages");
+            each(key, fifo);
+        });
+    }
+
+    /// Checks invariants 2 to 4, which hold whatever the order of keys is.
+    pub(super) fn validate_links<'a>(&'a self, mut each: impl FnMut(At<'a, K>))
+    where
+        K: fmt::Debug,
+    {
+        let highest = self.root().map(|root| root.furthest(Right));
+        assert_eq!(self.highest.get(), highest.map(At::ptr), "highest is the last in order");
+        if let Some(root) = self.root() {
+            assert!(!root.is_red() && root.parent().is_none(), "a root is black, without a parent");
+        }
+        let (mut seen, mut blacks) = (0, None);
+        for at in std::iter::successors(highest, |&at| before(at)) {
+            seen += 1;
+            assert!(seen <= self.len(), "more nodes than were counted");
+            let key = at.key();
+            for side in [Left, Right] {
+                let Some(child) = at.child(side) else {
+                    let here = blacks_above(at);
+                    assert_eq!(*blacks.get_or_insert(here), here, "black nodes down to {key:?}");
+                    continue;
+                };
+                assert!(child.parent() == Some(at), "a child of {key:?} has another parent");
+                assert!(!(at.is_red() && child.is_red()), "{key:?} and a child are red");
+            }
+            each(at);
+        }
+        assert_eq!(seen, self.len(), "fewer nodes than were counted");
+    }
+}
+
+/// The node before this one in order.
+fn before<K>(at: At<'_, K>) -> Option<At<'_, K>> {
+    if let Some(lower) = at.child(Left) {
+        return Some(lower.furthest(Right));
+    }
+    let mut at = at;
+    while let Some(parent) = at.parent() {
+        if parent.side_of(at) == Right {
+            return Some(parent);
+        }
+        at = parent;
+    }
+    None
+}
+
+/// The black nodes from here up to the root.
+fn blacks_above<K>(at: At<'_, K>) -> usize {
+    std::iter::successors(Some(at), |at| at.parent()).filter(|at| !at.is_red()).count()
+}
+
+/// Frees the nodes from the leaves up, in constant space.
+impl<K> Drop for Shape<K> {
+    fn drop(&mut self) {
+        let mut next = self.root.take();
+        while let Some(ptr) = next {
+            // SAFETY: by invariant 1 it is in this tree, which we have as `&mut`; it is reclaimed
+            // below, after the last use of this.
+            let at = unsafe { ptr.at() };
+            let lower = at.take_child(Left).or_else(|| at.take_child(Right));
+            next = lower.or_else(|| at.take_parent());
+            if lower.is_none() {
+                // SAFETY: invariant 1; its parent's link to it was taken when we came down, its
+                // children are gone, and `highest` is not followed any more.
+                drop(unsafe { ptr.reclaim() });
+            }
+        }
+    }
+}
