@@ -25,6 +25,9 @@ pub enum SendRefused {
     /// It would have to wait for a thread that this process, a fork child, does not have. Maps to
     /// `EOWNERDEAD`.
     Forked,
+    /// The kernel gave another error: that is its number.
+    #[cfg(feature = "kernel")]
+    System(i32),
 }
 
 /// Why no message was received.
@@ -40,6 +43,12 @@ pub enum ReceiveError {
     Closed,
     /// As for [`SendRefused::Forked`]. Maps to `EOWNERDEAD`.
     Forked,
+    /// No memory for the longest message that may come. Maps to `ENOMEM`.
+    #[cfg(feature = "kernel")]
+    NoMemory,
+    /// The kernel gave another error: that is its number.
+    #[cfg(feature = "kernel")]
+    System(i32),
 }
 
 /// Why a queue was not made.
@@ -74,6 +83,8 @@ impl SendRefused {
             Self::BadPriority => libc::EINVAL,
             Self::NoMemory => libc::ENOMEM,
             Self::Forked => libc::EOWNERDEAD,
+            #[cfg(feature = "kernel")]
+            Self::System(errno) => *errno,
         }
     }
 }
@@ -87,6 +98,10 @@ impl ReceiveError {
             Self::Timeout => libc::ETIMEDOUT,
             Self::Closed => libc::ESHUTDOWN,
             Self::Forked => libc::EOWNERDEAD,
+            #[cfg(feature = "kernel")]
+            Self::NoMemory => libc::ENOMEM,
+            #[cfg(feature = "kernel")]
+            Self::System(errno) => *errno,
         }
     }
 }
@@ -113,6 +128,8 @@ impl fmt::Display for SendRefused {
             Self::BadPriority => "there is no such priority",
             Self::NoMemory => "out of memory",
             Self::Forked => FORKED,
+            #[cfg(feature = "kernel")]
+            Self::System(errno) => return io::Error::from_raw_os_error(*errno).fmt(f),
         })
     }
 }
@@ -124,6 +141,10 @@ impl fmt::Display for ReceiveError {
             Self::Timeout => "the queue was empty until the deadline",
             Self::Closed => "the queue is empty and closed",
             Self::Forked => FORKED,
+            #[cfg(feature = "kernel")]
+            Self::NoMemory => "out of memory",
+            #[cfg(feature = "kernel")]
+            Self::System(errno) => return io::Error::from_raw_os_error(*errno).fmt(f),
         })
     }
 }

@@ -1,0 +1,109 @@
+//! Being told by the kernel that a queue is empty no longer.
+//!
+//! The kernel can send a signal, or a message to a netlink socket, which is what a C library has
+//! its `SIGEV_THREAD` from. We take the message, and a thread for each registration, which ends
+//! with it:
+//!
+//! ```text
+//!  register          the kernel                          the thread
+//!  makes a socket                                        waits for the lock
+//!  registers it      sends 32 bytes to the socket once:
+//!  unlocks           a send came, or it is removed   ->  reads them; calls, or not; ends
+//! ```
+//!
+//! A registration is removed by `cancel`, and when the process closes a descriptor of the queue. So
+//! no thread stays behind.
+
+use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+use percpu::sync::{Arc, Mutex, thread};
+
+use super::{errno, uninterrupted};
+use crate::posix::{Callback, NotifyError, NotifyRefused};
+
+/// What the kernel sends: bytes of ours, the last of which it replaced. ABI.
+const COOKIE: usize = 32;
+/// That byte, if a message came. ABI.
+const WOKEN: u8 = 1;
+
+pub(super) fn register(
+    queue: BorrowedFd<'_>,
+    callback: Callback,
+) -> Result<(), NotifyError<Callback>> {
+    let refuse = |callback, errno| {
+        let reason = match errno {
+            libc::EBUSY => NotifyRefused::Busy,
+            _ => NotifyRefused::System(errno),
+        };
+        Err(NotifyError { callback, reason })
+    };
+    let socket = match socket() {
+        Ok(socket) => socket,
+        Err(errno) => return refuse(callback, errno),
+    };
+    // The thread comes first: what cannot be had is refused before anything is registered.
+    let errand = Arc::new(Mutex::new(None::<(OwnedFd, Callback)>));
+    let theirs = Arc::clone(&errand);
+    let mut held = errand.lock();
+    let started = thread::Builder::new().name("mq-notify".to_owned()).spawn(move || {
+        let errand = theirs.lock().take();
+        if let Some((socket, callback)) = errand {
+            if is_woken(&socket) {
+                drop(socket);
+                callback();
+            }
+        }
+    });
+    if let Err(error) = started {
+        return refuse(callback, error.raw_os_error().unwrap_or(libc::EAGAIN));
+    }
+    if let Err(errno) = ask(queue, &socket) {
+        return refuse(callback, errno);
+    }
+    *held = Some((socket, callback));
+    Ok(())
+}
+
+pub(super) fn cancel(queue: BorrowedFd<'_>) {
+    let nothing = ptr::null::<libc::sigevent>();
+    // It removes a registration of this process, or does nothing.
+    // SAFETY: the descriptor is open, and nothing is read.
+    unsafe { libc::syscall(libc::SYS_mq_notify, queue.as_raw_fd(), nothing) };
+}
+
+fn socket() -> Result<OwnedFd, i32> {
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(errno());
+    }
+    // SAFETY: the call above returned this descriptor, and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Registers the socket. The library's `mq_notify` would make one of its own.
+fn ask(queue: BorrowedFd<'_>, socket: &OwnedFd) -> Result<(), i32> {
+    let mut cookie = [0_u8; COOKIE];
+    // SAFETY: all zero is a valid `sigevent`, a structure of plain numbers and pointers.
+    let mut event: libc::sigevent = unsafe { mem::zeroed() };
+    event.sigev_notify = libc::SIGEV_THREAD;
+    event.sigev_signo = socket.as_raw_fd();
+    event.sigev_value.sival_ptr = cookie.as_mut_ptr().cast();
+    // SAFETY: the kernel reads the event and the cookie during the call.
+    match unsafe { libc::syscall(libc::SYS_mq_notify, queue.as_raw_fd(), &raw const event) } {
+        0 => Ok(()),
+        _ => Err(errno()),
+    }
+}
+
+/// Waits for the kernel's word. False if the registration was removed.
+fn is_woken(socket: &OwnedFd) -> bool {
+    let mut cookie = [0_u8; COOKIE];
+    let received = uninterrupted(|| {
+        // SAFETY: the kernel writes no more than the array's length.
+        unsafe { libc::recv(socket.as_raw_fd(), cookie.as_mut_ptr().cast(), COOKIE, 0) }
+    });
+    received == Ok(COOKIE) && cookie[COOKIE - 1] == WOKEN
+}

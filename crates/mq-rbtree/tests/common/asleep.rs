@@ -1,0 +1,34 @@
+//! Threads that wait already.
+
+use std::fs;
+use std::sync::mpsc;
+use std::thread::{self, Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+/// Longer than any thread takes to fall asleep.
+const LONG: Duration = Duration::from_secs(20);
+
+/// Starts a thread, and returns when it sleeps.
+pub(crate) fn asleep<'scope, R: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    f: impl FnOnce() -> R + Send + 'scope,
+) -> ScopedJoinHandle<'scope, R> {
+    let (tell, told) = mpsc::channel();
+    let thread = scope.spawn(move || {
+        // SAFETY: has no preconditions.
+        tell.send(unsafe { libc::gettid() }).unwrap();
+        f()
+    });
+    let stat = format!("/proc/self/task/{}/stat", told.recv().unwrap());
+    // pid (name) state ...
+    let sleeps = || {
+        let stat = fs::read_to_string(&stat).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('S'))
+    };
+    let start = Instant::now();
+    while !(sleeps() || thread.is_finished()) {
+        assert!(start.elapsed() < LONG, "it does not fall asleep");
+        thread::sleep(Duration::from_micros(200));
+    }
+    thread
+}
