@@ -183,6 +183,12 @@ impl Array {
         if is_hole(cell) { None } else { NonNull::new(cell) }
     }
 
+    /// The last entry, if there is one.
+    #[inline]
+    pub(crate) fn last(&self) -> Option<NonNull<Anchor>> {
+        self.get(self.len.checked_sub(1)?)
+    }
+
     /// Goes over all entries, in the order of their places.
     #[inline]
     pub(crate) fn for_each(&self, mut f: impl FnMut(NonNull<Anchor>)) {
@@ -205,6 +211,15 @@ impl Array {
     fn aim(&mut self) {
         let Some(newest) = self.segments.len().checked_sub(1) else { return };
         self.aim_at((self.len / SEGMENT).min(newest as u32));
+    }
+
+    /// The same, for the segment of the last place: after removals, when the next is as likely as an
+    /// addition.
+    fn aim_at_last(&mut self) {
+        match self.len.checked_sub(1) {
+            Some(last) => self.aim_at(last / SEGMENT),
+            None => self.aim(),
+        }
     }
 
     fn aim_at(&mut self, number: u32) {
@@ -299,11 +314,7 @@ impl Array {
             self.unlink_hole(index);
             self.move_last_to(index);
         }
-        // For the segment of the last place: the next removal is as likely as an addition.
-        match self.len.checked_sub(1) {
-            Some(last) => self.aim_at(last / SEGMENT),
-            None => self.aim(),
-        }
+        self.aim_at_last();
     }
 
     /// Closes all holes: entries move.
@@ -313,10 +324,7 @@ impl Array {
             self.unlink_hole(index);
             self.move_last_to(index);
         }
-        match self.len.checked_sub(1) {
-            Some(last) => self.aim_at(last / SEGMENT),
-            None => self.aim(),
-        }
+        self.aim_at_last();
     }
 
     /// Moves the last entry to the place `index` before it, where there is none.

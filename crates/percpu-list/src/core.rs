@@ -20,6 +20,7 @@
 //! 2. An anchor in a shard's array has the shard's slot for its home.
 //! 3. Once `closed` was set and a slot's lock taken after that, nothing is added there any more.
 
+use std::ops::Deref;
 use std::ptr::{self, NonNull};
 
 use percpu::lglock::{GlobalGuard, LocalGuard, LockError};
@@ -61,28 +62,32 @@ impl Core {
         &self.domain
     }
 
+    pub(crate) fn slot_count(&self) -> u32 {
+        self.shards.len() as u32
+    }
+
     /// The slots, ascending.
     pub(crate) fn slots(&self) -> impl Iterator<Item = CpuId> + use<> {
-        (0..self.shards.len() as u32).map(CpuId::new)
+        (0..self.slot_count()).map(CpuId::new)
     }
 
     /// The list's part of a slot, if it ever had an entry there.
     #[inline(always)]
-    pub(crate) fn shard(&self, slot: CpuId) -> Option<&Shard> {
-        // Ordering: Acquire pairs with the Release in `make_shard`; it carries the empty shard.
+    pub(crate) fn part(&self, slot: CpuId) -> Option<Part<'_>> {
+        // Ordering: Acquire pairs with the Release in `make_part`; it carries the empty shard.
         let shard = self.shards.get(slot.index())?.load(Ordering::Acquire);
         // SAFETY: null, or by invariant 1 a shard that lives as long as `self`.
-        unsafe { shard.as_ref() }
+        unsafe { shard.as_ref() }.map(|shard| Part { core: self, shard })
     }
 
     #[cold]
     #[inline(never)]
-    fn make_shard(&self, slot: CpuId) -> Result<&Shard, Refused> {
+    fn make_part(&self, slot: CpuId) -> Result<Part<'_>, Refused> {
         let pointer = self.shards.get(slot.index()).ok_or(LockError::NoSuchCpu(slot))?;
         let made = crate::alloc::try_box(Shard::new(slot, self.counts_hits))
             .map_err(|_| AllocError::new())?;
         let made = Box::into_raw(made);
-        // Ordering: Release on success pairs with the Acquire in `shard`; it carries `*made`.
+        // Ordering: Release on success pairs with the Acquire in `part`; it carries `*made`.
         // Acquire on failure: another thread's shard is used below.
         let order = if mutant("list-publishes-a-shard-relaxed") {
             (Ordering::Relaxed, Ordering::Acquire)
@@ -100,34 +105,21 @@ impl Core {
             }
         };
         // SAFETY: by invariant 1 it lives as long as `self`.
-        Ok(unsafe { &*shard })
+        Ok(Part { core: self, shard: unsafe { &*shard } })
     }
 
-    /// The list's part in a slot, made if there is none.
+    /// The list's part of a slot, made if there is none.
     #[inline(always)]
-    pub(crate) fn shard_or_new(&self, slot: CpuId) -> Result<&Shard, Refused> {
-        match self.shard(slot) {
-            Some(shard) => Ok(shard),
-            None => self.make_shard(slot),
+    pub(crate) fn part_or_new(&self, slot: CpuId) -> Result<Part<'_>, Refused> {
+        match self.part(slot) {
+            Some(part) => Ok(part),
+            None => self.make_part(slot),
         }
     }
 
-    /// Locks the slot of a shard of this list.
-    #[inline(always)]
-    pub(crate) fn lock_shard<'a>(&'a self, shard: &'a Shard) -> Result<Locked<'a>, LockError> {
-        let (guard, contended) = self.domain.lock(shard.slot())?;
-        if contended {
-            shard.count_contended();
-        }
-        // SAFETY: its slot's lock.
-        Ok(unsafe { Locked::new(shard, guard) })
-    }
-
-    /// Locks the slot of a shard of this list, if it is free.
-    pub(crate) fn try_lock_shard<'a>(&'a self, shard: &'a Shard) -> Result<Locked<'a>, LockError> {
-        let (guard, _) = self.domain.try_lock(shard.slot())?;
-        // SAFETY: its slot's lock.
-        Ok(unsafe { Locked::new(shard, guard) })
+    /// The parts of all slots that ever had an entry, ascending.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = Part<'_>> {
+        self.slots().filter_map(|slot| self.part(slot))
     }
 
     /// Locks everything.
@@ -153,53 +145,16 @@ impl Core {
         locked.fold(Ok(()), Result::and) // all of them, whichever is refused
     }
 
-    /// Makes room in a slot that had none, with no lock held.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn make_room(&self, shard: &Shard) -> Result<(), Refused> {
-        let wanted = {
-            let locked = self.lock_shard(shard)?;
-            if locked.array().has_room() {
-                return Ok(());
-            }
-            locked.array().wanted()?
-        };
-        let mut growth = Growth::allocate(wanted)?;
-        let mut locked = self.lock_shard(shard)?;
-        if !locked.array().has_room() {
-            locked.array_mut().install(&mut growth);
-        }
-        drop(locked);
-        drop(growth); // after the unlock
-        Ok(())
-    }
-
-    /// Frees what the entries of a slot do not need any more, a segment at a time.
-    pub(crate) fn shrink(&self, shard: &Shard) {
-        while let Ok(mut locked) = self.lock_shard(shard) {
-            let surplus = locked.array_mut().surplus();
-            drop(locked);
-            if surplus.is_none() {
-                break;
-            }
-        }
-    }
-
     /// How many entries there are, added up slot by slot: a moving target, but never 0 while one
     /// stays throughout.
     pub(crate) fn len(&self) -> usize {
-        self.all_shards().map(|shard| shard.entries() as usize).sum()
+        self.parts().map(|part| part.entries() as usize).sum()
     }
 
     pub(crate) fn stats(&self) -> Stats {
         let mut sum = Stats::default();
-        self.all_shards().for_each(|shard| sum += shard.stats());
+        self.parts().for_each(|part| sum += part.stats());
         sum
-    }
-
-    /// The parts of all slots that ever had an entry, ascending.
-    pub(crate) fn all_shards(&self) -> impl Iterator<Item = &Shard> {
-        self.slots().filter_map(|slot| self.shard(slot))
     }
 
     /// Forgets the shard of a slot that could not be locked when its list was dropped: entries may
@@ -216,16 +171,16 @@ impl Core {
     ///
     /// Panics with the one that does not hold.
     pub(crate) fn validate(&self) {
-        for shard in self.all_shards() {
-            let Ok(locked) = self.lock_shard(shard) else { continue };
+        for part in self.parts() {
+            let Ok(locked) = part.lock() else { continue };
             let array = locked.array();
             array.validate();
-            assert_eq!(shard.entries(), u64::from(array.entries()), "additions - removals");
+            assert_eq!(part.entries(), u64::from(array.entries()), "additions - removals");
             array.for_each(|anchor| {
                 // SAFETY: in the array, so alive.
                 let anchor = unsafe { anchor.as_ref() };
-                assert_eq!(anchor.home(), shard.slot(), "an entry's home");
-                assert!(ptr::eq(anchor.shard(), shard), "an entry's list");
+                assert_eq!(anchor.home(), part.slot(), "an entry's home");
+                assert!(ptr::eq(anchor.shard(), part.shard), "an entry's list");
             });
         }
     }
@@ -237,9 +192,87 @@ impl Drop for Core {
             // Ordering: Relaxed; `&mut self` orders it.
             let shard = shard.load(Ordering::Relaxed);
             if !shard.is_null() {
-                // SAFETY: made by `Box::into_raw` in `make_shard`; the list type has unlinked all
+                // SAFETY: made by `Box::into_raw` in `make_part`; the list type has unlinked all
                 // that pointed to it, and nobody else has a reference, by `&mut self`.
                 drop(unsafe { Box::from_raw(shard) });
+            }
+        }
+    }
+}
+
+/// A list's part of a slot: only a list makes one, of its own shards.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part<'a> {
+    core: &'a Core,
+    shard: &'a Shard,
+}
+
+impl Deref for Part<'_> {
+    type Target = Shard;
+
+    #[inline(always)]
+    fn deref(&self) -> &Shard {
+        self.shard
+    }
+}
+
+impl<'a> Part<'a> {
+    #[inline(always)]
+    pub(crate) fn core(self) -> &'a Core {
+        self.core
+    }
+
+    #[inline(always)]
+    pub(crate) fn shard(self) -> &'a Shard {
+        self.shard
+    }
+
+    /// Locks the slot.
+    #[inline(always)]
+    pub(crate) fn lock(self) -> Result<Locked<'a>, LockError> {
+        let (guard, contended) = self.core.domain.lock(self.shard.slot())?;
+        if contended {
+            self.shard.count_contended();
+        }
+        // SAFETY: its slot's lock, of its list's domain.
+        Ok(unsafe { Locked::new(self.shard, guard) })
+    }
+
+    /// Locks the slot if it is free.
+    pub(crate) fn try_lock(self) -> Result<Locked<'a>, LockError> {
+        let guard = self.core.domain.try_lock(self.shard.slot())?;
+        // SAFETY: as in `lock`.
+        Ok(unsafe { Locked::new(self.shard, guard) })
+    }
+
+    /// Makes room where there was none, with no lock held.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn make_room(self) -> Result<(), Refused> {
+        let wanted = {
+            let locked = self.lock()?;
+            if locked.array().has_room() {
+                return Ok(());
+            }
+            locked.array().wanted()?
+        };
+        let mut growth = Growth::allocate(wanted)?;
+        let mut locked = self.lock()?;
+        if !locked.array().has_room() {
+            locked.array_mut().install(&mut growth);
+        }
+        drop(locked);
+        drop(growth); // after the unlock
+        Ok(())
+    }
+
+    /// Frees what the entries do not need any more, a segment at a time.
+    pub(crate) fn shrink(self) {
+        while let Ok(mut locked) = self.lock() {
+            let surplus = locked.array_mut().surplus();
+            drop(locked);
+            if surplus.is_none() {
+                break;
             }
         }
     }
@@ -322,119 +355,25 @@ impl<'a, G> Locked<'a, G> {
     }
 }
 
-/// Places that a walk looks at under one lock, holes and what is left out among them. A guess, as
-/// [`CHUNK`](crate::chunk::CHUNK) is.
-const PLACES: u32 = 128;
-
-/// Where a walk is: in front of a place of a slot.
-///
-/// While it is in a slot, entries there do not move.
-#[derive(Debug)]
-pub(crate) struct Cursor<'a> {
-    core: &'a Core,
-    next_slot: u32,
-    within: Option<Within<'a>>,
-}
-
-/// A place in a slot; counted among its walkers.
-#[derive(Debug)]
-pub(crate) struct Within<'a> {
-    shard: &'a Shard,
-    index: u32,
-    /// What was added since the walk came here may be left out, and is: so the walk ends.
-    end: u32,
-}
-
-impl Drop for Within<'_> {
-    fn drop(&mut self) {
-        self.shard.walk_ends();
-    }
-}
-
-impl<'a> Cursor<'a> {
-    pub(crate) fn new(core: &'a Core) -> Self {
-        Self { core, next_slot: 0, within: None }
-    }
-
-    /// Shows up to `count` entries to `pin`, under their slot's lock; fewer at the end only, or where
-    /// a lock is refused, which ends the walk.
-    ///
-    /// `prepare` is called with each slot that was locked, before its entries.
-    pub(crate) fn chunk(
-        &mut self,
-        count: usize,
-        mut prepare: impl FnMut(&mut Locked<'_>),
-        mut pin: impl FnMut(NonNull<Anchor>) -> bool,
-    ) -> Result<(), LockError> {
-        let mut left = count;
-        while left != 0 {
-            let mut places = PLACES;
-            let Some(shard) = self.shard() else { break };
-            let mut locked = self.core.lock_shard(shard).inspect_err(|_| self.end())?;
-            prepare(&mut locked);
-            let array = locked.array();
-            let within = self.within.get_or_insert_with(|| Within::new(shard, array.len()));
-            let end = within.end.min(array.len());
-            while left != 0 && within.index < end && places != 0 {
-                let entry = array.get(within.index);
-                within.index += 1;
-                places -= 1;
-                left -= usize::from(entry.is_some_and(&mut pin));
-            }
-            if within.index >= end {
-                self.within = None;
-                self.next_slot += 1;
-            }
-        }
-        Ok(())
-    }
-
-    /// Leaves the slots that are left out.
-    fn end(&mut self) {
-        self.within = None;
-        self.next_slot = self.core.shards.len() as u32;
-    }
-
-    /// The slot where the walk is, or the next that ever had an entry.
-    fn shard(&mut self) -> Option<&'a Shard> {
-        while (self.next_slot as usize) < self.core.shards.len() {
-            if let Some(shard) = self.core.shard(CpuId::new(self.next_slot)) {
-                return Some(shard);
-            }
-            self.next_slot += 1;
-        }
-        None
-    }
-}
-
-impl<'a> Within<'a> {
-    /// The caller holds the slot's lock.
-    pub(crate) fn new(shard: &'a Shard, end: u32) -> Self {
-        shard.walk_begins();
-        Self { shard, index: 0, end }
-    }
-}
-
 /// Locks the slot where an anchor is, looks whether it still is, and removes it if it is linked.
-/// Where `lock` would not wait, neither does this. Without `frees` it frees no memory, for signal
-/// handlers.
+/// Unless it `may_wait` it does not, and frees no memory: for signal handlers.
 ///
 /// # Safety
 ///
 /// The anchor is alive until this returns, and lists that hold it are of `domain`.
 #[inline(always)]
-pub(crate) unsafe fn remove_anywhere<'d, G>(
-    domain: &'d Domain,
+pub(crate) unsafe fn remove_anywhere(
+    domain: &Domain,
     anchor: &Anchor,
     from: CpuId,
     on: Option<&Core>,
-    frees: bool,
-    lock: impl Fn(&'d Domain, CpuId) -> Result<(G, bool), LockError>,
+    may_wait: bool,
 ) -> Result<bool, LockError> {
     loop {
         let home = anchor.home();
+        let slot = if mutant("list-locks-the-current-slot") { domain.here() } else { home };
         let (guard, contended) =
-            lock(domain, if mutant("list-locks-the-current-slot") { domain.here() } else { home })?;
+            if may_wait { domain.lock(slot)? } else { (domain.try_lock(slot)?, false) };
         if anchor.home() != home && !mutant("list-skips-the-second-look") {
             continue; // it was added elsewhere meanwhile
         }
@@ -446,7 +385,7 @@ pub(crate) unsafe fn remove_anywhere<'d, G>(
         if contended {
             shard.count_contended();
         }
-        let theirs = |core: &Core| !core.shard(home).is_some_and(|ours| ptr::eq(ours, shard));
+        let theirs = |core: &Core| !core.part(home).is_some_and(|ours| ptr::eq(ours.shard, shard));
         if on.is_some_and(theirs) && !mutant("list-removes-from-another-list") {
             return Ok(false);
         }
@@ -454,38 +393,9 @@ pub(crate) unsafe fn remove_anywhere<'d, G>(
         let mut locked = unsafe { Locked::new(shard, guard) };
         // SAFETY: its home is this slot, and it is in this shard.
         unsafe { locked.remove(anchor, from, domain) };
-        let surplus = if frees { locked.surplus() } else { None };
+        let surplus = if may_wait { locked.surplus() } else { None };
         drop(locked);
         drop(surplus); // after the unlock
         return Ok(true);
-    }
-}
-
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
-mod tests {
-    use super::*;
-
-    /// A walk that leaves nearly all out lets go of the lock now and then all the same.
-    #[test]
-    fn inv11_a_walk_that_takes_little_locks_anew_for_every_few_places() {
-        let slot = CpuId::new(0);
-        let core = Core::new(&Domain::new(), true).unwrap();
-        let anchors: Vec<Anchor> = (0..1000).map(|_| Anchor::new(slot)).collect();
-        let shard = core.shard_or_new(slot).unwrap();
-        for anchor in &anchors {
-            if !core.lock_shard(shard).unwrap().array().has_room() {
-                core.make_room(shard).unwrap();
-            }
-            // SAFETY: there is room, and the anchor is new and outlives `core`'s use of it.
-            unsafe { core.lock_shard(shard).unwrap().add(NonNull::from(anchor)) };
-        }
-        let (mut locks, mut looked) = (0, 0);
-        let mut cursor = Cursor::new(&core);
-        let leave_out = |_| {
-            looked += 1;
-            looked == 1000
-        };
-        cursor.chunk(32, |_| locks += 1, leave_out).unwrap();
-        assert_eq!((locks, looked), (1000_u32.div_ceil(PLACES), 1000));
     }
 }

@@ -148,6 +148,7 @@ mod anchor;
 mod array;
 mod chunk;
 mod core;
+mod cursor;
 mod domain;
 mod error;
 mod intrusive;

@@ -173,16 +173,11 @@ impl Shard {
         }
     }
 
-    /// Keeps entries where they are until [`walk_ends`](Self::walk_ends). The caller holds the lock.
-    pub(crate) fn walk_begins(&self) {
+    /// Keeps entries where they are until that is dropped. The caller holds the lock.
+    pub(crate) fn keep_still(&self) -> Still<'_> {
         // Ordering: Relaxed; who must see it takes the lock that the caller holds.
         self.walkers.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Needs no lock.
-    pub(crate) fn walk_ends(&self) {
-        // Ordering: Relaxed; whether entries stay matters to the walk alone, and that is over.
-        self.walkers.fetch_sub(1, Ordering::Relaxed);
+        Still { shard: self }
     }
 
     /// True if entries may move. The caller holds the lock.
@@ -198,6 +193,13 @@ impl Shard {
         (&self.far.spares, &self.far.spare_count)
     }
 
+    /// True if there may be entries to be removed. Needs no lock.
+    #[inline(always)]
+    pub(crate) fn has_deferred(&self) -> bool {
+        // Ordering: Relaxed; whoever takes them reads it again.
+        !self.deferred.load(Ordering::Relaxed).is_null()
+    }
+
     /// The stack of entries to be removed.
     #[inline(always)]
     pub(crate) fn deferred(&self) -> &AtomicPtr<Anchor> {
@@ -205,12 +207,15 @@ impl Shard {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// One of a shard's walkers, while it lives: from [`Shard::keep_still`]. Dropping it needs no lock.
+#[derive(Debug)]
+pub(crate) struct Still<'a> {
+    shard: &'a Shard,
+}
 
-    #[test]
-    fn a_shard_has_lines_of_its_own() {
-        assert_eq!((size_of::<Shard>() % 128, align_of::<Shard>()), (0, 128));
+impl Drop for Still<'_> {
+    fn drop(&mut self) {
+        // Ordering: Relaxed; whether entries stay matters to the walk alone, and that is over.
+        self.shard.walkers.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -6,8 +6,8 @@ use std::pin::Pin;
 
 use percpu::lglock::LockError;
 
-use crate::chunk::{CHUNK, Chunk};
-use crate::core::Cursor;
+use crate::chunk::Chunk;
+use crate::cursor::Cursor;
 
 use super::IntrusiveList;
 use super::link::Linked;
@@ -72,7 +72,6 @@ impl<T: Linked, P, F: FnMut(Pin<&T>) -> Option<P>> Iterator for PinnedIter<'_, T
         let (cursor, pin) = (&mut self.cursor, &mut self.pin);
         self.chunk.next(|chunk| {
             cursor.chunk(
-                CHUNK,
                 |_| (),
                 |anchor| {
                     // SAFETY: linked, and its slot's lock is held during this call.

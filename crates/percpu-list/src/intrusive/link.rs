@@ -66,7 +66,7 @@ impl Link {
     pub fn remove(&self) -> Result<bool, LockError> {
         let from = self.domain.here();
         // SAFETY: we are borrowed, and a link's lists are of its domain.
-        unsafe { remove_anywhere(&self.domain, &self.anchor, from, None, true, Domain::lock) }
+        unsafe { remove_anywhere(&self.domain, &self.anchor, from, None, true) }
     }
 
     /// Takes the item off its list, if the slot's lock is free. Never blocks: for signal handlers.
@@ -77,7 +77,7 @@ impl Link {
     pub fn try_remove(&self) -> Result<bool, LockError> {
         let from = self.domain.here();
         // SAFETY: as in `remove`.
-        unsafe { remove_anywhere(&self.domain, &self.anchor, from, None, false, Domain::try_lock) }
+        unsafe { remove_anywhere(&self.domain, &self.anchor, from, None, false) }
     }
 
     /// Takes an item that is being destroyed off its list: what [`linked!`](crate::linked) does first

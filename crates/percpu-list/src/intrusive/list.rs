@@ -10,10 +10,9 @@ use percpu::sync::mutant;
 use percpu::{AllocError, CpuId};
 
 use crate::anchor::{Anchor, UNLINKED};
-use crate::core::{Core, Locked, Within, remove_anywhere};
+use crate::core::{Core, Locked, Part, remove_anywhere};
 use crate::domain::Domain;
 use crate::error::Refused;
-use crate::shard::Shard;
 use crate::stats::Stats;
 
 use super::link::{Linked, anchor_of, item_of, link_of};
@@ -141,18 +140,18 @@ impl<T: Linked> IntrusiveList<T> {
         if !link.domain().is(self.core.domain()) {
             return Err(Refused::OtherDomain);
         }
-        let shard = self.core.shard_or_new(slot)?;
+        let part = self.core.part_or_new(slot)?;
         loop {
             let home = link.anchor().home();
             let added = if home == slot {
-                self.add(self.core.lock_shard(shard)?, home, item)
+                self.add(part.lock()?, home, item)
             } else {
-                self.move_in(shard, home, item)
+                self.move_in(part, home, item)
             };
             match added? {
                 Added::Yes => return Ok(()),
                 Added::Moved => {}
-                Added::Full => self.core.make_room(shard)?,
+                Added::Full => part.make_room()?,
             }
         }
     }
@@ -160,18 +159,18 @@ impl<T: Linked> IntrusiveList<T> {
     /// Adds an item whose home is another slot: under both locks.
     #[cold]
     #[inline(never)]
-    fn move_in(&self, shard: &Shard, home: CpuId, item: &T) -> Result<Added, Refused> {
+    fn move_in(&self, part: Part<'_>, home: CpuId, item: &T) -> Result<Added, Refused> {
         let _home = if mutant("list-moves-in-home-first") {
             Some(self.core.domain().lock(home)?)
         } else {
             None
         };
         if mutant("list-moves-in-under-one-lock") || mutant("list-moves-in-home-first") {
-            return self.add(self.core.lock_shard(shard)?, home, item);
+            return self.add(part.lock()?, home, item);
         }
-        let guard = self.core.domain().lock_pair(home, shard.slot())?;
+        let guard = self.core.domain().lock_pair(home, part.slot())?;
         // SAFETY: one of the two is its slot's lock.
-        self.add(unsafe { Locked::new(shard, guard) }, home, item)
+        self.add(unsafe { Locked::new(part.shard(), guard) }, home, item)
     }
 
     /// Adds an item under the lock of its home, and of the slot that it is added to.
@@ -233,9 +232,7 @@ impl<T: Linked> IntrusiveList<T> {
         }
         let on = Some(&self.core);
         // SAFETY: the item is borrowed, and its lists are of this domain.
-        unsafe {
-            remove_anywhere(domain, link.anchor(), domain.here(), on, false, Domain::try_lock)
-        }
+        unsafe { remove_anywhere(domain, link.anchor(), domain.here(), on, false) }
     }
 
     #[inline(always)]
@@ -246,7 +243,7 @@ impl<T: Linked> IntrusiveList<T> {
         }
         let on = Some(&self.core);
         // SAFETY: the item is borrowed, and its lists are of this domain.
-        unsafe { remove_anywhere(domain, link.anchor(), from, on, true, Domain::lock) }
+        unsafe { remove_anywhere(domain, link.anchor(), from, on, true) }
     }
 
     /// Refuses additions from now on. Those under way are complete when it returns, so a
@@ -295,8 +292,8 @@ impl<T: Linked> IntrusiveList<T> {
     ///
     /// As [`remove`](Self::remove); `f` has seen the slots before.
     pub fn for_each(&self, mut f: impl FnMut(Pin<&T>)) -> Result<(), LockError> {
-        for shard in self.core.all_shards() {
-            let locked = self.core.lock_shard(shard)?;
+        for part in self.core.parts() {
+            let locked = part.lock()?;
             locked.array().for_each(|anchor| {
                 // SAFETY: linked, and we hold the slot's lock for the whole call.
                 f(unsafe { pinned(anchor) });
@@ -318,10 +315,10 @@ impl<T: Linked> IntrusiveList<T> {
         let domain = self.core.domain();
         let from = domain.here();
         let mut removed = 0;
-        for shard in self.core.all_shards() {
-            let mut locked = self.core.lock_shard(shard)?;
+        for part in self.core.parts() {
+            let mut locked = part.lock()?;
             // As for a walk nothing moves, so that none is asked about twice.
-            let still = Within::new(shard, 0);
+            let still = part.keep_still();
             for index in (0..locked.array().len()).rev() {
                 let Some(anchor) = locked.array().get(index) else { continue };
                 // SAFETY: linked, and we hold the slot's lock.
@@ -333,11 +330,11 @@ impl<T: Linked> IntrusiveList<T> {
                 }
             }
             drop(still);
-            if shard.may_move() {
+            if part.may_move() {
                 locked.array_mut().close_holes();
             }
             drop(locked);
-            self.core.shrink(shard);
+            part.shrink();
         }
         Ok(removed)
     }
@@ -428,13 +425,12 @@ impl<T: Linked> Drop for IntrusiveList<T> {
     fn drop(&mut self) {
         let domain = self.core.domain().clone();
         for slot in self.core.slots() {
-            let Some(shard) = self.core.shard(slot) else { continue };
-            let Ok(mut locked) = self.core.lock_shard(shard) else {
+            let Some(part) = self.core.part(slot) else { continue };
+            let Ok(mut locked) = part.lock() else {
                 self.core.leak_shard(slot);
                 continue;
             };
-            while let Some(last) = locked.array().len().checked_sub(1) {
-                let Some(anchor) = locked.array().get(last) else { break };
+            while let Some(anchor) = locked.array().last() {
                 // SAFETY: linked, so it is alive.
                 let anchor = unsafe { anchor.as_ref() };
                 // SAFETY: found in this shard's array.

@@ -29,9 +29,9 @@ impl<'a, T: Linked> IntrusiveSnapshot<'a, T> {
     }
 
     fn array(&self, slot: CpuId) -> Option<&Array> {
-        let shard = self.list.core().shard(slot)?;
+        let part = self.list.core().part(slot)?;
         // SAFETY: we hold all slots' locks as long as `self`, and change nothing.
-        Some(unsafe { &*shard.array() })
+        Some(unsafe { &*part.array() })
     }
 
     fn arrays(&self) -> impl Iterator<Item = &Array> {

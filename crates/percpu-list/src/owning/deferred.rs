@@ -9,27 +9,28 @@ use std::ptr::{self, NonNull};
 use percpu::sync::atomic::Ordering;
 use percpu::sync::mutant;
 
-use crate::anchor::UNLINKED;
 use crate::core::{Core, Locked};
-use crate::shard::Shard;
 
 use super::node::{Chain, NodePtr};
 
-/// Leaves a node, and the entry's count, to whoever locks the shard next. Lock-free; allocates
+/// Leaves a node, and the entry's count, to whoever locks its slot next. Lock-free; allocates
 /// nothing and drops nothing.
 ///
 /// # Safety
 ///
-/// The entry's count is the caller's, and passes on. The node was inserted into `shard`.
-pub(super) unsafe fn defer<T>(shard: &Shard, node: NodePtr<T>) {
-    let stack = shard.deferred();
+/// The entry's count is the caller's, and passes on. The node was inserted into the list.
+pub(super) unsafe fn defer<T>(core: &Core, node: NodePtr<T>) {
+    // SAFETY: the caller's count.
+    let home = unsafe { node.anchor() }.home(); // which never changes
+    let Some(part) = core.part(home) else { unreachable!("a node was inserted in its home") };
+    let stack = part.deferred();
     // Ordering: Relaxed; the exchange checks it.
     let mut first = stack.load(Ordering::Relaxed);
     loop {
         // Ordering: Relaxed; published by the exchange.
         // SAFETY: the caller's count, and with it the link.
         unsafe { node.next() }.store(first, Ordering::Relaxed);
-        // Ordering: Release on success pairs with the Acquire in `settle`; it carries `next`, and
+        // Ordering: Release on success pairs with the Acquire in `settle_some`; it carries `next`, and
         // the caller's uses of the value. Relaxed on failure: `first` is not followed.
         let order =
             if mutant("deferred-push-is-relaxed") { Ordering::Relaxed } else { Ordering::Release };
@@ -42,17 +43,24 @@ pub(super) unsafe fn defer<T>(shard: &Shard, node: NodePtr<T>) {
 }
 
 /// Removes what was left to be removed. The values are in `removed`, to be dropped after the unlock.
+///
+/// # Safety
+///
+/// The shard is of `core`, and that of a list of `T`.
 #[inline(always)]
-pub(super) fn settle<T, G>(core: &Core, locked: &mut Locked<'_, G>, removed: &mut Chain<T>) {
-    // Ordering: Relaxed; the exchange in `settle_some` reads it again.
-    if !locked.shard().deferred().load(Ordering::Relaxed).is_null() {
-        settle_some(core, locked, removed);
+pub(super) unsafe fn settle<T, G>(core: &Core, locked: &mut Locked<'_, G>, removed: &mut Chain<T>) {
+    if locked.shard().has_deferred() {
+        // SAFETY: the caller's.
+        unsafe { settle_some(core, locked, removed) };
     }
 }
 
+/// # Safety
+///
+/// As for [`settle`].
 #[cold]
 #[inline(never)]
-fn settle_some<T, G>(core: &Core, locked: &mut Locked<'_, G>, removed: &mut Chain<T>) {
+unsafe fn settle_some<T, G>(core: &Core, locked: &mut Locked<'_, G>, removed: &mut Chain<T>) {
     let from = core.domain().here();
     // Ordering: Acquire pairs with the Release in `defer`; it carries the links, and the uses of the
     // values by those who deferred.
@@ -82,37 +90,26 @@ fn settle_some<T, G>(core: &Core, locked: &mut Locked<'_, G>, removed: &mut Chai
 }
 
 /// Takes everything out of a shard of a list that is being dropped.
-pub(super) fn take_all<T>(shard: &Shard, removed: &mut Chain<T>) {
-    // SAFETY: nobody else has the list, so nobody else its shards.
-    let array = unsafe { &mut *shard.array_mut() };
-    // Ordering: Acquire; as in `settle_some`.
-    let mut first = shard.deferred().swap(ptr::null_mut(), Ordering::Acquire);
-    while let Some(anchor) = NonNull::new(first) {
-        // SAFETY: as in `settle_some`.
-        let node = unsafe { NodePtr::<T>::of(anchor) };
-        // Ordering: Relaxed; as in `settle_some`.
-        // SAFETY: the entry's count came with it.
-        first = unsafe { node.next() }.load(Ordering::Relaxed);
-        // SAFETY: as above.
-        let anchor = unsafe { node.anchor() };
-        if anchor.is_linked() {
-            // SAFETY: linked, and a node of this shard.
-            unsafe { array.take(anchor.index(), true) };
-            anchor.set_index(UNLINKED);
-        }
-        // SAFETY: it is unlinked, for good.
-        unsafe { removed.push(node) };
-    }
-    // What is left was forgotten by who had the entry.
-    while let Some(anchor) = array.len().checked_sub(1).and_then(|last| array.get(last)) {
+///
+/// # Safety
+///
+/// As for [`settle`]; and nobody has an entry of the list: what is linked, but for what was left to be
+/// removed, was forgotten.
+pub(super) unsafe fn take_all<T, G>(
+    core: &Core,
+    locked: &mut Locked<'_, G>,
+    removed: &mut Chain<T>,
+) {
+    // SAFETY: the caller's.
+    unsafe { settle(core, locked, removed) };
+    while let Some(anchor) = locked.array().last() {
         // SAFETY: an entry of this list is a node of its `T`.
         let node = unsafe { NodePtr::<T>::of(anchor) };
         // SAFETY: linked, so it lives; the entry's count is nobody's any more.
         let anchor = unsafe { node.anchor() };
-        // SAFETY: linked, and a node of this shard.
-        unsafe { array.take(anchor.index(), true) };
-        anchor.set_index(UNLINKED);
-        // SAFETY: as above.
+        // SAFETY: found in this shard's array.
+        unsafe { locked.remove(anchor, anchor.home(), core.domain()) };
+        // SAFETY: the entry's count, of a node that is unlinked for good.
         unsafe { removed.push(node) };
     }
 }

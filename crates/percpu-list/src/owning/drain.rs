@@ -7,12 +7,10 @@ use percpu::CpuId;
 use percpu::lglock::LockError;
 
 use crate::chunk::Chunk;
-use crate::core::Core;
-use crate::shard::Shard;
 
 use super::PerCpuList;
-use super::deferred::settle;
 use super::node::{Chain, NodePtr, Ref};
+use super::slot::Slot;
 
 /// Takes entries off a [`PerCpuList`], and gives them out: from [`PerCpuList::drain`].
 ///
@@ -42,13 +40,13 @@ impl<T> Iterator for Drain<'_, T> {
     type Item = Result<Ref<T>, LockError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let (core, slot, left) = (self.list.core(), &mut self.slot, &mut self.left);
-        let slots = core.domain().slots() as u32;
+        let (list, slot, left) = (self.list, &mut self.slot, &mut self.left);
+        let slots = list.core().slot_count();
         self.chunk.next(|chunk| {
             while chunk.is_empty() && *slot < slots {
-                if let Some(shard) = core.shard(CpuId::new(*slot)) {
-                    *left = Some(take(core, shard, *left, chunk).inspect_err(|_| *slot = slots)?);
-                    core.shrink(shard);
+                if let Some(here) = list.slot(CpuId::new(*slot)) {
+                    *left = Some(take(here, *left, chunk).inspect_err(|_| *slot = slots)?);
+                    here.shrink();
                     if *left != Some(0) {
                         continue;
                     }
@@ -63,19 +61,17 @@ impl<T> Iterator for Drain<'_, T> {
 /// Takes a chunk of the entries of a slot, the last first; says how many are left to take, of those
 /// that were left before, or are there.
 fn take<T>(
-    core: &Core,
-    shard: &Shard,
+    slot: Slot<'_, T>,
     left: Option<u32>,
     chunk: &mut Chunk<Ref<T>>,
 ) -> Result<u32, LockError> {
-    let from = core.domain().here();
+    let domain = slot.core().domain();
+    let from = domain.here();
     let mut removed = Chain::<T>::new(); // dropped after the lock
-    let mut locked = core.lock_shard(shard)?;
-    settle(core, &mut locked, &mut removed);
+    let mut locked = slot.lock(&mut removed)?;
     let mut left = left.unwrap_or(u32::MAX).min(locked.array().entries());
     while left != 0 && !chunk.is_full() {
-        let last = locked.array().len() - 1;
-        let Some(anchor) = locked.array().get(last) else { unreachable!("the last is an entry") };
+        let Some(anchor) = locked.array().last() else { unreachable!("so many are left") };
         // SAFETY: an entry of this list is a node of its `T`.
         let node = unsafe { NodePtr::of(anchor) };
         // SAFETY: linked, under its slot's lock.
@@ -83,7 +79,7 @@ fn take<T>(
         // SAFETY: we have just taken a count.
         let anchor = unsafe { node.anchor() };
         // SAFETY: found in this shard's array.
-        unsafe { locked.remove(anchor, from, core.domain()) };
+        unsafe { locked.remove(anchor, from, domain) };
         left -= 1;
     }
     Ok(left)

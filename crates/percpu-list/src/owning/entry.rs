@@ -9,7 +9,6 @@ use percpu::CpuId;
 use percpu::lglock::LockError;
 use percpu::sync::Arc;
 
-use crate::core::Core;
 use crate::error::RemoveError;
 
 use super::PerCpuList;
@@ -112,7 +111,7 @@ impl<L: Holder> Entry<L> {
     /// thread holds it, [`LockError::Forked`].
     pub fn remove(self) -> Result<bool, RemoveError<Self>> {
         let from = self.list.list().core().domain().here();
-        self.end(from, false)
+        self.end(from, true)
     }
 
     /// Removes the value as if the caller ran on `cpu`: that is what the hits are counted by.
@@ -122,7 +121,7 @@ impl<L: Holder> Entry<L> {
     /// As [`remove`](Self::remove), and [`LockError::NoSuchCpu`].
     pub fn remove_on(self, cpu: CpuId) -> Result<bool, RemoveError<Self>> {
         match self.list.list().core().domain().slot_of(cpu) {
-            Ok(from) => self.end(from, false),
+            Ok(from) => self.end(from, true),
             Err(reason) => Err(RemoveError { entry: self, reason }),
         }
     }
@@ -135,13 +134,12 @@ impl<L: Holder> Entry<L> {
     /// As [`remove`](Self::remove), and [`LockError::WouldBlock`].
     pub fn try_remove(self) -> Result<bool, RemoveError<Self>> {
         let from = self.list.list().core().domain().here();
-        self.end(from, true)
+        self.end(from, false)
     }
 
-    fn end(self, from: CpuId, only_try: bool) -> Result<bool, RemoveError<Self>> {
-        let lock = if only_try { Core::try_lock_shard } else { Core::lock_shard };
+    fn end(self, from: CpuId, may_wait: bool) -> Result<bool, RemoveError<Self>> {
         // SAFETY: the entry's count and node.
-        match unsafe { self.list.list().end(self.node, from, lock) } {
+        match unsafe { self.list.list().end(self.node, from, may_wait) } {
             Ok(ended) => {
                 let (_node, list) = self.into_parts(); // its count has passed on
                 let removed = ended.removed;
@@ -189,13 +187,8 @@ impl<L: Holder> Entry<L> {
     #[must_use = "for whoever may drop it; else `defer_remove` does the same"]
     pub fn defer_remove_keeping(self) -> L {
         let (node, list) = self.into_parts();
-        // SAFETY: the entry's count.
-        let slot = unsafe { node.anchor() }.home();
-        // A node's home has a shard: it was inserted there.
-        if let Some(shard) = list.list().core().shard(slot) {
-            // SAFETY: the entry's count; its home never changes, so that is its shard.
-            unsafe { defer(shard, node) };
-        }
+        // SAFETY: the entry's count and node.
+        unsafe { defer(list.list().core(), node) };
         list
     }
 
@@ -229,15 +222,10 @@ impl<L: Holder> Drop for Entry<L> {
         let list = self.list.list();
         let from = list.core().domain().here();
         // SAFETY: the entry's node and count, which it uses here only.
-        let ended = unsafe { list.end(self.node, from, Core::lock_shard) };
-        if ended.is_ok() {
-            return; // and drops what ended
-        }
-        // SAFETY: the entry's count.
-        let slot = unsafe { self.node.anchor() }.home();
-        if let Some(shard) = list.core().shard(slot) {
-            // SAFETY: the entry's count; its home never changes, so that is its shard.
-            unsafe { defer(shard, self.node) };
+        let ended = unsafe { list.end(self.node, from, true) };
+        if ended.is_err() {
+            // SAFETY: as above; the count did not pass on.
+            unsafe { defer(list.core(), self.node) };
         }
     }
 }

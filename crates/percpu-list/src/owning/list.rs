@@ -2,20 +2,20 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::ptr;
 
 use percpu::lglock::LockError;
 use percpu::sync::Arc;
-use percpu::sync::atomic::Ordering;
 use percpu::{AllocError, CpuId};
 
 use crate::core::{Core, Locked};
 use crate::domain::Domain;
 use crate::error::{InsertError, Refused};
-use crate::shard::Shard;
 use crate::stats::Stats;
 
-use super::deferred::{settle, take_all};
+use super::deferred::take_all;
 use super::node::{Chain, NodePtr, Ref};
+use super::slot::Slot;
 use super::spares;
 use super::{Drain, Entry, Iter, Snapshot};
 
@@ -58,6 +58,11 @@ pub struct PerCpuList<T> {
     _value: PhantomData<*mut T>,
 }
 
+// SAFETY: values are dropped on any thread that has the list, and shared by all.
+unsafe impl<T: Send + Sync> Send for PerCpuList<T> {}
+// SAFETY: as above; what is shared beside them is under the slots' locks, or atomic.
+unsafe impl<T: Send + Sync> Sync for PerCpuList<T> {}
+
 /// An entry that is no more: its value, or its count if somebody else has one too; and what had been
 /// left to be removed in its slot. All of them are dropped, whichever panics.
 pub(super) struct Ended<T> {
@@ -66,11 +71,6 @@ pub(super) struct Ended<T> {
     _count: Option<Ref<T>>,
     _others: Chain<T>,
 }
-
-// SAFETY: values are dropped on any thread that has the list, and shared by all.
-unsafe impl<T: Send + Sync> Send for PerCpuList<T> {}
-// SAFETY: as above; what is shared beside them is under the slots' locks, or atomic.
-unsafe impl<T: Send + Sync> Sync for PerCpuList<T> {}
 
 impl<T> PerCpuList<T> {
     /// Makes an empty list with a slot for each CPU, in a domain of its own.
@@ -127,6 +127,19 @@ impl<T> PerCpuList<T> {
         &self.core
     }
 
+    /// The list's part of a slot, if it ever had an entry there.
+    #[inline(always)]
+    pub(super) fn slot(&self, slot: CpuId) -> Option<Slot<'_, T>> {
+        // SAFETY: of this list.
+        self.core.part(slot).map(|part| unsafe { Slot::of(part) })
+    }
+
+    /// The parts of all slots that ever had an entry, ascending.
+    fn slots(&self) -> impl Iterator<Item = Slot<'_, T>> {
+        // SAFETY: of this list.
+        self.core.parts().map(|part| unsafe { Slot::of(part) })
+    }
+
     /// The list's domain.
     #[must_use]
     pub fn domain(&self) -> &Domain {
@@ -170,7 +183,9 @@ impl<T> PerCpuList<T> {
     /// As [`insert`](Self::insert).
     #[cfg(not(offlock_loom))]
     pub fn insert_arc(self: &Arc<Self>, value: T) -> Result<Entry<Arc<Self>>, InsertError<T>> {
-        Self::insert_shared(self, self.core.domain().here(), value)
+        let node = self.insert_node(self.core.domain().here(), value)?;
+        // SAFETY: as in `insert`.
+        Ok(unsafe { Entry::new(node, Arc::clone(self)) })
     }
 
     /// [`insert_on`](Self::insert_on) with an entry that holds the list by an `Arc`.
@@ -184,25 +199,15 @@ impl<T> PerCpuList<T> {
         cpu: CpuId,
         value: T,
     ) -> Result<Entry<Arc<Self>>, InsertError<T>> {
-        match self.core.domain().slot_of(cpu) {
-            Ok(slot) => Self::insert_shared(self, slot, value),
-            Err(error) => Err(InsertError { value, reason: error.into() }),
-        }
+        let node = self.insert_node_on(cpu, value)?;
+        // SAFETY: as in `insert`.
+        Ok(unsafe { Entry::new(node, Arc::clone(self)) })
     }
 
     /// The same for loom, whose `Arc` cannot be a receiver.
     #[cfg(offlock_loom)]
     pub fn insert_arc(this: &Arc<Self>, value: T) -> Result<Entry<Arc<Self>>, InsertError<T>> {
-        Self::insert_shared(this, this.core.domain().here(), value)
-    }
-
-    #[inline(always)]
-    fn insert_shared(
-        this: &Arc<Self>,
-        slot: CpuId,
-        value: T,
-    ) -> Result<Entry<Arc<Self>>, InsertError<T>> {
-        let node = this.insert_node(slot, value)?;
+        let node = this.insert_node(this.core.domain().here(), value)?;
         // SAFETY: as in `insert`.
         Ok(unsafe { Entry::new(node, Arc::clone(this)) })
     }
@@ -216,20 +221,20 @@ impl<T> PerCpuList<T> {
 
     #[inline(always)]
     fn insert_node(&self, slot: CpuId, value: T) -> Result<NodePtr<T>, InsertError<T>> {
-        match self.core.shard(slot) {
-            Some(shard) if spares::may_have::<T>(shard) => self.insert_in_spare(shard, value),
+        match self.slot(slot) {
+            Some(here) if spares::may_have::<T>(&here) => self.insert_in_spare(here, value),
             _ => self.insert_in_new(slot, value),
         }
     }
 
     /// Adds a value in a spare node, where everything is at hand.
     #[inline(always)]
-    fn insert_in_spare(&self, shard: &Shard, value: T) -> Result<NodePtr<T>, InsertError<T>> {
+    fn insert_in_spare(&self, slot: Slot<'_, T>, value: T) -> Result<NodePtr<T>, InsertError<T>> {
         let mut removed = Chain::<T>::new(); // dropped after the lock
-        if let Ok(mut locked) = self.core.lock_shard(shard) {
-            settle(&self.core, &mut locked, &mut removed);
+        if let Ok(mut locked) = slot.lock(&mut removed) {
             if !self.core.is_closed() && locked.array().has_room() {
-                if let Some(node) = spares::take(&locked) {
+                // SAFETY: of this list.
+                if let Some(node) = unsafe { spares::take::<T, _>(&locked) } {
                     // SAFETY: a spare node's only count is the entry's, and it has no value.
                     unsafe { node.put_value(value) };
                     // SAFETY: there is room; the node is unlinked, a spare node's home is this slot,
@@ -244,7 +249,7 @@ impl<T> PerCpuList<T> {
             }
         }
         drop(removed); // a panic there drops the value
-        self.insert_in_new(shard.slot(), value)
+        self.insert_in_new(slot.slot(), value)
     }
 
     /// Adds a value in a node of its own.
@@ -274,10 +279,10 @@ impl<T> PerCpuList<T> {
 
     /// Puts a new node on the list. What had been left to be removed is in `removed`, to be dropped.
     fn link(&self, slot: CpuId, node: NodePtr<T>, removed: &mut Chain<T>) -> Result<(), Refused> {
-        let shard = self.core.shard_or_new(slot)?;
+        // SAFETY: of this list.
+        let slot = unsafe { Slot::of(self.core.part_or_new(slot)?) };
         loop {
-            let mut locked = self.core.lock_shard(shard)?;
-            settle(&self.core, &mut locked, removed);
+            let mut locked = slot.lock(removed)?;
             if self.core.is_closed() {
                 return Err(Refused::Closed);
             }
@@ -288,7 +293,7 @@ impl<T> PerCpuList<T> {
                 return Ok(());
             }
             drop(locked);
-            self.core.make_room(shard)?;
+            slot.make_room()?;
         }
     }
 
@@ -301,10 +306,9 @@ impl<T> PerCpuList<T> {
     pub(super) unsafe fn unlink(&self, node: NodePtr<T>, from: CpuId) -> Result<bool, LockError> {
         // SAFETY: the caller's count.
         let anchor = unsafe { node.anchor() };
-        let Some(shard) = self.core.shard(anchor.home()) else { return Ok(false) };
+        let Some(slot) = self.slot(anchor.home()) else { return Ok(false) };
         let mut removed = Chain::<T>::new(); // dropped after the lock
-        let mut locked = self.core.lock_shard(shard)?;
-        settle(&self.core, &mut locked, &mut removed);
+        let mut locked = slot.lock(&mut removed)?;
         // SAFETY: a node's home never changes, and this list's shard of it is the node's.
         let done = unsafe { locked.remove(anchor, from, self.core.domain()) };
         let surplus = locked.surplus();
@@ -315,7 +319,7 @@ impl<T> PerCpuList<T> {
 
     /// Ends an entry: takes its node off the list, if it is on it, and its count.
     ///
-    /// `lock` as [`Core::lock_shard`]. Calls nothing of the values: what comes back does when it is
+    /// Unless it `may_wait` it does not. Calls nothing of the values: what comes back does when it is
     /// dropped.
     ///
     /// # Safety
@@ -323,23 +327,22 @@ impl<T> PerCpuList<T> {
     /// The node was inserted into this list, and the entry's count is the caller's; if the answer is
     /// not an error it passes on.
     #[inline(always)]
-    pub(super) unsafe fn end<'a>(
-        &'a self,
+    pub(super) unsafe fn end(
+        &self,
         node: NodePtr<T>,
         from: CpuId,
-        lock: impl FnOnce(&'a Core, &'a Shard) -> Result<Locked<'a>, LockError>,
+        may_wait: bool,
     ) -> Result<Ended<T>, LockError> {
         // SAFETY: the caller's count.
         let anchor = unsafe { node.anchor() };
-        let Some(shard) = self.core.shard(anchor.home()) else {
+        let Some(slot) = self.slot(anchor.home()) else {
             unreachable!("a node was inserted in its home")
         };
         let mut others = Chain::<T>::new();
-        let mut locked = lock(&self.core, shard)?;
-        settle(&self.core, &mut locked, &mut others);
+        let mut locked = slot.lock_or_try(may_wait, &mut others)?;
         // SAFETY: a node's home never changes, and this list's shard of it is the node's.
         let removed = unsafe { locked.remove(anchor, from, self.core.domain()) };
-        // SAFETY: the entry's count; the node is unlinked, here or before, and this slot's.
+        // SAFETY: the entry's count; the node is unlinked, here or before, and of this shard.
         let value = unsafe { spares::keep(&locked, node) };
         let surplus = locked.surplus();
         drop(locked);
@@ -362,7 +365,7 @@ impl<T> PerCpuList<T> {
         let anchor = unsafe { found.node().anchor() };
         // Written when the node was inserted, and never again.
         let ours =
-            self.core.shard(anchor.home()).is_some_and(|own| std::ptr::eq(own, anchor.shard()));
+            self.core.part(anchor.home()).is_some_and(|own| ptr::eq(own.shard(), anchor.shard()));
         if !ours {
             return Ok(false);
         }
@@ -415,11 +418,11 @@ impl<T> PerCpuList<T> {
     ///
     /// As [`remove`](Self::remove); the slots before were done.
     pub fn flush(&self) -> Result<(), LockError> {
-        for shard in self.core.all_shards() {
-            let mut removed = Chain::<T>::new();
-            let mut locked = self.core.lock_shard(shard)?;
-            settle(&self.core, &mut locked, &mut removed);
-            let spares = spares::take_all::<T, _>(&locked);
+        for slot in self.slots() {
+            let mut removed = Chain::<T>::new(); // dropped after the lock
+            let locked = slot.lock(&mut removed)?;
+            // SAFETY: of this list.
+            let spares = unsafe { spares::take_all::<T, _>(&locked) };
             drop(locked);
             drop(spares); // after the unlock
         }
@@ -444,10 +447,9 @@ impl<T> PerCpuList<T> {
     ///
     /// As [`remove`](Self::remove); `f` has seen the slots before.
     pub fn for_each(&self, mut f: impl FnMut(&T)) -> Result<(), LockError> {
-        for shard in self.core.all_shards() {
-            let mut removed = Chain::<T>::new();
-            let mut locked = self.core.lock_shard(shard)?;
-            settle(&self.core, &mut locked, &mut removed);
+        for slot in self.slots() {
+            let mut removed = Chain::<T>::new(); // dropped after the lock
+            let locked = slot.lock(&mut removed)?;
             locked.array().for_each(|anchor| {
                 // SAFETY: an entry of this list is a node of its `T`.
                 let node = unsafe { NodePtr::of(anchor) };
@@ -462,14 +464,9 @@ impl<T> PerCpuList<T> {
     /// Removes what this thread, or another, left to be removed while it held slots' locks. Where a
     /// lock is refused that stays for later.
     pub(super) fn settle_deferred(&self) {
-        for shard in self.core.all_shards() {
-            // Ordering: Relaxed; `settle` reads it again.
-            if !shard.deferred().load(Ordering::Relaxed).is_null() {
-                let mut removed = Chain::<T>::new(); // dropped after the lock
-                if let Ok(mut locked) = self.core.lock_shard(shard) {
-                    settle(&self.core, &mut locked, &mut removed);
-                }
-            }
+        for slot in self.slots().filter(|slot| slot.has_deferred()) {
+            let mut removed = Chain::<T>::new(); // dropped after the lock
+            let _ = slot.lock(&mut removed); // which settles, and unlocks at once
         }
     }
 
@@ -531,16 +528,19 @@ impl<T> Drop for PerCpuList<T> {
     fn drop(&mut self) {
         let mut removed = Chain::<T>::new();
         for slot in self.core.slots() {
-            let Some(shard) = self.core.shard(slot) else { continue };
+            let Some(part) = self.core.part(slot) else { continue };
             // Whoever was there at the fork may have left it half changed. Otherwise nobody uses it,
             // by `&mut self`: who has the lock is at another list.
-            if matches!(self.core.try_lock_shard(shard), Err(LockError::Forked(_))) {
+            if matches!(part.try_lock(), Err(LockError::Forked(_))) {
                 self.core.leak_shard(slot);
                 continue;
             }
-            take_all(shard, &mut removed);
             // SAFETY: nobody else has the list, so nobody else uses its shards.
-            drop(spares::take_all::<T, _>(&unsafe { Locked::new(shard, ()) }));
+            let mut locked = unsafe { Locked::new(part.shard(), ()) };
+            // SAFETY: of this list; and entries borrow or hold it, so there are none.
+            unsafe { take_all(&self.core, &mut locked, &mut removed) };
+            // SAFETY: of this list.
+            drop(unsafe { spares::take_all::<T, _>(&locked) });
         }
     }
 }

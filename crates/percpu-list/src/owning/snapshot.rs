@@ -4,12 +4,10 @@ use std::fmt;
 use std::iter::FusedIterator;
 
 use percpu::lglock::{GlobalGuard, LockError};
-use percpu::sync::atomic::Ordering;
 use percpu::sync::mutant;
 
 use crate::array::Array;
 use crate::core::Locked;
-use crate::shard::Shard;
 
 use super::PerCpuList;
 use super::deferred::settle;
@@ -38,22 +36,20 @@ impl<T> Drop for Snapshot<'_, T> {
 
 impl<'a, T> Snapshot<'a, T> {
     pub(super) fn new(list: &'a PerCpuList<T>) -> Result<Self, LockError> {
+        let core = list.core();
         let mut removed = Chain::<T>::new();
-        let guard = list.core().lock_all()?;
+        let guard = core.lock_all()?;
         // Until all are found empty one after the other: else what is deferred in a slot behind would
         // be seen, and what was deferred before it in a slot passed already would not. It ends: nobody
         // adds meanwhile.
-        let deferred = |shard: &&Shard| {
-            // Ordering: Relaxed; `settle` reads it again.
-            !shard.deferred().load(Ordering::Relaxed).is_null()
-        };
         while !mutant("snapshot-leaves-the-deferred")
-            && list.core().all_shards().any(|shard| deferred(&shard))
+            && core.parts().any(|part| part.has_deferred())
         {
-            for shard in list.core().all_shards() {
+            for part in core.parts() {
                 // SAFETY: we hold all slots' locks, and use this shard here only.
-                let mut locked = unsafe { Locked::new(shard, ()) };
-                settle(list.core(), &mut locked, &mut removed);
+                let mut locked = unsafe { Locked::new(part.shard(), ()) };
+                // SAFETY: of this list.
+                unsafe { settle(core, &mut locked, &mut removed) };
             }
         }
         Ok(Self { list, guard: Some(guard), _removed: removed })
@@ -61,7 +57,7 @@ impl<'a, T> Snapshot<'a, T> {
 
     fn arrays(&self) -> impl Iterator<Item = &Array> {
         // SAFETY: we hold all slots' locks as long as `self`, and change nothing.
-        self.list.core().all_shards().map(|shard| unsafe { &*shard.array() })
+        self.list.core().parts().map(|part| unsafe { &*part.array() })
     }
 
     /// How many entries there are.
@@ -123,9 +119,9 @@ impl<'s, T> Iterator for SnapshotIter<'s, T> {
     fn next(&mut self) -> Option<&'s T> {
         while self.left != 0 {
             let slot = percpu::CpuId::new(self.slot);
-            let shard = self.snapshot.list.core().shard(slot);
+            let part = self.snapshot.list.core().part(slot);
             // SAFETY: the snapshot holds all slots' locks as long as `'s`, and changes nothing.
-            let array = shard.map(|shard| unsafe { &*shard.array() });
+            let array = part.map(|part| unsafe { &*part.array() });
             match array.filter(|array| self.index < array.len()) {
                 Some(array) => {
                     self.index += 1;

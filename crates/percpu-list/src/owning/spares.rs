@@ -36,12 +36,16 @@ pub(super) fn may_have<T>(shard: &Shard) -> bool {
 }
 
 /// Takes a spare node: its value is to be written at once.
+///
+/// # Safety
+///
+/// The shard is of a list of `T`.
 #[inline(always)]
-pub(super) fn take<T, G>(locked: &Locked<'_, G>) -> Option<NodePtr<T>> {
+pub(super) unsafe fn take<T, G>(locked: &Locked<'_, G>) -> Option<NodePtr<T>> {
     let (first, count) = locked.shard().spares();
     // Ordering: Relaxed, all here; the lock orders them (invariant 2).
     let node = NonNull::new(first.load(Ordering::Relaxed))?;
-    // SAFETY: `keep` pushes anchors of nodes, of this list and so of its `T`.
+    // SAFETY: `keep` pushed it: a node of this list, and so of its `T`, says the caller.
     let node = unsafe { NodePtr::<T>::of(node) };
     if mutant("spares-take-and-leave") {
         return Some(node);
@@ -57,8 +61,8 @@ pub(super) fn take<T, G>(locked: &Locked<'_, G>) -> Option<NodePtr<T>> {
 ///
 /// # Safety
 ///
-/// The entry's count passes on, if a value comes back. The node is unlinked for good, and its home is
-/// the locked slot.
+/// The entry's count passes on, if a value comes back. The node is unlinked for good, and was inserted
+/// into the locked shard.
 #[inline(always)]
 pub(super) unsafe fn keep<T, G>(locked: &Locked<'_, G>, node: NodePtr<T>) -> Option<T> {
     let (first, count) = locked.shard().spares();
@@ -87,7 +91,11 @@ pub(super) struct Freed<T> {
 }
 
 /// Takes all spare nodes.
-pub(super) fn take_all<T, G>(locked: &Locked<'_, G>) -> Freed<T> {
+///
+/// # Safety
+///
+/// The shard is of a list of `T`.
+pub(super) unsafe fn take_all<T, G>(locked: &Locked<'_, G>) -> Freed<T> {
     let (first, count) = locked.shard().spares();
     // Ordering: Relaxed, both; the lock orders them (invariant 2).
     let taken = first.load(Ordering::Relaxed);
@@ -99,7 +107,7 @@ pub(super) fn take_all<T, G>(locked: &Locked<'_, G>) -> Freed<T> {
 impl<T> Drop for Freed<T> {
     fn drop(&mut self) {
         while let Some(node) = NonNull::new(self.first) {
-            // SAFETY: as in `take`.
+            // SAFETY: they are of a list of `T`, said the caller of `take_all`.
             let node = unsafe { NodePtr::<T>::of(node) };
             // Ordering: Relaxed; the nodes are ours alone.
             // SAFETY: the count that comes with it.

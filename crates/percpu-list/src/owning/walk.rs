@@ -5,8 +5,9 @@ use std::iter::FusedIterator;
 
 use percpu::lglock::LockError;
 
-use crate::chunk::{CHUNK, Chunk};
-use crate::core::{Cursor, Locked};
+use crate::chunk::Chunk;
+use crate::core::Locked;
+use crate::cursor::Cursor;
 
 use super::PerCpuList;
 use super::deferred::settle;
@@ -45,8 +46,11 @@ impl<T> Iterator for Iter<'_, T> {
         let (core, cursor) = (self.list.core(), &mut self.cursor);
         self.chunk.next(|chunk| {
             let mut removed = Chain::<T>::new(); // dropped after the lock
-            let prepare = |locked: &mut Locked<'_>| settle(core, locked, &mut removed);
-            cursor.chunk(CHUNK, prepare, |anchor| {
+            let prepare = |locked: &mut Locked<'_>| {
+                // SAFETY: the cursor is of this list.
+                unsafe { settle(core, locked, &mut removed) };
+            };
+            cursor.chunk(prepare, |anchor| {
                 // SAFETY: an entry of this list is a node of its `T`.
                 let node = unsafe { NodePtr::of(anchor) };
                 // SAFETY: linked, under its slot's lock.
