@@ -5,6 +5,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
@@ -357,4 +358,28 @@ fn inv13_no_byte_is_left_of_a_list() {
         assert_eq!(DROPPED.load(Relaxed) - began, made.get() as i64);
         assert_eq!(BYTES.get(), before, "{many}");
     }
+}
+
+/// Slots that a value went through do not keep it, and after a flush not the memory of a node either.
+#[test]
+fn spare_nodes_have_no_values_and_a_flush_frees_them() {
+    const CPU: CpuId = CpuId::new(0);
+    let list = PerCpuList::new();
+    let value = Rc::new(());
+    let come_and_go = || {
+        let entries = [(); 20].map(|()| list.insert_on(CPU, Rc::clone(&value)).unwrap());
+        drop(entries);
+        assert_eq!(Rc::strong_count(&value), 1);
+    };
+    come_and_go();
+    list.flush().unwrap();
+    let before = BYTES.get(); // the list, and its array in that slot
+    for _ in 0..100 {
+        come_and_go();
+        // 32 bytes beside each value, for so many as a slot keeps.
+        assert_eq!(BYTES.get() - before, 16 * (32 + size_of::<Rc<()>>()) as i64);
+    }
+    list.flush().unwrap();
+    assert_eq!(BYTES.get(), before);
+    list.validate();
 }

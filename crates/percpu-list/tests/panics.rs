@@ -265,7 +265,7 @@ fn inv17_an_addition_that_panics_leaves_nothing() {
         list.drain().for_each(drop);
     }
     list.insert_on(CPU, Bomb { dropped, armed: true }).unwrap().defer_remove();
-    list.close().unwrap_or(());
+    list.close().unwrap();
     usable_when_closed(&list);
 }
 

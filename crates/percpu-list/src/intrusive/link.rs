@@ -140,7 +140,9 @@ impl fmt::Debug for Link {
 ///   destroyed: by `Link::remove` first thing in its `Drop`; or the link is the field that is
 ///   declared first, and the type has no `Drop`.
 /// - Nothing replaces the link of a value that was pinned.
-/// - While a value is on a list nobody has `&mut` to it or to a part of it: walks read it.
+/// - While a value is on a list nobody has `&mut` to it or to a part of it: walks read it. Its own
+///   `Drop` has, and until it has unlinked the value it only reads through that: of a type that is
+///   not `Unpin` the compiler does not take a `&mut` for the only reference.
 pub unsafe trait Linked: Sync + Sized {
     /// Where the link is: the field's offset in bytes.
     const LINK: usize;

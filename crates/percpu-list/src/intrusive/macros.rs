@@ -67,8 +67,12 @@
 #[macro_export]
 macro_rules! linked {
     ([$($generics:tt)*] $type:ty => $field:tt $(, drop = $hook:expr)? $(,)?) => {
-        // SAFETY: the field is a `Link`, as `drop` below would not compile otherwise; `Unpin` is
-        // implemented below, under a condition that never holds; and `Drop` unlinks first.
+        // SAFETY:
+        // - The field is a `Link`, as `drop` below would not compile otherwise.
+        // - `Unpin` is implemented below, under a condition that never holds.
+        // - `Drop` unlinks first. Its `&mut self` is beside what walks read until then: only the link
+        //   is used, by a shared reference, and as the type is not `Unpin` nothing is assumed of it.
+        // - Safe code has neither `&mut` to what is pinned, nor another link for it.
         unsafe impl<$($generics)*> $crate::Linked for $type {
             const LINK: usize = ::core::mem::offset_of!(Self, $field);
         }

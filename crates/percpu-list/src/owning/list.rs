@@ -148,7 +148,9 @@ impl<T> PerCpuList<T> {
 
     /// Adds a value in the slot of the CPU that the caller runs on.
     ///
-    /// Allocates. Blocks while another thread holds the slot's lock.
+    /// Allocates only where the slot has no spare node, or no room; and always for a value of more
+    /// than 128 bytes. Blocks while another thread holds the slot's lock. Removes what was
+    /// [deferred](Entry::defer_remove) in the slot, and drops it once that is unlocked.
     ///
     /// # Errors
     ///
