@@ -1,4 +1,4 @@
-//! A plain lock of as many slots as its maker says, and who holds them: what other crates build on.
+//! A plain lock of as many slots as its maker says: what other crates build on.
 
 mod common;
 
@@ -61,26 +61,4 @@ fn local_on_a_cpu_without_a_slot_is_an_error() {
     })
     .join()
     .unwrap();
-}
-
-#[test]
-fn a_thread_knows_what_it_holds() {
-    let lock = LgLock::try_with_slots(3, |_| 0).unwrap();
-    let held = || [0, 1, 2, 3].map(|slot| lock.is_held_by_me(CpuId::new(slot)));
-    assert_eq!(held(), [false; 4]);
-    let guard = lock.local_on(CpuId::new(1)).unwrap();
-    assert_eq!(held(), [false, true, false, false]);
-    thread::scope(|s| {
-        s.spawn(|| {
-            assert_eq!(held(), [false; 4], "another thread's");
-            let _other = lock.local_on(ZERO).unwrap();
-            assert_eq!(held(), [true, false, false, false]);
-        });
-    });
-    drop(guard);
-    assert_eq!(held(), [false; 4]);
-    let all = lock.global().unwrap();
-    assert_eq!(held(), [true, true, true, false], "there is no slot 3");
-    drop(all);
-    assert_eq!(held(), [false; 4]);
 }

@@ -232,19 +232,6 @@ impl<T> LgLock<T> {
         unsafe { IterMut::new(&self.slots) }
     }
 
-    /// Whether the calling thread holds the slot of `cpu`; false if there is none. Wait-free.
-    ///
-    /// A signal handler may be told false for what it interrupted in the first or last instructions
-    /// of the hold.
-    #[doc(hidden)] // for the other crates of the workspace
-    #[inline]
-    #[must_use]
-    pub fn is_held_by_me(&self, cpu: CpuId) -> bool {
-        // Ordering: Relaxed; only this thread stores its id, as in `take_slow`.
-        let mine = |slot: &Slot<T>| slot.owner.load(Ordering::Relaxed) == thread_id();
-        self.slots.get(cpu.index()).is_some_and(mine)
-    }
-
     #[inline(always)]
     pub(super) fn slot(&self, cpu: CpuId) -> Result<&Slot<T>, LockError> {
         self.slots.get(cpu.index()).ok_or(LockError::NoSuchCpu(cpu))
@@ -318,7 +305,7 @@ impl<T> LgLock<T> {
             if park::spin(attempt).is_some() {
                 return Ok(());
             }
-            // Whoever only tries waits for nobody, in no order.
+            // Slots are waited for in ascending order: else two threads might wait for each other.
             if self.slots[slot.cpu.index()..].iter().any(mine) {
                 return Err(LockError::Deadlock);
             }
@@ -326,6 +313,7 @@ impl<T> LgLock<T> {
         if slot.parker.is_inherited() {
             return Err(Forked::new().into());
         }
+        // Whoever only tries waits for nobody, and so needs no order.
         if mode == Mode::Try {
             return Err(LockError::WouldBlock);
         }
