@@ -77,12 +77,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("# {}", percpu::capabilities());
 
     let plan = Plan::new(&args);
-    let only_without = args.only.is_some() && wants(&args, WITHOUT_RSEQ);
+    let only_without = args.only.is_some() && args.wants_family(WITHOUT_RSEQ);
     for family in &FAMILIES {
         let wanted = match mode {
-            Mode::Sections => wants(&args, family.name),
+            Mode::Sections => args.wants_family(family.name),
             Mode::Fallback => {
-                (wants(&args, family.name) || only_without)
+                (args.wants_family(family.name) || only_without)
                     && (family.depends_on_rseq || env::var_os(CHILD).is_none())
             }
         };
@@ -92,20 +92,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     report.print_losses();
-    if mode == Mode::Sections && wants(&args, WITHOUT_RSEQ) {
+    if mode == Mode::Sections && args.wants_family(WITHOUT_RSEQ) {
         if let Err(error) = without_rseq(&args, &mut report) {
             println!("# not measured: {WITHOUT_RSEQ}: {error}");
         }
     }
     print!("\n{}", report.targets);
     Ok(())
-}
-
-/// Whether `--only` names a part of `name`, or one of the targets whose numbers it begins with.
-fn wants(args: &Args, name: &str) -> bool {
-    let numbers = name.split(' ').filter(|word| word.starts_with('P'));
-    let asks = |number: &str| args.only.as_deref().is_some_and(|only| only.starts_with(number));
-    args.wants(name) || numbers.into_iter().any(asks)
 }
 
 /// Runs this bench once more in a process whose libc registers no rseq area.

@@ -26,14 +26,7 @@ mod walk;
 use std::error::Error;
 use std::time::Duration;
 
-use harness::{Args, Header, Plan, Report, Targets};
-
-/// Rows that are measured together.
-struct Family {
-    /// The numbers of its targets and a word or two.
-    name: &'static str,
-    run: fn(&Plan, &mut Report),
-}
+use harness::{Bench, Family};
 
 const FAMILIES: &[Family] = &[
     Family { name: "L1 L2 L8 pair", run: pair::run_intrusive },
@@ -46,30 +39,14 @@ const FAMILIES: &[Family] = &[
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let args = Args::from_env();
-    if !args.bench {
-        println!("percpu_list: measures only under `cargo bench`");
-        return Ok(());
-    }
-    let targets = Targets::parse(include_str!("../targets.toml"), "percpu_list")?;
-    let mut report = Report::new(targets);
-    print!("{}", Header::take("percpu_list"));
-    println!("# {}", percpu::capabilities());
-
-    // More groups than other benches have, within the same time.
-    let limit = Duration::from_millis(if args.quick { 1_500 } else { 10_000 });
-    let plan = Plan { limit, ..Plan::new(&args) };
-    for family in FAMILIES.iter().filter(|family| wants(&args, family.name)) {
-        println!("\n# {}", family.name);
-        (family.run)(&plan, &mut report);
-    }
-    report.print();
-    Ok(())
-}
-
-/// Whether `--only` names a part of `name`, or one of the targets whose numbers it begins with.
-fn wants(args: &Args, name: &str) -> bool {
-    let mut numbers = name.split(' ').filter(|word| word.starts_with('L'));
-    let asked = args.only.as_deref().unwrap_or("");
-    args.wants(name) || numbers.any(|number| asked.starts_with(number))
+    let bench = Bench {
+        name: "percpu_list",
+        targets: include_str!("../targets.toml"),
+        about: &percpu::capabilities(),
+        // More groups than other benches have, within the same time.
+        quick_limit: Duration::from_millis(1_500),
+        limit: Duration::from_secs(10),
+        families: FAMILIES,
+    };
+    bench.run()
 }

@@ -29,14 +29,7 @@ mod write;
 use std::error::Error;
 use std::time::Duration;
 
-use harness::{Args, Header, Plan, Report, Targets};
-
-/// Rows that are measured together.
-struct Family {
-    /// The numbers of its targets and a word or two.
-    name: &'static str,
-    run: fn(&Plan, &mut Report),
-}
+use harness::{Bench, Family};
 
 const FAMILIES: &[Family] = &[
     Family { name: "R1 get 1", run: get::run_1 },
@@ -55,37 +48,14 @@ const FAMILIES: &[Family] = &[
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let args = Args::from_env();
-    if !args.bench {
-        println!("radix_ctx: measures only under `cargo bench`");
-        return Ok(());
-    }
-    let targets = Targets::parse(include_str!("../targets.toml"), "radix_ctx")?;
-    let mut report = Report::new(targets);
-    print!("{}", Header::take("radix_ctx"));
-    println!("# {}", percpu::capabilities());
-
-    // More groups than other benches have, within the same time.
-    let limit = Duration::from_secs(if args.quick { 1 } else { 7 });
-    let plan = Plan { limit, ..Plan::new(&args) };
-    for family in FAMILIES.iter().filter(|family| wants(&args, family.name)) {
-        println!("\n# {}", family.name);
-        (family.run)(&plan, &mut report);
-    }
-    report.print();
-    Ok(())
-}
-
-/// Whether `--only` names a part of `name`, or one of the targets whose numbers it begins with.
-fn wants(args: &Args, name: &str) -> bool {
-    let numbers = name.split(' ').filter(|word| word.starts_with('R'));
-    let asks = |number: &str| {
-        let rest = args.only.as_deref().and_then(|only| only.strip_prefix(number));
-        rest.is_some_and(|rest| !rest.starts_with(|next: char| next.is_ascii_digit()))
+    let bench = Bench {
+        name: "radix_ctx",
+        targets: include_str!("../targets.toml"),
+        about: &percpu::capabilities(),
+        // More groups than other benches have, within the same time.
+        quick_limit: Duration::from_secs(1),
+        limit: Duration::from_secs(7),
+        families: FAMILIES,
     };
-    let named = args.only.as_deref().is_none_or(|only| {
-        // R1 is no part of R10.
-        name.split(' ').any(|word| word == only) || (!only.starts_with('R') && name.contains(only))
-    });
-    named || numbers.into_iter().any(asks)
+    bench.run()
 }

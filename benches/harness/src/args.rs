@@ -49,6 +49,22 @@ impl Args {
     pub fn wants(&self, name: &str) -> bool {
         self.only.as_deref().is_none_or(|only| name.contains(only))
     }
+
+    /// Whether a family of rows was asked for, whose name is the numbers of its targets and a word or
+    /// two: by one of the numbers, as `R1` or `R1.get`, or by a part of the name.
+    pub fn wants_family(&self, name: &str) -> bool {
+        match self.only.as_deref().and_then(number) {
+            Some(number) => name.split(' ').any(|word| word == number), // R1 is no part of R10
+            None => self.wants(name),
+        }
+    }
+}
+
+/// The number of a target that `only` begins with: a letter and digits.
+fn number(only: &str) -> Option<&str> {
+    let digits = only.strip_prefix(|letter: char| letter.is_ascii_uppercase())?;
+    let rest = digits.trim_start_matches(|digit: char| digit.is_ascii_digit());
+    (rest.len() < digits.len()).then(|| &only[..only.len() - rest.len()])
 }
 
 #[cfg(test)]
@@ -75,5 +91,22 @@ mod tests {
         assert!(Args::default().wants("N2.samecpu.tput"));
         assert!(Args::parse(["--only", "N2"]).wants("N2.samecpu.tput"));
         assert!(!Args::parse(["--only", "N1"]).wants("N2.samecpu.tput"));
+    }
+
+    #[test]
+    fn only_selects_families_by_number_or_by_part_of_a_name() {
+        let families = ["R1 R4 get 512", "R7 mix 50/50", "R10 seed", "gate and caches"];
+        let asked = |only: &str| {
+            let args = Args::parse(["--only", only]);
+            families.map(|name| args.wants_family(name))
+        };
+        assert_eq!(asked("R1"), [true, false, false, false], "it is no part of R10");
+        assert_eq!(asked("R4.get_512"), [true, false, false, false]);
+        assert_eq!(asked("R10"), [false, false, true, false]);
+        assert_eq!(asked("50"), [false, true, false, false]);
+        assert_eq!(asked("caches"), [false, false, false, true]);
+        assert_eq!(asked("R"), [true, true, true, false]);
+        assert_eq!(asked("R2"), [false; 4]);
+        assert!(families.iter().all(|name| Args::default().wants_family(name)));
     }
 }

@@ -37,6 +37,7 @@
 
 mod args;
 mod cpu;
+mod family;
 mod fio;
 mod foreign;
 mod group;
@@ -51,6 +52,7 @@ mod window;
 
 pub use self::args::Args;
 pub use self::cpu::{allowed_cpus, pin, thread_cpu_time, with_affinity, with_cpus};
+pub use self::family::{Bench, Family};
 pub use self::fio::FioReads;
 pub use self::foreign::Foreign;
 pub use self::group::{Case, Group, Plan};
