@@ -52,11 +52,6 @@ impl<T, L: Levels> Queue<T, L> {
                     return Err(refuse_message(other));
                 }
             }
-            if wait.deadline().is_some_and(|deadline| deadline.is_over()) {
-                state.counters.timeouts += 1;
-                drop(state);
-                return Err(refuse_message((message, SendRefused::Timeout)));
-            }
             waiter.rewind();
             // SAFETY: the node is on no list, and we have the lock.
             let inner = unsafe { waiter.inner() };
@@ -111,10 +106,6 @@ impl<T, L: Levels> Queue<T, L> {
             if state.closed {
                 return Err(ReceiveError::Closed);
             }
-            if wait.deadline().is_some_and(|deadline| deadline.is_over()) {
-                state.counters.timeouts += 1;
-                return Err(ReceiveError::Timeout);
-            }
             waiter.rewind();
             state.counters.receive_waits += 1;
             // SAFETY: on no list, and pinned here until it is off this one: see below.
@@ -139,9 +130,10 @@ impl<T, L: Levels> Queue<T, L> {
         }
     }
 
-    /// Waits until the node is off its list, or the deadline.
+    /// Waits until the node is off its list, or the deadline. One in the past waits for nothing.
     fn sleep(&self, waiter: &Waiter<T, L::Priority>, parker: &Parker, wait: Wait) -> Ended {
-        let looks = self.spin.looks();
+        let late = wait.deadline().is_some_and(|deadline| deadline.is_over());
+        let looks = if late { 0 } else { self.spin.looks() };
         let (ended, in_time) = waiter.wait(parker, wait.deadline(), looks);
         if looks > 0 {
             self.spin.learn(in_time);
