@@ -1,6 +1,9 @@
 //! L1, L2, L5 and L8: an object is added, and removed where it was added.
 
-use harness::{Group, Plan, Report, Rounds};
+use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use harness::{Case, Group, Plan, Report, Rounds};
 
 use crate::locked::{MutexList, MutexSlab, ShardedList};
 use crate::ours::{Intrusive, Owning};
@@ -26,6 +29,7 @@ pub(crate) fn run_intrusive(plan: &Plan, report: &mut Report) {
     let ours_live = Intrusive::new();
     let _live = Entries::new(&ours_live, 1000, LIVE);
     let mut group = Group::new("add and remove an object")
+        .case(exchanges())
         .case(pair(&uncounted, UNCOUNTED, 1))
         .case(pair(&ours_live, &live(OURS), 1));
     for threads in [1, 2] {
@@ -56,6 +60,18 @@ pub(crate) fn run_intrusive(plan: &Plan, report: &mut Report) {
         let scale = rounds.tput_ratio(&two(name), &one(name));
         println!("  {name}, two threads over one: {:.3}", scale.unwrap_or(f64::NAN));
     }
+}
+
+/// What a lock for an addition and one for a removal take at the least: the row `two exchanges/1`.
+fn exchanges<'a>() -> Case<'a> {
+    Case::new("two exchanges", 1, |_| {
+        let word = AtomicBool::new(false);
+        move |_| {
+            // Ordering: as a lock's; any costs the same here.
+            black_box(black_box(&word).swap(true, Ordering::Acquire));
+            black_box(black_box(&word).swap(false, Ordering::Release));
+        }
+    })
 }
 
 /// The oldest of 64 instead of the latest; and beside 100,000 that stay.
