@@ -54,7 +54,8 @@ impl<T, L: Levels> Builder<T, L> {
         self
     }
 
-    /// Most bytes of all messages together; without [`measure`](Self::measure) each has 0.
+    /// Most bytes of all messages together, and so of one; without [`measure`](Self::measure) each has
+    /// 0.
     #[must_use]
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.config.max_bytes = bytes;
@@ -141,6 +142,9 @@ impl<T, L: Levels> Builder<T, L> {
             return Err(BuildError::BadPriority);
         }
         config.reserves = reserves.into();
+        // What is longer than all messages may be together would wait for ever, and others behind it.
+        let most = u32::try_from(config.max_bytes).unwrap_or(u32::MAX);
+        config.max_message_bytes = config.max_message_bytes.min(most);
         let charge = quota.map(|quota| quota.charge(config.most_memory())).transpose()?;
         let mut core = Core::try_new(if no_alloc { spare.max(max) } else { spare })?;
         core.set_ageing(ageing);
