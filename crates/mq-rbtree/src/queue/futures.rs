@@ -160,7 +160,8 @@ impl<T, L: Levels> Future for Send<'_, T, L> {
             };
             let node = NonNull::from(&this.waiter);
             // SAFETY: we have the lock; no other reference is there.
-            if std::mem::take(&mut unsafe { this.waiter.inner() }.permit) {
+            let had_permit = std::mem::take(&mut unsafe { this.waiter.inner() }.permit);
+            if had_permit {
                 state.end_send_permit(message.bytes);
             }
             match state.put(&queue.config, message, &mut preload, &mut after) {
@@ -182,6 +183,14 @@ impl<T, L: Levels> Future for Send<'_, T, L> {
                         state.counters.send_waits += 1;
                         // SAFETY: on no list; pinned, and taken off when it is dropped.
                         unsafe { state.senders.add(node, Wake::Task(waker)) };
+                    }
+                    if had_permit {
+                        // What is left of the room that it was promised may do for another.
+                        state.settle(&queue.config, &mut preload, &mut after);
+                    }
+                    drop(state);
+                    if after.run() {
+                        queue.settle();
                     }
                     Poll::Pending
                 }
