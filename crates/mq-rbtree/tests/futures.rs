@@ -1,0 +1,320 @@
+//! Sends and receives that wait asynchronously: who is told, what a drop does, and wakers.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "common/flag.rs"]
+mod flag;
+#[path = "common/until.rs"]
+mod until;
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::thread;
+
+use mq_rbtree::{Queue, ReceiveError, SendRefused, Wait};
+
+use flag::Flag;
+use until::wait_until;
+
+/// Polls once, with a waker of its own.
+fn poll<F: Future + ?Sized>(future: &mut Pin<Box<F>>, flag: &Arc<Flag>) -> Poll<F::Output> {
+    future.as_mut().poll(&mut Context::from_waker(&flag.waker()))
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = Box::pin(future);
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return output;
+        }
+        thread::park();
+    }
+}
+
+/// Messages with their bytes as value.
+fn by_bytes(messages: usize, bytes: u64) -> Queue<u32> {
+    Queue::builder(messages).measure(|bytes| *bytes as usize).max_bytes(bytes).build().unwrap()
+}
+
+#[test]
+fn a_future_that_was_never_polled_does_nothing() {
+    let queue: Queue<Arc<()>> = Queue::new(1).unwrap();
+    let message = Arc::new(());
+    drop(queue.send_async(Arc::clone(&message), 1));
+    drop(queue.receive_async());
+    assert_eq!((queue.len(), Arc::strong_count(&message)), (Ok(0), 1));
+    queue.send(Arc::clone(&message), 1).unwrap();
+    drop(queue.receive_async());
+    drop(queue.send_async(Arc::clone(&message), 1));
+    assert_eq!((queue.len(), Arc::strong_count(&message)), (Ok(1), 2));
+    queue.validate();
+}
+
+/// Listed, told, and told for nothing: each is dropped, and another goes on in its place.
+#[test]
+fn inv09_a_receive_dropped_at_any_stage_loses_no_message() {
+    let queue: Queue<u32> = Queue::new(4).unwrap();
+    let (first_flag, flag) = (Flag::new(), Flag::new());
+    for stage in 0..3 {
+        let told = flag.count();
+        let mut first = Box::pin(queue.receive_async());
+        let mut second = Box::pin(queue.receive_async());
+        assert!(
+            poll(&mut first, &first_flag).is_pending() && poll(&mut second, &flag).is_pending()
+        );
+        let first = match stage {
+            0 => {
+                drop(first);
+                None
+            }
+            _ => Some(first),
+        };
+        queue.send(7, 1).unwrap();
+        if stage == 2 {
+            assert_eq!(queue.try_receive(), Ok((7, 1)), "another was faster");
+        }
+        assert_eq!(flag.count() - told, usize::from(stage == 0));
+        drop(first);
+        queue.validate();
+        assert_eq!(
+            flag.count() - told,
+            usize::from(stage < 2),
+            "the permit is passed on, if of use"
+        );
+        if stage == 2 {
+            assert!(poll(&mut second, &flag).is_pending());
+            queue.send(7, 1).unwrap();
+        }
+        assert_eq!(poll(&mut second, &flag), Poll::Ready(Ok((7, 1))));
+        assert_eq!(queue.stats().unwrap().waiting, (0, 0));
+        queue.validate();
+    }
+}
+
+#[test]
+fn inv09_a_send_dropped_at_any_stage_is_as_if_never_made() {
+    let queue: Queue<Arc<u32>> = Queue::new(1).unwrap();
+    let (first_flag, flag) = (Flag::new(), Flag::new());
+    for stage in 0..3 {
+        queue.send(Arc::new(0), 1).unwrap();
+        let told = flag.count();
+        let message = Arc::new(1);
+        let mut first = Box::pin(queue.send_async(Arc::clone(&message), 9));
+        let mut second = Box::pin(queue.send_async(Arc::new(2), 1));
+        assert!(
+            poll(&mut first, &first_flag).is_pending() && poll(&mut second, &flag).is_pending()
+        );
+        let first = match stage {
+            0 => {
+                drop(first);
+                None
+            }
+            _ => Some(first),
+        };
+        assert_eq!(*queue.receive().unwrap().0, 0);
+        if stage == 2 {
+            queue.try_send(Arc::new(3), 1).unwrap();
+        }
+        assert_eq!(flag.count() - told, usize::from(stage == 0));
+        drop(first);
+        queue.validate();
+        assert_eq!(Arc::strong_count(&message), 1, "its message went with it");
+        assert_eq!(flag.count() - told, usize::from(stage < 2));
+        if stage == 2 {
+            assert!(poll(&mut second, &flag).is_pending());
+            assert_eq!(*queue.receive().unwrap().0, 3);
+        }
+        assert!(matches!(poll(&mut second, &flag), Poll::Ready(Ok(()))));
+        assert_eq!(*queue.receive().unwrap().0, 2);
+        queue.validate();
+    }
+}
+
+/// What a message wanted that found the room taken again goes to whom it is enough for.
+#[test]
+fn inv07_a_permit_that_was_too_late_keeps_nobody_waiting() {
+    let queue = by_bytes(10, 100);
+    queue.send(60, 9).unwrap();
+    queue.send(30, 8).unwrap();
+    let (large_flag, urgent_flag) = (Flag::new(), Flag::new());
+    let mut large = Box::pin(queue.send_async(60, 1));
+    assert!(poll(&mut large, &large_flag).is_pending());
+    assert_eq!(queue.receive(), Ok((60, 9)));
+    assert_eq!(large_flag.count(), 1, "30 + 60");
+    queue.try_send(30, 7).unwrap();
+    let mut urgent = Box::pin(queue.send_async(50, 1).urgency(1));
+    assert!(poll(&mut urgent, &urgent_flag).is_pending(), "60 + 50");
+    assert_eq!(queue.receive(), Ok((30, 8)));
+    queue.try_send(20, 6).unwrap();
+    queue.validate();
+    assert_eq!(urgent_flag.count(), 0, "50, and 60 promised");
+    assert!(poll(&mut large, &large_flag).is_pending(), "50 + 60");
+    queue.validate();
+    assert_eq!(urgent_flag.count(), 1, "50 + 50");
+    assert!(matches!(poll(&mut urgent, &urgent_flag), Poll::Ready(Ok(()))));
+    queue.validate();
+}
+
+#[test]
+fn the_waker_of_the_last_poll_is_the_one_that_is_called() {
+    let queue: Queue<u32> = Queue::new(1).unwrap();
+    let flags: Vec<_> = (0..3).map(|_| Flag::new()).collect();
+    let mut receive = Box::pin(queue.receive_async());
+    for flag in &flags {
+        assert!(poll(&mut receive, flag).is_pending());
+        queue.validate();
+    }
+    let others = flags.iter().map(Arc::strong_count).take(2);
+    assert!(others.eq([1, 1]), "replaced wakers are dropped");
+    queue.send(1, 1).unwrap();
+    assert!(flags.iter().map(|flag| flag.count()).eq([0, 0, 1]));
+    let mut send = Box::pin(queue.send_async(2, 1));
+    for flag in &flags {
+        assert!(poll(&mut send, flag).is_pending());
+    }
+    assert_eq!(poll(&mut receive, &flags[0]), Poll::Ready(Ok((1, 1))));
+    assert!(flags.iter().map(|flag| flag.count()).eq([0, 0, 2]));
+    drop((receive, send));
+    assert!(flags.iter().all(|flag| Arc::strong_count(flag) == 1), "no waker is kept");
+}
+
+#[test]
+fn polled_after_it_was_ready_a_future_panics() {
+    let queue: Queue<u32> = Queue::new(1).unwrap();
+    let flag = Flag::new();
+    let mut send = Box::pin(queue.send_async(1, 1));
+    assert!(poll(&mut send, &flag).is_ready());
+    let mut receive = Box::pin(queue.receive_async());
+    assert!(poll(&mut receive, &flag).is_ready());
+    queue.send(2, 2).unwrap();
+    assert!(catch_unwind(AssertUnwindSafe(|| poll(&mut send, &flag))).is_err());
+    assert!(catch_unwind(AssertUnwindSafe(|| poll(&mut receive, &flag))).is_err());
+    queue.validate();
+    assert_eq!(queue.try_receive(), Ok((2, 2)), "nothing was taken");
+}
+
+#[test]
+fn what_can_never_be_sent_is_refused_at_the_first_poll() {
+    let queue = by_bytes(1, 10);
+    let flag = Flag::new();
+    for (bytes, priority, reason) in
+        [(11, 1, SendRefused::TooLong), (1, 32_768, SendRefused::BadPriority)]
+    {
+        let mut send = Box::pin(queue.send_async(bytes, priority));
+        let Poll::Ready(Err(error)) = poll(&mut send, &flag) else { panic!("{reason:?}") };
+        assert_eq!((error.value, error.reason), (bytes, reason));
+    }
+    queue.validate();
+}
+
+#[test]
+fn a_close_tells_every_task_and_gives_its_message_back() {
+    let queue: Queue<u32> = Queue::new(1).unwrap();
+    let flags: Vec<_> = (0..20).map(|_| Flag::new()).collect();
+    let mut receives: Vec<_> = flags.iter().map(|_| Box::pin(queue.receive_async())).collect();
+    for (receive, flag) in receives.iter_mut().zip(&flags) {
+        assert!(poll(receive, flag).is_pending());
+    }
+    queue.send(1, 1).unwrap(); // a permit
+    assert_eq!(queue.close(), Ok(true));
+    assert!(flags.iter().all(|flag| flag.count() == 1));
+    let results: Vec<_> =
+        receives.iter_mut().zip(&flags).map(|(receive, flag)| poll(receive, flag)).collect();
+    assert_eq!(results[0], Poll::Ready(Ok((1, 1))));
+    assert!(results[1..].iter().all(|result| *result == Poll::Ready(Err(ReceiveError::Closed))));
+    queue.validate();
+
+    let queue: Queue<u32> = Queue::new(1).unwrap();
+    queue.send(100, 1).unwrap();
+    let mut sends: Vec<_> = (0..20).map(|n| Box::pin(queue.send_async(n, 1))).collect();
+    for (send, flag) in sends.iter_mut().zip(&flags) {
+        assert!(poll(send, flag).is_pending());
+    }
+    queue.close().unwrap();
+    for (n, (send, flag)) in (0..).zip(sends.iter_mut().zip(&flags)) {
+        assert_eq!(flag.count(), 2);
+        let Poll::Ready(Err(error)) = poll(send, flag) else { panic!("{n}") };
+        assert_eq!((error.value, error.reason), (n, SendRefused::Closed));
+    }
+    queue.validate();
+    assert_eq!(queue.receive(), Ok((100, 1)), "what was there can be received");
+}
+
+/// Threads and tasks on both sides of one small queue: each message arrives once.
+#[test]
+fn inv17_threads_and_tasks_share_a_queue() {
+    const EACH: u64 = 3_000;
+    let queue: Queue<u64> = Queue::builder(3).time_lock().build().unwrap();
+    let sum = thread::scope(|scope| {
+        let queue = &queue;
+        scope.spawn(move || (0..EACH).for_each(|n| queue.send(n, n as u32 % 5).unwrap()));
+        scope.spawn(move || {
+            block_on(async {
+                for n in 0..EACH {
+                    queue.send_async(n, n as u32 % 70).await.unwrap();
+                }
+            });
+        });
+        let blocking =
+            scope.spawn(move || (0..EACH).map(|_| queue.receive().unwrap().0).sum::<u64>());
+        let task = scope.spawn(move || {
+            block_on(async {
+                let mut sum = 0;
+                for _ in 0..EACH {
+                    sum += queue.receive_async().await.unwrap().0;
+                }
+                sum
+            })
+        });
+        blocking.join().unwrap() + task.join().unwrap()
+    });
+    assert_eq!(sum, EACH * (EACH - 1));
+    queue.validate();
+    let stats = queue.stats().unwrap();
+    assert_eq!((stats.sent, stats.received, stats.depth), (2 * EACH, 2 * EACH, 0));
+    assert!(stats.longest_hold.is_some());
+}
+
+/// A task that was told first does not keep the message from a thread, nor the other way round.
+#[test]
+fn inv14_a_permit_dropped_beside_a_blocked_thread_gives_it_the_message() {
+    let queue: Queue<u32> = Queue::new(4).unwrap();
+    let flag = Flag::new();
+    let mut task = Box::pin(queue.receive_async());
+    assert!(poll(&mut task, &flag).is_pending());
+    thread::scope(|scope| {
+        let blocked = scope.spawn(|| queue.receive());
+        wait_until(|| queue.stats().unwrap().waiting == (0, 2));
+        queue.send(5, 5).unwrap();
+        assert_eq!((flag.count(), queue.stats().unwrap().waiting), (1, (0, 1)));
+        drop(task);
+        assert_eq!(blocked.join().unwrap(), Ok((5, 5)));
+    });
+    queue.validate();
+    assert_eq!(queue.stats().unwrap().handed_over, 1);
+
+    // And to send: the thread's message is taken when the permit is given up.
+    let queue: Queue<u32> = Queue::new(1).unwrap();
+    queue.send(1, 1).unwrap();
+    let mut task = Box::pin(queue.send_async(2, 2));
+    assert!(poll(&mut task, &flag).is_pending());
+    thread::scope(|scope| {
+        let blocked = scope.spawn(|| queue.send_with(3, 3, Wait::FOREVER));
+        wait_until(|| queue.stats().unwrap().waiting == (2, 0));
+        assert_eq!(queue.receive(), Ok((1, 1)));
+        assert_eq!((flag.count(), queue.stats().unwrap().waiting), (2, (1, 0)));
+        drop(task);
+        assert!(blocked.join().unwrap().is_ok());
+    });
+    assert_eq!(queue.receive(), Ok((3, 3)));
+    queue.validate();
+}

@@ -1,0 +1,109 @@
+//! Queues of every kind of limits against a model, one thread: messages, levels, who is told, and
+//! who is notified.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "common/flag.rs"]
+mod flag;
+mod queue_ops;
+
+use mq_rbtree::Bitmap;
+use proptest::prelude::*;
+
+use queue_ops::{Limits, Step, run};
+
+/// `PROPTEST_CASES`, or a few.
+fn cases() -> ProptestConfig {
+    let asked = std::env::var("PROPTEST_CASES").ok();
+    ProptestConfig::with_cases(asked.map_or(60, |cases| cases.parse().expect("a number")))
+}
+
+fn message() -> impl Strategy<Value = Step> {
+    let late = prop::bool::weighted(0.2);
+    (any::<u8>(), any::<u8>(), late).prop_map(|(a, b, c)| Step::Send {
+        priority: a,
+        bytes: b,
+        late: c,
+    })
+}
+
+fn received() -> impl Strategy<Value = Step> {
+    prop::bool::weighted(0.2).prop_map(|late| Step::Receive { late })
+}
+
+/// Steps that nobody waits in.
+fn plain() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        12 => message(),
+        8 => received(),
+        2 => any::<[u8; 3]>()
+            .prop_map(|[count, priority, bytes]| Step::SendBatch { count, priority, bytes }),
+        2 => any::<u8>().prop_map(|most| Step::ReceiveBatch { most }),
+        1 => any::<u8>().prop_map(|modulus| Step::DrainFilter { modulus }),
+    ]
+}
+
+/// With those that wait, and a notification.
+fn mixed() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        16 => plain(),
+        4 => any::<u8>().prop_map(|urgency| Step::WaitToReceive { urgency }),
+        6 => any::<[u8; 3]>()
+            .prop_map(|[priority, bytes, urgency]| Step::WaitToSend { priority, bytes, urgency }),
+        8 => (any::<u8>(), any::<bool>())
+            .prop_map(|(which, other_waker)| Step::PollReceive { which, other_waker }),
+        8 => (any::<u8>(), any::<bool>())
+            .prop_map(|(which, other_waker)| Step::PollSend { which, other_waker }),
+        3 => any::<u8>().prop_map(|which| Step::DropReceive { which }),
+        3 => any::<u8>().prop_map(|which| Step::DropSend { which }),
+        3 => Just(Step::Notify),
+        1 => Just(Step::CancelNotify),
+        1 => Just(Step::Drain),
+    ]
+}
+
+/// Mostly open: the close comes late, if at all.
+fn steps(of: impl Strategy<Value = Step>) -> impl Strategy<Value = Vec<Step>> {
+    let open = prop::collection::vec(of, 1..200);
+    (open, prop::bool::weighted(0.3), any::<prop::sample::Index>()).prop_map(
+        |(mut steps, closes, at)| {
+            if closes {
+                steps.insert(at.index(steps.len()), Step::Close);
+            }
+            steps
+        },
+    )
+}
+
+fn limits() -> impl Strategy<Value = Limits> {
+    (
+        prop_oneof![3 => 1_usize..8, 2 => 8_usize..300],
+        prop_oneof![2 => Just(u64::MAX), 3 => 100_u64..1000],
+        prop_oneof![2 => Just(u32::MAX), 1 => 100_u32..255],
+        prop::collection::vec((any::<u8>(), 1_u8..4), 0..3),
+        prop::option::weighted(0.3, 1_u32..5),
+        prop::bool::weighted(0.2),
+        0_usize..4,
+    )
+        .prop_map(|(messages, bytes, message_bytes, reserves, ageing, no_alloc, spare)| {
+            Limits { messages, bytes, message_bytes, reserves, ageing, no_alloc, spare }
+        })
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    #[test]
+    fn inv01_a_queue_gives_the_oldest_message_of_the_highest_priority(
+        limits in limits(), steps in steps(plain()),
+    ) {
+        run::<Bitmap>(&limits, &steps);
+    }
+
+    /// Lengths, bytes, levels and who waits; and each is told in its order of urgency.
+    #[test]
+    fn inv02_a_queue_that_tasks_wait_on_holds_what_was_sent_and_not_received(
+        limits in limits(), steps in steps(mixed()),
+    ) {
+        run::<Bitmap>(&limits, &steps);
+    }
+}

@@ -1,0 +1,401 @@
+//! Steps of one thread on a queue, with futures that wait, each checked against a model.
+//!
+//! The model is the messages as a map from priority to FIFO, and the rules of the documentation for
+//! who is told to look: a future that waits and was told is what the queue calls a permit.
+
+mod model;
+
+use std::collections::VecDeque;
+use std::fmt::Debug;
+use std::future::Future;
+use std::num::NonZeroU32;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use mq_rbtree::{
+    Bitmap, Busy, Levels, Queue, Receive, ReceiveError, Send, SendError, SendRefused, Wait,
+};
+
+use crate::flag::Flag;
+use model::{Model, Stored};
+
+/// Levels, and what stands for a number among their priorities: in the same order.
+pub(crate) trait Keyed: Levels<Priority: Ord + Debug> {
+    fn key(n: u32) -> Self::Priority;
+    fn is_key(priority: Self::Priority) -> bool;
+}
+
+impl Keyed for Bitmap {
+    fn key(n: u32) -> u32 {
+        n
+    }
+
+    fn is_key(priority: u32) -> bool {
+        priority < mq_rbtree::PRIORITIES
+    }
+}
+
+/// A message: dropped exactly once, or the count of the model's `Rc` tells.
+pub(crate) struct Parcel {
+    id: u64,
+    bytes: u32,
+    _live: Rc<()>,
+}
+
+/// Priorities where pages, words and the range end.
+const EDGES: [u32; 14] =
+    [0, 1, 2, 62, 63, 64, 65, 4_095, 4_096, 4_097, 32_703, 32_766, 32_767, 32_768];
+
+/// What is done next; the numbers are taken modulo what there is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Step {
+    Send { priority: u8, bytes: u8, late: bool },
+    Receive { late: bool },
+    SendBatch { count: u8, priority: u8, bytes: u8 },
+    ReceiveBatch { most: u8 },
+    DrainFilter { modulus: u8 },
+    Drain,
+    WaitToReceive { urgency: u8 },
+    WaitToSend { priority: u8, bytes: u8, urgency: u8 },
+    PollReceive { which: u8, other_waker: bool },
+    PollSend { which: u8, other_waker: bool },
+    DropReceive { which: u8 },
+    DropSend { which: u8 },
+    Notify,
+    CancelNotify,
+    Close,
+}
+
+/// The limits of a queue.
+#[derive(Clone, Debug)]
+pub(crate) struct Limits {
+    pub(crate) messages: usize,
+    pub(crate) bytes: u64,
+    pub(crate) message_bytes: u32,
+    /// Edge and messages: dropped from the end until they leave room.
+    pub(crate) reserves: Vec<(u8, u8)>,
+    pub(crate) ageing: Option<u32>,
+    pub(crate) no_alloc: bool,
+    pub(crate) spare: usize,
+}
+
+struct Waiting<F> {
+    future: Pin<Box<F>>,
+    flag: Arc<Flag>,
+    seen: usize,
+    old: Vec<(Arc<Flag>, usize)>,
+    id: u64,
+}
+
+impl<F: Future> Waiting<F> {
+    fn new(future: Pin<Box<F>>, id: u64) -> Self {
+        Self { future, flag: Flag::new(), seen: 0, old: Vec::new(), id }
+    }
+
+    fn poll(&mut self, other_waker: bool) -> Poll<F::Output> {
+        if other_waker {
+            let old = std::mem::replace(&mut self.flag, Flag::new());
+            let count = old.count();
+            self.old.push((old, count));
+        }
+        self.seen = self.flag.count();
+        let waker = self.flag.waker();
+        self.future.as_mut().poll(&mut Context::from_waker(&waker))
+    }
+
+    /// Whether it was told to look since it looked last: once.
+    fn told(&self) -> bool {
+        assert!(self.old.iter().all(|(flag, count)| flag.count() == *count), "another's waker");
+        let times = self.flag.count() - self.seen;
+        assert!(times <= 1, "told {times} times");
+        times == 1
+    }
+}
+
+pub(crate) fn run<L: Keyed>(limits: &Limits, steps: &[Step]) {
+    let mut model = Model::<L>::new(limits);
+    let mut builder = Queue::<Parcel, L>::builder(limits.messages)
+        .measure(|parcel| parcel.bytes as usize)
+        .max_bytes(limits.bytes)
+        .max_message_bytes(limits.message_bytes)
+        .spare_nodes(limits.spare);
+    for &(from, messages) in &model.reserves {
+        builder = builder.reserve(from, messages);
+    }
+    if let Some(every) = limits.ageing {
+        builder = builder.ageing(NonZeroU32::new(every).unwrap());
+    }
+    if limits.no_alloc {
+        builder = builder.no_alloc();
+    }
+    let queue = builder.build().unwrap();
+    let live = Rc::new(());
+    {
+        let mut runner = Runner {
+            queue: &queue,
+            live: &live,
+            receives: Vec::new(),
+            sends: Vec::new(),
+            fired: Arc::default(),
+        };
+        for &step in steps {
+            runner.step(&mut model, step);
+            runner.check(&mut model);
+        }
+    }
+    queue.validate();
+    drop(queue);
+    assert_eq!(Rc::strong_count(&live), 1, "every message was dropped");
+}
+
+struct Runner<'q, L: Keyed> {
+    queue: &'q Queue<Parcel, L>,
+    live: &'q Rc<()>,
+    receives: Vec<Waiting<Receive<'q, Parcel, L>>>,
+    sends: Vec<Waiting<Send<'q, Parcel, L>>>,
+    fired: Arc<AtomicUsize>,
+}
+
+fn pick(which: u8, of: usize) -> Option<usize> {
+    (of > 0).then(|| usize::from(which) % of)
+}
+
+impl<L: Keyed> Runner<'_, L> {
+    fn key(n: u8) -> L::Priority {
+        L::key(EDGES[usize::from(n) % EDGES.len()])
+    }
+
+    fn parcel(&self, model: &mut Model<L>, bytes: u8) -> Parcel {
+        model.ids += 1;
+        Parcel { id: model.ids, bytes: bytes.into(), _live: Rc::clone(self.live) }
+    }
+
+    fn step(&mut self, model: &mut Model<L>, step: Step) {
+        let queue = self.queue;
+        let past = |late| {
+            let late: bool = late;
+            let second_ago = Instant::now() - Duration::from_secs(1);
+            if late { Wait::until(second_ago) } else { Wait::NO }
+        };
+        match step {
+            Step::Send { priority, bytes, late } => {
+                let (parcel, key) = (self.parcel(model, bytes), Self::key(priority));
+                let stored = Stored { id: parcel.id, bytes: parcel.bytes };
+                let expected = match model.put(key, stored) {
+                    Err(SendRefused::Full) if late => Err(SendRefused::Timeout),
+                    other => other,
+                };
+                Self::sent(queue.send_with(parcel, key, past(late)), expected, stored.id);
+            }
+            Step::Receive { late } => {
+                let expected = model.take();
+                match queue.receive_with(past(late)) {
+                    Ok((parcel, key)) => assert_eq!(Some((key, parcel.id)), expected),
+                    Err(error) => {
+                        assert_eq!(expected, None);
+                        let refused =
+                            if late { ReceiveError::Timeout } else { ReceiveError::Empty };
+                        let why = if model.closed { ReceiveError::Closed } else { refused };
+                        assert_eq!(error, why);
+                    }
+                }
+            }
+            Step::SendBatch { count, priority, bytes } => {
+                let mut batch = VecDeque::new();
+                for n in 0..count % 80 {
+                    let key = Self::key(priority.wrapping_add(n / 3));
+                    batch.push_back((self.parcel(model, bytes.wrapping_add(n)), key));
+                }
+                let mut expected = Ok(());
+                let (mut sent, all) = (0, batch.len());
+                for (parcel, key) in &batch {
+                    expected = model.put(*key, Stored { id: parcel.id, bytes: parcel.bytes });
+                    if expected.is_err() {
+                        break;
+                    }
+                    sent += 1;
+                }
+                let next = batch.get(sent).map_or(0, |(parcel, _)| parcel.id);
+                match queue.send_batch(&mut batch, Wait::NO) {
+                    Ok(count) => assert_eq!((count, sent, expected), (all, all, Ok(()))),
+                    Err(error) => {
+                        assert_eq!(batch.len(), all - sent - 1, "those behind stay");
+                        assert!(batch.front().is_none_or(|(parcel, _)| parcel.id == next + 1));
+                        Self::sent(Err(error), expected, next);
+                    }
+                }
+            }
+            Step::ReceiveBatch { most } => {
+                let most = usize::from(most % 100);
+                let expected: Vec<_> = (0..most).map_while(|_| model.take()).collect();
+                let mut out = Vec::new();
+                match queue.receive_batch(&mut out, most, Wait::NO) {
+                    Ok(count) => assert_eq!(count, out.len()),
+                    Err(error) => {
+                        assert!(out.is_empty() && most > 0);
+                        let closed = model.closed;
+                        let why = if closed { ReceiveError::Closed } else { ReceiveError::Empty };
+                        assert_eq!(error, why);
+                    }
+                }
+                let out: Vec<_> = out.iter().map(|(parcel, key)| (*key, parcel.id)).collect();
+                assert_eq!(out, expected);
+            }
+            Step::DrainFilter { modulus } => {
+                let wanted = |id: u64| id.is_multiple_of(u64::from(modulus % 5) + 1);
+                let expected = model.drain(wanted);
+                let mut seen = Vec::new();
+                let out = queue.drain_filter(|parcel, key| {
+                    seen.push((key, parcel.id));
+                    wanted(parcel.id)
+                });
+                let out = out.unwrap();
+                let out: Vec<_> = out.iter().map(|(parcel, key)| (*key, parcel.id)).collect();
+                assert_eq!(out, expected);
+                assert!(seen.is_sorted_by(|a, b| a.0 >= b.0), "the highest first");
+            }
+            Step::Drain => {
+                let expected = model.drain(|_| true);
+                let out = queue.drain().unwrap();
+                let out: Vec<_> = out.iter().map(|(parcel, key)| (*key, parcel.id)).collect();
+                assert_eq!(out, expected);
+            }
+            Step::WaitToReceive { urgency } => {
+                let future = Box::pin(queue.receive_async().urgency(urgency % 3));
+                let id = model.new_receive(urgency % 3);
+                self.receives.push(Waiting::new(future, id));
+                self.poll_receive(model, self.receives.len() - 1, false);
+            }
+            Step::WaitToSend { priority, bytes, urgency } => {
+                let (parcel, key) = (self.parcel(model, bytes), Self::key(priority));
+                let id = parcel.id;
+                let stored = Stored { id, bytes: parcel.bytes };
+                model.new_send(urgency % 3, key, stored);
+                let future = Box::pin(queue.send_async(parcel, key).urgency(urgency % 3));
+                self.sends.push(Waiting::new(future, id));
+                self.poll_send(model, self.sends.len() - 1, false);
+            }
+            Step::PollReceive { which, other_waker } => {
+                if let Some(which) = pick(which, self.receives.len()) {
+                    self.poll_receive(model, which, other_waker);
+                }
+            }
+            Step::PollSend { which, other_waker } => {
+                if let Some(which) = pick(which, self.sends.len()) {
+                    self.poll_send(model, which, other_waker);
+                }
+            }
+            Step::DropReceive { which } => {
+                if let Some(which) = pick(which, self.receives.len()) {
+                    let gone = self.receives.swap_remove(which);
+                    model.receivers.retain(|waiter| waiter.id != gone.id);
+                }
+            }
+            Step::DropSend { which } => {
+                if let Some(which) = pick(which, self.sends.len()) {
+                    let gone = self.sends.swap_remove(which);
+                    model.senders.retain(|waiter| waiter.stored.id != gone.id);
+                }
+            }
+            Step::Notify => {
+                let fired = Arc::clone(&self.fired);
+                let notification = move || {
+                    fired.fetch_add(1, Relaxed);
+                };
+                match queue.notify(notification) {
+                    Ok(()) => assert!(!std::mem::replace(&mut model.registered, true)),
+                    Err(Busy(_)) => assert!(model.registered),
+                }
+            }
+            Step::CancelNotify => {
+                assert_eq!(queue.cancel_notify(), std::mem::take(&mut model.registered));
+            }
+            Step::Close => {
+                let closed = std::mem::replace(&mut model.closed, true);
+                assert_eq!(queue.close(), Ok(!closed));
+            }
+        }
+    }
+
+    #[track_caller]
+    fn sent(result: Result<(), SendError<Parcel>>, expected: Result<(), SendRefused>, id: u64) {
+        let result = result.map_err(|SendError { value, reason, .. }| {
+            assert_eq!(value.id, id, "the message comes back");
+            reason
+        });
+        assert_eq!(result, expected);
+    }
+
+    fn poll_receive(&mut self, model: &mut Model<L>, which: usize, other_waker: bool) {
+        let waiting = &mut self.receives[which];
+        let expected = model.poll_receive(waiting.id);
+        let (id, result) = (waiting.id, waiting.poll(other_waker));
+        match (result, expected) {
+            (Poll::Pending, None) => assert!(!model.closed),
+            (Poll::Ready(Ok((parcel, key))), Some(next)) => {
+                assert_eq!((key, parcel.id), next);
+                self.receives.swap_remove(which);
+            }
+            (Poll::Ready(Err(error)), None) => {
+                assert!(error == ReceiveError::Closed && model.closed);
+                self.receives.swap_remove(which);
+            }
+            (result, expected) => panic!("{}, {expected:?}", result.is_ready()),
+        }
+        if self.receives.get(which).is_none_or(|waiting| waiting.id != id) {
+            model.receivers.retain(|waiter| waiter.id != id);
+        }
+    }
+
+    fn poll_send(&mut self, model: &mut Model<L>, which: usize, other_waker: bool) {
+        let waiting = &mut self.sends[which];
+        let id = waiting.id;
+        let expected = model.poll_send(id);
+        match waiting.poll(other_waker) {
+            Poll::Pending => assert_eq!(expected, Err(SendRefused::Full)),
+            Poll::Ready(result) => {
+                Self::sent(result, expected, id);
+                self.sends.swap_remove(which);
+                model.senders.retain(|waiter| waiter.stored.id != id);
+            }
+        }
+    }
+
+    /// The queue is as the model is, and told whom the model would have told.
+    fn check(&mut self, model: &mut Model<L>) {
+        let queue = self.queue;
+        queue.validate();
+        model.settle();
+        let stats = queue.stats().unwrap();
+        assert_eq!((stats.depth, stats.bytes), (model.len(), model.bytes()));
+        assert_eq!((queue.len(), queue.bytes()), (Ok(model.len()), Ok(model.bytes())));
+        assert_eq!(queue.is_empty(), Ok(model.len() == 0));
+        assert_eq!((stats.sent, stats.received, stats.peak), model.counted());
+        assert_eq!(stats.levels.live, model.levels());
+        assert!(stats.levels.kept <= stats.levels.live + model.kept_most());
+        assert_eq!((stats.handed_over, stats.taken_over), (0, 0), "futures get permits only");
+        for (n, _) in EDGES.iter().enumerate() {
+            let key = Self::key(n as u8);
+            assert_eq!(queue.len_at(key), Ok(model.len_at(key)), "{key:?}");
+        }
+        let peeked = queue.peek(|parcel, key| (key, parcel.id)).unwrap();
+        assert_eq!(peeked, model.highest());
+        for waiting in &self.receives {
+            let permit = model.receiver(waiting.id).permit;
+            assert_eq!(waiting.told(), permit, "receiver {}", waiting.id);
+        }
+        for waiting in &self.sends {
+            let permit = model.sender(waiting.id).permit;
+            assert_eq!(waiting.told(), permit, "sender {}", waiting.id);
+        }
+        let unlisted = |permit: &bool| !*permit;
+        let senders = model.senders.iter().map(|waiter| waiter.permit).filter(unlisted).count();
+        let receivers = model.receivers.iter().map(|waiter| waiter.permit).filter(unlisted).count();
+        assert_eq!(stats.waiting, (senders, receivers));
+        assert_eq!(self.fired.load(Relaxed), model.fired, "notifications");
+    }
+}

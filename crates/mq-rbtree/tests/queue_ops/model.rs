@@ -1,0 +1,279 @@
+//! What a queue should do, by the documentation alone.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, VecDeque};
+
+use mq_rbtree::SendRefused;
+
+use super::{EDGES, Keyed, Limits};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stored {
+    pub(crate) id: u64,
+    pub(crate) bytes: u32,
+}
+
+pub(crate) struct Receiver {
+    pub(crate) id: u64,
+    urgency: u8,
+    ticket: u64,
+    pub(crate) permit: bool,
+}
+
+pub(crate) struct Sender<P> {
+    pub(crate) stored: Stored,
+    key: P,
+    urgency: u8,
+    ticket: u64,
+    pub(crate) permit: bool,
+}
+
+pub(crate) struct Model<L: Keyed> {
+    limits: Limits,
+    pub(crate) reserves: Vec<(L::Priority, usize)>,
+    stored: BTreeMap<L::Priority, VecDeque<Stored>>,
+    pub(crate) closed: bool,
+    pub(crate) registered: bool,
+    pub(crate) fired: usize,
+    pub(crate) receivers: Vec<Receiver>,
+    pub(crate) senders: Vec<Sender<L::Priority>>,
+    pub(crate) ids: u64,
+    tickets: u64,
+    pops: u32,
+    last: Option<L::Priority>,
+    sent: u64,
+    received: u64,
+    peak: usize,
+}
+
+impl<L: Keyed> Model<L> {
+    pub(crate) fn new(limits: &Limits) -> Self {
+        let mut kept = 0;
+        let reserves = limits.reserves.iter().map_while(|&(edge, messages)| {
+            kept += usize::from(messages);
+            // The last edge is no priority of every kind of levels.
+            let edge = usize::from(edge) % (EDGES.len() - 1);
+            (kept < limits.messages).then(|| (L::key(EDGES[edge]), usize::from(messages)))
+        });
+        Self {
+            reserves: reserves.collect(),
+            limits: limits.clone(),
+            stored: BTreeMap::new(),
+            closed: false,
+            registered: false,
+            fired: 0,
+            receivers: Vec::new(),
+            senders: Vec::new(),
+            ids: 0,
+            tickets: 0,
+            pops: 0,
+            last: None,
+            sent: 0,
+            received: 0,
+            peak: 0,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.stored.values().map(VecDeque::len).sum()
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.stored.values().flatten().map(|stored| u64::from(stored.bytes)).sum()
+    }
+
+    pub(crate) fn levels(&self) -> usize {
+        self.stored.len()
+    }
+
+    /// Nodes or pages that may be kept for priorities to come.
+    pub(crate) fn kept_most(&self) -> usize {
+        let all = if self.limits.no_alloc { self.limits.messages } else { 0 };
+        // Pages are never freed: those of all edges, or all there are.
+        self.limits.spare.max(all).max(if self.limits.no_alloc { 512 } else { EDGES.len() })
+    }
+
+    pub(crate) fn len_at(&self, key: L::Priority) -> usize {
+        self.stored.get(&key).map_or(0, VecDeque::len)
+    }
+
+    pub(crate) fn highest(&self) -> Option<(L::Priority, u64)> {
+        self.stored.iter().next_back().map(|(key, fifo)| (*key, fifo[0].id))
+    }
+
+    pub(crate) fn counted(&self) -> (u64, u64, usize) {
+        (self.sent, self.received, self.peak)
+    }
+
+    fn open_to(&self, key: L::Priority) -> usize {
+        let kept: usize = self.reserves.iter().filter(|(from, _)| key < *from).map(|r| r.1).sum();
+        self.limits.messages - kept
+    }
+
+    fn fits(&self, len: usize, bytes: u64, stored: Stored) -> bool {
+        len < self.limits.messages && bytes + u64::from(stored.bytes) <= self.limits.bytes
+    }
+
+    pub(crate) fn put(&mut self, key: L::Priority, stored: Stored) -> Result<(), SendRefused> {
+        if !L::is_key(key) {
+            return Err(SendRefused::BadPriority);
+        }
+        let most = u64::from(self.limits.message_bytes).min(self.limits.bytes);
+        if u64::from(stored.bytes) > most {
+            return Err(SendRefused::TooLong);
+        }
+        if self.closed {
+            return Err(SendRefused::Closed);
+        }
+        let (len, bytes) = (self.len(), self.bytes());
+        if !self.fits(len, bytes, stored) || len >= self.open_to(key) {
+            return Err(SendRefused::Full);
+        }
+        let waits = self.receivers.iter().any(|waiter| !waiter.permit);
+        if len == 0 && !waits && std::mem::take(&mut self.registered) {
+            self.fired += 1;
+        }
+        self.stored.entry(key).or_default().push_back(stored);
+        self.sent += 1;
+        self.peak = self.peak.max(len + 1);
+        self.settle();
+        Ok(())
+    }
+
+    pub(crate) fn take(&mut self) -> Option<(L::Priority, u64)> {
+        let highest = *self.stored.keys().next_back()?;
+        let mut key = highest;
+        if let Some(every) = self.limits.ageing {
+            self.pops += 1;
+            if self.pops == every {
+                self.pops = 0;
+                let below = self.last.and_then(|last| self.stored.range(..last).next_back());
+                key = below.map_or(highest, |(key, _)| *key);
+                self.last = Some(key);
+            }
+        }
+        let fifo = self.stored.get_mut(&key)?;
+        let stored = fifo.pop_front()?;
+        if fifo.is_empty() {
+            self.stored.remove(&key);
+        }
+        self.received += 1;
+        self.settle();
+        Some((key, stored.id))
+    }
+
+    pub(crate) fn drain(&mut self, wanted: impl Fn(u64) -> bool) -> Vec<(L::Priority, u64)> {
+        let mut out = Vec::new();
+        for (key, fifo) in self.stored.iter_mut().rev() {
+            fifo.retain(|stored| {
+                if wanted(stored.id) {
+                    out.push((*key, stored.id));
+                }
+                !wanted(stored.id)
+            });
+        }
+        self.stored.retain(|_, fifo| !fifo.is_empty());
+        self.received += out.len() as u64;
+        self.settle();
+        out
+    }
+
+    pub(crate) fn new_receive(&mut self, urgency: u8) -> u64 {
+        self.ids += 1;
+        // On no list before it was polled: see `poll_receive`.
+        self.receivers.push(Receiver { id: self.ids, urgency, ticket: 0, permit: true });
+        self.ids
+    }
+
+    pub(crate) fn new_send(&mut self, urgency: u8, key: L::Priority, stored: Stored) {
+        self.senders.push(Sender { stored, key, urgency, ticket: 0, permit: true });
+    }
+
+    fn ticket(&mut self, old: u64) -> u64 {
+        self.tickets += u64::from(old == 0);
+        if old == 0 { self.tickets } else { old }
+    }
+
+    pub(crate) fn receiver(&self, id: u64) -> &Receiver {
+        self.receivers.iter().find(|waiter| waiter.id == id).unwrap()
+    }
+
+    pub(crate) fn sender(&self, id: u64) -> &Sender<L::Priority> {
+        self.senders.iter().find(|waiter| waiter.stored.id == id).unwrap()
+    }
+
+    /// Polled: whoever waits in vain stands where it first stood.
+    pub(crate) fn poll_receive(&mut self, id: u64) -> Option<(L::Priority, u64)> {
+        let at = self.receivers.iter().position(|waiter| waiter.id == id).unwrap();
+        let mut waiter = self.receivers.swap_remove(at);
+        let taken = self.take();
+        if taken.is_none() {
+            waiter.permit = self.closed;
+            if !self.closed {
+                waiter.ticket = self.ticket(waiter.ticket);
+            }
+        }
+        self.receivers.push(waiter);
+        taken
+    }
+
+    pub(crate) fn poll_send(&mut self, id: u64) -> Result<(), SendRefused> {
+        let at = self.senders.iter().position(|waiter| waiter.stored.id == id).unwrap();
+        let mut waiter = self.senders.swap_remove(at);
+        let put = self.put(waiter.key, waiter.stored);
+        if put == Err(SendRefused::Full) {
+            waiter.permit = false;
+            waiter.ticket = self.ticket(waiter.ticket);
+            self.senders.push(waiter);
+            self.settle();
+        } else {
+            self.settle();
+        }
+        put
+    }
+
+    /// Has those told who have something to look for.
+    pub(crate) fn settle(&mut self) {
+        if self.closed {
+            self.receivers.iter_mut().for_each(|waiter| waiter.permit = true);
+            self.senders.iter_mut().for_each(|waiter| waiter.permit = true);
+            return;
+        }
+        loop {
+            let permits = self.receivers.iter().filter(|waiter| waiter.permit).count();
+            if self.len() <= permits {
+                break;
+            }
+            let listed = self.receivers.iter_mut().filter(|waiter| !waiter.permit);
+            match listed.min_by_key(|waiter| (Reverse(waiter.urgency), waiter.ticket)) {
+                Some(first) => first.permit = true,
+                None => break,
+            }
+        }
+        while let Some(first) = self.admissible() {
+            self.senders[first].permit = true;
+        }
+    }
+
+    /// The first who waits to send and may. Who is short of bytes holds up those behind it; whom only
+    /// a reserve keeps out does not.
+    fn admissible(&self) -> Option<usize> {
+        let permitted = || self.senders.iter().filter(|waiter| waiter.permit);
+        let len = self.len() + permitted().count();
+        let bytes = permitted().map(|waiter| u64::from(waiter.stored.bytes)).sum::<u64>();
+        let bytes = bytes + self.bytes();
+        let mut listed: Vec<usize> =
+            (0..self.senders.len()).filter(|&at| !self.senders[at].permit).collect();
+        listed.sort_by_key(|&at| (Reverse(self.senders[at].urgency), self.senders[at].ticket));
+        for at in listed {
+            let Sender { stored, key, .. } = self.senders[at];
+            if !self.fits(len, bytes, stored) {
+                return None;
+            }
+            if len < self.open_to(key) {
+                return Some(at);
+            }
+        }
+        None
+    }
+}
