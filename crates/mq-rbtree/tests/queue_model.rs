@@ -6,7 +6,9 @@
 mod flag;
 mod queue_ops;
 
-use mq_rbtree::Bitmap;
+use std::cmp::Reverse;
+
+use mq_rbtree::{Bitmap, RbTree};
 use proptest::prelude::*;
 
 use queue_ops::{Limits, Step, run};
@@ -14,7 +16,7 @@ use queue_ops::{Limits, Step, run};
 /// `PROPTEST_CASES`, or a few.
 fn cases() -> ProptestConfig {
     let asked = std::env::var("PROPTEST_CASES").ok();
-    ProptestConfig::with_cases(asked.map_or(60, |cases| cases.parse().expect("a number")))
+    ProptestConfig::with_cases(asked.map_or(25, |cases| cases.parse().expect("a number")))
 }
 
 fn message() -> impl Strategy<Value = Step> {
@@ -61,6 +63,21 @@ fn mixed() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// More that wait than there is room for.
+fn crowded() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => any::<[u8; 3]>()
+            .prop_map(|[priority, bytes, urgency]| Step::WaitToSend { priority, bytes, urgency }),
+        3 => (any::<u8>(), any::<bool>())
+            .prop_map(|(which, other_waker)| Step::PollSend { which, other_waker }),
+        3 => received(),
+        2 => message(),
+        1 => any::<u8>().prop_map(|most| Step::ReceiveBatch { most: most % 6 }),
+        1 => any::<u8>().prop_map(|modulus| Step::DrainFilter { modulus }),
+        1 => mixed(),
+    ]
+}
+
 /// Mostly open: the close comes late, if at all.
 fn steps(of: impl Strategy<Value = Step>) -> impl Strategy<Value = Vec<Step>> {
     let open = prop::collection::vec(of, 1..200);
@@ -93,17 +110,49 @@ proptest! {
     #![proptest_config(cases())]
 
     #[test]
-    fn inv01_a_queue_gives_the_oldest_message_of_the_highest_priority(
+    fn inv01_a_bitmap_queue_gives_the_oldest_message_of_the_highest_priority(
         limits in limits(), steps in steps(plain()),
     ) {
         run::<Bitmap>(&limits, &steps);
     }
 
+    #[test]
+    fn inv01_a_tree_queue_gives_the_oldest_message_of_the_highest_priority(
+        limits in limits(), steps in steps(plain()),
+    ) {
+        run::<RbTree<u32>>(&limits, &steps);
+    }
+
+    /// The least key first: what is rightmost is what the order says.
+    #[test]
+    fn inv03_a_tree_queue_follows_the_order_of_its_keys(
+        limits in limits(), steps in steps(plain()),
+    ) {
+        run::<RbTree<Reverse<u64>>>(&limits, &steps);
+    }
+
     /// Lengths, bytes, levels and who waits; and each is told in its order of urgency.
     #[test]
-    fn inv02_a_queue_that_tasks_wait_on_holds_what_was_sent_and_not_received(
+    fn inv02_a_bitmap_queue_that_tasks_wait_on_holds_what_was_sent_and_not_received(
         limits in limits(), steps in steps(mixed()),
     ) {
+        run::<Bitmap>(&limits, &steps);
+    }
+
+    #[test]
+    fn inv02_a_tree_queue_that_tasks_wait_on_holds_what_was_sent_and_not_received(
+        limits in limits(), steps in steps(mixed()),
+    ) {
+        run::<RbTree<u32>>(&limits, &steps);
+    }
+
+    /// Few places and many senders: each is told once, the most urgent first, of one urgency whoever
+    /// waited first, and none that only a reserve keeps out holds up another.
+    #[test]
+    fn inv10_who_waits_is_told_by_urgency_and_then_by_age(
+        mut limits in limits(), steps in steps(crowded()),
+    ) {
+        limits.messages = limits.messages.min(8);
         run::<Bitmap>(&limits, &steps);
     }
 }

@@ -5,6 +5,7 @@
 
 mod model;
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::future::Future;
@@ -17,7 +18,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{
-    Bitmap, Busy, Levels, Queue, Receive, ReceiveError, Send, SendError, SendRefused, Wait,
+    Bitmap, Busy, Levels, Queue, RbTree, Receive, ReceiveError, Send, SendError, SendRefused, Wait,
 };
 
 use crate::flag::Flag;
@@ -27,6 +28,8 @@ use model::{Model, Stored};
 pub(crate) trait Keyed: Levels<Priority: Ord + Debug> {
     fn key(n: u32) -> Self::Priority;
     fn is_key(priority: Self::Priority) -> bool;
+    /// Most nodes or pages that are kept by a queue of such limits.
+    fn most_kept(limits: &Limits) -> usize;
 }
 
 impl Keyed for Bitmap {
@@ -36,6 +39,45 @@ impl Keyed for Bitmap {
 
     fn is_key(priority: u32) -> bool {
         priority < mq_rbtree::PRIORITIES
+    }
+
+    /// A page is there from its first message on: no more than the edges are on.
+    fn most_kept(limits: &Limits) -> usize {
+        if limits.no_alloc { 512 } else { EDGES.len() }
+    }
+}
+
+/// What is reserved has one more than it needs, so that none is made when all are in use.
+fn nodes_kept(limits: &Limits) -> usize {
+    limits.spare.max(if limits.no_alloc { limits.messages + 1 } else { 0 })
+}
+
+impl Keyed for RbTree<u32> {
+    fn key(n: u32) -> u32 {
+        n
+    }
+
+    fn is_key(_: u32) -> bool {
+        true
+    }
+
+    fn most_kept(limits: &Limits) -> usize {
+        nodes_kept(limits)
+    }
+}
+
+/// The least number first.
+impl Keyed for RbTree<Reverse<u64>> {
+    fn key(n: u32) -> Reverse<u64> {
+        Reverse(n.into())
+    }
+
+    fn is_key(_: Reverse<u64>) -> bool {
+        true
+    }
+
+    fn most_kept(limits: &Limits) -> usize {
+        nodes_kept(limits)
     }
 }
 
@@ -376,7 +418,8 @@ impl<L: Keyed> Runner<'_, L> {
         assert_eq!(queue.is_empty(), Ok(model.len() == 0));
         assert_eq!((stats.sent, stats.received, stats.peak), model.counted());
         assert_eq!(stats.levels.live, model.levels());
-        assert!(stats.levels.kept <= stats.levels.live + model.kept_most());
+        let kept = L::most_kept(&model.limits);
+        assert!(stats.levels.kept <= kept, "{} kept", stats.levels.kept);
         assert_eq!((stats.handed_over, stats.taken_over), (0, 0), "futures get permits only");
         for (n, _) in EDGES.iter().enumerate() {
             let key = Self::key(n as u8);

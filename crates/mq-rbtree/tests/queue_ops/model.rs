@@ -29,7 +29,7 @@ pub(crate) struct Sender<P> {
 }
 
 pub(crate) struct Model<L: Keyed> {
-    limits: Limits,
+    pub(crate) limits: Limits,
     pub(crate) reserves: Vec<(L::Priority, usize)>,
     stored: BTreeMap<L::Priority, VecDeque<Stored>>,
     pub(crate) closed: bool,
@@ -84,13 +84,6 @@ impl<L: Keyed> Model<L> {
 
     pub(crate) fn levels(&self) -> usize {
         self.stored.len()
-    }
-
-    /// Nodes or pages that may be kept for priorities to come.
-    pub(crate) fn kept_most(&self) -> usize {
-        let all = if self.limits.no_alloc { self.limits.messages } else { 0 };
-        // Pages are never freed: those of all edges, or all there are.
-        self.limits.spare.max(all).max(if self.limits.no_alloc { 512 } else { EDGES.len() })
     }
 
     pub(crate) fn len_at(&self, key: L::Priority) -> usize {
