@@ -385,10 +385,21 @@ impl<T, L: Levels> Core<T, L> {
     }
 }
 
+/// Drops what is left, also when the drop of a message panics.
+struct Rest<'c, T, L: Levels>(&'c mut Core<T, L>);
+
+impl<T, L: Levels> Drop for Rest<'_, T, L> {
+    fn drop(&mut self) {
+        while self.0.pop().is_some() {}
+    }
+}
+
 impl<T, L: Levels> Drop for Core<T, L> {
     fn drop(&mut self) {
         if std::mem::needs_drop::<T>() {
-            while self.pop().is_some() {}
+            self.ageing = None; // in order nobody's comparisons run
+            let rest = Rest(self);
+            while rest.0.pop().is_some() {}
         }
     }
 }
