@@ -1,5 +1,7 @@
 //! Looking at a queue, and taking out what is not next.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use percpu::Forked;
 
 use super::{After, Queue, Received};
@@ -108,16 +110,23 @@ impl<T, L: Levels> Queue<T, L> {
             out.reserve(len + len / 8);
         };
         let all = &mut *state;
-        all.core.extract(&mut preload, take, |message| {
-            all.counters.received += 1;
-            out.push((message.value, message.priority));
-        });
+        let extract = || {
+            all.core.extract(&mut preload, take, |message| {
+                all.counters.received += 1;
+                out.push((message.value, message.priority));
+            });
+        };
+        // Who waits for the room goes on also if `take` panics.
+        let extracted = catch_unwind(AssertUnwindSafe(extract));
         state.settle(&self.config, &mut preload, &mut after);
         drop(state);
         if after.run() {
             self.settle();
         }
-        Ok(out)
+        match extracted {
+            Ok(()) => Ok(out),
+            Err(panic) => resume_unwind(panic),
+        }
     }
 
     /// Takes out every message, the highest priority first.
