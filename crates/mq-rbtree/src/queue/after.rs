@@ -1,6 +1,8 @@
 //! What is done after the unlock: threads and tasks woken, notifications made.
 
+use std::any::Any;
 use std::mem::{self, MaybeUninit};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use percpu::sync::Arc;
 
@@ -13,8 +15,8 @@ const MOST: usize = 4;
 /// A notification: called once.
 pub(crate) type Notification = Box<dyn FnOnce() + Send>;
 
-/// Collected under the lock, declared before its guard: also what is not run is dropped after the
-/// unlock. Empty it costs nothing.
+/// Collected under the lock, declared before its guard: what a panic keeps from being run is run when
+/// it is dropped, after the unlock as well. Empty it costs nothing.
 pub(crate) struct After {
     /// Whether there is something in `tasks`, which is written then.
     any: bool,
@@ -29,6 +31,8 @@ struct Tasks {
     count: usize,
     notification: Option<Notification>,
     bells: [Option<Arc<Bell>>; 2],
+    /// The first of a waker or notification.
+    panic: Option<Box<dyn Any + Send>>,
 }
 
 impl After {
@@ -74,6 +78,8 @@ impl After {
     }
 
     /// Does it all. The lock is not held. Returns whether it must be locked again.
+    ///
+    /// What panics keeps nothing else from being done; the panic goes on when `self` is dropped.
     #[inline(always)]
     pub(crate) fn run(&mut self) -> bool {
         if self.any {
@@ -84,15 +90,42 @@ impl After {
 
     #[cold]
     fn run_all(&mut self) {
-        let tasks = mem::take(self.tasks());
-        for bell in tasks.bells.into_iter().flatten() {
+        let Tasks { wakes, notification, bells, mut panic, .. } = mem::take(self.tasks());
+        for bell in bells.into_iter().flatten() {
             bell.ring();
         }
-        for wake in tasks.wakes.into_iter().flatten() {
-            wake.wake();
+        let mut call = |call: &mut dyn FnMut()| {
+            if let Err(caught) = catch_unwind(AssertUnwindSafe(call)) {
+                panic.get_or_insert(caught);
+            }
+        };
+        for wake in wakes.into_iter().flatten() {
+            match wake {
+                Wake::Thread(_) => wake.wake(),
+                Wake::Task(_) => {
+                    let mut wake = Some(wake);
+                    call(&mut || wake.take().into_iter().for_each(Wake::wake));
+                }
+            }
         }
-        if let Some(notification) = tasks.notification {
-            notification();
+        let mut notification = notification;
+        if notification.is_some() {
+            call(&mut || notification.take().into_iter().for_each(|notify| notify()));
+        }
+        self.tasks().panic = panic;
+    }
+
+    /// Does what was collected before a panic under the lock, and lets a panic of its own go on.
+    #[cold]
+    fn end(&mut self) {
+        self.run_all();
+        let panic = self.tasks().panic.take();
+        // SAFETY: written, as `any` says; nobody uses it any more.
+        unsafe { self.tasks.assume_init_drop() };
+        if let Some(panic) = panic {
+            if !std::thread::panicking() {
+                resume_unwind(panic);
+            }
         }
     }
 }
@@ -101,8 +134,7 @@ impl Drop for After {
     #[inline(always)]
     fn drop(&mut self) {
         if self.any {
-            // SAFETY: written, as `any` says; nobody uses it any more.
-            unsafe { self.tasks.assume_init_drop() };
+            self.end();
         }
     }
 }

@@ -196,8 +196,8 @@ impl<T, L: Levels> Queue<T, L> {
     /// have.
     pub fn close(&self) -> Result<bool, Forked> {
         let mut was_open = false;
+        let mut after = After::new();
         loop {
-            let mut after = After::new();
             {
                 let mut state = self.lock()?;
                 was_open |= !std::mem::replace(&mut state.closed, true);
@@ -255,9 +255,9 @@ impl<T, L: Levels> Queue<T, L> {
     /// Goes on where a section of the lock had to stop.
     #[cold]
     fn settle(&self) {
+        let mut after = After::new();
         loop {
             let mut preload = Preload::new();
-            let mut after = After::new();
             {
                 let Ok(mut state) = self.lock() else { return };
                 state.settle(&self.config, &mut preload, &mut after);
