@@ -217,11 +217,11 @@ mod tests {
     #[test]
     fn whoever_sleeps_for_an_age_sleeps_and_is_woken() {
         let far = SystemTime::UNIX_EPOCH + Duration::from_secs(i64::MAX as u64);
-        let waits: [&(dyn Fn(&Futex, u32) + Sync); 2] =
-            [&|futex, seen| futex.wait_for(seen, Duration::MAX), &|futex, seen| {
-                futex.wait_until(seen, far)
-            }];
-        for wait in waits {
+        for by_the_clock in [false, true] {
+            let wait = |futex: &Futex, seen| match by_the_clock {
+                false => futex.wait_for(seen, Duration::MAX),
+                true => futex.wait_until(seen, far),
+            };
             let futex = Futex::new();
             let seen = futex.load();
             thread::scope(|scope| {
