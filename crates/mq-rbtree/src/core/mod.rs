@@ -178,6 +178,29 @@ impl<T, L: Levels> Core<T, L> {
         self.pop_with(&mut Preload::new()).map(|message| (message.value, message.priority))
     }
 
+    /// Takes out every message that `take` wants and hands it to `out`, the highest priority first.
+    ///
+    /// If one of them panics, what was not looked at stays.
+    ///
+    /// ```
+    /// let mut core: mq_rbtree::Core<u32> = mq_rbtree::Core::try_new(0)?;
+    /// for (n, priority) in [(1, 5), (2, 7), (3, 5), (4, 7)] {
+    ///     core.push(priority, n).unwrap();
+    /// }
+    /// let mut odd = Vec::new();
+    /// core.drain_filter(|n, _| n % 2 == 1, |n, priority| odd.push((n, priority)));
+    /// assert_eq!(odd, [(1, 5), (3, 5)]);
+    /// assert_eq!(core.pop(), Some((2, 7)));
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn drain_filter(
+        &mut self,
+        take: impl FnMut(&T, L::Priority) -> bool,
+        mut out: impl FnMut(T, L::Priority),
+    ) {
+        self.extract(&mut Preload::new(), take, |message| out(message.value, message.priority));
+    }
+
     /// The message that is next; ageing is not looked at.
     #[must_use]
     pub fn peek(&mut self) -> Option<(&T, L::Priority)> {
