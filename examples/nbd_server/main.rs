@@ -12,6 +12,7 @@
 //!        (server)       └─ registry ─┘  (worker, conn, session, requests)    (export)
 //! ```
 
+mod admission;
 mod args;
 mod conn;
 mod contexts;

@@ -4,6 +4,7 @@ use std::fmt;
 
 use aio_reap::ReapSizes;
 
+use crate::admission::WaitStats;
 use crate::registry::RegistryReport;
 use crate::requests::Counters;
 use crate::worker::WorkerReport;
@@ -19,6 +20,7 @@ pub(crate) struct ServerReport {
     submitted: u64,
     waits: u64,
     max_in_flight: usize,
+    waiting: WaitStats,
     reap_sizes: Option<ReapSizes>,
     registry: RegistryReport,
 }
@@ -38,12 +40,14 @@ impl ServerReport {
             submitted: 0,
             waits: 0,
             max_in_flight: 0,
+            waiting: WaitStats::default(),
             reap_sizes: None,
             registry,
         };
-        for WorkerReport { counters, operations, engine } in workers {
+        for WorkerReport { counters, operations, engine, waits } in workers {
             sum.in_flight += operations.live;
             sum.counters.add(counters);
+            sum.waiting.add(waits);
             sum.submissions += engine.submissions;
             sum.submitted += engine.submitted;
             sum.waits += engine.waits;
@@ -100,6 +104,7 @@ impl fmt::Display for ServerReport {
             self.submitted as f64 / self.submissions.max(1) as f64,
             self.max_in_flight,
         )?;
+        writeln!(f, "{}", self.waiting)?;
         write!(f, "completions reaped at once, by percentile of reaps")?;
         if let Some(sizes) = &self.reap_sizes {
             write!(f, "\n{sizes}")?;

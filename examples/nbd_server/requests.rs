@@ -6,19 +6,22 @@
 //!  FLUSH ─fdatasync─► reply                   CACHE ─will-need─► reply
 //! ```
 //!
-//! A request has at most one operation in the engine at a time, so an engine with room for every
-//! request never refuses one. Each operation has an id of its own, which is all that the engine is
-//! told of it: see [`contexts`](crate::contexts).
+//! A request has at most one operation at a time, in the engine or waiting for a place there: see
+//! [`admission`](crate::admission). The engine is given no more than it works on at a time, so it
+//! refuses none. Each operation in it has an id of its own, which is all that the engine is told of
+//! it: see [`contexts`](crate::contexts).
 
+use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 
-use aio_reap::{AlignedBuf, AllocateMode, CompletionQueue, Engine, File};
+use aio_reap::{AlignedBuf, AllocateMode, CompletionQueue, Engine, File, SubmitError};
 use nbd_protocol::{Command, NbdError, ReplyHeader, Request};
 use radix_ctx::{CtxRef, CtxTable, Id, InsertError, LookupError, TableStats};
 use tracing::warn;
 
+use crate::admission::{Admission, Class, WaitStats};
 use crate::contexts::{Connection, Lost, Stray};
 use crate::export::ExportTable;
 use crate::memory::ALIGN;
@@ -68,15 +71,21 @@ pub(crate) struct Counters {
     pub(crate) unknown: u64,
 }
 
-/// An operation in the engine, and the request that it is for.
+/// An operation in the engine, or on its way there, and the request that it is for.
 #[derive(Clone, Debug)]
 struct Operation {
     conn: CtxRef<Connection>,
+    export: usize,
     file: usize,
     structured: bool,
+    /// Another operation of the request was carried out.
+    begun: bool,
     request: Request,
     stage: Stage,
 }
+
+/// An operation that waits for a place in the engine, and its buffer.
+type Waiting = (Operation, Option<AlignedBuf>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
@@ -107,13 +116,29 @@ struct Zeroes {
     fast: bool,
 }
 
+/// How much a worker takes on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Operations in the engine.
+    pub(crate) depth: usize,
+    /// Operations in all: those, and those that wait for a place there.
+    pub(crate) most: usize,
+}
+
 /// A worker's requests in flight, and the engine that works on them.
 pub(crate) struct Requests {
     pub(crate) engine: Rc<Engine>,
     /// By index of the export table's files.
     files: Vec<File>,
+    /// Those in the engine.
     operations: CtxTable<Operation>,
-    in_flight: usize,
+    in_engine: usize,
+    /// Places there.
+    depth: usize,
+    /// If something waits, every place is taken.
+    waiting: Admission<Waiting>,
+    /// What waited, and was answered without the engine.
+    answered: VecDeque<(Operation, Step)>,
     most: usize,
     transfers: CompletionQueue<AlignedBuf>,
     others: CompletionQueue<()>,
@@ -123,11 +148,11 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// `most` requests at a time; the engine has room for as many.
+    /// Takes requests as the limits say.
     pub(crate) fn new(
         engine: Rc<Engine>,
         exports: &Arc<ExportTable>,
-        most: usize,
+        Limits { depth, most }: Limits,
     ) -> io::Result<Self> {
         let operations = CtxTable::builder().max_contexts(most as u64).build();
         let files = exports.files.iter().map(|file| engine.attach(file.try_clone()?));
@@ -135,7 +160,10 @@ impl Requests {
             files: files.collect::<io::Result<_>>()?,
             engine,
             operations: operations.map_err(io::Error::from)?,
-            in_flight: 0,
+            in_engine: 0,
+            depth,
+            waiting: Admission::new(exports.len())?,
+            answered: VecDeque::new(),
             most,
             transfers: CompletionQueue::new(),
             others: CompletionQueue::new(),
@@ -146,16 +174,19 @@ impl Requests {
     }
 
     pub(crate) fn has_room(&self) -> bool {
-        self.in_flight < self.most
+        self.in_engine + self.waiting.len() < self.most
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.in_flight == 0
+        self.in_engine == 0 && self.waiting.is_empty() && self.answered.is_empty()
     }
 
     /// Whether [`complete`](Self::complete) has nothing to return.
     pub(crate) fn nothing_completed(&self) -> bool {
-        self.transfers.is_empty() && self.others.is_empty() && self.zeros.is_empty()
+        self.answered.is_empty()
+            && self.transfers.is_empty()
+            && self.others.is_empty()
+            && self.zeros.is_empty()
     }
 
     /// Carries out a request, or at least begins to. `Some` if the reply is there already.
@@ -164,7 +195,7 @@ impl Requests {
     pub(crate) fn start(
         &mut self,
         conn: &CtxRef<Connection>,
-        (file, structured): (usize, bool),
+        (export, structured): (usize, bool),
         request: Request,
         command: Command,
         buf: Option<AlignedBuf>,
@@ -183,7 +214,8 @@ impl Requests {
             Command::Cache | Command::Disconnect => Stage::Advise,
         };
         self.count(command, request.len);
-        let operation = Operation { conn: conn.clone(), file, structured, request, stage };
+        let (conn, file) = (conn.clone(), self.exports.get(export).file);
+        let operation = Operation { conn, export, file, structured, begun: false, request, stage };
         if request.len == 0 && command != Command::Flush {
             // fallocate refuses an empty range, and nothing else has anything to do.
             return Some(operation.reply(Ok(()), buf));
@@ -222,30 +254,68 @@ impl Requests {
         self.operations.stats()
     }
 
-    /// Hands an operation to the engine, under an id.
+    /// What waits and waited for the engine.
+    pub(crate) fn waits(&self) -> WaitStats {
+        self.waiting.stats()
+    }
+
+    /// Hands an operation to the engine, or has it wait for a place there.
     fn submit(&mut self, operation: Operation, buf: Option<AlignedBuf>) -> Option<Step> {
+        if self.in_engine < self.depth && self.waiting.is_empty() {
+            return self.enqueue(operation, buf).map(|(_, step)| step);
+        }
+        let (export, class) = (operation.export, operation.class());
+        let (operation, buf) = self.waiting.push(export, class, (operation, buf)).err()?;
+        Some(self.finish(&operation, Err(NbdError::NoMem), buf))
+    }
+
+    /// Hands what waits to the engine, as far as there are places.
+    fn admit(&mut self) {
+        while self.in_engine < self.depth {
+            let Some((operation, buf)) = self.waiting.pop() else { return };
+            let answered = self.enqueue(operation, buf);
+            self.answered.extend(answered);
+        }
+    }
+
+    /// Drops what a closed connection has waiting, but for requests that were begun; `give` gets the
+    /// buffers.
+    pub(crate) fn abandon(&mut self, conn: Id, mut give: impl FnMut(AlignedBuf)) {
+        self.waiting.drop_if(
+            |(operation, _)| !operation.begun && CtxRef::id(&operation.conn) == conn,
+            |(_, buf)| buf.into_iter().for_each(&mut give),
+        );
+    }
+
+    /// Hands an operation to the engine, under an id. If that cannot be it comes back with its reply.
+    fn enqueue(
+        &mut self,
+        operation: Operation,
+        buf: Option<AlignedBuf>,
+    ) -> Option<(Operation, Step)> {
         let Operation { file, stage, request: Request { offset, len, .. }, .. } = operation;
         let id = match self.operations.insert(operation) {
             Ok(id) => id,
             Err(InsertError { value, reason, .. }) => {
                 // There is room for `most`: what can refuse is memory.
-                return Some(self.finish(&value, Err(NbdError::from_errno(reason.errno())), buf));
+                let step = self.finish(&value, Err(NbdError::from_errno(reason.errno())), buf);
+                return Some((value, step));
             }
         };
-        self.in_flight += 1;
+        self.in_engine += 1;
         let (engine, file, token) = (&self.engine, &self.files[file], id.to_bits());
         let len = u64::from(len);
         let refused = match (stage, buf) {
             (Stage::Read, Some(buf)) => {
-                engine.read(file, buf, offset).enqueue(&self.transfers, token).err().map(into_io)
+                engine.read(file, buf, offset).enqueue(&self.transfers, token).err().map(with_buf)
             }
             (Stage::Write { .. }, Some(buf)) => {
-                engine.write(file, buf, offset).enqueue(&self.transfers, token).err().map(into_io)
+                engine.write(file, buf, offset).enqueue(&self.transfers, token).err().map(with_buf)
             }
             (Stage::Zeros { done, .. }, _) => {
                 let run = &zeros()[..ZEROS.min((len - done) as usize)];
                 let write = engine.write(file, run, offset + done);
-                write.enqueue(&self.zeros, token).err().map(into_io)
+                write.enqueue(&self.zeros, token).err().map(|error| (error.into(), None))
             }
             (stage, _) => {
                 let request = match stage {
@@ -258,14 +328,15 @@ impl Requests {
                     Stage::Advise => engine.will_need(file, offset, len),
                     _ => engine.fdatasync(file),
                 };
-                request.enqueue(&self.others, token).err().map(into_io)
+                request.enqueue(&self.others, token).err().map(|error| (error.into(), None))
             }
         };
-        // The engine has room for `most` requests and `check` saw to the alignment: what can
+        // The engine has room for `depth` requests and `check` saw to the alignment: what can
         // refuse is an engine shut down.
-        let error = refused?;
+        let (error, buf): (io::Error, _) = refused?;
         let operation = self.retire(token).ok()?;
-        Some(self.finish(&operation, Err(NbdError::from(&error)), None))
+        let step = self.finish(&operation, Err(NbdError::from(&error)), buf);
+        Some((operation, step))
     }
 
     /// The operation of an id that the engine brought back. It has that id no more.
@@ -273,7 +344,7 @@ impl Requests {
         let id = Id::from_bits(token).ok_or(LookupError::NotFound)?;
         let operation = self.operations.with(id, Operation::clone)?;
         self.operations.remove(id)?;
-        self.in_flight -= 1;
+        self.in_engine -= 1;
         Ok(operation)
     }
 
@@ -281,6 +352,9 @@ impl Requests {
     ///
     /// With the slot of the connection that the step is for.
     pub(crate) fn complete(&mut self) -> Option<Result<(usize, Step), Stray>> {
+        if let Some((Operation { conn, .. }, step)) = self.answered.pop_front() {
+            return Some(self.address((conn.slot(), CtxRef::is_removed(&conn)), step));
+        }
         if let Some(done) = self.transfers.pop() {
             return Some(self.resolve(done.token, done.result, Some(done.buf)));
         }
@@ -307,8 +381,18 @@ impl Requests {
                 return Err(Stray { why: Lost::Unknown(error), buf });
             }
         };
-        let (slot, closed) = (operation.conn.slot(), CtxRef::is_removed(&operation.conn));
+        let whose = (operation.conn.slot(), CtxRef::is_removed(&operation.conn));
         let step = self.advance(operation, result, buf);
+        self.admit(); // there is a place
+        self.address(whose, step)
+    }
+
+    /// A step with the slot of the connection that it is for, unless that is closed.
+    fn address(
+        &mut self,
+        (slot, closed): (usize, bool),
+        step: Step,
+    ) -> Result<(usize, Step), Stray> {
         if closed {
             // What was begun for it is done to the end all the same; nobody hears of it.
             self.counters.closed += 1;
@@ -323,12 +407,17 @@ impl Requests {
         result: io::Result<usize>,
         buf: Option<AlignedBuf>,
     ) -> Step {
-        if operation.stage == Stage::Sync && result.is_err() {
-            self.exports.sync_failed(operation.file);
+        if operation.stage == Stage::Sync {
+            if result.is_err() {
+                self.exports.sync_failed(operation.file);
+            } else if self.exports.has_sync_failed(operation.file) {
+                // Another one failed while this one was on its way: it heard of that, and this did not.
+                return self.finish(&operation, Err(NbdError::Io), buf);
+            }
         }
         match operation.then(&result) {
             Then::Next(stage) => {
-                operation.stage = stage;
+                (operation.stage, operation.begun) = (stage, true);
                 if stage == Stage::Sync && self.exports.has_sync_failed(operation.file) {
                     return self.finish(&operation, Err(NbdError::Io), buf);
                 }
@@ -361,9 +450,12 @@ impl Requests {
     }
 }
 
-/// Drops the refused request, its buffer with it.
-fn into_io<R>(error: aio_reap::SubmitError<R>) -> io::Error {
-    error.into()
+/// A refused transfer's buffer, beside the reason.
+fn with_buf(
+    error: SubmitError<aio_reap::Request<'_, AlignedBuf>>,
+) -> (io::Error, Option<AlignedBuf>) {
+    let reason = io::Error::from_raw_os_error(error.errno());
+    (reason, Some(error.into_request().into_buf()))
 }
 
 /// What follows a completed operation.
@@ -373,6 +465,19 @@ enum Then {
 }
 
 impl Operation {
+    /// What it is to others that wait.
+    fn class(&self) -> Class {
+        let len = u64::from(self.request.len);
+        match self.stage {
+            Stage::Sync => Class::Sync,
+            Stage::Read | Stage::Advise => Class::of_read(len),
+            Stage::Zeros { done, .. } => Class::of_write(len - done),
+            Stage::Write { .. } | Stage::Punch { .. } | Stage::ZeroRange { .. } => {
+                Class::of_write(len)
+            }
+        }
+    }
+
     fn then(&self, result: &io::Result<usize>) -> Then {
         let unsupported = matches!(
             result.as_ref().err().and_then(io::Error::raw_os_error),

@@ -25,6 +25,7 @@ use crate::export::{ExportError, ExportTable};
 use crate::memory::LEAST;
 use crate::registry::Registry;
 use crate::report::ServerReport;
+use crate::requests::Limits;
 use crate::worker::{Message, Worker, WorkerReport};
 
 /// Payload bytes in flight over all connections, or [`LEAST`] per worker if that is more, and the
@@ -362,9 +363,9 @@ fn start_worker(
     let (inbox, receiver) = mpsc::channel();
     let (ready, started) = mpsc::channel();
     let depth = args.depth as usize;
-    let capacity = depth.max(256) * 4;
+    let limits = Limits { depth, most: depth.max(256) * 4 };
     let threads = depth.min(POOL);
-    let mut builder = Engine::builder().depth(depth).capacity(capacity).threads(threads);
+    let mut builder = Engine::builder().depth(depth).capacity(depth).threads(threads);
     if let Some(kind) = args.backend.kind() {
         builder = builder.backend(kind);
     }
@@ -379,7 +380,7 @@ fn start_worker(
             log_backend(number, &engine);
             let inbox = (receiver, inbox_bell);
             let memory = (MEMORY / count).max(LEAST);
-            Worker::new(exports, engine, capacity, memory, inbox, connections, listing)
+            Worker::new(exports, engine, limits, memory, inbox, connections, listing)
         });
         match made {
             Ok(worker) => {

@@ -4,6 +4,8 @@
 //! the trials in `nbd_clients` need the program; so its modules are compiled once more here.
 #![expect(dead_code, reason = "only main.rs, which is not here, uses everything")]
 
+#[path = "../nbd_server/admission.rs"]
+mod admission;
 #[path = "../nbd_server/args.rs"]
 mod args;
 #[path = "../nbd_server/conn.rs"]

@@ -193,7 +193,7 @@ impl Worker {
                         }
                         Next::Start(request, command, buf) => {
                             understood += 1;
-                            let target = (exports.get(session.export).file, session.structured);
+                            let target = (session.export, session.structured);
                             conn.active += 1;
                             let step = requests.start(&conn.ctx, target, request, command, buf);
                             if let Some(step) = step {

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  epoll ─► receive ─► parse ─► engine (one batch) ─► completions ─► replies ─► send (one call)
-//!    ▲ sockets, engine, inbox                               └─ next operation ─┘
+//!    ▲ sockets, engine, inbox      ▲ what waits for a place there │
+//!                                  └──── next operation ◄─────────┘
 //! ```
 //!
 //! Everything received in one go is parsed under one plug, so it reaches the kernel in one
@@ -33,12 +34,13 @@ use socket2::Socket;
 use tracing::{debug, info, warn};
 
 use self::deadlines::{HANDSHAKE_LIMIT, LINGER_LIMIT, TICK};
+use crate::admission::WaitStats;
 use crate::conn::{Conn, Phase, Sent};
 use crate::contexts::{Connection, Connections, Stray};
 use crate::export::ExportTable;
 use crate::memory::Memory;
 use crate::registry::{Client, Registry};
-use crate::requests::{Counters, Requests};
+use crate::requests::{Counters, Limits, Requests};
 use crate::spin::Spinner;
 
 /// Bytes received at a time.
@@ -68,6 +70,7 @@ pub(crate) struct WorkerReport {
     /// Of the table of operations in the engine.
     pub(crate) operations: TableStats,
     pub(crate) engine: EngineStats,
+    pub(crate) waits: WaitStats,
 }
 
 pub(crate) struct Worker {
@@ -105,7 +108,7 @@ impl Worker {
     pub(crate) fn new(
         exports: Arc<ExportTable>,
         engine: Engine,
-        most: usize,
+        limits: Limits,
         memory: usize,
         (inbox, bell): (Receiver<Message>, Arc<OwnedFd>),
         connections: Arc<Connections>,
@@ -117,7 +120,7 @@ impl Worker {
         epoll::add(&epoll, engine.as_ref().as_fd(), epoll::EventData::new_u64(ENGINE), input)?;
         epoll::add(&epoll, bell.as_fd(), epoll::EventData::new_u64(INBOX), input)?;
         Ok(Self {
-            requests: Requests::new(engine, &exports, most)?,
+            requests: Requests::new(engine, &exports, limits)?,
             exports,
             memory: Memory::new(memory),
             conns: Slab::new(),
@@ -335,16 +338,19 @@ impl Worker {
             counters: self.requests.counters,
             operations: self.requests.table(),
             engine: self.requests.engine.stats(),
+            waits: self.requests.waits(),
         }
     }
 
-    /// Ends a connection. Its operations in the engine go on, and keep their buffers.
+    /// Ends a connection. Its operations in the engine go on, and keep their buffers; what waits is
+    /// dropped.
     fn close(&mut self, id: Id, reason: &str) {
         let Some(slot) = self.slot_of(id) else { return };
         self.forget(id);
         let mut conn = self.conns.remove(slot);
         info!(conn = %id, reason, refused = conn.refused, "connection closed");
         conn.out.discard(&mut self.memory);
+        self.requests.abandon(id, |buf| self.memory.give(buf, None));
         self.again |= !self.blocked.is_empty(); // what it held is free for them
         if let Phase::Transmission(session) = conn.phase {
             if let Some(buf) = session.abandon() {

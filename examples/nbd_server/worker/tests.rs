@@ -11,6 +11,8 @@ use percpu_list::Refused;
 use radix_ctx::{CtxTable, LookupError};
 use tempfile::TempDir;
 
+mod waiting;
+
 use super::*;
 use crate::args::Args;
 use crate::contexts::Lost;
@@ -32,12 +34,18 @@ struct Lab {
 
 impl Lab {
     fn new() -> Self {
+        Self::with(Limits { depth: MOST, most: MOST }, MOST + 1)
+    }
+
+    /// With an engine that holds `capacity` requests.
+    fn with(limits: Limits, capacity: usize) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("a.img");
         let args = ["nbd_server", "--size", "1M", "--image", image.to_str().unwrap()];
         let exports = Arc::new(ExportTable::open(&Args::parse_from(args)).unwrap());
         let script = Script::new();
-        let engine = Engine::builder().depth(MOST).capacity(MOST + 1).build_scripted(&script);
+        let engine =
+            Engine::builder().depth(limits.depth).capacity(capacity).build_scripted(&script);
         let (inbox, receiver) = mpsc::channel();
         let bell =
             Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap());
@@ -46,7 +54,7 @@ impl Lab {
         let registry = Arc::new(Registry::new(&exports).unwrap());
         let listing = (Arc::clone(&registry), 0);
         let worker =
-            Worker::new(exports, engine.unwrap(), MOST, 0, (receiver, bell), inner, listing);
+            Worker::new(exports, engine.unwrap(), limits, 0, (receiver, bell), inner, listing);
         let worker = worker.unwrap();
         Self { worker, script, connections, registry, image, _inbox: inbox, _dir: dir }
     }
@@ -65,12 +73,22 @@ impl Lab {
         (id, client)
     }
 
-    fn ask(&mut self, (id, client): &mut (Id, UnixStream), command: u16, flags: CommandFlags) {
-        let len = BLOCK as u32;
-        let request = Request { flags, command, cookie: 0xc0, offset: 0, len };
+    fn ask(&mut self, client: &mut (Id, UnixStream), command: u16, flags: CommandFlags) {
+        self.ask_for(client, command, flags, 0xc0, BLOCK);
+    }
+
+    fn ask_for(
+        &mut self,
+        (id, client): &mut (Id, UnixStream),
+        command: u16,
+        flags: CommandFlags,
+        cookie: u64,
+        len: usize,
+    ) {
+        let request = Request { flags, command, cookie, offset: 0, len: len as u32 };
         client.write_all(&request.encode()).unwrap();
         if command == cmd::WRITE {
-            client.write_all(&[0x5a; BLOCK]).unwrap();
+            client.write_all(&vec![0x5a; len]).unwrap();
         }
         self.worker.ready(*id, epoll::EventFlags::IN);
     }

@@ -21,6 +21,7 @@ mod images;
 mod lab;
 mod need;
 mod pressure;
+mod priorities;
 mod sandbox;
 mod server;
 mod sessions;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
     trials.extend(bad_requests::trials());
     trials.extend(startup::trials());
     trials.extend(faults::trials());
+    trials.extend(priorities::trials());
     trials.extend(tcp::trials());
     trials.extend(tearing::trials());
     libtest_mimic::run(&args, trials).exit_code()

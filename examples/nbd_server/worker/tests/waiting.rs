@@ -1,0 +1,242 @@
+//! Requests above the engine's depth.
+
+use std::time::Duration;
+
+use super::*;
+use crate::admission::{Class, SMALL};
+
+/// A large transfer, as small as there are.
+const LARGE: usize = SMALL as usize + BLOCK;
+const NONE: CommandFlags = CommandFlags::NONE;
+
+/// An engine that works on one request at a time.
+fn narrow() -> Lab {
+    Lab::with(Limits { depth: 1, most: 32 }, 1)
+}
+
+impl Lab {
+    fn waiting(&self) -> usize {
+        self.worker.report().waits.depth
+    }
+}
+
+/// The next reply's cookie and error; of a READ of `len` bytes.
+fn reply((_, client): &mut (Id, UnixStream), len: usize) -> (u64, u32) {
+    let mut header = [0; 16];
+    client.read_exact(&mut header).expect("a reply");
+    let error = u32::from_be_bytes(header[4..8].try_into().unwrap());
+    if error == 0 {
+        client.read_exact(&mut vec![0; len]).expect("its payload");
+    }
+    (u64::from_be_bytes(header[8..].try_into().unwrap()), error)
+}
+
+#[test]
+fn who_waits_is_admitted_by_class_and_in_order_within_it() {
+    let mut lab = narrow();
+    let mut client = lab.client();
+    let asked = [
+        (cmd::WRITE, LARGE),
+        (cmd::WRITE, LARGE),
+        (cmd::READ, LARGE),
+        (cmd::CACHE, LARGE),
+        (cmd::TRIM, BLOCK),
+        (cmd::WRITE, SMALL as usize),
+        (cmd::READ, BLOCK),
+        (cmd::READ, SMALL as usize),
+        (cmd::FLUSH, 0),
+    ];
+    for (nr, (command, len)) in asked.into_iter().enumerate() {
+        lab.ask_for(&mut client, command, NONE, nr as u64, len);
+        assert_eq!((lab.script.in_flight(), lab.waiting()), (1, nr), "one at a time");
+    }
+    // The first was in the engine before any of the others came.
+    for nr in [0, 8, 6, 7, 4, 5, 2, 3, 1] {
+        assert_eq!(lab.script.in_flight(), 1, "a free place is taken at once");
+        lab.complete();
+        let (command, len) = asked[nr];
+        let len = if command == cmd::READ { len } else { 0 };
+        assert_eq!(reply(&mut client, len), (nr as u64, 0));
+    }
+    let waits = lab.worker.report().waits;
+    let counts = [
+        (Class::Sync, 1),
+        (Class::SmallRead, 2),
+        (Class::SmallWrite, 2),
+        (Class::LargeRead, 2),
+        (Class::LargeWrite, 1),
+    ];
+    for (class, count) in counts {
+        let of = waits.of(class);
+        assert_eq!(of.count, count, "{class}");
+        assert!(of.longest > Duration::ZERO && of.longest <= of.time, "{class}: {of:?}");
+    }
+    assert_eq!((waits.depth, waits.peak, waits.dropped), (0, 8, 0));
+    lab.worker.close(client.0, "a test");
+    lab.ends_empty();
+}
+
+#[test]
+fn a_large_write_is_not_held_up_for_ever() {
+    let mut lab = narrow();
+    let mut client = lab.client();
+    lab.ask_for(&mut client, cmd::READ, NONE, 0, BLOCK);
+    lab.ask_for(&mut client, cmd::WRITE, NONE, 1, LARGE);
+    // Two classes wait: each has its turn once in as many places.
+    let most = 2 * crate::admission::AGEING.get() as u64;
+    for nr in 2.. {
+        lab.ask_for(&mut client, cmd::READ, NONE, nr, BLOCK);
+        lab.complete();
+        let mut header = [0; 16];
+        client.1.read_exact(&mut header).unwrap();
+        if header[8..] == 1u64.to_be_bytes() {
+            break;
+        }
+        client.1.read_exact(&mut [0; BLOCK]).unwrap();
+        assert!(nr - 2 <= most, "it was overtaken by {} reads", nr - 2);
+    }
+    for _ in 0..2 {
+        lab.complete();
+        reply(&mut client, BLOCK);
+    }
+    lab.worker.close(client.0, "a test");
+    lab.ends_empty();
+}
+
+#[test]
+fn below_the_depth_nothing_waits() {
+    let mut lab = Lab::with(Limits { depth: 3, most: 32 }, 3);
+    let mut client = lab.client();
+    for _ in 0..20 {
+        for _ in 0..3 {
+            lab.ask(&mut client, cmd::READ, NONE);
+        }
+        assert_eq!(lab.script.in_flight(), 3);
+        (0..3).for_each(|_| lab.complete());
+        (0..3).for_each(|_| assert_eq!(reply(&mut client, BLOCK), (0xc0, 0)));
+    }
+    assert_eq!(lab.worker.report().waits.peak, 0);
+    lab.ask(&mut client, cmd::READ, NONE);
+    lab.worker.close(client.0, "a test");
+    lab.complete();
+    lab.ends_empty();
+}
+
+#[test]
+fn who_is_closed_while_it_waits_gets_its_buffers_back_at_once() {
+    let mut lab = narrow();
+    let (mut first, mut second) = (lab.client(), lab.client());
+    lab.ask(&mut first, cmd::READ, NONE);
+    for _ in 0..3 {
+        lab.ask(&mut first, cmd::READ, NONE);
+        lab.ask(&mut second, cmd::WRITE, NONE);
+        lab.ask_for(&mut first, cmd::WRITE, NONE, 1, LARGE);
+    }
+    assert_eq!(lab.waiting(), 9);
+    lab.worker.close(first.0, "a test");
+    assert_eq!((lab.waiting(), lab.worker.report().waits.dropped), (3, 6));
+    assert_eq!(lab.worker.memory.used(), 4 * BLOCK, "one is in the engine, three are the other's");
+    lab.complete();
+    assert_eq!(lab.counters(), (1, 0), "the one that was in the engine");
+    for _ in 0..3 {
+        lab.complete();
+        assert_eq!(reply(&mut second, 0), (0xc0, 0));
+    }
+    lab.worker.close(second.0, "a test");
+    lab.ends_empty();
+}
+
+#[test]
+fn a_request_that_was_begun_goes_on_after_the_close_though_it_has_to_wait() {
+    let mut lab = narrow();
+    let mut client = lab.client();
+    std::fs::write(&lab.image, vec![0xee; 1 << 20]).unwrap();
+    // Where the file system cannot make zeros they are written.
+    lab.script.on_transfer(Transfer::Fail(libc::EOPNOTSUPP));
+    lab.ask_for(&mut client, cmd::WRITE_ZEROES, CommandFlags::NO_HOLE, 1, LARGE);
+    lab.ask_for(&mut client, cmd::READ, NONE, 2, BLOCK);
+    lab.ask_for(&mut client, cmd::READ, NONE, 3, BLOCK);
+    lab.complete();
+    assert_eq!((lab.script.in_flight(), lab.waiting()), (1, 2), "a read, and the zeros wait");
+    lab.worker.close(client.0, "a test");
+    assert_eq!((lab.waiting(), lab.worker.report().waits.dropped), (1, 1), "the other read went");
+    while !lab.worker.requests.is_idle() {
+        lab.complete();
+    }
+    let image = std::fs::read(&lab.image).unwrap();
+    assert!(image[..LARGE].iter().all(|&byte| byte == 0), "it was not done to the end");
+    assert!(image[LARGE..].iter().all(|&byte| byte == 0xee));
+    lab.ends_empty();
+}
+
+#[test]
+fn the_server_does_not_end_before_what_waits_is_answered() {
+    let mut lab = narrow();
+    let mut client = lab.client();
+    for nr in 0..4 {
+        lab.ask_for(&mut client, cmd::READ, NONE, nr, BLOCK);
+    }
+    lab.registry.end(|_| ()).unwrap();
+    lab.worker.end(client.0);
+    lab.worker.stop();
+    for nr in 0..4 {
+        assert!(!lab.worker.has_stopped() && !lab.worker.requests.is_idle());
+        lab.complete();
+        assert_eq!(reply(&mut client, BLOCK), (nr, 0));
+    }
+    assert_eq!(client.1.read(&mut [0; 1]).unwrap(), 0, "the end");
+    assert!(lab.worker.has_stopped());
+    lab.ends_empty();
+}
+
+#[test]
+fn a_flush_that_waited_while_another_failed_does_not_succeed() {
+    let mut lab = narrow();
+    let mut client = lab.client();
+    for nr in 0..2 {
+        lab.ask_for(&mut client, cmd::FLUSH, NONE, nr, 0);
+    }
+    lab.script.on_transfer(Transfer::Fail(libc::EIO));
+    lab.complete();
+    assert_eq!(reply(&mut client, 0), (0, 5), "EIO");
+    lab.complete(); // the kernel reported what it lost already
+    assert_eq!(reply(&mut client, 0), (1, 5), "EIO");
+    lab.worker.close(client.0, "a test");
+    lab.ends_empty();
+}
+
+#[test]
+fn what_the_engine_refuses_when_its_turn_comes_is_answered() {
+    let mut lab = Lab::with(Limits { depth: 1, most: 32 }, 2);
+    let (mut client, mut other) = (lab.client(), lab.client());
+    for nr in 0..3 {
+        lab.ask_for(&mut client, cmd::READ, NONE, nr, BLOCK);
+        lab.ask_for(&mut other, cmd::READ, NONE, nr, BLOCK);
+    }
+    // Strangers take the engine's places, all of them.
+    let forge = |lab: &mut Lab| {
+        let buf = lab.worker.memory.take(BLOCK, &mut Account::default()).unwrap();
+        lab.worker.requests.forge(7, buf);
+    };
+    forge(&mut lab);
+    assert_eq!(lab.script.complete(1), 1);
+    let engine = Rc::clone(&lab.worker.requests.engine);
+    engine.turn();
+    forge(&mut lab);
+    let taken = lab.worker.requests.complete().unwrap().unwrap();
+    // The other connection ends before it could hear that its requests were refused.
+    lab.worker.close(other.0, "a test");
+    let slot = lab.worker.slot_of(client.0).unwrap();
+    assert_eq!(taken.0, slot);
+    lab.worker.conns[slot].take(taken.1, &mut lab.worker.memory, &mut lab.worker.dirty);
+    lab.worker.settle(&engine);
+    assert_eq!(reply(&mut client, BLOCK), (0, 0));
+    for nr in 1..3 {
+        let (cookie, error) = reply(&mut client, BLOCK);
+        assert!(cookie == nr && error != 0, "{cookie}: {error}");
+    }
+    assert_eq!((lab.counters(), lab.waiting()), ((3, 0), 0));
+    (0..2).for_each(|_| lab.complete());
+    lab.worker.close(client.0, "a test");
+    lab.ends_empty();
+}
