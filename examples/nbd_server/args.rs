@@ -47,7 +47,8 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub(crate) backend: Backend,
 
-    /// Requests each worker keeps in flight in the kernel.
+    /// Requests each worker keeps in flight in the kernel; what is above that waits, syncs and small
+    /// reads before large writes.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) depth: u32,
 
