@@ -1,0 +1,311 @@
+//! Threads that wait: who is served first, what is handed over, and when a wait ends.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "common/until.rs"]
+mod until;
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::thread::{self, Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant, SystemTime};
+
+use mq_rbtree::{Deadline, Queue, ReceiveError, SendRefused, Wait};
+
+use until::wait_until;
+
+type Joined<'s, T> = ScopedJoinHandle<'s, T>;
+
+/// Starts threads one by one: each waits before the next comes.
+fn one_by_one<'s, 'e, T: Send + 's, F: FnOnce() -> T + Send + 's>(
+    scope: &'s Scope<'s, 'e>,
+    queue: &Queue<u32>,
+    waits: impl Iterator<Item = F>,
+) -> Vec<Joined<'s, T>> {
+    let waiting = || {
+        let (senders, receivers) = queue.stats().unwrap().waiting;
+        senders + receivers
+    };
+    let before = waiting();
+    let mut threads = Vec::new();
+    for wait in waits {
+        threads.push(scope.spawn(wait));
+        wait_until(|| waiting() == before + threads.len());
+    }
+    threads
+}
+
+/// Urgencies in the order of arrival, and the order in which they are served.
+const URGENCIES: [u8; 7] = [0, 3, 0, 255, 3, 0, 255];
+const SERVED: [usize; 7] = [3, 6, 1, 4, 0, 2, 5];
+
+#[test]
+fn inv10_receivers_are_served_by_urgency_and_then_by_age() {
+    for spin in [false, true] {
+        let queue: Queue<u32> = Queue::builder(4).spin(spin).build().unwrap();
+        thread::scope(|scope| {
+            let queue = &queue;
+            let receive = |urgency| move || queue.receive_with(Wait::FOREVER.urgency(urgency));
+            let mut threads: Vec<_> = one_by_one(scope, queue, URGENCIES.map(receive).into_iter())
+                .into_iter()
+                .map(Some)
+                .collect();
+            for (n, served) in SERVED.into_iter().enumerate() {
+                // The lowest priority last: a message goes to who is first, whatever it is.
+                queue.send(n as u32, 100 - n as u32).unwrap();
+                let got = threads[served].take().unwrap().join().unwrap();
+                assert_eq!(got, Ok((n as u32, 100 - n as u32)));
+                queue.validate();
+            }
+        });
+        let stats = queue.stats().unwrap();
+        assert_eq!((stats.handed_over, stats.peak, stats.sent, stats.received), (7, 0, 7, 7));
+    }
+}
+
+/// Whatever the priority of what it wants to send.
+#[test]
+fn inv10_senders_are_served_by_urgency_and_not_by_their_messages_priority() {
+    let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
+    queue.send(100, 0).unwrap();
+    thread::scope(|scope| {
+        let queue = &queue;
+        let send = |(n, urgency): (usize, u8)| {
+            // The later it comes, the higher its priority.
+            move || queue.send_with(n as u32, n as u32 * 1_000, Wait::FOREVER.urgency(urgency))
+        };
+        let threads = one_by_one(scope, queue, URGENCIES.into_iter().enumerate().map(send));
+        assert_eq!(queue.receive(), Ok((100, 0)));
+        for served in SERVED {
+            queue.validate();
+            assert_eq!(queue.receive(), Ok((served as u32, served as u32 * 1_000)));
+        }
+        assert!(threads.into_iter().all(|thread| thread.join().unwrap().is_ok()));
+    });
+    assert_eq!(queue.stats().unwrap().taken_over, 7);
+}
+
+#[test]
+fn inv11_a_receive_takes_over_the_message_of_a_blocked_sender() {
+    let queue: Queue<u32> = Queue::builder(3).spin(false).build().unwrap();
+    for n in 0..3 {
+        queue.send(n, 5).unwrap();
+    }
+    queue.notify(|| panic!("the queue was never empty")).unwrap();
+    thread::scope(|scope| {
+        let queue = &queue;
+        let send = |n: u32| move || queue.send(n, n);
+        let threads = one_by_one(scope, queue, [9, 1].map(send).into_iter());
+        assert_eq!(queue.receive(), Ok((0, 5)));
+        // Its message is in its place before the thread ran: by priority the next.
+        assert_eq!((queue.len(), queue.len_at(9)), (Ok(3), Ok(1)));
+        let stats = queue.stats().unwrap();
+        assert_eq!((stats.waiting, stats.taken_over, stats.peak), ((1, 0), 1, 3), "one is woken");
+        queue.validate();
+        assert_eq!(queue.receive(), Ok((9, 9)));
+        assert_eq!((queue.len(), queue.len_at(1)), (Ok(3), Ok(1)));
+        assert!(threads.into_iter().all(|thread| thread.join().unwrap().is_ok()));
+    });
+    for expected in [(1, 5), (2, 5), (1, 1)] {
+        assert_eq!(queue.receive(), Ok(expected));
+    }
+    assert!(queue.cancel_notify());
+    // Also in a queue of one message, which a receive empties and fills again.
+    let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
+    queue.send(1, 1).unwrap();
+    queue.notify(|| panic!("nobody saw it empty")).unwrap();
+    thread::scope(|scope| {
+        one_by_one(scope, &queue, [|| queue.send(2, 2)].into_iter());
+        assert_eq!(queue.receive(), Ok((1, 1)));
+        assert_eq!(queue.len(), Ok(1));
+    });
+    assert!(queue.cancel_notify());
+}
+
+/// Not through the queue: it never held more than it may, nor told anybody else.
+#[test]
+fn inv08_a_message_goes_straight_to_a_thread_that_waits() {
+    let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
+    queue.notify(|| panic!("somebody waited")).unwrap();
+    thread::scope(|scope| {
+        let queue = &queue;
+        let threads = one_by_one(scope, queue, [0, 0].map(|_| || queue.receive()).into_iter());
+        let mut batch = VecDeque::from([(1, 1), (2, 2)]);
+        assert!(
+            matches!(queue.send_batch(&mut batch, Wait::NO), Ok(2)),
+            "room for one, and two wait"
+        );
+        let got: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        assert_eq!(got, [Ok((1, 1)), Ok((2, 2))]);
+    });
+    let stats = queue.stats().unwrap();
+    assert_eq!((stats.handed_over, stats.peak, stats.levels.from_cache), (2, 0, 0));
+    assert!(queue.cancel_notify());
+    queue.validate();
+}
+
+/// Every kind of deadline that is over.
+fn past() -> [Wait; 4] {
+    let second = Duration::from_secs(1);
+    [
+        Wait::until(Instant::now() - second),
+        Wait::until(SystemTime::now() - second),
+        Wait::until(Deadline::realtime(0, 0).unwrap()),
+        Wait::at_most(Duration::ZERO),
+    ]
+}
+
+#[test]
+fn inv13_a_deadline_in_the_past_is_for_what_would_block_only() {
+    for wait in past() {
+        let queue: Queue<u32> = Queue::new(1).unwrap();
+        assert_eq!(queue.receive_with(wait), Err(ReceiveError::Timeout));
+        assert!(queue.send_with(1, 1, wait).is_ok());
+        let refused = queue.send_with(2, 2, wait).unwrap_err();
+        assert_eq!((refused.value, refused.reason), (2, SendRefused::Timeout));
+        let mut batch = VecDeque::from([(2, 2), (3, 3)]);
+        let refused = queue.send_batch(&mut batch, wait).unwrap_err();
+        assert_eq!((refused.value, refused.reason, batch.len()), (2, SendRefused::Timeout, 1));
+        assert_eq!(queue.receive_with(wait), Ok((1, 1)));
+        let mut out = Vec::new();
+        assert_eq!(queue.receive_batch(&mut out, 5, wait), Err(ReceiveError::Timeout));
+        // What is wrong in another way is said first, as the kernel says it.
+        let refused = queue.send_with(2, 40_000, wait).unwrap_err();
+        assert_eq!(refused.reason, SendRefused::BadPriority);
+        queue.close().unwrap();
+        assert_eq!(queue.receive_with(wait), Err(ReceiveError::Closed));
+        assert_eq!(queue.send_with(2, 2, wait).unwrap_err().reason, SendRefused::Closed);
+        let stats = queue.stats().unwrap();
+        assert_eq!((stats.timeouts, stats.waiting), (4, (0, 0)));
+        queue.validate();
+    }
+}
+
+#[test]
+fn inv13_a_wait_ends_at_the_deadline_of_either_clock_and_not_before() {
+    let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
+    let time = Duration::from_millis(30);
+    for realtime in [false, true] {
+        let began = Instant::now();
+        let deadline = || {
+            if realtime { Deadline::from(SystemTime::now() + time) } else { Deadline::after(time) }
+        };
+        assert_eq!(queue.receive_with(Wait::until(deadline())), Err(ReceiveError::Timeout));
+        queue.send(1, 1).unwrap();
+        let refused = queue.send_with(2, 2, Wait::until(deadline())).unwrap_err();
+        assert_eq!((refused.value, refused.reason), (2, SendRefused::Timeout));
+        assert!(began.elapsed() >= time * 2 - Duration::from_millis(2), "the clocks' difference");
+        assert_eq!(queue.receive(), Ok((1, 1)));
+        queue.validate();
+        // And what comes in time is had in time.
+        let far = Wait::until(if realtime {
+            Deadline::from(SystemTime::now() + Duration::from_secs(100))
+        } else {
+            Deadline::after(Duration::from_secs(100))
+        });
+        thread::scope(|scope| {
+            let threads = one_by_one(scope, &queue, [|| queue.receive_with(far)].into_iter());
+            queue.send(3, 3).unwrap();
+            for thread in threads {
+                assert_eq!(thread.join().unwrap(), Ok((3, 3)));
+            }
+        });
+    }
+}
+
+/// Whoever gives up takes nothing along, and holds up nobody.
+#[test]
+fn inv09_waits_that_end_by_their_deadline_lose_nothing() {
+    let (got, refused) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+    let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
+    thread::scope(|scope| {
+        let senders: Vec<_> = (0..2)
+            .map(|who| {
+                let (queue, refused) = (&queue, &refused);
+                scope.spawn(move || {
+                    for n in 0..300 {
+                        let short = Wait::at_most(Duration::from_micros(u64::from(n) % 7 * 30));
+                        if let Err(error) = queue.send_with(who * 1000 + n, n % 3, short) {
+                            assert_eq!(error.reason, SendRefused::Timeout);
+                            refused.lock().unwrap().push(error.value);
+                        }
+                    }
+                })
+            })
+            .collect();
+        let receivers: Vec<_> = (0..2)
+            .map(|n| {
+                let (queue, got) = (&queue, &got);
+                scope.spawn(move || {
+                    loop {
+                        match queue.receive_with(Wait::at_most(Duration::from_micros(n * 50))) {
+                            Ok((value, _)) => got.lock().unwrap().push(value),
+                            Err(ReceiveError::Timeout) => {}
+                            Err(error) => break assert_eq!(error, ReceiveError::Closed),
+                        }
+                    }
+                })
+            })
+            .collect();
+        senders.into_iter().for_each(|sender| sender.join().unwrap());
+        queue.close().unwrap();
+        receivers.into_iter().for_each(|receiver| receiver.join().unwrap());
+    });
+    let (got, refused) = (got.into_inner().unwrap(), refused.into_inner().unwrap());
+    let mut all: Vec<_> = got.iter().chain(&refused).copied().collect();
+    all.sort_unstable();
+    assert!(all.into_iter().eq((0..300).chain(1000..1300)), "each was received or came back");
+    queue.validate();
+}
+
+#[test]
+fn a_close_ends_every_wait() {
+    for full in [false, true] {
+        let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
+        if full {
+            queue.send(77, 7).unwrap();
+        }
+        thread::scope(|scope| {
+            let waits = (0..9).map(|n| {
+                let queue = &queue;
+                move || {
+                    if full {
+                        let error = queue.send(n, 1).unwrap_err();
+                        assert_eq!((error.value, error.reason), (n, SendRefused::Closed));
+                    } else {
+                        assert_eq!(queue.receive(), Err(ReceiveError::Closed));
+                    }
+                }
+            });
+            let threads = one_by_one(scope, &queue, waits);
+            assert_eq!((queue.close(), queue.close()), (Ok(true), Ok(false)));
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+        queue.validate();
+        assert_eq!(queue.try_receive().is_ok(), full, "what was there can be received");
+        assert_eq!(queue.try_receive(), Err(ReceiveError::Closed));
+    }
+}
+
+/// A batch that waits for each of its messages, against one that takes what there is.
+#[test]
+fn batches_wait_for_what_they_need() {
+    let queue: Queue<u32> = Queue::new(5).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut batch: VecDeque<_> = (0..1000).map(|n| (n, 1)).collect();
+            assert!(matches!(queue.send_batch(&mut batch, Wait::FOREVER), Ok(1000)));
+            queue.close().unwrap();
+        });
+        let mut out = Vec::new();
+        assert_eq!(queue.receive_batch(&mut out, 0, Wait::FOREVER), Ok(0), "none is asked for");
+        loop {
+            let before = out.len();
+            match queue.receive_batch(&mut out, 100, Wait::FOREVER) {
+                Ok(count) => assert!(count >= 1 && out.len() == before + count && count <= 100),
+                Err(error) => break assert_eq!(error, ReceiveError::Closed),
+            }
+        }
+        assert!(out.into_iter().eq((0..1000).map(|n| (n, 1))), "in order");
+    });
+    queue.validate();
+}
