@@ -1,0 +1,479 @@
+//! Memory: when it is asked for, what happens if there is none, and that nothing is allocated, freed or
+//! dropped under the lock. An allocator that refuses, counts, and looks whether a queue is locked.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "common/until.rs"]
+mod until;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::fmt::{self, Debug, Write};
+use std::future::Future;
+use std::pin::pin;
+use std::ptr::NonNull;
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::Duration;
+
+use mq_rbtree::{
+    Bitmap, Levels, PRIORITIES, Queue, QueueStats, RbTree, ReceiveError, SendRefused, Wait,
+};
+
+use until::wait_until;
+
+thread_local! {
+    /// How many allocations of this thread succeed before one is refused; negative: all.
+    static LEFT: Cell<i64> = const { Cell::new(-1) };
+    /// Whether all later ones are refused as well.
+    static FOR_EVER: Cell<bool> = const { Cell::new(false) };
+    /// Calls of the allocator, to get and to give back.
+    static CALLS: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+    /// A queue that should not be locked in such a call.
+    static PROBE: Cell<Option<NonNull<dyn Debug>>> = const { Cell::new(None) };
+    static HELD: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+}
+
+/// Finds the field of a queue's `Debug` that is there only if the lock could be had.
+struct SaysLen(bool);
+
+impl Write for SaysLen {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0 |= text == "len";
+        Ok(())
+    }
+}
+
+/// Whether the queue of the probe is locked: by this thread, as no other uses it.
+fn is_locked() -> bool {
+    let Some(probe) = PROBE.take() else { return false };
+    let mut says_len = SaysLen(false);
+    // SAFETY: it outlives the time in which it is here: see `watched`.
+    write!(says_len, "{:?}", unsafe { probe.as_ref() }).unwrap();
+    PROBE.set(Some(probe));
+    !says_len.0
+}
+
+struct Watching;
+
+// SAFETY: the system's allocator, which may refuse, as any may; nothing here unwinds or allocates.
+unsafe impl GlobalAlloc for Watching {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let ((got, back), (got_held, back_held)) = (CALLS.get(), HELD.get());
+        CALLS.set((got + 1, back));
+        HELD.set((got_held + u64::from(is_locked()), back_held));
+        let left = LEFT.get();
+        if left == 0 {
+            if !FOR_EVER.get() {
+                LEFT.set(-1);
+            }
+            return std::ptr::null_mut();
+        }
+        LEFT.set((left - 1).max(-1));
+        // SAFETY: the caller's promises are handed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        let ((got, back), (got_held, back_held)) = (CALLS.get(), HELD.get());
+        CALLS.set((got, back + 1));
+        HELD.set((got_held, back_held + u64::from(is_locked())));
+        // SAFETY: the caller's promises are handed on.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Watching = Watching;
+
+/// Runs `f`, and says how often the allocator was called with the queue locked: to get and give back.
+fn watched<T, L: Levels, R>(queue: &Queue<T, L>, f: impl FnOnce() -> R) -> (R, (u64, u64)) {
+    HELD.set((0, 0));
+    let probe: NonNull<dyn Debug + '_> = NonNull::from(queue);
+    // SAFETY: only the lifetime changes, and it is taken away again before the queue's borrow ends.
+    PROBE.set(Some(unsafe {
+        std::mem::transmute::<NonNull<dyn Debug + '_>, NonNull<dyn Debug>>(probe)
+    }));
+    let result = f();
+    PROBE.set(None);
+    (result, HELD.get())
+}
+
+/// Calls of the allocator, of either kind, in `f`.
+fn calls<R>(f: impl FnOnce() -> R) -> (u64, u64) {
+    let before = CALLS.get();
+    let result = f();
+    let after = CALLS.get();
+    drop(result);
+    (after.0 - before.0, after.1 - before.1)
+}
+
+/// Numbers that look random, and are the same each time.
+fn numbers(seed: u32) -> impl FnMut() -> u32 {
+    let mut state = seed;
+    move || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state >> 8
+    }
+}
+
+/// What was allocated under the lock, as the queue counts it.
+fn fallbacks(stats: &QueueStats) -> u64 {
+    stats.levels.fallback + stats.slab_fallback
+}
+
+#[test]
+fn the_watch_sees_what_is_allocated_and_freed_under_the_lock() {
+    let queue: Queue<u32> = Queue::new(2).unwrap();
+    queue.send(1, 1).unwrap();
+    let (_, held) = watched(&queue, || queue.peek(|_, _| drop(std::hint::black_box(Box::new(7)))));
+    assert_eq!(held, (1, 1));
+    let ((), held) = watched(&queue, || drop(std::hint::black_box(Box::new(7))));
+    assert_eq!(held, (0, 0));
+}
+
+/// 0 -> 1 -> 0, and the same at other depths, in every way there is.
+fn allocates_nothing_in_steady_state<L: Levels<Priority = u32>>() {
+    let queue: Queue<u32, L> = Queue::new(5_000).unwrap();
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut batch = VecDeque::with_capacity(100);
+    let mut out = Vec::with_capacity(100);
+    for (depth, rounds) in [(0, 1_000), (1, 1_000), (700, 300)] {
+        (0..depth).for_each(|n| queue.send(n, n * 11).unwrap());
+        let mut round = || {
+            queue.send(1, 7).unwrap();
+            queue.receive().unwrap();
+            queue.try_send(1, 32_000).unwrap();
+            queue.try_receive().unwrap();
+            let sent = pin!(queue.send_async(3, 12)).poll(&mut cx);
+            assert!(matches!(sent, Poll::Ready(Ok(()))));
+            assert!(pin!(queue.receive_async()).poll(&mut cx).is_ready());
+            batch.extend((0..80).map(|n| (n, n * 401)));
+            assert!(queue.send_batch(&mut batch, Wait::NO).is_ok());
+            assert_eq!(queue.receive_batch(&mut out, 80, Wait::NO), Ok(80));
+            out.clear();
+            let waiting = pin!(queue.receive_async());
+            if depth == 0 {
+                assert!(waiting.poll(&mut cx).is_pending());
+                assert_eq!(queue.receive_with(Wait::NO), Err(ReceiveError::Empty));
+            }
+        };
+        round();
+        let before = queue.stats().unwrap();
+        let calls = calls(|| (0..rounds).for_each(|_| round()));
+        assert_eq!(calls, (0, 0), "depth {depth}");
+        let after = queue.stats().unwrap();
+        let made = after.levels.from_preload - before.levels.from_preload;
+        assert_eq!((made, fallbacks(&after)), (0, 0), "all levels were at hand");
+        assert!(after.levels.from_cache > before.levels.from_cache);
+        queue.drain().unwrap();
+    }
+}
+
+#[test]
+fn inv04_a_bitmap_allocates_nothing_in_steady_state() {
+    allocates_nothing_in_steady_state::<Bitmap>();
+}
+
+#[test]
+fn inv04_a_tree_allocates_nothing_in_steady_state() {
+    allocates_nothing_in_steady_state::<RbTree<u32>>();
+}
+
+/// Bursts of 1,000 over 32,768 levels: none after the first few.
+fn bursts<L: Levels<Priority = u32>>(queue: &Queue<u32, L>) -> impl FnMut() + '_ {
+    let mut number = numbers(1);
+    move || {
+        (0..1_000).for_each(|n| queue.send(n, number() % PRIORITIES).unwrap());
+        (0..1_000).for_each(|_| assert!(queue.receive().is_ok()));
+    }
+}
+
+#[test]
+fn inv04_bursts_over_all_levels_allocate_nothing_after_warm_up() {
+    let bitmap: Queue<u32> = Queue::new(1_000).unwrap();
+    let mut burst = bursts(&bitmap);
+    (0..20).for_each(|_| burst());
+    assert_eq!(calls(|| (0..20).for_each(|_| burst())), (0, 0));
+    let tree: Queue<u32, RbTree<u32>> = Queue::new(1_000).unwrap();
+    let mut burst = bursts(&tree);
+    (0..1_000).for_each(|n| tree.send(n, n).unwrap()); // as many levels as it can ever have
+    tree.drain().unwrap();
+    assert_eq!(calls(|| (0..20).for_each(|_| burst())), (0, 0));
+    for stats in [bitmap.stats().unwrap(), tree.stats().unwrap()] {
+        assert_eq!(fallbacks(&stats), 0);
+    }
+}
+
+/// Of nodes beyond those kept, each is made before the lock and freed after it.
+#[test]
+fn inv04_what_a_small_cache_does_not_keep_is_made_and_freed_outside_the_lock() {
+    let queue: Queue<u32, RbTree<u32>> = Queue::builder(2_000).spare_nodes(10).build().unwrap();
+    let mut burst = bursts(&queue);
+    let mut count = (0, 0);
+    let ((), held) = watched(&queue, || count = calls(&mut burst));
+    assert!(count.0 > 900 && count.1 > 900, "{count:?}");
+    assert_eq!(held, (0, 0));
+    assert_eq!(fallbacks(&queue.stats().unwrap()), 0);
+    assert_eq!(queue.stats().unwrap().levels.kept, 10);
+}
+
+/// From the first operation on, of whatever kind.
+fn never_allocates<L: Levels<Priority = u32>>() {
+    let queue: Queue<u32, L> = Queue::builder(1_000).no_alloc().build().unwrap();
+    let mut batch: VecDeque<_> = (0..1_000).map(|n| (n, n * 32)).collect();
+    let mut out = Vec::with_capacity(1_000);
+    let made = calls(|| {
+        let mut burst = bursts(&queue);
+        burst();
+        assert!(queue.send_batch(&mut batch, Wait::NO).is_ok());
+        assert!(queue.try_send(1, 1).is_err());
+        assert_eq!(queue.receive_batch(&mut out, 1_000, Wait::NO), Ok(1_000));
+        burst();
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut receive = pin!(queue.receive_async());
+        assert!(receive.as_mut().poll(&mut cx).is_pending());
+        queue.send(1, 1).unwrap();
+        assert!(receive.as_mut().poll(&mut cx).is_ready());
+        queue.validate();
+        queue.close().unwrap();
+    });
+    assert_eq!(made, (0, 0));
+    let stats = queue.stats().unwrap();
+    assert_eq!((fallbacks(&stats), stats.levels.from_preload), (0, 0));
+}
+
+#[test]
+fn inv04_a_queue_that_got_all_its_memory_first_never_allocates() {
+    never_allocates::<Bitmap>();
+    never_allocates::<RbTree<u32>>();
+}
+
+/// Messages that own memory: the watch sees where they are dropped.
+fn leaves_the_lock_before_it_frees<L: Levels<Priority = u32>>() {
+    let mut queue = Queue::<Box<u32>, L>::builder(300)
+        .measure(|n| **n as usize % 7)
+        .spare_nodes(3)
+        .build()
+        .unwrap();
+    let ((), held) = watched(&queue, || {
+        let mut number = numbers(3);
+        let mut fill = || while queue.try_send(Box::new(1), number() % PRIORITIES).is_ok() {};
+        fill();
+        for _ in 0..200 {
+            drop(queue.try_receive());
+        }
+        fill();
+        drop(queue.drain_filter(|_, priority| priority % 2 == 0));
+        fill();
+        drop(queue.drain());
+        fill();
+        let mut cx = Context::from_waker(Waker::noop());
+        {
+            let mut send = pin!(queue.send_async(Box::new(9), 9));
+            assert!(send.as_mut().poll(&mut cx).is_pending());
+            drop(queue.receive());
+            assert!(send.as_mut().poll(&mut cx).is_ready());
+            let mut send = pin!(queue.send_async(Box::new(9), 19));
+            assert!(send.as_mut().poll(&mut cx).is_pending());
+        }
+        let mut batch: VecDeque<_> = (0..200).map(|n| (Box::new(n), n * 160)).collect();
+        drop(queue.send_batch(&mut batch, Wait::NO));
+        let mut out = Vec::new();
+        queue.receive_batch(&mut out, 200, Wait::NO).unwrap();
+        drop(queue.send_batch(&mut batch, Wait::NO));
+        let notification = Box::new(7);
+        queue.notify(move || drop(notification)).unwrap();
+        assert!(queue.notify(|| ()).is_err());
+        assert!(queue.cancel_notify());
+        queue.close().unwrap();
+        drop(queue.try_send(Box::new(1), 1));
+    });
+    assert_eq!(held, (0, 0), "the allocator was called with the lock held");
+    assert_eq!(fallbacks(&queue.stats().unwrap()), 0);
+    queue = Queue::new(1).unwrap();
+    drop(queue);
+}
+
+#[test]
+fn inv04_nothing_is_allocated_freed_or_dropped_under_the_lock() {
+    leaves_the_lock_before_it_frees::<Bitmap>();
+    leaves_the_lock_before_it_frees::<RbTree<u32>>();
+}
+
+/// Sends a message to each of many priorities; an operation in which an allocation is refused for once
+/// needs no more than that one.
+fn one_failure_fails_nothing<L: Levels<Priority = u32>>() {
+    const MESSAGES: u32 = 200;
+    let mut refused = 0;
+    for nth in 0.. {
+        let queue: Queue<u32, L> = Queue::builder(300).spare_nodes(2).build().unwrap();
+        LEFT.set(nth);
+        for n in 0..MESSAGES {
+            let sent = queue.send(n, n * 163);
+            assert!(sent.is_ok(), "{sent:?}");
+        }
+        let failed = LEFT.replace(-1) < 0;
+        queue.validate();
+        // What could not be made before the lock was made under it, and counted.
+        let stats = queue.stats().unwrap();
+        assert_eq!(fallbacks(&stats), u64::from(failed), "{stats}");
+        refused += u64::from(failed);
+        if !failed {
+            break;
+        }
+    }
+    assert!(refused > 10);
+}
+
+#[test]
+fn inv05_a_spare_that_cannot_be_made_before_the_lock_fails_no_send() {
+    one_failure_fails_nothing::<Bitmap>();
+    one_failure_fails_nothing::<RbTree<u32>>();
+}
+
+/// From the nth allocation on there is no memory: what needs some is refused and changes nothing, the
+/// rest goes on.
+fn no_memory_refuses_only_what_needs_it<L: Levels<Priority = u32>>() {
+    for nth in 0.. {
+        let queue: Queue<u32, L> = Queue::builder(300).spare_nodes(2).build().unwrap();
+        let (mut sent, mut back) = (0, 0);
+        FOR_EVER.set(true);
+        LEFT.set(nth);
+        for n in 0..200 {
+            let before = (queue.len(), queue.stats().unwrap().sent);
+            match queue.send(n, n % 50 * 163) {
+                Ok(()) => sent += 1,
+                Err(error) => {
+                    assert_eq!((error.value, error.reason), (n, SendRefused::NoMemory));
+                    assert_eq!((queue.len(), queue.stats().unwrap().sent), before);
+                    back += 1;
+                }
+            }
+            queue.validate();
+        }
+        // And asynchronously, and as a batch.
+        let mut cx = Context::from_waker(Waker::noop());
+        if back > 0 {
+            let Poll::Ready(result) = pin!(queue.send_async(7, 32_000)).poll(&mut cx) else {
+                panic!("it waits for memory")
+            };
+            assert!(
+                result.is_ok_and(|()| {
+                    sent += 1;
+                    true
+                }) || LEFT.get() == 0
+            );
+        }
+        let empty = LEFT.get() == 0;
+        LEFT.set(-1);
+        FOR_EVER.set(false);
+        queue.validate();
+        assert_eq!(queue.len(), Ok(sent));
+        assert!(queue.send(1, 32_001).is_ok(), "memory is there again");
+        let order: Vec<_> = std::iter::from_fn(|| queue.try_receive().ok()).collect();
+        assert!(
+            order.len() == sent + 1
+                && order.is_sorted_by(|a, b| a.1 > b.1 || a.1 == b.1 && a.0 < b.0)
+        );
+        queue.validate();
+        if !empty {
+            assert_eq!(back, 0);
+            assert!(nth > 10, "nothing was refused");
+            break;
+        }
+    }
+}
+
+#[test]
+fn inv06_without_memory_a_send_changes_nothing_and_gives_the_message_back() {
+    no_memory_refuses_only_what_needs_it::<Bitmap>();
+    no_memory_refuses_only_what_needs_it::<RbTree<u32>>();
+}
+
+#[test]
+fn inv06_a_batch_without_memory_stops_at_the_message_that_needs_some() {
+    let queue: Queue<u32> = Queue::new(100).unwrap();
+    queue.send(0, 10).unwrap();
+    let mut batch: VecDeque<_> = [(1, 10), (2, 11), (3, 5_000), (4, 10)].into();
+    FOR_EVER.set(true);
+    LEFT.set(0);
+    let refused = queue.send_batch(&mut batch, Wait::FOREVER);
+    LEFT.set(-1);
+    FOR_EVER.set(false);
+    let refused = refused.unwrap_err();
+    assert_eq!((refused.value, refused.reason), (3, SendRefused::NoMemory));
+    assert_eq!((batch, queue.len()), (VecDeque::from([(4, 10)]), Ok(3)));
+    queue.validate();
+}
+
+/// The receiver that makes room cannot make the level for the message of a blocked sender: the sender
+/// goes on by itself, with its own memory, or says that it has none.
+fn a_blocked_sender_goes_on<L: Levels<Priority = u32>>(sender_has_memory: bool) {
+    let queue: Queue<u32, L> = Queue::builder(2).spare_nodes(0).spin(false).build().unwrap();
+    queue.send(1, 100).unwrap();
+    queue.send(2, 100).unwrap(); // the level stays, so its node comes not free
+    thread::scope(|scope| {
+        let blocked = scope.spawn(|| {
+            // What waits needs once in a thread is there before.
+            let soon = Wait::at_most(Duration::from_millis(1));
+            assert_eq!(queue.send_with(0, 1, soon).unwrap_err().reason, SendRefused::Timeout);
+            if !sender_has_memory {
+                FOR_EVER.set(true);
+                LEFT.set(0);
+            }
+            let result = queue.send(3, 20_000);
+            LEFT.set(-1);
+            result
+        });
+        wait_until(|| {
+            let stats = queue.stats().unwrap();
+            stats.waiting == (1, 0) && stats.timeouts == 1
+        });
+        FOR_EVER.set(true);
+        LEFT.set(0);
+        let received = queue.try_receive();
+        LEFT.set(-1);
+        FOR_EVER.set(false);
+        assert_eq!(received, Ok((1, 100)));
+        let result = blocked.join().unwrap();
+        if sender_has_memory {
+            assert!(result.is_ok());
+            assert_eq!(queue.try_receive(), Ok((3, 20_000)));
+        } else {
+            let error = result.unwrap_err();
+            assert_eq!((error.value, error.reason), (3, SendRefused::NoMemory));
+        }
+    });
+    assert_eq!(queue.stats().unwrap().taken_over, 0);
+    assert_eq!(queue.try_receive(), Ok((2, 100)));
+    queue.validate();
+}
+
+#[test]
+fn inv06_a_blocked_sender_goes_on_though_the_receiver_has_no_memory() {
+    a_blocked_sender_goes_on::<Bitmap>(true);
+    a_blocked_sender_goes_on::<RbTree<u32>>(true);
+}
+
+#[test]
+fn inv06_a_blocked_sender_without_memory_gets_its_message_back() {
+    a_blocked_sender_goes_on::<Bitmap>(false);
+    a_blocked_sender_goes_on::<RbTree<u32>>(false);
+}
+
+/// All that was allocated for a queue comes back.
+#[test]
+fn inv16_a_deep_queue_gives_all_its_memory_back() {
+    fn check<L: Levels<Priority = u32>>() {
+        let (got, back) = calls(|| {
+            let queue: Queue<Box<u32>, L> = Queue::builder(20_000).spare_nodes(10).build().unwrap();
+            let mut number = numbers(9);
+            (0..20_000).for_each(|n| queue.send(Box::new(n), number() % PRIORITIES).unwrap());
+            drop(queue);
+        });
+        assert!(got > 20_000 && got == back, "{got} {back}");
+    }
+    check::<Bitmap>();
+    check::<RbTree<u32>>();
+}
