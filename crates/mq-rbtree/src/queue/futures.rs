@@ -97,6 +97,11 @@ impl<T, L: Levels> Future for Receive<'_, T, L> {
                 state.end_receive_permit();
             }
             match state.take(&queue.config, &mut preload, &mut after) {
+                None if !state.closed && queue.born.is_inherited() => {
+                    // As for a thread: who would wake it may not be in this process.
+                    this.done = true;
+                    Poll::Ready(Err(ReceiveError::Forked))
+                }
                 None if !state.closed => {
                     let Some(waker) = waker else {
                         drop(state);
@@ -165,6 +170,10 @@ impl<T, L: Levels> Future for Send<'_, T, L> {
                 state.end_send_permit(message.bytes);
             }
             match state.put(&queue.config, message, &mut preload, &mut after) {
+                Err((back, SendRefused::Full)) if queue.born.is_inherited() => {
+                    // As for a thread: who would wake it may not be in this process.
+                    Poll::Ready(Err(refuse((back.value, SendRefused::Forked))))
+                }
                 Err((back, SendRefused::Full)) => {
                     let wanted = Wanted { priority: back.priority, bytes: back.bytes };
                     this.message = Some(Ok(back));
