@@ -169,6 +169,7 @@ pub use self::posix::{Attributes, Callback, MessageQueue, NotifyError, NotifyRef
 pub use self::queue::{Builder, Interest, Queue, Readiness, Receive, Received, Send};
 pub use self::quota::Quota;
 pub use self::stats::{LevelStats, QueueStats};
+pub use percpu::{AllocError, Forked};
 
 /// Compiles and runs the example of the README.
 #[cfg(doctest)]

@@ -8,6 +8,7 @@
 //!
 //! While it is not armed, sends and receives make no system call for it.
 
+use std::fmt;
 use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -91,7 +92,6 @@ impl Bell {
 /// }
 /// # Ok::<(), std::io::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct Readiness<Q: Deref<Target = Queue<T, L>>, T, L: Levels = Bitmap> {
     queue: Q,
     bell: Arc<Bell>,
@@ -136,6 +136,13 @@ impl<Q: Deref<Target = Queue<T, L>>, T, L: Levels> Readiness<Q, T, L> {
             Err(_) => self.bell.ring(),
         }
         after.run();
+    }
+}
+
+impl<Q: Deref<Target = Queue<T, L>>, T, L: Levels> fmt::Debug for Readiness<Q, T, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let interest = if self.which == READABLE { Interest::Readable } else { Interest::Writable };
+        f.debug_struct("Readiness").field("interest", &interest).field("bell", &self.bell).finish()
     }
 }
 
