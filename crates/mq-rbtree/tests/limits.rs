@@ -1,0 +1,375 @@
+//! What a queue may hold, and for whom: messages, bytes, reserves, quotas; and ageing, which serves low
+//! priorities in time.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "common/flag.rs"]
+mod flag;
+#[path = "common/until.rs"]
+mod until;
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::num::NonZeroU32;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Context;
+use std::thread;
+
+use mq_rbtree::{
+    Bitmap, BuildError, Core, Levels, PRIORITIES, Queue, Quota, RbTree, ReceiveError, SendRefused,
+    Wait,
+};
+use proptest::prelude::*;
+
+use flag::Flag;
+use until::wait_until;
+
+fn is_pending<F: Future>(future: &mut Pin<Box<F>>, flag: &Arc<Flag>) -> bool {
+    future.as_mut().poll(&mut Context::from_waker(&flag.waker())).is_pending()
+}
+
+/// The reason for which a message is refused now.
+fn refused<T, L: Levels>(
+    queue: &Queue<T, L>,
+    value: T,
+    priority: L::Priority,
+) -> Option<SendRefused> {
+    queue.try_send(value, priority).err().map(|error| error.reason)
+}
+
+/// A queue whose messages are as long as they say.
+fn by_bytes(messages: usize, bytes: u64) -> Queue<u32> {
+    let builder = Queue::<u32>::builder(messages).measure(|n| *n as usize);
+    builder.max_bytes(bytes).spin(false).build().unwrap()
+}
+
+#[test]
+fn limits_that_leave_no_room_are_refused() {
+    let build = |messages, reserves: &[(u32, usize)]| {
+        let builder = Queue::<u8>::builder(messages);
+        let builder = reserves.iter().fold(builder, |builder, r| builder.reserve(r.0, r.1));
+        builder.build().map(drop)
+    };
+    let most = (1usize << 32) - 64;
+    for (messages, reserves, result) in [
+        (0, &[][..], Err(BuildError::Limits)),
+        (1, &[], Ok(())),
+        (most, &[], Ok(())),
+        (most + 1, &[], Err(BuildError::Limits)),
+        (usize::MAX, &[], Err(BuildError::Limits)),
+        (5, &[(1, 5)], Err(BuildError::Limits)),
+        (5, &[(1, 4)], Ok(())),
+        (5, &[(1, 2), (2, 3)], Err(BuildError::Limits)),
+        (5, &[(1, usize::MAX), (2, 2)], Err(BuildError::Limits)),
+        (5, &[(PRIORITIES, 1)], Err(BuildError::BadPriority)),
+        (5, &[(PRIORITIES - 1, 1)], Ok(())),
+    ] {
+        assert_eq!(build(messages, reserves), result, "{messages} {reserves:?}");
+    }
+}
+
+#[test]
+fn a_reserve_is_kept_for_its_class() {
+    // Of 10, 2 are for 100 and above, 3 more for 50 and above.
+    let builder = Queue::<u8>::builder(10).reserve(100, 2).reserve(50, 3);
+    let queue = builder.build().unwrap();
+    for (priority, room) in [(0, 5), (49, 0), (50, 3), (99, 0), (100, 2), (32_767, 0)] {
+        for _ in 0..room {
+            assert_eq!(refused(&queue, 1, priority), None, "{priority}");
+        }
+        assert_eq!(refused(&queue, 1, priority), Some(SendRefused::Full), "{priority}");
+        queue.validate();
+    }
+    // What a higher class gives back is not the lower one's, until there is more than is reserved.
+    for _ in 0..5 {
+        assert!(queue.receive().unwrap().1 >= 50);
+        assert_eq!(refused(&queue, 1, 49), Some(SendRefused::Full));
+    }
+    assert_eq!(queue.receive(), Ok((1, 0)));
+    assert_eq!((refused(&queue, 1, 49), refused(&queue, 1, 49)), (None, Some(SendRefused::Full)));
+}
+
+#[test]
+fn who_only_a_reserve_keeps_out_holds_up_nobody() {
+    let queue = Queue::<u32>::builder(4).reserve(100, 2).spin(false).build().unwrap();
+    (0..4).for_each(|n| queue.send(n, 100 + n).unwrap());
+    let (low_flag, high_flag) = (Flag::new(), Flag::new());
+    let mut low = Box::pin(queue.send_async(10, 1).urgency(9));
+    assert!(is_pending(&mut low, &low_flag));
+    let mut high = Box::pin(queue.send_async(11, 100));
+    assert!(is_pending(&mut high, &high_flag));
+    thread::scope(|scope| {
+        let blocked = scope.spawn(|| queue.send(12, 200));
+        wait_until(|| queue.stats().unwrap().waiting == (3, 0));
+        assert_eq!(queue.receive(), Ok((3, 103)));
+        assert_eq!((low_flag.count(), high_flag.count()), (0, 1), "behind it, but served");
+        assert!(!is_pending(&mut high, &high_flag));
+        assert_eq!(queue.receive(), Ok((2, 102)));
+        assert!(blocked.join().unwrap().is_ok());
+        queue.validate();
+        assert_eq!((queue.len(), low_flag.count()), (Ok(4), 0));
+        // When there is room for all, it is its turn.
+        for _ in 0..3 {
+            queue.receive().unwrap();
+        }
+        assert_eq!(low_flag.count(), 1);
+        assert!(!is_pending(&mut low, &low_flag));
+    });
+    queue.validate();
+}
+
+#[test]
+fn a_large_sender_at_the_head_is_not_overtaken_for_want_of_bytes() {
+    let queue = by_bytes(100, 100);
+    for bytes in [40, 30, 30] {
+        queue.send(bytes, bytes).unwrap();
+    }
+    let flag = Flag::new();
+    let mut large = Box::pin(queue.send_async(90, 1));
+    assert!(is_pending(&mut large, &flag));
+    thread::scope(|scope| {
+        let small = scope.spawn(|| queue.send(10, 10));
+        wait_until(|| queue.stats().unwrap().waiting == (2, 0));
+        for _ in 0..2 {
+            queue.receive().unwrap();
+            queue.validate();
+            assert_eq!(
+                (flag.count(), queue.stats().unwrap().waiting),
+                (0, (2, 0)),
+                "no room for 90"
+            );
+        }
+        queue.receive().unwrap();
+        assert!(small.join().unwrap().is_ok(), "90 and 10 fit");
+        assert_eq!((flag.count(), queue.bytes()), (1, Ok(10)));
+        assert!(!is_pending(&mut large, &flag));
+    });
+    assert_eq!(queue.stats().unwrap().bytes, 100);
+    queue.validate();
+}
+
+/// Neither does one that gives up, or is dropped, hold up those behind it.
+#[test]
+fn a_large_sender_that_gives_up_lets_the_others_go_on() {
+    let flag = Flag::new();
+    let soon = Wait::at_most(std::time::Duration::from_millis(60)).urgency(2);
+    for by_deadline in [false, true] {
+        let queue = by_bytes(100, 100);
+        queue.send(30, 2).unwrap();
+        queue.send(40, 1).unwrap();
+        thread::scope(|scope| {
+            let late = by_deadline.then(|| scope.spawn(|| queue.send_with(90, 1, soon)));
+            let mut future = Box::pin(queue.send_async(90, 1).urgency(2));
+            assert!(is_pending(&mut future, &flag));
+            if by_deadline {
+                drop(future);
+                let mut small = Box::pin(queue.send_async(41, 1));
+                assert!(is_pending(&mut small, &flag));
+                queue.receive().unwrap();
+                let error = late.map(|late| late.join().unwrap().unwrap_err()).unwrap();
+                assert_eq!((error.value, error.reason), (90, SendRefused::Timeout));
+                assert!(!is_pending(&mut small, &flag));
+            } else {
+                let mut small = Box::pin(queue.send_async(41, 1));
+                assert!(is_pending(&mut small, &flag));
+                queue.receive().unwrap();
+                queue.validate();
+                assert_eq!(flag.count(), 0, "40 and 41 fit, but 90 was first");
+                drop(future);
+                assert_eq!(flag.count(), 1);
+            }
+        });
+        queue.validate();
+    }
+    assert_eq!(flag.count(), 2);
+}
+
+#[test]
+fn a_message_may_not_be_longer_than_one_or_all_may_be() {
+    let builder = || Queue::<u32>::builder(10).measure(|n| *n as usize);
+    for (queue, most) in [
+        (builder().max_message_bytes(20).max_bytes(50).build().unwrap(), 20),
+        (builder().max_message_bytes(80).max_bytes(50).build().unwrap(), 50),
+        (builder().max_message_bytes(80).build().unwrap(), 80),
+        (builder().max_bytes(50).build().unwrap(), 50),
+    ] {
+        assert_eq!(queue.max_message_bytes(), most as usize);
+        assert_eq!(refused(&queue, most + 1, 1), Some(SendRefused::TooLong));
+        assert_eq!((refused(&queue, most, 1), queue.bytes()), (None, Ok(most.into())));
+        // Said first, also when the queue is full or closed.
+        let error = queue.send_with(most + 1, 1, Wait::FOREVER).unwrap_err();
+        assert_eq!((error.value, error.reason), (most + 1, SendRefused::TooLong));
+        queue.close().unwrap();
+        assert_eq!(refused(&queue, most + 1, 1), Some(SendRefused::TooLong));
+        queue.validate();
+    }
+    // A length that no 32 bits hold.
+    let queue = Queue::<u32>::builder(1).measure(|_| 1 << 32).build().unwrap();
+    assert_eq!(refused(&queue, 1, 1), Some(SendRefused::TooLong));
+    // Without a measure nothing is too long.
+    let queue = Queue::<u32>::builder(1).max_bytes(0).max_message_bytes(0).build().unwrap();
+    assert_eq!((refused(&queue, 7, 1), queue.bytes()), (None, Ok(0)));
+}
+
+#[test]
+fn inv15_a_quota_is_charged_once_and_released_at_the_last_drop() {
+    let quota = Quota::new(1_000);
+    let build = |messages, bytes: u64| {
+        let builder = Queue::<[u8; 16]>::builder(messages).measure(|m| usize::from(m[0]));
+        builder.max_bytes(bytes).quota(&quota).build()
+    };
+    // 24 for a place; at most `bytes` for what messages own.
+    let first = build(10, 100).unwrap();
+    assert_eq!((first.charged(), quota.used(), quota.limit()), (340, 340, 1_000));
+    let second = build(10, 420).unwrap();
+    assert_eq!((second.charged(), quota.used()), (660, 1_000), "to the last byte");
+    let error = build(1, 0).map(drop).unwrap_err();
+    assert_eq!((error, error.errno()), (BuildError::Quota { needed: 24, left: 0 }, libc::EMFILE));
+    assert_eq!(quota.used(), 1_000, "nothing was charged");
+    // Messages come and go without it.
+    (0..10).for_each(|n| first.send([n; 16], 1).unwrap());
+    first.drain().unwrap();
+    drop(first);
+    assert_eq!(quota.used(), 660);
+    // What fails later gives back as well: no such priority is found first.
+    let bad = Queue::<u8>::builder(9).reserve(PRIORITIES, 1).quota(&quota).build().map(drop);
+    assert_eq!((bad, quota.used()), (Err(BuildError::BadPriority), 660));
+
+    // Handles share one charge; the last of all releases it, not the last of a side.
+    let (sender, receiver) = Queue::<u8>::builder(4).quota(&quota).channel().unwrap();
+    let other = sender.clone();
+    assert_eq!((receiver.charged(), quota.used()), (36, 696));
+    drop((sender, other));
+    assert_eq!((receiver.is_closed(), quota.used()), (Ok(true), 696));
+    drop((receiver, second));
+    assert_eq!(quota.used(), 0);
+    // Sums that overflow are too much, not too little.
+    let all = Queue::<u8>::builder(1 << 31).measure(|_| 0).quota(&Quota::new(u64::MAX - 1)).build();
+    assert!(all.is_ok());
+    let builder = Queue::<[u64; 1 << 30]>::builder((1 << 32) - 64).quota(&quota).build();
+    assert!(matches!(builder.map(drop), Err(BuildError::Quota { needed: u64::MAX, left: 1_000 })));
+}
+
+#[test]
+fn inv15_threads_charge_a_quota_for_no_more_than_there_is() {
+    let quota = Quota::new(9 * 10);
+    thread::scope(|scope| {
+        let made: Vec<_> = (0..4)
+            .map(|_| {
+                let quota = &quota;
+                scope.spawn(move || {
+                    (0..200)
+                        .filter(|n| {
+                            let built = Queue::<u8>::builder(n % 7 + 1).quota(quota).build();
+                            assert!(quota.used() <= 90);
+                            built.is_ok()
+                        })
+                        .count()
+                })
+            })
+            .collect();
+        let made: usize = made.into_iter().map(|thread| thread.join().unwrap()).sum();
+        assert!(made >= 200, "{made}");
+    });
+    assert_eq!(quota.used(), 0);
+}
+
+/// `every`, and messages with the level (of a few) of each, and between two pops more of them.
+fn aged() -> impl Strategy<Value = (u32, usize, Vec<(u8, u8)>)> {
+    (1_u32..6, 1_usize..12, prop::collection::vec((any::<u8>(), 0_u8..4), 1..400))
+}
+
+/// A message at place `i` of its FIFO is popped within `every * levels * (i + 1)` pops, whatever is
+/// pushed meanwhile to those levels.
+fn is_served_in_time<L: Levels<Priority = u32>>(every: u32, levels: usize, steps: &[(u8, u8)]) {
+    let mut core = Core::<usize, L>::try_new(4).unwrap();
+    core.set_ageing(NonZeroU32::new(every));
+    let level = |n: u8| {
+        [0, 1, 63, 64, 4_095, 4_096, 9_000, 20_000, 32_700, 32_766, 32_767, 5]
+            [usize::from(n) % levels]
+    };
+    // By message: the pop by which it is due.
+    let mut due = BTreeMap::new();
+    let mut pops = 0;
+    let mut ids = 0;
+    let mut pop =
+        |core: &mut Core<usize, L>, due: &mut BTreeMap<usize, usize>, pops: &mut usize| {
+            if let Some((id, _)) = core.pop() {
+                *pops += 1;
+                assert!(*pops <= due.remove(&id).unwrap(), "message {id} came too late");
+                core.validate();
+            }
+        };
+    for &(n, more) in steps {
+        for extra in 0..=more {
+            let ahead = core.len_at(level(n.wrapping_add(extra % 2)));
+            core.push(level(n.wrapping_add(extra % 2)), ids).unwrap();
+            due.insert(ids, pops + every as usize * levels * (ahead + 1));
+            ids += 1;
+        }
+        pop(&mut core, &mut due, &mut pops);
+    }
+    while !core.is_empty() {
+        pop(&mut core, &mut due, &mut pops);
+    }
+    assert!(due.is_empty());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn ageing_serves_every_message_in_time((every, levels, steps) in aged()) {
+        is_served_in_time::<Bitmap>(every, levels, &steps);
+        is_served_in_time::<RbTree<u32>>(every, levels, &steps);
+    }
+}
+
+/// A flood of the highest priority: with ageing the lowest is served, without it is not.
+#[test]
+fn a_flood_does_not_starve_a_low_priority() {
+    for (every, pops_until_low) in [(Some(10), 20), (Some(1), 2), (None, 1_000)] {
+        let mut builder = Queue::<u32>::builder(4);
+        if let Some(every) = every.and_then(NonZeroU32::new) {
+            builder = builder.ageing(every);
+        }
+        let queue = builder.build().unwrap();
+        queue.send(0, 0).unwrap();
+        let mut pops = 0;
+        while pops < 1_000 {
+            while queue.try_send(1, 32_767).is_ok() {}
+            pops += 1;
+            if queue.receive().unwrap() == (0, 0) {
+                break;
+            }
+        }
+        assert_eq!(pops, pops_until_low, "{every:?}");
+        assert_eq!(queue.len_at(0), Ok(usize::from(every.is_none())));
+    }
+}
+
+/// The core by itself: what its users without a queue see.
+#[test]
+fn a_core_is_a_queue_without_a_lock() {
+    fn check<L: Levels<Priority = u32>>(has_bounds: bool) {
+        let mut core = Core::<Arc<u32>, L>::try_new(2).unwrap();
+        core.reserve(70).unwrap();
+        assert!(core.capacity() >= 70);
+        let message = Arc::new(1);
+        for n in 0..70 {
+            core.push(n % 9 * 4_000, Arc::clone(&message)).unwrap();
+            core.validate();
+        }
+        let bad = core.push(PRIORITIES, Arc::clone(&message));
+        assert_eq!((bad.is_err(), core.len_at(4_000), core.len_at(7)), (has_bounds, 8, 0));
+        assert_eq!(core.bytes(), 0);
+        let (next, priority) = core.peek().map(|(next, p)| (Arc::clone(next), p)).unwrap();
+        assert_eq!(core.pop(), Some((next, priority)));
+        core.validate();
+        drop((bad, core));
+        assert_eq!(Arc::strong_count(&message), 1);
+    }
+    check::<Bitmap>(true);
+    check::<RbTree<u32>>(false);
+    assert_eq!(Queue::<u8>::new(1).unwrap().try_receive(), Err(ReceiveError::Empty));
+}
