@@ -292,14 +292,13 @@ fn is_served_in_time<L: Levels<Priority = u32>>(every: u32, levels: usize, steps
     let mut due = BTreeMap::new();
     let mut pops = 0;
     let mut ids = 0;
-    let mut pop =
-        |core: &mut Core<usize, L>, due: &mut BTreeMap<usize, usize>, pops: &mut usize| {
-            if let Some((id, _)) = core.pop() {
-                *pops += 1;
-                assert!(*pops <= due.remove(&id).unwrap(), "message {id} came too late");
-                core.validate();
-            }
-        };
+    let pop = |core: &mut Core<usize, L>, due: &mut BTreeMap<usize, usize>, pops: &mut usize| {
+        if let Some((id, _)) = core.pop() {
+            *pops += 1;
+            assert!(*pops <= due.remove(&id).unwrap(), "message {id} came too late");
+            core.validate();
+        }
+    };
     for &(n, more) in steps {
         for extra in 0..=more {
             let ahead = core.len_at(level(n.wrapping_add(extra % 2)));

@@ -10,6 +10,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt::{self, Debug, Write};
 use std::future::Future;
+use std::os::fd::AsRawFd;
 use std::pin::pin;
 use std::ptr::NonNull;
 use std::task::{Context, Poll, Waker};
@@ -17,7 +18,8 @@ use std::thread;
 use std::time::Duration;
 
 use mq_rbtree::{
-    Bitmap, Levels, PRIORITIES, Queue, QueueStats, RbTree, ReceiveError, SendRefused, Wait,
+    Bitmap, Interest, Levels, PRIORITIES, Queue, QueueStats, RbTree, Readiness, ReceiveError,
+    SendRefused, Wait,
 };
 
 use until::wait_until;
@@ -460,6 +462,53 @@ fn inv06_a_blocked_sender_goes_on_though_the_receiver_has_no_memory() {
 fn inv06_a_blocked_sender_without_memory_gets_its_message_back() {
     a_blocked_sender_goes_on::<Bitmap>(false);
     a_blocked_sender_goes_on::<RbTree<u32>>(false);
+}
+
+/// Room that a sender cannot use, for want of memory, is offered to who waits behind it, and told.
+#[test]
+fn inv14_no_wake_up_is_lost_when_memory_is_out() {
+    let queue: Queue<u32> = Queue::builder(2).spin(false).build().unwrap();
+    queue.send(1, 100).unwrap();
+    queue.send(2, 100).unwrap();
+    let ready = Readiness::new(&queue, Interest::Writable).unwrap();
+    let is_rung = || {
+        let mut fd = libc::pollfd { fd: ready.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one descriptor, which is ours.
+        unsafe { libc::poll(&mut fd, 1, 0) == 1 }
+    };
+    ready.clear();
+    assert!(!is_rung());
+    thread::scope(|scope| {
+        let blocked = scope.spawn(|| {
+            let soon = Wait::at_most(Duration::from_millis(1));
+            assert!(queue.send_with(0, 1, soon).is_err()); // for what is needed once in a thread
+            FOR_EVER.set(true);
+            LEFT.set(0);
+            let result = queue.send(3, 20_000);
+            LEFT.set(-1);
+            result
+        });
+        wait_until(|| {
+            let stats = queue.stats().unwrap();
+            stats.waiting == (1, 0) && stats.timeouts == 1
+        });
+        let mut behind = pin!(queue.send_async(4, 100));
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(behind.as_mut().poll(&mut cx).is_pending());
+        FOR_EVER.set(true);
+        LEFT.set(0);
+        let received = queue.try_receive();
+        LEFT.set(-1);
+        FOR_EVER.set(false);
+        assert_eq!(received, Ok((1, 100)));
+        assert_eq!(blocked.join().unwrap().unwrap_err().reason, SendRefused::NoMemory);
+        assert_eq!(queue.stats().unwrap().waiting, (0, 0), "who was behind has a permit");
+        assert!(is_rung());
+        queue.validate();
+        assert!(behind.as_mut().poll(&mut cx).is_ready());
+    });
+    assert_eq!(queue.len(), Ok(2));
+    queue.validate();
 }
 
 /// All that was allocated for a queue comes back.

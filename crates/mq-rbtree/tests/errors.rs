@@ -1,0 +1,106 @@
+//! Errors: each names itself, maps to the errno of POSIX, and gives back what was refused.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+use std::collections::BTreeSet;
+use std::error::Error;
+use std::io;
+
+use mq_rbtree::{BuildError, Busy, Deadline, Queue, ReceiveError, SendError, SendRefused, Wait};
+
+#[test]
+fn each_reason_has_its_errno_and_its_words() {
+    let send = [
+        (SendRefused::Full, libc::EAGAIN),
+        (SendRefused::Timeout, libc::ETIMEDOUT),
+        (SendRefused::Closed, libc::ESHUTDOWN),
+        (SendRefused::TooLong, libc::EMSGSIZE),
+        (SendRefused::BadPriority, libc::EINVAL),
+        (SendRefused::NoMemory, libc::ENOMEM),
+        (SendRefused::Forked, libc::EOWNERDEAD),
+    ];
+    for (reason, errno) in send {
+        assert_eq!(reason.errno(), errno);
+        assert_eq!(io::Error::from(reason).raw_os_error(), Some(errno));
+        let error = SendError { value: Unprintable, reason };
+        assert_eq!((error.errno(), error.to_string()), (errno, reason.to_string()));
+        assert_eq!(format!("{error:?}"), format!("SendError {{ reason: {reason:?}, .. }}"));
+        assert_eq!(io::Error::from(error).raw_os_error(), Some(errno));
+    }
+    let receive = [
+        (ReceiveError::Empty, libc::EAGAIN),
+        (ReceiveError::Timeout, libc::ETIMEDOUT),
+        (ReceiveError::Closed, libc::ESHUTDOWN),
+        (ReceiveError::Forked, libc::EOWNERDEAD),
+    ];
+    for (error, errno) in receive {
+        assert_eq!((error.errno(), io::Error::from(error).raw_os_error()), (errno, Some(errno)));
+    }
+    let build = [
+        (BuildError::Limits, libc::EINVAL),
+        (BuildError::BadPriority, libc::EINVAL),
+        (BuildError::Quota { needed: 12_345, left: 678 }, libc::EMFILE),
+        (BuildError::NoMemory, libc::ENOMEM),
+    ];
+    for (error, errno) in build {
+        assert_eq!((error.errno(), io::Error::from(error).raw_os_error()), (errno, Some(errno)));
+    }
+    let quota = build[2].0.to_string();
+    assert!(quota.contains("12345") && quota.contains("678"), "{quota}");
+    let (of_send, of_receive) = (send.map(|e| e.0.to_string()), receive.map(|e| e.0.to_string()));
+    let all: BTreeSet<_> = of_send.iter().chain(&of_receive).collect();
+    assert_eq!(all.len(), 10, "all differ, but for the fork, which is one");
+    assert!(all.iter().all(|text| !text.is_empty() && !text.ends_with('.')));
+    let deadline = Deadline::realtime(-1, 0).unwrap_err();
+    assert_eq!(
+        (deadline.errno(), io::Error::from(deadline).raw_os_error()),
+        (libc::EINVAL, Some(libc::EINVAL))
+    );
+    assert_eq!(io::Error::from(Busy(1)).raw_os_error(), Some(libc::EBUSY));
+    assert_eq!(format!("{:?}: {}", Busy(Unprintable), Busy(1)).find("Busy(..): "), Some(0));
+}
+
+struct Unprintable;
+
+/// Boxed, with a question mark, and with what was refused in hand.
+#[test]
+fn errors_travel_and_give_the_message_back() {
+    fn fails() -> Result<(), Box<dyn Error + Send + Sync>> {
+        let queue: Queue<Vec<u8>> = Queue::new(1)?;
+        queue.try_send(vec![1], 1)?;
+        assert_eq!(queue.try_send(vec![2], 2).unwrap_err().into_inner(), [2]);
+        queue.send_with(vec![3], 3, Wait::NO)?;
+        Ok(())
+    }
+    let error = fails().unwrap_err();
+    assert!(error.is::<SendError<Vec<u8>>>());
+    let error = Queue::<u8>::new(0).map(drop).unwrap_err();
+    assert_eq!(error, BuildError::Limits);
+}
+
+/// What can be wrong with a message is said in the order of the kernel's queue: its priority, its
+/// length, and then what the queue is like.
+#[test]
+fn the_reason_is_the_first_that_holds() {
+    let builder = Queue::<u32>::builder(1).measure(|n| *n as usize).max_message_bytes(9);
+    let queue = builder.build().unwrap();
+    let reason = |value, priority, wait| {
+        let error = queue.send_with(value, priority, wait).unwrap_err();
+        assert_eq!(error.value, value);
+        error.reason
+    };
+    for closed in [false, true] {
+        if closed {
+            queue.close().unwrap();
+        } else {
+            queue.send(1, 1).unwrap();
+        }
+        for wait in [Wait::NO, Wait::FOREVER] {
+            assert_eq!(reason(10, 32_768, wait), SendRefused::BadPriority);
+            assert_eq!(reason(10, 1, wait), SendRefused::TooLong);
+        }
+        let expected = if closed { SendRefused::Closed } else { SendRefused::Full };
+        assert_eq!(reason(1, 1, Wait::NO), expected);
+    }
+    assert_eq!(queue.len_at(32_768), Ok(0));
+    assert_eq!((queue.receive(), queue.try_receive()), (Ok((1, 1)), Err(ReceiveError::Closed)));
+}

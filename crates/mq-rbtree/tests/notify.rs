@@ -1,0 +1,324 @@
+//! Being told: one-shot notifications, and descriptors that a real epoll waits for.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "common/flag.rs"]
+mod flag;
+#[path = "common/until.rs"]
+mod until;
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::task::{Context, Waker};
+use std::thread::{self, ThreadId};
+
+use mq_rbtree::{Busy, Interest, Queue, RbTree, Readiness, ReceiveError, SendRefused, Wait};
+
+use flag::Flag;
+use until::wait_until;
+
+/// Registers a notification that counts.
+fn count_on(queue: &Queue<u32>, count: &Arc<AtomicUsize>) -> bool {
+    let count = Arc::clone(count);
+    let notification = move || {
+        count.fetch_add(1, SeqCst);
+    };
+    queue.notify(notification).is_ok()
+}
+
+#[test]
+fn inv12_a_notification_is_for_the_first_message_of_an_empty_queue_once() {
+    let queue: Queue<u32> = Queue::new(4).unwrap();
+    let count = Arc::new(AtomicUsize::new(0));
+    // On a queue that has messages: when it was empty again.
+    queue.send(1, 1).unwrap();
+    assert!(count_on(&queue, &count));
+    queue.send(2, 2).unwrap();
+    assert_eq!((queue.receive(), queue.receive()), (Ok((2, 2)), Ok((1, 1))));
+    assert_eq!(count.load(SeqCst), 0, "neither a message beside others nor a receive");
+    queue.send(3, 3).unwrap();
+    assert_eq!(count.load(SeqCst), 1);
+    queue.receive().unwrap();
+    queue.send(4, 4).unwrap();
+    assert_eq!(count.load(SeqCst), 1, "one shot");
+    queue.drain().unwrap();
+    // By every way in.
+    for way in 0..4 {
+        assert!(count_on(&queue, &count));
+        match way {
+            0 => queue.try_send(5, 5).unwrap(),
+            1 => {
+                let mut batch = VecDeque::from([(5, 5), (6, 6)]);
+                assert!(queue.send_batch(&mut batch, Wait::NO).is_ok());
+            }
+            2 => queue.send_with(5, 5, Wait::until(std::time::Instant::now())).unwrap(),
+            _ => {
+                let mut cx = Context::from_waker(Waker::noop());
+                assert!(pin!(queue.send_async(5, 5)).poll(&mut cx).is_ready());
+            }
+        }
+        assert_eq!(count.load(SeqCst), 2 + way);
+        queue.drain().unwrap();
+    }
+    // A refused message is none.
+    assert!(count_on(&queue, &count));
+    assert!(queue.send(1, 40_000).is_err());
+    queue.close().unwrap();
+    assert!(queue.send(1, 1).is_err());
+    assert_eq!(count.load(SeqCst), 5);
+}
+
+#[test]
+fn inv12_a_second_notification_comes_back() {
+    let queue: Queue<u32> = Queue::new(4).unwrap();
+    let count = Arc::new(AtomicUsize::new(0));
+    assert!(count_on(&queue, &count));
+    let mine = Arc::new(AtomicUsize::new(0));
+    let other = Arc::clone(&mine);
+    let refused = queue.notify(move || {
+        other.fetch_add(1, SeqCst);
+    });
+    let error = refused.unwrap_err();
+    assert_eq!(error.errno(), libc::EBUSY);
+    assert_eq!(Arc::strong_count(&mine), 2, "it is not dropped");
+    error.into_inner()(); // and can be called still
+    assert_eq!((mine.load(SeqCst), Arc::strong_count(&mine)), (1, 1));
+    queue.send(1, 1).unwrap();
+    assert_eq!(count.load(SeqCst), 1, "the first is the one");
+    // Taken back, it is dropped and not called.
+    assert!(count_on(&queue, &count));
+    assert_eq!(Arc::strong_count(&count), 2);
+    assert!(queue.cancel_notify());
+    assert_eq!(Arc::strong_count(&count), 1);
+    assert!(!queue.cancel_notify());
+    // With the queue goes what nobody called.
+    assert!(count_on(&queue, &count));
+    drop(queue);
+    assert_eq!((count.load(SeqCst), Arc::strong_count(&count)), (1, 1));
+}
+
+#[test]
+fn inv12_a_notification_waits_while_somebody_waits_to_receive() {
+    let queue: Queue<u32> = Queue::builder(4).spin(false).build().unwrap();
+    let count = Arc::new(AtomicUsize::new(0));
+    assert!(count_on(&queue, &count));
+    thread::scope(|scope| {
+        let blocked = scope.spawn(|| queue.receive());
+        wait_until(|| queue.stats().unwrap().waiting == (0, 1));
+        queue.send(1, 1).unwrap();
+        assert_eq!(blocked.join().unwrap(), Ok((1, 1)));
+    });
+    let flag = Flag::new();
+    let waker = flag.waker();
+    let mut cx = Context::from_waker(&waker);
+    {
+        let mut task = pin!(queue.receive_async());
+        assert!(task.as_mut().poll(&mut cx).is_pending());
+        queue.send(2, 2).unwrap();
+        assert_eq!((count.load(SeqCst), flag.count()), (0, 1), "the task is told instead");
+        assert!(task.as_mut().poll(&mut cx).is_ready());
+    }
+    queue.send(3, 3).unwrap();
+    assert_eq!(count.load(SeqCst), 1);
+}
+
+/// On the thread of the sender that brought the message, which is there by then.
+#[test]
+fn inv12_a_notification_runs_on_the_senders_thread() {
+    let queue: Arc<Queue<u32>> = Arc::new(Queue::new(4).unwrap());
+    let (to, from) = std::sync::mpsc::channel::<(ThreadId, Result<usize, mq_rbtree::Forked>)>();
+    let inner = Arc::downgrade(&queue);
+    let notification = move || {
+        to.send((thread::current().id(), inner.upgrade().unwrap().len())).unwrap();
+    };
+    queue.notify(notification).unwrap();
+    let sender = Arc::clone(&queue);
+    let thread = thread::spawn(move || {
+        sender.send(1, 1).unwrap();
+        thread::current().id()
+    });
+    assert_eq!(from.recv().unwrap(), (thread.join().unwrap(), Ok(1)));
+}
+
+/// Many threads register and send: no more calls than registrations, and none is called twice.
+#[test]
+fn inv12_each_notification_is_called_once_or_taken_back() {
+    let queue: Queue<u32> = Queue::new(8).unwrap();
+    let count = Arc::new(AtomicUsize::new(0));
+    let (registered, back) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    thread::scope(|scope| {
+        for n in 0..2 {
+            let (queue, count, registered, back) = (&queue, &count, &registered, &back);
+            scope.spawn(move || {
+                for step in 0..2_000 {
+                    registered.fetch_add(usize::from(count_on(queue, count)), SeqCst);
+                    if step % 16 == n {
+                        back.fetch_add(usize::from(queue.cancel_notify()), SeqCst);
+                    }
+                    let _ = queue.try_send(step, step);
+                    let _ = queue.try_receive();
+                }
+            });
+        }
+    });
+    back.fetch_add(usize::from(queue.cancel_notify()), SeqCst);
+    assert_eq!(count.load(SeqCst) + back.load(SeqCst), registered.load(SeqCst));
+    assert!(count.load(SeqCst) > 0);
+    queue.validate();
+}
+
+/// A real epoll, on one descriptor.
+struct Epoll(OwnedFd);
+
+impl Epoll {
+    fn on(fd: &impl AsFd, flags: i32) -> Self {
+        // SAFETY: takes a number.
+        let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        assert!(epoll >= 0, "epoll_create1: {}", io::Error::last_os_error());
+        // SAFETY: just made, and nobody else's.
+        let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
+        let mut event = libc::epoll_event { events: flags as u32, u64: 7 };
+        let (at, fd) = (epoll.as_raw_fd(), fd.as_fd().as_raw_fd());
+        // SAFETY: both are open, and `event` is initialised.
+        let rc = unsafe { libc::epoll_ctl(at, libc::EPOLL_CTL_ADD, fd, &mut event) };
+        assert_eq!(rc, 0, "epoll_ctl: {}", io::Error::last_os_error());
+        Self(epoll)
+    }
+
+    /// Whether it is readable within so many milliseconds; negative: waits.
+    fn wait(&self, milliseconds: i32) -> bool {
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        // SAFETY: room for one event.
+        let n = unsafe { libc::epoll_wait(self.0.as_raw_fd(), &mut event, 1, milliseconds) };
+        assert!(n >= 0, "epoll_wait: {}", io::Error::last_os_error());
+        assert!(n == 0 || { event.u64 } == 7);
+        n == 1
+    }
+}
+
+#[test]
+fn inv14_epoll_sees_a_message_that_came_before_or_after() {
+    for flags in [libc::EPOLLIN, libc::EPOLLIN | libc::EPOLLET] {
+        let queue: Queue<u32> = Queue::new(4).unwrap();
+        let ready = Readiness::new(&queue, Interest::Readable).unwrap();
+        let epoll = Epoll::on(&ready, flags);
+        assert!(!epoll.wait(0), "nothing is there");
+        for round in 0..3 {
+            queue.send(round, 1).unwrap();
+            assert!(epoll.wait(0));
+            ready.clear();
+            assert!(epoll.wait(0), "it is there still");
+            assert_eq!(queue.try_receive(), Ok((round, 1)));
+            ready.clear();
+            assert!(!epoll.wait(0), "it was cleared after the last");
+            assert_eq!(queue.try_receive(), Err(ReceiveError::Empty));
+        }
+        queue.close().unwrap();
+        assert!(epoll.wait(0), "who looks is told that it is closed");
+        ready.clear();
+        assert!(epoll.wait(0));
+    }
+    // Messages first, the descriptor later.
+    let queue: Queue<u32, RbTree<u32>> = Queue::new(4).unwrap();
+    queue.send(1, 1).unwrap();
+    let ready = Readiness::new(&queue, Interest::Readable).unwrap();
+    assert!(Epoll::on(&ready, libc::EPOLLIN).wait(0));
+}
+
+#[test]
+fn inv14_epoll_sees_room() {
+    let queue: Queue<u32> =
+        Queue::builder(2).measure(|n| *n as usize).max_bytes(10).build().unwrap();
+    let ready = Readiness::new(&queue, Interest::Writable).unwrap();
+    let epoll = Epoll::on(&ready, libc::EPOLLIN);
+    assert!(epoll.wait(0), "an empty queue has room");
+    for (first, second) in [(1, 1), (4, 6)] {
+        queue.send(first, 1).unwrap();
+        queue.send(second, 1).unwrap();
+        ready.clear();
+        assert!(!epoll.wait(0), "{first} {second}: neither places nor bytes");
+        assert_eq!(queue.try_send(0, 1).unwrap_err().reason, SendRefused::Full);
+        assert_eq!(queue.receive(), Ok((first, 1)));
+        assert!(epoll.wait(0));
+        queue.drain_filter(|_, _| true).unwrap();
+    }
+    // One that a deadline or a drop ended made no room; a message taken over from a sender neither.
+    queue.send(1, 1).unwrap();
+    queue.send(1, 1).unwrap();
+    let mut cx = Context::from_waker(Waker::noop());
+    {
+        let mut send = pin!(queue.send_async(1, 1));
+        assert!(send.as_mut().poll(&mut cx).is_pending());
+    }
+    ready.clear();
+    assert!(!epoll.wait(0));
+    thread::scope(|scope| {
+        let blocked = scope.spawn(|| queue.send(3, 1));
+        wait_until(|| queue.stats().unwrap().waiting == (1, 0));
+        queue.receive().unwrap();
+        assert!(blocked.join().unwrap().is_ok());
+        assert!(!epoll.wait(0));
+    });
+    queue.close().unwrap();
+    assert!(epoll.wait(0));
+}
+
+#[test]
+fn a_direction_has_one_descriptor_at_a_time() {
+    let queue: Arc<Queue<u32>> = Arc::new(Queue::new(4).unwrap());
+    let open = |interest| Readiness::new(Arc::clone(&queue), interest);
+    let (readable, writable) = (open(Interest::Readable), open(Interest::Writable));
+    assert!(readable.is_ok() && writable.is_ok());
+    for interest in [Interest::Readable, Interest::Writable] {
+        assert_eq!(open(interest).unwrap_err().raw_os_error(), Some(libc::EBUSY));
+    }
+    drop(readable);
+    queue.send(1, 1).unwrap();
+    let readable = open(Interest::Readable).unwrap();
+    assert!(format!("{readable:?}").contains("Readable"));
+    assert!(Epoll::on(&readable, libc::EPOLLIN).wait(0), "what came in between is seen");
+    // The descriptor of one that is gone is not rung any more, nor is the queue kept by it.
+    drop((readable, writable));
+    queue.drain().unwrap();
+    queue.send(2, 2).unwrap();
+    assert_eq!(Arc::strong_count(&queue), 1);
+    let busy: Busy<u8> = Busy(3);
+    assert_eq!(busy.into_inner(), 3);
+}
+
+/// An event loop and a thread, both directions at once, on a queue of two: it ends, with all messages.
+#[test]
+fn inv14_event_loops_on_both_sides_lose_no_wake_up() {
+    const MESSAGES: u32 = 20_000;
+    let queue: Arc<Queue<u32>> = Arc::new(Queue::new(2).unwrap());
+    let sender = Arc::clone(&queue);
+    let thread = thread::spawn(move || {
+        let ready = Readiness::new(&*sender, Interest::Writable).unwrap();
+        let epoll = Epoll::on(&ready, libc::EPOLLIN | libc::EPOLLET);
+        let mut n = 0;
+        while n < MESSAGES {
+            assert!(epoll.wait(20_000), "a lost wake-up");
+            ready.clear();
+            while n < MESSAGES && sender.try_send(n, 1).is_ok() {
+                n += 1;
+            }
+        }
+    });
+    let ready = Readiness::new(Arc::clone(&queue), Interest::Readable).unwrap();
+    let epoll = Epoll::on(&ready, libc::EPOLLIN | libc::EPOLLET);
+    let mut n = 0;
+    while n < MESSAGES {
+        assert!(epoll.wait(20_000), "a lost wake-up");
+        ready.clear();
+        while let Ok((message, _)) = queue.try_receive() {
+            assert_eq!(message, n);
+            n += 1;
+        }
+    }
+    thread.join().unwrap();
+    queue.validate();
+}
