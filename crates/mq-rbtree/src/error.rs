@@ -194,7 +194,7 @@ macro_rules! plain {
     )*};
 }
 
-plain!(SendRefused ReceiveError BuildError);
+plain!(SendRefused ReceiveError BuildError BatchError);
 
 /// A message that was not sent, and why.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -203,6 +203,30 @@ pub struct SendError<T> {
     pub value: T,
     /// Why it was not sent.
     pub reason: SendRefused,
+}
+
+/// Why a batch was not sent to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BatchError {
+    /// Messages that were sent.
+    pub sent: usize,
+    /// Why the next one was not.
+    pub reason: SendRefused,
+}
+
+impl BatchError {
+    /// The error as C knows it.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        self.reason.errno()
+    }
+}
+
+impl fmt::Display for BatchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} after {} messages", self.reason, self.sent)
+    }
 }
 
 /// A notification that was not registered, because one is already. Maps to `EBUSY`.

@@ -91,7 +91,8 @@ impl<T, L: Levels> Drop for Receiver<T, L> {
     fn drop(&mut self) {
         if was_last(&self.shared.receivers) {
             let _ = self.shared.queue.close(); // as above
-            drop(self.shared.queue.drain());
+            // One by one: neither a lock for long nor memory for all of them.
+            while self.shared.queue.try_receive().is_ok() {}
         }
     }
 }

@@ -46,6 +46,9 @@ const AGAIN: u32 = 3;
 #[derive(Debug)]
 pub(crate) enum Wake {
     Thread(Arc<Parker>),
+    /// A thread that did not sleep: its parker's last reference may be this one, which is not dropped
+    /// under the lock.
+    Nobody(Arc<Parker>),
     Task(Waker),
 }
 
@@ -53,6 +56,7 @@ impl Wake {
     pub(crate) fn wake(self) {
         match self {
             Self::Thread(parker) => parker.unpark(),
+            Self::Nobody(parker) => drop(parker),
             Self::Task(waker) => waker.wake(),
         }
     }
@@ -190,7 +194,7 @@ impl<T, P: Copy> Waiter<T, P> {
         // the waker's own from here on: the node had it until `take` above.
         let before = waiter.state.swap(state, Ordering::Release);
         // The last use of the node was that swap.
-        (before == PARKED).then_some(Wake::Thread(parker))
+        Some(if before == PARKED { Wake::Thread(parker) } else { Wake::Nobody(parker) })
     }
 }
 

@@ -171,6 +171,15 @@ impl Levels for Bitmap {
         }
     }
 
+    fn stock(&mut self, priority: u32, preload: &mut Option<Box<Page>>) {
+        let (number, _) = split(priority);
+        if self.pages[number].is_none() {
+            if let Some(page) = preload.take() {
+                self.put_page(number, page);
+            }
+        }
+    }
+
     #[inline]
     fn enter(&mut self, priority: u32, preload: &mut Option<Box<Page>>) -> Result<u32, AllocError> {
         let (number, bit) = split(priority);

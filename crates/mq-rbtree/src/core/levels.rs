@@ -47,6 +47,11 @@ pub trait Levels: Sized + sealed::Sealed {
     #[doc(hidden)]
     fn fill(hint: &Self::Hint, priority: Self::Priority, preload: &mut Self::Preload);
 
+    /// Keeps what was made before the lock for a level of this priority, as far as there is room: for a
+    /// sender that waits, and whose message another thread will put in.
+    #[doc(hidden)]
+    fn stock(&mut self, priority: Self::Priority, preload: &mut Self::Preload);
+
     /// The level of a priority; a new one, with an empty list, if there is none. Nothing else is
     /// called until a message was put into it, or it was left.
     ///

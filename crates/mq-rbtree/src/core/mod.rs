@@ -115,6 +115,11 @@ impl<T, L: Levels> Core<T, L> {
         self.ageing = every.map(|every| Ageing { every, count: 0, last: None });
     }
 
+    /// Says that there will be no more than `messages` messages.
+    pub(crate) fn set_limit(&mut self, messages: usize) {
+        self.slab.set_limit(messages);
+    }
+
     /// Gets now the memory for `messages` messages, of whatever priorities.
     ///
     /// # Errors
@@ -227,6 +232,12 @@ impl<T, L: Levels> Core<T, L> {
         }
     }
 
+    /// Keeps what was made before the lock for a message that another thread will put in.
+    pub(crate) fn stock(&mut self, priority: L::Priority, preload: &mut Preload<T, L>) {
+        self.slab.stock(&mut preload.chunk);
+        self.levels.stock(priority, &mut preload.levels);
+    }
+
     /// The level for a message that [`fill`](Self::fill) puts there next, before anything else is
     /// done. Panics if the order of priorities does, and has changed nothing then.
     #[inline]
@@ -328,7 +339,10 @@ impl<T, L: Levels> Core<T, L> {
         mut out: impl FnMut(Message<T, L::Priority>),
     ) {
         let mut next = self.levels.highest();
-        while let Some(place) = next {
+        // An order that contradicts itself could lead around for ever.
+        let mut levels = self.levels.stats().live;
+        while let Some(place) = next.filter(|_| levels > 0) {
+            levels -= 1;
             // SAFETY: found just now; of this turn's messages none was taken yet.
             let priority = unsafe { self.levels.priority(place) };
             let mut before = NIL;

@@ -98,6 +98,10 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
         preload.fill(hint);
     }
 
+    fn stock(&mut self, _: K, preload: &mut Preload<K>) {
+        self.kept.keep(preload);
+    }
+
     #[inline]
     fn enter(&mut self, priority: K, preload: &mut Preload<K>) -> Result<NodePtr<K>, AllocError> {
         // The last of the user's code: nothing has changed before it.

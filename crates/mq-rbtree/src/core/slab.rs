@@ -104,6 +104,8 @@ pub(crate) struct Slab<T> {
     free: u32,
     used: u32,
     capacity: u32,
+    /// Messages that there will be at most: no chunk is made beyond them.
+    limit: u32,
     /// What the hint says.
     told: u32,
     hint: Arc<AtomicU32>,
@@ -122,6 +124,7 @@ impl<T> Slab<T> {
             free: NIL,
             used: 0,
             capacity: 0,
+            limit: NIL,
             told: 1,
             hint: Arc::new(AtomicU32::new(1)),
             fallback: 0,
@@ -270,15 +273,36 @@ impl<T> Slab<T> {
         true
     }
 
+    /// Adds a chunk that was made before the lock, if it is the one that is missing.
+    pub(crate) fn stock(&mut self, preload: &mut Option<Chunk<T>>) {
+        if !self.has_room() {
+            if let Some(chunk) = preload.take_if(|chunk| chunk.number == self.count) {
+                self.add(chunk);
+                self.tell();
+            }
+        }
+    }
+
     fn add(&mut self, chunk: Chunk<T>) {
         self.capacity += FIRST << chunk.number;
         self.chunks[self.count] = Some(chunk);
         self.count += 1;
     }
 
+    /// Sees to it that no memory is got for more messages than these.
+    pub(crate) fn set_limit(&mut self, messages: usize) {
+        self.limit = u32::try_from(messages).unwrap_or(NIL);
+    }
+
+    /// Whether no chunk is missing, be it because there can be no more messages.
+    fn has_room(&self) -> bool {
+        let full = self.count == CHUNKS || self.capacity >= self.limit;
+        self.free != NIL || self.used < self.capacity || full
+    }
+
     /// Makes invariant 2 true again.
     fn tell(&mut self) {
-        let room = self.free != NIL || self.used < self.capacity || self.count == CHUNKS;
+        let room = self.has_room();
         let missing = if room { 0 } else { self.count as u32 + 1 };
         if missing != self.told {
             self.told = missing;
@@ -303,7 +327,7 @@ impl<T> Slab<T> {
             at = unsafe { (*self.place(at)).next };
         }
         assert_eq!(live + free, self.used as usize, "places that are neither live nor free");
-        let room = self.free != NIL || self.used < self.capacity || self.count == CHUNKS;
+        let room = self.has_room();
         assert_eq!(self.told == 0, room, "the hint");
     }
 }

@@ -33,6 +33,8 @@ struct Tasks {
     bells: [Option<Arc<Bell>>; 2],
     /// The first of a waker or notification.
     panic: Option<Box<dyn Any + Send>>,
+    /// Of a comparison under the lock that is somebody else's: only to be dropped.
+    discarded: Option<Box<dyn Any + Send>>,
 }
 
 impl After {
@@ -52,7 +54,11 @@ impl After {
 
     /// Whether there is room for one more wake.
     pub(crate) fn has_room(&mut self) -> bool {
-        !self.any || self.tasks().count < MOST
+        if !self.any {
+            return true;
+        }
+        let tasks = self.tasks();
+        tasks.count < MOST && tasks.discarded.is_none()
     }
 
     /// There is room.
@@ -62,6 +68,11 @@ impl After {
             tasks.wakes[tasks.count] = wake;
             tasks.count += 1;
         }
+    }
+
+    /// Keeps what must be dropped after the unlock. There is room.
+    pub(crate) fn discard(&mut self, panic: Box<dyn Any + Send>) {
+        self.tasks().discarded = Some(panic);
     }
 
     pub(crate) fn set_notification(&mut self, notification: Option<Notification>) {
@@ -90,7 +101,8 @@ impl After {
 
     #[cold]
     fn run_all(&mut self) {
-        let Tasks { wakes, notification, bells, mut panic, .. } = mem::take(self.tasks());
+        let tasks = mem::take(self.tasks());
+        let Tasks { wakes, notification, bells, mut panic, mut discarded, count: _ } = tasks;
         for bell in bells.into_iter().flatten() {
             bell.ring();
         }
@@ -101,13 +113,14 @@ impl After {
         };
         for wake in wakes.into_iter().flatten() {
             match wake {
-                Wake::Thread(_) => wake.wake(),
+                Wake::Thread(_) | Wake::Nobody(_) => wake.wake(),
                 Wake::Task(_) => {
                     let mut wake = Some(wake);
                     call(&mut || wake.take().into_iter().for_each(Wake::wake));
                 }
             }
         }
+        call(&mut || drop(discarded.take()));
         let mut notification = notification;
         if notification.is_some() {
             call(&mut || notification.take().into_iter().for_each(|notify| notify()));

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::{After, Queue, Received, refuse_message};
 use crate::core::{Levels, Message, Preload};
 use crate::deadline::Wait;
-use crate::error::{ReceiveError, SendError, SendRefused};
+use crate::error::{BatchError, ReceiveError, SendError, SendRefused};
 
 /// Most messages of one section of the lock; a guess: a few microseconds.
 const SECTION: usize = 64;
@@ -18,22 +18,27 @@ impl<T, L: Levels> Queue<T, L> {
     ///
     /// # Errors
     ///
-    /// [`SendError`] with the message that could not be sent. Those before it were sent, and those
-    /// behind it are still in `batch`.
+    /// [`BatchError`]: why a message could not be sent, and how many were before it. It is at the front
+    /// of `batch`.
     pub fn send_batch(
         &self,
         batch: &mut VecDeque<Received<T, L>>,
         wait: Wait,
-    ) -> Result<usize, SendError<T>> {
+    ) -> Result<usize, BatchError> {
         let mut sent = 0;
         while !batch.is_empty() {
-            match self.send_section(batch, &mut sent) {
-                Ok(()) => {}
-                Err((message, SendRefused::Full)) if !wait.is_no() => {
-                    self.wait_to_send(message, wait)?;
-                    sent += 1;
+            let Err((message, reason)) = self.send_section(batch, &mut sent) else { continue };
+            let priority = message.priority;
+            let waited = match reason {
+                SendRefused::Full if !wait.is_no() => self.wait_to_send(message, wait),
+                _ => Err(refuse_message((message, reason))),
+            };
+            match waited {
+                Ok(()) => sent += 1,
+                Err(SendError { value, reason }) => {
+                    batch.push_front((value, priority));
+                    return Err(BatchError { sent, reason });
                 }
-                Err(refused) => return Err(refuse_message(refused)),
             }
         }
         Ok(sent)

@@ -7,9 +7,9 @@
 use std::pin::pin;
 use std::ptr::NonNull;
 
-use percpu::sync::Arc;
+use percpu::sync::{Arc, WordGuard};
 
-use super::{After, Queue, Received, refuse_message};
+use super::{After, Queue, Received, State, refuse_message};
 use crate::core::{Levels, Message, Preload};
 use crate::deadline::Wait;
 use crate::error::{ReceiveError, SendError, SendRefused};
@@ -56,30 +56,22 @@ impl<T, L: Levels> Queue<T, L> {
             // SAFETY: the node is on no list, and we have the lock.
             let inner = unsafe { waiter.inner() };
             inner.wanted = Some(Wanted { priority: message.priority, bytes: message.bytes });
+            state.core.stock(message.priority, &mut preload);
             inner.cargo = Some(message);
-            state.counters.send_waits += 1;
             // SAFETY: on no list, and pinned here until it is off this one: see below.
-            unsafe { state.senders.add(node, Wake::Thread(Arc::clone(&parker))) };
+            unsafe { state.wait_to_send(node, Wake::Thread(Arc::clone(&parker))) };
             drop(state);
-            let mut ended = self.sleep(&waiter, &parker, wait);
-            if ended == Ended::Timeout {
-                ended = self.give_up(&waiter, |state| {
-                    // SAFETY: it lives, and was put on this list only.
-                    let late = unsafe { state.senders.remove(node) };
-                    state.counters.timeouts += u64::from(late);
-                    late
-                });
-            }
+            let ended = self.sleep(&waiter, &parker, wait);
+            let late = ended == Ended::Timeout;
+            // SAFETY: it lives, and was put on this list only.
+            let state = late.then(|| self.leave(|state| unsafe { state.senders.remove(node) }));
             // SAFETY: off the list, and the state says so, or we took it off: it is ours alone.
-            let back = unsafe { waiter.inner() }.cargo.take();
-            match (ended, back) {
-                (Ended::Timeout, Some(back)) => {
-                    self.settle(); // what it wanted room for may have kept others from going on
-                    return Err(refuse_message((back, SendRefused::Timeout)));
-                }
-                (Ended::Again, Some(back)) => message = back,
-                _ => return Ok(()),
-            }
+            let Some(back) = (unsafe { waiter.inner() }).cargo.take() else { return Ok(()) };
+            let Some(Some(state)) = state else {
+                message = back;
+                continue;
+            };
+            return self.send_at_last(back, state);
         }
     }
 
@@ -107,25 +99,19 @@ impl<T, L: Levels> Queue<T, L> {
                 return Err(ReceiveError::Closed);
             }
             waiter.rewind();
-            state.counters.receive_waits += 1;
             // SAFETY: on no list, and pinned here until it is off this one: see below.
-            unsafe { state.receivers.add(node, Wake::Thread(Arc::clone(&parker))) };
+            unsafe { state.wait_to_receive(node, Wake::Thread(Arc::clone(&parker))) };
             drop(state);
-            let mut ended = self.sleep(&waiter, &parker, wait);
-            if ended == Ended::Timeout {
-                ended = self.give_up(&waiter, |state| {
-                    // SAFETY: it lives, and was put on this list only.
-                    let late = unsafe { state.receivers.remove(node) };
-                    state.counters.timeouts += u64::from(late);
-                    late
-                });
-            }
+            let ended = self.sleep(&waiter, &parker, wait);
+            let late = ended == Ended::Timeout;
+            // SAFETY: it lives, and was put on this list only.
+            let state = late.then(|| self.leave(|state| unsafe { state.receivers.remove(node) }));
             // SAFETY: off the list, and the state says so, or we took it off: it is ours alone.
-            let message = unsafe { waiter.inner() }.cargo.take();
-            match (message, ended) {
-                (Some(message), _) => return Ok((message.value, message.priority)),
-                (None, Ended::Timeout) => return Err(ReceiveError::Timeout),
-                (None, _) => {}
+            if let Some(message) = unsafe { waiter.inner() }.cargo.take() {
+                return Ok((message.value, message.priority));
+            }
+            if let Some(Some(state)) = state {
+                return self.receive_at_last(state);
             }
         }
     }
@@ -141,12 +127,11 @@ impl<T, L: Levels> Queue<T, L> {
         ended
     }
 
-    /// Takes a node off its list at its deadline, unless somebody else did in the meantime.
-    fn give_up(
+    /// Locks, and takes a node off its list, unless somebody else did in the meantime: `None`.
+    fn leave(
         &self,
-        waiter: &Waiter<T, L::Priority>,
-        remove: impl FnOnce(&mut super::State<T, L>) -> bool,
-    ) -> Ended {
+        remove: impl FnOnce(&mut State<T, L>) -> bool,
+    ) -> Option<WordGuard<'_, State<T, L>>> {
         // The lock may be left behind by a fork, but then not in this process: who waits does not fork.
         let mut guard = loop {
             match self.state.lock() {
@@ -154,11 +139,49 @@ impl<T, L: Levels> Queue<T, L> {
                 Err(_) => percpu::sync::thread::yield_now(),
             }
         };
-        if remove(&mut guard) {
-            return Ended::Timeout;
+        remove(&mut guard).then_some(guard)
+    }
+
+    /// The end of a send at its deadline: with success if there is room now, which was promised to a
+    /// task that has not looked yet.
+    fn send_at_last(
+        &self,
+        message: Message<T, L::Priority>,
+        mut state: WordGuard<'_, State<T, L>>,
+    ) -> Result<(), SendError<T>> {
+        let mut preload = Preload::new();
+        let mut after = After::new();
+        let put = state.put(&self.config, message, &mut preload, &mut after);
+        if let Err((_, SendRefused::Full)) = &put {
+            state.counters.timeouts += 1;
         }
-        drop(guard);
-        // Said before the unlock that we waited for just now.
-        waiter.ended().unwrap_or(Ended::Again)
+        // What it wanted room for may have kept others from going on.
+        state.settle(&self.config, &mut preload, &mut after);
+        drop(state);
+        if after.run() {
+            self.settle();
+        }
+        put.map_err(|(message, reason)| match reason {
+            SendRefused::Full => refuse_message((message, SendRefused::Timeout)),
+            _ => refuse_message((message, reason)),
+        })
+    }
+
+    /// The end of a receive at its deadline: with success if a message is there, which was promised to a
+    /// task that has not looked yet.
+    fn receive_at_last(
+        &self,
+        mut state: WordGuard<'_, State<T, L>>,
+    ) -> Result<Received<T, L>, ReceiveError> {
+        let mut preload = Preload::new();
+        let mut after = After::new();
+        let taken = state.take(&self.config, &mut preload, &mut after);
+        state.counters.timeouts += u64::from(taken.is_none());
+        drop(state);
+        if after.run() {
+            self.settle();
+        }
+        let message = taken.ok_or(ReceiveError::Timeout)?;
+        Ok((message.value, message.priority))
     }
 }

@@ -147,6 +147,7 @@ impl<T, L: Levels> Builder<T, L> {
         config.max_message_bytes = config.max_message_bytes.min(most);
         let charge = quota.map(|quota| quota.charge(config.most_memory())).transpose()?;
         let mut core = Core::try_new(if no_alloc { spare.max(max) } else { spare })?;
+        core.set_limit(max);
         core.set_ageing(ageing);
         if no_alloc {
             core.reserve(max)?;

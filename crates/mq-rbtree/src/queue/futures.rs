@@ -114,9 +114,8 @@ impl<T, L: Levels> Future for Receive<'_, T, L> {
                     if inner.is_listed() {
                         _old = inner.replace_waker(waker);
                     } else {
-                        state.counters.receive_waits += 1;
                         // SAFETY: on no list; pinned, and taken off when it is dropped.
-                        unsafe { state.receivers.add(node, Wake::Task(waker)) };
+                        unsafe { state.wait_to_receive(node, Wake::Task(waker)) };
                     }
                     Poll::Pending
                 }
@@ -189,9 +188,8 @@ impl<T, L: Levels> Future for Send<'_, T, L> {
                         _old = inner.replace_waker(waker);
                     } else {
                         inner.wanted = Some(wanted);
-                        state.counters.send_waits += 1;
                         // SAFETY: on no list; pinned, and taken off when it is dropped.
-                        unsafe { state.senders.add(node, Wake::Task(waker)) };
+                        unsafe { state.wait_to_send(node, Wake::Task(waker)) };
                     }
                     if had_permit {
                         // What is left of the room that it was promised may do for another.
@@ -285,12 +283,12 @@ impl<T, L: Levels> Drop for Send<'_, T, L> {
 // SAFETY: what it shares with other threads is the node, under the queue's lock; the message moves
 // with it.
 unsafe impl<T: std::marker::Send, L: Levels> std::marker::Send for Receive<'_, T, L> where
-    L::Priority: std::marker::Send
+    L::Priority: std::marker::Send + Sync
 {
 }
 
 // SAFETY: as above.
 unsafe impl<T: std::marker::Send, L: Levels> std::marker::Send for Send<'_, T, L> where
-    L::Priority: std::marker::Send
+    L::Priority: std::marker::Send + Sync
 {
 }

@@ -30,7 +30,7 @@ use percpu::sync::{Generation, WordGuard, WordLock};
 
 pub use self::builder::Builder;
 pub use self::futures::{Receive, Send};
-pub use self::readiness::{Interest, Readiness};
+pub use self::readiness::{Interest, Readiness, ReadinessError};
 
 use self::after::After;
 use self::config::Config;
@@ -196,11 +196,13 @@ impl<T, L: Levels> Queue<T, L> {
     /// have.
     pub fn close(&self) -> Result<bool, Forked> {
         let mut was_open = false;
+        let mut never = None; // a notification that nobody calls any more: dropped after the unlock
         let mut after = After::new();
         loop {
             {
                 let mut state = self.lock()?;
                 was_open |= !std::mem::replace(&mut state.closed, true);
+                never = never.or(state.notification.take());
                 while after.has_room() && state.dismiss_one(&mut after) {}
                 if !after.has_room() {
                     after.come_again();
@@ -245,8 +247,8 @@ impl<T, L: Levels> Queue<T, L> {
     #[inline]
     fn lock(&self) -> Result<Locked<'_, T, L>, Forked> {
         let guard = self.state.lock()?;
-        if !(guard.receivers.is_empty() && guard.senders.is_empty()) && self.born.is_inherited() {
-            return Err(Forked::new());
+        if !(guard.receivers.is_empty() && guard.senders.is_empty()) {
+            guard.check_process()?;
         }
         let since = if self.config.timed { Some(Instant::now()) } else { None };
         Ok(Locked { guard, since })
@@ -310,11 +312,17 @@ impl<T, L: Levels> Drop for Locked<'_, T, L> {
     }
 }
 
+// What panics under the lock or while somebody waits leaves nothing half done.
+impl<T, L: Levels> std::panic::UnwindSafe for Queue<T, L> {}
+impl<T, L: Levels> std::panic::RefUnwindSafe for Queue<T, L> {}
+
 impl<T, L: Levels> fmt::Debug for Queue<T, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("Queue");
-        if let Some(state) = self.state.try_lock() {
-            debug.field("len", &state.core.len()).field("closed", &state.closed);
+        // Written after the unlock: the writer is the user's.
+        let seen = self.state.try_lock().map(|state| (state.core.len(), state.closed));
+        if let Some((len, closed)) = seen {
+            debug.field("len", &len).field("closed", &closed);
         }
         debug.field("max_messages", &self.config.max_messages).finish_non_exhaustive()
     }

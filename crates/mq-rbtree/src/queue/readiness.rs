@@ -8,6 +8,7 @@
 //!
 //! While it is not armed, sends and receives make no system call for it.
 
+use std::error::Error;
 use std::fmt;
 use std::io;
 use std::ops::Deref;
@@ -38,6 +39,35 @@ impl Interest {
             Self::Readable => READABLE,
             Self::Writable => WRITABLE,
         }
+    }
+}
+
+/// Why there is no [`Readiness`], and what it was to be for.
+pub struct ReadinessError<Q> {
+    /// The queue.
+    pub queue: Q,
+    /// What the system said, or `EBUSY`.
+    pub reason: io::Error,
+}
+
+/// Without the queue, which need not be `Debug`.
+impl<Q> fmt::Debug for ReadinessError<Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadinessError").field("reason", &self.reason).finish_non_exhaustive()
+    }
+}
+
+impl<Q> fmt::Display for ReadinessError<Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.reason.fmt(f)
+    }
+}
+
+impl<Q> Error for ReadinessError<Q> {}
+
+impl<Q> From<ReadinessError<Q>> for io::Error {
+    fn from(error: ReadinessError<Q>) -> Self {
+        error.reason
     }
 }
 
@@ -103,10 +133,18 @@ impl<Q: Deref<Target = Queue<T, L>>, T, L: Levels> Readiness<Q, T, L> {
     ///
     /// # Errors
     ///
-    /// [`Busy`] (`EBUSY`) if that direction has one; what `eventfd` says. `EOWNERDEAD` in a fork child
-    /// whose parent waited on the queue.
-    pub fn new(queue: Q, interest: Interest) -> io::Result<Self> {
-        let (bell, which) = (Arc::new(Bell::try_new()?), interest.which());
+    /// [`ReadinessError`] with the queue: `EBUSY` if that direction has one; what `eventfd` says;
+    /// `EOWNERDEAD` in a fork child whose parent waited on the queue.
+    pub fn new(queue: Q, interest: Interest) -> Result<Self, ReadinessError<Q>> {
+        let which = interest.which();
+        match Self::register(&queue, which) {
+            Ok(bell) => Ok(Self { queue, bell, which }),
+            Err(reason) => Err(ReadinessError { queue, reason }),
+        }
+    }
+
+    fn register(queue: &Q, which: usize) -> io::Result<Arc<Bell>> {
+        let bell = Arc::new(Bell::try_new()?);
         let mut after = After::new();
         {
             let locked = queue.lock();
@@ -120,7 +158,7 @@ impl<Q: Deref<Target = Queue<T, L>>, T, L: Levels> Readiness<Q, T, L> {
             state.ring(&queue.config, &mut after);
         }
         after.run();
-        Ok(Self { queue, bell, which })
+        Ok(bell)
     }
 
     /// Makes it unreadable until the next message, or room: at once if that is there now.

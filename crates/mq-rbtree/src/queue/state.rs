@@ -9,9 +9,11 @@
 //! 2. If somebody waits to send, there is no room for it beside what tasks with a permit to send want.
 //! 3. If the queue is closed, nobody waits.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
-use percpu::sync::Arc;
+use percpu::Forked;
+use percpu::sync::{Arc, Generation};
 
 use super::after::{After, Notification};
 use super::config::Config;
@@ -28,6 +30,8 @@ pub(crate) struct State<T, L: Levels> {
     pub(crate) closed: bool,
     /// A bell of either direction is to be rung: bits by direction.
     pub(crate) armed: u8,
+    /// The process in which the nodes on the lists live: if it is another, they are not touched.
+    pub(crate) waited_in: Generation,
     pub(crate) receivers: WaitList<T, L::Priority>,
     pub(crate) senders: WaitList<T, L::Priority>,
     /// Tasks that were told of a message, and have not looked yet.
@@ -53,6 +57,7 @@ impl<T, L: Levels> State<T, L> {
             core,
             closed: false,
             armed: 0,
+            waited_in: Generation::current(),
             receivers: WaitList::new(),
             senders: WaitList::new(),
             receive_permits: 0,
@@ -97,12 +102,65 @@ impl<T, L: Levels> State<T, L> {
         preload: &mut Preload<T, L>,
         after: &mut After,
     ) -> Option<Message<T, L::Priority>> {
-        let message = self.core.pop_with(preload)?;
+        let message = match self.core.pop_with(preload) {
+            Some(message) => message,
+            None if self.senders.is_empty() => return None,
+            None => self.take_from_sender(config, preload, after)?,
+        };
         self.counters.received += 1;
         if !self.senders.is_empty() || self.armed != 0 {
             self.settle(config, preload, after);
         }
         Some(message)
+    }
+
+    /// The message of a thread that waits although the queue is empty: room was promised to tasks
+    /// that have not looked yet. They keep nobody from receiving.
+    #[cold]
+    fn take_from_sender(
+        &mut self,
+        config: &Config<T, L>,
+        preload: &mut Preload<T, L>,
+        after: &mut After,
+    ) -> Option<Message<T, L::Priority>> {
+        let mut at = self.senders.first().filter(|_| !self.closed && after.has_room());
+        while let Some(node) = at {
+            // SAFETY: on the list, so it lives; we have the lock.
+            let waiter = unsafe { node.as_ref() };
+            // SAFETY: as above.
+            let wanted = unsafe { waiter.inner() }.wanted?;
+            if !is_task(node) && config.has_room(0, 0, wanted) {
+                self.serve_sender(node, preload, after);
+                break;
+            }
+            // SAFETY: on the list.
+            at = unsafe { self.senders.behind(node) };
+        }
+        self.core.pop_with(preload)
+    }
+
+    /// Puts a node on a list.
+    ///
+    /// # Safety
+    ///
+    /// As for [`WaitList::add`].
+    pub(crate) unsafe fn wait_to_receive(&mut self, node: Node<T, L::Priority>, who: Wake) {
+        self.waited_in = Generation::current();
+        self.counters.receive_waits += 1;
+        // SAFETY: as the caller says.
+        unsafe { self.receivers.add(node, who) };
+    }
+
+    /// The same, to send.
+    ///
+    /// # Safety
+    ///
+    /// As for [`WaitList::add`].
+    pub(crate) unsafe fn wait_to_send(&mut self, node: Node<T, L::Priority>, who: Wake) {
+        self.waited_in = Generation::current();
+        self.counters.send_waits += 1;
+        // SAFETY: as the caller says.
+        unsafe { self.senders.add(node, who) };
     }
 
     #[inline]
@@ -235,8 +293,16 @@ impl<T, L: Levels> State<T, L> {
             after.wake(permit(node));
             return;
         }
-        // Before it is taken off the list: this may panic.
-        let place = wanted.map(|wanted| self.core.enter(wanted.priority, preload));
+        // Comparisons are the user's code, and may panic: then nothing was changed, and the sender
+        // finds out by itself, rather than this thread, which may have a message at hand.
+        let enter = || wanted.map(|wanted| self.core.enter(wanted.priority, preload));
+        let place = match catch_unwind(AssertUnwindSafe(enter)) {
+            Ok(place) => place,
+            Err(panic) => {
+                after.discard(panic);
+                None
+            }
+        };
         // SAFETY: on this list.
         unsafe { self.senders.remove(node) };
         // SAFETY: we have the lock; no other reference is left.
@@ -266,6 +332,9 @@ impl<T, L: Levels> State<T, L> {
 
     /// The first who waits to send and may: whom only a reserve keeps out holds up nobody behind it.
     pub(super) fn admissible(&self, config: &Config<T, L>) -> Option<Node<T, L::Priority>> {
+        if self.closed {
+            return None; // they are about to be told
+        }
         let len = self.core.len() + self.send_permits;
         let bytes = self.core.bytes() + self.send_permit_bytes;
         let mut at = self.senders.first();
@@ -284,6 +353,13 @@ impl<T, L: Levels> State<T, L> {
             at = unsafe { self.senders.behind(node) };
         }
         None
+    }
+
+    /// Refuses lists whose nodes are another process's, the one that forked this one: whoever waits
+    /// there does not exist here, and neither may its stack.
+    #[cold]
+    pub(crate) fn check_process(&self) -> Result<(), Forked> {
+        if self.waited_in == Generation::current() { Ok(()) } else { Err(Forked::new()) }
     }
 
     /// Uses up a permit to receive, or gives it back.
