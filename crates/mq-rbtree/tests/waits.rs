@@ -164,7 +164,7 @@ fn inv13_a_deadline_in_the_past_is_for_what_would_block_only() {
         assert_eq!((refused.value, refused.reason), (2, SendRefused::Timeout));
         let mut batch = VecDeque::from([(2, 2), (3, 3)]);
         let refused = queue.send_batch(&mut batch, wait).unwrap_err();
-        assert_eq!((refused.value, refused.reason, batch.len()), (2, SendRefused::Timeout, 1));
+        assert_eq!((refused.sent, refused.reason, batch.len()), (0, SendRefused::Timeout, 2));
         assert_eq!(queue.receive_with(wait), Ok((1, 1)));
         let mut out = Vec::new();
         assert_eq!(queue.receive_batch(&mut out, 5, wait), Err(ReceiveError::Timeout));

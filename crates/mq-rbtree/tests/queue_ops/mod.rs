@@ -265,9 +265,11 @@ impl<L: Keyed> Runner<'_, L> {
                 match queue.send_batch(&mut batch, Wait::NO) {
                     Ok(count) => assert_eq!((count, sent, expected), (all, all, Ok(()))),
                     Err(error) => {
-                        assert_eq!(batch.len(), all - sent - 1, "those behind stay");
+                        assert_eq!((error.sent, batch.len()), (sent, all - sent), "the rest stays");
+                        let (value, _) = batch.pop_front().expect("the one that was refused");
                         assert!(batch.front().is_none_or(|(parcel, _)| parcel.id == next + 1));
-                        Self::sent(Err(error), expected, next);
+                        let reason = error.reason;
+                        Self::sent(Err(mq_rbtree::SendError { value, reason }), expected, next);
                     }
                 }
             }
@@ -359,6 +361,7 @@ impl<L: Keyed> Runner<'_, L> {
             Step::Close => {
                 let closed = std::mem::replace(&mut model.closed, true);
                 assert_eq!(queue.close(), Ok(!closed));
+                model.registered = false; // nothing comes any more that it could tell of
             }
         }
     }
