@@ -216,3 +216,32 @@ fn a_child_may_drop_the_handles_of_a_queue_that_is_waited_on() {
     });
     assert_eq!(receiver.as_ref().unwrap().try_receive(), Err(ReceiveError::Empty));
 }
+
+/// `adopt` says that nobody else was there at the fork. Where that is wrong, it must not lead to the
+/// stacks of threads that do not exist.
+#[test]
+fn a_child_that_adopts_does_not_touch_who_waited_in_its_parent() {
+    let _alone = alone();
+    let queue: Queue<u32> = Queue::new(4).unwrap();
+    thread::scope(|scope| {
+        let receiver = scope.spawn(|| queue.receive());
+        wait_until(|| queue.stats().unwrap().waiting == (0, 1));
+        assert!(in_child(|| {
+            percpu::fork::adopt();
+            queue.try_send(7, 7).unwrap_err().reason == SendRefused::Forked
+        }));
+        queue.send(1, 1).unwrap();
+        assert_eq!(receiver.join().unwrap(), Ok((1, 1)));
+    });
+    // Of a quiet queue it may wait, and leave.
+    assert!(in_child(|| {
+        percpu::fork::adopt();
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut receive = Box::pin(queue.receive_async());
+        assert!(receive.as_mut().poll(&mut cx).is_pending());
+        assert_eq!(queue.stats().unwrap().waiting, (0, 1));
+        drop(receive);
+        queue.validate();
+        queue.stats().unwrap().waiting == (0, 0)
+    }));
+}

@@ -1,0 +1,177 @@
+//! Situations at the edge: promises that nobody redeems, queues that close or fill at the wrong moment,
+//! keys that have no order.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "common/until.rs"]
+mod until;
+
+use std::cmp::Ordering;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, RefUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Wake, Waker};
+use std::thread;
+use std::time::Duration;
+
+use mq_rbtree::{Interest, Levels, Queue, RbTree, Readiness, ReceiveError, SendRefused, Wait};
+
+use until::wait_until;
+
+fn waiting<T, L: Levels>(queue: &Queue<T, L>) -> (usize, usize) {
+    queue.stats().unwrap().waiting
+}
+
+fn soon() -> Wait {
+    Wait::at_most(Duration::from_millis(200))
+}
+
+/// Room was promised to a task that does not look: a receiver takes the message of a thread behind it.
+#[test]
+fn inv07_a_receiver_does_not_wait_beside_a_thread_that_waits_to_send() {
+    let queue: Queue<u32> = Queue::new(1).unwrap();
+    let mut cx = Context::from_waker(Waker::noop());
+    queue.send(1, 0).unwrap();
+    let mut idle = pin!(queue.send_async(2, 0));
+    assert!(idle.as_mut().poll(&mut cx).is_pending());
+    thread::scope(|scope| {
+        let sender = scope.spawn(|| queue.send(3, 0));
+        wait_until(|| waiting(&queue).0 == 2);
+        assert_eq!(queue.try_receive(), Ok((1, 0)));
+        assert_eq!(queue.receive_with(soon()), Ok((3, 0)));
+        assert!(sender.join().unwrap().is_ok());
+    });
+    assert!(idle.as_mut().poll(&mut cx).is_ready());
+    queue.validate();
+}
+
+/// A message was promised to a task that does not look: whoever waits behind it gets it at its deadline.
+#[test]
+fn inv09_a_receive_does_not_time_out_beside_a_message() {
+    let queue: Queue<u32> = Queue::new(4).unwrap();
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut idle = pin!(queue.receive_async());
+    assert!(idle.as_mut().poll(&mut cx).is_pending());
+    thread::scope(|scope| {
+        let receiver = scope.spawn(|| queue.receive_with(soon()));
+        wait_until(|| waiting(&queue).1 == 2);
+        queue.send(1, 0).unwrap();
+        assert_eq!(receiver.join().unwrap(), Ok((1, 0)));
+    });
+    assert_eq!(queue.stats().unwrap().timeouts, 0);
+    assert!(idle.as_mut().poll(&mut cx).is_pending());
+}
+
+/// The same for room; the future that was promised it is forgotten.
+#[test]
+fn inv09_a_send_does_not_time_out_beside_room() {
+    let queue: Queue<u32> = Queue::new(1).unwrap();
+    let mut cx = Context::from_waker(Waker::noop());
+    queue.send(1, 0).unwrap();
+    let mut forgotten = Box::pin(queue.send_async(2, 0));
+    assert!(forgotten.as_mut().poll(&mut cx).is_pending());
+    std::mem::forget(forgotten);
+    thread::scope(|scope| {
+        let sender = scope.spawn(|| queue.send_with(3, 0, soon()).map_err(|error| error.reason));
+        wait_until(|| waiting(&queue).0 == 2);
+        assert_eq!(queue.try_receive(), Ok((1, 0)));
+        assert_eq!(sender.join().unwrap(), Ok(()));
+    });
+    assert_eq!(queue.receive(), Ok((3, 0)));
+}
+
+/// Receives in the middle of a close: the first section of it wakes four tasks.
+struct Receives(Arc<Queue<u32>>);
+
+impl Wake for Receives {
+    fn wake(self: Arc<Self>) {
+        let _ = self.0.try_receive();
+    }
+}
+
+#[test]
+fn a_send_that_waits_when_the_queue_closes_is_refused() {
+    let queue: Arc<Queue<u32>> = Arc::new(Queue::new(1).unwrap());
+    queue.send(1, 0).unwrap();
+    let waker = Waker::from(Arc::new(Receives(Arc::clone(&queue))));
+    let mut cx = Context::from_waker(&waker);
+    let mut tasks: Vec<_> = (0..4).map(|n| Box::pin(queue.send_async(10 + n, 0))).collect();
+    for task in &mut tasks {
+        assert!(task.as_mut().poll(&mut cx).is_pending());
+    }
+    thread::scope(|scope| {
+        let sender = scope.spawn(|| queue.send(5, 0).map_err(|error| error.reason));
+        wait_until(|| waiting(&queue).0 == 5);
+        assert_eq!(queue.close(), Ok(true));
+        assert_eq!(sender.join().unwrap(), Err(SendRefused::Closed));
+    });
+    assert_eq!(queue.try_receive(), Err(ReceiveError::Closed));
+}
+
+/// An order that panics for what is not a number.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Weight(f64);
+
+impl Eq for Weight {}
+
+impl PartialOrd for Weight {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Weight {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.partial_cmp(&other.0).expect("a number")
+    }
+}
+
+#[test]
+fn a_sender_whose_key_has_no_order_panics_and_takes_no_message_along() {
+    let queue: Queue<u32, RbTree<Weight>> = Queue::new(3).unwrap();
+    for n in 1..=3 {
+        queue.send(n, Weight(f64::from(n))).unwrap();
+    }
+    thread::scope(|scope| {
+        let send = || catch_unwind(AssertUnwindSafe(|| queue.send(9, Weight(f64::NAN)))).is_err();
+        let sender = scope.spawn(send);
+        wait_until(|| waiting(&queue).0 == 1);
+        assert_eq!(queue.try_receive(), Ok((3, Weight(3.0))));
+        assert!(sender.join().unwrap(), "the panic is the sender's");
+    });
+    assert_eq!(queue.try_receive(), Ok((2, Weight(2.0))));
+    assert_eq!(queue.try_receive(), Ok((1, Weight(1.0))));
+    queue.validate();
+}
+
+/// What the sender made before it waited is there for the receiver that puts its message in.
+#[test]
+fn inv04_a_blocked_senders_page_is_not_made_under_the_lock() {
+    let queue: Queue<u32> = Queue::new(1).unwrap();
+    queue.send(1, 0).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| queue.send(2, 1000).unwrap());
+        wait_until(|| waiting(&queue).0 == 1);
+        assert_eq!(queue.try_receive(), Ok((1, 0)));
+        assert_eq!(queue.receive(), Ok((2, 1000)));
+    });
+    let stats = queue.stats().unwrap();
+    assert_eq!((stats.taken_over, stats.levels.fallback), (1, 0), "{stats}");
+}
+
+#[test]
+fn a_refused_readiness_gives_the_receiver_back() {
+    let (sender, receiver) = Queue::<u32>::builder(4).channel().unwrap();
+    let _first = Readiness::new(&*receiver, Interest::Readable).unwrap();
+    sender.send(1, 0).unwrap();
+    let refused = Readiness::new(receiver.clone(), Interest::Readable).unwrap_err();
+    assert_eq!(refused.reason.raw_os_error(), Some(libc::EBUSY));
+    assert_eq!(refused.queue.try_receive(), Ok((1, 0)));
+}
+
+#[test]
+fn a_queue_is_as_good_after_a_panic() {
+    const fn unwind_safe<T: RefUnwindSafe>() {}
+    const { unwind_safe::<Queue<u32>>() };
+    const { unwind_safe::<Queue<u32, RbTree<u64>>>() };
+}
