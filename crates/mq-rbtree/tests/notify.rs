@@ -274,7 +274,7 @@ fn a_direction_has_one_descriptor_at_a_time() {
     let (readable, writable) = (open(Interest::Readable), open(Interest::Writable));
     assert!(readable.is_ok() && writable.is_ok());
     for interest in [Interest::Readable, Interest::Writable] {
-        assert_eq!(open(interest).unwrap_err().raw_os_error(), Some(libc::EBUSY));
+        assert_eq!(open(interest).unwrap_err().reason.raw_os_error(), Some(libc::EBUSY));
     }
     drop(readable);
     queue.send(1, 1).unwrap();
