@@ -48,7 +48,8 @@
 //! come, first served, whatever the priority of the message that a sender waits with. A send or receive
 //! that need not wait may overtake a task that was told to look and has not looked yet; it overtakes no
 //! waiting thread, because to that the message was handed, or its message taken, by whoever made it
-//! possible.
+//! possible. With limits on bytes it overtakes a long message too, for which there is not enough room
+//! yet: an endless stream of short ones keeps that waiting.
 //!
 //! # Who waits for whom
 //!
@@ -108,8 +109,9 @@
 //!   its place among those who wait for ever, and if it was told to look nobody else is for that one
 //!   message.
 //! - *What the caller gave panics* under the lock (a comparison, `peek`, `drain_filter`): the lock is
-//!   released, nothing is poisoned, and no message is lost but what `drain_filter` had taken. A message
-//!   whose drop panics passes that on to whoever dropped it.
+//!   released, nothing is poisoned, and no message is lost but what `drain_filter` had taken, and the
+//!   one that was being sent when its comparison panicked: that is dropped under the lock, so its drop
+//!   must not use the queue. A message whose drop panics passes that on to whoever dropped it.
 //! - *There is no memory*: the send is refused with the message. A receive needs none.
 //! - *A signal handler* may call nothing here: the thread that it interrupts may hold the lock.
 //! - *The process forks*: in the child a queue on which nobody waited and which nobody had locked is a
