@@ -247,34 +247,52 @@ fn inv06_an_order_that_panics_leaves_the_queue_as_it_was() {
     assert_eq!(Arc::strong_count(&message), 1, "none was leaked");
 }
 
-/// The same with a sender that waits: the receive that cannot take its message over panics, and the
-/// sender goes on by itself or waits on.
+/// A receive that makes room compares the key of a sender that waits: if that panics it is the
+/// sender's affair, which tries by itself.
 #[test]
-fn inv06_an_order_that_panics_in_a_hand_off_leaves_the_sender_able_to_go_on() {
-    for ageing in [false, true] {
-        at_every_comparison(|| {
-            let left = COMPARISONS.replace(-1);
-            let mut builder = Queue::<u32, RbTree<Key>>::builder(40).spin(false);
-            if ageing {
-                builder = builder.ageing(std::num::NonZeroU32::MIN);
-            }
-            let queue = builder.build().unwrap();
-            (0..40).for_each(|n| queue.send(n, Key(n * 3)).unwrap());
-            let mut panicked = false;
-            thread::scope(|scope| {
-                let blocked = scope.spawn(|| queue.send(100, Key(10)));
-                wait_until(|| queue.stats().unwrap().waiting == (1, 0));
-                COMPARISONS.set(left);
-                panicked |= panics(|| queue.try_receive());
-                panicked |= panics(|| queue.try_receive());
-                COMPARISONS.set(-1);
-                let _ = queue.try_receive();
-                assert!(blocked.join().unwrap().is_ok());
-            });
-            queue.validate();
-            panicked
+fn inv06_an_order_that_panics_in_a_hand_off_costs_the_receiver_nothing() {
+    let mut by_itself = 0;
+    for nth in 0..10 {
+        let queue: Queue<u32, RbTree<Key>> = Queue::builder(40).spin(false).build().unwrap();
+        (0..40).for_each(|n| queue.send(n, Key(n * 3)).unwrap());
+        thread::scope(|scope| {
+            let blocked = scope.spawn(|| queue.send(100, Key(10)));
+            wait_until(|| queue.stats().unwrap().waiting == (1, 0));
+            COMPARISONS.set(nth);
+            let received = queue.try_receive();
+            COMPARISONS.set(-1);
+            assert_eq!(received, Ok((39, Key(117))));
+            assert!(blocked.join().unwrap().is_ok());
         });
+        queue.validate();
+        assert_eq!((queue.len(), queue.len_at(Key(10))), (Ok(40), Ok(1)));
+        by_itself += 1 - queue.stats().unwrap().taken_over;
     }
+    assert!((1..10).contains(&by_itself), "{by_itself}");
+}
+
+/// And whoever waits goes on where an aged receive panics.
+#[test]
+fn inv06_an_order_that_panics_in_an_aged_receive_leaves_the_sender_able_to_go_on() {
+    at_every_comparison(|| {
+        let left = COMPARISONS.replace(-1);
+        let builder = Queue::<u32, RbTree<Key>>::builder(40).spin(false);
+        let queue = builder.ageing(std::num::NonZeroU32::MIN).build().unwrap();
+        (0..40).for_each(|n| queue.send(n, Key(n * 3)).unwrap());
+        let mut panicked = false;
+        thread::scope(|scope| {
+            let blocked = scope.spawn(|| queue.send(100, Key(10)));
+            wait_until(|| queue.stats().unwrap().waiting == (1, 0));
+            COMPARISONS.set(left);
+            panicked |= panics(|| queue.try_receive());
+            panicked |= panics(|| queue.try_receive());
+            COMPARISONS.set(-1);
+            let _ = queue.try_receive();
+            assert!(blocked.join().unwrap().is_ok());
+        });
+        queue.validate();
+        panicked
+    });
 }
 
 /// A message whose end looks at the queue that it was in.
