@@ -95,7 +95,7 @@
 //! | `EMSGSIZE` | `TooLong` | | |
 //! | `EINVAL` | `BadPriority` | | [`BuildError::Limits`], [`BuildError::BadPriority`], [`InvalidDeadline`] |
 //! | `ENOMEM` | `NoMemory` | | [`BuildError::NoMemory`] |
-//! | `EOWNERDEAD` | `Forked` | `Forked` | every operation: [`Forked`](percpu::Forked) |
+//! | `EOWNERDEAD` | `Forked` | `Forked` | every operation: [`Forked`] |
 //! | `EBUSY` | | | [`Busy`]: a notification, or a [`Readiness`] of that direction, is there already |
 //! | `EMFILE` | | | [`BuildError::Quota`] |
 //!
@@ -115,7 +115,8 @@
 //! - *There is no memory*: the send is refused with the message. A receive needs none.
 //! - *A signal handler* may call nothing here: the thread that it interrupts may hold the lock.
 //! - *The process forks*: in the child a queue on which nobody waited and which nobody had locked is a
-//!   copy that works. Otherwise every operation says `Forked`; see [`percpu::fork`].
+//!   copy that works, except that nobody waits on it: who would have to gets `Forked`. Otherwise every
+//!   operation says `Forked`, and dropping is all that can be done; see [`percpu::fork`].
 //!
 //! # What it is not for
 //!
