@@ -9,7 +9,8 @@
 //!
 //! ```text
 //!  main: accept, signals ──► worker: epoll, sessions ──► aio-reap engine ──► image
-//!        (server)       └─ registry ─┘  (worker, conn, session, requests)    (export)
+//!        (server)       └─ registry ─┘  (worker, conn, session, requests,    (export)
+//!                                        admission)
 //! ```
 
 mod admission;
