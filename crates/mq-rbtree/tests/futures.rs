@@ -318,3 +318,28 @@ fn inv14_a_permit_dropped_beside_a_blocked_thread_gives_it_the_message() {
     assert_eq!(queue.receive(), Ok((3, 3)));
     queue.validate();
 }
+
+/// A task that was promised room hands its message to a thread that waits for one, and so needs no
+/// room: whoever waits behind it goes on.
+#[test]
+fn inv07_room_that_was_promised_and_not_needed_goes_to_the_next() {
+    let queue: Queue<u32> = Queue::new(1).unwrap();
+    let (first, second) = (Flag::new(), Flag::new());
+    queue.send(1, 1).unwrap();
+    let mut task = Box::pin(queue.send_async(2, 2));
+    assert!(poll(&mut task, &first).is_pending());
+    let mut behind = Box::pin(queue.send_async(3, 3));
+    assert!(poll(&mut behind, &second).is_pending());
+    assert_eq!(queue.receive(), Ok((1, 1)));
+    assert_eq!((first.count(), second.count()), (1, 0));
+    thread::scope(|scope| {
+        let blocked = scope.spawn(|| queue.receive());
+        wait_until(|| queue.stats().unwrap().waiting == (1, 1));
+        assert!(poll(&mut task, &first).is_ready());
+        assert_eq!(blocked.join().unwrap(), Ok((2, 2)));
+    });
+    assert_eq!((queue.stats().unwrap().handed_over, second.count()), (1, 1));
+    queue.validate();
+    assert!(poll(&mut behind, &second).is_ready());
+    assert_eq!(queue.receive(), Ok((3, 3)));
+}

@@ -207,8 +207,8 @@ impl<T, L: Levels> Future for Send<'_, T, L> {
                     // SAFETY: we have the lock; no other reference is there.
                     _old = unsafe { this.waiter.inner() }.take_waker();
                     this.known = false;
-                    if put.is_err() {
-                        // Its permit may be another's.
+                    if had_permit || put.is_err() {
+                        // Its permit may be another's: also if a receiver took the message at once.
                         state.settle(&queue.config, &mut preload, &mut after);
                     }
                     drop(state);
