@@ -349,21 +349,11 @@ impl<T, P: Copy> WaitList<T, P> {
 }
 
 impl<T, P> Inner<T, P> {
-    pub(crate) fn is_listed(&self) -> bool {
-        self.listed
-    }
-
     pub(crate) fn is_task(&self) -> bool {
         matches!(self.who, Some(Wake::Task(_)))
     }
 
-    /// Has a listed task woken by another waker from now on; the old one comes back, to be dropped
-    /// after the unlock.
-    pub(crate) fn replace_waker(&mut self, waker: Waker) -> Option<Wake> {
-        self.who.replace(Wake::Task(waker))
-    }
-
-    /// A task that waits no more; the waker is dropped after the unlock.
+    /// A task that waits no more, or by another waker; the old one is dropped after the unlock.
     pub(crate) fn take_waker(&mut self) -> Option<Wake> {
         self.who.take()
     }

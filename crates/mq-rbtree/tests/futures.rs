@@ -9,11 +9,11 @@ mod until;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
-use mq_rbtree::{Queue, ReceiveError, SendRefused, Wait};
+use mq_rbtree::{Queue, ReceiveError, Send, SendRefused, Wait};
 
 use flag::Flag;
 use until::wait_until;
@@ -342,4 +342,65 @@ fn inv07_room_that_was_promised_and_not_needed_goes_to_the_next() {
     queue.validate();
     assert!(poll(&mut behind, &second).is_ready());
     assert_eq!(queue.receive(), Ok((3, 3)));
+}
+
+/// A task that is polled though nobody told it takes another's message: the senders that go on then
+/// must not tell it as well, of messages that it will never look for.
+#[test]
+fn inv14_a_task_that_takes_anothers_message_is_promised_none() {
+    let queue = by_bytes(10, 6);
+    let (first, second) = (Flag::new(), Flag::new());
+    let mut told = Box::pin(queue.receive_async());
+    assert!(poll(&mut told, &first).is_pending());
+    let mut barges = Box::pin(queue.receive_async());
+    assert!(poll(&mut barges, &second).is_pending());
+    queue.send(6, 1).unwrap();
+    assert_eq!((first.count(), second.count()), (1, 0));
+    thread::scope(|scope| {
+        let blocked = [(); 2].map(|()| scope.spawn(|| queue.send(3, 1)));
+        wait_until(|| queue.stats().unwrap().waiting == (2, 1));
+        assert!(poll(&mut barges, &second).is_ready());
+        blocked.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+    });
+    drop((told, barges));
+    assert_eq!((first.count(), second.count()), (1, 0));
+    assert_eq!((queue.receive(), queue.receive()), (Ok((3, 1)), Ok((3, 1))));
+    let mut next = Box::pin(queue.receive_async());
+    assert!(poll(&mut next, &second).is_pending());
+    queue.send(1, 1).unwrap();
+    assert_eq!(second.count(), 1);
+    queue.validate();
+}
+
+/// A close tells a few at a time. Who has not been told yet is not let in meanwhile.
+#[test]
+fn nobody_is_let_in_while_a_queue_closes() {
+    struct Gives(Mutex<Option<Pin<Box<Send<'static, u32>>>>>);
+    impl std::task::Wake for Gives {
+        fn wake(self: Arc<Self>) {
+            drop(self.0.lock().unwrap().take());
+        }
+    }
+
+    let queue: &'static Queue<u32> = Box::leak(Box::new(Queue::new(1).unwrap()));
+    queue.send(1, 1).unwrap();
+    let flag = Flag::new();
+    let mut promised = Box::pin(queue.send_async(2, 2));
+    assert!(poll(&mut promised, &flag).is_pending());
+    let gives = Arc::new(Gives(Mutex::new(None)));
+    let waker = Waker::from(Arc::clone(&gives));
+    let mut told: Vec<_> = (0..4).map(|_| Box::pin(queue.send_async(3, 3))).collect();
+    for future in &mut told {
+        assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    }
+    thread::scope(|scope| {
+        let last = scope.spawn(|| queue.send(4, 4));
+        wait_until(|| queue.stats().unwrap().waiting == (6, 0));
+        assert_eq!((queue.receive(), flag.count()), (Ok((1, 1)), 1));
+        *gives.0.lock().unwrap() = Some(promised);
+        assert_eq!(queue.close(), Ok(true));
+        assert_eq!(last.join().unwrap().unwrap_err().reason, SendRefused::Closed);
+    });
+    assert_eq!(queue.try_receive(), Err(ReceiveError::Closed));
+    queue.validate();
 }

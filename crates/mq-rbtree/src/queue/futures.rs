@@ -96,6 +96,11 @@ impl<T, L: Levels> Future for Receive<'_, T, L> {
             if std::mem::take(&mut unsafe { this.waiter.inner() }.permit) {
                 state.end_receive_permit();
             }
+            // Off the list before anything is taken: a sender that goes on then must not tell us.
+            // SAFETY: it lives, and is on this list or none.
+            let was_listed = unsafe { state.receivers.remove(node) };
+            // SAFETY: we have the lock; no other reference is there.
+            _old = unsafe { this.waiter.inner() }.take_waker();
             match state.take(&queue.config, &mut preload, &mut after) {
                 None if !state.closed && queue.born.is_inherited() => {
                     // As for a thread: who would wake it may not be in this process.
@@ -109,21 +114,17 @@ impl<T, L: Levels> Future for Receive<'_, T, L> {
                         // SAFETY: as it was pinned.
                         return unsafe { Pin::new_unchecked(this) }.poll(cx);
                     };
-                    // SAFETY: as above.
-                    let inner = unsafe { this.waiter.inner() };
-                    if inner.is_listed() {
-                        _old = inner.replace_waker(waker);
-                    } else {
+                    let wake = Wake::Task(waker);
+                    if was_listed {
                         // SAFETY: on no list; pinned, and taken off when it is dropped.
-                        unsafe { state.wait_to_receive(node, Wake::Task(waker)) };
+                        unsafe { state.receivers.add(node, wake) };
+                    } else {
+                        // SAFETY: as above.
+                        unsafe { state.wait_to_receive(node, wake) };
                     }
                     Poll::Pending
                 }
                 taken => {
-                    // SAFETY: it lives, and is on this list or none.
-                    unsafe { state.receivers.remove(node) };
-                    // SAFETY: we have the lock; no other reference is there.
-                    _old = unsafe { this.waiter.inner() }.take_waker();
                     (this.known, this.done) = (false, true);
                     drop(state);
                     if after.run() {
@@ -168,6 +169,11 @@ impl<T, L: Levels> Future for Send<'_, T, L> {
             if had_permit {
                 state.end_send_permit(message.bytes);
             }
+            // Off the list before it is put in: a receiver that takes it must not tell us of room.
+            // SAFETY: it lives, and is on this list or none.
+            let was_listed = unsafe { state.senders.remove(node) };
+            // SAFETY: we have the lock; no other reference is there.
+            _old = unsafe { this.waiter.inner() }.take_waker();
             match state.put(&queue.config, message, &mut preload, &mut after) {
                 Err((back, SendRefused::Full)) if queue.born.is_inherited() => {
                     // As for a thread: who would wake it may not be in this process.
@@ -183,13 +189,14 @@ impl<T, L: Levels> Future for Send<'_, T, L> {
                         return unsafe { Pin::new_unchecked(this) }.poll(cx);
                     };
                     // SAFETY: as above.
-                    let inner = unsafe { this.waiter.inner() };
-                    if inner.is_listed() {
-                        _old = inner.replace_waker(waker);
-                    } else {
-                        inner.wanted = Some(wanted);
+                    unsafe { this.waiter.inner() }.wanted = Some(wanted);
+                    let wake = Wake::Task(waker);
+                    if was_listed {
                         // SAFETY: on no list; pinned, and taken off when it is dropped.
-                        unsafe { state.wait_to_send(node, Wake::Task(waker)) };
+                        unsafe { state.senders.add(node, wake) };
+                    } else {
+                        // SAFETY: as above.
+                        unsafe { state.wait_to_send(node, wake) };
                     }
                     if had_permit {
                         // What is left of the room that it was promised may do for another.
@@ -202,13 +209,10 @@ impl<T, L: Levels> Future for Send<'_, T, L> {
                     Poll::Pending
                 }
                 put => {
-                    // SAFETY: it lives, and is on this list or none.
-                    unsafe { state.senders.remove(node) };
-                    // SAFETY: we have the lock; no other reference is there.
-                    _old = unsafe { this.waiter.inner() }.take_waker();
                     this.known = false;
-                    if had_permit || put.is_err() {
-                        // Its permit may be another's: also if a receiver took the message at once.
+                    if had_permit || was_listed {
+                        // What it was promised, or wanted, may do for another: also if a receiver took
+                        // the message at once.
                         state.settle(&queue.config, &mut preload, &mut after);
                     }
                     drop(state);
