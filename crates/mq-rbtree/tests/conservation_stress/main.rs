@@ -1,0 +1,192 @@
+//! Threads that send and receive in every way there is: each message that was accepted is received,
+//! drained or dropped, exactly once, and those of one sender and one priority come in order.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "../common/block_on.rs"]
+mod block_on;
+#[path = "../common/census.rs"]
+mod census;
+#[path = "../common/dice.rs"]
+mod dice;
+mod ledger;
+mod parties;
+#[path = "../common/seconds.rs"]
+mod seconds;
+#[path = "../common/watchdog.rs"]
+mod watchdog;
+
+use std::num::NonZeroU32;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use mq_rbtree::{Bitmap, Builder, Levels, Queue, RbTree, Receiver, Sender};
+
+use census::{Canary, Census};
+use dice::Dice;
+use ledger::Ledger;
+use parties::Party;
+use watchdog::watched;
+
+/// Different priorities.
+const PRIORITIES: usize = 5;
+
+/// Levels, and some of their priorities: in order.
+trait Keyed: Levels<Priority: Send + Sync + PartialEq> {
+    fn key(n: usize) -> Self::Priority;
+}
+
+impl Keyed for Bitmap {
+    fn key(n: usize) -> u32 {
+        [0, 1, 63, 64, 32_767][n]
+    }
+}
+
+impl Keyed for RbTree<i64> {
+    fn key(n: usize) -> i64 {
+        n as i64 - 2
+    }
+}
+
+fn bytes(message: &Canary) -> usize {
+    message.read() as usize % 8
+}
+
+/// Queues of every habit.
+fn builder<L: Keyed>(dice: &mut Dice) -> Builder<Canary, L> {
+    let small = dice.roll(3) + 1;
+    let builder = match dice.roll(7) {
+        0 => Queue::builder(1),
+        1 => Queue::builder(small).spin(false),
+        2 => Queue::builder(8).measure(bytes).max_bytes(20),
+        3 => Queue::builder(16).reserve(L::key(3), 8).reserve(L::key(4), 4),
+        4 => Queue::builder(64).no_alloc().ageing(NonZeroU32::new(3).unwrap()),
+        5 => Queue::builder(1_000).spare_nodes(dice.roll(3)),
+        _ => Queue::builder(small).measure(bytes).max_bytes(9).reserve(L::key(2), small - 1),
+    };
+    if dice.roll(8) == 0 { builder.time_lock() } else { builder }
+}
+
+/// How it comes to an end.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    Closed,
+    NoSenders,
+    NoReceivers,
+}
+
+/// A handle of one side.
+enum Kept<L: Keyed> {
+    Sender(Sender<Canary, L>),
+    Receiver(Receiver<Canary, L>),
+}
+
+impl<L: Keyed> Deref for Kept<L> {
+    type Target = Queue<Canary, L>;
+
+    fn deref(&self) -> &Queue<Canary, L> {
+        match self {
+            Self::Sender(sender) => sender,
+            Self::Receiver(receiver) => receiver,
+        }
+    }
+}
+
+/// Threads on one queue for some milliseconds. Returns the messages accepted.
+fn round<L: Keyed>(seed: u64) -> u64 {
+    let mut dice = Dice::new(seed * 16);
+    let (sender, receiver) = builder::<L>(&mut dice).channel().unwrap();
+    let end = [End::Closed, End::NoSenders, End::NoReceivers][dice.roll(3)];
+    let length = Duration::from_millis(5 + dice.roll(60) as u64);
+    let (census, steps) = (Census::default(), AtomicU64::new(0));
+    let (no_more_sends, no_more_receives) = (AtomicBool::new(false), AtomicBool::new(false));
+    let party = |number: usize| Party::<L> {
+        number,
+        dice: Dice::new(seed * 16 + 1 + number as u64),
+        ledger: Ledger::default(),
+        census: &census,
+        steps: &steps,
+        levels: std::marker::PhantomData,
+    };
+    // One side ends when its threads do.
+    let kept = match end {
+        End::NoSenders => Kept::Receiver(receiver.clone()),
+        End::Closed | End::NoReceivers => Kept::Sender(sender.clone()),
+    };
+    let ledgers: Vec<Ledger> = watched(
+        || steps.load(Relaxed),
+        || format!("seed {seed}, {end:?}\n{}", kept.stats().unwrap()),
+        || {
+            thread::scope(|scope| {
+                let (senders, receivers) = (&no_more_sends, &no_more_receives);
+                let mut threads = Vec::new();
+                for number in 0..2 {
+                    let (mut each, sender) = (party(number), sender.clone());
+                    threads.push(scope.spawn(move || {
+                        each.send_until(&sender, senders);
+                        each.ledger
+                    }));
+                    let (mut each, receiver) = (party(number + 2), receiver.clone());
+                    threads.push(scope.spawn(move || {
+                        each.receive_until(&receiver, receivers);
+                        each.ledger
+                    }));
+                }
+                let mut each = party(4);
+                threads.push(scope.spawn(move || {
+                    each.juggle_until(&sender, &receiver, senders, receivers);
+                    each.ledger
+                }));
+                thread::sleep(length);
+                match end {
+                    End::Closed => assert!(kept.close().unwrap()),
+                    End::NoSenders => senders.store(true, Relaxed),
+                    End::NoReceivers => receivers.store(true, Relaxed),
+                }
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            })
+        },
+    );
+    let all = ledgers.into_iter().fold(Ledger::default(), Ledger::and);
+    kept.validate();
+    let stats = kept.stats().unwrap();
+    assert_eq!((stats.waiting, stats.depth, kept.is_closed()), ((0, 0), 0, Ok(true)));
+    assert_eq!((stats.sent, stats.received), (all.accepted.count, all.accepted.count));
+    // The last receiver drops what it does not receive.
+    assert!(all.taken == all.accepted || end == End::NoReceivers, "seed {seed}, {end:?}");
+    assert!(all.taken.count <= all.accepted.count);
+    assert_eq!(census.alive(), 0, "what was refused or given up is dropped, too");
+    stats.sent
+}
+
+fn rounds<L: Keyed>() {
+    let until = Instant::now() + seconds::stress_time(5);
+    let (mut seed, mut accepted) = (0, 0);
+    while Instant::now() < until {
+        accepted += round::<L>(seed);
+        seed += 1;
+    }
+    println!("{seed} rounds, {accepted} messages");
+    assert!(accepted > 100);
+}
+
+#[test]
+fn inv17_threads_lose_and_double_no_message() {
+    for seed in 0..4 {
+        round::<Bitmap>(seed);
+        round::<RbTree<i64>>(seed);
+    }
+}
+
+#[test]
+#[ignore = "stress: seconds of threads"]
+fn stress_inv17_threads_on_a_bitmap_lose_and_double_no_message() {
+    rounds::<Bitmap>();
+}
+
+#[test]
+#[ignore = "stress: seconds of threads"]
+fn stress_inv17_threads_on_a_tree_lose_and_double_no_message() {
+    rounds::<RbTree<i64>>();
+}

@@ -1,0 +1,255 @@
+//! The threads.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::task::{Context, Poll};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use mq_rbtree::{
+    Queue, Receive, ReceiveError, Received, Receiver, Send, SendError, SendRefused, Sender, Wait,
+};
+
+use crate::block_on::{block_on, unparker};
+use crate::census::{Canary, Census};
+use crate::dice::Dice;
+use crate::ledger::Ledger;
+use crate::{Keyed, PRIORITIES};
+
+pub(crate) struct Party<'a, L> {
+    pub(crate) number: usize,
+    pub(crate) dice: Dice,
+    pub(crate) ledger: Ledger,
+    pub(crate) census: &'a Census,
+    pub(crate) steps: &'a AtomicU64,
+    pub(crate) levels: std::marker::PhantomData<fn() -> L>,
+}
+
+/// Futures that one thread has at a time, of each kind.
+const FUTURES: usize = 3;
+
+impl<L: Keyed> Party<'_, L> {
+    fn message(&mut self, sender: usize) -> (Canary, L::Priority, u64) {
+        let priority = self.dice.roll(PRIORITIES);
+        let bits = self.ledger.number(sender as u8, priority as u8).to_bits();
+        (Canary::new(bits, self.census), L::key(priority), bits)
+    }
+
+    /// What a send said. False once the queue is closed.
+    fn sent(&mut self, bits: u64, said: Result<(), SendError<Canary>>) -> bool {
+        match said {
+            Ok(()) => self.ledger.accepted.add(bits),
+            Err(refused) => {
+                assert_eq!(refused.value.read(), bits, "the message comes back");
+                match refused.reason {
+                    SendRefused::Full | SendRefused::Timeout => {}
+                    SendRefused::Closed => return false,
+                    other => panic!("{other}"),
+                }
+            }
+        }
+        true
+    }
+
+    /// A message came out.
+    fn took(&mut self, (message, key): Received<Canary, L>, in_order: bool) {
+        let number = self.ledger.take(message.read(), in_order);
+        assert!(L::key(number.priority.into()) == key);
+    }
+
+    /// What a receive said. False once the queue is closed.
+    fn received(&mut self, said: Result<Received<Canary, L>, ReceiveError>) -> bool {
+        match said {
+            Ok(message) => self.took(message, true),
+            Err(ReceiveError::Empty | ReceiveError::Timeout) => {}
+            Err(ReceiveError::Closed) => return false,
+            Err(other) => panic!("{other}"),
+        }
+        true
+    }
+
+    fn short_wait(&mut self) -> Wait {
+        let wait = match self.dice.roll(3) {
+            0 => Wait::until(Instant::now()),
+            1 => Wait::NO,
+            _ => Wait::at_most(Duration::from_micros(self.dice.roll(300) as u64)),
+        };
+        wait.urgency(self.dice.roll(3) as u8)
+    }
+
+    fn wait(&mut self) -> Wait {
+        if self.dice.roll(2) == 0 { Wait::FOREVER } else { self.short_wait() }
+    }
+
+    /// Sends only: it may wait for ever, as others receive until the end.
+    pub(crate) fn send_until(&mut self, queue: &Sender<Canary, L>, over: &AtomicBool) {
+        let mut open = true;
+        while open && !over.load(Relaxed) {
+            open = self.send_once(queue);
+            self.steps.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn send_once(&mut self, queue: &Queue<Canary, L>) -> bool {
+        let wait = self.wait();
+        match self.dice.roll(16) {
+            0..9 => {
+                let (message, key, bits) = self.message(self.number);
+                let said = queue.send_with(message, key, wait);
+                self.sent(bits, said)
+            }
+            9 => {
+                let count = self.dice.roll(100);
+                let mut numbers = VecDeque::new();
+                let mut batch = VecDeque::new();
+                for _ in 0..count {
+                    let (message, key, bits) = self.message(self.number);
+                    numbers.push_back(bits);
+                    batch.push_back((message, key));
+                }
+                let said = queue.send_batch(&mut batch, wait);
+                let sent = said.map_or_else(|refused| refused.sent, |sent| sent);
+                assert_eq!((sent + batch.len(), said.is_ok()), (count, batch.is_empty()));
+                numbers.drain(..sent).for_each(|bits| self.ledger.accepted.add(bits));
+                assert!(batch.iter().map(|(message, _)| message.read()).eq(numbers));
+                match said.map_err(|refused| refused.reason) {
+                    Ok(_) | Err(SendRefused::Full | SendRefused::Timeout) => true,
+                    Err(SendRefused::Closed) => false,
+                    Err(other) => panic!("{other}"),
+                }
+            }
+            10..13 => {
+                let (message, key, bits) = self.message(self.number);
+                let urgency = self.dice.roll(3) as u8;
+                let said = block_on(queue.send_async(message, key).urgency(urgency));
+                self.sent(bits, said)
+            }
+            _ => {
+                let (message, key, bits) = self.message(self.number);
+                let polls = self.dice.roll(3);
+                match some_polls(queue.send_async(message, key), polls) {
+                    Some(said) => self.sent(bits, said),
+                    None => true,
+                }
+            }
+        }
+    }
+
+    /// Receives only: it may wait for ever, as others send until the end.
+    pub(crate) fn receive_until(&mut self, queue: &Receiver<Canary, L>, over: &AtomicBool) {
+        let mut open = true;
+        while open && !over.load(Relaxed) {
+            open = self.receive_once(queue);
+            self.steps.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn receive_once(&mut self, queue: &Queue<Canary, L>) -> bool {
+        let wait = self.wait();
+        match self.dice.roll(32) {
+            0..18 => self.received(queue.receive_with(wait)),
+            18..20 => {
+                let mut out = Vec::new();
+                match queue.receive_batch(&mut out, 1 + self.dice.roll(100), wait) {
+                    Ok(count) => assert_eq!(count, out.len()),
+                    Err(error) => return self.received(Err(error)),
+                }
+                out.into_iter().for_each(|message| self.took(message, true));
+                true
+            }
+            20..25 => {
+                let urgency = self.dice.roll(3) as u8;
+                self.received(block_on(queue.receive_async().urgency(urgency)))
+            }
+            25..30 => {
+                let polls = self.dice.roll(3);
+                match some_polls(queue.receive_async(), polls) {
+                    Some(said) => self.received(said),
+                    None => true,
+                }
+            }
+            30 => {
+                // Not always the oldest of its priority.
+                let odd = self.dice.roll(2) as u64;
+                let some = queue.drain_filter(|message, _| message.read() % 2 == odd).unwrap();
+                some.into_iter().for_each(|message| self.took(message, false));
+                true
+            }
+            _ => {
+                queue.drain().unwrap().into_iter().for_each(|message| self.took(message, false));
+                true
+            }
+        }
+    }
+
+    /// Does both, with futures of its own on both sides. It never waits for ever: it may have been
+    /// promised what another waits for.
+    pub(crate) fn juggle_until(
+        &mut self,
+        sender: &Sender<Canary, L>,
+        receiver: &Receiver<Canary, L>,
+        no_more_sends: &AtomicBool,
+        no_more_receives: &AtomicBool,
+    ) {
+        let waker = unparker();
+        let mut cx = Context::from_waker(&waker);
+        let mut sends: [Option<(Pin<Box<Send<'_, Canary, L>>>, u64)>; FUTURES] = Default::default();
+        let mut receives: [Option<Pin<Box<Receive<'_, Canary, L>>>>; FUTURES] = Default::default();
+        let mut open = true;
+        while open && !no_more_sends.load(Relaxed) && !no_more_receives.load(Relaxed) {
+            let (at, wait) = (self.dice.roll(FUTURES), self.short_wait());
+            match self.dice.roll(16) {
+                0..5 => {
+                    // One sender each: which of them is first is open.
+                    let (mut future, bits) = sends[at].take().unwrap_or_else(|| {
+                        let (message, key, bits) = self.message(self.number + 1 + at);
+                        let urgency = self.dice.roll(3) as u8;
+                        (Box::pin(sender.send_async(message, key).urgency(urgency)), bits)
+                    });
+                    match future.as_mut().poll(&mut cx) {
+                        Poll::Ready(said) => open = self.sent(bits, said),
+                        Poll::Pending => sends[at] = Some((future, bits)),
+                    }
+                }
+                5 => sends[at] = None,
+                6..11 => {
+                    let mut future = receives[at].take().unwrap_or_else(|| {
+                        Box::pin(receiver.receive_async().urgency(self.dice.roll(3) as u8))
+                    });
+                    match future.as_mut().poll(&mut cx) {
+                        Poll::Ready(said) => open = self.received(said),
+                        Poll::Pending => receives[at] = Some(future),
+                    }
+                }
+                11 => receives[at] = None,
+                12 => {
+                    let (message, key, bits) = self.message(self.number);
+                    open = self.sent(bits, sender.send_with(message, key, wait));
+                }
+                13 => open = self.received(receiver.receive_with(wait)),
+                14 => {
+                    let told = thread::current();
+                    let _ = receiver.notify(move || told.unpark());
+                }
+                _ => thread::park_timeout(Duration::from_micros(100)),
+            }
+            self.steps.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// Polls a few times, and drops the future if that was not enough.
+fn some_polls<F: Future>(future: F, polls: usize) -> Option<F::Output> {
+    let waker = unparker();
+    let mut cx = Context::from_waker(&waker);
+    let mut future = std::pin::pin!(future);
+    for _ in 0..=polls {
+        match future.as_mut().poll(&mut cx) {
+            Poll::Ready(output) => return Some(output),
+            Poll::Pending => thread::park_timeout(Duration::from_micros(50)),
+        }
+    }
+    None
+}
