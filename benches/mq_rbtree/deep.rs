@@ -1,0 +1,115 @@
+//! M2 and M3: a message is sent and one received, beside a million that stay.
+//!
+//! Priorities are sent without order, the highest is received: so the rest sinks. A queue is filled
+//! anew, between windows, before half of it was exchanged.
+
+use std::cell::RefCell;
+use std::hint::black_box;
+
+use harness::timed::{Row, measure};
+use harness::{Plan, Report, Rounds};
+
+use crate::locked::{PlHeap, PlMap, StdHeap};
+use crate::peers::AsyncPriority;
+use crate::queue::{Ours, Priorities, Queue, Tree};
+
+const DEPTH: usize = 1_000_000;
+/// Operations between two looks at the clock.
+const BATCH: usize = 256;
+
+/// A queue and what is in it.
+struct Deep<Q> {
+    queue: Q,
+    priorities: Priorities,
+    levels: u32,
+    depth: usize,
+    exchanged: usize,
+}
+
+impl<Q: Queue> Deep<Q> {
+    fn new(levels: u32, depth: usize) -> Self {
+        let priorities = Priorities::new(levels);
+        Self { queue: Self::filled(levels, depth), priorities, levels, depth, exchanged: 0 }
+    }
+
+    fn filled(levels: u32, depth: usize) -> Q {
+        let queue = Q::new(depth + 1);
+        let mut priorities = Priorities::new(levels);
+        (0..depth).for_each(|n| queue.send(n as u64, priorities.next()));
+        queue
+    }
+
+    fn refill(&mut self) {
+        if self.levels > 1 && self.exchanged > self.depth / 2 && self.depth > 0 {
+            self.queue = Q::new(1); // the memory of the old one first
+            self.queue = Self::filled(self.levels, self.depth);
+            self.exchanged = 0;
+        }
+    }
+
+    fn exchange(&mut self) -> u64 {
+        for n in 0..BATCH {
+            self.queue.send(n as u64, self.priorities.next());
+            black_box(self.queue.receive());
+        }
+        self.exchanged += BATCH;
+        BATCH as u64
+    }
+}
+
+fn name(of: &str, levels: u32, depth: usize) -> String {
+    match depth {
+        0 => format!("{of}, empty"),
+        _ => format!("{of}, 1M @{levels}"),
+    }
+}
+
+/// Queues of one kind, from empty to deep.
+struct Kind<Q>(Vec<RefCell<Deep<Q>>>);
+
+impl<Q: Queue> Kind<Q> {
+    fn new(levels: &[u32]) -> Self {
+        let deep = levels.iter().map(|&levels| RefCell::new(Deep::new(levels, DEPTH)));
+        Self([RefCell::new(Deep::new(1, 0))].into_iter().chain(deep).collect())
+    }
+
+    fn rows(&self) -> impl Iterator<Item = Row<'_>> {
+        self.0.iter().map(|deep| {
+            let name = name(Q::NAME, deep.borrow().levels, deep.borrow().depth);
+            Row::new(&name, || deep.borrow_mut().exchange()).before(|| deep.borrow_mut().refill())
+        })
+    }
+}
+
+pub(crate) fn run(plan: &Plan, report: &mut Report) {
+    let all = [1, 8, 32_768];
+    let (ours, tree) = (Kind::<Ours>::new(&all), Kind::<Tree>::new(&all));
+    let (heap, asynchronous) = (Kind::<PlHeap>::new(&all), Kind::<AsyncPriority>::new(&all));
+    let (std_heap, map) = (Kind::<StdHeap>::new(&all[2..]), Kind::<PlMap>::new(&all[2..]));
+    let rows = ours.rows().chain(tree.rows()).chain(heap.rows()).chain(asynchronous.rows());
+    let rows = rows.chain(std_heap.rows()).chain(map.rows()).collect();
+    let rounds = measure("send and receive, deep", plan, rows);
+    report.show(&rounds);
+
+    for levels in all {
+        let deep = |of| name(of, levels, DEPTH);
+        let peers = [deep(PlHeap::NAME), deep(AsyncPriority::NAME)];
+        let peers: Vec<&str> = peers.iter().map(String::as_str).collect();
+        report.against(&rounds, &deep(Ours::NAME), 1, &peers);
+        report.against(&rounds, &deep(Tree::NAME), 1, &peers);
+        for of in [Ours::NAME, Tree::NAME, PlHeap::NAME] {
+            let times = over(&rounds, &deep(of), &name(of, 1, 0)).unwrap_or(f64::NAN);
+            println!("  {} over the same, empty: {times:.3}", deep(of));
+        }
+        let id = format!("M2.depth1M@{levels}");
+        report.record(&id, over(&rounds, &deep(Ours::NAME), &name(Ours::NAME, 1, 0)));
+    }
+    let deep = |of| name(of, 32_768, DEPTH);
+    report.record("M3.pl_heap", over(&rounds, &deep(Ours::NAME), &deep(PlHeap::NAME)));
+    let ratio = over(&rounds, &deep(Ours::NAME), &deep(AsyncPriority::NAME));
+    report.record("M3.async_priority_channel", ratio);
+}
+
+fn over(rounds: &Rounds, ours: &str, other: &str) -> Option<f64> {
+    rounds.time_ratio(&format!("{ours}/1"), &format!("{other}/1"))
+}

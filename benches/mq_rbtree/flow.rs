@@ -1,0 +1,78 @@
+//! M4: one thread sends, another receives.
+
+use std::hint::black_box;
+
+use harness::timed::repeat;
+use harness::{Plan, Report, Rounds};
+
+use crate::kernel::Kernel;
+use crate::locked::{PlHeap, PlMap, StdHeap};
+use crate::peers::{AsyncPriority, Crossbeam, Flume, Kanal};
+use crate::queue::{Ours, Queue, Tree};
+use crate::two::{Timed, at_once};
+
+/// Messages that a queue takes.
+const MOST: usize = 1024;
+/// Messages of a window: a millisecond or two, which a busy machine leaves to both threads more often.
+const MESSAGES: u64 = 10_000;
+/// Priorities in turn.
+const LEVELS: u64 = 8;
+
+/// Sends and receives a window's messages.
+type Row<'a> = (&'static str, Box<dyn Fn() -> Timed + 'a>);
+
+fn row<Q: Queue>(queue: &Q) -> Row<'_> {
+    let window = move || {
+        at_once(|thread| {
+            if thread == 0 {
+                (0..MESSAGES).for_each(|n| queue.send(n, (n % LEVELS) as u32));
+            } else {
+                (0..MESSAGES).for_each(|_| {
+                    black_box(queue.receive());
+                });
+            }
+        })
+    };
+    (Q::NAME, Box::new(window))
+}
+
+pub(crate) fn run(plan: &Plan, report: &mut Report) {
+    let (ours, tree) = (<Ours as Queue>::new(MOST), <Tree as Queue>::new(MOST));
+    let (kernel, std_heap) = (Kernel::new(MOST), StdHeap::new(MOST));
+    let (pl_heap, pl_map) = (PlHeap::new(MOST), PlMap::new(MOST));
+    let asynchronous = AsyncPriority::new(MOST);
+    let (crossbeam, kanal, flume) = (Crossbeam::new(MOST), Kanal::new(MOST), Flume::new(MOST));
+    let rows = [
+        row(&ours),
+        row(&tree),
+        row(&kernel),
+        row(&std_heap),
+        row(&pl_heap),
+        row(&pl_map),
+        row(&asynchronous),
+        row(&crossbeam),
+        row(&kanal),
+        row(&flume),
+    ];
+    println!("# queues of {MOST} messages, the kernel's of {}", Kernel::room(MOST));
+    let names = rows.iter().map(|(name, _)| (format!("{name}/2"), 1));
+    let mut rounds = Rounds::new("one sends, one receives", names);
+    repeat(plan, || {
+        rounds.round(plan.retries, |index| {
+            let timed = rows[index].1();
+            let counts = timed.overlap() >= plan.min_overlap;
+            counts.then(|| MESSAGES as f64 / timed.whole.as_secs_f64())
+        });
+    });
+    report.show(&rounds);
+    let peers = rows.iter().skip(2).map(|row| row.0).collect::<Vec<_>>();
+    report.against(&rounds, Ours::NAME, 2, &peers);
+    report.against(&rounds, Tree::NAME, 2, &peers);
+    report.record("M4.kernel", over(&rounds, Kernel::NAME));
+    report.record("M4.pl_heap", over(&rounds, PlHeap::NAME));
+    report.record("M4.crossbeam", over(&rounds, Crossbeam::NAME));
+}
+
+fn over(rounds: &Rounds, peer: &str) -> Option<f64> {
+    rounds.time_ratio(&format!("{}/2", Ours::NAME), &format!("{peer}/2"))
+}

@@ -1,0 +1,55 @@
+//! mq-rbtree against what a program uses instead: M1 to M9, family by family, in one run.
+//!
+//! ```text
+//! cargo bench --bench mq_rbtree                    every family
+//! cargo bench --bench mq_rbtree -- --quick         fewer and shorter windows: under 90 s
+//! cargo bench --bench mq_rbtree -- --only M4       families and targets by part of a name
+//! ```
+//!
+//! Every row is measured by one generic loop for all implementations, with the peers interleaved:
+//! the name, a slash, the number of threads. Peers run as their documentation recommends, at the
+//! versions of `benches/Cargo.toml`. Heaps have a sequence number, so that they keep the order within
+//! a priority as well. Channels without priorities are there to show what those cost.
+
+mod alloc;
+mod asynchronous;
+mod counting;
+mod deep;
+mod empty;
+mod flow;
+mod hold;
+mod kernel;
+mod locked;
+mod peers;
+mod ping;
+mod queue;
+mod seed;
+mod two;
+
+use std::error::Error;
+use std::time::Duration;
+
+use harness::{Bench, Family};
+
+const FAMILIES: &[Family] = &[
+    Family { name: "M1 empty", run: empty::run },
+    Family { name: "M2 M3 deep", run: deep::run },
+    Family { name: "M4 flow", run: flow::run },
+    Family { name: "M5 ping", run: ping::run },
+    Family { name: "M6 alloc", run: alloc::run },
+    Family { name: "M7 seed", run: seed::run },
+    Family { name: "M8 async", run: asynchronous::run },
+    Family { name: "M9 hold", run: hold::run },
+];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let bench = Bench {
+        name: "mq_rbtree",
+        targets: include_str!("../targets.toml"),
+        about: &percpu::capabilities(),
+        quick_limit: Duration::from_millis(1_500),
+        limit: Duration::from_secs(10),
+        families: FAMILIES,
+    };
+    bench.run()
+}

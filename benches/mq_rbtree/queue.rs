@@ -1,0 +1,101 @@
+//! What every implementation can do here, and the loops that all of them run.
+//!
+//! A message is a number. What has priorities gives the highest first and the oldest of it; heaps have
+//! a sequence number for that, which is part of what they cost.
+
+use std::hint::black_box;
+
+use harness::Case;
+use mq_rbtree::{Bitmap, Levels, RbTree, Wait};
+
+/// An implementation. Static dispatch throughout.
+pub(crate) trait Queue: Send + Sync + Sized {
+    /// As the tables have it.
+    const NAME: &'static str;
+
+    /// An empty one for so many messages.
+    fn new(most: usize) -> Self;
+
+    /// Sends, and waits for room.
+    fn send(&self, message: u64, priority: u32);
+
+    /// Receives, and waits for a message.
+    fn receive(&self) -> u64;
+}
+
+/// Why nothing is refused.
+pub(crate) const OPEN: &str = "open, below its limits, with memory, and nobody forks";
+
+/// Levels that are found by a number.
+pub(crate) trait Numbered: Levels<Priority = u32, Hint: Send + Sync> + Send {
+    const NAME: &'static str;
+}
+
+impl Numbered for Bitmap {
+    const NAME: &'static str = "mq-rbtree bitmap";
+}
+
+impl Numbered for RbTree<u32> {
+    const NAME: &'static str = "mq-rbtree rbtree";
+}
+
+/// Ours: any limit, statistics and waiters in the order of their urgency included.
+impl<L: Numbered> Queue for mq_rbtree::Queue<u64, L> {
+    const NAME: &'static str = L::NAME;
+
+    fn new(most: usize) -> Self {
+        Self::new(most).expect("memory for a queue")
+    }
+
+    #[inline(always)]
+    fn send(&self, message: u64, priority: u32) {
+        self.send_with(message, priority, Wait::FOREVER).expect(OPEN);
+    }
+
+    #[inline(always)]
+    fn receive(&self) -> u64 {
+        self.receive_with(Wait::FOREVER).expect(OPEN).0
+    }
+}
+
+/// Ours for 0 to 32,767.
+pub(crate) type Ours = mq_rbtree::Queue<u64, Bitmap>;
+
+/// Ours for any key.
+pub(crate) type Tree = mq_rbtree::Queue<u64, RbTree<u32>>;
+
+/// Priorities one after the other, without order: the same for every implementation.
+#[derive(Clone)]
+pub(crate) struct Priorities {
+    state: u64,
+    levels: u32,
+}
+
+impl Priorities {
+    pub(crate) fn new(levels: u32) -> Self {
+        Self { state: 0x9E37_79B9_7F4A_7C15, levels }
+    }
+
+    /// The next; xorshift.
+    #[inline(always)]
+    pub(crate) fn next(&mut self) -> u32 {
+        if self.levels == 1 {
+            return 0;
+        }
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        (((self.state >> 32) * u64::from(self.levels)) >> 32) as u32
+    }
+}
+
+/// Sends a message and receives one: the row `name/1`. Without `levels` always of one priority.
+pub(crate) fn pair<'a, Q: Queue>(queue: &'a Q, name: &str, levels: u32) -> Case<'a> {
+    Case::new(name, 1, move |_| {
+        let mut priorities = Priorities::new(levels);
+        move |n| {
+            queue.send(n, priorities.next());
+            black_box(queue.receive());
+        }
+    })
+}
