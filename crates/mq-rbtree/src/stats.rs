@@ -1,7 +1,7 @@
 //! What a queue counts.
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What the levels of a queue consist of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,6 +67,15 @@ pub(crate) struct Counters {
     pub(crate) receive_waits: u64,
     pub(crate) timeouts: u64,
     pub(crate) longest_hold: Duration,
+}
+
+impl Counters {
+    /// Notes how long the lock was held, just before it is not any more.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn held_since(&mut self, since: Instant) {
+        self.longest_hold = self.longest_hold.max(since.elapsed());
+    }
 }
 
 impl fmt::Display for LevelStats {

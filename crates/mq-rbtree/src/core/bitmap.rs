@@ -1,5 +1,6 @@
 //! The priorities 0 to 32,767 as a bitmap of three levels: any of its operations looks at three
-//! words.
+//! words. The highest is at hand, so that a receive need not look for it before it takes the message:
+//! each word would be asked for by what the one before it says.
 //!
 //! ```text
 //!  top    8 bits    which words of `middle` are not zero
@@ -14,6 +15,7 @@
 //!
 //! 1. A bit is set if and only if what it stands for has messages, whenever the lock is not held.
 //! 2. A page that has messages is there; so is each that the hint names.
+//! 3. `end` is one more than the highest priority that has messages, or 0, whenever invariant 1 holds.
 
 use percpu::AllocError;
 use percpu::sync::Arc;
@@ -42,10 +44,20 @@ impl Page {
         let page = Self { bits: 0, levels: [Fifo::EMPTY; WORD as usize] };
         try_box(page).map_err(|_| AllocError::new())
     }
+
+    /// Out of line, as a page is needed once.
+    #[cold]
+    #[inline(never)]
+    fn preload(preload: &mut Option<Box<Self>>) {
+        if preload.is_none() {
+            *preload = Self::try_new().ok();
+        }
+    }
 }
 
 /// Priorities 0 to 32,767, found by a bitmap: [`Levels`] that allocate a page for 64 priorities once.
 pub struct Bitmap {
+    end: u32,
     top: u64,
     middle: [u64; WORDS],
     pages: Box<[Option<Box<Page>>; PAGES]>,
@@ -86,6 +98,7 @@ impl Bitmap {
 
     /// Puts a page where there is none.
     #[cold]
+    #[inline(never)]
     fn add_page(
         &mut self,
         number: usize,
@@ -115,6 +128,13 @@ impl Bitmap {
         self.there[word].store(there | 1 << bit, Ordering::Relaxed);
     }
 
+    /// The highest priority that has messages.
+    #[inline(always)]
+    fn search(&self) -> Option<u32> {
+        let word = highest_bit(self.top)? as usize;
+        self.highest_of(word, self.middle[word])
+    }
+
     /// The highest priority of a page that has messages, of those in `middle` and `top`.
     #[inline(always)]
     fn highest_of(&self, word: usize, middle: u64) -> Option<u32> {
@@ -135,6 +155,7 @@ impl Levels for Bitmap {
     fn try_new(_spare: usize) -> Result<Self, AllocError> {
         let pages = try_box([const { None }; PAGES]).map_err(|_| AllocError::new())?;
         Ok(Self {
+            end: 0,
             top: 0,
             middle: [0; WORDS],
             pages,
@@ -151,12 +172,12 @@ impl Levels for Bitmap {
         PageHint(Arc::clone(&self.there))
     }
 
-    #[inline]
+    #[inline(always)]
     fn is_valid(priority: u32) -> bool {
         priority < PRIORITIES
     }
 
-    #[inline]
+    #[inline(always)]
     fn is_short(hint: &PageHint, priority: u32) -> bool {
         let (word, bit) = split(priority / WORD);
         // Ordering: Relaxed; a hint, the lock orders what it is about.
@@ -164,10 +185,10 @@ impl Levels for Bitmap {
         there & (1 << bit) == 0
     }
 
-    #[inline]
+    #[inline(always)]
     fn fill(hint: &PageHint, priority: u32, preload: &mut Option<Box<Page>>) {
-        if Self::is_short(hint, priority) && preload.is_none() {
-            *preload = Page::try_new().ok();
+        if Self::is_short(hint, priority) {
+            Page::preload(preload);
         }
     }
 
@@ -180,7 +201,7 @@ impl Levels for Bitmap {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn enter(&mut self, priority: u32, preload: &mut Option<Box<Page>>) -> Result<u32, AllocError> {
         let (number, bit) = split(priority);
         if self.pages[number].is_none() {
@@ -195,11 +216,12 @@ impl Levels for Bitmap {
             let (word, bit) = split(number as u32);
             self.middle[word] |= 1 << bit;
             self.top |= 1 << word;
+            self.end = self.end.max(priority + 1);
         }
         Ok(priority)
     }
 
-    #[inline]
+    #[inline(always)]
     unsafe fn leave(&mut self, place: u32, _preload: &mut Option<Box<Page>>) {
         let (number, bit) = split(place);
         let Some(page) = self.pages[number].as_deref_mut() else {
@@ -215,9 +237,12 @@ impl Levels for Bitmap {
                 self.top &= !(1 << word);
             }
         }
+        if self.end == place + 1 {
+            self.end = self.search().map_or(0, |highest| highest + 1);
+        }
     }
 
-    #[inline]
+    #[inline(always)]
     unsafe fn fifo(&mut self, place: u32) -> &mut Fifo {
         let (number, bit) = split(place);
         match self.pages[number].as_deref_mut() {
@@ -226,15 +251,14 @@ impl Levels for Bitmap {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     unsafe fn priority(&self, place: u32) -> u32 {
         place
     }
 
-    #[inline]
+    #[inline(always)]
     fn highest(&self) -> Option<u32> {
-        let word = highest_bit(self.top)? as usize;
-        self.highest_of(word, self.middle[word])
+        self.end.checked_sub(1)
     }
 
     fn find(&self, priority: u32) -> Option<u32> {
@@ -299,5 +323,6 @@ impl Levels for Bitmap {
             assert_eq!(middle != 0, self.top & (1 << word) != 0, "the top level");
         }
         assert_eq!(live, self.live, "the number of levels");
+        assert_eq!(self.search(), self.end.checked_sub(1), "the highest level");
     }
 }

@@ -25,7 +25,7 @@ use self::fifo::NIL;
 pub use self::levels::Levels;
 pub use self::rbtree::RbTree;
 pub(crate) use self::slab::MOST;
-use self::slab::{Chunk, Slab, SlabHint};
+use self::slab::{Chunk, Removed, Slab, SlabHint};
 use crate::stats::LevelStats;
 
 /// A message on its way in or out.
@@ -63,7 +63,7 @@ impl<L: Levels> Hint<L> {
     }
 
     /// Gets memory for one more message, if it seems to be needed.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn fill<T>(&self, priority: L::Priority, preload: &mut Preload<T, L>) {
         self.slab.fill(&mut preload.chunk);
         L::fill(&self.levels, priority, &mut preload.levels);
@@ -219,7 +219,7 @@ impl<T, L: Levels> Core<T, L> {
     }
 
     /// The priority is valid. Back comes the message if there is no memory.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push_with(
         &mut self,
         message: Message<T, L::Priority>,
@@ -240,7 +240,7 @@ impl<T, L: Levels> Core<T, L> {
 
     /// The level for a message that [`fill`](Self::fill) puts there next, before anything else is
     /// done. Panics if the order of priorities does, and has changed nothing then.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn enter(
         &mut self,
         priority: L::Priority,
@@ -251,7 +251,7 @@ impl<T, L: Levels> Core<T, L> {
 
     /// Puts a message into its level, which was entered just now. Back it comes if there is no memory,
     /// and the level is left.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn fill(
         &mut self,
         place: L::Place,
@@ -281,7 +281,7 @@ impl<T, L: Levels> Core<T, L> {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn pop_with(
         &mut self,
         preload: &mut Preload<T, L>,
@@ -292,23 +292,26 @@ impl<T, L: Levels> Core<T, L> {
         let priority = unsafe { self.levels.priority(place) };
         // SAFETY: found just now.
         let fifo = unsafe { self.levels.fifo(place) };
-        let head = fifo.head;
-        // SAFETY: a level has messages, and what a FIFO names is live.
-        fifo.head = unsafe { self.slab.next(head) };
+        // SAFETY: a level has messages, and what a FIFO names is live; it is taken out of it below.
+        let Removed { value, bytes, next } = unsafe { self.slab.remove(fifo.head) };
+        fifo.head = next;
         fifo.len -= 1;
-        if fifo.head == NIL {
+        if next == NIL {
             fifo.tail = NIL;
             // SAFETY: found just now, and its list is empty.
             unsafe { self.levels.leave(place, &mut preload.levels) };
+        } else {
+            // Most likely the next to be taken.
+            self.slab.prefetch(next);
         }
-        // SAFETY: live until here, and taken out of its FIFO above.
-        let (value, bytes) = unsafe { self.slab.remove(head) };
         self.len -= 1;
         self.bytes -= u64::from(bytes);
         Some(Message { value, priority, bytes })
     }
 
     /// The level whose turn it is.
+    #[cold]
+    #[inline(never)]
     fn aged(&mut self, highest: L::Place) -> L::Place {
         let Some(ageing) = &mut self.ageing else { return highest };
         ageing.count += 1;
@@ -322,6 +325,8 @@ impl<T, L: Levels> Core<T, L> {
         place
     }
 
+    #[cold]
+    #[inline(never)]
     fn leave_if_empty(&mut self, place: L::Place, preload: &mut Preload<T, L>) {
         // SAFETY: the caller has it from the levels just now.
         if unsafe { self.levels.fifo(place) }.is_empty() {
@@ -367,7 +372,7 @@ impl<T, L: Levels> Core<T, L> {
                     }
                     let empty = fifo.is_empty();
                     // SAFETY: live until here, and taken out of its FIFO above.
-                    let (value, bytes) = unsafe { self.slab.remove(at) };
+                    let Removed { value, bytes, .. } = unsafe { self.slab.remove(at) };
                     self.len -= 1;
                     self.bytes -= u64::from(bytes);
                     if empty {

@@ -17,7 +17,7 @@
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::mem::MaybeUninit;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 use percpu::AllocError;
 use percpu::sync::Arc;
@@ -64,6 +64,13 @@ impl<T> Chunk<T> {
         let places = NonNull::new(places.cast()).ok_or_else(AllocError::new)?;
         Ok(Self { places, number })
     }
+
+    /// The one that a hint misses; out of line, as most messages need none.
+    #[cold]
+    #[inline(never)]
+    fn missing(hint: u32) -> Option<Self> {
+        Self::try_new(hint as usize - 1).ok()
+    }
 }
 
 impl<T> Drop for Chunk<T> {
@@ -73,6 +80,14 @@ impl<T> Drop for Chunk<T> {
             unsafe { dealloc(self.places.as_ptr().cast(), layout) };
         }
     }
+}
+
+/// What was taken out.
+pub(crate) struct Removed<T> {
+    pub(crate) value: T,
+    pub(crate) bytes: u32,
+    /// The message that was behind it.
+    pub(crate) next: u32,
 }
 
 /// Tells from outside the lock whether a chunk is missing.
@@ -87,18 +102,21 @@ impl SlabHint {
     }
 
     /// Makes the chunk that seems to be missing. Fails quietly: the operation may do without.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn fill<T>(&self, preload: &mut Option<Chunk<T>>) {
         // Ordering: Relaxed; a hint, the lock orders what it is about.
         let missing = self.0.load(Ordering::Relaxed);
         if missing != 0 {
-            *preload = Chunk::try_new(missing as usize - 1).ok();
+            *preload = Chunk::missing(missing);
         }
     }
 }
 
 pub(crate) struct Slab<T> {
     chunks: [Option<Chunk<T>>; CHUNKS],
+    /// Of each chunk: where the place would be whose index and [`FIRST`] make 0. So its own places are
+    /// found by adding that sum.
+    starts: [*mut Place<T>; CHUNKS],
     /// How many of them are there.
     count: usize,
     free: u32,
@@ -120,6 +138,7 @@ impl<T> Slab<T> {
     pub(crate) fn new() -> Self {
         Self {
             chunks: [const { None }; CHUNKS],
+            starts: [ptr::null_mut(); CHUNKS],
             count: 0,
             free: NIL,
             used: 0,
@@ -155,7 +174,7 @@ impl<T> Slab<T> {
     }
 
     /// Puts a message in; back it comes if there is no memory.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn insert(
         &mut self,
         value: T,
@@ -188,20 +207,20 @@ impl<T> Slab<T> {
     /// # Safety
     ///
     /// `index` is live; from now on it is not.
-    #[inline]
-    pub(crate) unsafe fn remove(&mut self, index: u32) -> (T, u32) {
+    #[inline(always)]
+    pub(crate) unsafe fn remove(&mut self, index: u32) -> Removed<T> {
         let place = self.place(index);
         // SAFETY: the caller says that it is live, so written; nobody else has a reference.
         let place = unsafe { &mut *place };
         // SAFETY: live, and read once: `index` is free below.
         let value = unsafe { place.value.assume_init_read() };
         let bytes = place.bytes;
-        place.next = self.free;
+        let next = std::mem::replace(&mut place.next, self.free);
         self.free = index;
         if self.told != 0 {
             self.tell();
         }
-        (value, bytes)
+        Removed { value, bytes, next }
     }
 
     /// The message behind one in its FIFO.
@@ -209,7 +228,7 @@ impl<T> Slab<T> {
     /// # Safety
     ///
     /// `index` is live.
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn next(&self, index: u32) -> u32 {
         // SAFETY: the caller says that it is live, so written.
         unsafe { (*self.place(index)).next }
@@ -220,7 +239,7 @@ impl<T> Slab<T> {
     /// # Safety
     ///
     /// `index` is live.
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn set_next(&mut self, index: u32, next: u32) {
         // SAFETY: the caller says that it is live, so written; nobody else has a reference.
         unsafe { (*self.place(index)).next = next };
@@ -238,22 +257,32 @@ impl<T> Slab<T> {
         (unsafe { place.value.assume_init_ref() }, place.bytes)
     }
 
+    /// Has the processor fetch a message that is wanted soon: in a deep queue it has left the caches.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, index: u32) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let place = self.place(index).cast_const().cast();
+            // SAFETY: a prefetch reads nothing as far as the program can tell, wherever it points.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(place) };
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _nothing_to_ask = index;
+    }
+
     /// Where a place is that is below `capacity`.
     #[inline(always)]
     fn place(&self, index: u32) -> *mut Place<T> {
         debug_assert!(index < self.capacity);
         let at = u64::from(index) + u64::from(FIRST);
         let number = (at.ilog2() - FIRST.ilog2()) as usize;
-        let offset = at - (u64::from(FIRST) << number);
-        let Some(Some(chunk)) = self.chunks.get(number) else {
-            unreachable!("chunks below the capacity are there")
-        };
-        // SAFETY: by the arithmetic above the offset is within the chunk's places.
-        unsafe { chunk.places.as_ptr().add(offset as usize) }
+        self.starts[number].wrapping_add(at as usize)
     }
 
     /// Adds a chunk: the one made before the lock, or one made here.
     #[cold]
+    #[inline(never)]
     fn grow(&mut self, preload: &mut Option<Chunk<T>>) -> bool {
         if self.count == CHUNKS {
             return false;
@@ -284,7 +313,9 @@ impl<T> Slab<T> {
     }
 
     fn add(&mut self, chunk: Chunk<T>) {
-        self.capacity += FIRST << chunk.number;
+        let places = (FIRST as usize) << chunk.number;
+        self.capacity += places as u32;
+        self.starts[self.count] = chunk.places.as_ptr().wrapping_sub(places);
         self.chunks[self.count] = Some(chunk);
         self.count += 1;
     }
@@ -301,6 +332,8 @@ impl<T> Slab<T> {
     }
 
     /// Makes invariant 2 true again.
+    #[cold]
+    #[inline(never)]
     fn tell(&mut self) {
         let room = self.has_room();
         let missing = if room { 0 } else { self.count as u32 + 1 };

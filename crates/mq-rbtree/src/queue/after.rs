@@ -100,6 +100,7 @@ impl After {
     }
 
     #[cold]
+    #[inline(never)]
     fn run_all(&mut self) {
         let tasks = mem::take(self.tasks());
         let Tasks { wakes, notification, bells, mut panic, mut discarded, count: _ } = tasks;
@@ -130,6 +131,7 @@ impl After {
 
     /// Does what was collected before a panic under the lock, and lets a panic of its own go on.
     #[cold]
+    #[inline(never)]
     fn end(&mut self) {
         self.run_all();
         let panic = self.tasks().panic.take();

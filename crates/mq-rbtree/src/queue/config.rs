@@ -23,7 +23,7 @@ pub(crate) struct Config<T, L: Levels> {
 
 impl<T, L: Levels> Config<T, L> {
     /// A message on its way in, measured; or why it can never be sent. Not under the lock.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn admit(
         &self,
         value: T,
@@ -37,7 +37,7 @@ impl<T, L: Levels> Config<T, L> {
 
     /// A message's bytes, or why it can never be sent. Not under the lock: measuring is the user's
     /// code.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn check(&self, value: &T, priority: L::Priority) -> Result<u32, SendRefused> {
         if !L::is_valid(priority) {
             return Err(SendRefused::BadPriority);
@@ -48,14 +48,14 @@ impl<T, L: Levels> Config<T, L> {
     }
 
     /// Whether a message has room beside so many others.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn has_room(&self, len: usize, bytes: u64, wanted: Wanted<L::Priority>) -> bool {
         self.would_fit_but_for_reserves(len, bytes, wanted)
             && (self.reserves.is_empty() || len < self.open_to(wanted.priority))
     }
 
     /// The same, if nothing were kept for others.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn would_fit_but_for_reserves(
         &self,
         len: usize,

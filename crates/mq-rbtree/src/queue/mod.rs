@@ -105,13 +105,20 @@ impl<T, L: Levels> Queue<T, L> {
         priority: L::Priority,
         wait: Wait,
     ) -> Result<(), SendError<T>> {
-        let message = self.config.admit(value, priority).map_err(refuse)?;
+        let bytes = match self.config.check(&value, priority) {
+            Ok(bytes) => bytes,
+            Err(reason) => return Err(SendError { value, reason }),
+        };
         let mut preload = Preload::new();
         let mut after = After::new();
         self.hint.fill(priority, &mut preload);
+        // Put together this late, the message stays in registers.
         let put = match self.lock() {
-            Ok(mut state) => state.put(&self.config, message, &mut preload, &mut after),
-            Err(error) => Err((message, error.into())),
+            Ok(mut state) => {
+                let message = Message { value, priority, bytes };
+                state.put(&self.config, message, &mut preload, &mut after)
+            }
+            Err(error) => return Err(SendError { value, reason: error.into() }),
         };
         match put {
             Ok(()) => {
@@ -244,7 +251,7 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Locks. In a fork child the queue is refused if somebody waited on it: those threads do not
     /// exist here.
-    #[inline]
+    #[inline(always)]
     fn lock(&self) -> Result<Locked<'_, T, L>, Forked> {
         let guard = self.state.lock()?;
         if !(guard.receivers.is_empty() && guard.senders.is_empty()) {
@@ -306,8 +313,7 @@ impl<T, L: Levels> Drop for Locked<'_, T, L> {
     #[inline(always)]
     fn drop(&mut self) {
         if let Some(since) = self.since {
-            let counters = &mut self.guard.counters;
-            counters.longest_hold = counters.longest_hold.max(since.elapsed());
+            self.guard.counters.held_since(since);
         }
     }
 }

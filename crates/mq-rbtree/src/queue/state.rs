@@ -70,7 +70,7 @@ impl<T, L: Levels> State<T, L> {
     }
 
     /// Puts a message in, or into the hands of who waits for one.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn put(
         &mut self,
         config: &Config<T, L>,
@@ -95,7 +95,7 @@ impl<T, L: Levels> State<T, L> {
     }
 
     /// Takes the next message out; whoever waits to send may go on.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take(
         &mut self,
         config: &Config<T, L>,
@@ -117,6 +117,7 @@ impl<T, L: Levels> State<T, L> {
     /// The message of a thread that waits although the queue is empty: room was promised to tasks
     /// that have not looked yet. They keep nobody from receiving.
     #[cold]
+    #[inline(never)]
     fn take_from_sender(
         &mut self,
         config: &Config<T, L>,
@@ -163,7 +164,7 @@ impl<T, L: Levels> State<T, L> {
         unsafe { self.senders.add(node, who) };
     }
 
-    #[inline]
+    #[inline(always)]
     fn push(
         &mut self,
         config: &Config<T, L>,
@@ -184,6 +185,7 @@ impl<T, L: Levels> State<T, L> {
     }
 
     #[cold]
+    #[inline(never)]
     fn put_beside_receivers(
         &mut self,
         config: &Config<T, L>,
@@ -229,6 +231,7 @@ impl<T, L: Levels> State<T, L> {
     /// Makes the invariants true again after a message came or went, a permit was used or given up,
     /// or room was made.
     #[cold]
+    #[inline(never)]
     pub(crate) fn settle(
         &mut self,
         config: &Config<T, L>,
@@ -394,6 +397,7 @@ impl<T, L: Levels> State<T, L> {
 
     /// Rings the bells that are due.
     #[cold]
+    #[inline(never)]
     pub(crate) fn ring(&mut self, config: &Config<T, L>, after: &mut After) {
         let readable = !self.core.is_empty() || self.closed;
         let writable = !config.is_full(self.core.len(), self.core.bytes()) || self.closed;
