@@ -3,8 +3,8 @@
 use std::fmt;
 use std::ops::Deref;
 
-use percpu::sync::Arc;
 use percpu::sync::atomic::{AtomicUsize, Ordering, fence};
+use percpu::sync::{Arc, mutant};
 
 use crate::core::{Bitmap, Levels};
 use crate::queue::Queue;
@@ -40,6 +40,12 @@ pub(crate) fn pair<T, L: Levels>(queue: Queue<T, L>) -> (Sender<T, L>, Receiver<
 
 /// Counts a handle out; true if it was the last.
 fn was_last(count: &AtomicUsize) -> bool {
+    if mutant("handles-are-counted-in-two-steps") {
+        // Ordering: Relaxed, both; that is not the bug.
+        let handles = count.load(Ordering::Relaxed);
+        count.store(handles - 1, Ordering::Relaxed);
+        return handles == 1;
+    }
     // Ordering: Release pairs with the fence of the last one; it carries what was done by this handle.
     let last = count.fetch_sub(1, Ordering::Release) == 1;
     if last {
@@ -90,6 +96,11 @@ impl<T, L: Levels> Drop for Sender<T, L> {
 impl<T, L: Levels> Drop for Receiver<T, L> {
     fn drop(&mut self) {
         if was_last(&self.shared.receivers) {
+            if mutant("receiver-drains-before-it-closes") {
+                drop(self.shared.queue.drain());
+                let _ = self.shared.queue.close();
+                return;
+            }
             let _ = self.shared.queue.close(); // as above
             // One by one: neither a lock for long nor memory for all of them.
             while self.shared.queue.try_receive().is_ok() {}

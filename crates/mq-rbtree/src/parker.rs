@@ -1,6 +1,6 @@
 //! Where a thread sleeps until somebody has something for it.
 
-use percpu::sync::{Arc, Futex};
+use percpu::sync::{Arc, Futex, mutant};
 
 use crate::deadline::{Deadline, sleep};
 
@@ -26,7 +26,7 @@ impl Parker {
     pub(crate) fn park(&self, deadline: Option<Deadline>, over: impl Fn() -> bool) -> bool {
         loop {
             let seen = self.woken.load();
-            if over() {
+            if !mutant("parker-sleeps-without-a-look") && over() {
                 return true;
             }
             if deadline.is_some_and(|deadline| deadline.is_over()) {

@@ -27,7 +27,7 @@ use std::task::Waker;
 
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::cell::UnsafeCell;
-use percpu::sync::{Arc, hint};
+use percpu::sync::{Arc, hint, mutant};
 
 use crate::core::Message;
 use crate::deadline::Deadline;
@@ -165,8 +165,10 @@ impl<T, P: Copy> Waiter<T, P> {
 
     /// Whether the wait is over.
     pub(crate) fn ended(&self) -> Option<Ended> {
+        let acquire =
+            if mutant("waiter-looks-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
         // Ordering: Acquire pairs with the Release in `end`; it carries `cargo`.
-        match self.state.load(Ordering::Acquire) {
+        match self.state.load(acquire) {
             DONE => Some(Ended::Done),
             AGAIN => Some(Ended::Again),
             _ => None,
@@ -190,9 +192,20 @@ impl<T, P: Copy> Waiter<T, P> {
             task => return task,
         };
         let state = if ended == Ended::Done { DONE } else { AGAIN };
+        let release =
+            if mutant("waiter-ends-relaxed") { Ordering::Relaxed } else { Ordering::Release };
+        if mutant("waiter-is-woken-before-it-ends") {
+            parker.unpark();
+            waiter.state.store(state, release);
+            return None;
+        }
         // Ordering: Release pairs with the Acquire in `ended`; it carries `cargo`. The reference is
         // the waker's own from here on: the node had it until `take` above.
-        let before = waiter.state.swap(state, Ordering::Release);
+        let before = waiter.state.swap(state, release);
+        if mutant("waiter-is-used-after-its-end") {
+            // SAFETY: none; that is the bug.
+            drop(unsafe { waiter.inner() }.who.take());
+        }
         // The last use of the node was that swap.
         Some(if before == PARKED { Wake::Thread(parker) } else { Wake::Nobody(parker) })
     }

@@ -18,8 +18,8 @@
 //! 3. `end` is one more than the highest priority that has messages, or 0, whenever invariant 1 holds.
 
 use percpu::AllocError;
-use percpu::sync::Arc;
 use percpu::sync::atomic::{AtomicU64, Ordering};
+use percpu::sync::{Arc, mutant};
 
 use super::fifo::Fifo;
 use super::levels::{Levels, sealed};
@@ -204,7 +204,8 @@ impl Levels for Bitmap {
     #[inline(always)]
     fn enter(&mut self, priority: u32, preload: &mut Option<Box<Page>>) -> Result<u32, AllocError> {
         let (number, bit) = split(priority);
-        if self.pages[number].is_none() {
+        let stores_all = mutant("bitmap-stores-without-a-second-look") && preload.is_some();
+        if self.pages[number].is_none() || stores_all {
             self.add_page(number, preload)?;
         }
         let Some(page) = self.pages[number].as_deref_mut() else { unreachable!("put there above") };

@@ -44,6 +44,7 @@ use std::fmt;
 
 use percpu::AllocError;
 use percpu::cache::NodeHint;
+use percpu::sync::mutant;
 
 use self::kept::{Kept, Preload, make};
 use self::node::NodePtr;
@@ -114,6 +115,7 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
         };
         let node = match self.kept.take(preload) {
             Some(node) => node,
+            None if mutant("rbtree-trusts-the-hint") => return Err(AllocError::new()),
             None => {
                 let node = make()?;
                 self.fallback += 1;

@@ -20,13 +20,13 @@ use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 
 use percpu::AllocError;
-use percpu::sync::Arc;
 use percpu::sync::atomic::{AtomicU32, Ordering};
+use percpu::sync::{Arc, mutant};
 
 use super::fifo::NIL;
 
-/// Places in the first chunk; a guess.
-const FIRST: u32 = 64;
+/// Places in the first chunk; a guess. Few in a model, which fills it.
+const FIRST: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64 };
 /// As many as 32-bit indices can use.
 const CHUNKS: usize = 26;
 /// Most messages of one slab.
@@ -187,7 +187,8 @@ impl<T> Slab<T> {
             self.free = unsafe { (*self.place(index)).next };
             index
         } else {
-            if self.used == self.capacity && !self.grow(preload) {
+            let trusts_the_hint = mutant("slab-trusts-the-hint") && preload.is_none();
+            if self.used == self.capacity && !trusts_the_hint && !self.grow(preload) {
                 return Err(value);
             }
             self.used += 1;
@@ -287,7 +288,8 @@ impl<T> Slab<T> {
         if self.count == CHUNKS {
             return false;
         }
-        let chunk = match preload.take_if(|chunk| chunk.number == self.count) {
+        let any = mutant("slab-stores-without-a-second-look");
+        let chunk = match preload.take_if(|chunk| chunk.number == self.count || any) {
             Some(chunk) => chunk,
             None => match Chunk::try_new(self.count) {
                 Ok(chunk) => {
@@ -350,6 +352,10 @@ impl<T> Slab<T> {
     ///
     /// Panics with the name of what does not hold.
     pub(crate) fn validate(&self, live: usize) {
+        for (number, chunk) in self.chunks.iter().enumerate() {
+            let found = chunk.as_ref().map(|chunk| chunk.number);
+            assert_eq!(found, (number < self.count).then_some(number), "a chunk in its place");
+        }
         let mut free = 0;
         let mut at = self.free;
         while at != NIL {

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::mem::{self, MaybeUninit};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use percpu::sync::Arc;
+use percpu::sync::{Arc, mutant};
 
 use super::readiness::Bell;
 use crate::waiter::Wake;
@@ -85,7 +85,7 @@ impl After {
 
     /// Asks for another section of the lock.
     pub(crate) fn come_again(&mut self) {
-        self.again = true;
+        self.again = !mutant("after-does-not-come-again");
     }
 
     /// Does it all. The lock is not held. Returns whether it must be locked again.

@@ -7,7 +7,7 @@
 use std::pin::pin;
 use std::ptr::NonNull;
 
-use percpu::sync::{Arc, WordGuard};
+use percpu::sync::{Arc, WordGuard, mutant};
 
 use super::{After, Queue, Received, State, refuse_message};
 use crate::core::{Levels, Message, Preload};
@@ -51,6 +51,10 @@ impl<T, L: Levels> Queue<T, L> {
                     drop(state);
                     return Err(refuse_message(other));
                 }
+            }
+            if mutant("send-waits-after-an-unlock") {
+                drop(state);
+                state = self.lock().unwrap();
             }
             waiter.rewind();
             // SAFETY: the node is on no list, and we have the lock.
@@ -98,6 +102,10 @@ impl<T, L: Levels> Queue<T, L> {
             if state.closed {
                 return Err(ReceiveError::Closed);
             }
+            if mutant("receive-waits-after-an-unlock") {
+                drop(state);
+                state = self.lock()?;
+            }
             waiter.rewind();
             // SAFETY: on no list, and pinned here until it is off this one: see below.
             unsafe { state.wait_to_receive(node, Wake::Thread(Arc::clone(&parker))) };
@@ -106,6 +114,9 @@ impl<T, L: Levels> Queue<T, L> {
             let late = ended == Ended::Timeout;
             // SAFETY: it lives, and was put on this list only.
             let state = late.then(|| self.leave(|state| unsafe { state.receivers.remove(node) }));
+            if late && mutant("receive-times-out-whatever-it-got") {
+                return Err(ReceiveError::Timeout);
+            }
             // SAFETY: off the list, and the state says so, or we took it off: it is ours alone.
             if let Some(message) = unsafe { waiter.inner() }.cargo.take() {
                 return Ok((message.value, message.priority));
@@ -155,8 +166,10 @@ impl<T, L: Levels> Queue<T, L> {
         if let Err((_, SendRefused::Full)) = &put {
             state.counters.timeouts += 1;
         }
-        // What it wanted room for may have kept others from going on.
-        state.settle(&self.config, &mut preload, &mut after);
+        if !mutant("send-times-out-without-settling") {
+            // What it wanted room for may have kept others from going on.
+            state.settle(&self.config, &mut preload, &mut after);
+        }
         drop(state);
         if after.run() {
             self.settle();

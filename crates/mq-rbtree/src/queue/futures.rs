@@ -9,7 +9,9 @@ use std::future::Future;
 use std::marker::PhantomPinned;
 use std::pin::Pin;
 use std::ptr::NonNull;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
+
+use percpu::sync::mutant;
 
 use super::{After, Queue, Received, refuse};
 use crate::core::{Bitmap, Levels, Message, Preload};
@@ -114,7 +116,8 @@ impl<T, L: Levels> Future for Receive<'_, T, L> {
                         // SAFETY: as it was pinned.
                         return unsafe { Pin::new_unchecked(this) }.poll(cx);
                     };
-                    let wake = Wake::Task(waker);
+                    let forgets = was_listed && mutant("future-forgets-its-last-waker");
+                    let wake = Wake::Task(if forgets { Waker::noop().clone() } else { waker });
                     if was_listed {
                         // SAFETY: on no list; pinned, and taken off when it is dropped.
                         unsafe { state.receivers.add(node, wake) };
@@ -198,7 +201,7 @@ impl<T, L: Levels> Future for Send<'_, T, L> {
                         // SAFETY: as above.
                         unsafe { state.wait_to_send(node, wake) };
                     }
-                    if had_permit {
+                    if had_permit && !mutant("send-permit-comes-to-nothing-unsettled") {
                         // What is left of the room that it was promised may do for another.
                         state.settle(&queue.config, &mut preload, &mut after);
                     }
@@ -244,7 +247,9 @@ impl<T, L: Levels> Drop for Receive<'_, T, L> {
             _old = inner.take_waker();
             if std::mem::take(&mut inner.permit) {
                 state.end_receive_permit();
-                state.settle(&queue.config, &mut preload, &mut after);
+                if !mutant("receive-permit-is-lost-at-drop") {
+                    state.settle(&queue.config, &mut preload, &mut after);
+                }
             }
         }
         if after.run() {
@@ -273,7 +278,9 @@ impl<T, L: Levels> Drop for Send<'_, T, L> {
             if permit {
                 state.end_send_permit(inner.wanted.map_or(0, |wanted| wanted.bytes));
             }
-            if permit || listed {
+            if (permit && !mutant("send-permit-is-lost-at-drop"))
+                || (listed && !mutant("send-leaves-its-list-without-settling"))
+            {
                 // What it wanted room for may have kept others from going on.
                 state.settle(&queue.config, &mut preload, &mut after);
             }

@@ -26,7 +26,7 @@ use std::fmt;
 use std::time::Instant;
 
 use percpu::Forked;
-use percpu::sync::{Generation, WordGuard, WordLock};
+use percpu::sync::{Generation, WordGuard, WordLock, mutant};
 
 pub use self::builder::Builder;
 pub use self::futures::{Receive, Send};
@@ -210,7 +210,11 @@ impl<T, L: Levels> Queue<T, L> {
                 let mut state = self.lock()?;
                 was_open |= !std::mem::replace(&mut state.closed, true);
                 never = never.or(state.notification.take());
-                while after.has_room() && state.dismiss_one(&mut after) {}
+                while after.has_room() && state.dismiss_one(&mut after) {
+                    if mutant("close-dismisses-one") {
+                        break;
+                    }
+                }
                 if !after.has_room() {
                     after.come_again();
                 }

@@ -14,7 +14,7 @@ use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-use percpu::sync::Arc;
+use percpu::sync::{Arc, mutant};
 
 use super::{After, Queue};
 use crate::core::{Bitmap, Levels};
@@ -163,17 +163,24 @@ impl<Q: Deref<Target = Queue<T, L>>, T, L: Levels> Readiness<Q, T, L> {
 
     /// Makes it unreadable until the next message, or room: at once if that is there now.
     pub fn clear(&self) {
-        self.bell.silence();
+        if !mutant("readiness-arms-before-it-silences") {
+            self.bell.silence();
+        }
         let mut after = After::new();
         match self.queue.lock() {
             Ok(mut state) => {
                 state.armed |= 1 << self.which;
-                state.ring(&self.queue.config, &mut after);
+                if !mutant("readiness-arms-without-a-look") {
+                    state.ring(&self.queue.config, &mut after);
+                }
             }
             // Whoever looks is told why.
             Err(_) => self.bell.ring(),
         }
         after.run();
+        if mutant("readiness-arms-before-it-silences") {
+            self.bell.silence();
+        }
     }
 }
 

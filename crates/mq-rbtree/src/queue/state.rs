@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 use percpu::Forked;
-use percpu::sync::{Arc, Generation};
+use percpu::sync::{Arc, Generation, mutant};
 
 use super::after::{After, Notification};
 use super::config::Config;
@@ -108,7 +108,8 @@ impl<T, L: Levels> State<T, L> {
             None => self.take_from_sender(config, preload, after)?,
         };
         self.counters.received += 1;
-        if !self.senders.is_empty() || self.armed != 0 {
+        let waiting = !self.senders.is_empty() || self.armed != 0;
+        if waiting && !mutant("take-settles-nothing") {
             self.settle(config, preload, after);
         }
         Some(message)
@@ -195,6 +196,14 @@ impl<T, L: Levels> State<T, L> {
     ) -> Result<(), NotPut<T, L::Priority>> {
         if self.core.is_empty() {
             if let Some(thread) = self.first_receiver().filter(|&node| !is_task(node)) {
+                if mutant("hand-over-also-pushes") {
+                    // SAFETY: none; that is the bug.
+                    let copy = unsafe { std::ptr::read(&raw const message) };
+                    drop(self.push(config, copy, preload));
+                }
+                if mutant("hand-over-also-notifies") {
+                    after.set_notification(self.notification.take());
+                }
                 self.counters.sent += 1;
                 self.counters.received += 1;
                 self.hand_over(thread, message, after);
@@ -269,7 +278,7 @@ impl<T, L: Levels> State<T, L> {
         if is_task(node) {
             // SAFETY: the first of this list, so it lives.
             unsafe { self.receivers.remove(node) };
-            self.receive_permits += 1;
+            self.receive_permits += usize::from(!mutant("receive-permit-is-not-counted"));
             after.wake(permit(node));
         } else if let Some(message) = self.core.pop_with(preload) {
             self.counters.received += 1;
@@ -291,8 +300,10 @@ impl<T, L: Levels> State<T, L> {
         if is_task(node) {
             // SAFETY: on this list.
             unsafe { self.senders.remove(node) };
-            self.send_permits += 1;
-            self.send_permit_bytes += wanted.map_or(0, |wanted| u64::from(wanted.bytes));
+            if !mutant("send-permit-is-not-counted") {
+                self.send_permits += 1;
+                self.send_permit_bytes += wanted.map_or(0, |wanted| u64::from(wanted.bytes));
+            }
             after.wake(permit(node));
             return;
         }
@@ -367,11 +378,17 @@ impl<T, L: Levels> State<T, L> {
 
     /// Uses up a permit to receive, or gives it back.
     pub(crate) fn end_receive_permit(&mut self) {
+        if mutant("receive-permit-is-not-counted") || mutant("receive-permit-is-never-used-up") {
+            return;
+        }
         self.receive_permits -= 1;
     }
 
     /// Uses up a permit to send, or gives it back.
     pub(crate) fn end_send_permit(&mut self, bytes: u32) {
+        if mutant("send-permit-is-not-counted") || mutant("send-permit-is-never-used-up") {
+            return;
+        }
         self.send_permits -= 1;
         self.send_permit_bytes -= u64::from(bytes);
     }

@@ -15,6 +15,7 @@ use std::fmt;
 
 use percpu::AllocError;
 use percpu::cache::{self, NodeCache, NodeHint};
+use percpu::sync::mutant;
 
 use super::node::{Link, Node, NodePtr};
 use crate::alloc::try_box;
@@ -89,7 +90,7 @@ impl<K> Kept<K> {
     /// Keeps what was made for nothing, if there is room.
     #[inline]
     pub(super) fn keep(&mut self, preload: &mut Preload<K>) {
-        while self.len() < self.bound {
+        while self.len() < self.bound || mutant("kept-keeps-without-a-second-look") {
             let Some(node) = preload.made.take() else { return };
             self.push(node);
         }

@@ -1,0 +1,144 @@
+//! The end of a queue: closed, or left by the last of its senders or receivers.
+
+use mq_rbtree::{Bitmap, Queue, ReceiveError, SendRefused};
+use percpu::sync::{Arc, thread};
+
+use super::payload::{Bell, Payload, block_on, finish, received, run, run_but, sent, unseen, with};
+
+/// A planted bug, and the model that must fail for it.
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("close-dismisses-one", "closing::a_close_meets_two_who_wait_to_receive"),
+    ("close-dismisses-one", "closing::a_close_meets_two_who_wait_to_send"),
+    ("after-does-not-come-again", "closing::a_close_wakes_more_than_one_section_takes"),
+    ("handles-are-counted-in-two-steps", "closing::the_last_sender_closes"),
+    ("receiver-drains-before-it-closes", "closing::the_last_receiver_leaves_nothing"),
+];
+
+/// The message is received, or given back, or still there.
+#[test]
+fn a_close_meets_a_send_and_a_receive() {
+    run(|| {
+        let queue = with::<Bitmap>(1, 0);
+        let sender = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || sent(queue.send(Payload::new(1), 0), SendRefused::Closed)
+        });
+        let receiver = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || received(queue.receive(), ReceiveError::Closed)
+        });
+        assert_eq!(queue.close(), Ok(true));
+        queue.validate();
+        let (went, got) = (sender.join().unwrap(), receiver.join().unwrap());
+        assert_eq!(went, got + finish(&queue));
+        assert_eq!(queue.close(), Ok(false));
+        assert_eq!(received(queue.receive(), ReceiveError::Closed), 0);
+    });
+}
+
+/// A thread, and a task behind it.
+#[test]
+fn a_close_meets_two_who_wait_to_receive() {
+    run(|| {
+        let queue = with::<Bitmap>(1, 0);
+        let waits = [false, true].map(|by_task| {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || {
+                let got = if by_task { block_on(queue.receive_async()) } else { queue.receive() };
+                received(got, ReceiveError::Closed)
+            })
+        });
+        assert_eq!(queue.close(), Ok(true));
+        assert_eq!(waits.map(|wait| wait.join().unwrap()), [0, 0]);
+        assert_eq!(finish(&queue), 0);
+    });
+}
+
+/// What is in the queue stays there.
+#[test]
+fn a_close_meets_two_who_wait_to_send() {
+    run(|| {
+        let queue = with::<Bitmap>(1, 1);
+        let waits = [1, 2].map(|id| {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || {
+                let message = Payload::new(id);
+                let result = match id {
+                    1 => queue.send(message, 0),
+                    _ => block_on(queue.send_async(message, 0)),
+                };
+                sent(result, SendRefused::Closed)
+            })
+        });
+        assert_eq!(queue.close(), Ok(true));
+        assert_eq!(waits.map(|wait| wait.join().unwrap()), [0, 0]);
+        assert_eq!(finish(&queue), 1);
+    });
+}
+
+/// Five tasks wait; one of them is given up, and one more may get a message.
+#[test]
+fn a_close_wakes_more_than_one_section_takes() {
+    run(|| {
+        let queue = with::<Bitmap>(1, 0);
+        let bells = [(); 6].map(|()| Bell::new());
+        let mut tasks = [(); 6].map(|()| Box::pin(queue.receive_async()));
+        for (bell, task) in bells.iter().zip(&mut tasks) {
+            assert!(bell.poll(task.as_mut()).is_pending());
+        }
+        let sender = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || sent(queue.try_send(Payload::new(1), 0), SendRefused::Closed)
+        });
+        assert_eq!(queue.close(), Ok(true));
+        let went = sender.join().unwrap();
+        assert!(bells.iter().all(|bell| bell.rings() == 1));
+        let mut got = 0;
+        for (bell, task) in bells.iter().zip(&mut tasks) {
+            match bell.poll(task.as_mut()) {
+                std::task::Poll::Ready(result) => got += received(result, ReceiveError::Closed),
+                std::task::Poll::Pending => panic!("it waits on a closed queue"),
+            }
+        }
+        drop(tasks);
+        assert_eq!((got, finish(&queue)), (went, 0));
+    });
+}
+
+/// Which of the two that is, nobody knows before.
+#[test]
+fn the_last_sender_closes() {
+    run(|| {
+        let (sender, receiver) = Queue::<Payload>::builder(1).channel().unwrap();
+        let other = thread::spawn({
+            let sender = sender.clone();
+            move || sender.send(Payload::new(1), 0).unwrap()
+        });
+        drop(sender);
+        assert_eq!(received(receiver.receive(), ReceiveError::Closed), 1);
+        assert_eq!(received(receiver.receive(), ReceiveError::Closed), 0);
+        other.join().unwrap();
+    });
+}
+
+/// A message that comes as they leave is given back, or dropped with what was there; a sender that
+/// waits has its message back.
+#[test]
+fn the_last_receiver_leaves_nothing() {
+    run_but(2, || {
+        let (sender, receiver) = Queue::<Payload>::builder(1).channel().unwrap();
+        let other = thread::spawn({
+            let receiver = receiver.clone();
+            move || drop(receiver)
+        });
+        let sends = thread::spawn(move || {
+            let went = sent(sender.send(Payload::new(1), 0), SendRefused::Closed);
+            (sender, went)
+        });
+        drop(receiver);
+        other.join().unwrap();
+        let (sender, went) = sends.join().unwrap();
+        assert_eq!((sender.is_closed(), sender.is_empty()), (Ok(true), Ok(true)));
+        assert_eq!(unseen() as u64, went);
+    });
+}

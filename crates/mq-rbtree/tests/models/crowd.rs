@@ -1,0 +1,153 @@
+//! Senders and receivers of every kind at once, and a close: too much for loom, which runs the parts
+//! of it that [`threads`](super::threads), [`tasks`](super::tasks) and
+//! [`closing`](super::closing) are.
+//!
+//! What each thread does is fixed; which of it meets what is up to the schedule.
+
+#[cfg(offlock_shuttle)]
+mod random {
+    use std::pin::pin;
+    use std::task::Poll;
+
+    use mq_rbtree::{Bitmap, RbTree, ReceiveError, SendError, SendRefused};
+    use percpu::sync::{Arc, thread};
+
+    use crate::models::payload::{
+        Bell, Kind, Payload, Shared, block_on, finish, run_but, soon, unseen, with,
+    };
+
+    const SENDERS: u64 = 3;
+    const EACH: u64 = 6;
+    const RECEIVERS: u64 = 3;
+
+    /// A message's number: its sender, and its place among those.
+    fn id(sender: u64, nth: u64) -> u64 {
+        sender * 100 + nth
+    }
+
+    fn priority(nth: u64) -> u32 {
+        (nth % 2) as u32
+    }
+
+    /// Sends all; returns how many were sent, how many went with a future that was dropped, and whether
+    /// it was told that the queue is closed.
+    fn send_all<L: Kind>(queue: &Shared<L>, sender: u64) -> (u64, u64, bool) {
+        let (mut went, mut cancelled) = (0, 0);
+        for nth in 0..EACH {
+            let (message, priority) = (Payload::new(id(sender, nth)), priority(nth));
+            let result = match (sender + nth) % 4 {
+                0 => queue.send(message, priority),
+                1 => queue.send_with(message, priority, soon().urgency(nth as u8)),
+                2 => block_on(queue.send_async(message, priority).urgency(1)),
+                _ => {
+                    let mut task = pin!(queue.send_async(message, priority));
+                    match Bell::new().poll(task.as_mut()) {
+                        Poll::Ready(result) => result,
+                        Poll::Pending => {
+                            thread::yield_now();
+                            cancelled += 1; // dropped, with its message
+                            continue;
+                        }
+                    }
+                }
+            };
+            match result {
+                Ok(()) => went += 1,
+                Err(SendError { value, reason }) => {
+                    assert_eq!(value.seen(), id(sender, nth));
+                    match reason {
+                        SendRefused::Timeout => {}
+                        SendRefused::Closed => return (went, cancelled, true),
+                        other => panic!("{other}"),
+                    }
+                }
+            }
+        }
+        (went, cancelled, false)
+    }
+
+    /// Receives until the queue is closed and empty; how many it got. Those of one sender and priority
+    /// come in the order in which they were sent.
+    fn receive_all<L: Kind>(queue: &Shared<L>, receiver: u64) -> u64 {
+        let mut last = [[None; 2]; SENDERS as usize];
+        let mut got = 0;
+        for nth in receiver.. {
+            let result = match nth % 4 {
+                0 => queue.receive(),
+                1 => queue.receive_with(soon().urgency(nth as u8 % 3)),
+                2 => block_on(queue.receive_async()),
+                _ => {
+                    let mut task = pin!(queue.receive_async());
+                    match Bell::new().poll(task.as_mut()) {
+                        Poll::Ready(result) => result,
+                        Poll::Pending => {
+                            thread::yield_now();
+                            continue; // dropped
+                        }
+                    }
+                }
+            };
+            match result {
+                Ok((message, priority)) => {
+                    let id = message.seen();
+                    let last = &mut last[(id / 100) as usize][priority as usize];
+                    assert!(*last < Some(id), "{id} behind {last:?}");
+                    *last = Some(id);
+                    got += 1;
+                }
+                Err(ReceiveError::Timeout) => {}
+                Err(ReceiveError::Closed) => return got,
+                Err(other) => panic!("{other}"),
+            }
+        }
+        unreachable!()
+    }
+
+    /// Conservation: what was sent is received or still there, and the rest is given back, or was
+    /// dropped with its future.
+    fn crowd<L: Kind>(closes_early: bool) {
+        run_but((SENDERS * EACH) as usize, move || {
+            let queue = with::<L>(2, 0);
+            let senders: Vec<_> = (0..SENDERS)
+                .map(|sender| {
+                    let queue = Arc::clone(&queue);
+                    thread::spawn(move || send_all(&queue, sender))
+                })
+                .collect();
+            let receivers: Vec<_> = (0..RECEIVERS)
+                .map(|receiver| {
+                    let queue = Arc::clone(&queue);
+                    thread::spawn(move || receive_all(&queue, receiver))
+                })
+                .collect();
+            if closes_early {
+                while queue.stats().unwrap().sent < EACH {
+                    thread::yield_now();
+                }
+                queue.close().unwrap();
+            }
+            let (mut went, mut cancelled) = (0, 0);
+            for sender in senders {
+                let (sent, dropped, closed) = sender.join().unwrap();
+                assert!(closes_early || !closed);
+                went += sent;
+                cancelled += dropped;
+            }
+            queue.validate();
+            queue.close().unwrap();
+            let got: u64 = receivers.into_iter().map(|receiver| receiver.join().unwrap()).sum();
+            assert_eq!((went, finish(&queue)), (got, 0));
+            assert_eq!(unseen() as u64, cancelled);
+        });
+    }
+
+    #[test]
+    fn inv09_a_crowd_neither_loses_nor_doubles_a_message() {
+        crowd::<RbTree<u32>>(false);
+    }
+
+    #[test]
+    fn inv09_a_crowd_is_closed_upon() {
+        crowd::<Bitmap>(true);
+    }
+}

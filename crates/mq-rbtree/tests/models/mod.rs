@@ -1,0 +1,15 @@
+//! Models of the queue, run by loom in every interleaving and by shuttle in random ones. The slab's
+//! first chunk has two places, nobody spins, and a wait that has a deadline may reach it at any
+//! moment.
+//!
+//! A planted bug is named by `mutant("...")`, in a model or in the crate; [`mutants`] demands that
+//! each is caught.
+
+mod closing;
+mod crowd;
+mod memory;
+mod mutants;
+mod notify;
+mod payload;
+mod tasks;
+mod threads;

@@ -1,0 +1,33 @@
+//! Every planted bug must fail the model that is about it.
+
+use percpu::sync::planted::Planted;
+
+use super::{closing, memory, notify, tasks, threads};
+
+const PLANTED: Planted = Planted {
+    mutants: &[
+        closing::MUTANTS,
+        memory::MUTANTS,
+        notify::MUTANTS,
+        tasks::MUTANTS,
+        threads::MUTANTS,
+    ],
+    loom_only: &[threads::LOOM_ONLY],
+    root: env!("CARGO_MANIFEST_DIR"),
+    dirs: &["src", "src/core", "src/core/rbtree", "src/queue", "tests/models"],
+};
+
+#[test]
+fn planted_mutants_are_caught() {
+    PLANTED.assert_caught();
+}
+
+#[test]
+fn a_mutant_that_does_not_exist_changes_nothing() {
+    PLANTED.assert_control_passes();
+}
+
+#[test]
+fn every_planted_mutant_has_a_model() {
+    PLANTED.assert_listed();
+}

@@ -1,0 +1,107 @@
+//! Who is told that the queue has a message: a notification, once, and a descriptor for event loops.
+
+use std::os::fd::AsRawFd;
+
+use mq_rbtree::{Bitmap, Interest, Queue, Readiness, ReceiveError};
+use percpu::sync::{Arc, thread};
+
+use super::payload::{Bell, Payload, Shared, finish, received, run, soon, with};
+
+/// A planted bug, and the model that must fail for it.
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("hand-over-also-notifies", "notify::inv12_who_begins_to_wait_takes_it_or_it_is_told"),
+    ("readiness-arms-before-it-silences", "notify::inv14_a_message_is_told_or_found"),
+    ("readiness-arms-without-a-look", "notify::inv14_a_message_is_told_or_found"),
+    ("take-settles-nothing", "notify::inv14_room_is_told_or_found"),
+];
+
+/// Once, whoever sends.
+#[test]
+fn inv12_one_of_two_senders_notifies() {
+    run(|| {
+        let queue = with::<Bitmap>(2, 0);
+        let bell = Bell::new();
+        let waker = bell.waker();
+        queue.notify(move || waker.wake()).unwrap();
+        let sender = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || queue.send(Payload::new(1), 0).unwrap()
+        });
+        queue.send(Payload::new(2), 0).unwrap();
+        sender.join().unwrap();
+        assert_eq!((bell.rings(), queue.cancel_notify()), (1, false));
+        assert_eq!(finish(&queue), 2);
+    });
+}
+
+/// A receiver that gives up may have been there, or not; what is left was told.
+#[test]
+fn inv12_who_begins_to_wait_takes_it_or_it_is_told() {
+    run(|| {
+        let queue = with::<Bitmap>(1, 0);
+        let bell = Bell::new();
+        let waker = bell.waker();
+        queue.notify(move || waker.wake()).unwrap();
+        let receiver = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || received(queue.receive_with(soon()), ReceiveError::Timeout)
+        });
+        queue.send(Payload::new(1), 0).unwrap();
+        let got = receiver.join().unwrap();
+        let handed = queue.stats().unwrap().handed_over;
+        assert_eq!(bell.rings() as u64, 1 - handed);
+        assert_eq!(queue.cancel_notify(), handed == 1);
+        assert_eq!(finish(&queue), 1 - got);
+    });
+}
+
+type Ready = Readiness<Shared<Bitmap>, Payload, Bitmap>;
+
+/// Whether an event loop would call.
+fn is_readable(ready: &Ready) -> bool {
+    let mut poll = libc::pollfd { fd: ready.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one descriptor, which lives; it does not wait.
+    unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
+}
+
+/// An event loop that clears it and takes a message or none: behind that, what is left was told.
+#[test]
+fn inv14_a_message_is_told_or_found() {
+    run(|| {
+        let queue = with::<Bitmap>(2, 0);
+        let ready = Readiness::new(Arc::clone(&queue), Interest::Readable).unwrap();
+        let sender = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || (0..2).for_each(|id| queue.send(Payload::new(id), 0).unwrap())
+        });
+        ready.clear();
+        let got = received(queue.try_receive(), ReceiveError::Empty);
+        ready.clear();
+        sender.join().unwrap();
+        assert_eq!(queue.is_empty(), Ok(false));
+        assert!(is_readable(&ready), "nobody would look");
+        drop(ready);
+        assert_eq!(finish(&queue), 2 - got);
+    });
+}
+
+/// The same for room.
+#[test]
+fn inv14_room_is_told_or_found() {
+    run(|| {
+        let queue = with::<Bitmap>(1, 1);
+        let ready: Ready = Readiness::new(Arc::clone(&queue), Interest::Writable).unwrap();
+        let receiver = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || received(queue.try_receive(), ReceiveError::Empty)
+        });
+        ready.clear();
+        let full = |queue: &Queue<Payload>| queue.len() == Ok(1);
+        let seen_full = full(&queue);
+        assert_eq!(receiver.join().unwrap(), 1);
+        assert!(!full(&queue));
+        assert!(!seen_full || is_readable(&ready), "nobody would look");
+        drop(ready);
+        assert_eq!(finish(&queue), 0);
+    });
+}

@@ -1,0 +1,220 @@
+//! Threads that wait for each other, with and without a deadline.
+
+use mq_rbtree::{Bitmap, ReceiveError, SendRefused};
+use percpu::sync::{Arc, thread};
+
+use super::payload::{Bell, Payload, finish, look, measured, received, run, sent, soon, with};
+
+/// A planted bug, and the model that must fail for it.
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("waiter-ends-relaxed", "threads::inv08_a_message_is_handed_over_once"),
+    ("waiter-looks-relaxed", "threads::inv08_a_message_is_handed_over_once"),
+    ("waiter-is-used-after-its-end", "threads::inv08_a_message_is_handed_over_once"),
+    ("waiter-is-used-after-its-end", "threads::inv08_a_message_is_taken_over_once"),
+    ("waiter-is-woken-before-it-ends", "threads::inv08_a_message_is_handed_over_once"),
+    ("parker-sleeps-without-a-look", "threads::inv08_a_message_is_handed_over_once"),
+    ("hand-over-also-pushes", "threads::inv08_a_message_is_handed_over_once"),
+    ("hand-over-also-notifies", "threads::inv08_a_message_is_handed_over_once"),
+    ("receive-waits-after-an-unlock", "threads::inv07_a_receiver_waits_only_beside_nothing"),
+    ("send-waits-after-an-unlock", "threads::inv07_a_sender_waits_only_beside_a_full_queue"),
+    ("take-settles-nothing", "threads::inv07_a_sender_waits_only_beside_a_full_queue"),
+    ("receive-times-out-whatever-it-got", "threads::inv09_a_message_beats_the_deadline"),
+    ("send-times-out-without-settling", "threads::inv09_who_gives_up_lets_others_go_on"),
+];
+
+/// Of these, what only loom can see.
+pub(super) const LOOM_ONLY: &[&str] =
+    &["waiter-ends-relaxed", "waiter-looks-relaxed", "waiter-is-used-after-its-end"];
+
+/// To the one who waits, past the levels and without a notification; or into the queue.
+#[test]
+fn inv08_a_message_is_handed_over_once() {
+    run(|| {
+        let queue = with::<Bitmap>(1, 0);
+        let bell = Bell::new();
+        let waker = bell.waker();
+        queue.notify(move || waker.wake()).unwrap();
+        let receiver = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || queue.receive().map(|(message, priority)| (message.seen(), priority))
+        });
+        queue.send(Payload::new(5), 3).unwrap();
+        assert_eq!(receiver.join().unwrap(), Ok((5, 3)));
+        assert_eq!(finish(&queue), 0);
+        let stats = queue.stats().unwrap();
+        let levels = stats.levels.from_cache + stats.levels.from_preload + stats.levels.fallback;
+        let pushed = 1 - stats.handed_over;
+        assert_eq!((levels, bell.rings() as u64, stats.sent), (pushed, pushed, 1));
+        assert_eq!(queue.cancel_notify(), pushed == 0);
+    });
+}
+
+/// From the one who waits for room, in its turn.
+#[test]
+fn inv08_a_message_is_taken_over_once() {
+    run(|| {
+        let queue = with::<Bitmap>(1, 1);
+        let sender = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || queue.send(Payload::new(1), 0).unwrap()
+        });
+        for id in 0..2 {
+            assert_eq!(queue.receive().unwrap().0.seen(), id);
+        }
+        sender.join().unwrap();
+        assert_eq!(finish(&queue), 0);
+        let stats = queue.stats().unwrap();
+        assert_eq!((stats.sent, stats.peak), (2, 1));
+        assert!(stats.taken_over + stats.handed_over <= 1);
+    });
+}
+
+/// Two wait, and two messages come: each gets one.
+#[test]
+fn inv08_two_receivers_get_a_message_each() {
+    run(|| {
+        let queue = with::<Bitmap>(2, 0);
+        let receivers = [(); 2].map(|()| {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || queue.receive().unwrap().0.seen())
+        });
+        for id in 1..3 {
+            queue.try_send(Payload::new(id), 0).unwrap();
+        }
+        let got: u64 = receivers.map(|receiver| receiver.join().unwrap()).iter().sum();
+        assert_eq!((got, finish(&queue)), (3, 0));
+    });
+}
+
+/// Somebody looks at any moment.
+#[test]
+fn inv07_a_receiver_waits_only_beside_nothing() {
+    run(|| {
+        let queue = with::<Bitmap>(1, 0);
+        let receiver = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || received(queue.receive(), ReceiveError::Closed)
+        });
+        look(&queue);
+        queue.send(Payload::new(1), 0).unwrap();
+        look(&queue);
+        assert_eq!(receiver.join().unwrap(), 1);
+        assert_eq!(finish(&queue), 0);
+    });
+}
+
+#[test]
+fn inv07_a_sender_waits_only_beside_a_full_queue() {
+    run(|| {
+        let queue = with::<Bitmap>(1, 1);
+        let sender = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || sent(queue.send(Payload::new(1), 0), SendRefused::Closed)
+        });
+        look(&queue);
+        assert_eq!(queue.try_receive().unwrap().0.seen(), 0);
+        look(&queue);
+        assert_eq!(sender.join().unwrap(), 1);
+        assert_eq!(finish(&queue), 1);
+    });
+}
+
+/// Room for one: each of the two waits for the other in turn.
+#[test]
+fn inv07_never_both_wait() {
+    run(|| {
+        let queue = with::<Bitmap>(1, 0);
+        let sender = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || (0..2).for_each(|id| queue.send(Payload::new(id), 0).unwrap())
+        });
+        for id in 0..2 {
+            assert_eq!(queue.receive().unwrap().0.seen(), id);
+            look(&queue);
+        }
+        sender.join().unwrap();
+        assert_eq!(finish(&queue), 0);
+    });
+}
+
+/// The receiver has it, or has timed out and it is there for others.
+#[test]
+fn inv09_a_message_beats_the_deadline() {
+    run(|| {
+        let queue = with::<Bitmap>(1, 0);
+        let receiver = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || received(queue.receive_with(soon()), ReceiveError::Timeout)
+        });
+        queue.send(Payload::new(1), 0).unwrap();
+        let got = receiver.join().unwrap();
+        let stats = queue.stats().unwrap();
+        assert_eq!(stats.timeouts, 1 - got);
+        assert!(stats.handed_over <= got);
+        assert_eq!(finish(&queue), 1 - got);
+    });
+}
+
+/// The sender has it back, or it was sent.
+#[test]
+fn inv09_room_beats_the_deadline() {
+    run(|| {
+        let queue = with::<Bitmap>(1, 1);
+        let sender = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || sent(queue.send_with(Payload::new(1), 0, soon()), SendRefused::Timeout)
+        });
+        assert_eq!(queue.receive().unwrap().0.seen(), 0);
+        let went = sender.join().unwrap();
+        let stats = queue.stats().unwrap();
+        assert_eq!(stats.timeouts, 1 - went);
+        assert!(stats.taken_over <= went);
+        assert_eq!(finish(&queue), went);
+    });
+}
+
+/// One gives up while the other's message comes: it is handed to who waits still.
+#[test]
+fn inv09_a_message_finds_who_waits_still() {
+    run(|| {
+        let queue = with::<Bitmap>(1, 0);
+        let gives_up = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || received(queue.receive_with(soon().urgency(1)), ReceiveError::Timeout)
+        });
+        let waits = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || received(queue.receive(), ReceiveError::Closed)
+        });
+        queue.send(Payload::new(1), 0).unwrap();
+        if gives_up.join().unwrap() == 1 {
+            queue.send(Payload::new(2), 0).unwrap();
+        }
+        assert_eq!(waits.join().unwrap(), 1);
+        assert_eq!(finish(&queue), 0);
+    });
+}
+
+/// A message of two bytes waits for room, and one of one byte behind it; there is room for the second
+/// alone.
+#[test]
+fn inv09_who_gives_up_lets_others_go_on() {
+    run(|| {
+        let queue = measured(2);
+        (0..2).for_each(|_| queue.try_send(Payload::new(1), 0).unwrap());
+        let gives_up = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || sent(queue.send_with(Payload::new(2), 0, soon()), SendRefused::Timeout)
+        });
+        let bell = Bell::new();
+        let mut waits = Box::pin(queue.send_async(Payload::new(1), 0));
+        assert!(bell.poll(waits.as_mut()).is_pending());
+        assert_eq!(queue.try_receive().unwrap().0.seen(), 1);
+        assert_eq!(gives_up.join().unwrap(), 0);
+        assert_eq!(bell.rings(), 1, "there is room for it");
+        queue.validate();
+        assert!(bell.poll(waits.as_mut()).is_ready());
+        drop(waits);
+        assert_eq!(finish(&queue), 2);
+    });
+}
