@@ -5,6 +5,8 @@
 #[path = "common/flag.rs"]
 mod flag;
 mod queue_ops;
+#[path = "common/short.rs"]
+mod short;
 
 use std::cmp::Reverse;
 
@@ -57,6 +59,10 @@ fn mixed() -> impl Strategy<Value = Step> {
             .prop_map(|(which, other_waker)| Step::PollSend { which, other_waker }),
         3 => any::<u8>().prop_map(|which| Step::DropReceive { which }),
         3 => any::<u8>().prop_map(|which| Step::DropSend { which }),
+        2 => any::<[u8; 3]>()
+            .prop_map(|[priority, bytes, refused]| Step::SendShort { priority, bytes, refused }),
+        2 => any::<[u8; 2]>()
+            .prop_map(|[which, refused]| Step::PollSendShort { which, refused }),
         3 => Just(Step::Notify),
         1 => Just(Step::CancelNotify),
         1 => Just(Step::Drain),

@@ -30,6 +30,11 @@ pub(crate) struct Party<'a, L> {
 /// Futures that one thread has at a time, of each kind.
 const FUTURES: usize = 3;
 
+/// A receive that waits.
+type Waiting<'q, L> = Pin<Box<Receive<'q, Canary, L>>>;
+/// A send that waits, and the number of its message.
+type Numbered<'q, L> = (Pin<Box<Send<'q, Canary, L>>>, u64);
+
 impl<L: Keyed> Party<'_, L> {
     fn message(&mut self, sender: usize) -> (Canary, L::Priority, u64) {
         let priority = self.dice.roll(PRIORITIES);
@@ -110,7 +115,7 @@ impl<L: Keyed> Party<'_, L> {
                     batch.push_back((message, key));
                 }
                 let said = queue.send_batch(&mut batch, wait);
-                let sent = said.map_or_else(|refused| refused.sent, |sent| sent);
+                let sent = said.unwrap_or_else(|refused| refused.sent);
                 assert_eq!((sent + batch.len(), said.is_ok()), (count, batch.is_empty()));
                 numbers.drain(..sent).for_each(|bits| self.ledger.accepted.add(bits));
                 assert!(batch.iter().map(|(message, _)| message.read()).eq(numbers));
@@ -195,8 +200,8 @@ impl<L: Keyed> Party<'_, L> {
     ) {
         let waker = unparker();
         let mut cx = Context::from_waker(&waker);
-        let mut sends: [Option<(Pin<Box<Send<'_, Canary, L>>>, u64)>; FUTURES] = Default::default();
-        let mut receives: [Option<Pin<Box<Receive<'_, Canary, L>>>>; FUTURES] = Default::default();
+        let mut sends: [Option<Numbered<'_, L>>; FUTURES] = Default::default();
+        let mut receives: [Option<Waiting<'_, L>>; FUTURES] = Default::default();
         let mut open = true;
         while open && !no_more_sends.load(Relaxed) && !no_more_receives.load(Relaxed) {
             let (at, wait) = (self.dice.roll(FUTURES), self.short_wait());

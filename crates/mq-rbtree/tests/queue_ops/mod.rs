@@ -22,6 +22,7 @@ use mq_rbtree::{
 };
 
 use crate::flag::Flag;
+use crate::short::refused;
 use model::{Model, Stored};
 
 /// Levels, and what stands for a number among their priorities: in the same order.
@@ -95,18 +96,58 @@ const EDGES: [u32; 14] =
 /// What is done next; the numbers are taken modulo what there is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
-    Send { priority: u8, bytes: u8, late: bool },
-    Receive { late: bool },
-    SendBatch { count: u8, priority: u8, bytes: u8 },
-    ReceiveBatch { most: u8 },
-    DrainFilter { modulus: u8 },
+    Send {
+        priority: u8,
+        bytes: u8,
+        late: bool,
+    },
+    /// The first allocations are refused.
+    SendShort {
+        priority: u8,
+        bytes: u8,
+        refused: u8,
+    },
+    Receive {
+        late: bool,
+    },
+    SendBatch {
+        count: u8,
+        priority: u8,
+        bytes: u8,
+    },
+    ReceiveBatch {
+        most: u8,
+    },
+    DrainFilter {
+        modulus: u8,
+    },
     Drain,
-    WaitToReceive { urgency: u8 },
-    WaitToSend { priority: u8, bytes: u8, urgency: u8 },
-    PollReceive { which: u8, other_waker: bool },
-    PollSend { which: u8, other_waker: bool },
-    DropReceive { which: u8 },
-    DropSend { which: u8 },
+    WaitToReceive {
+        urgency: u8,
+    },
+    WaitToSend {
+        priority: u8,
+        bytes: u8,
+        urgency: u8,
+    },
+    PollReceive {
+        which: u8,
+        other_waker: bool,
+    },
+    PollSend {
+        which: u8,
+        other_waker: bool,
+    },
+    PollSendShort {
+        which: u8,
+        refused: u8,
+    },
+    DropReceive {
+        which: u8,
+    },
+    DropSend {
+        which: u8,
+    },
     Notify,
     CancelNotify,
     Close,
@@ -202,6 +243,13 @@ struct Runner<'q, L: Keyed> {
     fired: Arc<AtomicUsize>,
 }
 
+/// Whether memory was short. Then what was to be made before the lock was refused, and that under it.
+fn is_short(error: Option<&SendError<Parcel>>, refused: usize) -> bool {
+    let short = error.is_some_and(|error| error.reason == SendRefused::NoMemory);
+    assert!(!short || refused >= 2, "one refusal before the lock is made up for under it");
+    short
+}
+
 fn pick(which: u8, of: usize) -> Option<usize> {
     (of > 0).then(|| usize::from(which) % of)
 }
@@ -232,6 +280,19 @@ impl<L: Keyed> Runner<'_, L> {
                     other => other,
                 };
                 Self::sent(queue.send_with(parcel, key, past(late)), expected, stored.id);
+            }
+            Step::SendShort { priority, bytes, refused: count } => {
+                let (parcel, key) = (self.parcel(model, bytes), Self::key(priority));
+                let stored = Stored { id: parcel.id, bytes: parcel.bytes };
+                let most = usize::from(count % 6);
+                let (result, refused) = refused(most, || queue.try_send(parcel, key));
+                let expected = if is_short(result.as_ref().err(), refused) {
+                    assert_eq!(model.accepts(key, stored), Ok(()));
+                    Err(SendRefused::NoMemory)
+                } else {
+                    model.put(key, stored)
+                };
+                Self::sent(result, expected, stored.id);
             }
             Step::Receive { late } => {
                 let expected = model.take();
@@ -333,6 +394,11 @@ impl<L: Keyed> Runner<'_, L> {
                     self.poll_send(model, which, other_waker);
                 }
             }
+            Step::PollSendShort { which, refused } => {
+                if let Some(which) = pick(which, self.sends.len()) {
+                    self.poll_send_short(model, which, usize::from(refused % 6));
+                }
+            }
             Step::DropReceive { which } => {
                 if let Some(which) = pick(which, self.receives.len()) {
                     let gone = self.receives.swap_remove(which);
@@ -397,10 +463,31 @@ impl<L: Keyed> Runner<'_, L> {
     }
 
     fn poll_send(&mut self, model: &mut Model<L>, which: usize, other_waker: bool) {
-        let waiting = &mut self.sends[which];
-        let id = waiting.id;
+        let polled = self.sends[which].poll(other_waker);
+        self.polled_send(model, which, polled);
+    }
+
+    fn poll_send_short(&mut self, model: &mut Model<L>, which: usize, most: usize) {
+        let (polled, refused) = refused(most, || self.sends[which].poll(false));
+        match polled {
+            Poll::Ready(Err(error)) if is_short(Some(&error), refused) => {
+                let waiting = self.sends.swap_remove(which);
+                assert_eq!(error.value.id, waiting.id, "the message comes back");
+                model.poll_send_short(waiting.id);
+            }
+            polled => self.polled_send(model, which, polled),
+        }
+    }
+
+    fn polled_send(
+        &mut self,
+        model: &mut Model<L>,
+        which: usize,
+        polled: Poll<Result<(), SendError<Parcel>>>,
+    ) {
+        let id = self.sends[which].id;
         let expected = model.poll_send(id);
-        match waiting.poll(other_waker) {
+        match polled {
             Poll::Pending => assert_eq!(expected, Err(SendRefused::Full)),
             Poll::Ready(result) => {
                 Self::sent(result, expected, id);

@@ -107,7 +107,8 @@ impl<L: Keyed> Model<L> {
         len < self.limits.messages && bytes + u64::from(stored.bytes) <= self.limits.bytes
     }
 
-    pub(crate) fn put(&mut self, key: L::Priority, stored: Stored) -> Result<(), SendRefused> {
+    /// Whether a message is refused now, for want of anything but memory.
+    pub(crate) fn accepts(&self, key: L::Priority, stored: Stored) -> Result<(), SendRefused> {
         if !L::is_key(key) {
             return Err(SendRefused::BadPriority);
         }
@@ -118,10 +119,16 @@ impl<L: Keyed> Model<L> {
         if self.closed {
             return Err(SendRefused::Closed);
         }
-        let (len, bytes) = (self.len(), self.bytes());
-        if !self.fits(len, bytes, stored) || len >= self.open_to(key) {
+        let len = self.len();
+        if !self.fits(len, self.bytes(), stored) || len >= self.open_to(key) {
             return Err(SendRefused::Full);
         }
+        Ok(())
+    }
+
+    pub(crate) fn put(&mut self, key: L::Priority, stored: Stored) -> Result<(), SendRefused> {
+        self.accepts(key, stored)?;
+        let len = self.len();
         let waits = self.receivers.iter().any(|waiter| !waiter.permit);
         if len == 0 && !waits && std::mem::take(&mut self.registered) {
             self.fired += 1;
@@ -223,6 +230,14 @@ impl<L: Keyed> Model<L> {
             self.settle();
         }
         put
+    }
+
+    /// Polled, and refused for want of memory though there was room: as if it were dropped.
+    pub(crate) fn poll_send_short(&mut self, id: u64) {
+        let at = self.senders.iter().position(|waiter| waiter.stored.id == id).unwrap();
+        let waiter = self.senders.swap_remove(at);
+        assert_eq!(self.accepts(waiter.key, waiter.stored), Ok(()));
+        self.settle();
     }
 
     /// Has those told who have something to look for.

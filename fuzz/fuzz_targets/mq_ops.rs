@@ -1,0 +1,14 @@
+//! Queues of both kinds of levels against the model of `crates/mq-rbtree/tests`: messages are really
+//! dropped, under the address sanitizer, and memory runs out.
+#![no_main]
+
+#[path = "../../crates/mq-rbtree/tests/common/flag.rs"]
+mod flag;
+#[path = "../../crates/mq-rbtree/tests/mq_ops/mod.rs"]
+mod mq_ops;
+#[path = "../../crates/mq-rbtree/tests/common/short.rs"]
+mod short;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+    mq_ops::run(input);
+});
