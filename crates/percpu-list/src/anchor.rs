@@ -14,7 +14,7 @@ use std::ptr;
 use percpu::CpuId;
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::cell::UnsafeCell;
-use percpu::sync::mutant;
+use percpu::sync::{load_own, mutant};
 
 use crate::shard::Shard;
 
@@ -63,8 +63,8 @@ impl Anchor {
     /// Its place, or [`UNLINKED`]. Sure for whoever holds the home slot's lock only.
     #[inline(always)]
     pub(crate) fn index(&self) -> u32 {
-        // Ordering: Relaxed; ordered by the lock. See `is_linked` for who has none.
-        self.index.load(Ordering::Relaxed)
+        // Ordering: by the lock. See `is_linked` for who has none.
+        load_own(&self.index)
     }
 
     /// Says where it is now. The caller holds the home slot's lock.

@@ -86,6 +86,7 @@ impl Core {
         let pointer = self.shards.get(slot.index()).ok_or(LockError::NoSuchCpu(slot))?;
         let made = crate::alloc::try_box(Shard::new(slot, self.counts_hits))
             .map_err(|_| AllocError::new())?;
+        made.array_mut(); // a first write, so that a model sees whether it was published
         let made = Box::into_raw(made);
         // Ordering: Release on success pairs with the Acquire in `part`; it carries `*made`.
         // Acquire on failure: another thread's shard is used below.

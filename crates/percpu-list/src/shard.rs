@@ -12,7 +12,7 @@
 use percpu::CpuId;
 use percpu::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use percpu::sync::cell::UnsafeCell;
-use percpu::sync::mutant;
+use percpu::sync::{load_own, mutant};
 
 use crate::anchor::Anchor;
 use crate::array::Array;
@@ -65,12 +65,12 @@ unsafe impl Sync for Shard {}
 
 /// Adds to a counter that only the slot's lock holder changes.
 ///
-/// Ordering: Relaxed load; ordered by the lock. Release store pairs with the Acquire loads in
+/// Ordering: the load is ordered by the lock. Release store pairs with the Acquire loads in
 /// `Shard::stats` and `Shard::entries`: they carry the counters that were stored before.
 #[inline(always)]
 fn count(counter: &AtomicU64) {
-    let order = if mutant("shard-counts-relaxed") { Ordering::Relaxed } else { Ordering::Release };
-    counter.store(counter.load(Ordering::Relaxed) + 1, order);
+    // A model would not see it relaxed: an unlock comes between any two, and its fence is real there.
+    counter.store(load_own(counter) + 1, Ordering::Release);
 }
 
 impl Shard {

@@ -14,7 +14,6 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("list-takes-their-shard-relaxed", "owning::two_first_entries_of_a_slot_share_a_shard"),
     ("list-close-does-not-wait", "owning::nothing_is_added_once_close_returned"),
     ("shard-reads-additions-first", "owning::inv10_a_list_with_an_entry_is_never_empty"),
-    ("shard-counts-relaxed", "owning::inv10_a_list_with_an_entry_is_never_empty"),
 ];
 
 /// Of these, what only loom can see.
@@ -29,7 +28,6 @@ pub(super) const LOOM_ONLY: &[&str] = &[
     "list-takes-their-shard-relaxed",
     "list-close-does-not-wait",
     "shard-reads-additions-first",
-    "shard-counts-relaxed",
 ];
 
 pub(super) type List = PerCpuList<Payload>;
@@ -159,19 +157,22 @@ fn nothing_is_added_once_close_returned() {
     });
 }
 
-/// Who comes by while a slot gets its first entry finds nothing, or all of it.
+/// Who comes by while a slot gets its first entry finds nothing, or all of it. It is the thread that is
+/// started, so that in the first run it comes last: from what it finds there loom goes back.
 #[test]
 fn a_slots_first_entry_is_seen_finished() {
     model(|| {
         let (list, [], drops) = with();
-        let adds = spawn_on(ZERO, {
-            let (list, drops) = (Arc::clone(&list), drops.clone());
-            move || List::insert_arc(&list, drops.payload(1)).unwrap()
+        let comes_by = spawn_on(ONE, {
+            let list = Arc::clone(&list);
+            move || {
+                assert!(list.len() <= 1);
+                list.for_each(|found| assert_eq!(found.read(), 1)).unwrap();
+            }
         });
-        assert!(list.len() <= 1);
-        list.for_each(|found| assert_eq!(found.read(), 1)).unwrap();
-        drop(adds.join().unwrap());
-        assert_eq!(drops.count(), 1);
+        drop(List::insert_arc(&list, drops.payload(1)).unwrap());
+        comes_by.join().unwrap();
+        assert_eq!((list.len(), drops.count()), (0, 1));
     });
 }
 

@@ -51,6 +51,45 @@ pub mod native {
     pub use std::sync::{OnceLock, atomic};
 }
 
+/// The value of an atomic that nobody changes but the caller, who has the right to: a relaxed load.
+///
+/// For what is loaded to be stored again. loom remembers the last access of an object only; were that
+/// the storer's own load, it would not see that the store concerns who loaded before, and leave out
+/// the runs in which those come in between.
+#[inline(always)]
+pub fn load_own<A: OwnLoad>(atomic: &A) -> A::Value {
+    atomic.load_own()
+}
+
+/// For [`load_own`].
+pub trait OwnLoad {
+    /// What it holds.
+    type Value;
+
+    /// See [`load_own`].
+    fn load_own(&self) -> Self::Value;
+}
+
+macro_rules! own_load {
+    ($($atomic:ident $value:ty),*) => {$(
+        impl OwnLoad for imp::atomic::$atomic {
+            type Value = $value;
+
+            #[inline(always)]
+            fn load_own(&self) -> $value {
+                #[cfg(offlock_loom)]
+                // SAFETY: whoever calls is the only one that stores; loom fails the model if not.
+                return unsafe { self.unsync_load() };
+                // Ordering: Relaxed; the caller's own value, or one that a lock has carried here.
+                #[cfg(not(offlock_loom))]
+                self.load(imp::atomic::Ordering::Relaxed)
+            }
+        }
+    )*};
+}
+
+own_load!(AtomicU32 u32, AtomicU64 u64);
+
 /// Whether this thread is unwinding; the model checkers unwind real threads too.
 pub fn panicking() -> bool {
     std::thread::panicking()
