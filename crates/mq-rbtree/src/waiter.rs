@@ -20,7 +20,8 @@
 //! 2. A listed node lives, and does not move: its thread leaves its stack frame, and its future its
 //!    place, only after it was taken off the list under the lock.
 //! 3. A node is off the list before its state says so; that store is the last use of the node by who
-//!    makes it. Whoever has to be woken then was cloned before.
+//!    makes it. Who is to be woken was moved out of the node before: the thread's own reference to its
+//!    parker may end with that store.
 
 use std::ptr::NonNull;
 use std::task::Waker;
@@ -104,7 +105,7 @@ unsafe impl<T: Send, P: Send> Send for Waiter<T, P> {}
 unsafe impl<T: Send, P: Send> Sync for Waiter<T, P> {}
 
 impl<T, P: Copy> Waiter<T, P> {
-    pub(crate) fn new(urgency: u8, who: Option<Wake>) -> Self {
+    pub(crate) fn new(urgency: u8) -> Self {
         Self {
             state: AtomicU32::new(SPINNING),
             inner: UnsafeCell::new(Inner {
@@ -114,7 +115,7 @@ impl<T, P: Copy> Waiter<T, P> {
                 ticket: 0,
                 listed: false,
                 permit: false,
-                who,
+                who: None,
                 wanted: None,
                 cargo: None,
             }),

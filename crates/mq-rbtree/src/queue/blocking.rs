@@ -28,7 +28,7 @@ impl<T, L: Levels> Queue<T, L> {
             return Err(refuse_message((message, SendRefused::Forked)));
         }
         let parker = Parker::mine();
-        let waiter = pin!(Waiter::new(wait.urgency_level(), None));
+        let waiter = pin!(Waiter::new(wait.urgency_level()));
         let node = NonNull::from(waiter.as_ref().get_ref());
         loop {
             let mut preload = Preload::new();
@@ -86,7 +86,7 @@ impl<T, L: Levels> Queue<T, L> {
             return Err(ReceiveError::Forked);
         }
         let parker = Parker::mine();
-        let waiter = pin!(Waiter::new(wait.urgency_level(), None));
+        let waiter = pin!(Waiter::new(wait.urgency_level()));
         let node = NonNull::from(waiter.as_ref().get_ref());
         loop {
             let mut preload = Preload::new();

@@ -45,21 +45,21 @@ pub struct Send<'q, T, L: Levels = Bitmap> {
 
 impl<'q, T, L: Levels> Receive<'q, T, L> {
     pub(super) fn new(queue: &'q Queue<T, L>) -> Self {
-        let waiter = Waiter::new(0, None);
+        let waiter = Waiter::new(0);
         Self { queue, waiter, known: false, done: false, _pinned: PhantomPinned }
     }
 
     /// The same, with this urgency among those that wait: see [`Wait::urgency`](crate::Wait::urgency).
     /// Before it is first polled.
     pub fn urgency(mut self, urgency: u8) -> Self {
-        self.waiter = Waiter::new(urgency, None);
+        self.waiter = Waiter::new(urgency);
         self
     }
 }
 
 impl<'q, T, L: Levels> Send<'q, T, L> {
     pub(super) fn new(queue: &'q Queue<T, L>, value: T, priority: L::Priority) -> Self {
-        let waiter = Waiter::new(0, None);
+        let waiter = Waiter::new(0);
         let message = Some(queue.config.admit(value, priority));
         Self { queue, waiter, message, known: false, _pinned: PhantomPinned }
     }
@@ -67,7 +67,7 @@ impl<'q, T, L: Levels> Send<'q, T, L> {
     /// The same, with this urgency among those that wait: see [`Wait::urgency`](crate::Wait::urgency).
     /// Before it is first polled.
     pub fn urgency(mut self, urgency: u8) -> Self {
-        self.waiter = Waiter::new(urgency, None);
+        self.waiter = Waiter::new(urgency);
         self
     }
 }

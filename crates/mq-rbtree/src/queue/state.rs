@@ -195,7 +195,7 @@ impl<T, L: Levels> State<T, L> {
         after: &mut After,
     ) -> Result<(), NotPut<T, L::Priority>> {
         if self.core.is_empty() {
-            if let Some(thread) = self.first_receiver().filter(|&node| !is_task(node)) {
+            if let Some(thread) = self.receivers.first().filter(|&node| !is_task(node)) {
                 if mutant("hand-over-also-pushes") {
                     // SAFETY: none; that is the bug.
                     let copy = unsafe { std::ptr::read(&raw const message) };
@@ -213,10 +213,6 @@ impl<T, L: Levels> State<T, L> {
         self.push(config, message, preload)?;
         self.settle(config, preload, after);
         Ok(())
-    }
-
-    fn first_receiver(&self) -> Option<Node<T, L::Priority>> {
-        self.receivers.first()
     }
 
     /// Ends the wait of a thread that waits to receive with a message. `after` has room.
@@ -248,7 +244,8 @@ impl<T, L: Levels> State<T, L> {
         after: &mut After,
     ) {
         loop {
-            let receiver = self.first_receiver().filter(|_| self.core.len() > self.receive_permits);
+            let receiver =
+                self.receivers.first().filter(|_| self.core.len() > self.receive_permits);
             let sender = if receiver.is_none() { self.admissible(config) } else { None };
             if receiver.is_none() && sender.is_none() {
                 break;
