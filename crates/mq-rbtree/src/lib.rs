@@ -148,7 +148,6 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("mq-rbtree supports 64-bit Linux only, as percpu does");
 
-mod alloc;
 mod core;
 mod deadline;
 mod error;

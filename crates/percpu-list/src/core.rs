@@ -84,7 +84,7 @@ impl Core {
     #[inline(never)]
     fn make_part(&self, slot: CpuId) -> Result<Part<'_>, Refused> {
         let pointer = self.shards.get(slot.index()).ok_or(LockError::NoSuchCpu(slot))?;
-        let made = crate::alloc::try_box(Shard::new(slot, self.counts_hits))
+        let made = percpu::alloc::try_box(Shard::new(slot, self.counts_hits))
             .map_err(|_| AllocError::new())?;
         made.array_mut(); // a first write, so that a model sees whether it was published
         let made = Box::into_raw(made);

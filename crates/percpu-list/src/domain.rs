@@ -9,7 +9,7 @@ use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::cpu;
 use percpu::{AllocError, CpuId, NodeId, topology};
 
-use crate::alloc::try_box;
+use percpu::alloc::try_box;
 
 /// How CPUs are mapped to slots, each of which has a lock and, for every list, an array.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

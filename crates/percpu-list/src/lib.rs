@@ -143,7 +143,6 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("percpu-list supports 64-bit Linux only, as percpu does");
 
-mod alloc;
 mod anchor;
 mod array;
 mod chunk;

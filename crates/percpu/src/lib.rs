@@ -86,6 +86,8 @@ compile_error!("percpu supports 64-bit Linux only: it needs rseq, membarrier and
 #[cfg(test)]
 extern crate self as percpu;
 
+#[doc(hidden)]
+pub mod alloc;
 pub mod cache;
 mod capabilities;
 /// What the unit tests share with those in `tests/`.

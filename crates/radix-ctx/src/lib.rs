@@ -123,7 +123,6 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("radix-ctx supports 64-bit Linux only");
 
-mod alloc;
 mod table;
 mod tree;
 pub mod xarray;

@@ -23,8 +23,8 @@ use percpu::sync::{Arc, mutant};
 
 use super::fifo::Fifo;
 use super::levels::{Levels, sealed};
-use crate::alloc::try_box;
 use crate::stats::LevelStats;
+use percpu::alloc::try_box;
 
 /// Priorities: 0 to one less. As POSIX on Linux has them.
 pub const PRIORITIES: u32 = 32_768;

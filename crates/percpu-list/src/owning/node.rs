@@ -19,8 +19,8 @@ use percpu::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use percpu::sync::mutant;
 use percpu::sync::quarantine::{Watched, free};
 
-use crate::alloc::try_box;
 use crate::anchor::Anchor;
+use percpu::alloc::try_box;
 
 /// See the module. The anchor comes first, so that a pointer to it is one to the node.
 #[repr(C)]

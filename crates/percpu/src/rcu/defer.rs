@@ -6,8 +6,8 @@ use std::io;
 use std::ptr::NonNull;
 
 use super::bag::RetireHead;
-use super::pointer::try_box;
 use super::reclaim::retire_raw;
+use crate::alloc::try_box;
 
 #[repr(C)]
 struct Deferred<F> {

@@ -35,6 +35,7 @@ use super::reclaim::retire_raw;
 use super::registry::Guard;
 use super::send_guard::SendGuard;
 use super::{const_fn, synchronize};
+use crate::alloc::try_box;
 use crate::sync::atomic::{AtomicPtr, Ordering};
 use crate::sync::mutant;
 use crate::sync::quarantine::{Watched, free};
@@ -59,20 +60,6 @@ struct Node<T> {
 }
 
 type Place<T> = NonNull<Watched<Node<T>>>;
-
-/// Allocates like `Box::new`, or gives the value back.
-pub(super) fn try_box<T>(value: T) -> Result<Box<T>, T> {
-    const { assert!(size_of::<T>() != 0) };
-    // SAFETY: the layout is not of size 0.
-    let at = unsafe { std::alloc::alloc(std::alloc::Layout::new::<T>()) }.cast::<T>();
-    if at.is_null() {
-        return Err(value);
-    }
-    // SAFETY: just allocated for a `T`.
-    unsafe { at.write(value) };
-    // SAFETY: allocated by the global allocator with the layout of a `T`, and initialised.
-    Ok(unsafe { Box::from_raw(at) })
-}
 
 /// Frees the node around `head`.
 ///

@@ -156,7 +156,7 @@ impl Registry {
             owner: AtomicU64::new(me),
             next: ptr::null(),
         };
-        let mut slot = super::pointer::try_box(slot).map_err(|_| AllocError::new())?;
+        let mut slot = crate::alloc::try_box(slot).map_err(|_| AllocError::new())?;
         // Ordering: Relaxed; the exchange below tells whether it is still the head, and the slot
         // that it names was published to those who follow `next` by a Release in the same chain.
         let mut head = self.head.load(Ordering::Relaxed);

@@ -98,7 +98,7 @@ impl SendReaders {
         domain::started();
         let pair = || Ok::<_, AllocError>([Words::new()?, Words::new()?]);
         let counters = Counters { lock: pair().ok()?, unlock: pair().ok()? };
-        let new = Box::into_raw(super::pointer::try_box(counters).ok()?);
+        let new = Box::into_raw(crate::alloc::try_box(counters).ok()?);
         // Ordering: Release on success pairs with the Acquire in `counters`; it carries them.
         // Acquire on failure: those of the thread that was first.
         let first = self.counters.compare_exchange(

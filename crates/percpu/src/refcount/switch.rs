@@ -3,13 +3,13 @@
 //! All of it is rare, holds the mutex `switch`, and costs a heavy fence when it leaves percpu
 //! mode. The invariants are those of the [module above](super).
 
-use std::alloc::{Layout, alloc};
 use std::mem;
 
 use super::{
     BIAS, DEAD, KillError, ONE, PercpuRef, Reference, ReinitError, ReinitRefused, Release,
     ResurrectError, words,
 };
+use crate::alloc::try_box;
 use crate::error::{AllocError, Forked};
 use crate::fence;
 use crate::rseq::section;
@@ -260,21 +260,4 @@ pub(super) fn barrier() {
     if section::available() && !mutant("refcount-fold-without-heavy") {
         fence::heavy_rseq();
     }
-}
-
-/// A box, or the value back if there is no memory for one.
-pub(super) fn try_box<T>(value: T) -> Result<Box<T>, T> {
-    let layout = Layout::new::<T>();
-    if layout.size() == 0 {
-        return Ok(Box::new(value)); // allocates nothing
-    }
-    // SAFETY: the size is not 0.
-    let at = unsafe { alloc(layout) }.cast::<T>();
-    if at.is_null() {
-        return Err(value);
-    }
-    // SAFETY: fresh memory of the layout of a `T`.
-    unsafe { at.write(value) };
-    // SAFETY: allocated by the global allocator with the layout of a `T`, and initialised.
-    Ok(unsafe { Box::from_raw(at) })
 }

@@ -13,7 +13,7 @@ use super::ending::run_tick;
 use super::id::MAX_GENERATION;
 use super::quota::Quota;
 use super::slab::MAX_INDEX;
-use crate::alloc::try_box;
+use percpu::alloc::try_box;
 
 /// What a [`CtxTable`] is to allow. From [`CtxTable::builder`].
 ///

@@ -7,7 +7,7 @@
 use percpu::{AllocError, Forked, LimitError, LimitedCounter};
 
 use super::error::InsertRefused;
-use crate::alloc::try_box;
+use percpu::alloc::try_box;
 
 /// The limits of a table; boxed, so that one without limits is small.
 #[derive(Debug, Default)]

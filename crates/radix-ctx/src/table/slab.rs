@@ -38,7 +38,7 @@ use percpu::{AllocError, RefBlock};
 
 use super::core::Core;
 use super::id::Id;
-use crate::alloc::try_alloc;
+use percpu::alloc::try_alloc;
 
 /// An index is a slab's key and a slot's number of that many bits.
 pub(super) const SLAB_BITS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 6 };
@@ -304,7 +304,7 @@ impl<T: Send + Sync + 'static> Slab<T> {
         }
         let refs = RefBlock::try_new()?;
         (0..SLOTS).for_each(|number| refs.open(number));
-        let refs = Box::into_raw(crate::alloc::try_box(refs).map_err(|_| AllocError::new())?);
+        let refs = Box::into_raw(percpu::alloc::try_box(refs).map_err(|_| AllocError::new())?);
         // Ordering: Release pairs with the Acquire in `refs`; it carries the block.
         self.refs.store(refs, Ordering::Release);
         // SAFETY: just made, and given to the slab, which lives as long as `self`.

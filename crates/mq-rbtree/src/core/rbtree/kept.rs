@@ -18,7 +18,7 @@ use percpu::cache::{self, NodeCache, NodeHint};
 use percpu::sync::mutant;
 
 use super::node::{Link, Node, NodePtr};
-use crate::alloc::try_box;
+use percpu::alloc::try_box;
 
 /// A node for a level to come.
 pub(super) fn make<K>() -> Result<Box<Node<K>>, AllocError> {

@@ -1,12 +1,16 @@
-//! Memory that may be refused.
+//! Memory that may be refused: what `Box::try_new` will be.
 
 use std::alloc::{Layout, alloc};
 use std::ptr::NonNull;
 
-use percpu::AllocError;
+use crate::error::AllocError;
 
 /// Memory for one `T`, not initialised. `T` is not zero-sized.
-pub(crate) fn try_alloc<T>() -> Result<NonNull<T>, AllocError> {
+///
+/// # Errors
+///
+/// [`AllocError`] if there is none.
+pub fn try_alloc<T>() -> Result<NonNull<T>, AllocError> {
     let layout = const {
         assert!(size_of::<T>() != 0);
         Layout::new::<T>()
@@ -17,10 +21,22 @@ pub(crate) fn try_alloc<T>() -> Result<NonNull<T>, AllocError> {
 }
 
 /// A box, or the value back if there is no memory for one.
-pub(crate) fn try_box<T>(value: T) -> Result<Box<T>, T> {
-    let Ok(at) = try_alloc::<T>() else { return Err(value) };
+///
+/// # Errors
+///
+/// The value.
+pub fn try_box<T>(value: T) -> Result<Box<T>, T> {
+    let layout = Layout::new::<T>();
+    if layout.size() == 0 {
+        return Ok(Box::new(value)); // allocates nothing
+    }
+    // SAFETY: the size is not 0.
+    let at = unsafe { alloc(layout) }.cast::<T>();
+    if at.is_null() {
+        return Err(value);
+    }
     // SAFETY: fresh memory of the layout of a `T`.
     unsafe { at.write(value) };
     // SAFETY: allocated by the global allocator with the layout of a `T`, and initialised.
-    Ok(unsafe { Box::from_raw(at.as_ptr()) })
+    Ok(unsafe { Box::from_raw(at) })
 }
