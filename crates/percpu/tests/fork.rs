@@ -68,7 +68,8 @@ fn storm(busy: impl Fn() + Sync, child: impl Fn()) {
             });
         }
         let mut told = Ok(());
-        while told.is_ok() && Instant::now() < until {
+        // Some forks at least, however slow the machine.
+        while told.is_ok() && (Instant::now() < until || forks < 4) {
             forks += 1;
             told = in_child(&child);
         }
@@ -77,7 +78,7 @@ fn storm(busy: impl Fn() + Sync, child: impl Fn()) {
     });
     println!("{forks} forks during {rounds:?} rounds");
     told.unwrap_or_else(|how| panic!("child {forks}: {how}"));
-    assert!(forks > 3 && rounds.into_inner() > 3);
+    assert!(rounds.into_inner() > 3);
 }
 
 #[test]

@@ -155,6 +155,11 @@ pub fn synchronize() -> Result<(), SynchronizeError> {
     Ok(started().wait()?)
 }
 
+/// Does what the first use would do: registers what tells forks.
+pub(crate) fn start() {
+    let _ = started();
+}
+
 /// Waits until everything that was retired or deferred before, by any thread, is dropped.
 ///
 /// Blocks like [`synchronize`], then runs drops on this thread, then waits for those that other
