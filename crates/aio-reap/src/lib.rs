@@ -50,10 +50,12 @@
 //! the last plug, [`Engine::turn`], [`Engine::wait`]. Hold no `RefCell` borrow that a callback
 //! needs across those.
 
+mod alarm;
 mod backend;
 mod buf;
 mod builder;
 mod cargo;
+mod core;
 mod doorbell;
 mod engine;
 mod file;

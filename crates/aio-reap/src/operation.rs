@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use crate::Outcome;
-use crate::engine::Core;
+use crate::core::Core;
 use crate::request::Owned;
 use crate::slab::Index;
 

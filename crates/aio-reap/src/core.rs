@@ -1,0 +1,251 @@
+//! `Core` drives `State` (the books) and is the only place that runs user code: callbacks, wake-ups
+//! and drops happen in `dispatch`, never while the state is borrowed.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use percpu::sync::panicking;
+
+use crate::alarm::Alarm;
+use crate::builder::{BackendKind, Fallback};
+use crate::cargo::Cargo;
+use crate::doorbell::Doorbell;
+use crate::engine::Turn;
+use crate::file::File;
+use crate::op::Op;
+use crate::slab::{Front, Index, State as SlotState};
+use crate::state::{Delivery, State};
+
+pub(crate) struct Core {
+    pub(crate) state: RefCell<State>,
+    pub(crate) doorbell: Doorbell,
+    pub(crate) kind: BackendKind,
+    pub(crate) fallbacks: Vec<Fallback>,
+    plugs: Cell<usize>,
+    /// A callback or wake-up is running further up this stack.
+    dispatching: Cell<bool>,
+}
+
+impl Core {
+    pub(crate) fn new(
+        state: State,
+        doorbell: Doorbell,
+        kind: BackendKind,
+        fallbacks: Vec<Fallback>,
+    ) -> Self {
+        Self {
+            state: RefCell::new(state),
+            doorbell,
+            kind,
+            fallbacks,
+            plugs: Cell::new(0),
+            dispatching: Cell::new(false),
+        }
+    }
+
+    pub(crate) fn is_dispatching(&self) -> bool {
+        self.dispatching.get()
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state.borrow().closed
+    }
+
+    pub(crate) fn reserve(&self) -> Option<Index> {
+        self.state.borrow_mut().slab.alloc()
+    }
+
+    /// Queues what was reserved.
+    pub(crate) fn queue(
+        &self,
+        index: Index,
+        file: Option<File>,
+        op: Op,
+        zero_fill: bool,
+        front: Front,
+        cargo: Cargo,
+    ) {
+        self.state.borrow_mut().queue(index, file, op, zero_fill, front, cargo);
+    }
+
+    pub(crate) fn plug(&self) {
+        self.plugs.set(self.plugs.get() + 1);
+    }
+
+    pub(crate) fn unplug(&self) {
+        self.plugs.set(self.plugs.get() - 1);
+        if panicking() {
+            self.doorbell.kick();
+        } else {
+            self.flush_unless_held();
+        }
+    }
+
+    /// Submits and reaps, unless a plug holds requests back or a callback is running: then the
+    /// call that delivers it (or the kick it arms) goes on.
+    pub(crate) fn flush_unless_held(&self) {
+        if self.plugs.get() == 0 && !self.dispatching.get() {
+            self.round(true);
+        }
+    }
+
+    /// One submission, one reap, delivery; returns the completions delivered.
+    ///
+    /// It does not loop: a device that completes inside submit would keep it here for ever.
+    fn round(&self, deliver: bool) -> usize {
+        {
+            let mut state = self.state.borrow_mut();
+            state.submit();
+            if state.reap() {
+                self.doorbell.progress();
+            }
+        }
+        let _rearm = Rearm(self); // also when a callback panics
+        if deliver { self.dispatch() } else { 0 }
+    }
+
+    /// Delivers what is ready now. User code runs here, with nothing borrowed.
+    ///
+    /// What becomes ready meanwhile is left: a callback that always makes another request which
+    /// needs no kernel would keep it here for ever.
+    fn dispatch(&self) -> usize {
+        let outermost = !self.dispatching.replace(true);
+        let _guard = Dispatching { core: self, outermost };
+        let ready = self.state.borrow().ready();
+        for delivered in 0..ready {
+            // The borrow ends with this statement.
+            let next = self.state.borrow_mut().deliver();
+            match next {
+                None => return delivered, // a callback waited and delivered the rest
+                Some(Delivery::Cargo(cargo, result)) => cargo.deliver(result),
+                Some(Delivery::Wake(waker)) => waker.wake(),
+                Some(Delivery::Silent) => {}
+            }
+        }
+        ready
+    }
+
+    pub(crate) fn turn(&self, deliver: bool) -> Turn {
+        self.doorbell.answer();
+        self.state.borrow_mut().backend.acknowledge();
+        let delivered = self.round(deliver);
+        let state = self.state.borrow();
+        let pending = state.pending() + state.ready();
+        Turn { delivered, pending, in_flight: state.in_flight() }
+    }
+
+    /// With an alarm, its ringing ends the wait, and an idle engine does not.
+    pub(crate) fn wait(
+        &self,
+        timeout: Option<Duration>,
+        alarm: Option<&Alarm>,
+    ) -> io::Result<Turn> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let turn = self.turn(true);
+            // `turn` may have taken the alarm's kick, so its flag is looked at between that and
+            // the sleep.
+            if turn.delivered > 0 || alarm.map_or(turn.is_idle(), Alarm::is_rung) {
+                return Ok(turn);
+            }
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(turn);
+            }
+            self.sleep(left, alarm.is_some())?;
+        }
+    }
+
+    /// Sleeps until a turn may get somewhere; returns early at will.
+    fn sleep(&self, timeout: Option<Duration>, for_kick: bool) -> io::Result<()> {
+        let mut state = self.state.borrow_mut();
+        if state.has_work() {
+            return Ok(());
+        }
+        if state.in_kernel() > 0 && !for_kick {
+            return state.wait(timeout);
+        }
+        if state.in_kernel() > 0 {
+            state.stats.waits += 1;
+            state.backend.before_sleep();
+        }
+        drop(state);
+        self.doorbell.wait(timeout)
+    }
+
+    pub(crate) fn drain(&self) -> io::Result<()> {
+        while !self.wait(None, None)?.is_idle() {}
+        Ok(())
+    }
+
+    pub(crate) fn is_done(&self, index: Index) -> bool {
+        self.state.borrow().slab.peek(index).state == SlotState::Done
+    }
+
+    /// Frees a slot whose result is there and hands both out; `None` if it is not there yet.
+    pub(crate) fn collect_done(&self, index: Index) -> Option<(Cargo, io::Result<usize>)> {
+        let mut state = self.state.borrow_mut();
+        (state.slab.peek(index).state == SlotState::Done).then(|| state.collect(index))
+    }
+
+    /// Stores who is to be woken; false if the result is there after all.
+    pub(crate) fn register_waker(&self, index: Index, waker: &Waker) -> bool {
+        // Cloning and dropping a waker is user code: not under the borrow. It may turn the engine.
+        let waker = waker.clone();
+        let mut state = self.state.borrow_mut();
+        let slot = state.slab.get(index);
+        if slot.state == SlotState::Done {
+            drop(state);
+            return false;
+        }
+        let old = slot.waker.replace(waker);
+        drop(state);
+        drop(old);
+        true
+    }
+
+    /// The operation is gone: the request keeps its buffer until it completes.
+    pub(crate) fn orphan(&self, index: Index) {
+        let mut state = self.state.borrow_mut();
+        let slot = state.slab.get(index);
+        let waker = slot.waker.take();
+        let cargo = if slot.state == SlotState::Done {
+            Some(state.collect(index))
+        } else {
+            slot.front = Front::Orphan;
+            None
+        };
+        drop(state);
+        drop((waker, cargo)); // user code
+    }
+}
+
+/// Sees to it that what is left over gets its turn: kicks, or arms the retry timer.
+struct Rearm<'c>(&'c Core);
+
+impl Drop for Rearm<'_> {
+    fn drop(&mut self) {
+        let state = self.0.state.borrow(); // user code never runs under a borrow
+        if state.has_work() {
+            self.0.doorbell.kick();
+        } else if state.needs_retry() {
+            self.0.doorbell.retry_later();
+        }
+    }
+}
+
+/// Ends a dispatch, also when a callback panics.
+struct Dispatching<'c> {
+    core: &'c Core,
+    outermost: bool,
+}
+
+impl Drop for Dispatching<'_> {
+    fn drop(&mut self) {
+        if self.outermost {
+            self.core.dispatching.set(false);
+        }
+    }
+}
