@@ -169,7 +169,7 @@ pub use self::handles::{Receiver, Sender};
 pub use self::kernel::{Exceeded, KernelQueue, OpenError};
 pub use self::posix::{Attributes, Callback, MessageQueue, NotifyError, NotifyRefused};
 pub use self::queue::{
-    Builder, Interest, Queue, Readiness, ReadinessError, Receive, Received, Send,
+    Builder, Interest, Queue, Readiness, ReadinessError, ReceiveFuture, Received, SendFuture,
 };
 pub use self::quota::Quota;
 pub use self::stats::{LevelStats, QueueStats};

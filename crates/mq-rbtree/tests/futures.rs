@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
-use mq_rbtree::{Queue, ReceiveError, Send, SendRefused, Wait};
+use mq_rbtree::{Queue, ReceiveError, SendFuture, SendRefused, Wait};
 
 use flag::Flag;
 use until::wait_until;
@@ -375,7 +375,7 @@ fn inv14_a_task_that_takes_anothers_message_is_promised_none() {
 /// A close tells a few at a time. Who has not been told yet is not let in meanwhile.
 #[test]
 fn nobody_is_let_in_while_a_queue_closes() {
-    struct Gives(Mutex<Option<Pin<Box<Send<'static, u32>>>>>);
+    struct Gives(Mutex<Option<Pin<Box<SendFuture<'static, u32>>>>>);
     impl std::task::Wake for Gives {
         fn wake(self: Arc<Self>) {
             drop(self.0.lock().unwrap().take());

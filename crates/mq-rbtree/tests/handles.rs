@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::thread;
 
 use mq_rbtree::{
-    Bitmap, Builder, Core, Deadline, Queue, Quota, RbTree, Readiness, Receive, ReceiveError,
-    Receiver, Send as SendFuture, SendRefused, Sender, Wait,
+    Bitmap, Builder, Core, Deadline, Queue, Quota, RbTree, Readiness, ReceiveError, ReceiveFuture,
+    Receiver, SendFuture, SendRefused, Sender, Wait,
 };
 
 use until::wait_until;
@@ -104,7 +104,7 @@ fn what_can_be_sent_and_shared() {
     both::<(Quota, Deadline, Wait)>();
     send::<Core<Cell<u8>, Bitmap>>();
     send::<Core<Cell<u8>, RbTree<u8>>>();
-    send::<Receive<'static, Cell<u8>>>();
+    send::<ReceiveFuture<'static, Cell<u8>>>();
     send::<SendFuture<'static, Cell<u8>, RbTree<u8>>>();
     both::<Readiness<Arc<Queue<Cell<u8>>>, Cell<u8>>>();
     send::<Builder<Cell<u8>>>();
@@ -123,7 +123,7 @@ fn what_can_be_sent_and_shared() {
         Of::<Queue<NotSend>>::IS,
         Of::<&Queue<NotSend>>::IS,
         Of::<Sender<NotSend>>::IS,
-        Of::<Receive<'static, NotSend>>::IS,
+        Of::<ReceiveFuture<'static, NotSend>>::IS,
         Of::<SendFuture<'static, NotSend>>::IS,
         Of::<Core<NotSend>>::IS,
     ];

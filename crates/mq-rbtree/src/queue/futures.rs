@@ -20,7 +20,7 @@ use crate::waiter::{Waiter, Wake, Wanted};
 
 /// A receive that waits asynchronously: [`Queue::receive_async`].
 #[must_use = "futures do nothing unless polled"]
-pub struct Receive<'q, T, L: Levels = Bitmap> {
+pub struct ReceiveFuture<'q, T, L: Levels = Bitmap> {
     queue: &'q Queue<T, L>,
     waiter: Waiter<T, L::Priority>,
     /// It may be on a list, or have a permit.
@@ -34,7 +34,7 @@ type Admitted<T, L> = Result<Message<T, <L as Levels>::Priority>, (T, SendRefuse
 
 /// A send that waits asynchronously: [`Queue::send_async`].
 #[must_use = "futures do nothing unless polled"]
-pub struct Send<'q, T, L: Levels = Bitmap> {
+pub struct SendFuture<'q, T, L: Levels = Bitmap> {
     queue: &'q Queue<T, L>,
     waiter: Waiter<T, L::Priority>,
     /// `None` once it is ready.
@@ -43,7 +43,7 @@ pub struct Send<'q, T, L: Levels = Bitmap> {
     _pinned: PhantomPinned,
 }
 
-impl<'q, T, L: Levels> Receive<'q, T, L> {
+impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
     pub(super) fn new(queue: &'q Queue<T, L>) -> Self {
         let waiter = Waiter::new(0);
         Self { queue, waiter, known: false, done: false, _pinned: PhantomPinned }
@@ -57,7 +57,7 @@ impl<'q, T, L: Levels> Receive<'q, T, L> {
     }
 }
 
-impl<'q, T, L: Levels> Send<'q, T, L> {
+impl<'q, T, L: Levels> SendFuture<'q, T, L> {
     pub(super) fn new(queue: &'q Queue<T, L>, value: T, priority: L::Priority) -> Self {
         let waiter = Waiter::new(0);
         let message = Some(queue.config.admit(value, priority));
@@ -72,7 +72,7 @@ impl<'q, T, L: Levels> Send<'q, T, L> {
     }
 }
 
-impl<T, L: Levels> Future for Receive<'_, T, L> {
+impl<T, L: Levels> Future for ReceiveFuture<'_, T, L> {
     type Output = Result<Received<T, L>, ReceiveError>;
 
     /// # Panics
@@ -141,7 +141,7 @@ impl<T, L: Levels> Future for Receive<'_, T, L> {
     }
 }
 
-impl<T, L: Levels> Future for Send<'_, T, L> {
+impl<T, L: Levels> Future for SendFuture<'_, T, L> {
     type Output = Result<(), SendError<T>>;
 
     /// # Panics
@@ -229,7 +229,7 @@ impl<T, L: Levels> Future for Send<'_, T, L> {
     }
 }
 
-impl<T, L: Levels> Drop for Receive<'_, T, L> {
+impl<T, L: Levels> Drop for ReceiveFuture<'_, T, L> {
     fn drop(&mut self) {
         if !self.known {
             return;
@@ -258,7 +258,7 @@ impl<T, L: Levels> Drop for Receive<'_, T, L> {
     }
 }
 
-impl<T, L: Levels> Drop for Send<'_, T, L> {
+impl<T, L: Levels> Drop for SendFuture<'_, T, L> {
     fn drop(&mut self) {
         if !self.known {
             return;
@@ -293,13 +293,7 @@ impl<T, L: Levels> Drop for Send<'_, T, L> {
 
 // SAFETY: what it shares with other threads is the node, under the queue's lock; the message moves
 // with it.
-unsafe impl<T: std::marker::Send, L: Levels> std::marker::Send for Receive<'_, T, L> where
-    L::Priority: std::marker::Send + Sync
-{
-}
+unsafe impl<T: Send, L: Levels> Send for ReceiveFuture<'_, T, L> where L::Priority: Send + Sync {}
 
 // SAFETY: as above.
-unsafe impl<T: std::marker::Send, L: Levels> std::marker::Send for Send<'_, T, L> where
-    L::Priority: std::marker::Send + Sync
-{
-}
+unsafe impl<T: Send, L: Levels> Send for SendFuture<'_, T, L> where L::Priority: Send + Sync {}

@@ -29,7 +29,7 @@ use percpu::Forked;
 use percpu::sync::{Generation, WordGuard, WordLock, mutant};
 
 pub use self::builder::Builder;
-pub use self::futures::{Receive, Send};
+pub use self::futures::{ReceiveFuture, SendFuture};
 pub use self::readiness::{Interest, Readiness, ReadinessError};
 
 use self::after::After;
@@ -183,15 +183,15 @@ impl<T, L: Levels> Queue<T, L> {
     /// Sends a message, asynchronously: the future waits while there is no room.
     ///
     /// Dropping it is harmless: the message was sent, or is dropped with it.
-    pub fn send_async(&self, value: T, priority: L::Priority) -> Send<'_, T, L> {
-        Send::new(self, value, priority)
+    pub fn send_async(&self, value: T, priority: L::Priority) -> SendFuture<'_, T, L> {
+        SendFuture::new(self, value, priority)
     }
 
     /// Receives the next message, asynchronously: the future waits while there is none.
     ///
     /// Dropping it loses nothing: a message is not taken before the future is ready.
-    pub fn receive_async(&self) -> Receive<'_, T, L> {
-        Receive::new(self)
+    pub fn receive_async(&self) -> ReceiveFuture<'_, T, L> {
+        ReceiveFuture::new(self)
     }
 
     /// Refuses messages from now on. Who waits to send gets its message back; what is in the queue can
@@ -232,10 +232,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// # Errors
     ///
     /// [`Busy`] with the notification if one is registered.
-    pub fn notify<F: FnOnce() + std::marker::Send + 'static>(
-        &self,
-        notification: F,
-    ) -> Result<(), Busy<F>> {
+    pub fn notify<F: FnOnce() + Send + 'static>(&self, notification: F) -> Result<(), Busy<F>> {
         let boxed = Box::new(notification);
         let refused = match self.lock() {
             Ok(mut state) if state.notification.is_none() => {

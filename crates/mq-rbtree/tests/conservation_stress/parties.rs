@@ -9,7 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{
-    Queue, Receive, ReceiveError, Received, Receiver, Send, SendError, SendRefused, Sender, Wait,
+    Queue, ReceiveError, ReceiveFuture, Received, Receiver, SendError, SendFuture, SendRefused,
+    Sender, Wait,
 };
 
 use crate::block_on::{block_on, unparker};
@@ -31,9 +32,9 @@ pub(crate) struct Party<'a, L> {
 const FUTURES: usize = 3;
 
 /// A receive that waits.
-type Waiting<'q, L> = Pin<Box<Receive<'q, Canary, L>>>;
+type Waiting<'q, L> = Pin<Box<ReceiveFuture<'q, Canary, L>>>;
 /// A send that waits, and the number of its message.
-type Numbered<'q, L> = (Pin<Box<Send<'q, Canary, L>>>, u64);
+type Numbered<'q, L> = (Pin<Box<SendFuture<'q, Canary, L>>>, u64);
 
 impl<L: Keyed> Party<'_, L> {
     fn message(&mut self, sender: usize) -> (Canary, L::Priority, u64) {

@@ -18,7 +18,8 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{
-    Bitmap, Busy, Levels, Queue, RbTree, Receive, ReceiveError, Send, SendError, SendRefused, Wait,
+    Bitmap, Busy, Levels, Queue, RbTree, ReceiveError, ReceiveFuture, SendError, SendFuture,
+    SendRefused, Wait,
 };
 
 use crate::flag::Flag;
@@ -238,8 +239,8 @@ pub(crate) fn run<L: Keyed>(limits: &Limits, steps: &[Step]) {
 struct Runner<'q, L: Keyed> {
     queue: &'q Queue<Parcel, L>,
     live: &'q Rc<()>,
-    receives: Vec<Waiting<Receive<'q, Parcel, L>>>,
-    sends: Vec<Waiting<Send<'q, Parcel, L>>>,
+    receives: Vec<Waiting<ReceiveFuture<'q, Parcel, L>>>,
+    sends: Vec<Waiting<SendFuture<'q, Parcel, L>>>,
     fired: Arc<AtomicUsize>,
 }
 
