@@ -30,7 +30,7 @@ macro_rules! row {
 /// A message into an empty queue and out of it, and a look at an empty one.
 fn empty(c: &mut Criterion) {
     let bitmap = Queue::<u64, Bitmap>::new(1024).expect(OPEN);
-    let tree = Queue::<u64, RbTree<u32>>::new(1024).expect(OPEN);
+    let tree = Queue::<u64, RbTree<u32>>::with_keys(1024).expect(OPEN);
     let mut group = c.benchmark_group("empty");
     row!(group, "bitmap", {
         bitmap.send(1, 7).expect(OPEN);
@@ -47,7 +47,7 @@ fn empty(c: &mut Criterion) {
 /// The same beside a thousand messages of different priorities.
 fn beside(c: &mut Criterion) {
     let bitmap = Queue::<u64, Bitmap>::new(2048).expect(OPEN);
-    let tree = Queue::<u64, RbTree<u32>>::new(2048).expect(OPEN);
+    let tree = Queue::<u64, RbTree<u32>>::with_keys(2048).expect(OPEN);
     for n in 0..1000 {
         let priority = n * 32;
         bitmap.send(1, priority).expect(OPEN);

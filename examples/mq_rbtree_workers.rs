@@ -13,7 +13,7 @@ const PRODUCERS: [u32; 3] = [1, 5, 9]; // by the priority of their jobs
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Room for 64 jobs; a producer that finds none waits.
-    let (sender, receiver) = Queue::<u32>::builder(64).channel()?;
+    let (sender, receiver) = Queue::builder(64).channel()?;
 
     // The highest priority comes first, and the oldest of it before the others.
     for (job, priority) in [(1, 1), (2, 9), (3, 9)] {

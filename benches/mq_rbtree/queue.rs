@@ -6,7 +6,7 @@
 use std::hint::black_box;
 
 use harness::Case;
-use mq_rbtree::{Bitmap, Levels, RbTree, Wait};
+use mq_rbtree::{Bitmap, Builder, Levels, RbTree, Wait};
 
 /// An implementation. Static dispatch throughout.
 pub(crate) trait Queue: Send + Sync + Sized {
@@ -44,7 +44,7 @@ impl<L: Numbered> Queue for mq_rbtree::Queue<u64, L> {
     const NAME: &'static str = L::NAME;
 
     fn new(most: usize) -> Self {
-        Self::new(most).expect("memory for a queue")
+        Builder::new(most).build().expect("memory for a queue")
     }
 
     #[inline(always)]

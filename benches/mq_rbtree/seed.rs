@@ -56,7 +56,7 @@ impl Queue for Plain {
     const NAME: &'static str = "rbtree";
 
     fn new(most: usize) -> Self {
-        let builder = mq_rbtree::Queue::<u64, RbTree<u32>>::builder(most);
+        let builder = mq_rbtree::Queue::<u64, RbTree<u32>>::builder_with_keys(most);
         Self(builder.spare_nodes(0).build().expect("memory for a queue"))
     }
 

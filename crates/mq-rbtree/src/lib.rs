@@ -5,7 +5,7 @@
 //! use std::time::Duration;
 //! use mq_rbtree::{Queue, ReceiveError, Wait};
 //!
-//! let (sender, receiver) = Queue::<&str>::builder(100).channel()?; // room for 100 messages
+//! let (sender, receiver) = Queue::builder(100).channel()?; // room for 100 messages
 //! sender.send("later", 1)?;
 //! sender.send("now", 9)?; // priorities 0 to 32,767; waits while there is no room
 //! sender.send("now, too", 9)?;
@@ -26,7 +26,7 @@
 //! |---|---|
 //! | share one queue | [`Queue::new`], by reference or in an `Arc` |
 //! | have it close with the last handle of a side | [`Builder::channel`]: [`Sender`], [`Receiver`] |
-//! | order by something else than 0 to 32,767 | [`Queue<T, RbTree<K>>`](RbTree), for any `K: Ord + Copy` |
+//! | order by something else than 0 to 32,767 | [`Queue::with_keys`], for any `K: Ord + Copy` |
 //! | wait: for ever, not at all, to a deadline of either clock, before others | [`Wait`], [`Deadline`]; [`send_with`](Queue::send_with), [`receive_with`](Queue::receive_with) |
 //! | wait in a task | [`send_async`](Queue::send_async), [`receive_async`](Queue::receive_async); tasks and threads on one queue |
 //! | wait in an event loop | [`Readiness`]: a descriptor for epoll |

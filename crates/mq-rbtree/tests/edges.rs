@@ -128,7 +128,7 @@ impl Ord for Weight {
 
 #[test]
 fn a_sender_whose_key_has_no_order_panics_and_takes_no_message_along() {
-    let queue: Queue<u32, RbTree<Weight>> = Queue::new(3).unwrap();
+    let queue: Queue<u32, RbTree<Weight>> = Queue::with_keys(3).unwrap();
     for n in 1..=3 {
         queue.send(n, Weight(f64::from(n))).unwrap();
     }

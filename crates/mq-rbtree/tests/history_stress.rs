@@ -21,7 +21,7 @@ use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use mq_rbtree::{Bitmap, Levels, Queue, RbTree, ReceiveError, SendRefused, Wait};
+use mq_rbtree::{Bitmap, Builder, Levels, Queue, RbTree, ReceiveError, SendRefused, Wait};
 use todc_utils::linearizability::WGLChecker;
 use todc_utils::linearizability::history::{Action, History};
 use todc_utils::specifications::Specification;
@@ -257,7 +257,7 @@ fn poll_some<F: Future>(future: F, polls: usize) -> Option<F::Output> {
 /// What some threads do and hear.
 fn record<L: Keyed, const MAX: usize, const KEPT: usize>(seed: u64, each: usize) -> Actions {
     let mut dice = Dice::new(seed * 8);
-    let mut builder = Queue::<u64, L>::builder(MAX).spin(dice.roll(2) == 0);
+    let mut builder = Builder::<u64, L>::new(MAX).spin(dice.roll(2) == 0);
     if KEPT > 0 {
         builder = builder.reserve(L::key(URGENT), KEPT);
     }

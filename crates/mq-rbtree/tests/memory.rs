@@ -18,8 +18,8 @@ use std::thread;
 use std::time::Duration;
 
 use mq_rbtree::{
-    Bitmap, Interest, Levels, PRIORITIES, Queue, QueueStats, RbTree, Readiness, ReceiveError,
-    SendRefused, Wait,
+    Bitmap, Builder, Interest, Levels, PRIORITIES, Queue, QueueStats, RbTree, Readiness,
+    ReceiveError, SendRefused, Wait,
 };
 
 use until::wait_until;
@@ -136,7 +136,7 @@ fn the_watch_sees_what_is_allocated_and_freed_under_the_lock() {
 
 /// 0 -> 1 -> 0, and the same at other depths, in every way there is.
 fn allocates_nothing_in_steady_state<L: Levels<Priority = u32>>() {
-    let queue: Queue<u32, L> = Queue::new(5_000).unwrap();
+    let queue: Queue<u32, L> = Builder::new(5_000).build().unwrap();
     let mut cx = Context::from_waker(Waker::noop());
     let mut batch = VecDeque::with_capacity(100);
     let mut out = Vec::with_capacity(100);
@@ -197,7 +197,7 @@ fn inv04_bursts_over_all_levels_allocate_nothing_after_warm_up() {
     let mut burst = bursts(&bitmap);
     (0..20).for_each(|_| burst());
     assert_eq!(calls(|| (0..20).for_each(|_| burst())), (0, 0));
-    let tree: Queue<u32, RbTree<u32>> = Queue::new(1_000).unwrap();
+    let tree: Queue<u32, RbTree<u32>> = Queue::with_keys(1_000).unwrap();
     let mut burst = bursts(&tree);
     (0..1_000).for_each(|n| tree.send(n, n).unwrap()); // as many levels as it can ever have
     tree.drain().unwrap();
@@ -210,7 +210,8 @@ fn inv04_bursts_over_all_levels_allocate_nothing_after_warm_up() {
 /// Of nodes beyond those kept, each is made before the lock and freed after it.
 #[test]
 fn inv04_what_a_small_cache_does_not_keep_is_made_and_freed_outside_the_lock() {
-    let queue: Queue<u32, RbTree<u32>> = Queue::builder(2_000).spare_nodes(10).build().unwrap();
+    let queue: Queue<u32, RbTree<u32>> =
+        Queue::builder_with_keys(2_000).spare_nodes(10).build().unwrap();
     let mut burst = bursts(&queue);
     let mut count = (0, 0);
     let ((), held) = watched(&queue, || count = calls(&mut burst));
@@ -222,7 +223,7 @@ fn inv04_what_a_small_cache_does_not_keep_is_made_and_freed_outside_the_lock() {
 
 /// From the first operation on, of whatever kind.
 fn never_allocates<L: Levels<Priority = u32>>() {
-    let queue: Queue<u32, L> = Queue::builder(1_000).no_alloc().build().unwrap();
+    let queue: Queue<u32, L> = Builder::new(1_000).no_alloc().build().unwrap();
     let mut batch: VecDeque<_> = (0..1_000).map(|n| (n, n * 32)).collect();
     let mut out = Vec::with_capacity(1_000);
     let made = calls(|| {
@@ -253,7 +254,7 @@ fn inv04_a_queue_that_got_all_its_memory_first_never_allocates() {
 
 /// Messages that own memory: the watch sees where they are dropped.
 fn leaves_the_lock_before_it_frees<L: Levels<Priority = u32>>() {
-    let mut queue = Queue::<Box<u32>, L>::builder(300)
+    let mut queue = Builder::<Box<u32>, L>::new(300)
         .measure(|n| **n as usize % 7)
         .spare_nodes(3)
         .build()
@@ -293,7 +294,7 @@ fn leaves_the_lock_before_it_frees<L: Levels<Priority = u32>>() {
     });
     assert_eq!(held, (0, 0), "the allocator was called with the lock held");
     assert_eq!(fallbacks(&queue.stats().unwrap()), 0);
-    queue = Queue::new(1).unwrap();
+    queue = Builder::new(1).build().unwrap();
     drop(queue);
 }
 
@@ -309,7 +310,7 @@ fn one_failure_fails_nothing<L: Levels<Priority = u32>>() {
     const MESSAGES: u32 = 200;
     let mut refused = 0;
     for nth in 0.. {
-        let queue: Queue<u32, L> = Queue::builder(300).spare_nodes(2).build().unwrap();
+        let queue: Queue<u32, L> = Builder::new(300).spare_nodes(2).build().unwrap();
         LEFT.set(nth);
         for n in 0..MESSAGES {
             let sent = queue.send(n, n * 163);
@@ -338,7 +339,7 @@ fn inv05_a_spare_that_cannot_be_made_before_the_lock_fails_no_send() {
 /// rest goes on.
 fn no_memory_refuses_only_what_needs_it<L: Levels<Priority = u32>>() {
     for nth in 0.. {
-        let queue: Queue<u32, L> = Queue::builder(300).spare_nodes(2).build().unwrap();
+        let queue: Queue<u32, L> = Builder::new(300).spare_nodes(2).build().unwrap();
         let (mut sent, mut back) = (0, 0);
         FOR_EVER.set(true);
         LEFT.set(nth);
@@ -413,7 +414,7 @@ fn inv06_a_batch_without_memory_stops_at_the_message_that_needs_some() {
 /// goes on by itself, with its own memory, or says that it has none. What it had made before it waited
 /// is kept for that level, where levels keep anything.
 fn a_blocked_sender_goes_on<L: Levels<Priority = u32>>(sender_has_memory: bool, keeps: bool) {
-    let queue: Queue<u32, L> = Queue::builder(2).spare_nodes(0).spin(false).build().unwrap();
+    let queue: Queue<u32, L> = Builder::new(2).spare_nodes(0).spin(false).build().unwrap();
     queue.send(1, 100).unwrap();
     queue.send(2, 100).unwrap(); // the level stays, so its node comes not free
     thread::scope(|scope| {
@@ -518,7 +519,7 @@ fn inv14_no_wake_up_is_lost_when_memory_is_out() {
 fn inv16_a_deep_queue_gives_all_its_memory_back() {
     fn check<L: Levels<Priority = u32>>() {
         let (got, back) = calls(|| {
-            let queue: Queue<Box<u32>, L> = Queue::builder(20_000).spare_nodes(10).build().unwrap();
+            let queue: Queue<Box<u32>, L> = Builder::new(20_000).spare_nodes(10).build().unwrap();
             let mut number = numbers(9);
             (0..20_000).for_each(|n| queue.send(Box::new(n), number() % PRIORITIES).unwrap());
             drop(queue);

@@ -223,7 +223,7 @@ fn inv14_epoll_sees_a_message_that_came_before_or_after() {
         assert!(epoll.wait(0));
     }
     // Messages first, the descriptor later.
-    let queue: Queue<u32, RbTree<u32>> = Queue::new(4).unwrap();
+    let queue: Queue<u32, RbTree<u32>> = Queue::with_keys(4).unwrap();
     queue.send(1, 1).unwrap();
     let ready = Readiness::new(&queue, Interest::Readable).unwrap();
     assert!(Epoll::on(&ready, libc::EPOLLIN).wait(0));

@@ -203,7 +203,7 @@ fn at_every_comparison(mut operation: impl FnMut() -> bool) {
 
 #[test]
 fn inv06_an_order_that_panics_leaves_the_queue_as_it_was() {
-    let queue: Queue<Arc<u32>, RbTree<Key>> = Queue::new(100).unwrap();
+    let queue: Queue<Arc<u32>, RbTree<Key>> = Queue::with_keys(100).unwrap();
     for n in 0..60 {
         queue.send(Arc::new(n), Key(n * 7 % 61)).unwrap();
     }
@@ -253,7 +253,8 @@ fn inv06_an_order_that_panics_leaves_the_queue_as_it_was() {
 fn inv06_an_order_that_panics_in_a_hand_off_costs_the_receiver_nothing() {
     let mut by_itself = 0;
     for nth in 0..10 {
-        let queue: Queue<u32, RbTree<Key>> = Queue::builder(40).spin(false).build().unwrap();
+        let queue: Queue<u32, RbTree<Key>> =
+            Queue::builder_with_keys(40).spin(false).build().unwrap();
         (0..40).for_each(|n| queue.send(n, Key(n * 3)).unwrap());
         thread::scope(|scope| {
             let blocked = scope.spawn(|| queue.send(100, Key(10)));
@@ -276,7 +277,7 @@ fn inv06_an_order_that_panics_in_a_hand_off_costs_the_receiver_nothing() {
 fn inv06_an_order_that_panics_in_an_aged_receive_leaves_the_sender_able_to_go_on() {
     at_every_comparison(|| {
         let left = COMPARISONS.replace(-1);
-        let builder = Queue::<u32, RbTree<Key>>::builder(40).spin(false);
+        let builder = Queue::<u32, RbTree<Key>>::builder_with_keys(40).spin(false);
         let queue = builder.ageing(std::num::NonZeroU32::MIN).build().unwrap();
         (0..40).for_each(|n| queue.send(n, Key(n * 3)).unwrap());
         let mut panicked = false;

@@ -9,7 +9,7 @@ use super::Queue;
 use super::config::{Config, Reserve};
 use super::spin::Spin;
 use super::state::State;
-use crate::core::{Bitmap, Core, Levels, MOST};
+use crate::core::{Bitmap, Core, Levels, MOST, RbTree};
 use crate::error::BuildError;
 use crate::handles::{Receiver, Sender, pair};
 use crate::quota::Quota;
@@ -20,7 +20,53 @@ const SPARE: usize = 1024;
 /// A handle for each side of a queue.
 type Sides<T, L> = (Sender<T, L>, Receiver<T, L>);
 
-/// Limits and habits of a [`Queue`] to be made: [`Queue::builder`].
+impl<T> Queue<T, Bitmap> {
+    /// A queue for up to `max_messages` messages, with priorities from 0 to 32,767.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Limits`] for none or too many, [`BuildError::NoMemory`].
+    pub fn new(max_messages: usize) -> Result<Self, BuildError> {
+        Self::builder(max_messages).build()
+    }
+
+    /// The same, with more limits than one, or as a [`channel`](Builder::channel).
+    #[must_use]
+    pub fn builder(max_messages: usize) -> Builder<T, Bitmap> {
+        Builder::new(max_messages)
+    }
+}
+
+impl<T, K: Ord + Copy + fmt::Debug> Queue<T, RbTree<K>> {
+    /// A queue for up to `max_messages` messages, with priorities of any type with an order: the
+    /// greatest first. Which type that is follows from the first send.
+    ///
+    /// ```
+    /// use std::cmp::Reverse;
+    /// use mq_rbtree::Queue;
+    ///
+    /// let queue = Queue::with_keys(8)?; // the nearest first
+    /// queue.send("the castle", (Reverse(700), 'b'))?;
+    /// queue.send("the bridge", (Reverse(300), 'a'))?;
+    /// assert_eq!(queue.receive()?, ("the bridge", (Reverse(300), 'a')));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Queue::new).
+    pub fn with_keys(max_messages: usize) -> Result<Self, BuildError> {
+        Self::builder_with_keys(max_messages).build()
+    }
+
+    /// The same, with more limits than one, or as a [`channel`](Builder::channel).
+    #[must_use]
+    pub fn builder_with_keys(max_messages: usize) -> Builder<T, RbTree<K>> {
+        Builder::new(max_messages)
+    }
+}
+
+/// Limits and habits of a [`Queue`] to be made: [`Queue::builder`], [`Queue::builder_with_keys`].
 pub struct Builder<T, L: Levels = Bitmap> {
     config: Config<T, L>,
     reserves: Vec<Reserve<L::Priority>>,
@@ -32,7 +78,10 @@ pub struct Builder<T, L: Levels = Bitmap> {
 }
 
 impl<T, L: Levels> Builder<T, L> {
-    pub(super) fn new(max_messages: usize) -> Self {
+    /// For a queue of up to `max_messages` messages, of whichever levels: for code that is generic over
+    /// them.
+    #[must_use]
+    pub fn new(max_messages: usize) -> Self {
         let config = Config {
             max_messages,
             max_bytes: u64::MAX,

@@ -38,7 +38,7 @@ use self::spin::Spin;
 use self::state::State;
 use crate::core::{Bitmap, Hint, Levels, Message, Preload};
 use crate::deadline::Wait;
-use crate::error::{BuildError, Busy, ReceiveError, SendError, SendRefused};
+use crate::error::{Busy, ReceiveError, SendError, SendRefused};
 use crate::quota::Charge;
 
 /// A bounded queue of messages with priorities, for any number of threads and tasks.
@@ -58,21 +58,6 @@ pub struct Queue<T, L: Levels = Bitmap> {
 pub type Received<T, L> = (T, <L as Levels>::Priority);
 
 impl<T, L: Levels> Queue<T, L> {
-    /// A queue for up to `max_messages` messages.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError::Limits`] for none or too many, [`BuildError::NoMemory`].
-    pub fn new(max_messages: usize) -> Result<Self, BuildError> {
-        Self::builder(max_messages).build()
-    }
-
-    /// A queue with more limits than one.
-    #[must_use]
-    pub fn builder(max_messages: usize) -> Builder<T, L> {
-        Builder::new(max_messages)
-    }
-
     /// Sends a message. Waits while there is no room.
     ///
     /// # Errors

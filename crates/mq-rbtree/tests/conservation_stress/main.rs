@@ -57,13 +57,13 @@ fn bytes(message: &Canary) -> usize {
 fn builder<L: Keyed>(dice: &mut Dice) -> Builder<Canary, L> {
     let small = dice.roll(3) + 1;
     let builder = match dice.roll(7) {
-        0 => Queue::builder(1),
-        1 => Queue::builder(small).spin(false),
-        2 => Queue::builder(8).measure(bytes).max_bytes(20),
-        3 => Queue::builder(16).reserve(L::key(3), 8).reserve(L::key(4), 4),
-        4 => Queue::builder(64).no_alloc().ageing(NonZeroU32::new(3).unwrap()),
-        5 => Queue::builder(1_000).spare_nodes(dice.roll(3)),
-        _ => Queue::builder(small).measure(bytes).max_bytes(9).reserve(L::key(2), small - 1),
+        0 => Builder::new(1),
+        1 => Builder::new(small).spin(false),
+        2 => Builder::new(8).measure(bytes).max_bytes(20),
+        3 => Builder::new(16).reserve(L::key(3), 8).reserve(L::key(4), 4),
+        4 => Builder::new(64).no_alloc().ageing(NonZeroU32::new(3).unwrap()),
+        5 => Builder::new(1_000).spare_nodes(dice.roll(3)),
+        _ => Builder::new(small).measure(bytes).max_bytes(9).reserve(L::key(2), small - 1),
     };
     if dice.roll(8) == 0 { builder.time_lock() } else { builder }
 }

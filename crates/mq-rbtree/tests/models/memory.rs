@@ -59,7 +59,8 @@ fn inv05_of_two_pages_made_for_one_place_one_is_stored() {
 #[test]
 fn inv05_of_two_nodes_made_for_nothing_one_is_kept() {
     run(|| {
-        let queue = Queue::<Payload, RbTree<u32>>::builder(8).spare_nodes(1).build().unwrap();
+        let queue =
+            Queue::<Payload, RbTree<u32>>::builder_with_keys(8).spare_nodes(1).build().unwrap();
         queue.try_send(Payload::new(9), 7).unwrap();
         let levels = speculate(Arc::new(queue), 7..8, 7..8, 1).levels;
         assert_eq!((levels.live, levels.kept, levels.from_preload), (1, 1, 1));

@@ -8,7 +8,7 @@ use std::sync::Arc as Plain;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use mq_rbtree::{Bitmap, Levels, Queue, ReceiveError, SendError, SendRefused, Wait};
+use mq_rbtree::{Bitmap, Builder, Levels, Queue, ReceiveError, SendError, SendRefused, Wait};
 use percpu::sync::native::atomic::{AtomicUsize, Ordering};
 use percpu::sync::quarantine::{Watched, free};
 use percpu::sync::{Arc, Futex, model, thread};
@@ -88,7 +88,7 @@ impl<L: Levels<Priority = u32> + 'static> Kind for L {}
 
 /// A queue of so many messages, with some in it: 0, 1 and so on, with priority 0.
 pub(super) fn with<L: Kind>(max: usize, len: u64) -> Shared<L> {
-    let queue = Queue::new(max).unwrap();
+    let queue = Builder::new(max).build().unwrap();
     (0..len).for_each(|id| queue.try_send(Payload::new(id), 0).unwrap());
     Arc::new(queue)
 }

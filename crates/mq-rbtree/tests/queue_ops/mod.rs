@@ -18,8 +18,8 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{
-    Bitmap, Busy, Levels, Queue, RbTree, ReceiveError, ReceiveFuture, SendError, SendFuture,
-    SendRefused, Wait,
+    Bitmap, Builder, Busy, Levels, Queue, RbTree, ReceiveError, ReceiveFuture, SendError,
+    SendFuture, SendRefused, Wait,
 };
 
 use crate::flag::Flag;
@@ -202,7 +202,7 @@ impl<F: Future> Waiting<F> {
 
 pub(crate) fn run<L: Keyed>(limits: &Limits, steps: &[Step]) {
     let mut model = Model::<L>::new(limits);
-    let mut builder = Queue::<Parcel, L>::builder(limits.messages)
+    let mut builder = Builder::<Parcel, L>::new(limits.messages)
         .measure(|parcel| parcel.bytes as usize)
         .max_bytes(limits.bytes)
         .max_message_bytes(limits.message_bytes)
