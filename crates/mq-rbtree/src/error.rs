@@ -106,6 +106,20 @@ impl ReceiveError {
     }
 }
 
+impl NotifyRefused {
+    /// The error as C knows it.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Busy => libc::EBUSY,
+            Self::Closed => libc::ESHUTDOWN,
+            Self::Forked => libc::EOWNERDEAD,
+            #[cfg(feature = "kernel")]
+            Self::System(errno) => *errno,
+        }
+    }
+}
+
 impl BuildError {
     /// The error as C knows it.
     #[must_use]
@@ -143,6 +157,18 @@ impl fmt::Display for ReceiveError {
             Self::Forked => FORKED,
             #[cfg(feature = "kernel")]
             Self::NoMemory => "out of memory",
+            #[cfg(feature = "kernel")]
+            Self::System(errno) => return io::Error::from_raw_os_error(*errno).fmt(f),
+        })
+    }
+}
+
+impl fmt::Display for NotifyRefused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Busy => "a notification is registered already",
+            Self::Closed => "the queue is closed",
+            Self::Forked => FORKED,
             #[cfg(feature = "kernel")]
             Self::System(errno) => return io::Error::from_raw_os_error(*errno).fmt(f),
         })
@@ -194,7 +220,7 @@ macro_rules! plain {
     )*};
 }
 
-plain!(SendRefused ReceiveError BuildError BatchError);
+plain!(SendRefused ReceiveError NotifyRefused BuildError BatchError);
 
 /// A message that was not sent, and why.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -229,9 +255,29 @@ impl fmt::Display for BatchError {
     }
 }
 
-/// A notification that was not registered, because one is already. Maps to `EBUSY`.
+/// Why a notification was not registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NotifyRefused {
+    /// One is registered already. Maps to `EBUSY`.
+    Busy,
+    /// The queue is closed: no message will come. Maps to `ESHUTDOWN`.
+    Closed,
+    /// As for [`SendRefused::Forked`]. Maps to `EOWNERDEAD`.
+    Forked,
+    /// The system gave no thread or socket for it, or the kernel another error: that is its number.
+    #[cfg(feature = "kernel")]
+    System(i32),
+}
+
+/// A notification that was not registered, and why.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Busy<N>(pub N);
+pub struct NotifyError<N> {
+    /// What was to be called.
+    pub callback: N,
+    /// Why it will not be.
+    pub reason: NotifyRefused,
+}
 
 impl<T> SendError<T> {
     /// The message that was not sent.
@@ -246,16 +292,16 @@ impl<T> SendError<T> {
     }
 }
 
-impl<N> Busy<N> {
+impl<N> NotifyError<N> {
     /// The notification that was not registered.
     pub fn into_inner(self) -> N {
-        self.0
+        self.callback
     }
 
-    /// The error as C knows it: `EBUSY`.
+    /// The error as C knows it.
     #[must_use]
     pub fn errno(&self) -> i32 {
-        libc::EBUSY
+        self.reason.errno()
     }
 }
 
@@ -280,22 +326,23 @@ impl<T> From<SendError<T>> for io::Error {
     }
 }
 
-impl<N> fmt::Debug for Busy<N> {
+/// Without what is given back, which need not be `Debug`.
+impl<N> fmt::Debug for NotifyError<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Busy(..)")
+        f.debug_struct("NotifyError").field("reason", &self.reason).finish_non_exhaustive()
     }
 }
 
-impl<N> fmt::Display for Busy<N> {
+impl<N> fmt::Display for NotifyError<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a notification is registered already")
+        self.reason.fmt(f)
     }
 }
 
-impl<N> Error for Busy<N> {}
+impl<N> Error for NotifyError<N> {}
 
-impl<N> From<Busy<N>> for io::Error {
-    fn from(error: Busy<N>) -> Self {
-        Self::from_raw_os_error(error.errno())
+impl<N> From<NotifyError<N>> for io::Error {
+    fn from(error: NotifyError<N>) -> Self {
+        error.reason.into()
     }
 }

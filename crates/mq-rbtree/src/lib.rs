@@ -91,12 +91,12 @@
 //! |---|---|---|---|
 //! | `EAGAIN` | `Full` | `Empty` | |
 //! | `ETIMEDOUT` | `Timeout` | `Timeout` | |
-//! | `ESHUTDOWN` | `Closed` | `Closed` | |
+//! | `ESHUTDOWN` | `Closed` | `Closed` | [`NotifyRefused::Closed`] |
 //! | `EMSGSIZE` | `TooLong` | | |
 //! | `EINVAL` | `BadPriority` | | [`BuildError::Limits`], [`BuildError::BadPriority`], [`InvalidDeadline`] |
 //! | `ENOMEM` | `NoMemory` | | [`BuildError::NoMemory`] |
-//! | `EOWNERDEAD` | `Forked` | `Forked` | every operation: [`Forked`] |
-//! | `EBUSY` | | | [`Busy`]: a notification, or a [`Readiness`] of that direction, is there already |
+//! | `EOWNERDEAD` | `Forked` | `Forked` | [`NotifyRefused::Forked`], [`ReadinessError`]; every other operation: [`Forked`] |
+//! | `EBUSY` | | | [`NotifyRefused::Busy`], [`ReadinessError`]: there is one already |
 //! | `EMFILE` | | | [`BuildError::Quota`] |
 //!
 //! # What happens when
@@ -163,11 +163,13 @@ mod waiter;
 
 pub use self::core::{Bitmap, Core, Levels, PRIORITIES, RbTree};
 pub use self::deadline::{Deadline, InvalidDeadline, Wait};
-pub use self::error::{BatchError, BuildError, Busy, ReceiveError, SendError, SendRefused};
+pub use self::error::{
+    BatchError, BuildError, NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused,
+};
 pub use self::handles::{Receiver, Sender};
 #[cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
 pub use self::kernel::{Exceeded, KernelQueue, OpenError};
-pub use self::posix::{Attributes, Callback, MessageQueue, NotifyError, NotifyRefused};
+pub use self::posix::{Attributes, Callback, MessageQueue};
 pub use self::queue::{
     Builder, Interest, Queue, Readiness, ReadinessError, ReceiveFuture, Received, SendFuture,
 };

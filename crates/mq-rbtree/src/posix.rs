@@ -1,12 +1,10 @@
 //! One interface over the kernel's POSIX queue and ours.
 
-use std::error::Error;
-use std::fmt;
 use std::io;
 
 use crate::core::Bitmap;
 use crate::deadline::Wait;
-use crate::error::{Busy, ReceiveError, SendError};
+use crate::error::{NotifyError, ReceiveError, SendError};
 use crate::queue::Queue;
 
 /// Called once when a queue stops being empty. It runs on whatever thread the queue has for it: the
@@ -71,7 +69,7 @@ pub trait MessageQueue: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`NotifyError`] has the callback; `EBUSY` if one is registered.
+    /// [`NotifyError`] has the callback, and says why; `EBUSY` if one is registered.
     fn notify(&self, callback: Callback) -> Result<(), NotifyError<Callback>>;
 
     /// Ends the registration, if there is one. A callback that was called for is not stopped.
@@ -106,88 +104,10 @@ impl MessageQueue for Queue<Vec<u8>, Bitmap> {
     }
 
     fn notify(&self, callback: Callback) -> Result<(), NotifyError<Callback>> {
-        Ok(Queue::notify(self, callback)?)
+        Queue::notify(self, callback)
     }
 
     fn cancel_notify(&self) {
         Queue::cancel_notify(self);
-    }
-}
-
-/// Why a callback was not registered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum NotifyRefused {
-    /// One is registered already. Maps to `EBUSY`.
-    Busy,
-    /// The system gave no thread or socket for it, or the kernel another error: that is its number.
-    #[cfg(feature = "kernel")]
-    System(i32),
-}
-
-impl NotifyRefused {
-    /// The error as C knows it.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        match self {
-            Self::Busy => libc::EBUSY,
-            #[cfg(feature = "kernel")]
-            Self::System(errno) => *errno,
-        }
-    }
-}
-
-impl fmt::Display for NotifyRefused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Busy => Busy(()).fmt(f),
-            #[cfg(feature = "kernel")]
-            Self::System(errno) => io::Error::from_raw_os_error(*errno).fmt(f),
-        }
-    }
-}
-
-impl Error for NotifyRefused {}
-
-/// A callback that was not registered, and why.
-pub struct NotifyError<N> {
-    /// What was to be called.
-    pub callback: N,
-    /// Why it will not be.
-    pub reason: NotifyRefused,
-}
-
-impl<N> NotifyError<N> {
-    /// The error as C knows it.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        self.reason.errno()
-    }
-}
-
-/// Without the callback, which need not be `Debug`.
-impl<N> fmt::Debug for NotifyError<N> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NotifyError").field("reason", &self.reason).finish_non_exhaustive()
-    }
-}
-
-impl<N> fmt::Display for NotifyError<N> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.reason.fmt(f)
-    }
-}
-
-impl<N> Error for NotifyError<N> {}
-
-impl<N> From<Busy<N>> for NotifyError<N> {
-    fn from(Busy(callback): Busy<N>) -> Self {
-        Self { callback, reason: NotifyRefused::Busy }
-    }
-}
-
-impl<N> From<NotifyError<N>> for io::Error {
-    fn from(error: NotifyError<N>) -> Self {
-        Self::from_raw_os_error(error.errno())
     }
 }

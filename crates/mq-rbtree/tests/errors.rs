@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 use std::error::Error;
 use std::io;
 
-use mq_rbtree::{BuildError, Busy, Deadline, Queue, ReceiveError, SendError, SendRefused, Wait};
+use mq_rbtree::{
+    BuildError, Deadline, NotifyError, NotifyRefused, Queue, ReceiveError, SendError, SendRefused,
+    Wait,
+};
 
 #[test]
 fn each_reason_has_its_errno_and_its_words() {
@@ -55,8 +58,17 @@ fn each_reason_has_its_errno_and_its_words() {
         (deadline.errno(), io::Error::from(deadline).raw_os_error()),
         (libc::EINVAL, Some(libc::EINVAL))
     );
-    assert_eq!(io::Error::from(Busy(1)).raw_os_error(), Some(libc::EBUSY));
-    assert_eq!(format!("{:?}: {}", Busy(Unprintable), Busy(1)).find("Busy(..): "), Some(0));
+    let notify = [
+        (NotifyRefused::Busy, libc::EBUSY),
+        (NotifyRefused::Closed, libc::ESHUTDOWN),
+        (NotifyRefused::Forked, libc::EOWNERDEAD),
+    ];
+    for (reason, errno) in notify {
+        let error = NotifyError { callback: Unprintable, reason };
+        assert_eq!((error.errno(), reason.to_string()), (errno, error.to_string()));
+        assert!(format!("{error:?}").starts_with("NotifyError { reason: "));
+        assert_eq!(io::Error::from(error).raw_os_error(), Some(errno));
+    }
 }
 
 struct Unprintable;

@@ -14,7 +14,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
-use mq_rbtree::{Forked, Interest, Queue, Readiness, ReceiveError, SendRefused, Wait};
+use mq_rbtree::{
+    Forked, Interest, NotifyRefused, Queue, Readiness, ReceiveError, SendRefused, Wait,
+};
 
 use child::in_child;
 use until::wait_until;
@@ -123,7 +125,9 @@ fn is_refused_everywhere(queue: &Queue<u32>) -> bool {
     assert_eq!((queue.is_empty().map(drop), queue.is_closed().map(drop)), (forked, forked));
     assert_eq!((queue.drain().map(drop), queue.peek(|_, _| ()).map(drop)), (forked, forked));
     assert_eq!(queue.stats().map(drop), forked);
-    assert!(queue.notify(|| ()).is_err() && !queue.cancel_notify());
+    let refused = queue.notify(|| ()).unwrap_err();
+    assert_eq!((refused.reason, refused.errno()), (NotifyRefused::Forked, libc::EOWNERDEAD));
+    assert!(!queue.cancel_notify());
     let error = Readiness::new(queue, Interest::Readable).unwrap_err();
     assert_eq!(error.reason.raw_os_error(), Some(libc::EOWNERDEAD));
     !format!("{queue:?}").is_empty()

@@ -20,8 +20,8 @@ use percpu::sync::native::atomic::{AtomicU64, Ordering};
 
 pub use self::open_error::{Exceeded, OpenError};
 use crate::deadline::{Deadline, Wait};
-use crate::error::{ReceiveError, SendError, SendRefused};
-use crate::posix::{Attributes, Callback, MessageQueue, NotifyError};
+use crate::error::{NotifyError, ReceiveError, SendError, SendRefused};
+use crate::posix::{Attributes, Callback, MessageQueue};
 
 /// A POSIX message queue of the kernel (`mq_overview(7)`).
 ///

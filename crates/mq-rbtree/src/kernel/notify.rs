@@ -21,7 +21,8 @@ use std::ptr;
 use percpu::sync::{Arc, Mutex, thread};
 
 use super::{errno, uninterrupted};
-use crate::posix::{Callback, NotifyError, NotifyRefused};
+use crate::error::{NotifyError, NotifyRefused};
+use crate::posix::Callback;
 
 /// What the kernel sends: bytes of ours, the last of which it replaced. ABI.
 const COOKIE: usize = 32;

@@ -38,7 +38,7 @@ use self::spin::Spin;
 use self::state::State;
 use crate::core::{Bitmap, Hint, Levels, Message, Preload};
 use crate::deadline::Wait;
-use crate::error::{Busy, ReceiveError, SendError, SendRefused};
+use crate::error::{NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused};
 use crate::quota::Charge;
 
 /// A bounded queue of messages with priorities, for any number of threads and tasks.
@@ -216,20 +216,26 @@ impl<T, L: Levels> Queue<T, L> {
     ///
     /// # Errors
     ///
-    /// [`Busy`] with the notification if one is registered.
-    pub fn notify<F: FnOnce() + Send + 'static>(&self, notification: F) -> Result<(), Busy<F>> {
+    /// [`NotifyError`] with the notification: one is registered; the queue is closed, so that it would
+    /// never be called; or the process is a fork child in which every operation says so.
+    pub fn notify<F: FnOnce() + Send + 'static>(
+        &self,
+        notification: F,
+    ) -> Result<(), NotifyError<F>> {
         let boxed = Box::new(notification);
-        let refused = match self.lock() {
-            Ok(mut state) if state.notification.is_none() => {
+        let (refused, reason) = match self.lock() {
+            Ok(state) if state.closed => (boxed, NotifyRefused::Closed),
+            Ok(state) if state.notification.is_some() => (boxed, NotifyRefused::Busy),
+            Ok(mut state) => {
                 state.notification = Some(boxed);
                 return Ok(());
             }
-            Ok(_) | Err(_) => boxed,
+            Err(Forked { .. }) => (boxed, NotifyRefused::Forked),
         };
-        Err(Busy(*refused))
+        Err(NotifyError { callback: *refused, reason })
     }
 
-    /// Takes back what was registered; false if nothing is, any more.
+    /// Takes back what was registered; false if nothing is, any more, or this fork child may not look.
     pub fn cancel_notify(&self) -> bool {
         let taken = self.lock().ok().and_then(|mut state| state.notification.take());
         taken.is_some() // dropped after the unlock

@@ -18,7 +18,6 @@ use percpu::sync::{Arc, mutant};
 
 use super::{After, Queue};
 use crate::core::{Bitmap, Levels};
-use crate::error::Busy;
 
 pub(crate) const READABLE: usize = 0;
 pub(crate) const WRITABLE: usize = 1;
@@ -151,7 +150,7 @@ impl<Q: Deref<Target = Queue<T, L>>, T, L: Levels> Readiness<Q, T, L> {
             let mut state = locked.map_err(|_| io::Error::from_raw_os_error(libc::EOWNERDEAD))?;
             if state.bells[which].is_some() {
                 drop(state);
-                return Err(Busy(()).into());
+                return Err(io::Error::from_raw_os_error(libc::EBUSY));
             }
             state.bells[which] = Some(Arc::clone(&bell));
             state.armed |= 1 << which;

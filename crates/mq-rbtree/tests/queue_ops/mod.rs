@@ -18,7 +18,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{
-    Bitmap, Builder, Busy, Levels, Queue, RbTree, ReceiveError, ReceiveFuture, SendError,
+    Bitmap, Builder, Levels, NotifyRefused, Queue, RbTree, ReceiveError, ReceiveFuture, SendError,
     SendFuture, SendRefused, Wait,
 };
 
@@ -418,8 +418,15 @@ impl<L: Keyed> Runner<'_, L> {
                     fired.fetch_add(1, Relaxed);
                 };
                 match queue.notify(notification) {
-                    Ok(()) => assert!(!std::mem::replace(&mut model.registered, true)),
-                    Err(Busy(_)) => assert!(model.registered),
+                    Ok(()) => {
+                        assert!(!model.closed && !std::mem::replace(&mut model.registered, true));
+                    }
+                    Err(refused) if model.closed => {
+                        assert_eq!(refused.reason, NotifyRefused::Closed);
+                    }
+                    Err(refused) => {
+                        assert_eq!((refused.reason, model.registered), (NotifyRefused::Busy, true));
+                    }
                 }
             }
             Step::CancelNotify => {
