@@ -8,6 +8,7 @@ use thiserror::Error;
 use crate::backend::scripted::{Script, Scripted};
 use crate::backend::{Backend, aio::Aio, threads::Threads, uring::Uring};
 use crate::engine::Engine;
+use crate::reap::ReapMode;
 use crate::state::{Limits, State};
 
 /// Most requests in flight an engine can be asked for: io_uring's largest ring (ABI).
@@ -102,6 +103,8 @@ pub struct EngineBuilder {
     max_batch: Option<usize>,
     reap_budget: Option<usize>,
     threads: usize,
+    reap_mode: ReapMode,
+    defer_task_run: bool,
 }
 
 impl Default for EngineBuilder {
@@ -113,6 +116,8 @@ impl Default for EngineBuilder {
             max_batch: None,
             reap_budget: None,
             threads: 4,
+            reap_mode: ReapMode::default(),
+            defer_task_run: false,
         }
     }
 }
@@ -151,6 +156,21 @@ impl EngineBuilder {
         self
     }
 
+    /// When completions are looked for; right after each submission by default.
+    pub fn reap_mode(mut self, mode: ReapMode) -> Self {
+        self.reap_mode = mode;
+        self
+    }
+
+    /// Lets io_uring finish requests only when the engine looks for completions
+    /// (`IORING_SETUP_DEFER_TASKRUN`, Linux 6.1): the work comes in batches, but nothing completes
+    /// behind the engine's back, and each look is a system call when something waits. Off by
+    /// default; without effect on other backends and older kernels.
+    pub fn defer_task_run(mut self, defer: bool) -> Self {
+        self.defer_task_run = defer;
+        self
+    }
+
     /// Most threads of the pool, where one is used; 4 by default. They start when needed.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;
@@ -172,8 +192,7 @@ impl EngineBuilder {
         for &kind in tried {
             match self.start(kind, limits.depth) {
                 Ok(backend) => {
-                    return Engine::from_parts(State::new(backend, limits), kind, fallbacks)
-                        .map_err(StartError::Descriptors);
+                    return self.finish(State::new(backend, limits), kind, fallbacks);
                 }
                 Err(error) => fallbacks.push(Fallback { backend: kind, error }),
             }
@@ -192,8 +211,18 @@ impl EngineBuilder {
             StartError::Refused(vec![Fallback { backend: BackendKind::Scripted, error }])
         })?;
         let state = State::new(Box::new(device), limits);
-        Engine::from_parts(state, BackendKind::Scripted, Vec::new())
-            .map_err(StartError::Descriptors)
+        self.finish(state, BackendKind::Scripted, Vec::new())
+    }
+
+    fn finish(
+        self,
+        state: State,
+        kind: BackendKind,
+        fallbacks: Vec<Fallback>,
+    ) -> Result<Engine, StartError> {
+        let engine = Engine::from_parts(state, kind, fallbacks).map_err(StartError::Descriptors)?;
+        engine.set_reap_mode(self.reap_mode);
+        Ok(engine)
     }
 
     fn limits(&self) -> Result<Limits, StartError> {
@@ -217,7 +246,7 @@ impl EngineBuilder {
 
     fn start(&self, kind: BackendKind, depth: usize) -> io::Result<Box<dyn Backend>> {
         Ok(match kind {
-            BackendKind::Uring => Box::new(Uring::new(depth)?),
+            BackendKind::Uring => Box::new(Uring::new(depth, self.defer_task_run)?),
             BackendKind::Aio => Box::new(Aio::new(self.threads, depth)?),
             BackendKind::Threads => Box::new(Threads::new(self.threads, depth)?),
             BackendKind::Scripted => Box::new(Scripted::new(&Script::new())?),

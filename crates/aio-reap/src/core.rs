@@ -15,6 +15,7 @@ use crate::doorbell::Doorbell;
 use crate::engine::Turn;
 use crate::file::File;
 use crate::op::Op;
+use crate::reap::ReapMode;
 use crate::slab::{Front, Index, State as SlotState};
 use crate::state::{Delivery, State};
 
@@ -23,6 +24,7 @@ pub(crate) struct Core {
     pub(crate) doorbell: Doorbell,
     pub(crate) kind: BackendKind,
     pub(crate) fallbacks: Vec<Fallback>,
+    pub(crate) reap_mode: Cell<ReapMode>,
     plugs: Cell<usize>,
     /// A callback or wake-up is running further up this stack.
     dispatching: Cell<bool>,
@@ -40,6 +42,7 @@ impl Core {
             doorbell,
             kind,
             fallbacks,
+            reap_mode: Cell::default(),
             plugs: Cell::new(0),
             dispatching: Cell::new(false),
         }
@@ -87,18 +90,18 @@ impl Core {
     /// call that delivers it (or the kick it arms) goes on.
     pub(crate) fn flush_unless_held(&self) {
         if self.plugs.get() == 0 && !self.dispatching.get() {
-            self.round(true);
+            self.round(self.reap_mode.get().after_submit(), true);
         }
     }
 
-    /// One submission, one reap, delivery; returns the completions delivered.
+    /// One submission, one reap if asked for, delivery; returns the completions delivered.
     ///
     /// It does not loop: a device that completes inside submit would keep it here for ever.
-    fn round(&self, deliver: bool) -> usize {
+    fn round(&self, reap: bool, deliver: bool) -> usize {
         {
             let mut state = self.state.borrow_mut();
             state.submit();
-            if state.reap() {
+            if reap && state.reap() {
                 self.doorbell.progress();
             }
         }
@@ -130,7 +133,7 @@ impl Core {
     pub(crate) fn turn(&self, deliver: bool) -> Turn {
         self.doorbell.answer();
         self.state.borrow_mut().backend.acknowledge();
-        let delivered = self.round(deliver);
+        let delivered = self.round(true, deliver);
         let state = self.state.borrow();
         let pending = state.pending() + state.ready();
         Turn { delivered, pending, in_flight: state.in_flight() }
@@ -154,17 +157,20 @@ impl Core {
             if left.is_some_and(|left| left.is_zero()) {
                 return Ok(turn);
             }
-            self.sleep(left, alarm.is_some())?;
+            self.sleep(left, alarm)?;
         }
     }
 
-    /// Sleeps until a turn may get somewhere; returns early at will.
-    fn sleep(&self, timeout: Option<Duration>, for_kick: bool) -> io::Result<()> {
+    /// Sleeps until a turn may get somewhere, or the alarm rings; returns early at will.
+    fn sleep(&self, timeout: Option<Duration>, alarm: Option<&Alarm>) -> io::Result<()> {
+        if self.spin(timeout, alarm) {
+            return Ok(());
+        }
         let mut state = self.state.borrow_mut();
         if state.has_work() {
             return Ok(());
         }
-        if state.in_kernel() > 0 && !for_kick {
+        if state.in_kernel() > 0 && alarm.is_none() {
             return state.wait(timeout);
         }
         if state.in_kernel() > 0 {
@@ -173,6 +179,22 @@ impl Core {
         }
         drop(state);
         self.doorbell.wait(timeout)
+    }
+
+    /// Peeks for completions as long as the reap mode says; true if there is no need to sleep.
+    fn spin(&self, timeout: Option<Duration>, alarm: Option<&Alarm>) -> bool {
+        let Some(mut spin) = self.reap_mode.get().spin(timeout) else { return false };
+        let mut state = self.state.borrow_mut();
+        while !state.has_work() && !alarm.is_some_and(Alarm::is_rung) {
+            if state.in_kernel() == 0 || !spin.go_on() {
+                return false;
+            }
+            state.backend.relax();
+            if state.reap() {
+                self.doorbell.progress();
+            }
+        }
+        true
     }
 
     pub(crate) fn drain(&self) -> io::Result<()> {

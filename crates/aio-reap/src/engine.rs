@@ -20,6 +20,7 @@ use crate::doorbell::Doorbell;
 use crate::file::File;
 use crate::op::{AllocateMode, Kind, Op};
 use crate::plug::Plug;
+use crate::reap::ReapMode;
 use crate::request::Request;
 use crate::state::State;
 use crate::stats::EngineStats;
@@ -87,6 +88,16 @@ impl Engine {
     /// Backends that were tried first, and why each was refused.
     pub fn fallbacks(&self) -> &[Fallback] {
         &self.core.fallbacks
+    }
+
+    /// When completions are looked for.
+    pub fn reap_mode(&self) -> ReapMode {
+        self.core.reap_mode.get()
+    }
+
+    /// Changes when completions are looked for, from the next call on.
+    pub fn set_reap_mode(&self, mode: ReapMode) {
+        self.core.reap_mode.set(mode);
     }
 
     /// Attaches an open file.

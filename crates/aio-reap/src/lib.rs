@@ -63,6 +63,7 @@ mod op;
 mod operation;
 mod plug;
 mod queue;
+mod reap;
 mod request;
 mod slab;
 mod state;
@@ -78,6 +79,7 @@ pub use op::AllocateMode;
 pub use operation::Operation;
 pub use plug::Plug;
 pub use queue::{Completion, CompletionQueue};
+pub use reap::ReapMode;
 pub use request::{Request, SubmitError};
 pub use stats::{EngineStats, ReapSizes};
 

@@ -16,8 +16,10 @@ const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKin
 /// Runs `test` on every backend this system allows; io_uring and AIO may be refused in a
 /// container, threads may not.
 fn on_every_backend(test: impl Fn(&Engine)) {
-    for kind in REAL {
-        match Engine::builder().depth(8).capacity(64).backend(kind).build() {
+    let variants = REAL.into_iter().map(|kind| (kind, false)).chain([(BackendKind::Uring, true)]);
+    for (kind, defer) in variants {
+        let builder = Engine::builder().depth(8).capacity(64).backend(kind);
+        match builder.defer_task_run(defer).build() {
             Ok(engine) => {
                 assert_eq!(engine.backend(), kind);
                 test(&engine);

@@ -11,6 +11,8 @@ use std::io;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
+use percpu::sync::hint;
+
 use crate::op::Op;
 
 pub(crate) mod aio;
@@ -59,6 +61,11 @@ pub(crate) trait Backend {
     /// Sleeps until a completion is likely visible, or `timeout` is over. Spurious returns are
     /// fine; only called while the kernel holds something.
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()>;
+
+    /// The engine looked, found nothing and will look again at once.
+    fn relax(&mut self) {
+        hint::spin_loop();
+    }
 
     /// The engine will sleep on the [descriptors](Self::wake_fds) instead of in `wait`.
     fn before_sleep(&mut self) {}

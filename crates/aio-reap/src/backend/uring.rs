@@ -3,23 +3,35 @@
 //! Set up for one thread that enters the kernel often (`COOP_TASKRUN`, `SINGLE_ISSUER`): a
 //! completion does not interrupt user code but is posted when the thread next enters. `TASKRUN_FLAG`
 //! tells a peek that something waits for that, so the peek enters and nothing shows up late.
+//!
+//! With `DEFER_TASKRUN` the kernel also puts off the work that leads to a completion: until the
+//! thread enters for events, which each submission and each peek that sees the flag do. Newer
+//! kernels then do not wake who polls the ring's descriptor, but signal a registered eventfd: when
+//! such work appears, before any completion does.
 
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use super::{Backend, RawCompletion, Stop, Sub, Submitted};
 use crate::op::{Kind, Op};
+use crate::sys;
 
 /// `IORING_ENTER_GETEVENTS` (ABI).
 const ENTER_GETEVENTS: u32 = 1;
+
+/// Most enters in one reap; a guess. Linux does put-off work in pieces of 20.
+const MAX_ENTERS: usize = 16;
 
 pub(crate) struct Uring {
     ring: IoUring,
     /// Pushed to the submission ring, not yet consumed by the kernel.
     backlog: usize,
+    /// Rung by the kernel when it put work off; there if it does that until it is entered for
+    /// events.
+    deferred: Option<OwnedFd>,
 }
 
 impl Uring {
@@ -29,8 +41,13 @@ impl Uring {
     ///
     /// Whatever refuses it: the set-up, an operation the kernel does not know (before 5.6), or the
     /// first enter (a filter may allow the set-up alone).
-    pub(crate) fn new(depth: usize) -> io::Result<Self> {
-        let mut ring = setup(depth as u32)?;
+    pub(crate) fn new(depth: usize, defer: bool) -> io::Result<Self> {
+        let flags = if defer { &FLAGS[..] } else { &FLAGS[1..] };
+        let (mut ring, deferred) = first_known(flags, |flags| flags.setup(depth as u32))?;
+        let bell = if deferred { Some(sys::eventfd()?) } else { None };
+        if let Some(bell) = &bell {
+            ring.submitter().register_eventfd(bell.as_raw_fd())?;
+        }
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe)?;
         let needed = [
@@ -50,7 +67,23 @@ impl Uring {
         if ring.completion().next().is_none() {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
-        Ok(Self { ring, backlog: 0 })
+        Ok(Self { ring, backlog: 0, deferred: bell })
+    }
+
+    /// What becomes readable when completions are there, or wait to be posted.
+    fn bell(&self) -> RawFd {
+        self.deferred.as_ref().map_or(self.ring.as_raw_fd(), AsRawFd::as_raw_fd)
+    }
+
+    /// Submits what is in the ring; with put-off work done on the way.
+    fn enter(&mut self) -> io::Result<usize> {
+        if self.deferred.is_some() {
+            let count = self.backlog as u32; // at most the depth
+            // SAFETY: no argument is passed.
+            unsafe { self.ring.submitter().enter::<()>(count, 0, ENTER_GETEVENTS, None) }
+        } else {
+            self.ring.submit()
+        }
     }
 
     /// Lets the kernel post what it holds back for us, without waiting.
@@ -60,29 +93,54 @@ impl Uring {
     }
 }
 
-/// Asks for the flags that suit, then for fewer: older kernels know fewer of them.
-fn setup(entries: u32) -> io::Result<IoUring> {
-    let attempt = IoUring::builder()
-        .setup_coop_taskrun() // 5.19, as the next
-        .setup_taskrun_flag()
-        .setup_single_issuer() // 6.0
-        .setup_submit_all() // 5.18
-        .build(entries);
-    match attempt {
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
-        done => return done,
-    }
-    let attempt = IoUring::builder()
-        .setup_coop_taskrun()
-        .setup_taskrun_flag()
-        .setup_submit_all()
-        .build(entries);
-    match attempt {
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-            IoUring::builder().build(entries)
+/// What is asked of the set-up.
+#[derive(Clone, Copy, Debug)]
+struct Flags {
+    /// `DEFER_TASKRUN`, from 6.1 on; needs `single_issuer`.
+    defer: bool,
+    /// `SINGLE_ISSUER`, from 6.0 on.
+    single_issuer: bool,
+    /// `COOP_TASKRUN` and `TASKRUN_FLAG`, from 5.19 on, and `SUBMIT_ALL`, from 5.18 on.
+    cooperate: bool,
+}
+
+/// What suits best, and then less: older kernels know fewer of them.
+const FLAGS: [Flags; 4] = [
+    Flags { defer: true, single_issuer: true, cooperate: true },
+    Flags { defer: false, single_issuer: true, cooperate: true },
+    Flags { defer: false, single_issuer: false, cooperate: true },
+    Flags { defer: false, single_issuer: false, cooperate: false },
+];
+
+impl Flags {
+    fn setup(self, entries: u32) -> io::Result<(IoUring, bool)> {
+        let mut builder = IoUring::builder();
+        if self.defer {
+            builder.setup_defer_taskrun();
         }
-        done => done,
+        if self.single_issuer {
+            builder.setup_single_issuer();
+        }
+        if self.cooperate {
+            builder.setup_taskrun_flag().setup_submit_all();
+            if !self.defer {
+                builder.setup_coop_taskrun();
+            }
+        }
+        Ok((builder.build(entries)?, self.defer))
     }
+}
+
+/// The first set of flags that the kernel takes: `EINVAL` may be about a flag it does not know.
+fn first_known<T>(flags: &[Flags], mut setup: impl FnMut(Flags) -> io::Result<T>) -> io::Result<T> {
+    let (last, more) = flags.split_last().expect("there is always the empty set");
+    for flags in more {
+        match setup(*flags) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+            done => return done,
+        }
+    }
+    setup(*last)
 }
 
 fn entry(Sub { user_data, op }: &Sub) -> squeue::Entry {
@@ -122,7 +180,7 @@ impl Backend for Uring {
         self.backlog += accepted;
         let mut stop = (accepted < batch.len()).then_some(Stop::Busy);
         while self.backlog > 0 {
-            match self.ring.submit() {
+            match self.enter() {
                 // Without SUBMIT_ALL the kernel stops behind a request it refuses (that one has
                 // its completion); none consumed at all means no room.
                 Ok(0) => {
@@ -143,43 +201,83 @@ impl Backend for Uring {
     }
 
     fn reap(&mut self, budget: usize, out: &mut Vec<RawCompletion>) {
-        if self.ring.completion().is_empty() && self.ring.submission().taskrun() {
-            self.run_task_work();
-        }
-        out.extend(
-            self.ring.completion().take(budget).map(|entry| RawCompletion {
+        let full = out.len().saturating_add(budget);
+        // Put-off work is done a few at a time; the flag shows while some is left.
+        for _ in 0..MAX_ENTERS {
+            let waiting = self.ring.submission().taskrun();
+            if waiting && (self.deferred.is_some() || self.ring.completion().is_empty()) {
+                self.run_task_work();
+            }
+            let room = full - out.len();
+            out.extend(self.ring.completion().take(room).map(|entry| RawCompletion {
                 user_data: entry.user_data(),
                 result: entry.result(),
-            }),
-        );
+            }));
+            if self.deferred.is_none() || out.len() == full || !self.ring.submission().taskrun() {
+                return;
+            }
+        }
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let result = match timeout {
             None => self.ring.submit_and_wait(1).map(drop),
             // EXT_ARG would do with one call, from 5.11 on; a poll does everywhere.
-            Some(_) => return super::wait_readable(&[self.ring.as_raw_fd()], timeout),
+            Some(_) => return super::wait_readable(&[self.bell()], timeout),
         };
         self.backlog = self.ring.submission().len();
         match result {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
             // A submission that found no room; completions are waited for all the same.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) => {
-                super::wait_readable(&[self.ring.as_raw_fd()], timeout)
+                super::wait_readable(&[self.bell()], timeout)
             }
             other => other,
         }
     }
 
     fn acknowledge(&mut self) {
-        // The ring's descriptor is readable while completions are there; reading them is enough.
+        // The ring's own descriptor is readable while completions are there.
+        if let Some(bell) = &self.deferred {
+            sys::drain(bell);
+        }
     }
 
     fn wake_fds(&self) -> Vec<RawFd> {
-        vec![self.ring.as_raw_fd()]
+        vec![self.bell()]
     }
 
     fn backlog(&self) -> usize {
         self.backlog
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A kernel that knows `known` sets of flags, the least first.
+    fn older_kernel(flags: &[Flags], known: usize, errno: i32) -> (usize, io::Result<usize>) {
+        let mut tried = 0;
+        let result = first_known(flags, |flags| {
+            tried += 1;
+            let rank = [flags.cooperate, flags.single_issuer, flags.defer];
+            let rank = rank.iter().filter(|&&flag| flag).count();
+            if rank < known { Ok(rank) } else { Err(io::Error::from_raw_os_error(errno)) }
+        });
+        (tried, result)
+    }
+
+    #[test]
+    fn older_kernels_are_asked_for_fewer_flags() {
+        for known in 1..=4 {
+            let (tried, result) = older_kernel(&FLAGS, known, libc::EINVAL);
+            assert_eq!((tried, result.unwrap()), (5 - known, known - 1));
+        }
+        let (tried, result) = older_kernel(&FLAGS[1..], 0, libc::EINVAL);
+        assert_eq!((tried, result.unwrap_err().raw_os_error()), (3, Some(libc::EINVAL)));
+        // Anything else is no matter of flags.
+        let (tried, result) = older_kernel(&FLAGS, 0, libc::EPERM);
+        assert_eq!((tried, result.unwrap_err().raw_os_error()), (1, Some(libc::EPERM)));
     }
 }

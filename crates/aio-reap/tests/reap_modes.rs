@@ -1,0 +1,243 @@
+//! When completions are looked for: every mode, on the scripted device and on the kernel's.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+use std::cell::Cell;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use aio_reap::scripted::{Script, SubmitStep};
+use aio_reap::{BackendKind, CompletionQueue, Engine, ReapMode};
+
+const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
+const LONG: Duration = Duration::from_secs(3600);
+
+fn scripted(mode: ReapMode) -> (Engine, Script) {
+    let script = Script::new();
+    (Engine::builder().depth(4).reap_mode(mode).build_scripted(&script).unwrap(), script)
+}
+
+fn count(counter: &Rc<Cell<usize>>) -> impl FnOnce(io::Result<usize>, ()) + use<> {
+    let counter = Rc::clone(counter);
+    move |result, ()| {
+        result.unwrap();
+        counter.set(counter.get() + 1);
+    }
+}
+
+fn readable(engine: &Engine) -> bool {
+    let fd = engine.as_fd().as_raw_fd();
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid pollfd.
+    unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
+}
+
+/// Submitting looks for completions in every mode but `OnTurn`, where the descriptor stays
+/// readable until a turn looks.
+#[test]
+fn inv05_on_turn_leaves_completions_to_the_next_turn() {
+    for mode in [
+        ReapMode::OnTurn,
+        ReapMode::AfterSubmit,
+        ReapMode::Poll,
+        ReapMode::Hybrid { spin: Duration::from_micros(50) },
+    ] {
+        let (engine, script) = scripted(mode);
+        assert_eq!(engine.reap_mode(), mode);
+        let called = Rc::new(Cell::new(0));
+        script.on_submit(SubmitStep::Inline);
+        engine.nop().callback(count(&called)).unwrap();
+        let at_once = usize::from(mode != ReapMode::OnTurn);
+        assert_eq!((called.get(), script.visible()), (at_once, 1 - at_once), "{mode:?}");
+        if mode == ReapMode::OnTurn {
+            assert!(readable(&engine), "nobody is told of the completion");
+        }
+        engine.turn();
+        assert_eq!(called.get(), 1, "{mode:?}");
+        assert!(engine.validate().is_idle());
+    }
+}
+
+/// What needs no kernel is delivered in every mode.
+#[test]
+fn on_turn_delivers_what_the_kernel_refused() {
+    let (engine, script) = scripted(ReapMode::OnTurn);
+    script.on_submit(SubmitStep::Refuse(0, libc::EIO));
+    let errno = Rc::new(Cell::new(0));
+    let seen = Rc::clone(&errno);
+    let done = move |result: io::Result<usize>, ()| {
+        seen.set(result.unwrap_err().raw_os_error().unwrap());
+    };
+    engine.nop().callback(done).unwrap();
+    assert_eq!(errno.get(), libc::EIO);
+}
+
+/// Polling never sleeps; a hybrid sleeps when its budget is used up.
+#[test]
+fn polling_peeks_and_hybrid_sleeps_in_the_end() {
+    for (mode, peeks, sleeps) in [
+        (ReapMode::Poll, true, false),
+        (ReapMode::Hybrid { spin: LONG }, true, false),
+        (ReapMode::Hybrid { spin: Duration::ZERO }, true, true),
+        (ReapMode::AfterSubmit, false, true),
+        (ReapMode::OnTurn, false, true),
+    ] {
+        let (engine, script) = scripted(mode);
+        // Once: with no budget at all, peeks end before the device has completed anything.
+        let turn = {
+            let _nop = engine.nop().submit().unwrap();
+            engine.wait(None).unwrap()
+        };
+        assert_eq!((turn.delivered, turn.in_flight), (1, 0), "{mode:?}");
+        assert_eq!((script.peeks() > 0, script.waits() > 0), (peeks, sleeps), "{mode:?}");
+    }
+}
+
+/// With a timeout, a wait ends in time; what it waited for is not lost.
+#[test]
+fn polling_ends_with_the_timeout() {
+    for kind in REAL {
+        let Ok(engine) = Engine::builder().backend(kind).reap_mode(ReapMode::Poll).build() else {
+            continue;
+        };
+        let (reader, writer) = io::pipe().unwrap();
+        let file = engine.attach(reader).unwrap();
+        // A pipe is not seekable: the thread pool's pread says so, io_uring's read waits for data.
+        let read = engine.read(&file, vec![0; 1], 0).submit().unwrap();
+        let start = Instant::now();
+        let turn = engine.wait(Some(Duration::from_millis(20))).unwrap();
+        if turn.in_flight == 1 {
+            assert!(start.elapsed() >= Duration::from_millis(20), "{kind}: too early");
+        } else {
+            assert!(kind != BackendKind::Uring, "the read of an empty pipe ended");
+        }
+        drop(writer);
+        let _ = read.wait();
+        assert!(engine.validate().is_idle());
+    }
+}
+
+/// A polling engine sleeps when nothing but time can help: the kernel holds nothing.
+#[test]
+fn polling_sleeps_while_blocked_with_nothing_in_flight() {
+    let (engine, script) = scripted(ReapMode::Poll);
+    script.on_submit(SubmitStep::Again);
+    script.on_submit(SubmitStep::Again);
+    let nop = engine.nop().submit().unwrap();
+    nop.wait().0.unwrap(); // by the retry timer
+    assert!(script.peeks() > 0, "once it was in flight");
+}
+
+/// A wake-up from another thread ends a poll although nothing completes.
+#[test]
+fn polling_hears_a_wake_up_from_another_thread() {
+    let Ok(engine) =
+        Engine::builder().backend(BackendKind::Uring).reap_mode(ReapMode::Poll).build()
+    else {
+        assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none());
+        return;
+    };
+    let (reader, writer) = io::pipe().unwrap();
+    let file = engine.attach(reader).unwrap();
+    let read = engine.read(&file, vec![0; 1], 0).submit().unwrap(); // keeps it polling
+    let mut polls = 0;
+    let woken = engine.block_on(std::future::poll_fn(|context| {
+        polls += 1;
+        if polls == 1 {
+            let waker = context.waker().clone();
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(10));
+                waker.wake();
+            });
+            return std::task::Poll::Pending;
+        }
+        std::task::Poll::Ready(())
+    }));
+    woken.unwrap();
+    drop(writer);
+    assert_eq!(read.wait().0.unwrap(), 0);
+}
+
+/// Every real backend does its work in every mode, deferred or not, and loses nothing.
+#[test]
+fn every_backend_works_in_every_mode() {
+    let variants = REAL.into_iter().map(|kind| (kind, false)).chain([(BackendKind::Uring, true)]);
+    for (kind, defer) in variants {
+        let builder = Engine::builder().depth(8).capacity(64).backend(kind).defer_task_run(defer);
+        let engine = match builder.build() {
+            Ok(engine) => engine,
+            Err(error) => {
+                assert!(kind != BackendKind::Threads, "{error}");
+                assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none(), "{kind}: {error}");
+                continue;
+            }
+        };
+        let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
+        let queue = CompletionQueue::new();
+        for mode in [
+            ReapMode::OnTurn,
+            ReapMode::AfterSubmit,
+            ReapMode::Poll,
+            ReapMode::Hybrid { spin: Duration::from_micros(20) },
+        ] {
+            engine.set_reap_mode(mode);
+            let waits = engine.stats().waits;
+            for round in 0..20u64 {
+                let plug = engine.plug();
+                for block in 0..16u64 {
+                    let bytes = vec![(round + block) as u8; 512];
+                    engine.write(&file, bytes, block * 512).enqueue(&queue, block).unwrap();
+                }
+                drop(plug);
+                let mut done = 0u32;
+                while done != 0xffff {
+                    engine.wait(None).unwrap();
+                    while let Some(completion) = queue.pop() {
+                        assert_eq!(completion.result.unwrap(), 512);
+                        assert_eq!(done & 1 << completion.token, 0, "twice");
+                        done |= 1 << completion.token;
+                    }
+                }
+            }
+            if mode == ReapMode::Poll {
+                assert_eq!(engine.stats().waits, waits, "{kind} slept");
+            }
+            assert!(engine.validate().is_idle());
+        }
+    }
+}
+
+/// Everything that is ready is reaped by one turn, also where the kernel does the work that leads
+/// to completions only when asked, and a few requests at a time.
+#[test]
+fn inv05_one_turn_reaps_everything_that_is_ready() {
+    const READS: usize = 100;
+    for defer in [false, true] {
+        let builder = Engine::builder().backend(BackendKind::Uring).defer_task_run(defer);
+        let Ok(engine) = builder.build() else {
+            assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none());
+            return;
+        };
+        let called = Rc::new(Cell::new(0));
+        let mut writers = Vec::new();
+        for _ in 0..READS {
+            let (reader, writer) = io::pipe().unwrap();
+            let file = engine.attach(reader).unwrap();
+            let counter = Rc::clone(&called);
+            let done = move |result: io::Result<usize>, _| {
+                assert_eq!(result.unwrap(), 1);
+                counter.set(counter.get() + 1);
+            };
+            engine.read(&file, vec![0; 1], 0).callback(done).unwrap();
+            writers.push(writer);
+        }
+        assert_eq!(engine.validate().in_flight, READS);
+        for writer in &mut writers {
+            io::Write::write_all(writer, &[7]).unwrap();
+        }
+        assert!(readable(&engine), "nobody is told, deferred: {defer}");
+        let turn = engine.turn();
+        assert_eq!((turn.delivered, called.get()), (READS, READS), "deferred: {defer}");
+    }
+}
