@@ -26,13 +26,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let sender = sender.clone();
             s.spawn(move || (0..JOBS).try_for_each(|job| sender.send(job, priority)));
         }
-        let job = |_: &u32| receiver.receive().is_ok();
-        let workers = [(); WORKERS].map(|()| s.spawn(move || (0..).take_while(job).count()));
+        let workers = [(); WORKERS].map(|()| s.spawn(|| receiver.iter().count()));
         drop(sender); // once the producers have dropped theirs the queue closes, and is emptied
         workers.map(|worker| worker.join().unwrap()).iter().sum()
     });
-    let closed = receiver.try_send(7, 3).unwrap_err(); // with the value
-    assert_eq!((closed.value, closed.reason), (7, SendRefused::Closed));
     assert_eq!(receiver.receive(), Err(ReceiveError::Closed));
     println!("{WORKERS} workers, {done} jobs");
     assert_eq!(done, 1 + PRODUCERS.len() * JOBS as usize);
@@ -41,6 +38,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let queue: Queue<u32> = Queue::new(8)?;
     queue.send(1, 1)?;
     queue.close()?;
+    let refused = queue.send(7, 3).unwrap_err(); // with the value
+    assert_eq!((refused.value, refused.reason), (7, SendRefused::Closed));
     assert_eq!(queue.drain()?, [(1, 1)]);
     Ok(())
 }

@@ -13,12 +13,13 @@
 //! assert_eq!(receiver.receive()?, ("now", 9)); // the highest first, of one priority the oldest
 //! assert_eq!(receiver.try_receive()?, ("now, too", 9));
 //!
+//! let refused = sender.send("never", 40_000).unwrap_err(); // there is no such priority
+//! assert_eq!(refused.value, "never"); // what is refused comes back
+//!
 //! drop(sender); // the last one: the queue closes, and what is in it is still received
 //! assert_eq!(receiver.receive()?, ("later", 1));
 //! let soon = Wait::at_most(Duration::from_millis(1));
 //! assert_eq!(receiver.receive_with(soon), Err(ReceiveError::Closed));
-//! let refused = receiver.send("never", 5).unwrap_err();
-//! assert_eq!(refused.value, "never"); // what is refused comes back
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -28,7 +29,8 @@
 //! | have it close with the last handle of a side | [`Builder::channel`]: [`Sender`], [`Receiver`] |
 //! | order by something else than 0 to 32,767 | [`Queue::with_keys`], for any `K: Ord + Copy` |
 //! | wait: for ever, not at all, to a deadline of either clock, before others | [`Wait`], [`Deadline`]; [`send_with`](Queue::send_with), [`receive_with`](Queue::receive_with) |
-//! | wait in a task | [`send_async`](Queue::send_async), [`receive_async`](Queue::receive_async); tasks and threads on one queue |
+//! | wait in a task | [`send_async`](Queue::send_async), [`receive_async`](Queue::receive_async), [`into_send_async`](Sender::into_send_async), [`into_receive_async`](Receiver::into_receive_async); tasks and threads on one queue |
+//! | take messages in a loop | [`Receiver`] is `IntoIterator`; [`try_iter`](Receiver::try_iter) |
 //! | wait in an event loop | [`Readiness`]: a descriptor for epoll |
 //! | be told once that a message came | [`notify`](Queue::notify), as `mq_notify` |
 //! | move many at a time | [`send_batch`](Queue::send_batch), [`receive_batch`](Queue::receive_batch) |
@@ -166,7 +168,7 @@ pub use self::deadline::{Deadline, InvalidDeadline, Wait};
 pub use self::error::{
     BatchError, BuildError, NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused,
 };
-pub use self::handles::{Receiver, Sender};
+pub use self::handles::{IntoIter, Iter, QueueHandle, Receiver, Sender, TryIter};
 #[cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
 pub use self::kernel::{Exceeded, KernelQueue, OpenError};
 pub use self::posix::{Attributes, Callback, MessageQueue};

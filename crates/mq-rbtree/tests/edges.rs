@@ -162,7 +162,7 @@ fn inv04_a_blocked_senders_page_is_not_made_under_the_lock() {
 #[test]
 fn a_refused_readiness_gives_the_receiver_back() {
     let (sender, receiver) = Queue::<u32>::builder(4).channel().unwrap();
-    let _first = Readiness::new(&*receiver, Interest::Readable).unwrap();
+    let _first = Readiness::new(&receiver, Interest::Readable).unwrap();
     sender.send(1, 0).unwrap();
     let refused = Readiness::new(receiver.clone(), Interest::Readable).unwrap_err();
     assert_eq!(refused.reason.raw_os_error(), Some(libc::EBUSY));

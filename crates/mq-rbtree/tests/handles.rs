@@ -6,6 +6,7 @@ mod until;
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::thread;
 
 use mq_rbtree::{
@@ -67,6 +68,95 @@ fn threads_that_wait_are_told_of_the_last_handle() {
     assert_eq!(sender.len(), Ok(0));
 }
 
+/// A future with a handle in it is one of its side, as long as it lives, ready or not.
+#[test]
+fn an_owned_future_is_a_handle() {
+    fn is_static<F: Future + Send + 'static>(future: F) -> std::pin::Pin<Box<F>> {
+        Box::pin(future)
+    }
+    let mut cx = Context::from_waker(Waker::noop());
+    let (sender, receiver) = Queue::<Arc<u32>>::builder(1).channel().unwrap();
+    let message = Arc::new(7);
+    let mut first = is_static(sender.clone().into_send_async(Arc::clone(&message), 1));
+    assert!(first.as_mut().poll(&mut cx).is_ready());
+    let mut second = is_static(sender.into_send_async(Arc::clone(&message), 1));
+    drop(first);
+    assert!(second.as_mut().poll(&mut cx).is_pending());
+    assert_eq!(receiver.stats().unwrap().waiting, (1, 0));
+    assert_eq!(receiver.is_closed(), Ok(false), "one is left");
+    drop(second);
+    assert_eq!((receiver.is_closed(), Arc::strong_count(&message)), (Ok(true), 2));
+    receiver.validate();
+
+    let (sender, receiver) = Queue::<u32>::builder(1).channel().unwrap();
+    let mut first = is_static(receiver.clone().into_receive_async().urgency(3));
+    let mut second = is_static(receiver.into_receive_async());
+    assert!(second.as_mut().poll(&mut cx).is_pending());
+    assert!(first.as_mut().poll(&mut cx).is_pending());
+    sender.send(1, 2).unwrap();
+    drop(first); // it was told, and passes that on
+    assert_eq!(second.as_mut().poll(&mut cx), Poll::Ready(Ok((1, 2))));
+    assert_eq!(sender.is_closed(), Ok(false), "a handle until it is dropped");
+    drop(second);
+    assert_eq!(sender.try_send(1, 1).unwrap_err().reason, SendRefused::Closed);
+    sender.validate();
+}
+
+#[test]
+fn a_receiver_is_iterated_over() {
+    let (sender, receiver) = Queue::<u32>::builder(8).channel().unwrap();
+    (0..4).for_each(|n| sender.send(n, n).unwrap());
+    let mut there = receiver.try_iter();
+    assert_eq!((there.next(), there.next()), (Some((3, 3)), Some((2, 2))));
+    let late = thread::spawn(move || {
+        sender.send(9, 9).unwrap();
+        drop(sender);
+    });
+    late.join().unwrap();
+    assert_eq!(there.by_ref().map(|(n, _)| n).collect::<Vec<_>>(), [9, 1, 0]);
+    let mut again = (&receiver).into_iter();
+    assert_eq!((again.next(), again.next()), (None, None));
+    assert!(format!("{again:?} {there:?}").starts_with("Iter(Receiver(Queue"));
+
+    // It waits for each, and the handle goes with it.
+    let (sender, receiver) = Queue::<u32>::builder(1).channel().unwrap();
+    let sum = thread::spawn(move || receiver.into_iter().take(3).map(|(n, _)| n).sum::<u32>());
+    (1..4).for_each(|n| sender.send(n, 1).unwrap());
+    assert_eq!((sum.join().unwrap(), sender.is_closed()), (6, Ok(true)));
+}
+
+#[test]
+fn each_side_looks_at_the_same_queue() {
+    let builder = Queue::<u32>::builder(2).measure(|n| *n as usize).max_message_bytes(99);
+    let (sender, receiver) = builder.channel().unwrap();
+    let (other, _receiver) = Queue::<u32>::builder(2).channel().unwrap();
+    assert!(sender.same_queue(&sender.clone()) && receiver.same_queue(&sender));
+    assert!(!sender.same_queue(&other) && !other.same_queue(&&receiver));
+    sender.send(5, 7).unwrap();
+    assert_eq!((sender.len(), receiver.len(), receiver.is_full()), (Ok(1), Ok(1), Ok(false)));
+    sender.send(6, 8).unwrap();
+    assert_eq!(
+        (sender.is_full(), sender.is_empty(), receiver.bytes()),
+        (Ok(true), Ok(false), Ok(11))
+    );
+    assert_eq!((sender.len_at(7), receiver.len_at(9)), (Ok(1), Ok(0)));
+    assert_eq!((sender.max_messages(), receiver.max_message_bytes()), (2, 99));
+    assert_eq!(receiver.peek(|n, priority| (*n, priority)), Ok(Some((6, 8))));
+    assert_eq!(receiver.drain_filter(|n, _| *n == 5), Ok(vec![(5, 7)]));
+    let mut batch = std::collections::VecDeque::from([(1, 1), (2, 2)]);
+    assert_eq!(sender.send_batch(&mut batch, Wait::NO).unwrap_err().sent, 1);
+    let mut out = Vec::new();
+    assert_eq!(
+        (receiver.receive_batch(&mut out, 9, Wait::NO), &*out),
+        (Ok(2), &[(6, 8), (1, 1)][..])
+    );
+    assert!(receiver.notify(|| ()).is_ok() && receiver.cancel_notify());
+    assert_eq!(
+        (sender.close(), receiver.close(), receiver.drain()),
+        (Ok(true), Ok(false), Ok(vec![]))
+    );
+}
+
 /// Many threads clone and drop handles; the queue closes when the last is gone, not before.
 #[test]
 fn handles_of_many_threads_close_once() {
@@ -106,7 +196,8 @@ fn what_can_be_sent_and_shared() {
     send::<Core<Cell<u8>, RbTree<u8>>>();
     send::<ReceiveFuture<'static, Cell<u8>>>();
     send::<SendFuture<'static, Cell<u8>, RbTree<u8>>>();
-    both::<Readiness<Arc<Queue<Cell<u8>>>, Cell<u8>>>();
+    both::<Readiness<Arc<Queue<Cell<u8>>>>>();
+    both::<Readiness<Sender<Cell<u8>>>>();
     send::<Builder<Cell<u8>>>();
     // What may not: asked of the compiler in a way that compiles either way.
     trait Ask<A> {

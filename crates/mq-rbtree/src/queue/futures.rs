@@ -16,12 +16,14 @@ use percpu::sync::mutant;
 use super::{After, Queue, Received, refuse};
 use crate::core::{Bitmap, Levels, Message, Preload};
 use crate::error::{ReceiveError, SendError, SendRefused};
+use crate::handles::{Receiver, Sender, Way};
 use crate::waiter::{Waiter, Wake, Wanted};
 
-/// A receive that waits asynchronously: [`Queue::receive_async`].
+/// A receive that waits asynchronously: [`Queue::receive_async`], or
+/// [`Receiver::into_receive_async`].
 #[must_use = "futures do nothing unless polled"]
 pub struct ReceiveFuture<'q, T, L: Levels = Bitmap> {
-    queue: &'q Queue<T, L>,
+    way: Way<'q, T, L, Receiver<T, L>>,
     waiter: Waiter<T, L::Priority>,
     /// It may be on a list, or have a permit.
     known: bool,
@@ -32,10 +34,10 @@ pub struct ReceiveFuture<'q, T, L: Levels = Bitmap> {
 /// A message on its way in, or why it can never be sent.
 type Admitted<T, L> = Result<Message<T, <L as Levels>::Priority>, (T, SendRefused)>;
 
-/// A send that waits asynchronously: [`Queue::send_async`].
+/// A send that waits asynchronously: [`Queue::send_async`], or [`Sender::into_send_async`].
 #[must_use = "futures do nothing unless polled"]
 pub struct SendFuture<'q, T, L: Levels = Bitmap> {
-    queue: &'q Queue<T, L>,
+    way: Way<'q, T, L, Sender<T, L>>,
     waiter: Waiter<T, L::Priority>,
     /// `None` once it is ready.
     message: Option<Admitted<T, L>>,
@@ -45,8 +47,16 @@ pub struct SendFuture<'q, T, L: Levels = Bitmap> {
 
 impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
     pub(super) fn new(queue: &'q Queue<T, L>) -> Self {
+        Self::on(Way::Lent(queue))
+    }
+
+    pub(crate) fn keeping(receiver: Receiver<T, L>) -> Self {
+        Self::on(Way::Kept(receiver))
+    }
+
+    fn on(way: Way<'q, T, L, Receiver<T, L>>) -> Self {
         let waiter = Waiter::new(0);
-        Self { queue, waiter, known: false, done: false, _pinned: PhantomPinned }
+        Self { way, waiter, known: false, done: false, _pinned: PhantomPinned }
     }
 
     /// The same, with this urgency among those that wait: see [`Wait::urgency`](crate::Wait::urgency).
@@ -59,9 +69,17 @@ impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
 
 impl<'q, T, L: Levels> SendFuture<'q, T, L> {
     pub(super) fn new(queue: &'q Queue<T, L>, value: T, priority: L::Priority) -> Self {
+        Self::on(Way::Lent(queue), value, priority)
+    }
+
+    pub(crate) fn keeping(sender: Sender<T, L>, value: T, priority: L::Priority) -> Self {
+        Self::on(Way::Kept(sender), value, priority)
+    }
+
+    fn on(way: Way<'q, T, L, Sender<T, L>>, value: T, priority: L::Priority) -> Self {
         let waiter = Waiter::new(0);
-        let message = Some(queue.config.admit(value, priority));
-        Self { queue, waiter, message, known: false, _pinned: PhantomPinned }
+        let message = Some(way.queue().config.admit(value, priority));
+        Self { way, waiter, message, known: false, _pinned: PhantomPinned }
     }
 
     /// The same, with this urgency among those that wait: see [`Wait::urgency`](crate::Wait::urgency).
@@ -82,7 +100,7 @@ impl<T, L: Levels> Future for ReceiveFuture<'_, T, L> {
         // SAFETY: nothing is moved out of it; the node stays where it is.
         let this = unsafe { self.get_unchecked_mut() };
         assert!(!this.done, "polled after it was ready");
-        let queue = this.queue;
+        let queue = this.way.queue();
         // Cloned and dropped outside the lock: it is user code. The first look needs none.
         let waker = this.known.then(|| cx.waker().clone());
         let mut preload = Preload::new();
@@ -150,7 +168,7 @@ impl<T, L: Levels> Future for SendFuture<'_, T, L> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         // SAFETY: nothing that is pinned is moved out of it; the node stays where it is.
         let this = unsafe { self.get_unchecked_mut() };
-        let queue = this.queue;
+        let queue = this.way.queue();
         let message = match this.message.take().expect("polled after it was ready") {
             Ok(message) => message,
             Err(refused) => return Poll::Ready(Err(refuse(refused))),
@@ -234,7 +252,7 @@ impl<T, L: Levels> Drop for ReceiveFuture<'_, T, L> {
         if !self.known {
             return;
         }
-        let queue = self.queue;
+        let queue = self.way.queue();
         let mut preload = Preload::new();
         let mut after = After::new();
         let _old;
@@ -263,7 +281,7 @@ impl<T, L: Levels> Drop for SendFuture<'_, T, L> {
         if !self.known {
             return;
         }
-        let queue = self.queue;
+        let queue = self.way.queue();
         let mut preload = Preload::new();
         let mut after = After::new();
         let _old;

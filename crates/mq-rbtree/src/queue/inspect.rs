@@ -27,6 +27,17 @@ impl<T, L: Levels> Queue<T, L> {
         Ok(self.lock()?.core.is_empty())
     }
 
+    /// True if there is no room for any message. One may find too little otherwise: too few bytes, or
+    /// only what is reserved for others.
+    ///
+    /// # Errors
+    ///
+    /// As [`len`](Self::len).
+    pub fn is_full(&self) -> Result<bool, Forked> {
+        let state = self.lock()?;
+        Ok(self.config.is_full(state.core.len(), state.core.bytes()))
+    }
+
     /// Messages of one priority.
     ///
     /// # Errors
@@ -58,6 +69,7 @@ impl<T, L: Levels> Queue<T, L> {
     }
 
     /// Most messages it takes.
+    #[doc(alias = "capacity")]
     pub fn max_messages(&self) -> usize {
         self.config.max_messages
     }

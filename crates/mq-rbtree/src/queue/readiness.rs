@@ -11,13 +11,12 @@
 use std::error::Error;
 use std::fmt;
 use std::io;
-use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use percpu::sync::{Arc, mutant};
 
-use super::{After, Queue};
-use crate::core::{Bitmap, Levels};
+use super::After;
+use crate::handles::QueueHandle;
 
 pub(crate) const READABLE: usize = 0;
 pub(crate) const WRITABLE: usize = 1;
@@ -43,7 +42,7 @@ impl Interest {
 
 /// Why there is no [`Readiness`], and what it was to be for.
 pub struct ReadinessError<Q> {
-    /// The queue.
+    /// What leads to the queue.
     pub queue: Q,
     /// What the system said, or `EBUSY`.
     pub reason: io::Error,
@@ -121,28 +120,35 @@ impl Bell {
 /// }
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub struct Readiness<Q: Deref<Target = Queue<T, L>>, T, L: Levels = Bitmap> {
-    queue: Q,
+pub struct Readiness<Q: QueueHandle> {
+    handle: Q,
     bell: Arc<Bell>,
     which: usize,
 }
 
-impl<Q: Deref<Target = Queue<T, L>>, T, L: Levels> Readiness<Q, T, L> {
-    /// A descriptor for one direction of a queue, by reference or in an `Arc`.
+impl<Q: QueueHandle> Readiness<Q> {
+    /// A descriptor for one direction of the queue that `handle` leads to: a handle of its own or by
+    /// reference, the queue by reference or in an `Arc`.
     ///
     /// # Errors
     ///
     /// [`ReadinessError`] with the queue: `EBUSY` if that direction has one; what `eventfd` says;
     /// `EOWNERDEAD` in a fork child whose parent waited on the queue.
-    pub fn new(queue: Q, interest: Interest) -> Result<Self, ReadinessError<Q>> {
+    pub fn new(handle: Q, interest: Interest) -> Result<Self, ReadinessError<Q>> {
         let which = interest.which();
-        match Self::register(&queue, which) {
-            Ok(bell) => Ok(Self { queue, bell, which }),
-            Err(reason) => Err(ReadinessError { queue, reason }),
+        match Self::register(&handle, which) {
+            Ok(bell) => Ok(Self { handle, bell, which }),
+            Err(reason) => Err(ReadinessError { queue: handle, reason }),
         }
     }
 
-    fn register(queue: &Q, which: usize) -> io::Result<Arc<Bell>> {
+    /// What it was made with.
+    pub fn get_ref(&self) -> &Q {
+        &self.handle
+    }
+
+    fn register(handle: &Q, which: usize) -> io::Result<Arc<Bell>> {
+        let queue = handle.queue();
         let bell = Arc::new(Bell::try_new()?);
         let mut after = After::new();
         {
@@ -166,11 +172,12 @@ impl<Q: Deref<Target = Queue<T, L>>, T, L: Levels> Readiness<Q, T, L> {
             self.bell.silence();
         }
         let mut after = After::new();
-        match self.queue.lock() {
+        let queue = self.handle.queue();
+        match queue.lock() {
             Ok(mut state) => {
                 state.armed |= 1 << self.which;
                 if !mutant("readiness-arms-without-a-look") {
-                    state.ring(&self.queue.config, &mut after);
+                    state.ring(&queue.config, &mut after);
                 }
             }
             // Whoever looks is told why.
@@ -183,28 +190,28 @@ impl<Q: Deref<Target = Queue<T, L>>, T, L: Levels> Readiness<Q, T, L> {
     }
 }
 
-impl<Q: Deref<Target = Queue<T, L>>, T, L: Levels> fmt::Debug for Readiness<Q, T, L> {
+impl<Q: QueueHandle> fmt::Debug for Readiness<Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let interest = if self.which == READABLE { Interest::Readable } else { Interest::Writable };
         f.debug_struct("Readiness").field("interest", &interest).field("bell", &self.bell).finish()
     }
 }
 
-impl<Q: Deref<Target = Queue<T, L>>, T, L: Levels> AsFd for Readiness<Q, T, L> {
+impl<Q: QueueHandle> AsFd for Readiness<Q> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.bell.0.as_fd()
     }
 }
 
-impl<Q: Deref<Target = Queue<T, L>>, T, L: Levels> AsRawFd for Readiness<Q, T, L> {
+impl<Q: QueueHandle> AsRawFd for Readiness<Q> {
     fn as_raw_fd(&self) -> RawFd {
         self.bell.0.as_raw_fd()
     }
 }
 
-impl<Q: Deref<Target = Queue<T, L>>, T, L: Levels> Drop for Readiness<Q, T, L> {
+impl<Q: QueueHandle> Drop for Readiness<Q> {
     fn drop(&mut self) {
-        let Ok(mut state) = self.queue.lock() else { return };
+        let Ok(mut state) = self.handle.queue().lock() else { return };
         state.armed &= !(1 << self.which);
         let bell = state.bells[self.which].take();
         drop(state);

@@ -16,12 +16,11 @@ mod seconds;
 mod watchdog;
 
 use std::num::NonZeroU32;
-use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use mq_rbtree::{Bitmap, Builder, Levels, Queue, RbTree, Receiver, Sender};
+use mq_rbtree::{Bitmap, Builder, Forked, Levels, QueueStats, RbTree, Receiver, Sender};
 
 use census::{Canary, Census};
 use dice::Dice;
@@ -82,15 +81,24 @@ enum Kept<L: Keyed> {
     Receiver(Receiver<Canary, L>),
 }
 
-impl<L: Keyed> Deref for Kept<L> {
-    type Target = Queue<Canary, L>;
+macro_rules! of_either {
+    ($($name:ident -> $gives:ty;)*) => {
+        impl<L: Keyed> Kept<L> {$(
+            fn $name(&self) -> $gives {
+                match self {
+                    Self::Sender(sender) => sender.$name(),
+                    Self::Receiver(receiver) => receiver.$name(),
+                }
+            }
+        )*}
+    };
+}
 
-    fn deref(&self) -> &Queue<Canary, L> {
-        match self {
-            Self::Sender(sender) => sender,
-            Self::Receiver(receiver) => receiver,
-        }
-    }
+of_either! {
+    stats -> Result<QueueStats, Forked>;
+    close -> Result<bool, Forked>;
+    is_closed -> Result<bool, Forked>;
+    validate -> ();
 }
 
 /// Threads on one queue for some milliseconds. Returns the messages accepted.

@@ -9,8 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{
-    Queue, ReceiveError, ReceiveFuture, Received, Receiver, SendError, SendFuture, SendRefused,
-    Sender, Wait,
+    ReceiveError, ReceiveFuture, Received, Receiver, SendError, SendFuture, SendRefused, Sender,
+    Wait,
 };
 
 use crate::block_on::{block_on, unparker};
@@ -98,7 +98,7 @@ impl<L: Keyed> Party<'_, L> {
         }
     }
 
-    fn send_once(&mut self, queue: &Queue<Canary, L>) -> bool {
+    fn send_once(&mut self, queue: &Sender<Canary, L>) -> bool {
         let wait = self.wait();
         match self.dice.roll(16) {
             0..9 => {
@@ -152,7 +152,7 @@ impl<L: Keyed> Party<'_, L> {
         }
     }
 
-    fn receive_once(&mut self, queue: &Queue<Canary, L>) -> bool {
+    fn receive_once(&mut self, queue: &Receiver<Canary, L>) -> bool {
         let wait = self.wait();
         match self.dice.roll(32) {
             0..18 => self.received(queue.receive_with(wait)),

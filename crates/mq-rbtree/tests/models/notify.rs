@@ -55,7 +55,7 @@ fn inv12_who_begins_to_wait_takes_it_or_it_is_told() {
     });
 }
 
-type Ready = Readiness<Shared<Bitmap>, Payload, Bitmap>;
+type Ready = Readiness<Shared<Bitmap>>;
 
 /// Whether an event loop would call.
 fn is_readable(ready: &Ready) -> bool {

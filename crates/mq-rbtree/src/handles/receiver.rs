@@ -1,0 +1,137 @@
+//! What a receiver does.
+
+use percpu::Forked;
+
+use super::{Iter, Receiver, TryIter};
+use crate::core::Levels;
+use crate::deadline::Wait;
+use crate::error::{NotifyError, ReceiveError};
+use crate::queue::{ReceiveFuture, Received};
+
+impl<T, L: Levels> Receiver<T, L> {
+    /// Receives the next message. Waits while there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`ReceiveError::Closed`] once the queue is closed and empty.
+    #[inline]
+    pub fn receive(&self) -> Result<Received<T, L>, ReceiveError> {
+        self.shared.queue.receive()
+    }
+
+    /// Receives the next message if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`ReceiveError::Empty`]; [`ReceiveError::Closed`] once the queue is closed and empty.
+    #[inline]
+    pub fn try_receive(&self) -> Result<Received<T, L>, ReceiveError> {
+        self.shared.queue.try_receive()
+    }
+
+    /// Receives the next message. Waits as `wait` says while there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`ReceiveError`].
+    #[inline]
+    pub fn receive_with(&self, wait: Wait) -> Result<Received<T, L>, ReceiveError> {
+        self.shared.queue.receive_with(wait)
+    }
+
+    /// Receives the next message, asynchronously: [`Queue::receive_async`](crate::Queue::receive_async).
+    pub fn receive_async(&self) -> ReceiveFuture<'_, T, L> {
+        self.shared.queue.receive_async()
+    }
+
+    /// The same with the receiver in the future, which so depends on no reference, and counts as a handle
+    /// until it is dropped.
+    pub fn into_receive_async(self) -> ReceiveFuture<'static, T, L> {
+        ReceiveFuture::keeping(self)
+    }
+
+    /// Receives up to `most` messages into `out`: [`Queue::receive_batch`](crate::Queue::receive_batch).
+    ///
+    /// # Errors
+    ///
+    /// [`ReceiveError`] if there was not even one.
+    pub fn receive_batch(
+        &self,
+        out: &mut Vec<Received<T, L>>,
+        most: usize,
+        wait: Wait,
+    ) -> Result<usize, ReceiveError> {
+        self.shared.queue.receive_batch(out, most, wait)
+    }
+
+    /// Messages, one after the other, as they are received. Waits for each; ends when the queue is
+    /// closed and empty.
+    ///
+    /// ```
+    /// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
+    /// for (message, priority) in [("later", 1), ("now", 9)] {
+    ///     sender.send(message, priority)?;
+    /// }
+    /// drop(sender);
+    /// let messages: Vec<_> = receiver.iter().map(|(message, _)| message).collect();
+    /// assert_eq!(messages, ["now", "later"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn iter(&self) -> Iter<'_, T, L> {
+        Iter { receiver: self }
+    }
+
+    /// Messages, one after the other, until there is none: it waits for nothing, and may have more later.
+    pub fn try_iter(&self) -> TryIter<'_, T, L> {
+        TryIter { receiver: self }
+    }
+
+    /// Shows `look` the message that is next, under the lock: [`Queue::peek`](crate::Queue::peek).
+    ///
+    /// # Errors
+    ///
+    /// As [`Queue::len`](crate::Queue::len).
+    pub fn peek<R>(&self, look: impl FnOnce(&T, L::Priority) -> R) -> Result<Option<R>, Forked> {
+        self.shared.queue.peek(look)
+    }
+
+    /// Takes out every message, the highest priority first.
+    ///
+    /// # Errors
+    ///
+    /// As [`Queue::len`](crate::Queue::len).
+    pub fn drain(&self) -> Result<Vec<Received<T, L>>, Forked> {
+        self.shared.queue.drain()
+    }
+
+    /// Takes out every message that `take` wants, which runs under the lock:
+    /// [`Queue::drain_filter`](crate::Queue::drain_filter).
+    ///
+    /// # Errors
+    ///
+    /// As [`Queue::len`](crate::Queue::len).
+    pub fn drain_filter(
+        &self,
+        take: impl FnMut(&T, L::Priority) -> bool,
+    ) -> Result<Vec<Received<T, L>>, Forked> {
+        self.shared.queue.drain_filter(take)
+    }
+
+    /// Has `notification` called once, when a message comes to the empty queue:
+    /// [`Queue::notify`](crate::Queue::notify).
+    ///
+    /// # Errors
+    ///
+    /// [`NotifyError`] with the notification.
+    pub fn notify<F: FnOnce() + Send + 'static>(
+        &self,
+        notification: F,
+    ) -> Result<(), NotifyError<F>> {
+        self.shared.queue.notify(notification)
+    }
+
+    /// Takes back what was registered; false if nothing is, any more.
+    pub fn cancel_notify(&self) -> bool {
+        self.shared.queue.cancel_notify()
+    }
+}

@@ -1,0 +1,79 @@
+//! What leads to a queue.
+
+use percpu::sync::Arc;
+
+use super::{Receiver, Sender};
+use crate::core::Levels;
+use crate::queue::Queue;
+
+/// What leads to a queue, and to the same one as long as it lives: `&Queue`, an `Arc` of one, a
+/// [`Sender`] or [`Receiver`], or a reference to one of these.
+///
+/// Sealed: a queue trusts it.
+pub trait QueueHandle: sealed::HasQueue {}
+
+impl<Q: sealed::HasQueue + ?Sized> QueueHandle for Q {}
+
+/// How a future has its queue.
+pub(crate) enum Way<'q, T, L: Levels, H> {
+    /// By reference.
+    Lent(&'q Queue<T, L>),
+    /// With a handle of its own.
+    Kept(H),
+}
+
+impl<T, L: Levels, H: QueueHandle<Message = T, Levels = L>> Way<'_, T, L, H> {
+    #[inline(always)]
+    pub(crate) fn queue(&self) -> &Queue<T, L> {
+        match self {
+            Self::Lent(queue) => queue,
+            Self::Kept(handle) => handle.queue(),
+        }
+    }
+}
+
+mod sealed {
+    use super::{Levels, Queue};
+
+    pub trait HasQueue {
+        /// What its messages are.
+        type Message;
+        /// How it finds the next of them.
+        type Levels: Levels;
+
+        #[doc(hidden)]
+        fn queue(&self) -> &Queue<Self::Message, Self::Levels>;
+    }
+}
+
+macro_rules! leads {
+    ($($way:ty: |$this:ident| $queue:expr;)*) => {$(
+        impl<T, L: Levels> sealed::HasQueue for $way {
+            type Message = T;
+            type Levels = L;
+
+            #[inline(always)]
+            fn queue(&self) -> &Queue<T, L> {
+                let $this = self;
+                $queue
+            }
+        }
+    )*};
+}
+
+leads! {
+    Queue<T, L>: |queue| queue;
+    Arc<Queue<T, L>>: |queue| queue;
+    Sender<T, L>: |sender| &sender.shared.queue;
+    Receiver<T, L>: |receiver| &receiver.shared.queue;
+}
+
+impl<Q: sealed::HasQueue> sealed::HasQueue for &Q {
+    type Message = Q::Message;
+    type Levels = Q::Levels;
+
+    #[inline(always)]
+    fn queue(&self) -> &Queue<Q::Message, Q::Levels> {
+        (**self).queue()
+    }
+}
