@@ -6,7 +6,7 @@ use std::io;
 use thiserror::Error;
 
 use crate::backend::scripted::{Script, Scripted};
-use crate::backend::{Backend, aio::Aio, threads::Threads, uring::Uring};
+use crate::backend::{Device, aio::Aio, threads::Threads, uring::Uring};
 use crate::engine::Engine;
 use crate::reap::ReapMode;
 use crate::state::{Limits, State};
@@ -105,6 +105,7 @@ pub struct EngineBuilder {
     threads: usize,
     reap_mode: ReapMode,
     defer_task_run: bool,
+    timed: bool,
 }
 
 impl Default for EngineBuilder {
@@ -118,6 +119,7 @@ impl Default for EngineBuilder {
             threads: 4,
             reap_mode: ReapMode::default(),
             defer_task_run: false,
+            timed: false,
         }
     }
 }
@@ -177,6 +179,13 @@ impl EngineBuilder {
         self
     }
 
+    /// Whether to measure how long the kernel takes ([`EngineStats`](crate::EngineStats)): two
+    /// clock readings per submission. Off by default.
+    pub fn timed(mut self, timed: bool) -> Self {
+        self.timed = timed;
+        self
+    }
+
     /// Starts an engine. It belongs to the calling thread.
     ///
     /// # Errors
@@ -210,7 +219,7 @@ impl EngineBuilder {
         let device = Scripted::new(script).map_err(|error| {
             StartError::Refused(vec![Fallback { backend: BackendKind::Scripted, error }])
         })?;
-        let state = State::new(Box::new(device), limits);
+        let state = State::new(Device::Scripted(device), limits);
         self.finish(state, BackendKind::Scripted, Vec::new())
     }
 
@@ -241,15 +250,16 @@ impl EngineBuilder {
             capacity: within("capacity", capacity, 1 << 24)?,
             max_batch: within("max_batch", self.max_batch.unwrap_or(depth), MAX_DEPTH)?,
             reap_budget: within("reap_budget", self.reap_budget.unwrap_or(depth), MAX_DEPTH)?,
+            timed: self.timed,
         })
     }
 
-    fn start(&self, kind: BackendKind, depth: usize) -> io::Result<Box<dyn Backend>> {
+    fn start(&self, kind: BackendKind, depth: usize) -> io::Result<Device> {
         Ok(match kind {
-            BackendKind::Uring => Box::new(Uring::new(depth, self.defer_task_run)?),
-            BackendKind::Aio => Box::new(Aio::new(self.threads, depth)?),
-            BackendKind::Threads => Box::new(Threads::new(self.threads, depth)?),
-            BackendKind::Scripted => Box::new(Scripted::new(&Script::new())?),
+            BackendKind::Uring => Device::Uring(Uring::new(depth, self.defer_task_run)?),
+            BackendKind::Aio => Device::Aio(Aio::new(self.threads, depth)?),
+            BackendKind::Threads => Device::Threads(Threads::new(self.threads, depth)?),
+            BackendKind::Scripted => Device::Scripted(Scripted::new(&Script::new())?),
         })
     }
 }

@@ -1,16 +1,18 @@
-//! What travels with a request: its buffer and whoever waits for it, stored without an allocation.
+//! What travels with a request: its buffer and whoever waits for it, stored in the slot without an
+//! allocation.
 //!
 //! ```text
-//!  Cargo | 96 bytes: (buffer, callback) or (buffer, queue, token) or buffer | vtable |
+//!  Cargo | vtable | stamp | 96 bytes: (buffer, callback) or (buffer, queue, token) or buffer |
 //! ```
+//!
+//! The value is written where it stays and read out by its own type, so only its own bytes move.
 //!
 //! # Invariants
 //!
-//! 1. `bytes` holds a valid, owned value of the type `vtable` was made for, until the `Cargo` is
-//!    consumed or dropped.
+//! 1. `vtable` is `Some` exactly while `bytes` holds a valid, owned value of its type.
 
 use std::io;
-use std::mem::{ManuallyDrop, MaybeUninit, align_of, size_of};
+use std::mem::{MaybeUninit, align_of, size_of};
 use std::ptr;
 
 /// Room for the buffer and the front end of one request; a guess that fits three `Vec`s.
@@ -21,9 +23,13 @@ pub(crate) trait Deliver: 'static {
     fn deliver(self, result: io::Result<usize>);
 }
 
+#[repr(C)] // what most requests use comes first
 pub(crate) struct Cargo {
+    vtable: Option<&'static VTable>,
+    /// When the request was handed to the kernel, in nanoseconds. Not the cargo's business: it
+    /// lies in room that the alignment would waste.
+    pub(crate) stamp: u64,
     bytes: Bytes,
-    vtable: &'static VTable,
 }
 
 #[repr(align(16))]
@@ -33,22 +39,23 @@ struct Bytes {
 }
 
 struct VTable {
-    /// Moves the value out and delivers to it. Call at most once, instead of `drop`.
+    /// Moves the value out and delivers to it.
     deliver: unsafe fn(*mut u8, io::Result<usize>),
-    /// Drops the value in place. Call at most once, instead of `deliver`.
-    drop: unsafe fn(*mut u8),
+    /// Moves the value out and drops it.
+    discard: unsafe fn(*mut u8),
 }
 
 trait HasVTable: Deliver + Sized {
     const VTABLE: VTable = VTable {
         deliver: |value, result| {
-            // SAFETY: the contract of `VTable::deliver`: a valid value that nobody uses again.
+            // SAFETY: the contract of both: a valid value that nobody uses again.
             let value = unsafe { value.cast::<Self>().read() };
             value.deliver(result);
         },
-        drop: |value| {
-            // SAFETY: the contract of `VTable::drop`, as above.
-            unsafe { value.cast::<Self>().drop_in_place() }
+        discard: |value| {
+            // SAFETY: as above.
+            let value = unsafe { value.cast::<Self>().read() };
+            drop(value);
         },
     };
 }
@@ -56,44 +63,87 @@ trait HasVTable: Deliver + Sized {
 impl<T: Deliver> HasVTable for T {}
 
 impl Cargo {
-    pub(crate) fn new<T: Deliver>(value: T) -> Self {
+    pub(crate) const fn empty() -> Self {
+        Self { vtable: None, stamp: 0, bytes: Bytes { _room: MaybeUninit::uninit() } }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.vtable.is_none()
+    }
+
+    /// Stores a value; what was stored before would be leaked.
+    #[inline]
+    pub(crate) fn put<T: Deliver>(&mut self, value: T) {
         const {
             assert!(
                 size_of::<T>() <= CARGO_BYTES && align_of::<T>() <= align_of::<Bytes>(),
                 "buffer and callback together exceed 96 bytes: box what the callback captures",
             );
         }
-        let mut bytes = Bytes { _room: MaybeUninit::uninit() };
+        debug_assert!(self.is_empty());
         // SAFETY: size and alignment were checked above.
-        unsafe { ptr::from_mut(&mut bytes).cast::<T>().write(value) };
-        Self { bytes, vtable: &T::VTABLE }
+        unsafe { ptr::from_mut(&mut self.bytes).cast::<T>().write(value) };
+        self.vtable = Some(&T::VTABLE);
     }
 
-    /// Hands `result` to the front end.
-    pub(crate) fn deliver(self, result: io::Result<usize>) {
-        let mut this = ManuallyDrop::new(self);
-        let value = ptr::from_mut(&mut this.bytes).cast();
-        // SAFETY: invariant 1; `ManuallyDrop` keeps `drop` from seeing the value again.
-        unsafe { (this.vtable.deliver)(value, result) }
-    }
-
-    /// Takes the value back.
+    /// Takes the value back; `None` if there is none.
     ///
     /// # Safety
     ///
-    /// This cargo was made by `Cargo::new::<T>`.
-    pub(crate) unsafe fn take<T: Deliver>(self) -> T {
-        let this = ManuallyDrop::new(self);
-        // SAFETY: invariant 1, and the caller vouches for the type; it is not used again.
-        unsafe { ptr::from_ref(&this.bytes).cast::<T>().read() }
+    /// The value was stored as a `T`.
+    pub(crate) unsafe fn take<T: Deliver>(&mut self) -> Option<T> {
+        self.vtable.take()?;
+        // SAFETY: invariant 1, and the caller vouches for the type; without the vtable it is not
+        // used again.
+        Some(unsafe { ptr::from_ref(&self.bytes).cast::<T>().read() })
+    }
+
+    /// Gives the value up without moving it; `None` if there is none.
+    #[inline]
+    pub(crate) fn unload(&mut self) -> Option<Parcel> {
+        let vtable = self.vtable.take()?;
+        Some(Parcel { value: ptr::from_mut(&mut self.bytes).cast(), vtable })
     }
 }
 
 impl Drop for Cargo {
     fn drop(&mut self) {
-        let value = ptr::from_mut(&mut self.bytes).cast();
-        // SAFETY: invariant 1; `deliver` and `take` forget the cargo, so the value is still here.
-        unsafe { (self.vtable.drop)(value) }
+        if let Some(parcel) = self.unload() {
+            // SAFETY: unloaded just above.
+            unsafe { parcel.discard() }
+        }
+    }
+}
+
+/// A value that its cargo no longer knows of, still in the cargo's memory. Lost if not used.
+#[must_use = "the value is leaked"]
+pub(crate) struct Parcel {
+    value: *mut u8,
+    vtable: &'static VTable,
+}
+
+impl Parcel {
+    /// Hands `result` to the front end.
+    ///
+    /// # Safety
+    ///
+    /// The cargo it was unloaded from is where it was, and was not touched since. The value is
+    /// moved out before anything else happens, so whatever `deliver` runs may touch the cargo.
+    #[inline]
+    pub(crate) unsafe fn deliver(self, result: io::Result<usize>) {
+        // SAFETY: by `Cargo`'s invariant 1 the value is valid and of the vtable's type, and still
+        // so as the caller says; consuming the only parcel makes this its only use.
+        unsafe { (self.vtable.deliver)(self.value, result) }
+    }
+
+    /// Drops the value.
+    ///
+    /// # Safety
+    ///
+    /// As for [`deliver`](Self::deliver).
+    pub(crate) unsafe fn discard(self) {
+        // SAFETY: as in `deliver`.
+        unsafe { (self.vtable.discard)(self.value) }
     }
 }
 
@@ -121,13 +171,27 @@ mod tests {
     #[test]
     fn value_is_dropped_once_whichever_way_it_leaves() {
         let (drops, got) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
-        let cargo = || Cargo::new(Probe(Rc::clone(&drops), Rc::clone(&got)));
-        cargo().deliver(Ok(9));
+        let mut cargo = Cargo::empty();
+        let probe = || Probe(Rc::clone(&drops), Rc::clone(&got));
+        cargo.put(probe());
+        let parcel = cargo.unload().unwrap();
+        assert!(cargo.is_empty());
+        // SAFETY: unloaded from `cargo`, which was only looked at.
+        unsafe { parcel.deliver(Ok(9)) };
         assert_eq!((drops.get(), got.get()), (1, 9));
-        drop(cargo());
+        cargo.put(probe());
+        let parcel = cargo.unload().unwrap();
+        // SAFETY: as above.
+        unsafe { parcel.discard() };
         assert_eq!(drops.get(), 2);
+        cargo.put(probe());
         // SAFETY: made from a `Probe` just above.
-        drop(unsafe { cargo().take::<Probe>() });
+        drop(unsafe { cargo.take::<Probe>() });
         assert_eq!(drops.get(), 3);
+        // SAFETY: empty, whatever the type.
+        assert!(unsafe { cargo.take::<Probe>() }.is_none() && cargo.unload().is_none());
+        cargo.put(probe());
+        drop(cargo);
+        assert_eq!((drops.get(), Rc::strong_count(&drops)), (4, 1));
     }
 }

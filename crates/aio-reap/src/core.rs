@@ -9,12 +9,11 @@ use std::time::{Duration, Instant};
 use percpu::sync::panicking;
 
 use crate::alarm::Alarm;
+use crate::backend::Backend;
 use crate::builder::{BackendKind, Fallback};
-use crate::cargo::Cargo;
+use crate::cargo::Deliver;
 use crate::doorbell::Doorbell;
 use crate::engine::Turn;
-use crate::file::File;
-use crate::op::Op;
 use crate::reap::ReapMode;
 use crate::slab::{Front, Index, State as SlotState};
 use crate::state::{Delivery, State};
@@ -52,27 +51,6 @@ impl Core {
         self.dispatching.get()
     }
 
-    pub(crate) fn is_closed(&self) -> bool {
-        self.state.borrow().closed
-    }
-
-    pub(crate) fn reserve(&self) -> Option<Index> {
-        self.state.borrow_mut().slab.alloc()
-    }
-
-    /// Queues what was reserved.
-    pub(crate) fn queue(
-        &self,
-        index: Index,
-        file: Option<File>,
-        op: Op,
-        zero_fill: bool,
-        front: Front,
-        cargo: Cargo,
-    ) {
-        self.state.borrow_mut().queue(index, file, op, zero_fill, front, cargo);
-    }
-
     pub(crate) fn plug(&self) {
         self.plugs.set(self.plugs.get() + 1);
     }
@@ -98,15 +76,16 @@ impl Core {
     ///
     /// It does not loop: a device that completes inside submit would keep it here for ever.
     fn round(&self, reap: bool, deliver: bool) -> usize {
-        {
+        let enqueued = {
             let mut state = self.state.borrow_mut();
             state.submit();
             if reap && state.reap() {
                 self.doorbell.progress();
             }
-        }
+            state.take_enqueued()
+        };
         let _rearm = Rearm(self); // also when a callback panics
-        if deliver { self.dispatch() } else { 0 }
+        enqueued + if deliver { self.dispatch() } else { 0 }
     }
 
     /// Delivers what is ready now. User code runs here, with nothing borrowed.
@@ -114,15 +93,21 @@ impl Core {
     /// What becomes ready meanwhile is left: a callback that always makes another request which
     /// needs no kernel would keep it here for ever.
     fn dispatch(&self) -> usize {
+        let ready = self.state.borrow().ready();
+        if ready == 0 {
+            return 0;
+        }
         let outermost = !self.dispatching.replace(true);
         let _guard = Dispatching { core: self, outermost };
-        let ready = self.state.borrow().ready();
         for delivered in 0..ready {
             // The borrow ends with this statement.
             let next = self.state.borrow_mut().deliver();
             match next {
                 None => return delivered, // a callback waited and delivered the rest
-                Some(Delivery::Cargo(cargo, result)) => cargo.deliver(result),
+                Some(Delivery::Parcel(parcel, result)) => {
+                    // SAFETY: the state has not been used since, and never moves its slots.
+                    unsafe { parcel.deliver(result) }
+                }
                 Some(Delivery::Wake(waker)) => waker.wake(),
                 Some(Delivery::Silent) => {}
             }
@@ -174,7 +159,7 @@ impl Core {
             return state.wait(timeout);
         }
         if state.in_kernel() > 0 {
-            state.stats.waits += 1;
+            state.books.stats.waits += 1;
             state.backend.before_sleep();
         }
         drop(state);
@@ -203,13 +188,25 @@ impl Core {
     }
 
     pub(crate) fn is_done(&self, index: Index) -> bool {
-        self.state.borrow().slab.peek(index).state == SlotState::Done
+        self.state.borrow().books.slab.peek(index).state == SlotState::Done
     }
 
     /// Frees a slot whose result is there and hands both out; `None` if it is not there yet.
-    pub(crate) fn collect_done(&self, index: Index) -> Option<(Cargo, io::Result<usize>)> {
-        let mut state = self.state.borrow_mut();
-        (state.slab.peek(index).state == SlotState::Done).then(|| state.collect(index))
+    ///
+    /// # Safety
+    ///
+    /// The slot was queued with a `T` as its cargo.
+    pub(crate) unsafe fn collect_done<T: Deliver>(
+        &self,
+        index: Index,
+    ) -> Option<(T, io::Result<usize>)> {
+        let books = &mut self.state.borrow_mut().books;
+        if books.slab.peek(index).state != SlotState::Done {
+            return None;
+        }
+        // SAFETY: the caller vouches for the type.
+        let (cargo, result) = unsafe { books.collect_as(index) };
+        Some((cargo.expect("a slot in use holds its cargo"), result))
     }
 
     /// Stores who is to be woken; false if the result is there after all.
@@ -217,7 +214,7 @@ impl Core {
         // Cloning and dropping a waker is user code: not under the borrow. It may turn the engine.
         let waker = waker.clone();
         let mut state = self.state.borrow_mut();
-        let slot = state.slab.get(index);
+        let slot = state.books.slab.get(index);
         if slot.state == SlotState::Done {
             drop(state);
             return false;
@@ -231,16 +228,22 @@ impl Core {
     /// The operation is gone: the request keeps its buffer until it completes.
     pub(crate) fn orphan(&self, index: Index) {
         let mut state = self.state.borrow_mut();
-        let slot = state.slab.get(index);
+        let books = &mut state.books;
+        let slot = books.slab.get(index);
         let waker = slot.waker.take();
-        let cargo = if slot.state == SlotState::Done {
-            Some(state.collect(index))
+        let parcel = if slot.state == SlotState::Done {
+            books.collect(index).0
         } else {
             slot.front = Front::Orphan;
             None
         };
         drop(state);
-        drop((waker, cargo)); // user code
+        // Now user code.
+        if let Some(parcel) = parcel {
+            // SAFETY: the state has not been used since, and never moves its slots.
+            unsafe { parcel.discard() }
+        }
+        drop(waker);
     }
 }
 

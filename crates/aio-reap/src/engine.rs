@@ -13,6 +13,7 @@ use std::time::Duration;
 use percpu::sync::{Arc, panicking};
 
 use crate::alarm::Alarm;
+use crate::backend::Backend;
 use crate::buf::{IoBuf, IoBufMut};
 use crate::builder::{BackendKind, EngineBuilder, Fallback, StartError};
 use crate::core::Core;
@@ -170,8 +171,9 @@ impl Engine {
     /// Submits one batch of pending requests, reaps within the budget, delivers.
     ///
     /// Never blocks. Call it when the [descriptor](AsFd) is readable, or in the caller's loop.
-    /// Inside a callback it delivers nothing: what it reaps is delivered once the callback is
-    /// over, so that callbacks which turn the engine do not pile up on the stack.
+    /// Inside a callback it runs no other: what it reaps goes into queues at once, and to callbacks
+    /// and futures when the callback is over, so that callbacks which turn the engine do not pile
+    /// up on the stack.
     pub fn turn(&self) -> Turn {
         self.core.turn(!self.core.is_dispatching())
     }
@@ -233,7 +235,7 @@ impl Engine {
 
     /// The counters so far; allocates the copy.
     pub fn stats(&self) -> EngineStats {
-        self.core.state.borrow().stats.clone()
+        self.core.state.borrow().books.stats.clone()
     }
 
     /// Checks the engine's books, and says what it holds: tests and fuzz targets call it after

@@ -5,8 +5,8 @@
 //! device (or a page cache) that answers at once costs one system call per batch and no wake-up.
 //!
 //! ```text
-//!  read/write/fsync ──► pending ──flush──► in flight ──reap──► ready ──► callback | queue | future
-//!     Err(Full) ◄── no slot free       └── same call ──┘
+//!  read/write/fsync ──► pending ──flush──► in flight ──reap──► queue
+//!     Err(Full) ◄── no slot free       └── same call ──┘  └──► ready ──► callback | future
 //! ```
 //!
 //! ```
@@ -37,6 +37,8 @@
 //!   completion ring cannot overflow.
 //! - **Order.** The kernel sees requests in the order they were queued. They complete in any
 //!   order; two requests that must not overtake each other are submitted one after the other.
+//!   What one call reaps is in the completion queues before the first callback or wake-up runs;
+//!   those run in the order of their completions.
 //! - **Buffers** belong to the engine until completion, also when the future that waits for one
 //!   is dropped or forgotten.
 //! - **Short transfers** are continued: a read ends early only at the end of the file, a write
@@ -52,6 +54,7 @@
 
 mod alarm;
 mod backend;
+mod books;
 mod buf;
 mod builder;
 mod cargo;
@@ -81,7 +84,7 @@ pub use plug::Plug;
 pub use queue::{Completion, CompletionQueue};
 pub use reap::ReapMode;
 pub use request::{Request, SubmitError};
-pub use stats::{EngineStats, ReapSizes};
+pub use stats::{EngineStats, Latency, ReapSizes};
 
 /// What every front end delivers: bytes transferred or the error, and the buffer.
 pub type Outcome<B> = (std::io::Result<usize>, B);

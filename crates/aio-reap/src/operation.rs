@@ -61,11 +61,10 @@ impl<B: 'static> Operation<B> {
     /// The result, if it is there.
     fn take(&mut self) -> Option<Outcome<B>> {
         let index = self.index.expect("an operation is not polled after it was ready");
-        let (cargo, result) = self.core.collect_done(index)?;
-        self.index = None;
         // SAFETY: `new` was given a slot whose cargo is an `Owned<B>`, and this is that slot:
-        // it is released only by `collect_done`, which runs once per operation.
-        let owned = unsafe { cargo.take::<Owned<B>>() };
+        // it is released only by `collect_done`, which succeeds once per operation.
+        let (owned, result) = unsafe { self.core.collect_done::<Owned<B>>(index) }?;
+        self.index = None;
         Some(owned.outcome(result))
     }
 }

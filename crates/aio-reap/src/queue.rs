@@ -19,7 +19,8 @@ pub struct Completion<B> {
     pub buf: B,
 }
 
-/// Where completions of many requests gather, in order of delivery.
+/// Where completions of many requests gather, in the order they were reaped; a request that the
+/// kernel never saw (of no length, or refused by it) comes with the callbacks of the same call.
 ///
 /// Cheap to clone: clones share the queue. It allocates only while it grows past its fullest.
 pub struct CompletionQueue<B> {

@@ -6,7 +6,7 @@ use std::io;
 use thiserror::Error;
 
 use crate::Outcome;
-use crate::cargo::{Cargo, Deliver};
+use crate::cargo::Deliver;
 use crate::engine::Engine;
 use crate::file::File;
 use crate::op::Op;
@@ -129,7 +129,7 @@ impl<'e, B: 'static> Request<'e, B> {
         done: impl FnOnce(io::Result<usize>, B) + 'static,
     ) -> Submitted<'e, B, ()> {
         let engine = self.engine;
-        self.queue(Front::Deliver, |buf| Callback { buf, done })?;
+        self.queue(Front::Callback, |buf| Callback { buf, done })?;
         engine.core().flush_unless_held();
         Ok(())
     }
@@ -141,7 +141,7 @@ impl<'e, B: 'static> Request<'e, B> {
     /// [`SubmitError`] gives the request back; nothing was queued.
     pub fn enqueue(self, queue: &CompletionQueue<B>, token: u64) -> Submitted<'e, B, ()> {
         let engine = self.engine;
-        self.queue(Front::Deliver, |buf| Enqueued { buf, queue: queue.clone(), token })?;
+        self.queue(Front::Queue, |buf| Enqueued { buf, queue: queue.clone(), token })?;
         engine.core().flush_unless_held();
         Ok(())
     }
@@ -152,16 +152,18 @@ impl<'e, B: 'static> Request<'e, B> {
         front: Front,
         cargo: impl FnOnce(B) -> D,
     ) -> Submitted<'e, B, Index> {
-        let core = self.engine.core();
-        if core.is_closed() {
+        let mut state = self.engine.core().state.borrow_mut();
+        if state.closed {
             return Err(SubmitError::Closed(self));
         }
         if self.file.as_ref().is_some_and(|file| !file.accepts(&self.op)) {
             return Err(SubmitError::Misaligned(self));
         }
-        let Some(index) = core.reserve() else { return Err(SubmitError::Full(self)) };
+        let books = &mut state.books;
+        let Some(index) = books.slab.alloc() else { return Err(SubmitError::Full(self)) };
         let Self { file, op, zero_fill, buf, .. } = self;
-        core.queue(index, file, op, zero_fill, front, Cargo::new(cargo(buf)));
+        // `cargo` only moves its parts together: no user code runs under the borrow.
+        books.queue(index, file, op, zero_fill, front, cargo(buf));
         Ok(index)
     }
 }

@@ -1,19 +1,20 @@
-//! The fixed table of requests, and the lists that run through it.
+//! The fixed table of requests, and the lists of them.
 //!
 //! ```text
 //!  slots | Pending | InFlight | Free | Ready | Done | ...      user data = generation << 32 | index
-//!  free ────────────────────────┘       │
+//!  free (a stack) ──────────────┘       │
 //!  pending (enqueue order) ─┘   ready ──┘
 //! ```
 
+use std::num::NonZeroI32;
 use std::task::Waker;
 
+use crate::backend::Sub;
 use crate::cargo::Cargo;
 use crate::file::File;
 use crate::op::{Kind, Op};
 
 pub(crate) type Index = u32;
-const NIL: Index = Index::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
@@ -31,38 +32,57 @@ pub(crate) enum State {
 /// Who gets the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Front {
-    /// The cargo itself knows.
-    Deliver,
+    /// A [`CompletionQueue`](crate::CompletionQueue): delivering runs no user code.
+    Queue,
+    /// A callback: delivering runs user code.
+    Callback,
     /// An [`Operation`](crate::Operation) will collect it.
     Future,
     /// Nobody: its operation was dropped. The buffer is freed at completion.
     Orphan,
 }
 
+/// One request. Three cache lines; a request with a small cargo and no waker uses two.
+#[repr(C, align(64))]
 pub(crate) struct Slot {
+    pub(crate) generation: u32,
     pub(crate) state: State,
     pub(crate) front: Front,
     /// Zero what lies past the end of the file and count it as read.
     pub(crate) zero_fill: bool,
     /// EAGAIN and EINTR in a row.
     pub(crate) retries: u8,
-    pub(crate) generation: u32,
-    next: Index,
     pub(crate) op: Op,
-    /// Bytes moved by earlier, short transfers.
+    /// Bytes moved so far; in `Ready` and `Done` the result, unless there is an error.
     pub(crate) done: u64,
-    /// Bytes, or errno. Valid in `Ready` and `Done`.
-    pub(crate) result: Result<u64, i32>,
+    /// Valid in `Ready` and `Done`.
+    pub(crate) error: Option<NonZeroI32>,
     pub(crate) file: Option<File>,
-    pub(crate) cargo: Option<Cargo>,
+    pub(crate) cargo: Cargo,
     pub(crate) waker: Option<Waker>,
 }
 
 impl Slot {
-    /// What to ask of the kernel next.
-    pub(crate) fn next_op(&self) -> Op {
-        self.op.rest(self.done)
-    }
+    const VACANT: Self = Self {
+        generation: 0,
+        state: State::Free,
+        front: Front::Callback,
+        zero_fill: false,
+        retries: 0,
+        op: Op {
+            kind: Kind::Nop,
+            direct: false,
+            fd: -1,
+            ptr: std::ptr::null_mut(),
+            len: 0,
+            offset: 0,
+        },
+        done: 0,
+        error: None,
+        file: None,
+        cargo: Cargo::empty(),
+        waker: None,
+    };
 
     /// A direct read that ended off the file's alignment: only the end of the file does that,
     /// and going on from there would be refused.
@@ -71,78 +91,63 @@ impl Slot {
         align.is_some_and(|align| !self.done.is_multiple_of(align.offset.into()))
     }
 
-    /// Zeroes what a read left of its buffer; returns the buffer's length.
-    pub(crate) fn zero_rest(&mut self) -> u64 {
+    /// Zeroes what a read left of its buffer, and counts it as read.
+    pub(crate) fn zero_rest(&mut self) {
         debug_assert_eq!(self.op.kind, Kind::Read);
         let rest = self.op.rest(self.done);
         let len = (self.op.len - self.done) as usize;
         // SAFETY: a read's slot owns its `IoBufMut`, valid for `op.len` bytes; `rest.ptr` is
         // `done` bytes into it, and the kernel is through with it.
         unsafe { rest.ptr.write_bytes(0, len) };
-        self.op.len
+        self.done = self.op.len;
     }
 }
 
-/// A first-in first-out list through [`Slot::next`]; a slot is on at most one.
+/// A first-in first-out list of slots; a slot is on at most one.
 pub(crate) struct Fifo {
-    head: Index,
-    tail: Index,
-    len: usize,
+    /// A ring; a power of two that all slots fit in.
+    ring: Box<[Index]>,
+    /// Where the next is taken and put; they count on, the low bits are the place.
+    head: usize,
+    tail: usize,
 }
 
 pub(crate) struct Slab {
     slots: Box<[Slot]>,
-    free: Fifo,
+    /// Newest last, and first to be used again: its cache lines are still here.
+    free: Vec<Index>,
 }
 
 impl Slab {
     pub(crate) fn new(capacity: usize) -> Self {
-        const VACANT: Op = Op {
-            kind: Kind::Nop,
-            direct: false,
-            fd: -1,
-            ptr: std::ptr::null_mut(),
-            len: 0,
-            offset: 0,
-        };
-        assert!(capacity < NIL as usize);
-        let slots = (0..capacity).map(|_| Slot {
-            state: State::Free,
-            front: Front::Deliver,
-            zero_fill: false,
-            retries: 0,
-            generation: 0,
-            next: NIL,
-            op: VACANT,
-            done: 0,
-            result: Ok(0),
-            file: None,
-            cargo: None,
-            waker: None,
-        });
-        let mut slab = Self { slots: slots.collect(), free: Fifo::new() };
-        for index in 0..capacity as Index {
-            Fifo::push(&mut slab.free, &mut slab.slots, index);
+        assert!(u32::try_from(capacity).is_ok());
+        Self {
+            slots: (0..capacity).map(|_| Slot::VACANT).collect(),
+            free: (0..capacity as Index).rev().collect(),
         }
-        slab
     }
 
     /// Takes a free slot. The caller sets it up and gives it a state.
+    #[inline]
     pub(crate) fn alloc(&mut self) -> Option<Index> {
-        self.free.pop(&mut self.slots)
+        self.free.pop()
     }
 
     /// Gives a slot back; its user data will never match again (for 2^32 uses of the slot).
+    ///
+    /// A [`Parcel`](crate::cargo::Parcel) unloaded from it stays where it is until the slab is
+    /// used again.
+    #[inline]
     pub(crate) fn release(&mut self, index: Index) {
         let slot = &mut self.slots[index as usize];
-        debug_assert!(slot.state != State::Free && slot.cargo.is_none() && slot.waker.is_none());
+        debug_assert!(slot.state != State::Free && slot.cargo.is_empty() && slot.waker.is_none());
         slot.state = State::Free;
         slot.file = None;
         slot.generation = slot.generation.wrapping_add(1);
-        // Newest first out: its cache lines are still here.
-        self.free.push_front(&mut self.slots, index);
+        self.free.push(index);
     }
 
+    #[inline]
     pub(crate) fn get(&mut self, index: Index) -> &mut Slot {
         &mut self.slots[index as usize]
     }
@@ -151,82 +156,116 @@ impl Slab {
         &self.slots[index as usize]
     }
 
-    pub(crate) fn user_data(&self, index: Index) -> u64 {
-        u64::from(self.slots[index as usize].generation) << 32 | u64::from(index)
-    }
-
     /// The in-flight slot a completion names; `None` if it names nothing in flight.
-    pub(crate) fn in_flight(&self, user_data: u64) -> Option<Index> {
+    #[inline]
+    pub(crate) fn in_flight(&mut self, user_data: u64) -> Option<(Index, &mut Slot)> {
         let index = user_data as Index;
-        let slot = self.slots.get(index as usize)?;
+        let slot = self.slots.get_mut(index as usize)?;
         let known = slot.state == State::InFlight && slot.generation == (user_data >> 32) as u32;
-        known.then_some(index)
+        known.then_some((index, slot))
     }
 
     pub(crate) fn free_len(&self) -> usize {
-        self.free.len
+        self.free.len()
     }
 
     pub(crate) fn count(&self, state: State) -> usize {
         self.slots.iter().filter(|slot| slot.state == state).count()
     }
-
-    pub(crate) fn push(&mut self, list: &mut Fifo, index: Index) {
-        list.push(&mut self.slots, index);
-    }
-
-    pub(crate) fn pop(&mut self, list: &mut Fifo) -> Option<Index> {
-        list.pop(&mut self.slots)
-    }
-
-    /// Indices on `list`, first to last.
-    pub(crate) fn iter(&self, list: &Fifo) -> impl Iterator<Item = Index> {
-        std::iter::successors((list.head != NIL).then_some(list.head), |&index| {
-            let next = self.slots[index as usize].next;
-            (next != NIL).then_some(next)
-        })
-    }
 }
 
 impl Fifo {
-    pub(crate) fn new() -> Self {
-        Self { head: NIL, tail: NIL, len: 0 }
+    /// A list for the slots of a slab.
+    pub(crate) fn new(capacity: usize) -> Self {
+        let ring = vec![0; capacity.next_power_of_two()].into();
+        Self { ring, head: 0, tail: 0 }
     }
 
+    #[inline]
     pub(crate) fn len(&self) -> usize {
-        self.len
+        self.tail.wrapping_sub(self.head)
     }
 
-    fn push(&mut self, slots: &mut [Slot], index: Index) {
-        slots[index as usize].next = NIL;
-        match self.tail {
-            NIL => self.head = index,
-            tail => slots[tail as usize].next = index,
-        }
-        self.tail = index;
-        self.len += 1;
+    fn place(&self, at: usize) -> usize {
+        at & (self.ring.len() - 1)
     }
 
-    fn push_front(&mut self, slots: &mut [Slot], index: Index) {
-        slots[index as usize].next = self.head;
-        if self.head == NIL {
-            self.tail = index;
-        }
-        self.head = index;
-        self.len += 1;
+    #[inline]
+    pub(crate) fn push(&mut self, index: Index) {
+        debug_assert!(self.len() < self.ring.len());
+        let place = self.place(self.tail);
+        self.ring[place] = index;
+        self.tail = self.tail.wrapping_add(1);
     }
 
-    fn pop(&mut self, slots: &mut [Slot]) -> Option<Index> {
-        let index = self.head;
-        if index == NIL {
+    #[inline]
+    pub(crate) fn pop(&mut self) -> Option<Index> {
+        if self.len() == 0 {
             return None;
         }
-        self.head = slots[index as usize].next;
-        if self.head == NIL {
-            self.tail = NIL;
-        }
-        self.len -= 1;
+        let index = self.ring[self.place(self.head)];
+        self.head = self.head.wrapping_add(1);
         Some(index)
+    }
+}
+
+/// The requests of one submission, oldest first; each is built from its slot as it is taken.
+pub(crate) struct Batch<'s> {
+    slab: &'s mut Slab,
+    list: &'s Fifo,
+    now: u64,
+    taken: usize,
+    len: usize,
+}
+
+impl<'s> Batch<'s> {
+    /// The first requests on `list`, at most `most`; `now` is stamped on those taken.
+    pub(crate) fn new(slab: &'s mut Slab, list: &'s Fifo, most: usize, now: u64) -> Self {
+        Self { slab, list, now, taken: 0, len: most.min(list.len()) }
+    }
+
+    /// Ends the submission: makes what was taken but not accepted pending again.
+    pub(crate) fn settle(self, accepted: usize) {
+        debug_assert!(accepted <= self.taken);
+        for nth in accepted..self.taken {
+            let index = self.list.ring[self.list.place(self.list.head.wrapping_add(nth))];
+            self.slab.get(index).state = State::Pending;
+        }
+    }
+}
+
+impl Iterator for Batch<'_> {
+    type Item = Sub;
+
+    /// The next request, in flight from now on.
+    #[inline]
+    fn next(&mut self) -> Option<Sub> {
+        if self.taken == self.len {
+            return None;
+        }
+        let index = self.list.ring[self.list.place(self.list.head.wrapping_add(self.taken))];
+        self.taken += 1;
+        let slot = self.slab.get(index);
+        slot.state = State::InFlight;
+        slot.cargo.stamp = self.now;
+        let user_data = u64::from(slot.generation) << 32 | u64::from(index);
+        Some(Sub { user_data, op: slot.op.rest(slot.done) })
+    }
+
+    #[inline]
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.len - self.taken;
+        (left, Some(left))
+    }
+}
+
+impl ExactSizeIterator for Batch<'_> {}
+
+impl Fifo {
+    /// Drops the oldest `count`, which a [`Batch`] has dealt with.
+    pub(crate) fn advance(&mut self, count: usize) {
+        debug_assert!(count <= self.len());
+        self.head = self.head.wrapping_add(count);
     }
 }
 
@@ -237,30 +276,70 @@ mod tests {
     #[test]
     fn lists_keep_order_and_slots_come_back() {
         let mut slab = Slab::new(3);
-        let mut list = Fifo::new();
-        for _ in 0..3 {
-            let index = slab.alloc().unwrap();
-            slab.get(index).state = State::Pending;
-            slab.push(&mut list, index);
+        let mut list = Fifo::new(3);
+        for round in 0..5 {
+            let first = slab.alloc().unwrap();
+            for index in [Some(first), slab.alloc(), slab.alloc()] {
+                slab.get(index.unwrap()).state = State::Pending;
+                list.push(index.unwrap());
+            }
+            assert!(slab.alloc().is_none());
+            assert_eq!((list.len(), list.pop()), (3, Some(first)), "round {round}");
+            slab.release(first);
+            assert_eq!((slab.alloc(), slab.free_len()), (Some(first), 0));
+            slab.get(first).state = State::Ready;
+            slab.release(first);
+            while let Some(index) = list.pop() {
+                slab.release(index);
+            }
         }
-        assert!(slab.alloc().is_none());
-        assert_eq!(slab.iter(&list).collect::<Vec<_>>(), [0, 1, 2]);
-        let first = slab.pop(&mut list).unwrap();
-        slab.release(first);
-        assert_eq!((slab.alloc(), slab.free_len()), (Some(first), 0));
+        assert_eq!((slab.free_len(), list.len()), (3, 0));
+    }
+
+    #[test]
+    fn batch_gives_back_what_was_not_accepted() {
+        let mut slab = Slab::new(4);
+        let mut list = Fifo::new(4);
+        for offset in 0..4 {
+            let index = slab.alloc().unwrap();
+            let slot = slab.get(index);
+            (slot.state, slot.op.offset) = (State::Pending, offset);
+            list.push(index);
+        }
+        let mut batch = Batch::new(&mut slab, &list, 3, 9);
+        assert_eq!(batch.len(), 3);
+        assert_eq!(batch.by_ref().map(|sub| sub.op.offset).collect::<Vec<_>>(), [0, 1, 2]);
+        batch.settle(1);
+        list.advance(1);
+        assert_eq!((slab.count(State::InFlight), slab.count(State::Pending)), (1, 3));
+        let mut batch = Batch::new(&mut slab, &list, 8, 9);
+        assert_eq!(batch.next().map(|sub| sub.op.offset), Some(1));
+        assert_eq!(batch.len(), 2);
     }
 
     #[test]
     fn stale_user_data_names_nothing() {
         let mut slab = Slab::new(1);
-        let index = slab.alloc().unwrap();
-        slab.get(index).state = State::InFlight;
-        let user_data = slab.user_data(index);
-        assert_eq!(slab.in_flight(user_data), Some(index));
-        slab.release(index);
-        let index = slab.alloc().unwrap();
-        slab.get(index).state = State::InFlight;
-        assert_eq!(slab.in_flight(user_data), None);
-        assert_eq!(slab.in_flight(77), None);
+        let mut list = Fifo::new(1);
+        let mut start = |slab: &mut Slab| {
+            let index = slab.alloc().unwrap();
+            list.push(index);
+            let user_data = Batch::new(slab, &list, 1, 0).next().unwrap().user_data;
+            list.advance(1);
+            user_data
+        };
+        let user_data = start(&mut slab);
+        assert_eq!(slab.in_flight(user_data).unwrap().0, 0);
+        slab.release(0);
+        let newer = start(&mut slab);
+        assert!(slab.in_flight(user_data).is_none() && slab.in_flight(newer).is_some());
+        assert!(slab.in_flight(77).is_none());
+    }
+
+    #[test]
+    fn slot_fills_three_cache_lines() {
+        use std::mem::{offset_of, size_of};
+        assert_eq!(size_of::<Slot>(), 192);
+        assert_eq!((offset_of!(Slot, op), offset_of!(Slot, cargo)), (8, 64));
     }
 }

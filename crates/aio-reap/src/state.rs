@@ -16,18 +16,15 @@
 
 use std::io;
 use std::mem;
+use std::num::NonZeroI32;
 use std::task::Waker;
 use std::time::Duration;
 
-use crate::backend::{Backend, RawCompletion, Stop, Sub};
-use crate::cargo::Cargo;
-use crate::file::File;
-use crate::op::{Kind, Op};
-use crate::slab::{Fifo, Front, Index, Slab, State as SlotState};
-use crate::stats::EngineStats;
-
-/// EAGAIN and EINTR completions in a row before the error is the caller's; a guess.
-const RETRY_LIMIT: u8 = 16;
+use crate::backend::{Backend, Device, Stop};
+use crate::books::Books;
+use crate::cargo::Parcel;
+use crate::slab::{Batch, Front, Slab, State as SlotState};
+use crate::stats::Latency;
 
 pub(crate) struct Limits {
     /// Most requests the kernel holds at a time.
@@ -38,152 +35,104 @@ pub(crate) struct Limits {
     pub(crate) max_batch: usize,
     /// Most completions taken by one reap.
     pub(crate) reap_budget: usize,
+    /// Measure latencies.
+    pub(crate) timed: bool,
 }
 
 pub(crate) struct State {
-    pub(crate) slab: Slab,
-    pub(crate) backend: Box<dyn Backend>,
+    pub(crate) books: Books,
+    pub(crate) backend: Device,
     pub(crate) limits: Limits,
-    pub(crate) stats: EngineStats,
     pub(crate) closed: bool,
-    /// The kernel had no room at the last submission, and nothing was reaped since.
-    blocked: bool,
     /// The last reap used up its budget: more may be there, and no wake-up will say so.
     more: bool,
-    in_flight: usize,
-    pending: Fifo,
-    ready: Fifo,
-    /// Reused by every submission and reap.
-    batch: Vec<Sub>,
-    raw: Vec<RawCompletion>,
 }
 
 /// One completion on its way to whoever waits for it.
 pub(crate) enum Delivery {
-    Cargo(Cargo, io::Result<usize>),
+    /// It lies in the slot that held it: use it before the state.
+    Parcel(Parcel, io::Result<usize>),
     Wake(Waker),
     /// A future nobody has polled yet: it will find its result.
     Silent,
 }
 
 impl State {
-    pub(crate) fn new(backend: Box<dyn Backend>, limits: Limits) -> Self {
-        Self {
-            slab: Slab::new(limits.capacity),
-            stats: EngineStats::new(limits.depth),
-            closed: false,
-            blocked: false,
-            more: false,
-            in_flight: 0,
-            pending: Fifo::new(),
-            ready: Fifo::new(),
-            batch: Vec::with_capacity(limits.max_batch),
-            raw: Vec::with_capacity(limits.reap_budget),
-            backend,
-            limits,
-        }
+    pub(crate) fn new(backend: Device, limits: Limits) -> Self {
+        let mut books = Books::new(limits.capacity, limits.depth);
+        books.stats.latency = limits.timed.then(Latency::default);
+        Self { books, backend, limits, closed: false, more: false }
     }
 
     pub(crate) fn pending(&self) -> usize {
-        self.pending.len()
+        self.books.pending.len()
     }
 
     pub(crate) fn in_flight(&self) -> usize {
-        self.in_flight
+        self.books.in_flight
     }
 
     /// Requests a completion can be expected from: accepted by the kernel, not yet reaped.
     pub(crate) fn in_kernel(&self) -> usize {
-        self.in_flight - self.backend.backlog()
+        self.books.in_flight - self.backend.backlog()
     }
 
     /// Nothing will turn the engine by itself: the retry timer must.
     pub(crate) fn needs_retry(&self) -> bool {
-        (self.blocked || self.backend.backlog() > 0) && self.in_kernel() == 0
+        (self.books.blocked || self.backend.backlog() > 0) && self.in_kernel() == 0
     }
 
     /// Complete, on the way to whoever waits for it.
     pub(crate) fn ready(&self) -> usize {
-        self.ready.len()
+        self.books.ready.len()
     }
 
     /// Whether another turn would get somewhere without any wake-up.
     pub(crate) fn has_work(&self) -> bool {
-        let can_submit = self.pending.len() > 0 && self.in_flight < self.limits.depth;
+        let can_submit = self.pending() > 0 && self.in_flight() < self.limits.depth;
         self.more
-            || self.ready.len() > 0
-            || (!self.blocked && (can_submit || self.backend.backlog() > 0))
+            || self.ready() > 0
+            || self.books.enqueued > 0
+            || (!self.books.blocked && (can_submit || self.backend.backlog() > 0))
     }
 
-    pub(crate) fn queue(
-        &mut self,
-        index: Index,
-        file: Option<File>,
-        op: Op,
-        zero_fill: bool,
-        front: Front,
-        cargo: Cargo,
-    ) {
-        let slot = self.slab.get(index);
-        slot.front = front;
-        slot.zero_fill = zero_fill;
-        slot.retries = 0;
-        slot.op = op;
-        slot.done = 0;
-        slot.file = file;
-        slot.cargo = Some(cargo);
-        self.stats.accepted += 1;
-        if op.offset > i64::MAX as u64 {
-            // Negative for the kernel, which says the same; but to io_uring -1 means the file's
-            // own position.
-            self.finish(index, Err(libc::EINVAL));
-        } else if op.transfers() && op.len == 0 {
-            // The kernel would answer 0 as well, which below means end of file or a full device.
-            self.finish(index, Ok(0));
-        } else {
-            slot.state = SlotState::Pending;
-            self.slab.push(&mut self.pending, index);
-        }
+    fn now(&self) -> u64 {
+        if self.books.stats.is_timed() { self.backend.now() } else { 0 }
     }
 
     /// Submits one batch.
     pub(crate) fn submit(&mut self) {
+        let now = self.now();
         loop {
-            let room = (self.limits.depth - self.in_flight).min(self.limits.max_batch);
-            self.batch.clear();
-            for index in self.slab.iter(&self.pending).take(room) {
-                let user_data = self.slab.user_data(index);
-                self.batch.push(Sub { user_data, op: self.slab.peek(index).next_op() });
-            }
-            if self.batch.is_empty() && self.backend.backlog() == 0 {
-                self.blocked = false;
+            let books = &mut self.books;
+            let room = (self.limits.depth - books.in_flight).min(self.limits.max_batch);
+            let mut batch = Batch::new(&mut books.slab, &books.pending, room, now);
+            if batch.len() == 0 && self.backend.backlog() == 0 {
+                books.blocked = false;
                 return;
             }
-            let submitted = self.backend.submit(&self.batch);
-            debug_assert!(submitted.accepted <= self.batch.len());
-            for _ in 0..submitted.accepted {
-                let index = self.slab.pop(&mut self.pending).expect("the batch came from here");
-                self.slab.get(index).state = SlotState::InFlight;
-            }
-            self.in_flight += submitted.accepted;
-            self.stats.submitted(submitted.accepted, self.in_flight);
+            let submitted = self.backend.submit(&mut batch);
+            batch.settle(submitted.accepted);
+            books.pending.advance(submitted.accepted);
+            books.in_flight += submitted.accepted;
+            books.stats.submitted(submitted.accepted, books.in_flight);
             match submitted.stop {
                 None => {
-                    self.blocked = false;
+                    books.blocked = false;
                     return;
                 }
                 Some(Stop::Busy) => {
-                    self.stats.busy += 1;
-                    self.blocked = true;
+                    books.stats.busy += 1;
+                    books.blocked = true;
                     return;
                 }
                 Some(Stop::Failed(errno)) => {
                     // The first request not accepted is at fault; those behind it are not.
-                    let Some(index) = self.slab.pop(&mut self.pending) else {
-                        self.blocked = true; // a backlog failed: only time can help
+                    let Some(index) = books.pending.pop() else {
+                        books.blocked = true; // a backlog failed: only time can help
                         return;
                     };
-                    self.finish(index, Err(errno));
+                    books.finish(index, NonZeroI32::new(errno));
                 }
             }
         }
@@ -193,109 +142,47 @@ impl State {
     /// was anything but EAGAIN.
     pub(crate) fn reap(&mut self) -> bool {
         self.more = false;
-        if self.in_flight == 0 {
+        if self.books.in_flight == 0 {
             return false;
         }
-        let mut raw = mem::take(&mut self.raw);
-        self.backend.reap(self.limits.reap_budget, &mut raw);
-        self.stats.reaped(raw.len());
-        if !raw.is_empty() {
-            self.blocked = false; // the kernel has room again
-        }
-        let mut progress = false;
-        for completion in &raw {
+        let now = self.now();
+        let budget = self.limits.reap_budget;
+        let (mut found, mut progress) = (0, false);
+        let books = &mut self.books;
+        let blocked = mem::take(&mut books.blocked); // a completion makes room in the kernel
+        self.backend.reap(budget, |completion| {
+            found += 1;
             progress |= completion.result != -libc::EAGAIN;
-            self.complete(*completion);
-        }
-        self.more = raw.len() >= self.limits.reap_budget && self.in_flight > 0;
-        raw.clear();
-        self.raw = raw;
+            books.complete(completion, now);
+        });
+        books.blocked |= blocked && found == 0;
+        books.stats.reaped(found);
+        self.more = found >= budget && books.in_flight > 0;
         progress
     }
 
-    fn complete(&mut self, RawCompletion { user_data, result }: RawCompletion) {
-        let Some(index) = self.slab.in_flight(user_data) else {
-            debug_assert!(false, "a completion for nothing in flight: {user_data:#x}");
-            self.stats.stray += 1;
-            return;
-        };
-        self.in_flight -= 1;
-        let slot = self.slab.get(index);
-        if result < 0 {
-            let errno = -result;
-            let again = matches!(errno, libc::EAGAIN | libc::EINTR);
-            if again && slot.retries < RETRY_LIMIT {
-                slot.retries += 1;
-                self.stats.retries += 1;
-                // Time may help where asking again at once would not.
-                self.blocked |= errno == libc::EAGAIN;
-                return self.requeue(index);
-            }
-            return self.finish(index, Err(errno));
-        }
-        if !slot.op.transfers() {
-            return self.finish(index, Ok(0));
-        }
-        let moved = result as u64;
-        let left = slot.op.len - slot.done;
-        debug_assert!(moved <= left);
-        slot.done += moved.min(left);
-        if slot.done == slot.op.len {
-            let done = slot.done;
-            return self.finish(index, Ok(done));
-        }
-        match slot.op.kind {
-            Kind::Read if moved == 0 || slot.ended_unaligned() => {
-                let done = if slot.zero_fill { slot.zero_rest() } else { slot.done };
-                self.finish(index, Ok(done));
-            }
-            Kind::Write if moved == 0 => self.finish(index, Err(libc::ENOSPC)),
-            _ => {
-                slot.retries = 0;
-                self.stats.short += 1;
-                self.requeue(index);
-            }
-        }
-    }
-
-    fn requeue(&mut self, index: Index) {
-        self.slab.get(index).state = SlotState::Pending;
-        self.slab.push(&mut self.pending, index);
-    }
-
-    fn finish(&mut self, index: Index, result: Result<u64, i32>) {
-        let slot = self.slab.get(index);
-        slot.state = SlotState::Ready;
-        slot.result = result;
-        self.slab.push(&mut self.ready, index);
+    /// Completions that went into queues since the last call.
+    pub(crate) fn take_enqueued(&mut self) -> usize {
+        mem::take(&mut self.books.enqueued)
     }
 
     /// Takes the oldest completion off the ready list.
     pub(crate) fn deliver(&mut self) -> Option<Delivery> {
-        let index = self.slab.pop(&mut self.ready)?;
-        self.stats.completed += 1;
-        let slot = self.slab.get(index);
+        let books = &mut self.books;
+        let index = books.ready.pop()?;
+        books.stats.completed += 1;
+        let slot = books.slab.get(index);
         if slot.front == Front::Future {
             slot.state = SlotState::Done;
             return Some(slot.waker.take().map_or(Delivery::Silent, Delivery::Wake));
         }
-        let (cargo, result) = self.collect(index);
-        Some(Delivery::Cargo(cargo, result))
-    }
-
-    /// Frees a `Ready` or `Done` slot and hands out what it held.
-    pub(crate) fn collect(&mut self, index: Index) -> (Cargo, io::Result<usize>) {
-        let slot = self.slab.get(index);
-        debug_assert!(matches!(slot.state, SlotState::Ready | SlotState::Done));
-        let cargo = slot.cargo.take().expect("a slot in use holds its cargo");
-        let result = slot.result.map(|bytes| bytes as usize).map_err(io::Error::from_raw_os_error);
-        self.slab.release(index);
-        (cargo, result)
+        let (parcel, result) = books.collect(index);
+        Some(parcel.map_or(Delivery::Silent, |parcel| Delivery::Parcel(parcel, result)))
     }
 
     /// Blocks until a completion is likely there; spurious returns are fine.
     pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        self.stats.waits += 1;
+        self.books.stats.waits += 1;
         self.backend.wait(timeout)
     }
 
@@ -305,32 +192,31 @@ impl State {
     ///
     /// Panics with the name of what does not hold.
     pub(crate) fn validate(&self) {
-        let count = |state| self.slab.count(state);
-        assert_eq!(self.in_flight, count(SlotState::InFlight), "in flight");
-        assert_eq!(self.pending.len(), count(SlotState::Pending), "pending list");
-        assert_eq!(self.ready.len(), count(SlotState::Ready), "ready list");
-        assert_eq!(self.slab.free_len(), count(SlotState::Free), "free list");
-        assert!(self.in_flight <= self.limits.depth, "in flight above depth");
-        let held = (self.pending.len() + self.in_flight + self.ready.len()) as u64;
-        assert_eq!(self.stats.accepted, held + self.stats.completed, "accepted adds up");
+        let books = &self.books;
+        let count = |state| books.slab.count(state);
+        assert_eq!(books.in_flight, count(SlotState::InFlight), "in flight");
+        assert_eq!(books.pending.len(), count(SlotState::Pending), "pending list");
+        assert_eq!(books.ready.len(), count(SlotState::Ready), "ready list");
+        assert_eq!(books.slab.free_len(), count(SlotState::Free), "free list");
+        assert!(books.in_flight <= self.limits.depth, "in flight above depth");
+        let held = (books.pending.len() + books.in_flight + books.ready.len()) as u64;
+        assert_eq!(books.stats.accepted, held + books.stats.completed, "accepted adds up");
     }
 }
 
 impl Drop for State {
     /// The kernel may still use buffers that the slots own: wait for it, or leak them.
     fn drop(&mut self) {
-        let mut raw = mem::take(&mut self.raw);
         loop {
             // Before the wait: the wake-up of what is there may have been answered.
             self.backend.acknowledge();
-            self.backend.reap(usize::MAX, &mut raw);
-            self.in_flight = self.in_flight.saturating_sub(raw.len());
-            raw.clear();
+            let in_flight = &mut self.books.in_flight;
+            self.backend.reap(usize::MAX, |_| *in_flight = in_flight.saturating_sub(1));
             if self.in_kernel() == 0 {
                 return;
             }
             if self.backend.wait(None).is_err() {
-                mem::forget(mem::replace(&mut self.slab, Slab::new(0)));
+                mem::forget(mem::replace(&mut self.books.slab, Slab::new(0)));
                 return;
             }
         }

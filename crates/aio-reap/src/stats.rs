@@ -33,6 +33,21 @@ pub struct EngineStats {
     pub max_in_flight: usize,
     /// How many completions each reap found.
     pub reap_sizes: ReapSizes,
+    /// How long the kernel took, if the engine was [told to look](crate::EngineBuilder::timed).
+    pub latency: Option<Latency>,
+}
+
+/// Times from the call that handed a request to the kernel to the reap that found it complete, in
+/// nanoseconds. A continued transfer counts once, with its last part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Latency {
+    /// Requests timed.
+    pub count: u64,
+    /// Sum of their times.
+    pub total_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
 }
 
 impl EngineStats {
@@ -49,6 +64,24 @@ impl EngineStats {
             stray: 0,
             max_in_flight: 0,
             reap_sizes: ReapSizes { counts: vec![0; depth + 1].into() },
+            latency: None,
+        }
+    }
+
+    /// Whether anybody wants to know the time.
+    pub(crate) fn is_timed(&self) -> bool {
+        self.latency.is_some()
+    }
+
+    /// A request handed over at `submitted` was reaped at `now`. The clock is read once per
+    /// submission and once per reap.
+    #[inline]
+    pub(crate) fn took(&mut self, submitted: u64, now: u64) {
+        if let Some(latency) = &mut self.latency {
+            let time = now.saturating_sub(submitted);
+            latency.count += 1;
+            latency.total_ns += time;
+            latency.max_ns = latency.max_ns.max(time);
         }
     }
 
@@ -81,7 +114,12 @@ impl fmt::Display for EngineStats {
             self.waits,
             self.max_in_flight,
         )?;
-        write!(f, "{}", self.reap_sizes)
+        write!(f, "{}", self.reap_sizes)?;
+        if let Some(Latency { count, total_ns, max_ns }) = self.latency {
+            let mean = total_ns.checked_div(count).unwrap_or(0);
+            write!(f, "\nlatency {mean} ns mean, {max_ns} ns at most, of {count} requests")?;
+        }
+        Ok(())
     }
 }
 

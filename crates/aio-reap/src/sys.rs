@@ -84,6 +84,14 @@ pub(crate) fn timespec(duration: Duration) -> libc::timespec {
     }
 }
 
+/// The monotonic clock, in nanoseconds.
+pub(crate) fn now() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: stores one timespec. It cannot fail: every Linux has this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 /// Waits until one of `fds` is readable, the time is over (`Ok(false)`), or a signal came (also
 /// `Ok(false)`: callers look again anyway).
 pub(crate) fn poll_readable(fds: &[RawFd], timeout: Option<Duration>) -> io::Result<bool> {

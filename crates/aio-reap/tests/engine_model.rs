@@ -385,6 +385,34 @@ fn inv07_callbacks_may_wait_for_or_drop_their_siblings() {
     assert!(engine.turn().is_idle());
 }
 
+/// Queues are filled by the reap itself: a callback finds there what completed behind it, also by
+/// its own turn, and who waits hears of them.
+#[test]
+fn inv07_queues_are_filled_before_the_first_callback() {
+    let (engine, script) = scripted(Engine::builder().depth(8));
+    let engine = Rc::new(engine);
+    let queue = CompletionQueue::new();
+    let plug = engine.plug();
+    let (inner, device, tokens) = (Rc::clone(&engine), script.clone(), queue.clone());
+    let callback = move |result: io::Result<usize>, ()| {
+        result.unwrap();
+        assert_eq!(tokens.pop().map(|done| done.token), Some(1));
+        inner.nop().enqueue(&tokens, 2).unwrap();
+        device.on_submit(SubmitStep::Inline);
+        assert_eq!(inner.turn().delivered, 1);
+        assert_eq!(tokens.pop().map(|done| done.token), Some(2));
+    };
+    engine.nop().callback(callback).unwrap();
+    engine.nop().enqueue(&queue, 1).unwrap();
+    script.on_submit(SubmitStep::Inline);
+    drop(plug);
+    assert!(queue.is_empty() && engine.validate().is_idle());
+
+    engine.nop().enqueue(&queue, 3).unwrap();
+    assert_eq!(engine.wait(None).unwrap().delivered, 1);
+    assert_eq!((queue.len(), engine.stats().completed), (1, 4));
+}
+
 /// A panic in a callback: the others are delivered by the next call, and a foreign loop is told.
 #[test]
 fn inv07_panic_in_a_callback_loses_no_sibling() {
@@ -614,4 +642,30 @@ fn inv14_requests_of_no_length_cannot_hold_a_call_for_ever() {
     assert!(readable(&engine, Duration::ZERO), "the second waits for a turn");
     let turn = engine.turn();
     assert_eq!((turn.delivered, turn.is_idle(), made.get()), (1, false, 3));
+}
+
+#[test]
+fn latency_runs_from_the_submission_to_the_reap() {
+    const PAUSE: Duration = Duration::from_millis(20);
+    let (engine, script) = scripted(Engine::builder().depth(2).timed(true));
+    let started = Instant::now();
+    let plug = engine.plug();
+    let queued = engine.nop().submit().unwrap();
+    let second = engine.nop().submit().unwrap();
+    std::thread::sleep(PAUSE); // queued only: this does not count
+    drop(plug);
+    script.complete(1);
+    engine.turn();
+    let first = engine.stats().latency.unwrap();
+    assert_eq!((first.count, first.total_ns), (1, first.max_ns));
+    std::thread::sleep(PAUSE);
+    second.wait().0.unwrap();
+    queued.wait().0.unwrap();
+    let latency = engine.stats().latency.unwrap();
+    let within = (started.elapsed() - PAUSE).as_nanos();
+    assert_eq!(latency.count, 2);
+    assert!(latency.max_ns >= PAUSE.as_nanos() as u64, "{latency:?}");
+    assert!(u128::from(latency.max_ns) <= within, "{latency:?} in {within} ns");
+    assert!(engine.stats().to_string().ends_with("of 2 requests"));
+    assert!(scripted(Engine::builder()).0.stats().latency.is_none());
 }

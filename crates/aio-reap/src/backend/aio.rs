@@ -4,6 +4,7 @@
 //! not know the operation, so those go to a small thread pool.
 
 use std::io;
+use std::mem;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::slice;
@@ -16,6 +17,7 @@ use super::pool::Pool;
 use super::ring::{Event, Ring};
 use super::{Backend, RawCompletion, Stop, Sub, Submitted};
 use crate::op::Kind;
+use crate::slab::Batch;
 use crate::sys;
 
 // Kernel ABI (include/uapi/linux/aio_abi.h).
@@ -103,6 +105,8 @@ pub(crate) struct Aio {
     ring: Option<Ring<'static>>,
     /// Used by the system call that replaces a missing ring.
     events: Vec<Event>,
+    /// Reused by every submission, as the next two.
+    batch: Vec<Sub>,
     iocbs: Vec<libc::iocb>,
     pointers: Vec<*mut libc::iocb>,
     bell: OwnedFd,
@@ -126,6 +130,7 @@ impl Aio {
         Ok(Self {
             ring,
             events,
+            batch: Vec::with_capacity(depth),
             iocbs: Vec::with_capacity(depth),
             pointers: Vec::with_capacity(depth),
             bell: sys::eventfd()?,
@@ -137,7 +142,7 @@ impl Aio {
 
     fn control_block(&self, Sub { user_data, op }: &Sub) -> libc::iocb {
         // SAFETY: all-zero is a valid iocb.
-        let mut iocb: libc::iocb = unsafe { std::mem::zeroed() };
+        let mut iocb: libc::iocb = unsafe { mem::zeroed() };
         iocb.aio_data = *user_data;
         iocb.aio_lio_opcode = if op.kind == Kind::Read { IOCB_CMD_PREAD } else { IOCB_CMD_PWRITE };
         iocb.aio_fildes = op.fd as u32;
@@ -178,15 +183,8 @@ impl Aio {
         }
         Submitted { accepted, stop: None }
     }
-}
 
-/// Whether io_submit starts the request without blocking.
-fn suits_aio(sub: &Sub) -> bool {
-    sub.op.direct && sub.op.transfers()
-}
-
-impl Backend for Aio {
-    fn submit(&mut self, batch: &[Sub]) -> Submitted {
+    fn submit_all(&mut self, batch: &[Sub]) -> Submitted {
         let mut accepted = 0;
         while let Some(first) = batch.get(accepted) {
             if suits_aio(first) {
@@ -205,12 +203,29 @@ impl Backend for Aio {
         }
         Submitted { accepted, stop: None }
     }
+}
 
-    fn reap(&mut self, budget: usize, out: &mut Vec<RawCompletion>) {
-        let before = out.len();
+/// Whether io_submit starts the request without blocking.
+fn suits_aio(sub: &Sub) -> bool {
+    sub.op.direct && sub.op.transfers()
+}
+
+impl Backend for Aio {
+    fn submit(&mut self, batch: &mut Batch<'_>) -> Submitted {
+        let mut subs = mem::take(&mut self.batch);
+        subs.extend(batch);
+        let submitted = self.submit_all(&subs);
+        subs.clear();
+        self.batch = subs;
+        submitted
+    }
+
+    fn reap(&mut self, budget: usize, mut each: impl FnMut(RawCompletion)) {
+        let mut found = 0;
         if self.in_context > 0 {
             let mut push = |event: Event| {
-                out.push(RawCompletion { user_data: event.data, result: event.res as i32 });
+                found += 1;
+                each(RawCompletion { user_data: event.data, result: event.res as i32 });
             };
             match &mut self.ring {
                 Some(ring) => ring.consume(budget, push),
@@ -220,9 +235,9 @@ impl Backend for Aio {
                     self.events[..count].iter().copied().for_each(&mut push);
                 }
             }
-            self.in_context -= out.len() - before;
+            self.in_context -= found;
         }
-        self.pool.reap(budget.saturating_sub(out.len() - before), out);
+        self.pool.reap(budget.saturating_sub(found), each);
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {

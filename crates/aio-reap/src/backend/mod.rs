@@ -14,13 +14,17 @@ use std::time::Duration;
 use percpu::sync::hint;
 
 use crate::op::Op;
+use crate::slab::Batch;
 
 pub(crate) mod aio;
+pub(crate) mod device;
 pub(crate) mod pool;
 pub(crate) mod ring;
 pub mod scripted;
 pub(crate) mod threads;
 pub(crate) mod uring;
+
+pub(crate) use device::Device;
 
 /// One request on its way to the kernel.
 #[derive(Clone, Copy, Debug)]
@@ -53,10 +57,10 @@ pub(crate) struct Submitted {
 
 pub(crate) trait Backend {
     /// Starts requests, first to last. An empty batch pushes on with the [backlog](Self::backlog).
-    fn submit(&mut self, batch: &[Sub]) -> Submitted;
+    fn submit(&mut self, batch: &mut Batch<'_>) -> Submitted;
 
-    /// Appends at most `budget` completions that are visible now.
-    fn reap(&mut self, budget: usize, out: &mut Vec<RawCompletion>);
+    /// Hands at most `budget` completions that are visible now to `each`, which does not panic.
+    fn reap(&mut self, budget: usize, each: impl FnMut(RawCompletion));
 
     /// Sleeps until a completion is likely visible, or `timeout` is over. Spurious returns are
     /// fine; only called while the kernel holds something.
@@ -79,6 +83,11 @@ pub(crate) trait Backend {
     /// Accepted requests that the kernel has not looked at yet.
     fn backlog(&self) -> usize {
         0
+    }
+
+    /// The time in nanoseconds by which latencies are told.
+    fn now(&self) -> u64 {
+        crate::sys::now()
     }
 }
 

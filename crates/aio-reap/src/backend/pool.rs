@@ -167,13 +167,15 @@ impl Pool {
         Ok(())
     }
 
-    pub(crate) fn reap(&mut self, budget: usize, out: &mut Vec<RawCompletion>) {
+    pub(crate) fn reap(&mut self, budget: usize, mut each: impl FnMut(RawCompletion)) {
         if self.held == 0 || budget == 0 {
             return;
         }
-        let before = out.len();
-        let left = self.shared.jobs.drain(budget, |done| out.push(done));
-        self.held -= out.len() - before;
+        let held = &mut self.held;
+        let left = self.shared.jobs.drain(budget, |done| {
+            *held -= 1;
+            each(done);
+        });
         if left {
             sys::signal(&self.shared.bell);
         }

@@ -31,6 +31,7 @@ use std::time::Duration;
 
 use super::{Backend, RawCompletion, Stop, Sub, Submitted};
 use crate::op::{Kind, Op};
+use crate::slab::Batch;
 use crate::sys;
 
 /// How one submission ends.
@@ -210,9 +211,10 @@ impl Drop for Scripted {
 }
 
 impl Backend for Scripted {
-    fn submit(&mut self, batch: &[Sub]) -> Submitted {
+    fn submit(&mut self, batch: &mut Batch<'_>) -> Submitted {
         let mut device = self.0.0.borrow_mut();
-        device.batches.push(batch.len());
+        let offered = batch.len();
+        device.batches.push(offered);
         let step = device.steps.pop_front();
         let (most, stop) = match step.unwrap_or(SubmitStep::Accept(usize::MAX)) {
             SubmitStep::Accept(most) => (most, Stop::Busy),
@@ -220,22 +222,24 @@ impl Backend for Scripted {
             SubmitStep::Refuse(most, errno) => (most, Stop::Failed(errno.max(1))),
             SubmitStep::Inline => (usize::MAX, Stop::Busy),
         };
-        let accepted = most.min(batch.len());
-        device.accepted.extend(&batch[..accepted]);
-        device.log.extend(batch[..accepted].iter().map(|sub| sub.op.offset));
+        let accepted = most.min(offered);
+        for sub in batch.take(accepted) {
+            device.accepted.push_back(sub);
+            device.log.push(sub.op.offset);
+        }
         if step == Some(SubmitStep::Inline) {
             let newest = device.accepted.len() - accepted;
             for _ in 0..accepted {
                 device.complete(newest);
             }
         }
-        Submitted { accepted, stop: (accepted < batch.len()).then_some(stop) }
+        Submitted { accepted, stop: (accepted < offered).then_some(stop) }
     }
 
-    fn reap(&mut self, budget: usize, out: &mut Vec<RawCompletion>) {
+    fn reap(&mut self, budget: usize, each: impl FnMut(RawCompletion)) {
         let mut device = self.0.0.borrow_mut();
         let count = budget.min(device.done.len());
-        out.extend(device.done.drain(..count));
+        device.done.drain(..count).for_each(each);
     }
 
     /// Nothing sleeps here: the oldest request completes instead.

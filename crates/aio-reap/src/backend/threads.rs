@@ -5,7 +5,8 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 
 use super::pool::Pool;
-use super::{Backend, RawCompletion, Stop, Sub, Submitted};
+use super::{Backend, RawCompletion, Stop, Submitted};
+use crate::slab::Batch;
 
 pub(crate) struct Threads {
     pool: Pool,
@@ -20,17 +21,18 @@ impl Threads {
 }
 
 impl Backend for Threads {
-    fn submit(&mut self, batch: &[Sub]) -> Submitted {
-        for (accepted, sub) in batch.iter().enumerate() {
-            if self.pool.push(*sub).is_err() {
+    fn submit(&mut self, batch: &mut Batch<'_>) -> Submitted {
+        let offered = batch.len();
+        for (accepted, sub) in batch.enumerate() {
+            if self.pool.push(sub).is_err() {
                 return Submitted { accepted, stop: Some(Stop::Busy) };
             }
         }
-        Submitted { accepted: batch.len(), stop: None }
+        Submitted { accepted: offered, stop: None }
     }
 
-    fn reap(&mut self, budget: usize, out: &mut Vec<RawCompletion>) {
-        self.pool.reap(budget, out);
+    fn reap(&mut self, budget: usize, each: impl FnMut(RawCompletion)) {
+        self.pool.reap(budget, each);
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {

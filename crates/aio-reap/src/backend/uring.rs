@@ -17,6 +17,7 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use super::{Backend, RawCompletion, Stop, Sub, Submitted};
 use crate::op::{Kind, Op};
+use crate::slab::Batch;
 use crate::sys;
 
 /// `IORING_ENTER_GETEVENTS` (ABI).
@@ -143,8 +144,9 @@ fn first_known<T>(flags: &[Flags], mut setup: impl FnMut(Flags) -> io::Result<T>
     setup(*last)
 }
 
-fn entry(Sub { user_data, op }: &Sub) -> squeue::Entry {
-    let Op { kind, fd, ptr, len, offset, .. } = *op;
+#[inline]
+fn entry(Sub { user_data, op }: Sub) -> squeue::Entry {
+    let Op { kind, fd, ptr, len, offset, .. } = op;
     let fd = types::Fd(fd);
     let entry = match kind {
         Kind::Nop => opcode::Nop::new().build(),
@@ -162,12 +164,13 @@ fn entry(Sub { user_data, op }: &Sub) -> squeue::Entry {
             opcode::Fadvise::new(fd, len, libc::POSIX_FADV_WILLNEED).offset(offset).build()
         }
     };
-    entry.user_data(*user_data)
+    entry.user_data(user_data)
 }
 
 impl Backend for Uring {
-    fn submit(&mut self, batch: &[Sub]) -> Submitted {
+    fn submit(&mut self, batch: &mut Batch<'_>) -> Submitted {
         let mut queue = self.ring.submission();
+        let offered = batch.len();
         let mut accepted = 0;
         for sub in batch {
             // SAFETY: contract 2 of `backend`: buffer and descriptor live until the completion.
@@ -178,7 +181,7 @@ impl Backend for Uring {
         }
         drop(queue); // publishes the tail
         self.backlog += accepted;
-        let mut stop = (accepted < batch.len()).then_some(Stop::Busy);
+        let mut stop = (accepted < offered).then_some(Stop::Busy);
         while self.backlog > 0 {
             match self.enter() {
                 // Without SUBMIT_ALL the kernel stops behind a request it refuses (that one has
@@ -200,20 +203,19 @@ impl Backend for Uring {
         Submitted { accepted, stop }
     }
 
-    fn reap(&mut self, budget: usize, out: &mut Vec<RawCompletion>) {
-        let full = out.len().saturating_add(budget);
+    fn reap(&mut self, budget: usize, mut each: impl FnMut(RawCompletion)) {
+        let mut room = budget;
         // Put-off work is done a few at a time; the flag shows while some is left.
         for _ in 0..MAX_ENTERS {
             let waiting = self.ring.submission().taskrun();
             if waiting && (self.deferred.is_some() || self.ring.completion().is_empty()) {
                 self.run_task_work();
             }
-            let room = full - out.len();
-            out.extend(self.ring.completion().take(room).map(|entry| RawCompletion {
-                user_data: entry.user_data(),
-                result: entry.result(),
-            }));
-            if self.deferred.is_none() || out.len() == full || !self.ring.submission().taskrun() {
+            for entry in self.ring.completion().take(room) {
+                room -= 1;
+                each(RawCompletion { user_data: entry.user_data(), result: entry.result() });
+            }
+            if self.deferred.is_none() || room == 0 || !self.ring.submission().taskrun() {
                 return;
             }
         }

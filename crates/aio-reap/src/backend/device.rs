@@ -1,0 +1,71 @@
+//! The backend an engine runs on, told apart once per call, so that what it does for each request
+//! can be inlined.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+use super::aio::Aio;
+use super::scripted::Scripted;
+use super::threads::Threads;
+use super::uring::Uring;
+use super::{Backend, RawCompletion, Submitted};
+use crate::slab::Batch;
+
+pub(crate) enum Device {
+    Uring(Uring),
+    Aio(Aio),
+    Threads(Threads),
+    Scripted(Scripted),
+}
+
+/// Calls the same method of whichever it is.
+macro_rules! each {
+    ($device:expr, $backend:ident => $call:expr) => {
+        match $device {
+            Device::Uring($backend) => $call,
+            Device::Aio($backend) => $call,
+            Device::Threads($backend) => $call,
+            Device::Scripted($backend) => $call,
+        }
+    };
+}
+
+/// All of them, also those with a default.
+impl Backend for Device {
+    fn submit(&mut self, batch: &mut Batch<'_>) -> Submitted {
+        each!(self, backend => backend.submit(batch))
+    }
+
+    fn reap(&mut self, budget: usize, each: impl FnMut(RawCompletion)) {
+        each!(self, backend => backend.reap(budget, each))
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        each!(self, backend => backend.wait(timeout))
+    }
+
+    fn relax(&mut self) {
+        each!(self, backend => backend.relax())
+    }
+
+    fn before_sleep(&mut self) {
+        each!(self, backend => backend.before_sleep())
+    }
+
+    fn acknowledge(&mut self) {
+        each!(self, backend => backend.acknowledge())
+    }
+
+    fn wake_fds(&self) -> Vec<RawFd> {
+        each!(self, backend => backend.wake_fds())
+    }
+
+    fn backlog(&self) -> usize {
+        each!(self, backend => backend.backlog())
+    }
+
+    fn now(&self) -> u64 {
+        each!(self, backend => backend.now())
+    }
+}

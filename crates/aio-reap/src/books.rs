@@ -1,0 +1,204 @@
+//! What becomes of a completion: the result, another attempt, the rest of a short transfer.
+//!
+//! The half of [`State`](crate::state::State) that a backend may call while it reaps.
+
+use std::io;
+use std::num::NonZeroI32;
+
+use crate::backend::RawCompletion;
+use crate::cargo::{Deliver, Parcel};
+use crate::file::File;
+use crate::op::{Kind, Op};
+use crate::slab::{Fifo, Front, Index, Slab, Slot, State as SlotState};
+use crate::stats::EngineStats;
+
+/// EAGAIN and EINTR completions in a row before the error is the caller's; a guess.
+const RETRY_LIMIT: u8 = 16;
+
+pub(crate) struct Books {
+    pub(crate) slab: Slab,
+    pub(crate) stats: EngineStats,
+    /// The kernel had no room at the last submission, and nothing was reaped since.
+    pub(crate) blocked: bool,
+    pub(crate) in_flight: usize,
+    pub(crate) pending: Fifo,
+    pub(crate) ready: Fifo,
+    /// Completions put into queues that nobody was told of yet.
+    pub(crate) enqueued: usize,
+}
+
+impl Books {
+    pub(crate) fn new(capacity: usize, depth: usize) -> Self {
+        Self {
+            slab: Slab::new(capacity),
+            stats: EngineStats::new(depth),
+            blocked: false,
+            in_flight: 0,
+            pending: Fifo::new(capacity),
+            ready: Fifo::new(capacity),
+            enqueued: 0,
+        }
+    }
+
+    /// Sets up the slot `index`, just allocated.
+    #[inline]
+    pub(crate) fn queue<T: Deliver>(
+        &mut self,
+        index: Index,
+        file: Option<File>,
+        op: Op,
+        zero_fill: bool,
+        front: Front,
+        cargo: T,
+    ) {
+        let slot = self.slab.get(index);
+        slot.front = front;
+        slot.zero_fill = zero_fill;
+        slot.retries = 0;
+        slot.op = op;
+        slot.done = 0;
+        slot.file = file;
+        slot.cargo.put(cargo);
+        self.stats.accepted += 1;
+        if op.offset > i64::MAX as u64 {
+            // Negative for the kernel, which says the same; but to io_uring -1 means the file's
+            // own position.
+            self.finish(index, NonZeroI32::new(libc::EINVAL));
+        } else if op.transfers() && op.len == 0 {
+            // The kernel would answer 0 as well, which below means end of file or a full device.
+            self.finish(index, None);
+        } else {
+            slot.state = SlotState::Pending;
+            self.pending.push(index);
+        }
+    }
+
+    /// Takes note of one completion, reaped at `now`.
+    #[inline]
+    pub(crate) fn complete(&mut self, completion: RawCompletion, now: u64) {
+        let RawCompletion { user_data, result } = completion;
+        let Some((index, slot)) = self.slab.in_flight(user_data) else {
+            debug_assert!(false, "a completion for nothing in flight: {user_data:#x}");
+            self.stats.stray += 1;
+            return;
+        };
+        self.in_flight -= 1;
+        let wanted = if slot.op.transfers() { slot.op.len - slot.done } else { 0 };
+        if result < 0 || result as u64 != wanted {
+            return self.complete_oddly(index, result, now);
+        }
+        slot.done += wanted;
+        slot.error = None;
+        self.settle(index, now);
+    }
+
+    /// An error, or a short transfer.
+    #[cold]
+    fn complete_oddly(&mut self, index: Index, result: i32, now: u64) {
+        let slot = self.slab.get(index);
+        slot.error = None;
+        if result < 0 {
+            let errno = -result;
+            let again = matches!(errno, libc::EAGAIN | libc::EINTR);
+            if again && slot.retries < RETRY_LIMIT {
+                slot.retries += 1;
+                self.stats.retries += 1;
+                // Time may help where asking again at once would not.
+                self.blocked |= errno == libc::EAGAIN;
+                return self.requeue(index);
+            }
+            slot.error = NonZeroI32::new(errno);
+        } else if slot.op.transfers() {
+            let moved = result as u64;
+            let left = slot.op.len - slot.done;
+            debug_assert!(moved <= left);
+            slot.done += moved.min(left);
+            match slot.op.kind {
+                _ if slot.done == slot.op.len => {}
+                Kind::Read if moved == 0 || slot.ended_unaligned() => {
+                    if slot.zero_fill {
+                        slot.zero_rest();
+                    }
+                }
+                Kind::Write if moved == 0 => slot.error = NonZeroI32::new(libc::ENOSPC),
+                _ => {
+                    slot.retries = 0;
+                    self.stats.short += 1;
+                    return self.requeue(index);
+                }
+            }
+        }
+        self.settle(index, now);
+    }
+
+    fn requeue(&mut self, index: Index) {
+        self.slab.get(index).state = SlotState::Pending;
+        self.pending.push(index);
+    }
+
+    /// Passes the result on: into a queue at once, else to the ready list.
+    #[inline]
+    fn settle(&mut self, index: Index, now: u64) {
+        let slot = self.slab.get(index);
+        self.stats.took(slot.cargo.stamp, now);
+        if slot.front != Front::Queue {
+            slot.state = SlotState::Ready;
+            self.ready.push(index);
+            return;
+        }
+        let result = result(slot);
+        if let Some(parcel) = slot.cargo.unload() {
+            // SAFETY: unloaded just above; the slab does not move its slots.
+            unsafe { parcel.deliver(result) }
+        }
+        self.slab.release(index);
+        self.enqueued += 1;
+        self.stats.completed += 1;
+    }
+
+    /// Ends a request that is not in flight. Also what goes to a queue takes the ready list, so
+    /// that whoever turns the engine hears of it.
+    pub(crate) fn finish(&mut self, index: Index, error: Option<NonZeroI32>) {
+        let slot = self.slab.get(index);
+        slot.state = SlotState::Ready;
+        slot.error = error;
+        self.ready.push(index);
+    }
+
+    /// Frees a `Ready` or `Done` slot. The parcel is where it was until the books are used again.
+    #[inline]
+    pub(crate) fn collect(&mut self, index: Index) -> (Option<Parcel>, io::Result<usize>) {
+        let slot = self.slab.get(index);
+        debug_assert!(matches!(slot.state, SlotState::Ready | SlotState::Done));
+        let (parcel, result) = (slot.cargo.unload(), result(slot));
+        self.slab.release(index);
+        (parcel, result)
+    }
+
+    /// As [`collect`](Self::collect), for who knows the cargo's type.
+    ///
+    /// # Safety
+    ///
+    /// The slot was queued with a `T` as its cargo.
+    #[inline]
+    pub(crate) unsafe fn collect_as<T: Deliver>(
+        &mut self,
+        index: Index,
+    ) -> (Option<T>, io::Result<usize>) {
+        let slot = self.slab.get(index);
+        debug_assert!(matches!(slot.state, SlotState::Ready | SlotState::Done));
+        let result = result(slot);
+        // SAFETY: the caller vouches for the type.
+        let cargo = unsafe { slot.cargo.take() };
+        self.slab.release(index);
+        (cargo, result)
+    }
+}
+
+#[inline]
+fn result(slot: &Slot) -> io::Result<usize> {
+    match slot.error {
+        None => Ok(slot.done as usize),
+        Some(errno) => Err(io::Error::from_raw_os_error(errno.get())),
+    }
+}
