@@ -20,8 +20,8 @@ impl Alarm {
         Arc::new(Self { rung: AtomicBool::new(true), kick })
     }
 
-    pub(crate) fn waker(self: &Arc<Self>) -> Waker {
-        Waker::from(std::sync::Arc::new(AlarmWaker(Arc::clone(self))))
+    pub(crate) fn waker(alarm: &Arc<Self>) -> Waker {
+        Waker::from(std::sync::Arc::new(AlarmWaker(Arc::clone(alarm))))
     }
 
     /// Takes note of a ring; true if there was one.

@@ -219,7 +219,7 @@ impl Engine {
     pub fn block_on<F: Future>(&self, future: F) -> io::Result<F::Output> {
         let core = &self.core;
         let alarm = Alarm::new(Arc::clone(core.doorbell.foreign_kick()));
-        let waker = alarm.waker();
+        let waker = Alarm::waker(&alarm);
         let mut context = Context::from_waker(&waker);
         let mut future = pin!(future);
         loop {
