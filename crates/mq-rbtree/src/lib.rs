@@ -31,6 +31,7 @@
 //! | wait: for ever, not at all, to a deadline of either clock, before others | [`Wait`], [`Deadline`]; [`send_with`](Queue::send_with), [`receive_with`](Queue::receive_with) |
 //! | wait in a task | [`send_async`](Queue::send_async), [`receive_async`](Queue::receive_async), [`into_send_async`](Sender::into_send_async), [`into_receive_async`](Receiver::into_receive_async); tasks and threads on one queue |
 //! | take messages in a loop | [`Receiver`] is `IntoIterator`; [`try_iter`](Receiver::try_iter) |
+//! | have a `Stream` and a `Sink` | `Receiver::into_stream` and `Sender::into_sink`, with the feature `futures` |
 //! | wait in an event loop | [`Readiness`]: a descriptor for epoll |
 //! | be told once that a message came | [`notify`](Queue::notify), as `mq_notify` |
 //! | move many at a time | [`send_batch`](Queue::send_batch), [`receive_batch`](Queue::receive_batch) |
@@ -175,6 +176,8 @@ pub use self::posix::{Attributes, Callback, MessageQueue};
 pub use self::queue::{
     Builder, Interest, Queue, Readiness, ReadinessError, ReceiveFuture, Received, SendFuture,
 };
+#[cfg(feature = "futures")]
+pub use self::queue::{ReceiveStream, SendSink};
 pub use self::quota::Quota;
 pub use self::stats::{LevelStats, QueueStats};
 pub use percpu::{AllocError, Forked};

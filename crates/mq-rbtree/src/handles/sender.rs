@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 
 use super::Sender;
+#[cfg(feature = "futures")]
+use super::Way;
 use crate::core::Levels;
 use crate::deadline::Wait;
 use crate::error::{BatchError, SendError};
@@ -75,6 +77,11 @@ impl<T, L: Levels> Sender<T, L> {
     /// ```
     pub fn into_send_async(self, value: T, priority: L::Priority) -> SendFuture<'static, T, L> {
         SendFuture::keeping(self, value, priority)
+    }
+
+    #[cfg(feature = "futures")]
+    pub(crate) fn lent(&self) -> Way<'_, T, L, Self> {
+        Way::Lent(&self.shared.queue)
     }
 
     /// Sends messages from the front of `batch`: [`Queue::send_batch`](crate::Queue::send_batch).

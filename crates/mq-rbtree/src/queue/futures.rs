@@ -5,6 +5,7 @@
 //! be faster; then it waits again, where it stood before. A future that is dropped with a permit passes
 //! it on.
 
+use std::fmt;
 use std::future::Future;
 use std::marker::PhantomPinned;
 use std::pin::Pin;
@@ -59,6 +60,19 @@ impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
         Self { way, waiter, known: false, done: false, _pinned: PhantomPinned }
     }
 
+    /// Begins anew, behind who waits by then.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it has not received.
+    #[cfg(feature = "futures")]
+    pub(super) fn renew(self: Pin<&mut Self>, urgency: u8) {
+        // SAFETY: what is overwritten is the node, and that is on no list, as is made sure of below.
+        let this = unsafe { self.get_unchecked_mut() };
+        assert!(this.done && !this.known, "renewed before it had received");
+        (this.waiter, this.done) = (Waiter::new(urgency), false);
+    }
+
     /// The same, with this urgency among those that wait: see [`Wait::urgency`](crate::Wait::urgency).
     /// Before it is first polled.
     pub fn urgency(mut self, urgency: u8) -> Self {
@@ -80,6 +94,39 @@ impl<'q, T, L: Levels> SendFuture<'q, T, L> {
         let waiter = Waiter::new(0);
         let message = Some(way.queue().config.admit(value, priority));
         Self { way, waiter, message, known: false, _pinned: PhantomPinned }
+    }
+
+    /// One that was ready, as it were.
+    #[cfg(feature = "futures")]
+    pub(super) fn without_message(way: Way<'q, T, L, Sender<T, L>>) -> Self {
+        let waiter = Waiter::new(0);
+        Self { way, waiter, message: None, known: false, _pinned: PhantomPinned }
+    }
+
+    /// Whether it has a message to send.
+    #[cfg(feature = "futures")]
+    pub(super) fn has_message(&self) -> bool {
+        self.message.is_some()
+    }
+
+    /// Begins anew with another message, behind who waits by then.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it has a message still.
+    #[cfg(feature = "futures")]
+    pub(super) fn renew(
+        self: Pin<&mut Self>,
+        value: T,
+        priority: L::Priority,
+        urgency: u8,
+    ) -> Result<(), SendError<T>> {
+        // SAFETY: what is overwritten is the node, and that is on no list, as is made sure of below.
+        let this = unsafe { self.get_unchecked_mut() };
+        assert!(this.message.is_none() && !this.known, "a message before there was room");
+        let message = this.way.queue().config.admit(value, priority).map_err(refuse)?;
+        (this.waiter, this.message) = (Waiter::new(urgency), Some(Ok(message)));
+        Ok(())
     }
 
     /// The same, with this urgency among those that wait: see [`Wait::urgency`](crate::Wait::urgency).
@@ -306,6 +353,19 @@ impl<T, L: Levels> Drop for SendFuture<'_, T, L> {
         if after.run() {
             queue.settle();
         }
+    }
+}
+
+impl<T, L: Levels> fmt::Debug for ReceiveFuture<'_, T, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReceiveFuture").field("ready", &self.done).finish_non_exhaustive()
+    }
+}
+
+impl<T, L: Levels> fmt::Debug for SendFuture<'_, T, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ready = self.message.is_none();
+        f.debug_struct("SendFuture").field("ready", &ready).finish_non_exhaustive()
     }
 }
 

@@ -21,6 +21,8 @@ mod inspect;
 mod readiness;
 mod spin;
 mod state;
+#[cfg(feature = "futures")]
+mod stream;
 
 use std::fmt;
 use std::time::Instant;
@@ -31,6 +33,8 @@ use percpu::sync::{Generation, WordGuard, WordLock, mutant};
 pub use self::builder::Builder;
 pub use self::futures::{ReceiveFuture, SendFuture};
 pub use self::readiness::{Interest, Readiness, ReadinessError};
+#[cfg(feature = "futures")]
+pub use self::stream::{ReceiveStream, SendSink};
 
 use self::after::After;
 use self::config::Config;
