@@ -8,9 +8,12 @@ use std::num::NonZeroI32;
 use crate::backend::RawCompletion;
 use crate::cargo::{Deliver, Parcel};
 use crate::file::File;
-use crate::op::{Kind, Op};
+use crate::op::{AtEnd, Kind, Op};
 use crate::slab::{Fifo, Front, Index, Slab, Slot, State as SlotState};
 use crate::stats::EngineStats;
+
+/// Stands for [`io::ErrorKind::UnexpectedEof`], which has no errno.
+const END_OF_FILE: NonZeroI32 = NonZeroI32::new(-1).unwrap();
 
 /// EAGAIN and EINTR completions in a row before the error is the caller's; a guess.
 const RETRY_LIMIT: u8 = 16;
@@ -47,13 +50,13 @@ impl Books {
         index: Index,
         file: Option<File>,
         op: Op,
-        zero_fill: bool,
+        at_end: AtEnd,
         front: Front,
         cargo: T,
     ) {
         let slot = self.slab.get(index);
         slot.front = front;
-        slot.zero_fill = zero_fill;
+        slot.at_end = at_end;
         slot.retries = 0;
         slot.op = op;
         slot.done = 0;
@@ -113,13 +116,14 @@ impl Books {
             let left = slot.op.len - slot.done;
             debug_assert!(moved <= left);
             slot.done += moved.min(left);
+            slot.advance(moved.min(left));
             match slot.op.kind {
                 _ if slot.done == slot.op.len => {}
-                Kind::Read if moved == 0 || slot.ended_unaligned() => {
-                    if slot.zero_fill {
-                        slot.zero_rest();
-                    }
-                }
+                Kind::Read if moved == 0 || slot.ended_unaligned() => match slot.at_end {
+                    AtEnd::Stop => {}
+                    AtEnd::ZeroFill => slot.zero_rest(),
+                    AtEnd::Fail => slot.error = Some(END_OF_FILE),
+                },
                 Kind::Write if moved == 0 => slot.error = NonZeroI32::new(libc::ENOSPC),
                 _ => {
                     slot.retries = 0;
@@ -199,6 +203,7 @@ impl Books {
 fn result(slot: &Slot) -> io::Result<usize> {
     match slot.error {
         None => Ok(slot.done as usize),
+        Some(END_OF_FILE) => Err(io::ErrorKind::UnexpectedEof.into()),
         Some(errno) => Err(io::Error::from_raw_os_error(errno.get())),
     }
 }

@@ -6,6 +6,8 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::slice;
 
+use crate::buffer_pool::Registered;
+
 /// A buffer the kernel may read from.
 ///
 /// # Safety
@@ -22,6 +24,13 @@ pub unsafe trait IoBuf: 'static {
 
     /// Length in bytes: what a request transfers.
     fn len(&self) -> usize;
+
+    /// The registration of the [`BufferPool`](crate::BufferPool) that the bytes lie in, if they
+    /// do. A type that wraps a [`PoolBuf`](crate::PoolBuf) passes it on; the kernel refuses the
+    /// request (`EFAULT`) if the bytes lie elsewhere.
+    fn registered(&self) -> Option<Registered<'_>> {
+        None
+    }
 
     /// Whether a request on this buffer has nothing to transfer.
     fn is_empty(&self) -> bool {
@@ -90,11 +99,19 @@ impl AlignedBuf {
     pub fn zeroed(len: usize, align: usize) -> Self {
         let layout = Layout::from_size_align(len.max(1), align)
             .expect("alignment is a power of two and the size fits");
-        // SAFETY: the layout's size is at least 1.
-        let Some(ptr) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
-            handle_alloc_error(layout)
-        };
-        Self { ptr, len, layout }
+        Self::allocate(len, layout).unwrap_or_else(|| handle_alloc_error(layout))
+    }
+
+    /// As [`zeroed`](Self::zeroed); `None` where that aborts or panics.
+    pub fn try_zeroed(len: usize, align: usize) -> Option<Self> {
+        Self::allocate(len, Layout::from_size_align(len.max(1), align).ok()?)
+    }
+
+    /// `layout` has a size.
+    fn allocate(len: usize, layout: Layout) -> Option<Self> {
+        // SAFETY: both callers made the layout's size at least 1.
+        let ptr = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Self { ptr, len, layout })
     }
 
     /// The most bytes [`set_len`](Self::set_len) accepts: the length it was created with.
@@ -183,6 +200,9 @@ mod tests {
         assert_eq!(buf.len(), 100);
         buf.set_len(8192);
         assert_eq!(buf[8191], 7);
+        assert!(AlignedBuf::try_zeroed(8192, 3).is_none());
+        assert!(AlignedBuf::try_zeroed(isize::MAX as usize, 4096).is_none());
+        assert_eq!(AlignedBuf::try_zeroed(8192, 4096).unwrap().capacity(), 8192);
     }
 
     #[test]

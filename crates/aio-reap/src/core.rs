@@ -3,6 +3,9 @@
 
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::os::fd::RawFd;
+use std::ptr::NonNull;
+use std::rc::Rc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -15,6 +18,7 @@ use crate::cargo::Deliver;
 use crate::doorbell::Doorbell;
 use crate::engine::Turn;
 use crate::reap::ReapMode;
+use crate::registry::{Kind as ResourceKind, Registration, Registry};
 use crate::slab::{Front, Index, State as SlotState};
 use crate::state::{Delivery, State};
 
@@ -23,6 +27,7 @@ pub(crate) struct Core {
     pub(crate) doorbell: Doorbell,
     pub(crate) kind: BackendKind,
     pub(crate) fallbacks: Vec<Fallback>,
+    pub(crate) registry: Rc<Registry>,
     pub(crate) reap_mode: Cell<ReapMode>,
     plugs: Cell<usize>,
     /// A callback or wake-up is running further up this stack.
@@ -41,6 +46,7 @@ impl Core {
             doorbell,
             kind,
             fallbacks,
+            registry: Registry::new(),
             reap_mode: Cell::default(),
             plugs: Cell::new(0),
             dispatching: Cell::new(false),
@@ -49,6 +55,44 @@ impl Core {
 
     pub(crate) fn is_dispatching(&self) -> bool {
         self.dispatching.get()
+    }
+
+    /// Gives the file a number in the kernel; `None` if that does not work here.
+    pub(crate) fn register_file(&self, fd: RawFd) -> Option<Registration> {
+        self.forget_returned();
+        let registration = self.registry.take(ResourceKind::File)?;
+        let number = registration.number();
+        self.state.borrow_mut().backend.register_file(number, Some(fd)).ok()?;
+        Some(registration)
+    }
+
+    /// Gives the buffer a number in the kernel. It may be freed once the registration is dropped.
+    ///
+    /// # Errors
+    ///
+    /// Why that does not work here.
+    pub(crate) fn register_buffer(
+        &self,
+        start: NonNull<u8>,
+        len: usize,
+    ) -> io::Result<Registration> {
+        self.forget_returned();
+        let all_taken = || io::Error::from_raw_os_error(libc::ENFILE);
+        let registration = self.registry.take(ResourceKind::Buffer).ok_or_else(all_taken)?;
+        let memory = Some((start, len));
+        self.state.borrow_mut().backend.register_buffer(registration.number(), memory)?;
+        Ok(registration)
+    }
+
+    /// Tells the kernel which numbers nobody uses any more.
+    #[cold]
+    fn forget_returned(&self) {
+        let backend = &mut self.state.borrow_mut().backend;
+        // An error means that the kernel keeps it until the number is used again, or the end.
+        self.registry.collect(|kind, number| match kind {
+            ResourceKind::File => drop(backend.register_file(number, None)),
+            ResourceKind::Buffer => drop(backend.register_buffer(number, None)),
+        });
     }
 
     pub(crate) fn plug(&self) {
@@ -117,6 +161,9 @@ impl Core {
 
     pub(crate) fn turn(&self, deliver: bool) -> Turn {
         self.doorbell.answer();
+        if self.registry.has_returned() {
+            self.forget_returned();
+        }
         self.state.borrow_mut().backend.acknowledge();
         let delivered = self.round(true, deliver);
         let state = self.state.borrow();

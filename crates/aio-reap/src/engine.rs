@@ -15,11 +15,12 @@ use percpu::sync::{Arc, panicking};
 use crate::alarm::Alarm;
 use crate::backend::Backend;
 use crate::buf::{IoBuf, IoBufMut};
+use crate::buf_list::{BufList, Shape};
 use crate::builder::{BackendKind, EngineBuilder, Fallback, StartError};
 use crate::core::Core;
 use crate::doorbell::Doorbell;
 use crate::file::File;
-use crate::op::{AllocateMode, Kind, Op};
+use crate::op::{AllocateMode, Kind, Memory, Op};
 use crate::plug::Plug;
 use crate::reap::ReapMode;
 use crate::request::Request;
@@ -107,20 +108,87 @@ impl Engine {
     ///
     /// The system call's error when the descriptor is not open.
     pub fn attach(&self, fd: impl Into<OwnedFd>) -> io::Result<File> {
-        File::new(fd.into())
+        File::new(fd.into(), None)
+    }
+
+    /// As [`attach`](Self::attach), and registers the file with io_uring, which then need not look
+    /// up its descriptor for each request of this engine.
+    ///
+    /// Where that does not work (other backends, more than 256 files, an older kernel) the file is
+    /// [not registered](File::is_registered), and everything else is the same.
+    ///
+    /// # Errors
+    ///
+    /// As [`attach`](Self::attach).
+    pub fn attach_registered(&self, fd: impl Into<OwnedFd>) -> io::Result<File> {
+        let fd = fd.into();
+        let registration = self.core.register_file(fd.as_raw_fd());
+        File::new(fd, registration)
     }
 
     /// Reads `buf.len()` bytes at byte `offset`; fewer only at the end of the file.
     pub fn read<B: IoBufMut>(&self, file: &File, mut buf: B, offset: u64) -> Request<'_, B> {
-        let op = transfer(Kind::Read, file, buf.as_mut_ptr(), buf.len(), offset);
+        let op = self.transfer(Kind::Read, file, buf.as_mut_ptr(), &buf, offset);
         Request::new(self, Some(file.clone()), op, buf)
+    }
+
+    /// Fills `buf` from byte `offset` on; a file that ends before is an error
+    /// ([`UnexpectedEof`](io::ErrorKind::UnexpectedEof)). Short for
+    /// [`read`](Self::read)`(..).`[`exact()`](Request::exact).
+    pub fn read_exact<B: IoBufMut>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
+        self.read(file, buf, offset).exact()
+    }
+
+    /// Fills the buffers of `list`, first to last, from byte `offset` on; fewer bytes than they
+    /// take only at the end of the file.
+    pub fn read_vectored<B: IoBufMut>(
+        &self,
+        file: &File,
+        mut list: BufList<B>,
+        offset: u64,
+    ) -> Request<'_, BufList<B>> {
+        let shape = list.shape_for_read();
+        self.vectored(Kind::Read, file, &shape, list, offset)
+    }
+
+    /// Writes the buffers of `list`, first to last, from byte `offset` on: all or an error, as
+    /// [`write`](Self::write).
+    pub fn write_vectored<B: IoBuf>(
+        &self,
+        file: &File,
+        mut list: BufList<B>,
+        offset: u64,
+    ) -> Request<'_, BufList<B>> {
+        let shape = list.shape_for_write();
+        self.vectored(Kind::Write, file, &shape, list, offset)
+    }
+
+    fn vectored<B: 'static>(
+        &self,
+        kind: Kind,
+        file: &File,
+        shape: &Shape,
+        list: BufList<B>,
+        offset: u64,
+    ) -> Request<'_, BufList<B>> {
+        let op = Op {
+            memory: Memory::vectors(shape.count),
+            ptr: shape.first.cast(),
+            len: shape.len,
+            ..self.op(kind, file, offset)
+        };
+        let misaligned = file.alignment().is_some_and(|align| {
+            !shape.addresses.is_multiple_of(align.memory as usize)
+                || !(offset | shape.lengths).is_multiple_of(align.offset.into())
+        });
+        Request::new(self, Some(file.clone()), op, list).misaligned(misaligned)
     }
 
     /// Writes `buf.len()` bytes at byte `offset`, all or an error.
     ///
     /// After an error any part of the range may have been written.
     pub fn write<B: IoBuf>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
-        let op = transfer(Kind::Write, file, buf.as_ptr().cast_mut(), buf.len(), offset);
+        let op = self.transfer(Kind::Write, file, buf.as_ptr().cast_mut(), &buf, offset);
         Request::new(self, Some(file.clone()), op, buf)
     }
 
@@ -153,14 +221,30 @@ impl Engine {
 
     /// Does nothing, by way of the kernel: the cost of the engine itself.
     pub fn nop(&self) -> Request<'_, ()> {
-        let (ptr, len) = (std::ptr::null_mut(), 0);
-        let op = Op { kind: Kind::Nop, direct: false, fd: -1, ptr, len, offset: 0 };
-        Request::new(self, None, op, ())
+        Request::new(self, None, Op::NOP, ())
     }
 
     fn ranged(&self, kind: Kind, file: &File, offset: u64, len: u64) -> Request<'_, ()> {
-        let op = Op { len, ..transfer(kind, file, std::ptr::null_mut(), 0, offset) };
+        let op = Op { len, ..self.op(kind, file, offset) };
         Request::new(self, Some(file.clone()), op, ())
+    }
+
+    fn op(&self, kind: Kind, file: &File, offset: u64) -> Op {
+        let direct = file.alignment().is_some();
+        Op { kind, direct, fd: file.target(&self.core.registry), offset, ..Op::NOP }
+    }
+
+    fn transfer<B: IoBuf>(
+        &self,
+        kind: Kind,
+        file: &File,
+        ptr: *mut u8,
+        buf: &B,
+        offset: u64,
+    ) -> Op {
+        let known = buf.registered().and_then(|known| known.number_in(&self.core.registry));
+        let memory = known.map_or(Memory::PLAIN, Memory::registered);
+        Op { memory, ptr, len: buf.len() as u64, ..self.op(kind, file, offset) }
     }
 
     /// Holds requests back until the returned guard (and every other) drops.
@@ -256,11 +340,6 @@ impl Engine {
         let pending = state.pending() + state.ready();
         Turn { delivered: 0, pending, in_flight: state.in_flight() }
     }
-}
-
-fn transfer(kind: Kind, file: &File, ptr: *mut u8, len: usize, offset: u64) -> Op {
-    let direct = file.alignment().is_some();
-    Op { kind, direct, fd: file.as_fd().as_raw_fd(), ptr, len: len as u64, offset }
 }
 
 impl Drop for Engine {

@@ -2,14 +2,16 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::rc::Rc;
 
 use crate::op::Op;
+use crate::registry::{Registration, Registry};
 
 /// A file attached to an engine; cheap to clone.
 ///
-/// The descriptor stays open while a clone or a request in the engine needs it.
+/// The descriptor stays open while a clone or a request in the engine needs it, and what it refers
+/// to until the engine's next turn if it was registered.
 #[derive(Clone, Debug)]
 pub struct File(Rc<Inner>);
 
@@ -18,6 +20,8 @@ struct Inner {
     fd: OwnedFd,
     /// `Some` for a file opened with `O_DIRECT`.
     direct: Option<Alignment>,
+    /// Its number in the engine that it was registered with.
+    registration: Option<Registration>,
 }
 
 /// What `O_DIRECT` asks of a request, in bytes; powers of two.
@@ -31,9 +35,21 @@ pub struct Alignment {
 }
 
 impl File {
-    pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
+    pub(crate) fn new(fd: OwnedFd, registration: Option<Registration>) -> io::Result<Self> {
         let direct = Alignment::of(&fd)?;
-        Ok(Self(Rc::new(Inner { fd, direct })))
+        Ok(Self(Rc::new(Inner { fd, direct, registration })))
+    }
+
+    /// Whether an engine's kernel knows the file by number
+    /// ([`Engine::attach_registered`](crate::Engine::attach_registered)).
+    pub fn is_registered(&self) -> bool {
+        self.0.registration.is_some()
+    }
+
+    /// What a request of the engine with this registry calls the file: [`Op::fd`].
+    pub(crate) fn target(&self, registry: &Rc<Registry>) -> RawFd {
+        let number = self.0.registration.as_ref().and_then(|known| known.number_in(registry));
+        number.map_or(self.0.fd.as_raw_fd(), |number| !RawFd::from(number))
     }
 
     /// What a request on this file must be aligned to, if it was opened with `O_DIRECT`.
@@ -44,7 +60,9 @@ impl File {
     /// Whether `op` meets the file's alignment.
     pub(crate) fn accepts(&self, op: &Op) -> bool {
         let Some(align) = self.0.direct else { return true };
+        // Whoever makes vectors looks at each.
         !op.transfers()
+            || op.memory.is_vectors()
             || ((op.ptr as usize).is_multiple_of(align.memory as usize)
                 && (op.offset | op.len).is_multiple_of(align.offset.into()))
     }

@@ -39,37 +39,161 @@ pub(crate) enum Kind {
     WillNeed,
 }
 
+/// What a read does at the end of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AtEnd {
+    /// Tells how much it read.
+    Stop,
+    /// Goes on with zeros.
+    ZeroFill,
+    /// Fails.
+    Fail,
+}
+
+/// What an operation's pointer leads to; packed, for an [`Op`] is half a cache line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Memory(u16);
+
+/// [`Memory`], unpacked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Bytes, or nothing.
+    Plain,
+    /// Bytes inside the registered buffer of this number.
+    Registered(u16),
+    /// This many `struct iovec`.
+    Vectors(u16),
+}
+
+impl Memory {
+    pub(crate) const PLAIN: Self = Self(0);
+    const REGISTERED: u16 = 1 << 15;
+    const VECTORS: u16 = 1 << 14;
+
+    pub(crate) fn registered(number: u16) -> Self {
+        debug_assert!(number < Self::VECTORS);
+        Self(Self::REGISTERED | number)
+    }
+
+    pub(crate) fn vectors(count: u16) -> Self {
+        debug_assert!(count < Self::VECTORS);
+        Self(Self::VECTORS | count)
+    }
+
+    #[inline]
+    pub(crate) fn place(self) -> Place {
+        let number = self.0 & (Self::VECTORS - 1);
+        match self.0 & !(Self::VECTORS - 1) {
+            0 => Place::Plain,
+            Self::VECTORS => Place::Vectors(number),
+            _ => Place::Registered(number),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_vectors(self) -> bool {
+        self.0 & Self::VECTORS != 0
+    }
+}
+
 /// One operation as a backend sees it: addresses, not owners. Whoever holds an `Op` relies on the
 /// slot it came from to keep buffer and file alive until the completion.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Op {
     pub(crate) kind: Kind,
     pub(crate) direct: bool,
+    pub(crate) memory: Memory,
+    /// A descriptor, or the complement of a registered file's number.
     pub(crate) fd: RawFd,
-    /// Start of the buffer; null for operations without one.
+    /// Start of the buffer, or of the vectors; null for operations without one.
     pub(crate) ptr: *mut u8,
-    /// Bytes of the buffer, or of the range of [`Kind::Allocate`] and [`Kind::WillNeed`].
+    /// Bytes of the buffers, or of the range of [`Kind::Allocate`] and [`Kind::WillNeed`].
     pub(crate) len: u64,
     pub(crate) offset: u64,
 }
 
 impl Op {
+    pub(crate) const NOP: Self = Self {
+        kind: Kind::Nop,
+        direct: false,
+        memory: Memory::PLAIN,
+        fd: 0,
+        ptr: std::ptr::null_mut(),
+        len: 0,
+        offset: 0,
+    };
+
     /// Whether the operation moves bytes between a buffer and the file.
+    #[inline]
     pub(crate) fn transfers(&self) -> bool {
         matches!(self.kind, Kind::Read | Kind::Write)
     }
 
-    /// What is left after `done` bytes, cut to what the kernel takes at once.
+    /// What is left after `done` bytes, cut to what the kernel takes at once. Vectors must have
+    /// [advanced](Self::advance) as far; of those the kernel itself takes no more than it can.
+    #[inline]
     pub(crate) fn rest(&self, done: u64) -> Op {
         let mut rest = *self;
         if self.transfers() {
             debug_assert!(done <= self.len);
-            // `done <= len`, so the result stays inside the buffer or one past its end.
-            rest.ptr = self.ptr.wrapping_add(done as usize);
-            rest.len = (self.len - done).min(MAX_TRANSFER as u64);
+            rest.len = self.len - done;
             rest.offset = self.offset.wrapping_add(done);
+            if !self.memory.is_vectors() {
+                // `done <= len`, so the result stays inside the buffer or one past its end.
+                rest.ptr = self.ptr.wrapping_add(done as usize);
+                rest.len = rest.len.min(MAX_TRANSFER as u64);
+            }
         }
         rest
+    }
+
+    /// Moves vectors `bytes` forward, over those that are used up and into the next.
+    ///
+    /// # Safety
+    ///
+    /// The vectors, if there are any, are valid and the kernel is through with them.
+    pub(crate) unsafe fn advance(&mut self, mut bytes: u64) {
+        let Place::Vectors(mut count) = self.memory.place() else { return };
+        let mut first = self.ptr.cast::<libc::iovec>();
+        while count > 0 {
+            // SAFETY: `count` vectors are left from `first` on.
+            let vector = unsafe { &mut *first };
+            let inside = bytes.min(vector.iov_len as u64);
+            bytes -= inside;
+            if inside == vector.iov_len as u64 {
+                first = first.wrapping_add(1);
+                count -= 1;
+                continue;
+            }
+            vector.iov_base = vector.iov_base.wrapping_byte_add(inside as usize);
+            vector.iov_len -= inside as usize;
+            break;
+        }
+        self.ptr = first.cast();
+        self.memory = Memory::vectors(count);
+    }
+
+    /// Zeroes what a read that moved `done` bytes left of its buffers.
+    ///
+    /// # Safety
+    ///
+    /// The buffers are valid for writing, the kernel is through with them, and vectors have
+    /// [advanced](Self::advance) by `done`.
+    pub(crate) unsafe fn zero_rest(&self, done: u64) {
+        debug_assert_eq!(self.kind, Kind::Read);
+        let Place::Vectors(count) = self.memory.place() else {
+            let start = self.ptr.wrapping_add(done as usize);
+            // SAFETY: the caller's: `len - done` bytes of the buffer from there on.
+            unsafe { start.write_bytes(0, (self.len - done) as usize) };
+            return;
+        };
+        for nth in 0..usize::from(count) {
+            let vector = self.ptr.cast::<libc::iovec>().wrapping_add(nth);
+            // SAFETY: one of the `count` vectors.
+            let vector = unsafe { *vector };
+            // SAFETY: the caller's: what a vector names is a buffer, or the end of one.
+            unsafe { vector.iov_base.cast::<u8>().write_bytes(0, vector.iov_len) };
+        }
     }
 }
 
@@ -83,6 +207,7 @@ mod tests {
         let op = Op {
             kind: Kind::Read,
             direct: false,
+            memory: Memory::PLAIN,
             fd: 0,
             ptr: bytes.as_mut_ptr(),
             len: 10,
@@ -94,5 +219,63 @@ mod tests {
         assert_eq!(huge.rest(0).len, 0x7fff_f000);
         let sync = Op { kind: Kind::Fsync, len: 0, ..op };
         assert_eq!(sync.rest(0).offset, 100);
+    }
+
+    #[test]
+    fn memory_survives_packing() {
+        assert_eq!(Memory::PLAIN.place(), Place::Plain);
+        for number in [0, 1, 1024] {
+            assert_eq!(Memory::registered(number).place(), Place::Registered(number));
+            assert_eq!(Memory::vectors(number).place(), Place::Vectors(number));
+            assert!(Memory::vectors(number).is_vectors());
+        }
+        assert_eq!(size_of::<Op>(), 32);
+    }
+
+    /// Any way to cut a transfer leaves the vectors at the byte that comes next.
+    #[test]
+    fn vectors_advance_across_their_boundaries() {
+        let lens = [3, 0, 5, 1, 0, 7, 0];
+        let total: usize = lens.iter().sum();
+        for step in 1..=total {
+            let mut bytes = vec![1u8; total];
+            let mut at = 0;
+            let mut vectors: Vec<_> = lens
+                .iter()
+                .map(|&len| {
+                    let base = bytes.as_mut_ptr().wrapping_add(at);
+                    at += len;
+                    libc::iovec { iov_base: base.cast(), iov_len: len }
+                })
+                .collect();
+            let start = bytes.as_mut_ptr();
+            let mut op = Op {
+                kind: Kind::Read,
+                direct: false,
+                memory: Memory::vectors(lens.len() as u16),
+                fd: 0,
+                ptr: vectors.as_mut_ptr().cast(),
+                len: total as u64,
+                offset: 10,
+            };
+            let mut done = 0;
+            while done + step <= total {
+                // SAFETY: `vectors` and `bytes` are alive.
+                unsafe { op.advance(step as u64) };
+                done += step;
+                let rest = op.rest(done as u64);
+                assert_eq!((rest.len, rest.offset), ((total - done) as u64, 10 + done as u64));
+                let Place::Vectors(count) = rest.memory.place() else { panic!() };
+                assert_eq!(count == 0, done == total, "none is left exactly at the end");
+                if count > 0 {
+                    // SAFETY: one of `vectors`.
+                    let first = unsafe { *rest.ptr.cast::<libc::iovec>() };
+                    assert_eq!(first.iov_base as usize - start as usize, done);
+                }
+            }
+            // SAFETY: as above.
+            unsafe { op.zero_rest(done as u64) };
+            assert!((0..).zip(&bytes).all(|(at, &byte)| byte == u8::from(at < done)));
+        }
     }
 }

@@ -9,7 +9,7 @@ use crate::Outcome;
 use crate::cargo::Deliver;
 use crate::engine::Engine;
 use crate::file::File;
-use crate::op::Op;
+use crate::op::{AtEnd, Op};
 use crate::operation::Operation;
 use crate::queue::{CompletionQueue, Enqueued};
 use crate::slab::{Front, Index};
@@ -24,7 +24,8 @@ pub struct Request<'e, B> {
     engine: &'e Engine,
     file: Option<File>,
     op: Op,
-    zero_fill: bool,
+    at_end: AtEnd,
+    misaligned: bool,
     buf: B,
 }
 
@@ -85,12 +86,26 @@ type Submitted<'e, B, T> = Result<T, SubmitError<Request<'e, B>>>;
 
 impl<'e, B: 'static> Request<'e, B> {
     pub(crate) fn new(engine: &'e Engine, file: Option<File>, op: Op, buf: B) -> Self {
-        Self { engine, file, op, zero_fill: false, buf }
+        Self { engine, file, op, at_end: AtEnd::Stop, misaligned: false, buf }
     }
 
     /// Bytes past the end of the file read as zeros instead of ending the read early.
     pub fn zero_fill(mut self) -> Self {
-        self.zero_fill = true;
+        self.at_end = AtEnd::ZeroFill;
+        self
+    }
+
+    /// A read that meets the end of the file before its buffer is full fails with
+    /// [`UnexpectedEof`](io::ErrorKind::UnexpectedEof); the buffer holds what was read. Writes are
+    /// exact anyway.
+    pub fn exact(mut self) -> Self {
+        self.at_end = AtEnd::Fail;
+        self
+    }
+
+    /// Some vector does not fit the `O_DIRECT` file.
+    pub(crate) fn misaligned(mut self, misaligned: bool) -> Self {
+        self.misaligned = misaligned;
         self
     }
 
@@ -156,14 +171,14 @@ impl<'e, B: 'static> Request<'e, B> {
         if state.closed {
             return Err(SubmitError::Closed(self));
         }
-        if self.file.as_ref().is_some_and(|file| !file.accepts(&self.op)) {
+        if self.misaligned || self.file.as_ref().is_some_and(|file| !file.accepts(&self.op)) {
             return Err(SubmitError::Misaligned(self));
         }
         let books = &mut state.books;
         let Some(index) = books.slab.alloc() else { return Err(SubmitError::Full(self)) };
-        let Self { file, op, zero_fill, buf, .. } = self;
+        let Self { file, op, at_end, buf, .. } = self;
         // `cargo` only moves its parts together: no user code runs under the borrow.
-        books.queue(index, file, op, zero_fill, front, cargo(buf));
+        books.queue(index, file, op, at_end, front, cargo(buf));
         Ok(index)
     }
 }

@@ -12,7 +12,7 @@ use std::task::Waker;
 use crate::backend::Sub;
 use crate::cargo::Cargo;
 use crate::file::File;
-use crate::op::{Kind, Op};
+use crate::op::{AtEnd, Op};
 
 pub(crate) type Index = u32;
 
@@ -48,8 +48,7 @@ pub(crate) struct Slot {
     pub(crate) generation: u32,
     pub(crate) state: State,
     pub(crate) front: Front,
-    /// Zero what lies past the end of the file and count it as read.
-    pub(crate) zero_fill: bool,
+    pub(crate) at_end: AtEnd,
     /// EAGAIN and EINTR in a row.
     pub(crate) retries: u8,
     pub(crate) op: Op,
@@ -67,16 +66,9 @@ impl Slot {
         generation: 0,
         state: State::Free,
         front: Front::Callback,
-        zero_fill: false,
+        at_end: AtEnd::Stop,
         retries: 0,
-        op: Op {
-            kind: Kind::Nop,
-            direct: false,
-            fd: -1,
-            ptr: std::ptr::null_mut(),
-            len: 0,
-            offset: 0,
-        },
+        op: Op::NOP,
         done: 0,
         error: None,
         file: None,
@@ -91,14 +83,18 @@ impl Slot {
         align.is_some_and(|align| !self.done.is_multiple_of(align.offset.into()))
     }
 
+    /// Lets vectors follow `done`, which has grown by `bytes`.
+    pub(crate) fn advance(&mut self, bytes: u64) {
+        // SAFETY: the slot owns the list that the vectors belong to, and its request has just
+        // completed.
+        unsafe { self.op.advance(bytes) }
+    }
+
     /// Zeroes what a read left of its buffer, and counts it as read.
     pub(crate) fn zero_rest(&mut self) {
-        debug_assert_eq!(self.op.kind, Kind::Read);
-        let rest = self.op.rest(self.done);
-        let len = (self.op.len - self.done) as usize;
-        // SAFETY: a read's slot owns its `IoBufMut`, valid for `op.len` bytes; `rest.ptr` is
-        // `done` bytes into it, and the kernel is through with it.
-        unsafe { rest.ptr.write_bytes(0, len) };
+        // SAFETY: a read's slot owns its `IoBufMut`s, valid for `op.len` bytes in all; vectors
+        // have advanced with `done`, and the kernel is through with both.
+        unsafe { self.op.zero_rest(self.done) };
         self.done = self.op.len;
     }
 }

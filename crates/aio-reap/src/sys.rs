@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use crate::op::{Kind, Op};
+use crate::op::{Kind, Op, Place};
 
 pub(crate) fn check(ret: libc::c_long) -> io::Result<i64> {
     if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(ret) }
@@ -124,10 +124,10 @@ pub(crate) unsafe fn perform(op: &Op) -> i32 {
     let (fd, len, offset) = (op.fd, op.len, op.offset as libc::off64_t);
     let ret = match op.kind {
         Kind::Nop => 0,
-        // SAFETY: the caller vouches for the buffer.
-        Kind::Read => unsafe { libc::pread64(fd, op.ptr.cast(), len as usize, offset) as i64 },
-        // SAFETY: as above.
-        Kind::Write => unsafe { libc::pwrite64(fd, op.ptr.cast(), len as usize, offset) as i64 },
+        Kind::Read | Kind::Write => {
+            // SAFETY: the caller vouches for the buffers.
+            return unsafe { transfer(op) };
+        }
         // SAFETY: no pointers.
         Kind::Fsync => unsafe { libc::fsync(fd).into() },
         // SAFETY: no pointers.
@@ -144,8 +144,40 @@ pub(crate) unsafe fn perform(op: &Op) -> i32 {
             return -errno; // it returns the error instead of setting errno
         }
     };
+    outcome(ret)
+}
+
+/// Reads or writes, as [`perform`] does.
+///
+/// # Safety
+///
+/// As for [`perform`].
+unsafe fn transfer(op: &Op) -> i32 {
+    let (fd, len, offset) = (op.fd, op.len as usize, op.offset as libc::off64_t);
+    let write = op.kind == Kind::Write;
+    let moved = match op.memory.place() {
+        Place::Vectors(count) => {
+            let (vectors, count) = (op.ptr.cast::<libc::iovec>(), libc::c_int::from(count));
+            if write {
+                // SAFETY: the caller vouches for the vectors and what they name.
+                unsafe { libc::pwritev64(fd, vectors, count, offset) }
+            } else {
+                // SAFETY: as above.
+                unsafe { libc::preadv64(fd, vectors, count, offset) }
+            }
+        }
+        // SAFETY: the caller vouches for the buffer.
+        _ if write => unsafe { libc::pwrite64(fd, op.ptr.cast(), len, offset) },
+        // SAFETY: as above.
+        _ => unsafe { libc::pread64(fd, op.ptr.cast(), len, offset) },
+    };
+    outcome(moved as i64)
+}
+
+/// A count, or a negated errno, of a system call's return value.
+fn outcome(ret: i64) -> i32 {
     match check(ret) {
-        Ok(count) => count as i32, // at most MAX_TRANSFER, see `Op::rest`
+        Ok(count) => count as i32, // at most MAX_RW_COUNT, which Linux never exceeds
         Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
     }
 }

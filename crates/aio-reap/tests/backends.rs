@@ -1,48 +1,18 @@
 //! The same work on every real backend.
 
 use std::cell::{Cell, RefCell};
-use std::fs::OpenOptions;
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use aio_reap::{
-    AlignedBuf, AllocateMode, BackendKind, CompletionQueue, Engine, File, Request, SubmitError,
+    AlignedBuf, AllocateMode, BackendKind, CompletionQueue, Engine, Request, SubmitError,
 };
+use common::{direct_file, on_every_backend};
+
+mod common;
 
 const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
-
-/// Runs `test` on every backend this system allows; io_uring and AIO may be refused in a
-/// container, threads may not.
-fn on_every_backend(test: impl Fn(&Engine)) {
-    let variants = REAL.into_iter().map(|kind| (kind, false)).chain([(BackendKind::Uring, true)]);
-    for (kind, defer) in variants {
-        let builder = Engine::builder().depth(8).capacity(64).backend(kind);
-        match builder.defer_task_run(defer).build() {
-            Ok(engine) => {
-                assert_eq!(engine.backend(), kind);
-                test(&engine);
-                engine.validate();
-                assert_eq!(engine.stats().stray, 0);
-            }
-            Err(error) if kind != BackendKind::Threads => {
-                assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none(), "{kind}: {error}");
-                eprintln!("skipped: {error}");
-            }
-            Err(error) => panic!("{error}"),
-        }
-    }
-}
-
-/// A file on the disk under the target directory, so that `O_DIRECT` works where tmpfs refuses it.
-fn direct_file(engine: &Engine) -> Option<(tempfile::NamedTempFile, File)> {
-    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let opened =
-        OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(file.path());
-    let attached = engine.attach(opened.ok()?).unwrap();
-    Some((file, attached))
-}
 
 fn aligned(len: usize, byte: u8) -> AlignedBuf {
     let mut buf = AlignedBuf::zeroed(len, 4096);

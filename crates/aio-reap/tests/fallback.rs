@@ -173,3 +173,42 @@ fn linux_aio_without_room_in_aio_max_nr_falls_back_to_threads() {
     // SAFETY: our context, not used again.
     unsafe { libc::syscall(libc::SYS_io_destroy, context) };
 }
+
+/// Without leave to lock memory the engine starts all the same, and its buffers are not
+/// registered. In a process of its own: the limit is the whole process's.
+#[test]
+fn no_memory_to_lock_leaves_buffers_unregistered() {
+    const CHILD: &str = "AIO_REAP_NO_MEMLOCK";
+    if std::env::var_os(CHILD).is_none() {
+        let name = "no_memory_to_lock_leaves_buffers_unregistered";
+        let status = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(CHILD, "1")
+            .status();
+        assert!(status.unwrap().success());
+        return;
+    }
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `none` lives until the call returns.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const none) }, 0);
+    let nobody: libc::c_long = 65_534;
+    // A plain system call changes this thread alone, and takes its CAP_IPC_LOCK if it was root's.
+    // SAFETY: no pointers.
+    let ret = unsafe { libc::syscall(libc::SYS_setresuid, nobody, nobody, nobody) };
+    if ret != 0 {
+        // SAFETY: no pointers.
+        assert_ne!(unsafe { libc::geteuid() }, 0, "root cannot become somebody else");
+    }
+    // Kernels before 5.12 count the ring itself.
+    let engine = Engine::new().unwrap();
+    let pool = aio_reap::BufferPool::new(&engine, 4, 4096).unwrap();
+    assert!(pool.refusal().is_some(), "registered without leave");
+    if engine.backend() == BackendKind::Uring {
+        assert_eq!(pool.refusal().unwrap().raw_os_error(), Some(libc::ENOMEM));
+    }
+    let file = engine.attach(std::fs::File::open("/dev/zero").unwrap()).unwrap();
+    let mut buf = pool.checkout().unwrap();
+    buf.fill(1);
+    let (read, buf) = engine.read(&file, buf, 0).submit().unwrap().wait();
+    assert_eq!((read.unwrap(), buf[4095]), (4096, 0));
+}

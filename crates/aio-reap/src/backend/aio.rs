@@ -16,13 +16,15 @@ use percpu::sync::cell::UnsafeCell;
 use super::pool::Pool;
 use super::ring::{Event, Ring};
 use super::{Backend, RawCompletion, Stop, Sub, Submitted};
-use crate::op::Kind;
+use crate::op::{Kind, Place};
 use crate::slab::Batch;
 use crate::sys;
 
 // Kernel ABI (include/uapi/linux/aio_abi.h).
 const IOCB_CMD_PREAD: u16 = 0;
 const IOCB_CMD_PWRITE: u16 = 1;
+const IOCB_CMD_PREADV: u16 = 7;
+const IOCB_CMD_PWRITEV: u16 = 8;
 const IOCB_FLAG_RESFD: u32 = 1;
 const RING_MAGIC: u32 = 0xa10a_10a1;
 
@@ -144,10 +146,16 @@ impl Aio {
         // SAFETY: all-zero is a valid iocb.
         let mut iocb: libc::iocb = unsafe { mem::zeroed() };
         iocb.aio_data = *user_data;
-        iocb.aio_lio_opcode = if op.kind == Kind::Read { IOCB_CMD_PREAD } else { IOCB_CMD_PWRITE };
+        let read = op.kind == Kind::Read;
+        // What follows the opcode in number of bytes, or of vectors.
+        (iocb.aio_lio_opcode, iocb.aio_nbytes) = match op.memory.place() {
+            Place::Vectors(count) if read => (IOCB_CMD_PREADV, count.into()),
+            Place::Vectors(count) => (IOCB_CMD_PWRITEV, count.into()),
+            _ if read => (IOCB_CMD_PREAD, op.len),
+            _ => (IOCB_CMD_PWRITE, op.len),
+        };
         iocb.aio_fildes = op.fd as u32;
         iocb.aio_buf = op.ptr.expose_provenance() as u64;
-        iocb.aio_nbytes = op.len;
         iocb.aio_offset = op.offset as i64;
         iocb.aio_flags = IOCB_FLAG_RESFD;
         iocb.aio_resfd = self.bell.as_raw_fd() as u32;

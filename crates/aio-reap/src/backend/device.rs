@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::RawFd;
+use std::ptr::NonNull;
 use std::time::Duration;
 
 use super::aio::Aio;
@@ -63,6 +64,18 @@ impl Backend for Device {
 
     fn backlog(&self) -> usize {
         each!(self, backend => backend.backlog())
+    }
+
+    fn register_file(&mut self, number: u16, fd: Option<RawFd>) -> io::Result<()> {
+        each!(self, backend => backend.register_file(number, fd))
+    }
+
+    fn register_buffer(
+        &mut self,
+        number: u16,
+        memory: Option<(NonNull<u8>, usize)>,
+    ) -> io::Result<()> {
+        each!(self, backend => backend.register_buffer(number, memory))
     }
 
     fn now(&self) -> u64 {

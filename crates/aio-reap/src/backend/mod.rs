@@ -9,6 +9,7 @@
 
 use std::io;
 use std::os::fd::RawFd;
+use std::ptr::NonNull;
 use std::time::Duration;
 
 use percpu::sync::hint;
@@ -79,6 +80,22 @@ pub(crate) trait Backend {
 
     /// Descriptors that are readable when completions may be there; at most two.
     fn wake_fds(&self) -> Vec<RawFd>;
+
+    /// Lets the kernel know a file by `number`, or forget it; below
+    /// [`MAX_FILES`](crate::registry::MAX_FILES).
+    fn register_file(&mut self, _number: u16, _fd: Option<RawFd>) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+    }
+
+    /// Lets the kernel know a buffer by `number`, or forget it; below
+    /// [`MAX_BUFFERS`](crate::registry::MAX_BUFFERS).
+    fn register_buffer(
+        &mut self,
+        _number: u16,
+        _memory: Option<(NonNull<u8>, usize)>,
+    ) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+    }
 
     /// Accepted requests that the kernel has not looked at yet.
     fn backlog(&self) -> usize {

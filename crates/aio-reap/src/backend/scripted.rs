@@ -27,10 +27,11 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
+use std::slice;
 use std::time::Duration;
 
 use super::{Backend, RawCompletion, Stop, Sub, Submitted};
-use crate::op::{Kind, Op};
+use crate::op::{Kind, Op, Place};
 use crate::slab::Batch;
 use crate::sys;
 
@@ -164,9 +165,7 @@ impl Device {
         let Some(Sub { user_data, op }) = self.accepted.remove(nth) else { return };
         let result = match self.transfers.pop_front().unwrap_or(Transfer::Full) {
             Transfer::Full => perform(&op),
-            Transfer::Short(bytes) if op.transfers() => {
-                perform(&Op { len: op.len.min(bytes.max(1) as u64), ..op })
-            }
+            Transfer::Short(bytes) if op.transfers() => short(&op, bytes.max(1)),
             Transfer::Short(_) => perform(&op),
             Transfer::Fail(errno) => -errno.max(1),
         };
@@ -175,6 +174,22 @@ impl Device {
             sys::signal(bell);
         }
     }
+}
+
+/// Transfers at most `most` bytes of `op`.
+fn short(op: &Op, most: usize) -> i32 {
+    let Place::Vectors(count) = op.memory.place() else {
+        return perform(&Op { len: op.len.min(most as u64), ..*op });
+    };
+    // SAFETY: contract 2 of `backend`: the vectors are valid until the completion.
+    let vectors = unsafe { slice::from_raw_parts(op.ptr.cast::<libc::iovec>(), count.into()) };
+    let mut left = most;
+    let mut fewer = vectors.to_vec();
+    for vector in &mut fewer {
+        vector.iov_len = vector.iov_len.min(left);
+        left -= vector.iov_len;
+    }
+    perform(&Op { ptr: fewer.as_mut_ptr().cast(), ..*op })
 }
 
 fn perform(op: &Op) -> i32 {

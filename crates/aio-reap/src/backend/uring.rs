@@ -11,12 +11,14 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::ptr::{self, NonNull};
 use std::time::Duration;
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use super::{Backend, RawCompletion, Stop, Sub, Submitted};
-use crate::op::{Kind, Op};
+use crate::op::{Kind, Op, Place};
+use crate::registry::{MAX_BUFFERS, MAX_FILES};
 use crate::slab::Batch;
 use crate::sys;
 
@@ -33,6 +35,9 @@ pub(crate) struct Uring {
     /// Rung by the kernel when it put work off; there if it does that until it is entered for
     /// events.
     deferred: Option<OwnedFd>,
+    /// The tables of registered files and buffers were made.
+    has_files: bool,
+    has_buffers: bool,
 }
 
 impl Uring {
@@ -54,6 +59,10 @@ impl Uring {
         let needed = [
             opcode::Read::CODE,
             opcode::Write::CODE,
+            opcode::Readv::CODE,
+            opcode::Writev::CODE,
+            opcode::ReadFixed::CODE,
+            opcode::WriteFixed::CODE,
             opcode::Fsync::CODE,
             opcode::Fallocate::CODE,
             opcode::Fadvise::CODE,
@@ -68,7 +77,7 @@ impl Uring {
         if ring.completion().next().is_none() {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
-        Ok(Self { ring, backlog: 0, deferred: bell })
+        Ok(Self { ring, backlog: 0, deferred: bell, has_files: false, has_buffers: false })
     }
 
     /// What becomes readable when completions are there, or wait to be posted.
@@ -146,13 +155,33 @@ fn first_known<T>(flags: &[Flags], mut setup: impl FnMut(Flags) -> io::Result<T>
 
 #[inline]
 fn entry(Sub { user_data, op }: Sub) -> squeue::Entry {
-    let Op { kind, fd, ptr, len, offset, .. } = op;
-    let fd = types::Fd(fd);
+    let Op { kind, memory, fd, ptr, len, offset, .. } = op;
+    // A registered file goes by the complement of its number.
+    let (fd, flags) = match fd {
+        0.. => (types::Fd(fd), squeue::Flags::empty()),
+        _ => (types::Fd(!fd), squeue::Flags::FIXED_FILE),
+    };
     let entry = match kind {
         Kind::Nop => opcode::Nop::new().build(),
         // A transfer's length fits: `Op::rest` cut it to the kernel's limit.
-        Kind::Read => opcode::Read::new(fd, ptr, len as u32).offset(offset).build(),
-        Kind::Write => opcode::Write::new(fd, ptr, len as u32).offset(offset).build(),
+        Kind::Read => match memory.place() {
+            Place::Plain => opcode::Read::new(fd, ptr, len as u32).offset(offset).build(),
+            Place::Registered(number) => {
+                opcode::ReadFixed::new(fd, ptr, len as u32, number).offset(offset).build()
+            }
+            Place::Vectors(count) => {
+                opcode::Readv::new(fd, ptr.cast(), count.into()).offset(offset).build()
+            }
+        },
+        Kind::Write => match memory.place() {
+            Place::Plain => opcode::Write::new(fd, ptr, len as u32).offset(offset).build(),
+            Place::Registered(number) => {
+                opcode::WriteFixed::new(fd, ptr, len as u32, number).offset(offset).build()
+            }
+            Place::Vectors(count) => {
+                opcode::Writev::new(fd, ptr.cast(), count.into()).offset(offset).build()
+            }
+        },
         Kind::Fsync => opcode::Fsync::new(fd).build(),
         Kind::Fdatasync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
         Kind::Allocate(mode) => {
@@ -164,7 +193,7 @@ fn entry(Sub { user_data, op }: Sub) -> squeue::Entry {
             opcode::Fadvise::new(fd, len, libc::POSIX_FADV_WILLNEED).offset(offset).build()
         }
     };
-    entry.user_data(user_data)
+    entry.flags(flags).user_data(user_data)
 }
 
 impl Backend for Uring {
@@ -247,6 +276,33 @@ impl Backend for Uring {
 
     fn wake_fds(&self) -> Vec<RawFd> {
         vec![self.bell()]
+    }
+
+    fn register_file(&mut self, number: u16, fd: Option<RawFd>) -> io::Result<()> {
+        let submitter = self.ring.submitter();
+        if !self.has_files {
+            submitter.register_files(&[-1; MAX_FILES as usize])?;
+            self.has_files = true;
+        }
+        submitter.register_files_update(number.into(), &[fd.unwrap_or(-1)]).map(drop)
+    }
+
+    fn register_buffer(
+        &mut self,
+        number: u16,
+        memory: Option<(NonNull<u8>, usize)>,
+    ) -> io::Result<()> {
+        let submitter = self.ring.submitter();
+        if !self.has_buffers {
+            submitter.register_buffers_sparse(MAX_BUFFERS.into())?;
+            self.has_buffers = true;
+        }
+        let (iov_base, iov_len) =
+            memory.map_or((ptr::null_mut(), 0), |(start, len)| (start.as_ptr().cast(), len));
+        let vector = libc::iovec { iov_base, iov_len };
+        // SAFETY: the kernel pins the pages, so that they outlive even their owner. It uses them
+        // only for requests under this number, whose slots keep their buffers.
+        unsafe { submitter.register_buffers_update(number.into(), &[vector], None) }
     }
 
     fn backlog(&self) -> usize {

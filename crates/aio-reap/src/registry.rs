@@ -1,0 +1,129 @@
+//! Which numbers the kernel knows an engine's files and buffers by (io_uring's registered
+//! resources).
+//!
+//! A number is taken while a [`Registration`] lives. It may be dropped at any time, also under a
+//! borrow of the engine's state, so dropping only notes the number; the engine tells the kernel at
+//! its next turn.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+/// Most registered files, and most registered buffer pools, of one engine; guesses. Whatever comes
+/// later works unregistered.
+pub(crate) const MAX_FILES: u16 = 256;
+pub(crate) const MAX_BUFFERS: u16 = 32;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    File,
+    Buffer,
+}
+
+/// One engine's numbers.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    files: Numbers,
+    buffers: Numbers,
+    /// A number was given back since the engine last looked.
+    returned: Cell<bool>,
+}
+
+#[derive(Debug)]
+struct Numbers {
+    free: RefCell<Vec<u16>>,
+    /// Free, but the kernel does not know yet.
+    returned: RefCell<Vec<u16>>,
+}
+
+impl Numbers {
+    fn new(count: u16) -> Self {
+        let returned = RefCell::new(Vec::with_capacity(count.into()));
+        Self { free: RefCell::new((0..count).rev().collect()), returned }
+    }
+}
+
+/// A number that is taken.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    registry: Rc<Registry>,
+    kind: Kind,
+    number: u16,
+}
+
+impl Registry {
+    pub(crate) fn new() -> Rc<Self> {
+        let (files, buffers) = (Numbers::new(MAX_FILES), Numbers::new(MAX_BUFFERS));
+        Rc::new(Self { files, buffers, returned: Cell::new(false) })
+    }
+
+    fn numbers(&self, kind: Kind) -> &Numbers {
+        match kind {
+            Kind::File => &self.files,
+            Kind::Buffer => &self.buffers,
+        }
+    }
+
+    /// Takes a number; `None` when all are taken.
+    pub(crate) fn take(self: &Rc<Self>, kind: Kind) -> Option<Registration> {
+        let number = self.numbers(kind).free.borrow_mut().pop()?;
+        Some(Registration { registry: Rc::clone(self), kind, number })
+    }
+
+    pub(crate) fn has_returned(&self) -> bool {
+        self.returned.get()
+    }
+
+    /// Hands what was given back to `forget`, then lets it be taken again.
+    pub(crate) fn collect(&self, mut forget: impl FnMut(Kind, u16)) {
+        self.returned.set(false);
+        for kind in [Kind::File, Kind::Buffer] {
+            let numbers = self.numbers(kind);
+            for number in numbers.returned.borrow_mut().drain(..) {
+                forget(kind, number);
+                numbers.free.borrow_mut().push(number);
+            }
+        }
+    }
+}
+
+impl Registration {
+    pub(crate) fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// The number, if it is one of `registry`: another engine's kernel knows nothing of it.
+    pub(crate) fn number_in(&self, registry: &Rc<Registry>) -> Option<u16> {
+        Rc::ptr_eq(&self.registry, registry).then_some(self.number)
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.registry.numbers(self.kind).returned.borrow_mut().push(self.number);
+        self.registry.returned.set(true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_taken_again_once_the_kernel_has_forgotten_them() {
+        let (registry, other) = (Registry::new(), Registry::new());
+        let mut taken: Vec<_> =
+            (0..MAX_BUFFERS).map(|_| registry.take(Kind::Buffer).expect("some are free")).collect();
+        assert!(registry.take(Kind::Buffer).is_none());
+        let last = taken.pop().unwrap();
+        assert_eq!(last.number_in(&registry), Some(last.number()));
+        assert_eq!(last.number_in(&other), None);
+        let number = last.number();
+        drop(last);
+        assert!(registry.has_returned() && registry.take(Kind::Buffer).is_none());
+        let mut told = Vec::new();
+        registry.collect(|kind, number| told.push((kind, number)));
+        assert_eq!(told, [(Kind::Buffer, number)]);
+        assert_eq!(registry.take(Kind::Buffer).unwrap().number(), number);
+        assert_eq!(registry.take(Kind::File).unwrap().number(), 0);
+    }
+}

@@ -1,0 +1,46 @@
+//! What the tests on real backends share.
+
+use std::os::unix::fs::OpenOptionsExt;
+
+use aio_reap::{BackendKind, Engine, File};
+
+/// The kernel's interfaces, and io_uring with deferred work.
+pub(crate) const VARIANTS: [(BackendKind, bool); 4] = [
+    (BackendKind::Uring, false),
+    (BackendKind::Uring, true),
+    (BackendKind::Aio, false),
+    (BackendKind::Threads, false),
+];
+
+/// Runs `test` on every backend this system allows; io_uring and AIO may be refused in a
+/// container, threads may not.
+pub(crate) fn on_every_backend(test: impl Fn(&Engine)) {
+    for (kind, defer) in VARIANTS {
+        let builder = Engine::builder().depth(8).capacity(64).backend(kind).defer_task_run(defer);
+        match builder.build() {
+            Ok(engine) => {
+                assert_eq!(engine.backend(), kind);
+                test(&engine);
+                engine.validate();
+                assert_eq!(engine.stats().stray, 0);
+            }
+            Err(error) if kind != BackendKind::Threads => {
+                assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none(), "{kind}: {error}");
+                eprintln!("skipped: {error}");
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// A file on the disk under the target directory, so that `O_DIRECT` works where tmpfs refuses it.
+pub(crate) fn direct_file(engine: &Engine) -> Option<(tempfile::NamedTempFile, File)> {
+    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let opened = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(file.path());
+    let attached = engine.attach(opened.ok()?).unwrap();
+    Some((file, attached))
+}

@@ -1,0 +1,173 @@
+//! Vectored requests: lists of buffers, whole, in pieces, and across the end of the file.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use aio_reap::scripted::{Script, Transfer};
+use aio_reap::{AlignedBuf, BufList, Engine, SubmitError};
+use common::{direct_file, on_every_backend};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+mod common;
+
+fn list(lens: &[usize], byte: impl Fn(usize) -> u8) -> BufList<Vec<u8>> {
+    let mut at = 0;
+    let bufs = lens.iter().map(|&len| {
+        at += len;
+        (at - len..at).map(&byte).collect()
+    });
+    BufList::new(bufs.collect()).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// However a device cuts transfers into pieces, and wherever the file ends, the bytes are
+    /// those of one long buffer.
+    #[test]
+    fn inv11_any_split_of_vectored_transfers_gives_the_same_bytes(
+        lens in vec(prop_oneof![Just(0usize), 1usize..40], 1..12),
+        before_end in 0usize..400,
+        offset in 0u64..200,
+        at_end in 0u8..3,
+        pieces in vec(1usize..40, 0..80),
+    ) {
+        let script = Script::new();
+        let engine = Engine::builder().depth(4).build_scripted(&script).unwrap();
+        let raw = tempfile::tempfile().unwrap();
+        let old: Vec<u8> = (0..before_end).map(|at| at as u8 | 1).collect();
+        raw.write_all_at(&old, 0).unwrap();
+        let file = engine.attach(raw.try_clone().unwrap()).unwrap();
+        let (start, len): (usize, usize) = (offset as usize, lens.iter().sum());
+
+        pieces.iter().for_each(|&piece| script.on_transfer(Transfer::Short(piece)));
+        let request = engine.read_vectored(&file, list(&lens, |_| 0xee), offset);
+        let request = match at_end {
+            0 => request,
+            1 => request.zero_fill(),
+            _ => request.exact(),
+        };
+        let (read, bufs) = request.submit().unwrap().wait();
+        let there = len.min(before_end.saturating_sub(start));
+        let bytes = bufs.into_inner().concat();
+        match at_end {
+            0 => prop_assert_eq!(read.unwrap(), there),
+            1 => prop_assert_eq!(read.unwrap(), len),
+            _ if there == len => prop_assert_eq!(read.unwrap(), len),
+            _ => prop_assert_eq!(read.unwrap_err().kind(), io::ErrorKind::UnexpectedEof),
+        }
+        prop_assert_eq!(&bytes[..there], &old[start.min(before_end)..][..there]);
+        let rest = if at_end == 1 { 0 } else { 0xee };
+        prop_assert!(bytes[there..].iter().all(|&byte| byte == rest));
+
+        pieces.iter().for_each(|&piece| script.on_transfer(Transfer::Short(piece)));
+        let bufs = list(&lens, |at| !(at as u8));
+        let (written, bufs) =
+            engine.write_vectored(&file, bufs, offset).submit().unwrap().wait();
+        prop_assert_eq!(written.unwrap(), len);
+        prop_assert_eq!(bufs.iter().map(Vec::len).collect::<Vec<_>>(), lens);
+        let new = bufs.into_inner().concat();
+        let mut now = vec![0; len];
+        raw.read_exact_at(&mut now, offset).unwrap();
+        prop_assert_eq!(now, new);
+    }
+}
+
+#[test]
+fn inv15_vectored_requests_do_the_same_everywhere() {
+    on_every_backend(|engine| {
+        let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
+        let lens = [1, 4096, 0, 10_000, 7];
+        let total: usize = lens.iter().sum();
+        let bufs = list(&lens, |at| (at % 251) as u8);
+        let (written, mut bufs) = engine.write_vectored(&file, bufs, 5).submit().unwrap().wait();
+        assert_eq!(written.unwrap(), total);
+        bufs.iter_mut().for_each(|buf| buf.fill(0xee));
+        // The same list again, across the end of the file.
+        let (read, bufs) = engine.read_vectored(&file, bufs, 6).submit().unwrap().wait();
+        assert_eq!(read.unwrap(), total - 1);
+        let bytes = bufs.into_inner().concat();
+        assert!((1..).zip(&bytes[..total - 1]).all(|(at, &byte)| byte == (at % 251) as u8));
+        assert_eq!(bytes[total - 1], 0xee);
+
+        let none = BufList::new(Vec::<Vec<u8>>::new()).unwrap();
+        assert_eq!(engine.read_vectored(&file, none, 0).submit().unwrap().wait().0.unwrap(), 0);
+        let most = list(&[3; 1024], |at| at as u8);
+        let (written, most) = engine.write_vectored(&file, most, 0).submit().unwrap().wait();
+        assert_eq!((written.unwrap(), most.len()), (3072, 1024));
+        let past = engine.read_vectored(&file, most, 1 << 40).exact().submit().unwrap().wait();
+        assert_eq!(past.0.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    });
+}
+
+/// On `O_DIRECT` files (Linux AIO's own vectored operations) every buffer must be aligned.
+#[test]
+fn direct_vectors_are_aligned_or_refused() {
+    on_every_backend(|engine| {
+        let Some((_keep, file)) = direct_file(engine) else { return };
+        let blocks = |count: usize, byte: u8| {
+            let bufs = (0..count).map(|nth| {
+                let mut buf = AlignedBuf::zeroed(4096, 4096);
+                buf.fill(byte + nth as u8);
+                buf
+            });
+            BufList::new(bufs.collect()).unwrap()
+        };
+        let plug = engine.plug();
+        let writes = [0u8, 4, 8]
+            .map(|at| engine.write_vectored(&file, blocks(4, at), u64::from(at) * 4096).submit());
+        drop(plug);
+        for write in writes {
+            assert_eq!(write.unwrap().wait().0.unwrap(), 4 * 4096);
+        }
+        let (read, bufs) = engine.read_vectored(&file, blocks(12, 99), 0).submit().unwrap().wait();
+        assert_eq!(read.unwrap(), 12 * 4096);
+        assert!((0..).zip(&*bufs).all(|(at, buf)| buf.iter().all(|&byte| byte == at)));
+
+        let mut bufs = bufs;
+        bufs[5].set_len(100);
+        let refused = engine.write_vectored(&file, bufs, 0).submit();
+        let Err(SubmitError::Misaligned(request)) = refused else { panic!("{refused:?}") };
+        let mut bufs = request.into_buf();
+        bufs[5].set_len(4096);
+        assert!(matches!(
+            engine.write_vectored(&file, bufs, 512 + 1).submit(),
+            Err(SubmitError::Misaligned(_))
+        ));
+    });
+}
+
+/// `read_exact` gives all or an error that says why, and what was read in any case.
+#[test]
+fn exact_reads_fail_at_the_end_of_the_file() {
+    on_every_backend(|engine| {
+        let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
+        engine.write(&file, vec![7; 100], 0).submit().unwrap().wait().0.unwrap();
+        let (read, _) = engine.read_exact(&file, vec![0; 100], 0).submit().unwrap().wait();
+        assert_eq!(read.unwrap(), 100);
+        let (read, buf) = engine.read_exact(&file, vec![1; 100], 40).submit().unwrap().wait();
+        assert_eq!(read.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(buf, [vec![7; 60], vec![1; 40]].concat());
+    });
+}
+
+/// A device that takes nothing more is out of space; one that fails says so itself.
+#[test]
+fn write_errors_are_typed() {
+    let script = Script::new();
+    let engine = Engine::builder().build_scripted(&script).unwrap();
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let full = engine.attach(full).unwrap();
+    let (written, buf) = engine.write(&full, vec![1; 10], 0).submit().unwrap().wait();
+    assert_eq!(written.unwrap_err().kind(), io::ErrorKind::StorageFull);
+    assert_eq!(buf.len(), 10);
+    on_every_backend(|engine| {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let full = engine.attach(full).unwrap();
+        let bufs = list(&[5, 5], |_| 1);
+        let (written, _) = engine.write_vectored(&full, bufs, 0).submit().unwrap().wait();
+        assert_eq!(written.unwrap_err().kind(), io::ErrorKind::StorageFull);
+    });
+}
