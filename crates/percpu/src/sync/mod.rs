@@ -135,14 +135,18 @@ mod imp {
 
 /// `global! { static NAME: T = value; }`: a static that a model has one of in every run.
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
-macro_rules! global {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! offlock_global {
     ($(#[$meta:meta])* $vis:vis static $name:ident: $type:ty = $value:expr;) => {
         $(#[$meta])* $vis static $name: $type = $value;
     };
 }
 
 #[cfg(any(offlock_loom, offlock_shuttle))]
-macro_rules! global {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! offlock_global {
     // An empty `vis` would not match the checkers' macro.
     ($(#[$meta:meta])* static $name:ident: $type:ty = $value:expr;) => {
         $crate::sync::lazy_static! { $(#[$meta])* static ref $name: $type = $value; }
@@ -152,7 +156,7 @@ macro_rules! global {
     };
 }
 
-pub(crate) use global;
+pub use crate::offlock_global as global;
 
 /// Tells this thread of the model from every other: never 0.
 #[cfg(any(offlock_loom, offlock_shuttle))]

@@ -1,0 +1,265 @@
+//! Where frames come from: free ones first, then the buffers that the policy names.
+//!
+//! # Evicting
+//!
+//! Under the cold lock the policy takes a few candidates off its lists, each marked `EVICT`. Without
+//! any lock one fence is made and all threads' slots are looked at once for all of them. Whoever is in
+//! use goes back; the others are hidden from lookups, and their places and frames are free.
+
+use std::time::Instant;
+
+use percpu::Forked;
+use percpu::sync::{mutant, thread};
+
+use super::Shared;
+use crate::cold::{Cold, On, Victim};
+use crate::error::GetError;
+use crate::frames::Frame;
+use crate::hazard;
+use crate::word::{EVICT, Key, STALE};
+
+/// Most buffers of one eviction: one fence, one walk over the slots. A guess.
+const BATCH: usize = 8;
+/// Most buffers that one eviction looks at, under the lock. A guess.
+const LOOKS: u32 = 64;
+
+impl Shared {
+    /// A frame that nobody else has, on no list.
+    pub(crate) fn take_frame(&self, class: u8) -> Result<Frame, GetError> {
+        let mut deadline = None;
+        loop {
+            let mut victims = Batch::new();
+            {
+                let mut cold = self.cold.lock()?;
+                if let Some(frame) = cold.take(class) {
+                    return Ok(frame);
+                }
+                self.choose(&mut cold, &mut victims, BATCH, &mut { LOOKS });
+            }
+            let freed = self.take_apart(victims)? + self.bury()?;
+            if freed > 0 {
+                continue;
+            }
+            // All are in use, or were a moment ago.
+            let until = *deadline.get_or_insert_with(|| Instant::now() + self.patience);
+            if Instant::now() >= until {
+                return Err(GetError::NoFreeBuffers);
+            }
+            thread::yield_now();
+        }
+    }
+
+    /// Has the policy name a few buffers.
+    fn choose(&self, cold: &mut Cold, victims: &mut Batch, most: usize, looks: &mut u32) {
+        // Of a small cache not so many at once: they would be missed.
+        let most = most.min((cold.limit() / 64).clamp(1, BATCH));
+        let Cold { nodes, policy, .. } = cold;
+        while victims.len < most {
+            let Some(victim) = policy.pick(nodes, self, looks) else { break };
+            victims.push(victim);
+        }
+    }
+
+    /// Frees what nobody looks at of what is marked. Returns how many.
+    fn take_apart(&self, victims: Batch) -> Result<usize, Forked> {
+        if victims.len == 0 {
+            return Ok(0);
+        }
+        if !mutant("evict-without-a-fence") {
+            hazard::barrier();
+        }
+        let entries: [_; BATCH] = std::array::from_fn(|at| {
+            let at = at.min(victims.len - 1);
+            self.table.entry(victims.all[at].place)
+        });
+        let mut in_use = [false; BATCH];
+        if !mutant("evict-without-a-scan") {
+            hazard::mark_named(&entries[..victims.len], &mut in_use);
+        }
+        for at in 0..victims.len {
+            let (entry, place) = (entries[at], victims.all[at].place);
+            if in_use[at] {
+                entry.change(0, EVICT);
+                continue;
+            }
+            let key = entry.key();
+            match self.table.lock(key) {
+                Ok(home) => home.hide(place),
+                Err(_) => {
+                    // A fork child: another thread of the parent's has the lock for ever.
+                    entry.change(0, EVICT);
+                    in_use[at] = true;
+                    continue;
+                }
+            }
+            entry.free();
+        }
+        let mut cold = self.cold.lock()?;
+        let mut freed = 0;
+        for at in 0..victims.len {
+            let frame = victims.all[at].frame;
+            if !in_use[at] {
+                self.give_to(&mut cold, frame);
+                freed += 1;
+                continue;
+            }
+            let Cold { nodes, policy, dead, .. } = &mut *cold;
+            if entries[at].word().has(STALE) {
+                nodes.push(dead, frame, On::Dead); // invalidated meanwhile
+            } else {
+                policy.keep(nodes, frame);
+            }
+        }
+        drop(cold);
+        self.counters.evictions.add(freed as i64);
+        Ok(freed)
+    }
+
+    /// Frees invalidated buffers that nobody looks at any more. Returns how many.
+    fn bury(&self) -> Result<usize, Forked> {
+        let mut cold = self.cold.lock()?;
+        let Cold { nodes, dead, .. } = &mut *cold;
+        let Some(frame) = nodes.last(dead) else { return Ok(0) };
+        nodes.remove(dead, frame);
+        drop(cold);
+        let entry = self.entry(frame);
+        // Hidden, so that nobody comes to it any more: those who are there leave.
+        let unused = entry.word().pins() == 0 && {
+            hazard::barrier();
+            !hazard::is_named(entry)
+        };
+        if unused {
+            entry.free();
+        }
+        let mut cold = self.cold.lock()?;
+        let Cold { nodes, dead, .. } = &mut *cold;
+        if unused {
+            self.give_to(&mut cold, frame);
+        } else {
+            nodes.push(dead, frame, On::Dead);
+        }
+        Ok(usize::from(unused))
+    }
+
+    /// Takes a frame back that is on no list. In a fork child whose parent had the lock it is lost.
+    pub(crate) fn give(&self, frame: Frame) {
+        if let Ok(mut cold) = self.cold.lock() {
+            self.give_to(&mut cold, frame);
+        }
+    }
+
+    fn give_to(&self, cold: &mut Cold, frame: Frame) {
+        cold.nodes.of(frame).weight = 0;
+        if cold.give(frame) {
+            // Rare: the cache was made smaller. Under the lock, so that nobody takes it meanwhile.
+            self.frames.release(cold.chunk_of(frame));
+        }
+    }
+
+    /// One pass: looks at each buffer once, in the order of the policy, until so many are evicted.
+    /// Returns how many were.
+    pub(crate) fn shrink(&self, buffers: usize) -> Result<usize, GetError> {
+        let mut freed = 0;
+        let mut left = self.cold.lock()?.policy.len();
+        while freed < buffers {
+            freed += self.bury()?;
+            let mut victims = Batch::new();
+            let looks = left.min(LOOKS as usize) as u32;
+            let mut unused = looks;
+            self.choose(&mut *self.cold.lock()?, &mut victims, buffers - freed, &mut unused);
+            left -= (looks - unused) as usize;
+            if victims.len == 0 && left == 0 {
+                break;
+            }
+            freed += self.take_apart(victims)?;
+        }
+        Ok(freed)
+    }
+
+    /// Lets the cache have so many bytes, as far as it was built for.
+    pub(crate) fn resize(&self, bytes: usize) -> Result<(), GetError> {
+        self.cold.lock()?.set_limit(self.frames.units_in(bytes));
+        let until = Instant::now() + self.patience;
+        while self.cold.lock()?.is_over() {
+            if self.shrink(BATCH)? == 0 {
+                if Instant::now() >= until {
+                    return Err(GetError::NoFreeBuffers);
+                }
+                thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+
+    /// How many passes of the evictor a buffer survives.
+    pub(crate) fn set_weight(&self, frame: Frame, weight: u8) -> Result<(), Forked> {
+        self.cold.lock()?.nodes.of(frame).weight = weight;
+        Ok(())
+    }
+
+    /// Has the policy take in a buffer that is being loaded.
+    pub(super) fn admit(&self, frame: Frame, key: Key) -> Result<(), Forked> {
+        let mut cold = self.cold.lock()?;
+        let Cold { nodes, policy, .. } = &mut *cold;
+        policy.insert(nodes, self, frame, key);
+        Ok(())
+    }
+
+    /// Takes a buffer off the policy's lists, if it is on one.
+    pub(super) fn withdraw(&self, frame: Frame) {
+        let Ok(mut cold) = self.cold.lock() else { return };
+        let Cold { nodes, policy, .. } = &mut *cold;
+        if let On::Policy(list) = nodes.of(frame).on {
+            policy.remove(nodes, frame, list);
+        }
+    }
+
+    /// Makes the block nobody's: the next get reads it anew. Returns whether it was there.
+    ///
+    /// Waits for a load of the block that is under way, and for whoever takes it apart.
+    pub(crate) fn invalidate(&self, key: Key) -> Result<bool, GetError> {
+        loop {
+            let home = self.table.lock(key)?;
+            let Some(entry) = home.find() else { return Ok(false) };
+            let word = entry.word();
+            if !word.is_readable() {
+                drop(home);
+                thread::yield_now();
+                continue;
+            }
+            if entry.try_change(word, STALE, 0).is_err() {
+                continue;
+            }
+            let frame = word.frame();
+            home.hide(self.frames.header(frame).place());
+            drop(home);
+            let mut cold = self.cold.lock()?;
+            let Cold { nodes, policy, dead, .. } = &mut *cold;
+            // On none it is in an evictor's hands, who finds it stale.
+            if let On::Policy(list) = nodes.of(frame).on {
+                policy.remove(nodes, frame, list);
+                nodes.push(dead, frame, On::Dead);
+            }
+            drop(cold);
+            self.bury()?;
+            return Ok(true);
+        }
+    }
+}
+
+/// Victims on their way.
+struct Batch {
+    all: [Victim; BATCH],
+    len: usize,
+}
+
+impl Batch {
+    fn new() -> Self {
+        Self { all: [Victim { frame: Frame(0), place: 0 }; BATCH], len: 0 }
+    }
+
+    fn push(&mut self, victim: Victim) {
+        self.all[self.len] = victim;
+        self.len += 1;
+    }
+}

@@ -1,0 +1,200 @@
+//! A block that is not there, or not yet.
+//!
+//! # Who ends a load
+//!
+//! The thread that put the entry into the table, whatever happens to it: it publishes the bytes, or
+//! hides the entry and says why. Whoever comes meanwhile pins the entry and sleeps; the last pin of a
+//! failed load gives the frame back.
+
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use percpu::sync::{hint, mutant, thread};
+
+use super::{Held, Shared};
+use crate::error::{Failure, GetError};
+use crate::frames::Frame;
+use crate::hazard;
+use crate::source::Source;
+use crate::table::Place;
+use crate::word::{Entry, FAILED, IO, Key, MOST_PINS, STALE, Word};
+
+/// A frame in hand that nobody else has; goes back when it is not used.
+struct Spare<'c> {
+    cache: &'c Shared,
+    frame: Frame,
+}
+
+impl Spare<'_> {
+    fn into_frame(self) -> Frame {
+        ManuallyDrop::new(self).frame
+    }
+}
+
+impl Drop for Spare<'_> {
+    fn drop(&mut self) {
+        self.cache.give(self.frame);
+    }
+}
+
+impl Shared {
+    /// The buffer of a block, read from the device if it is not there.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn miss(&self, source: &Source, key: Key, class: u8) -> Result<Held, GetError> {
+        hazard::reserve()?;
+        let mut spare = None;
+        let mut rounds = 0_u32;
+        loop {
+            if let Some(held) = self.hit(key, class) {
+                return Ok(held);
+            }
+            if spare.is_none() && self.table.find(key).is_none() {
+                // Before the lock. One for each thread that misses, whoever wins.
+                let frame = self.take_frame(class)?;
+                spare = Some(Spare { cache: self, frame });
+            }
+            let home = self.table.lock(key)?;
+            let found = if mutant("insert-without-a-second-look") { None } else { home.find() };
+            let Some(entry) = found else {
+                let Some(spare) = spare.take() else { continue };
+                let word = Word::loading(spare.frame);
+                let Some(place) = home.insert(word) else {
+                    // There are twice as many places as buffers; those of dying entries may be taken
+                    // for a moment.
+                    continue;
+                };
+                let frame = spare.into_frame();
+                self.frames.header(frame).set_place(place);
+                drop(home);
+                self.counters.miss_locked.add(1);
+                return self.load(source, key, frame);
+            };
+            let word = entry.word();
+            if word.frame().class() != class {
+                return Err(GetError::LengthMismatch {
+                    there: 1 << self.frames.shift(word.frame()),
+                    asked: 1 << self.frames.shift(Frame::new(0, class)),
+                });
+            }
+            if word.has(IO) {
+                if word.pins() == MOST_PINS {
+                    return Err(GetError::TooManyPins);
+                }
+                if entry.try_pin(word).is_ok() {
+                    drop(home);
+                    return self.wait_for_load(source, key, entry);
+                }
+                continue;
+            }
+            drop(home);
+            // Somebody takes it apart, or has it already: a matter of moments.
+            rounds = rounds.saturating_add(1);
+            if rounds < 16 { hint::spin_loop() } else { thread::yield_now() }
+        }
+    }
+
+    /// Reads what was just put into the table.
+    fn load(&self, source: &Source, key: Key, frame: Frame) -> Result<Held, GetError> {
+        let entry = self.entry(frame);
+        let slot = match hazard::name(entry) {
+            Ok(slot) => slot,
+            Err(_) => return Err(self.fail(source, key, frame, Failure::NoMemory)),
+        };
+        if self.admit(frame, key).is_err() {
+            slot.clear();
+            return Err(self.fail(source, key, frame, Failure::Forked));
+        }
+        self.frames.writing(frame);
+        let mut bytes = self.frames.bytes(frame);
+        // SAFETY: invariant 1 of `frames`: the frame is this thread's until the entry is published.
+        let bytes = unsafe { bytes.as_mut() };
+        self.counters.get_read.add(1);
+        let read = catch_unwind(AssertUnwindSafe(|| source.read(key, bytes)));
+        let failure = match read {
+            Ok(Ok(())) => {
+                if entry.publish() {
+                    let header = self.frames.header(frame);
+                    header.loaded.advance();
+                    header.loaded.wake_all();
+                }
+                return Ok(Held { slot, frame });
+            }
+            Ok(Err(failure)) => failure,
+            Err(panic) => {
+                slot.clear();
+                self.fail(source, key, frame, Failure::Panicked);
+                resume_unwind(panic);
+            }
+        };
+        slot.clear();
+        Err(self.fail(source, key, frame, failure))
+    }
+
+    /// Takes a load that failed out of the table, and tells those who wait.
+    fn fail(&self, source: &Source, key: Key, frame: Frame, failure: Failure) -> GetError {
+        let entry = self.entry(frame);
+        let header = self.frames.header(frame);
+        header.set_failure(failure.code());
+        self.withdraw(frame);
+        // Locked at the insertion, by a thread of this process: it can be had.
+        let home = loop {
+            if let Ok(home) = self.table.lock(key) {
+                break home;
+            }
+            thread::yield_now();
+        };
+        home.hide(header.place());
+        let before = entry.change(STALE | FAILED, IO);
+        drop(home);
+        if before.pins() > 1 {
+            header.loaded.advance();
+            header.loaded.wake_all();
+        }
+        self.unpin(entry);
+        failure.of(source.block(key))
+    }
+
+    /// Sleeps until the load is over that keeps the entry, which this thread has pinned.
+    fn wait_for_load(&self, source: &Source, key: Key, entry: &Entry) -> Result<Held, GetError> {
+        self.counters.get_locked_waited.add(1);
+        let frame = entry.word().frame();
+        let header = self.frames.header(frame);
+        loop {
+            let seen = header.loaded.load();
+            if !entry.word().has(IO) {
+                break;
+            }
+            if self.born.is_inherited() {
+                self.unpin(entry);
+                return Err(GetError::Forked);
+            }
+            header.loaded.wait(seen);
+        }
+        let result = if entry.word().has(FAILED) {
+            Err(Failure::from_code(header.failure()).of(source.block(key)))
+        } else {
+            // The pin keeps it until the slot is seen: `unpin` orders the two.
+            let named = hazard::name(entry).map_err(GetError::from);
+            self.frames.reading(frame);
+            named.map(|slot| Held { slot, frame })
+        };
+        self.unpin(entry);
+        result
+    }
+
+    /// Takes a pin off the entry at `place`.
+    pub(crate) fn unpin_place(&self, place: Place) {
+        self.unpin(self.table.entry(place));
+    }
+
+    /// Takes a pin off; the last one of a failed load gives its frame back.
+    pub(crate) fn unpin(&self, entry: &Entry) {
+        let left = entry.unpin();
+        if left.pins() == 0 && left.has(FAILED) {
+            let frame = left.frame();
+            entry.free();
+            self.give(frame);
+        }
+    }
+}

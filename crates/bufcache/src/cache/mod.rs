@@ -1,0 +1,132 @@
+//! A cache: the table, the frames, and what both are handed through.
+//!
+//! ```text
+//!  get ──► table: there? ──yes──► slot, fence, look again ──► guard          no shared write
+//!             │ no
+//!             ▼
+//!          a frame (free, or evicted) ──► lock the home, look again ──► publish "loading", unlock
+//!             ──► read the device, with no lock ──► publish ──► guard
+//! ```
+
+mod evict;
+mod miss;
+
+use std::fmt;
+use std::time::Duration;
+
+use percpu::sync::{Generation, WordLock, mutant};
+use percpu::{AllocError, PerCpuCounter};
+
+use crate::cold::{Cold, Victim};
+use crate::frames::{Frame, Frames};
+use crate::hazard::{self, Slot};
+use crate::policy::{Buffers, Policy};
+use crate::table::Table;
+use crate::word::{Entry, Key};
+
+/// What all handles of a cache share.
+pub(crate) struct Shared {
+    table: Table,
+    pub(crate) frames: Frames,
+    cold: WordLock<Cold>,
+    pub(crate) counters: Counters,
+    /// How long a miss waits for a buffer.
+    patience: Duration,
+    born: Generation,
+}
+
+/// What the XFS buffer cache counts, by its names there.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) get: PerCpuCounter,
+    pub(crate) get_locked_waited: PerCpuCounter,
+    pub(crate) busy_locked: PerCpuCounter,
+    pub(crate) miss_locked: PerCpuCounter,
+    pub(crate) get_read: PerCpuCounter,
+    pub(crate) evictions: PerCpuCounter,
+}
+
+/// A buffer that a slot of this thread keeps.
+pub(crate) struct Held {
+    pub(crate) slot: &'static Slot,
+    pub(crate) frame: Frame,
+}
+
+impl Shared {
+    pub(crate) fn new(frames: Frames, table: Table, cold: Cold, patience: Duration) -> Self {
+        Self {
+            table,
+            frames,
+            cold: WordLock::new(cold),
+            counters: Counters::default(),
+            patience,
+            born: Generation::current(),
+        }
+    }
+
+    /// The buffer of `key`, if it is there and readable. Wait-free, without a shared write.
+    #[inline(always)]
+    pub(crate) fn hit(&self, key: Key, class: u8) -> Option<Held> {
+        let entry = self.table.find(key)?;
+        let slot = hazard::name(entry).ok()?;
+        let seen =
+            if mutant("hit-without-a-second-look") { Some(entry.word()) } else { entry.look(key) };
+        if let Some(word) = seen {
+            if word.is_readable() && word.frame().class() == class {
+                entry.count_hit(word);
+                self.frames.reading(word.frame());
+                return Some(Held { slot, frame: word.frame() });
+            }
+        }
+        slot.clear();
+        None
+    }
+
+    pub(crate) fn is_cached(&self, key: Key) -> bool {
+        self.table.find(key).is_some()
+    }
+
+    pub(crate) fn entry(&self, frame: Frame) -> &Entry {
+        self.table.entry(self.frames.header(frame).place())
+    }
+
+    /// Bytes of its buffers, in use or kept for use.
+    pub(crate) fn bytes_in_use(&self) -> Result<usize, percpu::Forked> {
+        let units = self.cold.lock()?.units_in_use();
+        Ok(self.frames.bytes_of(units))
+    }
+
+    pub(crate) fn capacity(&self) -> Result<usize, percpu::Forked> {
+        let units = self.cold.lock()?.limit();
+        Ok(self.frames.bytes_of(units))
+    }
+}
+
+impl Buffers for Shared {
+    fn entry(&self, frame: Frame) -> &Entry {
+        Shared::entry(self, frame)
+    }
+
+    fn victim(&self, frame: Frame) -> Victim {
+        Victim { frame, place: self.frames.header(frame).place() }
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cache").finish_non_exhaustive()
+    }
+}
+
+/// Makes the shared part of a cache of `units` of two to the power of `unit` bytes, in chunks of two
+/// to the power of `chunk` bytes.
+pub(crate) fn make(
+    units: usize,
+    (unit, chunk): (u32, u32),
+    policy: Policy,
+    patience: Duration,
+) -> Result<Shared, AllocError> {
+    let frames = Frames::new(units, unit, chunk)?;
+    let cold = Cold::new(units, (chunk - unit) as u8, policy);
+    Ok(Shared::new(frames, Table::new(units), cold, patience))
+}

@@ -1,0 +1,214 @@
+//! What can go wrong.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+
+/// Why a block is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GetError {
+    /// The device has no such block. Nothing was allocated.
+    OutOfRange {
+        /// The block asked for.
+        block: u64,
+        /// How many there are.
+        blocks: u64,
+    },
+    /// The device failed; nothing is cached, and the next get reads again.
+    Io {
+        /// What it said.
+        errno: i32,
+        /// The block asked for.
+        block: u64,
+    },
+    /// The device ended inside the block, although it said that it is larger.
+    ShortRead {
+        /// The block asked for.
+        block: u64,
+    },
+    /// The verifier refused what was read.
+    Verify {
+        /// The block asked for.
+        block: u64,
+    },
+    /// The device or the verifier panicked in the thread that read the block.
+    Panicked {
+        /// The block asked for.
+        block: u64,
+    },
+    /// The block is cached with another length.
+    LengthMismatch {
+        /// Bytes of the buffer that is there.
+        there: usize,
+        /// Bytes asked for.
+        asked: usize,
+    },
+    /// It would have to wait, and was asked not to.
+    WouldBlock,
+    /// All buffers are in use, and were for as long as the cache waits for one.
+    NoFreeBuffers,
+    /// The buffer has 65,535 pins.
+    TooManyPins,
+    /// There is no memory for this thread's slots.
+    NoMemory,
+    /// This is a fork child, and it would have to wait for a thread that does not exist here.
+    Forked,
+}
+
+impl GetError {
+    /// The system's number for it.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::OutOfRange { .. } | Self::LengthMismatch { .. } => libc::EINVAL,
+            Self::Io { errno, .. } => *errno,
+            Self::ShortRead { .. } | Self::Panicked { .. } => libc::EIO,
+            Self::Verify { .. } => libc::EUCLEAN,
+            Self::WouldBlock => libc::EAGAIN,
+            Self::NoFreeBuffers => libc::ENOBUFS,
+            Self::TooManyPins => libc::EOVERFLOW,
+            Self::NoMemory => libc::ENOMEM,
+            Self::Forked => libc::EOWNERDEAD,
+        }
+    }
+}
+
+impl fmt::Display for GetError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OutOfRange { block, blocks } => {
+                write!(f, "there is no block {block}: the device has {blocks}")
+            }
+            Self::Io { errno, block } => {
+                write!(f, "block {block}: {}", io::Error::from_raw_os_error(*errno))
+            }
+            Self::ShortRead { block } => write!(f, "block {block}: the device ended inside it"),
+            Self::Verify { block } => write!(f, "block {block}: the verifier refused it"),
+            Self::Panicked { block } => write!(f, "block {block}: reading it panicked"),
+            Self::LengthMismatch { there, asked } => {
+                write!(f, "the block is cached with {there} bytes, not {asked}")
+            }
+            Self::WouldBlock => f.write_str("it would have to wait"),
+            Self::NoFreeBuffers => f.write_str("every buffer is in use"),
+            Self::TooManyPins => f.write_str("the buffer is pinned too often"),
+            Self::NoMemory => f.write_str("no memory for the thread's slots"),
+            Self::Forked => f.write_str("the buffer was another process's at a fork"),
+        }
+    }
+}
+
+impl Error for GetError {}
+
+impl From<GetError> for io::Error {
+    fn from(error: GetError) -> Self {
+        Self::new(Self::from_raw_os_error(error.errno()).kind(), error)
+    }
+}
+
+impl From<percpu::Forked> for GetError {
+    fn from(_: percpu::Forked) -> Self {
+        Self::Forked
+    }
+}
+
+impl From<percpu::AllocError> for GetError {
+    fn from(_: percpu::AllocError) -> Self {
+        Self::NoMemory
+    }
+}
+
+/// Why a load failed, as the frame's header says it to those who wait: an errno, or one of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    Errno(i32),
+    Short,
+    Verify,
+    Panicked,
+    NoMemory,
+    Forked,
+}
+
+impl Failure {
+    pub(crate) fn code(self) -> i32 {
+        match self {
+            Self::Errno(errno) => errno.max(1),
+            Self::Short => -1,
+            Self::Verify => -2,
+            Self::Panicked => -3,
+            Self::NoMemory => -4,
+            Self::Forked => -5,
+        }
+    }
+
+    pub(crate) fn from_code(code: i32) -> Self {
+        match code {
+            -1 => Self::Short,
+            -2 => Self::Verify,
+            -3 => Self::Panicked,
+            -4 => Self::NoMemory,
+            -5 => Self::Forked,
+            errno => Self::Errno(errno),
+        }
+    }
+
+    pub(crate) fn of(self, block: u64) -> GetError {
+        match self {
+            Self::Errno(errno) => GetError::Io { errno, block },
+            Self::Short => GetError::ShortRead { block },
+            Self::Verify => GetError::Verify { block },
+            Self::Panicked => GetError::Panicked { block },
+            Self::NoMemory => GetError::NoMemory,
+            Self::Forked => GetError::Forked,
+        }
+    }
+}
+
+/// Why there is no cache, or why a device is not attached to it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// A size is not a power of two from 512 to 65,536, or the smallest is larger than the largest.
+    BlockSize(usize),
+    /// The capacity is less than one block of the largest size, or too large to be counted.
+    Capacity(usize),
+    /// There is no memory for it.
+    NoMemory,
+    /// A cache has at most 65,535 devices.
+    TooManyDevices,
+    /// The device has more than 2^48 sectors of 512 bytes.
+    DeviceTooLarge(u64),
+}
+
+impl BuildError {
+    /// The system's number for it.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::BlockSize(_) | Self::Capacity(_) => libc::EINVAL,
+            Self::NoMemory => libc::ENOMEM,
+            Self::TooManyDevices => libc::EMFILE,
+            Self::DeviceTooLarge(_) => libc::EFBIG,
+        }
+    }
+}
+
+impl fmt::Display for BuildError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BlockSize(size) => {
+                write!(f, "{size} is not a block size of this cache (powers of two, 512 to 65,536)")
+            }
+            Self::Capacity(bytes) => write!(f, "a capacity of {bytes} bytes cannot be had"),
+            Self::NoMemory => f.write_str("no memory for the cache"),
+            Self::TooManyDevices => f.write_str("the cache has 65,535 devices"),
+            Self::DeviceTooLarge(bytes) => write!(f, "a device of {bytes} bytes is too large"),
+        }
+    }
+}
+
+impl Error for BuildError {}
+
+impl From<BuildError> for io::Error {
+    fn from(error: BuildError) -> Self {
+        Self::new(Self::from_raw_os_error(error.errno()).kind(), error)
+    }
+}

@@ -1,0 +1,223 @@
+//! Memory for buffers: one region, in frames that are aligned to their size.
+//!
+//! ```text
+//!  region | chunk: the largest size | chunk | ...        a chunk has frames of one size
+//!  frame  size class 3 | unit 29                         unit: the smallest size
+//! ```
+//!
+//! The region is reserved at once and touched frame by frame. Which frames are free is told under
+//! the lock of [`Cold`](crate::cold::Cold); here are their bytes, and what those who wait for one look
+//! at.
+//!
+//! # Invariants
+//!
+//! 1. The bytes of a frame belong to whoever took it off the free list, until the entry that has it
+//!    is `VALID`; then they are read only, by those who keep the entry from being taken apart.
+
+use std::io;
+use std::ptr::NonNull;
+
+use percpu::AllocError;
+use percpu::sync::Futex;
+use percpu::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+
+use crate::table::Place;
+
+/// A frame: which unit it begins at, and how large it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Frame(pub(crate) u32);
+
+const UNIT_BITS: u32 = 29;
+/// Most units of a region.
+pub(crate) const MOST_UNITS: usize = (1 << UNIT_BITS) - 1;
+
+impl Frame {
+    pub(crate) fn new(unit: u32, class: u8) -> Self {
+        debug_assert!(unit >> UNIT_BITS == 0 && class < 8);
+        Self(u32::from(class) << UNIT_BITS | unit)
+    }
+
+    #[inline(always)]
+    pub(crate) fn unit(self) -> u32 {
+        self.0 & ((1 << UNIT_BITS) - 1)
+    }
+
+    /// Its size in units is two to this power.
+    #[inline(always)]
+    pub(crate) fn class(self) -> u8 {
+        (self.0 >> UNIT_BITS) as u8
+    }
+}
+
+/// What is told about a frame to those who wait for it; hits never touch it.
+#[derive(Debug)]
+pub(crate) struct Header {
+    /// Rings when a load is over.
+    pub(crate) loaded: Futex,
+    /// Why the load failed: an errno, or a code of `error`.
+    failure: AtomicI32,
+    /// The entry that has the frame.
+    place: AtomicU32,
+}
+
+impl Header {
+    /// The caller has the frame.
+    pub(crate) fn set_place(&self, place: Place) {
+        // Ordering: Relaxed; what makes the frame another's carries it.
+        self.place.store(place, Ordering::Relaxed);
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        // Ordering: Relaxed; as above.
+        self.place.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_failure(&self, failure: i32) {
+        // Ordering: Relaxed; the change of the word carries it.
+        self.failure.store(failure, Ordering::Relaxed);
+    }
+
+    pub(crate) fn failure(&self) -> i32 {
+        // Ordering: Relaxed; as above.
+        self.failure.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Frames {
+    region: Region,
+    /// Log of the smallest size.
+    unit: u32,
+    /// Log of the largest.
+    largest: u32,
+    headers: Box<[Header]>,
+    /// What a model sees of the bytes.
+    #[cfg(offlock_loom)]
+    shadows: Box<[percpu::sync::cell::UnsafeCell<u64>]>,
+}
+
+// SAFETY: bytes are shared as invariant 1 says; all else is atomics.
+unsafe impl Send for Frames {}
+// SAFETY: as above.
+unsafe impl Sync for Frames {}
+
+impl Frames {
+    /// Room for `units` of two to the power of `unit` bytes.
+    pub(crate) fn new(units: usize, unit: u32, largest: u32) -> Result<Self, AllocError> {
+        let region = Region::new(units << unit, 1 << largest).map_err(|_| AllocError::new())?;
+        let mut headers = Vec::new();
+        headers.try_reserve_exact(units).map_err(|_| AllocError::new())?;
+        headers.extend((0..units).map(|_| Header {
+            loaded: Futex::new(),
+            failure: AtomicI32::new(0),
+            place: AtomicU32::new(0),
+        }));
+        Ok(Self {
+            region,
+            unit,
+            largest,
+            headers: headers.into(),
+            #[cfg(offlock_loom)]
+            shadows: (0..units).map(|_| percpu::sync::cell::UnsafeCell::new(0)).collect(),
+        })
+    }
+
+    #[inline(always)]
+    pub(crate) fn header(&self, frame: Frame) -> &Header {
+        &self.headers[frame.unit() as usize]
+    }
+
+    /// Log of its size in bytes.
+    #[inline(always)]
+    pub(crate) fn shift(&self, frame: Frame) -> u32 {
+        self.unit + u32::from(frame.class())
+    }
+
+    /// That many units, in bytes.
+    pub(crate) fn bytes_of(&self, units: usize) -> usize {
+        units << self.unit
+    }
+
+    /// Whether frames of so many bytes can be had.
+    pub(crate) fn has_size(&self, bytes: usize) -> bool {
+        bytes.is_power_of_two() && (self.unit..=self.largest).contains(&bytes.ilog2())
+    }
+
+    /// The class of frames of two to that power of bytes.
+    pub(crate) fn class(&self, shift: u32) -> u8 {
+        (shift - self.unit) as u8
+    }
+
+    /// Its bytes. Whose they are, invariant 1 tells.
+    #[inline(always)]
+    pub(crate) fn bytes(&self, frame: Frame) -> NonNull<[u8]> {
+        let offset = (frame.unit() as usize) << self.unit;
+        // SAFETY: the frame lies in the region.
+        let start = unsafe { self.region.start.add(offset) };
+        NonNull::slice_from_raw_parts(start, 1 << self.shift(frame))
+    }
+
+    /// Tells a model that the bytes are looked at.
+    #[inline(always)]
+    pub(crate) fn reading(&self, frame: Frame) {
+        #[cfg(offlock_loom)]
+        // SAFETY: read only; loom says so if not.
+        self.shadows[frame.unit() as usize].with(|at| unsafe { at.read() });
+        let _ = frame;
+    }
+
+    /// Tells a model that the bytes are written.
+    #[inline(always)]
+    pub(crate) fn writing(&self, frame: Frame) {
+        #[cfg(offlock_loom)]
+        // SAFETY: the writer's alone; loom says so if not.
+        self.shadows[frame.unit() as usize].with_mut(|at| unsafe { at.write(1) });
+        let _ = frame;
+    }
+
+    /// Units in so many bytes.
+    pub(crate) fn units_in(&self, bytes: usize) -> usize {
+        bytes >> self.unit
+    }
+
+    /// Gives the memory of a frame that nobody uses back to the system; it reads as zeros then.
+    pub(crate) fn release(&self, frame: Frame) {
+        let bytes = self.bytes(frame);
+        // SAFETY: a part of the region that nobody uses; less than a page is left alone by the call,
+        // which refuses it.
+        let _ = unsafe { libc::madvise(bytes.as_ptr().cast(), bytes.len(), libc::MADV_DONTNEED) };
+    }
+}
+
+/// Anonymous memory, reserved.
+#[derive(Debug)]
+struct Region {
+    start: NonNull<u8>,
+    mapped: NonNull<libc::c_void>,
+    len: usize,
+}
+
+impl Region {
+    fn new(len: usize, align: usize) -> io::Result<Self> {
+        let len = len.checked_add(align).ok_or(io::ErrorKind::OutOfMemory)?;
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new anonymous mapping at an address of the kernel's choice.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, flags, -1, 0) };
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let mapped = NonNull::new(at).ok_or(io::ErrorKind::OutOfMemory)?;
+        let skip = at.cast::<u8>().align_offset(align);
+        // SAFETY: `align` bytes more than asked for were mapped.
+        let start = unsafe { mapped.cast::<u8>().add(skip) };
+        Ok(Self { start, mapped, len })
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `new`; guards borrow the cache, so nobody looks at it.
+        unsafe { libc::munmap(self.mapped.as_ptr(), self.len) };
+    }
+}

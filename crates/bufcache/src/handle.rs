@@ -1,0 +1,397 @@
+//! What users hold: the cache, its devices, and buffers.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use percpu::sync::{Arc, Mutex};
+
+use crate::builder::Builder;
+use crate::cache::{Held, Shared};
+use crate::device::BlockDevice;
+use crate::error::{BuildError, GetError};
+use crate::frames::Frame;
+use crate::hazard::Slot;
+use crate::source::{Source, Verify};
+use crate::stats::CacheStats;
+use crate::word::{MOST_PINS, SECTOR_BITS, VALID};
+
+/// Buffers for the blocks of a few devices, in memory of a fixed size.
+///
+/// Cheap to clone: clones are the same cache.
+#[derive(Clone)]
+pub struct Cache {
+    shared: Arc<Shared>,
+    devices: Arc<Mutex<u16>>,
+}
+
+impl Cache {
+    /// A cache of `capacity` bytes, in blocks of 4,096.
+    ///
+    /// # Errors
+    ///
+    /// As [`Builder::build`].
+    pub fn new(capacity: usize) -> Result<Self, BuildError> {
+        Self::builder(capacity).build()
+    }
+
+    /// Chooses block sizes and the rest.
+    pub fn builder(capacity: usize) -> Builder {
+        Builder::new(capacity)
+    }
+
+    pub(crate) fn from_shared(shared: Shared) -> Self {
+        Self { shared: Arc::new(shared), devices: Arc::new(Mutex::new(0)) }
+    }
+
+    /// Attaches a device, which is read in blocks of `block_size` bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`]: not a size of this cache, too many devices, or one that is too large.
+    pub fn attach(
+        &self,
+        device: impl BlockDevice,
+        block_size: usize,
+    ) -> Result<Device, BuildError> {
+        self.attach_source(Box::new(device), block_size, None)
+    }
+
+    /// The same, with a verifier: what it returns false for counts as not read, and is cached for
+    /// nobody. It is given the number of the block and its bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`attach`](Self::attach).
+    pub fn attach_verified(
+        &self,
+        device: impl BlockDevice,
+        block_size: usize,
+        verify: impl Fn(u64, &[u8]) -> bool + Send + Sync + 'static,
+    ) -> Result<Device, BuildError> {
+        self.attach_source(Box::new(device), block_size, Some(Box::new(verify)))
+    }
+
+    fn attach_source(
+        &self,
+        device: Box<dyn BlockDevice>,
+        block_size: usize,
+        verify: Option<Verify>,
+    ) -> Result<Device, BuildError> {
+        if !self.shared.frames.has_size(block_size) {
+            return Err(BuildError::BlockSize(block_size));
+        }
+        let len = device.len();
+        if len > 1 << (SECTOR_BITS + 9) {
+            return Err(BuildError::DeviceTooLarge(len));
+        }
+        let shift = block_size.ilog2();
+        let mut devices = self.devices.lock();
+        let id = devices.checked_add(1).ok_or(BuildError::TooManyDevices)?;
+        *devices = id;
+        drop(devices);
+        let blocks = len.div_ceil(block_size as u64);
+        let source = Arc::new(Source { device, id, shift, blocks, verify });
+        let class = self.shared.frames.class(shift);
+        Ok(Device { shared: Arc::clone(&self.shared), source, class })
+    }
+
+    /// Lets it have so many bytes from now on, at most what it was built with: memory above that is
+    /// given back to the system as buffers are evicted.
+    ///
+    /// Blocks while buffers beyond it are in use, as long as the cache waits for a buffer.
+    ///
+    /// # Errors
+    ///
+    /// [`GetError::NoFreeBuffers`]: some are in use still; they go as they are let go.
+    pub fn resize(&self, capacity: usize) -> Result<(), GetError> {
+        self.shared.resize(capacity)
+    }
+
+    /// Evicts up to so many buffers now, in the order in which misses would, and returns how many it
+    /// were. It looks at each buffer once: those in use stay, and those that were used lately or that
+    /// [weigh](ReadGuard::set_weight) something lose a part of that.
+    ///
+    /// # Errors
+    ///
+    /// [`GetError::Forked`].
+    pub fn shrink(&self, buffers: usize) -> Result<usize, GetError> {
+        self.shared.shrink(buffers)
+    }
+
+    /// What it did so far.
+    ///
+    /// # Errors
+    ///
+    /// [`GetError::Forked`] in a fork child, where it would have to wait.
+    pub fn stats(&self) -> Result<CacheStats, GetError> {
+        CacheStats::of(&self.shared)
+    }
+}
+
+impl fmt::Debug for Cache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shared.fmt(f)
+    }
+}
+
+/// A device whose blocks are cached. Cheap to clone: clones are the same device.
+#[derive(Clone)]
+pub struct Device {
+    shared: Arc<Shared>,
+    source: Arc<Source>,
+    class: u8,
+}
+
+impl Device {
+    /// The buffer of a block, to be read; the device is read if it is not there.
+    ///
+    /// A hit is wait-free, allocates nothing and writes nothing that other threads use. A miss blocks
+    /// for the device, or for another thread that reads the block already; one thread reads, whoever
+    /// asks. The guard keeps the buffer until it drops: hold it briefly, and not across a wait.
+    ///
+    /// # Errors
+    ///
+    /// [`GetError`]; the next get tries again.
+    #[inline]
+    pub fn get(&self, block: u64) -> Result<ReadGuard<'_>, GetError> {
+        let Some(key) = self.source.key(block) else {
+            return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
+        };
+        self.shared.counters.get.add(1);
+        let held = match self.shared.hit(key, self.class) {
+            Some(held) => held,
+            None => self.shared.miss(&self.source, key, self.class)?,
+        };
+        Ok(ReadGuard::new(self, held))
+    }
+
+    /// The buffer of a block, if it is there. Wait-free.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get), of which [`GetError::WouldBlock`] where that would read, or wait.
+    #[inline]
+    pub fn try_get(&self, block: u64) -> Result<ReadGuard<'_>, GetError> {
+        let Some(key) = self.source.key(block) else {
+            return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
+        };
+        self.shared.counters.get.add(1);
+        let held = self.shared.hit(key, self.class).ok_or_else(|| {
+            self.shared.counters.busy_locked.add(1);
+            GetError::WouldBlock
+        })?;
+        Ok(ReadGuard::new(self, held))
+    }
+
+    /// Reads a block into a buffer of its own, which is cached for nobody.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get).
+    pub fn read_uncached(&self, block: u64) -> Result<Uncached, GetError> {
+        let Some(key) = self.source.key(block) else {
+            return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
+        };
+        let frame = self.shared.take_frame(self.class)?;
+        let mut buffer = Uncached { device: self.clone(), frame };
+        self.shared.counters.get_read.add(1);
+        self.source.read(key, &mut buffer).map_err(|failure| failure.of(block))?;
+        Ok(buffer)
+    }
+
+    /// Forgets a block: the next get reads it from the device. Guards that are there keep what they
+    /// have. Returns whether it was cached.
+    ///
+    /// Blocks while the block is being read.
+    ///
+    /// # Errors
+    ///
+    /// [`GetError::OutOfRange`], and [`GetError::Forked`].
+    pub fn invalidate(&self, block: u64) -> Result<bool, GetError> {
+        let Some(key) = self.source.key(block) else {
+            return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
+        };
+        self.shared.invalidate(key)
+    }
+
+    /// Whether a block is in the cache, or being read. Wait-free; counts as no use of it.
+    pub fn is_cached(&self, block: u64) -> bool {
+        self.source.key(block).is_some_and(|key| self.shared.is_cached(key))
+    }
+
+    /// How many blocks it has; the last may reach behind its end, where it reads as zeros.
+    pub fn blocks(&self) -> u64 {
+        self.source.blocks
+    }
+
+    /// Bytes of a block.
+    pub fn block_size(&self) -> usize {
+        1 << self.source.shift
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("blocks", &self.blocks())
+            .field("block_size", &self.block_size())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A buffer that is read: it is not written, evicted or given to another block while this lives.
+///
+/// It belongs to its thread: [`pin`](Self::pin) makes one that does not. A forgotten one
+/// ([`mem::forget`](std::mem::forget)) keeps the buffer for ever.
+///
+/// ```compile_fail
+/// fn sends<T: Send>() {}
+/// sends::<bufcache::ReadGuard<'static>>();
+/// ```
+#[must_use = "the buffer is kept only while the guard lives"]
+pub struct ReadGuard<'d> {
+    device: &'d Device,
+    slot: &'static Slot,
+    bytes: NonNull<[u8]>,
+}
+
+impl<'d> ReadGuard<'d> {
+    #[inline(always)]
+    fn new(device: &'d Device, Held { slot, frame }: Held) -> Self {
+        Self { device, slot, bytes: device.shared.frames.bytes(frame) }
+    }
+
+    /// A pin on the buffer that may go to another thread. One shared write.
+    ///
+    /// # Errors
+    ///
+    /// [`GetError::TooManyPins`].
+    pub fn pin(&self) -> Result<Pin, GetError> {
+        let entry = self.slot.entry();
+        // SAFETY: the slot is this guard's and names an entry of the device's table, which lives as
+        // long as the device.
+        let entry = unsafe { entry.as_ref() };
+        let mut seen = entry.word();
+        loop {
+            if seen.pins() == MOST_PINS {
+                return Err(GetError::TooManyPins);
+            }
+            match entry.try_pin(seen) {
+                Ok(()) => break,
+                Err(now) => seen = now,
+            }
+        }
+        debug_assert!(seen.has(VALID));
+        let place = self.device.shared.frames.header(seen.frame()).place();
+        Ok(Pin { device: self.device.clone(), place, bytes: self.bytes })
+    }
+}
+
+impl ReadGuard<'_> {
+    /// Lets the buffer survive so many passes of whoever looks for one to evict: 0 if it was not set.
+    /// What one buffer leads to (the root of a tree) may weigh more than what leads nowhere.
+    ///
+    /// Takes the lock of misses. A buffer that is evicted loses it.
+    ///
+    /// # Errors
+    ///
+    /// [`GetError::Forked`].
+    pub fn set_weight(&self, weight: u8) -> Result<(), GetError> {
+        // SAFETY: as in `pin`.
+        let entry = unsafe { self.slot.entry().as_ref() };
+        Ok(self.device.shared.set_weight(entry.word().frame(), weight)?)
+    }
+}
+
+impl Deref for ReadGuard<'_> {
+    type Target = [u8];
+
+    #[inline(always)]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the slot keeps the buffer from being taken apart, so its bytes are read only
+        // (invariant 1 of `frames`).
+        unsafe { self.bytes.as_ref() }
+    }
+}
+
+impl Drop for ReadGuard<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.slot.clear();
+    }
+}
+
+impl fmt::Debug for ReadGuard<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadGuard").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+/// A buffer that is kept from eviction, from any thread. From [`ReadGuard::pin`].
+#[must_use = "the buffer is kept only while the pin lives"]
+pub struct Pin {
+    device: Device,
+    place: u32,
+    bytes: NonNull<[u8]>,
+}
+
+// SAFETY: it reaches bytes that are read only while the pin is there, and what is shared anyway.
+unsafe impl Send for Pin {}
+// SAFETY: as above.
+unsafe impl Sync for Pin {}
+
+impl Deref for Pin {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: a pinned buffer is not taken apart, so its bytes are read only.
+        unsafe { self.bytes.as_ref() }
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        self.device.shared.unpin_place(self.place);
+    }
+}
+
+impl fmt::Debug for Pin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pin").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+/// A buffer that is cached for nobody: its holder's alone. From [`Device::read_uncached`].
+pub struct Uncached {
+    device: Device,
+    frame: Frame,
+}
+
+impl Deref for Uncached {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the frame is this buffer's alone (invariant 1 of `frames`).
+        unsafe { self.device.shared.frames.bytes(self.frame).as_ref() }
+    }
+}
+
+impl DerefMut for Uncached {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and `self` is borrowed alone.
+        unsafe { self.device.shared.frames.bytes(self.frame).as_mut() }
+    }
+}
+
+impl Drop for Uncached {
+    fn drop(&mut self) {
+        self.device.shared.give(self.frame);
+    }
+}
+
+impl fmt::Debug for Uncached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Uncached").field("len", &self.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,279 @@
+//! Which entries threads are looking at: a slot names one, and that is pin and shared lock at once.
+//!
+//! ```text
+//!   reader                              evictor
+//!   slot = entry                        word |= EVICT            (compare-exchange)
+//!   fence                               fence
+//!   word: still live?                   does a slot name it?
+//!     yes: read                           no: take it apart
+//!     no: slot = null, look again         yes: word &= !EVICT
+//!   ...
+//!   slot = null        (Release)
+//! ```
+//!
+//! With a fence on both sides at least one of the two sees the other. The slots are the process's, not
+//! a cache's: an entry's address says which it is. A thread has eight in a line of its own, and takes
+//! another eight when it holds more guards.
+//!
+//! # Invariants
+//!
+//! 1. Records are pushed and never removed or freed: a `&Record` is `'static`.
+//! 2. A slot is set only by the thread whose record it is (the winner of the exchange on `owner`, until
+//!    it stores 0 there), and only while it is null.
+//! 3. A record is given back only with all its slots null.
+//!
+//! The algorithm is that of hazard pointers (Michael, 2004), with places of a table in the role of
+//! nodes: those are never freed while the table lives, which is as long as a guard.
+
+use std::cell::Cell;
+use std::ptr::{self, NonNull};
+
+use percpu::AllocError;
+use percpu::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
+use percpu::sync::{global, mutant, thread_id, thread_local};
+
+use crate::word::Entry;
+
+/// Slots of a record: a cache line.
+const SLOTS: usize = 8;
+
+/// Slots of one thread.
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub(crate) struct Record {
+    slots: [Slot; SLOTS],
+    /// The thread that has the record, or 0.
+    owner: AtomicU64,
+    /// Its thread's other records: touched by that thread only.
+    more: AtomicPtr<Record>,
+    /// Never written after the record was published.
+    next: *mut Record,
+}
+
+/// Names an entry that its thread looks at, or none.
+#[derive(Debug)]
+#[repr(transparent)]
+pub(crate) struct Slot(AtomicPtr<Entry>);
+
+// SAFETY: all that is shared is atomics; `next` is written before the record is published.
+unsafe impl Send for Record {}
+// SAFETY: as above.
+unsafe impl Sync for Record {}
+
+global! {
+    static HEAD: AtomicPtr<Record> = AtomicPtr::new(ptr::null_mut());
+}
+
+/// The fence of either side.
+#[inline(always)]
+pub(crate) fn barrier() {
+    // Ordering: SeqCst pairs with itself on the other side; it carries the slot to the evictor or the
+    // mark to the reader.
+    fence(Ordering::SeqCst);
+}
+
+impl Slot {
+    /// Names `entry`, with what a [`barrier`] does. To be followed by a look at the entry, unless a pin
+    /// keeps it.
+    #[inline(always)]
+    fn set(&self, entry: &Entry) {
+        let entry = ptr::from_ref(entry).cast_mut();
+        if cfg!(any(offlock_loom, offlock_shuttle)) {
+            // The checkers know no order of all sequentially consistent accesses; fences they know.
+            self.0.store(entry, Ordering::Release);
+            if !mutant("hit-without-a-fence") {
+                barrier();
+            }
+        } else {
+            self.0.swap(entry, Ordering::SeqCst);
+        }
+    }
+
+    /// Looks no more.
+    #[inline(always)]
+    pub(crate) fn clear(&self) {
+        let order =
+            if mutant("slot-clear-relaxed") { Ordering::Relaxed } else { Ordering::Release };
+        // Ordering: Release pairs with the Acquire in `is_named`; it carries what was read.
+        self.0.store(ptr::null_mut(), order);
+    }
+
+    /// What it names, for the guard whose slot it is.
+    pub(crate) fn entry(&self) -> NonNull<Entry> {
+        // Ordering: Relaxed; the thread's own store.
+        NonNull::new(self.0.load(Ordering::Relaxed)).expect("the slot of a guard names an entry")
+    }
+
+    #[inline(always)]
+    fn is_free(&self) -> bool {
+        // Ordering: Relaxed; the thread's own stores.
+        self.0.load(Ordering::Relaxed).is_null()
+    }
+}
+
+impl Record {
+    #[inline(always)]
+    fn free_slot(&'static self) -> Option<&'static Slot> {
+        self.slots.iter().find(|slot| slot.is_free())
+    }
+
+    fn more(&self) -> Option<&'static Record> {
+        // SAFETY: null, or a record, never freed (invariant 1).
+        // Ordering: Relaxed; the thread's own.
+        unsafe { self.more.load(Ordering::Relaxed).as_ref() }
+    }
+
+    /// Gives it back, and those behind it, unless a guard lives on (or was forgotten): then it
+    /// stays taken for ever.
+    fn release(&'static self) {
+        let mut at = Some(self);
+        while let Some(record) = at {
+            at = record.more();
+            // Ordering: Relaxed; the thread's own.
+            record.more.store(ptr::null_mut(), Ordering::Relaxed);
+            if record.slots.iter().all(Slot::is_free) {
+                // Ordering: Release pairs with the Acquire in `claim`; it carries the null slots.
+                record.owner.store(0, Ordering::Release);
+            }
+        }
+    }
+}
+
+fn records() -> impl Iterator<Item = &'static Record> {
+    // Ordering: Acquire pairs with the Release in `claim`; it carries the records.
+    let mut at = HEAD.load(Ordering::Acquire);
+    std::iter::from_fn(move || {
+        // SAFETY: null, or published by `claim` and never freed (invariant 1).
+        let record = unsafe { at.as_ref() }?;
+        at = record.next;
+        Some(record)
+    })
+}
+
+/// A record of this thread's own: one that a thread gave back, or a new one.
+fn claim() -> Result<&'static Record, AllocError> {
+    let me = thread_id();
+    // Ordering: Acquire pairs with the Release in `release`; it carries the slots. Relaxed on failure,
+    // and before it: the record is another's.
+    let free = |record: &&Record| {
+        record.owner.load(Ordering::Relaxed) == 0
+            && record.owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    };
+    if let Some(record) = records().find(free) {
+        return Ok(record);
+    }
+    let record = Record {
+        slots: [(); SLOTS].map(|()| Slot(AtomicPtr::new(ptr::null_mut()))),
+        owner: AtomicU64::new(me),
+        more: AtomicPtr::new(ptr::null_mut()),
+        next: ptr::null_mut(),
+    };
+    let new = Box::into_raw(percpu::alloc::try_box(record).map_err(|_| AllocError::new())?);
+    // Ordering: Relaxed; the exchange below tells whether it is still the head.
+    let mut head = HEAD.load(Ordering::Relaxed);
+    loop {
+        // SAFETY: not published yet, so it is ours alone.
+        unsafe { (*new).next = head };
+        // Ordering: Release pairs with the Acquire in `records`; it carries the record. Relaxed on
+        // failure: the head found is not followed.
+        match HEAD.compare_exchange(head, new, Ordering::Release, Ordering::Relaxed) {
+            // SAFETY: just published, and never freed (invariant 1).
+            Ok(_) => return Ok(unsafe { &*new }),
+            Err(found) => head = found,
+        }
+    }
+}
+
+/// Whether a thread's slot names the entry at `at`. After [`barrier`].
+pub(crate) fn is_named(at: &Entry) -> bool {
+    let order = if mutant("slot-scan-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
+    // Ordering: Acquire pairs with the Release in `clear`; it carries the reads of who has left.
+    records().flat_map(|record| &record.slots).any(|slot| ptr::eq(slot.0.load(order), at))
+}
+
+/// Marks those of `entries` that a thread's slot names: one walk for all of them. After [`barrier`].
+pub(crate) fn mark_named<const N: usize>(entries: &[&Entry], named: &mut [bool; N]) {
+    let order = if mutant("slot-scan-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
+    for slot in records().flat_map(|record| &record.slots) {
+        // Ordering: Acquire, as in `is_named`.
+        let at = slot.0.load(order);
+        if at.is_null() {
+            continue;
+        }
+        for (entry, named) in entries.iter().zip(named.iter_mut()) {
+            *named |= ptr::eq(at, *entry);
+        }
+    }
+}
+
+/// Runs [`Record::release`] at the end of the thread.
+struct Exit(Cell<Option<&'static Record>>);
+
+impl Drop for Exit {
+    fn drop(&mut self) {
+        let Some(record) = self.0.take() else { return };
+        // In a model this variable may be gone before the other; nothing reads it then.
+        let _ = MINE.try_with(|mine| mine.set(None));
+        record.release();
+    }
+}
+
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+thread_local! {
+    // Nothing to drop, so that it can be read at any point of the thread's exit.
+    static MINE: Cell<Option<&'static Record>> = const { Cell::new(None) };
+    static EXIT: Exit = const { Exit(Cell::new(None)) };
+}
+
+// The checkers' macro knows no `const`.
+#[cfg(any(offlock_loom, offlock_shuttle))]
+thread_local! {
+    static MINE: Cell<Option<&'static Record>> = Cell::new(None);
+    static EXIT: Exit = Exit(Cell::new(None));
+}
+
+/// A slot of this thread's that names `entry`, and keeps it once a look after a [`barrier`] has found
+/// it alive.
+///
+/// # Errors
+///
+/// [`AllocError`]: this thread has no slot left, and there was no memory for more.
+#[inline(always)]
+pub(crate) fn name(entry: &Entry) -> Result<&'static Slot, AllocError> {
+    let mine = MINE.with(Cell::get);
+    let slot = match mine.and_then(|record| record.free_slot()) {
+        Some(slot) => slot,
+        None => more_slots()?,
+    };
+    slot.set(entry);
+    Ok(slot)
+}
+
+/// Sees to it that [`name`] finds a slot without memory.
+pub(crate) fn reserve() -> Result<(), AllocError> {
+    match MINE.with(Cell::get).and_then(|record| record.free_slot()) {
+        Some(_) => Ok(()),
+        None => more_slots().map(drop),
+    }
+}
+
+/// This thread's first guard, or its ninth at a time.
+#[cold]
+#[inline(never)]
+fn more_slots() -> Result<&'static Slot, AllocError> {
+    let mut at = MINE.with(Cell::get);
+    while let Some(record) = at {
+        if let Some(slot) = record.free_slot() {
+            return Ok(slot);
+        }
+        at = record.more();
+    }
+    let new = claim()?;
+    // Ordering: Relaxed; the thread's own.
+    let first = MINE.with(|mine| mine.replace(Some(new)));
+    let behind = first.map_or(ptr::null_mut(), |first| ptr::from_ref(first).cast_mut());
+    new.more.store(behind, Ordering::Relaxed);
+    // A thread that ends and runs destructors keeps what it takes now for ever.
+    let _ = EXIT.try_with(|exit| exit.0.set(Some(new)));
+    new.free_slot().ok_or_else(AllocError::new)
+}

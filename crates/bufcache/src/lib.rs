@@ -1,0 +1,45 @@
+//! A block buffer cache whose hits allocate nothing and write nothing that other threads use.
+//!
+//! ```
+//! use bufcache::{Cache, MemoryDevice};
+//!
+//! let cache = Cache::new(1 << 20)?; // a MiB, in blocks of 4,096 bytes
+//! let disk = cache.attach(MemoryDevice::new(vec![7; 100_000]), 4096)?;
+//!
+//! let block = disk.get(3)?; // read from the device, once, whoever asks
+//! assert_eq!((block.len(), block[0]), (4096, 7));
+//! drop(block); // a guard keeps its buffer where it is, and keeps it from being written
+//!
+//! disk.get(3)?; // a hit
+//! assert_eq!(cache.stats()?.reads, 1);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+compile_error!("bufcache supports 64-bit Linux only, as percpu does");
+
+mod builder;
+mod cache;
+mod cold;
+mod device;
+mod error;
+mod frames;
+mod handle;
+mod hazard;
+mod policy;
+mod source;
+mod stats;
+mod table;
+mod word;
+
+pub use self::builder::Builder;
+pub use self::device::{BlockDevice, FileDevice, MemoryDevice};
+pub use self::error::{BuildError, GetError};
+pub use self::handle::{Cache, Device, Pin, ReadGuard, Uncached};
+pub use self::policy::Eviction;
+pub use self::stats::CacheStats;
+
+/// Compiles and runs the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,0 +1,146 @@
+//! S3-FIFO with three changes.
+//!
+//! ```text
+//!           ┌─ evicted lately ──────────────────────┐
+//!  insert ──┤                                       ▼
+//!           └─► probation: newer half │ older half ──► main ◄─┐
+//!                                      │   used     │    └────┘ used
+//!                                      ▼ not used   ▼ not used
+//!                                     ghost        gone
+//! ```
+//!
+//! Probation is a tenth. Changed, each because it gained hits on the traces of the benches:
+//!
+//! - The main list is filled first, so that a cache that is not full yet evicts nothing early.
+//! - Hits in the newer half of probation do not count: they are the same use, a moment later. The bit
+//!   `NEW` says so, and a hit there writes nothing.
+//! - One hit in the older half is enough to stay.
+//!
+//! The original is by Yang, Zhang, Qiu, Yue and Rashmi (SOSP 2023).
+
+use super::ghost::Ghost;
+use super::{Buffers, mark};
+use crate::cold::{List, Nodes, On, Victim};
+use crate::frames::Frame;
+use crate::word::{Key, NEW};
+
+const NEWER: u8 = 0;
+const OLDER: u8 = 1;
+const MAIN: u8 = 2;
+
+#[derive(Debug)]
+pub(crate) struct A2 {
+    newer: List,
+    older: List,
+    main: List,
+    ghost: Ghost,
+    /// Units of all, and of probation.
+    units: usize,
+    probation: usize,
+}
+
+/// Probation has one unit in so many.
+const PROBATION: usize = 10;
+
+impl A2 {
+    pub(crate) fn new(units: usize) -> Self {
+        let probation = (units / PROBATION).max(1);
+        let [newer, older, main] = [List::new(); 3];
+        Self { newer, older, main, ghost: Ghost::new(units), units, probation }
+    }
+
+    pub(crate) fn resize(&mut self, units: usize) {
+        self.units = units;
+        self.probation = (units / PROBATION).max(1);
+        self.ghost.resize(units);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.newer.len + self.older.len + self.main.len
+    }
+
+    fn list(&mut self, which: u8) -> &mut List {
+        match which {
+            NEWER => &mut self.newer,
+            OLDER => &mut self.older,
+            _ => &mut self.main,
+        }
+    }
+
+    pub(crate) fn insert(
+        &mut self,
+        nodes: &mut Nodes,
+        buffers: &impl Buffers,
+        frame: Frame,
+        key: Key,
+    ) {
+        let room = self.main.units + (1 << frame.class()) + self.probation <= self.units;
+        if self.ghost.take(key) || room {
+            nodes.push(&mut self.main, frame, On::Policy(MAIN));
+            return;
+        }
+        buffers.entry(frame).change(NEW, 0);
+        nodes.push(&mut self.newer, frame, On::Policy(NEWER));
+        // One comes in, one grows old.
+        if self.newer.units > self.probation / 2 {
+            if let Some(aged) = nodes.last(&self.newer) {
+                nodes.remove(&mut self.newer, aged);
+                buffers.entry(aged).change(0, NEW);
+                nodes.push(&mut self.older, aged, On::Policy(OLDER));
+            }
+        }
+    }
+
+    pub(crate) fn pick(
+        &mut self,
+        nodes: &mut Nodes,
+        buffers: &impl Buffers,
+        looks: &mut u32,
+    ) -> Option<Victim> {
+        while *looks > 0 {
+            *looks -= 1;
+            let on_probation = self.newer.units + self.older.units;
+            let which = if on_probation < self.probation && !self.main.is_empty() {
+                MAIN
+            } else if !self.older.is_empty() {
+                OLDER
+            } else if !self.newer.is_empty() {
+                NEWER
+            } else {
+                MAIN
+            };
+            let list = self.list(which);
+            let frame = nodes.last(list)?;
+            nodes.remove(list, frame);
+            let entry = buffers.entry(frame);
+            let node = nodes.of(frame);
+            let stays = if node.weight > 0 {
+                node.weight -= 1;
+                true
+            } else if which == MAIN {
+                entry.take_used(|used| used.saturating_sub(1)) > 0
+            } else {
+                entry.take_used(|_| 0) > 0
+            };
+            if !stays && mark(entry) {
+                if which != MAIN {
+                    self.ghost.add(entry.key());
+                }
+                return Some(buffers.victim(frame));
+            }
+            if which == NEWER {
+                entry.change(0, NEW);
+            }
+            self.keep(nodes, frame);
+        }
+        None
+    }
+
+    pub(crate) fn keep(&mut self, nodes: &mut Nodes, frame: Frame) {
+        nodes.push(&mut self.main, frame, On::Policy(MAIN));
+    }
+
+    pub(crate) fn remove(&mut self, nodes: &mut Nodes, frame: Frame, list: u8) {
+        nodes.remove(self.list(list), frame);
+    }
+}

@@ -1,0 +1,51 @@
+//! Second chances: one circle, and a hand that takes what was not used since it came by last.
+
+use super::{Buffers, mark};
+use crate::cold::{List, Nodes, On, Victim};
+use crate::frames::Frame;
+
+/// The circle is a list: what the hand passes goes to its front.
+#[derive(Debug)]
+pub(crate) struct Clock {
+    all: List,
+}
+
+impl Clock {
+    pub(crate) fn new() -> Self {
+        Self { all: List::new() }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.all.len
+    }
+
+    pub(crate) fn insert(&mut self, nodes: &mut Nodes, frame: Frame) {
+        nodes.push(&mut self.all, frame, On::Policy(0));
+    }
+
+    pub(crate) fn pick(
+        &mut self,
+        nodes: &mut Nodes,
+        buffers: &impl Buffers,
+        looks: &mut u32,
+    ) -> Option<Victim> {
+        while *looks > 0 {
+            *looks -= 1;
+            let frame = nodes.last(&self.all)?;
+            nodes.remove(&mut self.all, frame);
+            let node = nodes.of(frame);
+            let entry = buffers.entry(frame);
+            if node.weight > 0 {
+                node.weight -= 1;
+            } else if entry.take_used(|_| 0) == 0 && mark(entry) {
+                return Some(buffers.victim(frame));
+            }
+            self.insert(nodes, frame);
+        }
+        None
+    }
+
+    pub(crate) fn remove(&mut self, nodes: &mut Nodes, frame: Frame) {
+        nodes.remove(&mut self.all, frame);
+    }
+}

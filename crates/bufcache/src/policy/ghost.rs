@@ -1,0 +1,88 @@
+//! Who was evicted lately: as many blocks as there are buffers, forgotten in the order they came.
+//!
+//! A table of 4 ways: a tag of 32 bits beside the number of the eviction. A tag may be another block's
+//! in one of a billion looks, which costs that block its probation and nothing else.
+
+use crate::word::Key;
+
+const WAYS: usize = 4;
+
+#[derive(Debug)]
+pub(crate) struct Ghost {
+    sets: Box<[[Seen; WAYS]]>,
+    /// Evictions so far, from 1: 0 is a place never used.
+    now: u32,
+    /// Evictions that are remembered.
+    memory: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    tag: u32,
+    when: u32,
+}
+
+impl Ghost {
+    pub(crate) fn new(buffers: usize) -> Self {
+        let sets = buffers.div_ceil(WAYS).next_power_of_two();
+        let memory = buffers.min(u32::MAX as usize / 2) as u32;
+        Self { sets: vec![[Seen::default(); WAYS]; sets].into(), now: 0, memory }
+    }
+
+    fn set(&mut self, key: Key) -> (&mut [Seen; WAYS], u32) {
+        let hash = key.hash();
+        let number = (hash >> 32) as usize & (self.sets.len() - 1);
+        (&mut self.sets[number], hash as u32)
+    }
+
+    fn is_young(&self, seen: Seen) -> bool {
+        seen.when != 0 && self.now.wrapping_sub(seen.when) < self.memory
+    }
+
+    /// Remembers that a block was evicted.
+    pub(crate) fn add(&mut self, key: Key) {
+        self.now = self.now.wrapping_add(1).max(1);
+        let now = self.now;
+        let (set, tag) = self.set(key);
+        let oldest = set.iter_mut().max_by_key(|seen| match seen.when {
+            0 => u32::MAX,
+            when => now.wrapping_sub(when),
+        });
+        if let Some(place) = oldest {
+            *place = Seen { tag, when: now };
+        }
+    }
+
+    /// Whether a block was evicted lately; forgets it.
+    pub(crate) fn take(&mut self, key: Key) -> bool {
+        let (set, tag) = self.set(key);
+        let Some(at) = set.iter().position(|seen| seen.tag == tag && seen.when != 0) else {
+            return false;
+        };
+        let seen = std::mem::take(&mut set[at]);
+        self.is_young(seen)
+    }
+
+    pub(crate) fn resize(&mut self, buffers: usize) {
+        self.memory = buffers.min(self.sets.len() * WAYS) as u32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_remembers_as_many_as_there_are_buffers_and_each_once() {
+        let mut ghost = Ghost::new(64);
+        let key = |sector: u64| Key::new(1, sector * 8);
+        (0..64).for_each(|sector| ghost.add(key(sector)));
+        let found = (0..64).filter(|&sector| ghost.take(key(sector))).count();
+        assert!(found > 48, "a full set forgets its oldest: {found}");
+        assert!((0..64).all(|sector| !ghost.take(key(sector))), "each is taken once");
+
+        ghost.add(key(1));
+        (100..164).for_each(|sector| ghost.add(key(sector)));
+        assert!(!ghost.take(key(1)), "64 came after it");
+    }
+}

@@ -1,0 +1,119 @@
+//! Which buffer goes first.
+//!
+//! A policy is a few lists of nodes, changed under the lock of [`Cold`](crate::cold::Cold). What it
+//! learns of hits are two bits in each entry's word, which hits stop writing once both are set.
+
+mod a2;
+mod clock;
+mod ghost;
+
+use crate::cold::{Nodes, Victim};
+use crate::frames::Frame;
+use crate::word::{EVICT, Entry, IO, Key, STALE, VALID};
+
+/// How buffers are chosen for eviction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Eviction {
+    /// New buffers are on probation in a tenth of the cache, unless they were evicted lately; whoever
+    /// is used there once more stays. A scan passes through the tenth. The default.
+    #[default]
+    A2,
+    /// All buffers in one circle, from which the hand takes those that were not used since its last
+    /// visit: close to "least recently used", and better than [`A2`](Self::A2) where blocks are used
+    /// again in the order in which they came.
+    Clock,
+}
+
+/// What a policy asks of the cache.
+pub(crate) trait Buffers {
+    /// The entry that has the frame.
+    fn entry(&self, frame: Frame) -> &Entry;
+    fn victim(&self, frame: Frame) -> Victim;
+}
+
+#[derive(Debug)]
+pub(crate) enum Policy {
+    A2(a2::A2),
+    Clock(clock::Clock),
+}
+
+impl Policy {
+    /// For that many units, in at most so many buffers.
+    pub(crate) fn new(eviction: Eviction, units: usize) -> Self {
+        match eviction {
+            Eviction::A2 => Self::A2(a2::A2::new(units)),
+            Eviction::Clock => Self::Clock(clock::Clock::new()),
+        }
+    }
+
+    /// Takes in a buffer that is on no list.
+    pub(crate) fn insert(
+        &mut self,
+        nodes: &mut Nodes,
+        buffers: &impl Buffers,
+        frame: Frame,
+        key: Key,
+    ) {
+        match self {
+            Self::A2(a2) => a2.insert(nodes, buffers, frame, key),
+            Self::Clock(clock) => clock.insert(nodes, frame),
+        }
+    }
+
+    /// Takes the next to go off its list, marked `EVICT`. `looks` is how many it may look at.
+    pub(crate) fn pick(
+        &mut self,
+        nodes: &mut Nodes,
+        buffers: &impl Buffers,
+        looks: &mut u32,
+    ) -> Option<Victim> {
+        match self {
+            Self::A2(a2) => a2.pick(nodes, buffers, looks),
+            Self::Clock(clock) => clock.pick(nodes, buffers, looks),
+        }
+    }
+
+    /// Takes a victim back that is in use after all.
+    pub(crate) fn keep(&mut self, nodes: &mut Nodes, frame: Frame) {
+        match self {
+            Self::A2(a2) => a2.keep(nodes, frame),
+            Self::Clock(clock) => clock.insert(nodes, frame),
+        }
+    }
+
+    /// Takes a buffer off whichever of the policy's lists it is on.
+    pub(crate) fn remove(&mut self, nodes: &mut Nodes, frame: Frame, list: u8) {
+        match self {
+            Self::A2(a2) => a2.remove(nodes, frame, list),
+            Self::Clock(clock) => clock.remove(nodes, frame),
+        }
+    }
+
+    /// Buffers on its lists.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::A2(a2) => a2.len(),
+            Self::Clock(clock) => clock.len(),
+        }
+    }
+
+    /// The cache has that many units now.
+    pub(crate) fn resize(&mut self, units: usize) {
+        if let Self::A2(a2) = self {
+            a2.resize(units);
+        }
+    }
+}
+
+/// Marks a buffer as being evicted, unless somebody has it pinned or works on it.
+fn mark(entry: &Entry) -> bool {
+    let mut seen = entry.word();
+    while seen.pins() == 0 && seen.has(VALID) && !seen.has(IO | EVICT | STALE) {
+        match entry.try_change(seen, EVICT, 0) {
+            Ok(()) => return true,
+            Err(now) => seen = now,
+        }
+    }
+    false
+}

@@ -1,0 +1,62 @@
+//! An attached device, as the cache sees it.
+
+use std::io;
+
+use crate::device::BlockDevice;
+use crate::error::Failure;
+use crate::word::Key;
+
+/// Looks at what was read, before anybody else does.
+pub(crate) type Verify = Box<dyn Fn(u64, &[u8]) -> bool + Send + Sync>;
+
+pub(crate) struct Source {
+    pub(crate) device: Box<dyn BlockDevice>,
+    pub(crate) id: u16,
+    /// Log of the block size.
+    pub(crate) shift: u32,
+    pub(crate) blocks: u64,
+    pub(crate) verify: Option<Verify>,
+}
+
+/// Log of a sector's bytes.
+const SECTOR: u32 = 9;
+
+impl Source {
+    /// The key of a block that the device has.
+    #[inline(always)]
+    pub(crate) fn key(&self, block: u64) -> Option<Key> {
+        (block < self.blocks).then(|| Key::new(self.id, block << (self.shift - SECTOR)))
+    }
+
+    /// Whose key it is.
+    pub(crate) fn block(&self, key: Key) -> u64 {
+        debug_assert!(key.device() == self.id);
+        key.sector() >> (self.shift - SECTOR)
+    }
+
+    /// Reads a block and verifies it. The bytes behind the end of the device are zeroed.
+    pub(crate) fn read(&self, key: Key, bytes: &mut [u8]) -> Result<(), Failure> {
+        let offset = key.sector() << SECTOR;
+        let count = loop {
+            match self.device.read(offset, bytes) {
+                Ok(count) => break count.min(bytes.len()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    return Err(Failure::Errno(error.raw_os_error().unwrap_or(libc::EIO)));
+                }
+            }
+        };
+        if count < bytes.len() {
+            // Only the device's own end may be inside a block.
+            let there = self.device.len().saturating_sub(offset);
+            if (count as u64) < there {
+                return Err(Failure::Short);
+            }
+            bytes[count..].fill(0);
+        }
+        match &self.verify {
+            Some(verify) if !verify(self.block(key), bytes) => Err(Failure::Verify),
+            _ => Ok(()),
+        }
+    }
+}

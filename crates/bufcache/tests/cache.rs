@@ -1,0 +1,278 @@
+//! A cache as its users see it, on devices in memory.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Duration;
+
+use bufcache::{BlockDevice, Cache, Eviction, GetError, MemoryDevice};
+
+const SIZE: usize = 4096;
+
+/// Each block is filled with its number; reads are counted, and fail when asked to.
+#[derive(Default)]
+struct Numbered {
+    blocks: u64,
+    reads: AtomicU64,
+    broken: AtomicBool,
+    slow: AtomicBool,
+}
+
+impl Numbered {
+    fn new(blocks: u64) -> Arc<Self> {
+        Arc::new(Self { blocks, ..Self::default() })
+    }
+}
+
+impl BlockDevice for Numbered {
+    fn len(&self) -> u64 {
+        self.blocks * SIZE as u64
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.reads.fetch_add(1, Relaxed);
+        if self.slow.load(Relaxed) {
+            thread::sleep(Duration::from_millis(20));
+        }
+        if self.broken.load(Relaxed) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        for (number, block) in (offset / SIZE as u64..).zip(buf.chunks_mut(SIZE)) {
+            block.fill(number as u8);
+        }
+        Ok(buf.len())
+    }
+}
+
+#[test]
+fn a_block_is_read_once_and_hit_after() {
+    let device = Numbered::new(100);
+    let cache = Cache::new(64 * SIZE).unwrap();
+    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    for _ in 0..3 {
+        for block in 0..50 {
+            let got = disk.get(block).unwrap();
+            assert!(got.len() == SIZE && got.iter().all(|&byte| byte == block as u8));
+        }
+    }
+    assert_eq!(device.reads.load(Relaxed), 50);
+    let stats = cache.stats().unwrap();
+    assert_eq!((stats.get, stats.misses, stats.reads, stats.evictions), (150, 50, 50, 0));
+    assert!(disk.try_get(3).is_ok());
+    assert_eq!(disk.try_get(77).err(), Some(GetError::WouldBlock));
+}
+
+#[test]
+fn more_blocks_than_buffers_are_evicted_and_read_again() {
+    for eviction in [Eviction::A2, Eviction::Clock] {
+        let device = Numbered::new(1000);
+        let cache = Cache::builder(64 * SIZE).eviction(eviction).build().unwrap();
+        let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+        for round in 0..5 {
+            for block in 0..1000 {
+                assert_eq!(disk.get(block).unwrap()[round], block as u8);
+            }
+        }
+        let stats = cache.stats().unwrap();
+        assert_eq!(stats.misses, stats.reads);
+        assert!(stats.bytes <= 64 * SIZE, "{stats}");
+        assert!(stats.evictions >= stats.misses - 64, "{stats}");
+    }
+}
+
+#[test]
+fn inv08_a_block_out_of_range_allocates_nothing() {
+    let cache = Cache::new(4 * SIZE).unwrap();
+    let disk = cache.attach(MemoryDevice::new(vec![1; SIZE + 1]), SIZE).unwrap();
+    assert_eq!(disk.get(2).err(), Some(GetError::OutOfRange { block: 2, blocks: 2 }));
+    assert_eq!(disk.get(u64::MAX).map(drop).unwrap_err().errno(), libc::EINVAL);
+    assert_eq!(cache.stats().unwrap().bytes, 0);
+    let tail = disk.get(1).unwrap();
+    assert_eq!((tail[0], &tail[1..]), (1, &[0; SIZE - 1][..]));
+}
+
+#[test]
+fn inv02_eight_threads_that_miss_one_block_read_it_once() {
+    let device = Numbered::new(10);
+    device.slow.store(true, Relaxed);
+    let cache = Cache::new(64 * SIZE).unwrap();
+    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    let start = Barrier::new(8);
+    let found: Vec<_> = thread::scope(|scope| {
+        let threads = [(); 8].map(|()| {
+            scope.spawn(|| {
+                start.wait();
+                disk.get(7).unwrap().as_ptr().addr()
+            })
+        });
+        threads.map(|thread| thread.join().unwrap()).into()
+    });
+    assert!(found.iter().all(|&at| at == found[0]));
+    assert_eq!(device.reads.load(Relaxed), 1);
+}
+
+#[test]
+fn inv12_a_failed_read_is_told_to_all_who_wait_and_not_cached() {
+    let device = Numbered::new(10);
+    device.slow.store(true, Relaxed);
+    device.broken.store(true, Relaxed);
+    let cache = Cache::new(2 * SIZE).unwrap();
+    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let failed = GetError::Io { errno: libc::EIO, block: 3 };
+                assert_eq!(disk.get(3).err(), Some(failed));
+            });
+        }
+    });
+    device.broken.store(false, Relaxed);
+    assert_eq!(disk.get(3).unwrap()[0], 3);
+    // Both buffers are free or of use again.
+    assert_eq!((disk.get(4).unwrap()[0], disk.get(5).unwrap()[0]), (4, 5));
+}
+
+#[test]
+fn a_guard_keeps_its_buffer_and_a_pin_does_in_any_thread() {
+    let device = Numbered::new(100);
+    let cache = Cache::builder(2 * SIZE).patience(Duration::from_millis(50)).build().unwrap();
+    let disk = cache.attach(device, SIZE).unwrap();
+    let first = disk.get(1).unwrap();
+    let pin = disk.get(2).unwrap().pin().unwrap();
+    assert_eq!(disk.get(3).err(), Some(GetError::NoFreeBuffers));
+    assert_eq!((first[9], pin[9]), (1, 2));
+    thread::spawn(move || assert_eq!(pin[5], 2)).join().unwrap();
+    for block in 3..20 {
+        assert_eq!(disk.get(block).unwrap()[1], block as u8);
+    }
+    assert_eq!(first[9], 1);
+}
+
+#[test]
+fn inv10_an_invalidated_block_is_read_again_and_guards_keep_the_old_one() {
+    let device = Numbered::new(10);
+    let cache = Cache::new(4 * SIZE).unwrap();
+    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    let old = disk.get(1).unwrap();
+    assert_eq!((disk.invalidate(1), disk.invalidate(1)), (Ok(true), Ok(false)));
+    let new = disk.get(1).unwrap();
+    assert_ne!(old.as_ptr(), new.as_ptr());
+    assert_eq!((old[0], device.reads.load(Relaxed)), (1, 2));
+    drop(old);
+    for block in 2..10 {
+        assert_eq!(disk.get(block).unwrap()[0], block as u8); // its buffer is of use again
+    }
+}
+
+#[test]
+fn many_guards_at_a_time_in_one_thread() {
+    let cache = Cache::new(64 * SIZE).unwrap();
+    let disk = cache.attach(Numbered::new(64), SIZE).unwrap();
+    let guards: Vec<_> = (0..40).map(|block| disk.get(block).unwrap()).collect();
+    assert!(guards.iter().zip(0..).all(|(guard, block)| guard[0] == block));
+    drop(guards);
+    let again: Vec<_> = (0..40).rev().map(|block| disk.get(block).unwrap()).collect();
+    assert!(again.iter().zip((0..40).rev()).all(|(guard, block)| guard[0] == block));
+}
+
+#[test]
+fn two_block_sizes_share_the_memory() {
+    let cache = Cache::builder(16 * SIZE).block_sizes(512, SIZE).build().unwrap();
+    let large = cache.attach(Numbered::new(64), SIZE).unwrap();
+    let small = cache.attach(MemoryDevice::new(vec![9; 512 * 500]), 512).unwrap();
+    for round in 0..3 {
+        for block in 0..64 {
+            assert_eq!(large.get(block).unwrap()[round], block as u8, "{:?}", cache.stats());
+        }
+        for block in 0..500 {
+            assert_eq!(small.get(block).unwrap()[round], 9, "{:?}", cache.stats());
+        }
+    }
+    assert!(cache.attach(MemoryDevice::new(Vec::new()), 8192).is_err());
+}
+
+#[test]
+fn a_storm_of_readers_sees_the_right_bytes() {
+    let cache = Cache::new(32 * SIZE).unwrap();
+    let disk = cache.attach(Numbered::new(200), SIZE).unwrap();
+    thread::scope(|scope| {
+        for seed in 1..5_u64 {
+            let disk = &disk;
+            scope.spawn(move || {
+                let mut random = seed;
+                for _ in 0..50_000 {
+                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    let block = (random >> 33) % 200 * ((random >> 60) & 1);
+                    let guard = disk.get(block).unwrap();
+                    assert!(guard[0] == block as u8 && guard[SIZE - 1] == block as u8);
+                    if random % 64 == 0 {
+                        drop(guard);
+                        disk.invalidate(block).unwrap();
+                    }
+                }
+            });
+        }
+    });
+    let stats = cache.stats().unwrap();
+    assert_eq!(stats.misses, stats.reads);
+}
+
+#[test]
+fn a_smaller_cache_gives_its_memory_back_and_grows_again() {
+    let cache = Cache::new(64 * SIZE).unwrap();
+    let disk = cache.attach(Numbered::new(100), SIZE).unwrap();
+    let fill = || (0..100).for_each(|block| assert_eq!(disk.get(block).unwrap()[7], block as u8));
+    fill();
+    cache.resize(16 * SIZE).unwrap();
+    assert_eq!(cache.stats().unwrap().bytes, 16 * SIZE);
+    fill();
+    assert_eq!(cache.stats().unwrap().bytes, 16 * SIZE);
+    cache.resize(usize::MAX).unwrap();
+    fill();
+    let stats = cache.stats().unwrap();
+    assert_eq!((stats.bytes, stats.capacity), (64 * SIZE, 64 * SIZE));
+}
+
+#[test]
+fn a_cache_made_smaller_than_what_is_in_use_says_so() {
+    let cache = Cache::builder(8 * SIZE).patience(Duration::from_millis(20)).build().unwrap();
+    let disk = cache.attach(Numbered::new(100), SIZE).unwrap();
+    let held: Vec<_> = (0..4).map(|block| disk.get(block).unwrap()).collect();
+    assert_eq!(cache.resize(2 * SIZE), Err(GetError::NoFreeBuffers));
+    assert_eq!(held[3][0], 3);
+    drop(held);
+    cache.resize(2 * SIZE).unwrap();
+    assert_eq!(disk.get(9).unwrap()[0], 9);
+    assert!(cache.stats().unwrap().bytes <= 2 * SIZE);
+}
+
+#[test]
+fn inv11_weight_r_survives_r_passes_and_goes_in_the_next() {
+    for eviction in [Eviction::A2, Eviction::Clock] {
+        let cache = Cache::builder(16 * SIZE).eviction(eviction).build().unwrap();
+        let disk = cache.attach(Numbered::new(16), SIZE).unwrap();
+        disk.get(0).unwrap().set_weight(3).unwrap();
+        drop(disk.get(1));
+        for pass in 0..3 {
+            let evicted = cache.shrink(usize::MAX).unwrap();
+            assert_eq!(evicted, usize::from(pass == 0), "pass {pass} of {eviction:?}");
+            assert!(disk.is_cached(0), "pass {pass} of {eviction:?}");
+        }
+        assert_eq!(cache.shrink(usize::MAX), Ok(1));
+        assert!(!disk.is_cached(0), "{eviction:?}");
+    }
+}
+
+#[test]
+fn an_uncached_buffer_is_its_holders_alone() {
+    let device = Numbered::new(10);
+    let cache = Cache::builder(2 * SIZE).patience(Duration::from_millis(20)).build().unwrap();
+    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    let (mut mine, other) = (disk.read_uncached(4).unwrap(), disk.read_uncached(4).unwrap());
+    mine[0] = 99;
+    assert_eq!((mine[0], other[0]), (99, 4));
+    assert_eq!(disk.get(4).err(), Some(GetError::NoFreeBuffers));
+    drop(mine);
+    assert_eq!((disk.get(4).unwrap()[0], device.reads.load(Relaxed)), (4, 3));
+}
