@@ -85,6 +85,8 @@ impl Slot {
                 barrier();
             }
         } else {
+            // Ordering: SeqCst pairs with the fence of who looks for it: that comes before this, and then
+            // `Entry::look` finds the mark, or the slot is seen.
             self.0.swap(entry, Ordering::SeqCst);
         }
     }

@@ -144,9 +144,10 @@ impl Entry {
     /// The word, if the entry is that of `key`.
     #[inline(always)]
     pub(crate) fn look(&self, key: Key) -> Option<Word> {
-        // Ordering: Acquire pairs with the Release in `publish` and in `take`; it carries the frame's
-        // bytes. Before the key: were the place given to another block in between, the key says so.
-        let word = Word(self.word.load(Ordering::Acquire));
+        // Ordering: SeqCst pairs with the fence of who marked it: this look comes before that fence, or
+        // finds the mark (see `hazard`). As an Acquire it pairs with the Release in `publish` and carries
+        // the frame's bytes. Before the key: were the place another block's by now, the key says so.
+        let word = Word(self.word.load(Ordering::SeqCst));
         // Ordering: Relaxed; the load above was of this key or of one before it, and a key that is
         // found now was stored before its word, see `take`.
         (self.key.load(Ordering::Relaxed) == key.0).then_some(word)
@@ -155,7 +156,8 @@ impl Entry {
     /// The word, for whoever has a claim on the entry.
     #[inline(always)]
     pub(crate) fn word(&self) -> Word {
-        // Ordering: Acquire, as in `look`.
+        // Ordering: Acquire pairs with the Release in `publish`, `unpin` and `try_change`; it carries the
+        // frame's bytes, and what was read under a pin.
         Word(self.word.load(Ordering::Acquire))
     }
 

@@ -6,6 +6,8 @@
 //! any lock one fence is made and all threads' slots are looked at once for all of them. Whoever is in
 //! use goes back; the others are hidden from lookups, and their places and frames are free.
 
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+use std::time::Duration;
 use std::time::Instant;
 
 use percpu::Forked;
@@ -22,6 +24,9 @@ use crate::word::{EVICT, Key, STALE};
 const BATCH: usize = 8;
 /// Most buffers that one eviction looks at, under the lock. A guess.
 const LOOKS: u32 = 64;
+/// Between two looks for a buffer where all are in use. A guess: longer than most guards live.
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+const PAUSE: Duration = Duration::from_micros(50);
 
 impl Shared {
     /// A frame that nobody else has, on no list.
@@ -41,12 +46,21 @@ impl Shared {
                 continue;
             }
             // All are in use, or were a moment ago.
-            let until = *deadline.get_or_insert_with(|| Instant::now() + self.patience);
-            if Instant::now() >= until {
-                return Err(GetError::NoFreeBuffers);
-            }
-            thread::yield_now();
+            self.wait_for_buffers(*deadline.get_or_insert_with(|| Instant::now() + self.patience))?;
         }
+    }
+
+    /// Lets the others go on, who have the buffers. Nobody says when one is let go: a guard's end is a
+    /// store.
+    fn wait_for_buffers(&self, until: Instant) -> Result<(), GetError> {
+        if Instant::now() >= until {
+            return Err(GetError::NoFreeBuffers);
+        }
+        #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+        thread::sleep(PAUSE);
+        #[cfg(any(offlock_loom, offlock_shuttle))]
+        thread::yield_now();
+        Ok(())
     }
 
     /// Has the policy name a few buffers.
@@ -78,6 +92,8 @@ impl Shared {
         }
         for at in 0..victims.len {
             let (entry, place) = (entries[at], victims.all[at].place);
+            // A guard may have become a pin since the mark; its slot was cleared after that.
+            in_use[at] |= entry.word().pins() > 0 && !mutant("evict-without-a-look-at-pins");
             if in_use[at] {
                 entry.change(0, EVICT);
                 continue;
@@ -124,10 +140,9 @@ impl Shared {
         drop(cold);
         let entry = self.entry(frame);
         // Hidden, so that nobody comes to it any more: those who are there leave.
-        let unused = entry.word().pins() == 0 && {
-            hazard::barrier();
-            !hazard::is_named(entry)
-        };
+        hazard::barrier();
+        // In this order: a guard may become a pin, and its slot is cleared after that.
+        let unused = !hazard::is_named(entry) && entry.word().pins() == 0;
         if unused {
             entry.free();
         }
@@ -182,10 +197,7 @@ impl Shared {
         let until = Instant::now() + self.patience;
         while self.cold.lock()?.is_over() {
             if self.shrink(BATCH)? == 0 {
-                if Instant::now() >= until {
-                    return Err(GetError::NoFreeBuffers);
-                }
-                thread::yield_now();
+                self.wait_for_buffers(until)?;
             }
         }
         Ok(())
