@@ -113,8 +113,9 @@
 //!   message.
 //! - *What the caller gave panics* under the lock (a comparison, `peek`, `drain_filter`): the lock is
 //!   released, nothing is poisoned, and no message is lost but what `drain_filter` had taken, and the
-//!   one that was being sent when its comparison panicked: that is dropped under the lock, so its drop
-//!   must not use the queue. A message whose drop panics passes that on to whoever dropped it.
+//!   one that was being sent when its comparison panicked: of a batch it stays in front. Comparisons
+//!   for somebody who waits are made again by whoever that is: it, and nobody else, sees the panic. What is
+//!   dropped is dropped after the unlock. A message whose drop panics passes that on to whoever dropped it.
 //! - *There is no memory*: the send is refused with the message. A receive needs none.
 //! - *A signal handler* may call nothing here: the thread that it interrupts may hold the lock.
 //! - *The process forks*: in the child a queue on which nobody waited and which nobody had locked is a

@@ -76,6 +76,8 @@ pub(crate) enum Ended {
 pub(crate) struct Wanted<P> {
     pub(crate) priority: P,
     pub(crate) bytes: u32,
+    /// Messages that there may be before this one is refused.
+    pub(crate) open_to: usize,
 }
 
 pub(crate) struct Waiter<T, P> {

@@ -296,6 +296,112 @@ fn inv06_an_order_that_panics_in_an_aged_receive_leaves_the_sender_able_to_go_on
     });
 }
 
+/// Tells when it ends whether its queue is locked then.
+struct Minds(Weak<Queue<Minds, RbTree<Key>>>, Arc<AtomicUsize>);
+
+impl Drop for Minds {
+    fn drop(&mut self) {
+        let free = self.0.upgrade().is_some_and(|queue| format!("{queue:?}").contains("len"));
+        self.1.fetch_add(usize::from(free), SeqCst);
+    }
+}
+
+/// The message that was being sent is dropped after the unlock; of a batch it stays in front.
+#[test]
+fn inv06_an_order_that_panics_does_not_drop_the_message_under_the_lock() {
+    type Minding = Arc<Queue<Minds, RbTree<Key>>>;
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let check = |send: &dyn Fn(&Minding, Minds)| {
+        let builder = Queue::builder_with_keys(20).reserve(Key(70), 2).spin(false);
+        let queue: Minding = Arc::new(builder.build().unwrap());
+        let message = || Minds(Arc::downgrade(&queue), Arc::clone(&dropped));
+        (0..12).for_each(|n| queue.try_send(message(), Key(n * 5)).map_err(drop).unwrap());
+        let mut panicked = 0;
+        at_every_comparison(|| {
+            let before = (queue.len().unwrap(), dropped.load(SeqCst));
+            let panics = panics(|| send(&queue, message()));
+            COMPARISONS.set(-1);
+            queue.validate();
+            let more = usize::from(panics);
+            assert_eq!(queue.len(), Ok(before.0 + 1 - more));
+            assert_eq!(dropped.load(SeqCst), before.1 + more, "under the lock, or not at all");
+            panicked += more;
+            panics
+        });
+        assert!(panicked > 2, "a comparison with the reserve, and some in the tree");
+        queue.drain().unwrap();
+        panicked
+    };
+    check(&|queue, message| queue.try_send(message, Key(33)).map_err(drop).unwrap());
+    check(&|queue, message| {
+        let mut future = Box::pin(queue.send_async(message, Key(33)));
+        assert!(poll(&mut future, Waker::noop().clone()).is_ready());
+    });
+    let kept = AtomicUsize::new(0);
+    let of_batches = check(&|queue, message| {
+        let mut batch = [(message, Key(33))].into();
+        let panics = panics(|| queue.send_batch(&mut batch, Wait::NO).unwrap());
+        kept.fetch_add(batch.len(), SeqCst);
+        assert!(!panics);
+    });
+    assert_eq!(kept.load(SeqCst), of_batches);
+}
+
+/// What a sender that waits has is compared with the reserves by itself, once.
+#[test]
+fn inv06_an_order_that_panics_loses_no_message_beside_reserves() {
+    for nth in 0..8 {
+        let builder = Queue::<u32, RbTree<Key>>::builder_with_keys(4).reserve(Key(50), 2);
+        let queue = builder.spin(false).build().unwrap();
+        (60..64).for_each(|n| queue.send(n, Key(n)).unwrap());
+        thread::scope(|scope| {
+            let blocked = scope.spawn(|| queue.send(10, Key(10)));
+            wait_until(|| queue.stats().unwrap().waiting == (1, 0));
+            for n in (60..64).rev() {
+                COMPARISONS.set(nth);
+                let received = catch_unwind(AssertUnwindSafe(|| queue.try_receive()));
+                COMPARISONS.set(-1);
+                assert_eq!(received.unwrap(), Ok((n, Key(n))), "{nth}");
+            }
+            assert!(blocked.join().unwrap().is_ok());
+        });
+        queue.validate();
+        assert_eq!(queue.drain().unwrap(), [(10, Key(10))]);
+    }
+}
+
+/// A send that would serve a thread by age, behind a task that has not looked yet.
+#[test]
+fn inv06_an_order_that_panics_in_an_aged_hand_off_costs_the_sender_nothing() {
+    let mut by_itself = 0;
+    for nth in 0..12 {
+        let builder = Queue::<u32, RbTree<Key>>::builder_with_keys(9).spin(false);
+        let queue = builder.ageing(std::num::NonZeroU32::MIN).build().unwrap();
+        queue.send(3, Key(3)).unwrap();
+        queue.receive().unwrap(); // from here on there is a last one by age
+        let mut task = Box::pin(queue.receive_async());
+        assert!(poll(&mut task, Waker::noop().clone()).is_pending());
+        thread::scope(|scope| {
+            let blocked = scope.spawn(|| queue.receive());
+            wait_until(|| queue.stats().unwrap().waiting == (0, 2));
+            queue.send(5, Key(5)).unwrap(); // promised to the task
+            COMPARISONS.set(nth);
+            let sent = !panics(|| queue.try_send(7, Key(7)).unwrap());
+            COMPARISONS.set(-1);
+            if sent {
+                by_itself += 1 - queue.stats().unwrap().handed_over;
+            } else {
+                queue.send(7, Key(7)).unwrap();
+            }
+            let received = blocked.join().unwrap();
+            assert!(matches!(received, Ok((5 | 7, _))));
+        });
+        queue.validate();
+        assert!(poll(&mut task, Waker::noop().clone()).is_ready());
+    }
+    assert!((1..12).contains(&by_itself), "{by_itself}");
+}
+
 /// A message whose end looks at the queue that it was in.
 struct Looks {
     queue: Weak<Queue<Looks>>,

@@ -147,6 +147,8 @@ impl Bitmap {
 impl sealed::Sealed for Bitmap {}
 
 impl Levels for Bitmap {
+    const COMPARES: bool = false;
+
     type Priority = u32;
     type Hint = PageHint;
     type Preload = Option<Box<Page>>;

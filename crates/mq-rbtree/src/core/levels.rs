@@ -15,6 +15,10 @@ pub trait Levels: Sized + sealed::Sealed {
     /// What messages are ordered by.
     type Priority: Copy + fmt::Debug;
 
+    /// Whether the order of priorities is the user's code, which may panic.
+    #[doc(hidden)]
+    const COMPARES: bool;
+
     /// Tells without the lock what a new level would need.
     #[doc(hidden)]
     type Hint: Send + Sync;

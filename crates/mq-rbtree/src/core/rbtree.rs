@@ -72,6 +72,8 @@ pub struct RbTree<K> {
 impl<K> Sealed for RbTree<K> {}
 
 impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
+    const COMPARES: bool = true;
+
     type Priority = K;
     type Hint = NodeHint;
     type Preload = Preload<K>;

@@ -75,6 +75,23 @@ impl After {
         self.tasks().discarded = Some(panic);
     }
 
+    /// Has the caller's own panic go on after the unlock.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn set_panic(&mut self, panic: Box<dyn Any + Send>) {
+        self.tasks().panic = Some(panic);
+    }
+
+    /// Whether a panic is to go on.
+    pub(crate) fn panics(&mut self) -> bool {
+        self.any && self.tasks().panic.is_some()
+    }
+
+    /// That panic.
+    pub(crate) fn take_panic(&mut self) -> Option<Box<dyn Any + Send>> {
+        if self.any { self.tasks().panic.take() } else { None }
+    }
+
     pub(crate) fn set_notification(&mut self, notification: Option<Notification>) {
         self.tasks().notification = notification;
     }

@@ -87,8 +87,9 @@ impl<T, L: Levels> Queue<T, L> {
                 let message = Message { value, priority, bytes };
                 match state.put(&self.config, message, &mut preload, &mut after) {
                     Ok(()) => *sent += 1,
-                    Err((back, _)) if nth > 0 => {
-                        batch.push_front((back.value, back.priority)); // the first of the next section
+                    // The first of the next section; or a panic of its order goes on below.
+                    Err((back, _)) if nth > 0 || after.panics() => {
+                        batch.push_front((back.value, back.priority));
                         break;
                     }
                     Err(refused) => {

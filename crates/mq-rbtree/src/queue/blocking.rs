@@ -9,12 +9,12 @@ use std::ptr::NonNull;
 
 use percpu::sync::{Arc, WordGuard, mutant};
 
-use super::{After, Queue, Received, State, refuse_message};
+use super::{After, Queue, Received, State, refuse_message, refuse_put};
 use crate::core::{Levels, Message, Preload};
 use crate::deadline::Wait;
 use crate::error::{ReceiveError, SendError, SendRefused};
 use crate::parker::Parker;
-use crate::waiter::{Ended, Waiter, Wake, Wanted};
+use crate::waiter::{Ended, Waiter, Wake};
 
 impl<T, L: Levels> Queue<T, L> {
     /// Goes on with a send that found no room.
@@ -27,6 +27,7 @@ impl<T, L: Levels> Queue<T, L> {
         if self.born.is_inherited() {
             return Err(refuse_message((message, SendRefused::Forked)));
         }
+        let wanted = self.config.wanted(message.priority, message.bytes);
         let parker = Parker::mine();
         let waiter = pin!(Waiter::new(wait.urgency_level()));
         let node = NonNull::from(waiter.as_ref().get_ref());
@@ -49,7 +50,7 @@ impl<T, L: Levels> Queue<T, L> {
                 Err((back, SendRefused::Full)) => message = back,
                 Err(other) => {
                     drop(state);
-                    return Err(refuse_message(other));
+                    return Err(refuse_put(other, &mut after));
                 }
             }
             if mutant("send-waits-after-an-unlock") {
@@ -59,7 +60,7 @@ impl<T, L: Levels> Queue<T, L> {
             waiter.rewind();
             // SAFETY: the node is on no list, and we have the lock.
             let inner = unsafe { waiter.inner() };
-            inner.wanted = Some(Wanted { priority: message.priority, bytes: message.bytes });
+            inner.wanted = Some(wanted);
             state.core.stock(message.priority, &mut preload);
             inner.cargo = Some(message);
             // SAFETY: on no list, and pinned here until it is off this one: see below.
@@ -176,7 +177,7 @@ impl<T, L: Levels> Queue<T, L> {
         }
         put.map_err(|(message, reason)| match reason {
             SendRefused::Full => refuse_message((message, SendRefused::Timeout)),
-            _ => refuse_message((message, reason)),
+            _ => refuse_put((message, reason), &mut after),
         })
     }
 

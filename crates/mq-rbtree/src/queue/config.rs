@@ -47,11 +47,17 @@ impl<T, L: Levels> Config<T, L> {
         bytes.filter(|&bytes| bytes <= self.max_message_bytes).ok_or(SendRefused::TooLong)
     }
 
-    /// Whether a message has room beside so many others.
+    /// What a message wants. Not under the lock, or where a panic costs nobody else anything: compares
+    /// priorities.
+    #[inline(always)]
+    pub(crate) fn wanted(&self, priority: L::Priority, bytes: u32) -> Wanted<L::Priority> {
+        Wanted { priority, bytes, open_to: self.open_to(priority) }
+    }
+
+    /// Whether what is wanted has room beside so many others.
     #[inline(always)]
     pub(crate) fn has_room(&self, len: usize, bytes: u64, wanted: Wanted<L::Priority>) -> bool {
-        self.would_fit_but_for_reserves(len, bytes, wanted)
-            && (self.reserves.is_empty() || len < self.open_to(wanted.priority))
+        self.would_fit_but_for_reserves(len, bytes, wanted) && len < wanted.open_to
     }
 
     /// The same, if nothing were kept for others.
@@ -71,7 +77,14 @@ impl<T, L: Levels> Config<T, L> {
     }
 
     /// Messages that there may be before one of this priority is refused.
-    pub(crate) fn open_to(&self, priority: L::Priority) -> usize {
+    #[inline(always)]
+    fn open_to(&self, priority: L::Priority) -> usize {
+        if self.reserves.is_empty() { self.max_messages } else { self.left_to(priority) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn left_to(&self, priority: L::Priority) -> usize {
         let kept = |reserve: &&Reserve<L::Priority>| L::is_above(reserve.from, priority);
         let kept: usize = self.reserves.iter().filter(kept).map(|reserve| reserve.messages).sum();
         self.max_messages.saturating_sub(kept)

@@ -14,11 +14,11 @@ use std::task::{Context, Poll, Waker};
 
 use percpu::sync::mutant;
 
-use super::{After, Queue, Received, refuse};
+use super::{After, Queue, Received, refuse, refuse_put};
 use crate::core::{Bitmap, Levels, Message, Preload};
 use crate::error::{ReceiveError, SendError, SendRefused};
 use crate::handles::{Receiver, Sender, Way};
-use crate::waiter::{Waiter, Wake, Wanted};
+use crate::waiter::{Waiter, Wake};
 
 /// A receive that waits asynchronously: [`Queue::receive_async`], or
 /// [`Receiver::into_receive_async`].
@@ -220,8 +220,11 @@ impl<T, L: Levels> Future for SendFuture<'_, T, L> {
             Ok(message) => message,
             Err(refused) => return Poll::Ready(Err(refuse(refused))),
         };
-        // Cloned and dropped outside the lock: it is user code. The first look needs none.
-        let waker = this.known.then(|| cx.waker().clone());
+        // Cloned and dropped outside the lock: it is user code, as comparisons are. The first look needs
+        // none.
+        let waker = this
+            .known
+            .then(|| (cx.waker().clone(), queue.config.wanted(message.priority, message.bytes)));
         let mut preload = Preload::new();
         let mut after = After::new();
         queue.hint.fill(message.priority, &mut preload);
@@ -248,9 +251,8 @@ impl<T, L: Levels> Future for SendFuture<'_, T, L> {
                     Poll::Ready(Err(refuse((back.value, SendRefused::Forked))))
                 }
                 Err((back, SendRefused::Full)) => {
-                    let wanted = Wanted { priority: back.priority, bytes: back.bytes };
                     this.message = Some(Ok(back));
-                    let Some(waker) = waker else {
+                    let Some((waker, wanted)) = waker else {
                         drop(state);
                         this.known = true;
                         // SAFETY: as it was pinned.
@@ -287,7 +289,7 @@ impl<T, L: Levels> Future for SendFuture<'_, T, L> {
                     if after.run() {
                         queue.settle();
                     }
-                    Poll::Ready(put.map_err(|(message, reason)| refuse((message.value, reason))))
+                    Poll::Ready(put.map_err(|not_put| refuse_put(not_put, &mut after)))
                 }
             }
         }

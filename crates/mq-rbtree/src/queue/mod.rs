@@ -25,6 +25,7 @@ mod state;
 mod stream;
 
 use std::fmt;
+use std::panic::resume_unwind;
 use std::time::Instant;
 
 use percpu::Forked;
@@ -39,7 +40,7 @@ pub use self::stream::{ReceiveStream, SendSink};
 use self::after::After;
 use self::config::Config;
 use self::spin::Spin;
-use self::state::State;
+use self::state::{NotPut, State};
 use crate::core::{Bitmap, Hint, Levels, Message, Preload};
 use crate::deadline::Wait;
 use crate::error::{NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused};
@@ -117,7 +118,7 @@ impl<T, L: Levels> Queue<T, L> {
                 Ok(())
             }
             Err((message, SendRefused::Full)) if !wait.is_no() => self.wait_to_send(message, wait),
-            Err((message, reason)) => Err(refuse((message.value, reason))),
+            Err(not_put) => Err(refuse_put(not_put, &mut after)),
         }
     }
 
@@ -278,8 +279,18 @@ fn refuse<T>((value, reason): (T, SendRefused)) -> SendError<T> {
     SendError { value, reason }
 }
 
-fn refuse_message<T, P>((message, reason): (Message<T, P>, SendRefused)) -> SendError<T> {
+fn refuse_message<T, P>((message, reason): NotPut<T, P>) -> SendError<T> {
     SendError { value: message.value, reason }
+}
+
+/// Gives back a message that was not put in; or drops it, if what kept it out was a panic of its order,
+/// and lets that go on. The lock is not held.
+fn refuse_put<T, P>(not_put: NotPut<T, P>, after: &mut After) -> SendError<T> {
+    if let Some(panic) = after.take_panic() {
+        drop(not_put);
+        resume_unwind(panic);
+    }
+    refuse_message(not_put)
 }
 
 /// The queue's state, locked.

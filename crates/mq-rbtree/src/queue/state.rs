@@ -12,8 +12,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
-use percpu::Forked;
 use percpu::sync::{Arc, Generation, mutant};
+use percpu::{AllocError, Forked};
 
 use super::after::{After, Notification};
 use super::config::Config;
@@ -21,7 +21,7 @@ use super::readiness::{Bell, READABLE, WRITABLE};
 use crate::core::{Core, Levels, Message, Preload};
 use crate::error::SendRefused;
 use crate::stats::Counters;
-use crate::waiter::{Ended, WaitList, Waiter, Wake, Wanted};
+use crate::waiter::{Ended, WaitList, Waiter, Wake};
 
 pub(crate) type Node<T, P> = NonNull<Waiter<T, P>>;
 
@@ -84,7 +84,7 @@ impl<T, L: Levels> State<T, L> {
         if !self.receivers.is_empty() {
             return self.put_beside_receivers(config, message, preload, after);
         }
-        self.push(config, message, preload)?;
+        self.push(config, message, preload, after)?;
         if self.core.len() == 1 && self.notification.is_some() {
             after.set_notification(self.notification.take());
         }
@@ -171,18 +171,48 @@ impl<T, L: Levels> State<T, L> {
         config: &Config<T, L>,
         message: Message<T, L::Priority>,
         preload: &mut Preload<T, L>,
+        after: &mut After,
     ) -> Result<(), NotPut<T, L::Priority>> {
-        let wanted = Wanted { priority: message.priority, bytes: message.bytes };
-        if !config.has_room(self.core.len(), self.core.bytes(), wanted) {
-            return Err((message, SendRefused::Full));
-        }
-        self.core.push_with(message, preload).map_err(|back| (back, SendRefused::NoMemory))?;
+        let Message { priority, bytes, .. } = message;
+        let place = if L::COMPARES {
+            // If that panics nothing was changed. The message goes back, to be dropped after the unlock
+            // as the panic goes on: any reason does, see `refuse_put`.
+            let enter = AssertUnwindSafe(|| self.enter(config, priority, bytes, preload));
+            catch_unwind(enter).unwrap_or_else(|panic| {
+                after.set_panic(panic);
+                Err(SendRefused::NoMemory)
+            })
+        } else {
+            self.enter(config, priority, bytes, preload)
+        };
+        let place = match place {
+            Ok(place) => place,
+            Err(reason) => return Err((message, reason)),
+        };
+        let filled = self.core.fill(place, message, preload);
+        filled.map_err(|message| (message, SendRefused::NoMemory))?;
         self.counters.sent += 1;
         let len = self.core.len();
         if len > self.counters.peak {
             self.counters.peak = len;
         }
         Ok(())
+    }
+
+    /// The level for a message, if it has room.
+    #[inline(always)]
+    fn enter(
+        &mut self,
+        config: &Config<T, L>,
+        priority: L::Priority,
+        bytes: u32,
+        preload: &mut Preload<T, L>,
+    ) -> Result<L::Place, SendRefused> {
+        let wanted = config.wanted(priority, bytes);
+        if !config.has_room(self.core.len(), self.core.bytes(), wanted) {
+            return Err(SendRefused::Full);
+        }
+        self.core.enter(priority, preload).map_err(|AllocError { .. }| SendRefused::NoMemory)
     }
 
     #[cold]
@@ -199,7 +229,7 @@ impl<T, L: Levels> State<T, L> {
                 if mutant("hand-over-also-pushes") {
                     // SAFETY: none; that is the bug.
                     let copy = unsafe { std::ptr::read(&raw const message) };
-                    drop(self.push(config, copy, preload));
+                    drop(self.push(config, copy, preload, after));
                 }
                 if mutant("hand-over-also-notifies") {
                     after.set_notification(self.notification.take());
@@ -210,7 +240,7 @@ impl<T, L: Levels> State<T, L> {
                 return Ok(());
             }
         }
-        self.push(config, message, preload)?;
+        self.push(config, message, preload, after)?;
         self.settle(config, preload, after);
         Ok(())
     }
@@ -277,9 +307,23 @@ impl<T, L: Levels> State<T, L> {
             unsafe { self.receivers.remove(node) };
             self.receive_permits += usize::from(!mutant("receive-permit-is-not-counted"));
             after.wake(permit(node));
-        } else if let Some(message) = self.core.pop_with(preload) {
-            self.counters.received += 1;
-            self.hand_over(node, message, after);
+            return;
+        }
+        // Of comparisons that panic the receiver finds out by itself, as in `serve_sender`.
+        let pop = || self.core.pop_with(preload);
+        match catch_unwind(AssertUnwindSafe(pop)) {
+            Ok(Some(message)) => {
+                self.counters.received += 1;
+                self.hand_over(node, message, after);
+            }
+            Ok(None) => {}
+            Err(panic) => {
+                after.discard(panic);
+                // SAFETY: on this list.
+                unsafe { self.receivers.remove(node) };
+                // SAFETY: taken off the list above.
+                after.wake(unsafe { Waiter::end(node, Ended::Again) });
+            }
         }
     }
 

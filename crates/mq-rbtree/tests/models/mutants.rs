@@ -14,7 +14,7 @@ const PLANTED: Planted = Planted {
     ],
     loom_only: &[threads::LOOM_ONLY],
     root: env!("CARGO_MANIFEST_DIR"),
-    dirs: &["src", "src/core", "src/core/rbtree", "src/queue", "tests/models"],
+    dirs: &["src", "src/core", "src/core/rbtree", "src/handles", "src/queue", "tests/models"],
 };
 
 #[test]
