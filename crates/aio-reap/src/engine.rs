@@ -74,7 +74,7 @@ impl Engine {
         kind: BackendKind,
         fallbacks: Vec<Fallback>,
     ) -> io::Result<Self> {
-        let doorbell = Doorbell::new(&state.backend.wake_fds())?;
+        let doorbell = Doorbell::new(state.backend.wake_fds())?;
         Ok(Self { core: Rc::new(Core::new(state, doorbell, kind, fallbacks)) })
     }
 

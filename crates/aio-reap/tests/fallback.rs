@@ -6,6 +6,7 @@
 #![cfg(all(target_arch = "x86_64", not(any(offlock_loom, offlock_shuttle))))]
 
 use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 use std::thread;
 
 use aio_reap::{BackendKind, Engine, StartError};
@@ -211,4 +212,37 @@ fn no_memory_to_lock_leaves_buffers_unregistered() {
     buf.fill(1);
     let (read, buf) = engine.read(&file, buf, 0).submit().unwrap().wait();
     assert_eq!((read.unwrap(), buf[4095]), (4096, 0));
+}
+
+/// A loop that asks for the engine's descriptor when the kernel will not watch one more: it is
+/// called all the time, rather than never.
+#[test]
+fn unwatched_completions_keep_the_descriptor_readable() {
+    let readable = |engine: &Engine| {
+        let fd = engine.as_fd().as_raw_fd();
+        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid pollfd.
+        unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
+    };
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let engine = Engine::new().unwrap();
+            if let Err(error) = refuse(&[(libc::SYS_epoll_ctl, libc::ENOSPC)]) {
+                assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none(), "seccomp: {error}");
+                return;
+            }
+            for _ in 0..3 {
+                assert!(readable(&engine));
+                engine.turn();
+            }
+            exercise(&engine);
+            assert!(readable(&engine));
+        });
+        thread.join().unwrap();
+    });
+    let engine = Engine::new().unwrap();
+    assert!(!readable(&engine), "watched");
+    exercise(&engine);
+    engine.turn();
+    assert!(!readable(&engine));
 }
