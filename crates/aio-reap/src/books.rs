@@ -2,18 +2,15 @@
 //!
 //! The half of [`State`](crate::state::State) that a backend may call while it reaps.
 
-use std::io;
+use std::mem;
 use std::num::NonZeroI32;
 
 use crate::backend::RawCompletion;
-use crate::cargo::{Deliver, Parcel};
+use crate::cargo::{Deliver, Parcel, Verdict};
 use crate::file::File;
 use crate::op::{AtEnd, Kind, Op};
-use crate::slab::{Fifo, Front, Index, Slab, Slot, State as SlotState};
+use crate::slab::{Fifo, Front, Index, Slab, State as SlotState};
 use crate::stats::EngineStats;
-
-/// Stands for [`io::ErrorKind::UnexpectedEof`], which has no errno.
-const END_OF_FILE: NonZeroI32 = NonZeroI32::new(-1).unwrap();
 
 /// EAGAIN and EINTR completions in a row before the error is the caller's; a guess.
 const RETRY_LIMIT: u8 = 16;
@@ -26,6 +23,8 @@ pub(crate) struct Books {
     pub(crate) in_flight: usize,
     pub(crate) pending: Fifo,
     pub(crate) ready: Fifo,
+    /// EAGAIN completions of this reap.
+    pub(crate) in_vain: usize,
     /// Completions put into queues that nobody was told of yet.
     pub(crate) enqueued: usize,
 }
@@ -39,6 +38,7 @@ impl Books {
             in_flight: 0,
             pending: Fifo::new(capacity),
             ready: Fifo::new(capacity),
+            in_vain: 0,
             enqueued: 0,
         }
     }
@@ -55,12 +55,14 @@ impl Books {
         cargo: T,
     ) {
         let slot = self.slab.get(index);
+        slot.state = SlotState::Pending;
         slot.front = front;
         slot.at_end = at_end;
         slot.retries = 0;
         slot.op = op;
-        slot.done = 0;
-        slot.file = file;
+        slot.verdict = Verdict { done: 0, error: None };
+        debug_assert!(slot.file.is_none());
+        mem::forget(mem::replace(&mut slot.file, file)); // a free slot has none to drop
         slot.cargo.put(cargo);
         self.stats.accepted += 1;
         if op.offset > i64::MAX as u64 {
@@ -71,7 +73,6 @@ impl Books {
             // The kernel would answer 0 as well, which below means end of file or a full device.
             self.finish(index, None);
         } else {
-            slot.state = SlotState::Pending;
             self.pending.push(index);
         }
     }
@@ -86,20 +87,22 @@ impl Books {
             return;
         };
         self.in_flight -= 1;
-        let wanted = if slot.op.transfers() { slot.op.len - slot.done } else { 0 };
-        if result < 0 || result as u64 != wanted {
+        if slot.op.transfers() {
+            if i64::from(result) != (slot.op.len - slot.verdict.done) as i64 {
+                return self.complete_oddly(index, result, now);
+            }
+            slot.verdict.done = slot.op.len;
+        } else if result != 0 {
             return self.complete_oddly(index, result, now);
         }
-        slot.done += wanted;
-        slot.error = None;
         self.settle(index, now);
     }
 
     /// An error, or a short transfer.
     #[cold]
     fn complete_oddly(&mut self, index: Index, result: i32, now: u64) {
+        self.in_vain += usize::from(result == -libc::EAGAIN);
         let slot = self.slab.get(index);
-        slot.error = None;
         if result < 0 {
             let errno = -result;
             let again = matches!(errno, libc::EAGAIN | libc::EINTR);
@@ -110,21 +113,21 @@ impl Books {
                 self.blocked |= errno == libc::EAGAIN;
                 return self.requeue(index);
             }
-            slot.error = NonZeroI32::new(errno);
+            slot.verdict.error = NonZeroI32::new(errno);
         } else if slot.op.transfers() {
             let moved = result as u64;
-            let left = slot.op.len - slot.done;
+            let left = slot.op.len - slot.verdict.done;
             debug_assert!(moved <= left);
-            slot.done += moved.min(left);
+            slot.verdict.done += moved.min(left);
             slot.advance(moved.min(left));
             match slot.op.kind {
-                _ if slot.done == slot.op.len => {}
+                _ if slot.verdict.done == slot.op.len => {}
                 Kind::Read if moved == 0 || slot.ended_unaligned() => match slot.at_end {
                     AtEnd::Stop => {}
                     AtEnd::ZeroFill => slot.zero_rest(),
-                    AtEnd::Fail => slot.error = Some(END_OF_FILE),
+                    AtEnd::Fail => slot.verdict.error = Some(Verdict::END_OF_FILE),
                 },
-                Kind::Write if moved == 0 => slot.error = NonZeroI32::new(libc::ENOSPC),
+                Kind::Write if moved == 0 => slot.verdict.error = NonZeroI32::new(libc::ENOSPC),
                 _ => {
                     slot.retries = 0;
                     self.stats.short += 1;
@@ -150,14 +153,12 @@ impl Books {
             self.ready.push(index);
             return;
         }
-        let result = result(slot);
         if let Some(parcel) = slot.cargo.unload() {
             // SAFETY: unloaded just above; the slab does not move its slots.
-            unsafe { parcel.deliver(result) }
+            unsafe { parcel.deliver(slot.verdict) }
         }
         self.slab.release(index);
         self.enqueued += 1;
-        self.stats.completed += 1;
     }
 
     /// Ends a request that is not in flight. Also what goes to a queue takes the ready list, so
@@ -165,18 +166,18 @@ impl Books {
     pub(crate) fn finish(&mut self, index: Index, error: Option<NonZeroI32>) {
         let slot = self.slab.get(index);
         slot.state = SlotState::Ready;
-        slot.error = error;
+        slot.verdict.error = error;
         self.ready.push(index);
     }
 
     /// Frees a `Ready` or `Done` slot. The parcel is where it was until the books are used again.
     #[inline]
-    pub(crate) fn collect(&mut self, index: Index) -> (Option<Parcel>, io::Result<usize>) {
+    pub(crate) fn collect(&mut self, index: Index) -> (Option<Parcel>, Verdict) {
         let slot = self.slab.get(index);
         debug_assert!(matches!(slot.state, SlotState::Ready | SlotState::Done));
-        let (parcel, result) = (slot.cargo.unload(), result(slot));
+        let collected = (slot.cargo.unload(), slot.verdict);
         self.slab.release(index);
-        (parcel, result)
+        collected
     }
 
     /// As [`collect`](Self::collect), for who knows the cargo's type.
@@ -185,25 +186,13 @@ impl Books {
     ///
     /// The slot was queued with a `T` as its cargo.
     #[inline]
-    pub(crate) unsafe fn collect_as<T: Deliver>(
-        &mut self,
-        index: Index,
-    ) -> (Option<T>, io::Result<usize>) {
+    pub(crate) unsafe fn collect_as<T: Deliver>(&mut self, index: Index) -> (Option<T>, Verdict) {
         let slot = self.slab.get(index);
         debug_assert!(matches!(slot.state, SlotState::Ready | SlotState::Done));
-        let result = result(slot);
+        let verdict = slot.verdict;
         // SAFETY: the caller vouches for the type.
         let cargo = unsafe { slot.cargo.take() };
         self.slab.release(index);
-        (cargo, result)
-    }
-}
-
-#[inline]
-fn result(slot: &Slot) -> io::Result<usize> {
-    match slot.error {
-        None => Ok(slot.done as usize),
-        Some(END_OF_FILE) => Err(io::ErrorKind::UnexpectedEof.into()),
-        Some(errno) => Err(io::Error::from_raw_os_error(errno.get())),
+        (cargo, verdict)
     }
 }

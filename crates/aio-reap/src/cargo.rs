@@ -13,6 +13,7 @@
 
 use std::io;
 use std::mem::{MaybeUninit, align_of, size_of};
+use std::num::NonZeroI32;
 use std::ptr;
 
 /// Room for the buffer and the front end of one request; a guess that fits three `Vec`s.
@@ -20,7 +21,29 @@ const CARGO_BYTES: usize = 96;
 
 /// Something that takes a request's result.
 pub(crate) trait Deliver: 'static {
-    fn deliver(self, result: io::Result<usize>);
+    fn deliver(self, verdict: Verdict);
+}
+
+/// A request's result as the slots have it: two words without an owner.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Verdict {
+    pub(crate) done: u64,
+    /// An errno.
+    pub(crate) error: Option<NonZeroI32>,
+}
+
+impl Verdict {
+    /// Stands for [`io::ErrorKind::UnexpectedEof`], which has no errno.
+    pub(crate) const END_OF_FILE: NonZeroI32 = NonZeroI32::new(-1).unwrap();
+
+    #[inline]
+    pub(crate) fn result(self) -> io::Result<usize> {
+        match self.error {
+            None => Ok(self.done as usize),
+            Some(Self::END_OF_FILE) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Some(errno) => Err(io::Error::from_raw_os_error(errno.get())),
+        }
+    }
 }
 
 #[repr(C)] // what most requests use comes first
@@ -40,17 +63,17 @@ struct Bytes {
 
 struct VTable {
     /// Moves the value out and delivers to it.
-    deliver: unsafe fn(*mut u8, io::Result<usize>),
+    deliver: unsafe fn(*mut u8, Verdict),
     /// Moves the value out and drops it.
     discard: unsafe fn(*mut u8),
 }
 
 trait HasVTable: Deliver + Sized {
     const VTABLE: VTable = VTable {
-        deliver: |value, result| {
+        deliver: |value, verdict| {
             // SAFETY: the contract of both: a valid value that nobody uses again.
             let value = unsafe { value.cast::<Self>().read() };
-            value.deliver(result);
+            value.deliver(verdict);
         },
         discard: |value| {
             // SAFETY: as above.
@@ -123,17 +146,17 @@ pub(crate) struct Parcel {
 }
 
 impl Parcel {
-    /// Hands `result` to the front end.
+    /// Hands the verdict to the front end.
     ///
     /// # Safety
     ///
     /// The cargo it was unloaded from is where it was, and was not touched since. The value is
     /// moved out before anything else happens, so whatever `deliver` runs may touch the cargo.
     #[inline]
-    pub(crate) unsafe fn deliver(self, result: io::Result<usize>) {
+    pub(crate) unsafe fn deliver(self, verdict: Verdict) {
         // SAFETY: by `Cargo`'s invariant 1 the value is valid and of the vtable's type, and still
         // so as the caller says; consuming the only parcel makes this its only use.
-        unsafe { (self.vtable.deliver)(self.value, result) }
+        unsafe { (self.vtable.deliver)(self.value, verdict) }
     }
 
     /// Drops the value.
@@ -163,8 +186,8 @@ mod tests {
     }
 
     impl Deliver for Probe {
-        fn deliver(self, result: io::Result<usize>) {
-            self.1.set(result.unwrap_or(0));
+        fn deliver(self, verdict: Verdict) {
+            self.1.set(verdict.result().unwrap_or(0));
         }
     }
 
@@ -177,7 +200,7 @@ mod tests {
         let parcel = cargo.unload().unwrap();
         assert!(cargo.is_empty());
         // SAFETY: unloaded from `cargo`, which was only looked at.
-        unsafe { parcel.deliver(Ok(9)) };
+        unsafe { parcel.deliver(Verdict { done: 9, error: None }) };
         assert_eq!((drops.get(), got.get()), (1, 9));
         cargo.put(probe());
         let parcel = cargo.unload().unwrap();

@@ -148,9 +148,9 @@ impl Core {
             let next = self.state.borrow_mut().deliver();
             match next {
                 None => return delivered, // a callback waited and delivered the rest
-                Some(Delivery::Parcel(parcel, result)) => {
+                Some(Delivery::Parcel(parcel, verdict)) => {
                     // SAFETY: the state has not been used since, and never moves its slots.
-                    unsafe { parcel.deliver(result) }
+                    unsafe { parcel.deliver(verdict) }
                 }
                 Some(Delivery::Wake(waker)) => waker.wake(),
                 Some(Delivery::Silent) => {}
@@ -252,8 +252,8 @@ impl Core {
             return None;
         }
         // SAFETY: the caller vouches for the type.
-        let (cargo, result) = unsafe { books.collect_as(index) };
-        Some((cargo.expect("a slot in use holds its cargo"), result))
+        let (cargo, verdict) = unsafe { books.collect_as(index) };
+        Some((cargo.expect("a slot in use holds its cargo"), verdict.result()))
     }
 
     /// Stores who is to be woken; false if the result is there after all.

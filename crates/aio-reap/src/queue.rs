@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
 
-use crate::cargo::Deliver;
+use crate::cargo::{Deliver, Verdict};
 
 /// A finished request, as [`CompletionQueue::pop`] returns it.
 #[derive(Debug)]
@@ -24,7 +24,13 @@ pub struct Completion<B> {
 ///
 /// Cheap to clone: clones share the queue. It allocates only while it grows past its fullest.
 pub struct CompletionQueue<B> {
-    done: Rc<RefCell<VecDeque<Completion<B>>>>,
+    done: Rc<RefCell<VecDeque<Done<B>>>>,
+}
+
+struct Done<B> {
+    token: u64,
+    verdict: Verdict,
+    buf: B,
 }
 
 impl<B> CompletionQueue<B> {
@@ -35,7 +41,8 @@ impl<B> CompletionQueue<B> {
 
     /// Takes the oldest completion.
     pub fn pop(&self) -> Option<Completion<B>> {
-        self.done.borrow_mut().pop_front()
+        let Done { token, verdict, buf } = self.done.borrow_mut().pop_front()?;
+        Some(Completion { token, result: verdict.result(), buf })
     }
 
     /// Completions waiting to be taken.
@@ -75,8 +82,8 @@ pub(crate) struct Enqueued<B> {
 }
 
 impl<B: 'static> Deliver for Enqueued<B> {
-    fn deliver(self, result: io::Result<usize>) {
+    fn deliver(self, verdict: Verdict) {
         let Self { buf, queue, token } = self;
-        queue.done.borrow_mut().push_back(Completion { token, result, buf });
+        queue.done.borrow_mut().push_back(Done { token, verdict, buf });
     }
 }

@@ -6,7 +6,7 @@ use std::io;
 use thiserror::Error;
 
 use crate::Outcome;
-use crate::cargo::Deliver;
+use crate::cargo::{Deliver, Verdict};
 use crate::engine::Engine;
 use crate::file::File;
 use crate::op::{AtEnd, Op};
@@ -194,7 +194,7 @@ pub(crate) struct Owned<B>(pub(crate) B);
 
 impl<B: 'static> Deliver for Owned<B> {
     /// Only an orphan comes here: nobody waits, the buffer goes.
-    fn deliver(self, _result: io::Result<usize>) {}
+    fn deliver(self, _verdict: Verdict) {}
 }
 
 impl<B> Owned<B> {
@@ -209,7 +209,7 @@ struct Callback<B, F> {
 }
 
 impl<B: 'static, F: FnOnce(io::Result<usize>, B) + 'static> Deliver for Callback<B, F> {
-    fn deliver(self, result: io::Result<usize>) {
-        (self.done)(result, self.buf);
+    fn deliver(self, verdict: Verdict) {
+        (self.done)(verdict.result(), self.buf);
     }
 }

@@ -6,11 +6,10 @@
 //!  pending (enqueue order) ─┘   ready ──┘
 //! ```
 
-use std::num::NonZeroI32;
 use std::task::Waker;
 
 use crate::backend::Sub;
-use crate::cargo::Cargo;
+use crate::cargo::{Cargo, Verdict};
 use crate::file::File;
 use crate::op::{AtEnd, Op};
 
@@ -52,10 +51,8 @@ pub(crate) struct Slot {
     /// EAGAIN and EINTR in a row.
     pub(crate) retries: u8,
     pub(crate) op: Op,
-    /// Bytes moved so far; in `Ready` and `Done` the result, unless there is an error.
-    pub(crate) done: u64,
-    /// Valid in `Ready` and `Done`.
-    pub(crate) error: Option<NonZeroI32>,
+    /// Bytes moved so far, no error; in `Ready` and `Done` the result.
+    pub(crate) verdict: Verdict,
     pub(crate) file: Option<File>,
     pub(crate) cargo: Cargo,
     pub(crate) waker: Option<Waker>,
@@ -69,8 +66,7 @@ impl Slot {
         at_end: AtEnd::Stop,
         retries: 0,
         op: Op::NOP,
-        done: 0,
-        error: None,
+        verdict: Verdict { done: 0, error: None },
         file: None,
         cargo: Cargo::empty(),
         waker: None,
@@ -80,7 +76,7 @@ impl Slot {
     /// and going on from there would be refused.
     pub(crate) fn ended_unaligned(&self) -> bool {
         let align = self.file.as_ref().and_then(File::alignment);
-        align.is_some_and(|align| !self.done.is_multiple_of(align.offset.into()))
+        align.is_some_and(|align| !self.verdict.done.is_multiple_of(align.offset.into()))
     }
 
     /// Lets vectors follow `done`, which has grown by `bytes`.
@@ -94,8 +90,8 @@ impl Slot {
     pub(crate) fn zero_rest(&mut self) {
         // SAFETY: a read's slot owns its `IoBufMut`s, valid for `op.len` bytes in all; vectors
         // have advanced with `done`, and the kernel is through with both.
-        unsafe { self.op.zero_rest(self.done) };
-        self.done = self.op.len;
+        unsafe { self.op.zero_rest(self.verdict.done) };
+        self.verdict.done = self.op.len;
     }
 }
 
@@ -110,8 +106,10 @@ pub(crate) struct Fifo {
 
 pub(crate) struct Slab {
     slots: Box<[Slot]>,
-    /// Newest last, and first to be used again: its cache lines are still here.
-    free: Vec<Index>,
+    /// Free slots up to `free_len`. Newest last, and first to be used again: its cache lines are
+    /// still here.
+    free: Box<[Index]>,
+    free_len: usize,
 }
 
 impl Slab {
@@ -120,13 +118,16 @@ impl Slab {
         Self {
             slots: (0..capacity).map(|_| Slot::VACANT).collect(),
             free: (0..capacity as Index).rev().collect(),
+            free_len: capacity,
         }
     }
 
     /// Takes a free slot. The caller sets it up and gives it a state.
     #[inline]
     pub(crate) fn alloc(&mut self) -> Option<Index> {
-        self.free.pop()
+        let last = self.free_len.checked_sub(1)?;
+        self.free_len = last;
+        Some(self.free[last])
     }
 
     /// Gives a slot back; its user data will never match again (for 2^32 uses of the slot).
@@ -138,9 +139,12 @@ impl Slab {
         let slot = &mut self.slots[index as usize];
         debug_assert!(slot.state != State::Free && slot.cargo.is_empty() && slot.waker.is_none());
         slot.state = State::Free;
-        slot.file = None;
+        if let Some(file) = slot.file.take() {
+            drop(file);
+        }
         slot.generation = slot.generation.wrapping_add(1);
-        self.free.push(index);
+        self.free[self.free_len] = index;
+        self.free_len += 1;
     }
 
     #[inline]
@@ -162,7 +166,7 @@ impl Slab {
     }
 
     pub(crate) fn free_len(&self) -> usize {
-        self.free.len()
+        self.free_len
     }
 
     pub(crate) fn count(&self, state: State) -> usize {
@@ -207,26 +211,19 @@ impl Fifo {
 
 /// The requests of one submission, oldest first; each is built from its slot as it is taken.
 pub(crate) struct Batch<'s> {
-    slab: &'s mut Slab,
-    list: &'s Fifo,
+    slots: &'s mut [Slot],
+    ring: &'s [Index],
+    at: usize,
+    end: usize,
     now: u64,
-    taken: usize,
-    len: usize,
 }
 
 impl<'s> Batch<'s> {
     /// The first requests on `list`, at most `most`; `now` is stamped on those taken.
+    #[inline]
     pub(crate) fn new(slab: &'s mut Slab, list: &'s Fifo, most: usize, now: u64) -> Self {
-        Self { slab, list, now, taken: 0, len: most.min(list.len()) }
-    }
-
-    /// Ends the submission: makes what was taken but not accepted pending again.
-    pub(crate) fn settle(self, accepted: usize) {
-        debug_assert!(accepted <= self.taken);
-        for nth in accepted..self.taken {
-            let index = self.list.ring[self.list.place(self.list.head.wrapping_add(nth))];
-            self.slab.get(index).state = State::Pending;
-        }
+        let end = list.head.wrapping_add(most.min(list.len()));
+        Self { slots: &mut slab.slots, ring: &list.ring, at: list.head, end, now }
     }
 }
 
@@ -236,33 +233,36 @@ impl Iterator for Batch<'_> {
     /// The next request, in flight from now on.
     #[inline]
     fn next(&mut self) -> Option<Sub> {
-        if self.taken == self.len {
+        if self.at == self.end {
             return None;
         }
-        let index = self.list.ring[self.list.place(self.list.head.wrapping_add(self.taken))];
-        self.taken += 1;
-        let slot = self.slab.get(index);
+        let index = self.ring[self.at & (self.ring.len() - 1)];
+        self.at = self.at.wrapping_add(1);
+        let slot = &mut self.slots[index as usize];
         slot.state = State::InFlight;
         slot.cargo.stamp = self.now;
         let user_data = u64::from(slot.generation) << 32 | u64::from(index);
-        Some(Sub { user_data, op: slot.op.rest(slot.done) })
+        Some(Sub { user_data, op: slot.op.rest(slot.verdict.done) })
     }
 
     #[inline]
     fn size_hint(&self) -> (usize, Option<usize>) {
-        let left = self.len - self.taken;
+        let left = self.end.wrapping_sub(self.at);
         (left, Some(left))
     }
 }
 
 impl ExactSizeIterator for Batch<'_> {}
 
-impl Fifo {
-    /// Drops the oldest `count`, which a [`Batch`] has dealt with.
-    pub(crate) fn advance(&mut self, count: usize) {
-        debug_assert!(count <= self.len());
-        self.head = self.head.wrapping_add(count);
+/// After a submission of the first `offered` on `list`: the first `accepted` leave it, and the
+/// others are pending again.
+pub(crate) fn settle(slab: &mut Slab, list: &mut Fifo, offered: usize, accepted: usize) {
+    debug_assert!(accepted <= offered && offered <= list.len());
+    for nth in accepted..offered {
+        let index = list.ring[list.place(list.head.wrapping_add(nth))];
+        slab.get(index).state = State::Pending;
     }
+    list.head = list.head.wrapping_add(accepted);
 }
 
 #[cfg(test)]
@@ -305,8 +305,7 @@ mod tests {
         let mut batch = Batch::new(&mut slab, &list, 3, 9);
         assert_eq!(batch.len(), 3);
         assert_eq!(batch.by_ref().map(|sub| sub.op.offset).collect::<Vec<_>>(), [0, 1, 2]);
-        batch.settle(1);
-        list.advance(1);
+        settle(&mut slab, &mut list, 3, 1);
         assert_eq!((slab.count(State::InFlight), slab.count(State::Pending)), (1, 3));
         let mut batch = Batch::new(&mut slab, &list, 8, 9);
         assert_eq!(batch.next().map(|sub| sub.op.offset), Some(1));
@@ -321,7 +320,7 @@ mod tests {
             let index = slab.alloc().unwrap();
             list.push(index);
             let user_data = Batch::new(slab, &list, 1, 0).next().unwrap().user_data;
-            list.advance(1);
+            settle(slab, &mut list, 1, 1);
             user_data
         };
         let user_data = start(&mut slab);

@@ -22,8 +22,8 @@ use std::time::Duration;
 
 use crate::backend::{Backend, Device, Stop};
 use crate::books::Books;
-use crate::cargo::Parcel;
-use crate::slab::{Batch, Front, Slab, State as SlotState};
+use crate::cargo::{Parcel, Verdict};
+use crate::slab::{Batch, Front, Slab, State as SlotState, settle};
 use crate::stats::Latency;
 
 pub(crate) struct Limits {
@@ -51,7 +51,7 @@ pub(crate) struct State {
 /// One completion on its way to whoever waits for it.
 pub(crate) enum Delivery {
     /// It lies in the slot that held it: use it before the state.
-    Parcel(Parcel, io::Result<usize>),
+    Parcel(Parcel, Verdict),
     Wake(Waker),
     /// A future nobody has polled yet: it will find its result.
     Silent,
@@ -106,14 +106,14 @@ impl State {
         loop {
             let books = &mut self.books;
             let room = (self.limits.depth - books.in_flight).min(self.limits.max_batch);
-            let mut batch = Batch::new(&mut books.slab, &books.pending, room, now);
-            if batch.len() == 0 && self.backend.backlog() == 0 {
+            let batch = Batch::new(&mut books.slab, &books.pending, room, now);
+            let offered = batch.len();
+            if offered == 0 && self.backend.backlog() == 0 {
                 books.blocked = false;
                 return;
             }
-            let submitted = self.backend.submit(&mut batch);
-            batch.settle(submitted.accepted);
-            books.pending.advance(submitted.accepted);
+            let submitted = self.backend.submit(batch);
+            settle(&mut books.slab, &mut books.pending, offered, submitted.accepted);
             books.in_flight += submitted.accepted;
             books.stats.submitted(submitted.accepted, books.in_flight);
             match submitted.stop {
@@ -147,23 +147,25 @@ impl State {
         }
         let now = self.now();
         let budget = self.limits.reap_budget;
-        let (mut found, mut progress) = (0, false);
+        let mut found = 0;
         let books = &mut self.books;
         let blocked = mem::take(&mut books.blocked); // a completion makes room in the kernel
         self.backend.reap(budget, |completion| {
             found += 1;
-            progress |= completion.result != -libc::EAGAIN;
             books.complete(completion, now);
         });
         books.blocked |= blocked && found == 0;
         books.stats.reaped(found);
+        let progress = found > mem::take(&mut books.in_vain);
         self.more = found >= budget && books.in_flight > 0;
         progress
     }
 
     /// Completions that went into queues since the last call.
     pub(crate) fn take_enqueued(&mut self) -> usize {
-        mem::take(&mut self.books.enqueued)
+        let enqueued = mem::take(&mut self.books.enqueued);
+        self.books.stats.completed += enqueued as u64;
+        enqueued
     }
 
     /// Takes the oldest completion off the ready list.
@@ -176,8 +178,8 @@ impl State {
             slot.state = SlotState::Done;
             return Some(slot.waker.take().map_or(Delivery::Silent, Delivery::Wake));
         }
-        let (parcel, result) = books.collect(index);
-        Some(parcel.map_or(Delivery::Silent, |parcel| Delivery::Parcel(parcel, result)))
+        let (parcel, verdict) = books.collect(index);
+        Some(parcel.map_or(Delivery::Silent, |parcel| Delivery::Parcel(parcel, verdict)))
     }
 
     /// Blocks until a completion is likely there; spurious returns are fine.
@@ -199,7 +201,8 @@ impl State {
         assert_eq!(books.ready.len(), count(SlotState::Ready), "ready list");
         assert_eq!(books.slab.free_len(), count(SlotState::Free), "free list");
         assert!(books.in_flight <= self.limits.depth, "in flight above depth");
-        let held = (books.pending.len() + books.in_flight + books.ready.len()) as u64;
+        let queues = books.pending.len() + books.ready.len() + books.enqueued;
+        let held = (queues + books.in_flight) as u64;
         assert_eq!(books.stats.accepted, held + books.stats.completed, "accepted adds up");
     }
 }

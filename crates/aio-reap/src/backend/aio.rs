@@ -219,7 +219,7 @@ fn suits_aio(sub: &Sub) -> bool {
 }
 
 impl Backend for Aio {
-    fn submit(&mut self, batch: &mut Batch<'_>) -> Submitted {
+    fn submit(&mut self, batch: Batch<'_>) -> Submitted {
         let mut subs = mem::take(&mut self.batch);
         subs.extend(batch);
         let submitted = self.submit_all(&subs);

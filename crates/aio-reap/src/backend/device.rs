@@ -34,7 +34,7 @@ macro_rules! each {
 
 /// All of them, also those with a default.
 impl Backend for Device {
-    fn submit(&mut self, batch: &mut Batch<'_>) -> Submitted {
+    fn submit(&mut self, batch: Batch<'_>) -> Submitted {
         each!(self, backend => backend.submit(batch))
     }
 

@@ -58,7 +58,7 @@ pub(crate) struct Submitted {
 
 pub(crate) trait Backend {
     /// Starts requests, first to last. An empty batch pushes on with the [backlog](Self::backlog).
-    fn submit(&mut self, batch: &mut Batch<'_>) -> Submitted;
+    fn submit(&mut self, batch: Batch<'_>) -> Submitted;
 
     /// Hands at most `budget` completions that are visible now to `each`, which does not panic.
     fn reap(&mut self, budget: usize, each: impl FnMut(RawCompletion));

@@ -226,7 +226,7 @@ impl Drop for Scripted {
 }
 
 impl Backend for Scripted {
-    fn submit(&mut self, batch: &mut Batch<'_>) -> Submitted {
+    fn submit(&mut self, batch: Batch<'_>) -> Submitted {
         let mut device = self.0.0.borrow_mut();
         let offered = batch.len();
         device.batches.push(offered);

@@ -21,7 +21,7 @@ impl Threads {
 }
 
 impl Backend for Threads {
-    fn submit(&mut self, batch: &mut Batch<'_>) -> Submitted {
+    fn submit(&mut self, batch: Batch<'_>) -> Submitted {
         let offered = batch.len();
         for (accepted, sub) in batch.enumerate() {
             if self.pool.push(sub).is_err() {
