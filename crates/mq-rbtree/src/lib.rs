@@ -35,7 +35,7 @@
 //! | wait in an event loop | [`Readiness`]: a descriptor for epoll |
 //! | be told once that a message came | [`notify`](Queue::notify), as `mq_notify` |
 //! | move many at a time | [`send_batch`](Queue::send_batch), [`receive_batch`](Queue::receive_batch) |
-//! | limit bytes, of one message and of all | [`measure`](Builder::measure), [`max_message_bytes`](Builder::max_message_bytes), [`max_bytes`](Builder::max_bytes); a [`Quota`] for several queues |
+//! | limit bytes, of one message and of all | [`measure`](Builder::measure), [`max_message_bytes`](Builder::max_message_bytes), [`max_bytes`](Builder::max_bytes), [`fair_bytes`](Builder::fair_bytes); a [`Quota`] for several queues |
 //! | keep room for what is urgent | [`reserve`](Builder::reserve) |
 //! | keep what is not urgent from starving | [`ageing`](Builder::ageing) |
 //! | look, or take out what is not next | [`peek`](Queue::peek), [`len_at`](Queue::len_at), [`drain_filter`](Queue::drain_filter) |
@@ -52,7 +52,8 @@
 //! that need not wait may overtake a task that was told to look and has not looked yet; it overtakes no
 //! waiting thread, because to that the message was handed, or its message taken, by whoever made it
 //! possible. With limits on bytes it overtakes a long message too, for which there is not enough room
-//! yet: an endless stream of short ones keeps that waiting.
+//! yet: an endless stream of short ones keeps that waiting, unless the queue is made with
+//! [`fair_bytes`](Builder::fair_bytes).
 //!
 //! # Who waits for whom
 //!

@@ -23,6 +23,7 @@
 //!    makes it. Who is to be woken was moved out of the node before: the thread's own reference to its
 //!    parker may end with that store.
 
+use std::cmp::Reverse;
 use std::ptr::NonNull;
 use std::task::Waker;
 
@@ -78,6 +79,14 @@ pub(crate) struct Wanted<P> {
     pub(crate) bytes: u32,
     /// Messages that there may be before this one is refused.
     pub(crate) open_to: usize,
+}
+
+/// The place among those who wait: the least is the first.
+pub(crate) type Rank = (Reverse<u8>, u64);
+
+/// The place of who comes now, and is not on the list yet.
+pub(crate) fn newcomer(urgency: u8) -> Rank {
+    (Reverse(urgency), u64::MAX)
 }
 
 pub(crate) struct Waiter<T, P> {
@@ -271,14 +280,14 @@ impl<T, P: Copy> WaitList<T, P> {
             inner.ticket = self.tickets;
         }
         (inner.listed, inner.who) = (true, Some(who));
-        let mine = (std::cmp::Reverse(inner.urgency), inner.ticket);
+        let mine = (Reverse(inner.urgency), inner.ticket);
         let mut before = self.last;
         while let Some(at) = before {
             // SAFETY: on this list, invariant 2.
             let other = unsafe { at.as_ref() };
             // SAFETY: the list is used under the lock; another node than ours.
             let other = unsafe { other.inner() };
-            if (std::cmp::Reverse(other.urgency), other.ticket) < mine {
+            if (Reverse(other.urgency), other.ticket) < mine {
                 break;
             }
             before = other.prev;
@@ -354,7 +363,7 @@ impl<T, P: Copy> WaitList<T, P> {
             let inner = unsafe { waiter.inner() };
             assert!(inner.listed && !inner.permit && inner.who.is_some(), "a waiter on the list");
             assert_eq!(inner.prev, before, "the links of waiters");
-            let key = (std::cmp::Reverse(inner.urgency), inner.ticket);
+            let key = (Reverse(inner.urgency), inner.ticket);
             assert!(last.is_none_or(|last| last < key), "the order of waiters");
             last = Some(key);
             (before, at, count) = (at, inner.next, count + 1);
@@ -365,6 +374,12 @@ impl<T, P: Copy> WaitList<T, P> {
 }
 
 impl<T, P> Inner<T, P> {
+    /// Its place, also while it is on no list.
+    pub(crate) fn rank(&self) -> Rank {
+        let ticket = if self.ticket == 0 { u64::MAX } else { self.ticket };
+        (Reverse(self.urgency), ticket)
+    }
+
     pub(crate) fn is_task(&self) -> bool {
         matches!(self.who, Some(Wake::Task(_)))
     }

@@ -6,6 +6,7 @@ use super::{After, Queue, Received, refuse_message};
 use crate::core::{Levels, Message, Preload};
 use crate::deadline::Wait;
 use crate::error::{BatchError, ReceiveError, SendError, SendRefused};
+use crate::waiter::newcomer;
 
 /// Most messages of one section of the lock; a guess: a few microseconds.
 const SECTION: usize = 64;
@@ -27,7 +28,9 @@ impl<T, L: Levels> Queue<T, L> {
     ) -> Result<usize, BatchError> {
         let mut sent = 0;
         while !batch.is_empty() {
-            let Err((message, reason)) = self.send_section(batch, &mut sent) else { continue };
+            let Err((message, reason)) = self.send_section(batch, wait, &mut sent) else {
+                continue;
+            };
             let priority = message.priority;
             let waited = match reason {
                 SendRefused::Full if !wait.is_no() => self.wait_to_send(message, wait),
@@ -48,6 +51,7 @@ impl<T, L: Levels> Queue<T, L> {
     fn send_section(
         &self,
         batch: &mut VecDeque<Received<T, L>>,
+        wait: Wait,
         sent: &mut usize,
     ) -> Result<(), (Message<T, L::Priority>, SendRefused)> {
         let mut sizes = [0; SECTION];
@@ -68,6 +72,7 @@ impl<T, L: Levels> Queue<T, L> {
         if let Some(&(_, priority)) = batch.front() {
             self.hint.fill(priority, &mut preload);
         }
+        let rank = newcomer(wait.urgency_level());
         let mut result = Ok(());
         {
             let mut state = match self.lock() {
@@ -85,7 +90,7 @@ impl<T, L: Levels> Queue<T, L> {
                 }
                 let Some((value, priority)) = batch.pop_front() else { break };
                 let message = Message { value, priority, bytes };
-                match state.put(&self.config, message, &mut preload, &mut after) {
+                match state.put(&self.config, message, rank, &mut preload, &mut after) {
                     Ok(()) => *sent += 1,
                     // The first of the next section; or a panic of its order goes on below.
                     Err((back, _)) if nth > 0 || after.panics() => {

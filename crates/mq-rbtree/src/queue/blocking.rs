@@ -14,7 +14,7 @@ use crate::core::{Levels, Message, Preload};
 use crate::deadline::Wait;
 use crate::error::{ReceiveError, SendError, SendRefused};
 use crate::parker::Parker;
-use crate::waiter::{Ended, Waiter, Wake};
+use crate::waiter::{Ended, Rank, Waiter, Wake};
 
 impl<T, L: Levels> Queue<T, L> {
     /// Goes on with a send that found no room.
@@ -39,7 +39,9 @@ impl<T, L: Levels> Queue<T, L> {
                 Ok(state) => state,
                 Err(error) => return Err(refuse_message((message, error.into()))),
             };
-            match state.put(&self.config, message, &mut preload, &mut after) {
+            // SAFETY: the node is on no list, and we have the lock.
+            let rank = unsafe { waiter.inner() }.rank();
+            match state.put(&self.config, message, rank, &mut preload, &mut after) {
                 Ok(()) => {
                     drop(state);
                     if after.run() {
@@ -76,7 +78,9 @@ impl<T, L: Levels> Queue<T, L> {
                 message = back;
                 continue;
             };
-            return self.send_at_last(back, state);
+            // SAFETY: as above.
+            let rank = unsafe { waiter.inner() }.rank();
+            return self.send_at_last(back, rank, state);
         }
     }
 
@@ -159,11 +163,12 @@ impl<T, L: Levels> Queue<T, L> {
     fn send_at_last(
         &self,
         message: Message<T, L::Priority>,
+        rank: Rank,
         mut state: WordGuard<'_, State<T, L>>,
     ) -> Result<(), SendError<T>> {
         let mut preload = Preload::new();
         let mut after = After::new();
-        let put = state.put(&self.config, message, &mut preload, &mut after);
+        let put = state.put(&self.config, message, rank, &mut preload, &mut after);
         if let Err((_, SendRefused::Full)) = &put {
             state.counters.timeouts += 1;
         }

@@ -88,6 +88,7 @@ impl<T, L: Levels> Builder<T, L> {
             max_message_bytes: u32::MAX,
             measure: None,
             reserves: Box::default(),
+            fair_bytes: false,
             timed: false,
         };
         let reserves = Vec::new();
@@ -103,11 +104,24 @@ impl<T, L: Levels> Builder<T, L> {
         self
     }
 
-    /// Most bytes of all messages together, and so of one; without [`measure`](Self::measure) each has
+    /// Most bytes of all messages together, and so of one; see [`fair_bytes`](Self::fair_bytes). Without [`measure`](Self::measure) each has
     /// 0.
     #[must_use]
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.config.max_bytes = bytes;
+        self
+    }
+
+    /// Lets no sender overtake one that waits for bytes, unless it has more
+    /// [urgency](crate::Wait::urgency), nor take bytes that a task was told of and has not taken yet: it
+    /// waits behind them, or finds the queue full, though there be room for it.
+    ///
+    /// Without this a message is sent whenever there is room for it; a stream of short ones that does
+    /// not end may keep a long one waiting for ever. With it a future that waits to send holds others
+    /// up until it is polled or dropped: do not keep one that you do not poll.
+    #[must_use]
+    pub fn fair_bytes(mut self) -> Self {
+        self.config.fair_bytes = true;
         self
     }
 

@@ -18,6 +18,8 @@ pub(crate) struct Config<T, L: Levels> {
     pub(crate) max_message_bytes: u32,
     pub(crate) measure: Option<fn(&T) -> usize>,
     pub(crate) reserves: Box<[Reserve<L::Priority>]>,
+    /// Nobody overtakes who waits for bytes.
+    pub(crate) fair_bytes: bool,
     pub(crate) timed: bool,
 }
 

@@ -245,7 +245,9 @@ impl<T, L: Levels> Future for SendFuture<'_, T, L> {
             let was_listed = unsafe { state.senders.remove(node) };
             // SAFETY: we have the lock; no other reference is there.
             _old = unsafe { this.waiter.inner() }.take_waker();
-            match state.put(&queue.config, message, &mut preload, &mut after) {
+            // SAFETY: as above.
+            let rank = unsafe { this.waiter.inner() }.rank();
+            match state.put(&queue.config, message, rank, &mut preload, &mut after) {
                 Err((back, SendRefused::Full)) if queue.born.is_inherited() => {
                     // As for a thread: who would wake it may not be in this process.
                     Poll::Ready(Err(refuse((back.value, SendRefused::Forked))))

@@ -45,6 +45,7 @@ use crate::core::{Bitmap, Hint, Levels, Message, Preload};
 use crate::deadline::Wait;
 use crate::error::{NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused};
 use crate::quota::Charge;
+use crate::waiter::newcomer;
 
 /// A bounded queue of messages with priorities, for any number of threads and tasks.
 ///
@@ -106,7 +107,8 @@ impl<T, L: Levels> Queue<T, L> {
         let put = match self.lock() {
             Ok(mut state) => {
                 let message = Message { value, priority, bytes };
-                state.put(&self.config, message, &mut preload, &mut after)
+                let rank = newcomer(wait.urgency_level());
+                state.put(&self.config, message, rank, &mut preload, &mut after)
             }
             Err(error) => return Err(SendError { value, reason: error.into() }),
         };

@@ -21,7 +21,7 @@ use super::readiness::{Bell, READABLE, WRITABLE};
 use crate::core::{Core, Levels, Message, Preload};
 use crate::error::SendRefused;
 use crate::stats::Counters;
-use crate::waiter::{Ended, WaitList, Waiter, Wake};
+use crate::waiter::{Ended, Rank, WaitList, Waiter, Wake, Wanted};
 
 pub(crate) type Node<T, P> = NonNull<Waiter<T, P>>;
 
@@ -69,12 +69,13 @@ impl<T, L: Levels> State<T, L> {
         }
     }
 
-    /// Puts a message in, or into the hands of who waits for one.
+    /// Puts a message in, or into the hands of who waits for one; `rank` is its sender's.
     #[inline(always)]
     pub(crate) fn put(
         &mut self,
         config: &Config<T, L>,
         message: Message<T, L::Priority>,
+        rank: Rank,
         preload: &mut Preload<T, L>,
         after: &mut After,
     ) -> Result<(), NotPut<T, L::Priority>> {
@@ -82,9 +83,9 @@ impl<T, L: Levels> State<T, L> {
             return Err((message, SendRefused::Closed));
         }
         if !self.receivers.is_empty() {
-            return self.put_beside_receivers(config, message, preload, after);
+            return self.put_beside_receivers(config, message, rank, preload, after);
         }
-        self.push(config, message, preload, after)?;
+        self.push(config, message, rank, preload, after)?;
         if self.core.len() == 1 && self.notification.is_some() {
             after.set_notification(self.notification.take());
         }
@@ -170,6 +171,7 @@ impl<T, L: Levels> State<T, L> {
         &mut self,
         config: &Config<T, L>,
         message: Message<T, L::Priority>,
+        rank: Rank,
         preload: &mut Preload<T, L>,
         after: &mut After,
     ) -> Result<(), NotPut<T, L::Priority>> {
@@ -177,13 +179,13 @@ impl<T, L: Levels> State<T, L> {
         let place = if L::COMPARES {
             // If that panics nothing was changed. The message goes back, to be dropped after the unlock
             // as the panic goes on: any reason does, see `refuse_put`.
-            let enter = AssertUnwindSafe(|| self.enter(config, priority, bytes, preload));
+            let enter = AssertUnwindSafe(|| self.enter(config, priority, bytes, rank, preload));
             catch_unwind(enter).unwrap_or_else(|panic| {
                 after.set_panic(panic);
                 Err(SendRefused::NoMemory)
             })
         } else {
-            self.enter(config, priority, bytes, preload)
+            self.enter(config, priority, bytes, rank, preload)
         };
         let place = match place {
             Ok(place) => place,
@@ -206,13 +208,52 @@ impl<T, L: Levels> State<T, L> {
         config: &Config<T, L>,
         priority: L::Priority,
         bytes: u32,
+        rank: Rank,
         preload: &mut Preload<T, L>,
     ) -> Result<L::Place, SendRefused> {
         let wanted = config.wanted(priority, bytes);
-        if !config.has_room(self.core.len(), self.core.bytes(), wanted) {
+        if !config.has_room(self.core.len(), self.core.bytes(), wanted)
+            || (config.fair_bytes && self.would_overtake(config, wanted, rank))
+        {
             return Err(SendRefused::Full);
         }
         self.core.enter(priority, preload).map_err(|AllocError { .. }| SendRefused::NoMemory)
+    }
+
+    /// Whether a sender of this rank that has room takes it from others: from tasks that it was
+    /// promised to, or from who is before it and waits for more. Its place would be behind them.
+    #[cold]
+    #[inline(never)]
+    fn would_overtake(
+        &self,
+        config: &Config<T, L>,
+        wanted: Wanted<L::Priority>,
+        rank: Rank,
+    ) -> bool {
+        let len = self.core.len() + self.send_permits;
+        let bytes = self.core.bytes() + self.send_permit_bytes;
+        if !config.has_room(len, bytes, wanted) {
+            return true;
+        }
+        let mut at = self.senders.first();
+        while let Some(node) = at {
+            // SAFETY: on the list, so it lives; we have the lock.
+            let waiter = unsafe { node.as_ref() };
+            // SAFETY: as above.
+            let inner = unsafe { waiter.inner() };
+            if inner.rank() > rank {
+                return false;
+            }
+            // Whom a reserve alone keeps out holds up nobody, as in `admissible`. Who is about to be
+            // served has its room, or will be.
+            let fits = |theirs| config.would_fit_but_for_reserves(len, bytes, theirs);
+            if !inner.wanted.is_some_and(fits) {
+                return true;
+            }
+            // SAFETY: on the list.
+            at = unsafe { self.senders.behind(node) };
+        }
+        false
     }
 
     #[cold]
@@ -221,6 +262,7 @@ impl<T, L: Levels> State<T, L> {
         &mut self,
         config: &Config<T, L>,
         message: Message<T, L::Priority>,
+        rank: Rank,
         preload: &mut Preload<T, L>,
         after: &mut After,
     ) -> Result<(), NotPut<T, L::Priority>> {
@@ -229,7 +271,7 @@ impl<T, L: Levels> State<T, L> {
                 if mutant("hand-over-also-pushes") {
                     // SAFETY: none; that is the bug.
                     let copy = unsafe { std::ptr::read(&raw const message) };
-                    drop(self.push(config, copy, preload, after));
+                    drop(self.push(config, copy, rank, preload, after));
                 }
                 if mutant("hand-over-also-notifies") {
                     after.set_notification(self.notification.take());
@@ -240,7 +282,7 @@ impl<T, L: Levels> State<T, L> {
                 return Ok(());
             }
         }
-        self.push(config, message, preload, after)?;
+        self.push(config, message, rank, preload, after)?;
         self.settle(config, preload, after);
         Ok(())
     }

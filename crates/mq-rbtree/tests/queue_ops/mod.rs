@@ -164,6 +164,7 @@ pub(crate) struct Limits {
     pub(crate) reserves: Vec<(u8, u8)>,
     pub(crate) ageing: Option<u32>,
     pub(crate) no_alloc: bool,
+    pub(crate) fair_bytes: bool,
     pub(crate) spare: usize,
 }
 
@@ -215,6 +216,9 @@ pub(crate) fn run<L: Keyed>(limits: &Limits, steps: &[Step]) {
     }
     if limits.no_alloc {
         builder = builder.no_alloc();
+    }
+    if limits.fair_bytes {
+        builder = builder.fair_bytes();
     }
     let queue = builder.build().unwrap();
     let live = Rc::new(());

@@ -28,6 +28,16 @@ pub(crate) struct Sender<P> {
     pub(crate) permit: bool,
 }
 
+/// Its place among those who wait.
+type Rank = (Reverse<u8>, u64);
+const NEWCOMER: Rank = (Reverse(0), u64::MAX);
+
+impl<P> Sender<P> {
+    fn rank(&self) -> Rank {
+        (Reverse(self.urgency), if self.ticket == 0 { u64::MAX } else { self.ticket })
+    }
+}
+
 pub(crate) struct Model<L: Keyed> {
     pub(crate) limits: Limits,
     pub(crate) reserves: Vec<(L::Priority, usize)>,
@@ -109,6 +119,15 @@ impl<L: Keyed> Model<L> {
 
     /// Whether a message is refused now, for want of anything but memory.
     pub(crate) fn accepts(&self, key: L::Priority, stored: Stored) -> Result<(), SendRefused> {
+        self.accepts_from(key, stored, NEWCOMER)
+    }
+
+    fn accepts_from(
+        &self,
+        key: L::Priority,
+        stored: Stored,
+        rank: Rank,
+    ) -> Result<(), SendRefused> {
         if !L::is_key(key) {
             return Err(SendRefused::BadPriority);
         }
@@ -123,11 +142,35 @@ impl<L: Keyed> Model<L> {
         if !self.fits(len, self.bytes(), stored) || len >= self.open_to(key) {
             return Err(SendRefused::Full);
         }
+        if self.limits.fair_bytes && self.would_overtake(key, stored, rank) {
+            return Err(SendRefused::Full);
+        }
         Ok(())
     }
 
+    /// Whether it would not be served at its place among those who wait.
+    fn would_overtake(&self, key: L::Priority, stored: Stored, rank: Rank) -> bool {
+        let permitted = || self.senders.iter().filter(|waiter| waiter.permit);
+        let len = self.len() + permitted().count();
+        let promised: u64 = permitted().map(|waiter| u64::from(waiter.stored.bytes)).sum();
+        let bytes = self.bytes() + promised;
+        let before = |waiter: &&Sender<L::Priority>| !waiter.permit && waiter.rank() < rank;
+        !self.fits(len, bytes, stored)
+            || len >= self.open_to(key)
+            || self.senders.iter().filter(before).any(|w| !self.fits(len, bytes, w.stored))
+    }
+
     pub(crate) fn put(&mut self, key: L::Priority, stored: Stored) -> Result<(), SendRefused> {
-        self.accepts(key, stored)?;
+        self.put_from(key, stored, NEWCOMER)
+    }
+
+    fn put_from(
+        &mut self,
+        key: L::Priority,
+        stored: Stored,
+        rank: Rank,
+    ) -> Result<(), SendRefused> {
+        self.accepts_from(key, stored, rank)?;
         let len = self.len();
         let waits = self.receivers.iter().any(|waiter| !waiter.permit);
         if len == 0 && !waits && std::mem::take(&mut self.registered) {
@@ -220,7 +263,7 @@ impl<L: Keyed> Model<L> {
     pub(crate) fn poll_send(&mut self, id: u64) -> Result<(), SendRefused> {
         let at = self.senders.iter().position(|waiter| waiter.stored.id == id).unwrap();
         let mut waiter = self.senders.swap_remove(at);
-        let put = self.put(waiter.key, waiter.stored);
+        let put = self.put_from(waiter.key, waiter.stored, waiter.rank());
         if put == Err(SendRefused::Full) {
             waiter.permit = false;
             waiter.ticket = self.ticket(waiter.ticket);
@@ -236,7 +279,7 @@ impl<L: Keyed> Model<L> {
     pub(crate) fn poll_send_short(&mut self, id: u64) {
         let at = self.senders.iter().position(|waiter| waiter.stored.id == id).unwrap();
         let waiter = self.senders.swap_remove(at);
-        assert_eq!(self.accepts(waiter.key, waiter.stored), Ok(()));
+        assert_eq!(self.accepts_from(waiter.key, waiter.stored, waiter.rank()), Ok(()));
         self.settle();
     }
 
