@@ -50,8 +50,8 @@ fn inv08_a_full_table_gives_the_value_back() {
     let ids: Vec<_> = (0..4).map(|i| table.insert(i).unwrap()).collect();
     let refused = table.insert(9).unwrap_err();
     assert_eq!((refused.reason, refused.value), (InsertRefused::Exhausted { pending: 0 }, 9));
+    let guard = rcu::pin(); // first, or the place may be vacant by the time of the insert
     table.remove(ids[2]).unwrap();
-    let guard = rcu::pin();
     let refused = table.insert(9).unwrap_err();
     assert_eq!(refused.reason, InsertRefused::Exhausted { pending: 1 });
     drop(guard);
