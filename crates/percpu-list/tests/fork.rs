@@ -3,6 +3,8 @@
 
 #[path = "common/child.rs"]
 mod child;
+#[path = "common/goes_on.rs"]
+mod goes_on;
 #[path = "common/seconds.rs"]
 mod seconds;
 
@@ -184,7 +186,7 @@ fn stress_inv13_fork_storm_beside_churn() {
     let until = Instant::now() + seconds::stress_time(2);
     let rounds = AtomicUsize::new(0);
     let mut forks = 0;
-    while Instant::now() < until {
+    while goes_on::goes_on(until, || forks > 3 && rounds.load(Relaxed) > 3) {
         let domain = Domain::new();
         let list = Arc::new(PerCpuList::new_in(&domain));
         let kept: Vec<_> = (0..50).map(|n| list.insert(Box::new(n)).unwrap()).collect();

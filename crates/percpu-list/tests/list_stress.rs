@@ -6,6 +6,8 @@
 
 #[path = "common/churn.rs"]
 mod churn;
+#[path = "common/goes_on.rs"]
+mod goes_on;
 #[path = "common/seconds.rs"]
 mod seconds;
 
@@ -84,7 +86,8 @@ fn owning_churn(policy: SlotPolicy) {
     let (census, added) = (Census::new(), AtomicU64::new(0));
     let list = PerCpuList::new_in(&Domain::with_policy(policy));
     let shelves: Vec<Shelf<'_>> = (0..700).map(|_| Mutex::new(None)).collect();
-    let calls = storm(5, |me, dice| {
+    let enough = |calls| calls > 1_000 && added.load(Relaxed) > 1_000;
+    let calls = storm(5, enough, |me, dice| {
         let place = dice.roll(shelves.len());
         match dice.roll(16) {
             0..8 => {
@@ -187,7 +190,9 @@ fn stress_inv03_intrusive_churn_across_cpus() {
         (0..600).map(|n| Arc::pin(Item::new(n, &census, &domain))).collect();
     let shelves: Vec<Mutex<Option<Pin<Box<Item>>>>> = (0..50).map(|_| Mutex::new(None)).collect();
     let others = AtomicU64::new(0);
-    let calls = storm(5, |_, dice| {
+    let ins = || items.iter().map(|item| item.added.load(Relaxed)).sum::<u64>();
+    let enough = |calls| calls > 1_000 && others.load(Relaxed) > 100 && ins() > 1_000;
+    let calls = storm(5, enough, |_, dice| {
         let (place, list) = (dice.roll(items.len()), &lists[dice.roll(2)]);
         let item = &items[place];
         match dice.roll(16) {
@@ -279,7 +284,8 @@ fn stress_inv16_a_slot_that_nobody_runs_on() {
         (0..40).map(|n| list.insert_on(far, Canary::new(n, &census)).unwrap()).collect();
     let pinned: Vec<_> = (0..40).map(|n| Box::pin(Item::new(n, &census, &domain))).collect();
     pinned.iter().for_each(|item| items.insert_on(far, item.as_ref()).unwrap());
-    let calls = storm_on(&[here], 3, |_, dice| {
+    let enough = |calls| calls > 100;
+    let calls = storm_on(&[here], 3, enough, |_, dice| {
         let mine: Vec<_> = (0..dice.roll(50))
             .map(|_| list.insert_on(far, Canary::new(1 << 32, &census)).unwrap())
             .collect();
@@ -331,7 +337,8 @@ fn stress_inv18_one_slot_beside_a_locked_vector() {
         values
     };
     let compared = AtomicU64::new(0);
-    storm(4, |me, dice| {
+    let enough = |_| compared.load(Relaxed) > 10;
+    storm(4, enough, |me, dice| {
         if me == 3 {
             let mut seen = HashSet::new();
             assert!(list.iter().all(|found| seen.insert(found.unwrap().read())));

@@ -8,6 +8,8 @@
 mod alarms;
 #[path = "common/churn.rs"]
 mod churn;
+#[path = "common/goes_on.rs"]
+mod goes_on;
 #[path = "common/seconds.rs"]
 mod seconds;
 
@@ -139,10 +141,16 @@ impl Sum {
 }
 
 /// [`storm`], in which handlers interrupt `f`.
-fn signal_storm(threads: usize, act: &'static dyn Act, f: impl Fn(usize, &mut Dice) + Sync) -> Sum {
+fn signal_storm(
+    threads: usize,
+    act: &'static dyn Act,
+    enough: impl Fn(&Sum) -> bool + Sync,
+    f: impl Fn(usize, &mut Dice) + Sync,
+) -> Sum {
     alarms::handle(interrupted);
     let sum = Sum::default();
-    let calls = storm(threads, |me, dice| {
+    let proved = |calls| sum.signals.load(Relaxed) > calls && enough(&sum);
+    let calls = storm(threads, proved, |me, dice| {
         let alarms = Alarms::start(INTERVAL);
         DICE.set(dice.roll(1 << 40) as u64);
         ACT.set(Some(act));
@@ -253,7 +261,8 @@ fn stress_inv14_handlers_defer_removals() {
             removed.fetch_add(entry.remove().unwrap().into(), Relaxed);
         }
     };
-    let sum = signal_storm(4, stage, |me, dice| {
+    let enough = |sum: &Sum| sum.removed.load(Relaxed) > 1_000 && removed.load(Relaxed) > 1_000;
+    let sum = signal_storm(4, stage, enough, |me, dice| {
         let place = &stage.places[dice.roll(stage.places.len())];
         match dice.roll(64) {
             0..40 => {
@@ -333,7 +342,9 @@ fn stress_inv14_handlers_try_removals() {
     // For good: a handler may run until its thread ends.
     let stage: &'static Intrusive = Box::leak(Box::new(Intrusive { list, items }));
     let list = &stage.list;
-    let sum = signal_storm(4, stage, |me, dice| {
+    let enough =
+        |sum: &Sum| [&sum.removed, &sum.busy, &sum.own].iter().all(|count| count.load(Relaxed) > 0);
+    let sum = signal_storm(4, stage, enough, |me, dice| {
         let item = &stage.items[dice.roll(stage.items.len())];
         match dice.roll(64) {
             0..40 => {

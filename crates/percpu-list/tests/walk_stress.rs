@@ -6,6 +6,8 @@
 
 #[path = "common/churn.rs"]
 mod churn;
+#[path = "common/goes_on.rs"]
+mod goes_on;
 #[path = "common/seconds.rs"]
 mod seconds;
 
@@ -54,7 +56,8 @@ fn stress_inv06_snapshots_of_an_owning_list_see_one_instant() {
     let (census, next) = (Census::new(), AtomicU64::new(0));
     let list = PerCpuList::new();
     let (snapshots, halves) = (AtomicU64::new(0), AtomicU64::new(0));
-    storm(4, |me, dice| {
+    let enough = |_| snapshots.load(Relaxed) > 100 && halves.load(Relaxed) > 0;
+    storm(4, enough, |me, dice| {
         if me == 0 {
             let mut pairs = Pairs::default();
             list.lock_all().unwrap().for_each(|value: &Canary| pairs.see(value.read()));
@@ -96,7 +99,8 @@ fn stress_inv06_snapshots_of_an_intrusive_list_see_one_instant() {
     };
     let pairs: Vec<_> = (0..4).map(|n| Mutex::new([half(2 * n), half(2 * n + 1)])).collect();
     let (snapshots, halves, done) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
-    storm(4, |me, dice| {
+    let enough = |_| snapshots.load(Relaxed) > 100 && halves.load(Relaxed) > 0;
+    storm(4, enough, |me, dice| {
         if me == 0 {
             let mut pairs = Pairs::default();
             let snapshot = list.lock_all().unwrap();
@@ -163,7 +167,8 @@ fn owning_walks(slow: bool) {
         drop(goes);
     }
     let shelves: Vec<Mutex<Option<_>>> = (0..400).map(|_| Mutex::new(None)).collect();
-    storm(5, |me, dice| {
+    let enough = |_| walks.load(Relaxed) > 10 && next.load(Relaxed) > 1_000;
+    storm(5, enough, |me, dice| {
         let new = || Canary::new(next.fetch_add(1, Relaxed), &census);
         if me < 2 {
             let own: Vec<_> =
@@ -252,7 +257,8 @@ fn pinned_walks(slow: bool) {
         stay.push(stays);
     }
     let shelves: Vec<Mutex<Option<Arc<Item>>>> = (0..400).map(|_| Mutex::new(None)).collect();
-    storm(5, |me, dice| {
+    let enough = |_| walks.load(Relaxed) > 10 && next.load(Relaxed) > 1_000;
+    storm(5, enough, |me, dice| {
         let new = || item(next.fetch_add(1, Relaxed));
         if me < 2 {
             let own: Vec<_> = (0..OWN).map(|_| new()).collect();

@@ -3,6 +3,8 @@
 //! `OFFLOCK_STRESS_SECONDS` (5) says how long the ignored test runs.
 
 mod common;
+#[path = "common/goes_on.rs"]
+mod goes_on;
 #[path = "common/no_id.rs"]
 #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
 mod no_id;
@@ -17,6 +19,7 @@ use std::time::Instant;
 use percpu::{ReadWriteGate, capabilities};
 
 use common::{allowed_cpus, pin_to};
+use goes_on::goes_on;
 use seconds::stress_time;
 
 /// Makes this thread one that libc did not make, as far as rseq can tell.
@@ -65,9 +68,10 @@ fn stress_inv16_no_reader_sees_half_of_a_write() {
     let (gate, cpus) =
         (ReadWriteGate::new(Halves(UnsafeCell::new([0; 2]))).unwrap(), allowed_cpus());
     let (reads, writes) = (AtomicU64::new(0), AtomicU64::new(0));
+    let on = || goes_on(until, || writes.load(Relaxed) > 100 && reads.load(Relaxed) > 10_000);
     thread::scope(|scope| {
         for seed in 0..3 {
-            let (gate, cpus, reads) = (&gate, &cpus, &reads);
+            let (gate, cpus, reads, on) = (&gate, &cpus, &reads, &on);
             scope.spawn(move || {
                 if seed == 2 {
                     take_id();
@@ -90,7 +94,7 @@ fn stress_inv16_no_reader_sees_half_of_a_write() {
                     drop(guard);
                     if round % 1024 == 0 {
                         reads.fetch_add(1024, Relaxed);
-                        if Instant::now() > until {
+                        if !on() {
                             return;
                         }
                     }
@@ -99,7 +103,7 @@ fn stress_inv16_no_reader_sees_half_of_a_write() {
         }
         scope.spawn(|| {
             for round in 0_u64.. {
-                if Instant::now() > until {
+                if !on() {
                     return;
                 }
                 // Mostly without waiting: to try often, and at any moment of a reader's way in.

@@ -6,6 +6,8 @@
 #[path = "common/child.rs"]
 mod child;
 mod common;
+#[path = "common/goes_on.rs"]
+mod goes_on;
 #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
 #[path = "common/no_id.rs"]
 mod no_id;
@@ -25,6 +27,7 @@ use percpu::{BiasedLgLock, CpuId, LgLock, LockError, topology};
 
 use child::in_child;
 use common::{allowed_cpus, pin_to};
+use goes_on::goes_on;
 use seconds::stress_time;
 
 const ZERO: CpuId = CpuId::new(0);
@@ -358,14 +361,18 @@ both_kinds! {
         let lock = &Lock::new(|_| (0_u64, 0_u64));
         let (cpus, until) = (&allowed_cpus(), deadline());
         let end = lock.capacity() as u64;
-        let moved = &AtomicU64::new(0);
+        let (moved, so_far) = (&AtomicU64::new(0), &AtomicU64::new(0));
+        let enough = || {
+            so_far.load(Relaxed) > 10_000 && (cpus.len() == 1 || moved.load(Relaxed) > 0)
+        };
         let want: u64 = thread::scope(|s| {
             let threads: Vec<_> = (0..8_u64)
                 .map(|id| {
                     s.spawn(move || {
                         let mut random = Random(0x9e37_79b9 + id);
                         let mut added = 0;
-                        while Instant::now() < until {
+                        while goes_on(until, enough) {
+                            let before = added;
                             pin_to(&[cpus[random.below(cpus.len() as u64) as usize]]);
                             for _ in 0..100 {
                                 let cpu = CpuId::new(random.below(end) as u32);
@@ -420,6 +427,7 @@ both_kinds! {
                                     }
                                 };
                             }
+                            so_far.fetch_add(added - before, Relaxed);
                         }
                         added
                     })
@@ -442,7 +450,7 @@ both_kinds! {
     #[ignore = "stress: five seconds of hopping"]
     fn stress_inv02_threads_without_an_id_lose_no_update() {
         let lock = &Lock::new(|_| 0_u64);
-        let until = deadline();
+        let (until, so_far) = (deadline(), &AtomicU64::new(0));
         let want: u64 = thread::scope(|s| {
             let threads: Vec<_> = (0..4)
                 .map(|id| {
@@ -451,9 +459,12 @@ both_kinds! {
                             no_id::unregister_rseq();
                         }
                         let mut added = 0;
-                        while Instant::now() < until {
+                        while goes_on(until, || so_far.load(Relaxed) > 1_000) {
                             *lock.local().unwrap() += 1;
                             added += 1;
+                            if added % 64 == 0 {
+                                so_far.fetch_add(64, Relaxed);
+                            }
                         }
                         added
                     })

@@ -5,6 +5,8 @@
 mod alarms;
 #[path = "common/child.rs"]
 mod child;
+#[path = "common/goes_on.rs"]
+mod goes_on;
 #[path = "common/seconds.rs"]
 mod seconds;
 
@@ -19,6 +21,7 @@ use percpu::{CpuId, LgLock, LockError};
 
 use alarms::{Alarms, SIGNAL, handle};
 use child::in_child;
+use goes_on::goes_on;
 use seconds::stress_time;
 
 const ZERO: CpuId = CpuId::new(0);
@@ -337,7 +340,16 @@ fn inv22_threads_and_their_handlers_lose_no_update() {
 #[test]
 #[ignore = "stress: five seconds of signals"]
 fn stress_inv22_threads_and_their_handlers_lose_no_update() {
+    let until = Instant::now() + stress_time(5);
     let all = storm(stress_time(5));
+    while goes_on(until, || [&all.own, &all.busy, &all.waited_for].iter().all(|n| n.get() > 0)) {
+        let more = storm(Duration::from_secs(1));
+        for (sum, n) in
+            [(&all.own, more.own), (&all.busy, more.busy), (&all.waited_for, more.waited_for)]
+        {
+            sum.set(sum.get() + n.get());
+        }
+    }
     assert!(all.own.get() > 0, "no handler interrupted a holder: the test proves too little");
     assert!(all.busy.get() > 0, "no handler met another thread: the test proves too little");
     assert!(all.waited_for.get() > 0, "no handler woke anybody: the test proves too little");

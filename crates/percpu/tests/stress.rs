@@ -3,6 +3,8 @@
 //! Ignored by default: `OFFLOCK_STRESS_SECONDS` (5) says how long each test runs.
 
 mod common;
+#[path = "common/goes_on.rs"]
+mod goes_on;
 #[path = "common/seconds.rs"]
 mod seconds;
 
@@ -13,6 +15,7 @@ use std::time::{Duration, Instant};
 use percpu::{CpuId, Source, backend, current_cpu, topology};
 
 use common::{allowed_cpus, pin_to};
+use goes_on::goes_on;
 use seconds::stress_time;
 
 fn deadline() -> Instant {
@@ -29,6 +32,7 @@ fn sched_getcpu() -> usize {
 #[test]
 #[ignore = "stress: five seconds of hopping"]
 fn stress_inv01_current_cpu_agrees_with_sched_getcpu_when_pinned() {
+    const ENOUGH: u64 = 10_000;
     assert_ne!(backend().source(), Source::ThreadSlot, "sched_getcpu works here");
     let (cpus, until) = (allowed_cpus(), deadline());
     let checked = AtomicU64::new(0);
@@ -36,7 +40,8 @@ fn stress_inv01_current_cpu_agrees_with_sched_getcpu_when_pinned() {
         for start in 0..4 {
             let (cpus, checked) = (&cpus, &checked);
             s.spawn(move || {
-                for &cpu in cpus.iter().cycle().skip(start).take_while(|_| Instant::now() < until) {
+                let on = |_: &&usize| goes_on(until, || checked.load(Relaxed) > ENOUGH);
+                for &cpu in cpus.iter().cycle().skip(start).take_while(on) {
                     pin_to(&[cpu]);
                     for _ in 0..50 {
                         let (id, libc_says) = (current_cpu().index(), sched_getcpu());
@@ -48,7 +53,7 @@ fn stress_inv01_current_cpu_agrees_with_sched_getcpu_when_pinned() {
         }
     });
     println!("{}: {checked:?} ids checked on {} CPUs", backend(), cpus.len());
-    assert!(checked.into_inner() > 10_000);
+    assert!(checked.into_inner() > ENOUGH);
 }
 
 /// Threads that the kernel and a spoiler move at any moment only ever see CPUs that exist, and
@@ -74,7 +79,8 @@ fn stress_inv01_ids_stay_possible_while_others_move_us() {
             });
         }
         let tids: Vec<libc::pid_t> = tids.into_iter().take(4).collect();
-        for &cpu in cpus.iter().cycle().take_while(|_| Instant::now() < until) {
+        let everywhere = || cpus.iter().all(|&cpu| seen[cpu].load(Relaxed) > 0);
+        for &cpu in cpus.iter().cycle().take_while(|_| goes_on(until, everywhere)) {
             for &tid in &tids {
                 common::pin_thread_to(tid, &[cpu]);
             }

@@ -3,6 +3,8 @@
 //! Ignored by default: `OFFLOCK_STRESS_SECONDS` (5) says how long each test runs.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+#[path = "common/goes_on.rs"]
+mod goes_on;
 #[path = "common/seconds.rs"]
 mod seconds;
 
@@ -13,6 +15,7 @@ use std::time::Instant;
 use percpu::rcu::{self, Owned};
 use radix_ctx::xarray::{Mark, Value, XArray};
 
+use goes_on::goes_on;
 use seconds::stress_time;
 
 /// Runs `readers` beside `writer` for the stress time, and says how often each went round.
@@ -27,14 +30,18 @@ fn race(name: &str, writer: impl Fn(u64) + Sync, readers: &[&(dyn Fn(u64) + Sync
                 let mut rounds = 0;
                 while !stop.load(Relaxed) {
                     reader(rounds);
+                    if rounds == 0 {
+                        read.fetch_add(1, Relaxed);
+                    }
                     rounds += 1;
                 }
-                read.fetch_add(rounds, Relaxed);
+                read.fetch_add(rounds.saturating_sub(1), Relaxed);
             });
         }
         let writing = s.spawn(|| {
             for round in 0.. {
-                if round % 64 == 0 && Instant::now() > until {
+                let on = || goes_on(until, || round > 0 && read.load(Relaxed) > 0);
+                if round % 64 == 0 && !on() {
                     return written.store(round, Relaxed);
                 }
                 writer(round);

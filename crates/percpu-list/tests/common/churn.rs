@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use percpu_list::CpuId;
 
+use crate::goes_on::goes_on;
 use crate::seconds::stress_time;
 
 /// How many values of one test live.
@@ -107,12 +108,21 @@ pub(crate) fn pin_to(cpus: &[usize]) {
 
 /// Runs `f` on threads until the time is over, or one of them panics; it is told its thread's number,
 /// and given a dice. Between its calls threads move from CPU to CPU. Returns how often it was called.
-pub(crate) fn storm(threads: usize, f: impl Fn(usize, &mut Dice) + Sync) -> u64 {
-    storm_on(&allowed_cpus(), threads, f)
+pub(crate) fn storm(
+    threads: usize,
+    enough: impl Fn(u64) -> bool + Sync,
+    f: impl Fn(usize, &mut Dice) + Sync,
+) -> u64 {
+    storm_on(&allowed_cpus(), threads, enough, f)
 }
 
 /// [`storm`] on these CPUs.
-pub(crate) fn storm_on(cpus: &[usize], threads: usize, f: impl Fn(usize, &mut Dice) + Sync) -> u64 {
+pub(crate) fn storm_on(
+    cpus: &[usize],
+    threads: usize,
+    enough: impl Fn(u64) -> bool + Sync,
+    f: impl Fn(usize, &mut Dice) + Sync,
+) -> u64 {
     /// Also after a panic, so that the others end.
     struct Stop<'a>(&'a AtomicBool);
 
@@ -127,11 +137,12 @@ pub(crate) fn storm_on(cpus: &[usize], threads: usize, f: impl Fn(usize, &mut Di
     let calls = AtomicU64::new(0);
     thread::scope(|scope| {
         for me in 0..threads {
-            let (f, stop, calls) = (&f, &stop, &calls);
+            let (f, enough, stop, calls) = (&f, &enough, &stop, &calls);
             scope.spawn(move || {
                 let stop = Stop(stop);
                 let mut dice = Dice::new(me as u64);
-                while !stop.0.load(Relaxed) && Instant::now() < until {
+                let on = || goes_on(until, || enough(calls.load(Relaxed)));
+                while !stop.0.load(Relaxed) && on() {
                     pin_to(&[cpus[dice.roll(cpus.len())]]);
                     for _ in 0..32 {
                         f(me, &mut dice);
