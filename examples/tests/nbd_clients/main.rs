@@ -5,6 +5,8 @@
 //! cargo test -p examples --test nbd_clients -- uring/    those of one backend
 //! ```
 //!
+//! `OFFLOCK_BACKEND=threads` leaves out the trials of the other backends, and keeps those of none.
+//!
 //! Each trial starts its own server on its own image in its own temporary directory. What a trial
 //! needs (a client, root, a backend that the kernel may refuse) is looked for at run time: where
 //! it is missing the trial is shown as ignored with the reason, or fails if `OFFLOCK_REQUIRE_ALL=1`.
@@ -32,9 +34,19 @@ mod tools;
 mod trace;
 
 use std::process::ExitCode;
+use std::thread;
+
+use libtest_mimic::Trial;
+
+use lab::Backend;
+
+/// Trials mostly wait, for deadlines and for the disk: so many at a time for each CPU, a guess.
+const TRIALS_PER_CPU: usize = 4;
 
 fn main() -> ExitCode {
-    let args = libtest_mimic::Arguments::from_args();
+    let mut args = libtest_mimic::Arguments::from_args();
+    let cpus = thread::available_parallelism().map_or(1, usize::from);
+    args.test_threads.get_or_insert(TRIALS_PER_CPU * cpus);
     let mut trials = Vec::new();
     // The long ones first, so that the last of them does not run alone at the end.
     trials.extend(pressure::trials());
@@ -51,5 +63,14 @@ fn main() -> ExitCode {
     trials.extend(priorities::trials());
     trials.extend(tcp::trials());
     trials.extend(tearing::trials());
+    if let Ok(wanted) = std::env::var("OFFLOCK_BACKEND") {
+        let of = |backend: &Backend, trial: &Trial| {
+            trial.name().split_once('/').is_some_and(|(first, _)| first == backend.name())
+        };
+        let (mine, others): (Vec<_>, Vec<_>) =
+            Backend::ALL.into_iter().partition(|backend| backend.name() == wanted);
+        assert!(mine.len() == 1, "OFFLOCK_BACKEND={wanted}: no such backend");
+        trials.retain(|trial| !others.iter().any(|other| of(other, trial)));
+    }
     libtest_mimic::run(&args, trials).exit_code()
 }
