@@ -59,8 +59,8 @@ pub struct QueueStats {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) peak: usize,
+    /// What was received is this less what is there.
     pub(crate) sent: u64,
-    pub(crate) received: u64,
     pub(crate) handed_over: u64,
     pub(crate) taken_over: u64,
     pub(crate) send_waits: u64,

@@ -1,8 +1,10 @@
 //! The priorities 0 to 32,767 as a bitmap of three levels: any of its operations looks at three
-//! words. The highest is at hand, so that a receive need not look for it before it takes the message:
-//! each word would be asked for by what the one before it says.
+//! words. The highest is at hand, with its FIFO: a receive looks for none before it takes the message,
+//! and an empty queue that gets messages of one priority again and again needs nothing else.
 //!
 //! ```text
+//!  first            the highest priority that has messages, and its FIFO
+//!                   of those below it:
 //!  top    8 bits    which words of `middle` are not zero
 //!  middle 512 bits  which pages have messages
 //!  page   64 bits   which of its priorities have messages, and 64 FIFOs
@@ -13,15 +15,17 @@
 //!
 //! # Invariants
 //!
-//! 1. A bit is set if and only if what it stands for has messages, whenever the lock is not held.
-//! 2. A page that has messages is there; so is each that the hint names.
-//! 3. `end` is one more than the highest priority that has messages, or 0, whenever invariant 1 holds.
+//! 1. A bit is set if and only if what it stands for has messages that are not those of `first`,
+//!    whenever the lock is not held. A FIFO in a page without its bit is empty.
+//! 2. A page that has messages is there; so is that of `first`, and each that the hint names.
+//! 3. `first` has no messages only if there are none at all; they are of the highest priority that has
+//!    any, whenever the lock is not held.
 
 use percpu::AllocError;
 use percpu::sync::atomic::{AtomicU64, Ordering};
 use percpu::sync::{Arc, mutant};
 
-use super::fifo::Fifo;
+use super::fifo::{Fifo, NIL};
 use super::levels::{Levels, sealed};
 use crate::stats::LevelStats;
 use percpu::alloc::try_box;
@@ -55,16 +59,23 @@ impl Page {
     }
 }
 
+/// The highest priority; at the start none, [`NIL`].
+struct First {
+    priority: u32,
+    fifo: Fifo,
+}
+
 /// Priorities 0 to 32,767, found by a bitmap: [`Levels`] that allocate a page for 64 priorities once.
+#[repr(C)] // what every message needs comes first
 pub struct Bitmap {
-    end: u32,
+    first: First,
     top: u64,
-    middle: [u64; WORDS],
+    /// Times that a priority got messages.
+    entered: u64,
     pages: Box<[Option<Box<Page>>; PAGES]>,
+    middle: [u64; WORDS],
     there: Arc<[AtomicU64; WORDS]>,
-    live: usize,
     kept: usize,
-    from_cache: u64,
     from_preload: u64,
     fallback: u64,
 }
@@ -128,7 +139,71 @@ impl Bitmap {
         self.there[word].store(there | 1 << bit, Ordering::Relaxed);
     }
 
-    /// The highest priority that has messages.
+    /// A page that is there, as that of every priority is which was entered.
+    #[inline(always)]
+    fn page_of(&mut self, priority: u32) -> (&mut Page, u32) {
+        let (number, bit) = split(priority);
+        match self.pages[number].as_deref_mut() {
+            Some(page) => (page, bit),
+            None => unreachable!("a level's page is there"),
+        }
+    }
+
+    /// How many priorities have messages. Counted when asked: nobody keeps a number that every message
+    /// would change.
+    fn live(&self) -> usize {
+        let with_messages = |&page: &usize| {
+            let (word, bit) = split(page as u32);
+            self.middle[word] & (1 << bit) != 0
+        };
+        let bits = (0..PAGES).filter(with_messages).filter_map(|page| self.page(page));
+        let below: u32 = bits.map(|page| page.bits.count_ones()).sum();
+        below as usize + usize::from(!self.first.fifo.is_empty())
+    }
+
+    /// Sets the bits of a priority below the first.
+    #[inline(always)]
+    fn set(&mut self, priority: u32) {
+        let (number, bit) = split(priority);
+        self.page_of(priority).0.bits |= 1 << bit;
+        let (word, bit) = split(number as u32);
+        self.middle[word] |= 1 << bit;
+        self.top |= 1 << word;
+    }
+
+    /// Clears them.
+    #[inline(always)]
+    fn clear(&mut self, priority: u32) {
+        let (number, bit) = split(priority);
+        let page = self.page_of(priority).0;
+        page.bits &= !(1 << bit);
+        if page.bits == 0 {
+            let (word, bit) = split(number as u32);
+            self.middle[word] &= !(1 << bit);
+            if self.middle[word] == 0 {
+                self.top &= !(1 << word);
+            }
+        }
+    }
+
+    /// Puts the first into its page: there is a higher one.
+    fn lay_down(&mut self, priority: u32) {
+        let below = std::mem::replace(&mut self.first, First { priority, fifo: Fifo::EMPTY });
+        let (page, bit) = self.page_of(below.priority);
+        page.levels[bit as usize] = below.fifo;
+        self.set(below.priority);
+    }
+
+    /// Has the highest of the others, if there is one, as the first.
+    fn pick_up(&mut self) {
+        let Some(priority) = self.search() else { return };
+        let (page, bit) = self.page_of(priority);
+        let fifo = std::mem::replace(&mut page.levels[bit as usize], Fifo::EMPTY);
+        self.first = First { priority, fifo };
+        self.clear(priority);
+    }
+
+    /// The highest priority below the first.
     #[inline(always)]
     fn search(&self) -> Option<u32> {
         let word = highest_bit(self.top)? as usize;
@@ -157,14 +232,13 @@ impl Levels for Bitmap {
     fn try_new(_spare: usize) -> Result<Self, AllocError> {
         let pages = try_box([const { None }; PAGES]).map_err(|_| AllocError::new())?;
         Ok(Self {
-            end: 0,
+            first: First { priority: NIL, fifo: Fifo::EMPTY },
             top: 0,
-            middle: [0; WORDS],
+            entered: 0,
             pages,
+            middle: [0; WORDS],
             there: Arc::new(std::array::from_fn(|_| AtomicU64::new(0))),
-            live: 0,
             kept: 0,
-            from_cache: 0,
             from_preload: 0,
             fallback: 0,
         })
@@ -205,53 +279,55 @@ impl Levels for Bitmap {
 
     #[inline(always)]
     fn enter(&mut self, priority: u32, preload: &mut Option<Box<Page>>) -> Result<u32, AllocError> {
-        let (number, bit) = split(priority);
+        let (number, _) = split(priority);
         let stores_all = mutant("bitmap-stores-without-a-second-look") && preload.is_some();
         if self.pages[number].is_none() || stores_all {
             self.add_page(number, preload)?;
         }
-        let Some(page) = self.pages[number].as_deref_mut() else { unreachable!("put there above") };
-        let mask = 1 << bit;
-        if page.bits & mask == 0 {
-            page.bits |= mask;
-            self.from_cache += 1;
-            self.live += 1;
-            let (word, bit) = split(number as u32);
-            self.middle[word] |= 1 << bit;
-            self.top |= 1 << word;
-            self.end = self.end.max(priority + 1);
+        self.enter_at_once(priority).ok_or(AllocError::new())
+    }
+
+    #[inline(always)]
+    fn enter_at_once(&mut self, priority: u32) -> Option<u32> {
+        if priority != self.first.priority {
+            let (number, bit) = split(priority);
+            let page = self.pages[number].as_deref()?;
+            if self.first.fifo.is_empty() {
+                self.first.priority = priority;
+            } else if priority > self.first.priority {
+                self.lay_down(priority);
+            } else if page.bits & (1 << bit) == 0 {
+                self.set(priority);
+                self.entered += 1;
+                return Some(priority);
+            } else {
+                return Some(priority);
+            }
         }
-        Ok(priority)
+        if self.first.fifo.is_empty() {
+            self.entered += 1;
+        }
+        Some(priority)
     }
 
     #[inline(always)]
     unsafe fn leave(&mut self, place: u32, _preload: &mut Option<Box<Page>>) {
-        let (number, bit) = split(place);
-        let Some(page) = self.pages[number].as_deref_mut() else {
-            unreachable!("a level's page is there")
-        };
-        debug_assert!(page.levels[bit as usize].is_empty());
-        page.bits &= !(1 << bit);
-        self.live -= 1;
-        if page.bits == 0 {
-            let (word, bit) = split(number as u32);
-            self.middle[word] &= !(1 << bit);
-            if self.middle[word] == 0 {
-                self.top &= !(1 << word);
-            }
-        }
-        if self.end == place + 1 {
-            self.end = self.search().map_or(0, |highest| highest + 1);
+        if place != self.first.priority {
+            debug_assert!(self.page_of(place).0.levels[split(place).1 as usize].is_empty());
+            self.clear(place);
+        } else if self.top != 0 {
+            debug_assert!(self.first.fifo.is_empty());
+            self.pick_up();
         }
     }
 
     #[inline(always)]
     unsafe fn fifo(&mut self, place: u32) -> &mut Fifo {
-        let (number, bit) = split(place);
-        match self.pages[number].as_deref_mut() {
-            Some(page) => &mut page.levels[bit as usize],
-            None => unreachable!("a level's page is there"),
+        if place == self.first.priority {
+            return &mut self.first.fifo;
         }
+        let (page, bit) = self.page_of(place);
+        &mut page.levels[bit as usize]
     }
 
     #[inline(always)]
@@ -261,17 +337,22 @@ impl Levels for Bitmap {
 
     #[inline(always)]
     fn highest(&self) -> Option<u32> {
-        self.end.checked_sub(1)
+        (!self.first.fifo.is_empty()).then_some(self.first.priority)
     }
 
     fn find(&self, priority: u32) -> Option<u32> {
+        if priority == self.first.priority {
+            return self.highest();
+        }
         let (number, bit) = split(priority);
         let there = self.page(number)?.bits & (1 << bit) != 0;
         there.then_some(priority)
     }
 
     fn below(&self, priority: u32) -> Option<u32> {
-        let priority = priority.min(PRIORITIES);
+        if priority > self.highest()? {
+            return self.highest();
+        }
         let (number, bit) = split(priority);
         let bits = self.page(number).map_or(0, |page| below_bit(page.bits, bit));
         if let Some(bit) = highest_bit(bits) {
@@ -301,13 +382,18 @@ impl Levels for Bitmap {
     }
 
     fn stats(&self) -> LevelStats {
-        let Self { live, kept, from_cache, from_preload, fallback, .. } = *self;
-        let from_cache = from_cache - from_preload - fallback;
+        let Self { kept, entered, from_preload, fallback, .. } = *self;
+        let live = self.live();
+        let from_cache = entered - from_preload - fallback;
         LevelStats { live, kept, from_cache, from_preload, fallback }
     }
 
     fn validate(&self, mut each: impl FnMut(u32, Fifo)) {
         let mut live = 0;
+        if !self.first.fifo.is_empty() {
+            live += 1;
+            each(self.first.priority, self.first.fifo);
+        }
         for number in (0..PAGES).rev() {
             let (word, bit) = split(number as u32);
             let bits = self.page(number).map_or(0, |page| page.bits);
@@ -325,7 +411,14 @@ impl Levels for Bitmap {
         for (word, &middle) in self.middle.iter().enumerate() {
             assert_eq!(middle != 0, self.top & (1 << word) != 0, "the top level");
         }
-        assert_eq!(live, self.live, "the number of levels");
-        assert_eq!(self.search(), self.end.checked_sub(1), "the highest level");
+        assert_eq!(live, self.live(), "the number of levels");
+        if self.first.fifo.is_empty() {
+            assert_eq!(live, 0, "messages below a first that has none");
+        } else {
+            let below = self.search().is_none_or(|below| below < self.first.priority);
+            assert!(below, "the first is the highest");
+        }
+        let page = self.page((self.first.priority / WORD) as usize).is_some();
+        assert!(page || self.first.priority == NIL, "the page of the first");
     }
 }

@@ -69,6 +69,10 @@ pub trait Levels: Sized + sealed::Sealed {
         preload: &mut Self::Preload,
     ) -> Result<Self::Place, AllocError>;
 
+    /// The same without memory that is not kept: `None` if some is needed, and nothing has changed.
+    #[doc(hidden)]
+    fn enter_at_once(&mut self, priority: Self::Priority) -> Option<Self::Place>;
+
     /// Removes a level whose list has become empty.
     ///
     /// # Safety

@@ -21,7 +21,7 @@ use std::num::NonZeroU32;
 use percpu::AllocError;
 
 pub use self::bitmap::{Bitmap, PRIORITIES};
-use self::fifo::NIL;
+use self::fifo::{Fifo, NIL};
 pub use self::levels::Levels;
 pub use self::rbtree::RbTree;
 pub(crate) use self::slab::MOST;
@@ -76,12 +76,13 @@ impl<L: Levels> Hint<L> {
 /// What [`Queue`](crate::Queue) has under its lock. Allocates when it holds more messages, or more
 /// different priorities, than before; frees nothing before it is dropped, but nodes of an
 /// [`RbTree`] beyond those it keeps.
+#[repr(C)] // what every message needs comes first
 pub struct Core<T, L: Levels = Bitmap> {
-    slab: Slab<T>,
-    levels: L,
     len: usize,
     bytes: u64,
+    levels: L,
     ageing: Option<Ageing<L::Priority>>,
+    slab: Slab<T>,
 }
 
 /// Every so many receives serve the level below the one served that way before.
@@ -268,17 +269,47 @@ impl<T, L: Levels> Core<T, L> {
         };
         // SAFETY: entered just now.
         let fifo = unsafe { self.levels.fifo(place) };
-        fifo.len += 1;
-        let tail = std::mem::replace(&mut fifo.tail, index);
-        if tail == NIL {
-            fifo.head = index;
-        } else {
-            // SAFETY: what a FIFO names is live.
-            unsafe { self.slab.set_next(tail, index) };
-        }
-        self.len += 1;
-        self.bytes += u64::from(bytes);
+        // SAFETY: inserted just now, and what a FIFO names is live.
+        unsafe { append(&mut self.slab, fifo, index) };
+        self.add(bytes);
         Ok(())
+    }
+
+    /// Counts one message more.
+    #[inline(always)]
+    fn add(&mut self, bytes: u32) {
+        self.len += 1;
+        if bytes != 0 {
+            self.bytes += u64::from(bytes);
+        }
+    }
+
+    /// Counts one message less.
+    #[inline(always)]
+    fn subtract(&mut self, bytes: u32) {
+        self.len -= 1;
+        if bytes != 0 {
+            self.bytes -= u64::from(bytes);
+        }
+    }
+
+    /// The level for a message that [`fill_at_once`](Self::fill_at_once) puts there next; `None` if
+    /// that needs memory that is not kept here. Panics as [`enter`](Self::enter).
+    #[inline(always)]
+    pub(crate) fn enter_at_once(&mut self, priority: L::Priority) -> Option<L::Place> {
+        if self.slab.has_place() { self.levels.enter_at_once(priority) } else { None }
+    }
+
+    /// Puts a message into its level, which was entered at once just now: a place is there.
+    #[inline(always)]
+    pub(crate) fn fill_at_once(&mut self, place: L::Place, message: Message<T, L::Priority>) {
+        let Message { value, bytes, .. } = message;
+        let index = self.slab.insert_at_once(value, bytes);
+        // SAFETY: entered just now.
+        let fifo = unsafe { self.levels.fifo(place) };
+        // SAFETY: inserted just now, and what a FIFO names is live.
+        unsafe { append(&mut self.slab, fifo, index) };
+        self.add(bytes);
     }
 
     #[inline(always)]
@@ -300,12 +331,16 @@ impl<T, L: Levels> Core<T, L> {
             fifo.tail = NIL;
             // SAFETY: found just now, and its list is empty.
             unsafe { self.levels.leave(place, &mut preload.levels) };
+            if let Some(place) = self.levels.highest() {
+                // SAFETY: found just now.
+                let next = unsafe { self.levels.fifo(place) }.head;
+                self.slab.prefetch(next);
+            }
         } else {
             // Most likely the next to be taken.
             self.slab.prefetch(next);
         }
-        self.len -= 1;
-        self.bytes -= u64::from(bytes);
+        self.subtract(bytes);
         Some(Message { value, priority, bytes })
     }
 
@@ -373,8 +408,7 @@ impl<T, L: Levels> Core<T, L> {
                     let empty = fifo.is_empty();
                     // SAFETY: live until here, and taken out of its FIFO above.
                     let Removed { value, bytes, .. } = unsafe { self.slab.remove(at) };
-                    self.len -= 1;
-                    self.bytes -= u64::from(bytes);
+                    self.subtract(bytes);
                     if empty {
                         // SAFETY: not left before, and its list has just become empty.
                         unsafe { self.levels.leave(place, &mut preload.levels) };
@@ -424,6 +458,23 @@ impl<T, L: Levels> Core<T, L> {
         });
         assert_eq!((len, bytes), (self.len, self.bytes), "the sums");
         self.slab.validate(len);
+    }
+}
+
+/// Puts a message that was inserted behind those of its level.
+///
+/// # Safety
+///
+/// `index` and what the list names are live.
+#[inline(always)]
+unsafe fn append<T>(slab: &mut Slab<T>, fifo: &mut Fifo, index: u32) {
+    fifo.len += 1;
+    let tail = std::mem::replace(&mut fifo.tail, index);
+    if tail == NIL {
+        fifo.head = index;
+    } else {
+        // SAFETY: as the caller says.
+        unsafe { slab.set_next(tail, index) };
     }
 }
 

@@ -130,6 +130,16 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
     }
 
     #[inline]
+    fn enter_at_once(&mut self, priority: K) -> Option<NodePtr<K>> {
+        let spot = match self.shape.search(&priority) {
+            Ok(found) => return Some(found.ptr()),
+            Err(spot) => spot,
+        };
+        let node = self.kept.take(&mut Preload::default())?;
+        Some(self.shape.link(node, priority, spot))
+    }
+
+    #[inline]
     unsafe fn leave(&mut self, place: NodePtr<K>, preload: &mut Preload<K>) {
         // SAFETY: by the caller it is a node of this tree, which is freed below and not before.
         let node = unsafe { place.at() };

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  chunks -> | 64 | 128 | 256 | ...        index -> chunk and place by the position of its top bit
-//!  free   -> 5 -> 3 -> 8                   last freed, first used; then the places never used yet
+//!  spare  -> 2                             freed last: used again without a look at the place
+//!  free   -> 5 -> 3 -> 8                   the others that were freed; then those never used yet
 //! ```
 //!
 //! A chunk is twice as large as the one before, so 26 of them hold 2^32 messages. It is allocated
@@ -11,12 +12,12 @@
 //!
 //! # Invariants
 //!
-//! 1. Places below `used` are live or on the free list; those above were never written.
+//! 1. Places below `used` are live, `spare` or on the free list; those above were never written.
 //! 2. The hint is 0 if a place is there for the next message, else the number of the chunk that is
 //!    missing, counted from 1, whenever the lock is not held.
 
 use std::alloc::{Layout, alloc, dealloc};
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr::{self, NonNull};
 
 use percpu::AllocError;
@@ -112,20 +113,25 @@ impl SlabHint {
     }
 }
 
+/// What every message needs comes first: few lines go from CPU to CPU.
+#[repr(C)]
 pub(crate) struct Slab<T> {
-    chunks: [Option<Chunk<T>>; CHUNKS],
+    /// Of the first chunk, which most messages are in.
+    first: *mut Place<T>,
+    /// A free place that is on no list.
+    spare: u32,
+    free: u32,
+    used: u32,
+    capacity: u32,
+    /// What the hint says.
+    told: u32,
+    /// Messages that there will be at most: no chunk is made beyond them.
+    limit: u32,
     /// Of each chunk: where the place would be whose index and [`FIRST`] make 0. So its own places are
     /// found by adding that sum.
     starts: [*mut Place<T>; CHUNKS],
     /// How many of them are there.
     count: usize,
-    free: u32,
-    used: u32,
-    capacity: u32,
-    /// Messages that there will be at most: no chunk is made beyond them.
-    limit: u32,
-    /// What the hint says.
-    told: u32,
     hint: Arc<AtomicU32>,
     /// Chunks allocated under the lock.
     fallback: u64,
@@ -137,14 +143,15 @@ unsafe impl<T: Send> Send for Slab<T> {}
 impl<T> Slab<T> {
     pub(crate) fn new() -> Self {
         Self {
-            chunks: [const { None }; CHUNKS],
-            starts: [ptr::null_mut(); CHUNKS],
-            count: 0,
+            first: ptr::null_mut(),
+            spare: NIL,
             free: NIL,
             used: 0,
             capacity: 0,
-            limit: NIL,
             told: 1,
+            limit: NIL,
+            starts: [ptr::null_mut(); CHUNKS],
+            count: 0,
             hint: Arc::new(AtomicU32::new(1)),
             fallback: 0,
         }
@@ -173,6 +180,12 @@ impl<T> Slab<T> {
         Ok(())
     }
 
+    /// Whether a place is there for one more message.
+    #[inline(always)]
+    pub(crate) fn has_place(&self) -> bool {
+        self.spare != NIL || self.free != NIL || self.used != self.capacity
+    }
+
     /// Puts a message in; back it comes if there is no memory.
     #[inline(always)]
     pub(crate) fn insert(
@@ -181,26 +194,34 @@ impl<T> Slab<T> {
         bytes: u32,
         preload: &mut Option<Chunk<T>>,
     ) -> Result<u32, T> {
-        let index = if self.free != NIL {
+        let trusts_the_hint = mutant("slab-trusts-the-hint") && preload.is_none();
+        if !self.has_place() && !trusts_the_hint && !self.grow(preload) {
+            return Err(value);
+        }
+        Ok(self.insert_at_once(value, bytes))
+    }
+
+    /// Puts a message in: a place is there.
+    #[inline(always)]
+    pub(crate) fn insert_at_once(&mut self, value: T, bytes: u32) -> u32 {
+        let index = if self.spare != NIL {
+            std::mem::replace(&mut self.spare, NIL)
+        } else if self.free != NIL {
             let index = self.free;
             // SAFETY: on the free list, so below `used` and written before.
             self.free = unsafe { (*self.place(index)).next };
             index
         } else {
-            let trusts_the_hint = mutant("slab-trusts-the-hint") && preload.is_none();
-            if self.used == self.capacity && !trusts_the_hint && !self.grow(preload) {
-                return Err(value);
-            }
             self.used += 1;
             self.used - 1
         };
         let place = Place { next: NIL, bytes, value: MaybeUninit::new(value) };
         // SAFETY: below `used`, and not live: nothing there needs to be dropped.
         unsafe { self.place(index).write(place) };
-        if self.free == NIL && self.used == self.capacity {
+        if !self.has_place() {
             self.tell();
         }
-        Ok(index)
+        index
     }
 
     /// Takes a message out.
@@ -216,8 +237,13 @@ impl<T> Slab<T> {
         // SAFETY: live, and read once: `index` is free below.
         let value = unsafe { place.value.assume_init_read() };
         let bytes = place.bytes;
-        let next = std::mem::replace(&mut place.next, self.free);
-        self.free = index;
+        let next = place.next;
+        if self.spare == NIL {
+            self.spare = index;
+        } else {
+            place.next = self.free;
+            self.free = index;
+        }
         if self.told != 0 {
             self.tell();
         }
@@ -276,6 +302,9 @@ impl<T> Slab<T> {
     #[inline(always)]
     fn place(&self, index: u32) -> *mut Place<T> {
         debug_assert!(index < self.capacity);
+        if index < FIRST {
+            return self.first.wrapping_add(index as usize);
+        }
         let at = u64::from(index) + u64::from(FIRST);
         let number = (at.ilog2() - FIRST.ilog2()) as usize;
         self.starts[number].wrapping_add(at as usize)
@@ -317,8 +346,11 @@ impl<T> Slab<T> {
     fn add(&mut self, chunk: Chunk<T>) {
         let places = (FIRST as usize) << chunk.number;
         self.capacity += places as u32;
+        let chunk = ManuallyDrop::new(chunk);
         self.starts[self.count] = chunk.places.as_ptr().wrapping_sub(places);
-        self.chunks[self.count] = Some(chunk);
+        if self.count == 0 {
+            self.first = chunk.places.as_ptr();
+        }
         self.count += 1;
     }
 
@@ -330,7 +362,7 @@ impl<T> Slab<T> {
     /// Whether no chunk is missing, be it because there can be no more messages.
     fn has_room(&self) -> bool {
         let full = self.count == CHUNKS || self.capacity >= self.limit;
-        self.free != NIL || self.used < self.capacity || full
+        self.has_place() || full
     }
 
     /// Makes invariant 2 true again.
@@ -352,11 +384,13 @@ impl<T> Slab<T> {
     ///
     /// Panics with the name of what does not hold.
     pub(crate) fn validate(&self, live: usize) {
-        for (number, chunk) in self.chunks.iter().enumerate() {
-            let found = chunk.as_ref().map(|chunk| chunk.number);
-            assert_eq!(found, (number < self.count).then_some(number), "a chunk in its place");
+        for (number, start) in self.starts.iter().enumerate() {
+            assert_eq!(start.is_null(), number >= self.count, "a chunk in its place");
         }
-        let mut free = 0;
+        let places = (FIRST as usize) * ((1 << self.count) - 1);
+        assert_eq!(self.capacity as usize, places, "the places of all chunks");
+        assert!(self.spare == NIL || self.spare < self.used, "a spare place that was never used");
+        let mut free = usize::from(self.spare != NIL);
         let mut at = self.free;
         while at != NIL {
             assert!(at < self.used, "a free place that was never used");
@@ -368,5 +402,15 @@ impl<T> Slab<T> {
         assert_eq!(live + free, self.used as usize, "places that are neither live nor free");
         let room = self.has_room();
         assert_eq!(self.told == 0, room, "the hint");
+    }
+}
+
+impl<T> Drop for Slab<T> {
+    fn drop(&mut self) {
+        for (number, start) in self.starts[..self.count].iter().enumerate() {
+            if let Some(places) = NonNull::new(start.wrapping_add((FIRST as usize) << number)) {
+                drop(Chunk { places, number });
+            }
+        }
     }
 }

@@ -100,17 +100,68 @@ impl<T, L: Levels> Queue<T, L> {
             Ok(bytes) => bytes,
             Err(reason) => return Err(SendError { value, reason }),
         };
-        let mut preload = Preload::new();
-        let mut after = After::new();
-        self.hint.fill(priority, &mut preload);
-        // Put together this late, the message stays in registers.
-        let put = match self.lock() {
-            Ok(mut state) => {
-                let message = Message { value, priority, bytes };
-                let rank = newcomer(wait.urgency_level());
-                state.put(&self.config, message, rank, &mut preload, &mut after)
+        let message = Message { value, priority, bytes };
+        if self.config.timed || self.hint.is_short(priority) {
+            return self.send_prepared(message, wait);
+        }
+        let mut guard = match self.state.lock() {
+            Ok(guard) => guard,
+            Err(error) => return Err(refuse((message.value, error.into()))),
+        };
+        // Comparisons may panic: then the guard goes first, and then the message.
+        match guard.enter_at_once(&self.config, priority, bytes) {
+            Some(place) => {
+                guard.fill_at_once(place, message);
+                Ok(())
             }
-            Err(error) => return Err(SendError { value, reason: error.into() }),
+            None => self.send_locked(guard, message, wait),
+        }
+    }
+
+    /// A send that may need memory: it is got before the lock.
+    #[cold]
+    #[inline(never)]
+    fn send_prepared(
+        &self,
+        message: Message<T, L::Priority>,
+        wait: Wait,
+    ) -> Result<(), SendError<T>> {
+        let mut preload = Preload::new();
+        self.hint.fill(message.priority, &mut preload);
+        match self.lock() {
+            Ok(state) => self.send_at(state, message, wait, preload),
+            Err(error) => Err(refuse((message.value, error.into()))),
+        }
+    }
+
+    /// A send beside somebody who waits or is to be told, or that is refused.
+    #[inline(never)]
+    fn send_locked(
+        &self,
+        guard: WordGuard<'_, State<T, L>>,
+        message: Message<T, L::Priority>,
+        wait: Wait,
+    ) -> Result<(), SendError<T>> {
+        match self.check(guard) {
+            Ok(state) => self.send_at(state, message, wait, Preload::new()),
+            Err(error) => Err(refuse((message.value, error.into()))),
+        }
+    }
+
+    /// The rest of a send.
+    #[inline(always)]
+    fn send_at(
+        &self,
+        state: Locked<'_, T, L>,
+        message: Message<T, L::Priority>,
+        wait: Wait,
+        mut preload: Preload<T, L>,
+    ) -> Result<(), SendError<T>> {
+        let mut after = After::new();
+        let put = {
+            let mut state = state; // it goes before what was made and collected
+            let rank = newcomer(wait.urgency_level());
+            state.put(&self.config, message, rank, &mut preload, &mut after)
         };
         match put {
             Ok(()) => {
@@ -152,9 +203,26 @@ impl<T, L: Levels> Queue<T, L> {
     #[inline]
     pub fn receive_with(&self, wait: Wait) -> Result<Received<T, L>, ReceiveError> {
         let mut preload = Preload::new();
+        let mut guard = self.state.lock()?;
+        if !self.config.timed {
+            if let Some(message) = guard.take_at_once(&mut preload) {
+                return Ok((message.value, message.priority));
+            }
+        }
+        self.receive_locked(guard, wait)
+    }
+
+    /// A receive beside somebody who waits or is to be told, or from an empty queue.
+    #[inline(never)]
+    fn receive_locked(
+        &self,
+        guard: WordGuard<'_, State<T, L>>,
+        wait: Wait,
+    ) -> Result<Received<T, L>, ReceiveError> {
+        let mut preload = Preload::new();
         let mut after = After::new();
         let taken = {
-            let mut state = self.lock()?;
+            let mut state = self.check(guard)?;
             match state.take(&self.config, &mut preload, &mut after) {
                 None if state.closed => return Err(ReceiveError::Closed),
                 taken => taken,
@@ -253,6 +321,12 @@ impl<T, L: Levels> Queue<T, L> {
     #[inline(always)]
     fn lock(&self) -> Result<Locked<'_, T, L>, Forked> {
         let guard = self.state.lock()?;
+        self.check(guard)
+    }
+
+    /// The rest of [`lock`](Self::lock).
+    #[inline(always)]
+    fn check<'q>(&self, guard: WordGuard<'q, State<T, L>>) -> Result<Locked<'q, T, L>, Forked> {
         if !(guard.receivers.is_empty() && guard.senders.is_empty()) {
             guard.check_process()?;
         }

@@ -25,11 +25,12 @@ use crate::waiter::{Ended, Rank, WaitList, Waiter, Wake, Wanted};
 
 pub(crate) type Node<T, P> = NonNull<Waiter<T, P>>;
 
+#[repr(C)] // what every message needs comes first, beside the lock's word
 pub(crate) struct State<T, L: Levels> {
-    pub(crate) core: Core<T, L>,
     pub(crate) closed: bool,
     /// A bell of either direction is to be rung: bits by direction.
     pub(crate) armed: u8,
+    pub(crate) notification: Option<Notification>,
     /// The process in which the nodes on the lists live: if it is another, they are not touched.
     pub(crate) waited_in: Generation,
     pub(crate) receivers: WaitList<T, L::Priority>,
@@ -39,9 +40,9 @@ pub(crate) struct State<T, L: Levels> {
     /// Tasks that were told of room, and have not looked yet; and the bytes they want.
     pub(crate) send_permits: usize,
     pub(crate) send_permit_bytes: u64,
-    pub(crate) notification: Option<Notification>,
     pub(crate) bells: [Option<Arc<Bell>>; 2],
     pub(crate) counters: Counters,
+    pub(crate) core: Core<T, L>,
 }
 
 // SAFETY: messages, notifications and wakers move between threads; priorities are copied there. The
@@ -95,6 +96,55 @@ impl<T, L: Levels> State<T, L> {
         Ok(())
     }
 
+    /// The level for a message that [`fill_at_once`](Self::fill_at_once) puts there next, if nobody
+    /// waits or is to be told and there is room and memory; else nothing has changed.
+    #[inline(always)]
+    pub(crate) fn enter_at_once(
+        &mut self,
+        config: &Config<T, L>,
+        priority: L::Priority,
+        bytes: u32,
+    ) -> Option<L::Place> {
+        let quiet = self.is_quiet() && !self.closed && self.notification.is_none();
+        let quiet = quiet && self.send_permits == 0; // in turn, what is promised is not there
+        let wanted = || config.wanted(priority, bytes);
+        let room = quiet && config.has_room(self.core.len(), self.core.bytes(), wanted());
+        if room { self.core.enter_at_once(priority) } else { None }
+    }
+
+    /// Puts a message into its level, which was entered just now.
+    #[inline(always)]
+    pub(crate) fn fill_at_once(&mut self, place: L::Place, message: Message<T, L::Priority>) {
+        self.core.fill_at_once(place, message);
+        self.count_sent();
+    }
+
+    /// Takes the next message out, if there is one and nobody waits or is to be told; else nothing has
+    /// changed.
+    #[inline(always)]
+    pub(crate) fn take_at_once(
+        &mut self,
+        preload: &mut Preload<T, L>,
+    ) -> Option<Message<T, L::Priority>> {
+        if self.is_quiet() { self.core.pop_with(preload) } else { None }
+    }
+
+    /// Whether nobody waits, and no bell is to be rung.
+    #[inline(always)]
+    fn is_quiet(&self) -> bool {
+        self.receivers.is_empty() && self.senders.is_empty() && self.armed == 0
+    }
+
+    /// Counts a message that was put in.
+    #[inline(always)]
+    fn count_sent(&mut self) {
+        self.counters.sent += 1;
+        let len = self.core.len();
+        if len > self.counters.peak {
+            self.counters.peak = len;
+        }
+    }
+
     /// Takes the next message out; whoever waits to send may go on.
     #[inline(always)]
     pub(crate) fn take(
@@ -108,7 +158,6 @@ impl<T, L: Levels> State<T, L> {
             None if self.senders.is_empty() => return None,
             None => self.take_from_sender(config, preload, after)?,
         };
-        self.counters.received += 1;
         let waiting = !self.senders.is_empty() || self.armed != 0;
         if waiting && !mutant("take-settles-nothing") {
             self.settle(config, preload, after);
@@ -193,11 +242,7 @@ impl<T, L: Levels> State<T, L> {
         };
         let filled = self.core.fill(place, message, preload);
         filled.map_err(|message| (message, SendRefused::NoMemory))?;
-        self.counters.sent += 1;
-        let len = self.core.len();
-        if len > self.counters.peak {
-            self.counters.peak = len;
-        }
+        self.count_sent();
         Ok(())
     }
 
@@ -277,7 +322,6 @@ impl<T, L: Levels> State<T, L> {
                     after.set_notification(self.notification.take());
                 }
                 self.counters.sent += 1;
-                self.counters.received += 1;
                 self.hand_over(thread, message, after);
                 return Ok(());
             }
@@ -354,10 +398,7 @@ impl<T, L: Levels> State<T, L> {
         // Of comparisons that panic the receiver finds out by itself, as in `serve_sender`.
         let pop = || self.core.pop_with(preload);
         match catch_unwind(AssertUnwindSafe(pop)) {
-            Ok(Some(message)) => {
-                self.counters.received += 1;
-                self.hand_over(node, message, after);
-            }
+            Ok(Some(message)) => self.hand_over(node, message, after),
             Ok(None) => {}
             Err(panic) => {
                 after.discard(panic);
