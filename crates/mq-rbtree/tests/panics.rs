@@ -14,7 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
-use std::task::{Context, Wake, Waker};
+use std::task::{Context, RawWaker, RawWakerVTable, Wake, Waker};
 use std::thread;
 
 use mq_rbtree::{Queue, RbTree, ReceiveError, SendRefused, Wait};
@@ -38,6 +38,40 @@ fn poll<F: Future>(future: &mut Pin<Box<F>>, waker: Waker) -> std::task::Poll<F:
 /// Whether `f` panics.
 fn panics<R>(f: impl FnOnce() -> R) -> bool {
     catch_unwind(AssertUnwindSafe(|| drop(f()))).is_err()
+}
+
+/// A waker that panics when it is cloned: the futures go on with the next.
+#[test]
+fn a_waker_that_cannot_be_cloned_costs_no_message() {
+    fn no_clone(_: *const ()) -> RawWaker {
+        panic!("a clone");
+    }
+    static NO_CLONE: RawWakerVTable = RawWakerVTable::new(no_clone, |_| (), |_| (), |_| ());
+    // SAFETY: the functions use no data.
+    let waker = || unsafe { Waker::from_raw(RawWaker::new(std::ptr::null(), &NO_CLONE)) };
+    let noop = || Waker::noop().clone();
+    let queue: Queue<u32> = Queue::new(1).unwrap();
+    for is_listed in [false, true] {
+        queue.send(1, 1).unwrap();
+        let mut send = Box::pin(queue.send_async(2, 2));
+        if is_listed {
+            assert!(poll(&mut send, noop()).is_pending());
+        }
+        assert!(panics(|| poll(&mut send, waker()).is_ready()));
+        queue.validate();
+        assert!(poll(&mut send, noop()).is_pending());
+        assert_eq!(queue.receive(), Ok((1, 1)));
+        assert!(poll(&mut send, noop()).is_ready());
+        assert_eq!(queue.receive(), Ok((2, 2)));
+        let mut receive = Box::pin(queue.receive_async());
+        if is_listed {
+            assert!(poll(&mut receive, noop()).is_pending());
+        }
+        assert!(panics(|| poll(&mut receive, waker()).is_ready()));
+        queue.send(3, 3).unwrap();
+        assert_eq!(poll(&mut receive, noop()), std::task::Poll::Ready(Ok((3, 3))));
+    }
+    queue.validate();
 }
 
 /// A waker that panics among others: the others are called, and threads go on.

@@ -104,8 +104,8 @@ impl<T, L: Levels> Builder<T, L> {
         self
     }
 
-    /// Most bytes of all messages together, and so of one; see [`fair_bytes`](Self::fair_bytes). Without [`measure`](Self::measure) each has
-    /// 0.
+    /// Most bytes of all messages together, and so of one; without [`measure`](Self::measure) each has
+    /// 0. See [`fair_bytes`](Self::fair_bytes).
     #[must_use]
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.config.max_bytes = bytes;

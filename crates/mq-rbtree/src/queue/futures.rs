@@ -216,15 +216,19 @@ impl<T, L: Levels> Future for SendFuture<'_, T, L> {
         // SAFETY: nothing that is pinned is moved out of it; the node stays where it is.
         let this = unsafe { self.get_unchecked_mut() };
         let queue = this.way.queue();
+        // Cloned and dropped outside the lock: it is user code, as comparisons are. The first look needs
+        // none. If it panics the message is still there.
+        let waker = match &this.message {
+            Some(Ok(message)) if this.known => {
+                let wanted = queue.config.wanted(message.priority, message.bytes);
+                Some((cx.waker().clone(), wanted))
+            }
+            _ => None,
+        };
         let message = match this.message.take().expect("polled after it was ready") {
             Ok(message) => message,
             Err(refused) => return Poll::Ready(Err(refuse(refused))),
         };
-        // Cloned and dropped outside the lock: it is user code, as comparisons are. The first look needs
-        // none.
-        let waker = this
-            .known
-            .then(|| (cx.waker().clone(), queue.config.wanted(message.priority, message.bytes)));
         let mut preload = Preload::new();
         let mut after = After::new();
         queue.hint.fill(message.priority, &mut preload);
