@@ -78,7 +78,7 @@ impl Books {
     }
 
     /// Takes note of one completion, reaped at `now`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn complete(&mut self, completion: RawCompletion, now: u64) {
         let RawCompletion { user_data, result } = completion;
         let Some((index, slot)) = self.slab.in_flight(user_data) else {
@@ -144,7 +144,7 @@ impl Books {
     }
 
     /// Passes the result on: into a queue at once, else to the ready list.
-    #[inline]
+    #[inline(always)]
     fn settle(&mut self, index: Index, now: u64) {
         let slot = self.slab.get(index);
         self.stats.took(slot.cargo.stamp, now);
@@ -153,12 +153,13 @@ impl Books {
             self.ready.push(index);
             return;
         }
-        if let Some(parcel) = slot.cargo.unload() {
-            // SAFETY: unloaded just above; the slab does not move its slots.
-            unsafe { parcel.deliver(slot.verdict) }
-        }
+        let (parcel, verdict) = (slot.cargo.unload(), slot.verdict);
         self.slab.release(index);
         self.enqueued += 1;
+        if let Some(parcel) = parcel {
+            // SAFETY: unloaded just above, from where the slab has left it.
+            unsafe { parcel.deliver(verdict) }
+        }
     }
 
     /// Ends a request that is not in flight. Also what goes to a queue takes the ready list, so

@@ -126,7 +126,11 @@ impl Core {
             if reap && state.reap() {
                 self.doorbell.progress();
             }
-            state.take_enqueued()
+            let enqueued = state.take_enqueued();
+            if state.is_calm() {
+                return enqueued; // the usual end: nothing to deliver, nothing left over
+            }
+            enqueued
         };
         let _rearm = Rearm(self); // also when a callback panics
         enqueued + if deliver { self.dispatch() } else { 0 }

@@ -211,7 +211,7 @@ impl Engine {
         offset: u64,
         len: u64,
     ) -> Request<'_, ()> {
-        self.ranged(Kind::Allocate(mode), file, offset, len)
+        self.ranged(mode.kind(), file, offset, len)
     }
 
     /// Asks the kernel to read `len` bytes at `offset` into its page cache soon.

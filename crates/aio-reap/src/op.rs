@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 
 /// The most bytes Linux moves in one call (`MAX_RW_COUNT`, ABI); longer requests continue as
 /// short transfers.
-const MAX_TRANSFER: usize = 0x7fff_f000;
+pub(crate) const MAX_TRANSFER: usize = 0x7fff_f000;
 
 /// How [`Engine::allocate`](crate::Engine::allocate) treats a range (`fallocate(2)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,24 +19,40 @@ pub enum AllocateMode {
 }
 
 impl AllocateMode {
-    pub(crate) fn flags(self) -> i32 {
+    pub(crate) fn kind(self) -> Kind {
         match self {
-            Self::Reserve => 0,
-            Self::PunchHole => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
-            Self::ZeroRange => libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
+            Self::Reserve => Kind::Reserve,
+            Self::PunchHole => Kind::PunchHole,
+            Self::ZeroRange => Kind::ZeroRange,
         }
     }
 }
 
+/// Those that move bytes come first: most are, and asking for it is one comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub(crate) enum Kind {
-    Nop,
     Read,
     Write,
+    Nop,
     Fsync,
     Fdatasync,
-    Allocate(AllocateMode),
+    Reserve,
+    PunchHole,
+    ZeroRange,
     WillNeed,
+}
+
+impl Kind {
+    /// The flags of a `fallocate`; `None` for other kinds.
+    pub(crate) fn fallocate_flags(self) -> Option<i32> {
+        match self {
+            Self::Reserve => Some(0),
+            Self::PunchHole => Some(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE),
+            Self::ZeroRange => Some(libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE),
+            _ => None,
+        }
+    }
 }
 
 /// What a read does at the end of the file.
@@ -107,7 +123,7 @@ pub(crate) struct Op {
     pub(crate) fd: RawFd,
     /// Start of the buffer, or of the vectors; null for operations without one.
     pub(crate) ptr: *mut u8,
-    /// Bytes of the buffers, or of the range of [`Kind::Allocate`] and [`Kind::WillNeed`].
+    /// Bytes of the buffers, or of the range of a `fallocate` and of [`Kind::WillNeed`].
     pub(crate) len: u64,
     pub(crate) offset: u64,
 }

@@ -72,6 +72,11 @@ impl Slot {
         waker: None,
     };
 
+    /// What to ask of the kernel next.
+    pub(crate) fn next_op(&self) -> Op {
+        self.op.rest(self.verdict.done)
+    }
+
     /// A direct read that ended off the file's alignment: only the end of the file does that,
     /// and going on from there would be refused.
     pub(crate) fn ended_unaligned(&self) -> bool {
@@ -227,12 +232,10 @@ impl<'s> Batch<'s> {
     }
 }
 
-impl Iterator for Batch<'_> {
-    type Item = Sub;
-
-    /// The next request, in flight from now on.
+impl Batch<'_> {
+    /// The slot of the next request, in flight from now on, and its user data.
     #[inline]
-    fn next(&mut self) -> Option<Sub> {
+    pub(crate) fn next_slot(&mut self) -> Option<(u64, &Slot)> {
         if self.at == self.end {
             return None;
         }
@@ -242,7 +245,16 @@ impl Iterator for Batch<'_> {
         slot.state = State::InFlight;
         slot.cargo.stamp = self.now;
         let user_data = u64::from(slot.generation) << 32 | u64::from(index);
-        Some(Sub { user_data, op: slot.op.rest(slot.verdict.done) })
+        Some((user_data, slot))
+    }
+}
+
+impl Iterator for Batch<'_> {
+    type Item = Sub;
+
+    fn next(&mut self) -> Option<Sub> {
+        let (user_data, slot) = self.next_slot()?;
+        Some(Sub { user_data, op: slot.next_op() })
     }
 
     #[inline]

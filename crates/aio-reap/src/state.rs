@@ -96,6 +96,13 @@ impl State {
             || (!self.books.blocked && (can_submit || self.backend.backlog() > 0))
     }
 
+    /// Nothing to do but wait for the kernel, or not even that.
+    pub(crate) fn is_calm(&self) -> bool {
+        let books = &self.books;
+        let quiet = !self.more && !books.blocked && self.backend.backlog() == 0;
+        quiet && books.pending.len() == 0 && books.ready.len() == 0
+    }
+
     fn now(&self) -> u64 {
         if self.books.stats.is_timed() { self.backend.now() } else { 0 }
     }

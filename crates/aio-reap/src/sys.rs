@@ -132,9 +132,10 @@ pub(crate) unsafe fn perform(op: &Op) -> i32 {
         Kind::Fsync => unsafe { libc::fsync(fd).into() },
         // SAFETY: no pointers.
         Kind::Fdatasync => unsafe { libc::fdatasync(fd).into() },
-        Kind::Allocate(mode) => {
+        Kind::Reserve | Kind::PunchHole | Kind::ZeroRange => {
+            let flags = op.kind.fallocate_flags().unwrap_or(0);
             // SAFETY: no pointers.
-            unsafe { libc::fallocate64(fd, mode.flags(), offset, len as libc::off64_t).into() }
+            unsafe { libc::fallocate64(fd, flags, offset, len as libc::off64_t).into() }
         }
         Kind::WillNeed => {
             // SAFETY: no pointers.

@@ -19,9 +19,9 @@ use io_uring::squeue::{PushError, SubmissionQueue};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use super::{Backend, RawCompletion, Stop, Sub, Submitted};
-use crate::op::{Kind, Memory, Op, Place};
+use crate::op::{Kind, MAX_TRANSFER, Memory, Op, Place};
 use crate::registry::{MAX_BUFFERS, MAX_FILES};
-use crate::slab::Batch;
+use crate::slab::{Batch, Slot};
 use crate::sys;
 
 /// `IORING_ENTER_GETEVENTS` (ABI).
@@ -155,10 +155,11 @@ fn first_known<T>(flags: &[Flags], mut setup: impl FnMut(Flags) -> io::Result<T>
     setup(*last)
 }
 
-/// The entry of a plain transfer, as most requests are: put together in registers.
-#[inline]
-fn plain_entry(sub: &Sub) -> Option<squeue::Entry> {
-    let Sub { user_data, op: Op { kind, memory, fd, ptr, len, offset, .. } } = *sub;
+/// The entry of a plain transfer, as most requests are, of which `done` bytes were moved before:
+/// put together in registers.
+#[inline(always)]
+fn plain_entry(user_data: u64, op: &Op, done: u64) -> Option<squeue::Entry> {
+    let Op { kind, memory, fd, ptr, len, offset, .. } = *op;
     let opcode = match kind {
         Kind::Nop => opcode::Nop::CODE,
         Kind::Read => opcode::Read::CODE,
@@ -175,11 +176,11 @@ fn plain_entry(sub: &Sub) -> Option<squeue::Entry> {
     let [a, b, c, d] = fd.to_ne_bytes();
     // As `struct io_uring_sqe` has it (ABI): opcode, flags, ioprio, fd; off; addr; len, rw_flags.
     let first = u64::from_ne_bytes([opcode, flags, 0, 0, a, b, c, d]);
-    // A transfer's length fits: `Op::rest` cut it to the kernel's limit.
+    let len = (len - done).min(MAX_TRANSFER as u64);
     let [a, b, c, d] = (len as u32).to_ne_bytes();
     let third = u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]);
-    let addr = ptr.expose_provenance() as u64;
-    let words = [first, offset, addr, third, user_data, 0, 0, 0];
+    let addr = ptr.expose_provenance() as u64 + done;
+    let words = [first, offset.wrapping_add(done), addr, third, user_data, 0, 0, 0];
     // SAFETY: an `Entry` is the kernel's 64 bytes of numbers.
     Some(unsafe { mem::transmute::<[u64; 8], squeue::Entry>(words) })
 }
@@ -214,8 +215,9 @@ fn entry(Sub { user_data, op }: Sub) -> squeue::Entry {
         },
         Kind::Fsync => opcode::Fsync::new(fd).build(),
         Kind::Fdatasync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
-        Kind::Allocate(mode) => {
-            opcode::Fallocate::new(fd, len).offset(offset).mode(mode.flags()).build()
+        Kind::Reserve | Kind::PunchHole | Kind::ZeroRange => {
+            let flags = kind.fallocate_flags().unwrap_or(0);
+            opcode::Fallocate::new(fd, len).offset(offset).mode(flags).build()
         }
         Kind::WillNeed => {
             // The ring's length has 32 bits; advice for less than asked is still good advice.
@@ -226,29 +228,33 @@ fn entry(Sub { user_data, op }: Sub) -> squeue::Entry {
     entry.flags(flags).user_data(user_data)
 }
 
-#[inline]
-fn push(queue: &mut SubmissionQueue<'_>, sub: Sub) -> Result<(), PushError> {
+#[inline(always)]
+fn push(queue: &mut SubmissionQueue<'_>, user_data: u64, slot: &Slot) -> Result<(), PushError> {
     // Two ways to the ring: an entry that either could have made would go by the stack.
-    if let Some(entry) = plain_entry(&sub) {
+    if let Some(entry) = plain_entry(user_data, &slot.op, slot.verdict.done) {
         // SAFETY: contract 2 of `backend`: buffer and descriptor live until the completion.
         return unsafe { queue.push(&entry) };
     }
-    push_other(queue, sub)
+    push_other(queue, user_data, slot)
 }
 
 #[inline(never)]
-fn push_other(queue: &mut SubmissionQueue<'_>, sub: Sub) -> Result<(), PushError> {
+fn push_other(
+    queue: &mut SubmissionQueue<'_>,
+    user_data: u64,
+    slot: &Slot,
+) -> Result<(), PushError> {
     // SAFETY: as in `push`.
-    unsafe { queue.push(&entry(sub)) }
+    unsafe { queue.push(&entry(Sub { user_data, op: slot.next_op() })) }
 }
 
 impl Backend for Uring {
-    fn submit(&mut self, batch: Batch<'_>) -> Submitted {
+    fn submit(&mut self, mut batch: Batch<'_>) -> Submitted {
         let mut queue = self.ring.submission();
         let offered = batch.len();
         let mut accepted = 0;
-        for sub in batch {
-            if push(&mut queue, sub).is_err() {
+        while let Some((user_data, slot)) = batch.next_slot() {
+            if push(&mut queue, user_data, slot).is_err() {
                 break;
             }
             accepted += 1;
@@ -281,8 +287,8 @@ impl Backend for Uring {
         let mut room = budget;
         // Put-off work is done a few at a time; the flag shows while some is left.
         for _ in 0..MAX_ENTERS {
-            let waiting = self.ring.submission().taskrun();
-            if waiting && (self.deferred.is_some() || self.ring.completion().is_empty()) {
+            let look = self.deferred.is_some() || self.ring.completion().is_empty();
+            if look && self.ring.submission().taskrun() {
                 self.run_task_work();
             }
             for entry in self.ring.completion().take(room) {
@@ -370,11 +376,14 @@ mod tests {
                     (op.ptr, op.len, op.offset) = (bytes.as_mut_ptr(), 100, 1 << 40 | 5);
                 }
                 let sub = Sub { user_data: 0x0123_4567_89ab_cdef, op };
+                let done = if kind == Kind::Nop { 0 } else { 37 };
+                let sub = Sub { op: op.rest(done), ..sub };
                 let words = |entry| {
                     // SAFETY: 64 bytes of numbers, all written.
                     unsafe { mem::transmute::<squeue::Entry, [u64; 8]>(entry) }
                 };
-                let (ours, theirs) = (words(plain_entry(&sub).unwrap()), words(entry(sub)));
+                let (ours, theirs) =
+                    (words(plain_entry(sub.user_data, &op, done).unwrap()), words(entry(sub)));
                 let ignored = if kind == Kind::Nop { 0xffff_ffff } else { u64::MAX };
                 assert_eq!(ours[0] & ignored & !0xff00, theirs[0] & ignored & !0xff00);
                 assert_eq!(ours[1..], theirs[1..], "{kind:?} {fd}");
