@@ -5,8 +5,14 @@
 //! OFFLOCK_SOAK=60 cargo test --release -p aio-reap --test stress -- --ignored --test-threads 1
 //! ```
 //!
-//! `OFFLOCK_SOAK` multiplies the 2 seconds per backend and kind of file.
+//! `OFFLOCK_STRESS_SECONDS` (2) says how long each backend and kind of file takes; `OFFLOCK_SOAK`
+//! multiplies that.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "common/goes_on.rs"]
+mod goes_on;
+#[path = "common/seconds.rs"]
+mod seconds;
 
 use std::cell::{Cell, RefCell};
 use std::fs::OpenOptions;
@@ -17,9 +23,14 @@ use std::time::{Duration, Instant};
 
 use aio_reap::{AlignedBuf, AllocateMode, BackendKind, Engine, File};
 
+use goes_on::goes_on;
+use seconds::stress_time;
+
 const DEPTH: usize = 32;
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 512;
+/// Requests of each backend and kind of file, however busy the machine is.
+const ENOUGH: u64 = 100;
 
 /// What the file must hold, and who is busy with what.
 struct World {
@@ -59,7 +70,7 @@ impl World {
 
     /// Makes one request; its callback makes the next.
     fn next(self: &Rc<Self>) {
-        if Instant::now() >= self.until {
+        if !goes_on(self.until, || self.made.get() > ENOUGH) {
             return;
         }
         let Some((first, count)) = self.claim() else { return };
@@ -165,9 +176,9 @@ fn stress_mixed_io_on_every_backend() {
                 seed: Cell::new(7),
                 outstanding: Cell::new(0),
                 made: Cell::new(0),
-                until: Instant::now() + Duration::from_secs(2) * times,
+                until: Instant::now() + stress_time(2) * times,
             });
-            while Instant::now() < world.until {
+            while goes_on(world.until, || world.made.get() > ENOUGH) {
                 let plug = engine.plug();
                 while world.outstanding.get() < DEPTH + 8 {
                     let before = world.outstanding.get();
@@ -185,7 +196,7 @@ fn stress_mixed_io_on_every_backend() {
             let stats = engine.stats();
             assert_eq!((stats.stray, stats.accepted), (0, world.made.get()));
             assert!(stats.max_in_flight <= DEPTH && stats.completed == stats.accepted);
-            assert!(stats.accepted > 100, "{stats}");
+            assert!(stats.accepted > ENOUGH, "{stats}");
             println!("{kind}, flags {flags:#o}: {stats}");
             for block in 0..BLOCKS {
                 let at = (block * BLOCK) as u64;

@@ -14,10 +14,13 @@ use std::time::{Duration, Instant};
 
 #[path = "../../tests/common/alarms.rs"]
 mod alarms;
+#[path = "../../tests/common/goes_on.rs"]
+mod goes_on;
 #[path = "../../tests/common/seconds.rs"]
 mod seconds;
 
 use self::alarms::{Alarms, handle};
+use self::goes_on::goes_on;
 use self::seconds::stress_time;
 use super::{Armed, armed, usable};
 use crate::capabilities::Sections;
@@ -123,9 +126,27 @@ fn signalled<R>(work: impl FnOnce() -> R) -> (R, u64) {
     (result, SIGNALS.with(|n| n.load(Ordering::Relaxed)))
 }
 
-/// Runs `work` on eight threads while signals to each, migrations and barriers go on; sums what it returns.
+/// Runs `work` on eight threads while signals to each, migrations and barriers go on; sums what it
+/// returns. Longer, with other threads, where too few signals came in that time.
 fn disturbed(until: Instant, work: impl Fn(&AtomicBool) -> u64 + Sync) -> u64 {
-    let began = Instant::now();
+    let time = until.saturating_duration_since(Instant::now()).as_secs_f64().round();
+    let wanted = SIGNALS_PER_SECOND * time as u64;
+    let (mut sum, mut signals) = (0, [0; THREADS]);
+    let enough = |signals: &[u64; THREADS]| signals.iter().all(|&got| got >= wanted);
+    while goes_on(until, || enough(&signals)) {
+        sum += disturb(until.max(Instant::now() + Duration::from_secs(1)), &work, &mut signals);
+    }
+    println!("signals taken by each thread for {time} s: {signals:?}");
+    assert!(enough(&signals), "too few signals reached a thread: the test proves nothing");
+    sum
+}
+
+/// Adds to `signals` what each thread got.
+fn disturb(
+    until: Instant,
+    work: impl Fn(&AtomicBool) -> u64 + Sync,
+    signals: &mut [u64; THREADS],
+) -> u64 {
     let stop = AtomicBool::new(false);
     let (tell, tids) = std::sync::mpsc::channel();
     thread::scope(|scope| {
@@ -156,16 +177,12 @@ fn disturbed(until: Instant, work: impl Fn(&AtomicBool) -> u64 + Sync) -> u64 {
             thread::sleep(Duration::from_millis(1));
         }
         stop.store(true, Ordering::Relaxed);
-        let seconds = began.elapsed().as_secs();
-        let (mut sum, mut signals) = (0, Vec::new());
-        for worker in workers {
+        let mut sum = 0;
+        for (worker, signals) in workers.into_iter().zip(signals) {
             let (result, got) = worker.join().unwrap();
             sum += result;
-            signals.push(got);
+            *signals += got;
         }
-        println!("signals taken by each thread in {seconds} s: {signals:?}");
-        let enough = signals.iter().all(|&got| got >= SIGNALS_PER_SECOND * seconds);
-        assert!(enough, "too few signals reached a thread: the test proves nothing");
         sum
     })
 }
@@ -304,7 +321,7 @@ fn moved_after_revoke(real: Armed, protect: bool) -> u64 {
                 }
             });
         }
-        while Instant::now() < until {
+        while goes_on(until, || protect || moved > 0) {
             gate.store(1, Ordering::Relaxed);
             fence::heavy_rseq();
             let before = sum(&words);
