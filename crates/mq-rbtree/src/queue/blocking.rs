@@ -115,6 +115,10 @@ impl<T, L: Levels> Queue<T, L> {
             // SAFETY: on no list, and pinned here until it is off this one: see below.
             unsafe { state.wait_to_receive(node, Wake::Thread(Arc::clone(&parker))) };
             drop(state);
+            // A sender for whose message there was no memory is told before we sleep.
+            if after.run() {
+                self.settle();
+            }
             let ended = self.sleep(&waiter, &parker, wait);
             let late = ended == Ended::Timeout;
             // SAFETY: it lives, and was put on this list only.

@@ -236,7 +236,13 @@ impl<T, L: Levels> Queue<T, L> {
                 Ok((message.value, message.priority))
             }
             None if wait.is_no() => Err(ReceiveError::Empty),
-            None => self.wait_to_receive(wait),
+            None => {
+                // A sender for whose message there was no memory is told before we wait for another.
+                if after.run() {
+                    self.settle();
+                }
+                self.wait_to_receive(wait)
+            }
         }
     }
 

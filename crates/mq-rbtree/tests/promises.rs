@@ -1,0 +1,64 @@
+//! A task was promised room and does not look: what becomes of the thread behind it.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "common/short.rs"]
+mod short;
+#[path = "common/until.rs"]
+mod until;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::Duration;
+
+use mq_rbtree::{Queue, SendFuture, Wait};
+
+use short::refused;
+use until::wait_until;
+
+/// Longer than anything takes here.
+const LONG: Duration = Duration::from_secs(20);
+
+type Promised<'q> = Pin<Box<SendFuture<'q, u32>>>;
+
+fn poll<F: Future>(future: &mut Pin<Box<F>>) -> Poll<F::Output> {
+    future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// A queue of one message, which is full, and a task that waits for room in it.
+fn full(queue: &Queue<u32>) -> Promised<'_> {
+    queue.try_send(1, 0).unwrap();
+    let mut task = Box::pin(queue.send_async(2, 0));
+    assert!(poll(&mut task).is_pending());
+    task
+}
+
+fn one() -> Queue<u32> {
+    Queue::builder(1).spin(false).build().unwrap()
+}
+
+/// The thread's message needs a page, for which the receiver has no memory: the thread is told to try
+/// by itself before the receiver begins to wait.
+#[test]
+fn inv14_a_receiver_without_memory_wakes_the_sender_before_it_waits() {
+    let queue = one();
+    let idle = full(&queue);
+    thread::scope(|scope| {
+        let sender = scope.spawn(|| {
+            let soon = Wait::at_most(Duration::from_millis(1));
+            assert!(queue.send_with(0, 0, soon).is_err()); // for what is needed once in a thread
+            refused(2, || queue.send(3, 20_000))
+        });
+        wait_until(|| {
+            let stats = queue.stats().unwrap();
+            stats.waiting == (2, 0) && stats.timeouts == 1
+        });
+        assert_eq!(queue.try_receive(), Ok((1, 0)));
+        let (received, refused) = refused(1, || queue.receive_with(Wait::at_most(LONG)));
+        assert_eq!((received, refused), (Ok((3, 20_000)), 1));
+        assert_eq!(sender.join().unwrap(), (Ok(()), 2));
+    });
+    drop(idle);
+    queue.validate();
+}
