@@ -1,6 +1,9 @@
-//! A task was promised room and does not look: what becomes of the thread behind it.
+//! A task was promised room and does not look: what becomes of the thread behind it, and of who is to be
+//! told of its message.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+#[path = "common/flag.rs"]
+mod flag;
 #[path = "common/short.rs"]
 mod short;
 #[path = "common/until.rs"]
@@ -8,12 +11,14 @@ mod until;
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
 use mq_rbtree::{Queue, SendFuture, Wait};
 
+use flag::Flag;
 use short::refused;
 use until::wait_until;
 
@@ -60,5 +65,57 @@ fn inv14_a_receiver_without_memory_wakes_the_sender_before_it_waits() {
         assert_eq!(sender.join().unwrap(), (Ok(()), 2));
     });
     drop(idle);
+    queue.validate();
+}
+
+/// The promise is given back, or comes to nothing, and so the thread's message comes into the empty
+/// queue: that is a send that finds it empty.
+#[test]
+fn inv12_a_message_that_comes_when_a_promise_ends_is_notified() {
+    let queue = one();
+    let mut task = full(&queue);
+    let flag = Flag::new();
+    let told = flag.waker();
+    queue.notify(move || told.wake()).unwrap();
+    thread::scope(|scope| {
+        let sender = scope.spawn(|| queue.send(3, 7));
+        wait_until(|| queue.stats().unwrap().waiting == (2, 0));
+        assert_eq!(queue.try_receive(), Ok((1, 0)));
+        assert_eq!((queue.len(), flag.count()), (Ok(0), 0));
+        task.set(queue.send_async(9, 9)); // drops the one that was promised the room
+        assert_eq!(sender.join().unwrap(), Ok(()));
+    });
+    assert_eq!((queue.len(), flag.count()), (Ok(1), 1));
+    assert!(!queue.cancel_notify());
+    drop(task);
+    queue.validate();
+}
+
+/// A drain leaves the queue empty, and then come those who waited.
+#[test]
+fn inv12_a_message_that_comes_after_a_drain_is_notified() {
+    let queue = one();
+    queue.try_send(1, 0).unwrap();
+    let flag = Flag::new();
+    let told = flag.waker();
+    queue.notify(move || told.wake()).unwrap();
+    thread::scope(|scope| {
+        let sender = scope.spawn(|| queue.send(3, 7));
+        wait_until(|| queue.stats().unwrap().waiting == (1, 0));
+        assert_eq!(queue.drain().unwrap(), [(1, 0)]);
+        assert_eq!(sender.join().unwrap(), Ok(()));
+    });
+    assert_eq!((queue.len(), flag.count()), (Ok(1), 1));
+    // But a receive that a sender goes on for leaves no moment in which it is empty.
+    let silent: Arc<Flag> = Flag::new();
+    let told = silent.waker();
+    queue.notify(move || told.wake()).unwrap();
+    thread::scope(|scope| {
+        let sender = scope.spawn(|| queue.send(4, 8));
+        wait_until(|| queue.stats().unwrap().waiting == (1, 0));
+        assert_eq!(queue.try_receive(), Ok((3, 7)));
+        assert_eq!(sender.join().unwrap(), Ok(()));
+    });
+    assert_eq!((queue.len(), silent.count()), (Ok(1), 0));
     queue.validate();
 }

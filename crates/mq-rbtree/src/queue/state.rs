@@ -160,7 +160,7 @@ impl<T, L: Levels> State<T, L> {
         };
         let waiting = !self.senders.is_empty() || self.armed != 0;
         if waiting && !mutant("take-settles-nothing") {
-            self.settle(config, preload, after);
+            self.go_on(config, preload, after, false);
         }
         Some(message)
     }
@@ -359,6 +359,19 @@ impl<T, L: Levels> State<T, L> {
         preload: &mut Preload<T, L>,
         after: &mut After,
     ) {
+        self.go_on(config, preload, after, self.core.is_empty());
+    }
+
+    /// The same, of a queue that was empty, as far as anybody could see, or not.
+    #[cold]
+    #[inline(never)]
+    fn go_on(
+        &mut self,
+        config: &Config<T, L>,
+        preload: &mut Preload<T, L>,
+        after: &mut After,
+        mut was_empty: bool,
+    ) {
         loop {
             let receiver =
                 self.receivers.first().filter(|_| self.core.len() > self.receive_permits);
@@ -374,6 +387,12 @@ impl<T, L: Levels> State<T, L> {
                 self.serve_receiver(node, preload, after);
             } else if let Some(node) = sender {
                 self.serve_sender(node, preload, after);
+                if was_empty && !self.core.is_empty() {
+                    was_empty = false;
+                    if self.receivers.is_empty() && self.notification.is_some() {
+                        after.set_notification(self.notification.take());
+                    }
+                }
             }
         }
         if self.armed != 0 {
