@@ -436,6 +436,31 @@ fn inv06_an_order_that_panics_in_an_aged_hand_off_costs_the_sender_nothing() {
     assert!((1..12).contains(&by_itself), "{by_itself}");
 }
 
+/// What a task was told of is for another if its own poll panics, and it is dropped.
+#[test]
+fn inv14_a_receive_whose_order_panics_keeps_no_message() {
+    let builder = Queue::<u32, RbTree<Key>>::builder_with_keys(2).spin(false);
+    let queue = builder.ageing(std::num::NonZeroU32::MIN).build().unwrap();
+    for _ in 0..2 {
+        queue.send(0, Key(3)).unwrap(); // the next aged receive looks for what is below
+        assert!(queue.try_receive().is_ok());
+    }
+    let flags = [Flag::new(), Flag::new()];
+    let mut tasks = [(); 2].map(|()| Box::pin(queue.receive_async()));
+    for (task, flag) in tasks.iter_mut().zip(&flags) {
+        assert!(poll(task, flag.waker()).is_pending());
+    }
+    queue.send(1, Key(1)).unwrap();
+    assert_eq!((flags[0].count(), flags[1].count()), (1, 0));
+    let [mut first, mut second] = tasks;
+    COMPARISONS.set(0);
+    assert!(panics(|| poll(&mut first, flags[0].waker())));
+    drop(first);
+    assert_eq!((flags[0].count(), flags[1].count()), (1, 1));
+    assert!(poll(&mut second, flags[1].waker()).is_ready());
+    queue.validate();
+}
+
 /// A message whose end looks at the queue that it was in.
 struct Looks {
     queue: Weak<Queue<Looks>>,

@@ -320,9 +320,10 @@ impl<T, L: Levels> Drop for ReceiveFuture<'_, T, L> {
             _old = inner.take_waker();
             if std::mem::take(&mut inner.permit) {
                 state.end_receive_permit();
-                if !mutant("receive-permit-is-lost-at-drop") {
-                    state.settle(&queue.config, &mut preload, &mut after);
-                }
+            }
+            // What it was told of is for another; also what it was told of before a poll that panicked.
+            if !mutant("receive-permit-is-lost-at-drop") {
+                state.settle(&queue.config, &mut preload, &mut after);
             }
         }
         if after.run() {
