@@ -3,18 +3,22 @@
 
 #[path = "common/flag.rs"]
 mod flag;
+#[path = "common/seconds.rs"]
+mod seconds;
 #[path = "common/until.rs"]
 mod until;
 
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::task::{Context, Waker};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::task::{Context, Poll, Waker};
 use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
 
 use mq_rbtree::{Interest, Queue, RbTree, Readiness, ReceiveError, SendRefused, Wait};
 
@@ -324,4 +328,123 @@ fn inv14_event_loops_on_both_sides_lose_no_wake_up() {
     }
     thread.join().unwrap();
     queue.validate();
+}
+
+/// What an event loop on one side of a queue did.
+struct Loop<'q> {
+    queue: &'q Queue<u64>,
+    stop: &'q AtomicBool,
+    steps: &'q AtomicUsize,
+}
+
+impl Loop<'_> {
+    /// Waits on a descriptor, level or edge triggered, clears it, and does `work` until that is refused;
+    /// until `work` says that it was the last time.
+    fn run(&self, interest: Interest, flags: i32, mut work: impl FnMut() -> ControlFlow<()>) {
+        let ready = Readiness::new(self.queue, interest).unwrap();
+        let epoll = Epoll::on(&ready, flags);
+        loop {
+            assert!(epoll.wait(20_000), "a lost wake-up");
+            ready.clear();
+            if work().is_break() {
+                return;
+            }
+            self.steps.fetch_add(1, SeqCst);
+        }
+    }
+
+    fn send_until_told(&self, flags: i32) -> (u64, u64) {
+        let (mut count, mut sum) = (0, 0);
+        self.run(Interest::Writable, flags, || {
+            while !self.stop.load(SeqCst) {
+                if self.queue.try_send(count, count as u32 % 64).is_err() {
+                    return ControlFlow::Continue(());
+                }
+                count += 1;
+                sum += count;
+            }
+            ControlFlow::Break(())
+        });
+        (count, sum)
+    }
+
+    fn receive_until_closed(&self, flags: i32) -> (u64, u64) {
+        let (mut count, mut sum) = (0, 0);
+        self.run(Interest::Readable, flags, || {
+            loop {
+                match self.queue.try_receive() {
+                    Ok((message, _)) => {
+                        count += 1;
+                        sum += message + 1;
+                    }
+                    Err(ReceiveError::Empty) => return ControlFlow::Continue(()),
+                    Err(error) => {
+                        assert_eq!(error, ReceiveError::Closed);
+                        return ControlFlow::Break(());
+                    }
+                }
+            }
+        });
+        (count, sum)
+    }
+
+    /// Takes a message now and then from under the loop, or waits for one and gives up.
+    fn meddle(&self) -> (u64, u64) {
+        let (mut count, mut sum) = (0, 0);
+        let mut cx = Context::from_waker(Waker::noop());
+        for n in 0.. {
+            if self.stop.load(SeqCst) {
+                break;
+            }
+            let short = Wait::at_most(Duration::from_micros(n % 50));
+            let received = match n % 3 {
+                0 => self.queue.try_receive(),
+                1 => self.queue.receive_with(short),
+                _ => match pin!(self.queue.receive_async()).poll(&mut cx) {
+                    Poll::Ready(received) => received,
+                    Poll::Pending => Err(ReceiveError::Empty), // dropped
+                },
+            };
+            if let Ok((message, _)) = received {
+                count += 1;
+                sum += message + 1;
+            }
+            thread::sleep(Duration::from_micros(50)); // most are the loop's
+        }
+        (count, sum)
+    }
+}
+
+/// Two event loops, a thread that meddles, and a queue that is full or empty most of the time.
+fn event_loops(max: usize, flags: i32) {
+    let queue: Queue<u64> = Queue::new(max).unwrap();
+    let (stop, steps) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let each = Loop { queue: &queue, stop: &stop, steps: &steps };
+    thread::scope(|scope| {
+        let sends = scope.spawn(|| each.send_until_told(flags));
+        let receives = scope.spawn(|| each.receive_until_closed(flags));
+        let meddles = scope.spawn(|| each.meddle());
+        thread::sleep(Duration::from_millis(20));
+        wait_until(|| steps.load(SeqCst) > 100);
+        stop.store(true, SeqCst);
+        let (meddled, sent) = (meddles.join().unwrap(), sends.join().unwrap());
+        assert_eq!(queue.close(), Ok(true)); // which the loop that receives is told of
+        let got = receives.join().unwrap();
+        assert_eq!(sent, (got.0 + meddled.0, got.1 + meddled.1), "what was sent, and received");
+    });
+    assert_eq!(queue.len(), Ok(0));
+    queue.validate();
+}
+
+#[test]
+#[ignore = "stress: seconds of threads"]
+fn stress_inv14_event_loops_lose_no_wake_up() {
+    let until = Instant::now() + seconds::stress_time(5);
+    let mut rounds = 0;
+    while rounds < 4 || Instant::now() < until {
+        let flags = [libc::EPOLLIN, libc::EPOLLIN | libc::EPOLLET][rounds % 2];
+        event_loops([1, 3, 100][rounds / 2 % 3], flags);
+        rounds += 1;
+    }
+    println!("{rounds} rounds");
 }

@@ -1,0 +1,104 @@
+//! The end of deep queues while others use them.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "common/seconds.rs"]
+mod seconds;
+#[path = "common/watchdog.rs"]
+mod watchdog;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::thread;
+use std::time::Instant;
+
+use mq_rbtree::{Bitmap, Builder, Levels, PRIORITIES, RbTree, SendRefused, Sender};
+
+use watchdog::watched;
+
+const MESSAGES: u64 = 1_000_000;
+
+/// What the messages of one queue have seen.
+#[derive(Default)]
+struct Seen {
+    dropped: AtomicU64,
+    /// Operations that another thread has done on the queue meanwhile.
+    operations: AtomicU64,
+    over: AtomicBool,
+}
+
+/// Now and then its drop waits until the queue was used once more: with the lock held, it never would.
+/// Not one of those that the user of the queue sends itself.
+struct Message(Option<Arc<Seen>>);
+
+impl Drop for Message {
+    fn drop(&mut self) {
+        let Some(seen) = &self.0 else { return };
+        let before = seen.dropped.fetch_add(1, Relaxed);
+        if before % (MESSAGES / 10) == MESSAGES / 20 {
+            let done = seen.operations.load(SeqCst);
+            // Two, of which the second began after this.
+            while seen.operations.load(SeqCst) < done + 2 {
+                thread::yield_now();
+            }
+        }
+    }
+}
+
+fn uses<L: Levels<Priority = u32>>(sender: &Sender<Message, L>, seen: &Seen) {
+    while !seen.over.load(SeqCst) {
+        let stats = sender.stats().unwrap();
+        assert_eq!(stats.sent, stats.received + stats.depth as u64);
+        if let Err(refused) = sender.try_send(Message(None), 7) {
+            assert!(matches!(refused.reason, SendRefused::Full | SendRefused::Closed));
+        }
+        assert!(sender.len().unwrap() <= MESSAGES as usize);
+        seen.operations.fetch_add(1, SeqCst);
+    }
+}
+
+/// A queue of a million messages, and its last receiver, or a drain.
+fn drops<L: Levels<Priority = u32>>(by_drain: bool)
+where
+    Sender<Message, L>: Sync,
+{
+    let (sender, receiver) = Builder::<Message, L>::new(MESSAGES as usize).channel().unwrap();
+    let seen = Arc::new(Seen::default());
+    for n in 0..MESSAGES {
+        let priority = (n * 7_919 % u64::from(PRIORITIES)) as u32;
+        assert!(sender.try_send(Message(Some(Arc::clone(&seen))), priority).is_ok());
+    }
+    watched(
+        || seen.dropped.load(Relaxed),
+        || sender.stats().unwrap().to_string(),
+        || {
+            thread::scope(|scope| {
+                scope.spawn(|| uses(&sender, &seen));
+                if by_drain {
+                    let all = receiver.drain().unwrap();
+                    assert_eq!(all.len() as u64, MESSAGES);
+                    assert!(all.is_sorted_by(|a, b| a.1 >= b.1));
+                    drop(all);
+                }
+                drop(receiver);
+                seen.over.store(true, SeqCst);
+            });
+        },
+    );
+    assert_eq!(seen.dropped.load(SeqCst), MESSAGES);
+    assert_eq!((sender.is_closed(), sender.len()), (Ok(true), Ok(0)));
+    sender.validate();
+}
+
+#[test]
+#[ignore = "stress: a million messages at a time"]
+fn stress_inv16_a_million_messages_are_dropped_while_others_use_the_queue() {
+    let until = Instant::now() + seconds::stress_time(5);
+    let mut rounds = 0;
+    while rounds == 0 || Instant::now() < until {
+        let by_drain = rounds % 2 == 1;
+        drops::<Bitmap>(by_drain);
+        drops::<RbTree<u32>>(!by_drain);
+        rounds += 1;
+    }
+    println!("{} queues of {MESSAGES} messages", 2 * rounds);
+}

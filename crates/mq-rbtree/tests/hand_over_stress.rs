@@ -1,0 +1,341 @@
+//! Threads and tasks that meet at small queues, over and over: what is handed from one to the other is
+//! handed once, whoever gives up meanwhile.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "common/block_on.rs"]
+mod block_on;
+#[path = "common/census.rs"]
+mod census;
+#[path = "common/dice.rs"]
+mod dice;
+#[path = "common/seconds.rs"]
+mod seconds;
+#[path = "common/until.rs"]
+mod until;
+#[path = "common/watchdog.rs"]
+mod watchdog;
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::task::{Context, Poll};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use mq_rbtree::{
+    Bitmap, Builder, Levels, Queue, RbTree, ReceiveError, SendError, SendRefused, Wait,
+};
+
+use block_on::{block_on, unparker};
+use census::{Canary, Census};
+use dice::Dice;
+use until::wait_until;
+use watchdog::watched;
+
+/// Threads on either side of a game.
+const PLAYERS: usize = 4;
+
+/// A ball: it has one owner at a time, who counts its hops.
+struct Ball {
+    number: usize,
+    hops: u64,
+    canary: Canary,
+}
+
+/// What a player has to say in the end.
+#[derive(Default)]
+struct Played {
+    hops: u64,
+    kept: Option<Ball>,
+}
+
+/// Receives from one queue and sends to the other until they are closed.
+fn play<L: Levels<Priority = u32>>(
+    from: &Queue<Ball, L>,
+    to: &Queue<Ball, L>,
+    by_task: bool,
+    owned: &[AtomicBool],
+    steps: &AtomicU64,
+) -> Played {
+    let mut hops = 0;
+    loop {
+        let received = if by_task { block_on(from.receive_async()) } else { from.receive() };
+        let mut ball = match received {
+            Ok((ball, priority)) => {
+                assert_eq!(priority, ball.number as u32 * 100);
+                ball
+            }
+            Err(error) => {
+                assert_eq!(error, ReceiveError::Closed);
+                return Played { hops, kept: None };
+            }
+        };
+        assert!(!owned[ball.number].swap(true, SeqCst), "two have ball {}", ball.number);
+        assert_eq!(ball.canary.read(), ball.number as u64);
+        ball.hops += 1;
+        hops += 1;
+        steps.fetch_add(1, Relaxed);
+        let number = ball.number;
+        owned[number].store(false, SeqCst);
+        let sent = if by_task {
+            block_on(to.send_async(ball, number as u32 * 100))
+        } else {
+            to.send(ball, number as u32 * 100)
+        };
+        if let Err(SendError { value, reason }) = sent {
+            assert_eq!(reason, SendRefused::Closed);
+            return Played { hops, kept: Some(value) };
+        }
+    }
+}
+
+/// A game of some milliseconds; returns how many balls went from hand to hand.
+fn game<L: Levels<Priority = u32>>(spin: bool, balls: usize, with_tasks: bool) -> u64
+where
+    Queue<Ball, L>: Sync,
+{
+    let queue = || Builder::<Ball, L>::new(1).spin(spin).build().unwrap();
+    let (there, back) = (queue(), queue());
+    let (census, steps) = (Census::default(), AtomicU64::new(0));
+    let owned: Vec<_> = (0..balls).map(|_| AtomicBool::new(false)).collect();
+    let played: Vec<Played> = watched(
+        || steps.load(Relaxed),
+        || format!("{}\n{}", there.stats().unwrap(), back.stats().unwrap()),
+        || {
+            thread::scope(|scope| {
+                let (there, back, owned, steps) = (&there, &back, &owned[..], &steps);
+                let players: Vec<_> = (0..2 * PLAYERS)
+                    .map(|n| {
+                        let (from, to) = if n % 2 == 0 { (there, back) } else { (back, there) };
+                        let by_task = with_tasks && n < 2;
+                        scope.spawn(move || play(from, to, by_task, owned, steps))
+                    })
+                    .collect();
+                for number in 0..balls {
+                    let canary = Canary::new(number as u64, &census);
+                    let ball = Ball { number, hops: 0, canary };
+                    assert!(there.send(ball, number as u32 * 100).is_ok());
+                }
+                let begun = steps.load(Relaxed);
+                thread::sleep(Duration::from_millis(20));
+                wait_until(|| steps.load(Relaxed) > begun + 100);
+                assert_eq!((there.close(), back.close()), (Ok(true), Ok(true)));
+                players.into_iter().map(|player| player.join().unwrap()).collect()
+            })
+        },
+    );
+    let mut found: Vec<Ball> = Vec::new();
+    for queue in [&there, &back] {
+        queue.validate();
+        found.extend(queue.drain().unwrap().into_iter().map(|(ball, _)| ball));
+        let stats = queue.stats().unwrap();
+        assert_eq!((stats.sent, stats.waiting), (stats.received, (0, 0)));
+    }
+    let hops: u64 = played.iter().map(|played| played.hops).sum();
+    found.extend(played.into_iter().filter_map(|played| played.kept));
+    found.sort_by_key(|ball| ball.number);
+    assert!(found.iter().map(|ball| ball.number).eq(0..balls), "each is there once");
+    assert_eq!(found.iter().map(|ball| ball.hops).sum::<u64>(), hops);
+    assert_eq!(census.alive(), balls as i64);
+    let (there, back) = (there.stats().unwrap(), back.stats().unwrap());
+    there.handed_over + there.taken_over + back.handed_over + back.taken_over
+}
+
+#[test]
+#[ignore = "stress: seconds of threads"]
+fn stress_inv08_balls_go_from_hand_to_hand_once() {
+    let until = Instant::now() + seconds::stress_time(5);
+    let (mut round, mut handed) = (0, [0; 2]);
+    // One ball, and most wait to receive; as many as players, and most wait to send.
+    while Instant::now() < until || handed.contains(&0) {
+        let (spin, balls) = (round % 2 == 1, [1, 3, 2 * PLAYERS][round / 2 % 3]);
+        let with_tasks = round % 5 == 0;
+        handed[round % 2] += if round % 4 < 2 {
+            game::<Bitmap>(spin, balls, with_tasks)
+        } else {
+            game::<RbTree<u32>>(spin, balls, with_tasks)
+        };
+        round += 1;
+    }
+    println!("{round} games; from hand to hand without and with spin: {handed:?}");
+}
+
+/// A time that follows the moment of a race: who came too late comes earlier next time.
+struct Aim(u64);
+
+impl Aim {
+    fn time(&self) -> Duration {
+        Duration::from_nanos(self.0)
+    }
+
+    fn learn(&mut self, was_early: bool) {
+        self.0 = if was_early { (self.0 * 9 / 8 + 50).min(500_000) } else { self.0 * 7 / 8 };
+    }
+}
+
+/// What came out of a message's send, or a receive.
+#[derive(Clone, Copy, Default)]
+struct Books {
+    sum: u64,
+    count: u64,
+    gave_up: u64,
+}
+
+impl Books {
+    fn add(&mut self, value: u64) {
+        self.sum = self.sum.wrapping_add((value + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        self.count += 1;
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self {
+            sum: self.sum.wrapping_add(other.sum),
+            count: self.count + other.count,
+            gave_up: self.gave_up + other.gave_up,
+        }
+    }
+}
+
+/// Polls once, waits until it is woken or the time is over, and drops it then: sometimes although it
+/// was woken.
+fn poll_briefly<F: Future>(future: F, time: Duration, dice: &mut Dice) -> Option<F::Output> {
+    let waker = unparker();
+    let mut cx = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    if let Poll::Ready(output) = future.as_mut().poll(&mut cx) {
+        return Some(output);
+    }
+    thread::park_timeout(time);
+    if dice.roll(2) == 0 {
+        return None;
+    }
+    match future.as_mut().poll(&mut cx) {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
+    }
+}
+
+/// Sends with deadlines, or with futures that are dropped, until it is told to stop.
+fn send_briefly(
+    queue: &Queue<Canary>,
+    me: u64,
+    census: &Census,
+    stop: &AtomicBool,
+    steps: &AtomicU64,
+) -> Books {
+    let (mut dice, mut aim, mut books) = (Dice::new(me), Aim(1_000), Books::default());
+    for serial in 0.. {
+        if stop.load(Relaxed) {
+            break;
+        }
+        let value = me << 32 | serial;
+        let message = Canary::new(value, census);
+        let said = if me != 1 {
+            Some(queue.send_with(message, 0, Wait::at_most(aim.time())))
+        } else {
+            poll_briefly(queue.send_async(message, 0), aim.time(), &mut dice)
+        };
+        let went = match said {
+            Some(Ok(())) => true,
+            None => false,
+            Some(Err(SendError { value: message, reason })) => {
+                assert_eq!((message.read(), reason), (value, SendRefused::Timeout));
+                false
+            }
+        };
+        if went {
+            books.add(value);
+        } else {
+            books.gave_up += 1;
+        }
+        aim.learn(!went);
+        steps.fetch_add(1, Relaxed);
+    }
+    books
+}
+
+/// Receives in the same way. Number 0 waits for ever, until the queue is closed.
+fn receive_briefly(queue: &Queue<Canary>, me: u64, stop: &AtomicBool, steps: &AtomicU64) -> Books {
+    let (mut dice, mut aim, mut books) = (Dice::new(99 + me), Aim(1_000), Books::default());
+    while me == 0 || !stop.load(Relaxed) {
+        let said = match me {
+            0 => Some(queue.receive()),
+            1 | 2 => Some(queue.receive_with(Wait::at_most(aim.time()))),
+            _ => poll_briefly(queue.receive_async(), aim.time(), &mut dice),
+        };
+        let got = match said {
+            Some(Ok((message, 0))) => {
+                books.add(message.read());
+                true
+            }
+            None | Some(Err(ReceiveError::Timeout)) => false,
+            Some(Err(ReceiveError::Closed)) if me == 0 => break,
+            Some(other) => {
+                panic!("{:?}", other.map(|(message, priority)| (message.read(), priority)))
+            }
+        };
+        books.gave_up += u64::from(!got);
+        aim.learn(!got);
+        steps.fetch_add(1, Relaxed);
+    }
+    books
+}
+
+/// Some milliseconds of that: what was sent was received. Returns what each side gave up, and what was
+/// handed over.
+fn races(spin: bool) -> [u64; 3] {
+    let queue: Queue<Canary> = Queue::builder(1).spin(spin).build().unwrap();
+    let (census, steps) = (Census::default(), AtomicU64::new(0));
+    let stops = [AtomicBool::new(false), AtomicBool::new(false)];
+    let (sent, got) = watched(
+        || steps.load(Relaxed),
+        || queue.stats().unwrap().to_string(),
+        || {
+            thread::scope(|scope| {
+                let (queue, census, stops, steps) = (&queue, &census, &stops, &steps);
+                let senders = [0, 1, 2].map(|me| {
+                    scope.spawn(move || send_briefly(queue, me, census, &stops[0], steps))
+                });
+                let receivers = [0, 1, 2, 3]
+                    .map(|me| scope.spawn(move || receive_briefly(queue, me, &stops[1], steps)));
+                thread::sleep(Duration::from_millis(20));
+                stops[0].store(true, Relaxed);
+                let sent = senders.map(|sender| sender.join().unwrap());
+                stops[1].store(true, Relaxed);
+                let [forever, others @ ..] = receivers;
+                let others = others.map(|receiver| receiver.join().unwrap());
+                // Whoever gave up passed on what it was told of: the one that is left got it.
+                wait_until(|| {
+                    let stats = queue.stats().unwrap();
+                    stats.depth == 0 && stats.waiting == (0, 1)
+                });
+                queue.validate();
+                assert_eq!(queue.close(), Ok(true));
+                let last = forever.join().unwrap();
+                let sum =
+                    |books: &[Books]| books.iter().copied().fold(Books::default(), Books::and);
+                (sum(&sent), sum(&others).and(last))
+            })
+        },
+    );
+    assert_eq!((sent.count, sent.sum), (got.count, got.sum), "what was sent, and received");
+    assert_eq!(census.alive(), 0);
+    queue.validate();
+    let stats = queue.stats().unwrap();
+    assert_eq!((stats.sent, stats.received, stats.depth), (sent.count, sent.count, 0));
+    [sent.gave_up, got.gave_up, stats.handed_over]
+}
+
+#[test]
+#[ignore = "stress: seconds of threads"]
+fn stress_inv09_who_gives_up_at_the_last_moment_loses_no_message() {
+    let until = Instant::now() + seconds::stress_time(5);
+    let (mut round, mut seen) = (0, [0; 3]);
+    while Instant::now() < until || seen.contains(&0) {
+        let more = races(round % 2 == 1);
+        seen.iter_mut().zip(more).for_each(|(all, more)| *all += more);
+        round += 1;
+    }
+    let [sends, receives, handed] = seen;
+    println!("{round} rounds; given up: {sends} sends, {receives} receives; {handed} handed over");
+}
