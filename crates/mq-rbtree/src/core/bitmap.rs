@@ -23,7 +23,7 @@
 
 use percpu::AllocError;
 use percpu::sync::atomic::{AtomicU64, Ordering};
-use percpu::sync::{Arc, mutant};
+use percpu::sync::{Arc, load_own, mutant};
 
 use super::fifo::{Fifo, NIL};
 use super::levels::{Levels, sealed};
@@ -134,8 +134,8 @@ impl Bitmap {
         self.pages[number] = Some(page);
         self.kept += 1;
         let (word, bit) = split(number as u32);
-        // Ordering: Relaxed, both; a hint, and the caller's lock orders the writers.
-        let there = self.there[word].load(Ordering::Relaxed);
+        let there = load_own(&self.there[word]);
+        // Ordering: Relaxed; a hint, and the caller's lock orders the writers.
         self.there[word].store(there | 1 << bit, Ordering::Relaxed);
     }
 
@@ -256,8 +256,14 @@ impl Levels for Bitmap {
     #[inline(always)]
     fn is_short(hint: &PageHint, priority: u32) -> bool {
         let (word, bit) = split(priority / WORD);
-        // Ordering: Relaxed; a hint, the lock orders what it is about.
-        let there = hint.0.get(word).map_or(0, |there| there.load(Ordering::Relaxed));
+        let load = |there: &AtomicU64| {
+            if mutant("bitmap-hint-is-plain-memory") {
+                return load_own(there);
+            }
+            // Ordering: Relaxed; a hint, the lock orders what it is about.
+            there.load(Ordering::Relaxed)
+        };
+        let there = hint.0.get(word).map_or(0, load);
         there & (1 << bit) == 0
     }
 

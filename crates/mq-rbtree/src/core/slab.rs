@@ -22,7 +22,7 @@ use std::ptr::{self, NonNull};
 
 use percpu::AllocError;
 use percpu::sync::atomic::{AtomicU32, Ordering};
-use percpu::sync::{Arc, mutant};
+use percpu::sync::{Arc, load_own, mutant};
 
 use super::fifo::NIL;
 
@@ -105,8 +105,12 @@ impl SlabHint {
     /// Makes the chunk that seems to be missing. Fails quietly: the operation may do without.
     #[inline(always)]
     pub(crate) fn fill<T>(&self, preload: &mut Option<Chunk<T>>) {
-        // Ordering: Relaxed; a hint, the lock orders what it is about.
-        let missing = self.0.load(Ordering::Relaxed);
+        let missing = if mutant("slab-hint-is-plain-memory") {
+            load_own(&*self.0)
+        } else {
+            // Ordering: Relaxed; a hint, the lock orders what it is about.
+            self.0.load(Ordering::Relaxed)
+        };
         if missing != 0 {
             *preload = Chunk::missing(missing);
         }
