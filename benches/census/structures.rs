@@ -1,5 +1,6 @@
 //! What the census knows: name, what makes the operation, and the target that it decides.
 
+use std::collections::BinaryHeap;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 use crossbeam_utils::sync::ShardedLock;
 use intrusive_collections::{LinkedList, LinkedListLink, intrusive_adapter};
+use mq_rbtree::Levels;
 use parking_lot::Mutex;
 use percpu::lglock::{BiasedLgLock, LgLock};
 use percpu::{PerCpuCounter, PercpuRef, ReadWriteGate, rcu};
@@ -75,6 +77,10 @@ pub(crate) const STRUCTURES: &[Structure] = &[
         list_intrusive,
     ),
     Structure::ours("list-owning", "PerCpuList insert + drop", Some("L7.add_remove"), list_owning),
+    Structure::ours("mq-bitmap", "Queue send + receive, empty", None, mq_bitmap),
+    Structure::ours("mq-rbtree", "Queue of keys send + receive, empty", None, mq_rbtree_keys),
+    Structure::peer("mq-heap", "parking_lot BinaryHeap push + pop, empty", mq_heap),
+    Structure::peer("mq-crossbeam", "crossbeam-channel send + receive, empty", mq_crossbeam),
     Structure::peer("list-mutex", "one linked list, one lock: add + remove", list_mutex),
     Structure::peer("shared-counter", "fetch_add on one word", shared_counter),
     Structure::peer("padded-counter", "fetch_add on a padded word per thread", padded_counter),
@@ -238,6 +244,57 @@ fn list_mutex(_threads: usize) -> Shared {
         Box::new(move || {
             list.lock().push_back(node.take().expect("taken off below"));
             node = list.lock().pop_back();
+        })
+    })
+}
+
+/// Messages that a queue takes: more than there are threads, so that nobody waits.
+const MESSAGES: usize = 1024;
+
+/// A queue that each thread sends a message to, and receives one from: its own, or another's. What
+/// moves is the queue; a lock makes the two halves of it transfers of their own.
+fn queue<L>(queue: mq_rbtree::Queue<u64, L>) -> Shared
+where
+    L: Levels<Priority = u32, Hint: Send + Sync> + Send + 'static,
+{
+    let queue = leak(queue);
+    Box::new(move |_| {
+        Box::new(move || {
+            queue.try_send(1, 5).expect(ROOM);
+            black_box(queue.try_receive().expect(SENT));
+        })
+    })
+}
+
+/// Why nothing here is refused.
+const ROOM: &str = "fewer threads than messages that fit, and memory";
+const SENT: &str = "each thread sends before it receives";
+
+fn mq_bitmap(_threads: usize) -> Shared {
+    queue(mq_rbtree::Queue::new(MESSAGES).expect("memory for a queue"))
+}
+
+fn mq_rbtree_keys(_threads: usize) -> Shared {
+    queue(mq_rbtree::Queue::with_keys(MESSAGES).expect("memory for a queue"))
+}
+
+fn mq_heap(_threads: usize) -> Shared {
+    let heap: &'static CachePadded<Mutex<BinaryHeap<(u32, u64)>>> =
+        leak(CachePadded::new(Mutex::new(BinaryHeap::with_capacity(MESSAGES))));
+    Box::new(move |_| {
+        Box::new(move || {
+            heap.lock().push((5, 1));
+            black_box(heap.lock().pop().expect(SENT));
+        })
+    })
+}
+
+fn mq_crossbeam(_threads: usize) -> Shared {
+    let (sender, receiver) = leak(crossbeam_channel::bounded::<u64>(MESSAGES));
+    Box::new(move |_| {
+        Box::new(move || {
+            sender.try_send(1).expect(ROOM);
+            black_box(receiver.recv().expect(SENT));
         })
     })
 }

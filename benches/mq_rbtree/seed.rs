@@ -3,7 +3,8 @@
 //!
 //! The array is ours too: messages by value, the next one last, under the lock that the queue has. A
 //! full queue of 65,528 is what the kernel's own test fills; each step receives a message, then sends
-//! one of the priority that is next.
+//! one of the priority that is next. Of full queues the seed published no nanoseconds, only that its
+//! tree with the cache is 10 to 20 of them better than without.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -155,13 +156,15 @@ impl Row {
     }
 }
 
-/// What the seed's author measured on an empty queue: nanoseconds of a send and of a receive.
+/// What the seed's author published: on an empty queue, nanoseconds of a send and of a receive; on full
+/// ones the difference that the cache makes.
 fn published(build: &str, situation: &str) -> &'static str {
     match (build, situation) {
         (Array::NAME, "empty") => "305 / 288",
         (Plain::NAME, "empty") => "349 / 318",
         (CACHED, "empty") => "310 / 322",
-        _ => "",
+        (CACHED, _) => "10 to 20 less",
+        _ => "none",
     }
 }
 
