@@ -9,7 +9,7 @@ use crate::fence::{self, Strategy};
 use crate::rcu;
 use crate::rseq::section;
 use crate::sync::native::OnceLock;
-use crate::words::Words;
+use crate::words;
 
 /// Whether rseq sections run in this process, and why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +86,7 @@ impl fmt::Display for Capabilities {
 pub fn capabilities() -> Capabilities {
     static STARTED: OnceLock<()> = OnceLock::new();
     STARTED.get_or_init(|| {
-        drop(Words::new()); // makes the pool, and what tells forks
+        words::start(); // and what tells forks
         rcu::start();
     });
     let cpu_id = backend();

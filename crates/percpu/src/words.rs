@@ -33,6 +33,12 @@ use crate::sync::cpu;
 
 pub(crate) use self::imp::STRIDE;
 
+/// Uses both pools for the first time, so that no fork finds that half done.
+pub(crate) fn start() {
+    drop(Words::new()); // and all that a word needs
+    imp::start_blocks();
+}
+
 /// One word for every CPU.
 #[derive(Debug)]
 pub(crate) struct Words {
@@ -214,6 +220,11 @@ mod imp {
     /// a holder that exists needs microseconds, or its next slice of time.
     const PATIENCE: Duration = Duration::from_millis(10);
 
+    /// Decides when the blocks' pool was born, and maps nothing for it.
+    pub(super) fn start_blocks() {
+        drop(BLOCKS.lock());
+    }
+
     impl Pool {
         const fn new(unit: usize) -> Self {
             Self {
@@ -393,6 +404,22 @@ mod imp {
             assert!(Words::new().is_ok());
         }
 
+        /// In a process of its own, where no other test has used them.
+        #[test]
+        fn inv15_capabilities_leaves_no_pool_to_begin() {
+            const ALONE: &str = "OFFLOCK_ALONE_WITH_POOLS";
+            const THIS: &str = "words::imp::tests::inv15_capabilities_leaves_no_pool_to_begin";
+            if std::env::var_os(ALONE).is_some() {
+                let _ = crate::capabilities();
+                let pools = [&super::WORDS, &super::BLOCKS];
+                return assert!(pools.iter().all(|pool| pool.born.get().is_some()));
+            }
+            let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+            let alone = alone.args(["--exact", THIS]).env(ALONE, "1").output().unwrap();
+            let said = String::from_utf8_lossy(&alone.stdout);
+            assert!(alone.status.success() && said.contains("1 passed"), "{said}");
+        }
+
         /// More than one chunk holds; no two of them overlap.
         #[test]
         fn more_words_than_a_chunk_are_all_different() {
@@ -424,6 +451,8 @@ mod imp {
 
     pub(super) static WORDS: Pool = Pool(1);
     pub(super) static BLOCKS: Pool = Pool(super::BLOCK);
+
+    pub(super) fn start_blocks() {}
 
     /// Bytes from the start of a block to its word `i`: the words of one name are side by side.
     pub(super) fn place(i: usize) -> usize {

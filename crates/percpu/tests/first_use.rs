@@ -7,7 +7,7 @@ use std::hint;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
-use percpu::{PerCpuCounter, PercpuRef, ReadWriteGate, capabilities, rcu};
+use percpu::{PerCpuCounter, PercpuRef, ReadWriteGate, RefBlock, capabilities, rcu};
 
 use child::in_child;
 
@@ -19,6 +19,7 @@ fn use_everything() {
     PerCpuCounter::new().add(1);
     drop(ReadWriteGate::new(0_u64));
     drop(PercpuRef::new(|| ()));
+    drop(RefBlock::try_new());
 }
 
 /// After `capabilities` nothing has a first use that a fork could catch half done.
