@@ -19,6 +19,7 @@ use crate::slab::Batch;
 
 pub(crate) mod aio;
 pub(crate) mod device;
+mod entrance;
 pub(crate) mod pool;
 pub(crate) mod ring;
 pub mod scripted;

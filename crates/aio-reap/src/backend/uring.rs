@@ -18,19 +18,19 @@ use std::time::Duration;
 use io_uring::squeue::{PushError, SubmissionQueue};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
+use super::entrance::{ENTER_GETEVENTS, Entrance};
 use super::{Backend, RawCompletion, Stop, Sub, Submitted};
 use crate::op::{Kind, MAX_TRANSFER, Memory, Op, Place};
 use crate::registry::{MAX_BUFFERS, MAX_FILES};
 use crate::slab::{Batch, Slot};
 use crate::sys;
 
-/// `IORING_ENTER_GETEVENTS` (ABI).
-const ENTER_GETEVENTS: u32 = 1;
-
 /// Most enters in one reap; a guess. Linux does put-off work in pieces of 20.
 const MAX_ENTERS: usize = 16;
 
 pub(crate) struct Uring {
+    /// Before the ring, which it enters.
+    entrance: Entrance,
     ring: IoUring,
     /// Pushed to the submission ring, not yet consumed by the kernel.
     backlog: usize,
@@ -79,7 +79,10 @@ impl Uring {
         if ring.completion().next().is_none() {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
-        Ok(Self { ring, backlog: 0, deferred: bell, has_files: false, has_buffers: false })
+        // SAFETY: fields are dropped in their order, so the ring is open longer.
+        let entrance = unsafe { Entrance::new(ring.as_raw_fd()) };
+        let (has_files, has_buffers) = (false, false);
+        Ok(Self { entrance, ring, backlog: 0, deferred: bell, has_files, has_buffers })
     }
 
     /// What becomes readable when completions are there, or wait to be posted.
@@ -89,19 +92,18 @@ impl Uring {
 
     /// Submits what is in the ring; with put-off work done on the way.
     fn enter(&mut self) -> io::Result<usize> {
-        if self.deferred.is_some() {
-            let count = self.backlog as u32; // at most the depth
-            // SAFETY: no argument is passed.
-            unsafe { self.ring.submitter().enter::<()>(count, 0, ENTER_GETEVENTS, None) }
-        } else {
-            self.ring.submit()
-        }
+        let pull = self.deferred.is_some() || {
+            let queue = self.ring.submission();
+            queue.taskrun() || queue.cq_overflow()
+        };
+        let flags = if pull { ENTER_GETEVENTS } else { 0 };
+        self.entrance.enter(self.backlog as u32, 0, flags) // at most the depth
     }
 
     /// Lets the kernel post what it holds back for us, without waiting.
     fn run_task_work(&mut self) {
-        // SAFETY: no argument is passed. An error means that nothing was posted, as before.
-        let _ = unsafe { self.ring.submitter().enter::<()>(0, 0, ENTER_GETEVENTS, None) };
+        // An error means that nothing was posted, as before.
+        let _ = self.entrance.enter(0, 0, ENTER_GETEVENTS);
     }
 }
 
@@ -303,7 +305,7 @@ impl Backend for Uring {
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let result = match timeout {
-            None => self.ring.submit_and_wait(1).map(drop),
+            None => self.entrance.enter(self.backlog as u32, 1, ENTER_GETEVENTS).map(drop),
             // EXT_ARG would do with one call, from 5.11 on; a poll does everywhere.
             Some(_) => return super::wait_readable(&[self.bell()], timeout),
         };

@@ -1,0 +1,115 @@
+//! The way into an io_uring: by a number that the kernel keeps for this thread, if it does.
+//!
+//! Who names a ring by its descriptor has the kernel look the file up, count a reference and drop
+//! it, each time. A registered ring (from 5.18 on) costs none of this.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::ptr;
+
+use crate::sys;
+
+// Kernel ABI (include/uapi/linux/io_uring.h).
+pub(crate) const ENTER_GETEVENTS: u32 = 1;
+const ENTER_REGISTERED_RING: u32 = 1 << 4;
+const REGISTER_RING_FDS: u32 = 20;
+const UNREGISTER_RING_FDS: u32 = 21;
+
+/// `struct io_uring_rsrc_update`; `offset` of all ones asks for any free number.
+#[repr(C)]
+struct RingUpdate {
+    offset: u32,
+    resv: u32,
+    data: u64,
+}
+
+/// Belongs to the thread that made it, as the ring does.
+pub(crate) struct Entrance {
+    ring: RawFd,
+    number: Option<u32>,
+}
+
+impl Entrance {
+    /// Registers the ring if the kernel can and the thread has a number left (of 16).
+    ///
+    /// # Safety
+    ///
+    /// `ring` is an io_uring's descriptor and stays open as long as the result lives.
+    pub(crate) unsafe fn new(ring: RawFd) -> Self {
+        let mut update = RingUpdate { offset: u32::MAX, resv: 0, data: ring as u64 };
+        // SAFETY: the kernel reads one update and stores the number into it.
+        let done = unsafe { register(ring, REGISTER_RING_FDS, &mut update) };
+        Self { ring, number: (done == Ok(1)).then_some(update.offset) }
+    }
+
+    /// Submits up to `count` entries and waits for `wanted` completions (with
+    /// [`ENTER_GETEVENTS`]); returns how many entries the kernel has consumed.
+    #[inline]
+    pub(crate) fn enter(&self, count: u32, wanted: u32, flags: u32) -> io::Result<usize> {
+        let (ring, flags) = match self.number {
+            Some(number) => (number as RawFd, flags | ENTER_REGISTERED_RING),
+            None => (self.ring, flags),
+        };
+        let none = ptr::null::<libc::c_void>();
+        // SAFETY: the ring is open by the promise to `new`; no argument is passed. Whoever pushed
+        // the entries vouched for what they name.
+        let ret = unsafe {
+            libc::syscall(libc::SYS_io_uring_enter, ring, count, wanted, flags, none, 0usize)
+        };
+        sys::check(ret).map(|consumed| consumed as usize)
+    }
+}
+
+impl Drop for Entrance {
+    fn drop(&mut self) {
+        if let Some(offset) = self.number {
+            let mut update = RingUpdate { offset, resv: 0, data: 0 };
+            // SAFETY: the kernel reads one update. The number goes with the thread otherwise.
+            let _ = unsafe { register(self.ring, UNREGISTER_RING_FDS, &mut update) };
+        }
+    }
+}
+
+/// # Safety
+///
+/// `ring` is an io_uring's descriptor, and `operation` one that takes one update.
+unsafe fn register(ring: RawFd, operation: u32, update: &mut RingUpdate) -> Result<i64, i32> {
+    let update = ptr::from_mut(update);
+    // SAFETY: as the caller says; `update` lives until the call returns.
+    let ret = unsafe { libc::syscall(libc::SYS_io_uring_register, ring, operation, update, 1) };
+    sys::check(ret).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use io_uring::{IoUring, opcode};
+
+    use super::*;
+
+    /// More rings than a thread has numbers for: each works, and numbers come back.
+    #[test]
+    fn rings_without_a_number_are_entered_all_the_same() {
+        let Ok(first) = IoUring::new(2) else { return };
+        drop(first);
+        for _ in 0..3 {
+            let mut rings: Vec<_> = (0..18).map(|_| IoUring::new(2).unwrap()).collect();
+            let mut numbers = 0;
+            let entrances: Vec<_> = rings
+                .iter()
+                // SAFETY: dropped before the rings.
+                .map(|ring| unsafe { Entrance::new(ring.as_raw_fd()) })
+                .inspect(|entrance| numbers += usize::from(entrance.number.is_some()))
+                .collect();
+            assert!(numbers == 0 || numbers == 16, "{numbers} registered");
+            for (ring, entrance) in rings.iter_mut().zip(&entrances) {
+                // SAFETY: a no-op refers to nothing.
+                unsafe { ring.submission().push(&opcode::Nop::new().build()) }.unwrap();
+                assert_eq!(entrance.enter(1, 1, ENTER_GETEVENTS).unwrap(), 1);
+                assert_eq!(ring.completion().next().unwrap().result(), 0);
+            }
+            drop(entrances);
+        }
+    }
+}
