@@ -40,41 +40,26 @@ impl FioReads {
         scratch: &Path,
         args: impl IntoIterator<Item = S>,
     ) -> io::Result<Self> {
-        let (report, errors) = (scratch.join("fio.json"), scratch.join("fio.err"));
-        let mut command = Command::new("fio");
-        command.args(["--name=window", "--time_based", "--group_reporting"]);
-        command.args(["--norandommap", "--randrepeat=0", "--output-format=json"]);
-        command.arg(format!("--runtime={}ms", runtime.as_millis()));
-        for arg in args {
-            command.arg(arg.as_ref());
-        }
-        command.stdin(Stdio::null());
-        command.stdout(File::create(&report)?);
-        command.stderr(File::create(&errors)?);
-        let status = Process::spawn(&mut command, cpu)?.wait(runtime + GRACE)?;
-        if !status.success() {
-            let said = fs::read_to_string(&errors)?;
-            let said = said.lines().next().unwrap_or("no message");
-            return Err(io::Error::other(format!("fio: {status}: {said}")));
-        }
-        Self::parse(&fs::read_to_string(&report)?)
+        Self::parse(&report(cpu, runtime, scratch, args)?)
     }
 
-    /// Reads a JSON report. The nbd engine writes lines of its own before it.
+    /// Like [`measure`](Self::measure), but only operations per second: for `--gtod_reduce=1`, with
+    /// which fio reads no clock for latencies.
+    ///
+    /// # Errors
+    ///
+    /// As [`measure`](Self::measure).
+    pub fn iops<S: AsRef<str>>(
+        cpu: usize,
+        runtime: Duration,
+        scratch: &Path,
+        args: impl IntoIterator<Item = S>,
+    ) -> io::Result<f64> {
+        number(&reads(&report(cpu, runtime, scratch, args)?)?["iops"], "iops")
+    }
+
     fn parse(report: &str) -> io::Result<Self> {
-        let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("fio: {what}"));
-        let start = report.find('{').ok_or_else(|| bad("no report"))?;
-        let report: Value =
-            serde_json::from_str(&report[start..]).map_err(|error| bad(&error.to_string()))?;
-        let job = &report["jobs"][0];
-        if job["error"].as_u64() != Some(0) {
-            return Err(bad(&format!("error {}", job["error"])));
-        }
-        let reads = &job["read"];
-        let number = |value: &Value, name: &str| {
-            let number = value.as_f64().filter(|number| *number > 0.0);
-            number.ok_or_else(|| bad(&format!("no {name}")))
-        };
+        let reads = reads(report)?;
         let latency = |percent: &str| {
             let nanos = &reads["clat_ns"]["percentile"][percent];
             number(nanos, "latency").map(|nanos| Duration::from_nanos(nanos as u64))
@@ -86,6 +71,54 @@ impl FioReads {
             p99: latency("99.000000")?,
         })
     }
+}
+
+/// What fio writes about one run.
+fn report<S: AsRef<str>>(
+    cpu: usize,
+    runtime: Duration,
+    scratch: &Path,
+    args: impl IntoIterator<Item = S>,
+) -> io::Result<String> {
+    let (report, errors) = (scratch.join("fio.json"), scratch.join("fio.err"));
+    let mut command = Command::new("fio");
+    command.args(["--name=window", "--time_based", "--group_reporting"]);
+    command.args(["--norandommap", "--randrepeat=0", "--output-format=json"]);
+    command.arg(format!("--runtime={}ms", runtime.as_millis()));
+    for arg in args {
+        command.arg(arg.as_ref());
+    }
+    command.stdin(Stdio::null());
+    command.stdout(File::create(&report)?);
+    command.stderr(File::create(&errors)?);
+    let status = Process::spawn(&mut command, cpu)?.wait(runtime + GRACE)?;
+    if !status.success() {
+        let said = fs::read_to_string(&errors)?;
+        let said = said.lines().next().unwrap_or("no message");
+        return Err(io::Error::other(format!("fio: {status}: {said}")));
+    }
+    fs::read_to_string(&report)
+}
+
+/// The reads of a JSON report. The nbd engine writes lines of its own before it.
+fn reads(report: &str) -> io::Result<Value> {
+    let start = report.find('{').ok_or_else(|| bad("no report"))?;
+    let mut report: Value =
+        serde_json::from_str(&report[start..]).map_err(|error| bad(&error.to_string()))?;
+    let job = &mut report["jobs"][0];
+    if job["error"].as_u64() != Some(0) {
+        return Err(bad(&format!("error {}", job["error"])));
+    }
+    Ok(job["read"].take())
+}
+
+fn number(value: &Value, name: &str) -> io::Result<f64> {
+    let number = value.as_f64().filter(|number| *number > 0.0);
+    number.ok_or_else(|| bad(&format!("no {name}")))
+}
+
+fn bad(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("fio: {what}"))
 }
 
 #[cfg(test)]
