@@ -141,6 +141,11 @@ impl ReapSizes {
         (0u64..).zip(&self.counts).map(|(size, count)| size * count).sum()
     }
 
+    /// Reaps that found at least `size` completions; none is found larger than the engine's depth.
+    pub fn at_least(&self, size: usize) -> u64 {
+        self.counts.iter().skip(size).sum()
+    }
+
     /// The smallest size that at least `percentile` per cent of the reaps do not exceed;
     /// 0 without any reap.
     pub fn percentile(&self, percentile: f64) -> usize {
@@ -201,6 +206,7 @@ mod tests {
         assert_eq!((sizes.reaps(), sizes.completions()), (5, 3 + 256));
         let picked = [1.0, 60.0, 61.0, 100.0].map(|percentile| sizes.percentile(percentile));
         assert_eq!(picked, [1, 1, 128, 128]);
+        assert_eq!([0, 1, 2, 128, 129].map(|size| sizes.at_least(size)), [5, 5, 2, 2, 0]);
         assert!(sizes.to_string().lines().nth(1).unwrap().ends_with("128"));
     }
 
