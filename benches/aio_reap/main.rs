@@ -1,20 +1,41 @@
-//! aio-reap against the ring underneath it: A1, family by family, in one run.
+//! aio-reap against rings, runtimes and fio: A1 to A4, family by family, in one run.
 //!
 //! ```text
-//! cargo bench --bench aio_reap                    every family
-//! cargo bench --bench aio_reap -- --quick         fewer and shorter windows
-//! cargo bench --bench aio_reap -- --only A1       families and targets by part of a name
+//! cargo bench --bench aio_reap                      every family, without the runtimes
+//! cargo bench --bench aio_reap --features runtimes  and with them: more than a minute to compile
+//! cargo bench --bench aio_reap -- --quick           fewer and shorter windows: under 90 s
+//! cargo bench --bench aio_reap -- --only A1         families and targets by part of a name
 //! ```
+//!
+//! A2 and A4 read a RAM disk, which they set up and take down: that takes root. A3 reads a file in the
+//! temporary folder, which has to be on a disk. Peers run as their documentation recommends, at the
+//! versions of `benches/Cargo.toml`, one thread each, all on the same CPU.
 
+mod device;
+mod disk;
 mod nop;
+mod ours;
+mod peers;
+mod ram;
 mod raw;
+mod reads;
+#[cfg(feature = "runtimes")]
+mod runtimes;
+mod seed;
+mod syscalls;
 
 use std::error::Error;
 use std::time::Duration;
 
 use harness::{Bench, Family};
 
-const FAMILIES: &[Family] = &[Family { name: "A1 nop", run: nop::run }];
+// Rows of the simulator (A5, A6) are families too.
+const FAMILIES: &[Family] = &[
+    Family { name: "A1 nop", run: nop::run },
+    Family { name: "A2 ram", run: ram::run },
+    Family { name: "A3 disk", run: disk::run },
+    Family { name: "A4 seed", run: seed::run },
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let bench = Bench {

@@ -1,0 +1,32 @@
+//! Which runtimes were compiled in.
+
+use crate::reads::Rows;
+
+/// Those whose tasks wait for a ring.
+#[cfg(feature = "runtimes")]
+pub(crate) const TASKS_ON_RINGS: &[&str] = &["tokio-uring/1", "monoio/1", "compio/1"];
+#[cfg(not(feature = "runtimes"))]
+pub(crate) const TASKS_ON_RINGS: &[&str] = &[];
+
+#[cfg(feature = "runtimes")]
+pub(crate) fn rows() -> Rows {
+    use crate::reads::Kind::Thread;
+    use crate::runtimes;
+
+    vec![
+        ("tokio-uring", Thread(runtimes::tokio_uring)),
+        ("monoio", Thread(runtimes::monoio)),
+        ("compio", Thread(runtimes::compio)),
+        ("glommio", Thread(runtimes::glommio)),
+        ("tokio spawn_blocking", Thread(runtimes::spawn_blocking)),
+    ]
+}
+
+/// None.
+#[cfg(not(feature = "runtimes"))]
+pub(crate) fn rows() -> Rows {
+    println!(
+        "# built without runtimes: --features runtimes adds tokio-uring, monoio, compio, glommio"
+    );
+    Vec::new()
+}

@@ -1,0 +1,297 @@
+//! Asynchronous runtimes as peers, behind the feature `runtimes`: one task for each read in flight, and
+//! each runtime with the settings of the raw ring where it has them.
+
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::rc::Rc;
+use std::slice;
+use std::sync::Arc;
+
+use aio_reap::{AlignedBuf, IoBuf as _, IoBufMut as _};
+use compio::BufResult;
+use compio::io::AsyncReadAt;
+
+use crate::device::{BLOCK, open};
+use crate::reads::{Feed, Job, Reader};
+
+/// A block for any of them.
+struct Buf(AlignedBuf);
+
+impl Buf {
+    fn new() -> Self {
+        Self(AlignedBuf::zeroed(BLOCK, BLOCK))
+    }
+}
+
+// SAFETY: the bytes are on the heap, initialised, and stay in place while the value moves.
+unsafe impl tokio_uring::buf::IoBuf for Buf {
+    fn stable_ptr(&self) -> *const u8 {
+        self.0.as_ptr()
+    }
+
+    fn bytes_init(&self) -> usize {
+        0
+    }
+
+    fn bytes_total(&self) -> usize {
+        self.0.len()
+    }
+}
+
+// SAFETY: as above; all of it is initialised always.
+unsafe impl tokio_uring::buf::IoBufMut for Buf {
+    fn stable_mut_ptr(&mut self) -> *mut u8 {
+        self.0.as_mut_ptr()
+    }
+
+    unsafe fn set_init(&mut self, _pos: usize) {}
+}
+
+// SAFETY: the bytes are on the heap and stay in place while the value moves; all of it is initialised
+// always.
+unsafe impl monoio::buf::IoBufMut for Buf {
+    fn write_ptr(&mut self) -> *mut u8 {
+        self.0.as_mut_ptr()
+    }
+
+    fn bytes_total(&mut self) -> usize {
+        self.0.len()
+    }
+
+    unsafe fn set_init(&mut self, _pos: usize) {}
+}
+
+impl compio::buf::IoBuf for Buf {
+    fn as_init(&self) -> &[u8] {
+        &[]
+    }
+}
+
+impl compio::buf::SetLen for Buf {
+    unsafe fn set_len(&mut self, _len: usize) {}
+}
+
+impl compio::buf::IoBufMut for Buf {
+    fn as_uninit(&mut self) -> &mut [MaybeUninit<u8>] {
+        let (at, len) = (self.0.as_mut_ptr().cast(), self.0.len());
+        // SAFETY: the buffer's bytes, borrowed as long as it is; compio writes only bytes to them.
+        unsafe { slice::from_raw_parts_mut(at, len) }
+    }
+}
+
+/// Awaits one read after the other as the feed says: one task of a runtime, whose answers `$split` takes
+/// apart.
+macro_rules! reads {
+    ($file:expr, $feed:expr, $split:expr) => {{
+        let (file, feed) = (Rc::clone(&$file), Rc::clone($feed));
+        async move {
+            let mut buf = Buf::new();
+            while let Some(offset) = feed.next() {
+                let (result, back) = $split(file.read_at(buf, offset).await);
+                assert_eq!(result.expect("a read"), BLOCK);
+                buf = back;
+            }
+        }
+    }};
+}
+
+/// Is in two parts already.
+fn pair(answer: (io::Result<usize>, Buf)) -> (io::Result<usize>, Buf) {
+    answer
+}
+
+/// The flags of the raw ring: a builder of the io-uring crate in the version of these runtimes.
+macro_rules! flags {
+    () => {{
+        let mut ring = tokio_uring::uring_builder();
+        ring.setup_coop_taskrun().setup_taskrun_flag().setup_single_issuer().setup_submit_all();
+        ring
+    }};
+}
+
+struct TokioUring {
+    file: Rc<tokio_uring::fs::File>,
+    runtime: tokio_uring::Runtime,
+    depth: usize,
+}
+
+pub(crate) fn tokio_uring(job: &Job) -> io::Result<Box<dyn Reader>> {
+    let mut builder = tokio_uring::builder();
+    builder.entries(job.depth as u32).uring_builder(&flags!());
+    let runtime = tokio_uring::Runtime::new(&builder)?;
+    let file = open(&job.path)?;
+    let file = Rc::new(runtime.block_on(async { tokio_uring::fs::File::from_std(file) }));
+    Ok(Box::new(TokioUring { file, runtime, depth: job.depth }))
+}
+
+impl Reader for TokioUring {
+    fn read(&mut self, feed: &Rc<Feed>) {
+        self.runtime.block_on(async {
+            let tasks: Vec<_> = (0..self.depth)
+                .map(|_| tokio_uring::spawn(reads!(self.file, feed, pair)))
+                .collect();
+            for task in tasks {
+                task.await.expect("a task");
+            }
+        });
+    }
+}
+
+struct Monoio {
+    file: Rc<monoio::fs::File>,
+    runtime: monoio::Runtime<monoio::IoUringDriver>,
+    depth: usize,
+}
+
+pub(crate) fn monoio(job: &Job) -> io::Result<Box<dyn Reader>> {
+    let builder = monoio::RuntimeBuilder::<monoio::IoUringDriver>::new();
+    let mut runtime = builder.with_entries(job.depth as u32).uring_builder(flags!()).build()?;
+    let file = open(&job.path)?;
+    let file = Rc::new(runtime.block_on(async { monoio::fs::File::from_std(file) })?);
+    Ok(Box::new(Monoio { file, runtime, depth: job.depth }))
+}
+
+impl Reader for Monoio {
+    fn read(&mut self, feed: &Rc<Feed>) {
+        let Self { file, runtime, depth } = self;
+        runtime.block_on(async {
+            let tasks: Vec<_> =
+                (0..*depth).map(|_| monoio::spawn(reads!(file, feed, pair))).collect();
+            for task in tasks {
+                task.await;
+            }
+        });
+    }
+}
+
+struct Compio {
+    file: Rc<compio::fs::File>,
+    runtime: compio::runtime::Runtime,
+    depth: usize,
+}
+
+pub(crate) fn compio(job: &Job) -> io::Result<Box<dyn Reader>> {
+    let mut proactor = compio::driver::ProactorBuilder::new();
+    proactor.driver_type(compio::driver::DriverType::IoUring).capacity(job.depth as u32);
+    proactor.coop_taskrun(true).taskrun_flag(true).single_issuer(true);
+    let runtime = compio::runtime::RuntimeBuilder::new().with_proactor(proactor).build()?;
+    let mut options = compio::fs::OpenOptions::new();
+    options.read(true).custom_flags(libc::O_DIRECT);
+    let file = Rc::new(runtime.block_on(options.open(&job.path))?);
+    Ok(Box::new(Compio { file, runtime, depth: job.depth }))
+}
+
+impl Reader for Compio {
+    fn read(&mut self, feed: &Rc<Feed>) {
+        self.runtime.block_on(async {
+            let tasks: Vec<_> = (0..self.depth)
+                .map(|_| {
+                    compio::runtime::spawn(reads!(self.file, feed, |BufResult(result, buf)| (
+                        result, buf
+                    )))
+                })
+                .collect();
+            for task in tasks {
+                task.await.expect("a task");
+            }
+        });
+    }
+}
+
+struct Glommio {
+    /// There until the end.
+    file: Option<Rc<glommio::io::DmaFile>>,
+    executor: glommio::LocalExecutor,
+    depth: usize,
+}
+
+/// glommio's errors can hold what must not leave its thread.
+fn other(error: impl ToString) -> io::Error {
+    io::Error::other(error.to_string())
+}
+
+/// Its buffers are its own, registered with its ring.
+pub(crate) fn glommio(job: &Job) -> io::Result<Box<dyn Reader>> {
+    let builder = glommio::LocalExecutorBuilder::new(glommio::Placement::Unbound);
+    let executor = builder.ring_depth(job.depth).make().map_err(other)?;
+    let file = executor.run(glommio::io::DmaFile::open(&job.path)).map_err(other)?;
+    Ok(Box::new(Glommio { file: Some(Rc::new(file)), executor, depth: job.depth }))
+}
+
+impl Reader for Glommio {
+    fn read(&mut self, feed: &Rc<Feed>) {
+        let file = self.file.as_ref().expect("there until the end");
+        self.executor.run(async {
+            let tasks: Vec<_> = (0..self.depth)
+                .map(|_| {
+                    let (file, feed) = (Rc::clone(file), Rc::clone(feed));
+                    glommio::spawn_local(async move {
+                        while let Some(offset) = feed.next() {
+                            let read = file.read_at_aligned(offset, BLOCK).await.expect("a read");
+                            assert_eq!(read.len(), BLOCK);
+                        }
+                    })
+                })
+                .collect();
+            for task in tasks {
+                task.await;
+            }
+        });
+    }
+}
+
+impl Drop for Glommio {
+    /// Otherwise the file would stay open as long as the process.
+    fn drop(&mut self) {
+        let Some(file) = self.file.take() else { return };
+        if let Err(error) = self.executor.run(file.close_rc()) {
+            println!("# glommio: the file was not closed: {error}");
+        }
+    }
+}
+
+struct SpawnBlocking {
+    file: Arc<File>,
+    runtime: tokio::runtime::Runtime,
+    depth: usize,
+}
+
+/// tokio's way with files: a thread of its pool for each read.
+pub(crate) fn spawn_blocking(job: &Job) -> io::Result<Box<dyn Reader>> {
+    let mut options = File::options();
+    options.read(true).custom_flags(libc::O_DIRECT);
+    let file = Arc::new(options.open(&job.path)?);
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().max_blocking_threads(job.depth).build()?;
+    Ok(Box::new(SpawnBlocking { file, runtime, depth: job.depth }))
+}
+
+impl Reader for SpawnBlocking {
+    fn read(&mut self, feed: &Rc<Feed>) {
+        let all = async {
+            let tasks: Vec<_> = (0..self.depth)
+                .map(|_| {
+                    let (file, feed) = (Arc::clone(&self.file), Rc::clone(feed));
+                    tokio::task::spawn_local(async move {
+                        let mut buf = AlignedBuf::zeroed(BLOCK, BLOCK);
+                        while let Some(offset) = feed.next() {
+                            let file = Arc::clone(&file);
+                            let read = tokio::task::spawn_blocking(move || {
+                                (file.read_exact_at(&mut buf, offset), buf)
+                            });
+                            let (result, back) = read.await.expect("a task");
+                            result.expect("a read");
+                            buf = back;
+                        }
+                    })
+                })
+                .collect();
+            for task in tasks {
+                task.await.expect("a task");
+            }
+        };
+        tokio::task::LocalSet::new().block_on(&self.runtime, all);
+    }
+}
