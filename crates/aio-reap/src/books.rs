@@ -106,6 +106,10 @@ impl Books {
         if result < 0 {
             let errno = -result;
             let again = matches!(errno, libc::EAGAIN | libc::EINTR);
+            if slot.ending().is_some() && (again || errno == libc::ECANCELED) {
+                slot.verdict.error = slot.ending();
+                return self.settle(index, now);
+            }
             if again && slot.retries < RETRY_LIMIT {
                 slot.retries += 1;
                 self.stats.retries += 1;
@@ -115,21 +119,28 @@ impl Books {
             }
             slot.verdict.error = NonZeroI32::new(errno);
         } else if slot.op.transfers() {
-            let moved = result as u64;
             let left = slot.op.len - slot.verdict.done;
-            debug_assert!(moved <= left);
-            slot.verdict.done += moved.min(left);
-            slot.advance(moved.min(left));
+            debug_assert!(result as u64 <= left);
+            let moved = left.min(result as u64);
+            let whole = slot.whole_blocks(moved);
             match slot.op.kind {
-                _ if slot.verdict.done == slot.op.len => {}
-                Kind::Read if moved == 0 || slot.ended_unaligned() => match slot.at_end {
-                    AtEnd::Stop => {}
-                    AtEnd::ZeroFill => slot.zero_rest(),
-                    AtEnd::Fail => slot.verdict.error = Some(Verdict::END_OF_FILE),
-                },
-                Kind::Write if moved == 0 => slot.verdict.error = NonZeroI32::new(libc::ENOSPC),
+                _ if moved == left => slot.progress(moved),
+                // Also less than a block of a direct read, which goes on at blocks.
+                Kind::Read if whole == 0 => {
+                    slot.progress(moved);
+                    match slot.at_end {
+                        AtEnd::Stop => {}
+                        AtEnd::ZeroFill => slot.zero_rest(),
+                        AtEnd::Fail => slot.verdict.error = Some(Verdict::END_OF_FILE),
+                    }
+                }
+                _ if slot.ending().is_some() => slot.verdict.error = slot.ending(),
+                Kind::Write if moved == 0 || (whole == 0 && slot.retries == RETRY_LIMIT) => {
+                    slot.verdict.error = NonZeroI32::new(libc::ENOSPC);
+                }
                 _ => {
-                    slot.retries = 0;
+                    slot.progress(whole);
+                    slot.retries = if whole == 0 { slot.retries + 1 } else { 0 };
                     self.stats.short += 1;
                     return self.requeue(index);
                 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::ptr;
 
 use crate::buf::{IoBuf, IoBufMut};
 
@@ -30,9 +31,9 @@ const MOST: usize = 1024;
 /// ```
 pub struct BufList<B> {
     bufs: Vec<B>,
-    /// Room for one entry per buffer. The kernel, or the engine for the rest of a short transfer,
+    /// One entry per buffer. The kernel, or the engine for the rest of a short transfer,
     /// reads and changes them where they are: on the heap.
-    vectors: Vec<libc::iovec>,
+    vectors: Box<[libc::iovec]>,
 }
 
 /// A [`BufList`] of more than 1,024 buffers was asked for; it holds them.
@@ -59,7 +60,8 @@ impl<B> BufList<B> {
         if bufs.len() > MOST {
             return Err(TooManyBuffers(bufs));
         }
-        let vectors = Vec::with_capacity(bufs.len());
+        const NONE: libc::iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
+        let vectors = vec![NONE; bufs.len()].into();
         Ok(Self { bufs, vectors })
     }
 
@@ -69,14 +71,13 @@ impl<B> BufList<B> {
     }
 
     fn shape(&mut self, address: impl Fn(&mut B) -> (*mut u8, usize)) -> Shape {
-        self.vectors.clear();
         let (mut len, mut addresses, mut lengths) = (0, 0, 0);
-        for buf in &mut self.bufs {
+        for (buf, vector) in self.bufs.iter_mut().zip(&mut self.vectors) {
             let (base, bytes) = address(buf);
             len += bytes as u64;
             lengths |= bytes as u64;
             addresses |= base as usize;
-            self.vectors.push(libc::iovec { iov_base: base.cast(), iov_len: bytes });
+            *vector = libc::iovec { iov_base: base.cast(), iov_len: bytes };
         }
         let count = self.vectors.len() as u16; // at most MOST
         Shape { first: self.vectors.as_mut_ptr(), count, len, addresses, lengths }

@@ -101,6 +101,7 @@ pub struct EngineBuilder {
     depth: usize,
     capacity: Option<usize>,
     max_batch: Option<usize>,
+    adaptive: bool,
     reap_budget: Option<usize>,
     threads: usize,
     reap_mode: ReapMode,
@@ -115,6 +116,7 @@ impl Default for EngineBuilder {
             depth: 128,
             capacity: None,
             max_batch: None,
+            adaptive: false,
             reap_budget: None,
             threads: 4,
             reap_mode: ReapMode::default(),
@@ -148,6 +150,19 @@ impl EngineBuilder {
     /// Most requests in one submission; `depth` by default.
     pub fn max_batch(mut self, max_batch: usize) -> Self {
         self.max_batch = Some(max_batch);
+        self
+    }
+
+    /// Lets the size of submissions follow the device, from 16 (or [`max_batch`](Self::max_batch),
+    /// if that is less) to `max_batch`.
+    ///
+    /// It doubles when a submission was full, left requests behind, and less than half of it was
+    /// complete right after: such a device works in the background, and each larger batch saves
+    /// system calls. It halves when a full submission left nothing in flight right after, for then its
+    /// first request has waited for its last, and when the kernel had no room. Off by default:
+    /// always `max_batch`.
+    pub fn adaptive_batch(mut self, adaptive: bool) -> Self {
+        self.adaptive = adaptive;
         self
     }
 
@@ -249,6 +264,7 @@ impl EngineBuilder {
             depth,
             capacity: within("capacity", capacity, 1 << 24)?,
             max_batch: within("max_batch", self.max_batch.unwrap_or(depth), MAX_DEPTH)?,
+            adaptive: self.adaptive,
             reap_budget: within("reap_budget", self.reap_budget.unwrap_or(depth), MAX_DEPTH)?,
             timed: self.timed,
         })

@@ -15,11 +15,12 @@ use crate::alarm::Alarm;
 use crate::backend::Backend;
 use crate::builder::{BackendKind, Fallback};
 use crate::cargo::Deliver;
+use crate::deadlines::Action;
 use crate::doorbell::Doorbell;
 use crate::engine::Turn;
-use crate::reap::ReapMode;
+use crate::reap::{ReapMode, Spin};
 use crate::registry::{Kind as ResourceKind, Registration, Registry};
-use crate::slab::{Front, Index, State as SlotState};
+use crate::slab::{Ending, Front, Index, State as SlotState};
 use crate::state::{Delivery, State};
 
 pub(crate) struct Core {
@@ -116,6 +117,73 @@ impl Core {
         }
     }
 
+    /// Does what is due. A request that is cancelled here is delivered by the round that follows.
+    #[cold]
+    fn expire(&self) {
+        let now = Instant::now();
+        loop {
+            let mut state = self.state.borrow_mut();
+            let State { deadlines, books, .. } = &mut *state;
+            match deadlines.due(now, &books.slab) {
+                None => return,
+                Some((index, Action::Cancel)) => {
+                    state.cancel(index, Ending::TimedOut);
+                }
+                Some((index, Action::Wake)) => {
+                    let waker = state.books.slab.get(index).waker.take();
+                    drop(state);
+                    let _guard = self.dispatching();
+                    waker.into_iter().for_each(Waker::wake);
+                }
+            }
+        }
+    }
+
+    /// Notes that something is to be done about the request in `index` at a time.
+    pub(crate) fn add_deadline(&self, index: Index, at: Instant, action: Action) {
+        let mut state = self.state.borrow_mut();
+        let State { deadlines, books, .. } = &mut *state;
+        deadlines.add(at, index, action, &books.slab);
+        self.doorbell.ring_at(state.deadlines.earliest());
+    }
+
+    /// Tries to end a request early; the next turn delivers it.
+    pub(crate) fn cancel(&self, index: Index) -> bool {
+        let _rearm = Rearm(self);
+        self.state.borrow_mut().cancel(index, Ending::Cancelled)
+    }
+
+    /// As [`cancel`](Self::cancel), every request; returns how many could be tried.
+    pub(crate) fn cancel_all(&self) -> usize {
+        let _rearm = Rearm(self);
+        let mut state = self.state.borrow_mut();
+        let slots = 0..state.books.slab.capacity() as Index;
+        slots.filter(|&index| state.cancel(index, Ending::Cancelled)).count()
+    }
+
+    /// Refuses requests from now on; who waits for a slot is told.
+    pub(crate) fn close(&self) {
+        self.state.borrow_mut().closed = true;
+        self.wake_waiting(|_| usize::MAX);
+    }
+
+    /// Wakes futures whose turn it is to take a slot.
+    pub(crate) fn admit(&self) {
+        self.wake_waiting(|state| state.books.slab.free_len());
+    }
+
+    /// Wakes as many of those who wait for a slot as `count` says, first come, first served.
+    fn wake_waiting(&self, count: impl Fn(&State) -> usize) {
+        loop {
+            let mut state = self.state.borrow_mut();
+            let count = count(&state);
+            let Some(waker) = state.waiting.next_to_wake(count) else { return };
+            drop(state);
+            let _guard = self.dispatching();
+            waker.wake();
+        }
+    }
+
     /// One submission, one reap if asked for, delivery; returns the completions delivered.
     ///
     /// It does not loop: a device that completes inside submit would keep it here for ever.
@@ -133,7 +201,16 @@ impl Core {
             enqueued
         };
         let _rearm = Rearm(self); // also when a callback panics
-        enqueued + if deliver { self.dispatch() } else { 0 }
+        let delivered = enqueued + if deliver { self.dispatch() } else { 0 };
+        if self.state.borrow().books.slab.promised > 0 {
+            self.admit();
+        }
+        delivered
+    }
+
+    /// While it lives, user code runs.
+    fn dispatching(&self) -> Dispatching<'_> {
+        Dispatching { core: self, outermost: !self.dispatching.replace(true) }
     }
 
     /// Delivers what is ready now. User code runs here, with nothing borrowed.
@@ -145,8 +222,7 @@ impl Core {
         if ready == 0 {
             return 0;
         }
-        let outermost = !self.dispatching.replace(true);
-        let _guard = Dispatching { core: self, outermost };
+        let _guard = self.dispatching();
         for delivered in 0..ready {
             // The borrow ends with this statement.
             let next = self.state.borrow_mut().deliver();
@@ -168,7 +244,13 @@ impl Core {
         if self.registry.has_returned() {
             self.forget_returned();
         }
-        self.state.borrow_mut().backend.acknowledge();
+        let mut state = self.state.borrow_mut();
+        state.backend.acknowledge();
+        let timed = state.deadlines.earliest().is_some();
+        drop(state);
+        if timed && deliver {
+            self.expire();
+        }
         let delivered = self.round(true, deliver);
         let state = self.state.borrow();
         let pending = state.pending() + state.ready();
@@ -199,8 +281,16 @@ impl Core {
 
     /// Sleeps until a turn may get somewhere, or the alarm rings; returns early at will.
     fn sleep(&self, timeout: Option<Duration>, alarm: Option<&Alarm>) -> io::Result<()> {
-        if self.spin(timeout, alarm) {
-            return Ok(());
+        let mut timeout = self.state.borrow().deadlines.cut(timeout);
+        if let Some(spin) = self.reap_mode.get().spin(timeout) {
+            let start = Instant::now();
+            if self.spin(spin, alarm) {
+                return Ok(());
+            }
+            timeout = timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
+            if timeout.is_some_and(|timeout| timeout.is_zero()) {
+                return Ok(());
+            }
         }
         let mut state = self.state.borrow_mut();
         if state.has_work() {
@@ -218,8 +308,7 @@ impl Core {
     }
 
     /// Peeks for completions as long as the reap mode says; true if there is no need to sleep.
-    fn spin(&self, timeout: Option<Duration>, alarm: Option<&Alarm>) -> bool {
-        let Some(mut spin) = self.reap_mode.get().spin(timeout) else { return false };
+    fn spin(&self, mut spin: Spin, alarm: Option<&Alarm>) -> bool {
         let mut state = self.state.borrow_mut();
         while !state.has_work() && !alarm.is_some_and(Alarm::is_rung) {
             if state.in_kernel() == 0 || !spin.go_on() {
@@ -295,6 +384,7 @@ impl Core {
             unsafe { parcel.discard() }
         }
         drop(waker);
+        self.admit();
     }
 }
 
@@ -309,6 +399,7 @@ impl Drop for Rearm<'_> {
         } else if state.needs_retry() {
             self.0.doorbell.retry_later();
         }
+        self.0.doorbell.ring_at(state.deadlines.earliest());
     }
 }
 

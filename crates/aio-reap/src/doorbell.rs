@@ -3,7 +3,8 @@
 //! ```text
 //!            ┌ the backend's own descriptor: a completion is there
 //!  epoll fd ─┼ kick (eventfd): work was left over, or another thread woke a future
-//!            └ retry (timerfd): the kernel had no room and nothing is in flight
+//!            ├ retry (timerfd): the kernel had no room and nothing is in flight
+//!            └ deadline (timerfd): a request or a wait is to end
 //! ```
 //!
 //! The backend's descriptor is watched only once somebody has asked for ours: who is watched pays
@@ -12,7 +13,7 @@
 use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use percpu::sync::Arc;
 
@@ -29,6 +30,9 @@ pub(crate) struct Doorbell {
     backend: Vec<RawFd>,
     kick: Arc<OwnedFd>,
     retry: OwnedFd,
+    deadline: OwnedFd,
+    /// What `deadline` is set to.
+    set_to: Cell<Option<Instant>>,
     /// Somebody polls `epoll`, so left-over work must ring.
     watched: Cell<bool>,
     /// `epoll` could not be told to watch the backend: it rings all the time, so that nothing is
@@ -45,8 +49,9 @@ pub(crate) struct Doorbell {
 
 impl Doorbell {
     pub(crate) fn new(backend: Vec<RawFd>) -> io::Result<Self> {
-        let (epoll, kick, retry) = (sys::epoll()?, sys::eventfd()?, sys::timerfd()?);
-        for fd in [kick.as_raw_fd(), retry.as_raw_fd()] {
+        let (epoll, kick) = (sys::epoll()?, sys::eventfd()?);
+        let (retry, deadline) = (sys::timerfd()?, sys::timerfd()?);
+        for fd in [kick.as_raw_fd(), retry.as_raw_fd(), deadline.as_raw_fd()] {
             sys::epoll_add(&epoll, fd)?;
         }
         Ok(Self {
@@ -54,6 +59,8 @@ impl Doorbell {
             backend,
             kick: Arc::new(kick),
             retry,
+            deadline,
+            set_to: Cell::new(None),
             watched: Cell::new(false),
             deaf: Cell::new(false),
             kicked: Cell::new(false),
@@ -113,6 +120,26 @@ impl Doorbell {
             self.retrying.set(false);
             self.watch();
             self.kick();
+        }
+    }
+
+    /// Makes the descriptor readable at a time, or at none, if anybody polls it.
+    #[inline]
+    pub(crate) fn ring_at(&self, at: Option<Instant>) {
+        if self.set_to.get() != at && self.watched.get() {
+            self.set_deadline(at);
+        }
+    }
+
+    #[cold]
+    fn set_deadline(&self, at: Option<Instant>) {
+        self.set_to.set(at);
+        let set = match at {
+            Some(at) => sys::arm(&self.deadline, at.saturating_duration_since(Instant::now())),
+            None => sys::disarm(&self.deadline),
+        };
+        if set.is_err() {
+            self.kick(); // cannot happen for a valid timer; early rather than never
         }
     }
 

@@ -283,13 +283,24 @@ impl Engine {
         self.core.drain()
     }
 
+    /// Tries to end every request early, as [`Operation::cancel`](crate::Operation::cancel) does
+    /// one; returns for how many there was anything to try.
+    pub fn cancel_all(&self) -> usize {
+        self.core.cancel_all()
+    }
+
+    /// Most requests in one submission now ([`EngineBuilder::adaptive_batch`]).
+    pub fn batch_limit(&self) -> usize {
+        self.core.state.borrow().batch.get()
+    }
+
     /// Refuses new requests, then drains: everything accepted is delivered before it returns.
     ///
     /// # Errors
     ///
     /// As [`wait`](Self::wait).
     pub fn shutdown(&self) -> io::Result<()> {
-        self.core.state.borrow_mut().closed = true;
+        self.core.close();
         self.core.drain()
     }
 
@@ -359,9 +370,12 @@ impl AsFd for Engine {
     fn as_fd(&self) -> BorrowedFd<'_> {
         let core = &self.core;
         let fd = core.doorbell.fd();
-        if core.state.borrow().has_work() {
-            core.doorbell.kick(); // left over from when nobody watched
+        // Left over from when nobody watched.
+        let state = core.state.borrow();
+        if state.has_work() {
+            core.doorbell.kick();
         }
+        core.doorbell.ring_at(state.deadlines.earliest());
         fd
     }
 }

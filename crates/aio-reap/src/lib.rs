@@ -32,26 +32,65 @@
 //!
 //! # What is guaranteed
 //!
-//! - **Exactly once.** A request that was accepted completes once, with its buffer; a refused one
-//!   comes back in the error. At most [`depth`](EngineBuilder::depth) are in flight, so the
-//!   completion ring cannot overflow.
-//! - **Order.** The kernel sees requests in the order they were queued. They complete in any
-//!   order; two requests that must not overtake each other are submitted one after the other.
-//!   What one call reaps is in the completion queues before the first callback or wake-up runs;
-//!   those run in the order of their completions.
-//! - **Buffers** belong to the engine until completion, also when the future that waits for one
-//!   is dropped or forgotten.
-//! - **Short transfers** are continued: a read ends early only at the end of the file, a write
-//!   never (it fails with `ENOSPC` when the device takes nothing more).
-//! - **Stack.** Callbacks run after the reap loop and never inside each other unless one asks for
-//!   it by waiting; a request made in a callback is only queued. The stack stays flat on a device
-//!   that completes inside submit.
-//! - **No allocation** per request once the engine's queues have been filled once.
+//! **Exactly once.** A request that was accepted completes once, with its buffer; a refused one
+//! comes back in the error. At most [`depth`](EngineBuilder::depth) are in flight, and
+//! cancellations count too, so the completion ring cannot overflow.
 //!
-//! Callbacks and wake-ups run inside any call that can reap: submitting without a plug, dropping
-//! the last plug, [`Engine::turn`], [`Engine::wait`]. Hold no `RefCell` borrow that a callback
-//! needs across those.
+//! **Order.** The kernel sees requests in the order they were queued; a short transfer that goes on,
+//! and a request that is tried again, queue up behind what is pending then. Requests complete in any
+//! order, also two on the same bytes: of those, submit the second when the first is done. `fsync`
+//! covers writes that completed before it was submitted. Callbacks and wake-ups run in the order in
+//! which completions were reaped.
+//!
+//! **Buffers** belong to the engine from submission to completion, whatever becomes of the future
+//! that waits: dropped, forgotten, or past its deadline. They are freed or come back after that, and
+//! on the engine's thread. If the engine cannot wait for the kernel when it is dropped, it leaks
+//! them.
+//!
+//! **Cancellation** is best effort, and never loses a buffer:
+//!
+//! | | ends the request | ends the wait |
+//! |---|---|---|
+//! | dropping an [`Operation`] | no | yes |
+//! | [`Operation::deadline`], [`Operation::wait_timeout`] | no | yes, in time |
+//! | [`Operation::cancel`], [`Engine::cancel_all`] | if the kernel lets go of it: `ECANCELED` | with the request |
+//! | [`Request::cancel_at`] | as above, at that time: `ETIMEDOUT` | with the request |
+//! | dropping a [`Submission`] | it was never queued | yes |
+//!
+//! What still waits in the engine, or for a thread of the pool, can always be taken back. Block I/O
+//! that the kernel has begun hardly ever can: it then ends with its own result. After a write that
+//! failed or was cancelled any part of its range may have been written; one that nobody waits for
+//! may still write, and counts as in flight.
+//!
+//! **Short transfers** are continued where they stopped (a direct file at the block where they
+//! stopped): a read ends early only at the end of the file, where it stops, goes on with
+//! [zeros](Request::zero_fill), or [fails](Request::exact); a write never, it fails with `ENOSPC` when
+//! the device takes nothing more. `EINTR` and `EAGAIN` are tried again, 16 times in a row.
+//!
+//! **Stack.** Callbacks run after the reap loop and never inside each other unless one asks for it
+//! by waiting; a request made in a callback is only queued. The stack stays flat on a device that
+//! completes inside submit, and no call stays in a loop for as long as requests keep coming.
+//!
+//! **No allocation** per request once the engine's queues have been filled once.
+//!
+//! Callbacks and wake-ups run inside any call that can reap: submitting without a plug (unless the
+//! [`ReapMode`] says otherwise), dropping the last plug, [`Engine::turn`], [`Engine::wait`] and what
+//! waits by it. Hold no `RefCell` borrow that a callback needs across those.
+//!
+//! An engine stays on its thread:
+//!
+//! ```compile_fail
+//! fn send<T: Send>(_: T) {}
+//! send(aio_reap::Engine::new().unwrap());
+//! ```
+//!
+//! ```compile_fail
+//! fn share<T: Sync>(_: T) {}
+//! share(aio_reap::Engine::new().unwrap());
+//! ```
 
+mod adaptive;
+mod admission;
 mod alarm;
 mod backend;
 mod books;
@@ -61,6 +100,7 @@ mod buffer_pool;
 mod builder;
 mod cargo;
 mod core;
+mod deadlines;
 mod doorbell;
 mod engine;
 mod file;
@@ -76,6 +116,7 @@ mod state;
 mod stats;
 mod sys;
 
+pub use admission::Submission;
 pub use backend::scripted;
 pub use buf::{AlignedBuf, IoBuf, IoBufMut};
 pub use buf_list::{BufList, TooManyBuffers};
@@ -84,7 +125,7 @@ pub use builder::{BackendKind, EngineBuilder, Fallback, StartError};
 pub use engine::{Engine, Turn};
 pub use file::{Alignment, File};
 pub use op::AllocateMode;
-pub use operation::Operation;
+pub use operation::{Deadline, DeadlinePassed, Operation};
 pub use plug::Plug;
 pub use queue::{Completion, CompletionQueue};
 pub use reap::ReapMode;

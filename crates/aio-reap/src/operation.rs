@@ -2,13 +2,18 @@
 
 use std::fmt;
 use std::future::Future;
+use std::io;
 use std::marker::PhantomData;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
 
 use crate::Outcome;
 use crate::core::Core;
+use crate::deadlines::Action;
 use crate::request::Owned;
 use crate::slab::Index;
 
@@ -58,6 +63,51 @@ impl<B: 'static> Operation<B> {
         }
     }
 
+    /// As [`wait`](Self::wait), for `timeout` at most.
+    ///
+    /// # Errors
+    ///
+    /// The operation, when the time is over first.
+    ///
+    /// # Panics
+    ///
+    /// As [`wait`](Self::wait).
+    pub fn wait_timeout(mut self, timeout: Duration) -> Result<Outcome<B>, Self> {
+        let Some(end) = Instant::now().checked_add(timeout) else { return Ok(self.wait()) };
+        loop {
+            if let Some(outcome) = self.take() {
+                return Ok(outcome);
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(self);
+            }
+            self.core.wait(Some(left), None).expect("waiting for the kernel");
+        }
+    }
+
+    /// Tries to end the request early; returns whether there was anything to try.
+    ///
+    /// A request that is still waiting in the engine, or for a thread of the pool, ends for certain;
+    /// of what the kernel has begun, io_uring can end reads of pipes and the like, but hardly any
+    /// block I/O, and Linux AIO none. A request that was ended completes with `ECANCELED` (after a
+    /// write any part may have been written), any other as if nothing had been tried. Either way
+    /// the result is delivered by a later turn.
+    pub fn cancel(&self) -> bool {
+        self.index.is_some_and(|index| self.core.cancel(index))
+    }
+
+    /// A future that waits no longer than until `at`.
+    ///
+    /// It abandons the wait, not the I/O: when the time comes first, the operation is dropped, and
+    /// the request goes on with its buffer, counts as in flight, and may still write.
+    pub fn deadline(self, at: Instant) -> Deadline<B> {
+        if let Some(index) = self.index {
+            self.core.add_deadline(index, at, Action::Wake);
+        }
+        Deadline { operation: Some(self), at }
+    }
+
     /// The result, if it is there.
     fn take(&mut self) -> Option<Outcome<B>> {
         let index = self.index.expect("an operation is not polled after it was ready");
@@ -65,6 +115,7 @@ impl<B: 'static> Operation<B> {
         // it is released only by `collect_done`, which succeeds once per operation.
         let (owned, result) = unsafe { self.core.collect_done::<Owned<B>>(index) }?;
         self.index = None;
+        self.core.admit();
         Some(owned.outcome(result))
     }
 }
@@ -96,6 +147,61 @@ impl<B> Drop for Operation<B> {
         if let Some(index) = self.index {
             self.core.orphan(index);
         }
+    }
+}
+
+/// An [`Operation`] awaited until a time: [`Operation::deadline`].
+#[must_use = "futures do nothing unless polled"]
+#[derive(Debug)]
+pub struct Deadline<B> {
+    /// `None` once resolved.
+    operation: Option<Operation<B>>,
+    at: Instant,
+}
+
+/// The deadline of a wait has passed; the request goes on without anybody waiting for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("the deadline has passed before the request completed")]
+pub struct DeadlinePassed;
+
+impl DeadlinePassed {
+    /// `ETIMEDOUT`.
+    pub fn errno(&self) -> i32 {
+        libc::ETIMEDOUT
+    }
+}
+
+impl From<DeadlinePassed> for io::Error {
+    fn from(error: DeadlinePassed) -> Self {
+        Self::from_raw_os_error(error.errno())
+    }
+}
+
+impl<B> Deadline<B> {
+    /// The operation, to wait for it otherwise; `None` if this future is resolved.
+    pub fn into_operation(self) -> Option<Operation<B>> {
+        self.operation
+    }
+}
+
+impl<B: 'static> Future for Deadline<B> {
+    type Output = Result<Outcome<B>, DeadlinePassed>;
+
+    /// # Panics
+    ///
+    /// Panics when polled again after it was ready.
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let at = self.at;
+        let operation = self.operation.as_mut().expect("not polled after it was ready");
+        if let Poll::Ready(outcome) = Pin::new(operation).poll(cx) {
+            self.operation = None;
+            return Poll::Ready(Ok(outcome));
+        }
+        if Instant::now() < at {
+            return Poll::Pending;
+        }
+        self.operation = None;
+        Poll::Ready(Err(DeadlinePassed))
     }
 }
 

@@ -2,17 +2,19 @@
 
 use std::fmt;
 use std::io;
+use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
 use crate::Outcome;
+use crate::admission::Submission;
 use crate::cargo::{Deliver, Verdict};
 use crate::engine::Engine;
 use crate::file::File;
 use crate::op::{AtEnd, Op};
 use crate::operation::Operation;
 use crate::queue::{CompletionQueue, Enqueued};
-use crate::slab::{Front, Index};
+use crate::slab::{Front, Index, Slab};
 
 /// One operation, ready to be handed to the engine by one of its front ends.
 ///
@@ -26,6 +28,7 @@ pub struct Request<'e, B> {
     op: Op,
     at_end: AtEnd,
     misaligned: bool,
+    cancel_at: Option<Instant>,
     buf: B,
 }
 
@@ -86,7 +89,7 @@ type Submitted<'e, B, T> = Result<T, SubmitError<Request<'e, B>>>;
 
 impl<'e, B: 'static> Request<'e, B> {
     pub(crate) fn new(engine: &'e Engine, file: Option<File>, op: Op, buf: B) -> Self {
-        Self { engine, file, op, at_end: AtEnd::Stop, misaligned: false, buf }
+        Self { engine, file, op, at_end: AtEnd::Stop, misaligned: false, cancel_at: None, buf }
     }
 
     /// Bytes past the end of the file read as zeros instead of ending the read early.
@@ -101,6 +104,32 @@ impl<'e, B: 'static> Request<'e, B> {
     pub fn exact(mut self) -> Self {
         self.at_end = AtEnd::Fail;
         self
+    }
+
+    /// Cancels the request at a time, wherever it is by then; its result is then `ETIMEDOUT`, and
+    /// the buffer comes back as ever.
+    ///
+    /// As with [`Operation::cancel`] the kernel may be unable to take it back: then it ends when it
+    /// is done, with its own result. [`Operation::deadline`] ends the wait alone, and in time.
+    pub fn cancel_at(mut self, at: Instant) -> Self {
+        self.cancel_at = Some(at);
+        self
+    }
+
+    /// As [`cancel_at`](Self::cancel_at), `time` from now; never, if that is past what the clock
+    /// can tell.
+    pub fn cancel_after(mut self, time: Duration) -> Self {
+        self.cancel_at = Instant::now().checked_add(time);
+        self
+    }
+
+    pub(crate) fn engine(&self) -> &'e Engine {
+        self.engine
+    }
+
+    /// It would be refused, however many slots are free.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.misaligned || self.file.as_ref().is_some_and(|file| !file.accepts(&self.op))
     }
 
     /// Some vector does not fit the `O_DIRECT` file.
@@ -122,8 +151,28 @@ impl<'e, B: 'static> Request<'e, B> {
     ///
     /// [`SubmitError`] gives the request back; nothing was queued.
     pub fn submit(self) -> Submitted<'e, B, Operation<B>> {
+        self.submit_by(Slab::alloc)
+    }
+
+    /// As [`submit`](Self::submit), with a slot that was promised.
+    pub(crate) fn submit_next(self) -> Submitted<'e, B, Operation<B>> {
+        self.submit_by(Slab::alloc_promised)
+    }
+
+    /// As [`submit`](Self::submit), but waits for a free slot instead of failing when there is
+    /// none.
+    ///
+    /// Those who wait get slots in the order in which they were first polled, and before anybody
+    /// who does not wait. Each must be polled when it is woken, or dropped: until then its slot is
+    /// kept for it.
+    pub fn submit_async(self) -> Submission<'e, B> {
+        Submission::new(self)
+    }
+
+    #[inline]
+    fn submit_by(self, alloc: fn(&mut Slab) -> Option<Index>) -> Submitted<'e, B, Operation<B>> {
         let engine = self.engine;
-        let index = self.queue(Front::Future, Owned)?;
+        let index = self.queue(Front::Future, alloc, Owned)?;
         let operation = Operation::new(engine.core(), index);
         engine.core().flush_unless_held();
         Ok(operation)
@@ -144,7 +193,7 @@ impl<'e, B: 'static> Request<'e, B> {
         done: impl FnOnce(io::Result<usize>, B) + 'static,
     ) -> Submitted<'e, B, ()> {
         let engine = self.engine;
-        self.queue(Front::Callback, |buf| Callback { buf, done })?;
+        self.queue(Front::Callback, Slab::alloc, |buf| Callback { buf, done })?;
         engine.core().flush_unless_held();
         Ok(())
     }
@@ -156,7 +205,7 @@ impl<'e, B: 'static> Request<'e, B> {
     /// [`SubmitError`] gives the request back; nothing was queued.
     pub fn enqueue(self, queue: &CompletionQueue<B>, token: u64) -> Submitted<'e, B, ()> {
         let engine = self.engine;
-        self.queue(Front::Queue, |buf| Enqueued { buf, queue: queue.clone(), token })?;
+        self.queue(Front::Queue, Slab::alloc, |buf| Enqueued { buf, queue: queue.clone(), token })?;
         engine.core().flush_unless_held();
         Ok(())
     }
@@ -165,20 +214,24 @@ impl<'e, B: 'static> Request<'e, B> {
     fn queue<D: Deliver>(
         self,
         front: Front,
+        alloc: fn(&mut Slab) -> Option<Index>,
         cargo: impl FnOnce(B) -> D,
     ) -> Submitted<'e, B, Index> {
         let mut state = self.engine.core().state.borrow_mut();
         if state.closed {
             return Err(SubmitError::Closed(self));
         }
-        if self.misaligned || self.file.as_ref().is_some_and(|file| !file.accepts(&self.op)) {
+        if self.is_refused() {
             return Err(SubmitError::Misaligned(self));
         }
         let books = &mut state.books;
-        let Some(index) = books.slab.alloc() else { return Err(SubmitError::Full(self)) };
-        let Self { file, op, at_end, buf, .. } = self;
+        let Some(index) = alloc(&mut books.slab) else { return Err(SubmitError::Full(self)) };
+        let Self { file, op, at_end, cancel_at, buf, .. } = self;
         // `cargo` only moves its parts together: no user code runs under the borrow.
         books.queue(index, file, op, at_end, front, cargo(buf));
+        if let Some(at) = cancel_at {
+            state.note_deadline(index, at);
+        }
         Ok(index)
     }
 }

@@ -6,6 +6,7 @@
 //!  pending (enqueue order) ─┘   ready ──┘
 //! ```
 
+use std::num::NonZeroI32;
 use std::task::Waker;
 
 use crate::backend::Sub;
@@ -41,6 +42,25 @@ pub(crate) enum Front {
     Orphan,
 }
 
+/// Why a request ends before it is done; a number of retries that none makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Ending {
+    Cancelled = 254,
+    TimedOut = 255,
+}
+
+impl Ending {
+    pub(crate) fn errno(self) -> NonZeroI32 {
+        const CANCELLED: NonZeroI32 = NonZeroI32::new(libc::ECANCELED).unwrap();
+        const TIMED_OUT: NonZeroI32 = NonZeroI32::new(libc::ETIMEDOUT).unwrap();
+        match self {
+            Self::Cancelled => CANCELLED,
+            Self::TimedOut => TIMED_OUT,
+        }
+    }
+}
+
 /// One request. Three cache lines; a request with a small cargo and no waker uses two.
 #[repr(C, align(64))]
 pub(crate) struct Slot {
@@ -48,7 +68,7 @@ pub(crate) struct Slot {
     pub(crate) state: State,
     pub(crate) front: Front,
     pub(crate) at_end: AtEnd,
-    /// EAGAIN and EINTR in a row.
+    /// EAGAIN and EINTR in a row, or why the request shall end early: [`Ending`].
     pub(crate) retries: u8,
     pub(crate) op: Op,
     /// Bytes moved so far, no error; in `Ready` and `Done` the result.
@@ -77,15 +97,29 @@ impl Slot {
         self.op.rest(self.verdict.done)
     }
 
-    /// A direct read that ended off the file's alignment: only the end of the file does that,
-    /// and going on from there would be refused.
-    pub(crate) fn ended_unaligned(&self) -> bool {
+    /// What counts of a transfer that moved `bytes` and is not the last: a direct file refuses to
+    /// go on anywhere but at a block, so a block that was begun is transferred again.
+    pub(crate) fn whole_blocks(&self, bytes: u64) -> u64 {
         let align = self.file.as_ref().and_then(File::alignment);
-        align.is_some_and(|align| !self.verdict.done.is_multiple_of(align.offset.into()))
+        align.map_or(bytes, |align| bytes - bytes % u64::from(align.offset))
     }
 
-    /// Lets vectors follow `done`, which has grown by `bytes`.
-    pub(crate) fn advance(&mut self, bytes: u64) {
+    /// The request shall not be tried again, nor go on.
+    pub(crate) fn end(&mut self, why: Ending) {
+        self.retries = why as u8;
+    }
+
+    /// The errno of a request that was ended, if it was.
+    pub(crate) fn ending(&self) -> Option<NonZeroI32> {
+        [Ending::Cancelled, Ending::TimedOut]
+            .into_iter()
+            .find(|&why| why as u8 == self.retries)
+            .map(Ending::errno)
+    }
+
+    /// Takes note of `bytes` that were moved; vectors follow.
+    pub(crate) fn progress(&mut self, bytes: u64) {
+        self.verdict.done += bytes;
         // SAFETY: the slot owns the list that the vectors belong to, and its request has just
         // completed.
         unsafe { self.op.advance(bytes) }
@@ -115,6 +149,8 @@ pub(crate) struct Slab {
     /// still here.
     free: Box<[Index]>,
     free_len: usize,
+    /// Futures that wait for a slot.
+    pub(crate) promised: usize,
 }
 
 impl Slab {
@@ -124,12 +160,24 @@ impl Slab {
             slots: (0..capacity).map(|_| Slot::VACANT).collect(),
             free: (0..capacity as Index).rev().collect(),
             free_len: capacity,
+            promised: 0,
         }
     }
 
-    /// Takes a free slot. The caller sets it up and gives it a state.
+    pub(crate) fn capacity(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Takes a free slot that is not promised to a future. The caller sets it up and gives it a
+    /// state.
     #[inline]
     pub(crate) fn alloc(&mut self) -> Option<Index> {
+        if self.free_len > self.promised { self.alloc_promised() } else { None }
+    }
+
+    /// As [`alloc`](Self::alloc), for a future whose turn it is.
+    #[inline]
+    pub(crate) fn alloc_promised(&mut self) -> Option<Index> {
         let last = self.free_len.checked_sub(1)?;
         self.free_len = last;
         Some(self.free[last])
@@ -155,6 +203,12 @@ impl Slab {
     #[inline]
     pub(crate) fn get(&mut self, index: Index) -> &mut Slot {
         &mut self.slots[index as usize]
+    }
+
+    /// What completions of the slot's present use are told by.
+    #[inline]
+    pub(crate) fn user_data(&self, index: Index) -> u64 {
+        u64::from(self.peek(index).generation) << 32 | u64::from(index)
     }
 
     pub(crate) fn peek(&self, index: Index) -> &Slot {
@@ -201,6 +255,21 @@ impl Fifo {
         let place = self.place(self.tail);
         self.ring[place] = index;
         self.tail = self.tail.wrapping_add(1);
+    }
+
+    /// Takes one out of its place; the time is that of the length.
+    pub(crate) fn remove(&mut self, index: Index) {
+        let mut to = self.head;
+        for nth in 0..self.len() {
+            let there = self.ring[self.place(self.head.wrapping_add(nth))];
+            if there != index {
+                let place = self.place(to);
+                self.ring[place] = there;
+                to = to.wrapping_add(1);
+            }
+        }
+        debug_assert_eq!(to.wrapping_add(1), self.tail, "it was not on the list");
+        self.tail = to;
     }
 
     #[inline]
@@ -322,6 +391,31 @@ mod tests {
         let mut batch = Batch::new(&mut slab, &list, 8, 9);
         assert_eq!(batch.next().map(|sub| sub.op.offset), Some(1));
         assert_eq!(batch.len(), 2);
+    }
+
+    #[test]
+    fn removal_keeps_the_order_of_the_rest_also_across_the_wrap() {
+        for start in 0..6 {
+            for nth in 0..3 {
+                let mut list = Fifo::new(4);
+                (list.head, list.tail) = (start, start);
+                [7, 8, 9].into_iter().for_each(|index| list.push(index));
+                list.remove(7 + nth);
+                let rest: Vec<_> = std::iter::from_fn(|| list.pop()).collect();
+                assert_eq!(
+                    rest,
+                    [7, 8, 9].into_iter().filter(|&i| i != 7 + nth).collect::<Vec<_>>()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn promised_slots_are_kept_for_futures() {
+        let mut slab = Slab::new(2);
+        slab.promised = 1;
+        assert!(slab.alloc().is_some() && slab.alloc().is_none());
+        assert!(slab.alloc_promised().is_some() && slab.alloc_promised().is_none());
     }
 
     #[test]

@@ -18,12 +18,15 @@ use std::io;
 use std::mem;
 use std::num::NonZeroI32;
 use std::task::Waker;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use crate::adaptive::BatchLimit;
+use crate::admission::Queue;
 use crate::backend::{Backend, Device, Stop};
 use crate::books::Books;
 use crate::cargo::{Parcel, Verdict};
-use crate::slab::{Batch, Front, Slab, State as SlotState, settle};
+use crate::deadlines::{Action, Deadlines};
+use crate::slab::{Batch, Ending, Front, Index, Slab, State as SlotState, settle};
 use crate::stats::Latency;
 
 pub(crate) struct Limits {
@@ -31,8 +34,9 @@ pub(crate) struct Limits {
     pub(crate) depth: usize,
     /// Most requests the engine holds at a time.
     pub(crate) capacity: usize,
-    /// Most requests in one submission.
+    /// Most requests in one submission, and whether the limit follows the device.
     pub(crate) max_batch: usize,
+    pub(crate) adaptive: bool,
     /// Most completions taken by one reap.
     pub(crate) reap_budget: usize,
     /// Measure latencies.
@@ -44,6 +48,10 @@ pub(crate) struct State {
     pub(crate) backend: Device,
     pub(crate) limits: Limits,
     pub(crate) closed: bool,
+    pub(crate) batch: BatchLimit,
+    pub(crate) deadlines: Deadlines,
+    /// Futures that wait for a slot.
+    pub(crate) waiting: Queue,
     /// The last reap used up its budget: more may be there, and no wake-up will say so.
     more: bool,
 }
@@ -61,7 +69,17 @@ impl State {
     pub(crate) fn new(backend: Device, limits: Limits) -> Self {
         let mut books = Books::new(limits.capacity, limits.depth);
         books.stats.latency = limits.timed.then(Latency::default);
-        Self { books, backend, limits, closed: false, more: false }
+        let batch = BatchLimit::new(limits.max_batch, limits.adaptive);
+        Self {
+            books,
+            backend,
+            limits,
+            closed: false,
+            batch,
+            deadlines: Deadlines::default(),
+            waiting: Queue::default(),
+            more: false,
+        }
     }
 
     pub(crate) fn pending(&self) -> usize {
@@ -112,7 +130,7 @@ impl State {
         let now = self.now();
         loop {
             let books = &mut self.books;
-            let room = (self.limits.depth - books.in_flight).min(self.limits.max_batch);
+            let room = (self.limits.depth - books.in_flight).min(self.batch.get());
             let batch = Batch::new(&mut books.slab, &books.pending, room, now);
             let offered = batch.len();
             if offered == 0 && self.backend.backlog() == 0 {
@@ -123,6 +141,7 @@ impl State {
             settle(&mut books.slab, &mut books.pending, offered, submitted.accepted);
             books.in_flight += submitted.accepted;
             books.stats.submitted(submitted.accepted, books.in_flight);
+            self.batch.submitted(submitted.accepted, books.pending.len());
             match submitted.stop {
                 None => {
                     books.blocked = false;
@@ -130,6 +149,7 @@ impl State {
                 }
                 Some(Stop::Busy) => {
                     books.stats.busy += 1;
+                    self.batch.busy();
                     books.blocked = true;
                     return;
                 }
@@ -149,7 +169,7 @@ impl State {
     /// was anything but EAGAIN.
     pub(crate) fn reap(&mut self) -> bool {
         self.more = false;
-        if self.books.in_flight == 0 {
+        if self.books.in_flight == 0 && !self.backend.owes() {
             return false;
         }
         let now = self.now();
@@ -163,6 +183,7 @@ impl State {
         });
         books.blocked |= blocked && found == 0;
         books.stats.reaped(found);
+        self.batch.reaped(found, books.in_flight);
         let progress = found > mem::take(&mut books.in_vain);
         self.more = found >= budget && books.in_flight > 0;
         progress
@@ -173,6 +194,35 @@ impl State {
         let enqueued = mem::take(&mut self.books.enqueued);
         self.books.stats.completed += enqueued as u64;
         enqueued
+    }
+
+    /// Ends a request before it is done, if it can be, with `why` as its result. Returns whether
+    /// anything could be tried.
+    pub(crate) fn cancel(&mut self, index: Index, why: Ending) -> bool {
+        let books = &mut self.books;
+        let slot = books.slab.get(index);
+        match slot.state {
+            SlotState::Pending => {
+                books.pending.remove(index);
+                books.finish(index, Some(why.errno()));
+                true
+            }
+            SlotState::InFlight => {
+                slot.end(why);
+                self.backend.cancel(books.slab.user_data(index))
+            }
+            SlotState::Free | SlotState::Ready | SlotState::Done => false,
+        }
+    }
+
+    /// The request in `index` is to be cancelled at a time.
+    pub(crate) fn note_deadline(&mut self, index: Index, at: Instant) {
+        self.deadlines.add(at, index, Action::Cancel, &self.books.slab);
+    }
+
+    /// To be called when the queue of waiting futures has changed.
+    pub(crate) fn note_waiting(&mut self) {
+        self.books.slab.promised = self.waiting.len();
     }
 
     /// Takes the oldest completion off the ready list.

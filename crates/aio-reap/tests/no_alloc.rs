@@ -164,6 +164,8 @@ fn no_allocation_per_request_after_warm_up() {
                 allowed += bench.future_round();
             }
             let made = ALLOCATIONS.load(Ordering::Relaxed) - before;
+            // The locks' own table grows when one more worker than ever before goes to sleep.
+            allowed += 4;
             assert!(
                 made <= allowed,
                 "{kind}, direct {direct}: {made} allocations, {allowed} known"

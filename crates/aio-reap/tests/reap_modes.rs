@@ -109,6 +109,7 @@ fn polling_ends_with_the_timeout() {
         let turn = engine.wait(Some(Duration::from_millis(20))).unwrap();
         if turn.in_flight == 1 {
             assert!(start.elapsed() >= Duration::from_millis(20), "{kind}: too early");
+            assert_eq!(engine.stats().waits, 0, "{kind} slept");
         } else {
             assert!(kind != BackendKind::Uring, "the read of an empty pipe ended");
         }

@@ -252,6 +252,11 @@ impl Backend for Aio {
         super::wait_readable(&[self.bell.as_raw_fd(), self.pool.bell()], timeout)
     }
 
+    /// Only what waits for a thread: the kernel cannot take block I/O back (`io_cancel`).
+    fn cancel(&mut self, user_data: u64) -> bool {
+        self.pool.cancel(user_data)
+    }
+
     fn acknowledge(&mut self) {
         sys::drain(&self.bell);
         self.pool.acknowledge();

@@ -66,6 +66,14 @@ impl Backend for Device {
         each!(self, backend => backend.backlog())
     }
 
+    fn cancel(&mut self, user_data: u64) -> bool {
+        each!(self, backend => backend.cancel(user_data))
+    }
+
+    fn owes(&self) -> bool {
+        each!(self, backend => backend.owes())
+    }
+
     fn register_file(&mut self, number: u16, fd: Option<RawFd>) -> io::Result<()> {
         each!(self, backend => backend.register_file(number, fd))
     }

@@ -82,6 +82,17 @@ pub(crate) trait Backend {
     /// Descriptors that are readable when completions may be there; at most two.
     fn wake_fds(&self) -> Vec<RawFd>;
 
+    /// Tries to end an accepted request early; whatever becomes of that, the request completes as
+    /// every other. Returns whether anything could be tried.
+    fn cancel(&mut self, _user_data: u64) -> bool {
+        false
+    }
+
+    /// Completions are still to come that belong to no request: a reap removes them.
+    fn owes(&self) -> bool {
+        false
+    }
+
     /// Lets the kernel know a file by `number`, or forget it; below
     /// [`MAX_FILES`](crate::registry::MAX_FILES).
     fn register_file(&mut self, _number: u16, _fd: Option<RawFd>) -> io::Result<()> {

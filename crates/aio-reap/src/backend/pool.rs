@@ -103,6 +103,17 @@ impl<J, D> Jobs<J, D> {
         !queue.is_empty() && !mutant("pool-budget-hides-the-rest")
     }
 
+    /// Takes the oldest job that is `wanted` back, if no worker has it yet.
+    pub fn withdraw(&self, wanted: impl Fn(&J) -> bool) -> Option<J> {
+        let mut todo = self.todo.lock();
+        let at = todo.jobs.iter().position(wanted)?;
+        if mutant("pool-withdraws-by-an-older-look") {
+            drop(todo);
+            todo = self.todo.lock();
+        }
+        todo.jobs.remove(at)
+    }
+
     /// Lets workers return from `take` once the queue is empty.
     pub fn close(&self) {
         self.todo.lock().closed = true;
@@ -167,6 +178,16 @@ impl Pool {
         Ok(())
     }
 
+    /// Completes a request that no thread has begun as cancelled.
+    pub(crate) fn cancel(&mut self, user_data: u64) -> bool {
+        let jobs = &self.shared.jobs;
+        let withdrawn = jobs.withdraw(|Job(sub)| sub.user_data == user_data).is_some();
+        if withdrawn && jobs.finish(RawCompletion { user_data, result: -libc::ECANCELED }) {
+            sys::signal(&self.shared.bell);
+        }
+        withdrawn
+    }
+
     pub(crate) fn reap(&mut self, budget: usize, mut each: impl FnMut(RawCompletion)) {
         if self.held == 0 || budget == 0 {
             return;
@@ -211,4 +232,29 @@ fn work(shared: &Shared) {
 fn perform(op: &Op) -> i32 {
     // SAFETY: contract 2 of `backend`: buffer and descriptor are ours until we report completion.
     unsafe { sys::perform(op) }
+}
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use super::*;
+
+    /// Jobs that no thread has begun: there is none.
+    #[test]
+    fn cancelled_jobs_complete_as_such_and_ring() {
+        let mut pool = Pool::new(1, 4).unwrap();
+        for user_data in 0..3 {
+            pool.held += 1;
+            pool.shared.jobs.push(Job(Sub { user_data, op: Op::NOP }));
+        }
+        assert!(pool.cancel(1) && !pool.cancel(1) && !pool.cancel(7));
+        assert!(sys::poll_readable(&[pool.bell()], Some(std::time::Duration::ZERO)).unwrap());
+        let mut seen = Vec::new();
+        pool.reap(9, |done| seen.push((done.user_data, done.result)));
+        assert_eq!(seen, [(1, -libc::ECANCELED)]);
+        pool.start_worker().unwrap();
+        while pool.held > 0 {
+            pool.reap(9, |done| seen.push((done.user_data, done.result)));
+        }
+        assert_eq!(seen[1..], [(0, 0), (2, 0)]);
+    }
 }

@@ -79,6 +79,9 @@ struct Device {
     batches: Vec<usize>,
     waits: u64,
     peeks: u64,
+    /// Cancellations find nothing.
+    stubborn: bool,
+    cancels: u64,
     /// The engine's, while one uses the device: rings when `done` becomes non-empty.
     bell: Option<OwnedFd>,
 }
@@ -119,6 +122,16 @@ impl Script {
             device.complete(nth);
         }
         there
+    }
+
+    /// Whether the device lets go of what it is told to cancel; it does unless told otherwise.
+    pub fn cancels(&self, cancels: bool) {
+        self.0.borrow_mut().stubborn = !cancels;
+    }
+
+    /// Cancellations the device was asked for.
+    pub fn cancellations(&self) -> u64 {
+        self.0.borrow().cancels
     }
 
     /// Requests the device is working on.
@@ -277,6 +290,17 @@ impl Backend for Scripted {
         if device.done.is_empty() {
             device.complete(0);
         }
+    }
+
+    fn cancel(&mut self, user_data: u64) -> bool {
+        let mut device = self.0.0.borrow_mut();
+        device.cancels += 1;
+        let nth = device.accepted.iter().position(|sub| sub.user_data == user_data);
+        if let (false, Some(nth)) = (device.stubborn, nth) {
+            device.transfers.push_front(Transfer::Fail(libc::ECANCELED));
+            device.complete(nth);
+        }
+        true
     }
 
     fn acknowledge(&mut self) {

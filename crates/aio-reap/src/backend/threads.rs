@@ -39,6 +39,10 @@ impl Backend for Threads {
         super::wait_readable(&[self.pool.bell()], timeout)
     }
 
+    fn cancel(&mut self, user_data: u64) -> bool {
+        self.pool.cancel(user_data)
+    }
+
     fn acknowledge(&mut self) {
         self.pool.acknowledge();
     }

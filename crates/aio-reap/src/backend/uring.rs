@@ -25,6 +25,9 @@ use crate::registry::{MAX_BUFFERS, MAX_FILES};
 use crate::slab::{Batch, Slot};
 use crate::sys;
 
+/// User data of cancellations; no slot has it, for indices are below 2^24.
+const CANCELLATION: u64 = u64::MAX;
+
 /// Most enters in one reap; a guess. Linux does put-off work in pieces of 20.
 const MAX_ENTERS: usize = 16;
 
@@ -34,6 +37,11 @@ pub(crate) struct Uring {
     ring: IoUring,
     /// Pushed to the submission ring, not yet consumed by the kernel.
     backlog: usize,
+    /// Cancellations that were pushed: before the backlog and not yet consumed, and all that have
+    /// not completed. The completion ring has room for `max_cancels` beside the requests.
+    cancels_queued: usize,
+    cancels: usize,
+    max_cancels: usize,
     /// Rung by the kernel when it put work off; there if it does that until it is entered for
     /// events.
     deferred: Option<OwnedFd>,
@@ -68,6 +76,7 @@ impl Uring {
             opcode::Fsync::CODE,
             opcode::Fallocate::CODE,
             opcode::Fadvise::CODE,
+            opcode::AsyncCancel::CODE,
             opcode::Nop::CODE,
         ];
         if !needed.iter().all(|&code| probe.is_supported(code)) {
@@ -81,8 +90,18 @@ impl Uring {
         }
         // SAFETY: fields are dropped in their order, so the ring is open longer.
         let entrance = unsafe { Entrance::new(ring.as_raw_fd()) };
-        let (has_files, has_buffers) = (false, false);
-        Ok(Self { entrance, ring, backlog: 0, deferred: bell, has_files, has_buffers })
+        let max_cancels = (ring.params().cq_entries() as usize).saturating_sub(depth);
+        Ok(Self {
+            entrance,
+            ring,
+            backlog: 0,
+            cancels_queued: 0,
+            cancels: 0,
+            max_cancels,
+            deferred: bell,
+            has_files: false,
+            has_buffers: false,
+        })
     }
 
     /// What becomes readable when completions are there, or wait to be posted.
@@ -97,7 +116,15 @@ impl Uring {
             queue.taskrun() || queue.cq_overflow()
         };
         let flags = if pull { ENTER_GETEVENTS } else { 0 };
-        self.entrance.enter(self.backlog as u32, 0, flags) // at most the depth
+        let count = self.cancels_queued + self.backlog; // within the ring
+        self.entrance.enter(count as u32, 0, flags)
+    }
+
+    /// The kernel took this many from the ring.
+    fn consumed(&mut self, count: usize) {
+        let cancels = count.min(self.cancels_queued);
+        self.cancels_queued -= cancels;
+        self.backlog -= (count - cancels).min(self.backlog);
     }
 
     /// Lets the kernel post what it holds back for us, without waiting.
@@ -272,7 +299,7 @@ impl Backend for Uring {
                     stop = Some(Stop::Busy);
                     break;
                 }
-                Ok(consumed) => self.backlog -= consumed.min(self.backlog),
+                Ok(consumed) => self.consumed(consumed),
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
                 // EAGAIN, EBUSY: no room. Nothing else is about a request: each has its own
                 // completion. What is in the ring stays there for the next attempt.
@@ -293,10 +320,17 @@ impl Backend for Uring {
             if look && self.ring.submission().taskrun() {
                 self.run_task_work();
             }
-            for entry in self.ring.completion().take(room) {
+            let mut queue = self.ring.completion();
+            while room > 0 {
+                let Some(entry) = queue.next() else { break };
+                if entry.user_data() == CANCELLATION {
+                    self.cancels -= 1; // what it came to, its request tells
+                    continue;
+                }
                 room -= 1;
                 each(RawCompletion { user_data: entry.user_data(), result: entry.result() });
             }
+            drop(queue);
             if self.deferred.is_none() || room == 0 || !self.ring.submission().taskrun() {
                 return;
             }
@@ -305,11 +339,15 @@ impl Backend for Uring {
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let result = match timeout {
-            None => self.entrance.enter(self.backlog as u32, 1, ENTER_GETEVENTS).map(drop),
+            None => {
+                let count = (self.cancels_queued + self.backlog) as u32;
+                self.entrance.enter(count, 1, ENTER_GETEVENTS).map(drop)
+            }
             // EXT_ARG would do with one call, from 5.11 on; a poll does everywhere.
             Some(_) => return super::wait_readable(&[self.bell()], timeout),
         };
-        self.backlog = self.ring.submission().len();
+        let left = self.ring.submission().len();
+        self.consumed((self.cancels_queued + self.backlog).saturating_sub(left));
         match result {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
             // A submission that found no room; completions are waited for all the same.
@@ -318,6 +356,30 @@ impl Backend for Uring {
             }
             other => other,
         }
+    }
+
+    /// Not while requests are in the ring that the kernel has not seen: what is consumed would not
+    /// tell them apart.
+    fn cancel(&mut self, user_data: u64) -> bool {
+        if self.backlog > 0 || self.cancels == self.max_cancels {
+            return false;
+        }
+        let entry = opcode::AsyncCancel::new(user_data).build().user_data(CANCELLATION);
+        // SAFETY: a cancellation refers to nothing but a number.
+        if unsafe { self.ring.submission().push(&entry) }.is_err() {
+            return false;
+        }
+        self.cancels += 1;
+        self.cancels_queued += 1;
+        // After an error it goes with the next submission.
+        if let Ok(consumed) = self.enter() {
+            self.consumed(consumed);
+        }
+        true
+    }
+
+    fn owes(&self) -> bool {
+        self.cancels > 0
     }
 
     fn acknowledge(&mut self) {

@@ -68,6 +68,8 @@ pub(crate) fn run(input: &[u8]) -> usize {
             14 if a % 2 == 0 => _ = world.script.complete(usize::from(b % 8)),
             14 => _ = world.script.complete_nth(usize::from(b % 8)),
             _ if a < 16 => engine.drain().unwrap(),
+            _ if a < 32 => world.script.cancels(b % 2 == 0),
+            _ if a < 40 => world.cancel_all(&engine),
             _ => world.script.ring(),
         }
         world.empty_queues();
@@ -116,6 +118,8 @@ struct Entry {
     len: usize,
     /// Its result was delivered, or nobody is interested and its buffer is back.
     done: bool,
+    /// It may end with ECANCELED.
+    cancelled: bool,
     /// The engine refused it, or it has no buffer and its operation was dropped.
     ignored: bool,
 }
@@ -219,7 +223,7 @@ impl World {
             6 if at + len <= FILE_LEN && len > 0 => Kind::Punch,
             _ => Kind::Other,
         };
-        let mut entry = Entry { kind, at, len, done: false, ignored: false };
+        let mut entry = Entry { kind, at, len, done: false, cancelled: false, ignored: false };
         if kind != Kind::Other && !self.lock(&entry) {
             entry.kind = Kind::Other;
         }
@@ -355,6 +359,11 @@ impl World {
             let (id, mut operation) = self.reads_and_writes.borrow_mut().swap_remove(nth);
             match how % 4 {
                 0 => drop(operation),
+                3 if how & 0x18 == 0 => {
+                    self.ledger.borrow_mut()[id].cancelled = true;
+                    operation.cancel();
+                    self.reads_and_writes.borrow_mut().push((id, operation));
+                }
                 1 => {
                     let (result, buf) = operation.wait();
                     self.settle(id, Some(&result), &buf.bytes);
@@ -371,6 +380,11 @@ impl World {
                     self.ledger.borrow_mut()[id].ignored = true;
                     drop(operation);
                 }
+                3 if how & 0x18 == 0 => {
+                    self.ledger.borrow_mut()[id].cancelled = true;
+                    operation.cancel();
+                    self.others.borrow_mut().push((id, operation));
+                }
                 1 => self.settle(id, Some(&operation.wait().0), &[]),
                 _ => match poll(&mut operation, how) {
                     Poll::Ready((result, ())) => self.settle(id, Some(&result), &[]),
@@ -378,6 +392,15 @@ impl World {
                 },
             }
         }
+    }
+
+    fn cancel_all(&self, engine: &Engine) {
+        self.ledger.borrow_mut().iter_mut().for_each(|entry| entry.cancelled = true);
+        let books = engine.validate();
+        let in_flight_done = self.script.visible();
+        let tried = engine.cancel_all();
+        assert!(tried >= books.in_flight - in_flight_done, "in flight and not tried");
+        assert!(tried <= books.pending + books.in_flight);
     }
 
     fn script_submission(&self, how: u8, size: u8) {
@@ -427,8 +450,10 @@ impl World {
         let Entry { kind, at, len, .. } = entry;
         if let Some(Err(error)) = result {
             let retried = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR));
-            assert!(retried || error.raw_os_error() == Some(libc::EIO), "{error}");
-            if !retried {
+            let cancelled = error.raw_os_error() == Some(libc::ECANCELED) && entry.cancelled;
+            let failed = error.raw_os_error() == Some(libc::EIO);
+            assert!(retried || cancelled || failed, "{error}");
+            if failed {
                 let left = self.failures.get().checked_sub(1);
                 self.failures.set(left.expect("more errors than the script caused"));
             }

@@ -182,6 +182,31 @@ fn pool_closes_with_every_worker() {
     jobs_complete(2, 1, 4, false);
 }
 
+/// A job is withdrawn or performed, and each once. Fails if `withdraw` takes another than it found.
+#[test]
+fn pool_withdraws_a_job_or_performs_it() {
+    model(|| {
+        let jobs = Arc::new(Jobs::new(4));
+        let worker = thread::spawn({
+            let jobs = Arc::clone(&jobs);
+            move || {
+                while let Some(job) = jobs.take() {
+                    _ = jobs.finish(job);
+                }
+            }
+        });
+        (0..2).for_each(|job| _ = jobs.push(job));
+        let withdrawn = jobs.withdraw(|&job: &u32| job == 0);
+        jobs.close();
+        worker.join().unwrap();
+        let mut seen: Vec<u32> = withdrawn.into_iter().collect();
+        assert!(seen.iter().all(|&job| job == 0), "withdrew another");
+        _ = jobs.drain(9, |job| seen.push(job));
+        seen.sort_unstable();
+        assert_eq!(seen, [0, 1], "lost or twice");
+    });
+}
+
 /// Jobs that are queued when the pool closes are performed.
 #[test]
 fn pool_performs_what_is_queued_when_it_closes() {

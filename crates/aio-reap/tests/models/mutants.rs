@@ -10,6 +10,7 @@ const PLANTED: Planted = Planted {
         ("pool-close-wakes-one", "pool_closes_with_every_worker"),
         ("pool-leaves-jobs-behind", "pool_performs_what_is_queued_when_it_closes"),
         ("pool-notify-before-push", "pool_loses_no_job_and_no_wake_up"),
+        ("pool-withdraws-by-an-older-look", "pool_withdraws_a_job_or_performs_it"),
         ("ring-head-relaxed", "inv08_ring_hands_over_whole_events_and_wraps"),
         ("ring-release-before-read", "inv08_ring_hands_over_whole_events_and_wraps"),
         ("ring-tail-relaxed", "inv08_ring_hands_over_whole_events_and_wraps"),

@@ -1,0 +1,180 @@
+//! Futures that wait for a slot: first come, first served, and gone without a trace when dropped.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+use std::cell::Cell;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+
+use aio_reap::scripted::Script;
+use aio_reap::{AlignedBuf, CompletionQueue, Engine, Operation, Submission, SubmitError};
+use common::{direct_file, on_every_backend};
+
+mod common;
+
+/// Counts its wake-ups.
+#[derive(Default)]
+struct Count(AtomicU32);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+struct Task<'e> {
+    submission: Submission<'e, ()>,
+    woken: Arc<Count>,
+}
+
+impl<'e> Task<'e> {
+    fn new(engine: &'e Engine) -> Self {
+        Self { submission: engine.nop().submit_async(), woken: Arc::default() }
+    }
+
+    fn poll(&mut self) -> Poll<Result<Operation<()>, SubmitError<aio_reap::Request<'e, ()>>>> {
+        let waker = Waker::from(Arc::clone(&self.woken));
+        Pin::new(&mut self.submission).poll(&mut Context::from_waker(&waker))
+    }
+
+    fn wakes(&self) -> u32 {
+        self.woken.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Two slots, both taken.
+fn full() -> (Engine, Script, Vec<Operation<()>>) {
+    let script = Script::new();
+    let engine = Engine::builder().depth(2).capacity(2).build_scripted(&script).unwrap();
+    let taken = (0..2).map(|_| engine.nop().submit().unwrap()).collect();
+    (engine, script, taken)
+}
+
+#[test]
+fn slots_go_to_who_waits_in_order_and_before_who_does_not() {
+    let (engine, script, mut taken) = full();
+    let mut tasks: Vec<_> = (0..3).map(|_| Task::new(&engine)).collect();
+    assert!(tasks.iter_mut().all(|task| task.poll().is_pending()));
+    script.complete(1);
+    engine.turn();
+    assert_eq!(tasks.iter().map(Task::wakes).collect::<Vec<_>>(), [0, 0, 0], "uncollected");
+    taken.remove(0).wait().0.unwrap();
+    assert_eq!(tasks.iter().map(Task::wakes).collect::<Vec<_>>(), [1, 0, 0]);
+    // The slot is the first one's, whoever asks before it.
+    assert!(matches!(engine.nop().submit(), Err(SubmitError::Full(_))));
+    let refused = engine.nop().enqueue(&CompletionQueue::new(), 0);
+    assert!(matches!(refused, Err(SubmitError::Full(_))));
+    assert!(tasks[1].poll().is_pending());
+    let Poll::Ready(Ok(first)) = tasks[0].poll() else { panic!("it was its turn") };
+    drop(tasks.remove(0));
+
+    // Both slots at once, by an orphan and a result.
+    drop(taken);
+    script.complete(2);
+    engine.turn();
+    assert!(first.is_done());
+    first.wait().0.unwrap();
+    assert_eq!(tasks.iter().map(Task::wakes).collect::<Vec<_>>(), [1, 1]);
+    // In any order: there is one for each.
+    let last = tasks.pop().unwrap().poll();
+    let next = tasks.pop().unwrap().poll();
+    assert!(matches!((last, next), (Poll::Ready(Ok(_)), Poll::Ready(Ok(_)))));
+    script.complete(2);
+    engine.drain().unwrap();
+    assert!(matches!(Task::new(&engine).poll(), Poll::Ready(Ok(_))), "nobody waits");
+}
+
+#[test]
+fn dropping_one_that_waits_moves_the_others_up() {
+    let (engine, script, taken) = full();
+    let mut tasks: Vec<_> = (0..4).map(|_| Task::new(&engine)).collect();
+    assert!(tasks.iter_mut().all(|task| task.poll().is_pending()));
+    drop(taken.into_iter().next());
+    script.complete(1);
+    engine.turn();
+    assert_eq!(tasks[0].wakes(), 1);
+    // Woken, and gone without taking it: the next is told.
+    drop(tasks.remove(0));
+    assert_eq!(tasks.iter().map(Task::wakes).collect::<Vec<_>>(), [1, 0, 0]);
+    // Gone from the middle: nobody else is.
+    drop(tasks.remove(1));
+    assert_eq!(tasks.iter().map(Task::wakes).collect::<Vec<_>>(), [1, 0]);
+    // Given up with the request kept.
+    let first = tasks.remove(0);
+    let request = first.submission.into_request().unwrap();
+    assert_eq!(tasks[0].wakes(), 1);
+    assert!(matches!(request.submit(), Err(SubmitError::Full(_))), "the other one's slot");
+    let Poll::Ready(Ok(operation)) = tasks[0].poll() else { panic!() };
+    script.complete(9);
+    operation.wait().0.unwrap();
+    assert!(engine.validate().is_idle());
+}
+
+#[test]
+fn who_waits_is_told_of_the_end_and_of_errors() {
+    let (engine, script, taken) = full();
+    let mut tasks: Vec<_> = (0..3).map(|_| Task::new(&engine)).collect();
+    assert!(tasks.iter_mut().all(|task| task.poll().is_pending()));
+    // Refused at once, without waiting.
+    if let Some((_temp, file)) = direct_file(&engine) {
+        let mut refused = engine.write(&file, AlignedBuf::zeroed(512, 512), 1).submit_async();
+        let poll = Pin::new(&mut refused).poll(&mut Context::from_waker(Waker::noop()));
+        assert!(matches!(poll, Poll::Ready(Err(SubmitError::Misaligned(_)))));
+    }
+    script.complete(2);
+    engine.shutdown().unwrap();
+    assert!(tasks.iter().all(|task| task.wakes() == 1));
+    for task in &mut tasks {
+        assert!(matches!(task.poll(), Poll::Ready(Err(SubmitError::Closed(_)))));
+    }
+    taken.into_iter().for_each(|operation| _ = operation.wait().0.unwrap());
+}
+
+/// Callbacks free slots too, and a wake-up may use the engine.
+#[test]
+fn a_callback_that_frees_a_slot_lets_the_next_in() {
+    let script = Script::new();
+    let engine = Engine::builder().depth(1).capacity(1).build_scripted(&script).unwrap();
+    let called = Rc::new(Cell::new(false));
+    let flag = Rc::clone(&called);
+    engine.nop().callback(move |_, ()| flag.set(true)).unwrap();
+    let done = engine.block_on(async { engine.nop().submit_async().await.unwrap().await });
+    done.unwrap().0.unwrap();
+    assert!(called.get() && script.waits() >= 2);
+}
+
+/// Many tasks over few slots on the kernel's interfaces: each gets its turn.
+#[test]
+fn many_tasks_share_few_slots() {
+    on_every_backend(|engine| {
+        let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
+        let mut tasks: Vec<Pin<Box<dyn Future<Output = usize> + '_>>> = Vec::new();
+        for task in 0..300u64 {
+            let file = &file;
+            tasks.push(Box::pin(async move {
+                let mut moved = 0;
+                for round in 0..3 {
+                    let write = engine.write(file, vec![1; 64], (task * 3 + round) * 64);
+                    moved += write.submit_async().await.unwrap().await.0.unwrap();
+                }
+                moved
+            }));
+        }
+        let mut sum = 0;
+        let all = poll_fn(|context| {
+            tasks.retain_mut(|task| match task.as_mut().poll(context) {
+                Poll::Ready(moved) => {
+                    sum += moved;
+                    false
+                }
+                Poll::Pending => true,
+            });
+            if tasks.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        });
+        engine.block_on(all).unwrap();
+        assert_eq!(sum, 300 * 3 * 64);
+    });
+}

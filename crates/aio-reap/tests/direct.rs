@@ -1,0 +1,120 @@
+//! Short transfers of `O_DIRECT` files: they go on at a block, wherever they ended.
+//!
+//! On a file in memory that is opened with `O_DIRECT`, which takes any length, so that the device
+//! can end a transfer anywhere.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+
+use aio_reap::scripted::{Script, Transfer};
+use aio_reap::{AlignedBuf, BufList, Engine, File};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+const BLOCK: usize = 512;
+
+/// A file of these bytes; `None` where files in memory know no `O_DIRECT` (before Linux 6.6).
+fn direct(engine: &Engine, bytes: &[u8]) -> Option<(std::fs::File, File)> {
+    let temp = tempfile::NamedTempFile::new_in("/dev/shm").ok()?;
+    let mut options = OpenOptions::new();
+    let opened = options.write(true).read(true).custom_flags(libc::O_DIRECT).open(temp.path());
+    let file = engine.attach(opened.ok()?).unwrap();
+    temp.as_file().write_all_at(bytes, 0).unwrap();
+    (file.alignment()?.offset as usize == BLOCK).then(|| (temp.into_file(), file))
+}
+
+fn buf(blocks: usize, byte: impl Fn(usize) -> u8) -> AlignedBuf {
+    let mut buf = AlignedBuf::zeroed(blocks * BLOCK, BLOCK);
+    buf.iter_mut().enumerate().for_each(|(at, slot)| *slot = byte(at));
+    buf
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// However the device cuts them, the bytes are the reference's, for one buffer and for lists.
+    #[test]
+    fn inv11_direct_transfers_go_on_at_a_block(
+        blocks in vec(1usize..4, 1..5),
+        before_end in 0usize..8000,
+        first in 0usize..6,
+        at_end in 0u8..3,
+        vectored: bool,
+        pieces in vec(BLOCK..4 * BLOCK, 0..20),
+    ) {
+        let script = Script::new();
+        let engine = Engine::builder().build_scripted(&script).unwrap();
+        let old: Vec<u8> = (0..before_end).map(|at| (at % 251) as u8 | 1).collect();
+        let Some((raw, file)) = direct(&engine, &old) else {
+            prop_assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none());
+            return Ok(());
+        };
+        let (start, len) = (first * BLOCK, blocks.iter().sum::<usize>() * BLOCK);
+        let offset = start as u64;
+
+        pieces.iter().for_each(|&piece| script.on_transfer(Transfer::Short(piece)));
+        let (read, bytes) = if vectored {
+            let bufs = blocks.iter().map(|&blocks| buf(blocks, |_| 0xee));
+            let list = BufList::new(bufs.collect()).unwrap();
+            let request = engine.read_vectored(&file, list, offset);
+            let request = match at_end {
+                0 => request,
+                1 => request.zero_fill(),
+                _ => request.exact(),
+            };
+            let (read, list) = request.submit().unwrap().wait();
+            (read, list.iter().map(|buf| buf.to_vec()).collect::<Vec<_>>().concat())
+        } else {
+            let request = engine.read(&file, buf(len / BLOCK, |_| 0xee), offset);
+            let request = match at_end {
+                0 => request,
+                1 => request.zero_fill(),
+                _ => request.exact(),
+            };
+            let (read, buf) = request.submit().unwrap().wait();
+            (read, buf.to_vec())
+        };
+        let there = len.min(before_end.saturating_sub(start));
+        match at_end {
+            0 => prop_assert_eq!(read.unwrap(), there),
+            1 => prop_assert_eq!(read.unwrap(), len),
+            _ if there == len => prop_assert_eq!(read.unwrap(), len),
+            _ => prop_assert_eq!(read.unwrap_err().kind(), io::ErrorKind::UnexpectedEof),
+        }
+        prop_assert_eq!(&bytes[..there], &old[start.min(before_end)..][..there]);
+        let rest = if at_end == 1 { 0 } else { 0xee };
+        prop_assert!(bytes[there..].iter().all(|&byte| byte == rest));
+
+        pieces.iter().for_each(|&piece| script.on_transfer(Transfer::Short(piece)));
+        let new = buf(len / BLOCK, |at| !(at as u8));
+        let (written, new) = engine.write(&file, new, offset).submit().unwrap().wait();
+        prop_assert_eq!(written.unwrap(), len);
+        let mut now = vec![0; len];
+        raw.read_exact_at(&mut now, offset).unwrap();
+        prop_assert_eq!(&now[..], &new[..]);
+    }
+}
+
+/// A device that takes less than a block is asked again, but not for ever.
+#[test]
+fn inv12_less_than_a_block_is_written_again_up_to_a_limit() {
+    for (tries, written) in [(10, true), (40, false)] {
+        let script = Script::new();
+        let engine = Engine::builder().build_scripted(&script).unwrap();
+        let Some((_raw, file)) = direct(&engine, &[]) else {
+            assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none());
+            return;
+        };
+        (0..tries).for_each(|_| script.on_transfer(Transfer::Short(100)));
+        let (result, _) = engine.write(&file, buf(2, |_| 1), 0).submit().unwrap().wait();
+        match result {
+            Ok(moved) => assert!(written && moved == 2 * BLOCK),
+            Err(error) => {
+                assert!(!written);
+                assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+            }
+        }
+    }
+}

@@ -1,0 +1,394 @@
+//! Requests that are cancelled or whose time is over, and waits that end before their requests.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+use std::cell::Cell;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use aio_reap::scripted::{Script, SubmitStep, Transfer};
+use aio_reap::{AlignedBuf, BackendKind, CompletionQueue, Engine, File, Operation};
+use common::{direct_file, on_every_backend};
+
+mod common;
+
+const SHORT: Duration = Duration::from_millis(20);
+const LONG: Duration = Duration::from_secs(3600);
+
+fn scripted(depth: usize) -> (Engine, Script) {
+    let script = Script::new();
+    (Engine::builder().depth(depth).build_scripted(&script).unwrap(), script)
+}
+
+fn errno(result: io::Result<usize>) -> Option<i32> {
+    result.unwrap_err().raw_os_error()
+}
+
+fn readable(engine: &Engine, timeout: Duration) -> bool {
+    let fd = engine.as_fd().as_raw_fd();
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid pollfd.
+    unsafe { libc::poll(&raw mut poll, 1, timeout.as_millis() as i32) > 0 }
+}
+
+/// A file whose reads block until the pipe's writer writes; where the backend can do that.
+fn slow_file(engine: &Engine) -> Option<(File, io::PipeWriter)> {
+    let (reader, writer) = io::pipe().unwrap();
+    // The pool's pread refuses pipes.
+    (engine.backend() == BackendKind::Uring).then(|| (engine.attach(reader).unwrap(), writer))
+}
+
+#[test]
+fn pending_requests_are_cancelled_for_certain_and_keep_the_order_of_the_rest() {
+    let (engine, script) = scripted(2);
+    let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
+    let plug = engine.plug();
+    let mut reads: Vec<Operation<Vec<u8>>> =
+        (0..6).map(|at| engine.read(&file, vec![at as u8], at).submit().unwrap()).collect();
+    let cancelled = [4, 1, 0].map(|nth| {
+        let read = reads.remove(nth);
+        assert!(read.cancel() && !read.is_done(), "delivered by the next turn");
+        engine.validate();
+        (nth, read)
+    });
+    drop(plug);
+    for (nth, read) in cancelled {
+        assert!(read.is_done());
+        let (result, buf) = read.wait();
+        assert_eq!((errno(result), buf), (Some(libc::ECANCELED), vec![nth as u8]));
+    }
+    while !engine.turn().is_idle() {
+        script.complete(1);
+    }
+    assert_eq!(script.log(), [2, 3, 5]);
+    reads.into_iter().for_each(|read| assert_eq!(read.wait().0.unwrap(), 0));
+    assert_eq!(script.cancellations(), 0, "the device knew nothing of them");
+}
+
+#[test]
+fn requests_in_flight_are_cancelled_if_the_device_can() {
+    for cancels in [true, false] {
+        let (engine, script) = scripted(4);
+        script.cancels(cancels);
+        let nop = engine.nop().submit().unwrap();
+        assert!(nop.cancel());
+        assert_eq!((script.cancellations(), script.in_flight()), (1, usize::from(!cancels)));
+        let (result, ()) = nop.wait();
+        if cancels {
+            assert_eq!(errno(result), Some(libc::ECANCELED));
+        } else {
+            result.unwrap();
+        }
+        let done = engine.nop().submit().unwrap();
+        script.complete(1);
+        engine.turn();
+        assert!(!done.cancel(), "nothing to try");
+        done.wait().0.unwrap();
+    }
+}
+
+/// What would be tried again, or continued, is not once it was cancelled.
+#[test]
+fn inv12_cancelled_requests_are_not_tried_again() {
+    for transfer in [
+        Transfer::Fail(libc::EINTR),
+        Transfer::Fail(libc::EAGAIN),
+        Transfer::Fail(libc::ECANCELED),
+        Transfer::Short(3),
+    ] {
+        let (engine, script) = scripted(4);
+        script.cancels(false);
+        let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
+        let write = engine.write(&file, vec![1; 10], 0).submit().unwrap();
+        write.cancel();
+        script.on_transfer(transfer);
+        script.complete(1);
+        engine.turn();
+        assert!(write.is_done(), "{transfer:?} was tried again");
+        assert_eq!(errno(write.wait().0), Some(libc::ECANCELED), "{transfer:?}");
+    }
+    // Not cancelled by us: the caller should know.
+    let (engine, script) = scripted(4);
+    script.on_transfer(Transfer::Fail(libc::ECANCELED));
+    assert_eq!(errno(engine.nop().submit().unwrap().wait().0), Some(libc::ECANCELED));
+    // Complete in spite of it.
+    script.cancels(false);
+    let nop = engine.nop().submit().unwrap();
+    nop.cancel();
+    script.complete(1);
+    nop.wait().0.unwrap();
+}
+
+#[test]
+fn cancel_all_ends_everything_that_can_be_ended() {
+    let (engine, script) = scripted(3);
+    let queue = CompletionQueue::new();
+    for token in 0..8 {
+        engine.nop().enqueue(&queue, token).unwrap();
+    }
+    script.complete(1); // reaped later: too late for a cancellation
+    assert_eq!(engine.cancel_all(), 8);
+    engine.drain().unwrap();
+    let ended = std::iter::from_fn(|| queue.pop()).filter(|done| done.result.is_err()).count();
+    assert_eq!(ended, 7);
+    assert_eq!(engine.cancel_all(), 0);
+}
+
+#[test]
+fn real_backends_cancel_what_waits() {
+    on_every_backend(|engine| {
+        // In the engine's own queue.
+        let plug = engine.plug();
+        let nop = engine.nop().submit().unwrap();
+        assert!(nop.cancel());
+        drop(plug);
+        assert_eq!(errno(nop.wait().0), Some(libc::ECANCELED));
+
+        // In the kernel.
+        if let Some((file, _writer)) = slow_file(engine) {
+            let reads: Vec<_> =
+                (0..8).map(|_| engine.read(&file, vec![0; 4], 0).submit().unwrap()).collect();
+            assert_eq!(engine.validate().in_flight, 8);
+            assert_eq!(engine.cancel_all(), 8);
+            for read in reads {
+                let (result, buf) = read.wait();
+                assert_eq!((errno(result), buf.len()), (Some(libc::ECANCELED), 4));
+            }
+            // Nothing of the cancellations themselves is left.
+            let quiet = (0..100).any(|_| {
+                engine.turn();
+                !readable(engine, Duration::from_millis(1))
+            });
+            assert!(quiet, "an idle engine keeps its descriptor readable");
+        }
+        // Whatever has gone too far ends by itself; all counts end even.
+        let buffered = engine.attach(tempfile::tempfile().unwrap()).unwrap();
+        let direct = direct_file(engine).map(|(_temp, file)| file);
+        for round in 0..50u64 {
+            let file = direct.as_ref().filter(|_| round % 2 == 0).unwrap_or(&buffered);
+            let plug = engine.plug();
+            let block = || AlignedBuf::zeroed(4096, 4096);
+            let writes: Vec<_> = (0..16)
+                .map(|nth| engine.write(file, block(), nth * 4096).submit().unwrap())
+                .collect();
+            drop(plug);
+            writes.iter().skip(round as usize % 3).step_by(2).for_each(|write| _ = write.cancel());
+            for write in writes {
+                let (result, buf) = write.wait();
+                assert_eq!(buf.len(), 4096);
+                match result {
+                    Ok(moved) => assert_eq!(moved, 4096),
+                    Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ECANCELED)),
+                }
+            }
+            assert!(engine.validate().is_idle());
+        }
+    });
+}
+
+/// Many more cancellations than the completion ring has room for beside the requests.
+#[test]
+fn inv01_cancellations_never_overflow_the_completion_ring() {
+    let builder = || Engine::builder().backend(BackendKind::Uring).depth(4);
+    for builder in [builder(), builder().defer_task_run(true)] {
+        let Ok(engine) = builder.build() else {
+            assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none());
+            return;
+        };
+        let (file, mut writer) = slow_file(&engine).unwrap();
+        for _ in 0..20 {
+            let reads: Vec<_> =
+                (0..4).map(|_| engine.read(&file, vec![0; 1], 0).submit().unwrap()).collect();
+            // Without a turn between them nothing makes room.
+            let tried = (0..50).filter(|_| reads.iter().any(Operation::cancel)).count();
+            assert!(tried > 0);
+            for read in &reads {
+                read.cancel();
+            }
+            io::Write::write_all(&mut writer, &[1; 4]).unwrap();
+            let mut moved = 0;
+            for read in reads {
+                match read.wait().0 {
+                    Ok(bytes) => moved += bytes,
+                    Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ECANCELED)),
+                }
+            }
+            // Empty the pipe again.
+            for _ in moved..4 {
+                engine.read(&file, vec![0; 1], 0).submit().unwrap().wait().0.unwrap();
+            }
+        }
+        assert!(engine.validate().is_idle());
+        assert_eq!(engine.stats().stray, 0);
+    }
+}
+
+#[test]
+fn a_request_ends_at_its_time_wherever_it_is() {
+    // Waiting in the engine, for a device without room.
+    let (engine, script) = scripted(2);
+    for _ in 0..1000 {
+        script.on_submit(SubmitStep::Again);
+    }
+    let start = Instant::now();
+    let stuck = engine.nop().cancel_after(SHORT).submit().unwrap();
+    let never = engine.nop().cancel_after(Duration::MAX).submit().unwrap();
+    assert_eq!(errno(stuck.wait().0), Some(libc::ETIMEDOUT));
+    assert!(start.elapsed() >= SHORT);
+    assert!(!never.is_done());
+    never.cancel();
+    assert_eq!(errno(never.wait().0), Some(libc::ECANCELED));
+    // In flight.
+    let (engine, script) = scripted(2);
+    let called = Rc::new(Cell::new(None));
+    let seen = Rc::clone(&called);
+    let done = move |result, ()| seen.set(errno(result));
+    engine.nop().cancel_at(Instant::now() + SHORT).callback(done).unwrap();
+    engine.turn();
+    assert_eq!((script.in_flight(), called.get()), (1, None), "not yet");
+    std::thread::sleep(SHORT);
+    engine.turn();
+    assert_eq!((script.in_flight(), called.get()), (0, Some(libc::ETIMEDOUT)));
+    // In time: nothing happens at the deadline.
+    let nop = engine.nop().cancel_after(SHORT).submit().unwrap();
+    script.complete(1);
+    nop.wait().0.unwrap();
+    std::thread::sleep(SHORT);
+    let next = engine.nop().submit().unwrap(); // the same slot
+    engine.turn();
+    assert_eq!(script.cancellations(), 1, "cancelled the next user of the slot");
+    script.complete(1);
+    next.wait().0.unwrap();
+}
+
+/// On every backend a wait ends in time, by sleeping; a foreign loop is told.
+#[test]
+fn inv09_deadlines_ring() {
+    on_every_backend(|engine| {
+        let Some((file, _writer)) = slow_file(engine) else { return };
+        for foreign in [false, true] {
+            let start = Instant::now();
+            let read = engine.read(&file, vec![0; 4], 0).cancel_after(SHORT).submit().unwrap();
+            while foreign && !read.is_done() {
+                assert!(readable(engine, Duration::from_secs(5)), "nobody is told");
+                engine.turn();
+            }
+            assert_eq!(errno(read.wait().0), Some(libc::ETIMEDOUT));
+            assert!(start.elapsed() >= SHORT && start.elapsed() < Duration::from_secs(5));
+        }
+        let quiet = (0..100).any(|_| {
+            engine.turn();
+            !readable(engine, Duration::from_millis(1))
+        });
+        assert!(quiet, "a deadline keeps the descriptor readable");
+        // A deadline far away, while the first is near, and the other way round.
+        for times in [[SHORT, LONG], [LONG, SHORT]] {
+            let _fd = engine.as_fd();
+            let reads = times
+                .map(|time| engine.read(&file, vec![0; 4], 0).cancel_after(time).submit().unwrap());
+            assert!(readable(engine, Duration::from_secs(5)));
+            while reads.iter().all(|read| !read.is_done()) {
+                engine.turn();
+            }
+            engine.cancel_all();
+            let ended = reads.map(|read| errno(read.wait().0));
+            let expected = times
+                .map(|time| Some(if time == SHORT { libc::ETIMEDOUT } else { libc::ECANCELED }));
+            assert_eq!(ended, expected);
+        }
+    });
+}
+
+/// A deadline of a wait abandons the wait alone: the write lands, its buffer stays until then, and
+/// it counts as in flight.
+#[test]
+fn inv13_a_deadline_abandons_the_wait_and_not_the_request() {
+    let (engine, script) = scripted(2);
+    let raw = tempfile::tempfile().unwrap();
+    let file = engine.attach(raw.try_clone().unwrap()).unwrap();
+    let freed = Rc::new(Cell::new(false));
+    struct Buf(Vec<u8>, Rc<Cell<bool>>);
+    impl Drop for Buf {
+        fn drop(&mut self) {
+            self.1.set(true);
+        }
+    }
+    // SAFETY: as for the `Vec` inside.
+    unsafe impl aio_reap::IoBuf for Buf {
+        fn as_ptr(&self) -> *const u8 {
+            self.0.as_ptr()
+        }
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+    }
+    let write = engine.write(&file, Buf(vec![5; 10], Rc::clone(&freed)), 0).submit().unwrap();
+    let mut write = write.deadline(Instant::now() + SHORT);
+    let woken = std::sync::Arc::new(Flag::default());
+    let waker = std::task::Waker::from(std::sync::Arc::clone(&woken));
+    let mut context = std::task::Context::from_waker(&waker);
+    let mut poll = || std::future::Future::poll(std::pin::Pin::new(&mut write), &mut context);
+    assert!(poll().is_pending());
+    engine.turn();
+    assert!(!woken.take() && poll().is_pending(), "too early");
+    std::thread::sleep(SHORT);
+    engine.turn();
+    assert!(woken.take(), "not woken");
+    let std::task::Poll::Ready(Err(passed)) = poll() else { panic!("it goes on waiting") };
+    assert_eq!(passed.errno(), libc::ETIMEDOUT);
+    assert_eq!(io::Error::from(passed).kind(), io::ErrorKind::TimedOut);
+    assert_eq!((engine.validate().in_flight, freed.get()), (1, false));
+    script.complete(1);
+    engine.turn();
+    assert!(freed.get() && engine.validate().is_idle());
+    assert_eq!(raw.metadata().unwrap().len(), 10, "the write was given up too");
+}
+
+#[derive(Default)]
+struct Flag(std::sync::atomic::AtomicBool);
+
+impl Flag {
+    fn take(&self) -> bool {
+        self.0.swap(false, std::sync::atomic::Ordering::SeqCst)
+    }
+}
+
+impl std::task::Wake for Flag {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.0.store(true, std::sync::atomic::Ordering::SeqCst);
+    }
+}
+
+/// `block_on` sleeps until the deadline; what completes before is delivered.
+#[test]
+fn deadlines_end_an_await_in_time() {
+    on_every_backend(|engine| {
+        let quick = engine.nop().submit().unwrap().deadline(Instant::now() + LONG);
+        engine.block_on(quick).unwrap().unwrap().0.unwrap();
+        let Some((file, writer)) = slow_file(engine) else { return };
+        let start = Instant::now();
+        let read = engine.read(&file, vec![0; 4], 0).submit().unwrap();
+        let passed = engine.block_on(read.deadline(start + SHORT)).unwrap();
+        assert!(passed.is_err() && start.elapsed() >= SHORT);
+        assert_eq!(engine.validate().in_flight, 1, "the request goes on");
+        drop(writer);
+        engine.drain().unwrap();
+    });
+}
+
+#[test]
+fn a_wait_with_a_timeout_gives_the_operation_back() {
+    on_every_backend(|engine| {
+        engine.nop().submit().unwrap().wait_timeout(Duration::MAX).unwrap().0.unwrap();
+        engine.nop().submit().unwrap().wait_timeout(LONG).unwrap().0.unwrap();
+        let Some((file, mut writer)) = slow_file(engine) else { return };
+        let start = Instant::now();
+        let read = engine.read(&file, vec![0; 1], 0).submit().unwrap();
+        let read = read.wait_timeout(SHORT).unwrap_err();
+        assert!(start.elapsed() >= SHORT);
+        io::Write::write_all(&mut writer, &[9]).unwrap();
+        let (result, buf) = read.wait_timeout(LONG).unwrap();
+        assert_eq!((result.unwrap(), buf), (1, vec![9]));
+    });
+}
