@@ -18,7 +18,7 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
 use crate::error::Forked;
-use crate::park::{Parker, Wake};
+use crate::park::{Parker, Patience, Wake};
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::cell::UnsafeCell;
 use crate::sync::mutant;
@@ -27,7 +27,9 @@ const HELD: u32 = 1;
 
 /// A mutual exclusion lock whose unlock is a plain store and a load, unless somebody waits.
 ///
-/// Neither fair nor recursive: a thread that locks what it holds waits for itself for ever. No
+/// Neither fair nor recursive: a thread that locks what it holds waits for itself for ever. Whoever
+/// waits looks some microseconds apart, then sleeps; so threads that want it all the time have it
+/// for some microseconds each, in which the value stays in their CPU's caches. No
 /// poison: a panic inside a guard unlocks. A forgotten guard leaves it locked for ever.
 #[repr(C, align(64))]
 pub struct WordLock<T> {
@@ -114,7 +116,7 @@ impl<T> WordLock<T> {
         if self.parker.is_inherited() {
             return Err(Forked::new());
         }
-        self.parker.wait(|| {
+        self.parker.wait(Patience::LONG, || {
             // Ordering: Relaxed; only spares the holder an exchange of its line.
             let free = self.word.load(Ordering::Relaxed) == 0;
             (free && self.take()).then_some(())

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::cpu::CpuId;
 use crate::error::{AllocError, Forked, out_of_memory};
 use crate::fence::heavy_rseq;
-use crate::park::{Parker, Wake};
+use crate::park::{Parker, Patience, Wake};
 use crate::rseq::section::{self, Refused};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{cpu, mutant, thread_id};
@@ -249,7 +249,7 @@ impl<T> BiasedLgLock<T> {
         }
         bias.may_wait(mode)?;
         // On whichever CPU this thread is by then. An id does not go away, so `NoCpu` never comes.
-        let cpu = bias.parker.wait(|| bias.claim().ok());
+        let cpu = bias.parker.wait(Patience::SHORT, || bias.claim().ok());
         // SAFETY: `claim` has just taken this slot.
         Ok(unsafe { self.claimed(bias, cpu) })
     }
@@ -338,7 +338,7 @@ impl Bias {
 
         if !self.try_close(me) {
             self.may_wait(mode)?;
-            self.parker.wait(|| self.try_close(me).then_some(()));
+            self.parker.wait(Patience::SHORT, || self.try_close(me).then_some(()));
         }
         // SAFETY: the gate holds our id, from 0: there is no other `Hold`. If a slot cannot be had
         // below, dropping this opens the gate.
@@ -353,7 +353,7 @@ impl Bias {
             let is_free = || word.load(Ordering::Acquire) == 0;
             if !is_free() && !mutant("lglock-gate-does-not-wait-for-a-slot") {
                 self.may_wait_at_the_gate(mode)?;
-                self.parker.wait(|| is_free().then_some(()));
+                self.parker.wait(Patience::SHORT, || is_free().then_some(()));
             }
         }
         Ok(hold)

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::cpu::CpuId;
 use crate::error::{AllocError, Forked, out_of_memory};
-use crate::park;
+use crate::park::{self, Patience};
 use crate::sync::atomic::Ordering;
 use crate::sync::{cpu, mutant, thread_id};
 
@@ -302,7 +302,7 @@ impl<T> LgLock<T> {
         };
         if mode == Mode::Wait {
             // Before the question below, which reads a line of every CPU from this one on.
-            if park::spin(attempt).is_some() {
+            if park::spin(Patience::SHORT, attempt).is_some() {
                 return Ok(());
             }
             // Slots are waited for in ascending order: else two threads might wait for each other.
