@@ -57,7 +57,9 @@
 //!
 //! # Who waits for whom
 //!
-//! There is one lock. It is neither fair nor recursive; waiting for it is a few attempts, then sleep.
+//! There is one lock. It is neither fair nor recursive. Who waits for it looks again after pauses
+//! that double up to some microseconds, ten times, and then sleeps: so two threads that use the queue
+//! all the time have it for some microseconds each, rather than send it to and fro for every message.
 //!
 //! | | progress | system calls |
 //! |---|---|---|
@@ -78,8 +80,8 @@
 //! A message has 8 bytes beside it, in chunks that double and stay until the queue is dropped. A
 //! [`Bitmap`] has a page of 776 bytes for 64 priorities, once one of them was used; an [`RbTree`] a node
 //! for each priority that has messages, of which up to [`spare_nodes`](Builder::spare_nodes) are kept
-//! when it has none any more. Waiting threads and futures bring their own; a thread allocates at its
-//! first wait, once.
+//! when it has none any more. Waiting threads and futures bring their own; a thread allocates when
+//! it first sleeps, once.
 //!
 //! What a send may need is made before the lock if a hint says so, and the hint is looked at again under
 //! it. If another thread took what was there in between, memory is allocated under the lock, which

@@ -20,8 +20,11 @@
 //! 2. A listed node lives, and does not move: its thread leaves its stack frame, and its future its
 //!    place, only after it was taken off the list under the lock.
 //! 3. A node is off the list before its state says so; that store is the last use of the node by who
-//!    makes it. Who is to be woken was moved out of the node before: the thread's own reference to its
-//!    parker may end with that store.
+//!    makes it. Who is to be woken was moved or cloned out of the node before: the thread's own
+//!    reference to its parker may end with that store.
+//! 4. `parker` is there before the state is `PARKED`, and stays until the thread has left; it is not
+//!    looked at in any other state. Who ends the wait of a thread that still looks touches one line of
+//!    its node, as far as the message fits, and no other memory of that thread.
 
 use std::cmp::Reverse;
 use std::ptr::NonNull;
@@ -48,9 +51,6 @@ const AGAIN: u32 = 3;
 #[derive(Debug)]
 pub(crate) enum Wake {
     Thread(Arc<Parker>),
-    /// A thread that did not sleep: its parker's last reference may be this one, which is not dropped
-    /// under the lock.
-    Nobody(Arc<Parker>),
     Task(Waker),
 }
 
@@ -58,7 +58,6 @@ impl Wake {
     pub(crate) fn wake(self) {
         match self {
             Self::Thread(parker) => parker.unpark(),
-            Self::Nobody(parker) => drop(parker),
             Self::Task(waker) => waker.wake(),
         }
     }
@@ -89,24 +88,40 @@ pub(crate) fn newcomer(urgency: u8) -> Rank {
     (Reverse(urgency), u64::MAX)
 }
 
+#[repr(C)] // what a hand-over to a thread uses comes first
 pub(crate) struct Waiter<T, P> {
     state: AtomicU32,
     inner: UnsafeCell<Inner<T, P>>,
+    /// A thread's, once it sleeps.
+    parker: UnsafeCell<Option<Arc<Parker>>>,
 }
 
+#[repr(C)]
 pub(crate) struct Inner<T, P> {
-    prev: Link<T, P>,
-    next: Link<T, P>,
     urgency: u8,
-    /// When it first waited, as a number; 0 before that.
-    ticket: u64,
     listed: bool,
     /// A task that was told to look, and has not looked yet.
     pub(crate) permit: bool,
-    who: Option<Wake>,
-    pub(crate) wanted: Option<Wanted<P>>,
+    prev: Link<T, P>,
+    next: Link<T, P>,
+    /// When it first waited, as a number; 0 before that.
+    ticket: u64,
     pub(crate) cargo: Option<Message<T, P>>,
+    pub(crate) wanted: Option<Wanted<P>>,
+    /// A task's, while it is listed.
+    waker: Option<Waker>,
 }
+
+/// What is on a thread's stack while another one writes there: on lines of its own.
+#[repr(align(64))]
+pub(crate) struct OnLines<W>(pub(crate) W);
+
+/// The state and a small message are on one line.
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+const _: () = {
+    let inner = std::mem::offset_of!(Waiter<u64, u32>, inner);
+    assert!(inner + std::mem::offset_of!(Inner<u64, u32>, wanted) <= 64);
+};
 
 type Link<T, P> = Option<NonNull<Waiter<T, P>>>;
 
@@ -120,16 +135,17 @@ impl<T, P: Copy> Waiter<T, P> {
         Self {
             state: AtomicU32::new(SPINNING),
             inner: UnsafeCell::new(Inner {
-                prev: None,
-                next: None,
                 urgency,
-                ticket: 0,
                 listed: false,
                 permit: false,
-                who: None,
-                wanted: None,
+                prev: None,
+                next: None,
+                ticket: 0,
                 cargo: None,
+                wanted: None,
+                waker: None,
             }),
+            parker: UnsafeCell::new(None),
         }
     }
 
@@ -154,25 +170,32 @@ impl<T, P: Copy> Waiter<T, P> {
 
     /// Waits on the thread's behalf: looks `looks` times, then sleeps. `Timeout` does not take it off
     /// the list.
-    pub(crate) fn wait(
-        &self,
-        parker: &Parker,
-        deadline: Option<Deadline>,
-        looks: u32,
-    ) -> (Ended, bool) {
+    pub(crate) fn wait(&self, deadline: Option<Deadline>, looks: u32) -> (Ended, bool) {
         for _ in 0..looks {
             if let Some(ended) = self.ended() {
                 return (ended, true);
             }
             hint::spin_loop();
         }
-        // Ordering: Relaxed on success, it publishes nothing; Acquire on failure, as in `ended`.
-        let parked =
-            self.state.compare_exchange(SPINNING, PARKED, Ordering::Relaxed, Ordering::Acquire);
-        if parked.is_ok() || parked == Err(PARKED) {
+        (self.sleep(deadline).unwrap_or(Ended::Timeout), false)
+    }
+
+    #[cold]
+    fn sleep(&self, deadline: Option<Deadline>) -> Option<Ended> {
+        let parker = Parker::mine();
+        self.parker.with_mut(|own| {
+            // SAFETY: invariant 4: the state is not `PARKED` yet, so nobody else looks there.
+            unsafe { *own = Some(Arc::clone(&parker)) }
+        });
+        let release =
+            if mutant("waiter-parks-relaxed") { Ordering::Relaxed } else { Ordering::Release };
+        // Ordering: Release on success pairs with the Acquire in `end`; it carries `parker`. Acquire on
+        // failure, as in `ended`.
+        let parked = self.state.compare_exchange(SPINNING, PARKED, release, Ordering::Acquire);
+        if parked.is_ok() {
             parker.park(deadline, || self.ended().is_some());
         }
-        (self.ended().unwrap_or(Ended::Timeout), false)
+        self.ended()
     }
 
     /// Whether the wait is over.
@@ -197,29 +220,39 @@ impl<T, P: Copy> Waiter<T, P> {
         // SAFETY: invariant 2: nobody told it yet that it is off the list.
         let waiter = unsafe { node.as_ref() };
         // SAFETY: the caller has the lock.
-        let inner = unsafe { waiter.inner() };
-        let parker = match inner.who.take() {
-            Some(Wake::Thread(parker)) => parker,
-            // A task looks at its node under the lock only.
-            task => return task,
-        };
+        if let Some(waker) = unsafe { waiter.inner() }.waker.take() {
+            return Some(Wake::Task(waker)); // it looks at its node under the lock only
+        }
         let state = if ended == Ended::Done { DONE } else { AGAIN };
         let release =
             if mutant("waiter-ends-relaxed") { Ordering::Relaxed } else { Ordering::Release };
+        let acquire =
+            if mutant("waiter-ends-unseen") { Ordering::Relaxed } else { Ordering::Acquire };
+        // Ordering: Release on success pairs with the Acquire in `ended`; it carries `cargo`. Acquire on
+        // failure pairs with the Release in `sleep`; it carries `parker`.
+        let told = waiter.state.compare_exchange(SPINNING, state, release, acquire);
+        if told.is_ok() {
+            if mutant("waiter-is-used-after-its-end") {
+                // SAFETY: none; that is the bug.
+                drop(unsafe { waiter.inner() }.waker.take());
+            }
+            return None; // the last use of the node was that exchange
+        }
+        // SAFETY: invariant 4, and the exchange has seen `PARKED`.
+        let parker = waiter.parker.with(|parker| unsafe { (*parker).clone() });
         if mutant("waiter-is-woken-before-it-ends") {
-            parker.unpark();
-            waiter.state.store(state, release);
+            parker.iter().for_each(|parker| parker.unpark());
+            waiter.state.swap(state, release);
             return None;
         }
-        // Ordering: Release pairs with the Acquire in `ended`; it carries `cargo`. The reference is
-        // the waker's own from here on: the node had it until `take` above.
-        let before = waiter.state.swap(state, release);
+        // Ordering: Release, as above. A store would do; loom wants an exchange.
+        waiter.state.swap(state, release);
         if mutant("waiter-is-used-after-its-end") {
             // SAFETY: none; that is the bug.
-            drop(unsafe { waiter.inner() }.who.take());
+            drop(unsafe { waiter.inner() }.waker.take());
         }
-        // The last use of the node was that swap.
-        Some(if before == PARKED { Wake::Thread(parker) } else { Wake::Nobody(parker) })
+        // The last use of the node was that swap, and the reference is ours.
+        parker.map(Wake::Thread)
     }
 }
 
@@ -264,12 +297,13 @@ impl<T, P: Copy> WaitList<T, P> {
         unsafe { waiter.inner() }.next
     }
 
-    /// Puts a node on the list: behind those of its urgency that came before it. `who` is woken.
+    /// Puts a node on the list: behind those of its urgency that came before it. A task is woken by
+    /// its waker; a thread has none.
     ///
     /// # Safety
     ///
     /// The node is on no list, and keeps its place until it is off this one (invariant 2).
-    pub(crate) unsafe fn add(&mut self, node: NonNull<Waiter<T, P>>, who: Wake) {
+    pub(crate) unsafe fn add(&mut self, node: NonNull<Waiter<T, P>>, waker: Option<Waker>) {
         // SAFETY: as the caller says.
         let waiter = unsafe { node.as_ref() };
         // SAFETY: the list is used under the lock.
@@ -279,7 +313,7 @@ impl<T, P: Copy> WaitList<T, P> {
             self.tickets += 1;
             inner.ticket = self.tickets;
         }
-        (inner.listed, inner.who) = (true, Some(who));
+        (inner.listed, inner.waker) = (true, waker);
         let mine = (Reverse(inner.urgency), inner.ticket);
         let mut before = self.last;
         while let Some(at) = before {
@@ -361,7 +395,7 @@ impl<T, P: Copy> WaitList<T, P> {
             let waiter = unsafe { node.as_ref() };
             // SAFETY: the list is used under the lock.
             let inner = unsafe { waiter.inner() };
-            assert!(inner.listed && !inner.permit && inner.who.is_some(), "a waiter on the list");
+            assert!(inner.listed && !inner.permit, "a waiter on the list");
             assert_eq!(inner.prev, before, "the links of waiters");
             let key = (Reverse(inner.urgency), inner.ticket);
             assert!(last.is_none_or(|last| last < key), "the order of waiters");
@@ -381,11 +415,11 @@ impl<T, P> Inner<T, P> {
     }
 
     pub(crate) fn is_task(&self) -> bool {
-        matches!(self.who, Some(Wake::Task(_)))
+        self.waker.is_some()
     }
 
     /// A task that waits no more, or by another waker; the old one is dropped after the unlock.
-    pub(crate) fn take_waker(&mut self) -> Option<Wake> {
-        self.who.take()
+    pub(crate) fn take_waker(&mut self) -> Option<Waker> {
+        self.waker.take()
     }
 }

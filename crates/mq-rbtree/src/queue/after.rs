@@ -131,7 +131,7 @@ impl After {
         };
         for wake in wakes.into_iter().flatten() {
             match wake {
-                Wake::Thread(_) | Wake::Nobody(_) => wake.wake(),
+                Wake::Thread(_) => wake.wake(),
                 Wake::Task(_) => {
                     let mut wake = Some(wake);
                     call(&mut || wake.take().into_iter().for_each(Wake::wake));

@@ -7,14 +7,13 @@
 use std::pin::pin;
 use std::ptr::NonNull;
 
-use percpu::sync::{Arc, WordGuard, mutant};
+use percpu::sync::{WordGuard, mutant};
 
 use super::{After, Queue, Received, State, refuse_message, refuse_put};
 use crate::core::{Levels, Message, Preload};
 use crate::deadline::Wait;
 use crate::error::{ReceiveError, SendError, SendRefused};
-use crate::parker::Parker;
-use crate::waiter::{Ended, Rank, Waiter, Wake};
+use crate::waiter::{Ended, OnLines, Rank, Waiter};
 
 impl<T, L: Levels> Queue<T, L> {
     /// Goes on with a send that found no room.
@@ -28,9 +27,9 @@ impl<T, L: Levels> Queue<T, L> {
             return Err(refuse_message((message, SendRefused::Forked)));
         }
         let wanted = self.config.wanted(message.priority, message.bytes);
-        let parker = Parker::mine();
-        let waiter = pin!(Waiter::new(wait.urgency_level()));
-        let node = NonNull::from(waiter.as_ref().get_ref());
+        let lines = pin!(OnLines(Waiter::new(wait.urgency_level())));
+        let waiter = &lines.as_ref().get_ref().0;
+        let node = NonNull::from(waiter);
         loop {
             let mut preload = Preload::new();
             let mut after = After::new();
@@ -66,9 +65,9 @@ impl<T, L: Levels> Queue<T, L> {
             state.core.stock(message.priority, &mut preload);
             inner.cargo = Some(message);
             // SAFETY: on no list, and pinned here until it is off this one: see below.
-            unsafe { state.wait_to_send(node, Wake::Thread(Arc::clone(&parker))) };
+            unsafe { state.wait_to_send(node, None) };
             drop(state);
-            let ended = self.sleep(&waiter, &parker, wait);
+            let ended = self.sleep(waiter, wait);
             let late = ended == Ended::Timeout;
             // SAFETY: it lives, and was put on this list only.
             let state = late.then(|| self.leave(|state| unsafe { state.senders.remove(node) }));
@@ -90,9 +89,9 @@ impl<T, L: Levels> Queue<T, L> {
         if self.born.is_inherited() {
             return Err(ReceiveError::Forked);
         }
-        let parker = Parker::mine();
-        let waiter = pin!(Waiter::new(wait.urgency_level()));
-        let node = NonNull::from(waiter.as_ref().get_ref());
+        let lines = pin!(OnLines(Waiter::new(wait.urgency_level())));
+        let waiter = &lines.as_ref().get_ref().0;
+        let node = NonNull::from(waiter);
         loop {
             let mut preload = Preload::new();
             let mut after = After::new();
@@ -113,13 +112,13 @@ impl<T, L: Levels> Queue<T, L> {
             }
             waiter.rewind();
             // SAFETY: on no list, and pinned here until it is off this one: see below.
-            unsafe { state.wait_to_receive(node, Wake::Thread(Arc::clone(&parker))) };
+            unsafe { state.wait_to_receive(node, None) };
             drop(state);
             // A sender for whose message there was no memory is told before we sleep.
             if after.run() {
                 self.settle();
             }
-            let ended = self.sleep(&waiter, &parker, wait);
+            let ended = self.sleep(waiter, wait);
             let late = ended == Ended::Timeout;
             // SAFETY: it lives, and was put on this list only.
             let state = late.then(|| self.leave(|state| unsafe { state.receivers.remove(node) }));
@@ -137,10 +136,10 @@ impl<T, L: Levels> Queue<T, L> {
     }
 
     /// Waits until the node is off its list, or the deadline. One in the past waits for nothing.
-    fn sleep(&self, waiter: &Waiter<T, L::Priority>, parker: &Parker, wait: Wait) -> Ended {
+    fn sleep(&self, waiter: &Waiter<T, L::Priority>, wait: Wait) -> Ended {
         let late = wait.deadline().is_some_and(|deadline| deadline.is_over());
         let looks = if late { 0 } else { self.spin.looks() };
-        let (ended, in_time) = waiter.wait(parker, wait.deadline(), looks);
+        let (ended, in_time) = waiter.wait(wait.deadline(), looks);
         if looks > 0 {
             self.spin.learn(in_time);
         }

@@ -18,7 +18,7 @@ use super::{After, Queue, Received, refuse, refuse_put};
 use crate::core::{Bitmap, Levels, Message, Preload};
 use crate::error::{ReceiveError, SendError, SendRefused};
 use crate::handles::{Receiver, Sender, Way};
-use crate::waiter::{Waiter, Wake};
+use crate::waiter::Waiter;
 
 /// A receive that waits asynchronously: [`Queue::receive_async`], or
 /// [`Receiver::into_receive_async`].
@@ -182,13 +182,13 @@ impl<T, L: Levels> Future for ReceiveFuture<'_, T, L> {
                         return unsafe { Pin::new_unchecked(this) }.poll(cx);
                     };
                     let forgets = was_listed && mutant("future-forgets-its-last-waker");
-                    let wake = Wake::Task(if forgets { Waker::noop().clone() } else { waker });
+                    let waker = Some(if forgets { Waker::noop().clone() } else { waker });
                     if was_listed {
                         // SAFETY: on no list; pinned, and taken off when it is dropped.
-                        unsafe { state.receivers.add(node, wake) };
+                        unsafe { state.receivers.add(node, waker) };
                     } else {
                         // SAFETY: as above.
-                        unsafe { state.wait_to_receive(node, wake) };
+                        unsafe { state.wait_to_receive(node, waker) };
                     }
                     Poll::Pending
                 }
@@ -266,13 +266,13 @@ impl<T, L: Levels> Future for SendFuture<'_, T, L> {
                     };
                     // SAFETY: as above.
                     unsafe { this.waiter.inner() }.wanted = Some(wanted);
-                    let wake = Wake::Task(waker);
+                    let waker = Some(waker);
                     if was_listed {
                         // SAFETY: on no list; pinned, and taken off when it is dropped.
-                        unsafe { state.senders.add(node, wake) };
+                        unsafe { state.senders.add(node, waker) };
                     } else {
                         // SAFETY: as above.
-                        unsafe { state.wait_to_send(node, wake) };
+                        unsafe { state.wait_to_send(node, waker) };
                     }
                     if had_permit && !mutant("send-permit-comes-to-nothing-unsettled") {
                         // What is left of the room that it was promised may do for another.

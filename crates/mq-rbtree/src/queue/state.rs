@@ -11,6 +11,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
+use std::task::Waker;
 
 use percpu::sync::{Arc, Generation, mutant};
 use percpu::{AllocError, Forked};
@@ -196,11 +197,15 @@ impl<T, L: Levels> State<T, L> {
     /// # Safety
     ///
     /// As for [`WaitList::add`].
-    pub(crate) unsafe fn wait_to_receive(&mut self, node: Node<T, L::Priority>, who: Wake) {
+    pub(crate) unsafe fn wait_to_receive(
+        &mut self,
+        node: Node<T, L::Priority>,
+        waker: Option<Waker>,
+    ) {
         self.waited_in = Generation::current();
         self.counters.receive_waits += 1;
         // SAFETY: as the caller says.
-        unsafe { self.receivers.add(node, who) };
+        unsafe { self.receivers.add(node, waker) };
     }
 
     /// The same, to send.
@@ -208,11 +213,11 @@ impl<T, L: Levels> State<T, L> {
     /// # Safety
     ///
     /// As for [`WaitList::add`].
-    pub(crate) unsafe fn wait_to_send(&mut self, node: Node<T, L::Priority>, who: Wake) {
+    pub(crate) unsafe fn wait_to_send(&mut self, node: Node<T, L::Priority>, waker: Option<Waker>) {
         self.waited_in = Generation::current();
         self.counters.send_waits += 1;
         // SAFETY: as the caller says.
-        unsafe { self.senders.add(node, who) };
+        unsafe { self.senders.add(node, waker) };
     }
 
     #[inline(always)]
@@ -321,8 +326,9 @@ impl<T, L: Levels> State<T, L> {
                 if mutant("hand-over-also-notifies") {
                     after.set_notification(self.notification.take());
                 }
-                self.counters.sent += 1;
                 self.hand_over(thread, message, after);
+                // After it was told: these are on other lines, for which it would wait.
+                self.counters.sent += 1;
                 return Ok(());
             }
         }
@@ -344,9 +350,9 @@ impl<T, L: Levels> State<T, L> {
         let waiter = unsafe { thread.as_ref() };
         // SAFETY: as above.
         unsafe { waiter.inner() }.cargo = Some(message);
-        self.counters.handed_over += 1;
         // SAFETY: taken off the list above.
         after.wake(unsafe { Waiter::end(thread, Ended::Done) });
+        self.counters.handed_over += 1;
     }
 
     /// Makes the invariants true again after a message came or went, a permit was used or given up,

@@ -9,6 +9,8 @@ use super::payload::{Bell, Payload, finish, look, measured, received, run, sent,
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("waiter-ends-relaxed", "threads::inv08_a_message_is_handed_over_once"),
     ("waiter-looks-relaxed", "threads::inv08_a_message_is_handed_over_once"),
+    ("waiter-parks-relaxed", "threads::inv08_a_message_is_handed_over_once"),
+    ("waiter-ends-unseen", "threads::inv08_a_message_is_handed_over_once"),
     ("waiter-is-used-after-its-end", "threads::inv08_a_message_is_handed_over_once"),
     ("waiter-is-used-after-its-end", "threads::inv08_a_message_is_taken_over_once"),
     ("waiter-is-woken-before-it-ends", "threads::inv08_a_message_is_handed_over_once"),
@@ -23,8 +25,13 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 ];
 
 /// Of these, what only loom can see.
-pub(super) const LOOM_ONLY: &[&str] =
-    &["waiter-ends-relaxed", "waiter-looks-relaxed", "waiter-is-used-after-its-end"];
+pub(super) const LOOM_ONLY: &[&str] = &[
+    "waiter-ends-relaxed",
+    "waiter-looks-relaxed",
+    "waiter-parks-relaxed",
+    "waiter-ends-unseen",
+    "waiter-is-used-after-its-end",
+];
 
 /// To the one who waits, past the levels and without a notification; or into the queue.
 #[test]
