@@ -12,13 +12,15 @@ use std::pin::Pin;
 use std::ptr::NonNull;
 use std::task::{Context, Poll, Waker};
 
+use percpu::Forked;
 use percpu::sync::mutant;
 
-use super::{After, Queue, Received, refuse, refuse_put};
+use super::{After, Locked, Queue, Received, refuse, refuse_put};
 use crate::core::{Bitmap, Levels, Message, Preload};
+use crate::deadline::Wait;
 use crate::error::{ReceiveError, SendError, SendRefused};
 use crate::handles::{Receiver, Sender, Way};
-use crate::waiter::Waiter;
+use crate::waiter::{Rank, Waiter};
 
 /// A receive that waits asynchronously: [`Queue::receive_async`], or
 /// [`Receiver::into_receive_async`].
@@ -143,13 +145,34 @@ impl<T, L: Levels> Future for ReceiveFuture<'_, T, L> {
     /// # Panics
     ///
     /// Panics if it was ready before.
+    #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         // SAFETY: nothing is moved out of it; the node stays where it is.
         let this = unsafe { self.get_unchecked_mut() };
         assert!(!this.done, "polled after it was ready");
+        if !this.known {
+            // The first look is that of a thread which does not wait: it needs neither node nor waker.
+            match this.way.queue().receive_with(Wait::NO) {
+                Err(ReceiveError::Empty) => this.known = true,
+                ready => {
+                    this.done = true;
+                    return Poll::Ready(ready);
+                }
+            }
+        }
+        this.look_again(cx)
+    }
+}
+
+impl<T, L: Levels> ReceiveFuture<'_, T, L> {
+    /// Looks, and waits if there is nothing.
+    #[cold]
+    #[inline(never)]
+    fn look_again(&mut self, cx: &mut Context<'_>) -> Poll<Result<Received<T, L>, ReceiveError>> {
+        let this = self;
         let queue = this.way.queue();
-        // Cloned and dropped outside the lock: it is user code. The first look needs none.
-        let waker = this.known.then(|| cx.waker().clone());
+        // Cloned and dropped outside the lock: it is user code.
+        let waker = cx.waker().clone();
         let mut preload = Preload::new();
         let mut after = After::new();
         let _old;
@@ -175,12 +198,6 @@ impl<T, L: Levels> Future for ReceiveFuture<'_, T, L> {
                     Poll::Ready(Err(ReceiveError::Forked))
                 }
                 None if !state.closed => {
-                    let Some(waker) = waker else {
-                        drop(state);
-                        this.known = true;
-                        // SAFETY: as it was pinned.
-                        return unsafe { Pin::new_unchecked(this) }.poll(cx);
-                    };
                     let forgets = was_listed && mutant("future-forgets-its-last-waker");
                     let waker = Some(if forgets { Waker::noop().clone() } else { waker });
                     if was_listed {
@@ -212,23 +229,42 @@ impl<T, L: Levels> Future for SendFuture<'_, T, L> {
     /// # Panics
     ///
     /// Panics if it was ready before.
+    #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         // SAFETY: nothing that is pinned is moved out of it; the node stays where it is.
         let this = unsafe { self.get_unchecked_mut() };
-        let queue = this.way.queue();
-        // Cloned and dropped outside the lock: it is user code, as comparisons are. The first look needs
-        // none. If it panics the message is still there.
-        let waker = match &this.message {
-            Some(Ok(message)) if this.known => {
-                let wanted = queue.config.wanted(message.priority, message.bytes);
-                Some((cx.waker().clone(), wanted))
+        if !this.known {
+            let message = match this.message.take().expect("polled after it was ready") {
+                Ok(message) => message,
+                Err(refused) => return Poll::Ready(Err(refuse(refused))),
+            };
+            // The first look is that of a thread which does not wait: it needs neither node nor waker.
+            // SAFETY: it was on no list yet, so nobody else knows the node.
+            let rank = unsafe { this.waiter.inner() }.rank();
+            match this.way.queue().put_now(message, rank) {
+                Ok(sent) => return Poll::Ready(sent),
+                Err(message) => (this.message, this.known) = (Some(Ok(message)), true),
             }
-            _ => None,
-        };
-        let message = match this.message.take().expect("polled after it was ready") {
+        }
+        this.look_again(cx)
+    }
+}
+
+impl<T, L: Levels> SendFuture<'_, T, L> {
+    /// Looks, and waits if there is no room.
+    #[cold]
+    #[inline(never)]
+    fn look_again(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError<T>>> {
+        let this = self;
+        let queue = this.way.queue();
+        // Cloned and dropped outside the lock: it is user code, as comparisons are. If it panics the
+        // message is still there.
+        let waker = cx.waker().clone();
+        let message = match this.message.take().expect("one that waits has its message") {
             Ok(message) => message,
             Err(refused) => return Poll::Ready(Err(refuse(refused))),
         };
+        let wanted = queue.config.wanted(message.priority, message.bytes);
         let mut preload = Preload::new();
         let mut after = After::new();
         queue.hint.fill(message.priority, &mut preload);
@@ -258,12 +294,6 @@ impl<T, L: Levels> Future for SendFuture<'_, T, L> {
                 }
                 Err((back, SendRefused::Full)) => {
                     this.message = Some(Ok(back));
-                    let Some((waker, wanted)) = waker else {
-                        drop(state);
-                        this.known = true;
-                        // SAFETY: as it was pinned.
-                        return unsafe { Pin::new_unchecked(this) }.poll(cx);
-                    };
                     // SAFETY: as above.
                     unsafe { this.waiter.inner() }.wanted = Some(wanted);
                     let waker = Some(waker);
@@ -298,6 +328,63 @@ impl<T, L: Levels> Future for SendFuture<'_, T, L> {
                     Poll::Ready(put.map_err(|not_put| refuse_put(not_put, &mut after)))
                 }
             }
+        }
+    }
+}
+
+impl<T, L: Levels> Queue<T, L> {
+    /// Puts a message in, or says why not; if there is no room, it comes back.
+    #[inline(always)]
+    fn put_now(
+        &self,
+        message: Message<T, L::Priority>,
+        rank: Rank,
+    ) -> Result<Result<(), SendError<T>>, Message<T, L::Priority>> {
+        let Message { priority, bytes, .. } = message;
+        if self.config.timed || self.hint.is_short(priority) {
+            let mut preload = Preload::new();
+            self.hint.fill(priority, &mut preload);
+            return self.put_locked(self.lock(), message, rank, preload);
+        }
+        let mut guard = match self.state.lock() {
+            Ok(guard) => guard,
+            Err(error) => return Ok(Err(refuse((message.value, error.into())))),
+        };
+        // Comparisons may panic: then the guard goes first, and then the message.
+        match guard.enter_at_once(&self.config, priority, bytes) {
+            Some(place) => {
+                guard.fill_at_once(place, message);
+                Ok(Ok(()))
+            }
+            None => self.put_locked(self.check(guard), message, rank, Preload::new()),
+        }
+    }
+
+    #[inline(never)]
+    fn put_locked(
+        &self,
+        state: Result<Locked<'_, T, L>, Forked>,
+        message: Message<T, L::Priority>,
+        rank: Rank,
+        mut preload: Preload<T, L>,
+    ) -> Result<Result<(), SendError<T>>, Message<T, L::Priority>> {
+        let mut after = After::new();
+        let put = match state {
+            Ok(state) => {
+                let mut state = state; // it goes before what was made and collected
+                state.put(&self.config, message, rank, &mut preload, &mut after)
+            }
+            Err(error) => return Ok(Err(refuse((message.value, error.into())))),
+        };
+        match put {
+            Ok(()) => {
+                if after.run() {
+                    self.settle();
+                }
+                Ok(Ok(()))
+            }
+            Err((message, SendRefused::Full)) => Err(message),
+            Err(not_put) => Ok(Err(refuse_put(not_put, &mut after))),
         }
     }
 }
