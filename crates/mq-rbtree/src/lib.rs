@@ -49,11 +49,11 @@
 //! Messages: the highest priority first, the oldest of it before the others; with ageing every so many
 //! receives serve the priorities in turn instead. Who waits: by [urgency](Wait::urgency), then first
 //! come, first served, whatever the priority of the message that a sender waits with. A send or receive
-//! that need not wait may overtake a task that was told to look and has not looked yet; it overtakes no
-//! waiting thread, because to that the message was handed, or its message taken, by whoever made it
-//! possible. With limits on bytes it overtakes a long message too, for which there is not enough room
-//! yet: an endless stream of short ones keeps that waiting, unless the queue is made with
-//! [`fair_bytes`](Builder::fair_bytes).
+//! that need not wait may overtake a task that was told to look and has not looked yet, and with it
+//! whoever waits behind that task; it overtakes no thread that is first, because to that the message was
+//! handed, or its message taken, by whoever made it possible. With limits on bytes it overtakes a long
+//! message too, for which there is not enough room yet: an endless stream of short ones keeps that
+//! waiting, unless the queue is made with [`fair_bytes`](Builder::fair_bytes).
 //!
 //! # Who waits for whom
 //!

@@ -3,6 +3,8 @@
 
 #[path = "common/block_on.rs"]
 mod block_on;
+#[path = "common/child.rs"]
+mod child;
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -14,6 +16,7 @@ use futures_sink::Sink;
 use mq_rbtree::{Queue, ReceiveStream, SendRefused, SendSink};
 
 use block_on::block_on;
+use child::in_child;
 
 type Next = Poll<Option<(u32, u32)>>;
 
@@ -150,4 +153,22 @@ fn inv17_a_sink_and_a_stream_lose_nothing() {
     }
     thread.join().unwrap();
     assert_eq!(next, MESSAGES);
+}
+
+/// Its place on the list came along, and nobody would ever serve it.
+#[test]
+fn a_sink_that_waits_refuses_messages_in_a_fork_child() {
+    let queue: Queue<u32> = Queue::new(1).unwrap();
+    queue.send(1, 1).unwrap();
+    let mut sink = Box::pin(queue.sink());
+    sink.as_mut().start_send((2, 2)).unwrap();
+    assert_eq!(flush(&mut sink), Poll::Pending);
+    assert!(in_child(|| {
+        let flushed = flush(&mut sink);
+        let refused = sink.as_mut().start_send((3, 3)).unwrap_err();
+        let why = (refused.value, refused.reason);
+        flushed == Poll::Ready(Err(SendRefused::Forked)) && why == (3, SendRefused::Forked)
+    }));
+    assert_eq!(queue.receive(), Ok((1, 1)));
+    assert_eq!(flush(&mut sink), Poll::Ready(Ok(())));
 }

@@ -125,7 +125,11 @@ impl<'q, T, L: Levels> SendFuture<'q, T, L> {
     ) -> Result<(), SendError<T>> {
         // SAFETY: what is overwritten is the node, and that is on no list, as is made sure of below.
         let this = unsafe { self.get_unchecked_mut() };
-        assert!(this.message.is_none() && !this.known, "a message before there was room");
+        assert!(this.message.is_none(), "a message before there was room");
+        if this.known {
+            // It was on the list when the process forked: in the child it may neither stay nor go.
+            return Err(refuse((value, SendRefused::Forked)));
+        }
         let message = this.way.queue().config.admit(value, priority).map_err(refuse)?;
         (this.waiter, this.message) = (Waiter::new(urgency), Some(Ok(message)));
         Ok(())
