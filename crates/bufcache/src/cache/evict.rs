@@ -140,9 +140,12 @@ impl Shared {
         drop(cold);
         let entry = self.entry(frame);
         // Hidden, so that nobody comes to it any more: those who are there leave.
-        hazard::barrier();
-        // In this order: a guard may become a pin, and its slot is cleared after that.
-        let unused = !hazard::is_named(entry) && entry.word().pins() == 0;
+        // Pins before the slots: who waited for a load names a slot before its pin goes. And behind them:
+        // a guard may become a pin, and its slot is cleared after that.
+        let unused = entry.word().pins() == 0 && {
+            hazard::barrier();
+            !hazard::is_named(entry) && entry.word().pins() == 0
+        };
         if unused {
             entry.free();
         }
