@@ -14,6 +14,7 @@
 mod device;
 mod disk;
 mod nop;
+mod nops;
 mod ours;
 mod peers;
 mod ram;

@@ -3,13 +3,12 @@
 //! One operation of a row is a batch: that many are submitted at once, and all are waited for.
 
 use std::cell::Cell;
-use std::hint::black_box;
 use std::rc::Rc;
 
-use aio_reap::{BackendKind, CompletionQueue, Engine, Operation};
+use aio_reap::{BackendKind, CompletionQueue, Engine};
 use harness::{Case, Group, Plan, Report, Rounds};
 
-use crate::raw;
+use crate::nops::{awaited, called_back, queued, raw, ring};
 
 /// Slots of every engine and ring; the largest batch fits.
 const DEPTH: usize = 128;
@@ -49,8 +48,8 @@ fn engine() -> Engine {
 fn measure(plan: &Plan, batch: usize) -> Rounds {
     Group::new(&format!("NOP, {batch} at once"))
         .case(Case::new("io-uring", 1, |_| {
-            let mut ring = raw::ring(DEPTH).expect("the engine has an io_uring");
-            move |_| raw::nops(&mut ring, batch)
+            let mut ring = ring(DEPTH).expect("the engine has an io_uring");
+            move |_| raw(&mut ring, batch)
         }))
         .case(Case::new("aio-reap queue", 1, |_| {
             let (engine, queue) = (engine(), CompletionQueue::new());
@@ -65,62 +64,6 @@ fn measure(plan: &Plan, batch: usize) -> Rounds {
             move |batches| awaited(&engine, &mut operations, batch, batches)
         }))
         .run(plan)
-}
-
-#[inline(always)]
-fn queued(engine: &Engine, queue: &CompletionQueue<()>, batch: usize) {
-    let plug = engine.plug();
-    for token in 0..batch as u64 {
-        engine.nop().enqueue(queue, token).expect("a slot");
-    }
-    drop(plug);
-    let mut done = 0;
-    loop {
-        while let Some(completion) = queue.pop() {
-            black_box((completion.token, completion.result.expect("a NOP")));
-            done += 1;
-        }
-        if done == batch {
-            return;
-        }
-        engine.wait(None).expect("wait");
-    }
-}
-
-#[inline(always)]
-fn called_back(engine: &Engine, done: &Rc<Cell<usize>>, batch: usize) {
-    done.set(0);
-    let plug = engine.plug();
-    for _ in 0..batch {
-        let done = Rc::clone(done);
-        let count = move |result: std::io::Result<usize>, ()| {
-            black_box(result.expect("a NOP"));
-            done.set(done.get() + 1);
-        };
-        engine.nop().callback(count).expect("a slot");
-    }
-    drop(plug);
-    while done.get() < batch {
-        engine.wait(None).expect("wait");
-    }
-}
-
-/// As a program of futures has it: one runs for many batches.
-#[inline(always)]
-fn awaited(engine: &Engine, operations: &mut Vec<Operation<()>>, batch: usize, batches: u64) {
-    let all = async {
-        for _ in 0..batches {
-            let plug = engine.plug();
-            for _ in 0..batch {
-                operations.push(engine.nop().submit().expect("a slot"));
-            }
-            drop(plug);
-            for operation in operations.drain(..) {
-                black_box(operation.await.0.expect("a NOP"));
-            }
-        }
-    };
-    engine.block_on(all).expect("wait");
 }
 
 /// Nanoseconds that a row takes for each NOP beyond the queue's, from the ratio of each round.

@@ -35,7 +35,7 @@ pub(crate) struct Shared {
     born: Generation,
 }
 
-/// What the XFS buffer cache counts, by its names there.
+/// What is counted: all but the evictions by the names that the XFS buffer cache has for them.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) get: PerCpuCounter,
