@@ -9,8 +9,11 @@ use aio_reap::{
     AlignedBuf, AllocateMode, BackendKind, CompletionQueue, Engine, Request, SubmitError,
 };
 use common::{direct_file, on_every_backend};
+use readable::readable;
 
 mod common;
+#[path = "common/readable.rs"]
+mod readable;
 
 const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
 
@@ -237,13 +240,6 @@ fn descriptor_becomes_readable_and_quiet_again() {
         });
         assert!(quiet, "an idle engine keeps its descriptor readable");
     });
-}
-
-fn readable(fd: impl AsFd, timeout: Duration) -> bool {
-    use std::os::fd::AsRawFd;
-    let mut poll = libc::pollfd { fd: fd.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one valid pollfd.
-    unsafe { libc::poll(&raw mut poll, 1, timeout.as_millis() as i32) > 0 }
 }
 
 #[test]

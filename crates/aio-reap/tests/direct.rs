@@ -4,12 +4,16 @@
 //! can end a transfer anywhere.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+#[path = "common/end_of_file.rs"]
+mod end_of_file;
+
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use aio_reap::scripted::{Script, Transfer};
 use aio_reap::{AlignedBuf, BufList, Engine, File};
+use end_of_file::{check, ending};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -59,33 +63,15 @@ proptest! {
             let bufs = blocks.iter().map(|&blocks| buf(blocks, |_| 0xee));
             let list = BufList::new(bufs.collect()).unwrap();
             let request = engine.read_vectored(&file, list, offset);
-            let request = match at_end {
-                0 => request,
-                1 => request.zero_fill(),
-                _ => request.exact(),
-            };
-            let (read, list) = request.submit().unwrap().wait();
+            let (read, list) = ending(request, at_end).submit().unwrap().wait();
             (read, list.iter().map(|buf| buf.to_vec()).collect::<Vec<_>>().concat())
         } else {
             let request = engine.read(&file, buf(len / BLOCK, |_| 0xee), offset);
-            let request = match at_end {
-                0 => request,
-                1 => request.zero_fill(),
-                _ => request.exact(),
-            };
-            let (read, buf) = request.submit().unwrap().wait();
+            let (read, buf) = ending(request, at_end).submit().unwrap().wait();
             (read, buf.to_vec())
         };
         let there = len.min(before_end.saturating_sub(start));
-        match at_end {
-            0 => prop_assert_eq!(read.unwrap(), there),
-            1 => prop_assert_eq!(read.unwrap(), len),
-            _ if there == len => prop_assert_eq!(read.unwrap(), len),
-            _ => prop_assert_eq!(read.unwrap_err().kind(), io::ErrorKind::UnexpectedEof),
-        }
-        prop_assert_eq!(&bytes[..there], &old[start.min(before_end)..][..there]);
-        let rest = if at_end == 1 { 0 } else { 0xee };
-        prop_assert!(bytes[there..].iter().all(|&byte| byte == rest));
+        check(at_end, read, &bytes, &old[start.min(before_end)..][..there]);
 
         pieces.iter().for_each(|&piece| script.on_transfer(Transfer::Short(piece)));
         let new = buf(len / BLOCK, |at| !(at as u8));

@@ -3,15 +3,18 @@
 
 use std::cell::Cell;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use aio_reap::scripted::{Script, SubmitStep, Transfer};
 use aio_reap::{AlignedBuf, BackendKind, CompletionQueue, Engine, File, Operation};
 use common::{direct_file, on_every_backend};
+use readable::readable;
 
 mod common;
+#[path = "common/readable.rs"]
+mod readable;
 
 const SHORT: Duration = Duration::from_millis(20);
 const LONG: Duration = Duration::from_secs(3600);
@@ -23,13 +26,6 @@ fn scripted(depth: usize) -> (Engine, Script) {
 
 fn errno(result: io::Result<usize>) -> Option<i32> {
     result.unwrap_err().raw_os_error()
-}
-
-fn readable(engine: &Engine, timeout: Duration) -> bool {
-    let fd = engine.as_fd().as_raw_fd();
-    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one valid pollfd.
-    unsafe { libc::poll(&raw mut poll, 1, timeout.as_millis() as i32) > 0 }
 }
 
 /// A file whose reads block until the pipe's writer writes; where the backend can do that.

@@ -2,12 +2,15 @@
 //! step, and one test for each invariant on its own.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+#[path = "common/count.rs"]
+mod count;
 mod model;
+#[path = "common/readable.rs"]
+mod readable;
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -16,8 +19,10 @@ use std::time::{Duration, Instant};
 
 use aio_reap::scripted::{Script, SubmitStep, Transfer};
 use aio_reap::{CompletionQueue, Engine, EngineBuilder, File};
+use count::count;
 use proptest::collection::vec;
 use proptest::prelude::*;
+use readable::readable;
 
 /// `OFFLOCK_SOAK` multiplies the number of cases.
 fn config(cases: u32) -> ProptestConfig {
@@ -36,23 +41,6 @@ fn temp_file(engine: &Engine, bytes: &[u8]) -> (fs::File, File) {
     raw.write_all_at(bytes, 0).unwrap();
     let file = engine.attach(raw.try_clone().unwrap()).unwrap();
     (raw, file)
-}
-
-/// Whether a loop that sleeps on the engine's descriptor would wake up within `timeout`.
-fn readable(engine: &Engine, timeout: Duration) -> bool {
-    let fd = engine.as_fd().as_raw_fd();
-    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one valid pollfd.
-    unsafe { libc::poll(&raw mut poll, 1, timeout.as_millis() as i32) > 0 }
-}
-
-/// A callback that counts itself.
-fn count(counter: &Rc<Cell<usize>>) -> impl FnOnce(io::Result<usize>, ()) + use<> {
-    let counter = Rc::clone(counter);
-    move |result, ()| {
-        result.unwrap();
-        counter.set(counter.get() + 1);
-    }
 }
 
 proptest! {
@@ -331,112 +319,6 @@ fn inv05_flush_reaps_what_is_visible_within_its_budget() {
     assert_eq!(engine.stats().reap_sizes.percentile(100.0), 3);
 }
 
-/// A batch whose callbacks submit, wait for a sibling, drop a sibling's operation and their own,
-/// and nest: each is delivered once.
-#[test]
-fn inv07_callbacks_may_wait_for_or_drop_their_siblings() {
-    let (engine, script) = scripted(Engine::builder().depth(8));
-    let engine = Rc::new(engine);
-    let log = Rc::new(RefCell::new(Vec::new()));
-    let operations = Rc::new(RefCell::new(Vec::new()));
-    let plug = engine.plug();
-    for who in 0..6 {
-        let (log, operations) = (Rc::clone(&log), Rc::clone(&operations));
-        let inner = Rc::downgrade(&engine);
-        let done = move |result: io::Result<usize>, ()| {
-            result.unwrap();
-            log.borrow_mut().push(who);
-            let engine: Rc<Engine> = inner.upgrade().unwrap();
-            let operation: Option<aio_reap::Operation<()>> = operations.borrow_mut().pop();
-            match who {
-                0 => operation.unwrap().wait().0.unwrap(), // completed in the same batch
-                1 => {
-                    drop(operation);
-                    0
-                }
-                2 => engine.wait(None).unwrap().delivered, // the others run inside this one
-                3 => {
-                    let log = Rc::clone(&log);
-                    let again = move |_, ()| log.borrow_mut().push(10);
-                    engine.nop().callback(again).unwrap();
-                    engine.drain().unwrap();
-                    0
-                }
-                4 => {
-                    let _plug = engine.plug();
-                    engine.turn().delivered
-                }
-                _ => 0,
-            };
-            engine.validate();
-        };
-        engine.nop().callback(done).unwrap();
-    }
-    for _ in 0..2 {
-        operations.borrow_mut().push(engine.nop().submit().unwrap());
-    }
-    drop(plug);
-    assert_eq!(script.in_flight(), 8);
-    script.complete(8);
-    engine.drain().unwrap();
-    let mut log = log.take();
-    log.sort_unstable();
-    assert_eq!(log, [0, 1, 2, 3, 4, 5, 10]);
-    assert!(engine.turn().is_idle());
-}
-
-/// Queues are filled by the reap itself: a callback finds there what completed behind it, also by
-/// its own turn, and who waits hears of them.
-#[test]
-fn inv07_queues_are_filled_before_the_first_callback() {
-    let (engine, script) = scripted(Engine::builder().depth(8));
-    let engine = Rc::new(engine);
-    let queue = CompletionQueue::new();
-    let plug = engine.plug();
-    let (inner, device, tokens) = (Rc::clone(&engine), script.clone(), queue.clone());
-    let callback = move |result: io::Result<usize>, ()| {
-        result.unwrap();
-        assert_eq!(tokens.pop().map(|done| done.token), Some(1));
-        inner.nop().enqueue(&tokens, 2).unwrap();
-        device.on_submit(SubmitStep::Inline);
-        assert_eq!(inner.turn().delivered, 1);
-        assert_eq!(tokens.pop().map(|done| done.token), Some(2));
-    };
-    engine.nop().callback(callback).unwrap();
-    engine.nop().enqueue(&queue, 1).unwrap();
-    script.on_submit(SubmitStep::Inline);
-    drop(plug);
-    assert!(queue.is_empty() && engine.validate().is_idle());
-
-    engine.nop().enqueue(&queue, 3).unwrap();
-    assert_eq!(engine.wait(None).unwrap().delivered, 1);
-    assert_eq!((queue.len(), engine.stats().completed), (1, 4));
-}
-
-/// A panic in a callback: the others are delivered by the next call, and a foreign loop is told.
-#[test]
-fn inv07_panic_in_a_callback_loses_no_sibling() {
-    let (engine, script) = scripted(Engine::builder().depth(8));
-    let done = Rc::new(Cell::new(0));
-    assert!(!readable(&engine, Duration::ZERO));
-    let plug = engine.plug();
-    engine.nop().callback(count(&done)).unwrap();
-    engine.nop().callback(|_, ()| panic!("on purpose")).unwrap();
-    engine.nop().callback(count(&done)).unwrap();
-    script.on_submit(SubmitStep::Inline);
-    catch_unwind(AssertUnwindSafe(|| drop(plug))).unwrap_err();
-    engine.validate();
-    assert_eq!(done.get(), 1);
-    assert!(readable(&engine, Duration::ZERO), "nobody would deliver the third");
-    assert_eq!((engine.turn().delivered, done.get()), (1, 2));
-    // Submitting works as before: the flag that a callback runs is off again.
-    script.on_submit(SubmitStep::Inline);
-    engine.nop().callback(count(&done)).unwrap();
-    assert_eq!(done.get(), 3);
-    engine.turn(); // an empty answer
-    assert!(!readable(&engine, Duration::ZERO));
-}
-
 #[test]
 fn inv09_spurious_wakes_are_harmless_and_still_flush() {
     let (engine, script) = scripted(Engine::builder().depth(8).max_batch(1));
@@ -579,69 +461,6 @@ fn inv14_shutdown_and_drop_deliver_everything_and_nothing_afterwards() {
         assert_eq!(&bytes, b"keptorphan");
         assert_eq!(script.complete(8), 0);
     }
-}
-
-/// A device that completes inside submit, and callbacks that make the next request: with a stack
-/// of 64 KiB neither recursion nor a call that never returns.
-#[test]
-fn inv14_stack_stays_flat_on_a_device_that_completes_inside_submit() {
-    fn next(engine: &Rc<Engine>, script: &Script, left: &Rc<Cell<u32>>) {
-        if left.replace(left.get().saturating_sub(1)) == 0 {
-            return;
-        }
-        script.on_submit(SubmitStep::Inline);
-        let (inner, script, left) = (Rc::downgrade(engine), script.clone(), Rc::clone(left));
-        let done = move |result: io::Result<usize>, ()| {
-            result.unwrap();
-            let engine = inner.upgrade().unwrap();
-            next(&engine, &script, &left);
-            if left.get() % 3 == 0 {
-                engine.turn(); // it may turn the engine too
-            }
-        };
-        engine.nop().callback(done).unwrap();
-    }
-
-    let small = std::thread::Builder::new().stack_size(64 << 10);
-    let thread = small.spawn(|| {
-        let (engine, script) = scripted(Engine::builder().depth(4));
-        let engine = Rc::new(engine);
-        let left = Rc::new(Cell::new(100_000));
-        next(&engine, &script, &left);
-        let mut calls = 0u32;
-        while !engine.turn().is_idle() {
-            calls += 1;
-        }
-        assert_eq!(left.get(), 0);
-        assert!(calls > 10_000, "one call did most of it: {calls}");
-    });
-    thread.unwrap().join().unwrap();
-}
-
-/// The same with requests that need no device at all.
-#[test]
-fn inv14_requests_of_no_length_cannot_hold_a_call_for_ever() {
-    fn next(engine: &Rc<Engine>, file: &File, made: &Rc<Cell<u32>>) {
-        made.set(made.get() + 1);
-        assert!(made.get() < 1000, "the call does not return");
-        let (inner, again, made) = (Rc::downgrade(engine), file.clone(), Rc::clone(made));
-        let done = move |_: io::Result<usize>, _| {
-            if let Some(engine) = inner.upgrade() {
-                next(&engine, &again, &made);
-            }
-        };
-        let _ = engine.read(file, Vec::new(), 0).callback(done);
-    }
-
-    let (engine, _script) = scripted(Engine::builder().depth(4));
-    let engine = Rc::new(engine);
-    let (_raw, file) = temp_file(&engine, &[]);
-    let made = Rc::new(Cell::new(0));
-    next(&engine, &file, &made);
-    assert_eq!(made.get(), 2);
-    assert!(readable(&engine, Duration::ZERO), "the second waits for a turn");
-    let turn = engine.turn();
-    assert_eq!((turn.delivered, turn.is_idle(), made.get()), (1, false, 3));
 }
 
 #[test]

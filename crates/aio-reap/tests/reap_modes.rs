@@ -1,14 +1,20 @@
 //! When completions are looked for: every mode, on the scripted device and on the kernel's.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+#[path = "common/count.rs"]
+mod count;
+#[path = "common/readable.rs"]
+mod readable;
+
 use std::cell::Cell;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use aio_reap::scripted::{Script, SubmitStep};
 use aio_reap::{BackendKind, CompletionQueue, Engine, ReapMode};
+use count::count;
+use readable::readable;
 
 const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
 const LONG: Duration = Duration::from_secs(3600);
@@ -16,21 +22,6 @@ const LONG: Duration = Duration::from_secs(3600);
 fn scripted(mode: ReapMode) -> (Engine, Script) {
     let script = Script::new();
     (Engine::builder().depth(4).reap_mode(mode).build_scripted(&script).unwrap(), script)
-}
-
-fn count(counter: &Rc<Cell<usize>>) -> impl FnOnce(io::Result<usize>, ()) + use<> {
-    let counter = Rc::clone(counter);
-    move |result, ()| {
-        result.unwrap();
-        counter.set(counter.get() + 1);
-    }
-}
-
-fn readable(engine: &Engine) -> bool {
-    let fd = engine.as_fd().as_raw_fd();
-    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one valid pollfd.
-    unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
 }
 
 /// Submitting looks for completions in every mode but `OnTurn`, where the descriptor stays
@@ -51,7 +42,7 @@ fn inv05_on_turn_leaves_completions_to_the_next_turn() {
         let at_once = usize::from(mode != ReapMode::OnTurn);
         assert_eq!((called.get(), script.visible()), (at_once, 1 - at_once), "{mode:?}");
         if mode == ReapMode::OnTurn {
-            assert!(readable(&engine), "nobody is told of the completion");
+            assert!(readable(&engine, Duration::ZERO), "nobody is told of the completion");
         }
         engine.turn();
         assert_eq!(called.get(), 1, "{mode:?}");
@@ -237,7 +228,7 @@ fn inv05_one_turn_reaps_everything_that_is_ready() {
         for writer in &mut writers {
             io::Write::write_all(writer, &[7]).unwrap();
         }
-        assert!(readable(&engine), "nobody is told, deferred: {defer}");
+        assert!(readable(&engine, Duration::ZERO), "nobody is told, deferred: {defer}");
         let turn = engine.turn();
         assert_eq!((turn.delivered, called.get()), (READS, READS), "deferred: {defer}");
     }

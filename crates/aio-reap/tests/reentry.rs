@@ -2,10 +2,12 @@
 //! spinning loop or worse.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+#[path = "common/readable.rs"]
+mod readable;
+
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
@@ -16,19 +18,13 @@ use std::time::{Duration, Instant};
 
 use aio_reap::scripted::{Script, SubmitStep};
 use aio_reap::{AlignedBuf, BackendKind, CompletionQueue, Engine, File, IoBuf, StartError};
+use readable::readable;
 
 const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
 
 fn scripted() -> (Rc<Engine>, Script) {
     let script = Script::new();
     (Rc::new(Engine::builder().depth(8).build_scripted(&script).unwrap()), script)
-}
-
-fn readable(engine: &Engine, timeout: Duration) -> bool {
-    let fd = engine.as_fd().as_raw_fd();
-    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one valid pollfd.
-    unsafe { libc::poll(&raw mut poll, 1, timeout.as_millis() as i32) > 0 }
 }
 
 /// A file opened with `O_DIRECT` where the file system allows it, so that Linux AIO is used.

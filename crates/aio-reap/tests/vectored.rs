@@ -7,10 +7,13 @@ use std::os::unix::fs::FileExt;
 use aio_reap::scripted::{Script, Transfer};
 use aio_reap::{AlignedBuf, BufList, Engine, SubmitError};
 use common::{direct_file, on_every_backend};
+use end_of_file::{check, ending};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 mod common;
+#[path = "common/end_of_file.rs"]
+mod end_of_file;
 
 fn list(lens: &[usize], byte: impl Fn(usize) -> u8) -> BufList<Vec<u8>> {
     let mut at = 0;
@@ -44,23 +47,10 @@ proptest! {
 
         pieces.iter().for_each(|&piece| script.on_transfer(Transfer::Short(piece)));
         let request = engine.read_vectored(&file, list(&lens, |_| 0xee), offset);
-        let request = match at_end {
-            0 => request,
-            1 => request.zero_fill(),
-            _ => request.exact(),
-        };
-        let (read, bufs) = request.submit().unwrap().wait();
+        let (read, bufs) = ending(request, at_end).submit().unwrap().wait();
         let there = len.min(before_end.saturating_sub(start));
         let bytes = bufs.into_inner().concat();
-        match at_end {
-            0 => prop_assert_eq!(read.unwrap(), there),
-            1 => prop_assert_eq!(read.unwrap(), len),
-            _ if there == len => prop_assert_eq!(read.unwrap(), len),
-            _ => prop_assert_eq!(read.unwrap_err().kind(), io::ErrorKind::UnexpectedEof),
-        }
-        prop_assert_eq!(&bytes[..there], &old[start.min(before_end)..][..there]);
-        let rest = if at_end == 1 { 0 } else { 0xee };
-        prop_assert!(bytes[there..].iter().all(|&byte| byte == rest));
+        check(at_end, read, &bytes, &old[start.min(before_end)..][..there]);
 
         pieces.iter().for_each(|&piece| script.on_transfer(Transfer::Short(piece)));
         let bufs = list(&lens, |at| !(at as u8));

@@ -1,0 +1,14 @@
+//! Callbacks that count.
+
+use std::cell::Cell;
+use std::io;
+use std::rc::Rc;
+
+/// A callback that counts itself.
+pub(crate) fn count(counter: &Rc<Cell<usize>>) -> impl FnOnce(io::Result<usize>, ()) + use<> {
+    let counter = Rc::clone(counter);
+    move |result, ()| {
+        result.unwrap();
+        counter.set(counter.get() + 1);
+    }
+}

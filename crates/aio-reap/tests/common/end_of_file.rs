@@ -1,0 +1,27 @@
+//! The three ways in which a read may end at the end of the file.
+
+use std::io;
+
+use aio_reap::Request;
+
+/// The read with the way of this number.
+pub(crate) fn ending<B: 'static>(request: Request<'_, B>, at_end: u8) -> Request<'_, B> {
+    match at_end {
+        0 => request,
+        1 => request.zero_fill(),
+        _ => request.exact(),
+    }
+}
+
+/// What such a read of `bytes` gave, whose buffer was full of 0xee, where the file has `there`.
+pub(crate) fn check(at_end: u8, read: io::Result<usize>, bytes: &[u8], there: &[u8]) {
+    match at_end {
+        0 => assert_eq!(read.unwrap(), there.len()),
+        1 => assert_eq!(read.unwrap(), bytes.len()),
+        _ if there.len() == bytes.len() => assert_eq!(read.unwrap(), bytes.len()),
+        _ => assert_eq!(read.unwrap_err().kind(), io::ErrorKind::UnexpectedEof),
+    }
+    assert_eq!(&bytes[..there.len()], there);
+    let rest = if at_end == 1 { 0 } else { 0xee };
+    assert!(bytes[there.len()..].iter().all(|&byte| byte == rest));
+}
