@@ -114,11 +114,11 @@ impl State {
             || (!self.books.blocked && (can_submit || self.backend.backlog() > 0))
     }
 
-    /// Nothing to do but wait for the kernel, or not even that.
+    /// Nothing to do but wait for the kernel, or not even that; and nobody waits for a slot.
     pub(crate) fn is_calm(&self) -> bool {
         let books = &self.books;
         let quiet = !self.more && !books.blocked && self.backend.backlog() == 0;
-        quiet && books.pending.len() == 0 && books.ready.len() == 0
+        quiet && books.pending.len() == 0 && books.ready.len() == 0 && books.slab.promised == 0
     }
 
     fn now(&self) -> u64 {

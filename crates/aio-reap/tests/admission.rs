@@ -133,6 +133,24 @@ fn who_waits_is_told_of_the_end_and_of_errors() {
     taken.into_iter().for_each(|operation| _ = operation.wait().0.unwrap());
 }
 
+/// A completion that goes into a queue frees its slot inside the reap: who waits is told by the
+/// same call, although nothing is left to deliver.
+#[test]
+fn a_queue_that_frees_a_slot_lets_the_next_in() {
+    let script = Script::new();
+    let engine = Engine::builder().depth(2).capacity(2).build_scripted(&script).unwrap();
+    let queue = CompletionQueue::new();
+    (0..2).for_each(|token| engine.nop().enqueue(&queue, token).unwrap());
+    let mut tasks: Vec<_> = (0..2).map(|_| Task::new(&engine)).collect();
+    assert!(tasks.iter_mut().all(|task| task.poll().is_pending()));
+    for (nth, wakes) in [[1, 0], [1, 1]].into_iter().enumerate() {
+        script.complete(1);
+        assert_eq!(engine.turn().delivered, 1);
+        assert_eq!(tasks.iter().map(Task::wakes).collect::<Vec<_>>(), wakes, "{nth}");
+    }
+    assert!(tasks.iter_mut().all(|task| task.poll().is_ready()));
+}
+
 /// Callbacks free slots too, and a wake-up may use the engine.
 #[test]
 fn a_callback_that_frees_a_slot_lets_the_next_in() {
