@@ -166,6 +166,18 @@ impl Frames {
         let _ = frame;
     }
 
+    /// Tells a model that whoever has these bytes looks at them still.
+    #[inline(always)]
+    pub(crate) fn reading_at(&self, bytes: NonNull<[u8]>) {
+        #[cfg(offlock_loom)]
+        {
+            let offset = bytes.cast::<u8>().addr().get() - self.region.start.addr().get();
+            // SAFETY: read only; loom says so if not.
+            self.shadows[offset >> self.unit].with(|at| unsafe { at.read() });
+        }
+        let _ = bytes;
+    }
+
     /// Tells a model that the bytes are written.
     #[inline(always)]
     pub(crate) fn writing(&self, frame: Frame) {

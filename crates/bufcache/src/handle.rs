@@ -194,6 +194,7 @@ impl Device {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
         };
         let frame = self.shared.take_frame(self.class)?;
+        self.shared.frames.writing(frame);
         let mut buffer = Uncached { device: self.clone(), frame };
         self.shared.counters.get_read.add(1);
         self.source.read(key, &mut buffer).map_err(|failure| failure.of(block))?;
@@ -207,7 +208,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`GetError::OutOfRange`], and [`GetError::Forked`].
+    /// [`GetError::OutOfRange`], [`GetError::NoMemory`] for this thread's slots, and
+    /// [`GetError::Forked`].
     pub fn invalidate(&self, block: u64) -> Result<bool, GetError> {
         let Some(key) = self.source.key(block) else {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
@@ -318,6 +320,7 @@ impl Deref for ReadGuard<'_> {
 impl Drop for ReadGuard<'_> {
     #[inline(always)]
     fn drop(&mut self) {
+        self.device.shared.frames.reading_at(self.bytes);
         self.slot.clear();
     }
 }
@@ -352,6 +355,7 @@ impl Deref for Pin {
 
 impl Drop for Pin {
     fn drop(&mut self) {
+        self.device.shared.frames.reading_at(self.bytes);
         self.device.shared.unpin_place(self.place);
     }
 }
@@ -386,6 +390,7 @@ impl DerefMut for Uncached {
 
 impl Drop for Uncached {
     fn drop(&mut self) {
+        self.device.shared.frames.writing(self.frame);
         self.device.shared.give(self.frame);
     }
 }

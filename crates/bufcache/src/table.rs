@@ -17,11 +17,12 @@
 
 use percpu::Forked;
 use percpu::sync::atomic::{AtomicU32, Ordering};
-use percpu::sync::{WordGuard, WordLock, load_own};
+use percpu::sync::{WordGuard, WordLock, load_own, mutant};
 
 use crate::word::{Entry, Key, OVERFLOW, Word};
 
-const WAYS: usize = 4;
+/// Entries of a bucket: of a cache line. A model looks at all of them.
+const WAYS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 4 };
 
 #[derive(Debug)]
 #[repr(align(64))]
@@ -144,6 +145,9 @@ impl<'t> Locked<'t> {
         let displaced = &table.displaced[self.home];
         // Ordering: Relaxed; the lock carries it.
         displaced.store(load_own(displaced) + 1, Ordering::Relaxed);
+        if mutant("displace-without-a-sign") {
+            return;
+        }
         table.buckets[self.home].0[0].change(OVERFLOW, 0);
     }
 

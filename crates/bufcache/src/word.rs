@@ -272,7 +272,8 @@ impl Entry {
         // Ordering: AcqRel: Release pairs with the Acquire of `try_change` in the evictor; it carries
         // what was read under the pin, and the slot that was set under it. Acquire, of the last one to
         // leave a dead buffer, of what the others read.
-        let before = self.word.fetch_sub(PIN, Ordering::AcqRel);
+        let order = if mutant("unpin-relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
+        let before = self.word.fetch_sub(PIN, order);
         debug_assert!(before & PINS != 0);
         Word(before - PIN)
     }
@@ -287,6 +288,7 @@ impl Entry {
     /// Gives a hidden place back. The caller has the only claim on it.
     pub(crate) fn free(&self) {
         // Ordering: Release pairs with the Acquire in `take`; it carries the hidden key.
-        self.word.fetch_and(OVERFLOW, Ordering::Release);
+        let kept = if mutant("free-forgets-overflow") { 0 } else { OVERFLOW };
+        self.word.fetch_and(kept, Ordering::Release);
     }
 }

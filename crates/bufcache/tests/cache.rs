@@ -1,4 +1,5 @@
 //! A cache as its users see it, on devices in memory.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -147,6 +148,20 @@ fn a_guard_keeps_its_buffer_and_a_pin_does_in_any_thread() {
         assert_eq!(disk.get(block).unwrap()[1], block as u8);
     }
     assert_eq!(first[9], 1);
+}
+
+/// However long a miss may wait, it waits.
+#[test]
+fn a_patience_that_never_ends_waits_for_a_guard() {
+    let cache = Cache::builder(SIZE).patience(Duration::MAX).build().unwrap();
+    let disk = cache.attach(Numbered::new(10), SIZE).unwrap();
+    let held = disk.get(1).unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| disk.get(2).unwrap()[0]);
+        thread::sleep(Duration::from_millis(20)); // long enough for it to wait
+        drop(held);
+        assert_eq!(waits.join().unwrap(), 2);
+    });
 }
 
 #[test]

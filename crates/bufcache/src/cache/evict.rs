@@ -22,38 +22,45 @@ use crate::word::{EVICT, Key, STALE};
 
 /// Most buffers of one eviction: one fence, one walk over the slots. A guess.
 const BATCH: usize = 8;
-/// Most buffers that one eviction looks at, under the lock. A guess.
-const LOOKS: u32 = 64;
+/// Most buffers that one eviction looks at, under the lock. A guess; in a model there are one or two.
+const LOOKS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64 };
 /// Between two looks for a buffer where all are in use. A guess: longer than most guards live.
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 const PAUSE: Duration = Duration::from_micros(50);
 
 impl Shared {
-    /// A frame that nobody else has, on no list.
+    /// A frame that nobody else has, on no list. Waits for one.
     pub(crate) fn take_frame(&self, class: u8) -> Result<Frame, GetError> {
-        let mut deadline = None;
+        let mut since = None;
+        loop {
+            if let Some(frame) = self.try_take_frame(class)? {
+                return Ok(frame);
+            }
+            self.wait_for_buffers(&mut since)?;
+        }
+    }
+
+    /// The same, unless all are in use, or were a moment ago.
+    pub(super) fn try_take_frame(&self, class: u8) -> Result<Option<Frame>, GetError> {
         loop {
             let mut victims = Batch::new();
             {
                 let mut cold = self.cold.lock()?;
                 if let Some(frame) = cold.take(class) {
-                    return Ok(frame);
+                    return Ok(Some(frame));
                 }
                 self.choose(&mut cold, &mut victims, BATCH, &mut { LOOKS });
             }
-            let freed = self.take_apart(victims)? + self.bury()?;
-            if freed > 0 {
-                continue;
+            if self.take_apart(victims)? + self.bury()? == 0 {
+                return Ok(None);
             }
-            // All are in use, or were a moment ago.
-            self.wait_for_buffers(*deadline.get_or_insert_with(|| Instant::now() + self.patience))?;
         }
     }
 
     /// Lets the others go on, who have the buffers. Nobody says when one is let go: a guard's end is a
-    /// store.
-    fn wait_for_buffers(&self, until: Instant) -> Result<(), GetError> {
-        if Instant::now() >= until {
+    /// store. The first call of a wait notes the time.
+    pub(super) fn wait_for_buffers(&self, since: &mut Option<Instant>) -> Result<(), GetError> {
+        if since.get_or_insert_with(Instant::now).elapsed() >= self.patience {
             return Err(GetError::NoFreeBuffers);
         }
         #[cfg(not(any(offlock_loom, offlock_shuttle)))]
@@ -120,7 +127,7 @@ impl Shared {
                 continue;
             }
             let Cold { nodes, policy, dead, .. } = &mut *cold;
-            if entries[at].word().has(STALE) {
+            if entries[at].word().has(STALE) && !mutant("evict-keeps-what-is-stale") {
                 nodes.push(dead, frame, On::Dead); // invalidated meanwhile
             } else {
                 policy.keep(nodes, frame);
@@ -139,13 +146,15 @@ impl Shared {
         nodes.remove(dead, frame);
         drop(cold);
         let entry = self.entry(frame);
-        // Hidden, so that nobody comes to it any more: those who are there leave.
-        // Pins before the slots: who waited for a load names a slot before its pin goes. And behind them:
-        // a guard may become a pin, and its slot is cleared after that.
-        let unused = entry.word().pins() == 0 && {
+        // Hidden, so that nobody comes to it any more: those who are there leave. The pins are looked at
+        // on both sides of the slots: whoever waited for the load names it first and unpins then, and a
+        // guard that becomes a pin pins first and clears its slot then.
+        let mut unused = entry.word().pins() == 0 || mutant("bury-without-a-first-look-at-pins");
+        if !mutant("bury-without-a-fence") {
             hazard::barrier();
-            !hazard::is_named(entry) && entry.word().pins() == 0
-        };
+        }
+        unused = unused && (!hazard::is_named(entry) || mutant("bury-without-a-scan"));
+        unused = unused && (entry.word().pins() == 0 || mutant("bury-without-a-last-look-at-pins"));
         if unused {
             entry.free();
         }
@@ -197,10 +206,10 @@ impl Shared {
     /// Lets the cache have so many bytes, as far as it was built for.
     pub(crate) fn resize(&self, bytes: usize) -> Result<(), GetError> {
         self.cold.lock()?.set_limit(self.frames.units_in(bytes));
-        let until = Instant::now() + self.patience;
+        let mut since = None;
         while self.cold.lock()?.is_over() {
             if self.shrink(BATCH)? == 0 {
-                self.wait_for_buffers(until)?;
+                self.wait_for_buffers(&mut since)?;
             }
         }
         Ok(())
@@ -233,32 +242,48 @@ impl Shared {
     ///
     /// Waits for a load of the block that is under way, and for whoever takes it apart.
     pub(crate) fn invalidate(&self, key: Key) -> Result<bool, GetError> {
+        hazard::reserve()?;
+        let (mut rounds, mut since) = (0, None);
         loop {
             let home = self.table.lock(key)?;
             let Some(entry) = home.find() else { return Ok(false) };
             let word = entry.word();
             if !word.is_readable() {
                 drop(home);
-                thread::yield_now();
+                self.wait_a_moment(&mut rounds, &mut since)?;
                 continue;
             }
+            // Until its frame is among the dead. An evictor who has it lays it there as well, and if it
+            // were buried then, this thread would find the frame with another block.
+            let slot = hazard::name(entry)?;
             if entry.try_change(word, STALE, 0).is_err() {
+                slot.clear();
                 continue;
             }
             let frame = word.frame();
             home.hide(self.frames.header(frame).place());
             drop(home);
-            let mut cold = self.cold.lock()?;
-            let Cold { nodes, policy, dead, .. } = &mut *cold;
-            // On none it is in an evictor's hands, who finds it stale.
-            if let On::Policy(list) = nodes.of(frame).on {
-                policy.remove(nodes, frame, list);
-                nodes.push(dead, frame, On::Dead);
+            if mutant("invalidate-lets-go-early") {
+                slot.clear();
             }
-            drop(cold);
+            let laid_out = self.lay_out(frame);
+            slot.clear();
+            laid_out?;
             self.bury()?;
             return Ok(true);
         }
+    }
+
+    /// Takes a buffer that is stale from the policy to the dead. The caller keeps it from being buried.
+    fn lay_out(&self, frame: Frame) -> Result<(), Forked> {
+        let mut cold = self.cold.lock()?;
+        let Cold { nodes, policy, dead, .. } = &mut *cold;
+        // On none it is in an evictor's hands, who finds it stale.
+        if let On::Policy(list) = nodes.of(frame).on {
+            policy.remove(nodes, frame, list);
+            nodes.push(dead, frame, On::Dead);
+        }
+        Ok(())
     }
 }
 

@@ -8,6 +8,7 @@
 
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::Instant;
 
 use percpu::sync::{hint, mutant, thread};
 
@@ -17,12 +18,17 @@ use crate::frames::Frame;
 use crate::hazard;
 use crate::source::Source;
 use crate::table::Place;
-use crate::word::{Entry, FAILED, IO, Key, MOST_PINS, STALE, Word};
+use crate::word::{EVICT, Entry, FAILED, IO, Key, MOST_PINS, STALE, Word};
 
 /// A frame in hand that nobody else has; goes back when it is not used.
 struct Spare<'c> {
     cache: &'c Shared,
     frame: Frame,
+}
+
+/// A planted bug: the entry of a block that is being evicted is as good as none.
+fn is_overlooked(entry: &Entry) -> bool {
+    mutant("insert-beside-a-dying-entry") && entry.word().has(EVICT)
 }
 
 impl Spare<'_> {
@@ -44,18 +50,33 @@ impl Shared {
     pub(crate) fn miss(&self, source: &Source, key: Key, class: u8) -> Result<Held, GetError> {
         hazard::reserve()?;
         let mut spare = None;
+        let mut since = None;
         let mut rounds = 0_u32;
         loop {
             if let Some(held) = self.hit(key, class) {
                 return Ok(held);
             }
-            if spare.is_none() && self.table.find(key).is_none() {
+            let absent = self.table.find(key).is_none_or(is_overlooked);
+            if spare.is_none() && absent {
                 // Before the lock. One for each thread that misses, whoever wins.
-                let frame = self.take_frame(class)?;
+                let taken = if mutant("miss-waits-for-a-buffer-only") {
+                    Some(self.take_frame(class)?)
+                } else {
+                    self.try_take_frame(class)?
+                };
+                let Some(frame) = taken else {
+                    // Whoever has the buffers may have the block in one of them by now.
+                    self.wait_for_buffers(&mut since)?;
+                    continue;
+                };
                 spare = Some(Spare { cache: self, frame });
             }
             let home = self.table.lock(key)?;
-            let found = if mutant("insert-without-a-second-look") { None } else { home.find() };
+            let found = if mutant("insert-without-a-second-look") {
+                None
+            } else {
+                home.find().filter(|entry| !is_overlooked(entry))
+            };
             let Some(entry) = found else {
                 let Some(spare) = spare.take() else { continue };
                 let word = Word::loading(spare.frame);
@@ -83,15 +104,36 @@ impl Shared {
                 }
                 if entry.try_pin(word).is_ok() {
                     drop(home);
+                    drop(spare); // others may want it meanwhile
                     return self.wait_for_load(source, key, entry);
                 }
                 continue;
             }
             drop(home);
-            // Somebody takes it apart, or has it already: a matter of moments.
-            rounds = rounds.saturating_add(1);
-            if rounds < 16 { hint::spin_loop() } else { thread::yield_now() }
+            // Somebody takes it apart, or has it already.
+            self.wait_a_moment(&mut rounds, &mut since)?;
         }
+    }
+
+    /// Lets another thread finish what it does with an entry. In a fork child that thread may be the
+    /// parent's: then this ends, too.
+    pub(super) fn wait_a_moment(
+        &self,
+        rounds: &mut u32,
+        since: &mut Option<Instant>,
+    ) -> Result<(), GetError> {
+        *rounds = rounds.saturating_add(1);
+        if *rounds < 16 {
+            hint::spin_loop();
+            return Ok(());
+        }
+        if self.born.is_inherited()
+            && since.get_or_insert_with(Instant::now).elapsed() >= self.patience
+        {
+            return Err(GetError::Forked);
+        }
+        thread::yield_now();
+        Ok(())
     }
 
     /// Reads what was just put into the table.
@@ -113,7 +155,7 @@ impl Shared {
         let read = catch_unwind(AssertUnwindSafe(|| source.read(key, bytes)));
         let failure = match read {
             Ok(Ok(())) => {
-                if entry.publish() {
+                if entry.publish() && !mutant("load-wakes-nobody") {
                     let header = self.frames.header(frame);
                     header.loaded.advance();
                     header.loaded.wake_all();
@@ -147,7 +189,7 @@ impl Shared {
         home.hide(header.place());
         let before = entry.change(STALE | FAILED, IO);
         drop(home);
-        if before.pins() > 1 {
+        if before.pins() > 1 && !mutant("failed-load-wakes-nobody") {
             header.loaded.advance();
             header.loaded.wake_all();
         }
@@ -191,7 +233,8 @@ impl Shared {
     /// Takes a pin off; the last one of a failed load gives its frame back.
     pub(crate) fn unpin(&self, entry: &Entry) {
         let left = entry.unpin();
-        if left.pins() == 0 && left.has(FAILED) {
+        let is_last = left.pins() == 0 || mutant("failed-load-is-freed-by-each");
+        if is_last && left.has(FAILED) {
             let frame = left.frame();
             entry.free();
             self.give(frame);

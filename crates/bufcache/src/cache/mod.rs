@@ -68,9 +68,13 @@ impl Shared {
     #[inline(always)]
     pub(crate) fn hit(&self, key: Key, class: u8) -> Option<Held> {
         let entry = self.table.find(key)?;
+        let early = mutant("hit-looks-before-it-names").then(|| entry.look(key));
         let slot = hazard::name(entry).ok()?;
-        let seen =
-            if mutant("hit-without-a-second-look") { Some(entry.word()) } else { entry.look(key) };
+        let seen = match early {
+            Some(early) => early,
+            None if mutant("hit-without-a-second-look") => Some(entry.word()),
+            None => entry.look(key),
+        };
         if let Some(word) = seen {
             if word.is_readable() && word.frame().class() == class {
                 entry.count_hit(word);
