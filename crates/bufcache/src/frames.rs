@@ -192,11 +192,16 @@ impl Frames {
         bytes >> self.unit
     }
 
-    /// Gives the memory of a frame that nobody uses back to the system; it reads as zeros then.
+    /// Gives the memory of a frame that nobody uses back to the system, where it is pages of its own; it
+    /// reads as zeros then.
     pub(crate) fn release(&self, frame: Frame) {
         let bytes = self.bytes(frame);
-        // SAFETY: a part of the region that nobody uses; less than a page is left alone by the call,
-        // which refuses it.
+        // SAFETY: a number is asked for.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        if !usize::try_from(page).is_ok_and(|page| page <= bytes.len()) {
+            return; // the rest of the page is others'
+        }
+        // SAFETY: a part of the region that nobody uses: whole pages, as it is aligned to its size.
         let _ = unsafe { libc::madvise(bytes.as_ptr().cast(), bytes.len(), libc::MADV_DONTNEED) };
     }
 }

@@ -113,6 +113,43 @@ fn inv02_eight_threads_that_miss_one_block_read_it_once() {
     assert_eq!(device.reads.load(Relaxed), 1);
 }
 
+/// Whoever reads it meets the test twice.
+struct Meeting(Barrier);
+
+impl BlockDevice for Meeting {
+    fn len(&self) -> u64 {
+        8 * SIZE as u64
+    }
+
+    fn read(&self, _offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.0.wait();
+        self.0.wait();
+        Ok(buf.len())
+    }
+}
+
+#[test]
+fn inv07_who_would_wait_and_must_not_is_counted_and_leaves_nothing() {
+    let device = Arc::new(Meeting(Barrier::new(2)));
+    let cache = Cache::builder(SIZE).patience(Duration::MAX).build().unwrap();
+    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    let load = |block| {
+        thread::scope(|scope| {
+            let loads = scope.spawn(|| disk.get(block).map(drop));
+            device.0.wait(); // it is in the device
+            assert_eq!(disk.try_get(block).err(), Some(GetError::WouldBlock));
+            device.0.wait();
+            loads.join().unwrap().unwrap();
+        });
+    };
+    load(3);
+    assert_eq!(disk.try_get(4).err(), Some(GetError::WouldBlock));
+    let stats = cache.stats().unwrap();
+    assert_eq!((stats.get, stats.busy, stats.waited, stats.reads), (3, 2, 0, 1));
+    load(5); // in the buffer that there is
+    assert_eq!(cache.stats().unwrap().evictions, 1);
+}
+
 #[test]
 fn inv12_a_failed_read_is_told_to_all_who_wait_and_not_cached() {
     let device = Numbered::new(10);
@@ -247,6 +284,18 @@ fn a_smaller_cache_gives_its_memory_back_and_grows_again() {
     fill();
     let stats = cache.stats().unwrap();
     assert_eq!((stats.bytes, stats.capacity), (64 * SIZE, 64 * SIZE));
+}
+
+/// What is smaller than a page shares it with others.
+#[test]
+fn inv06_a_smaller_cache_leaves_blocks_alone_that_are_in_use() {
+    let cache = Cache::builder(64 * 512).block_sizes(512, 512).build().unwrap();
+    let disk = cache.attach(MemoryDevice::new(vec![7; 512 * 64]), 512).unwrap();
+    (0..64).for_each(|block| drop(disk.get(block).unwrap()));
+    let held: Vec<_> = (5..64).step_by(8).map(|block| disk.get(block).unwrap()).collect();
+    cache.resize(16 * 512).unwrap();
+    assert!(held.iter().all(|block| block.iter().all(|&byte| byte == 7)));
+    assert_eq!(cache.stats().unwrap().bytes, 16 * 512);
 }
 
 #[test]
