@@ -173,10 +173,12 @@ pub enum BuildError {
     Capacity(usize),
     /// There is no memory for it.
     NoMemory,
-    /// A cache has at most 65,535 devices.
+    /// A cache has at most 65,535 devices at a time.
     TooManyDevices,
     /// The device has more than 2^48 sectors of 512 bytes.
     DeviceTooLarge(u64),
+    /// This is a fork child, and it would have to wait for a thread that does not exist here.
+    Forked,
 }
 
 impl BuildError {
@@ -187,6 +189,7 @@ impl BuildError {
             Self::NoMemory => libc::ENOMEM,
             Self::TooManyDevices => libc::EMFILE,
             Self::DeviceTooLarge(_) => libc::EFBIG,
+            Self::Forked => libc::EOWNERDEAD,
         }
     }
 }
@@ -201,11 +204,18 @@ impl fmt::Display for BuildError {
             Self::NoMemory => f.write_str("no memory for the cache"),
             Self::TooManyDevices => f.write_str("the cache has 65,535 devices"),
             Self::DeviceTooLarge(bytes) => write!(f, "a device of {bytes} bytes is too large"),
+            Self::Forked => f.write_str("the cache was another process's at a fork"),
         }
     }
 }
 
 impl Error for BuildError {}
+
+impl From<percpu::Forked> for BuildError {
+    fn from(_: percpu::Forked) -> Self {
+        Self::Forked
+    }
+}
 
 impl From<BuildError> for io::Error {
     fn from(error: BuildError) -> Self {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-use percpu::sync::{Arc, Mutex};
+use percpu::sync::Arc;
 
 use crate::builder::Builder;
 use crate::cache::{Held, Shared};
@@ -22,7 +22,6 @@ use crate::word::{MOST_PINS, SECTOR_BITS, VALID};
 #[derive(Clone)]
 pub struct Cache {
     shared: Arc<Shared>,
-    devices: Arc<Mutex<u16>>,
 }
 
 impl Cache {
@@ -41,10 +40,14 @@ impl Cache {
     }
 
     pub(crate) fn from_shared(shared: Shared) -> Self {
-        Self { shared: Arc::new(shared), devices: Arc::new(Mutex::new(0)) }
+        Self { shared: Arc::new(shared) }
     }
 
     /// Attaches a device, which is read in blocks of `block_size` bytes.
+    ///
+    /// It is let go with the last handle, guard and pin of it; what is cached of it then is evicted in
+    /// its turn. Once 65,535 devices were attached, a call looks through the whole table for what is
+    /// left of those that are gone, and then not again before as many were attached as were gone.
     ///
     /// # Errors
     ///
@@ -86,12 +89,9 @@ impl Cache {
             return Err(BuildError::DeviceTooLarge(len));
         }
         let shift = block_size.ilog2();
-        let mut devices = self.devices.lock();
-        let id = devices.checked_add(1).ok_or(BuildError::TooManyDevices)?;
-        *devices = id;
-        drop(devices);
         let blocks = len.div_ceil(block_size as u64);
-        let source = Arc::new(Source { device, id, shift, blocks, verify });
+        let (cache, id) = (Arc::clone(&self.shared), self.shared.take_id()?);
+        let source = Arc::new(Source { cache, device, id, shift, blocks, verify });
         let class = self.shared.frames.class(shift);
         Ok(Device { shared: Arc::clone(&self.shared), source, class })
     }

@@ -26,6 +26,7 @@ mod error;
 mod frames;
 mod handle;
 mod hazard;
+mod ids;
 mod policy;
 mod source;
 mod stats;

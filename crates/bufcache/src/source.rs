@@ -2,6 +2,9 @@
 
 use std::io;
 
+use percpu::sync::Arc;
+
+use crate::cache::Shared;
 use crate::device::BlockDevice;
 use crate::error::Failure;
 use crate::word::Key;
@@ -9,13 +12,22 @@ use crate::word::Key;
 /// Looks at what was read, before anybody else does.
 pub(crate) type Verify = Box<dyn Fn(u64, &[u8]) -> bool + Send + Sync>;
 
+/// Lives as long as anybody who can put a block of the device into the table.
 pub(crate) struct Source {
+    /// Whose device it is.
+    pub(crate) cache: Arc<Shared>,
     pub(crate) device: Box<dyn BlockDevice>,
     pub(crate) id: u16,
     /// Log of the block size.
     pub(crate) shift: u32,
     pub(crate) blocks: u64,
     pub(crate) verify: Option<Verify>,
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        self.cache.retire_id(self.id);
+    }
 }
 
 /// Log of a sector's bytes.

@@ -101,6 +101,11 @@ impl Table {
         Ok(Locked { table: self, home, key, _held: held })
     }
 
+    /// The keys that are in it; of some that come or go meanwhile, too.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = Key> {
+        self.buckets.iter().flat_map(|bucket| &bucket.0).map(Entry::key)
+    }
+
     /// The entry of that number.
     pub(crate) fn entry(&self, place: Place) -> &Entry {
         &self.buckets[place as usize / WAYS].0[place as usize % WAYS]

@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
-use bufcache::{BlockDevice, Cache, Eviction, GetError, MemoryDevice};
+use bufcache::{BlockDevice, BuildError, Cache, Eviction, GetError, MemoryDevice};
 
 const SIZE: usize = 4096;
 
@@ -339,4 +339,36 @@ fn an_uncached_buffer_is_its_holders_alone() {
     assert_eq!(disk.get(4).err(), Some(GetError::NoFreeBuffers));
     drop(mine);
     assert_eq!((disk.get(4).unwrap()[0], device.reads.load(Relaxed)), (4, 3));
+}
+
+#[test]
+fn devices_that_are_gone_give_their_numbers_back_and_leave_no_blocks() {
+    let cache = Cache::new(64 * SIZE).unwrap();
+    let kept = cache.attach(MemoryDevice::new(vec![255; SIZE]), SIZE).unwrap();
+    let guard = kept.get(0).unwrap();
+    for number in 0..140_000_u32 {
+        let device = MemoryDevice::new(number.to_ne_bytes().repeat(SIZE / 4));
+        let disk = cache.attach(device, SIZE).unwrap();
+        // Their blocks are still there when the numbers come round.
+        if number % 65_534 < 300 {
+            assert_eq!(disk.get(0).unwrap()[..4], number.to_ne_bytes());
+        }
+    }
+    assert_eq!((guard[0], kept.get(0).unwrap()[1]), (255, 255));
+}
+
+#[test]
+fn more_devices_at_a_time_than_there_are_numbers_are_refused() {
+    let cache = Cache::new(2 * SIZE).unwrap();
+    let attach = || cache.attach(MemoryDevice::new(vec![1; SIZE]), SIZE);
+    let mut all: Vec<_> = (0..65_535).map(|_| attach().unwrap()).collect();
+    assert!(matches!(attach(), Err(BuildError::TooManyDevices)));
+    // A pin is a handle, too.
+    let pin = all[7].get(0).unwrap().pin().unwrap();
+    drop(all.swap_remove(7));
+    assert!(matches!(attach(), Err(BuildError::TooManyDevices)));
+    drop(pin);
+    let again = attach().unwrap();
+    assert_eq!(again.get(0).unwrap()[0], 1);
+    assert_eq!(cache.stats().unwrap().reads, 2, "the block of the one that is gone was not found");
 }

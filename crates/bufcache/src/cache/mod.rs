@@ -18,8 +18,10 @@ use percpu::sync::{Generation, WordLock, mutant};
 use percpu::{AllocError, PerCpuCounter};
 
 use crate::cold::{Cold, Victim};
+use crate::error::BuildError;
 use crate::frames::{Frame, Frames};
 use crate::hazard::{self, Slot};
+use crate::ids::Ids;
 use crate::policy::{Buffers, Policy};
 use crate::table::Table;
 use crate::word::{Entry, Key};
@@ -29,6 +31,8 @@ pub(crate) struct Shared {
     table: Table,
     pub(crate) frames: Frames,
     cold: WordLock<Cold>,
+    /// Of its devices.
+    ids: WordLock<Ids>,
     pub(crate) counters: Counters,
     /// How long a miss waits for a buffer.
     patience: Duration,
@@ -58,6 +62,7 @@ impl Shared {
             table,
             frames,
             cold: WordLock::new(cold),
+            ids: WordLock::new(Ids::new()),
             counters: Counters::default(),
             patience,
             born: Generation::current(),
@@ -92,6 +97,34 @@ impl Shared {
 
     pub(crate) fn entry(&self, frame: Frame) -> &Entry {
         self.table.entry(self.frames.header(frame).place())
+    }
+
+    /// A number for a device, which no buffer has.
+    pub(crate) fn take_id(&self) -> Result<u16, BuildError> {
+        let mut ids = self.ids.lock()?;
+        if let Some(id) = ids.take() {
+            return Ok(id);
+        }
+        if ids.retired() == 0 {
+            return Err(BuildError::TooManyDevices);
+        }
+        // Whoever could insert one of their blocks is gone, so one walk finds them all. The lock of
+        // the numbers carries here what those did.
+        for key in self.table.keys() {
+            if ids.is_retired(key.device()) {
+                self.invalidate(key)?;
+            }
+        }
+        ids.clean();
+        ids.take().ok_or(BuildError::TooManyDevices)
+    }
+
+    /// The device with that number is gone. In a fork child whose parent gave one out the number is
+    /// lost.
+    pub(crate) fn retire_id(&self, id: u16) {
+        if let Ok(mut ids) = self.ids.lock() {
+            ids.retire(id);
+        }
     }
 
     /// Bytes of its buffers, in use or kept for use.

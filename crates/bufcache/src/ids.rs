@@ -1,0 +1,118 @@
+//! Numbers of devices, which are used again.
+//!
+//! Buffers of a device that is gone stay in the table under its number until they are evicted. So a
+//! number is retired first. When no other is left, the table is looked through once, for the buffers of
+//! all that are retired by then. That is once in 65,535 devices where few are there at a time.
+
+/// A set of numbers that allocates when it is made only.
+#[derive(Debug)]
+struct Set {
+    bits: Box<[u64]>,
+    len: usize,
+    /// No bit is set in a word before this one.
+    from: usize,
+}
+
+impl Set {
+    fn new() -> Self {
+        Self { bits: vec![0; (usize::from(u16::MAX) + 1) / 64].into(), len: 0, from: 0 }
+    }
+
+    fn insert(&mut self, id: u16) {
+        let (word, bit) = (usize::from(id) / 64, 1_u64 << (id % 64));
+        debug_assert!(self.bits[word] & bit == 0);
+        self.bits[word] |= bit;
+        self.len += 1;
+        self.from = self.from.min(word);
+    }
+
+    fn contains(&self, id: u16) -> bool {
+        self.bits[usize::from(id) / 64] & 1 << (id % 64) != 0
+    }
+
+    fn pop(&mut self) -> Option<u16> {
+        if self.len == 0 {
+            return None;
+        }
+        while self.bits[self.from] == 0 {
+            self.from += 1;
+        }
+        let word = &mut self.bits[self.from];
+        let bit = word.trailing_zeros();
+        *word &= *word - 1;
+        self.len -= 1;
+        Some((self.from * 64) as u16 | bit as u16)
+    }
+}
+
+/// Which numbers are free, and which are retired. None is 0.
+#[derive(Debug)]
+pub(crate) struct Ids {
+    /// Numbers up to this one were given out.
+    given: u16,
+    /// Their devices are gone; the table may have buffers of theirs.
+    retired: Set,
+    /// The table has none of theirs.
+    clean: Set,
+}
+
+impl Ids {
+    pub(crate) fn new() -> Self {
+        Self { given: 0, retired: Set::new(), clean: Set::new() }
+    }
+
+    /// A number that no device and no buffer has.
+    pub(crate) fn take(&mut self) -> Option<u16> {
+        self.clean.pop().or_else(|| {
+            self.given = self.given.checked_add(1)?;
+            Some(self.given)
+        })
+    }
+
+    /// Takes the number of a device back that is gone, with all who could put its blocks into the table.
+    pub(crate) fn retire(&mut self, id: u16) {
+        self.retired.insert(id);
+    }
+
+    /// Whether it is the number of a device that is gone.
+    pub(crate) fn is_retired(&self, id: u16) -> bool {
+        self.retired.contains(id)
+    }
+
+    /// How many are retired.
+    pub(crate) fn retired(&self) -> usize {
+        self.retired.len
+    }
+
+    /// No buffer has the number of a retired one any more.
+    pub(crate) fn clean(&mut self) {
+        debug_assert!(self.clean.len == 0);
+        std::mem::swap(&mut self.retired, &mut self.clean);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_come_back_only_once_they_are_clean() {
+        let mut ids = Ids::new();
+        for id in 1..=u16::MAX {
+            assert_eq!(ids.take(), Some(id));
+        }
+        assert_eq!(ids.take(), None);
+        for id in [u16::MAX, 1, 700, 64] {
+            ids.retire(id);
+        }
+        assert_eq!((ids.take(), ids.retired()), (None, 4));
+        assert!(ids.is_retired(64) && !ids.is_retired(65));
+        ids.clean();
+        assert!(!ids.is_retired(64));
+        ids.retire(65);
+        let again: Vec<_> = std::iter::from_fn(|| ids.take()).collect();
+        assert_eq!(again, [1, 64, 700, u16::MAX]);
+        ids.clean();
+        assert_eq!((ids.take(), ids.take()), (Some(65), None));
+    }
+}
