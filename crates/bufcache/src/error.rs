@@ -177,6 +177,13 @@ pub enum BuildError {
     TooManyDevices,
     /// The device has more than 2^48 sectors of 512 bytes.
     DeviceTooLarge(u64),
+    /// The device takes no blocks as small as that.
+    Misaligned {
+        /// Bytes of a block asked for.
+        block_size: usize,
+        /// What its blocks must be multiples of.
+        alignment: usize,
+    },
     /// This is a fork child, and it would have to wait for a thread that does not exist here.
     Forked,
 }
@@ -185,7 +192,7 @@ impl BuildError {
     /// The system's number for it.
     pub fn errno(&self) -> i32 {
         match self {
-            Self::BlockSize(_) | Self::Capacity(_) => libc::EINVAL,
+            Self::BlockSize(_) | Self::Capacity(_) | Self::Misaligned { .. } => libc::EINVAL,
             Self::NoMemory => libc::ENOMEM,
             Self::TooManyDevices => libc::EMFILE,
             Self::DeviceTooLarge(_) => libc::EFBIG,
@@ -204,6 +211,9 @@ impl fmt::Display for BuildError {
             Self::NoMemory => f.write_str("no memory for the cache"),
             Self::TooManyDevices => f.write_str("the cache has 65,535 devices"),
             Self::DeviceTooLarge(bytes) => write!(f, "a device of {bytes} bytes is too large"),
+            Self::Misaligned { block_size, alignment } => {
+                write!(f, "blocks of {block_size} bytes, where the device takes {alignment}")
+            }
             Self::Forked => f.write_str("the cache was another process's at a fork"),
         }
     }

@@ -84,6 +84,10 @@ impl Cache {
         if !self.shared.frames.has_size(block_size) {
             return Err(BuildError::BlockSize(block_size));
         }
+        let alignment = device.alignment().max(1);
+        if block_size % alignment != 0 {
+            return Err(BuildError::Misaligned { block_size, alignment });
+        }
         let len = device.len();
         if len > 1 << (SECTOR_BITS + 9) {
             return Err(BuildError::DeviceTooLarge(len));

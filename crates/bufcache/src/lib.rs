@@ -34,7 +34,9 @@ mod table;
 mod word;
 
 pub use self::builder::Builder;
-pub use self::device::{BlockDevice, FileDevice, MemoryDevice};
+pub use self::device::{
+    BlockDevice, Fault, FaultDevice, FileDevice, MemoryDevice, Operation, Outcome, Recorded,
+};
 pub use self::error::{BuildError, GetError};
 pub use self::handle::{Cache, Device, Pin, ReadGuard, Uncached};
 pub use self::policy::Eviction;

@@ -2,17 +2,23 @@
 
 use std::fs::File;
 use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-use super::BlockDevice;
+use super::{BlockDevice, read_only};
 
-/// An open file or block device, read with `pread`.
+/// An open file or block device, by `pread`, `pwrite`, `fdatasync` and `fallocate`.
 ///
-/// A file that was opened with `O_DIRECT` takes blocks of its sector size and more.
+/// One that was opened with `O_DIRECT` is recognised: its blocks are as large as it asks for, or
+/// larger. A file should be reached by descriptors of one kind, with `O_DIRECT` or without.
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
     len: u64,
+    /// What `O_DIRECT` asks of a transfer; 1 without that.
+    alignment: usize,
+    writable: bool,
 }
 
 impl FileDevice {
@@ -20,11 +26,68 @@ impl FileDevice {
     ///
     /// # Errors
     ///
-    /// The system's, where it does not tell the size.
+    /// The system's, where it does not tell the size, or how the file was opened.
     pub fn new(mut file: File) -> io::Result<Self> {
         use std::io::{Seek, SeekFrom};
         let len = file.seek(SeekFrom::End(0))?; // a block device has no other size
-        Ok(Self { file, len })
+        // SAFETY: no pointers.
+        let flags = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) })?;
+        let alignment = if flags & libc::O_DIRECT == 0 { 1 } else { direct_alignment(&file) };
+        let writable = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        Ok(Self { file, len, alignment, writable })
+    }
+
+    /// How much of a transfer counts that stopped after `done` bytes: a direct one goes on at a
+    /// multiple of its alignment.
+    fn whole(&self, done: usize) -> usize {
+        done & !(self.alignment - 1)
+    }
+
+    fn write_by(
+        &self,
+        offset: u64,
+        buf: &[u8],
+        mut write: impl FnMut(u64, &[u8]) -> io::Result<usize>,
+    ) -> io::Result<()> {
+        if !self.writable {
+            return Err(read_only());
+        }
+        let mut done = 0;
+        while done < buf.len() {
+            match again(|| write(offset + done as u64, &buf[done..]))? {
+                count if count == buf.len() - done => break,
+                count => match self.whole(count) {
+                    0 => return Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+                    whole => done += whole,
+                },
+            }
+        }
+        Ok(())
+    }
+
+    fn allocate(&self, mode: i32, offset: u64, len: u64) -> io::Result<()> {
+        if !self.writable {
+            return Err(read_only());
+        }
+        let signed = |value: u64| {
+            libc::off_t::try_from(value).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))
+        };
+        let (offset, len) = (signed(offset)?, signed(len)?);
+        let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: no pointers.
+        again(|| check(unsafe { libc::fallocate(self.file.as_raw_fd(), mode, offset, len) }))?;
+        Ok(())
+    }
+
+    /// `pwritev2` with `RWF_DSYNC`.
+    fn write_through(&self, offset: u64, buf: &[u8]) -> io::Result<usize> {
+        let part = libc::iovec { iov_base: buf.as_ptr().cast_mut().cast(), iov_len: buf.len() };
+        let offset =
+            libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+        let fd = self.file.as_raw_fd();
+        // SAFETY: one vector, of bytes that the call only reads.
+        let count = unsafe { libc::pwritev2(fd, &raw const part, 1, offset, libc::RWF_DSYNC) };
+        usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 }
 
@@ -33,16 +96,88 @@ impl BlockDevice for FileDevice {
         self.len
     }
 
+    fn alignment(&self) -> usize {
+        self.alignment
+    }
+
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         let mut done = 0;
         while done < buf.len() {
-            match self.file.read_at(&mut buf[done..], offset + done as u64) {
-                Ok(0) => break,
-                Ok(count) => done += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+            let count = again(|| self.file.read_at(&mut buf[done..], offset + done as u64))?;
+            done += count;
+            // A direct read ends inside a sector only where the file does.
+            if count == 0 || self.whole(done) != done {
+                break;
             }
         }
         Ok(done)
+    }
+
+    fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.write_by(offset, buf, |offset, buf| self.file.write_at(buf, offset))
+    }
+
+    fn write_durable(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        match self.write_by(offset, buf, |offset, buf| self.write_through(offset, buf)) {
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL)
+                ) =>
+            {
+                self.write(offset, buf)?;
+                self.sync()
+            }
+            result => result,
+        }
+    }
+
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.allocate(libc::FALLOC_FL_ZERO_RANGE, offset, len)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.allocate(libc::FALLOC_FL_PUNCH_HOLE, offset, len)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        again(|| self.file.sync_data())
+    }
+}
+
+fn check(result: i32) -> io::Result<i32> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Does it until no signal interrupts it.
+fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+/// What `O_DIRECT` asks for: by `statx` where the kernel knows (6.1), the sector size of a block device,
+/// else 512 bytes, the least that any file system takes; the kernel then refuses what is wrong.
+fn direct_alignment(file: &File) -> usize {
+    let fd = file.as_raw_fd();
+    let mut stat = MaybeUninit::<libc::statx>::zeroed();
+    let (flags, mask) = (libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN);
+    // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor; `stat` is large enough.
+    let result = unsafe { libc::statx(fd, c"".as_ptr(), flags, mask, stat.as_mut_ptr()) };
+    // SAFETY: zeros are a valid statx, and the kernel only stores numbers.
+    let stat = unsafe { stat.assume_init() };
+    let asked = stat.stx_dio_mem_align.max(stat.stx_dio_offset_align);
+    if result == 0 && asked.is_power_of_two() {
+        return asked as usize;
+    }
+    let mut sector: libc::c_int = 0;
+    // SAFETY: BLKSSZGET stores one int; on other files it fails and stores nothing.
+    let result = unsafe { libc::ioctl(fd, libc::BLKSSZGET, &raw mut sector) };
+    match usize::try_from(sector) {
+        Ok(sector) if result == 0 && sector.is_power_of_two() => sector,
+        _ => 512,
     }
 }

@@ -1,7 +1,7 @@
 //! A device in memory.
 
 use std::io;
-use std::sync::RwLock;
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::BlockDevice;
 
@@ -16,18 +16,57 @@ impl MemoryDevice {
     pub fn new(bytes: Vec<u8>) -> Self {
         Self { bytes: RwLock::new(bytes) }
     }
+
+    /// Its bytes, taken out.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn bytes(&self) -> RwLockReadGuard<'_, Vec<u8>> {
+        self.bytes.read().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn bytes_mut(&self) -> RwLockWriteGuard<'_, Vec<u8>> {
+        self.bytes.write().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Has `change` make something of so many bytes from `offset` on, if they are there.
+    fn change(&self, offset: u64, len: u64, change: impl FnOnce(&mut [u8])) -> io::Result<()> {
+        let mut bytes = self.bytes_mut();
+        let from = usize::try_from(offset).ok();
+        let end = offset.checked_add(len).and_then(|end| usize::try_from(end).ok());
+        let part = from.zip(end).and_then(|(from, end)| bytes.get_mut(from..end));
+        part.map(change).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOSPC))
+    }
 }
 
 impl BlockDevice for MemoryDevice {
     fn len(&self) -> u64 {
-        self.bytes.read().unwrap_or_else(|poisoned| poisoned.into_inner()).len() as u64
+        self.bytes().len() as u64
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        let bytes = self.bytes.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let bytes = self.bytes();
         let from = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
         let count = buf.len().min(bytes.len() - from);
         buf[..count].copy_from_slice(&bytes[from..from + count]);
         Ok(count)
+    }
+
+    fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.change(offset, buf.len() as u64, |part| part.copy_from_slice(buf))
+    }
+
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.change(offset, len, |part| part.fill(0))
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.zero(offset, len)
+    }
+
+    /// Nothing outlives its memory.
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
     }
 }

@@ -1,17 +1,24 @@
 //! What is cached: anything that has blocks.
 
+mod fault;
 mod file;
 mod memory;
+mod power;
 
 use std::io;
 
+pub use self::fault::{Fault, FaultDevice, Operation};
 pub use self::file::FileDevice;
 pub use self::memory::MemoryDevice;
+pub use self::power::{Outcome, Recorded};
 
 /// Something with blocks, used by many threads at once.
 ///
 /// Its methods are called with no lock of the cache held. They may block, and may panic: the block
 /// then counts as not read.
+///
+/// A device that is read only needs [`len`](Self::len) and [`read`](Self::read). What changes it has
+/// answers for that: `EROFS`, and `EOPNOTSUPP` where there are other ways to the same end.
 pub trait BlockDevice: Send + Sync + 'static {
     /// How many bytes it has. Asked for when it is attached.
     fn len(&self) -> u64;
@@ -19,6 +26,12 @@ pub trait BlockDevice: Send + Sync + 'static {
     /// Whether there is nothing in it.
     fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// What offsets, lengths and the addresses of buffers must be multiples of, in bytes: a power of
+    /// two. Blocks may be as small as that.
+    fn alignment(&self) -> usize {
+        1
     }
 
     /// Reads at `offset` and says how much: less than `buf` has only at the end of the device.
@@ -30,6 +43,63 @@ pub trait BlockDevice: Send + Sync + 'static {
     ///
     /// The device's. `Interrupted` is tried again.
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
+
+    /// Writes all of `buf`, which ends where the device does at the latest. It is there for every read
+    /// from then on; after a loss of power it is once a [`sync`](Self::sync) that began later has
+    /// succeeded.
+    ///
+    /// # Errors
+    ///
+    /// The device's; then any of the sectors may have been written.
+    fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        let _ = (offset, buf);
+        Err(read_only())
+    }
+
+    /// The same, and what it wrote is there after a loss of power (FUA). Writes, and
+    /// [syncs](Self::sync), where a device has no better way.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write), and as [`sync`](Self::sync).
+    fn write_durable(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.write(offset, buf)?;
+        self.sync()
+    }
+
+    /// Lets bytes read as zeros, and keeps room for them. As a write it is durable after a sync.
+    ///
+    /// # Errors
+    ///
+    /// The device's; `EOPNOTSUPP` where zeros have to be written.
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        let _ = (offset, len);
+        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+    }
+
+    /// Gives up bytes (TRIM): they read as zeros, and nothing need be kept for them.
+    ///
+    /// # Errors
+    ///
+    /// The device's; `EOPNOTSUPP` where it cannot.
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        let _ = (offset, len);
+        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+    }
+
+    /// Makes durable what was written by calls that had returned when this one began.
+    ///
+    /// # Errors
+    ///
+    /// The device's: none of that need ever become durable then, whatever a later call says.
+    fn sync(&self) -> io::Result<()> {
+        Err(read_only())
+    }
+}
+
+/// What a device says to a change that takes none.
+fn read_only() -> io::Error {
+    io::Error::from_raw_os_error(libc::EROFS)
 }
 
 impl<D: BlockDevice + ?Sized> BlockDevice for std::sync::Arc<D> {
@@ -37,7 +107,35 @@ impl<D: BlockDevice + ?Sized> BlockDevice for std::sync::Arc<D> {
         (**self).len()
     }
 
+    fn is_empty(&self) -> bool {
+        (**self).is_empty()
+    }
+
+    fn alignment(&self) -> usize {
+        (**self).alignment()
+    }
+
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         (**self).read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        (**self).write(offset, buf)
+    }
+
+    fn write_durable(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        (**self).write_durable(offset, buf)
+    }
+
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        (**self).zero(offset, len)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        (**self).discard(offset, len)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        (**self).sync()
     }
 }

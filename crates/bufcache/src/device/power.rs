@@ -1,0 +1,227 @@
+//! What a device may hold after a loss of power.
+//!
+//! ```text
+//!  moments   1 2 3 4 5 6 7 8 ...
+//!  write A   b-a-e                 b: begins, a: applied, e: ends
+//!  write B       b-a---e
+//!  sync              b---e
+//! ```
+//!
+//! At moment 8 A is durable: it had ended when the sync began. B was applied before that, too, but
+//! had not ended: it may be there or not. A change is durable from the end of the good sync on, or of
+//! its own if it is to be. What had ended when a sync began that failed is never made durable by
+//! another: the system may have given it up. Later changes of the same sector supersede it.
+
+use std::collections::BTreeMap;
+
+use super::fault::Operation;
+
+/// What a loss of power leaves whole.
+pub(super) const SECTOR: u64 = 512;
+
+/// What a change puts there.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Change<'b> {
+    Bytes(&'b [u8]),
+    Zeros(u64),
+}
+
+impl Change<'_> {
+    pub(super) fn len(&self) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes.len() as u64,
+            Self::Zeros(len) => *len,
+        }
+    }
+}
+
+/// How an operation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// It has not, or it panicked.
+    InFlight,
+    /// As it should.
+    Done,
+    /// With an error.
+    Failed,
+}
+
+/// A change of a device, or a sync. From [`FaultDevice::recorded`](super::FaultDevice::recorded).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Recorded {
+    /// What it was.
+    pub operation: Operation,
+    /// Where it began, in bytes; 0 of a sync.
+    pub offset: u64,
+    /// How many bytes it concerned; 0 of a sync.
+    pub len: u64,
+    /// The moment of its begin.
+    pub begin: u64,
+    /// The moment of its end.
+    pub end: Option<u64>,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// The moment at which a change became durable.
+    pub durable: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    recorded: Recorded,
+    /// `None`: zeros.
+    bytes: Option<Vec<u8>>,
+    /// When it was made on the device below.
+    applied: Option<u64>,
+    /// It is to be durable at its end.
+    through: bool,
+    /// A sync has failed that should have made it durable.
+    given_up: bool,
+}
+
+/// Everything since the recording began.
+#[derive(Debug)]
+pub(super) struct Log {
+    /// What there was then.
+    original: Vec<u8>,
+    entries: Vec<Entry>,
+    now: u64,
+}
+
+impl Log {
+    pub(super) fn new(original: Vec<u8>) -> Self {
+        Self { original, entries: Vec::new(), now: 0 }
+    }
+
+    pub(super) fn now(&self) -> u64 {
+        self.now
+    }
+
+    pub(super) fn recorded(&self) -> Vec<Recorded> {
+        self.entries.iter().map(|entry| entry.recorded.clone()).collect()
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.now += 1;
+        self.now
+    }
+
+    /// Returns the number for the other calls.
+    pub(super) fn begin(
+        &mut self,
+        operation: Operation,
+        offset: u64,
+        change: Change<'_>,
+        through: bool,
+    ) -> usize {
+        let begin = self.tick();
+        let bytes = match change {
+            Change::Bytes(bytes) => Some(bytes.to_vec()),
+            Change::Zeros(_) => None,
+        };
+        let recorded = Recorded {
+            operation,
+            offset,
+            len: change.len(),
+            begin,
+            end: None,
+            outcome: Outcome::InFlight,
+            durable: None,
+        };
+        self.entries.push(Entry { recorded, bytes, applied: None, through, given_up: false });
+        self.entries.len() - 1
+    }
+
+    /// The device below has it, or a part of it.
+    pub(super) fn applied(&mut self, number: usize) {
+        let now = self.tick();
+        self.entries[number].applied = Some(now);
+    }
+
+    pub(super) fn end(&mut self, number: usize, good: bool) {
+        let now = self.tick();
+        let entry = &mut self.entries[number];
+        entry.recorded.end = Some(now);
+        entry.recorded.outcome = if good { Outcome::Done } else { Outcome::Failed };
+        if good && entry.through {
+            entry.recorded.durable = Some(now);
+        }
+    }
+
+    pub(super) fn begin_sync(&mut self) -> usize {
+        self.begin(Operation::Sync, 0, Change::Zeros(0), false)
+    }
+
+    pub(super) fn end_sync(&mut self, number: usize, good: bool) {
+        self.end(number, good);
+        let (begin, now) = (self.entries[number].recorded.begin, self.now);
+        for entry in &mut self.entries {
+            let recorded = &mut entry.recorded;
+            let covered = recorded.end.is_some_and(|end| end < begin)
+                && recorded.outcome == Outcome::Done
+                && recorded.operation != Operation::Sync
+                && recorded.durable.is_none();
+            if covered && !good {
+                entry.given_up = true;
+            } else if covered && !entry.given_up {
+                recorded.durable = Some(now);
+            }
+        }
+    }
+
+    pub(super) fn after_power_cut(
+        &self,
+        moments: u64,
+        mut choose: impl FnMut(u64, usize) -> usize,
+    ) -> Vec<u8> {
+        let mut changes: Vec<&Entry> = self
+            .entries
+            .iter()
+            .filter(|entry| entry.recorded.begin <= moments && entry.recorded.len > 0)
+            .collect();
+        // What is not applied, or not yet, may be there all the same, until it ends.
+        changes.sort_by_key(|entry| entry.applied.or(entry.recorded.end).unwrap_or(u64::MAX));
+        // Of each sector: what may be there, oldest first. `None` is what there was at first.
+        let mut versions = BTreeMap::<u64, Vec<Option<&Entry>>>::new();
+        for change in changes {
+            let Recorded { offset, len, durable, .. } = change.recorded;
+            let is_durable = durable.is_some_and(|at| at <= moments);
+            for sector in offset / SECTOR..(offset + len).div_ceil(SECTOR) {
+                let versions = versions.entry(sector).or_insert_with(|| vec![None]);
+                if is_durable {
+                    versions.clear();
+                }
+                versions.push(Some(change));
+            }
+        }
+        let mut bytes = self.original.clone();
+        for (sector, versions) in versions {
+            let chosen = match versions.len() {
+                1 => 0,
+                count => choose(sector, count).min(count - 1),
+            };
+            if let Some(change) = versions[chosen] {
+                change.put(sector, &mut bytes);
+            }
+        }
+        bytes
+    }
+}
+
+impl Entry {
+    /// Puts what it changes of a sector there.
+    fn put(&self, sector: u64, bytes: &mut [u8]) {
+        let Recorded { offset, len, .. } = self.recorded;
+        let from = (sector * SECTOR).max(offset);
+        let end = ((sector + 1) * SECTOR).min(offset + len).min(bytes.len() as u64);
+        if from >= end {
+            return; // behind the end of the device, which has refused it
+        }
+        let there = &mut bytes[from as usize..end as usize];
+        match &self.bytes {
+            Some(new) => there.copy_from_slice(&new[(from - offset) as usize..][..there.len()]),
+            None => there.fill(0),
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! Devices: those of the system, those that fail, and those that come and go.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bufcache::{
+    BlockDevice, BuildError, Cache, Fault, FaultDevice, FileDevice, GetError, MemoryDevice,
+    Operation, Outcome,
+};
+
+const SIZE: usize = 4096;
+
+fn errno<T>(result: io::Result<T>) -> Option<i32> {
+    result.err().and_then(|error| error.raw_os_error())
+}
+
+/// 200,000 bytes, each the number of its sector.
+fn numbered() -> Vec<u8> {
+    (0..200_000).map(|at| (at / 512) as u8).collect()
+}
+
+/// Everything a device can do, against what it should then hold.
+fn works(device: &impl BlockDevice, frees: bool) {
+    #[repr(align(4096))]
+    struct Block([u8; SIZE]);
+    let mut there = numbered();
+    assert_eq!(device.len(), 200_000);
+    let mut block = Block([9; SIZE]);
+    device.write(8192, &block.0).unwrap();
+    there[8192..8192 + SIZE].fill(9);
+    block.0.fill(8);
+    device.write_durable(16_384, &block.0).unwrap();
+    there[16_384..16_384 + SIZE].fill(8);
+    if frees {
+        device.zero(32_768, 8192).unwrap();
+        there[32_768..32_768 + 8192].fill(0);
+        device.discard(65_536, SIZE as u64).unwrap();
+        there[65_536..65_536 + SIZE].fill(0);
+    }
+    device.sync().unwrap();
+    for (at, expected) in (0..).step_by(SIZE).zip(there.chunks(SIZE)) {
+        assert_eq!(device.read(at, &mut block.0).unwrap(), expected.len());
+        assert!(block.0[..expected.len()] == *expected, "at {at}");
+    }
+    assert_eq!(device.read(200_704, &mut block.0).unwrap(), 0);
+}
+
+/// A file in the directory of the build, which is on a disk.
+fn on_disk() -> (tempfile::NamedTempFile, File) {
+    let mut file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    io::Write::write_all(&mut file, &numbered()).unwrap();
+    let open = OpenOptions::new().read(true).write(true).open(file.path()).unwrap();
+    (file, open)
+}
+
+#[test]
+fn a_device_in_memory_does_it_all() {
+    works(&MemoryDevice::new(numbered()), true);
+    works(&FaultDevice::new(MemoryDevice::new(numbered())), true);
+    let device = MemoryDevice::new(vec![1; 100]);
+    assert_eq!(errno(device.write(90, &[0; 11])), Some(libc::ENOSPC));
+    assert_eq!(errno(device.zero(u64::MAX, 2)), Some(libc::ENOSPC));
+    assert_eq!(device.into_bytes(), [1; 100]);
+}
+
+#[test]
+fn a_file_does_it_all() {
+    let (_path, file) = on_disk();
+    let device = FileDevice::new(file).unwrap();
+    assert_eq!(device.alignment(), 1);
+    let frees = errno(device.zero(32_768, 8192)) != Some(libc::EOPNOTSUPP);
+    works(&device, frees);
+}
+
+#[test]
+fn a_file_that_is_open_for_reading_is_not_written() {
+    let (path, _) = on_disk();
+    let device = FileDevice::new(File::open(path.path()).unwrap()).unwrap();
+    assert_eq!(errno(device.write(0, &[1; 512])), Some(libc::EROFS));
+    assert_eq!(errno(device.write_durable(0, &[1; 512])), Some(libc::EROFS));
+    assert_eq!(errno(device.discard(0, 512)), Some(libc::EROFS));
+    let mut sector = [7; 512];
+    assert_eq!((device.read(0, &mut sector).unwrap(), sector), (512, [0; 512]));
+}
+
+#[test]
+fn a_direct_file_is_read_to_its_end_and_asks_for_whole_blocks() {
+    let (path, file) = on_disk();
+    let direct =
+        OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(path.path());
+    let direct = match direct {
+        Ok(direct) => direct,
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            return println!("no O_DIRECT here: nothing was tested");
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let device = FileDevice::new(direct).unwrap();
+    let alignment = device.alignment();
+    assert!(alignment >= 512 && alignment.is_power_of_two(), "{alignment}");
+    let cache = Cache::builder(64 * SIZE).block_sizes(512, SIZE).build().unwrap();
+    let device = Arc::new(device);
+    if alignment > 512 {
+        let refused = cache.attach(Arc::clone(&device), 512).map(drop);
+        assert!(matches!(refused, Err(BuildError::Misaligned { block_size: 512, .. })));
+    }
+    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    let mut expected = numbered();
+    expected.resize(disk.blocks() as usize * SIZE, 0); // the end of the last block is zeros
+    for (block, bytes) in (0..).zip(expected.chunks(SIZE)) {
+        assert!(*disk.get(block).unwrap() == *bytes, "block {block}");
+    }
+    drop(file);
+    let frees = errno(device.zero(32_768, 8192)) != Some(libc::EOPNOTSUPP);
+    works(&*device, frees);
+}
+
+#[test]
+fn a_file_that_became_shorter_is_an_error_and_not_cached() {
+    let (_path, file) = on_disk();
+    let disk = Cache::new(64 * SIZE).unwrap();
+    let disk = disk.attach(FileDevice::new(file.try_clone().unwrap()).unwrap(), SIZE).unwrap();
+    file.set_len(10_000).unwrap();
+    assert_eq!(disk.get(2).err(), Some(GetError::ShortRead { block: 2 }));
+    assert_eq!(disk.get(30).err(), Some(GetError::ShortRead { block: 30 }));
+    assert!(!disk.is_cached(2));
+    file.write_all_at(&numbered(), 0).unwrap();
+    assert_eq!(disk.get(2).unwrap()[0], 16);
+}
+
+#[test]
+fn inv12_a_read_that_is_short_torn_or_panics_is_read_again() {
+    let device = Arc::new(FaultDevice::new(MemoryDevice::new(vec![7; 10 * SIZE])));
+    let cache = Cache::new(4 * SIZE).unwrap();
+    let whole = |_: u64, bytes: &[u8]| bytes.iter().all(|&byte| byte == 7);
+    let disk = cache.attach_verified(Arc::clone(&device), SIZE, whole).unwrap();
+    device.inject(Operation::Read, 0..=0, Fault::Short(100));
+    device.inject(Operation::Read, 1..2, Fault::Torn(0b1111_0111));
+    device.inject(Operation::Read, 2..3, Fault::Panic);
+    device.inject_at(
+        Operation::Read,
+        5 * SIZE as u64..5 * SIZE as u64 + 1,
+        Fault::Error(libc::EIO),
+    );
+    assert_eq!(disk.get(3).err(), Some(GetError::ShortRead { block: 3 }));
+    assert_eq!(disk.get(3).err(), Some(GetError::Verify { block: 3 }));
+    let panicked = thread::scope(|scope| scope.spawn(|| disk.get(3).map(drop)).join());
+    assert!(panicked.is_err());
+    assert_eq!(disk.get(3).unwrap()[0], 7);
+    assert_eq!(device.count(Operation::Read), 4);
+    for _ in 0..3 {
+        assert_eq!(disk.get(5).err(), Some(GetError::Io { errno: libc::EIO, block: 5 }));
+        assert_eq!(disk.get(4).unwrap()[0], 7);
+    }
+    device.heal();
+    assert_eq!(disk.get(5).unwrap()[0], 7);
+    device.inject_next(Operation::Read, Fault::Delay(Duration::from_millis(30)));
+    let start = Instant::now();
+    assert_eq!(disk.get(6).unwrap()[0], 7);
+    assert!(start.elapsed() >= Duration::from_millis(30));
+    // All four buffers are of use still.
+    let all: Vec<_> = (0..4).map(|block| disk.get(block).unwrap()).collect();
+    assert!(all.iter().all(|guard| guard[9] == 7));
+}
+
+#[test]
+fn a_write_that_fails_changes_what_it_was_told_to() {
+    let device = FaultDevice::new(MemoryDevice::new(vec![0; 4096]));
+    device.inject_next(Operation::Write, Fault::Error(libc::EIO));
+    assert_eq!(errno(device.write(0, &[1; 2048])), Some(libc::EIO));
+    device.inject_next(Operation::Write, Fault::Short(512));
+    assert_eq!(errno(device.write(0, &[2; 2048])), Some(libc::ENOSPC));
+    device.inject_next(Operation::Write, Fault::Torn(0b1010));
+    assert_eq!(errno(device.write(2048, &[3; 2048])), Some(libc::EIO));
+    device.inject(Operation::Sync, .., Fault::Error(libc::EIO));
+    assert_eq!(errno(device.sync()), Some(libc::EIO));
+    let mut bytes = [9; 4096];
+    device.read(0, &mut bytes).unwrap();
+    let sectors: Vec<_> = bytes.chunks(512).map(|sector| (sector[0], sector[511])).collect();
+    assert_eq!(sectors, [2, 0, 0, 0, 0, 3, 0, 3].map(|byte| (byte, byte)));
+    assert_eq!(device.count(Operation::Write), 3);
+}
+
+/// All images that a power cut at that moment may leave, as the first byte of each sector.
+fn images(device: &FaultDevice<MemoryDevice>, moments: u64) -> Vec<Vec<u8>> {
+    let mut found = Vec::new();
+    // Odometer over the choices, which are at most two per sector here, of four sectors.
+    for mask in 0..16 {
+        let choose = |sector: u64, versions: usize| {
+            if mask >> sector & 1 == 1 { versions - 1 } else { 0 }
+        };
+        let image = device.after_power_cut(moments, choose).unwrap();
+        let image: Vec<u8> = image.chunks(512).map(|sector| sector[100]).collect();
+        if !found.contains(&image) {
+            found.push(image);
+        }
+    }
+    found
+}
+
+#[test]
+fn a_power_cut_keeps_what_a_sync_made_durable_and_any_of_the_rest() {
+    let device = FaultDevice::new(MemoryDevice::new(vec![0; 2048]));
+    device.write(0, &[9; 512]).unwrap();
+    assert!(device.after_power_cut(0, |_, _| 0).is_none());
+    device.record().unwrap();
+    device.write(0, &[1; 1024]).unwrap();
+    let written = device.moments();
+    device.sync().unwrap();
+    let synced = device.moments();
+    device.write(512, &[2; 1024]).unwrap();
+    device.write_durable(1536, &[3; 512]).unwrap();
+    let end = device.moments();
+
+    assert_eq!(images(&device, 0), [[9, 0, 0, 0]]);
+    let torn = images(&device, written);
+    assert_eq!(torn.len(), 4, "{torn:?}");
+    assert!(torn.contains(&vec![9, 1, 0, 0]));
+    assert_eq!(images(&device, synced - 1).len(), 4, "the sync had not ended");
+    assert_eq!(images(&device, synced), [[1, 1, 0, 0]]);
+    let last = images(&device, end);
+    assert_eq!(last.len(), 4);
+    assert!(last.iter().all(|image| image[0] == 1 && image[3] == 3), "{last:?}");
+
+    let recorded = device.recorded();
+    assert_eq!(recorded.len(), 4);
+    assert!(recorded.iter().all(|entry| entry.outcome == Outcome::Done));
+    assert_eq!(recorded[0].durable, Some(synced));
+    assert_eq!((recorded[2].durable, recorded[3].durable), (None, Some(end)));
+}
+
+#[test]
+fn what_a_failed_sync_covered_is_not_durable_by_the_next() {
+    let device = FaultDevice::new(MemoryDevice::new(vec![0; 2048]));
+    device.record().unwrap();
+    device.write(0, &[1; 512]).unwrap();
+    device.inject_next(Operation::Sync, Fault::Error(libc::EIO));
+    assert_eq!(errno(device.sync()), Some(libc::EIO));
+    device.sync().unwrap();
+    let now = device.moments();
+    assert_eq!(images(&device, now).len(), 2);
+    // Written again, it is; and a write that failed before that is superseded.
+    device.inject_next(Operation::Write, Fault::Error(libc::EIO));
+    assert_eq!(errno(device.write(0, &[3; 512])), Some(libc::EIO));
+    assert_eq!(device.recorded().last().unwrap().outcome, Outcome::Failed);
+    device.write(0, &[2; 512]).unwrap();
+    device.sync().unwrap();
+    assert_eq!(images(&device, device.moments()), [[2, 0, 0, 0]]);
+    assert_eq!(images(&device, now).len(), 2);
+}
+
+#[test]
+fn a_write_that_did_not_end_before_the_sync_began_may_be_lost() {
+    let device = FaultDevice::new(MemoryDevice::new(vec![0; 512]));
+    device.record().unwrap();
+    device.inject_next(Operation::Sync, Fault::Delay(Duration::from_millis(200)));
+    thread::scope(|scope| {
+        let sync = scope.spawn(|| device.sync());
+        while device.moments() == 0 {
+            thread::yield_now();
+        }
+        device.write(0, &[1; 512]).unwrap(); // while the sync runs
+        sync.join().unwrap().unwrap();
+    });
+    assert_eq!(images(&device, device.moments()).len(), 2);
+    device.sync().unwrap();
+    assert_eq!(images(&device, device.moments()), [[1]]);
+}
