@@ -17,6 +17,8 @@ pub(crate) enum On {
     Free,
     /// Of the policy; which of its lists is its own business.
     Policy(u8),
+    /// Read once: the first to go.
+    Scanned,
     /// Invalidated: free once nobody looks at it.
     Dead,
 }
@@ -29,6 +31,8 @@ pub(crate) struct Node {
     class: u8,
     /// Passes of the evictor it survives.
     pub(crate) weight: u8,
+    /// Read by somebody who will not come again.
+    pub(crate) once: bool,
 }
 
 /// A list through the nodes: newest first.
@@ -57,7 +61,7 @@ impl List {
 
 impl Nodes {
     fn new(units: usize) -> Self {
-        let node = Node { prev: NIL, next: NIL, on: On::None, class: 0, weight: 0 };
+        let node = Node { prev: NIL, next: NIL, on: On::None, class: 0, weight: 0, once: false };
         Self(vec![node; units].into())
     }
 
@@ -122,6 +126,7 @@ pub(crate) struct Cold {
     pub(crate) policy: Policy,
     free: [List; CLASSES],
     pub(crate) dead: List,
+    pub(crate) scanned: List,
     /// Of each chunk: units in use. A chunk without any has no size of its own.
     chunks: Box<[u32]>,
     /// Log of the units of a chunk.
@@ -143,6 +148,7 @@ impl Cold {
             policy,
             free: [const { List::new() }; CLASSES],
             dead: List::new(),
+            scanned: List::new(),
             chunks: vec![0; chunks].into(),
             chunk,
             fresh: 0,
@@ -208,6 +214,17 @@ impl Cold {
         self.in_use -= 1;
         self.empty.push(chunk); // there is room for all
         over
+    }
+
+    /// Takes a buffer off the list that it may be evicted from. Returns whether it was on one.
+    pub(crate) fn withdraw(&mut self, frame: Frame) -> bool {
+        let Self { nodes, policy, scanned, .. } = self;
+        match nodes.of(frame).on {
+            On::Policy(list) => policy.remove(nodes, frame, list),
+            On::Scanned => nodes.remove(scanned, frame),
+            On::None | On::Free | On::Dead => return false,
+        }
+        true
     }
 
     /// The chunk that the frame is in, as one frame.

@@ -133,6 +133,11 @@ impl Frames {
         self.unit + u32::from(frame.class())
     }
 
+    /// All of it, in bytes.
+    pub(crate) fn capacity(&self) -> usize {
+        self.bytes_of(self.headers.len())
+    }
+
     /// That many units, in bytes.
     pub(crate) fn bytes_of(&self, units: usize) -> usize {
         units << self.unit

@@ -1,20 +1,21 @@
 //! What users hold: the cache, its devices, and buffers.
 
 use std::fmt;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use percpu::sync::Arc;
 
 use crate::builder::Builder;
-use crate::cache::{Held, Shared};
+use crate::cache::{Asked, Held, Reuse, Shared};
 use crate::device::BlockDevice;
 use crate::error::{BuildError, GetError};
 use crate::frames::Frame;
 use crate::hazard::Slot;
 use crate::source::{Source, Verify};
 use crate::stats::CacheStats;
-use crate::word::{MOST_PINS, SECTOR_BITS, VALID};
+use crate::word::{Key, SECTOR_BITS, VALID};
 
 /// Buffers for the blocks of a few devices, in memory of a fixed size.
 ///
@@ -162,12 +163,101 @@ impl Device {
         let Some(key) = self.source.key(block) else {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
         };
+        self.get_key(key, Reuse::Likely)
+    }
+
+    /// The same, for who will not come again, as in a scan: a hit does not count as a use, and what it
+    /// reads is the first to be evicted, unless somebody else comes for it.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get).
+    pub fn get_once(&self, block: u64) -> Result<ReadGuard<'_>, GetError> {
+        let Some(key) = self.source.key(block) else {
+            return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
+        };
+        self.get_key(key, Reuse::None)
+    }
+
+    #[inline(always)]
+    fn get_key(&self, key: Key, reuse: Reuse) -> Result<ReadGuard<'_>, GetError> {
         self.shared.counters.get.add(1);
-        let held = match self.shared.hit(key, self.class) {
+        let held = match self.shared.hit(key, self.class, reuse) {
             Some(held) => held,
-            None => self.shared.miss(&self.source, key, self.class)?,
+            None => self.shared.miss(&self.source, key, self.class, reuse)?,
         };
         Ok(ReadGuard::new(self, held))
+    }
+
+    /// Has blocks read that are not there, for gets to come: by a thread of the cache's, which is started
+    /// at the first call. What the device does not have is left out.
+    ///
+    /// It never blocks and never fails; it is a hint, and is dropped where too many wait already
+    /// ([`CacheStats::ahead_dropped`](crate::CacheStats::ahead_dropped)), where all buffers are in use,
+    /// where a read fails (the get tries again), and in a fork child. Of a long range as much is read
+    /// as an eighth of the cache holds. Allocates at the first call only.
+    pub fn readahead(&self, blocks: Range<u64>) {
+        let most = (self.shared.frames.capacity() >> self.source.shift) as u64 / 8;
+        let end = blocks.end.min(self.source.blocks);
+        let mut left = blocks.start..end.min(blocks.start.saturating_add(most.max(1)));
+        // Often they are there already, and nobody need be woken.
+        while !left.is_empty() && self.is_cached(left.start) {
+            left.start += 1;
+        }
+        if left.is_empty() {
+            return;
+        }
+        let taken = if self.source.device.begins_reads() {
+            left.filter(|&block| !self.is_cached(block)).all(|block| {
+                let key = self.source.key(block);
+                key.is_some_and(|key| self.ask(key, Duration::ZERO).is_ok())
+            })
+        } else {
+            self.shared.ahead.ask(self, left)
+        };
+        if !taken {
+            self.shared.counters.ahead_dropped.add(1);
+        }
+    }
+
+    /// A pin on the buffer of a block, for tasks: does not block while the device reads.
+    ///
+    /// A hit, or a read that the device [begins](BlockDevice::begin_read); where it does not begin reads,
+    /// a thread of the cache's reads for all. Dropping the future leaves the read going. Allocates
+    /// where it has to wait, and no room is left from earlier waits.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get); [`GetError::NoFreeBuffers`] at once, where all are in use.
+    pub async fn get_async(&self, block: u64) -> Result<Pin, GetError> {
+        let Some(key) = self.source.key(block) else {
+            return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
+        };
+        self.shared.counters.get.add(1);
+        let pin = self.ask(key, Duration::ZERO)?;
+        std::future::poll_fn(|context| self.shared.poll_load(pin.place, context)).await?;
+        match self.shared.failure(pin.place) {
+            Some(failure) => Err(failure.of(block)),
+            None => {
+                self.shared.frames.reading(self.shared.frame_at(pin.place));
+                Ok(pin)
+            }
+        }
+    }
+
+    /// A pin on a buffer that is there, or is being read: nobody may look at its bytes until it is.
+    fn ask(&self, key: Key, patience: Duration) -> Result<Pin, GetError> {
+        let asked = self.shared.ask(&self.source, key, self.class, Reuse::Likely, patience);
+        let Asked(place) = asked?;
+        let bytes = self.shared.frames.bytes(self.shared.frame_at(place));
+        Ok(Pin { device: self.clone(), place, bytes })
+    }
+
+    /// For the thread that reads ahead.
+    pub(crate) fn fetch(&self, block: u64) {
+        if let Some(key) = self.source.key(block) {
+            self.shared.read_ahead(&self.source, key, self.class);
+        }
     }
 
     /// The buffer of a block, if it is there. Wait-free.
@@ -181,7 +271,7 @@ impl Device {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
         };
         self.shared.counters.get.add(1);
-        let held = self.shared.hit(key, self.class).ok_or_else(|| {
+        let held = self.shared.hit(key, self.class, Reuse::Likely).ok_or_else(|| {
             self.shared.counters.busy_locked.add(1);
             GetError::WouldBlock
         })?;
@@ -278,18 +368,10 @@ impl<'d> ReadGuard<'d> {
         // SAFETY: the slot is this guard's and names an entry of the device's table, which lives as
         // long as the device.
         let entry = unsafe { entry.as_ref() };
-        let mut seen = entry.word();
-        loop {
-            if seen.pins() == MOST_PINS {
-                return Err(GetError::TooManyPins);
-            }
-            match entry.try_pin(seen) {
-                Ok(()) => break,
-                Err(now) => seen = now,
-            }
-        }
-        debug_assert!(seen.has(VALID));
-        let place = self.device.shared.frames.header(seen.frame()).place();
+        entry.pin()?;
+        let word = entry.word();
+        debug_assert!(word.has(VALID));
+        let place = self.device.shared.frames.header(word.frame()).place();
         Ok(Pin { device: self.device.clone(), place, bytes: self.bytes })
     }
 }

@@ -34,9 +34,12 @@ mod table;
 mod word;
 
 pub use self::builder::Builder;
+pub use self::cache::Load;
 pub use self::device::{
     BlockDevice, Fault, FaultDevice, FileDevice, MemoryDevice, Operation, Outcome, Recorded,
 };
+#[cfg(feature = "aio-reap")]
+pub use self::device::{EngineDevice, LentEngine, lend_engine};
 pub use self::error::{BuildError, GetError};
 pub use self::handle::{Cache, Device, Pin, ReadGuard, Uncached};
 pub use self::policy::Eviction;

@@ -46,17 +46,33 @@ impl Source {
         key.sector() >> (self.shift - SECTOR)
     }
 
+    /// Where the block begins on the device, in bytes.
+    pub(crate) fn offset(key: Key) -> u64 {
+        key.sector() << SECTOR
+    }
+
     /// Reads a block and verifies it. The bytes behind the end of the device are zeroed.
     pub(crate) fn read(&self, key: Key, bytes: &mut [u8]) -> Result<(), Failure> {
-        let offset = key.sector() << SECTOR;
-        let count = loop {
-            match self.device.read(offset, bytes) {
-                Ok(count) => break count.min(bytes.len()),
+        let result = loop {
+            match self.device.read(Self::offset(key), bytes) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    return Err(Failure::Errno(error.raw_os_error().unwrap_or(libc::EIO)));
-                }
+                result => break result,
             }
+        };
+        self.accept(key, bytes, result)
+    }
+
+    /// Looks at what a read of the device has brought.
+    pub(crate) fn accept(
+        &self,
+        key: Key,
+        bytes: &mut [u8],
+        result: io::Result<usize>,
+    ) -> Result<(), Failure> {
+        let offset = Self::offset(key);
+        let count = match result {
+            Ok(count) => count.min(bytes.len()),
+            Err(error) => return Err(Failure::Errno(error.raw_os_error().unwrap_or(libc::EIO))),
         };
         if count < bytes.len() {
             // Only the device's own end may be inside a block.

@@ -21,6 +21,8 @@ pub struct CacheStats {
     pub reads: u64,
     /// Buffers that were evicted.
     pub evictions: u64,
+    /// Ranges that were to be read ahead, and were not: too many waited.
+    pub ahead_dropped: u64,
     /// Bytes of buffers, in use or kept for use.
     pub bytes: usize,
     /// Bytes there may be.
@@ -38,6 +40,7 @@ impl CacheStats {
             busy: value(&counters.busy_locked),
             reads: value(&counters.get_read),
             evictions: value(&counters.evictions),
+            ahead_dropped: value(&counters.ahead_dropped),
             bytes: shared.bytes_in_use()?,
             capacity: shared.capacity()?,
         })
@@ -46,11 +49,12 @@ impl CacheStats {
 
 impl fmt::Display for CacheStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { get, misses, waited, busy, reads, evictions, bytes, capacity } = self;
+        let Self { get, misses, waited, busy, reads, evictions, ahead_dropped, bytes, capacity } =
+            self;
         write!(
             f,
             "{get} gets, {misses} misses, {waited} waited, {busy} busy; {reads} reads, {evictions} \
-             evictions; {bytes} of {capacity} bytes",
+             evictions, {ahead_dropped} ranges not read ahead; {bytes} of {capacity} bytes",
         )
     }
 }

@@ -25,6 +25,7 @@
 use percpu::sync::atomic::{AtomicU64, Ordering};
 use percpu::sync::mutant;
 
+use crate::error::GetError;
 use crate::frames::Frame;
 
 /// Which block: never 0 for one that exists.
@@ -90,6 +91,11 @@ impl Word {
     /// A block that is about to be read, pinned by whoever reads it.
     pub(crate) fn loading(frame: Frame) -> Self {
         Self(u64::from(frame.0) | TAKEN | IO | PIN)
+    }
+
+    /// The same, with a pin for somebody who waits.
+    pub(crate) fn pinned_once_more(self) -> Self {
+        Self(self.0 + PIN)
     }
 
     #[inline(always)]
@@ -249,6 +255,20 @@ impl Entry {
             .compare_exchange(seen.0, seen.0 + PIN, Ordering::Acquire, Ordering::Relaxed)
             .map(drop)
             .map_err(Word)
+    }
+
+    /// Adds a pin to a buffer that a slot of the caller's keeps.
+    pub(crate) fn pin(&self) -> Result<(), GetError> {
+        let mut seen = self.word();
+        loop {
+            if seen.pins() == MOST_PINS {
+                return Err(GetError::TooManyPins);
+            }
+            match self.try_pin(seen) {
+                Ok(()) => return Ok(()),
+                Err(now) => seen = now,
+            }
+        }
     }
 
     /// The bytes are there: readers may look, and the loader's pin goes. Returns whether others wait.

@@ -6,18 +6,17 @@
 //! any lock one fence is made and all threads' slots are looked at once for all of them. Whoever is in
 //! use goes back; the others are hidden from lookups, and their places and frames are free.
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use percpu::Forked;
 use percpu::sync::{mutant, thread};
 
-use super::Shared;
+use super::{Reuse, Shared};
 use crate::cold::{Cold, On, Victim};
 use crate::error::GetError;
 use crate::frames::Frame;
 use crate::hazard;
+use crate::policy::{Buffers, mark};
 use crate::word::{EVICT, Key, STALE};
 
 /// Most buffers of one eviction: one fence, one walk over the slots. A guess.
@@ -36,12 +35,12 @@ impl Shared {
             if let Some(frame) = self.try_take_frame(class)? {
                 return Ok(frame);
             }
-            self.wait_for_buffers(&mut since)?;
+            self.wait_for_buffers(&mut since, self.patience)?;
         }
     }
 
     /// The same, unless all are in use, or were a moment ago.
-    pub(super) fn try_take_frame(&self, class: u8) -> Result<Option<Frame>, GetError> {
+    pub(super) fn try_take_frame(&self, class: u8) -> Result<Option<Frame>, Forked> {
         loop {
             let mut victims = Batch::new();
             {
@@ -58,11 +57,18 @@ impl Shared {
     }
 
     /// Lets the others go on, who have the buffers. Nobody says when one is let go: a guard's end is a
-    /// store. The first call of a wait notes the time.
-    pub(super) fn wait_for_buffers(&self, since: &mut Option<Instant>) -> Result<(), GetError> {
-        if since.get_or_insert_with(Instant::now).elapsed() >= self.patience {
+    /// store. The first call of a wait notes the time; it ends after `patience`.
+    pub(super) fn wait_for_buffers(
+        &self,
+        since: &mut Option<Instant>,
+        patience: Duration,
+    ) -> Result<(), GetError> {
+        if since.get_or_insert_with(Instant::now).elapsed() >= patience {
             return Err(GetError::NoFreeBuffers);
         }
+        // They may be this thread's own, and be read by its engine.
+        #[cfg(feature = "aio-reap")]
+        crate::device::turn_engine();
         #[cfg(not(any(offlock_loom, offlock_shuttle)))]
         thread::sleep(PAUSE);
         #[cfg(any(offlock_loom, offlock_shuttle))]
@@ -74,7 +80,27 @@ impl Shared {
     fn choose(&self, cold: &mut Cold, victims: &mut Batch, most: usize, looks: &mut u32) {
         // Of a small cache not so many at once: they would be missed.
         let most = most.min((cold.limit() / 64).clamp(1, BATCH));
-        let Cold { nodes, policy, .. } = cold;
+        let Cold { nodes, policy, scanned, .. } = cold;
+        // Those first that were read once. Each is looked at no more than once here: what stays goes
+        // behind the others.
+        for _ in 0..scanned.len.min(*looks as usize) {
+            if victims.len == most {
+                return;
+            }
+            *looks -= 1;
+            let Some(frame) = nodes.last(scanned) else { break };
+            nodes.remove(scanned, frame);
+            let entry = self.entry(frame);
+            if nodes.of(frame).weight > 0 || entry.word().used() > 0 {
+                // Of more use than was thought.
+                nodes.of(frame).once = false;
+                policy.insert(nodes, self, frame, entry.key());
+            } else if mark(entry) {
+                victims.push(self.victim(frame));
+            } else {
+                nodes.push(scanned, frame, On::Scanned);
+            }
+        }
         while victims.len < most {
             let Some(victim) = policy.pick(nodes, self, looks) else { break };
             victims.push(victim);
@@ -126,9 +152,11 @@ impl Shared {
                 freed += 1;
                 continue;
             }
-            let Cold { nodes, policy, dead, .. } = &mut *cold;
+            let Cold { nodes, policy, dead, scanned, .. } = &mut *cold;
             if entries[at].word().has(STALE) && !mutant("evict-keeps-what-is-stale") {
                 nodes.push(dead, frame, On::Dead); // invalidated meanwhile
+            } else if nodes.of(frame).once {
+                nodes.push(scanned, frame, On::Scanned);
             } else {
                 policy.keep(nodes, frame);
             }
@@ -176,7 +204,8 @@ impl Shared {
     }
 
     fn give_to(&self, cold: &mut Cold, frame: Frame) {
-        cold.nodes.of(frame).weight = 0;
+        let node = cold.nodes.of(frame);
+        (node.weight, node.once) = (0, false);
         if cold.give(frame) {
             // Rare: the cache was made smaller. Under the lock, so that nobody takes it meanwhile.
             self.frames.release(cold.chunk_of(frame));
@@ -187,7 +216,10 @@ impl Shared {
     /// Returns how many were.
     pub(crate) fn shrink(&self, buffers: usize) -> Result<usize, GetError> {
         let mut freed = 0;
-        let mut left = self.cold.lock()?.policy.len();
+        let mut left = {
+            let cold = self.cold.lock()?;
+            cold.policy.len() + cold.scanned.len
+        };
         while freed < buffers {
             freed += self.bury()?;
             let mut victims = Batch::new();
@@ -209,7 +241,7 @@ impl Shared {
         let mut since = None;
         while self.cold.lock()?.is_over() {
             if self.shrink(BATCH)? == 0 {
-                self.wait_for_buffers(&mut since)?;
+                self.wait_for_buffers(&mut since, self.patience)?;
             }
         }
         Ok(())
@@ -222,19 +254,23 @@ impl Shared {
     }
 
     /// Has the policy take in a buffer that is being loaded.
-    pub(super) fn admit(&self, frame: Frame, key: Key) -> Result<(), Forked> {
+    pub(super) fn admit(&self, frame: Frame, key: Key, reuse: Reuse) -> Result<(), Forked> {
         let mut cold = self.cold.lock()?;
-        let Cold { nodes, policy, .. } = &mut *cold;
-        policy.insert(nodes, self, frame, key);
+        let Cold { nodes, policy, scanned, .. } = &mut *cold;
+        match reuse {
+            Reuse::Likely => policy.insert(nodes, self, frame, key),
+            Reuse::None => {
+                nodes.of(frame).once = true;
+                nodes.push(scanned, frame, On::Scanned);
+            }
+        }
         Ok(())
     }
 
-    /// Takes a buffer off the policy's lists, if it is on one.
+    /// Takes a buffer off the list that it may be evicted from, if it is on one.
     pub(super) fn withdraw(&self, frame: Frame) {
-        let Ok(mut cold) = self.cold.lock() else { return };
-        let Cold { nodes, policy, .. } = &mut *cold;
-        if let On::Policy(list) = nodes.of(frame).on {
-            policy.remove(nodes, frame, list);
+        if let Ok(mut cold) = self.cold.lock() {
+            cold.withdraw(frame);
         }
     }
 
@@ -277,10 +313,9 @@ impl Shared {
     /// Takes a buffer that is stale from the policy to the dead. The caller keeps it from being buried.
     fn lay_out(&self, frame: Frame) -> Result<(), Forked> {
         let mut cold = self.cold.lock()?;
-        let Cold { nodes, policy, dead, .. } = &mut *cold;
         // On none it is in an evictor's hands, who finds it stale.
-        if let On::Policy(list) = nodes.of(frame).on {
-            policy.remove(nodes, frame, list);
+        if cold.withdraw(frame) {
+            let Cold { nodes, dead, .. } = &mut *cold;
             nodes.push(dead, frame, On::Dead);
         }
         Ok(())

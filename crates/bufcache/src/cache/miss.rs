@@ -10,9 +10,11 @@ use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Instant;
 
-use percpu::sync::{hint, mutant, thread};
+use percpu::Forked;
+use percpu::sync::{Arc, hint, mutant, thread};
 
-use super::{Held, Shared};
+use super::load::Asked;
+use super::{Held, Reuse, Shared};
 use crate::error::{Failure, GetError};
 use crate::frames::Frame;
 use crate::hazard;
@@ -21,9 +23,9 @@ use crate::table::Place;
 use crate::word::{EVICT, Entry, FAILED, IO, Key, MOST_PINS, STALE, Word};
 
 /// A frame in hand that nobody else has; goes back when it is not used.
-struct Spare<'c> {
+pub(super) struct Spare<'c> {
     cache: &'c Shared,
-    frame: Frame,
+    pub(super) frame: Frame,
 }
 
 /// A planted bug: the entry of a block that is being evicted is as good as none.
@@ -32,7 +34,7 @@ fn is_overlooked(entry: &Entry) -> bool {
 }
 
 impl Spare<'_> {
-    fn into_frame(self) -> Frame {
+    pub(super) fn into_frame(self) -> Frame {
         ManuallyDrop::new(self).frame
     }
 }
@@ -47,13 +49,23 @@ impl Shared {
     /// The buffer of a block, read from the device if it is not there.
     #[cold]
     #[inline(never)]
-    pub(crate) fn miss(&self, source: &Source, key: Key, class: u8) -> Result<Held, GetError> {
+    pub(crate) fn miss(
+        &self,
+        source: &Arc<Source>,
+        key: Key,
+        class: u8,
+        reuse: Reuse,
+    ) -> Result<Held, GetError> {
+        if source.device.begins_reads() {
+            let Asked(place) = self.ask(source, key, class, reuse, self.patience)?;
+            return self.wait_for_load(source, key, self.table.entry(place));
+        }
         hazard::reserve()?;
         let mut spare = None;
         let mut since = None;
         let mut rounds = 0_u32;
         loop {
-            if let Some(held) = self.hit(key, class) {
+            if let Some(held) = self.hit(key, class, reuse) {
                 return Ok(held);
             }
             let absent = self.table.find(key).is_none_or(is_overlooked);
@@ -66,7 +78,7 @@ impl Shared {
                 };
                 let Some(frame) = taken else {
                     // Whoever has the buffers may have the block in one of them by now.
-                    self.wait_for_buffers(&mut since)?;
+                    self.wait_for_buffers(&mut since, self.patience)?;
                     continue;
                 };
                 spare = Some(Spare { cache: self, frame });
@@ -89,15 +101,10 @@ impl Shared {
                 self.frames.header(frame).set_place(place);
                 drop(home);
                 self.counters.miss_locked.add(1);
-                return self.load(source, key, frame);
+                return self.load(source, key, frame, reuse);
             };
             let word = entry.word();
-            if word.frame().class() != class {
-                return Err(GetError::LengthMismatch {
-                    there: 1 << self.frames.shift(word.frame()),
-                    asked: 1 << self.frames.shift(Frame::new(0, class)),
-                });
-            }
+            self.check_class(word, class)?;
             if word.has(IO) {
                 if word.pins() == MOST_PINS {
                     return Err(GetError::TooManyPins);
@@ -105,6 +112,7 @@ impl Shared {
                 if entry.try_pin(word).is_ok() {
                     drop(home);
                     drop(spare); // others may want it meanwhile
+                    self.counters.get_locked_waited.add(1);
                     return self.wait_for_load(source, key, entry);
                 }
                 continue;
@@ -132,18 +140,67 @@ impl Shared {
         {
             return Err(GetError::Forked);
         }
+        // It may be read by this thread's own engine.
+        #[cfg(feature = "aio-reap")]
+        crate::device::turn_engine();
         thread::yield_now();
         Ok(())
     }
 
+    /// A frame in hand, if there is one to be had at once.
+    pub(super) fn spare(&self, class: u8) -> Result<Option<Spare<'_>>, Forked> {
+        Ok(self.try_take_frame(class)?.map(|frame| Spare { cache: self, frame }))
+    }
+
+    /// Whether the block in that state has the length asked for.
+    pub(super) fn check_class(&self, word: Word, class: u8) -> Result<(), GetError> {
+        if word.frame().class() == class {
+            return Ok(());
+        }
+        Err(GetError::LengthMismatch {
+            there: 1 << self.frames.shift(word.frame()),
+            asked: 1 << self.frames.shift(Frame::new(0, class)),
+        })
+    }
+
+    /// Reads a block that is not there, for nobody; unless it would have to wait for a buffer.
+    pub(crate) fn read_ahead(&self, source: &Source, key: Key, class: u8) {
+        if self.is_cached(key) || hazard::reserve().is_err() {
+            return;
+        }
+        let Ok(Some(spare)) = self.spare(class) else { return };
+        let Ok(home) = self.table.lock(key) else { return };
+        let place = match home.find() {
+            Some(_) => None,
+            None => home.insert(Word::loading(spare.frame)),
+        };
+        if let Some(place) = place {
+            self.frames.header(spare.frame).set_place(place);
+        }
+        drop(home); // before a spare frame goes back, which is another lock
+        if place.is_none() {
+            return;
+        }
+        self.counters.miss_locked.add(1);
+        if let Ok(held) = self.load(source, key, spare.into_frame(), Reuse::Likely) {
+            held.slot.clear();
+        }
+    }
+
     /// Reads what was just put into the table.
-    fn load(&self, source: &Source, key: Key, frame: Frame) -> Result<Held, GetError> {
+    fn load(
+        &self,
+        source: &Source,
+        key: Key,
+        frame: Frame,
+        reuse: Reuse,
+    ) -> Result<Held, GetError> {
         let entry = self.entry(frame);
         let slot = match hazard::name(entry) {
             Ok(slot) => slot,
             Err(_) => return Err(self.fail(source, key, frame, Failure::NoMemory)),
         };
-        if self.admit(frame, key).is_err() {
+        if self.admit(frame, key, reuse).is_err() {
             slot.clear();
             return Err(self.fail(source, key, frame, Failure::Forked));
         }
@@ -155,11 +212,7 @@ impl Shared {
         let read = catch_unwind(AssertUnwindSafe(|| source.read(key, bytes)));
         let failure = match read {
             Ok(Ok(())) => {
-                if entry.publish() && !mutant("load-wakes-nobody") {
-                    let header = self.frames.header(frame);
-                    header.loaded.advance();
-                    header.loaded.wake_all();
-                }
+                self.publish(frame);
                 return Ok(Held { slot, frame });
             }
             Ok(Err(failure)) => failure,
@@ -174,7 +227,13 @@ impl Shared {
     }
 
     /// Takes a load that failed out of the table, and tells those who wait.
-    fn fail(&self, source: &Source, key: Key, frame: Frame, failure: Failure) -> GetError {
+    pub(super) fn fail(
+        &self,
+        source: &Source,
+        key: Key,
+        frame: Frame,
+        failure: Failure,
+    ) -> GetError {
         let entry = self.entry(frame);
         let header = self.frames.header(frame);
         header.set_failure(failure.code());
@@ -190,8 +249,7 @@ impl Shared {
         let before = entry.change(STALE | FAILED, IO);
         drop(home);
         if before.pins() > 1 && !mutant("failed-load-wakes-nobody") {
-            header.loaded.advance();
-            header.loaded.wake_all();
+            self.wake_waiters(frame);
         }
         self.unpin(entry);
         failure.of(source.block(key))
@@ -199,9 +257,11 @@ impl Shared {
 
     /// Sleeps until the load is over that keeps the entry, which this thread has pinned.
     fn wait_for_load(&self, source: &Source, key: Key, entry: &Entry) -> Result<Held, GetError> {
-        self.counters.get_locked_waited.add(1);
         let frame = entry.word().frame();
         let header = self.frames.header(frame);
+        // Another thread may wait for what this one's engine has begun.
+        #[cfg(feature = "aio-reap")]
+        crate::device::wait_by_engine(|context| self.poll_load(header.place(), context).is_ready());
         loop {
             let seen = header.loaded.load();
             if !entry.word().has(IO) {

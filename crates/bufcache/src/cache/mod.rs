@@ -8,7 +8,9 @@
 //!             ──► read the device, with no lock ──► publish ──► guard
 //! ```
 
+mod ahead;
 mod evict;
+mod load;
 mod miss;
 
 use std::fmt;
@@ -17,8 +19,12 @@ use std::time::Duration;
 use percpu::sync::{Generation, WordLock, mutant};
 use percpu::{AllocError, PerCpuCounter};
 
+use self::ahead::Ahead;
+pub(crate) use self::load::Asked;
+pub use self::load::Load;
+use self::load::Wakers;
 use crate::cold::{Cold, Victim};
-use crate::error::BuildError;
+use crate::error::{BuildError, GetError};
 use crate::frames::{Frame, Frames};
 use crate::hazard::{self, Slot};
 use crate::ids::Ids;
@@ -33,9 +39,11 @@ pub(crate) struct Shared {
     cold: WordLock<Cold>,
     /// Of its devices.
     ids: WordLock<Ids>,
+    pub(crate) ahead: Ahead,
+    wakers: Wakers,
     pub(crate) counters: Counters,
     /// How long a miss waits for a buffer.
-    patience: Duration,
+    pub(crate) patience: Duration,
     born: Generation,
 }
 
@@ -48,6 +56,15 @@ pub(crate) struct Counters {
     pub(crate) miss_locked: PerCpuCounter,
     pub(crate) get_read: PerCpuCounter,
     pub(crate) evictions: PerCpuCounter,
+    /// Ranges that were not read ahead.
+    pub(crate) ahead_dropped: PerCpuCounter,
+}
+
+/// Whether a block is likely to be asked for again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reuse {
+    Likely,
+    None,
 }
 
 /// A buffer that a slot of this thread keeps.
@@ -63,6 +80,8 @@ impl Shared {
             frames,
             cold: WordLock::new(cold),
             ids: WordLock::new(Ids::new()),
+            ahead: Ahead::new(),
+            wakers: Wakers::new(),
             counters: Counters::default(),
             patience,
             born: Generation::current(),
@@ -71,7 +90,7 @@ impl Shared {
 
     /// The buffer of `key`, if it is there and readable. Wait-free, without a shared write.
     #[inline(always)]
-    pub(crate) fn hit(&self, key: Key, class: u8) -> Option<Held> {
+    pub(crate) fn hit(&self, key: Key, class: u8, reuse: Reuse) -> Option<Held> {
         let entry = self.table.find(key)?;
         let early = mutant("hit-looks-before-it-names").then(|| entry.look(key));
         let slot = hazard::name(entry).ok()?;
@@ -82,7 +101,9 @@ impl Shared {
         };
         if let Some(word) = seen {
             if word.is_readable() && word.frame().class() == class {
-                entry.count_hit(word);
+                if reuse == Reuse::Likely {
+                    entry.count_hit(word);
+                }
                 self.frames.reading(word.frame());
                 return Some(Held { slot, frame: word.frame() });
             }
@@ -112,7 +133,10 @@ impl Shared {
         // the numbers carries here what those did.
         for key in self.table.keys() {
             if ids.is_retired(key.device()) {
-                self.invalidate(key)?;
+                self.invalidate(key).map_err(|error| match error {
+                    GetError::Forked => BuildError::Forked,
+                    _ => BuildError::NoMemory, // for this thread's slots
+                })?;
             }
         }
         ids.clean();

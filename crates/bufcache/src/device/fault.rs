@@ -62,7 +62,8 @@ struct Faults {
 }
 
 /// A device that does what another does, except for the [`Fault`]s that are asked of it, and records
-/// what would be left after a loss of power. For tests.
+/// what would be left after a loss of power. For tests. Its reads block, also where those of the other
+/// are begun.
 ///
 /// ```
 /// use bufcache::{Cache, Fault, FaultDevice, GetError, MemoryDevice, Operation};

@@ -31,7 +31,8 @@ impl FileDevice {
         use std::io::{Seek, SeekFrom};
         let len = file.seek(SeekFrom::End(0))?; // a block device has no other size
         // SAFETY: no pointers.
-        let flags = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) })?;
+        let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+        let flags = check(flags)?;
         let alignment = if flags & libc::O_DIRECT == 0 { 1 } else { direct_alignment(&file) };
         let writable = flags & libc::O_ACCMODE != libc::O_RDONLY;
         Ok(Self { file, len, alignment, writable })
@@ -74,9 +75,12 @@ impl FileDevice {
         };
         let (offset, len) = (signed(offset)?, signed(len)?);
         let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: no pointers.
-        again(|| check(unsafe { libc::fallocate(self.file.as_raw_fd(), mode, offset, len) }))?;
-        Ok(())
+        let fd = self.file.as_raw_fd();
+        again(|| {
+            // SAFETY: no pointers.
+            let result = unsafe { libc::fallocate(fd, mode, offset, len) };
+            check(result).map(drop)
+        })
     }
 
     /// `pwritev2` with `RWF_DSYNC`.

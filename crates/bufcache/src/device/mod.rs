@@ -1,5 +1,7 @@
 //! What is cached: anything that has blocks.
 
+#[cfg(feature = "aio-reap")]
+mod engine;
 mod fault;
 mod file;
 mod memory;
@@ -7,10 +9,15 @@ mod power;
 
 use std::io;
 
+#[cfg(feature = "aio-reap")]
+pub use self::engine::{EngineDevice, LentEngine, lend_engine};
+#[cfg(feature = "aio-reap")]
+pub(crate) use self::engine::{turn_engine, wait_by_engine};
 pub use self::fault::{Fault, FaultDevice, Operation};
 pub use self::file::FileDevice;
 pub use self::memory::MemoryDevice;
 pub use self::power::{Outcome, Recorded};
+use crate::cache::Load;
 
 /// Something with blocks, used by many threads at once.
 ///
@@ -43,6 +50,21 @@ pub trait BlockDevice: Send + Sync + 'static {
     ///
     /// The device's. `Interrupted` is tried again.
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
+
+    /// Whether [`begin_read`](Self::begin_read) would begin one, were it called by this thread now.
+    fn begins_reads(&self) -> bool {
+        false
+    }
+
+    /// Begins to read a block, and returns: whoever has the [`Load`] [ends](Load::finish) it, when
+    /// the bytes are there, in any thread.
+    ///
+    /// # Errors
+    ///
+    /// The load, where that cannot be done: it is read by [`read`](Self::read) then.
+    fn begin_read(&self, load: Load) -> Result<(), Load> {
+        Err(load)
+    }
 
     /// Writes all of `buf`, which ends where the device does at the latest. It is there for every read
     /// from then on; after a loss of power it is once a [`sync`](Self::sync) that began later has
@@ -117,6 +139,14 @@ impl<D: BlockDevice + ?Sized> BlockDevice for std::sync::Arc<D> {
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         (**self).read(offset, buf)
+    }
+
+    fn begins_reads(&self) -> bool {
+        (**self).begins_reads()
+    }
+
+    fn begin_read(&self, load: Load) -> Result<(), Load> {
+        (**self).begin_read(load)
     }
 
     fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {

@@ -107,7 +107,7 @@ impl Policy {
 }
 
 /// Marks a buffer as being evicted, unless somebody has it pinned or works on it.
-fn mark(entry: &Entry) -> bool {
+pub(crate) fn mark(entry: &Entry) -> bool {
     let mut seen = entry.word();
     while seen.pins() == 0 && seen.has(VALID) && !seen.has(IO | EVICT | STALE) {
         match entry.try_change(seen, EVICT, 0) {

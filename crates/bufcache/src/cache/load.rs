@@ -1,0 +1,311 @@
+//! A load that goes on while its requester does something else, and who waits for it.
+//!
+//! ```text
+//!  get, get_async, readahead ──► insert the entry, and pin it once more ──► the device begins to read
+//!      │ waits for the entry, or is gone                                        │ later, in any thread
+//!      ▼                                                                        ▼
+//!  the entry is no longer loading ◄── wake ────────────────────────── Load::finish, or its drop
+//! ```
+//!
+//! The entry's first pin is the load's, as in `miss`; every other belongs to somebody who waits.
+//!
+//! # No wake-up is lost
+//!
+//! Who waits puts its waker on the list, under the lock, and then looks at the word. Who ends a load
+//! changes the word, and then takes the wakers off the list, under the lock. Whichever of the two has
+//! the lock first, the other sees what it did.
+
+use std::fmt;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use percpu::sync::{Arc, WordLock, mutant};
+
+use super::{Reuse, Shared};
+use crate::error::{Failure, GetError};
+use crate::frames::Frame;
+use crate::hazard;
+use crate::source::Source;
+use crate::table::Place;
+use crate::word::{FAILED, IO, Key, MOST_PINS, Word};
+
+/// A block that is to be read: its place on the device, and the buffer, which is the load's alone.
+///
+/// Dropping it without [`finish`](Self::finish) fails it, with `ECANCELED`; a forgotten one lets those
+/// who want the block wait for ever.
+#[must_use = "the block counts as being read until this ends"]
+pub struct Load {
+    source: Arc<Source>,
+    key: Key,
+    frame: Frame,
+}
+
+impl Load {
+    /// Where the block begins on the device, in bytes.
+    pub fn offset(&self) -> u64 {
+        Source::offset(self.key)
+    }
+
+    /// Ends the load: with how much was read, less than all only at the end of the device, or with what
+    /// the device says. Wakes who waits for it. Where the verifier panics, that is told to them.
+    pub fn finish(self, result: io::Result<usize>) {
+        let (source, key, frame) = self.into_parts();
+        let mut bytes = source.cache.frames.bytes(frame);
+        // SAFETY: invariant 1 of `frames`: the frame was the load's, and so is this function's.
+        let bytes = unsafe { bytes.as_mut() };
+        let accepted = catch_unwind(AssertUnwindSafe(|| source.accept(key, bytes, result)));
+        match accepted.unwrap_or(Err(Failure::Panicked)) {
+            Ok(()) => source.cache.publish(frame),
+            Err(failure) => _ = source.cache.fail(&source, key, frame, failure),
+        }
+    }
+
+    /// Reads the block here and now. A panic of the device's is told to those who wait.
+    pub(crate) fn read(mut self) {
+        let source = Arc::clone(&self.source);
+        let key = self.key;
+        let read = catch_unwind(AssertUnwindSafe(|| {
+            loop {
+                match source.device.read(Source::offset(key), &mut self) {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    result => break result,
+                }
+            }
+        }));
+        match read {
+            Ok(result) => self.finish(result),
+            Err(_) => self.give_up(Failure::Panicked),
+        }
+    }
+
+    fn give_up(self, failure: Failure) {
+        let (source, key, frame) = self.into_parts();
+        source.cache.fail(&source, key, frame, failure);
+    }
+
+    /// What it has, which somebody else ends.
+    fn into_parts(self) -> (Arc<Source>, Key, Frame) {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: `this` is neither dropped nor used for its source any more.
+        let source = unsafe { ptr::read(&raw const this.source) };
+        (source, this.key, this.frame)
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        let mut bytes = self.source.cache.frames.bytes(self.frame);
+        // SAFETY: invariant 1 of `frames`: the frame is the load's until the entry is published.
+        unsafe { bytes.as_mut() }
+    }
+}
+
+impl Deref for Load {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: as in `bytes_mut`.
+        unsafe { self.source.cache.frames.bytes(self.frame).as_ref() }
+    }
+}
+
+impl DerefMut for Load {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.bytes_mut()
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        let failure = Failure::Errno(libc::ECANCELED);
+        self.source.cache.fail(&self.source, self.key, self.frame, failure);
+    }
+}
+
+impl fmt::Debug for Load {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Load")
+            .field("offset", &self.offset())
+            .field("len", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Who waits for loads without a thread that sleeps.
+#[derive(Debug)]
+pub(super) struct Wakers(WordLock<Vec<(Frame, Waker)>>);
+
+impl Wakers {
+    pub(super) fn new() -> Self {
+        Self(WordLock::new(Vec::new()))
+    }
+
+    /// Wakes those who wait for that frame.
+    pub(super) fn wake(&self, frame: Frame) {
+        // In a fork child whose parent had the lock, nobody who waits is left.
+        let take = || {
+            let mut waiting = self.0.lock().ok()?;
+            let left = waiting.iter().filter(|(of, _)| *of == frame).count();
+            let at = waiting.iter().position(|(of, _)| *of == frame)?;
+            Some((waiting.swap_remove(at).1, left))
+        };
+        // One by one, as they may do anything and the lock is not held meanwhile; and no more than there
+        // were at first: the frame may have another load by now, whose wakers come back to the list.
+        let mut most = usize::MAX;
+        while most > 0 {
+            let Some((waker, left)) = take() else { return };
+            most = most.min(left) - 1;
+            waker.wake();
+        }
+    }
+
+    fn add(&self, frame: Frame, waker: &Waker) -> Result<(), GetError> {
+        let mut waiting = self.0.lock()?;
+        if !waiting.iter().any(|(of, known)| *of == frame && known.will_wake(waker)) {
+            waiting.push((frame, waker.clone()));
+        }
+        Ok(())
+    }
+}
+
+/// The place of an entry that is pinned for who has asked: its block is there, or is being read.
+#[must_use = "it is pinned"]
+pub(crate) struct Asked(pub(crate) Place);
+
+impl Shared {
+    /// Pins the entry of a block; begins to read it, if it is not there. Waits for nothing but a
+    /// buffer, and for that no longer than `patience`.
+    pub(crate) fn ask(
+        &self,
+        source: &Arc<Source>,
+        key: Key,
+        class: u8,
+        reuse: Reuse,
+        patience: Duration,
+    ) -> Result<Asked, GetError> {
+        hazard::reserve()?;
+        let (mut rounds, mut since) = (0_u32, None);
+        loop {
+            if let Some(held) = self.hit(key, class, reuse) {
+                let pinned = self.entry(held.frame).pin();
+                let place = self.frames.header(held.frame).place();
+                held.slot.clear();
+                return pinned.map(|()| Asked(place));
+            }
+            let spare = match self.table.find(key) {
+                Some(_) => None,
+                None => {
+                    let spare = self.spare(class)?;
+                    if spare.is_none() {
+                        // Whoever has the buffers may have the block in one of them by then.
+                        self.wait_for_buffers(&mut since, patience)?;
+                        continue;
+                    }
+                    spare
+                }
+            };
+            let home = self.table.lock(key)?;
+            match (home.find(), spare) {
+                (None, Some(spare)) => {
+                    // The load's pin, and ours.
+                    let Some(place) = home.insert(Word::loading(spare.frame).pinned_once_more())
+                    else {
+                        drop(home);
+                        continue;
+                    };
+                    let frame = spare.into_frame();
+                    self.frames.header(frame).set_place(place);
+                    drop(home);
+                    self.counters.miss_locked.add(1);
+                    self.begin(source, key, frame, reuse);
+                    return Ok(Asked(place));
+                }
+                (Some(entry), spare) => {
+                    let word = entry.word();
+                    let fits = self.check_class(word, class);
+                    let is_loading = word.has(IO);
+                    let full = word.pins() == MOST_PINS;
+                    let pinned = fits.is_ok() && is_loading && !full && entry.try_pin(word).is_ok();
+                    drop(home);
+                    drop(spare); // after the home: that is another lock
+                    fits?;
+                    if pinned {
+                        self.counters.get_locked_waited.add(1);
+                        let place = self.frames.header(word.frame()).place();
+                        return Ok(Asked(place));
+                    }
+                    if is_loading && full {
+                        return Err(GetError::TooManyPins);
+                    }
+                    self.wait_a_moment(&mut rounds, &mut since)?;
+                }
+                (None, None) => {}
+            }
+        }
+    }
+
+    /// Starts the load of an entry that was just inserted. It may have ended when this returns.
+    fn begin(&self, source: &Arc<Source>, key: Key, frame: Frame, reuse: Reuse) {
+        let load = Load { source: Arc::clone(source), key, frame };
+        if self.admit(frame, key, reuse).is_err() {
+            return load.give_up(Failure::Forked);
+        }
+        self.frames.writing(frame);
+        self.counters.get_read.add(1);
+        let Err(load) = source.device.begin_read(load) else { return };
+        // A thread reads it; here only if there can be none.
+        if let Err(load) = self.ahead.load(load) {
+            load.read();
+        }
+    }
+
+    /// Makes what was read a buffer, and wakes who waits for it.
+    pub(super) fn publish(&self, frame: Frame) {
+        if self.entry(frame).publish() && !mutant("load-wakes-nobody") {
+            self.wake_waiters(frame);
+        }
+    }
+
+    /// The load of the frame is over: its entry says so already.
+    pub(super) fn wake_waiters(&self, frame: Frame) {
+        let header = self.frames.header(frame);
+        header.loaded.advance();
+        header.loaded.wake_all();
+        self.wakers.wake(frame);
+    }
+
+    /// Whether the load is over that has the entry, which the caller has pinned; if not, the task is
+    /// woken when it is.
+    pub(crate) fn poll_load(
+        &self,
+        place: Place,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), GetError>> {
+        let entry = self.table.entry(place);
+        if entry.word().has(IO) {
+            if self.born.is_inherited() {
+                return Poll::Ready(Err(GetError::Forked));
+            }
+            self.wakers.add(entry.word().frame(), context.waker())?;
+            if entry.word().has(IO) {
+                return Poll::Pending;
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Why the load failed that has the entry, which the caller has pinned; `None` if it did not.
+    pub(crate) fn failure(&self, place: Place) -> Option<Failure> {
+        let word = self.table.entry(place).word();
+        let header = self.frames.header(word.frame());
+        word.has(FAILED).then(|| Failure::from_code(header.failure()))
+    }
+
+    /// The frame of an entry that the caller has pinned.
+    pub(crate) fn frame_at(&self, place: Place) -> Frame {
+        self.table.entry(place).word().frame()
+    }
+}

@@ -1,0 +1,369 @@
+//! Loads that go on while their requester does something else: tasks, engines, readahead.
+
+use std::future::Future;
+use std::io::{self, Write};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc;
+use std::sync::{Arc, Barrier, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use aio_reap::Engine;
+use bufcache::{
+    BlockDevice, Cache, EngineDevice, Fault, FaultDevice, GetError, Load, MemoryDevice, Operation,
+    lend_engine,
+};
+
+const SIZE: usize = 4096;
+
+struct Unpark(Thread, AtomicUsize);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.1.fetch_add(1, Relaxed);
+        self.0.unpark();
+    }
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    let waker = Waker::from(Arc::new(Unpark(thread::current(), AtomicUsize::new(0))));
+    let mut context = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+        thread::park();
+    }
+}
+
+/// Runs it in a thread of its own, and fails if it does not end.
+fn within_ten_seconds(what: &str, work: impl FnOnce() + Send + 'static) {
+    let (done, ended) = mpsc::channel();
+    let thread = thread::spawn(move || {
+        work();
+        let _ = done.send(());
+    });
+    match ended.recv_timeout(Duration::from_secs(10)) {
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("{what}: it waits for ever"),
+        _ => thread.join().unwrap(),
+    }
+}
+
+/// A device whose loads are kept until the test ends them.
+#[derive(Default)]
+struct Kept {
+    loads: Mutex<Vec<Load>>,
+    begun: AtomicU64,
+}
+
+impl Kept {
+    fn take(&self) -> Load {
+        let start = Instant::now();
+        loop {
+            if let Some(load) = self.loads.lock().unwrap().pop() {
+                return load;
+            }
+            assert!(start.elapsed() < Duration::from_secs(10), "no load was begun");
+            thread::yield_now();
+        }
+    }
+}
+
+/// Fills a load with the number of its block.
+fn fill(mut load: Load) {
+    let number = load.offset() / SIZE as u64;
+    load.fill(number as u8);
+    let len = load.len();
+    load.finish(Ok(len));
+}
+
+impl BlockDevice for Kept {
+    fn len(&self) -> u64 {
+        100 * SIZE as u64
+    }
+
+    fn read(&self, _: u64, _: &mut [u8]) -> io::Result<usize> {
+        unreachable!("it begins every read")
+    }
+
+    fn begins_reads(&self) -> bool {
+        true
+    }
+
+    fn begin_read(&self, load: Load) -> Result<(), Load> {
+        self.begun.fetch_add(1, Relaxed);
+        self.loads.lock().unwrap().push(load);
+        Ok(())
+    }
+}
+
+fn kept(buffers: usize) -> (Arc<Kept>, Cache, bufcache::Device) {
+    let device = Arc::new(Kept::default());
+    let cache = Cache::builder(buffers * SIZE).patience(Duration::from_millis(50)).build().unwrap();
+    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    (device, cache, disk)
+}
+
+#[test]
+fn inv02_threads_and_tasks_that_miss_one_block_share_one_load() {
+    within_ten_seconds("a load", || {
+        let (device, cache, disk) = kept(8);
+        let start = Barrier::new(7);
+        thread::scope(|scope| {
+            for thread in 0..6 {
+                let (disk, start) = (&disk, &start);
+                scope.spawn(move || {
+                    start.wait();
+                    match thread % 2 {
+                        0 => assert_eq!(disk.get(7).unwrap()[9], 7),
+                        _ => assert_eq!(block_on(disk.get_async(7)).unwrap()[9], 7),
+                    }
+                });
+            }
+            start.wait();
+            fill(device.take());
+        });
+        assert_eq!(device.begun.load(Relaxed), 1);
+        assert_eq!(cache.stats().unwrap().reads, 1);
+        let freed: usize = (0..8).map(|_| cache.shrink(8).unwrap()).sum();
+        assert_eq!(freed, 1, "a pin was kept");
+    });
+}
+
+#[test]
+fn a_task_is_woken_once_its_block_is_there() {
+    let (device, _cache, disk) = kept(8);
+    let unpark = Arc::new(Unpark(thread::current(), AtomicUsize::new(0)));
+    let waker = Waker::from(Arc::clone(&unpark));
+    let mut context = Context::from_waker(&waker);
+    let mut one = pin!(disk.get_async(1));
+    let mut two = pin!(disk.get_async(2));
+    for _ in 0..3 {
+        assert!(one.as_mut().poll(&mut context).is_pending());
+        assert!(two.as_mut().poll(&mut context).is_pending());
+    }
+    fill(device.take()); // of block 2
+    assert_eq!(unpark.1.load(Relaxed), 1);
+    let Poll::Ready(Ok(pin)) = two.as_mut().poll(&mut context) else { panic!("it is there") };
+    assert!(one.as_mut().poll(&mut context).is_pending());
+    assert_eq!((pin.len(), pin[0]), (SIZE, 2));
+    device.take().finish(Err(io::Error::from_raw_os_error(libc::EIO)));
+    let failed = one.as_mut().poll(&mut context).map(|result| result.err());
+    assert_eq!(failed, Poll::Ready(Some(GetError::Io { errno: libc::EIO, block: 1 })));
+    assert!(!disk.is_cached(1) && disk.is_cached(2));
+    assert_eq!(block_on(disk.get_async(100)).err().map(|error| error.errno()), Some(libc::EINVAL));
+}
+
+#[test]
+fn a_load_goes_on_when_its_requester_is_gone() {
+    let (device, cache, disk) = kept(2);
+    let mut context = Context::from_waker(Waker::noop());
+    for good in [true, false] {
+        for block in [3, 4] {
+            assert!(pin!(disk.get_async(block)).poll(&mut context).is_pending());
+        }
+        // Both buffers are in use: there is no third.
+        assert_eq!(block_on(disk.get_async(5)).err(), Some(GetError::NoFreeBuffers));
+        for load in [device.take(), device.take()] {
+            if good { fill(load) } else { drop(load) }
+        }
+        let there = [3, 4].map(|block| disk.try_get(block).map(|guard| guard[1]));
+        match good {
+            true => assert_eq!(there, [Ok(3), Ok(4)]),
+            false => assert_eq!(there, [Err(GetError::WouldBlock); 2]),
+        }
+        (0..8).for_each(|_| _ = cache.shrink(2).unwrap());
+    }
+}
+
+#[test]
+fn inv12_a_load_that_nobody_ends_fails_and_is_tried_again() {
+    within_ten_seconds("a load that is dropped", || {
+        let (device, _cache, disk) = kept(2);
+        thread::scope(|scope| {
+            let get = scope.spawn(|| disk.get(9).map(|guard| guard[0]));
+            drop(device.take());
+            let failed = GetError::Io { errno: libc::ECANCELED, block: 9 };
+            assert_eq!(get.join().unwrap(), Err(failed));
+            let get = scope.spawn(|| disk.get(9).map(|guard| guard[0]));
+            device.take().finish(Ok(100));
+            assert_eq!(get.join().unwrap(), Err(GetError::ShortRead { block: 9 }));
+            let get = scope.spawn(|| disk.get(9).map(|guard| guard[0]));
+            fill(device.take());
+            assert_eq!(get.join().unwrap(), Ok(9));
+        });
+    });
+}
+
+#[test]
+fn inv13_readahead_begins_what_the_device_begins_and_keeps_no_pin() {
+    let (device, cache, disk) = kept(4);
+    disk.readahead(0..1);
+    disk.readahead(0..1); // as good as there
+    assert_eq!(device.begun.load(Relaxed), 1);
+    fill(device.take());
+    assert_eq!(disk.try_get(0).unwrap()[0], 0);
+    for block in 1..5 {
+        disk.readahead(block..block + 1);
+    }
+    assert_eq!(device.begun.load(Relaxed), 5, "the unused buffer is taken");
+    disk.readahead(5..6);
+    assert_eq!((device.begun.load(Relaxed), cache.stats().unwrap().ahead_dropped), (5, 1));
+    (0..4).for_each(|_| fill(device.take()));
+    let freed: usize = (0..4).map(|_| cache.shrink(4).unwrap()).sum();
+    assert_eq!(freed, 4, "a pin was kept");
+}
+
+#[test]
+fn a_task_does_not_block_its_thread_on_a_device_that_does() {
+    let device = Arc::new(FaultDevice::new(MemoryDevice::new(vec![6; 10 * SIZE])));
+    let disk = Cache::new(8 * SIZE).unwrap().attach(Arc::clone(&device), SIZE).unwrap();
+    device.inject_next(Operation::Read, Fault::Panic);
+    assert_eq!(block_on(disk.get_async(1)).err(), Some(GetError::Panicked { block: 1 }));
+    assert_eq!(block_on(disk.get_async(1)).unwrap()[2], 6);
+    device.inject_next(Operation::Read, Fault::Delay(Duration::from_secs(1)));
+    let mut context = Context::from_waker(Waker::noop());
+    let mut slow = pin!(disk.get_async(2));
+    assert!(slow.as_mut().poll(&mut context).is_pending());
+    assert_eq!(block_on(disk.get_async(1)).unwrap()[2], 6); // a hit passes it
+    assert_eq!(block_on(slow).unwrap()[2], 6);
+    assert_eq!(device.count(Operation::Read), 3);
+}
+
+/// A file of 64 blocks, each filled with its number.
+fn file() -> std::fs::File {
+    let mut file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for block in 0..64 {
+        file.write_all(&[block; SIZE]).unwrap();
+    }
+    file
+}
+
+#[test]
+fn a_thread_reads_by_the_engine_it_has_lent_and_without_one_by_itself() {
+    let cache = Cache::new(64 * SIZE).unwrap();
+    let disk = cache.attach(EngineDevice::new(file()).unwrap(), SIZE).unwrap();
+    assert_eq!(disk.get(1).unwrap()[0], 1);
+    let engine = Rc::new(Engine::new().unwrap());
+    let lent = lend_engine(&engine);
+    assert_eq!(disk.get(2).unwrap()[0], 2);
+    assert_eq!(engine.stats().accepted, 1);
+    let plug = engine.plug();
+    disk.readahead(8..16);
+    assert_eq!(engine.stats().accepted, 9);
+    assert!(disk.try_get(9).is_err(), "it is in the engine still");
+    assert_eq!(disk.get(9).unwrap()[0], 9); // unplugs
+    drop(plug);
+    engine.drain().unwrap();
+    assert!((8..16).all(|block| disk.try_get(block).is_ok()));
+    let both = async {
+        let (one, two) = (disk.get_async(30), disk.get_async(31));
+        (one.await.unwrap()[0], two.await.unwrap()[0])
+    };
+    assert_eq!(engine.block_on(both).unwrap(), (30, 31));
+    drop(lent);
+    assert_eq!(disk.get(40).unwrap()[0], 40);
+    assert_eq!((engine.stats().accepted, Rc::strong_count(&engine)), (11, 1));
+}
+
+#[test]
+fn loads_that_are_crossed_end_whatever_plugs_their_threads_hold() {
+    within_ten_seconds("crossed loads", || {
+        let cache = Cache::new(128 * SIZE).unwrap();
+        let disk = cache.attach(EngineDevice::new(file()).unwrap(), SIZE).unwrap();
+        for round in 0..200 {
+            for block in 0..64 {
+                disk.invalidate(block).unwrap();
+            }
+            let begun = Barrier::new(2);
+            thread::scope(|scope| {
+                for side in [0, 1] {
+                    let (disk, begun) = (&disk, &begun);
+                    scope.spawn(move || {
+                        let engine = Rc::new(Engine::builder().depth(8).build().unwrap());
+                        let _lent = lend_engine(&engine);
+                        // Neither is plugged, one, or both.
+                        let plug = (round % 3 > side).then(|| engine.plug());
+                        let (mine, yours) = (side * 8, (1 - side) * 8);
+                        disk.readahead(mine..mine + 4);
+                        begun.wait();
+                        for block in yours..yours + 4 {
+                            assert_eq!(disk.get(block).unwrap()[0], block as u8);
+                        }
+                        drop(plug);
+                    });
+                }
+            });
+        }
+        let stats = cache.stats().unwrap();
+        assert_eq!((stats.reads, stats.misses), (1600, 1600), "{stats}");
+    });
+}
+
+#[test]
+fn an_engine_without_room_leaves_a_read_to_the_cache() {
+    within_ten_seconds("a full engine", || {
+        let cache = Cache::new(128 * SIZE).unwrap();
+        let disk = cache.attach(EngineDevice::new(file()).unwrap(), SIZE).unwrap();
+        let engine = Rc::new(Engine::builder().depth(2).capacity(2).build().unwrap());
+        let _lent = lend_engine(&engine);
+        let plug = engine.plug();
+        disk.readahead(0..8);
+        for block in (0..8).rev() {
+            assert_eq!(disk.get(block).unwrap()[0], block as u8);
+        }
+        drop(plug);
+        assert_eq!(cache.stats().unwrap().reads, 8);
+    });
+}
+
+#[test]
+fn an_engine_that_ends_delivers_what_was_begun() {
+    let cache = Cache::new(128 * SIZE).unwrap();
+    let disk = cache.attach(EngineDevice::new(file()).unwrap(), SIZE).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let engine = Rc::new(Engine::new().unwrap());
+            let _lent = lend_engine(&engine);
+            disk.readahead(0..8); // the thread's end is the engine's
+        });
+    });
+    for block in 0..8 {
+        assert_eq!(disk.get(block).unwrap()[0], block as u8);
+    }
+    assert_eq!(cache.stats().unwrap().reads, 8);
+}
+
+#[test]
+fn a_thread_invalidates_what_is_in_its_own_engine() {
+    within_ten_seconds("invalidating", || {
+        let cache = Cache::new(128 * SIZE).unwrap();
+        let disk = cache.attach(EngineDevice::new(file()).unwrap(), SIZE).unwrap();
+        let engine = Rc::new(Engine::new().unwrap());
+        let _lent = lend_engine(&engine);
+        let _plug = engine.plug();
+        disk.readahead(3..4);
+        assert_eq!(disk.invalidate(3), Ok(true));
+        assert!(!disk.is_cached(3));
+        assert_eq!((disk.get(3).unwrap()[0], cache.stats().unwrap().reads), (3, 2));
+    });
+}
+
+#[test]
+fn buffers_that_its_own_engine_fills_are_waited_for() {
+    within_ten_seconds("a buffer", || {
+        let patience = Duration::from_secs(5);
+        let cache = Cache::builder(8 * SIZE).patience(patience).build().unwrap();
+        let disk = cache.attach(EngineDevice::new(file()).unwrap(), SIZE).unwrap();
+        let engine = Rc::new(Engine::new().unwrap());
+        let _lent = lend_engine(&engine);
+        let _plug = engine.plug();
+        // All eight are being read, and nobody but this thread can see to it that they are.
+        (0..8).for_each(|block| disk.readahead(block..block + 1));
+        assert_eq!(disk.get(20).unwrap()[0], 20);
+    });
+}

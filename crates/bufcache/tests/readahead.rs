@@ -1,0 +1,147 @@
+//! Readahead, and what is read once.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bufcache::{BlockDevice, Cache, Eviction, Fault, FaultDevice, MemoryDevice, Operation};
+
+const SIZE: usize = 4096;
+
+/// 200,000 bytes, each the number of its sector.
+fn numbered() -> Vec<u8> {
+    (0..200_000).map(|at| (at / 512) as u8).collect()
+}
+
+/// A device whose reads wait until they are let through.
+struct Gated(MemoryDevice, AtomicBool);
+
+impl BlockDevice for Gated {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        while !self.1.load(Relaxed) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        self.0.read(offset, buf)
+    }
+}
+
+/// Waits until it is so, for ten seconds at most.
+fn soon(what: &str, so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !so() {
+        assert!(start.elapsed() < Duration::from_secs(10), "{what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn inv13_readahead_neither_waits_nor_fails() {
+    let device = Arc::new(FaultDevice::new(MemoryDevice::new(numbered())));
+    let cache = Cache::new(64 * SIZE).unwrap();
+    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    soon("it is asked", || {
+        disk.readahead(3..7);
+        cache.stats().unwrap().reads > 0
+    });
+    soon("four blocks are read", || cache.stats().unwrap().reads == 4);
+    soon("and there", || (3..7).all(|block| disk.try_get(block).is_ok()));
+    assert_eq!((disk.get(3).unwrap()[0], device.count(Operation::Read)), (24, 4));
+
+    // Nor do ranges that there are none of.
+    disk.readahead(0..0);
+    disk.readahead(u64::MAX - 1..u64::MAX);
+
+    // One that fails is read again by who needs it, and the next ranges are read.
+    device.inject_next(Operation::Read, Fault::Panic);
+    disk.readahead(41..42);
+    soon("it has panicked", || {
+        disk.readahead(42..43);
+        disk.try_get(42).is_ok()
+    });
+    assert!(!disk.is_cached(41));
+    assert_eq!(disk.get(41).unwrap()[0], 72);
+}
+
+#[test]
+fn inv13_readahead_takes_no_buffer_that_is_in_use_and_keeps_none() {
+    let device = Arc::new(FaultDevice::new(MemoryDevice::new(numbered())));
+    let cache = Cache::builder(4 * SIZE).patience(Duration::from_secs(60)).build().unwrap();
+    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    let guards: Vec<_> = (0..4).map(|block| disk.get(block).unwrap()).collect();
+    disk.readahead(9..10);
+    thread::sleep(Duration::from_millis(50));
+    assert_eq!(device.count(Operation::Read), 4);
+    drop(guards);
+    disk.readahead(9..10);
+    soon("it is read", || device.count(Operation::Read) == 5);
+    let freed = std::cell::Cell::new(0);
+    soon("no buffer is pinned", || {
+        freed.set(freed.get() + cache.shrink(usize::MAX).unwrap());
+        freed.get() == 4
+    });
+    assert_eq!(cache.stats().unwrap().evictions, 5);
+}
+
+#[test]
+fn a_cache_ends_while_it_reads_ahead() {
+    let device = Arc::new(FaultDevice::new(MemoryDevice::new(numbered())));
+    device.inject(Operation::Read, .., Fault::Delay(Duration::from_millis(20)));
+    let cache = Cache::new(64 * SIZE).unwrap();
+    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    disk.readahead(0..8);
+    drop((disk, cache));
+    soon("the thread lets go of the device", || Arc::strong_count(&device) == 1);
+    assert_eq!(device.count(Operation::Read), 8);
+}
+
+#[test]
+fn what_is_read_once_goes_first() {
+    for eviction in [Eviction::A2, Eviction::Clock] {
+        let device = Arc::new(FaultDevice::new(MemoryDevice::new(vec![3; 1000 * SIZE])));
+        let cache = Cache::builder(64 * SIZE).eviction(eviction).build().unwrap();
+        let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+        for block in 0..60 {
+            drop(disk.get(block).unwrap());
+        }
+        for block in 100..1000 {
+            assert_eq!(disk.get_once(block).unwrap()[0], 3);
+        }
+        assert_eq!(device.count(Operation::Read), 960);
+        assert!((0..60).all(|block| disk.is_cached(block)), "{eviction:?}");
+        // One that others come for stays as any other.
+        assert!(disk.is_cached(999));
+        drop(disk.get(999).unwrap());
+        for block in 100..110 {
+            drop(disk.get_once(block).unwrap());
+        }
+        assert!(disk.is_cached(999), "{eviction:?}");
+        // Invalidated ones are let go once, and their buffers are of use again.
+        assert_eq!((disk.invalidate(109), disk.invalidate(109)), (Ok(true), Ok(false)));
+        for block in 200..400 {
+            assert_eq!(disk.get(block).unwrap()[5], 3);
+        }
+        assert!(cache.stats().unwrap().bytes <= 64 * SIZE);
+    }
+}
+
+#[test]
+fn inv13_readahead_waits_for_no_device_and_drops_what_is_too_much() {
+    let device = Arc::new(Gated(MemoryDevice::new(numbered()), AtomicBool::new(false)));
+    let cache = Cache::new(64 * SIZE).unwrap();
+    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    // Were it to wait, this would never end.
+    for block in (0..40).cycle().take(200) {
+        disk.readahead(block..block + 1);
+    }
+    let dropped = cache.stats().unwrap().ahead_dropped;
+    assert!(dropped >= 200 - 66, "{dropped}");
+    device.1.store(true, Relaxed);
+    soon("the first are read", || (0..8).all(|block| disk.try_get(block).is_ok()) || dropped > 136);
+    assert_eq!(disk.get(48).unwrap()[0], (48 * 8 % 256) as u8);
+}
