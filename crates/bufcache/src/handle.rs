@@ -86,7 +86,7 @@ impl Cache {
             return Err(BuildError::BlockSize(block_size));
         }
         let alignment = device.alignment().max(1);
-        if block_size % alignment != 0 {
+        if !block_size.is_multiple_of(alignment) {
             return Err(BuildError::Misaligned { block_size, alignment });
         }
         let len = device.len();
