@@ -311,7 +311,16 @@ impl Core {
     fn spin(&self, mut spin: Spin, alarm: Option<&Alarm>) -> bool {
         let mut state = self.state.borrow_mut();
         while !state.has_work() && !alarm.is_some_and(Alarm::is_rung) {
-            if state.in_kernel() == 0 || !spin.go_on() {
+            if state.in_kernel() == 0 {
+                if state.needs_retry() {
+                    // The last peek found EAGAIN. Its wake-up is answered, too: there is none to
+                    // come, and it would end the delay.
+                    state.backend.acknowledge();
+                    self.doorbell.retry_later();
+                }
+                return false;
+            }
+            if !spin.go_on() {
                 return false;
             }
             state.backend.relax();

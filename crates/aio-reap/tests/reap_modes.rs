@@ -11,7 +11,7 @@ use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use aio_reap::scripted::{Script, SubmitStep};
+use aio_reap::scripted::{Script, SubmitStep, Transfer};
 use aio_reap::{BackendKind, CompletionQueue, Engine, ReapMode};
 use count::count;
 use readable::readable;
@@ -82,6 +82,22 @@ fn polling_peeks_and_hybrid_sleeps_in_the_end() {
         };
         assert_eq!((turn.delivered, turn.in_flight), (1, 0), "{mode:?}");
         assert_eq!((script.peeks() > 0, script.waits() > 0), (peeks, sleeps), "{mode:?}");
+    }
+}
+
+/// The last completion is an EAGAIN, and it is a peek that finds it: somebody has to try again.
+#[test]
+fn inv04_what_a_peek_finds_is_tried_again() {
+    for mode in [ReapMode::Poll, ReapMode::Hybrid { spin: LONG }] {
+        let (engine, script) = scripted(mode);
+        script.on_transfer(Transfer::Fail(libc::EAGAIN));
+        let nop = engine.nop().submit().unwrap();
+        let start = Instant::now();
+        let Ok((result, ())) = nop.wait_timeout(Duration::from_secs(10)) else {
+            panic!("{mode:?}: nobody tries again");
+        };
+        result.unwrap();
+        assert!(start.elapsed() >= Duration::from_micros(100), "{mode:?}: without a delay");
     }
 }
 
