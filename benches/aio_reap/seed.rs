@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
 use aio_reap::{
-    AlignedBuf, BackendKind, CompletionQueue, Engine, File, ReapMode, ReapSizes, SubmitError,
+    AlignedBuf, BackendKind, CompletionQueue, Engine, File, ReapMode, Sizes, SubmitError,
 };
 use harness::timed::{on_one_cpu, repeat};
 use harness::{Plan, Report, median, percentile};
@@ -30,7 +30,7 @@ const CAP: usize = 128;
 /// The largest request.
 const MOST: usize = 64 << 10;
 
-/// Percentiles of the published table, without the 99th that [`ReapSizes`] adds.
+/// Percentiles of the published table, without the 99th that [`Sizes`] adds.
 const PERCENTILES: [f64; 11] = [1.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 99.99];
 /// Completions reaped at once as published, before and after.
 const PUBLISHED: [[usize; 11]; 2] = [
@@ -44,7 +44,7 @@ const PUBLISHED_TIMES: [[f64; 4]; 2] =
 /// One mode, over all windows.
 #[derive(Default)]
 struct Measured {
-    sizes: Option<ReapSizes>,
+    sizes: Option<Sizes>,
     throughput: Vec<f64>,
     mean: Vec<f64>,
     p99: Vec<f64>,
@@ -85,8 +85,8 @@ fn record([off, on]: &[Measured; 2], report: &mut Report) {
 }
 
 /// Reaps that found a full ring, in a hundred.
-fn full(sizes: &ReapSizes) -> f64 {
-    100.0 * sizes.at_least(CAP) as f64 / sizes.reaps().max(1) as f64
+fn full(sizes: &Sizes) -> f64 {
+    100.0 * sizes.at_least(CAP) as f64 / sizes.count().max(1) as f64
 }
 
 fn measure(plan: &Plan, device: &Device) -> io::Result<[Measured; 2]> {

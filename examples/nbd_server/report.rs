@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use aio_reap::ReapSizes;
+use aio_reap::Sizes;
 
 use crate::admission::WaitStats;
 use crate::registry::RegistryReport;
@@ -21,7 +21,7 @@ pub(crate) struct ServerReport {
     waits: u64,
     max_in_flight: usize,
     waiting: WaitStats,
-    reap_sizes: Option<ReapSizes>,
+    reap_sizes: Option<Sizes>,
     registry: RegistryReport,
 }
 

@@ -104,6 +104,7 @@ mod deadlines;
 mod doorbell;
 mod engine;
 mod file;
+mod histogram;
 mod op;
 mod operation;
 mod plug;
@@ -124,13 +125,14 @@ pub use buffer_pool::{BufferPool, PoolBuf, Registered};
 pub use builder::{BackendKind, EngineBuilder, Fallback, StartError};
 pub use engine::{Engine, Turn};
 pub use file::{Alignment, File};
+pub use histogram::Histogram;
 pub use op::AllocateMode;
 pub use operation::{Deadline, DeadlinePassed, Operation};
 pub use plug::Plug;
 pub use queue::{Completion, CompletionQueue};
 pub use reap::ReapMode;
 pub use request::{Request, SubmitError};
-pub use stats::{EngineStats, Latency, ReapSizes};
+pub use stats::{EngineStats, Sizes};
 
 /// What every front end delivers: bytes transferred or the error, and the buffer.
 pub type Outcome<B> = (std::io::Result<usize>, B);

@@ -26,8 +26,8 @@ use crate::backend::{Backend, Device, Stop};
 use crate::books::Books;
 use crate::cargo::{Parcel, Verdict};
 use crate::deadlines::{Action, Deadlines};
+use crate::histogram::Histogram;
 use crate::slab::{Batch, Ending, Front, Index, Slab, State as SlotState, settle};
-use crate::stats::Latency;
 
 pub(crate) struct Limits {
     /// Most requests the kernel holds at a time.
@@ -68,7 +68,7 @@ pub(crate) enum Delivery {
 impl State {
     pub(crate) fn new(backend: Device, limits: Limits) -> Self {
         let mut books = Books::new(limits.capacity, limits.depth);
-        books.stats.latency = limits.timed.then(Latency::default);
+        books.stats.latency = limits.timed.then(Histogram::new);
         let batch = BatchLimit::new(limits.max_batch, limits.adaptive);
         Self {
             books,

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::histogram::Histogram;
+
 /// The percentiles by which QEMU's "linux-aio: process completions from ioq_submit()" was
 /// published, and the 99th.
 const PERCENTILES: [f64; 12] =
@@ -31,23 +33,17 @@ pub struct EngineStats {
     pub stray: u64,
     /// Most requests the kernel held at a time.
     pub max_in_flight: usize,
-    /// How many completions each reap found.
-    pub reap_sizes: ReapSizes,
-    /// How long the kernel took, if the engine was [told to look](crate::EngineBuilder::timed).
-    pub latency: Option<Latency>,
-}
-
-/// Times from the call that handed a request to the kernel to the reap that found it complete, in
-/// nanoseconds. A continued transfer counts once, with its last part.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Latency {
-    /// Requests timed.
-    pub count: u64,
-    /// Sum of their times.
-    pub total_ns: u64,
-    /// The longest.
-    pub max_ns: u64,
+    /// How many completions each reap found; empty reaps are not counted.
+    pub reap_sizes: Sizes,
+    /// How many requests the kernel took of each submission; those it took nothing of are not
+    /// counted.
+    pub batch_sizes: Sizes,
+    /// How many requests the kernel held after each of these submissions.
+    pub in_flight: Sizes,
+    /// How long the kernel took, if the engine was [told to look](crate::EngineBuilder::timed):
+    /// times from the call that handed a request over to the reap that found it complete. A
+    /// continued transfer counts once, with its last part.
+    pub latency: Option<Histogram>,
 }
 
 impl EngineStats {
@@ -63,7 +59,9 @@ impl EngineStats {
             waits: 0,
             stray: 0,
             max_in_flight: 0,
-            reap_sizes: ReapSizes { counts: vec![0; depth + 1].into() },
+            reap_sizes: Sizes::up_to(depth),
+            batch_sizes: Sizes::up_to(depth),
+            in_flight: Sizes::up_to(depth),
             latency: None,
         }
     }
@@ -78,10 +76,7 @@ impl EngineStats {
     #[inline]
     pub(crate) fn took(&mut self, submitted: u64, now: u64) {
         if let Some(latency) = &mut self.latency {
-            let time = now.saturating_sub(submitted);
-            latency.count += 1;
-            latency.total_ns += time;
-            latency.max_ns = latency.max_ns.max(time);
+            latency.record(now.saturating_sub(submitted));
         }
     }
 
@@ -89,12 +84,41 @@ impl EngineStats {
         self.submissions += 1;
         self.submitted += accepted as u64;
         self.max_in_flight = self.max_in_flight.max(in_flight);
+        if accepted > 0 {
+            self.batch_sizes.add(accepted);
+            self.in_flight.add(in_flight);
+        }
     }
 
     pub(crate) fn reaped(&mut self, found: usize) {
         if found > 0 {
-            let last = self.reap_sizes.counts.len() - 1;
-            self.reap_sizes.counts[found.min(last)] += 1;
+            self.reap_sizes.add(found);
+        }
+    }
+
+    /// Adds what another engine counted; [`max_in_flight`](Self::max_in_flight) is then the larger
+    /// of the two.
+    pub fn merge(&mut self, other: &Self) {
+        self.accepted += other.accepted;
+        self.completed += other.completed;
+        self.submissions += other.submissions;
+        self.submitted += other.submitted;
+        self.busy += other.busy;
+        self.retries += other.retries;
+        self.short += other.short;
+        self.waits += other.waits;
+        self.stray += other.stray;
+        self.max_in_flight = self.max_in_flight.max(other.max_in_flight);
+        self.reap_sizes.merge(&other.reap_sizes);
+        self.batch_sizes.merge(&other.batch_sizes);
+        self.in_flight.merge(&other.in_flight);
+        match (&mut self.latency, &other.latency) {
+            (Some(sum), Some(latency)) => sum.merge(latency),
+            (none, latency) => {
+                if none.is_none() {
+                    none.clone_from(latency);
+                }
+            }
         }
     }
 }
@@ -114,42 +138,65 @@ impl fmt::Display for EngineStats {
             self.waits,
             self.max_in_flight,
         )?;
-        write!(f, "{}", self.reap_sizes)?;
-        if let Some(Latency { count, total_ns, max_ns }) = self.latency {
-            let mean = total_ns.checked_div(count).unwrap_or(0);
-            write!(f, "\nlatency {mean} ns mean, {max_ns} ns at most, of {count} requests")?;
+        head(f)?;
+        self.reap_sizes.row(f, "reaped at once")?;
+        self.batch_sizes.row(f, "submitted at once")?;
+        self.in_flight.row(f, "in flight")?;
+        match &self.latency {
+            Some(latency) => write!(f, "\nlatency {latency}"),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 
-/// Histogram of how many completions were reaped at once; empty reaps are not counted.
+/// The percentiles, without a line's end.
+fn head(f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    write!(f, "{:<22}", "percentile")?;
+    PERCENTILES.iter().try_for_each(|percentile| write!(f, "{percentile:>6}"))
+}
+
+/// Histogram of small numbers: of completions reaped at once, for example.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReapSizes {
-    /// `counts[n]` reaps found `n` completions.
+pub struct Sizes {
+    /// `counts[n]` times it was `n`.
     counts: Box<[u64]>,
 }
 
-impl ReapSizes {
-    /// Reaps that found something.
-    pub fn reaps(&self) -> u64 {
+impl Sizes {
+    fn up_to(most: usize) -> Self {
+        Self { counts: vec![0; most + 1].into() }
+    }
+
+    #[inline]
+    fn add(&mut self, size: usize) {
+        let last = self.counts.len() - 1;
+        self.counts[size.min(last)] += 1;
+    }
+
+    /// A line of a table below [`head`], with the line's end before it.
+    fn row(&self, f: &mut fmt::Formatter<'_>, name: &str) -> fmt::Result {
+        write!(f, "\n{name:<22}")?;
+        PERCENTILES.iter().try_for_each(|&at| write!(f, "{:>6}", self.percentile(at)))
+    }
+
+    /// How many numbers were counted; of reaps, those that found something.
+    pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// Completions reaped, over all reaps.
-    pub fn completions(&self) -> u64 {
+    /// The sum of the numbers; of reaps, the completions.
+    pub fn sum(&self) -> u64 {
         (0u64..).zip(&self.counts).map(|(size, count)| size * count).sum()
     }
 
-    /// Reaps that found at least `size` completions; none is found larger than the engine's depth.
+    /// How many are at least `size`; none is larger than the engine's depth.
     pub fn at_least(&self, size: usize) -> u64 {
         self.counts.iter().skip(size).sum()
     }
 
-    /// The smallest size that at least `percentile` per cent of the reaps do not exceed;
-    /// 0 without any reap.
+    /// The smallest size that at least `percentile` per cent do not exceed; 0 without any.
     pub fn percentile(&self, percentile: f64) -> usize {
-        let wanted = ((percentile / 100.0 * self.reaps() as f64).ceil() as u64).max(1);
+        let wanted = ((percentile / 100.0 * self.count() as f64).ceil() as u64).max(1);
         let mut seen = 0;
         for (size, &count) in self.counts.iter().enumerate() {
             seen += count;
@@ -161,7 +208,7 @@ impl ReapSizes {
     }
 
     /// Adds the counts of another engine.
-    pub fn merge(&mut self, other: &ReapSizes) {
+    pub fn merge(&mut self, other: &Sizes) {
         if other.counts.len() > self.counts.len() {
             let mut longer = other.counts.clone();
             for (sum, count) in longer.iter_mut().zip(&self.counts) {
@@ -176,18 +223,11 @@ impl ReapSizes {
     }
 }
 
-/// Completions reaped at once, by percentile of the reaps.
-impl fmt::Display for ReapSizes {
+/// The numbers by percentile.
+impl fmt::Display for Sizes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:<22}", "percentile")?;
-        for percentile in PERCENTILES {
-            write!(f, "{percentile:>6}")?;
-        }
-        write!(f, "\n{:<22}", "reaped at once")?;
-        for percentile in PERCENTILES {
-            write!(f, "{:>6}", self.percentile(percentile))?;
-        }
-        Ok(())
+        head(f)?;
+        self.row(f, "at once")
     }
 }
 
@@ -203,7 +243,7 @@ mod tests {
             stats.reaped(size);
         }
         let sizes = &stats.reap_sizes;
-        assert_eq!((sizes.reaps(), sizes.completions()), (5, 3 + 256));
+        assert_eq!((sizes.count(), sizes.sum()), (5, 3 + 256));
         let picked = [1.0, 60.0, 61.0, 100.0].map(|percentile| sizes.percentile(percentile));
         assert_eq!(picked, [1, 1, 128, 128]);
         assert_eq!([0, 1, 2, 128, 129].map(|size| sizes.at_least(size)), [5, 5, 2, 2, 0]);
@@ -219,6 +259,29 @@ mod tests {
         a.merge(&long.reap_sizes);
         b.merge(&short.reap_sizes);
         assert_eq!(a, b);
-        assert_eq!((a.reaps(), a.percentile(100.0)), (2, 4));
+        assert_eq!((a.count(), a.percentile(100.0)), (2, 4));
+    }
+
+    #[test]
+    fn engines_add_up_and_print_every_table() {
+        let (mut sum, mut other) = (EngineStats::new(4), EngineStats::new(8));
+        other.latency = Some(Histogram::new());
+        other.submitted(8, 8);
+        other.submitted(0, 8); // no room: not a batch
+        other.reaped(7);
+        other.took(100, 350);
+        sum.submitted(2, 3);
+        sum.merge(&other);
+        sum.merge(&other);
+        assert_eq!((sum.submissions, sum.submitted, sum.max_in_flight), (5, 18, 8));
+        assert_eq!((sum.batch_sizes.count(), sum.batch_sizes.sum()), (3, 18));
+        assert_eq!((sum.in_flight.sum(), sum.reap_sizes.sum()), (19, 14));
+        let latency = sum.latency.as_ref().unwrap();
+        assert_eq!((latency.count(), latency.mean()), (2, 250));
+        let page = sum.to_string();
+        let rows: Vec<_> =
+            page.lines().skip(1).map(|row| row.split("  ").next().unwrap()).collect();
+        assert_eq!(rows[..4], ["percentile", "reaped at once", "submitted at once", "in flight"]);
+        assert!(page.ends_with("of 2 requests"), "{page}");
     }
 }
