@@ -6,6 +6,7 @@ use std::io;
 use thiserror::Error;
 
 use crate::backend::scripted::{Script, Scripted};
+use crate::backend::sim::{Model, Sim, Simulated};
 use crate::backend::{Device, aio::Aio, threads::Threads, uring::Uring};
 use crate::engine::Engine;
 use crate::reap::ReapMode;
@@ -26,6 +27,8 @@ pub enum BackendKind {
     Threads,
     /// The [scripted](crate::scripted) device.
     Scripted,
+    /// The [simulated](crate::sim) device.
+    Simulated,
 }
 
 impl fmt::Display for BackendKind {
@@ -35,6 +38,7 @@ impl fmt::Display for BackendKind {
             Self::Aio => "Linux AIO",
             Self::Threads => "threads",
             Self::Scripted => "scripted",
+            Self::Simulated => "simulated",
         })
     }
 }
@@ -238,6 +242,18 @@ impl EngineBuilder {
         self.finish(state, BackendKind::Scripted, Vec::new())
     }
 
+    /// Starts an engine on a [simulated](crate::sim) device, beside those that use it already.
+    ///
+    /// # Errors
+    ///
+    /// As [`build`](Self::build).
+    pub fn build_sim(self, sim: &Sim) -> Result<Engine, StartError> {
+        let limits = self.limits()?;
+        let device = Simulated::new(sim).map_err(StartError::Descriptors)?;
+        let state = State::new(Device::Simulated(device), limits);
+        self.finish(state, BackendKind::Simulated, Vec::new())
+    }
+
     fn finish(
         self,
         state: State,
@@ -276,6 +292,9 @@ impl EngineBuilder {
             BackendKind::Aio => Device::Aio(Aio::new(self.threads, depth)?),
             BackendKind::Threads => Device::Threads(Threads::new(self.threads, depth)?),
             BackendKind::Scripted => Device::Scripted(Scripted::new(&Script::new())?),
+            BackendKind::Simulated => {
+                Device::Simulated(Simulated::new(&Sim::new(Model::default(), 0))?)
+            }
         })
     }
 }

@@ -302,6 +302,10 @@ impl Core {
         if state.in_kernel() > 0 {
             state.books.stats.waits += 1;
             state.backend.before_sleep();
+        } else if let Some(delay) = self.doorbell.retry_delay() {
+            if state.backend.pass(delay) {
+                return Ok(());
+            }
         }
         drop(state);
         self.doorbell.wait(timeout)

@@ -41,8 +41,8 @@ pub(crate) struct Doorbell {
     kicked: Cell<bool>,
     /// Others have the kick too: it may ring without `kicked`.
     foreign: Cell<bool>,
-    /// The retry timer runs, or has run out unanswered.
-    retrying: Cell<bool>,
+    /// What the retry timer was armed with; it runs, or has run out unanswered.
+    retrying: Cell<Option<Duration>>,
     /// What it will be armed with next.
     delay: Cell<Duration>,
 }
@@ -65,7 +65,7 @@ impl Doorbell {
             deaf: Cell::new(false),
             kicked: Cell::new(false),
             foreign: Cell::new(false),
-            retrying: Cell::new(false),
+            retrying: Cell::new(None),
             delay: Cell::new(FIRST_RETRY),
         })
     }
@@ -110,14 +110,15 @@ impl Doorbell {
 
     /// Arms the retry timer, each time later until [`progress`](Self::progress).
     pub(crate) fn retry_later(&self) {
-        if self.retrying.replace(true) {
+        if self.retrying.get().is_some() {
             return;
         }
         let delay = self.delay.get();
+        self.retrying.set(Some(delay));
         self.delay.set((delay * 2).min(LAST_RETRY));
         if sys::arm(&self.retry, delay).is_err() {
             // Cannot happen for a valid timer; a kick retries at once rather than never.
-            self.retrying.set(false);
+            self.retrying.set(None);
             self.watch();
             self.kick();
         }
@@ -143,7 +144,8 @@ impl Doorbell {
         }
     }
 
-    pub(crate) fn retry_armed(&self) -> bool {
+    /// How long after it was armed the retry timer rings, if it is armed.
+    pub(crate) fn retry_delay(&self) -> Option<Duration> {
         self.retrying.get()
     }
 
@@ -162,7 +164,7 @@ impl Doorbell {
             self.kicked.set(false);
             sys::drain(&self.kick);
         }
-        if self.retrying.replace(false) {
+        if self.retrying.take().is_some() {
             // Also before it ran out: later nobody would know that it has to be silenced.
             let _ = sys::disarm(&self.retry);
         }

@@ -346,7 +346,7 @@ impl Engine {
         state.validate();
         let between_calls = !core.is_dispatching();
         if between_calls && state.needs_retry() && !state.has_work() {
-            assert!(core.doorbell.retry_armed(), "blocked for ever");
+            assert!(core.doorbell.retry_delay().is_some(), "blocked for ever");
         }
         let pending = state.pending() + state.ready();
         Turn { delivered: 0, pending, in_flight: state.in_flight() }

@@ -99,6 +99,7 @@ mod buf_list;
 mod buffer_pool;
 mod builder;
 mod cargo;
+mod closed_loop;
 mod core;
 mod deadlines;
 mod doorbell;
@@ -118,7 +119,7 @@ mod stats;
 mod sys;
 
 pub use admission::Submission;
-pub use backend::scripted;
+pub use backend::{scripted, sim};
 pub use buf::{AlignedBuf, IoBuf, IoBufMut};
 pub use buf_list::{BufList, TooManyBuffers};
 pub use buffer_pool::{BufferPool, PoolBuf, Registered};

@@ -1,4 +1,5 @@
-//! No allocation per request once the engine is warm: every real backend, every front end.
+//! No allocation per request once the engine is warm: every real backend and the
+//! simulated one, every front end.
 //!
 //! A process of its own, with one test: the allocator counts every thread.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
@@ -127,10 +128,11 @@ thread_local! {
 
 #[test]
 fn no_allocation_per_request_after_warm_up() {
-    for kind in [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads] {
+    for kind in [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads, BackendKind::Simulated]
+    {
         let engine = match Engine::builder().depth(DEPTH).backend(kind).build() {
             Ok(engine) => Rc::new(engine),
-            Err(error) if kind != BackendKind::Threads => {
+            Err(error) if matches!(kind, BackendKind::Uring | BackendKind::Aio) => {
                 assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none(), "{error}");
                 eprintln!("skipped: {error}");
                 continue;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::aio::Aio;
 use super::scripted::Scripted;
+use super::sim::Simulated;
 use super::threads::Threads;
 use super::uring::Uring;
 use super::{Backend, RawCompletion, Submitted};
@@ -18,6 +19,7 @@ pub(crate) enum Device {
     Aio(Aio),
     Threads(Threads),
     Scripted(Scripted),
+    Simulated(Simulated),
 }
 
 /// Calls the same method of whichever it is.
@@ -28,6 +30,7 @@ macro_rules! each {
             Device::Aio($backend) => $call,
             Device::Threads($backend) => $call,
             Device::Scripted($backend) => $call,
+            Device::Simulated($backend) => $call,
         }
     };
 }
@@ -52,6 +55,10 @@ impl Backend for Device {
 
     fn before_sleep(&mut self) {
         each!(self, backend => backend.before_sleep())
+    }
+
+    fn pass(&mut self, time: Duration) -> bool {
+        each!(self, backend => backend.pass(time))
     }
 
     fn acknowledge(&mut self) {

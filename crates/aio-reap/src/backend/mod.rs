@@ -23,6 +23,7 @@ mod entrance;
 pub(crate) mod pool;
 pub(crate) mod ring;
 pub mod scripted;
+pub mod sim;
 pub(crate) mod threads;
 pub(crate) mod uring;
 
@@ -75,6 +76,12 @@ pub(crate) trait Backend {
 
     /// The engine will sleep on the [descriptors](Self::wake_fds) instead of in `wait`.
     fn before_sleep(&mut self) {}
+
+    /// Lets time pass until a submission is tried again, with nothing in flight; false where that is
+    /// real time.
+    fn pass(&mut self, _time: Duration) -> bool {
+        false
+    }
 
     /// Takes note of wake-ups so far, before a reap that answers them.
     fn acknowledge(&mut self);

@@ -61,6 +61,18 @@ pub enum Transfer {
     Fail(i32),
 }
 
+impl Transfer {
+    /// Makes the system call of an accepted request that has not completed; its result.
+    pub(super) fn carry_out(self, op: &Op) -> i32 {
+        match self {
+            Self::Full => perform(op),
+            Self::Short(bytes) if op.transfers() => short(op, bytes.max(1)),
+            Self::Short(_) => perform(op),
+            Self::Fail(errno) => -errno.max(1),
+        }
+    }
+}
+
 /// The script and the device's log; clones share it. It drives one engine at a time.
 #[derive(Clone, Debug, Default)]
 pub struct Script(Rc<RefCell<Device>>);
@@ -176,12 +188,7 @@ impl Script {
 impl Device {
     fn complete(&mut self, nth: usize) {
         let Some(Sub { user_data, op }) = self.accepted.remove(nth) else { return };
-        let result = match self.transfers.pop_front().unwrap_or(Transfer::Full) {
-            Transfer::Full => perform(&op),
-            Transfer::Short(bytes) if op.transfers() => short(&op, bytes.max(1)),
-            Transfer::Short(_) => perform(&op),
-            Transfer::Fail(errno) => -errno.max(1),
-        };
+        let result = self.transfers.pop_front().unwrap_or(Transfer::Full).carry_out(&op);
         self.done.push_back(RawCompletion { user_data, result });
         if let (1, Some(bell)) = (self.done.len(), &self.bell) {
             sys::signal(bell);

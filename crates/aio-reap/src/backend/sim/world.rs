@@ -1,0 +1,275 @@
+//! The simulated device: clock, servers, and what each engine has in flight.
+//!
+//! ```text
+//!  submit ──► a server: the one that is free first ──► in flight, by time ──clock──► visible ──► reap
+//! ```
+//!
+//! # Invariants
+//!
+//! 1. The clock never goes back.
+//! 2. Everything that happens depends on the model, the seed and the calls made, on nothing else.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+use std::os::fd::OwnedFd;
+
+use super::model::{Model, Service};
+use super::random::Random;
+use crate::backend::scripted::Transfer;
+use crate::backend::{RawCompletion, Stop, Sub, Submitted};
+use crate::op::{MAX_TRANSFER, Op};
+use crate::slab::Batch;
+
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) model: Model,
+    pub(super) clock: u64,
+    random: Random,
+    /// When each server is free.
+    servers: BinaryHeap<Reverse<u64>>,
+    /// A bursty device's present run is slow.
+    slow: bool,
+    /// One for each engine that was ever attached, so that numbers stay.
+    pub(super) rings: Vec<Option<Ring>>,
+    /// Requests accepted so far: among those that end at the same time the older is first.
+    accepted: u64,
+    pub(super) fingerprint: u64,
+}
+
+/// What one engine has in flight.
+#[derive(Debug)]
+pub(super) struct Ring {
+    in_flight: BinaryHeap<Reverse<InFlight>>,
+    /// Readable when the engine slept on it and a completion is visible.
+    pub(super) bell: OwnedFd,
+    pub(super) rung: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct InFlight {
+    /// When it completes.
+    at: u64,
+    number: u64,
+    /// When a server takes it up.
+    begins: u64,
+    sub: Sub,
+    end: Transfer,
+}
+
+impl InFlight {
+    fn key(&self) -> (u64, u64) {
+        (self.at, self.number)
+    }
+}
+
+impl Ord for InFlight {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+impl PartialOrd for InFlight {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for InFlight {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for InFlight {}
+
+impl Ring {
+    pub(super) fn new(bell: OwnedFd) -> Self {
+        Self { in_flight: BinaryHeap::new(), bell, rung: false }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// When its next request completes, or did.
+    fn next(&self) -> Option<u64> {
+        self.in_flight.peek().map(|Reverse(first)| first.at)
+    }
+}
+
+impl World {
+    pub(super) fn new(model: Model, seed: u64) -> Self {
+        Self {
+            model,
+            clock: 0,
+            random: Random::new(seed),
+            servers: (0..model.servers.max(1)).map(|_| Reverse(0)).collect(),
+            slow: false,
+            rings: Vec::new(),
+            accepted: 0,
+            fingerprint: 0,
+        }
+    }
+
+    /// The calling thread is busy for so long.
+    pub(super) fn spend(&mut self, nanos: u64) {
+        self.clock = self.clock.saturating_add(nanos);
+    }
+
+    /// The calling thread sleeps until then, unless that is over.
+    fn sleep_until(&mut self, at: u64) {
+        self.clock = self.clock.max(at);
+    }
+
+    /// Notes an event of the log that the fingerprint stands for (the mixing step of `Random`).
+    fn log(&mut self, what: u64, user_data: u64) {
+        let event = self.clock ^ what.rotate_left(24) ^ user_data.rotate_left(40);
+        self.fingerprint = Random::new(self.fingerprint ^ event).next();
+    }
+
+    fn ring(&mut self, ring: usize) -> &mut Ring {
+        self.rings[ring].as_mut().expect("an engine keeps its ring while it lives")
+    }
+
+    pub(super) fn submit(&mut self, ring: usize, batch: Batch<'_>) -> Submitted {
+        let offered = batch.len();
+        self.spend(self.model.costs.submission);
+        let (accepted, stop) = self.share(offered);
+        for sub in batch.take(accepted) {
+            self.accept(ring, sub);
+        }
+        Submitted { accepted, stop: (accepted < offered).then_some(stop) }
+    }
+
+    /// How many of a batch the device takes, and why not more.
+    fn share(&mut self, offered: usize) -> (usize, Stop) {
+        let faults = self.model.faults;
+        let part = |random: &mut Random| random.below(offered as u64) as usize;
+        if self.random.chance(faults.busy) {
+            (0, Stop::Busy)
+        } else if self.random.chance(faults.partial) {
+            (part(&mut self.random), Stop::Busy)
+        } else if self.random.chance(faults.refused) {
+            (part(&mut self.random), Stop::Failed(libc::EIO))
+        } else {
+            (offered, Stop::Busy)
+        }
+    }
+
+    fn accept(&mut self, ring: usize, sub: Sub) {
+        self.spend(self.model.costs.request);
+        let time = self.service_time(&sub.op);
+        let (begins, at) = if self.random.chance(self.model.inline) {
+            let begins = self.clock;
+            self.spend(time);
+            (begins, self.clock)
+        } else {
+            let clock = self.clock;
+            let mut server = self.servers.peek_mut().expect("at least one server");
+            let begins = server.0.max(clock);
+            let at = begins.saturating_add(time);
+            server.0 = at;
+            (begins, at)
+        };
+        let end = self.end(&sub.op);
+        let number = self.accepted;
+        self.accepted += 1;
+        self.log(at, sub.user_data);
+        self.ring(ring).in_flight.push(Reverse(InFlight { at, number, begins, sub, end }));
+    }
+
+    fn service_time(&mut self, op: &Op) -> u64 {
+        let base = match self.model.service {
+            Service::Fixed(time) => time,
+            Service::Exponential(mean) => self.random.exponential(mean),
+            Service::Bursty { fast, slow, run } => {
+                self.slow ^= self.random.below(run.max(1).into()) == 0;
+                self.random.exponential(if self.slow { slow } else { fast })
+            }
+        };
+        if !op.transfers() {
+            return base;
+        }
+        let bytes = u128::from(op.len) * u128::from(self.model.picos_per_byte) / 1000;
+        base.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX))
+    }
+
+    /// How a request ends.
+    fn end(&mut self, op: &Op) -> Transfer {
+        let faults = self.model.faults;
+        if self.random.chance(faults.failed) {
+            Transfer::Fail(libc::EIO)
+        } else if self.random.chance(faults.again) {
+            let interrupted = self.random.below(2) == 0;
+            Transfer::Fail(if interrupted { libc::EINTR } else { libc::EAGAIN })
+        } else if op.transfers() && op.len > 1 && self.random.chance(faults.short) {
+            Transfer::Short(1 + self.random.below(op.len - 1) as usize)
+        } else {
+            Transfer::Full
+        }
+    }
+
+    /// Takes at most `budget` completions that are visible when the look begins.
+    pub(super) fn reap(&mut self, ring: usize, budget: usize, mut each: impl FnMut(RawCompletion)) {
+        self.spend(self.model.costs.peek);
+        let now = self.clock;
+        for _ in 0..budget {
+            let in_flight = &mut self.ring(ring).in_flight;
+            if in_flight.peek().is_none_or(|Reverse(first)| first.at > now) {
+                return;
+            }
+            let Some(Reverse(InFlight { sub, end, .. })) = in_flight.pop() else { return };
+            self.spend(self.model.costs.completion);
+            let result =
+                if self.model.moves_data { end.carry_out(&sub.op) } else { pretend(end, &sub.op) };
+            self.log(u64::from(result as u32), sub.user_data);
+            each(RawCompletion { user_data: sub.user_data, result });
+        }
+    }
+
+    /// Asks for readiness, and sleeps until a completion is visible on this ring (`None`: on any)
+    /// or the clock shows `until`. False if there was nothing to sleep for.
+    pub(super) fn poll(&mut self, ring: Option<usize>, until: Option<u64>) -> bool {
+        self.spend(self.model.costs.poll);
+        let next = match ring {
+            Some(ring) => self.ring(ring).next(),
+            None => self.rings.iter().flatten().filter_map(Ring::next).min(),
+        };
+        let Some(at) = next.into_iter().chain(until).min() else { return false };
+        if at > self.clock {
+            self.sleep_until(at);
+            self.spend(self.model.costs.wake);
+        }
+        true
+    }
+
+    /// Ends a request that no server has taken up yet. The server passes its time idle.
+    pub(super) fn cancel(&mut self, ring: usize, user_data: u64) {
+        let clock = self.clock;
+        let in_flight = &mut self.ring(ring).in_flight;
+        let waits = |&Reverse(one): &Reverse<InFlight>| {
+            one.sub.user_data == user_data && one.begins > clock
+        };
+        let Some(&Reverse(found)) = in_flight.iter().find(|one| waits(one)) else { return };
+        in_flight.retain(|one| one.0.number != found.number);
+        let end = Transfer::Fail(libc::ECANCELED);
+        in_flight.push(Reverse(InFlight { at: clock, begins: clock, end, ..found }));
+        self.log(clock, user_data);
+    }
+
+    pub(super) fn visible(&self) -> usize {
+        let rings = self.rings.iter().flatten();
+        let all = rings.flat_map(|ring| &ring.in_flight);
+        all.filter(|Reverse(one)| one.at <= self.clock).count()
+    }
+}
+
+/// The result of a request whose bytes nobody looks at.
+fn pretend(end: Transfer, op: &Op) -> i32 {
+    let whole = if op.transfers() { op.len.min(MAX_TRANSFER as u64) as i32 } else { 0 };
+    match end {
+        Transfer::Full => whole,
+        Transfer::Short(bytes) => whole.min(i32::try_from(bytes).unwrap_or(i32::MAX)),
+        Transfer::Fail(errno) => -errno,
+    }
+}

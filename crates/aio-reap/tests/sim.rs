@@ -1,0 +1,358 @@
+//! The engine on a simulated device, and the device itself.
+//!
+//! ```sh
+//! cargo test --release -p aio-reap --test sim -- --ignored
+//! ```
+//!
+//! `OFFLOCK_STRESS_SECONDS` (2) says how long the stress test takes.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "common/seconds.rs"]
+mod seconds;
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::rc::{Rc, Weak};
+use std::time::Instant;
+
+use aio_reap::sim::{ClosedLoop, Costs, Faults, Model, Service, Sim, Workload};
+use aio_reap::{BackendKind, CompletionQueue, Engine, ReapMode};
+
+use seconds::stress_time;
+
+const FREE: Costs = Costs { submission: 0, request: 0, peek: 0, completion: 0, poll: 0, wake: 0 };
+/// A fault every few requests.
+const FAULTS: Faults = Faults {
+    busy: 100_000,
+    partial: 200_000,
+    refused: 50_000,
+    failed: 20_000,
+    again: 100_000,
+    short: 200_000,
+};
+const SERVICES: [Service; 3] = [
+    Service::Fixed(50_000),
+    Service::Exponential(50_000),
+    Service::Bursty { fast: 10_000, slow: 90_000, run: 100 },
+];
+const MODES: [ReapMode; 3] = [ReapMode::OnTurn, ReapMode::AfterSubmit, ReapMode::Poll];
+
+fn workload() -> Workload {
+    let sizes = vec![(3, 4096), (1, 65_536)];
+    Workload { queues: 4, depth: 8, sizes, ask: 500, done: 200, think: 1_000 }
+}
+
+fn engines(sim: &Sim, count: usize, mode: ReapMode) -> Vec<Engine> {
+    let builder = Engine::builder().depth(16).reap_mode(mode).timed(true);
+    (0..count).map(|_| builder.clone().build_sim(sim).unwrap()).collect()
+}
+
+/// Every request once, and the engines' books say so too.
+fn run_to_the_end(model: Model, seed: u64, count: usize, mode: ReapMode, requests: u64) -> Sim {
+    let sim = Sim::new(model, seed);
+    let engines = engines(&sim, count, mode);
+    let mut work = ClosedLoop::new(&sim, &engines, workload(), seed ^ 1).unwrap();
+    work.run(requests).unwrap();
+    work.drain().unwrap();
+    let figures = work.figures();
+    assert_eq!((work.outstanding(), figures.twice), (0, 0), "lost or twice, seed {seed}");
+    assert_eq!(figures.requests, figures.latency.count());
+    assert_eq!(sim.in_flight(), 0);
+    let mut sum = engines[0].stats();
+    engines[1..].iter().for_each(|engine| sum.merge(&engine.stats()));
+    assert_eq!((sum.accepted, sum.completed), (figures.requests, figures.requests));
+    assert_eq!(sum.stray, 0);
+    // A refused request never reached the device; every other was timed.
+    let timed = sum.latency.as_ref().map_or(0, |latency| latency.count());
+    assert!(timed <= sum.completed && (model.faults.refused > 0 || timed == sum.completed));
+    assert_eq!(sum.batch_sizes.sum(), sum.submitted);
+    for engine in &engines {
+        assert!(engine.validate().is_idle());
+        assert!(engine.stats().max_in_flight <= 16);
+    }
+    sim
+}
+
+#[test]
+fn same_seed_gives_the_same_log_and_another_seed_another() {
+    for service in SERVICES {
+        for mode in MODES {
+            let model = Model { service, faults: FAULTS, inline: 50_000, ..Model::default() };
+            let run = |seed| {
+                let sim = run_to_the_end(model, seed, 2, mode, 5_000);
+                (sim.now(), sim.fingerprint())
+            };
+            let first = run(7);
+            assert_eq!(first, run(7), "{service:?}, {mode:?}");
+            assert_ne!(first, run(8), "{service:?}, {mode:?}");
+        }
+    }
+}
+
+#[test]
+fn inv02_each_completes_once_on_the_simulated_device() {
+    for (seed, service) in (0..).zip(SERVICES) {
+        for mode in MODES {
+            for (count, inline) in [(1, 0), (1, 1_000_000), (3, 300_000)] {
+                let model =
+                    Model { servers: 4, service, faults: FAULTS, inline, ..Model::default() };
+                run_to_the_end(model, seed, count, mode, 3_000);
+            }
+        }
+    }
+}
+
+/// The same for a while, each time with other faults.
+#[test]
+#[ignore = "seconds"]
+fn stress_inv02_each_completes_once_on_the_simulated_device() {
+    let until = Instant::now() + stress_time(2);
+    let mut requests = 0u64;
+    for seed in 0u64.. {
+        let rate = |shift: u32| (((seed >> shift) & 3) * 100_000) as u32;
+        let faults = Faults {
+            busy: rate(0),
+            partial: rate(2),
+            refused: rate(1) / 2,
+            failed: rate(3) / 4,
+            again: rate(4),
+            short: rate(5),
+        };
+        let service = SERVICES[seed as usize % 3];
+        let mode = MODES[seed as usize / 3 % 3];
+        let model = Model { servers: 8, service, faults, inline: rate(6), ..Model::default() };
+        run_to_the_end(model, seed, 1 + seed as usize % 3, mode, 100_000);
+        requests += 100_000;
+        if Instant::now() >= until {
+            break;
+        }
+    }
+    println!("{requests} requests");
+}
+
+/// Little's law ties latencies, counts and the clock together.
+#[test]
+fn requests_in_the_system_are_rate_times_latency() {
+    for service in SERVICES {
+        let sim = Sim::new(Model { servers: 8, service, ..Model::default() }, 3);
+        let engines = engines(&sim, 1, ReapMode::AfterSubmit);
+        let work = Workload { think: 0, ..workload() };
+        let mut work = ClosedLoop::new(&sim, &engines, work, 4).unwrap();
+        work.run(2_000).unwrap();
+        work.reset();
+        work.run(50_000).unwrap();
+        let figures = work.figures();
+        let rate = figures.requests as f64 / figures.nanos as f64;
+        let inside = rate * figures.latency.mean() as f64;
+        assert!((31.0..33.0).contains(&inside), "{service:?}: {inside} of 32");
+    }
+}
+
+#[test]
+fn a_device_that_is_always_busy_serves_at_its_rate() {
+    for (service, tolerance) in SERVICES.into_iter().zip([0.001, 0.02, 0.1]) {
+        let model = Model { servers: 4, service, costs: FREE, ..Model::default() };
+        let sim = Sim::new(model, 11);
+        let engines = engines(&sim, 1, ReapMode::AfterSubmit);
+        let work = Workload { ask: 0, done: 0, think: 0, ..workload() };
+        let mut work = ClosedLoop::new(&sim, &engines, work, 4).unwrap();
+        work.run(100_000).unwrap();
+        let figures = work.figures();
+        let servers = figures.requests as f64 * service.mean() as f64 / figures.nanos as f64;
+        assert!((servers / 4.0 - 1.0).abs() < tolerance, "{service:?}: {servers} servers");
+    }
+}
+
+#[test]
+fn costs_and_bytes_add_up_to_the_nanosecond() {
+    let costs = Costs {
+        submission: 1_000_000,
+        request: 100_000,
+        peek: 10_000,
+        completion: 1_000,
+        poll: 100,
+        wake: 10,
+    };
+    let service = Service::Fixed(100_000_000);
+    let model = Model { servers: 2, service, costs, picos_per_byte: 2_000, ..Model::default() };
+    let sim = Sim::new(model, 0);
+    let engine = Engine::builder().timed(true).build_sim(&sim).unwrap();
+    assert_eq!(engine.backend(), BackendKind::Simulated);
+    let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
+    let plug = engine.plug();
+    let first = engine.read(&file, vec![7; 4096], 0).submit().unwrap();
+    let second = engine.nop().submit().unwrap();
+    assert_eq!(sim.now(), 0);
+    drop(plug);
+    assert_eq!((sim.now(), sim.in_flight(), sim.visible()), (1_210_000, 2, 0));
+    second.wait().0.unwrap();
+    // Taken up at 1,200,000; polls and peeks before the sleep are not in its way.
+    assert_eq!(sim.now(), 101_200_000 + 10 + 10_000 + 1_000);
+    let (result, buf) = first.wait();
+    assert_eq!((result.unwrap(), buf), (4096, vec![7; 4096])); // no data moves
+    assert_eq!(engine.stats().latency.unwrap().count(), 2);
+}
+
+#[test]
+fn bytes_are_those_of_the_file_also_in_parts() {
+    let faults = Faults { short: 500_000, again: 200_000, ..Faults::default() };
+    let sim = Sim::new(Model { faults, moves_data: true, ..Model::default() }, 5);
+    let engine = Engine::builder().depth(4).capacity(64).build_sim(&sim).unwrap();
+    let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
+    let queue = CompletionQueue::new();
+    for block in 0..64u64 {
+        let bytes = vec![block as u8; 1000];
+        engine.write(&file, bytes, block * 1000).enqueue(&queue, block).unwrap();
+    }
+    engine.drain().unwrap();
+    for _ in 0..64 {
+        assert_eq!(queue.pop().unwrap().result.unwrap(), 1000);
+    }
+    let (read, bytes) = engine.read(&file, vec![0; 70_000], 0).submit().unwrap().wait();
+    assert_eq!(read.unwrap(), 64_000);
+    assert!(bytes[..64_000].iter().zip(0..).all(|(&byte, at)| usize::from(byte) == at / 1000));
+    let stats = engine.stats();
+    assert!(stats.short > 10 && stats.retries > 5, "{stats}");
+}
+
+#[test]
+fn cancelling_ends_what_no_server_has_taken_up() {
+    let model = Model { servers: 1, service: Service::Fixed(1_000_000), ..Model::default() };
+    let sim = Sim::new(model, 0);
+    let engine = Engine::builder().build_sim(&sim).unwrap();
+    let plug = engine.plug();
+    let (first, second) = (engine.nop().submit().unwrap(), engine.nop().submit().unwrap());
+    drop(plug);
+    assert!(first.cancel() && second.cancel());
+    let error = second.wait().0.unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ECANCELED));
+    assert!(sim.now() < 1_000_000);
+    first.wait().0.unwrap();
+    assert!(sim.now() >= 1_000_000);
+}
+
+#[test]
+fn retries_without_anything_in_flight_pass_virtual_time() {
+    let faults = Faults { busy: 900_000, ..Faults::default() };
+    let sim = Sim::new(Model { faults, ..Model::default() }, 9);
+    let engine = Engine::builder().build_sim(&sim).unwrap();
+    for _ in 0..100 {
+        engine.nop().submit().unwrap().wait().0.unwrap();
+    }
+    let busy = engine.stats().busy;
+    assert!(busy > 300, "{busy}");
+    // The first retry comes after 100 us, the others later and later.
+    assert!(sim.now() > busy * 100_000, "{} ns", sim.now());
+}
+
+#[test]
+fn futures_are_woken_in_virtual_time() {
+    let sim = Sim::new(Model::default(), 2);
+    let engine = Engine::builder().build_sim(&sim).unwrap();
+    let all = async {
+        for _ in 0..100 {
+            engine.nop().submit().unwrap().await.0.unwrap();
+        }
+    };
+    engine.block_on(all).unwrap();
+    assert!(sim.now() > 100 * 10_000, "{} ns", sim.now());
+}
+
+/// Whoever is done makes the next: by one request, by several under a plug, and turning the engine
+/// now and then.
+struct Chain {
+    engine: Weak<Engine>,
+    left: Cell<u32>,
+    running: Cell<u32>,
+    deepest: Cell<u32>,
+}
+
+impl Chain {
+    fn next(self: &Rc<Self>) {
+        let Some(engine) = self.engine.upgrade() else { return };
+        let Some(left) = self.left.get().checked_sub(1) else { return };
+        self.left.set(left);
+        let chain = Rc::clone(self);
+        let done = move |result: io::Result<usize>, ()| {
+            result.unwrap();
+            chain.done();
+        };
+        if let Err(error) = engine.nop().callback(done) {
+            assert_eq!(error.errno(), libc::EAGAIN, "only a full engine refuses");
+            self.left.set(left + 1);
+        }
+    }
+
+    fn done(self: &Rc<Self>) {
+        self.running.set(self.running.get() + 1);
+        self.deepest.set(self.deepest.get().max(self.running.get()));
+        let Some(engine) = self.engine.upgrade() else { return };
+        let left = self.left.get();
+        if left.is_multiple_of(5) {
+            let _plug = engine.plug();
+            self.next();
+            self.next();
+        } else {
+            self.next();
+        }
+        if left.is_multiple_of(7) {
+            engine.turn();
+        }
+        self.running.set(self.running.get() - 1);
+    }
+}
+
+/// A stack of 64 KiB, and a device that completes inside submit, in part or always, in every reap
+/// mode: no recursion, and no call that never returns.
+#[test]
+fn inv14_stack_stays_flat_on_a_simulated_device_that_completes_inside_submit() {
+    let small = std::thread::Builder::new().stack_size(64 << 10);
+    let thread = small.spawn(|| {
+        for mode in MODES {
+            for (inline, batch) in [(1_000_000, 4), (1_000_000, 1), (500_000, 4)] {
+                let service = Service::Exponential(2_000);
+                let sim = Sim::new(Model { inline, service, ..Model::default() }, 1);
+                let builder = Engine::builder().depth(4).max_batch(batch).reap_mode(mode);
+                let engine = Rc::new(builder.build_sim(&sim).unwrap());
+                let chain = Rc::new(Chain {
+                    engine: Rc::downgrade(&engine),
+                    left: Cell::new(30_000),
+                    running: Cell::new(0),
+                    deepest: Cell::new(0),
+                });
+                chain.next();
+                let mut calls = 0u32;
+                while !engine.wait(None).unwrap().is_idle() {
+                    calls += 1;
+                }
+                assert_eq!((chain.left.get(), chain.deepest.get()), (0, 1), "{mode:?}");
+                assert!(calls > 500, "{mode:?}: one call did most of it: {calls}");
+            }
+        }
+    });
+    thread.unwrap().join().unwrap();
+}
+
+/// Dropping the engine delivers what is in flight, and the device forgets it.
+#[test]
+fn inv14_dropping_the_engine_passes_the_time_that_it_takes() {
+    let model = Model { service: Service::Fixed(5_000_000), ..Model::default() };
+    let sim = Sim::new(model, 0);
+    let (first, second) =
+        (Engine::builder().build_sim(&sim).unwrap(), Engine::builder().build_sim(&sim).unwrap());
+    let done = Rc::new(RefCell::new(Vec::new()));
+    for (name, engine) in ["first", "second"].into_iter().zip([&first, &second]) {
+        let done = Rc::clone(&done);
+        engine
+            .nop()
+            .callback(move |result, ()| done.borrow_mut().push((name, result.is_ok())))
+            .unwrap();
+    }
+    assert_eq!((sim.in_flight(), sim.visible()), (2, 0));
+    drop(first);
+    assert_eq!(*done.borrow(), [("first", true)]);
+    assert!(sim.now() >= 5_000_000);
+    assert_eq!((sim.in_flight(), sim.visible()), (1, 1));
+    drop(second);
+    assert_eq!(*done.borrow(), [("first", true), ("second", true)]);
+}
