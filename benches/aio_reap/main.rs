@@ -1,4 +1,4 @@
-//! aio-reap against rings, runtimes and fio: A1 to A4, family by family, in one run.
+//! aio-reap against rings, runtimes and fio: A1 to A6, family by family, in one run.
 //!
 //! ```text
 //! cargo bench --bench aio_reap                      every family, without the runtimes
@@ -8,9 +8,11 @@
 //! ```
 //!
 //! A2 and A4 read a RAM disk, which they set up and take down: that takes root. A3 reads a file in the
-//! temporary folder, which has to be on a disk. Peers run as their documentation recommends, at the
+//! temporary folder, which has to be on a disk. A5 and A6 are computed in virtual time. Peers run as their documentation recommends, at the
 //! versions of `benches/Cargo.toml`, one thread each, all on the same CPU.
 
+#[path = "../mq_rbtree/counting.rs"]
+mod counting;
 mod device;
 mod disk;
 mod nop;
@@ -23,6 +25,8 @@ mod reads;
 #[cfg(feature = "runtimes")]
 mod runtimes;
 mod seed;
+mod simulated;
+mod soak;
 mod syscalls;
 
 use std::error::Error;
@@ -30,12 +34,13 @@ use std::time::Duration;
 
 use harness::{Bench, Family};
 
-// Rows of the simulator (A5, A6) are families too.
 const FAMILIES: &[Family] = &[
     Family { name: "A1 nop", run: nop::run },
     Family { name: "A2 ram", run: ram::run },
     Family { name: "A3 disk", run: disk::run },
     Family { name: "A4 seed", run: seed::run },
+    Family { name: "A5 simulated", run: simulated::run },
+    Family { name: "A6 soak", run: soak::run },
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

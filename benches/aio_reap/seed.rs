@@ -31,9 +31,10 @@ const CAP: usize = 128;
 const MOST: usize = 64 << 10;
 
 /// Percentiles of the published table, without the 99th that [`Sizes`] adds.
-const PERCENTILES: [f64; 11] = [1.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 99.99];
+pub(crate) const PERCENTILES: [f64; 11] =
+    [1.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 99.99];
 /// Completions reaped at once as published, before and after.
-const PUBLISHED: [[usize; 11]; 2] = [
+pub(crate) const PUBLISHED: [[usize; 11]; 2] = [
     [2, 4, 42, 112, 128, 128, 128, 128, 128, 128, 128],
     [1, 1, 4, 14, 33, 45, 47, 48, 50, 51, 108],
 ];
