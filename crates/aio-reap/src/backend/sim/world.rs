@@ -250,7 +250,7 @@ impl World {
         let waits = |&Reverse(one): &Reverse<InFlight>| {
             one.sub.user_data == user_data && one.begins > clock
         };
-        let Some(&Reverse(found)) = in_flight.iter().find(|one| waits(one)) else { return };
+        let Some(&Reverse(found)) = in_flight.iter().find(|&one| waits(one)) else { return };
         in_flight.retain(|one| one.0.number != found.number);
         let end = Transfer::Fail(libc::ECANCELED);
         in_flight.push(Reverse(InFlight { at: clock, begins: clock, end, ..found }));
