@@ -112,8 +112,14 @@ impl Simulated {
     pub(crate) fn new(sim: &Sim) -> io::Result<Self> {
         let bell = sys::eventfd()?;
         let mut world = sim.0.borrow_mut();
-        world.rings.push(Some(Ring::new(bell)));
-        Ok(Self { sim: sim.clone(), ring: world.rings.len() - 1 })
+        let rings = &mut world.rings;
+        let free = rings.iter().position(Option::is_none);
+        let ring = free.unwrap_or_else(|| {
+            rings.push(None);
+            rings.len() - 1
+        });
+        rings[ring] = Some(Ring::new(bell));
+        Ok(Self { sim: sim.clone(), ring })
     }
 }
 

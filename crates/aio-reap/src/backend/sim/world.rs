@@ -29,7 +29,7 @@ pub(super) struct World {
     servers: BinaryHeap<Reverse<u64>>,
     /// A bursty device's present run is slow.
     slow: bool,
-    /// One for each engine that was ever attached, so that numbers stay.
+    /// One for each engine, in a place that is its own while it lives.
     pub(super) rings: Vec<Option<Ring>>,
     /// Requests accepted so far: among those that end at the same time the older is first.
     accepted: u64,
