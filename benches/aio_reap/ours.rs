@@ -52,8 +52,9 @@ pub(crate) fn registered(job: &Job) -> io::Result<Box<dyn Reader>> {
 impl<B: IoBufMut> Reader for Ours<B> {
     fn read(&mut self, feed: &Rc<Feed>) {
         let Self { engine, file, queue, spare, depth } = self;
+        // Plugged all the time, so that each wait submits and sleeps in one system call.
+        let _plug = engine.plug();
         loop {
-            let plug = engine.plug();
             while let Some(buf) = spare.pop() {
                 let Some(offset) = feed.next() else {
                     spare.push(buf);
@@ -61,13 +62,10 @@ impl<B: IoBufMut> Reader for Ours<B> {
                 };
                 engine.read(file, buf, offset).enqueue(queue, offset).expect("a slot");
             }
-            drop(plug);
             if spare.len() == *depth {
                 return;
             }
-            if queue.is_empty() {
-                engine.wait(None).expect("wait");
-            }
+            engine.wait(None).expect("wait");
             while let Some(completion) = queue.pop() {
                 assert_eq!(completion.result.expect("a read"), BLOCK);
                 spare.push(completion.buf);

@@ -113,7 +113,7 @@ impl Core {
     /// call that delivers it (or the kick it arms) goes on.
     pub(crate) fn flush_unless_held(&self) {
         if self.plugs.get() == 0 && !self.dispatching.get() {
-            self.round(self.reap_mode.get().after_submit(), true);
+            self.round(self.reap_mode.get().after_submit(), true, false);
         }
     }
 
@@ -186,11 +186,12 @@ impl Core {
 
     /// One submission, one reap if asked for, delivery; returns the completions delivered.
     ///
-    /// It does not loop: a device that completes inside submit would keep it here for ever.
-    fn round(&self, reap: bool, deliver: bool) -> usize {
+    /// It does not loop: a device that completes inside submit would keep it here for ever. With
+    /// `sleep` the submission may wait for a completion.
+    fn round(&self, reap: bool, deliver: bool, sleep: bool) -> usize {
         let enqueued = {
             let mut state = self.state.borrow_mut();
-            state.submit();
+            state.submit(sleep);
             if reap && state.reap() {
                 self.doorbell.progress();
             }
@@ -240,6 +241,11 @@ impl Core {
     }
 
     pub(crate) fn turn(&self, deliver: bool) -> Turn {
+        self.turn_and(deliver, false)
+    }
+
+    /// As [`turn`](Self::turn); with `sleep` it may wait for a completion where it submits.
+    fn turn_and(&self, deliver: bool, sleep: bool) -> Turn {
         self.doorbell.answer();
         if self.registry.has_returned() {
             self.forget_returned();
@@ -251,7 +257,7 @@ impl Core {
         if timed && deliver {
             self.expire();
         }
-        let delivered = self.round(true, deliver);
+        let delivered = self.round(true, deliver, sleep);
         let state = self.state.borrow();
         let pending = state.pending() + state.ready();
         Turn { delivered, pending, in_flight: state.in_flight() }
@@ -264,8 +270,10 @@ impl Core {
         alarm: Option<&Alarm>,
     ) -> io::Result<Turn> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        // Else something besides a completion ends the sleep.
+        let sleep = timeout.is_none() && alarm.is_none() && !self.reap_mode.get().peeks();
         loop {
-            let turn = self.turn(true);
+            let turn = self.turn_and(true, sleep);
             // `turn` may have taken the alarm's kick, so its flag is looked at between that and
             // the sleep.
             if turn.delivered > 0 || alarm.map_or(turn.is_idle(), Alarm::is_rung) {
@@ -307,6 +315,7 @@ impl Core {
                 return Ok(());
             }
         }
+        state.backend.heed(); // also with nothing in the kernel: what rang before would go on
         drop(state);
         self.doorbell.wait(timeout)
     }

@@ -370,6 +370,7 @@ impl AsFd for Engine {
     fn as_fd(&self) -> BorrowedFd<'_> {
         let core = &self.core;
         let fd = core.doorbell.fd();
+        core.state.borrow_mut().backend.heed();
         // Left over from when nobody watched.
         let state = core.state.borrow();
         if state.has_work() {

@@ -37,6 +37,11 @@ impl ReapMode {
         self != Self::OnTurn
     }
 
+    /// Whether a wait peeks before it sleeps.
+    pub(crate) fn peeks(self) -> bool {
+        matches!(self, Self::Poll | Self::Hybrid { .. })
+    }
+
     /// How long a wait of `timeout` peeks before it sleeps.
     pub(crate) fn spin(self, timeout: Option<Duration>) -> Option<Spin> {
         let budget = match self {

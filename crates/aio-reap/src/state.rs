@@ -121,12 +121,20 @@ impl State {
         quiet && books.pending.len() == 0 && books.ready.len() == 0 && books.slab.promised == 0
     }
 
+    /// Nothing is complete that was not delivered, and nobody waits for a slot.
+    fn is_quiet(&self) -> bool {
+        let books = &self.books;
+        !self.more && books.enqueued == 0 && books.ready.len() == 0 && books.slab.promised == 0
+    }
+
     fn now(&self) -> u64 {
         if self.books.stats.is_timed() { self.backend.now() } else { 0 }
     }
 
-    /// Submits one batch.
-    pub(crate) fn submit(&mut self) {
+    /// Submits one batch. With `sleep` a completion may be waited for, too, unless that would
+    /// keep others waiting.
+    pub(crate) fn submit(&mut self, sleep: bool) {
+        let sleep = sleep && self.deadlines.earliest().is_none() && self.is_quiet();
         let now = self.now();
         loop {
             let books = &mut self.books;
@@ -137,7 +145,15 @@ impl State {
                 books.blocked = false;
                 return;
             }
-            let submitted = self.backend.submit(batch);
+            // Else the rest could be submitted as well.
+            let last = offered == books.pending.len() || offered < self.batch.get();
+            let submitted = if sleep && last {
+                let (submitted, slept) = self.backend.submit_and_wait(batch);
+                books.stats.waits += u64::from(slept);
+                submitted
+            } else {
+                self.backend.submit(batch)
+            };
             settle(&mut books.slab, &mut books.pending, offered, submitted.accepted);
             books.in_flight += submitted.accepted;
             books.stats.submitted(submitted.accepted, books.in_flight);

@@ -7,7 +7,7 @@ mod count;
 mod readable;
 
 use std::cell::Cell;
-use std::io;
+use std::io::{self, Write};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -62,6 +62,34 @@ fn on_turn_delivers_what_the_kernel_refused() {
     };
     engine.nop().callback(done).unwrap();
     assert_eq!(errno.get(), libc::EIO);
+}
+
+/// A wait hands over what a plug holds back and sleeps, whether the first of it is complete by then
+/// or not.
+#[test]
+fn waiting_submits_what_is_held_back_and_returns_with_the_first() {
+    let built = Engine::builder().backend(BackendKind::Uring).depth(4).max_batch(2).build();
+    let Ok(engine) = built else { return };
+    let (reader, mut writer) = io::pipe().unwrap();
+    let pipe = engine.attach(reader).unwrap();
+    let queue = CompletionQueue::new();
+    let _plug = engine.plug();
+    for token in 0..3 {
+        engine.read(&pipe, vec![0], 0).enqueue(&queue, token).unwrap();
+    }
+    let bytes = std::thread::spawn(move || {
+        for byte in 0..3 {
+            std::thread::sleep(Duration::from_millis(20));
+            writer.write_all(&[byte]).unwrap();
+        }
+    });
+    for byte in 0..3 {
+        assert_eq!(engine.wait(None).unwrap().delivered, 1);
+        assert_eq!(queue.pop().unwrap().buf, [byte]);
+    }
+    assert!(engine.wait(None).unwrap().is_idle(), "an idle engine does not sleep");
+    assert!(engine.validate().is_idle() && engine.stats().waits >= 1);
+    bytes.join().unwrap();
 }
 
 /// Polling never sleeps; a hybrid sleeps when its budget is used up.

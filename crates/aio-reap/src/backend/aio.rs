@@ -72,7 +72,8 @@ impl Context {
         // SAFETY: `nr` events follow the header in the mapping; `UnsafeCell` is transparent.
         let events = unsafe { slice::from_raw_parts(first, header.nr as usize) };
         // SAFETY: the kernel fills events before it moves the tail and reads the head before it
-        // reuses one; the context makes one `Ring` and calls io_getevents only without it.
+        // reuses one. The context makes one `Ring`, and io_getevents, the other consumer, runs on
+        // the same thread: while the ring is not being read.
         Some(unsafe { Ring::new(&header.head, &header.tail, events) })
     }
 
@@ -84,14 +85,20 @@ impl Context {
         sys::check(ret).map(|accepted| accepted as usize)
     }
 
-    /// Takes completions by system call, without waiting.
-    fn get_events(&self, events: &mut [Event]) -> usize {
-        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    /// Takes completions by system call: at least `wanted`, unless the time is over before.
+    fn get_events(
+        &self,
+        wanted: usize,
+        events: &mut [Event],
+        timeout: Option<Duration>,
+    ) -> io::Result<usize> {
+        let time = timeout.map(sys::timespec);
+        let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
         let (max, first) = (events.len(), events.as_mut_ptr());
-        // SAFETY: room for `max` events, laid out as the kernel's.
+        // SAFETY: room for `max` events, laid out as the kernel's; `time` is null or in this frame.
         let ret =
-            unsafe { libc::syscall(libc::SYS_io_getevents, self.0, 0, max, first, &raw const now) };
-        sys::check(ret).map_or(0, |count| count as usize)
+            unsafe { libc::syscall(libc::SYS_io_getevents, self.0, wanted, max, first, time) };
+        sys::check(ret).map(|count| count as usize)
     }
 }
 
@@ -105,13 +112,16 @@ impl Drop for Context {
 pub(crate) struct Aio {
     /// `None` when the memory behind the context is not the ring we know.
     ring: Option<Ring<'static>>,
-    /// Used by the system call that replaces a missing ring.
+    /// Taken by system call: those from `given` on are still to be reaped.
     events: Vec<Event>,
+    given: usize,
     /// Reused by every submission, as the next two.
     batch: Vec<Sub>,
     iocbs: Vec<libc::iocb>,
     pointers: Vec<*mut libc::iocb>,
     bell: OwnedFd,
+    /// Somebody polls the bell: a system call for each turn, to silence it.
+    heeded: bool,
     pool: Pool,
     /// Submitted to the context and not yet reaped.
     in_context: usize,
@@ -128,14 +138,15 @@ impl Aio {
     pub(crate) fn new(workers: usize, depth: usize) -> io::Result<Self> {
         let context = Context::new(depth)?;
         let ring = context.ring(depth);
-        let events = if ring.is_none() { vec![Event::default(); depth] } else { Vec::new() };
         Ok(Self {
             ring,
-            events,
+            events: Vec::with_capacity(depth),
+            given: 0,
             batch: Vec::with_capacity(depth),
             iocbs: Vec::with_capacity(depth),
             pointers: Vec::with_capacity(depth),
             bell: sys::eventfd()?,
+            heeded: false,
             pool: Pool::new(workers, depth)?,
             in_context: 0,
             context,
@@ -160,6 +171,19 @@ impl Aio {
         iocb.aio_flags = IOCB_FLAG_RESFD;
         iocb.aio_resfd = self.bell.as_raw_fd() as u32;
         iocb
+    }
+
+    /// Takes events by system call, which is asked for at least `wanted`.
+    fn take_events(&mut self, wanted: usize, timeout: Option<Duration>) -> io::Result<()> {
+        if self.given < self.events.len() {
+            return Ok(());
+        }
+        self.given = 0;
+        let depth = self.events.capacity();
+        self.events.resize(depth, Event::default());
+        let taken = self.context.get_events(wanted, &mut self.events, timeout);
+        self.events.truncate(*taken.as_ref().unwrap_or(&0));
+        taken.map(drop)
     }
 
     /// Submits requests that all suit AIO.
@@ -230,25 +254,33 @@ impl Backend for Aio {
 
     fn reap(&mut self, budget: usize, mut each: impl FnMut(RawCompletion)) {
         let mut found = 0;
-        if self.in_context > 0 {
-            let mut push = |event: Event| {
-                found += 1;
-                each(RawCompletion { user_data: event.data, result: event.res as i32 });
-            };
-            match &mut self.ring {
-                Some(ring) => ring.consume(budget, push),
-                None => {
-                    let most = budget.min(self.events.len());
-                    let count = self.context.get_events(&mut self.events[..most]);
-                    self.events[..count].iter().copied().for_each(&mut push);
-                }
-            }
-            self.in_context -= found;
+        let mut push = |event: Event| {
+            found += 1;
+            each(RawCompletion { user_data: event.data, result: event.res as i32 });
+        };
+        if self.ring.is_none() && self.in_context > 0 {
+            self.take_events(0, Some(Duration::ZERO)).unwrap_or_default();
         }
+        let taken = &self.events[self.given..];
+        let taken = &taken[..taken.len().min(budget)];
+        taken.iter().copied().for_each(&mut push);
+        self.given += taken.len();
+        let budget = budget - taken.len();
+        if let (Some(ring), 1..) = (&mut self.ring, self.in_context) {
+            ring.consume(budget, push);
+        }
+        self.in_context -= found;
         self.pool.reap(budget.saturating_sub(found), each);
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        if self.pool.is_idle() {
+            match self.take_events(1, timeout) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+                done => return done,
+            }
+        }
+        self.heeded = true;
         super::wait_readable(&[self.bell.as_raw_fd(), self.pool.bell()], timeout)
     }
 
@@ -257,8 +289,14 @@ impl Backend for Aio {
         self.pool.cancel(user_data)
     }
 
+    fn heed(&mut self) {
+        self.heeded = true;
+    }
+
     fn acknowledge(&mut self) {
-        sys::drain(&self.bell);
+        if self.heeded {
+            sys::drain(&self.bell);
+        }
         self.pool.acknowledge();
     }
 

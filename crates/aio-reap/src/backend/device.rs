@@ -41,6 +41,10 @@ impl Backend for Device {
         each!(self, backend => backend.submit(batch))
     }
 
+    fn submit_and_wait(&mut self, batch: Batch<'_>) -> (Submitted, bool) {
+        each!(self, backend => backend.submit_and_wait(batch))
+    }
+
     fn reap(&mut self, budget: usize, each: impl FnMut(RawCompletion)) {
         each!(self, backend => backend.reap(budget, each))
     }
@@ -59,6 +63,10 @@ impl Backend for Device {
 
     fn pass(&mut self, time: Duration) -> bool {
         each!(self, backend => backend.pass(time))
+    }
+
+    fn heed(&mut self) {
+        each!(self, backend => backend.heed())
     }
 
     fn acknowledge(&mut self) {

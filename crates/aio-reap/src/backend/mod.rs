@@ -62,6 +62,12 @@ pub(crate) trait Backend {
     /// Starts requests, first to last. An empty batch pushes on with the [backlog](Self::backlog).
     fn submit(&mut self, batch: Batch<'_>) -> Submitted;
 
+    /// As `submit`, and then sleeps until a completion is visible, if that is no extra call and the
+    /// kernel has the whole batch. Returns whether it may have slept.
+    fn submit_and_wait(&mut self, batch: Batch<'_>) -> (Submitted, bool) {
+        (self.submit(batch), false)
+    }
+
     /// Hands at most `budget` completions that are visible now to `each`, which does not panic.
     fn reap(&mut self, budget: usize, each: impl FnMut(RawCompletion));
 
@@ -75,7 +81,14 @@ pub(crate) trait Backend {
     }
 
     /// The engine will sleep on the [descriptors](Self::wake_fds) instead of in `wait`.
-    fn before_sleep(&mut self) {}
+    fn before_sleep(&mut self) {
+        self.heed();
+    }
+
+    /// From now on somebody polls the [descriptors](Self::wake_fds): they are to be silenced by each
+    /// [`acknowledge`](Self::acknowledge), which until then may be too dear. What rang before may
+    /// ring on until the next.
+    fn heed(&mut self) {}
 
     /// Lets time pass until a submission is tried again, with nothing in flight; false where that is
     /// real time.

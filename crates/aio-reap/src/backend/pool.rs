@@ -202,6 +202,11 @@ impl Pool {
         }
     }
 
+    /// No request is with the threads.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.held == 0
+    }
+
     pub(crate) fn acknowledge(&self) {
         // Also when nothing is held: the bell may ring after its completion was reaped.
         if !self.workers.is_empty() {

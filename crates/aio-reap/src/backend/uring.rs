@@ -45,6 +45,8 @@ pub(crate) struct Uring {
     /// Rung by the kernel when it put work off; there if it does that until it is entered for
     /// events.
     deferred: Option<OwnedFd>,
+    /// Somebody polls it: a system call for each turn, to silence it.
+    heeded: bool,
     /// The tables of registered files and buffers were made.
     has_files: bool,
     has_buffers: bool,
@@ -99,6 +101,7 @@ impl Uring {
             cancels: 0,
             max_cancels,
             deferred: bell,
+            heeded: false,
             has_files: false,
             has_buffers: false,
         })
@@ -109,15 +112,55 @@ impl Uring {
         self.deferred.as_ref().map_or(self.ring.as_raw_fd(), AsRawFd::as_raw_fd)
     }
 
-    /// Submits what is in the ring; with put-off work done on the way.
-    fn enter(&mut self) -> io::Result<usize> {
-        let pull = self.deferred.is_some() || {
+    fn poll(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.heed();
+        super::wait_readable(&[self.bell()], timeout)
+    }
+
+    /// Submits what is in the ring, with put-off work done on the way, and waits for that many
+    /// completions once the kernel has all of it.
+    fn enter(&mut self, wanted: u32) -> io::Result<usize> {
+        let pull = wanted > 0 || self.deferred.is_some() || {
             let queue = self.ring.submission();
             queue.taskrun() || queue.cq_overflow()
         };
         let flags = if pull { ENTER_GETEVENTS } else { 0 };
         let count = self.cancels_queued + self.backlog; // within the ring
-        self.entrance.enter(count as u32, 0, flags)
+        self.entrance.enter(count as u32, wanted, flags)
+    }
+
+    fn submit_then(&mut self, mut batch: Batch<'_>, wanted: u32) -> Submitted {
+        let mut queue = self.ring.submission();
+        let offered = batch.len();
+        let mut accepted = 0;
+        while let Some((user_data, slot)) = batch.next_slot() {
+            if push(&mut queue, user_data, slot).is_err() {
+                break;
+            }
+            accepted += 1;
+        }
+        drop(queue); // publishes the tail
+        self.backlog += accepted;
+        let mut stop = (accepted < offered).then_some(Stop::Busy);
+        while self.backlog > 0 {
+            match self.enter(wanted) {
+                // Without SUBMIT_ALL the kernel stops behind a request it refuses (that one has
+                // its completion); none consumed at all means no room.
+                Ok(0) => {
+                    stop = Some(Stop::Busy);
+                    break;
+                }
+                Ok(consumed) => self.consumed(consumed),
+                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+                // EAGAIN, EBUSY: no room. Nothing else is about a request: each has its own
+                // completion. What is in the ring stays there for the next attempt.
+                Err(_) => {
+                    stop = Some(Stop::Busy);
+                    break;
+                }
+            }
+        }
+        Submitted { accepted, stop }
     }
 
     /// The kernel took this many from the ring.
@@ -278,38 +321,12 @@ fn push_other(
 }
 
 impl Backend for Uring {
-    fn submit(&mut self, mut batch: Batch<'_>) -> Submitted {
-        let mut queue = self.ring.submission();
-        let offered = batch.len();
-        let mut accepted = 0;
-        while let Some((user_data, slot)) = batch.next_slot() {
-            if push(&mut queue, user_data, slot).is_err() {
-                break;
-            }
-            accepted += 1;
-        }
-        drop(queue); // publishes the tail
-        self.backlog += accepted;
-        let mut stop = (accepted < offered).then_some(Stop::Busy);
-        while self.backlog > 0 {
-            match self.enter() {
-                // Without SUBMIT_ALL the kernel stops behind a request it refuses (that one has
-                // its completion); none consumed at all means no room.
-                Ok(0) => {
-                    stop = Some(Stop::Busy);
-                    break;
-                }
-                Ok(consumed) => self.consumed(consumed),
-                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-                // EAGAIN, EBUSY: no room. Nothing else is about a request: each has its own
-                // completion. What is in the ring stays there for the next attempt.
-                Err(_) => {
-                    stop = Some(Stop::Busy);
-                    break;
-                }
-            }
-        }
-        Submitted { accepted, stop }
+    fn submit(&mut self, batch: Batch<'_>) -> Submitted {
+        self.submit_then(batch, 0)
+    }
+
+    fn submit_and_wait(&mut self, batch: Batch<'_>) -> (Submitted, bool) {
+        (self.submit_then(batch, 1), true)
     }
 
     fn reap(&mut self, budget: usize, mut each: impl FnMut(RawCompletion)) {
@@ -344,7 +361,7 @@ impl Backend for Uring {
                 self.entrance.enter(count, 1, ENTER_GETEVENTS).map(drop)
             }
             // EXT_ARG would do with one call, from 5.11 on; a poll does everywhere.
-            Some(_) => return super::wait_readable(&[self.bell()], timeout),
+            Some(_) => return self.poll(timeout),
         };
         let left = self.ring.submission().len();
         self.consumed((self.cancels_queued + self.backlog).saturating_sub(left));
@@ -352,7 +369,7 @@ impl Backend for Uring {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
             // A submission that found no room; completions are waited for all the same.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) => {
-                super::wait_readable(&[self.bell()], timeout)
+                self.poll(timeout)
             }
             other => other,
         }
@@ -372,7 +389,7 @@ impl Backend for Uring {
         self.cancels += 1;
         self.cancels_queued += 1;
         // After an error it goes with the next submission.
-        if let Ok(consumed) = self.enter() {
+        if let Ok(consumed) = self.enter(0) {
             self.consumed(consumed);
         }
         true
@@ -382,9 +399,13 @@ impl Backend for Uring {
         self.cancels > 0
     }
 
+    fn heed(&mut self) {
+        self.heeded = true;
+    }
+
     fn acknowledge(&mut self) {
         // The ring's own descriptor is readable while completions are there.
-        if let Some(bell) = &self.deferred {
+        if let (Some(bell), true) = (&self.deferred, self.heeded) {
             sys::drain(bell);
         }
     }
