@@ -32,7 +32,7 @@ impl Queue {
         self.waiters.len()
     }
 
-    fn join(&mut self, waker: Waker) -> u64 {
+    pub(crate) fn join(&mut self, waker: Waker) -> u64 {
         let ticket = self.next;
         self.next += 1;
         self.waiters.push_back(Waiter { ticket, waker: Some(waker) });
@@ -40,9 +40,16 @@ impl Queue {
     }
 
     /// How many are before the holder of the ticket, who is in the queue.
-    fn position(&self, ticket: u64) -> usize {
+    pub(crate) fn position(&self, ticket: u64) -> usize {
         let found = self.waiters.binary_search_by_key(&ticket, |waiter| waiter.ticket);
         found.expect("who has a ticket is in the queue")
+    }
+
+    /// The holder of the ticket waits no more. What is returned is to be dropped where user code may
+    /// run.
+    pub(crate) fn leave(&mut self, ticket: u64) -> Option<Waker> {
+        let position = self.position(ticket);
+        self.waiters.remove(position).and_then(|waiter| waiter.waker)
     }
 
     /// The first that may have one of `free` slots and was not told.
@@ -87,11 +94,10 @@ impl<'e, B: 'static> Submission<'e, B> {
     fn leave(&mut self) {
         let Some(ticket) = self.ticket.take() else { return };
         let mut state = self.core.state.borrow_mut();
-        let position = state.waiting.position(ticket);
-        let waiter = state.waiting.waiters.remove(position);
+        let waker = state.waiting.leave(ticket);
         state.note_waiting();
         drop(state);
-        drop(waiter); // its waker: user code
+        drop(waker); // user code
     }
 }
 

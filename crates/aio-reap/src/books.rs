@@ -122,7 +122,7 @@ impl Books {
             let left = slot.op.len - slot.verdict.done;
             debug_assert!(result as u64 <= left);
             let moved = left.min(result as u64);
-            let whole = slot.whole_blocks(moved);
+            let whole = slot.op.block.whole(moved);
             match slot.op.kind {
                 _ if moved == left => slot.progress(moved),
                 // Also less than a block of a direct read, which goes on at blocks.

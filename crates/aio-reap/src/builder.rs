@@ -104,6 +104,7 @@ pub struct EngineBuilder {
     backend: Option<BackendKind>,
     depth: usize,
     capacity: Option<usize>,
+    remote_capacity: Option<usize>,
     max_batch: Option<usize>,
     adaptive: bool,
     reap_budget: Option<usize>,
@@ -119,6 +120,7 @@ impl Default for EngineBuilder {
             backend: None,
             depth: 128,
             capacity: None,
+            remote_capacity: None,
             max_batch: None,
             adaptive: false,
             reap_budget: None,
@@ -148,6 +150,14 @@ impl EngineBuilder {
     /// times `depth`. One more is refused with [`SubmitError::Full`](crate::SubmitError::Full).
     pub fn capacity(mut self, capacity: usize) -> Self {
         self.capacity = Some(capacity);
+        self
+    }
+
+    /// Most requests of other threads that have a place at a time
+    /// ([`Remote`](crate::Remote)); as many as `capacity` by default. One more is refused with
+    /// [`SubmitError::Full`](crate::SubmitError::Full).
+    pub fn remote_capacity(mut self, remote_capacity: usize) -> Self {
+        self.remote_capacity = Some(remote_capacity);
         self
     }
 
@@ -279,6 +289,7 @@ impl EngineBuilder {
         Ok(Limits {
             depth,
             capacity: within("capacity", capacity, 1 << 24)?,
+            remote: within("remote_capacity", self.remote_capacity.unwrap_or(capacity), 1 << 24)?,
             max_batch: within("max_batch", self.max_batch.unwrap_or(depth), MAX_DEPTH)?,
             adaptive: self.adaptive,
             reap_budget: within("reap_budget", self.reap_budget.unwrap_or(depth), MAX_DEPTH)?,

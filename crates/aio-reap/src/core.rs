@@ -20,6 +20,7 @@ use crate::doorbell::Doorbell;
 use crate::engine::Turn;
 use crate::reap::{ReapMode, Spin};
 use crate::registry::{Kind as ResourceKind, Registration, Registry};
+use crate::remote::Remote;
 use crate::slab::{Ending, Front, Index, State as SlotState};
 use crate::state::{Delivery, State};
 
@@ -163,8 +164,43 @@ impl Core {
 
     /// Refuses requests from now on; who waits for a slot is told.
     pub(crate) fn close(&self) {
-        self.state.borrow_mut().closed = true;
+        self.state.borrow_mut().close();
         self.wake_waiting(|_| usize::MAX);
+    }
+
+    /// A handle for other threads.
+    #[cold]
+    pub(crate) fn remote(&self) -> Remote {
+        self.state.borrow_mut().remote(self.doorbell.foreign_kick())
+    }
+
+    /// Ends the requests of other threads that no slot was found for.
+    pub(crate) fn refuse_letters(&self) {
+        loop {
+            let refused = self.state.borrow_mut().refuse_letter();
+            let Some(errand) = refused else { return };
+            let _guard = self.dispatching();
+            errand.refuse();
+        }
+    }
+
+    /// Turns the engine until no other thread can make requests of it, and none is left.
+    pub(crate) fn serve(&self) -> io::Result<()> {
+        loop {
+            // Before the turn, which then takes what the last of them sent.
+            let alone = self.state.borrow().is_alone();
+            let turn = self.turn(true);
+            if turn.delivered > 0 {
+                continue;
+            }
+            if alone && turn.is_idle() {
+                return Ok(());
+            }
+            // If the last has gone meanwhile, the turn may have answered its ring.
+            if alone || !self.state.borrow().is_alone() {
+                self.sleep(None, None)?;
+            }
+        }
     }
 
     /// Wakes futures whose turn it is to take a slot.
@@ -252,6 +288,7 @@ impl Core {
         }
         let mut state = self.state.borrow_mut();
         state.backend.acknowledge();
+        state.take_letters();
         let timed = state.deadlines.earliest().is_some();
         drop(state);
         if timed && deliver {
@@ -259,7 +296,7 @@ impl Core {
         }
         let delivered = self.round(true, deliver, sleep);
         let state = self.state.borrow();
-        let pending = state.pending() + state.ready();
+        let pending = state.held();
         Turn { delivered, pending, in_flight: state.in_flight() }
     }
 
@@ -304,7 +341,7 @@ impl Core {
         if state.has_work() {
             return Ok(());
         }
-        if state.in_kernel() > 0 && alarm.is_none() {
+        if state.in_kernel() > 0 && alarm.is_none() && state.inbox.is_none() {
             return state.wait(timeout);
         }
         if state.in_kernel() > 0 {

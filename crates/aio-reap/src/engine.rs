@@ -20,9 +20,10 @@ use crate::builder::{BackendKind, EngineBuilder, Fallback, StartError};
 use crate::core::Core;
 use crate::doorbell::Doorbell;
 use crate::file::File;
-use crate::op::{AllocateMode, Kind, Memory, Op};
+use crate::op::{AllocateMode, Block, Kind, Memory, Op};
 use crate::plug::Plug;
 use crate::reap::ReapMode;
+use crate::remote::Remote;
 use crate::request::Request;
 use crate::state::State;
 use crate::stats::EngineStats;
@@ -177,10 +178,8 @@ impl Engine {
             len: shape.len,
             ..self.op(kind, file, offset)
         };
-        let misaligned = file.alignment().is_some_and(|align| {
-            !shape.addresses.is_multiple_of(align.memory as usize)
-                || !(offset | shape.lengths).is_multiple_of(align.offset.into())
-        });
+        let misaligned =
+            file.alignment().is_some_and(|align| !align.accepts_vectors(shape, offset));
         Request::new(self, Some(file.clone()), op, list).misaligned(misaligned)
     }
 
@@ -230,8 +229,8 @@ impl Engine {
     }
 
     fn op(&self, kind: Kind, file: &File, offset: u64) -> Op {
-        let direct = file.alignment().is_some();
-        Op { kind, direct, fd: file.target(&self.core.registry), offset, ..Op::NOP }
+        let block = Block::of(file.alignment());
+        Op { kind, block, fd: file.target(&self.core.registry), offset, ..Op::NOP }
     }
 
     fn transfer<B: IoBuf>(
@@ -301,7 +300,9 @@ impl Engine {
     /// As [`wait`](Self::wait).
     pub fn shutdown(&self) -> io::Result<()> {
         self.core.close();
-        self.core.drain()
+        let drained = self.core.drain();
+        self.core.refuse_letters();
+        drained
     }
 
     /// Runs a future on this thread, turning the engine while it waits.
@@ -328,6 +329,27 @@ impl Engine {
         }
     }
 
+    /// A handle by which other threads make requests of this engine.
+    ///
+    /// The engine hears of them when it is turned: its [descriptor](AsFd) is readable then, and they
+    /// end the sleep of [`wait`](Self::wait), [`block_on`](Self::block_on) and
+    /// [`serve`](Self::serve). The first call allocates the places
+    /// ([`EngineBuilder::remote_capacity`]). Once there is a remote, sleeping costs the engine one
+    /// system call more. Of an engine that was shut down the remote refuses every request.
+    pub fn remote(&self) -> Remote {
+        self.core.remote()
+    }
+
+    /// Turns the engine until the last [`Remote`] is dropped and nothing is left to do; sleeps
+    /// meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait`](Self::wait).
+    pub fn serve(&self) -> io::Result<()> {
+        self.core.serve()
+    }
+
     /// The counters so far; allocates the copy.
     pub fn stats(&self) -> EngineStats {
         self.core.state.borrow().books.stats.clone()
@@ -348,7 +370,7 @@ impl Engine {
         if between_calls && state.needs_retry() && !state.has_work() {
             assert!(core.doorbell.retry_delay().is_some(), "blocked for ever");
         }
-        let pending = state.pending() + state.ready();
+        let pending = state.held();
         Turn { delivered: 0, pending, in_flight: state.in_flight() }
     }
 }
@@ -359,8 +381,10 @@ impl Drop for Engine {
         if !panicking() {
             // An error leaves requests undelivered; `State::drop` waits for them or leaks them.
             let _ = self.shutdown();
+        } else {
+            self.core.state.borrow_mut().close();
+            self.core.refuse_letters();
         }
-        self.core.state.borrow_mut().closed = true;
     }
 }
 

@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::rc::Rc;
 
+use crate::buf_list::Shape;
 use crate::op::Op;
 use crate::registry::{Registration, Registry};
 
@@ -57,14 +58,9 @@ impl File {
         self.0.direct
     }
 
-    /// Whether `op` meets the file's alignment.
+    /// Whether `op` meets the file's alignment. Whoever makes vectors looks at each.
     pub(crate) fn accepts(&self, op: &Op) -> bool {
-        let Some(align) = self.0.direct else { return true };
-        // Whoever makes vectors looks at each.
-        !op.transfers()
-            || op.memory.is_vectors()
-            || ((op.ptr as usize).is_multiple_of(align.memory as usize)
-                && (op.offset | op.len).is_multiple_of(align.offset.into()))
+        self.0.direct.is_none_or(|align| align.accepts(op))
     }
 }
 
@@ -86,6 +82,20 @@ impl Alignment {
         let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
         let flags = crate::sys::check(flags.into())? as i32;
         Ok((flags & libc::O_DIRECT != 0).then(|| Self::ask(fd)))
+    }
+
+    /// Whether `op` is aligned as this; of vectors, [`accepts_vectors`](Self::accepts_vectors) says.
+    pub(crate) fn accepts(self, op: &Op) -> bool {
+        !op.transfers()
+            || op.memory.is_vectors()
+            || ((op.ptr as usize).is_multiple_of(self.memory as usize)
+                && (op.offset | op.len).is_multiple_of(self.offset.into()))
+    }
+
+    /// Whether each buffer of a list is aligned as this, and `offset`.
+    pub(crate) fn accepts_vectors(self, shape: &Shape, offset: u64) -> bool {
+        shape.addresses.is_multiple_of(self.memory as usize)
+            && (offset | shape.lengths).is_multiple_of(self.offset.into())
     }
 
     /// Asks the kernel: `statx` where it knows (6.1), the sector size of a block device, else 512

@@ -77,7 +77,7 @@
 //! [`ReapMode`] says otherwise), dropping the last plug, [`Engine::turn`], [`Engine::wait`] and what
 //! waits by it. Hold no `RefCell` borrow that a callback needs across those.
 //!
-//! An engine stays on its thread:
+//! An engine stays on its thread; others make requests of it by a [`Remote`]:
 //!
 //! ```compile_fail
 //! fn send<T: Send>(_: T) {}
@@ -112,6 +112,7 @@ mod plug;
 mod queue;
 mod reap;
 mod registry;
+mod remote;
 mod request;
 mod slab;
 mod state;
@@ -132,6 +133,7 @@ pub use operation::{Deadline, DeadlinePassed, Operation};
 pub use plug::Plug;
 pub use queue::{Completion, CompletionQueue};
 pub use reap::ReapMode;
+pub use remote::{Remote, RemoteOperation, RemoteRequest, SharedFile};
 pub use request::{Request, SubmitError};
 pub use stats::{EngineStats, Sizes};
 
@@ -143,4 +145,5 @@ pub type Outcome<B> = (std::io::Result<usize>, B);
 pub mod model {
     pub use crate::backend::pool::Jobs;
     pub use crate::backend::ring::{Event, Ring};
+    pub use crate::remote::mailbox::{Answer, Mailbox, Place, Sent, Unsent};
 }

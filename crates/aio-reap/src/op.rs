@@ -2,6 +2,8 @@
 
 use std::os::fd::RawFd;
 
+use crate::file::Alignment;
+
 /// The most bytes Linux moves in one call (`MAX_RW_COUNT`, ABI); longer requests continue as
 /// short transfers.
 pub(crate) const MAX_TRANSFER: usize = 0x7fff_f000;
@@ -112,12 +114,37 @@ impl Memory {
     }
 }
 
+/// The blocks that a file opened with `O_DIRECT` is transferred in: the binary logarithm of their
+/// bytes, plus one. 0 for any other file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Block(u8);
+
+impl Block {
+    pub(crate) const NONE: Self = Self(0);
+
+    #[inline]
+    pub(crate) fn of(direct: Option<Alignment>) -> Self {
+        direct.map_or(Self::NONE, |align| Self(align.offset.trailing_zeros() as u8 + 1))
+    }
+
+    #[inline]
+    pub(crate) fn is_direct(self) -> bool {
+        self != Self::NONE
+    }
+
+    /// What counts of a transfer that moved `bytes` and is not the last: a direct file refuses to
+    /// go on anywhere but at a block, so a block that was begun is transferred again.
+    pub(crate) fn whole(self, bytes: u64) -> u64 {
+        if self.is_direct() { bytes >> (self.0 - 1) << (self.0 - 1) } else { bytes }
+    }
+}
+
 /// One operation as a backend sees it: addresses, not owners. Whoever holds an `Op` relies on the
 /// slot it came from to keep buffer and file alive until the completion.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Op {
     pub(crate) kind: Kind,
-    pub(crate) direct: bool,
+    pub(crate) block: Block,
     pub(crate) memory: Memory,
     /// A descriptor, or the complement of a registered file's number.
     pub(crate) fd: RawFd,
@@ -131,7 +158,7 @@ pub(crate) struct Op {
 impl Op {
     pub(crate) const NOP: Self = Self {
         kind: Kind::Nop,
-        direct: false,
+        block: Block::NONE,
         memory: Memory::PLAIN,
         fd: 0,
         ptr: std::ptr::null_mut(),
@@ -222,7 +249,7 @@ mod tests {
         let mut bytes = [0u8; 10];
         let op = Op {
             kind: Kind::Read,
-            direct: false,
+            block: Block::NONE,
             memory: Memory::PLAIN,
             fd: 0,
             ptr: bytes.as_mut_ptr(),
@@ -235,6 +262,15 @@ mod tests {
         assert_eq!(huge.rest(0).len, 0x7fff_f000);
         let sync = Op { kind: Kind::Fsync, len: 0, ..op };
         assert_eq!(sync.rest(0).offset, 100);
+    }
+
+    #[test]
+    fn blocks_that_were_begun_do_not_count() {
+        assert_eq!((Block::NONE.whole(1023), Block::NONE.is_direct()), (1023, false));
+        for (offset, whole) in [(1, 1023), (512, 512), (1024, 0), (1 << 31, 0)] {
+            let block = Block::of(Some(Alignment { memory: 4, offset }));
+            assert_eq!((block.whole(1023), block.is_direct()), (whole, true));
+        }
     }
 
     #[test]
@@ -267,7 +303,7 @@ mod tests {
             let start = bytes.as_mut_ptr();
             let mut op = Op {
                 kind: Kind::Read,
-                direct: false,
+                block: Block::NONE,
                 memory: Memory::vectors(lens.len() as u16),
                 fd: 0,
                 ptr: vectors.as_mut_ptr().cast(),

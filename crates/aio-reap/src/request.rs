@@ -256,9 +256,9 @@ impl<B> Owned<B> {
     }
 }
 
-struct Callback<B, F> {
-    buf: B,
-    done: F,
+pub(crate) struct Callback<B, F> {
+    pub(crate) buf: B,
+    pub(crate) done: F,
 }
 
 impl<B: 'static, F: FnOnce(io::Result<usize>, B) + 'static> Deliver for Callback<B, F> {

@@ -97,13 +97,6 @@ impl Slot {
         self.op.rest(self.verdict.done)
     }
 
-    /// What counts of a transfer that moved `bytes` and is not the last: a direct file refuses to
-    /// go on anywhere but at a block, so a block that was begun is transferred again.
-    pub(crate) fn whole_blocks(&self, bytes: u64) -> u64 {
-        let align = self.file.as_ref().and_then(File::alignment);
-        align.map_or(bytes, |align| bytes - bytes % u64::from(align.offset))
-    }
-
     /// The request shall not be tried again, nor go on.
     pub(crate) fn end(&mut self, why: Ending) {
         self.retries = why as u8;

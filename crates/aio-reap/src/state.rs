@@ -17,8 +17,11 @@
 use std::io;
 use std::mem;
 use std::num::NonZeroI32;
+use std::os::fd::OwnedFd;
 use std::task::Waker;
 use std::time::{Duration, Instant};
+
+use percpu::sync::Arc;
 
 use crate::adaptive::BatchLimit;
 use crate::admission::Queue;
@@ -27,6 +30,7 @@ use crate::books::Books;
 use crate::cargo::{Parcel, Verdict};
 use crate::deadlines::{Action, Deadlines};
 use crate::histogram::Histogram;
+use crate::remote::{Errand, Inbox, Remote};
 use crate::slab::{Batch, Ending, Front, Index, Slab, State as SlotState, settle};
 
 pub(crate) struct Limits {
@@ -39,6 +43,8 @@ pub(crate) struct Limits {
     pub(crate) adaptive: bool,
     /// Most completions taken by one reap.
     pub(crate) reap_budget: usize,
+    /// Most requests of other threads at a time.
+    pub(crate) remote: usize,
     /// Measure latencies.
     pub(crate) timed: bool,
 }
@@ -52,6 +58,8 @@ pub(crate) struct State {
     pub(crate) deadlines: Deadlines,
     /// Futures that wait for a slot.
     pub(crate) waiting: Queue,
+    /// Requests of other threads, once there may be any.
+    pub(crate) inbox: Option<Box<Inbox>>,
     /// The last reap used up its budget: more may be there, and no wake-up will say so.
     more: bool,
 }
@@ -78,6 +86,7 @@ impl State {
             batch,
             deadlines: Deadlines::default(),
             waiting: Queue::default(),
+            inbox: None,
             more: false,
         }
     }
@@ -112,6 +121,57 @@ impl State {
             || self.ready() > 0
             || self.books.enqueued > 0
             || (!self.books.blocked && (can_submit || self.backend.backlog() > 0))
+            || self.inbox.as_ref().is_some_and(|inbox| inbox.has_mail())
+            || self.letters() > 0
+    }
+
+    /// Requests of other threads that a turn would find a slot for.
+    fn letters(&self) -> usize {
+        let Some(inbox) = &self.inbox else { return 0 };
+        inbox.pending(&self.waiting, &self.books.slab)
+    }
+
+    /// Requests that the kernel is not working on, and that another turn would bring on.
+    pub(crate) fn held(&self) -> usize {
+        self.pending() + self.ready() + self.letters()
+    }
+
+    /// Takes requests of other threads, as far as there are slots.
+    #[inline]
+    pub(crate) fn take_letters(&mut self) {
+        if let Some(inbox) = &mut self.inbox {
+            inbox.turn(&mut self.books, &mut self.waiting, &mut self.deadlines);
+        }
+    }
+
+    /// A handle for other threads, which ring the eventfd `bell`.
+    pub(crate) fn remote(&mut self, bell: &Arc<OwnedFd>) -> Remote {
+        let places = self.limits.remote;
+        let inbox = self.inbox.get_or_insert_with(|| Box::new(Inbox::new(places, bell)));
+        if self.closed {
+            inbox.close();
+        }
+        inbox.remote()
+    }
+
+    /// No other thread can make requests of this engine.
+    pub(crate) fn is_alone(&self) -> bool {
+        !self.inbox.as_ref().is_some_and(|inbox| inbox.has_senders())
+    }
+
+    /// Refuses requests from now on.
+    pub(crate) fn close(&mut self) {
+        self.closed = true;
+        if let Some(inbox) = &mut self.inbox {
+            inbox.close();
+        }
+    }
+
+    /// A request of another thread that no slot was found for, when no turn is to come.
+    pub(crate) fn refuse_letter(&mut self) -> Option<Errand> {
+        let errand = self.inbox.as_mut()?.refuse(&mut self.waiting);
+        self.note_waiting();
+        errand
     }
 
     /// Nothing to do but wait for the kernel, or not even that; and nobody waits for a slot.
@@ -134,6 +194,7 @@ impl State {
     /// Submits one batch. With `sleep` a completion may be waited for, too, unless that would
     /// keep others waiting.
     pub(crate) fn submit(&mut self, sleep: bool) {
+        let sleep = sleep && self.inbox.is_none();
         let sleep = sleep && self.deadlines.earliest().is_none() && self.is_quiet();
         let now = self.now();
         loop {
@@ -293,6 +354,9 @@ impl Drop for State {
             }
             if self.backend.wait(None).is_err() {
                 mem::forget(mem::replace(&mut self.books.slab, Slab::new(0)));
+                if let Some(inbox) = &self.inbox {
+                    inbox.lose();
+                }
                 return;
             }
         }

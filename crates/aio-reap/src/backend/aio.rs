@@ -239,7 +239,7 @@ impl Aio {
 
 /// Whether io_submit starts the request without blocking.
 fn suits_aio(sub: &Sub) -> bool {
-    sub.op.direct && sub.op.transfers()
+    sub.op.block.is_direct() && sub.op.transfers()
 }
 
 impl Backend for Aio {

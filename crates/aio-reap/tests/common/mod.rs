@@ -1,16 +1,11 @@
 //! What the tests on real backends share.
 
+mod variants;
+
 use std::os::unix::fs::OpenOptionsExt;
 
 use aio_reap::{BackendKind, Engine, File};
-
-/// The kernel's interfaces, and io_uring with deferred work.
-pub(crate) const VARIANTS: [(BackendKind, bool); 4] = [
-    (BackendKind::Uring, false),
-    (BackendKind::Uring, true),
-    (BackendKind::Aio, false),
-    (BackendKind::Threads, false),
-];
+use variants::VARIANTS;
 
 /// Runs `test` on every backend this system allows; io_uring and AIO may be refused in a
 /// container, threads may not.

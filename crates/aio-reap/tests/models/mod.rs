@@ -4,6 +4,7 @@
 //! is caught.
 
 mod mutants;
+mod remote;
 
 use aio_reap::model::{Event, Jobs, Ring};
 use percpu::sync::atomic::{AtomicU32, Ordering};

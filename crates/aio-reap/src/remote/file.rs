@@ -1,0 +1,54 @@
+//! An open file that requests of any thread may name.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use percpu::sync::Arc;
+
+use crate::file::Alignment;
+use crate::op::Block;
+
+/// An open file for the requests of [`Remote`](crate::Remote)s, of any engine; cheap to clone.
+///
+/// The descriptor stays open while a clone or a request needs it.
+#[derive(Clone, Debug)]
+pub struct SharedFile(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    fd: OwnedFd,
+    /// `Some` for a file opened with `O_DIRECT`.
+    direct: Option<Alignment>,
+}
+
+impl SharedFile {
+    /// Shares an open file; allocates.
+    ///
+    /// # Errors
+    ///
+    /// The system call's error when its flags cannot be read.
+    pub fn new(fd: impl Into<OwnedFd>) -> io::Result<Self> {
+        let fd = fd.into();
+        let direct = Alignment::of(&fd)?;
+        Ok(Self(Arc::new(Inner { fd, direct })))
+    }
+
+    /// What a request on this file must be aligned to, if it was opened with `O_DIRECT`.
+    pub fn alignment(&self) -> Option<Alignment> {
+        self.0.direct
+    }
+
+    pub(crate) fn block(&self) -> Block {
+        Block::of(self.0.direct)
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.0.fd.as_raw_fd()
+    }
+}
+
+impl AsFd for SharedFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.fd.as_fd()
+    }
+}

@@ -1,0 +1,225 @@
+//! Requests from other threads.
+
+mod file;
+mod inbox;
+mod letter;
+pub(crate) mod mailbox;
+mod operation;
+mod request;
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+
+use percpu::sync::{Arc, thread_id};
+
+pub use self::file::SharedFile;
+pub(crate) use self::inbox::Inbox;
+pub(crate) use self::letter::Errand;
+use self::letter::Letter;
+use self::mailbox::Mailbox;
+pub use self::operation::RemoteOperation;
+pub use self::request::RemoteRequest;
+use crate::buf::{IoBuf, IoBufMut};
+use crate::buf_list::{BufList, Shape};
+use crate::cargo::Verdict;
+use crate::op::{AllocateMode, Kind, Memory, Op};
+use crate::sys;
+
+/// What an engine and its remotes share.
+pub(crate) struct Hub {
+    mailbox: Mailbox<Letter, Verdict>,
+    /// The engine's kick.
+    bell: Arc<OwnedFd>,
+    /// The engine's thread, which must not block on itself.
+    home: u64,
+}
+
+impl Hub {
+    fn new(places: usize, bell: Arc<OwnedFd>) -> Arc<Self> {
+        Arc::new(Self { mailbox: Mailbox::new(places), bell, home: thread_id() })
+    }
+
+    fn ring(&self) {
+        sys::signal(&self.bell);
+    }
+}
+
+/// A handle by which other threads make requests of an engine: [`Engine::remote`].
+///
+/// Cheap to clone. A request goes into a queue, and the engine performs it at its next turn; the
+/// thread that makes the queue non-empty wakes the engine, so a burst costs one wake-up. The buffer
+/// comes back with the result, by a [`RemoteOperation`] or a callback. Sending takes two short locks
+/// of its own and no allocation.
+///
+/// At most [`EngineBuilder::remote_capacity`] requests have a place at a time, from the submission
+/// until the result is collected (or the callback begins). The engine's slots are another limit, for
+/// which remote requests wait in line with those of [`Request::submit_async`]: first come, first
+/// served.
+///
+/// When the engine is shut down or dropped, every request that it has is performed first; one that
+/// has come too late, or that finds no slot then, ends with `ECANCELED`. None is forgotten.
+///
+/// [`Engine::remote`]: crate::Engine::remote
+/// [`EngineBuilder::remote_capacity`]: crate::EngineBuilder::remote_capacity
+/// [`Request::submit_async`]: crate::Request::submit_async
+///
+/// ```
+/// use aio_reap::{Engine, Remote, SharedFile};
+///
+/// # fn main() -> std::io::Result<()> {
+/// let (to_main, from_engine) = std::sync::mpsc::channel::<Remote>();
+/// let engine = std::thread::spawn(move || {
+///     let engine = Engine::new()?;
+///     to_main.send(engine.remote()).unwrap();
+///     engine.serve() // until the last remote is dropped
+/// });
+/// let remote = from_engine.recv().unwrap();
+/// let file = SharedFile::new(tempfile::tempfile()?)?;
+/// let write = remote.write(&file, b"hello".to_vec(), 0).submit()?;
+/// assert_eq!(write.wait().0?, 5); // or `.await`, on any executor
+/// let (read, buf) = remote.read(&file, vec![0; 5], 0).submit()?.wait();
+/// assert_eq!((read?, &buf[..]), (5, &b"hello"[..]));
+/// drop(remote);
+/// engine.join().unwrap()
+/// # }
+/// ```
+pub struct Remote {
+    hub: Arc<Hub>,
+}
+
+impl Remote {
+    fn new(hub: &Arc<Hub>) -> Self {
+        hub.mailbox.add_sender();
+        Self { hub: Arc::clone(hub) }
+    }
+
+    fn hub(&self) -> &Arc<Hub> {
+        &self.hub
+    }
+
+    /// Reads as [`Engine::read`](crate::Engine::read).
+    pub fn read<B: IoBufMut + Send>(
+        &self,
+        file: &SharedFile,
+        mut buf: B,
+        offset: u64,
+    ) -> RemoteRequest<'_, B> {
+        let (ptr, len) = (buf.as_mut_ptr(), buf.len() as u64);
+        let op = Op { ptr, len, ..op(Kind::Read, file, offset) };
+        RemoteRequest::new(self, Some(file), op, buf)
+    }
+
+    /// Reads as [`Engine::read_exact`](crate::Engine::read_exact).
+    pub fn read_exact<B: IoBufMut + Send>(
+        &self,
+        file: &SharedFile,
+        buf: B,
+        offset: u64,
+    ) -> RemoteRequest<'_, B> {
+        self.read(file, buf, offset).exact()
+    }
+
+    /// Writes as [`Engine::write`](crate::Engine::write).
+    pub fn write<B: IoBuf + Send>(
+        &self,
+        file: &SharedFile,
+        buf: B,
+        offset: u64,
+    ) -> RemoteRequest<'_, B> {
+        let (ptr, len) = (buf.as_ptr().cast_mut(), buf.len() as u64);
+        let op = Op { ptr, len, ..op(Kind::Write, file, offset) };
+        RemoteRequest::new(self, Some(file), op, buf)
+    }
+
+    /// Reads as [`Engine::read_vectored`](crate::Engine::read_vectored).
+    pub fn read_vectored<B: IoBufMut + Send>(
+        &self,
+        file: &SharedFile,
+        mut list: BufList<B>,
+        offset: u64,
+    ) -> RemoteRequest<'_, BufList<B>> {
+        let shape = list.shape_for_read();
+        self.vectored(Kind::Read, file, &shape, list, offset)
+    }
+
+    /// Writes as [`Engine::write_vectored`](crate::Engine::write_vectored).
+    pub fn write_vectored<B: IoBuf + Send>(
+        &self,
+        file: &SharedFile,
+        mut list: BufList<B>,
+        offset: u64,
+    ) -> RemoteRequest<'_, BufList<B>> {
+        let shape = list.shape_for_write();
+        self.vectored(Kind::Write, file, &shape, list, offset)
+    }
+
+    fn vectored<B: Send + 'static>(
+        &self,
+        kind: Kind,
+        file: &SharedFile,
+        shape: &Shape,
+        list: BufList<B>,
+        offset: u64,
+    ) -> RemoteRequest<'_, BufList<B>> {
+        let memory = Memory::vectors(shape.count);
+        let (ptr, len) = (shape.first.cast(), shape.len);
+        let op = Op { memory, ptr, len, ..op(kind, file, offset) };
+        let misaligned =
+            file.alignment().is_some_and(|align| !align.accepts_vectors(shape, offset));
+        RemoteRequest::new(self, Some(file), op, list).misaligned(misaligned)
+    }
+
+    /// As [`Engine::fsync`](crate::Engine::fsync).
+    pub fn fsync(&self, file: &SharedFile) -> RemoteRequest<'_, ()> {
+        RemoteRequest::new(self, Some(file), op(Kind::Fsync, file, 0), ())
+    }
+
+    /// As [`Engine::fdatasync`](crate::Engine::fdatasync).
+    pub fn fdatasync(&self, file: &SharedFile) -> RemoteRequest<'_, ()> {
+        RemoteRequest::new(self, Some(file), op(Kind::Fdatasync, file, 0), ())
+    }
+
+    /// As [`Engine::allocate`](crate::Engine::allocate).
+    pub fn allocate(
+        &self,
+        file: &SharedFile,
+        mode: AllocateMode,
+        offset: u64,
+        len: u64,
+    ) -> RemoteRequest<'_, ()> {
+        let op = Op { len, ..op(mode.kind(), file, offset) };
+        RemoteRequest::new(self, Some(file), op, ())
+    }
+
+    /// As [`Engine::nop`](crate::Engine::nop): the cost of the way there and back.
+    pub fn nop(&self) -> RemoteRequest<'_, ()> {
+        RemoteRequest::new(self, None, Op::NOP, ())
+    }
+}
+
+fn op(kind: Kind, file: &SharedFile, offset: u64) -> Op {
+    Op { kind, block: file.block(), fd: file.fd(), offset, ..Op::NOP }
+}
+
+impl Clone for Remote {
+    fn clone(&self) -> Self {
+        Self::new(&self.hub)
+    }
+}
+
+impl Drop for Remote {
+    /// The last one ends [`Engine::serve`](crate::Engine::serve).
+    fn drop(&mut self) {
+        if self.hub.mailbox.drop_sender() {
+            self.hub.ring();
+        }
+    }
+}
+
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mailbox = &self.hub.mailbox;
+        let taken = mailbox.capacity() - mailbox.free_len();
+        f.debug_struct("Remote").field("taken", &taken).field("of", &mailbox.capacity()).finish()
+    }
+}

@@ -1,0 +1,119 @@
+//! What another thread waits with.
+
+use std::fmt;
+use std::future::Future;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use percpu::sync::{Arc, thread_id};
+
+use super::mailbox::{Answer, Place};
+use super::{Hub, Letter};
+use crate::Outcome;
+use crate::cargo::Verdict;
+use crate::request::Owned;
+
+/// A request that was sent to another thread's engine; await it on any executor, or block with
+/// [`wait`](Self::wait).
+///
+/// Dropping it abandons the result, not the I/O: the request still runs, and its buffer is freed on
+/// the engine's thread when it is done. Forgetting it is safe, but its place stays taken.
+#[must_use = "dropping an operation abandons its result"]
+pub struct RemoteOperation<B> {
+    hub: Arc<Hub>,
+    /// `None` once the result was handed out.
+    place: Option<Place>,
+    buf: PhantomData<B>,
+}
+
+/// It never pins anything: the buffer is in the mailbox.
+impl<B> Unpin for RemoteOperation<B> {}
+
+impl<B: Send + 'static> RemoteOperation<B> {
+    /// The letter at `place` is this one's, with an `Owned<B>` as its cargo.
+    pub(super) fn new(hub: &Arc<Hub>, place: Place) -> Self {
+        Self { hub: Arc::clone(hub), place: Some(place), buf: PhantomData }
+    }
+
+    /// Whether the result is there.
+    pub fn is_done(&self) -> bool {
+        self.place.is_none_or(|place| self.hub.mailbox.is_done(place))
+    }
+
+    /// Blocks until the request completes.
+    ///
+    /// # Panics
+    ///
+    /// Panics on the engine's own thread, which would wait for itself; if the result was already
+    /// taken by polling; and if the engine is gone without having got the buffer back from the
+    /// kernel (a descriptor of the engine was closed behind its back).
+    pub fn wait(mut self) -> Outcome<B> {
+        let answer = self.block(None);
+        self.open(answer.expect("without an end it waits for the result"))
+    }
+
+    /// As [`wait`](Self::wait), for `timeout` at most.
+    ///
+    /// # Errors
+    ///
+    /// The operation, when the time is over first.
+    ///
+    /// # Panics
+    ///
+    /// As [`wait`](Self::wait).
+    pub fn wait_timeout(mut self, timeout: Duration) -> Result<Outcome<B>, Self> {
+        let end = Instant::now().checked_add(timeout);
+        match self.block(end) {
+            Some(answer) => Ok(self.open(answer)),
+            None => Err(self),
+        }
+    }
+
+    fn block(&self, end: Option<Instant>) -> Option<Answer<Letter, Verdict>> {
+        assert!(thread_id() != self.hub.home, "the engine's thread would wait for itself");
+        self.hub.mailbox.wait(self.place(), end)
+    }
+
+    fn place(&self) -> Place {
+        self.place.expect("an operation is not polled after it was ready")
+    }
+
+    /// What the engine has answered.
+    fn open(&mut self, (mut letter, verdict): Answer<Letter, Verdict>) -> Outcome<B> {
+        self.place = None;
+        // SAFETY: `new` was given a letter whose cargo is an `Owned<B>`, and this is that letter.
+        let owned = unsafe { letter.cargo.take::<Owned<B>>() };
+        owned.expect("nobody else takes it").outcome(verdict.result())
+    }
+}
+
+impl<B: Send + 'static> Future for RemoteOperation<B> {
+    type Output = Outcome<B>;
+
+    /// # Panics
+    ///
+    /// Panics when polled again after it was ready, and as [`wait`](RemoteOperation::wait) does
+    /// when the engine is gone.
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome<B>> {
+        match self.hub.mailbox.poll(self.place(), context.waker()) {
+            Some(answer) => Poll::Ready(self.open(answer)),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl<B> Drop for RemoteOperation<B> {
+    fn drop(&mut self) {
+        if let Some(place) = self.place {
+            drop(self.hub.mailbox.abandon(place)); // with the buffer, if it is back
+        }
+    }
+}
+
+impl<B> fmt::Debug for RemoteOperation<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteOperation").field("collected", &self.place.is_none()).finish()
+    }
+}

@@ -1,0 +1,526 @@
+//! Requests from other threads: performed once, answered once, and never forgotten.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+mod common;
+#[path = "common/readable.rs"]
+mod readable;
+
+use std::cell::Cell;
+use std::future::{Future, poll_fn};
+use std::os::fd::AsFd;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aio_reap::scripted::{Script, SubmitStep};
+use aio_reap::{
+    AlignedBuf, AllocateMode, BufList, Engine, IoBuf, IoBufMut, Remote, RemoteOperation,
+    RemoteRequest, SharedFile, SubmitError,
+};
+use common::{direct_file, on_every_backend};
+use readable::readable;
+
+const SHORT: Duration = Duration::from_millis(20);
+
+fn scripted(depth: usize, capacity: usize, places: usize) -> (Engine, Script) {
+    let script = Script::new();
+    let builder = Engine::builder().depth(depth).capacity(capacity).remote_capacity(places);
+    (builder.build_scripted(&script).unwrap(), script)
+}
+
+fn shared_file() -> SharedFile {
+    SharedFile::new(tempfile::tempfile().unwrap()).unwrap()
+}
+
+/// Runs `work` on a thread of its own while the engine serves.
+fn beside<T: Send + 'static>(
+    engine: &Engine,
+    work: impl FnOnce(Remote) -> T + Send + 'static,
+) -> T {
+    let remote = engine.remote();
+    let worker = thread::spawn(move || work(remote));
+    engine.serve().unwrap();
+    worker.join().unwrap()
+}
+
+/// Unparks a thread.
+struct Unpark(thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// The smallest executor.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = std::pin::pin!(future);
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return output;
+        }
+        thread::park();
+    }
+}
+
+/// A buffer that counts when it is freed.
+struct Counted(Vec<u8>, Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fill(0xdd);
+        self.1.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+// SAFETY: as for the `Vec` inside, which nothing touches while the engine has the value.
+unsafe impl IoBuf for Counted {
+    fn as_ptr(&self) -> *const u8 {
+        self.0.as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+// SAFETY: as above.
+unsafe impl IoBufMut for Counted {
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.0.as_mut_ptr()
+    }
+}
+
+#[test]
+fn handles_may_go_to_other_threads() {
+    fn shareable<T: Send + Sync>() {}
+    fn movable<T: Send>() {}
+    shareable::<Remote>();
+    shareable::<SharedFile>();
+    shareable::<RemoteRequest<'_, Vec<u8>>>();
+    shareable::<RemoteOperation<Vec<u8>>>();
+    movable::<RemoteOperation<Cell<u8>>>();
+}
+
+/// Every operation, waited for and awaited, on every backend.
+#[test]
+fn inv15_remote_requests_do_the_same_everywhere() {
+    on_every_backend(|engine| {
+        beside(engine, |remote| {
+            let file = shared_file();
+            let write = remote.write(&file, vec![7; 10_000], 0).submit().unwrap();
+            assert_eq!(write.wait().0.unwrap(), 10_000);
+            let read = remote.read(&file, vec![1; 8], 9_996).submit().unwrap();
+            assert_eq!(block_on(read).1, [7, 7, 7, 7, 1, 1, 1, 1]);
+            let (read, buf) =
+                remote.read(&file, vec![1; 8], 9_996).zero_fill().submit().unwrap().wait();
+            assert_eq!((read.unwrap(), buf), (8, vec![7, 7, 7, 7, 0, 0, 0, 0]));
+            let (read, _) = remote.read_exact(&file, vec![1; 8], 9_996).submit().unwrap().wait();
+            assert_eq!(read.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
+            for sync in [remote.fsync(&file), remote.fdatasync(&file), remote.nop()] {
+                assert_eq!(block_on(sync.submit().unwrap()).0.unwrap(), 0);
+            }
+            let punch = remote.allocate(&file, AllocateMode::PunchHole, 0, 4096);
+            punch.submit().unwrap().wait().0.unwrap();
+            let list = BufList::new(vec![vec![1; 4095], vec![2; 3]]).unwrap();
+            let (read, list) = remote.read_vectored(&file, list, 1).submit().unwrap().wait();
+            assert_eq!(
+                (read.unwrap(), &list[0][..], &list[1][..]),
+                (4098, &[0; 4095][..], &[7; 3][..])
+            );
+            let (written, _) = remote.write_vectored(&file, list, 0).submit().unwrap().wait();
+            assert_eq!(written.unwrap(), 4098);
+
+            let (send, receive) = mpsc::channel();
+            let done = move |result: std::io::Result<usize>, buf: Vec<u8>| {
+                send.send((thread::current().id(), result.unwrap(), buf)).unwrap();
+            };
+            remote.read(&file, vec![1; 2], 4094).callback(done).unwrap();
+            let (ran_on, read, buf) = receive.recv().unwrap();
+            assert_eq!((read, buf), (2, vec![0, 7]));
+            assert_ne!(ran_on, thread::current().id());
+        });
+    });
+}
+
+/// Files opened with `O_DIRECT`: what is misaligned comes back, and the rest is done.
+#[test]
+fn direct_files_are_asked_for_aligned_requests() {
+    on_every_backend(|engine| {
+        let Some((_temp, local)) = direct_file(engine) else { return };
+        let file = SharedFile::new(local.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        assert_eq!(file.alignment(), local.alignment());
+        beside(engine, move |remote| {
+            let refused = remote.write(&file, AlignedBuf::zeroed(100, 4096), 0).submit();
+            let Err(SubmitError::Misaligned(request)) = refused else { panic!("{refused:?}") };
+            assert_eq!(request.into_buf().len(), 100);
+            let buf = AlignedBuf::zeroed(8192, 4096);
+            assert_eq!(remote.write(&file, buf, 0).submit().unwrap().wait().0.unwrap(), 8192);
+            let list =
+                BufList::new(vec![AlignedBuf::zeroed(4096, 4096), AlignedBuf::zeroed(4096, 4096)]);
+            let (read, mut list) =
+                remote.read_vectored(&file, list.unwrap(), 0).submit().unwrap().wait();
+            assert_eq!(read.unwrap(), 8192);
+            list[1].set_len(7);
+            let refused = remote.read_vectored(&file, list, 0).submit();
+            assert!(matches!(refused, Err(SubmitError::Misaligned(_))));
+        });
+    });
+}
+
+/// What has no place comes back, and a place is free again when its result is collected.
+#[test]
+fn inv01_places_are_bounded_and_come_back() {
+    let (engine, script) = scripted(8, 8, 2);
+    let remote = engine.remote();
+    let mut ops: Vec<_> = (0..2).map(|_| remote.nop().submit().unwrap()).collect();
+    let file = shared_file();
+    let refused = remote.write(&file, vec![5; 3], 0).submit();
+    let Err(SubmitError::Full(request)) = refused else { panic!("{refused:?}") };
+    assert_eq!(engine.turn().in_flight, 2);
+    script.complete(2);
+    engine.turn();
+    // Complete, but not collected.
+    let Err(SubmitError::Full(request)) = request.submit() else { panic!() };
+    assert!(ops.iter().all(RemoteOperation::is_done));
+    block_on(ops.pop().unwrap()).0.unwrap();
+    let write = request.submit().unwrap();
+    assert!(matches!(remote.nop().callback(|_, ()| ()), Err(SubmitError::Full(_))));
+    drop(ops);
+    // A callback's place is free when it begins.
+    let (inner, called) = (remote.clone(), Arc::new(AtomicUsize::new(0)));
+    let counter = Arc::clone(&called);
+    let again = move |_, ()| {
+        counter.fetch_add(1, Ordering::Relaxed);
+        let counter = Arc::clone(&counter);
+        let count = move |_, ()| _ = counter.fetch_add(1, Ordering::Relaxed);
+        inner.nop().callback(count).unwrap();
+    };
+    remote.nop().callback(again).unwrap();
+    engine.turn();
+    script.complete(2);
+    engine.turn();
+    assert_eq!(block_on(write).0.unwrap(), 3);
+    engine.turn();
+    script.complete(1);
+    engine.turn();
+    assert_eq!(called.load(Ordering::Relaxed), 2);
+    assert!(engine.validate().is_idle());
+}
+
+/// A burst rings once, a foreign loop hears of it, and after the turn the descriptor is quiet.
+#[test]
+fn inv09_a_burst_rings_and_one_turn_answers_it() {
+    let (engine, script) = scripted(8, 8, 8);
+    let remote = engine.remote();
+    assert!(!readable(&engine, Duration::ZERO));
+    let ops: Vec<_> = (0..5).map(|_| remote.nop().submit().unwrap()).collect();
+    assert!(readable(&engine, Duration::ZERO), "nobody is told");
+    assert_eq!(engine.turn().in_flight, 5);
+    assert!(!readable(&engine, Duration::ZERO), "a loop would spin");
+    script.complete(5);
+    assert!(readable(&engine, Duration::ZERO));
+    engine.turn();
+    assert!(ops.iter().all(RemoteOperation::is_done));
+    engine.turn();
+    assert!(!readable(&engine, Duration::ZERO));
+    // Sent before anybody watched, by an engine that was never turned.
+    let (engine, _script) = scripted(8, 8, 8);
+    let op = engine.remote().nop().submit().unwrap();
+    assert!(readable(&engine, Duration::ZERO));
+    drop(op);
+}
+
+/// Slots go to remote requests and to futures in the order in which they came, and a foreign loop
+/// hears of a slot that is freed for one.
+#[test]
+fn remote_requests_wait_in_line_for_slots() {
+    let (engine, script) = scripted(2, 2, 8);
+    let remote = engine.remote();
+    assert!(!readable(&engine, Duration::ZERO)); // watched from here on
+    let mut taken: Vec<_> = (0..2).map(|_| engine.nop().submit().unwrap()).collect();
+    type Task<'e> = Option<Pin<Box<dyn Future<Output = ()> + 'e>>>;
+    let poll = |task: &mut Task| {
+        let Some(future) = task else { return true };
+        let ready = future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+        if ready {
+            *task = None;
+        }
+        ready
+    };
+    let wait = || -> Task {
+        Some(Box::pin(async { _ = engine.nop().submit_async().await.unwrap().await }))
+    };
+    let mut first = wait();
+    assert!(!poll(&mut first));
+    let ops = [(); 2].map(|()| remote.nop().submit().unwrap());
+    engine.turn(); // the first of them is in line now
+    let mut last = wait();
+    assert!(!poll(&mut last));
+    script.complete(2);
+    engine.turn();
+    assert!(!readable(&engine, Duration::ZERO), "both slots wait to be collected");
+
+    taken.pop().unwrap().wait().0.unwrap(); // a slot for `first`
+    engine.turn();
+    assert_eq!(script.in_flight(), 0, "it went to who came later");
+    taken.pop().unwrap().wait().0.unwrap(); // and one for the letter
+    assert!(readable(&engine, Duration::ZERO), "nobody brings the letter on");
+    engine.turn();
+    assert_eq!(script.in_flight(), 1);
+    assert!(!poll(&mut last) && !poll(&mut first));
+    assert_eq!(script.in_flight(), 2, "the first has its own");
+    while !poll(&mut first) || !ops.iter().all(RemoteOperation::is_done) {
+        script.complete(2);
+        engine.turn();
+        poll(&mut last);
+    }
+    engine.drain().unwrap();
+    assert!(poll(&mut last));
+    assert!(engine.validate().is_idle());
+}
+
+/// An engine that is shut down or dropped performs what was sent, gives back what finds no slot,
+/// and refuses the rest.
+#[test]
+fn inv14_the_end_answers_every_remote_request() {
+    for explicit in [true, false] {
+        let (engine, _script) = scripted(2, 2, 8);
+        let remote = engine.remote();
+        let file = shared_file();
+        let freed = Arc::new(AtomicUsize::new(0));
+        let buf = || Counted(vec![1; 8], Arc::clone(&freed));
+        let writes: Vec<_> =
+            (0..6).map(|at| remote.write(&file, buf(), at * 8).submit().unwrap()).collect();
+        let (send, called) = mpsc::channel();
+        remote.nop().callback(move |result, ()| send.send(result).unwrap()).unwrap();
+        drop(remote.write(&file, buf(), 48).submit().unwrap()); // nobody waits: performed all the same
+        if explicit {
+            engine.shutdown().unwrap();
+            assert!(matches!(remote.nop().submit(), Err(SubmitError::Closed(_))));
+            let after = engine.remote();
+            assert!(matches!(after.nop().submit(), Err(SubmitError::Closed(_))));
+        }
+        drop(engine);
+        let Err(SubmitError::Closed(request)) = remote.write(&file, buf(), 0).submit() else {
+            panic!("accepted by nobody")
+        };
+        drop(request);
+        assert_eq!(freed.load(Ordering::Relaxed), 2);
+        for write in writes {
+            let (result, buf) = block_on(write);
+            assert_eq!((result.unwrap(), buf.0.len()), (8, 8));
+        }
+        assert_eq!(called.recv().unwrap().unwrap(), 0);
+        assert_eq!(freed.load(Ordering::Relaxed), 8);
+    }
+    // Slots that never come: the letters do.
+    let (engine, script) = scripted(1, 1, 8);
+    let remote = engine.remote();
+    let kept = engine.nop().submit().unwrap();
+    let file = shared_file();
+    let writes = [(); 2].map(|()| remote.write(&file, vec![3; 3], 0).submit().unwrap());
+    let (send, called) = mpsc::channel();
+    remote.nop().callback(move |result, ()| send.send(result).unwrap()).unwrap();
+    script.complete(1);
+    drop(engine);
+    for write in writes {
+        let (result, buf) = write_result(write);
+        assert_eq!((result.unwrap_err().raw_os_error(), buf), (Some(libc::ECANCELED), vec![3; 3]));
+    }
+    assert_eq!(called.recv().unwrap().unwrap_err().raw_os_error(), Some(libc::ECANCELED));
+    kept.wait().0.unwrap();
+}
+
+fn write_result<B: Send + 'static>(op: RemoteOperation<B>) -> aio_reap::Outcome<B> {
+    assert!(op.is_done());
+    block_on(op)
+}
+
+/// An engine whose thread panics: who waits is told, whatever had become of the request.
+#[test]
+fn inv14_a_panic_of_the_engine_answers_every_remote_request() {
+    let (to_us, from_engine) = mpsc::channel();
+    let (go_on, waits) = mpsc::channel::<()>();
+    let engine = thread::spawn(move || {
+        let (engine, script) = scripted(2, 2, 8);
+        to_us.send(engine.remote()).unwrap();
+        waits.recv().unwrap();
+        engine.turn();
+        script.complete(1);
+        drop(engine.plug()); // delivers
+        panic!("on purpose");
+    });
+    let remote = from_engine.recv().unwrap();
+    let file = shared_file();
+    let writes: Vec<_> =
+        (0..4).map(|at| remote.write(&file, vec![3; 3], at * 3).submit().unwrap()).collect();
+    let (send, called) = mpsc::channel::<()>();
+    remote.nop().callback(move |_, ()| send.send(()).unwrap()).unwrap();
+    go_on.send(()).unwrap();
+    let mut done = 0;
+    for write in writes {
+        let (result, buf) = write.wait();
+        assert_eq!(buf, [3; 3]);
+        match result {
+            Ok(_) => done += 1,
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ECANCELED)),
+        }
+    }
+    assert_eq!(done, 1);
+    assert!(called.recv().is_err(), "a callback ran while its thread panicked");
+    assert!(engine.join().is_err());
+}
+
+/// Operations that are dropped or forgotten: the request is performed, and the buffer is freed where
+/// and when it should.
+#[test]
+fn inv13_dropped_remote_operations_leave_their_buffers_until_the_end() {
+    let (engine, script) = scripted(8, 8, 8);
+    let remote = engine.remote();
+    let file = shared_file();
+    let freed = Arc::new(AtomicUsize::new(0));
+    let count = || freed.load(Ordering::Relaxed);
+    let write = |at: u64| {
+        let buf = Counted(vec![at as u8; 16], Arc::clone(&freed));
+        remote.write(&file, buf, at * 16).submit().unwrap()
+    };
+    drop(write(0)); // before the engine has it
+    let in_flight = write(1);
+    let done = write(2);
+    std::mem::forget(write(3));
+    engine.turn();
+    drop(in_flight);
+    assert_eq!(count(), 0, "freed while the kernel has it");
+    script.complete(2);
+    engine.turn();
+    assert_eq!(count(), 2);
+    script.complete(2);
+    engine.turn();
+    assert_eq!(count(), 2, "this one is waited for");
+    drop(done);
+    assert_eq!(count(), 3);
+    let (read, buf) = remote
+        .read(&file, vec![9; 64], 0)
+        .submit()
+        .map(|read| {
+            script.on_submit(SubmitStep::Inline);
+            engine.turn();
+            block_on(read)
+        })
+        .unwrap();
+    assert_eq!(read.unwrap(), 64);
+    assert!(buf.chunks(16).zip(0..).all(|(bytes, nr)| bytes == [nr; 16]));
+}
+
+/// A time ends the wait of another thread, or the request.
+#[test]
+fn remote_waits_and_requests_end_in_time() {
+    let (engine, script) = scripted(1, 4, 8);
+    let remote = engine.remote();
+    let thread = thread::spawn(move || {
+        let start = Instant::now();
+        let op = remote.nop().submit().unwrap();
+        let op = op.wait_timeout(SHORT).unwrap_err();
+        assert!(start.elapsed() >= SHORT);
+        let late = remote.nop().cancel_after(SHORT).submit().unwrap();
+        assert_eq!(late.wait().0.unwrap_err().raw_os_error(), Some(libc::ETIMEDOUT));
+        op
+    });
+    while !thread.is_finished() {
+        engine.turn(); // never sleeps: then the device would complete
+        thread::sleep(Duration::from_micros(100));
+    }
+    script.complete(1);
+    engine.turn();
+    let op = thread.join().unwrap();
+    block_on(op).0.unwrap();
+}
+
+/// A sleeping engine is woken whatever it sleeps for: idle, with a request in the kernel, in a
+/// `block_on`.
+#[test]
+fn inv06_a_remote_request_ends_every_kind_of_sleep() {
+    on_every_backend(|engine| {
+        let remote = engine.remote();
+        let (reader, writer) = std::io::pipe().unwrap();
+        let never = engine.attach(reader).unwrap();
+        let pipe = engine.read(&never, vec![0; 1], 0).submit().unwrap(); // waits, where the kernel can
+        let thread = thread::spawn(move || {
+            thread::sleep(SHORT);
+            remote.nop().submit().unwrap().wait().0.unwrap();
+            thread::sleep(SHORT);
+            remote.nop().submit().unwrap().wait().0.unwrap();
+            drop(writer);
+        });
+        if !pipe.is_done() {
+            engine.wait(Some(Duration::from_secs(20))).unwrap(); // by the first
+        }
+        engine.block_on(pipe).unwrap().0.unwrap_or_default();
+        engine.serve().unwrap();
+        thread.join().unwrap();
+    });
+}
+
+/// The engine's own thread may await its remote requests, but not block on them.
+#[test]
+fn the_engines_thread_cannot_wait_for_itself() {
+    let (engine, _script) = scripted(4, 4, 4);
+    let remote = engine.remote();
+    let op = remote.nop().submit().unwrap();
+    engine.block_on(op).unwrap().0.unwrap();
+    let op = remote.nop().submit().unwrap();
+    let blocked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| op.wait()));
+    assert!(blocked.is_err());
+    engine.drain().unwrap();
+}
+
+/// Whatever wakes the future of a `block_on`, and wherever: it is polled from the loop at the bottom
+/// of the stack alone, and each wake-up leads to a poll.
+#[test]
+fn inv06_no_task_on_the_stack_is_ever_resumed() {
+    let (engine, script) = scripted(8, 64, 8);
+    let engine = Rc::new(engine);
+    let (depth, polls) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0u32)));
+    let mut operation: Option<aio_reap::Operation<()>> = None;
+    let task = poll_fn(|context| {
+        assert_eq!(depth.replace(1), 0, "resumed on its own stack");
+        polls.set(polls.get() + 1);
+        // A completion inside the submission below: its callback wakes this task, turns the engine,
+        // waits, and runs another task to its end, all on top of us.
+        let (inner, waker) = (Rc::downgrade(&engine), context.waker().clone());
+        let done = move |_: std::io::Result<usize>, ()| {
+            let engine: Rc<Engine> = inner.upgrade().unwrap();
+            waker.wake_by_ref();
+            engine.turn();
+            engine.block_on(engine.nop().submit().unwrap()).unwrap().0.unwrap();
+            waker.wake();
+        };
+        // An operation of ours from the last poll completes there too.
+        if let Some(mut operation) = operation.take() {
+            if Pin::new(&mut operation).poll(context).is_pending() {
+                script.complete(8);
+            }
+            script.on_submit(SubmitStep::Inline);
+            engine.nop().callback(done).unwrap();
+        } else {
+            script.on_submit(SubmitStep::Inline);
+            engine.nop().callback(done).unwrap();
+        }
+        let mut next = engine.nop().submit().unwrap();
+        let ready = Pin::new(&mut next).poll(context).is_ready();
+        assert!(!ready, "it is scripted to wait");
+        operation = Some(next);
+        depth.set(0);
+        if polls.get() < 50 { Poll::Pending } else { Poll::Ready(()) }
+    });
+    engine.block_on(task).unwrap(); // hangs if a wake-up is lost
+    assert_eq!(polls.get(), 50);
+    drop(operation);
+    engine.drain().unwrap();
+}

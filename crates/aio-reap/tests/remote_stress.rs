@@ -1,0 +1,243 @@
+//! Some seconds of requests from many threads on every real backend: nothing is lost, nothing comes
+//! twice, and nobody sleeps on.
+//!
+//! ```sh
+//! cargo test --release -p aio-reap --test remote_stress -- --ignored --test-threads 1
+//! ```
+//!
+//! `OFFLOCK_STRESS_SECONDS` (2) says how long each backend takes.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "common/goes_on.rs"]
+mod goes_on;
+#[path = "common/seconds.rs"]
+mod seconds;
+#[path = "common/variants.rs"]
+mod variants;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aio_reap::{
+    BackendKind, Engine, IoBuf, IoBufMut, Outcome, Remote, RemoteOperation, SharedFile, SubmitError,
+};
+use goes_on::goes_on;
+use seconds::stress_time;
+use variants::VARIANTS;
+
+const THREADS: u64 = 4;
+const BLOCK: usize = 512;
+/// Blocks of each thread: the last is written by requests that nobody waits for.
+const BLOCKS: u64 = 8;
+/// Places in the mailbox: with one less, all could be uncollected while each thread wants another.
+const PLACES: usize = 28;
+/// Requests of each thread, however busy the machine is.
+const ENOUGH: u64 = 100;
+/// A guess: much longer than any request takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A buffer that counts itself.
+struct Counted(Vec<u8>, Arc<AtomicU64>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fill(0xdd);
+        self.1.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+// SAFETY: as for the `Vec` inside, which nothing touches while the engine has the value.
+unsafe impl IoBuf for Counted {
+    fn as_ptr(&self) -> *const u8 {
+        self.0.as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+// SAFETY: as above.
+unsafe impl IoBufMut for Counted {
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.0.as_mut_ptr()
+    }
+}
+
+struct Unpark(thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Polls until it is done, or for too long.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = std::pin::pin!(future);
+    let start = Instant::now();
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return output;
+        }
+        thread::park_timeout(PATIENCE);
+        assert!(start.elapsed() < PATIENCE, "a wake-up is lost");
+    }
+}
+
+/// One thread with its own blocks of the file.
+struct Client {
+    remote: Remote,
+    file: SharedFile,
+    first: u64,
+    seed: u64,
+    made: u64,
+    full: u64,
+    freed: Arc<AtomicU64>,
+    called: Arc<AtomicU64>,
+    callbacks: u64,
+}
+
+impl Client {
+    fn random(&mut self, below: u64) -> u64 {
+        self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.seed >> 33) % below
+    }
+
+    fn buf(&self, byte: u8) -> Counted {
+        Counted(vec![byte; BLOCK], Arc::clone(&self.freed))
+    }
+
+    /// Sends a read or a write of `block`, however often there is no place for it.
+    fn send(&mut self, write: bool, block: u64, byte: u8) -> RemoteOperation<Counted> {
+        let (at, buf) = ((self.first + block) * BLOCK as u64, self.buf(byte));
+        self.made += 1;
+        let mut request = if write {
+            self.remote.write(&self.file, buf, at)
+        } else {
+            self.remote.read(&self.file, buf, at)
+        };
+        let mut full = 0;
+        let operation = loop {
+            match request.submit() {
+                Ok(operation) => break operation,
+                Err(SubmitError::Full(refused)) => {
+                    full += 1;
+                    request = refused;
+                    thread::yield_now();
+                }
+                Err(error) => panic!("{error}"),
+            }
+        };
+        self.full += full;
+        operation
+    }
+
+    fn finish(&mut self, operation: RemoteOperation<Counted>) -> Outcome<Counted> {
+        if self.random(2) == 0 {
+            return block_on(operation);
+        }
+        operation.wait_timeout(PATIENCE).expect("a wake-up is lost")
+    }
+
+    fn step(&mut self) {
+        match self.random(8) {
+            0 => {
+                drop(self.send(true, BLOCKS - 1, 0x33));
+                if self.random(2) == 0 {
+                    thread::yield_now();
+                }
+            }
+            1 => {
+                let (at, buf) = ((self.first + BLOCKS - 1) * BLOCK as u64, self.buf(0x44));
+                self.made += 1;
+                let called = Arc::clone(&self.called);
+                let done = move |result: std::io::Result<usize>, _| {
+                    result.unwrap();
+                    called.fetch_add(1, Ordering::Relaxed);
+                };
+                // Without a place the callback is dropped, and the buffer comes back.
+                self.callbacks +=
+                    u64::from(self.remote.read(&self.file, buf, at).callback(done).is_ok());
+            }
+            _ => {
+                let burst = 1 + self.random(BLOCKS - 1);
+                let byte = self.random(200) as u8;
+                let writes: Vec<_> =
+                    (0..burst).map(|block| self.send(true, block, byte + block as u8)).collect();
+                for write in writes {
+                    assert_eq!(self.finish(write).0.unwrap(), BLOCK);
+                }
+                for block in 0..burst {
+                    let read = self.send(false, block, 0xee);
+                    let (result, buf) = self.finish(read);
+                    assert_eq!(result.unwrap(), BLOCK);
+                    assert!(buf.0.iter().all(|&b| b == byte + block as u8), "another's bytes");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "takes seconds per backend"]
+fn stress_inv06_threads_share_an_engine() {
+    for (kind, defer) in VARIANTS {
+        let builder = Engine::builder().depth(8).capacity(16).remote_capacity(PLACES);
+        let engine = match builder.backend(kind).defer_task_run(defer).build() {
+            Ok(engine) => engine,
+            Err(error) => {
+                assert!(kind != BackendKind::Threads, "{error}");
+                assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none(), "{kind}: {error}");
+                eprintln!("skipped: {error}");
+                continue;
+            }
+        };
+        let file = SharedFile::new(tempfile::tempfile().unwrap()).unwrap();
+        let until = Instant::now() + stress_time(2);
+        let remote = engine.remote();
+        let (freed, called) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let (made, callbacks, full) = thread::scope(|scope| {
+            let clients: Vec<_> = (0..THREADS)
+                .map(|nr| {
+                    let mut client = Client {
+                        remote: remote.clone(),
+                        file: file.clone(),
+                        first: nr * BLOCKS,
+                        seed: nr,
+                        made: 0,
+                        full: 0,
+                        freed: Arc::clone(&freed),
+                        called: Arc::clone(&called),
+                        callbacks: 0,
+                    };
+                    scope.spawn(move || {
+                        while goes_on(until, || client.made > ENOUGH) {
+                            client.step();
+                        }
+                        assert!(client.made > ENOUGH);
+                        (client.made, client.callbacks, client.full)
+                    })
+                })
+                .collect();
+            drop(remote);
+            engine.serve().unwrap();
+            clients
+                .into_iter()
+                .map(|client| client.join().unwrap())
+                .fold((0, 0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1, sum.2 + one.2))
+        });
+        assert!(engine.validate().is_idle());
+        assert_eq!(freed.load(Ordering::Relaxed), made, "buffers");
+        assert_eq!(called.load(Ordering::Relaxed), callbacks, "callbacks");
+        assert_eq!(format!("{:?}", engine.remote()), "Remote { taken: 0, of: 28 }");
+        let stats = engine.stats();
+        assert_eq!((stats.stray, stats.completed), (0, stats.accepted));
+        println!("{kind}: {made} requests, {full} found no place, {stats}");
+    }
+}
