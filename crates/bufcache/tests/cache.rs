@@ -83,6 +83,20 @@ fn more_blocks_than_buffers_are_evicted_and_read_again() {
 }
 
 #[test]
+fn a_scan_passes_by_what_is_used_again_in_a_cache_that_was_full_before() {
+    let cache = Cache::new(1_000 * SIZE).unwrap();
+    let disk = cache.attach(Numbered::new(100_000), SIZE).unwrap();
+    let mut read = |block: u64| drop(disk.get(block).unwrap());
+    let hot = || (0..200).chain(0..200).chain(0..200);
+    (0..1_000).chain(hot()).for_each(&mut read);
+    // Those that are used in the older half of probation stay, and others leave the main list for them.
+    (10_000..10_060).chain(10_000..10_008).chain(10_060..10_200).for_each(&mut read);
+    (20_000..30_000).for_each(&mut read);
+    let left = (0..200).filter(|&block| disk.is_cached(block)).count();
+    assert_eq!(left, 200, "of those that were used three times");
+}
+
+#[test]
 fn inv08_a_block_out_of_range_allocates_nothing() {
     let cache = Cache::new(4 * SIZE).unwrap();
     let disk = cache.attach(MemoryDevice::new(vec![1; SIZE + 1]), SIZE).unwrap();

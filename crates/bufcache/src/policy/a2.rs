@@ -37,6 +37,9 @@ pub(crate) struct A2 {
     /// Units of all, and of probation.
     units: usize,
     probation: usize,
+    /// Nothing was evicted yet. Room in the main list says nothing later on: each eviction from it
+    /// leaves some, which is probation's if that has too little.
+    filling: bool,
 }
 
 /// Probation has one unit in so many.
@@ -46,10 +49,11 @@ impl A2 {
     pub(crate) fn new(units: usize) -> Self {
         let probation = (units / PROBATION).max(1);
         let [newer, older, main] = [List::new(); 3];
-        Self { newer, older, main, ghost: Ghost::new(units), units, probation }
+        Self { newer, older, main, ghost: Ghost::new(units), units, probation, filling: true }
     }
 
     pub(crate) fn resize(&mut self, units: usize) {
+        self.filling |= units > self.units;
         self.units = units;
         self.probation = (units / PROBATION).max(1);
         self.ghost.resize(units);
@@ -75,7 +79,7 @@ impl A2 {
         key: Key,
     ) {
         let room = self.main.units + (1 << frame.class()) + self.probation <= self.units;
-        if self.ghost.take(key) || room {
+        if self.ghost.take(key) || (self.filling && room) {
             nodes.push(&mut self.main, frame, On::Policy(MAIN));
             return;
         }
@@ -97,6 +101,7 @@ impl A2 {
         buffers: &impl Buffers,
         looks: &mut u32,
     ) -> Option<Victim> {
+        self.filling = false;
         while *looks > 0 {
             *looks -= 1;
             let on_probation = self.newer.units + self.older.units;
