@@ -1,0 +1,154 @@
+//! The recordings of the XFS buffer cache, replayed on `bufcache`, with the recordings' own events as
+//! the oracle: each get misses exactly where XFS allocated a buffer.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use bufcache::{BlockDevice, Cache, Device};
+use recordings::xfsbuf::{CREATE8, Event, Operation, Recording, UNLINK8};
+
+const SECTOR: usize = 512;
+/// Lengths of buffers, in sectors.
+const LENGTHS: [u16; 3] = [1, 8, 32];
+
+/// Sectors that say their numbers; counts reads.
+struct Disk(Arc<AtomicU64>);
+
+impl BlockDevice for Disk {
+    fn len(&self) -> u64 {
+        (1 << 32) * SECTOR as u64
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        for (sector, bytes) in (offset / SECTOR as u64..).zip(buf.chunks_exact_mut(SECTOR)) {
+            bytes[..8].copy_from_slice(&sector.to_ne_bytes());
+        }
+        Ok(buf.len())
+    }
+}
+
+/// A cache with room for all, and the disk attached with each length.
+struct Replay {
+    cache: Cache,
+    disks: [Device; LENGTHS.len()],
+    reads: Arc<AtomicU64>,
+}
+
+impl Replay {
+    fn new() -> Self {
+        let builder = Cache::builder(64 << 20).block_sizes(SECTOR, 32 * SECTOR);
+        let (cache, reads) = (builder.build().unwrap(), Arc::default());
+        let disks = LENGTHS.map(|length| {
+            cache.attach(Disk(Arc::clone(&reads)), usize::from(length) * SECTOR).unwrap()
+        });
+        Self { cache, disks, reads }
+    }
+
+    fn disk(&self, event: &Event) -> (&Device, u64) {
+        let which = LENGTHS.iter().position(|&length| length == event.length).unwrap();
+        (&self.disks[which], u64::from(event.address / u32::from(event.length)))
+    }
+
+    /// Looks the buffer up, and whether that is a hit.
+    fn get(&self, event: &Event) -> bool {
+        let (disk, block) = self.disk(event);
+        let there = disk.is_cached(block);
+        let buffer = disk.get(block).unwrap();
+        assert_eq!(buffer.len(), usize::from(event.length) * SECTOR);
+        assert_eq!(buffer[..8], u64::from(event.address).to_ne_bytes());
+        there
+    }
+}
+
+/// What was in the cache when the recording began: asked for, and never allocated.
+fn resident(events: &[Event]) -> Vec<Event> {
+    let allocated: BTreeSet<u32> = events
+        .iter()
+        .filter(|event| event.operation == Operation::Allocate)
+        .map(|event| event.address)
+        .collect();
+    let mut seen = BTreeSet::new();
+    let is_first = |event: &&Event| {
+        event.operation == Operation::Get
+            && !allocated.contains(&event.address)
+            && seen.insert(event.address)
+    };
+    events.iter().filter(is_first).copied().collect()
+}
+
+fn each_get_misses_where_xfs_allocated(recording: Recording) {
+    let events = recording.load().unwrap();
+    let replay = Replay::new();
+    let before = resident(&events);
+    assert_eq!(before.len(), 16);
+    before.iter().for_each(|event| assert!(!replay.get(event)));
+
+    // Allocated in the recording, and not asked for by the cache yet.
+    let mut allocated = BTreeSet::new();
+    for event in &events {
+        match event.operation {
+            Operation::Allocate => assert!(allocated.insert(event.address), "{event:?}"),
+            Operation::Get => {
+                let hit = replay.get(event);
+                assert_eq!(hit, !allocated.remove(&event.address), "{event:?}");
+            }
+            _ => {}
+        }
+    }
+    assert!(allocated.is_empty());
+    let stats = replay.cache.stats().unwrap();
+    assert_eq!(stats.get, recording.gets + 16);
+    assert_eq!(stats.misses, recording.allocations + 16);
+    assert_eq!(stats.reads, stats.misses);
+    assert_eq!(replay.reads.load(Ordering::Relaxed), stats.reads);
+    assert_eq!(stats.evictions, 0);
+}
+
+#[test]
+fn inv21_unlink8_misses_where_xfs_allocated() {
+    each_get_misses_where_xfs_allocated(UNLINK8);
+}
+
+#[test]
+fn inv21_create8_misses_where_xfs_allocated() {
+    each_get_misses_where_xfs_allocated(CREATE8);
+}
+
+/// The threads at once, each with its own gets in its own order: who comes first to a buffer is another
+/// one than it was, and there are as many misses.
+#[test]
+fn inv21_threads_at_once_miss_each_buffer_once() {
+    for recording in [UNLINK8, CREATE8] {
+        let events = recording.load().unwrap();
+        let replay = Replay::new();
+        resident(&events).iter().for_each(|event| assert!(!replay.get(event)));
+        let failed = Mutex::new(Vec::new());
+        let mut threads: Vec<u8> = events.iter().map(|event| event.thread).collect();
+        threads.sort_unstable();
+        threads.dedup();
+        std::thread::scope(|scope| {
+            for thread in threads {
+                let (events, replay, failed) = (&events, &replay, &failed);
+                scope.spawn(move || {
+                    let own = events.iter().filter(|event| {
+                        event.thread == thread && event.operation == Operation::Get
+                    });
+                    for event in own {
+                        let (disk, block) = replay.disk(event);
+                        if disk.get(block).is_err() {
+                            failed.lock().unwrap().push(*event);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(*failed.lock().unwrap(), []);
+        let stats = replay.cache.stats().unwrap();
+        assert_eq!(stats.get, recording.gets + 16);
+        assert_eq!(stats.misses, recording.allocations + 16);
+        assert_eq!(stats.reads, stats.misses);
+    }
+}
