@@ -1,0 +1,70 @@
+//! Which page is asked for next: patterns, the same in every run.
+
+/// xorshift64.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        ((u128::from(self.next()) * limit as u128) >> 64) as usize
+    }
+
+    /// 0 to 1.
+    fn fraction(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+/// `count` picks among 0 to `n`: the k-th most frequent has a share of 1 / k^`exponent`. Which number
+/// is how frequent is random.
+pub(crate) fn zipf(n: usize, exponent: f64, count: usize) -> Vec<u32> {
+    let mut random = Random::new(n as u64);
+    let mut sums: Vec<f64> = Vec::with_capacity(n);
+    let mut sum = 0.0;
+    for rank in 1..=n {
+        sum += (rank as f64).powf(-exponent);
+        sums.push(sum);
+    }
+    let mut numbers: Vec<u32> = (0..n as u32).collect();
+    for at in (1..n).rev() {
+        numbers.swap(at, random.below(at + 1));
+    }
+    let mut pick = || {
+        let wanted = random.fraction() * sum;
+        numbers[sums.partition_point(|&sum| sum < wanted).min(n - 1)]
+    };
+    (0..count).map(|_| pick()).collect()
+}
+
+/// 0 to `n`, over and over.
+pub(crate) fn cycle(n: usize, count: usize) -> Vec<u32> {
+    (0..count).map(|at| (at % n) as u32).collect()
+}
+
+/// Zipf among 0 to `n`, and after every `n` of these a scan of a quarter as many blocks behind them,
+/// each time others.
+pub(crate) fn zipf_and_scans(n: usize, exponent: f64, count: usize) -> Vec<u32> {
+    let mut keys = Vec::with_capacity(count + n);
+    let mut fresh = n as u32;
+    for part in zipf(n, exponent, count).chunks(n) {
+        keys.extend_from_slice(part);
+        keys.extend(fresh..fresh + n as u32 / 4);
+        fresh += n as u32 / 4;
+    }
+    keys
+}
+
+/// Up through 0 to `n` and down again: what was left last comes back first.
+pub(crate) fn zigzag(n: usize, count: usize) -> Vec<u32> {
+    (0..n as u32).chain((0..n as u32).rev()).cycle().take(count).collect()
+}

@@ -1,0 +1,92 @@
+//! B5: hits with a few misses among them, and misses alone. A miss fills a page of 4 KiB, and a page
+//! that was not used goes.
+
+use std::hint::black_box;
+
+use harness::{Case, Group, Plan, Report, Rounds};
+
+use crate::keys::zipf;
+use crate::ours::Ours;
+use crate::pages::{Pages, place};
+use crate::peers::{Lru, Moka, Quick};
+
+/// Room, and what is asked for again and again.
+const ROOM: usize = 1 << 16;
+const PAGES: usize = ROOM / 4 * 3;
+const READS: usize = 1 << 20;
+/// One in so many is a page that nobody has asked for before: 0.3 %.
+const RARE: u64 = 333;
+/// Room where everything is a miss.
+const FULL: usize = 1 << 12;
+
+/// New pages of a thread: apart from the other's, and from those in the cache.
+fn fresh(thread: usize, count: u64) -> u64 {
+    (thread as u64 + 1) << 32 | count
+}
+
+fn mixed<'a, P: Pages>(pages: &'a P, keys: &'a [u32], threads: usize) -> Case<'a> {
+    Case::new(P::NAME, threads, move |thread| {
+        let first = thread * keys.len() / threads;
+        // Of this case: what the row with another number of threads asked for is not asked for again.
+        let offset = (threads as u64) << 24;
+        let (mut new, mut left) = (offset, RARE);
+        move |count| {
+            left -= 1;
+            let number = if left > 0 {
+                u64::from(keys[(first + count as usize) & (keys.len() - 1)])
+            } else {
+                (new, left) = (new + 1, RARE);
+                fresh(thread, new)
+            };
+            black_box(pages.read(number, place(number)));
+        }
+    })
+}
+
+fn missing<P: Pages>(pages: &P, threads: usize) -> Case<'_> {
+    Case::new(P::NAME, threads, move |thread| {
+        move |count| {
+            let number = fresh(thread, (threads as u64) << 28 | count);
+            black_box(pages.read(number, place(number)));
+        }
+    })
+}
+
+pub(crate) fn run(plan: &Plan, report: &mut Report) {
+    let keys = zipf(PAGES, 0.99, READS);
+    {
+        let (ours, quick) = (Ours::filled(PAGES, ROOM), Quick::filled(PAGES, ROOM));
+        let (moka, lru) = (Moka::filled(PAGES, ROOM), Lru::filled(PAGES, ROOM));
+        let mut group = Group::new("64k pages, 99.7 % hits");
+        for threads in [1, 2] {
+            group = group.case(mixed(&ours, &keys, threads)).case(mixed(&quick, &keys, threads));
+            group = group.case(mixed(&moka, &keys, threads)).case(mixed(&lru, &keys, threads));
+        }
+        let rounds = group.run(plan);
+        show(report, &rounds, &[1, 2]);
+        println!("  bufcache: {}", ours.cache.stats().expect("this process made it"));
+        report.record("B5.mix.quick_cache", over(&rounds, 1));
+        report.record("B5.mix.quick_cache_2t", over(&rounds, 2));
+    }
+    let (ours, quick) = (Ours::filled(FULL, FULL), Quick::filled(FULL, FULL));
+    let (moka, lru) = (Moka::filled(FULL, FULL), Lru::filled(FULL, FULL));
+    let mut group = Group::new("insert and evict, 4k pages");
+    for threads in [1, 2] {
+        group = group.case(missing(&ours, threads)).case(missing(&quick, threads));
+        group = group.case(missing(&moka, threads)).case(missing(&lru, threads));
+    }
+    let rounds = group.run(plan);
+    show(report, &rounds, &[1, 2]);
+    report.record("B5.insert_evict.quick_cache", over(&rounds, 1));
+}
+
+fn show(report: &mut Report, rounds: &Rounds, threads: &[usize]) {
+    report.show(rounds);
+    for &threads in threads {
+        report.against(rounds, Ours::NAME, threads, &[Quick::NAME, Moka::NAME, Lru::NAME]);
+    }
+}
+
+fn over(rounds: &Rounds, threads: usize) -> Option<f64> {
+    rounds.time_ratio(&format!("{}/{threads}", Ours::NAME), &format!("{}/{threads}", Quick::NAME))
+}

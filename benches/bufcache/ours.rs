@@ -1,0 +1,47 @@
+//! bufcache itself.
+
+use std::io;
+
+use bufcache::{BlockDevice, Cache, Device};
+
+use crate::pages::{PAGE, Pages, fill, word};
+
+/// A device of so many pages, each of which says its number: nothing is stored.
+pub(crate) struct Numbers(pub(crate) u64);
+
+impl BlockDevice for Numbers {
+    fn len(&self) -> u64 {
+        self.0 * PAGE as u64
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        fill(offset / PAGE as u64, buf);
+        Ok(buf.len())
+    }
+}
+
+/// More pages than anything here asks for.
+pub(crate) const MANY: u64 = 1 << 35;
+
+/// Why nothing is refused.
+pub(crate) const OPEN: &str = "memory, a device of numbers that does not fail, and nobody forks";
+
+pub(crate) struct Ours {
+    pub(crate) cache: Cache,
+    pub(crate) device: Device,
+}
+
+impl Pages for Ours {
+    const NAME: &'static str = "bufcache";
+
+    fn new(room: usize) -> Self {
+        let cache = Cache::new(room * PAGE).expect(OPEN);
+        let device = cache.attach(Numbers(MANY), PAGE).expect(OPEN);
+        Self { cache, device }
+    }
+
+    #[inline(always)]
+    fn read(&self, number: u64, at: usize) -> u64 {
+        word(&self.device.get(number).expect(OPEN), at)
+    }
+}

@@ -1,0 +1,176 @@
+//! The peers, at the versions of `benches/Cargo.toml`.
+
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use dashmap::DashMap;
+use lru::LruCache;
+use parking_lot::Mutex;
+use rustc_hash::FxBuildHasher;
+
+use crate::pages::{Page, Pages, fill, word};
+
+/// A page of a peer's, filled. As [`Arc::new`] it would go over the stack.
+fn made(number: u64) -> Arc<Page> {
+    let mut page = Arc::<Page>::new_uninit();
+    let at = Arc::get_mut(&mut page).expect("just made");
+    // SAFETY: bytes of which all values are valid are about to be overwritten, and not looked at
+    // before that.
+    fill(number, unsafe { at.assume_init_mut() });
+    // SAFETY: all of it was filled.
+    unsafe { page.assume_init() }
+}
+
+/// What a single thread would have that needs to forget nothing: a hash map of boxes. It is
+/// filled once, and only read then.
+pub(crate) struct Bare {
+    map: HashMap<u64, Box<Page>, FxBuildHasher>,
+}
+
+impl Pages for Bare {
+    const NAME: &'static str = "hash map";
+
+    fn new(room: usize) -> Self {
+        Self { map: HashMap::with_capacity_and_hasher(room, FxBuildHasher) }
+    }
+
+    #[inline(always)]
+    fn read(&self, number: u64, at: usize) -> u64 {
+        word(&self.map[&number][..], at)
+    }
+
+    fn filled(n: usize, room: usize) -> Self {
+        let mut pages = Self::new(room);
+        for number in 0..n as u64 {
+            let mut page: Box<Page> = vec![0; size_of::<Page>()].try_into().expect("a page's size");
+            fill(number, &mut page[..]);
+            pages.map.insert(number, page);
+        }
+        pages
+    }
+}
+
+/// quick_cache.
+pub(crate) struct Quick(
+    quick_cache::sync::Cache<u64, Arc<Page>, quick_cache::UnitWeighter, FxBuildHasher>,
+);
+
+impl Pages for Quick {
+    const NAME: &'static str = "quick_cache";
+
+    fn new(room: usize) -> Self {
+        Self(quick_cache::sync::Cache::with(
+            room,
+            room as u64,
+            quick_cache::UnitWeighter,
+            FxBuildHasher,
+            Default::default(),
+        ))
+    }
+
+    #[inline(always)]
+    fn read(&self, number: u64, at: usize) -> u64 {
+        match self.0.get(&number) {
+            Some(page) => word(&page[..], at),
+            None => self.miss(number, at),
+        }
+    }
+}
+
+impl Quick {
+    #[cold]
+    #[inline(never)]
+    fn miss(&self, number: u64, at: usize) -> u64 {
+        let make = || Ok::<_, std::convert::Infallible>(made(number));
+        word(&self.0.get_or_insert_with(&number, make).expect("infallible")[..], at)
+    }
+}
+
+/// moka.
+pub(crate) struct Moka(moka::sync::Cache<u64, Arc<Page>, FxBuildHasher>);
+
+impl Pages for Moka {
+    const NAME: &'static str = "moka";
+
+    fn new(room: usize) -> Self {
+        let builder = moka::sync::Cache::builder().max_capacity(room as u64).initial_capacity(room);
+        Self(builder.build_with_hasher(FxBuildHasher))
+    }
+
+    #[inline(always)]
+    fn read(&self, number: u64, at: usize) -> u64 {
+        match self.0.get(&number) {
+            Some(page) => word(&page[..], at),
+            None => self.miss(number, at),
+        }
+    }
+}
+
+impl Moka {
+    #[cold]
+    #[inline(never)]
+    fn miss(&self, number: u64, at: usize) -> u64 {
+        word(&self.0.get_with(number, || made(number))[..], at)
+    }
+}
+
+/// A list and a map under a lock. The page is filled without it.
+pub(crate) struct Lru(Mutex<LruCache<u64, Arc<Page>, FxBuildHasher>>);
+
+impl Pages for Lru {
+    const NAME: &'static str = "Mutex<LruCache>";
+
+    fn new(room: usize) -> Self {
+        let room = NonZeroUsize::new(room).expect("room for a page");
+        Self(Mutex::new(LruCache::with_hasher(room, FxBuildHasher)))
+    }
+
+    #[inline(always)]
+    fn read(&self, number: u64, at: usize) -> u64 {
+        let found = self.0.lock().get(&number).cloned();
+        match found {
+            Some(page) => word(&page[..], at),
+            None => self.miss(number, at),
+        }
+    }
+}
+
+impl Lru {
+    #[cold]
+    #[inline(never)]
+    fn miss(&self, number: u64, at: usize) -> u64 {
+        let page = made(number);
+        let _old = self.0.lock().push(number, Arc::clone(&page));
+        word(&page[..], at)
+    }
+}
+
+/// dashmap: it forgets nothing.
+pub(crate) struct Dash(DashMap<u64, Arc<Page>, FxBuildHasher>);
+
+impl Pages for Dash {
+    const NAME: &'static str = "dashmap";
+
+    fn new(room: usize) -> Self {
+        Self(DashMap::with_capacity_and_hasher(room, FxBuildHasher))
+    }
+
+    #[inline(always)]
+    fn read(&self, number: u64, at: usize) -> u64 {
+        match self.0.get(&number) {
+            Some(page) => word(&page[..], at),
+            None => self.miss(number, at),
+        }
+    }
+}
+
+impl Dash {
+    #[cold]
+    #[inline(never)]
+    fn miss(&self, number: u64, at: usize) -> u64 {
+        let page = made(number);
+        self.0.insert(number, Arc::clone(&page));
+        word(&page[..], at)
+    }
+}

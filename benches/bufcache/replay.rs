@@ -1,0 +1,156 @@
+//! B5: what XFS asked its buffer cache for, asked again: the two recordings, one thread, in the order
+//! in which it happened. A replay begins with an empty cache that has its memory already.
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use bufcache::{BlockDevice, Cache, Device};
+use harness::timed::{Row, measure};
+use harness::{Plan, Report};
+use recordings::xfsbuf::{CREATE8, Event, Operation, Recording, UNLINK8};
+use rustc_hash::FxBuildHasher;
+
+use crate::ours::OPEN;
+use crate::pages::{fill, word};
+
+/// What the recordings count in.
+pub(crate) const SECTOR: usize = 512;
+/// The lengths that are in them, in sectors, and one between.
+const LENGTHS: [u16; 6] = [1, 2, 4, 8, 16, 32];
+/// Buffers that there is room for: more than twice what is asked for.
+const ROOM: usize = 4096;
+
+/// A buffer that is asked for.
+#[derive(Clone, Copy)]
+pub(crate) struct Get {
+    /// In sectors, both.
+    pub(crate) address: u32,
+    pub(crate) length: u16,
+}
+
+/// The gets of a recording.
+pub(crate) fn gets(recording: &Recording) -> Vec<Get> {
+    let events: Vec<Event> = recording.load().unwrap_or_else(|error| panic!("{error}"));
+    let gets = events.iter().filter(|event| event.operation == Operation::Get);
+    gets.map(|event| Get { address: event.address, length: event.length }).collect()
+}
+
+/// Something that has buffers of several lengths.
+trait Buffers {
+    const NAME: &'static str;
+    fn new() -> Self;
+    /// Lets go of all of them.
+    fn empty(&self);
+    fn read(&self, get: Get) -> u64;
+}
+
+/// A disk whose sectors say their numbers.
+struct Disk;
+
+impl BlockDevice for Disk {
+    fn len(&self) -> u64 {
+        (1 << 32) * SECTOR as u64
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<usize> {
+        fill(offset / SECTOR as u64, buf);
+        Ok(buf.len())
+    }
+}
+
+/// The disk, attached once with each length: a block is asked for with one of them only.
+struct Ours {
+    cache: Cache,
+    disks: [Device; LENGTHS.len()],
+}
+
+impl Buffers for Ours {
+    const NAME: &'static str = "bufcache";
+
+    fn new() -> Self {
+        let largest = usize::from(LENGTHS[LENGTHS.len() - 1]) * SECTOR;
+        let builder = Cache::builder(ROOM * largest).block_sizes(SECTOR, largest);
+        let cache = builder.build().expect(OPEN);
+        let disks =
+            LENGTHS.map(|length| cache.attach(Disk, usize::from(length) * SECTOR).expect(OPEN));
+        Self { cache, disks }
+    }
+
+    fn empty(&self) {
+        for _ in 0..8 {
+            self.cache.shrink(usize::MAX).expect(OPEN); // what was used often survives a pass
+        }
+    }
+
+    #[inline(always)]
+    fn read(&self, get: Get) -> u64 {
+        let shift = get.length.ilog2();
+        let block = u64::from(get.address >> shift);
+        word(&self.disks[shift as usize].get(block).expect(OPEN), 0)
+    }
+}
+
+struct Quick(quick_cache::sync::Cache<u32, Arc<[u8]>, quick_cache::UnitWeighter, FxBuildHasher>);
+
+impl Buffers for Quick {
+    const NAME: &'static str = "quick_cache";
+
+    fn new() -> Self {
+        Self(quick_cache::sync::Cache::with(
+            ROOM,
+            ROOM as u64,
+            quick_cache::UnitWeighter,
+            FxBuildHasher,
+            Default::default(),
+        ))
+    }
+
+    fn empty(&self) {
+        self.0.clear();
+    }
+
+    #[inline(always)]
+    fn read(&self, get: Get) -> u64 {
+        match self.0.get(&get.address) {
+            Some(bytes) => word(&bytes, 0),
+            None => self.miss(get),
+        }
+    }
+}
+
+impl Quick {
+    #[cold]
+    #[inline(never)]
+    fn miss(&self, get: Get) -> u64 {
+        let make = || {
+            let mut bytes: Arc<[u8]> = vec![0; usize::from(get.length) * SECTOR].into();
+            fill(u64::from(get.address), Arc::get_mut(&mut bytes).expect("just made"));
+            Ok::<_, std::convert::Infallible>(bytes)
+        };
+        word(&self.0.get_or_insert_with(&get.address, make).expect("infallible"), 0)
+    }
+}
+
+fn row<'a, B: Buffers>(buffers: &'a B, gets: &'a [Get]) -> Row<'a> {
+    let row = Row::new(B::NAME, move || {
+        for &get in gets {
+            assert_eq!(black_box(buffers.read(get)), u64::from(get.address));
+        }
+        gets.len() as u64
+    });
+    row.before(|| buffers.empty())
+}
+
+pub(crate) fn run(plan: &Plan, report: &mut Report) {
+    for recording in [UNLINK8, CREATE8] {
+        let gets = gets(&recording);
+        let (ours, quick) = (Ours::new(), Quick::new());
+        let name = format!("{}, {} gets", recording.name, gets.len());
+        let rounds = measure(&name, plan, vec![row(&ours, &gets), row(&quick, &gets)]);
+        report.show(&rounds);
+        report.against(&rounds, Ours::NAME, 1, &[Quick::NAME]);
+        let ratio = rounds.time_ratio("bufcache/1", "quick_cache/1");
+        report.record(&format!("B5.{}.quick_cache", recording.name), ratio);
+        println!("  bufcache: {}", ours.cache.stats().expect("this process made it"));
+    }
+}
