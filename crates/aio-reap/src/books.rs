@@ -77,25 +77,36 @@ impl Books {
         }
     }
 
-    /// Takes note of one completion, reaped at `now`.
+    /// Takes note of one completion, reaped at `now`. What is usual is here, all else in calls: it
+    /// becomes part of a loop.
     #[inline(always)]
     pub(crate) fn complete(&mut self, completion: RawCompletion, now: u64) {
         let RawCompletion { user_data, result } = completion;
         let Some((index, slot)) = self.slab.in_flight(user_data) else {
-            debug_assert!(false, "a completion for nothing in flight: {user_data:#x}");
-            self.stats.stray += 1;
-            return;
+            return self.stray(user_data);
         };
         self.in_flight -= 1;
-        if slot.op.transfers() {
-            if i64::from(result) != (slot.op.len - slot.verdict.done) as i64 {
-                return self.complete_oddly(index, result, now);
-            }
-            slot.verdict.done = slot.op.len;
-        } else if result != 0 {
+        let left = if slot.op.transfers() { slot.op.len - slot.verdict.done } else { 0 };
+        if i64::from(result) != left as i64 {
             return self.complete_oddly(index, result, now);
         }
-        self.settle(index, now);
+        slot.verdict.done += left;
+        if slot.front != Front::Queue || self.stats.is_timed() {
+            return self.settle(index, now);
+        }
+        let (parcel, verdict) = (slot.cargo.unload(), slot.verdict);
+        self.slab.release(index);
+        self.enqueued += 1;
+        if let Some(parcel) = parcel {
+            // SAFETY: unloaded just above, from where the slab has left it.
+            unsafe { parcel.deliver(verdict) }
+        }
+    }
+
+    #[cold]
+    fn stray(&mut self, user_data: u64) {
+        debug_assert!(false, "a completion for nothing in flight: {user_data:#x}");
+        self.stats.stray += 1;
     }
 
     /// An error, or a short transfer.
@@ -155,7 +166,7 @@ impl Books {
     }
 
     /// Passes the result on: into a queue at once, else to the ready list.
-    #[inline(always)]
+    #[inline(never)]
     fn settle(&mut self, index: Index, now: u64) {
         let slot = self.slab.get(index);
         self.stats.took(slot.cargo.stamp, now);

@@ -1,9 +1,15 @@
 //! The token front end: completions gather in a queue, each with the caller's number.
+//!
+//! # Invariants
+//!
+//! 1. `done` is reached by one method at a time: the queue belongs to one thread, and no method
+//!    runs anybody else's code while it has the reference (buffers only move).
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
+
+use percpu::sync::cell::UnsafeCell;
 
 use crate::cargo::{Deliver, Verdict};
 
@@ -24,7 +30,7 @@ pub struct Completion<B> {
 ///
 /// Cheap to clone: clones share the queue. It allocates only while it grows past its fullest.
 pub struct CompletionQueue<B> {
-    done: Rc<RefCell<VecDeque<Done<B>>>>,
+    done: Rc<UnsafeCell<VecDeque<Done<B>>>>,
 }
 
 struct Done<B> {
@@ -36,18 +42,22 @@ struct Done<B> {
 impl<B> CompletionQueue<B> {
     /// An empty queue.
     pub fn new() -> Self {
-        Self { done: Rc::default() }
+        Self { done: Rc::new(UnsafeCell::new(VecDeque::new())) }
     }
 
     /// Takes the oldest completion.
+    #[inline]
     pub fn pop(&self) -> Option<Completion<B>> {
-        let Done { token, verdict, buf } = self.done.borrow_mut().pop_front()?;
+        // SAFETY: invariant 1; nothing is dropped here.
+        let done = self.done.with_mut(|done| unsafe { (*done).pop_front() });
+        let Done { token, verdict, buf } = done?;
         Some(Completion { token, result: verdict.result(), buf })
     }
 
     /// Completions waiting to be taken.
     pub fn len(&self) -> usize {
-        self.done.borrow().len()
+        // SAFETY: invariant 1.
+        self.done.with(|done| unsafe { (*done).len() })
     }
 
     /// Whether nothing waits to be taken.
@@ -83,7 +93,27 @@ pub(crate) struct Enqueued<B> {
 
 impl<B: 'static> Deliver for Enqueued<B> {
     fn deliver(self, verdict: Verdict) {
+        let full = self.queue.done.with(|done| {
+            // SAFETY: invariant 1.
+            let done = unsafe { &*done };
+            done.len() == done.capacity()
+        });
+        // By two ways, so that the usual one is known to call nothing.
+        if full { self.push_and_grow(verdict) } else { self.push(verdict) }
+    }
+}
+
+impl<B> Enqueued<B> {
+    #[inline(always)]
+    fn push(self, verdict: Verdict) {
         let Self { buf, queue, token } = self;
-        queue.done.borrow_mut().push_back(Done { token, verdict, buf });
+        // SAFETY: invariant 1; `queue` and what it owns may go, but only afterwards.
+        queue.done.with_mut(|done| unsafe { (*done).push_back(Done { token, verdict, buf }) });
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn push_and_grow(self, verdict: Verdict) {
+        self.push(verdict);
     }
 }

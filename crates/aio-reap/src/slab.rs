@@ -6,7 +6,9 @@
 //!  pending (enqueue order) ─┘   ready ──┘
 //! ```
 
+use std::mem;
 use std::num::NonZeroI32;
+use std::slice;
 use std::task::Waker;
 
 use crate::backend::Sub;
@@ -279,9 +281,9 @@ impl Fifo {
 /// The requests of one submission, oldest first; each is built from its slot as it is taken.
 pub(crate) struct Batch<'s> {
     slots: &'s mut [Slot],
-    ring: &'s [Index],
-    at: usize,
-    end: usize,
+    /// Up to the end of the list's ring, and what follows at its start.
+    here: slice::Iter<'s, Index>,
+    then: &'s [Index],
     now: u64,
 }
 
@@ -289,20 +291,27 @@ impl<'s> Batch<'s> {
     /// The first requests on `list`, at most `most`; `now` is stamped on those taken.
     #[inline]
     pub(crate) fn new(slab: &'s mut Slab, list: &'s Fifo, most: usize, now: u64) -> Self {
-        let end = list.head.wrapping_add(most.min(list.len()));
-        Self { slots: &mut slab.slots, ring: &list.ring, at: list.head, end, now }
+        let count = most.min(list.len());
+        let (before, start) = list.ring.split_at(list.place(list.head));
+        let (here, then) = match count.checked_sub(start.len()) {
+            None => (&start[..count], &before[..0]),
+            Some(more) => (start, &before[..more]),
+        };
+        Self { slots: &mut slab.slots, here: here.iter(), then, now }
     }
 }
 
 impl Batch<'_> {
     /// The slot of the next request, in flight from now on, and its user data.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn next_slot(&mut self) -> Option<(u64, &Slot)> {
-        if self.at == self.end {
-            return None;
-        }
-        let index = self.ring[self.at & (self.ring.len() - 1)];
-        self.at = self.at.wrapping_add(1);
+        let index = match self.here.next() {
+            Some(&index) => index,
+            None => {
+                self.here = mem::take(&mut self.then).iter();
+                *self.here.next()?
+            }
+        };
         let slot = &mut self.slots[index as usize];
         slot.state = State::InFlight;
         slot.cargo.stamp = self.now;
@@ -321,7 +330,7 @@ impl Iterator for Batch<'_> {
 
     #[inline]
     fn size_hint(&self) -> (usize, Option<usize>) {
-        let left = self.end.wrapping_sub(self.at);
+        let left = self.here.len() + self.then.len();
         (left, Some(left))
     }
 }

@@ -251,13 +251,9 @@ impl State {
         }
         let now = self.now();
         let budget = self.limits.reap_budget;
-        let mut found = 0;
         let books = &mut self.books;
         let blocked = mem::take(&mut books.blocked); // a completion makes room in the kernel
-        self.backend.reap(budget, |completion| {
-            found += 1;
-            books.complete(completion, now);
-        });
+        let found = self.backend.reap_into(budget, books, now);
         books.blocked |= blocked && found == 0;
         books.stats.reaped(found);
         self.batch.reaped(found, books.in_flight);

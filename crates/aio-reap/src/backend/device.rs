@@ -12,6 +12,7 @@ use super::sim::Simulated;
 use super::threads::Threads;
 use super::uring::Uring;
 use super::{Backend, RawCompletion, Submitted};
+use crate::books::Books;
 use crate::slab::Batch;
 
 pub(crate) enum Device {
@@ -47,6 +48,11 @@ impl Backend for Device {
 
     fn reap(&mut self, budget: usize, each: impl FnMut(RawCompletion)) {
         each!(self, backend => backend.reap(budget, each))
+    }
+
+    #[inline]
+    fn reap_into(&mut self, budget: usize, books: &mut Books, now: u64) -> usize {
+        each!(self, backend => backend.reap_into(budget, books, now))
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {

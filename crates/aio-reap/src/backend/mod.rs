@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use percpu::sync::hint;
 
+use crate::books::Books;
 use crate::op::Op;
 use crate::slab::Batch;
 
@@ -70,6 +71,16 @@ pub(crate) trait Backend {
 
     /// Hands at most `budget` completions that are visible now to `each`, which does not panic.
     fn reap(&mut self, budget: usize, each: impl FnMut(RawCompletion));
+
+    /// As `reap`, into the books; returns how many.
+    fn reap_into(&mut self, budget: usize, books: &mut Books, now: u64) -> usize {
+        let mut found = 0;
+        self.reap(budget, |completion| {
+            found += 1;
+            books.complete(completion, now);
+        });
+        found
+    }
 
     /// Sleeps until a completion is likely visible, or `timeout` is over. Spurious returns are
     /// fine; only called while the kernel holds something.

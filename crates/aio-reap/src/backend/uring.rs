@@ -20,6 +20,7 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use super::entrance::{ENTER_GETEVENTS, Entrance};
 use super::{Backend, RawCompletion, Stop, Sub, Submitted};
+use crate::books::Books;
 use crate::op::{Kind, MAX_TRANSFER, Memory, Op, Place};
 use crate::registry::{MAX_BUFFERS, MAX_FILES};
 use crate::slab::{Batch, Slot};
@@ -129,17 +130,37 @@ impl Uring {
         self.entrance.enter(count as u32, wanted, flags)
     }
 
-    fn submit_then(&mut self, mut batch: Batch<'_>, wanted: u32) -> Submitted {
-        let mut queue = self.ring.submission();
-        let offered = batch.len();
-        let mut accepted = 0;
-        while let Some((user_data, slot)) = batch.next_slot() {
-            if push(&mut queue, user_data, slot).is_err() {
+    /// Hands visible completions to `each`, which is inlined where it is a closure of its own.
+    #[inline(always)]
+    fn take(&mut self, budget: usize, mut each: impl FnMut(RawCompletion)) -> usize {
+        let mut room = budget;
+        // Put-off work is done a few at a time; the flag shows while some is left.
+        for _ in 0..MAX_ENTERS {
+            let look = self.deferred.is_some() || self.ring.completion().is_empty();
+            if look && self.ring.submission().taskrun() {
+                self.run_task_work();
+            }
+            let mut queue = self.ring.completion();
+            while room > 0 {
+                let Some(entry) = queue.next() else { break };
+                if entry.user_data() == CANCELLATION {
+                    self.cancels -= 1; // what it came to, its request tells
+                    continue;
+                }
+                room -= 1;
+                each(RawCompletion { user_data: entry.user_data(), result: entry.result() });
+            }
+            drop(queue);
+            if self.deferred.is_none() || room == 0 || !self.ring.submission().taskrun() {
                 break;
             }
-            accepted += 1;
         }
-        drop(queue); // publishes the tail
+        budget - room
+    }
+
+    fn submit_then(&mut self, batch: Batch<'_>, wanted: u32) -> Submitted {
+        let offered = batch.len();
+        let accepted = push_all(self.ring.submission(), batch);
         self.backlog += accepted;
         let mut stop = (accepted < offered).then_some(Stop::Busy);
         while self.backlog > 0 {
@@ -300,24 +321,39 @@ fn entry(Sub { user_data, op }: Sub) -> squeue::Entry {
     entry.flags(flags).user_data(user_data)
 }
 
-#[inline(always)]
-fn push(queue: &mut SubmissionQueue<'_>, user_data: u64, slot: &Slot) -> Result<(), PushError> {
-    // Two ways to the ring: an entry that either could have made would go by the stack.
-    if let Some(entry) = plain_entry(user_data, &slot.op, slot.verdict.done) {
-        // SAFETY: contract 2 of `backend`: buffer and descriptor live until the completion.
-        return unsafe { queue.push(&entry) };
+/// Pushes what the ring has room for, and publishes its tail; returns how many. Apart from the rest,
+/// for the loop needs all registers.
+#[inline(never)]
+fn push_all(mut queue: SubmissionQueue<'_>, mut batch: Batch<'_>) -> usize {
+    let offered = batch.len();
+    while let Some((user_data, slot)) = batch.next_slot() {
+        // Two ways to the ring: an entry that either could have made would go by the stack.
+        let pushed = match plain_entry(user_data, &slot.op, slot.verdict.done) {
+            // SAFETY: contract 2 of `backend`: buffer and descriptor live until the completion.
+            Some(entry) => unsafe { queue.push(&entry) },
+            None => {
+                let pushed;
+                (queue, pushed) = push_other(queue, user_data, slot);
+                pushed
+            }
+        };
+        if pushed.is_err() {
+            return offered - batch.len() - 1;
+        }
     }
-    push_other(queue, user_data, slot)
+    offered
 }
 
+/// Takes the queue and gives it back, so that it need not have an address otherwise.
 #[inline(never)]
-fn push_other(
-    queue: &mut SubmissionQueue<'_>,
+fn push_other<'r>(
+    mut queue: SubmissionQueue<'r>,
     user_data: u64,
     slot: &Slot,
-) -> Result<(), PushError> {
-    // SAFETY: as in `push`.
-    unsafe { queue.push(&entry(Sub { user_data, op: slot.next_op() })) }
+) -> (SubmissionQueue<'r>, Result<(), PushError>) {
+    // SAFETY: as in `push_all`.
+    let pushed = unsafe { queue.push(&entry(Sub { user_data, op: slot.next_op() })) };
+    (queue, pushed)
 }
 
 impl Backend for Uring {
@@ -329,29 +365,13 @@ impl Backend for Uring {
         (self.submit_then(batch, 1), true)
     }
 
-    fn reap(&mut self, budget: usize, mut each: impl FnMut(RawCompletion)) {
-        let mut room = budget;
-        // Put-off work is done a few at a time; the flag shows while some is left.
-        for _ in 0..MAX_ENTERS {
-            let look = self.deferred.is_some() || self.ring.completion().is_empty();
-            if look && self.ring.submission().taskrun() {
-                self.run_task_work();
-            }
-            let mut queue = self.ring.completion();
-            while room > 0 {
-                let Some(entry) = queue.next() else { break };
-                if entry.user_data() == CANCELLATION {
-                    self.cancels -= 1; // what it came to, its request tells
-                    continue;
-                }
-                room -= 1;
-                each(RawCompletion { user_data: entry.user_data(), result: entry.result() });
-            }
-            drop(queue);
-            if self.deferred.is_none() || room == 0 || !self.ring.submission().taskrun() {
-                return;
-            }
-        }
+    fn reap(&mut self, budget: usize, each: impl FnMut(RawCompletion)) {
+        self.take(budget, each);
+    }
+
+    /// Its own, so that what is done with a completion is part of the loop.
+    fn reap_into(&mut self, budget: usize, books: &mut Books, now: u64) -> usize {
+        self.take(budget, |completion| books.complete(completion, now))
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
