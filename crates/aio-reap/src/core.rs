@@ -55,6 +55,11 @@ impl Core {
         }
     }
 
+    /// The time by which deadlines and timeouts are told.
+    pub(crate) fn instant(&self) -> Instant {
+        self.state.borrow().backend.instant()
+    }
+
     pub(crate) fn is_dispatching(&self) -> bool {
         self.dispatching.get()
     }
@@ -121,7 +126,7 @@ impl Core {
     /// Does what is due. A request that is cancelled here is delivered by the round that follows.
     #[cold]
     fn expire(&self) {
-        let now = Instant::now();
+        let now = self.instant();
         loop {
             let mut state = self.state.borrow_mut();
             let State { deadlines, books, .. } = &mut *state;
@@ -306,7 +311,7 @@ impl Core {
         timeout: Option<Duration>,
         alarm: Option<&Alarm>,
     ) -> io::Result<Turn> {
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let deadline = timeout.and_then(|timeout| self.instant().checked_add(timeout));
         // Else something besides a completion ends the sleep.
         let sleep = timeout.is_none() && alarm.is_none() && !self.reap_mode.get().peeks();
         loop {
@@ -316,7 +321,7 @@ impl Core {
             if turn.delivered > 0 || alarm.map_or(turn.is_idle(), Alarm::is_rung) {
                 return Ok(turn);
             }
-            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            let left = deadline.map(|at| at.saturating_duration_since(self.instant()));
             if left.is_some_and(|left| left.is_zero()) {
                 return Ok(turn);
             }
@@ -326,13 +331,15 @@ impl Core {
 
     /// Sleeps until a turn may get somewhere, or the alarm rings; returns early at will.
     fn sleep(&self, timeout: Option<Duration>, alarm: Option<&Alarm>) -> io::Result<()> {
-        let mut timeout = self.state.borrow().deadlines.cut(timeout);
-        if let Some(spin) = self.reap_mode.get().spin(timeout) {
-            let start = Instant::now();
+        let now = || self.instant();
+        let mut timeout = self.state.borrow().deadlines.cut(timeout, now);
+        if let Some(spin) = self.reap_mode.get().spin(timeout, now) {
+            let start = now();
             if self.spin(spin, alarm) {
                 return Ok(());
             }
-            timeout = timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
+            let spent = now().saturating_duration_since(start);
+            timeout = timeout.map(|timeout| timeout.saturating_sub(spent));
             if timeout.is_some_and(|timeout| timeout.is_zero()) {
                 return Ok(());
             }
@@ -346,9 +353,9 @@ impl Core {
         }
         if state.in_kernel() > 0 {
             state.books.stats.waits += 1;
-            state.backend.before_sleep();
-        } else if let Some(delay) = self.doorbell.retry_delay() {
-            if state.backend.pass(delay) {
+            state.backend.before_sleep(timeout);
+        } else if let Some(time) = self.doorbell.retry_delay().into_iter().chain(timeout).min() {
+            if state.backend.pass(time) {
                 return Ok(());
             }
         }
@@ -370,7 +377,7 @@ impl Core {
                 }
                 return false;
             }
-            if !spin.go_on() {
+            if !spin.go_on(|| state.backend.instant()) {
                 return false;
             }
             state.backend.relax();

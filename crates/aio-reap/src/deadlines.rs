@@ -48,9 +48,13 @@ impl Deadlines {
     }
 
     /// `timeout`, or less if a deadline comes before.
-    pub(crate) fn cut(&self, timeout: Option<Duration>) -> Option<Duration> {
+    pub(crate) fn cut(
+        &self,
+        timeout: Option<Duration>,
+        now: impl FnOnce() -> Instant,
+    ) -> Option<Duration> {
         let Some(at) = self.earliest() else { return timeout };
-        let left = at.saturating_duration_since(Instant::now());
+        let left = at.saturating_duration_since(now());
         Some(timeout.map_or(left, |timeout| timeout.min(left)))
     }
 
@@ -81,12 +85,12 @@ mod tests {
         let mut slab = Slab::new(2);
         let mut deadlines = Deadlines::default();
         let (now, ms) = (Instant::now(), Duration::from_millis);
-        assert_eq!((deadlines.earliest(), deadlines.cut(None)), (None, None));
+        assert_eq!((deadlines.earliest(), deadlines.cut(None, || now)), (None, None));
         deadlines.add(now + ms(2), 1, Action::Wake, &slab);
         deadlines.add(now + ms(1), 0, Action::Cancel, &slab);
         assert_eq!(deadlines.earliest(), Some(now + ms(1)));
-        assert!(deadlines.cut(Some(Duration::MAX)).unwrap() <= ms(1));
-        assert_eq!(deadlines.cut(Some(Duration::ZERO)), Some(Duration::ZERO));
+        assert!(deadlines.cut(Some(Duration::MAX), || now).unwrap() == ms(1));
+        assert_eq!(deadlines.cut(Some(Duration::ZERO), || now), Some(Duration::ZERO));
         assert_eq!(deadlines.due(now, &slab), None);
         assert_eq!(deadlines.due(now + ms(5), &slab), Some((0, Action::Cancel)));
         slab.get(1).generation += 1; // it was used again

@@ -73,12 +73,12 @@ impl<B: 'static> Operation<B> {
     ///
     /// As [`wait`](Self::wait).
     pub fn wait_timeout(mut self, timeout: Duration) -> Result<Outcome<B>, Self> {
-        let Some(end) = Instant::now().checked_add(timeout) else { return Ok(self.wait()) };
+        let Some(end) = self.core.instant().checked_add(timeout) else { return Ok(self.wait()) };
         loop {
             if let Some(outcome) = self.take() {
                 return Ok(outcome);
             }
-            let left = end.saturating_duration_since(Instant::now());
+            let left = end.saturating_duration_since(self.core.instant());
             if left.is_zero() {
                 return Err(self);
             }
@@ -193,11 +193,11 @@ impl<B: 'static> Future for Deadline<B> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let at = self.at;
         let operation = self.operation.as_mut().expect("not polled after it was ready");
-        if let Poll::Ready(outcome) = Pin::new(operation).poll(cx) {
+        if let Poll::Ready(outcome) = Pin::new(&mut *operation).poll(cx) {
             self.operation = None;
             return Poll::Ready(Ok(outcome));
         }
-        if Instant::now() < at {
+        if operation.core.instant() < at {
             return Poll::Pending;
         }
         self.operation = None;

@@ -43,13 +43,17 @@ impl ReapMode {
     }
 
     /// How long a wait of `timeout` peeks before it sleeps.
-    pub(crate) fn spin(self, timeout: Option<Duration>) -> Option<Spin> {
+    pub(crate) fn spin(
+        self,
+        timeout: Option<Duration>,
+        now: impl FnOnce() -> Instant,
+    ) -> Option<Spin> {
         let budget = match self {
             Self::OnTurn | Self::AfterSubmit => return None,
             Self::Poll => timeout,
             Self::Hybrid { spin } => Some(timeout.map_or(spin, |timeout| timeout.min(spin))),
         };
-        let end = budget.map(|budget| Instant::now().checked_add(budget));
+        let end = budget.map(|budget| now().checked_add(budget));
         Some(Spin { end: end.flatten(), peeks: 0 })
     }
 }
@@ -63,13 +67,13 @@ pub(crate) struct Spin {
 
 impl Spin {
     /// To be called between two peeks; false when it is time to stop.
-    pub(crate) fn go_on(&mut self) -> bool {
+    pub(crate) fn go_on(&mut self, now: impl FnOnce() -> Instant) -> bool {
         self.peeks = self.peeks.wrapping_add(1);
         if !self.peeks.is_multiple_of(PEEKS) {
             return true;
         }
         thread::yield_now(); // whoever completes the request may need this CPU
-        self.end.is_none_or(|end| Instant::now() < end)
+        self.end.is_none_or(|end| now() < end)
     }
 }
 
@@ -86,17 +90,17 @@ mod tests {
             (hybrid, none),
             (ReapMode::Hybrid { spin: Duration::ZERO }, None),
         ] {
-            let mut spin = mode.spin(timeout).unwrap();
-            assert!((0..PEEKS).any(|_| !spin.go_on()), "{mode:?} never stops");
+            let mut spin = mode.spin(timeout, Instant::now).unwrap();
+            assert!((0..PEEKS).any(|_| !spin.go_on(Instant::now)), "{mode:?} never stops");
         }
         for (mode, timeout) in [
             (ReapMode::Poll, None),
             (hybrid, None),
             (ReapMode::Poll, Some(Duration::MAX)), // past what the clock can say
         ] {
-            let mut spin = mode.spin(timeout).unwrap();
-            assert!((0..10 * PEEKS).all(|_| spin.go_on()), "{mode:?} stops at once");
+            let mut spin = mode.spin(timeout, Instant::now).unwrap();
+            assert!((0..10 * PEEKS).all(|_| spin.go_on(Instant::now)), "{mode:?} stops at once");
         }
-        assert!(ReapMode::AfterSubmit.spin(None).is_none());
+        assert!(ReapMode::AfterSubmit.spin(None, Instant::now).is_none());
     }
 }

@@ -119,7 +119,7 @@ impl<'e, B: 'static> Request<'e, B> {
     /// As [`cancel_at`](Self::cancel_at), `time` from now; never, if that is past what the clock
     /// can tell.
     pub fn cancel_after(mut self, time: Duration) -> Self {
-        self.cancel_at = Instant::now().checked_add(time);
+        self.cancel_at = self.engine.core().instant().checked_add(time);
         self
     }
 

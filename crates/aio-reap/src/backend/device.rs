@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::aio::Aio;
 use super::scripted::Scripted;
@@ -63,8 +63,8 @@ impl Backend for Device {
         each!(self, backend => backend.relax())
     }
 
-    fn before_sleep(&mut self) {
-        each!(self, backend => backend.before_sleep())
+    fn before_sleep(&mut self, timeout: Option<Duration>) {
+        each!(self, backend => backend.before_sleep(timeout))
     }
 
     fn pass(&mut self, time: Duration) -> bool {
@@ -105,6 +105,10 @@ impl Backend for Device {
         memory: Option<(NonNull<u8>, usize)>,
     ) -> io::Result<()> {
         each!(self, backend => backend.register_buffer(number, memory))
+    }
+
+    fn instant(&self) -> Instant {
+        each!(self, backend => backend.instant())
     }
 
     fn now(&self) -> u64 {

@@ -10,7 +10,7 @@
 use std::io;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use percpu::sync::hint;
 
@@ -91,8 +91,9 @@ pub(crate) trait Backend {
         hint::spin_loop();
     }
 
-    /// The engine will sleep on the [descriptors](Self::wake_fds) instead of in `wait`.
-    fn before_sleep(&mut self) {
+    /// The engine will sleep on the [descriptors](Self::wake_fds) instead of in `wait`, and no longer
+    /// than `timeout`.
+    fn before_sleep(&mut self, _timeout: Option<Duration>) {
         self.heed();
     }
 
@@ -101,8 +102,8 @@ pub(crate) trait Backend {
     /// ring on until the next.
     fn heed(&mut self) {}
 
-    /// Lets time pass until a submission is tried again, with nothing in flight; false where that is
-    /// real time.
+    /// Lets time pass until a submission is tried again or a wait is over, with nothing in flight;
+    /// false where that is real time.
     fn pass(&mut self, _time: Duration) -> bool {
         false
     }
@@ -143,6 +144,11 @@ pub(crate) trait Backend {
     /// Accepted requests that the kernel has not looked at yet.
     fn backlog(&self) -> usize {
         0
+    }
+
+    /// The time by which deadlines and timeouts are told.
+    fn instant(&self) -> Instant {
+        Instant::now()
     }
 
     /// The time in nanoseconds by which latencies are told.

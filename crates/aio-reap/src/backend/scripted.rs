@@ -278,8 +278,8 @@ impl Backend for Scripted {
     }
 
     /// Nothing sleeps here: the oldest request completes instead.
-    fn wait(&mut self, _timeout: Option<Duration>) -> io::Result<()> {
-        self.before_sleep();
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.before_sleep(timeout);
         Ok(())
     }
 
@@ -291,7 +291,7 @@ impl Backend for Scripted {
         }
     }
 
-    fn before_sleep(&mut self) {
+    fn before_sleep(&mut self, _timeout: Option<Duration>) {
         let mut device = self.0.0.borrow_mut();
         device.waits += 1;
         if device.done.is_empty() {

@@ -28,11 +28,11 @@
 //!
 //! # Time
 //!
-//! Everything is in nanoseconds (`u64`, from 0 on). Latencies of
-//! [timed](crate::EngineBuilder::timed) engines are virtual, too. What the engine tells by the real
-//! clock stays so, and is then not the same every time: timeouts of waits, deadlines,
-//! [`ReapMode::Hybrid`](crate::ReapMode::Hybrid). An engine's descriptor becomes readable when the
-//! engine sleeps on it itself (`block_on`); a loop that polls calls [`Sim::poll`] instead.
+//! Everything is in nanoseconds (`u64`, from 0 on), also latencies of
+//! [timed](crate::EngineBuilder::timed) engines, timeouts of waits, the delay before a retry and how
+//! long [`ReapMode::Hybrid`](crate::ReapMode::Hybrid) peeks. Deadlines are counted from
+//! [`Sim::instant`]. An engine's descriptor becomes readable when the engine sleeps on it itself
+//! (`block_on`); a loop that polls calls [`Sim::poll`] instead, until the earliest of its deadlines.
 //!
 //! # The device
 //!
@@ -45,7 +45,7 @@ use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use self::model::{Costs, Faults, Model, Service};
 use self::world::{Ring, World};
@@ -71,6 +71,13 @@ impl Sim {
     /// The time: nanoseconds since the start.
     pub fn now(&self) -> u64 {
         self.0.borrow().clock
+    }
+
+    /// The same time, as deadlines are told: on from when the simulation was made. It stays there
+    /// after half an eternity (2^63 seconds).
+    pub fn instant(&self) -> Instant {
+        let world = self.0.borrow();
+        world.origin.checked_add(Duration::from_nanos(world.clock)).unwrap_or(world.origin)
     }
 
     /// Lets so many nanoseconds pass in which the calling thread works and the device goes on.
@@ -151,9 +158,10 @@ impl Backend for Simulated {
         self.sim.spend(1);
     }
 
-    fn before_sleep(&mut self) {
+    fn before_sleep(&mut self, timeout: Option<Duration>) {
         let mut world = self.sim.0.borrow_mut();
-        world.poll(Some(self.ring), None);
+        let until = timeout.map(|timeout| world.clock.saturating_add(nanos(timeout)));
+        world.poll(Some(self.ring), until);
         if let Some(ring) = &mut world.rings[self.ring] {
             ring.rung = true;
             sys::signal(&ring.bell);
@@ -181,6 +189,10 @@ impl Backend for Simulated {
     fn wake_fds(&self) -> Vec<RawFd> {
         let world = self.sim.0.borrow();
         world.rings[self.ring].iter().map(|ring| ring.bell.as_raw_fd()).collect()
+    }
+
+    fn instant(&self) -> Instant {
+        self.sim.instant()
     }
 
     fn now(&self) -> u64 {

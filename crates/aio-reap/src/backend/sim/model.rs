@@ -81,7 +81,8 @@ pub struct Faults {
     pub failed: u32,
     /// Of a million requests, how many complete with EINTR or EAGAIN and are to be tried again.
     pub again: u32,
-    /// Of a million transfers of more than a byte, how many end early; any part is as likely.
+    /// Of a million transfers of more than a byte, how many end early; any part is as likely, on a
+    /// direct file any whole number of blocks.
     pub short: u32,
 }
 

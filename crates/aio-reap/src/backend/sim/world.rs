@@ -7,11 +7,13 @@
 //! # Invariants
 //!
 //! 1. The clock never goes back.
-//! 2. Everything that happens depends on the model, the seed and the calls made, on nothing else.
+//! 2. Everything that happens depends on the model, the seed and the calls made, on nothing else:
+//!    `origin` only names times.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use super::model::{Model, Service};
 use super::random::Random;
@@ -24,6 +26,8 @@ use crate::slab::Batch;
 pub(super) struct World {
     pub(super) model: Model,
     pub(super) clock: u64,
+    /// What the clock's 0 is in the program's own time.
+    pub(super) origin: Instant,
     random: Random,
     /// When each server is free.
     servers: BinaryHeap<Reverse<u64>>,
@@ -102,6 +106,7 @@ impl World {
         Self {
             model,
             clock: 0,
+            origin: Instant::now(),
             random: Random::new(seed),
             servers: (0..model.servers.max(1)).map(|_| Reverse(0)).collect(),
             slow: false,
@@ -203,7 +208,10 @@ impl World {
             let interrupted = self.random.below(2) == 0;
             Transfer::Fail(if interrupted { libc::EINTR } else { libc::EAGAIN })
         } else if op.transfers() && op.len > 1 && self.random.chance(faults.short) {
-            Transfer::Short(1 + self.random.below(op.len - 1) as usize)
+            match op.block.whole(1 + self.random.below(op.len - 1)) {
+                0 => Transfer::Full,
+                bytes => Transfer::Short(bytes as usize),
+            }
         } else {
             Transfer::Full
         }
