@@ -13,7 +13,7 @@ mod seconds;
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::rc::{Rc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use aio_reap::sim::{ClosedLoop, Costs, Faults, Model, Service, Sim, Workload};
 use aio_reap::{BackendKind, CompletionQueue, Engine, ReapMode};
@@ -35,7 +35,12 @@ const SERVICES: [Service; 3] = [
     Service::Exponential(50_000),
     Service::Bursty { fast: 10_000, slow: 90_000, run: 100 },
 ];
-const MODES: [ReapMode; 3] = [ReapMode::OnTurn, ReapMode::AfterSubmit, ReapMode::Poll];
+const MODES: [ReapMode; 4] = [
+    ReapMode::OnTurn,
+    ReapMode::AfterSubmit,
+    ReapMode::Poll,
+    ReapMode::Hybrid { spin: Duration::from_micros(20) },
+];
 
 fn workload() -> Workload {
     let sizes = vec![(3, 4096), (1, 65_536)];
@@ -119,7 +124,7 @@ fn stress_inv02_each_completes_once_on_the_simulated_device() {
             short: rate(5),
         };
         let service = SERVICES[seed as usize % 3];
-        let mode = MODES[seed as usize / 3 % 3];
+        let mode = MODES[seed as usize / 3 % MODES.len()];
         let model = Model { servers: 8, service, faults, inline: rate(6), ..Model::default() };
         run_to_the_end(model, seed, 1 + seed as usize % 3, mode, 100_000);
         requests += 100_000;
@@ -243,6 +248,60 @@ fn retries_without_anything_in_flight_pass_virtual_time() {
     assert!(busy > 300, "{busy}");
     // The first retry comes after 100 us, the others later and later.
     assert!(sim.now() > busy * 100_000, "{} ns", sim.now());
+}
+
+/// Timeouts and deadlines pass as fast as the program runs, and at the same time in each run.
+#[test]
+fn inv09_deadlines_come_in_virtual_time() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let run = |mode| {
+        let service = Service::Exponential(24 * 3_600_000_000_000);
+        let sim = Sim::new(Model { servers: 1, service, ..Model::default() }, 6);
+        let engine = Engine::builder().reap_mode(mode).build_sim(&sim).unwrap();
+        let started = Instant::now();
+        let hours = |count: u32| {
+            let passed = sim.now() / 3_600_000_000_000;
+            assert_eq!(passed, count.into(), "{mode:?}");
+        };
+        let slow = engine.nop().submit().unwrap().wait_timeout(HOUR).unwrap_err();
+        hours(1);
+        assert_eq!(engine.wait(Some(HOUR)).unwrap().delivered, 0);
+        hours(2);
+        let waits = engine.nop().submit().unwrap().deadline(sim.instant() + HOUR);
+        assert!(engine.block_on(waits).unwrap().is_err());
+        hours(3);
+        // Nothing has taken it up, so it can be cancelled; nobody waits for it but the engine.
+        let late = engine.nop().cancel_after(HOUR).submit().unwrap();
+        let error = late.wait().0.unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ETIMEDOUT));
+        hours(4);
+        slow.wait().0.unwrap();
+        assert!(started.elapsed() < Duration::from_secs(60), "{mode:?}");
+        (sim.now(), sim.fingerprint())
+    };
+    // Polling would peek for hours.
+    for mode in [ReapMode::OnTurn, ReapMode::AfterSubmit, MODES[3]] {
+        assert_eq!(run(mode), run(mode), "{mode:?}");
+    }
+}
+
+/// A device that never gets beyond EINTR and EAGAIN: each request is tried again 16 times, and then
+/// its caller hears of it.
+#[test]
+fn inv12_what_is_never_done_is_surfaced_in_the_end() {
+    for mode in MODES {
+        let faults = Faults { again: 1_000_000, ..Faults::default() };
+        let sim = Sim::new(Model { faults, ..Model::default() }, 8);
+        let engine = Engine::builder().depth(4).reap_mode(mode).build_sim(&sim).unwrap();
+        for _ in 0..20 {
+            let error = engine.nop().submit().unwrap().wait().0.unwrap_err();
+            assert!(matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)), "{error}");
+        }
+        assert_eq!(engine.stats().retries, 20 * 16, "{mode:?}");
+        // Half of them were EAGAIN, after which the engine waits for 100 us and longer.
+        assert!(sim.now() > 100 * 100_000, "{mode:?}: {} ns", sim.now());
+        assert!(engine.validate().is_idle());
+    }
 }
 
 #[test]
