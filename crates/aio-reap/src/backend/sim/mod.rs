@@ -34,6 +34,9 @@
 //! [`Sim::instant`]. An engine's descriptor becomes readable when the engine sleeps on it itself
 //! (`block_on`); a loop that polls calls [`Sim::poll`] instead, until the earliest of its deadlines.
 //!
+//! Other threads keep real time, also for the deadlines of what they submit: with them a simulation is
+//! not the same every time.
+//!
 //! # The device
 //!
 //! A request waits for the first of the [`servers`](Model::servers) that is free, takes its
