@@ -37,7 +37,7 @@ use aio_reap::sim::{ClosedLoop, Model, Service, Sim, Workload};
 use aio_reap::{Engine, EngineStats, ReapMode};
 use harness::{Plan, Report};
 
-use crate::seed::{PERCENTILES, PUBLISHED};
+use crate::seed::{PERCENTILES, PUBLISHED, PUBLISHED_TIMES};
 
 const CAP: usize = 128;
 const REQUESTS: u64 = 400_000;
@@ -46,9 +46,6 @@ const WARM_UP: u64 = 20_000;
 const PUBLISHED_RATE: [f64; 2] = [249.9 / 1389.8e-6, 249.9 / 1318.4e-6];
 /// From a completion to the job's next request, in nanoseconds: 6.1 requests at that rate.
 const PAUSE: u64 = 34_000;
-/// Mean total latency in microseconds, as published.
-const PUBLISHED_MEAN: [f64; 2] = [1389.8, 1318.4];
-
 /// Half of the mean time is the size's.
 const PICOS_PER_BYTE: u64 = 20_000_000 / 10_732;
 const SERVICES: [(&str, Service); 3] = [
@@ -62,6 +59,8 @@ struct Simulated {
     stats: EngineStats,
     /// Requests a second.
     rate: f64,
+    /// MiB a second.
+    throughput: f64,
     /// As the guest sees it, in microseconds.
     mean: f64,
     p99: f64,
@@ -139,6 +138,7 @@ fn simulate(service: Service, work: u64, mode: ReapMode, requests: u64) -> io::R
     Ok(Simulated {
         stats: engines[0].stats(),
         rate: figures.requests as f64 * 1e9 / figures.nanos as f64,
+        throughput: figures.throughput() / f64::from(1 << 20),
         mean: micros(figures.latency.mean()),
         p99: micros(figures.latency.percentile(99.0)),
         p9999: micros(figures.latency.percentile(99.99)),
@@ -161,22 +161,21 @@ fn print(name: &str, work: u64, pair: &[Simulated; 2]) {
         println!();
     }
     println!(
-        "  {:<22}{:>12}{:>12}{:>12}{:>12}{:>14}",
-        "", "requests/s", "mean, us", "p99", "p99.99", "in kernel, us"
+        "  {:<22}{:>12}{:>12}{:>12}{:>12}{:>12}{:>14}",
+        "", "requests/s", "MiB/s", "mean, us", "p99", "p99.99", "in kernel, us"
     );
-    for ((mode, rate, mean), ours) in [
-        ("off", PUBLISHED_RATE[0], PUBLISHED_MEAN[0]),
-        ("on", PUBLISHED_RATE[1], PUBLISHED_MEAN[1]),
-    ]
-    .into_iter()
-    .zip(pair)
-    {
+    for (index, (mode, ours)) in ["off", "on"].into_iter().zip(pair).enumerate() {
         let kernel = ours.stats.latency.as_ref().map_or(0.0, |latency| latency.mean() as f64 / 1e3);
+        let Simulated { rate, throughput, mean, p99, p9999, .. } = ours;
         println!(
-            "  {mode:<22}{:>12.0}{:>12.1}{:>12.1}{:>12.1}{kernel:>14.1}",
-            ours.rate, ours.mean, ours.p99, ours.p9999
+            "  {mode:<22}{rate:>12.0}{throughput:>12.1}{mean:>12.1}{p99:>12.1}{p9999:>12.1}{kernel:>14.1}",
         );
-        println!("  {:<22}{rate:>12.0}{mean:>12.1}", format!("{mode}, published"));
+        let [throughput, mean, p99, p9999] = PUBLISHED_TIMES[index];
+        println!(
+            "  {:<22}{:>12.0}{throughput:>12.1}{mean:>12.1}{p99:>12.1}{p9999:>12.1}",
+            format!("{mode}, published"),
+            PUBLISHED_RATE[index]
+        );
     }
     let [off, on] = pair;
     println!(
