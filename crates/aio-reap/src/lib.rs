@@ -103,6 +103,7 @@ mod closed_loop;
 mod core;
 mod deadlines;
 mod doorbell;
+mod drive;
 mod engine;
 mod file;
 mod histogram;
@@ -145,5 +146,6 @@ pub type Outcome<B> = (std::io::Result<usize>, B);
 pub mod model {
     pub use crate::backend::pool::Jobs;
     pub use crate::backend::ring::{Event, Ring};
+    pub use crate::drive::round;
     pub use crate::remote::mailbox::{Answer, Mailbox, Place, Sent, Unsent};
 }

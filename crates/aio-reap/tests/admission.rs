@@ -11,9 +11,12 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use aio_reap::scripted::Script;
 use aio_reap::{AlignedBuf, CompletionQueue, Engine, Operation, Submission, SubmitError};
-use common::{direct_file, on_every_backend};
+use common::on_every_backend;
+use direct::direct_file;
 
 mod common;
+#[path = "common/direct.rs"]
+mod direct;
 
 /// Counts its wake-ups.
 #[derive(Default)]

@@ -9,10 +9,13 @@ use aio_reap::sim::{Faults, Model, Sim};
 use aio_reap::{
     AlignedBuf, AllocateMode, BackendKind, CompletionQueue, Engine, ReapMode, Request, SubmitError,
 };
-use common::{direct_file, on_every_backend};
+use common::on_every_backend;
+use direct::direct_file;
 use readable::readable;
 
 mod common;
+#[path = "common/direct.rs"]
+mod direct;
 #[path = "common/readable.rs"]
 mod readable;
 

@@ -9,10 +9,13 @@ use std::time::{Duration, Instant};
 
 use aio_reap::scripted::{Script, SubmitStep, Transfer};
 use aio_reap::{AlignedBuf, BackendKind, CompletionQueue, Engine, File, Operation};
-use common::{direct_file, on_every_backend};
+use common::on_every_backend;
+use direct::direct_file;
 use readable::readable;
 
 mod common;
+#[path = "common/direct.rs"]
+mod direct;
 #[path = "common/readable.rs"]
 mod readable;
 

@@ -6,9 +6,12 @@ use std::os::unix::fs::FileExt;
 
 use aio_reap::scripted::Script;
 use aio_reap::{AllocateMode, BackendKind, BufferPool, Engine, File, PoolBuf};
-use common::{direct_file, on_every_backend};
+use common::on_every_backend;
+use direct::direct_file;
 
 mod common;
+#[path = "common/direct.rs"]
+mod direct;
 
 fn write_and_read_back(engine: &Engine, file: &File, pool: &BufferPool) {
     let mut bufs: Vec<PoolBuf> = std::iter::from_fn(|| pool.checkout()).collect();

@@ -2,6 +2,8 @@
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 mod common;
+#[path = "common/direct.rs"]
+mod direct;
 #[path = "common/readable.rs"]
 mod readable;
 
@@ -21,7 +23,8 @@ use aio_reap::{
     AlignedBuf, AllocateMode, BufList, Engine, IoBuf, IoBufMut, Remote, RemoteOperation,
     RemoteRequest, SharedFile, SubmitError,
 };
-use common::{direct_file, on_every_backend};
+use common::on_every_backend;
+use direct::direct_file;
 use readable::readable;
 
 const SHORT: Duration = Duration::from_millis(20);

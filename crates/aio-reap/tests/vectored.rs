@@ -6,12 +6,15 @@ use std::os::unix::fs::FileExt;
 
 use aio_reap::scripted::{Script, Transfer};
 use aio_reap::{AlignedBuf, BufList, Engine, SubmitError};
-use common::{direct_file, on_every_backend};
+use common::on_every_backend;
+use direct::direct_file;
 use end_of_file::{check, ending};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 mod common;
+#[path = "common/direct.rs"]
+mod direct;
 #[path = "common/end_of_file.rs"]
 mod end_of_file;
 

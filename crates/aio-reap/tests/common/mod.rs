@@ -2,9 +2,7 @@
 
 mod variants;
 
-use std::os::unix::fs::OpenOptionsExt;
-
-use aio_reap::{BackendKind, Engine, File};
+use aio_reap::{BackendKind, Engine};
 use variants::VARIANTS;
 
 /// Runs `test` on every backend this system allows; io_uring and AIO may be refused in a
@@ -26,16 +24,4 @@ pub(crate) fn on_every_backend(test: impl Fn(&Engine)) {
             Err(error) => panic!("{error}"),
         }
     }
-}
-
-/// A file on the disk under the target directory, so that `O_DIRECT` works where tmpfs refuses it.
-pub(crate) fn direct_file(engine: &Engine) -> Option<(tempfile::NamedTempFile, File)> {
-    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let opened = std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .custom_flags(libc::O_DIRECT)
-        .open(file.path());
-    let attached = engine.attach(opened.ok()?).unwrap();
-    Some((file, attached))
 }

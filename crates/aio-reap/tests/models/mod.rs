@@ -3,6 +3,7 @@
 //! A planted bug is named by `mutant("...")`, here or in the crate; [`mutants`] demands that each
 //! is caught.
 
+mod driver;
 mod mutants;
 mod remote;
 

@@ -11,6 +11,27 @@ use percpu::sync::{Arc, model, mutant, thread};
 
 use super::Bell;
 
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("mailbox-abandons-by-an-older-look", "remote::who_stops_waiting_leaves_nothing_behind"),
+    ("mailbox-close-forgets-the-sent", "remote::closing_answers_or_refuses_every_letter"),
+    (
+        "mailbox-registers-by-an-older-look",
+        "remote::inv06_no_wake_up_is_lost_between_the_result_and_a_poll",
+    ),
+    ("mailbox-rings-by-its-first-look", "remote::inv06_each_letter_is_heard_of"),
+    ("mailbox-send-relaxed", "remote::inv06_each_letter_is_heard_of"),
+    (
+        "mailbox-wakes-before-the-result",
+        "remote::inv06_no_wake_up_is_lost_between_the_result_and_parking",
+    ),
+    ("remote-bell-answered-after-the-take", "remote::inv06_each_letter_is_heard_of"),
+    ("remote-last-sender-is-silent", "remote::serving_ends_with_the_last_sender"),
+    ("remote-looks-for-senders-too-late", "remote::serving_takes_the_last_letter"),
+    ("remote-sleeps-by-an-older-look", "remote::serving_ends_with_the_last_sender"),
+];
+
+pub(super) const LOOM_ONLY: &[&str] = &["mailbox-send-relaxed"];
+
 /// A letter that counts how often it is dropped.
 struct Letter {
     id: u32,

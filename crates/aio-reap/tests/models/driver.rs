@@ -1,0 +1,116 @@
+//! A driver that hears of edges, as tokio's reactor gives them, and the engine that it turns.
+//!
+//! [`round`] and [`Mailbox`] are the shipped ones. The descriptor is a level, the reactor a flag that
+//! each edge sets and that the driver sleeps for.
+
+use std::collections::VecDeque;
+
+use aio_reap::model::{Mailbox, round};
+use percpu::sync::atomic::{AtomicBool, Ordering};
+use percpu::sync::{Arc, model, thread};
+
+use super::Bell;
+
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("drive-forgets-last", "driver::inv06_a_ring_at_any_moment_of_a_turn_is_heard"),
+    ("drive-trusts-in-edges", "driver::inv06_what_a_turn_leaves_behind_is_gone_on_with"),
+];
+
+struct Shared {
+    mailbox: Mailbox<u32, ()>,
+    /// What the engine's descriptor shows.
+    readable: AtomicBool,
+    /// An edge that the driver has not forgotten.
+    edge: Bell,
+}
+
+impl Shared {
+    fn ring(&self) {
+        // Ordering: Release pairs with the Acquire in `readable`; nothing but the order counts.
+        self.readable.store(true, Ordering::Release);
+        self.edge.ring();
+    }
+
+    /// A turn takes all letters, but answers only `budget` of those that it has.
+    fn turn(&self, queue: &mut VecDeque<u32>, budget: usize) -> usize {
+        // Ordering: AcqRel; as in `ring`.
+        self.readable.swap(false, Ordering::AcqRel);
+        self.mailbox.take(queue);
+        let count = budget.min(queue.len());
+        for place in queue.drain(..count) {
+            _ = self.mailbox.finish(place, ());
+        }
+        if !queue.is_empty() {
+            // It was readable all the time: no edge.
+            self.readable.store(true, Ordering::Release);
+        }
+        count
+    }
+}
+
+/// One thread sends two letters, one after the other has been answered if `one_by_one`.
+fn letters_are_answered(budget: usize, one_by_one: bool) {
+    model(move || {
+        let shared = Arc::new(Shared {
+            mailbox: Mailbox::new(2),
+            readable: AtomicBool::new(false),
+            edge: Bell::default(),
+        });
+        let sender = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || {
+                let send = |letter| {
+                    let sent = shared.mailbox.send(letter, true);
+                    let sent = sent.unwrap_or_else(|_| panic!("there are places for all"));
+                    if sent.ring {
+                        shared.ring();
+                    }
+                    sent.place
+                };
+                let wait = |place| _ = shared.mailbox.wait(place, None).expect("it waits");
+                let first = send(1);
+                if one_by_one {
+                    wait(first);
+                    return wait(send(2));
+                }
+                let second = send(2);
+                wait(first);
+                wait(second);
+            }
+        });
+        let (mut done, mut queue) = (0, VecDeque::new());
+        while done < 2 {
+            shared.edge.wait();
+            let mut forget = true;
+            loop {
+                let again = round(
+                    || {
+                        if std::mem::take(&mut forget) {
+                            shared.edge.answer();
+                        }
+                    },
+                    || done += shared.turn(&mut queue, budget),
+                    // Ordering: Acquire pairs with the Release in `ring`.
+                    || shared.readable.load(Ordering::Acquire),
+                );
+                if !again {
+                    break;
+                }
+                thread::yield_now();
+            }
+        }
+        sender.join().unwrap();
+    });
+}
+
+/// Fails if the driver forgets an edge that came after its turn has looked.
+#[test]
+fn inv06_a_ring_at_any_moment_of_a_turn_is_heard() {
+    letters_are_answered(2, true);
+}
+
+/// Fails if the driver sleeps while the descriptor shows that there is more to do.
+#[test]
+fn inv06_what_a_turn_leaves_behind_is_gone_on_with() {
+    letters_are_answered(1, false);
+}

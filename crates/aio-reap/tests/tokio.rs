@@ -1,0 +1,256 @@
+//! The engine on tokio runtimes: driven beside other tasks, and served by other threads' tasks.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+mod common;
+
+use std::cell::Cell;
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aio_reap::scripted::{Script, SubmitStep};
+use aio_reap::{DeadlinePassed, Engine, Remote, SharedFile, SubmitError};
+use common::on_every_backend;
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::LocalSet;
+use tokio::time::{sleep, timeout};
+
+const SHORT: Duration = Duration::from_millis(20);
+/// A guess: much longer than anything here takes.
+const LONG: Duration = Duration::from_secs(30);
+
+/// Runs on the current thread, with time and I/O; fails instead of hanging.
+fn run<T>(future: impl Future<Output = T>) -> T {
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { timeout(LONG, future).await.expect("a wake-up is lost") })
+}
+
+fn many_threads() -> Runtime {
+    Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap()
+}
+
+/// Many tasks over few slots, timers among them, on a real file.
+#[test]
+fn local_tasks_share_an_engine_on_every_backend() {
+    on_every_backend(|engine| {
+        let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
+        let copied = run(engine.run_until(async {
+            // Tasks that borrow: no spawning.
+            let mut tasks: Vec<_> = (0..100u64)
+                .map(|nr| {
+                    let file = &file;
+                    Box::pin(async move {
+                        let write = engine.write(file, vec![nr as u8; 64], nr * 64);
+                        let (written, buf) = write.submit_async().await.unwrap().await;
+                        assert_eq!(written.unwrap(), 64);
+                        if nr % 10 == 0 {
+                            sleep(Duration::from_millis(1)).await;
+                        }
+                        let read = engine.read(file, buf, nr * 64).submit_async();
+                        let (read, buf) = read.await.unwrap().await;
+                        assert!(buf.iter().all(|&byte| byte == nr as u8));
+                        read.unwrap()
+                    })
+                })
+                .collect();
+            let mut sum = 0;
+            std::future::poll_fn(|context| {
+                tasks.retain_mut(|task| match task.as_mut().poll(context) {
+                    std::task::Poll::Ready(read) => {
+                        sum += read;
+                        false
+                    }
+                    std::task::Poll::Pending => true,
+                });
+                if tasks.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+            })
+            .await;
+            sum
+        }));
+        assert_eq!(copied.unwrap(), 6400);
+    });
+}
+
+/// A driver in a task of its own: tasks that never turn the engine get their results, also those of
+/// requests that complete long after they were made, and callbacks run.
+#[test]
+fn a_driver_task_serves_the_others() {
+    let engine = Rc::new(Engine::new().unwrap());
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let local = LocalSet::new();
+    run(local.run_until(async {
+        let driver = tokio::task::spawn_local({
+            let engine = Rc::clone(&engine);
+            async move { engine.drive().await }
+        });
+        let called = Rc::new(Cell::new(false));
+        let task = tokio::task::spawn_local({
+            let (engine, called) = (Rc::clone(&engine), Rc::clone(&called));
+            async move {
+                let flag = Rc::clone(&called);
+                engine.nop().callback(move |_, ()| flag.set(true)).unwrap();
+                while !called.get() {
+                    tokio::task::yield_now().await;
+                }
+                let pipe = engine.attach(reader).unwrap();
+                // The thread pool says that pipes have no positions.
+                engine.read(&pipe, vec![0; 3], 0).submit().unwrap().await.0.ok()
+            }
+        });
+        sleep(SHORT).await;
+        std::io::Write::write_all(&mut writer, b"abc").unwrap();
+        drop(writer);
+        assert!(matches!(task.await.unwrap(), Some(3) | None));
+        driver.abort();
+        assert!(driver.await.unwrap_err().is_cancelled());
+    }));
+    assert!(engine.validate().is_idle());
+}
+
+/// What a scripted device does without any completion: no room, and deadlines. The driver's only
+/// wake-ups are the timers behind the descriptor.
+#[test]
+fn inv04_the_driver_hears_of_retries_and_deadlines() {
+    let script = Script::new();
+    let engine = Engine::builder().depth(2).build_scripted(&script).unwrap();
+    run(engine.run_until(async {
+        (0..6).for_each(|_| script.on_submit(SubmitStep::Again));
+        let nop = engine.nop().submit().unwrap();
+        let start = Instant::now();
+        while script.in_flight() == 0 {
+            assert!(start.elapsed() < LONG);
+            sleep(Duration::from_micros(100)).await;
+        }
+        script.complete(1);
+        nop.await.0.unwrap();
+
+        let start = Instant::now();
+        let held = engine.nop().submit().unwrap();
+        assert_eq!(held.deadline(start + SHORT).await.unwrap_err(), DeadlinePassed);
+        let ended = engine.nop().cancel_after(SHORT).submit().unwrap();
+        script.cancels(true);
+        assert_eq!(ended.await.0.unwrap_err().raw_os_error(), Some(libc::ETIMEDOUT));
+        assert!(start.elapsed() >= 2 * SHORT);
+        script.complete(1);
+    }))
+    .unwrap();
+}
+
+/// A turn that leaves work behind is followed by others, and other tasks run in between.
+#[test]
+fn inv05_the_driver_goes_on_with_what_the_budget_leaves() {
+    let script = Script::new();
+    let builder = Engine::builder().depth(64).reap_budget(1);
+    let engine = Rc::new(builder.build_scripted(&script).unwrap());
+    let local = LocalSet::new();
+    let turns = Rc::new(Cell::new(0));
+    run(local.run_until(async {
+        let driver = Rc::clone(&engine);
+        let driver = tokio::task::spawn_local(async move { driver.drive().await });
+        let plug = engine.plug();
+        let nops: Vec<_> = (0..64).map(|_| engine.nop().submit().unwrap()).collect();
+        drop(plug);
+        let other = Rc::clone(&turns);
+        let others = tokio::task::spawn_local(async move {
+            loop {
+                other.set(other.get() + 1);
+                tokio::task::yield_now().await;
+            }
+        });
+        script.complete(64);
+        for nop in nops {
+            nop.await.0.unwrap();
+        }
+        others.abort();
+        driver.abort();
+    }));
+    assert!(turns.get() >= 20, "the driver kept the thread: {}", turns.get());
+}
+
+/// Tasks of a runtime with many threads, on an engine of a thread of its own.
+#[test]
+fn inv06_tasks_of_many_threads_share_a_remote() {
+    on_every_backend(|engine| {
+        let remote = engine.remote();
+        let tasks = thread::spawn(move || many_threads().block_on(writers(remote, 8, 50)));
+        engine.serve().unwrap();
+        assert_eq!(tasks.join().unwrap(), 400);
+    });
+}
+
+/// The same on an engine that a task drives.
+#[test]
+fn inv06_the_driver_hears_of_remote_requests() {
+    on_every_backend(|engine| {
+        let remote = engine.remote();
+        let (done, is_done) = tokio::sync::oneshot::channel();
+        let tasks = thread::spawn(move || {
+            done.send(many_threads().block_on(writers(remote, 8, 50))).unwrap();
+        });
+        assert_eq!(run(engine.run_until(is_done)).unwrap().unwrap(), 400);
+        tasks.join().unwrap();
+    });
+}
+
+/// Each of `tasks` writes `rounds` blocks and reads them back; returns how many.
+async fn writers(remote: Remote, tasks: u64, rounds: u64) -> u64 {
+    let file = SharedFile::new(tempfile::tempfile().unwrap()).unwrap();
+    let handles: Vec<_> = (0..tasks)
+        .map(|task| {
+            let (remote, file) = (remote.clone(), file.clone());
+            tokio::spawn(async move {
+                for round in 0..rounds {
+                    let at = (task * rounds + round) * 32;
+                    let byte = (at / 32) as u8;
+                    let write = remote.write(&file, vec![byte; 32], at).submit().unwrap();
+                    let (written, buf) = timeout(LONG, write).await.expect("a wake-up is lost");
+                    assert_eq!(written.unwrap(), 32);
+                    let read = remote.read(&file, buf, at).submit().unwrap();
+                    let (read, buf) = timeout(LONG, read).await.expect("a wake-up is lost");
+                    assert_eq!((read.unwrap(), buf), (32, vec![byte; 32]));
+                }
+                rounds
+            })
+        })
+        .collect();
+    let mut sum = 0;
+    for handle in handles {
+        sum += handle.await.unwrap();
+    }
+    sum
+}
+
+/// Aborted tasks leave their requests to the engine, and nothing behind.
+#[test]
+fn inv13_aborted_tasks_leave_their_requests_to_the_engine() {
+    let (to_us, from_engine) = mpsc::channel();
+    let engine = thread::spawn(move || {
+        let engine = Engine::builder().remote_capacity(4).build().unwrap();
+        to_us.send(engine.remote()).unwrap();
+        engine.serve().unwrap();
+        engine.validate()
+    });
+    let remote = from_engine.recv().unwrap();
+    many_threads().block_on(async {
+        for round in 0..200 {
+            let (remote, file) =
+                (remote.clone(), SharedFile::new(tempfile::tempfile().unwrap()).unwrap());
+            let task = tokio::spawn(async move {
+                loop {
+                    match remote.write(&file, vec![1; 64], 0).submit() {
+                        Ok(write) => _ = write.await.0.unwrap(),
+                        Err(SubmitError::Full(_)) => tokio::task::yield_now().await,
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            });
+            sleep(Duration::from_micros(10 * (round % 20))).await;
+            task.abort();
+            assert!(task.await.unwrap_err().is_cancelled());
+        }
+    });
+    drop(remote);
+    assert!(engine.join().unwrap().is_idle());
+}
