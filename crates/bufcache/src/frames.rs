@@ -14,13 +14,13 @@
 //! 1. The bytes of a frame belong to whoever took it off the free list, until the entry that has it
 //!    is `VALID`; then they are read only, by those who keep the entry from being taken apart.
 
-use std::io;
 use std::ptr::NonNull;
 
 use percpu::AllocError;
 use percpu::sync::Futex;
 use percpu::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
+use crate::region::Region;
 use crate::table::Place;
 
 /// A frame: which unit it begins at, and how large it is.
@@ -104,7 +104,7 @@ unsafe impl Sync for Frames {}
 impl Frames {
     /// Room for `units` of two to the power of `unit` bytes.
     pub(crate) fn new(units: usize, unit: u32, largest: u32) -> Result<Self, AllocError> {
-        let region = Region::new(units << unit, 1 << largest).map_err(|_| AllocError::new())?;
+        let region = Region::new(units << unit, 1 << largest)?;
         let mut headers = Vec::new();
         headers.try_reserve_exact(units).map_err(|_| AllocError::new())?;
         headers.extend((0..units).map(|_| Header {
@@ -158,7 +158,7 @@ impl Frames {
     pub(crate) fn bytes(&self, frame: Frame) -> NonNull<[u8]> {
         let offset = (frame.unit() as usize) << self.unit;
         // SAFETY: the frame lies in the region.
-        let start = unsafe { self.region.start.add(offset) };
+        let start = unsafe { self.region.start().add(offset) };
         NonNull::slice_from_raw_parts(start, 1 << self.shift(frame))
     }
 
@@ -176,7 +176,7 @@ impl Frames {
     pub(crate) fn reading_at(&self, bytes: NonNull<[u8]>) {
         #[cfg(offlock_loom)]
         {
-            let offset = bytes.cast::<u8>().addr().get() - self.region.start.addr().get();
+            let offset = bytes.cast::<u8>().addr().get() - self.region.start().addr().get();
             // SAFETY: read only; loom says so if not.
             self.shadows[offset >> self.unit].with(|at| unsafe { at.read() });
         }
@@ -197,6 +197,12 @@ impl Frames {
         bytes >> self.unit
     }
 
+    /// Whether the system may use huge pages. It may not where less than all is to be used: what is given
+    /// back would come again with its neighbours, were those made one page later.
+    pub(crate) fn set_huge(&self, huge: bool) {
+        self.region.set_huge(huge);
+    }
+
     /// Gives the memory of a frame that nobody uses back to the system, where it is pages of its own; it
     /// reads as zeros then.
     pub(crate) fn release(&self, frame: Frame) {
@@ -208,38 +214,5 @@ impl Frames {
         }
         // SAFETY: a part of the region that nobody uses: whole pages, as it is aligned to its size.
         let _ = unsafe { libc::madvise(bytes.as_ptr().cast(), bytes.len(), libc::MADV_DONTNEED) };
-    }
-}
-
-/// Anonymous memory, reserved.
-#[derive(Debug)]
-struct Region {
-    start: NonNull<u8>,
-    mapped: NonNull<libc::c_void>,
-    len: usize,
-}
-
-impl Region {
-    fn new(len: usize, align: usize) -> io::Result<Self> {
-        let len = len.checked_add(align).ok_or(io::ErrorKind::OutOfMemory)?;
-        let prot = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice.
-        let at = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, flags, -1, 0) };
-        if at == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let mapped = NonNull::new(at).ok_or(io::ErrorKind::OutOfMemory)?;
-        let skip = at.cast::<u8>().align_offset(align);
-        // SAFETY: `align` bytes more than asked for were mapped.
-        let start = unsafe { mapped.cast::<u8>().add(skip) };
-        Ok(Self { start, mapped, len })
-    }
-}
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        // SAFETY: the mapping made in `new`; guards borrow the cache, so nobody looks at it.
-        unsafe { libc::munmap(self.mapped.as_ptr(), self.len) };
     }
 }

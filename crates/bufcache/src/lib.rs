@@ -28,6 +28,7 @@ mod handle;
 mod hazard;
 mod ids;
 mod policy;
+mod region;
 mod source;
 mod stats;
 mod table;

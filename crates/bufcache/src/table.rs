@@ -15,10 +15,11 @@
 //! 2. A block that is not in its home bucket is at most `reach` buckets behind it, and the home says
 //!    OVERFLOW.
 
-use percpu::Forked;
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::{WordGuard, WordLock, load_own, mutant};
+use percpu::{AllocError, Forked};
 
+use crate::region::Array;
 use crate::word::{Entry, Key, OVERFLOW, Word};
 
 /// Entries of a bucket: of a cache line. A model looks at all of them.
@@ -33,7 +34,7 @@ type Stripe = WordLock<()>;
 
 #[derive(Debug)]
 pub(crate) struct Table {
-    buckets: Box<[Bucket]>,
+    buckets: Array<Bucket>,
     /// Of each bucket: blocks whose home it is, and which lie elsewhere. Changed under its lock.
     displaced: Box<[AtomicU32]>,
     stripes: Box<[Stripe]>,
@@ -48,16 +49,16 @@ pub(crate) type Place = u32;
 
 impl Table {
     /// For `buffers` at most.
-    pub(crate) fn new(buffers: usize) -> Self {
+    pub(crate) fn new(buffers: usize) -> Result<Self, AllocError> {
         let buckets = (buffers * 2).div_ceil(WAYS).next_power_of_two().max(2);
         let stripes = buckets.min(if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 256 });
-        Self {
-            buckets: (0..buckets).map(|_| Bucket([(); WAYS].map(|()| Entry::new()))).collect(),
+        Ok(Self {
+            buckets: Array::new(buckets, || Bucket([(); WAYS].map(|()| Entry::new())))?,
             displaced: (0..buckets).map(|_| AtomicU32::new(0)).collect(),
             stripes: (0..stripes).map(|_| WordLock::new(())).collect(),
             shift: u64::BITS - buckets.ilog2(),
             reach: AtomicU32::new(0),
-        }
+        })
     }
 
     #[inline(always)]

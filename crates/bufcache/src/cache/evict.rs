@@ -237,7 +237,12 @@ impl Shared {
 
     /// Lets the cache have so many bytes, as far as it was built for.
     pub(crate) fn resize(&self, bytes: usize) -> Result<(), GetError> {
-        self.cold.lock()?.set_limit(self.frames.units_in(bytes));
+        let limit = {
+            let mut cold = self.cold.lock()?;
+            cold.set_limit(self.frames.units_in(bytes));
+            cold.limit()
+        };
+        self.frames.set_huge(self.frames.bytes_of(limit) == self.frames.capacity());
         let mut since = None;
         while self.cold.lock()?.is_over() {
             if self.shrink(BATCH)? == 0 {

@@ -189,5 +189,5 @@ pub(crate) fn make(
 ) -> Result<Shared, AllocError> {
     let frames = Frames::new(units, unit, chunk)?;
     let cold = Cold::new(units, (chunk - unit) as u8, policy);
-    Ok(Shared::new(frames, Table::new(units), cold, patience))
+    Ok(Shared::new(frames, Table::new(units)?, cold, patience))
 }
