@@ -181,11 +181,12 @@ impl Device {
 
     #[inline(always)]
     fn get_key(&self, key: Key, reuse: Reuse) -> Result<ReadGuard<'_>, GetError> {
+        if let Some(held) = self.shared.hit(key, self.class, reuse) {
+            self.shared.count_get();
+            return Ok(ReadGuard::new(self, held));
+        }
         self.shared.counters.get.add(1);
-        let held = match self.shared.hit(key, self.class, reuse) {
-            Some(held) => held,
-            None => self.shared.miss(&self.source, key, self.class, reuse)?,
-        };
+        let held = self.shared.miss(&self.source, key, self.class, reuse)?;
         Ok(ReadGuard::new(self, held))
     }
 
@@ -270,12 +271,13 @@ impl Device {
         let Some(key) = self.source.key(block) else {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
         };
+        if let Some(held) = self.shared.hit(key, self.class, Reuse::Likely) {
+            self.shared.count_get();
+            return Ok(ReadGuard::new(self, held));
+        }
         self.shared.counters.get.add(1);
-        let held = self.shared.hit(key, self.class, Reuse::Likely).ok_or_else(|| {
-            self.shared.counters.busy_locked.add(1);
-            GetError::WouldBlock
-        })?;
-        Ok(ReadGuard::new(self, held))
+        self.shared.counters.busy_locked.add(1);
+        Err(GetError::WouldBlock)
     }
 
     /// Reads a block into a buffer of its own, which is cached for nobody.

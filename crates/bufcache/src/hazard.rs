@@ -29,6 +29,7 @@ use std::cell::Cell;
 use std::ptr::{self, NonNull};
 
 use percpu::AllocError;
+use percpu::fence::{heavy, light};
 use percpu::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
 use percpu::sync::{global, mutant, thread_id, thread_local};
 
@@ -46,8 +47,9 @@ pub(crate) struct Record {
     owner: AtomicU64,
     /// Its thread's other records: touched by that thread only.
     more: AtomicPtr<Record>,
-    /// Never written after the record was published.
+    /// Never written after the record was published, both.
     next: *mut Record,
+    number: u32,
 }
 
 /// Names an entry that its thread looks at, or none.
@@ -64,25 +66,46 @@ global! {
     static HEAD: AtomicPtr<Record> = AtomicPtr::new(ptr::null_mut());
 }
 
-/// The fence of either side.
-#[inline(always)]
-pub(crate) fn barrier() {
-    // Ordering: SeqCst pairs with itself on the other side; it carries the slot to the evictor or the
-    // mark to the reader.
-    fence(Ordering::SeqCst);
+/// What keeps readers and evictors of one cache in order: the fence of either side, which carries the
+/// slot to the evictor or the mark to the reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// A fence on both sides.
+    Fences,
+    /// None in readers, and in evictors an interruption of all CPUs that run a thread of this process.
+    Membarrier,
+}
+
+impl Order {
+    /// The evictor's.
+    pub(crate) fn barrier(self) {
+        match self {
+            // Ordering: SeqCst pairs with the exchange in `Slot::set`: if that comes first, the slot is
+            // seen; if not, `Entry::look` finds the mark.
+            Self::Fences => fence(Ordering::SeqCst),
+            // Pairs with the light fence in `Slot::set`, to the same end.
+            Self::Membarrier => heavy(),
+        }
+    }
 }
 
 impl Slot {
-    /// Names `entry`, with what a [`barrier`] does. To be followed by a look at the entry, unless a pin
+    /// Names `entry`, with the fence of a reader. To be followed by a look at the entry, unless a pin
     /// keeps it.
     #[inline(always)]
-    fn set(&self, entry: &Entry) {
+    fn set(&self, entry: &Entry, order: Order) {
         let entry = ptr::from_ref(entry).cast_mut();
-        if cfg!(any(offlock_loom, offlock_shuttle)) {
+        if order == Order::Membarrier {
+            // Ordering: Relaxed; the fence orders it before `Entry::look`, and it carries nothing.
+            self.0.store(entry, Ordering::Relaxed);
+            if !mutant("hit-without-a-fence") {
+                light();
+            }
+        } else if cfg!(any(offlock_loom, offlock_shuttle)) {
             // The checkers know no order of all sequentially consistent accesses; fences they know.
             self.0.store(entry, Ordering::Release);
             if !mutant("hit-without-a-fence") {
-                barrier();
+                fence(Ordering::SeqCst);
             }
         } else {
             // Ordering: SeqCst pairs with the fence of who looks for it: that comes before this, and then
@@ -169,13 +192,17 @@ fn claim() -> Result<&'static Record, AllocError> {
         owner: AtomicU64::new(me),
         more: AtomicPtr::new(ptr::null_mut()),
         next: ptr::null_mut(),
+        number: 0,
     };
     let new = Box::into_raw(percpu::alloc::try_box(record).map_err(|_| AllocError::new())?);
     // Ordering: Relaxed; the exchange below tells whether it is still the head.
     let mut head = HEAD.load(Ordering::Relaxed);
     loop {
+        // SAFETY: null, or published and never freed (invariant 1).
+        let number = unsafe { head.as_ref() }.map_or(0, |head| head.number + 1);
         // SAFETY: not published yet, so it is ours alone.
-        unsafe { (*new).next = head };
+        let record = unsafe { &mut *new };
+        (record.next, record.number) = (head, number);
         // Ordering: Release pairs with the Acquire in `records`; it carries the record. Relaxed on
         // failure: the head found is not followed.
         match HEAD.compare_exchange(head, new, Ordering::Release, Ordering::Relaxed) {
@@ -186,14 +213,14 @@ fn claim() -> Result<&'static Record, AllocError> {
     }
 }
 
-/// Whether a thread's slot names the entry at `at`. After [`barrier`].
+/// Whether a thread's slot names the entry at `at`. After [`Order::barrier`].
 pub(crate) fn is_named(at: &Entry) -> bool {
     let order = if mutant("slot-scan-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
     // Ordering: Acquire pairs with the Release in `clear`; it carries the reads of who has left.
     records().flat_map(|record| &record.slots).any(|slot| ptr::eq(slot.0.load(order), at))
 }
 
-/// Marks those of `entries` that a thread's slot names: one walk for all of them. After [`barrier`].
+/// Marks those of `entries` that a thread's slot names: one walk for all of them. After [`Order::barrier`].
 pub(crate) fn mark_named<const N: usize>(entries: &[&Entry], named: &mut [bool; N]) {
     let order = if mutant("slot-scan-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
     for slot in records().flat_map(|record| &record.slots) {
@@ -234,21 +261,28 @@ thread_local! {
     static EXIT: Exit = Exit(Cell::new(None));
 }
 
-/// A slot of this thread's that names `entry`, and keeps it once a look after a [`barrier`] has found
+/// A slot of this thread's that names `entry`, and keeps it once a look has found
 /// it alive.
 ///
 /// # Errors
 ///
 /// [`AllocError`]: this thread has no slot left, and there was no memory for more.
 #[inline(always)]
-pub(crate) fn name(entry: &Entry) -> Result<&'static Slot, AllocError> {
+pub(crate) fn name(entry: &Entry, order: Order) -> Result<&'static Slot, AllocError> {
     let mine = MINE.with(Cell::get);
     let slot = match mine.and_then(|record| record.free_slot()) {
         Some(slot) => slot,
         None => more_slots()?,
     };
-    slot.set(entry);
+    slot.set(entry, order);
     Ok(slot)
+}
+
+/// The number of the record that this thread took last, which has it alone: from 0, and no two have the
+/// same. None where it never named anything.
+#[inline(always)]
+pub(crate) fn number() -> Option<u32> {
+    MINE.with(Cell::get).map(|record| record.number)
 }
 
 /// Sees to it that [`name`] finds a slot without memory.

@@ -32,6 +32,7 @@ mod region;
 mod source;
 mod stats;
 mod table;
+mod tally;
 mod word;
 
 pub use self::builder::Builder;

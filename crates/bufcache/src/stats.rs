@@ -34,7 +34,7 @@ impl CacheStats {
         let counters = &shared.counters;
         let value = |counter: &percpu::PerCpuCounter| counter.sum().max(0) as u64;
         Ok(Self {
-            get: value(&counters.get),
+            get: shared.gets(),
             misses: value(&counters.miss_locked),
             waited: value(&counters.get_locked_waited),
             busy: value(&counters.busy_locked),

@@ -260,7 +260,15 @@ fn two_block_sizes_share_the_memory() {
 
 #[test]
 fn a_storm_of_readers_sees_the_right_bytes() {
-    let cache = Cache::new(32 * SIZE).unwrap();
+    storm(Cache::new(32 * SIZE).unwrap());
+}
+
+#[test]
+fn a_storm_of_readers_without_fences_sees_the_right_bytes() {
+    storm(Cache::builder(32 * SIZE).membarrier(true).build().unwrap());
+}
+
+fn storm(cache: Cache) {
     let disk = cache.attach(Numbered::new(200), SIZE).unwrap();
     thread::scope(|scope| {
         for seed in 1..5_u64 {

@@ -113,7 +113,7 @@ impl Shared {
             return Ok(0);
         }
         if !mutant("evict-without-a-fence") {
-            hazard::barrier();
+            self.order.barrier();
         }
         let entries: [_; BATCH] = std::array::from_fn(|at| {
             let at = at.min(victims.len - 1);
@@ -179,7 +179,7 @@ impl Shared {
         // guard that becomes a pin pins first and clears its slot then.
         let mut unused = entry.word().pins() == 0 || mutant("bury-without-a-first-look-at-pins");
         if !mutant("bury-without-a-fence") {
-            hazard::barrier();
+            self.order.barrier();
         }
         unused = unused && (!hazard::is_named(entry) || mutant("bury-without-a-scan"));
         unused = unused && (entry.word().pins() == 0 || mutant("bury-without-a-last-look-at-pins"));
@@ -296,7 +296,7 @@ impl Shared {
             }
             // Until its frame is among the dead. An evictor who has it lays it there as well, and if it
             // were buried then, this thread would find the frame with another block.
-            let slot = hazard::name(entry)?;
+            let slot = hazard::name(entry, self.order)?;
             if entry.try_change(word, STALE, 0).is_err() {
                 slot.clear();
                 continue;

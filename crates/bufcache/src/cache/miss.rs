@@ -196,7 +196,7 @@ impl Shared {
         reuse: Reuse,
     ) -> Result<Held, GetError> {
         let entry = self.entry(frame);
-        let slot = match hazard::name(entry) {
+        let slot = match hazard::name(entry, self.order) {
             Ok(slot) => slot,
             Err(_) => return Err(self.fail(source, key, frame, Failure::NoMemory)),
         };
@@ -277,7 +277,7 @@ impl Shared {
             Err(Failure::from_code(header.failure()).of(source.block(key)))
         } else {
             // The pin keeps it until the slot is seen: `unpin` orders the two.
-            let named = hazard::name(entry).map_err(GetError::from);
+            let named = hazard::name(entry, self.order).map_err(GetError::from);
             self.frames.reading(frame);
             named.map(|slot| Held { slot, frame })
         };

@@ -26,10 +26,11 @@ use self::load::Wakers;
 use crate::cold::{Cold, Victim};
 use crate::error::{BuildError, GetError};
 use crate::frames::{Frame, Frames};
-use crate::hazard::{self, Slot};
+use crate::hazard::{self, Order, Slot};
 use crate::ids::Ids;
 use crate::policy::{Buffers, Policy};
 use crate::table::Table;
+use crate::tally::Tally;
 use crate::word::{Entry, Key};
 
 /// What all handles of a cache share.
@@ -42,6 +43,10 @@ pub(crate) struct Shared {
     pub(crate) ahead: Ahead,
     wakers: Wakers,
     pub(crate) counters: Counters,
+    /// Gets that were hits, but for those in `counters`.
+    hits: Tally,
+    /// Between hits and evictions.
+    order: Order,
     /// How long a miss waits for a buffer.
     pub(crate) patience: Duration,
     born: Generation,
@@ -74,7 +79,7 @@ pub(crate) struct Held {
 }
 
 impl Shared {
-    pub(crate) fn new(frames: Frames, table: Table, cold: Cold, patience: Duration) -> Self {
+    fn new(frames: Frames, table: Table, cold: Cold, order: Order, patience: Duration) -> Self {
         Self {
             table,
             frames,
@@ -83,6 +88,8 @@ impl Shared {
             ahead: Ahead::new(),
             wakers: Wakers::new(),
             counters: Counters::default(),
+            hits: Tally::new(),
+            order,
             patience,
             born: Generation::current(),
         }
@@ -93,7 +100,7 @@ impl Shared {
     pub(crate) fn hit(&self, key: Key, class: u8, reuse: Reuse) -> Option<Held> {
         let entry = self.table.find(key)?;
         let early = mutant("hit-looks-before-it-names").then(|| entry.look(key));
-        let slot = hazard::name(entry).ok()?;
+        let slot = hazard::name(entry, self.order).ok()?;
         let seen = match early {
             Some(early) => early,
             None if mutant("hit-without-a-second-look") => Some(entry.word()),
@@ -110,6 +117,19 @@ impl Shared {
         }
         slot.clear();
         None
+    }
+
+    /// Counts a get that was a hit: this thread's slot has its buffer.
+    #[inline(always)]
+    pub(crate) fn count_get(&self) {
+        if !hazard::number().is_some_and(|record| self.hits.count(record)) {
+            self.counters.get.add(1);
+        }
+    }
+
+    /// Gets so far.
+    pub(crate) fn gets(&self) -> u64 {
+        self.counters.get.sum().max(0) as u64 + self.hits.sum()
     }
 
     pub(crate) fn is_cached(&self, key: Key) -> bool {
@@ -185,9 +205,10 @@ pub(crate) fn make(
     units: usize,
     (unit, chunk): (u32, u32),
     policy: Policy,
+    order: Order,
     patience: Duration,
 ) -> Result<Shared, AllocError> {
     let frames = Frames::new(units, unit, chunk)?;
     let cold = Cold::new(units, (chunk - unit) as u8, policy);
-    Ok(Shared::new(frames, Table::new(units)?, cold, patience))
+    Ok(Shared::new(frames, Table::new(units)?, cold, order, patience))
 }

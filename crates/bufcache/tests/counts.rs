@@ -1,0 +1,63 @@
+//! What is counted, by how many threads whatever.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+use std::sync::Barrier;
+use std::thread;
+
+use bufcache::{Cache, GetError, MemoryDevice};
+
+const SIZE: usize = 4096;
+
+/// Each thread has a record at the same time as all others: more than there are words for hits.
+#[test]
+fn inv21_each_get_of_many_threads_is_a_hit_or_a_miss_and_counts_once() {
+    const THREADS: u64 = 150;
+    const BLOCKS: u64 = 50;
+    let cache = Cache::new(64 * SIZE).unwrap();
+    let disk = cache.attach(MemoryDevice::new(vec![1; BLOCKS as usize * SIZE]), SIZE).unwrap();
+    let all = Barrier::new(THREADS as usize);
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                let kept = disk.get(0).unwrap();
+                all.wait();
+                for count in 0..1_000 {
+                    drop(disk.get(count % BLOCKS).unwrap());
+                }
+                all.wait();
+                drop(kept);
+            });
+        }
+    });
+    let stats = cache.stats().unwrap();
+    assert_eq!(stats.get, THREADS * 1_001);
+    assert_eq!((stats.misses, stats.reads), (BLOCKS, BLOCKS));
+}
+
+/// Threads come and go, and with them the records whose words they count in.
+#[test]
+fn inv21_threads_that_end_take_no_count_with_them() {
+    let cache = Cache::new(16 * SIZE).unwrap();
+    let other = Cache::new(16 * SIZE).unwrap();
+    let device = || MemoryDevice::new(vec![1; 8 * SIZE]);
+    let (disk, other_disk) =
+        (cache.attach(device(), SIZE).unwrap(), other.attach(device(), SIZE).unwrap());
+    for _ in 0..100 {
+        thread::scope(|scope| {
+            for block in 0..4 {
+                let (disk, other_disk) = (&disk, &other_disk);
+                scope.spawn(move || {
+                    let guards = [(); 20].map(|()| disk.get(block).unwrap());
+                    drop(other_disk.get(block).unwrap());
+                    assert_eq!(
+                        disk.try_get(20).unwrap_err(),
+                        GetError::OutOfRange { block: 20, blocks: 8 }
+                    );
+                    drop(guards);
+                });
+            }
+        });
+    }
+    assert_eq!(cache.stats().unwrap().get, 100 * 4 * 20);
+    assert_eq!(other.stats().unwrap().get, 100 * 4);
+}
