@@ -4,42 +4,17 @@
 //! A process of its own, with one test: the allocator counts every thread.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-use std::alloc::{GlobalAlloc, Layout, System};
+#[path = "common/counting.rs"]
+mod counting;
+
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 
 use aio_reap::{AlignedBuf, BackendKind, CompletionQueue, Engine, File};
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-struct Counting;
-
-// SAFETY: everything is handed to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's obligations are ours.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's obligations are ours.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's obligations are ours.
-        unsafe { System.realloc(ptr, layout, size) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
+use counting::{allocations, assert_counting};
 
 const DEPTH: usize = 8;
 const ROUNDS: usize = 300;
@@ -158,14 +133,14 @@ fn no_allocation_per_request_after_warm_up() {
                 bench.callback_round();
                 bench.future_round();
             }
-            let before = ALLOCATIONS.load(Ordering::Relaxed);
+            let before = allocations();
             let mut allowed = 0;
             for _ in 0..ROUNDS {
                 bench.queue_round();
                 bench.callback_round();
                 allowed += bench.future_round();
             }
-            let made = ALLOCATIONS.load(Ordering::Relaxed) - before;
+            let made = allocations() - before;
             // The locks' own table grows when one more worker than ever before goes to sleep.
             allowed += 4;
             assert!(
@@ -174,7 +149,5 @@ fn no_allocation_per_request_after_warm_up() {
             );
         }
     }
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
-    drop(std::hint::black_box(vec![0u8; 1]));
-    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 1, "the allocator counts");
+    assert_counting();
 }

@@ -1,0 +1,205 @@
+//! Errors and short transfers at real system calls, by strace: the bytes and the results are those of
+//! a kernel that fails, whatever the engine was told in between.
+//!
+//! Each case runs [`child`] in a process of its own under strace. Without strace, or where nobody may
+//! trace, the tests say so and are skipped.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use aio_reap::{AlignedBuf, BackendKind, Engine};
+
+const BLOCK: usize = 4096;
+const BLOCKS: u64 = 6;
+
+/// One injection.
+struct Case<'a> {
+    backend: &'a str,
+    /// The system call, and what strace does to it.
+    inject: &'a str,
+    /// Only where the call names the file.
+    by_path: bool,
+    /// The errors that requests may end with, each that often.
+    failed: &'a [(i32, usize)],
+    /// What strace's log must show, in this order.
+    log: &'a [&'a str],
+}
+
+fn strace_works() -> bool {
+    let works = Command::new("strace").args(["-qq", "-o", "/dev/null", "true"]).status();
+    let works = works.is_ok_and(|status| status.success());
+    if !works {
+        assert!(env::var_os("OFFLOCK_REQUIRE_ALL").is_none(), "strace does not work here");
+        eprintln!("skipped: strace does not work here");
+    }
+    works
+}
+
+impl Case<'_> {
+    fn run(&self) {
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let (file, log) = (dir.path().join("file"), dir.path().join("log"));
+        // What is written is there before: a write that strace makes short has moved nothing.
+        fs::write(&file, content().concat()).unwrap();
+        let call = self.inject.split(':').next().unwrap();
+        let mut strace = Command::new("strace");
+        strace.args(["-f", "-qq", "-s", "0", "-o"]).arg(&log);
+        strace.arg("-e").arg(format!("trace={call}"));
+        strace.arg("-e").arg(format!("inject={}", self.inject));
+        if self.by_path {
+            strace.arg("-P").arg(&file);
+        }
+        strace.arg(env::current_exe().unwrap());
+        strace.args(["--exact", "child", "--ignored", "--nocapture"]);
+        strace.env("INJECTED_FILE", &file).env("INJECTED_BACKEND", self.backend);
+        let output = strace.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let log = fs::read_to_string(&log).unwrap();
+        let context = format!("{} on {}:\n{said}\n{log}", self.inject, self.backend);
+        assert!(output.status.success(), "{context}\n{}", String::from_utf8_lossy(&output.stderr));
+        if said.contains("refused:") {
+            assert!(env::var_os("OFFLOCK_REQUIRE_ALL").is_none(), "{context}");
+            eprintln!("skipped: {} is refused", self.backend);
+            return;
+        }
+        assert!(log.contains("(INJECTED)"), "nothing was injected: {context}");
+        let mut failed: Vec<&str> = said.lines().filter(|line| line.contains("failed:")).collect();
+        for &(errno, times) in self.failed {
+            let line = format!("failed: {errno}");
+            let before = failed.len();
+            failed.retain(|said| !said.ends_with(&line));
+            assert_eq!(before - failed.len(), times, "{context}");
+        }
+        assert!(failed.is_empty(), "{context}");
+        let mut rest = &log[..];
+        for part in self.log {
+            let at = rest.find(part).unwrap_or_else(|| panic!("no {part} there: {context}"));
+            rest = &rest[at + part.len()..];
+        }
+        assert_eq!(fs::read(&file).unwrap(), content().concat(), "{context}");
+    }
+}
+
+/// What each block holds.
+fn content() -> Vec<Vec<u8>> {
+    (1..=BLOCKS as u8).map(|byte| vec![byte; BLOCK]).collect()
+}
+
+/// Writes each block and reads it back, one request at a time; says which of them failed.
+#[test]
+#[ignore = "what the other tests trace"]
+fn child() {
+    let Some(path) = env::var_os("INJECTED_FILE") else { return };
+    let kind = match env::var("INJECTED_BACKEND").unwrap().as_str() {
+        "io_uring" => BackendKind::Uring,
+        "aio" => BackendKind::Aio,
+        _ => BackendKind::Threads,
+    };
+    let engine = match Engine::builder().backend(kind).threads(1).build() {
+        Ok(engine) => engine,
+        Err(error) => return println!("refused: {error}"),
+    };
+    let open = |flags| {
+        let mut options = fs::File::options();
+        options.read(true).write(true).custom_flags(flags).open(Path::new(&path))
+    };
+    let direct = if kind == BackendKind::Aio { libc::O_DIRECT } else { 0 };
+    let Ok(file) = open(direct) else { return println!("refused: O_DIRECT") };
+    let file = engine.attach(file).unwrap();
+    for (block, bytes) in (0..).zip(content()) {
+        let mut buf = AlignedBuf::zeroed(BLOCK, BLOCK);
+        buf.copy_from_slice(&bytes);
+        // Also the buffer of the read: a read that strace makes short has moved nothing.
+        let (written, buf) =
+            engine.write(&file, buf, block * BLOCK as u64).submit().unwrap().wait();
+        let (read, buf) = engine.read(&file, buf, block * BLOCK as u64).submit().unwrap().wait();
+        for result in [written, read] {
+            match result {
+                Ok(moved) => assert_eq!(moved, BLOCK),
+                Err(error) => println!("\nfailed: {}", error.raw_os_error().unwrap()),
+            }
+        }
+        assert_eq!(&buf[..], &bytes[..]);
+    }
+    assert!(engine.validate().is_idle());
+}
+
+#[test]
+fn inv12_interrupted_system_calls_are_made_again_up_to_a_limit() {
+    if !strace_works() {
+        return;
+    }
+    let case = |inject: &str, failed: &[_], log: &[_]| {
+        Case { backend: "threads", inject, by_path: true, failed, log }.run();
+    };
+    case("pwrite64:error=EINTR:when=1..16", &[], &["INJECTED", "= 4096"]);
+    case("pread64:error=EINTR:when=3..4", &[], &["= 4096", "INJECTED", "INJECTED", "= 4096"]);
+    case("pwrite64:error=EAGAIN:when=2..4", &[], &["= 4096", "INJECTED", "= 4096"]);
+    // 17 in a row are one too many.
+    case("pwrite64:error=EINTR:when=1..17", &[(libc::EINTR, 1)], &["INJECTED", "= 4096"]);
+}
+
+/// An error is that of its request alone.
+#[test]
+fn inv03_a_failed_system_call_fails_one_request() {
+    if !strace_works() {
+        return;
+    }
+    for (inject, errno) in [
+        ("pwrite64:error=EIO:when=2", libc::EIO),
+        ("pread64:error=EIO:when=6", libc::EIO),
+        ("pwrite64:error=ENOSPC:when=1", libc::ENOSPC),
+    ] {
+        let failed: &'static [_] =
+            if errno == libc::EIO { &[(libc::EIO, 1)] } else { &[(libc::ENOSPC, 1)] };
+        Case { backend: "threads", inject, by_path: true, failed, log: &[] }.run();
+    }
+    // Linux AIO: the request at the head of the submission.
+    let failed = &[(libc::EIO, 2)];
+    Case {
+        backend: "aio",
+        inject: "io_submit:error=EIO:when=3..4",
+        by_path: false,
+        failed,
+        log: &[],
+    }
+    .run();
+}
+
+/// A short transfer goes on where it stopped.
+#[test]
+fn inv11_short_system_calls_are_gone_on_with() {
+    if !strace_works() {
+        return;
+    }
+    for (inject, log) in [
+        ("pwrite64:retval=100:when=1", ["4096, 0)", "100 (INJECTED)", "3996, 100)"]),
+        ("pwrite64:retval=4095:when=2", ["4096, 4096)", "4095 (INJECTED)", "1, 8191)"]),
+        ("pread64:retval=1:when=3", ["4096, 8192)", "1 (INJECTED)", "4095, 8193)"]),
+    ] {
+        Case { backend: "threads", inject, by_path: true, failed: &[], log: &log }.run();
+    }
+}
+
+/// Submissions and sleeps that fail for a while: nothing is lost, and nobody is told.
+#[test]
+fn inv04_refused_submissions_and_sleeps_are_made_again() {
+    if !strace_works() {
+        return;
+    }
+    // The first two enters of an io_uring are its set-up's.
+    for (backend, inject) in [
+        ("io_uring", "io_uring_enter:error=EAGAIN:when=3..7"),
+        ("io_uring", "io_uring_enter:error=EBUSY:when=3+3"),
+        ("io_uring", "io_uring_enter:error=EINTR:when=3+2"),
+        ("aio", "io_submit:error=EAGAIN:when=1..5"),
+        ("aio", "io_submit:error=EINTR:when=2..3"),
+        ("threads", "ppoll:error=EINTR:when=1+2"),
+    ] {
+        Case { backend, inject, by_path: false, failed: &[], log: &[] }.run();
+    }
+}

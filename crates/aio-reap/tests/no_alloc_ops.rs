@@ -1,0 +1,152 @@
+//! No allocation per request once the engine is warm: vectors, registered buffers, deadlines, waits
+//! for a slot, and requests from other threads, on every real backend.
+//!
+//! A process of its own, with one test: the allocator counts every thread.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+mod common;
+#[path = "common/counting.rs"]
+mod counting;
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aio_reap::{BufList, BufferPool, Engine, File, Remote, SharedFile};
+use common::on_every_backend;
+use counting::{allocations, assert_counting};
+
+const WARM_UP: usize = 40;
+const ROUNDS: usize = 300;
+const FAR: Duration = Duration::from_secs(3600);
+/// What may come later, and not again: a queue that is fuller than ever, one more thread asleep.
+const LATE: u64 = 4;
+
+fn poll<F: Future>(future: Pin<&mut F>) -> bool {
+    future.poll(&mut Context::from_waker(Waker::noop())).is_ready()
+}
+
+/// Runs `round` until it is warm, and then counts.
+fn count(engine: &Engine, what: &str, mut round: impl FnMut()) {
+    (0..WARM_UP).for_each(|_| round());
+    let before = allocations();
+    (0..ROUNDS).for_each(|_| round());
+    let made = allocations() - before;
+    assert!(made <= LATE, "{what} on {}: {made} allocations in {ROUNDS} rounds", engine.backend());
+}
+
+fn vectors(engine: &Engine, file: &File) {
+    let mut list = Some(BufList::new(vec![vec![1; 100], vec![2; 4000]]).unwrap());
+    count(engine, "vectors", || {
+        let write = engine.write_vectored(file, list.take().unwrap(), 0).submit().unwrap();
+        let (written, bufs) = write.wait();
+        let (read, bufs) = engine.read_vectored(file, bufs, 0).submit().unwrap().wait();
+        assert_eq!((written.unwrap(), read.unwrap()), (4100, 4100));
+        list = Some(bufs);
+    });
+}
+
+fn pools(engine: &Engine, file: &File) {
+    let pool = BufferPool::new(engine, 4, 4096).unwrap();
+    count(engine, "pools", || {
+        let plug = engine.plug();
+        let writes = [0, 1, 2, 3].map(|block| {
+            let buf = pool.checkout().expect("all came back");
+            engine.write(file, buf, block * 4096).submit().unwrap()
+        });
+        drop(plug);
+        writes.into_iter().for_each(|write| assert_eq!(write.wait().0.unwrap(), 4096));
+    });
+}
+
+fn deadlines(engine: &Engine) {
+    count(engine, "deadlines", || {
+        let far = Instant::now() + FAR;
+        engine.nop().cancel_at(far).submit().unwrap().wait().0.unwrap();
+        let mut op = pin!(engine.nop().submit().unwrap().deadline(far));
+        while !poll(op.as_mut()) {
+            engine.wait(Some(FAR)).unwrap();
+        }
+        let op = engine.nop().submit().unwrap();
+        op.wait_timeout(FAR).unwrap().0.unwrap();
+        // One whose time comes.
+        let late = engine.nop().cancel_after(Duration::ZERO).submit().unwrap();
+        _ = late.wait();
+    });
+}
+
+/// All slots are taken, and one more waits in line.
+fn waits_for_slots(engine: &Engine, capacity: usize) {
+    let mut taken = Vec::with_capacity(capacity);
+    count(engine, "waits", || {
+        let plug = engine.plug();
+        (0..capacity).for_each(|_| taken.push(engine.nop().submit().unwrap()));
+        let mut next = pin!(engine.nop().submit_async());
+        assert!(!poll(next.as_mut()));
+        drop(plug);
+        taken.drain(..).for_each(|op| assert_eq!(op.wait().0.unwrap(), 0));
+        assert!(poll(next.as_mut()));
+        engine.drain().unwrap();
+    });
+}
+
+/// The same from a thread that waits, polls and calls back.
+fn remotes(engine: &Engine) {
+    let remote = engine.remote();
+    let client = thread::spawn(move || {
+        let file = SharedFile::new(tempfile::tempfile().unwrap()).unwrap();
+        let called = Arc::new(AtomicU64::new(0));
+        let (mut made, mut buf) = (0, Some(vec![1; 512]));
+        let mut round = |remote: &Remote| {
+            let write = remote.write(&file, buf.take().unwrap(), 0).submit().unwrap();
+            let (written, bytes) = write.wait();
+            let mut read = pin!(remote.read(&file, bytes, 0).submit().unwrap());
+            let bytes = loop {
+                let mut context = Context::from_waker(Waker::noop());
+                match read.as_mut().poll(&mut context) {
+                    std::task::Poll::Ready((read, bytes)) => break (read.unwrap(), bytes).1,
+                    std::task::Poll::Pending => thread::yield_now(),
+                }
+            };
+            assert_eq!(written.unwrap(), 512);
+            buf = Some(bytes);
+            let counter = Arc::clone(&called);
+            let done = move |_, ()| _ = counter.fetch_add(1, Ordering::Relaxed);
+            remote.nop().callback(done).unwrap();
+            drop(remote.fdatasync(&file).submit().unwrap());
+            made += 1;
+            while called.load(Ordering::Relaxed) < made {
+                thread::yield_now();
+            }
+        };
+        (0..WARM_UP).for_each(|_| round(&remote));
+        let before = allocations();
+        (0..ROUNDS).for_each(|_| round(&remote));
+        allocations() - before
+    });
+    engine.serve().unwrap();
+    let made = client.join().unwrap();
+    assert!(made <= LATE, "remotes on {}: {made} allocations", engine.backend());
+}
+
+#[test]
+fn no_allocation_per_request_of_any_kind_after_warm_up() {
+    on_every_backend(|engine| {
+        let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
+        // A burst that starts every thread of the pool.
+        let plug = engine.plug();
+        let burst = [(); 64].map(|()| engine.fdatasync(&file).submit().unwrap());
+        drop(plug);
+        burst.into_iter().for_each(|op| assert_eq!(op.wait().0.unwrap(), 0));
+        vectors(engine, &file);
+        pools(engine, &file);
+        deadlines(engine);
+        waits_for_slots(engine, 64); // `on_every_backend` gives as many
+        remotes(engine);
+    });
+    assert_counting();
+}
