@@ -16,7 +16,7 @@ use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
 use aio_reap::sim::{ClosedLoop, Costs, Faults, Model, Service, Sim, Workload};
-use aio_reap::{BackendKind, CompletionQueue, Engine, ReapMode};
+use aio_reap::{BackendKind, CompletionQueue, Engine, Operation, ReapMode};
 
 use seconds::stress_time;
 
@@ -84,7 +84,7 @@ fn same_seed_gives_the_same_log_and_another_seed_another() {
         for mode in MODES {
             let model = Model { service, faults: FAULTS, inline: 50_000, ..Model::default() };
             let run = |seed| {
-                let sim = run_to_the_end(model, seed, 2, mode, 5_000);
+                let sim = run_to_the_end(model, seed, 2, mode, 2_000);
                 (sim.now(), sim.fingerprint())
             };
             let first = run(7);
@@ -375,7 +375,7 @@ fn inv14_stack_stays_flat_on_a_simulated_device_that_completes_inside_submit() {
                 let engine = Rc::new(builder.build_sim(&sim).unwrap());
                 let chain = Rc::new(Chain {
                     engine: Rc::downgrade(&engine),
-                    left: Cell::new(30_000),
+                    left: Cell::new(10_000),
                     running: Cell::new(0),
                     deepest: Cell::new(0),
                 });
@@ -385,7 +385,7 @@ fn inv14_stack_stays_flat_on_a_simulated_device_that_completes_inside_submit() {
                     calls += 1;
                 }
                 assert_eq!((chain.left.get(), chain.deepest.get()), (0, 1), "{mode:?}");
-                assert!(calls > 500, "{mode:?}: one call did most of it: {calls}");
+                assert!(calls > 150, "{mode:?}: one call did most of it: {calls}");
             }
         }
     });
@@ -414,4 +414,105 @@ fn inv14_dropping_the_engine_passes_the_time_that_it_takes() {
     assert_eq!((sim.in_flight(), sim.visible()), (1, 1));
     drop(second);
     assert_eq!(*done.borrow(), [("first", true), ("second", true)]);
+}
+
+/// Callbacks that do at random what a callback may do.
+struct Mess {
+    engine: Weak<Engine>,
+    random: Cell<u64>,
+    left: Cell<usize>,
+    /// By request: how often its callback ran.
+    called: RefCell<Vec<u32>>,
+    held: RefCell<Vec<Operation<()>>>,
+    nested: Cell<u32>,
+}
+
+impl Mess {
+    fn random(&self, below: u64) -> u64 {
+        let state = self.random.get().wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        self.random.set(state);
+        (state >> 33) % below
+    }
+
+    fn ask(self: &Rc<Self>, engine: &Engine) {
+        let Some(left) = self.left.get().checked_sub(1) else { return };
+        self.left.set(left);
+        let id = self.called.borrow().len();
+        self.called.borrow_mut().push(0);
+        let mess = Rc::clone(self);
+        let done = move |_, ()| mess.done(id);
+        if let Err(error) = engine.nop().callback(done) {
+            assert_eq!(error.errno(), libc::EAGAIN, "only a full engine refuses");
+            self.called.borrow_mut().pop();
+            self.left.set(left + 1);
+        }
+    }
+
+    fn done(self: &Rc<Self>, id: usize) {
+        self.called.borrow_mut()[id] += 1;
+        let Some(engine) = self.engine.upgrade() else { return };
+        let nests = self.nested.get() < 3;
+        self.nested.set(self.nested.get() + 1);
+        let held = || self.held.borrow_mut().pop();
+        match self.random(10) {
+            0 => {
+                let _plug = engine.plug();
+                self.ask(&engine);
+                self.ask(&engine);
+            }
+            1 => drop(engine.turn()),
+            2 | 3 => {
+                // What is full is refused.
+                let operation = engine.nop().submit();
+                operation.into_iter().for_each(|one| self.held.borrow_mut().push(one));
+            }
+            4 => drop(held()),
+            5 => drop(held().map(|operation| operation.cancel())),
+            // It may fail, by the model's faults.
+            6 if nests => drop(held().map(|operation| operation.wait().0)),
+            7 if nests => drop(engine.wait(Some(Duration::from_micros(50))).unwrap()),
+            _ => {}
+        }
+        engine.validate();
+        self.ask(&engine);
+        self.nested.set(self.nested.get() - 1);
+    }
+}
+
+/// Whatever callbacks do, on a device on which everything goes wrong: each is called once, and the
+/// engine comes to its end.
+#[test]
+fn inv07_callbacks_do_as_they_please_on_a_device_with_faults() {
+    const REQUESTS: usize = 3_000;
+    for mode in MODES {
+        for (seed, inline) in [(1, 0), (2, 300_000), (3, 1_000_000)] {
+            let service = Service::Exponential(20_000);
+            let model = Model { servers: 4, service, faults: FAULTS, inline, ..Model::default() };
+            let sim = Sim::new(model, seed);
+            let builder = Engine::builder().depth(8).capacity(24).reap_mode(mode);
+            let engine = Rc::new(builder.build_sim(&sim).unwrap());
+            let mess = Rc::new(Mess {
+                engine: Rc::downgrade(&engine),
+                random: Cell::new(seed),
+                left: Cell::new(REQUESTS),
+                called: RefCell::default(),
+                held: RefCell::default(),
+                nested: Cell::new(0),
+            });
+            while mess.left.get() > 0 {
+                mess.held.borrow_mut().truncate(8); // or nothing but they would be left
+                mess.ask(&engine);
+                engine.drain().unwrap();
+            }
+            mess.held.borrow_mut().clear();
+            engine.drain().unwrap();
+            let called = mess.called.borrow();
+            assert_eq!(called.len(), REQUESTS);
+            assert!(called.iter().all(|&times| times == 1), "{mode:?}, seed {seed}: not once");
+            assert!(engine.validate().is_idle());
+            let stats = engine.stats();
+            assert_eq!((stats.accepted, stats.stray), (stats.completed, 0));
+            assert!(stats.accepted > called.len() as u64, "no operation was made");
+        }
+    }
 }
