@@ -8,7 +8,7 @@
 //!
 //! A queue asks for all it can under one plug; what finds no room waits in its queue. Only when no queue
 //! can go on is the descriptor polled and the engine turned, as an event loop does it. Sizes are mixed
-//! with the seed's mean, MB/s over operations per second: 10.4 KiB.
+//! with the seed's mean, MiB/s over operations per second: 10.4 KiB.
 
 use std::hint::black_box;
 use std::io;
@@ -125,7 +125,7 @@ fn windows(
     let start = Instant::now();
     load.run(start + window);
     let seconds = start.elapsed().as_secs_f64();
-    measured.throughput.push(load.bytes as f64 / seconds / 1e6);
+    measured.throughput.push(load.bytes as f64 / seconds / f64::from(1 << 20));
     let micros: Vec<f64> = load.nanos.iter().map(|&nanos| nanos as f64 / 1e3).collect();
     measured.mean.push(micros.iter().sum::<f64>() / micros.len().max(1) as f64);
     measured.p99.extend(percentile(&micros, 99.0));
@@ -308,7 +308,7 @@ fn print(device: &str, modes: &[Measured; 2]) {
         published.iter().for_each(|size| print!("{size:>7}"));
         println!();
     }
-    println!("  {:<22}{:>10}{:>12}{:>12}{:>12}", "", "MB/s", "mean, us", "p99", "p99.99");
+    println!("  {:<22}{:>10}{:>12}{:>12}{:>12}", "", "MiB/s", "mean, us", "p99", "p99.99");
     for (name, mode, published) in
         [("off", &modes[0], PUBLISHED_TIMES[0]), ("on", &modes[1], PUBLISHED_TIMES[1])]
     {
