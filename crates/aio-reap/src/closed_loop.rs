@@ -107,8 +107,6 @@ pub struct ClosedLoop<'e> {
     done: CompletionQueue<AlignedBuf>,
     /// By queue: its engine took no more when it was last asked.
     full: Vec<bool>,
-    /// The queue that is asked first.
-    first: usize,
     figures: Figures,
 }
 
@@ -149,7 +147,6 @@ impl<'e> ClosedLoop<'e> {
             full: vec![false; workload.queues],
             workload,
             done: CompletionQueue::new(),
-            first: 0,
             figures: Figures::default(),
         })
     }
@@ -180,10 +177,12 @@ impl<'e> ClosedLoop<'e> {
         let (start, enough) = (self.sim.now(), self.figures.requests + requests);
         while self.figures.requests < enough {
             self.turn()?;
+            // By turns, and first the one that has waited longest.
+            let since = |&queue: &usize| self.idle[queue].front().map_or(u64::MAX, |one| one.since);
+            let first = (0..self.workload.queues).min_by_key(since).unwrap_or(0);
             for queue in 0..self.workload.queues {
-                self.ask((self.first + queue) % self.workload.queues);
+                self.ask((first + queue) % self.workload.queues);
             }
-            self.first = (self.first + 1) % self.workload.queues;
         }
         self.figures.nanos += self.sim.now() - start;
         Ok(())
