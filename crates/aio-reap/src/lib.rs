@@ -40,12 +40,13 @@
 //! and a request that is tried again, queue up behind what is pending then. Requests complete in any
 //! order, also two on the same bytes: of those, submit the second when the first is done. `fsync`
 //! covers writes that completed before it was submitted. Callbacks and wake-ups run in the order in
-//! which completions were reaped.
+//! which completions were reaped. Requests of other threads queue up when a turn takes them, each
+//! thread's in the order in which it sent them, behind futures that already wait for a slot.
 //!
 //! **Buffers** belong to the engine from submission to completion, whatever becomes of the future
 //! that waits: dropped, forgotten, or past its deadline. They are freed or come back after that, and
-//! on the engine's thread. If the engine cannot wait for the kernel when it is dropped, it leaks
-//! them.
+//! on the engine's thread, or to the thread that collects a [`RemoteOperation`]. If the engine cannot
+//! wait for the kernel when it is dropped, it leaks them.
 //!
 //! **Cancellation** is best effort, and never loses a buffer:
 //!
@@ -56,6 +57,7 @@
 //! | [`Operation::cancel`], [`Engine::cancel_all`] | if the kernel lets go of it: `ECANCELED` | with the request |
 //! | [`Request::cancel_at`] | as above, at that time: `ETIMEDOUT` | with the request |
 //! | dropping a [`Submission`] | it was never queued | yes |
+//! | dropping a [`RemoteOperation`] | no | yes |
 //!
 //! What still waits in the engine, or for a thread of the pool, can always be taken back. Block I/O
 //! that the kernel has begun hardly ever can: it then ends with its own result. After a write that
@@ -72,6 +74,24 @@
 //! completes inside submit, and no call stays in a loop for as long as requests keep coming.
 //!
 //! **No allocation** per request once the engine's queues have been filled once.
+//!
+//! **The end.** [`Engine::shutdown`] and dropping the engine deliver all that was accepted, also from
+//! other threads, and refuse the rest; nobody waits for ever.
+//!
+//! Each of these has its tests, and `INVARIANTS.md` names all. The first to look at:
+//!
+//! | | `tests/` | |
+//! |---|---|---|
+//! | once, in order | `engine_model.rs` | `inv02_device_sees_enqueue_order_and_each_completes_once` |
+//! | callbacks in order | `callbacks.rs` | `inv02_callbacks_run_in_the_order_of_the_reap` |
+//! | other threads in order | `remote.rs` | `inv02_requests_of_a_thread_keep_their_order` |
+//! | buffers | `buffers.rs` | `inv13_writes_land_whole_when_their_operations_are_dropped_or_forgotten` |
+//! | cancellation | `endings.rs` | `requests_in_flight_are_cancelled_if_the_device_can` |
+//! | deadlines | `endings.rs` | `inv13_a_deadline_abandons_the_wait_and_not_the_request` |
+//! | short transfers | `engine_model.rs` | `inv11_any_split_of_short_transfers_gives_the_same_bytes` |
+//! | stack depth | `callbacks.rs` | `inv14_stack_stays_flat_on_a_device_that_completes_inside_submit` |
+//! | allocation | `no_alloc.rs` | `no_allocation_per_request_after_warm_up` |
+//! | the end | `remote.rs` | `inv14_the_end_answers_every_remote_request` |
 //!
 //! Callbacks and wake-ups run inside any call that can reap: submitting without a plug (unless the
 //! [`ReapMode`] says otherwise), dropping the last plug, [`Engine::turn`], [`Engine::wait`] and what

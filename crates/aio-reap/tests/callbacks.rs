@@ -22,6 +22,25 @@ fn scripted(depth: usize) -> (Engine, Script) {
     (Engine::builder().depth(depth).build_scripted(&script).unwrap(), script)
 }
 
+/// Whatever order requests were made in, callbacks and wake-ups come as their completions did.
+#[test]
+fn inv02_callbacks_run_in_the_order_of_the_reap() {
+    let (engine, script) = scripted(8);
+    let log = Rc::new(RefCell::new(Vec::new()));
+    let plug = engine.plug();
+    for who in 0..5 {
+        let log = Rc::clone(&log);
+        engine.nop().callback(move |_, ()| log.borrow_mut().push(who)).unwrap();
+    }
+    drop(plug);
+    // Of those left: the third, the first, the last, the last.
+    [2, 0, 2, 1].into_iter().for_each(|nth| _ = script.complete_nth(nth));
+    engine.turn();
+    assert_eq!(*log.borrow(), [2, 0, 4, 3]);
+    engine.drain().unwrap();
+    assert_eq!(*log.borrow(), [2, 0, 4, 3, 1]);
+}
+
 /// A batch whose callbacks submit, wait for a sibling, drop a sibling's operation and their own,
 /// and nest: each is delivered once.
 #[test]

@@ -216,6 +216,28 @@ fn inv01_places_are_bounded_and_come_back() {
     assert!(engine.validate().is_idle());
 }
 
+/// The device sees a thread's requests in the order they were sent, also across turns and while they
+/// wait for slots.
+#[test]
+fn inv02_requests_of_a_thread_keep_their_order() {
+    let (engine, script) = scripted(2, 3, 16);
+    let remote = engine.remote();
+    let file = shared_file();
+    let mut sent = 0;
+    for burst in [1, 7, 2, 5] {
+        for _ in 0..burst {
+            remote.read(&file, vec![0; 1], sent).callback(|_, _| ()).unwrap();
+            sent += 1;
+        }
+        engine.turn();
+        script.complete(1);
+    }
+    while !engine.turn().is_idle() {
+        script.complete(2);
+    }
+    assert_eq!(script.log(), (0..sent).collect::<Vec<_>>());
+}
+
 /// A burst rings once, a foreign loop hears of it, and after the turn the descriptor is quiet.
 #[test]
 fn inv09_a_burst_rings_and_one_turn_answers_it() {
