@@ -1,5 +1,7 @@
 //! What users hold: the cache, its devices, and buffers.
 
+mod aside;
+
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
@@ -7,6 +9,7 @@ use std::time::Duration;
 
 use percpu::sync::Arc;
 
+pub use self::aside::Invalidation;
 use crate::builder::Builder;
 use crate::cache::{Asked, Held, Reuse, Shared};
 use crate::device::BlockDevice;

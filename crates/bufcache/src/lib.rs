@@ -43,7 +43,7 @@ pub use self::device::{
 #[cfg(feature = "aio-reap")]
 pub use self::device::{EngineDevice, LentEngine, lend_engine};
 pub use self::error::{BuildError, GetError};
-pub use self::handle::{Cache, Device, Pin, ReadGuard, Uncached};
+pub use self::handle::{Cache, Device, Invalidation, Pin, ReadGuard, Uncached};
 pub use self::policy::Eviction;
 pub use self::stats::CacheStats;
 

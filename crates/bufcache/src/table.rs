@@ -107,6 +107,11 @@ impl Table {
         self.buckets.iter().flat_map(|bucket| &bucket.0).map(Entry::key)
     }
 
+    /// How many entries it has.
+    pub(crate) fn places(&self) -> Place {
+        (self.buckets.len() * WAYS) as Place
+    }
+
     /// The entry of that number.
     pub(crate) fn entry(&self, place: Place) -> &Entry {
         &self.buckets[place as usize / WAYS].0[place as usize % WAYS]

@@ -283,16 +283,24 @@ impl Shared {
     ///
     /// Waits for a load of the block that is under way, and for whoever takes it apart.
     pub(crate) fn invalidate(&self, key: Key) -> Result<bool, GetError> {
-        hazard::reserve()?;
         let (mut rounds, mut since) = (0, None);
         loop {
+            if let Some(was_there) = self.try_invalidate(key)? {
+                return Ok(was_there);
+            }
+            self.wait_a_moment(&mut rounds, &mut since)?;
+        }
+    }
+
+    /// The same; `None` where it would have to wait.
+    pub(super) fn try_invalidate(&self, key: Key) -> Result<Option<bool>, GetError> {
+        hazard::reserve()?;
+        loop {
             let home = self.table.lock(key)?;
-            let Some(entry) = home.find() else { return Ok(false) };
+            let Some(entry) = home.find() else { return Ok(Some(false)) };
             let word = entry.word();
             if !word.is_readable() {
-                drop(home);
-                self.wait_a_moment(&mut rounds, &mut since)?;
-                continue;
+                return Ok(None);
             }
             // Until its frame is among the dead. An evictor who has it lays it there as well, and if it
             // were buried then, this thread would find the frame with another block.
@@ -311,7 +319,7 @@ impl Shared {
             slot.clear();
             laid_out?;
             self.bury()?;
-            return Ok(true);
+            return Ok(Some(true));
         }
     }
 

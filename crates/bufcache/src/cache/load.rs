@@ -46,6 +46,10 @@ pub struct Load {
 }
 
 impl Load {
+    pub(super) fn new(source: &Arc<Source>, key: Key, frame: Frame) -> Self {
+        Self { source: Arc::clone(source), key, frame }
+    }
+
     /// Where the block begins on the device, in bytes.
     pub fn offset(&self) -> u64 {
         Source::offset(self.key)
@@ -83,7 +87,7 @@ impl Load {
         }
     }
 
-    fn give_up(self, failure: Failure) {
+    pub(super) fn give_up(self, failure: Failure) {
         let (source, key, frame) = self.into_parts();
         source.cache.fail(&source, key, frame, failure);
     }
@@ -249,7 +253,7 @@ impl Shared {
 
     /// Starts the load of an entry that was just inserted. It may have ended when this returns.
     fn begin(&self, source: &Arc<Source>, key: Key, frame: Frame, reuse: Reuse) {
-        let load = Load { source: Arc::clone(source), key, frame };
+        let load = Load::new(source, key, frame);
         if self.admit(frame, key, reuse).is_err() {
             return load.give_up(Failure::Forked);
         }

@@ -168,8 +168,17 @@ impl Shared {
         if self.is_cached(key) || hazard::reserve().is_err() {
             return;
         }
-        let Ok(Some(spare)) = self.spare(class) else { return };
-        let Ok(home) = self.table.lock(key) else { return };
+        let Ok(Some(frame)) = self.insert_load(key, class) else { return };
+        if let Ok(held) = self.load(source, key, frame, Reuse::Likely) {
+            held.slot.clear();
+        }
+    }
+
+    /// Puts a block into the table that is not there, as being read; unless that would have to wait for
+    /// a buffer.
+    pub(super) fn insert_load(&self, key: Key, class: u8) -> Result<Option<Frame>, Forked> {
+        let Some(spare) = self.spare(class)? else { return Ok(None) };
+        let home = self.table.lock(key)?;
         let place = match home.find() {
             Some(_) => None,
             None => home.insert(Word::loading(spare.frame)),
@@ -179,12 +188,10 @@ impl Shared {
         }
         drop(home); // before a spare frame goes back, which is another lock
         if place.is_none() {
-            return;
+            return Ok(None);
         }
         self.counters.miss_locked.add(1);
-        if let Ok(held) = self.load(source, key, spare.into_frame(), Reuse::Likely) {
-            held.slot.clear();
-        }
+        Ok(Some(spare.into_frame()))
     }
 
     /// Reads what was just put into the table.

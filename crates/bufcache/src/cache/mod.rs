@@ -9,6 +9,7 @@
 //! ```
 
 mod ahead;
+mod aside;
 mod evict;
 mod load;
 mod miss;
@@ -20,6 +21,7 @@ use percpu::sync::{Generation, WordLock, mutant};
 use percpu::{AllocError, PerCpuCounter};
 
 use self::ahead::Ahead;
+pub(crate) use self::aside::Forget;
 pub(crate) use self::load::Asked;
 pub use self::load::Load;
 use self::load::Wakers;

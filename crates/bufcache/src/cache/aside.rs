@@ -1,0 +1,102 @@
+//! Beside the cache's own reads and waits: loads that the caller fills, and invalidations that do not
+//! block.
+
+use std::ops::Range;
+use std::ptr;
+
+use percpu::sync::Arc;
+use percpu::sync::atomic::{Ordering, fence};
+
+use super::load::Load;
+use super::{Reuse, Shared};
+use crate::error::{Failure, GetError};
+use crate::source::Source;
+use crate::table::Place;
+use crate::word::{IO, Key, MOST_PINS};
+
+/// How far an invalidation got.
+pub(crate) enum Forget {
+    /// Whether there was something to forget.
+    Done(bool),
+    /// It is being read. The entry is pinned for the caller.
+    Loading(Place),
+    /// Somebody takes it apart, or has done so.
+    Busy,
+}
+
+impl Shared {
+    /// A load of a block that is not there, if it can be had at once.
+    pub(crate) fn claim(
+        &self,
+        source: &Arc<Source>,
+        key: Key,
+        class: u8,
+    ) -> Result<Option<Load>, GetError> {
+        if self.is_cached(key) {
+            return Ok(None);
+        }
+        let Some(frame) = self.insert_load(key, class)? else { return Ok(None) };
+        let load = Load::new(source, key, frame);
+        if let Err(error) = self.admit(frame, key, Reuse::Likely) {
+            load.give_up(Failure::Forked);
+            return Err(error.into());
+        }
+        self.frames.writing(frame);
+        self.counters.get_read.add(1);
+        // Ordering: SeqCst, against the fence in `begin_to_forget`:
+        // - ours first: who changed the device finds the entry, and waits for the load;
+        // - theirs first: the caller reads what they have written.
+        fence(Ordering::SeqCst);
+        Ok(Some(load))
+    }
+
+    /// Before blocks are looked for that are to be forgotten.
+    pub(crate) fn begin_to_forget(&self) {
+        fence(Ordering::SeqCst); // see `claim`
+    }
+
+    /// Forgets a block, unless that would have to wait.
+    pub(crate) fn forget(&self, key: Key) -> Result<Forget, GetError> {
+        if let Some(was_there) = self.try_invalidate(key)? {
+            return Ok(Forget::Done(was_there));
+        }
+        let home = self.table.lock(key)?;
+        let Some(entry) = home.find() else { return Ok(Forget::Busy) };
+        let word = entry.word();
+        if !word.has(IO) || word.pins() == MOST_PINS || entry.try_pin(word).is_err() {
+            return Ok(Forget::Busy);
+        }
+        drop(home);
+        Ok(Forget::Loading(self.frames.header(word.frame()).place()))
+    }
+
+    /// Whether the block is the one whose entry the caller has pinned: not another load's by now.
+    pub(crate) fn is_at(&self, key: Key, place: Place) -> bool {
+        self.table.find(key).is_some_and(|entry| ptr::eq(entry, self.table.entry(place)))
+    }
+
+    /// The next block of a device that is in the table, within `sectors`, from `place` on; with the
+    /// place behind it.
+    pub(crate) fn next_of(
+        &self,
+        device: u16,
+        sectors: &Range<u64>,
+        place: Place,
+    ) -> Option<(Key, Place)> {
+        (place..self.table.places()).find_map(|place| {
+            let key = self.table.entry(place).key();
+            let wanted = key.device() == device && sectors.contains(&key.sector());
+            wanted.then_some((key, place + 1))
+        })
+    }
+
+    /// Whether this is a fork child: other threads that had something to do with the cache are not here.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.born.is_inherited()
+    }
+
+    /// How many places a walk by [`next_of`](Self::next_of) looks at.
+    pub(crate) fn places(&self) -> Place {
+        self.table.places()
+    }
+}

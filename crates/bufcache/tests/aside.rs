@@ -1,0 +1,217 @@
+//! Blocks that are read and written by other means than the cache's: claims, and invalidations that do
+//! not block.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+
+use bufcache::{Cache, Device, GetError, Invalidation, Load, MemoryDevice};
+
+const SIZE: usize = 4096;
+
+#[derive(Default)]
+struct Rings(AtomicUsize);
+
+impl Wake for Rings {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}
+
+/// A cache of so many blocks, and a device of as many more as are asked for.
+fn world(buffers: usize, blocks: usize) -> (Cache, Device) {
+    let cache = Cache::builder(buffers * SIZE).build().unwrap();
+    let disk = cache.attach(MemoryDevice::new(vec![1; blocks * SIZE]), SIZE).unwrap();
+    (cache, disk)
+}
+
+fn poll(task: &mut Invalidation, waker: &Waker) -> Poll<Result<u64, GetError>> {
+    Pin::new(task).poll(&mut Context::from_waker(waker))
+}
+
+fn claim(disk: &Device, block: u64) -> Load {
+    disk.claim(block).unwrap().expect("it is not there")
+}
+
+#[test]
+fn inv02_a_claim_is_a_load_that_its_holder_fills() {
+    let (cache, disk) = world(8, 8);
+    let mut load = claim(&disk, 3);
+    assert_eq!((load.offset(), load.len()), (3 * SIZE as u64, SIZE));
+    assert!(disk.claim(3).unwrap().is_none(), "somebody has it");
+    assert_eq!(disk.try_get(3).unwrap_err(), GetError::WouldBlock);
+    let waits = thread::spawn({
+        let disk = disk.clone();
+        move || disk.get(3).map(|block| block[0])
+    });
+    while cache.stats().unwrap().waited == 0 {
+        thread::yield_now();
+    }
+    load.fill(9);
+    load.finish(Ok(SIZE));
+    assert_eq!(waits.join().unwrap(), Ok(9), "who waits has what the claim brought");
+    assert_eq!(disk.get(3).unwrap()[SIZE - 1], 9);
+    assert!(disk.claim(3).unwrap().is_none(), "it is there");
+    assert_eq!(cache.stats().unwrap().misses, 1);
+    let none = GetError::OutOfRange { block: 8, blocks: 8 };
+    assert_eq!(disk.claim(8).unwrap_err(), none);
+}
+
+#[test]
+fn inv12_a_claim_that_fails_or_is_dropped_is_cached_for_nobody() {
+    let (_cache, disk) = world(8, 8);
+    claim(&disk, 0).finish(Err(io::Error::from_raw_os_error(libc::EIO)));
+    claim(&disk, 1).finish(Ok(100)); // the device does not end there
+    drop(claim(&disk, 2));
+    for block in 0..3 {
+        assert!(!disk.is_cached(block));
+        assert_eq!(disk.get(block).unwrap()[0], 1, "the device is read");
+    }
+}
+
+#[test]
+fn a_claim_of_the_last_block_ends_where_the_device_does() {
+    let cache = Cache::new(1 << 20).unwrap();
+    let disk = cache.attach(MemoryDevice::new(vec![1; SIZE + 100]), SIZE).unwrap();
+    let mut load = claim(&disk, 1);
+    load.fill(9);
+    load.finish(Ok(100));
+    let block = disk.try_get(1).unwrap();
+    assert!(block[..100].iter().all(|&byte| byte == 9) && block[100..].iter().all(|&b| b == 0));
+}
+
+#[test]
+fn a_claim_waits_for_no_buffer() {
+    let (cache, disk) = world(2, 8);
+    let held = [claim(&disk, 0), claim(&disk, 1)];
+    assert!(disk.claim(2).unwrap().is_none(), "both are being read");
+    for load in held {
+        load.finish(Ok(SIZE));
+    }
+    let guards = [disk.try_get(0).unwrap(), disk.try_get(1).unwrap()];
+    assert!(disk.claim(2).unwrap().is_none(), "both are looked at");
+    drop(guards);
+    claim(&disk, 2).finish(Ok(SIZE));
+    assert_eq!(cache.stats().unwrap().evictions, 1);
+}
+
+#[test]
+fn inv10_an_invalidation_of_what_is_there_ends_at_once() {
+    let (cache, disk) = world(8, 100);
+    for block in [0, 3, 5] {
+        disk.get(block).map(drop).unwrap();
+    }
+    let other = cache.attach(MemoryDevice::new(vec![2; SIZE * 8]), SIZE).unwrap();
+    other.get(3).map(drop).unwrap();
+    // The second is longer than the table: that is walked.
+    for (blocks, forgotten) in [(1..4, 1), (0..100, 2), (0..100, 0), (90..u64::MAX, 0)] {
+        let mut task = disk.invalidation(blocks);
+        assert_eq!(poll(&mut task, Waker::noop()), Poll::Ready(Ok(forgotten)));
+    }
+    assert!((0..100).all(|block| !disk.is_cached(block)) && other.is_cached(3));
+}
+
+#[test]
+fn inv10_an_invalidation_waits_for_a_load_without_blocking() {
+    for blocks in [0..4, 0..1_000] {
+        let (_cache, disk) = world(8, 1_000);
+        disk.get(3).map(drop).unwrap();
+        let old = claim(&disk, 2);
+        let rings = Arc::new(Rings::default());
+        let waker = Waker::from(Arc::clone(&rings));
+        let mut task = disk.invalidation(blocks);
+        assert_eq!(poll(&mut task, &waker), Poll::Pending);
+        assert_eq!(poll(&mut task, &waker), Poll::Pending);
+        assert_eq!(rings.0.load(Relaxed), 0);
+        old.finish(Ok(SIZE)); // what it read may be older than the change
+        assert_eq!(rings.0.load(Relaxed), 1);
+        assert_eq!(poll(&mut task, &waker), Poll::Ready(Ok(2)));
+        assert!(!disk.is_cached(2) && !disk.is_cached(3));
+    }
+}
+
+#[test]
+fn an_invalidation_does_not_wait_for_a_load_that_began_later() {
+    let (_cache, disk) = world(8, 8);
+    let old = claim(&disk, 2);
+    let mut task = disk.invalidation(0..8);
+    assert_eq!(poll(&mut task, Waker::noop()), Poll::Pending);
+    drop(old);
+    let new = claim(&disk, 2);
+    assert_eq!(poll(&mut task, Waker::noop()), Poll::Ready(Ok(0)));
+    new.finish(Ok(SIZE));
+    assert!(disk.is_cached(2));
+}
+
+#[test]
+fn an_invalidation_that_is_dropped_lets_go_of_the_load() {
+    let (_cache, disk) = world(1, 8);
+    let load = claim(&disk, 2);
+    let mut task = disk.invalidation(0..8);
+    assert_eq!(poll(&mut task, Waker::noop()), Poll::Pending);
+    drop(task);
+    load.finish(Ok(SIZE));
+    assert!(disk.is_cached(2));
+    disk.get(3).map(drop).expect("the only buffer can be had");
+}
+
+/// Threads that change blocks beside the cache and forget them, and others that claim them, as a server
+/// does: after an invalidation no older value is seen.
+#[test]
+fn inv10_no_get_after_an_invalidation_sees_what_was_before() {
+    const BLOCKS: usize = 3;
+    const ROUNDS: u64 = 2_000;
+    struct Unpark(thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let (_cache, disk) = world(2, BLOCKS);
+    // The device itself, and what every reader has to see at least.
+    let device: [AtomicU64; BLOCKS] = Default::default();
+    let forgotten: [AtomicU64; BLOCKS] = Default::default();
+    let (stop, hits) = (AtomicU64::new(0), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for reader in 0..2 {
+            let (disk, device, forgotten) = (&disk, &device, &forgotten);
+            let (stop, hits) = (&stop, &hits);
+            scope.spawn(move || {
+                for round in reader.. {
+                    if stop.load(Relaxed) == 1 {
+                        return;
+                    }
+                    let block = round % BLOCKS;
+                    let least = forgotten[block].load(Acquire);
+                    if let Ok(guard) = disk.try_get(block as u64) {
+                        let value = u64::from_ne_bytes(guard[..8].try_into().unwrap());
+                        assert!(value >= least, "block {block}: {value}, and {least} was told");
+                        hits.fetch_add(1, Relaxed);
+                    } else if let Some(mut load) = disk.claim(block as u64).unwrap() {
+                        let value = device[block].load(Acquire);
+                        thread::yield_now(); // time passes between the read and its end
+                        load[..8].copy_from_slice(&value.to_ne_bytes());
+                        load.finish(Ok(SIZE));
+                    }
+                }
+            });
+        }
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        for value in 1..=ROUNDS {
+            let block = value as usize % BLOCKS;
+            device[block].store(value, Release);
+            let mut task = disk.invalidation(block as u64..block as u64 + 1);
+            while poll(&mut task, &waker).is_pending() {
+                thread::park();
+            }
+            forgotten[block].store(value, Release);
+        }
+        stop.store(1, Relaxed);
+    });
+    assert!(hits.into_inner() > 0, "nothing was ever there");
+}
