@@ -43,6 +43,11 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(crate) no_lock: bool,
 
+    /// Memory for blocks that were read, so that they need not be read again; K, M, G as above, 0 for
+    /// none. Requests longer than 64K are not kept.
+    #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = parse_size)]
+    pub(crate) cache: u64,
+
     /// Kernel interface for disk I/O.
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub(crate) backend: Backend,

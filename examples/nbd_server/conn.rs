@@ -12,8 +12,8 @@ use socket2::Socket;
 
 use crate::contexts::Connection;
 use crate::memory::{Account, Memory};
+use crate::operation::Step;
 use crate::registry::{Listed, Opened};
-use crate::requests::Step;
 use crate::session::Session;
 
 /// Requests and replies one connection may have outstanding; more are not read.

@@ -9,11 +9,16 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use nbd_protocol::{ExportInfo, Exports, MAX_PAYLOAD, MAX_STRING, TransmissionFlags};
+use aio_reap::AlignedBuf;
+use bufcache::Load;
+use nbd_protocol::{
+    Command, ExportInfo, Exports, MAX_PAYLOAD, MAX_STRING, Request, TransmissionFlags,
+};
 use thiserror::Error;
 use tracing::info;
 
 use crate::args::Args;
+use crate::blocks::{Blocks, Fill};
 
 /// How long to wait for an image's lock: the kernel keeps the lock of a server that was killed until
 /// its writes in flight have ended.
@@ -32,6 +37,8 @@ pub(crate) enum ExportError {
     Locked { path: PathBuf },
     #[error("'{name}' is not an export name: 1 to {MAX_STRING} bytes, no control characters")]
     Name { name: String },
+    #[error("cannot keep blocks in memory: {0}; --cache 0 keeps none")]
+    Cache(io::Error),
     #[error("two images are called '{name}'; give one another name with NAME=PATH")]
     Duplicate { name: String },
 }
@@ -54,16 +61,27 @@ pub(crate) struct ExportTable {
     /// lost is not known; so nothing is called durable any more.
     failed: Vec<AtomicBool>,
     read_only: bool,
+    /// What is kept of the files in memory, unless nothing is to be.
+    pub(crate) blocks: Option<Blocks>,
 }
 
 impl ExportTable {
     /// Opens every image of the command line.
     pub(crate) fn open(args: &Args) -> Result<Self, ExportError> {
-        let mut table =
-            Self { exports: vec![], files: vec![], failed: vec![], read_only: args.read_only };
+        let mut table = Self {
+            exports: vec![],
+            files: vec![],
+            failed: vec![],
+            read_only: args.read_only,
+            blocks: None,
+        };
         let mut known = HashMap::new();
         for image in &args.images {
             table.add(image, args, &mut known)?;
+        }
+        if args.cache > 0 {
+            let blocks = Blocks::new(args.cache, &table.files).map_err(ExportError::Cache)?;
+            table.blocks = Some(blocks);
         }
         Ok(table)
     }
@@ -117,6 +135,31 @@ impl ExportTable {
 
     pub(crate) fn get(&self, index: usize) -> &Export {
         &self.exports[index]
+    }
+
+    /// How large the buffer of a READ or WRITE has to be.
+    pub(crate) fn room(&self, export: usize, request: &Request, command: Command) -> usize {
+        let Request { offset, len, .. } = *request;
+        match (&self.blocks, command) {
+            (Some(blocks), Command::Read { .. }) => {
+                blocks.room(self.exports[export].file, offset, len as usize)
+            }
+            _ => len as usize,
+        }
+    }
+
+    /// Makes of a READ's buffer one whose blocks are kept; back it comes where they are not to be.
+    pub(crate) fn fill(
+        &self,
+        file: usize,
+        offset: u64,
+        buf: AlignedBuf,
+        room: &mut Vec<Vec<Load>>,
+    ) -> Result<Fill, AlignedBuf> {
+        match &self.blocks {
+            Some(blocks) => blocks.fill(file, offset, buf, room),
+            None => Err(buf),
+        }
     }
 
     /// Makes everything written so far durable; an error if that ever failed.

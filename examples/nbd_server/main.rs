@@ -10,16 +10,18 @@
 //! ```text
 //!  main: accept, signals ──► worker: epoll, sessions ──► aio-reap engine ──► image
 //!        (server)       └─ registry ─┘  (worker, conn, session, requests,    (export)
-//!                                        admission)
+//!                                        operation, admission)   └─► bufcache (blocks)
 //! ```
 
 mod admission;
 mod args;
+mod blocks;
 mod conn;
 mod contexts;
 mod demo;
 mod export;
 mod memory;
+mod operation;
 mod registry;
 mod report;
 mod requests;

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use aio_reap::Sizes;
+use bufcache::CacheStats;
 
 use crate::admission::WaitStats;
 use crate::registry::RegistryReport;
@@ -22,6 +23,7 @@ pub(crate) struct ServerReport {
     max_in_flight: usize,
     waiting: WaitStats,
     reap_sizes: Option<Sizes>,
+    cache: Option<CacheStats>,
     registry: RegistryReport,
 }
 
@@ -29,6 +31,7 @@ impl ServerReport {
     pub(crate) fn new(
         workers: &[WorkerReport],
         connections: usize,
+        cache: Option<CacheStats>,
         registry: RegistryReport,
     ) -> Self {
         let mut sum = Self {
@@ -42,6 +45,7 @@ impl ServerReport {
             max_in_flight: 0,
             waiting: WaitStats::default(),
             reap_sizes: None,
+            cache,
             registry,
         };
         for WorkerReport { counters, operations, engine, waits } in workers {
@@ -65,6 +69,7 @@ impl Counters {
     fn add(&mut self, other: &Counters) {
         self.reads += other.reads;
         self.read_bytes += other.read_bytes;
+        self.hits += other.hits;
         self.writes += other.writes;
         self.written_bytes += other.written_bytes;
         self.flushes += other.flushes;
@@ -79,7 +84,7 @@ impl fmt::Display for ServerReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Counters { reads, read_bytes, writes, written_bytes, flushes, other, errors, .. } =
             self.counters;
-        let Counters { closed, unknown, .. } = self.counters;
+        let Counters { hits, closed, unknown, .. } = self.counters;
         let mib = |bytes| bytes as f64 / f64::from(1 << 20);
         writeln!(f, "server     {} workers, {} connections", self.workers, self.connections)?;
         writeln!(f, "{}", self.registry)?;
@@ -90,6 +95,10 @@ impl fmt::Display for ServerReport {
             mib(read_bytes),
             mib(written_bytes),
         )?;
+        match &self.cache {
+            Some(cache) => writeln!(f, "cache      {hits} of {reads} reads answered; {cache}")?,
+            None => writeln!(f, "cache      none")?,
+        }
         writeln!(
             f,
             "contexts   {} operations in flight; completions refused: {closed} of closed \

@@ -1,10 +1,13 @@
 //! Requests between their header and their reply: what to ask of the engine, and what next.
 //!
 //! ```text
-//!  READ ──read──► reply with data            TRIM ───────punch──► [fdatasync] ──► reply
+//!  READ [─read─►] reply with data            TRIM ───────punch──► [fdatasync] ──► reply
 //!  WRITE ─write─► [fdatasync if FUA] ► reply  WRITE_ZEROES ─punch─► or zero ─► or write zeros ─┘
 //!  FLUSH ─fdatasync─► reply                   CACHE ─will-need─► reply
 //! ```
+//!
+//! What is kept in memory is read without the engine, and what changes the image is forgotten there
+//! before it goes on: see [`blocks`](crate::blocks).
 //!
 //! A request has at most one operation at a time, in the engine or waiting for a place there: see
 //! [`admission`](crate::admission). The engine is given no more than it works on at a time, so it
@@ -13,18 +16,23 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Waker};
 
 use aio_reap::{AlignedBuf, AllocateMode, CompletionQueue, Engine, File, SubmitError};
-use nbd_protocol::{Command, NbdError, ReplyHeader, Request};
+use bufcache::{Invalidation, Load};
+use nbd_protocol::{Command, NbdError, Request};
 use radix_ctx::{CtxRef, CtxTable, Id, InsertError, LookupError, TableStats};
 use tracing::warn;
 
-use crate::admission::{Admission, Class, WaitStats};
+use crate::admission::{Admission, WaitStats};
+use crate::blocks::Fill;
 use crate::contexts::{Connection, Lost, Stray};
 use crate::export::ExportTable;
 use crate::memory::ALIGN;
+use crate::operation::{Operation, Stage, Step, Then, Zeroes};
 
 /// Longest run of zeros written at once where the file system cannot make them.
 const ZEROS: usize = 1 << 20;
@@ -42,22 +50,13 @@ fn zeros() -> &'static [u8] {
     ZERO.get_or_init(|| Box::leak(Box::new(AlignedBuf::zeroed(ZEROS, ALIGN))))
 }
 
-/// How far a request got: replied to, or on its way.
-#[derive(Debug)]
-pub(crate) struct Step {
-    /// The reply's header; `None` while the request goes on.
-    pub(crate) header: Option<ReplyHeader>,
-    /// What follows the header.
-    pub(crate) data: Option<AlignedBuf>,
-    /// A buffer of the connection's account that is no longer needed.
-    pub(crate) spent: Option<AlignedBuf>,
-}
-
 /// What a worker counts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) reads: u64,
     pub(crate) read_bytes: u64,
+    /// Reads that were answered from memory.
+    pub(crate) hits: u64,
     pub(crate) writes: u64,
     pub(crate) written_bytes: u64,
     pub(crate) flushes: u64,
@@ -71,49 +70,14 @@ pub(crate) struct Counters {
     pub(crate) unknown: u64,
 }
 
-/// An operation in the engine, or on its way there, and the request that it is for.
-#[derive(Clone, Debug)]
-struct Operation {
-    conn: CtxRef<Connection>,
-    export: usize,
-    file: usize,
-    structured: bool,
-    /// Another operation of the request was carried out.
-    begun: bool,
-    request: Request,
-    stage: Stage,
-}
-
 /// An operation that waits for a place in the engine, and its buffer.
 type Waiting = (Operation, Option<AlignedBuf>);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Read,
-    Write {
-        fua: bool,
-    },
-    Sync,
-    Punch {
-        fua: bool,
-        zeroes: Option<Zeroes>,
-    },
-    ZeroRange {
-        fua: bool,
-        zeroes: Zeroes,
-    },
-    /// Writing zeros; this many bytes are done.
-    Zeros {
-        fua: bool,
-        done: u64,
-    },
-    Advise,
-}
-
-/// How much a WRITE_ZEROES leaves open.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Zeroes {
-    fast: bool,
+/// An operation that has ended.
+struct Ended {
+    operation: Operation,
+    result: io::Result<usize>,
+    buf: Option<AlignedBuf>,
 }
 
 /// How much a worker takes on.
@@ -140,6 +104,13 @@ pub(crate) struct Requests {
     /// What waited, and was answered without the engine.
     answered: VecDeque<(Operation, Step)>,
     most: usize,
+    /// What changed the image, and has yet to be forgotten: rare, as a read of it is waited for.
+    forgetting: Vec<(Ended, Invalidation)>,
+    /// Has [`complete`](Self::complete) called once that read is over.
+    waker: Waker,
+    /// Room for claims, to be used again.
+    loads: Vec<Vec<Load>>,
+    fills: CompletionQueue<Fill>,
     transfers: CompletionQueue<AlignedBuf>,
     others: CompletionQueue<()>,
     zeros: CompletionQueue<&'static [u8]>,
@@ -148,11 +119,13 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// Takes requests as the limits say.
+    /// Takes requests as the limits say. The waker is called, by any thread, when
+    /// [`complete`](Self::complete) should be.
     pub(crate) fn new(
         engine: Rc<Engine>,
         exports: &Arc<ExportTable>,
         Limits { depth, most }: Limits,
+        waker: Waker,
     ) -> io::Result<Self> {
         let operations = CtxTable::builder().max_contexts(most as u64).build();
         let files = exports.files.iter().map(|file| engine.attach(file.try_clone()?));
@@ -165,6 +138,10 @@ impl Requests {
             waiting: Admission::new(exports.len())?,
             answered: VecDeque::new(),
             most,
+            forgetting: Vec::new(),
+            waker,
+            loads: Vec::new(),
+            fills: CompletionQueue::new(),
             transfers: CompletionQueue::new(),
             others: CompletionQueue::new(),
             zeros: CompletionQueue::new(),
@@ -174,16 +151,25 @@ impl Requests {
     }
 
     pub(crate) fn has_room(&self) -> bool {
-        self.in_engine + self.waiting.len() < self.most
+        self.in_engine + self.waiting.len() + self.forgetting.len() < self.most
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.in_engine == 0 && self.waiting.is_empty() && self.answered.is_empty()
+        self.in_engine == 0
+            && self.waiting.is_empty()
+            && self.answered.is_empty()
+            && self.forgetting.is_empty()
+    }
+
+    /// Whether something is waited for that the waker tells of.
+    pub(crate) fn is_forgetting(&self) -> bool {
+        !self.forgetting.is_empty()
     }
 
     /// Whether [`complete`](Self::complete) has nothing to return.
     pub(crate) fn nothing_completed(&self) -> bool {
         self.answered.is_empty()
+            && self.fills.is_empty()
             && self.transfers.is_empty()
             && self.others.is_empty()
             && self.zeros.is_empty()
@@ -198,7 +184,7 @@ impl Requests {
         (export, structured): (usize, bool),
         request: Request,
         command: Command,
-        buf: Option<AlignedBuf>,
+        mut buf: Option<AlignedBuf>,
     ) -> Option<Step> {
         let stage = match command {
             Command::Read { .. } => Stage::Read,
@@ -219,6 +205,14 @@ impl Requests {
         if request.len == 0 && command != Command::Flush {
             // fallocate refuses an empty range, and nothing else has anything to do.
             return Some(operation.reply(Ok(()), buf));
+        }
+        if let (Stage::Read, Some(bytes)) = (stage, &mut buf) {
+            bytes.set_len(request.len as usize); // of its room, which may be more
+            let blocks = self.exports.blocks.as_ref();
+            if blocks.is_some_and(|blocks| blocks.read(file, request.offset, bytes)) {
+                self.counters.hits += 1;
+                return Some(self.finish(&operation, Ok(()), buf));
+            }
         }
         if command == Command::Flush && self.exports.has_sync_failed(file) {
             return Some(self.finish(&operation, Err(NbdError::Io), buf));
@@ -293,7 +287,7 @@ impl Requests {
         operation: Operation,
         buf: Option<AlignedBuf>,
     ) -> Option<(Operation, Step)> {
-        let Operation { file, stage, request: Request { offset, len, .. }, .. } = operation;
+        let Operation { file: number, stage, request: Request { offset, len, .. }, .. } = operation;
         let id = match self.operations.insert(operation) {
             Ok(id) => id,
             Err(InsertError { value, reason, .. }) => {
@@ -303,11 +297,24 @@ impl Requests {
             }
         };
         self.in_engine += 1;
-        let (engine, file, token) = (&self.engine, &self.files[file], id.to_bits());
+        let (engine, file, token) = (&self.engine, &self.files[number], id.to_bits());
         let len = u64::from(len);
         let refused = match (stage, buf) {
             (Stage::Read, Some(buf)) => {
-                engine.read(file, buf, offset).enqueue(&self.transfers, token).err().map(with_buf)
+                match self.exports.fill(number, offset, buf, &mut self.loads) {
+                    Ok(fill) => {
+                        let start = fill.offset();
+                        let read = engine.read(file, fill, start).enqueue(&self.fills, token);
+                        read.err().map(|error| {
+                            let reason = io::Error::from_raw_os_error(error.errno());
+                            (reason, Some(error.into_request().into_buf().cancel()))
+                        })
+                    }
+                    Err(buf) => {
+                        let read = engine.read(file, buf, offset).enqueue(&self.transfers, token);
+                        read.err().map(with_buf)
+                    }
+                }
             }
             (Stage::Write { .. }, Some(buf)) => {
                 engine.write(file, buf, offset).enqueue(&self.transfers, token).err().map(with_buf)
@@ -355,22 +362,35 @@ impl Requests {
         if let Some((Operation { conn, .. }, step)) = self.answered.pop_front() {
             return Some(self.address((conn.slot(), CtxRef::is_removed(&conn)), step));
         }
-        if let Some(done) = self.transfers.pop() {
-            return Some(self.resolve(done.token, done.result, Some(done.buf)));
+        if let Some(ended) = self.forgotten() {
+            return Some(self.conclude(ended));
         }
-        if let Some(done) = self.zeros.pop() {
-            return Some(self.resolve(done.token, done.result, None));
+        loop {
+            let resolved = if let Some(done) = self.fills.pop() {
+                let (result, buf, loads) = done.buf.finish(done.result);
+                self.loads.push(loads);
+                self.resolve(done.token, result, Some(buf))
+            } else if let Some(done) = self.transfers.pop() {
+                self.resolve(done.token, done.result, Some(done.buf))
+            } else if let Some(done) = self.zeros.pop() {
+                self.resolve(done.token, done.result, None)
+            } else {
+                let done = self.others.pop()?;
+                self.resolve(done.token, done.result, None)
+            };
+            if resolved.is_some() {
+                return resolved;
+            }
         }
-        let done = self.others.pop()?;
-        Some(self.resolve(done.token, done.result, None))
     }
 
+    /// What becomes of a completion; `None` while the cache has yet to forget what it changed.
     fn resolve(
         &mut self,
         token: u64,
         result: io::Result<usize>,
         buf: Option<AlignedBuf>,
-    ) -> Result<(usize, Step), Stray> {
+    ) -> Option<Result<(usize, Step), Stray>> {
         let operation = match self.retire(token) {
             Ok(operation) => operation,
             Err(error) => {
@@ -378,9 +398,38 @@ impl Requests {
                 if is_logged(self.counters.unknown) {
                     warn!(token, %error, "a completion of nothing");
                 }
-                return Err(Stray { why: Lost::Unknown(error), buf });
+                return Some(Err(Stray { why: Lost::Unknown(error), buf }));
             }
         };
+        let Operation { file, request, .. } = operation;
+        let ended = Ended { operation, result, buf };
+        if let (true, Some(blocks)) =
+            (ended.operation.has_changed(&ended.result), &self.exports.blocks)
+        {
+            if let Some(mut left) = blocks.forget(file, request.offset, request.len.into()) {
+                if !has_forgotten(&self.exports, file, &mut left, &self.waker) {
+                    self.forgetting.push((ended, left));
+                    self.admit(); // there is a place
+                    return None;
+                }
+            }
+        }
+        Some(self.conclude(ended))
+    }
+
+    /// An operation whose change is forgotten by now.
+    fn forgotten(&mut self) -> Option<Ended> {
+        let Self { forgetting, exports, waker, .. } = self;
+        let at = forgetting
+            .iter_mut()
+            .position(|(ended, left)| has_forgotten(exports, ended.operation.file, left, waker))?;
+        Some(forgetting.swap_remove(at).0)
+    }
+
+    fn conclude(
+        &mut self,
+        Ended { operation, result, buf }: Ended,
+    ) -> Result<(usize, Step), Stray> {
         let whose = (operation.conn.slot(), CtxRef::is_removed(&operation.conn));
         let step = self.advance(operation, result, buf);
         self.admit(); // there is a place
@@ -450,94 +499,27 @@ impl Requests {
     }
 }
 
+/// Whether the cache has forgotten all; if not, the waker is called when it may have.
+fn has_forgotten(
+    exports: &ExportTable,
+    file: usize,
+    left: &mut Invalidation,
+    waker: &Waker,
+) -> bool {
+    match (Pin::new(left).poll(&mut Context::from_waker(waker)), &exports.blocks) {
+        (Poll::Pending, _) => false,
+        (Poll::Ready(Err(error)), Some(blocks)) => {
+            blocks.give_up(file, error);
+            true
+        }
+        (Poll::Ready(_), _) => true,
+    }
+}
+
 /// A refused transfer's buffer, beside the reason.
 fn with_buf(
     error: SubmitError<aio_reap::Request<'_, AlignedBuf>>,
 ) -> (io::Error, Option<AlignedBuf>) {
     let reason = io::Error::from_raw_os_error(error.errno());
     (reason, Some(error.into_request().into_buf()))
-}
-
-/// What follows a completed operation.
-enum Then {
-    Next(Stage),
-    Reply(Result<(), NbdError>),
-}
-
-impl Operation {
-    /// What it is to others that wait.
-    fn class(&self) -> Class {
-        let len = u64::from(self.request.len);
-        match self.stage {
-            Stage::Sync => Class::Sync,
-            Stage::Read | Stage::Advise => Class::of_read(len),
-            Stage::Zeros { done, .. } => Class::of_write(len - done),
-            Stage::Write { .. } | Stage::Punch { .. } | Stage::ZeroRange { .. } => {
-                Class::of_write(len)
-            }
-        }
-    }
-
-    fn then(&self, result: &io::Result<usize>) -> Then {
-        let unsupported = matches!(
-            result.as_ref().err().and_then(io::Error::raw_os_error),
-            Some(libc::EOPNOTSUPP | libc::ENODEV | libc::ENOSYS)
-        );
-        let len = u64::from(self.request.len);
-        let synced = |fua| if fua { Then::Next(Stage::Sync) } else { Then::Reply(Ok(())) };
-        match (self.stage, result) {
-            // The image is shorter than when it was opened.
-            (Stage::Read, Ok(count)) if (*count as u64) < len => Then::Reply(Err(NbdError::Io)),
-            // Advice that could not be taken has not failed.
-            (Stage::Advise, _) => Then::Reply(Ok(())),
-            (Stage::Punch { fua, zeroes: None }, Err(_)) if unsupported => synced(fua),
-            (Stage::Punch { fua, zeroes: Some(zeroes) }, Err(_)) if unsupported => {
-                Then::Next(Stage::ZeroRange { fua, zeroes })
-            }
-            (Stage::ZeroRange { fua, zeroes }, Err(_)) if unsupported => {
-                if zeroes.fast {
-                    Then::Reply(Err(NbdError::NotSup))
-                } else {
-                    Then::Next(Stage::Zeros { fua, done: 0 })
-                }
-            }
-            (Stage::Zeros { fua, done }, Ok(count)) if done + (*count as u64) < len => {
-                Then::Next(Stage::Zeros { fua, done: done + *count as u64 })
-            }
-            (
-                Stage::Write { fua }
-                | Stage::Punch { fua, .. }
-                | Stage::ZeroRange { fua, .. }
-                | Stage::Zeros { fua, .. },
-                Ok(_),
-            ) => synced(fua),
-            (Stage::Read | Stage::Sync, Ok(_)) => Then::Reply(Ok(())),
-            (_, Err(error)) => Then::Reply(Err(NbdError::from(error))),
-        }
-    }
-
-    fn reply(&self, result: Result<(), NbdError>, buf: Option<AlignedBuf>) -> Step {
-        let Request { cookie, offset, len, .. } = self.request;
-        match (self.stage, result) {
-            (Stage::Read, Ok(())) => {
-                let header = ReplyHeader::read_data(cookie, self.structured, offset, len);
-                Step { header: Some(header), data: buf, spent: None }
-            }
-            (_, Ok(())) => {
-                let header = ReplyHeader::simple(cookie, Ok(()));
-                Step { header: Some(header), data: None, spent: buf }
-            }
-            (_, Err(error)) => {
-                Step { spent: buf, ..Step::refuse(&self.request, self.structured, error) }
-            }
-        }
-    }
-}
-
-impl Step {
-    pub(crate) fn refuse(request: &Request, structured: bool, error: NbdError) -> Self {
-        let chunks = request.wants_chunks(structured);
-        let header = ReplyHeader::error(request.cookie, chunks, error);
-        Self { header: Some(header), data: None, spent: None }
-    }
 }

@@ -20,6 +20,7 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::args::Args;
+use crate::blocks::Blocks;
 use crate::contexts::{Connection, Connections};
 use crate::export::{ExportError, ExportTable};
 use crate::memory::LEAST;
@@ -101,7 +102,7 @@ impl Drop for Ended {
 }
 
 /// Adds one to an eventfd; it can only fail by being full, and then it is readable anyway.
-fn ring(eventfd: &OwnedFd) {
+pub(crate) fn ring(eventfd: &OwnedFd) {
     let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
 }
 
@@ -305,7 +306,9 @@ impl Server {
         }
         drop(sender);
         let reports: Vec<WorkerReport> = receiver.iter().collect();
-        ServerReport::new(&reports, self.connections.len(), self.registry.report(&self.exports))
+        let cache = self.exports.blocks.as_ref().and_then(Blocks::stats);
+        let registry = self.registry.report(&self.exports);
+        ServerReport::new(&reports, self.connections.len(), cache, registry)
     }
 
     /// Answers what is in flight, closes the connections, makes the images durable.

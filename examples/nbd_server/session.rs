@@ -64,10 +64,9 @@ impl Session {
                         Err(error) => return Next::OutOfStep(error),
                     };
                     let checked = request.check(&exports.get(self.export).info, self.structured);
-                    let len = request.len as usize;
                     let mut buf = None;
-                    if let Ok(Command::Read { .. } | Command::Write { .. }) = checked {
-                        match memory.take(len, account) {
+                    if let Ok(command @ (Command::Read { .. } | Command::Write { .. })) = checked {
+                        match memory.take(exports.room(self.export, &request, command), account) {
                             Ok(taken) => buf = Some(taken),
                             Err(short) => return Next::NoMemory(short),
                         }

@@ -8,6 +8,8 @@
 mod admission;
 #[path = "../nbd_server/args.rs"]
 mod args;
+#[path = "../nbd_server/blocks.rs"]
+mod blocks;
 #[path = "../nbd_server/conn.rs"]
 mod conn;
 #[path = "../nbd_server/contexts.rs"]
@@ -16,6 +18,8 @@ mod contexts;
 mod export;
 #[path = "../nbd_server/memory.rs"]
 mod memory;
+#[path = "../nbd_server/operation.rs"]
+mod operation;
 #[path = "../nbd_server/registry.rs"]
 mod registry;
 #[path = "../nbd_server/report.rs"]

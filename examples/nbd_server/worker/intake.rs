@@ -11,7 +11,7 @@ use tracing::{debug, info, warn};
 use super::Worker;
 use crate::conn::{OUTSTANDING, Phase, Wait};
 use crate::memory::Short;
-use crate::requests::Step;
+use crate::operation::Step;
 use crate::session::{Next, Session};
 
 /// A payload with so many bytes missing is received in place.

@@ -23,6 +23,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::task::{Wake, Waker};
 use std::time::Instant;
 
 use aio_reap::{Engine, EngineStats};
@@ -41,6 +42,7 @@ use crate::export::ExportTable;
 use crate::memory::Memory;
 use crate::registry::{Client, Registry};
 use crate::requests::{Counters, Limits, Requests};
+use crate::server::ring;
 use crate::spin::Spinner;
 
 /// Bytes received at a time.
@@ -71,6 +73,25 @@ pub(crate) struct WorkerReport {
     pub(crate) operations: TableStats,
     pub(crate) engine: EngineStats,
     pub(crate) waits: WaitStats,
+}
+
+/// Has the worker look at what has completed, whoever asks for it.
+struct Bell(Arc<OwnedFd>);
+
+impl Bell {
+    fn waker(bell: &Arc<OwnedFd>) -> Waker {
+        Arc::new(Self(Arc::clone(bell))).into()
+    }
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        ring(&self.0);
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        ring(&self.0);
+    }
 }
 
 pub(crate) struct Worker {
@@ -120,7 +141,7 @@ impl Worker {
         epoll::add(&epoll, engine.as_ref().as_fd(), epoll::EventData::new_u64(ENGINE), input)?;
         epoll::add(&epoll, bell.as_fd(), epoll::EventData::new_u64(INBOX), input)?;
         Ok(Self {
-            requests: Requests::new(engine, &exports, limits)?,
+            requests: Requests::new(engine, &exports, limits, Bell::waker(&bell))?,
             exports,
             memory: Memory::new(memory),
             conns: Slab::new(),
@@ -295,6 +316,7 @@ impl Worker {
 
     fn read_inbox(&mut self) {
         let _ = rustix::io::read(&*self.bell, &mut [0; 8]); // the count does not matter
+        self.again |= self.requests.is_forgetting(); // it may have rung for that since `settle`
         loop {
             match self.inbox.try_recv() {
                 Ok(Message::Serve(socket, ctx)) => self.serve(socket, ctx),

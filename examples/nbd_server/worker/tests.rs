@@ -11,6 +11,7 @@ use percpu_list::Refused;
 use radix_ctx::{CtxTable, LookupError};
 use tempfile::TempDir;
 
+mod caching;
 mod waiting;
 
 use super::*;
@@ -39,9 +40,15 @@ impl Lab {
 
     /// With an engine that holds `capacity` requests.
     fn with(limits: Limits, capacity: usize) -> Self {
+        Self::caching(limits, capacity, "0")
+    }
+
+    /// With a cache of so many bytes.
+    fn caching(limits: Limits, capacity: usize, cache: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("a.img");
-        let args = ["nbd_server", "--size", "1M", "--image", image.to_str().unwrap()];
+        let image_arg = image.to_str().unwrap();
+        let args = ["nbd_server", "--cache", cache, "--size", "1M", "--image", image_arg];
         let exports = Arc::new(ExportTable::open(&Args::parse_from(args)).unwrap());
         let script = Script::new();
         let engine =

@@ -12,6 +12,7 @@
 //! it is missing the trial is shown as ignored with the reason, or fails if `OFFLOCK_REQUIRE_ALL=1`.
 
 mod bad_requests;
+mod cache;
 mod client;
 mod crash;
 mod disk;
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
     trials.extend(startup::trials());
     trials.extend(faults::trials());
     trials.extend(priorities::trials());
+    trials.extend(cache::trials());
     trials.extend(tcp::trials());
     trials.extend(tearing::trials());
     if let Ok(wanted) = std::env::var("OFFLOCK_BACKEND") {

@@ -21,7 +21,7 @@ impl Lab {
 }
 
 /// The next reply's cookie and error; of a READ of `len` bytes.
-fn reply((_, client): &mut (Id, UnixStream), len: usize) -> (u64, u32) {
+pub(super) fn reply((_, client): &mut (Id, UnixStream), len: usize) -> (u64, u32) {
     let mut header = [0; 16];
     client.read_exact(&mut header).expect("a reply");
     let error = u32::from_be_bytes(header[4..8].try_into().unwrap());

@@ -1,0 +1,376 @@
+//! Blocks of the images that are kept in memory.
+//!
+//! ```text
+//!  READ ─► all there? ─yes─► copied to the reply's buffer: no operation, no wait
+//!             │ no
+//!             └─► whole blocks into the reply's buffer, by one operation ─► copied to the cache ─► reply
+//!  WRITE, TRIM, WRITE_ZEROES ─► the image ─► the cache forgets the blocks ─► reply
+//! ```
+//!
+//! The image is always as new as the cache or newer, so a request may pass the cache by: one that is
+//! too long to be kept, one for which no buffer is free, and one that finds a block being read for
+//! another. So nobody waits for another's read, nor hears of its failure.
+//!
+//! Who reads claims its blocks before the read begins, and who writes forgets them when the write has
+//! ended, before anybody is told of it. A claim that it finds is waited for: what was read may be
+//! older. Hence a read that begins after the reply sees the write, whichever worker, connection or
+//! export it comes by: there is one device in the cache for each file.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use aio_reap::{AlignedBuf, IoBuf, IoBufMut};
+use bufcache::{
+    BlockDevice, BuildError, Cache, CacheStats, Device, FileDevice, GetError, Invalidation, Load,
+};
+use tracing::warn;
+
+use crate::admission::SMALL;
+
+/// Bytes of a block: what most clients' file systems read at least.
+const BLOCK: usize = 4096;
+/// A request is kept up to this part of the cache, so that one client leaves something to others. A
+/// guess.
+const SHARE: u64 = 8;
+
+/// The cache, and the images in it.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    cache: Cache,
+    /// By index of the export table's files.
+    images: Vec<Option<Image>>,
+    /// Longest READ that is kept. What is longer is mostly read once, and the device's time for the
+    /// bytes counts for more than that for the request.
+    longest: u64,
+}
+
+#[derive(Debug)]
+struct Image {
+    device: Device,
+    /// In bytes.
+    len: u64,
+    /// What changed could not be forgotten: the cache is not looked at any more.
+    off: AtomicBool,
+}
+
+impl Blocks {
+    /// A cache of so many bytes for these files.
+    pub(crate) fn new(bytes: u64, files: &[File]) -> io::Result<Self> {
+        let capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let cache = Cache::builder(capacity).block_sizes(BLOCK, BLOCK).build()?;
+        let images = files.iter().map(|file| Image::new(&cache, file));
+        let images = images.collect::<io::Result<_>>()?;
+        Ok(Self { cache, images, longest: SMALL.min(bytes / SHARE).max(BLOCK as u64) })
+    }
+
+    /// The image, and the blocks that bytes of it lie in; unless these are none or too many.
+    fn find(&self, file: usize, offset: u64, len: usize) -> Option<(&Image, Range<u64>)> {
+        let end = offset.checked_add(len as u64)?;
+        let image = self.images[file].as_ref()?;
+        let kept = (1..=self.longest).contains(&(len as u64)) && end <= image.len;
+        // Ordering: Relaxed; who hears of the change that could not be forgotten hears of it later, by
+        // the reply.
+        (kept && !image.off.load(Ordering::Relaxed)).then(|| (image, covering(offset, end)))
+    }
+
+    /// How large the buffer of a READ has to be.
+    pub(crate) fn room(&self, file: usize, offset: u64, len: usize) -> usize {
+        self.find(file, offset, len).map_or(len, |(_, blocks)| bytes_of(&blocks))
+    }
+
+    /// Fills `bytes`, if all of them are there.
+    pub(crate) fn read(&self, file: usize, offset: u64, bytes: &mut [u8]) -> bool {
+        let Some((image, blocks)) = self.find(file, offset, bytes.len()) else { return false };
+        let (mut from, mut done) = ((offset % BLOCK as u64) as usize, 0);
+        for block in blocks {
+            let Ok(guard) = image.device.try_get(block) else { return false };
+            let count = (BLOCK - from).min(bytes.len() - done);
+            bytes[done..][..count].copy_from_slice(&guard[from..][..count]);
+            (from, done) = (0, done + count);
+        }
+        true
+    }
+
+    /// Makes of a READ's buffer one for the whole blocks, and claims those that are not there. The
+    /// buffer comes back where nothing is to be kept.
+    pub(crate) fn fill(
+        &self,
+        file: usize,
+        offset: u64,
+        mut buf: AlignedBuf,
+        room: &mut Vec<Vec<Load>>,
+    ) -> Result<Fill, AlignedBuf> {
+        let len = buf.len();
+        let Some((image, blocks)) = self.find(file, offset, len) else { return Err(buf) };
+        let whole = bytes_of(&blocks);
+        if buf.capacity() < whole {
+            return Err(buf);
+        }
+        buf.set_len(whole);
+        let start = blocks.start * BLOCK as u64;
+        let mut loads = room.pop().unwrap_or_default();
+        for block in blocks {
+            match image.device.claim(block) {
+                Ok(claimed) => loads.extend(claimed),
+                Err(_) => break, // it is not kept
+            }
+        }
+        Ok(Fill { buf, start, head: (offset - start) as usize, len, loads })
+    }
+
+    /// Forgets what has changed; to be done before anybody hears of the change.
+    pub(crate) fn forget(&self, file: usize, offset: u64, len: u64) -> Option<Invalidation> {
+        let image = self.images[file].as_ref()?;
+        let blocks = covering(offset, offset.saturating_add(len));
+        (!blocks.is_empty()).then(|| image.device.invalidation(blocks))
+    }
+
+    /// It could not be forgotten: nothing of the file is taken from the cache any more.
+    pub(crate) fn give_up(&self, file: usize, error: GetError) {
+        let Some(image) = &self.images[file] else { return };
+        warn!(file, %error, "the cache is not used any more");
+        image.off.store(true, Ordering::Relaxed); // see `find`
+    }
+
+    pub(crate) fn stats(&self) -> Option<CacheStats> {
+        self.cache.stats().ok() // it fails in a fork child only
+    }
+}
+
+impl Image {
+    /// `None` where the device takes no blocks as small as ours.
+    fn new(cache: &Cache, file: &File) -> io::Result<Option<Self>> {
+        let device = FileDevice::new(file.try_clone()?)?;
+        let len = device.len();
+        match cache.attach(device, BLOCK) {
+            Ok(device) => Ok(Some(Self { device, len, off: AtomicBool::new(false) })),
+            Err(error @ (BuildError::Misaligned { .. } | BuildError::DeviceTooLarge(_))) => {
+                warn!(%error, "an image is not kept in memory");
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// The blocks that the bytes from `offset` to `end` lie in.
+fn covering(offset: u64, end: u64) -> Range<u64> {
+    offset / BLOCK as u64..end.div_ceil(BLOCK as u64)
+}
+
+fn bytes_of(blocks: &Range<u64>) -> usize {
+    (blocks.end - blocks.start) as usize * BLOCK
+}
+
+/// The buffer of a READ that is to be kept, with the blocks that it was to be kept in. Dropped, it lets
+/// others read these.
+#[derive(Debug)]
+pub(crate) struct Fill {
+    buf: AlignedBuf,
+    /// Where its first block begins on the image.
+    start: u64,
+    /// Bytes before those that were asked for.
+    head: usize,
+    /// Bytes that were asked for.
+    len: usize,
+    loads: Vec<Load>,
+}
+
+impl Fill {
+    /// Where the read begins.
+    pub(crate) fn offset(&self) -> u64 {
+        self.start
+    }
+
+    /// Keeps what was read. Returns how much was read of what was asked for, the buffer with that, and
+    /// the room for claims.
+    pub(crate) fn finish(
+        self,
+        result: io::Result<usize>,
+    ) -> (io::Result<usize>, AlignedBuf, Vec<Load>) {
+        let Self { mut buf, start, head, len, mut loads } = self;
+        for mut load in loads.drain(..) {
+            let at = (load.offset() - start) as usize;
+            let result = match &result {
+                Ok(count) => {
+                    let count = count.saturating_sub(at).min(load.len());
+                    load[..count].copy_from_slice(&buf[at..][..count]);
+                    Ok(count)
+                }
+                Err(error) => {
+                    Err(io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EIO)))
+                }
+            };
+            load.finish(result);
+        }
+        let result = result.map(|count| count.saturating_sub(head).min(len));
+        if head > 0 {
+            buf.copy_within(head..head + len, 0);
+        }
+        buf.set_len(len);
+        (result, buf, loads)
+    }
+
+    /// The same of a read that was not made.
+    pub(crate) fn cancel(mut self) -> AlignedBuf {
+        self.loads.clear();
+        self.finish(Ok(0)).1
+    }
+}
+
+// SAFETY: the buffer's own bytes and length; nothing of it is touched before the engine gives it back.
+unsafe impl IoBuf for Fill {
+    fn as_ptr(&self) -> *const u8 {
+        IoBuf::as_ptr(&self.buf)
+    }
+
+    fn len(&self) -> usize {
+        IoBuf::len(&self.buf)
+    }
+}
+
+// SAFETY: as above; the same address.
+unsafe impl IoBufMut for Fill {
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        IoBufMut::as_mut_ptr(&mut self.buf)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+    use crate::memory::ALIGN;
+
+    /// An image of so many bytes, each of which tells where it is, and a cache for it.
+    fn image(len: usize, cache: u64) -> (File, Vec<u8>, Blocks) {
+        let file = tempfile::tempfile().unwrap();
+        let bytes: Vec<u8> = (0..len).map(|at| (at / 8 * 37 + at) as u8).collect();
+        file.write_all_at(&bytes, 0).unwrap();
+        let blocks = Blocks::new(cache, &[file.try_clone().unwrap()]).unwrap();
+        (file, bytes, blocks)
+    }
+
+    /// As a worker does: from memory, or from the file.
+    fn read(blocks: &Blocks, file: &File, offset: u64, len: usize) -> (io::Result<Vec<u8>>, bool) {
+        let mut buf = AlignedBuf::zeroed(blocks.room(0, offset, len), ALIGN);
+        buf.set_len(len);
+        if blocks.read(0, offset, &mut buf) {
+            return (Ok(buf.to_vec()), true);
+        }
+        let (result, buf) = match blocks.fill(0, offset, buf, &mut Vec::new()) {
+            Ok(mut fill) => {
+                let result = read_up_to(file, fill.offset(), &mut fill.buf);
+                let (result, buf, _) = fill.finish(result);
+                (result, buf)
+            }
+            Err(mut buf) => (read_up_to(file, offset, &mut buf), buf),
+        };
+        (result.map(|count| buf[..count].to_vec()), false)
+    }
+
+    fn read_up_to(file: &File, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let mut done = 0;
+        loop {
+            match file.read_at(&mut buf[done..], offset + done as u64)? {
+                0 => return Ok(done),
+                count => done += count,
+            }
+        }
+    }
+
+    #[test]
+    fn any_part_of_an_image_of_any_size_is_read_and_kept() {
+        const LEN: usize = 3 * BLOCK + 1000;
+        let edges = [0, 1, 511, 4095, 4096, 4097, 8191, 8192, 12_288, 12_300, LEN - 1, LEN];
+        for (at, &start) in edges.iter().enumerate() {
+            for &end in &edges[at + 1..] {
+                let (file, bytes, blocks) = image(LEN, 1 << 20);
+                let (offset, len) = (start as u64, end - start);
+                for again in [false, true] {
+                    let (found, hit) = read(&blocks, &file, offset, len);
+                    assert!(found.unwrap() == bytes[start..end], "{start}..{end}");
+                    assert_eq!(hit, again, "{start}..{end}");
+                }
+                // Each block whole: what lies around it is there as well.
+                let whole = start / BLOCK * BLOCK..end.next_multiple_of(BLOCK).min(LEN);
+                let (found, hit) = read(&blocks, &file, whole.start as u64, whole.len());
+                assert!(hit && found.unwrap() == bytes[whole]);
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_read_all_the_same() {
+        // Two blocks: less than what is asked for, which shares them.
+        let (file, bytes, blocks) = image(64 * BLOCK, 2 * BLOCK as u64);
+        for _ in 0..2 {
+            let (found, hit) = read(&blocks, &file, 0, 16 * BLOCK);
+            assert!(!hit && found.unwrap() == bytes[..16 * BLOCK]);
+        }
+        for round in 0..2 {
+            let (found, hit) = read(&blocks, &file, 100, BLOCK); // of two blocks
+            assert!(found.unwrap() == bytes[100..100 + BLOCK]);
+            assert_eq!(hit, round > 0);
+        }
+        // While others have them.
+        let guards = [0, 1].map(|block| blocks.images[0].as_ref().unwrap().device.get(block));
+        let (found, hit) = read(&blocks, &file, 5 * BLOCK as u64, BLOCK);
+        assert!(!hit && found.unwrap() == bytes[5 * BLOCK..6 * BLOCK]);
+        assert!(!read(&blocks, &file, 5 * BLOCK as u64, BLOCK).1);
+        drop(guards);
+        assert!(!read(&blocks, &file, 5 * BLOCK as u64, BLOCK).1);
+        assert!(read(&blocks, &file, 5 * BLOCK as u64, BLOCK).1);
+    }
+
+    #[test]
+    fn the_blocks_that_a_shrunken_image_has_left_are_kept_and_no_others() {
+        let (file, bytes, blocks) = image(4 * BLOCK, 1 << 20);
+        file.set_len(BLOCK as u64 + 100).unwrap();
+        let (found, hit) = read(&blocks, &file, 0, 4 * BLOCK);
+        assert!(!hit && found.unwrap().len() == BLOCK + 100);
+        assert!(read(&blocks, &file, 0, BLOCK).1, "the first was read whole");
+        file.write_all_at(&bytes, 0).unwrap();
+        let (found, hit) = read(&blocks, &file, BLOCK as u64, BLOCK);
+        assert!(!hit && found.unwrap() == bytes[BLOCK..2 * BLOCK], "zeros were kept");
+    }
+
+    #[test]
+    fn a_part_of_a_block_that_changes_is_forgotten_with_the_block() {
+        use std::future::Future;
+        use std::task::{Context, Waker};
+        let (file, _, blocks) = image(4 * BLOCK, 1 << 20);
+        for (offset, len, left) in [
+            (4095, 1, [1, 2, 3].as_slice()),
+            (4096, 4096, &[0, 2, 3]),
+            (4095, 8193, &[3]),
+            (0, 0, &[0, 1, 2, 3]),
+        ] {
+            for block in 0..4 {
+                read(&blocks, &file, block * BLOCK as u64, BLOCK).0.unwrap();
+            }
+            if let Some(task) = blocks.forget(0, offset, len) {
+                let mut task = std::pin::pin!(task);
+                assert!(task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
+            }
+            for block in 0..4 {
+                let mut byte = [0];
+                let there = blocks.read(0, block * BLOCK as u64, &mut byte);
+                assert_eq!(there, left.contains(&block), "{offset} {len}: {block}");
+            }
+        }
+        blocks.give_up(0, GetError::NoMemory);
+        assert!(!read(&blocks, &file, 0, BLOCK).1 && !read(&blocks, &file, 0, BLOCK).1);
+    }
+
+    #[test]
+    fn a_cache_needs_a_block_at_least() {
+        let file = tempfile::tempfile().unwrap();
+        assert!(Blocks::new(BLOCK as u64 - 1, &[]).is_err());
+        let blocks = Blocks::new(BLOCK as u64, &[file]).unwrap(); // of nothing
+        assert_eq!((blocks.room(0, 0, 5000), blocks.read(0, 0, &mut [])), (5000, false));
+    }
+}

@@ -1,0 +1,159 @@
+//! A request on its way: what it asks of the engine, what follows, and its reply.
+
+use std::io;
+
+use aio_reap::AlignedBuf;
+use nbd_protocol::{NbdError, ReplyHeader, Request};
+use radix_ctx::CtxRef;
+
+use crate::admission::Class;
+use crate::contexts::Connection;
+
+/// How far a request got: replied to, or on its way.
+#[derive(Debug)]
+pub(crate) struct Step {
+    /// The reply's header; `None` while the request goes on.
+    pub(crate) header: Option<ReplyHeader>,
+    /// What follows the header.
+    pub(crate) data: Option<AlignedBuf>,
+    /// A buffer of the connection's account that is no longer needed.
+    pub(crate) spent: Option<AlignedBuf>,
+}
+
+/// An operation in the engine, or on its way there, and the request that it is for.
+#[derive(Clone, Debug)]
+pub(crate) struct Operation {
+    pub(crate) conn: CtxRef<Connection>,
+    pub(crate) export: usize,
+    pub(crate) file: usize,
+    pub(crate) structured: bool,
+    /// Another operation of the request was carried out.
+    pub(crate) begun: bool,
+    pub(crate) request: Request,
+    pub(crate) stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Read,
+    Write {
+        fua: bool,
+    },
+    Sync,
+    Punch {
+        fua: bool,
+        zeroes: Option<Zeroes>,
+    },
+    ZeroRange {
+        fua: bool,
+        zeroes: Zeroes,
+    },
+    /// Writing zeros; this many bytes are done.
+    Zeros {
+        fua: bool,
+        done: u64,
+    },
+    Advise,
+}
+
+/// How much a WRITE_ZEROES leaves open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Zeroes {
+    pub(crate) fast: bool,
+}
+
+/// What follows a completed operation.
+pub(crate) enum Then {
+    Next(Stage),
+    Reply(Result<(), NbdError>),
+}
+
+impl Operation {
+    /// What it is to others that wait.
+    pub(crate) fn class(&self) -> Class {
+        let len = u64::from(self.request.len);
+        match self.stage {
+            Stage::Sync => Class::Sync,
+            Stage::Read | Stage::Advise => Class::of_read(len),
+            Stage::Zeros { done, .. } => Class::of_write(len - done),
+            Stage::Write { .. } | Stage::Punch { .. } | Stage::ZeroRange { .. } => {
+                Class::of_write(len)
+            }
+        }
+    }
+
+    /// Whether the image may have changed, and nothing more will change it before the reply.
+    pub(crate) fn has_changed(&self, result: &io::Result<usize>) -> bool {
+        let changes = match self.stage {
+            Stage::Read | Stage::Sync | Stage::Advise => false,
+            Stage::Write { .. }
+            | Stage::Punch { .. }
+            | Stage::ZeroRange { .. }
+            | Stage::Zeros { .. } => true,
+        };
+        changes && !matches!(self.then(result), Then::Next(stage) if stage != Stage::Sync)
+    }
+
+    pub(crate) fn then(&self, result: &io::Result<usize>) -> Then {
+        let unsupported = matches!(
+            result.as_ref().err().and_then(io::Error::raw_os_error),
+            Some(libc::EOPNOTSUPP | libc::ENODEV | libc::ENOSYS)
+        );
+        let len = u64::from(self.request.len);
+        let synced = |fua| if fua { Then::Next(Stage::Sync) } else { Then::Reply(Ok(())) };
+        match (self.stage, result) {
+            // The image is shorter than when it was opened.
+            (Stage::Read, Ok(count)) if (*count as u64) < len => Then::Reply(Err(NbdError::Io)),
+            // Advice that could not be taken has not failed.
+            (Stage::Advise, _) => Then::Reply(Ok(())),
+            (Stage::Punch { fua, zeroes: None }, Err(_)) if unsupported => synced(fua),
+            (Stage::Punch { fua, zeroes: Some(zeroes) }, Err(_)) if unsupported => {
+                Then::Next(Stage::ZeroRange { fua, zeroes })
+            }
+            (Stage::ZeroRange { fua, zeroes }, Err(_)) if unsupported => {
+                if zeroes.fast {
+                    Then::Reply(Err(NbdError::NotSup))
+                } else {
+                    Then::Next(Stage::Zeros { fua, done: 0 })
+                }
+            }
+            (Stage::Zeros { fua, done }, Ok(count)) if done + (*count as u64) < len => {
+                Then::Next(Stage::Zeros { fua, done: done + *count as u64 })
+            }
+            (
+                Stage::Write { fua }
+                | Stage::Punch { fua, .. }
+                | Stage::ZeroRange { fua, .. }
+                | Stage::Zeros { fua, .. },
+                Ok(_),
+            ) => synced(fua),
+            (Stage::Read | Stage::Sync, Ok(_)) => Then::Reply(Ok(())),
+            (_, Err(error)) => Then::Reply(Err(NbdError::from(error))),
+        }
+    }
+
+    pub(crate) fn reply(&self, result: Result<(), NbdError>, buf: Option<AlignedBuf>) -> Step {
+        let Request { cookie, offset, len, .. } = self.request;
+        match (self.stage, result) {
+            (Stage::Read, Ok(())) => {
+                let header = ReplyHeader::read_data(cookie, self.structured, offset, len);
+                Step { header: Some(header), data: buf, spent: None }
+            }
+            (_, Ok(())) => {
+                let header = ReplyHeader::simple(cookie, Ok(()));
+                Step { header: Some(header), data: None, spent: buf }
+            }
+            (_, Err(error)) => {
+                Step { spent: buf, ..Step::refuse(&self.request, self.structured, error) }
+            }
+        }
+    }
+}
+
+impl Step {
+    pub(crate) fn refuse(request: &Request, structured: bool, error: NbdError) -> Self {
+        let chunks = request.wants_chunks(structured);
+        let header = ReplyHeader::error(request.cookie, chunks, error);
+        Self { header: Some(header), data: None, spent: None }
+    }
+}

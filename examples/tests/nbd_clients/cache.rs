@@ -1,0 +1,341 @@
+//! Reads from memory: what the device is not asked for, and what is never older than it may be.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+
+use crate::client::{Client, MIB, brief, cmd, err, flag};
+use crate::image;
+use crate::lab::{Backend, Lab, Res, check, fail, per_backend, trial, wait_until};
+use crate::need::Need;
+use crate::server::{Launch, Server};
+
+const BLOCK: u64 = 4096;
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let all = &Backend::ALL;
+    let mut trials = Vec::new();
+    trials.extend(per_backend(all, "cache_hits_ask_no_device", &[], hits));
+    trials.extend(per_backend(
+        all,
+        "cache_changes_are_seen_by_all",
+        &[Need::PunchAndZero],
+        changes,
+    ));
+    trials.extend(per_backend(all, "cache_odd_image", &[], odd_image));
+    trials.extend(per_backend(all, "cache_failed_reads_are_not_kept", &[], failed_reads));
+    trials.extend(per_backend(all, "cache_tiny_under_many_clients", &[], tiny));
+    trials.push(trial("cache/none", &[], none));
+    trials.push(trial("cache/two_names_of_a_file", &[], two_names));
+    trials.push(trial("cache/eio_of_the_device", &[Need::Strace], device_fails));
+    trials.push(trial("cache/refused", &[], refused));
+    trials
+}
+
+fn launch<'a>(lab: &'a Lab, backend: Backend, image: &Path, cache: &str) -> Launch<'a> {
+    let launch = Launch::new(lab, backend).image(image);
+    ["--workers", "2", "--cache", cache].into_iter().fold(launch, Launch::arg)
+}
+
+/// The page's line about the cache, from `SIGUSR1` on.
+fn page(server: &mut Server) -> Res<String> {
+    let seen = server.log().len();
+    server.show();
+    let line = wait_until(Duration::from_secs(5), || {
+        let log = server.log();
+        let page = log.get(seen..)?;
+        // The page is written at once: what follows the cache is there, too.
+        let line = page.lines().find(|line| line.starts_with("cache "))?;
+        page.contains("engines ").then(|| line.to_string())
+    });
+    line.ok_or_else(|| "no page with a line about the cache".into())
+}
+
+/// The number in front of `word` on the page's line about the cache.
+fn count(server: &mut Server, word: &str) -> Res<u64> {
+    let line = page(server)?;
+    let before = line.split(word).next().unwrap_or_default();
+    let number = before.split_whitespace().last().and_then(|word| word.parse().ok());
+    number.ok_or_else(|| format!("no number before '{word}': {line}").into())
+}
+
+/// What was read once is not read again, whoever asks: neither by the server's own count, nor by the
+/// image, which somebody changes behind its back.
+fn hits(lab: &Lab, backend: Backend) -> Res {
+    let path = lab.path("a.img");
+    let file = image::with_parts(&path, 8 * MIB, 64, 31)?;
+    let mut server = launch(lab, backend, &path, "4M").start()?;
+    let (mut first, mut second) = (server.client()?, server.client()?);
+    let there = image::bytes_at(&path, 0, 1 << 16)?;
+    check!(first.read(0, 1 << 16)? == Ok(there.clone()), "a miss");
+    let reads = count(&mut server, "reads,")?;
+    check!(reads == 16, "{reads} blocks were read, wanted 16");
+    if backend != Backend::Aio {
+        // With --direct the file's own cache would come between.
+        file.write_all_at(&[0x99; 1 << 16], 0)?;
+    }
+    for client in [&mut first, &mut second] {
+        check!(client.read(0, 1 << 16)? == Ok(there.clone()), "a hit");
+        // With --direct it has to be aligned.
+        let part = if backend == Backend::Aio { 4096..12_288 } else { 100..5100 };
+        let (offset, len) = (part.start as u64, part.len() as u32);
+        check!(client.read(offset, len)? == Ok(there[part].to_vec()), "a part of it");
+    }
+    let (again, answered) = (count(&mut server, "reads,")?, count(&mut server, "of")?);
+    check!(again == reads, "{} blocks were read again", again - reads);
+    check!(answered == 4, "{answered} requests were answered from memory, wanted 4");
+    // Longer ones pass it by.
+    let long = first.read(0, (1 << 16) + 4096)?.map_err(|e| format!("a long one: error {e}"))?;
+    check!(backend == Backend::Aio || long[0] == 0x99, "a long request was answered from memory");
+    first.disconnect()?;
+    second.disconnect()?;
+    server.stop()
+}
+
+/// A change that was answered is seen through every connection, those of the other worker included.
+fn changes(lab: &Lab, backend: Backend) -> Res {
+    let path = lab.path("a.img");
+    image::with_parts(&path, 4 * MIB, 32, 32)?;
+    let server = launch(lab, backend, &path, "1M").start()?;
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        clients.push(server.client()?);
+    }
+    let mut model = image::bytes_at(&path, 0, 1 << 16)?;
+    for round in 0..60_u64 {
+        for client in &mut clients {
+            check!(client.read(0, 1 << 16)? == Ok(model.clone()), "before change {round}");
+        }
+        // Aligned for --direct; of a part of a block the others.
+        let by = if backend == Backend::Aio { BLOCK } else { 512 };
+        let (offset, len) = (round * 7 % 11 * by, (round % 3 + 1) * by);
+        let fua = if round % 5 == 0 { flag::FUA } else { 0 };
+        let changed = &mut model[offset as usize..][..len as usize];
+        let client = &mut clients[round as usize % 3];
+        changed.fill(if round % 4 < 2 { round as u8 + 1 } else { 0 });
+        let answer = match round % 4 {
+            0 | 1 => client.write(offset, changed, fua)?,
+            2 => client.plain(cmd::WRITE_ZEROES, fua, offset, len)?,
+            _ => client.plain(cmd::TRIM, fua, offset, len)?,
+        };
+        answer.ok("a change")?;
+        for (i, client) in clients.iter_mut().enumerate() {
+            let back = client.read(offset, len as u32)?;
+            let wanted = model[offset as usize..][..len as usize].to_vec();
+            check!(back == Ok(wanted), "change {round}, connection {i}: {}", brief(&back));
+        }
+    }
+    // More than the table of the cache has places for.
+    for client in &mut clients {
+        check!(client.read(0, 4096)?.is_ok(), "a read");
+    }
+    clients[0].plain(cmd::WRITE_ZEROES, 0, 0, 4 * MIB)?.ok("zeroes all over")?;
+    for client in &mut clients {
+        check!(client.read(0, 1 << 16)? == Ok(vec![0; 1 << 16]), "after zeroes all over");
+    }
+    server.stop()
+}
+
+/// An image whose last block is not whole, read at its end again and again.
+fn odd_image(lab: &Lab, backend: Backend) -> Res {
+    const LEN: u64 = 5 * BLOCK + 1536;
+    let path = lab.path("a.img");
+    let bytes: Vec<u8> = (0..LEN).map(|at| (at / 3) as u8).collect();
+    std::fs::write(&path, &bytes)?;
+    let mut server = launch(lab, backend, &path, "1M").start()?;
+    let mut client = server.client()?;
+    // With --direct it may be rounded down.
+    let (size, by) = match client.export.blocks {
+        Some((least, _, _)) => (client.export.size, u64::from(least.max(1))),
+        None => fail!("no block sizes"),
+    };
+    check!(size <= LEN && size > LEN - BLOCK, "{size} bytes of {LEN}");
+    for round in 0..3 {
+        for (from, to) in [(0, size), (size - by, size), (BLOCK, size), (size - size % BLOCK, size)]
+        {
+            let back = client.read(from, (to - from) as u32)?;
+            let wanted = bytes[from as usize..to as usize].to_vec();
+            check!(back == Ok(wanted), "round {round}, {from}..{to}: {}", brief(&back));
+        }
+        if round == 1 {
+            client.write(size - by, &vec![0xee; by as usize], 0)?.ok("the last bytes")?;
+            let back = client.read(size - by, by as u32)?;
+            check!(back == Ok(vec![0xee; by as usize]), "the last bytes: {}", brief(&back));
+            let old = &bytes[(size - by) as usize..size as usize];
+            client.write(size - by, old, 0)?.ok("the last bytes as they were")?;
+        }
+    }
+    let past = client.read(size - by, 2 * by as u32)?;
+    check!(past == Err(err::EINVAL), "past the end: {}", brief(&past));
+    let answered = count(&mut server, "of")?;
+    check!(answered >= 7, "{answered} requests were answered from memory");
+    client.disconnect()?;
+    check!(std::fs::metadata(&path)?.len() == LEN, "the image is of another size now");
+    server.stop()
+}
+
+/// What the image cannot give now is EIO for who asks, and there for who asks later.
+fn failed_reads(lab: &Lab, backend: Backend) -> Res {
+    let path = lab.path("a.img");
+    let file = image::with_parts(&path, 4 * MIB, 16, 33)?;
+    let all = image::bytes_at(&path, 0, 1 << 16)?;
+    let server = launch(lab, backend, &path, "1M").start()?;
+    let (mut client, mut other) = (server.client()?, server.client()?);
+    file.set_len(8192)?;
+    for _ in 0..2 {
+        for client in [&mut client, &mut other] {
+            let gone = client.read(4096, 16384)?;
+            check!(gone == Err(err::EIO), "across the new end: {}", brief(&gone));
+            check!(client.read(0, 8192)? == Ok(all[..8192].to_vec()), "before the new end");
+        }
+    }
+    file.write_all_at(&all, 0)?;
+    file.set_len(4 * MIB)?;
+    for client in [&mut client, &mut other] {
+        check!(client.read(0, 1 << 16)? == Ok(all.clone()), "after it grew back");
+    }
+    client.disconnect()?;
+    server.stop()
+}
+
+/// Four buffers, and many clients that read and write: everybody gets an answer, and none that is older
+/// than what was answered before it was asked for.
+fn tiny(lab: &Lab, backend: Backend) -> Res {
+    const BLOCKS: u64 = 12;
+    let path = lab.path("a.img");
+    image::sparse(&path, MIB)?;
+    let server = launch(lab, backend, &path, "16K").start()?;
+    let stop = AtomicBool::new(false);
+    // By block: the last value that was answered. Each has one writer.
+    let answered: Vec<AtomicU64> = (0..BLOCKS).map(|_| AtomicU64::new(0)).collect();
+    let mut reads = 0;
+    thread::scope(|scope| -> Res {
+        let mut threads = Vec::new();
+        for writer in 0..3 {
+            let mut client = server.client()?;
+            let (answered, stop) = (&answered, &stop);
+            threads.push(scope.spawn(move || -> Res<u64> {
+                for value in 1_u64.. {
+                    let block = (value * 3 + writer) % BLOCKS;
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let data = value.to_le_bytes().repeat(BLOCK as usize / 8);
+                    client.write(block * BLOCK, &data, 0)?.ok("a write")?;
+                    answered[block as usize].store(value, Ordering::Release);
+                }
+                Ok(0)
+            }));
+        }
+        for reader in 0..8_u64 {
+            let mut client = server.client()?;
+            let (answered, stop) = (&answered, &stop);
+            threads.push(scope.spawn(move || -> Res<u64> {
+                for round in 0.. {
+                    let block = (round * 5 + reader) % BLOCKS;
+                    if stop.load(Ordering::Relaxed) {
+                        return Ok(round);
+                    }
+                    let least = answered[block as usize].load(Ordering::Acquire);
+                    let back = client.read(block * BLOCK, BLOCK as u32)?;
+                    let back = back.map_err(|error| format!("a read: error {error}"))?;
+                    let value = u64::from_le_bytes(back[..8].try_into().expect("8 bytes"));
+                    check!(value >= least, "block {block}: {value}, after {least} was answered");
+                }
+                Ok(0)
+            }));
+        }
+        thread::sleep(Duration::from_millis(500));
+        stop.store(true, Ordering::Relaxed);
+        for thread in threads {
+            reads += thread.join().expect("no panic")?;
+        }
+        Ok(())
+    })?;
+    check!(reads > 100, "{reads} reads in half a second");
+    server.stop()
+}
+
+/// `--cache 0`: every read goes to the image.
+fn none(lab: &Lab) -> Res {
+    let path = lab.path("a.img");
+    let file = image::sparse(&path, MIB)?;
+    let mut server = launch(lab, Backend::Threads, &path, "0").start()?;
+    let mut client = server.client()?;
+    for byte in [1, 2, 3] {
+        file.write_all_at(&[byte; 8192], 4096)?;
+        check!(client.read(4096, 8192)? == Ok(vec![byte; 8192]), "not what the image has");
+    }
+    let line = page(&mut server)?;
+    check!(line.contains("none"), "there is a cache: {line}");
+    client.disconnect()?;
+    server.stop()
+}
+
+/// One file under two names, one of them by a link: a write to one is seen in the other.
+fn two_names(lab: &Lab) -> Res {
+    let (path, link) = (lab.path("a.img"), lab.path("link.img"));
+    image::sparse(&path, MIB)?;
+    std::fs::hard_link(&path, &link)?;
+    let launch = launch(lab, Backend::Threads, &path, "1M").image_as("two", &link);
+    let server = launch.start()?;
+    let mut one = server.client()?;
+    let mut two = server.connect()?;
+    two.greet()?;
+    two.go("two")?;
+    for byte in 1..20 {
+        for client in [&mut one, &mut two] {
+            check!(client.read(0, 4096)? == Ok(vec![byte - 1; 4096]), "before write {byte}");
+        }
+        let writer: &mut Client = if byte % 2 == 0 { &mut one } else { &mut two };
+        writer.write(0, &[byte; 4096], 0)?.ok("a write")?;
+    }
+    one.disconnect()?;
+    two.disconnect()?;
+    server.stop()
+}
+
+/// The device fails one read: its request gets EIO, others do not, and the block is read by the next.
+fn device_fails(lab: &Lab) -> Res {
+    let (path, log) = (lab.path("a.img"), lab.path("strace.log"));
+    image::with_parts(&path, MIB, 4, 34)?;
+    let there = image::bytes_at(&path, 0, 8192)?;
+    let log = log.to_str().expect("temporary paths are UTF-8");
+    let only = path.to_str().expect("temporary paths are UTF-8");
+    let words = ["strace", "-D", "-f", "-o", log, "-P", only, "-e", "trace=pread64,preadv,preadv2"];
+    let words = words.into_iter().chain(["-e", "inject=pread64,preadv,preadv2:error=EIO:when=1"]);
+    // Depth 1 is one thread for each worker, which fails once; and one worker.
+    let launch = Launch::new(lab, Backend::Threads).image(&path).through(words);
+    let options = ["--workers", "1", "--depth", "1"];
+    let server = options.into_iter().fold(launch, Launch::arg).start()?;
+    let (mut client, mut other) = (server.client()?, server.client()?);
+    let gone = client.read(0, 8192)?;
+    check!(gone == Err(err::EIO), "the read that failed: {}", brief(&gone));
+    check!(other.read(0, 8192)? == Ok(there.clone()), "the next");
+    check!(client.read(0, 8192)? == Ok(there), "and the one after it");
+    client.disconnect()?;
+    other.disconnect()?;
+    server.stop()?;
+    let calls = std::fs::read_to_string(log)?;
+    let reads = calls.lines().filter(|line| line.contains("pread") && line.contains('=')).count();
+    check!(reads == 2, "{reads} reads of the image, wanted the one that failed and one:\n{calls}");
+    Ok(())
+}
+
+/// A cache that cannot be is refused with the reason.
+fn refused(lab: &Lab) -> Res {
+    let path = lab.path("a.img");
+    File::create(&path)?.set_len(MIB)?;
+    let start = Instant::now();
+    for (cache, word) in [("100", "100"), ("8388608T", "too large"), ("many", "many")] {
+        let (code, log) = launch(lab, Backend::Threads, &path, cache).start_refused()?;
+        check!(code != 0 && log.contains(word) && !log.contains("panicked"), "{cache}:\n{log}");
+    }
+    check!(start.elapsed() < Duration::from_secs(10), "it took {:?}", start.elapsed());
+    Ok(())
+}
