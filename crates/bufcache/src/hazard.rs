@@ -33,6 +33,7 @@ use percpu::fence::{heavy, light};
 use percpu::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
 use percpu::sync::{global, mutant, thread_id, thread_local};
 
+use crate::cache::linger;
 use crate::word::Entry;
 
 /// Slots of a record: a cache line. A model looks at all of them.
@@ -119,7 +120,7 @@ impl Slot {
     pub(crate) fn clear(&self) {
         let order =
             if mutant("slot-clear-relaxed") { Ordering::Relaxed } else { Ordering::Release };
-        // Ordering: Release pairs with the Acquire in `is_named`; it carries what was read.
+        // Ordering: Release pairs with the Acquire in `mark_named`; it carries what was read.
         self.0.store(ptr::null_mut(), order);
     }
 
@@ -213,19 +214,16 @@ fn claim() -> Result<&'static Record, AllocError> {
     }
 }
 
-/// Whether a thread's slot names the entry at `at`. After [`Order::barrier`].
-pub(crate) fn is_named(at: &Entry) -> bool {
-    let order = if mutant("slot-scan-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
-    // Ordering: Acquire pairs with the Release in `clear`; it carries the reads of who has left.
-    records().flat_map(|record| &record.slots).any(|slot| ptr::eq(slot.0.load(order), at))
-}
-
-/// Marks those of `entries` that a thread's slot names: one walk for all of them. After [`Order::barrier`].
-pub(crate) fn mark_named<const N: usize>(entries: &[&Entry], named: &mut [bool; N]) {
-    let order = if mutant("slot-scan-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
+/// Marks those of `entries` that a thread's slot names: one fence and one walk for all of them. The
+/// caller has changed their words, so that nobody comes to them any more.
+pub(crate) fn mark_named<const N: usize>(entries: &[&Entry], named: &mut [bool; N], order: Order) {
+    if !mutant("scan-without-a-fence") {
+        order.barrier();
+    }
+    let acquire = if mutant("slot-scan-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
     for slot in records().flat_map(|record| &record.slots) {
-        // Ordering: Acquire, as in `is_named`.
-        let at = slot.0.load(order);
+        // Ordering: Acquire pairs with the Release in `clear`; it carries the reads of who has left.
+        let at = slot.0.load(acquire);
         if at.is_null() {
             continue;
         }
@@ -233,6 +231,20 @@ pub(crate) fn mark_named<const N: usize>(entries: &[&Entry], named: &mut [bool; 
             *named |= ptr::eq(at, *entry);
         }
     }
+}
+
+/// Whether nobody looks at an entry any more that nobody comes to.
+pub(crate) fn is_left(entry: &Entry, order: Order) -> bool {
+    // The pins are looked at on both sides of the slots: whoever waited for the load names it first and
+    // unpins then, and a guard that becomes a pin pins first and clears its slot then.
+    let mut left = entry.word().pins() == 0 || mutant("bury-without-a-first-look-at-pins");
+    if mutant("bury-without-a-last-look-at-pins") {
+        linger(200);
+    }
+    let mut named = [false];
+    mark_named(&[entry], &mut named, order);
+    left = left && (named == [false] || mutant("bury-without-a-scan"));
+    left && (entry.word().pins() == 0 || mutant("bury-without-a-last-look-at-pins"))
 }
 
 /// Runs [`Record::release`] at the end of the thread.

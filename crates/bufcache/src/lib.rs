@@ -18,6 +18,10 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("bufcache supports 64-bit Linux only, as percpu does");
 
+/// For the models: not part of the interface.
+#[cfg(any(offlock_loom, offlock_shuttle))]
+#[doc(hidden)]
+pub mod bare;
 mod builder;
 mod cache;
 mod cold;

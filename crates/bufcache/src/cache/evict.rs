@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use percpu::Forked;
 use percpu::sync::{mutant, thread};
 
-use super::{Reuse, Shared};
+use super::{Reuse, Shared, linger};
 use crate::cold::{Cold, On, Victim};
 use crate::error::GetError;
 use crate::frames::Frame;
@@ -112,16 +112,13 @@ impl Shared {
         if victims.len == 0 {
             return Ok(0);
         }
-        if !mutant("evict-without-a-fence") {
-            self.order.barrier();
-        }
         let entries: [_; BATCH] = std::array::from_fn(|at| {
             let at = at.min(victims.len - 1);
             self.table.entry(victims.all[at].place)
         });
         let mut in_use = [false; BATCH];
         if !mutant("evict-without-a-scan") {
-            hazard::mark_named(&entries[..victims.len], &mut in_use);
+            hazard::mark_named(&entries[..victims.len], &mut in_use, self.order);
         }
         for at in 0..victims.len {
             let (entry, place) = (entries[at], victims.all[at].place);
@@ -142,6 +139,9 @@ impl Shared {
                 }
             }
             entry.free();
+        }
+        if mutant("evict-keeps-what-is-stale") || mutant("invalidate-lets-go-early") {
+            linger(200);
         }
         let mut cold = self.cold.lock()?;
         let mut freed = 0;
@@ -174,15 +174,9 @@ impl Shared {
         nodes.remove(dead, frame);
         drop(cold);
         let entry = self.entry(frame);
-        // Hidden, so that nobody comes to it any more: those who are there leave. The pins are looked at
-        // on both sides of the slots: whoever waited for the load names it first and unpins then, and a
-        // guard that becomes a pin pins first and clears its slot then.
-        let mut unused = entry.word().pins() == 0 || mutant("bury-without-a-first-look-at-pins");
-        if !mutant("bury-without-a-fence") {
-            self.order.barrier();
-        }
-        unused = unused && (!hazard::is_named(entry) || mutant("bury-without-a-scan"));
-        unused = unused && (entry.word().pins() == 0 || mutant("bury-without-a-last-look-at-pins"));
+        debug_assert!(entry.word().has(STALE), "a live buffer among the dead");
+        // Hidden, so that nobody comes to it any more: those who are there leave.
+        let unused = hazard::is_left(entry, self.order);
         if unused {
             entry.free();
         }
@@ -314,6 +308,7 @@ impl Shared {
             drop(home);
             if mutant("invalidate-lets-go-early") {
                 slot.clear();
+                linger(1000);
             }
             let laid_out = self.lay_out(frame);
             slot.clear();

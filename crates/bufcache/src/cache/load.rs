@@ -268,6 +268,7 @@ impl Shared {
 
     /// Makes what was read a buffer, and wakes who waits for it.
     pub(super) fn publish(&self, frame: Frame) {
+        self.frames.writing(frame); // till now
         if self.entry(frame).publish() && !mutant("load-wakes-nobody") {
             self.wake_waiters(frame);
         }

@@ -102,6 +102,9 @@ impl Shared {
     pub(crate) fn hit(&self, key: Key, class: u8, reuse: Reuse) -> Option<Held> {
         let entry = self.table.find(key)?;
         let early = mutant("hit-looks-before-it-names").then(|| entry.look(key));
+        if mutant("hit-without-a-second-look") {
+            linger(200);
+        }
         let slot = hazard::name(entry, self.order).ok()?;
         let seen = match early {
             Some(early) => early,
@@ -182,6 +185,13 @@ impl Shared {
     pub(crate) fn capacity(&self) -> Result<usize, percpu::Forked> {
         let units = self.cold.lock()?.limit();
         Ok(self.frames.bytes_of(units))
+    }
+}
+
+/// Where a bug is planted: gives others the time to meet it, which few random schedules do.
+pub(crate) fn linger(turns: u32) {
+    if cfg!(offlock_shuttle) {
+        (0..turns).for_each(|_| percpu::sync::thread::yield_now());
     }
 }
 

@@ -1,0 +1,88 @@
+//! An entry without a cache around it: the locks of a cache are fences for a checker, which hide what
+//! is missing elsewhere.
+
+use percpu::sync::cell::UnsafeCell;
+
+use crate::frames::Frame;
+use crate::hazard::{self, Order};
+use crate::policy::mark;
+use crate::word::{Entry, Key, STALE, Word};
+
+/// A block that is there, and its bytes.
+#[derive(Debug)]
+pub struct Bare {
+    entry: Entry,
+    bytes: UnsafeCell<u64>,
+}
+
+// SAFETY: the bytes are changed by who has taken the entry apart, and by nobody else; the checker says
+// so if not.
+unsafe impl Sync for Bare {}
+
+impl Bare {
+    /// One that may be read.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "for models")]
+    pub fn new() -> Self {
+        let entry = Entry::new();
+        assert!(entry.take(Self::key(), Word::loading(Frame::new(0, 0))));
+        entry.publish();
+        Self { entry, bytes: UnsafeCell::new(7) }
+    }
+
+    fn key() -> Key {
+        Key::new(1, 0)
+    }
+
+    /// As a hit does. What it read, if it was there.
+    pub fn read(&self) -> Option<u64> {
+        let slot = hazard::name(&self.entry, Order::Fences).ok()?;
+        let there = self.entry.look(Self::key()).is_some_and(Word::is_readable);
+        // SAFETY: the slot keeps the entry as it is.
+        let bytes = there.then(|| self.bytes.with(|at| unsafe { at.read() }));
+        slot.clear();
+        bytes
+    }
+
+    /// Pins it, as who waits for a load does.
+    pub fn pin(&self) {
+        assert!(self.entry.try_pin(self.entry.word()).is_ok());
+    }
+
+    /// As who has waited does, and has the pin: what it read.
+    pub fn wake(&self) -> u64 {
+        let slot = hazard::name(&self.entry, Order::Fences).unwrap();
+        self.entry.unpin();
+        #[cfg(offlock_shuttle)]
+        (0..8).for_each(|_| percpu::sync::thread::yield_now()); // it sees a schedule, not a race
+        // SAFETY: the slot keeps the entry as it is.
+        let bytes = self.bytes.with(|at| unsafe { at.read() });
+        slot.clear();
+        bytes
+    }
+
+    /// As who invalidates and buries it does. Whether it could be freed.
+    pub fn bury(&self) -> bool {
+        self.entry.change(STALE, 0);
+        let left = hazard::is_left(&self.entry, Order::Fences);
+        if left {
+            // SAFETY: nobody names the entry, and nobody comes to it any more.
+            self.bytes.with_mut(|at| unsafe { at.write(8) });
+        }
+        left
+    }
+
+    /// As an evictor does. Whether it was taken apart.
+    pub fn evict(&self) -> bool {
+        if !mark(&self.entry) {
+            return false;
+        }
+        let mut named = [false];
+        hazard::mark_named(&[&self.entry], &mut named, Order::Fences);
+        if named == [false] {
+            // SAFETY: nobody names the entry, and nobody comes to it any more.
+            self.bytes.with_mut(|at| unsafe { at.write(8) });
+        }
+        named == [false]
+    }
+}

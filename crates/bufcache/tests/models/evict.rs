@@ -1,0 +1,123 @@
+//! Who looks at a buffer, against who wants it for another block.
+
+use bufcache::GetError;
+use percpu::sync::{model, thread};
+
+use super::world::{World, look, neighbours};
+
+/// A planted bug, and the model that must fail for it.
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("hit-without-a-fence", "evict::inv06_a_hit_keeps_its_buffer"),
+    ("evict-without-a-scan", "evict::inv06_a_hit_keeps_its_buffer"),
+    ("hit-looks-before-it-names", "evict::inv06_a_hit_keeps_its_buffer"),
+    ("evict-without-a-scan", "evict::inv05_a_lookup_against_the_last_release"),
+    ("hit-without-a-second-look", "evict::inv06_a_hit_keeps_its_buffer"),
+    ("evict-without-a-look-at-pins", "evict::inv06_a_guard_becomes_a_pin"),
+    ("unpin-relaxed", "evict::inv06_a_pin_keeps_its_buffer"),
+    ("insert-beside-a-dying-entry", "evict::inv04_a_buffer_that_is_not_evicted_stays_the_only_one"),
+];
+
+/// Of those, what only a checker of weak memory can see.
+pub(super) const LOOM_ONLY: &[&str] =
+    &["hit-without-a-fence", "slot-clear-relaxed", "slot-scan-relaxed", "unpin-relaxed"];
+
+/// There is one buffer: the other block takes its place and its memory.
+#[test]
+fn inv06_a_hit_keeps_its_buffer() {
+    model(|| {
+        let [other] = neighbours(1);
+        let world = World::new(1);
+        world.read(0);
+        let hits = thread::spawn({
+            let disk = world.disk.clone();
+            move || {
+                if let Ok(guard) = disk.try_get(0) {
+                    look(&guard, 0);
+                }
+            }
+        });
+        world.read(other);
+        hits.join().unwrap();
+        assert_eq!(world.reads(), 2);
+    });
+}
+
+/// The evictor comes between the guard and the pin, and finds neither gone.
+#[test]
+fn inv06_a_guard_becomes_a_pin() {
+    model(|| {
+        let world = World::impatient(1);
+        let guard = world.disk.get(0).unwrap();
+        let evicts = thread::spawn({
+            let disk = world.disk.clone();
+            move || assert_eq!(disk.read_uncached(1).err(), Some(GetError::NoFreeBuffers))
+        });
+        let pin = guard.pin().unwrap();
+        drop(guard);
+        evicts.join().unwrap();
+        look(&pin, 0);
+    });
+}
+
+/// The pin goes in another thread than the evictor's.
+#[test]
+fn inv06_a_pin_keeps_its_buffer() {
+    model(|| {
+        let world = World::new(1);
+        let pin = world.disk.get(0).unwrap().pin().unwrap();
+        let looks = thread::spawn(move || look(&pin, 0));
+        world.read(1);
+        looks.join().unwrap();
+    });
+}
+
+/// An evictor marks it and finds it in use. Who asks for it meanwhile waits for what comes of that.
+#[test]
+fn inv04_a_buffer_that_is_not_evicted_stays_the_only_one() {
+    model(|| {
+        let world = World::new(2);
+        let held = world.disk.get(0).unwrap();
+        let shrinks = thread::spawn({
+            let cache = world.cache.clone();
+            move || assert_eq!(cache.shrink(1), Ok(0))
+        });
+        let again = world.disk.get(0).unwrap();
+        assert_eq!(again.as_ptr(), held.as_ptr());
+        shrinks.join().unwrap();
+        drop((again, held));
+        assert_eq!(world.reads(), 1);
+    });
+}
+
+/// Who looks for the block finds it, or reads it again: into the same memory, as there is no other.
+#[test]
+fn inv05_a_lookup_against_the_last_release() {
+    model(|| {
+        let world = World::new(1);
+        world.read(0);
+        let reads = thread::spawn({
+            let world = world.clone();
+            move || world.read(0)
+        });
+        look(&world.disk.read_uncached(1).unwrap(), 1);
+        reads.join().unwrap();
+        // In the end it is there only if it was read again.
+        let again = world.reads() - 2;
+        assert!(again == 1 || again == 0 && !world.disk.is_cached(0));
+    });
+}
+
+/// Two want a buffer, and there is one that may go.
+#[test]
+fn inv06_two_evict_one_buffer() {
+    model(|| {
+        let world = World::new(1);
+        let reads = thread::spawn({
+            let world = world.clone();
+            move || world.read(1)
+        });
+        world.read(0);
+        reads.join().unwrap();
+        assert_eq!(world.cache.stats().unwrap().evictions, 1);
+    });
+}

@@ -1,0 +1,123 @@
+//! A block that is nobody's any more, against who has it, waits for it or evicts it.
+
+use std::sync::Arc;
+
+use bufcache::GetError;
+use percpu::sync::atomic::{
+    AtomicBool,
+    Ordering::{Acquire, Release},
+};
+use percpu::sync::{Futex, model, thread};
+
+use super::world::{World, dawdle, look};
+
+/// A planted bug, and the model that must fail for it.
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("bury-without-a-scan", "invalidate::inv10_a_hit_keeps_what_was_invalidated"),
+    ("bury-without-a-last-look-at-pins", "invalidate::inv10_a_guard_becomes_a_pin"),
+    ("invalidate-lets-go-early", "invalidate::inv10_an_evictor_has_it_meanwhile"),
+    ("evict-keeps-what-is-stale", "invalidate::inv10_an_evictor_has_it_meanwhile"),
+];
+
+/// There is one buffer: who has it keeps the other block from it.
+#[test]
+fn inv10_a_hit_keeps_what_was_invalidated() {
+    model(|| {
+        let world = World::new(1);
+        world.read(0);
+        let hits = thread::spawn({
+            let disk = world.disk.clone();
+            move || {
+                if let Ok(guard) = disk.try_get(0) {
+                    look(&guard, 0);
+                }
+            }
+        });
+        assert_eq!(world.disk.invalidate(0), Ok(true));
+        world.read(1);
+        hits.join().unwrap();
+        assert_eq!(world.reads(), 2);
+    });
+}
+
+/// The same of one that turns its guard into a pin.
+#[test]
+fn inv10_a_guard_becomes_a_pin() {
+    model(|| {
+        let world = World::impatient(1);
+        let guard = world.disk.get(0).unwrap();
+        let invalidates = thread::spawn({
+            let disk = world.disk.clone();
+            move || {
+                assert_eq!(disk.invalidate(0), Ok(true));
+                assert_eq!(disk.read_uncached(1).err(), Some(GetError::NoFreeBuffers));
+            }
+        });
+        dawdle();
+        let pin = guard.pin().unwrap();
+        drop(guard);
+        invalidates.join().unwrap();
+        look(&pin, 0);
+    });
+}
+
+/// And of one that waited for its load: that turns its pin into a guard. Whoever wants the buffer
+/// meanwhile is told that there is none.
+#[test]
+fn inv10_whoever_waited_keeps_it() {
+    model(|| {
+        let world = World::impatient(1);
+        let (tell, told) = (Arc::new(Futex::new()), Arc::new(AtomicBool::new(false)));
+        let waits = {
+            let (disk, tell, told) = (world.disk.clone(), Arc::clone(&tell), Arc::clone(&told));
+            move || {
+                let Ok(guard) = disk.get(0) else { return };
+                loop {
+                    let seen = tell.load();
+                    if told.load(Acquire) {
+                        break;
+                    }
+                    tell.wait(seen);
+                }
+                look(&guard, 0);
+            }
+        };
+        let loads = || {
+            drop(world.disk.get(0));
+            world.disk.invalidate(0).unwrap();
+            drop(world.disk.read_uncached(1));
+            told.store(true, Release);
+            tell.advance();
+            tell.wake_all();
+        };
+        world.with_other(loads, waits);
+    });
+}
+
+/// It marked the buffer, found it in use, and has it on no list.
+#[test]
+fn inv10_an_evictor_has_it_meanwhile() {
+    model(|| {
+        let world = World::impatient(1);
+        world.read(0);
+        let evicts = thread::spawn({
+            let world = world.clone();
+            move || {
+                let held = world.disk.try_get(0);
+                world.cache.shrink(1).unwrap(); // it was used
+                world.cache.shrink(1).unwrap();
+                drop(held);
+                if let Ok(guard) = world.disk.get(1) {
+                    look(&guard, 1);
+                }
+            }
+        });
+        dawdle();
+        world.disk.invalidate(0).unwrap();
+        evicts.join().unwrap();
+        // It is of use again, at once.
+        world.read(1);
+        world.read(2);
+        assert_eq!(world.reads(), 3);
+    });
+}

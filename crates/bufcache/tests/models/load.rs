@@ -1,0 +1,133 @@
+//! One load, and those who wait for it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use bufcache::GetError;
+use percpu::sync::{model, thread};
+
+use super::world::{World, look};
+
+/// A planted bug, and the model that must fail for it.
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("publish-relaxed", "load::inv03_whoever_finds_a_block_finds_its_bytes"),
+    ("insert-without-a-second-look", "load::inv02_two_misses_read_once"),
+    ("load-wakes-nobody", "load::inv02_two_misses_read_once"),
+    ("miss-waits-for-a-buffer-only", "load::inv02_two_misses_and_one_buffer"),
+    ("failed-load-wakes-nobody", "load::inv12_a_failed_load_is_told_to_who_waits"),
+    ("failed-load-is-freed-by-each", "load::inv12_a_failed_load_is_told_to_who_waits"),
+];
+
+/// Of those, what only a checker of weak memory can see.
+pub(super) const LOOM_ONLY: &[&str] = &["publish-relaxed"];
+
+#[test]
+fn inv03_whoever_finds_a_block_finds_its_bytes() {
+    model(|| {
+        let world = World::new(1);
+        let loads = thread::spawn({
+            let world = world.clone();
+            move || world.read(1)
+        });
+        for _ in 0..2 {
+            if let Ok(guard) = world.disk.try_get(1) {
+                look(&guard, 1);
+            }
+        }
+        loads.join().unwrap();
+    });
+}
+
+/// The loser's buffer is of use again: both are had at once.
+#[test]
+fn inv02_two_misses_read_once() {
+    model(|| {
+        let world = World::new(2);
+        let reads = thread::spawn({
+            let world = world.clone();
+            move || world.read(1)
+        });
+        world.read(1);
+        reads.join().unwrap();
+        assert_eq!(world.reads(), 1);
+        both_are_of_use(&world);
+        assert_eq!(world.reads(), 2);
+    });
+}
+
+/// Who finds no buffer finds the block in the one that there is, while the other keeps it.
+#[test]
+fn inv02_two_misses_and_one_buffer() {
+    model(|| {
+        let world = World::new(1);
+        let reads = thread::spawn({
+            let world = world.clone();
+            move || world.read(1)
+        });
+        let held = world.disk.get(1).unwrap();
+        reads.join().unwrap();
+        look(&held, 1);
+        drop(held);
+        assert!(world.reads() <= 2);
+    });
+}
+
+/// One is told by the device, the other by the one; or both read, and the second well.
+#[test]
+fn inv12_a_failed_load_is_told_to_who_waits() {
+    model(|| {
+        let world = World::failing(2, 1);
+        let failed = GetError::Io { errno: libc::EIO, block: 1 };
+        let waits = {
+            let world = world.clone();
+            move || match world.disk.get(1) {
+                Ok(guard) => look(&guard, 1),
+                Err(error) => assert_eq!((error, world.reads()), (failed, 1)),
+            }
+        };
+        let loads = || world.disk.get(1).map(drop);
+        assert_eq!(world.with_other(loads, waits), Err(failed));
+        both_are_of_use(&world);
+    });
+}
+
+/// The thread that reads unwinds; who waits for it is told.
+#[test]
+fn inv12_a_loader_that_panics_is_told_to_who_waits() {
+    model(|| {
+        let world = World::panicking(2, 1);
+        let told = GetError::Panicked { block: 1 };
+        let waits = {
+            let world = world.clone();
+            move || match world.disk.get(1) {
+                Ok(guard) => look(&guard, 1),
+                Err(error) => assert_eq!((error, world.reads()), (told, 1)),
+            }
+        };
+        let loads = || catch_unwind(AssertUnwindSafe(|| world.disk.get(1).map(drop)));
+        assert!(world.with_other(loads, waits).is_err());
+        both_are_of_use(&world);
+    });
+}
+
+/// Both buffers can be had at once.
+fn both_are_of_use(world: &World) {
+    let (one, two) = (world.disk.get(1).unwrap(), world.disk.get(2).unwrap());
+    assert_ne!(one.as_ptr(), two.as_ptr());
+    look(&one, 1);
+    look(&two, 2);
+}
+
+/// Whoever waits leaves the buffer it took in vain to who has none. More than loom does in a minute.
+#[cfg(offlock_shuttle)]
+#[test]
+fn inv02_three_misses_of_two_blocks() {
+    model(|| {
+        let world = World::new(2);
+        let threads = [1, 1, 2].map(|block| {
+            let world = world.clone();
+            thread::spawn(move || world.read(block))
+        });
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(world.reads(), 2);
+    });
+}

@@ -1,0 +1,13 @@
+//! Models of the cache, run by loom in every interleaving and by shuttle in random ones. A cache has
+//! one to three buffers, buckets of two places, records of two slots, and policy and home locks of its
+//! own.
+//!
+//! A planted bug is named by `mutant("...")` in the crate; [`mutants`] demands that each is caught.
+
+mod bare;
+mod evict;
+mod invalidate;
+mod load;
+mod mutants;
+mod place;
+mod world;

@@ -1,0 +1,157 @@
+//! What the models read from: a device whose blocks say which they are, and how often it was asked.
+
+use std::io;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bufcache::{BlockDevice, Cache, Device, Eviction};
+use percpu::sync::native::atomic::{AtomicUsize, Ordering::Relaxed};
+use percpu::sync::thread;
+
+pub(super) const SIZE: usize = 512;
+pub(super) const BLOCKS: u64 = 64;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Filled with their numbers. Nothing of it is part of a model, so its counts are none of the checker's.
+#[derive(Default)]
+pub(super) struct Numbered {
+    pub(super) reads: AtomicUsize,
+    /// So many reads fail first.
+    failing: AtomicUsize,
+    /// So many panic first.
+    panicking: AtomicUsize,
+    /// What another thread does, from the next read on.
+    meanwhile: Mutex<Option<Job>>,
+    other: Mutex<Option<thread::JoinHandle<()>>>,
+}
+
+/// Held for a moment in which no other thread of the model runs.
+fn own<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl BlockDevice for Numbered {
+    fn len(&self) -> u64 {
+        BLOCKS * SIZE as u64
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.reads.fetch_add(1, Relaxed);
+        let meanwhile = own(&self.meanwhile).take();
+        if let Some(job) = meanwhile {
+            let other = thread::spawn(job);
+            *own(&self.other) = Some(other);
+            thread::yield_now(); // it is the other's turn, which a checker need not find
+            dawdle();
+        }
+        let due = |count: &AtomicUsize| {
+            let left = count.load(Relaxed);
+            count.store(left.saturating_sub(1), Relaxed); // one thread runs at a time
+            left > 0
+        };
+        if due(&self.panicking) {
+            // Without a message: a panic that has one ends a model.
+            std::panic::resume_unwind(Box::new(()));
+        }
+        if due(&self.failing) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        buf.fill((offset / SIZE as u64) as u8);
+        Ok(buf.len())
+    }
+}
+
+/// A cache of a few buffers, and its device.
+#[derive(Clone)]
+pub(super) struct World {
+    pub(super) cache: Cache,
+    pub(super) disk: Device,
+    pub(super) device: Arc<Numbered>,
+}
+
+impl World {
+    pub(super) fn new(buffers: usize) -> Self {
+        Self::of(buffers, Numbered::default())
+    }
+
+    /// One whose first reads fail.
+    pub(super) fn failing(buffers: usize, reads: usize) -> Self {
+        Self::of(buffers, Numbered { failing: AtomicUsize::new(reads), ..Numbered::default() })
+    }
+
+    /// One whose first reads panic.
+    pub(super) fn panicking(buffers: usize, reads: usize) -> Self {
+        Self::of(buffers, Numbered { panicking: AtomicUsize::new(reads), ..Numbered::default() })
+    }
+
+    /// One that never waits for a buffer.
+    pub(super) fn impatient(buffers: usize) -> Self {
+        Self::with(buffers, Numbered::default(), Duration::ZERO)
+    }
+
+    fn of(buffers: usize, device: Numbered) -> Self {
+        // No checker has time: it never runs out.
+        Self::with(buffers, device, Duration::from_secs(3600))
+    }
+
+    fn with(buffers: usize, device: Numbered, patience: Duration) -> Self {
+        let builder = Cache::builder(buffers * SIZE).block_sizes(SIZE, SIZE).patience(patience);
+        let cache = builder.eviction(Eviction::Clock).build().unwrap();
+        let device = Arc::new(device);
+        let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+        Self { cache, disk, device }
+    }
+
+    /// Runs `f`, and `other` in a thread that begins when the device is first read.
+    pub(super) fn with_other<T>(
+        &self,
+        f: impl FnOnce() -> T,
+        other: impl FnOnce() + Send + 'static,
+    ) -> T {
+        *own(&self.device.meanwhile) = Some(Box::new(other));
+        let result = f();
+        let other = own(&self.device.other).take();
+        other.expect("the device was read").join().unwrap();
+        result
+    }
+
+    /// Gets a block and lets it go.
+    pub(super) fn read(&self, block: u64) {
+        look(&self.disk.get(block).unwrap(), block);
+    }
+
+    /// Reads of the device so far.
+    pub(super) fn reads(&self) -> usize {
+        self.device.reads.load(Relaxed)
+    }
+}
+
+/// The bytes are those of the block, however late one looks.
+pub(super) fn look(bytes: &impl Deref<Target = [u8]>, block: u64) {
+    assert_eq!(bytes[0], block as u8);
+    dawdle();
+    assert_eq!(bytes[SIZE - 1], block as u8);
+}
+
+/// Takes as long as what others do, so that they come in between as often as not; loom needs no help.
+pub(super) fn dawdle() {
+    if cfg!(offlock_shuttle) {
+        for _ in 0..200 {
+            thread::yield_now();
+        }
+    }
+}
+
+/// Blocks that have the home of block 0 in a table of two to the power of `bits` buckets, in which a
+/// model finds what it expects; or else another hash would be met by no mutant.
+pub(super) fn neighbours<const N: usize>(bits: u32) -> [u64; N] {
+    let home = |block: u64| {
+        const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+        let hash = (1 << 48 | block).wrapping_mul(SPREAD);
+        (hash ^ (hash >> 32)).wrapping_mul(SPREAD) >> (u64::BITS - bits)
+    };
+    let mut blocks = (1..BLOCKS).filter(|&block| home(block) == home(0));
+    [(); N].map(|()| blocks.next().unwrap())
+}
