@@ -126,7 +126,7 @@ impl Site<'_> {
                 command.args(["--read-only", "--no-lock", "--image"]).arg(self.image);
                 command.arg("--socket").arg(socket);
                 if name == OURS_DIRECT {
-                    command.args(["--direct", "--cache", "0"]); // its peer has no cache, either
+                    command.arg("--direct");
                 }
                 if let Some(backend) = self.backend {
                     command.args(["--backend", backend]);

@@ -91,12 +91,8 @@ impl Books {
             return self.complete_oddly(index, result, now);
         }
         slot.verdict.done += left;
-        if self.stats.is_timed() {
+        if slot.front != Front::Queue || self.stats.is_timed() {
             return self.settle(index, now);
-        }
-        if slot.front != Front::Queue {
-            slot.state = SlotState::Ready;
-            return self.ready.push(index);
         }
         let (parcel, verdict) = (slot.cargo.unload(), slot.verdict);
         self.slab.release(index);
