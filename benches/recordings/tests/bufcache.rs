@@ -102,7 +102,8 @@ fn each_get_misses_where_xfs_allocated(recording: Recording) {
     let stats = replay.cache.stats().unwrap();
     assert_eq!(stats.get, recording.gets + 16);
     assert_eq!(stats.misses, recording.allocations + 16);
-    assert_eq!(stats.reads, stats.misses);
+    assert_eq!(stats.hits, recording.gets - recording.allocations);
+    assert_eq!((stats.created, stats.reads), (stats.misses, stats.misses));
     assert_eq!(replay.reads.load(Ordering::Relaxed), stats.reads);
     assert_eq!(stats.evictions, 0);
 }

@@ -213,6 +213,7 @@ impl Device {
         }
         let taken = if self.source.device.begins_reads() {
             left.filter(|&block| !self.is_cached(block)).all(|block| {
+                self.shared.counters.get.add(1);
                 let key = self.source.key(block);
                 key.is_some_and(|key| self.ask(key, Duration::ZERO).is_ok())
             })
@@ -293,6 +294,7 @@ impl Device {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
         };
         let frame = self.shared.take_frame(self.class)?;
+        self.shared.counters.create.add(1);
         self.shared.frames.writing(frame);
         let mut buffer = Uncached { device: self.clone(), frame };
         self.shared.counters.get_read.add(1);

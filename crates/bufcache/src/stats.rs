@@ -6,11 +6,19 @@ use crate::cache::Shared;
 use crate::error::GetError;
 
 /// Counters of a cache since it was made; a snapshot, each value by itself.
+///
+/// With the names that the XFS buffer cache has for them, and its meanings: while nobody uses the
+/// cache, `get` is `hits + misses + busy`, and `created` is `misses`, those that lost a race for the
+/// block, and uncached ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CacheStats {
-    /// Buffers asked for (`xb_get`).
+    /// Buffers asked for (`xb_get`), to be read ahead, too, unless they were seen to be there.
     pub get: u64,
+    /// Buffers taken in hand, each with its memory (`xb_create` and `xb_page_found`).
+    pub created: u64,
+    /// Gets that found their buffer, in the end (`xb_get_locked`); what was refused is among them.
+    pub hits: u64,
     /// Buffers put into the table (`xb_miss_locked`).
     pub misses: u64,
     /// Gets that waited for another thread's load (`xb_get_locked_waited`).
@@ -19,6 +27,8 @@ pub struct CacheStats {
     pub busy: u64,
     /// Reads of the device (`xb_get_read`).
     pub reads: u64,
+    /// Pauses of those who wanted a buffer while all were in use (`xb_page_retries`).
+    pub page_retries: u64,
     /// Buffers that were evicted.
     pub evictions: u64,
     /// Ranges that were to be read ahead, and were not: too many waited.
@@ -33,11 +43,18 @@ impl CacheStats {
     pub(crate) fn of(shared: &Shared) -> Result<Self, GetError> {
         let counters = &shared.counters;
         let value = |counter: &percpu::PerCpuCounter| counter.sum().max(0) as u64;
+        // Misses before gets, which are counted before them: a get in between is a hit.
+        let misses = value(&counters.miss_locked);
+        let busy = value(&counters.busy_locked);
+        let get = shared.gets();
         Ok(Self {
-            get: shared.gets(),
-            misses: value(&counters.miss_locked),
+            get,
+            created: value(&counters.create),
+            hits: get.saturating_sub(misses + busy),
+            misses,
             waited: value(&counters.get_locked_waited),
-            busy: value(&counters.busy_locked),
+            busy,
+            page_retries: value(&counters.page_retries),
             reads: value(&counters.get_read),
             evictions: value(&counters.evictions),
             ahead_dropped: value(&counters.ahead_dropped),
@@ -49,12 +66,13 @@ impl CacheStats {
 
 impl fmt::Display for CacheStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { get, misses, waited, busy, reads, evictions, ahead_dropped, bytes, capacity } =
-            self;
+        let Self { get, created, hits, misses, waited, busy, reads, .. } = self;
+        let Self { page_retries, evictions, ahead_dropped, bytes, capacity, .. } = self;
         write!(
             f,
-            "{get} gets, {misses} misses, {waited} waited, {busy} busy; {reads} reads, {evictions} \
-             evictions, {ahead_dropped} ranges not read ahead; {bytes} of {capacity} bytes",
+            "{get} gets: {hits} hits ({waited} waited), {misses} misses, {busy} busy; {created} \
+             buffers taken, {page_retries} pauses for one; {reads} reads, {evictions} evictions, \
+             {ahead_dropped} ranges not read ahead; {bytes} of {capacity} bytes",
         )
     }
 }

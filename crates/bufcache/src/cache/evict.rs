@@ -66,6 +66,7 @@ impl Shared {
         if since.get_or_insert_with(Instant::now).elapsed() >= patience {
             return Err(GetError::NoFreeBuffers);
         }
+        self.counters.page_retries.add(1);
         // They may be this thread's own, and be read by its engine.
         #[cfg(feature = "aio-reap")]
         crate::device::turn_engine();

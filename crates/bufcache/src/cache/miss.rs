@@ -81,6 +81,7 @@ impl Shared {
                     self.wait_for_buffers(&mut since, self.patience)?;
                     continue;
                 };
+                self.counters.create.add(1);
                 spare = Some(Spare { cache: self, frame });
             }
             let home = self.table.lock(key)?;
@@ -149,7 +150,9 @@ impl Shared {
 
     /// A frame in hand, if there is one to be had at once.
     pub(super) fn spare(&self, class: u8) -> Result<Option<Spare<'_>>, Forked> {
-        Ok(self.try_take_frame(class)?.map(|frame| Spare { cache: self, frame }))
+        let Some(frame) = self.try_take_frame(class)? else { return Ok(None) };
+        self.counters.create.add(1);
+        Ok(Some(Spare { cache: self, frame }))
     }
 
     /// Whether the block in that state has the length asked for.
@@ -190,6 +193,7 @@ impl Shared {
         if place.is_none() {
             return Ok(None);
         }
+        self.counters.get.add(1);
         self.counters.miss_locked.add(1);
         Ok(Some(spare.into_frame()))
     }

@@ -57,7 +57,10 @@ pub(crate) struct Shared {
 /// What is counted: all but the evictions by the names that the XFS buffer cache has for them.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
+    /// But for hits that `hits` counts.
     pub(crate) get: PerCpuCounter,
+    pub(crate) create: PerCpuCounter,
+    pub(crate) page_retries: PerCpuCounter,
     pub(crate) get_locked_waited: PerCpuCounter,
     pub(crate) busy_locked: PerCpuCounter,
     pub(crate) miss_locked: PerCpuCounter,
