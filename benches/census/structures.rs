@@ -79,6 +79,10 @@ pub(crate) const STRUCTURES: &[Structure] = &[
     Structure::ours("list-owning", "PerCpuList insert + drop", Some("L7.add_remove"), list_owning),
     Structure::ours("mq-bitmap", "Queue send + receive, empty", None, mq_bitmap),
     Structure::ours("mq-rbtree", "Queue of keys send + receive, empty", None, mq_rbtree_keys),
+    Structure::ours("buf-hot", "Cache hit, one block for all", Some("B10.hot_hit"), buf_hot),
+    Structure::ours("buf-random", "Cache hit, 64 blocks", None, buf_random),
+    Structure::peer("buf-quick-hot", "quick_cache hit, one key for all", buf_quick_hot),
+    Structure::peer("buf-quick-random", "quick_cache hit, 64 keys", buf_quick_random),
     Structure::peer("mq-heap", "parking_lot BinaryHeap push + pop, empty", mq_heap),
     Structure::peer("mq-crossbeam", "crossbeam-channel send + receive, empty", mq_crossbeam),
     Structure::peer("list-mutex", "one linked list, one lock: add + remove", list_mutex),
@@ -297,6 +301,56 @@ fn mq_crossbeam(_threads: usize) -> Shared {
             black_box(receiver.recv().expect(SENT));
         })
     })
+}
+
+/// Blocks that are there, of which each thread reads one after the other, from its own place on.
+const BLOCKS: u64 = 64;
+const BLOCK: usize = 4096;
+
+fn bufcache_hits(blocks: u64) -> Shared {
+    let cache = bufcache::Cache::new(2 * BLOCKS as usize * BLOCK).expect(CACHED);
+    let device = bufcache::MemoryDevice::new(vec![1; blocks as usize * BLOCK]);
+    let disk = leak(cache.attach(device, BLOCK).expect(CACHED));
+    // Often enough for the policy, which counts to three.
+    (0..4 * blocks).for_each(|count| drop(disk.get(count % blocks).expect(CACHED)));
+    Box::new(move |thread| {
+        let mut next = CachePadded::new(thread as u64);
+        Box::new(move || {
+            *next = (*next + 1) % blocks;
+            black_box(disk.get(*next).expect(CACHED)[0]);
+        })
+    })
+}
+
+/// Why a block can be had.
+const CACHED: &str = "memory, a device in memory, and nobody forks";
+
+fn buf_hot(_threads: usize) -> Shared {
+    bufcache_hits(1)
+}
+
+fn buf_random(_threads: usize) -> Shared {
+    bufcache_hits(BLOCKS)
+}
+
+fn quick_hits(keys: u64) -> Shared {
+    let cache = leak(quick_cache::sync::Cache::<u64, Arc<[u8; BLOCK]>>::new(4 * BLOCKS as usize));
+    (0..keys).for_each(|key| cache.insert(key, Arc::new([1; BLOCK])));
+    Box::new(move |thread| {
+        let mut next = CachePadded::new(thread as u64);
+        Box::new(move || {
+            *next = (*next + 1) % keys;
+            black_box(cache.get(&*next).expect("room for all")[0]);
+        })
+    })
+}
+
+fn buf_quick_hot(_threads: usize) -> Shared {
+    quick_hits(1)
+}
+
+fn buf_quick_random(_threads: usize) -> Shared {
+    quick_hits(BLOCKS)
 }
 
 fn shared_counter(_threads: usize) -> Shared {
