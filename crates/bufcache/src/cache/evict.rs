@@ -117,6 +117,9 @@ impl Shared {
             let at = at.min(victims.len - 1);
             self.table.entry(victims.all[at].place)
         });
+        if mutant("insert-beside-a-dying-entry") {
+            linger(200);
+        }
         let mut in_use = [false; BATCH];
         if !mutant("evict-without-a-scan") {
             hazard::mark_named(&entries[..victims.len], &mut in_use, self.order);

@@ -3,7 +3,7 @@
 use bufcache::GetError;
 use percpu::sync::{model, thread};
 
-use super::world::{World, look, neighbours};
+use super::world::{World, dawdle, look, neighbours};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -81,6 +81,7 @@ fn inv04_a_buffer_that_is_not_evicted_stays_the_only_one() {
             let cache = world.cache.clone();
             move || assert_eq!(cache.shrink(1), Ok(0))
         });
+        dawdle();
         let again = world.disk.get(0).unwrap();
         assert_eq!(again.as_ptr(), held.as_ptr());
         shrinks.join().unwrap();
