@@ -238,7 +238,9 @@ impl Core {
             }
             let enqueued = state.take_enqueued();
             if state.is_calm() {
-                return enqueued; // the usual end: nothing to deliver, nothing left over
+                // The usual end: nothing to deliver, nothing left over.
+                self.doorbell.ring_at(state.deadlines.earliest());
+                return enqueued;
             }
             enqueued
         };

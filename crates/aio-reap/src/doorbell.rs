@@ -127,7 +127,7 @@ impl Doorbell {
     /// Makes the descriptor readable at a time, or at none, if anybody polls it.
     #[inline]
     pub(crate) fn ring_at(&self, at: Option<Instant>) {
-        if self.set_to.get() != at && self.watched.get() {
+        if self.watched.get() && self.set_to.get() != at {
             self.set_deadline(at);
         }
     }

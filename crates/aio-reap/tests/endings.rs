@@ -2,13 +2,16 @@
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::cell::Cell;
+use std::future::Future;
 use std::io;
 use std::os::fd::AsFd;
+use std::pin::Pin;
 use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use aio_reap::scripted::{Script, SubmitStep, Transfer};
-use aio_reap::{AlignedBuf, BackendKind, CompletionQueue, Engine, File, Operation};
+use aio_reap::{AlignedBuf, BackendKind, CompletionQueue, DeadlinePassed, Engine, File, Operation};
 use common::on_every_backend;
 use direct::direct_file;
 use readable::readable;
@@ -297,6 +300,46 @@ fn inv09_deadlines_ring() {
             assert_eq!(ended, expected);
         }
     });
+}
+
+/// A loop that asked for the descriptor once hears of deadlines set later, of those that came with
+/// a request of another thread too, and of none that is over.
+#[test]
+fn inv09_a_loop_that_keeps_the_descriptor_hears_of_deadlines() {
+    let (engine, script) = scripted(4);
+    let fd = engine.as_fd().try_clone_to_owned().unwrap();
+    let remote = engine.remote();
+    script.cancels(true);
+    let told = |what: &str, done: &dyn Fn() -> bool| {
+        let start = Instant::now();
+        while !done() {
+            assert!(readable(&fd, Duration::from_secs(2)), "nobody is told of {what}");
+            engine.turn();
+            assert!(start.elapsed() < Duration::from_secs(5), "{what} never ends");
+        }
+        let quiet = (0..4).any(|_| {
+            engine.turn();
+            !readable(&fd, Duration::ZERO)
+        });
+        assert!(quiet, "{what} keeps the descriptor readable");
+    };
+
+    let nop = engine.nop().cancel_after(SHORT).submit().unwrap();
+    told("a request's deadline", &|| nop.is_done());
+    assert_eq!(errno(nop.wait().0), Some(libc::ETIMEDOUT));
+
+    let nop = remote.nop().cancel_after(SHORT).submit().unwrap();
+    told("a remote request's deadline", &|| nop.is_done());
+    drop(nop);
+
+    let (held, start) = (engine.nop().submit().unwrap(), Instant::now());
+    let mut wait = held.deadline(start + SHORT);
+    let mut poll = || Pin::new(&mut wait).poll(&mut Context::from_waker(Waker::noop()));
+    assert!(poll().is_pending());
+    told("a wait's deadline", &|| start.elapsed() > SHORT);
+    assert!(matches!(poll(), Poll::Ready(Err(DeadlinePassed))));
+    script.complete(1);
+    engine.drain().unwrap();
 }
 
 /// A deadline of a wait abandons the wait alone: the write lands, its buffer stays until then, and
