@@ -394,3 +394,48 @@ fn more_devices_at_a_time_than_there_are_numbers_are_refused() {
     assert_eq!(again.get(0).unwrap()[0], 1);
     assert_eq!(cache.stats().unwrap().reads, 2, "the block of the one that is gone was not found");
 }
+
+/// Who may not wait is refused only where all buffers are in use.
+#[test]
+fn inv07_a_buffer_is_found_behind_those_in_use() {
+    const BUFFERS: u64 = 100;
+    let cache = Cache::new(BUFFERS as usize * SIZE).unwrap();
+    let disk = cache.attach(Numbered::new(10_000), SIZE).unwrap();
+    (0..BUFFERS).for_each(|block| drop(disk.get(block).unwrap()));
+    for block in 0..BUFFERS {
+        let _held = disk.get(block).unwrap(); // whichever would go first
+        assert!(disk.claim(1000 + block).unwrap().is_some(), "{block}");
+    }
+}
+
+#[test]
+fn inv07_a_buffer_is_found_behind_those_that_were_used() {
+    const BUFFERS: u64 = 2000;
+    for eviction in [Eviction::A2, Eviction::Clock] {
+        let builder = Cache::builder(BUFFERS as usize * SIZE).eviction(eviction);
+        let cache = builder.patience(Duration::from_secs(10)).build().unwrap();
+        let disk = cache.attach(Numbered::new(10_000), SIZE).unwrap();
+        for _ in 0..5 {
+            (0..BUFFERS).for_each(|block| drop(disk.get(block).unwrap()));
+        }
+        assert!(disk.claim(5000).unwrap().is_some(), "{eviction:?}");
+        for _ in 0..5 {
+            (0..BUFFERS).for_each(|block| drop(disk.get(block).unwrap()));
+        }
+        drop(disk.get(5001).unwrap());
+        assert_eq!(cache.stats().unwrap().page_retries, 0, "{eviction:?}: it slept");
+    }
+}
+
+#[test]
+fn inv10_an_invalidated_buffer_is_found_behind_those_in_use() {
+    for free in 0..2 {
+        let cache = Cache::new(3 * SIZE).unwrap();
+        let disk = cache.attach(Numbered::new(100), SIZE).unwrap();
+        let mut guards: Vec<_> = (0..3).map(|block| disk.get(block).unwrap()).collect();
+        assert!(disk.invalidate(0).unwrap() && disk.invalidate(1).unwrap());
+        assert!(disk.claim(3).unwrap().is_none(), "all are in use");
+        drop(guards.remove(free));
+        assert!(disk.claim(3).unwrap().is_some(), "{free}");
+    }
+}

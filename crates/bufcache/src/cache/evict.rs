@@ -16,13 +16,16 @@ use crate::cold::{Cold, On, Victim};
 use crate::error::GetError;
 use crate::frames::Frame;
 use crate::hazard;
-use crate::policy::{Buffers, mark};
+use crate::policy::{Buffers, Looks, mark};
 use crate::word::{EVICT, Key, STALE};
 
 /// Most buffers of one eviction: one fence, one walk over the slots. A guess.
 const BATCH: usize = 8;
 /// Most buffers that one eviction looks at, under the lock. A guess; in a model there are one or two.
 const LOOKS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64 };
+/// Most buffers in a row that are in use and were not used lately, before there seem to be no others. A
+/// guess: a pass over as many takes less than a wait does. In a model two looks are all.
+const IN_A_ROW: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 0 } else { 1024 };
 /// Between two looks for a buffer where all are in use. A guess: longer than most guards live.
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 const PAUSE: Duration = Duration::from_micros(50);
@@ -39,18 +42,31 @@ impl Shared {
         }
     }
 
-    /// The same, unless all are in use, or were a moment ago.
+    /// The same, unless all are in use, or were a moment ago; or a thousand in a row, so that who has to
+    /// wait does not look at all of a large cache each time.
     pub(super) fn try_take_frame(&self, class: u8) -> Result<Option<Frame>, Forked> {
+        // Looks at buffers since one was evicted: all, and those since one had a use or a weight less.
+        let (mut looked, mut idle) = (0, 0);
         loop {
             let mut victims = Batch::new();
-            {
+            let mut looks = Looks::new(LOOKS);
+            let all = {
                 let mut cold = self.cold.lock()?;
                 if let Some(frame) = cold.take(class) {
                     return Ok(Some(frame));
                 }
-                self.choose(&mut cold, &mut victims, BATCH, &mut { LOOKS });
+                self.choose(&mut cold, &mut victims, BATCH, &mut looks);
+                cold.policy.len() + cold.scanned.len
+            };
+            let taken = LOOKS - looks.left;
+            if self.take_apart(victims)? + self.bury()? > 0 {
+                (looked, idle) = (0, 0);
+                continue;
             }
-            if self.take_apart(victims)? + self.bury()? == 0 {
+            looked += taken as usize;
+            idle = if looks.lowered { 0 } else { idle + taken as usize };
+            // What has three uses goes at the fourth look, unless it is used as fast as it is looked at.
+            if taken == 0 || idle >= all.min(IN_A_ROW) || looked >= 4 * all {
                 return Ok(None);
             }
         }
@@ -78,22 +94,23 @@ impl Shared {
     }
 
     /// Has the policy name a few buffers.
-    fn choose(&self, cold: &mut Cold, victims: &mut Batch, most: usize, looks: &mut u32) {
+    fn choose(&self, cold: &mut Cold, victims: &mut Batch, most: usize, looks: &mut Looks) {
         // Of a small cache not so many at once: they would be missed.
         let most = most.min((cold.limit() / 64).clamp(1, BATCH));
         let Cold { nodes, policy, scanned, .. } = cold;
         // Those first that were read once. Each is looked at no more than once here: what stays goes
         // behind the others.
-        for _ in 0..scanned.len.min(*looks as usize) {
+        for _ in 0..scanned.len.min(looks.left as usize) {
             if victims.len == most {
                 return;
             }
-            *looks -= 1;
+            looks.left -= 1;
             let Some(frame) = nodes.last(scanned) else { break };
             nodes.remove(scanned, frame);
             let entry = self.entry(frame);
             if nodes.of(frame).weight > 0 || entry.word().used() > 0 {
                 // Of more use than was thought.
+                looks.lowered = true;
                 nodes.of(frame).once = false;
                 policy.insert(nodes, self, frame, entry.key());
             } else if mark(entry) {
@@ -170,8 +187,20 @@ impl Shared {
         Ok(freed)
     }
 
-    /// Frees invalidated buffers that nobody looks at any more. Returns how many.
+    /// Frees an invalidated buffer that nobody looks at any more. Returns how many.
     fn bury(&self) -> Result<usize, Forked> {
+        // Those that are in use go behind the others.
+        let mut left = self.cold.lock()?.dead.len.min(LOOKS as usize);
+        while left > 0 {
+            if self.bury_last()? > 0 {
+                return Ok(1);
+            }
+            left -= 1;
+        }
+        Ok(0)
+    }
+
+    fn bury_last(&self) -> Result<usize, Forked> {
         let mut cold = self.cold.lock()?;
         let Cold { nodes, dead, .. } = &mut *cold;
         let Some(frame) = nodes.last(dead) else { return Ok(0) };
@@ -221,10 +250,10 @@ impl Shared {
         while freed < buffers {
             freed += self.bury()?;
             let mut victims = Batch::new();
-            let looks = left.min(LOOKS as usize) as u32;
-            let mut unused = looks;
-            self.choose(&mut *self.cold.lock()?, &mut victims, buffers - freed, &mut unused);
-            left -= (looks - unused) as usize;
+            let most = left.min(LOOKS as usize) as u32;
+            let mut looks = Looks::new(most);
+            self.choose(&mut *self.cold.lock()?, &mut victims, buffers - freed, &mut looks);
+            left -= (most - looks.left) as usize;
             if victims.len == 0 && left == 0 {
                 break;
             }
@@ -317,7 +346,7 @@ impl Shared {
             let laid_out = self.lay_out(frame);
             slot.clear();
             laid_out?;
-            self.bury()?;
+            self.bury_last()?;
             return Ok(Some(true));
         }
     }

@@ -19,7 +19,7 @@
 //! The original is by Yang, Zhang, Qiu, Yue and Rashmi (SOSP 2023).
 
 use super::ghost::Ghost;
-use super::{Buffers, mark};
+use super::{Buffers, Looks, mark};
 use crate::cold::{List, Nodes, On, Victim};
 use crate::frames::Frame;
 use crate::word::{Key, NEW};
@@ -99,11 +99,11 @@ impl A2 {
         &mut self,
         nodes: &mut Nodes,
         buffers: &impl Buffers,
-        looks: &mut u32,
+        looks: &mut Looks,
     ) -> Option<Victim> {
         self.filling = false;
-        while *looks > 0 {
-            *looks -= 1;
+        while looks.left > 0 {
+            looks.left -= 1;
             let on_probation = self.newer.units + self.older.units;
             let which = if on_probation < self.probation && !self.main.is_empty() {
                 MAIN
@@ -127,6 +127,7 @@ impl A2 {
             } else {
                 entry.take_used(|_| 0) > 0
             };
+            looks.lowered |= stays;
             if !stays && mark(entry) {
                 if which != MAIN {
                     self.ghost.add(entry.key());

@@ -1,6 +1,6 @@
 //! Second chances: one circle, and a hand that takes what was not used since it came by last.
 
-use super::{Buffers, mark};
+use super::{Buffers, Looks, mark};
 use crate::cold::{List, Nodes, On, Victim};
 use crate::frames::Frame;
 
@@ -27,17 +27,20 @@ impl Clock {
         &mut self,
         nodes: &mut Nodes,
         buffers: &impl Buffers,
-        looks: &mut u32,
+        looks: &mut Looks,
     ) -> Option<Victim> {
-        while *looks > 0 {
-            *looks -= 1;
+        while looks.left > 0 {
+            looks.left -= 1;
             let frame = nodes.last(&self.all)?;
             nodes.remove(&mut self.all, frame);
             let node = nodes.of(frame);
             let entry = buffers.entry(frame);
             if node.weight > 0 {
                 node.weight -= 1;
-            } else if entry.take_used(|_| 0) == 0 && mark(entry) {
+                looks.lowered = true;
+            } else if entry.take_used(|_| 0) > 0 {
+                looks.lowered = true;
+            } else if mark(entry) {
                 return Some(buffers.victim(frame));
             }
             self.insert(nodes, frame);

@@ -25,6 +25,20 @@ pub enum Eviction {
     Clock,
 }
 
+/// How far a policy looks for a victim.
+pub(crate) struct Looks {
+    /// At how many buffers it may still look.
+    pub(crate) left: u32,
+    /// One of those it has looked at stays, and counts as less used now.
+    pub(crate) lowered: bool,
+}
+
+impl Looks {
+    pub(crate) fn new(left: u32) -> Self {
+        Self { left, lowered: false }
+    }
+}
+
 /// What a policy asks of the cache.
 pub(crate) trait Buffers {
     /// The entry that has the frame.
@@ -61,12 +75,12 @@ impl Policy {
         }
     }
 
-    /// Takes the next to go off its list, marked `EVICT`. `looks` is how many it may look at.
+    /// Takes the next to go off its list, marked `EVICT`.
     pub(crate) fn pick(
         &mut self,
         nodes: &mut Nodes,
         buffers: &impl Buffers,
-        looks: &mut u32,
+        looks: &mut Looks,
     ) -> Option<Victim> {
         match self {
             Self::A2(a2) => a2.pick(nodes, buffers, looks),
