@@ -278,8 +278,10 @@ impl Entry {
         loop {
             let next = (seen & !IO | VALID) - PIN;
             let order =
-                if mutant("publish-relaxed") { Ordering::Relaxed } else { Ordering::Release };
-            // Ordering: Release pairs with the Acquire in `look` and in `word`; it carries the bytes.
+                if mutant("publish-relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
+            // Ordering: AcqRel: Release pairs with the Acquire in `look` and in `word`; it carries the
+            // bytes. Acquire pairs with the Release in `unpin`; it carries what those left behind who
+            // did not wait for the end.
             match self.word.compare_exchange(seen, next, order, Ordering::Relaxed) {
                 Ok(_) => return Word(next).pins() > 0,
                 Err(now) => seen = now,

@@ -367,3 +367,55 @@ fn buffers_that_its_own_engine_fills_are_waited_for() {
         assert_eq!(disk.get(20).unwrap()[0], 20);
     });
 }
+
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("as it was told to");
+    }
+}
+
+#[test]
+fn a_waker_that_panics_keeps_nobody_from_being_woken() {
+    let (kept, cache, disk) = kept(8);
+    let panics = Waker::from(Arc::new(Panics));
+    let woken = Arc::new(Unpark(thread::current(), AtomicUsize::new(0)));
+    let mut tasks = [1, 1].map(|block| Box::pin(disk.get_async(block)));
+    for (task, waker) in tasks.iter_mut().zip([panics.clone(), Waker::from(Arc::clone(&woken))]) {
+        assert!(task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    }
+    fill(kept.take());
+    assert_eq!(woken.1.load(Relaxed), 1);
+    // Nor does it end the thread that reads for tasks: the device blocks.
+    let slow = FaultDevice::new(MemoryDevice::new(vec![7; 8 * SIZE]));
+    slow.inject(Operation::Read, .., Fault::Delay(Duration::from_millis(20)));
+    let disk = cache.attach(slow, SIZE).unwrap();
+    for block in 0..3 {
+        let mut task = Box::pin(disk.get_async(block));
+        assert!(task.as_mut().poll(&mut Context::from_waker(&panics)).is_pending());
+        within_ten_seconds("a read after a panic", {
+            let disk = disk.clone();
+            move || drop(block_on(disk.get_async(block)).unwrap())
+        });
+    }
+}
+
+#[test]
+fn the_waker_of_a_task_that_is_gone_goes_with_its_load() {
+    let (kept, _cache, disk) = kept(8);
+    for fails in [false, true] {
+        let wakers: Vec<_> =
+            (0..10).map(|_| Arc::new(Unpark(thread::current(), AtomicUsize::new(0)))).collect();
+        for waker in &wakers {
+            let mut task = Box::pin(disk.get_async(u64::from(fails)));
+            let waker = Waker::from(Arc::clone(waker));
+            assert!(task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        match kept.take() {
+            load if fails => drop(load),
+            load => fill(load),
+        }
+        assert!(wakers.iter().all(|waker| Arc::strong_count(waker) == 1), "{fails}");
+    }
+}

@@ -13,7 +13,8 @@
 //!
 //! Who waits puts its waker on the list, under the lock, and then looks at the word. Who ends a load
 //! changes the word, and then takes the wakers off the list, under the lock. Whichever of the two has
-//! the lock first, the other sees what it did.
+//! the lock first, the other sees what it did. Those that are still on the list once a load is over, or
+//! whose task is gone, are taken off it as well: a waker may keep a whole task.
 
 use std::fmt;
 use std::io;
@@ -24,6 +25,7 @@ use std::ptr;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::{Arc, WordLock, mutant};
 
 use super::{Reuse, Shared};
@@ -140,20 +142,32 @@ impl fmt::Debug for Load {
 
 /// Who waits for loads without a thread that sleeps.
 #[derive(Debug)]
-pub(super) struct Wakers(WordLock<Vec<(Frame, Waker)>>);
+pub(super) struct Wakers {
+    list: WordLock<Vec<(Frame, Waker)>>,
+    /// Its length, for those who have no lock.
+    len: AtomicUsize,
+}
 
 impl Wakers {
     pub(super) fn new() -> Self {
-        Self(WordLock::new(Vec::new()))
+        Self { list: WordLock::new(Vec::new()), len: AtomicUsize::new(0) }
+    }
+
+    /// Whether there are any. Those are seen whose pin is gone already, and perhaps others.
+    fn any(&self) -> bool {
+        // Ordering: Relaxed; the words of entries carry it, see `Entry::publish`.
+        self.len.load(Ordering::Relaxed) > 0
     }
 
     /// Wakes those who wait for that frame.
     pub(super) fn wake(&self, frame: Frame) {
         // In a fork child whose parent had the lock, nobody who waits is left.
         let take = || {
-            let mut waiting = self.0.lock().ok()?;
+            let mut waiting = self.list.lock().ok()?;
             let left = waiting.iter().filter(|(of, _)| *of == frame).count();
             let at = waiting.iter().position(|(of, _)| *of == frame)?;
+            // Ordering: Relaxed, here and in `add`; see `any`.
+            self.len.store(waiting.len() - 1, Ordering::Relaxed);
             Some((waiting.swap_remove(at).1, left))
         };
         // One by one, as they may do anything and the lock is not held meanwhile; and no more than there
@@ -162,14 +176,18 @@ impl Wakers {
         while most > 0 {
             let Some((waker, left)) = take() else { return };
             most = most.min(left) - 1;
-            waker.wake();
+            // One that panics is its task's affair: others are to be woken still, and this thread has a
+            // buffer to hand over.
+            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
         }
     }
 
     fn add(&self, frame: Frame, waker: &Waker) -> Result<(), GetError> {
-        let mut waiting = self.0.lock()?;
+        let new = waker.clone(); // which may do anything, as its drop may: not under the lock
+        let mut waiting = self.list.lock()?;
         if !waiting.iter().any(|(of, known)| *of == frame && known.will_wake(waker)) {
-            waiting.push((frame, waker.clone()));
+            waiting.push((frame, new));
+            self.len.store(waiting.len(), Ordering::Relaxed);
         }
         Ok(())
     }
@@ -269,9 +287,14 @@ impl Shared {
     /// Makes what was read a buffer, and wakes who waits for it.
     pub(super) fn publish(&self, frame: Frame) {
         self.frames.writing(frame); // till now
-        if self.entry(frame).publish() && !mutant("load-wakes-nobody") {
+        let waited_for = self.entry(frame).publish() || self.has_wakers();
+        if waited_for && !mutant("load-wakes-nobody") {
             self.wake_waiters(frame);
         }
+    }
+
+    pub(super) fn has_wakers(&self) -> bool {
+        self.wakers.any()
     }
 
     /// The load of the frame is over: its entry says so already.
@@ -298,6 +321,8 @@ impl Shared {
             if entry.word().has(IO) {
                 return Poll::Pending;
             }
+            // Whoever ended it may have been there before.
+            self.wakers.wake(entry.word().frame());
         }
         Poll::Ready(Ok(()))
     }

@@ -259,7 +259,8 @@ impl Shared {
         home.hide(header.place());
         let before = entry.change(STALE | FAILED, IO);
         drop(home);
-        if before.pins() > 1 && !mutant("failed-load-wakes-nobody") {
+        let waited_for = before.pins() > 1 || self.has_wakers();
+        if waited_for && !mutant("failed-load-wakes-nobody") {
             self.wake_waiters(frame);
         }
         self.unpin(entry);
