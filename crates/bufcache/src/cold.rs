@@ -232,6 +232,11 @@ impl Cold {
         Frame::new(frame.unit() >> self.chunk << self.chunk, self.chunk)
     }
 
+    /// A chunk without a size, as one frame: the `number`th of those that were used, if there are so many.
+    pub(crate) fn unused(&self, number: usize) -> Option<Frame> {
+        self.empty.get(number).map(|&chunk| Frame::new(chunk << self.chunk, self.chunk))
+    }
+
     /// Lets so many units be in use, as far as there are any. What is in use beyond it stays until it
     /// is given back.
     pub(crate) fn set_limit(&mut self, units: usize) {

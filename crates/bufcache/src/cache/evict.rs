@@ -276,6 +276,22 @@ impl Shared {
                 self.wait_for_buffers(&mut since, self.patience)?;
             }
         }
+        if self.frames.bytes_of(limit) < self.frames.capacity() {
+            self.release_unused()?;
+        }
+        Ok(())
+    }
+
+    /// Gives memory back that had buffers once. What comes or goes meanwhile is left out.
+    fn release_unused(&self) -> Result<(), Forked> {
+        for first in (0..).step_by(BATCH) {
+            // Under the lock, so that nobody takes it meanwhile; a few at a time, as a miss may wait.
+            let cold = self.cold.lock()?;
+            for number in first..first + BATCH {
+                let Some(chunk) = cold.unused(number) else { return Ok(()) };
+                self.frames.release(chunk);
+            }
+        }
         Ok(())
     }
 
