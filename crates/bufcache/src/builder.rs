@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use percpu::fence::{Strategy, strategy};
 
-use crate::cache;
+use crate::cache::{self, Limits};
 use crate::error::BuildError;
 use crate::frames::MOST_UNITS;
 use crate::handle::Cache;
@@ -21,6 +21,7 @@ pub struct Builder {
     eviction: Eviction,
     patience: Duration,
     membarrier: bool,
+    limits: Limits,
 }
 
 impl Builder {
@@ -32,6 +33,7 @@ impl Builder {
             eviction: Eviction::default(),
             patience: Duration::from_secs(1),
             membarrier: false,
+            limits: Limits::default(),
         }
     }
 
@@ -65,6 +67,21 @@ impl Builder {
         self
     }
 
+    /// How long a block stays dirty before the cleaner writes it: five seconds by default. Looked at five
+    /// times a second.
+    pub fn write_back_after(mut self, age: Duration) -> Self {
+        self.limits.age = age;
+        self
+    }
+
+    /// How much of the capacity may be dirty, in percent: above `begin` the cleaner writes without
+    /// delay, above `most` who dirties another block writes some first. By default 10 and 75.
+    pub fn dirty_limits(mut self, begin: u32, most: u32) -> Self {
+        let of_256 = |percent: u32| percent.min(100) * 256 / 100;
+        (self.limits.begin, self.limits.most) = (of_256(begin), of_256(most));
+        self
+    }
+
     /// Makes the cache: reserves its memory, which is touched as it is used, and allocates its table,
     /// about 5 % of that with blocks of 4,096 bytes.
     ///
@@ -92,8 +109,9 @@ impl Builder {
         // In a model both are fences.
         let works = strategy() == Strategy::Membarrier || cfg!(any(offlock_loom, offlock_shuttle));
         let order = if self.membarrier && works { Order::Membarrier } else { Order::Fences };
-        let shared = cache::make(units, sizes, policy, order, self.patience)
-            .map_err(|_| BuildError::NoMemory)?;
+        let waits = (self.patience, self.limits);
+        let shared =
+            cache::make(units, sizes, policy, order, waits).map_err(|_| BuildError::NoMemory)?;
         Ok(Cache::from_shared(shared))
     }
 }

@@ -48,6 +48,19 @@ pub enum GetError {
     WouldBlock,
     /// All buffers are in use, and were for as long as the cache waits for one.
     NoFreeBuffers,
+    /// Somebody has the block for writing, or reads what is to be written, and did for as long as the
+    /// cache waits.
+    Busy,
+    /// This thread has the block, and would wait for itself.
+    WouldDeadlock,
+    /// A sync of the device failed, and was not [reset](crate::Device::reset): nothing is written, and
+    /// what it may have lost is not read from it.
+    Poisoned {
+        /// What the device said.
+        errno: i32,
+    },
+    /// The device was closed.
+    Closed,
     /// The buffer has 65,535 pins.
     TooManyPins,
     /// There is no memory for this thread's slots.
@@ -61,7 +74,10 @@ impl GetError {
     pub fn errno(&self) -> i32 {
         match self {
             Self::OutOfRange { .. } | Self::LengthMismatch { .. } => libc::EINVAL,
-            Self::Io { errno, .. } => *errno,
+            Self::Io { errno, .. } | Self::Poisoned { errno } => *errno,
+            Self::Busy => libc::ETIMEDOUT,
+            Self::WouldDeadlock => libc::EDEADLK,
+            Self::Closed => libc::EBADF,
             Self::ShortRead { .. } | Self::Panicked { .. } => libc::EIO,
             Self::Verify { .. } => libc::EUCLEAN,
             Self::WouldBlock => libc::EAGAIN,
@@ -90,6 +106,12 @@ impl fmt::Display for GetError {
             }
             Self::WouldBlock => f.write_str("it would have to wait"),
             Self::NoFreeBuffers => f.write_str("every buffer is in use"),
+            Self::Busy => f.write_str("the block was in use for too long"),
+            Self::WouldDeadlock => f.write_str("this thread has the block already"),
+            Self::Poisoned { errno } => {
+                write!(f, "a sync has failed: {}", io::Error::from_raw_os_error(*errno))
+            }
+            Self::Closed => f.write_str("the device was closed"),
             Self::TooManyPins => f.write_str("the buffer is pinned too often"),
             Self::NoMemory => f.write_str("no memory for the thread's slots"),
             Self::Forked => f.write_str("the buffer was another process's at a fork"),

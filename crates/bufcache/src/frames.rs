@@ -12,14 +12,16 @@
 //! # Invariants
 //!
 //! 1. The bytes of a frame belong to whoever took it off the free list, until the entry that has it
-//!    is `VALID`; then they are read only, by those who keep the entry from being taken apart.
+//!    is `VALID`; then they are read only, by those who keep the entry from being taken apart, but while
+//!    it says `WRITE` and no other slot names it: then they are the writer's.
 
 use std::ptr::NonNull;
 
 use percpu::AllocError;
 use percpu::sync::Futex;
-use percpu::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use percpu::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
+use crate::dirty::{NIL, UNLISTED};
 use crate::region::Region;
 use crate::table::Place;
 
@@ -58,6 +60,51 @@ pub(crate) struct Header {
     failure: AtomicI32,
     /// The entry that has the frame.
     place: AtomicU32,
+    /// Of the list of dirty buffers.
+    links: Links,
+    /// How far the log must be durable before the block is written.
+    lsn: AtomicU64,
+    /// How many hold it back from being written.
+    holds: AtomicU32,
+    /// Failed tries of the cleaner.
+    tries: AtomicU32,
+    /// When it became dirty, in milliseconds of the cache's life.
+    since: AtomicU32,
+}
+
+/// Links of a list of frames; touched under the lock of the list.
+#[derive(Debug)]
+pub(crate) struct Links {
+    previous: AtomicU32,
+    next: AtomicU32,
+}
+
+// Ordering: Relaxed, all; the lock of the list carries them.
+impl Links {
+    fn new() -> Self {
+        Self { previous: AtomicU32::new(UNLISTED), next: AtomicU32::new(NIL) }
+    }
+
+    pub(crate) fn previous(&self) -> u32 {
+        self.previous.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn next(&self) -> u32 {
+        self.next.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set(&self, previous: u32, next: u32) {
+        self.previous.store(previous, Ordering::Relaxed);
+        self.next.store(next, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_previous(&self, previous: u32) {
+        self.previous.store(previous, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_next(&self, next: u32) {
+        self.next.store(next, Ordering::Relaxed);
+    }
 }
 
 impl Header {
@@ -80,6 +127,68 @@ impl Header {
     pub(crate) fn failure(&self) -> i32 {
         // Ordering: Relaxed; as above.
         self.failure.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn links(&self) -> &Links {
+        &self.links
+    }
+
+    /// The caller has the frame, or its entry for writing.
+    pub(crate) fn set_lsn(&self, lsn: u64) {
+        // Ordering: Relaxed; the change of the word that ends the writing carries it.
+        self.lsn.store(lsn, Ordering::Relaxed);
+    }
+
+    /// For whoever writes it, or gives it to the device.
+    pub(crate) fn lsn(&self) -> u64 {
+        // Ordering: Relaxed; as above.
+        self.lsn.load(Ordering::Relaxed)
+    }
+
+    /// Holds it back. The caller has the entry for writing.
+    pub(crate) fn hold(&self) {
+        // Ordering: Relaxed; as `set_lsn`.
+        self.holds.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns whether it was the last.
+    pub(crate) fn let_go(&self) -> bool {
+        // Ordering: Release pairs with the Acquire in `is_held`; it carries what the holder did.
+        self.holds.fetch_sub(1, Ordering::Release) == 1
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        // Ordering: Acquire pairs with the Release in `let_go`.
+        self.holds.load(Ordering::Acquire) > 0
+    }
+
+    /// The cleaner has failed with it once more.
+    pub(crate) fn count_try(&self) -> u32 {
+        // Ordering: Relaxed; whoever has it marked `BACK`.
+        self.tries.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn tries(&self) -> u32 {
+        self.tries.load(Ordering::Relaxed) // as above
+    }
+
+    /// The cleaner tries no more; a flush does.
+    pub(crate) fn give_up(&self) {
+        self.tries.store(u32::MAX, Ordering::Relaxed); // as above
+    }
+
+    pub(crate) fn forget_tries(&self) {
+        self.tries.store(0, Ordering::Relaxed); // as above
+    }
+
+    pub(crate) fn set_since(&self, since: u32) {
+        // Ordering: Relaxed; the lock of the list carries it.
+        self.since.store(since, Ordering::Relaxed);
+    }
+
+    pub(crate) fn since(&self) -> u32 {
+        // Ordering: Relaxed; as above.
+        self.since.load(Ordering::Relaxed)
     }
 }
 
@@ -111,6 +220,11 @@ impl Frames {
             loaded: Futex::new(),
             failure: AtomicI32::new(0),
             place: AtomicU32::new(0),
+            links: Links::new(),
+            lsn: AtomicU64::new(0),
+            holds: AtomicU32::new(0),
+            tries: AtomicU32::new(0),
+            since: AtomicU32::new(0),
         }));
         Ok(Self {
             region,
@@ -131,6 +245,11 @@ impl Frames {
     #[inline(always)]
     pub(crate) fn shift(&self, frame: Frame) -> u32 {
         self.unit + u32::from(frame.class())
+    }
+
+    /// How many of the smallest it has.
+    pub(crate) fn units(&self) -> usize {
+        self.headers.len()
     }
 
     /// All of it, in bytes.

@@ -3,22 +3,22 @@
 mod aside;
 
 use std::fmt;
-use std::ops::{Deref, DerefMut, Range};
-use std::ptr::NonNull;
+use std::ops::Range;
 use std::time::Duration;
 
 use percpu::sync::Arc;
+use percpu::sync::atomic::AtomicU64;
 
 pub use self::aside::Invalidation;
 use crate::builder::Builder;
-use crate::cache::{Asked, Held, Reuse, Shared};
+use crate::cache::{Asked, Fill, Got, Reuse, Shared};
 use crate::device::BlockDevice;
+use crate::dirty::{AttachOptions, Writes};
 use crate::error::{BuildError, GetError};
-use crate::frames::Frame;
-use crate::hazard::Slot;
-use crate::source::{Source, Verify};
+use crate::guard::{Pin, ReadGuard, Uncached};
+use crate::source::Source;
 use crate::stats::CacheStats;
-use crate::word::{Key, SECTOR_BITS, VALID};
+use crate::word::{IO, Key, SECTOR_BITS, WRITE};
 
 /// Buffers for the blocks of a few devices, in memory of a fixed size.
 ///
@@ -61,30 +61,20 @@ impl Cache {
         device: impl BlockDevice,
         block_size: usize,
     ) -> Result<Device, BuildError> {
-        self.attach_source(Box::new(device), block_size, None)
+        self.attach_with(device, AttachOptions::new(block_size))
     }
 
-    /// The same, with a verifier: what it returns false for counts as not read, and is cached for
-    /// nobody. It is given the number of the block and its bytes.
+    /// The same, with who looks at its blocks, what goes before them, and when to give up.
     ///
     /// # Errors
     ///
     /// As [`attach`](Self::attach).
-    pub fn attach_verified(
+    pub fn attach_with(
         &self,
         device: impl BlockDevice,
-        block_size: usize,
-        verify: impl Fn(u64, &[u8]) -> bool + Send + Sync + 'static,
+        options: AttachOptions,
     ) -> Result<Device, BuildError> {
-        self.attach_source(Box::new(device), block_size, Some(Box::new(verify)))
-    }
-
-    fn attach_source(
-        &self,
-        device: Box<dyn BlockDevice>,
-        block_size: usize,
-        verify: Option<Verify>,
-    ) -> Result<Device, BuildError> {
+        let block_size = options.block_size;
         if !self.shared.frames.has_size(block_size) {
             return Err(BuildError::BlockSize(block_size));
         }
@@ -99,9 +89,12 @@ impl Cache {
         let shift = block_size.ilog2();
         let blocks = len.div_ceil(block_size as u64);
         let (cache, id) = (Arc::clone(&self.shared), self.shared.take_id()?);
-        let source = Arc::new(Source { cache, device, id, shift, blocks, verify });
+        let (device, writes) = (Box::new(device), Writes::new(options));
+        let source = Arc::new(Source { cache, device, id, shift, blocks, writes });
         let class = self.shared.frames.class(shift);
-        Ok(Device { shared: Arc::clone(&self.shared), source, class })
+        let alive = Arc::new(Alive(Arc::clone(&source)));
+        let shared = Arc::clone(&self.shared);
+        Ok(Device { shared, source, class, alive, seen: AtomicU64::new(0) })
     }
 
     /// Lets it have so many bytes from now on, at most what it was built with: memory above that is
@@ -144,11 +137,40 @@ impl fmt::Debug for Cache {
 }
 
 /// A device whose blocks are cached. Cheap to clone: clones are the same device.
-#[derive(Clone)]
+///
+/// A clone is told of write errors from then on; see [`sync`](Self::sync). With the last handle, guard
+/// and pin what is dirty is written and made durable, and who should know is
+/// [told](AttachOptions::on_loss) where that fails; [`close`](Self::close) says it to its caller.
 pub struct Device {
-    shared: Arc<Shared>,
-    source: Arc<Source>,
-    class: u8,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) source: Arc<Source>,
+    pub(crate) class: u8,
+    alive: Arc<Alive>,
+    /// Where it stands in the device's write errors.
+    pub(crate) seen: AtomicU64,
+}
+
+impl Clone for Device {
+    fn clone(&self) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+            source: Arc::clone(&self.source),
+            class: self.class,
+            alive: Arc::clone(&self.alive),
+            seen: AtomicU64::new(self.source.writes.seen_now()),
+        }
+    }
+}
+
+/// Ends with the last handle of a device.
+struct Alive(Arc<Source>);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.cache.let_go(&self.0) {
+            self.0.writes.options.tell_loss(error);
+        }
+    }
 }
 
 impl Device {
@@ -189,7 +211,9 @@ impl Device {
             return Ok(ReadGuard::new(self, held));
         }
         self.shared.counters.get.add(1);
-        let held = self.shared.miss(&self.source, key, self.class, reuse)?;
+        let held = match self.shared.miss(&self.source, key, self.class, reuse, Fill::Read)? {
+            Got::Shared(held) | Got::Locked(held) => held,
+        };
         Ok(ReadGuard::new(self, held))
     }
 
@@ -215,7 +239,7 @@ impl Device {
             left.filter(|&block| !self.is_cached(block)).all(|block| {
                 self.shared.counters.get.add(1);
                 let key = self.source.key(block);
-                key.is_some_and(|key| self.ask(key, Duration::ZERO).is_ok())
+                key.is_some_and(|key| matches!(self.ask(key, Duration::ZERO), Ok(Some(_))))
             })
         } else {
             self.shared.ahead.ask(self, left)
@@ -239,8 +263,15 @@ impl Device {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
         };
         self.shared.counters.get.add(1);
-        let pin = self.ask(key, Duration::ZERO)?;
-        std::future::poll_fn(|context| self.shared.poll_load(pin.place, context)).await?;
+        let pin = loop {
+            if let Some(pin) = self.ask(key, Duration::ZERO)? {
+                break pin;
+            }
+            let excluded = &self.source.writes.excluded;
+            std::future::poll_fn(|context| excluded.poll_gone(key.sector(), context)).await;
+        };
+        let marks = IO | WRITE;
+        std::future::poll_fn(|context| self.shared.poll_marks(pin.place, marks, context)).await?;
         match self.shared.failure(pin.place) {
             Some(failure) => Err(failure.of(block)),
             None => {
@@ -250,12 +281,13 @@ impl Device {
         }
     }
 
-    /// A pin on a buffer that is there, or is being read: nobody may look at its bytes until it is.
-    fn ask(&self, key: Key, patience: Duration) -> Result<Pin, GetError> {
+    /// A pin on a buffer that is there, or is being read: nobody may look at its bytes until it is. None
+    /// where the block is being discarded.
+    fn ask(&self, key: Key, patience: Duration) -> Result<Option<Pin>, GetError> {
         let asked = self.shared.ask(&self.source, key, self.class, Reuse::Likely, patience);
-        let Asked(place) = asked?;
+        let Asked::Pinned(place) = asked? else { return Ok(None) };
         let bytes = self.shared.frames.bytes(self.shared.frame_at(place));
-        Ok(Pin { device: self.clone(), place, bytes })
+        Ok(Some(Pin { device: self.clone(), place, bytes }))
     }
 
     /// For the thread that reads ahead.
@@ -303,19 +335,19 @@ impl Device {
     }
 
     /// Forgets a block: the next get reads it from the device. Guards that are there keep what they
-    /// have. Returns whether it was cached.
+    /// have. What was dirty is not written. Returns whether it was cached.
     ///
-    /// Blocks while the block is being read.
+    /// Blocks while the block is being read or written.
     ///
     /// # Errors
     ///
-    /// [`GetError::OutOfRange`], [`GetError::NoMemory`] for this thread's slots, and
-    /// [`GetError::Forked`].
+    /// [`GetError::OutOfRange`], [`GetError::NoMemory`] for this thread's slots, [`GetError::Busy`] or
+    /// [`GetError::WouldDeadlock`] for a writer, and [`GetError::Forked`].
     pub fn invalidate(&self, block: u64) -> Result<bool, GetError> {
         let Some(key) = self.source.key(block) else {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
         };
-        self.shared.invalidate(key)
+        self.shared.invalidate(Some(&self.source), key)
     }
 
     /// Whether a block is in the cache, or being read. Wait-free; counts as no use of it.
@@ -340,156 +372,5 @@ impl fmt::Debug for Device {
             .field("blocks", &self.blocks())
             .field("block_size", &self.block_size())
             .finish_non_exhaustive()
-    }
-}
-
-/// A buffer that is read: it is not written, evicted or given to another block while this lives.
-///
-/// It belongs to its thread: [`pin`](Self::pin) makes one that does not. A forgotten one
-/// ([`mem::forget`](std::mem::forget)) keeps the buffer for ever.
-///
-/// ```compile_fail
-/// fn sends<T: Send>() {}
-/// sends::<bufcache::ReadGuard<'static>>();
-/// ```
-#[must_use = "the buffer is kept only while the guard lives"]
-pub struct ReadGuard<'d> {
-    device: &'d Device,
-    slot: &'static Slot,
-    bytes: NonNull<[u8]>,
-}
-
-impl<'d> ReadGuard<'d> {
-    #[inline(always)]
-    fn new(device: &'d Device, Held { slot, frame }: Held) -> Self {
-        Self { device, slot, bytes: device.shared.frames.bytes(frame) }
-    }
-
-    /// A pin on the buffer that may go to another thread. One shared write.
-    ///
-    /// # Errors
-    ///
-    /// [`GetError::TooManyPins`].
-    pub fn pin(&self) -> Result<Pin, GetError> {
-        let entry = self.slot.entry();
-        // SAFETY: the slot is this guard's and names an entry of the device's table, which lives as
-        // long as the device.
-        let entry = unsafe { entry.as_ref() };
-        entry.pin()?;
-        let word = entry.word();
-        debug_assert!(word.has(VALID));
-        let place = self.device.shared.frames.header(word.frame()).place();
-        Ok(Pin { device: self.device.clone(), place, bytes: self.bytes })
-    }
-}
-
-impl ReadGuard<'_> {
-    /// Lets the buffer survive so many passes of whoever looks for one to evict: 0 if it was not set.
-    /// What one buffer leads to (the root of a tree) may weigh more than what leads nowhere.
-    ///
-    /// Takes the lock of misses. A buffer that is evicted loses it.
-    ///
-    /// # Errors
-    ///
-    /// [`GetError::Forked`].
-    pub fn set_weight(&self, weight: u8) -> Result<(), GetError> {
-        // SAFETY: as in `pin`.
-        let entry = unsafe { self.slot.entry().as_ref() };
-        Ok(self.device.shared.set_weight(entry.word().frame(), weight)?)
-    }
-}
-
-impl Deref for ReadGuard<'_> {
-    type Target = [u8];
-
-    #[inline(always)]
-    fn deref(&self) -> &[u8] {
-        // SAFETY: the slot keeps the buffer from being taken apart, so its bytes are read only
-        // (invariant 1 of `frames`).
-        unsafe { self.bytes.as_ref() }
-    }
-}
-
-impl Drop for ReadGuard<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        self.device.shared.frames.reading_at(self.bytes);
-        self.slot.clear();
-    }
-}
-
-impl fmt::Debug for ReadGuard<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadGuard").field("len", &self.len()).finish_non_exhaustive()
-    }
-}
-
-/// A buffer that is kept from eviction, from any thread. From [`ReadGuard::pin`].
-#[must_use = "the buffer is kept only while the pin lives"]
-pub struct Pin {
-    device: Device,
-    place: u32,
-    bytes: NonNull<[u8]>,
-}
-
-// SAFETY: it reaches bytes that are read only while the pin is there, and what is shared anyway.
-unsafe impl Send for Pin {}
-// SAFETY: as above.
-unsafe impl Sync for Pin {}
-
-impl Deref for Pin {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        // SAFETY: a pinned buffer is not taken apart, so its bytes are read only.
-        unsafe { self.bytes.as_ref() }
-    }
-}
-
-impl Drop for Pin {
-    fn drop(&mut self) {
-        self.device.shared.frames.reading_at(self.bytes);
-        self.device.shared.unpin_place(self.place);
-    }
-}
-
-impl fmt::Debug for Pin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pin").field("len", &self.len()).finish_non_exhaustive()
-    }
-}
-
-/// A buffer that is cached for nobody: its holder's alone. From [`Device::read_uncached`].
-pub struct Uncached {
-    device: Device,
-    frame: Frame,
-}
-
-impl Deref for Uncached {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        // SAFETY: the frame is this buffer's alone (invariant 1 of `frames`).
-        unsafe { self.device.shared.frames.bytes(self.frame).as_ref() }
-    }
-}
-
-impl DerefMut for Uncached {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`, and `self` is borrowed alone.
-        unsafe { self.device.shared.frames.bytes(self.frame).as_mut() }
-    }
-}
-
-impl Drop for Uncached {
-    fn drop(&mut self) {
-        self.device.shared.frames.writing(self.frame);
-        self.device.shared.give(self.frame);
-    }
-}
-
-impl fmt::Debug for Uncached {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Uncached").field("len", &self.len()).finish_non_exhaustive()
     }
 }

@@ -214,6 +214,28 @@ fn claim() -> Result<&'static Record, AllocError> {
     }
 }
 
+/// Whether a slot other than `mine` names the entry. After [`Order::barrier`].
+pub(crate) fn is_named_by_others(at: &Entry, mine: &Slot) -> bool {
+    let order = if mutant("write-scan-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
+    // Ordering: Acquire pairs with the Release in `clear`; it carries the reads of who has left.
+    records()
+        .flat_map(|record| &record.slots)
+        .any(|slot| !ptr::eq(slot, mine) && ptr::eq(slot.0.load(order), at))
+}
+
+/// How many of this thread's slots name the entry.
+pub(crate) fn named_by_me(entry: &Entry) -> usize {
+    let mut count = 0;
+    let mut at = MINE.with(Cell::get);
+    while let Some(record) = at {
+        // Ordering: Relaxed; the thread's own stores.
+        let names = |slot: &&Slot| ptr::eq(slot.0.load(Ordering::Relaxed), entry);
+        count += record.slots.iter().filter(names).count();
+        at = record.more();
+    }
+    count
+}
+
 /// Marks those of `entries` that a thread's slot names: one fence and one walk for all of them. The
 /// caller has changed their words, so that nobody comes to them any more.
 pub(crate) fn mark_named<const N: usize>(entries: &[&Entry], named: &mut [bool; N], order: Order) {

@@ -26,8 +26,10 @@ mod builder;
 mod cache;
 mod cold;
 mod device;
+mod dirty;
 mod error;
 mod frames;
+mod guard;
 mod handle;
 mod hazard;
 mod ids;
@@ -38,18 +40,23 @@ mod stats;
 mod table;
 mod tally;
 mod word;
+mod write;
 
 pub use self::builder::Builder;
 pub use self::cache::Load;
 pub use self::device::{
-    BlockDevice, Fault, FaultDevice, FileDevice, MemoryDevice, Operation, Outcome, Recorded,
+    BlockDevice, DeviceWrite, Fault, FaultDevice, FileDevice, MemoryDevice, Operation, Outcome,
+    Recorded,
 };
 #[cfg(feature = "aio-reap")]
 pub use self::device::{EngineDevice, LentEngine, lend_engine};
+pub use self::dirty::{AttachOptions, ErrorRule, Wal, WriteError};
 pub use self::error::{BuildError, GetError};
-pub use self::handle::{Cache, Device, Invalidation, Pin, ReadGuard, Uncached};
+pub use self::guard::{Hold, Pin, ReadGuard, Uncached, WriteGuard};
+pub use self::handle::{Cache, Device, Invalidation};
 pub use self::policy::Eviction;
 pub use self::stats::CacheStats;
+pub use self::write::{CloseError, Lost};
 
 /// Compiles and runs the example of the README.
 #[cfg(doctest)]

@@ -1,16 +1,15 @@
 //! An attached device, as the cache sees it.
 
 use std::io;
+use std::ops::Range;
 
 use percpu::sync::Arc;
 
 use crate::cache::Shared;
 use crate::device::BlockDevice;
-use crate::error::Failure;
+use crate::dirty::Writes;
+use crate::error::{Failure, GetError};
 use crate::word::Key;
-
-/// Looks at what was read, before anybody else does.
-pub(crate) type Verify = Box<dyn Fn(u64, &[u8]) -> bool + Send + Sync>;
 
 /// Lives as long as anybody who can put a block of the device into the table.
 pub(crate) struct Source {
@@ -21,7 +20,7 @@ pub(crate) struct Source {
     /// Log of the block size.
     pub(crate) shift: u32,
     pub(crate) blocks: u64,
-    pub(crate) verify: Option<Verify>,
+    pub(crate) writes: Writes,
 }
 
 impl Drop for Source {
@@ -44,6 +43,44 @@ impl Source {
     pub(crate) fn block(&self, key: Key) -> u64 {
         debug_assert!(key.device() == self.id);
         key.sector() >> (self.shift - SECTOR)
+    }
+
+    /// Bytes of the device.
+    pub(crate) fn len(&self) -> u64 {
+        self.device.len()
+    }
+
+    /// The sectors of a block.
+    pub(crate) fn sectors(&self, key: Key) -> Range<u64> {
+        key.sector()..key.sector() + (1 << (self.shift - SECTOR))
+    }
+
+    /// Those of a range of blocks that the device has.
+    pub(crate) fn sectors_of(&self, blocks: Range<u64>) -> Range<u64> {
+        let shift = self.shift - SECTOR;
+        blocks.start.min(self.blocks) << shift..blocks.end.min(self.blocks) << shift
+    }
+
+    /// What a get may not be answered with, as the device may have lost it.
+    pub(crate) fn check_read(&self, key: Key) -> Result<(), GetError> {
+        if self.writes.is_closed() {
+            return Err(GetError::Closed);
+        }
+        match self.writes.poisoned() {
+            Some(errno) if self.writes.is_lost(&self.sectors(key)) => {
+                Err(GetError::Poisoned { errno })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether anything may be written.
+    pub(crate) fn check_write(&self) -> Result<(), GetError> {
+        match self.writes.poisoned() {
+            _ if self.writes.is_closed() => Err(GetError::Closed),
+            Some(errno) => Err(GetError::Poisoned { errno }),
+            None => Ok(()),
+        }
     }
 
     /// Where the block begins on the device, in bytes.
@@ -82,7 +119,7 @@ impl Source {
             }
             bytes[count..].fill(0);
         }
-        match &self.verify {
+        match &self.writes.options.verify {
             Some(verify) if !verify(self.block(key), bytes) => Err(Failure::Verify),
             _ => Ok(()),
         }

@@ -33,6 +33,14 @@ pub struct CacheStats {
     pub evictions: u64,
     /// Ranges that were to be read ahead, and were not: too many waited.
     pub ahead_dropped: u64,
+    /// Blocks that devices were given.
+    pub written: u64,
+    /// In so many calls.
+    pub write_calls: u64,
+    /// Syncs of devices.
+    pub syncs: u64,
+    /// Bytes of buffers that are dirty.
+    pub dirty: usize,
     /// Bytes of buffers, in use or kept for use.
     pub bytes: usize,
     /// Bytes there may be.
@@ -58,6 +66,10 @@ impl CacheStats {
             reads: value(&counters.get_read),
             evictions: value(&counters.evictions),
             ahead_dropped: value(&counters.ahead_dropped),
+            written: value(&counters.written),
+            write_calls: value(&counters.write_calls),
+            syncs: value(&counters.syncs),
+            dirty: shared.dirty_bytes(),
             bytes: shared.bytes_in_use()?,
             capacity: shared.capacity()?,
         })
@@ -68,11 +80,13 @@ impl fmt::Display for CacheStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { get, created, hits, misses, waited, busy, reads, .. } = self;
         let Self { page_retries, evictions, ahead_dropped, bytes, capacity, .. } = self;
+        let Self { written, write_calls, syncs, dirty, .. } = self;
         write!(
             f,
             "{get} gets: {hits} hits ({waited} waited), {misses} misses, {busy} busy; {created} \
              buffers taken, {page_retries} pauses for one; {reads} reads, {evictions} evictions, \
-             {ahead_dropped} ranges not read ahead; {bytes} of {capacity} bytes",
+             {ahead_dropped} ranges not read ahead; {written} blocks written by {write_calls} calls, \
+             {syncs} syncs; {bytes} of {capacity} bytes, {dirty} dirty",
         )
     }
 }

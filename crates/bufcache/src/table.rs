@@ -102,6 +102,11 @@ impl Table {
         Ok(Locked { table: self, home, key, _held: held })
     }
 
+    /// Takes every lock once: what was being inserted or hidden before is in the table, or gone.
+    pub(crate) fn pass_all_locks(&self) -> Result<(), Forked> {
+        self.stripes.iter().try_for_each(|stripe| stripe.lock().map(drop))
+    }
+
     /// The keys that are in it; of some that come or go meanwhile, too.
     pub(crate) fn keys(&self) -> impl Iterator<Item = Key> {
         self.buckets.iter().flat_map(|bucket| &bucket.0).map(Entry::key)

@@ -9,7 +9,9 @@
 //! |---|---|---|
 //! | free | none (or `OVERFLOW`, which belongs to the bucket) | no |
 //! | loading | `TAKEN IO` | yes: wait |
-//! | live | `TAKEN VALID`, and `NEW` or not | yes: a hit |
+//! | live | `TAKEN VALID`, and `NEW`, `DIRTY` or not | yes: a hit |
+//! | being written by a thread | `TAKEN VALID WRITE` | yes: wait |
+//! | being given to the device | `TAKEN VALID DIRTY BACK` | yes: a hit, for reading |
 //! | being evicted | `TAKEN VALID EVICT` | yes: look again |
 //! | dead: failed, or invalidated | `TAKEN STALE` | no (the key is 0) |
 //!
@@ -17,9 +19,12 @@
 //!
 //! 1. A free word is taken by a compare-exchange; from then on the place is the taker's until it
 //!    says `VALID`.
-//! 2. `EVICT` is set by a compare-exchange on a word without pins or `IO`; it is the right to take
-//!    the buffer apart, once no thread's slot names the entry.
-//! 3. Pins and `used` change by read-modify-writes, by whoever can see the entry in a state that
+//! 2. `EVICT` is set by a compare-exchange on a word without pins, `IO`, `WRITE`, `DIRTY` or `BACK`; it is
+//!    the right to take the buffer apart, once no thread's slot names the entry.
+//! 3. `WRITE` is set on a readable word without pins or `BACK`; it is the right to write the bytes, once
+//!    no slot but the writer's names the entry. `BACK` is set on a readable word that is `DIRTY`: nobody
+//!    writes the bytes until it goes, so the device may read them.
+//! 4. Pins and `used` change by read-modify-writes, by whoever can see the entry in a state that
 //!    allows it; the frame of a taken word does not change.
 
 use percpu::sync::atomic::{AtomicU64, Ordering};
@@ -79,6 +84,14 @@ pub(crate) const STALE: u64 = 1 << 54;
 pub(crate) const FAILED: u64 = 1 << 57;
 /// In the newer half of probation: hits do not count.
 pub(crate) const NEW: u64 = 1 << 55;
+/// One thread writes it: others wait.
+pub(crate) const WRITE: u64 = 1 << 58;
+/// The device does not have what is here.
+pub(crate) const DIRTY: u64 = 1 << 59;
+/// The device is being given what is here.
+pub(crate) const BACK: u64 = 1 << 60;
+/// Somebody sleeps until `WRITE` or `BACK` goes.
+pub(crate) const WAITED: u64 = 1 << 61;
 /// Of the first entry of a bucket: a block whose home this is may lie in a later one. Not part of
 /// the entry's own state.
 pub(crate) const OVERFLOW: u64 = 1 << 56;
@@ -111,7 +124,7 @@ impl Word {
     /// A reader may look at the bytes.
     #[inline(always)]
     pub(crate) fn is_readable(self) -> bool {
-        self.0 & (VALID | EVICT | IO | STALE) == VALID
+        self.0 & (VALID | EVICT | IO | STALE | WRITE) == VALID
     }
 
     pub(crate) fn pins(self) -> u64 {
@@ -284,6 +297,20 @@ impl Entry {
             // did not wait for the end.
             match self.word.compare_exchange(seen, next, order, Ordering::Relaxed) {
                 Ok(_) => return Word(next).pins() > 0,
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// The bytes are there, and are written by the loader, whose pin goes: readers wait on.
+    pub(crate) fn publish_locked(&self) {
+        // Ordering: Relaxed; the exchange orders.
+        let mut seen = self.word.load(Ordering::Relaxed);
+        loop {
+            let next = (seen & !IO | VALID | WRITE) - PIN;
+            // Ordering: Release, as in `publish`, though nobody reads before `WRITE` goes.
+            match self.word.compare_exchange(seen, next, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => return,
                 Err(now) => seen = now,
             }
         }

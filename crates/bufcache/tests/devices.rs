@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bufcache::{
-    BlockDevice, BuildError, Cache, Fault, FaultDevice, FileDevice, GetError, MemoryDevice,
-    Operation, Outcome,
+    AttachOptions, BlockDevice, BuildError, Cache, Fault, FaultDevice, FileDevice, GetError,
+    MemoryDevice, Operation, Outcome,
 };
 
 const SIZE: usize = 4096;
@@ -137,7 +137,8 @@ fn inv12_a_read_that_is_short_torn_or_panics_is_read_again() {
     let device = Arc::new(FaultDevice::new(MemoryDevice::new(vec![7; 10 * SIZE])));
     let cache = Cache::new(4 * SIZE).unwrap();
     let whole = |_: u64, bytes: &[u8]| bytes.iter().all(|&byte| byte == 7);
-    let disk = cache.attach_verified(Arc::clone(&device), SIZE, whole).unwrap();
+    let disk =
+        cache.attach_with(Arc::clone(&device), AttachOptions::new(SIZE).verify(whole)).unwrap();
     device.inject(Operation::Read, 0..=0, Fault::Short(100));
     device.inject(Operation::Read, 1..2, Fault::Torn(0b1111_0111));
     device.inject(Operation::Read, 2..3, Fault::Panic);

@@ -140,7 +140,8 @@ fn inv13_readahead_waits_for_no_device_and_drops_what_is_too_much() {
         disk.readahead(block..block + 1);
     }
     let dropped = cache.stats().unwrap().ahead_dropped;
-    assert!(dropped >= 200 - 66, "{dropped}");
+    // 64 wait; one is being read, and is not asked for again in the rounds that are left.
+    assert!(dropped >= 200 - 64 - 5, "{dropped}");
     device.1.store(true, Relaxed);
     soon("the first are read", || (0..8).all(|block| disk.try_get(block).is_ok()) || dropped > 136);
     assert_eq!(disk.get(48).unwrap()[0], (48 * 8 % 256) as u8);

@@ -12,7 +12,7 @@ use super::{Reuse, Shared};
 use crate::error::{Failure, GetError};
 use crate::source::Source;
 use crate::table::Place;
-use crate::word::{IO, Key, MOST_PINS};
+use crate::word::{IO, Key, MOST_PINS, WRITE};
 
 /// How far an invalidation got.
 pub(crate) enum Forget {
@@ -32,10 +32,11 @@ impl Shared {
         key: Key,
         class: u8,
     ) -> Result<Option<Load>, GetError> {
+        source.check_read(key)?;
         if self.is_cached(key) {
             return Ok(None);
         }
-        let Some(frame) = self.insert_load(key, class)? else { return Ok(None) };
+        let Some(frame) = self.insert_load(source, key, class)? else { return Ok(None) };
         let load = Load::new(source, key, frame);
         if let Err(error) = self.admit(frame, key, Reuse::Likely) {
             load.give_up(Failure::Forked);
@@ -56,14 +57,14 @@ impl Shared {
     }
 
     /// Forgets a block, unless that would have to wait.
-    pub(crate) fn forget(&self, key: Key) -> Result<Forget, GetError> {
-        if let Some(was_there) = self.try_invalidate(key)? {
+    pub(crate) fn forget(&self, source: &Arc<Source>, key: Key) -> Result<Forget, GetError> {
+        if let Some(was_there) = self.try_invalidate(Some(source), key, 0)? {
             return Ok(Forget::Done(was_there));
         }
         let home = self.table.lock(key)?;
         let Some(entry) = home.find() else { return Ok(Forget::Busy) };
         let word = entry.word();
-        if !word.has(IO) || word.pins() == MOST_PINS || entry.try_pin(word).is_err() {
+        if !word.has(IO | WRITE) || word.pins() == MOST_PINS || entry.try_pin(word).is_err() {
             return Ok(Forget::Busy);
         }
         drop(home);

@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use percpu::Forked;
-use percpu::sync::{mutant, thread};
+use percpu::sync::{Arc, mutant, thread};
 
 use super::{Reuse, Shared, linger};
 use crate::cold::{Cold, On, Victim};
@@ -17,7 +17,8 @@ use crate::error::GetError;
 use crate::frames::Frame;
 use crate::hazard;
 use crate::policy::{Buffers, Looks, mark};
-use crate::word::{EVICT, Key, STALE};
+use crate::source::Source;
+use crate::word::{BACK, DIRTY, EVICT, Entry, Key, STALE, WRITE};
 
 /// Most buffers of one eviction: one fence, one walk over the slots. A guess.
 const BATCH: usize = 8;
@@ -28,7 +29,7 @@ const LOOKS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64 }
 const IN_A_ROW: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 0 } else { 1024 };
 /// Between two looks for a buffer where all are in use. A guess: longer than most guards live.
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
-const PAUSE: Duration = Duration::from_micros(50);
+pub(super) const PAUSE: Duration = Duration::from_micros(50);
 
 impl Shared {
     /// A frame that nobody else has, on no list. Waits for one.
@@ -81,6 +82,10 @@ impl Shared {
     ) -> Result<(), GetError> {
         if since.get_or_insert_with(Instant::now).elapsed() >= patience {
             return Err(GetError::NoFreeBuffers);
+        }
+        // They may be dirty.
+        if self.clean_some() > 0 {
+            return Ok(());
         }
         self.counters.page_retries.add(1);
         // They may be this thread's own, and be read by its engine.
@@ -209,7 +214,8 @@ impl Shared {
         let entry = self.entry(frame);
         debug_assert!(entry.word().has(STALE), "a live buffer among the dead");
         // Hidden, so that nobody comes to it any more: those who are there leave.
-        let unused = hazard::is_left(entry, self.order);
+        let held_back = self.frames.header(frame).is_held();
+        let unused = !held_back && hazard::is_left(entry, self.order);
         if unused {
             entry.free();
         }
@@ -324,37 +330,77 @@ impl Shared {
 
     /// Makes the block nobody's: the next get reads it anew. Returns whether it was there.
     ///
-    /// Waits for a load of the block that is under way, and for whoever takes it apart.
-    pub(crate) fn invalidate(&self, key: Key) -> Result<bool, GetError> {
+    /// Waits for a load of the block that is under way, and for whoever takes it apart, writes it, or
+    /// writes it back. What was dirty is written no more.
+    pub(crate) fn invalidate(
+        &self,
+        source: Option<&Arc<Source>>,
+        key: Key,
+    ) -> Result<bool, GetError> {
+        self.invalidate_unless(source, key, 0)
+    }
+
+    /// The same, but of a block that is dirty.
+    pub(super) fn invalidate_clean(
+        &self,
+        source: &Arc<Source>,
+        key: Key,
+    ) -> Result<bool, GetError> {
+        self.invalidate_unless(Some(source), key, DIRTY)
+    }
+
+    fn invalidate_unless(
+        &self,
+        source: Option<&Arc<Source>>,
+        key: Key,
+        kept: u64,
+    ) -> Result<bool, GetError> {
         let (mut rounds, mut since) = (0, None);
         loop {
-            if let Some(was_there) = self.try_invalidate(key)? {
+            if let Some(was_there) = self.try_invalidate(source, key, kept)? {
                 return Ok(was_there);
             }
-            self.wait_a_moment(&mut rounds, &mut since)?;
+            match self.table.find(key).map(Entry::word).filter(|word| word.has(WRITE | BACK)) {
+                Some(word) => self.wait_for_mark(word.frame(), key, &mut since)?,
+                None => self.wait_a_moment(&mut rounds, &mut since)?,
+            }
         }
     }
 
     /// The same; `None` where it would have to wait.
-    pub(super) fn try_invalidate(&self, key: Key) -> Result<Option<bool>, GetError> {
+    pub(super) fn try_invalidate(
+        &self,
+        source: Option<&Arc<Source>>,
+        key: Key,
+        kept: u64,
+    ) -> Result<Option<bool>, GetError> {
         hazard::reserve()?;
         loop {
             let home = self.table.lock(key)?;
             let Some(entry) = home.find() else { return Ok(Some(false)) };
             let word = entry.word();
-            if !word.is_readable() {
+            if word.has(kept) {
+                return Ok(Some(false));
+            }
+            if word.has(WRITE) && hazard::named_by_me(entry) > 0 {
+                return Err(GetError::WouldDeadlock);
+            }
+            if !word.is_readable() || word.has(BACK) {
                 return Ok(None);
             }
             // Until its frame is among the dead. An evictor who has it lays it there as well, and if it
             // were buried then, this thread would find the frame with another block.
             let slot = hazard::name(entry, self.order)?;
-            if entry.try_change(word, STALE, 0).is_err() {
+            if entry.try_change(word, STALE, DIRTY).is_err() {
                 slot.clear();
                 continue;
             }
             let frame = word.frame();
             home.hide(self.frames.header(frame).place());
             drop(home);
+            if let Some(source) = source.filter(|_| word.has(DIRTY)) {
+                self.unlist_dirty(source, frame);
+            }
             if mutant("invalidate-lets-go-early") {
                 slot.clear();
                 linger(1000);
@@ -368,7 +414,7 @@ impl Shared {
     }
 
     /// Takes a buffer that is stale from the policy to the dead. The caller keeps it from being buried.
-    fn lay_out(&self, frame: Frame) -> Result<(), Forked> {
+    pub(super) fn lay_out(&self, frame: Frame) -> Result<(), Forked> {
         let mut cold = self.cold.lock()?;
         // On none it is in an evictor's hands, who finds it stale.
         if cold.withdraw(frame) {

@@ -34,7 +34,7 @@ use crate::frames::Frame;
 use crate::hazard;
 use crate::source::Source;
 use crate::table::Place;
-use crate::word::{FAILED, IO, Key, MOST_PINS, Word};
+use crate::word::{FAILED, IO, Key, MOST_PINS, WRITE, Word};
 
 /// A block that is to be read: its place on the device, and the buffer, which is the load's alone.
 ///
@@ -193,9 +193,14 @@ impl Wakers {
     }
 }
 
-/// The place of an entry that is pinned for who has asked: its block is there, or is being read.
-#[must_use = "it is pinned"]
-pub(crate) struct Asked(pub(crate) Place);
+/// What somebody has who asked for a block.
+#[must_use = "it may be pinned"]
+pub(crate) enum Asked {
+    /// The place of an entry that is pinned for it: the block is there, or is being read or written.
+    Pinned(Place),
+    /// Nobody may have the block now: it is being discarded.
+    Excluded,
+}
 
 impl Shared {
     /// Pins the entry of a block; begins to read it, if it is not there. Waits for nothing but a
@@ -215,8 +220,9 @@ impl Shared {
                 let pinned = self.entry(held.frame).pin();
                 let place = self.frames.header(held.frame).place();
                 held.slot.clear();
-                return pinned.map(|()| Asked(place));
+                return pinned.map(|()| Asked::Pinned(place));
             }
+            source.check_read(key)?;
             let spare = match self.table.find(key) {
                 Some(_) => None,
                 None => {
@@ -231,6 +237,10 @@ impl Shared {
             };
             let home = self.table.lock(key)?;
             match (home.find(), spare) {
+                (None, Some(_)) if source.writes.excluded.has(key.sector()) => {
+                    drop(home); // before the spare frame: that is another lock
+                    return Ok(Asked::Excluded);
+                }
                 (None, Some(spare)) => {
                     // The load's pin, and ours.
                     let Some(place) = home.insert(Word::loading(spare.frame).pinned_once_more())
@@ -243,12 +253,12 @@ impl Shared {
                     drop(home);
                     self.counters.miss_locked.add(1);
                     self.begin(source, key, frame, reuse);
-                    return Ok(Asked(place));
+                    return Ok(Asked::Pinned(place));
                 }
                 (Some(entry), spare) => {
                     let word = entry.word();
                     let fits = self.check_class(word, class);
-                    let is_loading = word.has(IO);
+                    let is_loading = word.has(IO | WRITE);
                     let full = word.pins() == MOST_PINS;
                     let pinned = fits.is_ok() && is_loading && !full && entry.try_pin(word).is_ok();
                     drop(home);
@@ -257,7 +267,7 @@ impl Shared {
                     if pinned {
                         self.counters.get_locked_waited.add(1);
                         let place = self.frames.header(word.frame()).place();
-                        return Ok(Asked(place));
+                        return Ok(Asked::Pinned(place));
                     }
                     if is_loading && full {
                         return Err(GetError::TooManyPins);
@@ -305,20 +315,21 @@ impl Shared {
         self.wakers.wake(frame);
     }
 
-    /// Whether the load is over that has the entry, which the caller has pinned; if not, the task is
-    /// woken when it is.
-    pub(crate) fn poll_load(
+    /// Whether the entry, which the caller has pinned, has lost those marks: `IO` when its load is over,
+    /// `WRITE` when a writer is done. If not, the task is woken when it has.
+    pub(crate) fn poll_marks(
         &self,
         place: Place,
+        marks: u64,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), GetError>> {
         let entry = self.table.entry(place);
-        if entry.word().has(IO) {
+        if entry.word().has(marks) {
             if self.born.is_inherited() {
                 return Poll::Ready(Err(GetError::Forked));
             }
             self.wakers.add(entry.word().frame(), context.waker())?;
-            if entry.word().has(IO) {
+            if entry.word().has(marks) {
                 return Poll::Pending;
             }
             // Whoever ended it may have been there before.

@@ -14,13 +14,14 @@ use percpu::Forked;
 use percpu::sync::{Arc, hint, mutant, thread};
 
 use super::load::Asked;
+use super::write::{Fill, Got};
 use super::{Held, Reuse, Shared};
 use crate::error::{Failure, GetError};
 use crate::frames::Frame;
 use crate::hazard;
 use crate::source::Source;
 use crate::table::Place;
-use crate::word::{EVICT, Entry, FAILED, IO, Key, MOST_PINS, STALE, Word};
+use crate::word::{EVICT, Entry, FAILED, IO, Key, MOST_PINS, STALE, WRITE, Word};
 
 /// A frame in hand that nobody else has; goes back when it is not used.
 pub(super) struct Spare<'c> {
@@ -55,10 +56,16 @@ impl Shared {
         key: Key,
         class: u8,
         reuse: Reuse,
-    ) -> Result<Held, GetError> {
-        if source.device.begins_reads() {
-            let Asked(place) = self.ask(source, key, class, reuse, self.patience)?;
-            return self.wait_for_load(source, key, self.table.entry(place));
+        fill: Fill,
+    ) -> Result<Got, GetError> {
+        if fill == Fill::Read && source.device.begins_reads() {
+            let place = loop {
+                match self.ask(source, key, class, reuse, self.patience)? {
+                    Asked::Pinned(place) => break place,
+                    Asked::Excluded => source.writes.excluded.wait(key.sector(), self.patience),
+                }
+            };
+            return self.wait_for_load(source, key, self.table.entry(place)).map(Got::Shared);
         }
         hazard::reserve()?;
         let mut spare = None;
@@ -66,8 +73,9 @@ impl Shared {
         let mut rounds = 0_u32;
         loop {
             if let Some(held) = self.hit(key, class, reuse) {
-                return Ok(held);
+                return Ok(Got::Shared(held));
             }
+            source.check_read(key)?;
             let absent = self.table.find(key).is_none_or(is_overlooked);
             if spare.is_none() && absent {
                 // Before the lock. One for each thread that misses, whoever wins.
@@ -91,6 +99,12 @@ impl Shared {
                 home.find().filter(|entry| !is_overlooked(entry))
             };
             let Some(entry) = found else {
+                if source.writes.excluded.has(key.sector()) {
+                    drop(home);
+                    drop(spare.take()); // others may want it meanwhile
+                    source.writes.excluded.wait(key.sector(), self.patience);
+                    continue;
+                }
                 let Some(spare) = spare.take() else { continue };
                 let word = Word::loading(spare.frame);
                 let Some(place) = home.insert(word) else {
@@ -102,11 +116,17 @@ impl Shared {
                 self.frames.header(frame).set_place(place);
                 drop(home);
                 self.counters.miss_locked.add(1);
-                return self.load(source, key, frame, reuse);
+                return match fill {
+                    Fill::Read => self.load(source, key, frame, reuse).map(Got::Shared),
+                    Fill::Zeros => self.create(source, key, frame).map(Got::Locked),
+                };
             };
             let word = entry.word();
             self.check_class(word, class)?;
-            if word.has(IO) {
+            if word.has(WRITE) && hazard::named_by_me(entry) > 0 {
+                return Err(GetError::WouldDeadlock);
+            }
+            if word.has(IO | WRITE) {
                 if word.pins() == MOST_PINS {
                     return Err(GetError::TooManyPins);
                 }
@@ -114,7 +134,7 @@ impl Shared {
                     drop(home);
                     drop(spare); // others may want it meanwhile
                     self.counters.get_locked_waited.add(1);
-                    return self.wait_for_load(source, key, entry);
+                    return self.wait_for_load(source, key, entry).map(Got::Shared);
                 }
                 continue;
             }
@@ -168,10 +188,10 @@ impl Shared {
 
     /// Reads a block that is not there, for nobody; unless it would have to wait for a buffer.
     pub(crate) fn read_ahead(&self, source: &Source, key: Key, class: u8) {
-        if self.is_cached(key) || hazard::reserve().is_err() {
+        if self.is_cached(key) || hazard::reserve().is_err() || source.check_read(key).is_err() {
             return;
         }
-        let Ok(Some(frame)) = self.insert_load(key, class) else { return };
+        let Ok(Some(frame)) = self.insert_load(source, key, class) else { return };
         if let Ok(held) = self.load(source, key, frame, Reuse::Likely) {
             held.slot.clear();
         }
@@ -179,11 +199,17 @@ impl Shared {
 
     /// Puts a block into the table that is not there, as being read; unless that would have to wait for
     /// a buffer.
-    pub(super) fn insert_load(&self, key: Key, class: u8) -> Result<Option<Frame>, Forked> {
+    pub(super) fn insert_load(
+        &self,
+        source: &Source,
+        key: Key,
+        class: u8,
+    ) -> Result<Option<Frame>, Forked> {
         let Some(spare) = self.spare(class)? else { return Ok(None) };
         let home = self.table.lock(key)?;
         let place = match home.find() {
             Some(_) => None,
+            None if source.writes.excluded.has(key.sector()) => None,
             None => home.insert(Word::loading(spare.frame)),
         };
         if let Some(place) = place {
@@ -237,6 +263,25 @@ impl Shared {
         Err(self.fail(source, key, frame, failure))
     }
 
+    /// Fills what was just put into the table with zeros, for the caller to write.
+    fn create(&self, source: &Source, key: Key, frame: Frame) -> Result<Held, GetError> {
+        let entry = self.entry(frame);
+        let slot = match hazard::name(entry, self.order) {
+            Ok(slot) => slot,
+            Err(_) => return Err(self.fail(source, key, frame, Failure::NoMemory)),
+        };
+        if self.admit(frame, key, Reuse::Likely).is_err() {
+            slot.clear();
+            return Err(self.fail(source, key, frame, Failure::Forked));
+        }
+        self.frames.writing(frame);
+        let mut bytes = self.frames.bytes(frame);
+        // SAFETY: invariant 1 of `frames`: the frame is this thread's until the entry is published.
+        unsafe { bytes.as_mut() }.fill(0);
+        entry.publish_locked();
+        Ok(Held { slot, frame })
+    }
+
     /// Takes a load that failed out of the table, and tells those who wait.
     pub(super) fn fail(
         &self,
@@ -273,11 +318,26 @@ impl Shared {
         let header = self.frames.header(frame);
         // Another thread may wait for what this one's engine has begun.
         #[cfg(feature = "aio-reap")]
-        crate::device::wait_by_engine(|context| self.poll_load(header.place(), context).is_ready());
+        crate::device::wait_by_engine(|context| {
+            self.poll_marks(header.place(), IO, context).is_ready()
+        });
+        let mut since = None;
         loop {
             let seen = header.loaded.load();
-            if !entry.word().has(IO) {
+            let word = entry.word();
+            if !word.has(IO | WRITE) {
                 break;
+            }
+            if word.has(WRITE) {
+                // A thread's guard, which may wait for one of ours.
+                match self.time_left(&mut since) {
+                    Ok(left) => header.loaded.wait_for(seen, left),
+                    Err(error) => {
+                        self.unpin(entry);
+                        return Err(error);
+                    }
+                }
+                continue;
             }
             if self.born.is_inherited() {
                 self.unpin(entry);

@@ -10,21 +10,31 @@
 
 mod ahead;
 mod aside;
+mod back;
+mod cleaner;
 mod evict;
 mod load;
 mod miss;
+mod sync;
+mod wipe;
+mod write;
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use percpu::sync::atomic::AtomicUsize;
 use percpu::sync::{Generation, WordLock, mutant};
 use percpu::{AllocError, PerCpuCounter};
 
 use self::ahead::Ahead;
 pub(crate) use self::aside::Forget;
+use self::cleaner::Cleaner;
+pub(crate) use self::cleaner::Limits;
 pub(crate) use self::load::Asked;
 pub use self::load::Load;
 use self::load::Wakers;
+pub(crate) use self::wipe::Wipe;
+pub(crate) use self::write::{Fill, Got};
 use crate::cold::{Cold, Victim};
 use crate::error::{BuildError, GetError};
 use crate::frames::{Frame, Frames};
@@ -44,6 +54,8 @@ pub(crate) struct Shared {
     ids: WordLock<Ids>,
     pub(crate) ahead: Ahead,
     wakers: Wakers,
+    cleaner: Cleaner,
+    dirty_bytes: AtomicUsize,
     pub(crate) counters: Counters,
     /// Gets that were hits, but for those in `counters`.
     hits: Tally,
@@ -51,6 +63,7 @@ pub(crate) struct Shared {
     order: Order,
     /// How long a miss waits for a buffer.
     pub(crate) patience: Duration,
+    since: Instant,
     born: Generation,
 }
 
@@ -66,6 +79,11 @@ pub(crate) struct Counters {
     pub(crate) miss_locked: PerCpuCounter,
     pub(crate) get_read: PerCpuCounter,
     pub(crate) evictions: PerCpuCounter,
+    /// Blocks that the device was given, and in how many calls.
+    pub(crate) written: PerCpuCounter,
+    pub(crate) write_calls: PerCpuCounter,
+    /// Syncs of devices.
+    pub(crate) syncs: PerCpuCounter,
     /// Ranges that were not read ahead.
     pub(crate) ahead_dropped: PerCpuCounter,
 }
@@ -84,7 +102,13 @@ pub(crate) struct Held {
 }
 
 impl Shared {
-    fn new(frames: Frames, table: Table, cold: Cold, order: Order, patience: Duration) -> Self {
+    fn new(
+        frames: Frames,
+        table: Table,
+        cold: Cold,
+        order: Order,
+        (patience, limits): (Duration, Limits),
+    ) -> Self {
         Self {
             table,
             frames,
@@ -92,6 +116,9 @@ impl Shared {
             ids: WordLock::new(Ids::new()),
             ahead: Ahead::new(),
             wakers: Wakers::new(),
+            cleaner: Cleaner::new(limits),
+            dirty_bytes: AtomicUsize::new(0),
+            since: Instant::now(),
             counters: Counters::default(),
             hits: Tally::new(),
             order,
@@ -161,7 +188,7 @@ impl Shared {
         // the numbers carries here what those did.
         for key in self.table.keys() {
             if ids.is_retired(key.device()) {
-                self.invalidate(key).map_err(|error| match error {
+                self.invalidate(None, key).map_err(|error| match error {
                     GetError::Forked => BuildError::Forked,
                     _ => BuildError::NoMemory, // for this thread's slots
                 })?;
@@ -221,9 +248,9 @@ pub(crate) fn make(
     (unit, chunk): (u32, u32),
     policy: Policy,
     order: Order,
-    patience: Duration,
+    waits: (Duration, Limits),
 ) -> Result<Shared, AllocError> {
     let frames = Frames::new(units, unit, chunk)?;
     let cold = Cold::new(units, (chunk - unit) as u8, policy);
-    Ok(Shared::new(frames, Table::new(units)?, cold, order, patience))
+    Ok(Shared::new(frames, Table::new(units)?, cold, order, waits))
 }

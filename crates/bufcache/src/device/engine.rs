@@ -6,26 +6,29 @@
 //! that engine, which nobody else reaps. A load that ends wakes the engines of those who wait for it.
 //! So loads that are crossed end, whatever plugs their threads hold: a wait submits first.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::fmt;
 use std::fs::File;
 use std::future::poll_fn;
-use std::io;
+use std::io::{self, IoSlice};
 use std::marker::PhantomData;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
-use aio_reap::{Engine, IoBuf, IoBufMut};
+use aio_reap::{BufList, Engine, IoBuf, IoBufMut, Operation};
 
-use super::{BlockDevice, FileDevice};
+use super::{BlockDevice, DeviceWrite, FileDevice};
 use crate::cache::Load;
 
 /// A file or block device, as [`FileDevice`], whose reads go through the [`Engine`] that the thread has
 /// [lent](lend_engine): a miss in a task does not block the thread, and readahead is in flight at once.
 ///
-/// Threads without one read it by system calls. What is in a thread's engine ends when that thread waits
-/// for a block, or turns its engine: as with all of an engine, it should do so soon.
+/// Threads without one read it by system calls. Dirty blocks are written many at once, by the lent engine or by
+/// one of the writing thread's own; durable writes, and syncs, are system calls.
+///
+/// What is in a thread's engine ends when that thread waits for a block, or turns its engine: as with all
+/// of an engine, it should do so soon.
 #[derive(Debug)]
 pub struct EngineDevice {
     file: Arc<File>,
@@ -71,6 +74,19 @@ thread_local! {
 /// The thread's engine; none while the thread ends.
 fn local() -> Option<Rc<Local>> {
     LOCAL.try_with(|local| local.borrow().clone()).ok().flatten()
+}
+
+/// The same; where the thread has none, one of its own, for batches of writes: those of the cleaner, and of
+/// who syncs.
+fn local_or_own() -> Option<Rc<Local>> {
+    thread_local! {
+        static OWN: OnceCell<Option<Rc<Local>>> = const { OnceCell::new() };
+    }
+    let new = || {
+        let engine = Rc::new(Engine::new().ok()?);
+        Some(Rc::new(Local { engine, files: RefCell::default() }))
+    };
+    local().or_else(|| OWN.try_with(|own| own.get_or_init(new).clone()).ok().flatten())
 }
 
 /// Lets this thread read [`EngineDevice`]s by the engine, until the guard drops.
@@ -141,6 +157,58 @@ unsafe impl IoBufMut for Target {
     }
 }
 
+/// Bytes of a batch, which stay where they are until the batch is over.
+#[derive(Clone, Copy)]
+struct Part {
+    at: *const u8,
+    len: usize,
+}
+
+// SAFETY: the bytes are initialised, and neither change nor go before `Begun` is dropped, which waits
+// for every operation that has one.
+unsafe impl IoBuf for Part {
+    fn as_ptr(&self) -> *const u8 {
+        self.at
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+/// Operations of a batch. Whatever happens, they are over when this is gone.
+#[derive(Default)]
+struct Begun(Vec<(usize, Operation<BufList<Part>>)>);
+
+impl Begun {
+    fn end(&mut self, mut tell: impl FnMut(usize, io::Result<()>)) {
+        while let Some((number, operation)) = self.0.pop() {
+            tell(number, operation.wait().0.map(drop));
+        }
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.end(|_, _| {});
+    }
+}
+
+impl EngineDevice {
+    /// Begins one write of a batch.
+    fn begin_write(
+        &self,
+        local: &Local,
+        write: &DeviceWrite<'_>,
+    ) -> Option<Operation<BufList<Part>>> {
+        let file = local.file(&self.file).ok()?;
+        let parts = write.parts().iter();
+        let parts = parts.map(|part| Part { at: part.as_ptr(), len: part.len() }).collect();
+        let list = BufList::new(parts).ok()?;
+        local.engine.write_vectored(&file, list, write.offset()).submit().ok()
+    }
+}
+
 impl BlockDevice for EngineDevice {
     fn len(&self) -> u64 {
         self.plain.len()
@@ -173,6 +241,38 @@ impl BlockDevice for EngineDevice {
 
     fn write_durable(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         self.plain.write_durable(offset, buf)
+    }
+
+    fn write_vectored(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        self.plain.write_vectored(offset, parts)
+    }
+
+    fn write_vectored_durable(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        self.plain.write_vectored_durable(offset, parts)
+    }
+
+    fn write_batch(&self, writes: &mut [DeviceWrite<'_>], durable: bool) {
+        let engine = if durable || writes.len() < 2 { None } else { local_or_own() };
+        let Some(local) = engine else { return self.plain.write_batch(writes, durable) };
+        let mut begun = Begun::default();
+        begun.0.reserve(writes.len());
+        {
+            let _together = local.engine.plug();
+            for (number, write) in writes.iter().enumerate() {
+                if let Some(operation) = self.begin_write(&local, write) {
+                    begun.0.push((number, operation));
+                }
+            }
+        }
+        let mut is_over = vec![false; writes.len()];
+        begun.end(|number, result| {
+            is_over[number] = true;
+            writes[number].end(result);
+        });
+        // What the engine had no room for.
+        for (write, _) in writes.iter_mut().zip(is_over).filter(|(_, is_over)| !is_over) {
+            write.end(self.plain.write_vectored(write.offset(), write.parts()));
+        }
     }
 
     fn zero(&self, offset: u64, len: u64) -> io::Result<()> {

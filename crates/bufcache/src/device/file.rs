@@ -1,12 +1,15 @@
 //! A file or a block device of the system.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use super::{BlockDevice, read_only};
+
+/// Most parts of one call: `IOV_MAX`.
+const PARTS: usize = 1024;
 
 /// An open file or block device, by `pread`, `pwrite`, `fdatasync` and `fallocate`.
 ///
@@ -83,15 +86,52 @@ impl FileDevice {
         })
     }
 
-    /// `pwritev2` with `RWF_DSYNC`.
-    fn write_through(&self, offset: u64, buf: &[u8]) -> io::Result<usize> {
-        let part = libc::iovec { iov_base: buf.as_ptr().cast_mut().cast(), iov_len: buf.len() };
+    /// `pwritev2` of as many parts as one call takes.
+    fn pwritev(&self, offset: u64, parts: &[IoSlice<'_>], flags: i32) -> io::Result<usize> {
         let offset =
             libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
-        let fd = self.file.as_raw_fd();
-        // SAFETY: one vector, of bytes that the call only reads.
-        let count = unsafe { libc::pwritev2(fd, &raw const part, 1, offset, libc::RWF_DSYNC) };
+        let count = parts.len().min(PARTS) as i32;
+        // SAFETY: an `IoSlice` is an `iovec`, by the promise of `std`; the call only reads the bytes.
+        let count = unsafe {
+            libc::pwritev2(self.file.as_raw_fd(), parts.as_ptr().cast(), count, offset, flags)
+        };
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// `pwritev2` with `RWF_DSYNC`.
+    fn write_through(&self, offset: u64, buf: &[u8]) -> io::Result<usize> {
+        self.pwritev(offset, &[IoSlice::new(buf)], libc::RWF_DSYNC)
+    }
+
+    /// Writes the parts by as few calls as possible; what a call leaves of a part, by itself.
+    fn write_parts(
+        &self,
+        offset: u64,
+        parts: &[IoSlice<'_>],
+        flags: i32,
+        one: impl Fn(u64, &[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        if !self.writable {
+            return Err(read_only());
+        }
+        let (mut at, mut left) = (offset, parts);
+        while let Some(first) = left.first() {
+            let mut done = self.whole(again(|| self.pwritev(at, left, flags))?);
+            if done == 0 && !first.is_empty() {
+                return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+            }
+            while let Some((part, behind)) = left.split_first() {
+                if done < part.len() {
+                    break;
+                }
+                (done, at, left) = (done - part.len(), at + part.len() as u64, behind);
+            }
+            if let Some((part, behind)) = left.split_first().filter(|_| done > 0) {
+                one(at + done as u64, &part[done..])?;
+                (at, left) = (at + part.len() as u64, behind);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -123,13 +163,23 @@ impl BlockDevice for FileDevice {
 
     fn write_durable(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         match self.write_by(offset, buf, |offset, buf| self.write_through(offset, buf)) {
-            Err(error)
-                if matches!(
-                    error.raw_os_error(),
-                    Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL)
-                ) =>
-            {
+            Err(error) if is_unknown(&error) => {
                 self.write(offset, buf)?;
+                self.sync()
+            }
+            result => result,
+        }
+    }
+
+    fn write_vectored(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        self.write_parts(offset, parts, 0, |offset, part| self.write(offset, part))
+    }
+
+    fn write_vectored_durable(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        let durably = |offset, part: &[u8]| self.write_durable(offset, part);
+        match self.write_parts(offset, parts, libc::RWF_DSYNC, durably) {
+            Err(error) if is_unknown(&error) => {
+                self.write_vectored(offset, parts)?;
                 self.sync()
             }
             result => result,
@@ -147,6 +197,11 @@ impl BlockDevice for FileDevice {
     fn sync(&self) -> io::Result<()> {
         again(|| self.file.sync_data())
     }
+}
+
+/// Whether the system may not know a flag of a call.
+fn is_unknown(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL))
 }
 
 fn check(result: i32) -> io::Result<i32> {

@@ -7,7 +7,7 @@ mod file;
 mod memory;
 mod power;
 
-use std::io;
+use std::io::{self, IoSlice};
 
 #[cfg(feature = "aio-reap")]
 pub use self::engine::{EngineDevice, LentEngine, lend_engine};
@@ -89,6 +89,53 @@ pub trait BlockDevice: Send + Sync + 'static {
         self.sync()
     }
 
+    /// Writes parts that lie one behind the other on the device, as [`write`](Self::write) each, which is
+    /// what it does unless a device has a better way.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write).
+    fn write_vectored(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        let mut at = offset;
+        for part in parts {
+            self.write(at, part)?;
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// The same, durable when it returns.
+    ///
+    /// # Errors
+    ///
+    /// As [`write_durable`](Self::write_durable).
+    fn write_vectored_durable(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        if let [part] = parts {
+            return self.write_durable(offset, part);
+        }
+        self.write_vectored(offset, parts)?;
+        self.sync()
+    }
+
+    /// Does several writes, which do not overlap, in any order or at once, and says of each how it
+    /// [ended](DeviceWrite::end); each durable, if asked for. One that it says nothing of counts as failed.
+    fn write_batch(&self, writes: &mut [DeviceWrite<'_>], durable: bool) {
+        for write in writes {
+            let result = loop {
+                let result = if durable {
+                    self.write_vectored_durable(write.offset(), write.parts())
+                } else {
+                    self.write_vectored(write.offset(), write.parts())
+                };
+                match result {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    result => break result,
+                }
+            };
+            write.end(result);
+        }
+    }
+
     /// Lets bytes read as zeros, and keeps room for them. As a write it is durable after a sync.
     ///
     /// # Errors
@@ -116,6 +163,39 @@ pub trait BlockDevice: Send + Sync + 'static {
     /// The device's: none of that need ever become durable then, whatever a later call says.
     fn sync(&self) -> io::Result<()> {
         Err(read_only())
+    }
+}
+
+/// One write of a [batch](BlockDevice::write_batch).
+#[derive(Debug)]
+pub struct DeviceWrite<'w> {
+    offset: u64,
+    parts: &'w [IoSlice<'w>],
+    result: Option<io::Result<()>>,
+}
+
+impl<'w> DeviceWrite<'w> {
+    pub(crate) fn new(offset: u64, parts: &'w [IoSlice<'w>]) -> Self {
+        Self { offset, parts, result: None }
+    }
+
+    /// Where it begins on the device, in bytes.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// What is written, one part behind the other.
+    pub fn parts(&self) -> &'w [IoSlice<'w>] {
+        self.parts
+    }
+
+    /// Says how it ended; the last word counts.
+    pub fn end(&mut self, result: io::Result<()>) {
+        self.result = Some(result);
+    }
+
+    pub(crate) fn take_result(&mut self) -> Option<io::Result<()>> {
+        self.result.take()
     }
 }
 
@@ -155,6 +235,18 @@ impl<D: BlockDevice + ?Sized> BlockDevice for std::sync::Arc<D> {
 
     fn write_durable(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         (**self).write_durable(offset, buf)
+    }
+
+    fn write_vectored(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        (**self).write_vectored(offset, parts)
+    }
+
+    fn write_vectored_durable(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        (**self).write_vectored_durable(offset, parts)
+    }
+
+    fn write_batch(&self, writes: &mut [DeviceWrite<'_>], durable: bool) {
+        (**self).write_batch(writes, durable);
     }
 
     fn zero(&self, offset: u64, len: u64) -> io::Result<()> {

@@ -12,7 +12,7 @@ use super::Device;
 use crate::cache::{Forget, Load};
 use crate::error::GetError;
 use crate::table::Place;
-use crate::word::Key;
+use crate::word::{IO, Key, WRITE};
 
 /// Log of a sector's bytes.
 const SECTOR: u32 = 9;
@@ -118,7 +118,7 @@ impl Future for Invalidation {
         loop {
             let mut next = this.again.take();
             if let Some((key, Waiting { device, place })) = &this.waiting {
-                ready!(device.shared.poll_load(*place, context))?;
+                ready!(device.shared.poll_marks(*place, IO | WRITE, context))?;
                 // What another load has brought since is as new as need be.
                 next = device.shared.is_at(*key, *place).then_some(*key);
                 this.waiting = None;
@@ -128,7 +128,7 @@ impl Future for Invalidation {
             };
             let mut looks = 0;
             match loop {
-                match this.device.shared.forget(key)? {
+                match this.device.shared.forget(&this.device.source, key)? {
                     Forget::Busy if looks < LOOKS => looks += 1,
                     forgotten => break forgotten,
                 }

@@ -9,7 +9,7 @@ mod ghost;
 
 use crate::cold::{Nodes, Victim};
 use crate::frames::Frame;
-use crate::word::{EVICT, Entry, IO, Key, STALE, VALID};
+use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 
 /// How buffers are chosen for eviction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -123,7 +123,10 @@ impl Policy {
 /// Marks a buffer as being evicted, unless somebody has it pinned or works on it.
 pub(crate) fn mark(entry: &Entry) -> bool {
     let mut seen = entry.word();
-    while seen.pins() == 0 && seen.has(VALID) && !seen.has(IO | EVICT | STALE) {
+    while seen.pins() == 0
+        && seen.has(VALID)
+        && !seen.has(IO | EVICT | STALE | WRITE | DIRTY | BACK)
+    {
         match entry.try_change(seen, EVICT, 0) {
             Ok(()) => return true,
             Err(now) => seen = now,

@@ -1,0 +1,454 @@
+//! Write-back: dirty buffers go to the device, in the order of their blocks, neighbours together.
+//!
+//! ```text
+//!  list of dirty buffers ──copy──► sort ──► mark BACK ──► log? held back? refused? ──► window ──► write
+//!                                              │                 │ yes                        │
+//!                                              ▼ no more dirty   ▼                            ▼
+//!                                             skip             unmark, DIRTY stays    clean, or DIRTY stays
+//! ```
+//!
+//! # What is never done
+//!
+//! 1. A block is not clean before the device has said that it has it: `DIRTY` stays beside `BACK`, and
+//!    the frame on the list.
+//! 2. Nobody waits with a block marked: the window in hand is written first, so two who write back do not
+//!    wait for each other.
+//! 3. What the device has is among the unsynced sectors before the block is clean: a sync that fails
+//!    finds it there, or finds it dirty.
+
+use std::io::IoSlice;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use percpu::sync::atomic::Ordering;
+use percpu::sync::{Arc, mutant};
+
+use super::Shared;
+use crate::device::DeviceWrite;
+use crate::dirty::WriteError;
+use crate::error::GetError;
+use crate::frames::Frame;
+use crate::hazard;
+use crate::source::Source;
+use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
+
+/// Most blocks in hand. A guess: a MiB of blocks of 4,096 bytes.
+const WINDOW: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 256 };
+/// Most writes that the device is given at once. A guess: enough to keep a disk busy.
+const RUNS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 32 };
+
+/// What of a device is to be written, and how.
+#[derive(Clone, Debug)]
+pub(crate) struct Task {
+    pub(crate) sectors: Range<u64>,
+    /// At most so many blocks, the oldest.
+    pub(crate) most: usize,
+    /// Only what became dirty before, in milliseconds of the cache's life.
+    pub(crate) before: u32,
+    /// Durable when this returns (FUA).
+    pub(crate) durable: bool,
+    /// Waits for what is marked or held back, and tries what was given up.
+    pub(crate) wait: bool,
+}
+
+impl Task {
+    /// All that is dirty now.
+    pub(crate) fn all() -> Self {
+        Self {
+            sectors: 0..u64::MAX,
+            most: usize::MAX,
+            before: u32::MAX,
+            durable: false,
+            wait: true,
+        }
+    }
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Done {
+    pub(crate) written: usize,
+    /// The first.
+    pub(crate) error: Option<WriteError>,
+}
+
+impl Done {
+    fn fail(&mut self, error: WriteError) {
+        self.error.get_or_insert(error);
+    }
+}
+
+/// A buffer on its way.
+#[derive(Clone, Copy, Debug)]
+struct Going {
+    key: Key,
+    frame: Frame,
+}
+
+/// Blocks in hand, all marked, in the order of the device.
+struct Window<'t> {
+    blocks: Vec<Going>,
+    task: &'t Task,
+    done: Done,
+}
+
+/// Why a block is not written now.
+enum Kept {
+    /// It is clean, or gone.
+    Clean,
+    /// Somebody writes it, or it is being written back.
+    Marked,
+    /// Somebody holds it back, or the cleaner has given it up.
+    Held,
+    /// The log must be flushed up to that number first.
+    Log(u64),
+    Because(WriteError),
+}
+
+impl Shared {
+    /// Writes what a device is to be given. Blocks.
+    pub(crate) fn write_back(&self, source: &Arc<Source>, task: &Task) -> Done {
+        let mut done = Done::default();
+        if self.born.is_inherited() {
+            done.fail(WriteError::Forked);
+            return done;
+        }
+        let Some(mut going) = self.dirty_blocks(source, task, &mut done) else { return done };
+        going.sort_unstable_by_key(|going| going.key.sector());
+        let mut blocks = Vec::new();
+        if blocks.try_reserve_exact(WINDOW.min(going.len())).is_err() {
+            done.fail(WriteError::NoMemory);
+            return done;
+        }
+        let mut window = Window { blocks, task, done };
+        for next in going {
+            if source.writes.poisoned().is_some() {
+                break; // nothing it could say makes anything durable
+            }
+            if window.blocks.len() == WINDOW {
+                self.write_window(source, &mut window);
+            }
+            self.add_to_window(source, &mut window, next);
+        }
+        self.write_window(source, &mut window);
+        window.done
+    }
+
+    /// Those of the list that the task is about.
+    fn dirty_blocks(&self, source: &Source, task: &Task, done: &mut Done) -> Option<Vec<Going>> {
+        let mut going = Vec::new();
+        let Ok(len) = source.writes.dirty.lock().map(|list| list.len()) else {
+            done.fail(WriteError::Forked);
+            return None;
+        };
+        // No memory is asked for under the lock. What becomes dirty meanwhile may be left out: it was not
+        // when this began.
+        if going.try_reserve_exact(len.min(task.most)).is_err() {
+            // Some are better than none, and those who wait come again.
+            done.fail(WriteError::NoMemory);
+            return None;
+        }
+        let room = going.capacity();
+        let Ok(list) = source.writes.dirty.lock() else {
+            done.fail(WriteError::Forked);
+            return None;
+        };
+        let old = |frame: &Frame| self.frames.header(*frame).since() < task.before;
+        let blocks = list
+            .oldest_first(&self.frames)
+            .take_while(old)
+            .map(|frame| Going { key: self.entry(frame).key(), frame })
+            .filter(|going| task.sectors.contains(&going.key.sector()))
+            .take(room.min(task.most));
+        going.extend(blocks);
+        Some(going)
+    }
+
+    /// Marks a block and puts it into the window, which is written first where that has to wait.
+    fn add_to_window(&self, source: &Arc<Source>, window: &mut Window<'_>, next: Going) {
+        let (mut since, mut flushed) = (None, 0);
+        loop {
+            let kept = match self.begin_back(source, window.task, next, flushed) {
+                Ok(()) => return window.blocks.push(next),
+                Err(Kept::Clean) => return,
+                Err(Kept::Because(error)) => return window.done.fail(error),
+                Err(Kept::Marked | Kept::Held) if !window.task.wait => return,
+                Err(kept) => kept,
+            };
+            self.write_window(source, window);
+            let waited = match kept {
+                Kept::Log(number) => {
+                    flushed = number;
+                    self.flush_log(source, next, number)
+                }
+                Kept::Held => self.pause(&mut 32, &mut since).map_err(WriteError::from),
+                _ => self.wait_to_go(next, &mut since),
+            };
+            let block = source.block(next.key);
+            match waited {
+                Ok(()) => {}
+                Err(WriteError::Get(GetError::Busy)) => {
+                    return window.done.fail(WriteError::Busy { block });
+                }
+                Err(WriteError::Get(GetError::WouldDeadlock)) => {
+                    return window.done.fail(WriteError::WouldDeadlock { block });
+                }
+                Err(error) => return window.done.fail(error),
+            }
+        }
+    }
+
+    /// Sleeps until a thread has written the block, or the device has it.
+    fn wait_to_go(&self, next: Going, since: &mut Option<Instant>) -> Result<(), WriteError> {
+        let entry = self.entry(next.frame);
+        if entry.word().has(WRITE) && hazard::named_by_me(entry) > 0 {
+            return Err(WriteError::Get(GetError::WouldDeadlock));
+        }
+        Ok(self.wait_for_mark(next.frame, next.key, since)?)
+    }
+
+    /// Marks a block that is dirty, and may be written.
+    fn begin_back(
+        &self,
+        source: &Source,
+        task: &Task,
+        going: Going,
+        flushed: u64,
+    ) -> Result<(), Kept> {
+        let entry = self.mark_back(going)?;
+        let may_go = self.may_go(source, task, going, flushed);
+        if may_go.is_err() {
+            self.unmark_back(entry, going.frame, 0);
+        }
+        may_go
+    }
+
+    fn mark_back(&self, going: Going) -> Result<&Entry, Kept> {
+        let entry = self.entry(going.frame);
+        let mut word = entry.word();
+        loop {
+            if word.has(WRITE | BACK) && entry.key() == going.key {
+                return Err(Kept::Marked);
+            }
+            let ready = word.has(VALID) && word.has(DIRTY) && word.frame() == going.frame;
+            if !ready || word.has(WRITE | BACK | EVICT | IO | STALE) {
+                return Err(Kept::Clean);
+            }
+            let cleared = if mutant("clean-before-the-write") { DIRTY } else { 0 };
+            match entry.try_change(word, BACK, cleared) {
+                Ok(()) => break,
+                Err(now) => word = now,
+            }
+        }
+        // The frame may have had another block by then: not this task's.
+        if entry.key() != going.key {
+            self.unmark_back(entry, going.frame, 0);
+            return Err(Kept::Clean);
+        }
+        Ok(entry)
+    }
+
+    /// Whether a marked block may be given to the device: nobody changes what is asked about here while
+    /// it is marked.
+    fn may_go(&self, source: &Source, task: &Task, going: Going, flushed: u64) -> Result<(), Kept> {
+        let header = self.frames.header(going.frame);
+        let options = &source.writes.options;
+        if header.is_held() && !mutant("write-what-is-held") {
+            return Err(Kept::Held);
+        }
+        if header.tries() == u32::MAX && !task.wait {
+            return Err(Kept::Held);
+        }
+        let lsn = header.lsn();
+        if let Some(wal) = options.wal.as_ref().filter(|_| lsn > flushed) {
+            let durable = catch_unwind(AssertUnwindSafe(|| wal.durable()));
+            let block = source.block(going.key);
+            match durable {
+                Ok(durable) if durable >= lsn || mutant("write-before-the-log") => {}
+                Ok(_) => return Err(Kept::Log(lsn)),
+                Err(_) => return Err(Kept::Because(WriteError::Panicked { block })),
+            }
+        }
+        if let Some(look) = &options.before_write {
+            let block = source.block(going.key);
+            // SAFETY: invariant 1 of `frames`: nobody writes the bytes of what is marked `BACK`.
+            let bytes = unsafe { self.frames.bytes(going.frame).as_ref() };
+            match catch_unwind(AssertUnwindSafe(|| look(block, bytes))) {
+                Ok(true) => {}
+                Ok(false) => return Err(Kept::Because(WriteError::Verify { block })),
+                Err(_) => return Err(Kept::Because(WriteError::Panicked { block })),
+            }
+        }
+        Ok(())
+    }
+
+    fn flush_log(&self, source: &Source, going: Going, number: u64) -> Result<(), WriteError> {
+        let Some(wal) = &source.writes.options.wal else { return Ok(()) };
+        let block = source.block(going.key);
+        match catch_unwind(AssertUnwindSafe(|| wal.flush(number))) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => {
+                let errno = error.raw_os_error().unwrap_or(libc::EIO);
+                Err(WriteError::Wal { errno, block })
+            }
+            Err(_) => Err(WriteError::Panicked { block }),
+        }
+    }
+
+    /// Writes what the window has: neighbours together, and one by one where the device refuses that.
+    fn write_window(&self, source: &Arc<Source>, window: &mut Window<'_>) {
+        let task = window.task;
+        let mut left = &window.blocks[..];
+        let mut done = window.done;
+        while !left.is_empty() {
+            let mut results = [const { None }; RUNS];
+            let given = self.give_to_device(source, left, task.durable, &mut results);
+            let (now, behind) = left.split_at(given);
+            for (run, result) in now.chunk_by(|a, b| self.is_next(source, *a, *b)).zip(results) {
+                match result {
+                    Some(Ok(())) => run.iter().for_each(|&one| {
+                        self.finish(source, one, task.durable);
+                        done.written += 1;
+                    }),
+                    Some(Err(errno)) if run.len() == 1 => {
+                        done.fail(self.fail_back(source, run[0], task, errno));
+                    }
+                    _ => run.iter().for_each(|&one| {
+                        let mut result = [const { None }; RUNS];
+                        self.give_to_device(source, &[one], task.durable, &mut result);
+                        match result[0].unwrap_or(Err(None)) {
+                            Ok(()) => {
+                                self.finish(source, one, task.durable);
+                                done.written += 1;
+                            }
+                            Err(errno) => done.fail(self.fail_back(source, one, task, errno)),
+                        }
+                    }),
+                }
+            }
+            left = behind;
+        }
+        window.done = done;
+        window.blocks.clear();
+    }
+
+    /// Whether `next` begins on the device where `one` ends.
+    fn is_next(&self, source: &Source, one: Going, next: Going) -> bool {
+        source.sectors(one.key).end == next.key.sector()
+    }
+
+    /// Gives the device runs of neighbours, as many as one batch takes. Returns how many blocks those have,
+    /// and of each run the device's errno, or none where it panicked.
+    fn give_to_device(
+        &self,
+        source: &Source,
+        blocks: &[Going],
+        durable: bool,
+        results: &mut [Option<Result<(), Option<i32>>>; RUNS],
+    ) -> usize {
+        let mut parts = [IoSlice::new(&[]); WINDOW];
+        for (part, going) in parts.iter_mut().zip(blocks) {
+            self.frames.reading(going.frame);
+            // SAFETY: invariant 1 of `frames`: nobody writes the bytes of what is marked `BACK`.
+            let bytes = unsafe { self.frames.bytes(going.frame).as_ref() };
+            // The last block may reach behind the end of the device.
+            let left = source.len().saturating_sub(Source::offset(going.key));
+            *part = IoSlice::new(&bytes[..left.min(bytes.len() as u64) as usize]);
+        }
+        let mut batch: [DeviceWrite<'_>; RUNS] = std::array::from_fn(|_| DeviceWrite::new(0, &[]));
+        let (mut runs, mut given) = (0, 0);
+        let neighbours = blocks.chunk_by(|a, b| self.is_next(source, *a, *b));
+        for (write, run) in batch.iter_mut().zip(neighbours) {
+            let offset = Source::offset(run[0].key);
+            *write = DeviceWrite::new(offset, &parts[given..given + run.len()]);
+            (runs, given) = (runs + 1, given + run.len());
+        }
+        let batch = &mut batch[..runs];
+        self.counters.write_calls.add(runs as i64);
+        let written = catch_unwind(AssertUnwindSafe(|| source.device.write_batch(batch, durable)));
+        for (write, result) in batch.iter_mut().zip(results) {
+            *result = Some(match write.take_result() {
+                Some(Ok(())) => Ok(()),
+                Some(Err(error)) => Err(Some(error.raw_os_error().unwrap_or(libc::EIO))),
+                // It panicked, or has said nothing.
+                None => Err(written.is_ok().then_some(libc::EIO)),
+            });
+        }
+        given
+    }
+
+    /// The device has the block.
+    fn finish(&self, source: &Arc<Source>, going: Going, durable: bool) {
+        if !durable {
+            source.writes.unsynced.lock().written.insert(source.sectors(going.key));
+        }
+        self.counters.written.add(1);
+        self.frames.header(going.frame).forget_tries();
+        self.unlist_dirty(source, going.frame);
+        self.unmark_back(self.entry(going.frame), going.frame, DIRTY);
+    }
+
+    /// The device has refused it.
+    fn fail_back(
+        &self,
+        source: &Source,
+        going: Going,
+        task: &Task,
+        errno: Option<i32>,
+    ) -> WriteError {
+        let block = source.block(going.key);
+        let number = errno.unwrap_or(libc::EIO);
+        source.writes.record(number);
+        if task.durable {
+            source.writes.poison(number);
+        }
+        let header = self.frames.header(going.frame);
+        if !task.wait {
+            let rule = source.writes.options.rule(number);
+            let life = self.now().saturating_sub(header.since());
+            if header.count_try() >= rule.retries || u128::from(life) >= rule.within.as_millis() {
+                header.give_up();
+            }
+        }
+        let lost = if mutant("failed-write-is-clean") { DIRTY } else { 0 };
+        self.unmark_back(self.entry(going.frame), going.frame, lost);
+        match errno {
+            Some(errno) => WriteError::Io { errno, block },
+            None => WriteError::Panicked { block },
+        }
+    }
+
+    fn unmark_back(&self, entry: &Entry, frame: Frame, clear: u64) {
+        self.end_marks(entry, frame, BACK | clear, 0);
+    }
+
+    /// A buffer becomes dirty, whose entry the caller has for writing.
+    pub(super) fn list_dirty(&self, source: &Arc<Source>, frame: Frame) {
+        let Ok(mut list) = source.writes.dirty.lock() else { return };
+        let header = self.frames.header(frame);
+        header.forget_tries();
+        header.set_since(self.now());
+        let was_empty = list.is_empty();
+        list.push(&self.frames, frame);
+        if was_empty {
+            self.cleaner.add(source);
+        }
+        drop(list);
+        // Ordering: Relaxed; a measure.
+        self.dirty_bytes.fetch_add(1 << self.frames.shift(frame), Ordering::Relaxed);
+    }
+
+    /// It is dirty no more: written, or invalidated.
+    pub(super) fn unlist_dirty(&self, source: &Arc<Source>, frame: Frame) {
+        let Ok(mut list) = source.writes.dirty.lock() else { return };
+        let removed = list.remove(&self.frames, frame);
+        let gone = if list.is_empty() { self.cleaner.remove(source) } else { None };
+        drop(list);
+        drop(gone); // perhaps the last of its device, outside the lock
+        if removed {
+            // Ordering: Relaxed; a measure.
+            self.dirty_bytes.fetch_sub(1 << self.frames.shift(frame), Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Writes back what has been dirty for a while, and what too much of is dirty.
+//!
+//! A thread of the cache's, which is started by the first who dirties a block and ends with the cache. The
+//! devices that have dirty buffers are listed here, and so live until these are written or dropped.
+
+use std::time::Duration;
+
+use percpu::sync::atomic::Ordering;
+use percpu::sync::{Arc, Condvar, Generation, Mutex, thread};
+
+use super::Shared;
+use super::back::Task;
+use crate::source::Source;
+
+/// How often it looks for what is old.
+const ROUND: Duration = Duration::from_millis(200);
+/// Most buffers that a thread writes that needs one. A guess: enough that the next few find some.
+const SOME: usize = 64;
+/// Sectors that were written and never synced may be in so many ranges: then the cleaner syncs.
+const MOST_EXTENTS: usize = 16 << 10;
+
+/// When it writes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// What has been dirty for so long.
+    pub(crate) age: Duration,
+    /// A share of the capacity in 256 parts: it begins to write when more is dirty.
+    pub(crate) begin: u32,
+    /// And who dirties more waits for some to be written.
+    pub(crate) most: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { age: Duration::from_secs(5), begin: 26, most: 192 }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Cleaner {
+    queue: Arc<Queue>,
+    pub(super) limits: Limits,
+    born: Generation,
+}
+
+struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    sources: Vec<Arc<Source>>,
+    started: bool,
+    closed: bool,
+    /// Too much is dirty.
+    urgent: bool,
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Queue").finish_non_exhaustive()
+    }
+}
+
+impl Cleaner {
+    pub(super) fn new(limits: Limits) -> Self {
+        let queue = Queue { state: Mutex::new(State::default()), changed: Condvar::new() };
+        Self { queue: Arc::new(queue), limits, born: Generation::current() }
+    }
+
+    /// The device has its first dirty buffer.
+    pub(super) fn add(&self, source: &Arc<Source>) {
+        let mut state = self.queue.state.lock();
+        state.sources.push(Arc::clone(source));
+        if !state.started {
+            let queue = Arc::clone(&self.queue);
+            let limits = self.limits;
+            let builder = thread::Builder::new().name("bufcache-clean".into());
+            // Without one the dirty buffers wait for a sync, or for who needs their memory.
+            state.started = builder.spawn(move || queue.work(limits)).is_ok();
+        }
+        let first = state.sources.len() == 1;
+        drop(state);
+        if first {
+            self.queue.changed.notify_one();
+        }
+    }
+
+    /// The device's last buffer is clean. Returns its place here, to be dropped without a lock.
+    pub(super) fn remove(&self, source: &Arc<Source>) -> Option<Arc<Source>> {
+        let mut state = self.queue.state.lock();
+        let at = state.sources.iter().position(|known| Arc::ptr_eq(known, source))?;
+        Some(state.sources.swap_remove(at))
+    }
+
+    /// The next device with dirty buffers, in turn.
+    fn next(&self, at: usize) -> Option<Arc<Source>> {
+        self.queue.state.lock().sources.get(at).map(Arc::clone)
+    }
+
+    fn hurry(&self) {
+        let mut state = self.queue.state.lock();
+        let told = std::mem::replace(&mut state.urgent, true);
+        drop(state);
+        if !told {
+            self.queue.changed.notify_one();
+        }
+    }
+}
+
+impl Drop for Cleaner {
+    fn drop(&mut self) {
+        if self.born.is_inherited() {
+            return; // another process's thread, and perhaps its lock
+        }
+        self.queue.state.lock().closed = true;
+        self.queue.changed.notify_one();
+    }
+}
+
+impl Queue {
+    fn work(&self, limits: Limits) {
+        while let Some((sources, urgent)) = self.next_round() {
+            for source in sources {
+                source.cache.clean(&source, limits, urgent);
+            }
+        }
+    }
+
+    /// Waits for the next round; `None`: the cache is gone.
+    fn next_round(&self) -> Option<(Vec<Arc<Source>>, bool)> {
+        let mut state = self.state.lock();
+        let mut waited = false;
+        loop {
+            if state.closed {
+                return None;
+            }
+            if !state.sources.is_empty() && (waited || state.urgent) {
+                let urgent = std::mem::take(&mut state.urgent);
+                return Some((state.sources.clone(), urgent));
+            }
+            if state.sources.is_empty() {
+                state.urgent = false;
+                self.changed.wait(&mut state);
+            } else {
+                self.changed.wait_timeout(&mut state, ROUND);
+                waited = true;
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Milliseconds of the cache's life.
+    pub(super) fn now(&self) -> u32 {
+        u32::try_from(self.since.elapsed().as_millis()).unwrap_or(u32::MAX)
+    }
+
+    pub(crate) fn dirty_bytes(&self) -> usize {
+        self.dirty_bytes.load(Ordering::Relaxed) // a measure
+    }
+
+    /// One round of the cleaner's for one device.
+    fn clean(&self, source: &Arc<Source>, limits: Limits, urgent: bool) {
+        let before = match limits.age.as_millis() {
+            _ if urgent => u32::MAX,
+            age => self.now().saturating_sub(u32::try_from(age).unwrap_or(u32::MAX)),
+        };
+        let task = Task { before, wait: false, ..Task::all() };
+        // What fails is remembered by the device, for its handles.
+        self.write_back(source, &task);
+        if source.writes.unsynced.lock().written.len() > MOST_EXTENTS {
+            let _ = self.sync_device(source);
+        }
+    }
+
+    /// Writes a few buffers, because the caller needs one. Returns how many.
+    pub(super) fn clean_some(&self) -> usize {
+        if self.dirty_bytes() == 0 || self.born.is_inherited() {
+            return 0;
+        }
+        let task = Task { most: SOME, wait: false, ..Task::all() };
+        let mut at = 0;
+        while let Some(source) = self.cleaner.next(at) {
+            let written = self.write_back(&source, &task).written;
+            if written > 0 {
+                return written;
+            }
+            at += 1;
+        }
+        0
+    }
+
+    /// Before a thread dirties more: wakes the cleaner, or writes some itself.
+    pub(super) fn limit_dirty(&self) {
+        let dirty = self.dirty_bytes() as u64 * 256;
+        let capacity = self.frames.capacity() as u64;
+        let limits = self.cleaner.limits;
+        if dirty > capacity * u64::from(limits.most) {
+            self.clean_some();
+        } else if dirty > capacity * u64::from(limits.begin) {
+            self.cleaner.hurry();
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! What makes it durable: sync, FUA, resets, and the end of a device.
+//!
+//! # The rule
+//!
+//! A block is durable when a sync of the device succeeded that began after the block's write ended, or when
+//! that write was a durable one itself. So a sync here first writes what is dirty, then waits for a sync
+//! of the device that begins after that; one that runs already is not enough.
+
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use percpu::sync::{Arc, mutant};
+
+use super::Shared;
+use super::back::Task;
+use crate::dirty::{Extents, WriteError};
+use crate::error::GetError;
+use crate::source::Source;
+use crate::word::{BACK, DIRTY, EVICT, IO, Key, STALE, VALID, WRITE};
+
+impl Shared {
+    pub(super) fn check_sync(&self, source: &Source) -> Result<(), WriteError> {
+        if self.born.is_inherited() {
+            return Err(WriteError::Forked);
+        }
+        if source.writes.is_closed() {
+            return Err(WriteError::Closed);
+        }
+        self.check_poison(source)
+    }
+
+    fn check_poison(&self, source: &Source) -> Result<(), WriteError> {
+        source.writes.poisoned().map_or(Ok(()), |errno| Err(WriteError::Poisoned { errno }))
+    }
+
+    /// Gives the device everything that is dirty.
+    pub(crate) fn flush(&self, source: &Arc<Source>) -> Result<(), WriteError> {
+        self.check_sync(source)?;
+        let done = self.write_back(source, &Task::all());
+        self.check_poison(source)?;
+        done.error.map_or(Ok(()), Err)
+    }
+
+    /// Makes everything durable that was dirtied before.
+    pub(crate) fn sync(&self, source: &Arc<Source>) -> Result<(), WriteError> {
+        let flushed = self.flush(source);
+        if let Err(error @ (WriteError::Forked | WriteError::Closed)) = flushed {
+            return Err(error);
+        }
+        // What could be written is made durable all the same.
+        self.sync_device(source)?;
+        flushed
+    }
+
+    /// A sync of the device that begins after this call.
+    pub(super) fn sync_device(&self, source: &Source) -> Result<(), WriteError> {
+        self.check_poison(source)?;
+        let synced = source.writes.group.join(|| {
+            let unsynced = &source.writes.unsynced;
+            {
+                let mut unsynced = unsynced.lock();
+                let unsynced = &mut *unsynced;
+                unsynced.syncing.append(&mut unsynced.written);
+            }
+            self.counters.syncs.add(1);
+            let synced = catch_unwind(AssertUnwindSafe(|| {
+                loop {
+                    if mutant("sync-without-the-device") {
+                        return Ok(());
+                    }
+                    match source.device.sync() {
+                        Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                        result => return result,
+                    }
+                }
+            }));
+            match synced {
+                Ok(Ok(())) => {
+                    unsynced.lock().syncing = Extents::default();
+                    true
+                }
+                failed => {
+                    let errno = failed.ok().and_then(|result| result.err()?.raw_os_error());
+                    source.writes.poison(errno.unwrap_or(libc::EIO));
+                    false
+                }
+            }
+        });
+        if synced {
+            return Ok(());
+        }
+        // Another's reset may have forgiven it meanwhile; ours is not durable for that.
+        Err(WriteError::Poisoned { errno: source.writes.poisoned().unwrap_or(libc::EIO) })
+    }
+
+    /// Makes those blocks durable (FUA).
+    pub(crate) fn write_through(
+        &self,
+        source: &Arc<Source>,
+        blocks: Range<u64>,
+    ) -> Result<(), WriteError> {
+        self.check_sync(source)?;
+        let sectors = source.sectors_of(blocks);
+        let task = Task { sectors: sectors.clone(), durable: true, ..Task::all() };
+        let done = self.write_back(source, &task);
+        self.check_poison(source)?;
+        if let Some(error) = done.error {
+            return Err(error);
+        }
+        // Written by somebody else, and not durable.
+        let written = source.writes.unsynced.lock().touches(&sectors);
+        if written { self.sync_device(source) } else { Ok(()) }
+    }
+
+    /// Lets a device be written again whose sync failed: what was written since the last good one is
+    /// dirty again, as far as it is cached. Returns the blocks that are not.
+    pub(crate) fn reset(&self, source: &Arc<Source>) -> Result<Vec<Range<u64>>, WriteError> {
+        if self.born.is_inherited() {
+            return Err(WriteError::Forked);
+        }
+        if source.writes.poisoned().is_none() {
+            return Ok(Vec::new());
+        }
+        let mut taken = {
+            let mut unsynced = source.writes.unsynced.lock();
+            let unsynced = &mut *unsynced;
+            unsynced.syncing.append(&mut unsynced.written);
+            unsynced.syncing.clone()
+        };
+        let mut lost = Extents::default();
+        for sectors in std::mem::take(&mut taken).iter() {
+            let step = 1_usize << (source.shift - 9);
+            for sector in sectors.step_by(step) {
+                let key = Key::new(source.id, sector);
+                let block = source.block(key);
+                if !self.dirty_again(source, key).map_err(|error| match error {
+                    GetError::Busy => WriteError::Busy { block },
+                    GetError::WouldDeadlock => WriteError::WouldDeadlock { block },
+                    other => other.into(),
+                })? {
+                    lost.insert(block..block + 1);
+                }
+            }
+        }
+        source.writes.unsynced.lock().syncing = Extents::default();
+        source.writes.forgive();
+        Ok(lost.iter().collect())
+    }
+
+    /// Makes a block dirty, if it is cached.
+    fn dirty_again(&self, source: &Arc<Source>, key: Key) -> Result<bool, GetError> {
+        let mut since: Option<Instant> = None;
+        let mut rounds = 0;
+        loop {
+            let Some(entry) = self.table.find(key) else { return Ok(false) };
+            let word = entry.word();
+            if word.has(DIRTY) && !word.has(STALE) && entry.key() == key {
+                return Ok(true);
+            }
+            if word.has(WRITE | BACK) {
+                self.wait_for_mark(word.frame(), key, &mut since)?;
+                continue;
+            }
+            let class = word.frame().class();
+            if word.has(VALID) && !word.has(EVICT | IO | STALE) {
+                // As a writer that changes nothing: the device refuses other writers meanwhile.
+                if entry.try_change(word, WRITE, 0).is_ok() {
+                    if entry.key() == key && word.frame().class() == class {
+                        self.list_dirty(source, word.frame());
+                        self.end_marks(entry, word.frame(), WRITE, DIRTY);
+                        return Ok(true);
+                    }
+                    self.end_marks(entry, word.frame(), WRITE, 0);
+                }
+            }
+            self.pause(&mut rounds, &mut since)?;
+        }
+    }
+
+    /// The last handle of a device is gone: what is dirty is written and made durable. What cannot be is
+    /// dropped, and the error says that.
+    pub(crate) fn let_go(&self, source: &Arc<Source>) -> Result<(), WriteError> {
+        if self.born.is_inherited() {
+            return Ok(()); // the parent's business
+        }
+        let idle = {
+            let dirty = source.writes.dirty.lock()?.is_empty();
+            let unsynced = source.writes.unsynced.lock();
+            dirty && unsynced.written.is_empty() && unsynced.syncing.is_empty()
+        };
+        if idle {
+            return Ok(());
+        }
+        let synced = self.sync(source);
+        // Also those that a writer's guard, forgotten, keeps.
+        loop {
+            let last = source.writes.dirty.lock()?.last(); // and unlocked
+            let Some(frame) = last else { break };
+            let key = self.entry(frame).key();
+            match self.invalidate(Some(source), key) {
+                Ok(true) => {}
+                Ok(false) | Err(_) => self.unlist_dirty(source, frame),
+            }
+        }
+        synced
+    }
+}

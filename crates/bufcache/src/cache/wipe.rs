@@ -1,0 +1,159 @@
+//! Discards and zeros: what the device does to a range, and what is cached of it.
+//!
+//! The range is [excluded](crate::dirty::Exclusion) first: nobody inserts a block of it. What is clean is
+//! invalidated; what is dirty is marked as if it were written back, so that it neither changes nor goes, and
+//! is dropped once the device has done it. Where the device fails, it is dirty as it was: a discard
+//! that fails forgets nothing.
+
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use percpu::sync::Arc;
+
+use super::Shared;
+use crate::dirty::WriteError;
+use crate::error::GetError;
+use crate::frames::Frame;
+use crate::hazard;
+use crate::source::Source;
+use crate::word::{BACK, DIRTY, Key, STALE, WAITED, WRITE};
+
+/// What is done to a range of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wipe {
+    Discard,
+    Zero,
+}
+
+/// Dirty blocks that are marked `BACK`.
+type Aside = Vec<(Key, Frame)>;
+
+impl Shared {
+    /// Has the device discard or zero whole blocks, and forgets what is cached of them.
+    pub(crate) fn wipe(
+        &self,
+        source: &Arc<Source>,
+        blocks: Range<u64>,
+        how: Wipe,
+    ) -> Result<(), WriteError> {
+        self.check_sync(source)?;
+        let sectors = source.sectors_of(blocks.clone());
+        if sectors.is_empty() {
+            return Ok(());
+        }
+        let _excluded = source.writes.excluded.enter(sectors.clone());
+        let aside = self.set_all_aside(source, blocks)?;
+        // Whether it succeeds or not, what was there need not be.
+        source.writes.unsynced.lock().written.insert(sectors.clone());
+        let offset = sectors.start << 9;
+        let len = (sectors.end << 9).min(source.len()) - offset;
+        let wiped = catch_unwind(AssertUnwindSafe(|| match how {
+            Wipe::Discard => source.device.discard(offset, len),
+            Wipe::Zero => source.device.zero(offset, len),
+        }));
+        // Once more, as it ended: a sync that began meanwhile does not make it durable.
+        source.writes.unsynced.lock().written.insert(sectors.clone());
+        if !matches!(wiped, Ok(Ok(()))) {
+            self.put_back(&aside);
+        }
+        let block = source.block(Key::new(source.id, sectors.start));
+        match wiped {
+            Ok(Ok(())) => {
+                aside.iter().try_for_each(|&(key, frame)| self.drop_marked(source, key, frame))?;
+                Ok(())
+            }
+            Ok(Err(error)) => {
+                Err(WriteError::Io { errno: error.raw_os_error().unwrap_or(libc::EIO), block })
+            }
+            Err(_) => Err(WriteError::Panicked { block }),
+        }
+    }
+
+    /// Forgets what is clean of blocks that nobody may insert meanwhile, and marks what is dirty.
+    fn set_all_aside(&self, source: &Arc<Source>, blocks: Range<u64>) -> Result<Aside, WriteError> {
+        let end = blocks.end.min(source.blocks);
+        let sectors = source.sectors_of(blocks.clone());
+        let few = end - blocks.start <= self.frames.units() as u64;
+        if !few {
+            // More than the cache can have: what is in it is looked through. Whoever is inserting has the
+            // lock of a home, so all of these are taken once.
+            self.table.pass_all_locks()?;
+        }
+        let (mut aside, mut since) = (Aside::new(), None);
+        loop {
+            let mut one = |key| self.set_aside(source, key, &mut aside);
+            let obstacle = if few {
+                (blocks.start..end)
+                    .filter_map(|block| source.key(block))
+                    .find_map(|key| one(key).err())
+            } else {
+                let wiped =
+                    |key: &Key| key.device() == source.id && sectors.contains(&key.sector());
+                self.table.keys().filter(wiped).find_map(|key| one(key).err())
+            };
+            let Some(obstacle) = obstacle else { return Ok(aside) };
+            // Nobody waits with a block marked.
+            self.put_back(&aside);
+            aside.clear();
+            match obstacle {
+                Obstacle::Marked(key, frame) => self.wait_for_mark(frame, key, &mut since)?,
+                Obstacle::Error(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn set_aside(&self, source: &Arc<Source>, key: Key, aside: &mut Aside) -> Result<(), Obstacle> {
+        aside.try_reserve(1).map_err(|_| Obstacle::Error(GetError::NoMemory))?;
+        loop {
+            let home = self.table.lock(key).map_err(|_| Obstacle::Error(GetError::Forked))?;
+            let Some(entry) = home.find() else { return Ok(()) };
+            let word = entry.word();
+            if word.has(WRITE) && hazard::named_by_me(entry) > 0 {
+                return Err(Obstacle::Error(GetError::WouldDeadlock));
+            }
+            if word.has(WRITE | BACK) {
+                return Err(Obstacle::Marked(key, word.frame()));
+            }
+            if !word.has(DIRTY) {
+                drop(home);
+                match self.invalidate_clean(source, key) {
+                    Ok(true) => return Ok(()),
+                    Ok(false) => continue, // dirty by now
+                    Err(error) => return Err(Obstacle::Error(error)),
+                }
+            }
+            if entry.try_change(word, BACK, 0).is_ok() {
+                aside.push((key, word.frame()));
+                return Ok(());
+            }
+        }
+    }
+
+    fn put_back(&self, aside: &Aside) {
+        for &(_, frame) in aside {
+            self.end_marks(self.entry(frame), frame, BACK, 0);
+        }
+    }
+
+    /// Makes a block nobody's that the caller has marked.
+    fn drop_marked(&self, source: &Arc<Source>, key: Key, frame: Frame) -> Result<(), GetError> {
+        let home = self.table.lock(key)?;
+        let entry = self.entry(frame);
+        // As in `invalidate`: until its frame is among the dead.
+        let slot = hazard::name(entry, self.order)?;
+        entry.change(STALE, DIRTY | BACK | WAITED);
+        home.hide(self.frames.header(frame).place());
+        drop(home);
+        self.unlist_dirty(source, frame);
+        let laid_out = self.lay_out(frame);
+        slot.clear();
+        self.wake_waiters(frame);
+        Ok(laid_out?)
+    }
+}
+
+/// Why a block is not aside.
+enum Obstacle {
+    Marked(Key, Frame),
+    Error(GetError),
+}

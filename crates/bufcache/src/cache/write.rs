@@ -1,0 +1,246 @@
+//! One thread's right to write a buffer.
+//!
+//! ```text
+//!   writer                                     reader
+//!   slot = entry, as a reader                  slot = entry
+//!   word |= WRITE   (readable, no pins,        fence
+//!                    no BACK)                  word: WRITE? slot = null, pin, sleep
+//!   fence
+//!   wait until no other slot names it
+//!   ... write ...
+//!   on the dirty list
+//!   word: DIRTY, without WRITE                 is woken: slot = entry, unpin
+//! ```
+//!
+//! Who waits for a writer pins the entry, so that it stays what it is; the next writer comes when those
+//! have looked. Who waits for the device to take what is there (`BACK`), or for a writer in order to
+//! write, has neither slot nor pin: it says `WAITED`, sleeps at the frame, and looks the block up again.
+
+use std::time::Instant;
+
+use percpu::sync::{Arc, hint, mutant, thread};
+
+use super::{Held, Reuse, Shared};
+use crate::error::GetError;
+use crate::frames::Frame;
+use crate::hazard;
+use crate::source::Source;
+use crate::word::{BACK, DIRTY, Entry, Key, WAITED, WRITE};
+
+/// What a block that is not there begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fill {
+    /// What the device has.
+    Read,
+    /// Zeros; the buffer is the caller's to write.
+    Zeros,
+}
+
+/// A buffer that a miss has got.
+pub(crate) enum Got {
+    /// To be read.
+    Shared(Held),
+    /// To be written: it was not there, and the device was not asked.
+    Locked(Held),
+}
+
+/// Why a buffer is not the caller's to write now.
+enum Obstacle {
+    /// The device is given what is there, or another thread writes it.
+    Marked(Frame),
+    /// Pins, or what changed meanwhile.
+    Passing,
+    /// The caller's own guard.
+    Own,
+}
+
+impl Shared {
+    /// A buffer for one thread to write. Blocks as a miss does, and while others have the buffer.
+    pub(crate) fn lock_write(
+        &self,
+        source: &Arc<Source>,
+        key: Key,
+        class: u8,
+        fill: Fill,
+    ) -> Result<Held, GetError> {
+        self.check_write(source)?;
+        self.limit_dirty();
+        let mut since = None;
+        let mut rounds = 0;
+        loop {
+            let held = match self.hit(key, class, Reuse::Likely) {
+                Some(held) => held,
+                None => match self.miss(source, key, class, Reuse::Likely, fill)? {
+                    Got::Locked(held) => return Ok(held),
+                    Got::Shared(held) => held,
+                },
+            };
+            let obstacle = match self.mark_write(&held) {
+                Ok(()) => return self.wait_for_readers(held, &mut since),
+                Err(obstacle) => obstacle,
+            };
+            held.slot.clear();
+            match obstacle {
+                Obstacle::Own => return Err(GetError::WouldDeadlock),
+                Obstacle::Marked(frame) => {
+                    self.wait_for_mark(frame, key, &mut since)?;
+                }
+                Obstacle::Passing => self.pause(&mut rounds, &mut since)?,
+            }
+        }
+    }
+
+    /// The same, where that needs no wait and no read.
+    pub(crate) fn try_lock_write(
+        &self,
+        source: &Arc<Source>,
+        key: Key,
+        class: u8,
+    ) -> Result<Held, GetError> {
+        self.check_write(source)?;
+        let Some(held) = self.hit(key, class, Reuse::Likely) else {
+            return Err(GetError::WouldBlock);
+        };
+        match self.mark_write(&held) {
+            Ok(()) => {}
+            Err(obstacle) => {
+                held.slot.clear();
+                return Err(match obstacle {
+                    Obstacle::Own => GetError::WouldDeadlock,
+                    _ => GetError::WouldBlock,
+                });
+            }
+        }
+        if self.is_read_by_others(&held) {
+            self.unlock_write(source, held, false);
+            return Err(GetError::WouldBlock);
+        }
+        self.frames.writing(held.frame);
+        Ok(held)
+    }
+
+    fn check_write(&self, source: &Source) -> Result<(), GetError> {
+        if self.born.is_inherited() {
+            return Err(GetError::Forked);
+        }
+        source.check_write()
+    }
+
+    /// Marks what the caller's slot keeps.
+    fn mark_write(&self, held: &Held) -> Result<(), Obstacle> {
+        let entry = self.entry(held.frame);
+        if hazard::named_by_me(entry) > 1 {
+            return Err(Obstacle::Own);
+        }
+        let word = entry.word();
+        if word.has(BACK | WRITE) && !mutant("write-during-write-back") {
+            return Err(Obstacle::Marked(held.frame));
+        }
+        if !word.is_readable() || word.pins() > 0 {
+            return Err(Obstacle::Passing);
+        }
+        entry.try_change(word, WRITE, 0).map_err(|_| Obstacle::Passing)?;
+        if !mutant("write-without-a-fence") {
+            self.order.barrier();
+        }
+        Ok(())
+    }
+
+    fn is_read_by_others(&self, held: &Held) -> bool {
+        !mutant("write-without-a-scan")
+            && hazard::is_named_by_others(self.entry(held.frame), held.slot)
+    }
+
+    /// Until those have left who came before the mark.
+    fn wait_for_readers(&self, held: Held, since: &mut Option<Instant>) -> Result<Held, GetError> {
+        let mut rounds = 0;
+        while self.is_read_by_others(&held) {
+            if let Err(error) = self.pause(&mut rounds, since) {
+                self.unmark_write(held, 0);
+                return Err(error);
+            }
+        }
+        self.frames.writing(held.frame);
+        Ok(held)
+    }
+
+    /// Ends a writer's right. What it has modified is dirty from now on.
+    pub(crate) fn unlock_write(&self, source: &Arc<Source>, held: Held, modified: bool) {
+        if modified && !self.entry(held.frame).word().has(DIRTY) {
+            self.list_dirty(source, held.frame);
+        }
+        self.unmark_write(held, if modified { DIRTY } else { 0 });
+    }
+
+    fn unmark_write(&self, Held { slot, frame }: Held, set: u64) {
+        let entry = self.entry(frame);
+        self.end_marks(entry, frame, WRITE, set);
+        slot.clear();
+    }
+
+    /// Takes marks off that are the caller's, and wakes who waits for that.
+    pub(super) fn end_marks(&self, entry: &Entry, frame: Frame, marks: u64, set: u64) {
+        let before = entry.change(set, marks | WAITED);
+        // Evicted by now, perhaps, and another's: a wake-up too many.
+        let waits = before.has(WAITED) || (before.has(WRITE) && before.pins() > 0);
+        if waits && !mutant("unmark-wakes-nobody") {
+            self.wake_waiters(frame);
+        }
+    }
+
+    /// Sleeps until the mark goes that the block had. The caller has neither slot nor pin.
+    pub(super) fn wait_for_mark(
+        &self,
+        frame: Frame,
+        key: Key,
+        since: &mut Option<Instant>,
+    ) -> Result<(), GetError> {
+        let left = self.time_left(since)?;
+        let header = self.frames.header(frame);
+        let seen = header.loaded.load();
+        let Some(entry) = self.table.find(key) else { return Ok(()) };
+        if !self.say_waited(entry, frame) {
+            return Ok(());
+        }
+        header.loaded.wait_for(seen, left);
+        Ok(())
+    }
+
+    /// Whether the entry is marked, and those who unmark it know that somebody sleeps.
+    fn say_waited(&self, entry: &Entry, frame: Frame) -> bool {
+        let word = entry.word();
+        word.frame() == frame
+            && word.has(WRITE | BACK)
+            && (word.has(WAITED) || entry.try_change(word, WAITED, 0).is_ok())
+    }
+
+    /// What is left of the time that a wait may take; the first call of a wait notes when it began.
+    pub(super) fn time_left(
+        &self,
+        since: &mut Option<Instant>,
+    ) -> Result<std::time::Duration, GetError> {
+        let waited = since.get_or_insert_with(Instant::now).elapsed();
+        self.patience.checked_sub(waited).filter(|left| !left.is_zero()).ok_or(GetError::Busy)
+    }
+
+    /// Lets others go on, for longer each time.
+    pub(super) fn pause(
+        &self,
+        rounds: &mut u32,
+        since: &mut Option<Instant>,
+    ) -> Result<(), GetError> {
+        *rounds = rounds.saturating_add(1);
+        if *rounds < 16 {
+            hint::spin_loop();
+            return Ok(());
+        }
+        self.time_left(since)?;
+        #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+        if *rounds > 32 {
+            thread::sleep(super::evict::PAUSE);
+            return Ok(());
+        }
+        thread::yield_now();
+        Ok(())
+    }
+}

@@ -1,0 +1,143 @@
+//! Why something that was written is not on the device.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+
+use crate::error::GetError;
+
+/// Why a flush, a sync or a close has not done what it was asked for. What could not be written stays
+/// dirty, and is never dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WriteError {
+    /// The device refused a block. It is dirty still; the next flush tries again.
+    Io {
+        /// What it said.
+        errno: i32,
+        /// The block.
+        block: u64,
+    },
+    /// A write failed since this handle asked last, by whomever it was begun.
+    Earlier {
+        /// What the device said, of the last of them.
+        errno: i32,
+    },
+    /// `before_write` refused the block. Nothing was written of it, and it is dirty still.
+    Verify {
+        /// The block.
+        block: u64,
+    },
+    /// The device or a callback panicked. The block is dirty still.
+    Panicked {
+        /// The block.
+        block: u64,
+    },
+    /// The log could not be flushed as far as the block needs. The block is dirty still.
+    Wal {
+        /// What the log said.
+        errno: i32,
+        /// The block.
+        block: u64,
+    },
+    /// The block was held back, written or read for longer than the cache waits. It is dirty still.
+    Busy {
+        /// The block.
+        block: u64,
+    },
+    /// This thread has the block for writing, and would wait for itself.
+    WouldDeadlock {
+        /// The block.
+        block: u64,
+    },
+    /// A sync of the device, or a write that was to be durable, failed: now, or before, since the last
+    /// [`reset`](crate::Device::reset). What was written since the last good sync need not be there.
+    Poisoned {
+        /// What the device said.
+        errno: i32,
+    },
+    /// The device was closed.
+    Closed,
+    /// The range reaches behind the device's end.
+    OutOfRange,
+    /// A block could not be had that has to be written in part.
+    Get(GetError),
+    /// No memory for the list of what is to be written.
+    NoMemory,
+    /// This is a fork child: its buffers are copies, and the device is the parent's.
+    Forked,
+}
+
+impl WriteError {
+    /// The system's number for it.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Io { errno, .. }
+            | Self::Earlier { errno }
+            | Self::Wal { errno, .. }
+            | Self::Poisoned { errno } => *errno,
+            Self::Verify { .. } => libc::EUCLEAN,
+            Self::Panicked { .. } => libc::EIO,
+            Self::Busy { .. } => libc::ETIMEDOUT,
+            Self::WouldDeadlock { .. } => libc::EDEADLK,
+            Self::Closed => libc::EBADF,
+            Self::OutOfRange => libc::EINVAL,
+            Self::Get(error) => error.errno(),
+            Self::NoMemory => libc::ENOMEM,
+            Self::Forked => libc::EOWNERDEAD,
+        }
+    }
+}
+
+impl fmt::Display for WriteError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let system = |errno: &i32| io::Error::from_raw_os_error(*errno);
+        match self {
+            Self::Io { errno, block } => write!(f, "writing block {block}: {}", system(errno)),
+            Self::Earlier { errno } => write!(f, "an earlier write: {}", system(errno)),
+            Self::Verify { block } => write!(f, "block {block} was refused before it was written"),
+            Self::Panicked { block } => write!(f, "writing block {block} panicked"),
+            Self::Wal { errno, block } => {
+                write!(f, "the log behind block {block}: {}", system(errno))
+            }
+            Self::Busy { block } => write!(f, "block {block} was in use for too long"),
+            Self::WouldDeadlock { block } => {
+                write!(f, "this thread has block {block} for writing")
+            }
+            Self::Poisoned { errno } => {
+                write!(f, "what was written may be lost: {}", system(errno))
+            }
+            Self::Closed => f.write_str("the device was closed"),
+            Self::OutOfRange => f.write_str("the range ends behind the device"),
+            Self::Get(error) => error.fmt(f),
+            Self::NoMemory => f.write_str("no memory to write back"),
+            Self::Forked => f.write_str("the device is another process's since a fork"),
+        }
+    }
+}
+
+impl Error for WriteError {}
+
+impl From<WriteError> for io::Error {
+    fn from(error: WriteError) -> Self {
+        Self::new(Self::from_raw_os_error(error.errno()).kind(), error)
+    }
+}
+
+impl From<percpu::Forked> for WriteError {
+    fn from(_: percpu::Forked) -> Self {
+        Self::Forked
+    }
+}
+
+impl From<GetError> for WriteError {
+    fn from(error: GetError) -> Self {
+        match error {
+            GetError::Forked => Self::Forked,
+            GetError::Poisoned { errno } => Self::Poisoned { errno },
+            GetError::Closed => Self::Closed,
+            GetError::OutOfRange { .. } => Self::OutOfRange,
+            other => Self::Get(other),
+        }
+    }
+}

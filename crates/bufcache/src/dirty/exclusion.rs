@@ -1,0 +1,102 @@
+//! Ranges of a device that nobody caches for the moment, because they are discarded or zeroed there.
+//!
+//! Who excludes a range puts it here, and then goes to every home that a block of the range has. Who
+//! inserts a block has the lock of its home, and looks here first. Whichever of the two has that lock
+//! first, the other sees what it did.
+
+use std::ops::Range;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use percpu::sync::atomic::{AtomicUsize, Ordering};
+use percpu::sync::{Condvar, Mutex};
+
+#[derive(Debug)]
+pub(crate) struct Exclusion {
+    /// How many ranges there are.
+    count: AtomicUsize,
+    state: Mutex<State>,
+    gone: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    ranges: Vec<Range<u64>>,
+    wakers: Vec<Waker>,
+}
+
+impl State {
+    fn overlaps(&self, range: &Range<u64>) -> bool {
+        self.ranges.iter().any(|other| other.start < range.end && range.start < other.end)
+    }
+}
+
+impl Exclusion {
+    pub(crate) fn new() -> Self {
+        Self {
+            count: AtomicUsize::new(0),
+            state: Mutex::new(State::default()),
+            gone: Condvar::new(),
+        }
+    }
+
+    /// Excludes a range of sectors, once no other range has any of them.
+    pub(crate) fn enter(&self, range: Range<u64>) -> Excluded<'_> {
+        let mut state = self.state.lock();
+        while state.overlaps(&range) {
+            self.gone.wait(&mut state);
+        }
+        state.ranges.push(range.clone());
+        // Ordering: Relaxed; the locks of the homes carry it.
+        self.count.store(state.ranges.len(), Ordering::Relaxed);
+        drop(state);
+        Excluded { of: self, range }
+    }
+
+    /// Whether a sector is excluded; by whoever has the lock of its home.
+    #[inline]
+    pub(crate) fn has(&self, sector: u64) -> bool {
+        // Ordering: Relaxed; as above.
+        self.count.load(Ordering::Relaxed) > 0 && self.state.lock().overlaps(&(sector..sector + 1))
+    }
+
+    /// Waits until the sector is not excluded, or for about as long as that.
+    pub(crate) fn wait(&self, sector: u64, patience: Duration) {
+        let mut state = self.state.lock();
+        if state.overlaps(&(sector..sector + 1)) {
+            self.gone.wait_timeout(&mut state, patience);
+        }
+    }
+
+    /// Whether the sector is not excluded; if it is, the task is woken when one range less is.
+    pub(crate) fn poll_gone(&self, sector: u64, context: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.state.lock();
+        if !state.overlaps(&(sector..sector + 1)) {
+            return Poll::Ready(());
+        }
+        if !state.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+            state.wakers.push(context.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+/// A range that is excluded while this lives.
+#[must_use = "the range is excluded only while this lives"]
+pub(crate) struct Excluded<'e> {
+    of: &'e Exclusion,
+    range: Range<u64>,
+}
+
+impl Drop for Excluded<'_> {
+    fn drop(&mut self) {
+        let mut state = self.of.state.lock();
+        state.ranges.retain(|range| *range != self.range);
+        // Ordering: Relaxed; who finds it excluded still looks again under this lock.
+        self.of.count.store(state.ranges.len(), Ordering::Relaxed);
+        let wakers = std::mem::take(&mut state.wakers);
+        drop(state);
+        self.of.gone.notify_all();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}

@@ -1,0 +1,107 @@
+//! A set of numbers in ranges: which sectors were written and are not known to be durable.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Ranges that neither touch nor overlap.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Extents {
+    /// Start to end.
+    ranges: BTreeMap<u64, u64>,
+}
+
+impl Extents {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// How many ranges it has.
+    pub(crate) fn len(&self) -> usize {
+        self.ranges.len()
+    }
+
+    pub(crate) fn insert(&mut self, range: Range<u64>) {
+        let (mut start, mut end) = (range.start, range.end);
+        if start >= end {
+            return;
+        }
+        // Those that it touches, from the right: all but the leftmost begin inside it.
+        while let Some((&at, &till)) = self.ranges.range(..=end).next_back() {
+            if till < start {
+                break;
+            }
+            (start, end) = (start.min(at), end.max(till));
+            self.ranges.remove(&at);
+        }
+        self.ranges.insert(start, end);
+    }
+
+    /// Whether a number of the range is in it.
+    pub(crate) fn touches(&self, range: &Range<u64>) -> bool {
+        self.ranges.range(..range.end).next_back().is_some_and(|(_, &till)| till > range.start)
+    }
+
+    /// Puts all of another in, which is empty then.
+    pub(crate) fn append(&mut self, other: &mut Self) {
+        if self.is_empty() {
+            return std::mem::swap(self, other);
+        }
+        for (start, end) in std::mem::take(&mut other.ranges) {
+            self.insert(start..end);
+        }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Range<u64>> {
+        self.ranges.iter().map(|(&start, &end)| start..end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(ranges: &[Range<u64>]) -> Extents {
+        let mut extents = Extents::default();
+        ranges.iter().cloned().for_each(|range| extents.insert(range));
+        extents
+    }
+
+    #[test]
+    fn ranges_that_touch_are_one() {
+        let extents = of(&[10..20, 30..40, 20..30, 5..5, 0..9]);
+        assert_eq!(extents.iter().collect::<Vec<_>>(), [0..9, 10..40]);
+        let one = of(&[3..4, 7..9, 12..20, 1..15]);
+        assert!(one.iter().eq(std::iter::once(1..20)));
+    }
+
+    #[test]
+    fn touching_is_told_at_both_ends() {
+        let extents = of(&[10..20, 40..50]);
+        for (range, touches) in
+            [(0..10, false), (0..11, true), (19..20, true), (20..40, false), (20..41, true)]
+        {
+            assert_eq!(extents.touches(&range), touches, "{range:?}");
+        }
+    }
+
+    #[test]
+    fn against_a_set_of_bits() {
+        let mut state = 1_u64;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) % below
+        };
+        let (mut extents, mut bits) = (Extents::default(), [false; 200]);
+        for round in 0..2000 {
+            let start = random(190);
+            let end = start + random(10);
+            extents.insert(start..end);
+            bits[start as usize..end as usize].fill(true);
+            let told: usize = extents.iter().map(|range| (range.end - range.start) as usize).sum();
+            assert_eq!(told, bits.iter().filter(|bit| **bit).count());
+            if round % 50 == 0 {
+                (extents, bits) = (Extents::default(), [false; 200]);
+            }
+        }
+    }
+}

@@ -1,0 +1,571 @@
+//! Blocks that are written: what is dirty, what is durable, and who waits for whom.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bufcache::{
+    AttachOptions, BlockDevice, Cache, Device, Fault, FaultDevice, GetError, MemoryDevice,
+    Operation, Outcome, Wal, WriteError,
+};
+
+const SIZE: usize = 512;
+
+type Disk = Arc<FaultDevice<MemoryDevice>>;
+
+/// A cache of so many blocks, whose cleaner does nothing by itself, and a device of 64.
+fn with(blocks: usize, options: AttachOptions) -> (Cache, Device, Disk) {
+    let builder = Cache::builder(blocks * SIZE).block_sizes(SIZE, SIZE);
+    let builder = builder.write_back_after(Duration::from_secs(3600)).dirty_limits(100, 100);
+    let cache = builder.patience(Duration::from_millis(300)).build().unwrap();
+    let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; SIZE * 64])));
+    let device = cache.attach_with(Arc::clone(&disk), options.on_loss(|_| {})).unwrap();
+    (cache, device, disk)
+}
+
+fn new() -> (Cache, Device, Disk) {
+    with(16, AttachOptions::new(SIZE))
+}
+
+fn fill(device: &Device, block: u64, with: u8) {
+    device.get_mut(block).unwrap().fill(with);
+}
+
+/// What the device itself has.
+fn on_disk(disk: &Disk, block: u64) -> u8 {
+    let mut bytes = [0; SIZE];
+    disk.inner().read(block * SIZE as u64, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == bytes[0]));
+    bytes[0]
+}
+
+#[test]
+fn what_is_written_is_read_and_comes_to_the_device_by_a_sync() {
+    let (cache, device, disk) = new();
+    fill(&device, 3, 7);
+    assert_eq!((device.get(3).unwrap()[0], on_disk(&disk, 3)), (7, 1));
+    assert_eq!(cache.stats().unwrap().dirty, SIZE);
+    device.sync().unwrap();
+    assert_eq!((on_disk(&disk, 3), disk.count(Operation::Sync)), (7, 1));
+    assert_eq!(cache.stats().unwrap().dirty, 0);
+    device.sync().unwrap();
+    assert_eq!(disk.count(Operation::Write), 1);
+}
+
+#[test]
+fn a_guard_that_changes_nothing_dirties_nothing() {
+    let (cache, device, disk) = new();
+    assert_eq!(device.get_mut(3).unwrap()[0], 1);
+    assert_eq!(cache.stats().unwrap().dirty, 0);
+    device.flush().unwrap();
+    assert_eq!(disk.count(Operation::Write), 0);
+}
+
+#[test]
+fn created_blocks_are_zeros_and_are_not_read() {
+    let (_cache, device, disk) = new();
+    device.create(5).unwrap()[0] = 9;
+    assert_eq!(disk.count(Operation::Read), 0);
+    assert_eq!(device.get(5).unwrap()[..2], [9, 0]);
+    fill(&device, 6, 8);
+    assert_eq!(device.create(6).unwrap()[..2], [0, 0]);
+    device.flush().unwrap();
+    assert_eq!(on_disk(&disk, 6), 0);
+}
+
+#[test]
+fn a_writer_waits_for_readers_and_readers_for_the_writer() {
+    let (_cache, device, _disk) = new();
+    let read = device.get(1).unwrap();
+    let (told, tell) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut guard = device.get_mut(1).unwrap();
+            told.send("written").unwrap();
+            thread::sleep(Duration::from_millis(20));
+            guard.fill(2);
+        });
+        assert!(tell.recv_timeout(Duration::from_millis(50)).is_err(), "it is read");
+        assert_eq!(read[0], 1);
+        drop(read);
+        tell.recv().unwrap();
+        assert_eq!(device.get(1).unwrap()[0], 2, "while it is written");
+    });
+}
+
+#[test]
+fn tasks_wait_for_writers_too() {
+    let (_cache, device, _disk) = new();
+    let guard = thread::scope(|scope| {
+        let (go, gone) = mpsc::channel();
+        let writer = scope.spawn({
+            let device = &device;
+            move || {
+                let mut guard = device.get_mut(1).unwrap();
+                go.send(()).unwrap();
+                thread::sleep(Duration::from_millis(50));
+                guard.fill(2);
+            }
+        });
+        gone.recv().unwrap();
+        let pin = block_on(device.get_async(1)).unwrap();
+        writer.join().unwrap();
+        pin[0]
+    });
+    assert_eq!(guard, 2);
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Arc::new(Unpark(thread::current())).into();
+    let mut context = std::task::Context::from_waker(&waker);
+    let mut future = std::pin::pin!(future);
+    loop {
+        if let std::task::Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+        thread::park();
+    }
+}
+
+#[test]
+fn who_would_wait_for_himself_is_told() {
+    let (_cache, device, _disk) = new();
+    let read = device.get(1).unwrap();
+    assert_eq!(device.get_mut(1).unwrap_err(), GetError::WouldDeadlock);
+    assert_eq!(device.try_get_mut(1).unwrap_err(), GetError::WouldDeadlock);
+    drop(read);
+    let mut write = device.get_mut(1).unwrap();
+    write.fill(3);
+    assert_eq!(device.get(1).unwrap_err(), GetError::WouldDeadlock);
+    assert_eq!(device.get_mut(1).unwrap_err(), GetError::WouldDeadlock);
+    assert_eq!(device.invalidate(1).unwrap_err(), GetError::WouldDeadlock);
+    drop(write);
+    let write = device.get_mut(1).unwrap();
+    assert_eq!(device.sync().unwrap_err(), WriteError::WouldDeadlock { block: 1 });
+    drop(write);
+    device.sync().unwrap();
+}
+
+#[test]
+fn inv07_who_would_wait_for_a_buffer_to_write_is_told_so() {
+    let (cache, device, _disk) = new();
+    assert_eq!(device.try_get_mut(1).unwrap_err(), GetError::WouldBlock, "not there");
+    let pin = device.get(1).unwrap().pin().unwrap();
+    assert_eq!(device.try_get_mut(1).unwrap_err(), GetError::WouldBlock);
+    let began = Instant::now();
+    assert_eq!(device.get_mut(1).unwrap_err(), GetError::Busy);
+    assert!(began.elapsed() >= Duration::from_millis(300));
+    drop(pin);
+    thread::scope(|scope| {
+        let read = device.get(1).unwrap();
+        scope.spawn(|| {
+            assert_eq!(device.try_get_mut(1).unwrap_err(), GetError::WouldBlock);
+            assert_eq!(device.get_mut(1).unwrap_err(), GetError::Busy);
+        });
+        thread::sleep(Duration::from_millis(400));
+        drop(read);
+    });
+    device.try_get_mut(1).unwrap().fill(2);
+    assert_eq!(cache.stats().unwrap().busy, 3);
+    assert_eq!(device.get(1).unwrap()[0], 2);
+}
+
+#[test]
+fn inv14_write_back_is_ascending_merged_and_once_each() {
+    let (_cache, device, disk) = new();
+    disk.record().unwrap();
+    for block in [9, 3, 20, 4, 5, 21, 3, 9] {
+        fill(&device, block, block as u8);
+    }
+    device.flush().unwrap();
+    let written: Vec<_> = disk
+        .recorded()
+        .into_iter()
+        .filter(|recorded| recorded.operation == Operation::Write)
+        .map(|recorded| recorded.offset / SIZE as u64)
+        .collect();
+    assert_eq!(written, [3, 4, 5, 9, 20, 21]);
+    assert_eq!(_cache.stats().unwrap().write_calls, 3, "neighbours together");
+    fill(&device, 3, 99);
+    device.invalidate(3).unwrap();
+    device.flush().unwrap();
+    assert_eq!((on_disk(&disk, 3), device.get(3).unwrap()[0]), (3, 3), "stale cancels");
+}
+
+#[test]
+fn inv14_a_sync_returns_the_first_error_and_goes_on() {
+    let (_cache, device, disk) = new();
+    for block in 1..5 {
+        fill(&device, block, 2);
+    }
+    let second = SIZE as u64 * 2;
+    disk.inject_at(Operation::Write, second..second + 1, Fault::Error(libc::EIO));
+    assert_eq!(device.sync().unwrap_err(), WriteError::Io { errno: libc::EIO, block: 2 });
+    assert_eq!([1, 2, 3, 4].map(|block| on_disk(&disk, block)), [2, 1, 2, 2]);
+    assert_eq!(disk.count(Operation::Sync), 1);
+    disk.heal();
+    device.sync().unwrap();
+    assert_eq!(on_disk(&disk, 2), 2);
+}
+
+#[test]
+fn inv17_a_failed_write_stays_dirty_and_is_told_once_to_each_handle() {
+    let (cache, device, disk) = new();
+    let (other, third) = (device.clone(), device.clone());
+    fill(&device, 1, 2);
+    disk.inject_next(Operation::Write, Fault::Error(libc::ENOSPC));
+    let full = WriteError::Io { errno: libc::ENOSPC, block: 1 };
+    assert_eq!(device.flush().unwrap_err(), full);
+    assert_eq!(cache.stats().unwrap().dirty, SIZE);
+    for block in 10..40 {
+        drop(device.get(block).unwrap()); // whatever is evicted, it is not the dirty block
+    }
+    assert_eq!(device.get(1).unwrap()[0], 2);
+    device.flush().unwrap();
+    assert_eq!(on_disk(&disk, 1), 2);
+    assert_eq!(other.sync().unwrap_err(), WriteError::Earlier { errno: libc::ENOSPC });
+    other.sync().unwrap();
+    assert_eq!(third.flush().unwrap_err(), WriteError::Earlier { errno: libc::ENOSPC });
+    third.clone().sync().unwrap();
+}
+
+#[test]
+fn inv17_a_block_that_is_dirtied_during_its_write_back_is_written_again() {
+    let (_cache, device, disk) = new();
+    fill(&device, 1, 2);
+    disk.inject_next(Operation::Write, Fault::Delay(Duration::from_millis(80)));
+    thread::scope(|scope| {
+        let flush = scope.spawn(|| device.flush());
+        while disk.count(Operation::Write) == 0 {
+            thread::yield_now();
+        }
+        assert_eq!(device.get(1).unwrap()[0], 2, "it is read meanwhile");
+        assert_eq!(device.try_get_mut(1).unwrap_err(), GetError::WouldBlock);
+        fill(&device, 1, 3); // waits for the device
+        assert_eq!(on_disk(&disk, 1), 2);
+        flush.join().unwrap().unwrap();
+    });
+    device.sync().unwrap();
+    assert_eq!(on_disk(&disk, 1), 3);
+}
+
+#[test]
+fn inv18_a_failed_sync_poisons_until_a_reset() {
+    let (_cache, device, disk) = new();
+    fill(&device, 1, 2);
+    fill(&device, 2, 2);
+    disk.inject_next(Operation::Sync, Fault::Error(libc::EIO));
+    let poisoned = WriteError::Poisoned { errno: libc::EIO };
+    assert_eq!(device.sync().unwrap_err(), poisoned);
+    // Never "retried and fine".
+    assert_eq!(device.sync().unwrap_err(), poisoned);
+    assert_eq!(device.clone().flush().unwrap_err(), poisoned);
+    assert_eq!(disk.count(Operation::Sync), 1);
+    assert_eq!(device.get_mut(3).unwrap_err(), GetError::Poisoned { errno: libc::EIO });
+    // What is cached is served; what the device may have lost is not read from it.
+    assert_eq!(device.get(1).unwrap()[0], 2);
+    assert_eq!(device.get(9).unwrap()[0], 1);
+    device.invalidate(2).unwrap();
+    assert_eq!(device.get(2).unwrap_err(), GetError::Poisoned { errno: libc::EIO });
+    let lost = device.reset().unwrap();
+    assert_eq!(lost.blocks().iter().cloned().flatten().collect::<Vec<_>>(), [2]);
+    let writes = disk.count(Operation::Write);
+    device.sync().unwrap();
+    assert_eq!(disk.count(Operation::Write), writes + 1, "what was cached is written again");
+    fill(&device, 2, 5);
+    device.sync().unwrap();
+    assert!(device.reset().unwrap().is_empty());
+}
+
+#[test]
+fn inv18_a_durable_write_that_fails_poisons_too() {
+    let (_cache, device, disk) = new();
+    fill(&device, 1, 2);
+    disk.inject_next(Operation::Write, Fault::Error(libc::EIO));
+    let poisoned = WriteError::Poisoned { errno: libc::EIO };
+    assert_eq!(device.write_through(1..2).unwrap_err(), poisoned);
+    assert_eq!(device.sync().unwrap_err(), poisoned);
+    assert!(device.reset().unwrap().is_empty());
+    device.sync().unwrap(); // this handle was told
+    assert_eq!(on_disk(&disk, 1), 2);
+}
+
+#[test]
+fn fua_makes_its_blocks_durable_and_no_others() {
+    let (_cache, device, disk) = new();
+    disk.record().unwrap();
+    for block in 1..5 {
+        fill(&device, block, 2);
+    }
+    device.write_through(2..4).unwrap();
+    let after = disk.after_power_cut(disk.moments(), |_, _| 0).unwrap();
+    assert_eq!([1, 2, 3, 4].map(|block| after[block * SIZE]), [1, 2, 2, 1]);
+    // Written by somebody else meanwhile, and clean: a sync makes it durable.
+    device.flush().unwrap();
+    device.write_through(4..5).unwrap();
+    let after = disk.after_power_cut(disk.moments(), |_, _| 0).unwrap();
+    assert_eq!(after[4 * SIZE], 2);
+}
+
+/// A log that is durable up to what it was flushed to, and tells when that was too late.
+struct Log {
+    durable: AtomicU64,
+    fails: AtomicBool,
+    flushes: Mutex<Vec<u64>>,
+}
+
+impl Wal for Log {
+    fn durable(&self) -> u64 {
+        self.durable.load(Ordering::SeqCst)
+    }
+
+    fn flush(&self, number: u64) -> std::io::Result<()> {
+        self.flushes.lock().unwrap().push(number);
+        if self.fails.load(Ordering::SeqCst) {
+            return Err(std::io::Error::from_raw_os_error(libc::EIO));
+        }
+        self.durable.fetch_max(number, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+#[test]
+fn inv16_the_log_goes_before_the_blocks() {
+    let log = Arc::new(Log {
+        durable: AtomicU64::new(5),
+        fails: AtomicBool::new(true),
+        flushes: Mutex::default(),
+    });
+    let (_cache, device, disk) = with(16, AttachOptions::new(SIZE).wal(Arc::clone(&log) as _));
+    for (block, lsn) in [(1, 4), (2, 9), (3, 7)] {
+        let mut guard = device.get_mut(block).unwrap();
+        guard.fill(2);
+        guard.set_lsn(lsn);
+    }
+    assert_eq!(device.flush().unwrap_err(), WriteError::Wal { errno: libc::EIO, block: 2 });
+    assert_eq!([1, 2, 3].map(|block| on_disk(&disk, block)), [2, 1, 1]);
+    log.fails.store(false, Ordering::SeqCst);
+    device.sync().unwrap();
+    assert_eq!([1, 2, 3].map(|block| on_disk(&disk, block)), [2, 2, 2]);
+    assert_eq!(*log.flushes.lock().unwrap(), [9, 7, 9]);
+}
+
+#[test]
+fn inv16_a_block_that_is_held_back_waits() {
+    let (_cache, device, disk) = new();
+    let mut guard = device.get_mut(1).unwrap();
+    guard.fill(2);
+    let hold = guard.hold_back();
+    drop(guard);
+    fill(&device, 2, 2);
+    assert_eq!(device.sync().unwrap_err(), WriteError::Busy { block: 1 });
+    assert_eq!([1, 2].map(|block| on_disk(&disk, block)), [1, 2]);
+    fill(&device, 1, 3); // not against readers and writers
+    thread::scope(|scope| {
+        let sync = scope.spawn(|| device.sync());
+        thread::sleep(Duration::from_millis(30));
+        drop(hold);
+        sync.join().unwrap().unwrap();
+    });
+    assert_eq!(on_disk(&disk, 1), 3);
+    // Invalidated, the buffer is not another block's before the hold ends.
+    let mut guard = device.get_mut(1).unwrap();
+    let hold = guard.hold_back();
+    drop(guard);
+    device.invalidate(1).unwrap();
+    for block in 10..60 {
+        fill(&device, block, 4);
+    }
+    device.sync().unwrap();
+    drop(hold);
+    assert_eq!(device.get(1).unwrap()[0], 3);
+}
+
+#[test]
+fn inv12_what_is_refused_before_a_write_is_not_written() {
+    let even = |_, bytes: &[u8]| bytes[0].is_multiple_of(2);
+    let (cache, device, disk) = with(16, AttachOptions::new(SIZE).before_write(even));
+    fill(&device, 1, 3);
+    fill(&device, 2, 4);
+    assert_eq!(device.sync().unwrap_err(), WriteError::Verify { block: 1 });
+    assert_eq!([1, 2].map(|block| on_disk(&disk, block)), [1, 4]);
+    assert_eq!(cache.stats().unwrap().dirty, SIZE);
+    fill(&device, 1, 6);
+    device.sync().unwrap();
+}
+
+#[test]
+fn inv19_dirty_buffers_are_written_when_their_memory_is_needed() {
+    let (cache, device, disk) = new();
+    for block in 0..60 {
+        fill(&device, block, 2);
+    }
+    assert!(disk.count(Operation::Write) >= 44);
+    disk.inject(Operation::Write, .., Fault::Error(libc::EIO));
+    let began = Instant::now();
+    let mut written = 0;
+    let refused = loop {
+        match device.get_mut(written) {
+            Ok(mut guard) => guard.fill(3),
+            Err(error) => break error,
+        }
+        written += 1;
+    };
+    assert_eq!(refused, GetError::NoFreeBuffers);
+    assert!(began.elapsed() < Duration::from_secs(20));
+    disk.heal();
+    assert!(device.sync().is_err_and(|error| matches!(error, WriteError::Earlier { .. })));
+    assert_eq!(cache.stats().unwrap().dirty, 0);
+    device.sync().unwrap();
+    for block in 0..60 {
+        assert_eq!(on_disk(&disk, block), if block < written { 3 } else { 2 }, "{block}");
+    }
+}
+
+#[test]
+fn discarded_blocks_are_forgotten_and_gone() {
+    let (_cache, device, disk) = new();
+    for block in 1..6 {
+        fill(&device, block, 2);
+    }
+    device.discard(2..4).unwrap();
+    assert_eq!([1, 2, 3, 4].map(|block| device.get(block).unwrap()[0]), [2, 0, 0, 2]);
+    device.zero(4..5).unwrap();
+    device.sync().unwrap();
+    assert_eq!([1, 2, 3, 4, 5].map(|block| on_disk(&disk, block)), [2, 0, 0, 0, 2]);
+    assert_eq!(device.discard(60..65), Err(WriteError::OutOfRange));
+    disk.inject_next(Operation::Zero, Fault::Error(libc::EOPNOTSUPP));
+    device.zero(5..7).unwrap();
+    device.sync().unwrap();
+    assert_eq!([5, 6, 7].map(|block| on_disk(&disk, block)), [0, 0, 1]);
+}
+
+#[test]
+fn nobody_reads_a_range_that_is_being_discarded() {
+    let (_cache, device, disk) = new();
+    drop(device.get(2).unwrap());
+    disk.inject_next(Operation::Discard, Fault::Delay(Duration::from_millis(80)));
+    thread::scope(|scope| {
+        let discard = scope.spawn(|| device.discard(0..8));
+        while disk.count(Operation::Discard) == 0 {
+            thread::yield_now();
+        }
+        let reads = disk.count(Operation::Read);
+        device.readahead(3..5);
+        let tasks = scope.spawn(|| block_on(device.get_async(3)).unwrap()[0]);
+        let created = scope.spawn(|| fill(&device, 4, 9));
+        assert_eq!(device.get(2).unwrap()[0], 0, "it waits, and reads what is there then");
+        assert_eq!(tasks.join().unwrap(), 0);
+        created.join().unwrap();
+        discard.join().unwrap().unwrap();
+        assert!(disk.count(Operation::Read) > reads);
+    });
+    device.sync().unwrap();
+    assert_eq!(on_disk(&disk, 4), 9);
+}
+
+#[test]
+fn the_cleaner_writes_what_is_old_and_what_is_too_much() {
+    let builder = Cache::builder(64 * SIZE).block_sizes(SIZE, SIZE);
+    let cache = builder.write_back_after(Duration::from_millis(100)).build().unwrap();
+    let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; SIZE * 64])));
+    let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();
+    fill(&device, 1, 2);
+    let began = Instant::now();
+    while on_disk(&disk, 1) != 2 {
+        assert!(began.elapsed() < Duration::from_secs(20));
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert!(began.elapsed() >= Duration::from_millis(100));
+}
+
+#[test]
+fn inv19_close_is_durable_or_gives_the_handle_back() {
+    let (_cache, device, disk) = new();
+    disk.record().unwrap();
+    fill(&device, 1, 2);
+    let other = device.clone();
+    disk.inject_next(Operation::Write, Fault::Error(libc::EIO));
+    let error = device.close().unwrap_err();
+    assert_eq!(error.error, WriteError::Io { errno: libc::EIO, block: 1 });
+    error.device.close().unwrap();
+    assert_eq!(other.get_mut(1).unwrap_err(), GetError::Closed);
+    assert_eq!(other.sync().unwrap_err(), WriteError::Closed);
+    assert_eq!(other.get(40).unwrap_err(), GetError::Closed);
+    let after = disk.after_power_cut(disk.moments(), |_, _| 0).unwrap();
+    assert_eq!(after[SIZE], 2);
+}
+
+#[test]
+fn inv19_the_last_handle_makes_it_durable_or_tells_the_loss() {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let tell = {
+        let told = Arc::clone(&told);
+        move |error| told.lock().unwrap().push(error)
+    };
+    let cache = Cache::builder(16 * SIZE).block_sizes(SIZE, SIZE).build().unwrap();
+    let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; SIZE * 64])));
+    let options = || AttachOptions::new(SIZE).on_loss(tell.clone());
+    let device = cache.attach_with(Arc::clone(&disk), options()).unwrap();
+    fill(&device, 1, 2);
+    drop(device);
+    assert_eq!((on_disk(&disk, 1), disk.count(Operation::Sync)), (2, 1));
+    assert!(told.lock().unwrap().is_empty());
+    let device = cache.attach_with(Arc::clone(&disk), options()).unwrap();
+    fill(&device, 2, 3);
+    disk.inject(Operation::Write, .., Fault::Error(libc::EIO));
+    drop(device);
+    assert_eq!(*told.lock().unwrap(), [WriteError::Io { errno: libc::EIO, block: 2 }]);
+    assert_eq!(cache.stats().unwrap().dirty, 0);
+    assert_eq!(Arc::strong_count(&disk), 1, "nothing keeps the device");
+}
+
+#[test]
+fn a_power_cut_leaves_what_was_synced() {
+    let (_cache, device, disk) = new();
+    disk.record().unwrap();
+    fill(&device, 1, 2);
+    device.sync().unwrap();
+    fill(&device, 1, 3);
+    device.flush().unwrap();
+    let recorded = disk.recorded();
+    assert!(recorded.iter().all(|recorded| recorded.outcome == Outcome::Done));
+    let first = disk.after_power_cut(disk.moments(), |_, _| 0).unwrap();
+    let last = disk.after_power_cut(disk.moments(), |_, versions| versions).unwrap();
+    assert_eq!((first[SIZE], last[SIZE]), (2, 3));
+}
+
+/// Scattered blocks of a file, by the engine: lent, and the thread's own.
+#[test]
+fn an_engine_writes_many_at_once() {
+    use std::os::unix::fs::FileExt;
+    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    file.as_file().set_len(4096 * 1000 + 100).unwrap();
+    let cache = Cache::new(4096 * 600).unwrap();
+    let device = bufcache::EngineDevice::new(file.reopen().unwrap()).unwrap();
+    let device = cache.attach(device, 4096).unwrap();
+    let engine = std::rc::Rc::new(aio_reap::Engine::new().unwrap());
+    for round in 1..4_u8 {
+        let _lent = (round == 2).then(|| bufcache::lend_engine(&engine));
+        let blocks = (0..500_u64).map(|at| if at == 0 { 1000 } else { at * 2 - at % 3 / 2 });
+        let blocks: std::collections::BTreeSet<_> = blocks.collect();
+        for &block in &blocks {
+            device.create(block).unwrap().fill(round);
+        }
+        device.sync().unwrap();
+        for block in blocks {
+            let mut there = [0; 100];
+            file.as_file().read_exact_at(&mut there, block * 4096).unwrap();
+            assert_eq!(there, [round; 100], "{block}");
+        }
+    }
+    assert_eq!(cache.stats().unwrap().dirty, 0);
+    assert_eq!(file.as_file().metadata().unwrap().len(), 4096 * 1000 + 100);
+}
