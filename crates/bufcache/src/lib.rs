@@ -14,6 +14,25 @@
 //! assert_eq!(cache.stats()?.reads, 1);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # Writing
+//!
+//! ```
+//! use bufcache::{Cache, MemoryDevice};
+//!
+//! let cache = Cache::new(1 << 20)?;
+//! let disk = cache.attach(MemoryDevice::new(vec![0; 100_000]), 4096)?;
+//! disk.get_mut(3)?[..5].copy_from_slice(b"hello"); // in the cache, and dirty
+//! disk.sync()?; // on the device, and durable
+//! disk.close()?; // a drop syncs too, but has nobody to tell where that fails
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! A block is **durable** when a [`Device::sync`], [`Device::write_through`] or [`Device::close`] has
+//! returned `Ok` that began after the block's [`WriteGuard`] dropped. Of blocks written later each sector
+//! of 512 bytes is there as it was, or as any version written since; no order holds between blocks but
+//! that of a [log](Wal), and that of one sync behind another. A write that fails leaves its block
+//! dirty; a sync that fails [poisons](WriteError::Poisoned) the device until a [`Device::reset`].
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("bufcache supports 64-bit Linux only, as percpu does");
