@@ -16,6 +16,7 @@
 //!    it says `WRITE` and no other slot names it: then they are the writer's.
 
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use percpu::AllocError;
 use percpu::sync::Futex;
@@ -127,6 +128,16 @@ impl Header {
     pub(crate) fn failure(&self) -> i32 {
         // Ordering: Relaxed; as above.
         self.failure.load(Ordering::Relaxed)
+    }
+
+    /// Sleeps until it rings, or for that time. No checker has time: in a model it is never over, or a
+    /// ring that is missing would not be missed.
+    pub(crate) fn sleep(&self, seen: u32, time: Duration) {
+        if cfg!(any(offlock_loom, offlock_shuttle)) {
+            self.loaded.wait(seen);
+        } else {
+            self.loaded.wait_for(seen, time);
+        }
     }
 
     pub(crate) fn links(&self) -> &Links {

@@ -331,7 +331,7 @@ impl Shared {
             if word.has(WRITE) {
                 // A thread's guard, which may wait for one of ours.
                 match self.time_left(&mut since) {
-                    Ok(left) => header.loaded.wait_for(seen, left),
+                    Ok(left) => header.sleep(seen, left),
                     Err(error) => {
                         self.unpin(entry);
                         return Err(error);

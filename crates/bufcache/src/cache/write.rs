@@ -202,7 +202,7 @@ impl Shared {
         if !self.say_waited(entry, frame) {
             return Ok(());
         }
-        header.loaded.wait_for(seen, left);
+        header.sleep(seen, left);
         Ok(())
     }
 
