@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bufcache::{Cache, Device, Eviction, GetError, Pin, ReadGuard, Uncached};
+use bufcache::{AttachOptions, Cache, Device, Eviction, GetError, Pin, ReadGuard, Uncached};
 
 use disk::{BLOCKS, Disk, Fault, check, is_whole};
 
@@ -91,7 +91,8 @@ pub(crate) fn run(input: &[u8]) -> usize {
         .unwrap();
     let disks = SIZES.map(|size| {
         let disk = Arc::new(Disk::new(size));
-        let device = cache.attach_verified(Arc::clone(&disk), size, |_, bytes| is_whole(bytes));
+        let options = AttachOptions::new(size).verify(|_, bytes| is_whole(bytes));
+        let device = cache.attach_with(Arc::clone(&disk), options);
         (disk, device.unwrap())
     });
     let mut machine = Machine {

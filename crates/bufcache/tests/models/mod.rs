@@ -11,3 +11,4 @@ mod load;
 mod mutants;
 mod place;
 mod world;
+mod write;

@@ -2,13 +2,20 @@
 
 use percpu::sync::planted::Planted;
 
-use super::{bare, evict, invalidate, load, place};
+use super::{bare, evict, invalidate, load, place, write};
 
 const PLANTED: Planted = Planted {
-    mutants: &[bare::MUTANTS, evict::MUTANTS, invalidate::MUTANTS, load::MUTANTS, place::MUTANTS],
-    loom_only: &[bare::LOOM_ONLY, evict::LOOM_ONLY, load::LOOM_ONLY],
+    mutants: &[
+        bare::MUTANTS,
+        evict::MUTANTS,
+        invalidate::MUTANTS,
+        load::MUTANTS,
+        place::MUTANTS,
+        write::MUTANTS,
+    ],
+    loom_only: &[bare::LOOM_ONLY, evict::LOOM_ONLY, load::LOOM_ONLY, write::LOOM_ONLY],
     root: env!("CARGO_MANIFEST_DIR"),
-    dirs: &["src", "src/cache", "src/policy", "tests/models"],
+    dirs: &["src", "src/cache", "src/dirty", "src/policy", "tests/models"],
 };
 
 #[test]
