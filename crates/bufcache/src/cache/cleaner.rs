@@ -97,7 +97,7 @@ impl Cleaner {
 
     /// The next device with dirty buffers, in turn.
     fn next(&self, at: usize) -> Option<Arc<Source>> {
-        self.queue.state.lock().sources.get(at).map(Arc::clone)
+        self.queue.state.lock().sources.get(at).cloned()
     }
 
     fn hurry(&self) {
