@@ -26,7 +26,7 @@ const BATCH: usize = 8;
 const LOOKS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64 };
 /// Most buffers in a row that are in use and were not used lately, before there seem to be no others. A
 /// guess: a pass over as many takes less than a wait does. In a model two looks are all.
-const IN_A_ROW: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 0 } else { 1024 };
+const IN_A_ROW: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 1024 };
 /// Between two looks for a buffer where all are in use. A guess: longer than most guards live.
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 pub(super) const PAUSE: Duration = Duration::from_micros(50);
