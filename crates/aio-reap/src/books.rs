@@ -6,7 +6,7 @@ use std::mem;
 use std::num::NonZeroI32;
 
 use crate::backend::RawCompletion;
-use crate::cargo::{Deliver, Parcel, Verdict};
+use crate::cargo::{Deliver, Parcel, Remains, Verdict};
 use crate::file::File;
 use crate::op::{AtEnd, Kind, Op};
 use crate::slab::{Fifo, Front, Index, Slab, State as SlotState};
@@ -27,6 +27,8 @@ pub(crate) struct Books {
     pub(crate) in_vain: usize,
     /// Completions put into queues that nobody was told of yet.
     pub(crate) enqueued: usize,
+    /// What deliveries would have freed, to be dropped where user code may run.
+    pub(crate) remains: Vec<Remains>,
 }
 
 impl Books {
@@ -40,6 +42,7 @@ impl Books {
             ready: Fifo::new(capacity),
             in_vain: 0,
             enqueued: 0,
+            remains: Vec::new(),
         }
     }
 
@@ -99,8 +102,17 @@ impl Books {
         self.enqueued += 1;
         if let Some(parcel) = parcel {
             // SAFETY: unloaded just above, from where the slab has left it.
-            unsafe { parcel.deliver(verdict) }
+            let remains = unsafe { parcel.deliver(verdict) };
+            if remains.is_some() {
+                self.keep(remains);
+            }
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn keep(&mut self, remains: Option<Remains>) {
+        self.remains.extend(remains);
     }
 
     #[cold]
@@ -180,7 +192,10 @@ impl Books {
         self.enqueued += 1;
         if let Some(parcel) = parcel {
             // SAFETY: unloaded just above, from where the slab has left it.
-            unsafe { parcel.deliver(verdict) }
+            let remains = unsafe { parcel.deliver(verdict) };
+            if remains.is_some() {
+                self.keep(remains);
+            }
         }
     }
 

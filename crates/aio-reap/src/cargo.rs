@@ -11,18 +11,24 @@
 //!
 //! 1. `vtable` is `Some` exactly while `bytes` holds a valid, owned value of its type.
 
+use std::any::Any;
 use std::io;
 use std::mem::{MaybeUninit, align_of, size_of};
 use std::num::NonZeroI32;
 use std::ptr;
+use std::rc::Rc;
 
 /// Room for the buffer and the front end of one request; a guess that fits three `Vec`s.
 const CARGO_BYTES: usize = 96;
 
 /// Something that takes a request's result.
 pub(crate) trait Deliver: 'static {
-    fn deliver(self, verdict: Verdict);
+    /// What is returned is to be dropped where user code may run.
+    fn deliver(self, verdict: Verdict) -> Option<Remains>;
 }
+
+/// What a delivery would have freed, together with user code.
+pub(crate) type Remains = Rc<dyn Any>;
 
 /// A request's result as the slots have it: two words without an owner.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +69,7 @@ struct Bytes {
 
 struct VTable {
     /// Moves the value out and delivers to it.
-    deliver: unsafe fn(*mut u8, Verdict),
+    deliver: unsafe fn(*mut u8, Verdict) -> Option<Remains>,
     /// Moves the value out and drops it.
     discard: unsafe fn(*mut u8),
 }
@@ -73,7 +79,7 @@ trait HasVTable: Deliver + Sized {
         deliver: |value, verdict| {
             // SAFETY: the contract of both: a valid value that nobody uses again.
             let value = unsafe { value.cast::<Self>().read() };
-            value.deliver(verdict);
+            value.deliver(verdict)
         },
         discard: |value| {
             // SAFETY: as above.
@@ -146,14 +152,14 @@ pub(crate) struct Parcel {
 }
 
 impl Parcel {
-    /// Hands the verdict to the front end.
+    /// Hands the verdict to the front end; [what is left of it](Deliver::deliver).
     ///
     /// # Safety
     ///
     /// The cargo it was unloaded from is where it was, and was not touched since. The value is
     /// moved out before anything else happens, so whatever `deliver` runs may touch the cargo.
     #[inline]
-    pub(crate) unsafe fn deliver(self, verdict: Verdict) {
+    pub(crate) unsafe fn deliver(self, verdict: Verdict) -> Option<Remains> {
         // SAFETY: by `Cargo`'s invariant 1 the value is valid and of the vtable's type, and still
         // so as the caller says; consuming the only parcel makes this its only use.
         unsafe { (self.vtable.deliver)(self.value, verdict) }
@@ -173,7 +179,6 @@ impl Parcel {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::rc::Rc;
 
     use super::*;
 
@@ -186,8 +191,9 @@ mod tests {
     }
 
     impl Deliver for Probe {
-        fn deliver(self, verdict: Verdict) {
+        fn deliver(self, verdict: Verdict) -> Option<Remains> {
             self.1.set(verdict.result().unwrap_or(0));
+            None
         }
     }
 
@@ -200,7 +206,7 @@ mod tests {
         let parcel = cargo.unload().unwrap();
         assert!(cargo.is_empty());
         // SAFETY: unloaded from `cargo`, which was only looked at.
-        unsafe { parcel.deliver(Verdict { done: 9, error: None }) };
+        assert!(unsafe { parcel.deliver(Verdict { done: 9, error: None }) }.is_none());
         assert_eq!((drops.get(), got.get()), (1, 9));
         cargo.put(probe());
         let parcel = cargo.unload().unwrap();

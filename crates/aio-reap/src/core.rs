@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::mem;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -245,11 +246,21 @@ impl Core {
             enqueued
         };
         let _rearm = Rearm(self); // also when a callback panics
+        self.drop_remains();
         let delivered = enqueued + if deliver { self.dispatch() } else { 0 };
         if self.state.borrow().books.slab.promised > 0 {
             self.admit();
         }
         delivered
+    }
+
+    /// Frees the queues that nobody has any more, with the buffers in them: user code.
+    fn drop_remains(&self) {
+        let remains = mem::take(&mut self.state.borrow_mut().books.remains);
+        if !remains.is_empty() {
+            let _guard = self.dispatching();
+            drop(remains);
+        }
     }
 
     /// While it lives, user code runs.
@@ -274,7 +285,7 @@ impl Core {
                 None => return delivered, // a callback waited and delivered the rest
                 Some(Delivery::Parcel(parcel, verdict)) => {
                     // SAFETY: the state has not been used since, and never moves its slots.
-                    unsafe { parcel.deliver(verdict) }
+                    drop(unsafe { parcel.deliver(verdict) });
                 }
                 Some(Delivery::Wake(waker)) => waker.wake(),
                 Some(Delivery::Silent) => {}

@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use percpu::sync::cell::UnsafeCell;
 
-use crate::cargo::{Deliver, Verdict};
+use crate::cargo::{Deliver, Remains, Verdict};
 
 /// A finished request, as [`CompletionQueue::pop`] returns it.
 #[derive(Debug)]
@@ -92,7 +92,7 @@ pub(crate) struct Enqueued<B> {
 }
 
 impl<B: 'static> Deliver for Enqueued<B> {
-    fn deliver(self, verdict: Verdict) {
+    fn deliver(self, verdict: Verdict) -> Option<Remains> {
         let full = self.queue.done.with(|done| {
             // SAFETY: invariant 1.
             let done = unsafe { &*done };
@@ -103,17 +103,19 @@ impl<B: 'static> Deliver for Enqueued<B> {
     }
 }
 
-impl<B> Enqueued<B> {
+impl<B: 'static> Enqueued<B> {
+    /// If nobody else has the queue, it remains.
     #[inline(always)]
-    fn push(self, verdict: Verdict) {
+    fn push(self, verdict: Verdict) -> Option<Remains> {
         let Self { buf, queue, token } = self;
-        // SAFETY: invariant 1; `queue` and what it owns may go, but only afterwards.
+        // SAFETY: invariant 1.
         queue.done.with_mut(|done| unsafe { (*done).push_back(Done { token, verdict, buf }) });
+        if Rc::strong_count(&queue.done) == 1 { Some(queue.done) } else { None }
     }
 
     #[cold]
     #[inline(never)]
-    fn push_and_grow(self, verdict: Verdict) {
-        self.push(verdict);
+    fn push_and_grow(self, verdict: Verdict) -> Option<Remains> {
+        self.push(verdict)
     }
 }

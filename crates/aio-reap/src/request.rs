@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::Outcome;
 use crate::admission::Submission;
-use crate::cargo::{Deliver, Verdict};
+use crate::cargo::{Deliver, Remains, Verdict};
 use crate::engine::Engine;
 use crate::file::File;
 use crate::op::{AtEnd, Op};
@@ -247,7 +247,9 @@ pub(crate) struct Owned<B>(pub(crate) B);
 
 impl<B: 'static> Deliver for Owned<B> {
     /// Only an orphan comes here: nobody waits, the buffer goes.
-    fn deliver(self, _verdict: Verdict) {}
+    fn deliver(self, _verdict: Verdict) -> Option<Remains> {
+        None
+    }
 }
 
 impl<B> Owned<B> {
@@ -262,7 +264,8 @@ pub(crate) struct Callback<B, F> {
 }
 
 impl<B: 'static, F: FnOnce(io::Result<usize>, B) + 'static> Deliver for Callback<B, F> {
-    fn deliver(self, verdict: Verdict) {
+    fn deliver(self, verdict: Verdict) -> Option<Remains> {
         (self.done)(verdict.result(), self.buf);
+        None
     }
 }

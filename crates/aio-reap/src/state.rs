@@ -178,6 +178,7 @@ impl State {
     pub(crate) fn is_calm(&self) -> bool {
         let books = &self.books;
         let quiet = !self.more && !books.blocked && self.backend.backlog() == 0;
+        let quiet = quiet && books.remains.is_empty();
         quiet && books.pending.len() == 0 && books.ready.len() == 0 && books.slab.promised == 0
     }
 

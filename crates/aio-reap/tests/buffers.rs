@@ -15,8 +15,10 @@ use std::fs::File as StdFile;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::rc::Rc;
 
+use aio_reap::scripted::Script;
 use aio_reap::{
-    AlignedBuf, BackendKind, Engine, File, IoBuf, IoBufMut, Operation, Request, SubmitError,
+    AlignedBuf, BackendKind, CompletionQueue, Engine, File, IoBuf, IoBufMut, Operation, Request,
+    SubmitError,
 };
 
 const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
@@ -198,4 +200,52 @@ fn inv13_dropping_the_engine_in_flight_frees_each_buffer_once_it_is_written() {
             }
         }
     }
+}
+
+/// Frees its bytes, and does as it is told then.
+struct Loud<F: FnMut() + 'static>(Vec<u8>, F);
+
+impl<F: FnMut() + 'static> Drop for Loud<F> {
+    fn drop(&mut self) {
+        (self.1)();
+    }
+}
+
+// SAFETY: as for the `Vec` inside, which nothing touches while the engine has the value.
+unsafe impl<F: FnMut() + 'static> IoBuf for Loud<F> {
+    fn as_ptr(&self) -> *const u8 {
+        IoBuf::as_ptr(&self.0)
+    }
+
+    fn len(&self) -> usize {
+        IoBuf::len(&self.0)
+    }
+}
+
+/// The completion of a request that holds the last handle on its queue frees the queue, and with it
+/// buffers whose `Drop` may use the engine.
+#[test]
+fn buffers_of_a_queue_that_nobody_has_may_use_the_engine_when_they_are_freed() {
+    let script = Script::new();
+    let engine = Rc::new(Engine::builder().depth(4).build_scripted(&script).unwrap());
+    let freed = Rc::new(Cell::new(0));
+    let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
+    let queue = CompletionQueue::new();
+    for token in 0..3 {
+        let (user, freed) = (Rc::downgrade(&engine), Rc::clone(&freed));
+        let again = move || {
+            freed.set(freed.get() + 1);
+            if let Some(engine) = user.upgrade() {
+                engine.nop().callback(|_, ()| ()).unwrap();
+            }
+        };
+        engine.write(&file, Loud(vec![7], again), token).enqueue(&queue, token).unwrap();
+    }
+    drop(queue);
+    script.complete(3);
+    engine.turn();
+    engine.validate();
+    assert_eq!((freed.get(), engine.turn().in_flight), (3, 3));
+    script.complete(3);
+    engine.drain().unwrap();
 }

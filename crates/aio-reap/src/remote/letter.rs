@@ -7,7 +7,7 @@ use percpu::sync::{Arc, panicking};
 
 use super::mailbox::Place;
 use super::{Hub, SharedFile};
-use crate::cargo::{Cargo, Deliver, Verdict};
+use crate::cargo::{Cargo, Deliver, Remains, Verdict};
 use crate::op::{AtEnd, Op};
 
 /// What a place of the mailbox holds: the request, and what it needs until its end.
@@ -30,7 +30,7 @@ impl Letter {
     fn deliver(mut self, verdict: Verdict) {
         let parcel = self.cargo.unload().expect("whoever takes the cargo has the letter");
         // SAFETY: unloaded just above from `self`, which is not touched meanwhile.
-        unsafe { parcel.deliver(verdict) }
+        drop(unsafe { parcel.deliver(verdict) });
     }
 }
 
@@ -49,7 +49,7 @@ impl Errand {
     /// Ends a request that the engine never began. Runs user code, but not on a thread that panics.
     pub(crate) fn refuse(self) {
         if !panicking() {
-            self.deliver(CANCELLED);
+            drop(self.deliver(CANCELLED));
         }
     }
 }
@@ -58,13 +58,14 @@ impl Deliver for Errand {
     /// # Panics
     ///
     /// If a callback or a wake-up does.
-    fn deliver(self, verdict: Verdict) {
+    fn deliver(self, verdict: Verdict) -> Option<Remains> {
         let errand = std::mem::ManuallyDrop::new(self);
         // SAFETY: read once, and `errand` is not dropped.
         let hub = unsafe { std::ptr::read(&raw const errand.hub) };
         if let Some((letter, verdict)) = hub.mailbox.finish(errand.place, verdict) {
             letter.deliver(verdict);
         }
+        None
     }
 }
 
