@@ -163,9 +163,7 @@ impl Core {
     /// As [`cancel`](Self::cancel), every request; returns how many could be tried.
     pub(crate) fn cancel_all(&self) -> usize {
         let _rearm = Rearm(self);
-        let mut state = self.state.borrow_mut();
-        let slots = 0..state.books.slab.capacity() as Index;
-        slots.filter(|&index| state.cancel(index, Ending::Cancelled)).count()
+        self.state.borrow_mut().cancel_all(Ending::Cancelled)
     }
 
     /// Refuses requests from now on; who waits for a slot is told.

@@ -215,7 +215,8 @@ impl Engine {
 
     /// Asks the kernel to read `len` bytes at `offset` into its page cache soon.
     pub fn will_need(&self, file: &File, offset: u64, len: u64) -> Request<'_, ()> {
-        self.ranged(Kind::WillNeed, file, offset, len)
+        // More is negative for some system calls, and past the end of every file.
+        self.ranged(Kind::WillNeed, file, offset, len.min(i64::MAX as u64))
     }
 
     /// Does nothing, by way of the kernel: the cost of the engine itself.

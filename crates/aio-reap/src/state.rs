@@ -289,6 +289,18 @@ impl State {
         }
     }
 
+    /// As [`cancel`](Self::cancel), every request; returns how many could be tried.
+    pub(crate) fn cancel_all(&mut self, why: Ending) -> usize {
+        let books = &mut self.books;
+        let pending = books.pending.len();
+        // At once: to take them out one by one is quadratic.
+        while let Some(index) = books.pending.pop() {
+            books.finish(index, Some(why.errno()));
+        }
+        let slots = 0..books.slab.capacity() as Index;
+        pending + slots.filter(|&index| self.cancel(index, why)).count()
+    }
+
     /// The request in `index` is to be cancelled at a time.
     pub(crate) fn note_deadline(&mut self, index: Index, at: Instant) {
         self.deadlines.add(at, index, Action::Cancel, &self.books.slab);

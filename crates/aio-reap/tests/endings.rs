@@ -434,3 +434,23 @@ fn a_wait_with_a_timeout_gives_the_operation_back() {
         assert_eq!((result.unwrap(), buf), (1, vec![9]));
     });
 }
+
+/// Ending many takes no longer for each of them: one by one these take most of a minute.
+#[test]
+fn cancel_all_of_many_that_wait_is_quick_and_keeps_their_order() {
+    let count = 1 << 16;
+    let script = Script::new();
+    let builder = Engine::builder().depth(1).capacity(count);
+    let engine = builder.build_scripted(&script).unwrap();
+    let (plug, queue) = (engine.plug(), CompletionQueue::new());
+    (0..count as u64).for_each(|token| engine.nop().enqueue(&queue, token).unwrap());
+    let start = Instant::now();
+    assert_eq!(engine.cancel_all(), count);
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    drop(plug);
+    engine.drain().unwrap();
+    for token in 0..count as u64 {
+        let done = queue.pop().unwrap();
+        assert_eq!((done.token, errno(done.result)), (token, Some(libc::ECANCELED)));
+    }
+}
