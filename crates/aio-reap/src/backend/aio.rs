@@ -112,9 +112,11 @@ impl Drop for Context {
 pub(crate) struct Aio {
     /// `None` when the memory behind the context is not the ring we know.
     ring: Option<Ring<'static>>,
-    /// Taken by system call: those from `given` on are still to be reaped.
-    events: Vec<Event>,
+    /// Room for as many as can be in flight. The first `taken` were taken by system call; of those
+    /// the ones from `given` on are still to be reaped.
+    events: Box<[Event]>,
     given: usize,
+    taken: usize,
     /// Reused by every submission, as the next two.
     batch: Vec<Sub>,
     iocbs: Vec<libc::iocb>,
@@ -140,8 +142,9 @@ impl Aio {
         let ring = context.ring(depth);
         Ok(Self {
             ring,
-            events: Vec::with_capacity(depth),
+            events: vec![Event::default(); depth].into(),
             given: 0,
+            taken: 0,
             batch: Vec::with_capacity(depth),
             iocbs: Vec::with_capacity(depth),
             pointers: Vec::with_capacity(depth),
@@ -175,15 +178,12 @@ impl Aio {
 
     /// Takes events by system call, which is asked for at least `wanted`.
     fn take_events(&mut self, wanted: usize, timeout: Option<Duration>) -> io::Result<()> {
-        if self.given < self.events.len() {
+        if self.given < self.taken {
             return Ok(());
         }
-        self.given = 0;
-        let depth = self.events.capacity();
-        self.events.resize(depth, Event::default());
-        let taken = self.context.get_events(wanted, &mut self.events, timeout);
-        self.events.truncate(*taken.as_ref().unwrap_or(&0));
-        taken.map(drop)
+        (self.given, self.taken) = (0, 0);
+        self.taken = self.context.get_events(wanted, &mut self.events, timeout)?;
+        Ok(())
     }
 
     /// Submits requests that all suit AIO.
@@ -261,7 +261,7 @@ impl Backend for Aio {
         if self.ring.is_none() && self.in_context > 0 {
             self.take_events(0, Some(Duration::ZERO)).unwrap_or_default();
         }
-        let taken = &self.events[self.given..];
+        let taken = &self.events[self.given..self.taken];
         let taken = &taken[..taken.len().min(budget)];
         taken.iter().copied().for_each(&mut push);
         self.given += taken.len();
