@@ -140,16 +140,36 @@ impl fmt::Debug for Load {
     }
 }
 
-/// Who waits for loads without a thread that sleeps.
+/// Lists of wakers. A guess: with thousands of loads at a time each is short.
+const LISTS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 64 };
+
+/// Who waits for loads without a thread that sleeps: a list for the frames of a number modulo
+/// [`LISTS`].
 #[derive(Debug)]
-pub(super) struct Wakers {
+pub(super) struct AllWakers(Box<[Wakers]>);
+
+impl AllWakers {
+    pub(super) fn new() -> Self {
+        Self((0..LISTS).map(|_| Wakers::new()).collect())
+    }
+
+    fn of(&self, frame: Frame) -> &Wakers {
+        // The upper bits as well: the frames of large blocks begin at every 128th unit.
+        let unit = frame.unit() as usize;
+        &self.0[(unit ^ unit >> 6) % LISTS]
+    }
+}
+
+#[derive(Debug)]
+#[repr(align(64))]
+struct Wakers {
     list: WordLock<Vec<(Frame, Waker)>>,
     /// Its length, for those who have no lock.
     len: AtomicUsize,
 }
 
 impl Wakers {
-    pub(super) fn new() -> Self {
+    fn new() -> Self {
         Self { list: WordLock::new(Vec::new()), len: AtomicUsize::new(0) }
     }
 
@@ -160,7 +180,7 @@ impl Wakers {
     }
 
     /// Wakes those who wait for that frame.
-    pub(super) fn wake(&self, frame: Frame) {
+    fn wake(&self, frame: Frame) {
         // In a fork child whose parent had the lock, nobody who waits is left.
         let take = || {
             let mut waiting = self.list.lock().ok()?;
@@ -297,14 +317,14 @@ impl Shared {
     /// Makes what was read a buffer, and wakes who waits for it.
     pub(super) fn publish(&self, frame: Frame) {
         self.frames.writing(frame); // till now
-        let waited_for = self.entry(frame).publish() || self.has_wakers();
+        let waited_for = self.entry(frame).publish() || self.has_wakers(frame);
         if waited_for && !mutant("load-wakes-nobody") {
             self.wake_waiters(frame);
         }
     }
 
-    pub(super) fn has_wakers(&self) -> bool {
-        self.wakers.any()
+    pub(super) fn has_wakers(&self, frame: Frame) -> bool {
+        self.wakers.of(frame).any()
     }
 
     /// The load of the frame is over: its entry says so already.
@@ -312,7 +332,7 @@ impl Shared {
         let header = self.frames.header(frame);
         header.loaded.advance();
         header.loaded.wake_all();
-        self.wakers.wake(frame);
+        self.wakers.of(frame).wake(frame);
     }
 
     /// Whether the entry, which the caller has pinned, has lost those marks: `IO` when its load is over,
@@ -328,12 +348,14 @@ impl Shared {
             if self.born.is_inherited() {
                 return Poll::Ready(Err(GetError::Forked));
             }
-            self.wakers.add(entry.word().frame(), context.waker())?;
+            let frame = entry.word().frame();
+            let wakers = self.wakers.of(frame);
+            wakers.add(frame, context.waker())?;
             if entry.word().has(marks) {
                 return Poll::Pending;
             }
             // Whoever ended it may have been there before.
-            self.wakers.wake(entry.word().frame());
+            wakers.wake(frame);
         }
         Poll::Ready(Ok(()))
     }

@@ -310,7 +310,7 @@ impl Shared {
         home.hide(header.place());
         let before = entry.change(STALE | FAILED, IO);
         drop(home);
-        let waited_for = before.pins() > 1 || self.has_wakers();
+        let waited_for = before.pins() > 1 || self.has_wakers(frame);
         if waited_for && !mutant("failed-load-wakes-nobody") {
             self.wake_waiters(frame);
         }

@@ -30,9 +30,9 @@ use self::ahead::Ahead;
 pub(crate) use self::aside::Forget;
 use self::cleaner::Cleaner;
 pub(crate) use self::cleaner::Limits;
+use self::load::AllWakers;
 pub(crate) use self::load::Asked;
 pub use self::load::Load;
-use self::load::Wakers;
 pub(crate) use self::wipe::Wipe;
 pub(crate) use self::write::{Fill, Got};
 use crate::cold::{Cold, Victim};
@@ -53,7 +53,7 @@ pub(crate) struct Shared {
     /// Of its devices.
     ids: WordLock<Ids>,
     pub(crate) ahead: Ahead,
-    wakers: Wakers,
+    wakers: AllWakers,
     cleaner: Cleaner,
     dirty_bytes: AtomicUsize,
     pub(crate) counters: Counters,
@@ -115,7 +115,7 @@ impl Shared {
             cold: WordLock::new(cold),
             ids: WordLock::new(Ids::new()),
             ahead: Ahead::new(),
-            wakers: Wakers::new(),
+            wakers: AllWakers::new(),
             cleaner: Cleaner::new(limits),
             dirty_bytes: AtomicUsize::new(0),
             since: Instant::now(),
