@@ -225,7 +225,7 @@ impl Device {
     /// where a read fails (the get tries again), and in a fork child. Of a long range as much is read
     /// as an eighth of the cache holds. Allocates at the first call only.
     pub fn readahead(&self, blocks: Range<u64>) {
-        let most = (self.shared.frames.capacity() >> self.source.shift) as u64 / 8;
+        let most = (self.shared.room() >> self.source.shift) as u64 / 8;
         let end = blocks.end.min(self.source.blocks);
         let mut left = blocks.start..end.min(blocks.start.saturating_add(most.max(1)));
         // Often they are there already, and nobody need be woken.

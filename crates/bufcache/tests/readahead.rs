@@ -146,3 +146,15 @@ fn inv13_readahead_waits_for_no_device_and_drops_what_is_too_much() {
     soon("the first are read", || (0..8).all(|block| disk.try_get(block).is_ok()) || dropped > 136);
     assert_eq!(disk.get(48).unwrap()[0], (48 * 8 % 256) as u8);
 }
+
+#[test]
+fn a_smaller_cache_reads_less_ahead() {
+    let device = Arc::new(FaultDevice::new(MemoryDevice::new(numbered())));
+    let cache = Cache::new(1024 * SIZE).unwrap();
+    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    cache.resize(16 * SIZE).unwrap();
+    disk.readahead(0..disk.blocks());
+    soon("two blocks are read", || device.count(Operation::Read) == 2);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(device.count(Operation::Read), 2, "an eighth of it");
+}

@@ -9,6 +9,7 @@
 use std::time::{Duration, Instant};
 
 use percpu::Forked;
+use percpu::sync::atomic::Ordering;
 use percpu::sync::{Arc, mutant, thread};
 
 use super::{Reuse, Shared, linger};
@@ -275,6 +276,7 @@ impl Shared {
             cold.set_limit(self.frames.units_in(bytes));
             cold.limit()
         };
+        self.room.store(self.frames.bytes_of(limit), Ordering::Relaxed); // a hint
         self.frames.set_huge(self.frames.bytes_of(limit) == self.frames.capacity());
         let mut since = None;
         while self.cold.lock()?.is_over() {

@@ -22,7 +22,7 @@ mod write;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use percpu::sync::atomic::AtomicUsize;
+use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::{Generation, WordLock, mutant};
 use percpu::{AllocError, PerCpuCounter};
 
@@ -59,6 +59,8 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     /// Gets that were hits, but for those in `counters`.
     hits: Tally,
+    /// The capacity in bytes, for who has no lock.
+    room: AtomicUsize,
     /// Between hits and evictions.
     order: Order,
     /// How long a miss waits for a buffer.
@@ -109,6 +111,7 @@ impl Shared {
         order: Order,
         (patience, limits): (Duration, Limits),
     ) -> Self {
+        let room = frames.capacity();
         Self {
             table,
             frames,
@@ -116,6 +119,7 @@ impl Shared {
             ids: WordLock::new(Ids::new()),
             ahead: Ahead::new(),
             wakers: AllWakers::new(),
+            room: AtomicUsize::new(room),
             cleaner: Cleaner::new(limits),
             dirty_bytes: AtomicUsize::new(0),
             since: Instant::now(),
@@ -165,6 +169,11 @@ impl Shared {
     /// Gets so far.
     pub(crate) fn gets(&self) -> u64 {
         self.counters.get.sum().max(0) as u64 + self.hits.sum()
+    }
+
+    /// The capacity in bytes, as of late.
+    pub(crate) fn room(&self) -> usize {
+        self.room.load(Ordering::Relaxed) // a hint
     }
 
     pub(crate) fn is_cached(&self, key: Key) -> bool {
