@@ -19,7 +19,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use aio_reap::{AlignedBuf, IoBuf, IoBufMut};
 use bufcache::{
@@ -34,6 +34,9 @@ const BLOCK: usize = 4096;
 /// A request is kept up to this part of the cache, so that one client leaves something to others. A
 /// guess.
 const SHARE: u64 = 8;
+/// A READ of so many bytes and more that begins where another ended is part of a scan, which is mostly read
+/// once; to keep its 16 blocks took the server as much time as a READ of 64 KiB itself. A guess.
+const SCAN: usize = 4 * BLOCK;
 
 /// The cache, and the images in it.
 #[derive(Debug)]
@@ -51,6 +54,8 @@ struct Image {
     device: Device,
     /// In bytes.
     len: u64,
+    /// Where the last READ ended that found something missing.
+    next: AtomicU64,
     /// What changed could not be forgotten: the cache is not looked at any more.
     off: AtomicBool,
 }
@@ -105,7 +110,9 @@ impl Blocks {
         let len = buf.len();
         let Some((image, blocks)) = self.find(file, offset, len) else { return Err(buf) };
         let whole = bytes_of(&blocks);
-        if buf.capacity() < whole {
+        // Ordering: Relaxed; a hint.
+        let follows = image.next.swap(offset + len as u64, Ordering::Relaxed) == offset;
+        if buf.capacity() < whole || (follows && len >= SCAN) {
             return Err(buf);
         }
         buf.set_len(whole);
@@ -145,7 +152,12 @@ impl Image {
         let device = FileDevice::new(file.try_clone()?)?;
         let len = device.len();
         match cache.attach(device, BLOCK) {
-            Ok(device) => Ok(Some(Self { device, len, off: AtomicBool::new(false) })),
+            Ok(device) => Ok(Some(Self {
+                device,
+                len,
+                next: AtomicU64::new(u64::MAX),
+                off: AtomicBool::new(false),
+            })),
             Err(error @ (BuildError::Misaligned { .. } | BuildError::DeviceTooLarge(_))) => {
                 warn!(%error, "an image is not kept in memory");
                 Ok(None)
@@ -324,6 +336,20 @@ mod tests {
         drop(guards);
         assert!(!read(&blocks, &file, 5 * BLOCK as u64, BLOCK).1);
         assert!(read(&blocks, &file, 5 * BLOCK as u64, BLOCK).1);
+    }
+
+    #[test]
+    fn a_scan_is_not_kept_and_small_reads_are() {
+        let (file, bytes, blocks) = image(64 * BLOCK, 1 << 20);
+        for (len, kept) in [(SCAN, 0), (BLOCK, 16)] {
+            for at in (0..16 * BLOCK).step_by(len) {
+                let (found, _) = read(&blocks, &file, at as u64, len);
+                assert!(found.unwrap() == bytes[at..at + len]);
+            }
+            // The first of a scan is not known to be one.
+            let there = |&at: &usize| blocks.read(0, (at * BLOCK) as u64, &mut [0; BLOCK]);
+            assert_eq!((0..16).filter(there).count(), kept.max(SCAN / BLOCK), "{len}");
+        }
     }
 
     #[test]
