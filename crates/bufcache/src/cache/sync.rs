@@ -57,6 +57,11 @@ impl Shared {
     pub(super) fn sync_device(&self, source: &Source) -> Result<(), WriteError> {
         self.check_poison(source)?;
         let synced = source.writes.group.join(|| {
+            // The sync that this one has waited for may have failed: the device would say that all is
+            // well, of blocks that it has given up.
+            if source.writes.poisoned().is_some() {
+                return false;
+            }
             let unsynced = &source.writes.unsynced;
             {
                 let mut unsynced = unsynced.lock();
@@ -155,12 +160,13 @@ impl Shared {
         loop {
             let Some(entry) = self.table.find(key) else { return Ok(false) };
             let word = entry.word();
-            if word.has(DIRTY) && !word.has(STALE) && entry.key() == key {
-                return Ok(true);
-            }
+            // Before it is asked whether it is dirty: what the device has by now is clean in a moment.
             if word.has(WRITE | BACK) {
                 self.wait_for_mark(word.frame(), key, &mut since)?;
                 continue;
+            }
+            if word.has(DIRTY) && !word.has(STALE) && entry.key() == key {
+                return Ok(true);
             }
             let class = word.frame().class();
             if word.has(VALID) && !word.has(EVICT | IO | STALE) {
