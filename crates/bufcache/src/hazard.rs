@@ -204,9 +204,10 @@ fn claim() -> Result<&'static Record, AllocError> {
         // SAFETY: not published yet, so it is ours alone.
         let record = unsafe { &mut *new };
         (record.next, record.number) = (head, number);
-        // Ordering: Release pairs with the Acquire in `records`; it carries the record. Relaxed on
-        // failure: the head found is not followed.
-        match HEAD.compare_exchange(head, new, Ordering::Release, Ordering::Relaxed) {
+        // Ordering: SeqCst: an evictor whose fence comes behind the naming of a slot finds the record of
+        // that slot. As a Release it pairs with the Acquire in `records`, and carries the record. Relaxed
+        // on failure: the head found is not followed.
+        match HEAD.compare_exchange(head, new, Ordering::SeqCst, Ordering::Relaxed) {
             // SAFETY: just published, and never freed (invariant 1).
             Ok(_) => return Ok(unsafe { &*new }),
             Err(found) => head = found,

@@ -196,7 +196,7 @@ impl Shared {
     /// Before a thread dirties more: wakes the cleaner, or writes some itself.
     pub(super) fn limit_dirty(&self) {
         let dirty = self.dirty_bytes() as u64 * 256;
-        let capacity = self.frames.capacity() as u64;
+        let capacity = self.room() as u64;
         let limits = self.cleaner.limits;
         if dirty > capacity * u64::from(limits.most) {
             self.clean_some();

@@ -127,14 +127,15 @@ impl Shared {
         if source.writes.poisoned().is_none() {
             return Ok(Vec::new());
         }
-        let mut taken = {
+        self.wait_for_write_backs(source)?;
+        let taken = {
             let mut unsynced = source.writes.unsynced.lock();
             let unsynced = &mut *unsynced;
             unsynced.syncing.append(&mut unsynced.written);
             unsynced.syncing.clone()
         };
         let mut lost = Extents::default();
-        for sectors in std::mem::take(&mut taken).iter() {
+        for sectors in taken.iter() {
             let step = 1_usize << (source.shift - 9);
             for sector in sectors.step_by(step) {
                 let key = Key::new(source.id, sector);
@@ -151,6 +152,26 @@ impl Shared {
         source.writes.unsynced.lock().syncing = Extents::default();
         source.writes.forgive();
         Ok(lost.iter().collect())
+    }
+
+    /// Until those are over that the failed sync may have met: what they wrote is among the unsynced
+    /// sectors then, or dirty.
+    fn wait_for_write_backs(&self, source: &Source) -> Result<(), WriteError> {
+        let mut since = None;
+        while !mutant("reset-waits-for-nobody") {
+            let marked = {
+                let list = source.writes.dirty.lock()?;
+                let mut frames = list.oldest_first(&self.frames);
+                frames.find(|frame| self.entry(*frame).word().has(BACK))
+            };
+            let Some(frame) = marked else { break };
+            let key = self.entry(frame).key();
+            self.wait_for_mark(frame, key, &mut since).map_err(|error| match error {
+                GetError::Busy => WriteError::Busy { block: source.block(key) },
+                other => other.into(),
+            })?;
+        }
+        Ok(())
     }
 
     /// Makes a block dirty, if it is cached.

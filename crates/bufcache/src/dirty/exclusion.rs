@@ -5,6 +5,7 @@
 //! first, the other sees what it did.
 
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -70,12 +71,13 @@ impl Exclusion {
 
     /// Whether the sector is not excluded; if it is, the task is woken when one range less is.
     pub(crate) fn poll_gone(&self, sector: u64, context: &mut Context<'_>) -> Poll<()> {
+        let new = context.waker().clone(); // which may do anything: not under the lock
         let mut state = self.state.lock();
         if !state.overlaps(&(sector..sector + 1)) {
             return Poll::Ready(());
         }
-        if !state.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
-            state.wakers.push(context.waker().clone());
+        if !state.wakers.iter().any(|waker| waker.will_wake(&new)) {
+            state.wakers.push(new);
         }
         Poll::Pending
     }
@@ -97,6 +99,9 @@ impl Drop for Excluded<'_> {
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
         self.of.gone.notify_all();
-        wakers.into_iter().for_each(Waker::wake);
+        for waker in wakers {
+            // One that panics keeps nobody else asleep, and this may be run by a panic.
+            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+        }
     }
 }

@@ -1,12 +1,12 @@
 //! Writers against readers and the device, and what a sync says.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bufcache::{AttachOptions, BlockDevice, Cache, Device, Eviction, Wal};
 use percpu::sync::native::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use percpu::sync::{model, thread};
+use percpu::sync::{Mutex, model, thread};
 
 use super::world::{BLOCKS, SIZE, dawdle};
 
@@ -20,6 +20,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("clean-before-the-write", "write::inv17_a_write_that_fails"),
     ("sync-without-the-device", "write::inv20_a_sync_against_the_cleaner"),
     ("join-a-sync-that-runs", "write::inv20_a_sync_that_runs_is_not_enough"),
+    ("reset-waits-for-nobody", "write::inv18_a_reset_against_the_cleaner"),
     ("failed-write-is-clean", "write::inv17_a_write_that_fails"),
     ("write-what-is-held", "write::inv16_held_back_and_behind_the_log"),
     ("write-before-the-log", "write::inv16_held_back_and_behind_the_log"),
@@ -28,13 +29,17 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 /// Of those, what only a checker of weak memory can see.
 pub(super) const LOOM_ONLY: &[&str] = &["write-without-a-fence", "write-scan-relaxed"];
 
-/// Keeps what it is given, and knows what of it is durable. One thread of a model runs at a time, and
-/// nothing of this is part of the model.
+/// Keeps what it is given, and knows what of it is durable. Its lock is the checker's: in which order a
+/// write ends and a sync begins matters.
 #[derive(Default)]
 struct Disk {
     state: Mutex<State>,
     /// So many writes fail first.
     failing: AtomicUsize,
+    /// So many syncs fail first, and give up what they should have made durable.
+    giving_up: AtomicUsize,
+    /// How long a write goes on that has ended.
+    lingers: AtomicUsize,
     log: AtomicU64,
 }
 
@@ -48,7 +53,7 @@ struct State {
 
 impl Disk {
     fn state<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
-        f(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+        f(&mut self.state.lock())
     }
 
     fn durable(&self, block: u64) -> u8 {
@@ -90,6 +95,10 @@ impl BlockDevice for Disk {
             state.writing.retain(|other| *other != block);
             state.written[at].2 = true;
         });
+        for _ in 0..self.lingers.load(Relaxed) {
+            thread::yield_now(); // before the cache hears of it
+            dawdle();
+        }
         Ok(())
     }
 
@@ -101,6 +110,12 @@ impl BlockDevice for Disk {
         thread::yield_now();
         // Long enough for others to write something and to ask for a sync, too.
         (0..8).for_each(|_| dawdle());
+        let left = self.giving_up.load(Relaxed);
+        self.giving_up.store(left.saturating_sub(1), Relaxed);
+        if left > 0 {
+            self.state(|state| state.written.iter_mut().for_each(|write| write.2 = false));
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
         self.state(|state| state.durable.extend(ended));
         Ok(())
     }
@@ -218,6 +233,34 @@ fn inv20_a_sync_that_runs_is_not_enough() {
         device.sync().unwrap();
         assert_eq!(disk.durable(0), 1);
         syncs.join().unwrap();
+    });
+}
+
+/// A sync fails that may have met the block or not: a reset finds it, wherever it is.
+#[test]
+fn inv18_a_reset_against_the_cleaner() {
+    model(|| {
+        let (disk, device) = world(0, LONG);
+        disk.giving_up.store(1, Relaxed);
+        disk.lingers.store(16, Relaxed);
+        let fails = thread::spawn({
+            let device = device.clone();
+            move || {
+                assert!(device.sync().is_err());
+                assert!(device.reset().unwrap().is_empty(), "it is cached");
+            }
+        });
+        if let Ok(mut guard) = device.get_mut(0) {
+            guard.fill(1);
+            drop(guard);
+            let _ = device.flush(); // it may be poisoned
+        }
+        fails.join().unwrap();
+        fill(&device, 1, 1);
+        let _ = device.sync(); // an error that was met before, perhaps
+        device.sync().unwrap();
+        let there = device.get(0).unwrap()[0];
+        assert_eq!(disk.durable(0), there);
     });
 }
 
