@@ -141,7 +141,7 @@ impl fmt::Debug for Load {
 }
 
 /// Lists of wakers. A guess: with thousands of loads at a time each is short.
-const LISTS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 64 };
+const LISTS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64 };
 
 /// Who waits for loads without a thread that sleeps: a list for the frames of a number modulo
 /// [`LISTS`].
