@@ -569,3 +569,46 @@ fn an_engine_writes_many_at_once() {
     assert_eq!(cache.stats().unwrap().dirty, 0);
     assert_eq!(file.as_file().metadata().unwrap().len(), 4096 * 1000 + 100);
 }
+
+/// Each thread keeps a buffer while it asks for another: somebody is refused, in time, and nothing is lost.
+#[test]
+fn inv19_three_threads_and_two_buffers() {
+    let builder = Cache::builder(2 * SIZE).block_sizes(SIZE, SIZE);
+    let cache = builder.patience(Duration::from_millis(2)).build().unwrap();
+    let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; SIZE * 64])));
+    let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();
+    let refused = AtomicU64::new(0);
+    let written = [0, 1, 2].map(|_| AtomicU64::new(0));
+    thread::scope(|scope| {
+        for thread in 0..3_u64 {
+            let (device, refused, written) = (&device, &refused, &written);
+            scope.spawn(move || {
+                let began = Instant::now();
+                for round in 0..300_u64 {
+                    assert!(began.elapsed() < Duration::from_secs(60), "each wait is bounded");
+                    let first = device.get(3 + (round * 7 + thread) % 60);
+                    match device.get_mut(thread) {
+                        Ok(mut guard) => {
+                            let count = u64::from_le_bytes(guard[..8].try_into().unwrap()) + 1;
+                            guard[..8].copy_from_slice(&count.to_le_bytes());
+                            written[thread as usize].store(count, Ordering::Relaxed);
+                        }
+                        Err(GetError::NoFreeBuffers | GetError::Busy) => {
+                            refused.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Err(error) => panic!("{error}"),
+                    }
+                    assert!(matches!(first, Ok(_) | Err(GetError::NoFreeBuffers)));
+                }
+            });
+        }
+    });
+    device.sync().unwrap();
+    for (block, count) in written.iter().enumerate() {
+        let mut bytes = [0; 8];
+        disk.inner().read((block * SIZE) as u64, &mut bytes).unwrap();
+        let count = count.load(Ordering::Relaxed);
+        assert_eq!(u64::from_le_bytes(bytes), count, "each write counts on what was there");
+        assert!(count + refused.load(Ordering::Relaxed) >= 300);
+    }
+}
