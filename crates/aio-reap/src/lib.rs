@@ -76,7 +76,9 @@
 //! **No allocation** per request once the engine's queues have been filled once.
 //!
 //! **The end.** [`Engine::shutdown`] and dropping the engine deliver all that was accepted, also from
-//! other threads, and refuse the rest; nobody waits for ever.
+//! other threads, and refuse the rest. Nobody waits for ever, but where the thread ends by a panic and an
+//! [`Operation`] was forgotten ([`mem::forget`](std::mem::forget)): that keeps the engine's state, and
+//! with it requests of other threads that the kernel had by then.
 //!
 //! Each of these has its tests, and `INVARIANTS.md` names all. The first to look at:
 //!
