@@ -40,6 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         assert_eq!(sum.expect("it does not panic")?, expected);
     }
 
+    println!("{}", cache.times());
     let stats = cache.stats()?;
     assert_eq!((stats.get, stats.reads), (2 * BLOCKS as u64, BLOCKS as u64)); // once for both
     println!("2 MiB summed up twice: {} gets, {} reads of {BLOCK} bytes", stats.get, stats.reads);

@@ -4,7 +4,7 @@ mod aside;
 
 use std::fmt;
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use percpu::sync::Arc;
 use percpu::sync::atomic::AtomicU64;
@@ -18,6 +18,7 @@ use crate::error::{BuildError, GetError};
 use crate::guard::{Pin, ReadGuard, Uncached};
 use crate::source::Source;
 use crate::stats::CacheStats;
+use crate::times::Times;
 use crate::word::{IO, Key, SECTOR_BITS, WRITE};
 
 /// Buffers for the blocks of a few devices, in memory of a fixed size.
@@ -120,6 +121,11 @@ impl Cache {
         self.shared.shrink(buffers)
     }
 
+    /// How long gets took so far: a snapshot, which allocates 8 KiB.
+    pub fn times(&self) -> Times {
+        self.shared.times()
+    }
+
     /// What it did so far.
     ///
     /// # Errors
@@ -207,13 +213,17 @@ impl Device {
     #[inline(always)]
     fn get_key(&self, key: Key, reuse: Reuse) -> Result<ReadGuard<'_>, GetError> {
         if let Some(held) = self.shared.hit(key, self.class, reuse) {
-            self.shared.count_get();
+            if self.shared.count_get() {
+                self.shared.time_a_hit(key, self.class);
+            }
             return Ok(ReadGuard::new(self, held));
         }
         self.shared.counters.get.add(1);
+        let began = Instant::now();
         let held = match self.shared.miss(&self.source, key, self.class, reuse, Fill::Read)? {
             Got::Shared(held) | Got::Locked(held) => held,
         };
+        self.shared.miss_times.add(began);
         Ok(ReadGuard::new(self, held))
     }
 

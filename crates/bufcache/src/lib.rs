@@ -58,6 +58,7 @@ mod source;
 mod stats;
 mod table;
 mod tally;
+mod times;
 mod word;
 mod write;
 
@@ -75,6 +76,7 @@ pub use self::guard::{Hold, Pin, ReadGuard, Uncached, WriteGuard};
 pub use self::handle::{Cache, Device, Invalidation};
 pub use self::policy::Eviction;
 pub use self::stats::CacheStats;
+pub use self::times::{Histogram, Times};
 pub use self::write::{CloseError, Lost};
 
 /// Compiles and runs the example of the README.

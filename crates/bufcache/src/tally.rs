@@ -22,14 +22,16 @@ impl Tally {
         Self((0..WORDS).map(|_| Word(AtomicU64::new(0))).collect())
     }
 
-    /// Counts one, if there is a word for the record with that number, which is this thread's.
+    /// Counts one, if there is a word for the record with that number, which is this thread's. Returns how
+    /// many it has then.
     #[inline(always)]
-    pub(crate) fn count(&self, record: u32) -> bool {
-        let Some(Word(own)) = self.0.get(record as usize) else { return false };
+    pub(crate) fn count(&self, record: u32) -> Option<u64> {
+        let Word(own) = self.0.get(record as usize)?;
         // Ordering: Relaxed; a statistic. Whoever had the record before has stored no later than when it
         // gave the record back, which `hazard` carries to this thread.
-        own.store(load_own(own) + 1, Ordering::Relaxed);
-        true
+        let count = load_own(own) + 1;
+        own.store(count, Ordering::Relaxed);
+        Some(count)
     }
 
     /// All that was counted.

@@ -43,7 +43,11 @@ use crate::ids::Ids;
 use crate::policy::{Buffers, Policy};
 use crate::table::Table;
 use crate::tally::Tally;
+use crate::times::{Counts, Times};
 use crate::word::{Entry, Key};
+
+/// One of so many hits of a thread is timed. A guess: it takes some ten times a hit's time.
+const SAMPLE: u64 = 4096;
 
 /// What all handles of a cache share.
 pub(crate) struct Shared {
@@ -59,6 +63,8 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     /// Gets that were hits, but for those in `counters`.
     hits: Tally,
+    hit_times: Counts,
+    pub(crate) miss_times: Counts,
     /// The capacity in bytes, for who has no lock.
     room: AtomicUsize,
     /// Between hits and evictions.
@@ -125,6 +131,8 @@ impl Shared {
             since: Instant::now(),
             counters: Counters::default(),
             hits: Tally::new(),
+            hit_times: Counts::new(),
+            miss_times: Counts::new(),
             order,
             patience,
             born: Generation::current(),
@@ -160,10 +168,29 @@ impl Shared {
 
     /// Counts a get that was a hit: this thread's slot has its buffer.
     #[inline(always)]
-    pub(crate) fn count_get(&self) {
-        if !hazard::number().is_some_and(|record| self.hits.count(record)) {
-            self.counters.get.add(1);
+    pub(crate) fn count_get(&self) -> bool {
+        match hazard::number().and_then(|record| self.hits.count(record)) {
+            Some(count) => count.is_multiple_of(SAMPLE),
+            None => {
+                self.counters.get.add(1);
+                false
+            }
         }
+    }
+
+    /// Looks a block up once more, for the clock.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn time_a_hit(&self, key: Key, class: u8) {
+        let began = Instant::now();
+        if let Some(held) = self.hit(key, class, Reuse::None) {
+            self.hit_times.add(began);
+            held.slot.clear();
+        }
+    }
+
+    pub(crate) fn times(&self) -> Times {
+        Times { hits: self.hit_times.snapshot(), misses: self.miss_times.snapshot() }
     }
 
     /// Gets so far.
