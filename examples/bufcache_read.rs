@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     println!("{}", cache.times());
     let stats = cache.stats()?;
-    assert_eq!((stats.get, stats.reads), (2 * BLOCKS as u64, BLOCKS as u64)); // once for both
+    assert_eq!(stats.reads, BLOCKS as u64); // once for both
     println!("2 MiB summed up twice: {} gets, {} reads of {BLOCK} bytes", stats.get, stats.reads);
     println!("{stats}");
     Ok(())
