@@ -94,8 +94,12 @@ impl Books {
             return self.complete_oddly(index, result, now);
         }
         slot.verdict.done += left;
-        if slot.front != Front::Queue || self.stats.is_timed() {
+        if self.stats.is_timed() {
             return self.settle(index, now);
+        }
+        if slot.front != Front::Queue {
+            slot.state = SlotState::Ready;
+            return self.ready.push(index);
         }
         let (parcel, verdict) = (slot.cargo.unload(), slot.verdict);
         self.slab.release(index);
