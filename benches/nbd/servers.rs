@@ -126,7 +126,9 @@ impl Site<'_> {
                 command.args(["--read-only", "--no-lock", "--image"]).arg(self.image);
                 command.arg("--socket").arg(socket);
                 if name == OURS_DIRECT {
-                    command.arg("--direct");
+                    command.args(["--direct", "--cache", "0"]); // its peer has no cache, either
+                } else {
+                    command.args(["--cache", "1100M"]); // all of the image, as in the page cache
                 }
                 if let Some(backend) = self.backend {
                     command.args(["--backend", backend]);
