@@ -1,0 +1,32 @@
+//! Write-back by the engine of a thread.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+use bufcache::Cache;
+
+/// Scattered blocks of a file, by the engine: lent, and the thread's own.
+#[test]
+fn an_engine_writes_many_at_once() {
+    use std::os::unix::fs::FileExt;
+    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    file.as_file().set_len(4096 * 1000 + 100).unwrap();
+    let cache = Cache::new(4096 * 600).unwrap();
+    let device = bufcache::EngineDevice::new(file.reopen().unwrap()).unwrap();
+    let device = cache.attach(device, 4096).unwrap();
+    let engine = std::rc::Rc::new(aio_reap::Engine::new().unwrap());
+    for round in 1..4_u8 {
+        let _lent = (round == 2).then(|| bufcache::lend_engine(&engine));
+        let blocks = (0..500_u64).map(|at| if at == 0 { 1000 } else { at * 2 - at % 3 / 2 });
+        let blocks: std::collections::BTreeSet<_> = blocks.collect();
+        for &block in &blocks {
+            device.create(block).unwrap().fill(round);
+        }
+        device.sync().unwrap();
+        for block in blocks {
+            let mut there = [0; 100];
+            file.as_file().read_exact_at(&mut there, block * 4096).unwrap();
+            assert_eq!(there, [round; 100], "{block}");
+        }
+    }
+    assert_eq!(cache.stats().unwrap().dirty, 0);
+    assert_eq!(file.as_file().metadata().unwrap().len(), 4096 * 1000 + 100);
+}
