@@ -70,7 +70,7 @@ pub(crate) struct Header {
     /// Failed tries of the cleaner.
     tries: AtomicU32,
     /// When it became dirty, in milliseconds of the cache's life.
-    since: AtomicU32,
+    since: AtomicU64,
 }
 
 /// Links of a list of frames; touched under the lock of the list.
@@ -109,10 +109,11 @@ impl Links {
 }
 
 impl Header {
-    /// The caller has the frame.
+    /// The caller has the frame, and gives it to a block: what was said of another is forgotten.
     pub(crate) fn set_place(&self, place: Place) {
-        // Ordering: Relaxed; what makes the frame another's carries it.
+        // Ordering: Relaxed, both; what makes the frame another's carries it.
         self.place.store(place, Ordering::Relaxed);
+        self.lsn.store(0, Ordering::Relaxed);
     }
 
     pub(crate) fn place(&self) -> Place {
@@ -192,12 +193,12 @@ impl Header {
         self.tries.store(0, Ordering::Relaxed); // as above
     }
 
-    pub(crate) fn set_since(&self, since: u32) {
+    pub(crate) fn set_since(&self, since: u64) {
         // Ordering: Relaxed; the lock of the list carries it.
         self.since.store(since, Ordering::Relaxed);
     }
 
-    pub(crate) fn since(&self) -> u32 {
+    pub(crate) fn since(&self) -> u64 {
         // Ordering: Relaxed; as above.
         self.since.load(Ordering::Relaxed)
     }
@@ -235,7 +236,7 @@ impl Frames {
             lsn: AtomicU64::new(0),
             holds: AtomicU32::new(0),
             tries: AtomicU32::new(0),
-            since: AtomicU32::new(0),
+            since: AtomicU64::new(0),
         }));
         Ok(Self {
             region,

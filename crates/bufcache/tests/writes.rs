@@ -357,6 +357,30 @@ fn inv16_the_log_goes_before_the_blocks() {
     assert_eq!(*log.flushes.lock().unwrap(), [9, 7, 9]);
 }
 
+/// The number of one block's log is not that of the next block in the same memory.
+#[test]
+fn inv16_a_buffer_forgets_the_log_of_another_block() {
+    let log = |durable| {
+        Arc::new(Log {
+            durable: AtomicU64::new(durable),
+            fails: AtomicBool::new(true),
+            flushes: Mutex::default(),
+        })
+    };
+    let (cache, first, _) = with(1, AttachOptions::new(SIZE).wal(log(100)));
+    let mut guard = first.get_mut(1).unwrap();
+    guard.fill(2);
+    guard.set_lsn(100);
+    drop(guard);
+    first.sync().unwrap();
+    let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; SIZE * 64])));
+    let options = AttachOptions::new(SIZE).wal(log(0));
+    let second = cache.attach_with(Arc::clone(&disk), options).unwrap();
+    fill(&second, 1, 3);
+    second.sync().unwrap();
+    assert_eq!(on_disk(&disk, 1), 3);
+}
+
 #[test]
 fn inv16_a_block_that_is_held_back_waits() {
     let (_cache, device, disk) = new();
@@ -501,6 +525,19 @@ fn inv19_close_is_durable_or_gives_the_handle_back() {
     assert_eq!(other.get(40).unwrap_err(), GetError::Closed);
     let after = disk.after_power_cut(disk.moments(), |_, _| 0).unwrap();
     assert_eq!(after[SIZE], 2);
+}
+
+/// Its guard was there before, and the block is not dropped with the last handle.
+#[test]
+fn inv19_what_is_written_while_it_is_closed_is_not_lost() {
+    let (_cache, device, disk) = new();
+    let other = device.clone();
+    let mut guard = other.get_mut(1).unwrap();
+    guard.fill(2);
+    device.close().unwrap();
+    drop(guard);
+    drop(other);
+    assert_eq!((on_disk(&disk, 1), disk.count(Operation::Sync)), (2, 2));
 }
 
 #[test]

@@ -45,7 +45,7 @@ pub(crate) struct Task {
     /// At most so many blocks, the oldest.
     pub(crate) most: usize,
     /// Only what became dirty before, in milliseconds of the cache's life.
-    pub(crate) before: u32,
+    pub(crate) before: u64,
     /// Durable when this returns (FUA).
     pub(crate) durable: bool,
     /// Waits for what is marked or held back, and tries what was given up.
@@ -58,7 +58,7 @@ impl Task {
         Self {
             sectors: 0..u64::MAX,
             most: usize::MAX,
-            before: u32::MAX,
+            before: u64::MAX,
             durable: false,
             wait: true,
         }

@@ -154,8 +154,8 @@ impl Queue {
 
 impl Shared {
     /// Milliseconds of the cache's life.
-    pub(super) fn now(&self) -> u32 {
-        u32::try_from(self.since.elapsed().as_millis()).unwrap_or(u32::MAX)
+    pub(super) fn now(&self) -> u64 {
+        self.since.elapsed().as_millis() as u64 // of 580 million years
     }
 
     pub(crate) fn dirty_bytes(&self) -> usize {
@@ -165,8 +165,8 @@ impl Shared {
     /// One round of the cleaner's for one device.
     fn clean(&self, source: &Arc<Source>, limits: Limits, urgent: bool) {
         let before = match limits.age.as_millis() {
-            _ if urgent => u32::MAX,
-            age => self.now().saturating_sub(u32::try_from(age).unwrap_or(u32::MAX)),
+            _ if urgent => u64::MAX,
+            age => self.now().saturating_sub(u64::try_from(age).unwrap_or(u64::MAX)),
         };
         let task = Task { before, wait: false, ..Task::all() };
         // What fails is remembered by the device, for its handles.

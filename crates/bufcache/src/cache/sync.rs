@@ -37,6 +37,10 @@ impl Shared {
     /// Gives the device everything that is dirty.
     pub(crate) fn flush(&self, source: &Arc<Source>) -> Result<(), WriteError> {
         self.check_sync(source)?;
+        self.flush_even_closed(source)
+    }
+
+    fn flush_even_closed(&self, source: &Arc<Source>) -> Result<(), WriteError> {
         let done = self.write_back(source, &Task::all());
         self.check_poison(source)?;
         done.error.map_or(Ok(()), Err)
@@ -219,7 +223,9 @@ impl Shared {
         if idle {
             return Ok(());
         }
-        let synced = self.sync(source);
+        // Closed or not: who had a guard while it was closed has dirtied its block since.
+        let flushed = self.flush_even_closed(source);
+        let synced = self.sync_device(source).and(flushed);
         // Also those that a writer's guard, forgotten, keeps.
         loop {
             let last = source.writes.dirty.lock()?.last(); // and unlocked

@@ -41,6 +41,8 @@ impl Shared {
         if sectors.is_empty() {
             return Ok(());
         }
+        // Once blocks are marked nothing may fail that keeps them so.
+        hazard::reserve().map_err(GetError::from)?;
         let _excluded = source.writes.excluded.enter(sectors.clone());
         let aside = self.set_all_aside(source, blocks)?;
         // Whether it succeeds or not, what was there need not be.
