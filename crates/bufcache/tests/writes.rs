@@ -1,44 +1,19 @@
 //! Blocks that are written: what is dirty, what is durable, and who waits for whom.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+#[path = "common/disk.rs"]
+mod disk;
+
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bufcache::{
-    AttachOptions, BlockDevice, Cache, Device, Fault, FaultDevice, GetError, MemoryDevice,
-    Operation, Outcome, Wal, WriteError,
+    AttachOptions, BlockDevice, Cache, Fault, FaultDevice, GetError, MemoryDevice, Operation,
+    Outcome, WriteError,
 };
 
-const SIZE: usize = 512;
-
-type Disk = Arc<FaultDevice<MemoryDevice>>;
-
-/// A cache of so many blocks, whose cleaner does nothing by itself, and a device of 64.
-fn with(blocks: usize, options: AttachOptions) -> (Cache, Device, Disk) {
-    let builder = Cache::builder(blocks * SIZE).block_sizes(SIZE, SIZE);
-    let builder = builder.write_back_after(Duration::from_secs(3600)).dirty_limits(100, 100);
-    let cache = builder.patience(Duration::from_millis(300)).build().unwrap();
-    let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; SIZE * 64])));
-    let device = cache.attach_with(Arc::clone(&disk), options.on_loss(|_| {})).unwrap();
-    (cache, device, disk)
-}
-
-fn new() -> (Cache, Device, Disk) {
-    with(16, AttachOptions::new(SIZE))
-}
-
-fn fill(device: &Device, block: u64, with: u8) {
-    device.get_mut(block).unwrap().fill(with);
-}
-
-/// What the device itself has.
-fn on_disk(disk: &Disk, block: u64) -> u8 {
-    let mut bytes = [0; SIZE];
-    disk.inner().read(block * SIZE as u64, &mut bytes).unwrap();
-    assert!(bytes.iter().all(|byte| *byte == bytes[0]));
-    bytes[0]
-}
+use disk::{SIZE, fill, new, on_disk, with};
 
 #[test]
 fn what_is_written_is_read_and_comes_to_the_device_by_a_sync() {
@@ -312,104 +287,6 @@ fn fua_makes_its_blocks_durable_and_no_others() {
     device.write_through(4..5).unwrap();
     let after = disk.after_power_cut(disk.moments(), |_, _| 0).unwrap();
     assert_eq!(after[4 * SIZE], 2);
-}
-
-/// A log that is durable up to what it was flushed to, and tells when that was too late.
-struct Log {
-    durable: AtomicU64,
-    fails: AtomicBool,
-    flushes: Mutex<Vec<u64>>,
-}
-
-impl Wal for Log {
-    fn durable(&self) -> u64 {
-        self.durable.load(Ordering::SeqCst)
-    }
-
-    fn flush(&self, number: u64) -> std::io::Result<()> {
-        self.flushes.lock().unwrap().push(number);
-        if self.fails.load(Ordering::SeqCst) {
-            return Err(std::io::Error::from_raw_os_error(libc::EIO));
-        }
-        self.durable.fetch_max(number, Ordering::SeqCst);
-        Ok(())
-    }
-}
-
-#[test]
-fn inv16_the_log_goes_before_the_blocks() {
-    let log = Arc::new(Log {
-        durable: AtomicU64::new(5),
-        fails: AtomicBool::new(true),
-        flushes: Mutex::default(),
-    });
-    let (_cache, device, disk) = with(16, AttachOptions::new(SIZE).wal(Arc::clone(&log) as _));
-    for (block, lsn) in [(1, 4), (2, 9), (3, 7)] {
-        let mut guard = device.get_mut(block).unwrap();
-        guard.fill(2);
-        guard.set_lsn(lsn);
-    }
-    assert_eq!(device.flush().unwrap_err(), WriteError::Wal { errno: libc::EIO, block: 2 });
-    assert_eq!([1, 2, 3].map(|block| on_disk(&disk, block)), [2, 1, 1]);
-    log.fails.store(false, Ordering::SeqCst);
-    device.sync().unwrap();
-    assert_eq!([1, 2, 3].map(|block| on_disk(&disk, block)), [2, 2, 2]);
-    assert_eq!(*log.flushes.lock().unwrap(), [9, 7, 9]);
-}
-
-/// The number of one block's log is not that of the next block in the same memory.
-#[test]
-fn inv16_a_buffer_forgets_the_log_of_another_block() {
-    let log = |durable| {
-        Arc::new(Log {
-            durable: AtomicU64::new(durable),
-            fails: AtomicBool::new(true),
-            flushes: Mutex::default(),
-        })
-    };
-    let (cache, first, _) = with(1, AttachOptions::new(SIZE).wal(log(100)));
-    let mut guard = first.get_mut(1).unwrap();
-    guard.fill(2);
-    guard.set_lsn(100);
-    drop(guard);
-    first.sync().unwrap();
-    let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; SIZE * 64])));
-    let options = AttachOptions::new(SIZE).wal(log(0));
-    let second = cache.attach_with(Arc::clone(&disk), options).unwrap();
-    fill(&second, 1, 3);
-    second.sync().unwrap();
-    assert_eq!(on_disk(&disk, 1), 3);
-}
-
-#[test]
-fn inv16_a_block_that_is_held_back_waits() {
-    let (_cache, device, disk) = new();
-    let mut guard = device.get_mut(1).unwrap();
-    guard.fill(2);
-    let hold = guard.hold_back();
-    drop(guard);
-    fill(&device, 2, 2);
-    assert_eq!(device.sync().unwrap_err(), WriteError::Busy { block: 1 });
-    assert_eq!([1, 2].map(|block| on_disk(&disk, block)), [1, 2]);
-    fill(&device, 1, 3); // not against readers and writers
-    thread::scope(|scope| {
-        let sync = scope.spawn(|| device.sync());
-        thread::sleep(Duration::from_millis(30));
-        drop(hold);
-        sync.join().unwrap().unwrap();
-    });
-    assert_eq!(on_disk(&disk, 1), 3);
-    // Invalidated, the buffer is not another block's before the hold ends.
-    let mut guard = device.get_mut(1).unwrap();
-    let hold = guard.hold_back();
-    drop(guard);
-    device.invalidate(1).unwrap();
-    for block in 10..60 {
-        fill(&device, block, 4);
-    }
-    device.sync().unwrap();
-    drop(hold);
-    assert_eq!(device.get(1).unwrap()[0], 3);
 }
 
 #[test]

@@ -177,35 +177,29 @@ impl Shared {
                 Err(kept) => kept,
             };
             self.write_window(source, window);
+            let of_wait = |error| WriteError::of_wait(error, source.block(next.key));
             let waited = match kept {
                 Kept::Log(number) => {
                     flushed = number;
                     self.flush_log(source, next, number)
                 }
-                Kept::Held => self.pause(&mut 32, &mut since).map_err(WriteError::from),
-                _ => self.wait_to_go(next, &mut since),
+                // Nobody says when a hold ends: longer pauses at once.
+                Kept::Held => self.pause(&mut 32, &mut since).map_err(of_wait),
+                _ => self.wait_to_go(next, &mut since).map_err(of_wait),
             };
-            let block = source.block(next.key);
-            match waited {
-                Ok(()) => {}
-                Err(WriteError::Get(GetError::Busy)) => {
-                    return window.done.fail(WriteError::Busy { block });
-                }
-                Err(WriteError::Get(GetError::WouldDeadlock)) => {
-                    return window.done.fail(WriteError::WouldDeadlock { block });
-                }
-                Err(error) => return window.done.fail(error),
+            if let Err(error) = waited {
+                return window.done.fail(error);
             }
         }
     }
 
     /// Sleeps until a thread has written the block, or the device has it.
-    fn wait_to_go(&self, next: Going, since: &mut Option<Instant>) -> Result<(), WriteError> {
+    fn wait_to_go(&self, next: Going, since: &mut Option<Instant>) -> Result<(), GetError> {
         let entry = self.entry(next.frame);
         if entry.word().has(WRITE) && hazard::named_by_me(entry) > 0 {
-            return Err(WriteError::Get(GetError::WouldDeadlock));
+            return Err(GetError::WouldDeadlock);
         }
-        Ok(self.wait_for_mark(next.frame, next.key, since)?)
+        self.wait_for_mark(next.frame, next.key, since)
     }
 
     /// Marks a block that is dirty, and may be written.

@@ -144,11 +144,8 @@ impl Shared {
             for sector in sectors.step_by(step) {
                 let key = Key::new(source.id, sector);
                 let block = source.block(key);
-                if !self.dirty_again(source, key).map_err(|error| match error {
-                    GetError::Busy => WriteError::Busy { block },
-                    GetError::WouldDeadlock => WriteError::WouldDeadlock { block },
-                    other => other.into(),
-                })? {
+                let of_wait = |error| WriteError::of_wait(error, block);
+                if !self.dirty_again(source, key).map_err(of_wait)? {
                     lost.insert(block..block + 1);
                 }
             }
@@ -170,10 +167,8 @@ impl Shared {
             };
             let Some(frame) = marked else { break };
             let key = self.entry(frame).key();
-            self.wait_for_mark(frame, key, &mut since).map_err(|error| match error {
-                GetError::Busy => WriteError::Busy { block: source.block(key) },
-                other => other.into(),
-            })?;
+            let of_wait = |error| WriteError::of_wait(error, source.block(key));
+            self.wait_for_mark(frame, key, &mut since).map_err(of_wait)?;
         }
         Ok(())
     }

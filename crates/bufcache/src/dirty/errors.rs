@@ -69,6 +69,15 @@ pub enum WriteError {
 }
 
 impl WriteError {
+    /// What a wait for that block has ended with.
+    pub(crate) fn of_wait(error: GetError, block: u64) -> Self {
+        match error {
+            GetError::Busy => Self::Busy { block },
+            GetError::WouldDeadlock => Self::WouldDeadlock { block },
+            other => other.into(),
+        }
+    }
+
     /// The system's number for it.
     pub fn errno(&self) -> i32 {
         match self {

@@ -1,0 +1,36 @@
+//! A cache of a few blocks over a device that fails when it is told to.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bufcache::{AttachOptions, BlockDevice, Cache, Device, FaultDevice, MemoryDevice};
+
+pub(crate) const SIZE: usize = 512;
+
+pub(crate) type Disk = Arc<FaultDevice<MemoryDevice>>;
+
+/// A cache of so many blocks, whose cleaner does nothing by itself, and a device of 64.
+pub(crate) fn with(blocks: usize, options: AttachOptions) -> (Cache, Device, Disk) {
+    let builder = Cache::builder(blocks * SIZE).block_sizes(SIZE, SIZE);
+    let builder = builder.write_back_after(Duration::from_secs(3600)).dirty_limits(100, 100);
+    let cache = builder.patience(Duration::from_millis(300)).build().unwrap();
+    let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; SIZE * 64])));
+    let device = cache.attach_with(Arc::clone(&disk), options.on_loss(|_| {})).unwrap();
+    (cache, device, disk)
+}
+
+pub(crate) fn new() -> (Cache, Device, Disk) {
+    with(16, AttachOptions::new(SIZE))
+}
+
+pub(crate) fn fill(device: &Device, block: u64, with: u8) {
+    device.get_mut(block).unwrap().fill(with);
+}
+
+/// What the device itself has.
+pub(crate) fn on_disk(disk: &Disk, block: u64) -> u8 {
+    let mut bytes = [0; SIZE];
+    disk.inner().read(block * SIZE as u64, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == bytes[0]));
+    bytes[0]
+}

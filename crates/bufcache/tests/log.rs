@@ -1,0 +1,111 @@
+//! Blocks that wait before they are written: for a log, or for who holds them back.
+
+#[path = "common/disk.rs"]
+mod disk;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use bufcache::{AttachOptions, FaultDevice, MemoryDevice, Wal, WriteError};
+
+use disk::{SIZE, fill, new, on_disk, with};
+
+/// A log that is durable up to what it was flushed to, and tells when that was too late.
+struct Log {
+    durable: AtomicU64,
+    fails: AtomicBool,
+    flushes: Mutex<Vec<u64>>,
+}
+
+impl Wal for Log {
+    fn durable(&self) -> u64 {
+        self.durable.load(Ordering::SeqCst)
+    }
+
+    fn flush(&self, number: u64) -> std::io::Result<()> {
+        self.flushes.lock().unwrap().push(number);
+        if self.fails.load(Ordering::SeqCst) {
+            return Err(std::io::Error::from_raw_os_error(libc::EIO));
+        }
+        self.durable.fetch_max(number, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+#[test]
+fn inv16_the_log_goes_before_the_blocks() {
+    let log = Arc::new(Log {
+        durable: AtomicU64::new(5),
+        fails: AtomicBool::new(true),
+        flushes: Mutex::default(),
+    });
+    let (_cache, device, disk) = with(16, AttachOptions::new(SIZE).wal(Arc::clone(&log) as _));
+    for (block, lsn) in [(1, 4), (2, 9), (3, 7)] {
+        let mut guard = device.get_mut(block).unwrap();
+        guard.fill(2);
+        guard.set_lsn(lsn);
+    }
+    assert_eq!(device.flush().unwrap_err(), WriteError::Wal { errno: libc::EIO, block: 2 });
+    assert_eq!([1, 2, 3].map(|block| on_disk(&disk, block)), [2, 1, 1]);
+    log.fails.store(false, Ordering::SeqCst);
+    device.sync().unwrap();
+    assert_eq!([1, 2, 3].map(|block| on_disk(&disk, block)), [2, 2, 2]);
+    assert_eq!(*log.flushes.lock().unwrap(), [9, 7, 9]);
+}
+
+/// The number of one block's log is not that of the next block in the same memory.
+#[test]
+fn inv16_a_buffer_forgets_the_log_of_another_block() {
+    let log = |durable| {
+        Arc::new(Log {
+            durable: AtomicU64::new(durable),
+            fails: AtomicBool::new(true),
+            flushes: Mutex::default(),
+        })
+    };
+    let (cache, first, _) = with(1, AttachOptions::new(SIZE).wal(log(100)));
+    let mut guard = first.get_mut(1).unwrap();
+    guard.fill(2);
+    guard.set_lsn(100);
+    drop(guard);
+    first.sync().unwrap();
+    let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; SIZE * 64])));
+    let options = AttachOptions::new(SIZE).wal(log(0));
+    let second = cache.attach_with(Arc::clone(&disk), options).unwrap();
+    fill(&second, 1, 3);
+    second.sync().unwrap();
+    assert_eq!(on_disk(&disk, 1), 3);
+}
+
+#[test]
+fn inv16_a_block_that_is_held_back_waits() {
+    let (_cache, device, disk) = new();
+    let mut guard = device.get_mut(1).unwrap();
+    guard.fill(2);
+    let hold = guard.hold_back();
+    drop(guard);
+    fill(&device, 2, 2);
+    assert_eq!(device.sync().unwrap_err(), WriteError::Busy { block: 1 });
+    assert_eq!([1, 2].map(|block| on_disk(&disk, block)), [1, 2]);
+    fill(&device, 1, 3); // not against readers and writers
+    thread::scope(|scope| {
+        let sync = scope.spawn(|| device.sync());
+        thread::sleep(Duration::from_millis(30));
+        drop(hold);
+        sync.join().unwrap().unwrap();
+    });
+    assert_eq!(on_disk(&disk, 1), 3);
+    // Invalidated, the buffer is not another block's before the hold ends.
+    let mut guard = device.get_mut(1).unwrap();
+    let hold = guard.hold_back();
+    drop(guard);
+    device.invalidate(1).unwrap();
+    for block in 10..60 {
+        fill(&device, block, 4);
+    }
+    device.sync().unwrap();
+    drop(hold);
+    assert_eq!(device.get(1).unwrap()[0], 3);
+}
