@@ -259,19 +259,25 @@ fn inv04_blocked_engine_rings_again_with_back_off() {
     assert_eq!(rings, TIMES);
     assert!(start.elapsed() >= Duration::from_millis(50), "{:?}", start.elapsed());
 
-    // Progress resets the delay: the next retry is due at once, not in 51 ms.
-    script.complete(1);
-    engine.turn();
-    assert_eq!(done.get(), 1);
-    script.on_submit(SubmitStep::Again);
-    let start = Instant::now();
-    engine.nop().callback(count(&done)).unwrap();
-    while script.in_flight() == 0 {
-        assert!(readable(&engine, Duration::from_secs(10)));
+    // Progress resets the delay: the next retry is due at once, not in 51 ms or more. One of the
+    // tries is enough, as a machine that stands still for a moment lengthens the others.
+    let mut tries = 0;
+    let soon = (0..50).any(|_| {
+        tries += 1;
+        script.complete(1);
         engine.turn();
-    }
-    assert!(start.elapsed() < Duration::from_millis(40), "{:?}", start.elapsed());
-    assert_eq!(engine.stats().busy, TIMES as u64 + 1);
+        assert_eq!(done.get(), tries);
+        script.on_submit(SubmitStep::Again);
+        let start = Instant::now();
+        engine.nop().callback(count(&done)).unwrap();
+        while script.in_flight() == 0 {
+            assert!(readable(&engine, Duration::from_secs(10)));
+            engine.turn();
+        }
+        start.elapsed() < Duration::from_millis(40)
+    });
+    assert!(soon, "the delay stays long");
+    assert_eq!(engine.stats().busy, (TIMES + tries) as u64);
 }
 
 /// The same without a foreign loop: waiting goes on by itself.
