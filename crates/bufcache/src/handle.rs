@@ -1,6 +1,7 @@
 //! What users hold: the cache, its devices, and buffers.
 
 mod aside;
+mod past;
 
 use std::fmt;
 use std::ops::Range;

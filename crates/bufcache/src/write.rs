@@ -117,8 +117,7 @@ impl Device {
     ///
     /// As [`discard`](Self::discard), and as [`create`](Self::create).
     pub fn zero(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        self.check_range(&blocks)?;
-        match self.shared.wipe(&self.source, blocks.clone(), Wipe::Zero) {
+        match self.zero_by_device(blocks.clone()) {
             Err(WriteError::Io { errno: libc::EOPNOTSUPP, .. }) => {}
             result => return result,
         }
@@ -128,7 +127,7 @@ impl Device {
         Ok(())
     }
 
-    fn check_range(&self, blocks: &Range<u64>) -> Result<(), WriteError> {
+    pub(crate) fn check_range(&self, blocks: &Range<u64>) -> Result<(), WriteError> {
         let fits = blocks.start <= blocks.end && blocks.end <= self.source.blocks;
         if fits { Ok(()) } else { Err(WriteError::OutOfRange) }
     }

@@ -142,6 +142,10 @@ impl Shared {
             done.fail(WriteError::Forked);
             return None;
         };
+        let blocks = task.sectors.end.saturating_sub(task.sectors.start) >> (source.shift - 9);
+        if blocks < len as u64 && task.before == u64::MAX {
+            return self.dirty_of(source, task, blocks as usize, done);
+        }
         // No memory is asked for under the lock. What becomes dirty meanwhile may be left out: it was not
         // when this began.
         if going.try_reserve_exact(len.min(task.most)).is_err() {
@@ -162,6 +166,30 @@ impl Shared {
             .filter(|going| task.sectors.contains(&going.key.sector()))
             .take(room.min(task.most));
         going.extend(blocks);
+        Some(going)
+    }
+
+    /// The same of a short range: by a look at each of its blocks, not at all that is dirty.
+    fn dirty_of(
+        &self,
+        source: &Source,
+        task: &Task,
+        blocks: usize,
+        done: &mut Done,
+    ) -> Option<Vec<Going>> {
+        let mut going = Vec::new();
+        if going.try_reserve_exact(blocks).is_err() {
+            done.fail(WriteError::NoMemory);
+            return None;
+        }
+        for sector in task.sectors.clone().step_by(1 << (source.shift - 9)) {
+            let key = Key::new(source.id, sector);
+            let word = self.table.find(key).and_then(|entry| entry.look(key));
+            if let Some(word) = word.filter(|word| word.has(DIRTY)) {
+                going.push(Going { key, frame: word.frame() });
+            }
+        }
+        going.truncate(task.most);
         Some(going)
     }
 

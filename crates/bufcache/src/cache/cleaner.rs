@@ -195,13 +195,20 @@ impl Shared {
 
     /// Before a thread dirties more: wakes the cleaner, or writes some itself.
     pub(super) fn limit_dirty(&self) {
+        if self.is_too_dirty() {
+            self.clean_some();
+        }
+    }
+
+    /// The same for a thread that must not wait: whether somebody has to write some first.
+    pub(super) fn is_too_dirty(&self) -> bool {
         let dirty = self.dirty_bytes() as u64 * 256;
         let capacity = self.room() as u64;
         let limits = self.cleaner.limits;
-        if dirty > capacity * u64::from(limits.most) {
-            self.clean_some();
-        } else if dirty > capacity * u64::from(limits.begin) {
+        let too_dirty = dirty > capacity * u64::from(limits.most);
+        if !too_dirty && dirty > capacity * u64::from(limits.begin) {
             self.cleaner.hurry();
         }
+        too_dirty
     }
 }

@@ -270,7 +270,7 @@ impl Shared {
     }
 
     /// Fills what was just put into the table with zeros, for the caller to write.
-    fn create(&self, source: &Source, key: Key, frame: Frame) -> Result<Held, GetError> {
+    pub(super) fn create(&self, source: &Source, key: Key, frame: Frame) -> Result<Held, GetError> {
         let entry = self.entry(frame);
         let slot = match hazard::name(entry, self.order) {
             Ok(slot) => slot,

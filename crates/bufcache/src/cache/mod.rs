@@ -15,6 +15,7 @@ mod cleaner;
 mod evict;
 mod load;
 mod miss;
+mod past;
 mod sync;
 mod wipe;
 mod write;

@@ -1,10 +1,11 @@
-//! Discards and zeros: what the device does to a range, and what is cached of it.
+//! Discards, zeros and writes past the cache: what the device does to a range, and what is cached of it.
 //!
 //! The range is [excluded](crate::dirty::Exclusion) first: nobody inserts a block of it. What is clean is
 //! invalidated; what is dirty is marked as if it were written back, so that it neither changes nor goes, and
 //! is dropped once the device has done it. Where the device fails, it is dirty as it was: a discard
 //! that fails forgets nothing.
 
+use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -20,21 +21,22 @@ use crate::word::{BACK, DIRTY, Key, STALE, WAITED, WRITE};
 
 /// What is done to a range of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wipe {
+pub(crate) enum Wipe<'b> {
     Discard,
     Zero,
+    Write(&'b [u8]),
 }
 
 /// Dirty blocks that are marked `BACK`.
 type Aside = Vec<(Key, Frame)>;
 
 impl Shared {
-    /// Has the device discard or zero whole blocks, and forgets what is cached of them.
+    /// Has the device discard, zero or write whole blocks, and forgets what is cached of them.
     pub(crate) fn wipe(
         &self,
         source: &Arc<Source>,
         blocks: Range<u64>,
-        how: Wipe,
+        how: Wipe<'_>,
     ) -> Result<(), WriteError> {
         self.check_sync(source)?;
         let sectors = source.sectors_of(blocks.clone());
@@ -52,6 +54,7 @@ impl Shared {
         let wiped = catch_unwind(AssertUnwindSafe(|| match how {
             Wipe::Discard => source.device.discard(offset, len),
             Wipe::Zero => source.device.zero(offset, len),
+            Wipe::Write(bytes) => self.write_past(source, offset, bytes),
         }));
         // Once more, as it ended: a sync that began meanwhile does not make it durable.
         source.writes.unsynced.lock().written.insert(sectors.clone());
@@ -68,6 +71,16 @@ impl Shared {
                 Err(WriteError::Io { errno: error.raw_os_error().unwrap_or(libc::EIO), block })
             }
             Err(_) => Err(WriteError::Panicked { block }),
+        }
+    }
+
+    fn write_past(&self, source: &Source, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.counters.write_calls.add(1);
+        loop {
+            match source.device.write(offset, bytes) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return result,
+            }
         }
     }
 

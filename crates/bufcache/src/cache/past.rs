@@ -1,0 +1,94 @@
+//! For who must not wait, and who goes to the device past the cache: is anything newer here?
+
+use std::ops::Range;
+
+use percpu::sync::Arc;
+
+use super::back::Task;
+use super::{Held, Shared};
+use crate::dirty::WriteError;
+use crate::error::GetError;
+use crate::hazard;
+use crate::source::Source;
+use crate::word::{DIRTY, Key};
+
+impl Shared {
+    /// The buffer of a block that is written whole, where that needs no wait. The bytes are those of the
+    /// block, or zeros.
+    pub(crate) fn try_create(
+        &self,
+        source: &Arc<Source>,
+        key: Key,
+        class: u8,
+    ) -> Result<Held, GetError> {
+        let refused = |error| {
+            self.counters.get.add(1);
+            self.counters.busy_locked.add(1);
+            error
+        };
+        if self.is_too_dirty() {
+            return Err(refused(GetError::WouldBlock));
+        }
+        match self.try_lock_write(source, key, class) {
+            Ok(held) => {
+                self.counters.get.add(1);
+                return Ok(held);
+            }
+            Err(GetError::WouldBlock) if !self.is_cached(key) => {}
+            Err(error) => return Err(refused(error)),
+        }
+        hazard::reserve()?;
+        match self.insert_load(source, key, class)? {
+            Some(frame) => self.create(source, key, frame), // and counted
+            None => Err(refused(GetError::WouldBlock)),
+        }
+    }
+
+    /// Whether the device may not have what was written of these blocks: they are dirty, or were written
+    /// and may be lost. What nobody was told of yet is not asked about.
+    pub(crate) fn is_newer(&self, source: &Source, blocks: Range<u64>) -> bool {
+        let sectors = source.sectors_of(blocks.clone());
+        if source.writes.is_lost(&sectors) {
+            return true;
+        }
+        // A block counts here before it says `DIRTY`, and until the device has it: whoever was told of a
+        // write sees that it counts.
+        if self.dirty_bytes() == 0 {
+            return false;
+        }
+        let end = blocks.end.min(source.blocks);
+        if end.saturating_sub(blocks.start) <= self.places().into() {
+            return (blocks.start..end)
+                .filter_map(|block| source.key(block))
+                .any(|key| self.is_dirty(key));
+        }
+        let mut place = 0;
+        while let Some((key, next)) = self.next_of(source.id, &sectors, place) {
+            if self.is_dirty(key) {
+                return true;
+            }
+            place = next;
+        }
+        false
+    }
+
+    /// Whether the block is in the table, and the device does not have it.
+    fn is_dirty(&self, key: Key) -> bool {
+        // One that is gone when it is looked at was clean before.
+        let word = self.table.find(key).and_then(|entry| entry.look(key));
+        word.is_some_and(|word| word.has(DIRTY))
+    }
+
+    /// Gives the device what is dirty of these blocks.
+    pub(crate) fn flush_range(
+        &self,
+        source: &Arc<Source>,
+        blocks: Range<u64>,
+    ) -> Result<(), WriteError> {
+        self.check_sync(source)?;
+        let task = Task { sectors: source.sectors_of(blocks), ..Task::all() };
+        let done = self.write_back(source, &task);
+        self.check_sync(source)?;
+        done.error.map_or(Ok(()), Err)
+    }
+}

@@ -1,0 +1,233 @@
+//! Who must not wait, and who goes to the device past the cache.
+
+#[path = "common/disk.rs"]
+mod disk;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use bufcache::{
+    AttachOptions, BlockDevice, Cache, Fault, FaultDevice, GetError, MemoryDevice, Operation,
+    WriteError,
+};
+
+use disk::{SIZE, fill, new, on_disk, with};
+
+#[test]
+fn a_block_is_created_without_a_wait_or_not_at_all() {
+    let (cache, device, disk) = with(4, AttachOptions::new(SIZE));
+    device.try_create(5).unwrap()[0] = 9;
+    assert_eq!((device.get(5).unwrap()[..2] == [9, 0], disk.count(Operation::Read)), (true, 0));
+    assert_eq!(device.try_create(5).unwrap()[..2], [0, 0], "one that is there");
+    let out = GetError::OutOfRange { block: 64, blocks: 64 };
+    assert_eq!(device.try_create(64).err(), Some(out));
+    let read = device.get(6).unwrap();
+    thread::scope(|scope| {
+        let busy = || device.try_create(6).err() == Some(GetError::WouldBlock);
+        assert!(scope.spawn(busy).join().unwrap(), "somebody reads it");
+    });
+    assert_eq!(device.try_create(6).err(), Some(GetError::WouldDeadlock), "this thread does");
+    drop(read);
+    for block in [10, 11, 12] {
+        device.try_create(block).unwrap()[0] = 1;
+    }
+    let stats = cache.stats().unwrap();
+    assert_eq!(stats.dirty, 4 * SIZE);
+    // All four are dirty: a wait, and a write.
+    assert_eq!(device.try_create(13).err(), Some(GetError::WouldBlock));
+    assert_eq!((disk.count(Operation::Write), on_disk(&disk, 10)), (0, 1));
+    device.create(13).unwrap()[0] = 1;
+    assert!(disk.count(Operation::Write) > 0);
+}
+
+#[test]
+fn inv07_who_must_not_wait_for_dirty_blocks_to_become_less_is_told_so() {
+    let builder = Cache::builder(16 * SIZE).block_sizes(SIZE, SIZE).dirty_limits(100, 50);
+    let cache = builder.write_back_after(std::time::Duration::from_secs(3600)).build().unwrap();
+    let device = cache.attach(MemoryDevice::new(vec![0; 64 * SIZE]), SIZE).unwrap();
+    for block in 0..9 {
+        device.try_create(block).unwrap()[0] = 1;
+    }
+    let before = cache.stats().unwrap();
+    assert_eq!(device.try_create(9).err(), Some(GetError::WouldBlock));
+    let after = cache.stats().unwrap();
+    assert_eq!((after.get, after.busy), (before.get + 1, before.busy + 1));
+    device.flush_range(0..1).unwrap();
+    device.try_create(9).unwrap()[0] = 1;
+}
+
+#[test]
+fn the_cache_says_where_the_device_is_older() {
+    let (_cache, device, disk) = new();
+    drop(device.get(1).unwrap());
+    assert!(!device.is_newer(0..64));
+    fill(&device, 3, 7);
+    assert!(device.is_newer(0..64) && device.is_newer(3..4) && device.is_newer(0..u64::MAX));
+    assert!(!device.is_newer(0..3) && !device.is_newer(4..64) && !device.is_newer(3..3));
+    let guard = device.get_mut(3).unwrap();
+    assert!(device.is_newer(3..4), "written before, and once more");
+    drop(guard);
+    device.flush().unwrap();
+    assert!(!device.is_newer(0..64));
+    // What a failed sync may have lost.
+    disk.inject_next(Operation::Sync, Fault::Error(libc::EIO));
+    device.sync().unwrap_err();
+    assert!(device.is_newer(3..4) && !device.is_newer(0..3));
+    let _ = device.reset().unwrap();
+    assert!(device.is_newer(3..4), "dirty again");
+    device.sync().unwrap();
+    assert!(!device.is_newer(0..64));
+}
+
+#[test]
+fn a_range_is_flushed_and_no_other() {
+    let (_cache, device, disk) = new();
+    (0..10).for_each(|block| fill(&device, block, 7));
+    device.flush_range(2..4).unwrap();
+    assert_eq!((on_disk(&disk, 1), on_disk(&disk, 2), on_disk(&disk, 3)), (1, 7, 7));
+    assert_eq!((on_disk(&disk, 4), disk.count(Operation::Write)), (1, 2));
+    device.flush_range(2..4).unwrap();
+    assert_eq!(disk.count(Operation::Write), 2);
+    disk.inject_next(Operation::Write, Fault::Error(libc::ENOSPC));
+    let full = WriteError::Io { errno: libc::ENOSPC, block: 5 };
+    assert_eq!(device.flush_range(5..6), Err(full));
+    assert_eq!((device.get(5).unwrap()[0], device.is_newer(5..6)), (7, true));
+    device.flush_range(0..64).unwrap();
+    assert_eq!((on_disk(&disk, 0), on_disk(&disk, 5), on_disk(&disk, 9)), (7, 7, 7));
+}
+
+#[test]
+fn what_is_written_past_the_cache_is_on_the_device_and_is_what_is_read() {
+    let (_cache, device, disk) = new();
+    fill(&device, 3, 7); // dirty
+    drop(device.get(4).unwrap()); // clean
+    device.write_past(2, &[9; 4 * SIZE]).unwrap();
+    assert!(!device.is_newer(0..64) && (2..6).all(|block| on_disk(&disk, block) == 9));
+    assert!((2..6).all(|block| device.get(block).unwrap()[0] == 9));
+    assert_eq!((device.get(1).unwrap()[0], device.get(6).unwrap()[0]), (1, 1));
+    device.sync().unwrap();
+    assert_eq!(disk.count(Operation::Write), 1, "what was dirty is not written over it");
+    device.write_past(64, &[]).unwrap();
+    for (first, len) in [(0, SIZE - 1), (0, 1), (63, SIZE + 1), (63, 2 * SIZE), (64, SIZE)] {
+        let result = device.write_past(first, &vec![2; len]);
+        assert_eq!(result, Err(WriteError::OutOfRange), "{first}, {len}");
+    }
+    assert_eq!(device.write_past(u64::MAX, &[2; SIZE]), Err(WriteError::OutOfRange));
+    assert_eq!(disk.count(Operation::Write), 1);
+}
+
+#[test]
+fn the_last_block_is_as_long_as_the_device() {
+    let cache = Cache::builder(16 * SIZE).block_sizes(SIZE, SIZE).build().unwrap();
+    let disk = Arc::new(MemoryDevice::new(vec![1; 3 * SIZE + 100]));
+    let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();
+    fill(&device, 3, 7);
+    device.write_past(2, &[9; SIZE + 100]).unwrap();
+    let mut there = vec![0; 3 * SIZE + 100];
+    disk.read(0, &mut there).unwrap();
+    assert!(there[..2 * SIZE].iter().all(|byte| *byte == 1));
+    assert!(there[2 * SIZE..].iter().all(|byte| *byte == 9));
+    assert_eq!(device.get(3).unwrap()[99..102], [9, 0, 0]);
+    assert_eq!(device.write_past(3, &[9; 99]), Err(WriteError::OutOfRange));
+    assert_eq!(device.write_past(3, &[9; SIZE]), Err(WriteError::OutOfRange));
+}
+
+#[test]
+fn inv17_what_cannot_be_written_past_the_cache_forgets_nothing() {
+    let (cache, device, disk) = new();
+    fill(&device, 3, 7);
+    for fault in [Fault::Error(libc::EIO), Fault::Panic] {
+        disk.inject_next(Operation::Write, fault);
+        device.write_past(2, &[9; 4 * SIZE]).unwrap_err();
+        assert_eq!((device.get(3).unwrap()[0], cache.stats().unwrap().dirty), (7, SIZE));
+    }
+    assert!(!device.is_newer(0..3) && device.is_newer(3..4));
+    device.sync().unwrap();
+    assert_eq!((on_disk(&disk, 3), on_disk(&disk, 4)), (7, 1));
+}
+
+#[test]
+fn inv18_nothing_is_written_past_a_cache_whose_device_is_poisoned() {
+    let (_cache, device, disk) = new();
+    device.write_past(2, &[9; SIZE]).unwrap();
+    disk.inject_next(Operation::Sync, Fault::Error(libc::EIO));
+    device.sync().unwrap_err();
+    let poisoned = WriteError::Poisoned { errno: libc::EIO };
+    assert_eq!(device.write_past(2, &[8; SIZE]), Err(poisoned));
+    assert_eq!(device.zero_by_device(2..3), Err(poisoned));
+    assert_eq!(device.flush_range(2..3), Err(poisoned));
+    assert_eq!(device.try_create(2).err(), Some(GetError::Poisoned { errno: libc::EIO }));
+    // It may be lost: nobody is given it.
+    assert_eq!(device.get(2).err(), Some(GetError::Poisoned { errno: libc::EIO }));
+    assert_eq!(device.reset().unwrap().blocks().first(), Some(&(2..3)));
+}
+
+#[test]
+fn zeros_by_the_device_alone_dirty_nothing() {
+    let (cache, device, disk) = new();
+    fill(&device, 3, 7);
+    disk.inject_next(Operation::Zero, Fault::Error(libc::EOPNOTSUPP));
+    let error = device.zero_by_device(3..5).unwrap_err();
+    assert_eq!((error.errno(), device.get(3).unwrap()[0]), (libc::EOPNOTSUPP, 7));
+    device.zero_by_device(3..5).unwrap();
+    assert_eq!((cache.stats().unwrap().dirty, on_disk(&disk, 4)), (0, 0));
+    assert_eq!(device.zero_by_device(64..65), Err(WriteError::OutOfRange));
+}
+
+/// A writer past the cache, one through it, and readers of both kinds: nobody sees less than was told.
+#[test]
+fn a_read_past_the_cache_sees_what_was_told_before_it_began() {
+    const BLOCKS: u64 = 8;
+    let cache = Cache::builder(4 * SIZE).block_sizes(SIZE, SIZE).build().unwrap();
+    let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; BLOCKS as usize * SIZE])));
+    let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();
+    let told: Vec<AtomicU64> = (0..BLOCKS).map(|_| AtomicU64::new(0)).collect();
+    let (stop, reads) = (AtomicBool::new(false), AtomicU64::new(0));
+    let value = |bytes: &[u8]| u64::from_le_bytes(bytes[..8].try_into().unwrap());
+    thread::scope(|scope| {
+        for writer in 0..2 {
+            let (device, told, stop) = (device.clone(), &told, &stop);
+            scope.spawn(move || {
+                for round in 1_u64..2_000 {
+                    // Each has half of the blocks.
+                    let block = round % (BLOCKS / 2) + writer * BLOCKS / 2;
+                    let bytes = round.to_le_bytes().repeat(SIZE / 8);
+                    match round % 3 {
+                        0 => device.write_past(block, &bytes).unwrap(),
+                        1 => match device.try_create(block) {
+                            Ok(mut guard) => guard.copy_from_slice(&bytes),
+                            Err(_) => device.create(block).unwrap().copy_from_slice(&bytes),
+                        },
+                        _ => device.get_mut(block).unwrap().copy_from_slice(&bytes),
+                    }
+                    told[block as usize].store(round, Ordering::Release);
+                }
+                stop.store(true, Ordering::Relaxed);
+            });
+        }
+        for reader in 0..2 {
+            let (device, disk, told, stop, reads) = (device.clone(), &disk, &told, &stop, &reads);
+            scope.spawn(move || {
+                let mut bytes = [0; SIZE];
+                for round in reader.. {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let block = round % BLOCKS;
+                    let least = told[block as usize].load(Ordering::Acquire);
+                    let seen = if device.is_newer(block..block + 1) {
+                        device.flush_range(block..block + 1).unwrap();
+                        value(&device.get(block).unwrap())
+                    } else {
+                        disk.inner().read(block * SIZE as u64, &mut bytes).unwrap();
+                        reads.fetch_add(1, Ordering::Relaxed);
+                        value(&bytes)
+                    };
+                    assert!(seen >= least, "block {block}: {seen}, and {least} was told");
+                }
+            });
+        }
+    });
+    assert!(reads.into_inner() > 0);
+}
