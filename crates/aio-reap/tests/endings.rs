@@ -24,6 +24,14 @@ mod readable;
 
 const SHORT: Duration = Duration::from_millis(20);
 const LONG: Duration = Duration::from_secs(3600);
+/// A guess: much longer than anything takes that is waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Tries it until it was in time, as it says: on a machine that stands still for a moment, a short
+/// time can be over before anybody has looked.
+fn in_time(try_it: impl Fn() -> bool) {
+    assert!((0..100).any(|_| try_it()), "it is never in time");
+}
 
 fn scripted(depth: usize) -> (Engine, Script) {
     let script = Script::new();
@@ -242,26 +250,43 @@ fn a_request_ends_at_its_time_wherever_it_is() {
     never.cancel();
     assert_eq!(errno(never.wait().0), Some(libc::ECANCELED));
     // In flight.
-    let (engine, script) = scripted(2);
-    let called = Rc::new(Cell::new(None));
-    let seen = Rc::clone(&called);
-    let done = move |result, ()| seen.set(errno(result));
-    engine.nop().cancel_at(Instant::now() + SHORT).callback(done).unwrap();
-    engine.turn();
-    assert_eq!((script.in_flight(), called.get()), (1, None), "not yet");
-    std::thread::sleep(SHORT);
-    engine.turn();
-    assert_eq!((script.in_flight(), called.get()), (0, Some(libc::ETIMEDOUT)));
+    in_time(|| {
+        let (engine, script) = scripted(2);
+        let called = Rc::new(Cell::new(None));
+        let seen = Rc::clone(&called);
+        let done = move |result, ()| seen.set(errno(result));
+        let at = Instant::now() + SHORT;
+        engine.nop().cancel_at(at).callback(done).unwrap();
+        engine.turn();
+        if (script.in_flight(), called.get()) != (1, None) {
+            assert!(Instant::now() >= at, "too early");
+            return false;
+        }
+        std::thread::sleep(SHORT);
+        engine.turn();
+        assert_eq!((script.in_flight(), called.get()), (0, Some(libc::ETIMEDOUT)));
+        assert_eq!(script.cancellations(), 1);
+        true
+    });
     // In time: nothing happens at the deadline.
-    let nop = engine.nop().cancel_after(SHORT).submit().unwrap();
-    script.complete(1);
-    nop.wait().0.unwrap();
-    std::thread::sleep(SHORT);
-    let next = engine.nop().submit().unwrap(); // the same slot
-    engine.turn();
-    assert_eq!(script.cancellations(), 1, "cancelled the next user of the slot");
-    script.complete(1);
-    next.wait().0.unwrap();
+    in_time(|| {
+        let (engine, script) = scripted(2);
+        let at = Instant::now() + SHORT;
+        let nop = engine.nop().cancel_at(at).submit().unwrap();
+        script.complete(1);
+        let ended = nop.wait().0;
+        if Instant::now() >= at {
+            return false;
+        }
+        ended.unwrap();
+        std::thread::sleep(SHORT);
+        let next = engine.nop().submit().unwrap(); // the same slot
+        engine.turn();
+        assert_eq!(script.cancellations(), 0, "cancelled the next user of the slot");
+        script.complete(1);
+        next.wait().0.unwrap();
+        true
+    });
 }
 
 /// On every backend a wait ends in time, by sleeping; a foreign loop is told.
@@ -273,11 +298,11 @@ fn inv09_deadlines_ring() {
             let start = Instant::now();
             let read = engine.read(&file, vec![0; 4], 0).cancel_after(SHORT).submit().unwrap();
             while foreign && !read.is_done() {
-                assert!(readable(engine, Duration::from_secs(5)), "nobody is told");
+                assert!(readable(engine, PATIENCE), "nobody is told");
                 engine.turn();
             }
             assert_eq!(errno(read.wait().0), Some(libc::ETIMEDOUT));
-            assert!(start.elapsed() >= SHORT && start.elapsed() < Duration::from_secs(5));
+            assert!(start.elapsed() >= SHORT && start.elapsed() < PATIENCE);
         }
         let quiet = (0..100).any(|_| {
             engine.turn();
@@ -289,7 +314,7 @@ fn inv09_deadlines_ring() {
             let _fd = engine.as_fd();
             let reads = times
                 .map(|time| engine.read(&file, vec![0; 4], 0).cancel_after(time).submit().unwrap());
-            assert!(readable(engine, Duration::from_secs(5)));
+            assert!(readable(engine, PATIENCE));
             while reads.iter().all(|read| !read.is_done()) {
                 engine.turn();
             }
@@ -313,9 +338,9 @@ fn inv09_a_loop_that_keeps_the_descriptor_hears_of_deadlines() {
     let told = |what: &str, done: &dyn Fn() -> bool| {
         let start = Instant::now();
         while !done() {
-            assert!(readable(&fd, Duration::from_secs(2)), "nobody is told of {what}");
+            assert!(readable(&fd, PATIENCE), "nobody is told of {what}");
             engine.turn();
-            assert!(start.elapsed() < Duration::from_secs(5), "{what} never ends");
+            assert!(start.elapsed() < PATIENCE, "{what} never ends");
         }
         let quiet = (0..4).any(|_| {
             engine.turn();
@@ -332,20 +357,31 @@ fn inv09_a_loop_that_keeps_the_descriptor_hears_of_deadlines() {
     told("a remote request's deadline", &|| nop.is_done());
     drop(nop);
 
-    let (held, start) = (engine.nop().submit().unwrap(), Instant::now());
-    let mut wait = held.deadline(start + SHORT);
-    let mut poll = || Pin::new(&mut wait).poll(&mut Context::from_waker(Waker::noop()));
-    assert!(poll().is_pending());
-    told("a wait's deadline", &|| start.elapsed() > SHORT);
-    assert!(matches!(poll(), Poll::Ready(Err(DeadlinePassed))));
-    script.complete(1);
-    engine.drain().unwrap();
+    in_time(|| {
+        let at = Instant::now() + SHORT;
+        let mut wait = engine.nop().submit().unwrap().deadline(at);
+        let mut poll = || Pin::new(&mut wait).poll(&mut Context::from_waker(Waker::noop()));
+        let early = poll();
+        if early.is_pending() {
+            told("a wait's deadline", &|| Instant::now() > at);
+            assert!(matches!(poll(), Poll::Ready(Err(DeadlinePassed))));
+        }
+        assert!(Instant::now() >= at, "too early");
+        script.complete(1);
+        engine.drain().unwrap();
+        early.is_pending()
+    });
 }
 
 /// A deadline of a wait abandons the wait alone: the write lands, its buffer stays until then, and
 /// it counts as in flight.
 #[test]
 fn inv13_a_deadline_abandons_the_wait_and_not_the_request() {
+    in_time(a_deadline_abandons_the_wait);
+}
+
+/// Whether the wait was looked at before its deadline.
+fn a_deadline_abandons_the_wait() -> bool {
     let (engine, script) = scripted(2);
     let raw = tempfile::tempfile().unwrap();
     let file = engine.attach(raw.try_clone().unwrap()).unwrap();
@@ -366,14 +402,21 @@ fn inv13_a_deadline_abandons_the_wait_and_not_the_request() {
         }
     }
     let write = engine.write(&file, Buf(vec![5; 10], Rc::clone(&freed)), 0).submit().unwrap();
-    let mut write = write.deadline(Instant::now() + SHORT);
+    let at = Instant::now() + SHORT;
+    let mut write = write.deadline(at);
     let woken = std::sync::Arc::new(Flag::default());
     let waker = std::task::Waker::from(std::sync::Arc::clone(&woken));
     let mut context = std::task::Context::from_waker(&waker);
     let mut poll = || std::future::Future::poll(std::pin::Pin::new(&mut write), &mut context);
-    assert!(poll().is_pending());
-    engine.turn();
-    assert!(!woken.take() && poll().is_pending(), "too early");
+    let mut early = poll().is_ready();
+    if !early {
+        engine.turn();
+        early = woken.take() || poll().is_ready();
+    }
+    if early {
+        assert!(Instant::now() >= at, "too early");
+        return false;
+    }
     std::thread::sleep(SHORT);
     engine.turn();
     assert!(woken.take(), "not woken");
@@ -385,6 +428,7 @@ fn inv13_a_deadline_abandons_the_wait_and_not_the_request() {
     engine.turn();
     assert!(freed.get() && engine.validate().is_idle());
     assert_eq!(raw.metadata().unwrap().len(), 10, "the write was given up too");
+    true
 }
 
 #[derive(Default)]
@@ -446,7 +490,7 @@ fn cancel_all_of_many_that_wait_is_quick_and_keeps_their_order() {
     (0..count as u64).for_each(|token| engine.nop().enqueue(&queue, token).unwrap());
     let start = Instant::now();
     assert_eq!(engine.cancel_all(), count);
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     drop(plug);
     engine.drain().unwrap();
     for token in 0..count as u64 {

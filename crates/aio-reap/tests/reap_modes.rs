@@ -9,6 +9,7 @@ mod readable;
 use std::cell::Cell;
 use std::io::{self, Write};
 use std::rc::Rc;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use aio_reap::scripted::{Script, SubmitStep, Transfer};
@@ -77,18 +78,21 @@ fn waiting_submits_what_is_held_back_and_returns_with_the_first() {
     for token in 0..3 {
         engine.read(&pipe, vec![0], 0).enqueue(&queue, token).unwrap();
     }
+    let (ask, asked) = mpsc::channel();
     let bytes = std::thread::spawn(move || {
-        for byte in 0..3 {
-            std::thread::sleep(Duration::from_millis(20));
+        for byte in asked {
+            std::thread::sleep(Duration::from_millis(20)); // most often, it sleeps by then
             writer.write_all(&[byte]).unwrap();
         }
     });
     for byte in 0..3 {
+        ask.send(byte).unwrap();
         assert_eq!(engine.wait(None).unwrap().delivered, 1);
         assert_eq!(queue.pop().unwrap().buf, [byte]);
     }
     assert!(engine.wait(None).unwrap().is_idle(), "an idle engine does not sleep");
     assert!(engine.validate().is_idle() && engine.stats().waits >= 1);
+    drop(ask);
     bytes.join().unwrap();
 }
 
@@ -121,7 +125,7 @@ fn inv04_what_a_peek_finds_is_tried_again() {
         script.on_transfer(Transfer::Fail(libc::EAGAIN));
         let nop = engine.nop().submit().unwrap();
         let start = Instant::now();
-        let Ok((result, ())) = nop.wait_timeout(Duration::from_secs(10)) else {
+        let Ok((result, ())) = nop.wait_timeout(Duration::from_secs(60)) else {
             panic!("{mode:?}: nobody tries again");
         };
         result.unwrap();

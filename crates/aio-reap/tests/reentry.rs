@@ -160,7 +160,10 @@ fn completions_beyond_the_budget_are_announced() {
                 std::thread::sleep(Duration::from_millis(5)); // all complete, one wake-up
             }
             while queue.len() < 8 {
-                assert!(readable(&engine, Duration::from_secs(5)), "{kind}: {queue:?} and no wake");
+                assert!(
+                    readable(&engine, Duration::from_secs(60)),
+                    "{kind}: {queue:?} and no wake"
+                );
                 engine.turn();
             }
             while queue.pop().is_some() {}

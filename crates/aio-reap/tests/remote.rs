@@ -1,7 +1,11 @@
 //! Requests from other threads: performed once, answered once, and never forgotten.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+#[path = "common/block_on.rs"]
+mod block_on;
 mod common;
+#[path = "common/counted.rs"]
+mod counted;
 #[path = "common/direct.rs"]
 mod direct;
 #[path = "common/readable.rs"]
@@ -12,18 +16,20 @@ use std::future::{Future, poll_fn};
 use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use aio_reap::scripted::{Script, SubmitStep};
 use aio_reap::{
-    AlignedBuf, AllocateMode, BufList, Engine, IoBuf, IoBufMut, Remote, RemoteOperation,
-    RemoteRequest, SharedFile, SubmitError,
+    AlignedBuf, AllocateMode, BufList, Engine, Remote, RemoteOperation, RemoteRequest, SharedFile,
+    SubmitError,
 };
+use block_on::block_on;
 use common::on_every_backend;
+use counted::Counted;
 use direct::direct_file;
 use readable::readable;
 
@@ -48,55 +54,6 @@ fn beside<T: Send + 'static>(
     let worker = thread::spawn(move || work(remote));
     engine.serve().unwrap();
     worker.join().unwrap()
-}
-
-/// Unparks a thread.
-struct Unpark(thread::Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-/// The smallest executor.
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    let mut future = std::pin::pin!(future);
-    loop {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            return output;
-        }
-        thread::park();
-    }
-}
-
-/// A buffer that counts when it is freed.
-struct Counted(Vec<u8>, Arc<AtomicUsize>);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fill(0xdd);
-        self.1.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-// SAFETY: as for the `Vec` inside, which nothing touches while the engine has the value.
-unsafe impl IoBuf for Counted {
-    fn as_ptr(&self) -> *const u8 {
-        self.0.as_ptr()
-    }
-
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-}
-
-// SAFETY: as above.
-unsafe impl IoBufMut for Counted {
-    fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.0.as_mut_ptr()
-    }
 }
 
 #[test]
@@ -196,7 +153,7 @@ fn inv01_places_are_bounded_and_come_back() {
     assert!(matches!(remote.nop().callback(|_, ()| ()), Err(SubmitError::Full(_))));
     drop(ops);
     // A callback's place is free when it begins.
-    let (inner, called) = (remote.clone(), Arc::new(AtomicUsize::new(0)));
+    let (inner, called) = (remote.clone(), Arc::new(AtomicU64::new(0)));
     let counter = Arc::clone(&called);
     let again = move |_, ()| {
         counter.fetch_add(1, Ordering::Relaxed);
@@ -318,7 +275,7 @@ fn inv14_the_end_answers_every_remote_request() {
         let (engine, _script) = scripted(2, 2, 8);
         let remote = engine.remote();
         let file = shared_file();
-        let freed = Arc::new(AtomicUsize::new(0));
+        let freed = Arc::new(AtomicU64::new(0));
         let buf = || Counted(vec![1; 8], Arc::clone(&freed));
         let writes: Vec<_> =
             (0..6).map(|at| remote.write(&file, buf(), at * 8).submit().unwrap()).collect();
@@ -409,7 +366,7 @@ fn inv13_dropped_remote_operations_leave_their_buffers_until_the_end() {
     let (engine, script) = scripted(8, 8, 8);
     let remote = engine.remote();
     let file = shared_file();
-    let freed = Arc::new(AtomicUsize::new(0));
+    let freed = Arc::new(AtomicU64::new(0));
     let count = || freed.load(Ordering::Relaxed);
     let write = |at: u64| {
         let buf = Counted(vec![at as u8; 16], Arc::clone(&freed));

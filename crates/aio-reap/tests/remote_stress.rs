@@ -8,6 +8,10 @@
 //! `OFFLOCK_STRESS_SECONDS` (2) says how long each backend takes.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+#[path = "common/block_on.rs"]
+mod block_on;
+#[path = "common/counted.rs"]
+mod counted;
 #[path = "common/goes_on.rs"]
 mod goes_on;
 #[path = "common/seconds.rs"]
@@ -15,16 +19,14 @@ mod seconds;
 #[path = "common/variants.rs"]
 mod variants;
 
-use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aio_reap::{
-    BackendKind, Engine, IoBuf, IoBufMut, Outcome, Remote, RemoteOperation, SharedFile, SubmitError,
-};
+use aio_reap::{BackendKind, Engine, Outcome, Remote, RemoteOperation, SharedFile, SubmitError};
+use block_on::block_on;
+use counted::Counted;
 use goes_on::goes_on;
 use seconds::stress_time;
 use variants::VARIANTS;
@@ -39,56 +41,6 @@ const PLACES: usize = 28;
 const ENOUGH: u64 = 100;
 /// A guess: much longer than any request takes.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A buffer that counts itself.
-struct Counted(Vec<u8>, Arc<AtomicU64>);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fill(0xdd);
-        self.1.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-// SAFETY: as for the `Vec` inside, which nothing touches while the engine has the value.
-unsafe impl IoBuf for Counted {
-    fn as_ptr(&self) -> *const u8 {
-        self.0.as_ptr()
-    }
-
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-}
-
-// SAFETY: as above.
-unsafe impl IoBufMut for Counted {
-    fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.0.as_mut_ptr()
-    }
-}
-
-struct Unpark(thread::Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-/// Polls until it is done, or for too long.
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    let mut future = std::pin::pin!(future);
-    let start = Instant::now();
-    loop {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            return output;
-        }
-        thread::park_timeout(PATIENCE);
-        assert!(start.elapsed() < PATIENCE, "a wake-up is lost");
-    }
-}
 
 /// One thread with its own blocks of the file.
 struct Client {
