@@ -2,10 +2,11 @@
 
 use crate::bytes::Bytes;
 use crate::error::NbdError;
+use crate::meta::MetaRequest;
 use crate::option::{InfoRequest, put_option};
 use crate::wire::{
-    FLAG_C_FIXED_NEWSTYLE, FLAG_C_NO_ZEROES, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, INIT_MAGIC,
-    InfoType, MAX_STRING, OPTION_MAGIC, OPTION_REPLY_MAGIC, SIMPLE_REPLY_MAGIC,
+    BASE_ALLOCATION, FLAG_C_FIXED_NEWSTYLE, FLAG_C_NO_ZEROES, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES,
+    INIT_MAGIC, InfoType, MAX_STRING, OPTION_MAGIC, OPTION_REPLY_MAGIC, SIMPLE_REPLY_MAGIC,
     STRUCTURED_REPLY_MAGIC, TransmissionFlags, chunk, opt, rep,
 };
 
@@ -67,6 +68,8 @@ pub struct Connected {
     pub flags: TransmissionFlags,
     /// Every READ will be answered with a structured reply.
     pub structured: bool,
+    /// The id of the context [`BASE_ALLOCATION`], if it was asked for and granted.
+    pub allocation: Option<u32>,
     /// Minimum, preferred and maximum block size in bytes, if the server told.
     pub block_sizes: Option<(u32, u32, u32)>,
     /// The canonical name, if the server told.
@@ -91,6 +94,7 @@ pub struct ClientHandshake {
     state: State,
     goal: Goal,
     ask_structured: bool,
+    ask_allocation: bool,
     no_zeroes: bool,
     export: Connected,
     seen_export: bool,
@@ -107,6 +111,7 @@ enum Goal {
 enum State {
     Greeting,
     Structured,
+    Meta,
     Go,
     ExportName,
     List,
@@ -117,6 +122,12 @@ impl ClientHandshake {
     #[must_use]
     pub fn new(name: &str, structured: bool) -> Self {
         Self::with_goal(Goal::Connect(name.to_owned()), structured)
+    }
+
+    /// Asks also for the context [`BASE_ALLOCATION`], which needs structured replies.
+    #[must_use]
+    pub fn ask_allocation(self) -> Self {
+        Self { ask_allocation: true, ..self }
     }
 
     /// Asks for the list of exports.
@@ -130,6 +141,7 @@ impl ClientHandshake {
             state: State::Greeting,
             goal,
             ask_structured,
+            ask_allocation: false,
             no_zeroes: false,
             export: Connected::default(),
             seen_export: false,
@@ -192,6 +204,7 @@ impl ClientHandshake {
                 Ok(Some(ClientStep::Connected(self.export.clone())))
             }
             State::Structured => self.reply(opt::STRUCTURED_REPLY, input, out),
+            State::Meta => self.reply(opt::SET_META_CONTEXT, input, out),
             State::Go => self.reply(opt::GO, input, out),
             State::List => self.reply(opt::LIST, input, out),
         }
@@ -215,6 +228,16 @@ impl ClientHandshake {
             }
             Goal::Connect(_) => self.go(out),
         }
+    }
+
+    /// After structured replies were granted.
+    fn choose(&mut self, out: &mut Vec<u8>) {
+        if !self.ask_allocation {
+            return self.go(out);
+        }
+        let data = MetaRequest::encode(self.name(), &[BASE_ALLOCATION]);
+        put_option(out, opt::SET_META_CONTEXT, &data);
+        self.state = State::Meta;
     }
 
     fn go(&mut self, out: &mut Vec<u8>) {
@@ -254,8 +277,15 @@ impl ClientHandshake {
         match (option, kind) {
             (opt::STRUCTURED_REPLY, rep::ACK) => {
                 self.export.structured = true;
-                self.go(out);
+                self.choose(out);
             }
+            (opt::SET_META_CONTEXT, rep::META_CONTEXT) => {
+                let (id, name) = context(data).ok_or(ClientError::BadOptionReply)?;
+                if name == BASE_ALLOCATION {
+                    self.export.allocation = Some(id);
+                }
+            }
+            (opt::SET_META_CONTEXT, rep::ACK) => self.go(out),
             (opt::GO, rep::INFO) => self.info(data).ok_or(ClientError::BadOptionReply)?,
             (opt::GO, rep::ACK) if self.seen_export => {
                 return Ok(Some(ClientStep::Connected(self.export.clone())));
@@ -282,6 +312,10 @@ impl ClientHandshake {
     ) -> Result<ClientStep, ClientError> {
         match option {
             opt::STRUCTURED_REPLY => self.go(out),
+            opt::SET_META_CONTEXT => {
+                self.export.allocation = None; // whatever was said before the error
+                self.go(out);
+            }
             opt::GO if code == rep::ERR_UNSUP => {
                 put_option(out, opt::EXPORT_NAME, self.name().as_bytes());
                 self.state = State::ExportName;
@@ -313,6 +347,12 @@ impl ClientHandshake {
         }
         data.is_empty().then_some(())
     }
+}
+
+/// One metadata context: its id and its name.
+fn context(data: &[u8]) -> Option<(u32, &str)> {
+    let mut data = Bytes(data);
+    Some((data.u32()?, std::str::from_utf8(data.rest()).ok()?))
 }
 
 fn listed(data: &[u8]) -> Option<ListedExport> {
@@ -355,6 +395,18 @@ pub enum Reply {
         /// The last chunk of this reply.
         done: bool,
     },
+    /// `len` bytes of [`Extent`](crate::Extent)s follow, a multiple of their size; the first begins where
+    /// the request does.
+    Extents {
+        /// Of the request.
+        cookie: u64,
+        /// The context's id.
+        context: u32,
+        /// Length in bytes, at least one extent's.
+        len: u32,
+        /// The last chunk of this reply.
+        done: bool,
+    },
     /// The end of a structured reply.
     Done {
         /// Of the request.
@@ -375,8 +427,8 @@ impl Reply {
     /// Reads one reply header from the front of `input`; returns it and its length. `Ok(None)` if
     /// it is not complete.
     ///
-    /// Data is not part of it: after [`Reply::Data`], and after a successful simple reply to a
-    /// READ, it follows in the stream.
+    /// Data is not part of it: after [`Reply::Data`] and [`Reply::Extents`], and after a successful simple
+    /// reply to a READ, it follows in the stream.
     ///
     /// # Errors
     ///
@@ -400,6 +452,7 @@ impl Reply {
             Self::Simple { cookie, .. }
             | Self::Data { cookie, .. }
             | Self::Hole { cookie, .. }
+            | Self::Extents { cookie, .. }
             | Self::Done { cookie }
             | Self::Error { cookie, .. } => cookie,
         }
@@ -410,7 +463,10 @@ impl Reply {
     pub fn is_last(&self) -> bool {
         match *self {
             Self::Simple { .. } | Self::Done { .. } => true,
-            Self::Data { done, .. } | Self::Hole { done, .. } | Self::Error { done, .. } => done,
+            Self::Data { done, .. }
+            | Self::Hole { done, .. }
+            | Self::Extents { done, .. }
+            | Self::Error { done, .. } => done,
         }
     }
 
@@ -438,6 +494,9 @@ impl Reply {
                 (Some(offset), Some(len)) => Some(Self::Hole { cookie, offset, len, done }),
                 _ => None,
             },
+            chunk::BLOCK_STATUS if len >= 12 && (len - 4) % 8 == 0 => {
+                bytes.u32().map(|context| Self::Extents { cookie, context, len: len - 4, done })
+            }
             _ if kind & chunk::ERROR_BIT != 0 => {
                 // Code, length of the message, the message, and eight bytes of an offset: what an
                 // error chunk can hold. Unknown kinds of errors start the same way.

@@ -6,9 +6,9 @@
 
 use crate::bytes::Bytes;
 use crate::{
-    ClientError, ClientHandshake, ClientStep, Command, CommandFlags, ExportInfo, Exports as _,
-    Handshake, MAX_PAYLOAD, NbdError, Negotiated, REQUEST_LEN, Reply, ReplyHeader, Request, Step,
-    TransmissionFlags,
+    ALLOCATION_ID, Agreed, ClientError, ClientHandshake, ClientStep, Command, CommandFlags,
+    ExportInfo, Exports as _, Extent, Handshake, MAX_PAYLOAD, NbdError, Negotiated, REQUEST_LEN,
+    Reply, ReplyHeader, Request, Step, TransmissionFlags,
 };
 
 /// First byte of a session: what a client sends, from its flags to its last request.
@@ -58,13 +58,16 @@ fn session(input: &[u8], piece: usize) {
     assert_eq!(whole, handshake(input, piece, &exports));
 
     let (used, step, _) = whole;
-    let Step::Ready(Negotiated { export, structured, .. }) = step else { return };
+    let Step::Ready(negotiated) = step else { return };
+    let agreed = negotiated.agreed();
+    assert!(agreed.structured || !agreed.allocation);
+    let Negotiated { export, .. } = negotiated;
     let Some(export) = exports[..].find(&export) else { panic!("ready with unknown {export:?}") };
     let mut rest = Bytes(&input[used..]);
     while let Some(header) = rest.array::<REQUEST_LEN>() {
         let Ok(request) = Request::parse(&header) else { return };
         assert_eq!(request.encode(), header);
-        if let Ok(Command::Disconnect) = judge(&request, export, structured) {
+        if let Ok(Command::Disconnect) = judge(&request, export, agreed) {
             return;
         }
         if rest.take(request.payload_len() as usize).is_none() {
@@ -99,6 +102,7 @@ fn handshake(input: &[u8], piece: usize, exports: &[ExportInfo]) -> (usize, Step
 fn server(input: &[u8], piece: usize) {
     for client in [
         ClientHandshake::new("disk", true),
+        ClientHandshake::new("disk", true).ask_allocation(),
         ClientHandshake::new("", false),
         ClientHandshake::list(),
     ] {
@@ -136,13 +140,13 @@ fn replies(input: &[u8]) {
         assert_eq!(Reply::parse(&rest[..used]), Ok(Some((reply.clone(), used))));
         assert_eq!(Reply::parse(&rest[..used - 1]), Ok(None));
         rest = &rest[used..];
-        if let Reply::Data { len, .. } = reply {
+        if let Reply::Data { len, .. } | Reply::Extents { len, .. } = reply {
             rest = rest.get(len as usize..).unwrap_or_default();
         }
     }
 }
 
-/// One request to an arbitrary export, with and without structured replies; `None` if the input
+/// One request to an arbitrary export, with and without structured replies and a context; `None` if the input
 /// is too short for both or the magic is wrong.
 fn request(input: &[u8]) -> Option<()> {
     let mut input = Bytes(input);
@@ -153,15 +157,16 @@ fn request(input: &[u8]) -> Option<()> {
     let header = input.array()?;
     let request = Request::parse(&header).ok()?;
     assert_eq!(request.encode(), header);
-    for structured in [false, true] {
-        let _ = judge(&request, &export, structured);
+    for (structured, allocation) in [(false, false), (true, false), (true, true)] {
+        let _ = judge(&request, &export, Agreed { structured, allocation });
     }
     Some(())
 }
 
 /// Checks that the verdict on a request is sound and that a client understands its reply.
-fn judge(request: &Request, export: &ExportInfo, structured: bool) -> Result<Command, NbdError> {
-    let verdict = request.check(export, structured);
+fn judge(request: &Request, export: &ExportInfo, agreed: Agreed) -> Result<Command, NbdError> {
+    let verdict = request.check(export, agreed);
+    let structured = agreed.structured;
     let offered = export.advertised(structured);
     let read_only = offered.contains(TransmissionFlags::READ_ONLY);
     let end = request.offset.checked_add(request.len.into());
@@ -180,6 +185,10 @@ fn judge(request: &Request, export: &ExportInfo, structured: bool) -> Result<Com
                 }
                 Command::Write { .. } => assert!(request.len <= MAX_PAYLOAD && !read_only),
                 Command::Trim { .. } | Command::WriteZeroes { .. } => assert!(!read_only),
+                Command::BlockStatus { one } => {
+                    assert!(agreed.allocation && request.len > 0);
+                    assert_eq!(one, request.flags.contains(CommandFlags::REQ_ONE));
+                }
                 Command::Cache | Command::Flush | Command::Disconnect => {}
             }
         }
@@ -196,6 +205,7 @@ fn judge(request: &Request, export: &ExportInfo, structured: bool) -> Result<Com
     let header = match verdict {
         Err(error) => ReplyHeader::error(cookie, request.wants_chunks(structured), error),
         Ok(Command::Read { .. }) => ReplyHeader::read_data(cookie, structured, offset, len),
+        Ok(Command::BlockStatus { .. }) => ReplyHeader::block_status(cookie, ALLOCATION_ID, 2),
         Ok(_) => ReplyHeader::simple(cookie, Ok(())),
     };
     let parsed = Reply::parse(header.as_slice());
@@ -207,6 +217,10 @@ fn judge(request: &Request, export: &ExportInfo, structured: bool) -> Result<Com
             assert_eq!((offset, len), (request.offset, request.len));
         }
         Reply::Error { error, .. } => assert_eq!(verdict, Err(error)),
+        Reply::Extents { context, len, .. } => {
+            assert!(matches!(verdict, Ok(Command::BlockStatus { .. })));
+            assert_eq!((context, len as usize), (ALLOCATION_ID, 2 * Extent::SIZE));
+        }
         Reply::Done { .. } => assert_eq!(len, 0),
         Reply::Hole { .. } => panic!("the server never sends holes"),
     }

@@ -9,14 +9,17 @@
 //!
 //! # Invariants
 //!
-//! 1. `held` never exceeds [`MAX_OPTION_DATA`]: longer data is drained, not kept.
+//! 1. `held` never exceeds [`MAX_META_DATA`], which is above [`MAX_OPTION_DATA`]: longer data is drained,
+//!    not kept.
 //! 2. After `Ready` or `Close`, `receive` takes nothing more and says the same again.
 
 use crate::bytes::Bytes;
 use crate::export::{ExportInfo, Exports};
+use crate::meta::MetaRequest;
 use crate::option::{
     InfoRequest, OPTION_HEADER, clip, name, option_name, put_reply, size_and_flags,
 };
+use crate::request::Agreed;
 use crate::wire::{
     FLAG_C_FIXED_NEWSTYLE, FLAG_C_NO_ZEROES, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, INIT_MAGIC,
     MAX_STRING, OPTION_MAGIC, TransmissionFlags, opt, rep,
@@ -27,6 +30,9 @@ pub const MAX_OPTIONS: u32 = 256;
 /// Longest option data that is kept and parsed, in bytes: the longest name and room for every
 /// kind of information several times over.
 pub const MAX_OPTION_DATA: usize = MAX_STRING + 1024;
+/// Longest data of LIST_META_CONTEXT and SET_META_CONTEXT that is kept and parsed, in bytes: the longest
+/// name and many queries.
+pub const MAX_META_DATA: usize = 4 * MAX_STRING;
 /// Longest option data that is drained and answered with an error; above, the client is cut off.
 pub const MAX_OPTION_DRAIN: u32 = 1 << 20;
 /// Once a client was sent this many bytes of replies, it may send no further option.
@@ -51,10 +57,21 @@ pub struct Negotiated {
     pub export: String,
     /// Every READ must be answered with a structured reply.
     pub structured: bool,
+    /// The client chose the context [`BASE_ALLOCATION`](crate::wire::BASE_ALLOCATION) for this export, so
+    /// it may send BLOCK_STATUS; its id is [`ALLOCATION_ID`](crate::ALLOCATION_ID).
+    pub allocation: bool,
     /// The client asked for the block sizes, so it promises to keep to them.
     pub block_sizes: bool,
     /// The transmission flags the client was told.
     pub flags: TransmissionFlags,
+}
+
+impl Negotiated {
+    /// What [`Request::check`](crate::Request::check) needs to know.
+    #[must_use]
+    pub fn agreed(&self) -> Agreed {
+        Agreed { structured: self.structured, allocation: self.allocation }
+    }
 }
 
 /// Why a handshake ended without an export.
@@ -94,7 +111,7 @@ pub enum CloseReason {
 
 /// The server's side of fixed newstyle negotiation.
 ///
-/// Feed it what the client sends, send what it appends. It keeps at most [`MAX_OPTION_DATA`] bytes
+/// Feed it what the client sends, send what it appends. It keeps at most [`MAX_META_DATA`] bytes
 /// and allocates once per option.
 ///
 /// ```
@@ -124,6 +141,8 @@ pub struct Handshake {
     fixed: bool,
     no_zeroes: bool,
     structured: bool,
+    /// The export for which the client chose base:allocation.
+    allocation: Option<String>,
     options: u32,
     replied: usize,
     /// The start of a field or of option data that has not arrived in full.
@@ -150,6 +169,7 @@ impl Handshake {
             fixed: false,
             no_zeroes: false,
             structured: false,
+            allocation: None,
             options: 0,
             replied: 0,
             held: Vec::new(),
@@ -260,7 +280,11 @@ impl Handshake {
         if self.options > MAX_OPTIONS || self.replied > MAX_REPLIES {
             return Step::Close(CloseReason::TooManyOptions);
         }
+        if option == opt::SET_META_CONTEXT {
+            self.allocation = None; // also if the new choice fails
+        }
         let known = matches!(option, opt::EXPORT_NAME | opt::INFO | opt::GO);
+        let meta = matches!(option, opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT);
         self.state = match option {
             _ if len > MAX_OPTION_DRAIN => {
                 return Step::Close(CloseReason::OptionTooLong { option, len });
@@ -269,10 +293,15 @@ impl Handshake {
             opt::EXPORT_NAME if len as usize > MAX_STRING => {
                 return Step::Close(CloseReason::BadExportName);
             }
-            _ if known && len as usize > MAX_OPTION_DATA => {
+            _ if meta && !self.structured => {
+                State::Drain { option, left: len, reply: rep::ERR_INVALID }
+            }
+            _ if known && len as usize > MAX_OPTION_DATA
+                || meta && len as usize > MAX_META_DATA =>
+            {
                 State::Drain { option, left: len, reply: rep::ERR_TOO_BIG }
             }
-            _ if known => State::OptionData { option, len: len as usize },
+            _ if known || meta => State::OptionData { option, len: len as usize },
             // Its data, if any, is ignored; the rest of the work needs none.
             opt::ABORT => State::Drain { option, left: len, reply: rep::ACK },
             opt::LIST | opt::STRUCTURED_REPLY if len > 0 => {
@@ -300,6 +329,18 @@ impl Handshake {
                 self.structured = true;
                 put_reply(out, option, rep::ACK, &[], &[]);
             }
+            opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => match MetaRequest::parse(data) {
+                None => put_reply(out, option, rep::ERR_INVALID, &[], &[]),
+                Some(request) if exports.find(request.name).is_none() => {
+                    put_reply(out, option, rep::ERR_UNKNOWN, &[], b"no such export");
+                }
+                Some(request) => {
+                    let found = request.answer(option, out);
+                    if option == opt::SET_META_CONTEXT && found {
+                        self.allocation = Some(request.name.to_owned());
+                    }
+                }
+            },
             _ => match InfoRequest::parse(data) {
                 None => put_reply(out, option, rep::ERR_INVALID, &[], &[]),
                 Some(request) => match exports.find(request.name) {
@@ -340,6 +381,7 @@ impl Handshake {
         Step::Ready(Negotiated {
             export: name.to_owned(),
             structured: self.structured,
+            allocation: self.allocation.as_deref() == Some(name),
             block_sizes,
             flags: export.advertised(self.structured),
         })

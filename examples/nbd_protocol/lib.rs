@@ -11,8 +11,8 @@
 //! | a request | [`Request::parse`], [`Request::check`] | [`Request::encode`] |
 //! | a reply | [`ReplyHeader`] | [`Reply::parse`] |
 //!
-//! Left out: TLS (refused as the description asks of a server without it), metadata contexts and
-//! `BLOCK_STATUS`, extended headers.
+//! Of metadata contexts there is `base:allocation`, the holes of an export. Left out: other contexts, TLS
+//! (refused as the description asks of a server without it), extended headers.
 
 mod bytes;
 mod client;
@@ -21,6 +21,7 @@ mod export;
 #[doc(hidden)]
 pub mod fuzzing;
 mod handshake;
+mod meta;
 mod option;
 mod reply;
 mod request;
@@ -30,10 +31,12 @@ pub use client::{ClientError, ClientHandshake, ClientStep, Connected, ListedExpo
 pub use error::NbdError;
 pub use export::{ExportInfo, Exports};
 pub use handshake::{
-    CloseReason, Handshake, MAX_OPTION_DATA, MAX_OPTION_DRAIN, MAX_OPTIONS, Negotiated, Step,
+    CloseReason, Handshake, MAX_META_DATA, MAX_OPTION_DATA, MAX_OPTION_DRAIN, MAX_OPTIONS,
+    Negotiated, Step,
 };
+pub use meta::{ALLOCATION_ID, Extent};
 pub use reply::ReplyHeader;
-pub use request::{BadMagic, Command, REQUEST_LEN, Request};
+pub use request::{Agreed, BadMagic, Command, REQUEST_LEN, Request};
 pub use wire::{CommandFlags, InfoType, MAX_PAYLOAD, MAX_STRING, TransmissionFlags};
 
 /// The snippet of the workspace's README compiles.

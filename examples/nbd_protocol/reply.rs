@@ -9,7 +9,7 @@ use crate::wire::{SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk};
 const SIMPLE_LEN: usize = 16;
 /// Chunk header: magic, flags, type, cookie, length.
 const CHUNK_LEN: usize = 20;
-/// The longest, a chunk header with the offset of the data.
+/// The longest, a chunk header with the offset of the data; that with a context is shorter.
 const MAX_LEN: usize = CHUNK_LEN + 8;
 
 /// The header of one reply, at most 28 bytes, stored inline.
@@ -20,7 +20,7 @@ pub struct ReplyHeader {
 }
 
 impl ReplyHeader {
-    /// A simple reply: success or failure of anything but a structured READ.
+    /// A simple reply: success or failure of anything that is not answered in chunks.
     #[must_use]
     pub fn simple(cookie: u64, result: Result<(), NbdError>) -> Self {
         let error = result.err().map_or(0, NbdError::code);
@@ -50,6 +50,17 @@ impl ReplyHeader {
         let mut header =
             Self::chunk(cookie, chunk::FLAG_DONE, chunk::OFFSET_DATA, len.saturating_add(8));
         header.put(&offset.to_be_bytes());
+        header
+    }
+
+    /// What precedes the [`Extent`](crate::Extent)s of a BLOCK_STATUS, `extents` of them: the one chunk
+    /// that carries them all, marked as the last. The protocol wants one extent at least.
+    #[must_use]
+    pub fn block_status(cookie: u64, context: u32, extents: u32) -> Self {
+        debug_assert!((1..=u32::MAX / 8 - 1).contains(&extents));
+        let len = extents.saturating_mul(8).saturating_add(4);
+        let mut header = Self::chunk(cookie, chunk::FLAG_DONE, chunk::BLOCK_STATUS, len);
+        header.put(&context.to_be_bytes());
         header
     }
 

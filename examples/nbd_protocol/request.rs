@@ -23,6 +23,15 @@ pub struct Request {
     pub len: u32,
 }
 
+/// What a client negotiated that decides which of its requests are in order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Agreed {
+    /// READ and BLOCK_STATUS are answered in chunks.
+    pub structured: bool,
+    /// The context [`BASE_ALLOCATION`](crate::wire::BASE_ALLOCATION) was chosen for the export.
+    pub allocation: bool,
+}
+
 /// A request that may be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
@@ -54,6 +63,11 @@ pub enum Command {
     },
     /// The range will be read soon.
     Cache,
+    /// Which parts of the range are holes.
+    BlockStatus {
+        /// Answer with one extent.
+        one: bool,
+    },
     /// Finish what is in flight and close; no reply.
     Disconnect,
 }
@@ -105,17 +119,18 @@ impl Request {
         if self.command == cmd::WRITE { self.len } else { 0 }
     }
 
-    /// Whether the request must be answered in chunks: every READ once structured replies were
-    /// negotiated. Pass it to [`ReplyHeader::error`](crate::ReplyHeader::error).
+    /// Whether the request must be answered in chunks: every READ and BLOCK_STATUS once structured
+    /// replies were negotiated. Pass it to [`ReplyHeader::error`](crate::ReplyHeader::error).
     #[must_use]
     pub const fn wants_chunks(&self, structured: bool) -> bool {
-        structured && self.command == cmd::READ
+        structured && matches!(self.command, cmd::READ | cmd::BLOCK_STATUS)
     }
 
-    /// Judges everything that the header alone can tell, for a connection to `export` that did
-    /// (`structured`) or did not negotiate structured replies.
+    /// Judges everything that the header alone can tell, for a connection to `export` that negotiated
+    /// what `agreed` says.
     ///
-    /// A length of 0 is in order, whatever the command. The maximum block size limits READ and
+    /// A length of 0 is in order for all commands but BLOCK_STATUS, whose reply must describe at least
+    /// one byte. The maximum block size limits READ and
     /// WRITE only: the others move no data over the connection, and existing clients send up to
     /// 1 GiB. DISC is always accepted, as it has no reply to carry an error.
     ///
@@ -125,12 +140,13 @@ impl Request {
     /// - [`NbdError::Inval`]: unknown command; flag unknown, not advertised, or not for this
     ///   command (FUA is for all, once advertised);
     /// - [`NbdError::Perm`]: WRITE, TRIM or WRITE_ZEROES on a read-only export;
-    /// - [`NbdError::Inval`]: command not advertised; FLUSH with an offset or a length; READ or
-    ///   WRITE longer than `max_block`;
+    /// - [`NbdError::Inval`]: command not advertised, or BLOCK_STATUS without a context to tell about;
+    ///   FLUSH with an offset or a length; BLOCK_STATUS without a length; READ or WRITE longer than
+    ///   `max_block`;
     /// - past the end: [`NbdError::NoSpc`] for WRITE and WRITE_ZEROES, else [`NbdError::Inval`];
     /// - [`NbdError::Inval`]: offset or length not a multiple of `min_block`.
-    pub fn check(&self, export: &ExportInfo, structured: bool) -> Result<Command, NbdError> {
-        let has = |flag| export.advertised(structured).contains(flag);
+    pub fn check(&self, export: &ExportInfo, agreed: Agreed) -> Result<Command, NbdError> {
+        let has = |flag| export.advertised(agreed.structured).contains(flag);
         let set = |flag| self.flags.contains(flag);
         let command = match self.command {
             cmd::READ => Command::Read { df: set(CommandFlags::DF) },
@@ -139,6 +155,7 @@ impl Request {
             cmd::FLUSH => Command::Flush,
             cmd::TRIM => Command::Trim { fua: set(CommandFlags::FUA) },
             cmd::CACHE => Command::Cache,
+            cmd::BLOCK_STATUS => Command::BlockStatus { one: set(CommandFlags::REQ_ONE) },
             cmd::WRITE_ZEROES => Command::WriteZeroes {
                 fua: set(CommandFlags::FUA),
                 no_hole: set(CommandFlags::NO_HOLE),
@@ -159,6 +176,7 @@ impl Request {
                     valid |= CommandFlags::FAST_ZERO;
                 }
             }
+            Command::BlockStatus { .. } => valid |= CommandFlags::REQ_ONE,
             _ => {}
         }
         if !(self.flags - valid).is_empty() {
@@ -172,6 +190,10 @@ impl Request {
             Command::Trim { .. } => (TransmissionFlags::SEND_TRIM, true, false),
             Command::WriteZeroes { .. } => (TransmissionFlags::SEND_WRITE_ZEROES, true, false),
             Command::Cache => (TransmissionFlags::SEND_CACHE, false, false),
+            Command::BlockStatus { .. } if agreed.allocation && self.len > 0 => {
+                (TransmissionFlags::NONE, false, false)
+            }
+            Command::BlockStatus { .. } => return Err(NbdError::Inval),
         };
         if writes && has(TransmissionFlags::READ_ONLY) {
             return Err(NbdError::Perm);

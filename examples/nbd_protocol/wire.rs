@@ -65,6 +65,8 @@ pub mod rep {
     pub const SERVER: u32 = 2;
     /// One piece of information about an export.
     pub const INFO: u32 = 3;
+    /// One metadata context.
+    pub const META_CONTEXT: u32 = 4;
     /// The bit that marks an error.
     pub const ERROR_BIT: u32 = 1 << 31;
     /// The option is unknown here.
@@ -117,12 +119,25 @@ pub mod chunk {
     pub const OFFSET_DATA: u16 = 1;
     /// Zeroes at an offset.
     pub const OFFSET_HOLE: u16 = 2;
+    /// Extents and their states.
+    pub const BLOCK_STATUS: u16 = 5;
     /// The bit that marks an error.
     pub const ERROR_BIT: u16 = 1 << 15;
     /// The request failed.
     pub const ERROR: u16 = ERROR_BIT + 1;
     /// The request failed at an offset.
     pub const ERROR_OFFSET: u16 = ERROR_BIT + 2;
+}
+
+/// The metadata context that says which parts are holes.
+pub const BASE_ALLOCATION: &str = "base:allocation";
+
+/// States of an extent in [`BASE_ALLOCATION`] (`NBD_STATE_*`).
+pub mod state {
+    /// Nothing is allocated for it.
+    pub const HOLE: u32 = 1 << 0;
+    /// It reads as zeroes.
+    pub const ZERO: u32 = 1 << 1;
 }
 
 /// Kinds of information a client can ask for in INFO and GO (`NBD_INFO_*`).

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -160,6 +161,12 @@ impl ExportTable {
             Some(blocks) => blocks.fill(file, offset, buf, room),
             None => Err(buf),
         }
+    }
+
+    /// Has everything that was written to these bytes be in the image, so that what the file system tells
+    /// of its holes is so. Blocks.
+    pub(crate) fn settle(&self, file: usize, bytes: Range<u64>) -> io::Result<()> {
+        self.blocks.as_ref().map_or(Ok(()), |blocks| blocks.settle(file, bytes))
     }
 
     /// Makes everything written so far durable; an error if that ever failed.

@@ -20,6 +20,7 @@ mod conn;
 mod contexts;
 mod demo;
 mod export;
+mod extents;
 mod memory;
 mod operation;
 mod registry;

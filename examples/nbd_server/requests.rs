@@ -4,6 +4,7 @@
 //!  READ [─read─►] reply with data            TRIM ───────punch──► [fdatasync] ──► reply
 //!  WRITE ─write─► [fdatasync if FUA] ► reply  WRITE_ZEROES ─punch─► or zero ─► or write zeros ─┘
 //!  FLUSH ─fdatasync─► reply                   CACHE ─will-need─► reply
+//!  BLOCK_STATUS: see extents
 //! ```
 //!
 //! What is kept in memory is read without the engine, and what changes the image is forgotten there
@@ -31,6 +32,7 @@ use crate::admission::{Admission, WaitStats};
 use crate::blocks::Fill;
 use crate::contexts::{Connection, Lost, Stray};
 use crate::export::ExportTable;
+use crate::extents::Maps;
 use crate::memory::ALIGN;
 use crate::operation::{Operation, Stage, Step, Then, Zeroes};
 
@@ -106,6 +108,8 @@ pub(crate) struct Requests {
     most: usize,
     /// What changed the image, and has yet to be forgotten: rare, as a read of it is waited for.
     forgetting: Vec<(Ended, Invalidation)>,
+    /// BLOCK_STATUS requests, each of which a thread looks after.
+    maps: Maps,
     /// Has [`complete`](Self::complete) called once that read is over.
     waker: Waker,
     /// Room for claims, to be used again.
@@ -139,6 +143,7 @@ impl Requests {
             answered: VecDeque::new(),
             most,
             forgetting: Vec::new(),
+            maps: Maps::new(exports, &waker),
             waker,
             loads: Vec::new(),
             fills: CompletionQueue::new(),
@@ -151,7 +156,7 @@ impl Requests {
     }
 
     pub(crate) fn has_room(&self) -> bool {
-        self.in_engine + self.waiting.len() + self.forgetting.len() < self.most
+        self.in_engine + self.waiting.len() + self.forgetting.len() + self.maps.len() < self.most
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -159,11 +164,12 @@ impl Requests {
             && self.waiting.is_empty()
             && self.answered.is_empty()
             && self.forgetting.is_empty()
+            && self.maps.len() == 0
     }
 
     /// Whether something is waited for that the waker tells of.
     pub(crate) fn is_forgetting(&self) -> bool {
-        !self.forgetting.is_empty()
+        !self.forgetting.is_empty() || self.maps.len() > 0
     }
 
     /// Whether [`complete`](Self::complete) has nothing to return.
@@ -177,7 +183,7 @@ impl Requests {
 
     /// Carries out a request, or at least begins to. `Some` if the reply is there already.
     ///
-    /// `buf` is a READ's buffer or a WRITE's data.
+    /// `buf` is a READ's or BLOCK_STATUS's buffer, or a WRITE's data.
     pub(crate) fn start(
         &mut self,
         conn: &CtxRef<Connection>,
@@ -186,7 +192,11 @@ impl Requests {
         command: Command,
         mut buf: Option<AlignedBuf>,
     ) -> Option<Step> {
+        self.count(command, request.len);
         let stage = match command {
+            Command::BlockStatus { one } => {
+                return self.maps.ask(conn, export, request, one, buf?);
+            }
             Command::Read { .. } => Stage::Read,
             Command::Write { fua } => Stage::Write { fua },
             Command::Flush => Stage::Sync,
@@ -199,7 +209,6 @@ impl Requests {
             }
             Command::Cache | Command::Disconnect => Stage::Advise,
         };
-        self.count(command, request.len);
         let (conn, file) = (conn.clone(), self.exports.get(export).file);
         let operation = Operation { conn, export, file, structured, begun: false, request, stage };
         if request.len == 0 && command != Command::Flush {
@@ -360,6 +369,9 @@ impl Requests {
     /// With the slot of the connection that the step is for.
     pub(crate) fn complete(&mut self) -> Option<Result<(usize, Step), Stray>> {
         if let Some((Operation { conn, .. }, step)) = self.answered.pop_front() {
+            return Some(self.address((conn.slot(), CtxRef::is_removed(&conn)), step));
+        }
+        if let Some((conn, step)) = self.maps.pop(&mut self.counters) {
             return Some(self.address((conn.slot(), CtxRef::is_removed(&conn)), step));
         }
         if let Some(ended) = self.forgotten() {

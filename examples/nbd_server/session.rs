@@ -1,9 +1,10 @@
 //! The transmission phase of one connection: bytes in, requests out. No I/O.
 
 use aio_reap::AlignedBuf;
-use nbd_protocol::{BadMagic, Command, NbdError, REQUEST_LEN, Request};
+use nbd_protocol::{Agreed, BadMagic, Command, NbdError, REQUEST_LEN, Request};
 
 use crate::export::ExportTable;
+use crate::extents;
 use crate::memory::{Account, Memory, Short};
 
 /// What a client negotiated, and where its request stream stands.
@@ -11,7 +12,7 @@ use crate::memory::{Account, Memory, Short};
 pub(crate) struct Session {
     /// Index into the export table.
     pub(crate) export: usize,
-    pub(crate) structured: bool,
+    pub(crate) agreed: Agreed,
     stream: Stream,
 }
 
@@ -32,7 +33,7 @@ pub(crate) enum Next {
     More,
     /// The request needs a buffer that it does not get now; its header was not consumed.
     NoMemory(Short),
-    /// A request to carry out; a READ's buffer to fill, or a WRITE's data.
+    /// A request to carry out; a READ's or BLOCK_STATUS's buffer to fill, or a WRITE's data.
     Start(Request, Command, Option<AlignedBuf>),
     /// A request to answer with an error.
     Refuse(Request, NbdError),
@@ -41,8 +42,8 @@ pub(crate) enum Next {
 }
 
 impl Session {
-    pub(crate) fn new(export: usize, structured: bool) -> Self {
-        Self { export, structured, stream: Stream::Header }
+    pub(crate) fn new(export: usize, agreed: Agreed) -> Self {
+        Self { export, agreed, stream: Stream::Header }
     }
 
     /// Consumes bytes from the front of `input` until they make a request.
@@ -63,10 +64,17 @@ impl Session {
                         Ok(request) => request,
                         Err(error) => return Next::OutOfStep(error),
                     };
-                    let checked = request.check(&exports.get(self.export).info, self.structured);
+                    let checked = request.check(&exports.get(self.export).info, self.agreed);
                     let mut buf = None;
-                    if let Ok(command @ (Command::Read { .. } | Command::Write { .. })) = checked {
-                        match memory.take(exports.room(self.export, &request, command), account) {
+                    let room = match checked {
+                        Ok(command @ (Command::Read { .. } | Command::Write { .. })) => {
+                            Some(exports.room(self.export, &request, command))
+                        }
+                        Ok(Command::BlockStatus { .. }) => Some(extents::ROOM),
+                        _ => None,
+                    };
+                    if let Some(room) = room {
+                        match memory.take(room, account) {
                             Ok(taken) => buf = Some(taken),
                             Err(short) => return Next::NoMemory(short),
                         }

@@ -16,6 +16,8 @@ mod conn;
 mod contexts;
 #[path = "../nbd_server/export.rs"]
 mod export;
+#[path = "../nbd_server/extents.rs"]
+mod extents;
 #[path = "../nbd_server/memory.rs"]
 mod memory;
 #[path = "../nbd_server/operation.rs"]

@@ -286,6 +286,7 @@ impl Run<'_> {
                 // After structured replies were negotiated, only they may answer a read.
                 Reply::Simple { .. } => !(is_read && self.structured),
                 Reply::Data { .. } | Reply::Hole { .. } => is_read && self.structured,
+                Reply::Extents { .. } => false, // never asked for
                 Reply::Done { .. } | Reply::Error { .. } => self.structured,
             };
         if !fits {
@@ -309,7 +310,7 @@ impl Run<'_> {
                 flight.received += len as usize;
             }
             Reply::Error { error, .. } => flight.failed = Some(error),
-            Reply::Done { .. } => {}
+            Reply::Done { .. } | Reply::Extents { .. } => {}
         }
         if reply.is_last() { self.finish(slot) } else { Ok(()) }
     }

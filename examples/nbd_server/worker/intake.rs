@@ -157,7 +157,7 @@ impl Worker {
                             let opened = registry.open(export, &conn.listed);
                             conn.opened = Some(opened.map_err(|error| error.to_string())?);
                             conn.phase =
-                                Phase::Transmission(Session::new(export, negotiated.structured));
+                                Phase::Transmission(Session::new(export, negotiated.agreed()));
                         }
                         HandshakeStep::Close(reason) => {
                             log_refusal(conn.id(), &reason);
@@ -193,7 +193,7 @@ impl Worker {
                         }
                         Next::Start(request, command, buf) => {
                             understood += 1;
-                            let target = (session.export, session.structured);
+                            let target = (session.export, session.agreed.structured);
                             conn.active += 1;
                             let step = requests.start(&conn.ctx, target, request, command, buf);
                             if let Some(step) = step {
@@ -210,7 +210,7 @@ impl Worker {
                             }
                             requests.counters.errors += 1;
                             conn.active += 1;
-                            let step = Step::refuse(&request, session.structured, error);
+                            let step = Step::refuse(&request, session.agreed.structured, error);
                             conn.take(step, memory, dirty);
                         }
                         Next::OutOfStep(error) => return Err(error.to_string()),

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 
 use aio_reap::scripted::{Script, Transfer};
 use clap::Parser;
-use nbd_protocol::{CommandFlags, Request, wire::cmd};
+use nbd_protocol::{Agreed, CommandFlags, Request, wire::cmd};
 use percpu_list::Refused;
 use radix_ctx::{CtxTable, LookupError};
 use tempfile::TempDir;
@@ -75,7 +75,7 @@ impl Lab {
         client.read_exact(&mut [0; 18]).expect("the greeting");
         let slot = self.worker.slot_of(id).unwrap();
         let conn = &mut self.worker.conns[slot];
-        conn.phase = Phase::Transmission(Session::new(0, false));
+        conn.phase = Phase::Transmission(Session::new(0, Agreed::default()));
         conn.opened = Some(self.registry.open(0, &conn.listed).unwrap());
         (id, client)
     }

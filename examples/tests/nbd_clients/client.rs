@@ -21,6 +21,7 @@ pub(crate) mod opt {
     pub(crate) const INFO: u32 = 6;
     pub(crate) const GO: u32 = 7;
     pub(crate) const STRUCTURED_REPLY: u32 = 8;
+    pub(crate) const SET_META_CONTEXT: u32 = 10;
 }
 
 /// Types of an option's reply.
@@ -28,6 +29,7 @@ pub(crate) mod rep {
     pub(crate) const ACK: u32 = 1;
     pub(crate) const SERVER: u32 = 2;
     pub(crate) const INFO: u32 = 3;
+    pub(crate) const META_CONTEXT: u32 = 4;
     pub(crate) const ERR_UNSUP: u32 = 0x8000_0001;
     pub(crate) const ERR_POLICY: u32 = 0x8000_0002;
     pub(crate) const ERR_INVALID: u32 = 0x8000_0003;
@@ -43,6 +45,7 @@ pub(crate) mod cmd {
     pub(crate) const TRIM: u16 = 4;
     pub(crate) const CACHE: u16 = 5;
     pub(crate) const WRITE_ZEROES: u16 = 6;
+    pub(crate) const BLOCK_STATUS: u16 = 7;
 }
 
 /// Command flags.
@@ -50,6 +53,7 @@ pub(crate) mod flag {
     pub(crate) const FUA: u16 = 1;
     pub(crate) const NO_HOLE: u16 = 2;
     pub(crate) const DF: u16 = 4;
+    pub(crate) const REQ_ONE: u16 = 8;
     pub(crate) const FAST_ZERO: u16 = 16;
 }
 
@@ -117,6 +121,7 @@ pub(crate) mod chunk {
     pub(crate) const NONE: u16 = 0;
     pub(crate) const OFFSET_DATA: u16 = 1;
     pub(crate) const OFFSET_HOLE: u16 = 2;
+    pub(crate) const BLOCK_STATUS: u16 = 5;
     pub(crate) const ERROR: u16 = 0x8001;
     pub(crate) const ERROR_OFFSET: u16 = 0x8002;
 }

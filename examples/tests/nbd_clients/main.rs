@@ -17,6 +17,7 @@ mod client;
 mod crash;
 mod disk;
 mod durability;
+mod extents;
 mod faults;
 mod handshake;
 mod image;
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
     trials.extend(durability::trials());
     trials.extend(disk::trials());
     trials.extend(tools::trials());
+    trials.extend(extents::trials());
     trials.extend(handshake::trials());
     trials.extend(bad_requests::trials());
     trials.extend(startup::trials());

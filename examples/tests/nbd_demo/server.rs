@@ -115,7 +115,7 @@ impl Shared {
                     break;
                 };
                 rest = tail;
-                let verdict = request.check(&self.export, negotiated.structured);
+                let verdict = request.check(&self.export, negotiated.agreed());
                 if verdict == Ok(Command::Disconnect) {
                     return Ok(());
                 }

@@ -15,6 +15,7 @@ use nbd_protocol::{
 };
 
 use crate::handshake::{info, session};
+use crate::meta::meta;
 use crate::request::chunk;
 
 fn corpus() -> PathBuf {
@@ -82,12 +83,41 @@ fn seeds() -> BTreeMap<String, Vec<u8>> {
         ("structured-reply", both, vec![(opt::STRUCTURED_REPLY, b""), (opt::GO, &all)]),
         ("structured-reply-data", both, vec![(opt::STRUCTURED_REPLY, b"x"), (opt::GO, &all)]),
         ("meta-context", both, vec![(9, &all), (10, &all), (11, b""), (opt::GO, &all)]),
+        (
+            "meta-list",
+            both,
+            vec![
+                (opt::STRUCTURED_REPLY, b""),
+                (9, &meta("disk", &[])),
+                (9, &meta("disk", &["base:"])),
+            ],
+        ),
+        (
+            "meta-set",
+            both,
+            vec![
+                (opt::STRUCTURED_REPLY, b""),
+                (10, &meta("frozen", &["x:y", "base:allocation"])),
+                (10, &meta("nope", &["base:allocation"])),
+                (10, &meta("disk", &["", "base:allocation"])),
+                (opt::GO, &all),
+            ],
+        ),
+        (
+            "meta-long",
+            both,
+            vec![(opt::STRUCTURED_REPLY, b""), (10, &[0; 17_000]), (opt::GO, &all)],
+        ),
         ("option-long", both, vec![(opt::GO, &[0; 6000]), (4711, &[0; 6000]), (opt::GO, &all)]),
     ] {
         add(&format!("option-{name}"), fuzzing::SESSION, &session(flags, &options));
     }
 
-    let connected = session(both, &[(opt::STRUCTURED_REPLY, b""), (opt::GO, &all)]);
+    let context = meta("disk", &["base:allocation"]);
+    let connected = session(
+        both,
+        &[(opt::STRUCTURED_REPLY, b""), (opt::SET_META_CONTEXT, &context), (opt::GO, &all)],
+    );
     let export = [&(1_u64 << 20).to_be_bytes()[..], b"\x0f\xfd\x09"].concat();
     for (name, command, flags, len) in [
         ("read", cmd::READ, 0, 4096),
@@ -101,6 +131,8 @@ fn seeds() -> BTreeMap<String, Vec<u8>> {
         ("write-zeroes", cmd::WRITE_ZEROES, CommandFlags::NO_HOLE.0, 1 << 20),
         ("write-zeroes-fast", cmd::WRITE_ZEROES, CommandFlags::FAST_ZERO.0, 4096),
         ("block-status", cmd::BLOCK_STATUS, 0, 4096),
+        ("block-status-one", cmd::BLOCK_STATUS, CommandFlags::REQ_ONE.0, 4096),
+        ("block-status-empty", cmd::BLOCK_STATUS, 0, 0),
         ("unknown", 4711, 0, 0),
         ("flags-unknown", cmd::READ, 0x8000, 512),
         ("past-the-end", cmd::READ, 0, u32::MAX),
@@ -119,6 +151,7 @@ fn seeds() -> BTreeMap<String, Vec<u8>> {
     for (name, client) in [
         ("structured", ClientHandshake::new("disk", true)),
         ("simple", ClientHandshake::new("", false)),
+        ("meta", ClientHandshake::new("disk", true).ask_allocation()),
         ("list", ClientHandshake::list()),
     ] {
         add(&format!("server-{name}"), fuzzing::SERVER, &server_stream(client));
@@ -135,6 +168,7 @@ fn seeds() -> BTreeMap<String, Vec<u8>> {
         ("error-offset", chunk(0, 0x8002, b"\0\0\0\x05\0\x02no\0\0\0\0\0\0\x10\0")),
         ("hole", chunk(1, 2, b"\0\0\0\0\0\0\x10\0\0\0\x20\0")),
         ("block-status", chunk(1, 5, b"\0\0\0\x01\0\0\x10\0\0\0\0\0")),
+        ("block-status-none", chunk(1, 5, b"\0\0\0\x01")),
     ] {
         add(&format!("reply-{name}"), fuzzing::REPLIES, &[&reply[..], &reply].concat());
     }

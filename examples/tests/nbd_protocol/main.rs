@@ -3,5 +3,6 @@
 
 mod corpus;
 mod handshake;
+mod meta;
 mod properties;
 mod request;

@@ -9,6 +9,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::handshake::{info, negotiate, session};
+use crate::meta::meta;
 
 /// Data for an option: often what it should be.
 fn option_data() -> impl Strategy<Value = Vec<u8>> {
@@ -17,6 +18,11 @@ fn option_data() -> impl Strategy<Value = Vec<u8>> {
         1 => vec(any::<u8>(), 0..40),
         1 => Just(vec![0; 9000]),
         4 => prop::sample::select(vec!["disk", "frozen", "", "nope"]).prop_map(|n| info(n, &[])),
+        4 => (
+            prop::sample::select(vec!["disk", "frozen", "", "nope"]),
+            vec(prop::sample::select(vec!["base:", "base:allocation", "x:y", ""]), 0..4),
+        )
+            .prop_map(|(name, queries)| meta(name, &queries)),
     ]
 }
 
@@ -26,6 +32,8 @@ fn options() -> impl Strategy<Value = Vec<(u32, Vec<u8>)>> {
         2 => Just(opt::INFO),
         2 => Just(opt::LIST),
         2 => Just(opt::STRUCTURED_REPLY),
+        1 => Just(opt::LIST_META_CONTEXT),
+        3 => Just(opt::SET_META_CONTEXT),
         1 => 0..12_u32,
         1 => any::<u32>(),
     ];
@@ -110,6 +118,10 @@ proptest! {
                 ReplyHeader::read_data(cookie, true, offset, len),
                 Reply::Data { cookie, offset, len, done: true },
             ),
+            (
+                ReplyHeader::block_status(cookie, code, 1 + len % 1000),
+                Reply::Extents { cookie, context: code, len: 8 + len % 1000 * 8, done: true },
+            ),
         ] {
             let bytes = header.as_slice();
             prop_assert_eq!(Reply::parse(bytes), Ok(Some((reply, bytes.len()))));
@@ -128,18 +140,25 @@ proptest! {
         flags: u16,
         shift in 0..=16_u32,
         structured: bool,
+        allocation: bool,
     ) {
         let mut export = ExportInfo::new(name.clone(), size);
         export.description = description.clone();
         export.flags = TransmissionFlags(flags);
         export.min_block = 1 << shift;
         let exports = [export.clone()];
-        let (step, server) = negotiate(ClientHandshake::new(&name, structured), &exports).unwrap();
+        let mut client = ClientHandshake::new(&name, structured);
+        if allocation {
+            client = client.ask_allocation();
+        }
+        let (step, server) = negotiate(client, &exports).unwrap();
         let ClientStep::Connected(connected) = step else { panic!("{step:?}") };
         let Step::Ready(negotiated) = server else { panic!("{server:?}") };
         prop_assert_eq!(negotiated.export, name.clone());
         prop_assert_eq!(negotiated.structured, structured);
         prop_assert_eq!(connected.structured, structured);
+        prop_assert_eq!(negotiated.allocation, structured && allocation);
+        prop_assert_eq!(connected.allocation.is_some(), structured && allocation);
         prop_assert_eq!(connected.size, size);
         prop_assert_eq!(connected.flags, export.advertised(structured));
         prop_assert_eq!(connected.flags, negotiated.flags);

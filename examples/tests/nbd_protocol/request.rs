@@ -2,11 +2,12 @@
 
 use nbd_protocol::wire::cmd;
 use nbd_protocol::{
-    BadMagic, Command, CommandFlags, ExportInfo, MAX_PAYLOAD, NbdError, Reply, ReplyHeader,
-    Request, TransmissionFlags,
+    ALLOCATION_ID, Agreed, BadMagic, Command, CommandFlags, ExportInfo, MAX_PAYLOAD, NbdError,
+    Reply, ReplyHeader, Request, TransmissionFlags,
 };
 
 const SIZE: u64 = 1 << 30;
+const ALL: Agreed = Agreed { structured: true, allocation: true };
 const DATA: [u16; 2] = [cmd::READ, cmd::WRITE];
 
 fn export() -> ExportInfo {
@@ -20,7 +21,7 @@ fn request(command: u16, flags: CommandFlags, offset: u64, len: u32) -> Request 
 }
 
 fn check(command: u16, flags: CommandFlags, offset: u64, len: u32) -> Result<Command, NbdError> {
-    request(command, flags, offset, len).check(&export(), true)
+    request(command, flags, offset, len).check(&export(), ALL)
 }
 
 #[test]
@@ -60,7 +61,7 @@ fn every_command_is_accepted_with_its_flags() {
 
 #[test]
 fn unknown_commands_and_flags_are_invalid() {
-    for command in [cmd::BLOCK_STATUS, 8, 4711, u16::MAX] {
+    for command in [8, 9, 4711, u16::MAX] {
         assert_eq!(check(command, CommandFlags::NONE, 0, 0), Err(NbdError::Inval));
     }
     use CommandFlags as F;
@@ -74,6 +75,7 @@ fn unknown_commands_and_flags_are_invalid() {
         (cmd::CACHE, F::FAST_ZERO),
         (cmd::WRITE_ZEROES, F::DF),
         (cmd::WRITE_ZEROES, F::REQ_ONE),
+        (cmd::READ, F::REQ_ONE),
         (cmd::READ, F(1 << 5)),
         (cmd::WRITE, F(1 << 15)),
     ] {
@@ -95,13 +97,41 @@ fn flags_and_commands_that_were_not_advertised_are_invalid() {
         (cmd::WRITE_ZEROES, F::FAST_ZERO, T::SEND_FAST_ZERO),
     ] {
         let mut export = export();
-        assert!(request(command, flags, 0, 0).check(&export, true).is_ok());
+        assert!(request(command, flags, 0, 0).check(&export, ALL).is_ok());
         export.flags = export.flags - missing;
-        assert_eq!(request(command, flags, 0, 0).check(&export, true), Err(NbdError::Inval));
+        assert_eq!(request(command, flags, 0, 0).check(&export, ALL), Err(NbdError::Inval));
     }
     // DF needs structured replies.
     let df = request(cmd::READ, F::DF, 0, 512);
-    assert_eq!(df.check(&export(), false), Err(NbdError::Inval));
+    assert_eq!(df.check(&export(), Agreed::default()), Err(NbdError::Inval));
+}
+
+#[test]
+fn block_status_needs_a_context_and_a_length() {
+    use CommandFlags as F;
+    assert_eq!(check(cmd::BLOCK_STATUS, F::NONE, 1, 1), Ok(Command::BlockStatus { one: false }));
+    let one = check(cmd::BLOCK_STATUS, F::REQ_ONE | F::FUA, 0, u32::MAX >> 2);
+    assert_eq!(one, Ok(Command::BlockStatus { one: true }));
+    for (flags, offset, len) in [
+        (F::NONE, 0, 0),
+        (F::NONE, SIZE, 1),
+        (F::NONE, 1, SIZE as u32),
+        (F::DF, 0, 1),
+        (F::NO_HOLE, 0, 1),
+    ] {
+        assert_eq!(check(cmd::BLOCK_STATUS, flags, offset, len), Err(NbdError::Inval));
+    }
+    let request = request(cmd::BLOCK_STATUS, F::NONE, 0, 512);
+    for structured in [false, true] {
+        let agreed = Agreed { structured, allocation: false };
+        assert_eq!(request.check(&export(), agreed), Err(NbdError::Inval));
+    }
+    // Who may not write may ask; and keeps to the unit as everybody does.
+    let mut frozen = export();
+    (frozen.flags, frozen.min_block) = (TransmissionFlags::READ_ONLY, 512);
+    assert_eq!(request.check(&frozen, ALL), Ok(Command::BlockStatus { one: false }));
+    let odd = Request { len: 511, ..request };
+    assert_eq!(odd.check(&frozen, ALL), Err(NbdError::Inval));
 }
 
 #[test]
@@ -142,12 +172,12 @@ fn a_read_only_export_refuses_every_write_first_of_all() {
     export.min_block = 512;
     for command in [cmd::WRITE, cmd::TRIM, cmd::WRITE_ZEROES] {
         for (offset, len) in [(0, 512), (SIZE, 512), (0, u32::MAX), (1, 1)] {
-            let verdict = request(command, CommandFlags::NONE, offset, len).check(&export, true);
+            let verdict = request(command, CommandFlags::NONE, offset, len).check(&export, ALL);
             assert_eq!(verdict, Err(NbdError::Perm));
         }
     }
     let read = request(cmd::READ, CommandFlags::NONE, 0, 512);
-    assert_eq!(read.check(&export, true), Ok(Command::Read { df: false }));
+    assert_eq!(read.check(&export, ALL), Ok(Command::Read { df: false }));
 }
 
 #[test]
@@ -155,8 +185,9 @@ fn offsets_and_lengths_keep_to_the_unit() {
     let mut export = export();
     export.min_block = 512;
     for command in [cmd::READ, cmd::WRITE, cmd::TRIM, cmd::CACHE, cmd::WRITE_ZEROES] {
-        let verdict =
-            |offset, len| request(command, CommandFlags::NONE, offset, len).check(&export, false);
+        let verdict = |offset, len| {
+            request(command, CommandFlags::NONE, offset, len).check(&export, Agreed::default())
+        };
         assert!(verdict(512, 1024).is_ok());
         assert_eq!(verdict(1, 512), Err(NbdError::Inval));
         assert_eq!(verdict(512, 511), Err(NbdError::Inval));
@@ -183,6 +214,11 @@ fn replies_are_laid_out_as_the_protocol_says() {
                      \0\0\0\0\0\0\x10\0";
     assert_eq!(data.as_slice(), expected);
 
+    let extents = ReplyHeader::block_status(cookie, ALLOCATION_ID, 3);
+    let expected =
+        b"\x66\x8e\x33\xef\0\x01\0\x05\x11\x22\x33\x44\x55\x66\x77\x88\0\0\0\x1c\0\0\0\x01";
+    assert_eq!(extents.as_slice(), expected);
+
     let error = ReplyHeader::error(cookie, true, NbdError::Io);
     let expected = b"\x66\x8e\x33\xef\0\x01\x80\x01\x11\x22\x33\x44\x55\x66\x77\x88\0\0\0\x06\
                      \0\0\0\x05\0\0";
@@ -195,10 +231,10 @@ fn replies_are_laid_out_as_the_protocol_says() {
 }
 
 #[test]
-fn only_structured_reads_are_answered_in_chunks() {
+fn only_structured_reads_and_extents_are_answered_in_chunks() {
     for command in 0..9 {
         let request = request(command, CommandFlags::NONE, 0, 0);
-        assert_eq!(request.wants_chunks(true), command == cmd::READ);
+        assert_eq!(request.wants_chunks(true), matches!(command, cmd::READ | cmd::BLOCK_STATUS));
         assert!(!request.wants_chunks(false));
     }
 }
@@ -220,6 +256,10 @@ fn a_client_reads_the_chunks_of_other_servers() {
     let reply = Reply::Hole { cookie: 5, offset: 0x1000, len: 0x2000, done: false };
     assert_eq!(Reply::parse(&hole), Ok(Some((reply, hole.len()))));
 
+    let extents = chunk(0, 5, b"\0\0\0\x09\0\0\x10\0\0\0\0\x03");
+    let reply = Reply::Extents { cookie: 5, context: 9, len: 8, done: false };
+    assert_eq!(Reply::parse(&extents), Ok(Some((reply, extents.len() - 8))));
+
     let with_message = chunk(1, 0x8001, b"\0\0\0\x16\0\x02no");
     let reply = Reply::Error { cookie: 5, error: NbdError::Inval, done: true };
     assert_eq!(Reply::parse(&with_message), Ok(Some((reply, with_message.len()))));
@@ -237,6 +277,8 @@ fn a_client_refuses_chunks_that_contradict_themselves() {
         chunk(1, 1, b"\0\0\0\0\0\0\0\0"),             // data without data
         chunk(1, 2, b"\0\0\0\0\0\0\0\0\0\0\0\0"),     // a hole of no bytes
         chunk(1, 2, b"\0\0\0\0\0\0\0\0\0\0\0\x01\0"), // a hole and more
+        chunk(1, 5, b"\0\0\0\x01"),                   // a context without extents
+        chunk(1, 5, b"\0\0\0\x01\0\0\x10\0\0\0\0"),   // a part of an extent
         chunk(1, 3, b"what is this"),                 // unknown, not an error
         chunk(1, 0x8001, b"\0\0\0\x16\0"),            // no length of the message
         chunk(1, 0x8001, b"\0\0\0\x16\0\x09too short"[..14].as_ref()), // message cut off

@@ -1,0 +1,132 @@
+//! Metadata contexts: of those the protocol knows, `base:allocation`.
+
+use crate::bytes::Bytes;
+use crate::option::{name, put_reply};
+use crate::wire::{BASE_ALLOCATION, MAX_STRING, opt, rep};
+
+/// The id under which the server tells of [`BASE_ALLOCATION`].
+pub const ALLOCATION_ID: u32 = 1;
+
+/// The namespace of [`BASE_ALLOCATION`], which as a query asks for all that it has.
+const BASE: &str = "base:";
+
+/// The data of LIST_META_CONTEXT and SET_META_CONTEXT.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct MetaRequest<'a> {
+    pub(crate) name: &'a str,
+    /// As on the wire; `parse` has found it whole.
+    queries: &'a [u8],
+}
+
+impl<'a> MetaRequest<'a> {
+    /// `None` if the data is malformed: lengths that do not add up, a string that is none.
+    pub(crate) fn parse(data: &'a [u8]) -> Option<Self> {
+        let mut data = Bytes(data);
+        let len = data.u32()?;
+        let name = name(data.take(usize::try_from(len).ok()?)?)?;
+        let count = data.u32()?;
+        let queries = data.0;
+        for _ in 0..count {
+            query(&mut data)?; // takes four bytes at least, so the data bounds the count
+        }
+        data.is_empty().then_some(Self { name, queries })
+    }
+
+    /// The data, as a client sends it.
+    pub(crate) fn encode(name: &str, queries: &[&str]) -> Vec<u8> {
+        let mut data = Vec::new();
+        let mut put = |text: &str| {
+            data.extend_from_slice(&(text.len() as u32).to_be_bytes());
+            data.extend_from_slice(text.as_bytes());
+        };
+        put(name);
+        let at = 4 + name.len();
+        queries.iter().for_each(|query| put(query));
+        data.splice(at..at, (queries.len() as u32).to_be_bytes());
+        data
+    }
+
+    /// Appends the replies: the context, if it is asked for, once; returns whether it is. Queries for
+    /// anything else find nothing, which is no error.
+    pub(crate) fn answer(&self, option: u32, out: &mut Vec<u8>) -> bool {
+        let listing = option == opt::LIST_META_CONTEXT;
+        let mut rest = Bytes(self.queries);
+        let mut queries = std::iter::from_fn(|| query(&mut rest));
+        let found = if self.queries.is_empty() {
+            listing // all there is; but who chooses nothing gets nothing
+        } else {
+            queries.any(|query| query == BASE_ALLOCATION || (listing && query == BASE))
+        };
+        if found {
+            let id = if listing { 0 } else { ALLOCATION_ID }; // reserved in a list
+            let name = BASE_ALLOCATION.as_bytes();
+            put_reply(out, option, rep::META_CONTEXT, &id.to_be_bytes(), name);
+        }
+        put_reply(out, option, rep::ACK, &[], &[]);
+        found
+    }
+}
+
+fn query<'a>(data: &mut Bytes<'a>) -> Option<&'a str> {
+    let len = usize::try_from(data.u32()?).ok()?;
+    let text = std::str::from_utf8(data.take(len)?).ok()?;
+    (len <= MAX_STRING).then_some(text)
+}
+
+/// A part of an export that is in one state throughout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Length in bytes, at least 1.
+    pub len: u32,
+    /// Of [`state`](crate::wire::state).
+    pub flags: u32,
+}
+
+impl Extent {
+    /// Bytes of an extent on the wire.
+    pub const SIZE: usize = 8;
+
+    /// Writes an extent.
+    #[must_use]
+    pub fn encode(self) -> [u8; Self::SIZE] {
+        (u64::from(self.len) << 32 | u64::from(self.flags)).to_be_bytes()
+    }
+
+    /// Reads an extent.
+    #[must_use]
+    pub fn parse(bytes: [u8; Self::SIZE]) -> Self {
+        let both = u64::from_be_bytes(bytes);
+        Self { len: (both >> 32) as u32, flags: both as u32 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cut_and_every_extension_of_a_request_is_malformed() {
+        let mut data = MetaRequest::encode("disk", &["base:allocation", "", "x:y"]);
+        let whole = MetaRequest::parse(&data).expect("well formed");
+        assert_eq!((whole.name, whole.queries.len()), ("disk", 4 + 15 + 4 + 4 + 3));
+        for end in 0..data.len() {
+            assert_eq!(MetaRequest::parse(&data[..end]), None, "cut at {end}");
+        }
+        data.push(0);
+        assert_eq!(MetaRequest::parse(&data), None);
+    }
+
+    #[test]
+    fn a_count_that_the_data_does_not_bear_out_is_malformed() {
+        let mut data = MetaRequest::encode("", &["a:b"]);
+        data[4..8].fill(0xff);
+        assert_eq!(MetaRequest::parse(&data), None);
+    }
+
+    #[test]
+    fn extents_survive_the_wire() {
+        let extent = Extent { len: 0xffff_f000, flags: 3 };
+        assert_eq!(extent.encode(), *b"\xff\xff\xf0\0\0\0\0\x03");
+        assert_eq!(Extent::parse(extent.encode()), extent);
+    }
+}
