@@ -21,6 +21,7 @@ mod contexts;
 mod demo;
 mod export;
 mod extents;
+mod listeners;
 mod memory;
 mod operation;
 mod registry;
@@ -92,8 +93,9 @@ fn raise_descriptor_limit() {
 
 /// Serves the images until SIGTERM or SIGINT. SIGUSR1 prints the figures.
 fn serve(args: &Args) -> Result<(), Box<dyn Error>> {
-    if args.socket.is_none() && args.tcp.is_none() {
-        let missing = "--image needs --socket or --tcp to be reached by";
+    let handed_over = listeners::handed_over()?;
+    if args.socket.is_none() && args.tcp.is_none() && handed_over.is_empty() {
+        let missing = "--image needs --socket or --tcp, or sockets handed over, to be reached by";
         Args::command().error(ErrorKind::MissingRequiredArgument, missing).exit();
     }
     // A signal writes a byte to the pipe, whichever thread it finds.
@@ -104,7 +106,7 @@ fn serve(args: &Args) -> Result<(), Box<dyn Error>> {
     let (show, notify) = UnixStream::pair()?;
     show.set_nonblocking(true)?;
     signal_hook::low_level::pipe::register(SIGUSR1, notify)?;
-    let mut server = Server::start(args)?;
+    let mut server = Server::start(args, handed_over)?;
     let mut stdout = io::stdout().lock();
     for address in server.addresses() {
         writeln!(stdout, "listening on {address}")?;
@@ -138,7 +140,7 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
     args.size = Some(size);
     args.socket = Some(socket.clone());
     let (stop, notify) = UnixStream::pair()?;
-    let mut server = Server::start(&args)?;
+    let mut server = Server::start(&args, vec![])?;
     let client = std::thread::spawn(move || {
         let report = demo::run(&socket, &DemoOptions::default());
         drop(notify); // the other end becomes readable

@@ -1,12 +1,8 @@
 //! The server whole: listeners, workers, signals, the end.
 
-use std::fs::Permissions;
 use std::io::{self, Read};
-use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
@@ -23,6 +19,7 @@ use crate::args::Args;
 use crate::blocks::Blocks;
 use crate::contexts::{Connection, Connections};
 use crate::export::{ExportError, ExportTable};
+use crate::listeners::Listeners;
 use crate::memory::LEAST;
 use crate::registry::Registry;
 use crate::report::ServerReport;
@@ -71,8 +68,7 @@ pub(crate) struct Calls<'a> {
 pub(crate) struct Server {
     exports: Arc<ExportTable>,
     workers: Vec<Handle>,
-    unix: Option<(UnixListener, SocketFile)>,
-    tcp: Option<TcpListener>,
+    listeners: Listeners,
     connections: Arc<Connections>,
     registry: Arc<Registry>,
     max_connections: u32,
@@ -81,15 +77,6 @@ pub(crate) struct Server {
     ended: Arc<OwnedFd>,
     /// The last accept failed, and that was said.
     accept_failed: bool,
-}
-
-/// The name of a Unix socket; goes with the listener.
-struct SocketFile(PathBuf);
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0); // somebody else may have done it
-    }
 }
 
 /// Tells the main thread that a worker ends, whatever the reason.
@@ -131,17 +118,15 @@ impl Handle {
 
 impl Server {
     /// Opens the images, starts the workers, binds the listeners.
-    pub(crate) fn start(args: &Args) -> Result<Self, ServerError> {
+    ///
+    /// `handed_over` are sockets that somebody has bound for it.
+    pub(crate) fn start(args: &Args, handed_over: Vec<OwnedFd>) -> Result<Self, ServerError> {
         let exports = Arc::new(ExportTable::open(args)?);
         let max_connections = args.max_connections;
         let connections = CtxTable::builder().max_contexts(u64::from(max_connections)).build();
         let connections = Arc::new(connections.map_err(io::Error::from)?);
         let registry = Arc::new(Registry::new(&exports).map_err(io::Error::from)?);
-        let unix = match &args.socket {
-            Some(path) => Some((listen_unix(path)?, SocketFile(path.clone()))),
-            None => None,
-        };
-        let tcp = args.tcp.map(listen_tcp).transpose()?;
+        let listeners = Listeners::open(args, handed_over)?;
         let ended = eventfd()?;
         let count = args.workers.map_or_else(default_workers, |count| count as usize);
         let mut workers = Vec::with_capacity(count);
@@ -156,8 +141,7 @@ impl Server {
         Ok(Self {
             exports,
             workers,
-            unix,
-            tcp,
+            listeners,
             connections,
             registry,
             max_connections,
@@ -169,9 +153,7 @@ impl Server {
 
     /// One line per listener.
     pub(crate) fn addresses(&self) -> Vec<String> {
-        let unix = self.unix.iter().map(|(_, file)| format!("unix:{}", file.0.display()));
-        let tcp = self.tcp.iter().filter_map(|tcp| tcp.local_addr().ok());
-        unix.chain(tcp.map(|address| format!("tcp:{address}"))).collect()
+        self.listeners.addresses()
     }
 
     /// Accepts until told to stop, or a worker ends, which is an error; meanwhile calls `tick` as
@@ -188,8 +170,8 @@ impl Server {
                 PollFd::from_borrowed_fd(stop, PollFlags::IN),
                 PollFd::new(&*self.ended, PollFlags::IN),
             ];
-            fds.extend(self.unix.iter().map(|(unix, _)| PollFd::new(unix, PollFlags::IN)));
-            fds.extend(self.tcp.iter().map(|tcp| PollFd::new(tcp, PollFlags::IN)));
+            let listeners = self.listeners.fds();
+            fds.extend(listeners.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             fds.extend(show.iter().map(|show| PollFd::new(show, PollFlags::IN)));
             let left = next.map(|next| next.saturating_duration_since(Instant::now()));
             let left = left.map(|left| Timespec {
@@ -223,34 +205,21 @@ impl Server {
         }
     }
 
-    /// Takes connections that wait, from both listeners in turn.
+    /// Takes connections that wait, from each listener in turn.
     fn accept(&mut self) {
         for _ in 0..ACCEPTED_AT_ONCE {
-            let unix = self
-                .unix
-                .as_ref()
-                .map(|(unix, _)| unix.accept().and_then(|(stream, _)| nonblocking(stream.into())));
-            let tcp = self.tcp.as_ref().map(|tcp| {
-                tcp.accept().and_then(|(stream, _)| nonblocking(stream.into())).inspect(|socket| {
-                    // Without these a connection is slower, or outlives its vanished client.
-                    let _ = socket.set_tcp_nodelay(true);
-                    let _ = socket.set_keepalive(true);
-                })
-            });
-            let mut idle = true;
-            for accepted in [unix, tcp].into_iter().flatten() {
+            let accepted: Vec<_> = self.listeners.accept().collect();
+            if accepted.is_empty() {
+                return;
+            }
+            for accepted in accepted {
                 match accepted {
                     Ok(socket) => {
-                        idle = false;
                         self.accept_failed = false;
                         self.place(socket);
                     }
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(error) => self.cannot_accept(&error),
                 }
-            }
-            if idle {
-                return;
             }
         }
     }
@@ -313,7 +282,7 @@ impl Server {
 
     /// Answers what is in flight, closes the connections, makes the images durable.
     pub(crate) fn stop(mut self) -> Result<(), ServerError> {
-        drop((self.tcp.take(), self.unix.take()));
+        self.listeners = Listeners::none();
         // Who is with a worker is told by it; who is on the way to one is refused there.
         let told = self.registry.end(|client| {
             self.workers[client.worker].send(Message::End(client.id));
@@ -411,36 +380,4 @@ fn log_backend(number: usize, engine: &Engine) {
         }
     }
     info!(worker = number, backend = %engine.backend(), "worker up");
-}
-
-fn listen_unix(path: &Path) -> Result<UnixListener, ServerError> {
-    let fail = |error| ServerError::Listen { address: path.display().to_string(), error };
-    // A socket left by a server that was killed refuses connections: it may go.
-    let stale = path.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket())
-        && UnixStream::connect(path)
-            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
-    if stale {
-        std::fs::remove_file(path).map_err(fail)?;
-    }
-    // The mode must be right from the first moment on.
-    let old = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
-    let bound = UnixListener::bind(path);
-    rustix::process::umask(old);
-    let listener = bound.map_err(fail)?;
-    std::fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(fail)?;
-    listener.set_nonblocking(true).map_err(fail)?;
-    Ok(listener)
-}
-
-fn listen_tcp(address: SocketAddr) -> Result<TcpListener, ServerError> {
-    let fail = |error| ServerError::Listen { address: address.to_string(), error };
-    let listener = TcpListener::bind(address).map_err(fail)?;
-    listener.set_nonblocking(true).map_err(fail)?;
-    Ok(listener)
-}
-
-fn nonblocking(fd: OwnedFd) -> io::Result<Socket> {
-    let socket = Socket::from(fd);
-    socket.set_nonblocking(true)?;
-    Ok(socket)
 }

@@ -18,6 +18,8 @@ mod contexts;
 mod export;
 #[path = "../nbd_server/extents.rs"]
 mod extents;
+#[path = "../nbd_server/listeners.rs"]
+mod listeners;
 #[path = "../nbd_server/memory.rs"]
 mod memory;
 #[path = "../nbd_server/operation.rs"]

@@ -11,6 +11,7 @@
 //! needs (a client, root, a backend that the kernel may refuse) is looked for at run time: where
 //! it is missing the trial is shown as ignored with the reason, or fails if `OFFLOCK_REQUIRE_ALL=1`.
 
+mod activation;
 mod bad_requests;
 mod cache;
 mod client;
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
     trials.extend(handshake::trials());
     trials.extend(bad_requests::trials());
     trials.extend(startup::trials());
+    trials.extend(activation::trials());
     trials.extend(faults::trials());
     trials.extend(priorities::trials());
     trials.extend(cache::trials());

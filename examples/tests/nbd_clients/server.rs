@@ -2,6 +2,8 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -36,6 +38,7 @@ pub(crate) struct Launch<'a> {
     socket: Option<PathBuf>,
     stderr_closed: bool,
     without_uring: bool,
+    handed_over: Vec<OwnedFd>,
 }
 
 impl<'a> Launch<'a> {
@@ -63,6 +66,7 @@ impl<'a> Launch<'a> {
             socket: None,
             stderr_closed: false,
             without_uring: false,
+            handed_over: Vec::new(),
         }
     }
 
@@ -110,6 +114,16 @@ impl<'a> Launch<'a> {
         self
     }
 
+    /// Hands it listening sockets, as `systemd` does. With `pid` they are said to be for that process.
+    pub(crate) fn handed_over(mut self, sockets: Vec<OwnedFd>, pid: Option<u32>) -> Self {
+        let pid = pid.map_or("$$".to_string(), |pid| pid.to_string());
+        let count = sockets.len();
+        let script = format!("LISTEN_PID={pid} LISTEN_FDS={count} exec \"$0\" \"$@\"");
+        self.wrapper.extend(["sh", "-c", &script].map(OsString::from));
+        self.handed_over = sockets;
+        self
+    }
+
     /// Starts the process; gives it and the files of its standard output and error.
     fn spawn(&self) -> Res<(Tracked, PathBuf, PathBuf)> {
         let mut words = self.wrapper.clone();
@@ -129,6 +143,19 @@ impl<'a> Launch<'a> {
             // SAFETY: between fork and exec it makes two system calls, which neither allocate nor
             // lock, on memory that the fork copied.
             unsafe { command.pre_exec(sandbox::refuse_uring) };
+        }
+        let handed_over: Vec<_> = self.handed_over.iter().map(AsRawFd::as_raw_fd).collect();
+        if !handed_over.is_empty() {
+            let give = move || {
+                // Up first, where none of the numbers below is; there they go when the program starts.
+                for (&fd, number) in handed_over.iter().zip(1000..) {
+                    dup(fd, number, libc::O_CLOEXEC)?;
+                }
+                (0..handed_over.len() as i32).try_for_each(|nr| dup(1000 + nr, 3 + nr, 0))
+            };
+            // SAFETY: between fork and exec it makes system calls only, which neither allocate nor lock,
+            // on memory that the fork copied.
+            unsafe { command.pre_exec(give) };
         }
         Ok((self.lab.spawn(&mut command)?, stdout, stderr))
     }
@@ -163,6 +190,14 @@ impl<'a> Launch<'a> {
             Some(code) => Ok((code, log)),
             None => fail!("ended by signal {:?}\n{}", status.signal(), tail(&log, 20)),
         }
+    }
+}
+
+fn dup(from: i32, to: i32, flags: i32) -> io::Result<()> {
+    // SAFETY: dup3 takes plain numbers; what `to` was before is of a process that is about to become another.
+    match unsafe { libc::dup3(from, to, flags) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
     }
 }
 

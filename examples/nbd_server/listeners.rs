@@ -1,0 +1,182 @@
+//! Where clients connect: sockets that we bind, and those that were handed to us.
+//!
+//! Who starts the server on demand (`systemd.socket`, `systemd-socket-activate`) has bound its sockets
+//! already, and says so in the environment: `LISTEN_PID` is the process they are for, `LISTEN_FDS` how many
+//! there are, from descriptor 3 on.
+
+use std::fs::Permissions;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use socket2::{Socket, Type};
+use tracing::info;
+
+use crate::args::Args;
+use crate::server::ServerError;
+
+/// The first descriptor that is handed over.
+const FIRST: RawFd = 3;
+/// Most of them. A guess; more than anybody listens on.
+const MOST: RawFd = 256;
+
+/// Sockets of which connections are accepted.
+pub(crate) struct Listeners(Vec<Listener>);
+
+struct Listener {
+    socket: Socket,
+    /// Its name, if we made it.
+    _file: Option<SocketFile>,
+    address: String,
+    tcp: bool,
+}
+
+/// The name of a Unix socket; goes with the listener.
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0); // somebody else may have done it
+    }
+}
+
+impl Listeners {
+    /// Those that were handed over, then those that the command line asks for.
+    pub(crate) fn open(args: &Args, handed_over: Vec<OwnedFd>) -> Result<Self, ServerError> {
+        let mut all = Vec::new();
+        for (fd, number) in handed_over.into_iter().zip(FIRST..) {
+            all.push(Listener::from_fd(fd, number)?);
+        }
+        if let Some(path) = &args.socket {
+            let socket = listen_unix(path)?;
+            let address = format!("unix:{}", path.display());
+            let file = Some(SocketFile(path.clone()));
+            all.push(Listener { socket, _file: file, address, tcp: false });
+        }
+        if let Some(address) = args.tcp {
+            let socket = listen_tcp(address)?;
+            let address = address_of(&socket)?;
+            all.push(Listener { socket, _file: None, address, tcp: true });
+        }
+        Ok(Self(all))
+    }
+
+    pub(crate) fn none() -> Self {
+        Self(Vec::new())
+    }
+
+    /// One line for each.
+    pub(crate) fn addresses(&self) -> Vec<String> {
+        self.0.iter().map(|listener| listener.address.clone()).collect()
+    }
+
+    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.0.iter().map(|listener| listener.socket.as_fd())
+    }
+
+    /// One connection of each that has one; it does not block.
+    pub(crate) fn accept(&self) -> impl Iterator<Item = io::Result<Socket>> {
+        self.0.iter().filter_map(|listener| match listener.accept() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+            accepted => Some(accepted),
+        })
+    }
+}
+
+impl Listener {
+    /// A socket that was handed over. It must be one on which the server can accept streams.
+    fn from_fd(fd: OwnedFd, number: RawFd) -> Result<Self, ServerError> {
+        let fail = |error| ServerError::Listen { address: format!("descriptor {number}"), error };
+        let socket = Socket::from(fd);
+        let listens = socket.is_listener().map_err(fail)?; // fails if it is no socket
+        if !listens || socket.r#type().map_err(fail)? != Type::STREAM {
+            return Err(fail(io::Error::other("it is not a listening stream socket")));
+        }
+        let address = address_of(&socket).map_err(fail)?;
+        // It is ours alone: who handed it over does not accept meanwhile.
+        socket.set_nonblocking(true).and_then(|()| socket.set_cloexec(true)).map_err(fail)?;
+        let tcp = socket.local_addr().is_ok_and(|address| !address.is_unix());
+        Ok(Self { socket, _file: None, address, tcp })
+    }
+
+    fn accept(&self) -> io::Result<Socket> {
+        let (socket, _) = self.socket.accept()?;
+        socket.set_nonblocking(true)?;
+        if self.tcp {
+            // Without these a connection is slower, or outlives its vanished client.
+            let _ = socket.set_tcp_nodelay(true);
+            let _ = socket.set_keepalive(true);
+        }
+        Ok(socket)
+    }
+}
+
+/// The sockets that were handed to this process. To be called once, before it opens descriptors of its
+/// own; what the environment says for another process is not for us.
+pub(crate) fn handed_over() -> Result<Vec<OwnedFd>, ServerError> {
+    let said = |name: &str| std::env::var(name).ok();
+    let mine = said("LISTEN_PID").is_some_and(|pid| pid.parse() == Ok(std::process::id()));
+    if !mine {
+        if let Some(pid) = said("LISTEN_PID") {
+            info!(pid, "sockets were handed to another process");
+        }
+        return Ok(vec![]);
+    }
+    let count = said("LISTEN_FDS").unwrap_or_default();
+    let fail = |error| ServerError::Listen { address: format!("LISTEN_FDS={count}"), error };
+    let number = count.parse().ok().filter(|number| (0..=MOST).contains(number));
+    let number: RawFd = number.ok_or_else(|| fail(io::Error::other("not a number of sockets")))?;
+    let mut fds = Vec::new();
+    for raw in FIRST..FIRST + number {
+        // SAFETY: fcntl takes plain numbers, and asks only whether the descriptor is open.
+        if unsafe { libc::fcntl(raw, libc::F_GETFD) } < 0 {
+            return Err(fail(io::Error::other(format!("descriptor {raw} is not open"))));
+        }
+        // SAFETY: it is open, and was handed to this process by its number, so nothing else here owns
+        // it: this function is called once, before anything is opened.
+        fds.push(unsafe { OwnedFd::from_raw_fd(raw) });
+    }
+    Ok(fds)
+}
+
+fn address_of(socket: &Socket) -> io::Result<String> {
+    let address = socket.local_addr()?;
+    Ok(match (address.as_socket(), address.as_pathname()) {
+        (Some(address), _) => format!("tcp:{address}"),
+        (None, Some(path)) => format!("unix:{}", path.display()),
+        (None, None) => match address.as_abstract_namespace() {
+            Some(name) => format!("unix:@{}", String::from_utf8_lossy(name)),
+            None => "unix:".into(),
+        },
+    })
+}
+
+/// A Unix socket that only its owner may connect to. What a server that was killed has left is replaced.
+pub(crate) fn listen_unix(path: &Path) -> Result<Socket, ServerError> {
+    let fail = |error| ServerError::Listen { address: path.display().to_string(), error };
+    // A socket left by a server that was killed refuses connections: it may go.
+    let stale = path.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket())
+        && UnixStream::connect(path)
+            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+    if stale {
+        std::fs::remove_file(path).map_err(fail)?;
+    }
+    // The mode must be right from the first moment on.
+    let old = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+    let bound = UnixListener::bind(path);
+    rustix::process::umask(old);
+    let listener = bound.map_err(fail)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(fail)?;
+    listener.set_nonblocking(true).map_err(fail)?;
+    Ok(listener.into())
+}
+
+fn listen_tcp(address: SocketAddr) -> Result<Socket, ServerError> {
+    let fail = |error| ServerError::Listen { address: address.to_string(), error };
+    let listener = TcpListener::bind(address).map_err(fail)?;
+    listener.set_nonblocking(true).map_err(fail)?;
+    Ok(listener.into())
+}

@@ -1,0 +1,107 @@
+//! Sockets that somebody else has bound, and hands to the server when it starts.
+
+use std::net::{TcpListener, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::process;
+
+use libtest_mimic::Trial;
+
+use crate::client::{Client, MIB};
+use crate::image;
+use crate::lab::{Lab, Res, check, trial};
+use crate::server::Launch;
+
+pub(crate) fn trials() -> Vec<Trial> {
+    vec![
+        trial("activation/several_sockets", &[], several),
+        trial("activation/a_client_that_came_first", &[], came_first),
+        trial("activation/sockets_of_another_process", &[], of_another),
+        trial("activation/what_is_no_listening_socket", &[], no_listeners),
+    ]
+}
+
+fn launch(lab: &Lab) -> Res<Launch<'_>> {
+    let image = lab.path("a.img");
+    image::sparse(&image, MIB)?;
+    Ok(Launch::bare(lab).arg("--backend").arg("threads").image(&image))
+}
+
+fn works(client: Res<Client>) -> Res {
+    let mut client = client?;
+    client.greet()?;
+    client.go("vol")?;
+    client.write(4096, &[3; 512], 0)?.ok("write")?;
+    check!(client.read(4096, 512)? == Ok(vec![3; 512]), "other bytes came back");
+    client.disconnect()
+}
+
+/// Two that were handed over, of both kinds, beside one of its own; the names of those it did not make stay.
+fn several(lab: &Lab) -> Res {
+    let (path, own) = (lab.path("given"), lab.path("s"));
+    let unix = UnixListener::bind(&path)?;
+    let tcp = TcpListener::bind("127.0.0.1:0")?;
+    let address = tcp.local_addr()?.to_string();
+    let sockets = vec![OwnedFd::from(unix), OwnedFd::from(tcp)];
+    let server = launch(lab)?.on_socket("s").handed_over(sockets, None).start()?;
+    let wanted = [
+        format!("unix:{}", path.display()),
+        format!("tcp:{address}"),
+        format!("unix:{}", own.display()),
+    ];
+    check!(server.listeners == wanted, "it listens on {:?}", server.listeners);
+    works(Client::connect(&path))?;
+    works(Client::connect_tcp(&address))?;
+    works(Client::connect(&own))?;
+    server.stop()?;
+    check!(
+        path.exists() && !own.exists(),
+        "it removed a name that is not its own, or left its own"
+    );
+    Ok(())
+}
+
+/// The client connects before there is a server, which needs no socket of its own then.
+fn came_first(lab: &Lab) -> Res {
+    let path = lab.path("given");
+    let unix = UnixListener::bind(&path)?;
+    let client = Client::connect(&path);
+    let server = launch(lab)?.handed_over(vec![unix.into()], None).start()?;
+    works(client)?;
+    server.stop()
+}
+
+/// What is in the environment for another process is not looked at.
+fn of_another(lab: &Lab) -> Res {
+    let path = lab.path("given");
+    let unix = UnixListener::bind(&path)?;
+    let sockets = vec![OwnedFd::from(unix)];
+    let server = launch(lab)?.on_socket("s").handed_over(sockets, Some(process::id())).start()?;
+    check!(server.listeners.len() == 1, "it listens on {:?}", server.listeners);
+    works(server.connect())?;
+    server.stop()?;
+    // And is no socket to be reached by.
+    let sockets = vec![OwnedFd::from(UnixListener::bind(lab.path("other"))?)];
+    let (code, log) = launch(lab)?.handed_over(sockets, Some(1)).start_refused()?;
+    check!(code == 2 && log.contains("--socket"), "exit code {code}:\n{log}");
+    Ok(())
+}
+
+fn no_listeners(lab: &Lab) -> Res {
+    let udp = UdpSocket::bind("127.0.0.1:0")?;
+    let unbound = std::os::unix::net::UnixStream::pair()?.0;
+    let file = std::fs::File::create(lab.path("f"))?;
+    let bad = [OwnedFd::from(udp), OwnedFd::from(unbound), OwnedFd::from(file)];
+    for (nr, bad) in bad.into_iter().enumerate() {
+        let good = UnixListener::bind(lab.path(&format!("good-{nr}")))?;
+        let sockets = vec![OwnedFd::from(good), bad];
+        let (code, log) = launch(lab)?.handed_over(sockets, None).start_refused()?;
+        check!(code == 1 && log.contains("descriptor 4"), "{nr}: exit code {code}:\n{log}");
+        check!(!log.contains("panicked"), "{log}");
+    }
+    // Fewer than were announced.
+    let script = "LISTEN_PID=$$ LISTEN_FDS=200 exec \"$0\" \"$@\"";
+    let (code, log) = launch(lab)?.through(["sh", "-c", script]).start_refused()?;
+    check!(code == 1 && log.contains("LISTEN_FDS=200"), "exit code {code}:\n{log}");
+    Ok(())
+}
