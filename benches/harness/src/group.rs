@@ -241,8 +241,10 @@ fn work(
     let mut bodies: Vec<Option<Body<'_>>> = cases.iter().map(|_| None).collect();
     while let Ok(order) = inbox.recv() {
         let case = &cases[order.case];
+        let ready = Ready(&order.ready);
         let body = bodies[order.case].get_or_insert_with(|| (case.make)(thread));
         body(order.chunk); // warm up: the caches still hold what the case before left there
+        drop(ready);
         meet(&order.ready, case.threads);
         let span = measure(body, &order);
         if outbox.send(span).is_err() {
@@ -251,11 +253,20 @@ fn work(
     }
 }
 
-/// Waits until all `threads` are here.
+/// Counts this thread as ready when it is dropped: also in a panic, or the others would wait for ever.
+struct Ready<'a>(&'a AtomicUsize);
+
+impl Drop for Ready<'_> {
+    fn drop(&mut self) {
+        // Ordering: Relaxed; the count only lines up the starts, it publishes nothing.
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Waits until all `threads` are ready.
 fn meet(ready: &AtomicUsize, threads: usize) {
-    // Ordering: Relaxed; the count only lines up the starts, it publishes nothing.
-    ready.fetch_add(1, Ordering::Relaxed);
     let mut spins = 0_u32;
+    // Ordering: Relaxed; see `Ready`.
     while ready.load(Ordering::Relaxed) < threads {
         spins += 1;
         if spins.is_multiple_of(1024) {
@@ -379,9 +390,12 @@ mod tests {
 
     #[test]
     fn a_panic_in_an_operation_ends_the_group() {
-        let group = Group::new("g")
-            .case(Case::new("bad", 2, |thread| move |i| assert!(thread == 0 || i < 3, "planted")));
-        let run = catch_unwind(AssertUnwindSafe(|| group.run(&plan(50))));
-        assert!(run.is_err());
+        // In the first operation of all, and later.
+        for good in [0, 3] {
+            let bad = move |thread| move |i| assert!(thread == 0 || i < good, "planted");
+            let group = Group::new("g").case(Case::new("bad", 2, bad));
+            let run = catch_unwind(AssertUnwindSafe(|| group.run(&plan(50))));
+            assert!(run.is_err());
+        }
     }
 }
