@@ -439,22 +439,3 @@ fn inv10_an_invalidated_buffer_is_found_behind_those_in_use() {
         assert!(disk.claim(3).unwrap().is_some(), "{free}");
     }
 }
-
-/// Also where it had no buffers any more, and was kept for others to come.
-#[test]
-fn a_smaller_cache_gives_back_what_was_evicted_before() {
-    const BYTES: usize = 64 << 20;
-    let cache = Cache::new(BYTES).unwrap();
-    let disk = cache.attach(Numbered::new(1 << 20), SIZE).unwrap();
-    (0..(BYTES / SIZE) as u64).for_each(|block| drop(disk.get(block).unwrap()));
-    assert_eq!(cache.shrink(usize::MAX), Ok(BYTES / SIZE));
-    let before = resident();
-    cache.resize(1 << 20).unwrap();
-    // Other tests take some meanwhile.
-    assert!(resident() + BYTES / 2 < before, "{before} bytes, and {} after", resident());
-}
-
-fn resident() -> usize {
-    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
-    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
-}

@@ -1,14 +1,19 @@
 //! Loads that go on while their requester does something else: tasks, engines, readahead.
 
+#[path = "common/block_on.rs"]
+mod block_on;
+#[path = "common/rings.rs"]
+mod rings;
+
 use std::future::Future;
 use std::io::{self, Write};
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc;
 use std::sync::{Arc, Barrier, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use aio_reap::Engine;
@@ -17,37 +22,21 @@ use bufcache::{
     lend_engine,
 };
 
+use block_on::block_on;
+use rings::Rings;
+
 const SIZE: usize = 4096;
-
-struct Unpark(Thread, AtomicUsize);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.1.fetch_add(1, Relaxed);
-        self.0.unpark();
-    }
-}
-
-fn block_on<F: Future>(future: F) -> F::Output {
-    let waker = Waker::from(Arc::new(Unpark(thread::current(), AtomicUsize::new(0))));
-    let mut context = Context::from_waker(&waker);
-    let mut future = pin!(future);
-    loop {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
-            return output;
-        }
-        thread::park();
-    }
-}
+/// A guess: much longer than anything takes that is waited for.
+const LONG: Duration = Duration::from_secs(60);
 
 /// Runs it in a thread of its own, and fails if it does not end.
-fn within_ten_seconds(what: &str, work: impl FnOnce() + Send + 'static) {
+fn in_time(what: &str, work: impl FnOnce() + Send + 'static) {
     let (done, ended) = mpsc::channel();
     let thread = thread::spawn(move || {
         work();
         let _ = done.send(());
     });
-    match ended.recv_timeout(Duration::from_secs(10)) {
+    match ended.recv_timeout(LONG) {
         Err(mpsc::RecvTimeoutError::Timeout) => panic!("{what}: it waits for ever"),
         _ => thread.join().unwrap(),
     }
@@ -67,7 +56,7 @@ impl Kept {
             if let Some(load) = self.loads.lock().unwrap().pop() {
                 return load;
             }
-            assert!(start.elapsed() < Duration::from_secs(10), "no load was begun");
+            assert!(start.elapsed() < LONG, "no load was begun");
             thread::yield_now();
         }
     }
@@ -110,7 +99,7 @@ fn kept(buffers: usize) -> (Arc<Kept>, Cache, bufcache::Device) {
 
 #[test]
 fn inv02_threads_and_tasks_that_miss_one_block_share_one_load() {
-    within_ten_seconds("a load", || {
+    in_time("a load", || {
         let (device, cache, disk) = kept(8);
         let start = Barrier::new(7);
         thread::scope(|scope| {
@@ -137,8 +126,8 @@ fn inv02_threads_and_tasks_that_miss_one_block_share_one_load() {
 #[test]
 fn a_task_is_woken_once_its_block_is_there() {
     let (device, _cache, disk) = kept(8);
-    let unpark = Arc::new(Unpark(thread::current(), AtomicUsize::new(0)));
-    let waker = Waker::from(Arc::clone(&unpark));
+    let rings = Arc::new(Rings::default());
+    let waker = Waker::from(Arc::clone(&rings));
     let mut context = Context::from_waker(&waker);
     let mut one = pin!(disk.get_async(1));
     let mut two = pin!(disk.get_async(2));
@@ -147,7 +136,7 @@ fn a_task_is_woken_once_its_block_is_there() {
         assert!(two.as_mut().poll(&mut context).is_pending());
     }
     fill(device.take()); // of block 2
-    assert_eq!(unpark.1.load(Relaxed), 1);
+    assert_eq!(rings.0.load(Relaxed), 1);
     let Poll::Ready(Ok(pin)) = two.as_mut().poll(&mut context) else { panic!("it is there") };
     assert!(one.as_mut().poll(&mut context).is_pending());
     assert_eq!((pin.len(), pin[0]), (SIZE, 2));
@@ -182,7 +171,7 @@ fn a_load_goes_on_when_its_requester_is_gone() {
 
 #[test]
 fn inv12_a_load_that_nobody_ends_fails_and_is_tried_again() {
-    within_ten_seconds("a load that is dropped", || {
+    in_time("a load that is dropped", || {
         let (device, _cache, disk) = kept(2);
         thread::scope(|scope| {
             let get = scope.spawn(|| disk.get(9).map(|guard| guard[0]));
@@ -272,7 +261,7 @@ fn a_thread_reads_by_the_engine_it_has_lent_and_without_one_by_itself() {
 
 #[test]
 fn loads_that_are_crossed_end_whatever_plugs_their_threads_hold() {
-    within_ten_seconds("crossed loads", || {
+    in_time("crossed loads", || {
         let cache = Cache::new(128 * SIZE).unwrap();
         let disk = cache.attach(EngineDevice::new(file()).unwrap(), SIZE).unwrap();
         for round in 0..200 {
@@ -306,7 +295,7 @@ fn loads_that_are_crossed_end_whatever_plugs_their_threads_hold() {
 
 #[test]
 fn an_engine_without_room_leaves_a_read_to_the_cache() {
-    within_ten_seconds("a full engine", || {
+    in_time("a full engine", || {
         let cache = Cache::new(128 * SIZE).unwrap();
         let disk = cache.attach(EngineDevice::new(file()).unwrap(), SIZE).unwrap();
         let engine = Rc::new(Engine::builder().depth(2).capacity(2).build().unwrap());
@@ -340,7 +329,7 @@ fn an_engine_that_ends_delivers_what_was_begun() {
 
 #[test]
 fn a_thread_invalidates_what_is_in_its_own_engine() {
-    within_ten_seconds("invalidating", || {
+    in_time("invalidating", || {
         let cache = Cache::new(128 * SIZE).unwrap();
         let disk = cache.attach(EngineDevice::new(file()).unwrap(), SIZE).unwrap();
         let engine = Rc::new(Engine::new().unwrap());
@@ -355,7 +344,7 @@ fn a_thread_invalidates_what_is_in_its_own_engine() {
 
 #[test]
 fn buffers_that_its_own_engine_fills_are_waited_for() {
-    within_ten_seconds("a buffer", || {
+    in_time("a buffer", || {
         let patience = Duration::from_secs(5);
         let cache = Cache::builder(8 * SIZE).patience(patience).build().unwrap();
         let disk = cache.attach(EngineDevice::new(file()).unwrap(), SIZE).unwrap();
@@ -380,13 +369,13 @@ impl Wake for Panics {
 fn a_waker_that_panics_keeps_nobody_from_being_woken() {
     let (kept, cache, disk) = kept(8);
     let panics = Waker::from(Arc::new(Panics));
-    let woken = Arc::new(Unpark(thread::current(), AtomicUsize::new(0)));
+    let woken = Arc::new(Rings::default());
     let mut tasks = [1, 1].map(|block| Box::pin(disk.get_async(block)));
     for (task, waker) in tasks.iter_mut().zip([panics.clone(), Waker::from(Arc::clone(&woken))]) {
         assert!(task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     }
     fill(kept.take());
-    assert_eq!(woken.1.load(Relaxed), 1);
+    assert_eq!(woken.0.load(Relaxed), 1);
     // Nor does it end the thread that reads for tasks: the device blocks.
     let slow = FaultDevice::new(MemoryDevice::new(vec![7; 8 * SIZE]));
     slow.inject(Operation::Read, .., Fault::Delay(Duration::from_millis(20)));
@@ -394,7 +383,7 @@ fn a_waker_that_panics_keeps_nobody_from_being_woken() {
     for block in 0..3 {
         let mut task = Box::pin(disk.get_async(block));
         assert!(task.as_mut().poll(&mut Context::from_waker(&panics)).is_pending());
-        within_ten_seconds("a read after a panic", {
+        in_time("a read after a panic", {
             let disk = disk.clone();
             move || drop(block_on(disk.get_async(block)).unwrap())
         });
@@ -405,8 +394,7 @@ fn a_waker_that_panics_keeps_nobody_from_being_woken() {
 fn the_waker_of_a_task_that_is_gone_goes_with_its_load() {
     let (kept, _cache, disk) = kept(8);
     for fails in [false, true] {
-        let wakers: Vec<_> =
-            (0..10).map(|_| Arc::new(Unpark(thread::current(), AtomicUsize::new(0)))).collect();
+        let wakers: Vec<_> = (0..10).map(|_| Arc::new(Rings::default())).collect();
         for waker in &wakers {
             let mut task = Box::pin(disk.get_async(u64::from(fails)));
             let waker = Waker::from(Arc::clone(waker));

@@ -8,9 +8,12 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use bufcache::{AttachOptions, FaultDevice, MemoryDevice, Wal, WriteError};
+use bufcache::{AttachOptions, Device, FaultDevice, MemoryDevice, Wal, WriteError};
 
-use disk::{SIZE, fill, new, on_disk, with};
+use disk::{SIZE, fill, new, on_disk, patient, with};
+
+/// The patience of who is to be refused.
+const SHORT: Duration = Duration::from_millis(300);
 
 /// A log that is durable up to what it was flushed to, and tells when that was too late.
 struct Log {
@@ -81,15 +84,21 @@ fn inv16_a_buffer_forgets_the_log_of_another_block() {
 
 #[test]
 fn inv16_a_block_that_is_held_back_waits() {
-    let (_cache, device, disk) = new();
-    let mut guard = device.get_mut(1).unwrap();
-    guard.fill(2);
-    let hold = guard.hold_back();
-    drop(guard);
+    let held = |device: &Device| {
+        let mut guard = device.get_mut(1).unwrap();
+        guard.fill(2);
+        guard.hold_back()
+    };
+    let (_cache, device, disk) = patient(SHORT, 16, AttachOptions::new(SIZE));
+    let hold = held(&device);
     fill(&device, 2, 2);
     assert_eq!(device.sync().unwrap_err(), WriteError::Busy { block: 1 });
     assert_eq!([1, 2].map(|block| on_disk(&disk, block)), [1, 2]);
     fill(&device, 1, 3); // not against readers and writers
+    drop(hold);
+    let (_cache, device, disk) = new();
+    let hold = held(&device);
+    fill(&device, 1, 3);
     thread::scope(|scope| {
         let sync = scope.spawn(|| device.sync());
         thread::sleep(Duration::from_millis(30));

@@ -6,6 +6,7 @@ mod disk;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use bufcache::{
     AttachOptions, BlockDevice, Cache, Fault, FaultDevice, GetError, MemoryDevice, Operation,
@@ -179,7 +180,8 @@ fn zeros_by_the_device_alone_dirty_nothing() {
 #[test]
 fn a_read_past_the_cache_sees_what_was_told_before_it_began() {
     const BLOCKS: u64 = 8;
-    let cache = Cache::builder(4 * SIZE).block_sizes(SIZE, SIZE).build().unwrap();
+    const LONG: Duration = Duration::from_secs(60);
+    let cache = Cache::builder(4 * SIZE).block_sizes(SIZE, SIZE).patience(LONG).build().unwrap();
     let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; BLOCKS as usize * SIZE])));
     let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();
     let told: Vec<AtomicU64> = (0..BLOCKS).map(|_| AtomicU64::new(0)).collect();
@@ -187,9 +189,15 @@ fn a_read_past_the_cache_sees_what_was_told_before_it_began() {
     let value = |bytes: &[u8]| u64::from_le_bytes(bytes[..8].try_into().unwrap());
     thread::scope(|scope| {
         for writer in 0..2 {
-            let (device, told, stop) = (device.clone(), &told, &stop);
+            let (device, told, stop, reads) = (device.clone(), &told, &stop, &reads);
             scope.spawn(move || {
-                for round in 1_u64..2_000 {
+                let began = Instant::now();
+                for round in 1_u64.. {
+                    // On a busy machine the readers may not have had their turns yet.
+                    let enough = reads.load(Ordering::Relaxed) > 0 || began.elapsed() > LONG;
+                    if round >= 2_000 && enough {
+                        break;
+                    }
                     // Each has half of the blocks.
                     let block = round % (BLOCKS / 2) + writer * BLOCKS / 2;
                     let bytes = round.to_le_bytes().repeat(SIZE / 8);

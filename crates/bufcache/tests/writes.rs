@@ -1,5 +1,7 @@
 //! Blocks that are written: what is dirty, what is durable, and who waits for whom.
 
+#[path = "common/block_on.rs"]
+mod block_on;
 #[path = "common/disk.rs"]
 mod disk;
 
@@ -13,7 +15,11 @@ use bufcache::{
     Outcome, WriteError,
 };
 
-use disk::{SIZE, fill, new, on_disk, with};
+use block_on::block_on;
+use disk::{SIZE, fill, new, on_disk, patient, with};
+
+/// The patience of who is to be refused.
+const SHORT: Duration = Duration::from_millis(300);
 
 #[test]
 fn what_is_written_is_read_and_comes_to_the_device_by_a_sync() {
@@ -91,24 +97,6 @@ fn tasks_wait_for_writers_too() {
     assert_eq!(guard, 2);
 }
 
-fn block_on<F: Future>(future: F) -> F::Output {
-    struct Unpark(thread::Thread);
-    impl std::task::Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Arc::new(Unpark(thread::current())).into();
-    let mut context = std::task::Context::from_waker(&waker);
-    let mut future = std::pin::pin!(future);
-    loop {
-        if let std::task::Poll::Ready(output) = future.as_mut().poll(&mut context) {
-            return output;
-        }
-        thread::park();
-    }
-}
-
 #[test]
 fn who_would_wait_for_himself_is_told() {
     let (_cache, device, _disk) = new();
@@ -130,21 +118,21 @@ fn who_would_wait_for_himself_is_told() {
 
 #[test]
 fn inv07_who_would_wait_for_a_buffer_to_write_is_told_so() {
-    let (cache, device, _disk) = new();
+    let (cache, device, _disk) = patient(SHORT, 16, AttachOptions::new(SIZE));
     assert_eq!(device.try_get_mut(1).unwrap_err(), GetError::WouldBlock, "not there");
     let pin = device.get(1).unwrap().pin().unwrap();
     assert_eq!(device.try_get_mut(1).unwrap_err(), GetError::WouldBlock);
     let began = Instant::now();
     assert_eq!(device.get_mut(1).unwrap_err(), GetError::Busy);
-    assert!(began.elapsed() >= Duration::from_millis(300));
+    assert!(began.elapsed() >= SHORT);
     drop(pin);
     thread::scope(|scope| {
         let read = device.get(1).unwrap();
-        scope.spawn(|| {
+        let other = scope.spawn(|| {
             assert_eq!(device.try_get_mut(1).unwrap_err(), GetError::WouldBlock);
             assert_eq!(device.get_mut(1).unwrap_err(), GetError::Busy);
         });
-        thread::sleep(Duration::from_millis(400));
+        other.join().unwrap();
         drop(read);
     });
     device.try_get_mut(1).unwrap().fill(2);
@@ -213,22 +201,35 @@ fn inv17_a_failed_write_stays_dirty_and_is_told_once_to_each_handle() {
 
 #[test]
 fn inv17_a_block_that_is_dirtied_during_its_write_back_is_written_again() {
+    // On a machine that stands still for a moment, the write is over before anybody looks.
+    assert!((0..100).any(|_| dirtied_during_its_write_back()), "it is never in time");
+}
+
+/// Whether it was looked at before the write was over.
+fn dirtied_during_its_write_back() -> bool {
     let (_cache, device, disk) = new();
     fill(&device, 1, 2);
     disk.inject_next(Operation::Write, Fault::Delay(Duration::from_millis(80)));
-    thread::scope(|scope| {
+    let in_time = thread::scope(|scope| {
         let flush = scope.spawn(|| device.flush());
         while disk.count(Operation::Write) == 0 {
             thread::yield_now();
         }
-        assert_eq!(device.get(1).unwrap()[0], 2, "it is read meanwhile");
-        assert_eq!(device.try_get_mut(1).unwrap_err(), GetError::WouldBlock);
+        let read = device.get(1).unwrap()[0];
+        let refused = device.try_get_mut(1).err();
+        let in_time = on_disk(&disk, 1) == 1;
+        if in_time {
+            assert_eq!(read, 2, "it is read meanwhile");
+            assert_eq!(refused, Some(GetError::WouldBlock));
+        }
         fill(&device, 1, 3); // waits for the device
         assert_eq!(on_disk(&disk, 1), 2);
         flush.join().unwrap().unwrap();
+        in_time
     });
     device.sync().unwrap();
     assert_eq!(on_disk(&disk, 1), 3);
+    in_time
 }
 
 #[test]
@@ -304,7 +305,7 @@ fn inv12_what_is_refused_before_a_write_is_not_written() {
 
 #[test]
 fn inv19_dirty_buffers_are_written_when_their_memory_is_needed() {
-    let (cache, device, disk) = new();
+    let (cache, device, disk) = patient(SHORT, 16, AttachOptions::new(SIZE));
     for block in 0..60 {
         fill(&device, block, 2);
     }
@@ -320,7 +321,7 @@ fn inv19_dirty_buffers_are_written_when_their_memory_is_needed() {
         written += 1;
     };
     assert_eq!(refused, GetError::NoFreeBuffers);
-    assert!(began.elapsed() < Duration::from_secs(20));
+    assert!(began.elapsed() < Duration::from_secs(60));
     disk.heal();
     assert!(device.sync().is_err_and(|error| matches!(error, WriteError::Earlier { .. })));
     assert_eq!(cache.stats().unwrap().dirty, 0);
@@ -378,10 +379,10 @@ fn the_cleaner_writes_what_is_old_and_what_is_too_much() {
     let cache = builder.write_back_after(Duration::from_millis(100)).build().unwrap();
     let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; SIZE * 64])));
     let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();
-    fill(&device, 1, 2);
     let began = Instant::now();
+    fill(&device, 1, 2);
     while on_disk(&disk, 1) != 2 {
-        assert!(began.elapsed() < Duration::from_secs(20));
+        assert!(began.elapsed() < Duration::from_secs(60));
         thread::sleep(Duration::from_millis(5));
     }
     assert!(began.elapsed() >= Duration::from_millis(100));

@@ -9,11 +9,23 @@ pub(crate) const SIZE: usize = 512;
 
 pub(crate) type Disk = Arc<FaultDevice<MemoryDevice>>;
 
+/// A guess: much longer than anything takes that is waited for.
+const LONG: Duration = Duration::from_secs(60);
+
 /// A cache of so many blocks, whose cleaner does nothing by itself, and a device of 64.
 pub(crate) fn with(blocks: usize, options: AttachOptions) -> (Cache, Device, Disk) {
+    patient(LONG, blocks, options)
+}
+
+/// [`with`] a patience.
+pub(crate) fn patient(
+    time: Duration,
+    blocks: usize,
+    options: AttachOptions,
+) -> (Cache, Device, Disk) {
     let builder = Cache::builder(blocks * SIZE).block_sizes(SIZE, SIZE);
     let builder = builder.write_back_after(Duration::from_secs(3600)).dirty_limits(100, 100);
-    let cache = builder.patience(Duration::from_millis(300)).build().unwrap();
+    let cache = builder.patience(time).build().unwrap();
     let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; SIZE * 64])));
     let device = cache.attach_with(Arc::clone(&disk), options.on_loss(|_| {})).unwrap();
     (cache, device, disk)
