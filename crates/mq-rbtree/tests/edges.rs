@@ -48,36 +48,55 @@ fn inv07_a_receiver_does_not_wait_beside_a_thread_that_waits_to_send() {
 /// A message was promised to a task that does not look: whoever waits behind it gets it at its deadline.
 #[test]
 fn inv09_a_receive_does_not_time_out_beside_a_message() {
-    let queue: Queue<u32> = Queue::new(4).unwrap();
-    let mut cx = Context::from_waker(Waker::noop());
-    let mut idle = pin!(queue.receive_async());
-    assert!(idle.as_mut().poll(&mut cx).is_pending());
-    thread::scope(|scope| {
-        let receiver = scope.spawn(|| queue.receive_with(soon()));
-        wait_until(|| waiting(&queue).1 == 2);
-        queue.send(1, 0).unwrap();
-        assert_eq!(receiver.join().unwrap(), Ok((1, 0)));
+    sooner_or_later(|| {
+        let queue: Queue<u32> = Queue::new(4).unwrap();
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut idle = pin!(queue.receive_async());
+        assert!(idle.as_mut().poll(&mut cx).is_pending());
+        let got = thread::scope(|scope| {
+            let receiver = scope.spawn(|| queue.receive_with(soon()));
+            wait_until(|| waiting(&queue).1 == 2 || receiver.is_finished());
+            queue.send(1, 0).unwrap();
+            receiver.join().unwrap()
+        });
+        if got == Err(ReceiveError::Timeout) {
+            return false;
+        }
+        assert_eq!((got, queue.stats().unwrap().timeouts), (Ok((1, 0)), 0));
+        assert!(idle.as_mut().poll(&mut cx).is_pending());
+        true
     });
-    assert_eq!(queue.stats().unwrap().timeouts, 0);
-    assert!(idle.as_mut().poll(&mut cx).is_pending());
 }
 
 /// The same for room; the future that was promised it is forgotten.
 #[test]
 fn inv09_a_send_does_not_time_out_beside_room() {
-    let queue: Queue<u32> = Queue::new(1).unwrap();
-    let mut cx = Context::from_waker(Waker::noop());
-    queue.send(1, 0).unwrap();
-    let mut forgotten = Box::pin(queue.send_async(2, 0));
-    assert!(forgotten.as_mut().poll(&mut cx).is_pending());
-    std::mem::forget(forgotten);
-    thread::scope(|scope| {
-        let sender = scope.spawn(|| queue.send_with(3, 0, soon()).map_err(|error| error.reason));
-        wait_until(|| waiting(&queue).0 == 2);
-        assert_eq!(queue.try_receive(), Ok((1, 0)));
-        assert_eq!(sender.join().unwrap(), Ok(()));
+    sooner_or_later(|| {
+        let queue: Queue<u32> = Queue::new(1).unwrap();
+        let mut cx = Context::from_waker(Waker::noop());
+        queue.send(1, 0).unwrap();
+        let mut forgotten = Box::pin(queue.send_async(2, 0));
+        assert!(forgotten.as_mut().poll(&mut cx).is_pending());
+        std::mem::forget(forgotten);
+        let sent = thread::scope(|scope| {
+            let sender =
+                scope.spawn(|| queue.send_with(3, 0, soon()).map_err(|error| error.reason));
+            wait_until(|| waiting(&queue).0 == 2 || sender.is_finished());
+            assert_eq!(queue.try_receive(), Ok((1, 0)));
+            sender.join().unwrap()
+        });
+        if sent == Err(SendRefused::Timeout) {
+            return false;
+        }
+        assert_eq!((sent, queue.receive()), (Ok(()), Ok((3, 0))));
+        true
     });
-    assert_eq!(queue.receive(), Ok((3, 0)));
+}
+
+/// Tries it until it was in time, as it says: on a machine that stands still for a moment, a deadline
+/// passes before there is anything beside it.
+fn sooner_or_later(try_it: impl Fn() -> bool) {
+    assert!((0..20).any(|_| try_it()), "it is never in time");
 }
 
 /// Receives in the middle of a close: the first section of it wakes four tasks.
