@@ -44,7 +44,7 @@ pub(crate) enum Class {
 }
 
 impl Class {
-    const ALL: [Self; CLASSES] =
+    pub(crate) const ALL: [Self; CLASSES] =
         [Self::LargeWrite, Self::LargeRead, Self::SmallWrite, Self::SmallRead, Self::Sync];
 
     pub(crate) fn of_read(len: u64) -> Self {

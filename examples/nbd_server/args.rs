@@ -65,6 +65,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) max_connections: u32,
 
+    /// Serve the figures to Prometheus on this Unix socket (mode 0600): HTTP, `/metrics`.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) metrics: Option<PathBuf>,
+
     /// Print sessions and statistics to standard error every so many seconds; SIGUSR1 prints them
     /// at once.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]

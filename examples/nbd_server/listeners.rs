@@ -35,7 +35,7 @@ struct Listener {
 }
 
 /// The name of a Unix socket; goes with the listener.
-struct SocketFile(PathBuf);
+pub(crate) struct SocketFile(pub(crate) PathBuf);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {

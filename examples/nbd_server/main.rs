@@ -23,6 +23,7 @@ mod export;
 mod extents;
 mod listeners;
 mod memory;
+mod metrics;
 mod operation;
 mod registry;
 mod report;

@@ -212,9 +212,9 @@ struct Row {
 pub(crate) struct RegistryReport {
     rows: Result<Vec<Row>, LockError>,
     /// Each export's name, and how many have it open.
-    exports: Vec<(String, usize)>,
-    sessions: Stats,
-    opened: Stats,
+    pub(crate) exports: Vec<(String, usize)>,
+    pub(crate) sessions: Stats,
+    pub(crate) opened: Stats,
 }
 
 impl fmt::Display for RegistryReport {

@@ -1,68 +1,106 @@
-//! The page of figures: what the workers counted, added up.
+//! The figures: what the workers counted, added up, and how their lists, tables, engines and cache fare.
+//!
+//! For people it is a page, with the tables by which the kernel's versions of these structures were
+//! published; for programs see [`metrics`](crate::metrics).
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc;
 
-use aio_reap::Sizes;
+use aio_reap::EngineStats;
 use bufcache::CacheStats;
+use percpu::rcu;
+use radix_ctx::TableStats;
 
 use crate::admission::WaitStats;
-use crate::registry::RegistryReport;
+use crate::blocks::Blocks;
+use crate::contexts::Connections;
+use crate::export::ExportTable;
+use crate::registry::{Registry, RegistryReport};
 use crate::requests::Counters;
-use crate::worker::WorkerReport;
+use crate::worker::{Inbox, Message, WorkerReport};
+
+/// Whoever wants to know the figures has one.
+#[derive(Clone)]
+pub(crate) struct Reporter {
+    pub(crate) workers: Vec<Inbox>,
+    pub(crate) exports: Arc<ExportTable>,
+    pub(crate) connections: Arc<Connections>,
+    pub(crate) registry: Arc<Registry>,
+}
+
+impl Reporter {
+    /// Asks every worker, and waits for their answers; without those of workers that have ended.
+    pub(crate) fn report(&self) -> ServerReport {
+        let (sender, receiver) = mpsc::channel();
+        for inbox in &self.workers {
+            inbox.send(Message::Report(sender.clone()));
+        }
+        drop(sender);
+        let reports: Vec<WorkerReport> = receiver.iter().collect();
+        let cache = self.exports.blocks.as_ref().and_then(Blocks::stats);
+        let registry = self.registry.report(&self.exports);
+        ServerReport::new(&reports, self.connections.stats(), cache, registry)
+    }
+}
 
 /// All workers together.
 #[derive(Debug)]
 pub(crate) struct ServerReport {
-    workers: usize,
-    connections: usize,
-    in_flight: u64,
-    counters: Counters,
-    submissions: u64,
-    submitted: u64,
-    waits: u64,
-    max_in_flight: usize,
-    waiting: WaitStats,
-    reap_sizes: Option<Sizes>,
-    cache: Option<CacheStats>,
-    registry: RegistryReport,
+    pub(crate) workers: usize,
+    pub(crate) connections: TableStats,
+    pub(crate) operations: TableStats,
+    pub(crate) counters: Counters,
+    pub(crate) engine: Option<EngineStats>,
+    pub(crate) waiting: WaitStats,
+    pub(crate) cache: Option<CacheStats>,
+    pub(crate) registry: RegistryReport,
+    pub(crate) rcu: rcu::Stats,
 }
 
 impl ServerReport {
     pub(crate) fn new(
         workers: &[WorkerReport],
-        connections: usize,
+        connections: TableStats,
         cache: Option<CacheStats>,
         registry: RegistryReport,
     ) -> Self {
         let mut sum = Self {
             workers: workers.len(),
             connections,
-            in_flight: 0,
+            operations: TableStats::default(),
             counters: Counters::default(),
-            submissions: 0,
-            submitted: 0,
-            waits: 0,
-            max_in_flight: 0,
+            engine: None,
             waiting: WaitStats::default(),
-            reap_sizes: None,
             cache,
             registry,
+            rcu: rcu::stats(),
         };
         for WorkerReport { counters, operations, engine, waits } in workers {
-            sum.in_flight += operations.live;
+            add(&mut sum.operations, operations);
             sum.counters.add(counters);
             sum.waiting.add(waits);
-            sum.submissions += engine.submissions;
-            sum.submitted += engine.submitted;
-            sum.waits += engine.waits;
-            sum.max_in_flight = sum.max_in_flight.max(engine.max_in_flight);
-            match &mut sum.reap_sizes {
-                Some(sizes) => sizes.merge(&engine.reap_sizes),
-                None => sum.reap_sizes = Some(engine.reap_sizes.clone()),
+            match &mut sum.engine {
+                Some(all) => all.merge(engine),
+                None => sum.engine = Some(engine.clone()),
             }
         }
         sum
     }
+}
+
+/// Adds what another table consists of; the height is then that of the higher.
+fn add(sum: &mut TableStats, table: &TableStats) {
+    sum.live += table.live;
+    sum.reserved += table.reserved;
+    sum.pending += table.pending;
+    sum.referenced += table.referenced;
+    sum.retired += table.retired;
+    sum.slabs += table.slabs;
+    sum.nodes += table.nodes;
+    sum.height = sum.height.max(table.height);
+    sum.bytes += table.bytes;
+    sum.panics += table.panics;
 }
 
 impl Counters {
@@ -75,6 +113,7 @@ impl Counters {
         self.flushes += other.flushes;
         self.other += other.other;
         self.errors += other.errors;
+        self.failures += other.failures;
         self.closed += other.closed;
         self.unknown += other.unknown;
     }
@@ -86,7 +125,7 @@ impl fmt::Display for ServerReport {
             self.counters;
         let Counters { hits, closed, unknown, .. } = self.counters;
         let mib = |bytes| bytes as f64 / f64::from(1 << 20);
-        writeln!(f, "server     {} workers, {} connections", self.workers, self.connections)?;
+        writeln!(f, "server     {} workers, {} connections", self.workers, self.connections.live)?;
         writeln!(f, "{}", self.registry)?;
         writeln!(
             f,
@@ -103,21 +142,15 @@ impl fmt::Display for ServerReport {
             f,
             "contexts   {} operations in flight; completions refused: {closed} of closed \
              connections, {unknown} of unknown ids",
-            self.in_flight,
+            self.operations.live,
         )?;
-        writeln!(
-            f,
-            "engines    {} requests in {} submissions ({:.1} each), at most {} in flight in one",
-            self.submitted,
-            self.submissions,
-            self.submitted as f64 / self.submissions.max(1) as f64,
-            self.max_in_flight,
-        )?;
+        writeln!(f, "  connections  {}", self.connections)?;
+        writeln!(f, "  operations   {}", self.operations)?;
         writeln!(f, "{}", self.waiting)?;
-        write!(f, "completions reaped at once, by percentile of reaps")?;
-        if let Some(sizes) = &self.reap_sizes {
-            write!(f, "\n{sizes}")?;
+        writeln!(f, "rcu        {}", self.rcu)?;
+        match &self.engine {
+            Some(engine) => write!(f, "engines    {engine}"),
+            None => write!(f, "engines    none"),
         }
-        Ok(())
     }
 }

@@ -65,7 +65,7 @@ pub(crate) struct Counters {
     pub(crate) other: u64,
     pub(crate) errors: u64,
     /// Of those, the image's own.
-    failures: u64,
+    pub(crate) failures: u64,
     /// Completions whose connection was closed.
     pub(crate) closed: u64,
     /// Completions of nothing: no operation in the engine had that id.

@@ -4,7 +4,7 @@ use std::io::{self, Read};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,15 +16,15 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::args::Args;
-use crate::blocks::Blocks;
 use crate::contexts::{Connection, Connections};
 use crate::export::{ExportError, ExportTable};
 use crate::listeners::Listeners;
 use crate::memory::LEAST;
+use crate::metrics::Metrics;
 use crate::registry::Registry;
-use crate::report::ServerReport;
+use crate::report::{Reporter, ServerReport};
 use crate::requests::Limits;
-use crate::worker::{Message, Worker, WorkerReport};
+use crate::worker::{Inbox, Message, Worker};
 
 /// Payload bytes in flight over all connections, or [`LEAST`] per worker if that is more, and the
 /// [`RESERVE`](crate::memory::RESERVE) of each connection; a guess at what a server may take.
@@ -68,6 +68,9 @@ pub(crate) struct Calls<'a> {
 pub(crate) struct Server {
     exports: Arc<ExportTable>,
     workers: Vec<Handle>,
+    reporter: Reporter,
+    /// Ends with the server.
+    metrics: Option<Metrics>,
     listeners: Listeners,
     connections: Arc<Connections>,
     registry: Arc<Registry>,
@@ -93,7 +96,7 @@ pub(crate) fn ring(eventfd: &OwnedFd) {
     let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
 }
 
-fn eventfd() -> io::Result<Arc<OwnedFd>> {
+pub(crate) fn eventfd() -> io::Result<Arc<OwnedFd>> {
     use rustix::event::EventfdFlags;
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     Ok(Arc::new(rustix::event::eventfd(0, flags)?))
@@ -101,19 +104,7 @@ fn eventfd() -> io::Result<Arc<OwnedFd>> {
 
 struct Handle {
     thread: JoinHandle<io::Result<()>>,
-    inbox: Sender<Message>,
-    bell: Arc<OwnedFd>,
-}
-
-impl Handle {
-    /// Whether the worker is still there to get it; `stop` reports why it is not.
-    fn send(&self, message: Message) -> bool {
-        let sent = self.inbox.send(message).is_ok();
-        if sent {
-            ring(&self.bell);
-        }
-        sent
-    }
+    inbox: Inbox,
 }
 
 impl Server {
@@ -138,9 +129,18 @@ impl Server {
                 (&exports, &connections, &registry, &ended),
             )?);
         }
+        let reporter = Reporter {
+            workers: workers.iter().map(|worker| worker.inbox.clone()).collect(),
+            exports: Arc::clone(&exports),
+            connections: Arc::clone(&connections),
+            registry: Arc::clone(&registry),
+        };
+        let metrics = args.metrics.as_ref().map(|path| Metrics::start(path, reporter.clone()));
         Ok(Self {
             exports,
             workers,
+            reporter,
+            metrics: metrics.transpose()?,
             listeners,
             connections,
             registry,
@@ -238,7 +238,7 @@ impl Server {
         let id = CtxRef::id(&ctx);
         // Asked for, not needed: the system's default serves as well, only slower.
         let _ = socket.set_send_buffer_size(SEND_BUFFER);
-        if !self.workers[self.next_worker].send(Message::Serve(socket, ctx)) {
+        if !self.workers[self.next_worker].inbox.send(Message::Serve(socket, ctx)) {
             let _ = self.connections.remove(id); // nobody else knows it
         }
         self.next_worker = (self.next_worker + 1) % self.workers.len();
@@ -269,23 +269,16 @@ impl Server {
 
     /// What the workers counted so far.
     pub(crate) fn report(&self) -> ServerReport {
-        let (sender, receiver) = mpsc::channel();
-        for worker in &self.workers {
-            worker.send(Message::Report(sender.clone()));
-        }
-        drop(sender);
-        let reports: Vec<WorkerReport> = receiver.iter().collect();
-        let cache = self.exports.blocks.as_ref().and_then(Blocks::stats);
-        let registry = self.registry.report(&self.exports);
-        ServerReport::new(&reports, self.connections.len(), cache, registry)
+        self.reporter.report()
     }
 
     /// Answers what is in flight, closes the connections, makes the images durable.
     pub(crate) fn stop(mut self) -> Result<(), ServerError> {
         self.listeners = Listeners::none();
+        self.metrics = None;
         // Who is with a worker is told by it; who is on the way to one is refused there.
         let told = self.registry.end(|client| {
-            self.workers[client.worker].send(Message::End(client.id));
+            self.workers[client.worker].inbox.send(Message::End(client.id));
         });
         match told {
             Ok(sessions) => info!(sessions, "told to end"),
@@ -294,7 +287,7 @@ impl Server {
             }
         }
         for worker in &self.workers {
-            worker.send(Message::Stop);
+            worker.inbox.send(Message::Stop);
         }
         let mut failed = None;
         for worker in self.workers.drain(..) {
@@ -367,7 +360,7 @@ fn start_worker(
     };
     let thread = std::thread::Builder::new().name(format!("worker-{number}")).spawn(run)?;
     match started.recv() {
-        Ok(Ok(())) => Ok(Handle { thread, inbox, bell }),
+        Ok(Ok(())) => Ok(Handle { thread, inbox: Inbox { sender: inbox, bell } }),
         Ok(Err(reason)) => Err(ServerError::Start(reason)),
         Err(_) => Err(ServerError::Start("it ended at once".into())),
     }

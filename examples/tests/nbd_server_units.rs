@@ -22,6 +22,8 @@ mod extents;
 mod listeners;
 #[path = "../nbd_server/memory.rs"]
 mod memory;
+#[path = "../nbd_server/metrics.rs"]
+mod metrics;
 #[path = "../nbd_server/operation.rs"]
 mod operation;
 #[path = "../nbd_server/registry.rs"]

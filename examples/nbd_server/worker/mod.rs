@@ -55,7 +55,7 @@ const ROUNDS: usize = 2;
 const ENGINE: u64 = u64::MAX;
 const INBOX: u64 = u64::MAX - 1;
 
-/// What the main thread tells a worker; signal the inbox's eventfd after sending.
+/// What the main thread tells a worker.
 pub(crate) enum Message {
     Serve(Socket, CtxRef<Connection>),
     Report(Sender<WorkerReport>),
@@ -63,6 +63,24 @@ pub(crate) enum Message {
     End(Id),
     /// Every session was told to end: finish what is in flight, then end.
     Stop,
+}
+
+/// Where a worker gets its messages.
+#[derive(Clone)]
+pub(crate) struct Inbox {
+    pub(crate) sender: Sender<Message>,
+    pub(crate) bell: Arc<OwnedFd>,
+}
+
+impl Inbox {
+    /// Whether the worker is still there to get it.
+    pub(crate) fn send(&self, message: Message) -> bool {
+        let sent = self.sender.send(message).is_ok();
+        if sent {
+            ring(&self.bell);
+        }
+        sent
+    }
 }
 
 /// A worker's figures since it started.

@@ -24,6 +24,7 @@ mod handshake;
 mod image;
 mod images;
 mod lab;
+mod metrics;
 mod need;
 mod pressure;
 mod priorities;
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
     trials.extend(bad_requests::trials());
     trials.extend(startup::trials());
     trials.extend(activation::trials());
+    trials.extend(metrics::trials());
     trials.extend(faults::trials());
     trials.extend(priorities::trials());
     trials.extend(cache::trials());

@@ -19,6 +19,7 @@ pub(crate) enum Need {
     QemuImg,
     NbdInfo,
     NbdCopy,
+    Curl,
     /// fio with its nbd engine.
     Fio,
     /// strace, and permission to trace one's own children.
@@ -48,6 +49,7 @@ impl Need {
             Need::QemuIo => tool("qemu-io", "qemu-utils"),
             Need::QemuImg => tool("qemu-img", "qemu-utils"),
             Need::NbdInfo => tool("nbdinfo", "libnbd-bin"),
+            Need::Curl => tool("curl", "curl"),
             Need::NbdCopy => tool("nbdcopy", "libnbd-bin"),
             Need::Fio => tool("fio", "fio").or_else(fio_without_nbd),
             Need::Strace => tool("strace", "strace").or_else(ptrace_refused),

@@ -1,0 +1,394 @@
+//! The figures for programs: Prometheus' text format, over HTTP on a Unix socket.
+//!
+//! ```text
+//!  curl --unix-socket PATH http://localhost/metrics
+//! ```
+//!
+//! A thread of its own answers, up to [`AT_ONCE`] clients at a time and each within [`PATIENCE`], so those
+//! who are slow keep nobody waiting but more of their kind. The socket is made, and goes, as the one for
+//! images does.
+
+use std::fmt::{self, Display, Write as _};
+use std::io::{self, ErrorKind, Read, Write as _};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use socket2::Socket;
+use tracing::{debug, warn};
+
+use crate::admission::Class;
+use crate::listeners::{SocketFile, listen_unix};
+use crate::report::{Reporter, ServerReport};
+use crate::requests::Counters;
+use crate::server::{ServerError, eventfd, ring};
+
+/// How long a client may take for its request, and for the answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Clients that are answered at a time.
+const AT_ONCE: usize = 16;
+/// Longest request that is read. A guess; browsers send less.
+const LONGEST: usize = 16 << 10;
+
+/// The thread that answers. Dropped, it ends.
+pub(crate) struct Metrics {
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+    _file: SocketFile,
+}
+
+impl Metrics {
+    pub(crate) fn start(path: &Path, reporter: Reporter) -> Result<Self, ServerError> {
+        let socket = listen_unix(path)?;
+        let file = SocketFile(path.to_owned());
+        let stop = eventfd()?;
+        let stopped = Arc::clone(&stop);
+        let run = move || answer_all(&socket, &stopped, &reporter);
+        let thread = std::thread::Builder::new().name("metrics".into()).spawn(run)?;
+        Ok(Self { stop, thread: Some(thread), _file: file })
+    }
+}
+
+impl Drop for Metrics {
+    fn drop(&mut self) {
+        ring(&self.stop);
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            warn!("the metrics' thread panicked");
+        }
+    }
+}
+
+/// One of those who ask.
+struct Client {
+    socket: Socket,
+    deadline: Instant,
+    request: Vec<u8>,
+    /// Empty while the request is not complete.
+    response: Vec<u8>,
+    sent: usize,
+}
+
+fn answer_all(listener: &Socket, stop: &OwnedFd, reporter: &Reporter) {
+    let mut clients: Vec<Client> = Vec::new();
+    let mut paused = None;
+    loop {
+        let now = Instant::now();
+        clients.retain(|client| client.deadline > now);
+        paused = paused.filter(|&until| until > now);
+        let accepting = clients.len() < AT_ONCE && paused.is_none();
+        let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
+        fds.extend(clients.iter().map(Client::poll_fd));
+        if accepting {
+            fds.push(PollFd::new(listener, PollFlags::IN));
+        }
+        let next = clients.iter().map(|client| client.deadline).chain(paused).min();
+        let left = next.map(|next| next.saturating_duration_since(now)).map(|left| Timespec {
+            tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        });
+        match rustix::event::poll(&mut fds, left.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return warn!(%error, "the metrics are not served any more"),
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(fds);
+        if ready[0] {
+            return;
+        }
+        let mut at = 0;
+        clients.retain_mut(|client| {
+            at += 1;
+            !ready[at]
+                || client.go_on(reporter).unwrap_or_else(|error| {
+                    debug!(%error, "a client of the metrics was not answered");
+                    false
+                })
+        });
+        if accepting && ready.last() == Some(&true) {
+            match listener.accept().and_then(|(socket, _)| Client::new(socket)) {
+                Ok(client) => clients.push(client),
+                Err(error) if is_transient(&error) => {} // it left before it was accepted
+                Err(error) => {
+                    warn!(%error, "cannot accept a client of the metrics");
+                    paused = Some(Instant::now() + PATIENCE); // out of descriptors, usually
+                }
+            }
+        }
+    }
+}
+
+impl Client {
+    fn new(socket: Socket) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        let deadline = Instant::now() + PATIENCE;
+        Ok(Self { socket, deadline, request: Vec::new(), response: Vec::new(), sent: 0 })
+    }
+
+    fn poll_fd(&self) -> PollFd<'_> {
+        let asking = self.response.is_empty();
+        PollFd::new(&self.socket, if asking { PollFlags::IN } else { PollFlags::OUT })
+    }
+
+    /// Reads of the request what is there, or sends of the answer what is taken. Whether there is more
+    /// to do.
+    fn go_on(&mut self, reporter: &Reporter) -> io::Result<bool> {
+        if self.response.is_empty() {
+            let mut piece = [0; 4096];
+            let count = match self.socket.read(&mut piece) {
+                Err(error) if is_transient(&error) => return Ok(true),
+                result => result?,
+            };
+            self.request.extend_from_slice(&piece[..count]);
+            let more = count > 0 && self.request.len() <= LONGEST && !is_whole(&self.request);
+            if !more {
+                self.response = respond(&self.request, || text(&reporter.report()));
+            }
+            return Ok(true);
+        }
+        match self.socket.write(&self.response[self.sent..]) {
+            Ok(count) => self.sent += count,
+            Err(error) if is_transient(&error) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(self.sent < self.response.len())
+    }
+}
+
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+/// Whether a request's head is complete: it ends with an empty line.
+fn is_whole(request: &[u8]) -> bool {
+    request.windows(4).any(|four| four == b"\r\n\r\n")
+        || request.windows(2).any(|two| two == b"\n\n")
+}
+
+/// What is said to a request.
+fn respond(request: &[u8], page: impl FnOnce() -> String) -> Vec<u8> {
+    let line = request.split(|&byte| byte == b'\r' || byte == b'\n').next().unwrap_or_default();
+    let mut words = std::str::from_utf8(line).unwrap_or_default().split(' ');
+    let (method, target, version) = (words.next(), words.next(), words.next());
+    let sane = is_whole(request) && version.is_some_and(|version| version.starts_with("HTTP/1."));
+    let path = target.and_then(|target| target.split('?').next());
+    let (status, body) = match (sane, method, path) {
+        (false, ..) => ("400 Bad Request", "this is no HTTP request\n".into()),
+        (true, Some("GET" | "HEAD"), Some("/metrics" | "/")) => ("200 OK", page()),
+        (true, Some("GET" | "HEAD"), _) => ("404 Not Found", "there is /metrics only\n".into()),
+        _ => ("405 Method Not Allowed", "GET and HEAD only\n".into()),
+    };
+    let allow = if status.starts_with("405") { "Allow: GET, HEAD\r\n" } else { "" };
+    let mut response = format!(
+        "HTTP/1.0 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n\
+         Content-Length: {}\r\n{allow}Connection: close\r\n\r\n",
+        body.len()
+    );
+    if method != Some("HEAD") {
+        response += &body;
+    }
+    response.into_bytes()
+}
+
+/// A page in Prometheus' text format.
+struct Page(String);
+
+impl Page {
+    /// A metric that only grows; or with a name that does not end in `_total`, one that comes and goes.
+    fn metric(&mut self, name: &str, help: &str, values: &[(&str, &str, &dyn Display)]) {
+        let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
+        let _ =
+            writeln!(self.0, "# HELP nbd_server_{name} {help}\n# TYPE nbd_server_{name} {kind}");
+        for (label, of, value) in values {
+            let _ = match *label {
+                "" => writeln!(self.0, "nbd_server_{name} {value}"),
+                label => {
+                    writeln!(self.0, "nbd_server_{name}{{{label}=\"{}\"}} {value}", Escaped(of))
+                }
+            }; // writing to a string does not fail
+        }
+    }
+
+    fn one(&mut self, name: &str, help: &str, value: impl Display) {
+        self.metric(name, help, &[("", "", &value)]);
+    }
+}
+
+/// A label's value.
+struct Escaped<'a>(&'a str);
+
+impl Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|char| match char {
+            '\\' => f.write_str("\\\\"),
+            '"' => f.write_str("\\\""),
+            '\n' => f.write_str("\\n"),
+            other => f.write_char(other),
+        })
+    }
+}
+
+/// All figures. Counters count since the server started.
+fn text(report: &ServerReport) -> String {
+    let mut page = Page(String::new());
+    page.one("workers", "Threads that serve connections.", report.workers);
+    page.one("connections", "Connections.", report.connections.live);
+    let exports: Vec<_> = report
+        .registry
+        .exports
+        .iter()
+        .map(|(name, open)| ("export", name.as_str(), open as &dyn Display))
+        .collect();
+    page.metric("export_connections", "Connections that have an export open.", &exports);
+    requests(&mut page, &report.counters);
+    cache(&mut page, report);
+    engines(&mut page, report);
+    structures(&mut page, report);
+    page.0
+}
+
+fn requests(page: &mut Page, counters: &Counters) {
+    let Counters { reads, read_bytes, hits, writes, written_bytes, flushes, .. } = counters;
+    let Counters { other, errors, failures, closed, unknown, .. } = counters;
+    page.metric(
+        "requests_total",
+        "Requests that were begun.",
+        &[
+            ("type", "read", reads),
+            ("type", "write", writes),
+            ("type", "flush", flushes),
+            ("type", "other", other),
+        ],
+    );
+    page.metric(
+        "bytes_total",
+        "Bytes that reads asked for and writes brought.",
+        &[("direction", "read", read_bytes), ("direction", "written", written_bytes)],
+    );
+    page.one("read_hits_total", "Reads that were answered from memory.", hits);
+    page.one("errors_total", "Requests that were refused or failed.", errors);
+    page.one("image_errors_total", "Requests that an image failed.", failures);
+    page.metric(
+        "refused_completions_total",
+        "Completions that led to no connection.",
+        &[("reason", "closed", closed), ("reason", "unknown", unknown)],
+    );
+}
+
+fn cache(page: &mut Page, report: &ServerReport) {
+    let Some(cache) = &report.cache else { return };
+    page.metric(
+        "cache_gets_total",
+        "Gets of blocks, and what became of them.",
+        &[
+            ("result", "hit", &cache.hits),
+            ("result", "miss", &cache.misses),
+            ("result", "busy", &cache.busy),
+        ],
+    );
+    page.one("cache_evictions_total", "Blocks that were evicted.", cache.evictions);
+    page.one("cache_blocks_written_total", "Blocks that images were given.", cache.written);
+    page.one("cache_write_calls_total", "Calls by which they were given.", cache.write_calls);
+    page.one("cache_syncs_total", "Syncs of images.", cache.syncs);
+    page.one("cache_bytes", "Bytes of blocks in memory.", cache.bytes);
+    page.one("cache_dirty_bytes", "Bytes of blocks that the images have not got.", cache.dirty);
+    page.one("cache_capacity_bytes", "Bytes there may be.", cache.capacity);
+}
+
+fn engines(page: &mut Page, report: &ServerReport) {
+    if let Some(engine) = &report.engine {
+        page.one("engine_requests_total", "Requests that engines took.", engine.accepted);
+        page.one("engine_completed_total", "Requests that they completed.", engine.completed);
+        page.one("engine_submissions_total", "Submissions to the kernel.", engine.submissions);
+        page.one("engine_submitted_total", "Requests in those submissions.", engine.submitted);
+        page.one("engine_reaps_total", "Reaps that found something.", engine.reap_sizes.count());
+        page.one("engine_busy_total", "Submissions that were cut short.", engine.busy);
+        page.one("engine_retries_total", "Completions that were tried again.", engine.retries);
+        page.one("engine_short_total", "Short transfers that went on.", engine.short);
+        page.one("engine_waits_total", "Times an engine slept.", engine.waits);
+        page.one("engine_max_in_flight", "Most requests in one engine.", engine.max_in_flight);
+    }
+    let waiting = &report.waiting;
+    page.one("waiting", "Requests that wait for a place in an engine.", waiting.depth);
+    page.one("waiting_dropped_total", "Waits that ended with their connection.", waiting.dropped);
+    let classes = Class::ALL.map(|class| (class.to_string(), waiting.of(class)));
+    let seconds = classes.each_ref().map(|(_, waits)| waits.time.as_secs_f64());
+    let counts = classes.each_ref().map(|(name, waits)| ("class", &name[..], &waits.count as _));
+    page.metric("waited_total", "Requests that waited for a place.", &counts);
+    let times =
+        classes.iter().zip(&seconds).map(|((name, _), time)| ("class", &name[..], time as _));
+    page.metric("waited_seconds_total", "How long they did.", &times.collect::<Vec<_>>());
+}
+
+/// Of what sessions and operations are kept in.
+fn structures(page: &mut Page, report: &ServerReport) {
+    let lists = [("sessions", &report.registry.sessions), ("exports", &report.registry.opened)];
+    let tables = [("connections", &report.connections), ("operations", &report.operations)];
+    macro_rules! of_each {
+        ($all:ident, $label:literal, $($name:literal $help:literal $field:ident),* $(,)?) => {
+            $(page.metric($name, $help, &$all.map(|(of, stats)| ($label, of, &stats.$field as _)));)*
+        };
+    }
+    of_each!(
+        lists, "list",
+        "list_adds_total" "Entries added to the lists of sessions." adds,
+        "list_removals_total" "Entries removed from them." removals,
+        "list_cpu_hits_total" "Removals on the CPU of the entry." cpu_hits,
+        "list_node_hits_total" "Removals on the node of the entry." node_hits,
+        "list_contended_total" "Additions and removals that waited." contended,
+    );
+    of_each!(
+        tables, "table",
+        "table_live" "Live contexts." live,
+        "table_pending" "Removed contexts whose place is not free." pending,
+        "table_bytes" "Bytes of the tables." bytes,
+    );
+    let rcu = &report.rcu;
+    page.one("rcu_pending", "Objects that wait for readers.", rcu.pending);
+    page.one("rcu_pending_bytes", "What they hold.", rcu.pending_bytes);
+    page.one("rcu_reclaimed_total", "Objects dropped after their grace period.", rcu.reclaimed);
+    page.one("rcu_grace_periods_total", "Grace periods.", rcu.grace_periods);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(request: &str) -> String {
+        String::from_utf8(respond(request.as_bytes(), || "x 1\n".into())).unwrap()
+    }
+
+    #[test]
+    fn requests_are_answered_by_their_first_line() {
+        for (request, status, body) in [
+            ("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", "200 OK", "x 1\n"),
+            ("GET /metrics?all=1 HTTP/1.0\n\n", "200 OK", "x 1\n"),
+            ("GET / HTTP/1.0\r\n\r\n", "200 OK", "x 1\n"),
+            ("HEAD /metrics HTTP/1.1\r\n\r\n", "200 OK", ""),
+            ("GET /metricsx HTTP/1.1\r\n\r\n", "404 Not Found", "there is /metrics only\n"),
+            ("POST /metrics HTTP/1.1\r\n\r\n", "405 Method Not Allowed", "GET and HEAD only\n"),
+            ("GET /metrics HTTP/1.1\r\n", "400 Bad Request", "this is no HTTP request\n"),
+            ("GET /metrics\r\n\r\n", "400 Bad Request", "this is no HTTP request\n"),
+            ("\r\n\r\n", "400 Bad Request", "this is no HTTP request\n"),
+            ("", "400 Bad Request", "this is no HTTP request\n"),
+        ] {
+            let said = said(request);
+            let (head, found) = said.split_once("\r\n\r\n").unwrap();
+            assert!(head.starts_with(&format!("HTTP/1.0 {status}\r\n")), "{request:?}: {head}");
+            assert_eq!(found, body, "{request:?}");
+            assert_eq!(head.contains("Allow:"), status.starts_with("405"));
+            assert!(body.is_empty() || head.contains(&format!("Content-Length: {}", body.len())));
+        }
+    }
+
+    #[test]
+    fn labels_are_escaped() {
+        let mut page = Page(String::new());
+        page.metric("a", "Help.", &[("export", "a\\b\"c\nd", &1)]);
+        let wanted = "# HELP nbd_server_a Help.\n# TYPE nbd_server_a gauge\n\
+                      nbd_server_a{export=\"a\\\\b\\\"c\\nd\"} 1\n";
+        assert_eq!(page.0, wanted);
+    }
+}
