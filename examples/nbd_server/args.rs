@@ -6,72 +6,71 @@ use std::path::PathBuf;
 use aio_reap::BackendKind;
 use clap::{Parser, ValueEnum};
 
+use crate::manual;
+
 /// Serves disk images over the network block device protocol (NBD, fixed newstyle).
-///
-/// Without --image it runs a demonstration: it makes a temporary image, serves it, drives it with
-/// a built-in client, verifies every byte and prints what it measured.
 #[derive(Debug, Parser)]
-#[command(name = "nbd_server")]
+#[command(name = "nbd_server", long_about = manual::ABOUT, after_long_help = manual::MORE)]
 pub(crate) struct Args {
     /// Image to serve: a file or block device, as PATH or NAME=PATH. Repeatable; the first is the
     /// default export. Without NAME the file's name is the export's.
-    #[arg(long = "image", value_name = "[NAME=]PATH")]
+    #[arg(long = "image", value_name = "[NAME=]PATH", help_heading = "Images")]
     pub(crate) images: Vec<String>,
 
     /// Create a missing image with this size, or grow a smaller one to it; K, M, G, T are powers
     /// of 1024.
-    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size, help_heading = "Images")]
     pub(crate) size: Option<u64>,
 
     /// Listen on this Unix socket (mode 0600).
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", help_heading = "Clients")]
     pub(crate) socket: Option<PathBuf>,
 
     /// Listen on this TCP address; a port alone binds the loopback address.
-    #[arg(long, value_name = "[ADDR:]PORT", value_parser = parse_tcp)]
+    #[arg(long, value_name = "[ADDR:]PORT", value_parser = parse_tcp, help_heading = "Clients")]
     pub(crate) tcp: Option<SocketAddr>,
 
     /// Refuse everything that would change an image.
-    #[arg(long)]
+    #[arg(long, help_heading = "Images")]
     pub(crate) read_only: bool,
 
     /// Bypass the page cache (O_DIRECT). Exports are rounded down to the minimum block.
-    #[arg(long)]
+    #[arg(long, help_heading = "Images")]
     pub(crate) direct: bool,
 
     /// Do not lock the images against other writers.
-    #[arg(long)]
+    #[arg(long, help_heading = "Images")]
     pub(crate) no_lock: bool,
 
     /// Memory for blocks that were read, so that they need not be read again; K, M, G as above, 0 for
     /// none. Requests longer than 64K are not kept.
-    #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = parse_size)]
+    #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = parse_size, help_heading = "Resources")]
     pub(crate) cache: u64,
 
     /// Kernel interface for disk I/O.
-    #[arg(long, value_enum, default_value_t = Backend::Auto)]
+    #[arg(long, value_enum, default_value_t = Backend::Auto, help_heading = "Resources")]
     pub(crate) backend: Backend,
 
     /// Requests each worker keeps in flight in the kernel; what is above that waits, syncs and small
     /// reads before large writes.
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=4096), help_heading = "Resources")]
     pub(crate) depth: u32,
 
     /// Worker threads; by default one per CPU, at most 4.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Resources")]
     pub(crate) workers: Option<u32>,
 
     /// Connections served at a time; one more is closed at once.
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536), help_heading = "Clients")]
     pub(crate) max_connections: u32,
 
     /// Serve the figures to Prometheus on this Unix socket (mode 0600): HTTP, `/metrics`.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", help_heading = "Figures")]
     pub(crate) metrics: Option<PathBuf>,
 
     /// Print sessions and statistics to standard error every so many seconds; SIGUSR1 prints them
     /// at once.
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Figures")]
     pub(crate) stats: Option<u64>,
 }
 

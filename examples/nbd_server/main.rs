@@ -22,6 +22,7 @@ mod demo;
 mod export;
 mod extents;
 mod listeners;
+mod manual;
 mod memory;
 mod metrics;
 mod operation;

@@ -20,6 +20,8 @@ mod export;
 mod extents;
 #[path = "../nbd_server/listeners.rs"]
 mod listeners;
+#[path = "../nbd_server/manual.rs"]
+mod manual;
 #[path = "../nbd_server/memory.rs"]
 mod memory;
 #[path = "../nbd_server/metrics.rs"]

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
@@ -10,7 +11,7 @@ use libtest_mimic::Trial;
 use crate::client::MIB;
 use crate::image;
 use crate::lab::{Backend, Lab, Res, check, fail, trial};
-use crate::server::{Launch, Server};
+use crate::server::{self, Launch, Server};
 
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
@@ -23,6 +24,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("startup/second_writer_refused", &[], second_writer),
         trial("startup/locked_image_not_grown", &[], locked_not_grown),
         trial("startup/two_names_one_file", &[], two_names),
+        trial("startup/help_and_readme_agree", &[], help),
     ]
 }
 
@@ -41,6 +43,33 @@ fn missing_image(lab: &Lab) -> Res {
     let reason = log.contains("No such file") || log.contains("does not exist");
     check!(reason, "no reason:\n{log}");
     check!(!lab.path("nosuch.img").exists(), "the image was created");
+    Ok(())
+}
+
+/// `--help` is a manual; and every option of ours that the README's commands have is in it.
+fn help(lab: &Lab) -> Res {
+    let help = lab.run_ok(Command::new(server::binary()?).arg("--help"))?;
+    for section in ["Usage:", "DURABILITY", "SIGNALS", "EXIT STATUS", "EXAMPLES"] {
+        check!(help.contains(section), "no {section}:\n{help}");
+    }
+    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
+    let readme = fs::read_to_string(readme)?;
+    let (mut ours, mut found) = (false, 0);
+    for line in readme.lines().chain(help.lines()) {
+        // A command may go on in the next line.
+        ours = line.trim_start().starts_with("nbd_server ") || (ours && line.ends_with('\\'));
+        for option in line.split_whitespace().filter(|word| ours && word.starts_with("--")) {
+            found += 1;
+            check!(
+                help.contains(&format!("      {option} <"))
+                    || help.contains(&format!("      {option}\n")),
+                "{option} is no option: {line}"
+            );
+        }
+    }
+    check!(found > 8, "only {found} options in the README's commands");
+    let short = lab.run_ok(Command::new(server::binary()?).arg("-h"))?;
+    check!(short.lines().count() < 60, "-h is no summary:\n{short}");
     Ok(())
 }
 

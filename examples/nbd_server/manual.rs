@@ -1,0 +1,70 @@
+//! What `--help` says beside the options.
+
+/// What the server is, before the options.
+pub(crate) const ABOUT: &str = "\
+Serves disk images over the network block device protocol (NBD, fixed
+newstyle, without TLS) to QEMU, the kernel's client, and everything that uses
+libnbd.
+
+Each --image is an export by its own name, and the first one is also what a
+client gets that asks for none. Clients connect to a Unix socket (--socket),
+by TCP (--tcp), to sockets that were handed over, or to all of these. An image
+is a raw one: a file or a block device, whose bytes are those of the export.
+
+Without --image it runs a demonstration: it makes a temporary image, serves
+it, drives it with a built-in client, verifies every byte and prints what it
+measured.";
+
+/// The rest, after the options.
+pub(crate) const MORE: &str = "\
+DURABILITY
+  What a client has written is safe from a crash of the machine once a FLUSH
+  after it, or its own FUA flag, was answered, and whatever happens to the
+  server then. An fdatasync that failed makes an image's later FLUSHes fail,
+  for what was lost is not known. At the end all images are made durable.
+
+SECURITY
+  There is no TLS and there are no passwords. The Unix sockets belong to who
+  starts the server (mode 0600); whoever reaches a TCP port can read and write
+  every image: leave it on the loopback address, or on a network that is
+  trusted.
+
+LOCKS
+  An image that another program has locked is not served, nor by two servers
+  at once, unless both only read it. QEMU's programs respect the lock, and so
+  are kept from writing to an image behind the server's back.
+
+SOCKETS THAT ARE HANDED OVER
+  As systemd and systemd-socket-activate do: LISTEN_PID is the server's
+  process id, and LISTEN_FDS the number of listening stream sockets, from
+  descriptor 3 on. Neither --socket nor --tcp is needed then.
+
+SIGNALS
+  SIGTERM, SIGINT  answers what it was asked, for at most 10 seconds, makes the images durable, ends
+  SIGUSR1          prints sessions and figures to standard error, as --stats does
+
+ENVIRONMENT
+  OFFLOCK_LOG      what is logged, in the syntax of Rust's tracing-subscriber:
+                   warn, debug, off; info if not set
+
+EXIT STATUS
+  0  it was told to end, and every image is durable
+  1  it could not start, or could not make an image durable; standard error says why
+  2  the command line is wrong
+
+EXAMPLES
+  An image of 10 GiB, made if it is not there, for programs on this machine:
+      nbd_server --image disk.img --size 10G --socket /tmp/disk.sock
+  To see it from there:
+      nbdinfo 'nbd+unix:///disk.img?socket=/tmp/disk.sock'
+  As a disk of a virtual machine:
+      qemu-system-x86_64 -drive 'file=nbd+unix:///disk.img?socket=/tmp/disk.sock,format=raw,if=virtio'
+  As a disk of this machine (root; needs the kernel's nbd module):
+      nbd-client -unix /tmp/disk.sock -N disk.img /dev/nbd0
+  Two images for reading only, by name, on port 10809:
+      nbd_server --image root=/srv/root.img --image usr=/srv/usr.img --read-only --tcp 10809
+  Started by the first client:
+      systemd-socket-activate -l /tmp/disk.sock nbd_server --image disk.img
+  What it does, for people and for Prometheus:
+      kill -USR1 $(pidof nbd_server)
+      curl --unix-socket /tmp/metrics.sock http://localhost/metrics   (with --metrics /tmp/metrics.sock)";
