@@ -73,6 +73,8 @@ pub(crate) fn compiler_fence() {
 /// skipped their fences by then.
 #[inline]
 pub fn heavy() {
+    #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+    CALLS.set(CALLS.get() + 1);
     imp::heavy();
 }
 
@@ -89,7 +91,20 @@ pub fn heavy() {
 #[doc(hidden)] // as is the only gate of a user's making
 #[inline]
 pub fn heavy_rseq() {
+    #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+    CALLS.set(CALLS.get() + 1);
     imp::heavy_rseq();
+}
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+thread_local! {
+    static CALLS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// How many heavy fences this thread has asked for.
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+pub(crate) fn calls() -> u64 {
+    CALLS.get()
 }
 
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]

@@ -1,9 +1,9 @@
 //! fork at a bad moment, and what the fold leaves behind.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Instant;
 
 use crate::error::Forked;
+use crate::fence;
 use crate::fork::{adopt, child::in_child};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, thread};
@@ -132,7 +132,7 @@ fn inv15_of_many_what_a_fork_left_locked_is_refused() {
     drop(held);
 }
 
-/// What a thread killed one by one costs as many barriers, and each interrupts whoever runs.
+/// Killed one by one they cost as many barriers, each of which interrupts whoever runs.
 #[test]
 fn a_kill_of_many_costs_one_barrier() {
     if !crate::rseq::section::available() {
@@ -140,30 +140,13 @@ fn a_kill_of_many_costs_one_barrier() {
     }
     let many: Vec<_> = (0..500).map(|_| counting().0).collect();
     let many: Vec<_> = many.iter().collect();
-    let time = |kill: &dyn Fn()| {
-        (0..5)
-            .map(|_| {
-                many.iter()
-                    .filter(|refs| refs.is_zero())
-                    .for_each(|refs| refs.reinit(|| ()).unwrap());
-                let began = Instant::now();
-                kill();
-                began.elapsed()
-            })
-            .min()
+    let fences = |kill: &dyn Fn()| {
+        let before = fence::calls();
+        kill();
+        fence::calls() - before
     };
-    let stop = AtomicU64::new(0);
-    let (together, alone) = thread::scope(|scope| {
-        scope.spawn(|| {
-            while stop.load(Ordering::Relaxed) == 0 {
-                std::hint::spin_loop();
-            }
-        });
-        let together = time(&|| assert_eq!(PercpuRef::kill_many(&many, |_, _| ()), Ok(500)));
-        let alone = time(&|| many.iter().for_each(|refs| refs.kill().unwrap()));
-        stop.store(1, Ordering::Relaxed);
-        (together, alone)
-    });
-    println!("500 together: {together:?}, one by one: {alone:?}");
-    assert!(together < alone, "{together:?} {alone:?}");
+    let together = fences(&|| assert_eq!(PercpuRef::kill_many(&many, |_, _| ()), Ok(500)));
+    many.iter().for_each(|refs| refs.reinit(|| ()).unwrap());
+    let alone = fences(&|| many.iter().for_each(|refs| refs.kill().unwrap()));
+    assert_eq!((together, alone), (1, 500));
 }
