@@ -78,7 +78,7 @@ impl Connection {
             }
             stream.write_all(&output)?;
             output.clear();
-            let len = stream.read(&mut piece)?;
+            let len = uninterrupted(|| stream.read(&mut piece))?;
             if len == 0 {
                 return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
             }
@@ -318,7 +318,8 @@ impl Run<'_> {
     /// Reads one reply header, whose length shows only while reading.
     fn header(&mut self) -> Result<Reply, DemoError> {
         // Almost always the whole header is in the buffer.
-        if self.connection.buffer().is_empty() && self.connection.fill_buf()?.is_empty() {
+        let connection = &mut self.connection;
+        if uninterrupted(|| connection.fill_buf().map(<[u8]>::is_empty))? {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
         if let Some((reply, used)) = Reply::parse(self.connection.buffer())? {
@@ -380,6 +381,17 @@ fn command(kind: Kind) -> u16 {
         Kind::Trim => cmd::TRIM,
         Kind::WriteZeroes => cmd::WRITE_ZEROES,
         Kind::Flush => cmd::FLUSH,
+    }
+}
+
+/// Tries until it is not interrupted: a socket with a time limit is when the demo is stopped and goes on
+/// again (Ctrl-Z, `fg`), without a handler.
+fn uninterrupted<T>(mut read: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match read() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
     }
 }
 

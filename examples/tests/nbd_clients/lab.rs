@@ -282,6 +282,29 @@ pub(crate) fn wait_until<T>(limit: Duration, mut probe: impl FnMut() -> Option<T
     }
 }
 
+/// Runs `body`, and tells how much later than it had asked for a thread beside it ran, all in all: what
+/// a machine that has other work, or stands still for a moment, is late by.
+pub(crate) fn with_lag<T>(body: impl FnOnce() -> T) -> (T, Duration) {
+    const PAUSE: Duration = Duration::from_millis(10);
+    let (over, is_over) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        let watch = scope.spawn(move || {
+            let mut lag = Duration::ZERO;
+            loop {
+                let paused = Instant::now();
+                let goes_on = is_over.recv_timeout(PAUSE) == Err(mpsc::RecvTimeoutError::Timeout);
+                lag += paused.elapsed().saturating_sub(PAUSE);
+                if !goes_on {
+                    return lag;
+                }
+            }
+        });
+        let result = body();
+        drop(over);
+        (result, watch.join().expect("it does not panic"))
+    })
+}
+
 /// The last `lines` lines of a text, indented, for a failure message.
 pub(crate) fn tail(text: &str, lines: usize) -> String {
     let all: Vec<&str> = text.lines().collect();
