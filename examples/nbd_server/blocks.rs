@@ -3,71 +3,121 @@
 //! ```text
 //!  READ ─► all there? ─yes─► copied to the reply's buffer: no operation, no wait
 //!             │ no
+//!             ├─► anything dirty? ─yes─► a hand: block by block; or writes it back first, where that is long
 //!             └─► whole blocks into the reply's buffer, by one operation ─► copied to the cache ─► reply
-//!  WRITE, TRIM, WRITE_ZEROES ─► the image ─► the cache forgets the blocks ─► reply
+//!  WRITE ─► each block there, or a buffer free? ─yes─► copied to the cache, dirty ─► reply
+//!             └─no─► a hand waits for it; long ones go past the cache, to the image
+//!  TRIM, WRITE_ZEROES, FLUSH, FUA ─► a hand
 //! ```
 //!
-//! The image is always as new as the cache or newer, so a request may pass the cache by: one that is
-//! too long to be kept, one for which no buffer is free, and one that finds a block being read for
-//! another. So nobody waits for another's read, nor hears of its failure.
+//! A worker never waits: what has to is done by one of the [`hands`](crate::hands). All changes go by way of
+//! the cache, also those past it, which exclude others from their blocks, so what was answered is on the
+//! image, or it is dirty here. A READ may pass the cache by where nothing of its blocks is dirty: what was
+//! answered before it came is on the image then, and what is not answered yet it may see or not. It asks
+//! before it reads; to read first, and to put what is dirty over it, would miss what was written back and
+//! evicted in between.
 //!
-//! Who reads claims its blocks before the read begins, and who writes forgets them when the write has
-//! ended, before anybody is told of it. A claim that it finds is waited for: what was read may be
-//! older. Hence a read that begins after the reply sees the write, whichever worker, connection or
-//! export it comes by: there is one device in the cache for each file.
+//! Who reads for the cache claims its blocks before the read begins: who writes to one of them waits, and
+//! that is a hand. A block that cannot be claimed, because it is there, or is read for another, or no
+//! buffer is free, is answered all the same, and not kept: nobody waits for another's read, nor hears of
+//! its failure.
+//!
+//! FLUSH is a sync of the cache's device, which those who ask at the same time share. A sync that fails
+//! poisons it, for as long as the server lives: writes, trims and flushes get EIO from then on, and reads
+//! what is in the cache, or on the image and was not written since the last good sync. The rest may be
+//! lost: EIO, too. What cannot be written back stays dirty, can be read, and is tried again.
 
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use aio_reap::{AlignedBuf, IoBuf, IoBufMut};
 use bufcache::{
-    BlockDevice, BuildError, Cache, CacheStats, Device, FileDevice, GetError, Invalidation, Load,
+    AttachOptions, BlockDevice, BuildError, Cache, CacheStats, Device, FileDevice, Load,
 };
-use tracing::warn;
+use tracing::{error, warn};
 
-use crate::admission::SMALL;
+use crate::admission::{Class, SMALL};
+use crate::hands::{Hands, Task};
 
 /// Bytes of a block: what most clients' file systems read at least.
-const BLOCK: usize = 4096;
+pub(crate) const BLOCK: usize = 4096;
 /// A request is kept up to this part of the cache, so that one client leaves something to others. A
 /// guess.
 const SHARE: u64 = 8;
 /// A READ of so many bytes and more that begins where another ended is part of a scan, which is mostly read
 /// once; to keep its 16 blocks took the server as much time as a READ of 64 KiB itself. A guess.
 const SCAN: usize = 4 * BLOCK;
+/// How long a hand waits for a buffer while none can be written back. A guess: a disk that is full says so at
+/// once, and one that is slow may take seconds.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The cache, and the images in it.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     cache: Cache,
     /// By index of the export table's files.
-    images: Vec<Option<Image>>,
-    /// Longest READ that is kept. What is longer is mostly read once, and the device's time for the
+    images: Vec<Option<Arc<Image>>>,
+    /// Longest READ or WRITE that is kept. What is longer is mostly used once, and the device's time for the
     /// bytes counts for more than that for the request.
     longest: u64,
+    hands: Hands,
 }
 
-#[derive(Debug)]
-struct Image {
-    device: Device,
+/// An image in the cache.
+pub(crate) struct Image {
+    pub(crate) device: Device,
+    /// What is below the cache.
+    pub(crate) raw: Arc<dyn BlockDevice>,
     /// In bytes.
-    len: u64,
+    pub(crate) len: u64,
     /// Where the last READ ended that found something missing.
     next: AtomicU64,
-    /// What changed could not be forgotten: the cache is not looked at any more.
-    off: AtomicBool,
 }
 
 impl Blocks {
-    /// A cache of so many bytes for these files.
-    pub(crate) fn new(bytes: u64, files: &[File]) -> io::Result<Self> {
+    /// A cache of so many bytes for these files, which have so many names.
+    pub(crate) fn new(bytes: u64, files: &[File], exports: usize) -> io::Result<Self> {
+        Self::on(bytes, (files, exports), |file| {
+            let device = FileDevice::new(file.try_clone()?)?;
+            // With O_DIRECT no part of a unit can be written; exports are rounded down as well.
+            let len = device.len() / device.alignment() as u64 * device.alignment() as u64;
+            Ok(Arc::new(device.up_to(len)))
+        })
+    }
+
+    /// The same, where `open` says what reads and writes a file.
+    pub(crate) fn on(
+        bytes: u64,
+        (files, exports): (&[File], usize),
+        open: impl Fn(&File) -> io::Result<Arc<dyn BlockDevice>>,
+    ) -> io::Result<Self> {
         let capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let cache = Cache::builder(capacity).block_sizes(BLOCK, BLOCK).build()?;
-        let images = files.iter().map(|file| Image::new(&cache, file));
+        let cache =
+            Cache::builder(capacity).block_sizes(BLOCK, BLOCK).patience(PATIENCE).build()?;
+        let images = files.iter().map(|file| Image::new(&cache, open(file)?));
         let images = images.collect::<io::Result<_>>()?;
-        Ok(Self { cache, images, longest: SMALL.min(bytes / SHARE).max(BLOCK as u64) })
+        let longest = SMALL.min(bytes / SHARE).max(BLOCK as u64);
+        Ok(Self { cache, images, longest, hands: Hands::new(exports)? })
+    }
+
+    /// What is kept of a file, if it is.
+    pub(crate) fn image(&self, file: usize) -> Option<&Arc<Image>> {
+        self.images[file].as_ref()
+    }
+
+    /// Bytes of the longest request that is kept.
+    pub(crate) fn longest(&self) -> u64 {
+        self.longest
+    }
+
+    /// Has a hand work on it; back it comes where there can be none.
+    pub(crate) fn give(&self, export: usize, class: Class, task: Task) -> Result<(), Task> {
+        self.hands.give(export, class, task)
     }
 
     /// The image, and the blocks that bytes of it lie in; unless these are none or too many.
@@ -75,9 +125,7 @@ impl Blocks {
         let end = offset.checked_add(len as u64)?;
         let image = self.images[file].as_ref()?;
         let kept = (1..=self.longest).contains(&(len as u64)) && end <= image.len;
-        // Ordering: Relaxed; who hears of the change that could not be forgotten hears of it later, by
-        // the reply.
-        (kept && !image.off.load(Ordering::Relaxed)).then(|| (image, covering(offset, end)))
+        kept.then(|| (&**image, covering(offset, end)))
     }
 
     /// How large the buffer of a READ has to be.
@@ -127,23 +175,9 @@ impl Blocks {
         Ok(Fill { buf, start, head: (offset - start) as usize, len, loads })
     }
 
-    /// Forgets what has changed; to be done before anybody hears of the change.
-    pub(crate) fn forget(&self, file: usize, offset: u64, len: u64) -> Option<Invalidation> {
-        let image = self.images[file].as_ref()?;
-        let blocks = covering(offset, offset.saturating_add(len));
-        (!blocks.is_empty()).then(|| image.device.invalidation(blocks))
-    }
-
-    /// It could not be forgotten: nothing of the file is taken from the cache any more.
-    pub(crate) fn give_up(&self, file: usize, error: GetError) {
-        let Some(image) = &self.images[file] else { return };
-        warn!(file, %error, "the cache is not used any more");
-        image.off.store(true, Ordering::Relaxed); // see `find`
-    }
-
     /// Writes to the image what is newer here. Blocks.
-    pub(crate) fn settle(&self, _file: usize, _bytes: Range<u64>) -> io::Result<()> {
-        Ok(()) // nothing is: the image is always as new as the cache
+    pub(crate) fn settle(&self, file: usize, bytes: Range<u64>) -> io::Result<()> {
+        self.image(file).map_or(Ok(()), |image| image.settle(bytes))
     }
 
     pub(crate) fn stats(&self) -> Option<CacheStats> {
@@ -153,16 +187,13 @@ impl Blocks {
 
 impl Image {
     /// `None` where the device takes no blocks as small as ours.
-    fn new(cache: &Cache, file: &File) -> io::Result<Option<Self>> {
-        let device = FileDevice::new(file.try_clone()?)?;
-        let len = device.len();
-        match cache.attach(device, BLOCK) {
-            Ok(device) => Ok(Some(Self {
-                device,
-                len,
-                next: AtomicU64::new(u64::MAX),
-                off: AtomicBool::new(false),
-            })),
+    fn new(cache: &Cache, raw: Arc<dyn BlockDevice>) -> io::Result<Option<Arc<Self>>> {
+        let len = raw.len();
+        let options = AttachOptions::new(BLOCK).on_loss(|error| error!(%error, "blocks are lost"));
+        match cache.attach_with(Arc::clone(&raw), options) {
+            Ok(device) => {
+                Ok(Some(Arc::new(Self { device, raw, len, next: AtomicU64::new(u64::MAX) })))
+            }
             Err(error @ (BuildError::Misaligned { .. } | BuildError::DeviceTooLarge(_))) => {
                 warn!(%error, "an image is not kept in memory");
                 Ok(None)
@@ -172,8 +203,14 @@ impl Image {
     }
 }
 
+impl fmt::Debug for Image {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Image").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
 /// The blocks that the bytes from `offset` to `end` lie in.
-fn covering(offset: u64, end: u64) -> Range<u64> {
+pub(crate) fn covering(offset: u64, end: u64) -> Range<u64> {
     offset / BLOCK as u64..end.div_ceil(BLOCK as u64)
 }
 
@@ -267,7 +304,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let bytes: Vec<u8> = (0..len).map(|at| (at / 8 * 37 + at) as u8).collect();
         file.write_all_at(&bytes, 0).unwrap();
-        let blocks = Blocks::new(cache, &[file.try_clone().unwrap()]).unwrap();
+        let blocks = Blocks::new(cache, &[file.try_clone().unwrap()], 1).unwrap();
         (file, bytes, blocks)
     }
 
@@ -370,38 +407,10 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_block_that_changes_is_forgotten_with_the_block() {
-        use std::future::Future;
-        use std::task::{Context, Waker};
-        let (file, _, blocks) = image(4 * BLOCK, 1 << 20);
-        for (offset, len, left) in [
-            (4095, 1, [1, 2, 3].as_slice()),
-            (4096, 4096, &[0, 2, 3]),
-            (4095, 8193, &[3]),
-            (0, 0, &[0, 1, 2, 3]),
-        ] {
-            for block in 0..4 {
-                read(&blocks, &file, block * BLOCK as u64, BLOCK).0.unwrap();
-            }
-            if let Some(task) = blocks.forget(0, offset, len) {
-                let mut task = std::pin::pin!(task);
-                assert!(task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
-            }
-            for block in 0..4 {
-                let mut byte = [0];
-                let there = blocks.read(0, block * BLOCK as u64, &mut byte);
-                assert_eq!(there, left.contains(&block), "{offset} {len}: {block}");
-            }
-        }
-        blocks.give_up(0, GetError::NoMemory);
-        assert!(!read(&blocks, &file, 0, BLOCK).1 && !read(&blocks, &file, 0, BLOCK).1);
-    }
-
-    #[test]
     fn a_cache_needs_a_block_at_least() {
         let file = tempfile::tempfile().unwrap();
-        assert!(Blocks::new(BLOCK as u64 - 1, &[]).is_err());
-        let blocks = Blocks::new(BLOCK as u64, &[file]).unwrap(); // of nothing
+        assert!(Blocks::new(BLOCK as u64 - 1, &[], 0).is_err());
+        let blocks = Blocks::new(BLOCK as u64, &[file], 1).unwrap(); // of nothing
         assert_eq!((blocks.room(0, 0, 5000), blocks.read(0, 0, &mut [])), (5000, false));
     }
 }

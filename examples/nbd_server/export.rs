@@ -81,7 +81,8 @@ impl ExportTable {
             table.add(image, args, &mut known)?;
         }
         if args.cache > 0 {
-            let blocks = Blocks::new(args.cache, &table.files).map_err(ExportError::Cache)?;
+            let blocks =
+                Blocks::new(args.cache, &table.files, table.len()).map_err(ExportError::Cache)?;
             table.blocks = Some(blocks);
         }
         Ok(table)
@@ -171,15 +172,17 @@ impl ExportTable {
 
     /// Makes everything written so far durable; an error if that ever failed.
     pub(crate) fn sync(&self) -> io::Result<()> {
+        let mut result = Ok(());
         for (index, file) in self.files.iter().enumerate() {
-            if self.has_sync_failed(index) {
-                return Err(io::Error::from_raw_os_error(libc::EIO));
-            }
-            if !self.read_only {
-                file.sync_data()?;
-            }
+            let synced = match self.blocks.as_ref().and_then(|blocks| blocks.image(index)) {
+                _ if self.has_sync_failed(index) => Err(io::Error::from_raw_os_error(libc::EIO)),
+                _ if self.read_only => Ok(()),
+                Some(image) => image.sync(),
+                None => file.sync_data(),
+            };
+            result = result.and(synced); // of all, whatever becomes of one
         }
-        Ok(())
+        result
     }
 
     /// Remembers that data of a file was lost.

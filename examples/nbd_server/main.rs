@@ -10,17 +10,19 @@
 //! ```text
 //!  main: accept, signals ──► worker: epoll, sessions ──► aio-reap engine ──► image
 //!        (server)       └─ registry ─┘  (worker, conn, session, requests,    (export)
-//!                                        operation, admission)   └─► bufcache (blocks)
+//!                                        operation, admission)   └─► bufcache (blocks, changes, hands)
 //! ```
 
 mod admission;
 mod args;
 mod blocks;
+mod changes;
 mod conn;
 mod contexts;
 mod demo;
 mod export;
 mod extents;
+mod hands;
 mod listeners;
 mod manual;
 mod memory;

@@ -7,6 +7,7 @@ use nbd_protocol::{NbdError, ReplyHeader, Request};
 use radix_ctx::CtxRef;
 
 use crate::admission::Class;
+use crate::changes::Work;
 use crate::contexts::Connection;
 
 /// How far a request got: replied to, or on its way.
@@ -20,7 +21,7 @@ pub(crate) struct Step {
     pub(crate) spent: Option<AlignedBuf>,
 }
 
-/// An operation in the engine, or on its way there, and the request that it is for.
+/// An operation in the engine or in a hand, or on its way there, and the request that it is for.
 #[derive(Clone, Debug)]
 pub(crate) struct Operation {
     pub(crate) conn: CtxRef<Connection>,
@@ -31,6 +32,8 @@ pub(crate) struct Operation {
     pub(crate) begun: bool,
     pub(crate) request: Request,
     pub(crate) stage: Stage,
+    /// What a hand does instead of the engine.
+    pub(crate) work: Option<Work>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,18 +83,6 @@ impl Operation {
                 Class::of_write(len)
             }
         }
-    }
-
-    /// Whether the image may have changed, and nothing more will change it before the reply.
-    pub(crate) fn has_changed(&self, result: &io::Result<usize>) -> bool {
-        let changes = match self.stage {
-            Stage::Read | Stage::Sync | Stage::Advise => false,
-            Stage::Write { .. }
-            | Stage::Punch { .. }
-            | Stage::ZeroRange { .. }
-            | Stage::Zeros { .. } => true,
-        };
-        changes && !matches!(self.then(result), Then::Next(stage) if stage != Stage::Sync)
     }
 
     pub(crate) fn then(&self, result: &io::Result<usize>) -> Then {

@@ -7,8 +7,8 @@
 //!  BLOCK_STATUS: see extents
 //! ```
 //!
-//! What is kept in memory is read without the engine, and what changes the image is forgotten there
-//! before it goes on: see [`blocks`](crate::blocks).
+//! So they do where nothing is kept in memory. Where an image is cached, most need no engine, and some a
+//! [hand](crate::hands): see [`blocks`](crate::blocks).
 //!
 //! A request has at most one operation at a time, in the engine or waiting for a place there: see
 //! [`admission`](crate::admission). The engine is given no more than it works on at a time, so it
@@ -17,22 +17,24 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, Waker};
+use std::task::Waker;
 
 use aio_reap::{AlignedBuf, AllocateMode, CompletionQueue, Engine, File, SubmitError};
-use bufcache::{Invalidation, Load};
+use bufcache::Load;
 use nbd_protocol::{Command, NbdError, Request};
 use radix_ctx::{CtxRef, CtxTable, Id, InsertError, LookupError, TableStats};
+use slab::Slab;
 use tracing::warn;
 
 use crate::admission::{Admission, WaitStats};
 use crate::blocks::Fill;
+use crate::changes::{Job, Outcome, Way, Work};
 use crate::contexts::{Connection, Lost, Stray};
 use crate::export::ExportTable;
 use crate::extents::Maps;
+use crate::hands::{Back, Done, Task};
 use crate::memory::ALIGN;
 use crate::operation::{Operation, Stage, Step, Then, Zeroes};
 
@@ -75,17 +77,10 @@ pub(crate) struct Counters {
 /// An operation that waits for a place in the engine, and its buffer.
 type Waiting = (Operation, Option<AlignedBuf>);
 
-/// An operation that has ended.
-struct Ended {
-    operation: Operation,
-    result: io::Result<usize>,
-    buf: Option<AlignedBuf>,
-}
-
 /// How much a worker takes on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Operations in the engine.
+    /// Operations in the engine and in hands.
     pub(crate) depth: usize,
     /// Operations in all: those, and those that wait for a place there.
     pub(crate) most: usize,
@@ -99,19 +94,18 @@ pub(crate) struct Requests {
     /// Those in the engine.
     operations: CtxTable<Operation>,
     in_engine: usize,
-    /// Places there.
+    /// Places there and in hands.
     depth: usize,
     /// If something waits, every place is taken.
     waiting: Admission<Waiting>,
     /// What waited, and was answered without the engine.
     answered: VecDeque<(Operation, Step)>,
     most: usize,
-    /// What changed the image, and has yet to be forgotten: rare, as a read of it is waited for.
-    forgetting: Vec<(Ended, Invalidation)>,
     /// BLOCK_STATUS requests, each of which a thread looks after.
     maps: Maps,
-    /// Has [`complete`](Self::complete) called once that read is over.
-    waker: Waker,
+    /// Those that hands work on.
+    handed: Slab<Operation>,
+    back: Arc<Back>,
     /// Room for claims, to be used again.
     loads: Vec<Vec<Load>>,
     fills: CompletionQueue<Fill>,
@@ -142,9 +136,9 @@ impl Requests {
             waiting: Admission::new(exports.len())?,
             answered: VecDeque::new(),
             most,
-            forgetting: Vec::new(),
             maps: Maps::new(exports, &waker),
-            waker,
+            handed: Slab::new(),
+            back: Arc::new(Back::new(waker)),
             loads: Vec::new(),
             fills: CompletionQueue::new(),
             transfers: CompletionQueue::new(),
@@ -156,20 +150,20 @@ impl Requests {
     }
 
     pub(crate) fn has_room(&self) -> bool {
-        self.in_engine + self.waiting.len() + self.forgetting.len() + self.maps.len() < self.most
+        let elsewhere = self.handed.len() + self.maps.len();
+        self.in_engine + self.waiting.len() + elsewhere < self.most
     }
 
     pub(crate) fn is_idle(&self) -> bool {
         self.in_engine == 0
             && self.waiting.is_empty()
             && self.answered.is_empty()
-            && self.forgetting.is_empty()
-            && self.maps.len() == 0
+            && !self.waits_for_hands()
     }
 
     /// Whether something is waited for that the waker tells of.
-    pub(crate) fn is_forgetting(&self) -> bool {
-        !self.forgetting.is_empty() || self.maps.len() > 0
+    pub(crate) fn waits_for_hands(&self) -> bool {
+        !self.handed.is_empty() || self.maps.len() > 0
     }
 
     /// Whether [`complete`](Self::complete) has nothing to return.
@@ -179,6 +173,7 @@ impl Requests {
             && self.transfers.is_empty()
             && self.others.is_empty()
             && self.zeros.is_empty()
+            && (self.handed.is_empty() || self.back.is_empty())
     }
 
     /// Carries out a request, or at least begins to. `Some` if the reply is there already.
@@ -210,17 +205,25 @@ impl Requests {
             Command::Cache | Command::Disconnect => Stage::Advise,
         };
         let (conn, file) = (conn.clone(), self.exports.get(export).file);
-        let operation = Operation { conn, export, file, structured, begun: false, request, stage };
+        let mut operation =
+            Operation { conn, export, file, structured, begun: false, request, stage, work: None };
         if request.len == 0 && command != Command::Flush {
             // fallocate refuses an empty range, and nothing else has anything to do.
             return Some(operation.reply(Ok(()), buf));
         }
         if let (Stage::Read, Some(bytes)) = (stage, &mut buf) {
             bytes.set_len(request.len as usize); // of its room, which may be more
-            let blocks = self.exports.blocks.as_ref();
-            if blocks.is_some_and(|blocks| blocks.read(file, request.offset, bytes)) {
-                self.counters.hits += 1;
-                return Some(self.finish(&operation, Ok(()), buf));
+        }
+        if let Some(blocks) = &self.exports.blocks {
+            let bytes = buf.as_deref_mut().unwrap_or_default();
+            match blocks.begin(file, command, &request, bytes) {
+                Way::Answer(result) => {
+                    self.counters.hits += u64::from(stage == Stage::Read);
+                    let result = self.judge(&operation, result);
+                    return Some(self.finish(&operation, result, buf));
+                }
+                Way::Hand(work) => operation.work = Some(work),
+                Way::Engine => {}
             }
         }
         if command == Command::Flush && self.exports.has_sync_failed(file) {
@@ -262,9 +265,76 @@ impl Requests {
         self.waiting.stats()
     }
 
-    /// Hands an operation to the engine, or has it wait for a place there.
+    /// Has a hand work on a request of a cached image. If that cannot be it comes back with its reply.
+    fn hand(
+        &mut self,
+        operation: Operation,
+        work: Work,
+        buf: Option<AlignedBuf>,
+    ) -> Option<(Operation, Step)> {
+        let Operation { export, file, request: Request { offset, len, .. }, .. } = operation;
+        let blocks = self.exports.blocks.as_ref()?; // it has said so
+        let image = Arc::clone(blocks.image(file)?);
+        let class = operation.class();
+        let key = self.handed.insert(operation);
+        let job = Job { image, work, offset, len };
+        let task = Task { job, buf, key, back: Arc::clone(&self.back) };
+        let Err(task) = blocks.give(export, class, task) else { return None };
+        let operation = self.handed.remove(key);
+        let step = self.finish(&operation, Err(NbdError::NoMem), task.buf);
+        Some((operation, step))
+    }
+
+    /// What a hand brings back; `None` if the request goes on.
+    fn handed_back(
+        &mut self,
+        Done { key, result, buf }: Done,
+    ) -> Option<Result<(usize, Step), Stray>> {
+        let mut operation = self.handed.remove(key);
+        let whose = (operation.conn.slot(), CtxRef::is_removed(&operation.conn));
+        let step = match result {
+            Ok(Outcome::Settled) if !whose.1 => {
+                operation.work = None;
+                self.submit(operation, buf)?
+            }
+            result => {
+                let result = self.judge(&operation, result.map(drop));
+                self.finish(&operation, result, buf)
+            }
+        };
+        self.admit(); // there is a place
+        Some(self.address(whose, step))
+    }
+
+    /// What the client hears of it, and the log.
+    fn judge(&mut self, operation: &Operation, result: io::Result<()>) -> Result<(), NbdError> {
+        result.map_err(|error| {
+            // An answer, not a failure.
+            if error.raw_os_error() == Some(libc::EOPNOTSUPP) {
+                return NbdError::NotSup;
+            }
+            self.log(operation, &error);
+            NbdError::from(&error)
+        })
+    }
+
+    fn log(&mut self, operation: &Operation, error: &io::Error) {
+        self.counters.failures += 1;
+        let failures = self.counters.failures;
+        if is_logged(failures) {
+            let Request { command, offset, len, .. } = operation.request;
+            warn!(command, offset, len, failures, %error, "the image failed a request");
+        }
+    }
+
+    /// Whether one operation more may be worked on.
+    fn has_place(&self) -> bool {
+        self.in_engine + self.handed.len() < self.depth
+    }
+
+    /// Hands an operation to the engine or to a hand, or has it wait for a place there.
     fn submit(&mut self, operation: Operation, buf: Option<AlignedBuf>) -> Option<Step> {
-        if self.in_engine < self.depth && self.waiting.is_empty() {
+        if self.has_place() && self.waiting.is_empty() {
             return self.enqueue(operation, buf).map(|(_, step)| step);
         }
         let (export, class) = (operation.export, operation.class());
@@ -272,9 +342,9 @@ impl Requests {
         Some(self.finish(&operation, Err(NbdError::NoMem), buf))
     }
 
-    /// Hands what waits to the engine, as far as there are places.
+    /// Hands on what waits, as far as there are places.
     fn admit(&mut self) {
-        while self.in_engine < self.depth {
+        while self.has_place() {
             let Some((operation, buf)) = self.waiting.pop() else { return };
             let answered = self.enqueue(operation, buf);
             self.answered.extend(answered);
@@ -296,6 +366,9 @@ impl Requests {
         operation: Operation,
         buf: Option<AlignedBuf>,
     ) -> Option<(Operation, Step)> {
+        if let Some(work) = operation.work {
+            return self.hand(operation, work, buf);
+        }
         let Operation { file: number, stage, request: Request { offset, len, .. }, .. } = operation;
         let id = match self.operations.insert(operation) {
             Ok(id) => id,
@@ -374,35 +447,32 @@ impl Requests {
         if let Some((conn, step)) = self.maps.pop(&mut self.counters) {
             return Some(self.address((conn.slot(), CtxRef::is_removed(&conn)), step));
         }
-        if let Some(ended) = self.forgotten() {
-            return Some(self.conclude(ended));
-        }
-        loop {
-            let resolved = if let Some(done) = self.fills.pop() {
-                let (result, buf, loads) = done.buf.finish(done.result);
-                self.loads.push(loads);
-                self.resolve(done.token, result, Some(buf))
-            } else if let Some(done) = self.transfers.pop() {
-                self.resolve(done.token, done.result, Some(done.buf))
-            } else if let Some(done) = self.zeros.pop() {
-                self.resolve(done.token, done.result, None)
-            } else {
-                let done = self.others.pop()?;
-                self.resolve(done.token, done.result, None)
-            };
+        while let Some(done) = (!self.handed.is_empty()).then(|| self.back.pop()).flatten() {
+            let resolved = self.handed_back(done);
             if resolved.is_some() {
                 return resolved;
             }
         }
+        Some(if let Some(done) = self.fills.pop() {
+            let (result, buf, loads) = done.buf.finish(done.result);
+            self.loads.push(loads);
+            self.resolve(done.token, result, Some(buf))
+        } else if let Some(done) = self.transfers.pop() {
+            self.resolve(done.token, done.result, Some(done.buf))
+        } else if let Some(done) = self.zeros.pop() {
+            self.resolve(done.token, done.result, None)
+        } else {
+            let done = self.others.pop()?;
+            self.resolve(done.token, done.result, None)
+        })
     }
 
-    /// What becomes of a completion; `None` while the cache has yet to forget what it changed.
     fn resolve(
         &mut self,
         token: u64,
         result: io::Result<usize>,
         buf: Option<AlignedBuf>,
-    ) -> Option<Result<(usize, Step), Stray>> {
+    ) -> Result<(usize, Step), Stray> {
         let operation = match self.retire(token) {
             Ok(operation) => operation,
             Err(error) => {
@@ -410,38 +480,9 @@ impl Requests {
                 if is_logged(self.counters.unknown) {
                     warn!(token, %error, "a completion of nothing");
                 }
-                return Some(Err(Stray { why: Lost::Unknown(error), buf }));
+                return Err(Stray { why: Lost::Unknown(error), buf });
             }
         };
-        let Operation { file, request, .. } = operation;
-        let ended = Ended { operation, result, buf };
-        if let (true, Some(blocks)) =
-            (ended.operation.has_changed(&ended.result), &self.exports.blocks)
-        {
-            if let Some(mut left) = blocks.forget(file, request.offset, request.len.into()) {
-                if !has_forgotten(&self.exports, file, &mut left, &self.waker) {
-                    self.forgetting.push((ended, left));
-                    self.admit(); // there is a place
-                    return None;
-                }
-            }
-        }
-        Some(self.conclude(ended))
-    }
-
-    /// An operation whose change is forgotten by now.
-    fn forgotten(&mut self) -> Option<Ended> {
-        let Self { forgetting, exports, waker, .. } = self;
-        let at = forgetting
-            .iter_mut()
-            .position(|(ended, left)| has_forgotten(exports, ended.operation.file, left, waker))?;
-        Some(forgetting.swap_remove(at).0)
-    }
-
-    fn conclude(
-        &mut self,
-        Ended { operation, result, buf }: Ended,
-    ) -> Result<(usize, Step), Stray> {
         let whose = (operation.conn.slot(), CtxRef::is_removed(&operation.conn));
         let step = self.advance(operation, result, buf);
         self.admit(); // there is a place
@@ -488,12 +529,7 @@ impl Requests {
             Then::Reply(reply) => {
                 // NotSup is an answer, not a failure.
                 if let (Err(error), false) = (&result, reply == Err(NbdError::NotSup)) {
-                    self.counters.failures += 1;
-                    let failures = self.counters.failures;
-                    if is_logged(failures) {
-                        let Request { command, offset, len, .. } = operation.request;
-                        warn!(command, offset, len, failures, %error, "the image failed a request");
-                    }
+                    self.log(&operation, error);
                 }
                 self.finish(&operation, reply, buf)
             }
@@ -508,23 +544,6 @@ impl Requests {
     ) -> Step {
         self.counters.errors += u64::from(result.is_err());
         operation.reply(result, buf)
-    }
-}
-
-/// Whether the cache has forgotten all; if not, the waker is called when it may have.
-fn has_forgotten(
-    exports: &ExportTable,
-    file: usize,
-    left: &mut Invalidation,
-    waker: &Waker,
-) -> bool {
-    match (Pin::new(left).poll(&mut Context::from_waker(waker)), &exports.blocks) {
-        (Poll::Pending, _) => false,
-        (Poll::Ready(Err(error)), Some(blocks)) => {
-            blocks.give_up(file, error);
-            true
-        }
-        (Poll::Ready(_), _) => true,
     }
 }
 

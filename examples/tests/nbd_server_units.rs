@@ -10,6 +10,8 @@ mod admission;
 mod args;
 #[path = "../nbd_server/blocks.rs"]
 mod blocks;
+#[path = "../nbd_server/changes.rs"]
+mod changes;
 #[path = "../nbd_server/conn.rs"]
 mod conn;
 #[path = "../nbd_server/contexts.rs"]
@@ -18,6 +20,8 @@ mod contexts;
 mod export;
 #[path = "../nbd_server/extents.rs"]
 mod extents;
+#[path = "../nbd_server/hands.rs"]
+mod hands;
 #[path = "../nbd_server/listeners.rs"]
 mod listeners;
 #[path = "../nbd_server/manual.rs"]

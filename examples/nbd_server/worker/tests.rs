@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
 
 use aio_reap::scripted::{Script, Transfer};
+use bufcache::{BlockDevice, FaultDevice, FileDevice};
 use clap::Parser;
 use nbd_protocol::{Agreed, CommandFlags, Request, wire::cmd};
 use percpu_list::Refused;
@@ -16,6 +17,7 @@ mod waiting;
 
 use super::*;
 use crate::args::Args;
+use crate::blocks::Blocks;
 use crate::contexts::Lost;
 use crate::memory::Account;
 use crate::session::Session;
@@ -26,6 +28,8 @@ const MOST: usize = 8;
 struct Lab {
     worker: Worker,
     script: Script,
+    /// Below the cache.
+    disk: Arc<FaultDevice<FileDevice>>,
     connections: Arc<Connections>,
     registry: Arc<Registry>,
     image: std::path::PathBuf,
@@ -49,7 +53,16 @@ impl Lab {
         let image = dir.path().join("a.img");
         let image_arg = image.to_str().unwrap();
         let args = ["nbd_server", "--cache", cache, "--size", "1M", "--image", image_arg];
-        let exports = Arc::new(ExportTable::open(&Args::parse_from(args)).unwrap());
+        let mut exports = ExportTable::open(&Args::parse_from(args)).unwrap();
+        let device = FileDevice::new(exports.files[0].try_clone().unwrap()).unwrap();
+        let disk = Arc::new(FaultDevice::new(device));
+        if exports.blocks.is_some() {
+            let bytes = Args::parse_from(args).cache;
+            let raw: Arc<dyn BlockDevice> = disk.clone();
+            let blocks = Blocks::on(bytes, (&exports.files, 1), |_| Ok(Arc::clone(&raw)));
+            exports.blocks = Some(blocks.unwrap());
+        }
+        let exports = Arc::new(exports);
         let script = Script::new();
         let engine =
             Engine::builder().depth(limits.depth).capacity(capacity).build_scripted(&script);
@@ -63,7 +76,7 @@ impl Lab {
         let worker =
             Worker::new(exports, engine.unwrap(), limits, 0, (receiver, bell), inner, listing);
         let worker = worker.unwrap();
-        Self { worker, script, connections, registry, image, _inbox: inbox, _dir: dir }
+        Self { worker, script, disk, connections, registry, image, _inbox: inbox, _dir: dir }
     }
 
     /// A client past its handshake.

@@ -14,13 +14,13 @@ use crate::trace::{Event, Strace, TracePoints, strace};
 
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
-    let seen_by_strace = &[Backend::Aio, Backend::Threads];
-    trials.extend(per_backend(
-        seen_by_strace,
-        "strace_sync_before_reply",
-        &[Need::Strace],
-        strace_it,
-    ));
+    let needs = &[Need::Strace];
+    let cached = |lab: &Lab, backend| strace_it(lab, backend, true);
+    trials.extend(per_backend(&Backend::ALL, "strace_sync_before_reply", needs, cached));
+    // What the ring does is not seen by strace.
+    let seen = &[Backend::Aio, Backend::Threads];
+    let uncached = |lab: &Lab, backend| strace_it(lab, backend, false);
+    trials.extend(per_backend(seen, "strace_uncached_sync_before_reply", needs, uncached));
     let needs = &[Need::TracePoints];
     trials.extend(per_backend(&[Backend::Uring], "ring_sync_before_reply", needs, trace_ring));
     trials
@@ -50,10 +50,11 @@ fn step(client: &mut Client, kind: u16, flags: u16, offset: u64, len: u32) -> Re
     Ok(cookie)
 }
 
-fn strace_it(lab: &Lab, backend: Backend) -> Res {
+fn strace_it(lab: &Lab, backend: Backend, cached: bool) -> Res {
     let (image, log) = (lab.path("a.img"), lab.path("strace.log"));
     image::sparse(&image, 16 * MIB)?;
-    let server = Launch::new(lab, backend).image(&image).through(strace(&log)).start()?;
+    let launch = Launch::new(lab, backend).image(&image).through(strace(&log));
+    let server = launch.arg("--cache").arg(if cached { "64M" } else { "0" }).start()?;
     let mut client = server.client()?;
     let mut cookies = Vec::new();
     for (_, kind, flags, offset, len, _) in STEPS {
@@ -67,25 +68,33 @@ fn strace_it(lab: &Lab, backend: Backend) -> Res {
         let sync = window.last_sync();
         if !synced {
             check!(sync.is_none(), "{name}: a sync before its reply\n{}", window.text());
+            let written = window.first_write().is_some();
+            let expected = kind == cmd::WRITE && !cached;
+            check!(written == expected, "{name}: written: {written}\n{}", window.text());
             continue;
         }
         let Some(sync) = sync else {
             crate::lab::fail!("{name}: no sync before its reply\n{}", window.text());
         };
-        if kind != cmd::FLUSH {
+        // Without a cache the write before it has written.
+        if kind != cmd::FLUSH || cached {
             let written = window.first_write();
             check!(written.is_some_and(|w| w <= sync), "{name}: synced first\n{}", window.text());
         }
     }
     let end = trace.after_sigterm()?;
-    check!(end.last_sync().is_some(), "no sync after SIGTERM\n{}", end.text());
+    let (written, sync) = (end.first_write(), end.last_sync());
+    check!(sync.is_some(), "no sync after SIGTERM\n{}", end.text());
+    check!(!cached || written.is_some_and(|w| Some(w) <= sync), "not written\n{}", end.text());
     Ok(())
 }
 
 fn trace_ring(lab: &Lab, backend: Backend) -> Res {
     let image = lab.path("a.img");
     image::sparse(&image, 16 * MIB)?;
-    let mut server = Launch::new(lab, backend).image(&image).start()?;
+    // With a cache no write is the ring's.
+    let launch = Launch::new(lab, backend).image(&image).arg("--cache").arg("0");
+    let mut server = launch.start()?;
     let mut client = server.client()?;
     let points = TracePoints::start(server.pid())?;
     for (name, kind, flags, offset, len, synced) in STEPS {

@@ -39,7 +39,7 @@ fn stderr_closed(lab: &Lab) -> Res {
 }
 
 /// The first fdatasync fails. The kernel says so once; from then on the server says it to every
-/// client, on every worker, and when it ends.
+/// client, on every worker, and when it ends. So it does without a cache; `write_back` has one.
 fn failed_sync(lab: &Lab) -> Res {
     let (image, log) = (lab.path("a.img"), lab.path("strace.log"));
     image::sparse(&image, 4 * MIB)?;
@@ -48,7 +48,7 @@ fn failed_sync(lab: &Lab) -> Res {
     // strace counts by thread: one error for each thread that syncs.
     let words = words.into_iter().chain(["-e", "inject=fdatasync,fsync:error=EIO:when=1"]);
     // Depth 1 is one thread of the pool for each worker, so no worker's second sync would fail.
-    let options = ["--workers", "2", "--depth", "1"];
+    let options = ["--workers", "2", "--depth", "1", "--cache", "0"];
     let launch = Launch::new(lab, Backend::Threads).image(&image).through(words);
     let mut server = options.into_iter().fold(launch, Launch::arg).start()?;
     // Connections go to the workers in turn.

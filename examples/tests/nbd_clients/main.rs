@@ -36,6 +36,7 @@ mod tcp;
 mod tearing;
 mod tools;
 mod trace;
+mod write_back;
 
 use std::process::ExitCode;
 use std::thread;
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
     trials.extend(faults::trials());
     trials.extend(priorities::trials());
     trials.extend(cache::trials());
+    trials.extend(write_back::trials());
     trials.extend(tcp::trials());
     trials.extend(tearing::trials());
     if let Ok(wanted) = std::env::var("OFFLOCK_BACKEND") {

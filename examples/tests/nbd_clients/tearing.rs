@@ -1,5 +1,5 @@
 //! kill -9 of the server under write load, again and again on one image: what it acknowledged is
-//! there, and its successor serves at once.
+//! there, with a cache what it acknowledged before a FLUSH; and its successor serves at once.
 //!
 //! ```text
 //! cargo test --release -p examples --test nbd_clients -- --ignored stress_
@@ -47,14 +47,21 @@ pub(crate) fn trials() -> Vec<Trial> {
     for first in (0..tearings).step_by(PER_TRIAL) {
         let name = format!("stress_tearings_from_{first:04}");
         let end = tearings.min(first + PER_TRIAL);
-        let body = move |lab: &Lab, backend: Backend| stress_tearings(lab, backend, first..end);
+        let body =
+            move |lab: &Lab, backend: Backend| stress_tearings(lab, backend, first..end, "0");
+        trials.extend(per_backend(&Backend::ALL, &name, &[], body));
+        // Large enough for all that is written, and for a part of it.
+        let cache = if (first / PER_TRIAL).is_multiple_of(2) { "64M" } else { "1M" };
+        let name = format!("stress_cached_tearings_from_{first:04}");
+        let body =
+            move |lab: &Lab, backend: Backend| stress_tearings(lab, backend, first..end, cache);
         trials.extend(per_backend(&Backend::ALL, &name, &[], body));
     }
     trials.into_iter().map(|trial| trial.with_ignored_flag(true)).collect()
 }
 
-/// What may be found in a block after a kill: `base` if no write of this server's life was
-/// acknowledged, or one of its writes that is not older than the last acknowledged.
+/// What may be found in a block after a kill: `base` if no write of this server's life is safe, or one
+/// of its writes that is not older than the last that is.
 #[derive(Clone, Copy, Default)]
 struct Block {
     /// Version found after the last kill; 0 is all zero.
@@ -64,6 +71,8 @@ struct Block {
     /// First version sent in this server's life.
     first: Option<u32>,
     acknowledged: Option<u32>,
+    /// The last that must be there: acknowledged, and with a cache before a FLUSH was sent.
+    safe: Option<u32>,
 }
 
 impl Block {
@@ -78,10 +87,10 @@ impl Block {
     }
 
     fn allows(&self, version: u32) -> bool {
-        match (self.first, self.acknowledged) {
+        match (self.first, self.safe) {
             (None, _) => version == self.base,
             (Some(first), None) => version == self.base || (first..=self.sent).contains(&version),
-            (Some(_), Some(acknowledged)) => (acknowledged..=self.sent).contains(&version),
+            (Some(_), Some(safe)) => (safe..=self.sent).contains(&version),
         }
     }
 }
@@ -96,7 +105,7 @@ fn content(block: usize, version: u32) -> Vec<u8> {
     bytes
 }
 
-fn stress_tearings(lab: &Lab, backend: Backend, tearings: Range<usize>) -> Res {
+fn stress_tearings(lab: &Lab, backend: Backend, tearings: Range<usize>, cache: &str) -> Res {
     let path = lab.path("a.img");
     image::sparse(&path, (WRITERS * BLOCKS * BLOCK) as u64)?;
     let mut blocks = vec![Block::default(); WRITERS * BLOCKS];
@@ -105,15 +114,15 @@ fn stress_tearings(lab: &Lab, backend: Backend, tearings: Range<usize>) -> Res {
     let acknowledged = AtomicU64::new(0);
     let kills = tearings.len();
 
-    let mut server = Launch::new(lab, backend).image(&path).start()?;
+    let launch = || Launch::new(lab, backend).image(&path).arg("--cache").arg(cache);
+    let mut server = launch().start()?;
     for tearing in tearings {
         let pause = Duration::from_micros(random.below(40_000));
-        kill_under_load(server, &mut blocks, pause, &acknowledged)?;
+        kill_under_load(server, &mut blocks, (pause, cache != "0"), &acknowledged)?;
         torn += blocks.iter().filter(|block| block.in_flight()).count();
 
         let dead = Instant::now();
-        server = Launch::new(lab, backend)
-            .image(&path)
+        server = launch()
             .start()
             .map_err(|e| format!("tearing {tearing}: {}", e.message().unwrap_or("")))?;
         slowest = slowest.max(dead.elapsed());
@@ -138,7 +147,7 @@ fn stress_tearings(lab: &Lab, backend: Backend, tearings: Range<usize>) -> Res {
 fn kill_under_load(
     server: Server,
     blocks: &mut [Block],
-    pause: Duration,
+    (pause, cached): (Duration, bool),
     acknowledged: &AtomicU64,
 ) -> Res {
     let before = acknowledged.load(Ordering::Relaxed);
@@ -149,7 +158,8 @@ fn kill_under_load(
     thread::scope(|scope| {
         let mut writers = Vec::new();
         for (n, (client, mine)) in clients.into_iter().zip(blocks.chunks_mut(BLOCKS)).enumerate() {
-            let start = move || write_until_killed(client, n * BLOCKS, mine, acknowledged);
+            let start =
+                move || write_until_killed(client, n * BLOCKS, (mine, cached), acknowledged);
             writers.push(scope.spawn(start));
         }
         let busy = wait_until(Duration::from_secs(20), || {
@@ -168,12 +178,12 @@ fn kill_under_load(
 fn write_until_killed(
     mut client: Client,
     first: usize,
-    blocks: &mut [Block],
+    (blocks, cached): (&mut [Block], bool),
     acknowledged: &AtomicU64,
 ) -> Res {
     let mut random = Random::new(first as u64 + u64::from(blocks[0].sent));
-    // Each request's blocks and their versions, by cookie; a FLUSH has none.
-    let mut requests: Vec<(usize, Vec<u32>)> = Vec::new();
+    // By cookie.
+    let mut requests: Vec<Asked> = Vec::new();
     let (mut next, mut in_flight, mut open) = (0, 0, true);
     loop {
         while open && in_flight < DEPTH {
@@ -185,7 +195,8 @@ fn write_until_killed(
             let mut bytes = Vec::new();
             if random.below(32) == 0 {
                 bytes.extend(header(0, cmd::FLUSH, cookie, 0, 0));
-                requests.push((0, Vec::new()));
+                let before = blocks.iter().map(|block| block.acknowledged).collect();
+                requests.push(Asked::Flush(before));
             } else {
                 let versions: Vec<u32> =
                     blocks[next..next + count].iter_mut().map(Block::next_version).collect();
@@ -195,7 +206,7 @@ fn write_until_killed(
                 for (block, &version) in (first + next..).zip(&versions) {
                     bytes.extend(content(block, version));
                 }
-                requests.push((next, versions));
+                requests.push(Asked::Write(next, versions, flags == flag::FUA || !cached));
                 next = (next + count) % BLOCKS;
             }
             open = client.send(&bytes).is_ok();
@@ -213,15 +224,33 @@ fn write_until_killed(
         }
         let (answer, cookie) = parse_simple(&head)?;
         answer.ok("a write or a flush under load")?;
-        let Some((at, versions)) = requests.get(cookie as usize) else {
-            fail!("a reply to {cookie}, which was never sent");
-        };
-        for (block, &version) in blocks[*at..].iter_mut().zip(versions) {
-            block.acknowledged = Some(version);
+        match requests.get(cookie as usize) {
+            None => fail!("a reply to {cookie}, which was never sent"),
+            Some(Asked::Flush(before)) => {
+                for (block, &version) in blocks.iter_mut().zip(before) {
+                    block.safe = block.safe.max(version);
+                }
+            }
+            Some(Asked::Write(at, versions, safe)) => {
+                for (block, &version) in blocks[*at..].iter_mut().zip(versions) {
+                    block.acknowledged = Some(version);
+                    if *safe {
+                        block.safe = Some(version);
+                    }
+                }
+                acknowledged.fetch_add(1, Ordering::Relaxed);
+            }
         }
         in_flight -= 1;
-        acknowledged.fetch_add(u64::from(!versions.is_empty()), Ordering::Relaxed);
     }
+}
+
+/// A request of a writer's.
+enum Asked {
+    /// With what was acknowledged before it was sent, of each block.
+    Flush(Vec<Option<u32>>),
+    /// The first block, the versions, and whether they are safe once it is answered.
+    Write(usize, Vec<u32>, bool),
 }
 
 /// Reads every block from the new server. What it finds must stay until it is written again.
@@ -252,11 +281,11 @@ fn verify_file(path: &Path, blocks: &[Block]) -> Res {
 /// The version that `bytes` are, if the block may hold it and holds all of it.
 fn check_block(at: usize, block: &Block, bytes: &[u8]) -> Res<u32> {
     let version = u32::from_le_bytes(bytes[..4].try_into().expect("4 bytes"));
-    let Block { base, sent, first, acknowledged } = *block;
+    let Block { base, sent, first, safe, .. } = *block;
     check!(
         block.allows(version),
         "block {at} holds version {version}; before {base}, since then sent {first:?} to {sent}, \
-         acknowledged {acknowledged:?}"
+         safe {safe:?}"
     );
     check!(bytes == content(at, version), "block {at}: version {version} is torn");
     Ok(version)

@@ -41,6 +41,13 @@ impl FileDevice {
         Ok(Self { file, len, alignment, writable })
     }
 
+    /// Without what lies behind so many bytes: with `O_DIRECT` what follows the last whole unit can be read,
+    /// and not written.
+    pub fn up_to(mut self, len: u64) -> Self {
+        self.len = self.len.min(len);
+        self
+    }
+
     /// How much of a transfer counts that stopped after `done` bytes: a direct one goes on at a
     /// multiple of its alignment.
     fn whole(&self, done: usize) -> usize {

@@ -1,5 +1,7 @@
 //! Reads that are answered from memory, and what makes them go to the device again.
 
+use bufcache::{Fault, Operation};
+
 use super::waiting::reply;
 use super::*;
 use crate::admission::SMALL;
@@ -19,15 +21,23 @@ impl Lab {
         self.worker.settle(&engine);
     }
 
+    /// Until the hands have nothing.
+    fn rest(&mut self) {
+        self.settle();
+        while self.worker.requests.waits_for_hands() {
+            std::thread::yield_now();
+            self.settle();
+        }
+    }
+
     /// Reads the first `len` bytes; whether the device was asked.
     fn read(&mut self, client: &mut (Id, UnixStream), len: usize) -> (Vec<u8>, bool) {
         self.ask_for(client, cmd::READ, NONE, 1, len);
         let asked = self.script.in_flight() > 0;
         if asked {
             self.complete();
-        } else {
-            self.settle();
         }
+        self.rest();
         let mut bytes = vec![0; 16 + len];
         client.1.read_exact(&mut bytes).expect("the reply");
         assert_eq!(bytes[4..8], [0; 4], "it failed");
@@ -37,9 +47,8 @@ impl Lab {
     /// Something that changes the first bytes; its error.
     fn change(&mut self, client: &mut (Id, UnixStream), command: u16, flags: CommandFlags) -> u32 {
         self.ask_for(client, command, flags, 2, BLOCK);
-        while self.script.in_flight() > 0 {
-            self.complete();
-        }
+        assert_eq!(self.script.in_flight(), 0, "the cache writes");
+        self.rest();
         reply(client, 0).1
     }
 }
@@ -82,37 +91,12 @@ fn a_change_is_seen_by_the_next_read() {
     for flags in [NONE, CommandFlags::FUA] {
         for (command, byte) in changes {
             assert_eq!(lab.change(&mut client, command, flags), 0);
-            assert_eq!(lab.read(&mut client, BLOCK), (vec![byte; BLOCK], true), "{command}");
+            // What is written is there; what is given up is not.
+            let read = lab.read(&mut client, BLOCK);
+            assert_eq!(read, (vec![byte; BLOCK], command != cmd::WRITE), "{command}");
             assert!(!lab.read(&mut client, BLOCK).1);
         }
     }
-    lab.worker.close(client.0, "a test");
-    lab.ends_empty();
-}
-
-#[test]
-fn zeros_that_have_to_be_written_are_seen_by_the_next_read() {
-    let mut lab = caching();
-    let mut client = lab.client();
-    assert_eq!(lab.change(&mut client, cmd::WRITE, NONE), 0);
-    assert!(lab.read(&mut client, BLOCK).1 && !lab.read(&mut client, BLOCK).1);
-    for _ in 0..2 {
-        lab.script.on_transfer(Transfer::Fail(libc::EOPNOTSUPP)); // to punch, and to zero a range
-    }
-    assert_eq!(lab.change(&mut client, cmd::WRITE_ZEROES, NONE), 0);
-    assert_eq!(lab.read(&mut client, BLOCK), (vec![0; BLOCK], true));
-    lab.worker.close(client.0, "a test");
-    lab.ends_empty();
-}
-
-#[test]
-fn a_change_that_failed_may_have_changed_something() {
-    let mut lab = caching();
-    let mut client = lab.client();
-    assert!(lab.read(&mut client, BLOCK).1);
-    lab.script.on_transfer(Transfer::Fail(libc::EIO));
-    assert_eq!(lab.change(&mut client, cmd::WRITE, NONE), EIO);
-    assert!(lab.read(&mut client, BLOCK).1);
     lab.worker.close(client.0, "a test");
     lab.ends_empty();
 }
@@ -136,56 +120,78 @@ fn a_read_that_failed_is_not_kept_and_fails_alone() {
     lab.ends_empty();
 }
 
-/// A read that began before a write may bring what was before, and keeps it when the write has ended:
-/// the write is not answered before that is forgotten.
+/// A read that began before a write may bring what was before, and keeps it when it has ended: a write
+/// waits for that, and the worker does not.
 #[test]
-fn a_write_is_answered_once_an_older_read_is_forgotten() {
+fn a_write_waits_for_a_read_of_its_block() {
     let mut lab = caching();
     let (mut reader, mut writer) = (lab.client(), lab.client());
     lab.ask(&mut reader, cmd::READ, NONE);
     lab.ask_for(&mut writer, cmd::WRITE, NONE, 2, BLOCK);
-    assert!(lab.script.complete_nth(1), "the write");
-    let engine = Rc::clone(&lab.worker.requests.engine);
-    engine.turn();
-    lab.worker.settle(&engine);
-    assert!(lab.worker.requests.is_forgetting() && !lab.worker.requests.is_idle());
-    writer.1.set_nonblocking(true).unwrap();
-    assert!(writer.1.read(&mut [0; 1]).is_err(), "it is answered");
+    lab.settle();
+    assert!(lab.worker.requests.waits_for_hands() && !lab.worker.requests.is_idle());
     // Others go on meanwhile, the same block included.
     lab.ask_for(&mut writer, cmd::READ, NONE, 3, BLOCK);
     assert_eq!(lab.script.in_flight(), 2);
     assert!(lab.script.complete_nth(1));
+    let engine = Rc::clone(&lab.worker.requests.engine);
     engine.turn();
-    lab.worker.settle(&engine);
-    writer.1.set_nonblocking(false).unwrap();
+    lab.settle();
     assert_eq!(reply(&mut writer, BLOCK), (3, 0));
 
     lab.complete(); // the older read
     assert_eq!(reply(&mut reader, BLOCK), (0xc0, 0));
+    lab.rest();
     assert_eq!(reply(&mut writer, 0), (2, 0));
-    assert_eq!(lab.read(&mut reader, BLOCK), (vec![0x5a; BLOCK], true));
+    assert_eq!(lab.read(&mut reader, BLOCK), (vec![0x5a; BLOCK], false));
     lab.worker.close(reader.0, "a test");
     lab.worker.close(writer.0, "a test");
     lab.ends_empty();
 }
 
 #[test]
-fn who_is_closed_meanwhile_is_forgotten_for_all_the_same() {
+fn who_is_closed_meanwhile_has_written_all_the_same() {
     let mut lab = caching();
     let (mut reader, mut writer) = (lab.client(), lab.client());
     lab.ask(&mut reader, cmd::READ, NONE);
     lab.ask_for(&mut writer, cmd::WRITE, NONE, 2, BLOCK);
-    assert!(lab.script.complete_nth(1), "the write");
-    let engine = Rc::clone(&lab.worker.requests.engine);
-    engine.turn();
-    lab.worker.settle(&engine);
     lab.worker.close(writer.0, "a test");
     lab.worker.close(reader.0, "a test");
     lab.complete();
+    lab.rest();
     assert!(lab.worker.requests.is_idle());
     assert_eq!((lab.counters(), lab.worker.memory.used()), ((2, 0), 0));
     let mut client = lab.client();
-    assert_eq!(lab.read(&mut client, BLOCK), (vec![0x5a; BLOCK], true));
+    assert_eq!(lab.read(&mut client, BLOCK), (vec![0x5a; BLOCK], false));
+    lab.worker.close(client.0, "a test");
+    lab.ends_empty();
+}
+
+/// The device panics in a hand: its request fails, and nothing else.
+#[test]
+fn a_job_that_panics_is_answered_with_eio() {
+    let mut lab = caching();
+    let mut client = lab.client();
+    lab.disk.inject_next(Operation::Discard, Fault::Panic);
+    assert_eq!(lab.change(&mut client, cmd::TRIM, NONE), EIO);
+    assert_eq!(lab.change(&mut client, cmd::TRIM, NONE), 0);
+    lab.worker.close(client.0, "a test");
+    lab.ends_empty();
+}
+
+#[test]
+fn a_long_read_sees_what_is_dirty() {
+    let mut lab = caching();
+    let mut client = lab.client();
+    assert_eq!(lab.change(&mut client, cmd::WRITE, NONE), 0);
+    lab.ask_for(&mut client, cmd::READ, NONE, 1, 2 * SMALL as usize);
+    while lab.script.in_flight() == 0 {
+        lab.settle(); // until it is written back
+    }
+    lab.complete();
+    let mut bytes = vec![0; 16 + 2 * SMALL as usize];
+    client.1.read_exact(&mut bytes).unwrap();
+    assert!(bytes[16..][..BLOCK] == [0x5a; BLOCK] && bytes[16..][BLOCK..].iter().all(|b| *b == 0));
     lab.worker.close(client.0, "a test");
     lab.ends_empty();
 }

@@ -1,0 +1,264 @@
+//! Writes that stay in memory for a while: read by all at once, durable when they have to be, and never
+//! forgotten.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+
+use libtest_mimic::Trial;
+
+use crate::client::{Client, MIB, brief, cmd, err, flag};
+use crate::image::{self, Random};
+use crate::lab::{Backend, Lab, Res, check, per_backend, trial};
+use crate::need::{self, Need};
+use crate::server::Launch;
+
+const BLOCK: u64 = 4096;
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let all = &Backend::ALL;
+    let mut trials = Vec::new();
+    trials.extend(per_backend(all, "write_back_is_read_before_it_is_written", &[], unwritten));
+    trials.extend(per_backend(all, "write_back_mix_with_few_blocks", &[], mix));
+    let needs = &[Need::SmallTmpfs];
+    let buffered = &[Backend::Uring, Backend::Threads];
+    trials.extend(per_backend(buffered, "write_back_on_a_full_disk", needs, full_disk));
+    trials.push(trial("write_back/killed_after_a_flush", &[], killed));
+    trials.push(trial("write_back/failed_sync", &[Need::Strace], failed_sync));
+    trials
+}
+
+fn launch<'a>(lab: &'a Lab, backend: Backend, image: &Path, cache: &str) -> Launch<'a> {
+    let launch = Launch::new(lab, backend).image(image);
+    ["--workers", "2", "--cache", cache].into_iter().fold(launch, Launch::arg)
+}
+
+/// What was answered is read through every connection, and not in the image; after a FLUSH, and after
+/// SIGTERM, it is.
+fn unwritten(lab: &Lab, backend: Backend) -> Res {
+    let path = lab.path("a.img");
+    image::sparse(&path, 16 * MIB)?;
+    let mut server = launch(lab, backend, &path, "64M").start()?;
+    let (mut one, mut two) = (server.client()?, server.client()?);
+    let data = Random::new(7).bytes(16 << 10);
+    one.write(MIB, &data, 0)?.ok("a write")?;
+    // The cleaner waits for seconds.
+    check!(image::bytes_at(&path, MIB, data.len())? == vec![0; data.len()], "it is written");
+    for client in [&mut one, &mut two] {
+        check!(client.read(MIB, 16 << 10)? == Ok(data.clone()), "a short read");
+    }
+    // A long one has it written back first.
+    let long = two.read(MIB - (64 << 10), 256 << 10)?.map_err(|e| format!("a read: error {e}"))?;
+    check!(long[64 << 10..][..data.len()] == data, "a long read over what is dirty");
+    two.write(4 * MIB, &data, 0)?.ok("a write")?;
+    one.flush()?.ok("FLUSH by another")?;
+    check!(image::bytes_at(&path, 4 * MIB, data.len())? == data, "not written by a FLUSH");
+    one.write(8 * MIB, &data, flag::FUA)?.ok("a write with FUA")?;
+    check!(image::bytes_at(&path, 8 * MIB, data.len())? == data, "not written by FUA");
+    // What is given up is not written back over it.
+    one.write(8 * MIB, &data, 0)?.ok("a write")?;
+    one.plain(cmd::TRIM, 0, 8 * MIB, 8 << 10)?.ok("TRIM")?;
+    one.write(12 * MIB, &data, 0)?.ok("the last")?;
+    one.disconnect()?;
+    two.disconnect()?;
+    server.terminate();
+    server.finished()?;
+    check!(image::bytes_at(&path, 12 * MIB, data.len())? == data, "not written at the end");
+    let mut trimmed = data;
+    trimmed[..8 << 10].fill(0);
+    check!(image::bytes_at(&path, 8 * MIB, trimmed.len())? == trimmed, "what was trimmed");
+    Ok(())
+}
+
+/// Each client does everything to a part of its own, where it knows every byte, with a cache of four
+/// blocks between them.
+fn mix(lab: &Lab, backend: Backend) -> Res {
+    const CLIENTS: u64 = 6;
+    const PART: u64 = 100 * BLOCK;
+    const TAIL: u64 = 1536;
+    let path = lab.path("a.img");
+    image::sparse(&path, CLIENTS * PART + TAIL)?;
+    let server = launch(lab, backend, &path, "16K").start()?;
+    let unit = if backend == Backend::Aio { 512 } else { 1 };
+    let models = thread::scope(|scope| -> Res<Vec<Vec<u8>>> {
+        let mut threads = Vec::new();
+        for part in 0..CLIENTS {
+            let mut client = server.client()?;
+            // With --direct it may be larger.
+            let unit = client.export.blocks.map_or(unit, |(least, _, _)| unit.max(least.into()));
+            let len = PART + if part == CLIENTS - 1 { TAIL } else { 0 };
+            threads.push(scope.spawn(move || play(&mut client, part * PART, len, unit)));
+        }
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    })?;
+    let whole = models.concat();
+    let mut client = server.client()?;
+    let size = client.export.size as usize;
+    let found = client.read(0, size as u32)?;
+    check!(found == Ok(whole[..size].to_vec()), "all of it: {}", brief(&found));
+    client.disconnect()?;
+    server.stop()?;
+    check!(fs::read(&path)?[..size] == whole[..size], "the image");
+    Ok(())
+}
+
+/// Random requests to `len` bytes from `start` on, aligned to `unit`; returns what is there then.
+fn play(client: &mut Client, start: u64, len: u64, unit: u64) -> Res<Vec<u8>> {
+    let mut model = vec![0; len as usize];
+    let mut random = Random::new(start + 3);
+    let end = len.min(client.export.size - start) / unit * unit;
+    for round in 0..150_u8 {
+        let offset = random.below(end / unit) * unit;
+        let most = [1, 9, 40, 100][random.below(4) as usize] * BLOCK;
+        let count = (1 + random.below(most / unit)) * unit;
+        let count = count.min(end - offset);
+        let at = start + offset;
+        let fua = if random.below(12) == 0 { flag::FUA } else { 0 };
+        let mine = &mut model[offset as usize..][..count as usize];
+        match random.below(9) {
+            0..=3 => {
+                mine.fill(round + 1);
+                client.write(at, mine, fua)?.ok("a write")?;
+            }
+            4 => {
+                let flags = if random.below(2) == 0 { flag::NO_HOLE } else { 0 };
+                mine.fill(0);
+                client.plain(cmd::WRITE_ZEROES, flags | fua, at, count)?.ok("zeroes")?;
+            }
+            5 => {
+                mine.fill(0);
+                client.plain(cmd::TRIM, fua, at, count)?.ok("TRIM")?;
+            }
+            6 if random.below(3) == 0 => client.flush()?.ok("FLUSH")?,
+            _ => {
+                let found = client.read(at, count as u32)?;
+                let same = found.as_ref().is_ok_and(|found| found == mine);
+                check!(same, "round {round}, {at}, {count}: {}", brief(&found));
+            }
+        }
+    }
+    Ok(model)
+}
+
+/// Short writes that find no room when they are written back: a FLUSH says so, they can be read, and once
+/// there is room they are written.
+fn full_disk(lab: &Lab, backend: Backend) -> Res {
+    let mount = lab.path("small");
+    fs::create_dir(&mount)?;
+    let script = "mount -t tmpfs -o size=4m none \"$0\" && exec \"$@\"";
+    let mut words: Vec<String> = need::unshare_mounts().into_iter().map(String::from).collect();
+    words.extend(["sh", "-c", script].map(String::from));
+    words.push(mount.to_str().expect("temporary paths are UTF-8").to_string());
+    let image = mount.join("a.img");
+    let launch = Launch::new(lab, backend).image(&image).arg("--size").arg("64M").through(words);
+    let mut server = launch.arg("--cache").arg("64M").start()?;
+    let (mut client, mut other) = (server.client()?, server.client()?);
+    let mut filled = 0;
+    while client.write(filled * MIB, &vec![1; MIB as usize], 0)?.0 == 0 {
+        filled += 1;
+        check!(filled < 8, "8 MiB fit on a disk of 4 MiB");
+    }
+    let data = |nr: u64| vec![nr as u8 + 2; 8192];
+    for nr in 0..100 {
+        client.write(32 * MIB + nr * 8192, &data(nr), 0)?.ok("a write to memory")?;
+    }
+    client.flush()?.is(err::ENOSPC, "FLUSH")?;
+    other.flush()?.is(err::ENOSPC, "FLUSH by another")?;
+    let fua = other.write(48 * MIB, &data(0), flag::FUA)?;
+    fua.is(err::ENOSPC, "FUA")?;
+    for nr in 0..100 {
+        let found = other.read(32 * MIB + nr * 8192, 8192)?;
+        check!(found == Ok(data(nr)), "write {nr}: {}", brief(&found));
+    }
+    let long = other.read(32 * MIB, 100 * 8192)?.map_err(|e| format!("a read: error {e}"))?;
+    check!(long.chunks(8192).zip(0..).all(|(part, nr)| part == data(nr)), "a long read");
+    client.plain(cmd::TRIM, 0, 0, 2 * MIB)?.ok("TRIM")?;
+    client.flush()?.ok("FLUSH once there is room")?;
+    other.flush()?.ok("and one more")?;
+    client.write(60 * MIB, &vec![1; 4 * MIB as usize], 0)?.is(err::ENOSPC, "more than there is")?;
+    // What cannot be made durable at the end is said, and is the exit code.
+    let mut nr = 0;
+    while client.flush()?.0 == 0 {
+        client.write(16 * MIB + nr * 65_536, &[9; 65_536], 0)?.ok("a write to memory")?;
+        nr += 1;
+        check!(nr < 128, "8 MiB fit on a disk of 4 MiB");
+    }
+    drop((client, other));
+    server.terminate();
+    let status = server.ended()?;
+    check!(status.code() == Some(1), "lost data, but it ended with {status}");
+    let said = server.log();
+    check!(said.contains("durable"), "the end does not say that data was lost:\n{said}");
+    Ok(())
+}
+
+/// SIGKILL: what was flushed is in the image, whoever flushed it, and what had FUA.
+fn killed(lab: &Lab) -> Res {
+    let path = lab.path("a.img");
+    image::sparse(&path, 16 * MIB)?;
+    let server = launch(lab, Backend::Threads, &path, "64M").start()?;
+    let (mut one, mut two) = (server.client()?, server.client()?);
+    let data = |nr: u64| Random::new(nr).bytes(4096 + 1000);
+    for nr in 0..40 {
+        let flags = if nr % 10 == 9 { flag::FUA } else { 0 };
+        one.write(nr * 10_000, &data(nr), flags)?.ok("a write")?;
+        if nr == 30 {
+            two.flush()?.ok("FLUSH by another")?;
+        }
+    }
+    drop(server); // SIGKILL, and waits until it is gone
+    for nr in (0..=30).chain([39]) {
+        let found = image::bytes_at(&path, nr * 10_000, 4096 + 1000)?;
+        check!(found == data(nr), "write {nr} is lost");
+    }
+    Ok(())
+}
+
+/// An fdatasync fails, once. From then on nothing is written; what is cached is read, and what may be lost
+/// is not.
+fn failed_sync(lab: &Lab) -> Res {
+    let (path, log) = (lab.path("a.img"), lab.path("strace.log"));
+    image::with_parts(&path, 4 * MIB, 8, 51)?;
+    let before = image::bytes_at(&path, 2 * MIB, 8192)?;
+    let log = log.to_str().expect("temporary paths are UTF-8");
+    let words = ["strace", "-D", "-f", "-o", log, "-e", "trace=fdatasync,fsync"];
+    // strace counts by thread: one error for each thread that syncs.
+    let words = words.into_iter().chain(["-e", "inject=fdatasync,fsync:error=EIO:when=1"]);
+    let launch = launch(lab, Backend::Threads, &path, "1M").through(words);
+    let mut server = launch.start()?;
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        clients.push(server.client()?);
+    }
+    let data = vec![0x77; 8192];
+    let long = vec![0x78; 128 << 10];
+    clients[0].write(0, &data, 0)?.ok("a write before")?;
+    clients[0].write(MIB, &long, 0)?.ok("a long write before")?;
+    clients[0].flush()?.is(err::EIO, "the FLUSH whose fdatasync failed")?;
+    for (nr, client) in clients.iter_mut().enumerate() {
+        let what = |what| format!("{what}, connection {nr}");
+        client.flush()?.is(err::EIO, &what("FLUSH"))?;
+        for flags in [0, flag::FUA] {
+            client.write(0, &data, flags)?.is(err::EIO, &what("a write"))?;
+            client.write(3 * MIB, &long, flags)?.is(err::EIO, &what("a long write"))?;
+            client.plain(cmd::TRIM, flags, 0, 4096)?.is(err::EIO, &what("TRIM"))?;
+            client.plain(cmd::WRITE_ZEROES, flags, 0, 4096)?.is(err::EIO, &what("zeroes"))?;
+        }
+        check!(client.read(0, 8192)? == Ok(data.clone()), "a cached read");
+        check!(client.read(2 * MIB, 8192)? == Ok(before.clone()), "a read of what is not lost");
+        let lost = client.read(MIB, 8192)?;
+        check!(lost == Err(err::EIO), "a read of what may be lost: {}", brief(&lost));
+        let lost = client.read(MIB - 8192, 128 << 10)?;
+        check!(lost == Err(err::EIO), "a long one: {}", brief(&lost));
+    }
+    drop(clients);
+    server.terminate();
+    let status = server.ended()?;
+    check!(status.code() == Some(1), "lost data, but it ended with {status}");
+    let said = server.log();
+    check!(said.contains("durable"), "the end does not say that data was lost:\n{said}");
+    let calls = fs::read_to_string(log)?;
+    let injected = calls.matches("(INJECTED)").count();
+    check!(injected == 1, "{injected} errors came from the kernel, wanted 1:\n{calls}");
+    Ok(())
+}
