@@ -77,6 +77,9 @@ pub(crate) struct Image {
     pub(crate) len: u64,
     /// Where the last READ ended that found something missing.
     next: AtomicU64,
+    /// A bug, for a test to find.
+    #[cfg(test)]
+    planted: std::sync::OnceLock<&'static str>,
 }
 
 impl Blocks {
@@ -191,14 +194,37 @@ impl Image {
         let len = raw.len();
         let options = AttachOptions::new(BLOCK).on_loss(|error| error!(%error, "blocks are lost"));
         match cache.attach_with(Arc::clone(&raw), options) {
-            Ok(device) => {
-                Ok(Some(Arc::new(Self { device, raw, len, next: AtomicU64::new(u64::MAX) })))
-            }
+            Ok(device) => Ok(Some(Arc::new(Self {
+                device,
+                raw,
+                len,
+                next: AtomicU64::new(u64::MAX),
+                #[cfg(test)]
+                planted: std::sync::OnceLock::new(),
+            }))),
             Err(error @ (BuildError::Misaligned { .. } | BuildError::DeviceTooLarge(_))) => {
                 warn!(%error, "an image is not kept in memory");
                 Ok(None)
             }
             Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Image {
+    #[cfg(test)]
+    pub(crate) fn plant(&self, bug: &'static str) {
+        self.planted.set(bug).expect("one at a time");
+    }
+
+    /// Whether a test has planted that bug here.
+    pub(crate) fn has_bug(&self, bug: &str) -> bool {
+        #[cfg(test)]
+        return self.planted.get() == Some(&bug);
+        #[cfg(not(test))]
+        {
+            let _ = bug;
+            false
         }
     }
 }

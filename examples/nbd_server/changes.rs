@@ -151,7 +151,8 @@ impl Blocks {
                 if self.read(file, offset, bytes) {
                     return Way::Answer(Ok(()));
                 }
-                if !image.device.is_newer(covering(offset, offset + u64::from(len))) {
+                let blocks = covering(offset, offset + u64::from(len));
+                if !image.device.is_newer(blocks) || image.has_bug("read-past-what-is-dirty") {
                     return Way::Engine;
                 }
                 if past { Work::Settle } else { Work::Read }
@@ -332,12 +333,18 @@ impl Image {
 
     /// Makes durable what was written to it.
     pub(crate) fn sync(&self) -> io::Result<()> {
+        if self.has_bug("flush-without-a-sync") {
+            return self.settle(0..self.len);
+        }
         change(|| but_earlier(self.device.sync())).map_err(of_write)
     }
 
     /// Makes those bytes durable.
     fn write_through(&self, offset: u64, len: u32) -> io::Result<()> {
         let end = offset + u64::from(len);
+        if self.has_bug("fua-before-the-write") {
+            return Ok(());
+        }
         // First without: where there is no room, it is the write that fails, and nothing is lost.
         self.settle(offset..end)?;
         let through = || self.device.write_through(covering(offset, end));

@@ -13,6 +13,7 @@ use radix_ctx::{CtxTable, LookupError};
 use tempfile::TempDir;
 
 mod caching;
+mod crash;
 mod waiting;
 
 use super::*;
