@@ -19,7 +19,7 @@ use aio_reap::{
     AlignedBuf, BackendKind, CompletionQueue, Engine, File, ReapMode, Sizes, SubmitError,
 };
 use harness::timed::{on_one_cpu, repeat};
-use harness::{Plan, Report, median, percentile};
+use harness::{Chapter, Claim, Plan, Plot, Report, Series, Table, median, number, percentile};
 
 use crate::device::{BLOCK, Device, open};
 use crate::syscalls::SystemCalls;
@@ -71,7 +71,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
                 continue;
             }
         };
-        print(device.name, &modes);
+        report.chapter(&seed(device.name, &modes));
         if target {
             record(&modes, report);
         }
@@ -287,47 +287,102 @@ impl Pattern {
     }
 }
 
-fn print(device: &str, modes: &[Measured; 2]) {
-    println!("{device}, Linux AIO: completions reaped at once, by percentile of the reaps");
-    print!("  {:<22}", "");
-    PERCENTILES.iter().for_each(|percentile| print!("{percentile:>7}"));
-    println!("{:>9}{:>12}", "full, %", "calls/read");
-    for (name, mode, published) in
-        [("off", &modes[0], PUBLISHED[0]), ("on", &modes[1], PUBLISHED[1])]
-    {
-        print!("  {name:<22}");
-        if let Some(sizes) = &mode.sizes {
-            PERCENTILES.iter().for_each(|&at| print!("{:>7}", sizes.percentile(at)));
-            print!("{:>9.2}", full(sizes));
-        }
-        match median(&mode.syscalls) {
-            Some(calls) => println!("{calls:>12.4}"),
-            None => println!("{:>12}", "none"),
-        }
-        print!("  {:<22}", format!("{name}, published"));
-        published.iter().for_each(|size| print!("{size:>7}"));
-        println!();
-    }
-    println!("  {:<22}{:>10}{:>12}{:>12}{:>12}", "", "MiB/s", "mean, us", "p99", "p99.99");
-    for (name, mode, published) in
-        [("off", &modes[0], PUBLISHED_TIMES[0]), ("on", &modes[1], PUBLISHED_TIMES[1])]
-    {
-        let figures = [&mode.throughput, &mode.mean, &mode.p99, &mode.p9999];
-        let medians = figures.map(|figure| median(figure).unwrap_or(f64::NAN));
-        for (name, row) in [(name.to_string(), medians), (format!("{name}, published"), published)]
+/// The published change, as it is measured here in one way or another.
+pub(crate) const CHANGE: &str = "linux-aio: process completions from ioq_submit()";
+
+/// Completions reaped at once, off and on.
+pub(crate) fn reaped(sizes: [Option<&Sizes>; 2]) -> (Table, Plot) {
+    let mut table =
+        Table::new("Completions reaped at once, by percentile of the reaps", &PERCENTILES);
+    let mut series = Vec::new();
+    for ((name, sizes), published) in ["off", "on"].into_iter().zip(sizes).zip(PUBLISHED) {
+        let measured =
+            PERCENTILES.map(|at| sizes.map_or(f64::NAN, |sizes| sizes.percentile(at) as f64));
+        let published = published.map(|size| size as f64);
+        for (name, row) in [(name.to_string(), measured), (format!("{name}, published"), published)]
         {
-            let [throughput, mean, p99, p9999] = row;
-            println!("  {name:<22}{throughput:>10.1}{mean:>12.1}{p99:>12.1}{p9999:>12.1}");
+            table.row(name, row.map(|size| number(Some(size), 0)));
+        }
+        series.push(Series::measured(name, measured));
+        series.push(Series::published(name, published));
+    }
+    let plot = Plot {
+        title: "Completions reaped at once".into(),
+        unit: "completions; percentile of the reaps".into(),
+        lines: true,
+        places: PERCENTILES.iter().map(f64::to_string).collect(),
+        series,
+        ..Plot::default()
+    };
+    (table, plot)
+}
+
+/// Throughput and times, off and on: as [`PUBLISHED_TIMES`].
+pub(crate) fn times(measured: [[f64; 4]; 2]) -> Table {
+    let columns = ["MiB/s", "mean, us", "p99", "p99.99"];
+    let mut table = Table::new("Throughput and latency", columns);
+    for ((name, measured), published) in
+        ["off", "on"].into_iter().zip(measured).zip(PUBLISHED_TIMES)
+    {
+        for (name, row) in [(name.to_string(), measured), (format!("{name}, published"), published)]
+        {
+            table.row(name, row.map(|value| number(Some(value), 1)));
         }
     }
+    table
+}
+
+/// What was published of the change, with what was measured.
+pub(crate) fn claims(
+    median_reaped: [Option<usize>; 2],
+    throughput: Option<f64>,
+    mean: Option<f64>,
+) -> Vec<Claim> {
+    let [off, on] = median_reaped;
+    let (Some(off), Some(on)) = (off, on) else { return Vec::new() };
+    vec![
+        Claim {
+            what: "completions are reaped earlier: median of those reaped at once".into(),
+            published: "128 to 45".into(),
+            measured: format!("{off} to {on}"),
+            holds: Some(2 * on <= off),
+            remark: String::new(),
+        },
+        Claim::new("throughput on over off", "1.054", throughput, 3, |ratio| ratio >= 1.02),
+        Claim::new("mean latency on over off", "0.949", mean, 3, |ratio| ratio <= 0.98),
+    ]
+}
+
+fn seed(device: &str, modes: &[Measured; 2]) -> Chapter {
+    let sizes = modes.each_ref().map(|mode| mode.sizes.as_ref());
+    let (mut reaped, plot) = reaped(sizes);
+    reaped.columns.extend(["full, %".into(), "calls/read".into()]);
+    for (mode, at) in modes.iter().zip([0, 2]) {
+        let full = number(mode.sizes.as_ref().map(full), 2);
+        reaped.rows[at].1.extend([full, number(median(&mode.syscalls), 4)]);
+    }
+    let times = times(modes.each_ref().map(|mode| {
+        let figures = [&mode.throughput, &mode.mean, &mode.p99, &mode.p9999];
+        figures.map(|figure| median(figure).unwrap_or(f64::NAN))
+    }));
     let [off, on] = modes;
     // Round by round: both modes were measured one after the other.
     let over = |of: fn(&Measured) -> &Vec<f64>| {
         let rounds = of(on).iter().zip(of(off)).map(|(on, off)| on / off);
-        median(&rounds.collect::<Vec<_>>()).unwrap_or(f64::NAN)
+        median(&rounds.collect::<Vec<_>>())
     };
-    let (throughput, mean) = (over(|mode| &mode.throughput), over(|mode| &mode.mean));
-    println!(
-        "  on over off: throughput {throughput:.3}, mean latency {mean:.3} (published 1.054, 0.949)"
-    );
+    let medians = sizes.map(|sizes| sizes.map(|sizes| sizes.percentile(50.0)));
+    let claims = claims(medians, over(|mode| &mode.throughput), over(|mode| &mode.mean));
+    Chapter {
+        of: "aio-reap".into(),
+        title: CHANGE.into(),
+        about: format!(
+            "{device}, Linux AIO, {QUEUES} queues with {PER_QUEUE} requests each, at most {CAP} in flight. \
+             Before (off): completions are looked for when the descriptor says so. After (on): also after \
+             every submission."
+        ),
+        claims,
+        tables: vec![reaped, times],
+        plots: vec![plot],
+    }
 }

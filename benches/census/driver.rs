@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use harness::{Args, Header, Targets};
+use harness::{Args, Chapter, Header, Plot, Series, Table, Targets};
 use serde_json::Value;
 
 use crate::structures::{STRUCTURES, Structure};
@@ -52,12 +52,18 @@ fn measure(args: &Args, targets: &mut Targets) -> Result<(), Box<dyn Error>> {
     THREADS.iter().for_each(|threads| print!("{threads:>16}"));
     println!("    lines  operation");
     let mut worst: HashMap<&str, f64> = HashMap::new();
+    let mut table = Table::new("Transfers of a cache line per operation", &THREADS);
+    table.columns.push("lines".into());
+    let mut high: Vec<Vec<f64>> = vec![Vec::new(); THREADS.len()];
     for structure in STRUCTURES.iter().filter(|structure| args.wants(structure.name)) {
         print!("{:<20}", structure.name);
-        let mut lines = 0.0;
-        for threads in THREADS {
+        let (mut lines, mut cells) = (0.0, Vec::new());
+        for (at, threads) in THREADS.into_iter().enumerate() {
             let reading = count(&plugin, &program, structure, threads, operations)?;
-            print!("{:>16}", format!("{:.3}..{:.3}", reading.low, reading.high));
+            let range = format!("{:.3}..{:.3}", reading.low, reading.high);
+            print!("{range:>16}");
+            cells.push(range);
+            high[at].push(reading.high);
             lines = reading.lines;
             if let (Some(id), TARGET_THREADS) = (structure.target, threads) {
                 let worst = worst.entry(id).or_insert(0.0);
@@ -66,8 +72,42 @@ fn measure(args: &Args, targets: &mut Targets) -> Result<(), Box<dyn Error>> {
             }
         }
         println!("{lines:>9.1}  {}", structure.operation);
+        cells.push(format!("{lines:.1}"));
+        table.row(structure.name, cells);
     }
-    Ok(())
+    match &args.hand_on {
+        Some(file) => Ok(chapter(table, high).append_to(file)?),
+        None => Ok(()),
+    }
+}
+
+/// The same for the report: `high` by number of threads, then by row.
+fn chapter(table: Table, high: Vec<Vec<f64>>) -> Chapter {
+    let series = THREADS.iter().zip(high);
+    let plot = Plot {
+        title:
+            "Cache lines that an operation moves between cores, with single accesses taking turns"
+                .into(),
+        unit: "transfers per operation".into(),
+        places: table.rows.iter().map(|(name, _)| name.clone()).collect(),
+        series: series
+            .map(|(threads, high)| Series::measured(format!("{threads} threads"), high))
+            .collect(),
+        ..Plot::default()
+    };
+    Chapter {
+        of: "scaling".into(),
+        title: "Coherence census of every crate and its peers".into(),
+        about: "Simulated cores with one cache each, the portable path, under QEMU: how often a line has to \
+                move from one core to another for an operation, at more threads than this machine has cores. A \
+                range is from whole operations taking turns to single accesses doing so. What stays at 0 \
+                scales; what rises with the threads does not. Structures by name: ours first, then \
+                what a program uses instead. Lines: how many an operation touches."
+            .into(),
+        tables: vec![table],
+        plots: vec![plot],
+        ..Chapter::default()
+    }
 }
 
 /// What the plugin says of one run.

@@ -1,6 +1,7 @@
 //! The arguments of a target bench: `cargo bench --bench nbd -- --quick --only N1`.
 
 use std::env;
+use std::path::PathBuf;
 
 /// What the user asked of a bench.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -11,6 +12,8 @@ pub struct Args {
     pub only: Option<String>,
     /// The I/O engine to measure (`--backend NAME`), for benches that have one.
     pub backend: Option<String>,
+    /// Where to append the chapters of the report (`--hand-on FILE`), beside printing them.
+    pub hand_on: Option<PathBuf>,
     /// Started by `cargo bench`, which passes `--bench`. `cargo test --all-targets` runs benches
     /// too, without it: a bench then has nothing to do.
     pub bench: bool,
@@ -39,6 +42,7 @@ impl Args {
                 "--quick" => parsed.quick = true,
                 "--only" => parsed.only = inline.or_else(|| args.next()),
                 "--backend" => parsed.backend = inline.or_else(|| args.next()),
+                "--hand-on" => parsed.hand_on = inline.or_else(|| args.next()).map(PathBuf::from),
                 _ => parsed.ignored.push(arg),
             }
         }

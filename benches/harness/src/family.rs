@@ -53,7 +53,7 @@ impl Bench<'_> {
             return Ok(());
         }
         let targets = Targets::parse(self.targets, self.name)?;
-        let mut report = Report::new(targets);
+        let mut report = Report::new(targets, args.hand_on.clone());
         print!("{}", Header::take(self.name));
         println!("# {}", self.about);
 

@@ -36,6 +36,7 @@
 //! disturbs both sides of the ratio.
 
 mod args;
+mod chapter;
 mod cpu;
 mod family;
 mod fio;
@@ -51,6 +52,7 @@ pub mod timed;
 mod window;
 
 pub use self::args::Args;
+pub use self::chapter::{Chapter, Claim, Plot, Series, Table, number};
 pub use self::cpu::{allowed_cpus, pin, thread_cpu_time, with_affinity, with_cpus};
 pub use self::family::{Bench, Family};
 pub use self::fio::FioReads;

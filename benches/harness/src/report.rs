@@ -1,5 +1,8 @@
 //! What a family of rows hands in: its table, the ratios to its peers, and the targets they decide.
 
+use std::path::PathBuf;
+
+use crate::chapter::Chapter;
 use crate::rounds::Rounds;
 use crate::targets::Targets;
 
@@ -8,12 +11,26 @@ use crate::targets::Targets;
 pub struct Report {
     targets: Targets,
     losses: Vec<String>,
+    hand_on: Option<PathBuf>,
 }
 
 impl Report {
-    /// Nothing yet, for these targets.
-    pub fn new(targets: Targets) -> Self {
-        Self { targets, losses: Vec::new() }
+    /// Nothing yet, for these targets. Chapters are appended to the file as well.
+    pub fn new(targets: Targets, hand_on: Option<PathBuf>) -> Self {
+        Self { targets, losses: Vec::new(), hand_on }
+    }
+
+    /// Prints a chapter, and hands it on.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the file cannot be written that it is to be handed on in.
+    pub fn chapter(&self, chapter: &Chapter) {
+        print!("{chapter}");
+        if let Some(file) = &self.hand_on {
+            let handed = chapter.append_to(file);
+            handed.unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        }
     }
 
     /// Prints a table.

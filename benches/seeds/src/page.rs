@@ -1,0 +1,193 @@
+//! One page that needs nothing but itself: chapters, with their plots drawn, in one file.
+//!
+//! It is HTML, and well-formed XML as well, so that a test can parse all of it.
+
+use std::fmt::{self, Write};
+
+use harness::{Chapter, Claim, Header, Plot, Table};
+
+use crate::plot::{color, svg};
+
+const STYLE: &str = include_str!("page.css");
+
+/// A page, to be written with `Display`.
+#[derive(Debug)]
+pub struct Page<'p> {
+    /// What the page is called.
+    pub title: &'p str,
+    /// A sentence or two at its beginning.
+    pub lead: &'p str,
+    /// Where and how it was measured.
+    pub header: &'p Header,
+    /// In the order of the page; those of one crate follow each other.
+    pub chapters: &'p [Chapter],
+    /// What could not be measured at all.
+    pub missing: &'p [String],
+}
+
+/// Text between tags, or in an attribute.
+struct Escaped<'t>(&'t str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|letter| match letter {
+            '&' => f.write_str("&amp;"),
+            '<' => f.write_str("&lt;"),
+            '>' => f.write_str("&gt;"),
+            '"' => f.write_str("&quot;"),
+            // What XML has no place for.
+            '\0'..='\u{8}' | '\u{b}'..='\u{c}' | '\u{e}'..='\u{1f}' => f.write_char('\u{fffd}'),
+            letter => f.write_char(letter),
+        })
+    }
+}
+
+impl fmt::Display for Page<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { title, lead, header, chapters, missing } = self;
+        let (title, lead) = (Escaped(title), Escaped(lead));
+        writeln!(f, "<!DOCTYPE html>")?;
+        writeln!(f, "<html lang=\"en\" xmlns=\"http://www.w3.org/1999/xhtml\"><head>")?;
+        writeln!(f, "<meta charset=\"utf-8\"/><title>{title}</title>")?;
+        writeln!(f, "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>")?;
+        writeln!(f, "<style>\n{STYLE}</style></head><body>")?;
+        writeln!(f, "<h1>{title}</h1>\n<p>{lead}</p>")?;
+        machine(f, header)?;
+        claims(f, chapters)?;
+        differences(f, chapters, missing)?;
+        let mut last = None;
+        for chapter in *chapters {
+            if last != Some(&chapter.of) {
+                writeln!(f, "<h2 id=\"{0}\">{0}</h2>", Escaped(&chapter.of))?;
+            }
+            last = Some(&chapter.of);
+            write_chapter(f, chapter)?;
+        }
+        writeln!(f, "</body></html>")
+    }
+}
+
+fn machine(f: &mut fmt::Formatter<'_>, header: &Header) -> fmt::Result {
+    let Header { cpu, cores, kernel, commit, load, command } = header;
+    let cores = format!("{cpu}, {cores} cores");
+    writeln!(f, "<dl>")?;
+    for (name, value) in [
+        ("machine", &cores),
+        ("kernel", kernel),
+        ("commit", commit),
+        ("load", load),
+        ("command", command),
+    ] {
+        writeln!(f, "<dt>{name}</dt><dd>{}</dd>", Escaped(value))?;
+    }
+    writeln!(f, "</dl>")
+}
+
+/// Every claim of the page in one table.
+fn claims(f: &mut fmt::Formatter<'_>, chapters: &[Chapter]) -> fmt::Result {
+    writeln!(f, "<h2>At a glance</h2>\n<div class=\"wide\"><table class=\"claims\">")?;
+    writeln!(f, "<tr><th>crate</th><th>what was claimed</th>")?;
+    writeln!(f, "<th>published</th><th>measured</th><th>here</th></tr>")?;
+    for chapter in chapters {
+        for claim in &chapter.claims {
+            let Claim { what, published, measured, holds, .. } = claim;
+            let (class, verdict) = (class(*holds), Escaped(claim.verdict()));
+            writeln!(
+                f,
+                "<tr><td><a href=\"#{0}\">{0}</a></td><td>{1}</td><td>{2}</td><td>{3}</td>\
+                 <td class=\"{class}\">{verdict}</td></tr>",
+                Escaped(&chapter.of),
+                Escaped(what),
+                Escaped(published),
+                Escaped(measured),
+            )?;
+        }
+    }
+    writeln!(f, "</table></div>")
+}
+
+fn class(holds: Option<bool>) -> &'static str {
+    match holds {
+        Some(true) => "yes",
+        Some(false) => "no",
+        None => "unknown",
+    }
+}
+
+/// What is not as published, in words.
+fn differences(
+    f: &mut fmt::Formatter<'_>,
+    chapters: &[Chapter],
+    missing: &[String],
+) -> fmt::Result {
+    writeln!(f, "<h2>What did not reproduce, or was not measured</h2>\n<ul>")?;
+    for chapter in chapters {
+        for claim in chapter.claims.iter().filter(|claim| claim.holds != Some(true)) {
+            let Claim { what, published, measured, holds, remark } = claim;
+            write!(f, "<li><b>{}</b>: {}. ", Escaped(&chapter.of), Escaped(what))?;
+            match holds {
+                None => write!(f, "Not measured; published {}. ", Escaped(published))?,
+                _ => {
+                    write!(f, "Measured {}, published {}. ", Escaped(measured), Escaped(published))?
+                }
+            }
+            writeln!(f, "{}</li>", Escaped(remark))?;
+        }
+    }
+    missing.iter().try_for_each(|what| writeln!(f, "<li>{}</li>", Escaped(what)))?;
+    writeln!(f, "</ul>")
+}
+
+fn write_chapter(f: &mut fmt::Formatter<'_>, chapter: &Chapter) -> fmt::Result {
+    let Chapter { title, about, plots, tables, claims, .. } = chapter;
+    writeln!(f, "<h3>{}</h3>\n<p>{}</p>", Escaped(title), Escaped(about))?;
+    plots.iter().try_for_each(|plot| write_plot(f, plot))?;
+    tables.iter().try_for_each(|table| write_table(f, table))?;
+    let remarks: Vec<&Claim> = claims
+        .iter()
+        .filter(|claim| claim.holds == Some(true) && !claim.remark.is_empty())
+        .collect();
+    for claim in remarks {
+        writeln!(
+            f,
+            "<p class=\"remark\">{}: {}</p>",
+            Escaped(&claim.what),
+            Escaped(&claim.remark)
+        )?;
+    }
+    Ok(())
+}
+
+fn write_plot(f: &mut fmt::Formatter<'_>, plot: &Plot) -> fmt::Result {
+    let Ok(drawn) = svg(plot) else {
+        return writeln!(f, "<p class=\"remark\">{}: not measured</p>", Escaped(&plot.title));
+    };
+    writeln!(f, "<figure><figcaption>{}</figcaption>\n{drawn}", Escaped(&plot.title))?;
+    writeln!(f, "<div class=\"legend\">")?;
+    for (at, series) in plot.series.iter().enumerate() {
+        let plotters::style::RGBAColor(red, green, blue, alpha) = color(plot, at);
+        writeln!(
+            f,
+            "<span><i style=\"background: rgba({red},{green},{blue},{alpha})\"></i>{}</span>",
+            Escaped(&series.name)
+        )?;
+    }
+    writeln!(f, "</div></figure>")
+}
+
+fn write_table(f: &mut fmt::Formatter<'_>, table: &Table) -> fmt::Result {
+    let Table { title, columns, rows } = table;
+    writeln!(f, "<div class=\"wide\"><table><caption>{}</caption>", Escaped(title))?;
+    write!(f, "<tr><th></th>")?;
+    columns.iter().try_for_each(|column| write!(f, "<th>{}</th>", Escaped(column)))?;
+    writeln!(f, "</tr>")?;
+    for (name, cells) in rows {
+        write!(f, "<tr><th>{}</th>", Escaped(name))?;
+        for at in 0..columns.len() {
+            let cell = cells.get(at).map_or("", String::as_str);
+            write!(f, "<td>{}</td>", Escaped(cell))?;
+        }
+        writeln!(f, "</tr>")?;
+    }
+    writeln!(f, "</table></div>")
+}
