@@ -101,7 +101,12 @@ fn measure(
     command.arg("--hand-on").arg(file.path());
     command.args(only.into_iter().flat_map(|only| ["--only", only]));
     command.args(quick.then_some("--quick"));
-    run::lines_of(command, |line| bar.suspend(|| println!("{line}")))?;
+    run::lines_of(command, |line| {
+        // Most of the bench was not asked for.
+        if !(line.starts_with("TARGET ") && line.contains(" measured none ")) {
+            bar.suspend(|| println!("{line}"));
+        }
+    })?;
     Ok(Chapter::all(&fs::read_to_string(file.path())?)?)
 }
 
