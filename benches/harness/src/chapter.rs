@@ -32,7 +32,7 @@ pub struct Chapter {
 pub struct Claim {
     /// What is claimed.
     pub what: String,
-    /// The published figure.
+    /// The published figure; `none` where there is none.
     pub published: String,
     /// The one measured here.
     pub measured: String,
@@ -69,10 +69,12 @@ impl Claim {
 
     /// The same in a word or two.
     pub fn verdict(&self) -> &'static str {
-        match self.holds {
-            Some(true) => "reproduced",
-            Some(false) => "not reproduced",
-            None => "not measured",
+        match (self.holds, self.published.as_str()) {
+            (Some(true), "none") => "holds",
+            (Some(false), "none") => "does not hold",
+            (Some(true), _) => "reproduced",
+            (Some(false), _) => "not reproduced",
+            (None, _) => "not measured",
         }
     }
 }
@@ -229,6 +231,7 @@ mod tests {
                 Claim::new("tree / list", 0.68, Some(0.704), 2, |ratio| ratio < 0.8),
                 Claim::new("one context", 1.0, Some(1.2), 2, |ratio| ratio < 1.01).remark("slow"),
                 Claim::new("on 32 cores", 0.83, None, 2, |_| true),
+                Claim::new("a lookup", "none", Some(0.5), 2, |ratio| ratio < 1.0),
             ],
             tables: vec![table],
             ..Chapter::default()
@@ -253,6 +256,7 @@ mod tests {
         assert!(text.contains("  list  12.3         11\n  tree  none\n"), "{text}");
         assert!(text.contains("  reproduced: tree / list: 0.70 (published 0.68)\n"), "{text}");
         assert!(text.contains("  not reproduced: one context: 1.20 (published 1)\n    slow\n"));
+        assert!(text.contains("  holds: a lookup: 0.50 (published none)\n"));
         assert!(text.contains("  not measured: on 32 cores: none (published 0.83)\n"));
     }
 }
