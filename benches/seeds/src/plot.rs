@@ -122,6 +122,7 @@ fn figure(value: f64) -> String {
     match value.abs() {
         1e6.. => format!("{:.1} M", value / 1e6),
         1e4.. => format!("{:.0} k", value / 1e3),
+        whole if whole.fract() < 1e-9 => format!("{value:.0}"),
         100.0.. => format!("{value:.0}"),
         10.0.. => format!("{value:.1}"),
         _ => format!("{value:.2}"),
