@@ -1,5 +1,8 @@
 //! What a server tells about an image.
 
+use std::borrow::Cow;
+
+use crate::client::ListedExport;
 use crate::wire::{MAX_PAYLOAD, TransmissionFlags};
 
 /// What a client learns about one export.
@@ -37,6 +40,12 @@ impl ExportInfo {
         }
     }
 
+    /// What a list shows of it.
+    #[must_use]
+    pub fn listed(&self) -> ListedExport {
+        ListedExport { name: self.name.clone(), description: self.description.clone() }
+    }
+
     /// The flags to send to a client that did (`structured`) or did not ask for structured
     /// replies: `SEND_DF` needs them, `SEND_FAST_ZERO` needs `SEND_WRITE_ZEROES`.
     #[must_use]
@@ -54,20 +63,27 @@ impl ExportInfo {
 
 /// The exports a handshake offers.
 pub trait Exports {
-    /// The export called `name`; the empty name asks for the default export.
-    fn find(&self, name: &str) -> Option<&ExportInfo>;
+    /// The export called `name`, to tell about it; the empty name asks for the default export.
+    fn find(&self, name: &str) -> Option<Cow<'_, ExportInfo>>;
 
-    /// All canonical names, in the order LIST shows them.
-    fn names(&self) -> Vec<&str>;
+    /// The same for a client that is about to use it. It may fail where [`find`](Self::find) does not.
+    fn open(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
+        self.find(name)
+    }
+
+    /// All canonical names and descriptions, in the order LIST shows them.
+    fn list(&self) -> Vec<ListedExport>;
 }
 
 /// Exports in order; the first is also the default.
 impl Exports for [ExportInfo] {
-    fn find(&self, name: &str) -> Option<&ExportInfo> {
-        if name.is_empty() { self.first() } else { self.iter().find(|e| e.name == name) }
+    fn find(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
+        let found =
+            if name.is_empty() { self.first() } else { self.iter().find(|e| e.name == name) };
+        found.map(Cow::Borrowed)
     }
 
-    fn names(&self) -> Vec<&str> {
-        self.iter().map(|e| e.name.as_str()).collect()
+    fn list(&self) -> Vec<ListedExport> {
+        self.iter().map(ExportInfo::listed).collect()
     }
 }

@@ -67,7 +67,7 @@ fn session(input: &[u8], piece: usize) {
     while let Some(header) = rest.array::<REQUEST_LEN>() {
         let Ok(request) = Request::parse(&header) else { return };
         assert_eq!(request.encode(), header);
-        if let Ok(Command::Disconnect) = judge(&request, export, agreed) {
+        if let Ok(Command::Disconnect) = judge(&request, &export, agreed) {
             return;
         }
         if rest.take(request.payload_len() as usize).is_none() {

@@ -13,7 +13,10 @@
 //!    not kept.
 //! 2. After `Ready` or `Close`, `receive` takes nothing more and says the same again.
 
+use std::borrow::Cow;
+
 use crate::bytes::Bytes;
+use crate::client::ListedExport;
 use crate::export::{ExportInfo, Exports};
 use crate::meta::MetaRequest;
 use crate::option::{
@@ -52,7 +55,7 @@ pub enum Step {
 /// What both sides agreed on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Negotiated {
-    /// The export's name as the client gave it, so that [`Exports::find`] finds it again; empty
+    /// The export's name as the client gave it, so that [`Exports::open`] finds it again; empty
     /// for the default export.
     pub export: String,
     /// Every READ must be answered with a structured reply.
@@ -62,6 +65,8 @@ pub struct Negotiated {
     pub allocation: bool,
     /// The client asked for the block sizes, so it promises to keep to them.
     pub block_sizes: bool,
+    /// The size the client was told, in bytes.
+    pub size: u64,
     /// The transmission flags the client was told.
     pub flags: TransmissionFlags,
 }
@@ -343,13 +348,13 @@ impl Handshake {
             },
             _ => match InfoRequest::parse(data) {
                 None => put_reply(out, option, rep::ERR_INVALID, &[], &[]),
-                Some(request) => match exports.find(request.name) {
+                Some(request) => match look_up(exports, option, request.name) {
                     None => put_reply(out, option, rep::ERR_UNKNOWN, &[], b"no such export"),
                     Some(export) => {
-                        request.answer(option, export, self.structured, out);
+                        request.answer(option, &export, self.structured, out);
                         if option == opt::GO {
                             let block_sizes = request.wants(crate::InfoType::BlockSize);
-                            return self.ready(request.name, export, block_sizes);
+                            return self.ready(request.name, &export, block_sizes);
                         }
                     }
                 },
@@ -367,14 +372,14 @@ impl Handshake {
         let Some(name) = name(data) else {
             return Step::Close(CloseReason::BadExportName);
         };
-        let Some(export) = exports.find(name) else {
+        let Some(export) = exports.open(name) else {
             return Step::Close(CloseReason::UnknownExport(name.to_owned()));
         };
-        out.extend_from_slice(&size_and_flags(export, self.structured));
+        out.extend_from_slice(&size_and_flags(&export, self.structured));
         if !self.no_zeroes {
             out.extend_from_slice(&[0; 124]);
         }
-        self.ready(name, export, false)
+        self.ready(name, &export, false)
     }
 
     fn ready(&self, name: &str, export: &ExportInfo, block_sizes: bool) -> Step {
@@ -383,20 +388,29 @@ impl Handshake {
             structured: self.structured,
             allocation: self.allocation.as_deref() == Some(name),
             block_sizes,
+            size: export.size,
             flags: export.advertised(self.structured),
         })
     }
 }
 
+/// An export to tell about, or to use.
+fn look_up<'a>(
+    exports: &'a (impl Exports + ?Sized),
+    option: u32,
+    name: &str,
+) -> Option<Cow<'a, ExportInfo>> {
+    if option == opt::GO { exports.open(name) } else { exports.find(name) }
+}
+
 /// Answers LIST: every name, with its description.
 fn list(exports: &(impl Exports + ?Sized), out: &mut Vec<u8>) {
     let mut head = Vec::new();
-    for listed in exports.names() {
-        let listed = clip(listed);
+    for ListedExport { name, description } in exports.list() {
+        let (name, description) = (clip(&name), clip(&description));
         head.clear();
-        head.extend_from_slice(&(listed.len() as u32).to_be_bytes());
-        head.extend_from_slice(listed.as_bytes());
-        let description = exports.find(listed).map_or("", |e| clip(&e.description));
+        head.extend_from_slice(&(name.len() as u32).to_be_bytes());
+        head.extend_from_slice(name.as_bytes());
         put_reply(out, opt::LIST, rep::SERVER, &head, description.as_bytes());
     }
     put_reply(out, opt::LIST, rep::ACK, &[], &[]);

@@ -9,13 +9,19 @@ use clap::{Parser, ValueEnum};
 use crate::manual;
 
 /// Serves disk images over the network block device protocol (NBD, fixed newstyle).
-#[derive(Debug, Parser)]
+#[derive(Clone, Debug, Parser)]
 #[command(name = "nbd_server", long_about = manual::ABOUT, after_long_help = manual::MORE)]
 pub(crate) struct Args {
     /// Image to serve: a file or block device, as PATH or NAME=PATH. Repeatable; the first is the
     /// default export. Without NAME the file's name is the export's.
     #[arg(long = "image", value_name = "[NAME=]PATH", help_heading = "Images")]
     pub(crate) images: Vec<String>,
+
+    /// Serve every file and block device of this folder by its name, also those that come later; but not
+    /// those whose name begins with a dot, and no symbolic links. What a client has asked for stays open,
+    /// and locked, until the server ends; 1024 of them may.
+    #[arg(long, value_name = "DIR", help_heading = "Images")]
+    pub(crate) export_dir: Option<PathBuf>,
 
     /// Create a missing image with this size, or grow a smaller one to it; K, M, G, T are powers
     /// of 1024.

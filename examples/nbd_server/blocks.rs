@@ -43,6 +43,7 @@ use tracing::{error, warn};
 
 use crate::admission::{Class, SMALL};
 use crate::hands::{Hands, Task};
+use crate::slots::Slots;
 
 /// Bytes of a block: what most clients' file systems read at least.
 pub(crate) const BLOCK: usize = 4096;
@@ -61,7 +62,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(crate) struct Blocks {
     cache: Cache,
     /// By index of the export table's files.
-    images: Vec<Option<Arc<Image>>>,
+    images: Slots<Option<Arc<Image>>>,
     /// Longest READ or WRITE that is kept. What is longer is mostly used once, and the device's time for the
     /// bytes counts for more than that for the request.
     longest: u64,
@@ -85,12 +86,7 @@ pub(crate) struct Image {
 impl Blocks {
     /// A cache of so many bytes for these files, which have so many names.
     pub(crate) fn new(bytes: u64, files: &[File], exports: usize) -> io::Result<Self> {
-        Self::on(bytes, (files, exports), |file| {
-            let device = FileDevice::new(file.try_clone()?)?;
-            // With O_DIRECT no part of a unit can be written; exports are rounded down as well.
-            let len = device.len() / device.alignment() as u64 * device.alignment() as u64;
-            Ok(Arc::new(device.up_to(len)))
-        })
+        Self::on(bytes, (files, exports), device)
     }
 
     /// The same, where `open` says what reads and writes a file.
@@ -102,10 +98,18 @@ impl Blocks {
         let capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
         let cache =
             Cache::builder(capacity).block_sizes(BLOCK, BLOCK).patience(PATIENCE).build()?;
-        let images = files.iter().map(|file| Image::new(&cache, open(file)?));
-        let images = images.collect::<io::Result<_>>()?;
+        let images = Slots::new(exports.max(files.len()));
+        for file in files {
+            let _ = images.push(Image::new(&cache, open(file)?)?); // there is room
+        }
         let longest = SMALL.min(bytes / SHARE).max(BLOCK as u64);
         Ok(Self { cache, images, longest, hands: Hands::new(exports)? })
+    }
+
+    /// Begins to keep what is read of the table's next file.
+    pub(crate) fn attach(&self, file: &File) -> io::Result<()> {
+        let image = Image::new(&self.cache, device(file)?)?;
+        self.images.push(image).map(drop).map_err(|_| io::Error::other("too many images"))
     }
 
     /// What is kept of a file, if it is.
@@ -233,6 +237,14 @@ impl fmt::Debug for Image {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Image").field("device", &self.device).finish_non_exhaustive()
     }
+}
+
+/// What reads and writes a file.
+fn device(file: &File) -> io::Result<Arc<dyn BlockDevice>> {
+    let device = FileDevice::new(file.try_clone()?)?;
+    // With O_DIRECT no part of a unit can be written; exports are rounded down as well.
+    let len = device.len() / device.alignment() as u64 * device.alignment() as u64;
+    Ok(Arc::new(device.up_to(len)))
 }
 
 /// The blocks that the bytes from `offset` to `end` lie in.

@@ -1,7 +1,8 @@
 //! Images as exports: opened once each, locked, measured.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
@@ -13,17 +14,25 @@ use std::time::{Duration, Instant};
 use aio_reap::AlignedBuf;
 use bufcache::Load;
 use nbd_protocol::{
-    Command, ExportInfo, Exports, MAX_PAYLOAD, MAX_STRING, Request, TransmissionFlags,
+    Command, ExportInfo, Exports, ListedExport, MAX_PAYLOAD, MAX_STRING, Negotiated, Request,
+    TransmissionFlags,
 };
+use percpu::sync::Mutex;
 use thiserror::Error;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::args::Args;
 use crate::blocks::{Blocks, Fill};
+use crate::folder::Folder;
+use crate::slots::Slots;
 
 /// How long to wait for an image's lock: the kernel keeps the lock of a server that was killed until
 /// its writes in flight have ended.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Most images of a folder that are opened while the server runs. A guess: each takes some descriptors, and
+/// a queue in each worker.
+const FOLDER: usize = if cfg!(test) { 3 } else { 1024 };
 
 /// Why an image cannot be served.
 #[derive(Debug, Error)]
@@ -42,6 +51,10 @@ pub(crate) enum ExportError {
     Cache(io::Error),
     #[error("two images are called '{name}'; give one another name with NAME=PATH")]
     Duplicate { name: String },
+    #[error(
+        "'{name}' is one image too many: {most} were opened, and stay open until the server ends"
+    )]
+    TooMany { name: String, most: usize },
 }
 
 /// One name under which an image is served.
@@ -52,48 +65,56 @@ pub(crate) struct Export {
     pub(crate) file: usize,
 }
 
-/// Everything the server serves; immutable once open.
+/// Everything the server serves. What was opened once stays open, and keeps its index: exports of a folder
+/// are added when a client asks for them.
 #[derive(Debug)]
 pub(crate) struct ExportTable {
-    exports: Vec<Export>,
+    exports: Slots<Export>,
     /// One open file per image, whatever its names.
-    pub(crate) files: Vec<File>,
+    pub(crate) files: Slots<File>,
     /// By file: an fdatasync failed once. The kernel reports that to one caller only, and what was
     /// lost is not known; so nothing is called durable any more.
-    failed: Vec<AtomicBool>,
-    read_only: bool,
+    failed: Box<[AtomicBool]>,
+    /// Files by what they are. Locked by who opens one.
+    known: Mutex<HashMap<Identity, usize>>,
+    folder: Option<Folder>,
+    /// How many were opened at the start, the first of which is the default.
+    fixed: usize,
+    args: Args,
     /// What is kept of the files in memory, unless nothing is to be.
     pub(crate) blocks: Option<Blocks>,
 }
 
 impl ExportTable {
-    /// Opens every image of the command line.
+    /// Opens every image of the command line, and the folder.
     pub(crate) fn open(args: &Args) -> Result<Self, ExportError> {
+        let open = |path: &PathBuf| {
+            let fail = |error| ExportError::Open { path: path.clone(), error };
+            Folder::open(path).map_err(fail)
+        };
+        let folder = args.export_dir.as_ref().map(open).transpose()?;
+        let most = args.images.len() + if folder.is_some() { FOLDER } else { 0 };
         let mut table = Self {
-            exports: vec![],
-            files: vec![],
-            failed: vec![],
-            read_only: args.read_only,
+            exports: Slots::new(most),
+            files: Slots::new(most),
+            failed: (0..most).map(|_| AtomicBool::new(false)).collect(),
+            known: Mutex::default(),
+            folder,
+            fixed: args.images.len(),
+            args: args.clone(),
             blocks: None,
         };
-        let mut known = HashMap::new();
-        for image in &args.images {
-            table.add(image, args, &mut known)?;
-        }
         if args.cache > 0 {
-            let blocks =
-                Blocks::new(args.cache, &table.files, table.len()).map_err(ExportError::Cache)?;
+            let blocks = Blocks::new(args.cache, &[], most).map_err(ExportError::Cache)?;
             table.blocks = Some(blocks);
+        }
+        for image in &args.images {
+            table.add_image(image)?;
         }
         Ok(table)
     }
 
-    fn add(
-        &mut self,
-        image: &str,
-        args: &Args,
-        known: &mut HashMap<(u64, u64, u64), usize>,
-    ) -> Result<(), ExportError> {
+    fn add_image(&self, image: &str) -> Result<(), ExportError> {
         let (name, path) = split_name(image);
         if name.is_empty() || name.len() > MAX_STRING || name.chars().any(char::is_control) {
             return Err(ExportError::Name { name });
@@ -101,38 +122,106 @@ impl ExportTable {
         if self.exports.iter().any(|export| export.info.name == name) {
             return Err(ExportError::Duplicate { name });
         }
-        let file = open(&path, args)?;
-        let fail = |error| ExportError::Open { path: path.clone(), error };
-        let meta = file.metadata().map_err(fail)?;
-        let index = match known.get(&identity(&meta)) {
-            Some(&index) => index, // `file` closes; the lock is the first one's
+        let file = open(&path, &self.args)?;
+        self.add(name, &path, file, LOCK_PATIENCE, true).map(drop)
+    }
+
+    /// Adds an export, unless it is there; returns its index.
+    fn add(
+        &self,
+        name: String,
+        path: &Path,
+        file: File,
+        patience: Duration,
+        may_grow: bool,
+    ) -> Result<usize, ExportError> {
+        let fail = |error| ExportError::Open { path: path.to_owned(), error };
+        let identity = identity(&file.metadata().map_err(fail)?);
+        let mut known = self.known.lock();
+        let file = match known.get(&identity) {
+            Some(&file) => file, // ours closes; the lock is the first one's
             None => {
-                if !args.no_lock {
-                    lock(&file, args.read_only, &path)?;
+                let most = self.files.capacity();
+                if self.files.len() == most {
+                    return Err(ExportError::TooMany { name, most });
                 }
-                grow(&file, args).map_err(fail)?;
-                known.insert(identity(&meta), self.files.len());
-                self.files.push(file);
-                self.failed.push(AtomicBool::new(false));
-                self.files.len() - 1
+                if !self.args.no_lock {
+                    lock(&file, self.args.read_only, path, patience)?;
+                }
+                if may_grow {
+                    grow(&file, &self.args).map_err(fail)?;
+                }
+                if let Some(blocks) = &self.blocks {
+                    blocks.attach(&file).map_err(ExportError::Cache)?;
+                }
+                let Ok(index) = self.files.push(file) else {
+                    return Err(ExportError::TooMany { name, most });
+                };
+                known.insert(identity, index);
+                index
             }
         };
-        let info = describe(name, &path, &self.files[index], args).map_err(fail)?;
-        info!(export = info.name, size = info.size, path = %path.display(), "serving");
-        self.exports.push(Export { info, file: index });
-        Ok(())
-    }
-
-    /// The export a client negotiated.
-    pub(crate) fn index_of(&self, name: &str) -> Option<usize> {
-        if name.is_empty() {
-            return (!self.exports.is_empty()).then_some(0);
+        let is_there = |export: &Export| export.info.name == name && export.file == file;
+        if let Some(index) = self.exports.iter().position(is_there) {
+            return Ok(index);
         }
-        self.exports.iter().position(|export| export.info.name == name)
+        let info = describe(name, path, &self.files[file], &self.args).map_err(fail)?;
+        info!(export = info.name, size = info.size, path = %path.display(), "serving");
+        let most = self.exports.capacity();
+        let full = |export: Export| ExportError::TooMany { name: export.info.name, most };
+        self.exports.push(Export { info, file }).map_err(full)
     }
 
+    /// The export that a client negotiated, if it is what the client was told.
+    pub(crate) fn index_of(&self, negotiated: &Negotiated) -> Option<usize> {
+        let index = self.find_open(&negotiated.export)?;
+        let info = &self.exports[index].info;
+        let same = info.size == negotiated.size
+            && info.advertised(negotiated.structured) == negotiated.flags;
+        same.then_some(index)
+    }
+
+    /// The export of that name that was opened last: in the folder another file may have taken the name.
+    fn find_open(&self, name: &str) -> Option<usize> {
+        if name.is_empty() {
+            return (self.fixed > 0).then_some(0);
+        }
+        self.exports.iter().rposition(|export| export.info.name == name)
+    }
+
+    /// One of the command line.
+    fn find_fixed(&self, name: &str) -> Option<&Export> {
+        let index = self.find_open(name)?;
+        (index < self.fixed).then(|| &self.exports[index])
+    }
+
+    /// A file of the folder.
+    fn in_folder(&self, name: &str) -> Option<(&Folder, File)> {
+        let folder = self.folder.as_ref()?;
+        match folder.file(name, self.args.read_only, self.args.direct) {
+            Ok(file) => Some((folder, file)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => {
+                warn!(name, %error, "cannot open a file of the folder");
+                None
+            }
+        }
+    }
+
+    /// How many there are, and those that were.
+    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.exports.len()
+    }
+
+    /// How many there may be; all indexes are below.
+    pub(crate) fn capacity(&self) -> usize {
+        self.exports.capacity()
+    }
+
+    /// The names of those that were opened, by index.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.exports.iter().map(|export| export.info.name.as_str())
     }
 
     pub(crate) fn get(&self, index: usize) -> &Export {
@@ -176,7 +265,7 @@ impl ExportTable {
         for (index, file) in self.files.iter().enumerate() {
             let synced = match self.blocks.as_ref().and_then(|blocks| blocks.image(index)) {
                 _ if self.has_sync_failed(index) => Err(io::Error::from_raw_os_error(libc::EIO)),
-                _ if self.read_only => Ok(()),
+                _ if self.args.read_only => Ok(()),
                 Some(image) => image.sync(),
                 None => file.sync_data(),
             };
@@ -199,12 +288,44 @@ impl ExportTable {
 }
 
 impl Exports for ExportTable {
-    fn find(&self, name: &str) -> Option<&ExportInfo> {
-        self.index_of(name).map(|index| &self.exports[index].info)
+    /// Opens nothing for good: a client that only looks leaves a file of the folder to others.
+    fn find(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
+        if let Some(export) = self.find_fixed(name) {
+            return Some(Cow::Borrowed(&export.info));
+        }
+        let (folder, file) = self.in_folder(name)?;
+        let known = identity(&file.metadata().ok()?);
+        let known = self.known.lock().get(&known).copied();
+        let opened = |export: &&Export| export.info.name == name && Some(export.file) == known;
+        if let Some(export) = self.exports.iter().find(opened) {
+            return Some(Cow::Borrowed(&export.info));
+        }
+        let info = describe(name.to_owned(), &folder.path(name), &file, &self.args);
+        info.inspect_err(|error| warn!(name, %error, "cannot look at a file of the folder"))
+            .ok()
+            .map(Cow::Owned)
     }
 
-    fn names(&self) -> Vec<&str> {
-        self.exports.iter().map(|export| export.info.name.as_str()).collect()
+    fn open(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
+        if let Some(export) = self.find_fixed(name) {
+            return Some(Cow::Borrowed(&export.info));
+        }
+        let (folder, file) = self.in_folder(name)?;
+        // A worker asks, which has others to serve: no patience.
+        let added = self.add(name.to_owned(), &folder.path(name), file, Duration::ZERO, false);
+        let index = added.inspect_err(|error| warn!(%error, "an export is not served")).ok()?;
+        Some(Cow::Borrowed(&self.exports[index].info))
+    }
+
+    fn list(&self) -> Vec<ListedExport> {
+        let fixed = self.exports.iter().take(self.fixed);
+        let mut listed: Vec<_> = fixed.map(|export| export.info.listed()).collect();
+        for name in self.folder.iter().flat_map(Folder::names) {
+            if self.find_fixed(&name).is_none() {
+                listed.push(ListedExport { name, description: String::new() });
+            }
+        }
+        listed
     }
 }
 
@@ -251,8 +372,11 @@ fn grow(file: &File, args: &Args) -> io::Result<()> {
     }
 }
 
+/// Two numbers of a device and an inode, or of a block device.
+type Identity = (u64, u64, u64);
+
 /// What makes two paths the same image: the inode, or for block devices the device.
-fn identity(meta: &std::fs::Metadata) -> (u64, u64, u64) {
+fn identity(meta: &Metadata) -> Identity {
     if meta.file_type().is_block_device() {
         (0, 0, meta.rdev())
     } else {
@@ -264,7 +388,7 @@ fn identity(meta: &std::fs::Metadata) -> (u64, u64, u64) {
 /// reader's is shared and ends before the bytes from 100 on, by which QEMU's programs tell each
 /// other what they do with an image, so that they may read it too. It goes with the last
 /// descriptor, also when the server is killed.
-fn lock(file: &File, read_only: bool, path: &Path) -> Result<(), ExportError> {
+fn lock(file: &File, read_only: bool, path: &Path, patience: Duration) -> Result<(), ExportError> {
     let (kind, len) = if read_only { (libc::F_RDLCK, 100) } else { (libc::F_WRLCK, 0) };
     let range = libc::flock {
         l_type: kind as libc::c_short,
@@ -283,7 +407,7 @@ fn lock(file: &File, read_only: bool, path: &Path) -> Result<(), ExportError> {
         let error = io::Error::last_os_error();
         let path = path.to_owned();
         match error.raw_os_error() {
-            Some(libc::EAGAIN | libc::EACCES) if start.elapsed() < LOCK_PATIENCE => {
+            Some(libc::EAGAIN | libc::EACCES) if start.elapsed() < patience => {
                 std::thread::sleep(Duration::from_millis(10));
             }
             Some(libc::EAGAIN | libc::EACCES) => return Err(ExportError::Locked { path }),
@@ -333,7 +457,103 @@ fn describe(name: String, path: &Path, file: &File, args: &Args) -> io::Result<E
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    /// A folder with images of so many bytes, and the exports of it.
+    fn folder(images: &[(&str, u64)], more: &[&str]) -> (tempfile::TempDir, ExportTable) {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, size) in images {
+            File::create(dir.path().join(name)).unwrap().set_len(*size).unwrap();
+        }
+        let path = dir.path().to_str().unwrap();
+        let args = [&["nbd_server", "--export-dir", path], more].concat();
+        let table = ExportTable::open(&Args::parse_from(args)).unwrap();
+        (dir, table)
+    }
+
+    fn size(found: Option<Cow<'_, ExportInfo>>) -> Option<u64> {
+        found.map(|info| info.size)
+    }
+
+    #[test]
+    fn a_folder_is_opened_image_by_image_and_only_so_many() {
+        let all = [("a", 4096), ("b", 8192), ("c", 1), ("d", 2)];
+        for cache in ["0", "1M"] {
+            let (_dir, table) = folder(&all, &["--cache", cache]);
+            assert_eq!(table.list().len(), 4);
+            assert!(table.find("").is_none() && table.open("").is_none(), "there is no default");
+            for (name, bytes) in all {
+                assert_eq!(size(table.find(name)), Some(bytes), "to look opens nothing");
+            }
+            assert_eq!(table.len(), 0);
+            for (name, bytes) in &all[..3] {
+                assert_eq!(size(table.open(name)), Some(*bytes));
+                assert_eq!(size(table.open(name)), Some(*bytes), "once");
+            }
+            assert_eq!((table.len(), table.files.len()), (3, 3));
+            assert!(table.open("d").is_none(), "one too many");
+            assert_eq!(size(table.find("d")), Some(2), "and yet it is there");
+            assert_eq!(table.names().collect::<Vec<_>>(), ["a", "b", "c"]);
+            if let Some(blocks) = &table.blocks {
+                assert!((0..3).all(|file| blocks.image(file).is_some()));
+                assert_eq!(blocks.image(1).unwrap().len, 8192);
+            }
+            table.sync().unwrap();
+        }
+    }
+
+    #[test]
+    fn another_name_of_an_open_image_is_the_same_file() {
+        let (dir, table) = folder(&[("a", 4096)], &[]);
+        std::fs::hard_link(dir.path().join("a"), dir.path().join("b")).unwrap();
+        assert!(table.open("a").is_some() && table.open("b").is_some());
+        assert_eq!((table.len(), table.files.len()), (2, 1));
+        assert_eq!((table.get(0).file, table.get(1).file), (0, 0));
+    }
+
+    #[test]
+    fn a_client_gets_what_it_was_told_of_or_nothing() {
+        let (dir, table) = folder(&[("a", 4096)], &[]);
+        let info = table.open("a").unwrap().into_owned();
+        let told = |size, structured| Negotiated {
+            export: "a".into(),
+            structured,
+            allocation: false,
+            block_sizes: false,
+            size,
+            flags: info.advertised(structured),
+        };
+        assert_eq!(table.index_of(&told(4096, false)), Some(0));
+        assert_eq!(table.index_of(&told(4096, true)), Some(0));
+        // Another file takes the name, and another client comes first.
+        let other = dir.path().join("other");
+        File::create(&other).unwrap().set_len(8192).unwrap();
+        std::fs::rename(other, dir.path().join("a")).unwrap();
+        assert_eq!(size(table.find("a")), Some(8192));
+        assert_eq!(size(table.open("a")), Some(8192));
+        assert_eq!(table.index_of(&told(4096, false)), None);
+        assert_eq!(table.index_of(&told(8192, false)), Some(1));
+    }
+
+    #[test]
+    fn images_of_the_command_line_come_first() {
+        let (dir, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        for (dir, name, size) in [(&dir, "a", 1), (&dir, "b", 2), (&outside, "x", 3)] {
+            File::create(dir.path().join(name)).unwrap().set_len(size).unwrap();
+        }
+        let image = format!("a={}", outside.path().join("x").display());
+        let path = dir.path().to_str().unwrap();
+        let args = ["nbd_server", "--image", &image, "--export-dir", path];
+        let table = ExportTable::open(&Args::parse_from(args)).unwrap();
+        let names: Vec<_> = table.list().into_iter().map(|listed| listed.name).collect();
+        assert_eq!(names, ["a", "b"]);
+        assert_eq!(
+            [table.open(""), table.open("a"), table.open("b")].map(size),
+            [3, 3, 2].map(Some)
+        );
+    }
 
     #[test]
     fn names_come_from_the_argument_or_the_file() {

@@ -22,6 +22,7 @@ mod contexts;
 mod demo;
 mod export;
 mod extents;
+mod folder;
 mod hands;
 mod listeners;
 mod manual;
@@ -33,6 +34,7 @@ mod report;
 mod requests;
 mod server;
 mod session;
+mod slots;
 mod spin;
 mod worker;
 
@@ -54,7 +56,8 @@ use crate::server::{Calls, Server};
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let default = if args.images.is_empty() { "warn" } else { "info" };
+    let demo = args.images.is_empty() && args.export_dir.is_none();
+    let default = if demo { "warn" } else { "info" };
     let filter = EnvFilter::try_from_env("OFFLOCK_LOG").unwrap_or_else(|_| default.into());
     let ansi = io::stderr().is_terminal();
     tracing_subscriber::fmt()
@@ -64,7 +67,7 @@ fn main() -> ExitCode {
         .log_internal_errors(false)
         .init();
     raise_descriptor_limit();
-    let done = if args.images.is_empty() { demonstrate(args) } else { serve(&args) };
+    let done = if demo { demonstrate(args) } else { serve(&args) };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -99,7 +102,7 @@ fn raise_descriptor_limit() {
 fn serve(args: &Args) -> Result<(), Box<dyn Error>> {
     let handed_over = listeners::handed_over()?;
     if args.socket.is_none() && args.tcp.is_none() && handed_over.is_empty() {
-        let missing = "--image needs --socket or --tcp, or sockets handed over, to be reached by";
+        let missing = "--image and --export-dir need --socket or --tcp, or sockets handed over, to be reached by";
         Args::command().error(ErrorKind::MissingRequiredArgument, missing).exit();
     }
     // A signal writes a byte to the pipe, whichever thread it finds.

@@ -11,7 +11,7 @@ client gets that asks for none. Clients connect to a Unix socket (--socket),
 by TCP (--tcp), to sockets that were handed over, or to all of these. An image
 is a raw one: a file or a block device, whose bytes are those of the export.
 
-Without --image it runs a demonstration: it makes a temporary image, serves
+Without --image and --export-dir it runs a demonstration: it makes a temporary image, serves
 it, drives it with a built-in client, verifies every byte and prints what it
 measured.";
 
@@ -63,6 +63,8 @@ EXAMPLES
       nbd-client -unix /tmp/disk.sock -N disk.img /dev/nbd0
   Two images for reading only, by name, on port 10809:
       nbd_server --image root=/srv/root.img --image usr=/srv/usr.img --read-only --tcp 10809
+  Every image of a folder, also those that come later:
+      nbd_server --export-dir /srv/images --socket /tmp/disk.sock
   Started by the first client:
       systemd-socket-activate -l /tmp/disk.sock nbd_server --image disk.img
   What it does, for people and for Prometheus:

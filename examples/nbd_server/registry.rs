@@ -121,7 +121,7 @@ pub(crate) struct Registry {
 impl Registry {
     pub(crate) fn new(exports: &ExportTable) -> Result<Self, AllocError> {
         let domain = Domain::try_new()?;
-        let opens = (0..exports.len()).map(|_| PerCpuList::try_new_in(&domain).map(Arc::new));
+        let opens = (0..exports.capacity()).map(|_| PerCpuList::try_new_in(&domain).map(Arc::new));
         Ok(Self {
             opens: opens.collect::<Result<_, _>>()?,
             sessions: Arc::new(PerCpuList::try_new_in(&domain)?),
@@ -180,7 +180,11 @@ impl Registry {
         }
         RegistryReport {
             rows: self.sessions.iter().map(|client| client.map(row)).collect(),
-            exports: self.opens.iter().enumerate().map(|(n, list)| (name(n), list.len())).collect(),
+            exports: exports
+                .names()
+                .zip(&self.opens)
+                .map(|(name, list)| (name.into(), list.len()))
+                .collect(),
             sessions: self.sessions.stats(),
             opened,
         }

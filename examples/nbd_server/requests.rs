@@ -89,7 +89,7 @@ pub(crate) struct Limits {
 /// A worker's requests in flight, and the engine that works on them.
 pub(crate) struct Requests {
     pub(crate) engine: Rc<Engine>,
-    /// By index of the export table's files.
+    /// By index of the export table's files, as far as they were asked for.
     files: Vec<File>,
     /// Those in the engine.
     operations: CtxTable<Operation>,
@@ -133,7 +133,7 @@ impl Requests {
             operations: operations.map_err(io::Error::from)?,
             in_engine: 0,
             depth,
-            waiting: Admission::new(exports.len())?,
+            waiting: Admission::new(exports.capacity())?,
             answered: VecDeque::new(),
             most,
             maps: Maps::new(exports, &waker),
@@ -207,6 +207,10 @@ impl Requests {
         let (conn, file) = (conn.clone(), self.exports.get(export).file);
         let mut operation =
             Operation { conn, export, file, structured, begun: false, request, stage, work: None };
+        if let Err(error) = self.attach(file) {
+            let result = self.judge(&operation, Err(error));
+            return Some(self.finish(&operation, result, buf));
+        }
         if request.len == 0 && command != Command::Flush {
             // fallocate refuses an empty range, and nothing else has anything to do.
             return Some(operation.reply(Ok(()), buf));
@@ -230,6 +234,15 @@ impl Requests {
             return Some(self.finish(&operation, Err(NbdError::Io), buf));
         }
         self.submit(operation, buf)
+    }
+
+    /// Tells the engine of a file, and of those before it.
+    fn attach(&mut self, file: usize) -> io::Result<()> {
+        while self.files.len() <= file {
+            let next = self.exports.files[self.files.len()].try_clone()?;
+            self.files.push(self.engine.attach(next)?);
+        }
+        Ok(())
     }
 
     fn count(&mut self, command: Command, len: u32) {

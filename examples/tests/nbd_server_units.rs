@@ -20,6 +20,8 @@ mod contexts;
 mod export;
 #[path = "../nbd_server/extents.rs"]
 mod extents;
+#[path = "../nbd_server/folder.rs"]
+mod folder;
 #[path = "../nbd_server/hands.rs"]
 mod hands;
 #[path = "../nbd_server/listeners.rs"]
@@ -42,6 +44,8 @@ mod requests;
 mod server;
 #[path = "../nbd_server/session.rs"]
 mod session;
+#[path = "../nbd_server/slots.rs"]
+mod slots;
 #[path = "../nbd_server/spin.rs"]
 mod spin;
 #[path = "../nbd_server/worker/mod.rs"]

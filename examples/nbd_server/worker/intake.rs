@@ -148,8 +148,8 @@ impl Worker {
                     match step {
                         HandshakeStep::More => break,
                         HandshakeStep::Ready(negotiated) => {
-                            // It was found a moment ago, and exports do not change.
-                            let Some(export) = exports.index_of(&negotiated.export) else {
+                            // It was opened a moment ago; in a folder another may have its name now.
+                            let Some(export) = exports.index_of(&negotiated) else {
                                 return Err("the export is gone".into());
                             };
                             let name = &exports.get(export).info.name;

@@ -60,7 +60,8 @@ impl Lab {
         if exports.blocks.is_some() {
             let bytes = Args::parse_from(args).cache;
             let raw: Arc<dyn BlockDevice> = disk.clone();
-            let blocks = Blocks::on(bytes, (&exports.files, 1), |_| Ok(Arc::clone(&raw)));
+            let files = [exports.files[0].try_clone().unwrap()];
+            let blocks = Blocks::on(bytes, (&files, 1), |_| Ok(Arc::clone(&raw)));
             exports.blocks = Some(blocks.unwrap());
         }
         let exports = Arc::new(exports);

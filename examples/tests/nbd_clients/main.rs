@@ -20,6 +20,7 @@ mod disk;
 mod durability;
 mod extents;
 mod faults;
+mod folder;
 mod handshake;
 mod image;
 mod images;
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
     trials.extend(startup::trials());
     trials.extend(activation::trials());
     trials.extend(metrics::trials());
+    trials.extend(folder::trials());
     trials.extend(faults::trials());
     trials.extend(priorities::trials());
     trials.extend(cache::trials());

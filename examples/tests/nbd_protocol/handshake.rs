@@ -198,6 +198,7 @@ fn go_with_an_empty_name_opens_the_default_export() {
         structured: true,
         allocation: false,
         block_sizes: true,
+        size: 1 << 20,
         flags,
     };
     assert_eq!(step, Step::Ready(ready));

@@ -1,0 +1,164 @@
+//! A folder whose files are exports by their names, also those that come later.
+//!
+//! A client's word for a file is a name in this folder and nothing else: no path, no symbolic link, no
+//! name that begins with a dot.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use nbd_protocol::MAX_STRING;
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
+use tracing::warn;
+
+/// Most names that a client is told. A guess; a file that is not named is served all the same.
+const MOST_NAMES: usize = 10_000;
+
+/// An open folder.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    dir: OwnedFd,
+    path: PathBuf,
+}
+
+impl Folder {
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
+        Ok(Self { dir, path: path.to_owned() })
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Opens a file of the folder; [`NotFound`](io::ErrorKind::NotFound) if no file that can be served has
+    /// that name.
+    pub(crate) fn file(&self, name: &str, read_only: bool, direct: bool) -> io::Result<File> {
+        let absent = || io::Error::from(io::ErrorKind::NotFound);
+        if !is_name(name) {
+            return Err(absent());
+        }
+        let name = CString::new(name).map_err(|_| absent())?;
+        // Opening a device of another kind could have effects: look first.
+        let stat = rustix::fs::statat(&self.dir, &name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if !is_image(FileType::from_raw_mode(stat.st_mode)) {
+            return Err(absent());
+        }
+        let mut flags = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
+        flags.set(OFlags::DIRECT, direct);
+        // If it has become something else since, the open must neither follow it nor wait for it.
+        let careful = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(&self.dir, &name, flags | careful, Mode::empty())?;
+        rustix::fs::fcntl_setfl(&fd, flags)?; // the engine would take the other literally
+        let file = File::from(fd);
+        let kind = file.metadata()?.file_type();
+        if kind.is_file() || kind.is_block_device() { Ok(file) } else { Err(absent()) }
+    }
+
+    /// The names of files that can be served, in order.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        if let Err(error) = self.collect(&mut names) {
+            warn!(folder = %self.path.display(), %error, "not every name is known");
+        }
+        names.sort_unstable();
+        names
+    }
+
+    fn collect(&self, names: &mut Vec<String>) -> io::Result<()> {
+        for entry in Dir::read_from(&self.dir)? {
+            let entry = entry?;
+            let Ok(name) = entry.file_name().to_str() else { continue };
+            let mut kind = entry.file_type();
+            if kind == FileType::Unknown {
+                let stat = rustix::fs::statat(&self.dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+                kind = FileType::from_raw_mode(stat.st_mode);
+            }
+            if is_name(name) && is_image(kind) {
+                if names.len() == MOST_NAMES {
+                    return Err(io::Error::other("there are too many files"));
+                }
+                names.push(name.to_owned());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a file of that name is served: `.` and `..` are among those that are not.
+fn is_name(name: &str) -> bool {
+    let bad = |char: char| char == '/' || char.is_control();
+    !name.is_empty() && name.len() <= MAX_STRING && !name.starts_with('.') && !name.contains(bad)
+}
+
+fn is_image(kind: FileType) -> bool {
+    matches!(kind, FileType::RegularFile | FileType::BlockDevice)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn only_files_of_the_folder_are_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let inner = dir.path().join("inner");
+        std::fs::create_dir_all(inner.join("sub")).unwrap();
+        std::fs::write(dir.path().join("outside"), b"secret").unwrap();
+        for name in ["b.img", "a", ".hidden", "tab\there", "sub/deep", "ä"] {
+            std::fs::write(inner.join(name), name).unwrap();
+        }
+        symlink("../outside", inner.join("out")).unwrap();
+        symlink("a", inner.join("link")).unwrap();
+        symlink("..", inner.join("up")).unwrap();
+        let fifo = CString::new(inner.join("fifo").to_str().unwrap()).unwrap();
+        // SAFETY: a path that ends in NUL and outlives the call.
+        assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
+        let _socket = std::os::unix::net::UnixListener::bind(inner.join("socket")).unwrap();
+
+        let folder = Folder::open(&inner).unwrap();
+        assert_eq!(folder.names(), ["a", "b.img", "ä"]);
+        for name in ["a", "b.img", "ä"] {
+            let file = folder.file(name, true, false).unwrap();
+            assert_eq!(std::io::read_to_string(file).unwrap(), name);
+        }
+        for name in [
+            "",
+            ".",
+            "..",
+            "../outside",
+            "out",
+            "link",
+            "up",
+            "up/outside",
+            "sub",
+            "sub/deep",
+            "./a",
+            "fifo",
+            "socket",
+            ".hidden",
+            "tab\there",
+            "nope",
+            "a/",
+            "a\0",
+            "/etc/passwd",
+        ] {
+            assert!(folder.file(name, true, false).is_err(), "{name:?}");
+        }
+        let long = "x".repeat(MAX_STRING + 1);
+        assert!(folder.file(&long, true, false).is_err());
+        // Those that come later; and the folder may be called something else by then.
+        std::fs::rename(&inner, dir.path().join("other")).unwrap();
+        std::fs::write(dir.path().join("other/late"), b"x").unwrap();
+        assert_eq!(folder.names(), ["a", "b.img", "late", "ä"]);
+        assert!(folder.file("late", false, false).is_ok());
+        assert_eq!(folder.names(), folder.names(), "each look begins anew");
+        assert!(Folder::open(&dir.path().join("outside")).is_err());
+    }
+}

@@ -1,0 +1,212 @@
+//! A folder of images: those that are there, those that come and go, and what is none.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::Command;
+
+use libtest_mimic::Trial;
+
+use crate::client::{Client, MIB, be32, err, flag, opt, rep};
+use crate::image;
+use crate::lab::{Backend, Lab, Res, check, fail, per_backend, trial};
+use crate::need::Need;
+use crate::server::{Launch, Server};
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let mut trials = per_backend(&Backend::ALL, "folder_of_images", &[], images);
+    trials.push(trial("folder/come_and_go", &[], come_and_go));
+    trials.push(trial("folder/what_is_no_image", &[], no_images));
+    trials.push(trial("folder/locks", &[], locks));
+    trials.push(trial("folder/read_only", &[], read_only));
+    trials.push(trial("folder/nbdinfo_lists_it", &[Need::NbdInfo], by_nbdinfo));
+    trials
+}
+
+/// A folder with two images, and a server of it.
+fn start(lab: &Lab, backend: Backend) -> Res<(Server, PathBuf)> {
+    let dir = lab.path("images");
+    fs::create_dir(&dir)?;
+    image::with_parts(&dir.join("a.img"), 2 * MIB, 4, 1)?;
+    image::sparse(&dir.join("b.img"), 4 * MIB)?;
+    let server = Launch::new(lab, backend).arg("--export-dir").arg(&dir).start()?;
+    Ok((server, dir))
+}
+
+fn open(server: &Server, name: &str) -> Res<Client> {
+    let mut client = server.connect()?;
+    client.greet()?;
+    client.go(name)?;
+    Ok(client)
+}
+
+/// What GO says of a name.
+fn go(server: &Server, name: &str) -> Res<u32> {
+    let mut client = server.connect()?;
+    client.greet()?;
+    client.info_or_go(opt::GO, name)
+}
+
+fn listed(server: &Server) -> Res<Vec<String>> {
+    let mut client = server.connect()?;
+    client.greet()?;
+    client.send_option(opt::LIST, &[])?;
+    let mut names = Vec::new();
+    loop {
+        match client.option_reply(opt::LIST)? {
+            (rep::SERVER, data) => {
+                let name = data[4..][..be32(&data) as usize].to_vec();
+                names.push(String::from_utf8(name).map_err(|e| e.to_string())?);
+            }
+            (rep::ACK, _) => return Ok(names),
+            (kind, _) => fail!("LIST: {kind:#x}"),
+        }
+    }
+}
+
+/// Each by its name; several clients, several images, all that was written is there at the end.
+fn images(lab: &Lab, backend: Backend) -> Res {
+    let (server, dir) = start(lab, backend)?;
+    check!(listed(&server)? == ["a.img", "b.img"], "{:?}", listed(&server)?);
+    let before = image::bytes_at(&dir.join("a.img"), 0, 1 << 20)?;
+    let (mut a, mut b, mut again) =
+        (open(&server, "a.img")?, open(&server, "b.img")?, open(&server, "a.img")?);
+    check!((a.export.size, b.export.size) == (2 * MIB, 4 * MIB), "sizes");
+    check!(a.read(0, 1 << 20)? == Ok(before), "a.img reads otherwise");
+    a.write(4096, &[1; 8192], 0)?.ok("write")?;
+    check!(again.read(4096, 8192)? == Ok(vec![1; 8192]), "another client sees something else");
+    b.write(3 * MIB, &vec![2; MIB as usize], flag::FUA)?.ok("write with FUA")?;
+    b.write(0, &[3; 4096], 0)?.ok("write")?;
+    b.flush()?.ok("flush")?;
+    // Only now, and served at once.
+    image::sparse(&dir.join("c.img"), MIB)?;
+    open(&server, "c.img")?.write(0, &[4; 4096], 0)?.ok("write")?;
+    server.stop()?;
+    for (name, offset, byte) in
+        [("a.img", 4096, 1), ("b.img", 3 * MIB, 2), ("b.img", 0, 3), ("c.img", 0, 4)]
+    {
+        let bytes = image::bytes_at(&dir.join(name), offset, 4096)?;
+        check!(bytes == [byte; 4096], "{name} at {offset} is not all {byte}");
+    }
+    Ok(())
+}
+
+/// Who has an image open keeps it; who comes later gets what has the name then.
+fn come_and_go(lab: &Lab) -> Res {
+    let (server, dir) = start(lab, Backend::Threads)?;
+    let mut old = open(&server, "b.img")?;
+    old.write(0, &[7; 4096], 0)?.ok("write")?;
+    let new = dir.join(".new");
+    image::sparse(&new, 8 * MIB)?;
+    fs::rename(&new, dir.join("b.img"))?;
+    let mut client = open(&server, "b.img")?;
+    check!(client.export.size == 8 * MIB, "{} bytes", client.export.size);
+    check!(client.read(0, 4096)? == Ok(vec![0; 4096]), "the new one has the old one's bytes");
+    client.write(0, &[8; 4096], 0)?.ok("write")?;
+    check!(old.read(0, 4096)? == Ok(vec![7; 4096]), "the old one has changed");
+    check!(old.read(4 * MIB, 4096)? == Err(err::EINVAL), "the old one has grown");
+
+    fs::remove_file(dir.join("b.img"))?;
+    check!(listed(&server)? == ["a.img"], "{:?}", listed(&server)?);
+    check!(go(&server, "b.img")? == rep::ERR_UNKNOWN, "it was removed");
+    check!(client.read(0, 4096)? == Ok(vec![8; 4096]), "who has it open has lost it");
+    check!(go(&server, "")? == rep::ERR_UNKNOWN, "a folder has no default");
+    server.stop()
+}
+
+/// Nothing but files of the folder, by their names.
+fn no_images(lab: &Lab) -> Res {
+    let secret = lab.path("secret");
+    image::sparse(&secret, MIB)?;
+    let (mut server, dir) = start(lab, Backend::Threads)?;
+    fs::create_dir(dir.join("sub"))?;
+    image::sparse(&dir.join("sub/deep"), MIB)?;
+    image::sparse(&dir.join(".hidden"), MIB)?;
+    symlink("../secret", dir.join("out"))?;
+    symlink("a.img", dir.join("link"))?;
+    lab.run_ok(Command::new("mkfifo").arg(dir.join("fifo")))?;
+    check!(listed(&server)? == ["a.img", "b.img"], "{:?}", listed(&server)?);
+    let absolute = secret.to_str().expect("temporary paths are UTF-8");
+    for name in [
+        ".",
+        "..",
+        "../secret",
+        absolute,
+        "out",
+        "link",
+        "sub",
+        "sub/deep",
+        "sub/../a.img",
+        "./a.img",
+        "fifo",
+        ".hidden",
+        "a.img/",
+        "a.img\n",
+        "nope",
+    ] {
+        let kind = go(&server, name)?;
+        check!(kind == rep::ERR_UNKNOWN, "{name:?} was answered {kind:#x}");
+    }
+    let descriptors = server.descriptors()?;
+    check!(!descriptors.contains(&secret), "it has opened what is outside");
+    check!(open(&server, "a.img")?.read(0, 512)?.is_ok(), "it goes on");
+    server.still_runs()?;
+    server.stop()?;
+    // And no folder at all is an error at the start.
+    for path in [lab.path("nosuch"), secret.clone()] {
+        let launch = Launch::new(lab, Backend::Threads).arg("--export-dir").arg(&path);
+        let (code, log) = launch.start_refused()?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        check!(code == 1 && log.contains(&*name), "exit code {code}:\n{log}");
+    }
+    Ok(())
+}
+
+/// An image of the folder is locked once a client uses it, not before; and who finds it locked is refused.
+fn locks(lab: &Lab) -> Res {
+    let (server, dir) = start(lab, Backend::Threads)?;
+    let mut looker = server.connect()?;
+    looker.greet()?;
+    check!(looker.info_or_go(opt::INFO, "a.img")? == rep::ACK, "INFO");
+    let other = |name: &str| {
+        Launch::new(lab, Backend::Threads).socket(&lab.path("s2")).image(&dir.join(name))
+    };
+    let owner = other("a.img").start()?;
+    check!(go(&server, "a.img")? == rep::ERR_UNKNOWN, "it is in use by another server");
+    check!(server.log().contains("in use"), "the log does not say why:\n{}", server.log());
+    owner.stop()?;
+    open(&server, "a.img")?.write(0, &[1; 512], 0)?.ok("the other server is gone")?;
+    let (code, log) = other("a.img").start_refused()?;
+    check!(code == 1 && log.contains("in use"), "exit code {code}:\n{log}");
+    other("b.img").start()?.stop()?;
+    server.stop()
+}
+
+fn read_only(lab: &Lab) -> Res {
+    let dir = lab.path("images");
+    fs::create_dir(&dir)?;
+    image::with_parts(&dir.join("a.img"), MIB, 4, 1)?;
+    let launch = Launch::new(lab, Backend::Threads).arg("--read-only");
+    let server = launch.arg("--export-dir").arg(&dir).start()?;
+    let mut client = open(&server, "a.img")?;
+    client.write(0, &[1; 512], 0)?.is(err::EPERM, "a write")?;
+    check!(client.read(0, 512)? == Ok(image::bytes_at(&dir.join("a.img"), 0, 512)?), "a read");
+    server.stop()
+}
+
+fn by_nbdinfo(lab: &Lab) -> Res {
+    let (server, dir) = start(lab, Backend::Threads)?;
+    let list = ["--list", "--json", "--no-content"];
+    let text = lab.run_ok(Command::new("nbdinfo").args(list).arg(server.uri("")))?;
+    for part in
+        ["\"export-name\": \"a.img\"", "\"export-name\": \"b.img\"", "\"export-size\": 4194304"]
+    {
+        check!(text.contains(part), "no {part} in {text}");
+    }
+    let descriptors = server.descriptors()?;
+    check!(
+        !descriptors.iter().any(|path| path.starts_with(&dir) && *path != dir),
+        "{descriptors:?}"
+    );
+    server.stop()
+}
