@@ -59,7 +59,8 @@ pub enum GetError {
         /// What the device said.
         errno: i32,
     },
-    /// The device was closed.
+    /// The device was closed, or is [being closed](crate::Device::close), and the block was asked for to
+    /// write it.
     Closed,
     /// The buffer has 65,535 pins.
     TooManyPins,
@@ -148,6 +149,7 @@ pub(crate) enum Failure {
     Panicked,
     NoMemory,
     Forked,
+    Closed,
 }
 
 impl Failure {
@@ -159,6 +161,7 @@ impl Failure {
             Self::Panicked => -3,
             Self::NoMemory => -4,
             Self::Forked => -5,
+            Self::Closed => -6,
         }
     }
 
@@ -169,6 +172,7 @@ impl Failure {
             -3 => Self::Panicked,
             -4 => Self::NoMemory,
             -5 => Self::Forked,
+            -6 => Self::Closed,
             errno => Self::Errno(errno),
         }
     }
@@ -181,6 +185,7 @@ impl Failure {
             Self::Panicked => GetError::Panicked { block },
             Self::NoMemory => GetError::NoMemory,
             Self::Forked => GetError::Forked,
+            Self::Closed => GetError::Closed,
         }
     }
 }

@@ -77,7 +77,7 @@ impl Source {
     /// Whether anything may be written.
     pub(crate) fn check_write(&self) -> Result<(), GetError> {
         match self.writes.poisoned() {
-            _ if self.writes.is_closed() => Err(GetError::Closed),
+            _ if self.writes.refuses_writers() => Err(GetError::Closed),
             Some(errno) => Err(GetError::Poisoned { errno }),
             None => Ok(()),
         }

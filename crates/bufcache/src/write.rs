@@ -143,19 +143,22 @@ impl Device {
         self.shared.reset(&self.source).map(Lost)
     }
 
-    /// Ends it: [syncs](Self::sync), and then nothing more is read or written through any of its handles.
+    /// Ends it: refuses writers from now on, waits for those there are, [syncs](Self::sync), and then
+    /// refuses what would read or write the device, through any of its handles. What is cached may still
+    /// be got.
+    ///
+    /// Who wants to write meanwhile is told [`GetError::Closed`]: what was written is durable when this
+    /// returns `Ok`, or was refused. Looks through the whole table.
     ///
     /// # Errors
     ///
-    /// As [`sync`](Self::sync), and the handle comes back: nothing is closed.
+    /// As [`sync`](Self::sync), and [`WriteError::Busy`] or [`WriteError::WouldDeadlock`] where somebody, or
+    /// this thread, has a guard to write. Then nothing is closed: the handle comes back, writers are
+    /// admitted again, what could not be written is dirty as before, and another call tries again.
+    /// [`WriteError::Closed`]: another handle was closed before.
     pub fn close(self) -> Result<(), CloseError> {
-        match self.sync() {
-            Ok(()) => {
-                self.source.writes.close();
-                Ok(())
-            }
-            Err(error) => Err(CloseError { error, device: self }),
-        }
+        let closed = self.shared.close(&self.source, || self.sync());
+        closed.map_err(|error| CloseError { error, device: self })
     }
 
     fn or_earlier(&self, result: Result<(), WriteError>) -> Result<(), WriteError> {
@@ -188,7 +191,7 @@ impl Lost {
 pub struct CloseError {
     /// Why.
     pub error: WriteError,
-    /// It is open still.
+    /// Open as it was, unless [closed](WriteError::Closed) by another handle before.
     pub device: Device,
 }
 

@@ -1,11 +1,13 @@
-//! Who waits for a sync that fails is not told that all is well by the next.
+//! Who waits for a sync that fails is not told that all is well by the next; and what a reset returns.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use bufcache::{Cache, Fault, FaultDevice, MemoryDevice, Operation, WriteError};
+use bufcache::{BlockDevice, Cache, Fault, FaultDevice, MemoryDevice, Operation, WriteError};
 
 #[test]
 fn inv18_a_sync_behind_one_that_fails_fails() {
@@ -28,4 +30,87 @@ fn inv18_a_sync_behind_one_that_fails_fails() {
     assert!(disk.reset().unwrap().is_empty());
     assert_eq!(disk.sync(), Ok(()));
     assert_eq!(device.count(Operation::Write), 2, "and is given it again");
+}
+
+/// Larger than any disk: zeros, in which nothing stays.
+#[derive(Default)]
+struct Vast {
+    fails: AtomicBool,
+    /// It discards nothing.
+    keeps: AtomicBool,
+}
+
+impl BlockDevice for Vast {
+    fn len(&self) -> u64 {
+        1 << 56
+    }
+
+    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+        buf.fill(0);
+        Ok(buf.len())
+    }
+
+    fn write(&self, _: u64, _: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn discard(&self, _: u64, _: u64) -> io::Result<()> {
+        let keeps = self.keeps.load(Ordering::Relaxed);
+        if keeps { Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)) } else { Ok(()) }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let fails = self.fails.swap(false, Ordering::Relaxed);
+        if fails { Err(io::Error::from_raw_os_error(libc::EIO)) } else { Ok(()) }
+    }
+}
+
+fn vast() -> (Arc<Vast>, bufcache::Device) {
+    let vast = Arc::new(Vast::default());
+    let cache = Cache::new(1 << 20).unwrap();
+    let device = cache.attach(Arc::clone(&vast), 4096).unwrap();
+    (vast, device)
+}
+
+/// Block by block it would not end in years.
+#[test]
+fn inv18_a_reset_returns_a_vast_discard_as_the_ranges_it_lost() {
+    let (vast, device) = vast();
+    let blocks = device.blocks();
+    device.discard(10..blocks - 10).unwrap();
+    for block in [5, 10, 1000, 1001, 1_000_000, blocks - 11, blocks - 5] {
+        device.get_mut(block).unwrap()[0] = 1;
+    }
+    drop(device.get(5000).unwrap());
+    device.flush().unwrap();
+    vast.fails.store(true, Ordering::Relaxed);
+    assert_eq!(device.sync(), Err(WriteError::Poisoned { errno: libc::EIO }));
+    let lost = device.reset().unwrap();
+    let kept = [10, 1000, 1001, 5000, 1_000_000, blocks - 11];
+    let mut expected = Vec::new();
+    let mut start = 10;
+    for block in kept {
+        if start < block {
+            expected.push(start..block);
+        }
+        start = block + 1;
+    }
+    assert_eq!(lost.blocks(), expected);
+    device.sync().unwrap();
+}
+
+/// What the device cannot do is not lost by a sync that fails.
+#[test]
+fn inv18_a_discard_that_the_device_does_not_know_loses_nothing() {
+    let (vast, device) = vast();
+    device.get_mut(3).unwrap()[0] = 1;
+    device.flush().unwrap();
+    drop(device.get(100).unwrap());
+    vast.keeps.store(true, Ordering::Relaxed);
+    let error = WriteError::Io { errno: libc::EOPNOTSUPP, block: 2 };
+    assert_eq!(device.discard(2..50), Err(error));
+    vast.fails.store(true, Ordering::Relaxed);
+    assert_eq!(device.sync(), Err(WriteError::Poisoned { errno: libc::EIO }));
+    // It was clean, and so was forgotten; and it was written.
+    assert_eq!(device.reset().unwrap().blocks(), std::slice::from_ref(&(3..4)));
 }

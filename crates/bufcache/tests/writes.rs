@@ -6,7 +6,7 @@ mod block_on;
 mod disk;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -386,60 +386,6 @@ fn the_cleaner_writes_what_is_old_and_what_is_too_much() {
         thread::sleep(Duration::from_millis(5));
     }
     assert!(began.elapsed() >= Duration::from_millis(100));
-}
-
-#[test]
-fn inv19_close_is_durable_or_gives_the_handle_back() {
-    let (_cache, device, disk) = new();
-    disk.record().unwrap();
-    fill(&device, 1, 2);
-    let other = device.clone();
-    disk.inject_next(Operation::Write, Fault::Error(libc::EIO));
-    let error = device.close().unwrap_err();
-    assert_eq!(error.error, WriteError::Io { errno: libc::EIO, block: 1 });
-    error.device.close().unwrap();
-    assert_eq!(other.get_mut(1).unwrap_err(), GetError::Closed);
-    assert_eq!(other.sync().unwrap_err(), WriteError::Closed);
-    assert_eq!(other.get(40).unwrap_err(), GetError::Closed);
-    let after = disk.after_power_cut(disk.moments(), |_, _| 0).unwrap();
-    assert_eq!(after[SIZE], 2);
-}
-
-/// Its guard was there before, and the block is not dropped with the last handle.
-#[test]
-fn inv19_what_is_written_while_it_is_closed_is_not_lost() {
-    let (_cache, device, disk) = new();
-    let other = device.clone();
-    let mut guard = other.get_mut(1).unwrap();
-    guard.fill(2);
-    device.close().unwrap();
-    drop(guard);
-    drop(other);
-    assert_eq!((on_disk(&disk, 1), disk.count(Operation::Sync)), (2, 2));
-}
-
-#[test]
-fn inv19_the_last_handle_makes_it_durable_or_tells_the_loss() {
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let tell = {
-        let told = Arc::clone(&told);
-        move |error| told.lock().unwrap().push(error)
-    };
-    let cache = Cache::builder(16 * SIZE).block_sizes(SIZE, SIZE).build().unwrap();
-    let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; SIZE * 64])));
-    let options = || AttachOptions::new(SIZE).on_loss(tell.clone());
-    let device = cache.attach_with(Arc::clone(&disk), options()).unwrap();
-    fill(&device, 1, 2);
-    drop(device);
-    assert_eq!((on_disk(&disk, 1), disk.count(Operation::Sync)), (2, 1));
-    assert!(told.lock().unwrap().is_empty());
-    let device = cache.attach_with(Arc::clone(&disk), options()).unwrap();
-    fill(&device, 2, 3);
-    disk.inject(Operation::Write, .., Fault::Error(libc::EIO));
-    drop(device);
-    assert_eq!(*told.lock().unwrap(), [WriteError::Io { errno: libc::EIO, block: 2 }]);
-    assert_eq!(cache.stats().unwrap().dirty, 0);
-    assert_eq!(Arc::strong_count(&disk), 1, "nothing keeps the device");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Instant;
 
 use percpu::Forked;
+use percpu::sync::atomic::{Ordering, fence};
 use percpu::sync::{Arc, hint, mutant, thread};
 
 use super::load::Asked;
@@ -21,7 +22,7 @@ use crate::frames::Frame;
 use crate::hazard;
 use crate::source::Source;
 use crate::table::Place;
-use crate::word::{EVICT, Entry, FAILED, IO, Key, MOST_PINS, STALE, WRITE, Word};
+use crate::word::{EVICT, Entry, FAILED, IO, Key, MOST_PINS, STALE, WAITED, WRITE, Word};
 
 /// A frame in hand that nobody else has; goes back when it is not used.
 pub(super) struct Spare<'c> {
@@ -284,6 +285,14 @@ impl Shared {
         let mut bytes = self.frames.bytes(frame);
         // SAFETY: invariant 1 of `frames`: the frame is this thread's until the entry is published.
         unsafe { bytes.as_mut() }.fill(0);
+        // Before anybody finds it there: what is refused now was never in the cache.
+        entry.change(WRITE, 0);
+        // Ordering: SeqCst, against the fence of who closes the device; see `close`.
+        fence(Ordering::SeqCst);
+        if source.writes.refuses_writers() {
+            slot.clear();
+            return Err(self.fail(source, key, frame, Failure::Closed));
+        }
         entry.publish_locked();
         Ok(Held { slot, frame })
     }
@@ -308,9 +317,9 @@ impl Shared {
             thread::yield_now();
         };
         home.hide(header.place());
-        let before = entry.change(STALE | FAILED, IO);
+        let before = entry.change(STALE | FAILED, IO | WRITE | WAITED);
         drop(home);
-        let waited_for = before.pins() > 1 || self.has_wakers(frame);
+        let waited_for = before.pins() > 1 || before.has(WAITED) || self.has_wakers(frame);
         if waited_for && !mutant("failed-load-wakes-nobody") {
             self.wake_waiters(frame);
         }

@@ -12,6 +12,7 @@ mod ahead;
 mod aside;
 mod back;
 mod cleaner;
+mod close;
 mod evict;
 mod load;
 mod miss;

@@ -1,4 +1,4 @@
-//! What makes it durable: sync, FUA, resets, and the end of a device.
+//! What makes it durable: sync, FUA, and resets.
 //!
 //! # The rule
 //!
@@ -16,6 +16,7 @@ use super::Shared;
 use super::back::Task;
 use crate::dirty::{Extents, WriteError};
 use crate::error::GetError;
+use crate::hazard;
 use crate::source::Source;
 use crate::word::{BACK, DIRTY, EVICT, IO, Key, STALE, VALID, WRITE};
 
@@ -40,7 +41,7 @@ impl Shared {
         self.flush_even_closed(source)
     }
 
-    fn flush_even_closed(&self, source: &Arc<Source>) -> Result<(), WriteError> {
+    pub(super) fn flush_even_closed(&self, source: &Arc<Source>) -> Result<(), WriteError> {
         let done = self.write_back(source, &Task::all());
         self.check_poison(source)?;
         done.error.map_or(Ok(()), Err)
@@ -138,21 +139,41 @@ impl Shared {
             unsynced.syncing.append(&mut unsynced.written);
             unsynced.syncing.clone()
         };
-        let mut lost = Extents::default();
-        for sectors in taken.iter() {
-            let step = 1_usize << (source.shift - 9);
-            for sector in sectors.step_by(step) {
-                let key = Key::new(source.id, sector);
-                let block = source.block(key);
-                let of_wait = |error| WriteError::of_wait(error, block);
-                if !self.dirty_again(source, key).map_err(of_wait)? {
-                    lost.insert(block..block + 1);
-                }
+        let mut lost = taken.clone();
+        let sectors_of_block = 1 << (source.shift - 9);
+        if taken.count() / sectors_of_block <= u64::from(self.table.places()) {
+            for sector in taken.iter().flat_map(|range| range.step_by(sectors_of_block as usize)) {
+                self.keep_cached(source, Key::new(source.id, sector), &mut lost)?;
+            }
+        } else {
+            // More than the cache can have, as after a large discard: what is in it is looked through.
+            self.table.pass_all_locks()?;
+            let taken = |key: &Key| {
+                let sector = key.sector();
+                key.device() == source.id && taken.touches(&(sector..sector + 1))
+            };
+            for key in self.table.keys().filter(taken) {
+                self.keep_cached(source, key, &mut lost)?;
             }
         }
         source.writes.unsynced.lock().syncing = Extents::default();
         source.writes.forgive();
-        Ok(lost.iter().collect())
+        let by = source.shift - 9;
+        Ok(lost.iter().map(|range| range.start >> by..range.end >> by).collect())
+    }
+
+    /// Makes a block dirty that is cached: it is not lost.
+    fn keep_cached(
+        &self,
+        source: &Arc<Source>,
+        key: Key,
+        lost: &mut Extents,
+    ) -> Result<(), WriteError> {
+        let of_wait = |error| WriteError::of_wait(error, source.block(key));
+        if self.dirty_again(source, key).map_err(of_wait)? {
+            lost.remove(&source.sectors(key));
+        }
+        Ok(())
     }
 
     /// Until those are over that the failed sync may have met: what they wrote is among the unsynced
@@ -182,6 +203,9 @@ impl Shared {
             let word = entry.word();
             // Before it is asked whether it is dirty: what the device has by now is clean in a moment.
             if word.has(WRITE | BACK) {
+                if word.has(WRITE) && hazard::named_by_me(entry) > 0 {
+                    return Err(GetError::WouldDeadlock);
+                }
                 self.wait_for_mark(word.frame(), key, &mut since)?;
                 continue;
             }
@@ -202,35 +226,5 @@ impl Shared {
             }
             self.pause(&mut rounds, &mut since)?;
         }
-    }
-
-    /// The last handle of a device is gone: what is dirty is written and made durable. What cannot be is
-    /// dropped, and the error says that.
-    pub(crate) fn let_go(&self, source: &Arc<Source>) -> Result<(), WriteError> {
-        if self.born.is_inherited() {
-            return Ok(()); // the parent's business
-        }
-        let idle = {
-            let dirty = source.writes.dirty.lock()?.is_empty();
-            let unsynced = source.writes.unsynced.lock();
-            dirty && unsynced.written.is_empty() && unsynced.syncing.is_empty()
-        };
-        if idle {
-            return Ok(());
-        }
-        // Closed or not: who had a guard while it was closed has dirtied its block since.
-        let flushed = self.flush_even_closed(source);
-        let synced = self.sync_device(source).and(flushed);
-        // Also those that a writer's guard, forgotten, keeps.
-        loop {
-            let last = source.writes.dirty.lock()?.last(); // and unlocked
-            let Some(frame) = last else { break };
-            let key = self.entry(frame).key();
-            match self.invalidate(Some(source), key) {
-                Ok(true) => {}
-                Ok(false) | Err(_) => self.unlist_dirty(source, frame),
-            }
-        }
-        synced
     }
 }

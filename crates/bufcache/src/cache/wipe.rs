@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use percpu::sync::Arc;
 
 use super::Shared;
-use crate::dirty::WriteError;
+use crate::dirty::{Extents, WriteError};
 use crate::error::GetError;
 use crate::frames::Frame;
 use crate::hazard;
@@ -46,9 +46,21 @@ impl Shared {
         // Once blocks are marked nothing may fail that keeps them so.
         hazard::reserve().map_err(GetError::from)?;
         let _excluded = source.writes.excluded.enter(sectors.clone());
+        if source.writes.refuses_writers() {
+            return Err(WriteError::Closed); // or who closes the device waits until this is over
+        }
         let aside = self.set_all_aside(source, blocks)?;
         // Whether it succeeds or not, what was there need not be.
-        source.writes.unsynced.lock().written.insert(sectors.clone());
+        let new = {
+            let mut unsynced = source.writes.unsynced.lock();
+            let mut new = Extents::default();
+            new.insert(sectors.clone());
+            for known in [&unsynced.written, &unsynced.syncing] {
+                known.overlapping(&sectors).for_each(|range| new.remove(&range));
+            }
+            unsynced.written.insert(sectors.clone());
+            new
+        };
         let offset = sectors.start << 9;
         let len = (sectors.end << 9).min(source.len()) - offset;
         let wiped = catch_unwind(AssertUnwindSafe(|| match how {
@@ -56,8 +68,21 @@ impl Shared {
             Wipe::Zero => source.device.zero(offset, len),
             Wipe::Write(bytes) => self.write_past(source, offset, bytes),
         }));
-        // Once more, as it ended: a sync that began meanwhile does not make it durable.
-        source.writes.unsynced.lock().written.insert(sectors.clone());
+        {
+            let mut unsynced = source.writes.unsynced.lock();
+            let unknown = |error: &io::Error| error.raw_os_error() == Some(libc::EOPNOTSUPP);
+            if matches!(&wiped, Ok(Err(error)) if unknown(error) && !matches!(how, Wipe::Write(_)))
+            {
+                // It has done nothing; nor has anybody else, to what is excluded.
+                for range in new.iter() {
+                    unsynced.written.remove(&range);
+                    unsynced.syncing.remove(&range);
+                }
+            } else {
+                // Once more, as it ended: a sync that began meanwhile does not make it durable.
+                unsynced.written.insert(sectors.clone());
+            }
+        }
         if !matches!(wiped, Ok(Ok(()))) {
             self.put_back(&aside);
         }

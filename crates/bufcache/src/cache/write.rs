@@ -52,6 +52,8 @@ enum Obstacle {
     Passing,
     /// The caller's own guard.
     Own,
+    /// The device is being closed.
+    Closing,
 }
 
 impl Shared {
@@ -75,13 +77,14 @@ impl Shared {
                     Got::Shared(held) => held,
                 },
             };
-            let obstacle = match self.mark_write(&held) {
+            let obstacle = match self.mark_write(source, &held) {
                 Ok(()) => return self.wait_for_readers(held, &mut since),
                 Err(obstacle) => obstacle,
             };
             held.slot.clear();
             match obstacle {
                 Obstacle::Own => return Err(GetError::WouldDeadlock),
+                Obstacle::Closing => return Err(GetError::Closed),
                 Obstacle::Marked(frame) => {
                     self.wait_for_mark(frame, key, &mut since)?;
                 }
@@ -101,12 +104,13 @@ impl Shared {
         let Some(held) = self.hit(key, class, Reuse::Likely) else {
             return Err(GetError::WouldBlock);
         };
-        match self.mark_write(&held) {
+        match self.mark_write(source, &held) {
             Ok(()) => {}
             Err(obstacle) => {
                 held.slot.clear();
                 return Err(match obstacle {
                     Obstacle::Own => GetError::WouldDeadlock,
+                    Obstacle::Closing => GetError::Closed,
                     _ => GetError::WouldBlock,
                 });
             }
@@ -127,7 +131,7 @@ impl Shared {
     }
 
     /// Marks what the caller's slot keeps.
-    fn mark_write(&self, held: &Held) -> Result<(), Obstacle> {
+    fn mark_write(&self, source: &Source, held: &Held) -> Result<(), Obstacle> {
         let entry = self.entry(held.frame);
         if hazard::named_by_me(entry) > 1 {
             return Err(Obstacle::Own);
@@ -142,6 +146,10 @@ impl Shared {
         entry.try_change(word, WRITE, 0).map_err(|_| Obstacle::Passing)?;
         if !mutant("write-without-a-fence") {
             self.order.barrier();
+        }
+        if source.writes.refuses_writers() {
+            self.end_marks(entry, held.frame, WRITE, 0);
+            return Err(Obstacle::Closing);
         }
         Ok(())
     }

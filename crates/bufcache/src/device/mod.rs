@@ -140,7 +140,7 @@ pub trait BlockDevice: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The device's; `EOPNOTSUPP` where zeros have to be written.
+    /// The device's; `EOPNOTSUPP` where zeros have to be written, and it has done nothing.
     fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
         let _ = (offset, len);
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
@@ -150,7 +150,7 @@ pub trait BlockDevice: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The device's; `EOPNOTSUPP` where it cannot.
+    /// The device's; `EOPNOTSUPP` where it cannot, and has done nothing.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         let _ = (offset, len);
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))

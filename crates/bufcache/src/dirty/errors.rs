@@ -56,7 +56,7 @@ pub enum WriteError {
         /// What the device said.
         errno: i32,
     },
-    /// The device was closed.
+    /// The device was closed, or is [being closed](crate::Device::close), and the call would change it.
     Closed,
     /// The range reaches behind the device's end.
     OutOfRange,

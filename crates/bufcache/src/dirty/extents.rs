@@ -36,6 +36,31 @@ impl Extents {
         self.ranges.insert(start, end);
     }
 
+    pub(crate) fn remove(&mut self, range: &Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        // Those that overlap it, from the right.
+        while let Some((&at, &till)) = self.ranges.range(..range.end).next_back() {
+            if till <= range.start {
+                break;
+            }
+            self.ranges.remove(&at);
+            if range.end < till {
+                self.ranges.insert(range.end, till);
+            }
+            if at < range.start {
+                self.ranges.insert(at, range.start);
+                break;
+            }
+        }
+    }
+
+    /// How many numbers it has.
+    pub(crate) fn count(&self) -> u64 {
+        self.iter().map(|range| range.end - range.start).sum()
+    }
+
     /// Whether a number of the range is in it.
     pub(crate) fn touches(&self, range: &Range<u64>) -> bool {
         self.ranges.range(..range.end).next_back().is_some_and(|(_, &till)| till > range.start)
@@ -49,6 +74,13 @@ impl Extents {
         for (start, end) in std::mem::take(&mut other.ranges) {
             self.insert(start..end);
         }
+    }
+
+    /// Those ranges of it that overlap one.
+    pub(crate) fn overlapping(&self, range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
+        let start = range.start;
+        let before = self.ranges.range(..range.end).rev();
+        before.map(|(&at, &till)| at..till).take_while(move |other| other.end > start)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = Range<u64>> {
@@ -95,10 +127,22 @@ mod tests {
         for round in 0..2000 {
             let start = random(190);
             let end = start + random(10);
-            extents.insert(start..end);
-            bits[start as usize..end as usize].fill(true);
-            let told: usize = extents.iter().map(|range| (range.end - range.start) as usize).sum();
-            assert_eq!(told, bits.iter().filter(|bit| **bit).count());
+            let put = random(3) > 0;
+            if put {
+                extents.insert(start..end);
+            } else {
+                extents.remove(&(start..end));
+            }
+            bits[start as usize..end as usize].fill(put);
+            let told = |at: usize| extents.touches(&(at as u64..at as u64 + 1));
+            assert!(bits.iter().enumerate().all(|(at, bit)| told(at) == *bit));
+            assert_eq!(extents.count(), bits.iter().filter(|bit| **bit).count() as u64);
+            let some = start..end + 30;
+            let overlaps = |range: &Range<u64>| range.start < some.end && some.start < range.end;
+            let there = extents.iter().filter(overlaps).count();
+            assert_eq!(extents.overlapping(&some).count(), there);
+            let ranges: Vec<_> = extents.iter().collect();
+            assert!(ranges.windows(2).all(|two| two[0].end < two[1].start), "{ranges:?}");
             if round % 50 == 0 {
                 (extents, bits) = (Extents::default(), [false; 200]);
             }

@@ -18,7 +18,7 @@ mod rules;
 
 use std::ops::Range;
 
-use percpu::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use percpu::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use percpu::sync::{Mutex, WordLock};
 
 pub use self::errors::WriteError;
@@ -37,7 +37,10 @@ pub(crate) struct Writes {
     pub(crate) options: AttachOptions,
     /// The errno of the sync that failed; 0 if none did since the last reset.
     poison: AtomicI32,
-    closed: AtomicBool,
+    /// How far it is closed.
+    stage: AtomicU32,
+    /// One closes at a time.
+    pub(crate) closer: Mutex<()>,
     /// How many writes failed (upper half), and the errno of the last.
     errors: AtomicU64,
 }
@@ -57,6 +60,17 @@ impl Unsynced {
     }
 }
 
+/// How far a device is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Stage {
+    Open,
+    /// Nobody begins to write; what is dirty is written.
+    Closing,
+    /// Nothing is written or read.
+    Closed,
+}
+
 impl Writes {
     pub(crate) fn new(options: AttachOptions) -> Self {
         Self {
@@ -66,7 +80,8 @@ impl Writes {
             excluded: Exclusion::new(),
             options,
             poison: AtomicI32::new(0),
-            closed: AtomicBool::new(false),
+            stage: AtomicU32::new(Stage::Open as u32),
+            closer: Mutex::new(()),
             errors: AtomicU64::new(0),
         }
     }
@@ -88,15 +103,23 @@ impl Writes {
         self.poison.store(0, Ordering::Release);
     }
 
-    /// Nothing is written any more.
-    pub(crate) fn close(&self) {
-        // Ordering: Release pairs with the Acquire below; it carries what was done before.
-        self.closed.store(true, Ordering::Release);
+    /// The caller is the one who closes it. Followed by a fence, where it begins.
+    pub(crate) fn set_stage(&self, stage: Stage) {
+        // Ordering: Release pairs with the Acquire in `is_closed`; it carries what was done before.
+        self.stage.store(stage as u32, Ordering::Release);
     }
 
+    /// Whether nobody is to begin to write: it is closed, or is about to be.
+    pub(crate) fn refuses_writers(&self) -> bool {
+        // Ordering: Relaxed; a writer asks once more after it has marked its block, behind a fence that
+        // pairs with the closer's: see `cache::close`.
+        self.stage.load(Ordering::Relaxed) != Stage::Open as u32
+    }
+
+    /// Nothing is written any more.
     pub(crate) fn is_closed(&self) -> bool {
-        // Ordering: Acquire pairs with the Release above.
-        self.closed.load(Ordering::Acquire)
+        // Ordering: Acquire pairs with the Release in `set_stage`.
+        self.stage.load(Ordering::Acquire) == Stage::Closed as u32
     }
 
     /// A write failed.

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bufcache::{AttachOptions, BlockDevice, Cache, Device, Eviction, Wal};
+use bufcache::{AttachOptions, BlockDevice, Cache, Device, Eviction, GetError, Wal};
 use percpu::sync::native::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use percpu::sync::{Mutex, model, thread};
 
@@ -24,6 +24,8 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("failed-write-is-clean", "write::inv17_a_write_that_fails"),
     ("write-what-is-held", "write::inv16_held_back_and_behind_the_log"),
     ("write-before-the-log", "write::inv16_held_back_and_behind_the_log"),
+    ("close-refuses-nobody", "write::inv19_a_writer_against_a_close"),
+    ("close-waits-for-no-writer", "write::inv19_a_writer_against_a_close"),
 ];
 
 /// Of those, what only a checker of weak memory can see.
@@ -294,5 +296,59 @@ fn inv16_held_back_and_behind_the_log() {
         drop(hold);
         device.flush().unwrap();
         assert_eq!(disk.log.load(Relaxed), 7);
+    });
+}
+
+/// What a writer was let write is durable once the close says so.
+#[test]
+fn inv19_a_writer_against_a_close() {
+    model(|| {
+        let (disk, device) = world(0, LONG);
+        drop(device.get(0).unwrap());
+        let writes = thread::spawn({
+            let device = device.clone();
+            move || match device.get_mut(0) {
+                Ok(mut guard) => {
+                    guard.fill(1);
+                    thread::yield_now(); // the turn of who closes, which loom need not find
+                    dawdle();
+                    1
+                }
+                Err(error) => {
+                    assert_eq!(error, GetError::Closed);
+                    0
+                }
+            }
+        });
+        dawdle();
+        device.close().unwrap();
+        let durable = disk.durable(0);
+        assert_eq!(durable, writes.join().unwrap());
+    });
+}
+
+#[test]
+fn inv19_a_creator_against_a_close() {
+    model(|| {
+        let (disk, device) = world(0, LONG);
+        let creates = thread::spawn({
+            let device = device.clone();
+            move || match device.create(0) {
+                Ok(mut guard) => {
+                    guard.fill(1);
+                    thread::yield_now(); // the turn of who closes, which loom need not find
+                    dawdle();
+                    1
+                }
+                Err(error) => {
+                    assert_eq!(error, GetError::Closed);
+                    0
+                }
+            }
+        });
+        dawdle();
+        device.close().unwrap();
+        let durable = disk.durable(0);
+        assert_eq!(durable, creates.join().unwrap());
     });
 }

@@ -1,0 +1,101 @@
+//! The end of a device.
+//!
+//! ```text
+//!   closer                                     writer
+//!   stage = Closing                            word |= WRITE
+//!   fence                                      fence
+//!   until no word of the device has WRITE      stage: not Open? take WRITE off again
+//!   sync                                       ... write ...
+//!   stage = Closed, or Open                    DIRTY, without WRITE
+//! ```
+//!
+//! With a fence on both sides at least one sees the other. So a writer is either refused, or what it writes
+//! is dirty before the sync begins.
+
+use percpu::sync::atomic::{Ordering, fence};
+use percpu::sync::{Arc, mutant};
+
+use super::Shared;
+use crate::dirty::{Stage, WriteError};
+use crate::hazard;
+use crate::source::Source;
+use crate::word::WRITE;
+
+impl Shared {
+    /// Refuses writers from now on, makes durable what is dirty, and then refuses all. If that fails, the
+    /// device is as it was.
+    pub(crate) fn close(
+        &self,
+        source: &Arc<Source>,
+        sync: impl FnOnce() -> Result<(), WriteError>,
+    ) -> Result<(), WriteError> {
+        if self.born.is_inherited() {
+            return Err(WriteError::Forked);
+        }
+        let _alone = source.writes.closer.lock();
+        if source.writes.is_closed() {
+            return Err(WriteError::Closed);
+        }
+        if !mutant("close-refuses-nobody") {
+            source.writes.set_stage(Stage::Closing);
+        }
+        // Ordering: SeqCst, against the fence behind each `WRITE`; see above.
+        fence(Ordering::SeqCst);
+        let closed = self.wait_for_writers(source).and_then(|()| sync());
+        source.writes.set_stage(if closed.is_ok() { Stage::Closed } else { Stage::Open });
+        closed
+    }
+
+    /// Until those are done who began to write, discard or zero before nobody may any more.
+    fn wait_for_writers(&self, source: &Arc<Source>) -> Result<(), WriteError> {
+        // Once all ranges are excluded, nobody else discards or zeroes.
+        drop(source.writes.excluded.enter(0..u64::MAX));
+        let mut since = None;
+        for place in 0..self.table.places() {
+            let entry = self.table.entry(place);
+            while !mutant("close-waits-for-no-writer") {
+                let (word, key) = (entry.word(), entry.key());
+                if !word.has(WRITE) || key.device() != source.id {
+                    break;
+                }
+                let block = source.block(key);
+                if hazard::named_by_me(entry) > 0 {
+                    return Err(WriteError::WouldDeadlock { block });
+                }
+                self.wait_for_mark(word.frame(), key, &mut since)
+                    .map_err(|error| WriteError::of_wait(error, block))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The last handle of a device is gone: what is dirty is written and made durable. What cannot be is
+    /// dropped, and the error says that.
+    pub(crate) fn let_go(&self, source: &Arc<Source>) -> Result<(), WriteError> {
+        if self.born.is_inherited() {
+            return Ok(()); // the parent's business
+        }
+        let idle = {
+            let dirty = source.writes.dirty.lock()?.is_empty();
+            let unsynced = source.writes.unsynced.lock();
+            dirty && unsynced.written.is_empty() && unsynced.syncing.is_empty()
+        };
+        if idle {
+            return Ok(());
+        }
+        // Closed or not: a reset may have dirtied blocks.
+        let flushed = self.flush_even_closed(source);
+        let synced = self.sync_device(source).and(flushed);
+        // Also those that a writer's guard, forgotten, keeps.
+        loop {
+            let last = source.writes.dirty.lock()?.last(); // and unlocked
+            let Some(frame) = last else { break };
+            let key = self.entry(frame).key();
+            match self.invalidate(Some(source), key) {
+                Ok(true) => {}
+                Ok(false) | Err(_) => self.unlist_dirty(source, frame),
+            }
+        }
+        synced
+    }
+}
