@@ -98,6 +98,21 @@ impl Nodes {
         list.units += 1 << frame.class();
     }
 
+    /// Puts a frame that is on no list behind the others.
+    pub(crate) fn push_last(&mut self, list: &mut List, frame: Frame, on: On) {
+        let unit = frame.unit();
+        let node = &mut self.0[unit as usize];
+        debug_assert!(node.on == On::None);
+        (node.prev, node.next, node.on) = (list.last, NIL, on);
+        match list.last {
+            NIL => list.first = unit,
+            last => self.0[last as usize].next = unit,
+        }
+        list.last = unit;
+        list.len += 1;
+        list.units += 1 << frame.class();
+    }
+
     /// Takes a frame off the list it is on.
     pub(crate) fn remove(&mut self, list: &mut List, frame: Frame) {
         let node = &mut self.0[frame.unit() as usize];
@@ -227,6 +242,37 @@ impl Cold {
         true
     }
 
+    /// Puts a buffer back where the policy had it, as the next to go.
+    pub(crate) fn put_back(&mut self, victim: Victim) {
+        let Self { nodes, policy, scanned, .. } = self;
+        match victim.on {
+            On::Policy(list) => policy.put_back(nodes, victim.frame, list),
+            _ => nodes.push_last(scanned, victim.frame, On::Scanned),
+        }
+    }
+
+    /// Takes a frame that is free.
+    pub(crate) fn hold(&mut self, frame: Frame) {
+        self.nodes.remove(&mut self.free[usize::from(frame.class())], frame);
+        self.chunks[(frame.unit() >> self.chunk) as usize] += 1 << frame.class();
+    }
+
+    /// Whether a frame of that size can take a chunk that has smaller ones.
+    pub(crate) fn may_need_chunk(&self, class: u8) -> bool {
+        class > 0 || (self.chunk > 0 && self.is_over())
+    }
+
+    /// The class of the frames that are wanted, where one of that class is: chunks, if there are too many.
+    pub(crate) fn wanted(&self, class: u8) -> u8 {
+        if self.is_over() { self.chunk } else { class }
+    }
+
+    /// All frames of the chunk that one of them is in.
+    pub(crate) fn frames_beside(&self, frame: Frame) -> impl Iterator<Item = Frame> + use<> {
+        let (class, first) = (frame.class(), self.chunk_of(frame).unit());
+        (first..first + (1 << self.chunk)).step_by(1 << class).map(move |at| Frame::new(at, class))
+    }
+
     /// The chunk that the frame is in, as one frame.
     pub(crate) fn chunk_of(&self, frame: Frame) -> Frame {
         Frame::new(frame.unit() >> self.chunk << self.chunk, self.chunk)
@@ -260,9 +306,10 @@ impl Cold {
     }
 }
 
-/// A buffer that may go: its frame and its entry.
+/// A buffer that may go: its frame and its entry, and which list it was on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Victim {
     pub(crate) frame: Frame,
     pub(crate) place: Place,
+    pub(crate) on: On,
 }

@@ -47,20 +47,48 @@ impl Shared {
     /// The same, unless all are in use, or were a moment ago; or a thousand in a row, so that who has to
     /// wait does not look at all of a large cache each time.
     pub(super) fn try_take_frame(&self, class: u8) -> Result<Option<Frame>, Forked> {
+        self.evict_until(class, |cold| cold.take(class))
+    }
+
+    /// Evicts until that is done for which it is done.
+    fn evict_until<T>(
+        &self,
+        class: u8,
+        mut done: impl FnMut(&mut Cold) -> Option<T>,
+    ) -> Result<Option<T>, Forked> {
         // Looks at buffers since one was evicted: all, and those since one had a use or a weight less.
         let (mut looked, mut idle) = (0, 0);
         loop {
             let mut victims = Batch::new();
             let mut looks = Looks::new(LOOKS);
+            let (mut chunk, mut passes) = (None, 1);
             let all = {
                 let mut cold = self.cold.lock()?;
-                if let Some(frame) = cold.take(class) {
-                    return Ok(Some(frame));
+                if let Some(result) = done(&mut cold) {
+                    return Ok(Some(result));
                 }
                 self.choose(&mut cold, &mut victims, BATCH, &mut looks);
-                cold.policy.len() + cold.scanned.len
+                let all = cold.policy.len() + cold.scanned.len;
+                if cold.may_need_chunk(class) {
+                    passes = 2; // of which the first is choosy
+                    if victims.are_smaller_than(cold.wanted(class)) {
+                        let choosy = looked < all.min(IN_A_ROW);
+                        chunk = self.choose_chunk(&mut cold, &mut victims, choosy);
+                    }
+                }
+                all
             };
             let taken = LOOKS - looks.left;
+            if let Some(chunk) = chunk {
+                let (freed, result) = self.take_chunk(&chunk, &mut done)?;
+                if result.is_some() {
+                    return Ok(result);
+                }
+                if freed > 0 {
+                    (looked, idle) = (0, 0);
+                    continue;
+                }
+            }
             if self.take_apart(victims)? + self.bury()? > 0 {
                 (looked, idle) = (0, 0);
                 continue;
@@ -68,7 +96,7 @@ impl Shared {
             looked += taken as usize;
             idle = if looks.lowered { 0 } else { idle + taken as usize };
             // What has three uses goes at the fourth look, unless it is used as fast as it is looked at.
-            if taken == 0 || idle >= all.min(IN_A_ROW) || looked >= 4 * all {
+            if taken == 0 || idle >= passes * all.min(IN_A_ROW) || looked >= 4 * all {
                 return Ok(None);
             }
         }
@@ -120,7 +148,7 @@ impl Shared {
                 nodes.of(frame).once = false;
                 policy.insert(nodes, self, frame, entry.key());
             } else if mark(entry) {
-                victims.push(self.victim(frame));
+                victims.push(self.victim(frame, On::Scanned));
             } else {
                 nodes.push(scanned, frame, On::Scanned);
             }
@@ -237,7 +265,7 @@ impl Shared {
         }
     }
 
-    fn give_to(&self, cold: &mut Cold, frame: Frame) {
+    pub(super) fn give_to(&self, cold: &mut Cold, frame: Frame) {
         let node = cold.nodes.of(frame);
         (node.weight, node.once) = (0, false);
         if cold.give(frame) {
@@ -279,10 +307,9 @@ impl Shared {
         self.room.store(self.frames.bytes_of(limit), Ordering::Relaxed); // a hint
         self.frames.set_huge(self.frames.bytes_of(limit) == self.frames.capacity());
         let mut since = None;
-        while self.cold.lock()?.is_over() {
-            if self.shrink(BATCH)? == 0 {
-                self.wait_for_buffers(&mut since, self.patience)?;
-            }
+        let fits = |cold: &mut Cold| (!cold.is_over()).then_some(());
+        while self.evict_until(0, fits)?.is_none() {
+            self.wait_for_buffers(&mut since, self.patience)?;
         }
         if self.frames.bytes_of(limit) < self.frames.capacity() {
             self.release_unused()?;
@@ -428,14 +455,28 @@ impl Shared {
 }
 
 /// Victims on their way.
-struct Batch {
+pub(super) struct Batch {
     all: [Victim; BATCH],
     len: usize,
 }
 
 impl Batch {
     fn new() -> Self {
-        Self { all: [Victim { frame: Frame(0), place: 0 }; BATCH], len: 0 }
+        Self { all: [Victim { frame: Frame(0), place: 0, on: On::None }; BATCH], len: 0 }
+    }
+
+    pub(super) fn all(&self) -> &[Victim] {
+        &self.all[..self.len]
+    }
+
+    /// They are no victims any more.
+    pub(super) fn clear(&mut self) {
+        self.len = 0;
+    }
+
+    /// Whether there are some, and none of them leaves room for a frame of that class.
+    fn are_smaller_than(&self, class: u8) -> bool {
+        self.len > 0 && self.all().iter().all(|victim| victim.frame.class() < class)
     }
 
     fn push(&mut self, victim: Victim) {

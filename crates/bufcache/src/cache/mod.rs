@@ -17,6 +17,7 @@ mod evict;
 mod load;
 mod miss;
 mod past;
+mod reclaim;
 mod sync;
 mod wipe;
 mod write;
@@ -37,7 +38,7 @@ pub(crate) use self::load::Asked;
 pub use self::load::Load;
 pub(crate) use self::wipe::Wipe;
 pub(crate) use self::write::{Fill, Got};
-use crate::cold::{Cold, Victim};
+use crate::cold::{Cold, On, Victim};
 use crate::error::{BuildError, GetError};
 use crate::frames::{Frame, Frames};
 use crate::hazard::{self, Order, Slot};
@@ -268,8 +269,8 @@ impl Buffers for Shared {
         Shared::entry(self, frame)
     }
 
-    fn victim(&self, frame: Frame) -> Victim {
-        Victim { frame, place: self.frames.header(frame).place() }
+    fn victim(&self, frame: Frame, on: On) -> Victim {
+        Victim { frame, place: self.frames.header(frame).place(), on }
     }
 }
 

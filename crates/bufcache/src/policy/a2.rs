@@ -132,7 +132,7 @@ impl A2 {
                 if which != MAIN {
                     self.ghost.add(entry.key());
                 }
-                return Some(buffers.victim(frame));
+                return Some(buffers.victim(frame, On::Policy(which)));
             }
             if which == NEWER {
                 entry.change(0, NEW);
@@ -144,6 +144,16 @@ impl A2 {
 
     pub(crate) fn keep(&mut self, nodes: &mut Nodes, frame: Frame) {
         nodes.push(&mut self.main, frame, On::Policy(MAIN));
+    }
+
+    pub(crate) fn put_back(&mut self, nodes: &mut Nodes, frame: Frame, list: u8) {
+        nodes.push_last(self.list(list), frame, On::Policy(list));
+    }
+
+    pub(crate) fn lose(&mut self, list: u8, key: Key) {
+        if list != MAIN {
+            self.ghost.add(key);
+        }
     }
 
     pub(crate) fn remove(&mut self, nodes: &mut Nodes, frame: Frame, list: u8) {

@@ -41,11 +41,15 @@ impl Clock {
             } else if entry.take_used(|_| 0) > 0 {
                 looks.lowered = true;
             } else if mark(entry) {
-                return Some(buffers.victim(frame));
+                return Some(buffers.victim(frame, On::Policy(0)));
             }
             self.insert(nodes, frame);
         }
         None
+    }
+
+    pub(crate) fn put_back(&mut self, nodes: &mut Nodes, frame: Frame) {
+        nodes.push_last(&mut self.all, frame, On::Policy(0));
     }
 
     pub(crate) fn remove(&mut self, nodes: &mut Nodes, frame: Frame) {

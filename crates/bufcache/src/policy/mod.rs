@@ -7,9 +7,9 @@ mod a2;
 mod clock;
 mod ghost;
 
-use crate::cold::{Nodes, Victim};
+use crate::cold::{Nodes, On, Victim};
 use crate::frames::Frame;
-use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
+use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE, Word};
 
 /// How buffers are chosen for eviction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl Looks {
 pub(crate) trait Buffers {
     /// The entry that has the frame.
     fn entry(&self, frame: Frame) -> &Entry;
-    fn victim(&self, frame: Frame) -> Victim;
+    fn victim(&self, frame: Frame, on: On) -> Victim;
 }
 
 #[derive(Debug)]
@@ -96,6 +96,21 @@ impl Policy {
         }
     }
 
+    /// Takes a victim back that is not needed after all: it is the next to go, as it was.
+    pub(crate) fn put_back(&mut self, nodes: &mut Nodes, frame: Frame, list: u8) {
+        match self {
+            Self::A2(a2) => a2.put_back(nodes, frame, list),
+            Self::Clock(clock) => clock.put_back(nodes, frame),
+        }
+    }
+
+    /// A buffer goes that was on that list, and whose turn it was not.
+    pub(crate) fn lose(&mut self, list: u8, key: Key) {
+        if let Self::A2(a2) = self {
+            a2.lose(list, key);
+        }
+    }
+
     /// Takes a buffer off whichever of the policy's lists it is on.
     pub(crate) fn remove(&mut self, nodes: &mut Nodes, frame: Frame, list: u8) {
         match self {
@@ -120,13 +135,15 @@ impl Policy {
     }
 }
 
+/// Whether nobody has a buffer pinned or works on it.
+pub(crate) fn may_go(word: Word) -> bool {
+    word.pins() == 0 && word.has(VALID) && !word.has(IO | EVICT | STALE | WRITE | DIRTY | BACK)
+}
+
 /// Marks a buffer as being evicted, unless somebody has it pinned or works on it.
 pub(crate) fn mark(entry: &Entry) -> bool {
     let mut seen = entry.word();
-    while seen.pins() == 0
-        && seen.has(VALID)
-        && !seen.has(IO | EVICT | STALE | WRITE | DIRTY | BACK)
-    {
+    while may_go(seen) {
         match entry.try_change(seen, EVICT, 0) {
             Ok(()) => return true,
             Err(now) => seen = now,

@@ -1,0 +1,214 @@
+//! Room for a large block where small ones have all the memory.
+//!
+//! A chunk has frames of one size, and another size only once all of them are free. Buffers that the policy
+//! names one by one lie in as many chunks, so nearly all would go before a chunk is free. Instead the
+//! policy's victims say which chunks to look at, and of these the one is taken whose buffers were used
+//! least: they go together, or none of them does.
+
+use percpu::Forked;
+
+use super::Shared;
+use super::evict::Batch;
+use crate::cold::{Cold, On, Victim};
+use crate::frames::Frame;
+use crate::hazard;
+use crate::policy::{mark, may_go};
+use crate::word::{EVICT, NEW};
+
+/// Most frames of a chunk.
+const MOST: usize = 128;
+
+/// The frames of a chunk, all in hand: those of buffers are marked, those that were free are taken.
+pub(super) struct Chunk {
+    all: [Victim; MOST],
+    len: usize,
+}
+
+impl Chunk {
+    fn new() -> Self {
+        Self { all: [Victim { frame: Frame(0), place: 0, on: On::None }; MOST], len: 0 }
+    }
+
+    fn push(&mut self, victim: Victim) {
+        self.all[self.len] = victim;
+        self.len += 1;
+    }
+
+    fn all(&self) -> &[Victim] {
+        &self.all[..self.len]
+    }
+
+    fn buffers(&self) -> impl Iterator<Item = &Victim> {
+        self.all().iter().filter(|victim| victim.on != On::Free)
+    }
+}
+
+impl Shared {
+    /// Takes the chunk that is used least of those the victims lie in. The other victims go back, as the
+    /// next to go, and are none any more; where no chunk can be had, all of them go back behind the others.
+    /// So they do where the caller is `choosy` and its buffers were used: further on there may be others.
+    pub(super) fn choose_chunk(
+        &self,
+        cold: &mut Cold,
+        victims: &mut Batch,
+        choosy: bool,
+    ) -> Option<Chunk> {
+        let beside = |cold: &Cold, a: Frame, b: Frame| cold.chunk_of(a) == cold.chunk_of(b);
+        let mut best: Option<(u64, Frame)> = None;
+        for (at, victim) in victims.all().iter().enumerate() {
+            if victims.all()[..at].iter().any(|other| beside(cold, other.frame, victim.frame)) {
+                continue;
+            }
+            let Some((buffers, uses)) = self.use_of_chunk(cold, victim.frame, victims) else {
+                continue;
+            };
+            let is_hot = choosy && uses * 2 > buffers;
+            let sum = buffers + uses;
+            if !is_hot && best.is_none_or(|(least, _)| sum < least) {
+                best = Some((sum, victim.frame));
+            }
+        }
+        let chunk = best.and_then(|(_, of)| self.gather(cold, of, victims));
+        // Backwards, so that they are in the order in which they were.
+        for victim in victims.all().iter().rev() {
+            match (&chunk, best) {
+                (Some(_), Some((_, of))) if beside(cold, of, victim.frame) => {}
+                (Some(_), _) => self.spare_victim(cold, *victim, false),
+                (None, _) => self.spare_victim(cold, *victim, true),
+            }
+        }
+        victims.clear();
+        chunk
+    }
+
+    /// How many buffers a chunk has, and how many uses those; `None` if one of them cannot go.
+    fn use_of_chunk(&self, cold: &mut Cold, of: Frame, victims: &Batch) -> Option<(u64, u64)> {
+        let (mut buffers, mut uses) = (0, 0);
+        for frame in cold.frames_beside(of) {
+            let node = cold.nodes.of(frame);
+            match node.on {
+                On::Free => continue,
+                On::Policy(_) | On::Scanned => {
+                    let word = self.entry(frame).word();
+                    if node.weight > 0 || !may_go(word) {
+                        return None;
+                    }
+                    uses += word.used();
+                }
+                On::None if victims.all().iter().any(|victim| victim.frame == frame) => {}
+                On::None | On::Dead => return None,
+            }
+            buffers += 1;
+        }
+        Some((buffers, uses))
+    }
+
+    /// Takes all frames of a chunk, or none; the victims' are the caller's.
+    fn gather(&self, cold: &mut Cold, of: Frame, victims: &Batch) -> Option<Chunk> {
+        let is_victim = |one: &Victim| victims.all().iter().any(|other| other.frame == one.frame);
+        let mut chunk = Chunk::new();
+        for frame in cold.frames_beside(of) {
+            let on = cold.nodes.of(frame).on;
+            match on {
+                On::Free => {
+                    cold.hold(frame);
+                    chunk.push(Victim { frame, place: 0, on });
+                }
+                On::Policy(_) | On::Scanned if mark(self.entry(frame)) => {
+                    cold.withdraw(frame);
+                    chunk.push(Victim { frame, place: self.frames.header(frame).place(), on });
+                }
+                On::None => {
+                    let mine = victims.all().iter().find(|victim| victim.frame == frame);
+                    chunk.push(*mine?); // all are, or are counted as in use
+                }
+                _ => {
+                    // Somebody has come for it since it was looked at.
+                    for one in chunk.all().iter().rev().filter(|one| !is_victim(one)) {
+                        self.spare_victim(cold, *one, false);
+                    }
+                    return None;
+                }
+            }
+        }
+        for one in chunk.all().iter().filter(|one| !is_victim(one)) {
+            if let On::Policy(list) = one.on {
+                cold.policy.lose(list, self.table.entry(one.place).key());
+            }
+        }
+        Some(chunk)
+    }
+
+    /// Puts back what does not go: as the next to go, or behind the others. Under the lock, so that who
+    /// invalidates the buffer, now that it can be had again, finds it on a list.
+    fn spare_victim(&self, cold: &mut Cold, victim: Victim, behind: bool) {
+        let frame = victim.frame;
+        if victim.on == On::Free {
+            return self.give_to(cold, frame);
+        }
+        let entry = self.table.entry(victim.place);
+        entry.change(0, if behind { EVICT | NEW } else { EVICT });
+        if !behind {
+            cold.put_back(victim);
+        } else if cold.nodes.of(frame).once {
+            let Cold { nodes, scanned, .. } = cold;
+            nodes.push(scanned, frame, On::Scanned);
+        } else {
+            let Cold { nodes, policy, .. } = cold;
+            policy.keep(nodes, frame);
+        }
+    }
+
+    /// Frees a chunk unless somebody looks at one of its buffers. Returns how many those were, and what
+    /// `then` says before anybody else has the lock.
+    pub(super) fn take_chunk<T>(
+        &self,
+        chunk: &Chunk,
+        then: impl FnOnce(&mut Cold) -> Option<T>,
+    ) -> Result<(usize, Option<T>), Forked> {
+        let Some(first) = chunk.buffers().next() else { return Ok((0, None)) };
+        let mut entries = [self.table.entry(first.place); MOST];
+        let mut len = 0;
+        for (entry, victim) in entries.iter_mut().zip(chunk.buffers()) {
+            *entry = self.table.entry(victim.place);
+            len += 1;
+        }
+        let entries = &entries[..len];
+        let mut in_use = [false; MOST];
+        hazard::mark_named(entries, &mut in_use, self.order);
+        for (entry, in_use) in entries.iter().zip(&mut in_use) {
+            // As in `take_apart`.
+            *in_use |= entry.word().pins() > 0;
+        }
+        let mut gone = [false; MOST];
+        if !in_use.contains(&true) {
+            for ((entry, victim), gone) in entries.iter().zip(chunk.buffers()).zip(&mut gone) {
+                // A fork child: another thread of the parent's has the lock for ever.
+                let Ok(home) = self.table.lock(entry.key()) else { break };
+                home.hide(victim.place);
+                *gone = true;
+            }
+        }
+        let mut cold = self.cold.lock()?;
+        let (mut at, mut freed) = (0, 0);
+        for victim in chunk.all() {
+            if victim.on == On::Free {
+                self.give_to(&mut cold, victim.frame);
+                continue;
+            }
+            if gone[at] {
+                entries[at].free();
+                self.give_to(&mut cold, victim.frame);
+                freed += 1;
+            } else {
+                // Behind the others: the next to go would be the same.
+                self.spare_victim(&mut cold, *victim, true);
+            }
+            at += 1;
+        }
+        let result = then(&mut cold);
+        drop(cold);
+        self.counters.evictions.add(freed as i64);
+        Ok((freed, result))
+    }
+}

@@ -1,0 +1,205 @@
+//! Blocks of several sizes in one memory: what a large one costs the small ones.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use bufcache::{
+    AttachOptions, BlockDevice, Builder, Cache, Device, Eviction, Fault, FaultDevice, GetError,
+    MemoryDevice, Operation,
+};
+
+const SMALL: usize = 4096;
+const LARGE: usize = 65_536;
+/// Small blocks that the cache has room for, and those of a chunk.
+const ROOM: u64 = 1024;
+const CHUNK: u64 = (LARGE / SMALL) as u64;
+
+/// The patience of who is to be refused.
+const SHORT: Duration = Duration::from_millis(300);
+
+struct World {
+    cache: Cache,
+    disk: Arc<FaultDevice<MemoryDevice>>,
+    small: Device,
+    large: Device,
+}
+
+/// Each block of a device is full of its number.
+fn world(with: impl FnOnce(Builder) -> Builder) -> World {
+    let builder = Cache::builder(ROOM as usize * SMALL).block_sizes(SMALL, LARGE);
+    let builder = builder.patience(Duration::from_secs(60)).dirty_limits(100, 100);
+    let cache = with(builder.write_back_after(Duration::from_secs(3600))).build().unwrap();
+    let filled = |size: usize, blocks: usize| {
+        let blocks = (0..blocks).flat_map(|block| vec![block as u8; size]);
+        MemoryDevice::new(blocks.collect())
+    };
+    let disk = Arc::new(FaultDevice::new(filled(SMALL, 2 * ROOM as usize)));
+    let options = AttachOptions::new(SMALL).on_loss(|_| {});
+    let small = cache.attach_with(Arc::clone(&disk), options).unwrap();
+    let large = cache.attach(filled(LARGE, 64), LARGE).unwrap();
+    World { cache, disk, small, large }
+}
+
+impl World {
+    fn read(&self, blocks: impl IntoIterator<Item = u64>) {
+        for block in blocks {
+            assert!(self.small.get(block).unwrap().iter().all(|byte| *byte == block as u8));
+        }
+    }
+
+    fn read_large(&self, block: u64) {
+        // A machine that has others to run may take the time that it waits.
+        let mut got = (0..100).map(|_| self.large.get(block));
+        let guard = got.find(|got| !matches!(got, Err(GetError::NoFreeBuffers)));
+        let guard = guard.expect("a buffer").unwrap();
+        assert!(guard.iter().all(|byte| *byte == block as u8));
+    }
+
+    /// Fills it, so that the order of the blocks is not that of their memory.
+    fn mix(&self) {
+        let mut state = 1_u64;
+        for _ in 0..8 * ROOM {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            self.read([(state >> 33) % (2 * ROOM)]);
+        }
+        assert!(self.cached() + 8 >= ROOM); // some are free already
+    }
+
+    fn evictions(&self) -> u64 {
+        self.cache.stats().unwrap().evictions
+    }
+
+    fn cached(&self) -> u64 {
+        (0..2 * ROOM).filter(|&block| self.small.is_cached(block)).count() as u64
+    }
+}
+
+#[test]
+fn a_large_block_evicts_the_small_ones_of_a_chunk() {
+    for eviction in [Eviction::A2, Eviction::Clock] {
+        let world = world(|builder| builder.eviction(eviction));
+        world.mix();
+        let evicted: Vec<_> = (0..32)
+            .map(|block| {
+                let before = world.evictions();
+                world.read_large(block);
+                world.evictions() - before
+            })
+            .collect();
+        println!("{eviction:?}: evicted for each large block: {evicted:?}");
+        assert!(evicted.iter().all(|evicted| *evicted <= CHUNK), "{eviction:?}: {evicted:?}");
+        assert!(world.cached() >= ROOM - 32 * CHUNK); // a large one may evict a large one
+        // And back: a large one makes room for as many.
+        world.read(0..2 * ROOM);
+        (0..64).for_each(|block| world.read_large(block));
+    }
+}
+
+#[test]
+fn a_smaller_cache_evicts_no_more_than_it_must() {
+    let world = world(|builder| builder);
+    world.mix();
+    world.cache.resize((ROOM - 3 * CHUNK) as usize * SMALL).unwrap();
+    assert!(world.cached() + 3 * CHUNK + 8 >= ROOM);
+    assert_eq!(world.cache.stats().unwrap().bytes, (ROOM - 3 * CHUNK) as usize * SMALL);
+}
+
+/// Where each chunk but one has a buffer that is kept, that one goes.
+#[test]
+fn a_large_block_finds_the_chunk_that_nobody_uses() {
+    for how in ["pins", "weights", "guards"] {
+        let world = world(|builder| builder);
+        world.read(0..ROOM); // in the order of the memory
+        let free = 17;
+        let (mut pins, mut guards) = (Vec::new(), Vec::new());
+        for chunk in (0..ROOM / CHUNK).filter(|chunk| *chunk != free) {
+            let guard = world.small.get(chunk * CHUNK + chunk % CHUNK).unwrap();
+            match how {
+                "pins" => pins.push(guard.pin().unwrap()),
+                "weights" => guard.set_weight(200).unwrap(),
+                _ => guards.push(guard),
+            }
+        }
+        world.read_large(1);
+        assert_eq!((world.evictions(), world.cached()), (CHUNK, ROOM - CHUNK));
+        let gone = free * CHUNK..(free + 1) * CHUNK;
+        assert!(gone.clone().all(|block| !world.small.is_cached(block)), "{how}");
+    }
+}
+
+#[test]
+fn inv19_a_large_block_waits_no_longer_than_the_patience_and_evicts_nothing_in_vain() {
+    let world = world(|builder| builder.patience(SHORT));
+    world.read(0..ROOM);
+    let pins: Vec<_> = (0..ROOM)
+        .step_by(CHUNK as usize)
+        .map(|block| world.small.get(block).unwrap().pin().unwrap())
+        .collect();
+    assert_eq!(world.large.get(1).unwrap_err(), GetError::NoFreeBuffers);
+    assert_eq!((world.evictions(), world.cached()), (0, ROOM));
+    drop(pins);
+    world.read_large(1);
+    assert_eq!(world.cached(), ROOM - CHUNK);
+}
+
+#[test]
+fn what_is_used_stays_where_others_are_not() {
+    let world = world(|builder| builder);
+    world.read(0..ROOM);
+    // Of the first quarter of the chunks all but one, often.
+    for _ in 0..3 {
+        world.read((0..ROOM / 4).filter(|block| block % CHUNK != 3));
+    }
+    world.read_large(1);
+    let used = (0..ROOM / 4).filter(|&block| world.small.is_cached(block)).count() as u64;
+    assert_eq!((used, world.cached()), (ROOM / 4, ROOM - CHUNK));
+}
+
+#[test]
+fn inv17_dirty_small_blocks_are_written_before_their_chunk_goes() {
+    let world = world(|builder| builder.patience(SHORT));
+    for block in 0..ROOM {
+        world.small.create(block).unwrap().fill(!block as u8);
+    }
+    world.disk.inject(Operation::Write, .., Fault::Error(libc::EIO));
+    assert_eq!(world.large.get(1).unwrap_err(), GetError::NoFreeBuffers);
+    assert_eq!(world.cached(), ROOM);
+    world.disk.heal();
+    (0..8).for_each(|block| world.read_large(block));
+    for block in 0..ROOM {
+        assert!(world.small.get(block).unwrap().iter().all(|byte| *byte == !block as u8));
+    }
+    let _ = world.small.sync(); // the errors before
+    world.small.sync().unwrap();
+    let mut bytes = vec![0; ROOM as usize * SMALL];
+    world.disk.inner().read(0, &mut bytes).unwrap();
+    let whole = |(block, bytes): (usize, &[u8])| bytes.iter().all(|byte| *byte == !block as u8);
+    assert!(bytes.chunks(SMALL).enumerate().all(whole));
+}
+
+/// Threads that want large and small ones at once, and pin some.
+#[test]
+fn several_take_chunks_at_once() {
+    let world = world(|builder| builder);
+    world.read(0..ROOM);
+    thread::scope(|scope| {
+        for thread in 0..4_u64 {
+            let world = &world;
+            scope.spawn(move || {
+                for round in 0..200 {
+                    let of = (round * 7 + thread * 13) % 64;
+                    let guard = world.large.get(of).unwrap();
+                    let pin = world.small.get((round * 31 + thread * 401) % (2 * ROOM));
+                    let pin = pin.unwrap().pin().unwrap();
+                    assert!(guard.iter().all(|byte| *byte == of as u8));
+                    drop(guard);
+                    world.read([(round * 17 + thread * 211) % (2 * ROOM)]);
+                    drop(pin);
+                }
+            });
+        }
+    });
+    assert!(world.cache.stats().unwrap().bytes <= ROOM as usize * SMALL);
+}
