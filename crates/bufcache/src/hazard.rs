@@ -25,6 +25,8 @@
 //! The algorithm is that of hazard pointers (Michael, 2004), with places of a table in the role of
 //! nodes: those are never freed while the table lives, which is as long as a guard.
 
+mod exit;
+
 use std::cell::Cell;
 use std::ptr::{self, NonNull};
 
@@ -270,30 +272,16 @@ pub(crate) fn is_left(entry: &Entry, order: Order) -> bool {
     left && (entry.word().pins() == 0 || mutant("bury-without-a-last-look-at-pins"))
 }
 
-/// Runs [`Record::release`] at the end of the thread.
-struct Exit(Cell<Option<&'static Record>>);
-
-impl Drop for Exit {
-    fn drop(&mut self) {
-        let Some(record) = self.0.take() else { return };
-        // In a model this variable may be gone before the other; nothing reads it then.
-        let _ = MINE.try_with(|mine| mine.set(None));
-        record.release();
-    }
-}
-
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 thread_local! {
     // Nothing to drop, so that it can be read at any point of the thread's exit.
     static MINE: Cell<Option<&'static Record>> = const { Cell::new(None) };
-    static EXIT: Exit = const { Exit(Cell::new(None)) };
 }
 
 // The checkers' macro knows no `const`.
 #[cfg(any(offlock_loom, offlock_shuttle))]
 thread_local! {
     static MINE: Cell<Option<&'static Record>> = Cell::new(None);
-    static EXIT: Exit = Exit(Cell::new(None));
 }
 
 /// A slot of this thread's that names `entry`, and keeps it once a look has found
@@ -344,7 +332,6 @@ fn more_slots() -> Result<&'static Slot, AllocError> {
     let first = MINE.with(|mine| mine.replace(Some(new)));
     let behind = first.map_or(ptr::null_mut(), |first| ptr::from_ref(first).cast_mut());
     new.more.store(behind, Ordering::Relaxed);
-    // A thread that ends and runs destructors keeps what it takes now for ever.
-    let _ = EXIT.try_with(|exit| exit.0.set(Some(new)));
+    exit::release_at_end(new);
     new.free_slot().ok_or_else(AllocError::new)
 }
