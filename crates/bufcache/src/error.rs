@@ -64,6 +64,11 @@ pub enum GetError {
     Closed,
     /// The buffer has 65,535 pins.
     TooManyPins,
+    /// A cache has room for one block of its largest size, at least.
+    TooSmall {
+        /// So many bytes.
+        smallest: usize,
+    },
     /// There is no memory for this thread's slots.
     NoMemory,
     /// This is a fork child, and it would have to wait for a thread that does not exist here.
@@ -74,7 +79,9 @@ impl GetError {
     /// The system's number for it.
     pub fn errno(&self) -> i32 {
         match self {
-            Self::OutOfRange { .. } | Self::LengthMismatch { .. } => libc::EINVAL,
+            Self::OutOfRange { .. } | Self::LengthMismatch { .. } | Self::TooSmall { .. } => {
+                libc::EINVAL
+            }
             Self::Io { errno, .. } | Self::Poisoned { errno } => *errno,
             Self::Busy => libc::ETIMEDOUT,
             Self::WouldDeadlock => libc::EDEADLK,
@@ -114,6 +121,9 @@ impl fmt::Display for GetError {
             }
             Self::Closed => f.write_str("the device was closed"),
             Self::TooManyPins => f.write_str("the buffer is pinned too often"),
+            Self::TooSmall { smallest } => {
+                write!(f, "a cache of these blocks has {smallest} bytes at least")
+            }
             Self::NoMemory => f.write_str("no memory for the thread's slots"),
             Self::Forked => f.write_str("the buffer was another process's at a fork"),
         }

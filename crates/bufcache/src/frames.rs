@@ -19,8 +19,8 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use percpu::AllocError;
-use percpu::sync::Futex;
 use percpu::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use percpu::sync::{Futex, thread_id};
 
 use crate::dirty::{NIL, UNLISTED};
 use crate::region::Region;
@@ -71,6 +71,8 @@ pub(crate) struct Header {
     tries: AtomicU32,
     /// When it became dirty, in milliseconds of the cache's life.
     since: AtomicU64,
+    /// The thread that has claimed the load, or 0.
+    claimer: AtomicU64,
 }
 
 /// Links of a list of frames; touched under the lock of the list.
@@ -114,6 +116,19 @@ impl Header {
         // Ordering: Relaxed, both; what makes the frame another's carries it.
         self.place.store(place, Ordering::Relaxed);
         self.lsn.store(0, Ordering::Relaxed);
+        self.claimer.store(0, Ordering::Relaxed);
+    }
+
+    /// This thread has the load of the block, and may keep it while it waits for the block.
+    pub(crate) fn set_claimed(&self) {
+        // Ordering: Relaxed; for this thread to find.
+        self.claimer.store(thread_id(), Ordering::Relaxed);
+    }
+
+    /// Whether this thread had the load when it began. It may have given it to another.
+    pub(crate) fn is_claimed_by_me(&self) -> bool {
+        // Ordering: Relaxed; the thread's own store, or none of its business.
+        self.claimer.load(Ordering::Relaxed) == thread_id()
     }
 
     pub(crate) fn place(&self) -> Place {
@@ -237,6 +252,7 @@ impl Frames {
             holds: AtomicU32::new(0),
             tries: AtomicU32::new(0),
             since: AtomicU64::new(0),
+            claimer: AtomicU64::new(0),
         }));
         Ok(Self {
             region,
@@ -277,6 +293,11 @@ impl Frames {
     /// Whether frames of so many bytes can be had.
     pub(crate) fn has_size(&self, bytes: usize) -> bool {
         bytes.is_power_of_two() && (self.unit..=self.largest).contains(&bytes.ilog2())
+    }
+
+    /// Bytes of the largest.
+    pub(crate) fn largest_size(&self) -> usize {
+        1 << self.largest
     }
 
     /// The class of frames of two to that power of bytes.

@@ -99,13 +99,14 @@ impl Cache {
         Ok(Device { shared, source, class, alive, seen: AtomicU64::new(0) })
     }
 
-    /// Lets it have so many bytes from now on, at most what it was built with: memory above that is
-    /// given back to the system as buffers are evicted.
+    /// Lets it have so many bytes from now on, rounded down to blocks of the largest size, and at most what it
+    /// was built with: memory above that is given back to the system as buffers are evicted.
     ///
     /// Blocks while buffers beyond it are in use, as long as the cache waits for a buffer.
     ///
     /// # Errors
     ///
+    /// [`GetError::TooSmall`] for less than one block of the largest size, and nothing changes.
     /// [`GetError::NoFreeBuffers`]: some are in use still; they go as they are let go.
     pub fn resize(&self, capacity: usize) -> Result<(), GetError> {
         self.shared.resize(capacity)
@@ -189,7 +190,9 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`GetError`]; the next get tries again.
+    /// [`GetError`]; the next get tries again. [`GetError::WouldDeadlock`] where this thread has a guard to
+    /// write the block, or reads it now (a verifier or device asks for the block it is at), or has
+    /// [claimed](Self::claim) it, and its load has not ended for as long as the cache waits.
     #[inline]
     pub fn get(&self, block: u64) -> Result<ReadGuard<'_>, GetError> {
         let Some(key) = self.source.key(block) else {

@@ -308,6 +308,18 @@ fn a_smaller_cache_gives_its_memory_back_and_grows_again() {
     assert_eq!((stats.bytes, stats.capacity), (64 * SIZE, 64 * SIZE));
 }
 
+#[test]
+fn a_cache_has_room_for_one_block_of_its_largest_size() {
+    let cache = Cache::builder(8 * SIZE).block_sizes(512, SIZE).build().unwrap();
+    let disk = cache.attach(Numbered::new(100), SIZE).unwrap();
+    for bytes in [0, 1, 512, SIZE - 1] {
+        assert_eq!(cache.resize(bytes), Err(GetError::TooSmall { smallest: SIZE }));
+        assert_eq!(cache.stats().unwrap().capacity, 8 * SIZE);
+    }
+    cache.resize(SIZE).unwrap();
+    (0..3).for_each(|block| assert_eq!(disk.get(block).unwrap()[0], block as u8));
+}
+
 /// What is smaller than a page shares it with others.
 #[test]
 fn inv06_a_smaller_cache_leaves_blocks_alone_that_are_in_use() {

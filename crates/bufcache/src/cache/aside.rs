@@ -42,6 +42,7 @@ impl Shared {
             load.give_up(Failure::Forked);
             return Err(error.into());
         }
+        self.frames.header(frame).set_claimed();
         self.frames.writing(frame);
         self.counters.get_read.add(1);
         // Ordering: SeqCst, against the fence in `begin_to_forget`:

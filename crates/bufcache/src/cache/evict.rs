@@ -19,7 +19,7 @@ use crate::frames::Frame;
 use crate::hazard;
 use crate::policy::{Buffers, Looks, mark};
 use crate::source::Source;
-use crate::word::{BACK, DIRTY, EVICT, Entry, Key, STALE, WRITE};
+use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, WRITE};
 
 /// Most buffers of one eviction: one fence, one walk over the slots. A guess.
 const BATCH: usize = 8;
@@ -299,6 +299,10 @@ impl Shared {
 
     /// Lets the cache have so many bytes, as far as it was built for.
     pub(crate) fn resize(&self, bytes: usize) -> Result<(), GetError> {
+        let smallest = self.frames.largest_size();
+        if bytes < smallest {
+            return Err(GetError::TooSmall { smallest });
+        }
         let limit = {
             let mut cold = self.cold.lock()?;
             cold.set_limit(self.frames.units_in(bytes));
@@ -389,9 +393,18 @@ impl Shared {
             if let Some(was_there) = self.try_invalidate(source, key, kept)? {
                 return Ok(was_there);
             }
-            match self.table.find(key).map(Entry::word).filter(|word| word.has(WRITE | BACK)) {
-                Some(word) => self.wait_for_mark(word.frame(), key, &mut since)?,
-                None => self.wait_a_moment(&mut rounds, &mut since)?,
+            match self.table.find(key).map(Entry::word) {
+                Some(word) if word.has(WRITE | BACK) => {
+                    self.wait_for_mark(word.frame(), key, &mut since)?;
+                }
+                Some(word)
+                    if word.has(IO) && self.frames.header(word.frame()).is_claimed_by_me() =>
+                {
+                    self.pause(&mut rounds, &mut since).map_err(|_| GetError::WouldDeadlock)?;
+                    #[cfg(feature = "aio-reap")]
+                    crate::device::turn_engine();
+                }
+                _ => self.wait_a_moment(&mut rounds, &mut since)?,
             }
         }
     }
@@ -411,7 +424,7 @@ impl Shared {
             if word.has(kept) {
                 return Ok(Some(false));
             }
-            if word.has(WRITE) && hazard::named_by_me(entry) > 0 {
+            if word.has(IO | WRITE) && hazard::named_by_me(entry) > 0 {
                 return Err(GetError::WouldDeadlock);
             }
             if !word.is_readable() || word.has(BACK) {

@@ -31,7 +31,7 @@ use percpu::sync::{Arc, WordLock, mutant};
 use super::{Reuse, Shared};
 use crate::error::{Failure, GetError};
 use crate::frames::Frame;
-use crate::hazard;
+use crate::hazard::{self, Slot};
 use crate::source::Source;
 use crate::table::Place;
 use crate::word::{FAILED, IO, Key, MOST_PINS, WRITE, Word};
@@ -64,7 +64,9 @@ impl Load {
         let mut bytes = source.cache.frames.bytes(frame);
         // SAFETY: invariant 1 of `frames`: the frame was the load's, and so is this function's.
         let bytes = unsafe { bytes.as_mut() };
+        let own = source.writes.options.verify.is_some().then(|| source.cache.name_own(frame));
         let accepted = catch_unwind(AssertUnwindSafe(|| source.accept(key, bytes, result)));
+        own.flatten().inspect(|slot| slot.clear());
         match accepted.unwrap_or(Err(Failure::Panicked)) {
             Ok(()) => source.cache.publish(frame),
             Err(failure) => _ = source.cache.fail(&source, key, frame, failure),
@@ -75,6 +77,7 @@ impl Load {
     pub(crate) fn read(mut self) {
         let source = Arc::clone(&self.source);
         let key = self.key;
+        let own = source.cache.name_own(self.frame);
         let read = catch_unwind(AssertUnwindSafe(|| {
             loop {
                 match source.device.read(Source::offset(key), &mut self) {
@@ -83,6 +86,7 @@ impl Load {
                 }
             }
         }));
+        own.inspect(|slot| slot.clear());
         match read {
             Ok(result) => self.finish(result),
             Err(_) => self.give_up(Failure::Panicked),
@@ -278,6 +282,12 @@ impl Shared {
                 (Some(entry), spare) => {
                     let word = entry.word();
                     let fits = self.check_class(word, class);
+                    // As in `miss`; a task goes on with something else.
+                    let own = !patience.is_zero() && word.has(IO | WRITE);
+                    if own && hazard::named_by_me(entry) > 0 {
+                        drop(home); // before the spare frame: that is another lock
+                        return Err(GetError::WouldDeadlock);
+                    }
                     let is_loading = word.has(IO | WRITE);
                     let full = word.pins() == MOST_PINS;
                     let pinned = fits.is_ok() && is_loading && !full && entry.try_pin(word).is_ok();
@@ -297,6 +307,11 @@ impl Shared {
                 (None, None) => {}
             }
         }
+    }
+
+    /// Names a buffer that this thread reads, so that it is told where it would wait for itself.
+    fn name_own(&self, frame: Frame) -> Option<&'static Slot> {
+        hazard::name(self.entry(frame), self.order).ok()
     }
 
     /// Starts the load of an entry that was just inserted. It may have ended when this returns.

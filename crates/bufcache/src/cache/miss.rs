@@ -124,7 +124,8 @@ impl Shared {
             };
             let word = entry.word();
             self.check_class(word, class)?;
-            if word.has(WRITE) && hazard::named_by_me(entry) > 0 {
+            // A writer's guard, or a verifier or device that asks for the block it is at.
+            if word.has(IO | WRITE) && hazard::named_by_me(entry) > 0 {
                 return Err(GetError::WouldDeadlock);
             }
             if word.has(IO | WRITE) {
@@ -331,12 +332,24 @@ impl Shared {
     fn wait_for_load(&self, source: &Source, key: Key, entry: &Entry) -> Result<Held, GetError> {
         let frame = entry.word().frame();
         let header = self.frames.header(frame);
+        let mut since = None;
+        if header.is_claimed_by_me() {
+            // It may have the load still, or its engine has it; nobody else need end it.
+            let mut rounds = 16;
+            while entry.word().has(IO) {
+                if self.pause(&mut rounds, &mut since).is_err() {
+                    self.unpin(entry);
+                    return Err(GetError::WouldDeadlock);
+                }
+                #[cfg(feature = "aio-reap")]
+                crate::device::turn_engine();
+            }
+        }
         // Another thread may wait for what this one's engine has begun.
         #[cfg(feature = "aio-reap")]
         crate::device::wait_by_engine(|context| {
             self.poll_marks(header.place(), IO, context).is_ready()
         });
-        let mut since = None;
         loop {
             let seen = header.loaded.load();
             let word = entry.word();

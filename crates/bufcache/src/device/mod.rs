@@ -22,7 +22,9 @@ use crate::cache::Load;
 /// Something with blocks, used by many threads at once.
 ///
 /// Its methods are called with no lock of the cache held. They may block, and may panic: the block
-/// then counts as not read.
+/// then counts as not read. A device that asks the cache for the block it is reading is told
+/// [`GetError::WouldDeadlock`](crate::GetError::WouldDeadlock); one that is writing, discarding or syncing
+/// must not ask the cache for the same blocks, or to sync it: that waits for itself.
 ///
 /// A device that is read only needs [`len`](Self::len) and [`read`](Self::read). What changes it has
 /// answers for that: `EROFS`, and `EOPNOTSUPP` where there are other ways to the same end.

@@ -24,6 +24,10 @@ impl Device {
     /// when one read of the device brings many blocks. Gets of the block wait for it.
     ///
     /// `None` where the block is there, or is being read, or no buffer is free; nothing is waited for.
+    /// Whoever waits for the block before it has ended the load waits for itself: after as long as the cache
+    /// waits for a buffer that is [`GetError::WouldDeadlock`]. A load that is given to another thread and
+    /// forgotten there is not seen.
+    ///
     /// Read the device after this, not before: what is written to it meanwhile is then either read, or
     /// [forgotten](Self::invalidation).
     ///

@@ -1,0 +1,184 @@
+//! Who would wait for himself is told so, or after as long as the cache waits at the latest.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "common/block_on.rs"]
+mod block_on;
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use block_on::block_on;
+use bufcache::{AttachOptions, BlockDevice, Cache, Device, GetError, Load};
+
+const SIZE: usize = 512;
+const BLOCKS: u64 = 16;
+
+/// What a device or verifier does besides, and what it was told.
+#[derive(Default)]
+struct Inside {
+    handle: Mutex<Option<Device>>,
+    told: Mutex<Vec<GetError>>,
+}
+
+impl Inside {
+    /// Asks for the block in every way that waits.
+    fn ask(&self, block: u64) {
+        let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(handle) = handle else { return };
+        let told = [
+            handle.get(block).map(drop).err(),
+            handle.get_mut(block).map(drop).err(),
+            handle.create(block).map(drop).err(),
+            handle.invalidate(block).map(drop).err(),
+        ];
+        self.told.lock().unwrap().extend(told.into_iter().map(|told| told.expect("refused")));
+    }
+
+    fn assert_told(&self) {
+        let told = std::mem::take(&mut *self.told.lock().unwrap());
+        assert_eq!(told, [GetError::WouldDeadlock; 4]);
+    }
+}
+
+struct Disk {
+    inside: Arc<Inside>,
+    /// It asks while it reads; else the verifier does.
+    asks: bool,
+    /// Reads end when they begin.
+    begins: AtomicBool,
+}
+
+impl BlockDevice for Disk {
+    fn len(&self) -> u64 {
+        BLOCKS * SIZE as u64
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let block = offset / SIZE as u64;
+        if self.asks {
+            self.inside.ask(block);
+        }
+        buf.fill(block as u8);
+        Ok(buf.len())
+    }
+
+    fn begins_reads(&self) -> bool {
+        self.begins.load(Ordering::Relaxed)
+    }
+
+    fn begin_read(&self, mut load: Load) -> Result<(), Load> {
+        if !self.begins_reads() {
+            return Err(load);
+        }
+        let block = load.offset() / SIZE as u64;
+        load.fill(block as u8);
+        let read = load.len();
+        load.finish(Ok(read));
+        Ok(())
+    }
+}
+
+fn new(asks: bool, begins: bool) -> (Arc<Inside>, Arc<Disk>, Device) {
+    let builder = Cache::builder(8 * SIZE).block_sizes(SIZE, SIZE);
+    let cache = builder.patience(Duration::from_millis(200)).build().unwrap();
+    let inside = Arc::new(Inside::default());
+    let begins = AtomicBool::new(begins);
+    let disk = Arc::new(Disk { inside: Arc::clone(&inside), asks, begins });
+    let mut options = AttachOptions::new(SIZE);
+    if !asks {
+        let inside = Arc::clone(&inside);
+        options = options.verify(move |block, _| {
+            inside.ask(block);
+            true
+        });
+    }
+    let device = cache.attach_with(Arc::clone(&disk), options).unwrap();
+    (inside, disk, device)
+}
+
+/// Whoever reads: the thread that asks, the cache's own, or what the device begins.
+#[test]
+fn a_device_or_verifier_that_asks_for_the_block_it_is_at_is_told() {
+    for (asks, begins) in [(false, false), (true, false), (false, true)] {
+        let (inside, _disk, device) = new(asks, begins);
+        *inside.handle.lock().unwrap() = Some(device.clone());
+        assert_eq!(device.get(3).unwrap()[0], 3);
+        inside.assert_told();
+        assert_eq!(block_on(device.get_async(4)).unwrap()[0], 4);
+        inside.assert_told();
+        drop(device.get_mut(5).unwrap());
+        inside.assert_told();
+        *inside.handle.lock().unwrap() = None; // it keeps the device, which keeps it
+        assert_eq!(device.get(6).unwrap()[0], 6);
+    }
+}
+
+#[test]
+fn who_has_claimed_a_block_and_waits_for_it_is_told() {
+    for begins in [false, true] {
+        let (_inside, disk, device) = new(false, begins);
+        let mut load = device.claim(3).unwrap().unwrap();
+        load.fill(3);
+        let told = [
+            device.get(3).map(drop).unwrap_err(),
+            device.get_mut(3).map(drop).unwrap_err(),
+            device.create(3).map(drop).unwrap_err(),
+            device.invalidate(3).map(drop).unwrap_err(),
+        ];
+        assert_eq!(told, [GetError::WouldDeadlock; 4]);
+        assert!(device.discard(2..5).is_err());
+        load.finish(Ok(SIZE));
+        assert_eq!(device.get(3).unwrap()[SIZE - 1], 3);
+        disk.begins.store(false, Ordering::Relaxed);
+    }
+}
+
+/// The claimer waits for another thread, as long as that takes if that is not too long.
+#[test]
+fn who_has_given_the_load_away_waits_for_it() {
+    let (_inside, _disk, device) = new(false, false);
+    thread::scope(|scope| {
+        let (give, given) = mpsc::channel::<Load>();
+        scope.spawn(move || {
+            let mut load = given.recv().unwrap();
+            thread::sleep(Duration::from_millis(30));
+            load.fill(3);
+            load.finish(Ok(SIZE));
+        });
+        give.send(device.claim(3).unwrap().unwrap()).unwrap();
+        let mut got = device.get(3);
+        while let Err(GetError::WouldDeadlock) = got {
+            got = device.get(3); // on a busy machine
+        }
+        assert_eq!(got.unwrap()[0], 3);
+        let (give, given) = mpsc::channel::<Load>();
+        scope.spawn(move || {
+            let mut load = given.recv().unwrap();
+            thread::sleep(Duration::from_millis(600));
+            load.fill(4);
+            load.finish(Ok(SIZE));
+        });
+        give.send(device.claim(4).unwrap().unwrap()).unwrap();
+        // Others wait as for any load.
+        let device = &device;
+        scope.spawn(move || assert_eq!(device.get(4).unwrap()[0], 4));
+    });
+}
+
+#[test]
+fn who_writes_a_block_and_asks_for_it_is_told_also_where_the_device_begins_reads() {
+    for begins in [false, true] {
+        let (_inside, _disk, device) = new(false, begins);
+        let guard = device.get_mut(3).unwrap();
+        assert_eq!(device.get(3).map(drop).unwrap_err(), GetError::WouldDeadlock);
+        assert_eq!(device.get_mut(3).map(drop).unwrap_err(), GetError::WouldDeadlock);
+        drop(guard);
+        let guard = device.create(4).unwrap();
+        assert_eq!(device.create(4).map(drop).unwrap_err(), GetError::WouldDeadlock);
+        drop(guard);
+        assert_eq!(device.get(4).unwrap()[0], 0);
+    }
+}
