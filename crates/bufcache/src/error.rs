@@ -221,6 +221,12 @@ pub enum BuildError {
         /// What its blocks must be multiples of.
         alignment: usize,
     },
+    /// The cache has [the same](crate::BlockDevice::identity) file or device already, and would have its
+    /// blocks twice: a clone of that handle is what is wanted.
+    Attached {
+        /// Bytes of a block there.
+        block_size: usize,
+    },
     /// This is a fork child, and it would have to wait for a thread that does not exist here.
     Forked,
 }
@@ -233,6 +239,7 @@ impl BuildError {
             Self::NoMemory => libc::ENOMEM,
             Self::TooManyDevices => libc::EMFILE,
             Self::DeviceTooLarge(_) => libc::EFBIG,
+            Self::Attached { .. } => libc::EBUSY,
             Self::Forked => libc::EOWNERDEAD,
         }
     }
@@ -250,6 +257,9 @@ impl fmt::Display for BuildError {
             Self::DeviceTooLarge(bytes) => write!(f, "a device of {bytes} bytes is too large"),
             Self::Misaligned { block_size, alignment } => {
                 write!(f, "blocks of {block_size} bytes, where the device takes {alignment}")
+            }
+            Self::Attached { block_size } => {
+                write!(f, "it is attached already, in blocks of {block_size} bytes")
             }
             Self::Forked => f.write_str("the cache was another process's at a fork"),
         }

@@ -57,7 +57,9 @@ impl Cache {
     ///
     /// # Errors
     ///
-    /// [`BuildError`]: not a size of this cache, too many devices, or one that is too large.
+    /// [`BuildError`]: not a size of this cache, too many devices, or one that is too large;
+    /// [`BuildError::Attached`] for what is attached [already](BlockDevice::identity), until its last handle,
+    /// guard and pin is gone, or it is [closed](Device::close).
     pub fn attach(
         &self,
         device: impl BlockDevice,
@@ -90,8 +92,15 @@ impl Cache {
         }
         let shift = block_size.ilog2();
         let blocks = len.div_ceil(block_size as u64);
-        let (cache, id) = (Arc::clone(&self.shared), self.shared.take_id()?);
+        let identity = device.identity();
+        if let Some(identity) = identity {
+            self.shared.attach(identity, block_size)?;
+        }
+        let id = self.shared.take_id().inspect_err(|_| {
+            identity.inspect(|&identity| self.shared.detach(identity));
+        })?;
         let (device, writes) = (Box::new(device), Writes::new(options));
+        let cache = Arc::clone(&self.shared);
         let source = Arc::new(Source { cache, device, id, shift, blocks, writes });
         let class = self.shared.frames.class(shift);
         let alive = Arc::new(Alive(Arc::clone(&source)));
@@ -175,7 +184,11 @@ struct Alive(Arc<Source>);
 
 impl Drop for Alive {
     fn drop(&mut self) {
-        if let Err(error) = self.0.cache.let_go(&self.0) {
+        let let_go = self.0.cache.let_go(&self.0);
+        if !self.0.writes.is_closed() {
+            self.0.detach();
+        }
+        if let Err(error) = let_go {
             self.0.writes.options.tell_loss(error);
         }
     }

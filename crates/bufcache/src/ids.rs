@@ -45,9 +45,14 @@ impl Set {
     }
 }
 
+/// What a device says that it is: see [`BlockDevice::identity`](crate::BlockDevice::identity).
+pub(crate) type Identity = (u64, u64);
+
 /// Which numbers are free, and which are retired. None is 0.
 #[derive(Debug)]
 pub(crate) struct Ids {
+    /// What is attached that says what it is, and its block size.
+    attached: Vec<(Identity, usize)>,
     /// Numbers up to this one were given out.
     given: u16,
     /// Their devices are gone; the table may have buffers of theirs.
@@ -58,7 +63,23 @@ pub(crate) struct Ids {
 
 impl Ids {
     pub(crate) fn new() -> Self {
-        Self { given: 0, retired: Set::new(), clean: Set::new() }
+        Self { attached: Vec::new(), given: 0, retired: Set::new(), clean: Set::new() }
+    }
+
+    /// Notes what is attached; the block size that it is attached with if it is already.
+    pub(crate) fn attach(&mut self, identity: Identity, block_size: usize) -> Result<(), usize> {
+        match self.attached.iter().find(|(known, _)| *known == identity) {
+            Some(&(_, block_size)) => Err(block_size),
+            None => {
+                self.attached.push((identity, block_size));
+                Ok(())
+            }
+        }
+    }
+
+    /// It may be attached again.
+    pub(crate) fn detach(&mut self, identity: Identity) {
+        self.attached.retain(|(known, _)| *known != identity);
     }
 
     /// A number that no device and no buffer has.

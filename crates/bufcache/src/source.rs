@@ -74,6 +74,13 @@ impl Source {
         }
     }
 
+    /// It may be attached again: nothing of it is written any more.
+    pub(crate) fn detach(&self) {
+        if let Some(identity) = self.device.identity() {
+            self.cache.detach(identity);
+        }
+    }
+
     /// Whether anything may be written.
     pub(crate) fn check_write(&self) -> Result<(), GetError> {
         match self.writes.poisoned() {

@@ -42,7 +42,12 @@ impl Shared {
         // Ordering: SeqCst, against the fence behind each `WRITE`; see above.
         fence(Ordering::SeqCst);
         let closed = self.wait_for_writers(source).and_then(|()| sync());
-        source.writes.set_stage(if closed.is_ok() { Stage::Closed } else { Stage::Open });
+        if closed.is_ok() {
+            source.writes.set_stage(Stage::Closed);
+            source.detach();
+        } else {
+            source.writes.set_stage(Stage::Open);
+        }
         closed
     }
 

@@ -42,7 +42,7 @@ use crate::cold::{Cold, On, Victim};
 use crate::error::{BuildError, GetError};
 use crate::frames::{Frame, Frames};
 use crate::hazard::{self, Order, Slot};
-use crate::ids::Ids;
+use crate::ids::{Identity, Ids};
 use crate::policy::{Buffers, Policy};
 use crate::table::Table;
 use crate::tally::Tally;
@@ -235,6 +235,19 @@ impl Shared {
         }
         ids.clean();
         ids.take().ok_or(BuildError::TooManyDevices)
+    }
+
+    /// Sees to it that the blocks of what this is are in the cache once.
+    pub(crate) fn attach(&self, identity: Identity, block_size: usize) -> Result<(), BuildError> {
+        let attached = self.ids.lock()?.attach(identity, block_size);
+        attached.map_err(|block_size| BuildError::Attached { block_size })
+    }
+
+    /// Nothing of it is written any more by this cache.
+    pub(crate) fn detach(&self, identity: Identity) {
+        if let Ok(mut ids) = self.ids.lock() {
+            ids.detach(identity);
+        }
     }
 
     /// The device with that number is gone. In a fork child whose parent gave one out the number is

@@ -214,6 +214,10 @@ impl BlockDevice for EngineDevice {
         self.plain.len()
     }
 
+    fn identity(&self) -> Option<(u64, u64)> {
+        self.plain.identity()
+    }
+
     fn alignment(&self) -> usize {
         self.plain.alignment()
     }

@@ -278,6 +278,10 @@ impl<D: BlockDevice> BlockDevice for FaultDevice<D> {
         self.inner.len()
     }
 
+    fn identity(&self) -> Option<(u64, u64)> {
+        self.inner.identity()
+    }
+
     fn alignment(&self) -> usize {
         self.inner.alignment().max(SECTOR as usize)
     }

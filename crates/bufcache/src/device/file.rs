@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 
 use super::{BlockDevice, read_only};
 
@@ -14,7 +14,7 @@ const PARTS: usize = 1024;
 /// An open file or block device, by `pread`, `pwrite`, `fdatasync` and `fallocate`.
 ///
 /// One that was opened with `O_DIRECT` is recognised: its blocks are as large as it asks for, or
-/// larger. A file should be reached by descriptors of one kind, with `O_DIRECT` or without.
+/// larger. A cache takes a file once, by whatever descriptors: with `O_DIRECT` or without.
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
@@ -22,6 +22,7 @@ pub struct FileDevice {
     /// What `O_DIRECT` asks of a transfer; 1 without that.
     alignment: usize,
     writable: bool,
+    identity: (u64, u64),
 }
 
 impl FileDevice {
@@ -38,7 +39,12 @@ impl FileDevice {
         let flags = check(flags)?;
         let alignment = if flags & libc::O_DIRECT == 0 { 1 } else { direct_alignment(&file) };
         let writable = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        Ok(Self { file, len, alignment, writable })
+        let meta = file.metadata()?;
+        let identity = match meta.file_type().is_block_device() {
+            true => (meta.rdev(), u64::MAX),
+            false => (meta.dev(), meta.ino()),
+        };
+        Ok(Self { file, len, alignment, writable, identity })
     }
 
     /// Without what lies behind so many bytes: with `O_DIRECT` what follows the last whole unit can be read,
@@ -145,6 +151,10 @@ impl FileDevice {
 impl BlockDevice for FileDevice {
     fn len(&self) -> u64 {
         self.len
+    }
+
+    fn identity(&self) -> Option<(u64, u64)> {
+        Some(self.identity)
     }
 
     fn alignment(&self) -> usize {

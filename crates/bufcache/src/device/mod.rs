@@ -37,6 +37,16 @@ pub trait BlockDevice: Send + Sync + 'static {
         self.len() == 0
     }
 
+    /// What it is on this system, the same at each call: a cache refuses a second device with the same, of
+    /// whatever block size, as it would have two buffers of each byte, of which one is old. `None`: whoever
+    /// attaches it sees to that.
+    ///
+    /// Of a file that is the number of its file system and its own; of a block device, its number and the
+    /// largest there is.
+    fn identity(&self) -> Option<(u64, u64)> {
+        None
+    }
+
     /// What offsets, lengths and the addresses of buffers must be multiples of, in bytes: a power of
     /// two. Blocks may be as small as that.
     fn alignment(&self) -> usize {
@@ -213,6 +223,10 @@ impl<D: BlockDevice + ?Sized> BlockDevice for std::sync::Arc<D> {
 
     fn is_empty(&self) -> bool {
         (**self).is_empty()
+    }
+
+    fn identity(&self) -> Option<(u64, u64)> {
+        (**self).identity()
     }
 
     fn alignment(&self) -> usize {

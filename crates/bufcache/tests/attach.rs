@@ -1,0 +1,101 @@
+//! One file, one device: its blocks are never in the cache twice.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+use std::fs::{File, OpenOptions, hard_link};
+use std::io::Write;
+use std::sync::Arc;
+
+use bufcache::{
+    AttachOptions, BuildError, Cache, EngineDevice, Fault, FaultDevice, FileDevice, Operation,
+};
+
+fn cache() -> Cache {
+    Cache::builder(1 << 20).block_sizes(512, 4096).build().unwrap()
+}
+
+fn file() -> (tempfile::TempDir, File) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a");
+    File::create(&path).unwrap().write_all(&[7; 1 << 16]).unwrap();
+    let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+    (dir, file)
+}
+
+/// By another descriptor, another name, another kind of device, with the same block size or not.
+#[test]
+fn inv09_a_file_is_attached_once_with_one_block_size() {
+    let (dir, file) = file();
+    let cache = cache();
+    let device = cache.attach(FileDevice::new(file).unwrap(), 4096).unwrap();
+    device.get_mut(1).unwrap().fill(1);
+    hard_link(dir.path().join("a"), dir.path().join("b")).unwrap();
+    let open = |name| File::open(dir.path().join(name)).unwrap();
+    for name in ["a", "b"] {
+        for size in [512, 1024, 4096] {
+            let attached = [
+                cache.attach(FileDevice::new(open(name)).unwrap(), size).err(),
+                cache.attach(EngineDevice::new(open(name)).unwrap(), size).err(),
+                cache.attach(FaultDevice::new(FileDevice::new(open(name)).unwrap()), size).err(),
+                cache.attach(Arc::new(FileDevice::new(open(name)).unwrap()), size).err(),
+            ];
+            for error in attached {
+                assert!(matches!(error, Some(BuildError::Attached { block_size: 4096 })));
+            }
+        }
+    }
+    // Others are, and by other caches.
+    std::fs::copy(dir.path().join("a"), dir.path().join("c")).unwrap();
+    let other = cache.attach(FileDevice::new(open("c")).unwrap(), 512).unwrap();
+    assert_eq!(other.get(8).unwrap()[0], 7);
+    drop(self::cache().attach(FileDevice::new(open("a")).unwrap(), 512).unwrap());
+}
+
+/// What was dirty is on the file then, and in the blocks of another size.
+#[test]
+fn inv09_a_file_that_is_closed_or_let_go_is_attached_anew() {
+    let (dir, file) = file();
+    let cache = cache();
+    let open = || {
+        let open = OpenOptions::new().read(true).write(true).open(dir.path().join("a"));
+        FileDevice::new(open.unwrap()).unwrap()
+    };
+    let mut device = cache.attach(FileDevice::new(file).unwrap(), 4096).unwrap();
+    for round in 0..6_u8 {
+        let old = device.block_size();
+        device.get_mut(1).unwrap().fill(round);
+        let kept = (round % 3 == 2).then(|| device.clone());
+        if round % 3 == 0 {
+            drop(device)
+        } else {
+            device.close().unwrap()
+        }
+        let new = if old == 512 { 4096 } else { 512 };
+        device = cache.attach(open(), new).unwrap();
+        assert_eq!(device.get((old / new) as u64).unwrap()[old % new], round);
+        // A closed one that ends later is not this one's end.
+        drop(kept);
+        let again = cache.attach(open(), new).err();
+        assert!(matches!(again, Some(BuildError::Attached { .. })), "{again:?}");
+    }
+}
+
+/// A close that fails keeps the file.
+#[test]
+fn inv09_a_file_that_could_not_be_closed_is_attached_still() {
+    let (dir, file) = file();
+    let cache = cache();
+    let disk = Arc::new(FaultDevice::new(FileDevice::new(file).unwrap()));
+    let options = AttachOptions::new(512).on_loss(|_| {});
+    let device = cache.attach_with(Arc::clone(&disk), options).unwrap();
+    device.get_mut(1).unwrap().fill(1);
+    disk.inject(Operation::Write, .., Fault::Error(libc::EIO));
+    let device = device.close().unwrap_err().device;
+    let open = || FileDevice::new(File::open(dir.path().join("a")).unwrap()).unwrap();
+    assert!(matches!(cache.attach(open(), 512), Err(BuildError::Attached { block_size: 512 })));
+    drop(device);
+    cache.attach(open(), 4096).unwrap();
+    // One that is refused for another reason is not attached.
+    let cache = self::cache();
+    assert!(matches!(cache.attach(open(), 8192), Err(BuildError::BlockSize(8192))));
+    cache.attach(open(), 512).unwrap();
+}
