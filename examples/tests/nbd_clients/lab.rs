@@ -71,7 +71,7 @@ impl Backend {
 
 /// One trial that does not depend on the backend.
 pub(crate) fn trial(name: &str, needs: &[Need], body: fn(&Lab) -> Res) -> Trial {
-    build(name.to_string(), needs.to_vec(), body)
+    build(name.to_string(), needs.to_vec(), TRIAL_DEADLINE, body)
 }
 
 /// The trial `<backend>/<name>` for each of `backends`.
@@ -81,14 +81,31 @@ pub(crate) fn per_backend(
     needs: &[Need],
     body: impl Fn(&Lab, Backend) -> Res + Copy + Send + 'static,
 ) -> Vec<Trial> {
+    per_backend_for(TRIAL_DEADLINE, backends, name, needs, body)
+}
+
+/// The same, with another deadline.
+pub(crate) fn per_backend_for(
+    deadline: Duration,
+    backends: &[Backend],
+    name: &str,
+    needs: &[Need],
+    body: impl Fn(&Lab, Backend) -> Res + Copy + Send + 'static,
+) -> Vec<Trial> {
     let one = |&backend: &Backend| {
         let needs = backend.need().into_iter().chain(needs.iter().copied()).collect();
-        build(format!("{}/{name}", backend.name()), needs, move |lab| body(lab, backend))
+        let name = format!("{}/{name}", backend.name());
+        build(name, needs, deadline, move |lab| body(lab, backend))
     };
     backends.iter().map(one).collect()
 }
 
-fn build(name: String, needs: Vec<Need>, body: impl FnOnce(&Lab) -> Res + Send + 'static) -> Trial {
+fn build(
+    name: String,
+    needs: Vec<Need>,
+    deadline: Duration,
+    body: impl FnOnce(&Lab) -> Res + Send + 'static,
+) -> Trial {
     let title = name.clone();
     Trial::ignorable_test(name, move || {
         if let Some(reason) = need::first_missing(&needs) {
@@ -97,12 +114,16 @@ fn build(name: String, needs: Vec<Need>, body: impl FnOnce(&Lab) -> Res + Send +
             }
             return Ok(Completion::ignored_with(reason));
         }
-        run_with_deadline(&title, body).map(|()| Completion::Completed)
+        run_with_deadline(&title, deadline, body).map(|()| Completion::Completed)
     })
 }
 
 /// Runs `body` on a thread of its own; past the deadline its children are killed, which ends it.
-fn run_with_deadline(title: &str, body: impl FnOnce(&Lab) -> Res + Send + 'static) -> Res {
+fn run_with_deadline(
+    title: &str,
+    deadline: Duration,
+    body: impl FnOnce(&Lab) -> Res + Send + 'static,
+) -> Res {
     let children = Arc::new(Mutex::new(Vec::new()));
     let (done, result) = mpsc::channel();
     let registry = Arc::clone(&children);
@@ -112,7 +133,7 @@ fn run_with_deadline(title: &str, body: impl FnOnce(&Lab) -> Res + Send + 'stati
         let _ = done.send(());
         outcome
     })?;
-    let late = matches!(result.recv_timeout(TRIAL_DEADLINE), Err(mpsc::RecvTimeoutError::Timeout));
+    let late = matches!(result.recv_timeout(deadline), Err(mpsc::RecvTimeoutError::Timeout));
     if late {
         for &pid in children.lock().expect("no panic under the lock").iter() {
             signal(pid, libc::SIGKILL);
@@ -124,9 +145,9 @@ fn run_with_deadline(title: &str, body: impl FnOnce(&Lab) -> Res + Send + 'stati
     };
     match outcome {
         Err(e) if late => {
-            fail!("past {TRIAL_DEADLINE:?}, children killed; then: {}", e.message().unwrap_or(""))
+            fail!("past {deadline:?}, children killed; then: {}", e.message().unwrap_or(""))
         }
-        Ok(()) if late => fail!("took more than {TRIAL_DEADLINE:?}"),
+        Ok(()) if late => fail!("took more than {deadline:?}"),
         outcome => outcome,
     }
 }

@@ -32,6 +32,7 @@ mod priorities;
 mod sandbox;
 mod server;
 mod sessions;
+mod soak;
 mod startup;
 mod tcp;
 mod tearing;
@@ -75,6 +76,7 @@ fn main() -> ExitCode {
     trials.extend(write_back::trials());
     trials.extend(tcp::trials());
     trials.extend(tearing::trials());
+    trials.extend(soak::trials());
     if let Ok(wanted) = std::env::var("OFFLOCK_BACKEND") {
         let of = |backend: &Backend, trial: &Trial| {
             trial.name().split_once('/').is_some_and(|(first, _)| first == backend.name())
