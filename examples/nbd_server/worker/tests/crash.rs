@@ -216,7 +216,8 @@ fn crash(seed: u64, bug: Option<&'static str>) {
     disk.record().unwrap();
     let raw: Arc<dyn BlockDevice> = disk.clone();
     let bytes = Args::parse_from(args).cache;
-    let blocks = Blocks::on(bytes, (&exports.files, 1), |_| Ok(Arc::clone(&raw))).unwrap();
+    let files = [exports.files[0].try_clone().unwrap()];
+    let blocks = Blocks::on(bytes, (&files, 1), |_| Ok(Arc::clone(&raw))).unwrap();
     if let Some(bug) = bug {
         blocks.image(0).unwrap().plant(bug);
     }
