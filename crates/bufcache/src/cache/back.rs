@@ -333,8 +333,11 @@ impl Shared {
                         self.finish(source, one, task.durable);
                         done.written += 1;
                     }),
-                    Some(Err(errno)) if run.len() == 1 => {
-                        done.fail(self.fail_back(source, run[0], task, errno));
+                    // In a durable one a sync may have failed: the next would say that all is well.
+                    Some(Err(errno)) if run.len() == 1 || task.durable => {
+                        for &one in run {
+                            done.fail(self.fail_back(source, one, task, errno));
+                        }
                     }
                     _ => run.iter().for_each(|&one| {
                         let mut result = [const { None }; RUNS];

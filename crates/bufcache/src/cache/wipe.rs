@@ -63,10 +63,18 @@ impl Shared {
         };
         let offset = sectors.start << 9;
         let len = (sectors.end << 9).min(source.len()) - offset;
-        let wiped = catch_unwind(AssertUnwindSafe(|| match how {
-            Wipe::Discard => source.device.discard(offset, len),
-            Wipe::Zero => source.device.zero(offset, len),
-            Wipe::Write(bytes) => self.write_past(source, offset, bytes),
+        let wiped = catch_unwind(AssertUnwindSafe(|| {
+            loop {
+                let result = match how {
+                    Wipe::Discard => source.device.discard(offset, len),
+                    Wipe::Zero => source.device.zero(offset, len),
+                    Wipe::Write(bytes) => self.write_past(source, offset, bytes),
+                };
+                match result {
+                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                    result => break result,
+                }
+            }
         }));
         {
             let mut unsynced = source.writes.unsynced.lock();

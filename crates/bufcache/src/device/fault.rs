@@ -339,7 +339,8 @@ impl<D: BlockDevice> BlockDevice for FaultDevice<D> {
             Some(Fault::Short(_) | Fault::Torn(_)) => Err(io::Error::from_raw_os_error(libc::EIO)),
         };
         if let Some((log, number)) = self.log.lock().as_mut().zip(number) {
-            log.end_sync(number, result.is_ok());
+            let interrupted = |error: &io::Error| error.kind() == io::ErrorKind::Interrupted;
+            log.end_sync(number, result.is_ok(), result.as_ref().is_err_and(interrupted));
         }
         result
     }

@@ -153,6 +153,7 @@ pub trait BlockDevice: Send + Sync + 'static {
     /// # Errors
     ///
     /// The device's; `EOPNOTSUPP` where zeros have to be written, and it has done nothing.
+    /// `Interrupted` is tried again.
     fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
         let _ = (offset, len);
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
@@ -163,6 +164,7 @@ pub trait BlockDevice: Send + Sync + 'static {
     /// # Errors
     ///
     /// The device's; `EOPNOTSUPP` where it cannot, and has done nothing.
+    /// `Interrupted` is tried again.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         let _ = (offset, len);
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
@@ -173,6 +175,7 @@ pub trait BlockDevice: Send + Sync + 'static {
     /// # Errors
     ///
     /// The device's: none of that need ever become durable then, whatever a later call says.
+    /// `Interrupted` is tried again, and nothing is given up for it.
     fn sync(&self) -> io::Result<()> {
         Err(read_only())
     }

@@ -153,8 +153,12 @@ impl Log {
         self.begin(Operation::Sync, 0, Change::Zeros(0), false)
     }
 
-    pub(super) fn end_sync(&mut self, number: usize, good: bool) {
+    /// One that was `interrupted` is to be tried again, and nothing is given up for it.
+    pub(super) fn end_sync(&mut self, number: usize, good: bool, interrupted: bool) {
         self.end(number, good);
+        if interrupted {
+            return;
+        }
         let (begin, now) = (self.entries[number].recorded.begin, self.now);
         for entry in &mut self.entries {
             let recorded = &mut entry.recorded;

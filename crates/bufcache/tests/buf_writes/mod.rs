@@ -1,0 +1,300 @@
+//! A cache that is written, driven by bytes, beside a model of what it, its devices, and what survives a
+//! loss of power may be: writes, syncs, discards and all else, on two devices that fail in every way.
+//! One thread.
+//!
+//! What is evicted and when dirty blocks are written is the cache's business: the model demands that
+//! what is not cached is on the device.
+
+mod disk;
+mod model;
+mod steps;
+
+use std::cell::OnceCell;
+use std::ops::{Deref, Range};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bufcache::{
+    AttachOptions, Cache, Device, Eviction, GetError, Hold, Operation, Pin, ReadGuard, WriteError,
+};
+
+pub(crate) use disk::Lie;
+use disk::{BLOCKS, Disk, PARTS, SECTOR, SIZE, is_whole, stamp, values};
+use model::Model;
+
+/// Blocks that fit.
+const MOST: usize = 8;
+/// How often a device is attached anew after it was closed, and once more.
+const LIVES: usize = 4;
+
+/// A device, and its handles: one after the other, as each is closed.
+struct Place {
+    disk: Arc<Disk>,
+    handles: [OnceCell<Device>; LIVES],
+    /// Somebody was told that something is lost.
+    loss: Arc<AtomicBool>,
+}
+
+/// Where it stands.
+struct State {
+    model: Model,
+    life: usize,
+    closed: bool,
+    poisoned: bool,
+    /// Writes that had failed when the handle was told of such last.
+    told: u64,
+    /// Syncs that have failed.
+    syncs: u64,
+}
+
+/// Something that keeps a buffer.
+enum Kept<'d> {
+    Guard(ReadGuard<'d>),
+    Pin(Pin),
+}
+
+impl Deref for Kept<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Guard(guard) => guard,
+            Self::Pin(pin) => pin,
+        }
+    }
+}
+
+/// What it says, for ever.
+struct Holding<'d> {
+    kept: Kept<'d>,
+    which: usize,
+    block: u64,
+    values: Vec<u32>,
+}
+
+impl Holding<'_> {
+    fn check(&self) {
+        let now = values(self.block as usize * PARTS, &self.kept);
+        assert_eq!(now, self.values, "a kept buffer changed");
+    }
+}
+
+/// A block that is held back, of that life of a device.
+struct HeldBack {
+    which: usize,
+    life: usize,
+    block: u64,
+    _hold: Hold,
+}
+
+struct Machine<'d> {
+    cache: &'d Cache,
+    places: &'d [Place; 2],
+    states: [State; 2],
+    kept: Vec<Holding<'d>>,
+    held_back: Vec<HeldBack>,
+    limit: usize,
+    /// A device was said to be gone: who needs memory gives such blocks up.
+    gave_up: bool,
+    /// More was dirty than there is room for: the cleaner's thread writes whenever it likes.
+    squeezed: bool,
+}
+
+/// Drives a cache by `input` and returns how many steps it were.
+///
+/// # Panics
+///
+/// Panics if the cache does what it must not.
+pub(crate) fn run(input: &[u8], lie: Lie) -> usize {
+    let mut bytes = input.iter().copied();
+    let first = bytes.next().unwrap_or(0);
+    let cache = Cache::builder(MOST * SIZE)
+        .block_sizes(SIZE, SIZE)
+        .eviction(if first % 2 == 1 { Eviction::Clock } else { Eviction::A2 })
+        .patience(Duration::from_micros(100))
+        .write_back_after(Duration::from_secs(1 << 20))
+        .dirty_limits(100, 100)
+        .build()
+        .unwrap();
+    let mut places = [0, 1].map(|_| Place {
+        disk: Arc::new(Disk::new(lie)),
+        handles: [const { OnceCell::new() }; LIVES],
+        loss: Arc::default(),
+    });
+    let state = || State {
+        model: Model::new(),
+        life: 0,
+        closed: false,
+        poisoned: false,
+        told: 0,
+        syncs: 0,
+    };
+    places.iter().for_each(|place| attach(&cache, place, 0));
+    let mut machine = Machine {
+        cache: &cache,
+        places: &places,
+        states: [state(), state()],
+        kept: Vec::new(),
+        held_back: Vec::new(),
+        limit: MOST,
+        gave_up: false,
+        squeezed: false,
+    };
+    let mut steps = 0;
+    while let (Some(op), Some(arg)) = (bytes.next(), bytes.next()) {
+        machine.step(op, arg);
+        steps += 1;
+    }
+    let states = machine.end(first / 2 % 2 == 1);
+    for (place, mut state) in places.iter_mut().zip(states) {
+        place.handles.iter_mut().for_each(|handle| drop(handle.take()));
+        // The end of the last handle is a sync, or somebody is told.
+        if place.loss.load(Ordering::Relaxed) {
+            assert!(state.poisoned, "nothing was wrong, and something is lost");
+            state.model.check_power_cut(&place.disk, 1);
+            continue;
+        }
+        for block in 0..BLOCKS {
+            assert_eq!(
+                place.disk.values(block),
+                state.model.now(block),
+                "block {block}, at the end"
+            );
+            if !state.poisoned {
+                state.model.promise(block);
+            }
+        }
+        state.model.check_power_cut(&place.disk, 1);
+    }
+    steps
+}
+
+fn attach(cache: &Cache, place: &Place, life: usize) {
+    let loss = Arc::clone(&place.loss);
+    let options = AttachOptions::new(SIZE)
+        .verify(is_whole)
+        .before_write(is_whole)
+        .on_loss(move |_| loss.store(true, Ordering::Relaxed));
+    let device = cache.attach_with(Arc::clone(&place.disk), options).unwrap();
+    place.handles[life].set(device).expect("one after the other");
+}
+
+impl<'d> Machine<'d> {
+    fn step(&mut self, op: u8, arg: u8) {
+        let (which, block) = (usize::from(arg & 1), u64::from(arg >> 1) % BLOCKS);
+        let few = block..(block + 1 + u64::from(op / 24) % 4).min(BLOCKS);
+        match op % 24 {
+            0 | 1 => drop(self.get(which, block)),
+            2 => {
+                if let Some(holding) = self.get(which, block) {
+                    self.keep(holding);
+                }
+            }
+            3 => self.pin(arg),
+            4 => self.let_go(arg),
+            5..=8 => self.write(which, block, op / 24),
+            9 => self.flush(which),
+            10 | 11 => self.sync(which),
+            12 | 13 => self.write_through(which, few),
+            14 => self.discard(which, few),
+            15 => self.zero(which, few),
+            16 => self.invalidate(which, block),
+            17 | 18 => self.arm(which, op / 24, arg >> 1),
+            19 => self.reset(which),
+            20 => self.resize(arg),
+            21 => self.hold_back(which, block),
+            22 => self.close(which),
+            _ => self.look_around(u64::from(arg)),
+        }
+    }
+
+    fn disk(&self, which: usize) -> &'d Disk {
+        &self.places[which].disk
+    }
+
+    fn device(&self, which: usize) -> &'d Device {
+        let life = self.states[which].life;
+        self.places[which].handles[life].get().expect("attached")
+    }
+
+    fn keep(&mut self, holding: Holding<'d>) {
+        if self.kept.len() < MOST + 2 {
+            self.kept.push(holding);
+        }
+    }
+
+    /// Whether all buffers may be in use, or dirty for good.
+    fn may_be_full(&self) -> bool {
+        let stuck = self.gave_up || self.states.iter().any(|state| state.poisoned);
+        let dirty = if stuck { self.cache.stats().unwrap().dirty / SIZE } else { 0 };
+        self.kept.len() + self.held_back.len() + dirty >= self.limit
+    }
+
+    /// Runs `f` until it does not wait for what nobody has. A machine that has others to run may take
+    /// the moment away that it waits.
+    fn patiently<T, E>(
+        &mut self,
+        mut f: impl FnMut() -> Result<T, E>,
+        waits: impl Fn(&Self, &E) -> bool,
+    ) -> Result<T, E> {
+        for _ in 0..5_000 {
+            match f() {
+                Err(error) if waits(self, &error) => self.see_failures(),
+                result => {
+                    self.see_failures();
+                    return result;
+                }
+            }
+        }
+        panic!("{} are kept of {}, and there is none", self.kept.len(), self.limit);
+    }
+
+    /// A sync that failed poisons.
+    fn see_failures(&mut self) {
+        for which in 0..2 {
+            let (disk, state) = (self.disk(which), &mut self.states[which]);
+            state.poisoned |= disk.failures(Operation::Sync) > state.syncs;
+            state.syncs = disk.failures(Operation::Sync);
+        }
+    }
+
+    /// A buffer, or why not: the device failed, or refuses, or there is no buffer to be had.
+    fn had<T>(
+        &mut self,
+        which: usize,
+        block: u64,
+        busy: bool,
+        f: impl FnMut() -> Result<T, GetError>,
+    ) -> Option<Result<T, GetError>> {
+        let before = self.disk(which).failures(Operation::Read);
+        let cached = self.device(which).is_cached(block);
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            self.patiently(f, |machine, error| match error {
+                GetError::NoFreeBuffers => !machine.may_be_full(),
+                GetError::Busy => !busy,
+                _ => false,
+            })
+        }));
+        let failed = self.disk(which).failures(Operation::Read) > before;
+        let state = &self.states[which];
+        match &result {
+            Ok(Ok(_)) => return result.ok(),
+            Err(_) => assert!(failed && !cached, "a panic"),
+            Ok(Err(error)) => match error {
+                GetError::Io { block: of, .. } | GetError::ShortRead { block: of } => {
+                    assert!(failed && !cached && *of == block, "{error}");
+                }
+                GetError::NoFreeBuffers => assert!(!cached),
+                GetError::Poisoned { .. } => assert!(state.poisoned),
+                GetError::Closed => assert!(state.closed),
+                GetError::Busy | GetError::WouldDeadlock | GetError::WouldBlock => {}
+                error => panic!("{error}"),
+            },
+        }
+        // A failed read leaves nothing.
+        assert_eq!(self.device(which).is_cached(block), cached, "{:?}", result.err());
+        result.ok()
+    }
+}

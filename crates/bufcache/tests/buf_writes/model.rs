@@ -1,0 +1,117 @@
+//! What a device's blocks must be: in the cache, and after a loss of power.
+
+use super::disk::{BLOCKS, Disk, PARTS};
+
+/// Of each sector.
+#[derive(Clone, Debug)]
+struct Sector {
+    /// What a get must say.
+    now: u32,
+    /// All that was put there, oldest first; what was to be zeroed may have been.
+    history: Vec<u32>,
+    /// In that order: what the next good sync makes durable, at least.
+    settled: usize,
+    /// What must survive a loss of power, at least.
+    promised: usize,
+}
+
+pub(super) struct Model {
+    sectors: Vec<Sector>,
+    last: u32,
+}
+
+impl Model {
+    pub(super) fn new() -> Self {
+        let sector = Sector { now: 1, history: vec![1], settled: 0, promised: 0 };
+        Self { sectors: vec![sector; BLOCKS as usize * PARTS], last: 1 }
+    }
+
+    fn block_mut(&mut self, block: u64) -> &mut [Sector] {
+        let first = block as usize * PARTS;
+        &mut self.sectors[first..first + PARTS]
+    }
+
+    /// What the block must be.
+    pub(super) fn now(&self, block: u64) -> Vec<u32> {
+        let first = block as usize * PARTS;
+        self.sectors[first..first + PARTS].iter().map(|sector| sector.now).collect()
+    }
+
+    /// A value that no sector had.
+    pub(super) fn fresh(&mut self) -> u32 {
+        self.last += 1;
+        self.last
+    }
+
+    /// The block was written.
+    pub(super) fn write(&mut self, block: u64, values: &[u32]) {
+        for (sector, &value) in self.block_mut(block).iter_mut().zip(values) {
+            if sector.history.last() != Some(&value) {
+                sector.history.push(value);
+            }
+            (sector.now, sector.settled) = (value, sector.history.len() - 1);
+        }
+    }
+
+    /// It is about to be zeroed, by the device, which may do that in part.
+    pub(super) fn may_be_zeroed(&mut self, block: u64) {
+        self.block_mut(block).iter_mut().for_each(|sector| sector.history.push(0));
+    }
+
+    /// It was.
+    pub(super) fn zeroed(&mut self, block: u64) {
+        for sector in self.block_mut(block) {
+            (sector.now, sector.settled) = (0, sector.history.len() - 1);
+        }
+    }
+
+    /// It was or was not, sector by sector.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it is anything else.
+    pub(super) fn perhaps_zeroed(&mut self, block: u64, values: &[u32]) {
+        for (sector, &value) in self.block_mut(block).iter_mut().zip(values) {
+            assert!(value == sector.now || value == 0, "block {block}: {value} of {sector:?}");
+            sector.now = value;
+        }
+    }
+
+    /// It was forgotten: it is what the device has. Whether that is durable after a sync nobody knows.
+    pub(super) fn forgotten(&mut self, block: u64, values: &[u32]) {
+        for (sector, &value) in self.block_mut(block).iter_mut().zip(values) {
+            assert!(sector.history.contains(&value), "block {block}: {value} of {sector:?}");
+            (sector.now, sector.settled) = (value, sector.promised);
+        }
+    }
+
+    /// What was written since the last good sync may be lost.
+    pub(super) fn lost(&mut self, block: u64) {
+        self.block_mut(block).iter_mut().for_each(|sector| sector.settled = sector.promised);
+    }
+
+    /// It is durable.
+    pub(super) fn promise(&mut self, block: u64) {
+        for sector in self.block_mut(block) {
+            sector.promised = sector.settled.max(sector.promised);
+        }
+    }
+
+    /// Whether the device has what was promised, whatever survives: the least, the most, and another.
+    pub(super) fn check_power_cut(&self, disk: &Disk, mut seed: u64) {
+        for image in 0..3 {
+            let left = disk.after_power_cut(|_, versions| match image {
+                0 => 0,
+                1 => versions,
+                _ => {
+                    seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    (seed >> 33) as usize % versions
+                }
+            });
+            for (at, (sector, value)) in self.sectors.iter().zip(left).enumerate() {
+                let may_be = &sector.history[sector.promised..];
+                assert!(may_be.contains(&value), "sector {at}: {value} was promised {sector:?}");
+            }
+        }
+    }
+}

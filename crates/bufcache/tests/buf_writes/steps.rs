@@ -1,0 +1,376 @@
+//! What is done to a cache, and what may come of it.
+
+use super::*;
+
+impl<'d> Machine<'d> {
+    pub(super) fn arm(&mut self, which: usize, kind: u8, what: u8) {
+        self.gave_up |= self.disk(which).arm(kind, what);
+    }
+
+    pub(super) fn get(&mut self, which: usize, block: u64) -> Option<Holding<'d>> {
+        let device = self.device(which);
+        let cached = device.is_cached(block);
+        match self.had(which, block, false, || device.get(block))? {
+            Ok(guard) => {
+                let values = values(block as usize * PARTS, &guard);
+                let now = self.states[which].model.now(block);
+                assert_eq!(values, now, "block {block}, cached: {cached}");
+                Some(Holding { kept: Kept::Guard(guard), which, block, values })
+            }
+            Err(error) => {
+                assert!(!cached, "what is cached is served: {error}");
+                None
+            }
+        }
+    }
+
+    /// Of a guard, with or without the guard.
+    pub(super) fn pin(&mut self, arg: u8) {
+        if self.kept.is_empty() {
+            return;
+        }
+        let at = usize::from(arg >> 1) % self.kept.len();
+        let Holding { kept: Kept::Guard(guard), which, block, values } = &self.kept[at] else {
+            return;
+        };
+        let kept = Kept::Pin(guard.pin().unwrap());
+        let pinned = Holding { kept, which: *which, block: *block, values: values.clone() };
+        if arg & 1 == 0 {
+            self.kept[at] = pinned;
+        } else {
+            self.keep(pinned);
+        }
+    }
+
+    pub(super) fn let_go(&mut self, arg: u8) {
+        if arg & 1 == 1 && !self.held_back.is_empty() {
+            self.held_back.swap_remove(usize::from(arg >> 1) % self.held_back.len());
+        } else if !self.kept.is_empty() {
+            let holding = self.kept.swap_remove(usize::from(arg) % self.kept.len());
+            holding.check();
+        }
+    }
+
+    /// Whether the buffer that the block has is kept by a guard, and by a pin.
+    fn users(&self, which: usize, block: u64) -> (bool, bool) {
+        let Ok(there) = self.device(which).try_get(block) else { return (false, false) };
+        let same = self.kept.iter().filter(|holding| holding.kept.as_ptr() == there.as_ptr());
+        same.fold((false, false), |(guard, pin), holding| match holding.kept {
+            Kept::Guard(_) => (true, pin),
+            Kept::Pin(_) => (guard, true),
+        })
+    }
+
+    pub(super) fn write(&mut self, which: usize, block: u64, how: u8) {
+        let device = self.device(which);
+        let (mine, pinned) = self.users(which, block);
+        let cached = device.is_cached(block);
+        let (create, only_try) = (matches!(how % 7, 3 | 4), how % 7 == 5);
+        let result = self.had(which, block, pinned, || match create {
+            true => device.create(block),
+            false if only_try => device.try_get_mut(block),
+            false => device.get_mut(block),
+        });
+        let squeezed = self.squeezed;
+        let State { model, poisoned, closed, .. } = &mut self.states[which];
+        let mut guard = match result {
+            Some(Ok(guard)) => guard,
+            Some(Err(GetError::WouldDeadlock)) => return assert!(mine),
+            Some(Err(GetError::Busy)) => return assert!(pinned && !only_try),
+            Some(Err(GetError::WouldBlock)) => {
+                return assert!(only_try && (pinned || !cached || squeezed));
+            }
+            Some(Err(_)) | None => return,
+        };
+        assert!(!mine && !pinned && !*poisoned && !*closed);
+        let first = block as usize * PARTS;
+        let mut now = if create { vec![0; PARTS] } else { model.now(block) };
+        assert_eq!(values(first, &guard), now, "block {block}, cached: {cached}");
+        let written = match how % 7 {
+            1 => 0..1,
+            2 => 1..2,
+            4 => 0..0,   // zeros
+            6 => return, // looked at, and not changed
+            _ => 0..PARTS,
+        };
+        for part in written {
+            now[part] = model.fresh();
+            guard[part * SECTOR..][..SECTOR].copy_from_slice(&stamp(first + part, now[part]));
+        }
+        model.write(block, &now);
+    }
+
+    pub(super) fn hold_back(&mut self, which: usize, block: u64) {
+        let device = self.device(which);
+        let (mine, pinned) = self.users(which, block);
+        if mine || self.held_back.len() > 2 {
+            return;
+        }
+        let Some(Ok(mut guard)) = self.had(which, block, pinned, || device.get_mut(block)) else {
+            return;
+        };
+        let State { model, life, .. } = &mut self.states[which];
+        model.write(block, &model.now(block));
+        self.held_back.push(HeldBack { which, life: *life, block, _hold: guard.hold_back() });
+    }
+
+    fn is_held_back(&self, which: usize, block: u64) -> bool {
+        let life = self.states[which].life;
+        let is = |held: &HeldBack| (held.which, held.life, held.block) == (which, life, block);
+        self.held_back.iter().any(is)
+    }
+
+    /// A flush, or a sync: whether it did what it was asked for.
+    fn written(
+        &mut self,
+        which: usize,
+        durably: bool,
+        mut f: impl FnMut() -> Result<(), WriteError>,
+    ) -> bool {
+        let disk = self.disk(which);
+        let before = disk.failures(Operation::Write);
+        let result = self.patiently(&mut f, |machine, error| {
+            matches!(*error, WriteError::Busy { block } if !machine.is_held_back(which, block))
+        });
+        let failures = disk.failures(Operation::Write);
+        let state = &mut self.states[which];
+        assert_eq!(matches!(result, Err(WriteError::Closed)), state.closed, "{result:?}");
+        let done = match result {
+            Ok(()) => true,
+            Err(WriteError::Earlier { .. }) => {
+                assert!(failures > state.told, "nothing has failed since");
+                true
+            }
+            Err(WriteError::Io { .. } | WriteError::Panicked { .. }) => {
+                assert!(failures > before, "{result:?}, and nothing has failed");
+                false
+            }
+            Err(WriteError::Poisoned { .. }) if !state.poisoned => {
+                assert!(durably && failures > before, "poisoned by nothing");
+                state.poisoned = true;
+                return false;
+            }
+            Err(WriteError::Busy { .. } | WriteError::Poisoned { .. } | WriteError::Closed) => {
+                false
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let poisoned = matches!(result, Err(WriteError::Poisoned { .. }));
+        assert!(state.closed || poisoned == state.poisoned, "a failed sync is told: {result:?}");
+        done
+    }
+
+    /// What was done is on the device, and durable if it was to be.
+    fn is_on_device(&mut self, which: usize, blocks: Range<u64>, durable: bool) {
+        let (disk, state) = (self.disk(which), &mut self.states[which]);
+        for block in blocks {
+            assert_eq!(disk.values(block), state.model.now(block), "block {block}, written back");
+            if durable {
+                state.model.promise(block);
+            }
+        }
+    }
+
+    fn told(&mut self, which: usize) {
+        self.states[which].told = self.disk(which).failures(Operation::Write);
+    }
+
+    pub(super) fn flush(&mut self, which: usize) {
+        let device = self.device(which);
+        if self.written(which, false, || device.flush()) {
+            self.is_on_device(which, 0..BLOCKS, false);
+        }
+        self.told(which);
+    }
+
+    pub(super) fn sync(&mut self, which: usize) {
+        let device = self.device(which);
+        if self.written(which, false, || device.sync()) {
+            self.is_on_device(which, 0..BLOCKS, true);
+        }
+        self.told(which);
+    }
+
+    pub(super) fn write_through(&mut self, which: usize, blocks: Range<u64>) {
+        let device = self.device(which);
+        if self.written(which, true, || device.write_through(blocks.clone())) {
+            self.is_on_device(which, blocks, true);
+        }
+        self.told(which);
+    }
+
+    /// Or, of one that is closed, another handle of the device.
+    pub(super) fn close(&mut self, which: usize) {
+        if self.states[which].closed {
+            let told = self.disk(which).failures(Operation::Write);
+            let state = &mut self.states[which];
+            if state.life + 1 < LIVES {
+                (state.life, state.closed, state.told) = (state.life + 1, false, told);
+                attach(self.cache, &self.places[which], state.life);
+            }
+            return;
+        }
+        let device = self.device(which);
+        let mut closed = false;
+        let done = self.written(which, false, || {
+            let result = device.clone().close();
+            closed = result.is_ok();
+            result.map_err(|error| error.error)
+        });
+        if done {
+            self.is_on_device(which, 0..BLOCKS, true);
+        }
+        self.states[which].closed = closed;
+    }
+
+    pub(super) fn discard(&mut self, which: usize, blocks: Range<u64>) {
+        let device = self.device(which);
+        self.wipe(which, blocks.clone(), Operation::Discard, || device.discard(blocks.clone()));
+    }
+
+    pub(super) fn zero(&mut self, which: usize, blocks: Range<u64>) {
+        let device = self.device(which);
+        self.wipe(which, blocks.clone(), Operation::Zero, || device.zero(blocks.clone()));
+    }
+
+    fn wipe(
+        &mut self,
+        which: usize,
+        blocks: Range<u64>,
+        how: Operation,
+        f: impl FnMut() -> Result<(), WriteError>,
+    ) {
+        let (disk, device) = (self.disk(which), self.device(which));
+        let before = disk.failures(how);
+        let State { model, poisoned, closed, .. } = &mut self.states[which];
+        let open = !*poisoned && !*closed;
+        if open {
+            blocks.clone().for_each(|block| model.may_be_zeroed(block));
+        }
+        let users: Vec<_> = blocks.clone().map(|block| self.users(which, block)).collect();
+        let mine = users.iter().any(|(guard, _)| *guard);
+        let pinned = users.iter().any(|(_, pin)| *pin);
+        let result = self.patiently(f, |machine, error| match error {
+            WriteError::Busy { .. } => true,
+            WriteError::Get(GetError::Busy) => !pinned,
+            WriteError::Get(GetError::NoFreeBuffers) => !machine.may_be_full(),
+            _ => false,
+        });
+        let State { model, poisoned, closed, .. } = &mut self.states[which];
+        // Where the device has no zeros the cache writes some.
+        let failed = disk.failures(how) > before;
+        let created = how == Operation::Zero && failed;
+        match result {
+            Ok(()) => {
+                assert!(open, "a device that is refused");
+                for block in blocks {
+                    model.zeroed(block);
+                    let cached = device.is_cached(block);
+                    assert!(created || !cached, "block {block} is forgotten");
+                    assert!(cached || disk.values(block) == model.now(block), "block {block}");
+                }
+                return;
+            }
+            Err(WriteError::Io { .. } | WriteError::Panicked { .. }) => assert!(failed),
+            Err(WriteError::Get(GetError::WouldDeadlock)) => assert!(created && mine),
+            Err(WriteError::Get(GetError::Busy | GetError::NoFreeBuffers)) => assert!(created),
+            Err(WriteError::Poisoned { .. }) => assert!(*poisoned),
+            Err(WriteError::Closed) => assert!(*closed),
+            Err(error) => panic!("{error}"),
+        }
+        if !open {
+            return;
+        }
+        for block in blocks {
+            let there = match device.try_get(block) {
+                Ok(guard) => values(block as usize * PARTS, &guard),
+                Err(_) => disk.values(block),
+            };
+            model.perhaps_zeroed(block, &there);
+        }
+    }
+
+    pub(super) fn invalidate(&mut self, which: usize, block: u64) {
+        let device = self.device(which);
+        let cached = device.is_cached(block);
+        let busy = |_: &Self, error: &GetError| *error == GetError::Busy;
+        assert_eq!(self.patiently(|| device.invalidate(block), busy), Ok(cached));
+        assert!(!device.is_cached(block));
+        if cached {
+            let there = self.disk(which).values(block);
+            self.states[which].model.forgotten(block, &there);
+        }
+    }
+
+    pub(super) fn reset(&mut self, which: usize) {
+        let device = self.device(which);
+        let busy = |_: &Self, error: &WriteError| matches!(error, WriteError::Busy { .. });
+        let lost = self.patiently(|| device.reset(), busy).unwrap();
+        let state = &mut self.states[which];
+        assert!(state.poisoned || lost.is_empty());
+        state.poisoned = false;
+        for block in lost.blocks().iter().cloned().flatten() {
+            assert!(!device.is_cached(block), "block {block} is lost");
+            state.model.lost(block);
+        }
+    }
+
+    pub(super) fn resize(&mut self, arg: u8) {
+        let cache = self.cache;
+        if arg >= 128 {
+            let most = usize::from(arg % 5);
+            assert!(cache.shrink(most).unwrap() <= most);
+            return;
+        }
+        self.set_limit(usize::from(arg) % MOST + 1);
+    }
+
+    fn set_limit(&mut self, blocks: usize) {
+        let cache = self.cache;
+        self.limit = blocks;
+        let full = |machine: &Self, error: &GetError| {
+            assert_eq!(*error, GetError::NoFreeBuffers);
+            !machine.may_be_full()
+        };
+        let result = self.patiently(|| cache.resize(blocks * SIZE), full);
+        self.squeezed |= result.is_err();
+        let stats = cache.stats().unwrap();
+        assert!(result.is_err() || stats.bytes <= stats.capacity, "{stats}");
+    }
+
+    /// What is kept is what it was, and nothing is lost.
+    pub(super) fn look_around(&self, seed: u64) {
+        self.kept.iter().for_each(Holding::check);
+        for (which, state) in self.states.iter().enumerate() {
+            let (disk, device) = (self.disk(which), self.device(which));
+            for block in 0..BLOCKS {
+                // What is not cached is on the device.
+                let lost = !device.is_cached(block) && disk.values(block) != state.model.now(block);
+                assert!(!lost, "block {block} of {which} is neither here nor there");
+            }
+            state.model.check_power_cut(disk, seed);
+        }
+    }
+
+    /// Lets everything go; then nothing is wrong any more, unless the devices are to be `dropped` as they
+    /// are.
+    pub(super) fn end(mut self, dropped: bool) -> [State; 2] {
+        self.look_around(0);
+        self.kept.drain(..).for_each(|holding| holding.check());
+        self.held_back.clear();
+        (0..2).for_each(|which| self.disk(which).disarm());
+        if !dropped {
+            for which in 0..2 {
+                self.reset(which);
+                self.sync(which);
+                if !self.states[which].closed {
+                    self.close(which);
+                    assert!(self.states[which].closed);
+                }
+            }
+            assert_eq!(self.cache.stats().unwrap().dirty, 0);
+        }
+        self.look_around(1);
+        self.states
+    }
+}

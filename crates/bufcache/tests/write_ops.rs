@@ -1,0 +1,82 @@
+//! What the fuzzer drives through a cache that is written, on its corpus and on random bytes.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "buf_writes/mod.rs"]
+mod driven;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use bufcache::{Cache, Fault, FaultDevice, MemoryDevice, Operation, WriteError};
+use driven::Lie;
+use proptest::prelude::*;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(
+        std::env::var("PROPTEST_CASES").map_or(200, |cases| cases.parse().expect("a number"))
+    ))]
+
+    #[test]
+    fn inv22_random_operations_and_errors_lose_nothing(
+        first in any::<u8>(),
+        steps in prop::collection::vec(any::<[u8; 2]>(), 0..300),
+    ) {
+        driven::run(&[&[first], steps.as_flattened()].concat(), Lie::None);
+    }
+}
+
+#[test]
+fn inv22_every_input_of_the_corpus_holds() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/bufcache_writes");
+    let Ok(corpus) = fs::read_dir(corpus) else { return }; // not part of a packaged crate
+    let (mut inputs, mut steps) = (0, 0);
+    for entry in corpus {
+        let input = fs::read(entry.unwrap().path()).unwrap();
+        steps += driven::run(&input, Lie::None);
+        inputs += 1;
+    }
+    println!("{inputs} inputs, {steps} steps");
+    assert!(inputs >= 12 && steps >= 1_000, "the corpus is gone: {inputs} inputs, {steps} steps");
+}
+
+/// A block is written, and synced; another is written.
+const SYNCED: [u8; 9] = [2, 5, 2, 10, 0, 5, 4, 23, 0];
+
+#[test]
+fn inv22_of_a_device_that_does_what_it_says_nothing_is_lost() {
+    assert_eq!(driven::run(&SYNCED, Lie::None), 4);
+}
+
+/// What these tests find where a sync does not reach the device.
+#[test]
+#[should_panic = "was promised"]
+fn inv22_a_sync_that_does_nothing_is_found() {
+    driven::run(&SYNCED, Lie::Sync);
+}
+
+/// What these tests find where a write does not reach the device.
+#[test]
+#[should_panic = "written back"]
+fn inv22_a_write_that_does_nothing_is_found() {
+    driven::run(&[2, 5, 2, 5, 6, 10, 0], Lie::Write);
+}
+
+/// The sync within a durable write of neighbours: who tries them one by one is not told of it again.
+#[test]
+fn a_durable_write_of_neighbours_whose_sync_fails_poisons() {
+    let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; 1 << 20])));
+    let cache = Cache::new(1 << 20).unwrap();
+    let device = cache.attach(Arc::clone(&disk), 4096).unwrap();
+    for block in [1, 2, 9] {
+        device.get_mut(block).unwrap().fill(7);
+    }
+    device.write_through(9..10).unwrap();
+    disk.inject(Operation::Sync, .., Fault::Error(libc::EIO));
+    let poisoned = Err(WriteError::Poisoned { errno: libc::EIO });
+    assert_eq!(device.write_through(1..3), poisoned);
+    disk.heal();
+    assert_eq!(device.sync(), poisoned);
+    assert!(device.reset().unwrap().is_empty());
+    device.sync().unwrap();
+}
