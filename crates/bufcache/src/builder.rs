@@ -22,6 +22,7 @@ pub struct Builder {
     patience: Duration,
     membarrier: bool,
     limits: Limits,
+    time_locks: bool,
 }
 
 impl Builder {
@@ -34,6 +35,7 @@ impl Builder {
             patience: Duration::from_secs(1),
             membarrier: false,
             limits: Limits::default(),
+            time_locks: false,
         }
     }
 
@@ -64,6 +66,13 @@ impl Builder {
     /// membarrier. Not by default.
     pub fn membarrier(mut self, membarrier: bool) -> Self {
         self.membarrier = membarrier;
+        self
+    }
+
+    /// Times how long its locks are held, those of its table, of its lists and of what is dirty: two looks
+    /// at the clock for each. Not by default. See [`Times::holds`](crate::Times::holds).
+    pub fn time_locks(mut self, time_locks: bool) -> Self {
+        self.time_locks = time_locks;
         self
     }
 
@@ -110,8 +119,8 @@ impl Builder {
         let works = strategy() == Strategy::Membarrier || cfg!(any(offlock_loom, offlock_shuttle));
         let order = if self.membarrier && works { Order::Membarrier } else { Order::Fences };
         let waits = (self.patience, self.limits);
-        let shared =
-            cache::make(units, sizes, policy, order, waits).map_err(|_| BuildError::NoMemory)?;
+        let shared = cache::make(units, sizes, policy, order, waits, self.time_locks)
+            .map_err(|_| BuildError::NoMemory)?;
         Ok(Cache::from_shared(shared))
     }
 }

@@ -58,6 +58,7 @@ mod source;
 mod stats;
 mod table;
 mod tally;
+mod timed;
 mod times;
 mod word;
 mod write;

@@ -20,6 +20,7 @@ use percpu::sync::{WordGuard, WordLock, load_own, mutant};
 use percpu::{AllocError, Forked};
 
 use crate::region::Array;
+use crate::timed::{Holds, Timing};
 use crate::word::{Entry, Key, OVERFLOW, Word};
 
 /// Entries of a bucket: of a cache line. A model looks at all of them.
@@ -38,6 +39,7 @@ pub(crate) struct Table {
     /// Of each bucket: blocks whose home it is, and which lie elsewhere. Changed under its lock.
     displaced: Box<[AtomicU32]>,
     stripes: Box<[Stripe]>,
+    holds: Holds,
     /// Right shift of a hash that leaves the number of a bucket.
     shift: u32,
     /// See invariant 2; it only grows.
@@ -49,7 +51,7 @@ pub(crate) type Place = u32;
 
 impl Table {
     /// For `buffers` at most.
-    pub(crate) fn new(buffers: usize) -> Result<Self, AllocError> {
+    pub(crate) fn new(buffers: usize, holds: Holds) -> Result<Self, AllocError> {
         let buckets = (buffers * 2).div_ceil(WAYS).next_power_of_two().max(2);
         let stripes = buckets.min(if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 256 });
         Ok(Self {
@@ -58,6 +60,7 @@ impl Table {
             stripes: (0..stripes).map(|_| WordLock::new(())).collect(),
             shift: u64::BITS - buckets.ilog2(),
             reach: AtomicU32::new(0),
+            holds,
         })
     }
 
@@ -99,7 +102,7 @@ impl Table {
     pub(crate) fn lock(&self, key: Key) -> Result<Locked<'_>, Forked> {
         let home = self.home(key);
         let held = self.stripes[home & (self.stripes.len() - 1)].lock()?;
-        Ok(Locked { table: self, home, key, _held: held })
+        Ok(Locked { table: self, home, key, _held: held, _timing: Timing::begin(&self.holds) })
     }
 
     /// Takes every lock once: what was being inserted or hidden before is in the table, or gone.
@@ -129,6 +132,8 @@ pub(crate) struct Locked<'t> {
     home: usize,
     key: Key,
     _held: WordGuard<'t, ()>,
+    /// Ends once the lock is free: fields drop in this order.
+    _timing: Timing<'t>,
 }
 
 impl<'t> Locked<'t> {

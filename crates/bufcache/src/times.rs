@@ -93,7 +93,7 @@ impl fmt::Display for Histogram {
     }
 }
 
-/// How long gets took. From [`Cache::times`](crate::Cache::times).
+/// How long gets took, and locks were held. From [`Cache::times`](crate::Cache::times).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Times {
@@ -101,11 +101,17 @@ pub struct Times {
     pub hits: Histogram,
     /// Gets that read the device, or waited for who did, but those of tasks.
     pub misses: Histogram,
+    /// How long locks were held, each time; with [`Builder::time_locks`](crate::Builder::time_locks) only.
+    pub holds: Option<Histogram>,
 }
 
 impl fmt::Display for Times {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "hits: {}; misses: {}", self.hits, self.misses)
+        write!(f, "hits: {}; misses: {}", self.hits, self.misses)?;
+        match &self.holds {
+            Some(holds) => write!(f, "; locks: {holds}"),
+            None => Ok(()),
+        }
     }
 }
 

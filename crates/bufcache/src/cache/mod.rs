@@ -26,7 +26,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Generation, WordLock, mutant};
+use percpu::sync::{Arc, Generation, WordLock, mutant};
 use percpu::{AllocError, PerCpuCounter};
 
 use self::ahead::Ahead;
@@ -46,6 +46,7 @@ use crate::ids::{Identity, Ids};
 use crate::policy::{Buffers, Policy};
 use crate::table::Table;
 use crate::tally::Tally;
+use crate::timed::{Holds, TimedLock};
 use crate::times::{Counts, Times};
 use crate::word::{Entry, Key};
 
@@ -56,7 +57,7 @@ const SAMPLE: u64 = 4096;
 pub(crate) struct Shared {
     table: Table,
     pub(crate) frames: Frames,
-    cold: WordLock<Cold>,
+    cold: TimedLock<Cold>,
     /// Of its devices.
     ids: WordLock<Ids>,
     pub(crate) ahead: Ahead,
@@ -68,6 +69,8 @@ pub(crate) struct Shared {
     hits: Tally,
     hit_times: Counts,
     pub(crate) miss_times: Counts,
+    /// Of its locks.
+    pub(crate) holds: Holds,
     /// The capacity in bytes, for who has no lock.
     room: AtomicUsize,
     /// Between hits and evictions.
@@ -119,12 +122,13 @@ impl Shared {
         cold: Cold,
         order: Order,
         (patience, limits): (Duration, Limits),
+        holds: Holds,
     ) -> Self {
         let room = frames.capacity();
         Self {
             table,
             frames,
-            cold: WordLock::new(cold),
+            cold: TimedLock::new(cold, holds.clone()),
             ids: WordLock::new(Ids::new()),
             ahead: Ahead::new(),
             wakers: AllWakers::new(),
@@ -136,6 +140,7 @@ impl Shared {
             hits: Tally::new(),
             hit_times: Counts::new(),
             miss_times: Counts::new(),
+            holds,
             order,
             patience,
             born: Generation::current(),
@@ -193,7 +198,11 @@ impl Shared {
     }
 
     pub(crate) fn times(&self) -> Times {
-        Times { hits: self.hit_times.snapshot(), misses: self.miss_times.snapshot() }
+        Times {
+            hits: self.hit_times.snapshot(),
+            misses: self.miss_times.snapshot(),
+            holds: self.holds.as_ref().map(|counts| counts.snapshot()),
+        }
     }
 
     /// Gets so far.
@@ -301,8 +310,11 @@ pub(crate) fn make(
     policy: Policy,
     order: Order,
     waits: (Duration, Limits),
+    time_locks: bool,
 ) -> Result<Shared, AllocError> {
     let frames = Frames::new(units, unit, chunk)?;
     let cold = Cold::new(units, (chunk - unit) as u8, policy);
-    Ok(Shared::new(frames, Table::new(units)?, cold, order, waits))
+    let holds = time_locks.then(|| Arc::new(Counts::new()));
+    let table = Table::new(units, holds.clone())?;
+    Ok(Shared::new(frames, table, cold, order, waits, holds))
 }

@@ -18,8 +18,8 @@ mod rules;
 
 use std::ops::Range;
 
+use percpu::sync::Mutex;
 use percpu::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
-use percpu::sync::{Mutex, WordLock};
 
 pub use self::errors::WriteError;
 pub(crate) use self::exclusion::Exclusion;
@@ -27,10 +27,11 @@ pub(crate) use self::extents::Extents;
 pub(crate) use self::group::Group;
 pub(crate) use self::list::{DirtyList, NIL, UNLISTED};
 pub use self::rules::{AttachOptions, ErrorRule, Wal};
+use crate::timed::{Holds, TimedLock};
 
 /// Of one device.
 pub(crate) struct Writes {
-    pub(crate) dirty: WordLock<DirtyList>,
+    pub(crate) dirty: TimedLock<DirtyList>,
     pub(crate) unsynced: Mutex<Unsynced>,
     pub(crate) group: Group,
     pub(crate) excluded: Exclusion,
@@ -72,9 +73,9 @@ pub(crate) enum Stage {
 }
 
 impl Writes {
-    pub(crate) fn new(options: AttachOptions) -> Self {
+    pub(crate) fn new(options: AttachOptions, holds: Holds) -> Self {
         Self {
-            dirty: WordLock::new(DirtyList::new()),
+            dirty: TimedLock::new(DirtyList::new(), holds),
             unsynced: Mutex::new(Unsynced::default()),
             group: Group::new(),
             excluded: Exclusion::new(),
