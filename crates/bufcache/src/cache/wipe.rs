@@ -71,7 +71,7 @@ impl Shared {
                     Wipe::Write(bytes) => self.write_past(source, offset, bytes),
                 };
                 match result {
-                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                     result => break result,
                 }
             }
@@ -109,12 +109,7 @@ impl Shared {
 
     fn write_past(&self, source: &Source, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.counters.write_calls.add(1);
-        loop {
-            match source.device.write(offset, bytes) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                result => return result,
-            }
-        }
+        source.device.write(offset, bytes)
     }
 
     /// Forgets what is clean of blocks that nobody may insert meanwhile, and marks what is dirty.

@@ -53,27 +53,31 @@ impl Model {
         }
     }
 
-    /// It is about to be zeroed, by the device, which may do that in part.
-    pub(super) fn may_be_zeroed(&mut self, block: u64) {
-        self.block_mut(block).iter_mut().for_each(|sector| sector.history.push(0));
-    }
-
-    /// It was.
-    pub(super) fn zeroed(&mut self, block: u64) {
-        for sector in self.block_mut(block) {
-            (sector.now, sector.settled) = (0, sector.history.len() - 1);
+    /// The device is about to put that there, and may do it in part.
+    pub(super) fn may_become(&mut self, block: u64, values: &[u32]) {
+        for (sector, &value) in self.block_mut(block).iter_mut().zip(values) {
+            sector.history.push(value);
         }
     }
 
-    /// It was or was not, sector by sector.
+    /// It has done so.
+    pub(super) fn became(&mut self, block: u64, values: &[u32]) {
+        for (sector, &value) in self.block_mut(block).iter_mut().zip(values) {
+            (sector.now, sector.settled) = (value, sector.history.len() - 1);
+        }
+    }
+
+    /// It has or has not, sector by sector: this is what is there.
     ///
     /// # Panics
     ///
     /// Panics if it is anything else.
-    pub(super) fn perhaps_zeroed(&mut self, block: u64, values: &[u32]) {
-        for (sector, &value) in self.block_mut(block).iter_mut().zip(values) {
-            assert!(value == sector.now || value == 0, "block {block}: {value} of {sector:?}");
-            sector.now = value;
+    pub(super) fn perhaps_became(&mut self, block: u64, values: &[u32], there: &[u32]) {
+        let sectors = self.block_mut(block).iter_mut();
+        for ((sector, &value), &there) in sectors.zip(values).zip(there) {
+            let may_be = there == sector.now || there == value;
+            assert!(may_be, "block {block}: {there}, and neither {value} nor {sector:?}");
+            sector.now = there;
         }
     }
 

@@ -65,11 +65,12 @@ impl<'d> Machine<'d> {
         let device = self.device(which);
         let (mine, pinned) = self.users(which, block);
         let cached = device.is_cached(block);
-        let (create, only_try) = (matches!(how % 7, 3 | 4), how % 7 == 5);
-        let result = self.had(which, block, pinned, || match create {
-            true => device.create(block),
-            false if only_try => device.try_get_mut(block),
-            false => device.get_mut(block),
+        let (create, only_try) = (matches!(how % 8, 3 | 4 | 7), matches!(how % 8, 5 | 7));
+        let result = self.had(which, block, pinned, || match (create, only_try) {
+            (true, true) => device.try_create(block),
+            (true, false) => device.create(block),
+            (false, true) => device.try_get_mut(block),
+            (false, false) => device.get_mut(block),
         });
         let squeezed = self.squeezed;
         let State { model, poisoned, closed, .. } = &mut self.states[which];
@@ -78,7 +79,8 @@ impl<'d> Machine<'d> {
             Some(Err(GetError::WouldDeadlock)) => return assert!(mine),
             Some(Err(GetError::Busy)) => return assert!(pinned && !only_try),
             Some(Err(GetError::WouldBlock)) => {
-                return assert!(only_try && (pinned || !cached || squeezed));
+                // Of `try_create` the cache says when that would wait.
+                return assert!(only_try && (pinned || !cached || squeezed || create));
             }
             Some(Err(_)) | None => return,
         };
@@ -86,7 +88,7 @@ impl<'d> Machine<'d> {
         let first = block as usize * PARTS;
         let mut now = if create { vec![0; PARTS] } else { model.now(block) };
         assert_eq!(values(first, &guard), now, "block {block}, cached: {cached}");
-        let written = match how % 7 {
+        let written = match how % 8 {
             1 => 0..1,
             2 => 1..2,
             4 => 0..0,   // zeros
@@ -225,27 +227,44 @@ impl<'d> Machine<'d> {
 
     pub(super) fn discard(&mut self, which: usize, blocks: Range<u64>) {
         let device = self.device(which);
-        self.wipe(which, blocks.clone(), Operation::Discard, || device.discard(blocks.clone()));
+        let zeros = vec![0; blocks.clone().count() * PARTS];
+        let discard = || device.discard(blocks.clone());
+        self.wipe(which, blocks.clone(), &zeros, Operation::Discard, discard);
     }
 
     pub(super) fn zero(&mut self, which: usize, blocks: Range<u64>) {
         let device = self.device(which);
-        self.wipe(which, blocks.clone(), Operation::Zero, || device.zero(blocks.clone()));
+        let zeros = vec![0; blocks.clone().count() * PARTS];
+        let zero = || device.zero(blocks.clone());
+        self.wipe(which, blocks.clone(), &zeros, Operation::Zero, zero);
     }
 
+    pub(super) fn write_past(&mut self, which: usize, blocks: Range<u64>) {
+        let (device, model) = (self.device(which), &mut self.states[which].model);
+        let sectors = blocks.start as usize * PARTS..blocks.end as usize * PARTS;
+        let values: Vec<_> = sectors.clone().map(|_| model.fresh()).collect();
+        let stamps = sectors.zip(&values).flat_map(|(sector, value)| stamp(sector, *value));
+        let bytes: Vec<_> = stamps.collect();
+        let write = || device.write_past(blocks.start, &bytes);
+        self.wipe(which, blocks.clone(), &values, Operation::Write, write);
+    }
+
+    /// The device is to put those values there, past the cache.
     fn wipe(
         &mut self,
         which: usize,
         blocks: Range<u64>,
+        values: &[u32],
         how: Operation,
         f: impl FnMut() -> Result<(), WriteError>,
     ) {
         let (disk, device) = (self.disk(which), self.device(which));
         let before = disk.failures(how);
+        let each = || blocks.clone().zip(values.chunks(PARTS));
         let State { model, poisoned, closed, .. } = &mut self.states[which];
         let open = !*poisoned && !*closed;
         if open {
-            blocks.clone().for_each(|block| model.may_be_zeroed(block));
+            each().for_each(|(block, values)| model.may_become(block, values));
         }
         let users: Vec<_> = blocks.clone().map(|block| self.users(which, block)).collect();
         let mine = users.iter().any(|(guard, _)| *guard);
@@ -263,8 +282,8 @@ impl<'d> Machine<'d> {
         match result {
             Ok(()) => {
                 assert!(open, "a device that is refused");
-                for block in blocks {
-                    model.zeroed(block);
+                for (block, values) in each() {
+                    model.became(block, values);
                     let cached = device.is_cached(block);
                     assert!(created || !cached, "block {block} is forgotten");
                     assert!(cached || disk.values(block) == model.now(block), "block {block}");
@@ -281,12 +300,12 @@ impl<'d> Machine<'d> {
         if !open {
             return;
         }
-        for block in blocks {
+        for (block, wanted) in each() {
             let there = match device.try_get(block) {
-                Ok(guard) => values(block as usize * PARTS, &guard),
+                Ok(guard) => super::values(block as usize * PARTS, &guard),
                 Err(_) => disk.values(block),
             };
-            model.perhaps_zeroed(block, &there);
+            model.perhaps_became(block, wanted, &there);
         }
     }
 
