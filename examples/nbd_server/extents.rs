@@ -25,7 +25,7 @@ use nbd_protocol::{ALLOCATION_ID, Extent, NbdError, ReplyHeader, Request};
 use radix_ctx::CtxRef;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::contexts::Connection;
 use crate::export::ExportTable;
@@ -83,7 +83,7 @@ impl Job {
                 extents(&table.files[export.file], offset, end, unit, most)
             }
             Err(error) => {
-                warn!(%error, "the cache cannot be written back: holes are not told");
+                debug!(%error, "the cache cannot be written back: holes are not told");
                 Ok(vec![Extent { len, flags: 0 }])
             }
         };

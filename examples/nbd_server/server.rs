@@ -24,7 +24,7 @@ use crate::metrics::Metrics;
 use crate::registry::Registry;
 use crate::report::{Reporter, ServerReport};
 use crate::requests::Limits;
-use crate::worker::{Inbox, Message, Worker};
+use crate::worker::{Inbox, Load, Message, Worker};
 
 /// Payload bytes in flight over all connections, or [`LEAST`] per worker if that is more, and the
 /// [`RESERVE`](crate::memory::RESERVE) of each connection; a guess at what a server may take.
@@ -232,16 +232,23 @@ impl Server {
         std::thread::sleep(Duration::from_millis(10));
     }
 
-    /// Hands a connection to a worker, in turn.
+    /// Hands a connection to the worker that has the fewest; in turn where there are several such.
     fn place(&mut self, socket: Socket) {
         let Some(ctx) = self.admit() else { return };
         let id = CtxRef::id(&ctx);
         // Asked for, not needed: the system's default serves as well, only slower.
         let _ = socket.set_send_buffer_size(SEND_BUFFER);
-        if !self.workers[self.next_worker].inbox.send(Message::Serve(socket, ctx)) {
+        let count = self.workers.len();
+        let from_next = (0..count).map(|step| (self.next_worker + step) % count);
+        let loads = from_next.map(|number| (self.workers[number].inbox.load.get(), number));
+        let Some((_, number)) = loads.min_by_key(|&(load, _)| load) else { return };
+        let inbox = &self.workers[number].inbox;
+        inbox.load.add();
+        if !inbox.send(Message::Serve(socket, ctx)) {
+            inbox.load.remove();
             let _ = self.connections.remove(id); // nobody else knows it
         }
-        self.next_worker = (self.next_worker + 1) % self.workers.len();
+        self.next_worker = (number + 1) % count;
     }
 
     /// A context for one more connection, if there may be one more.
@@ -335,7 +342,8 @@ fn start_worker(
         builder = builder.backend(kind);
     }
     let (exports, connections) = (Arc::clone(exports), Arc::clone(connections));
-    let listing = (Arc::clone(registry), number);
+    let load = Arc::new(Load::default());
+    let listing = (Arc::clone(registry), number, Arc::clone(&load));
     let inbox_bell = Arc::clone(&bell);
     let ended = Ended(Arc::clone(ended));
     let run = move || {
@@ -360,7 +368,7 @@ fn start_worker(
     };
     let thread = std::thread::Builder::new().name(format!("worker-{number}")).spawn(run)?;
     match started.recv() {
-        Ok(Ok(())) => Ok(Handle { thread, inbox: Inbox { sender: inbox, bell } }),
+        Ok(Ok(())) => Ok(Handle { thread, inbox: Inbox { sender: inbox, bell, load } }),
         Ok(Err(reason)) => Err(ServerError::Start(reason)),
         Err(_) => Err(ServerError::Start("it ended at once".into())),
     }

@@ -22,6 +22,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::task::{Wake, Waker};
 use std::time::Instant;
@@ -70,6 +71,26 @@ pub(crate) enum Message {
 pub(crate) struct Inbox {
     pub(crate) sender: Sender<Message>,
     pub(crate) bell: Arc<OwnedFd>,
+    pub(crate) load: Arc<Load>,
+}
+
+/// How many connections a worker has, and those on their way to it.
+#[derive(Debug, Default)]
+pub(crate) struct Load(AtomicUsize);
+
+impl Load {
+    pub(crate) fn get(&self) -> usize {
+        // Ordering: Relaxed, here and below; a hint for who places connections.
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn add(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn remove(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Inbox {
@@ -126,6 +147,7 @@ pub(crate) struct Worker {
     registry: Arc<Registry>,
     /// Which worker it is.
     number: usize,
+    load: Arc<Load>,
     scratch: Box<[u8]>,
     /// Connections with something to send.
     dirty: Vec<Id>,
@@ -151,7 +173,7 @@ impl Worker {
         memory: usize,
         (inbox, bell): (Receiver<Message>, Arc<OwnedFd>),
         connections: Arc<Connections>,
-        (registry, number): (Arc<Registry>, usize),
+        (registry, number, load): (Arc<Registry>, usize, Arc<Load>),
     ) -> io::Result<Self> {
         let engine = Rc::new(engine);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -169,6 +191,7 @@ impl Worker {
             connections,
             registry,
             number,
+            load,
             scratch: vec![0; SCRATCH].into(),
             dirty: Vec::new(),
             blocked: VecDeque::new(),
@@ -399,8 +422,10 @@ impl Worker {
         }
     }
 
-    /// From now on the id names no connection, and another may take its place.
+    /// From now on the id names no connection, and another may take its place. Once for each that was
+    /// placed here.
     fn forget(&self, id: Id) {
+        self.load.remove();
         if let Err(error) = self.connections.remove(id) {
             warn!(conn = %id, %error, "a connection was forgotten before it was closed");
         }

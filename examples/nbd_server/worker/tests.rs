@@ -74,7 +74,7 @@ impl Lab {
         let connections = Arc::new(CtxTable::builder().max_contexts(2).build().unwrap());
         let inner = Arc::clone(&connections);
         let registry = Arc::new(Registry::new(&exports).unwrap());
-        let listing = (Arc::clone(&registry), 0);
+        let listing = (Arc::clone(&registry), 0, Arc::default());
         let worker =
             Worker::new(exports, engine.unwrap(), limits, 0, (receiver, bell), inner, listing);
         let worker = worker.unwrap();
@@ -86,6 +86,7 @@ impl Lab {
         let (mut client, server) = UnixStream::pair().unwrap();
         server.set_nonblocking(true).unwrap();
         let id = self.connections.insert(Connection::default()).unwrap();
+        self.worker.load.add();
         self.worker.serve(Socket::from(server), self.connections.get_ref(id).unwrap());
         client.read_exact(&mut [0; 18]).expect("the greeting");
         let slot = self.worker.slot_of(id).unwrap();
@@ -279,6 +280,7 @@ fn who_comes_while_the_server_stops_is_refused() {
     let told = lab.registry.end(|_| panic!("nobody is there")).unwrap();
     let (mut client, server) = UnixStream::pair().unwrap();
     let id = lab.connections.insert(Connection::default()).unwrap();
+    lab.worker.load.add();
     lab.worker.serve(Socket::from(server), lab.connections.get_ref(id).unwrap());
     assert_eq!((told, client.read(&mut [0; 18]).unwrap()), (0, 0), "a greeting");
     lab.ends_empty();

@@ -17,6 +17,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = per_backend(&Backend::ALL, "sigusr1_shows_every_session", &[], shows);
     trials.push(trial("sessions/sigusr1_flood", &[], flood));
     trials.push(trial("sessions/stats_every_second", &[], every_second));
+    trials.push(trial("sessions/placed_where_the_fewest_are", &[], placed));
     trials.extend(per_backend(&Backend::ALL, "sigterm_ends_every_session", &[], ends));
     trials
 }
@@ -85,6 +86,31 @@ fn ask(server: &mut Server) -> Res<Page> {
         Err(error) => Some(Err(error)),
     });
     found.unwrap_or_else(|| fail!("nothing was shown:\n{}", tail(&server.log(), 20)))
+}
+
+/// A worker whose clients have left gets the next ones.
+fn placed(lab: &Lab) -> Res {
+    let mut server = start(lab, Backend::Threads, &[])?;
+    let by_worker = |page: &Page| {
+        [0, 1].map(|worker| page.sessions.iter().filter(|session| session.2 == worker).count())
+    };
+    let mut clients = Vec::new();
+    for _ in 0..6 {
+        clients.push(server.client()?);
+    }
+    let page = ask(&mut server)?;
+    check!(by_worker(&page) == [3, 3], "of six: {page:?}");
+    for number in [4, 2, 0] {
+        clients.remove(number).disconnect()?; // all of one worker: they were placed in turn
+    }
+    let page = ask(&mut server)?;
+    check!(by_worker(&page).contains(&0), "of those left: {page:?}");
+    for _ in 0..3 {
+        clients.push(server.client()?);
+    }
+    let page = ask(&mut server)?;
+    check!(by_worker(&page) == [3, 3], "of six again: {page:?}");
+    server.stop()
 }
 
 /// Reads until told to stop; gives the longest that one read took.

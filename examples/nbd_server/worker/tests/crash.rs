@@ -236,8 +236,16 @@ fn crash(seed: u64, bug: Option<&'static str>) {
             let engine = Engine::builder().depth(16).threads(4).backend(threads).build().unwrap();
             let limits = Limits { depth: 16, most: 64 };
             let inbox = (receiver, bell);
-            let worker =
-                Worker::new(exports, engine, limits, 0, inbox, connections, (registry, 0)).unwrap();
+            let worker = Worker::new(
+                exports,
+                engine,
+                limits,
+                0,
+                inbox,
+                connections,
+                (registry, 0, Arc::default()),
+            )
+            .unwrap();
             worker.run().unwrap();
         })
     };
