@@ -157,3 +157,62 @@ impl Task {
         back.waker.wake_by_ref();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::task::Wake;
+    use std::time::Duration;
+
+    use bufcache::{BlockDevice, Fault, FaultDevice, MemoryDevice, Operation};
+
+    use super::*;
+    use crate::blocks::{BLOCK, Blocks};
+    use crate::changes::Work;
+
+    struct Bell(mpsc::Sender<()>);
+
+    impl Wake for Bell {
+        fn wake(self: Arc<Self>) {
+            let _ = self.0.send(()); // the last of them nobody waits for
+        }
+    }
+
+    /// Long jobs in every hand, and more of them in the queue: a sync that comes last does not end last, and
+    /// each comes back once.
+    #[test]
+    fn what_is_urgent_overtakes_what_is_not() {
+        const LONG: usize = 60;
+        let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; LONG * BLOCK])));
+        disk.inject(Operation::Discard, .., Fault::Delay(Duration::from_millis(20)));
+        let raw: Arc<dyn BlockDevice> = disk;
+        let file = tempfile::tempfile().unwrap();
+        let blocks = Blocks::on(1 << 20, (&[file], 1), |_| Ok(Arc::clone(&raw))).unwrap();
+        let image = blocks.image(0).unwrap();
+        let (sender, rung) = mpsc::channel();
+        let back = Arc::new(Back::new(Arc::new(Bell(sender)).into()));
+        let give = |key: usize, class, work| {
+            let image = Arc::clone(image);
+            let offset = (key % LONG * BLOCK) as u64;
+            let job = Job { image, work, offset, len: BLOCK as u32 };
+            let task = Task { job, buf: None, key, back: Arc::clone(&back) };
+            assert!(blocks.give(0, class, task).is_ok());
+        };
+        for key in 0..LONG {
+            give(key, Class::LargeWrite, Work::Trim { fua: false });
+        }
+        give(LONG, Class::Sync, Work::Flush);
+        let mut order = Vec::new();
+        while order.len() <= LONG {
+            rung.recv().unwrap();
+            while let Some(done) = back.pop() {
+                assert_eq!(done.result.unwrap(), Outcome::Done);
+                order.push(done.key);
+            }
+        }
+        let sync = order.iter().position(|&key| key == LONG).unwrap();
+        assert!(sync < LONG - 2 * MOST, "{order:?}");
+        order.sort_unstable();
+        assert!(order.into_iter().eq(0..=LONG));
+    }
+}

@@ -17,9 +17,11 @@ const BLOCK: u64 = 4096;
 
 pub(crate) fn trials() -> Vec<Trial> {
     let all = &Backend::ALL;
+    // What is trimmed has to be zeros there.
+    let punches = &[Need::PunchAndZero];
     let mut trials = Vec::new();
-    trials.extend(per_backend(all, "write_back_is_read_before_it_is_written", &[], unwritten));
-    trials.extend(per_backend(all, "write_back_mix_with_few_blocks", &[], mix));
+    trials.extend(per_backend(all, "write_back_is_read_before_it_is_written", punches, unwritten));
+    trials.extend(per_backend(all, "write_back_mix_with_few_blocks", punches, mix));
     let needs = &[Need::SmallTmpfs];
     let buffered = &[Backend::Uring, Backend::Threads];
     trials.extend(per_backend(buffered, "write_back_on_a_full_disk", needs, full_disk));
