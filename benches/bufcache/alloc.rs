@@ -2,8 +2,10 @@
 
 use std::hint::black_box;
 
+use bufcache::Cache;
 use harness::{Plan, Report};
 
+use crate::back::{Nowhere, dirty};
 use crate::counting::allocations;
 use crate::ours::Ours;
 use crate::pages::{Pages, place};
@@ -27,12 +29,37 @@ fn row<P: Pages>() -> [f64; 2] {
     [hit, miss]
 }
 
+/// Blocks dirtied between two flushes.
+const BATCH: u64 = 64;
+
+/// Of blocks that are there and dirtied, of flushes of some, and of misses that have dirty ones written.
+fn writes() {
+    let cache = Cache::builder(ROOM * 4096).dirty_limits(100, 100).build().expect("memory");
+    let device = cache.attach(Nowhere, 4096).expect("memory");
+    let some = |first: u64| (0..BATCH).for_each(|at| dirty(&device, first + at * 3));
+    let flush = || device.flush().expect("a device that does not fail");
+    (0..4).for_each(|_| (some(0), flush()).1); // what a thread's first need
+    let rounds = OPS / BATCH;
+    some(0);
+    let dirtied = allocations(|| (0..rounds).for_each(|_| some(0))) as f64 / OPS as f64;
+    let each = allocations(|| (0..rounds).for_each(|_| (some(0), flush()).1));
+    println!("  {:<34}{dirtied:>10.3}", "bufcache, a block dirtied again");
+    println!("  {:<34}{:>10.3}", "bufcache, 64 dirtied and flushed", each as f64 / rounds as f64);
+    let mut fresh = 1 << 20..;
+    let mut misses =
+        |count: u64| fresh.by_ref().take(count as usize).for_each(|at| dirty(&device, at));
+    misses(OPS);
+    let miss = allocations(|| misses(OPS)) as f64 / OPS as f64;
+    println!("  {:<34}{:>10}{miss:>10.3}", "bufcache, evicting what is dirty", "");
+}
+
 pub(crate) fn run(_plan: &Plan, report: &mut Report) {
     println!("{:<36}{:>10}{:>10}", "allocations", "per hit", "per miss");
     let [hit, miss] = row::<Ours>();
     row::<Quick>();
     row::<Moka>();
     row::<Lru>();
+    writes();
     report.record("B4.allocs.hit.n", Some(hit));
     report.record("B4.allocs.miss.n", Some(miss));
 }

@@ -15,6 +15,7 @@
 //! B10 is the census: `cargo bench --bench census -- --only buf`.
 
 mod alloc;
+mod back;
 #[path = "../mq_rbtree/counting.rs"]
 mod counting;
 mod hit;
@@ -41,12 +42,15 @@ const FAMILIES: &[Family] = &[
     Family { name: "B1 B2 hit 64k", run: hit::run_64k },
     Family { name: "B4 alloc", run: alloc::run },
     Family { name: "B5 mix", run: mix::run },
+    Family { name: "B5 dirty", run: mix::run_dirty },
     Family { name: "B5 replay", run: replay::run },
     Family { name: "seed", run: seed::run },
     Family { name: "B6 slow", run: slow::run },
+    Family { name: "B6 writes", run: slow::run_writes },
     Family { name: "B7 once", run: once::run },
     Family { name: "B8 ratio", run: ratio::run },
     Family { name: "B9 pread", run: pread::run },
+    Family { name: "write-back", run: back::run },
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

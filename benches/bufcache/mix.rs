@@ -2,12 +2,18 @@
 //! that was not used goes.
 
 use std::hint::black_box;
+use std::num::NonZeroUsize;
 
+use bufcache::{BlockDevice, Cache};
+use harness::timed::{Row, measure};
 use harness::{Case, Group, Plan, Report, Rounds};
+use lru::LruCache;
+use rustc_hash::FxBuildHasher;
 
+use crate::back::Nowhere;
 use crate::keys::zipf;
-use crate::ours::Ours;
-use crate::pages::{Pages, place};
+use crate::ours::{OPEN, Ours};
+use crate::pages::{PAGE, Pages, fill, place};
 use crate::peers::{Lru, Moka, Quick};
 
 /// Room, and what is asked for again and again.
@@ -89,4 +95,34 @@ fn show(report: &mut Report, rounds: &Rounds, threads: &[usize]) {
 
 fn over(rounds: &Rounds, threads: usize) -> Option<f64> {
     rounds.time_ratio(&format!("{}/{threads}", Ours::NAME), &format!("{}/{threads}", Quick::NAME))
+}
+
+/// The same where each page that comes is written, so that each that goes has to be given to a device, which
+/// takes no time.
+pub(crate) fn run_dirty(plan: &Plan, report: &mut Report) {
+    let cache = Cache::builder(FULL * PAGE).dirty_limits(100, 100).build().expect(OPEN);
+    let device = cache.attach(Nowhere, PAGE).expect(OPEN);
+    let mut new = 0;
+    let ours = Row::new(Ours::NAME, move || {
+        new += 1;
+        fill(new, &mut device.create(new).expect(OPEN));
+        1
+    });
+    let mut new = 0;
+    // Whoever inserts a page gives the device the one that goes.
+    let room = NonZeroUsize::new(FULL).expect("room for a page");
+    let mut map = LruCache::<u64, Box<[u8]>, _>::with_hasher(room, FxBuildHasher);
+    let lru = Row::new("LruCache", move || {
+        new += 1;
+        let mut page = vec![0; PAGE].into_boxed_slice();
+        fill(new, &mut page);
+        if let Some((number, old)) = map.push(new, page) {
+            Nowhere.write(number * PAGE as u64, &old).expect(OPEN);
+        }
+        1
+    });
+    let rounds = measure("write and evict what was written, 4k pages", plan, vec![ours, lru]);
+    report.show(&rounds);
+    report.against(&rounds, Ours::NAME, 1, &["LruCache"]);
+    println!("  bufcache: {}", cache.stats().expect("this process made it"));
 }

@@ -1,7 +1,7 @@
-//! B6: hits beside another thread's read that takes long, and how long misses hold locks.
+//! B6: hits beside another thread's read or write that takes long, and how long misses and writes hold locks.
 //!
-//! The locks are timed from outside: a whole miss of a small block, from a device that does nothing,
-//! takes longer than any lock within it is held.
+//! The cache times its own locks: those of the table, of the lists and of what is dirty, two looks at the
+//! clock included.
 
 use std::hint::{black_box, spin_loop};
 use std::io;
@@ -14,17 +14,18 @@ use bufcache::{BlockDevice, Cache, Device};
 use harness::timed::on_one_cpu;
 use harness::{Plan, Report, allowed_cpus, median, percentile, pin};
 
+use crate::back::dirty;
 use crate::ours::OPEN;
 
 const BLOCK: usize = 512;
 const HOT: u64 = 1024;
 const ROOM: usize = 4096;
-/// How long a read takes.
-const READ: Duration = Duration::from_micros(100);
+/// How long a read or a write takes.
+const SLOW: Duration = Duration::from_micros(100);
 /// Hits of a window.
 const HITS: u64 = 200_000;
 
-/// Reads do nothing, for a while.
+/// Reads and writes do nothing, for a while.
 struct Slow(Duration);
 
 impl BlockDevice for Slow {
@@ -38,6 +39,18 @@ impl BlockDevice for Slow {
             spin_loop();
         }
         Ok(buf.len())
+    }
+
+    fn write(&self, _: u64, _: &[u8]) -> io::Result<()> {
+        let start = Instant::now();
+        while self.0 > Duration::ZERO && start.elapsed() < self.0 {
+            spin_loop();
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -56,19 +69,34 @@ fn hits(device: &Device) -> f64 {
     percentile_999(&times)
 }
 
-fn miss(device: &Device) -> f64 {
+/// The p99.9 of a miss; every other is of a block to be written, if there are `writes`.
+fn miss(device: &Device, writes: bool) -> f64 {
     let mut times = Vec::with_capacity(HITS as usize / 4);
     for count in 0..HITS / 4 {
         let start = Instant::now();
-        black_box(device.get(HOT + count).expect(OPEN)[0]);
+        if writes && count % 2 == 0 {
+            dirty(device, HOT + count);
+        } else {
+            black_box(device.get(HOT + count).expect(OPEN)[0]);
+        }
         times.push(start.elapsed().as_nanos() as f64);
     }
     percentile_999(&times)
 }
 
+/// The p99.9 of how long its locks were held, and the longest.
+fn held(cache: &Cache) -> [f64; 2] {
+    let holds = cache.times().holds;
+    [99.9, 100.0].map(|percent| {
+        let time = holds.as_ref().and_then(|holds| holds.percentile(percent));
+        time.map_or(f64::NAN, |time| time.as_nanos() as f64)
+    })
+}
+
 /// With frames of its own that are touched already, and the hot blocks in it.
-fn cache() -> (Cache, Device) {
-    let cache = Cache::builder(ROOM * BLOCK).block_sizes(BLOCK, BLOCK).build().expect(OPEN);
+fn cache(time_locks: bool) -> (Cache, Device) {
+    let builder = Cache::builder(ROOM * BLOCK).block_sizes(BLOCK, BLOCK).time_locks(time_locks);
+    let cache = builder.dirty_limits(50, 75).build().expect(OPEN);
     let device = cache.attach(Slow(Duration::ZERO), BLOCK).expect(OPEN);
     for number in (1 << 20..(1 << 20) + ROOM as u64).chain(0..HOT).chain(0..HOT) {
         drop(device.get(number).expect(OPEN));
@@ -76,40 +104,76 @@ fn cache() -> (Cache, Device) {
     (cache, device)
 }
 
-pub(crate) fn run(plan: &Plan, report: &mut Report) {
-    let rounds = plan.rounds.min(15);
-    let misses: Vec<f64> = on_one_cpu(|| {
+/// Rounds of misses, each in a cache of its own: medians of the p99.9 of a miss, of that of a hold, and of
+/// the longest hold.
+fn misses(rounds: usize, writes: bool) -> Option<f64> {
+    let each: Vec<[f64; 3]> = on_one_cpu(|| {
         (0..rounds)
             .map(|_| {
-                let (_cache, device) = cache();
-                miss(&device)
+                let (_cache, device) = cache(false);
+                let whole = miss(&device, writes);
+                let (cache, device) = cache(true);
+                miss(&device, writes);
+                let [hold, longest] = held(&cache);
+                [whole, hold, longest]
             })
             .collect()
     });
-    let held = median(&misses);
-    println!("  a whole miss, p99.9 of each run, median: {:.0} ns", held.unwrap_or(f64::NAN));
-    report.record("B6.lock_hold_p999.ns", held);
+    let of = |at: usize| median(&each.iter().map(|round| round[at]).collect::<Vec<_>>());
+    let [whole, hold, longest] = [0, 1, 2].map(|at| of(at).unwrap_or(f64::NAN));
+    let what = if writes { "misses, every other to be written" } else { "misses" };
+    println!("  {what}, p99.9: {whole:.0} ns; a lock is held {hold:.0}, at most {longest:.0}");
+    of(1)
+}
 
+pub(crate) fn run(plan: &Plan, report: &mut Report) {
+    let rounds = plan.rounds.min(15);
+    let held = [false, true].map(|writes| misses(rounds, writes));
+    let [reads, writes] = held;
+    report
+        .record("B6.lock_hold_p999.ns", reads.zip(writes).map(|(reads, writes)| reads.max(writes)));
+    let read = |device: &Device, number: u64| drop(device.get(number).expect(OPEN));
+    if let Some([alone, beside, ratio]) = beside(rounds, read) {
+        println!("  a hit, p99.9: {alone:.0} ns alone, {beside:.0} beside reads of 100 us");
+        report.record("B6.hit_p999_beside_slow_read", Some(ratio));
+    }
+}
+
+/// Hits beside the write-back of blocks that take as long.
+pub(crate) fn run_writes(plan: &Plan, _report: &mut Report) {
+    let write = |device: &Device, number: u64| {
+        dirty(device, number % 64);
+        device.flush().expect(OPEN);
+    };
+    if let Some([alone, beside, ratio]) = beside(plan.rounds.min(15), write) {
+        println!(
+            "  a hit, p99.9: {alone:.0} ns alone, {beside:.0} beside writes of 100 us: {ratio:.3}"
+        );
+    }
+}
+
+/// The p99.9 of a hit alone, beside what another thread does to a slow device, and their ratio.
+fn beside(rounds: usize, what: impl Fn(&Device, u64) + Sync) -> Option<[f64; 3]> {
     let cpus = allowed_cpus().expect("this process has CPUs");
     if cpus.len() < 2 {
-        println!("# not measured: hits beside a slow read: one CPU");
-        return;
+        println!("# not measured: hits beside a slow device: one CPU");
+        return None;
     }
-    let (cache, device) = cache();
-    let slow = cache.attach(Slow(READ), BLOCK).expect(OPEN);
+    let (cache, device) = cache(false);
+    let slow = cache.attach(Slow(SLOW), BLOCK).expect(OPEN);
     let (busy, over) = (AtomicBool::new(false), AtomicBool::new(false));
     let ratios: Vec<[f64; 3]> = thread::scope(|scope| {
         let (sender, turns) = channel::<()>();
-        let (busy, over, slow) = (&busy, &over, &slow);
+        let (busy, over, slow, what) = (&busy, &over, &slow, &what);
         scope.spawn(move || {
             pin(cpus[1]).expect("an allowed CPU");
             let mut fresh = 0;
-            // A turn: misses, one after the other, until it is over.
+            // A turn: one after the other, until it is over.
             while turns.recv().is_ok() {
                 // Ordering: Relaxed, all of them; flags that carry nothing.
                 while busy.load(Ordering::Relaxed) {
                     fresh += 1;
-                    drop(slow.get(fresh).expect(OPEN));
+                    what(slow, fresh);
                 }
                 over.store(true, Ordering::Relaxed);
             }
@@ -132,7 +196,5 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         })
     });
     let of = |at: usize| median(&ratios.iter().map(|round| round[at]).collect::<Vec<_>>());
-    let [alone, beside] = [0, 1].map(|at| of(at).unwrap_or(f64::NAN));
-    println!("  a hit, p99.9: {alone:.0} ns alone, {beside:.0} beside reads of 100 us");
-    report.record("B6.hit_p999_beside_slow_read", of(2));
+    Some([of(0)?, of(1)?, of(2)?])
 }
