@@ -40,15 +40,24 @@ fn group(plan: &Plan, report: &mut Report, name: &str, n: usize, keys: &[u32]) -
     let ours = Ours::filled(n, room);
     let (bare, quick) = (Bare::filled(n, room), Quick::filled(n, room));
     let (moka, lru, dash) = (Moka::filled(n, room), Lru::filled(n, room), Dash::filled(n, room));
+    #[cfg(feature = "foyer")]
+    let foyer = crate::peers::Foyer::filled(n, room);
     let mut group = Group::new(name);
     for threads in [1, 2] {
         group = group.case(reads(&ours, keys, threads)).case(reads(&bare, keys, threads));
         group = group.case(reads(&quick, keys, threads)).case(reads(&moka, keys, threads));
         group = group.case(reads(&lru, keys, threads)).case(reads(&dash, keys, threads));
     }
+    #[cfg(feature = "foyer")]
+    for threads in [1, 2] {
+        group = group.case(reads(&foyer, keys, threads));
+    }
     let rounds = group.run(plan);
     report.show(&rounds);
-    let peers = [Bare::NAME, Quick::NAME, Moka::NAME, Lru::NAME, Dash::NAME];
+    let mut peers = vec![Bare::NAME, Quick::NAME, Moka::NAME, Lru::NAME, Dash::NAME];
+    if cfg!(feature = "foyer") {
+        peers.push("foyer");
+    }
     report.against(&rounds, Ours::NAME, 1, &peers);
     report.against(&rounds, Ours::NAME, 2, &peers);
     rounds

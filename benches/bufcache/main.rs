@@ -4,6 +4,7 @@
 //! cargo bench --bench bufcache                    every family
 //! cargo bench --bench bufcache -- --quick         fewer and shorter windows: under 25 s
 //! cargo bench --bench bufcache -- --only B5       families and targets by part of a name
+//! cargo bench --bench bufcache --features foyer -- --only B2   the hits beside those of foyer
 //! OFFLOCK_TRACES=FOLDER cargo bench --bench bufcache -- --only B8
 //! ```
 //!

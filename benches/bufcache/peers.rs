@@ -174,3 +174,35 @@ impl Dash {
         word(&page[..], at)
     }
 }
+
+/// foyer's cache in memory, by the policy that ours began from. Its own loads want a runtime: a miss is a
+/// get, and an insert.
+#[cfg(feature = "foyer")]
+pub(crate) struct Foyer(foyer_memory::Cache<u64, Arc<Page>, FxBuildHasher>);
+
+#[cfg(feature = "foyer")]
+impl Pages for Foyer {
+    const NAME: &'static str = "foyer";
+
+    fn new(room: usize) -> Self {
+        let builder = foyer_memory::CacheBuilder::new(room).with_hash_builder(FxBuildHasher);
+        Self(builder.with_eviction_config(foyer_memory::S3FifoConfig::default()).build())
+    }
+
+    #[inline(always)]
+    fn read(&self, number: u64, at: usize) -> u64 {
+        match self.0.get(&number) {
+            Some(entry) => word(&entry.value()[..], at),
+            None => self.miss(number, at),
+        }
+    }
+}
+
+#[cfg(feature = "foyer")]
+impl Foyer {
+    #[cold]
+    #[inline(never)]
+    fn miss(&self, number: u64, at: usize) -> u64 {
+        word(&self.0.insert(number, made(number)).value()[..], at)
+    }
+}
