@@ -23,6 +23,11 @@ fn random(seed: u64) -> impl FnMut() -> u64 {
     }
 }
 
+/// What the environment says, or else.
+fn asked(name: &str, otherwise: u32) -> u32 {
+    std::env::var(name).map_or(otherwise, |number| number.parse().expect("a number"))
+}
+
 fn step(world: &World, kind: u64, block: u64) {
     match kind % 24 {
         0..8 => drop(world.write(block, kind.is_multiple_of(2))),
@@ -39,7 +44,7 @@ fn step(world: &World, kind: u64, block: u64) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(asked("PROPTEST_CASES", 64)))]
 
     /// One thread: every cut point, with faults, in a cache that is too small.
     #[test]
@@ -58,10 +63,11 @@ proptest! {
     }
 }
 
-/// 1,000 random subsets of what need not have survived, of moments at random, with several threads.
+/// 1,000 random subsets of what need not have survived, of moments at random, with several threads; of
+/// each of a few histories, or of as many as `OFFLOCK_TEARINGS` says.
 #[test]
 fn inv20_threads_lose_nothing_that_was_synced() {
-    for seed in 1..=4 {
+    for seed in 1..=u64::from(asked("OFFLOCK_TEARINGS", 4)) {
         let world = World::new(BLOCKS, 12);
         thread::scope(|scope| {
             for thread in 0..3_u64 {
