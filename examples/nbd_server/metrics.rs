@@ -27,7 +27,7 @@ use crate::requests::Counters;
 use crate::server::{ServerError, eventfd, ring};
 
 /// How long a client may take for its request, and for the answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Clients that are answered at a time.
 const AT_ONCE: usize = 16;
 /// Longest request that is read. A guess; browsers send less.
