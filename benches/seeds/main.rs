@@ -12,6 +12,8 @@
 //! same as `cargo bench --bench radix_ctx -- --only R10` shows. The benches hand their chapters on in a
 //! file; the page is made of these, and says in words what did not reproduce.
 
+mod page;
+mod plot;
 mod run;
 
 use std::env;
@@ -22,8 +24,8 @@ use std::time::Duration;
 
 use harness::{Args, Chapter, Header};
 use indicatif::{ProgressBar, ProgressStyle};
-use seeds::Page;
 
+use crate::page::Page;
 use crate::run::{Program, build};
 
 /// A bench, and the part of it that is about the seed; `None` for all of it.

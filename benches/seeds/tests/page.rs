@@ -1,8 +1,14 @@
 //! The page parses, has its plots and its claims, and refers to nothing outside itself.
 
+#[path = "../page.rs"]
+mod page;
+#[path = "../plot.rs"]
+mod plot;
+
 use harness::{Chapter, Claim, Header, Plot, Series, Table};
 use roxmltree::{Document, Node, ParsingOptions};
-use seeds::Page;
+
+use self::page::Page;
 
 const SVG: &str = "http://www.w3.org/2000/svg";
 
@@ -32,7 +38,7 @@ fn chapter(of: &str, lines: bool) -> Chapter {
     }
 }
 
-fn page(chapters: &[Chapter], missing: &[String]) -> String {
+fn page_of(chapters: &[Chapter], missing: &[String]) -> String {
     let header = Header::take("seeds");
     Page { title: "Seeds & more", lead: "A <lead>.", header: &header, chapters, missing }
         .to_string()
@@ -54,7 +60,7 @@ fn count(document: &Document<'_>, name: &str) -> usize {
 #[test]
 fn the_page_parses_and_has_every_plot_table_and_claim() {
     let chapters = [chapter("one", false), chapter("one", true), chapter("two", false)];
-    let page = page(&chapters, &["the disk: there is none".into()]);
+    let page = page_of(&chapters, &["the disk: there is none".into()]);
     let document = parse(&page);
     let svgs = document.descendants().filter(|node| node.has_tag_name((SVG, "svg"))).count();
     assert_eq!(svgs, 6);
@@ -79,7 +85,7 @@ fn the_page_parses_and_has_every_plot_table_and_claim() {
 
 #[test]
 fn the_page_refers_to_nothing_outside_itself() {
-    let page = page(&[chapter("one", false), chapter("two", true)], &[]);
+    let page = page_of(&[chapter("one", false), chapter("two", true)], &[]);
     let document = parse(&page);
     for node in document.descendants() {
         for attribute in node.attributes() {
@@ -103,7 +109,7 @@ fn a_plot_of_nothing_is_said_to_be_none() {
     for series in empty.plots.iter_mut().flat_map(|plot| &mut plot.series) {
         series.values.fill(None);
     }
-    let page = page(&[empty], &[]);
+    let page = page_of(&[empty], &[]);
     assert_eq!(count(&parse(&page), "svg"), 0);
     assert!(page.contains("times: not measured"));
 }

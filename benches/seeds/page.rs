@@ -12,17 +12,17 @@ const STYLE: &str = include_str!("page.css");
 
 /// A page, to be written with `Display`.
 #[derive(Debug)]
-pub struct Page<'p> {
+pub(crate) struct Page<'p> {
     /// What the page is called.
-    pub title: &'p str,
+    pub(crate) title: &'p str,
     /// A sentence or two at its beginning.
-    pub lead: &'p str,
+    pub(crate) lead: &'p str,
     /// Where and how it was measured.
-    pub header: &'p Header,
+    pub(crate) header: &'p Header,
     /// In the order of the page; those of one crate follow each other.
-    pub chapters: &'p [Chapter],
+    pub(crate) chapters: &'p [Chapter],
     /// What could not be measured at all.
-    pub missing: &'p [String],
+    pub(crate) missing: &'p [String],
 }
 
 /// Text between tags, or in an attribute.

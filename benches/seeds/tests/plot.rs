@@ -1,0 +1,53 @@
+//! What is drawn: every figure once, and nothing that was not measured.
+
+#[path = "../plot.rs"]
+mod plot;
+
+use harness::{Plot, Series};
+
+use self::plot::{color, svg};
+
+fn of(logarithmic: bool, values: [f64; 2]) -> Plot {
+    Plot {
+        unit: "ns".into(),
+        logarithmic,
+        places: vec!["here".into(), "there & <elsewhere>".into()],
+        series: vec![Series::published("a", values), Series::measured("a", values)],
+        ..Plot::default()
+    }
+}
+
+fn count(plot: &Plot, element: &str) -> usize {
+    let text = svg(plot).unwrap();
+    let parsed =
+        roxmltree::Document::parse(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    parsed
+        .descendants()
+        .filter(|node| node.has_tag_name(("http://www.w3.org/2000/svg", element)))
+        .count()
+}
+
+#[test]
+fn every_value_has_its_bar_and_what_was_not_measured_has_none() {
+    for logarithmic in [false, true] {
+        assert_eq!(count(&of(logarithmic, [3.0, 40_000.0]), "rect"), 4);
+        assert_eq!(count(&of(logarithmic, [3.0, f64::NAN]), "rect"), 2);
+        assert_eq!(count(&of(logarithmic, [0.5, 0.5]), "rect"), 4);
+    }
+    assert!(svg(&of(false, [f64::NAN; 2])).is_err());
+}
+
+#[test]
+fn lines_join_the_values() {
+    let lines = Plot { lines: true, ..of(false, [1.0, 2.0]) };
+    assert!(count(&lines, "polyline") >= 2);
+    assert_eq!(count(&lines, "circle"), 2, "what was measured");
+}
+
+#[test]
+fn what_was_published_is_a_lighter_shade_of_its_partner() {
+    let plot = of(false, [1.0, 2.0]);
+    let (published, measured) = (color(&plot, 0), color(&plot, 1));
+    assert_eq!((published.0, published.1, published.2), (measured.0, measured.1, measured.2));
+    assert!(published.3 < measured.3);
+}
