@@ -272,20 +272,25 @@ fn ends(lab: &Lab, backend: Backend) -> Res {
     check!(some.is_some(), "nobody is let in beside the others");
     let began = Instant::now();
     server.terminate();
-    for client in &mut clients {
-        let rest = client.closed_within(Duration::from_secs(5))?;
-        check!(rest == 0, "{rest} bytes nobody asked for");
-    }
-    server.finished()?;
+    let (ended, lag) = with_lag(|| -> Res {
+        for client in &mut clients {
+            let rest = client.closed_within(Duration::from_secs(20))?;
+            check!(rest == 0, "{rest} bytes nobody asked for");
+        }
+        server.finished()
+    });
+    ended?;
     let took = began.elapsed();
-    check!(took < Duration::from_secs(5), "300 sessions took {took:?} to end");
+    check!(took < Duration::from_secs(5) + lag, "300 sessions took {took:?} to end");
     let refused = came.join().expect("no panic");
 
     let log = server.log();
+    // On a slow machine, some of those that were only greeted are gone by then.
+    let late = log.matches("no handshake within").count() as u64;
     let told =
         log.lines().find_map(|line| line.split_once("told to end sessions=")?.1.parse().ok());
     let Some(told) = told else { fail!("nobody was told:\n{}", tail(&log, 20)) };
     let most = 300 + greetings.load(Ordering::Relaxed) + refused;
-    check!((300..=most).contains(&told), "{told} were told, of 300 to {most}");
+    check!((300 - late.min(30)..=most).contains(&told), "{told} were told, of 300 to {most}");
     Ok(())
 }
