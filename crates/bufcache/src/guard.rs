@@ -43,7 +43,7 @@ impl<'d> ReadGuard<'d> {
         // SAFETY: the slot is this guard's and names an entry of the device's table, which lives as
         // long as the device.
         let entry = unsafe { entry.as_ref() };
-        entry.pin()?;
+        entry.pin_and_read_on()?;
         let word = entry.word();
         debug_assert!(word.has(VALID));
         let place = self.device.shared.frames.header(word.frame()).place();

@@ -22,7 +22,8 @@
 //! 2. `EVICT` is set by a compare-exchange on a word without pins, `IO`, `WRITE`, `DIRTY` or `BACK`; it is
 //!    the right to take the buffer apart, once no thread's slot names the entry.
 //! 3. `WRITE` is set on a readable word without pins or `BACK`; it is the right to write the bytes, once
-//!    no slot but the writer's names the entry. `BACK` is set on a readable word that is `DIRTY`: nobody
+//!    no slot but the writer's names the entry, unless `HELD` came meanwhile: pins that come under
+//!    `WRITE` are those of who waits for its end, but that of a guard is one of who reads on. `BACK` is set on a readable word that is `DIRTY`: nobody
 //!    writes the bytes until it goes, so the device may read them.
 //! 4. Pins and `used` change by read-modify-writes, by whoever can see the entry in a state that
 //!    allows it; the frame of a taken word does not change.
@@ -92,6 +93,8 @@ pub(crate) const DIRTY: u64 = 1 << 59;
 pub(crate) const BACK: u64 = 1 << 60;
 /// Somebody sleeps until `WRITE` or `BACK` goes.
 pub(crate) const WAITED: u64 = 1 << 61;
+/// Under `WRITE`: a guard has become a pin, whose slot the writer looks for in vain.
+pub(crate) const HELD: u64 = 1 << 62;
 /// Of the first entry of a bucket: a block whose home this is may lie in a later one. Not part of
 /// the entry's own state.
 pub(crate) const OVERFLOW: u64 = 1 << 56;
@@ -270,7 +273,27 @@ impl Entry {
             .map_err(Word)
     }
 
-    /// Adds a pin to a buffer that a slot of the caller's keeps.
+    /// Adds a pin to a buffer that a slot of the caller's keeps, for who reads on: also where a writer waits
+    /// for the slot.
+    pub(crate) fn pin_and_read_on(&self) -> Result<(), GetError> {
+        let mut seen = self.word();
+        loop {
+            if seen.pins() == MOST_PINS {
+                return Err(GetError::TooManyPins);
+            }
+            let unsaid = !seen.has(WRITE) || mutant("pin-without-a-word-to-the-writer");
+            let next = (seen.0 + PIN) | if unsaid { 0 } else { HELD };
+            // Ordering: Relaxed; the bytes came with the slot, whose end carries this to the writer: it looks
+            // at the slot first.
+            let order = Ordering::Relaxed;
+            match self.word.compare_exchange(seen.0, next, order, order) {
+                Ok(_) => return Ok(()),
+                Err(now) => seen = Word(now),
+            }
+        }
+    }
+
+    /// The same, for who waits for a writer then.
     pub(crate) fn pin(&self) -> Result<(), GetError> {
         let mut seen = self.word();
         loop {

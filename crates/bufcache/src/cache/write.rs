@@ -25,7 +25,7 @@ use crate::error::GetError;
 use crate::frames::Frame;
 use crate::hazard;
 use crate::source::Source;
-use crate::word::{BACK, DIRTY, Entry, Key, WAITED, WRITE};
+use crate::word::{BACK, DIRTY, Entry, HELD, Key, WAITED, WRITE};
 
 /// What a block that is not there begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +78,13 @@ impl Shared {
                 },
             };
             let obstacle = match self.mark_write(source, &held) {
-                Ok(()) => return self.wait_for_readers(held, &mut since),
+                Ok(()) => match self.wait_for_readers(held, &mut since)? {
+                    Some(held) => return Ok(held),
+                    None => {
+                        self.pause(&mut rounds, &mut since)?;
+                        continue;
+                    }
+                },
                 Err(obstacle) => obstacle,
             };
             held.slot.clear();
@@ -115,7 +121,7 @@ impl Shared {
                 });
             }
         }
-        if self.is_read_by_others(&held) {
+        if self.is_read_by_others(&held) || self.is_held(&held) {
             self.unlock_write(source, held, false);
             return Err(GetError::WouldBlock);
         }
@@ -159,8 +165,18 @@ impl Shared {
             && hazard::is_named_by_others(self.entry(held.frame), held.slot)
     }
 
-    /// Until those have left who came before the mark.
-    fn wait_for_readers(&self, held: Held, since: &mut Option<Instant>) -> Result<Held, GetError> {
+    /// Whether a guard has become a pin since the mark. To be asked once no slot names the entry.
+    fn is_held(&self, held: &Held) -> bool {
+        self.entry(held.frame).word().has(HELD)
+    }
+
+    /// Until those have left who came before the mark; none where one of them keeps a pin, and the mark is
+    /// off again.
+    fn wait_for_readers(
+        &self,
+        held: Held,
+        since: &mut Option<Instant>,
+    ) -> Result<Option<Held>, GetError> {
         let mut rounds = 0;
         while self.is_read_by_others(&held) {
             if let Err(error) = self.pause(&mut rounds, since) {
@@ -168,8 +184,12 @@ impl Shared {
                 return Err(error);
             }
         }
+        if self.is_held(&held) {
+            self.unmark_write(held, 0);
+            return Ok(None);
+        }
         self.frames.writing(held.frame);
-        Ok(held)
+        Ok(Some(held))
     }
 
     /// Ends a writer's right. What it has modified is dirty from now on.
@@ -188,7 +208,8 @@ impl Shared {
 
     /// Takes marks off that are the caller's, and wakes who waits for that.
     pub(super) fn end_marks(&self, entry: &Entry, frame: Frame, marks: u64, set: u64) {
-        let before = entry.change(set, marks | WAITED);
+        let held = if marks & WRITE != 0 { HELD } else { 0 };
+        let before = entry.change(set, marks | WAITED | held);
         // Evicted by now, perhaps, and another's: a wake-up too many.
         let waits = before.has(WAITED) || (before.has(WRITE) && before.pins() > 0);
         if waits && !mutant("unmark-wakes-nobody") {

@@ -33,7 +33,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`GetError::OutOfRange`], and [`GetError::Forked`].
+    /// [`GetError::OutOfRange`], [`GetError::Closed`], [`GetError::Poisoned`] and [`GetError::Forked`].
     pub fn claim(&self, block: u64) -> Result<Option<Load>, GetError> {
         let Some(key) = self.source.key(block) else {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });

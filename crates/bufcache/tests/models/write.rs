@@ -15,6 +15,10 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("write-without-a-fence", "write::inv15_a_writer_against_a_reader"),
     ("write-without-a-scan", "write::inv15_a_writer_against_a_reader"),
     ("write-scan-relaxed", "write::inv15_a_writer_against_a_reader"),
+    (
+        "pin-without-a-word-to-the-writer",
+        "write::inv15_a_writer_against_a_guard_that_becomes_a_pin",
+    ),
     ("unmark-wakes-nobody", "write::inv15_who_waits_for_a_writer_is_woken"),
     ("write-during-write-back", "write::inv15_a_writer_against_the_device"),
     ("clean-before-the-write", "write::inv17_a_write_that_fails"),
@@ -166,6 +170,31 @@ fn inv15_a_writer_against_a_reader() {
                     dawdle();
                     assert!(guard.iter().all(|byte| *byte == first));
                 }
+            }
+        });
+        fill(&device, 0, 1);
+        reads.join().unwrap();
+        assert_eq!(device.get(0).unwrap()[0], 1);
+    });
+}
+
+#[test]
+fn inv15_a_writer_against_a_guard_that_becomes_a_pin() {
+    model(|| {
+        let (_disk, device) = world(0, LONG);
+        drop(device.get(0).unwrap());
+        let reads = thread::spawn({
+            let device = device.clone();
+            move || {
+                let Ok(guard) = device.try_get(0) else { return };
+                let first = guard[0];
+                thread::yield_now(); // the writer's turn, which loom need not find
+                dawdle();
+                let pin = guard.pin().unwrap();
+                drop(guard);
+                thread::yield_now();
+                dawdle();
+                assert!(pin.iter().all(|byte| *byte == first));
             }
         });
         fill(&device, 0, 1);

@@ -1,0 +1,343 @@
+//! Threads that write, read, discard and sync blocks of two sizes in a cache that is too small for them,
+//! over devices that fail: whoever reads a block sees one version of it, none older than the last whose
+//! guard had dropped before, and the devices have the last of each in the end.
+//!
+//! Ignored by default: `OFFLOCK_STRESS_SECONDS` (3) says how long each test runs.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "common/seconds.rs"]
+mod seconds;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bufcache::{
+    AttachOptions, BlockDevice, Cache, CacheStats, Device, Eviction, Fault, FaultDevice, GetError,
+    MemoryDevice, Operation, WriteError,
+};
+
+use seconds::stress_time;
+
+const THREADS: u64 = 4;
+/// Blocks of a device: as many of each thread's.
+const BLOCKS: u64 = 16 * THREADS;
+const SIZES: [usize; 2] = [512, 4096];
+/// Blocks of the largest size that the cache has room for.
+const ROOM: usize = 8;
+
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.0 >> 33) % sides
+    }
+}
+
+/// What a block is full of, in words of eight bytes; version 0 and what is discarded is zeros.
+fn word(block: u64, version: u64, zeros: bool) -> u64 {
+    if zeros || version == 0 { 0 } else { block << 48 | version }
+}
+
+struct Disk {
+    size: usize,
+    device: Arc<FaultDevice<MemoryDevice>>,
+    /// Closed and attached anew now and then.
+    handle: RwLock<Device>,
+    /// Of each block: the version that was begun last, and the last whose guard dropped.
+    begun: Vec<AtomicU64>,
+    settled: Vec<AtomicU64>,
+    /// The last version that was zeros, or may be.
+    zeros: Vec<AtomicU64>,
+}
+
+struct Storm {
+    cache: Cache,
+    disks: Vec<Disk>,
+    writes: AtomicU64,
+    reads: AtomicU64,
+    over: AtomicBool,
+}
+
+fn attach(cache: &Cache, device: &Arc<FaultDevice<MemoryDevice>>, size: usize) -> Device {
+    // It is closed before it is let go of, unless a test has failed.
+    let options = AttachOptions::new(size).on_loss(|error| println!("lost: {error}"));
+    cache.attach_with(Arc::clone(device), options).unwrap()
+}
+
+/// A write that failed, told late or now; what it is about is dirty still.
+fn is_injected(error: WriteError) -> bool {
+    matches!(
+        error,
+        WriteError::Io { errno: libc::EIO | libc::ENOSPC, .. }
+            | WriteError::Earlier { .. }
+            | WriteError::Panicked { .. }
+            | WriteError::Busy { .. }
+            | WriteError::Poisoned { .. }
+            | WriteError::Get(_)
+    )
+}
+
+impl Storm {
+    fn new(eviction: Eviction) -> Self {
+        let builder = Cache::builder(ROOM * SIZES[1]).block_sizes(SIZES[0], SIZES[1]);
+        let builder = builder.write_back_after(Duration::from_millis(20)).eviction(eviction);
+        let cache = builder.patience(Duration::from_millis(5)).build().unwrap();
+        let zeros = || (0..BLOCKS).map(|_| AtomicU64::new(0)).collect();
+        let disk = |size: usize| {
+            let inner = MemoryDevice::new(vec![0; size * BLOCKS as usize]);
+            let device = Arc::new(FaultDevice::new(inner));
+            let handle = RwLock::new(attach(&cache, &device, size));
+            Disk { size, device, handle, begun: zeros(), settled: zeros(), zeros: zeros() }
+        };
+        let disks = SIZES.map(disk).into();
+        let [writes, reads] = [0, 0].map(AtomicU64::new);
+        Self { cache, disks, writes, reads, over: AtomicBool::new(false) }
+    }
+
+    /// One of the thread's own blocks: nobody else writes them.
+    fn write(&self, disk: &Disk, device: &Device, block: u64, dice: &mut Dice) {
+        let guard = match dice.roll(3) {
+            0 => device.create(block),
+            1 => device.try_get_mut(block),
+            _ => device.get_mut(block),
+        };
+        let mut guard = match guard {
+            Ok(guard) => guard,
+            Err(error) => return assert_refused(error),
+        };
+        let at = block as usize;
+        let version = disk.begun[at].load(Ordering::Relaxed) + 1;
+        disk.begun[at].store(version, Ordering::Release);
+        let word = word(block, version, false).to_ne_bytes();
+        for (at, bytes) in guard.chunks_mut(8).enumerate() {
+            bytes.copy_from_slice(&word);
+            if at == 8 && dice.roll(8) == 0 {
+                thread::yield_now();
+            }
+        }
+        let hold = (dice.roll(16) == 0).then(|| guard.hold_back());
+        drop(guard);
+        disk.settled[at].store(version, Ordering::Release);
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        if hold.is_some() {
+            thread::yield_now();
+        }
+    }
+
+    /// The thread's own blocks: they are zeros then, or what they were where the device fails.
+    fn wipe(&self, disk: &Disk, device: &Device, first: u64, dice: &mut Dice) {
+        let blocks = first..first + 1 + dice.roll(3).min(first / 16 * 16 + 15 - first);
+        let versions: Vec<_> = blocks
+            .clone()
+            .map(|block| {
+                let at = block as usize;
+                let version = disk.begun[at].load(Ordering::Relaxed) + 1;
+                disk.zeros[at].store(version, Ordering::Release);
+                disk.begun[at].store(version, Ordering::Release);
+                (at, version)
+            })
+            .collect();
+        let wiped = match dice.roll(2) {
+            0 => device.discard(blocks),
+            _ => device.zero(blocks),
+        };
+        match wiped {
+            Ok(()) => versions.iter().for_each(|&(at, version)| {
+                disk.settled[at].store(version, Ordering::Release);
+            }),
+            Err(error) => assert!(is_injected(error), "{error:?}"),
+        }
+    }
+
+    fn look(&self, disk: &Disk, block: u64, bytes: &[u8], oldest: u64, when: &str) {
+        let words: Vec<_> = bytes
+            .chunks_exact(8)
+            .map(|word| u64::from_ne_bytes(word.try_into().unwrap()))
+            .collect();
+        let first = words[0];
+        let torn = words.iter().position(|word| *word != first);
+        assert!(
+            torn.is_none(),
+            "block {block} of {} is torn {when}: {first:#x}, {:#x} at {torn:?}; settled {oldest}",
+            disk.size,
+            words[torn.unwrap_or(0)],
+        );
+        let at = block as usize;
+        if first == 0 {
+            // Before anything was written, or as it was discarded, at the oldest version or since.
+            let zeros = disk.zeros[at].load(Ordering::Acquire);
+            assert!(oldest == 0 || zeros >= oldest, "block {block} is zeros, not {oldest}");
+            return;
+        }
+        let version = first & ((1 << 48) - 1);
+        let newest = disk.begun[at].load(Ordering::Acquire);
+        assert_eq!(first >> 48, block, "another block's bytes");
+        // A wipe that failed has a number, and leaves what was there.
+        let fits = version >= oldest && version <= newest;
+        assert!(fits, "block {block} of {}: {version}, not {oldest} to {newest}", disk.size);
+        self.reads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn read(&self, disk: &Disk, device: &Device, block: u64, dice: &mut Dice) {
+        let oldest = disk.settled[block as usize].load(Ordering::Acquire);
+        let guard = match dice.roll(4) {
+            0 => device.try_get(block),
+            1 => device.get_once(block),
+            _ => device.get(block),
+        };
+        let guard = match guard {
+            Ok(guard) => guard,
+            Err(error) => return assert_refused(error),
+        };
+        self.look(disk, block, &guard, oldest, "in a guard");
+        if dice.roll(8) == 0 {
+            let pin = guard.pin().unwrap();
+            drop(guard);
+            thread::yield_now();
+            self.look(disk, block, &pin, oldest, "in a pin");
+        }
+    }
+
+    fn step(&self, thread: u64, dice: &mut Dice) {
+        let disk = &self.disks[dice.roll(2) as usize];
+        let device = disk.handle.read().unwrap();
+        let own = thread * 16 + dice.roll(16);
+        match dice.roll(256) {
+            0..100 => self.write(disk, &device, own, dice),
+            100..220 => self.read(disk, &device, dice.roll(BLOCKS), dice),
+            220..230 => self.wipe(disk, &device, own, dice),
+            230..236 => told(device.sync()),
+            236..240 => told(device.flush()),
+            240..244 => told(device.write_through(own..own + 1)),
+            244 => drop(self.cache.shrink(dice.roll(8) as usize).unwrap()),
+            245 => match self.cache.resize(SIZES[1] * (3 + dice.roll(ROOM as u64 - 2) as usize)) {
+                Ok(()) | Err(GetError::NoFreeBuffers) => {}
+                Err(error) => panic!("{error}"),
+            },
+            246..249 => device.readahead(own..own + 4),
+            249 => {
+                // What is claimed is read as it is on the device.
+                if let Ok(Some(mut load)) = device.claim(own) {
+                    let read = disk.device.inner().read(load.offset(), &mut load);
+                    load.finish(read);
+                }
+            }
+            250..253 => {
+                let fault = match dice.roll(3) {
+                    0 => Fault::Error(libc::EIO),
+                    1 => Fault::Short(100),
+                    _ => Fault::Torn(dice.roll(1 << 20)),
+                };
+                disk.device.heal();
+                disk.device.inject_next(Operation::Write, fault);
+            }
+            253 => disk.device.inject_next(Operation::Discard, Fault::Error(libc::EIO)),
+            // What was to be durable and failed has poisoned it. Blocks that may be lost are not: the
+            // device has all it was given.
+            254 => match device.reset() {
+                Ok(_) => {}
+                Err(error) => assert!(is_injected(error), "{error:?}"),
+            },
+            _ => {
+                drop(device);
+                self.reopen(disk);
+            }
+        }
+    }
+
+    /// Closes it, which makes it durable or leaves it open.
+    fn reopen(&self, disk: &Disk) {
+        let mut handle = disk.handle.write().unwrap();
+        match handle.clone().close() {
+            Ok(()) => {
+                self.check_device(disk); // nobody writes
+                *handle = attach(&self.cache, &disk.device, disk.size);
+            }
+            Err(error) => assert!(is_injected(error.error), "{error:?}"),
+        }
+    }
+
+    /// The device has the last version of each block.
+    fn check_device(&self, disk: &Disk) {
+        let mut bytes = vec![0; disk.size];
+        for block in 0..BLOCKS {
+            disk.device.inner().read(block * disk.size as u64, &mut bytes).unwrap();
+            let oldest = disk.settled[block as usize].load(Ordering::Acquire);
+            self.look(disk, block, &bytes, oldest, "on the device");
+        }
+    }
+
+    fn rage(&self, until: Instant) {
+        thread::scope(|scope| {
+            for thread in 0..THREADS {
+                scope.spawn(move || {
+                    let mut dice = Dice(thread + 1);
+                    while !self.over.load(Ordering::Relaxed) {
+                        self.step(thread, &mut dice);
+                    }
+                });
+            }
+            // Until it was one, on a machine that has others to run.
+            let enough = |stats: &CacheStats| stats.evictions > 500 && stats.written > 500;
+            while Instant::now() < until
+                || (!enough(&self.cache.stats().unwrap())
+                    && Instant::now() < until + Duration::from_secs(60))
+            {
+                thread::sleep(Duration::from_millis(10));
+            }
+            self.over.store(true, Ordering::Relaxed);
+        });
+    }
+
+    fn end(self) {
+        for disk in &self.disks {
+            disk.device.heal();
+            let device = disk.handle.read().unwrap().clone();
+            let _ = device.reset().unwrap();
+            let _ = device.sync(); // what it was not told of yet
+            device.sync().unwrap();
+            self.check_device(disk);
+            assert_eq!(device.reset().unwrap().blocks(), []);
+        }
+        let stats = self.cache.stats().unwrap();
+        let [writes, reads] = [&self.writes, &self.reads].map(|of| of.load(Ordering::Relaxed));
+        println!("{writes} writes, {reads} reads; {stats}");
+        assert_eq!(stats.dirty, 0);
+        assert!(writes > 1000 && reads > 1000, "a storm in a teacup: {writes}, {reads}, {stats}");
+    }
+}
+
+fn told(result: Result<(), WriteError>) {
+    if let Err(error) = result {
+        assert!(is_injected(error), "{error:?}");
+    }
+}
+
+fn assert_refused(error: GetError) {
+    let refused = matches!(
+        error,
+        GetError::NoFreeBuffers | GetError::Busy | GetError::WouldBlock | GetError::Poisoned { .. }
+    );
+    assert!(refused, "{error:?}");
+}
+
+fn storm(eviction: Eviction) {
+    let storm = Storm::new(eviction);
+    storm.rage(Instant::now() + stress_time(3));
+    storm.end();
+}
+
+#[test]
+#[ignore = "stress"]
+fn stress_inv17_writers_of_two_sizes_lose_nothing() {
+    storm(Eviction::A2);
+}
+
+#[test]
+#[ignore = "stress"]
+fn stress_inv17_writers_of_two_sizes_lose_nothing_by_the_clock() {
+    storm(Eviction::Clock);
+}
