@@ -320,6 +320,20 @@ fn a_cache_has_room_for_one_block_of_its_largest_size() {
     (0..3).for_each(|block| assert_eq!(disk.get(block).unwrap()[0], block as u8));
 }
 
+#[test]
+fn a_buffer_has_so_many_pins_and_no_more() {
+    let cache = Cache::new(16 * SIZE).unwrap();
+    let disk = cache.attach(Numbered::new(100), SIZE).unwrap();
+    let guard = disk.get(1).unwrap();
+    let pins: Vec<_> = (0..65_535).map(|_| guard.pin().unwrap()).collect();
+    assert_eq!(guard.pin().unwrap_err(), GetError::TooManyPins);
+    assert!(pins.iter().all(|pin| pin[0] == 1));
+    drop(pins);
+    let pin = guard.pin().unwrap();
+    drop(guard);
+    assert_eq!(pin[SIZE - 1], 1);
+}
+
 /// What is smaller than a page shares it with others.
 #[test]
 fn inv06_a_smaller_cache_leaves_blocks_alone_that_are_in_use() {

@@ -32,7 +32,7 @@ impl Shared {
         if self.born.is_inherited() {
             return Err(WriteError::Forked);
         }
-        let _alone = source.writes.closer.lock();
+        let _alone = source.writes.alone.lock();
         if source.writes.is_closed() {
             return Err(WriteError::Closed);
         }

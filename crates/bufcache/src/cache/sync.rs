@@ -129,6 +129,8 @@ impl Shared {
         if self.born.is_inherited() {
             return Err(WriteError::Forked);
         }
+        // Another that ends behind this one would forget what a sync has lost since.
+        let _alone = (!mutant("two-resets-at-once")).then(|| source.writes.alone.lock());
         if source.writes.poisoned().is_none() {
             return Ok(Vec::new());
         }

@@ -40,8 +40,8 @@ pub(crate) struct Writes {
     poison: AtomicI32,
     /// How far it is closed.
     stage: AtomicU32,
-    /// One closes at a time.
-    pub(crate) closer: Mutex<()>,
+    /// One closes or resets at a time.
+    pub(crate) alone: Mutex<()>,
     /// How many writes failed (upper half), and the errno of the last.
     errors: AtomicU64,
 }
@@ -82,7 +82,7 @@ impl Writes {
             options,
             poison: AtomicI32::new(0),
             stage: AtomicU32::new(Stage::Open as u32),
-            closer: Mutex::new(()),
+            alone: Mutex::new(()),
             errors: AtomicU64::new(0),
         }
     }

@@ -25,6 +25,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("sync-without-the-device", "write::inv20_a_sync_against_the_cleaner"),
     ("join-a-sync-that-runs", "write::inv20_a_sync_that_runs_is_not_enough"),
     ("reset-waits-for-nobody", "write::inv18_a_reset_against_the_cleaner"),
+    ("two-resets-at-once", "write::inv18_two_resets"),
     ("failed-write-is-clean", "write::inv17_a_write_that_fails"),
     ("write-what-is-held", "write::inv16_held_back_and_behind_the_log"),
     ("write-before-the-log", "write::inv16_held_back_and_behind_the_log"),
@@ -292,6 +293,31 @@ fn inv18_a_reset_against_the_cleaner() {
         device.sync().unwrap();
         let there = device.get(0).unwrap()[0];
         assert_eq!(disk.durable(0), there);
+    });
+}
+
+/// One that ends late does not forget the sync that failed behind the other.
+#[test]
+fn inv18_two_resets() {
+    model(|| {
+        let (disk, device) = world(0, LONG);
+        fill(&device, 0, 1);
+        disk.giving_up.store(1, Relaxed);
+        assert!(device.sync().is_err());
+        let other = thread::spawn({
+            let device = device.clone();
+            move || assert!(device.reset().unwrap().is_empty(), "it is cached")
+        });
+        thread::yield_now();
+        dawdle();
+        assert!(device.reset().unwrap().is_empty());
+        disk.giving_up.store(1, Relaxed);
+        assert!(device.sync().is_err());
+        other.join().unwrap();
+        assert!(device.reset().unwrap().is_empty());
+        let _ = device.sync(); // an error that was met before, perhaps
+        device.sync().unwrap();
+        assert_eq!(disk.durable(0), 1);
     });
 }
 
