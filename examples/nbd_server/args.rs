@@ -49,7 +49,8 @@ pub(crate) struct Args {
     pub(crate) no_lock: bool,
 
     /// Memory for blocks that were read, so that they need not be read again, and that were written, until
-    /// a FLUSH, or some seconds; K, M, G as above, 0 for none. Requests longer than 64K are not kept.
+    /// a FLUSH, or some seconds; K, M, G as above, 0 for none. Reads longer than 64K are not kept, nor writes
+    /// longer than 16K.
     #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = parse_size, help_heading = "Resources")]
     pub(crate) cache: u64,
 

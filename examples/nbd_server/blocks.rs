@@ -51,7 +51,8 @@ pub(crate) const BLOCK: usize = 4096;
 /// guess.
 const SHARE: u64 = 8;
 /// A READ of so many bytes and more that begins where another ended is part of a scan, which is mostly read
-/// once; to keep its 16 blocks took the server as much time as a READ of 64 KiB itself. A guess.
+/// once; to keep its 16 blocks took the server as much time as a READ of 64 KiB itself. Longer WRITEs go past
+/// the cache for the same reason. A guess.
 const SCAN: usize = 4 * BLOCK;
 /// How long a hand waits for a buffer while none can be written back. A guess: a disk that is full says so at
 /// once, and one that is slow may take seconds.
@@ -63,8 +64,8 @@ pub(crate) struct Blocks {
     cache: Cache,
     /// By index of the export table's files.
     images: Slots<Option<Arc<Image>>>,
-    /// Longest READ or WRITE that is kept. What is longer is mostly used once, and the device's time for the
-    /// bytes counts for more than that for the request.
+    /// Longest READ that is kept, and WRITE unless that is [`SCAN`]. What is longer is mostly used once, and
+    /// the device's time for the bytes counts for more than that for the request.
     longest: u64,
     hands: Hands,
 }
@@ -117,9 +118,9 @@ impl Blocks {
         self.images[file].as_ref()
     }
 
-    /// Bytes of the longest request that is kept.
-    pub(crate) fn longest(&self) -> u64 {
-        self.longest
+    /// Whether a READ or WRITE is too long to be kept.
+    pub(crate) fn passes_by(&self, len: u32, write: bool) -> bool {
+        u64::from(len) > if write { self.longest.min(SCAN as u64) } else { self.longest }
     }
 
     /// Has a hand work on it; back it comes where there can be none.

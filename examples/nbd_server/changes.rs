@@ -145,7 +145,7 @@ impl Blocks {
     ) -> Way {
         let Some(image) = self.image(file) else { return Way::Engine };
         let Request { offset, len, .. } = *request;
-        let past = u64::from(len) > self.longest();
+        let past = self.passes_by(len, matches!(command, Command::Write { .. }));
         Way::Hand(match command {
             Command::Read { .. } => {
                 if self.read(file, offset, bytes) {

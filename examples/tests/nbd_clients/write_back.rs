@@ -181,9 +181,11 @@ fn full_disk(lab: &Lab, backend: Backend) -> Res {
     // What cannot be made durable at the end is said, and is the exit code.
     let mut nr = 0;
     while client.flush()?.0 == 0 {
-        client.write(16 * MIB + nr * 65_536, &[9; 65_536], 0)?.ok("a write to memory")?;
-        nr += 1;
-        check!(nr < 128, "8 MiB fit on a disk of 4 MiB");
+        for _ in 0..8 {
+            client.write(16 * MIB + nr * 8192, &[9; 8192], 0)?.ok("a write to memory")?;
+            nr += 1;
+        }
+        check!(nr < 1024, "8 MiB fit on a disk of 4 MiB");
     }
     drop((client, other));
     server.terminate();
