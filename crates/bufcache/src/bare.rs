@@ -3,6 +3,8 @@
 
 use percpu::sync::cell::UnsafeCell;
 
+use crate::cache::{begin_to_forget, begin_to_read};
+use crate::dirty::Group;
 use crate::frames::Frame;
 use crate::hazard::{self, Order};
 use crate::policy::mark;
@@ -12,6 +14,7 @@ use crate::word::{Entry, Key, STALE, Word};
 #[derive(Debug)]
 pub struct Bare {
     entry: Entry,
+    order: Order,
     bytes: UnsafeCell<u64>,
 }
 
@@ -20,14 +23,36 @@ pub struct Bare {
 unsafe impl Sync for Bare {}
 
 impl Bare {
-    /// One that may be read.
+    /// One that may be read; without a fence in who reads it, if `membarrier` is to see to that.
     #[must_use]
-    #[expect(clippy::new_without_default, reason = "for models")]
-    pub fn new() -> Self {
+    pub fn new(membarrier: bool) -> Self {
         let entry = Entry::new();
         assert!(entry.take(Self::key(), Word::loading(Frame::new(0, 0))));
         entry.publish();
-        Self { entry, bytes: UnsafeCell::new(7) }
+        let order = if membarrier { Order::Membarrier } else { Order::Fences };
+        Self { entry, order, bytes: UnsafeCell::new(7) }
+    }
+
+    /// One where no block is yet.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self { entry: Entry::new(), order: Order::Fences, bytes: UnsafeCell::new(0) }
+    }
+
+    /// As who claims a load does, and fills it with what `device` has.
+    pub fn claim(&self, device: impl FnOnce() -> u64) {
+        assert!(self.entry.take(Self::key(), Word::loading(Frame::new(0, 0))));
+        begin_to_read();
+        let read = device();
+        // SAFETY: nobody looks at the bytes before they are published.
+        self.bytes.with_mut(|at| unsafe { at.write(read) });
+        self.entry.publish();
+    }
+
+    /// As who has changed the device does first: whether there is nothing to forget.
+    pub fn is_absent(&self) -> bool {
+        begin_to_forget();
+        !self.entry.may_be(Self::key())
     }
 
     fn key() -> Key {
@@ -36,7 +61,7 @@ impl Bare {
 
     /// As a hit does. What it read, if it was there.
     pub fn read(&self) -> Option<u64> {
-        let slot = hazard::name(&self.entry, Order::Fences).ok()?;
+        let slot = hazard::name(&self.entry, self.order).ok()?;
         let there = self.entry.look(Self::key()).is_some_and(Word::is_readable);
         // SAFETY: the slot keeps the entry as it is.
         let bytes = there.then(|| self.bytes.with(|at| unsafe { at.read() }));
@@ -51,7 +76,7 @@ impl Bare {
 
     /// As who has waited does, and has the pin: what it read.
     pub fn wake(&self) -> u64 {
-        let slot = hazard::name(&self.entry, Order::Fences).unwrap();
+        let slot = hazard::name(&self.entry, self.order).unwrap();
         self.entry.unpin();
         #[cfg(offlock_shuttle)]
         (0..8).for_each(|_| percpu::sync::thread::yield_now()); // it sees a schedule, not a race
@@ -64,7 +89,7 @@ impl Bare {
     /// As who invalidates and buries it does. Whether it could be freed.
     pub fn bury(&self) -> bool {
         self.entry.change(STALE, 0);
-        let left = hazard::is_left(&self.entry, Order::Fences);
+        let left = hazard::is_left(&self.entry, self.order);
         if left {
             // SAFETY: nobody names the entry, and nobody comes to it any more.
             self.bytes.with_mut(|at| unsafe { at.write(8) });
@@ -78,11 +103,29 @@ impl Bare {
             return false;
         }
         let mut named = [false];
-        hazard::mark_named(&[&self.entry], &mut named, Order::Fences);
+        hazard::mark_named(&[&self.entry], &mut named, self.order);
         if named == [false] {
             // SAFETY: nobody names the entry, and nobody comes to it any more.
             self.bytes.with_mut(|at| unsafe { at.write(8) });
         }
         named == [false]
+    }
+}
+
+/// Who syncs a device at the same time, without the device.
+#[derive(Debug)]
+pub struct BareGroup(Group);
+
+impl BareGroup {
+    /// One where nobody syncs.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "for models")]
+    pub fn new() -> Self {
+        Self(Group::new())
+    }
+
+    /// Whether a sync that began after this call has succeeded.
+    pub fn join(&self, sync: impl FnOnce() -> bool) -> bool {
+        self.0.join(sync)
     }
 }

@@ -65,6 +65,9 @@ mod write;
 
 pub use self::builder::Builder;
 pub use self::cache::Load;
+#[cfg(all(feature = "aio-reap", any(offlock_loom, offlock_shuttle)))]
+#[doc(hidden)]
+pub use self::device::lent;
 pub use self::device::{
     BlockDevice, DeviceWrite, Fault, FaultDevice, FileDevice, MemoryDevice, Operation, Outcome,
     Recorded,

@@ -313,8 +313,11 @@ impl Entry {
         let mut seen = self.word.load(Ordering::Relaxed);
         loop {
             let next = (seen & !IO | VALID) - PIN;
-            let order =
-                if mutant("publish-relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
+            let order = match () {
+                () if mutant("publish-relaxed") => Ordering::Relaxed,
+                () if mutant("publish-releases-only") => Ordering::Release,
+                () => Ordering::AcqRel,
+            };
             // Ordering: AcqRel: Release pairs with the Acquire in `look` and in `word`; it carries the
             // bytes. Acquire pairs with the Release in `unpin`; it carries what those left behind who
             // did not wait for the end.

@@ -4,8 +4,8 @@
 use std::ops::Range;
 use std::ptr;
 
-use percpu::sync::Arc;
 use percpu::sync::atomic::{Ordering, fence};
+use percpu::sync::{Arc, mutant};
 
 use super::load::Load;
 use super::{Reuse, Shared};
@@ -45,16 +45,13 @@ impl Shared {
         self.frames.header(frame).set_claimed();
         self.frames.writing(frame);
         self.counters.get_read.add(1);
-        // Ordering: SeqCst, against the fence in `begin_to_forget`:
-        // - ours first: who changed the device finds the entry, and waits for the load;
-        // - theirs first: the caller reads what they have written.
-        fence(Ordering::SeqCst);
+        begin_to_read();
         Ok(Some(load))
     }
 
     /// Before blocks are looked for that are to be forgotten.
     pub(crate) fn begin_to_forget(&self) {
-        fence(Ordering::SeqCst); // see `claim`
+        begin_to_forget();
     }
 
     /// Forgets a block, unless that would have to wait.
@@ -100,5 +97,22 @@ impl Shared {
     /// How many places a walk by [`next_of`](Self::next_of) looks at.
     pub(crate) fn places(&self) -> Place {
         self.table.places()
+    }
+}
+
+/// The entry is in the table, and the device is read next.
+pub(crate) fn begin_to_read() {
+    if !mutant("claim-without-a-fence") {
+        // Ordering: SeqCst, against the fence in `begin_to_forget`:
+        // - ours first: who changed the device finds the entry, and waits for the load;
+        // - theirs first: the caller reads what they have written.
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// The device was changed, and the table is looked at next.
+pub(crate) fn begin_to_forget() {
+    if !mutant("forget-without-a-fence") {
+        fence(Ordering::SeqCst); // see `begin_to_read`
     }
 }

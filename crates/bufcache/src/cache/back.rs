@@ -24,7 +24,7 @@ use std::time::Instant;
 use percpu::sync::atomic::Ordering;
 use percpu::sync::{Arc, mutant};
 
-use super::Shared;
+use super::{Shared, linger};
 use crate::device::DeviceWrite;
 use crate::dirty::WriteError;
 use crate::error::GetError;
@@ -202,6 +202,7 @@ impl Shared {
                 Err(Kept::Clean) => return,
                 Err(Kept::Because(error)) => return window.done.fail(error),
                 Err(Kept::Marked | Kept::Held) if !window.task.wait => return,
+                Err(Kept::Marked) if mutant("sync-skips-what-is-marked") => return,
                 Err(kept) => kept,
             };
             self.write_window(source, window);
@@ -283,6 +284,7 @@ impl Shared {
             return Err(Kept::Held);
         }
         let lsn = header.lsn();
+        let flushed = if mutant("log-flushed-once") && flushed > 0 { lsn } else { flushed };
         if let Some(wal) = options.wal.as_ref().filter(|_| lsn > flushed) {
             let durable = catch_unwind(AssertUnwindSafe(|| wal.durable()));
             let block = source.block(going.key);
@@ -405,6 +407,11 @@ impl Shared {
 
     /// The device has the block.
     fn finish(&self, source: &Arc<Source>, going: Going, durable: bool) {
+        if mutant("clean-before-it-is-unsynced") {
+            self.unlist_dirty(source, going.frame);
+            self.unmark_back(self.entry(going.frame), going.frame, DIRTY);
+            linger(200);
+        }
         if !durable {
             source.writes.unsynced.lock().written.insert(source.sectors(going.key));
         }

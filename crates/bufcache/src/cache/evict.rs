@@ -119,7 +119,9 @@ impl Shared {
         self.counters.page_retries.add(1);
         // They may be this thread's own, and be read by its engine.
         #[cfg(feature = "aio-reap")]
-        crate::device::turn_engine();
+        if !mutant("buffers-without-the-engine") {
+            crate::device::turn_engine();
+        }
         #[cfg(not(any(offlock_loom, offlock_shuttle)))]
         thread::sleep(PAUSE);
         #[cfg(any(offlock_loom, offlock_shuttle))]
@@ -168,7 +170,7 @@ impl Shared {
             let at = at.min(victims.len - 1);
             self.table.entry(victims.all[at].place)
         });
-        if mutant("insert-beside-a-dying-entry") {
+        if mutant("insert-beside-a-dying-entry") || mutant("forget-overlooks-who-is-busy") {
             linger(200);
         }
         let mut in_use = [false; BATCH];
@@ -178,7 +180,9 @@ impl Shared {
         for at in 0..victims.len {
             let (entry, place) = (entries[at], victims.all[at].place);
             // A guard may have become a pin since the mark; its slot was cleared after that.
-            in_use[at] |= entry.word().pins() > 0 && !mutant("evict-without-a-look-at-pins");
+            in_use[at] |= entry.word().pins() > 0
+                && !mutant("evict-without-a-look-at-pins")
+                && !mutant("evict-what-is-loading");
             if in_use[at] {
                 entry.change(0, EVICT);
                 continue;
@@ -426,6 +430,9 @@ impl Shared {
             }
             if word.has(IO | WRITE) && hazard::named_by_me(entry) > 0 {
                 return Err(GetError::WouldDeadlock);
+            }
+            if word.has(IO) && mutant("invalidate-overlooks-loads") {
+                return Ok(Some(false));
             }
             if !word.is_readable() || word.has(BACK) {
                 return Ok(None);

@@ -18,7 +18,7 @@
 
 use std::fmt;
 use std::io;
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
@@ -28,7 +28,7 @@ use std::time::Duration;
 use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::{Arc, WordLock, mutant};
 
-use super::{Reuse, Shared};
+use super::{Reuse, Shared, linger};
 use crate::error::{Failure, GetError};
 use crate::frames::Frame;
 use crate::hazard::{self, Slot};
@@ -65,7 +65,11 @@ impl Load {
         // SAFETY: invariant 1 of `frames`: the frame was the load's, and so is this function's.
         let bytes = unsafe { bytes.as_mut() };
         let own = source.writes.options.verify.is_some().then(|| source.cache.name_own(frame));
-        let accepted = catch_unwind(AssertUnwindSafe(|| source.accept(key, bytes, result)));
+        let accept = || source.accept(key, bytes, result);
+        let accepted = match mutant("finish-unwinds") {
+            true => Ok(accept()),
+            false => catch_unwind(AssertUnwindSafe(accept)),
+        };
         own.flatten().inspect(|slot| slot.clear());
         match accepted.unwrap_or(Err(Failure::Panicked)) {
             Ok(()) => source.cache.publish(frame),
@@ -89,6 +93,7 @@ impl Load {
         own.inspect(|slot| slot.clear());
         match read {
             Ok(result) => self.finish(result),
+            Err(_) if mutant("read-leaves-what-panicked") => mem::forget(self),
             Err(_) => self.give_up(Failure::Panicked),
         }
     }
@@ -180,7 +185,7 @@ impl Wakers {
     /// Whether there are any. Those are seen whose pin is gone already, and perhaps others.
     fn any(&self) -> bool {
         // Ordering: Relaxed; the words of entries carry it, see `Entry::publish`.
-        self.len.load(Ordering::Relaxed) > 0
+        self.len.load(Ordering::Relaxed) > 0 && !mutant("load-forgets-who-is-gone")
     }
 
     /// Wakes those who wait for that frame.
@@ -202,7 +207,11 @@ impl Wakers {
             most = most.min(left) - 1;
             // One that panics is its task's affair: others are to be woken still, and this thread has a
             // buffer to hand over.
-            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+            if mutant("wake-unwinds") {
+                waker.wake();
+            } else {
+                let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+            }
         }
     }
 
@@ -267,8 +276,11 @@ impl Shared {
                 }
                 (None, Some(spare)) => {
                     // The load's pin, and ours.
-                    let Some(place) = home.insert(Word::loading(spare.frame).pinned_once_more())
-                    else {
+                    let word = match mutant("ask-without-a-pin") {
+                        true => Word::loading(spare.frame),
+                        false => Word::loading(spare.frame).pinned_once_more(),
+                    };
+                    let Some(place) = home.insert(word) else {
                         drop(home);
                         continue;
                     };
@@ -347,7 +359,9 @@ impl Shared {
         let header = self.frames.header(frame);
         header.loaded.advance();
         header.loaded.wake_all();
-        self.wakers.of(frame).wake(frame);
+        if !mutant("load-wakes-no-task") {
+            self.wakers.of(frame).wake(frame);
+        }
     }
 
     /// Whether the entry, which the caller has pinned, has lost those marks: `IO` when its load is over,
@@ -365,8 +379,11 @@ impl Shared {
             }
             let frame = entry.word().frame();
             let wakers = self.wakers.of(frame);
+            if mutant("poll-without-a-second-look") {
+                linger(200);
+            }
             wakers.add(frame, context.waker())?;
-            if entry.word().has(marks) {
+            if entry.word().has(marks) || mutant("poll-without-a-second-look") {
                 return Poll::Pending;
             }
             // Whoever ended it may have been there before.
@@ -380,6 +397,11 @@ impl Shared {
         let word = self.table.entry(place).word();
         let header = self.frames.header(word.frame());
         word.has(FAILED).then(|| Failure::from_code(header.failure()))
+    }
+
+    /// Whether nobody reads or writes the buffer of an entry that the caller has pinned.
+    pub(crate) fn is_over(&self, place: Place) -> bool {
+        !self.table.entry(place).word().has(IO | WRITE)
     }
 
     /// The frame of an entry that the caller has pinned.

@@ -216,9 +216,9 @@ impl Shared {
         let Some(spare) = self.spare(class)? else { return Ok(None) };
         let home = self.table.lock(key)?;
         let place = match home.find() {
-            Some(_) => None,
+            Some(_) if !mutant("ahead-inserts-without-a-look") => None,
             None if source.writes.excluded.has(key.sector()) => None,
-            None => home.insert(Word::loading(spare.frame)),
+            _ => home.insert(Word::loading(spare.frame)),
         };
         if let Some(place) = place {
             self.frames.header(spare.frame).set_place(place);
@@ -347,9 +347,11 @@ impl Shared {
         }
         // Another thread may wait for what this one's engine has begun.
         #[cfg(feature = "aio-reap")]
-        crate::device::wait_by_engine(|context| {
-            self.poll_marks(header.place(), IO, context).is_ready()
-        });
+        if !mutant("wait-without-the-engine") {
+            crate::device::wait_by_engine(|context| {
+                self.poll_marks(header.place(), IO, context).is_ready()
+            });
+        }
         loop {
             let seen = header.loaded.load();
             let word = entry.word();

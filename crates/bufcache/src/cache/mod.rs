@@ -31,6 +31,8 @@ use percpu::{AllocError, PerCpuCounter};
 
 use self::ahead::Ahead;
 pub(crate) use self::aside::Forget;
+#[cfg(any(offlock_loom, offlock_shuttle))]
+pub(crate) use self::aside::{begin_to_forget, begin_to_read};
 use self::cleaner::Cleaner;
 pub(crate) use self::cleaner::Limits;
 use self::load::AllWakers;

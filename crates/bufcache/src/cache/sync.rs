@@ -64,7 +64,7 @@ impl Shared {
         let synced = source.writes.group.join(|| {
             // The sync that this one has waited for may have failed: the device would say that all is
             // well, of blocks that it has given up.
-            if source.writes.poisoned().is_some() {
+            if source.writes.poisoned().is_some() && !mutant("sync-of-a-poisoned-device") {
                 return false;
             }
             let unsynced = &source.writes.unsynced;
@@ -119,7 +119,8 @@ impl Shared {
             return Err(error);
         }
         // Written by somebody else, and not durable.
-        let written = source.writes.unsynced.lock().touches(&sectors);
+        let written = source.writes.unsynced.lock().touches(&sectors)
+            && !mutant("durable-write-trusts-others");
         if written { self.sync_device(source) } else { Ok(()) }
     }
 

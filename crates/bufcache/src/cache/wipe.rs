@@ -9,15 +9,15 @@ use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use percpu::sync::Arc;
+use percpu::sync::{Arc, mutant};
 
-use super::Shared;
+use super::{Shared, linger};
 use crate::dirty::{Extents, WriteError};
 use crate::error::GetError;
 use crate::frames::Frame;
 use crate::hazard;
 use crate::source::Source;
-use crate::word::{BACK, DIRTY, Key, STALE, WAITED, WRITE};
+use crate::word::{BACK, DIRTY, IO, Key, STALE, WAITED, WRITE};
 
 /// What is done to a range of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +45,9 @@ impl Shared {
         }
         // Once blocks are marked nothing may fail that keeps them so.
         hazard::reserve().map_err(GetError::from)?;
+        if mutant("wipe-overlooks-loads") {
+            linger(200);
+        }
         let _excluded = source.writes.excluded.enter(sectors.clone());
         if source.writes.refuses_writers() {
             return Err(WriteError::Closed); // or who closes the device waits until this is over
@@ -154,7 +157,10 @@ impl Shared {
             if word.has(WRITE) && hazard::named_by_me(entry) > 0 {
                 return Err(Obstacle::Error(GetError::WouldDeadlock));
             }
-            if word.has(WRITE | BACK) {
+            if word.has(IO) && mutant("wipe-overlooks-loads") {
+                return Ok(());
+            }
+            if word.has(WRITE | BACK) && !mutant("wipe-overlooks-marks") {
                 return Err(Obstacle::Marked(key, word.frame()));
             }
             if !word.has(DIRTY) {

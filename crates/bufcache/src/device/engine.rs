@@ -122,6 +122,7 @@ impl fmt::Debug for LentEngine {
 
 /// Turns this thread's engine until `done`, which it tells a waker that is to be called then. Returns
 /// at once where the thread has no engine, or the kernel refuses to wait.
+#[cfg_attr(any(offlock_loom, offlock_shuttle), expect(dead_code, reason = "`lent` is in a model"))]
 pub(crate) fn wait_by_engine(mut done: impl FnMut(&mut Context<'_>) -> bool) {
     let Some(local) = local() else { return };
     let wait = poll_fn(|context| if done(context) { Poll::Ready(()) } else { Poll::Pending });
@@ -129,6 +130,7 @@ pub(crate) fn wait_by_engine(mut done: impl FnMut(&mut Context<'_>) -> bool) {
 }
 
 /// Lets this thread's engine go on, if it has one.
+#[cfg_attr(any(offlock_loom, offlock_shuttle), expect(dead_code, reason = "`lent` is in a model"))]
 pub(crate) fn turn_engine() {
     if let Some(local) = local() {
         local.engine.turn();

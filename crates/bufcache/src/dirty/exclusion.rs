@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Condvar, Mutex};
+use percpu::sync::{Condvar, Mutex, mutant};
 
 #[derive(Debug)]
 pub(crate) struct Exclusion {
@@ -44,7 +44,7 @@ impl Exclusion {
     /// Excludes a range of sectors, once no other range has any of them.
     pub(crate) fn enter(&self, range: Range<u64>) -> Excluded<'_> {
         let mut state = self.state.lock();
-        while state.overlaps(&range) {
+        while state.overlaps(&range) && !mutant("exclusion-lets-all-in") {
             self.gone.wait(&mut state);
         }
         state.ranges.push(range.clone());
@@ -58,7 +58,9 @@ impl Exclusion {
     #[inline]
     pub(crate) fn has(&self, sector: u64) -> bool {
         // Ordering: Relaxed; as above.
-        self.count.load(Ordering::Relaxed) > 0 && self.state.lock().overlaps(&(sector..sector + 1))
+        self.count.load(Ordering::Relaxed) > 0
+            && self.state.lock().overlaps(&(sector..sector + 1))
+            && !mutant("exclusion-is-overlooked")
     }
 
     /// Waits until the sector is not excluded, or for about as long as that.
@@ -98,7 +100,12 @@ impl Drop for Excluded<'_> {
         self.of.count.store(state.ranges.len(), Ordering::Relaxed);
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
-        self.of.gone.notify_all();
+        if !mutant("exclusion-wakes-nobody") {
+            self.of.gone.notify_all();
+        }
+        if mutant("exclusion-wakes-no-task") {
+            return;
+        }
         for waker in wakers {
             // One that panics keeps nobody else asleep, and this may be run by a panic.
             let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::pin::Pin as Pinned;
 use std::task::{Context, Poll, ready};
 
-use percpu::sync::hint;
+use percpu::sync::{hint, mutant};
 
 use super::Device;
 use crate::cache::{Forget, Load};
@@ -88,7 +88,9 @@ struct Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        self.device.shared.unpin_place(self.place);
+        if !mutant("forget-keeps-its-pin") {
+            self.device.shared.unpin_place(self.place);
+        }
     }
 }
 
@@ -125,6 +127,7 @@ impl Future for Invalidation {
                 ready!(device.shared.poll_marks(*place, IO | WRITE, context))?;
                 // What another load has brought since is as new as need be.
                 next = device.shared.is_at(*key, *place).then_some(*key);
+                next = next.filter(|_| !mutant("forget-keeps-what-was-loading"));
                 this.waiting = None;
             }
             let Some(key) = next.or_else(|| this.next()) else {
@@ -142,6 +145,7 @@ impl Future for Invalidation {
                 Forget::Loading(place) => {
                     this.waiting = Some((key, Waiting { device: this.device.clone(), place }));
                 }
+                Forget::Busy if mutant("forget-overlooks-who-is-busy") => {}
                 Forget::Busy if this.device.shared.is_inherited() => {
                     return Poll::Ready(Err(GetError::Forked)); // by the parent's thread
                 }

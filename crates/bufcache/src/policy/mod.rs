@@ -7,6 +7,8 @@ mod a2;
 mod clock;
 mod ghost;
 
+use percpu::sync::mutant;
+
 use crate::cold::{Nodes, On, Victim};
 use crate::frames::Frame;
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE, Word};
@@ -137,7 +139,11 @@ impl Policy {
 
 /// Whether nobody has a buffer pinned or works on it.
 pub(crate) fn may_go(word: Word) -> bool {
-    word.pins() == 0 && word.has(VALID) && !word.has(IO | EVICT | STALE | WRITE | DIRTY | BACK)
+    if mutant("evict-what-is-loading") && word.has(IO) {
+        return !word.has(EVICT | STALE);
+    }
+    let dirty = if mutant("evict-what-is-dirty") { 0 } else { DIRTY };
+    word.pins() == 0 && word.has(VALID) && !word.has(IO | EVICT | STALE | WRITE | dirty | BACK)
 }
 
 /// Marks a buffer as being evicted, unless somebody has it pinned or works on it.

@@ -2,48 +2,115 @@
 
 use std::sync::Arc;
 
-use bufcache::bare::Bare;
+use bufcache::bare::{Bare, BareGroup};
+use percpu::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use percpu::sync::{model, thread};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("hit-without-a-fence", "bare::inv06_a_slot_against_a_scan"),
     ("scan-without-a-fence", "bare::inv06_a_slot_against_a_scan"),
+    ("hit-without-a-fence", "bare::inv06_a_slot_against_a_scan_by_membarrier"),
+    ("scan-without-a-fence", "bare::inv06_a_slot_against_a_scan_by_membarrier"),
     ("slot-clear-relaxed", "bare::inv06_a_slot_against_a_scan"),
     ("slot-scan-relaxed", "bare::inv06_a_slot_against_a_scan"),
     ("bury-without-a-first-look-at-pins", "bare::inv06_a_pin_becomes_a_slot"),
+    ("bury-without-a-first-look-at-pins", "bare::inv06_a_pin_becomes_a_slot_by_membarrier"),
+    ("claim-without-a-fence", "bare::inv10_a_claim_against_who_forgets"),
+    ("forget-without-a-fence", "bare::inv10_a_claim_against_who_forgets"),
+    ("join-forgets-the-failure", "bare::inv18_three_syncs_that_fail"),
 ];
 
 /// Of those, what only a checker of weak memory can see.
-pub(super) const LOOM_ONLY: &[&str] =
-    &["hit-without-a-fence", "scan-without-a-fence", "slot-clear-relaxed", "slot-scan-relaxed"];
+pub(super) const LOOM_ONLY: &[&str] = &[
+    "hit-without-a-fence",
+    "scan-without-a-fence",
+    "slot-clear-relaxed",
+    "slot-scan-relaxed",
+    "claim-without-a-fence",
+    "forget-without-a-fence",
+];
 
 /// At least one of the two sees the other.
 #[test]
 fn inv06_a_slot_against_a_scan() {
-    model(|| {
-        let bare = Arc::new(Bare::new());
-        let reads = thread::spawn({
-            let bare = Arc::clone(&bare);
-            move || assert!([None, Some(7)].contains(&bare.read()))
-        });
-        let evicted = bare.evict();
-        reads.join().unwrap();
-        assert!(!evicted || bare.read().is_none());
+    model(|| reads_against_an_evictor(false));
+}
+
+/// The same with the other kind of fence.
+#[test]
+fn inv06_a_slot_against_a_scan_by_membarrier() {
+    model(|| reads_against_an_evictor(true));
+}
+
+fn reads_against_an_evictor(membarrier: bool) {
+    let bare = Arc::new(Bare::new(membarrier));
+    let reads = thread::spawn({
+        let bare = Arc::clone(&bare);
+        move || assert!([None, Some(7)].contains(&bare.read()))
     });
+    let evicted = bare.evict();
+    reads.join().unwrap();
+    assert!(!evicted || bare.read().is_none());
 }
 
 /// Who looks at pins and slots finds one of the two.
 #[test]
 fn inv06_a_pin_becomes_a_slot() {
+    model(|| wakes_against_who_buries(false));
+}
+
+/// The same with the other kind of fence.
+#[test]
+fn inv06_a_pin_becomes_a_slot_by_membarrier() {
+    model(|| wakes_against_who_buries(true));
+}
+
+fn wakes_against_who_buries(membarrier: bool) {
+    let bare = Arc::new(Bare::new(membarrier));
+    bare.pin();
+    let wakes = thread::spawn({
+        let bare = Arc::clone(&bare);
+        move || assert_eq!(bare.wake(), 7)
+    });
+    bare.bury();
+    wakes.join().unwrap();
+}
+
+/// What is loaded is new, or is there to be forgotten.
+#[test]
+fn inv10_a_claim_against_who_forgets() {
     model(|| {
-        let bare = Arc::new(Bare::new());
-        bare.pin();
-        let wakes = thread::spawn({
-            let bare = Arc::clone(&bare);
-            move || assert_eq!(bare.wake(), 7)
+        // A device's memory orders nothing.
+        let (bare, device) = (Arc::new(Bare::empty()), Arc::new(AtomicU64::new(0)));
+        let claims = thread::spawn({
+            let (bare, device) = (Arc::clone(&bare), Arc::clone(&device));
+            move || bare.claim(|| device.load(Relaxed))
         });
-        bare.bury();
-        wakes.join().unwrap();
+        device.store(1, Relaxed);
+        let absent = bare.is_absent();
+        claims.join().unwrap();
+        assert!(!absent || bare.read() == Some(1));
+    });
+}
+
+/// One of them syncs for the two that wait.
+#[test]
+fn inv18_three_syncs_that_fail() {
+    model(|| {
+        let group = Arc::new(BareGroup::new());
+        let sync = |group: Arc<BareGroup>| {
+            let synced = group.join(|| {
+                thread::yield_now();
+                false
+            });
+            assert!(!synced);
+        };
+        let others = [(); 2].map(|()| {
+            let group = Arc::clone(&group);
+            thread::spawn(move || sync(group))
+        });
+        sync(group);
+        others.into_iter().for_each(|other| other.join().unwrap());
     });
 }

@@ -8,6 +8,8 @@ use super::world::{World, dawdle, look, neighbours};
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("hit-without-a-fence", "evict::inv06_a_hit_keeps_its_buffer"),
+    ("hit-without-a-fence", "evict::inv06_a_hit_keeps_its_buffer_by_membarrier"),
+    ("evict-without-a-scan", "evict::inv06_a_hit_keeps_its_buffer_by_membarrier"),
     ("evict-without-a-scan", "evict::inv06_a_hit_keeps_its_buffer"),
     ("hit-looks-before-it-names", "evict::inv06_a_hit_keeps_its_buffer"),
     ("evict-without-a-scan", "evict::inv05_a_lookup_against_the_last_release"),
@@ -24,22 +26,19 @@ pub(super) const LOOM_ONLY: &[&str] =
 /// There is one buffer: the other block takes its place and its memory.
 #[test]
 fn inv06_a_hit_keeps_its_buffer() {
-    model(|| {
-        let [other] = neighbours(1);
-        let world = World::new(1);
-        world.read(0);
-        let hits = thread::spawn({
-            let disk = world.disk.clone();
-            move || {
-                if let Ok(guard) = disk.try_get(0) {
-                    look(&guard, 0);
-                }
-            }
-        });
-        world.read(other);
-        hits.join().unwrap();
-        assert_eq!(world.reads(), 2);
-    });
+    model(|| hits_against_an_evictor(&World::new(1)));
+}
+
+/// The same with the other kind of fence.
+#[test]
+fn inv06_a_hit_keeps_its_buffer_by_membarrier() {
+    model(|| hits_against_an_evictor(&World::membarrier(1)));
+}
+
+fn hits_against_an_evictor(world: &World) {
+    let [other] = neighbours(1);
+    world.against_a_hit(|| world.read(other));
+    assert_eq!(world.reads(), 2);
 }
 
 /// The evictor comes between the guard and the pin, and finds neither gone.

@@ -24,18 +24,10 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 fn inv10_a_hit_keeps_what_was_invalidated() {
     model(|| {
         let world = World::new(1);
-        world.read(0);
-        let hits = thread::spawn({
-            let disk = world.disk.clone();
-            move || {
-                if let Ok(guard) = disk.try_get(0) {
-                    look(&guard, 0);
-                }
-            }
+        world.against_a_hit(|| {
+            assert_eq!(world.disk.invalidate(0), Ok(true));
+            world.read(1);
         });
-        assert_eq!(world.disk.invalidate(0), Ok(true));
-        world.read(1);
-        hits.join().unwrap();
         assert_eq!(world.reads(), 2);
     });
 }

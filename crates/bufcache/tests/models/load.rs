@@ -49,7 +49,7 @@ fn inv02_two_misses_read_once() {
         world.read(1);
         reads.join().unwrap();
         assert_eq!(world.reads(), 1);
-        both_are_of_use(&world);
+        world.both_are_of_use();
         assert_eq!(world.reads(), 2);
     });
 }
@@ -86,7 +86,7 @@ fn inv12_a_failed_load_is_told_to_who_waits() {
         };
         let loads = || world.disk.get(1).map(drop);
         assert_eq!(world.with_other(loads, waits), Err(failed));
-        both_are_of_use(&world);
+        world.both_are_of_use();
     });
 }
 
@@ -105,16 +105,8 @@ fn inv12_a_loader_that_panics_is_told_to_who_waits() {
         };
         let loads = || catch_unwind(AssertUnwindSafe(|| world.disk.get(1).map(drop)));
         assert!(world.with_other(loads, waits).is_err());
-        both_are_of_use(&world);
+        world.both_are_of_use();
     });
-}
-
-/// Both buffers can be had at once.
-fn both_are_of_use(world: &World) {
-    let (one, two) = (world.disk.get(1).unwrap(), world.disk.get(2).unwrap());
-    assert_ne!(one.as_ptr(), two.as_ptr());
-    look(&one, 1);
-    look(&two, 2);
 }
 
 /// Whoever waits leaves the buffer it took in vain to who has none. More than loom does in a minute.

@@ -4,11 +4,18 @@
 //!
 //! A planted bug is named by `mutant("...")` in the crate; [`mutants`] demands that each is caught.
 
+mod ahead;
 mod bare;
+mod claim;
+mod disk;
+mod engine;
 mod evict;
 mod invalidate;
 mod load;
 mod mutants;
 mod place;
+mod sync;
+mod task;
+mod wipe;
 mod world;
 mod write;

@@ -2,20 +2,32 @@
 
 use percpu::sync::planted::Planted;
 
-use super::{bare, evict, invalidate, load, place, write};
+use super::{ahead, bare, claim, engine, evict, invalidate, load, place, sync, task, wipe, write};
 
 const PLANTED: Planted = Planted {
     mutants: &[
+        ahead::MUTANTS,
         bare::MUTANTS,
+        claim::MUTANTS,
+        engine::MUTANTS,
         evict::MUTANTS,
         invalidate::MUTANTS,
         load::MUTANTS,
         place::MUTANTS,
+        sync::MUTANTS,
+        task::MUTANTS,
+        wipe::MUTANTS,
         write::MUTANTS,
     ],
-    loom_only: &[bare::LOOM_ONLY, evict::LOOM_ONLY, load::LOOM_ONLY, write::LOOM_ONLY],
+    loom_only: &[
+        bare::LOOM_ONLY,
+        evict::LOOM_ONLY,
+        load::LOOM_ONLY,
+        task::LOOM_ONLY,
+        write::LOOM_ONLY,
+    ],
     root: env!("CARGO_MANIFEST_DIR"),
-    dirs: &["src", "src/cache", "src/dirty", "src/policy", "tests/models"],
+    dirs: &["src", "src/cache", "src/dirty", "src/handle", "src/policy", "tests/models"],
 };
 
 #[test]

@@ -5,12 +5,15 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bufcache::{BlockDevice, Cache, Device, Eviction};
+use bufcache::{BlockDevice, Builder, Cache, Device, Eviction};
 use percpu::sync::native::atomic::{AtomicUsize, Ordering::Relaxed};
-use percpu::sync::thread;
+use percpu::sync::{Futex, thread};
 
 pub(super) const SIZE: usize = 512;
 pub(super) const BLOCKS: u64 = 64;
+
+/// No checker has time: it never runs out.
+pub(super) const LONG: Duration = Duration::from_secs(3600);
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -25,6 +28,18 @@ pub(super) struct Numbered {
     /// What another thread does, from the next read on.
     meanwhile: Mutex<Option<Job>>,
     other: Mutex<Option<thread::JoinHandle<()>>>,
+    gone: Gone,
+}
+
+/// Rings when the device is gone.
+#[derive(Default)]
+struct Gone(Arc<Futex>);
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        self.0.advance();
+        self.0.wake_all();
+    }
 }
 
 /// Held for a moment in which no other thread of the model runs.
@@ -88,16 +103,23 @@ impl World {
 
     /// One that never waits for a buffer.
     pub(super) fn impatient(buffers: usize) -> Self {
-        Self::with(buffers, Numbered::default(), Duration::ZERO)
+        Self::by(Self::builder(buffers, Duration::ZERO), Numbered::default())
+    }
+
+    /// One whose hits have no fence of their own.
+    pub(super) fn membarrier(buffers: usize) -> Self {
+        Self::by(Self::builder(buffers, LONG).membarrier(true), Numbered::default())
     }
 
     fn of(buffers: usize, device: Numbered) -> Self {
-        // No checker has time: it never runs out.
-        Self::with(buffers, device, Duration::from_secs(3600))
+        Self::by(Self::builder(buffers, LONG), device)
     }
 
-    fn with(buffers: usize, device: Numbered, patience: Duration) -> Self {
-        let builder = Cache::builder(buffers * SIZE).block_sizes(SIZE, SIZE).patience(patience);
+    fn builder(buffers: usize, patience: Duration) -> Builder {
+        Cache::builder(buffers * SIZE).block_sizes(SIZE, SIZE).patience(patience)
+    }
+
+    fn by(builder: Builder, device: Numbered) -> Self {
         let cache = builder.eviction(Eviction::Clock).build().unwrap();
         let device = Arc::new(device);
         let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
@@ -117,9 +139,38 @@ impl World {
         result
     }
 
+    /// Runs `f` while another thread looks at block 0, if it is there still.
+    pub(super) fn against_a_hit(&self, f: impl FnOnce()) {
+        self.read(0);
+        let disk = self.disk.clone();
+        let hits = thread::spawn(move || {
+            if let Ok(guard) = disk.try_get(0) {
+                look(&guard, 0);
+            }
+        });
+        f();
+        hits.join().unwrap();
+    }
+
+    /// Waits until the cache's thread has let the device go: what a model has of statics ends with it.
+    pub(super) fn end(self) {
+        let gone = Arc::clone(&self.device.gone.0);
+        let seen = gone.load();
+        drop(self);
+        gone.wait(seen);
+    }
+
     /// Gets a block and lets it go.
     pub(super) fn read(&self, block: u64) {
         look(&self.disk.get(block).unwrap(), block);
+    }
+
+    /// Both buffers can be had at once.
+    pub(super) fn both_are_of_use(&self) {
+        let (one, two) = (self.disk.get(1).unwrap(), self.disk.get(2).unwrap());
+        assert_ne!(one.as_ptr(), two.as_ptr());
+        look(&one, 1);
+        look(&two, 2);
     }
 
     /// Reads of the device so far.

@@ -1,0 +1,46 @@
+//! What is read before anybody asks.
+
+use percpu::sync::model;
+
+use super::task::Later;
+use super::world::{World, look};
+
+/// A planted bug, and the model that must fail for it.
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("evict-what-is-loading", "ahead::inv13_what_is_being_read_ahead_is_not_evicted"),
+    ("ask-without-a-pin", "ahead::inv13_what_is_being_read_ahead_is_not_evicted"),
+    ("ahead-inserts-without-a-look", "ahead::inv13_it_is_handed_over"),
+    ("load-wakes-nobody", "ahead::inv13_it_is_handed_over"),
+];
+
+/// There is one buffer, and nobody waits for it: neither for what is in it, nor does who wants it.
+#[test]
+fn inv13_what_is_being_read_ahead_is_not_evicted() {
+    model(|| {
+        let later = Later::new(1);
+        let device = later.attach(1);
+        device.readahead(1..2);
+        assert!(device.is_cached(1));
+        let other = device.get(2).map(|guard| look(&guard, 2));
+        later.join();
+        // It was there until another took its place, and nobody has a pin on it.
+        assert_eq!(device.is_cached(1), other.is_err());
+        look(&device.get(1).unwrap(), 1);
+        look(&device.get(2).unwrap(), 2);
+        assert_eq!(later.reads(), if other.is_ok() { 4 } else { 2 });
+    });
+}
+
+/// The cache's thread reads it, or who asks for it; and the other has what was read.
+#[test]
+fn inv13_it_is_handed_over() {
+    model(|| {
+        let world = World::new(2);
+        world.disk.readahead(1..2);
+        world.read(1);
+        world.read(1);
+        assert_eq!(world.reads(), 1);
+        world.both_are_of_use();
+        world.end();
+    });
+}

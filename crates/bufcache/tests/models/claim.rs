@@ -1,0 +1,161 @@
+//! Who forgets what was changed on the device, against who loads it meanwhile.
+
+use std::io;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+
+use bufcache::{BlockDevice, Cache, Device, Eviction, Load};
+use percpu::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use percpu::sync::{model, thread};
+
+use super::task::block_on;
+use super::world::{BLOCKS, SIZE, dawdle};
+
+/// A planted bug, and the model that must fail for it.
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("forget-keeps-what-was-loading", "claim::inv10_a_claim_against_who_forgets"),
+    ("forget-keeps-what-was-loading", "claim::inv10_who_forgets_waits_for_a_load"),
+    ("poll-without-a-second-look", "claim::inv10_who_forgets_waits_for_a_load"),
+    ("invalidate-overlooks-loads", "claim::inv10_a_claim_against_who_invalidates"),
+    ("forget-keeps-its-pin", "claim::inv10_who_forgets_is_gone"),
+    ("forget-overlooks-who-is-busy", "claim::inv10_who_forgets_against_an_evictor"),
+];
+
+/// All blocks say how often the device was changed: by other means than the cache's.
+struct Changing(AtomicU64);
+
+impl Changing {
+    fn attach(buffers: usize) -> (Arc<Self>, Device) {
+        let builder = Cache::builder(buffers * SIZE).block_sizes(SIZE, SIZE);
+        let changing = Arc::new(Self(AtomicU64::new(0)));
+        let cache = builder.eviction(Eviction::Clock).build().unwrap();
+        let device = cache.attach(Arc::clone(&changing), SIZE).unwrap();
+        (changing, device)
+    }
+
+    fn change(&self) {
+        self.0.store(1, Relaxed); // a device's memory orders nothing
+    }
+
+    fn now(&self) -> u8 {
+        self.0.load(Relaxed) as u8
+    }
+
+    /// Does what the load is for.
+    fn load(&self, mut load: Load) {
+        load.fill(self.now());
+        dawdle();
+        load.finish(Ok(SIZE));
+    }
+}
+
+impl BlockDevice for Changing {
+    fn len(&self) -> u64 {
+        BLOCKS * SIZE as u64
+    }
+
+    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+        buf.fill(self.now());
+        Ok(buf.len())
+    }
+}
+
+/// What is loaded is new, or is forgotten.
+#[test]
+fn inv10_a_claim_against_who_forgets() {
+    model(|| {
+        let (changing, device) = Changing::attach(1);
+        let claims = thread::spawn({
+            let (changing, device) = (Arc::clone(&changing), device.clone());
+            move || {
+                if let Some(load) = device.claim(0).unwrap() {
+                    changing.load(load);
+                }
+            }
+        });
+        dawdle();
+        changing.change();
+        block_on(device.invalidation(0..1)).unwrap();
+        assert_eq!(device.get(0).unwrap()[0], 1);
+        claims.join().unwrap();
+    });
+}
+
+/// The same of who sleeps until the load is over.
+#[test]
+fn inv10_a_claim_against_who_invalidates() {
+    model(|| {
+        let (changing, device) = Changing::attach(1);
+        let claims = thread::spawn({
+            let (changing, device) = (Arc::clone(&changing), device.clone());
+            move || {
+                if let Some(load) = device.claim(0).unwrap() {
+                    changing.load(load);
+                }
+            }
+        });
+        dawdle();
+        changing.change();
+        device.invalidate(0).unwrap();
+        assert_eq!(device.get(0).unwrap()[0], 1);
+        claims.join().unwrap();
+    });
+}
+
+/// It is about to end.
+#[test]
+fn inv10_who_forgets_waits_for_a_load() {
+    model(|| {
+        let (changing, device) = Changing::attach(1);
+        let load = device.claim(0).unwrap().expect("it is not there");
+        let ends = thread::spawn({
+            let changing = Arc::clone(&changing);
+            move || changing.load(load)
+        });
+        changing.change();
+        assert_eq!(block_on(device.invalidation(0..1)), Ok(1));
+        assert_eq!(device.get(0).unwrap()[0], 1);
+        ends.join().unwrap();
+    });
+}
+
+/// While it waits for a load, which ends meanwhile. The buffer is of use.
+#[test]
+fn inv10_who_forgets_is_gone() {
+    model(|| {
+        let (changing, device) = Changing::attach(1);
+        let load = device.claim(0).unwrap().expect("it is not there");
+        let mut forgets = Box::pin(device.invalidation(0..1));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(forgets.as_mut().poll(&mut context).is_pending());
+        let ends = thread::spawn(move || changing.load(load));
+        drop(forgets);
+        ends.join().unwrap();
+        assert!(device.is_cached(0));
+        drop(device.claim(1).unwrap().expect("there is a buffer for it"));
+    });
+}
+
+/// It marked the buffer, found it in use, and puts it back.
+#[test]
+fn inv10_who_forgets_against_an_evictor() {
+    model(|| {
+        let (changing, device) = Changing::attach(1);
+        drop(device.get(0).unwrap());
+        let evicts = thread::spawn({
+            let device = device.clone();
+            move || {
+                let held = device.try_get(0);
+                // There is no buffer for it while the guard lives.
+                for _ in 0..2 {
+                    assert!(held.is_err() || matches!(device.claim(1), Ok(None)));
+                }
+            }
+        });
+        dawdle();
+        changing.change();
+        block_on(device.invalidation(0..1)).unwrap();
+        assert_eq!(device.get(0).unwrap()[0], 1);
+        evicts.join().unwrap();
+    });
+}

@@ -1,0 +1,122 @@
+//! What a sync says, and a durable write, against who writes and writes back; writers against evictors and
+//! the log.
+
+use bufcache::Builder;
+use percpu::sync::native::atomic::Ordering::Relaxed;
+use percpu::sync::{model, thread};
+
+use super::disk::{fill, of, small, world};
+use super::world::dawdle;
+
+/// A planted bug, and the model that must fail for it.
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("write-without-a-fence", "sync::inv15_a_writer_against_a_reader_by_membarrier"),
+    ("evict-what-is-dirty", "sync::inv15_a_writer_against_an_evictor"),
+    ("write-before-the-log", "sync::inv16_the_log_against_a_writer"),
+    ("log-flushed-once", "sync::inv16_the_log_against_a_writer"),
+    ("sync-skips-what-is-marked", "write::inv20_a_sync_against_the_cleaner"),
+    ("durable-write-trusts-others", "sync::inv20_a_durable_write_against_the_cleaner"),
+    ("clean-before-it-is-unsynced", "sync::inv20_a_durable_write_against_the_cleaner"),
+    ("sync-of-a-poisoned-device", "sync::inv18_a_sync_beside_one_that_fails"),
+];
+
+/// The same with the other kind of fence.
+#[test]
+fn inv15_a_writer_against_a_reader_by_membarrier() {
+    model(|| writes_against_a_reader(small(2).membarrier(true)));
+}
+
+fn writes_against_a_reader(builder: Builder) {
+    let (_disk, device) = of(builder);
+    drop(device.get(0).unwrap());
+    let reads = thread::spawn({
+        let device = device.clone();
+        move || {
+            if let Ok(guard) = device.try_get(0) {
+                let first = guard[0];
+                dawdle();
+                assert!(guard.iter().all(|byte| *byte == first));
+            }
+        }
+    });
+    fill(&device, 0, 1);
+    reads.join().unwrap();
+    assert_eq!(device.get(0).unwrap()[0], 1);
+}
+
+/// Who wants a buffer gets the one that there is once the device has what was written: or before that
+/// was.
+#[test]
+fn inv15_a_writer_against_an_evictor() {
+    model(|| {
+        let (disk, device) = of(small(1));
+        drop(device.get(0).unwrap());
+        let evicts = thread::spawn({
+            let device = device.clone();
+            move || drop(device.get(1).unwrap())
+        });
+        fill(&device, 0, 1);
+        evicts.join().unwrap();
+        assert_eq!(device.get(0).unwrap()[0], 1);
+        device.sync().unwrap();
+        assert_eq!(disk.durable(0), 1);
+    });
+}
+
+/// While the log is flushed for a block, that is written once more, and needs more of the log.
+#[test]
+fn inv16_the_log_against_a_writer() {
+    model(|| {
+        let (disk, device) = world();
+        disk.logs.store(true, Relaxed);
+        let logged = |byte: u8| {
+            let mut guard = device.get_mut(0).unwrap();
+            guard.set_lsn(byte.into());
+            guard.fill(byte);
+        };
+        logged(1);
+        let flushes = thread::spawn({
+            let device = device.clone();
+            move || device.flush().unwrap()
+        });
+        logged(2);
+        flushes.join().unwrap();
+        device.sync().unwrap();
+        assert_eq!(disk.durable(0), 2);
+    });
+}
+
+/// It is durable, whoever wrote it.
+#[test]
+fn inv20_a_durable_write_against_the_cleaner() {
+    model(|| {
+        let (disk, device) = world();
+        fill(&device, 0, 1);
+        let flushes = thread::spawn({
+            let device = device.clone();
+            move || device.flush().unwrap()
+        });
+        device.write_through(0..1).unwrap();
+        assert_eq!(disk.durable(0), 1);
+        flushes.join().unwrap();
+    });
+}
+
+/// Of two at a time the device fails one, and gives up what was written before: what a sync has said
+/// of is there.
+#[test]
+fn inv18_a_sync_beside_one_that_fails() {
+    model(|| {
+        let (disk, device) = world();
+        disk.giving_up.store(1, Relaxed);
+        fill(&device, 0, 1);
+        let syncs = thread::spawn({
+            let device = device.clone();
+            move || device.sync().is_ok()
+        });
+        let synced = device.sync().is_ok();
+        let other = syncs.join().unwrap();
+        assert!(!synced && !other || disk.durable(0) == 1);
+        assert!(!synced || !other, "one has failed");
+    });
+}

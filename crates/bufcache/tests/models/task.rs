@@ -1,0 +1,247 @@
+//! Tasks that wait for loads, which another thread ends: those that are woken, and those that are gone.
+
+use std::future::Future;
+use std::io;
+use std::panic::resume_unwind;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use bufcache::{AttachOptions, BlockDevice, Cache, Device, Eviction, GetError, Load};
+use percpu::sync::{Futex, Mutex, model, thread};
+
+use super::world::{BLOCKS, SIZE, World, dawdle, look};
+
+/// A planted bug, and the model that must fail for it.
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("poll-without-a-second-look", "task::inv02_a_task_is_woken"),
+    ("load-wakes-no-task", "task::inv02_a_task_is_woken"),
+    ("ask-without-a-pin", "task::inv02_a_requester_that_is_gone"),
+    ("load-forgets-who-is-gone", "task::inv02_a_requester_that_is_gone"),
+    ("publish-releases-only", "task::inv02_a_requester_that_is_gone"),
+    ("load-forgets-who-is-gone", "task::inv12_a_requester_that_is_gone_of_a_load_that_fails"),
+    ("failed-load-is-freed-by-each", "task::inv12_a_requester_that_is_gone_of_a_load_that_fails"),
+    ("wake-unwinds", "task::inv02_a_waker_that_panics"),
+    ("read-leaves-what-panicked", "task::inv12_a_task_is_told_of_a_load_that_panics"),
+    ("ahead-is-not-told", "task::inv12_a_task_is_told_of_a_load_that_panics"),
+    ("finish-unwinds", "task::inv12_a_task_is_told_of_a_verifier_that_panics"),
+];
+
+/// Of those, what only a checker of weak memory can see.
+pub(super) const LOOM_ONLY: &[&str] = &["publish-releases-only"];
+
+/// Runs a future in this thread, which sleeps where it waits.
+pub(super) fn block_on<F: Future>(future: F) -> F::Output {
+    let alarm = Arc::new(Alarm::default());
+    let waker = Waker::from(Arc::clone(&alarm));
+    let (mut context, mut future) = (Context::from_waker(&waker), pin!(future));
+    loop {
+        let seen = alarm.bell.load();
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+        alarm.bell.wait(seen);
+    }
+}
+
+/// Wakes a thread; or panics.
+#[derive(Default)]
+struct Alarm {
+    bell: Futex,
+    panics: bool,
+}
+
+impl Wake for Alarm {
+    fn wake(self: Arc<Self>) {
+        self.bell.advance();
+        self.bell.wake_all();
+        if self.panics {
+            resume_unwind(Box::new(())); // without a message: a panic that has one ends a model
+        }
+    }
+}
+
+/// Polls once. Whether the future waits now.
+fn begin<F: Future>(future: &mut Pin<Box<F>>, alarm: &Arc<Alarm>) -> bool {
+    let waker = Waker::from(Arc::clone(alarm));
+    future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending()
+}
+
+/// Numbered blocks. It begins as many reads as it was told to, and a thread of its own ends each.
+#[derive(Default)]
+pub(super) struct Later {
+    begins: AtomicUsize,
+    pub(super) reads: AtomicUsize,
+    /// Those that it has begun fail.
+    fails: AtomicBool,
+    threads: Mutex<Vec<thread::JoinHandle<()>>>,
+}
+
+impl Later {
+    pub(super) fn new(begins: usize) -> Arc<Self> {
+        Arc::new(Self { begins: AtomicUsize::new(begins), ..Self::default() })
+    }
+
+    /// A cache of a few buffers, which waits for none.
+    pub(super) fn attach(self: &Arc<Self>, buffers: usize) -> Device {
+        self.attach_with(buffers, AttachOptions::new(SIZE))
+    }
+
+    fn attach_with(self: &Arc<Self>, buffers: usize, options: AttachOptions) -> Device {
+        let builder = Cache::builder(buffers * SIZE).block_sizes(SIZE, SIZE);
+        let builder = builder.patience(Duration::ZERO).eviction(Eviction::Clock);
+        builder.build().unwrap().attach_with(Arc::clone(self), options).unwrap()
+    }
+
+    /// Until what it has begun is over.
+    pub(super) fn join(&self) {
+        loop {
+            let Some(thread) = self.threads.lock().pop() else { return };
+            thread.join().unwrap();
+        }
+    }
+
+    pub(super) fn reads(&self) -> usize {
+        self.reads.load(Relaxed)
+    }
+}
+
+impl BlockDevice for Later {
+    fn len(&self) -> u64 {
+        BLOCKS * SIZE as u64
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.reads.fetch_add(1, Relaxed);
+        buf.fill((offset / SIZE as u64) as u8);
+        Ok(buf.len())
+    }
+
+    fn begins_reads(&self) -> bool {
+        self.begins.load(Relaxed) > 0
+    }
+
+    fn begin_read(&self, mut load: Load) -> Result<(), Load> {
+        self.begins.fetch_sub(1, Relaxed);
+        self.reads.fetch_add(1, Relaxed);
+        let fails = self.fails.load(Relaxed);
+        let thread = thread::spawn(move || {
+            let byte = (load.offset() / SIZE as u64) as u8;
+            load[..SIZE / 2].fill(byte);
+            dawdle();
+            load[SIZE / 2..].fill(byte);
+            load.finish(if fails {
+                Err(io::Error::from_raw_os_error(libc::EIO))
+            } else {
+                Ok(SIZE)
+            });
+        });
+        self.threads.lock().push(thread);
+        Ok(())
+    }
+}
+
+#[test]
+fn inv02_a_task_is_woken() {
+    model(|| {
+        let later = Later::new(1);
+        let device = later.attach(1);
+        look(&block_on(device.get_async(1)).unwrap(), 1);
+        later.join();
+        assert_eq!(later.reads(), 1);
+    });
+}
+
+/// Before its load is over, or behind that. What it asked for is there for others; and of its own are
+/// neither the buffer nor the waker kept.
+#[test]
+fn inv02_a_requester_that_is_gone() {
+    model(|| {
+        let later = Later::new(1);
+        let device = later.attach(1);
+        let alarm = Arc::new(Alarm::default());
+        let mut asks = Box::pin(device.get_async(1));
+        begin(&mut asks, &alarm);
+        drop(asks);
+        dawdle();
+        look(&device.get(1).unwrap(), 1);
+        later.join();
+        assert_eq!(later.reads(), 1);
+        assert_eq!(Arc::strong_count(&alarm), 1, "its waker is kept");
+        look(&device.get(2).unwrap(), 2);
+    });
+}
+
+/// The same of one whose load fails: the others are told.
+#[test]
+fn inv12_a_requester_that_is_gone_of_a_load_that_fails() {
+    model(|| {
+        let later = Later::new(1);
+        later.fails.store(true, Relaxed);
+        let device = later.attach(2);
+        let alarm = Arc::new(Alarm::default());
+        let mut asks = Box::pin(device.get_async(1));
+        begin(&mut asks, &alarm);
+        drop(asks);
+        dawdle();
+        let told = device.get(1).map(|guard| look(&guard, 1));
+        later.join();
+        // By the load, or not: then it was over.
+        assert_eq!(told.is_ok(), later.reads() == 2);
+        assert_eq!(told.err().unwrap_or(FAILED), FAILED);
+        assert_eq!(Arc::strong_count(&alarm), 1, "its waker is kept");
+        let (one, two) = (device.get(1).unwrap(), device.get(2).unwrap());
+        assert_ne!(one.as_ptr(), two.as_ptr());
+    });
+}
+
+const FAILED: GetError = GetError::Io { errno: libc::EIO, block: 1 };
+
+/// Two wait, and the first panics when it is woken.
+#[test]
+fn inv02_a_waker_that_panics() {
+    model(|| {
+        let later = Later::new(1);
+        let device = later.attach(1);
+        let alarm = Arc::new(Alarm { panics: true, ..Alarm::default() });
+        let mut first = Box::pin(device.get_async(1));
+        let waits = begin(&mut first, &alarm);
+        look(&block_on(device.get_async(1)).unwrap(), 1);
+        later.join();
+        if waits {
+            look(&block_on(first).unwrap(), 1);
+        }
+    });
+}
+
+/// The cache's own thread reads, sleeps, and reads again.
+#[test]
+fn inv12_a_task_is_told_of_a_load_that_panics() {
+    model(|| {
+        let world = World::panicking(2, 1);
+        let told = block_on(world.disk.get_async(1)).map(drop);
+        assert_eq!(told, Err(GetError::Panicked { block: 1 }));
+        look(&block_on(world.disk.get_async(1)).unwrap(), 1);
+        assert_eq!(world.reads(), 2);
+        world.end();
+    });
+}
+
+#[test]
+fn inv12_a_task_is_told_of_a_verifier_that_panics() {
+    model(|| {
+        let later = Later::new(1);
+        let refuses = AtomicBool::new(true);
+        let verify = move |_: u64, _: &[u8]| match refuses.swap(false, Relaxed) {
+            true => resume_unwind(Box::new(())),
+            false => true,
+        };
+        let device = later.attach_with(2, AttachOptions::new(SIZE).verify(verify));
+        let told = block_on(device.get_async(1)).map(drop);
+        assert_eq!(told, Err(GetError::Panicked { block: 1 }));
+        later.join();
+        look(&device.get(1).unwrap(), 1);
+    });
+}

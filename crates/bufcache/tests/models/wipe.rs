@@ -1,0 +1,100 @@
+//! Discards, against who reads, writes and writes back what is discarded.
+
+use percpu::sync::{model, thread};
+
+use super::disk::{fill, world};
+use super::task::block_on;
+
+/// A planted bug, and the model that must fail for it.
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("exclusion-is-overlooked", "wipe::inv10_a_discard_against_a_load"),
+    ("wipe-overlooks-loads", "wipe::inv10_a_discard_against_a_load"),
+    ("exclusion-wakes-nobody", "wipe::inv10_a_discard_against_a_load"),
+    ("exclusion-wakes-no-task", "wipe::inv10_a_discard_against_a_task"),
+    ("wipe-overlooks-marks", "wipe::inv15_a_discard_against_write_back"),
+    ("exclusion-lets-all-in", "wipe::inv15_two_discards"),
+    ("wipe-overlooks-marks", "wipe::inv15_a_discard_against_a_writer"),
+];
+
+/// What was there is not found any more, nor by who began to look before.
+#[test]
+fn inv10_a_discard_against_a_load() {
+    model(|| {
+        let (_disk, device) = world();
+        fill(&device, 0, 1);
+        device.flush().unwrap();
+        device.invalidate(0).unwrap();
+        let reads = thread::spawn({
+            let device = device.clone();
+            move || assert!(device.get(0).unwrap()[0] <= 1)
+        });
+        device.discard(0..1).unwrap();
+        assert_eq!(device.get(0).unwrap()[0], 0);
+        reads.join().unwrap();
+    });
+}
+
+/// The same of a task.
+#[test]
+fn inv10_a_discard_against_a_task() {
+    model(|| {
+        let (_disk, device) = world();
+        let reads = thread::spawn({
+            let device = device.clone();
+            move || assert_eq!(block_on(device.get_async(0)).unwrap()[0], 0)
+        });
+        device.discard(0..1).unwrap();
+        reads.join().unwrap();
+    });
+}
+
+/// What was dirty is written before it is discarded, or never.
+#[test]
+fn inv15_a_discard_against_write_back() {
+    model(|| {
+        let (disk, device) = world();
+        fill(&device, 0, 1);
+        let flushes = thread::spawn({
+            let device = device.clone();
+            move || device.flush().unwrap()
+        });
+        device.discard(0..1).unwrap();
+        assert_eq!(device.get(0).unwrap()[0], 0);
+        flushes.join().unwrap();
+        device.sync().unwrap();
+        assert_eq!(disk.durable(0), 0);
+    });
+}
+
+/// One comes behind the other.
+#[test]
+fn inv15_a_discard_against_a_writer() {
+    model(|| {
+        let (disk, device) = world();
+        drop(device.get(0).unwrap());
+        let writes = thread::spawn({
+            let device = device.clone();
+            move || {
+                fill(&device, 0, 1);
+                device.sync().unwrap();
+            }
+        });
+        device.discard(0..1).unwrap();
+        writes.join().unwrap();
+        device.sync().unwrap();
+        assert_eq!(disk.durable(0), device.get(0).unwrap()[0]);
+    });
+}
+
+#[test]
+fn inv15_two_discards() {
+    model(|| {
+        let (_disk, device) = world();
+        let discards = thread::spawn({
+            let device = device.clone();
+            move || device.discard(0..1).unwrap()
+        });
+        device.discard(0..2).unwrap();
+        discards.join().unwrap();
+    });
+}
