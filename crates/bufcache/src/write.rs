@@ -56,7 +56,7 @@ impl Device {
     pub fn create(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
-        let held = self.shared.lock_write(&self.source, key, self.class, Fill::Zeros)?;
+        let held = self.shared.lock_write(&self.source, key, self.class, Fill::Caller)?;
         let mut guard = WriteGuard::new(self, held);
         guard.fill(0);
         Ok(guard)

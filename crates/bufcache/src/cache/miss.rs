@@ -119,7 +119,7 @@ impl Shared {
                 self.counters.miss_locked.add(1);
                 return match fill {
                     Fill::Read => self.load(source, key, frame, reuse).map(Got::Shared),
-                    Fill::Zeros => self.create(source, key, frame).map(Got::Locked),
+                    Fill::Caller => self.create(source, key, frame).map(Got::Locked),
                 };
             };
             let word = entry.word();
@@ -271,7 +271,7 @@ impl Shared {
         Err(self.fail(source, key, frame, failure))
     }
 
-    /// Fills what was just put into the table with zeros, for the caller to write.
+    /// Gives what was just put into the table to the caller, to fill: it has what its frame had.
     pub(super) fn create(&self, source: &Source, key: Key, frame: Frame) -> Result<Held, GetError> {
         let entry = self.entry(frame);
         let slot = match hazard::name(entry, self.order) {
@@ -283,9 +283,6 @@ impl Shared {
             return Err(self.fail(source, key, frame, Failure::Forked));
         }
         self.frames.writing(frame);
-        let mut bytes = self.frames.bytes(frame);
-        // SAFETY: invariant 1 of `frames`: the frame is this thread's until the entry is published.
-        unsafe { bytes.as_mut() }.fill(0);
         // Before anybody finds it there: what is refused now was never in the cache.
         entry.change(WRITE, 0);
         // Ordering: SeqCst, against the fence of who closes the device; see `close`.

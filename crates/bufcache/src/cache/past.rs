@@ -14,7 +14,7 @@ use crate::word::{DIRTY, Key};
 
 impl Shared {
     /// The buffer of a block that is written whole, where that needs no wait. The bytes are those of the
-    /// block, or zeros.
+    /// block, or any: the caller fills it.
     pub(crate) fn try_create(
         &self,
         source: &Arc<Source>,

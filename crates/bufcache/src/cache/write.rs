@@ -32,8 +32,8 @@ use crate::word::{BACK, DIRTY, Entry, HELD, Key, WAITED, WRITE};
 pub(crate) enum Fill {
     /// What the device has.
     Read,
-    /// Zeros; the buffer is the caller's to write.
-    Zeros,
+    /// Whatever its frame had: the caller fills it.
+    Caller,
 }
 
 /// A buffer that a miss has got.
