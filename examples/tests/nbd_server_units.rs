@@ -10,7 +10,7 @@ mod admission;
 mod args;
 #[path = "../nbd_server/blocks.rs"]
 mod blocks;
-#[path = "../nbd_server/changes.rs"]
+#[path = "../nbd_server/changes/mod.rs"]
 mod changes;
 #[path = "../nbd_server/conn.rs"]
 mod conn;

@@ -1,0 +1,246 @@
+//! Every kind of change, through a small cache, against a plain image.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use bufcache::{BlockDevice, Fault, FaultDevice, FileDevice, Operation};
+use nbd_protocol::CommandFlags;
+
+use super::*;
+
+type Faulty = Arc<FaultDevice<FileDevice>>;
+
+const FLUSH: Command = Command::Flush;
+
+fn write(fua: bool) -> Command {
+    Command::Write { fua }
+}
+
+fn zeroes(fua: bool, no_hole: bool, fast: bool) -> Command {
+    Command::WriteZeroes { fua, no_hole, fast }
+}
+
+/// An image behind a cache of so many bytes, and what it should hold.
+struct Lab {
+    file: File,
+    disk: Faulty,
+    blocks: Blocks,
+    model: Vec<u8>,
+}
+
+impl Lab {
+    fn new(len: usize, cache: u64) -> Self {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(len as u64).unwrap();
+        let device = FileDevice::new(file.try_clone().unwrap()).unwrap();
+        let disk = Arc::new(FaultDevice::new(device));
+        let raw: Arc<dyn BlockDevice> = disk.clone();
+        let files = [file.try_clone().unwrap()];
+        let blocks = Blocks::on(cache, (&files, 1), |_| Ok(Arc::clone(&raw))).unwrap();
+        Self { file, disk, blocks, model: vec![0; len] }
+    }
+
+    /// As the server does, but that it waits for the hand, and for the engine.
+    fn run(&self, command: Command, offset: u64, bytes: &mut [u8], len: u32) -> io::Result<()> {
+        let (flags, cookie) = (CommandFlags::NONE, 0);
+        let request = Request { flags, command: 0, cookie, offset, len };
+        let image = Arc::clone(self.blocks.image(0).unwrap());
+        let read_file = |bytes: &mut [u8]| self.file.read_exact_at(bytes, offset);
+        match self.blocks.begin(0, command, &request, bytes) {
+            Way::Answer(result) => result,
+            Way::Engine => read_file(bytes),
+            Way::Hand(work) => match (Job { image, work, offset, len }).run(bytes)? {
+                Outcome::Done => Ok(()),
+                Outcome::Settled => read_file(bytes),
+            },
+        }
+    }
+
+    fn write(&mut self, offset: usize, len: usize, byte: u8, fua: bool) -> io::Result<()> {
+        self.run(write(fua), offset as u64, &mut vec![byte; len], len as u32)?;
+        self.model[offset..offset + len].fill(byte);
+        Ok(())
+    }
+
+    fn zero(&mut self, command: Command, offset: usize, len: usize) -> io::Result<()> {
+        self.run(command, offset as u64, &mut [], len as u32)?;
+        self.model[offset..offset + len].fill(0);
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.run(FLUSH, 0, &mut [], 0)
+    }
+
+    fn read(&self, offset: usize, len: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0xff; len];
+        self.run(Command::Read { df: false }, offset as u64, &mut bytes, len as u32)?;
+        Ok(bytes)
+    }
+
+    #[track_caller]
+    fn check(&self, offset: usize, len: usize) {
+        let found = self.read(offset, len).unwrap();
+        assert!(found == self.model[offset..offset + len], "{offset}, {len}");
+    }
+
+    fn on_disk(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.model.len()];
+        self.file.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    }
+}
+
+#[test]
+fn anything_at_any_place_is_what_a_plain_image_would_have() {
+    const LEN: usize = 40 * BLOCK + 1000;
+    for (seed, cache) in [(1, 4 * BLOCK), (2, 8 * BLOCK), (3, 1 << 20), (4, 1 << 20)] {
+        let mut lab = Lab::new(LEN, cache as u64);
+        // Where the file system cannot, TRIM leaves it as it is.
+        let trims = lab.disk.inner().discard(0, BLOCK as u64).is_ok();
+        let mut state = seed as u64;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) as usize % below
+        };
+        for round in 0..600 {
+            let offset = random(LEN - 1);
+            let most = [64, BLOCK + 1, 8 * BLOCK, LEN][random(4)];
+            let mut len = 1 + random(most.min(LEN - offset));
+            if random(4) == 0 {
+                len = (LEN - offset).min(most); // often the end
+            }
+            let (offset, len) = match random(2) {
+                0 => (offset, len),
+                _ => (offset / BLOCK * BLOCK, len.div_ceil(BLOCK) * BLOCK),
+            };
+            let len = len.min(LEN - offset);
+            let fua = random(16) == 0;
+            match random(10) {
+                0..=3 => lab.write(offset, len, round as u8, fua).unwrap(),
+                4 => lab.zero(zeroes(fua, random(2) == 0, false), offset, len).unwrap(),
+                5 if trims => lab.zero(Command::Trim { fua }, offset, len).unwrap(),
+                6 if random(4) == 0 => lab.flush().unwrap(),
+                _ => lab.check(offset, len),
+            }
+        }
+        lab.check(0, LEN);
+        lab.flush().unwrap();
+        assert!(lab.on_disk() == lab.model);
+    }
+}
+
+#[test]
+fn what_fits_is_written_without_the_image_and_what_is_long_past_the_cache() {
+    let mut lab = Lab::new(64 * BLOCK, 1 << 20);
+    lab.write(0, BLOCK, 7, false).unwrap();
+    assert_eq!(lab.disk.count(Operation::Write), 0);
+    lab.check(0, BLOCK);
+    lab.write(100, 10, 8, false).unwrap(); // it is there
+    lab.check(0, BLOCK);
+    assert_eq!((lab.disk.count(Operation::Write), lab.disk.count(Operation::Read)), (0, 0));
+    lab.write(1000, 40 * BLOCK, 9, false).unwrap();
+    assert!(lab.on_disk()[2 * BLOCK] == 9 && lab.disk.count(Operation::Write) == 1);
+    lab.check(0, 64 * BLOCK);
+    lab.flush().unwrap();
+    assert!(lab.on_disk() == lab.model && lab.disk.count(Operation::Sync) == 1);
+}
+
+#[test]
+fn a_full_disk_is_told_and_forgets_nothing() {
+    let mut lab = Lab::new(64 * BLOCK, 16 * BLOCK as u64);
+    let len = 2 * BLOCK;
+    lab.write(0, len, 7, false).unwrap();
+    lab.disk.inject(Operation::Write, .., Fault::Error(libc::ENOSPC));
+    let errno = |result: io::Result<()>| result.unwrap_err().raw_os_error().unwrap();
+    assert_eq!(errno(lab.flush()), libc::ENOSPC);
+    lab.check(0, len);
+    // Nor does FUA make more of it than that.
+    assert_eq!(errno(lab.write(0, BLOCK, 8, true)), libc::ENOSPC);
+    lab.model[..BLOCK].fill(8); // in the cache, not durable
+    lab.check(0, len);
+    // A long read meets what cannot be written back.
+    lab.check(0, 40 * BLOCK);
+    // Once all is dirty who writes hears of it as well.
+    let told = (0..32).find_map(|at| lab.write(2 * at * BLOCK, len, at as u8, false).err());
+    assert_eq!(told.unwrap().raw_os_error(), Some(libc::ENOSPC));
+    lab.disk.heal();
+    lab.flush().unwrap();
+    lab.write(0, BLOCK, 9, true).unwrap();
+    assert!(lab.on_disk()[..BLOCK].iter().all(|byte| *byte == 9));
+}
+
+#[test]
+fn a_failed_sync_is_remembered_and_what_is_lost_is_not_read() {
+    for fua in [false, true] {
+        let mut lab = Lab::new(64 * BLOCK, 1 << 20);
+        lab.write(0, BLOCK, 7, false).unwrap();
+        lab.flush().unwrap();
+        lab.write(BLOCK, BLOCK, 8, false).unwrap();
+        lab.write(40 * BLOCK, 20 * BLOCK, 9, false).unwrap(); // past the cache
+        lab.disk.inject_next(Operation::Sync, Fault::Error(libc::ENOSPC));
+        let eio = |result: io::Result<()>| {
+            assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EIO));
+        };
+        eio(if fua { lab.write(0, 10, 7, true) } else { lab.flush() });
+        eio(lab.flush());
+        for offset in [0, 2] {
+            eio(lab.write(offset * BLOCK, BLOCK, 1, false));
+            eio(lab.write(offset * BLOCK, 20 * BLOCK, 1, false));
+            eio(lab.zero(Command::Trim { fua: false }, offset * BLOCK, BLOCK));
+            eio(lab.zero(zeroes(false, true, false), offset * BLOCK, BLOCK));
+        }
+        lab.check(0, 2 * BLOCK); // cached
+        lab.check(30 * BLOCK, BLOCK); // never written
+        eio(lab.read(41 * BLOCK, BLOCK).map(drop));
+        eio(lab.read(20 * BLOCK, 40 * BLOCK).map(drop));
+        assert_eq!(lab.disk.count(Operation::Sync), 2, "and not once more");
+    }
+}
+
+#[test]
+fn what_the_file_system_cannot_do_is_written_or_left() {
+    let mut lab = Lab::new(64 * BLOCK + 10, 1 << 20);
+    let not_there = Fault::Error(libc::EOPNOTSUPP);
+    for operation in [Operation::Discard, Operation::Zero] {
+        lab.disk.inject(operation, .., not_there);
+    }
+    lab.write(0, 64 * BLOCK, 7, false).unwrap();
+    lab.write(5, 64 * BLOCK, 8, false).unwrap();
+    // TRIM may do nothing.
+    let trim = |fua| Command::Trim { fua };
+    lab.run(trim(true), 10, &mut [], 5 * BLOCK as u32).unwrap();
+    lab.check(0, 64 * BLOCK + 10);
+    for no_hole in [false, true] {
+        let fast = lab.zero(zeroes(false, no_hole, true), 10, 5 * BLOCK);
+        assert_eq!(fast.unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
+        lab.check(0, 64 * BLOCK + 10);
+        lab.zero(zeroes(true, no_hole, false), 10 + BLOCK, 50 * BLOCK).unwrap();
+        lab.check(0, 64 * BLOCK + 10);
+    }
+    lab.zero(zeroes(false, true, false), 0, 64 * BLOCK + 10).unwrap();
+    lab.flush().unwrap();
+    assert!(lab.on_disk() == lab.model);
+}
+
+#[test]
+fn what_the_disk_refuses_changes_nothing_that_was_written_before() {
+    let mut lab = Lab::new(64 * BLOCK, 1 << 20);
+    lab.write(0, 4 * BLOCK, 7, false).unwrap();
+    let refusals = [
+        (Operation::Discard, Command::Trim { fua: false }),
+        (Operation::Discard, zeroes(false, false, false)),
+        (Operation::Zero, zeroes(false, true, false)),
+    ];
+    for (operation, command) in refusals {
+        for fault in [Fault::Error(libc::EIO), Fault::Panic] {
+            lab.disk.inject_next(operation, fault);
+            lab.zero(command, 0, 2 * BLOCK).unwrap_err();
+            lab.check(0, 64 * BLOCK);
+        }
+    }
+    lab.disk.inject_next(Operation::Write, Fault::Error(libc::EIO));
+    lab.write(0, 30 * BLOCK, 8, false).unwrap_err();
+    lab.check(0, 4 * BLOCK);
+    lab.flush().unwrap();
+}
