@@ -12,8 +12,8 @@ use std::time::Instant;
 
 use percpu::sync::{Arc, mutant};
 
-use super::Shared;
 use super::back::Task;
+use super::{Shared, linger};
 use crate::dirty::{Extents, WriteError};
 use crate::error::GetError;
 use crate::hazard;
@@ -222,6 +222,9 @@ impl Shared {
                     if entry.key() == key && word.frame().class() == class {
                         self.list_dirty(source, word.frame());
                         self.end_marks(entry, word.frame(), WRITE, DIRTY);
+                        if mutant("two-resets-at-once") {
+                            linger(4000);
+                        }
                         return Ok(true);
                     }
                     self.end_marks(entry, word.frame(), WRITE, 0);

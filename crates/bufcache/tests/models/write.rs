@@ -29,7 +29,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("failed-write-is-clean", "write::inv17_a_write_that_fails"),
     ("write-what-is-held", "write::inv16_held_back_and_behind_the_log"),
     ("write-before-the-log", "write::inv16_held_back_and_behind_the_log"),
-    ("close-refuses-nobody", "write::inv19_a_writer_against_a_close"),
+    ("close-refuses-nobody", "write::inv19_a_creator_against_a_close"),
     ("close-waits-for-no-writer", "write::inv19_a_writer_against_a_close"),
 ];
 
@@ -375,6 +375,7 @@ fn inv19_a_writer_against_a_close() {
                 }
             }
         });
+        let _kept = device.clone(); // the end of the last handle would write it
         dawdle();
         device.close().unwrap();
         let durable = disk.durable(0);
@@ -401,7 +402,7 @@ fn inv19_a_creator_against_a_close() {
                 }
             }
         });
-        dawdle();
+        let _kept = device.clone(); // the end of the last handle would write it
         device.close().unwrap();
         let durable = disk.durable(0);
         assert_eq!(durable, creates.join().unwrap());
