@@ -124,24 +124,33 @@ impl Operation {
     }
 
     pub(crate) fn reply(&self, result: Result<(), NbdError>, buf: Option<AlignedBuf>) -> Step {
-        let Request { cookie, offset, len, .. } = self.request;
-        match (self.stage, result) {
-            (Stage::Read, Ok(())) => {
-                let header = ReplyHeader::read_data(cookie, self.structured, offset, len);
-                Step { header: Some(header), data: buf, spent: None }
-            }
-            (_, Ok(())) => {
-                let header = ReplyHeader::simple(cookie, Ok(()));
-                Step { header: Some(header), data: None, spent: buf }
-            }
-            (_, Err(error)) => {
-                Step { spent: buf, ..Step::refuse(&self.request, self.structured, error) }
-            }
-        }
+        Step::reply(&self.request, self.structured, self.stage, result, buf)
     }
 }
 
 impl Step {
+    /// A request's end, at that stage.
+    pub(crate) fn reply(
+        request: &Request,
+        structured: bool,
+        stage: Stage,
+        result: Result<(), NbdError>,
+        buf: Option<AlignedBuf>,
+    ) -> Self {
+        let Request { cookie, offset, len, .. } = *request;
+        match (stage, result) {
+            (Stage::Read, Ok(())) => {
+                let header = ReplyHeader::read_data(cookie, structured, offset, len);
+                Self { header: Some(header), data: buf, spent: None }
+            }
+            (_, Ok(())) => {
+                let header = ReplyHeader::simple(cookie, Ok(()));
+                Self { header: Some(header), data: None, spent: buf }
+            }
+            (_, Err(error)) => Self { spent: buf, ..Self::refuse(request, structured, error) },
+        }
+    }
+
     pub(crate) fn refuse(request: &Request, structured: bool, error: NbdError) -> Self {
         let chunks = request.wants_chunks(structured);
         let header = ReplyHeader::error(request.cookie, chunks, error);

@@ -204,35 +204,41 @@ impl Requests {
             }
             Command::Cache | Command::Disconnect => Stage::Advise,
         };
-        let (conn, file) = (conn.clone(), self.exports.get(export).file);
-        let mut operation =
-            Operation { conn, export, file, structured, begun: false, request, stage, work: None };
-        if let Err(error) = self.attach(file) {
-            let result = self.judge(&operation, Err(error));
-            return Some(self.finish(&operation, result, buf));
-        }
-        if request.len == 0 && command != Command::Flush {
+        let file = self.exports.get(export).file;
+        let mut work = None;
+        // An answer that is there at once needs no operation, nor a reference to its connection.
+        let answer = if let Err(error) = self.attach(file) {
+            Some(self.judge(&request, Err(error)))
+        } else if request.len == 0 && command != Command::Flush {
             // fallocate refuses an empty range, and nothing else has anything to do.
-            return Some(operation.reply(Ok(()), buf));
-        }
-        if let (Stage::Read, Some(bytes)) = (stage, &mut buf) {
-            bytes.set_len(request.len as usize); // of its room, which may be more
-        }
-        if let Some(blocks) = &self.exports.blocks {
+            Some(Ok(()))
+        } else {
+            if let (Stage::Read, Some(bytes)) = (stage, &mut buf) {
+                bytes.set_len(request.len as usize); // of its room, which may be more
+            }
             let bytes = buf.as_deref_mut().unwrap_or_default();
-            match blocks.begin(file, command, &request, bytes) {
+            let blocks = self.exports.blocks.as_ref();
+            match blocks.map_or(Way::Engine, |blocks| blocks.begin(file, command, &request, bytes))
+            {
                 Way::Answer(result) => {
                     self.counters.hits += u64::from(stage == Stage::Read);
-                    let result = self.judge(&operation, result);
-                    return Some(self.finish(&operation, result, buf));
+                    Some(self.judge(&request, result))
                 }
-                Way::Hand(work) => operation.work = Some(work),
-                Way::Engine => {}
+                Way::Hand(for_a_hand) => {
+                    work = Some(for_a_hand);
+                    None
+                }
+                Way::Engine => None,
             }
+        };
+        let sync_failed = || command == Command::Flush && self.exports.has_sync_failed(file);
+        if let Some(result) = answer.or_else(|| sync_failed().then_some(Err(NbdError::Io))) {
+            self.counters.errors += u64::from(result.is_err());
+            return Some(Step::reply(&request, structured, stage, result, buf));
         }
-        if command == Command::Flush && self.exports.has_sync_failed(file) {
-            return Some(self.finish(&operation, Err(NbdError::Io), buf));
-        }
+        let conn = conn.clone();
+        let operation =
+            Operation { conn, export, file, structured, begun: false, request, stage, work };
         self.submit(operation, buf)
     }
 
@@ -311,7 +317,7 @@ impl Requests {
                 self.submit(operation, buf)?
             }
             result => {
-                let result = self.judge(&operation, result.map(drop));
+                let result = self.judge(&operation.request, result.map(drop));
                 self.finish(&operation, result, buf)
             }
         };
@@ -320,22 +326,22 @@ impl Requests {
     }
 
     /// What the client hears of it, and the log.
-    fn judge(&mut self, operation: &Operation, result: io::Result<()>) -> Result<(), NbdError> {
+    fn judge(&mut self, request: &Request, result: io::Result<()>) -> Result<(), NbdError> {
         result.map_err(|error| {
             // An answer, not a failure.
             if error.raw_os_error() == Some(libc::EOPNOTSUPP) {
                 return NbdError::NotSup;
             }
-            self.log(operation, &error);
+            self.log(request, &error);
             NbdError::from(&error)
         })
     }
 
-    fn log(&mut self, operation: &Operation, error: &io::Error) {
+    fn log(&mut self, request: &Request, error: &io::Error) {
         self.counters.failures += 1;
         let failures = self.counters.failures;
         if is_logged(failures) {
-            let Request { command, offset, len, .. } = operation.request;
+            let Request { command, offset, len, .. } = *request;
             warn!(command, offset, len, failures, %error, "the image failed a request");
         }
     }
@@ -542,7 +548,7 @@ impl Requests {
             Then::Reply(reply) => {
                 // NotSup is an answer, not a failure.
                 if let (Err(error), false) = (&result, reply == Err(NbdError::NotSup)) {
-                    self.log(&operation, error);
+                    self.log(&operation.request, error);
                 }
                 self.finish(&operation, reply, buf)
             }

@@ -208,37 +208,41 @@ impl Worker {
     pub(crate) fn run(mut self) -> io::Result<()> {
         let engine = Rc::clone(&self.requests.engine);
         let mut events = Vec::with_capacity(256);
-        loop {
-            self.wait(&mut events)?;
-            self.let_clients_read(&events);
-            let (mut inbox, mut turn) = (false, false);
-            {
-                let _plug = engine.plug(); // what arrived together is submitted together
-                for event in &events {
-                    let (data, flags) = (event.data, event.flags); // the struct is packed
-                    match data.u64() {
-                        ENGINE => turn = true,
-                        INBOX => inbox = true,
-                        bits => {
-                            if let Some(id) = Id::from_bits(bits) {
-                                self.ready(id, flags);
-                            }
+        while !self.has_stopped() {
+            self.round(&engine, &mut events)?;
+        }
+        Ok(())
+    }
+
+    /// Waits, and does what can be done then.
+    fn round(&mut self, engine: &Engine, events: &mut Vec<epoll::Event>) -> io::Result<()> {
+        self.wait(events)?;
+        self.let_clients_read(events);
+        let (mut inbox, mut turn) = (false, false);
+        {
+            let _plug = engine.plug(); // what arrived together is submitted together
+            for event in &*events {
+                let (data, flags) = (event.data, event.flags); // the struct is packed
+                match data.u64() {
+                    ENGINE => turn = true,
+                    INBOX => inbox = true,
+                    bits => {
+                        if let Some(id) = Id::from_bits(bits) {
+                            self.ready(id, flags);
                         }
                     }
                 }
             }
-            if turn {
-                engine.turn();
-            }
-            self.settle(&engine);
-            if inbox {
-                self.read_inbox();
-            }
-            self.look_at_deadlines();
-            if self.has_stopped() {
-                return Ok(());
-            }
         }
+        if turn {
+            engine.turn();
+        }
+        self.settle(engine);
+        if inbox {
+            self.read_inbox();
+        }
+        self.look_at_deadlines();
+        Ok(())
     }
 
     /// Waits for events: looks for a moment, then sleeps.

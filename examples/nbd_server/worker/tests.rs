@@ -13,7 +13,9 @@ use radix_ctx::{CtxTable, LookupError};
 use tempfile::TempDir;
 
 mod caching;
+mod counting;
 mod crash;
+mod hits;
 mod waiting;
 
 use super::*;
