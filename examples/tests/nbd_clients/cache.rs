@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 
 use crate::client::{Client, MIB, brief, cmd, err, flag};
+use crate::durability::step;
 use crate::image;
 use crate::lab::{Backend, Lab, Res, check, fail, per_backend, trial, wait_until};
 use crate::need::Need;
 use crate::server::{Launch, Server};
+use crate::trace::Strace;
 
 const BLOCK: u64 = 4096;
 
@@ -30,6 +32,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.extend(per_backend(all, "cache_odd_image", &[], odd_image));
     trials.extend(per_backend(all, "cache_failed_reads_are_not_kept", &[], failed_reads));
     trials.extend(per_backend(all, "cache_tiny_under_many_clients", &[], tiny));
+    trials.extend(per_backend(all, "cache_hits_call_only_the_socket", &[Need::Strace], hit_calls));
     trials.push(trial("cache/none", &[], none));
     trials.push(trial("cache/two_names_of_a_file", &[], two_names));
     trials.push(trial("cache/eio_of_the_device", &[Need::Strace], device_fails));
@@ -95,6 +98,65 @@ fn hits(lab: &Lab, backend: Backend) -> Res {
     first.disconnect()?;
     second.disconnect()?;
     server.stop()
+}
+
+/// Calls of a worker that answers from memory: it receives, asks whether its clients are busy, sends, and
+/// looks what comes next. The last two are calls where the kernel keeps no time for user space.
+const OF_A_HIT: [&str; 8] = [
+    "recvfrom",
+    "ioctl",
+    "sendmsg",
+    "epoll_wait",
+    "epoll_pwait",
+    "epoll_pwait2",
+    "clock_gettime",
+    "getcpu",
+];
+
+/// Hits in a row wake nobody and wait for nobody: no lock is asked of the kernel, no other thread is
+/// told, no memory is fetched. A miss is seen to do more.
+fn hit_calls(lab: &Lab, backend: Backend) -> Res {
+    const HITS: usize = 100;
+    const LEN: u32 = 8192;
+    let (path, log) = (lab.path("a.img"), lab.path("strace.log"));
+    image::with_parts(&path, MIB, 4, 35)?;
+    let words = ["strace", "-D", "-f", "-xx", "-s", "64", "-o"];
+    let words = words.into_iter().chain(log.to_str());
+    let server = launch(lab, backend, &path, "4M").through(words).start()?;
+    let mut client = server.client()?;
+    let mut rows = Vec::new();
+    for kind in [cmd::READ, cmd::WRITE] {
+        for _ in 0..4 {
+            step(&mut client, kind, 0, 0, LEN)?; // not yet there, or not yet dirty
+        }
+        for _ in 0..=HITS {
+            rows.push((kind, step(&mut client, kind, 0, 0, LEN)?));
+        }
+    }
+    rows.push((cmd::READ, step(&mut client, cmd::READ, 0, MIB / 2, LEN)?)); // a miss
+    rows.push((cmd::READ, step(&mut client, cmd::READ, 0, 0, LEN)?));
+    client.disconnect()?;
+    server.stop()?;
+
+    let trace = Strace::read(&log)?;
+    let mut calls = Vec::new();
+    for pair in rows.windows(2) {
+        calls.push(trace.calls(pair[0], pair[1])?);
+    }
+    let is_more = |calls: &[&str]| calls.iter().any(|call| !OF_A_HIT.contains(call));
+    let count = |calls: &[&str], name: &str| calls.iter().filter(|&&call| call == name).count();
+    let (reads, writes) = (&calls[..HITS], &calls[HITS + 1..][..HITS]);
+    for calls in reads {
+        check!(!is_more(calls), "more than a READ needs: {calls:?}");
+        let one_each = ["recvfrom", "sendmsg"].iter().all(|name| count(calls, name) == 1);
+        check!(one_each && count(calls, "ioctl") <= 1, "not one for each: {calls:?}");
+    }
+    // A block that is just being written back is waited for.
+    let alone = writes.iter().filter(|calls| !is_more(calls)).count();
+    check!(alone > HITS / 2, "{alone} of {HITS} WRITEs needed no more: {writes:?}");
+    let miss = &calls[2 * HITS + 2];
+    check!(is_more(miss), "a miss does no more than a hit: {miss:?}");
+    Ok(())
 }
 
 /// A change that was answered is seen through every connection, those of the other worker included.

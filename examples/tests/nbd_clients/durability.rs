@@ -38,7 +38,7 @@ const STEPS: [(&str, u16, u16, u64, u32, bool); 7] = [
 ];
 
 /// Runs one step alone on its connection; gives its cookie.
-fn step(client: &mut Client, kind: u16, flags: u16, offset: u64, len: u32) -> Res<u64> {
+pub(crate) fn step(client: &mut Client, kind: u16, flags: u16, offset: u64, len: u32) -> Res<u64> {
     let cookie = client.request(flags, kind, offset, len)?;
     if kind == cmd::WRITE {
         client.send(&vec![0x5a; len as usize])?;

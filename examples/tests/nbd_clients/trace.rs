@@ -53,6 +53,24 @@ impl Strace {
         Ok(Window(&self.0[start + 1..end]))
     }
 
+    /// What a thread called from the receipt of one request, without that, to that of another. Both are
+    /// named by their type and cookie.
+    pub(crate) fn calls(&self, first: (u16, u64), last: (u16, u64)) -> Res<Vec<&str>> {
+        let receipt = |(kind, cookie): (u16, u64)| {
+            let flags = [0; 2];
+            let magic = REQUEST_MAGIC.to_be_bytes();
+            let wanted = hex(&[&magic, &flags, &kind.to_be_bytes(), &cookie.to_be_bytes()]);
+            let found = self.position(0, |line| line.contains(&wanted));
+            found.ok_or_else(|| format!("request {cookie:#x} is not in strace's log"))
+        };
+        let (first, last) = (receipt(first)?, receipt(last)?);
+        let thread = |line: &str| line.split_whitespace().next().map(String::from);
+        let worker = thread(&self.0[first]);
+        check!(thread(&self.0[last]) == worker, "another thread got the last request");
+        let lines = self.0[first + 1..=last].iter().filter(|line| thread(line) == worker);
+        Ok(lines.filter_map(|line| called(line)).collect())
+    }
+
     /// What happened after SIGTERM.
     pub(crate) fn after_sigterm(&self) -> Res<Window<'_>> {
         let start = self.position(0, |l| l.contains("--- SIGTERM"));
@@ -84,6 +102,12 @@ impl Window<'_> {
     pub(crate) fn text(&self) -> String {
         self.0.join("\n")
     }
+}
+
+/// The call that a line of strace's log is about, if it is the first about it.
+fn called(line: &str) -> Option<&str> {
+    let (name, _) = line.split_once(' ')?.1.trim_start().split_once('(')?;
+    name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_').then_some(name)
 }
 
 /// Bytes as `strace -xx` prints them.
