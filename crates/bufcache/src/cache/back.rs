@@ -327,14 +327,14 @@ impl Shared {
         let mut done = window.done;
         while !left.is_empty() {
             let mut results = [const { None }; RUNS];
+            // What it was told is known once those that failed have poisoned the device.
+            let writing = task.durable.then(|| source.writes.group.begin_write());
             let given = self.give_to_device(source, left, task.durable, &mut results);
             let (now, behind) = left.split_at(given);
-            for (run, result) in now.chunk_by(|a, b| self.is_next(source, *a, *b)).zip(results) {
+            let runs = || now.chunk_by(|a, b| self.is_next(source, *a, *b)).zip(results);
+            for (run, result) in runs() {
                 match result {
-                    Some(Ok(())) => run.iter().for_each(|&one| {
-                        self.finish(source, one, task.durable);
-                        done.written += 1;
-                    }),
+                    Some(Ok(())) => {}
                     // In a durable one a sync may have failed: the next would say that all is well.
                     Some(Err(errno)) if run.len() == 1 || task.durable => {
                         for &one in run {
@@ -353,6 +353,15 @@ impl Shared {
                         }
                     }),
                 }
+            }
+            let durable = writing.is_some_and(|writing| writing.end());
+            for (run, _) in runs().filter(|(_, result)| *result == Some(Ok(()))) {
+                run.iter().for_each(|&one| self.finish(source, one, durable));
+                done.written += run.len();
+            }
+            if task.durable && !durable {
+                let errno = source.writes.poisoned().unwrap_or(libc::EIO);
+                done.fail(WriteError::Poisoned { errno });
             }
             left = behind;
         }

@@ -61,13 +61,13 @@ impl Shared {
     /// A sync of the device that begins after this call.
     pub(super) fn sync_device(&self, source: &Source) -> Result<(), WriteError> {
         self.check_poison(source)?;
-        let synced = source.writes.group.join(|| {
+        let unsynced = &source.writes.unsynced;
+        let sync = || {
             // The sync that this one has waited for may have failed: the device would say that all is
             // well, of blocks that it has given up.
             if source.writes.poisoned().is_some() && !mutant("sync-of-a-poisoned-device") {
                 return false;
             }
-            let unsynced = &source.writes.unsynced;
             {
                 let mut unsynced = unsynced.lock();
                 let unsynced = &mut *unsynced;
@@ -86,18 +86,16 @@ impl Shared {
                 }
             }));
             match synced {
-                Ok(Ok(())) => {
-                    unsynced.lock().syncing = Extents::default();
-                    true
-                }
+                Ok(Ok(())) => true,
                 failed => {
                     let errno = failed.ok().and_then(|result| result.err()?.raw_os_error());
                     source.writes.poison(errno.unwrap_or(libc::EIO));
                     false
                 }
             }
-        });
-        if synced {
+        };
+        let durable = || std::mem::take(&mut unsynced.lock().syncing);
+        if source.writes.group.join(sync, durable) {
             return Ok(());
         }
         // Another's reset may have forgiven it meanwhile; ours is not durable for that.

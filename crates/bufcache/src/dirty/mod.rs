@@ -89,6 +89,7 @@ impl Writes {
 
     /// Nothing that was written since the last good sync is known to be durable. The first errno stays.
     pub(crate) fn poison(&self, errno: i32) {
+        self.group.lose();
         // Ordering: Release pairs with the Acquire in `poisoned`; it carries the extents.
         let _ = self.poison.compare_exchange(0, errno.max(1), Ordering::Release, Ordering::Relaxed);
     }
