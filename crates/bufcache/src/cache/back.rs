@@ -26,7 +26,7 @@ use percpu::sync::{Arc, mutant};
 
 use super::{Shared, linger};
 use crate::device::DeviceWrite;
-use crate::dirty::WriteError;
+use crate::dirty::{DirtyList, WriteError};
 use crate::error::GetError;
 use crate::frames::Frame;
 use crate::hazard;
@@ -482,8 +482,18 @@ impl Shared {
 
     /// It is dirty no more: written, or invalidated.
     pub(super) fn unlist_dirty(&self, source: &Arc<Source>, frame: Frame) {
+        self.unlist_dirty_if(source, frame, |_| true);
+    }
+
+    /// The same, of a frame that may be on another device's list by now, where the list says that it is not.
+    pub(super) fn unlist_dirty_if(
+        &self,
+        source: &Arc<Source>,
+        frame: Frame,
+        is_there: impl FnOnce(&DirtyList) -> bool,
+    ) {
         let Ok(mut list) = source.writes.dirty.lock() else { return };
-        let removed = list.remove(&self.frames, frame);
+        let removed = is_there(&list) && list.remove(&self.frames, frame);
         let gone = if list.is_empty() { self.cleaner.remove(source) } else { None };
         drop(list);
         drop(gone); // perhaps the last of its device, outside the lock

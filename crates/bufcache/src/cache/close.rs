@@ -93,12 +93,14 @@ impl Shared {
         let synced = self.sync_device(source).and(flushed);
         // Also those that a writer's guard, forgotten, keeps.
         loop {
-            let last = source.writes.dirty.lock()?.last(); // and unlocked
-            let Some(frame) = last else { break };
-            let key = self.entry(frame).key();
-            match self.invalidate(Some(source), key) {
-                Ok(true) => {}
-                Ok(false) | Err(_) => self.unlist_dirty(source, frame),
+            // Under the lock: once the cleaner has written it, the frame may be another device's.
+            let last = {
+                let list = source.writes.dirty.lock()?;
+                list.last().map(|frame| (frame, self.entry(frame).key()))
+            };
+            let Some((frame, key)) = last else { break };
+            if self.invalidate(Some(source), key) != Ok(true) {
+                self.unlist_dirty_if(source, frame, |list| list.last() == Some(frame));
             }
         }
         synced
