@@ -239,3 +239,17 @@ fn a_read_past_the_cache_sees_what_was_told_before_it_began() {
     });
     assert!(reads.into_inner() > 0);
 }
+
+/// What was discarded and not synced is remembered, part by part: not without end.
+#[test]
+fn what_is_discarded_here_and_there_is_made_durable_before_it_takes_much_memory() {
+    const PARTS: u64 = 17_000;
+    let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; 2 * PARTS as usize * SIZE])));
+    let cache = Cache::builder(16 * SIZE).block_sizes(SIZE, SIZE).build().unwrap();
+    let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();
+    for part in 0..PARTS {
+        device.discard(2 * part..2 * part + 1).unwrap();
+    }
+    assert_eq!(disk.count(Operation::Sync), 1);
+    device.close().unwrap();
+}

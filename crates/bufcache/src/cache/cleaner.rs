@@ -171,6 +171,12 @@ impl Shared {
         let task = Task { before, wait: false, ..Task::all() };
         // What fails is remembered by the device, for its handles.
         self.write_back(source, &task);
+        self.limit_extents(source);
+    }
+
+    /// Makes durable what is in so many parts that to remember them takes much memory. Who is to know of a
+    /// failure finds the device poisoned.
+    pub(super) fn limit_extents(&self, source: &Arc<Source>) {
         if source.writes.unsynced.lock().written.len() > MOST_EXTENTS {
             let _ = self.sync_device(source);
         }

@@ -43,6 +43,9 @@ impl Shared {
         if sectors.is_empty() {
             return Ok(());
         }
+        // The cleaner does so for those that have dirty blocks; this may be all that is done to the device.
+        self.limit_extents(source);
+        self.check_sync(source)?;
         // Once blocks are marked nothing may fail that keeps them so.
         hazard::reserve().map_err(GetError::from)?;
         if mutant("wipe-overlooks-loads") {
