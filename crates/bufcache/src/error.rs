@@ -76,6 +76,12 @@ pub enum GetError {
 }
 
 impl GetError {
+    /// Whether a read of the block has failed.
+    pub(crate) fn is_of_a_read(&self) -> bool {
+        use GetError::{Io, Panicked, ShortRead, Verify};
+        matches!(self, Io { .. } | ShortRead { .. } | Verify { .. } | Panicked { .. })
+    }
+
     /// The system's number for it.
     pub fn errno(&self) -> i32 {
         match self {

@@ -445,3 +445,21 @@ fn inv19_three_threads_and_two_buffers() {
         assert!(count + refused.load(Ordering::Relaxed) >= 300);
     }
 }
+
+/// Who writes the whole block has no use for what another reads of it.
+#[test]
+fn a_block_that_cannot_be_read_is_created_also_beside_its_reader() {
+    let (_cache, device, disk) = new();
+    disk.inject_next(Operation::Read, Fault::Delay(Duration::from_millis(200)));
+    disk.inject(Operation::Read, .., Fault::Error(libc::EIO));
+    let reader = thread::spawn({
+        let device = device.clone();
+        move || device.get(5).map(drop)
+    });
+    while disk.count(Operation::Read) == 0 {
+        thread::yield_now();
+    }
+    device.create(5).unwrap().fill(7);
+    assert_eq!(reader.join().unwrap(), Err(GetError::Io { errno: libc::EIO, block: 5 }));
+    assert_eq!(device.get(5).unwrap()[0], 7);
+}

@@ -72,9 +72,15 @@ impl Shared {
         loop {
             let held = match self.hit(key, class, Reuse::Likely) {
                 Some(held) => held,
-                None => match self.miss(source, key, class, Reuse::Likely, fill)? {
-                    Got::Locked(held) => return Ok(held),
-                    Got::Shared(held) => held,
+                None => match self.miss(source, key, class, Reuse::Likely, fill) {
+                    Ok(Got::Locked(held)) => return Ok(held),
+                    Ok(Got::Shared(held)) => held,
+                    // Another's, of what this one has no use for.
+                    Err(error) if fill == Fill::Caller && error.is_of_a_read() => {
+                        self.pause(&mut rounds, &mut since)?;
+                        continue;
+                    }
+                    Err(error) => return Err(error),
                 },
             };
             let obstacle = match self.mark_write(source, &held) {
