@@ -23,13 +23,27 @@ pub(crate) struct Exclusion {
 #[derive(Debug, Default)]
 struct State {
     ranges: Vec<Range<u64>>,
+    /// Those that are waited for, with their numbers, in the order in which they were asked for.
+    waiting: Vec<(u64, Range<u64>)>,
+    /// How many were asked for.
+    count: u64,
     wakers: Vec<Waker>,
 }
 
 impl State {
     fn overlaps(&self, range: &Range<u64>) -> bool {
-        self.ranges.iter().any(|other| other.start < range.end && range.start < other.end)
+        self.ranges.iter().any(|other| overlap(other, range))
     }
+
+    /// Whether it is the turn of the one with that number.
+    fn is_free(&self, number: u64, range: &Range<u64>) -> bool {
+        let mut earlier = self.waiting.iter().take_while(|(other, _)| *other < number);
+        !self.overlaps(range) && !earlier.any(|(_, other)| overlap(other, range))
+    }
+}
+
+fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
 }
 
 impl Exclusion {
@@ -41,11 +55,18 @@ impl Exclusion {
         }
     }
 
-    /// Excludes a range of sectors, once no other range has any of them.
+    /// Excludes a range of sectors, once no other range has any of them, nor one that somebody else asked
+    /// for before: who wants many of them would wait as long as others want a few.
     pub(crate) fn enter(&self, range: Range<u64>) -> Excluded<'_> {
         let mut state = self.state.lock();
-        while state.overlaps(&range) && !mutant("exclusion-lets-all-in") {
-            self.gone.wait(&mut state);
+        state.count += 1;
+        let mine = state.count;
+        if !state.is_free(mine, &range) && !mutant("exclusion-lets-all-in") {
+            state.waiting.push((mine, range.clone()));
+            while !state.is_free(mine, &range) {
+                self.gone.wait(&mut state);
+            }
+            state.waiting.retain(|(number, _)| *number != mine);
         }
         state.ranges.push(range.clone());
         // Ordering: Relaxed; the locks of the homes carry it.
@@ -110,5 +131,48 @@ impl Drop for Excluded<'_> {
             // One that panics keeps nobody else asleep, and this may be run by a panic.
             let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
         }
+    }
+}
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn who_wants_much_is_not_overtaken_by_those_who_want_little() {
+        let all = Exclusion::new();
+        let first = all.enter(0..10);
+        let wide_is_over = AtomicBool::new(false);
+        let waiting = |count| {
+            while all.state.lock().waiting.len() < count {
+                thread::yield_now();
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let wide = all.enter(0..100);
+                wide_is_over.store(true, Ordering::SeqCst);
+                drop(wide);
+            });
+            waiting(1);
+            scope.spawn(|| {
+                let little = all.enter(50..60);
+                assert!(wide_is_over.load(Ordering::SeqCst), "overtaken");
+                drop(little);
+            });
+            drop(all.enter(200..300)); // not in anybody's way
+            for _ in 0..1000 {
+                thread::yield_now();
+                if all.state.lock().waiting.len() == 2 {
+                    break;
+                }
+            }
+            drop(first);
+        });
+        assert!(all.state.lock().waiting.is_empty());
+        assert!(!all.has(5));
     }
 }
