@@ -165,11 +165,19 @@ impl ExportTable {
         if let Some(index) = self.exports.iter().position(is_there) {
             return Ok(index);
         }
-        let info = describe(name, path, &self.files[file], &self.args).map_err(fail)?;
+        let mut info = describe(name, path, &self.files[file], &self.args).map_err(fail)?;
+        self.bound(&mut info, file);
         info!(export = info.name, size = info.size, path = %path.display(), "serving");
         let most = self.exports.capacity();
         let full = |export: Export| ExportError::TooMany { name: export.info.name, most };
         self.exports.push(Export { info, file }).map_err(full)
+    }
+
+    /// What is kept of a file in memory is as long as the file was when it was opened: under a name that it got
+    /// later it is no longer.
+    fn bound(&self, info: &mut ExportInfo, file: usize) {
+        let kept = self.blocks.as_ref().and_then(|blocks| blocks.image(file));
+        info.size = kept.map_or(info.size, |image| image.len.min(info.size));
     }
 
     /// The export that a client negotiated, if it is what the client was told.
@@ -301,9 +309,11 @@ impl Exports for ExportTable {
             return Some(Cow::Borrowed(&export.info));
         }
         let info = describe(name.to_owned(), &folder.path(name), &file, &self.args);
-        info.inspect_err(|error| warn!(name, %error, "cannot look at a file of the folder"))
-            .ok()
-            .map(Cow::Owned)
+        let mut info = info
+            .inspect_err(|error| warn!(name, %error, "cannot look at a file of the folder"))
+            .ok()?;
+        known.inspect(|&file| self.bound(&mut info, file));
+        Some(Cow::Owned(info))
     }
 
     fn open(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
@@ -511,6 +521,21 @@ mod tests {
         assert!(table.open("a").is_some() && table.open("b").is_some());
         assert_eq!((table.len(), table.files.len()), (2, 1));
         assert_eq!((table.get(0).file, table.get(1).file), (0, 0));
+    }
+
+    /// A WRITE behind what is kept would be answered, and be nowhere.
+    #[test]
+    fn a_later_name_of_an_image_that_grew_is_as_long_as_the_first() {
+        for (cache, bytes) in [("0", 8192), ("1M", 5000)] {
+            let (dir, table) = folder(&[("a", 5000)], &["--cache", cache]);
+            assert_eq!(size(table.open("a")), Some(5000));
+            let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+            OpenOptions::new().write(true).open(&a).unwrap().set_len(8192).unwrap();
+            std::fs::hard_link(a, b).unwrap();
+            assert_eq!(size(table.find("b")), Some(bytes));
+            assert_eq!(size(table.open("b")), Some(bytes));
+            assert_eq!(size(table.open("a")), Some(5000));
+        }
     }
 
     #[test]

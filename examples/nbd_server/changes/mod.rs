@@ -223,6 +223,9 @@ impl Image {
 
     /// Writes to the cache; what finds no buffer, to the image.
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        if bytes.is_empty() {
+            return Ok(()); // and no part of a block, which would have to be read
+        }
         let mut done = 0;
         for piece in self.pieces(offset, bytes.len()) {
             let part = &bytes[done..][..piece.count];

@@ -147,6 +147,18 @@ fn what_fits_is_written_without_the_image_and_what_is_long_past_the_cache() {
 }
 
 #[test]
+fn nothing_is_written_to_no_block() {
+    let lab = Lab::new(4 * BLOCK + 10, 1 << 20);
+    let image = lab.blocks.image(0).unwrap();
+    lab.disk.inject(Operation::Read, .., Fault::Error(libc::EIO));
+    for offset in [0, 10, 4 * BLOCK as u64, 4 * BLOCK as u64 + 10] {
+        image.write(offset, &[]).unwrap();
+    }
+    image.write_past(BLOCK as u64, &[7; 3 * BLOCK + 10]).unwrap(); // to the end
+    assert_eq!(lab.disk.count(Operation::Read), 0);
+}
+
+#[test]
 fn a_full_disk_is_told_and_forgets_nothing() {
     let mut lab = Lab::new(64 * BLOCK, 16 * BLOCK as u64);
     let len = 2 * BLOCK;
