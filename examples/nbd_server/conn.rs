@@ -20,6 +20,8 @@ use crate::session::Session;
 pub(crate) const OUTSTANDING: usize = 1024;
 /// Pieces handed to one send: headers and payloads of 64 replies.
 const PIECES: usize = 128;
+/// What the kernel adds to the bytes of one send is less than this and as much again as they are.
+const OVERHEAD: usize = 4096;
 
 /// Where a connection stands.
 pub(crate) enum Phase {
@@ -187,6 +189,8 @@ pub(crate) struct Output {
     sent: usize,
     /// Bytes of the last reply sent whole; at least one, so that there is never one of none.
     pub(crate) last_reply: usize,
+    /// Not less than the bytes that the client has not read, with the kernel's overhead.
+    pub(crate) unread: usize,
     /// Since when the client has not taken a byte.
     pub(crate) stuck: Option<Instant>,
 }
@@ -234,6 +238,7 @@ impl Output {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(count) => {
                     self.advance(count, memory, account);
+                    self.unread = self.unread.saturating_add(2 * count + OVERHEAD);
                     self.stuck = None;
                     if count < wanted {
                         // A stream socket stops short only when it is full.

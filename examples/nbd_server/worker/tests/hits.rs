@@ -51,6 +51,18 @@ impl Hitter {
 
     /// One round of the worker: what it allocated, unless a hand or the device was asked.
     fn round(&mut self, batch: &mut Batch) -> Option<Calls> {
+        let calls = self.send(batch);
+        self.read(batch);
+        calls
+    }
+
+    fn read(&mut self, batch: &mut Batch) {
+        self.client.read_exact(&mut batch.replies).expect("the replies");
+        let each = batch.replies.chunks(batch.replies.len() / batch.count);
+        assert!(each.map(|reply| &reply[4..8]).all(|error| error == [0; 4]), "one failed");
+    }
+
+    fn send(&mut self, batch: &Batch) -> Option<Calls> {
         self.client.write_all(&batch.requests).unwrap();
         let Self { lab, events, engine, .. } = self;
         let (result, calls) = calls(|| lab.worker.round(engine, events));
@@ -62,9 +74,6 @@ impl Hitter {
             lab.worker.settle(engine);
             std::thread::yield_now();
         }
-        self.client.read_exact(&mut batch.replies).expect("the replies");
-        let each = batch.replies.chunks(batch.replies.len() / batch.count);
-        assert!(each.map(|reply| &reply[4..8]).all(|error| error == [0; 4]), "one failed");
         at_once.then_some(calls)
     }
 
@@ -122,4 +131,26 @@ fn a_hit_allocates_nothing_and_frees_nothing() {
     let ((), last) = calls(|| lab.worker.close(id, "a test"));
     assert!(last.freed > 0, "{last:?}");
     lab.ends_empty();
+}
+
+#[test]
+fn what_a_client_has_not_read_is_never_taken_for_less() {
+    let mut hitter = Hitter::new();
+    let cases = [(cmd::READ, 1), (cmd::READ, BLOCK), (cmd::READ, 5000), (cmd::WRITE, BLOCK)];
+    for (command, len) in cases {
+        for count in [1, 3] {
+            let mut batch = Batch::new(command, 0, len, count);
+            hitter.round(&mut batch); // from now on it is there
+            for sent in 1..=5 {
+                hitter.send(&batch);
+                let conn = &hitter.lab.worker.conns[0];
+                let there = pace::unread(&conn.socket);
+                assert!(there >= sent * batch.replies.len(), "the kernel counts {there}");
+                assert!(conn.out.unread >= there, "{} of {there}, {len}", conn.out.unread);
+            }
+            for _ in 0..5 {
+                hitter.read(&mut batch);
+            }
+        }
+    }
 }
