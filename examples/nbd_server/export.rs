@@ -8,7 +8,6 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use aio_reap::AlignedBuf;
@@ -25,6 +24,7 @@ use crate::args::Args;
 use crate::blocks::{Blocks, Fill};
 use crate::folder::Folder;
 use crate::slots::Slots;
+use crate::syncs::Syncs;
 
 /// How long to wait for an image's lock: the kernel keeps the lock of a server that was killed until
 /// its writes in flight have ended.
@@ -72,9 +72,8 @@ pub(crate) struct ExportTable {
     exports: Slots<Export>,
     /// One open file per image, whatever its names.
     pub(crate) files: Slots<File>,
-    /// By file: an fdatasync failed once. The kernel reports that to one caller only, and what was
-    /// lost is not known; so nothing is called durable any more.
-    failed: Box<[AtomicBool]>,
+    /// By file: what the engines ask the kernel for.
+    syncs: Box<[Syncs]>,
     /// Files by what they are. Locked by who opens one.
     known: Mutex<HashMap<Identity, usize>>,
     folder: Option<Folder>,
@@ -97,7 +96,7 @@ impl ExportTable {
         let mut table = Self {
             exports: Slots::new(most),
             files: Slots::new(most),
-            failed: (0..most).map(|_| AtomicBool::new(false)).collect(),
+            syncs: (0..most).map(|_| Syncs::default()).collect(),
             known: Mutex::default(),
             folder,
             fixed: args.images.len(),
@@ -282,16 +281,14 @@ impl ExportTable {
         result
     }
 
-    /// Remembers that data of a file was lost.
-    pub(crate) fn sync_failed(&self, file: usize) {
-        // Ordering: Relaxed; a fact of its own, it publishes nothing. A sync on another thread
-        // that misses it was concurrent with the failure, and gets the kernel's own answer.
-        self.failed[file].store(true, Ordering::Relaxed);
+    /// The syncs of a file.
+    pub(crate) fn syncs(&self, file: usize) -> &Syncs {
+        &self.syncs[file]
     }
 
     /// Whether a file's data was ever lost.
     pub(crate) fn has_sync_failed(&self, file: usize) -> bool {
-        self.failed[file].load(Ordering::Relaxed) // see `sync_failed`
+        self.syncs[file].has_failed()
     }
 }
 

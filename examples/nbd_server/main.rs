@@ -36,6 +36,7 @@ mod server;
 mod session;
 mod slots;
 mod spin;
+mod syncs;
 mod worker;
 
 use std::error::Error;

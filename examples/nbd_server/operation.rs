@@ -32,6 +32,8 @@ pub(crate) struct Operation {
     pub(crate) begun: bool,
     pub(crate) request: Request,
     pub(crate) stage: Stage,
+    /// The number of its sync, while it is one.
+    pub(crate) sync: u64,
     /// What a hand does instead of the engine.
     pub(crate) work: Option<Work>,
 }

@@ -37,6 +37,7 @@ use crate::extents::Maps;
 use crate::hands::{Back, Done, Task};
 use crate::memory::ALIGN;
 use crate::operation::{Operation, Stage, Step, Then, Zeroes};
+use crate::syncs::Fate;
 
 /// Longest run of zeros written at once where the file system cannot make them.
 const ZEROS: usize = 1 << 20;
@@ -106,6 +107,10 @@ pub(crate) struct Requests {
     /// Those that hands work on.
     handed: Slab<Operation>,
     back: Arc<Back>,
+    /// Syncs that are over, and wait for others before that number.
+    synced: Vec<(Operation, u64)>,
+    /// Has [`complete`](Self::complete) called.
+    waker: Waker,
     /// Room for claims, to be used again.
     loads: Vec<Vec<Load>>,
     fills: CompletionQueue<Fill>,
@@ -138,7 +143,9 @@ impl Requests {
             most,
             maps: Maps::new(exports, &waker),
             handed: Slab::new(),
-            back: Arc::new(Back::new(waker)),
+            back: Arc::new(Back::new(waker.clone())),
+            synced: Vec::new(),
+            waker,
             loads: Vec::new(),
             fills: CompletionQueue::new(),
             transfers: CompletionQueue::new(),
@@ -150,7 +157,7 @@ impl Requests {
     }
 
     pub(crate) fn has_room(&self) -> bool {
-        let elsewhere = self.handed.len() + self.maps.len();
+        let elsewhere = self.handed.len() + self.maps.len() + self.synced.len();
         self.in_engine + self.waiting.len() + elsewhere < self.most
     }
 
@@ -158,12 +165,12 @@ impl Requests {
         self.in_engine == 0
             && self.waiting.is_empty()
             && self.answered.is_empty()
-            && !self.waits_for_hands()
+            && !self.waits_for_others()
     }
 
     /// Whether something is waited for that the waker tells of.
-    pub(crate) fn waits_for_hands(&self) -> bool {
-        !self.handed.is_empty() || self.maps.len() > 0
+    pub(crate) fn waits_for_others(&self) -> bool {
+        !self.handed.is_empty() || self.maps.len() > 0 || !self.synced.is_empty()
     }
 
     /// Whether [`complete`](Self::complete) has nothing to return.
@@ -237,8 +244,17 @@ impl Requests {
             return Some(Step::reply(&request, structured, stage, result, buf));
         }
         let conn = conn.clone();
-        let operation =
-            Operation { conn, export, file, structured, begun: false, request, stage, work };
+        let operation = Operation {
+            conn,
+            export,
+            file,
+            structured,
+            begun: false,
+            request,
+            stage,
+            sync: 0,
+            work,
+        };
         self.submit(operation, buf)
     }
 
@@ -382,16 +398,20 @@ impl Requests {
     /// Hands an operation to the engine, under an id. If that cannot be it comes back with its reply.
     fn enqueue(
         &mut self,
-        operation: Operation,
+        mut operation: Operation,
         buf: Option<AlignedBuf>,
     ) -> Option<(Operation, Step)> {
         if let Some(work) = operation.work {
             return self.hand(operation, work, buf);
         }
         let Operation { file: number, stage, request: Request { offset, len, .. }, .. } = operation;
+        if stage == Stage::Sync {
+            operation.sync = self.exports.syncs(number).begin();
+        }
         let id = match self.operations.insert(operation) {
             Ok(id) => id,
             Err(InsertError { value, reason, .. }) => {
+                self.never_asked(&value);
                 // There is room for `most`: what can refuse is memory.
                 let step = self.finish(&value, Err(NbdError::from_errno(reason.errno())), buf);
                 return Some((value, step));
@@ -443,8 +463,16 @@ impl Requests {
         // refuse is an engine shut down.
         let (error, buf): (io::Error, _) = refused?;
         let operation = self.retire(token).ok()?;
+        self.never_asked(&operation);
         let step = self.finish(&operation, Err(NbdError::from(&error)), buf);
         Some((operation, step))
+    }
+
+    /// Nobody need wait for a sync that the kernel has not heard of.
+    fn never_asked(&self, operation: &Operation) {
+        if operation.stage == Stage::Sync {
+            self.exports.syncs(operation.file).over(operation.sync, false);
+        }
     }
 
     /// The operation of an id that the engine brought back. It has that id no more.
@@ -466,6 +494,11 @@ impl Requests {
         if let Some((conn, step)) = self.maps.pop(&mut self.counters) {
             return Some(self.address((conn.slot(), CtxRef::is_removed(&conn)), step));
         }
+        if let Some((operation, result)) = self.next_synced() {
+            let step = self.finish(&operation, result, None);
+            let Operation { conn, .. } = operation;
+            return Some(self.address((conn.slot(), CtxRef::is_removed(&conn)), step));
+        }
         while let Some(done) = (!self.handed.is_empty()).then(|| self.back.pop()).flatten() {
             let resolved = self.handed_back(done);
             if resolved.is_some() {
@@ -484,6 +517,19 @@ impl Requests {
             let done = self.others.pop()?;
             self.resolve(done.token, done.result, None)
         })
+    }
+
+    /// A sync that had to wait for others, and what became of it.
+    fn next_synced(&mut self) -> Option<(Operation, Result<(), NbdError>)> {
+        let Self { synced, exports, waker, .. } = self;
+        let (at, result) = synced.iter().enumerate().find_map(|(at, (operation, before))| {
+            match exports.syncs(operation.file).look(*before, waker) {
+                Fate::Durable => Some((at, Ok(()))),
+                Fate::Lost => Some((at, Err(NbdError::Io))),
+                Fate::After(_) => None,
+            }
+        })?;
+        Some((synced.swap_remove(at).0, result))
     }
 
     fn resolve(
@@ -529,11 +575,16 @@ impl Requests {
         buf: Option<AlignedBuf>,
     ) -> Step {
         if operation.stage == Stage::Sync {
-            if result.is_err() {
-                self.exports.sync_failed(operation.file);
-            } else if self.exports.has_sync_failed(operation.file) {
-                // Another one failed while this one was on its way: it heard of that, and this did not.
-                return self.finish(&operation, Err(NbdError::Io), buf);
+            match self.exports.syncs(operation.file).over(operation.sync, result.is_err()) {
+                // Another one failed: who asked for that heard of it, and this one did not.
+                Fate::Lost if result.is_ok() => {
+                    return self.finish(&operation, Err(NbdError::Io), buf);
+                }
+                Fate::After(before) => {
+                    self.synced.push((operation, before));
+                    return Step { header: None, data: None, spent: buf };
+                }
+                _ => {}
             }
         }
         match operation.then(&result) {

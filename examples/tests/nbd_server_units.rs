@@ -48,5 +48,7 @@ mod session;
 mod slots;
 #[path = "../nbd_server/spin.rs"]
 mod spin;
+#[path = "../nbd_server/syncs.rs"]
+mod syncs;
 #[path = "../nbd_server/worker/mod.rs"]
 mod worker;

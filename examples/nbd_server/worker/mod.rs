@@ -373,7 +373,7 @@ impl Worker {
 
     fn read_inbox(&mut self) {
         let _ = rustix::io::read(&*self.bell, &mut [0; 8]); // the count does not matter
-        self.again |= self.requests.waits_for_hands(); // it may have rung for that since `settle`
+        self.again |= self.requests.waits_for_others(); // it may have rung for that since `settle`
         loop {
             match self.inbox.try_recv() {
                 Ok(Message::Serve(socket, ctx)) => self.serve(socket, ctx),

@@ -24,7 +24,7 @@ impl Lab {
     /// Until the hands have nothing.
     fn rest(&mut self) {
         self.settle();
-        while self.worker.requests.waits_for_hands() {
+        while self.worker.requests.waits_for_others() {
             std::thread::yield_now();
             self.settle();
         }
@@ -129,7 +129,7 @@ fn a_write_waits_for_a_read_of_its_block() {
     lab.ask(&mut reader, cmd::READ, NONE);
     lab.ask_for(&mut writer, cmd::WRITE, NONE, 2, BLOCK);
     lab.settle();
-    assert!(lab.worker.requests.waits_for_hands() && !lab.worker.requests.is_idle());
+    assert!(lab.worker.requests.waits_for_others() && !lab.worker.requests.is_idle());
     // Others go on meanwhile, the same block included.
     lab.ask_for(&mut writer, cmd::READ, NONE, 3, BLOCK);
     assert_eq!(lab.script.in_flight(), 2);
