@@ -28,9 +28,9 @@ use rustix::io::Errno;
 use tracing::{debug, warn};
 
 use crate::contexts::Connection;
+use crate::counters::Counters;
 use crate::export::ExportTable;
 use crate::operation::Step;
-use crate::requests::Counters;
 
 /// Extents of one reply: two system calls for each pair of them, and as many as fit the smallest buffer.
 const MOST: usize = 512;

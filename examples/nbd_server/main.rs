@@ -19,6 +19,7 @@ mod blocks;
 mod changes;
 mod conn;
 mod contexts;
+mod counters;
 mod demo;
 mod export;
 mod extents;

@@ -21,9 +21,9 @@ use socket2::Socket;
 use tracing::{debug, warn};
 
 use crate::admission::Class;
+use crate::counters::Counters;
 use crate::listeners::{SocketFile, listen_unix};
 use crate::report::{Reporter, ServerReport};
-use crate::requests::Counters;
 use crate::server::{ServerError, eventfd, ring};
 
 /// How long a client may take for its request, and for the answer.

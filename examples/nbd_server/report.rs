@@ -15,9 +15,9 @@ use radix_ctx::TableStats;
 use crate::admission::WaitStats;
 use crate::blocks::Blocks;
 use crate::contexts::Connections;
+use crate::counters::Counters;
 use crate::export::ExportTable;
 use crate::registry::{Registry, RegistryReport};
-use crate::requests::Counters;
 use crate::worker::{Inbox, Message, WorkerReport};
 
 /// Whoever wants to know the figures has one.

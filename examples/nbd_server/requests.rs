@@ -32,6 +32,7 @@ use crate::admission::{Admission, WaitStats};
 use crate::blocks::Fill;
 use crate::changes::{Job, Outcome, Way, Work};
 use crate::contexts::{Connection, Lost, Stray};
+use crate::counters::{Counters, is_logged};
 use crate::export::ExportTable;
 use crate::extents::Maps;
 use crate::hands::{Back, Done, Task};
@@ -42,37 +43,9 @@ use crate::syncs::Fate;
 /// Longest run of zeros written at once where the file system cannot make them.
 const ZEROS: usize = 1 << 20;
 
-/// Failures of the image, and completions of nothing, that are all logged.
-const LOGGED: u64 = 64;
-
-/// All of the first, then fewer and fewer: a dead disk must not fill another.
-fn is_logged(count: u64) -> bool {
-    count <= LOGGED || count.is_power_of_two()
-}
-
 fn zeros() -> &'static [u8] {
     static ZERO: OnceLock<&'static [u8]> = OnceLock::new();
     ZERO.get_or_init(|| Box::leak(Box::new(AlignedBuf::zeroed(ZEROS, ALIGN))))
-}
-
-/// What a worker counts.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) reads: u64,
-    pub(crate) read_bytes: u64,
-    /// Reads that were answered from memory.
-    pub(crate) hits: u64,
-    pub(crate) writes: u64,
-    pub(crate) written_bytes: u64,
-    pub(crate) flushes: u64,
-    pub(crate) other: u64,
-    pub(crate) errors: u64,
-    /// Of those, the image's own.
-    pub(crate) failures: u64,
-    /// Completions whose connection was closed.
-    pub(crate) closed: u64,
-    /// Completions of nothing: no operation in the engine had that id.
-    pub(crate) unknown: u64,
 }
 
 /// An operation that waits for a place in the engine, and its buffer.

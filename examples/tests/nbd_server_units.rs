@@ -16,6 +16,8 @@ mod changes;
 mod conn;
 #[path = "../nbd_server/contexts.rs"]
 mod contexts;
+#[path = "../nbd_server/counters.rs"]
+mod counters;
 #[path = "../nbd_server/export.rs"]
 mod export;
 #[path = "../nbd_server/extents.rs"]

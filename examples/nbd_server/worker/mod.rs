@@ -51,10 +51,11 @@ use self::deadlines::{HANDSHAKE_LIMIT, LINGER_LIMIT, TICK};
 use crate::admission::WaitStats;
 use crate::conn::{Conn, Phase, Sent};
 use crate::contexts::{Connection, Connections, Stray};
+use crate::counters::Counters;
 use crate::export::ExportTable;
 use crate::memory::Memory;
 use crate::registry::{Client, Registry};
-use crate::requests::{Counters, Limits, Requests};
+use crate::requests::{Limits, Requests};
 use crate::server::ring;
 use crate::spin::Spinner;
 

@@ -1,0 +1,29 @@
+//! What a worker counts, and how much of that is logged.
+
+/// Failures of the image, and completions of nothing, that are all logged.
+const LOGGED: u64 = 64;
+
+/// All of the first, then fewer and fewer: a dead disk must not fill another.
+pub(crate) fn is_logged(count: u64) -> bool {
+    count <= LOGGED || count.is_power_of_two()
+}
+
+/// What a worker counts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) reads: u64,
+    pub(crate) read_bytes: u64,
+    /// Reads that were answered from memory.
+    pub(crate) hits: u64,
+    pub(crate) writes: u64,
+    pub(crate) written_bytes: u64,
+    pub(crate) flushes: u64,
+    pub(crate) other: u64,
+    pub(crate) errors: u64,
+    /// Of those, the image's own.
+    pub(crate) failures: u64,
+    /// Completions whose connection was closed.
+    pub(crate) closed: u64,
+    /// Completions of nothing: no operation in the engine had that id.
+    pub(crate) unknown: u64,
+}
