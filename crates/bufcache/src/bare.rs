@@ -126,6 +126,6 @@ impl BareGroup {
 
     /// Whether a sync that began after this call has succeeded.
     pub fn join(&self, sync: impl FnOnce() -> bool) -> bool {
-        self.0.join(sync)
+        self.0.join(sync, || ())
     }
 }
