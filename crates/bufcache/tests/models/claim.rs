@@ -60,46 +60,33 @@ impl BlockDevice for Changing {
     }
 }
 
-/// What is loaded is new, or is forgotten.
 #[test]
 fn inv10_a_claim_against_who_forgets() {
-    model(|| {
-        let (changing, device) = Changing::attach(1);
-        let claims = thread::spawn({
-            let (changing, device) = (Arc::clone(&changing), device.clone());
-            move || {
-                if let Some(load) = device.claim(0).unwrap() {
-                    changing.load(load);
-                }
-            }
-        });
-        dawdle();
-        changing.change();
-        block_on(device.invalidation(0..1)).unwrap();
-        assert_eq!(device.get(0).unwrap()[0], 1);
-        claims.join().unwrap();
-    });
+    model(|| against_a_claim(|device| block_on(device.invalidation(0..1)).is_ok()));
 }
 
 /// The same of who sleeps until the load is over.
 #[test]
 fn inv10_a_claim_against_who_invalidates() {
-    model(|| {
-        let (changing, device) = Changing::attach(1);
-        let claims = thread::spawn({
-            let (changing, device) = (Arc::clone(&changing), device.clone());
-            move || {
-                if let Some(load) = device.claim(0).unwrap() {
-                    changing.load(load);
-                }
+    model(|| against_a_claim(|device| device.invalidate(0).is_ok()));
+}
+
+/// What is loaded is new, or is forgotten.
+fn against_a_claim(forget: impl Fn(&Device) -> bool) {
+    let (changing, device) = Changing::attach(1);
+    let claims = thread::spawn({
+        let (changing, device) = (Arc::clone(&changing), device.clone());
+        move || {
+            if let Some(load) = device.claim(0).unwrap() {
+                changing.load(load);
             }
-        });
-        dawdle();
-        changing.change();
-        device.invalidate(0).unwrap();
-        assert_eq!(device.get(0).unwrap()[0], 1);
-        claims.join().unwrap();
+        }
     });
+    dawdle();
+    changing.change();
+    assert!(forget(&device));
+    assert_eq!(device.get(0).unwrap()[0], 1);
+    claims.join().unwrap();
 }
 
 /// It is about to end.

@@ -1,16 +1,13 @@
 //! What a sync says, and a durable write, against who writes and writes back; writers against evictors and
 //! the log.
 
-use bufcache::Builder;
 use percpu::sync::native::atomic::Ordering::Relaxed;
 use percpu::sync::{model, thread};
 
 use super::disk::{fill, of, small, world};
-use super::world::dawdle;
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("write-without-a-fence", "sync::inv15_a_writer_against_a_reader_by_membarrier"),
     ("evict-what-is-dirty", "sync::inv15_a_writer_against_an_evictor"),
     ("write-before-the-log", "sync::inv16_the_log_against_a_writer"),
     ("log-flushed-once", "sync::inv16_the_log_against_a_writer"),
@@ -19,30 +16,6 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("clean-before-it-is-unsynced", "sync::inv20_a_durable_write_against_the_cleaner"),
     ("sync-of-a-poisoned-device", "sync::inv18_a_sync_beside_one_that_fails"),
 ];
-
-/// The same with the other kind of fence.
-#[test]
-fn inv15_a_writer_against_a_reader_by_membarrier() {
-    model(|| writes_against_a_reader(small(2).membarrier(true)));
-}
-
-fn writes_against_a_reader(builder: Builder) {
-    let (_disk, device) = of(builder);
-    drop(device.get(0).unwrap());
-    let reads = thread::spawn({
-        let device = device.clone();
-        move || {
-            if let Ok(guard) = device.try_get(0) {
-                let first = guard[0];
-                dawdle();
-                assert!(guard.iter().all(|byte| *byte == first));
-            }
-        }
-    });
-    fill(&device, 0, 1);
-    reads.join().unwrap();
-    assert_eq!(device.get(0).unwrap()[0], 1);
-}
 
 /// Who wants a buffer gets the one that there is once the device has what was written: or before that
 /// was.
