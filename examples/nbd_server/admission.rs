@@ -123,9 +123,20 @@ impl<T> Admission<T> {
         Ok(())
     }
 
-    /// What waits no more, because there is a place.
-    pub(crate) fn pop(&mut self) -> Option<T> {
-        let export = self.turns.pop_front()?;
+    /// How much waits for an export.
+    pub(crate) fn len_of(&self, export: usize) -> usize {
+        self.queues[export].len()
+    }
+
+    /// Whether something waits for an export that `may` go on.
+    pub(crate) fn any(&self, may: impl FnMut(usize) -> bool) -> bool {
+        self.turns.iter().copied().any(may)
+    }
+
+    /// What waits no more, because there is a place for an export that `may` go on; and which that is.
+    pub(crate) fn pop_if(&mut self, mut may: impl FnMut(usize) -> bool) -> Option<(usize, T)> {
+        let at = self.turns.iter().position(|&export| may(export))?;
+        let export = self.turns.remove(at)?;
         let queue = &mut self.queues[export];
         let (Waiting { value, since }, class) = queue.pop()?;
         if !queue.is_empty() {
@@ -133,7 +144,7 @@ impl<T> Admission<T> {
         }
         self.stats.depth -= 1;
         self.stats.classes[class as usize].count(since.elapsed());
-        Some(value)
+        Some((export, value))
     }
 
     /// Takes out what `take` wants, whatever its turn, and hands it to `out`.
@@ -224,6 +235,12 @@ impl fmt::Display for WaitStats {
 mod tests {
     use super::*;
 
+    impl<T> Admission<T> {
+        fn pop(&mut self) -> Option<T> {
+            self.pop_if(|_| true).map(|(_, value)| value)
+        }
+    }
+
     fn take<T>(waiting: &mut Admission<T>) -> T {
         waiting.pop().expect("something waits")
     }
@@ -275,6 +292,21 @@ mod tests {
         waiting.push(0, Class::Sync, (0, 3)).unwrap();
         assert_eq!((take(&mut waiting), take(&mut waiting)), ((1, 0), (0, 3)));
         assert!(waiting.is_empty() && waiting.pop().is_none());
+    }
+
+    #[test]
+    fn who_may_not_go_on_keeps_its_turn() {
+        let mut waiting = Admission::new(3).unwrap();
+        for nr in 0..6 {
+            waiting.push(nr % 3, Class::SmallRead, nr).unwrap();
+        }
+        let others = |export| export != 0;
+        assert_eq!((waiting.len_of(0), waiting.any(others)), (2, true));
+        let order: Vec<_> = std::iter::from_fn(|| waiting.pop_if(others)).collect();
+        assert_eq!(order, [(1, 1), (2, 2), (1, 4), (2, 5)]);
+        assert_eq!((waiting.len(), waiting.any(others)), (2, false));
+        waiting.push(1, Class::SmallRead, 6).unwrap();
+        assert_eq!([take(&mut waiting), take(&mut waiting), take(&mut waiting)], [0, 6, 3]);
     }
 
     #[test]

@@ -41,8 +41,7 @@ use bufcache::{
 };
 use tracing::{error, warn};
 
-use crate::admission::{Class, SMALL};
-use crate::hands::{Hands, Task};
+use crate::admission::SMALL;
 use crate::slots::Slots;
 
 /// Bytes of a block: what most clients' file systems read at least.
@@ -67,7 +66,6 @@ pub(crate) struct Blocks {
     /// Longest READ that is kept, and WRITE unless that is [`SCAN`]. What is longer is mostly used once, and
     /// the device's time for the bytes counts for more than that for the request.
     longest: u64,
-    hands: Hands,
 }
 
 /// An image in the cache.
@@ -104,7 +102,7 @@ impl Blocks {
             let _ = images.push(Image::new(&cache, open(file)?)?); // there is room
         }
         let longest = SMALL.min(bytes / SHARE).max(BLOCK as u64);
-        Ok(Self { cache, images, longest, hands: Hands::new(exports)? })
+        Ok(Self { cache, images, longest })
     }
 
     /// Begins to keep what is read of the table's next file.
@@ -121,11 +119,6 @@ impl Blocks {
     /// Whether a READ or WRITE is too long to be kept.
     pub(crate) fn passes_by(&self, len: u32, write: bool) -> bool {
         u64::from(len) > if write { self.longest.min(SCAN as u64) } else { self.longest }
-    }
-
-    /// Has a hand work on it; back it comes where there can be none.
-    pub(crate) fn give(&self, export: usize, class: Class, task: Task) -> Result<(), Task> {
-        self.hands.give(export, class, task)
     }
 
     /// The image, and the blocks that bytes of it lie in; unless these are none or too many.

@@ -23,6 +23,7 @@ use tracing::{info, warn};
 use crate::args::Args;
 use crate::blocks::{Blocks, Fill};
 use crate::folder::Folder;
+use crate::hands::Hands;
 use crate::slots::Slots;
 use crate::syncs::Syncs;
 
@@ -80,6 +81,7 @@ pub(crate) struct ExportTable {
     /// How many were opened at the start, the first of which is the default.
     fixed: usize,
     args: Args,
+    pub(crate) hands: Hands,
     /// What is kept of the files in memory, unless nothing is to be.
     pub(crate) blocks: Option<Blocks>,
 }
@@ -101,6 +103,7 @@ impl ExportTable {
             folder,
             fixed: args.images.len(),
             args: args.clone(),
+            hands: Hands::new(most).map_err(|error| ExportError::Cache(error.into()))?,
             blocks: None,
         };
         if args.cache > 0 {

@@ -1,13 +1,12 @@
 //! Which parts of an image are holes: BLOCK_STATUS.
 //!
 //! ```text
-//!  BLOCK_STATUS ─► thread: what is dirty ─► the image; where are its holes? ─► worker ─► reply
+//!  BLOCK_STATUS ─► hand: what is dirty ─► the image; where are its holes? ─► worker ─► reply
 //! ```
 //!
 //! The file system knows the holes, and may have to read its map from the disk, or wait for who writes to
-//! the file, before it tells: so a thread asks, one for each worker, which is started by the first
-//! request. It tells of what the image is, so what the cache has and the image has not goes to the image
-//! first; if that fails, everything counts as data.
+//! the file, before it tells: so a [hand](crate::hands) asks. It tells of what the image is, so what the cache
+//! has and the image has not goes to the image first; if that fails, everything counts as data.
 //!
 //! A reply describes no more than [`MOST`] extents, which the protocol allows: who wants to know the rest
 //! asks again where they end.
@@ -15,183 +14,57 @@
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::task::Waker;
-use std::thread::JoinHandle;
 
 use aio_reap::AlignedBuf;
+use nbd_protocol::Extent;
 use nbd_protocol::wire::state;
-use nbd_protocol::{ALLOCATION_ID, Extent, NbdError, ReplyHeader, Request};
-use radix_ctx::CtxRef;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
-use tracing::{debug, warn};
+use tracing::debug;
 
-use crate::contexts::Connection;
-use crate::counters::Counters;
+use crate::changes::Outcome;
 use crate::export::ExportTable;
-use crate::operation::Step;
 
 /// Extents of one reply: two system calls for each pair of them, and as many as fit the smallest buffer.
 const MOST: usize = 512;
 /// How large the buffer of a request has to be.
 pub(crate) const ROOM: usize = MOST * Extent::SIZE;
 
-/// A worker's requests that the thread has.
-pub(crate) struct Maps {
-    exports: Arc<ExportTable>,
-    waker: Waker,
-    sender: Sender<Done>,
-    done: Receiver<Done>,
-    /// Asked and not answered.
-    waiting: usize,
-    thread: Option<(Sender<Job>, JoinHandle<()>)>,
-}
-
-/// What the thread found.
-struct Done {
-    conn: CtxRef<Connection>,
-    request: Request,
-    result: io::Result<Vec<Extent>>,
-    buf: AlignedBuf,
-}
-
-/// What the thread is to look at. Dropped, it is answered with an error: whatever becomes of the thread,
-/// no request is forgotten.
-struct Job {
-    exports: Arc<ExportTable>,
-    export: usize,
-    one: bool,
-    sender: Sender<Done>,
-    waker: Waker,
-    asked: Option<(CtxRef<Connection>, Request, AlignedBuf)>,
+/// What a hand is to look at.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) exports: Arc<ExportTable>,
+    pub(crate) export: usize,
+    /// One extent is wanted.
+    pub(crate) one: bool,
+    pub(crate) offset: u64,
+    pub(crate) len: u32,
 }
 
 impl Job {
-    fn run(mut self) {
-        let Some((conn, Request { offset, len, .. }, _)) = &self.asked else { return };
-        if CtxRef::is_removed(conn) {
-            return; // nobody hears of it
-        }
-        let (table, most) = (&self.exports, if self.one { 1 } else { MOST });
-        let export = table.get(self.export);
-        let (offset, len) = (*offset, *len);
+    /// Fills the buffer. Blocks.
+    pub(crate) fn run(&self, buf: Option<&mut AlignedBuf>) -> io::Result<Outcome> {
+        let &Self { ref exports, export, one, offset, len } = self;
+        let export = exports.get(export);
+        let buf = buf.ok_or(io::ErrorKind::InvalidInput)?;
         let end = offset + u64::from(len); // within the export, `Request::check` saw to it
-        let result = match table.settle(export.file, offset..end) {
+        let found = match exports.settle(export.file, offset..end) {
             Ok(()) => {
                 let unit = export.info.min_block.max(1).into();
-                extents(&table.files[export.file], offset, end, unit, most)
+                let most = if one { 1 } else { MOST };
+                extents(&exports.files[export.file], offset, end, unit, most)?
             }
             Err(error) => {
                 debug!(%error, "the cache cannot be written back: holes are not told");
-                Ok(vec![Extent { len, flags: 0 }])
+                vec![Extent { len, flags: 0 }]
             }
         };
-        self.answer(result);
-    }
-
-    fn answer(&mut self, result: io::Result<Vec<Extent>>) {
-        let Some((conn, request, buf)) = self.asked.take() else { return };
-        if self.sender.send(Done { conn, request, result, buf }).is_ok() {
-            self.waker.wake_by_ref();
+        buf.set_len(found.len() * Extent::SIZE);
+        for (extent, bytes) in found.iter().zip(buf.chunks_exact_mut(Extent::SIZE)) {
+            bytes.copy_from_slice(&extent.encode());
         }
+        Ok(Outcome::Done)
     }
-}
-
-impl Drop for Job {
-    fn drop(&mut self) {
-        self.answer(Err(io::Error::from_raw_os_error(libc::EIO)));
-    }
-}
-
-impl Maps {
-    /// The waker is called when [`pop`](Self::pop) should be.
-    pub(crate) fn new(exports: &Arc<ExportTable>, waker: &Waker) -> Self {
-        let (sender, done) = mpsc::channel();
-        let (exports, waker) = (Arc::clone(exports), waker.clone());
-        Self { exports, waker, sender, done, waiting: 0, thread: None }
-    }
-
-    /// Requests that [`pop`](Self::pop) has yet to return.
-    pub(crate) fn len(&self) -> usize {
-        self.waiting
-    }
-
-    /// Has the thread look; `Some` is the reply if there can be no thread.
-    pub(crate) fn ask(
-        &mut self,
-        conn: &CtxRef<Connection>,
-        export: usize,
-        request: Request,
-        one: bool,
-        buf: AlignedBuf,
-    ) -> Option<Step> {
-        let thread = match self.thread.take() {
-            Some(running) => running,
-            None => match start() {
-                Ok(started) => started,
-                Err(error) => {
-                    warn!(%error, "no thread to look for holes");
-                    let refused = Step::refuse(&request, true, NbdError::NoMem);
-                    return Some(Step { spent: Some(buf), ..refused });
-                }
-            },
-        };
-        self.waiting += 1;
-        let job = Job {
-            exports: Arc::clone(&self.exports),
-            export,
-            one,
-            sender: self.sender.clone(),
-            waker: self.waker.clone(),
-            asked: Some((conn.clone(), request, buf)),
-        };
-        if thread.0.send(job).is_ok() {
-            self.thread = Some(thread);
-        } // else it panicked: this one is answered with an error, and the next finds another thread
-        None
-    }
-
-    /// The next reply, and whose it is.
-    pub(crate) fn pop(&mut self, counters: &mut Counters) -> Option<(CtxRef<Connection>, Step)> {
-        if self.waiting == 0 {
-            return None;
-        }
-        let Done { conn, request, result, mut buf } = self.done.try_recv().ok()?;
-        self.waiting -= 1;
-        let step = match result {
-            Ok(extents) => {
-                buf.set_len(extents.len() * Extent::SIZE);
-                for (extent, bytes) in extents.iter().zip(buf.chunks_exact_mut(Extent::SIZE)) {
-                    bytes.copy_from_slice(&extent.encode());
-                }
-                let count = extents.len() as u32;
-                let header = ReplyHeader::block_status(request.cookie, ALLOCATION_ID, count);
-                Step { header: Some(header), data: Some(buf), spent: None }
-            }
-            Err(error) => {
-                counters.errors += 1;
-                Step { spent: Some(buf), ..Step::refuse(&request, true, NbdError::from(&error)) }
-            }
-        };
-        Some((conn, step))
-    }
-}
-
-impl Drop for Maps {
-    fn drop(&mut self) {
-        if let Some((jobs, thread)) = self.thread.take() {
-            drop(jobs);
-            let _ = thread.join(); // if it panicked, its requests are answered
-        }
-    }
-}
-
-fn start() -> io::Result<(Sender<Job>, JoinHandle<()>)> {
-    let (sender, jobs) = mpsc::channel::<Job>();
-    let run = move || jobs.into_iter().for_each(Job::run);
-    let thread = std::thread::Builder::new().name("extents".into()).spawn(run)?;
-    Ok((sender, thread))
 }
 
 /// What lies from `start` on, at most to `end` and in at most so many extents. They begin and end at

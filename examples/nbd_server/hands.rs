@@ -5,9 +5,12 @@
 //! ```
 //!
 //! One pool for all workers, started as it is needed, with a queue as each of them has before its places
-//! ([`admission`](crate::admission)): syncs and small reads before large writes. No job waits for one that is still in the queue: what
-//! a job holds it holds while it runs, and it has a thread then. So a few threads are enough for any number
-//! of jobs, of which there are no more than the workers take requests.
+//! ([`admission`](crate::admission)): syncs and small reads before large writes. No job waits for one that
+//! is still in the queue: what a job holds it holds while it runs, and it has a thread then. So a few threads
+//! are enough for any number of jobs, of which there are no more than the workers take requests.
+//!
+//! A device that hangs keeps the threads that work on it, so an image has no more of them than it leaves to
+//! others: one alone half, the next half of the rest.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,10 +24,11 @@ use percpu::sync::{Condvar, Mutex};
 use tracing::warn;
 
 use crate::admission::{Admission, Class};
-use crate::changes::{Job, Outcome};
+use crate::changes::{self, Outcome};
+use crate::extents;
 
-/// Most threads. A guess: enough to keep a disk busy beside the workers' engines.
-const MOST: usize = 8;
+/// Most threads. A guess: half of them keep a disk busy beside the workers' engines.
+const MOST: usize = 16;
 
 /// The threads, and what waits for one.
 #[derive(Debug)]
@@ -36,11 +40,23 @@ struct Queue {
 }
 
 struct State {
+    /// By file.
     tasks: Admission<Task>,
+    /// Threads that work on each file.
+    held: Box<[usize]>,
+    /// Threads that work.
+    busy: usize,
     threads: usize,
     /// Threads that wait for a task.
     idle: usize,
     closed: bool,
+}
+
+/// What a thread is to do.
+#[derive(Debug)]
+pub(crate) enum Job {
+    Image(changes::Job),
+    Map(extents::Job),
 }
 
 /// A job, the buffer that it is about, and who wants to hear of it.
@@ -87,30 +103,24 @@ impl std::fmt::Debug for Queue {
 }
 
 impl Hands {
-    /// For so many exports.
-    pub(crate) fn new(exports: usize) -> Result<Self, AllocError> {
-        let tasks = Admission::new(exports)?;
-        let state = State { tasks, threads: 0, idle: 0, closed: false };
+    /// For so many files.
+    pub(crate) fn new(files: usize) -> Result<Self, AllocError> {
+        let (tasks, held) = (Admission::new(files)?, vec![0; files].into());
+        let state = State { tasks, held, busy: 0, threads: 0, idle: 0, closed: false };
         Ok(Self(Arc::new(Queue { state: Mutex::new(state), changed: Condvar::new() })))
     }
 
-    /// Has a thread run the job; the task comes back where there can be none.
-    pub(crate) fn give(&self, export: usize, class: Class, task: Task) -> Result<(), Task> {
+    /// Has a thread run the job, which is about that file; the task comes back where there can be none.
+    pub(crate) fn give(&self, file: usize, class: Class, task: Task) -> Result<(), Task> {
         let mut state = self.0.state.lock();
-        if state.idle <= state.tasks.len() && state.threads < MOST {
-            let queue = Arc::clone(&self.0);
-            match std::thread::Builder::new().name("hand".into()).spawn(move || queue.work()) {
-                Ok(_) => state.threads += 1,
-                Err(error) if state.threads == 0 => {
-                    warn!(%error, "no thread to do what waits");
-                    return Err(task);
-                }
-                Err(_) => {} // those that there are take it in turn
+        if state.threads == 0 {
+            if let Err(error) = Queue::hire(&self.0, &mut state) {
+                warn!(%error, "no thread to do what waits");
+                return Err(task);
             }
         }
-        state.tasks.push(export, class, task)?;
-        drop(state);
-        self.0.changed.notify_one();
+        state.tasks.push(file, class, task)?;
+        Queue::call(&self.0, &mut state);
         Ok(())
     }
 }
@@ -124,33 +134,70 @@ impl Drop for Hands {
 }
 
 impl Queue {
-    fn work(&self) {
-        while let Some(task) = self.next() {
-            task.run();
+    fn hire(this: &Arc<Self>, state: &mut State) -> io::Result<()> {
+        let queue = Arc::clone(this);
+        std::thread::Builder::new().name("hand".into()).spawn(move || queue.work())?;
+        state.threads += 1;
+        Ok(())
+    }
+
+    /// Has a thread come for what may be done now, if there is such. It calls the next one.
+    fn call(this: &Arc<Self>, state: &mut State) {
+        if !state.tasks.any(|file| state.may(file)) {
+            return;
+        }
+        if state.idle > 0 {
+            this.changed.notify_one();
+        } else if state.threads < MOST {
+            let _ = Self::hire(this, state); // else those that there are take it in turn
         }
     }
 
-    fn next(&self) -> Option<Task> {
-        let mut state = self.state.lock();
+    fn work(self: Arc<Self>) {
+        while let Some((file, task)) = self.next() {
+            task.run();
+            let mut state = self.state.lock();
+            state.held[file] -= 1;
+            state.busy -= 1;
+        }
+    }
+
+    fn next(self: &Arc<Self>) -> Option<(usize, Task)> {
+        let mut guard = self.state.lock();
         loop {
-            if let Some(task) = state.tasks.pop() {
-                return Some(task);
+            let state = &mut *guard;
+            let State { tasks, held, busy, .. } = state;
+            if let Some((file, task)) = tasks.pop_if(|file| held[file] < MOST - *busy) {
+                held[file] += 1;
+                *busy += 1;
+                Self::call(self, state);
+                return Some((file, task));
             }
             if state.closed {
-                return None;
+                return None; // who works does what is left
             }
             state.idle += 1;
-            self.changed.wait(&mut state);
-            state.idle -= 1;
+            self.changed.wait(&mut guard);
+            guard.idle -= 1;
         }
+    }
+}
+
+impl State {
+    /// Whether one more thread may work on that file.
+    fn may(&self, file: usize) -> bool {
+        self.held[file] < MOST - self.busy
     }
 }
 
 impl Task {
     fn run(self) {
         let Self { job, mut buf, key, back } = self;
-        let bytes = buf.as_deref_mut().unwrap_or_default();
-        let result = catch_unwind(AssertUnwindSafe(|| job.run(bytes)))
+        let run = || match &job {
+            Job::Image(job) => job.run(buf.as_deref_mut().unwrap_or_default()),
+            Job::Map(job) => job.run(buf.as_mut()),
+        };
+        let result = catch_unwind(AssertUnwindSafe(run))
             .unwrap_or_else(|_| Err(io::Error::from_raw_os_error(libc::EIO)));
         drop(job); // before anybody hears of it: nothing of the image is here at the end
         back.done.lock().push_back(Done { key, result, buf });
@@ -178,6 +225,90 @@ mod tests {
         }
     }
 
+    /// A disk whose discards do not end while it is shut.
+    struct Gate {
+        disk: MemoryDevice,
+        shut: Mutex<bool>,
+        changed: Condvar,
+        /// Discards that have come.
+        come: mpsc::Sender<()>,
+    }
+
+    impl BlockDevice for Gate {
+        fn len(&self) -> u64 {
+            self.disk.len()
+        }
+
+        fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+            self.disk.read(offset, buf)
+        }
+
+        fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+            let _ = self.come.send(());
+            let mut shut = self.shut.lock();
+            while *shut {
+                self.changed.wait(&mut shut);
+            }
+            self.disk.discard(offset, len)
+        }
+    }
+
+    /// One after the other hangs, each with more jobs than there are threads; the last is served all the same,
+    /// and the others once they go on.
+    #[test]
+    fn images_that_hang_leave_a_hand_to_another() {
+        const JOBS: usize = 2 * MOST;
+        const HUNG: usize = 4;
+        let (come, discards) = mpsc::channel();
+        let gate = |shut| {
+            let disk = MemoryDevice::new(vec![0; JOBS * BLOCK]);
+            let (shut, come) = (Mutex::new(shut), come.clone());
+            Arc::new(Gate { disk, shut, changed: Condvar::new(), come })
+        };
+        let gates: Vec<_> = (0..=HUNG).map(|nr| gate(nr < HUNG)).collect();
+        let files: Vec<_> = gates.iter().map(|_| tempfile::tempfile().unwrap()).collect();
+        let next = std::cell::Cell::new(0);
+        let open = |_: &std::fs::File| -> io::Result<Arc<dyn BlockDevice>> {
+            Ok(Arc::clone(&gates[next.replace(next.get() + 1)]) as _)
+        };
+        let blocks = Blocks::on(1 << 20, (&files, files.len()), open).unwrap();
+        let hands = Hands::new(files.len()).unwrap();
+        let (sender, rung) = mpsc::channel();
+        let back = Arc::new(Back::new(Arc::new(Bell(sender)).into()));
+        let give = |file: usize, key: usize| {
+            let image = Arc::clone(blocks.image(file).unwrap());
+            let (work, offset) = (Work::Trim { fua: false }, (key % JOBS * BLOCK) as u64);
+            let job = Job::Image(changes::Job { image, work, offset, len: BLOCK as u32 });
+            let task = Task { job, buf: None, key, back: Arc::clone(&back) };
+            assert!(hands.give(file, Class::LargeWrite, task).is_ok());
+        };
+        for file in 0..HUNG {
+            (0..JOBS).for_each(|nr| give(file, file * JOBS + nr));
+            let its = MOST >> (file + 1);
+            (0..its).for_each(|_| discards.recv().unwrap());
+        }
+        let mut done = Vec::new();
+        let mut take = |until: usize| {
+            while done.len() < until {
+                rung.recv().unwrap();
+                while let Some(Done { key, result, .. }) = back.pop() {
+                    assert_eq!(result.unwrap(), Outcome::Done);
+                    done.push(key);
+                }
+            }
+            done.clone()
+        };
+        (0..JOBS).for_each(|nr| give(HUNG, HUNG * JOBS + nr));
+        assert!(take(JOBS).into_iter().all(|key| key >= HUNG * JOBS), "the others hang");
+        for gate in &gates {
+            *gate.shut.lock() = false;
+            gate.changed.notify_all();
+        }
+        let mut all = take(JOBS * files.len());
+        all.sort_unstable();
+        assert!(all.into_iter().eq(0..JOBS * files.len()));
+    }
+
     /// Long jobs in every hand, and more of them in the queue: a sync that comes last does not end last, and
     /// each comes back once.
     #[test]
@@ -189,14 +320,15 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let blocks = Blocks::on(1 << 20, (&[file], 1), |_| Ok(Arc::clone(&raw))).unwrap();
         let image = blocks.image(0).unwrap();
+        let hands = Hands::new(1).unwrap();
         let (sender, rung) = mpsc::channel();
         let back = Arc::new(Back::new(Arc::new(Bell(sender)).into()));
         let give = |key: usize, class, work| {
             let image = Arc::clone(image);
             let offset = (key % LONG * BLOCK) as u64;
-            let job = Job { image, work, offset, len: BLOCK as u32 };
+            let job = Job::Image(changes::Job { image, work, offset, len: BLOCK as u32 });
             let task = Task { job, buf: None, key, back: Arc::clone(&back) };
-            assert!(blocks.give(0, class, task).is_ok());
+            assert!(hands.give(0, class, task).is_ok());
         };
         for key in 0..LONG {
             give(key, Class::LargeWrite, Work::Trim { fua: false });

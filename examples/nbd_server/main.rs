@@ -30,6 +30,7 @@ mod manual;
 mod memory;
 mod metrics;
 mod operation;
+mod places;
 mod registry;
 mod report;
 mod requests;

@@ -3,7 +3,7 @@
 use std::io;
 
 use aio_reap::AlignedBuf;
-use nbd_protocol::{NbdError, ReplyHeader, Request};
+use nbd_protocol::{ALLOCATION_ID, Extent, NbdError, ReplyHeader, Request};
 use radix_ctx::CtxRef;
 
 use crate::admission::Class;
@@ -59,6 +59,7 @@ pub(crate) enum Stage {
         done: u64,
     },
     Advise,
+    Map,
 }
 
 /// How much a WRITE_ZEROES leaves open.
@@ -79,6 +80,7 @@ impl Operation {
         let len = u64::from(self.request.len);
         match self.stage {
             Stage::Sync => Class::Sync,
+            Stage::Map => Class::SmallRead,
             Stage::Read | Stage::Advise => Class::of_read(len),
             Stage::Zeros { done, .. } => Class::of_write(len - done),
             Stage::Write { .. } | Stage::Punch { .. } | Stage::ZeroRange { .. } => {
@@ -120,7 +122,7 @@ impl Operation {
                 | Stage::Zeros { fua, .. },
                 Ok(_),
             ) => synced(fua),
-            (Stage::Read | Stage::Sync, Ok(_)) => Then::Reply(Ok(())),
+            (Stage::Read | Stage::Sync | Stage::Map, Ok(_)) => Then::Reply(Ok(())),
             (_, Err(error)) => Then::Reply(Err(NbdError::from(error))),
         }
     }
@@ -143,6 +145,11 @@ impl Step {
         match (stage, result) {
             (Stage::Read, Ok(())) => {
                 let header = ReplyHeader::read_data(cookie, structured, offset, len);
+                Self { header: Some(header), data: buf, spent: None }
+            }
+            (Stage::Map, Ok(())) => {
+                let count = buf.as_ref().map_or(0, |buf| buf.len() / Extent::SIZE) as u32;
+                let header = ReplyHeader::block_status(cookie, ALLOCATION_ID, count);
                 Self { header: Some(header), data: buf, spent: None }
             }
             (_, Ok(())) => {

@@ -4,7 +4,7 @@
 //!  READ [─read─►] reply with data            TRIM ───────punch──► [fdatasync] ──► reply
 //!  WRITE ─write─► [fdatasync if FUA] ► reply  WRITE_ZEROES ─punch─► or zero ─► or write zeros ─┘
 //!  FLUSH ─fdatasync─► reply                   CACHE ─will-need─► reply
-//!  BLOCK_STATUS: see extents
+//!  BLOCK_STATUS ─hand─► reply with extents
 //! ```
 //!
 //! So they do where nothing is kept in memory. Where an image is cached, most need no engine, and some a
@@ -34,10 +34,12 @@ use crate::changes::{Job, Outcome, Way, Work};
 use crate::contexts::{Connection, Lost, Stray};
 use crate::counters::{Counters, is_logged};
 use crate::export::ExportTable;
-use crate::extents::Maps;
-use crate::hands::{Back, Done, Task};
+use crate::extents;
+use crate::hands::{self, Back, Done, Task};
 use crate::memory::ALIGN;
 use crate::operation::{Operation, Stage, Step, Then, Zeroes};
+pub(crate) use crate::places::Limits;
+use crate::places::Places;
 use crate::syncs::Fate;
 
 /// Longest run of zeros written at once where the file system cannot make them.
@@ -51,15 +53,6 @@ fn zeros() -> &'static [u8] {
 /// An operation that waits for a place in the engine, and its buffer.
 type Waiting = (Operation, Option<AlignedBuf>);
 
-/// How much a worker takes on.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
-    /// Operations in the engine and in hands.
-    pub(crate) depth: usize,
-    /// Operations in all: those, and those that wait for a place there.
-    pub(crate) most: usize,
-}
-
 /// A worker's requests in flight, and the engine that works on them.
 pub(crate) struct Requests {
     pub(crate) engine: Rc<Engine>,
@@ -67,16 +60,12 @@ pub(crate) struct Requests {
     files: Vec<File>,
     /// Those in the engine.
     operations: CtxTable<Operation>,
-    in_engine: usize,
-    /// Places there and in hands.
-    depth: usize,
-    /// If something waits, every place is taken.
+    /// There and in hands.
+    places: Places,
+    /// If something waits, every place is taken that its image may have.
     waiting: Admission<Waiting>,
     /// What waited, and was answered without the engine.
     answered: VecDeque<(Operation, Step)>,
-    most: usize,
-    /// BLOCK_STATUS requests, each of which a thread looks after.
-    maps: Maps,
     /// Those that hands work on.
     handed: Slab<Operation>,
     back: Arc<Back>,
@@ -100,21 +89,18 @@ impl Requests {
     pub(crate) fn new(
         engine: Rc<Engine>,
         exports: &Arc<ExportTable>,
-        Limits { depth, most }: Limits,
+        limits: Limits,
         waker: Waker,
     ) -> io::Result<Self> {
-        let operations = CtxTable::builder().max_contexts(most as u64).build();
+        let operations = CtxTable::builder().max_contexts(limits.most as u64).build();
         let files = exports.files.iter().map(|file| engine.attach(file.try_clone()?));
         Ok(Self {
             files: files.collect::<io::Result<_>>()?,
             engine,
             operations: operations.map_err(io::Error::from)?,
-            in_engine: 0,
-            depth,
+            places: Places::new(limits, exports.capacity()),
             waiting: Admission::new(exports.capacity())?,
             answered: VecDeque::new(),
-            most,
-            maps: Maps::new(exports, &waker),
             handed: Slab::new(),
             back: Arc::new(Back::new(waker.clone())),
             synced: Vec::new(),
@@ -129,13 +115,14 @@ impl Requests {
         })
     }
 
-    pub(crate) fn has_room(&self) -> bool {
-        let elsewhere = self.handed.len() + self.maps.len() + self.synced.len();
-        self.in_engine + self.waiting.len() + elsewhere < self.most
+    /// Whether there is room for one more request to that export.
+    pub(crate) fn has_room(&self, export: usize) -> bool {
+        let its = || (self.exports.get(export).file, self.waiting.len_of(export));
+        self.places.has_room(self.waiting.len() + self.synced.len(), its)
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.in_engine == 0
+        self.places.is_empty()
             && self.waiting.is_empty()
             && self.answered.is_empty()
             && !self.waits_for_others()
@@ -143,7 +130,7 @@ impl Requests {
 
     /// Whether something is waited for that the waker tells of.
     pub(crate) fn waits_for_others(&self) -> bool {
-        !self.handed.is_empty() || self.maps.len() > 0 || !self.synced.is_empty()
+        !self.handed.is_empty() || !self.synced.is_empty()
     }
 
     /// Whether [`complete`](Self::complete) has nothing to return.
@@ -169,9 +156,7 @@ impl Requests {
     ) -> Option<Step> {
         self.count(command, request.len);
         let stage = match command {
-            Command::BlockStatus { one } => {
-                return self.maps.ask(conn, export, request, one, buf?);
-            }
+            Command::BlockStatus { .. } => Stage::Map,
             Command::Read { .. } => Stage::Read,
             Command::Write { fua } => Stage::Write { fua },
             Command::Flush => Stage::Sync,
@@ -186,12 +171,17 @@ impl Requests {
         };
         let file = self.exports.get(export).file;
         let mut work = None;
+        if let Command::BlockStatus { one } = command {
+            work = Some(Work::Map { one });
+        }
         // An answer that is there at once needs no operation, nor a reference to its connection.
         let answer = if let Err(error) = self.attach(file) {
             Some(self.judge(&request, Err(error)))
         } else if request.len == 0 && command != Command::Flush {
             // fallocate refuses an empty range, and nothing else has anything to do.
             Some(Ok(()))
+        } else if stage == Stage::Map {
+            None
         } else {
             if let (Stage::Read, Some(bytes)) = (stage, &mut buf) {
                 bytes.set_len(request.len as usize); // of its room, which may be more
@@ -273,7 +263,7 @@ impl Requests {
         self.waiting.stats()
     }
 
-    /// Has a hand work on a request of a cached image. If that cannot be it comes back with its reply.
+    /// Has a hand work on a request. If that cannot be it comes back with its reply.
     fn hand(
         &mut self,
         operation: Operation,
@@ -281,14 +271,20 @@ impl Requests {
         buf: Option<AlignedBuf>,
     ) -> Option<(Operation, Step)> {
         let Operation { export, file, request: Request { offset, len, .. }, .. } = operation;
-        let blocks = self.exports.blocks.as_ref()?; // it has said so
-        let image = Arc::clone(blocks.image(file)?);
+        let exports = Arc::clone(&self.exports);
+        let job = if let Work::Map { one } = work {
+            hands::Job::Map(extents::Job { exports, export, one, offset, len })
+        } else {
+            let image = Arc::clone(exports.blocks.as_ref()?.image(file)?); // which has said so
+            hands::Job::Image(Job { image, work, offset, len })
+        };
         let class = operation.class();
         let key = self.handed.insert(operation);
-        let job = Job { image, work, offset, len };
+        self.places.take(file);
         let task = Task { job, buf, key, back: Arc::clone(&self.back) };
-        let Err(task) = blocks.give(export, class, task) else { return None };
+        let Err(task) = self.exports.hands.give(file, class, task) else { return None };
         let operation = self.handed.remove(key);
+        self.places.leave(file);
         let step = self.finish(&operation, Err(NbdError::NoMem), task.buf);
         Some((operation, step))
     }
@@ -299,6 +295,7 @@ impl Requests {
         Done { key, result, buf }: Done,
     ) -> Option<Result<(usize, Step), Stray>> {
         let mut operation = self.handed.remove(key);
+        self.places.leave(operation.file);
         let whose = (operation.conn.slot(), CtxRef::is_removed(&operation.conn));
         let step = match result {
             Ok(Outcome::Settled) if !whose.1 => {
@@ -335,25 +332,28 @@ impl Requests {
         }
     }
 
-    /// Whether one operation more may be worked on.
-    fn has_place(&self) -> bool {
-        self.in_engine + self.handed.len() < self.depth
-    }
-
     /// Hands an operation to the engine or to a hand, or has it wait for a place there.
     fn submit(&mut self, operation: Operation, buf: Option<AlignedBuf>) -> Option<Step> {
-        if self.has_place() && self.waiting.is_empty() {
+        let has_place = self.places.may(operation.file);
+        if has_place && self.waiting.is_empty() {
             return self.enqueue(operation, buf).map(|(_, step)| step);
         }
         let (export, class) = (operation.export, operation.class());
-        let (operation, buf) = self.waiting.push(export, class, (operation, buf)).err()?;
-        Some(self.finish(&operation, Err(NbdError::NoMem), buf))
+        if let Err((operation, buf)) = self.waiting.push(export, class, (operation, buf)) {
+            return Some(self.finish(&operation, Err(NbdError::NoMem), buf));
+        }
+        if has_place {
+            self.admit(); // those that wait may not have it, or are as urgent
+        }
+        None
     }
 
     /// Hands on what waits, as far as there are places.
     fn admit(&mut self) {
-        while self.has_place() {
-            let Some((operation, buf)) = self.waiting.pop() else { return };
+        loop {
+            let Self { waiting, exports, places, .. } = self;
+            let next = waiting.pop_if(|export| places.may(exports.get(export).file));
+            let Some((_, (operation, buf))) = next else { return };
             let answered = self.enqueue(operation, buf);
             self.answered.extend(answered);
         }
@@ -390,7 +390,7 @@ impl Requests {
                 return Some((value, step));
             }
         };
-        self.in_engine += 1;
+        self.places.take(number);
         let (engine, file, token) = (&self.engine, &self.files[number], id.to_bits());
         let len = u64::from(len);
         let refused = match (stage, buf) {
@@ -453,7 +453,7 @@ impl Requests {
         let id = Id::from_bits(token).ok_or(LookupError::NotFound)?;
         let operation = self.operations.with(id, Operation::clone)?;
         self.operations.remove(id)?;
-        self.in_engine -= 1;
+        self.places.leave(operation.file);
         Ok(operation)
     }
 
@@ -462,9 +462,6 @@ impl Requests {
     /// With the slot of the connection that the step is for.
     pub(crate) fn complete(&mut self) -> Option<Result<(usize, Step), Stray>> {
         if let Some((Operation { conn, .. }, step)) = self.answered.pop_front() {
-            return Some(self.address((conn.slot(), CtxRef::is_removed(&conn)), step));
-        }
-        if let Some((conn, step)) = self.maps.pop(&mut self.counters) {
             return Some(self.address((conn.slot(), CtxRef::is_removed(&conn)), step));
         }
         if let Some((operation, result)) = self.next_synced() {

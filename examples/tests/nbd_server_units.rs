@@ -36,6 +36,8 @@ mod memory;
 mod metrics;
 #[path = "../nbd_server/operation.rs"]
 mod operation;
+#[path = "../nbd_server/places.rs"]
+mod places;
 #[path = "../nbd_server/registry.rs"]
 mod registry;
 #[path = "../nbd_server/report.rs"]

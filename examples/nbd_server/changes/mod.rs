@@ -57,6 +57,10 @@ pub(crate) enum Work {
         fast: bool,
     },
     Flush,
+    /// To look for holes, in an image that need not be cached; see [`extents`](crate::extents).
+    Map {
+        one: bool,
+    },
 }
 
 /// A request that a hand works on.
@@ -399,6 +403,7 @@ impl Job {
                 }
             }
             Work::Flush => image.sync()?,
+            Work::Map { .. } => return Err(os(libc::EINVAL)), // is no job of this kind
         }
         Ok(Outcome::Done)
     }

@@ -172,7 +172,7 @@ impl Worker {
                         conn.block(Wait::Own, blocked, dirty);
                         break;
                     }
-                    if !requests.has_room() {
+                    if !requests.has_room(session.export) {
                         conn.block(Wait::Others, blocked, dirty);
                         break;
                     }

@@ -15,6 +15,7 @@ use tempfile::TempDir;
 mod caching;
 mod counting;
 mod crash;
+mod hanging;
 mod hits;
 mod waiting;
 
@@ -56,6 +57,15 @@ impl Lab {
         let image = dir.path().join("a.img");
         let image_arg = image.to_str().unwrap();
         let args = ["nbd_server", "--cache", cache, "--size", "1M", "--image", image_arg];
+        Self::serving(&args, (image.clone(), dir), limits, capacity)
+    }
+
+    fn serving(
+        args: &[&str],
+        (image, dir): (std::path::PathBuf, TempDir),
+        limits: Limits,
+        capacity: usize,
+    ) -> Self {
         let mut exports = ExportTable::open(&Args::parse_from(args)).unwrap();
         let device = FileDevice::new(exports.files[0].try_clone().unwrap()).unwrap();
         let disk = Arc::new(FaultDevice::new(device));
@@ -85,6 +95,10 @@ impl Lab {
 
     /// A client past its handshake.
     fn client(&mut self) -> (Id, UnixStream) {
+        self.client_of(0)
+    }
+
+    fn client_of(&mut self, export: usize) -> (Id, UnixStream) {
         let (mut client, server) = UnixStream::pair().unwrap();
         server.set_nonblocking(true).unwrap();
         let id = self.connections.insert(Connection::default()).unwrap();
@@ -93,8 +107,8 @@ impl Lab {
         client.read_exact(&mut [0; 18]).expect("the greeting");
         let slot = self.worker.slot_of(id).unwrap();
         let conn = &mut self.worker.conns[slot];
-        conn.phase = Phase::Transmission(Session::new(0, Agreed::default()));
-        conn.opened = Some(self.registry.open(0, &conn.listed).unwrap());
+        conn.phase = Phase::Transmission(Session::new(export, Agreed::default()));
+        conn.opened = Some(self.registry.open(export, &conn.listed).unwrap());
         (id, client)
     }
 
@@ -240,10 +254,10 @@ fn what_is_in_flight_is_limited_by_operations_not_by_connections() {
     // The operations of the closed connection count until they have completed.
     let mut next = lab.client();
     lab.ask(&mut next, cmd::READ, CommandFlags::NONE);
-    assert_eq!((lab.script.in_flight(), lab.worker.requests.has_room()), (MOST, false));
+    assert_eq!((lab.script.in_flight(), lab.worker.requests.has_room(0)), (MOST, false));
     assert!(lab.worker.blocked.contains(&next.0), "it waits for room");
     lab.complete();
-    assert_eq!((lab.script.in_flight(), lab.worker.requests.has_room()), (MOST, false));
+    assert_eq!((lab.script.in_flight(), lab.worker.requests.has_room(0)), (MOST, false));
     for _ in 0..MOST {
         lab.complete();
     }

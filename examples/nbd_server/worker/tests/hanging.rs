@@ -1,0 +1,57 @@
+//! Images whose device does not answer, beside one whose device does.
+
+use super::waiting::reply;
+use super::*;
+
+const NONE: CommandFlags = CommandFlags::NONE;
+
+/// A server of so many images, without a cache: the script has what is asked of them.
+fn images(count: usize, limits: Limits) -> Lab {
+    let dir = tempfile::tempdir().unwrap();
+    let paths: Vec<_> = (0..count).map(|nr| dir.path().join(format!("{nr}.img"))).collect();
+    let mut args = vec!["nbd_server", "--cache", "0", "--size", "1M"];
+    for path in &paths {
+        args.extend(["--image", path.to_str().unwrap()]);
+    }
+    Lab::serving(&args, (paths[0].clone(), dir), limits, limits.depth + 1)
+}
+
+/// Nothing is answered, neither in the engine nor behind it, and yet who comes later gets a place: the second
+/// image's requests, and those of one more.
+#[test]
+fn an_image_that_hangs_leaves_places_and_room_to_others() {
+    const DEPTH: usize = 64;
+    const LEN: usize = 16; // so that a socket holds all replies
+    let mut lab = images(2, Limits { depth: DEPTH, most: 4 * DEPTH });
+    let mut hung = lab.client_of(0);
+    let mut asked = 0;
+    while !lab.worker.blocked.contains(&hung.0) {
+        lab.ask_for(&mut hung, cmd::READ, NONE, 3, LEN);
+        asked += 1;
+    }
+    let (held, waiting) = (lab.script.in_flight(), lab.worker.report().waits.depth);
+    assert!((DEPTH / 2..DEPTH).contains(&held), "{held} in flight");
+    assert!(held + waiting == asked && asked < 4 * DEPTH, "{waiting} wait");
+
+    let mut other = lab.client_of(1);
+    lab.ask_for(&mut other, cmd::READ, NONE, 7, LEN);
+    assert_eq!(lab.script.in_flight(), held + 1, "it does not wait");
+    assert_eq!(lab.worker.report().waits.depth, waiting);
+    // The script completes what is oldest: the hung image's, each of which the next follows.
+    for _ in 0..held {
+        lab.complete();
+    }
+    lab.complete();
+    let read = |client: &mut _| reply(client, LEN);
+    assert_eq!(read(&mut other), (7, 0));
+    for _ in 0..asked {
+        if lab.script.in_flight() > 0 {
+            lab.complete();
+        }
+        assert_eq!(read(&mut hung), (3, 0));
+    }
+    for client in [hung, other] {
+        lab.worker.close(client.0, "a test");
+    }
+    lab.ends_empty();
+}
