@@ -1,4 +1,5 @@
-//! The block server against `qemu-nbd` and `nbdkit`, on one image, driven by fio's nbd engine.
+//! The block server against `qemu-nbd` and `nbdkit`, on one image, driven by fio's nbd engine, or where
+//! that would be what is measured by a client of our own (`light`).
 //!
 //! ```text
 //! cargo bench --bench nbd                       every row, 9 rounds of 1 s windows: under 8 minutes
@@ -7,14 +8,18 @@
 //! cargo bench --bench nbd -- --backend aio      our server on that engine
 //! ```
 //!
-//! All servers are started once, kept on one CPU, and serve the same image read-only. In rows of
-//! `1cpus` fio runs on that CPU too, in rows of `2cpus` on another. A round measures every server
+//! All servers are started once, kept on one CPU, and serve the same image read-only. Those on the page
+//! cache are read whole once, beforehand: the image is in the kernel's memory, and in ours. In rows of
+//! `1cpus` the client runs on that CPU too, in rows of `2cpus` on another. A round measures every server
 //! once per row, next to each other and in an order that rotates; the figure is the median over the
 //! rounds of the ratio inside a round. No round starts that would end past the time above.
 //!
-//! `others` is the part of the used CPUs' time that went to processes outside the measurement. A
+//! `server` and `client` are the parts of the time that these used a CPU: a client at 100 % is what bounds
+//! its row. (Ours looks again for a moment before it sleeps, and waits for a busy client to read: its part
+//! includes that.) `others` is the part of the used CPUs' time that went to processes outside the measurement. A
 //! window with more than [`DISTURBED`] of it is measured again, and the less disturbed one counts.
 
+mod light;
 mod rows;
 mod servers;
 mod table;
@@ -28,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use harness::{Args, FioReads, Foreign, Header, Targets, allowed_cpus};
 
-use crate::rows::{Load, Row, loads};
+use crate::rows::{Load, Row, Window, loads};
 use crate::servers::{Server, Site, build_ours, target_dir};
 use crate::table::{Lines, heading};
 
@@ -47,16 +52,18 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("nbd: measures only under `cargo bench`");
         return Ok(());
     }
-    let mut targets = Targets::parse(include_str!("../targets.toml"), "nbd")?;
+    let section = |name| Targets::parse(include_str!("../targets.toml"), name);
+    let mut targets = [section("nbd")?, section("nbd_cached")?];
     print!("{}", Header::take("nbd"));
     if let Err(error) = measure(&args, &mut targets) {
         println!("# not measured: {error}");
     }
-    print!("{targets}");
+    let [first, second] = targets;
+    print!("{first}{second}");
     Ok(())
 }
 
-fn measure(args: &Args, targets: &mut Targets) -> Result<(), Box<dyn Error>> {
+fn measure(args: &Args, targets: &mut [Targets; 2]) -> Result<(), Box<dyn Error>> {
     if Command::new("fio").arg("--version").output().is_err() {
         return Err("fio is not installed: apt install fio".into());
     }
@@ -79,6 +86,7 @@ fn measure(args: &Args, targets: &mut Targets) -> Result<(), Box<dyn Error>> {
         cpu: server,
     };
     let mut servers = site.start_all();
+    site.warm(&mut servers, client)?;
     let running: Vec<&'static str> = servers.iter().map(|server| server.name).collect();
 
     let mut loads = loads(args);
@@ -114,7 +122,8 @@ fn measure(args: &Args, targets: &mut Targets) -> Result<(), Box<dyn Error>> {
     for row in &rows {
         print!("{}", Lines(row));
         for (id, measured) in row.targets() {
-            targets.record(id, measured)?;
+            let [first, second] = &mut *targets;
+            first.record(&id, measured).or_else(|_| second.record(&id, measured))?;
         }
     }
     let done = rows.first().map_or(0, |row| row.rounds.done());
@@ -141,16 +150,16 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// One window, repeated while it is disturbed; the least disturbed one, with its disturbance.
-    fn window(&mut self, load: &Load, name: &'static str) -> Option<(FioReads, f64)> {
-        let mut best: Option<(FioReads, f64)> = None;
+    /// One window, repeated while it is disturbed; the least disturbed one.
+    fn window(&mut self, load: &Load, name: &'static str) -> Option<Window> {
+        let mut best: Option<Window> = None;
         for attempt in 0..=self.retries {
             match self.once(load, name) {
-                Ok((reads, share)) => {
-                    if best.is_none_or(|(_, least)| share < least) {
-                        best = Some((reads, share));
+                Ok(window) => {
+                    if best.is_none_or(|best| window.foreign < best.foreign) {
+                        best = Some(window);
                     }
-                    if share <= DISTURBED {
+                    if window.foreign <= DISTURBED {
                         break;
                     }
                     self.repeated += usize::from(attempt < self.retries);
@@ -165,17 +174,32 @@ impl Bench<'_> {
         best
     }
 
-    fn once(&mut self, load: &Load, name: &'static str) -> io::Result<(FioReads, f64)> {
+    fn once(&mut self, load: &Load, name: &'static str) -> io::Result<Window> {
         let server = self.servers.iter_mut().find(|server| server.name == name);
         let server = server.ok_or(io::ErrorKind::NotFound)?;
         server.check()?;
         let client = if load.cpus == 1 { self.server } else { self.client };
         let used = if load.cpus == 1 { vec![client] } else { vec![client, self.server] };
-        let engine = ["--ioengine=nbd".to_string(), format!("--uri={}", server.uri())];
+        let answered = server.hits()?;
+        let busy = server.process.cpu_time()?;
         let foreign = Foreign::start(&used, &[server.process.id()])?;
-        let args = load.fio_args().into_iter().chain(engine);
-        let reads = FioReads::measure(client, self.window, self.scratch, args)?;
-        Ok((reads, foreign.share()?))
+        let reads = if load.light {
+            let queues = (load.connections, load.depth);
+            light::measure(&server.socket, queues, client, self.window)?
+        } else {
+            let engine = ["--ioengine=nbd".to_string(), format!("--uri={}", server.uri())];
+            let args = load.fio_args().into_iter().chain(engine);
+            let mut reads = FioReads::measure(client, self.window, self.scratch, args)?;
+            reads.busy *= load.connections as f64; // it is the mean over its jobs
+            reads
+        };
+        let foreign = foreign.share()?;
+        let busy = (server.process.cpu_time()? - busy).as_secs_f64() / self.window.as_secs_f64();
+        let share = |((reads, hits), (all, found)): ((u64, u64), (u64, u64))| {
+            (found - hits) as f64 / (all - reads).max(1) as f64
+        };
+        let hits = answered.zip(server.hits()?).map(share);
+        Ok(Window { reads, foreign, busy, hits })
     }
 }
 

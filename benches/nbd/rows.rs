@@ -19,6 +19,8 @@ pub(crate) struct Load {
     pub(crate) cpus: usize,
     /// The image is read past the page cache.
     pub(crate) direct: bool,
+    /// Not by fio, but by [`light`](crate::light): its blocks at random.
+    pub(crate) light: bool,
     /// The target that this row decides.
     pub(crate) target: Option<&'static str>,
 }
@@ -26,9 +28,10 @@ pub(crate) struct Load {
 impl Load {
     /// The row's name, such as `randread-4k/depth32/1conn/2cpus`.
     pub(crate) fn name(&self) -> String {
-        let Self { rw, block, depth, connections, cpus, direct, .. } = self;
+        let Self { rw, block, depth, connections, cpus, direct, light, .. } = self;
         let direct = if *direct { "/direct" } else { "" };
-        format!("{rw}-{block}/depth{depth}/{connections}conn/{cpus}cpus{direct}")
+        let light = if *light { "/light" } else { "" };
+        format!("{rw}-{block}/depth{depth}/{connections}conn/{cpus}cpus{direct}{light}")
     }
 
     /// The servers that can take this load.
@@ -61,8 +64,11 @@ pub(crate) fn loads(args: &Args) -> Vec<Load> {
         connections: 1,
         cpus: 2,
         direct: false,
+        light: false,
         target: None,
     };
+    // N7 and N8: what a read from memory costs the server, which fio is too busy to show.
+    let hits = Load { light: true, ..random };
     let sequential = Load { rw: "read", block: "128k", depth: 8, ..random };
     let mut loads = vec![
         Load { target: Some("N1"), ..random },
@@ -70,16 +76,21 @@ pub(crate) fn loads(args: &Args) -> Vec<Load> {
         Load { depth: 1, target: Some("N2.twocpus.tput"), ..random },
         Load { direct: true, target: Some("N3"), ..random },
         Load { target: Some("N4"), ..sequential },
+        Load { target: Some("N7"), ..hits },
+        Load { connections: 8, target: Some("N8.8conn"), ..hits },
     ];
     if !args.quick {
         loads.extend([
             Load { cpus: 1, ..random },
             Load { connections: 4, ..random },
             Load { connections: 4, cpus: 1, ..random },
+            Load { connections: 8, ..random },
             Load { connections: 4, depth: 1, ..random },
             Load { connections: 4, depth: 1, cpus: 1, ..random },
             Load { direct: true, cpus: 1, ..random },
             Load { cpus: 1, ..sequential },
+            Load { depth: 4, ..hits },
+            Load { cpus: 1, ..hits },
         ]);
     }
     loads.retain(|load| args.wants(&load.name()) || load.target.is_some_and(|id| args.wants(id)));
@@ -93,9 +104,19 @@ pub(crate) struct Row {
     /// The throughput of a server is its IOPS.
     pub(crate) rounds: Rounds,
     /// Per server, every window that counted.
-    reads: Vec<Vec<FioReads>>,
-    /// Per server, the share of other processes in those windows.
-    foreign: Vec<Vec<f64>>,
+    windows: Vec<Vec<Window>>,
+}
+
+/// What one window showed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Window {
+    pub(crate) reads: FioReads,
+    /// The share of other processes.
+    pub(crate) foreign: f64,
+    /// The part of the time that the server used its CPU.
+    pub(crate) busy: f64,
+    /// The part of the reads that our server answered from its own memory.
+    pub(crate) hits: Option<f64>,
 }
 
 impl Row {
@@ -105,36 +126,32 @@ impl Row {
             load.servers().iter().copied().filter(|name| running.contains(name)).collect();
         let cases = servers.iter().map(|name| (*name, 1));
         let rounds = Rounds::new(load.name(), cases);
-        let (reads, foreign) = (vec![Vec::new(); servers.len()], vec![Vec::new(); servers.len()]);
-        Self { load, servers, rounds, reads, foreign }
+        let windows = vec![Vec::new(); servers.len()];
+        Self { load, servers, rounds, windows }
     }
 
-    /// One round: `window` measures the load on a server, and says what share went to others.
-    pub(crate) fn round(
-        &mut self,
-        mut window: impl FnMut(&Load, &'static str) -> Option<(FioReads, f64)>,
-    ) {
-        let Self { load, servers, rounds, reads, foreign } = self;
+    /// One round: `window` measures the load on a server.
+    pub(crate) fn round(&mut self, mut window: impl FnMut(&Load, &'static str) -> Option<Window>) {
+        let Self { load, servers, rounds, windows } = self;
         rounds.round(0, |index| {
-            let (measured, share) = window(load, servers[index])?;
-            reads[index].push(measured);
-            foreign[index].push(share);
-            Some(measured.iops)
+            let window = window(load, servers[index])?;
+            windows[index].push(window);
+            Some(window.reads.iops)
         });
     }
 
     /// The median over the windows of a server.
-    pub(crate) fn median(&self, server: usize, of: impl Fn(&FioReads) -> f64) -> Option<f64> {
-        median(&self.reads[server].iter().map(of).collect::<Vec<_>>())
+    pub(crate) fn median(&self, server: usize, of: impl Fn(&Window) -> f64) -> Option<f64> {
+        median(&self.windows[server].iter().map(of).collect::<Vec<_>>())
     }
 
-    /// The median share of other processes in the windows of a server.
-    pub(crate) fn foreign(&self, server: usize) -> Option<f64> {
-        median(&self.foreign[server])
+    /// The least part of the reads of a window that our server answered from memory.
+    pub(crate) fn hits(&self) -> Option<f64> {
+        self.windows.iter().flatten().filter_map(|window| window.hits).min_by(f64::total_cmp)
     }
 
     /// The targets that this row decides, as far as both sides of them were measured.
-    pub(crate) fn targets(&self) -> Vec<(&'static str, Option<f64>)> {
+    pub(crate) fn targets(&self) -> Vec<(String, Option<f64>)> {
         let ours = self.load.ours();
         let all_run = |others: &[&str]| {
             self.servers.contains(&ours) && others.iter().all(|name| self.servers.contains(name))
@@ -143,12 +160,13 @@ impl Row {
             all_run(others).then(|| self.rounds.tput_ratio_to_best(ours, others)).flatten()
         };
         match self.load.target {
-            Some("N1") => {
-                vec![("N1.qemu.tput", best(&[QEMU])), ("N1.nbdkit.tput", best(&[NBDKIT]))]
+            Some(id @ ("N1" | "N7" | "N8.8conn")) => {
+                let part = |peer| id.to_string() + peer + ".tput";
+                vec![(part(".qemu"), best(&[QEMU])), (part(".nbdkit"), best(&[NBDKIT]))]
             }
-            Some("N3") => vec![("N3.qemu_native.tput", best(&[DIRECT_PEER]))],
-            Some("N4") => vec![("N4.sequential.tput", best(&[QEMU, NBDKIT]))],
-            Some(id) => vec![(id, best(&[QEMU, NBDKIT]))],
+            Some("N3") => vec![("N3.qemu_native.tput".into(), best(&[DIRECT_PEER]))],
+            Some("N4") => vec![("N4.sequential.tput".into(), best(&[QEMU, NBDKIT]))],
+            Some(id) => vec![(id.into(), best(&[QEMU, NBDKIT]))],
             None => Vec::new(),
         }
     }

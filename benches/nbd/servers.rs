@@ -2,7 +2,7 @@
 
 use std::env;
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,6 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use harness::Process;
+
+use crate::light;
 
 /// Our server on the page cache.
 pub(crate) const OURS: &str = "offlock";
@@ -31,12 +33,31 @@ pub(crate) struct Server {
     pub(crate) socket: PathBuf,
     pub(crate) process: Process,
     log: PathBuf,
+    /// Where ours tells its figures.
+    metrics: Option<PathBuf>,
 }
 
 impl Server {
     /// fio's name for it.
     pub(crate) fn uri(&self) -> String {
         format!("nbd+unix:///?socket={}", self.socket.display())
+    }
+
+    /// The reads that ours has answered in all, and those from its own memory.
+    pub(crate) fn hits(&self) -> io::Result<Option<(u64, u64)>> {
+        let Some(path) = &self.metrics else { return Ok(None) };
+        let mut stream = UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
+        let mut page = String::new();
+        stream.read_to_string(&mut page)?;
+        let number = |name: &str| {
+            let line = page.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|rest| rest.trim().parse().ok())
+        };
+        let reads = number("nbd_server_requests_total{type=\"read\"}");
+        let both = reads.zip(number("nbd_server_read_hits_total"));
+        both.map(Some).ok_or_else(|| io::Error::other("its metrics do not tell the hits"))
     }
 
     /// An error if it has ended, with the last thing that it said.
@@ -78,10 +99,28 @@ impl Site<'_> {
         names.into_iter().enumerate().filter_map(|(n, name)| start((n, name))).collect()
     }
 
+    /// Reads all of the image through each server on the page cache, so that what it keeps is there,
+    /// and compares it. Those that fail are left out.
+    pub(crate) fn warm(&self, servers: &mut Vec<Server>, client: usize) -> io::Result<()> {
+        let image = File::open(self.image)?;
+        servers.retain(|server| {
+            let warmed = match server.name {
+                OURS_DIRECT | DIRECT_PEER => Ok(()),
+                _ => light::warm(&server.socket, &image, client),
+            };
+            warmed.inspect_err(|error| println!("# missing: {}: {error}", server.name)).is_ok()
+        });
+        Ok(())
+    }
+
     fn start(&self, name: &'static str, number: usize) -> io::Result<Server> {
         let socket = self.sockets.join(format!("{number}.sock"));
         let log = self.sockets.join(format!("{number}.log"));
         let mut command = self.command(name, &socket)?;
+        let metrics = (name == OURS).then(|| self.sockets.join(format!("{number}.metrics")));
+        if let Some(path) = &metrics {
+            command.arg("--metrics").arg(path);
+        }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?);
         let process =
             Process::spawn(&mut command, self.cpu).map_err(|error| match error.kind() {
@@ -90,7 +129,7 @@ impl Site<'_> {
                 }
                 _ => error,
             })?;
-        let mut server = Server { name, socket, process, log };
+        let mut server = Server { name, socket, process, log, metrics };
         let start = Instant::now();
         while !greets(&server.socket) {
             server.check()?;

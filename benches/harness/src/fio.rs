@@ -24,6 +24,8 @@ pub struct FioReads {
     pub p50: Duration,
     /// 99th percentile of the completion latency.
     pub p99: Duration,
+    /// CPU time of its jobs as a part of their run time: 1 if none of them ever waited.
+    pub busy: f64,
 }
 
 impl FioReads {
@@ -55,20 +57,23 @@ impl FioReads {
         scratch: &Path,
         args: impl IntoIterator<Item = S>,
     ) -> io::Result<f64> {
-        number(&reads(&report(cpu, runtime, scratch, args)?)?["iops"], "iops")
+        number(&job(&report(cpu, runtime, scratch, args)?)?["read"]["iops"], "iops")
     }
 
     fn parse(report: &str) -> io::Result<Self> {
-        let reads = reads(report)?;
+        let job = job(report)?;
+        let reads = &job["read"];
         let latency = |percent: &str| {
             let nanos = &reads["clat_ns"]["percentile"][percent];
             number(nanos, "latency").map(|nanos| Duration::from_nanos(nanos as u64))
         };
+        let percent = |name: &str| job[name].as_f64().ok_or_else(|| bad(&format!("no {name}")));
         Ok(Self {
             iops: number(&reads["iops"], "iops")?,
             bytes: number(&reads["bw_bytes"], "bandwidth")?,
             p50: latency("50.000000")?,
             p99: latency("99.000000")?,
+            busy: (percent("usr_cpu")? + percent("sys_cpu")?) / 100.0,
         })
     }
 }
@@ -100,16 +105,16 @@ fn report<S: AsRef<str>>(
     fs::read_to_string(&report)
 }
 
-/// The reads of a JSON report. The nbd engine writes lines of its own before it.
-fn reads(report: &str) -> io::Result<Value> {
+/// All jobs of a JSON report. The nbd engine writes lines of its own before it.
+fn job(report: &str) -> io::Result<Value> {
     let start = report.find('{').ok_or_else(|| bad("no report"))?;
     let mut report: Value =
         serde_json::from_str(&report[start..]).map_err(|error| bad(&error.to_string()))?;
-    let job = &mut report["jobs"][0];
+    let job = report["jobs"][0].take();
     if job["error"].as_u64() != Some(0) {
         return Err(bad(&format!("error {}", job["error"])));
     }
-    Ok(job["read"].take())
+    Ok(job)
 }
 
 fn number(value: &Value, name: &str) -> io::Result<f64> {
@@ -129,7 +134,7 @@ mod tests {
         {"fio version": "fio-3.33", "jobs": [{"error": 0, "read": {
             "iops": 1234.5, "bw_bytes": 5056512,
             "clat_ns": {"percentile": {"50.000000": 21000, "99.000000": 98000}}},
-            "write": {"iops": 0.0}}]}"#;
+            "write": {"iops": 0.0}, "usr_cpu": 42.5, "sys_cpu": 50.0}]}"#;
 
     #[test]
     fn a_report_after_the_chatter_of_the_engine() {
@@ -139,6 +144,7 @@ mod tests {
             bytes: 5_056_512.0,
             p50: Duration::from_micros(21),
             p99: Duration::from_micros(98),
+            busy: 0.925,
         };
         assert_eq!(reads, expected);
     }
@@ -151,6 +157,7 @@ mod tests {
             ("5056512", "null"),
             ("21000", "\"x\""),
             ("99.000000", "98.000000"),
+            ("42.5", "null"),
             ("{", ""),
         ];
         for (from, to) in planted {

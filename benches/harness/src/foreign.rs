@@ -71,7 +71,7 @@ fn busy(stat: &str, cpu: usize) -> Option<i64> {
 }
 
 /// The first `fields` of utime, stime, cutime and cstime in a `/proc/<pid>/stat`.
-fn used(stat: &str, fields: usize) -> Option<i64> {
+pub(crate) fn used(stat: &str, fields: usize) -> Option<i64> {
     // The name, in parentheses, may hold anything; utime is the 12th field after it.
     let rest = &stat[stat.rfind(')')? + 1..];
     let times: Vec<i64> = rest.split_whitespace().skip(11).flat_map(str::parse).collect();

@@ -1,5 +1,6 @@
 //! A child process on one CPU that does not outlive the bench.
 
+use std::fs;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
@@ -7,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::cpu::{die_with_parent, with_affinity};
+use crate::foreign::used;
 
 /// A running child. Dropping it, also while a panic unwinds, kills and reaps it; the kernel kills
 /// it if the bench itself is killed.
@@ -33,6 +35,17 @@ impl Process {
     /// The process id.
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// The CPU time that it has used, with that of its threads that have ended; in ticks of 10 ms.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidData` or an errno if `/proc` cannot be read, such as after it has ended.
+    pub fn cpu_time(&self) -> io::Result<Duration> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.id()))?;
+        let ticks = used(&stat, 2).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Duration::from_millis(10) * u32::try_from(ticks).unwrap_or(u32::MAX))
     }
 
     /// The exit status if the child has ended, without waiting.
@@ -73,7 +86,6 @@ impl Drop for Process {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::panic::catch_unwind;
     use std::path::Path;
     use std::sync::Mutex;
@@ -117,6 +129,21 @@ mod tests {
         assert!(quick.wait(Duration::from_secs(10)).unwrap().success());
         let error = sleeper(cpu).wait(Duration::from_millis(20)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn the_cpu_time_of_a_busy_child_grows_and_that_of_an_idle_one_does_not() {
+        let cpu = allowed_cpus().unwrap()[0];
+        let mut command = Command::new("sh");
+        let busy = Process::spawn(command.args(["-c", "while :; do :; done"]), cpu).unwrap();
+        let idle = sleeper(cpu);
+        let start = Instant::now();
+        while busy.cpu_time().unwrap() < Duration::from_millis(200) {
+            assert!(start.elapsed() < Duration::from_secs(60), "the busy child gets no CPU");
+            thread::sleep(Duration::from_millis(20));
+        }
+        let idle = idle.cpu_time().unwrap();
+        assert!(idle < Duration::from_millis(100), "{idle:?}");
     }
 
     #[test]

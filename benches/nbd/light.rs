@@ -1,0 +1,274 @@
+//! A client that costs little, so that a window shows the server.
+//!
+//! fio's engine makes several system calls for each read, and before our server it is busy all of the time:
+//! its rows end where fio does. This client sends with one call the requests that there is room for, and
+//! receives with one the replies that are there, as a proxy or a virtual machine's disk may. That takes it
+//! about a microsecond for each read, so the server is what bounds the row. It does the same before every
+//! server, and takes simple replies of all.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use harness::{FioReads, percentile, pin, thread_cpu_time};
+use nbd_protocol::wire::cmd;
+use nbd_protocol::{ClientHandshake, ClientStep, CommandFlags, Connected, Reply, Request};
+
+/// Bytes of a read.
+pub(crate) const BLOCK: usize = 4096;
+/// A server silent for this long is given up.
+const SILENCE: Duration = Duration::from_secs(10);
+/// Received at a time, at most: more than all replies in flight.
+const BUFFER: usize = 1 << 20;
+
+/// A connection with so many reads in flight.
+struct Client {
+    stream: UnixStream,
+    blocks: u64,
+    /// Of each read in flight its block, and when it was sent; a cookie is an index.
+    flights: Vec<(u64, Instant)>,
+    free: Vec<usize>,
+    requests: Vec<u8>,
+    received: Vec<u8>,
+    /// Bytes of `received` that are there.
+    have: usize,
+}
+
+impl Client {
+    fn open(socket: &Path, depth: usize) -> io::Result<Self> {
+        let mut stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(SILENCE))?;
+        stream.set_write_timeout(Some(SILENCE))?;
+        let export = negotiate(&mut stream)?;
+        Ok(Self {
+            stream,
+            blocks: export.size / BLOCK as u64,
+            flights: vec![(0, Instant::now()); depth],
+            free: (0..depth).collect(),
+            requests: Vec::new(),
+            received: vec![0; BUFFER],
+            have: 0,
+        })
+    }
+
+    /// Reads the blocks that `next` names until it names none, and gives `seen` each with its bytes and how
+    /// long it took.
+    fn run(
+        &mut self,
+        mut next: impl FnMut() -> Option<u64>,
+        mut seen: impl FnMut(u64, &[u8], Duration) -> io::Result<()>,
+    ) -> io::Result<()> {
+        loop {
+            let now = Instant::now();
+            self.requests.clear();
+            while let Some(slot) = self.free.pop() {
+                let Some(block) = next() else {
+                    self.free.push(slot);
+                    break;
+                };
+                self.flights[slot] = (block, now);
+                let request = read_of(slot as u64, block * BLOCK as u64);
+                self.requests.extend(request.encode());
+            }
+            // All requests in flight are less than a socket holds: this waits for nobody.
+            self.stream.write_all(&self.requests)?;
+            if self.free.len() == self.flights.len() {
+                return Ok(());
+            }
+            match self.stream.read(&mut self.received[self.have..]) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.have += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            }
+            self.take(&mut seen)?;
+        }
+    }
+
+    /// Takes every reply that has come whole.
+    fn take(
+        &mut self,
+        seen: &mut impl FnMut(u64, &[u8], Duration) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let (now, mut at) = (Instant::now(), 0);
+        while let Some((reply, len)) = Reply::parse(&self.received[at..self.have]).map_err(bad)? {
+            let Reply::Simple { cookie, result: Ok(()) } = reply else {
+                return Err(bad(format!("a read failed: {reply:?}")));
+            };
+            let Some(bytes) = self.received[..self.have].get(at + len..at + len + BLOCK) else {
+                break;
+            };
+            let slot = cookie as usize;
+            if slot >= self.flights.len() || self.free.contains(&slot) {
+                return Err(bad("a reply to nothing"));
+            }
+            let (block, sent) = self.flights[slot];
+            seen(block, bytes, now - sent)?;
+            self.free.push(slot);
+            at += len + BLOCK;
+        }
+        self.received.copy_within(at..self.have, 0);
+        self.have -= at;
+        Ok(())
+    }
+
+    /// Says goodbye, and waits until the server has closed: it keeps nothing of this then.
+    fn close(mut self) -> io::Result<()> {
+        let command = cmd::DISC;
+        let request = Request { flags: CommandFlags::NONE, command, cookie: 0, offset: 0, len: 0 };
+        self.stream.write_all(&request.encode())?;
+        match self.stream.read(&mut self.received) {
+            Ok(0) => Ok(()),
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => Ok(()),
+            Ok(_) => Err(bad("bytes after the end")),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn negotiate(stream: &mut UnixStream) -> io::Result<Connected> {
+    let mut handshake = ClientHandshake::new("", false);
+    let (mut input, mut output, mut piece) = (Vec::new(), Vec::new(), [0; 4096]);
+    loop {
+        let (used, step) = handshake.receive(&input, &mut output).map_err(bad)?;
+        input.drain(..used);
+        match step {
+            ClientStep::Connected(export) => return Ok(export),
+            ClientStep::More => {}
+            ClientStep::Listed(_) => return Err(bad("a list that nobody asked for")),
+        }
+        stream.write_all(&output)?;
+        output.clear();
+        match stream.read(&mut piece)? {
+            0 => return Err(ErrorKind::UnexpectedEof.into()),
+            count => input.extend_from_slice(&piece[..count]),
+        }
+    }
+}
+
+fn read_of(cookie: u64, offset: u64) -> Request {
+    let (flags, command) = (CommandFlags::NONE, cmd::READ);
+    Request { flags, command, cookie, offset, len: BLOCK as u32 }
+}
+
+fn bad(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, error)
+}
+
+/// Reads every block of the image once, in an order without neighbours, and compares it with `image`:
+/// from now on what a server keeps of it is there.
+pub(crate) fn warm(socket: &Path, image: &File, cpu: usize) -> io::Result<()> {
+    on(cpu, || {
+        let mut client = Client::open(socket, 32)?;
+        let blocks = client.blocks;
+        if blocks != image.metadata()?.len() / BLOCK as u64 {
+            return Err(bad("the export is not the image"));
+        }
+        let step = step_of(blocks);
+        let mut order = (0..blocks).map(|number| number * step % blocks);
+        let mut there = [0; BLOCK];
+        client.run(
+            || order.next(),
+            |block, bytes, _| {
+                image.read_exact_at(&mut there, block * BLOCK as u64)?;
+                if bytes == there { Ok(()) } else { Err(bad(format!("block {block} differs"))) }
+            },
+        )?;
+        client.close()
+    })
+}
+
+/// A stride that comes by each of so many blocks once: it shares no factor with them.
+fn step_of(blocks: u64) -> u64 {
+    let shares = |step: u64| {
+        let (mut a, mut b) = (step, blocks);
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a > 1
+    };
+    (blocks * 5 / 8 + 1..).find(|&step| !shares(step)).unwrap_or(1)
+}
+
+/// Random reads for `window` over so many connections of so many reads each, by a thread for each on
+/// `cpu`.
+pub(crate) fn measure(
+    socket: &Path,
+    (connections, depth): (usize, usize),
+    cpu: usize,
+    window: Duration,
+) -> io::Result<FioReads> {
+    on(cpu, || {
+        let open = |_| Client::open(socket, depth);
+        let mut clients = (0..connections).map(open).collect::<io::Result<Vec<_>>>()?;
+        let start = Instant::now();
+        let end = start + window;
+        let times = thread::scope(|scope| {
+            let seeds = 1..;
+            let threads: Vec<_> = clients
+                .iter_mut()
+                .zip(seeds)
+                .map(|(client, seed)| scope.spawn(move || client.until(end, seed)))
+                .collect();
+            let join = |thread: thread::ScopedJoinHandle<'_, _>| {
+                thread.join().map_err(|_| bad("a client's thread panicked"))?
+            };
+            threads.into_iter().map(join).collect::<io::Result<Vec<(Vec<f64>, Duration)>>>()
+        })?;
+        let took = start.elapsed().as_secs_f64();
+        for client in clients {
+            client.close()?;
+        }
+        let used: Duration = times.iter().map(|(_, used)| *used).sum();
+        let times: Vec<f64> = times.into_iter().flat_map(|(times, _)| times).collect();
+        let iops = times.len() as f64 / took;
+        let at = |percent| percentile(&times, percent).map(Duration::from_secs_f64);
+        let nothing = || bad("no read in the window");
+        Ok(FioReads {
+            iops,
+            bytes: iops * BLOCK as f64,
+            p50: at(50.0).ok_or_else(nothing)?,
+            p99: at(99.0).ok_or_else(nothing)?,
+            busy: used.as_secs_f64() / took,
+        })
+    })
+}
+
+impl Client {
+    /// Reads at random until `end`, and what is in flight then. How long each took, in seconds, and the
+    /// thread's CPU time.
+    fn until(&mut self, end: Instant, seed: u64) -> io::Result<(Vec<f64>, Duration)> {
+        let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let (blocks, mut times, mut batch) = (self.blocks, Vec::new(), 0_u32);
+        let (mut over, used) = (false, thread_cpu_time());
+        let next = || {
+            // A look at the clock for every few: a batch is that long.
+            batch += 1;
+            over |= batch.is_multiple_of(16) && Instant::now() >= end;
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (!over).then_some(state % blocks)
+        };
+        self.run(next, |_, _, took| {
+            times.push(took.as_secs_f64());
+            Ok(())
+        })?;
+        Ok((times, thread_cpu_time() - used))
+    }
+}
+
+/// Runs `f` on a thread of its own there.
+fn on<R: Send>(cpu: usize, f: impl FnOnce() -> io::Result<R> + Send) -> io::Result<R> {
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            pin(cpu)?;
+            f()
+        });
+        thread.join().map_err(|_| bad("a client's thread panicked"))?
+    })
+}
