@@ -119,6 +119,8 @@
 //!   one that was being sent when its comparison panicked: of a batch it stays in front. Comparisons
 //!   for somebody who waits are made again by whoever that is: it, and nobody else, sees the panic. What is
 //!   dropped is dropped after the unlock. A message whose drop panics passes that on to whoever dropped it.
+//!   A waker or notification that panics does so in whoever has it called, when everybody else was woken;
+//!   if that was a receive, what it had taken is dropped.
 //! - *There is no memory*: the send is refused with the message. A receive needs none.
 //! - *A signal handler* may call nothing here: the thread that it interrupts may hold the lock.
 //! - *The process forks*: in the child a queue on which nobody waited and which nobody had locked is a

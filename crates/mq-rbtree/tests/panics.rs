@@ -100,6 +100,28 @@ fn a_waker_that_panics_costs_nobody_else_its_wake_up() {
     assert_eq!(queue.is_closed(), Ok(true));
 }
 
+/// What a receive has taken when a waker panics is dropped, not leaked.
+#[test]
+fn a_message_is_dropped_when_its_receive_wakes_who_panics() {
+    type Messages = Queue<Arc<()>>;
+    let receives: [fn(&Messages); 5] = [
+        |queue| drop(queue.receive()),
+        |queue| drop(queue.try_receive()),
+        |queue| drop(poll(&mut Box::pin(queue.receive_async()), Waker::noop().clone())),
+        |queue| assert!(queue.receive_batch(&mut Vec::new(), 1, Wait::NO).is_err()),
+        |queue| drop(queue.drain()),
+    ];
+    for (nth, receive) in receives.into_iter().enumerate() {
+        let (queue, message): (Messages, _) = (Queue::new(1).unwrap(), Arc::new(()));
+        queue.send(Arc::clone(&message), 1).unwrap();
+        let mut bomb = Box::pin(queue.send_async(Arc::new(()), 1));
+        assert!(poll(&mut bomb, Waker::from(Arc::new(Bomb))).is_pending());
+        assert!(panics(|| receive(&queue)), "{nth}");
+        assert_eq!(Arc::strong_count(&message), 1, "{nth}");
+        queue.validate();
+    }
+}
+
 /// The same for those who wait to send, when a drain makes room for all.
 #[test]
 fn room_for_many_is_given_to_all_though_a_waker_panics() {

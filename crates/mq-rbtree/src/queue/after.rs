@@ -107,13 +107,30 @@ impl After {
 
     /// Does it all. The lock is not held. Returns whether it must be locked again.
     ///
-    /// What panics keeps nothing else from being done; the panic goes on when `self` is dropped.
+    /// What panics keeps nothing else from being done; the panic goes on by [`go_on`](Self::go_on), or when
+    /// `self` is dropped.
     #[inline(always)]
     pub(crate) fn run(&mut self) -> bool {
         if self.any {
             self.run_all();
         }
         mem::take(&mut self.again)
+    }
+
+    /// Lets a panic of what was done go on.
+    #[inline(always)]
+    pub(crate) fn go_on(&mut self) {
+        if self.any {
+            self.go_on_with_any();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn go_on_with_any(&mut self) {
+        if let Some(panic) = self.tasks().panic.take() {
+            resume_unwind(panic);
+        }
     }
 
     #[cold]

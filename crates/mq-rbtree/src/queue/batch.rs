@@ -104,9 +104,7 @@ impl<T, L: Levels> Queue<T, L> {
                 }
             }
         }
-        if after.run() {
-            self.settle();
-        }
+        self.finish(&mut after);
         result
     }
 
@@ -143,9 +141,7 @@ impl<T, L: Levels> Queue<T, L> {
                     taken += 1;
                 }
             };
-            if after.run() {
-                self.settle();
-            }
+            self.finish(&mut after);
             if empty {
                 if out.len() > before {
                     break;

@@ -43,9 +43,7 @@ impl<T, L: Levels> Queue<T, L> {
             match state.put(&self.config, message, rank, &mut preload, &mut after) {
                 Ok(()) => {
                     drop(state);
-                    if after.run() {
-                        self.settle();
-                    }
+                    self.finish(&mut after);
                     return Ok(());
                 }
                 Err((back, SendRefused::Full)) => message = back,
@@ -98,9 +96,7 @@ impl<T, L: Levels> Queue<T, L> {
             let mut state = self.lock()?;
             if let Some(message) = state.take(&self.config, &mut preload, &mut after) {
                 drop(state);
-                if after.run() {
-                    self.settle();
-                }
+                self.finish(&mut after);
                 return Ok((message.value, message.priority));
             }
             if state.closed {
@@ -115,9 +111,7 @@ impl<T, L: Levels> Queue<T, L> {
             unsafe { state.wait_to_receive(node, None) };
             drop(state);
             // A sender for whose message there was no memory is told before we sleep.
-            if after.run() {
-                self.settle();
-            }
+            self.finish(&mut after);
             let ended = self.sleep(waiter, wait);
             let late = ended == Ended::Timeout;
             // SAFETY: it lives, and was put on this list only.
@@ -180,9 +174,7 @@ impl<T, L: Levels> Queue<T, L> {
             state.settle(&self.config, &mut preload, &mut after);
         }
         drop(state);
-        if after.run() {
-            self.settle();
-        }
+        self.finish(&mut after);
         put.map_err(|(message, reason)| match reason {
             SendRefused::Full => refuse_message((message, SendRefused::Timeout)),
             _ => refuse_put((message, reason), &mut after),
@@ -200,9 +192,7 @@ impl<T, L: Levels> Queue<T, L> {
         let taken = state.take(&self.config, &mut preload, &mut after);
         state.counters.timeouts += u64::from(taken.is_none());
         drop(state);
-        if after.run() {
-            self.settle();
-        }
+        self.finish(&mut after);
         let message = taken.ok_or(ReceiveError::Timeout)?;
         Ok((message.value, message.priority))
     }

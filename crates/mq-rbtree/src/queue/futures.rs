@@ -216,9 +216,7 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
                 taken => {
                     (this.known, this.done) = (false, true);
                     drop(state);
-                    if after.run() {
-                        queue.settle();
-                    }
+                    queue.finish(&mut after);
                     let message = taken.ok_or(ReceiveError::Closed);
                     Poll::Ready(message.map(|message| (message.value, message.priority)))
                 }
@@ -313,9 +311,7 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
                         state.settle(&queue.config, &mut preload, &mut after);
                     }
                     drop(state);
-                    if after.run() {
-                        queue.settle();
-                    }
+                    queue.finish(&mut after);
                     Poll::Pending
                 }
                 put => {
@@ -326,9 +322,7 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
                         state.settle(&queue.config, &mut preload, &mut after);
                     }
                     drop(state);
-                    if after.run() {
-                        queue.settle();
-                    }
+                    queue.finish(&mut after);
                     Poll::Ready(put.map_err(|not_put| refuse_put(not_put, &mut after)))
                 }
             }
@@ -382,9 +376,7 @@ impl<T, L: Levels> Queue<T, L> {
         };
         match put {
             Ok(()) => {
-                if after.run() {
-                    self.settle();
-                }
+                self.finish(&mut after);
                 Ok(Ok(()))
             }
             Err((message, SendRefused::Full)) => Err(message),
@@ -417,9 +409,7 @@ impl<T, L: Levels> Drop for ReceiveFuture<'_, T, L> {
                 state.settle(&queue.config, &mut preload, &mut after);
             }
         }
-        if after.run() {
-            queue.settle();
-        }
+        queue.finish(&mut after);
     }
 }
 
@@ -450,9 +440,7 @@ impl<T, L: Levels> Drop for SendFuture<'_, T, L> {
                 state.settle(&queue.config, &mut preload, &mut after);
             }
         }
-        if after.run() {
-            queue.settle();
-        }
+        queue.finish(&mut after);
     }
 }
 

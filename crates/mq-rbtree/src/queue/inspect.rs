@@ -131,9 +131,7 @@ impl<T, L: Levels> Queue<T, L> {
         let extracted = catch_unwind(AssertUnwindSafe(extract));
         state.settle(&self.config, &mut preload, &mut after);
         drop(state);
-        if after.run() {
-            self.settle();
-        }
+        self.finish(&mut after);
         match extracted {
             Ok(()) => Ok(out),
             Err(panic) => resume_unwind(panic),

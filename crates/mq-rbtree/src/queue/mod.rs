@@ -165,9 +165,7 @@ impl<T, L: Levels> Queue<T, L> {
         };
         match put {
             Ok(()) => {
-                if after.run() {
-                    self.settle();
-                }
+                self.finish(&mut after);
                 Ok(())
             }
             Err((message, SendRefused::Full)) if !wait.is_no() => self.wait_to_send(message, wait),
@@ -230,17 +228,13 @@ impl<T, L: Levels> Queue<T, L> {
         };
         match taken {
             Some(message) => {
-                if after.run() {
-                    self.settle();
-                }
+                self.finish(&mut after);
                 Ok((message.value, message.priority))
             }
             None if wait.is_no() => Err(ReceiveError::Empty),
             None => {
                 // A sender for whose message there was no memory is told before we wait for another.
-                if after.run() {
-                    self.settle();
-                }
+                self.finish(&mut after);
                 self.wait_to_receive(wait)
             }
         }
@@ -338,6 +332,18 @@ impl<T, L: Levels> Queue<T, L> {
         }
         let since = if self.config.timed { Some(Instant::now()) } else { None };
         Ok(Locked { guard, since })
+    }
+
+    /// Does what was collected under the lock, which is not held any more, and goes on there if it must.
+    ///
+    /// What panics of it goes on from here. A panic out of `after`'s destructor would come when the caller's
+    /// result is in its place already, and leak that: a message, if it was a receive.
+    #[inline(always)]
+    fn finish(&self, after: &mut After) {
+        if after.run() {
+            self.settle();
+        }
+        after.go_on();
     }
 
     /// Goes on where a section of the lock had to stop.
