@@ -30,7 +30,7 @@ use super::quota::Quota;
 use super::slab::{self, Gone, MAX_INDEX, SLAB_BITS, Slab, SlabPtr, Slot};
 use super::vacancy::Queue;
 use super::waiters::Waiters;
-use crate::tree::{Cursor, Tree, Which};
+use crate::tree::{Cursor, Tree, Which, floor_in};
 
 /// What a table was made to be.
 #[derive(Clone, Copy, Debug)]
@@ -235,15 +235,13 @@ impl<T: Send + Sync + 'static> Core<T> {
     #[cold]
     #[inline(never)]
     pub(super) unsafe fn why(&self, id: Id) -> LookupError {
-        let key = u64::from(id.index()) >> SLAB_BITS;
         // SAFETY: the caller's guard.
-        let in_slab = || unsafe { self.slab(id.index()) }.map(|slab| next_of(slab, id.index()));
-        let next = in_slab().unwrap_or_else(|| {
-            // SAFETY: the caller's guard.
-            let floor = unsafe { self.tree.floor_at(key) } as u32;
-            // A slab that is there by now has no floor, but what was made of it.
-            if floor == 0 { in_slab().unwrap_or(0) } else { floor }
-        });
+        let word = unsafe { self.tree.load_or_floor(u64::from(id.index()) >> SLAB_BITS) };
+        let next = match slab_of::<T>(word) {
+            // SAFETY: invariant 4 of `slab`: found under the caller's guard.
+            Some(slab) => next_of(unsafe { slab.as_ref() }, id.index()),
+            None => floor_in(word) as u32,
+        };
         if id.generation() < next { LookupError::Stale } else { LookupError::NotFound }
     }
 

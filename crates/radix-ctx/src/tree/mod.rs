@@ -233,23 +233,28 @@ impl<const FLOORS: bool> Tree<FLOORS> {
         }
     }
 
-    /// The floor that covers an absent `key`; 0 if there is none. Wait-free; a hint beside a writer.
+    /// The word of `key`; where that is absent, the floor that covers it. Wait-free.
     ///
     /// # Safety
     ///
     /// The caller is in an RCU section, or is the writer.
-    pub(crate) unsafe fn floor_at(&self, key: u64) -> u64 {
-        // Ordering: Acquire pairs with the Release in `Edit::publish`; it carries `top_floor`, which is
-        // raised before the root shrinks.
-        let root = NodePtr::of_root(self.root.load(Ordering::Acquire));
-        match root {
-            Some((_, shift)) if key >> shift <= MASK => {}
-            None if key == 0 => {}
+    pub(crate) unsafe fn load_or_floor(&self, key: u64) -> Word {
+        // Ordering: Acquire pairs with the Release in `Edit::publish`; it carries the node, and
+        // `top_floor`, which is raised before the root shrinks.
+        let mut root = self.root.load(Ordering::Acquire);
+        let is_covered = match NodePtr::of_root(root) {
+            Some((_, shift)) => key >> shift <= MASK,
+            None => key == 0,
+        };
+        if !is_covered {
             // Ordering: Relaxed; a number on its own.
-            _ => return self.top_floor.load(std::sync::atomic::Ordering::Relaxed),
+            return floor_word(self.top_floor.load(std::sync::atomic::Ordering::Relaxed));
         }
-        // SAFETY: the caller's.
-        floor_in(unsafe { self.load(key) })
+        if mutant("tree-floor-read-apart") {
+            root = self.root.load(Ordering::Acquire);
+        }
+        // SAFETY: the caller's. From the root that covers the key: there may be another by now.
+        unsafe { Self::load_from(root, key) }
     }
 
     /// The one writer's access.

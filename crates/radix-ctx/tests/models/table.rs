@@ -27,6 +27,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("limbo-old-tick-frees", "table::an_old_tick_meets_the_drop_of_the_table"),
     ("limbo-ends-in-two-steps", "table::an_old_tick_meets_the_drop_of_the_table"),
     ("table-reads-the-cursor-apart", "table::inv08_cyclic_inserts_take_turns"),
+    ("tree-floor-read-apart", "table::inv12_a_stale_id_stays_stale_while_the_tree_shrinks"),
 ];
 
 /// Of these, what only loom can see.
@@ -129,6 +130,29 @@ pub(super) fn spawn<T: Send + Sync + 'static>(
 
 fn on_cpu(cpu: u32) {
     set_current(CpuId::new(cpu));
+}
+
+/// The tree shrinks away from the place of an id whose slab is gone: the id is stale all the same.
+/// Fails if the root is read apart from what it covers.
+#[test]
+fn inv12_a_stale_id_stays_stale_while_the_tree_shrinks() {
+    model(|| {
+        let contexts = Contexts::new();
+        let [_, stale, last] = [0, 2, 4].map(|index| contexts.insert_at(index));
+        for id in [stale, last] {
+            contexts.table.shrink_to_fit().unwrap(); // the slab of the one before
+            contexts.table.remove(id).unwrap();
+            contexts.table.flush().unwrap();
+        }
+        let height = contexts.table.stats().height;
+        let reader = spawn(&contexts, move |contexts| {
+            assert_eq!(contexts.look(stale), Err(LookupError::Stale));
+        });
+        contexts.table.shrink_to_fit().unwrap();
+        reader.join().unwrap();
+        assert_eq!((height, contexts.table.stats().height), (2, 0));
+        contexts.assert_dropped(2, 1);
+    });
 }
 
 /// A lookup finds nothing, or all of a context and of the slab it is in.
