@@ -186,7 +186,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     pub(super) fn last_key(&self) -> u64 {
         let _guard = rcu::pin();
         // SAFETY: the guard.
-        unsafe { self.tree().prev(LAST_KEY, 0) }.map_or(0, |(key, _)| key)
+        unsafe { self.tree().prev(LAST_KEY) }.map_or(0, |(key, _)| key)
     }
 
     /// # Safety
@@ -196,7 +196,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         let mut from = u64::from(index);
         loop {
             // SAFETY: the caller's guard.
-            let (key, word) = unsafe { self.tree().prev(from >> SLAB_BITS, 0) }?;
+            let (key, word) = unsafe { self.tree().prev(from >> SLAB_BITS) }?;
             let slab: NonNull<_> = slab_of::<T>(word)?;
             // SAFETY: invariant 4 of `slab`: found under the caller's guard.
             let it = unsafe { slab.as_ref() };

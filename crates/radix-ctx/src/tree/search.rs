@@ -127,16 +127,16 @@ impl<const FLOORS: bool> Tree<FLOORS> {
         None
     }
 
-    /// The entry with the highest key in `downto..=from`. Wait-free.
+    /// The entry with the highest key that is not above `from`. Wait-free.
     ///
     /// # Safety
     ///
     /// The caller is in an RCU section, or is the writer.
-    pub(crate) unsafe fn prev(&self, from: u64, downto: u64) -> Option<(u64, Word)> {
+    pub(crate) unsafe fn prev(&self, from: u64) -> Option<(u64, Word)> {
         // Ordering: Acquire, as in `Tree::load`.
         let root = self.root.load(Ordering::Acquire);
         let Some((mut node, mut shift)) = NodePtr::of_root(root) else {
-            return (downto == 0 && is_present::<FLOORS>(root)).then_some((0, root));
+            return is_present::<FLOORS>(root).then_some((0, root));
         };
         let top = shift;
         let mut path = [node; MAX_HEIGHT];
@@ -144,7 +144,7 @@ impl<const FLOORS: bool> Tree<FLOORS> {
         if key >> shift > MASK {
             key = u64::MAX >> (u64::BITS - BITS - shift); // the root's last
         }
-        while key >= downto {
+        loop {
             let index = key >> shift & MASK;
             // SAFETY: found in the tree by a reader or the writer.
             let Some((last, word)) = unsafe { node.get() }.last::<FLOORS>(index) else {
@@ -166,14 +166,13 @@ impl<const FLOORS: bool> Tree<FLOORS> {
                 key = (key >> shift & !MASK | last) << shift | ((1 << shift) - 1);
             }
             if shift == 0 {
-                return (key >= downto).then_some((key, word));
+                return Some((key, word));
             }
             // SAFETY: present, and above level 0.
             node = unsafe { NodePtr::of_word(word) };
             shift -= BITS;
             path[(shift / BITS) as usize] = node;
         }
-        None
     }
 
     /// A cursor over the entries in `from..=to`.

@@ -158,7 +158,7 @@ fn compare(
         prop_assert_eq!(unsafe { tree.next(key, u64::MAX, Which::Present) }, next);
         let prev = map.range(..=key).next_back().map(|(&key, had)| (key, entry(had.value)));
         // SAFETY: as above.
-        prop_assert_eq!(unsafe { tree.prev(key, 0) }, prev);
+        prop_assert_eq!(unsafe { tree.prev(key) }, prev);
     }
     for which in [Which::Present, Which::Mark(0), Which::Mark(2)] {
         let wanted = |had: &Expected| match which {

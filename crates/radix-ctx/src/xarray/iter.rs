@@ -133,7 +133,7 @@ impl<P: Entry> XArray<P> {
         let mut from = index;
         loop {
             // SAFETY: the guard is an RCU section.
-            let (index, word) = unsafe { self.tree.prev(from, 0) }?;
+            let (index, word) = unsafe { self.tree.prev(from) }?;
             if !is_none(word) {
                 // SAFETY: an entry's word, in the array after the guard began.
                 return Some((index, unsafe { P::borrow(word) }));
