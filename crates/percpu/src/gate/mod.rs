@@ -40,12 +40,13 @@
 //! | writer | always | always |
 
 mod error;
+mod guard;
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
 
 pub use self::error::GateError;
+pub use self::guard::{ReadGuard, WriteGuard};
 use crate::error::{Forked, NewError};
 use crate::fence;
 use crate::fork::Generation;
@@ -462,139 +463,6 @@ impl<T: fmt::Debug> fmt::Debug for ReadWriteGate<T> {
         gate.finish_non_exhaustive()
     }
 }
-
-/// The right to read what a [`ReadWriteGate`] holds; leaves when dropped.
-///
-/// It may be dropped on another thread, since a reader is a number in whichever CPU's word. If it
-/// is forgotten, no writer ever enters.
-#[must_use = "dropping the guard leaves at once"]
-pub struct ReadGuard<'a, T> {
-    gate: &'a ReadWriteGate<T>,
-}
-
-impl<T> Deref for ReadGuard<'_, T> {
-    type Target = T;
-
-    #[inline]
-    fn deref(&self) -> &T {
-        // SAFETY: invariants 1 and 2: this reader is counted, so no writer has the value.
-        self.gate.value.with(|value| unsafe { &*value })
-    }
-}
-
-impl<T> Drop for ReadGuard<'_, T> {
-    #[inline]
-    fn drop(&mut self) {
-        self.gate.leave();
-    }
-}
-
-impl<T: fmt::Debug> fmt::Debug for ReadGuard<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (**self).fmt(f)
-    }
-}
-
-/// The right to change what a [`ReadWriteGate`] holds; leaves when dropped, also by a panic.
-///
-/// It stays on its thread, so that a thread that would wait for itself can be told so. If it is
-/// forgotten, the gate stays closed for ever: then this thread is told [`GateError::Deadlock`], and
-/// others wait; when it has ended, a later thread may be told so in its place (ids are used again).
-///
-/// ```compile_fail
-/// fn send<T: Send>(_: T) {}
-/// fn no(guard: percpu::WriteGuard<'static, u32>) {
-///     send(guard); // error: cannot be sent between threads safely
-/// }
-/// ```
-#[must_use = "dropping the guard leaves at once"]
-pub struct WriteGuard<'a, T> {
-    gate: &'a ReadWriteGate<T>,
-    _same_thread: PhantomData<*mut T>,
-}
-
-// SAFETY: `&WriteGuard` gives `&T` only.
-unsafe impl<T: Sync> Sync for WriteGuard<'_, T> {}
-
-impl<'a, T> WriteGuard<'a, T> {
-    /// Stops writing and goes on reading, with no writer in between. Readers that waited enter.
-    ///
-    /// Never waits for anybody who may wait for this thread: it costs what dropping does.
-    ///
-    /// ```
-    /// use percpu::{GateError, ReadWriteGate};
-    ///
-    /// let routes = ReadWriteGate::new(vec!["default"])?;
-    /// let mut writer = routes.write()?;
-    /// writer.push("lan");
-    /// let reader = writer.downgrade();
-    /// assert_eq!((reader.len(), routes.read()?.len()), (2, 2));
-    /// assert_eq!(routes.try_write().err(), Some(GateError::WouldBlock));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn downgrade(self) -> ReadGuard<'a, T> {
-        let gate = self.gate;
-        let reader = ReadGuard { gate };
-        if mutant("gate-downgrades-by-leaving-first") {
-            drop(self);
-            gate.enter_closed();
-        } else {
-            gate.enter_closed();
-            drop(self);
-        }
-        reader
-    }
-}
-
-impl<T> Deref for WriteGuard<'_, T> {
-    type Target = T;
-
-    #[inline]
-    fn deref(&self) -> &T {
-        // SAFETY: invariants 1 and 2: nobody else is inside.
-        self.gate.value.with(|value| unsafe { &*value })
-    }
-}
-
-impl<T> DerefMut for WriteGuard<'_, T> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: invariants 1 and 2: nobody else is inside, and the guard is borrowed mutably.
-        self.gate.value.with_mut(|value| unsafe { &mut *value })
-    }
-}
-
-impl<T> Drop for WriteGuard<'_, T> {
-    fn drop(&mut self) {
-        // Refused only in a fork child, if the lock went down with a thread of its parent: the gate
-        // stays closed there, and whoever comes to it is told `Forked`.
-        if let Ok(mut state) = self.gate.lock() {
-            self.gate.open(&mut state);
-        }
-    }
-}
-
-impl<T: fmt::Debug> fmt::Debug for WriteGuard<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (**self).fmt(f)
-    }
-}
-
-/// What may cross threads, and what may be shortened.
-const _: () = {
-    const fn send<T: Send>() {}
-    const fn sync<T: Sync>() {}
-    send::<ReadWriteGate<std::cell::Cell<u32>>>();
-    sync::<ReadWriteGate<u32>>();
-    send::<ReadGuard<'_, u32>>();
-    sync::<ReadGuard<'_, u32>>();
-    sync::<WriteGuard<'_, u32>>();
-
-    #[expect(dead_code, reason = "compiled for the variance it needs")]
-    fn covariant<'short>(guard: ReadGuard<'static, u32>) -> ReadGuard<'short, u32> {
-        guard
-    }
-};
 
 #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
 mod tests;
