@@ -1,15 +1,17 @@
-//! The caches, the counters and the allocator: nothing is allocated or freed under a lock, or in
-//! the steady state, and what cannot be allocated is said.
+//! The crate and the allocator: nothing is allocated or freed under a lock, or in the steady state,
+//! and what cannot be allocated is said.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::sync::Mutex;
+use std::sync::{Barrier, Mutex};
 use std::thread;
 
 use percpu::cache::{NodeCache, NodeHint, NodeStats, ObjectCache, Preload};
-use percpu::{AllocError, LimitedCounter, PerCpu, PerCpuCounter, PercpuRef};
+use percpu::rcu::{self, Atomic, Owned};
+use percpu::{AllocError, BiasedLgLock, CpuId, LgLock, LimitedCounter, PerCpu, PerCpuCounter};
+use percpu::{PercpuRef, ReadWriteGate, ReinitRefused};
 
 /// The system's allocator, which counts the calling thread's calls and may refuse it.
 struct Counting;
@@ -198,6 +200,76 @@ fn counters_and_object_caches_allocate_when_made_and_never_after() {
 }
 
 #[test]
+fn locks_gates_and_references_allocate_when_made_and_never_after() {
+    let plain = LgLock::new(|_| 0_u64);
+    let biased = BiasedLgLock::new(|_| 0_u64);
+    let gate = ReadWriteGate::new(0_u64).unwrap();
+    let refs = PercpuRef::new(|| ()).unwrap();
+    let (first, last) = (CpuId::new(0), CpuId::new(plain.capacity() as u32 - 1));
+    let (calls, ()) = calls(|| {
+        for _ in 0..100 {
+            *plain.local().unwrap() += 1;
+            *plain.local_on(last).unwrap() += 1;
+            *biased.local().unwrap() += 1;
+            *biased.local_on(last).unwrap() += 1;
+            if first != last {
+                drop((plain.pair(last, first).unwrap(), biased.pair(last, first).unwrap()));
+            }
+            drop((plain.global().unwrap(), biased.global().unwrap()));
+            assert_eq!(*gate.read().unwrap(), *gate.try_read().unwrap());
+            let mut writer = gate.write().unwrap();
+            *writer += 1;
+            drop(writer.downgrade());
+            let held = refs.try_get().unwrap();
+            drop((held.clone(), refs.try_get_live()));
+            refs.switch_to_atomic().unwrap();
+            refs.switch_to_percpu().unwrap();
+            refs.kill().unwrap();
+            refs.resurrect().unwrap();
+            drop(held);
+        }
+        refs.kill().unwrap();
+    });
+    assert!(refs.is_zero());
+    assert_eq!(calls, 0);
+}
+
+/// RCU asks for memory when a node is made, and once: for the thread's slot, the bags and the
+/// counters of `Send` guards.
+#[test]
+fn readers_and_writers_under_rcu_allocate_nothing_but_nodes() {
+    const NODES: u64 = 2_500; // more than a bag has
+    let node = |n| Owned::new(n);
+    let shared = Atomic::new(0);
+    shared.store(Some(node(1)));
+    drop((rcu::pin(), rcu::pin_send()));
+    rcu::barrier().unwrap();
+
+    let mut nodes: Vec<_> = (0..NODES).map(node).collect();
+    let (calls, ()) = calls(|| {
+        while let Some(node) = nodes.pop() {
+            let guard = (rcu::pin(), rcu::pin(), rcu::pin_send());
+            let found = shared.load(&guard.0);
+            let old = shared.compare_exchange(found, Some(node), &guard.2).unwrap();
+            let period = rcu::start_grace_period();
+            assert!(old.is_some() && !period.poll(), "we are in the way");
+            drop((old, guard)); // retires the old one
+            if nodes.len() % 500 == 0 {
+                rcu::poll();
+                rcu::synchronize().unwrap();
+                rcu::set_bounds(rcu::bounds());
+                while !period.poll() {
+                    thread::yield_now(); // to another test's readers
+                }
+                assert!(rcu::stats().grace_periods > 0);
+            }
+        }
+        rcu::barrier().unwrap();
+    });
+    assert_eq!(calls, NODES, "each frees the one before, and that is all");
+}
+
+#[test]
 fn what_cannot_be_allocated_is_said() {
     let _ = percpu::topology(); // not what is refused
     REFUSED_FROM.set(128);
@@ -206,16 +278,66 @@ fn what_cannot_be_allocated_is_said() {
     REFUSED_FROM.set(1 << 20);
     let objects = ObjectCache::<u8>::try_new(1 << 20).err();
     let nodes = NodeCache::<u8>::try_new(1 << 20).err();
-    REFUSED_FROM.set(4096);
-    let text = [b'x'; 4096]; // makes for a large closure
-    let refs = PercpuRef::new(move || assert_eq!(text[7], b'x')).map(drop);
+    REFUSED_FROM.set(128);
+    let plain = LgLock::<u8>::try_new(|_| unreachable!("not called")).err();
+    let biased = BiasedLgLock::<u8>::try_new(|_| unreachable!("not called")).err();
     REFUSED_FROM.set(usize::MAX);
-    refs.expect_err("too large").into_inner()(); // the closure itself
-    let errors: [Option<AllocError>; 4] = [slots, stashes, objects, nodes];
+    let errors: [Option<AllocError>; 6] = [slots, stashes, objects, nodes, plain, biased];
     assert!(errors.iter().all(Option::is_some), "{errors:?}");
     assert_eq!(errors[0].unwrap().errno(), libc::ENOMEM);
 
     // More than any address space has: no panic of `Vec`.
     assert!(ObjectCache::<u64>::try_new(usize::MAX).is_err());
     assert!(NodeCache::<u64>::try_new(usize::MAX).is_err());
+}
+
+/// What was to be kept comes back where there is no memory to keep it.
+#[test]
+fn what_is_refused_for_want_of_memory_comes_back() {
+    fn refused<R>(from: usize, f: impl FnOnce() -> R) -> R {
+        REFUSED_FROM.set(from);
+        let result = f();
+        REFUSED_FROM.set(usize::MAX);
+        result
+    }
+    const LARGE: usize = 100;
+    let text = [b'x'; LARGE];
+    let released = move || assert_eq!(text[7], b'x');
+
+    let refs = refused(LARGE, || PercpuRef::new(released).map(drop));
+    refs.expect_err("too large").into_inner()(); // the closure itself
+    let refs = PercpuRef::new(|| ()).unwrap();
+    let many = refused(0, || PercpuRef::kill_many(&[&refs], |_, _| unreachable!("not refused")));
+    assert_eq!((many, refs.try_get_live().is_some()), (Err(AllocError::new()), true));
+    refs.kill().unwrap();
+    let error = refused(LARGE, || refs.reinit(released)).unwrap_err();
+    assert_eq!((error.why(), error.errno()), (AllocError::new().into(), libc::ENOMEM));
+    assert!(matches!(error.why(), ReinitRefused::Alloc(_)) && refs.is_zero());
+    error.into_release()();
+
+    let error = refused(LARGE, || Owned::try_new(text).map(drop)).unwrap_err();
+    assert_eq!((error.0, error.errno()), (text, libc::ENOMEM));
+    assert_eq!(refused(LARGE, || Atomic::try_new(text).map(drop)).unwrap_err().0, text);
+    let error = refused(LARGE, || rcu::try_defer(0, released)).unwrap_err();
+    assert_eq!(error.errno(), libc::ENOMEM);
+    (error.0)();
+
+    // A thread needs memory at its first pin only, and none if one that has ended left its slot. So
+    // many at once find some that never were.
+    let together = Barrier::new(16);
+    let refusals = thread::scope(|scope| {
+        let threads = [(); 16].map(|()| {
+            scope.spawn(|| {
+                let first = refused(128, rcu::try_pin);
+                together.wait();
+                assert_eq!(rcu::is_pinned(), first.is_ok());
+                let is_refused = first.is_err();
+                drop((first, rcu::try_pin().unwrap()));
+                assert!(refused(0, rcu::try_pin).is_ok());
+                usize::from(is_refused)
+            })
+        });
+        threads.map(|thread| thread.join().unwrap()).into_iter().sum::<usize>()
+    });
+    assert!(refusals > 0);
 }
