@@ -1,6 +1,7 @@
 //! A block of counts in the hands of an owner like a table, on this kernel: a storm with a ledger.
 //!
 //! `OFFLOCK_STRESS_SECONDS` (5) says how long it runs.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 mod common;
 #[path = "common/goes_on.rs"]

@@ -199,7 +199,7 @@ fn plain_a_single_slot_excludes_and_a_third_is_one_more() {
     });
     model(|| {
         let lock = Arc::new(LgLock::try_with_slots(3, |_| AtomicU64::new(0)).unwrap());
-        let third = |lock: &Plain| add(&*lock.local_on(CpuId::new(2)).unwrap());
+        let third = |lock: &Plain| add(&lock.local_on(CpuId::new(2)).unwrap());
         let other = thread::spawn({
             let lock = Arc::clone(&lock);
             move || third(&lock)
