@@ -385,18 +385,11 @@ pub struct Reference<'a> {
     refs: &'a PercpuRef,
 }
 
-impl<'a> Reference<'a> {
+impl Reference<'_> {
     /// Gives the reference up without putting it: [`PercpuRef::put`] does that later.
     #[inline]
     pub fn leak(self) {
         mem::forget(self);
-    }
-
-    /// What this is a reference of.
-    #[inline]
-    #[must_use]
-    pub fn counted_by(&self) -> &'a PercpuRef {
-        self.refs
     }
 }
 
