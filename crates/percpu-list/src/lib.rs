@@ -112,8 +112,9 @@
 //! - *A signal handler* may call [`Entry::defer_remove`], [`IntrusiveList::try_remove`] and
 //!   [`Link::try_remove`], and nothing else here.
 //! - *The process forks*: in the child, what is free can be locked; who would wait for a lock from
-//!   before the fork gets [`LockError::Forked`]; see [`percpu::fork`], and there `adopt` for a parent that has one thread. An entry that is dropped then is
-//!   left on its list, and its value is not dropped unless somebody gets that lock after all.
+//!   before the fork gets [`LockError::Forked`]; see [`percpu::fork`], and there `adopt` for a parent
+//!   that has one thread. An entry that is dropped then is left on its list, and its value is not
+//!   dropped unless somebody gets that lock after all.
 //!
 //! # What it is not for
 //!

@@ -89,12 +89,14 @@ const _: () =
 /// A sum that many threads add to without sharing a cache line.
 ///
 /// [`add`](Self::add) and [`increment`](Self::increment) never fail, and do not wait: a few plain
-/// instructions with rseq sections (`cargo bench --bench percpu`, rows P2), one `lock`-prefixed instruction on a line of this
-/// CPU without; wait-free, but for one add in a batch, which is lock-free.
+/// instructions with rseq sections (`cargo bench --bench percpu`, rows P2), one `lock`-prefixed
+/// instruction on a line of this CPU without; wait-free, but for one add in a batch, which is
+/// lock-free.
 ///
 /// The first add, or revoke, of a counter takes 8 bytes per CPU from a pool, which blocks shortly
-/// and may map memory (a page per CPU for every 512 counters; see the [crate's page](crate)); [`reserve`](Self::reserve) does so beforehand. Where there is none, every add
-/// of this counter goes to the shared sum, which is right and slow. Nothing else allocates, but
+/// and may map memory (a page per CPU for every 512 counters; see the [crate's page](crate));
+/// [`reserve`](Self::reserve) does so beforehand. Where there is none, every add of this counter
+/// goes to the shared sum, which is right and slow. Nothing else allocates, but
 /// [`fold_offline`](Self::fold_offline).
 ///
 /// The sum is of 64 bits and wraps around, as `wrapping_add` does.

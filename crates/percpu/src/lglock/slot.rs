@@ -151,8 +151,9 @@ impl Drop for Hold<'_> {
         }
         let release =
             if mutant("lglock-unlock-is-relaxed") { Ordering::Relaxed } else { Ordering::Release };
-        // Ordering: Release pairs with the Acquire of whoever takes the word next: `take` in
-        // `plain`, a section, `close` and `wait_for` in `biased`; it carries the slot's value.
+        // Ordering: Release pairs with the Acquire of whoever takes the word next: `try_take` in
+        // `plain`, the section of `claim` and `try_close` in `biased`; and of `close_for` there, which
+        // waits for a slot to be free. It carries the slot's value.
         self.word().store(0, release);
         self.parker.released();
     }

@@ -414,7 +414,7 @@ impl<'a> InFlight<'a> {
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        // Ordering: Release pairs with the Acquire in `barrier`; it carries what the drops did.
+        // Ordering: Release pairs with the Acquire in `drain`; it carries what the drops did.
         self.reclaim.in_flight.0[self.parity].fetch_sub(1, Ordering::Release);
     }
 }

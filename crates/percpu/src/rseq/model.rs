@@ -1,8 +1,9 @@
 //! Sections for the model checkers: plain loads and stores under the virtual CPU's mutex.
 //!
 //! The mutex stands for what the kernel gives: two sections of one CPU never overlap, and the
-//! second sees what the first stored. [`heavy_rseq`](crate::fence::heavy_rseq) takes every mutex in turn, so a section
-//! begun before it has committed, and one begun later sees what the caller did before.
+//! second sees what the first stored. [`heavy_rseq`](crate::fence::heavy_rseq) takes every mutex in
+//! turn, so a section begun before it has committed, and one begun later sees what the caller did
+//! before.
 
 use super::Refused;
 use crate::capabilities::Sections;

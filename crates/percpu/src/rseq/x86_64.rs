@@ -103,7 +103,8 @@ fn armed() -> Option<Armed> {
     (limit != 0).then(|| Armed { area: OFFSET.load(Ordering::Relaxed), limit })
 }
 
-/// One section: the gate is open while it reads `$open`, a number or an operand; `$body` works on `{word}`, this CPU's word, and ends in its one store.
+/// One section: the gate is open while it reads `$open`, a number or an operand; `$body` works on
+/// `{word}`, this CPU's word, and ends in its one store.
 ///
 /// Evaluates to what is in the CPU's register at the end.
 macro_rules! section {
