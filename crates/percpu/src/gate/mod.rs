@@ -78,7 +78,7 @@ const READER: u64 = 2;
 /// [`ReadGuard`] was forgotten. A thread may exit, or move to another CPU, with or without its
 /// guard: readers are not counted by thread.
 ///
-/// Memory: 256 bytes and 8 bytes for every CPU, and the value.
+/// Memory: 256 bytes and 8 bytes for every CPU, and the value, rounded up to 128 bytes.
 ///
 /// ```
 /// use percpu::ReadWriteGate;
@@ -114,6 +114,9 @@ struct Cold {
     writers: Condvar,
     born: Generation,
 }
+
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+const _: () = assert!(size_of::<ReadWriteGate<[u8; 128]>>() == 256 + 128);
 
 struct State {
     /// The thread that writes, or waits for the readers inside; 0 if none.

@@ -56,7 +56,7 @@ use crate::words::{BLOCK, WordBlock};
 /// this CPU's own word where rseq sections run, and a fetch-and-add on it elsewhere. Everything but
 /// [`try_new`](Self::try_new) and the drop is wait-free, without allocation.
 ///
-/// Memory: 1.7 KiB, and 512 bytes for every CPU, from a pool.
+/// Memory: 1,664 bytes, and 512 bytes for every CPU, from a pool.
 ///
 /// A fork child has a copy of the counts, with the references that its parent's other threads held:
 /// they are never put there.
