@@ -299,49 +299,23 @@ fn biased_a_foreign_thread_excludes_and_is_excluded() {
 /// `try_` takes a slot or says that another thread has it, and never hangs.
 #[test]
 fn try_takes_it_or_says_that_it_would_block() {
-    fn seen(got: bool, [zero, one]: [u64; 2], global: bool) {
-        assert_eq!((zero, one), (1 + u64::from(got), u64::from(got && global)));
+    fn beside<L>(make: fn() -> L, other: fn(&L), tries: fn(&L) -> bool, all: bool)
+    where
+        L: IntoIterator<Item = (CpuId, AtomicU64)> + Send + Sync + 'static,
+    {
+        let lock = Arc::new(make());
+        let other = thread::spawn({
+            let lock = Arc::clone(&lock);
+            move || other(&lock)
+        });
+        let got = tries(&lock);
+        other.join().unwrap();
+        assert_eq!(totals(lock), [1 + u64::from(got), u64::from(got && all)]);
     }
-    model(|| {
-        let lock = Arc::new(plain::make());
-        let other = thread::spawn({
-            let lock = Arc::clone(&lock);
-            move || plain::local(&lock)
-        });
-        let got = plain::try_global(&lock);
-        other.join().unwrap();
-        seen(got, totals(lock), true);
-    });
-    both_modes(|| {
-        let lock = Arc::new(biased::make());
-        let other = thread::spawn({
-            let lock = Arc::clone(&lock);
-            move || biased::local(&lock)
-        });
-        let got = biased::try_global(&lock);
-        other.join().unwrap();
-        seen(got, totals(lock), true);
-    });
-    both_modes(|| {
-        let lock = Arc::new(biased::make());
-        let other = thread::spawn({
-            let lock = Arc::clone(&lock);
-            move || biased::remote(&lock)
-        });
-        let got = biased::try_local(&lock);
-        other.join().unwrap();
-        seen(got, totals(lock), false);
-    });
-    model(|| {
-        let lock = Arc::new(plain::make());
-        let other = thread::spawn({
-            let lock = Arc::clone(&lock);
-            move || plain::remote(&lock)
-        });
-        let got = plain::try_local(&lock);
-        other.join().unwrap();
-        seen(got, totals(lock), false);
-    });
+    model(|| beside(plain::make, plain::local, plain::try_global, true));
+    both_modes(|| beside(biased::make, biased::local, biased::try_global, true));
+    both_modes(|| beside(biased::make, biased::remote, biased::try_local, false));
+    model(|| beside(plain::make, plain::remote, plain::try_local, false));
 }
 
 /// A thread that would have to wait while it holds what another waits for is refused: here both
