@@ -2,7 +2,6 @@
 
 mod common;
 #[path = "common/no_id.rs"]
-#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
 mod no_id;
 
 use std::env;
@@ -12,6 +11,7 @@ use std::thread;
 use percpu::{RseqState, Source, backend, current_cpu, topology};
 
 use common::{allowed_cpus, pin_to};
+use no_id::take_id;
 
 /// On every CPU we may use, in turn: the id, the source, and the slot agree with where we are.
 fn check_while_pinned() {
@@ -34,7 +34,6 @@ fn inv01_a_changed_cpuset_moves_the_id_and_never_past_capacity() {
 
 /// A thread whose area the kernel no longer fills: its `cpu_id` reads -1, as in a thread that
 /// libc did not make.
-#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
 #[test]
 fn inv01_a_thread_whose_id_is_minus_one_falls_back() {
     if backend().rseq() != RseqState::InUse {
@@ -42,8 +41,7 @@ fn inv01_a_thread_whose_id_is_minus_one_falls_back() {
     }
     thread::spawn(|| {
         let _ = current_cpu();
-        let id = no_id::unregister_rseq();
-        assert_eq!(id, -1, "the kernel says that this thread has no id");
+        assert_eq!(take_id(), Some(-1), "the kernel says that this thread has no id");
         assert_eq!(backend().source(), Source::Rseq, "the other threads keep theirs");
         check_while_pinned();
     })

@@ -6,7 +6,6 @@ mod common;
 #[path = "common/goes_on.rs"]
 mod goes_on;
 #[path = "common/no_id.rs"]
-#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
 mod no_id;
 #[path = "common/seconds.rs"]
 mod seconds;
@@ -20,15 +19,8 @@ use percpu::{ReadWriteGate, capabilities};
 
 use common::{allowed_cpus, pin_to};
 use goes_on::goes_on;
+use no_id::take_id;
 use seconds::stress_time;
-
-/// Makes this thread one that libc did not make, as far as rseq can tell.
-fn take_id() {
-    #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
-    if percpu::backend().rseq() == percpu::RseqState::InUse {
-        no_id::unregister_rseq();
-    }
-}
 
 /// Two readers that never leave the gate empty between them: a writer gets in all the same.
 #[test]

@@ -6,9 +6,10 @@
 #[path = "common/child.rs"]
 mod child;
 mod common;
+#[path = "common/dice.rs"]
+mod dice;
 #[path = "common/goes_on.rs"]
 mod goes_on;
-#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
 #[path = "common/no_id.rs"]
 mod no_id;
 #[path = "common/seconds.rs"]
@@ -27,7 +28,9 @@ use percpu::{BiasedLgLock, CpuId, LgLock, LockError, topology};
 
 use child::in_child;
 use common::{allowed_cpus, pin_to};
+use dice::Dice;
 use goes_on::goes_on;
+use no_id::take_id;
 use seconds::stress_time;
 
 const ZERO: CpuId = CpuId::new(0);
@@ -360,7 +363,7 @@ both_kinds! {
     fn stress_inv02_hopping_threads_lose_no_update_by_any_method() {
         let lock = &Lock::new(|_| (0_u64, 0_u64));
         let (cpus, until) = (&allowed_cpus(), deadline());
-        let end = lock.capacity() as u64;
+        let end = lock.capacity();
         let (moved, so_far) = (&AtomicU64::new(0), &AtomicU64::new(0));
         let enough = || {
             so_far.load(Relaxed) > 10_000 && (cpus.len() == 1 || moved.load(Relaxed) > 0)
@@ -369,21 +372,21 @@ both_kinds! {
             let threads: Vec<_> = (0..8_u64)
                 .map(|id| {
                     s.spawn(move || {
-                        let mut random = Random(0x9e37_79b9 + id);
+                        let mut dice = Dice::new(id);
                         let mut added = 0;
                         while goes_on(until, enough) {
                             let before = added;
-                            pin_to(&[cpus[random.below(cpus.len() as u64) as usize]]);
+                            pin_to(&[cpus[dice.roll(cpus.len())]]);
                             for _ in 0..100 {
-                                let cpu = CpuId::new(random.below(end) as u32);
-                                added += match random.below(64) {
+                                let cpu = CpuId::new(dice.roll(end) as u32);
+                                added += match dice.roll(64) {
                                     0 => {
                                         let mut all = lock.global().unwrap();
                                         all.iter_mut().for_each(|(_, both)| add(both));
-                                        end
+                                        end as u64
                                     }
                                     1 => {
-                                        let other = CpuId::new(random.below(end) as u32);
+                                        let other = CpuId::new(dice.roll(end) as u32);
                                         match lock.pair(cpu, other) {
                                             Ok(mut pair) => {
                                                 let (a, b) = pair.get_mut();
@@ -404,7 +407,7 @@ both_kinds! {
                                     8 => {
                                         let mut guard = lock.local().unwrap();
                                         pin_to(cpus); // anywhere
-                                        pin_to(&[cpus[random.below(cpus.len() as u64) as usize]]);
+                                        pin_to(&[cpus[dice.roll(cpus.len())]]);
                                         if percpu::current_cpu() != guard.cpu() {
                                             moved.fetch_add(1, Relaxed);
                                         }
@@ -445,7 +448,6 @@ both_kinds! {
     }
 
     /// Threads without an id (their area given back) among others that have one.
-    #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
     #[test]
     #[ignore = "stress: five seconds of hopping"]
     fn stress_inv02_threads_without_an_id_lose_no_update() {
@@ -455,8 +457,8 @@ both_kinds! {
             let threads: Vec<_> = (0..4)
                 .map(|id| {
                     s.spawn(move || {
-                        if id % 2 == 0 && percpu::backend().rseq() == percpu::RseqState::InUse {
-                            no_id::unregister_rseq();
+                        if id % 2 == 0 {
+                            take_id();
                         }
                         let mut added = 0;
                         while goes_on(until, || so_far.load(Relaxed) > 1_000) {
@@ -513,18 +515,6 @@ fn add((first, second): &mut (u64, u64)) {
 
 fn deadline() -> Instant {
     Instant::now() + stress_time(5)
-}
-
-/// Xorshift: enough to mix the methods.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
-    }
 }
 
 /// `Send` and `Sync` of every public type, for the best `T` there is and for lesser ones.

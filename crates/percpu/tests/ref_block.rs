@@ -4,10 +4,11 @@
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 mod common;
+#[path = "common/dice.rs"]
+mod dice;
 #[path = "common/goes_on.rs"]
 mod goes_on;
 #[path = "common/no_id.rs"]
-#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
 mod no_id;
 #[path = "common/seconds.rs"]
 mod seconds;
@@ -20,16 +21,10 @@ use std::time::{Duration, Instant};
 use percpu::{RefBlock, capabilities, fence, rcu};
 
 use common::{allowed_cpus, pin_to};
+use dice::Dice;
 use goes_on::goes_on;
+use no_id::take_id;
 use seconds::stress_time;
-
-/// Makes this thread one that libc did not make, as far as rseq can tell.
-fn take_id() {
-    #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
-    if percpu::backend().rseq() == percpu::RseqState::InUse {
-        no_id::unregister_rseq();
-    }
-}
 
 const DEAD: u64 = 1 << 63;
 
@@ -118,42 +113,31 @@ impl Table {
     }
 }
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % n as u64) as usize
-    }
-}
-
 /// Gets, clones and puts, some by threads without an id, some put by others than took them.
 fn use_slots(table: &Table, stash: &Mutex<Vec<(usize, u64)>>, stop: &AtomicBool, seed: u64) -> u64 {
     if seed % 4 == 3 {
         take_id();
     }
-    let (cpus, mut random, mut gets) = (allowed_cpus(), Random(seed * 77 + 1), 0);
+    let (cpus, mut dice, mut gets) = (allowed_cpus(), Dice::new(seed), 0);
     let mut stale = 0;
     while !stop.load(Relaxed) {
-        let i = random.below(table.slots.len());
+        let i = dice.roll(table.slots.len());
         // Now and then a name from before, which no count may answer to.
-        let life = match random.below(16) {
+        let life = match dice.roll(16) {
             0 => stale,
             _ => table.slots[i].state.load(Relaxed),
         };
         stale = life;
         if life & DEAD == 0 && table.try_get(i, life) {
             gets += 1;
-            let cloned = random.below(4) == 0;
+            let cloned = dice.roll(4) == 0;
             if cloned {
                 table.clone(i, life);
             }
-            if random.below(64) == 0 {
-                pin_to(&[cpus[random.below(cpus.len())]]);
+            if dice.roll(64) == 0 {
+                pin_to(&[cpus[dice.roll(cpus.len())]]);
             }
-            if random.below(8) == 0 {
+            if dice.roll(8) == 0 {
                 stash.lock().unwrap().push((i, life));
             } else {
                 table.put(i, life);
@@ -162,7 +146,7 @@ fn use_slots(table: &Table, stash: &Mutex<Vec<(usize, u64)>>, stop: &AtomicBool,
                 table.put(i, life);
             }
         }
-        if random.below(8) == 0 {
+        if dice.roll(8) == 0 {
             let taken = stash.lock().unwrap().pop();
             taken.into_iter().for_each(|(i, life)| table.put(i, life));
         }
@@ -172,7 +156,7 @@ fn use_slots(table: &Table, stash: &Mutex<Vec<(usize, u64)>>, stop: &AtomicBool,
 
 /// Begins and ends lives of the slots that are `seed` of `owners`; counts the lives.
 fn own(table: &Table, stop: &AtomicBool, seed: usize, owners: usize) -> u64 {
-    let mut random = Random(seed as u64 * 99 + 5);
+    let mut dice = Dice::new(seed as u64 + 99);
     let mine: Vec<usize> = (seed..table.slots.len()).step_by(owners).collect();
     let mut life = 0;
     while !stop.load(Relaxed) {
@@ -184,11 +168,11 @@ fn own(table: &Table, stop: &AtomicBool, seed: usize, owners: usize) -> u64 {
                     life += 1;
                     table.begin(i, life);
                 }
-            } else if random.below(4) != 0 {
+            } else if dice.roll(4) != 0 {
                 batch.push(i);
             }
         }
-        if random.below(4) == 0 {
+        if dice.roll(4) == 0 {
             thread::yield_now();
         }
         table.kill(&batch);

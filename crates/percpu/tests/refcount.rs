@@ -3,10 +3,11 @@
 //! The storms are ignored by default; `OFFLOCK_STRESS_SECONDS` (5) says how long they run.
 
 mod common;
+#[path = "common/dice.rs"]
+mod dice;
 #[path = "common/goes_on.rs"]
 mod goes_on;
 #[path = "common/no_id.rs"]
-#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
 mod no_id;
 #[path = "common/seconds.rs"]
 mod seconds;
@@ -26,16 +27,10 @@ use percpu::{KillError, PercpuRef, ReinitRefused, ResurrectError, capabilities};
 use proptest::prelude::*;
 
 use common::{allowed_cpus, pin_to};
+use dice::Dice;
 use goes_on::goes_on;
+use no_id::take_id;
 use seconds::stress_time;
-
-/// Makes this thread one that libc did not make, as far as rseq can tell.
-fn take_id() {
-    #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
-    if percpu::backend().rseq() == percpu::RseqState::InUse {
-        no_id::unregister_rseq();
-    }
-}
 
 fn counting() -> (PercpuRef, Arc<AtomicUsize>) {
     let released = Arc::new(AtomicUsize::new(0));
@@ -335,17 +330,6 @@ impl Object {
     }
 }
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % n as u64) as usize
-    }
-}
-
 /// Gets and puts, some by threads without an id, some put by others than took them.
 fn use_objects(
     objects: &[Object],
@@ -356,21 +340,21 @@ fn use_objects(
     if seed % 4 == 3 {
         take_id();
     }
-    let (cpus, mut random, mut gets) = (allowed_cpus(), Random(seed as u64 * 77 + 1), 0);
+    let (cpus, mut dice, mut gets) = (allowed_cpus(), Dice::new(seed as u64), 0);
     while !stop.load(Relaxed) {
-        let at = random.below(objects.len());
+        let at = dice.roll(objects.len());
         let object = &objects[at];
         let got =
-            if random.below(8) == 0 { object.refs.try_get() } else { object.refs.try_get_live() };
+            if dice.roll(8) == 0 { object.refs.try_get() } else { object.refs.try_get_live() };
         let dying = got.is_none();
         if let Some(reference) = got {
             gets += 1;
             object.enter();
-            let second = (random.below(4) == 0).then(|| reference.clone());
-            if random.below(64) == 0 {
-                pin_to(&[cpus[random.below(cpus.len())]]);
+            let second = (dice.roll(4) == 0).then(|| reference.clone());
+            if dice.roll(64) == 0 {
+                pin_to(&[cpus[dice.roll(cpus.len())]]);
             }
-            if random.below(8) == 0 {
+            if dice.roll(8) == 0 {
                 reference.leak();
                 stash.lock().unwrap().push(at); // still inside
             } else {
@@ -379,7 +363,7 @@ fn use_objects(
             }
             drop(second);
         }
-        if dying || random.below(8) == 0 {
+        if dying || dice.roll(8) == 0 {
             let taken = stash.lock().unwrap().pop();
             put_all(objects, taken);
         }
@@ -408,14 +392,14 @@ fn let_users_leave(object: &Object, stop: &AtomicBool) {
 
 /// Kills, resurrects, renews and switches; counts the kills.
 fn kill_objects(objects: &[Object], stop: &AtomicBool, seed: usize) -> u64 {
-    let (mut random, mut kills) = (Random(seed as u64 * 99 + 5), 0);
+    let (mut dice, mut kills) = (Dice::new(seed as u64 + 99), 0);
     while !stop.load(Relaxed) {
-        let object = &objects[random.below(objects.len())];
-        match random.below(8) {
+        let object = &objects[dice.roll(objects.len())];
+        match dice.roll(8) {
             0..3 => {
                 let killed = object.refs.kill().is_ok();
                 kills += u64::from(killed);
-                if killed && random.below(16) == 0 {
+                if killed && dice.roll(16) == 0 {
                     let_users_leave(object, stop);
                 }
             }

@@ -4,6 +4,8 @@
 //! Each operation is between two tickets of one counter. The checker is that of Wing, Gong and Lowe.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+#[path = "common/dice.rs"]
+mod dice;
 #[path = "common/seconds.rs"]
 mod seconds;
 
@@ -17,6 +19,8 @@ use radix_ctx::{CtxTable, GetRefError, Id, InsertRefused, LookupError};
 use todc_utils::linearizability::WGLChecker;
 use todc_utils::linearizability::history::{Action, History};
 use todc_utils::specifications::Specification;
+
+use dice::Dice;
 
 const THREADS: usize = 4;
 /// Indexes of the table: few, so that they are used again.
@@ -80,30 +84,18 @@ fn is_linearizable(actions: &Actions) -> bool {
     WGLChecker::<Table>::is_linearizable(History::from_actions(actions.clone()))
 }
 
-/// A generator of numbers that need not be good.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 20) % sides
-    }
-}
-
 /// Ids that one thread tells the others.
 #[derive(Default)]
 struct Board([AtomicU64; 6]);
 
 impl Board {
     fn write(&self, dice: &mut Dice, id: Id) {
-        self.0[dice.roll(6) as usize].store(id.to_bits(), Relaxed);
+        self.0[dice.roll(6)].store(id.to_bits(), Relaxed);
     }
 
     /// One of them; or one that may come next.
     fn read(&self, dice: &mut Dice) -> Option<Id> {
-        let bits = self.0[dice.roll(6) as usize].load(Relaxed);
+        let bits = self.0[dice.roll(6)].load(Relaxed);
         let ahead = if dice.roll(6) == 0 { 1 << 32 } else { 0 };
         Id::from_bits(bits).and_then(|id| Id::from_bits(id.to_bits() + ahead))
     }
@@ -118,8 +110,7 @@ fn record(seed: u64, each: usize) -> Actions {
             .map(|me| {
                 let (table, board, tickets, start) = (&table, &board, &tickets, &start);
                 scope.spawn(move || {
-                    let mut dice =
-                        Dice((seed * 8 + me as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+                    let mut dice = Dice::new(seed * 8 + me as u64);
                     let mut actions = Vec::with_capacity(2 * each);
                     start.wait();
                     for serial in 0..each {

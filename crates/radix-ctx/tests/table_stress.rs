@@ -3,6 +3,8 @@
 //! Ignored by default: `OFFLOCK_STRESS_SECONDS` (3) says how long each test runs.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+#[path = "common/dice.rs"]
+mod dice;
 #[path = "common/goes_on.rs"]
 mod goes_on;
 #[path = "common/seconds.rs"]
@@ -16,6 +18,8 @@ use std::time::{Duration, Instant};
 
 use percpu::rcu;
 use radix_ctx::{CtxRef, CtxTable, Id};
+
+use dice::Dice;
 
 static ALIVE: AtomicI64 = AtomicI64::new(0);
 
@@ -44,22 +48,6 @@ impl Drop for Canary {
             unsafe { std::ptr::from_mut(word).write_volatile(u64::MAX) };
         }
         ALIVE.fetch_sub(1, Relaxed);
-    }
-}
-
-/// A generator of numbers that need not be good.
-struct Dice(u64);
-
-impl Dice {
-    fn new(seed: u64) -> Self {
-        Self((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
-    }
-
-    fn roll(&mut self, sides: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 20) as usize % sides
     }
 }
 

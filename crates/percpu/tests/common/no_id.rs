@@ -1,7 +1,18 @@
 //! A thread without a CPU id, as one that libc did not make.
 
+/// Makes this thread one that libc did not make, as far as rseq can tell. What its id is then, if
+/// rseq is in use.
+pub(crate) fn take_id() -> Option<i32> {
+    #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
+    if percpu::backend().rseq() == percpu::RseqState::InUse {
+        return Some(unregister_rseq());
+    }
+    None
+}
+
 /// Gives the calling thread's rseq area back to the kernel, and returns the id it then holds.
-pub(crate) fn unregister_rseq() -> i32 {
+#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
+fn unregister_rseq() -> i32 {
     use std::arch::asm;
     use std::io;
 
@@ -11,7 +22,7 @@ pub(crate) fn unregister_rseq() -> i32 {
 
     // SAFETY: looks up a name; null if nobody exports it.
     let offset = unsafe { libc::dlsym(libc::RTLD_DEFAULT, SYMBOL.as_ptr()) };
-    assert!(!offset.is_null(), "called only where rseq is in use");
+    assert!(!offset.is_null(), "rseq is in use, and nobody says where");
     // SAFETY: libc's `const ptrdiff_t`, written before `main`.
     let offset = unsafe { *offset.cast::<isize>() };
     let thread_pointer: usize;
