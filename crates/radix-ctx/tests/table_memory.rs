@@ -263,6 +263,48 @@ fn inv13_a_refused_count_gives_no_reference() {
     }
 }
 
+/// Whoever looks, holds on, removes, reclaims or inserts where there is room asks for no memory.
+#[test]
+fn a_table_with_room_allocates_nothing() {
+    let _alone = alone();
+    let table = CtxTable::builder().max_contexts(10_000).build().unwrap();
+    table.try_reserve(100).unwrap();
+    let first = table.insert(0).unwrap();
+    drop(table.get_ref(first).unwrap()); // its slab's counts
+    table.remove(table.insert(0).unwrap()).unwrap();
+    table.flush().unwrap(); // and RCU's own
+    let left = refusing(100, || {
+        let guard = rcu::pin();
+        assert_eq!((table.get(first, &guard), table.with(first, |n| *n)), (Ok(&0), Ok(0)));
+        assert!(table.contains(first) && table.next(0, &guard).is_some());
+        assert!(table.prev(u32::MAX, &guard).is_some() && table.iter(&guard).count() == 1);
+        drop(guard);
+        let held = table.get_ref(first).unwrap();
+        drop(held.clone());
+        for round in 0..3_000 {
+            let id = match round % 3 {
+                0 => table.insert(round).unwrap(),
+                1 => table.insert_with(|_| round).unwrap(),
+                _ => table.reserve().unwrap().commit(round),
+            };
+            table.remove(id).unwrap();
+            drop(table.reserve().unwrap());
+            if round % 50 == 49 {
+                table.flush().unwrap(); // so that two slabs do
+            }
+        }
+        assert!(table.next_free().unwrap().is_some() && table.usage().unwrap().contexts == 1);
+        assert!(table.stats().live == 1 && table.poll() <= 3_000);
+        table.flush().unwrap();
+        assert_eq!(table.kill_all().len(), 1);
+        drop(held);
+        table.flush().unwrap();
+        assert!(table.is_empty());
+        LEFT.get()
+    });
+    assert_eq!(left, 100, "allocated");
+}
+
 #[test]
 fn inv09_a_table_that_cannot_be_made_is_refused() {
     let _alone = alone();

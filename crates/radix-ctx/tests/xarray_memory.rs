@@ -198,6 +198,36 @@ fn inv09_after_try_reserve_nothing_is_refused() {
     assert_eq!(NODES.load(Relaxed), 0);
 }
 
+/// Whoever reads, marks, replaces or takes out asks for no memory, nor who fills what is reserved.
+#[test]
+fn what_needs_no_new_node_allocates_nothing() {
+    let _alone = alone();
+    for (array, index) in arrays() {
+        array.store(index, 1.into()).unwrap();
+        let kept = array.reserve_lowest(..).unwrap().keep();
+        let left = refusing(100, || {
+            let guard = rcu::pin();
+            assert_eq!(array.load(index, &guard), Some(1.into()));
+            assert_eq!(array.with(index, Value::get), Some(1));
+            assert!(array.contains(index) && !array.contains(kept) && !array.is_empty());
+            assert!(array.set_mark(index, Mark::One).unwrap() && array.is_marked(index, Mark::One));
+            assert_eq!(array.marked(Mark::One, .., &guard).next(), Some((index, 1.into())));
+            assert!(array.clear_mark(index, Mark::One).unwrap() && !array.any_marked(Mark::One));
+            assert!(array.at_or_before(index, &guard).is_some());
+            assert!(array.next_free(..).unwrap().is_some());
+            assert_eq!(array.iter(&guard).count() as u64, array.stats().entries);
+            assert_eq!(array.store(index, 2.into()), Ok(Some(1.into())));
+            array.compare_exchange(index, Some(2.into()), Some(3.into()), &guard).unwrap();
+            assert_eq!(array.release(index), Ok(false));
+            array.commit(kept, 4.into()).unwrap();
+            assert_eq!(array.erase(index), Ok(Some(3.into())));
+            assert!(array.erase_range(..).unwrap() > 0 && array.is_empty());
+            LEFT.get()
+        });
+        assert_eq!(left, 100, "allocated");
+    }
+}
+
 /// A range that no machine has the memory for is refused at once.
 #[test]
 fn inv09_an_absurd_reserve_is_refused() {
