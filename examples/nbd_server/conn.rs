@@ -63,6 +63,10 @@ pub(crate) struct Conn {
     pub(crate) blocked: Option<Wait>,
     /// Since when a WRITE's payload has not gone on.
     pub(crate) stalled: Option<Instant>,
+    /// It goes to another worker once all its replies have left: no request is begun.
+    pub(crate) leaving: bool,
+    /// What its requests have cost lately, in bytes copied.
+    pub(crate) cost: u64,
     /// Requests refused so far.
     pub(crate) refused: u64,
     pub(crate) out: Output,
@@ -96,6 +100,8 @@ impl Conn {
             unread: Vec::new(),
             blocked: None,
             stalled: None,
+            leaving: false,
+            cost: 0,
             refused: 0,
             out,
             dirty: false,
@@ -114,9 +120,24 @@ impl Conn {
 
     /// Whether bytes from the client are wanted now.
     pub(crate) fn wants_input(&self) -> bool {
-        self.blocked.is_none()
-            && matches!(self.phase, Phase::Handshake(..) | Phase::Transmission(_))
-            || matches!(self.phase, Phase::Lingering(_))
+        match &self.phase {
+            Phase::Handshake(..) => self.blocked.is_none(),
+            Phase::Transmission(session) => {
+                self.blocked.is_none() && !(self.leaving && session.is_between_requests())
+            }
+            Phase::Draining => false,
+            Phase::Lingering(_) => true,
+        }
+    }
+
+    /// Whether nothing of it is kept but what it consists of: all it asked for was answered, and what it
+    /// asks next has not begun.
+    pub(crate) fn may_leave(&self) -> bool {
+        let between = match &self.phase {
+            Phase::Transmission(session) => session.is_between_requests(),
+            _ => false,
+        };
+        between && self.active == 0 && self.out.is_empty()
     }
 
     /// What epoll should watch for.

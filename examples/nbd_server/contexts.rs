@@ -11,7 +11,7 @@
 //! completion of a request whose connection is closed is known as such, and one that nobody waits for
 //! is refused, and both are counted.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use aio_reap::AlignedBuf;
 use radix_ctx::{CtxTable, LookupError};
@@ -22,21 +22,41 @@ pub(crate) type Connections = CtxTable<Connection>;
 
 /// What others need to know of a connection. Its worker holds a reference, and so does each of its
 /// operations: it outlives the connection at least until the last of them has completed.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Connection {
-    slot: AtomicUsize,
+    /// Its worker, and above that where it is there.
+    place: AtomicU64,
+}
+
+/// The place of a connection that no worker has yet.
+const NOWHERE: u64 = u64::MAX;
+
+impl Default for Connection {
+    fn default() -> Self {
+        Self { place: AtomicU64::new(NOWHERE) }
+    }
 }
 
 impl Connection {
-    /// Where its worker keeps it.
+    /// Where its worker keeps it, for that worker: it has requests of it, and so the connection.
     pub(crate) fn slot(&self) -> usize {
-        // Ordering: Relaxed; only its worker stores and loads it.
-        self.slot.load(Ordering::Relaxed)
+        (self.place.load(Ordering::Relaxed) >> 32) as usize // see `slot_at`
     }
 
-    /// Says where the worker keeps it, before that looks for it.
-    pub(crate) fn set_slot(&self, slot: usize) {
-        self.slot.store(slot, Ordering::Relaxed); // see `slot`
+    /// Where that worker keeps it; `None` if it does not, for what is left there of one that has gone to
+    /// another.
+    pub(crate) fn slot_at(&self, worker: usize) -> Option<usize> {
+        // Ordering: Relaxed. Who has the connection stores its own place, and takes that back before the
+        // message with which it gives the connection away. A worker never sees an older value of this one word
+        // than what it stored itself: so it finds its own number only while it has the connection.
+        let place = self.place.load(Ordering::Relaxed);
+        (place != NOWHERE && place as u32 as usize == worker).then_some((place >> 32) as usize)
+    }
+
+    /// Says where its worker keeps it, before that looks for it; `None` before it goes to another.
+    pub(crate) fn set_place(&self, at: Option<(usize, usize)>) {
+        let place = at.map_or(NOWHERE, |(worker, slot)| (slot as u64) << 32 | worker as u64);
+        self.place.store(place, Ordering::Relaxed); // see `slot_at`
     }
 }
 

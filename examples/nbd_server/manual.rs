@@ -29,6 +29,11 @@ SECURITY
   every image: leave it on the loopback address, or on a network that is
   trusted.
 
+WORKERS
+  A connection is served by the worker thread that had the fewest when it came.
+  Where one worker is busy with several and another is idle, one of them goes
+  there between two requests; the page of --stats counts that as moved.
+
 LOCKS
   An image that another program has locked is not served, nor by two servers
   at once, unless both only read it. QEMU's programs respect the lock, and so

@@ -25,6 +25,7 @@ use crate::counters::Counters;
 use crate::listeners::{SocketFile, listen_unix};
 use crate::report::{Reporter, ServerReport};
 use crate::server::{ServerError, eventfd, ring};
+use crate::worker::Moves;
 
 /// How long a client may take for its request, and for the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -242,11 +243,24 @@ fn text(report: &ServerReport) -> String {
         .map(|(name, open)| ("export", name.as_str(), open as &dyn Display))
         .collect();
     page.metric("export_connections", "Connections that have an export open.", &exports);
+    moves(&mut page, &report.moves);
     requests(&mut page, &report.counters);
     cache(&mut page, report);
     engines(&mut page, report);
     structures(&mut page, report);
     page.0
+}
+
+fn moves(page: &mut Page, moves: &[(usize, Moves)]) {
+    let workers: Vec<_> = moves.iter().map(|(number, _)| number.to_string()).collect();
+    let of_each = |count: fn(&Moves) -> &u64| -> Vec<(&str, &str, &dyn Display)> {
+        let values = workers.iter().zip(moves);
+        values.map(|(worker, (_, moves))| ("worker", &**worker, count(moves) as _)).collect()
+    };
+    let came = of_each(|moves| &moves.came);
+    page.metric("moves_in_total", "Connections that came from a busier worker.", &came);
+    let left = of_each(|moves| &moves.left);
+    page.metric("moves_out_total", "Connections that went to an idle worker.", &left);
 }
 
 fn requests(page: &mut Page, counters: &Counters) {

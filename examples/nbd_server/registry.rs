@@ -13,7 +13,7 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -33,8 +33,8 @@ pub(crate) type Opened = Entry<Arc<PerCpuList<Ref<Client>>>>;
 pub(crate) struct Client {
     pub(crate) id: Id,
     pub(crate) peer: Peer,
-    /// The number of its worker.
-    pub(crate) worker: usize,
+    /// The number of its worker, or of the one that it was with a moment ago.
+    worker: AtomicUsize,
     since: Instant,
     /// Index into the export table, once it is negotiated.
     export: OnceLock<usize>,
@@ -45,7 +45,20 @@ impl Client {
     pub(crate) fn new(id: Id, socket: &Socket, worker: usize) -> Self {
         let since = Instant::now();
         let (export, requests) = (OnceLock::new(), AtomicU64::new(0));
+        let worker = AtomicUsize::new(worker);
         Self { id, peer: Peer::of(socket), worker, since, export, requests }
+    }
+
+    /// The number of its worker. It may be with another by now, who comes to know of an end by the next
+    /// message to all.
+    pub(crate) fn worker(&self) -> usize {
+        // Ordering: Relaxed; a number that is printed, or where a message goes that may come too late.
+        self.worker.load(Ordering::Relaxed)
+    }
+
+    /// Says which worker it has come to.
+    pub(crate) fn set_worker(&self, worker: usize) {
+        self.worker.store(worker, Ordering::Relaxed); // see `worker`
     }
 
     /// Counts requests that its worker has begun, or refused.
@@ -168,7 +181,7 @@ impl Registry {
             id: client.id,
             peer: client.peer,
             export: client.export.get().map(|&export| name(export)),
-            worker: client.worker,
+            worker: client.worker(),
             slot: client.slot().get(),
             // Ordering: Relaxed; see `count`.
             requests: client.requests.load(Ordering::Relaxed),
@@ -188,6 +201,13 @@ impl Registry {
             sessions: self.sessions.stats(),
             opened,
         }
+    }
+
+    /// Who is there, and with which worker.
+    #[cfg(test)]
+    pub(crate) fn sessions(&self) -> Vec<(Id, usize)> {
+        let sessions = self.sessions.iter().filter_map(Result::ok);
+        sessions.map(|client| (client.id, client.worker())).collect()
     }
 
     /// Nobody is listed, and the lists are whole.

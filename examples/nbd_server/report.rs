@@ -18,7 +18,7 @@ use crate::contexts::Connections;
 use crate::counters::Counters;
 use crate::export::ExportTable;
 use crate::registry::{Registry, RegistryReport};
-use crate::worker::{Inbox, Message, WorkerReport};
+use crate::worker::{Inbox, Message, Moves, WorkerReport};
 
 /// Whoever wants to know the figures has one.
 #[derive(Clone)]
@@ -53,6 +53,8 @@ pub(crate) struct ServerReport {
     pub(crate) counters: Counters,
     pub(crate) engine: Option<EngineStats>,
     pub(crate) waiting: WaitStats,
+    /// By the workers' numbers.
+    pub(crate) moves: Vec<(usize, Moves)>,
     pub(crate) cache: Option<CacheStats>,
     pub(crate) registry: RegistryReport,
     pub(crate) rcu: rcu::Stats,
@@ -72,11 +74,13 @@ impl ServerReport {
             counters: Counters::default(),
             engine: None,
             waiting: WaitStats::default(),
+            moves: workers.iter().map(|worker| (worker.number, worker.moves)).collect(),
             cache,
             registry,
             rcu: rcu::stats(),
         };
-        for WorkerReport { counters, operations, engine, waits } in workers {
+        sum.moves.sort_unstable_by_key(|&(number, _)| number);
+        for WorkerReport { counters, operations, engine, waits, .. } in workers {
             add(&mut sum.operations, operations);
             sum.counters.add(counters);
             sum.waiting.add(waits);
@@ -127,6 +131,12 @@ impl fmt::Display for ServerReport {
         let mib = |bytes| bytes as f64 / f64::from(1 << 20);
         writeln!(f, "server     {} workers, {} connections", self.workers, self.connections.live)?;
         writeln!(f, "{}", self.registry)?;
+        write!(f, "moved      ")?;
+        for (nth, (number, Moves { came, left })) in self.moves.iter().enumerate() {
+            let separator = if nth == 0 { "" } else { "; " };
+            write!(f, "{separator}worker {number}: {came} in, {left} out")?;
+        }
+        writeln!(f)?;
         writeln!(
             f,
             "requests   {reads} reads ({:.0} MiB), {writes} writes ({:.0} MiB), {flushes} flushes, \

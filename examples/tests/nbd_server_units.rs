@@ -18,6 +18,8 @@ mod conn;
 mod contexts;
 #[path = "../nbd_server/counters.rs"]
 mod counters;
+#[path = "../nbd_server/demo/mod.rs"]
+mod demo;
 #[path = "../nbd_server/export.rs"]
 mod export;
 #[path = "../nbd_server/extents.rs"]
@@ -44,7 +46,7 @@ mod registry;
 mod report;
 #[path = "../nbd_server/requests.rs"]
 mod requests;
-#[path = "../nbd_server/server.rs"]
+#[path = "../nbd_server/server/mod.rs"]
 mod server;
 #[path = "../nbd_server/session.rs"]
 mod session;

@@ -30,17 +30,21 @@ impl Worker {
     }
 
     /// Begins to stop: from now on the worker ends once it has no connection, and closes those that
-    /// do not go in time. Each was told to [`end`](Self::end) before.
+    /// do not go in time. Each was told to [`end`](Self::end) before, but for one that was on its way to
+    /// another worker then: it is told here, or when it comes.
     pub(super) fn stop(&mut self) {
         if self.stopping.is_some() {
             return;
         }
         self.stopping = Some(Instant::now() + STOP_LIMIT);
+        let left: Vec<_> = self.conns.iter().map(|(_, conn)| conn.id()).collect();
+        left.into_iter().for_each(|id| self.end(id));
     }
 
-    /// Whether the worker has stopped: nobody is left, nothing is in flight.
+    /// Whether the worker has stopped: nobody is left nor on the way here, nothing is in flight.
     pub(super) fn has_stopped(&self) -> bool {
-        self.stopping.is_some() && self.conns.is_empty() && self.requests.is_idle()
+        let done = self.stopping.is_some() && self.conns.is_empty() && self.requests.is_idle();
+        done && self.load.close()
     }
 
     /// Closes who is late, at most once in a while.

@@ -16,6 +16,8 @@ use crate::session::{Next, Session};
 
 /// A payload with so many bytes missing is received in place.
 const IN_PLACE: usize = 64 << 10;
+/// What a request costs beside its bytes, in bytes copied. A guess.
+const COST: u64 = 16 << 10;
 /// Refused requests of a connection that are logged one by one; the rest is counted.
 const LOGGED: u64 = 8;
 
@@ -118,7 +120,7 @@ impl Worker {
     pub(super) fn drain(&mut self, slot: usize) {
         let conn = &mut self.conns[slot];
         conn.unread = Vec::new();
-        (conn.blocked, conn.stalled) = (None, None);
+        (conn.blocked, conn.stalled, conn.leaving) = (None, None, false);
         let old = std::mem::replace(&mut conn.phase, Phase::Draining);
         if let Phase::Transmission(session) = old {
             if let Some(buf) = session.abandon() {
@@ -167,6 +169,9 @@ impl Worker {
                     }
                 }
                 Phase::Transmission(session) => {
+                    if conn.leaving && session.is_between_requests() {
+                        break;
+                    }
                     let outstanding = conn.active + conn.out.len();
                     if outstanding >= OUTSTANDING {
                         conn.block(Wait::Own, blocked, dirty);
@@ -195,6 +200,7 @@ impl Worker {
                             understood += 1;
                             let target = (session.export, session.agreed.structured);
                             conn.active += 1;
+                            conn.cost += COST + buf.as_ref().map_or(0, |buf| buf.len()) as u64;
                             let step = requests.start(&conn.ctx, target, request, command, buf);
                             if let Some(step) = step {
                                 conn.take(step, memory, dirty);

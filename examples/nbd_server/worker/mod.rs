@@ -19,11 +19,15 @@
 //! - For each byte a copy between the cache and the request's buffer, beside the kernel's own. To send from
 //!   the cache would hold guards for as long as a client takes to read; to receive into it, for as long as
 //!   one takes to write.
+//! - For all that came together two looks at the clock, where there are several workers: see
+//!   [`moving`].
 //! - For each request one of the worker's buffers, and for each event three look-ups of its connection: an
 //!   id that came back from the kernel is not trusted.
 
 mod deadlines;
 mod intake;
+mod load;
+mod moving;
 mod pace;
 #[cfg(test)]
 mod tests;
@@ -34,8 +38,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::sync::mpsc::{self, Receiver, SendError, Sender, TryRecvError};
 use std::task::{Wake, Waker};
 use std::time::Instant;
 
@@ -48,6 +51,9 @@ use socket2::Socket;
 use tracing::{debug, info, warn};
 
 use self::deadlines::{HANDSHAKE_LIMIT, LINGER_LIMIT, TICK};
+pub(crate) use self::load::Load;
+use self::moving::Balance;
+pub(crate) use self::moving::Moves;
 use crate::admission::WaitStats;
 use crate::conn::{Conn, Phase, Sent};
 use crate::contexts::{Connection, Connections, Stray};
@@ -56,7 +62,7 @@ use crate::export::ExportTable;
 use crate::memory::Memory;
 use crate::registry::{Client, Registry};
 use crate::requests::{Limits, Requests};
-use crate::server::ring;
+use crate::server::{eventfd, ring};
 use crate::spin::Spinner;
 
 /// Bytes received at a time.
@@ -69,14 +75,19 @@ const ROUNDS: usize = 2;
 const ENGINE: u64 = u64::MAX;
 const INBOX: u64 = u64::MAX - 1;
 
-/// What the main thread tells a worker.
+/// What the main thread or another worker tells a worker.
 pub(crate) enum Message {
     Serve(Socket, CtxRef<Connection>),
+    /// A connection comes from another worker.
+    Move(Box<Conn>),
     Report(Sender<WorkerReport>),
     /// The session was taken off the list: answer what it asked for, then close it.
     End(Id),
     /// Every session was told to end: finish what is in flight, then end.
     Stop,
+    /// Give a connection to that worker, whatever the loads.
+    #[cfg(test)]
+    Give(Id, usize),
 }
 
 /// Where a worker gets its messages.
@@ -87,39 +98,31 @@ pub(crate) struct Inbox {
     pub(crate) load: Arc<Load>,
 }
 
-/// How many connections a worker has, and those on their way to it.
-#[derive(Debug, Default)]
-pub(crate) struct Load(AtomicUsize);
-
-impl Load {
-    pub(crate) fn get(&self) -> usize {
-        // Ordering: Relaxed, here and below; a hint for who places connections.
-        self.0.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn add(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn remove(&self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 impl Inbox {
+    /// With the end that the worker has.
+    pub(crate) fn new() -> io::Result<(Self, Receiver<Message>)> {
+        let (sender, receiver) = mpsc::channel();
+        Ok((Self { sender, bell: eventfd()?, load: Arc::default() }, receiver))
+    }
+
     /// Whether the worker is still there to get it.
     pub(crate) fn send(&self, message: Message) -> bool {
-        let sent = self.sender.send(message).is_ok();
-        if sent {
-            ring(&self.bell);
-        }
-        sent
+        self.give(message).is_ok()
+    }
+
+    /// The message comes back if the worker is not there any more.
+    fn give(&self, message: Message) -> Result<(), Message> {
+        self.sender.send(message).map_err(|SendError(message)| message)?;
+        ring(&self.bell);
+        Ok(())
     }
 }
 
 /// A worker's figures since it started.
 #[derive(Debug)]
 pub(crate) struct WorkerReport {
+    pub(crate) number: usize,
+    pub(crate) moves: Moves,
     pub(crate) counters: Counters,
     /// Of the table of operations in the engine.
     pub(crate) operations: TableStats,
@@ -161,6 +164,8 @@ pub(crate) struct Worker {
     /// Which worker it is.
     number: usize,
     load: Arc<Load>,
+    balance: Balance,
+    moves: Moves,
     scratch: Box<[u8]>,
     /// Connections with something to send.
     dirty: Vec<Id>,
@@ -178,16 +183,18 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// To be called on the thread that will run it: the engine stays there.
+    /// To be called on the thread that will run it: the engine stays there. `workers` are all, this one
+    /// with its number among them.
     pub(crate) fn new(
         exports: Arc<ExportTable>,
         engine: Engine,
         limits: Limits,
         memory: usize,
-        (inbox, bell): (Receiver<Message>, Arc<OwnedFd>),
+        (number, inbox, workers): (usize, Receiver<Message>, Vec<Inbox>),
         connections: Arc<Connections>,
-        (registry, number, load): (Arc<Registry>, usize, Arc<Load>),
+        registry: Arc<Registry>,
     ) -> io::Result<Self> {
+        let Inbox { bell, load, .. } = workers[number].clone();
         let engine = Rc::new(engine);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let input = epoll::EventFlags::IN;
@@ -205,6 +212,8 @@ impl Worker {
             registry,
             number,
             load,
+            balance: Balance::new(workers),
+            moves: Moves::default(),
             scratch: vec![0; SCRATCH].into(),
             dirty: Vec::new(),
             blocked: VecDeque::new(),
@@ -231,6 +240,7 @@ impl Worker {
     fn round(&mut self, engine: &Engine, events: &mut Vec<epoll::Event>) -> io::Result<()> {
         self.wait(events)?;
         self.let_clients_read(events);
+        let woke = self.balance.begin();
         let (mut inbox, mut turn) = (false, false);
         {
             let _plug = engine.plug(); // what arrived together is submitted together
@@ -255,6 +265,9 @@ impl Worker {
             self.read_inbox();
         }
         self.look_at_deadlines();
+        if let Some(woke) = woke {
+            self.look_at_loads(woke);
+        }
         Ok(())
     }
 
@@ -276,9 +289,10 @@ impl Worker {
             return Ok(());
         }
         let ticking = self.watching || self.stopping.is_some();
-        // The tick is a constant below a second.
-        let tick = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
-        look(ticking.then_some(&tick)).map(drop)
+        let tick = self.balance.tick().or(ticking.then_some(TICK));
+        // A tick is a constant below a second.
+        let tick = tick.map(|tick| Timespec { tv_sec: 0, tv_nsec: tick.subsec_nanos().into() });
+        look(tick.as_ref()).map(drop)
     }
 
     /// Answers what has completed, lets waiting connections go on, sends, until nothing is left
@@ -317,9 +331,9 @@ impl Worker {
         }
     }
 
-    /// Where the connection of that id is, unless it was closed.
+    /// Where the connection of that id is, unless it was closed or is with another worker.
     fn slot_of(&self, id: Id) -> Option<usize> {
-        self.connections.with(id, Connection::slot).ok()
+        self.connections.with(id, |conn| conn.slot_at(self.number)).ok().flatten()
     }
 
     fn mark_dirty(&mut self, id: Id) {
@@ -378,6 +392,9 @@ impl Worker {
         loop {
             match self.inbox.try_recv() {
                 Ok(Message::Serve(socket, ctx)) => self.serve(socket, ctx),
+                Ok(Message::Move(conn)) => self.adopt(conn),
+                #[cfg(test)]
+                Ok(Message::Give(id, to)) => self.begin_to_leave(id, to),
                 Ok(Message::Report(sender)) => {
                     let _ = sender.send(self.report()); // nobody waits any more: fine
                 }
@@ -399,7 +416,7 @@ impl Worker {
             }
         };
         let entry = self.conns.vacant_entry();
-        ctx.set_slot(entry.key());
+        ctx.set_place(Some((self.number, entry.key())));
         let data = epoll::EventData::new_u64(id.to_bits());
         let conn = Conn::new(socket, ctx, listed, Instant::now() + HANDSHAKE_LIMIT);
         if let Err(error) = epoll::add(&self.epoll, &conn.socket, data, conn.told) {
@@ -415,6 +432,8 @@ impl Worker {
 
     fn report(&self) -> WorkerReport {
         WorkerReport {
+            number: self.number,
+            moves: self.moves,
             counters: self.requests.counters,
             operations: self.requests.table(),
             engine: self.requests.engine.stats(),

@@ -2,7 +2,6 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc;
 
 use aio_reap::scripted::{Script, Transfer};
 use bufcache::{BlockDevice, FaultDevice, FileDevice};
@@ -17,6 +16,7 @@ mod counting;
 mod crash;
 mod hanging;
 mod hits;
+mod moving;
 mod waiting;
 
 use super::*;
@@ -37,8 +37,7 @@ struct Lab {
     connections: Arc<Connections>,
     registry: Arc<Registry>,
     image: std::path::PathBuf,
-    _inbox: Sender<Message>,
-    _dir: TempDir,
+    _dir: Arc<TempDir>,
 }
 
 impl Lab {
@@ -53,19 +52,35 @@ impl Lab {
 
     /// With a cache of so many bytes.
     fn caching(limits: Limits, capacity: usize, cache: &str) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let image = dir.path().join("a.img");
-        let image_arg = image.to_str().unwrap();
-        let args = ["nbd_server", "--cache", cache, "--size", "1M", "--image", image_arg];
-        Self::serving(&args, (image.clone(), dir), limits, capacity)
+        Self::team(1, limits, capacity, cache).remove(0)
     }
 
     fn serving(
         args: &[&str],
-        (image, dir): (std::path::PathBuf, TempDir),
+        place: (std::path::PathBuf, TempDir),
         limits: Limits,
         capacity: usize,
     ) -> Self {
+        Self::team_serving(1, args, place, limits, capacity).remove(0)
+    }
+
+    /// So many workers of one server.
+    fn team(count: usize, limits: Limits, capacity: usize, cache: &str) -> Vec<Self> {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("a.img");
+        let image_arg = image.to_str().unwrap();
+        let args = ["nbd_server", "--cache", cache, "--size", "1M", "--image", image_arg];
+        Self::team_serving(count, &args, (image.clone(), dir), limits, capacity)
+    }
+
+    fn team_serving(
+        count: usize,
+        args: &[&str],
+        (image, dir): (std::path::PathBuf, TempDir),
+        limits: Limits,
+        capacity: usize,
+    ) -> Vec<Self> {
+        let dir = Arc::new(dir);
         let mut exports = ExportTable::open(&Args::parse_from(args)).unwrap();
         let device = FileDevice::new(exports.files[0].try_clone().unwrap()).unwrap();
         let disk = Arc::new(FaultDevice::new(device));
@@ -77,20 +92,28 @@ impl Lab {
             exports.blocks = Some(blocks.unwrap());
         }
         let exports = Arc::new(exports);
-        let script = Script::new();
-        let engine =
-            Engine::builder().depth(limits.depth).capacity(capacity).build_scripted(&script);
-        let (inbox, receiver) = mpsc::channel();
-        let bell =
-            Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap());
         let connections = Arc::new(CtxTable::builder().max_contexts(2).build().unwrap());
-        let inner = Arc::clone(&connections);
         let registry = Arc::new(Registry::new(&exports).unwrap());
-        let listing = (Arc::clone(&registry), 0, Arc::default());
-        let worker =
-            Worker::new(exports, engine.unwrap(), limits, 0, (receiver, bell), inner, listing);
-        let worker = worker.unwrap();
-        Self { worker, script, disk, connections, registry, image, _inbox: inbox, _dir: dir }
+        let (inboxes, receivers): (Vec<_>, Vec<_>) =
+            (0..count).map(|_| Inbox::new().unwrap()).unzip();
+        let lab = |(number, receiver)| {
+            let script = Script::new();
+            let engine = Engine::builder().depth(limits.depth).capacity(capacity);
+            let engine = engine.build_scripted(&script).unwrap();
+            let inbox = (number, receiver, inboxes.clone());
+            let (exports, all) = (Arc::clone(&exports), Arc::clone(&connections));
+            let worker = Worker::new(exports, engine, limits, 0, inbox, all, Arc::clone(&registry));
+            Self {
+                worker: worker.unwrap(),
+                script,
+                disk: Arc::clone(&disk),
+                connections: Arc::clone(&connections),
+                registry: Arc::clone(&registry),
+                image: image.clone(),
+                _dir: Arc::clone(&dir),
+            }
+        };
+        receivers.into_iter().enumerate().map(lab).collect()
     }
 
     /// A client past its handshake.
@@ -102,7 +125,7 @@ impl Lab {
         let (mut client, server) = UnixStream::pair().unwrap();
         server.set_nonblocking(true).unwrap();
         let id = self.connections.insert(Connection::default()).unwrap();
-        self.worker.load.add();
+        assert!(self.worker.load.add());
         self.worker.serve(Socket::from(server), self.connections.get_ref(id).unwrap());
         client.read_exact(&mut [0; 18]).expect("the greeting");
         let slot = self.worker.slot_of(id).unwrap();
@@ -146,14 +169,22 @@ impl Lab {
 
     /// Nothing is left of anybody: no context, no reference to one, no buffer.
     fn ends_empty(self) {
-        assert!(self.worker.requests.is_idle() && self.worker.conns.is_empty());
-        assert_eq!(self.worker.memory.used(), 0);
-        assert_eq!(self.worker.report().operations.live, 0);
-        drop(self.worker);
-        assert_eq!(self.connections.len(), 0);
-        self.connections.flush().unwrap();
-        assert_eq!(self.connections.stats().pending, 0, "a reference was left");
-        assert!(self.registry.is_empty(), "somebody is listed still");
+        Self::all_end_empty(vec![self]);
+    }
+
+    fn all_end_empty(team: Vec<Self>) {
+        let (connections, registry) =
+            (Arc::clone(&team[0].connections), Arc::clone(&team[0].registry));
+        for Self { worker, .. } in team {
+            assert!(worker.requests.is_idle() && worker.conns.is_empty());
+            assert_eq!(worker.memory.used(), 0);
+            assert!(matches!(worker.load.get(), 0 | usize::MAX), "or it has stopped");
+            assert_eq!(worker.report().operations.live, 0);
+        }
+        assert_eq!(connections.len(), 0);
+        connections.flush().unwrap();
+        assert_eq!(connections.stats().pending, 0, "a reference was left");
+        assert!(registry.is_empty(), "somebody is listed still");
     }
 }
 
@@ -273,7 +304,7 @@ fn a_session_that_is_told_to_end_gets_its_replies_first() {
     let (mut busy, mut idle) = (lab.client(), lab.client());
     lab.ask(&mut busy, cmd::READ, CommandFlags::NONE);
     let mut told = Vec::new();
-    let count = lab.registry.end(|client| told.push((client.worker, client.id))).unwrap();
+    let count = lab.registry.end(|client| told.push((client.worker(), client.id))).unwrap();
     told.sort_by_key(|&(_, id)| id.to_bits());
     assert_eq!((count, &told[..]), (2, &[(0, busy.0), (0, idle.0)][..]));
     assert_eq!(lab.registry.end(|_| panic!("told twice")), Ok(0));
@@ -296,7 +327,7 @@ fn who_comes_while_the_server_stops_is_refused() {
     let told = lab.registry.end(|_| panic!("nobody is there")).unwrap();
     let (mut client, server) = UnixStream::pair().unwrap();
     let id = lab.connections.insert(Connection::default()).unwrap();
-    lab.worker.load.add();
+    assert!(lab.worker.load.add());
     lab.worker.serve(Socket::from(server), lab.connections.get_ref(id).unwrap());
     assert_eq!((told, client.read(&mut [0; 18]).unwrap()), (0, 0), "a greeting");
     lab.ends_empty();

@@ -1,8 +1,9 @@
 //! Invariant 20 of bufcache, end to end: what was acknowledged before a FLUSH that succeeded, or with FUA,
 //! survives a loss of power at any moment, whichever sectors of the rest do.
 //!
-//! A worker on a thread of its own, with an engine that does real I/O, serves an image below whose cache a
-//! device records every change. Each sector that a client writes says which version it is.
+//! Two workers on threads of their own, with engines that do real I/O, serve an image below whose cache a
+//! device records every change, and are told to give each other the clients all the time. Each sector that
+//! a client writes says which version it is.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,6 +17,7 @@ use super::*;
 
 const SECTOR: usize = 512;
 const CLIENTS: usize = 3;
+const WORKERS: usize = 2;
 /// Of each client: its own.
 const SECTORS: usize = 16 * 8;
 /// Sixteen blocks, so that most are written back while clients go on; longer requests than two of them
@@ -59,6 +61,9 @@ struct Player<'w> {
     version: u64,
     /// Its sectors.
     first: usize,
+    id: Id,
+    workers: &'w [Inbox],
+    asked: usize,
 }
 
 impl Player<'_> {
@@ -88,6 +93,11 @@ impl Player<'_> {
         let (offset, len) = if command == cmd::FLUSH { (0, 0) } else { (offset, len) };
         let request = Request { flags, command, cookie: 7, offset, len };
         self.stream.write_all(&[&request.encode()[..], data].concat()).unwrap();
+        self.asked += 1;
+        for worker in self.workers {
+            // Who does not have it does nothing.
+            assert!(worker.send(Message::Give(self.id, self.asked % WORKERS)));
+        }
         let mut reply = [0; 16];
         self.stream.read_exact(&mut reply).unwrap();
         assert_eq!(reply[4..8], [0; 4], "command {command}");
@@ -224,31 +234,23 @@ fn crash(seed: u64, bug: Option<&'static str>) {
     exports.blocks = Some(blocks);
     let exports = Arc::new(exports);
 
-    let (inbox, receiver) = mpsc::channel();
-    let bell = Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap());
     let connections = Arc::new(CtxTable::builder().max_contexts(8).build().unwrap());
     let registry = Arc::new(Registry::new(&exports).unwrap());
-    let worker = {
-        let (exports, bell) = (Arc::clone(&exports), Arc::clone(&bell));
+    let (workers, receivers): (Vec<_>, Vec<_>) =
+        (0..WORKERS).map(|_| Inbox::new().unwrap()).unzip();
+    let start = |(number, receiver)| {
+        let (exports, workers) = (Arc::clone(&exports), workers.clone());
         let (connections, registry) = (Arc::clone(&connections), Arc::clone(&registry));
         thread::spawn(move || {
             let threads = aio_reap::BackendKind::Threads;
             let engine = Engine::builder().depth(16).threads(4).backend(threads).build().unwrap();
             let limits = Limits { depth: 16, most: 64 };
-            let inbox = (receiver, bell);
-            let worker = Worker::new(
-                exports,
-                engine,
-                limits,
-                0,
-                inbox,
-                connections,
-                (registry, 0, Arc::default()),
-            )
-            .unwrap();
-            worker.run().unwrap();
+            let inbox = (number, receiver, workers);
+            let worker = Worker::new(exports, engine, limits, 0, inbox, connections, registry);
+            worker.unwrap().run().unwrap();
         })
     };
+    let threads: Vec<_> = receivers.into_iter().enumerate().map(start).collect();
     let sectors = CLIENTS * SECTORS;
     let history = Mutex::new(History {
         contents: vec![vec![Content::Zeros]; sectors],
@@ -262,8 +264,8 @@ fn crash(seed: u64, bug: Option<&'static str>) {
             server.set_nonblocking(true).unwrap();
             let id = connections.insert(Connection::default()).unwrap();
             let ctx = connections.get_ref(id).unwrap();
-            inbox.send(Message::Serve(Socket::from(server), ctx)).unwrap();
-            ring(&bell);
+            let worker = &workers[client % WORKERS];
+            assert!(worker.load.add() && worker.send(Message::Serve(Socket::from(server), ctx)));
             let mut player = Player {
                 stream,
                 history: &history,
@@ -271,6 +273,9 @@ fn crash(seed: u64, bug: Option<&'static str>) {
                 random: (seed << 8) + client as u64 + 1,
                 version: 0,
                 first: client * SECTORS,
+                id,
+                workers: &workers,
+                asked: 0,
             };
             clients.push(scope.spawn(move || {
                 player.greet().unwrap();
@@ -279,9 +284,14 @@ fn crash(seed: u64, bug: Option<&'static str>) {
         }
         clients.into_iter().map(|client| client.join()).collect()
     });
-    inbox.send(Message::Stop).unwrap();
-    ring(&bell);
-    worker.join().unwrap();
+    let (sender, reports) = mpsc::channel();
+    for worker in &workers {
+        assert!(worker.send(Message::Report(sender.clone())) && worker.send(Message::Stop));
+    }
+    drop(sender);
+    let moves: u64 = reports.iter().map(|report| report.moves.came).sum();
+    assert!(moves > 0, "no client was moved");
+    threads.into_iter().for_each(|worker| worker.join().unwrap());
     played.into_iter().for_each(|client| client.unwrap_or_else(|panic| resume_unwind(panic)));
     exports.sync().unwrap();
     let history = {

@@ -1,10 +1,13 @@
 //! The server whole: listeners, workers, signals, the end.
 
+#[cfg(test)]
+mod tests;
+
 use std::io::{self, Read};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, Receiver};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -24,7 +27,7 @@ use crate::metrics::Metrics;
 use crate::registry::Registry;
 use crate::report::{Reporter, ServerReport};
 use crate::requests::Limits;
-use crate::worker::{Inbox, Load, Message, Worker};
+use crate::worker::{Inbox, Message, Worker};
 
 /// Payload bytes in flight over all connections, or [`LEAST`] per worker if that is more, and the
 /// [`RESERVE`](crate::memory::RESERVE) of each connection; a guess at what a server may take.
@@ -120,17 +123,21 @@ impl Server {
         let listeners = Listeners::open(args, handed_over)?;
         let ended = eventfd()?;
         let count = args.workers.map_or_else(default_workers, |count| count as usize);
+        let mut inboxes = Vec::with_capacity(count);
+        let mut receivers = Vec::with_capacity(count);
+        for _ in 0..count {
+            let (inbox, receiver) = Inbox::new()?;
+            inboxes.push(inbox);
+            receivers.push(receiver);
+        }
         let mut workers = Vec::with_capacity(count);
-        for number in 0..count {
-            workers.push(start_worker(
-                number,
-                count,
-                args,
-                (&exports, &connections, &registry, &ended),
-            )?);
+        for (number, receiver) in receivers.into_iter().enumerate() {
+            let shared = (&exports, &connections, &registry, &ended);
+            let thread = start_worker(number, receiver, &inboxes, args, shared)?;
+            workers.push(Handle { thread, inbox: inboxes[number].clone() });
         }
         let reporter = Reporter {
-            workers: workers.iter().map(|worker| worker.inbox.clone()).collect(),
+            workers: inboxes,
             exports: Arc::clone(&exports),
             connections: Arc::clone(&connections),
             registry: Arc::clone(&registry),
@@ -243,9 +250,11 @@ impl Server {
         let loads = from_next.map(|number| (self.workers[number].inbox.load.get(), number));
         let Some((_, number)) = loads.min_by_key(|&(load, _)| load) else { return };
         let inbox = &self.workers[number].inbox;
-        inbox.load.add();
-        if !inbox.send(Message::Serve(socket, ctx)) {
-            inbox.load.remove();
+        let announced = inbox.load.add();
+        if !announced || !inbox.send(Message::Serve(socket, ctx)) {
+            if announced {
+                inbox.load.remove();
+            }
             let _ = self.connections.remove(id); // nobody else knows it
         }
         self.next_worker = (number + 1) % count;
@@ -285,7 +294,7 @@ impl Server {
         self.metrics = None;
         // Who is with a worker is told by it; who is on the way to one is refused there.
         let told = self.registry.end(|client| {
-            self.workers[client.worker].inbox.send(Message::End(client.id));
+            self.workers[client.worker()].inbox.send(Message::End(client.id));
         });
         match told {
             Ok(sessions) => info!(sessions, "told to end"),
@@ -322,7 +331,8 @@ fn default_workers() -> usize {
 
 fn start_worker(
     number: usize,
-    count: usize,
+    receiver: Receiver<Message>,
+    workers: &[Inbox],
     args: &Args,
     (exports, connections, registry, ended): (
         &Arc<ExportTable>,
@@ -330,9 +340,7 @@ fn start_worker(
         &Arc<Registry>,
         &Arc<OwnedFd>,
     ),
-) -> Result<Handle, ServerError> {
-    let bell = eventfd()?;
-    let (inbox, receiver) = mpsc::channel();
+) -> Result<JoinHandle<io::Result<()>>, ServerError> {
     let (ready, started) = mpsc::channel();
     let depth = args.depth as usize;
     let limits = Limits { depth, most: depth.max(256) * 4 };
@@ -342,18 +350,16 @@ fn start_worker(
         builder = builder.backend(kind);
     }
     let (exports, connections) = (Arc::clone(exports), Arc::clone(connections));
-    let load = Arc::new(Load::default());
-    let listing = (Arc::clone(registry), number, Arc::clone(&load));
-    let inbox_bell = Arc::clone(&bell);
+    let (registry, workers) = (Arc::clone(registry), workers.to_vec());
     let ended = Ended(Arc::clone(ended));
     let run = move || {
         let _ended = ended;
         // The engine is made here because it belongs to this thread.
         let made = builder.build().map_err(io::Error::from).and_then(|engine| {
             log_backend(number, &engine);
-            let inbox = (receiver, inbox_bell);
-            let memory = (MEMORY / count).max(LEAST);
-            Worker::new(exports, engine, limits, memory, inbox, connections, listing)
+            let memory = (MEMORY / workers.len()).max(LEAST);
+            let inboxes = (number, receiver, workers);
+            Worker::new(exports, engine, limits, memory, inboxes, connections, registry)
         });
         match made {
             Ok(worker) => {
@@ -368,7 +374,7 @@ fn start_worker(
     };
     let thread = std::thread::Builder::new().name(format!("worker-{number}")).spawn(run)?;
     match started.recv() {
-        Ok(Ok(())) => Ok(Handle { thread, inbox: Inbox { sender: inbox, bell, load } }),
+        Ok(Ok(())) => Ok(thread),
         Ok(Err(reason)) => Err(ServerError::Start(reason)),
         Err(_) => Err(ServerError::Start("it ended at once".into())),
     }
