@@ -49,6 +49,13 @@ pub(crate) struct Account {
     bytes: usize,
 }
 
+impl Account {
+    /// Whether it holds nothing of the worker's.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.bytes == 0
+    }
+}
+
 /// Which limit refused a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Short {

@@ -298,9 +298,7 @@ impl Server {
         });
         match told {
             Ok(sessions) => info!(sessions, "told to end"),
-            Err(error) => {
-                warn!(%error, "not every session was told to end; the others are closed late")
-            }
+            Err(error) => warn!(%error, "not every session is known; the workers end the others"),
         }
         for worker in &self.workers {
             worker.inbox.send(Message::Stop);

@@ -206,6 +206,7 @@ impl Worker {
             return self.go_on_with(slot);
         }
         let mut conn = self.conns.remove(slot);
+        debug_assert!(conn.account.is_settled(), "the buffers stay here");
         if conn.blocked.take().is_some() {
             self.blocked.retain(|other| *other != id);
         }

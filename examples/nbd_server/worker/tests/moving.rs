@@ -6,8 +6,12 @@ use super::*;
 
 const NONE: CommandFlags = CommandFlags::NONE;
 
+/// Two workers that wait for as long as it takes.
 fn team() -> [Lab; 2] {
-    let team = Lab::team(2, Limits { depth: MOST, most: MOST }, MOST + 1, "0");
+    let mut team = Lab::team(2, Limits { depth: MOST, most: MOST }, MOST + 1, "0");
+    for lab in &mut team {
+        lab.worker.balance.rules.patience = Duration::from_secs(1000);
+    }
     team.try_into().ok().expect("two")
 }
 
@@ -177,6 +181,32 @@ fn who_is_not_ready_in_time_stays_and_is_served() {
     let mut new = new;
     new.go_on();
     new.worker.close(other.0, "a test");
+    Lab::all_end_empty(vec![old, new]);
+}
+
+/// They are in buffers of this worker.
+#[test]
+fn nobody_leaves_before_its_replies() {
+    let [mut old, mut new] = team();
+    let mut client = old.client();
+    let mut asked = 0;
+    while old.worker.conns[0].out.is_empty() {
+        old.ask(&mut client, cmd::READ, NONE);
+        old.complete(); // until the socket takes no more
+        asked += 1;
+    }
+    old.give(&client, 1);
+    old.go_on();
+    assert!(old.has(&client) && old.worker.memory.used() > 0);
+    let mut answered = 0;
+    while old.has(&client) {
+        answered += replies(&mut client, 1, BLOCK).len();
+        old.go_on();
+    }
+    assert_eq!(old.worker.memory.used(), 0);
+    assert_eq!(replies(&mut client, asked - answered, BLOCK).len(), asked - answered);
+    new.go_on();
+    new.worker.close(client.0, "a test");
     Lab::all_end_empty(vec![old, new]);
 }
 
