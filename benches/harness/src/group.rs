@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use crate::args::Args;
 use crate::cpu::{allowed_cpus, pin, thread_cpu_time};
 use crate::rounds::Rounds;
+use crate::timed::{least_disturbed, repeat};
 use crate::window::{Span, Window};
 
 /// Time between two looks at the clock inside a window: far above the cost of a look (about
@@ -44,9 +45,6 @@ pub struct Plan {
     /// windows are tried again.
     pub limit: Duration,
 }
-
-/// Rounds that are measured whatever they take.
-const LEAST_ROUNDS: usize = 3;
 
 impl Plan {
     /// 101 rounds of 10 ms within a minute, or 31 of 5 ms within 1.5 s with `--quick`; at least
@@ -160,28 +158,16 @@ impl<'a> Group<'a> {
             };
             let chunks: Vec<u64> =
                 (0..cases.len()).map(|index| calibrate(index, &mut run)).collect();
-            let start = Instant::now();
-            for round in 0..plan.rounds {
-                if round >= LEAST_ROUNDS && start.elapsed() > plan.limit {
-                    break;
-                }
+            repeat(plan, || {
                 rounds.round(plan.retries, |index| {
-                    let again = || run(index, chunks[index], plan.window);
-                    let mut window = again();
-                    if cases[index].threads > 1 {
-                        let counts = window.overlap() >= plan.min_overlap;
-                        return counts.then(|| window.throughput());
+                    let window = || run(index, chunks[index], plan.window);
+                    if cases[index].threads == 1 {
+                        return least_disturbed(plan, window);
                     }
-                    for _ in 0..plan.retries {
-                        if window.overlap() >= plan.min_overlap {
-                            break;
-                        }
-                        let other = again();
-                        window = if other.overlap() > window.overlap() { other } else { window };
-                    }
-                    Some(window.throughput())
+                    let window = window();
+                    (window.overlap() >= plan.min_overlap).then(|| window.throughput())
                 });
-            }
+            });
         });
         rounds
     }
