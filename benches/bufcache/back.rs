@@ -10,9 +10,8 @@ use std::path::Path;
 use aio_reap::{AlignedBuf, CompletionQueue, Engine};
 use bufcache::{BlockDevice, Cache, Device, EngineDevice, FileDevice};
 use harness::timed::{Row, measure};
-use harness::{Plan, Report};
+use harness::{Plan, Random, Report};
 
-use crate::keys::Random;
 use crate::pages::{PAGE, fill};
 
 /// Pages of the file.

@@ -7,7 +7,7 @@
 use std::hint::black_box;
 
 use harness::timed::{Row, measure};
-use harness::{Case, Group, Plan, Report};
+use harness::{Case, Group, Plan, Random, Report};
 use parking_lot::Mutex;
 
 use crate::locked::{MutexList, MutexSlab, ShardedList};
@@ -88,23 +88,10 @@ pub(crate) fn run_lock_all(plan: &Plan, report: &mut Report) {
 
 fn shuffled<R: Registry>(registry: &R) -> Entries<'_, R> {
     let mut entries = Entries::new(registry, 0, LIVE);
-    for at in permutation(entries.len()) {
-        entries.renew(at);
+    for at in Random::new(1).permutation(entries.len()) {
+        entries.renew(at as usize);
     }
     entries
-}
-
-/// 0 to `n` in an order that is random, and the same in every run: Fisher and Yates by xorshift64.
-fn permutation(n: usize) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..n).collect();
-    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-    for at in (1..n).rev() {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        order.swap(at, (random % (at as u64 + 1)) as usize);
-    }
-    order
 }
 
 fn locked<R: Walk>(registry: &R) -> Row<'_> {

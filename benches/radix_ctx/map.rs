@@ -6,7 +6,7 @@
 
 use std::hint::black_box;
 
-use harness::Case;
+use harness::{Case, Random};
 
 /// What a context is, unless a row says otherwise: 56 bytes.
 pub(crate) type Value = [u64; 7];
@@ -101,35 +101,6 @@ pub(crate) use unguarded;
 pub(crate) trait Walk<V>: Map<V> {
     /// Calls `f` with every value.
     fn each(&self, f: impl FnMut(&V));
-}
-
-/// xorshift64: the same numbers in every run.
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    pub(crate) fn below(&mut self, limit: usize) -> usize {
-        ((u128::from(self.next()) * limit as u128) >> 64) as usize
-    }
-
-    /// 0 to `n` in random order.
-    pub(crate) fn permutation(&mut self, n: usize) -> Vec<u32> {
-        let mut order: Vec<u32> = (0..n as u32).collect();
-        for at in (1..n).rev() {
-            order.swap(at, self.below(at + 1));
-        }
-        order
-    }
 }
 
 /// So many lookups before the order repeats, for a small map: no branch predictor learns it.

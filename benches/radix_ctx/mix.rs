@@ -8,10 +8,10 @@
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use harness::{Case, Group, Plan, Report};
+use harness::{Case, Group, Plan, Random, Report};
 
 use crate::locked::RwArena;
-use crate::map::{Change, Pack, Random, Value, value};
+use crate::map::{Change, Pack, Value, value};
 use crate::ours::Ctx;
 use crate::peers::{Dash, Index, Papaya, Sharded};
 

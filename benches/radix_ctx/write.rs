@@ -9,10 +9,10 @@
 use std::hint::black_box;
 
 use harness::timed::{Clock, least_disturbed, on_one_cpu, repeat};
-use harness::{Plan, Report, Rounds};
+use harness::{Plan, Random, Report, Rounds};
 
 use crate::locked::MutexArena;
-use crate::map::{Change, Random, Value, value};
+use crate::map::{Change, Value, value};
 use crate::ours::Ctx;
 use crate::peers::{Dash, Index, Papaya, Sharded};
 

@@ -9,11 +9,10 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use harness::with_cpus;
+use harness::{Random, with_cpus};
 
 use super::aio::{self, BLOCK, Handle, Request};
 use super::list::Registry;
-use crate::map::Random;
 
 /// Of each thread's file.
 pub(super) const BYTES: usize = 256 * BLOCK;

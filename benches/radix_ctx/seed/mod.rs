@@ -27,14 +27,14 @@ use std::time::Instant;
 
 use harness::timed::{Row, measure};
 use harness::{
-    Case, Chapter, Claim, Foreign, Group, Plan, Plot, Report, Series, Table, allowed_cpus, median,
-    number,
+    Case, Chapter, Claim, Foreign, Group, Plan, Plot, Random, Report, Series, Table, allowed_cpus,
+    median, number,
 };
 
 use self::aio::{Handle, file_in_memory};
 use self::crowd::{BYTES, Requests, Run, Side, with_crowd};
 use self::list::{Context, List, Registry};
-use crate::map::{Random, order};
+use crate::map::order;
 use crate::ours::Contexts;
 
 const THREADS: usize = 512;
