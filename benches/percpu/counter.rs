@@ -43,12 +43,12 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     }
     let rounds = group.run(plan);
     report.show(&rounds);
-    let ours = "PerCpuCounter/1";
-    let peers = ["padded per thread/1", "sched_getcpu + padded/1", "shared fetch_add/1"];
-    report.against(&rounds, ours, &peers);
-    let peers = ["padded per thread/2", "sched_getcpu + padded/2", "shared fetch_add/2"];
-    report.against(&rounds, "PerCpuCounter/2", &peers);
+    let peers = ["padded per thread", "sched_getcpu + padded", "shared fetch_add"];
+    for threads in [1, 2] {
+        report.against(&rounds, "PerCpuCounter", threads, &peers);
+    }
 
+    let ours = "PerCpuCounter/1";
     report.record("P2.padded", rounds.time_ratio(ours, "padded per thread/1"));
     report.record("P2.scale", rounds.tput_ratio("PerCpuCounter/2", ours));
     let hot = rounds.tput_ratio("PerCpuCounter/2", "shared fetch_add/2");

@@ -67,14 +67,12 @@ fn run_gate(plan: &Plan, report: &mut Report) {
         }))
         .run(plan);
     report.show(&rounds);
+    let peers = ["ShardedLock read", "parking_lot RwLock read", "std RwLock read"];
     for threads in [1, 2] {
-        let peers = ["ShardedLock read", "parking_lot RwLock read", "std RwLock read"]
-            .map(|name| format!("{name}/{threads}"));
-        let peers = peers.each_ref().map(String::as_str);
-        report.against(&rounds, &format!("ReadWriteGate read/{threads}"), &peers);
+        report.against(&rounds, "ReadWriteGate read", threads, &peers);
     }
-    let peers = ["ShardedLock write/1", "parking_lot RwLock write/1"];
-    report.against(&rounds, "ReadWriteGate write/1", &peers);
+    let peers = ["ShardedLock write", "parking_lot RwLock write"];
+    report.against(&rounds, "ReadWriteGate write", 1, &peers);
 }
 
 /// What a cached node costs the allocator: 512 bytes, written by whoever takes it.
@@ -110,7 +108,7 @@ fn run_caches(plan: &Plan, report: &mut Report) {
     let rounds = group.run(plan);
     report.show(&rounds);
     for threads in [1, 2] {
-        report.against(&rounds, &format!("ObjectCache/{threads}"), &[&format!("Box/{threads}")]);
+        report.against(&rounds, "ObjectCache", threads, &["Box"]);
     }
 
     // Both sides take the lock twice, once for each half: what differs is who keeps the node.
@@ -135,5 +133,5 @@ fn run_caches(plan: &Plan, report: &mut Report) {
         }))
         .run(plan);
     report.show(&rounds);
-    report.against(&rounds, "NodeCache in the lock/1", &["Box before and after/1"]);
+    report.against(&rounds, "NodeCache in the lock", 1, &["Box before and after"]);
 }

@@ -61,12 +61,10 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     }
     let rounds = group.run(plan);
     report.show(&rounds);
+    let peers = ["parking_lot Mutex", "std Mutex", "spin Mutex", "ShardedLock read"];
     for threads in [1, 2] {
-        let peers = ["parking_lot Mutex", "std Mutex", "spin Mutex", "ShardedLock read"]
-            .map(|name| format!("{name}/{threads}"));
-        let peers = peers.each_ref().map(String::as_str);
-        report.against(&rounds, &format!("LgLock local/{threads}"), &peers);
-        report.against(&rounds, &format!("BiasedLgLock local/{threads}"), &peers);
+        report.against(&rounds, "LgLock local", threads, &peers);
+        report.against(&rounds, "BiasedLgLock local", threads, &peers);
     }
 
     let (plain, biased) = ("LgLock local/1", "BiasedLgLock local/1");
@@ -109,9 +107,9 @@ pub(crate) fn run_global(plan: &Plan, report: &mut Report) {
         .case(Case::new("heavy()", 1, |_| |_| fence::heavy()))
         .run(plan);
     report.show(&rounds);
-    let peers = ["parking_lot Mutex/1", "ShardedLock write/1"];
-    report.against(&rounds, "LgLock global/1", &peers);
-    report.against(&rounds, "BiasedLgLock global/1", &peers);
+    let peers = ["parking_lot Mutex", "ShardedLock write"];
+    report.against(&rounds, "LgLock global", 1, &peers);
+    report.against(&rounds, "BiasedLgLock global", 1, &peers);
 
     let plain = rounds.time_ratio("LgLock global/1", "parking_lot Mutex/1");
     report.record("P4.plain.global_vs_parking_lot", plain);

@@ -91,13 +91,12 @@ fn main() -> Result<(), Box<dyn Error>> {
             (family.run)(&plan, &mut report);
         }
     }
-    report.print_losses();
     if mode == Mode::Sections && args.wants_family(WITHOUT_RSEQ) {
         if let Err(error) = without_rseq(&args, &mut report) {
             println!("# not measured: {WITHOUT_RSEQ}: {error}");
         }
     }
-    print!("\n{}", report.targets);
+    report.all.print();
     Ok(())
 }
 
@@ -111,7 +110,7 @@ fn without_rseq(args: &Args, report: &mut Report) -> Result<(), Box<dyn Error>> 
     let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
     for line in String::from_utf8(output.stdout)?.lines() {
         if line.starts_with("TARGET P8.") {
-            report.targets.record_line(line)?;
+            report.all.record_line(line)?;
         } else if !line.starts_with("TARGET ") {
             println!("{line}");
         }

@@ -47,13 +47,11 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     }
     let rounds = group.run(plan);
     report.show(&rounds);
-    let row = |name: &str, threads: usize| format!("{name}/{threads}");
     for threads in [1, 2] {
-        let peers = [EPOCH, SEIZE].map(|name| row(name, threads));
-        let peers = peers.each_ref().map(String::as_str);
-        report.against(&rounds, &row(OURS, threads), &peers);
-        report.against(&rounds, &row(SEND, threads), &peers);
+        report.against(&rounds, OURS, threads, &[EPOCH, SEIZE]);
+        report.against(&rounds, SEND, threads, &[EPOCH, SEIZE]);
     }
+    let row = |name: &str, threads: usize| format!("{name}/{threads}");
     let (ours, send, epoch) = (row(OURS, 1), row(SEND, 1), row(EPOCH, 1));
     report.record("P5.epoch", rounds.time_ratio(&ours, &epoch));
     report.record("P5.seize", rounds.time_ratio(&ours, &row(SEIZE, 1)));
@@ -143,11 +141,10 @@ pub(crate) fn run_read(plan: &Plan, report: &mut Report) {
         }))
         .run(plan);
     report.show(&rounds);
-    let peers = ["haphazard protect/1", "arc-swap load/1", "parking_lot RwLock read/1"];
-    report.against(&rounds, "rcu::pin/1", &["crossbeam_epoch::pin/1", "seize enter+leave/1"]);
-    report.against(&rounds, "rcu::pin/1", &peers);
-    let held = ["crossbeam_epoch::pin held/1", "seize held/1"];
-    report.against(&rounds, "rcu::pin held/1", &held);
+    let peers = ["haphazard protect", "arc-swap load", "parking_lot RwLock read"];
+    report.against(&rounds, OURS, 1, &[EPOCH, SEIZE]);
+    report.against(&rounds, OURS, 1, &peers);
+    report.against(&rounds, "rcu::pin held", 1, &["crossbeam_epoch::pin held", "seize held"]);
 
     // SAFETY: made above by `Box::into_raw`, and the group that read it is over.
     drop(unsafe { Box::from_raw(seized.into_inner()) });

@@ -30,7 +30,7 @@ fn run_heavy(plan: &Plan, report: &mut Report) {
         }))
         .run(plan);
     report.show(&rounds);
-    report.against(&rounds, "heavy()/1", &["membarrier/1"]);
+    report.against(&rounds, "heavy()", 1, &["membarrier"]);
     report.record("P7.heavy_vs_syscall", rounds.time_ratio("heavy()/1", "membarrier/1"));
 }
 
@@ -84,9 +84,8 @@ fn run_retire(plan: &Plan, report: &mut Report) {
         }))
         .run(plan);
     report.show(&rounds);
-    let peers =
-        ["crossbeam_epoch defer/1", "seize retire/1", "haphazard retire/1", "arc-swap store/1"];
-    report.against(&rounds, "rcu retire/1", &peers);
+    let peers = ["crossbeam_epoch defer", "seize retire", "haphazard retire", "arc-swap store"];
+    report.against(&rounds, "rcu retire", 1, &peers);
     let epoch = rounds.time_ratio("rcu retire/1", "crossbeam_epoch defer/1");
     report.record("P7.retire_vs_epoch", epoch);
 

@@ -30,8 +30,9 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     }
     let rounds = group.run(plan);
     report.show(&rounds);
-    report.against(&rounds, "PercpuRef get+put/1", &["Arc clone+drop/1"]);
-    report.against(&rounds, "PercpuRef get+put/2", &["Arc clone+drop/2"]);
+    for threads in [1, 2] {
+        report.against(&rounds, "PercpuRef get+put", threads, &["Arc clone+drop"]);
+    }
 
     let alone = rounds.time_ratio("PercpuRef get+put/1", "Arc clone+drop/1");
     let hot = rounds.tput_ratio("PercpuRef get+put/2", "Arc clone+drop/2");

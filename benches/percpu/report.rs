@@ -1,4 +1,4 @@
-//! What a family hands in: its table, the ratios to its peers, and the targets they decide.
+//! The report of the harness, for targets of which a process decides one half.
 
 use harness::{Rounds, Targets};
 use percpu::Sections;
@@ -25,33 +25,23 @@ impl Mode {
 /// What was measured so far.
 pub(crate) struct Report {
     mode: Mode,
-    /// The recorded targets.
-    pub(crate) targets: Targets,
-    losses: Vec<String>,
+    pub(crate) all: harness::Report,
 }
 
 impl Report {
     pub(crate) fn new(mode: Mode, targets: Targets) -> Self {
-        Self { mode, targets, losses: Vec::new() }
+        Self { mode, all: harness::Report::new(targets, None) }
     }
 
     /// Prints a table.
     pub(crate) fn show(&self, rounds: &Rounds) {
-        print!("{rounds}");
+        self.all.show(rounds);
     }
 
-    /// Prints how long `ours` takes over each of `peers`, and remembers where it takes longer.
-    pub(crate) fn against(&mut self, rounds: &Rounds, ours: &str, peers: &[&str]) {
-        for peer in peers {
-            let Some(ratio) = rounds.time_ratio(ours, peer) else {
-                println!("  {ours} over {peer}: none");
-                continue;
-            };
-            println!("  {ours} over {peer}: {ratio:.3}");
-            if ratio > 1.0 {
-                self.losses.push(format!("{ours} takes {ratio:.2} times as long as {peer}"));
-            }
-        }
+    /// Prints how long `ours` takes over each of `peers`, all on `threads`, and remembers where it
+    /// takes longer.
+    pub(crate) fn against(&mut self, rounds: &Rounds, ours: &str, threads: usize, peers: &[&str]) {
+        self.all.against(rounds, ours, threads, peers);
     }
 
     /// Records a target, if it is one that this process decides.
@@ -61,15 +51,7 @@ impl Report {
     /// Panics if `targets.toml` has no such target: a slip of this bench.
     pub(crate) fn record(&mut self, id: &str, measured: Option<f64>) {
         if id.starts_with("P8.") == (self.mode == Mode::Fallback) {
-            self.targets.record(id, measured).unwrap_or_else(|error| panic!("{error}"));
-        }
-    }
-
-    /// Prints the rows in which a peer is faster.
-    pub(crate) fn print_losses(&self) {
-        println!("\n# rows that we lose: {}", self.losses.len());
-        for loss in &self.losses {
-            println!("#   {loss}");
+            self.all.record(id, measured);
         }
     }
 }

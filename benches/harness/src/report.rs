@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::chapter::Chapter;
 use crate::rounds::Rounds;
-use crate::targets::Targets;
+use crate::targets::{TargetError, Targets};
 
 /// What a bench with several families of rows has measured so far.
 #[derive(Debug)]
@@ -63,6 +63,15 @@ impl Report {
     /// Panics if `targets.toml` has no such target: a slip of this bench.
     pub fn record(&mut self, id: &str, measured: Option<f64>) {
         self.targets.record(id, measured).unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Records what another run of the bench has printed: see [`Targets::record_line`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn record_line(&mut self, line: &str) -> Result<bool, TargetError> {
+        self.targets.record_line(line)
     }
 
     /// Prints the rows in which a peer is faster, and the targets.
