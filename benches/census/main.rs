@@ -25,6 +25,7 @@
 
 mod driver;
 mod program;
+mod served;
 mod structures;
 
 use std::env;

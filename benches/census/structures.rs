@@ -15,6 +15,8 @@ use percpu::{PerCpuCounter, PercpuRef, ReadWriteGate, rcu};
 use percpu_list::{IntrusiveList, Link, PerCpuList, linked};
 use radix_ctx::{CtxTable, Id};
 
+use crate::served;
+
 /// Runs one operation.
 pub(crate) type Operation = Box<dyn FnMut()>;
 /// Gives thread `n` its operation; called on that thread.
@@ -83,6 +85,13 @@ pub(crate) const STRUCTURES: &[Structure] = &[
     Structure::ours("buf-random", "Cache hit, 64 blocks", None, buf_random),
     Structure::peer("buf-quick-hot", "quick_cache hit, one key for all", buf_quick_hot),
     Structure::peer("buf-quick-random", "quick_cache hit, 64 keys", buf_quick_random),
+    Structure::ours("served-hit", "nbd_server's READ of a cached block", None, served::crates),
+    Structure::peer(
+        "served-hit-maps",
+        "the same by dashmap, quick_cache, atomics",
+        served::concurrent_maps,
+    ),
+    Structure::peer("served-hit-locks", "the same by maps behind locks", served::locks),
     Structure::peer("mq-heap", "parking_lot BinaryHeap push + pop, empty", mq_heap),
     Structure::peer("mq-crossbeam", "crossbeam-channel send + receive, empty", mq_crossbeam),
     Structure::peer("list-mutex", "one linked list, one lock: add + remove", list_mutex),
@@ -102,7 +111,7 @@ pub(crate) fn find(name: &str) -> Option<&'static Structure> {
 /// Why no lock here is refused.
 const FREE: &str = "no thread panics, forks, or locks twice";
 
-fn leak<T>(value: T) -> &'static T {
+pub(crate) fn leak<T>(value: T) -> &'static T {
     Box::leak(Box::new(value))
 }
 
@@ -304,15 +313,21 @@ fn mq_crossbeam(_threads: usize) -> Shared {
 }
 
 /// Blocks that are there, of which each thread reads one after the other, from its own place on.
-const BLOCKS: u64 = 64;
-const BLOCK: usize = 4096;
+pub(crate) const BLOCKS: u64 = 64;
+pub(crate) const BLOCK: usize = 4096;
 
-fn bufcache_hits(blocks: u64) -> Shared {
+/// So many blocks, all of them there.
+pub(crate) fn blocks_of_bufcache(blocks: u64) -> &'static bufcache::Device {
     let cache = bufcache::Cache::new(2 * BLOCKS as usize * BLOCK).expect(CACHED);
     let device = bufcache::MemoryDevice::new(vec![1; blocks as usize * BLOCK]);
     let disk = leak(cache.attach(device, BLOCK).expect(CACHED));
     // Often enough for the policy, which counts to three.
     (0..4 * blocks).for_each(|count| drop(disk.get(count % blocks).expect(CACHED)));
+    disk
+}
+
+fn bufcache_hits(blocks: u64) -> Shared {
+    let disk = blocks_of_bufcache(blocks);
     Box::new(move |thread| {
         let mut next = CachePadded::new(thread as u64);
         Box::new(move || {
@@ -323,7 +338,7 @@ fn bufcache_hits(blocks: u64) -> Shared {
 }
 
 /// Why a block can be had.
-const CACHED: &str = "memory, a device in memory, and nobody forks";
+pub(crate) const CACHED: &str = "memory, a device in memory, and nobody forks";
 
 fn buf_hot(_threads: usize) -> Shared {
     bufcache_hits(1)

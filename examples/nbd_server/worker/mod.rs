@@ -21,6 +21,7 @@
 //!   one takes to write.
 //! - For all that came together two looks at the clock, where there are several workers: see
 //!   [`moving`].
+//! - No cache line that another core wrote: `cargo bench --bench census -- --only served`.
 //! - For each request one of the worker's buffers, and for each event three look-ups of its connection: an
 //!   id that came back from the kernel is not trusted.
 

@@ -1,0 +1,139 @@
+//! A READ of 4 KiB that `nbd_server` answers from memory, as far as its worker shares memory with others,
+//! and the same of what a program uses instead.
+//!
+//! ```text
+//!  event ─► session? ─► receive ─► session? ─► block: find, copy ─► count ─► session? ─► send
+//! ```
+//!
+//! Left out are the system calls and what they move: an event is fetched, a request received and a reply sent
+//! for all that come together. Each thread is a worker with one connection; all of them read the same blocks.
+
+use std::collections::HashMap;
+use std::hint::black_box;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use crossbeam_utils::CachePadded;
+use dashmap::DashMap;
+use lru::LruCache;
+use parking_lot::Mutex;
+use percpu_list::PerCpuList;
+use radix_ctx::CtxTable;
+
+use crate::structures::{BLOCK, BLOCKS, CACHED, Shared, blocks_of_bufcache, leak};
+
+/// Look-ups of a connection for each event: see the server's `worker`.
+const LOOKUPS: usize = 3;
+
+/// What a thread has to itself: the block it is at, the reply, and figures.
+struct Worker {
+    at: u64,
+    reply: Box<[u8; BLOCK]>,
+    reads: u64,
+    bytes: u64,
+    hits: u64,
+}
+
+impl Worker {
+    fn new(thread: usize) -> CachePadded<Self> {
+        let reply = Box::new([0; BLOCK]);
+        CachePadded::new(Self { at: thread as u64, reply, reads: 0, bytes: 0, hits: 0 })
+    }
+
+    fn next(&mut self) -> u64 {
+        self.at = (self.at + 1) % BLOCKS;
+        self.at
+    }
+}
+
+/// As the server does: contexts by id, a block under a guard, figures of the worker's own, and the session's
+/// in its place on a list.
+pub(crate) fn crates(_threads: usize) -> Shared {
+    let connections = leak(CtxTable::<AtomicUsize>::new());
+    let sessions = leak(PerCpuList::<AtomicU64>::new());
+    let disk = blocks_of_bufcache(BLOCKS);
+    Box::new(move |thread| {
+        let id = connections.insert(AtomicUsize::new(thread)).expect("memory for a context");
+        let session = sessions.insert(AtomicU64::new(0)).expect("memory for an entry");
+        let mut worker = Worker::new(thread);
+        Box::new(move || {
+            for _ in 0..LOOKUPS {
+                // Ordering: Relaxed; its worker alone stores it.
+                let slot = connections.with(id, |slot| slot.load(Ordering::Relaxed));
+                black_box(slot.expect("it is there"));
+            }
+            let block = worker.next();
+            worker.reply.copy_from_slice(&disk.try_get(block).expect(CACHED));
+            worker.reads += 1;
+            worker.bytes += BLOCK as u64;
+            worker.hits += 1;
+            // Ordering: Relaxed, both; as above.
+            session.store(session.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            black_box(&worker.reply);
+        })
+    })
+}
+
+/// Figures that all threads count in.
+#[derive(Default)]
+struct Figures {
+    reads: AtomicU64,
+    bytes: AtomicU64,
+    hits: AtomicU64,
+}
+
+/// Concurrent maps, and atomics that all threads add to.
+pub(crate) fn concurrent_maps(_threads: usize) -> Shared {
+    let connections = leak(DashMap::<u64, (usize, Arc<CachePadded<AtomicU64>>)>::new());
+    let blocks = leak(quick_cache::sync::Cache::new(4 * BLOCKS as usize));
+    (0..BLOCKS).for_each(|block| blocks.insert(block, Arc::new([1; BLOCK])));
+    let figures = leak(CachePadded::new(Figures::default()));
+    Box::new(move |thread| {
+        let id = thread as u64;
+        connections.insert(id, (thread, Arc::default()));
+        let mut worker = Worker::new(thread);
+        Box::new(move || {
+            for _ in 1..LOOKUPS {
+                black_box(connections.get(&id).expect("it is there").0);
+            }
+            let block = worker.next();
+            worker.reply.copy_from_slice(&blocks.get(&block).expect("room for all")[..]);
+            // Ordering: Relaxed, all; counters, they publish nothing.
+            figures.reads.fetch_add(1, Ordering::Relaxed);
+            figures.bytes.fetch_add(BLOCK as u64, Ordering::Relaxed);
+            figures.hits.fetch_add(1, Ordering::Relaxed);
+            connections.get(&id).expect("it is there").1.fetch_add(1, Ordering::Relaxed);
+            black_box(&worker.reply);
+        })
+    })
+}
+
+/// Maps and figures, each behind a lock.
+pub(crate) fn locks(_threads: usize) -> Shared {
+    let connections = leak(CachePadded::new(Mutex::new(HashMap::<u64, (usize, u64)>::new())));
+    let room = NonZeroUsize::new(2 * BLOCKS as usize).expect("not 0");
+    let blocks = leak(CachePadded::new(Mutex::new(LruCache::new(room))));
+    (0..BLOCKS).for_each(|block| drop(blocks.lock().put(block, Arc::new([1; BLOCK]))));
+    let figures = leak(CachePadded::new(Mutex::new([0; 3])));
+    Box::new(move |thread| {
+        let id = thread as u64;
+        connections.lock().insert(id, (thread, 0));
+        let mut worker = Worker::new(thread);
+        Box::new(move || {
+            for _ in 1..LOOKUPS {
+                black_box(connections.lock()[&id].0);
+            }
+            let block = worker.next();
+            let there = blocks.lock().get(&block).map(Arc::clone);
+            worker.reply.copy_from_slice(&there.expect("room for all")[..]);
+            let mut figures = figures.lock();
+            for (figure, add) in figures.iter_mut().zip([1, BLOCK, 1]) {
+                *figure += add;
+            }
+            drop(figures);
+            connections.lock().get_mut(&id).expect("it is there").1 += 1;
+            black_box(&worker.reply);
+        })
+    })
+}
