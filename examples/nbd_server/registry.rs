@@ -9,6 +9,7 @@
 //! thread walks them to print them, with no lock held meanwhile; and at the end it closes them, so
 //! that nobody comes any more, and drains them: whoever was there is told to end.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -193,11 +194,7 @@ impl Registry {
         }
         RegistryReport {
             rows: self.sessions.iter().map(|client| client.map(row)).collect(),
-            exports: exports
-                .names()
-                .zip(&self.opens)
-                .map(|(name, list)| (name.into(), list.len()))
-                .collect(),
+            exports: by_name(exports.names().zip(self.opens.iter().map(|opens| opens.len()))),
             sessions: self.sessions.stats(),
             opened,
         }
@@ -219,6 +216,19 @@ impl Registry {
     }
 }
 
+/// One figure for each name: in a folder another file may have got the name of one that is still open.
+fn by_name<'a>(exports: impl Iterator<Item = (&'a str, usize)>) -> Vec<(String, usize)> {
+    let (mut places, mut sums) = (HashMap::new(), Vec::<(String, usize)>::new());
+    for (name, open) in exports {
+        let place = *places.entry(name).or_insert(sums.len());
+        match sums.get_mut(place) {
+            Some((_, sum)) => *sum += open,
+            None => sums.push((name.into(), open)),
+        }
+    }
+    sums
+}
+
 /// A session.
 #[derive(Debug)]
 struct Row {
@@ -235,7 +245,7 @@ struct Row {
 #[derive(Debug)]
 pub(crate) struct RegistryReport {
     rows: Result<Vec<Row>, LockError>,
-    /// Each export's name, and how many have it open.
+    /// Each name of an export, once, and how many have one of that name open.
     pub(crate) exports: Vec<(String, usize)>,
     pub(crate) sessions: Stats,
     pub(crate) opened: Stats,

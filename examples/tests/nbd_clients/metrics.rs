@@ -1,6 +1,6 @@
 //! The figures, for people and for programs.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -19,6 +19,7 @@ use crate::server::{Launch, Server};
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
         trial("metrics/count_what_clients_do", &[], counts),
+        trial("metrics/of_two_files_with_one_name", &[], one_name),
         trial("metrics/by_curl", &[Need::Curl], by_curl),
         trial("metrics/slow_readers_harm_nobody", &[], slow_readers),
         trial("metrics/the_socket_is_as_the_other", &[], socket),
@@ -44,7 +45,7 @@ fn ask(path: &Path, request: &str) -> Res<(String, String)> {
     Ok((head.to_string(), body.to_string()))
 }
 
-/// Every value by its name and label; fails on what Prometheus would not read.
+/// Every value by its name and label; fails on what Prometheus, or `promtool check metrics`, would not take.
 fn values(path: &Path) -> Res<HashMap<String, f64>> {
     let (head, body) = ask(path, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")?;
     check!(head.starts_with("HTTP/1.0 200 OK\r\n"), "{head}");
@@ -55,18 +56,34 @@ fn values(path: &Path) -> Res<HashMap<String, f64>> {
 
 fn parse(body: &str) -> Res<HashMap<String, f64>> {
     let mut found = HashMap::new();
-    let mut family = String::new();
+    let (mut helped, mut family) = (String::new(), String::new());
+    let mut families = HashSet::new();
+    let is_word = |name: &str| {
+        let ok = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+        name.starts_with("nbd_server_") && name.bytes().all(ok)
+    };
     for line in body.lines() {
-        if let Some(rest) = line.strip_prefix("# TYPE ") {
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            let (name, help) = rest.split_once(' ').ok_or(format!("{line:?}"))?;
+            check!(is_word(name) && !help.trim().is_empty(), "{line:?}");
+            check!(families.insert(name), "{name} has two families");
+            helped = name.to_string();
+        } else if let Some(rest) = line.strip_prefix("# TYPE ") {
             let (name, kind) = rest.split_once(' ').ok_or(format!("{line:?}"))?;
+            check!(name == helped, "{line:?} without help before it");
             check!((kind == "counter") == name.ends_with("_total"), "{line:?}");
             check!(["counter", "gauge"].contains(&kind), "{line:?}");
+            // Of a histogram or a summary, and a kind in a name.
+            let odd = ["_count", "_sum", "_bucket", "_gauge", "_counter", "_info"];
+            check!(!odd.iter().any(|end| name.ends_with(end)), "{line:?}");
             family = name.to_string();
-        } else if !line.starts_with("# HELP ") {
+        } else {
+            check!(!line.is_empty() && !line.starts_with('#'), "{line:?}");
             let (name, value) = line.rsplit_once(' ').ok_or(format!("{line:?}"))?;
             let bare = name.split('{').next().unwrap_or_default();
             check!(bare == family, "{line:?} is not of {family}");
-            let value = value.parse().map_err(|e| format!("{line:?}: {e}"))?;
+            let value: f64 = value.parse().map_err(|e| format!("{line:?}: {e}"))?;
+            check!(value.is_finite() && value >= 0.0, "{line:?}");
             check!(found.insert(name.to_string(), value).is_none(), "{name} twice");
         }
     }
@@ -113,6 +130,24 @@ fn counts(lab: &Lab) -> Res {
         let grown = after.get(name).is_some_and(|after| after >= value);
         check!(!name.contains("_total") || grown, "{name} was {value}: {:?}", after.get(name));
     }
+    server.stop()
+}
+
+/// A file of a folder takes the name of another that a client has open: the figures have the name once.
+fn one_name(lab: &Lab) -> Res {
+    let (folder, path) = (lab.path("folder"), lab.path("metrics"));
+    std::fs::create_dir(&folder)?;
+    image::sparse(&folder.join("a"), MIB)?;
+    let launch = Launch::new(lab, Backend::Threads).arg("--export-dir").arg(&folder);
+    let server = launch.arg("--metrics").arg(&path).start()?;
+    let first = server.client_of("a")?;
+    image::sparse(&folder.join("new"), 2 * MIB)?;
+    std::fs::rename(folder.join("new"), folder.join("a"))?;
+    let second = server.client_of("a")?;
+    let found = values(&path)?;
+    let open = found.get("nbd_server_export_connections{export=\"a\"}");
+    check!(open == Some(&2.0), "{found:?}");
+    drop((first, second));
     server.stop()
 }
 

@@ -231,9 +231,14 @@ impl Server {
 
     /// A connection in the transmission phase of export `vol`, with simple replies.
     pub(crate) fn client(&self) -> Res<Client> {
+        self.client_of("vol")
+    }
+
+    /// The same of another export.
+    pub(crate) fn client_of(&self, export: &str) -> Res<Client> {
         let mut client = self.connect()?;
         client.greet()?;
-        client.go("vol")?;
+        client.go(export)?;
         Ok(client)
     }
 
