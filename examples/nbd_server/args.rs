@@ -18,10 +18,14 @@ pub(crate) struct Args {
     pub(crate) images: Vec<String>,
 
     /// Serve every file and block device of this folder by its name, also those that come later; but not
-    /// those whose name begins with a dot, and no symbolic links. What a client has asked for stays open,
-    /// and locked, until the server ends; 1024 of them may.
+    /// those whose name begins with a dot, and no symbolic links. Up to 1024 of them.
     #[arg(long, value_name = "DIR", help_heading = "Images")]
     pub(crate) export_dir: Option<PathBuf>,
+
+    /// Unlock an image of the folder that nobody has had open for so many seconds; 0 keeps it locked until
+    /// the server ends.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, help_heading = "Images")]
+    pub(crate) idle: u64,
 
     /// Create a missing image with this size, or grow a smaller one to it; K, M, G, T are powers
     /// of 1024.

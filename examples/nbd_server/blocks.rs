@@ -31,8 +31,10 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use aio_reap::{AlignedBuf, IoBuf, IoBufMut};
@@ -213,6 +215,13 @@ impl Image {
     #[cfg(test)]
     pub(crate) fn plant(&self, bug: &'static str) {
         self.planted.set(bug).expect("one at a time");
+    }
+
+    /// Forgets what is kept of it, which has to be on the device. Whether all is forgotten: it is where nobody
+    /// uses the image.
+    pub(crate) fn forget(&self) -> bool {
+        let all = pin!(self.device.invalidation(0..u64::MAX));
+        matches!(all.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(Ok(_)))
     }
 
     /// Whether a test has planted that bug here.

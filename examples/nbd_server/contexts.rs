@@ -11,11 +11,14 @@
 //! completion of a request whose connection is closed is known as such, and one that nobody waits for
 //! is refused, and both are counted.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use aio_reap::AlignedBuf;
 use radix_ctx::{CtxTable, LookupError};
 use thiserror::Error;
+
+use crate::idle::Use;
 
 /// The server's connections. As many as it takes at a time: the table's quota.
 pub(crate) type Connections = CtxTable<Connection>;
@@ -26,6 +29,8 @@ pub(crate) type Connections = CtxTable<Connection>;
 pub(crate) struct Connection {
     /// Its worker, and above that where it is there.
     place: AtomicU64,
+    /// What it uses, and its operations do.
+    pub(crate) used: OnceLock<Use>,
 }
 
 /// The place of a connection that no worker has yet.
@@ -33,7 +38,7 @@ const NOWHERE: u64 = u64::MAX;
 
 impl Default for Connection {
     fn default() -> Self {
-        Self { place: AtomicU64::new(NOWHERE) }
+        Self { place: AtomicU64::new(NOWHERE), used: OnceLock::new() }
     }
 }
 

@@ -1,13 +1,13 @@
 //! Images as exports: opened once each, locked, measured.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use aio_reap::AlignedBuf;
@@ -24,6 +24,7 @@ use crate::args::Args;
 use crate::blocks::{Blocks, Fill};
 use crate::folder::Folder;
 use crate::hands::Hands;
+use crate::idle::{Known, Rest, Uses};
 use crate::slots::Slots;
 use crate::syncs::Syncs;
 
@@ -53,7 +54,7 @@ pub(crate) enum ExportError {
     #[error("two images are called '{name}'; give one another name with NAME=PATH")]
     Duplicate { name: String },
     #[error(
-        "'{name}' is one image too many: {most} were opened, and stay open until the server ends"
+        "'{name}' is one image too many: {most} were opened, and keep their places until the server ends"
     )]
     TooMany { name: String, most: usize },
 }
@@ -66,8 +67,8 @@ pub(crate) struct Export {
     pub(crate) file: usize,
 }
 
-/// Everything the server serves. What was opened once stays open, and keeps its index: exports of a folder
-/// are added when a client asks for them.
+/// Everything the server serves. What was opened once keeps its index: exports of a folder are added when a
+/// client asks for them, and let go of when nobody has them open ([`idle`](crate::idle)).
 #[derive(Debug)]
 pub(crate) struct ExportTable {
     exports: Slots<Export>,
@@ -75,12 +76,15 @@ pub(crate) struct ExportTable {
     pub(crate) files: Slots<File>,
     /// By file: what the engines ask the kernel for.
     syncs: Box<[Syncs]>,
-    /// Files by what they are. Locked by who opens one.
-    known: Mutex<HashMap<Identity, usize>>,
+    /// Locked by who opens one, or lets go of it.
+    pub(crate) known: Mutex<Known>,
+    pub(crate) uses: Arc<Uses>,
     folder: Option<Folder>,
     /// How many were opened at the start, the first of which is the default.
     fixed: usize,
-    args: Args,
+    /// And how many files.
+    pub(crate) fixed_files: usize,
+    pub(crate) args: Args,
     pub(crate) hands: Hands,
     /// What is kept of the files in memory, unless nothing is to be.
     pub(crate) blocks: Option<Blocks>,
@@ -100,8 +104,10 @@ impl ExportTable {
             files: Slots::new(most),
             syncs: (0..most).map(|_| Syncs::default()).collect(),
             known: Mutex::default(),
+            uses: Uses::new(most),
             folder,
             fixed: args.images.len(),
+            fixed_files: 0,
             args: args.clone(),
             hands: Hands::new(most).map_err(|error| ExportError::Cache(error.into()))?,
             blocks: None,
@@ -113,6 +119,7 @@ impl ExportTable {
         for image in &args.images {
             table.add_image(image)?;
         }
+        table.fixed_files = table.files.len();
         Ok(table)
     }
 
@@ -140,8 +147,13 @@ impl ExportTable {
         let fail = |error| ExportError::Open { path: path.to_owned(), error };
         let identity = identity(&file.metadata().map_err(fail)?);
         let mut known = self.known.lock();
-        let file = match known.get(&identity) {
-            Some(&file) => file, // ours closes; the lock is the first one's
+        let Known { files, rest } = &mut *known;
+        let file = match files.get(&identity) {
+            // Ours closes; the lock is the first one's.
+            Some(&file) => {
+                self.wake(&mut rest[file], file, path, patience)?;
+                file
+            }
             None => {
                 let most = self.files.capacity();
                 if self.files.len() == most {
@@ -159,7 +171,8 @@ impl ExportTable {
                 let Ok(index) = self.files.push(file) else {
                     return Err(ExportError::TooMany { name, most });
                 };
-                known.insert(identity, index);
+                files.insert(identity, index);
+                rest.push(Rest::default());
                 index
             }
         };
@@ -271,17 +284,34 @@ impl ExportTable {
 
     /// Makes everything written so far durable; an error if that ever failed.
     pub(crate) fn sync(&self) -> io::Result<()> {
-        let mut result = Ok(());
-        for (index, file) in self.files.iter().enumerate() {
-            let synced = match self.blocks.as_ref().and_then(|blocks| blocks.image(index)) {
-                _ if self.has_sync_failed(index) => Err(io::Error::from_raw_os_error(libc::EIO)),
-                _ if self.args.read_only => Ok(()),
-                Some(image) => image.sync(),
-                None => file.sync_data(),
-            };
-            result = result.and(synced); // of all, whatever becomes of one
+        let all = (0..self.files.len()).map(|file| self.sync_file(file));
+        all.fold(Ok(()), io::Result::and) // of all, whatever becomes of one
+    }
+
+    /// The same of one file.
+    pub(crate) fn sync_file(&self, file: usize) -> io::Result<()> {
+        match self.blocks.as_ref().and_then(|blocks| blocks.image(file)) {
+            _ if self.has_sync_failed(file) => Err(io::Error::from_raw_os_error(libc::EIO)),
+            _ if self.args.read_only => Ok(()),
+            Some(image) => image.sync(),
+            None => {
+                let number = self.syncs[file].begin();
+                let result = self.files[file].sync_data();
+                self.syncs[file].over(number, result.is_err());
+                result
+            }
         }
-        result
+    }
+
+    /// Whether files may be let go of.
+    pub(crate) fn has_folder(&self) -> bool {
+        self.folder.is_some()
+    }
+
+    /// The names under which a file was opened.
+    pub(crate) fn names_of(&self, file: usize) -> impl Iterator<Item = &str> {
+        let its = self.exports.iter().filter(move |export| export.file == file);
+        its.map(|export| export.info.name.as_str())
     }
 
     /// The syncs of a file.
@@ -303,7 +333,7 @@ impl Exports for ExportTable {
         }
         let (folder, file) = self.in_folder(name)?;
         let known = identity(&file.metadata().ok()?);
-        let known = self.known.lock().get(&known).copied();
+        let known = self.known.lock().files.get(&known).copied();
         let opened = |export: &&Export| export.info.name == name && Some(export.file) == known;
         if let Some(export) = self.exports.iter().find(opened) {
             return Some(Cow::Borrowed(&export.info));
@@ -383,7 +413,7 @@ fn grow(file: &File, args: &Args) -> io::Result<()> {
 }
 
 /// Two numbers of a device and an inode, or of a block device.
-type Identity = (u64, u64, u64);
+pub(crate) type Identity = (u64, u64, u64);
 
 /// What makes two paths the same image: the inode, or for block devices the device.
 fn identity(meta: &Metadata) -> Identity {
@@ -398,23 +428,16 @@ fn identity(meta: &Metadata) -> Identity {
 /// reader's is shared and ends before the bytes from 100 on, by which QEMU's programs tell each
 /// other what they do with an image, so that they may read it too. It goes with the last
 /// descriptor, also when the server is killed.
-fn lock(file: &File, read_only: bool, path: &Path, patience: Duration) -> Result<(), ExportError> {
+pub(crate) fn lock(
+    file: &File,
+    read_only: bool,
+    path: &Path,
+    patience: Duration,
+) -> Result<(), ExportError> {
     let (kind, len) = if read_only { (libc::F_RDLCK, 100) } else { (libc::F_WRLCK, 0) };
-    let range = libc::flock {
-        l_type: kind as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: 0,
-        l_len: len, // 0: to the end, wherever that will be
-        l_pid: 0,
-    };
     let start = Instant::now();
     loop {
-        // SAFETY: `range` is a whole `struct flock` that lives through the call.
-        let ret = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) };
-        if ret == 0 {
-            return Ok(());
-        }
-        let error = io::Error::last_os_error();
+        let Err(error) = set_lock(file, kind, len) else { return Ok(()) };
         let path = path.to_owned();
         match error.raw_os_error() {
             Some(libc::EAGAIN | libc::EACCES) if start.elapsed() < patience => {
@@ -424,6 +447,24 @@ fn lock(file: &File, read_only: bool, path: &Path, patience: Duration) -> Result
             _ => return Err(ExportError::Open { path, error }),
         }
     }
+}
+
+/// Gives the lock back, before the last descriptor is closed.
+pub(crate) fn unlock(file: &File) -> io::Result<()> {
+    set_lock(file, libc::F_UNLCK, 0)
+}
+
+fn set_lock(file: &File, kind: i32, len: i64) -> io::Result<()> {
+    let range = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: len, // 0: to the end, wherever that will be
+        l_pid: 0,
+    };
+    // SAFETY: `range` is a whole `struct flock` that lives through the call.
+    let ret = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) };
+    if ret == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn describe(name: String, path: &Path, file: &File, args: &Args) -> io::Result<ExportInfo> {

@@ -25,7 +25,7 @@ use tracing::warn;
 
 use crate::admission::{Admission, Class};
 use crate::changes::{self, Outcome};
-use crate::extents;
+use crate::{extents, idle};
 
 /// Most threads. A guess: half of them keep a disk busy beside the workers' engines.
 const MOST: usize = 16;
@@ -57,6 +57,7 @@ struct State {
 pub(crate) enum Job {
     Image(changes::Job),
     Map(extents::Job),
+    LetGo(idle::Job),
 }
 
 /// A job, the buffer that it is about, and who wants to hear of it.
@@ -196,6 +197,7 @@ impl Task {
         let run = || match &job {
             Job::Image(job) => job.run(buf.as_deref_mut().unwrap_or_default()),
             Job::Map(job) => job.run(buf.as_mut()),
+            Job::LetGo(job) => job.run(),
         };
         let result = catch_unwind(AssertUnwindSafe(run))
             .unwrap_or_else(|_| Err(io::Error::from_raw_os_error(libc::EIO)));

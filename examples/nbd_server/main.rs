@@ -25,6 +25,7 @@ mod export;
 mod extents;
 mod folder;
 mod hands;
+mod idle;
 mod listeners;
 mod manual;
 mod memory;

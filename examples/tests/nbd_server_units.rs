@@ -28,6 +28,8 @@ mod extents;
 mod folder;
 #[path = "../nbd_server/hands.rs"]
 mod hands;
+#[path = "../nbd_server/idle.rs"]
+mod idle;
 #[path = "../nbd_server/listeners.rs"]
 mod listeners;
 #[path = "../nbd_server/manual.rs"]

@@ -8,6 +8,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
+use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,8 @@ use tracing::{info, warn};
 use crate::args::Args;
 use crate::contexts::{Connection, Connections};
 use crate::export::{ExportError, ExportTable};
+use crate::hands::Back;
+use crate::idle::LOOK;
 use crate::listeners::Listeners;
 use crate::memory::LEAST;
 use crate::metrics::Metrics;
@@ -172,6 +175,8 @@ impl Server {
     ) -> Result<(), ServerError> {
         let Calls { stop, show, period } = calls;
         let mut next = period.map(|period| Instant::now() + period);
+        let mut look = self.exports.has_folder().then(Instant::now);
+        let back = Arc::new(Back::new(Waker::noop().clone()));
         loop {
             let mut fds = vec![
                 PollFd::from_borrowed_fd(stop, PollFlags::IN),
@@ -180,7 +185,8 @@ impl Server {
             let listeners = self.listeners.fds();
             fds.extend(listeners.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             fds.extend(show.iter().map(|show| PollFd::new(show, PollFlags::IN)));
-            let left = next.map(|next| next.saturating_duration_since(Instant::now()));
+            let soon = next.into_iter().chain(look).min();
+            let left = soon.map(|soon| soon.saturating_duration_since(Instant::now()));
             let left = left.map(|left| Timespec {
                 tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
                 tv_nsec: left.subsec_nanos().into(),
@@ -202,6 +208,11 @@ impl Server {
                 // One page for all the signals so far; those that come from now on get another.
                 while show.read(&mut [0; 64]).is_ok_and(|count| count == 64) {}
                 tick(self);
+            }
+            let now = Instant::now();
+            if look.is_some_and(|due| now >= due) {
+                self.exports.look_for_idle(now, &back);
+                look = Some(now + LOOK);
             }
             if let (Some(due), Some(period)) = (next, period) {
                 if Instant::now() >= due {

@@ -151,9 +151,10 @@ impl Worker {
                         HandshakeStep::More => break,
                         HandshakeStep::Ready(negotiated) => {
                             // It was opened a moment ago; in a folder another may have its name now.
-                            let Some(export) = exports.index_of(&negotiated) else {
+                            let Some((export, used)) = exports.begin(&negotiated) else {
                                 return Err("the export is gone".into());
                             };
+                            let _ = conn.ctx.used.set(used); // a connection negotiates once
                             let name = &exports.get(export).info.name;
                             info!(conn = %conn.id(), export = name, "negotiated");
                             let opened = registry.open(export, &conn.listed);

@@ -4,12 +4,13 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use libtest_mimic::Trial;
 
-use crate::client::{Client, MIB, be32, err, flag, opt, rep};
+use crate::client::{MIB, be32, err, flag, opt, rep};
 use crate::image;
-use crate::lab::{Backend, Lab, Res, check, fail, per_backend, trial};
+use crate::lab::{Backend, Lab, Res, check, fail, per_backend, trial, wait_until};
 use crate::need::Need;
 use crate::server::{Launch, Server};
 
@@ -18,6 +19,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.push(trial("folder/come_and_go", &[], come_and_go));
     trials.push(trial("folder/what_is_no_image", &[], no_images));
     trials.push(trial("folder/locks", &[], locks));
+    trials.push(trial("folder/let_go", &[], let_go));
     trials.push(trial("folder/read_only", &[], read_only));
     trials.push(trial("folder/nbdinfo_lists_it", &[Need::NbdInfo], by_nbdinfo));
     trials
@@ -31,13 +33,6 @@ fn start(lab: &Lab, backend: Backend) -> Res<(Server, PathBuf)> {
     image::sparse(&dir.join("b.img"), 4 * MIB)?;
     let server = Launch::new(lab, backend).arg("--export-dir").arg(&dir).start()?;
     Ok((server, dir))
-}
-
-fn open(server: &Server, name: &str) -> Res<Client> {
-    let mut client = server.connect()?;
-    client.greet()?;
-    client.go(name)?;
-    Ok(client)
 }
 
 /// What GO says of a name.
@@ -70,7 +65,7 @@ fn images(lab: &Lab, backend: Backend) -> Res {
     check!(listed(&server)? == ["a.img", "b.img"], "{:?}", listed(&server)?);
     let before = image::bytes_at(&dir.join("a.img"), 0, 1 << 20)?;
     let (mut a, mut b, mut again) =
-        (open(&server, "a.img")?, open(&server, "b.img")?, open(&server, "a.img")?);
+        (server.client_of("a.img")?, server.client_of("b.img")?, server.client_of("a.img")?);
     check!((a.export.size, b.export.size) == (2 * MIB, 4 * MIB), "sizes");
     check!(a.read(0, 1 << 20)? == Ok(before), "a.img reads otherwise");
     a.write(4096, &[1; 8192], 0)?.ok("write")?;
@@ -80,7 +75,7 @@ fn images(lab: &Lab, backend: Backend) -> Res {
     b.flush()?.ok("flush")?;
     // Only now, and served at once.
     image::sparse(&dir.join("c.img"), MIB)?;
-    open(&server, "c.img")?.write(0, &[4; 4096], 0)?.ok("write")?;
+    server.client_of("c.img")?.write(0, &[4; 4096], 0)?.ok("write")?;
     server.stop()?;
     for (name, offset, byte) in
         [("a.img", 4096, 1), ("b.img", 3 * MIB, 2), ("b.img", 0, 3), ("c.img", 0, 4)]
@@ -94,12 +89,12 @@ fn images(lab: &Lab, backend: Backend) -> Res {
 /// Who has an image open keeps it; who comes later gets what has the name then.
 fn come_and_go(lab: &Lab) -> Res {
     let (server, dir) = start(lab, Backend::Threads)?;
-    let mut old = open(&server, "b.img")?;
+    let mut old = server.client_of("b.img")?;
     old.write(0, &[7; 4096], 0)?.ok("write")?;
     let new = dir.join(".new");
     image::sparse(&new, 8 * MIB)?;
     fs::rename(&new, dir.join("b.img"))?;
-    let mut client = open(&server, "b.img")?;
+    let mut client = server.client_of("b.img")?;
     check!(client.export.size == 8 * MIB, "{} bytes", client.export.size);
     check!(client.read(0, 4096)? == Ok(vec![0; 4096]), "the new one has the old one's bytes");
     client.write(0, &[8; 4096], 0)?.ok("write")?;
@@ -149,7 +144,7 @@ fn no_images(lab: &Lab) -> Res {
     }
     let descriptors = server.descriptors()?;
     check!(!descriptors.contains(&secret), "it has opened what is outside");
-    check!(open(&server, "a.img")?.read(0, 512)?.is_ok(), "it goes on");
+    check!(server.client_of("a.img")?.read(0, 512)?.is_ok(), "it goes on");
     server.still_runs()?;
     server.stop()?;
     // And no folder at all is an error at the start.
@@ -175,10 +170,40 @@ fn locks(lab: &Lab) -> Res {
     check!(go(&server, "a.img")? == rep::ERR_UNKNOWN, "it is in use by another server");
     check!(server.log().contains("in use"), "the log does not say why:\n{}", server.log());
     owner.stop()?;
-    open(&server, "a.img")?.write(0, &[1; 512], 0)?.ok("the other server is gone")?;
+    server.client_of("a.img")?.write(0, &[1; 512], 0)?.ok("the other server is gone")?;
     let (code, log) = other("a.img").start_refused()?;
     check!(code == 1 && log.contains("in use"), "exit code {code}:\n{log}");
     other("b.img").start()?.stop()?;
+    server.stop()
+}
+
+/// An image that nobody has open any more is another's, with all that was written; and who comes back gets it,
+/// with what the other wrote.
+fn let_go(lab: &Lab) -> Res {
+    let dir = lab.path("images");
+    fs::create_dir(&dir)?;
+    image::sparse(&dir.join("a.img"), MIB)?;
+    let launch = Launch::new(lab, Backend::Threads).arg("--export-dir").arg(&dir);
+    let server = launch.arg("--idle").arg("1").start()?;
+    let mut client = server.client_of("a.img")?;
+    client.write(4096, &[1; 4096], 0)?.ok("a write that nobody flushes")?;
+    client.disconnect()?;
+    let done =
+        wait_until(Duration::from_secs(20), || server.log().contains("let go").then_some(()));
+    check!(done.is_some(), "it was not let go of:\n{}", server.log());
+    let owner = Launch::new(lab, Backend::Threads)
+        .socket(&lab.path("s2"))
+        .image(&dir.join("a.img"))
+        .start()?;
+    let mut other = owner.client()?;
+    check!(other.read(4096, 4096)? == Ok(vec![1; 4096]), "what was written is not there");
+    check!(go(&server, "a.img")? == rep::ERR_UNKNOWN, "it is another's now");
+    other.write(4096, &[2; 4096], 0)?.ok("a write of the other")?;
+    other.disconnect()?;
+    owner.stop()?;
+    let mut client = server.client_of("a.img")?;
+    check!(client.read(4096, 4096)? == Ok(vec![2; 4096]), "what the other wrote is not seen");
+    client.disconnect()?;
     server.stop()
 }
 
@@ -188,7 +213,7 @@ fn read_only(lab: &Lab) -> Res {
     image::with_parts(&dir.join("a.img"), MIB, 4, 1)?;
     let launch = Launch::new(lab, Backend::Threads).arg("--read-only");
     let server = launch.arg("--export-dir").arg(&dir).start()?;
-    let mut client = open(&server, "a.img")?;
+    let mut client = server.client_of("a.img")?;
     client.write(0, &[1; 512], 0)?.is(err::EPERM, "a write")?;
     check!(client.read(0, 512)? == Ok(image::bytes_at(&dir.join("a.img"), 0, 512)?), "a read");
     server.stop()

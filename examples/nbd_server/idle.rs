@@ -1,0 +1,339 @@
+//! Images of a folder that nobody has open are let go of: others may lock them.
+//!
+//! ```text
+//!  connection ──┐
+//!  operations ──┴ Use      nobody for a while ─► hand: sync ─► still nobody? ─yes─► forget its blocks, unlock
+//!                                                   └─no──► it stays as it is ◄── asked for ──┘
+//! ```
+//!
+//! Asked for again, an image is locked again, and read from the device: others may have written to it. It keeps
+//! its place, its descriptor and the length that it had: requests name a file by its place for as long as the
+//! server lives.
+//!
+//! Who opens an image, who begins to use it, and who lets go of it hold one lock; only the sync, which may take
+//! long, is done without. Whoever asks for the image meanwhile is counted, and then it is not let go of.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use nbd_protocol::Negotiated;
+use percpu::rcu;
+use tracing::{info, warn};
+
+use crate::admission::Class;
+use crate::changes::Outcome;
+use crate::export::{ExportError, ExportTable, Identity, lock, unlock};
+use crate::hands::{self, Back, Task};
+
+/// How often to look for images that nobody has open.
+pub(crate) const LOOK: Duration = Duration::from_secs(1);
+
+/// The open files.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    /// By what they are.
+    pub(crate) files: HashMap<Identity, usize>,
+    /// By index.
+    pub(crate) rest: Vec<Rest>,
+}
+
+/// Whether a file rests.
+#[derive(Debug, Default)]
+pub(crate) struct Rest {
+    /// Times that it was asked for.
+    asked: u64,
+    /// Nobody has had it open since.
+    since: Option<Instant>,
+    /// A hand is about to let go of it, or could not.
+    tried: bool,
+    /// It is not locked, and nothing of it is cached.
+    asleep: bool,
+}
+
+impl Rest {
+    fn ask(&mut self) {
+        self.asked += 1;
+        (self.since, self.tried) = (None, false);
+    }
+}
+
+/// How many use each file.
+#[derive(Debug)]
+pub(crate) struct Uses(Box<[AtomicUsize]>);
+
+impl Uses {
+    pub(crate) fn new(files: usize) -> Arc<Self> {
+        Arc::new(Self((0..files).map(|_| AtomicUsize::new(0)).collect()))
+    }
+
+    fn begin(self: &Arc<Self>, file: usize) -> Use {
+        // Ordering: Relaxed; the lock of those who let go of files is held.
+        self.0[file].fetch_add(1, Ordering::Relaxed);
+        Use { uses: Arc::clone(self), file }
+    }
+
+    fn is_used(&self, file: usize) -> bool {
+        // Ordering: Acquire pairs with the Release of `Use::drop`; it carries what was done with the file.
+        self.0[file].load(Ordering::Acquire) > 0
+    }
+}
+
+/// Somebody uses a file: a connection, and those of its operations that outlive it.
+#[derive(Debug)]
+pub(crate) struct Use {
+    uses: Arc<Uses>,
+    file: usize,
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        // Ordering: Release; see `Uses::is_used`.
+        self.uses.0[self.file].fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// A file to let go of.
+#[derive(Debug)]
+pub(crate) struct Job {
+    exports: Arc<ExportTable>,
+    file: usize,
+}
+
+impl Job {
+    /// Blocks.
+    pub(crate) fn run(&self) -> io::Result<Outcome> {
+        self.exports.let_go(self.file, || {}).map(|()| Outcome::Done)
+    }
+}
+
+impl ExportTable {
+    /// The export that a client negotiated, if it is what the client was told; and that it uses it now.
+    pub(crate) fn begin(&self, negotiated: &Negotiated) -> Option<(usize, Use)> {
+        let mut known = self.known.lock();
+        let index = self.index_of(negotiated)?;
+        let file = self.get(index).file;
+        let rest = &mut known.rest[file];
+        rest.ask();
+        // It was opened a moment ago, or a client took longer than images are kept.
+        (!rest.asleep).then(|| (index, self.uses.begin(file)))
+    }
+
+    /// Has an open file be locked, whatever it was.
+    pub(crate) fn wake(
+        &self,
+        rest: &mut Rest,
+        file: usize,
+        path: &Path,
+        patience: Duration,
+    ) -> Result<(), ExportError> {
+        rest.ask();
+        if rest.asleep && !self.args.no_lock {
+            lock(&self.files[file], self.args.read_only, path, patience)?;
+        }
+        rest.asleep = false;
+        Ok(())
+    }
+
+    /// Has hands let go of what nobody has had open for long enough.
+    pub(crate) fn look_for_idle(self: &Arc<Self>, now: Instant, back: &Arc<Back>) {
+        while back.pop().is_some() {}
+        if self.args.idle == 0 {
+            return;
+        }
+        // Closed connections are dropped, and what they used with them, behind a grace period: go on with it.
+        rcu::poll();
+        let Some(mut known) = self.known.try_lock() else { return }; // somebody opens one
+        for (file, rest) in known.rest.iter_mut().enumerate().skip(self.fixed_files) {
+            if rest.asleep || rest.tried {
+                continue;
+            }
+            if self.uses.is_used(file) {
+                rest.since = None;
+                continue;
+            }
+            let since = *rest.since.get_or_insert(now);
+            if now.saturating_duration_since(since) < Duration::from_secs(self.args.idle) {
+                continue;
+            }
+            let job = hands::Job::LetGo(Job { exports: Arc::clone(self), file });
+            let task = Task { job, buf: None, key: file, back: Arc::clone(back) };
+            rest.tried = self.hands.give(file, Class::LargeWrite, task).is_ok();
+        }
+    }
+
+    /// Lets go of a file that nobody uses, unless it is asked for meanwhile. Blocks.
+    fn let_go(&self, file: usize, meanwhile: impl FnOnce()) -> io::Result<()> {
+        let asked = self.known.lock().rest[file].asked;
+        let synced = self.sync_file(file);
+        meanwhile();
+        let name = self.names_of(file).next().unwrap_or_default();
+        if let Err(error) = synced {
+            // It is tried again once somebody has used it; its clients hear of it before.
+            warn!(export = name, %error, "an image stays locked");
+            return Err(error);
+        }
+        let mut known = self.known.lock();
+        let rest = &mut known.rest[file];
+        if rest.asked != asked || self.uses.is_used(file) {
+            (rest.since, rest.tried) = (None, false);
+            return Ok(());
+        }
+        let image = self.blocks.as_ref().and_then(|blocks| blocks.image(file));
+        if image.is_none_or(|image| image.forget()) {
+            if !self.args.no_lock {
+                unlock(&self.files[file])?;
+            }
+            rest.asleep = true;
+            info!(export = name, "nobody has it open: let go");
+        }
+        rest.tried = false;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::{Seek, SeekFrom};
+    use std::os::unix::fs::FileExt;
+    use std::task::Waker;
+
+    use clap::Parser;
+    use nbd_protocol::Exports;
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::args::Args;
+    use crate::blocks::BLOCK;
+    use crate::changes::Way;
+
+    /// A folder with an image, and the exports of it.
+    fn folder(cache: &str) -> (TempDir, Arc<ExportTable>) {
+        let dir = tempfile::tempdir().unwrap();
+        File::create(dir.path().join("a")).unwrap().set_len(4 * BLOCK as u64).unwrap();
+        let path = dir.path().to_str().unwrap();
+        let args = ["nbd_server", "--export-dir", path, "--cache", cache];
+        let table = ExportTable::open(&Args::parse_from(args)).unwrap();
+        (dir, Arc::new(table))
+    }
+
+    fn negotiate(table: &ExportTable) -> Option<(usize, Use)> {
+        let info = table.open("a")?.into_owned();
+        let (size, flags) = (info.size, info.advertised(true));
+        let export = "a".into();
+        let agreed = |structured, allocation, block_sizes| Negotiated {
+            export,
+            structured,
+            allocation,
+            block_sizes,
+            size,
+            flags,
+        };
+        table.begin(&agreed(true, false, false))
+    }
+
+    /// Whether another program may write to it.
+    fn is_free(dir: &TempDir) -> bool {
+        let path = dir.path().join("a");
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        lock(&file, false, &path, Duration::ZERO).is_ok()
+    }
+
+    #[test]
+    fn who_uses_an_image_keeps_it_and_who_comes_back_gets_it() {
+        for cache in ["0", "1M"] {
+            let (dir, table) = folder(cache);
+            let (index, used) = negotiate(&table).unwrap();
+            let file = table.get(index).file;
+            for _ in 0..2 {
+                table.let_go(file, || {}).unwrap();
+                assert!(!is_free(&dir), "it is used");
+            }
+            drop(used);
+            table.let_go(file, || assert!(!is_free(&dir), "it is not synced yet")).unwrap();
+            assert!(is_free(&dir), "--cache {cache}");
+            let again = negotiate(&table).unwrap();
+            assert!(!is_free(&dir) && again.0 == index, "it is locked again");
+            drop(again);
+            // Another program is first.
+            table.let_go(file, || {}).unwrap();
+            let path = dir.path().join("a");
+            let other = File::options().write(true).open(&path).unwrap();
+            lock(&other, false, &path, Duration::ZERO).unwrap();
+            assert!(negotiate(&table).is_none());
+            drop(other);
+            assert!(negotiate(&table).is_some());
+        }
+    }
+
+    #[test]
+    fn who_comes_while_it_is_synced_keeps_it() {
+        let (dir, table) = folder("1M");
+        let (index, used) = negotiate(&table).unwrap();
+        let file = table.get(index).file;
+        drop(used);
+        let mut taken = None;
+        table.let_go(file, || taken = negotiate(&table)).unwrap();
+        assert!(taken.is_some() && !is_free(&dir), "it came");
+        drop(taken);
+        table.let_go(file, || drop(negotiate(&table))).unwrap();
+        assert!(!is_free(&dir), "it came and went");
+        // It was told of the image, and uses it a moment later.
+        table.let_go(file, || drop(table.open("a").unwrap())).unwrap();
+        assert!(!is_free(&dir), "it is about to");
+    }
+
+    #[test]
+    fn what_was_written_is_there_and_what_others_write_is_seen() {
+        let (dir, table) = folder("1M");
+        let (index, used) = negotiate(&table).unwrap();
+        let file = table.get(index).file;
+        let blocks = table.blocks.as_ref().unwrap();
+        let request = nbd_protocol::Request {
+            flags: nbd_protocol::CommandFlags::NONE,
+            command: 0,
+            cookie: 0,
+            offset: BLOCK as u64,
+            len: BLOCK as u32,
+        };
+        let write = nbd_protocol::Command::Write { fua: false };
+        let way = blocks.begin(file, write, &request, &mut [7; BLOCK]);
+        assert!(matches!(way, Way::Answer(Ok(()))), "{way:?}");
+        let mut bytes = [0; BLOCK];
+        assert!(blocks.read(file, BLOCK as u64, &mut bytes) && bytes == [7; BLOCK]);
+        drop(used);
+        table.let_go(file, || {}).unwrap();
+        let mut other = File::options().read(true).write(true).open(dir.path().join("a")).unwrap();
+        other.read_exact_at(&mut bytes, BLOCK as u64).unwrap();
+        assert_eq!(bytes, [7; BLOCK]);
+        assert_eq!(other.seek(SeekFrom::End(0)).unwrap(), 4 * BLOCK as u64);
+        other.write_all_at(&[8; BLOCK], BLOCK as u64).unwrap();
+        let _used = negotiate(&table).unwrap();
+        assert!(!blocks.read(file, BLOCK as u64, &mut bytes), "it is not what it was");
+    }
+
+    #[test]
+    fn only_what_nobody_has_open_for_long_is_let_go_of() {
+        let (dir, table) = folder("1M");
+        let back = Arc::new(Back::new(Waker::noop().clone()));
+        let begun = Instant::now();
+        let used = negotiate(&table).unwrap();
+        for seconds in [0, 100, 200] {
+            table.look_for_idle(begun + Duration::from_secs(seconds), &back);
+        }
+        drop(used);
+        table.look_for_idle(begun + Duration::from_secs(300), &back);
+        table.look_for_idle(begun + Duration::from_secs(305), &back);
+        assert!(!is_free(&dir) && !table.known.lock().rest[0].tried, "it is not long");
+        table.look_for_idle(begun + Duration::from_secs(320), &back);
+        assert!(table.known.lock().rest[0].tried || table.known.lock().rest[0].asleep);
+        while !table.known.lock().rest[0].asleep {
+            std::thread::yield_now();
+        }
+        assert!(is_free(&dir));
+    }
+}
