@@ -23,12 +23,12 @@ use percpu::AllocError;
 use percpu::sync::{Condvar, Mutex};
 use tracing::warn;
 
-use crate::admission::{Admission, Class};
+use crate::admission::{Admission, Class, WaitStats};
 use crate::changes::{self, Outcome};
 use crate::{extents, idle};
 
 /// Most threads. A guess: half of them keep a disk busy beside the workers' engines.
-const MOST: usize = 16;
+pub(crate) const MOST: usize = 16;
 
 /// The threads, and what waits for one.
 #[derive(Debug)]
@@ -123,6 +123,23 @@ impl Hands {
         state.tasks.push(file, class, task)?;
         Queue::call(&self.0, &mut state);
         Ok(())
+    }
+}
+
+/// What the threads do.
+#[derive(Debug)]
+pub(crate) struct HandStats {
+    pub(crate) busy: usize,
+    pub(crate) waits: WaitStats,
+    /// Files that threads work on, and how many.
+    pub(crate) held: Vec<(usize, usize)>,
+}
+
+impl Hands {
+    pub(crate) fn stats(&self) -> HandStats {
+        let state = self.0.state.lock();
+        let held = state.held.iter().copied().enumerate().filter(|&(_, held)| held > 0);
+        HandStats { busy: state.busy, waits: state.tasks.stats(), held: held.collect() }
     }
 }
 
@@ -289,6 +306,9 @@ mod tests {
             let its = MOST >> (file + 1);
             (0..its).for_each(|_| discards.recv().unwrap());
         }
+        let HandStats { busy, waits, held } = hands.stats();
+        assert_eq!(held, [(0, 8), (1, 4), (2, 2), (3, 1)]);
+        assert_eq!((busy, waits.depth), (15, HUNG * JOBS - 15));
         let mut done = Vec::new();
         let mut take = |until: usize| {
             while done.len() < until {

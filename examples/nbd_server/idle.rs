@@ -26,8 +26,9 @@ use tracing::{info, warn};
 
 use crate::admission::Class;
 use crate::changes::Outcome;
-use crate::export::{ExportError, ExportTable, Identity, lock, unlock};
+use crate::export::{ExportError, ExportTable, Identity};
 use crate::hands::{self, Back, Task};
+use crate::lock::{lock, unlock};
 
 /// How often to look for images that nobody has open.
 pub(crate) const LOOK: Duration = Duration::from_secs(1);

@@ -27,6 +27,7 @@ mod folder;
 mod hands;
 mod idle;
 mod listeners;
+mod lock;
 mod manual;
 mod memory;
 mod metrics;

@@ -327,6 +327,11 @@ fn engines(page: &mut Page, report: &ServerReport) {
     let waiting = &report.waiting;
     page.one("waiting", "Requests that wait for a place in an engine.", waiting.depth);
     page.one("waiting_dropped_total", "Waits that ended with their connection.", waiting.dropped);
+    let hands = &report.hands;
+    page.one("hands_waiting", "Jobs that wait for a hand.", hands.waiting);
+    let held: Vec<_> =
+        hands.held.iter().map(|(name, held)| ("export", &name[..], held as _)).collect();
+    page.metric("hands_busy", "Hands that work on what blocks, by image.", &held);
     let classes = Class::ALL.map(|class| (class.to_string(), waiting.of(class)));
     let seconds = classes.each_ref().map(|(_, waits)| waits.time.as_secs_f64());
     let counts = classes.each_ref().map(|(name, waits)| ("class", &name[..], &waits.count as _));

@@ -217,7 +217,7 @@ impl Registry {
 }
 
 /// One figure for each name: in a folder another file may have got the name of one that is still open.
-fn by_name<'a>(exports: impl Iterator<Item = (&'a str, usize)>) -> Vec<(String, usize)> {
+pub(crate) fn by_name<'a>(exports: impl Iterator<Item = (&'a str, usize)>) -> Vec<(String, usize)> {
     let (mut places, mut sums) = (HashMap::new(), Vec::<(String, usize)>::new());
     for (name, open) in exports {
         let place = *places.entry(name).or_insert(sums.len());

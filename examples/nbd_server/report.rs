@@ -17,7 +17,8 @@ use crate::blocks::Blocks;
 use crate::contexts::Connections;
 use crate::counters::Counters;
 use crate::export::ExportTable;
-use crate::registry::{Registry, RegistryReport};
+use crate::hands::MOST;
+use crate::registry::{Registry, RegistryReport, by_name};
 use crate::worker::{Inbox, Message, Moves, WorkerReport};
 
 /// Whoever wants to know the figures has one.
@@ -40,7 +41,29 @@ impl Reporter {
         let reports: Vec<WorkerReport> = receiver.iter().collect();
         let cache = self.exports.blocks.as_ref().and_then(Blocks::stats);
         let registry = self.registry.report(&self.exports);
-        ServerReport::new(&reports, self.connections.stats(), cache, registry)
+        let hands = self.exports.hands.stats();
+        let name = |file| self.exports.names_of(file).next().unwrap_or_default();
+        let held = by_name(hands.held.iter().map(|&(file, held)| (name(file), held)));
+        let hands = HandsReport { busy: hands.busy, waiting: hands.waits.depth, held };
+        ServerReport::new(&reports, self.connections.stats(), cache, (registry, hands))
+    }
+}
+
+/// The threads for what waits.
+#[derive(Debug)]
+pub(crate) struct HandsReport {
+    pub(crate) busy: usize,
+    /// Jobs for which there is none.
+    pub(crate) waiting: usize,
+    /// Images that they work on, and how many do.
+    pub(crate) held: Vec<(String, usize)>,
+}
+
+impl fmt::Display for HandsReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { busy, waiting, held } = self;
+        write!(f, "hands      {busy} of {MOST} work on what blocks, {waiting} jobs wait for one")?;
+        held.iter().try_for_each(|(name, count)| write!(f, "; '{name}' has {count}"))
     }
 }
 
@@ -57,6 +80,7 @@ pub(crate) struct ServerReport {
     pub(crate) moves: Vec<(usize, Moves)>,
     pub(crate) cache: Option<CacheStats>,
     pub(crate) registry: RegistryReport,
+    pub(crate) hands: HandsReport,
     pub(crate) rcu: rcu::Stats,
 }
 
@@ -65,7 +89,7 @@ impl ServerReport {
         workers: &[WorkerReport],
         connections: TableStats,
         cache: Option<CacheStats>,
-        registry: RegistryReport,
+        (registry, hands): (RegistryReport, HandsReport),
     ) -> Self {
         let mut sum = Self {
             workers: workers.len(),
@@ -77,6 +101,7 @@ impl ServerReport {
             moves: workers.iter().map(|worker| (worker.number, worker.moves)).collect(),
             cache,
             registry,
+            hands,
             rcu: rcu::stats(),
         };
         sum.moves.sort_unstable_by_key(|&(number, _)| number);
@@ -157,10 +182,16 @@ impl fmt::Display for ServerReport {
         writeln!(f, "  connections  {}", self.connections)?;
         writeln!(f, "  operations   {}", self.operations)?;
         writeln!(f, "{}", self.waiting)?;
+        writeln!(f, "{}", self.hands)?;
         writeln!(f, "rcu        {}", self.rcu)?;
         match &self.engine {
-            Some(engine) => write!(f, "engines    {engine}"),
-            None => write!(f, "engines    none"),
+            Some(engine) => writeln!(f, "engines    {engine}")?,
+            None => writeln!(f, "engines    none")?,
         }
+        write!(
+            f,
+            "crates     lists: percpu-list; contexts: radix-ctx; waiting: mq-rbtree; cache: bufcache; \
+             engines: aio-reap; rcu: percpu"
+        )
     }
 }

@@ -32,6 +32,8 @@ mod hands;
 mod idle;
 #[path = "../nbd_server/listeners.rs"]
 mod listeners;
+#[path = "../nbd_server/lock.rs"]
+mod lock;
 #[path = "../nbd_server/manual.rs"]
 mod manual;
 #[path = "../nbd_server/memory.rs"]

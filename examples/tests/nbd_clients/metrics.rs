@@ -228,7 +228,7 @@ fn page(lab: &Lab) -> Res {
         let log = server.log();
         let page =
             log.get(seen..)?.split_once("server     2 workers, 1 connections")?.1.to_string();
-        page.contains("\nin flight ").then_some(page)
+        page.contains("\ncrates ").then_some(page)
     });
     let page = page.ok_or_else(|| format!("no page:\n{}", server.log()))?;
     for line in [
@@ -240,11 +240,13 @@ fn page(lab: &Lab) -> Res {
         "\n  connections  1 live",
         "\n  operations   0 live",
         "\nwaiting    ",
+        "\nhands      0 of 16 work",
         "\nrcu        ",
         "\nengines    requests ",
         "\npercentile ",
         "\nreaped at once ",
         "\nsubmitted at once ",
+        "\ncrates     ",
     ] {
         check!(page.contains(line), "no {line:?}:\n{page}");
     }

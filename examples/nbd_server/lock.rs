@@ -1,0 +1,52 @@
+//! Locks that keep two programs from writing to one image.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::export::ExportError;
+
+/// Takes an open-file-description lock: a writer's is exclusive and covers the whole image, a
+/// reader's is shared and ends before the bytes from 100 on, by which QEMU's programs tell each
+/// other what they do with an image, so that they may read it too. It goes with the last
+/// descriptor, also when the server is killed.
+pub(crate) fn lock(
+    file: &File,
+    read_only: bool,
+    path: &Path,
+    patience: Duration,
+) -> Result<(), ExportError> {
+    let (kind, len) = if read_only { (libc::F_RDLCK, 100) } else { (libc::F_WRLCK, 0) };
+    let start = Instant::now();
+    loop {
+        let Err(error) = set_lock(file, kind, len) else { return Ok(()) };
+        let path = path.to_owned();
+        match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::EACCES) if start.elapsed() < patience => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Some(libc::EAGAIN | libc::EACCES) => return Err(ExportError::Locked { path }),
+            _ => return Err(ExportError::Open { path, error }),
+        }
+    }
+}
+
+/// Gives the lock back, before the last descriptor is closed.
+pub(crate) fn unlock(file: &File) -> io::Result<()> {
+    set_lock(file, libc::F_UNLCK, 0)
+}
+
+fn set_lock(file: &File, kind: i32, len: i64) -> io::Result<()> {
+    let range = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: len, // 0: to the end, wherever that will be
+        l_pid: 0,
+    };
+    // SAFETY: `range` is a whole `struct flock` that lives through the call.
+    let ret = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) };
+    if ret == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
