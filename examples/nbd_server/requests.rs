@@ -300,15 +300,15 @@ impl Requests {
         let step = match result {
             Ok(Outcome::Settled) if !whose.1 => {
                 operation.work = None;
-                self.submit(operation, buf)?
+                self.submit(operation, buf)
             }
             result => {
                 let result = self.judge(&operation.request, result.map(drop));
-                self.finish(&operation, result, buf)
+                Some(self.finish(&operation, result, buf))
             }
         };
-        self.admit(); // there is a place
-        Some(self.address(whose, step))
+        self.admit(); // there is a place, and this operation may not be the one that may have it
+        Some(self.address(whose, step?))
     }
 
     /// What the client hears of it, and the log.

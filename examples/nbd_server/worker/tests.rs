@@ -86,13 +86,17 @@ impl Lab {
         let disk = Arc::new(FaultDevice::new(device));
         if exports.blocks.is_some() {
             let bytes = Args::parse_from(args).cache;
-            let raw: Arc<dyn BlockDevice> = disk.clone();
-            let files = [exports.files[0].try_clone().unwrap()];
-            let blocks = Blocks::on(bytes, (&files, 1), |_| Ok(Arc::clone(&raw)));
+            let files = exports.files.iter().map(|file| file.try_clone().unwrap());
+            let files: Vec<_> = files.collect();
+            let first = std::cell::Cell::new(Some(disk.clone()));
+            let blocks = Blocks::on(bytes, (&files, files.len()), |file| match first.take() {
+                Some(disk) => Ok(disk),
+                None => Ok(Arc::new(FileDevice::new(file.try_clone()?)?)),
+            });
             exports.blocks = Some(blocks.unwrap());
         }
         let exports = Arc::new(exports);
-        let connections = Arc::new(CtxTable::builder().max_contexts(2).build().unwrap());
+        let connections = Arc::new(CtxTable::builder().max_contexts(4).build().unwrap());
         let registry = Arc::new(Registry::new(&exports).unwrap());
         let (inboxes, receivers): (Vec<_>, Vec<_>) =
             (0..count).map(|_| Inbox::new().unwrap()).unzip();

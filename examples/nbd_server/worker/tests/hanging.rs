@@ -5,11 +5,11 @@ use super::*;
 
 const NONE: CommandFlags = CommandFlags::NONE;
 
-/// A server of so many images, without a cache: the script has what is asked of them.
-fn images(count: usize, limits: Limits) -> Lab {
+/// A server of so many images: the script has what is asked of them, and is not in the cache.
+fn images(count: usize, cache: &str, limits: Limits) -> Lab {
     let dir = tempfile::tempdir().unwrap();
     let paths: Vec<_> = (0..count).map(|nr| dir.path().join(format!("{nr}.img"))).collect();
-    let mut args = vec!["nbd_server", "--cache", "0", "--size", "1M"];
+    let mut args = vec!["nbd_server", "--cache", cache, "--size", "1M"];
     for path in &paths {
         args.extend(["--image", path.to_str().unwrap()]);
     }
@@ -22,7 +22,7 @@ fn images(count: usize, limits: Limits) -> Lab {
 fn an_image_that_hangs_leaves_places_and_room_to_others() {
     const DEPTH: usize = 64;
     const LEN: usize = 16; // so that a socket holds all replies
-    let mut lab = images(2, Limits { depth: DEPTH, most: 4 * DEPTH });
+    let mut lab = images(2, "0", Limits { depth: DEPTH, most: 4 * DEPTH });
     let mut hung = lab.client_of(0);
     let mut asked = 0;
     while !lab.worker.blocked.contains(&hung.0) {
@@ -51,6 +51,45 @@ fn an_image_that_hangs_leaves_places_and_room_to_others() {
         assert_eq!(read(&mut hung), (3, 0));
     }
     for client in [hung, other] {
+        lab.worker.close(client.0, "a test");
+    }
+    lab.ends_empty();
+}
+
+/// A READ that comes back from a hand may not have the place that it leaves, and another may.
+#[test]
+fn a_place_that_a_hand_leaves_goes_to_who_may_have_it() {
+    const DEPTH: usize = 10;
+    const LONG: usize = 128 << 10; // and so read past the cache
+    let mut lab = images(3, "1M", Limits { depth: DEPTH, most: 4 * DEPTH });
+    let mut hung = lab.client_of(0);
+    lab.ask(&mut hung, cmd::WRITE, NONE);
+    lab.ask_for(&mut hung, cmd::READ, NONE, 1, LONG); // a hand writes the block back first
+    assert!(lab.worker.requests.waits_for_others() && lab.script.in_flight() == 0);
+    let offset = 512 << 10;
+    let read = Request { flags: NONE, command: cmd::READ, cookie: 2, offset, len: 16 };
+    for _ in 2..DEPTH {
+        hung.1.write_all(&read.encode()).unwrap();
+        lab.worker.ready(hung.0, epoll::EventFlags::IN);
+    }
+    let (mut second, mut third) = (lab.client_of(1), lab.client_of(2));
+    lab.ask(&mut second, cmd::READ, NONE);
+    lab.ask(&mut third, cmd::READ, NONE);
+    let depth = |lab: &Lab| (lab.script.in_flight(), lab.worker.report().waits.depth);
+    assert_eq!(depth(&lab), (DEPTH - 1, 1), "and one is with a hand");
+    let engine = Rc::clone(&lab.worker.requests.engine);
+    while lab.worker.requests.waits_for_others() {
+        std::thread::yield_now();
+        lab.worker.settle(&engine);
+    }
+    assert_eq!(depth(&lab), (DEPTH, 1), "the first image may not have the last place");
+    while lab.script.in_flight() > 0 {
+        lab.complete();
+    }
+    for client in [&mut second, &mut third] {
+        assert_eq!(reply(client, BLOCK), (0xc0, 0));
+    }
+    for client in [hung, second, third] {
         lab.worker.close(client.0, "a test");
     }
     lab.ends_empty();
