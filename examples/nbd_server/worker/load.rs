@@ -1,6 +1,6 @@
 //! What is known of a worker from outside: how many connections it has, and how busy it is.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// No connection may come any more.
@@ -12,8 +12,10 @@ const CLOSED: usize = usize::MAX;
 pub(crate) struct Load {
     /// Connections that it has, and those on their way to it.
     connections: AtomicUsize,
-    /// Nanoseconds that it spent on something else than waiting.
+    /// Nanoseconds that it spent on something else than waiting, up to its last wait.
     worked: AtomicU64,
+    /// It does not wait now.
+    working: AtomicBool,
 }
 
 impl Load {
@@ -41,9 +43,15 @@ impl Load {
         closed.is_ok() || closed == Err(CLOSED)
     }
 
-    /// Says that the worker has worked for so long; only itself does.
+    /// Says that the worker begins to work; only itself does.
+    pub(super) fn begin(&self) {
+        self.working.store(true, Ordering::Relaxed); // see `work`
+    }
+
+    /// Says that the worker has worked for so long, and is about to wait; only itself does.
     pub(super) fn work(&self, time: Duration) {
-        // Ordering: Relaxed, all; a figure that others compare with what it was before.
+        // Ordering: Relaxed, all; figures that others compare with what they were before.
+        self.working.store(false, Ordering::Relaxed);
         let before = self.worked.load(Ordering::Relaxed);
         let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.worked.store(before.wrapping_add(time), Ordering::Relaxed);
@@ -52,6 +60,12 @@ impl Load {
     /// Nanoseconds that the worker has worked.
     pub(super) fn worked(&self) -> u64 {
         self.worked.load(Ordering::Relaxed)
+    }
+
+    /// Whether the worker does not wait. If it has not [`worked`](Self::worked) for long either, it may have
+    /// been at the same thing for as long.
+    pub(super) fn is_working(&self) -> bool {
+        self.working.load(Ordering::Relaxed)
     }
 }
 

@@ -247,7 +247,7 @@ impl Worker {
     fn round(&mut self, engine: &Engine, events: &mut Vec<epoll::Event>) -> io::Result<()> {
         self.wait(events)?;
         self.let_clients_read(events);
-        let woke = self.balance.begin();
+        let woke = self.begin_to_work();
         let (mut inbox, mut turn) = (false, false);
         {
             let _plug = engine.plug(); // what arrived together is submitted together

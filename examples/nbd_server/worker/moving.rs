@@ -12,7 +12,8 @@
 //! A worker that is busy looks now and then at what the others have worked since; who is idle does nothing.
 //! Busy is who does not wait, whether it works, is kept from its CPU, or blocks: each is a reason to give
 //! connections away. The one goes that leaves the busier of the two the least busy, and a lone busy one
-//! stays where it is. As who gives is busy and who gets is idle, none comes back by the next look.
+//! stays where it is. As who gives is busy and who gets is idle, none comes back by the next look; and as
+//! none goes where another has just come, several who are busy do not make one of the idle.
 
 use std::time::{Duration, Instant};
 
@@ -63,12 +64,19 @@ pub(crate) struct Moves {
 pub(super) struct Balance {
     /// All, itself as well.
     workers: Vec<Inbox>,
-    /// What each had worked at the last look.
-    worked: Vec<u64>,
+    /// What each was at the last look.
+    seen: Vec<Seen>,
     looked: Instant,
     next_look: Instant,
     leaving: Option<Leaving>,
     pub(super) rules: Rules,
+}
+
+/// What was seen of a worker.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    worked: u64,
+    connections: usize,
 }
 
 /// The connection that is about to leave.
@@ -76,19 +84,16 @@ pub(super) struct Balance {
 struct Leaving {
     id: Id,
     to: usize,
+    /// Connections that were there.
+    beside: usize,
     until: Instant,
 }
 
 impl Balance {
     pub(super) fn new(workers: Vec<Inbox>) -> Self {
-        let (worked, now) = (vec![0; workers.len()], Instant::now());
+        let (seen, now) = (vec![Seen::default(); workers.len()], Instant::now());
         let (leaving, rules) = (None, Rules::default());
-        Self { workers, worked, looked: now, next_look: now, leaving, rules }
-    }
-
-    /// The worker begins to work, which is of interest only to others.
-    pub(super) fn begin(&self) -> Option<Instant> {
-        (self.workers.len() > 1).then(Instant::now)
+        Self { workers, seen, looked: now, next_look: now, leaving, rules }
     }
 
     /// How soon to look again.
@@ -102,12 +107,18 @@ impl Balance {
         let time = now.duration_since(self.looked).as_nanos() as f64;
         self.looked = now;
         let (mut here, mut best) = (0.0, None);
-        for (number, (inbox, before)) in self.workers.iter().zip(&mut self.worked).enumerate() {
-            let worked = inbox.load.worked();
-            let part = worked.wrapping_sub(std::mem::replace(before, worked)) as f64 / time;
+        for (number, (Inbox { load, .. }, seen)) in
+            self.workers.iter().zip(&mut self.seen).enumerate()
+        {
+            let is = Seen { worked: load.worked(), connections: load.get() };
+            let was = std::mem::replace(seen, is);
+            let part = is.worked.wrapping_sub(was.worked) as f64 / time;
+            // What has come is not in that figure, nor what is not over.
+            let more = is.connections > was.connections;
+            let stands = is.worked == was.worked && load.is_working();
             if number == own {
                 here = part;
-            } else if best.is_none_or(|(_, least)| part < least) {
+            } else if !more && !stands && best.is_none_or(|(_, least)| part < least) {
                 best = Some((number, part));
             }
         }
@@ -135,6 +146,14 @@ fn choose<T>(
 }
 
 impl Worker {
+    /// At the begin of a round, which is of interest only to others.
+    pub(super) fn begin_to_work(&self) -> Option<Instant> {
+        (self.balance.workers.len() > 1).then(|| {
+            self.load.begin();
+            Instant::now()
+        })
+    }
+
     /// At the end of a round: says how long it took, and has a connection leave where that helps.
     pub(super) fn look_at_loads(&mut self, woke: Instant) {
         let now = Instant::now();
@@ -171,19 +190,24 @@ impl Worker {
         conn.mark_dirty(&mut self.dirty); // so that epoll hears that no input is wanted
         self.again = true;
         let now = Instant::now();
-        self.balance.leaving = Some(Leaving { id, to, until: now + self.balance.rules.patience });
+        let beside = self.balance.workers[to].load.get();
+        let until = now + self.balance.rules.patience;
+        self.balance.leaving = Some(Leaving { id, to, beside, until });
         self.go_on_leaving(now);
     }
 
     /// Gives the connection away if it is ready, and gives that up if it is late.
     fn go_on_leaving(&mut self, now: Instant) {
-        let Some(Leaving { id, to, until }) = self.balance.leaving else { return };
+        let Some(Leaving { id, to, beside, until }) = self.balance.leaving else { return };
         let slot = self.slot_of(id).filter(|&slot| self.conns[slot].leaving);
         let Some(slot) = slot else {
             self.balance.leaving = None; // it ends, or has ended
             return;
         };
-        if self.conns[slot].may_leave() {
+        if self.balance.workers[to].load.get() > beside {
+            self.balance.leaving = None;
+            self.go_on_with(slot); // another was first
+        } else if self.conns[slot].may_leave() {
             self.balance.leaving = None;
             self.give_away(slot, to);
         } else if now >= until {

@@ -379,3 +379,79 @@ fn of_two_busy_ones_one_goes_and_the_last_stays() {
     }
     Lab::all_end_empty(vec![old, new]);
 }
+
+impl Lab {
+    /// More time than has passed.
+    fn works_for_long(&mut self) {
+        self.worker.load.work(Duration::from_secs(1000));
+    }
+}
+
+/// What a worker is at counts when it is over: before that it would seem to be idle.
+#[test]
+fn nobody_goes_to_a_worker_that_stands_still() {
+    let [mut old, mut new] = team();
+    let mut clients = [old.client(), old.client()];
+    old.worker.balance.rules.period = Duration::ZERO;
+    old.go_on();
+    let mut look = |old: &mut Lab| {
+        old.works_for_long();
+        for client in &mut clients {
+            old.ask(client, cmd::READ, NONE);
+            old.complete();
+        }
+        old.go_on();
+        old.worker.conns.len()
+    };
+    new.worker.load.begin();
+    assert_eq!((look(&mut old), look(&mut old)), (2, 2), "it opens an image, say");
+    new.worker.load.work(Duration::ZERO);
+    assert_eq!(look(&mut old), 1);
+    new.go_on();
+    for client in &clients {
+        let lab = if old.has(client) { &mut old } else { &mut new };
+        lab.worker.close(client.0, "a test");
+    }
+    Lab::all_end_empty(vec![old, new]);
+}
+
+#[test]
+fn two_who_are_busy_do_not_both_give_to_one() {
+    for busy in [false, true] {
+        let limits = Limits { depth: MOST, most: MOST };
+        let mut team = Lab::team(3, limits, MOST + 1, "0");
+        let mut clients = Vec::new();
+        for lab in &mut team[..2] {
+            lab.worker.balance.rules.patience = Duration::from_secs(1000);
+            lab.worker.balance.rules.period = Duration::ZERO;
+            clients.push([lab.client(), lab.client()]);
+            lab.go_on();
+        }
+        for (nth, (lab, clients)) in team.iter_mut().zip(&mut clients).enumerate() {
+            lab.works_for_long();
+            for client in clients.iter_mut() {
+                lab.ask(client, cmd::READ, NONE);
+                lab.complete();
+            }
+            if busy && nth == 0 {
+                // It begins to leave, and the other one goes while it waits for its replies.
+                clients.iter_mut().for_each(|client| lab.ask(client, cmd::READ, NONE));
+            }
+            lab.go_on();
+        }
+        if busy {
+            assert_eq!(team[0].moves(), (0, 0));
+            (0..2).for_each(|_| team[0].complete());
+            team[0].go_on();
+        }
+        let left = [0, 1].map(|nth: usize| team[nth].moves().1);
+        assert_eq!(left, [u64::from(!busy), u64::from(busy)]);
+        assert!(team[0].worker.conns.iter().all(|(_, conn)| !conn.leaving));
+        team[2].go_on();
+        for client in clients.iter().flatten() {
+            let lab = team.iter_mut().find(|lab| lab.has(client)).expect("somebody has it");
+            lab.worker.close(client.0, "a test");
+        }
+        Lab::all_end_empty(team);
+    }
+}
