@@ -8,7 +8,7 @@ use std::fs::Permissions;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -35,11 +35,29 @@ struct Listener {
 }
 
 /// The name of a Unix socket; goes with the listener.
-pub(crate) struct SocketFile(pub(crate) PathBuf);
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    /// Device and inode, if they could be asked for.
+    identity: Option<(u64, u64)>,
+}
+
+impl SocketFile {
+    /// Of a socket that was bound to that path.
+    pub(crate) fn new(path: &Path) -> Self {
+        Self { path: path.to_owned(), identity: Self::identity(path) }
+    }
+
+    fn identity(path: &Path) -> Option<(u64, u64)> {
+        path.symlink_metadata().ok().map(|meta| (meta.dev(), meta.ino()))
+    }
+}
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0); // somebody else may have done it
+        // Somebody may have removed it, and another server have made its own there.
+        if self.identity.is_some() && Self::identity(&self.path) == self.identity {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -53,7 +71,7 @@ impl Listeners {
         if let Some(path) = &args.socket {
             let socket = listen_unix(path)?;
             let address = format!("unix:{}", path.display());
-            let file = Some(SocketFile(path.clone()));
+            let file = Some(SocketFile::new(path));
             all.push(Listener { socket, _file: file, address, tcp: false });
         }
         if let Some(address) = args.tcp {
@@ -179,4 +197,28 @@ fn listen_tcp(address: SocketAddr) -> Result<Socket, ServerError> {
     let listener = TcpListener::bind(address).map_err(fail)?;
     listener.set_nonblocking(true).map_err(fail)?;
     Ok(listener.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_socket_of_another_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listen = || (listen_unix(&path).unwrap(), SocketFile::new(&path));
+        let (first, its) = listen();
+        assert!(listen_unix(&path).is_err(), "somebody listens there");
+        std::fs::rename(&path, dir.path().join("old")).unwrap(); // so that its inode is in use
+        let (_second, others) = listen();
+        drop((first, its));
+        assert!(UnixStream::connect(&path).is_ok());
+        drop(others);
+        assert!(!path.exists());
+        let gone = SocketFile::new(&path);
+        std::fs::write(&path, b"a file").unwrap();
+        drop(gone);
+        assert!(path.exists());
+    }
 }

@@ -44,7 +44,7 @@ pub(crate) struct Metrics {
 impl Metrics {
     pub(crate) fn start(path: &Path, reporter: Reporter) -> Result<Self, ServerError> {
         let socket = listen_unix(path)?;
-        let file = SocketFile(path.to_owned());
+        let file = SocketFile::new(path);
         let stop = eventfd()?;
         let stopped = Arc::clone(&stop);
         let run = move || answer_all(&socket, &stopped, &reporter);
