@@ -6,6 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use aio_reap::EngineStats;
 use bufcache::CacheStats;
@@ -28,17 +29,23 @@ pub(crate) struct Reporter {
     pub(crate) exports: Arc<ExportTable>,
     pub(crate) connections: Arc<Connections>,
     pub(crate) registry: Arc<Registry>,
+    /// How long to wait for the workers.
+    pub(crate) patience: Duration,
 }
 
 impl Reporter {
-    /// Asks every worker, and waits for their answers; without those of workers that have ended.
+    /// Asks every worker, and waits for their answers; without those of workers that have ended, or stand
+    /// still for too long: who asks has to go on.
     pub(crate) fn report(&self) -> ServerReport {
         let (sender, receiver) = mpsc::channel();
         for inbox in &self.workers {
             inbox.send(Message::Report(sender.clone()));
         }
         drop(sender);
-        let reports: Vec<WorkerReport> = receiver.iter().collect();
+        let since = Instant::now();
+        let left = || self.patience.saturating_sub(since.elapsed());
+        let next = || receiver.recv_timeout(left()).ok();
+        let reports: Vec<WorkerReport> = std::iter::from_fn(next).collect();
         let cache = self.exports.blocks.as_ref().and_then(Blocks::stats);
         let registry = self.registry.report(&self.exports);
         let hands = self.exports.hands.stats();

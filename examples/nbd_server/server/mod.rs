@@ -39,6 +39,8 @@ const MEMORY: usize = 256 << 20;
 const POOL: usize = 16;
 /// Connections taken before the signals have their turn.
 const ACCEPTED_AT_ONCE: usize = 64;
+/// A worker that does not say what it has counted for so long stands still, in opening an image, say.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Send buffer asked for; the system may grant less. A guess: a few large replies.
 const SEND_BUFFER: usize = 2 << 20;
 
@@ -144,6 +146,7 @@ impl Server {
             exports: Arc::clone(&exports),
             connections: Arc::clone(&connections),
             registry: Arc::clone(&registry),
+            patience: PATIENCE,
         };
         let metrics = args.metrics.as_ref().map(|path| Metrics::start(path, reporter.clone()));
         Ok(Self {
@@ -174,7 +177,8 @@ impl Server {
         mut tick: impl FnMut(&Self),
     ) -> Result<(), ServerError> {
         let Calls { stop, show, period } = calls;
-        let mut next = period.map(|period| Instant::now() + period);
+        let due = || Instant::now().checked_add(period?); // never, if that is too far away
+        let mut next = due();
         let mut look = self.exports.has_folder().then(Instant::now);
         let back = Arc::new(Back::new(Waker::noop().clone()));
         loop {
@@ -214,11 +218,9 @@ impl Server {
                 self.exports.look_for_idle(now, &back);
                 look = Some(now + LOOK);
             }
-            if let (Some(due), Some(period)) = (next, period) {
-                if Instant::now() >= due {
-                    tick(self);
-                    next = Some(Instant::now() + period);
-                }
+            if next.is_some_and(|next| Instant::now() >= next) {
+                tick(self);
+                next = due();
             }
         }
     }

@@ -42,7 +42,7 @@ fn serve<T: Send>(options: &[&str], clients: impl FnOnce(&Lab) -> T + Send) -> (
             let _stop = Stop(lab); // also if it panics
             clients(lab)
         });
-        let calls = Calls { stop: stop.as_fd(), show: None, period: None };
+        let calls = Calls { stop: stop.as_fd(), show: None, period: Some(Duration::MAX) };
         server.accept_until(calls, |_| {}).unwrap();
         server.stop().unwrap();
         clients.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -269,5 +269,17 @@ fn of_two_busy_connections_of_a_worker_one_goes_to_the_idle_one() {
             stream.write_all(&request(cmd::READ, 1, 1)).unwrap();
             stream.read_exact(&mut [0; 16 + BLOCK]).unwrap();
         }
+    });
+}
+
+#[test]
+fn a_worker_that_does_not_answer_keeps_no_figures_from_us() {
+    serve(&["--workers", "2", "--size", "1M"], |lab| {
+        let mut reporter = lab.reporter.clone();
+        assert_eq!(reporter.report().workers, 2);
+        let (dead, _inbox) = Inbox::new().unwrap();
+        reporter.workers.push(dead);
+        reporter.patience = Duration::from_millis(10);
+        assert!(reporter.report().workers <= 2);
     });
 }
