@@ -4,7 +4,7 @@
 //! allocates, and no list is walked further than a call's budget.
 
 use crate::frames::Frame;
-use crate::policy::Policy;
+use crate::policy::{Looks, Policy};
 use crate::table::Place;
 
 pub(crate) const NIL: u32 = u32::MAX;
@@ -248,6 +248,18 @@ impl Cold {
         match victim.on {
             On::Policy(list) => policy.put_back(nodes, victim.frame, list),
             _ => nodes.push_last(scanned, victim.frame, On::Scanned),
+        }
+    }
+
+    /// Puts a buffer behind the others that stays, though it was looked at.
+    pub(crate) fn keep(&mut self, frame: Frame, looks: &mut Looks) {
+        let Self { nodes, policy, scanned, .. } = self;
+        if nodes.of(frame).once {
+            nodes.push(scanned, frame, On::Scanned);
+            looks.scanned += 1;
+        } else {
+            policy.keep(nodes, frame);
+            looks.main += 1;
         }
     }
 

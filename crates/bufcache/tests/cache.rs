@@ -465,3 +465,63 @@ fn inv10_an_invalidated_buffer_is_found_behind_those_in_use() {
         assert!(disk.claim(3).unwrap().is_some(), "{free}");
     }
 }
+
+/// On which list the only idle buffer is, is nothing to who needs one.
+#[test]
+fn inv07_the_only_buffer_that_is_not_in_use_is_found() {
+    const BUFFERS: u64 = 40;
+    let all = [Eviction::A2, Eviction::Clock].into_iter().flat_map(|eviction| {
+        (0..BUFFERS).flat_map(move |idle| [true, false].map(|pins| (eviction, idle, pins)))
+    });
+    for (eviction, idle, pins) in all {
+        let cache = Cache::builder(BUFFERS as usize * SIZE).eviction(eviction).build().unwrap();
+        let disk = cache.attach(Numbered::new(100), SIZE).unwrap();
+        // Some that come back soon after they went, which A2 has no probation for, and some of a scan.
+        let blocks = (0..BUFFERS + 3).chain(BUFFERS - 4..BUFFERS);
+        blocks.for_each(|block| drop(disk.get(block).unwrap()));
+        (60..90).for_each(|block| drop(disk.get_once(block).unwrap()));
+        let mut held: Vec<_> = (0..90).filter_map(|block| disk.try_get(block).ok()).collect();
+        assert_eq!(held.len() as u64, BUFFERS);
+        drop(held.remove(idle as usize));
+        let pinned =
+            pins.then(|| held.drain(..).map(|guard| guard.pin().unwrap()).collect::<Vec<_>>());
+        assert!(disk.claim(50).unwrap().is_some(), "{eviction:?}, pins {pins}: {idle}");
+        drop(pinned);
+    }
+}
+
+#[test]
+fn inv07_a_buffer_is_found_behind_a_scan_that_is_in_use() {
+    const BUFFERS: u64 = 100;
+    for eviction in [Eviction::A2, Eviction::Clock] {
+        let cache = Cache::builder(BUFFERS as usize * SIZE).eviction(eviction).build().unwrap();
+        let disk = cache.attach(Numbered::new(200), SIZE).unwrap();
+        let held: Vec<_> = (1..BUFFERS).map(|block| disk.get_once(block).unwrap()).collect();
+        drop(disk.get(0).unwrap());
+        assert!(disk.claim(150).unwrap().is_some(), "{eviction:?}");
+        drop(held);
+    }
+}
+
+/// A pass looks at each buffer once, wherever it is: what it finds in use on one list leaves the others to it.
+#[test]
+fn inv11_a_pass_looks_at_each_buffer_once() {
+    const BUFFERS: u64 = 100;
+    for eviction in [Eviction::A2, Eviction::Clock] {
+        let cache = Cache::builder(BUFFERS as usize * SIZE).eviction(eviction).build().unwrap();
+        let disk = cache.attach(Numbered::new(300), SIZE).unwrap();
+        (0..BUFFERS + 8)
+            .chain(BUFFERS - 10..BUFFERS)
+            .for_each(|block| drop(disk.get(block).unwrap()));
+        let there: Vec<_> = (0..BUFFERS + 8).filter(|&block| disk.is_cached(block)).collect();
+        assert_eq!(there.len() as u64, BUFFERS);
+        there.iter().for_each(|&block| disk.get(block).unwrap().set_weight(1).unwrap());
+        // Of those that weigh one, whatever their uses, none goes in the first pass.
+        assert_eq!(cache.shrink(usize::MAX), Ok(0), "{eviction:?}");
+        let passes = (1..10).find(|_| {
+            cache.shrink(usize::MAX).unwrap();
+            !there.iter().any(|&block| disk.is_cached(block))
+        });
+        assert!(passes.is_some_and(|passes| passes < 6), "{eviction:?}: {passes:?}");
+    }
+}

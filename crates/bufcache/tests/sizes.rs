@@ -203,3 +203,35 @@ fn several_take_chunks_at_once() {
     });
     assert!(world.cache.stats().unwrap().bytes <= ROOM as usize * SMALL);
 }
+
+/// The only chunk that nobody uses is one that the policy would come to last.
+#[test]
+fn a_large_block_finds_a_chunk_on_probation() {
+    for eviction in [Eviction::A2, Eviction::Clock] {
+        for idle in 48..64 {
+            let builder = Cache::builder(64 * LARGE).block_sizes(SMALL, LARGE).eviction(eviction);
+            let cache = builder.build().unwrap();
+            let large = cache.attach(MemoryDevice::new(vec![1; 128 * LARGE]), LARGE).unwrap();
+            let small = cache.attach(MemoryDevice::new(vec![2; 64 * LARGE]), SMALL).unwrap();
+            // Each fourth chunk has small blocks.
+            for block in 0..64 {
+                if block % 4 == 3 {
+                    (block * CHUNK..(block + 1) * CHUNK)
+                        .for_each(|at| drop(small.get(at).unwrap()));
+                } else {
+                    drop(large.get(block).unwrap());
+                }
+            }
+            let held: Vec<_> =
+                (0..64)
+                    .filter(|block| *block != idle)
+                    .map(|block| {
+                        if block % 4 == 3 { small.get(block * CHUNK + 5) } else { large.get(block) }
+                    })
+                    .map(|guard| guard.unwrap().pin().unwrap())
+                    .collect();
+            assert!(large.claim(100).unwrap().is_some(), "{eviction:?}: {idle}");
+            drop(held);
+        }
+    }
+}

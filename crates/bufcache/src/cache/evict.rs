@@ -29,6 +29,9 @@ const LOOKS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 24 }
 /// Most buffers in a row that are in use and were not used lately, before there seem to be no others. A
 /// guess: a pass over as many takes less than a wait does. In a model two looks are all.
 const IN_A_ROW: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 1024 };
+/// Most of those on one list, before it is another's turn: where all of a long one are in use, the others are
+/// looked at, too.
+const OF_ONE_LIST: usize = IN_A_ROW.div_ceil(4);
 /// Between two looks for a buffer where all are in use. A guess: longer than most guards live.
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 pub(super) const PAUSE: Duration = Duration::from_micros(50);
@@ -59,39 +62,42 @@ impl Shared {
     ) -> Result<Option<T>, Forked> {
         // Looks at buffers since one was evicted: all, and those since one had a use or a weight less.
         let (mut looked, mut idle) = (0, 0);
+        let mut looks = Looks::new(Some(OF_ONE_LIST));
         loop {
             let mut victims = Batch::new();
-            let mut looks = Looks::new(LOOKS);
+            (looks.left, looks.lowered) = (LOOKS, false);
             let (mut chunk, mut passes) = (None, 1);
             let all = {
                 let mut cold = self.cold.lock()?;
                 if let Some(result) = done(&mut cold) {
                     return Ok(Some(result));
                 }
-                self.choose(&mut cold, &mut victims, BATCH, &mut looks);
                 let all = cold.policy.len() + cold.scanned.len;
+                self.choose(&mut cold, &mut victims, BATCH, &mut looks);
                 if cold.may_need_chunk(class) {
                     passes = 2; // of which the first is choosy
                     if victims.are_smaller_than(cold.wanted(class)) {
                         let choosy = looked < all.min(IN_A_ROW);
-                        chunk = self.choose_chunk(&mut cold, &mut victims, choosy);
+                        chunk = self.choose_chunk(&mut cold, &mut victims, choosy, &mut looks);
                     }
                 }
                 all
             };
             let taken = LOOKS - looks.left;
             if let Some(chunk) = chunk {
-                let (freed, result) = self.take_chunk(&chunk, &mut done)?;
+                let (freed, result) = self.take_chunk(&chunk, &mut looks, &mut done)?;
                 if result.is_some() {
                     return Ok(result);
                 }
                 if freed > 0 {
                     (looked, idle) = (0, 0);
+                    looks.start_over();
                     continue;
                 }
             }
-            if self.take_apart(victims)? + self.bury()? > 0 {
+            if self.take_apart(victims, &mut looks)? + self.bury()? > 0 {
                 (looked, idle) = (0, 0);
+                looks.start_over();
                 continue;
             }
             looked += taken as usize;
@@ -135,9 +141,8 @@ impl Shared {
         // Of a small cache not so many at once: they would be missed.
         let most = most.min((cold.limit() / 64).clamp(1, BATCH));
         let Cold { nodes, policy, scanned, .. } = cold;
-        // Those first that were read once. Each is looked at no more than once here: what stays goes
-        // behind the others.
-        for _ in 0..scanned.len.min(looks.left as usize) {
+        // Those first that were read once: what stays goes behind the others.
+        while looks.left > 0 && looks.has_more(looks.scanned, scanned.len) {
             if victims.len == most {
                 return;
             }
@@ -154,6 +159,7 @@ impl Shared {
                 victims.push(self.victim(frame, On::Scanned));
             } else {
                 nodes.push(scanned, frame, On::Scanned);
+                looks.scanned += 1;
             }
         }
         while victims.len < most {
@@ -163,7 +169,7 @@ impl Shared {
     }
 
     /// Frees what nobody looks at of what is marked. Returns how many.
-    fn take_apart(&self, victims: Batch) -> Result<usize, Forked> {
+    fn take_apart(&self, victims: Batch, looks: &mut Looks) -> Result<usize, Forked> {
         if victims.len == 0 {
             return Ok(0);
         }
@@ -212,13 +218,11 @@ impl Shared {
                 freed += 1;
                 continue;
             }
-            let Cold { nodes, policy, dead, scanned, .. } = &mut *cold;
             if entries[at].word().has(STALE) && !mutant("evict-keeps-what-is-stale") {
+                let Cold { nodes, dead, .. } = &mut *cold;
                 nodes.push(dead, frame, On::Dead); // invalidated meanwhile
-            } else if nodes.of(frame).once {
-                nodes.push(scanned, frame, On::Scanned);
             } else {
-                policy.keep(nodes, frame);
+                cold.keep(frame, looks);
             }
         }
         drop(cold);
@@ -287,17 +291,19 @@ impl Shared {
             let cold = self.cold.lock()?;
             cold.policy.len() + cold.scanned.len
         };
+        let mut looks = Looks::new(None);
         while freed < buffers {
             freed += self.bury()?;
             let mut victims = Batch::new();
             let most = left.min(LOOKS as usize) as u32;
-            let mut looks = Looks::new(most);
+            looks.left = most;
             self.choose(&mut *self.cold.lock()?, &mut victims, buffers - freed, &mut looks);
             left -= (most - looks.left) as usize;
-            if victims.len == 0 && left == 0 {
+            // None are left, or others have taken them meanwhile.
+            if victims.len == 0 && (left == 0 || looks.left == most) {
                 break;
             }
-            freed += self.take_apart(victims)?;
+            freed += self.take_apart(victims, &mut looks)?;
         }
         Ok(freed)
     }

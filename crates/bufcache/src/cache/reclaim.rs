@@ -12,7 +12,7 @@ use super::evict::Batch;
 use crate::cold::{Cold, On, Victim};
 use crate::frames::Frame;
 use crate::hazard;
-use crate::policy::{mark, may_go};
+use crate::policy::{Looks, mark, may_go};
 use crate::word::{EVICT, NEW};
 
 /// Most frames of a chunk.
@@ -52,6 +52,7 @@ impl Shared {
         cold: &mut Cold,
         victims: &mut Batch,
         choosy: bool,
+        looks: &mut Looks,
     ) -> Option<Chunk> {
         let beside = |cold: &Cold, a: Frame, b: Frame| cold.chunk_of(a) == cold.chunk_of(b);
         let mut best: Option<(u64, Frame)> = None;
@@ -73,8 +74,8 @@ impl Shared {
         for victim in victims.all().iter().rev() {
             match (&chunk, best) {
                 (Some(_), Some((_, of))) if beside(cold, of, victim.frame) => {}
-                (Some(_), _) => self.spare_victim(cold, *victim, false),
-                (None, _) => self.spare_victim(cold, *victim, true),
+                (Some(_), _) => self.spare_victim(cold, *victim, None),
+                (None, _) => self.spare_victim(cold, *victim, Some(looks)),
             }
         }
         victims.clear();
@@ -125,7 +126,7 @@ impl Shared {
                 _ => {
                     // Somebody has come for it since it was looked at.
                     for one in chunk.all().iter().rev().filter(|one| !is_victim(one)) {
-                        self.spare_victim(cold, *one, false);
+                        self.spare_victim(cold, *one, None);
                     }
                     return None;
                 }
@@ -141,21 +142,16 @@ impl Shared {
 
     /// Puts back what does not go: as the next to go, or behind the others. Under the lock, so that who
     /// invalidates the buffer, now that it can be had again, finds it on a list.
-    fn spare_victim(&self, cold: &mut Cold, victim: Victim, behind: bool) {
+    fn spare_victim(&self, cold: &mut Cold, victim: Victim, behind: Option<&mut Looks>) {
         let frame = victim.frame;
         if victim.on == On::Free {
             return self.give_to(cold, frame);
         }
         let entry = self.table.entry(victim.place);
-        entry.change(0, if behind { EVICT | NEW } else { EVICT });
-        if !behind {
-            cold.put_back(victim);
-        } else if cold.nodes.of(frame).once {
-            let Cold { nodes, scanned, .. } = cold;
-            nodes.push(scanned, frame, On::Scanned);
-        } else {
-            let Cold { nodes, policy, .. } = cold;
-            policy.keep(nodes, frame);
+        entry.change(0, if behind.is_some() { EVICT | NEW } else { EVICT });
+        match behind {
+            None => cold.put_back(victim),
+            Some(looks) => cold.keep(frame, looks),
         }
     }
 
@@ -164,6 +160,7 @@ impl Shared {
     pub(super) fn take_chunk<T>(
         &self,
         chunk: &Chunk,
+        looks: &mut Looks,
         then: impl FnOnce(&mut Cold) -> Option<T>,
     ) -> Result<(usize, Option<T>), Forked> {
         let Some(first) = chunk.buffers().next() else { return Ok((0, None)) };
@@ -202,7 +199,7 @@ impl Shared {
                 freed += 1;
             } else {
                 // Behind the others: the next to go would be the same.
-                self.spare_victim(&mut cold, *victim, true);
+                self.spare_victim(&mut cold, *victim, Some(looks));
             }
             at += 1;
         }

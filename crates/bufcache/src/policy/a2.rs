@@ -105,15 +105,16 @@ impl A2 {
         while looks.left > 0 {
             looks.left -= 1;
             let on_probation = self.newer.units + self.older.units;
-            let which = if on_probation < self.probation && !self.main.is_empty() {
-                MAIN
-            } else if !self.older.is_empty() {
-                OLDER
-            } else if !self.newer.is_empty() {
-                NEWER
-            } else {
-                MAIN
-            };
+            let which =
+                if on_probation < self.probation && looks.has_more(looks.main, self.main.len) {
+                    MAIN
+                } else if !self.older.is_empty() {
+                    OLDER
+                } else if !self.newer.is_empty() {
+                    NEWER
+                } else {
+                    MAIN
+                };
             let list = self.list(which);
             let frame = nodes.last(list)?;
             nodes.remove(list, frame);
@@ -138,6 +139,11 @@ impl A2 {
                 entry.change(0, NEW);
             }
             self.keep(nodes, frame);
+            if stays && which == MAIN {
+                looks.lower();
+            } else {
+                looks.main += 1;
+            }
         }
         None
     }

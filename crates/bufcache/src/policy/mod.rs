@@ -33,11 +33,32 @@ pub(crate) struct Looks {
     pub(crate) left: u32,
     /// One of those it has looked at stays, and counts as less used now.
     pub(crate) lowered: bool,
+    /// How many in a row were looked at and stay: those at the front of the list of what was read once, and
+    /// of the policy's main list. Once that is all of a list, the victim is on another.
+    pub(crate) scanned: usize,
+    pub(crate) main: usize,
+    /// So many of one list are as good as all; none: each buffer is looked at once.
+    most: Option<usize>,
 }
 
 impl Looks {
-    pub(crate) fn new(left: u32) -> Self {
-        Self { left, lowered: false }
+    pub(crate) fn new(most: Option<usize>) -> Self {
+        Self { left: 0, lowered: false, scanned: 0, main: 0, most }
+    }
+
+    /// Whether there are some on a list that has `len`, of which `seen` were looked at.
+    pub(crate) fn has_more(&self, seen: usize, len: usize) -> bool {
+        seen < len.min(self.most.unwrap_or(usize::MAX))
+    }
+
+    /// One of the main list stays, as it was used, and may go at the next look.
+    fn lower(&mut self) {
+        self.main = if self.most.is_some() { 0 } else { self.main + 1 };
+    }
+
+    /// One was evicted: looks at all lists again.
+    pub(crate) fn start_over(&mut self) {
+        (self.scanned, self.main) = (0, 0);
     }
 }
 
