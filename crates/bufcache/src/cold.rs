@@ -325,3 +325,7 @@ pub(crate) struct Victim {
     pub(crate) place: Place,
     pub(crate) on: On,
 }
+
+impl Victim {
+    pub(crate) const NONE: Self = Self { frame: Frame(0), place: 0, on: On::None };
+}

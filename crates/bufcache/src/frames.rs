@@ -22,7 +22,7 @@ use percpu::AllocError;
 use percpu::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use percpu::sync::{Futex, thread_id};
 
-use crate::dirty::{NIL, UNLISTED};
+use crate::dirty::NIL;
 use crate::region::Region;
 use crate::table::Place;
 
@@ -80,12 +80,15 @@ pub(crate) struct Header {
 pub(crate) struct Links {
     previous: AtomicU32,
     next: AtomicU32,
+    /// Which of all that were ever put on a list; 0 while it is on none.
+    number: AtomicU64,
 }
 
 // Ordering: Relaxed, all; the lock of the list carries them.
 impl Links {
     fn new() -> Self {
-        Self { previous: AtomicU32::new(UNLISTED), next: AtomicU32::new(NIL) }
+        let [previous, next] = [NIL; 2].map(AtomicU32::new);
+        Self { previous, next, number: AtomicU64::new(0) }
     }
 
     pub(crate) fn previous(&self) -> u32 {
@@ -94,6 +97,14 @@ impl Links {
 
     pub(crate) fn next(&self) -> u32 {
         self.next.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_number(&self, number: u64) {
+        self.number.store(number, Ordering::Relaxed);
     }
 
     pub(crate) fn set(&self, previous: u32, next: u32) {

@@ -99,7 +99,8 @@ impl Cache {
         let id = self.shared.take_id().inspect_err(|_| {
             identity.inspect(|&identity| self.shared.detach(identity));
         })?;
-        let (device, writes) = (Box::new(device), Writes::new(options, self.shared.holds.clone()));
+        let device = Box::new(device);
+        let writes = Writes::new(id, options, self.shared.holds.clone());
         let cache = Arc::clone(&self.shared);
         let source = Arc::new(Source { cache, device, id, shift, blocks, writes });
         let class = self.shared.frames.class(shift);

@@ -47,6 +47,7 @@ mod cold;
 mod device;
 mod dirty;
 mod error;
+mod few;
 mod frames;
 mod guard;
 mod handle;

@@ -42,6 +42,9 @@ pub(crate) struct Key(u64);
 pub(crate) const SECTOR_BITS: u32 = 48;
 
 impl Key {
+    /// Of no block.
+    pub(crate) const NONE: Self = Self(0);
+
     /// `device` is not 0, and `sector` fits [`SECTOR_BITS`].
     pub(crate) fn new(device: u16, sector: u64) -> Self {
         debug_assert!(device != 0 && sector >> SECTOR_BITS == 0);

@@ -3,6 +3,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::time::Duration;
 
 use bufcache::{Cache, Eviction, MemoryDevice};
 
@@ -65,5 +66,21 @@ fn inv01_hits_and_steady_misses_allocate_nothing() {
         assert_eq!(calls(|| (0..100).for_each(|_| invalidations())), 0);
         let pinned = || drop(disk.get(7).unwrap().pin().unwrap());
         assert_eq!(calls(|| (0..100).for_each(|_| pinned())), 0);
+    }
+}
+
+#[test]
+fn inv01_a_miss_that_writes_dirty_buffers_allocates_nothing() {
+    for eviction in [Eviction::A2, Eviction::Clock] {
+        let cache = Cache::builder(64 * 512).block_sizes(512, 512).eviction(eviction);
+        let cache = cache.dirty_limits(100, 100).write_back_after(Duration::from_secs(3600));
+        let cache = cache.build().unwrap();
+        let disk = cache.attach(MemoryDevice::new(vec![3; 512 * 4000]), 512).unwrap();
+        let dirty = |block: u64| disk.get_mut(block).unwrap().fill(5);
+        (0..200).for_each(dirty);
+        let before = cache.stats().unwrap();
+        assert_eq!(calls(|| (200..4000).for_each(dirty)), 0, "{eviction:?}");
+        let after = cache.stats().unwrap();
+        assert!(after.evictions > before.evictions + 3000, "{after}");
     }
 }

@@ -28,6 +28,7 @@ use super::{Shared, linger};
 use crate::device::DeviceWrite;
 use crate::dirty::{DirtyList, WriteError};
 use crate::error::GetError;
+use crate::few::Few;
 use crate::frames::Frame;
 use crate::hazard;
 use crate::source::Source;
@@ -35,6 +36,8 @@ use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 
 /// Most blocks in hand. A guess: a MiB of blocks of 4,096 bytes.
 const WINDOW: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 256 };
+/// So many, or fewer, are found without asking for memory: as when a thread needs a buffer.
+const FEW: usize = 64;
 /// Most writes that the device is given at once. A guess: enough to keep a disk busy.
 const RUNS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 32 };
 
@@ -86,9 +89,44 @@ struct Going {
     frame: Frame,
 }
 
+impl Going {
+    const NONE: Self = Self { key: Key::NONE, frame: Frame(0) };
+}
+
+/// Blocks that are to be written.
+struct Found {
+    few: Few<Going, FEW>,
+    /// All of them, where there may be more.
+    many: Vec<Going>,
+    most: usize,
+}
+
+impl Found {
+    fn try_new(most: usize) -> Result<Self, WriteError> {
+        let mut many = Vec::new();
+        if most > FEW {
+            many.try_reserve_exact(most).map_err(|_| WriteError::NoMemory)?;
+        }
+        Ok(Self { few: Few::new(Going::NONE), many, most })
+    }
+
+    /// Adds one; returns whether there is room for another.
+    fn push(&mut self, going: Going) -> bool {
+        match self.most {
+            0..=FEW => self.few.push(going),
+            _ => self.many.push(going),
+        }
+        self.all().len() < self.most
+    }
+
+    fn all(&mut self) -> &mut [Going] {
+        if self.most > FEW { &mut self.many } else { &mut self.few }
+    }
+}
+
 /// Blocks in hand, all marked, in the order of the device.
 struct Window<'t> {
-    blocks: Vec<Going>,
+    blocks: Few<Going, WINDOW>,
     task: &'t Task,
     done: Done,
 }
@@ -114,15 +152,17 @@ impl Shared {
             done.fail(WriteError::Forked);
             return done;
         }
-        let Some(mut going) = self.dirty_blocks(source, task, &mut done) else { return done };
-        going.sort_unstable_by_key(|going| going.key.sector());
-        let mut blocks = Vec::new();
-        if blocks.try_reserve_exact(WINDOW.min(going.len())).is_err() {
-            done.fail(WriteError::NoMemory);
-            return done;
-        }
-        let mut window = Window { blocks, task, done };
-        for next in going {
+        let mut found = match self.dirty_blocks(source, task) {
+            Ok(found) => found,
+            Err(error) => {
+                done.fail(error);
+                return done;
+            }
+        };
+        let found = found.all();
+        found.sort_unstable_by_key(|going| going.key.sector());
+        let mut window = Window { blocks: Few::new(Going::NONE), task, done };
+        for &next in &*found {
             if source.writes.poisoned().is_some() {
                 break; // nothing it could say makes anything durable
             }
@@ -136,61 +176,48 @@ impl Shared {
     }
 
     /// Those of the list that the task is about.
-    fn dirty_blocks(&self, source: &Source, task: &Task, done: &mut Done) -> Option<Vec<Going>> {
-        let mut going = Vec::new();
-        let Ok(len) = source.writes.dirty.lock().map(|list| list.len()) else {
-            done.fail(WriteError::Forked);
-            return None;
+    fn dirty_blocks(&self, source: &Source, task: &Task) -> Result<Found, WriteError> {
+        let (len, mut walk) = {
+            let list = source.writes.dirty.lock()?;
+            (list.len(), list.walk())
         };
         let blocks = task.sectors.end.saturating_sub(task.sectors.start) >> (source.shift - 9);
         if blocks < len as u64 && task.before == u64::MAX {
-            return self.dirty_of(source, task, blocks as usize, done);
+            return self.dirty_of(source, task, blocks as usize);
         }
-        // No memory is asked for under the lock. What becomes dirty meanwhile may be left out: it was not
-        // when this began.
-        if going.try_reserve_exact(len.min(task.most)).is_err() {
-            // Some are better than none, and those who wait come again.
-            done.fail(WriteError::NoMemory);
-            return None;
+        // No memory is asked for under the lock. What becomes dirty meanwhile is left out: it was not when
+        // this began.
+        let mut found = Found::try_new(len.min(task.most))?;
+        while found.most > 0 && !walk.is_over() {
+            let list = source.writes.dirty.lock()?;
+            let mut is_last = false;
+            for frame in list.piece(&self.frames, &mut walk) {
+                let key = self.entry(frame).key();
+                is_last = self.frames.header(frame).since() >= task.before
+                    || (task.sectors.contains(&key.sector()) && !found.push(Going { key, frame }));
+                if is_last {
+                    break;
+                }
+            }
+            if is_last {
+                walk.stop();
+            }
         }
-        let room = going.capacity();
-        let Ok(list) = source.writes.dirty.lock() else {
-            done.fail(WriteError::Forked);
-            return None;
-        };
-        let old = |frame: &Frame| self.frames.header(*frame).since() < task.before;
-        let blocks = list
-            .oldest_first(&self.frames)
-            .take_while(old)
-            .map(|frame| Going { key: self.entry(frame).key(), frame })
-            .filter(|going| task.sectors.contains(&going.key.sector()))
-            .take(room.min(task.most));
-        going.extend(blocks);
-        Some(going)
+        Ok(found)
     }
 
     /// The same of a short range: by a look at each of its blocks, not at all that is dirty.
-    fn dirty_of(
-        &self,
-        source: &Source,
-        task: &Task,
-        blocks: usize,
-        done: &mut Done,
-    ) -> Option<Vec<Going>> {
-        let mut going = Vec::new();
-        if going.try_reserve_exact(blocks).is_err() {
-            done.fail(WriteError::NoMemory);
-            return None;
-        }
+    fn dirty_of(&self, source: &Source, task: &Task, blocks: usize) -> Result<Found, WriteError> {
+        let mut found = Found::try_new(blocks.min(task.most))?;
         for sector in task.sectors.clone().step_by(1 << (source.shift - 9)) {
             let key = Key::new(source.id, sector);
             let word = self.table.find(key).and_then(|entry| entry.look(key));
-            if let Some(word) = word.filter(|word| word.has(DIRTY)) {
-                going.push(Going { key, frame: word.frame() });
+            let Some(word) = word.filter(|word| word.has(DIRTY)) else { continue };
+            if found.most == 0 || !found.push(Going { key, frame: word.frame() }) {
+                break;
             }
         }
-        going.truncate(task.most);
-        Some(going)
+        Ok(found)
     }
 
     /// Marks a block and puts it into the window, which is written first where that has to wait.

@@ -15,6 +15,7 @@ use percpu::sync::{Arc, mutant, thread};
 use super::{Reuse, Shared, linger};
 use crate::cold::{Cold, On, Victim};
 use crate::error::GetError;
+use crate::few::Few;
 use crate::frames::Frame;
 use crate::hazard;
 use crate::policy::{Buffers, Looks, mark};
@@ -64,7 +65,7 @@ impl Shared {
         let (mut looked, mut idle) = (0, 0);
         let mut looks = Looks::new(Some(OF_ONE_LIST));
         loop {
-            let mut victims = Batch::new();
+            let mut victims = Batch::new(Victim::NONE);
             (looks.left, looks.lowered) = (LOOKS, false);
             let (mut chunk, mut passes) = (None, 1);
             let all = {
@@ -76,7 +77,7 @@ impl Shared {
                 self.choose(&mut cold, &mut victims, BATCH, &mut looks);
                 if cold.may_need_chunk(class) {
                     passes = 2; // of which the first is choosy
-                    if victims.are_smaller_than(cold.wanted(class)) {
+                    if are_smaller_than(&victims, cold.wanted(class)) {
                         let choosy = looked < all.min(IN_A_ROW);
                         chunk = self.choose_chunk(&mut cold, &mut victims, choosy, &mut looks);
                     }
@@ -143,7 +144,7 @@ impl Shared {
         let Cold { nodes, policy, scanned, .. } = cold;
         // Those first that were read once: what stays goes behind the others.
         while looks.left > 0 && looks.has_more(looks.scanned, scanned.len) {
-            if victims.len == most {
+            if victims.len() == most {
                 return;
             }
             looks.left -= 1;
@@ -162,7 +163,7 @@ impl Shared {
                 looks.scanned += 1;
             }
         }
-        while victims.len < most {
+        while victims.len() < most {
             let Some(victim) = policy.pick(nodes, self, looks) else { break };
             victims.push(victim);
         }
@@ -170,22 +171,22 @@ impl Shared {
 
     /// Frees what nobody looks at of what is marked. Returns how many.
     fn take_apart(&self, victims: Batch, looks: &mut Looks) -> Result<usize, Forked> {
-        if victims.len == 0 {
+        if victims.is_empty() {
             return Ok(0);
         }
         let entries: [_; BATCH] = std::array::from_fn(|at| {
-            let at = at.min(victims.len - 1);
-            self.table.entry(victims.all[at].place)
+            let at = at.min(victims.len() - 1);
+            self.table.entry(victims[at].place)
         });
         if mutant("insert-beside-a-dying-entry") || mutant("forget-overlooks-who-is-busy") {
             linger(200);
         }
         let mut in_use = [false; BATCH];
         if !mutant("evict-without-a-scan") {
-            hazard::mark_named(&entries[..victims.len], &mut in_use, self.order);
+            hazard::mark_named(&entries[..victims.len()], &mut in_use, self.order);
         }
-        for at in 0..victims.len {
-            let (entry, place) = (entries[at], victims.all[at].place);
+        for at in 0..victims.len() {
+            let (entry, place) = (entries[at], victims[at].place);
             // A guard may have become a pin since the mark; its slot was cleared after that.
             in_use[at] |= entry.word().pins() > 0
                 && !mutant("evict-without-a-look-at-pins")
@@ -211,8 +212,8 @@ impl Shared {
         }
         let mut cold = self.cold.lock()?;
         let mut freed = 0;
-        for at in 0..victims.len {
-            let frame = victims.all[at].frame;
+        for at in 0..victims.len() {
+            let frame = victims[at].frame;
             if !in_use[at] {
                 self.give_to(&mut cold, frame);
                 freed += 1;
@@ -294,13 +295,13 @@ impl Shared {
         let mut looks = Looks::new(None);
         while freed < buffers {
             freed += self.bury()?;
-            let mut victims = Batch::new();
+            let mut victims = Batch::new(Victim::NONE);
             let most = left.min(LOOKS as usize) as u32;
             looks.left = most;
             self.choose(&mut *self.cold.lock()?, &mut victims, buffers - freed, &mut looks);
             left -= (most - looks.left) as usize;
             // None are left, or others have taken them meanwhile.
-            if victims.len == 0 && (left == 0 || looks.left == most) {
+            if victims.is_empty() && (left == 0 || looks.left == most) {
                 break;
             }
             freed += self.take_apart(victims, &mut looks)?;
@@ -482,32 +483,9 @@ impl Shared {
 }
 
 /// Victims on their way.
-pub(super) struct Batch {
-    all: [Victim; BATCH],
-    len: usize,
-}
+pub(super) type Batch = Few<Victim, BATCH>;
 
-impl Batch {
-    fn new() -> Self {
-        Self { all: [Victim { frame: Frame(0), place: 0, on: On::None }; BATCH], len: 0 }
-    }
-
-    pub(super) fn all(&self) -> &[Victim] {
-        &self.all[..self.len]
-    }
-
-    /// They are no victims any more.
-    pub(super) fn clear(&mut self) {
-        self.len = 0;
-    }
-
-    /// Whether there are some, and none of them leaves room for a frame of that class.
-    fn are_smaller_than(&self, class: u8) -> bool {
-        self.len > 0 && self.all().iter().all(|victim| victim.frame.class() < class)
-    }
-
-    fn push(&mut self, victim: Victim) {
-        self.all[self.len] = victim;
-        self.len += 1;
-    }
+/// Whether there are some, and none of them leaves room for a frame of that class.
+fn are_smaller_than(victims: &Batch, class: u8) -> bool {
+    !victims.is_empty() && victims.iter().all(|victim| victim.frame.class() < class)
 }

@@ -10,6 +10,7 @@ use percpu::Forked;
 use super::Shared;
 use super::evict::Batch;
 use crate::cold::{Cold, On, Victim};
+use crate::few::Few;
 use crate::frames::Frame;
 use crate::hazard;
 use crate::policy::{Looks, mark, may_go};
@@ -19,28 +20,10 @@ use crate::word::{EVICT, NEW};
 const MOST: usize = 128;
 
 /// The frames of a chunk, all in hand: those of buffers are marked, those that were free are taken.
-pub(super) struct Chunk {
-    all: [Victim; MOST],
-    len: usize,
-}
+pub(super) type Chunk = Few<Victim, MOST>;
 
-impl Chunk {
-    fn new() -> Self {
-        Self { all: [Victim { frame: Frame(0), place: 0, on: On::None }; MOST], len: 0 }
-    }
-
-    fn push(&mut self, victim: Victim) {
-        self.all[self.len] = victim;
-        self.len += 1;
-    }
-
-    fn all(&self) -> &[Victim] {
-        &self.all[..self.len]
-    }
-
-    fn buffers(&self) -> impl Iterator<Item = &Victim> {
-        self.all().iter().filter(|victim| victim.on != On::Free)
-    }
+fn buffers(chunk: &Chunk) -> impl Iterator<Item = &Victim> {
+    chunk.iter().filter(|victim| victim.on != On::Free)
 }
 
 impl Shared {
@@ -56,8 +39,8 @@ impl Shared {
     ) -> Option<Chunk> {
         let beside = |cold: &Cold, a: Frame, b: Frame| cold.chunk_of(a) == cold.chunk_of(b);
         let mut best: Option<(u64, Frame)> = None;
-        for (at, victim) in victims.all().iter().enumerate() {
-            if victims.all()[..at].iter().any(|other| beside(cold, other.frame, victim.frame)) {
+        for (at, victim) in victims.iter().enumerate() {
+            if victims[..at].iter().any(|other| beside(cold, other.frame, victim.frame)) {
                 continue;
             }
             let Some((buffers, uses)) = self.use_of_chunk(cold, victim.frame, victims) else {
@@ -71,7 +54,7 @@ impl Shared {
         }
         let chunk = best.and_then(|(_, of)| self.gather(cold, of, victims));
         // Backwards, so that they are in the order in which they were.
-        for victim in victims.all().iter().rev() {
+        for victim in victims.iter().rev() {
             match (&chunk, best) {
                 (Some(_), Some((_, of))) if beside(cold, of, victim.frame) => {}
                 (Some(_), _) => self.spare_victim(cold, *victim, None),
@@ -96,7 +79,7 @@ impl Shared {
                     }
                     uses += word.used();
                 }
-                On::None if victims.all().iter().any(|victim| victim.frame == frame) => {}
+                On::None if victims.iter().any(|victim| victim.frame == frame) => {}
                 On::None | On::Dead => return None,
             }
             buffers += 1;
@@ -106,8 +89,8 @@ impl Shared {
 
     /// Takes all frames of a chunk, or none; the victims' are the caller's.
     fn gather(&self, cold: &mut Cold, of: Frame, victims: &Batch) -> Option<Chunk> {
-        let is_victim = |one: &Victim| victims.all().iter().any(|other| other.frame == one.frame);
-        let mut chunk = Chunk::new();
+        let is_victim = |one: &Victim| victims.iter().any(|other| other.frame == one.frame);
+        let mut chunk = Chunk::new(Victim::NONE);
         for frame in cold.frames_beside(of) {
             let on = cold.nodes.of(frame).on;
             match on {
@@ -120,19 +103,19 @@ impl Shared {
                     chunk.push(Victim { frame, place: self.frames.header(frame).place(), on });
                 }
                 On::None => {
-                    let mine = victims.all().iter().find(|victim| victim.frame == frame);
+                    let mine = victims.iter().find(|victim| victim.frame == frame);
                     chunk.push(*mine?); // all are, or are counted as in use
                 }
                 _ => {
                     // Somebody has come for it since it was looked at.
-                    for one in chunk.all().iter().rev().filter(|one| !is_victim(one)) {
+                    for one in chunk.iter().rev().filter(|one| !is_victim(one)) {
                         self.spare_victim(cold, *one, None);
                     }
                     return None;
                 }
             }
         }
-        for one in chunk.all().iter().filter(|one| !is_victim(one)) {
+        for one in chunk.iter().filter(|one| !is_victim(one)) {
             if let On::Policy(list) = one.on {
                 cold.policy.lose(list, self.table.entry(one.place).key());
             }
@@ -163,10 +146,10 @@ impl Shared {
         looks: &mut Looks,
         then: impl FnOnce(&mut Cold) -> Option<T>,
     ) -> Result<(usize, Option<T>), Forked> {
-        let Some(first) = chunk.buffers().next() else { return Ok((0, None)) };
+        let Some(first) = buffers(chunk).next() else { return Ok((0, None)) };
         let mut entries = [self.table.entry(first.place); MOST];
         let mut len = 0;
-        for (entry, victim) in entries.iter_mut().zip(chunk.buffers()) {
+        for (entry, victim) in entries.iter_mut().zip(buffers(chunk)) {
             *entry = self.table.entry(victim.place);
             len += 1;
         }
@@ -179,7 +162,7 @@ impl Shared {
         }
         let mut gone = [false; MOST];
         if !in_use.contains(&true) {
-            for ((entry, victim), gone) in entries.iter().zip(chunk.buffers()).zip(&mut gone) {
+            for ((entry, victim), gone) in entries.iter().zip(buffers(chunk)).zip(&mut gone) {
                 // A fork child: another thread of the parent's has the lock for ever.
                 let Ok(home) = self.table.lock(entry.key()) else { break };
                 home.hide(victim.place);
@@ -188,7 +171,7 @@ impl Shared {
         }
         let mut cold = self.cold.lock()?;
         let (mut at, mut freed) = (0, 0);
-        for victim in chunk.all() {
+        for victim in chunk.iter() {
             if victim.on == On::Free {
                 self.give_to(&mut cold, victim.frame);
                 continue;

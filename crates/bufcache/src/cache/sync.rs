@@ -18,7 +18,7 @@ use crate::dirty::{Extents, WriteError};
 use crate::error::GetError;
 use crate::hazard;
 use crate::source::Source;
-use crate::word::{BACK, DIRTY, EVICT, IO, Key, STALE, VALID, WRITE};
+use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 
 impl Shared {
     pub(super) fn check_sync(&self, source: &Source) -> Result<(), WriteError> {
@@ -181,16 +181,21 @@ impl Shared {
     /// sectors then, or dirty.
     fn wait_for_write_backs(&self, source: &Source) -> Result<(), WriteError> {
         let mut since = None;
-        while !mutant("reset-waits-for-nobody") {
+        let mut walk = source.writes.dirty.lock()?.walk();
+        while !walk.is_over() && !mutant("reset-waits-for-nobody") {
             let marked = {
                 let list = source.writes.dirty.lock()?;
-                let mut frames = list.oldest_first(&self.frames);
-                frames.find(|frame| self.entry(*frame).word().has(BACK))
+                let keyed = |frame| (frame, self.entry(frame).key());
+                let mut frames = list.piece(&self.frames, &mut walk);
+                frames.find(|frame| self.entry(*frame).word().has(BACK)).map(keyed)
             };
-            let Some(frame) = marked else { break };
-            let key = self.entry(frame).key();
+            let Some((frame, key)) = marked else { continue };
             let of_wait = |error| WriteError::of_wait(error, source.block(key));
-            self.wait_for_mark(frame, key, &mut since).map_err(of_wait)?;
+            // Under another key it is another's by now.
+            let is_marked = |entry: &Entry| entry.word().has(BACK) && entry.key() == key;
+            while is_marked(self.entry(frame)) {
+                self.wait_for_mark(frame, key, &mut since).map_err(of_wait)?;
+            }
         }
         Ok(())
     }

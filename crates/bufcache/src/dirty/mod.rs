@@ -25,7 +25,7 @@ pub use self::errors::WriteError;
 pub(crate) use self::exclusion::Exclusion;
 pub(crate) use self::extents::Extents;
 pub(crate) use self::group::Group;
-pub(crate) use self::list::{DirtyList, NIL, UNLISTED};
+pub(crate) use self::list::{DirtyList, NIL};
 pub use self::rules::{AttachOptions, ErrorRule, Wal};
 use crate::timed::{Holds, TimedLock};
 
@@ -73,9 +73,10 @@ pub(crate) enum Stage {
 }
 
 impl Writes {
-    pub(crate) fn new(options: AttachOptions, holds: Holds) -> Self {
+    /// Of the device with that number.
+    pub(crate) fn new(id: u16, options: AttachOptions, holds: Holds) -> Self {
         Self {
-            dirty: TimedLock::new(DirtyList::new(), holds),
+            dirty: TimedLock::new(DirtyList::new(id), holds),
             unsynced: Mutex::new(Unsynced::default()),
             group: Group::new(),
             excluded: Exclusion::new(),
