@@ -344,7 +344,8 @@ impl Device {
         Err(GetError::WouldBlock)
     }
 
-    /// Reads a block into a buffer of its own, which is cached for nobody.
+    /// Reads a block from the device into a buffer of its own, which is cached for nobody: what is dirty of
+    /// it the device does not have yet. Blocks for the device, and for a buffer.
     ///
     /// # Errors
     ///
@@ -353,6 +354,7 @@ impl Device {
         let Some(key) = self.source.key(block) else {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
         };
+        self.source.check_read(key)?;
         let frame = self.shared.take_frame(self.class)?;
         self.shared.counters.create.add(1);
         self.shared.frames.writing(frame);
