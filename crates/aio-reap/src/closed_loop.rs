@@ -36,14 +36,6 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// Mean size of a request, in bytes; 0 without any weight.
-    pub fn mean_size(&self) -> f64 {
-        let sum: f64 =
-            self.sizes.iter().map(|&(weight, size)| f64::from(weight) * size as f64).sum();
-        let weights: f64 = self.sizes.iter().map(|&(weight, _)| f64::from(weight)).sum();
-        if weights == 0.0 { 0.0 } else { sum / weights }
-    }
-
     /// The size that `place` falls on, among all weights.
     fn size(&self, mut place: u64) -> usize {
         for &(weight, size) in &self.sizes {

@@ -458,7 +458,11 @@ fn deadlines_end_an_await_in_time() {
         let passed = engine.block_on(read.deadline(start + SHORT)).unwrap();
         assert!(passed.is_err() && start.elapsed() >= SHORT);
         assert_eq!(engine.validate().in_flight, 1, "the request goes on");
+        // Who gives the deadline up waits for the operation itself.
+        let other = engine.read(&file, vec![0; 4], 0).submit().unwrap().deadline(start + SHORT);
+        let other = other.into_operation().expect("it was never polled");
         drop(writer);
+        assert_eq!(other.wait().0.unwrap(), 0);
         engine.drain().unwrap();
     });
 }

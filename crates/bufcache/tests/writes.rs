@@ -11,8 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bufcache::{
-    AttachOptions, BlockDevice, Cache, Fault, FaultDevice, GetError, MemoryDevice, Operation,
-    Outcome, WriteError,
+    AttachOptions, BlockDevice, Cache, ErrorRule, Fault, FaultDevice, GetError, MemoryDevice,
+    Operation, Outcome, WriteError,
 };
 
 use block_on::block_on;
@@ -260,6 +260,44 @@ fn inv18_a_failed_sync_poisons_until_a_reset() {
     fill(&device, 2, 5);
     device.sync().unwrap();
     assert!(device.reset().unwrap().is_empty());
+}
+
+/// How often a block is tried by who needs its buffer, where each try fails; up to 20.
+fn tries(options: AttachOptions, errno: i32) -> u64 {
+    let (_cache, device, disk) = patient(Duration::from_millis(20), 1, options);
+    fill(&device, 1, 2);
+    disk.inject(Operation::Write, .., Fault::Error(errno));
+    let (mut last, mut quiet) = (0, 0);
+    // A wait may end before its first try where the machine has others to run.
+    while quiet < 3 {
+        assert_eq!(device.get(7).unwrap_err(), GetError::NoFreeBuffers);
+        let now = disk.count(Operation::Write);
+        if now > 20 {
+            return now;
+        }
+        quiet = if now == last { quiet + 1 } else { 0 };
+        last = now;
+    }
+    // A flush tries it still.
+    disk.heal();
+    let _earlier = device.flush();
+    assert_eq!(on_disk(&disk, 1), 2);
+    last
+}
+
+#[test]
+fn inv17_the_cleaner_gives_up_when_it_is_told_to() {
+    let new = || AttachOptions::new(SIZE);
+    let twice = ErrorRule { retries: 1, within: Duration::MAX };
+    let at_once = ErrorRule { within: Duration::ZERO, ..ErrorRule::FOREVER };
+    assert!(tries(new(), libc::EIO) > 20);
+    assert_eq!(tries(new(), libc::ENODEV), 1);
+    assert_eq!(tries(new(), libc::ENXIO), 1);
+    assert_eq!(tries(new().on_error(libc::EIO, twice), libc::EIO), 2);
+    assert_eq!(tries(new().on_error(libc::ENXIO, twice), libc::ENXIO), 2);
+    assert_eq!(tries(new().on_error(libc::EIO, at_once), libc::EIO), 1);
+    assert_eq!(tries(new().on_other_errors(ErrorRule::NEVER), libc::EIO), 1);
+    assert_eq!(tries(new().on_other_errors(ErrorRule::NEVER), libc::ENXIO), 1);
 }
 
 #[test]

@@ -12,13 +12,13 @@ pub(crate) type Look = Box<dyn Fn(u64, &[u8]) -> bool + Send + Sync>;
 
 /// A log that has to be on its device before the blocks it speaks of.
 ///
-/// Called with no lock of the cache held and no block marked; it must not write blocks of a device that
-/// is attached with it.
+/// Called with no lock of the cache held; it must not write blocks of a device that is attached with it.
 pub trait Wal: Send + Sync + 'static {
-    /// The log is durable up to, and with, this number.
+    /// The log is durable up to, and with, this number. It must not wait: blocks that are about to be given
+    /// to the device are marked meanwhile, and whoever wants to write them waits.
     fn durable(&self) -> u64;
 
-    /// Makes the log durable up to a number.
+    /// Makes the log durable up to a number. No block is marked meanwhile.
     ///
     /// # Errors
     ///
@@ -32,7 +32,7 @@ pub trait Wal: Send + Sync + 'static {
 pub struct ErrorRule {
     /// Most tries after the first.
     pub retries: u32,
-    /// None begins so long after the first failure.
+    /// None begins so long after the block became dirty.
     pub within: Duration,
 }
 
