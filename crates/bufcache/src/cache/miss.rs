@@ -111,6 +111,7 @@ impl Shared {
                 let Some(place) = home.insert(word) else {
                     // There are twice as many places as buffers; those of dying entries may be taken
                     // for a moment.
+                    drop(home); // before the spare frame: that is another lock
                     continue;
                 };
                 let frame = spare.into_frame();
