@@ -53,7 +53,7 @@ fn measure(args: &Args, targets: &mut Targets) -> Result<(), Box<dyn Error>> {
     println!("    lines  operation");
     let mut worst: HashMap<&str, f64> = HashMap::new();
     let mut table = Table::new("Transfers of a cache line per operation", &THREADS);
-    table.columns.push("lines".into());
+    table.columns.extend(["lines", "operation"].map(String::from));
     let mut high: Vec<Vec<f64>> = vec![Vec::new(); THREADS.len()];
     for structure in STRUCTURES.iter().filter(|structure| args.wants(structure.name)) {
         print!("{:<20}", structure.name);
@@ -72,7 +72,7 @@ fn measure(args: &Args, targets: &mut Targets) -> Result<(), Box<dyn Error>> {
             }
         }
         println!("{lines:>9.1}  {}", structure.operation);
-        cells.push(format!("{lines:.1}"));
+        cells.extend([format!("{lines:.1}"), structure.operation.into()]);
         table.row(structure.name, cells);
     }
     match &args.hand_on {
@@ -91,7 +91,11 @@ fn chapter(table: Table, high: Vec<Vec<f64>>) -> Chapter {
         unit: "transfers per operation".into(),
         places: table.rows.iter().map(|(name, _)| name.clone()).collect(),
         series: series
-            .map(|(threads, high)| Series::measured(format!("{threads} threads"), high))
+            .map(|(threads, high)| {
+                let name =
+                    if *threads == 1 { "1 thread".into() } else { format!("{threads} threads") };
+                Series::measured(name, high)
+            })
             .collect(),
         ..Plot::default()
     };
@@ -101,8 +105,8 @@ fn chapter(table: Table, high: Vec<Vec<f64>>) -> Chapter {
         about: "Simulated cores with one cache each, the portable path, under QEMU: how often a line has to \
                 move from one core to another for an operation, at more threads than this machine has cores. A \
                 range is from whole operations taking turns to single accesses doing so. What stays at 0 \
-                scales; what rises with the threads does not. Structures by name: ours first, then \
-                what a program uses instead. Lines: how many an operation touches."
+                scales; what rises with the threads does not. By crate: ours, and then what a program uses \
+                instead. Lines: how many an operation touches."
             .into(),
         tables: vec![table],
         plots: vec![plot],

@@ -20,8 +20,8 @@
 //! operation, once with whole operations taking turns (LOW) and once with single accesses (HIGH).
 //! QEMU has no rseq: what runs is the portable path, with atomics on per-CPU words.
 //!
-//! To add a structure, write what makes its operation and give it a row in `structures.rs`; later
-//! crates become dependencies of this package, and their targets are in `[census]` already.
+//! To add a structure, write what makes its operation and give it a row in `structures.rs`; its target, if
+//! it has one, is in the section `[census]` of `targets.toml`.
 
 mod driver;
 mod program;

@@ -1,15 +1,18 @@
 //! What the census knows: name, what makes the operation, and the target that it decides.
 
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use aio_reap::Engine;
+use aio_reap::scripted::{Script, SubmitStep};
 use crossbeam_utils::CachePadded;
 use crossbeam_utils::sync::ShardedLock;
+use dashmap::DashMap;
 use intrusive_collections::{LinkedList, LinkedListLink, intrusive_adapter};
 use mq_rbtree::Levels;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use percpu::lglock::{BiasedLgLock, LgLock};
 use percpu::{PerCpuCounter, PercpuRef, ReadWriteGate, rcu};
 use percpu_list::{IntrusiveList, Link, PerCpuList, linked};
@@ -50,21 +53,32 @@ impl Structure {
     }
 }
 
-/// Ours first, then what a program uses instead.
+/// By crate: ours, then what a program uses instead.
 pub(crate) const STRUCTURES: &[Structure] = &[
+    // percpu
     Structure::ours("counter", "PerCpuCounter::add, batch 256", Some("P9.counter"), counter),
+    Structure::peer("shared-counter", "fetch_add on one word", shared_counter),
+    Structure::peer("padded-counter", "fetch_add on a padded word per thread", padded_counter),
     Structure::ours("reference", "PercpuRef get + put", Some("P9.ref"), reference),
+    Structure::peer("arc", "Arc clone + drop", arc),
     Structure::ours("pin", "rcu::pin + unpin", Some("P9.pin"), pin),
     Structure::ours("pin-send", "rcu::pin_send + unpin", None, pin_send),
+    Structure::peer("crossbeam-epoch", "crossbeam_epoch::pin + unpin", crossbeam_epoch_pin),
     Structure::ours("gate", "ReadWriteGate read + release", None, gate),
+    Structure::peer("sharded-lock", "crossbeam ShardedLock read + release", sharded_lock),
     Structure::ours("lglock", "LgLock local lock, add, unlock", None, lglock),
     Structure::ours("biased-lglock", "BiasedLgLock local lock, add, unlock", None, biased_lglock),
+    Structure::peer("parking-lot-mutex", "parking_lot::Mutex lock, add, unlock", parking_lot_mutex),
+    // radix-ctx
     Structure::ours(
         "radix-lookup",
         "CtxTable::get under a guard",
         Some("R11.lookup"),
         radix_lookup,
     ),
+    Structure::peer("radix-papaya", "papaya get under a guard", radix_papaya),
+    Structure::peer("radix-dashmap", "dashmap get", radix_dashmap),
+    Structure::peer("radix-rwlock", "parking_lot RwLock of a HashMap, get", radix_rwlock),
     Structure::ours(
         "radix-get-ref",
         "CtxTable::get_ref + drop",
@@ -72,6 +86,7 @@ pub(crate) const STRUCTURES: &[Structure] = &[
         radix_get_ref,
     ),
     Structure::ours("radix-insert", "CtxTable::insert + remove", None, radix_insert),
+    // percpu-list
     Structure::ours(
         "list-intrusive",
         "IntrusiveList insert + remove",
@@ -79,12 +94,21 @@ pub(crate) const STRUCTURES: &[Structure] = &[
         list_intrusive,
     ),
     Structure::ours("list-owning", "PerCpuList insert + drop", Some("L7.add_remove"), list_owning),
+    Structure::peer("list-mutex", "one linked list, one lock: add + remove", list_mutex),
+    // mq-rbtree
     Structure::ours("mq-bitmap", "Queue send + receive, empty", None, mq_bitmap),
     Structure::ours("mq-rbtree", "Queue of keys send + receive, empty", None, mq_rbtree_keys),
+    Structure::peer("mq-heap", "parking_lot BinaryHeap push + pop, empty", mq_heap),
+    Structure::peer("mq-crossbeam", "crossbeam-channel send + receive, empty", mq_crossbeam),
+    // bufcache
     Structure::ours("buf-hot", "Cache hit, one block for all", Some("B10.hot_hit"), buf_hot),
-    Structure::ours("buf-random", "Cache hit, 64 blocks", None, buf_random),
     Structure::peer("buf-quick-hot", "quick_cache hit, one key for all", buf_quick_hot),
+    Structure::ours("buf-random", "Cache hit, 64 blocks", None, buf_random),
     Structure::peer("buf-quick-random", "quick_cache hit, 64 keys", buf_quick_random),
+    // aio-reap
+    Structure::ours("aio-engine", "request and reap, an engine per thread", None, aio_engine),
+    Structure::peer("aio-queue", "request through one locked queue, as of a pool", aio_queue),
+    // all of them
     Structure::ours("served-hit", "nbd_server's READ of a cached block", None, served::crates),
     Structure::peer(
         "served-hit-maps",
@@ -92,15 +116,6 @@ pub(crate) const STRUCTURES: &[Structure] = &[
         served::concurrent_maps,
     ),
     Structure::peer("served-hit-locks", "the same by maps behind locks", served::locks),
-    Structure::peer("mq-heap", "parking_lot BinaryHeap push + pop, empty", mq_heap),
-    Structure::peer("mq-crossbeam", "crossbeam-channel send + receive, empty", mq_crossbeam),
-    Structure::peer("list-mutex", "one linked list, one lock: add + remove", list_mutex),
-    Structure::peer("shared-counter", "fetch_add on one word", shared_counter),
-    Structure::peer("padded-counter", "fetch_add on a padded word per thread", padded_counter),
-    Structure::peer("arc", "Arc clone + drop", arc),
-    Structure::peer("parking-lot-mutex", "parking_lot::Mutex lock, add, unlock", parking_lot_mutex),
-    Structure::peer("sharded-lock", "crossbeam ShardedLock read + release", sharded_lock),
-    Structure::peer("crossbeam-epoch", "crossbeam_epoch::pin + unpin", crossbeam_epoch_pin),
 ];
 
 /// The structure called `name`.
@@ -199,6 +214,52 @@ fn radix_get_ref(_threads: usize) -> Shared {
         let mut next = ids(all, thread);
         Box::new(move || {
             black_box(&table.get_ref(next()).expect("it is there")[0]);
+        })
+    })
+}
+
+/// The keys of the peers in turn, as [`ids`] gives ours.
+fn keys(thread: usize) -> impl FnMut() -> u64 {
+    let mut at = thread as u64 * 37;
+    move || {
+        at += 67;
+        at % CONTEXTS
+    }
+}
+
+fn radix_papaya(_threads: usize) -> Shared {
+    let map = leak(papaya::HashMap::<u64, [u64; 7]>::new());
+    (0..CONTEXTS).for_each(|key| {
+        map.pin().insert(key, [key; 7]);
+    });
+    Box::new(move |thread| {
+        let mut next = keys(thread);
+        Box::new(move || {
+            black_box(map.pin().get(&next()).expect("it is there")[0]);
+        })
+    })
+}
+
+fn radix_dashmap(_threads: usize) -> Shared {
+    let map = leak(DashMap::<u64, [u64; 7]>::new());
+    (0..CONTEXTS).for_each(|key| {
+        map.insert(key, [key; 7]);
+    });
+    Box::new(move |thread| {
+        let mut next = keys(thread);
+        Box::new(move || {
+            black_box(map.get(&next()).expect("it is there")[0]);
+        })
+    })
+}
+
+fn radix_rwlock(_threads: usize) -> Shared {
+    let map: HashMap<u64, [u64; 7]> = (0..CONTEXTS).map(|key| (key, [key; 7])).collect();
+    let map = leak(CachePadded::new(RwLock::new(map)));
+    Box::new(move |thread| {
+        let mut next = keys(thread);
+        Box::new(move || {
+            black_box(map.read().get(&next()).expect("it is there")[0]);
         })
     })
 }
@@ -366,6 +427,34 @@ fn buf_quick_hot(_threads: usize) -> Shared {
 
 fn buf_quick_random(_threads: usize) -> Shared {
     quick_hits(BLOCKS)
+}
+
+/// An engine cannot be shared: what is left to count is what engines have in common. Its device is a
+/// script's, which does every request at once and without a system call.
+fn aio_engine(_threads: usize) -> Shared {
+    Box::new(|_| {
+        let script = Script::new();
+        let engine = Engine::builder().build_scripted(&script).expect(ENGINE);
+        Box::new(move || {
+            script.on_submit(SubmitStep::Inline);
+            let request = engine.nop().submit().expect(ENGINE);
+            black_box(request.wait().0.expect(ENGINE));
+        })
+    })
+}
+
+/// Why nothing fails.
+const ENGINE: &str = "memory, a descriptor, and a free slot";
+
+fn aio_queue(_threads: usize) -> Shared {
+    let queue: &'static CachePadded<Mutex<VecDeque<u64>>> =
+        leak(CachePadded::new(Mutex::new(VecDeque::with_capacity(MESSAGES))));
+    Box::new(move |_| {
+        Box::new(move || {
+            queue.lock().push_back(1);
+            black_box(queue.lock().pop_front().expect(SENT));
+        })
+    })
 }
 
 fn shared_counter(_threads: usize) -> Shared {

@@ -94,7 +94,8 @@ fn claims(f: &mut fmt::Formatter<'_>, chapters: &[Chapter]) -> fmt::Result {
             let (class, verdict) = (class(*holds), Escaped(claim.verdict()));
             writeln!(
                 f,
-                "<tr><td><a href=\"#{0}\">{0}</a></td><td>{1}</td><td>{2}</td><td>{3}</td>\
+                "<tr><td><a href=\"#{0}\">{0}</a></td><td>{1}</td>\
+                 <td data-label=\"published\">{2}</td><td data-label=\"measured\">{3}</td>\
                  <td class=\"{class}\">{verdict}</td></tr>",
                 Escaped(&chapter.of),
                 Escaped(what),
@@ -120,7 +121,12 @@ fn differences(
     chapters: &[Chapter],
     missing: &[String],
 ) -> fmt::Result {
-    writeln!(f, "<h2>What did not reproduce, or was not measured</h2>\n<ul>")?;
+    writeln!(f, "<h2>What did not reproduce, or was not measured</h2>")?;
+    let all_hold = |chapter: &Chapter| chapter.claims.iter().all(|claim| claim.holds == Some(true));
+    if missing.is_empty() && chapters.iter().all(all_hold) {
+        return writeln!(f, "<p>Nothing: all was measured, and is as published.</p>");
+    }
+    writeln!(f, "<ul>")?;
     for chapter in chapters {
         for claim in chapter.claims.iter().filter(|claim| claim.holds != Some(true)) {
             let Claim { what, published, measured, holds, remark } = claim;
@@ -143,17 +149,21 @@ fn write_chapter(f: &mut fmt::Formatter<'_>, chapter: &Chapter) -> fmt::Result {
     writeln!(f, "<h3>{}</h3>\n<p>{}</p>", Escaped(title), Escaped(about))?;
     plots.iter().try_for_each(|plot| write_plot(f, plot))?;
     tables.iter().try_for_each(|table| write_table(f, table))?;
-    let remarks: Vec<&Claim> = claims
-        .iter()
-        .filter(|claim| claim.holds == Some(true) && !claim.remark.is_empty())
-        .collect();
-    for claim in remarks {
-        writeln!(
-            f,
-            "<p class=\"remark\">{}: {}</p>",
-            Escaped(&claim.what),
-            Escaped(&claim.remark)
-        )?;
+    verdicts(f, claims)
+}
+
+/// Each claim of a chapter, and what became of it, in words.
+fn verdicts(f: &mut fmt::Formatter<'_>, claims: &[Claim]) -> fmt::Result {
+    for claim in claims {
+        let Claim { what, published, measured, holds, remark } = claim;
+        let (class, verdict) = (class(*holds), Escaped(claim.verdict()));
+        write!(f, "<p class=\"said\"><b class=\"{class}\">{verdict}</b>: {}; ", Escaped(what))?;
+        match (holds, published.as_str()) {
+            (None, _) => write!(f, "published {}. ", Escaped(published))?,
+            (_, "none") => write!(f, "measured {}. ", Escaped(measured))?,
+            _ => write!(f, "measured {}, published {}. ", Escaped(measured), Escaped(published))?,
+        }
+        writeln!(f, "{}</p>", Escaped(remark))?;
     }
     Ok(())
 }
@@ -162,7 +172,8 @@ fn write_plot(f: &mut fmt::Formatter<'_>, plot: &Plot) -> fmt::Result {
     let Ok(drawn) = svg(plot) else {
         return writeln!(f, "<p class=\"remark\">{}: not measured</p>", Escaped(&plot.title));
     };
-    writeln!(f, "<figure><figcaption>{}</figcaption>\n{drawn}", Escaped(&plot.title))?;
+    writeln!(f, "<figure><figcaption>{}</figcaption>", Escaped(&plot.title))?;
+    writeln!(f, "<div class=\"wide\">{drawn}</div>")?;
     writeln!(f, "<div class=\"legend\">")?;
     for (at, series) in plot.series.iter().enumerate() {
         let plotters::style::RGBAColor(red, green, blue, alpha) = color(plot, at);

@@ -73,7 +73,8 @@ fn the_page_parses_and_has_every_plot_table_and_claim() {
         |class| document.descendants().filter(move |node| node.attribute("class") == Some(class));
     assert_eq!(
         (classes("yes").count(), classes("no").count(), classes("unknown").count()),
-        (3, 3, 3)
+        (6, 6, 6),
+        "each claim at a glance and in its chapter"
     );
     let items: Vec<String> =
         document.descendants().filter(|node| node.tag_name().name() == "li").map(text).collect();
@@ -81,6 +82,10 @@ fn the_page_parses_and_has_every_plot_table_and_claim() {
     assert!(items[0].contains("Measured 2.0, published 1. because"), "{items:?}");
     assert!(items[1].contains("Not measured; published 1."), "{items:?}");
     assert_eq!(items[6], "the disk: there is none");
+    let said: Vec<String> = classes("said").map(text).collect();
+    assert_eq!(said.len(), 9, "{said:?}");
+    assert_eq!(said[0].trim(), "reproduced: it holds; measured 1.0, published 1. all <of> it");
+    assert_eq!(said[2].trim(), "not measured: who knows; published 1.");
 }
 
 #[test]
@@ -112,4 +117,16 @@ fn a_plot_of_nothing_is_said_to_be_none() {
     let page = page_of(&[empty], &[]);
     assert_eq!(count(&parse(&page), "svg"), 0);
     assert!(page.contains("times: not measured"));
+}
+
+#[test]
+fn where_all_is_as_published_the_page_says_so() {
+    let mut all = chapter("one", false);
+    all.claims.truncate(1);
+    let nothing = "<p>Nothing: all was measured, and is as published.</p>";
+    assert!(page_of(std::slice::from_ref(&all), &[]).contains(nothing));
+    let missing = page_of(&[all], &["two: it has measured nothing".into()]);
+    assert!(
+        !missing.contains(nothing) && missing.contains("<li>two: it has measured nothing</li>")
+    );
 }
