@@ -111,6 +111,9 @@
 //! share(aio_reap::Engine::new().unwrap());
 //! ```
 
+// Which feature an item wants, on docs.rs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod adaptive;
 mod admission;
 mod alarm;

@@ -34,6 +34,9 @@
 //! that of a [log](Wal), and that of one sync behind another. A write that fails leaves its block
 //! dirty; a sync that fails [poisons](WriteError::Poisoned) the device until a [`Device::reset`].
 
+// Which feature an item wants, on docs.rs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("bufcache supports 64-bit Linux only, as percpu does");
 

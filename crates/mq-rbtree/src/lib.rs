@@ -154,6 +154,9 @@
 //!   younger ones.
 //! - Whoever is to be woken is cloned before it is told, which is the last access to what it waits with.
 
+// Which feature an item wants, on docs.rs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("mq-rbtree supports 64-bit Linux only, as percpu does");
 
