@@ -167,7 +167,7 @@ fn seed(name: &str, work: u64, pair: &[Simulated; 2]) -> Chapter {
     }
     Chapter {
         of: "aio-reap".into(),
-        title: CHANGE.into(),
+        title: format!("{CHANGE} (simulated, {name} service times)"),
         about: format!(
             "In virtual time, {name} service times, {work} ns of the thread's own for each request, which is \
              fitted to the published row \"off\"; the row \"on\" is a prediction."

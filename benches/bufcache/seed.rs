@@ -202,10 +202,9 @@ fn seed(
         unit: "allocations, each division ten times the last".into(),
         logarithmic: true,
         places: builds.iter().map(|build| build.name.into()).collect(),
-        // A logarithm of none is none.
         series: vec![Series::measured(
             "allocations",
-            builds.iter().map(|build| build.allocations.max(1) as f64),
+            builds.iter().map(|build| build.allocations as f64),
         )],
         ..Plot::default()
     };
@@ -241,7 +240,9 @@ fn seed(
     ];
     Chapter {
         of: "bufcache".into(),
-        title: "xfs: Don't allocate new buffers on every call to _xfs_buf_find".into(),
+        title: format!(
+            "xfs: Don't allocate new buffers on every call to _xfs_buf_find ({recording})"
+        ),
         about: "Before: a buffer is allocated on every get in case it is wanted, and initialised under the \
                  lock. After: looked up first, allocated and initialised outside the lock, looked up again. \
                  bufcache itself beside both. The gets are those of a recorded XFS."

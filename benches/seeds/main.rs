@@ -42,7 +42,7 @@ const PARTS: &[(&str, Option<&str>)] = &[
 const TITLE: &str = "Five kernel and QEMU patches, in user space";
 const LEAD: &str = "Each crate of this workspace grew from one published change. For each of them, what was \
     there before and what came after were built from this workspace, differing in that change only, and \
-    measured in one run, on the machine below. Paler bars and broader lines are the published figures, of \
+    measured in one run, on the machine below. Fainter bars and broader lines are the published figures, of \
     other and larger machines: the direction and the ratio are what can be compared.";
 
 fn main() -> Result<(), Box<dyn Error>> {

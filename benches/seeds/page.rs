@@ -56,12 +56,12 @@ impl fmt::Display for Page<'_> {
         claims(f, chapters)?;
         differences(f, chapters, missing)?;
         let mut last = None;
-        for chapter in *chapters {
+        for (number, chapter) in chapters.iter().enumerate() {
             if last != Some(&chapter.of) {
                 writeln!(f, "<h2 id=\"{0}\">{0}</h2>", Escaped(&chapter.of))?;
             }
             last = Some(&chapter.of);
-            write_chapter(f, chapter)?;
+            write_chapter(f, number, chapter)?;
         }
         writeln!(f, "</body></html>")
     }
@@ -83,21 +83,23 @@ fn machine(f: &mut fmt::Formatter<'_>, header: &Header) -> fmt::Result {
     writeln!(f, "</dl>")
 }
 
-/// Every claim of the page in one table.
+/// Every claim of the page in one table, under the chapter that it is of.
 fn claims(f: &mut fmt::Formatter<'_>, chapters: &[Chapter]) -> fmt::Result {
     writeln!(f, "<h2>At a glance</h2>\n<div class=\"wide\"><table class=\"claims\">")?;
-    writeln!(f, "<tr><th>crate</th><th>what was claimed</th>")?;
+    writeln!(f, "<tr><th>what was claimed</th>")?;
     writeln!(f, "<th>published</th><th>measured</th><th>here</th></tr>")?;
-    for chapter in chapters {
+    for (number, chapter) in chapters.iter().enumerate() {
+        if chapter.claims.is_empty() {
+            continue;
+        }
+        writeln!(f, "<tr><th colspan=\"4\">{}</th></tr>", Linked(number, chapter))?;
         for claim in &chapter.claims {
             let Claim { what, published, measured, holds, .. } = claim;
             let (class, verdict) = (class(*holds), Escaped(claim.verdict()));
             writeln!(
                 f,
-                "<tr><td><a href=\"#{0}\">{0}</a></td><td>{1}</td>\
-                 <td data-label=\"published\">{2}</td><td data-label=\"measured\">{3}</td>\
-                 <td class=\"{class}\">{verdict}</td></tr>",
-                Escaped(&chapter.of),
+                "<tr><td>{}</td><td data-label=\"published\">{}</td>\
+                 <td data-label=\"measured\">{}</td><td class=\"{class}\">{verdict}</td></tr>",
                 Escaped(what),
                 Escaped(published),
                 Escaped(measured),
@@ -105,6 +107,16 @@ fn claims(f: &mut fmt::Formatter<'_>, chapters: &[Chapter]) -> fmt::Result {
         }
     }
     writeln!(f, "</table></div>")
+}
+
+/// A chapter's crate and title, as a link to it: its number is its place on the page.
+struct Linked<'c>(usize, &'c Chapter);
+
+impl fmt::Display for Linked<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(number, Chapter { of, title, .. }) = self;
+        write!(f, "<a href=\"#chapter-{number}\">{}: {}</a>", Escaped(of), Escaped(title))
+    }
 }
 
 fn class(holds: Option<bool>) -> &'static str {
@@ -127,10 +139,10 @@ fn differences(
         return writeln!(f, "<p>Nothing: all was measured, and is as published.</p>");
     }
     writeln!(f, "<ul>")?;
-    for chapter in chapters {
+    for (number, chapter) in chapters.iter().enumerate() {
         for claim in chapter.claims.iter().filter(|claim| claim.holds != Some(true)) {
             let Claim { what, published, measured, holds, remark } = claim;
-            write!(f, "<li><b>{}</b>: {}. ", Escaped(&chapter.of), Escaped(what))?;
+            write!(f, "<li>{}: {}. ", Linked(number, chapter), Escaped(what))?;
             match holds {
                 None => write!(f, "Not measured; published {}. ", Escaped(published))?,
                 _ => {
@@ -144,9 +156,10 @@ fn differences(
     writeln!(f, "</ul>")
 }
 
-fn write_chapter(f: &mut fmt::Formatter<'_>, chapter: &Chapter) -> fmt::Result {
+fn write_chapter(f: &mut fmt::Formatter<'_>, number: usize, chapter: &Chapter) -> fmt::Result {
     let Chapter { title, about, plots, tables, claims, .. } = chapter;
-    writeln!(f, "<h3>{}</h3>\n<p>{}</p>", Escaped(title), Escaped(about))?;
+    writeln!(f, "<h3 id=\"chapter-{number}\">{}</h3>", Escaped(title))?;
+    writeln!(f, "<p>{}</p>", Escaped(about))?;
     plots.iter().try_for_each(|plot| write_plot(f, plot))?;
     tables.iter().try_for_each(|table| write_table(f, table))?;
     verdicts(f, claims)

@@ -37,6 +37,15 @@ fn every_value_has_its_bar_and_what_was_not_measured_has_none() {
     assert!(svg(&of(false, [f64::NAN; 2])).is_err());
 }
 
+/// A logarithm of none is none: it stands at the bottom, and its figure says what it is.
+#[test]
+fn none_is_said_to_be_none_where_equal_ratios_are_equally_long() {
+    let text = svg(&of(true, [0.0, 40_000.0])).unwrap();
+    let parsed = roxmltree::Document::parse(&text).unwrap();
+    let texts = parsed.descendants().filter(|node| node.is_text()).filter_map(|node| node.text());
+    assert_eq!(texts.filter(|text| text.trim() == "0").count(), 2, "{text}");
+}
+
 #[test]
 fn lines_join_the_values() {
     let lines = Plot { lines: true, ..of(false, [1.0, 2.0]) };
