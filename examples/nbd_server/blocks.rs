@@ -113,6 +113,13 @@ impl Blocks {
         self.images.push(image).map(drop).map_err(|_| io::Error::other("too many images"))
     }
 
+    /// Ends that of a file of which nothing is used any more, so that the same can be attached again.
+    pub(crate) fn detach(&self, file: usize) -> io::Result<()> {
+        let Some(image) = self.image(file) else { return Ok(()) };
+        let closed = image.device.clone().close();
+        closed.map_err(|error| io::Error::from_raw_os_error(error.error.errno()))
+    }
+
     /// What is kept of a file, if it is.
     pub(crate) fn image(&self, file: usize) -> Option<&Arc<Image>> {
         self.images[file].as_ref()

@@ -146,12 +146,12 @@ impl ExportTable {
     ) -> Result<usize, ExportError> {
         let fail = |error| ExportError::Open { path: path.to_owned(), error };
         let identity = identity(&file.metadata().map_err(fail)?);
+        let len = length(&file).map_err(fail)?;
         let mut known = self.known.lock();
-        let Known { files, rest } = &mut *known;
-        let file = match files.get(&identity) {
+        let file = match known.find(&identity, len) {
             // Ours closes; the lock is the first one's.
-            Some(&file) => {
-                self.wake(&mut rest[file], file, path, patience)?;
+            Some(file) => {
+                self.wake(&mut known.rest[file], file, path, patience)?;
                 file
             }
             None => {
@@ -165,19 +165,25 @@ impl ExportTable {
                 if may_grow {
                     grow(&file, &self.args).map_err(fail)?;
                 }
+                let len = length(&file).map_err(fail)?; // it may have grown
                 if let Some(blocks) = &self.blocks {
+                    if let Some(&before) = known.files.get(&identity) {
+                        blocks.detach(before).map_err(ExportError::Cache)?;
+                    }
+                    known.files.remove(&identity); // whatever comes of the next, that one has ended
                     blocks.attach(&file).map_err(ExportError::Cache)?;
                 }
                 let Ok(index) = self.files.push(file) else {
                     return Err(ExportError::TooMany { name, most });
                 };
-                files.insert(identity, index);
-                rest.push(Rest::default());
+                known.files.insert(identity, index);
+                known.rest.push(Rest::new(len));
                 index
             }
         };
         let is_there = |export: &Export| export.info.name == name && export.file == file;
         if let Some(index) = self.exports.iter().position(is_there) {
+            known.names.insert(name, index);
             return Ok(index);
         }
         let mut info = describe(name, path, &self.files[file], &self.args).map_err(fail)?;
@@ -185,7 +191,10 @@ impl ExportTable {
         info!(export = info.name, size = info.size, path = %path.display(), "serving");
         let most = self.exports.capacity();
         let full = |export: Export| ExportError::TooMany { name: export.info.name, most };
-        self.exports.push(Export { info, file }).map_err(full)
+        let name = info.name.clone();
+        let index = self.exports.push(Export { info, file }).map_err(full)?;
+        known.names.insert(name, index);
+        Ok(index)
     }
 
     /// What is kept of a file in memory is as long as the file was when it was opened: under a name that it got
@@ -196,26 +205,20 @@ impl ExportTable {
     }
 
     /// The export that a client negotiated, if it is what the client was told.
-    pub(crate) fn index_of(&self, negotiated: &Negotiated) -> Option<usize> {
-        let index = self.find_open(&negotiated.export)?;
+    pub(crate) fn index_of(&self, known: &Known, negotiated: &Negotiated) -> Option<usize> {
+        let name = &negotiated.export;
+        // In the folder another file may have taken the name.
+        let index = self.find_fixed(name).or_else(|| known.names.get(name).copied())?;
         let info = &self.exports[index].info;
         let same = info.size == negotiated.size
             && info.advertised(negotiated.structured) == negotiated.flags;
         same.then_some(index)
     }
 
-    /// The export of that name that was opened last: in the folder another file may have taken the name.
-    fn find_open(&self, name: &str) -> Option<usize> {
-        if name.is_empty() {
-            return (self.fixed > 0).then_some(0);
-        }
-        self.exports.iter().rposition(|export| export.info.name == name)
-    }
-
-    /// One of the command line.
-    fn find_fixed(&self, name: &str) -> Option<&Export> {
-        let index = self.find_open(name)?;
-        (index < self.fixed).then(|| &self.exports[index])
+    /// One of the command line; of no name, the first.
+    fn find_fixed(&self, name: &str) -> Option<usize> {
+        let mut fixed = self.exports.iter().take(self.fixed);
+        fixed.position(|export| name.is_empty() || export.info.name == name)
     }
 
     /// A file of the folder.
@@ -284,7 +287,9 @@ impl ExportTable {
 
     /// Makes everything written so far durable; an error if that ever failed.
     pub(crate) fn sync(&self) -> io::Result<()> {
-        let all = (0..self.files.len()).map(|file| self.sync_file(file));
+        // Those that were opened anew since had been synced before that.
+        let known: Vec<_> = self.known.lock().files.values().copied().collect();
+        let all = known.into_iter().map(|file| self.sync_file(file));
         all.fold(Ok(()), io::Result::and) // of all, whatever becomes of one
     }
 
@@ -328,12 +333,12 @@ impl ExportTable {
 impl Exports for ExportTable {
     /// Opens nothing for good: a client that only looks leaves a file of the folder to others.
     fn find(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
-        if let Some(export) = self.find_fixed(name) {
-            return Some(Cow::Borrowed(&export.info));
+        if let Some(index) = self.find_fixed(name) {
+            return Some(Cow::Borrowed(&self.exports[index].info));
         }
         let (folder, file) = self.in_folder(name)?;
         let known = identity(&file.metadata().ok()?);
-        let known = self.known.lock().files.get(&known).copied();
+        let known = self.known.lock().find(&known, length(&file).ok()?);
         let opened = |export: &&Export| export.info.name == name && Some(export.file) == known;
         if let Some(export) = self.exports.iter().find(opened) {
             return Some(Cow::Borrowed(&export.info));
@@ -347,8 +352,8 @@ impl Exports for ExportTable {
     }
 
     fn open(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
-        if let Some(export) = self.find_fixed(name) {
-            return Some(Cow::Borrowed(&export.info));
+        if let Some(index) = self.find_fixed(name) {
+            return Some(Cow::Borrowed(&self.exports[index].info));
         }
         let (folder, file) = self.in_folder(name)?;
         // A worker asks, which has others to serve: no patience.
@@ -424,8 +429,12 @@ fn identity(meta: &Metadata) -> Identity {
     }
 }
 
+fn length(mut file: &File) -> io::Result<u64> {
+    file.seek(SeekFrom::End(0)) // block devices have no length in stat
+}
+
 fn describe(name: String, path: &Path, file: &File, args: &Args) -> io::Result<ExportInfo> {
-    let mut size = (&*file).seek(SeekFrom::End(0))?; // block devices have no length in stat
+    let mut size = length(file)?;
     let block_device = file.metadata()?.file_type().is_block_device();
     let mut min_block = if block_device { rustix::fs::ioctl_blksszget(file)? } else { 1 };
     if args.direct {
@@ -548,16 +557,43 @@ mod tests {
             size,
             flags: info.advertised(structured),
         };
-        assert_eq!(table.index_of(&told(4096, false)), Some(0));
-        assert_eq!(table.index_of(&told(4096, true)), Some(0));
+        let index = |told| table.begin(&told).map(|(index, _)| index);
+        assert_eq!(index(told(4096, false)), Some(0));
+        assert_eq!(index(told(4096, true)), Some(0));
         // Another file takes the name, and another client comes first.
         let other = dir.path().join("other");
         File::create(&other).unwrap().set_len(8192).unwrap();
         std::fs::rename(other, dir.path().join("a")).unwrap();
         assert_eq!(size(table.find("a")), Some(8192));
         assert_eq!(size(table.open("a")), Some(8192));
-        assert_eq!(table.index_of(&told(4096, false)), None);
-        assert_eq!(table.index_of(&told(8192, false)), Some(1));
+        assert_eq!(index(told(4096, false)), None);
+        assert_eq!(index(told(8192, false)), Some(1));
+    }
+
+    #[test]
+    fn a_name_is_that_of_the_file_which_has_it_now() {
+        for cache in ["0", "1M"] {
+            let (dir, table) = folder(&[("a", 4096), ("b", 4096)], &["--cache", cache]);
+            let rename = |from, to| std::fs::rename(dir.path().join(from), dir.path().join(to));
+            let open = || {
+                let info = table.open("a").unwrap().into_owned();
+                let negotiated = Negotiated {
+                    export: "a".into(),
+                    structured: true,
+                    allocation: false,
+                    block_sizes: false,
+                    size: info.size,
+                    flags: info.advertised(true),
+                };
+                table.get(table.begin(&negotiated).unwrap().0).file
+            };
+            let first = open();
+            rename("a", "c").and_then(|()| rename("b", "a")).unwrap();
+            let second = open();
+            assert_ne!(first, second);
+            rename("a", "b").and_then(|()| rename("c", "a")).unwrap();
+            assert_eq!([open(), open()], [first; 2], "it is back");
+        }
     }
 
     #[test]

@@ -38,13 +38,27 @@ pub(crate) const LOOK: Duration = Duration::from_secs(1);
 pub(crate) struct Known {
     /// By what they are.
     pub(crate) files: HashMap<Identity, usize>,
+    /// The export that was opened last under each name.
+    pub(crate) names: HashMap<String, usize>,
     /// By index.
     pub(crate) rest: Vec<Rest>,
 }
 
+impl Known {
+    /// The open file of that identity and length; but the length of one that is in use is what it was when
+    /// it was opened. One that got another length while nobody used it is opened anew.
+    pub(crate) fn find(&self, identity: &Identity, len: u64) -> Option<usize> {
+        let file = *self.files.get(identity)?;
+        let rest = &self.rest[file];
+        (!rest.asleep || rest.len == len).then_some(file)
+    }
+}
+
 /// Whether a file rests.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Rest {
+    /// Bytes that it had when it was opened.
+    len: u64,
     /// Times that it was asked for.
     asked: u64,
     /// Nobody has had it open since.
@@ -56,6 +70,11 @@ pub(crate) struct Rest {
 }
 
 impl Rest {
+    /// Of a file that is open now.
+    pub(crate) fn new(len: u64) -> Self {
+        Self { len, asked: 0, since: None, tried: false, asleep: false }
+    }
+
     fn ask(&mut self) {
         self.asked += 1;
         (self.since, self.tried) = (None, false);
@@ -115,7 +134,7 @@ impl ExportTable {
     /// The export that a client negotiated, if it is what the client was told; and that it uses it now.
     pub(crate) fn begin(&self, negotiated: &Negotiated) -> Option<(usize, Use)> {
         let mut known = self.known.lock();
-        let index = self.index_of(negotiated)?;
+        let index = self.index_of(&known, negotiated)?;
         let file = self.get(index).file;
         let rest = &mut known.rest[file];
         rest.ask();
@@ -315,6 +334,28 @@ mod tests {
         other.write_all_at(&[8; BLOCK], BLOCK as u64).unwrap();
         let _used = negotiate(&table).unwrap();
         assert!(!blocks.read(file, BLOCK as u64, &mut bytes), "it is not what it was");
+    }
+
+    #[test]
+    fn what_others_made_longer_or_shorter_is_so() {
+        for (cache, blocks) in [("0", 1), ("0", 8), ("1M", 1), ("1M", 8)] {
+            let len = (blocks * BLOCK) as u64;
+            let (dir, table) = folder(cache);
+            let (index, used) = negotiate(&table).unwrap();
+            drop(used);
+            let other = File::options().write(true).open(dir.path().join("a")).unwrap();
+            table.let_go(table.get(index).file, || {}).unwrap();
+            other.set_len(len).unwrap();
+            assert_eq!(table.find("a").unwrap().size, len, "--cache {cache}");
+            let (index, _used) = negotiate(&table).unwrap();
+            assert_eq!(table.get(index).info.size, len, "--cache {cache}");
+            assert!(!is_free(&dir), "it is locked");
+            // Not while it is used.
+            other.set_len(2 * len).unwrap();
+            assert_eq!(table.find("a").unwrap().size, len);
+            assert_eq!(negotiate(&table).unwrap().0, index);
+            table.sync().unwrap();
+        }
     }
 
     #[test]
