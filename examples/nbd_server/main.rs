@@ -51,7 +51,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use tracing::info;
 use tracing_subscriber::EnvFilter;
 
@@ -103,7 +103,17 @@ fn raise_descriptor_limit() {
     let _ = setrlimit(Resource::Nofile, limit); // then fewer connections fit
 }
 
-/// Serves the images until SIGTERM or SIGINT. SIGUSR1 prints the figures.
+/// Whether the process was started so that it hears nothing of that signal, as `nohup` does.
+fn is_ignored(signal: i32) -> bool {
+    let mut old = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: without a new action the call only stores the old one, of the type that it is.
+    let ret = unsafe { libc::sigaction(signal, std::ptr::null(), old.as_mut_ptr()) };
+    // SAFETY: it consists of numbers, and was all zeros before.
+    let old = unsafe { old.assume_init() };
+    ret == 0 && old.sa_sigaction == libc::SIG_IGN
+}
+
+/// Serves the images until SIGTERM, SIGINT or SIGHUP. SIGUSR1 prints the figures.
 fn serve(args: &Args) -> Result<(), Box<dyn Error>> {
     let handed_over = listeners::handed_over()?;
     if args.socket.is_none() && args.tcp.is_none() && handed_over.is_empty() {
@@ -112,7 +122,8 @@ fn serve(args: &Args) -> Result<(), Box<dyn Error>> {
     }
     // A signal writes a byte to the pipe, whichever thread it finds.
     let (stop, notify) = UnixStream::pair()?;
-    for signal in [SIGTERM, SIGINT] {
+    let hang_up = (!is_ignored(SIGHUP)).then_some(SIGHUP);
+    for signal in [SIGTERM, SIGINT].into_iter().chain(hang_up) {
         signal_hook::low_level::pipe::register(signal, notify.try_clone()?)?;
     }
     let (show, notify) = UnixStream::pair()?;

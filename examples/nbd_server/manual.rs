@@ -46,6 +46,7 @@ SOCKETS THAT ARE HANDED OVER
 
 SIGNALS
   SIGTERM, SIGINT  answers what it was asked, for at most 10 seconds, makes the images durable, ends
+  SIGHUP           the same, unless it was ignored when the server was started (nohup)
   SIGUSR1          prints sessions and figures to standard error, as --stats does
 
 ENVIRONMENT

@@ -285,6 +285,11 @@ impl Server {
         self.process.signal(libc::SIGTERM);
     }
 
+    /// As if its terminal had gone.
+    pub(crate) fn hang_up(&mut self) {
+        self.process.signal(libc::SIGHUP);
+    }
+
     /// SIGTERM, then exit code 0 and no panic in the log.
     pub(crate) fn stop(mut self) -> Res {
         self.terminate();
