@@ -22,7 +22,8 @@ const OPERATIONS: usize = 1_000;
 const QUICK_OPERATIONS: usize = 200;
 
 pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
-    let mut targets = Targets::parse(include_str!("../targets.toml"), "census")?;
+    let targets = Targets::parse(include_str!("../targets.toml"), "census")?;
+    let mut targets = targets.asked_for_by(args);
     print!("{}", Header::take("census"));
     println!("# simulated MESI, portable path, not a 64-core run");
     let missing = [(QEMU, "qemu-user"), ("cc", "gcc")].into_iter().find(|(name, _)| !runs(name));

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use harness::{FioReads, percentile, pin, thread_cpu_time};
+use harness::{FioReads, Random, percentile, pin, thread_cpu_time};
 use nbd_protocol::wire::cmd;
 use nbd_protocol::{ClientHandshake, ClientStep, CommandFlags, Connected, Reply, Request};
 
@@ -242,17 +242,14 @@ impl Client {
     /// Reads at random until `end`, and what is in flight then. How long each took, in seconds, and the
     /// thread's CPU time.
     fn until(&mut self, end: Instant, seed: u64) -> io::Result<(Vec<f64>, Duration)> {
-        let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let (blocks, mut times, mut batch) = (self.blocks, Vec::new(), 0_u32);
+        let (blocks, mut random) = (self.blocks as usize, Random::new(seed));
+        let (mut times, mut batch) = (Vec::new(), 0_u32);
         let (mut over, used) = (false, thread_cpu_time());
         let next = || {
             // A look at the clock for every few: a batch is that long.
             batch += 1;
             over |= batch.is_multiple_of(16) && Instant::now() >= end;
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (!over).then_some(state % blocks)
+            (!over).then(|| random.below(blocks) as u64)
         };
         self.run(next, |_, _, took| {
             times.push(took.as_secs_f64());

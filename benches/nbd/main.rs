@@ -31,7 +31,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use harness::{Args, FioReads, Foreign, Header, Targets, allowed_cpus};
+use harness::{Args, FioReads, Foreign, Header, Random, TargetError, Targets, allowed_cpus};
 
 use crate::rows::{Load, Row, Window, loads};
 use crate::servers::{Server, Site, build_ours, target_dir};
@@ -52,7 +52,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("nbd: measures only under `cargo bench`");
         return Ok(());
     }
-    let section = |name| Targets::parse(include_str!("../targets.toml"), name);
+    let section = |name| -> Result<_, TargetError> {
+        Ok(Targets::parse(include_str!("../targets.toml"), name)?.asked_for_by(&args))
+    };
     let mut targets = [section("nbd")?, section("nbd_cached")?];
     print!("{}", Header::take("nbd"));
     if let Err(error) = measure(&args, &mut targets) {
@@ -208,14 +210,10 @@ impl Bench<'_> {
 fn make_image(path: &Path) -> io::Result<()> {
     let mut file = File::create(path)?;
     let mut block = vec![0_u8; 1 << 20];
-    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut random = Random::new(1); // no two blocks alike, nothing to compress or to share
     for _ in 0..IMAGE / block.len() {
         for word in block.chunks_exact_mut(8) {
-            // xorshift64: no two blocks alike, nothing to compress or to share.
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            word.copy_from_slice(&state.to_le_bytes());
+            word.copy_from_slice(&random.next().to_le_bytes());
         }
         file.write_all(&block)?;
     }

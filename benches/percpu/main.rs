@@ -69,7 +69,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Ok(());
     }
     let mode = Mode::of_this_process();
-    let targets = Targets::parse(include_str!("../targets.toml"), "percpu")?;
+    let targets = Targets::parse(include_str!("../targets.toml"), "percpu")?.asked_for_by(&args);
     let mut report = Report::new(mode, targets);
     if env::var_os(CHILD).is_none() {
         print!("{}", Header::take("percpu"));

@@ -52,7 +52,7 @@ impl Bench<'_> {
             println!("{}: measures only under `cargo bench`", self.name);
             return Ok(());
         }
-        let targets = Targets::parse(self.targets, self.name)?;
+        let targets = Targets::parse(self.targets, self.name)?.asked_for_by(&args);
         let mut report = Report::new(targets, args.hand_on.clone());
         print!("{}", Header::take(self.name));
         println!("# {}", self.about);

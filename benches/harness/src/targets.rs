@@ -4,16 +4,22 @@
 //! TARGET N1.nbdkit.tput measured 1.632 bound >=1.2 holds
 //! TARGET N3.qemu_native.tput measured none bound >=1.0 short
 //! ```
+//!
+//! What was not measured does not hold; but in a run of some rows (`--only`) it is named on a line of its own.
 
 use std::fmt;
 use std::str::FromStr;
 
 use toml::Table;
 
+use crate::args::Args;
+
 /// The entries of one section of `targets.toml`, and what was measured for them.
 #[derive(Debug, Clone)]
 pub struct Targets {
     entries: Vec<Entry>,
+    /// Not all of them are asked for.
+    some: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -98,7 +104,13 @@ impl Targets {
             let bound = text.parse().map_err(|()| TargetError::BadBound(id.clone()))?;
             Ok(Entry { id: id.clone(), text: text.to_string(), bound, measured: None })
         });
-        Ok(Self { entries: entries.collect::<Result<_, _>>()? })
+        Ok(Self { entries: entries.collect::<Result<_, _>>()?, some: false })
+    }
+
+    /// The same for a run of those rows only that `args` asks for.
+    #[must_use]
+    pub fn asked_for_by(self, args: &Args) -> Self {
+        Self { some: args.only.is_some(), ..self }
     }
 
     /// Records what was measured for `id`. `None`, infinity and NaN mean: not measured.
@@ -153,7 +165,13 @@ impl Entry {
 /// One line per entry, in the order of the file.
 impl fmt::Display for Targets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for entry in &self.entries {
+        let is_left_out = |entry: &&Entry| self.some && entry.measured.is_none();
+        let left_out: Vec<_> = self.entries.iter().filter(is_left_out).collect();
+        if !left_out.is_empty() {
+            let ids: Vec<_> = left_out.iter().map(|entry| entry.id.as_str()).collect();
+            writeln!(f, "# targets not measured: {}", ids.join(", "))?;
+        }
+        for entry in self.entries.iter().filter(|entry| !is_left_out(entry)) {
             let verdict = if entry.holds() { "holds" } else { "short" };
             let (id, text) = (&entry.id, &entry.text);
             writeln!(f, "TARGET {id} measured {} bound {text} {verdict}", entry.number())?;
@@ -181,6 +199,19 @@ mod tests {
             targets.record(id, *measured).unwrap();
         }
         targets.to_string().lines().map(str::to_string).collect()
+    }
+
+    #[test]
+    fn a_run_of_some_rows_names_the_others() {
+        let mut targets = Targets::parse(FILE, "mine").unwrap();
+        targets.record("M2.time", Some(0.8)).unwrap();
+        let args = Args::parse(["--only", "M2"]);
+        assert_eq!(
+            targets.clone().asked_for_by(&args).to_string(),
+            "# targets not measured: M1.sum.tput, M3.allocs.n\n\
+             TARGET M2.time measured 0.8000 bound <=0.75 short\n"
+        );
+        assert_eq!(targets.asked_for_by(&Args::default()).to_string().matches("short").count(), 3);
     }
 
     #[test]
