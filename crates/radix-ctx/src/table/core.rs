@@ -20,7 +20,7 @@ use percpu::rcu::{GracePeriod, RetireHead};
 use percpu::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use percpu::sync::native::OnceLock;
 use percpu::sync::quarantine::Watched;
-use percpu::sync::{Generation, WordGuard, WordLock, mutant, thread_id};
+use percpu::sync::{Generation, WordGuard, WordLock, mutant};
 use percpu::{Forked, PerCpu};
 
 use super::error::LookupError;
@@ -106,8 +106,8 @@ pub(super) struct State<T: Send + Sync + 'static> {
     pub(super) cursor: u32,
     /// There are dead slots in the `waiting` lists, for this.
     pub(super) waiting: Option<GracePeriod>,
-    /// The thread that owns the `waiting` lists, 0 if none does.
-    pub(super) reclaimer: u64,
+    /// A thread owns the `waiting` lists.
+    pub(super) reclaiming: bool,
     /// In which process.
     pub(super) since: Generation,
     /// There is no table any more.
@@ -141,7 +141,7 @@ impl<T: Send + Sync + 'static> Core<T> {
                 slabs: 0,
                 cursor: 0,
                 waiting: None,
-                reclaimer: 0,
+                reclaiming: false,
                 since: Generation::current(),
                 dropped: false,
                 ended: false,
@@ -266,12 +266,12 @@ impl<T: Send + Sync + 'static> State<T> {
 
     /// The table and its last context are gone, and nobody is at them.
     pub(super) fn is_over(&self) -> bool {
-        self.ended && self.reclaimer == 0 && self.in_use() == 0
+        self.ended && !self.reclaiming && self.in_use() == 0
     }
 
     /// Makes the `waiting` lists this thread's.
     pub(super) fn begin_reclaim(&mut self) {
-        self.reclaimer = thread_id();
+        self.reclaiming = true;
         self.since = Generation::current();
     }
 

@@ -1,7 +1,7 @@
-//! Whose contexts this thread is just dropping, because it put their last references.
+//! Whose contexts this thread is just dropping, because it reclaims or put their last references.
 //!
-//! Such a drop may call the table, and must not wait there for what comes after it. (A thread that
-//! reclaims is known to the table itself.)
+//! Such a drop may call the table, and must not wait there for what comes after it. The thread is told
+//! by its own stack, not by an id: a thread of a fork child may get the id of one that is lost.
 
 use std::cell::Cell;
 use std::ptr;
@@ -34,7 +34,7 @@ impl Drop for Leave {
     }
 }
 
-/// Runs `f`, which drops a context of `of`.
+/// Runs `f`, which drops contexts of `of`.
 pub(super) fn dropping<R>(of: *const (), f: impl FnOnce() -> R) -> R {
     let outer = INNERMOST.with(Cell::get);
     let frame = Frame { of, outer };

@@ -13,6 +13,7 @@ use percpu::sync::mutant;
 use percpu::sync::quarantine::{self, Watched};
 
 use super::core::Core;
+use super::dropping::dropping;
 use super::id::Id;
 use super::iter::LAST_KEY;
 use super::limbo::{Limbo, dawdle_if};
@@ -66,17 +67,17 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// The guard is from before the caller gave up what he had of the core: invariant 3 of the core.
     pub(super) fn end(&self, mut guard: Guard) {
         let Ok(mut state) = self.lock() else { return };
-        if state.dropped && state.reclaimer == 0 && !state.ended {
+        if state.dropped && !state.reclaiming && !state.ended {
             state.ended = true;
             state.dead = state.in_use();
             state.begin_reclaim();
             drop(state);
             drop(guard); // drops of values may wait for readers; the reclaimer keeps the core
-            self.reclaim_all();
+            dropping(self.address(), || self.reclaim_all());
             guard = rcu::pin();
             let Ok(again) = self.lock() else { return };
             state = again;
-            state.reclaimer = 0;
+            state.reclaiming = false;
             if mutant("limbo-old-tick-frees") {
                 drop(state);
                 dawdle_if("limbo-old-tick-frees"); // with the guard that the tick should mind

@@ -23,7 +23,8 @@
 //!
 //! 1. A dead slot is in one list from its removal until its fold. Who pushes it is pinned until the
 //!    link is stored; so links are read after a grace period only.
-//! 2. The `waiting` lists belong to `State::reclaimer`, or, while there is none, to the lock.
+//! 2. The `waiting` lists belong to the thread that set `State::reclaiming`, or, while it is not set,
+//!    to the lock.
 //! 3. A slot's value is dropped once: by who folded it to none, or by the last reference put.
 //! 4. No value is dropped under the lock.
 //! 5. While anything is waiting the tick is on its way; while anything is in a list that fills, it is
@@ -316,7 +317,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// True if no tick was on its way: then the caller sends it, after the lock.
     #[must_use = "a tick that is said to be on its way has to be sent"]
     pub(super) fn close(&self, state: &mut State<T>) -> bool {
-        if state.waiting.is_some() || state.reclaimer != 0 {
+        if state.waiting.is_some() || state.reclaiming {
             return false;
         }
         let slots: u64 = self.limbos().map(Limbo::close).sum();

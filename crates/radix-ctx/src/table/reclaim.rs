@@ -6,7 +6,7 @@ use percpu::Forked;
 use percpu::fence::heavy_rseq;
 use percpu::rcu::{self, Batch};
 use percpu::sync::atomic::Ordering;
-use percpu::sync::{WordGuard, mutant, thread_id};
+use percpu::sync::{WordGuard, mutant};
 
 use super::core::{Core, State};
 use super::dropping::{dropping, is_dropping};
@@ -27,7 +27,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// blocks on one. Returns how many slots came free.
     pub(super) fn advance(&self) -> usize {
         let Ok(mut state) = self.lock() else { return 0 };
-        if state.reclaimer != 0 {
+        if state.reclaiming {
             return 0;
         }
         let Some(period) = state.waiting else {
@@ -78,10 +78,10 @@ impl<T: Send + Sync + 'static> Core<T> {
     fn lock_reclaimed(&self) -> Result<WordGuard<'_, State<T>>, WaitError> {
         loop {
             let state = self.lock()?;
-            if self.is_in_drop(&state) {
+            if self.is_in_drop() {
                 return Err(WaitError::InDrop);
             }
-            if state.reclaimer == 0 {
+            if !state.reclaiming {
                 return Ok(state);
             }
             if state.since.is_inherited() {
@@ -89,18 +89,18 @@ impl<T: Send + Sync + 'static> Core<T> {
             }
             drop(state);
             self.waiters.wait(None, || match self.lock() {
-                Ok(state) => (state.reclaimer == 0).then_some(()),
+                Ok(state) => (!state.reclaiming).then_some(()),
                 Err(_) => Some(()),
             })?;
         }
     }
 
     /// Whether this thread is dropping a context of this table.
-    pub(super) fn is_in_drop(&self, state: &State<T>) -> bool {
-        state.reclaimer == thread_id() || is_dropping(self.address())
+    pub(super) fn is_in_drop(&self) -> bool {
+        is_dropping(self.address())
     }
 
-    fn address(&self) -> *const () {
+    pub(super) fn address(&self) -> *const () {
         std::ptr::from_ref(self).cast()
     }
 
@@ -254,7 +254,7 @@ impl<'a, T: Send + Sync + 'static> Reclaiming<'a, T> {
 
     /// Reclaims what waits, whose grace period is over.
     fn run(&mut self) -> usize {
-        let vacated = self.core.reclaim();
+        let vacated = dropping(self.core.address(), || self.core.reclaim());
         self.done = true;
         vacated
     }
@@ -265,7 +265,7 @@ impl<T: Send + Sync + 'static> Drop for Reclaiming<'_, T> {
     fn drop(&mut self) {
         let core = self.core;
         if let Ok(mut state) = core.lock() {
-            state.reclaimer = 0;
+            state.reclaiming = false;
             let mut send = false;
             if self.done {
                 state.waiting = None;

@@ -135,7 +135,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             return Err(WaitError::Pinned);
         }
         let state = self.lock()?;
-        if self.is_in_drop(&state) { Err(WaitError::InDrop) } else { Ok(state) }
+        if self.is_in_drop() { Err(WaitError::InDrop) } else { Ok(state) }
     }
 
     /// Whether this thread may wait for contexts of this table to go.
@@ -146,7 +146,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// [`may_wait`](Self::may_wait), and that who reclaims is in this process.
     fn may_go_on(&self) -> Result<(), WaitError> {
         let state = self.lock_to_wait()?;
-        if state.reclaimer != 0 && state.since.is_inherited() {
+        if state.reclaiming && state.since.is_inherited() {
             return Err(Forked::new().into());
         }
         Ok(())
