@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Asked for again, an image is locked again, and read from the device: others may have written to it. It keeps
-//! its place, its descriptor and the length that it had: requests name a file by its place for as long as the
-//! server lives.
+//! its place and its descriptor, because requests name a file by its place for as long as the server lives; one
+//! that has another length now is opened anew, at another place.
 //!
 //! Who opens an image, who begins to use it, and who lets go of it hold one lock; only the sync, which may take
 //! long, is done without. Whoever asks for the image meanwhile is counted, and then it is not let go of.

@@ -45,7 +45,8 @@ SOCKETS THAT ARE HANDED OVER
   descriptor 3 on. Neither --socket nor --tcp is needed then.
 
 SIGNALS
-  SIGTERM, SIGINT  answers what it was asked, for at most 10 seconds, makes the images durable, ends
+  SIGTERM, SIGINT  answers what it was asked, for at most 10 seconds, makes the images durable, ends:
+                   where a disk hangs, when that goes on
   SIGHUP           the same, unless it was ignored when the server was started (nohup)
   SIGUSR1          prints sessions and figures to standard error, as --stats does
 

@@ -20,7 +20,7 @@ mod contexts;
 mod counters;
 #[path = "../nbd_server/demo/mod.rs"]
 mod demo;
-#[path = "../nbd_server/export.rs"]
+#[path = "../nbd_server/export/mod.rs"]
 mod export;
 #[path = "../nbd_server/extents.rs"]
 mod extents;

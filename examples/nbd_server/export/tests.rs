@@ -1,0 +1,150 @@
+//! Folders, names, and what has an export's name now.
+
+use clap::Parser;
+
+use super::*;
+
+/// A folder with images of so many bytes, and the exports of it.
+fn folder(images: &[(&str, u64)], more: &[&str]) -> (tempfile::TempDir, ExportTable) {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, size) in images {
+        File::create(dir.path().join(name)).unwrap().set_len(*size).unwrap();
+    }
+    let path = dir.path().to_str().unwrap();
+    let args = [&["nbd_server", "--export-dir", path], more].concat();
+    let table = ExportTable::open(&Args::parse_from(args)).unwrap();
+    (dir, table)
+}
+
+fn size(found: Option<Cow<'_, ExportInfo>>) -> Option<u64> {
+    found.map(|info| info.size)
+}
+
+#[test]
+fn a_folder_is_opened_image_by_image_and_only_so_many() {
+    let all = [("a", 4096), ("b", 8192), ("c", 1), ("d", 2)];
+    for cache in ["0", "1M"] {
+        let (_dir, table) = folder(&all, &["--cache", cache]);
+        assert_eq!(table.list().len(), 4);
+        assert!(table.find("").is_none() && table.open("").is_none(), "there is no default");
+        for (name, bytes) in all {
+            assert_eq!(size(table.find(name)), Some(bytes), "to look opens nothing");
+        }
+        assert_eq!(table.len(), 0);
+        for (name, bytes) in &all[..3] {
+            assert_eq!(size(table.open(name)), Some(*bytes));
+            assert_eq!(size(table.open(name)), Some(*bytes), "once");
+        }
+        assert_eq!((table.len(), table.files.len()), (3, 3));
+        assert!(table.open("d").is_none(), "one too many");
+        assert_eq!(size(table.find("d")), Some(2), "and yet it is there");
+        assert_eq!(table.names().collect::<Vec<_>>(), ["a", "b", "c"]);
+        if let Some(blocks) = &table.blocks {
+            assert!((0..3).all(|file| blocks.image(file).is_some()));
+            assert_eq!(blocks.image(1).unwrap().len, 8192);
+        }
+        table.sync().unwrap();
+    }
+}
+
+#[test]
+fn another_name_of_an_open_image_is_the_same_file() {
+    let (dir, table) = folder(&[("a", 4096)], &[]);
+    std::fs::hard_link(dir.path().join("a"), dir.path().join("b")).unwrap();
+    assert!(table.open("a").is_some() && table.open("b").is_some());
+    assert_eq!((table.len(), table.files.len()), (2, 1));
+    assert_eq!((table.get(0).file, table.get(1).file), (0, 0));
+}
+
+/// A WRITE behind what is kept would be answered, and be nowhere.
+#[test]
+fn a_later_name_of_an_image_that_grew_is_as_long_as_the_first() {
+    for (cache, bytes) in [("0", 8192), ("1M", 5000)] {
+        let (dir, table) = folder(&[("a", 5000)], &["--cache", cache]);
+        assert_eq!(size(table.open("a")), Some(5000));
+        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+        OpenOptions::new().write(true).open(&a).unwrap().set_len(8192).unwrap();
+        std::fs::hard_link(a, b).unwrap();
+        assert_eq!(size(table.find("b")), Some(bytes));
+        assert_eq!(size(table.open("b")), Some(bytes));
+        assert_eq!(size(table.open("a")), Some(5000));
+    }
+}
+
+#[test]
+fn a_client_gets_what_it_was_told_of_or_nothing() {
+    let (dir, table) = folder(&[("a", 4096)], &[]);
+    let info = table.open("a").unwrap().into_owned();
+    let told = |size, structured| Negotiated {
+        export: "a".into(),
+        structured,
+        allocation: false,
+        block_sizes: false,
+        size,
+        flags: info.advertised(structured),
+    };
+    let index = |told| table.begin(&told).map(|(index, _)| index);
+    assert_eq!(index(told(4096, false)), Some(0));
+    assert_eq!(index(told(4096, true)), Some(0));
+    // Another file takes the name, and another client comes first.
+    let other = dir.path().join("other");
+    File::create(&other).unwrap().set_len(8192).unwrap();
+    std::fs::rename(other, dir.path().join("a")).unwrap();
+    assert_eq!(size(table.find("a")), Some(8192));
+    assert_eq!(size(table.open("a")), Some(8192));
+    assert_eq!(index(told(4096, false)), None);
+    assert_eq!(index(told(8192, false)), Some(1));
+}
+
+#[test]
+fn a_name_is_that_of_the_file_which_has_it_now() {
+    for cache in ["0", "1M"] {
+        let (dir, table) = folder(&[("a", 4096), ("b", 4096)], &["--cache", cache]);
+        let rename = |from, to| std::fs::rename(dir.path().join(from), dir.path().join(to));
+        let open = || {
+            let info = table.open("a").unwrap().into_owned();
+            let negotiated = Negotiated {
+                export: "a".into(),
+                structured: true,
+                allocation: false,
+                block_sizes: false,
+                size: info.size,
+                flags: info.advertised(true),
+            };
+            table.get(table.begin(&negotiated).unwrap().0).file
+        };
+        let first = open();
+        rename("a", "c").and_then(|()| rename("b", "a")).unwrap();
+        let second = open();
+        assert_ne!(first, second);
+        rename("a", "b").and_then(|()| rename("c", "a")).unwrap();
+        assert_eq!([open(), open()], [first; 2], "it is back");
+    }
+}
+
+#[test]
+fn images_of_the_command_line_come_first() {
+    let (dir, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for (dir, name, size) in [(&dir, "a", 1), (&dir, "b", 2), (&outside, "x", 3)] {
+        File::create(dir.path().join(name)).unwrap().set_len(size).unwrap();
+    }
+    let image = format!("a={}", outside.path().join("x").display());
+    let path = dir.path().to_str().unwrap();
+    let args = ["nbd_server", "--image", &image, "--export-dir", path];
+    let table = ExportTable::open(&Args::parse_from(args)).unwrap();
+    let names: Vec<_> = table.list().into_iter().map(|listed| listed.name).collect();
+    assert_eq!(names, ["a", "b"]);
+    assert_eq!([table.open(""), table.open("a"), table.open("b")].map(size), [3, 3, 2].map(Some));
+}
+
+#[test]
+fn names_come_from_the_argument_or_the_file() {
+    let split = |image| {
+        let (name, path) = split_name(image);
+        (name, path.to_str().unwrap().to_owned())
+    };
+    assert_eq!(split("/a/disk.img"), ("disk.img".into(), "/a/disk.img".into()));
+    assert_eq!(split("root=/a/disk.img"), ("root".into(), "/a/disk.img".into()));
+    assert_eq!(split("/a=b/disk"), ("disk".into(), "/a=b/disk".into()));
+    assert_eq!(split("/"), (String::new(), "/".into()));
+}
