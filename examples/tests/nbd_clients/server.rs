@@ -139,6 +139,8 @@ impl<'a> Launch<'a> {
         if self.stderr_closed {
             command.stderr(std::io::pipe()?.1);
         }
+        // SAFETY: between fork and exec it makes one system call, on plain numbers.
+        unsafe { command.pre_exec(hear_of_hang_up) };
         if self.without_uring {
             // SAFETY: between fork and exec it makes two system calls, which neither allocate nor
             // lock, on memory that the fork copied.
@@ -190,6 +192,15 @@ impl<'a> Launch<'a> {
             Some(code) => Ok((code, log)),
             None => fail!("ended by signal {:?}\n{}", status.signal(), tail(&log, 20)),
         }
+    }
+}
+
+/// The tests may run under `nohup`, and what is ignored is inherited.
+fn hear_of_hang_up() -> io::Result<()> {
+    // SAFETY: it has no handler for which something would have to hold.
+    match unsafe { libc::signal(libc::SIGHUP, libc::SIG_DFL) } {
+        libc::SIG_ERR => Err(io::Error::last_os_error()),
+        _ => Ok(()),
     }
 }
 
