@@ -14,6 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use harness::Random;
 use tempfile::TempDir;
 
 /// What every read is a multiple of, and aligned to.
@@ -78,19 +79,13 @@ enum Content {
 fn fill(folder: &Path, content: Content) -> io::Result<PathBuf> {
     let path = folder.join("blocks");
     let mut file = File::create(&path)?;
-    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
+    let mut random = Random::new(1);
     let mut block = [0; BLOCK];
     let mut writer = BufWriter::with_capacity(1 << 20, &mut file);
     for _ in 0..BYTES / BLOCK as u64 {
-        let word = next();
+        let word = random.next();
         for place in block.chunks_exact_mut(8) {
-            let word = if matches!(content, Content::Word) { word } else { next() };
+            let word = if matches!(content, Content::Word) { word } else { random.next() };
             place.copy_from_slice(&word.to_ne_bytes());
         }
         writer.write_all(&block)?;

@@ -19,7 +19,9 @@ use aio_reap::{
     AlignedBuf, BackendKind, CompletionQueue, Engine, File, ReapMode, Sizes, SubmitError,
 };
 use harness::timed::{on_one_cpu, repeat};
-use harness::{Chapter, Claim, Plan, Plot, Report, Series, Table, median, number, percentile};
+use harness::{
+    Chapter, Claim, Plan, Plot, Random, Report, Series, Table, median, number, percentile,
+};
 
 use crate::device::{BLOCK, Device, open};
 use crate::syscalls::SystemCalls;
@@ -179,7 +181,7 @@ impl Load {
             idle: std::array::from_fn(|_| (0..PER_QUEUE).map(|_| asked()).collect()),
             began: vec![(0, Instant::now()); CAP],
             tokens: (0..CAP as u64).collect(),
-            pattern: Pattern { blocks: device.blocks(), state: 0x9E37_79B9_7F4A_7C15 },
+            pattern: Pattern { blocks: device.blocks(), random: Random::new(1) },
             nanos: Vec::with_capacity(1 << 20),
             bytes: 0,
         })
@@ -265,16 +267,14 @@ impl Load {
 /// Where to read, and how much.
 struct Pattern {
     blocks: u64,
-    state: u64,
+    random: Random,
 }
 
 impl Pattern {
     /// Offset and length in bytes.
     fn next(&mut self) -> (u64, usize) {
-        self.state ^= self.state << 13;
-        self.state ^= self.state >> 7;
-        self.state ^= self.state << 17;
-        let len = match (self.state >> 8) % 100 {
+        let number = self.random.next();
+        let len = match (number >> 8) % 100 {
             0..82 => BLOCK,
             82..84 => 2 * BLOCK,
             84..88 => 4 * BLOCK,
@@ -282,7 +282,7 @@ impl Pattern {
             _ => MOST,
         };
         let places = u128::from(self.blocks - (MOST / BLOCK) as u64);
-        let block = ((u128::from(self.state) * places) >> 64) as u64;
+        let block = ((u128::from(number) * places) >> 64) as u64;
         (block * BLOCK as u64, len)
     }
 }
