@@ -1,0 +1,288 @@
+//! Orders of priorities that panic: the queue stays whole, and no message is lost.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "common/flag.rs"]
+mod flag;
+#[path = "common/panicking.rs"]
+mod panicking;
+#[path = "common/until.rs"]
+mod until;
+
+use std::cell::Cell;
+use std::cmp::Ordering;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Weak};
+use std::task::Waker;
+use std::thread;
+
+use mq_rbtree::{Queue, RbTree, Wait};
+
+use flag::Flag;
+use panicking::{panics, poll};
+use until::wait_until;
+
+thread_local! {
+    /// Comparisons until one panics; negative: none does.
+    static COMPARISONS: Cell<i32> = const { Cell::new(-1) };
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Key(u32);
+
+impl Ord for Key {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let left = COMPARISONS.get();
+        if left == 0 {
+            COMPARISONS.set(-1);
+            panic!("an order");
+        }
+        COMPARISONS.set((left - 1).max(-1));
+        self.0.cmp(&other.0)
+    }
+}
+
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// With the nth comparison of an operation panicking, for every n.
+fn at_every_comparison(mut operation: impl FnMut() -> bool) {
+    for nth in 0..1_000 {
+        COMPARISONS.set(nth);
+        let panicked = operation();
+        COMPARISONS.set(-1);
+        if !panicked {
+            return;
+        }
+    }
+    panic!("it panics for ever");
+}
+
+#[test]
+fn inv06_an_order_that_panics_leaves_the_queue_as_it_was() {
+    let queue: Queue<Arc<u32>, RbTree<Key>> = Queue::with_keys(100).unwrap();
+    for n in 0..60 {
+        queue.send(Arc::new(n), Key(n * 7 % 61)).unwrap();
+    }
+    let message = Arc::new(1);
+    for priority in [0, 5, 30, 61, 100] {
+        at_every_comparison(|| {
+            let before = queue.len();
+            let panicked = panics(|| queue.try_send(Arc::clone(&message), Key(priority)).unwrap());
+            COMPARISONS.set(-1);
+            queue.validate();
+            let more = usize::from(!panicked);
+            assert_eq!(queue.len(), before.map(|len| len + more));
+            panicked
+        });
+        at_every_comparison(|| {
+            let before = (queue.len(), queue.stats().unwrap().received);
+            let panicked = panics(|| queue.try_receive().unwrap());
+            COMPARISONS.set(-1);
+            queue.validate();
+            if panicked {
+                assert_eq!((queue.len(), queue.stats().unwrap().received), before);
+            }
+            panicked
+        });
+        at_every_comparison(|| {
+            let panicked = panics(|| queue.drain_filter(|n, _| **n % 9 == 3));
+            COMPARISONS.set(-1);
+            queue.validate();
+            panicked
+        });
+        at_every_comparison(|| {
+            let panicked = panics(|| queue.len_at(Key(priority)));
+            COMPARISONS.set(-1);
+            queue.validate();
+            panicked
+        });
+    }
+    let left = queue.drain().unwrap();
+    assert!(left.is_sorted_by(|a, b| a.1 >= b.1));
+    drop(left);
+    assert_eq!(Arc::strong_count(&message), 1, "none was leaked");
+}
+
+/// A receive that makes room compares the key of a sender that waits: if that panics it is the
+/// sender's affair, which tries by itself.
+#[test]
+fn inv06_an_order_that_panics_in_a_hand_off_costs_the_receiver_nothing() {
+    let mut by_itself = 0;
+    for nth in 0..10 {
+        let queue: Queue<u32, RbTree<Key>> =
+            Queue::builder_with_keys(40).spin(false).build().unwrap();
+        (0..40).for_each(|n| queue.send(n, Key(n * 3)).unwrap());
+        thread::scope(|scope| {
+            let blocked = scope.spawn(|| queue.send(100, Key(10)));
+            wait_until(|| queue.stats().unwrap().waiting == (1, 0));
+            COMPARISONS.set(nth);
+            let received = queue.try_receive();
+            COMPARISONS.set(-1);
+            assert_eq!(received, Ok((39, Key(117))));
+            assert!(blocked.join().unwrap().is_ok());
+        });
+        queue.validate();
+        assert_eq!((queue.len(), queue.len_at(Key(10))), (Ok(40), Ok(1)));
+        by_itself += 1 - queue.stats().unwrap().taken_over;
+    }
+    assert!((1..10).contains(&by_itself), "{by_itself}");
+}
+
+/// And whoever waits goes on where an aged receive panics.
+#[test]
+fn inv06_an_order_that_panics_in_an_aged_receive_leaves_the_sender_able_to_go_on() {
+    at_every_comparison(|| {
+        let left = COMPARISONS.replace(-1);
+        let builder = Queue::<u32, RbTree<Key>>::builder_with_keys(40).spin(false);
+        let queue = builder.ageing(std::num::NonZeroU32::MIN).build().unwrap();
+        (0..40).for_each(|n| queue.send(n, Key(n * 3)).unwrap());
+        let mut panicked = false;
+        thread::scope(|scope| {
+            let blocked = scope.spawn(|| queue.send(100, Key(10)));
+            wait_until(|| queue.stats().unwrap().waiting == (1, 0));
+            COMPARISONS.set(left);
+            panicked |= panics(|| queue.try_receive());
+            panicked |= panics(|| queue.try_receive());
+            COMPARISONS.set(-1);
+            let _ = queue.try_receive();
+            assert!(blocked.join().unwrap().is_ok());
+        });
+        queue.validate();
+        panicked
+    });
+}
+
+/// Tells when it ends whether its queue is locked then.
+struct Minds(Weak<Queue<Minds, RbTree<Key>>>, Arc<AtomicUsize>);
+
+impl Drop for Minds {
+    fn drop(&mut self) {
+        let free = self.0.upgrade().is_some_and(|queue| format!("{queue:?}").contains("len"));
+        self.1.fetch_add(usize::from(free), SeqCst);
+    }
+}
+
+/// The message that was being sent is dropped after the unlock; of a batch it stays in front.
+#[test]
+fn inv06_an_order_that_panics_does_not_drop_the_message_under_the_lock() {
+    type Minding = Arc<Queue<Minds, RbTree<Key>>>;
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let check = |send: &dyn Fn(&Minding, Minds)| {
+        let builder = Queue::builder_with_keys(20).reserve(Key(70), 2).spin(false);
+        let queue: Minding = Arc::new(builder.build().unwrap());
+        let message = || Minds(Arc::downgrade(&queue), Arc::clone(&dropped));
+        (0..12).for_each(|n| queue.try_send(message(), Key(n * 5)).map_err(drop).unwrap());
+        let mut panicked = 0;
+        at_every_comparison(|| {
+            let before = (queue.len().unwrap(), dropped.load(SeqCst));
+            let panics = panics(|| send(&queue, message()));
+            COMPARISONS.set(-1);
+            queue.validate();
+            let more = usize::from(panics);
+            assert_eq!(queue.len(), Ok(before.0 + 1 - more));
+            assert_eq!(dropped.load(SeqCst), before.1 + more, "under the lock, or not at all");
+            panicked += more;
+            panics
+        });
+        assert!(panicked > 2, "a comparison with the reserve, and some in the tree");
+        queue.drain().unwrap();
+        panicked
+    };
+    check(&|queue, message| queue.try_send(message, Key(33)).map_err(drop).unwrap());
+    check(&|queue, message| {
+        let mut future = Box::pin(queue.send_async(message, Key(33)));
+        assert!(poll(&mut future, Waker::noop().clone()).is_ready());
+    });
+    let kept = AtomicUsize::new(0);
+    let of_batches = check(&|queue, message| {
+        let mut batch = [(message, Key(33))].into();
+        let panics = panics(|| queue.send_batch(&mut batch, Wait::NO).unwrap());
+        kept.fetch_add(batch.len(), SeqCst);
+        assert!(!panics);
+    });
+    assert_eq!(kept.load(SeqCst), of_batches);
+}
+
+/// What a sender that waits has is compared with the reserves by itself, once.
+#[test]
+fn inv06_an_order_that_panics_loses_no_message_beside_reserves() {
+    for nth in 0..8 {
+        let builder = Queue::<u32, RbTree<Key>>::builder_with_keys(4).reserve(Key(50), 2);
+        let queue = builder.spin(false).build().unwrap();
+        (60..64).for_each(|n| queue.send(n, Key(n)).unwrap());
+        thread::scope(|scope| {
+            let blocked = scope.spawn(|| queue.send(10, Key(10)));
+            wait_until(|| queue.stats().unwrap().waiting == (1, 0));
+            for n in (60..64).rev() {
+                COMPARISONS.set(nth);
+                let received = catch_unwind(AssertUnwindSafe(|| queue.try_receive()));
+                COMPARISONS.set(-1);
+                assert_eq!(received.unwrap(), Ok((n, Key(n))), "{nth}");
+            }
+            assert!(blocked.join().unwrap().is_ok());
+        });
+        queue.validate();
+        assert_eq!(queue.drain().unwrap(), [(10, Key(10))]);
+    }
+}
+
+/// A send that would serve a thread by age, behind a task that has not looked yet.
+#[test]
+fn inv06_an_order_that_panics_in_an_aged_hand_off_costs_the_sender_nothing() {
+    let mut by_itself = 0;
+    for nth in 0..12 {
+        let builder = Queue::<u32, RbTree<Key>>::builder_with_keys(9).spin(false);
+        let queue = builder.ageing(std::num::NonZeroU32::MIN).build().unwrap();
+        queue.send(3, Key(3)).unwrap();
+        queue.receive().unwrap(); // from here on there is a last one by age
+        let mut task = Box::pin(queue.receive_async());
+        assert!(poll(&mut task, Waker::noop().clone()).is_pending());
+        thread::scope(|scope| {
+            let blocked = scope.spawn(|| queue.receive());
+            wait_until(|| queue.stats().unwrap().waiting == (0, 2));
+            queue.send(5, Key(5)).unwrap(); // promised to the task
+            COMPARISONS.set(nth);
+            let sent = !panics(|| queue.try_send(7, Key(7)).unwrap());
+            COMPARISONS.set(-1);
+            if sent {
+                by_itself += 1 - queue.stats().unwrap().handed_over;
+            } else {
+                queue.send(7, Key(7)).unwrap();
+            }
+            let received = blocked.join().unwrap();
+            assert!(matches!(received, Ok((5 | 7, _))));
+        });
+        queue.validate();
+        assert!(poll(&mut task, Waker::noop().clone()).is_ready());
+    }
+    assert!((1..12).contains(&by_itself), "{by_itself}");
+}
+
+/// What a task was told of is for another if its own poll panics, and it is dropped.
+#[test]
+fn inv14_a_receive_whose_order_panics_keeps_no_message() {
+    let builder = Queue::<u32, RbTree<Key>>::builder_with_keys(2).spin(false);
+    let queue = builder.ageing(std::num::NonZeroU32::MIN).build().unwrap();
+    for _ in 0..2 {
+        queue.send(0, Key(3)).unwrap(); // the next aged receive looks for what is below
+        assert!(queue.try_receive().is_ok());
+    }
+    let flags = [Flag::new(), Flag::new()];
+    let mut tasks = [(); 2].map(|()| Box::pin(queue.receive_async()));
+    for (task, flag) in tasks.iter_mut().zip(&flags) {
+        assert!(poll(task, flag.waker()).is_pending());
+    }
+    queue.send(1, Key(1)).unwrap();
+    assert_eq!((flags[0].count(), flags[1].count()), (1, 0));
+    let [mut first, mut second] = tasks;
+    COMPARISONS.set(0);
+    assert!(panics(|| poll(&mut first, flags[0].waker())));
+    drop(first);
+    assert_eq!((flags[0].count(), flags[1].count()), (1, 1));
+    assert!(poll(&mut second, flags[1].waker()).is_ready());
+    queue.validate();
+}
