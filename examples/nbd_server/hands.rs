@@ -25,10 +25,13 @@ use tracing::warn;
 
 use crate::admission::{Admission, Class, WaitStats};
 use crate::changes::{self, Outcome};
+use crate::places::Places;
 use crate::{extents, idle};
 
 /// Most threads. A guess: half of them keep a disk busy beside the workers' engines.
 pub(crate) const MOST: usize = 16;
+/// An image's [share](crate::places) of them: half, and half of what is left.
+const SHARE: usize = 1;
 
 /// The threads, and what waits for one.
 #[derive(Debug)]
@@ -42,10 +45,8 @@ struct Queue {
 struct State {
     /// By file.
     tasks: Admission<Task>,
-    /// Threads that work on each file.
-    held: Box<[usize]>,
-    /// Threads that work.
-    busy: usize,
+    /// Threads that work, by file.
+    places: Places,
     threads: usize,
     /// Threads that wait for a task.
     idle: usize,
@@ -106,8 +107,8 @@ impl std::fmt::Debug for Queue {
 impl Hands {
     /// For so many files.
     pub(crate) fn new(files: usize) -> Result<Self, AllocError> {
-        let (tasks, held) = (Admission::new(files)?, vec![0; files].into());
-        let state = State { tasks, held, busy: 0, threads: 0, idle: 0, closed: false };
+        let (tasks, places) = (Admission::new(files)?, Places::new(MOST, SHARE, files));
+        let state = State { tasks, places, threads: 0, idle: 0, closed: false };
         Ok(Self(Arc::new(Queue { state: Mutex::new(state), changed: Condvar::new() })))
     }
 
@@ -138,8 +139,8 @@ pub(crate) struct HandStats {
 impl Hands {
     pub(crate) fn stats(&self) -> HandStats {
         let state = self.0.state.lock();
-        let held = state.held.iter().copied().enumerate().filter(|&(_, held)| held > 0);
-        HandStats { busy: state.busy, waits: state.tasks.stats(), held: held.collect() }
+        let State { tasks, places, .. } = &*state;
+        HandStats { busy: places.taken(), waits: tasks.stats(), held: places.held().collect() }
     }
 }
 
@@ -161,7 +162,7 @@ impl Queue {
 
     /// Has a thread come for what may be done now, if there is such. It calls the next one.
     fn call(this: &Arc<Self>, state: &mut State) {
-        if !state.tasks.any(|file| state.may(file)) {
+        if !state.tasks.any(|file| state.places.may(file)) {
             return;
         }
         if state.idle > 0 {
@@ -174,9 +175,7 @@ impl Queue {
     fn work(self: Arc<Self>) {
         while let Some((file, task)) = self.next() {
             task.run();
-            let mut state = self.state.lock();
-            state.held[file] -= 1;
-            state.busy -= 1;
+            self.state.lock().places.leave(file);
         }
     }
 
@@ -184,10 +183,9 @@ impl Queue {
         let mut guard = self.state.lock();
         loop {
             let state = &mut *guard;
-            let State { tasks, held, busy, .. } = state;
-            if let Some((file, task)) = tasks.pop_if(|file| held[file] < MOST - *busy) {
-                held[file] += 1;
-                *busy += 1;
+            let State { tasks, places, .. } = state;
+            if let Some((file, task)) = tasks.pop_if(|file| places.may(file)) {
+                places.take(file);
                 Self::call(self, state);
                 return Some((file, task));
             }
@@ -198,13 +196,6 @@ impl Queue {
             self.changed.wait(&mut guard);
             guard.idle -= 1;
         }
-    }
-}
-
-impl State {
-    /// Whether one more thread may work on that file.
-    fn may(&self, file: usize) -> bool {
-        self.held[file] < MOST - self.busy
     }
 }
 

@@ -1,41 +1,37 @@
-//! How much a worker takes on, and how much of that may be one image's.
+//! Places that images share, and how many of them may be one image's.
 //!
-//! An image whose device hangs keeps the places of what was asked of it. So an image has no more than
-//! [`SHARE`] times what it leaves to others: the first that hangs leaves a ninth, the next a ninth of that.
+//! An image whose device hangs keeps the places of what was asked of it. So an image has no more than a
+//! fixed number of times what it leaves to others, its share: with a share of 8 the first that hangs leaves a
+//! ninth, and the next a ninth of that.
 
-/// See above. A guess: one image alone is given all of up to 8 places, and 114 of 128.
-const SHARE: usize = 8;
-
-/// How much a worker takes on.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
-    /// Operations in the engine and in hands.
-    pub(crate) depth: usize,
-    /// Operations in all: those, and those that wait for a place there.
-    pub(crate) most: usize,
-}
-
-/// The operations in the engine and in hands, as numbers.
+/// So many places, as numbers.
 #[derive(Debug)]
 pub(crate) struct Places {
-    limits: Limits,
+    count: usize,
+    share: usize,
     taken: usize,
     /// By file.
     held: Box<[usize]>,
 }
 
 impl Places {
-    pub(crate) fn new(limits: Limits, files: usize) -> Self {
-        Self { limits, taken: 0, held: vec![0; files].into() }
+    /// For so many files.
+    pub(crate) fn new(count: usize, share: usize, files: usize) -> Self {
+        Self { count, share, taken: 0, held: vec![0; files].into() }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.taken == 0
+    pub(crate) fn taken(&self) -> usize {
+        self.taken
     }
 
-    /// Whether an operation of that file may have a place.
+    /// Files that have places, and how many.
+    pub(crate) fn held(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.held.iter().copied().enumerate().filter(|&(_, held)| held > 0)
+    }
+
+    /// Whether that file may have one more.
     pub(crate) fn may(&self, file: usize) -> bool {
-        may(self.held[file], self.limits.depth.saturating_sub(self.taken))
+        self.may_with(self.held[file], self.count.saturating_sub(self.taken))
     }
 
     pub(crate) fn take(&mut self, file: usize) {
@@ -48,26 +44,33 @@ impl Places {
         self.taken -= 1;
     }
 
-    /// Whether there is room for one more request, while so many have no place; `its` says which file's it is,
-    /// and how many of those are of its export.
-    pub(crate) fn has_room(&self, without: usize, its: impl FnOnce() -> (usize, usize)) -> bool {
-        let used = self.taken + without;
-        let left = self.limits.most.saturating_sub(used);
+    /// The same where `most` may have a place or wait for one, and so many do wait: whether there is room for
+    /// one more. `its` says for which file, and how many of those that wait are like it.
+    pub(crate) fn has_room(
+        &self,
+        most: usize,
+        waiting: usize,
+        its: impl FnOnce() -> (usize, usize),
+    ) -> bool {
+        let used = self.taken + waiting;
+        let left = most.saturating_sub(used);
         if left > used {
             return true; // whoever has them
         }
         let (file, waiting) = its();
-        may(self.held[file] + waiting, left)
+        self.may_with(self.held[file] + waiting, left)
     }
-}
 
-fn may(has: usize, left: usize) -> bool {
-    left > 0 && has < SHARE * left
+    fn may_with(&self, has: usize, left: usize) -> bool {
+        left > 0 && has < self.share * left
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const SHARE: usize = 8;
 
     fn taken(places: &mut Places, file: usize) -> usize {
         let mut count = 0;
@@ -80,23 +83,23 @@ mod tests {
 
     #[test]
     fn an_image_has_no_more_than_it_may_and_leaves_some_to_others() {
-        let mut places = Places::new(Limits { depth: 128, most: 1024 }, 3);
+        let mut places = Places::new(128, SHARE, 3);
         assert_eq!([0, 1, 2, 0].map(|file| taken(&mut places, file)), [114, 13, 1, 0]);
         (0..114).for_each(|_| places.leave(0));
         assert_eq!([2, 1, 0].map(|file| taken(&mut places, file) > 0), [true; 3]);
         for depth in 1..=SHARE {
-            let mut places = Places::new(Limits { depth, most: depth }, 1);
+            let mut places = Places::new(depth, SHARE, 1);
             assert_eq!(taken(&mut places, 0), depth, "where there are few, all");
         }
     }
 
     #[test]
     fn room_is_left_to_others() {
-        let mut places = Places::new(Limits { depth: 4, most: 64 }, 2);
+        let mut places = Places::new(4, SHARE, 2);
         (0..4).for_each(|_| places.take(0));
-        let most = (0..64).find(|&waiting| !places.has_room(waiting, || (0, waiting)));
+        let most = (0..64).find(|&waiting| !places.has_room(64, waiting, || (0, waiting)));
         let most = most.expect("a limit");
         assert!((32..60).contains(&most), "{most}");
-        assert!(places.has_room(most, || (1, 0)) && !places.has_room(60, || (1, 0)));
+        assert!(places.has_room(64, most, || (1, 0)) && !places.has_room(64, 60, || (1, 0)));
     }
 }

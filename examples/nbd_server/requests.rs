@@ -38,7 +38,6 @@ use crate::extents;
 use crate::hands::{self, Back, Done, Task};
 use crate::memory::ALIGN;
 use crate::operation::{Operation, Stage, Step, Then, Zeroes};
-pub(crate) use crate::places::Limits;
 use crate::places::Places;
 use crate::syncs::Fate;
 
@@ -53,6 +52,18 @@ fn zeros() -> &'static [u8] {
 /// An operation that waits for a place in the engine, and its buffer.
 type Waiting = (Operation, Option<AlignedBuf>);
 
+/// How much a worker takes on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Operations in the engine and in hands.
+    pub(crate) depth: usize,
+    /// Operations in all: those, and those that wait for a place there.
+    pub(crate) most: usize,
+}
+
+/// An image's [share](crate::places) of that. A guess: alone it is given all of up to 8 places, and 114 of 128.
+const SHARE: usize = 8;
+
 /// A worker's requests in flight, and the engine that works on them.
 pub(crate) struct Requests {
     pub(crate) engine: Rc<Engine>,
@@ -62,6 +73,8 @@ pub(crate) struct Requests {
     operations: CtxTable<Operation>,
     /// There and in hands.
     places: Places,
+    /// Operations in all: see [`Limits`].
+    most: usize,
     /// If something waits, every place is taken that its image may have.
     waiting: Admission<Waiting>,
     /// What waited, and was answered without the engine.
@@ -98,7 +111,8 @@ impl Requests {
             files: files.collect::<io::Result<_>>()?,
             engine,
             operations: operations.map_err(io::Error::from)?,
-            places: Places::new(limits, exports.capacity()),
+            places: Places::new(limits.depth, SHARE, exports.capacity()),
+            most: limits.most,
             waiting: Admission::new(exports.capacity())?,
             answered: VecDeque::new(),
             handed: Slab::new(),
@@ -118,11 +132,11 @@ impl Requests {
     /// Whether there is room for one more request to that export.
     pub(crate) fn has_room(&self, export: usize) -> bool {
         let its = || (self.exports.get(export).file, self.waiting.len_of(export));
-        self.places.has_room(self.waiting.len() + self.synced.len(), its)
+        self.places.has_room(self.most, self.waiting.len() + self.synced.len(), its)
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.places.is_empty()
+        self.places.taken() == 0
             && self.waiting.is_empty()
             && self.answered.is_empty()
             && !self.waits_for_others()
