@@ -51,11 +51,16 @@ unsafe impl GlobalAlloc for Refusing {
 #[global_allocator]
 static ALLOCATOR: Refusing = Refusing;
 
-/// The tests of this file count nodes of the whole process: one at a time.
+/// The tests of this file count nodes of the whole process: one at a time. What a process and a thread ask for
+/// once, bags for what is retired and a reader's slot, they have.
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    rcu::barrier().unwrap(); // what the one before has retired
+    drop(rcu::pin());
+    let array = XArray::<Value>::new();
+    array.store(1, 7.into()).unwrap();
+    array.erase(1).unwrap();
+    rcu::barrier().unwrap(); // and what the one before has retired
     turn
 }
 
