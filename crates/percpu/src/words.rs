@@ -390,6 +390,7 @@ mod imp {
         /// The parent's lock is taken at the fork, and nobody in the child will unlock it.
         #[test]
         fn inv15_a_child_without_a_pool_says_so_and_loses_nothing() {
+            let _ = crate::capabilities(); // which needs the lock once
             // The parent drops the closure, and must not wait for itself.
             let words = ManuallyDrop::new(Words::new().unwrap());
             let held = super::WORDS.lock().unwrap();

@@ -9,7 +9,7 @@ use std::thread;
 
 use percpu::{PerCpuCounter, PercpuRef, ReadWriteGate, RefBlock, capabilities, rcu};
 
-use child::in_child;
+use child::{in_child, in_child_of};
 
 /// One use of everything that has a global part. What would have to wait there may say so.
 fn use_everything() {
@@ -27,7 +27,9 @@ fn use_everything() {
 fn inv15_a_child_of_a_fork_at_the_first_use_goes_on() {
     for round in 0..400 {
         // A process that has not used the crate, since this one has not.
-        let went_on = in_child(|| {
+        // SAFETY: what this process has is one thread that forks and one that waits for it.
+        let fork = || unsafe { libc::fork() };
+        let went_on = in_child_of(fork, || {
             let _ = capabilities();
             let (there, forking) = (AtomicBool::new(false), AtomicBool::new(false));
             thread::scope(|scope| {

@@ -6,8 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// A guess: a child needs milliseconds.
 const SECONDS: u32 = 20;
 
-/// Runs `f` in a fork child, and tells whether it held, without a panic and in time.
+/// Runs `f` in a fork child, and tells whether it held, without a panic and in time. No other thread is in
+/// percpu's first use at the fork, for which the child would wait for ever.
 pub(crate) fn in_child(f: impl FnOnce() -> bool) -> bool {
+    let _ = percpu::capabilities();
     // SAFETY: the child calls `f` and exits; glibc makes its allocator usable in it.
     in_child_of(|| unsafe { libc::fork() }, f)
 }
