@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use harness::{Args, Chapter, Header, Plot, Series, Table, Targets};
+use harness::{Args, Chapter, Header, Plot, Series, Table, Targets, profile, target_dir};
 use serde_json::Value;
 
 use crate::structures::{STRUCTURES, Structure};
@@ -20,6 +20,7 @@ const TARGET_THREADS: usize = 64;
 /// Per thread. The second half is counted.
 const OPERATIONS: usize = 1_000;
 const QUICK_OPERATIONS: usize = 200;
+const SMOKE_OPERATIONS: usize = 20;
 
 pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let targets = Targets::parse(include_str!("../targets.toml"), "census")?;
@@ -44,7 +45,11 @@ fn measure(args: &Args, targets: &mut Targets) -> Result<(), Box<dyn Error>> {
     fs::create_dir_all(&folder)?;
     let plugin = build_plugin(&folder)?;
     let program = build_program(&folder)?;
-    let operations = if args.quick { QUICK_OPERATIONS } else { OPERATIONS };
+    let operations = match args {
+        Args { smoke: true, .. } => SMOKE_OPERATIONS,
+        Args { quick: true, .. } => QUICK_OPERATIONS,
+        _ => OPERATIONS,
+    };
 
     println!(
         "# transfers of a cache line per operation, LOW..HIGH; {operations} operations a thread"
@@ -179,7 +184,8 @@ fn build_program(folder: &Path) -> Result<PathBuf, Box<dyn Error>> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let flags = env::var("RUSTFLAGS").map_or(String::new(), |set| set + " ");
     let mut command = Command::new(cargo);
-    command.args(["bench", "--package", "census", "--bench", "census", "--no-run"]);
+    command.args(["bench", "--package", "census", "--bench", "census", "--no-run", "--profile"]);
+    command.arg(profile());
     command.arg("--message-format=json-render-diagnostics").arg("--target-dir").arg(folder);
     // Virtual CPUs leave what asks for real ones unused: the lints are for the usual build.
     command.env("RUSTFLAGS", flags + "--cfg offlock_virtual_cpu --cap-lints=allow");
@@ -200,11 +206,4 @@ fn runs(name: &str) -> bool {
     let mut command = Command::new(name);
     command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
-}
-
-/// The target directory that this bench was built in: it lies in `<target>/release/deps`.
-fn target_dir() -> io::Result<PathBuf> {
-    let program = env::current_exe()?;
-    let target = program.ancestors().nth(3);
-    target.map(Path::to_path_buf).ok_or_else(|| io::Error::other("not in a target directory"))
 }

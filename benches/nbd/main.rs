@@ -31,20 +31,39 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use harness::{Args, FioReads, Foreign, Header, Random, TargetError, Targets, allowed_cpus};
+use harness::{
+    Args, FioReads, Foreign, Header, Random, TargetError, Targets, allowed_cpus, target_dir,
+};
 
 use crate::rows::{Load, Row, Window, loads};
-use crate::servers::{Server, Site, build_ours, target_dir};
+use crate::servers::{Server, Site, build_ours};
 use crate::table::{Lines, heading};
 
 /// The image: large enough that the CPU's caches do not hold it, small enough for the page cache.
 const IMAGE: usize = 1 << 30;
 /// A guess: below it, repeated windows of one server stay within a few percent of each other.
 const DISTURBED: f64 = 0.15;
-/// No round starts that would end later than this; the rest is for printing and for a slower round.
-const BUDGET: Duration = Duration::from_secs(450);
-/// The same for `--quick`.
-const QUICK_BUDGET: Duration = Duration::from_secs(55);
+
+/// How long is measured.
+struct Pace {
+    rounds: usize,
+    window: Duration,
+    retries: usize,
+    /// No round starts that would end later than this; the rest is for printing and for a slower round.
+    budget: Duration,
+}
+
+impl Pace {
+    fn new(args: &Args) -> Self {
+        let (rounds, window, retries, budget) = match args {
+            Args { smoke: true, .. } => (1, 50, 0, 0),
+            Args { quick: true, .. } => (3, 500, 1, 55),
+            _ => (9, 1_000, 2, 450),
+        };
+        let (window, budget) = (Duration::from_millis(window), Duration::from_secs(budget));
+        Self { rounds, window, retries, budget }
+    }
+}
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::from_env();
@@ -69,13 +88,12 @@ fn measure(args: &Args, targets: &mut [Targets; 2]) -> Result<(), Box<dyn Error>
     if Command::new("fio").arg("--version").output().is_err() {
         return Err("fio is not installed: apt install fio".into());
     }
-    let target = target_dir()?;
-    let program = build_ours(&target);
+    let program = build_ours();
     let start = Instant::now();
     let cpus = allowed_cpus()?;
     let (client, server) = (cpus[0], *cpus.last().ok_or("no CPU")?);
 
-    let scratch = tempfile::Builder::new().prefix("nbd-bench-").tempdir_in(&target)?;
+    let scratch = tempfile::Builder::new().prefix("nbd-bench-").tempdir_in(target_dir()?)?;
     let sockets = tempfile::Builder::new().prefix("nbd-bench-").tempdir()?;
     let image = scratch.path().join("image");
     make_image(&image)?;
@@ -97,17 +115,17 @@ fn measure(args: &Args, targets: &mut [Targets; 2]) -> Result<(), Box<dyn Error>
         loads.retain(|load| load.cpus == 1);
     }
     let mut rows: Vec<Row> = loads.into_iter().map(|load| Row::new(load, &running)).collect();
+    let Pace { rounds, window, retries, budget } = Pace::new(args);
     let mut bench = Bench {
         servers: &mut servers,
         client,
         server,
         scratch: scratch.path(),
-        window: Duration::from_millis(if args.quick { 500 } else { 1000 }),
-        retries: if args.quick { 1 } else { 2 },
+        window,
+        retries,
         repeated: 0,
         failed: 0,
     };
-    let (rounds, budget) = if args.quick { (3, QUICK_BUDGET) } else { (9, BUDGET) };
     for round in 0..rounds {
         let begun = Instant::now();
         for row in &mut rows {

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use harness::Process;
+use harness::{Process, profile, profile_dir, target_dir};
 
 use crate::light;
 
@@ -195,21 +195,15 @@ fn apt(name: &str) -> &'static str {
     if name == NBDKIT { "apt install nbdkit" } else { "apt install qemu-utils" }
 }
 
-/// The target directory that this bench was built in: it lies in `<target>/release/deps`.
-pub(crate) fn target_dir() -> io::Result<PathBuf> {
-    let program = env::current_exe()?;
-    let target = program.ancestors().nth(3);
-    target.map(Path::to_path_buf).ok_or_else(|| io::Error::other("not in a target directory"))
-}
-
-/// Builds our server and returns its program.
-pub(crate) fn build_ours(target: &Path) -> io::Result<PathBuf> {
+/// Builds our server as this bench was built, and returns its program.
+pub(crate) fn build_ours() -> io::Result<PathBuf> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args(["build", "--release", "--package", "examples", "--example", "nbd_server"]);
-    command.arg("--target-dir").arg(target).current_dir(env!("CARGO_MANIFEST_DIR"));
+    // `--workspace`: with fewer packages dependencies have other features, and are compiled anew.
+    command.args(["build", "--workspace", "--example", "nbd_server", "--profile"]).arg(profile());
+    command.arg("--target-dir").arg(target_dir()?).current_dir(env!("CARGO_MANIFEST_DIR"));
     if !command.status()?.success() {
-        return Err(io::Error::other("cargo build --release --example nbd_server failed"));
+        return Err(io::Error::other("cargo build --example nbd_server failed"));
     }
-    Ok(target.join("release/examples/nbd_server"))
+    Ok(profile_dir()?.join("examples/nbd_server"))
 }

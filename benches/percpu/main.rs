@@ -104,7 +104,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn without_rseq(args: &Args, report: &mut Report) -> Result<(), Box<dyn Error>> {
     println!("\n# {WITHOUT_RSEQ}: this bench again, with {TUNABLES}=glibc.pthread.rseq=0");
     let mut command = Command::new(env::current_exe()?);
-    command.arg("--bench").args(args.quick.then_some("--quick"));
+    command.arg("--bench").args(args.pace());
     let tunables = env::var(TUNABLES).map_or(String::new(), |set| set + ":");
     command.env(TUNABLES, tunables + "glibc.pthread.rseq=0").env(CHILD, "1");
     let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;

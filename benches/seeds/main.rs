@@ -68,7 +68,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         bar.inc(1);
         bar.set_message(bench);
         let program = programs.get(bench).ok_or_else(|| format!("cargo has not built {bench}"))?;
-        match measure(program, only, args.quick, &bar) {
+        match measure(program, only, args.pace(), &bar) {
             Ok(more) if more.is_empty() => {
                 missing.push(format!("{bench}: it has measured nothing"))
             }
@@ -95,14 +95,14 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn measure(
     program: &Program,
     only: Option<&str>,
-    quick: bool,
+    pace: Option<&str>,
     bar: &ProgressBar,
 ) -> Result<Vec<Chapter>, Box<dyn Error>> {
     let file = tempfile::NamedTempFile::new()?;
     let mut command = program.command();
     command.arg("--hand-on").arg(file.path());
     command.args(only.into_iter().flat_map(|only| ["--only", only]));
-    command.args(quick.then_some("--quick"));
+    command.args(pace);
     run::lines_of(command, |line| {
         // Most of the bench was not asked for.
         if !(line.starts_with("TARGET ") && line.contains(" measured none ")) {

@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use harness::profile;
 use serde_json::Value;
 
 /// A bench that is built.
@@ -50,17 +51,6 @@ pub(crate) fn build(benches: &[&str]) -> Result<HashMap<String, Program>, Box<dy
         }
     })?;
     Ok(programs)
-}
-
-/// The profile that this bench was built with: it lies in `<target>/<profile>/deps`.
-fn profile() -> String {
-    let program = env::current_exe().ok();
-    let folder = program.as_deref().and_then(|program| program.ancestors().nth(2)?.file_name());
-    match folder.and_then(|name| name.to_str()) {
-        None | Some("release") => "bench".into(),
-        Some("debug") => "dev".into(),
-        Some(other) => other.into(),
-    }
 }
 
 /// Runs a program and hands over each line that it prints.

@@ -8,6 +8,9 @@ use std::path::PathBuf;
 pub struct Args {
     /// Fewer and shorter windows: the bench ends within 60 s.
     pub quick: bool,
+    /// As few and short ones as there can be: that the bench runs and ends. Its figures say nothing. It is
+    /// `quick`, too.
+    pub smoke: bool,
     /// Only the rows or groups whose name contains this (`--only NAME`).
     pub only: Option<String>,
     /// The I/O engine to measure (`--backend NAME`), for benches that have one.
@@ -40,6 +43,7 @@ impl Args {
             match flag.as_str() {
                 "--bench" => parsed.bench = true,
                 "--quick" => parsed.quick = true,
+                "--smoke" => (parsed.quick, parsed.smoke) = (true, true),
                 "--only" => parsed.only = inline.or_else(|| args.next()),
                 "--backend" => parsed.backend = inline.or_else(|| args.next()),
                 "--hand-on" => parsed.hand_on = inline.or_else(|| args.next()).map(PathBuf::from),
@@ -47,6 +51,15 @@ impl Args {
             }
         }
         parsed
+    }
+
+    /// `--quick` or `--smoke`, where one was given: for another bench.
+    pub fn pace(&self) -> Option<&'static str> {
+        match self {
+            Self { smoke: true, .. } => Some("--smoke"),
+            Self { quick: true, .. } => Some("--quick"),
+            _ => None,
+        }
     }
 
     /// Whether a row or group called `name` was asked for.
@@ -81,6 +94,14 @@ mod tests {
         assert!(args.bench && args.quick);
         assert_eq!(args.only, None);
         assert_eq!(args.ignored, ["--save-baseline", "x"]);
+    }
+
+    #[test]
+    fn a_pace_is_handed_on_as_it_was_given() {
+        for pace in [None, Some("--quick"), Some("--smoke")] {
+            let args = Args::parse(pace);
+            assert_eq!((args.pace(), args.quick), (pace, pace.is_some()));
+        }
     }
 
     #[test]

@@ -57,8 +57,10 @@ impl Bench<'_> {
         print!("{}", Header::take(self.name));
         println!("# {}", self.about);
 
-        let limit = if args.quick { self.quick_limit } else { self.limit };
-        let plan = Plan { limit, ..Plan::new(&args) };
+        let mut plan = Plan::new(&args);
+        if !args.smoke {
+            plan.limit = if args.quick { self.quick_limit } else { self.limit };
+        }
         for family in self.families.iter().filter(|family| args.wants_family(family.name)) {
             println!("\n# {}", family.name);
             (family.run)(&plan, &mut report);

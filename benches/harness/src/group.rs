@@ -48,12 +48,15 @@ pub struct Plan {
 
 impl Plan {
     /// 101 rounds of 10 ms within a minute, or 31 of 5 ms within 1.5 s with `--quick`; at least
-    /// 85 % overlap.
+    /// 85 % overlap. With `--smoke` three of 1 ms.
     pub fn new(args: &Args) -> Self {
         let ms = Duration::from_millis;
         let usual =
             Self { rounds: 101, window: ms(10), retries: 3, min_overlap: 0.85, limit: ms(60_000) };
-        if args.quick {
+        if args.smoke {
+            // Nine, because some benches take a ninth of them.
+            Self { rounds: 9, window: ms(1), retries: 0, limit: Duration::ZERO, ..usual }
+        } else if args.quick {
             Self { rounds: 31, window: ms(5), retries: 2, limit: ms(1_500), ..usual }
         } else {
             usual

@@ -36,6 +36,7 @@
 //! disturbs both sides of the ratio.
 
 mod args;
+mod built;
 mod chapter;
 mod cpu;
 mod family;
@@ -53,6 +54,7 @@ pub mod timed;
 mod window;
 
 pub use self::args::Args;
+pub use self::built::{profile, profile_dir, target_dir};
 pub use self::chapter::{Chapter, Claim, Plot, Series, Table, number};
 pub use self::cpu::{allowed_cpus, pin, thread_cpu_time, with_affinity, with_cpus};
 pub use self::family::{Bench, Family};

@@ -1,0 +1,56 @@
+//! How and where this bench was built, for those that build more.
+
+use std::env;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The profile that this bench was built with: it lies in `<target>/<profile>/deps`.
+pub fn profile() -> String {
+    let program = env::current_exe().ok();
+    profile_of(program.as_deref())
+}
+
+/// The target directory that this bench was built in.
+///
+/// # Errors
+///
+/// If there is no telling where this program lies, or it lies too high for one.
+pub fn target_dir() -> io::Result<PathBuf> {
+    above(3)
+}
+
+/// The profile's folder in the [target directory](target_dir).
+///
+/// # Errors
+///
+/// As there.
+pub fn profile_dir() -> io::Result<PathBuf> {
+    above(2)
+}
+
+fn above(folders: usize) -> io::Result<PathBuf> {
+    let program = env::current_exe()?;
+    let folder = program.ancestors().nth(folders);
+    folder.map(Path::to_path_buf).ok_or_else(|| io::Error::other("not in a target directory"))
+}
+
+fn profile_of(program: Option<&Path>) -> String {
+    let folder = program.and_then(|program| program.ancestors().nth(2)?.file_name());
+    match folder.and_then(|name| name.to_str()) {
+        None | Some("release") => "bench".into(),
+        Some("debug") => "dev".into(),
+        Some(other) => other.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_called_after_its_profile_but_for_two() {
+        let of = |folder| profile_of(Some(Path::new(&format!("/t/{folder}/deps/nbd-0"))));
+        assert_eq!(["release", "debug", "stress"].map(of), ["bench", "dev", "stress"]);
+        assert_eq!(profile_of(None), "bench");
+    }
+}
