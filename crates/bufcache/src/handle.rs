@@ -51,9 +51,10 @@ impl Cache {
 
     /// Attaches a device, which is read in blocks of `block_size` bytes.
     ///
-    /// It is let go with the last handle, guard and pin of it; what is cached of it then is evicted in
-    /// its turn. Once 65,535 devices were attached, a call looks through the whole table for what is
-    /// left of those that are gone, and then not again before as many were attached as were gone.
+    /// It is let go with the last handle, guard and pin of it, and dropped then, or when the cleaner has ended
+    /// its round; what is cached of it is evicted in its turn. Once 65,535 devices were attached, a call looks
+    /// through the whole table for what is left of those that are gone, and then not again before as many were
+    /// attached as were gone.
     ///
     /// # Errors
     ///

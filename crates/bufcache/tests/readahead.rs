@@ -1,12 +1,17 @@
 //! Readahead, and what is read once.
 
+#[path = "common/soon.rs"]
+mod soon;
+
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bufcache::{BlockDevice, Cache, Eviction, Fault, FaultDevice, MemoryDevice, Operation};
+
+use soon::soon;
 
 const SIZE: usize = 4096;
 
@@ -28,15 +33,6 @@ impl BlockDevice for Gated {
             thread::sleep(Duration::from_millis(1));
         }
         self.0.read(offset, buf)
-    }
-}
-
-/// Waits until it is so, for a minute at most.
-fn soon(what: &str, so: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !so() {
-        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
-        thread::sleep(Duration::from_millis(1));
     }
 }
 
