@@ -26,8 +26,8 @@ fn use_everything() {
 #[test]
 fn inv15_a_child_of_a_fork_at_the_first_use_goes_on() {
     for round in 0..400 {
-        // A process that has not used the crate, since this one has not.
-        // SAFETY: what this process has is one thread that forks and one that waits for it.
+        // A process that has not used the crate, since this one has not: `in_child` would.
+        // SAFETY: as there, the child calls a closure and exits; glibc makes its allocator usable in it.
         let fork = || unsafe { libc::fork() };
         let went_on = in_child_of(fork, || {
             let _ = capabilities();
