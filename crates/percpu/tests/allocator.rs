@@ -5,6 +5,9 @@
 //! that waits for itself.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+#[path = "common/no_id.rs"]
+mod no_id;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::env;
 use std::process::{Command, Stdio};
@@ -14,6 +17,8 @@ use std::time::{Duration, Instant};
 
 use percpu::{BiasedLgLock, LimitedCounter, PerCpu, PerCpuCounter, PercpuRef, ReadWriteGate};
 use percpu::{capabilities, online, rcu, topology};
+
+use no_id::take_id;
 
 static BYTES: PerCpuCounter = PerCpuCounter::new();
 /// The same, by an atomic: what the counter must say.
@@ -110,6 +115,10 @@ const FIRST_USES: &[(&str, fn())] = &[
 fn child_first_use() {
     let Ok(name) = env::var("OFFLOCK_FIRST_USE") else { return };
     let (_, first_use) = FIRST_USES.iter().find(|(known, _)| *known == name).expect("a case");
+    if env::var("OFFLOCK_WITHOUT_ID").is_ok() {
+        // `None` where rseq is not in use: then no thread has an id to lose.
+        assert!(take_id().is_none_or(|id| id < 0), "the thread still has its CPU id");
+    }
     STATE.store(ON, Relaxed);
     first_use();
     for _ in 0..1_000 {
@@ -121,16 +130,30 @@ fn child_first_use() {
     println!("counted: {}", BYTES.sum());
 }
 
-/// Runs the case in a process of its own; panics if it fails, or hangs.
-fn in_process(name: &str, early: bool, tunables: Option<&str>) {
+/// How a case runs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Case {
+    /// Counts from the first allocation of the process on.
+    early: bool,
+    /// Runs on a thread that has no CPU id.
+    without_id: bool,
+    /// libc registers no rseq area.
+    rseq_off: bool,
+}
+
+/// Runs the first use `name` in a process of its own; panics if it fails, or hangs.
+fn in_process(name: &str, case: Case) {
     let mut child = Command::new(env::current_exe().unwrap());
     child.args(["--exact", "child_first_use", "--ignored", "--nocapture"]);
     child.env("OFFLOCK_FIRST_USE", name).stdout(Stdio::piped()).stderr(Stdio::piped());
-    if early {
+    if case.early {
         child.env("OFFLOCK_COUNT_EARLY", "1");
     }
-    if let Some(tunables) = tunables {
-        child.env("GLIBC_TUNABLES", tunables);
+    if case.without_id {
+        child.env("OFFLOCK_WITHOUT_ID", "1");
+    }
+    if case.rseq_off {
+        child.env("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
     }
     let (mut child, began) = (child.spawn().unwrap(), Instant::now());
     let hung = loop {
@@ -147,7 +170,7 @@ fn in_process(name: &str, early: bool, tunables: Option<&str>) {
     let said = String::from_utf8_lossy(&output.stdout);
     let good = !hung && output.status.success() && said.contains("counted: ");
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(good, "{name}, early {early}, hung {hung}, {}:\n{said}{errors}", output.status);
+    assert!(good, "{name}, {case:?}, hung {hung}, {}:\n{said}{errors}", output.status);
 }
 
 /// From the first allocation on, or from the first use of the crate; also where libc registered no
@@ -155,9 +178,17 @@ fn in_process(name: &str, early: bool, tunables: Option<&str>) {
 #[test]
 fn inv03_an_allocator_can_count() {
     for &(name, _) in FIRST_USES {
-        for tunables in [None, Some("glibc.pthread.rseq=0")] {
-            in_process(name, true, tunables);
-            in_process(name, false, tunables);
+        for (early, rseq_off) in [(true, false), (false, false), (true, true), (false, true)] {
+            in_process(name, Case { early, rseq_off, ..Case::default() });
         }
+    }
+}
+
+/// The self-test of the sections then runs on a helper thread, whose allocations are counted while
+/// the first thread waits for the result.
+#[test]
+fn inv03_an_allocator_can_count_the_first_use_of_a_thread_without_an_id() {
+    for &(name, _) in FIRST_USES {
+        in_process(name, Case { without_id: true, ..Case::default() });
     }
 }

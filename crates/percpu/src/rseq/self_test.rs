@@ -12,6 +12,7 @@
 use super::section::Refused;
 use crate::capabilities::Sections;
 use crate::cpu::{CpuId, getcpu};
+use crate::starting::starting_with_helper;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::words::Words;
 
@@ -58,8 +59,11 @@ pub(crate) fn decide<O: Operations + Copy + Send + 'static>(
 /// Runs the self-test here, or on a thread of its own if this one has no id to test with.
 fn test_somewhere<O: Operations + Copy + Send + 'static>(ops: O) -> Result<(), &'static str> {
     self_test(&ops).unwrap_or_else(|| {
-        let other = std::thread::Builder::new().spawn(move || self_test(&ops));
-        let tested = other.ok().and_then(|thread| thread.join().ok()).flatten();
+        // The helper allocates while the calling thread waits for it inside a `OnceLock`.
+        let tested = starting_with_helper(|| {
+            let helper = std::thread::Builder::new().spawn(move || self_test(&ops));
+            helper.ok().and_then(|thread| thread.join().ok()).flatten()
+        });
         tested.unwrap_or(Err("no thread has an id to test with"))
     })
 }
