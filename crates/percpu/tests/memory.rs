@@ -221,7 +221,7 @@ fn locks_gates_and_references_allocate_when_made_and_never_after() {
             *writer += 1;
             drop(writer.downgrade());
             let held = refs.try_get().unwrap();
-            drop((held.clone(), refs.try_get_live()));
+            drop((held.clone(), refs.try_get()));
             refs.switch_to_atomic().unwrap();
             refs.switch_to_percpu().unwrap();
             refs.kill().unwrap();
@@ -309,7 +309,7 @@ fn what_is_refused_for_want_of_memory_comes_back() {
     refs.expect_err("too large").into_inner()(); // the closure itself
     let refs = PercpuRef::new(|| ()).unwrap();
     let many = refused(0, || PercpuRef::kill_many(&[&refs], |_, _| unreachable!("not refused")));
-    assert_eq!((many, refs.try_get_live().is_some()), (Err(AllocError::new()), true));
+    assert_eq!((many, refs.try_get().is_some()), (Err(AllocError::new()), true));
     refs.kill().unwrap();
     let error = refused(LARGE, || refs.reinit(released)).unwrap_err();
     assert_eq!((error.why(), error.errno()), (AllocError::new().into(), libc::ENOMEM));

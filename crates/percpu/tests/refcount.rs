@@ -43,8 +43,8 @@ fn counting() -> (PercpuRef, Arc<AtomicUsize>) {
 
 #[derive(Clone, Debug)]
 enum Op {
+    TryGetEvenKilled,
     TryGet,
-    TryGetLive,
     Clone,
     Put,
     Kill,
@@ -57,8 +57,8 @@ enum Op {
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
+        4 => Just(Op::TryGetEvenKilled),
         4 => Just(Op::TryGet),
-        4 => Just(Op::TryGetLive),
         2 => Just(Op::Clone),
         8 => Just(Op::Put),
         3 => Just(Op::Kill),
@@ -79,13 +79,13 @@ fn agrees(ops: &[Op]) -> Result<(), TestCaseError> {
     let (mut live, mut zero, mut lives) = (true, false, 0);
     for op in ops {
         match op {
-            Op::TryGet => {
-                let got = refs.try_get();
+            Op::TryGetEvenKilled => {
+                let got = refs.try_get_even_killed();
                 prop_assert_eq!(got.is_some(), !zero);
                 held.extend(got);
             }
-            Op::TryGetLive => {
-                let got = refs.try_get_live();
+            Op::TryGet => {
+                let got = refs.try_get();
                 prop_assert_eq!(got.is_some(), live);
                 held.extend(got);
             }
@@ -95,7 +95,7 @@ fn agrees(ops: &[Op]) -> Result<(), TestCaseError> {
                 let mut confirmed = 0;
                 let killed = refs.kill_and_confirm(|| {
                     confirmed += 1;
-                    assert!(refs.try_get_live().is_none() && refs.try_get().is_some());
+                    assert!(refs.try_get().is_none() && refs.try_get_even_killed().is_some());
                 });
                 prop_assert_eq!(confirmed, usize::from(live));
                 let want = if live { Ok(()) } else { Err(KillError::AlreadyDying) };
@@ -218,7 +218,7 @@ fn inv15_a_reference_in_a_thread_local_is_put_at_exit() {
                 take_id();
             }
             KEPT.with_borrow_mut(|kept| {
-                kept.extend([refs.try_get(), refs.try_get_live()].into_iter().flatten())
+                kept.extend([refs.try_get_even_killed(), refs.try_get()].into_iter().flatten())
             });
         };
         thread::spawn(keep).join().unwrap();
@@ -232,7 +232,7 @@ fn inv07_a_forgotten_reference_keeps_the_count_from_zero_for_ever() {
     let (refs, released) = counting();
     std::mem::forget(refs.try_get());
     refs.kill().unwrap();
-    assert!(!refs.is_zero() && refs.try_get().is_some());
+    assert!(!refs.is_zero() && refs.try_get_even_killed().is_some());
     drop(refs);
     assert_eq!(released.load(SeqCst), 0);
     assert_eq!(Arc::strong_count(&released), 1, "the closure was dropped, not called");
@@ -247,6 +247,32 @@ fn inv07_a_live_count_that_is_dropped_releases_nothing() {
     assert_eq!(Arc::strong_count(&released), 1);
 }
 
+/// As the README shows it: no new users after the kill, whatever mode the count was in.
+#[test]
+fn inv08_try_get_refuses_after_a_kill() {
+    for (id, atomic) in [(true, false), (true, true), (false, false)] {
+        let killed = move || {
+            if !id {
+                take_id();
+            }
+            let (refs, released) = counting();
+            if atomic {
+                refs.switch_to_atomic().unwrap();
+            }
+            let user = refs.try_get().expect("live");
+            refs.kill().unwrap();
+            assert!(refs.try_get().is_none(), "killed; id {id}, atomic {atomic}");
+            refs.resurrect().unwrap();
+            drop(refs.try_get().expect("live again"));
+            refs.kill().unwrap();
+            drop(user);
+            assert!(refs.try_get().is_none(), "released; id {id}, atomic {atomic}");
+            assert_eq!(released.load(SeqCst), 1);
+        };
+        thread::spawn(killed).join().unwrap();
+    }
+}
+
 #[test]
 fn inv11_a_panic_of_the_release_closure_reaches_whoever_put_last() {
     let refs = PercpuRef::new(|| panic!("from the closure")).unwrap();
@@ -256,7 +282,7 @@ fn inv11_a_panic_of_the_release_closure_reaches_whoever_put_last() {
     assert_eq!(panic.downcast_ref(), Some(&"from the closure"));
     assert!(refs.is_zero());
     refs.reinit(|| ()).unwrap();
-    assert!(refs.try_get_live().is_some());
+    assert!(refs.try_get().is_some());
 }
 
 #[test]
@@ -344,8 +370,11 @@ fn use_objects(
     while !stop.load(Relaxed) {
         let at = dice.roll(objects.len());
         let object = &objects[at];
-        let got =
-            if dice.roll(8) == 0 { object.refs.try_get() } else { object.refs.try_get_live() };
+        let got = if dice.roll(8) == 0 {
+            object.refs.try_get_even_killed()
+        } else {
+            object.refs.try_get()
+        };
         let dying = got.is_none();
         if let Some(reference) = got {
             gets += 1;

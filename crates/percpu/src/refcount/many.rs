@@ -20,7 +20,7 @@ impl PercpuRef {
     /// [`kill`](Self::kill)s many, with one heavy fence for all: the kill of 500 costs little more
     /// than that of a few. Returns how many it killed.
     ///
-    /// When it returns, every [`try_get_live`](Self::try_get_live) of each fails. First all are
+    /// When it returns, every [`try_get`](Self::try_get) of each fails. First all are
     /// closed, then the initial references are dropped, in the order given, and with each the release
     /// closure runs if that was the last reference; no lock is held then.
     ///

@@ -32,7 +32,7 @@
 //! 2. While a word or `remote` is open, `atomic` carries the bias: it is added before they open
 //!    and taken away, together with their sum, after they closed. So `atomic / ONE` is 0 only if
 //!    there is no reference.
-//! 3. `DEAD` is part of `atomic`: a `try_get_live` counts on a word that is open, so before the
+//! 3. `DEAD` is part of `atomic`: a `try_get` counts on a word that is open, so before the
 //!    fold of a kill, or by a compare-exchange from a value without `DEAD`.
 //! 4. `atomic` is `DEAD` and nothing else exactly between the last put and the moment when its
 //!    thread has taken the closure out and stores `DEAD | RELEASED`. In between nobody else
@@ -109,11 +109,10 @@ type Release = Box<dyn FnOnce() + Send>;
 ///
 /// let reference = refs.try_get().expect("live");
 /// refs.kill()?;
-/// assert!(refs.try_get_live().is_none(), "no new users");
+/// assert!(refs.try_get().is_none(), "no new users");
 /// assert!(told.try_recv().is_err(), "`reference` is still there");
 /// drop(reference);
 /// assert_eq!(told.try_recv(), Ok("released"));
-/// assert!(refs.try_get().is_none());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[repr(C, align(128))]
@@ -172,15 +171,6 @@ impl PercpuRef {
         })
     }
 
-    /// Takes a reference, unless the count has reached zero: also after a kill.
-    ///
-    /// Wait-free in percpu mode, lock-free else.
-    #[inline]
-    #[must_use = "dropping the reference puts it at once"]
-    pub fn try_get(&self) -> Option<Reference<'_>> {
-        (self.add(1) || self.get_atomic()).then(|| Reference { refs: self })
-    }
-
     /// Takes a reference, unless the object was killed.
     ///
     /// Once [`kill`](Self::kill) has returned, or the closure of
@@ -190,8 +180,33 @@ impl PercpuRef {
     /// Wait-free in percpu mode, lock-free else.
     #[inline]
     #[must_use = "dropping the reference puts it at once"]
-    pub fn try_get_live(&self) -> Option<Reference<'_>> {
-        (self.add(1) || self.get_live_atomic()).then(|| Reference { refs: self })
+    pub fn try_get(&self) -> Option<Reference<'_>> {
+        (self.add(1) || self.get_atomic()).then(|| Reference { refs: self })
+    }
+
+    /// Takes a reference, unless the count has reached zero.
+    ///
+    /// Unlike [`try_get`](Self::try_get) it succeeds after a kill, while other references are left:
+    /// for a user that must still finish its work on an object that is about to go.
+    ///
+    /// Wait-free in percpu mode, lock-free else.
+    ///
+    /// ```
+    /// use percpu::PercpuRef;
+    ///
+    /// let refs = PercpuRef::new(|| ())?;
+    /// let last = refs.try_get().expect("live");
+    /// refs.kill()?;
+    /// assert!(refs.try_get().is_none());
+    /// assert!(refs.try_get_even_killed().is_some(), "`last` keeps the count from zero");
+    /// drop(last);
+    /// assert!(refs.try_get_even_killed().is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    #[must_use = "dropping the reference puts it at once"]
+    pub fn try_get_even_killed(&self) -> Option<Reference<'_>> {
+        (self.add(1) || self.get_even_killed_atomic()).then(|| Reference { refs: self })
     }
 
     /// Puts a reference that was [leaked](Reference::leak), for those who embed the count in an
@@ -283,14 +298,14 @@ impl PercpuRef {
     }
 
     #[cold]
-    fn get_atomic(&self) -> bool {
+    fn get_even_killed_atomic(&self) -> bool {
         self.get_from(|seen| seen < ONE)
     }
 
     #[cold]
-    fn get_live_atomic(&self) -> bool {
-        if mutant("refcount-live-get-forgets-the-kill") {
-            return self.get_atomic();
+    fn get_atomic(&self) -> bool {
+        if mutant("refcount-get-forgets-the-kill") {
+            return self.get_even_killed_atomic();
         }
         self.get_from(|seen| seen & DEAD != 0)
     }

@@ -33,7 +33,7 @@ impl Switch {
 }
 
 impl PercpuRef {
-    /// Kills: from its return on every [`try_get_live`](Self::try_get_live) fails. Drops the
+    /// Kills: from its return on every [`try_get`](Self::try_get) fails. Drops the
     /// initial reference, and runs the release closure if that was the last.
     ///
     /// Implies no grace period: other readers of the object, who hold no reference, must be waited
@@ -52,7 +52,7 @@ impl PercpuRef {
         self.kill_and_confirm(|| ())
     }
 
-    /// [`kill`](Self::kill), and runs `confirm` when every [`try_get_live`](Self::try_get_live)
+    /// [`kill`](Self::kill), and runs `confirm` when every [`try_get`](Self::try_get)
     /// fails, before the initial reference is dropped.
     ///
     /// No lock is held meanwhile: `confirm` may use the `PercpuRef`.
@@ -91,7 +91,7 @@ impl PercpuRef {
     }
 
     /// Undoes a [`kill`](Self::kill), if the count has not reached zero: there is an initial
-    /// reference again, and [`try_get_live`](Self::try_get_live) succeeds.
+    /// reference again, and [`try_get`](Self::try_get) succeeds.
     ///
     /// A reference taken after it sees what the caller did before it. Blocks shortly while another
     /// thread switches the mode of the same object.

@@ -23,8 +23,8 @@ fn inv15_a_fork_child_ends_its_copy_alone() {
     let (refs, released) = counting();
     let reference = refs.try_get().unwrap();
     assert!(in_child(|| {
-        let more = refs.try_get_live().is_some();
-        let killed = refs.kill().is_ok() && refs.try_get_live().is_none() && !refs.is_zero();
+        let more = refs.try_get().is_some();
+        let killed = refs.kill().is_ok() && refs.try_get().is_none() && !refs.is_zero();
         // SAFETY: the child's copy of `reference`, which its `_exit` never drops.
         unsafe { PercpuRef::put(&refs) };
         more && killed && refs.is_zero() && released.load(Ordering::Relaxed) == 1
@@ -47,8 +47,8 @@ fn inv15_what_needs_a_lock_that_the_fork_left_behind_is_refused() {
             && refs.switch_to_atomic() == Err(forked)
             && refs.switch_to_percpu() == Err(forked)
             && refs.reinit(|| ()).unwrap_err().why() == ReinitRefused::Forked(forked)
+            && refs.try_get_even_killed().is_some()
             && refs.try_get().is_some()
-            && refs.try_get_live().is_some()
     }));
     drop(held);
     assert!(in_child(|| {
@@ -66,7 +66,7 @@ fn inv09_a_second_fold_counts_the_difference_only() {
             refs.try_get().unwrap().leak(); // here
         }
         thread::scope(|scope| {
-            scope.spawn(|| refs.try_get_live().unwrap().leak());
+            scope.spawn(|| refs.try_get().unwrap().leak());
         });
         refs.switch_to_atomic().unwrap();
         assert_eq!(refs.cold.atomic.load(Ordering::Relaxed), 5 * super::ONE);
@@ -94,7 +94,9 @@ fn inv10_each_of_many_is_killed_once_or_refused() {
     let dying = KillError::AlreadyDying;
     assert_eq!((killed, refused), (Ok(19), vec![(16, dying), (20, dying), (21, dying)]));
     for ((refs, released), reference) in counted.iter().zip(references) {
-        assert!(refs.is_dying() && refs.try_get_live().is_none() && refs.try_get().is_some());
+        assert!(
+            refs.is_dying() && refs.try_get().is_none() && refs.try_get_even_killed().is_some()
+        );
         assert_eq!(released.load(Ordering::Relaxed), 0);
         drop(reference);
         assert_eq!(released.load(Ordering::Relaxed), 1);

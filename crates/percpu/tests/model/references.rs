@@ -41,12 +41,12 @@ impl<'a> References<'a> {
         match what {
             0 => {
                 let got = if a.is_multiple_of(2) {
-                    self.refs.try_get()
+                    self.refs.try_get_even_killed()
                 } else {
-                    self.refs.try_get_live()
+                    self.refs.try_get()
                 };
                 let want = if a.is_multiple_of(2) { !self.zero } else { !self.dying };
-                assert_eq!(got.is_some(), want, "try_get, or try_get_live of a live one");
+                assert_eq!(got.is_some(), want, "got while live, or while not zero");
                 self.held.extend(got);
             }
             1 if a.is_multiple_of(8) => self.held.extend(self.held.last().cloned()),
@@ -72,7 +72,7 @@ impl<'a> References<'a> {
                 let want = if self.dying { Err(KillError::AlreadyDying) } else { Ok(()) };
                 let mut confirmed = false;
                 let confirm = || {
-                    assert!(self.refs.try_get_live().is_none() && !self.refs.is_zero());
+                    assert!(self.refs.try_get().is_none() && !self.refs.is_zero());
                     confirmed = true;
                 };
                 assert_eq!(self.refs.kill_and_confirm(confirm), want);

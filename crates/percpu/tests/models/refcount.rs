@@ -23,7 +23,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
         "refcount::inv07_a_thread_without_id_does_not_release_early",
     ),
     ("refcount-open-before-the-bias", "refcount::inv10_a_resurrection_keeps_the_references"),
-    ("refcount-live-get-forgets-the-kill", "refcount::inv08_no_live_get_after_the_kill"),
+    ("refcount-get-forgets-the-kill", "refcount::inv08_no_get_after_the_kill"),
     ("refcount-fold-without-heavy", "refcount::inv08_a_kill_of_many_kills_each"),
     ("refcount-kill-many-in-any-order", "refcount::inv10_two_kills_of_many_share_them"),
     ("refcount-callbacks-under-the-lock", "refcount::inv11_callbacks_may_use_the_count"),
@@ -72,13 +72,13 @@ impl Object {
     }
 
     fn try_look(&self) -> bool {
-        self.refs.try_get().map(|_reference| self.look()).is_some()
+        self.refs.try_get_even_killed().map(|_reference| self.look()).is_some()
     }
 
     fn assert_released(&self) {
         assert!(self.refs.is_zero(), "{:?} {:?}", self.refs, self.released);
         assert_eq!(self.released.load(Ordering::Relaxed), 1);
-        assert!(self.refs.try_get().is_none() && self.refs.try_get_live().is_none());
+        assert!(self.refs.try_get_even_killed().is_none() && self.refs.try_get().is_none());
     }
 }
 
@@ -101,7 +101,7 @@ fn inv07_the_last_put_releases_what_others_used() {
             set_current(CpuId::new(1));
             object.try_look();
         });
-        let mine = object.refs.try_get_live().expect("live");
+        let mine = object.refs.try_get().expect("live");
         object.refs.kill().unwrap();
         object.look();
         assert_eq!(object.released.load(Ordering::Relaxed), 0);
@@ -132,7 +132,7 @@ fn inv07_a_thread_without_id_does_not_release_early() {
 
 /// Whoever sees that the kill is confirmed gets nothing, although references are left.
 #[test]
-fn inv08_no_live_get_after_the_kill() {
+fn inv08_no_get_after_the_kill() {
     both_modes(|| {
         let object = Object::new();
         object.refs.switch_to_atomic().unwrap();
@@ -142,16 +142,16 @@ fn inv08_no_live_get_after_the_kill() {
             move |object| {
                 // Ordering: Acquire pairs with the Release in the closure below.
                 let before = confirmed.load(Ordering::Acquire);
-                if let Some(_reference) = object.refs.try_get_live() {
+                if let Some(_reference) = object.refs.try_get() {
                     assert_eq!(before, 0, "taken after the kill");
                     object.look();
                 }
             }
         });
-        let mine = object.refs.try_get_live().unwrap();
+        let mine = object.refs.try_get().unwrap();
         // Ordering: Release pairs with the Acquire above.
         object.refs.kill_and_confirm(|| confirmed.store(1, Ordering::Release)).unwrap();
-        assert!(object.refs.try_get().is_some(), "mine is left");
+        assert!(object.refs.try_get_even_killed().is_some(), "mine is left");
         drop(mine);
         other.join().unwrap();
         object.assert_released();
@@ -160,7 +160,7 @@ fn inv08_no_live_get_after_the_kill() {
 
 /// The same from percpu mode, where the words are still open when the kill begins.
 #[test]
-fn inv08_no_live_get_after_the_kill_of_percpu_words() {
+fn inv08_no_get_after_the_kill_of_percpu_words() {
     both_modes(|| {
         let object = Object::new();
         let confirmed = Arc::new(AtomicUsize::new(0));
@@ -169,7 +169,7 @@ fn inv08_no_live_get_after_the_kill_of_percpu_words() {
             spawn(&object, move |object| {
                 set_current(CpuId::new(cpu));
                 let before = confirmed.load(Ordering::Acquire);
-                if let Some(_reference) = object.refs.try_get_live() {
+                if let Some(_reference) = object.refs.try_get() {
                     assert_eq!(before, 0, "taken after the kill");
                     object.look();
                 }
@@ -210,7 +210,7 @@ fn inv09_a_switch_to_atomic_loses_no_get_and_no_put() {
         let object = Object::new();
         let other = spawn(&object, |object| {
             set_current(CpuId::new(1));
-            let first = object.refs.try_get_live().expect("live");
+            let first = object.refs.try_get().expect("live");
             object.look();
             let second = first.clone();
             set_current(CpuId::new(0));
@@ -283,7 +283,7 @@ fn inv10_a_new_life_starts_from_zero_only() {
         let object = Object::new();
         let other = spawn(&object, |object| {
             set_current(CpuId::new(1));
-            drop(object.refs.try_get());
+            drop(object.refs.try_get_even_killed());
         });
         object.refs.kill().unwrap();
         let again = Arc::clone(&object.released);
@@ -292,7 +292,7 @@ fn inv10_a_new_life_starts_from_zero_only() {
         });
         if renewed.is_ok() {
             // The first closure may be about to run still, on the other thread.
-            assert!(object.refs.try_get_live().is_some());
+            assert!(object.refs.try_get().is_some());
             object.refs.kill().unwrap();
         }
         other.join().unwrap();
@@ -380,7 +380,7 @@ fn inv11_callbacks_may_use_the_count() {
             move || {
                 // SAFETY: the count made below, dropped by the test after this ran.
                 let refs = unsafe { &*place.load(Ordering::Relaxed) };
-                assert!(refs.is_zero() && refs.try_get().is_none());
+                assert!(refs.is_zero() && refs.try_get_even_killed().is_none());
                 assert_eq!(refs.kill(), Err(KillError::AlreadyDying));
                 assert_eq!(refs.resurrect(), Err(ResurrectError::Released));
                 released.fetch_add(1, Ordering::Relaxed);
@@ -392,12 +392,12 @@ fn inv11_callbacks_may_use_the_count() {
             let refs = Arc::clone(&refs);
             move || {
                 set_current(CpuId::new(1));
-                drop(refs.try_get());
+                drop(refs.try_get_even_killed());
             }
         });
         refs.kill_and_confirm(|| {
-            assert!(refs.is_dying() && refs.try_get_live().is_none());
-            assert!(refs.try_get().is_some(), "the initial reference is still there");
+            assert!(refs.is_dying() && refs.try_get().is_none());
+            assert!(refs.try_get_even_killed().is_some(), "the initial reference is still there");
             refs.switch_to_atomic().unwrap();
         })
         .unwrap();
@@ -419,7 +419,7 @@ fn inv08_a_kill_of_many_kills_each() {
                 set_current(CpuId::new(1));
                 // Ordering: Acquire pairs with the Release below.
                 let before = confirmed.load(Ordering::Acquire);
-                if let Some(_reference) = object.refs.try_get_live() {
+                if let Some(_reference) = object.refs.try_get() {
                     assert_eq!(before, 0, "taken after the kill");
                     object.look();
                 }
