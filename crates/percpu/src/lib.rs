@@ -127,7 +127,7 @@ pub use self::limited::{LimitError, LimitedCounter};
 #[doc(hidden)]
 pub use self::refcount::RefBlock;
 pub use self::refcount::{
-    KillError, PercpuRef, Reference, ReinitError, ReinitRefused, ResurrectError,
+    ArcReference, KillError, PercpuRef, Reference, ReinitError, ReinitRefused, ResurrectError,
 };
 pub use self::slots::PerCpu;
 pub use self::topology::{NodeId, Topology, online, topology};

@@ -15,11 +15,14 @@ mod seconds;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::env;
+use std::future::poll_fn;
 use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering::*};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -245,6 +248,64 @@ fn inv07_a_live_count_that_is_dropped_releases_nothing() {
     drop(refs);
     assert_eq!(released.load(SeqCst), 0);
     assert_eq!(Arc::strong_count(&released), 1);
+}
+
+/// References of a thread and of a task that is polled on two threads outlive the owner's `Arc`.
+#[test]
+fn inv07_an_owned_reference_keeps_the_count_from_zero_on_other_threads() {
+    let (refs, released) = counting();
+    let refs = Arc::new(refs);
+    let alive = Arc::downgrade(&refs);
+    let (go, wait) = mpsc::channel::<()>();
+
+    let reference = refs.try_get_arc().expect("live");
+    let worker = thread::spawn(move || {
+        take_id();
+        drop(reference.clone());
+        wait.recv().unwrap_err(); // until the sender is gone
+        drop(reference);
+    });
+    let reference = refs.try_get_arc().expect("live");
+    let mut first_poll = true;
+    let mut task: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
+        let held = reference;
+        poll_fn(|_| if std::mem::take(&mut first_poll) { Poll::Pending } else { Poll::Ready(()) })
+            .await;
+        drop(held);
+    });
+    let poll = |task: &mut Pin<Box<dyn Future<Output = ()> + Send>>| {
+        task.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+    };
+    assert!(poll(&mut task).is_pending());
+
+    refs.kill().unwrap();
+    assert!(refs.try_get_arc().is_none() && refs.try_get_even_killed().is_some());
+    drop(refs);
+    assert_eq!((released.load(SeqCst), alive.strong_count()), (0, 2));
+    thread::spawn(move || assert!(poll(&mut task).is_ready())).join().unwrap();
+    assert_eq!((released.load(SeqCst), alive.strong_count()), (0, 1));
+    drop(go);
+    worker.join().unwrap();
+    assert_eq!((released.load(SeqCst), alive.strong_count()), (1, 0));
+}
+
+#[test]
+fn inv07_the_last_owned_reference_frees_the_count() {
+    // Not killed: the closure is dropped, not called.
+    let (refs, released) = counting();
+    let reference = Arc::new(refs).try_get_arc().expect("live");
+    drop(reference);
+    assert_eq!((released.load(SeqCst), Arc::strong_count(&released)), (0, 1));
+
+    // Killed, and the closure panics: the count is freed all the same.
+    let refs = Arc::new(PercpuRef::new(|| panic!("from the closure")).unwrap());
+    let alive = Arc::downgrade(&refs);
+    let last = refs.try_get_arc().expect("live");
+    refs.kill().unwrap();
+    drop(refs);
+    let panic = catch_unwind(AssertUnwindSafe(|| drop(last))).unwrap_err();
+    assert_eq!(panic.downcast_ref(), Some(&"from the closure"));
+    assert_eq!(alive.strong_count(), 0);
 }
 
 /// As the README shows it: no new users after the kill, whatever mode the count was in.

@@ -61,6 +61,7 @@
 mod block;
 mod error;
 mod many;
+mod owned;
 mod switch;
 mod words;
 
@@ -69,6 +70,7 @@ use std::mem;
 
 pub use self::block::RefBlock;
 pub use self::error::{KillError, ReinitError, ReinitRefused, ResurrectError};
+pub use self::owned::ArcReference;
 use self::switch::Switch;
 use self::words::{BIAS, add_open};
 use crate::error::NewError;
@@ -388,7 +390,8 @@ impl fmt::Debug for PercpuRef {
 
 /// A reference to what a [`PercpuRef`] counts; put when dropped.
 ///
-/// It may be dropped on another thread, and on another CPU, than it was taken on. `clone` never
+/// It may be dropped on another thread, and on another CPU, than it was taken on; one that must
+/// outlive the borrow is made by [`PercpuRef::try_get_arc`]. `clone` never
 /// fails. [`mem::forget`] keeps the count from zero for ever.
 ///
 /// # Panics

@@ -111,6 +111,39 @@ fn inv07_the_last_put_releases_what_others_used() {
     });
 }
 
+/// An owned reference on another thread and a kill: the closure runs once, and the count is freed by
+/// the last owner, after every use.
+#[test]
+fn inv07_an_owned_reference_outlives_the_owner() {
+    both_modes(|| {
+        let released = Arc::new(AtomicUsize::new(0));
+        let value = Box::into_raw(Box::new(Watched::new(7_u64)));
+        let refs = PercpuRef::new({
+            let (released, value) = (Arc::clone(&released), Address(value));
+            move || {
+                let Address(value) = { value };
+                released.fetch_add(1, Ordering::Relaxed);
+                // SAFETY: made above; the closure runs once.
+                free(unsafe { Box::from_raw(value) });
+            }
+        });
+        let refs = std::sync::Arc::new(refs.unwrap());
+        let (mine, value) = (refs.try_get_arc().expect("live"), Address(value));
+        let other = thread::spawn(move || {
+            let Address(value) = { value };
+            set_current(CpuId::new(1));
+            // SAFETY: `mine` keeps the release closure from freeing it.
+            assert_eq!(**unsafe { &*value }, 7);
+            drop(mine);
+        });
+        refs.kill().unwrap();
+        assert!(refs.try_get_arc().is_none());
+        drop(refs);
+        other.join().unwrap();
+        assert_eq!(released.load(Ordering::Relaxed), 1);
+    });
+}
+
 /// A thread without an id meets a kill: what it takes back must not land after the fold.
 #[test]
 fn inv07_a_thread_without_id_does_not_release_early() {
