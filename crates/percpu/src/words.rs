@@ -84,6 +84,13 @@ impl Words {
         Self { base, _owns: PhantomData }
     }
 
+    /// The same words, to be used no longer than `self`: for a put, after which another thread may
+    /// free what `self` is part of. A `&Words` in it would promise that it outlives the call.
+    #[inline(always)]
+    pub(crate) fn alias(&self) -> ManuallyDrop<Self> {
+        ManuallyDrop::new(Self { base: self.base, _owns: PhantomData })
+    }
+
     /// The word of `cpu`.
     ///
     /// # Panics

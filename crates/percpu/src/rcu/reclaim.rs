@@ -135,10 +135,14 @@ impl Reclaim {
 
     /// All bags that there is something in, or may be.
     fn bags(&self) -> impl Iterator<Item = &Bag> {
-        let own: &[Bag] = match self.bag(CpuId::new(0)) {
-            // SAFETY: as in `bag`.
-            Some(first) => unsafe { std::slice::from_raw_parts(first, cpu::possible()) },
-            None => &[],
+        // Ordering: Acquire pairs with the Release in `make_bags`; it carries the bags.
+        let first = self.bags.load(Ordering::Acquire);
+        let own: &[Bag] = if first.is_null() {
+            &[]
+        } else {
+            // SAFETY: `make_bags` made `cpu::possible()` of them, which are never freed. The pointer is
+            // that of the whole allocation: one made from a `&Bag` would be good for that bag only.
+            unsafe { std::slice::from_raw_parts(first, cpu::possible()) }
         };
         // Ordering: Relaxed; see `some_bag`.
         let spare = self.spare_used.load(Relaxed).then_some(&self.spare);

@@ -48,7 +48,7 @@ use crate::error::AllocError;
 use crate::rseq::section::{self, Refused};
 use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use crate::sync::{cpu, mutant};
-use crate::words::{BLOCK, WordBlock};
+use crate::words::{BLOCK, WordBlock, Words};
 
 /// [`RefBlock::COUNTS`] reference counts, each gated by a word of its owner's.
 ///
@@ -165,7 +165,7 @@ impl RefBlock {
         if gate.load(Ordering::Acquire) != open && !mutant("ref-block-ignores-the-gate") {
             return false;
         }
-        self.add_otherwise(i, 1)
+        count_otherwise(&self.words.words(i), &self.cold.counts[i].remote, 1)
     }
 
     /// Takes a reference for somebody who has one: also after the gate was closed.
@@ -193,14 +193,21 @@ impl RefBlock {
     #[inline]
     #[must_use = "who puts the last reference must clean up"]
     pub unsafe fn put(this: *const Self, i: usize, gate: *const AtomicU64, open: u64) -> bool {
-        // SAFETY: the caller's reference keeps it alive until it is put.
-        let block = unsafe { &*this };
-        // SAFETY: as above.
+        // Another thread may free block and gate once the put is counted, while this one is still
+        // inside `count`. So `count` gets references to atomics, which promise nothing about the memory
+        // after their last use, and words that are not part of the block.
+        // SAFETY: the caller's reference keeps the block alive until it is put.
+        let words = unsafe { (*this).words.words(i) };
+        // SAFETY: the caller's reference, which is not put yet.
+        let remote = unsafe { &(*this).cold.counts[i].remote };
+        // SAFETY: the caller's reference keeps the gate alive, too.
         let gate = unsafe { &*gate };
-        if block.add(i, gate, open, -1) {
-            return block.look_back(i);
+        if count(&words, remote, gate, open, -1) {
+            // SAFETY: none is needed but in a planted bug.
+            return unsafe { Self::look_back(this, i) };
         }
-        block.put_atomic(i)
+        // SAFETY: the caller's reference, which is not put yet.
+        unsafe { Self::put_atomic(this, i) }
     }
 
     /// Closes count `i` and sums it up: true if no reference is left, and then the caller sees what
@@ -227,41 +234,61 @@ impl RefBlock {
     /// whoever has a reference.
     #[inline(always)]
     fn add(&self, i: usize, gate: &AtomicU64, open: u64, delta: i64) -> bool {
-        match section::add_while(gate, open, &self.words.words(i), delta as u64) {
-            Ok(_) => true,
-            Err(Refused::Closed | Refused::Busy) => false,
-            Err(Refused::NoCpu) => self.add_otherwise(i, delta),
-        }
+        count(&self.words.words(i), &self.cold.counts[i].remote, gate, open, delta)
     }
 
-    /// Without a section: on this CPU's word if nobody has any, or on `remote`, for a thread that
-    /// must not touch the words, which others change by plain stores.
-    fn add_otherwise(&self, i: usize, delta: i64) -> bool {
-        if section::available() {
-            add_open(&self.cold.counts[i].remote, delta)
-        } else {
-            add_open(self.words.words(i).slot(cpu::recent()), delta)
-        }
-    }
-
+    /// # Safety
+    ///
+    /// As for [`put`](Self::put).
     #[cold]
-    fn put_atomic(&self, i: usize) -> bool {
+    unsafe fn put_atomic(this: *const Self, i: usize) -> bool {
+        // SAFETY: the caller's reference keeps it alive until it is put.
+        let atomic = unsafe { &(*this).cold.counts[i].atomic };
         let order =
             if mutant("ref-block-put-is-relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
         // Ordering: AcqRel: Release pairs with the Acquire of the last put, here, and of the fold;
         // it carries what the holder of this reference did with the object.
-        if self.cold.counts[i].atomic.fetch_sub(1, order) == 1 {
+        if atomic.fetch_sub(1, order) == 1 {
             return true;
         }
-        self.look_back(i)
+        // SAFETY: none is needed but in a planted bug.
+        unsafe { Self::look_back(this, i) }
     }
 
     /// Nothing, behind the instruction that counted a put, but for a planted bug; often enough for
     /// others to free the block meanwhile.
+    ///
+    /// # Safety
+    ///
+    /// None is needed without the planted bug, which uses a block that may be gone.
     #[inline(always)]
-    fn look_back(&self, i: usize) -> bool {
+    unsafe fn look_back(this: *const Self, i: usize) -> bool {
         mutant("ref-block-put-looks-back")
-            && (0..16).any(|_| self.cold.counts[i].atomic.load(Ordering::Relaxed) == 0)
+            && (0..16).any(|_| {
+                // SAFETY: none, it is a bug.
+                let atomic = unsafe { &(*this).cold.counts[i].atomic };
+                atomic.load(Ordering::Relaxed) == 0
+            })
+    }
+}
+
+/// Adds `delta` where this CPU counts while `gate` reads `open`; false if that is closed.
+#[inline(always)]
+fn count(words: &Words, remote: &AtomicU64, gate: &AtomicU64, open: u64, delta: i64) -> bool {
+    match section::add_while(gate, open, words, delta as u64) {
+        Ok(_) => true,
+        Err(Refused::Closed | Refused::Busy) => false,
+        Err(Refused::NoCpu) => count_otherwise(words, remote, delta),
+    }
+}
+
+/// Without a section: on this CPU's word where no thread has sections, or on `remote`, for a thread
+/// that must not touch the words, which other threads change by plain stores.
+fn count_otherwise(words: &Words, remote: &AtomicU64, delta: i64) -> bool {
+    if section::available() {
+        add_open(remote, delta)
+    } else {
+        add_open(words.slot(cpu::recent()), delta)
     }
 }
 

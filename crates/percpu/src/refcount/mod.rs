@@ -236,9 +236,16 @@ impl PercpuRef {
     /// this call uses up.
     #[inline]
     pub unsafe fn put(this: *const Self) {
+        // Another thread may free `*this` once the put is counted, while this one is still inside
+        // `count`. So `count` gets references to atomics, which promise nothing about the memory after
+        // their last use, and words that are not part of `*this`.
         // SAFETY: the caller's reference keeps it alive until it is put.
-        let refs = unsafe { &*this };
-        if !refs.add(-1) {
+        let words = unsafe { (*this).words.alias() };
+        // SAFETY: the caller's reference, which is not put yet.
+        let gate = unsafe { &(*this).gate };
+        // SAFETY: the caller's reference, which is not put yet.
+        let remote = unsafe { &(*this).cold.remote };
+        if !count(gate, &words, remote, -1) {
             // SAFETY: the caller's contract; the reference was not put yet.
             unsafe { Self::put_atomic(this) };
         }
@@ -265,38 +272,7 @@ impl PercpuRef {
     /// Adds `delta` where this CPU counts; false if that is closed, and the atomic counts.
     #[inline(always)]
     fn add(&self, delta: i64) -> bool {
-        if section::available() {
-            match section::add(&self.gate, &self.words, delta as u64) {
-                Ok(_) => true,
-                Err(Refused::NoCpu) => self.add_remote(delta),
-                Err(Refused::Closed | Refused::Busy) => false,
-            }
-        } else {
-            add_open(self.words.slot(cpu::recent()), delta)
-        }
-    }
-
-    /// For a thread without an id: it must not touch the words, which others change by plain
-    /// stores.
-    #[cold]
-    fn add_remote(&self, delta: i64) -> bool {
-        let remote = &self.cold.remote;
-        if mutant("refcount-remote-by-load-and-store") {
-            let seen = remote.load(Ordering::Acquire);
-            if words::is_open(seen) {
-                remote.store(seen.wrapping_add(delta as u64), Ordering::Release);
-            }
-            return words::is_open(seen);
-        }
-        if mutant("refcount-remote-adds-and-takes-back") {
-            let closed = !words::is_open(remote.fetch_add(delta as u64, Ordering::AcqRel))
-                || self.gate.load(Ordering::Acquire) != 0;
-            if closed {
-                remote.fetch_sub(delta as u64, Ordering::AcqRel);
-            }
-            return !closed;
-        }
-        add_open(remote, delta)
+        count(&self.gate, &self.words, &self.cold.remote, delta)
     }
 
     #[cold]
@@ -374,6 +350,42 @@ impl PercpuRef {
         self.cold.atomic.store(DEAD | RELEASED, Ordering::Release);
         release.unwrap_or_else(|| Box::new(|| ())) // there is one: `new` and `reinit` put it there
     }
+}
+
+/// Adds `delta` to this CPU's word while `gate` is 0; false if it is closed.
+#[inline(always)]
+fn count(gate: &AtomicU64, words: &Words, remote: &AtomicU64, delta: i64) -> bool {
+    if section::available() {
+        match section::add(gate, words, delta as u64) {
+            Ok(_) => true,
+            Err(Refused::NoCpu) => count_remote(gate, remote, delta),
+            Err(Refused::Closed | Refused::Busy) => false,
+        }
+    } else {
+        add_open(words.slot(cpu::recent()), delta)
+    }
+}
+
+/// For a thread without an id: it must not touch the words, which other threads change by plain
+/// stores.
+#[cold]
+fn count_remote(gate: &AtomicU64, remote: &AtomicU64, delta: i64) -> bool {
+    if mutant("refcount-remote-by-load-and-store") {
+        let seen = remote.load(Ordering::Acquire);
+        if words::is_open(seen) {
+            remote.store(seen.wrapping_add(delta as u64), Ordering::Release);
+        }
+        return words::is_open(seen);
+    }
+    if mutant("refcount-remote-adds-and-takes-back") {
+        let closed = !words::is_open(remote.fetch_add(delta as u64, Ordering::AcqRel))
+            || gate.load(Ordering::Acquire) != 0;
+        if closed {
+            remote.fetch_sub(delta as u64, Ordering::AcqRel);
+        }
+        return !closed;
+    }
+    add_open(remote, delta)
 }
 
 impl fmt::Debug for PercpuRef {

@@ -1,7 +1,6 @@
 //! How a table is made.
 
 use std::marker::PhantomData;
-use std::ptr::NonNull;
 
 use percpu::AllocError;
 use percpu::rcu::RetireHead;
@@ -84,7 +83,7 @@ impl<T: Send + Sync + 'static> Builder<T> {
         let tick = unsafe { RetireHead::new(run_tick::<T>) };
         let core = Watched::new(Core::new(self.limits, quota, tick));
         let core = try_box(core).map_err(|_| AllocError::new())?;
-        Ok(CtxTable { core: NonNull::from(&mut **Box::leak(core)), _owns: PhantomData })
+        Ok(CtxTable { core: Core::place(core), _owns: PhantomData })
     }
 }
 

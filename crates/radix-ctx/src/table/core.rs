@@ -12,6 +12,8 @@
 //! 3. The core is freed by its tick, a grace period after the table was dropped and the last context
 //!    with it: who holds no borrow of the table stays pinned from its last change until it is done
 //!    with the core.
+//! 4. `this` points to the core itself and is derived from its allocation. The core is freed through
+//!    such a pointer only: one made from a `&Core` may read the core, but not free it.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -65,6 +67,8 @@ pub(super) struct Core<T: Send + Sync + 'static> {
     /// A CPU's list of this many dead slots is worth a look.
     pub(super) batch: AtomicU32,
     pub(super) tick: RetireHead,
+    /// Invariant 4. Written by [`place`](Self::place).
+    this: NonNull<Self>,
     lock: Lines<WordLock<State<T>>>,
     pub(super) tally: Lines<Tally>,
 }
@@ -132,6 +136,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             batch: AtomicU32::new(Limbo::BATCH),
             tally: Lines(Tally::default()),
             tick,
+            this: NonNull::dangling(),
             lock: Lines(WordLock::new(State {
                 queue: Queue::new(),
                 used: 0,
@@ -148,6 +153,23 @@ impl<T: Send + Sync + 'static> Core<T> {
                 last_tick: false,
             })),
         }
+    }
+
+    /// Completes a core that was just allocated, and returns the pointer to it that may free it.
+    pub(super) fn place(core: Box<Watched<Self>>) -> NonNull<Self> {
+        let core = NonNull::from(Box::leak(core));
+        // SAFETY: the core lies at that offset of its allocation.
+        let this = unsafe { core.byte_add(Watched::<Self>::OFFSET) }.cast::<Self>();
+        // SAFETY: inside the core.
+        let own = unsafe { &raw mut (*this.as_ptr()).this };
+        // SAFETY: no other thread knows the core yet, and no reference to it exists.
+        unsafe { own.write(this) };
+        this
+    }
+
+    /// The core as a pointer that may free it (invariant 4).
+    pub(super) fn this(&self) -> NonNull<Self> {
+        self.this
     }
 
     #[inline]

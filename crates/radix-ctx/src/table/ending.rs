@@ -41,15 +41,20 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     /// Sends the tick; the caller has set `ticking`.
     pub(super) fn retire_tick(&self) {
-        retire_tick(NonNull::from(self));
+        retire_tick(self.this());
     }
 
     /// The table goes: kills what is live and reclaims all that has no reference, with no grace
     /// period, as nobody has a borrow of the table; then the rest of the core's life is that of the
     /// references. Another thread that reclaims just now does it in our place.
-    pub(super) fn end_table(&self) {
+    ///
+    /// # Safety
+    ///
+    /// `this` is the core of the table that is dropped, and the caller does not use it any more.
+    pub(super) unsafe fn end_table(this: NonNull<Self>) {
         let guard = rcu::pin(); // invariant 3 of the core
-        if let Ok(mut state) = self.lock() {
+        // SAFETY: the table keeps the core until the guard is there, and the guard does after that.
+        if let Ok(mut state) = unsafe { this.as_ref() }.lock() {
             state.dropped = true;
         }
         let guard = if mutant("limbo-ends-in-two-steps") {
@@ -59,41 +64,51 @@ impl<T: Send + Sync + 'static> Core<T> {
         } else {
             guard
         };
-        self.end(guard);
+        // SAFETY: the guard is from before `dropped` was set.
+        unsafe { Self::end(this, guard) };
     }
 
     /// Moves on the end of a dropped table, if nobody else is at it.
     ///
-    /// The guard is from before the caller gave up what he had of the core: invariant 3 of the core.
-    pub(super) fn end(&self, mut guard: Guard) {
-        let Ok(mut state) = self.lock() else { return };
+    /// Another thread may free the core as soon as the guard is gone, before this returns. A `&self`
+    /// would promise that the core outlives the call, so it is a pointer.
+    ///
+    /// # Safety
+    ///
+    /// `this` is a live core, and the guard is from before the caller gave up what it had of the core:
+    /// invariant 3 of the core.
+    pub(super) unsafe fn end(this: NonNull<Self>, mut guard: Guard) {
+        // SAFETY: invariant 3 of the core, by the guard. It is let go of below only while
+        // `reclaiming` is set, which keeps the core, and at the end.
+        let it = unsafe { this.as_ref() };
+        let Ok(mut state) = it.lock() else { return };
         if state.dropped && !state.reclaiming && !state.ended {
             state.ended = true;
             state.dead = state.in_use();
             state.begin_reclaim();
             drop(state);
             drop(guard); // drops of values may wait for readers; the reclaimer keeps the core
-            dropping(self.address(), || self.reclaim_all());
+            dropping(it.address(), || it.reclaim_all());
             guard = rcu::pin();
-            let Ok(again) = self.lock() else { return };
+            let Ok(again) = it.lock() else { return };
             state = again;
             state.reclaiming = false;
             if mutant("limbo-old-tick-frees") {
                 drop(state);
                 dawdle_if("limbo-old-tick-frees"); // with the guard that the tick should mind
-                let Ok(again) = self.lock() else { return };
+                let Ok(again) = it.lock() else { return };
                 state = again;
             }
         }
         // Ordering: Relaxed, both; under the lock.
-        let over = state.is_over() && !self.ticking.load(Ordering::Relaxed);
+        let over = state.is_over() && !it.ticking.load(Ordering::Relaxed);
         if over {
-            self.ticking.store(true, Ordering::Relaxed);
+            it.ticking.store(true, Ordering::Relaxed);
             state.last_tick = true;
         }
         drop(state);
         if over {
-            self.retire_tick();
+            it.retire_tick();
         }
         drop(guard);
     }

@@ -2,6 +2,8 @@
 //!
 //! The stages, and the invariants, are those of [`limbo`](super::limbo).
 
+use std::ptr::NonNull;
+
 use percpu::Forked;
 use percpu::fence::heavy_rseq;
 use percpu::rcu::{self, Batch};
@@ -203,8 +205,15 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// # Panics
     ///
     /// With the panic of the value's drop.
+    ///
+    /// # Safety
+    ///
+    /// `this` is a live core, which the dead slot keeps until it is vacant. A pointer, as for
+    /// [`end`](Self::end): another thread may free the core before this returns.
     #[cold]
-    pub(super) fn last_put(&self, slab: SlabPtr<T>, index: u32) {
+    pub(super) unsafe fn last_put(this: NonNull<Self>, slab: SlabPtr<T>, index: u32) {
+        // SAFETY: the slot keeps it until the guard below is there. It is not used after the end.
+        let core = unsafe { this.as_ref() };
         // Invariant 3 of the core: the table may be gone, and with it the borrow.
         // SAFETY: invariant 4 of `slab`: the slot is dead, and used until its vacancy.
         let it = unsafe { slab.as_ref() };
@@ -214,13 +223,13 @@ impl<T: Send + Sync + 'static> Core<T> {
             debug_assert!(false, "{index} is live, and nobody has a reference");
             return;
         };
-        let dropped = dropping(self.address(), || self.drop_value(it, index));
+        let dropped = dropping(core.address(), || core.drop_value(it, index));
         let guard = rcu::pin();
-        let mut vacated = Vacated::new(self);
-        vacated.add(slab, index, self.finish(it, index, gone));
-        let woken = self.waiters.take_slot(index);
+        let mut vacated = Vacated::new(core);
+        vacated.add(slab, index, core.finish(it, index, gone));
+        let woken = core.waiters.take_slot(index);
         // Ordering: Relaxed; a statistic.
-        self.tally.0.referenced.fetch_sub(1, Ordering::Relaxed);
+        core.tally.0.referenced.fetch_sub(1, Ordering::Relaxed);
         let guard = if mutant("limbo-last-put-unpinned") {
             drop(guard);
             vacated.give_back();
@@ -230,8 +239,9 @@ impl<T: Send + Sync + 'static> Core<T> {
             vacated.give_back();
             guard
         };
-        let threads = self.waiters.take_threads();
-        self.end(guard);
+        let threads = core.waiters.take_threads();
+        // SAFETY: the guard is from before the slot was vacated.
+        unsafe { Self::end(this, guard) };
         drop((woken, threads)); // wakers run without the guard
         if let Err(panic) = dropped {
             std::panic::resume_unwind(panic);
@@ -277,7 +287,9 @@ impl<T: Send + Sync + 'static> Drop for Reclaiming<'_, T> {
                 core.retire_tick();
             }
             if dropped {
-                core.end(rcu::pin()); // we have a borrow of the table, or are the tick
+                // SAFETY: the caller of `begin` has a borrow of the table, or is the tick. Both keep
+                // the core until after this.
+                unsafe { Core::end(core.this(), rcu::pin()) };
             }
         }
         core.waiters.notify();

@@ -280,7 +280,7 @@ impl<T: Send + Sync + 'static> Drop for CtxRef<T> {
         if last {
             let core = self.slab().core();
             // SAFETY: the slot is used until it is vacated, and that keeps the core.
-            unsafe { core.as_ref() }.last_put(self.slab, self.id.index());
+            unsafe { Core::last_put(core, self.slab, self.id.index()) };
         }
     }
 }

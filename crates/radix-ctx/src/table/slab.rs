@@ -165,7 +165,7 @@ impl<T> Slot<T> {
 #[repr(C, align(64))]
 pub(super) struct Slab<T: Send + Sync + 'static> {
     slots: [Slot<T>; SLOTS],
-    pub(super) head: RetireHead,
+    head: RetireHead,
     core: NonNull<Core<T>>,
     /// The index of its first slot.
     first: u32,
@@ -324,6 +324,9 @@ impl<T: Send + Sync + 'static> Slab<T> {
         self.weights.as_deref().map_or(0, load)
     }
 
+    /// Bytes from the start of the allocation to the head.
+    const HEAD: usize = Watched::<Self>::OFFSET + std::mem::offset_of!(Self, head);
+
     /// What a table is told a slab costs.
     pub(super) const BYTES: usize = size_of::<Self>();
 
@@ -345,11 +348,22 @@ impl<T: Send + Sync + 'static> Drop for Slab<T> {
     }
 }
 
+/// The head of a slab, as a pointer that may free the slab.
+///
+/// # Safety
+///
+/// `slab` points to a live slab and is derived from its allocation, not from a reference: it is what
+/// [`Slab::try_new`] returned, or what the tree holds.
+pub(super) unsafe fn head_of<T: Send + Sync + 'static>(slab: SlabPtr<T>) -> NonNull<RetireHead> {
+    // SAFETY: inside the slab (the caller's).
+    unsafe { slab.byte_add(Slab::<T>::HEAD) }.cast()
+}
+
 /// Frees a slab, whose slots are all vacant or retired.
 ///
 /// # Safety
 ///
-/// Nobody reads it any more, and it is freed once.
+/// Nobody reads it any more, it is freed once, and the pointer is one that [`head_of`] takes.
 pub(super) unsafe fn free_slab<T: Send + Sync + 'static>(slab: SlabPtr<T>) {
     // SAFETY: `try_new` allocated it with the layout of its type, as a box would.
     quarantine::free(unsafe { Box::from_raw(slab.as_ptr()) });
@@ -359,9 +373,8 @@ pub(super) unsafe fn free_slab<T: Send + Sync + 'static>(slab: SlabPtr<T>) {
 ///
 /// `head` is that of a slab that was retired, a grace period ago.
 unsafe fn free<T: Send + Sync + 'static>(head: NonNull<RetireHead>) {
-    let offset = Watched::<Slab<T>>::OFFSET + std::mem::offset_of!(Slab<T>, head);
-    // SAFETY: the head lies at that offset of a slab in a `Watched`.
-    let slab = unsafe { head.byte_sub(offset) }.cast::<Watched<Slab<T>>>();
+    // SAFETY: `head_of` added as much, to a pointer that is good for all of the slab.
+    let slab = unsafe { head.byte_sub(Slab::<T>::HEAD) }.cast::<Watched<Slab<T>>>();
     // SAFETY: the grace period is over, and a head is retired once.
     unsafe { free_slab(slab) };
 }

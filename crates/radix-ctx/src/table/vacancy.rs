@@ -18,8 +18,6 @@
 //!    a reclaim vacates that is under way.
 //! 2. What is in the queue is vacant, with its bit set.
 
-use std::ptr::NonNull;
-
 use percpu::rcu::{self, Batch};
 use percpu::sync::atomic::Ordering;
 use percpu::sync::mutant;
@@ -337,7 +335,7 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     fn make_slab(&self, key: u64, next: u32) -> Result<Spare<T>, AllocError> {
         let first = (key << SLAB_BITS) as u32;
-        let slab = Slab::try_new(NonNull::from(self), first, next, self.quota.is_weighted())?;
+        let slab = Slab::try_new(self.this(), first, next, self.quota.is_weighted())?;
         Ok(Spare { slab, key, next })
     }
 
@@ -377,26 +375,32 @@ impl<T: Send + Sync + 'static> Core<T> {
         let key = |slab: SlabPtr<T>| unsafe { slab.as_ref() }.key();
         let (stays, goes) = if key(kept) < key(slab) { (kept, slab) } else { (slab, kept) };
         state.empty = Some(stays);
-        self.release(state, goes, batch);
+        self.release(state, key(goes), batch);
     }
 
-    /// Takes a slab without a used slot out of the tree; its generations stay there as a floor.
-    fn release(&self, state: &mut State<T>, slab: SlabPtr<T>, batch: &mut Batch) {
+    /// Takes a slab without a used slot out of the tree. Its generations stay there as a floor.
+    ///
+    /// The slab is freed through the pointer that the tree holds, which is that of its allocation. A
+    /// [`SlabPtr`] of a caller may come from a `&Slab`, which does not permit to free it.
+    fn release(&self, state: &mut State<T>, key: u64, batch: &mut Batch) {
+        let edit = self.edit(state);
+        let Some(slot) = edit.slot(key) else { return };
+        let Some(slab) = slab_of::<T>(edit.get(slot)) else { return };
         // SAFETY: invariant 4 of `slab`: it is in the tree, until we take it out under the lock.
         let it = unsafe { slab.as_ref() };
         let floor = (0..SLOTS).map(|number| next_of(it, it.index(number))).max().unwrap_or(1);
-        let edit = self.edit(state);
-        if let Some(slot) = edit.slot(it.key()) {
-            edit.set(slot, floor_word(u64::from(floor)));
-        }
+        edit.set(slot, floor_word(u64::from(floor)));
         batch.append(&mut edit.finish());
         state.slabs -= 1;
         if mutant("table-frees-slabs-at-once") {
             // SAFETY: none, it is a bug.
             return unsafe { slab::free_slab(slab) };
         }
+        let bytes = Slab::<T>::BYTES + it.refs_bytes();
+        // SAFETY: live, and the tree held the pointer.
+        let head = unsafe { slab::head_of(slab) };
         // SAFETY: it left the tree, and nobody else retires it.
-        unsafe { batch.push(NonNull::from(&it.head), Slab::<T>::BYTES + it.refs_bytes()) };
+        unsafe { batch.push(head, bytes) };
     }
 
     /// The index that an insert would get.
@@ -476,7 +480,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         while let Some((key, slab)) = self.next_slab(from, LAST_KEY) {
             // SAFETY: invariant 4 of `slab`: it is in the tree, and we have the lock.
             if unsafe { slab.as_ref() }.used() == 0 {
-                self.release(&mut state, slab, &mut batch);
+                self.release(&mut state, key, &mut batch);
             }
             from = key + 1;
         }
