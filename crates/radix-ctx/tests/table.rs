@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use percpu::rcu;
-use radix_ctx::{CtxRef, CtxTable, InsertRefused, LookupError};
+use radix_ctx::{CtxRef, CtxTable, Id, InsertRefused, LookupError};
 
 #[test]
 fn a_table_from_its_first_context_to_its_last_reference() {
@@ -76,4 +76,30 @@ fn a_context_is_inserted_and_taken_with_a_reference() {
     assert_eq!(table.stats().pending, 0);
     table.validate();
     assert_eq!(table.insert_ref("two".to_string()).unwrap().as_str(), "two");
+}
+
+/// The slab of index 64 is released and made again. Index 65 has had no context, so none of its
+/// generations is used up.
+#[test]
+fn inv20_a_released_slab_charges_no_index_that_was_never_used() {
+    let table = CtxTable::builder().generation_limit(3).build().unwrap();
+    let insert = |n| {
+        let id = table.insert(n).unwrap();
+        (id, (id.index(), id.generation()))
+    };
+    let release = |ids: &[Id]| {
+        ids.iter().for_each(|&id| drop(table.remove(id).unwrap()));
+        table.flush().unwrap();
+        table.shrink_to_fit().unwrap();
+    };
+    let ids: Vec<_> = (0..65).map(|n| insert(n).0).collect();
+    release(&ids[64..]);
+    let ((again, at), (fresh, beside)) = (insert(65), insert(66));
+    assert_eq!((at, beside), ((64, 2), (65, 1)), "the second context of 64, the first of 65");
+
+    // Released once more: 65 was used, so its id stays stale. 66 was not.
+    release(&[again, fresh]);
+    assert_eq!([67, 68, 69].map(|n| insert(n).1), [(64, 3), (65, 3), (66, 1)]);
+    assert!([again, fresh].iter().all(|&id| !table.contains(id)));
+    table.validate();
 }

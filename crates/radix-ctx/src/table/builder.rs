@@ -66,6 +66,10 @@ impl<T: Send + Sync + 'static> Builder<T> {
     ///
     /// An index that is used up keeps its slot's memory; and counts for `max_index`.
     ///
+    /// A group of 64 neighbouring indexes that are all vacant may give its memory back, and then its
+    /// indexes go on from the highest generation among them: an index may have fewer contexts than this
+    /// says. Indexes above all that were used before lose none.
+    ///
     /// Ids are then below `(generations + 1) << 32`, for those who have no room for larger ones.
     pub fn generation_limit(mut self, generations: u32) -> Self {
         self.limits.generations = generations.clamp(1, MAX_GENERATION - 1) + 1;

@@ -108,6 +108,8 @@ pub(super) struct State<T: Send + Sync + 'static> {
     pub(super) slabs: u64,
     /// Where a cyclic insert looks first.
     pub(super) cursor: u32,
+    /// Indexes from here on were never used in a slab that was released.
+    pub(super) unused_from: u32,
     /// There are dead slots in the `waiting` lists, for this.
     pub(super) waiting: Option<GracePeriod>,
     /// A thread owns the `waiting` lists.
@@ -145,6 +147,7 @@ impl<T: Send + Sync + 'static> Core<T> {
                 empty: None,
                 slabs: 0,
                 cursor: 0,
+                unused_from: 0,
                 waiting: None,
                 reclaiming: false,
                 since: Generation::current(),

@@ -30,6 +30,9 @@ pub(super) const GENERATION_BITS: u32 = 30;
 pub(super) const MAX_GENERATION: u32 = (1 << GENERATION_BITS) - 1;
 
 impl Id {
+    /// That of the first context at an index.
+    pub(super) const FIRST_GENERATION: u32 = 1;
+
     /// # Panics
     ///
     /// Panics if the generation is 0.

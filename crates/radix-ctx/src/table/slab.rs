@@ -180,12 +180,34 @@ pub(super) struct Slab<T: Send + Sync + 'static> {
 /// How slabs are pointed to. Invariant 4 says who may follow it.
 pub(super) type SlabPtr<T> = NonNull<Watched<Slab<T>>>;
 
+/// With which generations the slots of a new slab begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Begin {
+    /// The generation of the slots that may have been used in a slab released before: the slab's floor.
+    floor: u32,
+    /// How many slots those are. The others begin at [`Id::FIRST_GENERATION`].
+    used_before: u32,
+}
+
+impl Begin {
+    /// For the slab with a key. Indexes from `unused_from` on were never used in a released slab.
+    pub(super) fn new(key: u64, floor: u32, unused_from: u32) -> Self {
+        let first = (key << SLAB_BITS) as u32;
+        let used_before = unused_from.saturating_sub(first).min(SLOTS as u32);
+        Self { floor: floor.max(Id::FIRST_GENERATION), used_before }
+    }
+
+    fn generation(self, number: usize) -> u32 {
+        if number < self.used_before as usize { self.floor } else { Id::FIRST_GENERATION }
+    }
+}
+
 impl<T: Send + Sync + 'static> Slab<T> {
-    /// Makes a slab of vacant slots, each of whose first contexts has generation `next`.
+    /// Makes a slab of vacant slots.
     pub(super) fn try_new(
         core: NonNull<Core<T>>,
         first: u32,
-        next: u32,
+        begin: Begin,
         weighted: bool,
     ) -> Result<SlabPtr<T>, AllocError> {
         let weights = if weighted {
@@ -208,7 +230,9 @@ impl<T: Send + Sync + 'static> Slab<T> {
                 // SAFETY: within the slab that was just allocated.
                 let slot = unsafe { &raw mut (*slab).slots[number].state };
                 // SAFETY: as above; nobody else has it.
-                unsafe { slot.write(AtomicU64::new(Gone::vacant(next).bits())) };
+                unsafe {
+                    slot.write(AtomicU64::new(Gone::vacant(begin.generation(number)).bits()))
+                };
             }
             // The values stay as they are: not initialised.
             macro_rules! write {
@@ -224,8 +248,8 @@ impl<T: Send + Sync + 'static> Slab<T> {
         }
         #[cfg(any(offlock_loom, offlock_shuttle))]
         {
-            let slots = std::array::from_fn(|_| Slot {
-                state: AtomicU64::new(Gone::vacant(next).bits()),
+            let slots = std::array::from_fn(|number| Slot {
+                state: AtomicU64::new(Gone::vacant(begin.generation(number)).bits()),
                 value: UnsafeCell::new(MaybeUninit::uninit()),
             });
             let used = AtomicU64::new(0);

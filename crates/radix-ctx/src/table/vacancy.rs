@@ -28,7 +28,7 @@ use super::error::InsertRefused;
 use super::id::Id;
 use super::iter::LAST_KEY;
 use super::limbo::{Limbo, dawdle_if};
-use super::slab::{self, FULL, Gone, SLAB_BITS, SLOTS, Slab, SlabPtr};
+use super::slab::{self, Begin, FULL, Gone, SLAB_BITS, SLOTS, Slab, SlabPtr};
 use crate::tree::{Edit, floor_word};
 
 /// What fits beside the lock's word on its two lines.
@@ -86,10 +86,10 @@ unsafe impl<T: Send + Sync + 'static> Sync for Claim<'_, T> {}
 /// What a search for a vacant slot found.
 enum Vacancy<T: Send + Sync + 'static> {
     In(SlabPtr<T>, u32),
-    /// No slab is there; and with which generation the slots of a new one begin.
+    /// No slab is there; and with which generations the slots of a new one begin.
     NoSlab {
         key: u64,
-        next: u32,
+        begin: Begin,
     },
     None,
 }
@@ -107,7 +107,7 @@ enum Pick {
 struct Spare<T: Send + Sync + 'static> {
     slab: SlabPtr<T>,
     key: u64,
-    next: u32,
+    begin: Begin,
 }
 
 impl<T: Send + Sync + 'static> Core<T> {
@@ -188,10 +188,10 @@ impl<T: Send + Sync + 'static> Core<T> {
                     return Ok(self.claim_used(index));
                 }
                 Vacancy::None => None,
-                Vacancy::NoSlab { key, next } => Some((key, next)),
+                Vacancy::NoSlab { key, begin } => Some((key, begin)),
             };
             if let (Some(wanted), Some(made)) = (wanted, &spare) {
-                if wanted == (made.key, made.next) {
+                if wanted == (made.key, made.begin) {
                     self.add_slab(&mut state, made)?;
                     std::mem::forget(spare.take());
                     continue;
@@ -207,13 +207,13 @@ impl<T: Send + Sync + 'static> Core<T> {
                     continue;
                 }
             }
-            let Some((key, next)) = wanted else {
+            let Some((key, begin)) = wanted else {
                 if from > first {
                     continue; // from the beginning, then
                 }
                 return Err(InsertRefused::Exhausted { pending });
             };
-            spare = Some(self.make_slab(key, next)?);
+            spare = Some(self.make_slab(key, begin)?);
         }
     }
 
@@ -283,7 +283,8 @@ impl<T: Send + Sync + 'static> Core<T> {
         while let Some(key) = edit.first_not_full(from, to) {
             let word = edit.slot(key).map_or(floor_word(0), |slot| edit.get(slot));
             let Some(slab) = slab_of(word) else {
-                return Vacancy::NoSlab { key, next: (edit.floor_of(key) as u32).max(1) };
+                let begin = Begin::new(key, edit.floor_of(key) as u32, state.unused_from);
+                return Vacancy::NoSlab { key, begin };
             };
             // SAFETY: invariant 4 of `slab`: it is in the tree, and we have the lock.
             let it = unsafe { slab.as_ref() };
@@ -333,10 +334,10 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
     }
 
-    fn make_slab(&self, key: u64, next: u32) -> Result<Spare<T>, AllocError> {
+    fn make_slab(&self, key: u64, begin: Begin) -> Result<Spare<T>, AllocError> {
         let first = (key << SLAB_BITS) as u32;
-        let slab = Slab::try_new(self.this(), first, next, self.quota.is_weighted())?;
-        Ok(Spare { slab, key, next })
+        let slab = Slab::try_new(self.this(), first, begin, self.quota.is_weighted())?;
+        Ok(Spare { slab, key, begin })
     }
 
     /// On success the slab is the tree's: the caller forgets the spare.
@@ -378,7 +379,8 @@ impl<T: Send + Sync + 'static> Core<T> {
         self.release(state, key(goes), batch);
     }
 
-    /// Takes a slab without a used slot out of the tree. Its generations stay there as a floor.
+    /// Takes a slab without a used slot out of the tree. The highest of its generations stays there as
+    /// a floor, for the indexes that were used.
     ///
     /// The slab is freed through the pointer that the tree holds, which is that of its allocation. A
     /// [`SlabPtr`] of a caller may come from a `&Slab`, which does not permit to free it.
@@ -388,9 +390,16 @@ impl<T: Send + Sync + 'static> Core<T> {
         let Some(slab) = slab_of::<T>(edit.get(slot)) else { return };
         // SAFETY: invariant 4 of `slab`: it is in the tree, until we take it out under the lock.
         let it = unsafe { slab.as_ref() };
-        let floor = (0..SLOTS).map(|number| next_of(it, it.index(number))).max().unwrap_or(1);
+        let indexes = (0..SLOTS).map(|number| it.index(number));
+        let floor = indexes.clone().map(|index| next_of(it, index)).max();
+        let floor = floor.unwrap_or(Id::FIRST_GENERATION);
+        // A slot that begins with the first generation again was never used.
+        let used = indexes.filter(|&index| next_of(it, index) > Id::FIRST_GENERATION).max();
         edit.set(slot, floor_word(u64::from(floor)));
         batch.append(&mut edit.finish());
+        if let Some(index) = used {
+            state.unused_from = state.unused_from.max(index + 1); // there is one: see `MAX_INDEX`
+        }
         state.slabs -= 1;
         if mutant("table-frees-slabs-at-once") {
             // SAFETY: none, it is a bug.
@@ -449,14 +458,14 @@ impl<T: Send + Sync + 'static> Core<T> {
                 return Err(InsertRefused::Exhausted { pending: self.pending(&state) });
             };
             let word = edit.slot(key).map_or(floor_word(0), |slot| edit.get(slot));
-            let next = (edit.floor_of(key) as u32).max(1);
+            let begin = Begin::new(key, edit.floor_of(key) as u32, state.unused_from);
             drop(edit);
             let used = match slab_of::<T>(word) {
                 // SAFETY: invariant 4 of `slab`: it is in the tree, and we have the lock.
                 Some(slab) => unsafe { slab.as_ref() }.used(),
                 None => {
                     // Under the lock: room is made where nobody minds the time.
-                    let spare = self.make_slab(key, next)?;
+                    let spare = self.make_slab(key, begin)?;
                     self.add_slab(&mut state, &spare)?;
                     std::mem::forget(spare);
                     0
