@@ -91,6 +91,40 @@ fn inv12_a_message_that_comes_when_a_promise_ends_is_notified() {
     queue.validate();
 }
 
+/// A task was told of a message that another receiver took. It still waits to receive, so the next
+/// message is for it, whether it is sent or comes when a promise to a sender ends.
+#[test]
+fn inv12_no_notification_while_a_task_with_an_unused_permit_waits() {
+    let queue = one();
+    let mut receive = Box::pin(queue.receive_async());
+    assert!(poll(&mut receive).is_pending());
+    queue.send(1, 0).unwrap();
+    assert_eq!(queue.try_receive(), Ok((1, 0)), "not by the task");
+    let flag = Flag::new();
+    let told = flag.waker();
+    queue.notify(move || told.wake()).unwrap();
+    queue.send(2, 0).unwrap();
+    assert_eq!(flag.count(), 0, "the task waits for this message");
+
+    assert_eq!(queue.try_receive(), Ok((2, 0)), "nor this one");
+    let mut task = full(&queue);
+    assert_eq!(flag.count(), 0);
+    thread::scope(|scope| {
+        let sender = scope.spawn(|| queue.send(3, 7));
+        wait_until(|| queue.stats().unwrap().waiting == (2, 0));
+        assert_eq!(queue.try_receive(), Ok((1, 0)));
+        task.set(queue.send_async(9, 9)); // drops the one that was promised the room
+        assert_eq!(sender.join().unwrap(), Ok(()));
+    });
+    assert_eq!((queue.len(), flag.count()), (Ok(1), 0), "nor did the end of the promise tell");
+    drop(task);
+
+    assert_eq!(poll(&mut receive), Poll::Ready(Ok((3, 7))));
+    queue.send(4, 0).unwrap();
+    assert_eq!(flag.count(), 1, "no receiver waits any more");
+    queue.validate();
+}
+
 /// A drain leaves the queue empty, and then come those who waited.
 #[test]
 fn inv12_a_message_that_comes_after_a_drain_is_notified() {
