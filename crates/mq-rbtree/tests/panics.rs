@@ -10,6 +10,7 @@ mod panicking;
 mod until;
 
 use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 use std::task::{RawWaker, RawWakerVTable, Wake, Waker};
@@ -88,6 +89,64 @@ fn a_waker_that_panics_costs_nobody_else_its_wake_up() {
     assert!(flags.iter().all(|flag| flag.count() == 1));
     queue.validate();
     assert_eq!(queue.is_closed(), Ok(true));
+}
+
+/// Panics when it is woken, with a payload that panics when it is dropped.
+struct NestedBomb;
+
+struct Payload;
+
+impl Drop for Payload {
+    fn drop(&mut self) {
+        panic!("the drop of a payload");
+    }
+}
+
+impl Wake for NestedBomb {
+    fn wake(self: Arc<Self>) {
+        panic_any(Payload);
+    }
+}
+
+/// Only the first panic goes on. The payloads of the others are dropped, and what their drops do
+/// keeps no task from being woken.
+#[test]
+fn payloads_that_panic_when_dropped_cost_no_wake_up() {
+    let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
+    let flags: Vec<_> = (0..6).map(|_| Flag::new()).collect();
+    let mut bombs: Vec<_> = (0..3).map(|_| Box::pin(queue.receive_async().urgency(9))).collect();
+    for bomb in &mut bombs {
+        assert!(poll(bomb, Waker::from(Arc::new(NestedBomb))).is_pending());
+    }
+    let mut tasks: Vec<_> = flags.iter().map(|_| Box::pin(queue.receive_async())).collect();
+    for (task, flag) in tasks.iter_mut().zip(&flags) {
+        assert!(poll(task, flag.waker()).is_pending());
+    }
+    let panic = catch_unwind(AssertUnwindSafe(|| queue.close())).unwrap_err();
+    let is_first = panic.is::<Payload>();
+    std::mem::forget(panic); // its drop would panic here
+    let woken: Vec<_> = flags.iter().map(|flag| flag.count()).collect();
+    assert_eq!((woken, is_first), (vec![1; 6], true));
+    queue.validate();
+}
+
+/// The same of a filter that panics when wakers do, too: the filter's panic goes on.
+#[test]
+fn a_filter_and_wakers_may_panic_with_such_payloads() {
+    let queue: Queue<u32> = Queue::builder(2).spin(false).build().unwrap();
+    [1, 2].into_iter().for_each(|n| queue.send(n, 1).unwrap());
+    let mut bomb = Box::pin(queue.send_async(3, 1).urgency(9));
+    assert!(poll(&mut bomb, Waker::from(Arc::new(NestedBomb))).is_pending());
+    let flag = Flag::new();
+    let mut task = Box::pin(queue.send_async(4, 1));
+    assert!(poll(&mut task, flag.waker()).is_pending());
+    let filter = |n: &u32, _| if *n == 1 { true } else { panic_any("the filter") };
+    let panic = catch_unwind(AssertUnwindSafe(|| queue.drain_filter(filter))).unwrap_err();
+    assert_eq!(panic.downcast_ref(), Some(&"the filter"));
+    queue.validate();
+    queue.drain().unwrap();
+    assert_eq!(flag.count(), 1);
+    queue.validate();
 }
 
 /// What a receive has taken when a waker panics is dropped, not leaked.
