@@ -462,6 +462,54 @@ fn the_engines_thread_cannot_wait_for_itself() {
     engine.drain().unwrap();
 }
 
+/// A result that is there needs no wait, on the engine's thread either.
+#[test]
+fn inv16_the_engines_thread_takes_a_result_that_is_there() {
+    let (engine, _script) = scripted(4, 4, 4);
+    let remote = engine.remote();
+    let (first, second) = (remote.nop().submit().unwrap(), remote.nop().submit().unwrap());
+    engine.drain().unwrap();
+    assert!(first.is_done() && second.is_done());
+    first.wait().0.unwrap();
+    second.wait_timeout(Duration::ZERO).unwrap().0.unwrap();
+}
+
+/// Without a result the engine's thread gets its operation back at once: the result cannot come
+/// while that thread blocks.
+#[test]
+fn inv16_a_timed_wait_on_the_engines_thread_gives_the_operation_back() {
+    let (engine, _script) = scripted(4, 4, 4);
+    let op = engine.remote().nop().submit().unwrap();
+    let op = op.wait_timeout(Duration::from_secs(3600)).unwrap_err();
+    engine.drain().unwrap();
+    op.wait_timeout(Duration::ZERO).unwrap().0.unwrap();
+}
+
+/// A thread that gets the memory of the engine's ended thread, and with it the address of its
+/// thread-locals, is another thread: it may block.
+#[test]
+fn inv16_a_thread_in_the_memory_of_the_engines_ended_thread_may_wait() {
+    let (send, receive) = mpsc::channel();
+    let home = thread::spawn(move || {
+        let (engine, _script) = scripted(4, 4, 4);
+        let remote = engine.remote();
+        let done = remote.nop().submit().unwrap();
+        engine.drain().unwrap();
+        send.send((done, remote.nop().submit().unwrap())).unwrap();
+        std::mem::forget(engine); // else the second request would be performed at its end
+    });
+    let (done, never) = receive.recv().unwrap();
+    home.join().unwrap();
+    // The C library gives a new thread the stack of the last one that ended.
+    let other = thread::spawn(move || {
+        let start = Instant::now();
+        drop(never.wait_timeout(SHORT).unwrap_err());
+        assert!(start.elapsed() >= SHORT, "the wait gave up at once");
+        done.wait().0.unwrap();
+    });
+    other.join().unwrap();
+}
+
 /// Whatever wakes the future of a `block_on`, and wherever: it is polled from the loop at the bottom
 /// of the stack alone, and each wake-up leads to a poll.
 #[test]

@@ -10,7 +10,7 @@ mod request;
 use std::fmt;
 use std::os::fd::OwnedFd;
 
-use percpu::sync::{Arc, thread_id};
+use percpu::sync::{Arc, thread};
 
 pub use self::file::SharedFile;
 pub(crate) use self::inbox::Inbox;
@@ -30,17 +30,23 @@ pub(crate) struct Hub {
     mailbox: Mailbox<Letter, Verdict>,
     /// The engine's kick.
     bell: Arc<OwnedFd>,
-    /// The engine's thread, which must not block on itself.
-    home: u64,
+    /// The engine's thread, which must not block on itself. No later thread gets the same id, unlike
+    /// that of [`percpu::sync::thread_id`], which is an address.
+    home: thread::ThreadId,
 }
 
 impl Hub {
     fn new(places: usize, bell: Arc<OwnedFd>) -> Arc<Self> {
-        Arc::new(Self { mailbox: Mailbox::new(places), bell, home: thread_id() })
+        Arc::new(Self { mailbox: Mailbox::new(places), bell, home: thread::current().id() })
     }
 
     fn ring(&self) {
         sys::signal(&self.bell);
+    }
+
+    /// Whether this is the engine's thread.
+    fn is_home(&self) -> bool {
+        thread::current().id() == self.home
     }
 }
 

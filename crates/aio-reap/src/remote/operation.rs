@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use percpu::sync::{Arc, thread_id};
+use percpu::sync::Arc;
 
 use super::mailbox::{Answer, Place};
 use super::{Hub, Letter};
@@ -46,23 +46,27 @@ impl<B: Send + 'static> RemoteOperation<B> {
     ///
     /// # Panics
     ///
-    /// Panics on the engine's own thread, which would wait for itself; if the result was already
-    /// taken by polling; and if the engine is gone without having got the buffer back from the
-    /// kernel (a descriptor of the engine was closed behind its back).
+    /// Panics on the engine's own thread if the result is not there yet, because that thread would
+    /// wait for itself ([`wait_timeout`](Self::wait_timeout) gives the operation back instead); if
+    /// the result was already taken by polling; and if the engine is gone without having got the
+    /// buffer back from the kernel (a descriptor of the engine was closed behind its back).
     pub fn wait(mut self) -> Outcome<B> {
         let answer = self.block(None);
-        self.open(answer.expect("without an end it waits for the result"))
+        self.open(answer.expect("the engine's thread would wait for itself"))
     }
 
     /// As [`wait`](Self::wait), for `timeout` at most.
     ///
     /// # Errors
     ///
-    /// The operation, when the time is over first.
+    /// The operation, when the time is over first. On the engine's own thread at once, if the result
+    /// is not there yet: it cannot come while that thread blocks. Turn the engine, or await the
+    /// operation.
     ///
     /// # Panics
     ///
-    /// As [`wait`](Self::wait).
+    /// If the result was already taken by polling, and if the engine is gone, as for
+    /// [`wait`](Self::wait).
     pub fn wait_timeout(mut self, timeout: Duration) -> Result<Outcome<B>, Self> {
         let end = Instant::now().checked_add(timeout);
         match self.block(end) {
@@ -71,8 +75,9 @@ impl<B: Send + 'static> RemoteOperation<B> {
         }
     }
 
+    /// The answer, or `None` at `end`. The engine's thread only looks: the answer comes from there.
     fn block(&self, end: Option<Instant>) -> Option<Answer<Letter, Verdict>> {
-        assert!(thread_id() != self.hub.home, "the engine's thread would wait for itself");
+        let end = if self.hub.is_home() { Some(Instant::now()) } else { end };
         self.hub.mailbox.wait(self.place(), end)
     }
 
