@@ -1,7 +1,10 @@
 //! Which requests shall end, or whose waits shall end, at a time.
 //!
-//! A request that completes in time leaves its entry behind: it names a use of the slot that is
-//! over, and is dropped when its time comes, or earlier when such entries are most of them.
+//! An entry becomes stale when its request completes, or, for [`Action::Wake`], when a later entry
+//! for the same request replaces it. A stale entry is dropped when its time comes, or when the heap
+//! reaches its limit: twice as many entries as there are slots, or twice as many as were not stale
+//! at the last such cleaning. A slot has at most two entries that are not stale, so the heap never
+//! exceeds four times the number of slots, and cleaning costs a constant per added entry.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -24,21 +27,39 @@ struct Entry {
     index: Index,
     generation: u32,
     action: Action,
+    /// Tells this entry from the others of its slot.
+    serial: u64,
 }
 
 #[derive(Default)]
 pub(crate) struct Deadlines {
     heap: BinaryHeap<Reverse<Entry>>,
+    /// The entry count at which stale entries are dropped, unless the slots allow more.
+    limit: usize,
+    /// The number of entries ever added.
+    serial: u64,
+    /// For each slot the serial number of its last [`Action::Wake`]. Empty before the first.
+    last_wake: Box<[u64]>,
 }
 
 impl Deadlines {
-    /// Allocates only while more are noted than ever before.
+    /// Adds an entry; a [`Action::Wake`] replaces the request's earlier one. Allocates only while
+    /// more entries are noted than ever before.
     pub(crate) fn add(&mut self, at: Instant, index: Index, action: Action, slab: &Slab) {
-        if self.heap.len() >= 2 * slab.capacity() {
-            self.heap.retain(|Reverse(entry)| entry.is_current(slab));
+        self.serial += 1;
+        if action == Action::Wake {
+            if self.last_wake.is_empty() {
+                self.last_wake = vec![0; slab.capacity()].into();
+            }
+            self.last_wake[index as usize] = self.serial;
+        }
+        if self.heap.len() >= self.limit.max(2 * slab.capacity()) {
+            let last_wake = &self.last_wake;
+            self.heap.retain(|Reverse(entry)| entry.is_current(slab, last_wake));
+            self.limit = 2 * self.heap.len();
         }
         let generation = slab.peek(index).generation;
-        self.heap.push(Reverse(Entry { at, index, generation, action }));
+        self.heap.push(Reverse(Entry { at, index, generation, action, serial: self.serial }));
     }
 
     /// When to look again.
@@ -62,7 +83,7 @@ impl Deadlines {
     pub(crate) fn due(&mut self, now: Instant, slab: &Slab) -> Option<(Index, Action)> {
         while self.earliest().is_some_and(|at| at <= now) {
             let Reverse(entry) = self.heap.pop()?;
-            if entry.is_current(slab) {
+            if entry.is_current(slab, &self.last_wake) {
                 return Some((entry.index, entry.action));
             }
         }
@@ -71,8 +92,10 @@ impl Deadlines {
 }
 
 impl Entry {
-    fn is_current(&self, slab: &Slab) -> bool {
-        slab.peek(self.index).generation == self.generation
+    /// Whether the request still runs and no later entry replaces this one.
+    fn is_current(&self, slab: &Slab, last_wake: &[u64]) -> bool {
+        let replaced = self.action == Action::Wake && last_wake[self.index as usize] != self.serial;
+        !replaced && slab.peek(self.index).generation == self.generation
     }
 }
 
@@ -108,5 +131,42 @@ mod tests {
             slab.get(1).generation += 1;
         }
         assert!(deadlines.heap.len() <= 8 && deadlines.heap.capacity() <= 16);
+    }
+
+    #[test]
+    fn inv17_a_renewed_wake_replaces_the_earlier_one() {
+        let slab = Slab::new(4);
+        let mut deadlines = Deadlines::default();
+        let (now, ms) = (Instant::now(), Duration::from_millis);
+        deadlines.add(now + ms(5), 1, Action::Cancel, &slab);
+        deadlines.add(now + ms(5), 2, Action::Wake, &slab);
+        for _ in 0..1000 {
+            deadlines.add(now + ms(1), 1, Action::Wake, &slab);
+            deadlines.add(now + ms(4), 1, Action::Wake, &slab);
+        }
+        assert!(deadlines.heap.len() <= 8 && deadlines.heap.capacity() <= 16);
+        assert_eq!(deadlines.due(now + ms(3), &slab), None);
+        assert_eq!(deadlines.due(now + ms(4), &slab), Some((1, Action::Wake)));
+        let mut rest = [(); 2].map(|()| deadlines.due(now + ms(5), &slab).unwrap());
+        rest.sort();
+        assert_eq!(rest, [(1, Action::Cancel), (2, Action::Wake)]);
+    }
+
+    #[test]
+    fn inv17_entries_of_requests_that_run_are_never_dropped() {
+        let slab = Slab::new(4);
+        let mut deadlines = Deadlines::default();
+        let at = Instant::now();
+        for round in 0..100 {
+            for index in 0..4 {
+                if round == 0 {
+                    deadlines.add(at, index, Action::Cancel, &slab);
+                }
+                deadlines.add(at, index, Action::Wake, &slab);
+            }
+        }
+        assert!(deadlines.heap.len() <= 16, "{}", deadlines.heap.len());
+        let due = std::iter::from_fn(|| deadlines.due(at, &slab)).count();
+        assert_eq!(due, 8);
     }
 }

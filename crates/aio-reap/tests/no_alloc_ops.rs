@@ -16,7 +16,7 @@ use std::task::{Context, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aio_reap::{BufList, BufferPool, Engine, File, Remote, SharedFile};
+use aio_reap::{BufList, BufferPool, Engine, File, Operation, Remote, SharedFile};
 use common::on_every_backend;
 use counting::{allocations, assert_counting};
 
@@ -79,6 +79,24 @@ fn deadlines(engine: &Engine) {
     });
 }
 
+/// One request whose wait gets another deadline again and again: the earlier ones leave the engine.
+fn renewed_deadlines(engine: &Engine) {
+    let plug = engine.plug();
+    let renew = |op: Operation<()>, nth: u64| {
+        let at = Instant::now() + FAR - Duration::from_millis(nth % 7);
+        op.deadline(at).into_operation().expect("it was not polled")
+    };
+    let op = (0..1000).fold(engine.nop().submit().unwrap(), renew);
+    let before = allocations();
+    let op = (0..100_000).fold(op, |op, nth| {
+        let made = allocations() - before;
+        assert!(made <= LATE, "{}: {made} allocations in {nth} renewals", engine.backend());
+        renew(op, nth)
+    });
+    drop(plug);
+    op.wait().0.unwrap();
+}
+
 /// All slots are taken, and one more waits in line.
 fn waits_for_slots(engine: &Engine, capacity: usize) {
     let mut taken = Vec::with_capacity(capacity);
@@ -134,7 +152,7 @@ fn remotes(engine: &Engine) {
 }
 
 #[test]
-fn no_allocation_per_request_of_any_kind_after_warm_up() {
+fn inv17_no_allocation_per_request_of_any_kind_after_warm_up() {
     on_every_backend(|engine| {
         let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
         // A burst that starts every thread of the pool.
@@ -145,6 +163,7 @@ fn no_allocation_per_request_of_any_kind_after_warm_up() {
         vectors(engine, &file);
         pools(engine, &file);
         deadlines(engine);
+        renewed_deadlines(engine);
         waits_for_slots(engine, 64); // `on_every_backend` gives as many
         remotes(engine);
     });
