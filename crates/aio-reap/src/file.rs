@@ -1,13 +1,13 @@
 //! An open file as the engine knows it.
 
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::rc::Rc;
 
 use crate::buf_list::Shape;
 use crate::op::Op;
 use crate::registry::{Registration, Registry};
+use crate::sys;
 
 /// A file attached to an engine; cheap to clone.
 ///
@@ -80,7 +80,7 @@ impl Alignment {
         let fd = fd.as_fd();
         // SAFETY: no pointers.
         let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
-        let flags = crate::sys::check(flags.into())? as i32;
+        let flags = sys::check(flags.into())? as i32;
         Ok((flags & libc::O_DIRECT != 0).then(|| Self::ask(fd)))
     }
 
@@ -101,21 +101,8 @@ impl Alignment {
     /// Asks the kernel: `statx` where it knows (6.1), the sector size of a block device, else 512
     /// bytes, the least any Linux file system accepts (the kernel then refuses what is wrong).
     fn ask(fd: BorrowedFd<'_>) -> Self {
-        let mut stat = MaybeUninit::<libc::statx>::zeroed();
-        // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor; `stat` is large enough.
-        let ret = unsafe {
-            libc::statx(
-                fd.as_raw_fd(),
-                c"".as_ptr(),
-                libc::AT_EMPTY_PATH,
-                libc::STATX_DIOALIGN,
-                stat.as_mut_ptr(),
-            )
-        };
-        // SAFETY: all-zero is a valid statx, and the kernel only stores numbers.
-        let stat = unsafe { stat.assume_init() };
-        let (memory, offset) = (stat.stx_dio_mem_align, stat.stx_dio_offset_align);
-        if ret == 0 && memory.is_power_of_two() && offset.is_power_of_two() {
+        let (memory, offset) = sys::direct_alignment(fd).unwrap_or_default();
+        if memory.is_power_of_two() && offset.is_power_of_two() {
             return Self { memory, offset };
         }
         let mut sector: libc::c_int = 0;

@@ -1,7 +1,7 @@
 //! Thin, checked wrappers over the system calls that several modules need.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use crate::op::{Kind, Op, Place};
@@ -79,9 +79,32 @@ fn set_timer(timer: &OwnedFd, after: Duration) -> io::Result<()> {
 
 pub(crate) fn timespec(duration: Duration) -> libc::timespec {
     libc::timespec {
-        tv_sec: duration.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_sec: duration.as_secs().try_into().unwrap_or(i64::MAX),
         tv_nsec: duration.subsec_nanos().into(),
     }
+}
+
+/// What `statx` says that `O_DIRECT` asks of the memory and of the offset; zeros where the kernel
+/// (before 6.1) or the file system does not say.
+pub(crate) fn direct_alignment(fd: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
+    // `struct statx` as 32-bit words, of which two are read. The call is made by its number: older
+    // versions of musl have no `statx`.
+    const WORDS: usize = 64;
+    const MEMORY: usize = 38; // stx_dio_mem_align, byte 152
+    const OFFSET: usize = 39; // stx_dio_offset_align
+    let mut stat = [0_u32; WORDS];
+    // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor; the kernel stores 256 bytes.
+    let ret = unsafe {
+        libc::syscall(
+            libc::SYS_statx,
+            fd.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            libc::STATX_DIOALIGN,
+            stat.as_mut_ptr(),
+        )
+    };
+    check(ret).map(|_| (stat[MEMORY], stat[OFFSET]))
 }
 
 /// The monotonic clock, in nanoseconds.
@@ -121,7 +144,7 @@ pub(crate) fn poll_readable(fds: &[RawFd], timeout: Option<Duration>) -> io::Res
 /// The buffer of `op` is valid for `op.len` bytes (writable for a read) and its descriptor is
 /// open for the length of the call.
 pub(crate) unsafe fn perform(op: &Op) -> i32 {
-    let (fd, len, offset) = (op.fd, op.len, op.offset as libc::off64_t);
+    let (fd, len, offset) = (op.fd, op.len, op.offset as libc::off_t);
     let ret = match op.kind {
         Kind::Nop => 0,
         Kind::Read | Kind::Write => {
@@ -135,12 +158,12 @@ pub(crate) unsafe fn perform(op: &Op) -> i32 {
         Kind::Reserve | Kind::PunchHole | Kind::ZeroRange => {
             let flags = op.kind.fallocate_flags().unwrap_or(0);
             // SAFETY: no pointers.
-            unsafe { libc::fallocate64(fd, flags, offset, len as libc::off64_t).into() }
+            unsafe { libc::fallocate(fd, flags, offset, len as libc::off_t).into() }
         }
         Kind::WillNeed => {
             // SAFETY: no pointers.
             let errno = unsafe {
-                libc::posix_fadvise64(fd, offset, len as libc::off64_t, libc::POSIX_FADV_WILLNEED)
+                libc::posix_fadvise(fd, offset, len as libc::off_t, libc::POSIX_FADV_WILLNEED)
             };
             return -errno; // it returns the error instead of setting errno
         }
@@ -154,23 +177,23 @@ pub(crate) unsafe fn perform(op: &Op) -> i32 {
 ///
 /// As for [`perform`].
 unsafe fn transfer(op: &Op) -> i32 {
-    let (fd, len, offset) = (op.fd, op.len as usize, op.offset as libc::off64_t);
+    let (fd, len, offset) = (op.fd, op.len as usize, op.offset as libc::off_t);
     let write = op.kind == Kind::Write;
     let moved = match op.memory.place() {
         Place::Vectors(count) => {
             let (vectors, count) = (op.ptr.cast::<libc::iovec>(), libc::c_int::from(count));
             if write {
                 // SAFETY: the caller vouches for the vectors and what they name.
-                unsafe { libc::pwritev64(fd, vectors, count, offset) }
+                unsafe { libc::pwritev(fd, vectors, count, offset) }
             } else {
                 // SAFETY: as above.
-                unsafe { libc::preadv64(fd, vectors, count, offset) }
+                unsafe { libc::preadv(fd, vectors, count, offset) }
             }
         }
         // SAFETY: the caller vouches for the buffer.
-        _ if write => unsafe { libc::pwrite64(fd, op.ptr.cast(), len, offset) },
+        _ if write => unsafe { libc::pwrite(fd, op.ptr.cast(), len, offset) },
         // SAFETY: as above.
-        _ => unsafe { libc::pread64(fd, op.ptr.cast(), len, offset) },
+        _ => unsafe { libc::pread(fd, op.ptr.cast(), len, offset) },
     };
     outcome(moved as i64)
 }

@@ -104,3 +104,34 @@ fn inv12_less_than_a_block_is_written_again_up_to_a_limit() {
         }
     }
 }
+
+/// What the engine reads from `statx` by position is what the C library's structure names.
+#[cfg(target_env = "gnu")]
+#[test]
+fn alignment_is_that_of_the_c_librarys_statx() {
+    use std::mem::{MaybeUninit, offset_of, size_of};
+    use std::os::fd::AsRawFd;
+
+    assert_eq!(size_of::<libc::statx>(), 256);
+    assert_eq!(offset_of!(libc::statx, stx_dio_mem_align), 38 * 4);
+    assert_eq!(offset_of!(libc::statx, stx_dio_offset_align), 39 * 4);
+    let script = Script::new();
+    let engine = Engine::builder().build_scripted(&script).unwrap();
+    let temp = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut options = OpenOptions::new();
+    let opened = options.read(true).custom_flags(libc::O_DIRECT).open(temp.path());
+    let Ok(raw) = opened else { return };
+    let mut stat = MaybeUninit::<libc::statx>::zeroed();
+    let (fd, mask) = (raw.as_raw_fd(), libc::STATX_DIOALIGN);
+    // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor; `stat` is large enough.
+    let ret =
+        unsafe { libc::statx(fd, c"".as_ptr(), libc::AT_EMPTY_PATH, mask, stat.as_mut_ptr()) };
+    // SAFETY: all-zero is a valid statx, and the kernel only stores numbers.
+    let stat = unsafe { stat.assume_init() };
+    if ret != 0 || stat.stx_dio_offset_align == 0 {
+        return; // before Linux 6.1, or a file system that does not say
+    }
+    let align = engine.attach(raw).unwrap().alignment().expect("it is opened with O_DIRECT");
+    let named = (stat.stx_dio_mem_align, stat.stx_dio_offset_align);
+    assert_eq!((align.memory, align.offset), named);
+}

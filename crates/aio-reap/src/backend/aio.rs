@@ -28,6 +28,26 @@ const IOCB_CMD_PWRITEV: u16 = 8;
 const IOCB_FLAG_RESFD: u32 = 1;
 const RING_MAGIC: u32 = 0xa10a_10a1;
 
+/// A request to the kernel: `struct iocb`, which the libc crate declares for glibc alone.
+#[repr(C)]
+#[derive(Default)]
+struct ControlBlock {
+    data: u64,
+    /// `aio_key` and `aio_rw_flags`, whose order depends on the byte order. Zero here.
+    key_and_flags: [u32; 2],
+    opcode: u16,
+    priority: i16,
+    fd: u32,
+    buf: u64,
+    nbytes: u64,
+    offset: i64,
+    reserved: u64,
+    flags: u32,
+    resfd: u32,
+}
+
+const _: () = assert!(size_of::<ControlBlock>() == 64);
+
 /// Head of the mapping behind an `aio_context_t` (fs/aio.c; stable since 2.6, every libaio
 /// relies on it).
 #[repr(C)]
@@ -77,10 +97,10 @@ impl Context {
         Some(unsafe { Ring::new(&header.head, &header.tail, events) })
     }
 
-    fn submit(&self, pointers: &mut [*mut libc::iocb]) -> io::Result<usize> {
+    fn submit(&self, pointers: &mut [*mut ControlBlock]) -> io::Result<usize> {
         let (count, list) = (pointers.len(), pointers.as_mut_ptr());
-        // SAFETY: `list` holds `count` pointers to iocbs whose buffers live until completion
-        // (contract 2 of `backend`); the kernel copies the iocbs before it returns.
+        // SAFETY: `list` holds `count` pointers to control blocks whose buffers live until completion
+        // (contract 2 of `backend`); the kernel copies the blocks before it returns.
         let ret = unsafe { libc::syscall(libc::SYS_io_submit, self.0, count, list) };
         sys::check(ret).map(|accepted| accepted as usize)
     }
@@ -119,8 +139,8 @@ pub(crate) struct Aio {
     taken: usize,
     /// Reused by every submission, as the next two.
     batch: Vec<Sub>,
-    iocbs: Vec<libc::iocb>,
-    pointers: Vec<*mut libc::iocb>,
+    iocbs: Vec<ControlBlock>,
+    pointers: Vec<*mut ControlBlock>,
     bell: OwnedFd,
     /// Somebody polls the bell: a system call for each turn, to silence it.
     heeded: bool,
@@ -156,24 +176,26 @@ impl Aio {
         })
     }
 
-    fn control_block(&self, Sub { user_data, op }: &Sub) -> libc::iocb {
-        // SAFETY: all-zero is a valid iocb.
-        let mut iocb: libc::iocb = unsafe { mem::zeroed() };
-        iocb.aio_data = *user_data;
+    fn control_block(&self, Sub { user_data, op }: &Sub) -> ControlBlock {
         let read = op.kind == Kind::Read;
         // What follows the opcode in number of bytes, or of vectors.
-        (iocb.aio_lio_opcode, iocb.aio_nbytes) = match op.memory.place() {
+        let (opcode, nbytes) = match op.memory.place() {
             Place::Vectors(count) if read => (IOCB_CMD_PREADV, count.into()),
             Place::Vectors(count) => (IOCB_CMD_PWRITEV, count.into()),
             _ if read => (IOCB_CMD_PREAD, op.len),
             _ => (IOCB_CMD_PWRITE, op.len),
         };
-        iocb.aio_fildes = op.fd as u32;
-        iocb.aio_buf = op.ptr.expose_provenance() as u64;
-        iocb.aio_offset = op.offset as i64;
-        iocb.aio_flags = IOCB_FLAG_RESFD;
-        iocb.aio_resfd = self.bell.as_raw_fd() as u32;
-        iocb
+        ControlBlock {
+            data: *user_data,
+            opcode,
+            fd: op.fd as u32,
+            buf: op.ptr.expose_provenance() as u64,
+            nbytes,
+            offset: op.offset as i64,
+            flags: IOCB_FLAG_RESFD,
+            resfd: self.bell.as_raw_fd() as u32,
+            ..ControlBlock::default()
+        }
     }
 
     /// Takes events by system call, which is asked for at least `wanted`.
