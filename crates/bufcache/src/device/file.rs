@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{self, IoSlice};
-use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 
@@ -103,11 +102,13 @@ impl FileDevice {
     fn pwritev(&self, offset: u64, parts: &[IoSlice<'_>], flags: i32) -> io::Result<usize> {
         let offset =
             libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
-        let count = parts.len().min(PARTS) as i32;
+        let count = parts.len().min(PARTS);
+        let (fd, first) = (self.file.as_raw_fd(), parts.as_ptr());
+        // By its number: older versions of musl have no `pwritev2`. The zero is the offset's high
+        // half, which 64-bit kernels ignore.
         // SAFETY: an `IoSlice` is an `iovec`, by the promise of `std`; the call only reads the bytes.
-        let count = unsafe {
-            libc::pwritev2(self.file.as_raw_fd(), parts.as_ptr().cast(), count, offset, flags)
-        };
+        let count =
+            unsafe { libc::syscall(libc::SYS_pwritev2, fd, first, count, offset, 0_usize, flags) };
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 
@@ -239,13 +240,15 @@ fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 /// else 512 bytes, the least that any file system takes; the kernel then refuses what is wrong.
 fn direct_alignment(file: &File) -> usize {
     let fd = file.as_raw_fd();
-    let mut stat = MaybeUninit::<libc::statx>::zeroed();
+    // `struct statx` as 32-bit words, of which two are read. The call is made by its number: older
+    // versions of musl have no `statx`.
+    let mut stat = [0_u32; 64];
     let (flags, mask) = (libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN);
-    // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor; `stat` is large enough.
-    let result = unsafe { libc::statx(fd, c"".as_ptr(), flags, mask, stat.as_mut_ptr()) };
-    // SAFETY: zeros are a valid statx, and the kernel only stores numbers.
-    let stat = unsafe { stat.assume_init() };
-    let asked = stat.stx_dio_mem_align.max(stat.stx_dio_offset_align);
+    let (path, result) = (c"".as_ptr(), stat.as_mut_ptr());
+    // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor; the kernel stores 256 bytes.
+    let result = unsafe { libc::syscall(libc::SYS_statx, fd, path, flags, mask, result) };
+    // stx_dio_mem_align, byte 152, and stx_dio_offset_align.
+    let asked = stat[38].max(stat[39]);
     if result == 0 && asked.is_power_of_two() {
         return asked as usize;
     }
