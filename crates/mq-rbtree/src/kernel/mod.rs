@@ -315,7 +315,7 @@ fn timespec(deadline: Deadline) -> libc::timespec {
         }
     };
     libc::timespec {
-        tv_sec: end.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_sec: end.as_secs().try_into().unwrap_or(i64::MAX),
         tv_nsec: end.subsec_nanos().into(),
     }
 }

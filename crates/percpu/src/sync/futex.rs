@@ -131,7 +131,7 @@ impl Futex {
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 fn timespec(time: Duration) -> libc::timespec {
     libc::timespec {
-        tv_sec: time.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),
         tv_nsec: time.subsec_nanos().into(),
     }
 }
