@@ -41,7 +41,7 @@ fn serve(socket: UnixStream, file: std::fs::File) -> std::io::Result<()> {
             let _plug = engine.plug(); // one submission for all that were asked for
             for &nr in &numbers[..count] {
                 let reply = Rc::clone(&socket);
-                let done = move |result: std::io::Result<usize>, block: Vec<u8>| {
+                let done = move |result: Result<usize, aio_reap::RequestError>, block: Vec<u8>| {
                     assert_eq!(result.unwrap(), BLOCK);
                     (&*reply).write_all(&block).unwrap();
                 };

@@ -67,7 +67,7 @@ pub(crate) fn called_back(engine: &Engine, done: &Rc<Cell<usize>>, batch: usize)
     let plug = engine.plug();
     for _ in 0..batch {
         let done = Rc::clone(done);
-        let count = move |result: std::io::Result<usize>, ()| {
+        let count = move |result: Result<usize, aio_reap::RequestError>, ()| {
             black_box(result.expect("a NOP"));
             done.set(done.get() + 1);
         };

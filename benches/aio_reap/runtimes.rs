@@ -98,7 +98,7 @@ macro_rules! reads {
 }
 
 /// Is in two parts already.
-fn pair(answer: (io::Result<usize>, Buf)) -> (io::Result<usize>, Buf) {
+fn pair<R>(answer: (R, Buf)) -> (R, Buf) {
     answer
 }
 

@@ -490,16 +490,16 @@ impl Requests {
             }
         }
         Some(if let Some(done) = self.fills.pop() {
-            let (result, buf, loads) = done.buf.finish(done.result);
+            let (result, buf, loads) = done.buf.finish(done.result.map_err(Into::into));
             self.loads.push(loads);
             self.resolve(done.token, result, Some(buf))
         } else if let Some(done) = self.transfers.pop() {
-            self.resolve(done.token, done.result, Some(done.buf))
+            self.resolve(done.token, done.result.map_err(Into::into), Some(done.buf))
         } else if let Some(done) = self.zeros.pop() {
-            self.resolve(done.token, done.result, None)
+            self.resolve(done.token, done.result.map_err(Into::into), None)
         } else {
             let done = self.others.pop()?;
-            self.resolve(done.token, done.result, None)
+            self.resolve(done.token, done.result.map_err(Into::into), None)
         })
     }
 

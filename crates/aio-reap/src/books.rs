@@ -161,7 +161,10 @@ impl Books {
                         AtEnd::Fail => slot.verdict.error = Some(Verdict::END_OF_FILE),
                     }
                 }
-                _ if slot.ending().is_some() => slot.verdict.error = slot.ending(),
+                _ if slot.ending().is_some() => {
+                    slot.progress(whole); // the error tells how much was transferred
+                    slot.verdict.error = slot.ending();
+                }
                 Kind::Write if moved == 0 || (whole == 0 && slot.retries == RETRY_LIMIT) => {
                     slot.verdict.error = NonZeroI32::new(libc::ENOSPC);
                 }

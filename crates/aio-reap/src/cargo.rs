@@ -12,11 +12,12 @@
 //! 1. `vtable` is `Some` exactly while `bytes` holds a valid, owned value of its type.
 
 use std::any::Any;
-use std::io;
 use std::mem::{MaybeUninit, align_of, size_of};
 use std::num::NonZeroI32;
 use std::ptr;
 use std::rc::Rc;
+
+use crate::error::RequestError;
 
 /// Room for the buffer and the front end of one request; a guess that fits three `Vec`s.
 const CARGO_BYTES: usize = 96;
@@ -39,15 +40,14 @@ pub(crate) struct Verdict {
 }
 
 impl Verdict {
-    /// Stands for [`io::ErrorKind::UnexpectedEof`], which has no errno.
+    /// Stands for [`UnexpectedEof`](std::io::ErrorKind::UnexpectedEof), which has no errno.
     pub(crate) const END_OF_FILE: NonZeroI32 = NonZeroI32::new(-1).unwrap();
 
     #[inline]
-    pub(crate) fn result(self) -> io::Result<usize> {
+    pub(crate) fn result(self) -> Result<usize, RequestError> {
         match self.error {
             None => Ok(self.done as usize),
-            Some(Self::END_OF_FILE) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Some(errno) => Err(io::Error::from_raw_os_error(errno.get())),
+            Some(reason) => Err(RequestError::new(reason, self.done as usize)),
         }
     }
 }

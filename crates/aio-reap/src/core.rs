@@ -19,6 +19,7 @@ use crate::cargo::Deliver;
 use crate::deadlines::Action;
 use crate::doorbell::Doorbell;
 use crate::engine::Turn;
+use crate::error::RequestError;
 use crate::reap::{ReapMode, Spin};
 use crate::registry::{Kind as ResourceKind, Registration, Registry};
 use crate::remote::Remote;
@@ -416,7 +417,7 @@ impl Core {
     pub(crate) unsafe fn collect_done<T: Deliver>(
         &self,
         index: Index,
-    ) -> Option<(T, io::Result<usize>)> {
+    ) -> Option<(T, Result<usize, RequestError>)> {
         let books = &mut self.state.borrow_mut().books;
         if books.slab.peek(index).state != SlotState::Done {
             return None;

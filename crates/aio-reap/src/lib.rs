@@ -130,6 +130,7 @@ mod deadlines;
 mod doorbell;
 mod drive;
 mod engine;
+mod error;
 mod file;
 mod histogram;
 mod op;
@@ -152,6 +153,7 @@ pub use buf_list::{BufList, TooManyBuffers};
 pub use buffer_pool::{BufferPool, PoolBuf, Registered};
 pub use builder::{BackendKind, EngineBuilder, Fallback, StartError};
 pub use engine::{Engine, Turn};
+pub use error::RequestError;
 pub use file::{Alignment, File};
 pub use histogram::Histogram;
 pub use op::AllocateMode;
@@ -164,7 +166,7 @@ pub use request::{Request, SubmitError};
 pub use stats::{EngineStats, Sizes};
 
 /// What every front end delivers: bytes transferred or the error, and the buffer.
-pub type Outcome<B> = (std::io::Result<usize>, B);
+pub type Outcome<B> = (Result<usize, RequestError>, B);
 
 /// The pieces a model checker drives directly; outside semantic versioning.
 #[doc(hidden)]

@@ -6,12 +6,12 @@
 //!    runs anybody else's code while it has the reference (buffers only move).
 
 use std::collections::VecDeque;
-use std::io;
 use std::rc::Rc;
 
 use percpu::sync::cell::UnsafeCell;
 
 use crate::cargo::{Deliver, Remains, Verdict};
+use crate::error::RequestError;
 
 /// A finished request, as [`CompletionQueue::pop`] returns it.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub struct Completion<B> {
     /// What the caller passed to [`Request::enqueue`](crate::Request::enqueue).
     pub token: u64,
     /// Bytes transferred, or the error.
-    pub result: io::Result<usize>,
+    pub result: Result<usize, RequestError>,
     /// The request's buffer.
     pub buf: B,
 }

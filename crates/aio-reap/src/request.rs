@@ -10,6 +10,7 @@ use crate::Outcome;
 use crate::admission::Submission;
 use crate::cargo::{Deliver, Remains, Verdict};
 use crate::engine::Engine;
+use crate::error::RequestError;
 use crate::file::File;
 use crate::op::{AtEnd, Op};
 use crate::operation::Operation;
@@ -190,7 +191,7 @@ impl<'e, B: 'static> Request<'e, B> {
     /// [`SubmitError`] gives the request back; `done` is dropped.
     pub fn callback(
         self,
-        done: impl FnOnce(io::Result<usize>, B) + 'static,
+        done: impl FnOnce(Result<usize, RequestError>, B) + 'static,
     ) -> Submitted<'e, B, ()> {
         let engine = self.engine;
         self.queue(Front::Callback, Slab::alloc, |buf| Callback { buf, done })?;
@@ -253,7 +254,7 @@ impl<B: 'static> Deliver for Owned<B> {
 }
 
 impl<B> Owned<B> {
-    pub(crate) fn outcome(self, result: io::Result<usize>) -> Outcome<B> {
+    pub(crate) fn outcome(self, result: Result<usize, RequestError>) -> Outcome<B> {
         (result, self.0)
     }
 }
@@ -263,7 +264,7 @@ pub(crate) struct Callback<B, F> {
     pub(crate) done: F,
 }
 
-impl<B: 'static, F: FnOnce(io::Result<usize>, B) + 'static> Deliver for Callback<B, F> {
+impl<B: 'static, F: FnOnce(Result<usize, RequestError>, B) + 'static> Deliver for Callback<B, F> {
     fn deliver(self, verdict: Verdict) -> Option<Remains> {
         (self.done)(verdict.result(), self.buf);
         None

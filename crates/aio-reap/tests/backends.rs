@@ -95,7 +95,7 @@ fn callbacks_queues_and_futures_all_get_theirs() {
                 engine.write(&file, vec![block; 512], at).enqueue(&queue, block.into()).unwrap();
             }
             let counter = Rc::clone(&called);
-            let count = move |result: std::io::Result<usize>, ()| {
+            let count = move |result: Result<usize, aio_reap::RequestError>, ()| {
                 result.unwrap();
                 counter.set(counter.get() + 1);
             };

@@ -7,7 +7,6 @@ mod count;
 mod readable;
 
 use std::cell::{Cell, RefCell};
-use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::time::Duration;
@@ -53,7 +52,7 @@ fn inv07_callbacks_may_wait_for_or_drop_their_siblings() {
     for who in 0..6 {
         let (log, operations) = (Rc::clone(&log), Rc::clone(&operations));
         let inner = Rc::downgrade(&engine);
-        let done = move |result: io::Result<usize>, ()| {
+        let done = move |result: Result<usize, aio_reap::RequestError>, ()| {
             result.unwrap();
             log.borrow_mut().push(who);
             let engine: Rc<Engine> = inner.upgrade().unwrap();
@@ -104,7 +103,7 @@ fn inv07_queues_are_filled_before_the_first_callback() {
     let queue = CompletionQueue::new();
     let plug = engine.plug();
     let (inner, device, tokens) = (Rc::clone(&engine), script.clone(), queue.clone());
-    let callback = move |result: io::Result<usize>, ()| {
+    let callback = move |result: Result<usize, aio_reap::RequestError>, ()| {
         result.unwrap();
         assert_eq!(tokens.pop().map(|done| done.token), Some(1));
         inner.nop().enqueue(&tokens, 2).unwrap();
@@ -157,7 +156,7 @@ fn inv14_stack_stays_flat_on_a_device_that_completes_inside_submit() {
         }
         script.on_submit(SubmitStep::Inline);
         let (inner, script, left) = (Rc::downgrade(engine), script.clone(), Rc::clone(left));
-        let done = move |result: io::Result<usize>, ()| {
+        let done = move |result: Result<usize, aio_reap::RequestError>, ()| {
             result.unwrap();
             let engine = inner.upgrade().unwrap();
             next(&engine, &script, &left);
@@ -191,7 +190,7 @@ fn inv14_requests_of_no_length_cannot_hold_a_call_for_ever() {
         made.set(made.get() + 1);
         assert!(made.get() < 1000, "the call does not return");
         let (inner, again, made) = (Rc::downgrade(engine), file.clone(), Rc::clone(made));
-        let done = move |_: io::Result<usize>, _| {
+        let done = move |_: Result<usize, aio_reap::RequestError>, _| {
             if let Some(engine) = inner.upgrade() {
                 next(&engine, &again, &made);
             }

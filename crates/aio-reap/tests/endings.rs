@@ -11,7 +11,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use aio_reap::scripted::{Script, SubmitStep, Transfer};
-use aio_reap::{AlignedBuf, BackendKind, CompletionQueue, DeadlinePassed, Engine, File, Operation};
+use aio_reap::{
+    AlignedBuf, BackendKind, BufList, CompletionQueue, DeadlinePassed, Engine, File, Operation,
+};
 use common::on_every_backend;
 use direct::direct_file;
 use readable::readable;
@@ -38,7 +40,7 @@ fn scripted(depth: usize) -> (Engine, Script) {
     (Engine::builder().depth(depth).build_scripted(&script).unwrap(), script)
 }
 
-fn errno(result: io::Result<usize>) -> Option<i32> {
+fn errno(result: Result<usize, aio_reap::RequestError>) -> Option<i32> {
     result.unwrap_err().raw_os_error()
 }
 
@@ -128,6 +130,35 @@ fn inv12_cancelled_requests_are_not_tried_again() {
     nop.cancel();
     script.complete(1);
     nop.wait().0.unwrap();
+}
+
+/// A request that is cancelled after part of it was transferred tells how much: cancelled in flight,
+/// with the short completion to come, and while the rest waits in the engine.
+#[test]
+fn inv18_cancelled_requests_tell_how_much_was_transferred() {
+    for in_flight in [true, false] {
+        let (engine, script) = scripted(4);
+        script.cancels(false);
+        let raw = tempfile::tempfile().unwrap();
+        let file = engine.attach(raw.try_clone().unwrap()).unwrap();
+        let list = BufList::new(vec![vec![1; 2], vec![2; 8]]).unwrap();
+        let write = engine.write_vectored(&file, list, 0).submit().unwrap();
+        script.on_transfer(Transfer::Short(3));
+        if in_flight {
+            write.cancel();
+            script.complete(1);
+        } else {
+            script.on_submit(SubmitStep::Again); // the rest
+            script.complete(1);
+            engine.turn();
+            engine.turn();
+            assert_eq!((script.in_flight(), engine.validate().pending), (0, 1));
+            write.cancel();
+        }
+        let error = write.wait().0.unwrap_err();
+        assert_eq!((error.errno(), error.transferred()), (libc::ECANCELED, 3), "{in_flight}");
+        assert_eq!(std::io::read_to_string(raw).unwrap().as_bytes(), [1, 1, 2], "{in_flight}");
+    }
 }
 
 #[test]

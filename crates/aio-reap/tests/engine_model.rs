@@ -10,7 +10,6 @@ mod readable;
 
 use std::cell::Cell;
 use std::fs;
-use std::io;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -442,7 +441,7 @@ fn inv14_shutdown_and_drop_deliver_everything_and_nothing_afterwards() {
         }
         let refused = Rc::new(Cell::new(false));
         let (inner, flag) = (Rc::downgrade(&engine), Rc::clone(&refused));
-        let resubmit = move |_: io::Result<usize>, ()| {
+        let resubmit = move |_: Result<usize, aio_reap::RequestError>, ()| {
             // Dropped, the engine is gone for this callback; shut down, it refuses.
             flag.set(inner.upgrade().is_none_or(|engine| engine.nop().submit().is_err()));
         };

@@ -56,7 +56,7 @@ impl Bench {
         for block in 0..DEPTH as u64 {
             let buf = self.take();
             let (returned, again) = (Rc::clone(&returned), Rc::clone(&engine));
-            let done = move |result: std::io::Result<usize>, buf| {
+            let done = move |result: Result<usize, aio_reap::RequestError>, buf| {
                 result.unwrap();
                 let mut list = returned.take();
                 list.push(buf);

@@ -58,7 +58,7 @@ fn on_turn_delivers_what_the_kernel_refused() {
     script.on_submit(SubmitStep::Refuse(0, libc::EIO));
     let errno = Rc::new(Cell::new(0));
     let seen = Rc::clone(&errno);
-    let done = move |result: io::Result<usize>, ()| {
+    let done = move |result: Result<usize, aio_reap::RequestError>, ()| {
         seen.set(result.unwrap_err().raw_os_error().unwrap());
     };
     engine.nop().callback(done).unwrap();
@@ -265,7 +265,7 @@ fn inv05_one_turn_reaps_everything_that_is_ready() {
             let (reader, writer) = io::pipe().unwrap();
             let file = engine.attach(reader).unwrap();
             let counter = Rc::clone(&called);
-            let done = move |result: io::Result<usize>, _| {
+            let done = move |result: Result<usize, aio_reap::RequestError>, _| {
                 assert_eq!(result.unwrap(), 1);
                 counter.set(counter.get() + 1);
             };

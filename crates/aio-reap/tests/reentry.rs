@@ -106,7 +106,7 @@ fn block_on_nests() {
     let (inner, waker) = (Rc::downgrade(&engine), Rc::new(RefCell::new(None::<Waker>)));
     let (shared, fired) = (Rc::clone(&waker), Rc::new(Cell::new(false)));
     let flag = Rc::clone(&fired);
-    let done = move |_: io::Result<usize>, ()| {
+    let done = move |_: Result<usize, aio_reap::RequestError>, ()| {
         let engine: Rc<Engine> = inner.upgrade().unwrap();
         flag.set(true);
         shared.take().unwrap().wake();
@@ -317,7 +317,7 @@ fn engine_may_be_dropped_inside_a_callback() {
     let others = Rc::new(Cell::new(0));
     let plug = engine.plug();
     let shared = Rc::clone(&owner);
-    let done = move |_: io::Result<usize>, ()| drop(shared.take());
+    let done = move |_: Result<usize, aio_reap::RequestError>, ()| drop(shared.take());
     engine.nop().callback(done).unwrap();
     for _ in 0..3 {
         let others = Rc::clone(&others);

@@ -97,7 +97,7 @@ fn inv15_remote_requests_do_the_same_everywhere() {
             assert_eq!(written.unwrap(), 4098);
 
             let (send, receive) = mpsc::channel();
-            let done = move |result: std::io::Result<usize>, buf: Vec<u8>| {
+            let done = move |result: Result<usize, aio_reap::RequestError>, buf: Vec<u8>| {
                 send.send((thread::current().id(), result.unwrap(), buf)).unwrap();
             };
             remote.read(&file, vec![1; 2], 4094).callback(done).unwrap();
@@ -524,7 +524,7 @@ fn inv06_no_task_on_the_stack_is_ever_resumed() {
         // A completion inside the submission below: its callback wakes this task, turns the engine,
         // waits, and runs another task to its end, all on top of us.
         let (inner, waker) = (Rc::downgrade(&engine), context.waker().clone());
-        let done = move |_: std::io::Result<usize>, ()| {
+        let done = move |_: Result<usize, aio_reap::RequestError>, ()| {
             let engine: Rc<Engine> = inner.upgrade().unwrap();
             waker.wake_by_ref();
             engine.turn();

@@ -109,7 +109,7 @@ impl Client {
                 let (at, buf) = ((self.first + BLOCKS - 1) * BLOCK as u64, self.buf(0x44));
                 self.made += 1;
                 let called = Arc::clone(&self.called);
-                let done = move |result: std::io::Result<usize>, _| {
+                let done = move |result: Result<usize, aio_reap::RequestError>, _| {
                     result.unwrap();
                     called.fetch_add(1, Ordering::Relaxed);
                 };

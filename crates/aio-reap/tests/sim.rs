@@ -11,7 +11,6 @@
 mod seconds;
 
 use std::cell::{Cell, RefCell};
-use std::io;
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
@@ -332,7 +331,7 @@ impl Chain {
         let Some(left) = self.left.get().checked_sub(1) else { return };
         self.left.set(left);
         let chain = Rc::clone(self);
-        let done = move |result: io::Result<usize>, ()| {
+        let done = move |result: Result<usize, aio_reap::RequestError>, ()| {
             result.unwrap();
             chain.done();
         };

@@ -16,7 +16,6 @@ mod seconds;
 
 use std::cell::{Cell, RefCell};
 use std::fs::OpenOptions;
-use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -80,7 +79,7 @@ impl World {
         let stamp = self.made.get();
         let refused = match self.random(20) {
             0..=8 => {
-                let done = move |result: io::Result<usize>, buf: AlignedBuf| {
+                let done = move |result: Result<usize, aio_reap::RequestError>, buf: AlignedBuf| {
                     assert_eq!(result.unwrap(), len);
                     let stamps = world.stamps.borrow()[first..first + count].to_vec();
                     for (block, (stamp, bytes)) in stamps.iter().zip(buf.chunks(BLOCK)).enumerate()
@@ -103,7 +102,7 @@ impl World {
                 for (block, bytes) in buf.chunks_mut(BLOCK).enumerate() {
                     bytes.copy_from_slice(&content(stamp, first + block)[..]);
                 }
-                let done = move |result: io::Result<usize>, _| {
+                let done = move |result: Result<usize, aio_reap::RequestError>, _| {
                     assert_eq!(result.unwrap(), len);
                     world.stamps.borrow_mut()[first..first + count].fill(stamp);
                     world.release(first, count);
@@ -113,7 +112,7 @@ impl World {
             }
             17 => {
                 let punch = AllocateMode::PunchHole;
-                let done = move |result: io::Result<usize>, ()| {
+                let done = move |result: Result<usize, aio_reap::RequestError>, ()| {
                     if result.is_ok() {
                         world.stamps.borrow_mut()[first..first + count].fill(0);
                     }
@@ -123,7 +122,7 @@ impl World {
                 self.engine.allocate(&self.file, punch, at, len as u64).callback(done).is_err()
             }
             _ => {
-                let done = move |result: io::Result<usize>, ()| {
+                let done = move |result: Result<usize, aio_reap::RequestError>, ()| {
                     result.unwrap();
                     world.release(first, count);
                     world.next();

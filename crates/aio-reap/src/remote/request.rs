@@ -1,12 +1,12 @@
 //! A request of another thread that was not sent yet.
 
 use std::fmt;
-use std::io;
 use std::time::{Duration, Instant};
 
 use super::mailbox::Unsent;
 use super::{Letter, Remote, RemoteOperation, SharedFile};
 use crate::cargo::{Cargo, Deliver};
+use crate::error::RequestError;
 use crate::op::{AtEnd, Op};
 use crate::request::{Callback, Owned, SubmitError};
 
@@ -102,7 +102,7 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
     /// [`SubmitError`] gives the request back; `done` is dropped.
     pub fn callback(
         self,
-        done: impl FnOnce(io::Result<usize>, B) + Send + 'static,
+        done: impl FnOnce(Result<usize, RequestError>, B) + Send + 'static,
     ) -> Submitted<'r, B, ()> {
         self.send(false, |buf| Callback { buf, done }, |callback| callback.buf).map(drop)
     }

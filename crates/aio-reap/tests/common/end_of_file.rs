@@ -14,7 +14,12 @@ pub(crate) fn ending<B: 'static>(request: Request<'_, B>, at_end: u8) -> Request
 }
 
 /// What such a read of `bytes` gave, whose buffer was full of 0xee, where the file has `there`.
-pub(crate) fn check(at_end: u8, read: io::Result<usize>, bytes: &[u8], there: &[u8]) {
+pub(crate) fn check(
+    at_end: u8,
+    read: Result<usize, aio_reap::RequestError>,
+    bytes: &[u8],
+    there: &[u8],
+) {
     match at_end {
         0 => assert_eq!(read.unwrap(), there.len()),
         1 => assert_eq!(read.unwrap(), bytes.len()),

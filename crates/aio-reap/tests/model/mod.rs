@@ -7,7 +7,6 @@
 use std::cell::{Cell, RefCell};
 use std::fs;
 use std::future::Future;
-use std::io;
 use std::os::unix::fs::FileExt;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
@@ -440,7 +439,12 @@ impl World {
     }
 
     /// A request has completed: once, with the right bytes. `None` for an orphan's result.
-    fn settle(&self, id: usize, result: Option<&io::Result<usize>>, bytes: &[u8]) {
+    fn settle(
+        &self,
+        id: usize,
+        result: Option<&Result<usize, aio_reap::RequestError>>,
+        bytes: &[u8],
+    ) {
         let entry = {
             let mut ledger = self.ledger.borrow_mut();
             assert!(!ledger[id].done && !ledger[id].ignored, "delivered twice: {:?}", ledger[id]);
@@ -463,6 +467,9 @@ impl World {
             _ => None,
         };
         let mut image = self.image.borrow_mut();
+        if let Some(Err(error)) = result {
+            self.check_count(&entry, error.transferred(), bytes, &image);
+        }
         match (kind, moved) {
             (Kind::Read { zero_fill }, Some(moved)) => {
                 let there = len.min(FILE_LEN.saturating_sub(at));
@@ -494,6 +501,24 @@ impl World {
         }
         drop(image);
         self.unlock(&entry);
+    }
+
+    /// A request that failed has moved exactly as many bytes as its error says.
+    fn check_count(&self, entry: &Entry, count: usize, bytes: &[u8], image: &[u8]) {
+        let Entry { kind, at, len, .. } = *entry;
+        match kind {
+            Kind::Read { .. } => {
+                assert!(bytes[..count] == image[at.min(FILE_LEN)..][..count], "{entry:?}");
+                assert!(bytes[count..].iter().all(|&byte| byte == FRESH), "{entry:?}");
+            }
+            Kind::Write => {
+                let mut now = vec![0; len];
+                self.raw.read_exact_at(&mut now, at as u64).unwrap();
+                assert!(now[..count] == bytes[..count], "{entry:?}");
+                assert!(now[count..] == image[at..at + len][count..], "{entry:?}");
+            }
+            Kind::Punch | Kind::Other => assert_eq!(count, 0, "{entry:?}"),
+        }
     }
 
     fn cells(entry: &Entry) -> std::ops::Range<usize> {

@@ -185,7 +185,8 @@ struct Begun(Vec<(usize, Operation<BufList<Part>>)>);
 impl Begun {
     fn end(&mut self, mut tell: impl FnMut(usize, io::Result<()>)) {
         while let Some((number, operation)) = self.0.pop() {
-            tell(number, operation.wait().0.map(drop));
+            let result = operation.wait().0;
+            tell(number, result.map(drop).map_err(io::Error::from));
         }
     }
 }
@@ -237,7 +238,8 @@ impl BlockDevice for EngineDevice {
         let Ok(file) = local.file(&self.file) else { return Err(load) };
         let offset = load.offset();
         let request = local.engine.read(&file, Target(load), offset);
-        let begun = request.callback(|result, Target(load)| load.finish(result));
+        let begun =
+            request.callback(|result, Target(load)| load.finish(result.map_err(Into::into)));
         begun.map_err(|refused| refused.into_request().into_buf().0)
     }
 

@@ -1,0 +1,91 @@
+//! A write that the kernel takes in part and then refuses: its error tells how much was written.
+//!
+//! A process of its own, with one test: the limit of the file size is the process's.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+mod common;
+
+use std::io;
+use std::sync::mpsc;
+use std::thread;
+
+use aio_reap::{CompletionQueue, Engine, Remote, RequestError, SharedFile};
+use common::on_every_backend;
+
+const LIMIT: usize = 511;
+const LEN: usize = 1024;
+
+/// A limit of the file size, until it is dropped: the harness may print to a file.
+struct Limit(libc::rlimit);
+
+impl Limit {
+    fn new(bytes: usize) -> Self {
+        // SAFETY: ignores a signal, which would end the process where a write meets the limit.
+        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+        let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: stores one limit.
+        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut before) }, 0);
+        set(libc::rlimit { rlim_cur: bytes as libc::rlim_t, ..before });
+        Self(before)
+    }
+}
+
+impl Drop for Limit {
+    fn drop(&mut self) {
+        set(self.0);
+    }
+}
+
+fn set(limit: libc::rlimit) {
+    // SAFETY: reads one limit.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+}
+
+fn check(front: &str, result: Result<usize, RequestError>) {
+    let error = result.unwrap_err();
+    let told = (error.raw_os_error(), error.errno(), error.transferred());
+    assert_eq!(told, (Some(libc::EFBIG), libc::EFBIG, LIMIT), "{front}");
+    assert_eq!(error.to_string(), "File too large (os error 27), after 511 bytes", "{front}");
+    assert_eq!(io::Error::from(error).raw_os_error(), Some(libc::EFBIG), "{front}");
+}
+
+/// By the front ends of the engine's own thread.
+fn local(engine: &Engine, file: &std::fs::File) {
+    let file = engine.attach(file.try_clone().unwrap()).unwrap();
+    let write = || engine.write(&file, vec![7; LEN], 0);
+    check("wait", write().submit().unwrap().wait().0);
+    let operation = write().submit().unwrap();
+    check("block_on", engine.block_on(operation).unwrap().0);
+    let (send, receive) = mpsc::channel();
+    write().callback(move |result, _| send.send(result).unwrap()).unwrap();
+    let queue = CompletionQueue::new();
+    write().enqueue(&queue, 3).unwrap();
+    engine.drain().unwrap();
+    check("callback", receive.recv().unwrap());
+    check("queue", queue.pop().unwrap().result);
+}
+
+/// By those of another thread.
+fn remote(remote: Remote, file: &std::fs::File) {
+    let file = SharedFile::new(file.try_clone().unwrap()).unwrap();
+    check("remote", remote.write(&file, vec![7; LEN], 0).submit().unwrap().wait().0);
+    let (send, receive) = mpsc::channel();
+    let done = move |result, _| send.send(result).unwrap();
+    remote.write(&file, vec![7; LEN], 0).callback(done).unwrap();
+    check("remote callback", receive.recv().unwrap());
+}
+
+#[test]
+fn inv18_a_refused_write_tells_how_much_was_written() {
+    on_every_backend(|engine| {
+        let file = tempfile::tempfile().unwrap();
+        let _limit = Limit::new(LIMIT);
+        local(engine, &file);
+        let handle = engine.remote();
+        thread::scope(|scope| {
+            scope.spawn(|| remote(handle, &file));
+            engine.serve().unwrap();
+        });
+        assert_eq!(file.metadata().unwrap().len(), LIMIT as u64);
+    });
+}
