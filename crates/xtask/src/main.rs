@@ -1,0 +1,195 @@
+//! The commands that build, check and measure this workspace: `cargo xtask --help`.
+
+mod ahead;
+mod binaries;
+mod cfg;
+mod ci;
+mod error;
+mod layers;
+mod parts;
+mod process;
+mod readme;
+mod soak;
+mod tools;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use self::ahead::Ahead;
+use self::error::Result;
+use self::parts::models::{self, Checker};
+use self::parts::{benches, fallbacks, fuzz, lint, stress};
+use self::process::{guard, signals};
+use self::workspace::Workspace;
+
+/// The commands that build, check and measure this workspace.
+#[derive(Parser)]
+#[command(name = "xtask", bin_name = "cargo xtask", disable_help_subcommand = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Everything a change must pass, or some parts of it
+    Ci {
+        /// The parts, in this order; all if none is named
+        parts: Vec<String>,
+        /// Print the names of the parts
+        #[arg(long)]
+        list: bool,
+    },
+    /// The models of all libraries, or of some, under loom and shuttle
+    Models {
+        /// The libraries, such as `percpu`
+        crates: Vec<String>,
+        /// With one checker only
+        #[arg(long)]
+        checker: Option<Checker>,
+        /// Arguments of the test programs, such as a part of a model's name
+        #[arg(last = true)]
+        tests: Vec<String>,
+    },
+    /// The planted mutants, each of which a model must catch
+    Mutants {
+        /// The libraries, such as `percpu`
+        crates: Vec<String>,
+    },
+    /// The stress tests of all libraries and of the server, or of some libraries
+    Stress {
+        /// The libraries, such as `percpu`
+        crates: Vec<String>,
+        /// For each test
+        #[arg(long, default_value_t = stress::SECONDS)]
+        seconds: u32,
+    },
+    /// The fuzz targets, as many at a time as there are CPUs
+    Fuzz {
+        /// The targets; all if none is named
+        targets: Vec<String>,
+        /// For each target
+        #[arg(long, default_value_t = fuzz::SECONDS)]
+        seconds: u32,
+        /// Print the names of the targets
+        #[arg(long)]
+        list: bool,
+    },
+    /// Tests of memory handling under AddressSanitizer
+    Asan,
+    /// The tests without rseq, without its code, and without membarrier
+    Fallbacks,
+    /// The full counts: hours. Goes on past a failure
+    Soak {
+        /// The steps with one of these in their name; all if none is given
+        steps: Vec<String>,
+        /// Print the steps
+        #[arg(long)]
+        list: bool,
+        /// Multiplies every count: 0.01 tries the steps with a hundredth of each
+        #[arg(long, default_value_t = 1.0)]
+        scale: f64,
+    },
+    /// Format, clippy and documentation
+    Lint,
+    /// Licences, bans and sources of the dependencies
+    Deny,
+    /// Every bench
+    Benches {
+        /// As short as it goes: each builds, runs and ends, no more
+        #[arg(long)]
+        smoke: bool,
+    },
+    /// The import cycles among the modules of each crate and of the server
+    Layers {
+        /// The crates, such as `percpu` or `nbd_server`; all if none is named
+        crates: Vec<String>,
+        /// Print every import inside a cycle, not only those that close it
+        #[arg(long)]
+        all: bool,
+        /// Fail if there is a cycle
+        #[arg(long)]
+        check: bool,
+    },
+    #[command(name = guard::COMMAND, hide = true)]
+    Guard,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(arguments.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let message = error.to_string();
+            if !message.is_empty() {
+                eprintln!("error: {message}");
+            }
+            ExitCode::from(u8::try_from(error.status()).unwrap_or(1).max(1))
+        }
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    if matches!(command, Command::Guard) {
+        guard::run();
+        return Ok(());
+    }
+    signals::handle().map_err(|error| error::Error::io("signals", error))?;
+    let ws = Workspace::open()?;
+    match command {
+        Command::Ci { list: true, .. } => {
+            ci::list();
+            Ok(())
+        }
+        Command::Ci { parts, list: false } => ci::run(&ws, &parts),
+        Command::Models { crates, checker, tests } => {
+            let checkers = checker.map_or(Checker::ALL.to_vec(), |checker| vec![checker]);
+            let selection =
+                models::Selection { crates: ws.select(&crates)?, checkers, filter: tests };
+            run_models(&ws, &selection, crates.is_empty())
+        }
+        Command::Mutants { crates } => {
+            let selection = models::Selection {
+                crates: ws.select(&crates)?,
+                checkers: Checker::ALL.to_vec(),
+                filter: vec!["mutants::".to_string()],
+            };
+            run_models(&ws, &selection, crates.is_empty())
+        }
+        Command::Stress { crates, seconds } if crates.is_empty() => {
+            stress::all(&ws, &nothing_ahead(), seconds)
+        }
+        Command::Stress { crates, seconds } => stress::some(&ws, &ws.select(&crates)?, seconds),
+        Command::Fuzz { list: true, .. } => {
+            fuzz::list(&ws)?.iter().for_each(|target| println!("{target}"));
+            Ok(())
+        }
+        Command::Fuzz { targets, seconds, list: false } => {
+            fuzz::targets(&ws, &nothing_ahead(), &targets, seconds)
+        }
+        Command::Asan => fuzz::sanitized(&ws, &nothing_ahead()),
+        Command::Fallbacks => fallbacks::run(&ws, &nothing_ahead()),
+        Command::Soak { steps, list, scale } => soak::run(&ws, &steps, scale, list),
+        Command::Lint => lint::lint(&ws),
+        Command::Deny => lint::deny(&ws),
+        Command::Benches { smoke: true } => benches::smoke(&ws, &nothing_ahead()),
+        Command::Benches { smoke: false } => benches::full(&ws),
+        Command::Layers { crates, all, check } => layers::run(&ws, &crates, all, check),
+        Command::Guard => Ok(()),
+    }
+}
+
+/// For commands that do one thing.
+fn nothing_ahead() -> Ahead {
+    Ahead::new(Vec::new())
+}
+
+/// Builds the second checker's models beside those of the first.
+fn run_models(ws: &Workspace, selection: &models::Selection, whole: bool) -> Result<()> {
+    if !whole || selection.checkers.len() < 2 {
+        return models::run(ws, &nothing_ahead(), selection);
+    }
+    models::run(ws, &Ahead::new(models::JOBS.to_vec()), selection)
+}

@@ -1,0 +1,114 @@
+//! The same tests on what a machine has that lacks rseq or membarrier.
+
+use std::fs;
+use std::path::Path;
+
+use super::stress::{self, SECOND_RUN};
+use crate::ahead::Ahead;
+use crate::binaries::{self, TestBinary};
+use crate::cfg;
+use crate::error::Result;
+use crate::workspace::{Crate, Workspace, packages, rust_files};
+
+/// Tests beside the crates that run no code of `percpu`: checks of files, the wire protocol, and the
+/// demo's client. What is not named here is run.
+const ELSEWHERE_WITHOUT_RSEQ: [&str; 4] =
+    ["fuzz_corpora", "invariants", "nbd_demo", "nbd_protocol"];
+
+/// Without libc's rseq area; then without the rseq code; then the base without membarrier.
+///
+/// Doctests and the tests of crates that touch no rseq are left out: the same machine code has passed
+/// in the part `tests`.
+pub(crate) fn run(ws: &Workspace, ahead: &Ahead) -> Result<()> {
+    let crates = ws.crates()?;
+    without_rseq_area(ws, &crates)?;
+    // From here on no test waits for the disk, which the writes of a build would keep busy.
+    ahead.start(ws);
+    let with_rseq: Vec<Crate> = ws.libraries()?.into_iter().filter(touches_rseq).collect();
+    let portable = ws.cargo(["test"]).args(packages(&with_rseq)).arg("--tests");
+    cfg::members_only(ws, "portable", portable)?.run()?;
+    without_membarrier(ws)
+}
+
+/// The test programs as they are. The server's run on one of its backends: between these nothing
+/// differs that depends on rseq.
+fn without_rseq_area(ws: &Workspace, crates: &[Crate]) -> Result<()> {
+    stress::build_server(ws)?;
+    let (name, value) = stress::WITHOUT_RSEQ;
+    for binary in binaries::build(ws.cargo(["test", "--workspace", "--tests"]))? {
+        if is_wanted(&binary, crates) {
+            binary.cmd(ws).env(name, value).env("OFFLOCK_BACKEND", "threads").run()?;
+        }
+    }
+    Ok(())
+}
+
+fn without_membarrier(ws: &Workspace) -> Result<()> {
+    let percpu = ws.select(&["percpu".to_string()])?;
+    let cargo = ws.cargo(["test"]).args(packages(&percpu)).arg("--tests");
+    let built = binaries::build(cfg::members_only(ws, "no_membarrier", cargo)?)?;
+    for binary in &built {
+        binary.cmd(ws).run()?;
+    }
+    // As they are built for the tests: the soak has them optimised.
+    let targets = stress::targets(&percpu[0].dir);
+    let stress: Vec<_> =
+        built.iter().filter(|binary| targets.iter().any(|target| target.is(binary))).collect();
+    stress::run(ws, &stress, stress::SECONDS, None, &SECOND_RUN)
+}
+
+fn is_wanted(binary: &TestBinary, crates: &[Crate]) -> bool {
+    match crates.iter().find(|package| package.dir == binary.package) {
+        Some(package) => package.published && touches_rseq(package),
+        None => !ELSEWHERE_WITHOUT_RSEQ.contains(&binary.name.as_str()),
+    }
+}
+
+/// Returns whether the crate is `percpu`, or its sources name more of `percpu` than the facade over
+/// std's and loom's primitives, in which there is no rseq.
+fn touches_rseq(package: &Crate) -> bool {
+    package.name == "percpu" || names_more_than_the_facade(&package.dir.join("src"))
+}
+
+fn names_more_than_the_facade(sources: &Path) -> bool {
+    rust_files(sources).iter().any(|file| {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        code.flat_map(|line| line.split("percpu::").skip(1)).any(|rest| !rest.starts_with("sync::"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace::Scratch;
+
+    #[test]
+    fn the_facade_alone_is_no_rseq() {
+        let scratch = Scratch::new("rseq").unwrap();
+        let touches = |text: &str| {
+            fs::write(scratch.path.join("a.rs"), text).unwrap();
+            names_more_than_the_facade(&scratch.path)
+        };
+        assert!(!touches("use percpu::sync::{Arc, Mutex};\n// as percpu::rcu does\nfn a() {}\n"));
+        assert!(touches("use percpu::sync::Arc;\nuse percpu::rcu;\n"));
+        assert!(touches("use percpu::{CpuId, sync};\n"));
+        assert!(touches("fn a() { percpu::sync::b(percpu::fence::c()) }\n"));
+    }
+
+    #[test]
+    fn some_tests_are_wanted_and_others_are_not() {
+        let ws = Workspace::open().unwrap();
+        let crates = ws.crates().unwrap();
+        let wanted = |package: &str, name: &str| {
+            let package = ws.root.join(package);
+            let (library, name) = (false, name.to_string());
+            is_wanted(&TestBinary { package, library, name, executable: "x".into() }, &crates)
+        };
+        assert!(wanted("crates/percpu", "cpu"));
+        assert!(wanted("crates/radix-ctx", "table"));
+        assert!(!wanted("crates/xtask", "xtask"));
+        assert!(wanted("examples", "nbd_clients"));
+        assert!(!wanted("examples", "invariants"));
+    }
+}

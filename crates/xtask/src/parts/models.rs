@@ -1,0 +1,98 @@
+//! The models under loom and shuttle, and the planted mutants that they must catch.
+
+use std::sync::Mutex;
+
+use clap::ValueEnum;
+
+use super::logged;
+use crate::ahead::{Ahead, Job};
+use crate::binaries::{self, TestBinary};
+use crate::cfg;
+use crate::error::{Error, Result};
+use crate::process::lanes;
+use crate::workspace::{Crate, Scratch, Workspace, packages};
+
+/// A model checker.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Checker {
+    /// Every interleaving up to a number of preemptions, weak memory included.
+    Loom,
+    /// Random schedules, sequentially consistent.
+    Shuttle,
+}
+
+impl Checker {
+    pub(crate) const ALL: [Checker; 2] = [Checker::Loom, Checker::Shuttle];
+
+    /// The cfg, without `offlock_`, and the test target.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Checker::Loom => "loom",
+            Checker::Shuttle => "shuttle",
+        }
+    }
+}
+
+/// The builds of both checkers, which [`run`] takes over.
+pub(crate) const JOBS: [Job; 2] = [
+    Job {
+        part: "models",
+        name: "loom",
+        folder: "cfg-loom",
+        build: |ws| build(ws, Checker::Loom, &ws.libraries()?).map(drop),
+    },
+    Job {
+        part: "models",
+        name: "shuttle",
+        folder: "cfg-shuttle",
+        build: |ws| build(ws, Checker::Shuttle, &ws.libraries()?).map(drop),
+    },
+];
+
+/// Which models run.
+pub(crate) struct Selection {
+    pub(crate) crates: Vec<Crate>,
+    pub(crate) checkers: Vec<Checker>,
+    /// Arguments of the test programs: a part of a test's name.
+    pub(crate) filter: Vec<String>,
+}
+
+/// Runs the models of one checker after those of the other.
+///
+/// The programs of one checker run several at a time, so that no CPU waits for the longest model of
+/// a crate. The next checker's build comes beside them if `ahead` has it.
+pub(crate) fn run(ws: &Workspace, ahead: &Ahead, selection: &Selection) -> Result<()> {
+    for &checker in &selection.checkers {
+        let built = {
+            let _held = ahead.take_over(checker.name());
+            build(ws, checker, &selection.crates)?
+        };
+        ahead.start(ws);
+        let cmd = |binary: &TestBinary| {
+            let cmd = binary.cmd(ws).args(&selection.filter);
+            match checker {
+                // Three preemptions take minutes: `soak`.
+                Checker::Loom => cmd.env("LOOM_MAX_PREEMPTIONS", "2"),
+                Checker::Shuttle => cmd,
+            }
+        };
+        if let [only] = &built[..] {
+            cmd(only).run()?;
+            continue;
+        }
+        let (logs, printing) = (Scratch::new("models")?, Mutex::new(()));
+        lanes::each(&built, |binary| logged(&logs, cmd(binary), &printing))?;
+    }
+    Ok(())
+}
+
+fn build(ws: &Workspace, checker: Checker, crates: &[Crate]) -> Result<Vec<TestBinary>> {
+    let name = checker.name();
+    let with_models: Vec<Crate> =
+        crates.iter().filter(|package| package.has(&format!("tests/{name}.rs"))).cloned().collect();
+    if with_models.is_empty() {
+        return Err(Error::new(format!("no model for {name} was found")));
+    }
+    let cargo = ws.cargo(["test", "--profile", "loom"]).args(packages(&with_models));
+    binaries::build(cfg::everywhere(ws, name, cargo.args(["--test", name])))
+}

@@ -1,0 +1,21 @@
+//! The two commands of the README: every test, and the demo.
+
+use crate::error::Result;
+use crate::readme;
+use crate::workspace::Workspace;
+
+pub(crate) fn tests(ws: &Workspace) -> Result<()> {
+    ws.cargo(["test", "--workspace", "--no-run"]).run()?;
+    // Tests that write to the disk and wait for it would wait for the files of the build as well.
+    ws.cmd("sync").run()?;
+    readme::command(ws, "cargo test --workspace")?.run()
+}
+
+pub(crate) fn build_demo(ws: &Workspace) -> Result<()> {
+    ws.cargo(["build", "--release", "--example", "nbd_server"]).run()
+}
+
+/// The demo verifies every byte itself, and ends with 0 only if all were right.
+pub(crate) fn demo(ws: &Workspace) -> Result<()> {
+    readme::command(ws, "cargo run --release --example nbd_server")?.run()
+}

@@ -1,0 +1,296 @@
+//! One command: how it is shown, started, limited in time and judged.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::groups::{Group, interrupted};
+use crate::error::{Error, Result};
+
+/// When a command must have ended.
+#[derive(Clone, Copy)]
+pub(crate) struct Deadline {
+    at: Instant,
+    limit: Duration,
+}
+
+impl Deadline {
+    pub(crate) fn after(limit: Duration) -> Deadline {
+        Deadline { at: Instant::now() + limit, limit }
+    }
+}
+
+/// A command that prints itself, runs in a process group of its own, and reads nothing.
+#[derive(Clone)]
+pub(crate) struct Cmd {
+    program: OsString,
+    args: Vec<OsString>,
+    /// Settings that belong to this command; they are shown.
+    env: Vec<(String, OsString)>,
+    /// Settings that every command gets; they are not shown.
+    base: Vec<(String, Option<OsString>)>,
+    dir: Option<PathBuf>,
+    log: Option<Arc<File>>,
+    deadline: Option<Deadline>,
+    cancel: Option<Arc<AtomicBool>>,
+    idle: bool,
+    terminal: bool,
+}
+
+impl Cmd {
+    pub(crate) fn new(program: impl Into<OsString>) -> Cmd {
+        Cmd {
+            program: program.into(),
+            args: Vec::new(),
+            env: Vec::new(),
+            base: Vec::new(),
+            dir: None,
+            log: None,
+            deadline: None,
+            cancel: None,
+            idle: false,
+            terminal: false,
+        }
+    }
+
+    pub(crate) fn arg(mut self, arg: impl Into<OsString>) -> Cmd {
+        self.args.push(arg.into());
+        self
+    }
+
+    pub(crate) fn args<A: Into<OsString>>(mut self, args: impl IntoIterator<Item = A>) -> Cmd {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// Sets a variable, and shows it with the command.
+    pub(crate) fn env(mut self, name: &str, value: impl Into<OsString>) -> Cmd {
+        self.env.push((name.to_string(), value.into()));
+        self
+    }
+
+    /// Sets a variable, or removes it, without showing it.
+    pub(crate) fn base_env(mut self, name: &str, value: Option<OsString>) -> Cmd {
+        self.base.push((name.to_string(), value));
+        self
+    }
+
+    pub(crate) fn dir(mut self, dir: &Path) -> Cmd {
+        self.dir = Some(dir.to_path_buf());
+        self
+    }
+
+    /// Sends the output, and the line that shows the command, to a file.
+    pub(crate) fn log(mut self, log: Arc<File>) -> Cmd {
+        self.log = Some(log);
+        self
+    }
+
+    /// Ends the command if it is still running then.
+    pub(crate) fn deadline(mut self, deadline: Deadline) -> Cmd {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// Runs at the lowest priority, and ends early once `cancel` is set.
+    pub(crate) fn idle(mut self, cancel: Arc<AtomicBool>) -> Cmd {
+        self.idle = true;
+        self.cancel = Some(cancel);
+        self
+    }
+
+    /// Keeps the command in this program's group and on its terminal, where `sudo` asks.
+    pub(crate) fn terminal(mut self) -> Cmd {
+        self.terminal = true;
+        self
+    }
+
+    /// Runs the command. An exit status other than 0 is an error.
+    pub(crate) fn run(&self) -> Result<()> {
+        self.show();
+        let mut command = self.command();
+        if self.terminal {
+            let status = command.status().map_err(|error| self.not_started(error))?;
+            return self.judge(status);
+        }
+        let mut group = Group::start(&mut command).map_err(|error| self.not_started(error))?;
+        self.finish(&mut group)
+    }
+
+    /// Runs the command and returns its standard output.
+    pub(crate) fn output(&self) -> Result<String> {
+        self.show();
+        let mut command = self.command();
+        command.stdout(Stdio::piped());
+        let mut group = Group::start(&mut command).map_err(|error| self.not_started(error))?;
+        let mut pipe = group.child().stdout.take().expect("piped");
+        let reader = thread::spawn(move || {
+            let mut bytes = Vec::new();
+            pipe.read_to_end(&mut bytes).map(|_| bytes)
+        });
+        let outcome = self.finish(&mut group);
+        drop(group);
+        let bytes = reader.join().expect("reading does not panic");
+        outcome?;
+        let bytes = bytes.map_err(|error| Error::io(self.name(), error))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn finish(&self, group: &mut Group) -> Result<()> {
+        let stop = || {
+            self.deadline.is_some_and(|deadline| Instant::now() >= deadline.at)
+                // Ordering: Relaxed; the flag carries nothing beside itself.
+                || self.cancel.as_ref().is_some_and(|cancel| cancel.load(Ordering::Relaxed))
+        };
+        let limited = self.deadline.is_some() || self.cancel.is_some();
+        let stop = if limited { Some(&stop as &dyn Fn() -> bool) } else { None };
+        match group.wait(stop).map_err(|error| Error::io(self.name(), error))? {
+            Some(status) => self.judge(status),
+            None => {
+                let limit = self.deadline.map_or(0, |deadline| deadline.limit.as_secs());
+                let message = format!("{} was ended after its {limit} seconds", self.name());
+                Err(Error::with_status(message, 124)) // as timeout(1) has it
+            }
+        }
+    }
+
+    fn judge(&self, status: ExitStatus) -> Result<()> {
+        if let Some(signal) = interrupted() {
+            return Err(Error::with_status(format!("ended by signal {signal}"), 128 + signal));
+        }
+        if status.success() {
+            return Ok(());
+        }
+        let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+        Err(Error::with_status(format!("{}: {status}", self.name()), code))
+    }
+
+    fn not_started(&self, error: std::io::Error) -> Error {
+        match interrupted() {
+            Some(signal) => Error::with_status(format!("ended by signal {signal}"), 128 + signal),
+            None => Error::io(self.name(), error),
+        }
+    }
+
+    fn name(&self) -> String {
+        Path::new(&self.program).file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    fn command(&self) -> Command {
+        let mut command;
+        if self.idle {
+            command = Command::new("chrt");
+            command.args(["--idle", "0"]).arg(&self.program);
+        } else {
+            command = Command::new(&self.program);
+        }
+        command.args(&self.args);
+        for (name, value) in &self.base {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
+        if let Some(dir) = &self.dir {
+            command.current_dir(dir);
+        }
+        if !self.terminal {
+            command.stdin(Stdio::null()); // a group in the background may not read the terminal
+        }
+        if let Some(log) = &self.log {
+            let clone = || log.try_clone().expect("a descriptor for a log");
+            command.stdout(clone()).stderr(clone());
+        }
+        command
+    }
+
+    fn show(&self) {
+        let mut line = String::from("+");
+        for (name, value) in &self.env {
+            line += &format!(" {name}={}", quoted(value));
+        }
+        for word in [&self.program].into_iter().chain(&self.args) {
+            line += " ";
+            line += &quoted(word);
+        }
+        line += "\n";
+        match &self.log {
+            Some(log) => {
+                let _ = (&**log).write_all(line.as_bytes());
+            }
+            None => {
+                let _ = std::io::stdout().write_all(line.as_bytes());
+            }
+        }
+    }
+}
+
+/// The word as a shell would read it.
+fn quoted(word: &OsStr) -> String {
+    let word = word.to_string_lossy();
+    let plain = |c: char| c.is_alphanumeric() || "-_=./:+,@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.into_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sh(script: &str) -> Cmd {
+        Cmd::new("sh").arg("-c").arg(script)
+    }
+
+    #[test]
+    fn a_failure_carries_the_status_of_the_command() {
+        assert!(sh("exit 0").run().is_ok());
+        assert_eq!(sh("exit 7").run().unwrap_err().status(), 7);
+        assert_eq!(sh("kill -9 $$").run().unwrap_err().status(), 137);
+        assert_eq!(Cmd::new("no-such-program").run().unwrap_err().status(), 1);
+    }
+
+    #[test]
+    fn output_is_returned_and_settings_reach_the_command() {
+        let said = sh("echo $A $B").env("A", "1").base_env("B", None).output().unwrap();
+        assert_eq!(said, "1\n");
+    }
+
+    #[test]
+    fn a_command_past_its_deadline_ends_with_its_descendants() {
+        let started = Instant::now();
+        let limit = Duration::from_millis(200);
+        let script = "sleep 301 & echo $!; wait";
+        let mut command = sh(script).command();
+        command.stdout(Stdio::piped());
+        let mut group = Group::start(&mut command).unwrap();
+        let mut said = group.child().stdout.take().unwrap();
+        let stop = || started.elapsed() > limit;
+        assert!(group.wait(Some(&stop)).unwrap().is_none());
+        drop(group);
+        // The pipe ends only when the last process that holds it has ended.
+        let mut text = String::new();
+        said.read_to_string(&mut text).unwrap();
+        assert!(text.trim().parse::<u32>().is_ok(), "{text}");
+        assert!(started.elapsed() < Duration::from_secs(60));
+        let error = sh("sleep 302").deadline(Deadline::after(limit)).run().unwrap_err();
+        assert_eq!(error.status(), 124);
+    }
+
+    #[test]
+    fn words_are_quoted_for_a_shell() {
+        assert_eq!(quoted(OsStr::new("--profile")), "--profile");
+        assert_eq!(quoted(OsStr::new("a b")), "'a b'");
+        assert_eq!(quoted(OsStr::new("it's")), "'it'\\''s'");
+        assert_eq!(quoted(OsStr::new("")), "''");
+    }
+}
