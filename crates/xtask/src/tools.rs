@@ -19,6 +19,8 @@ const PACKAGES: [(&str, &str); 13] = [
     ("fio", "fio"),
     ("nbdkit", "nbdkit"),
     ("strace", "strace"),
+    ("nm", "binutils"),
+    ("ld-musl-config", "musl"),
     ("unshare", "util-linux"),
     ("c++", "g++"),
     ("cc", "gcc"),
