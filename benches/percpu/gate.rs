@@ -7,7 +7,7 @@ use crossbeam_utils::sync::ShardedLock;
 use harness::{Case, Group, Plan};
 use parking_lot::{Mutex, RwLock};
 use percpu::ReadWriteGate;
-use percpu::cache::{NodeCache, ObjectCache, Preload};
+use percpu::cache::{NodeCache, Preload};
 
 use crate::report::Report;
 
@@ -83,36 +83,13 @@ fn node() -> Node {
 }
 
 fn run_caches(plan: &Plan, report: &mut Report) {
-    let objects = ObjectCache::<Node>::new(8);
     let freed = Mutex::new(Vec::<Node>::new());
     let nodes = NodeCache::<Node>::new(8);
     let hint = nodes.hint();
     let nodes = Mutex::new(nodes);
 
-    let mut group = Group::new("take a 512-byte node, free it");
-    for threads in [1, 2] {
-        group = group
-            .case(Case::new("ObjectCache", threads, |_| {
-                |_| {
-                    let node = objects.get_or_else(node);
-                    black_box(&node);
-                    drop(objects.put(node));
-                }
-            }))
-            .case(Case::new("Box", threads, |_| {
-                |_| {
-                    black_box(&node());
-                }
-            }));
-    }
-    let rounds = group.run(plan);
-    report.show(&rounds);
-    for threads in [1, 2] {
-        report.against(&rounds, "ObjectCache", threads, &["Box"]);
-    }
-
     // Both sides take the lock twice, once for each half: what differs is who keeps the node.
-    let rounds = Group::new("the same around a mutex")
+    let rounds = Group::new("take a 512-byte node, free it, around a mutex")
         .case(Case::new("NodeCache in the lock", 1, |_| {
             |_| {
                 let mut preload = Preload::<Node>::new();

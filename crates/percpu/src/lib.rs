@@ -24,7 +24,7 @@
 //! | read much, write seldom, in place | [`ReadWriteGate`] | read | write |
 //! | read much, replace seldom | [`rcu`] | pin, load | waiting for readers |
 //! | order two sides | [`fence`] | [`light`](fence::light) | [`heavy`](fence::heavy) |
-//! | avoid allocation | [`cache`] | get or take, put | |
+//! | avoid allocation | [`cache`] | take, put | |
 //! | spread anything else | [`PerCpu`], [`current_cpu`], [`topology()`] | the own slot | all slots |
 //!
 //! What that costs, against what a program would use instead: `cargo bench --bench percpu` (rows P2

@@ -5,7 +5,6 @@
 //!
 //! - Counters run no code of the caller's.
 //! - [`PercpuRef`] runs its closures with nothing locked and the count settled.
-//! - [`ObjectCache`] moves objects in and out whole, and makes and drops them with nothing locked.
 //! - Guards of [`ReadWriteGate`], [`LgLock`] and [`BiasedLgLock`] unlock when they unwind. There is
 //!   no poison: what a value looks like that was being changed is up to whoever changed it, as it
 //!   is for the other threads, which no `catch_unwind` asks. So there is no bound on `T`, as for
@@ -13,7 +12,6 @@
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 
-use crate::cache::ObjectCache;
 use crate::{BiasedLgLock, LgLock, LimitedCounter, PerCpuCounter, PercpuRef, ReadWriteGate};
 
 macro_rules! unwind_safe {
@@ -30,7 +28,6 @@ unwind_safe! {
     [T] ReadWriteGate<T>;
     [T] LgLock<T>;
     [T] BiasedLgLock<T>;
-    [T] ObjectCache<T>;
 }
 
 /// The rest follows: references to what is above, and what is made of it.

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::{Barrier, Mutex};
 use std::thread;
 
-use percpu::cache::{NodeCache, NodeHint, NodeStats, ObjectCache, Preload};
+use percpu::cache::{NodeCache, NodeHint, NodeStats, Preload};
 use percpu::rcu::{self, Atomic, Owned};
 use percpu::{AllocError, BiasedLgLock, CpuId, LgLock, LimitedCounter, PerCpu, PerCpuCounter};
 use percpu::{PercpuRef, ReadWriteGate, ReinitRefused};
@@ -174,25 +174,21 @@ fn an_empty_queue_in_use_allocates_nothing_at_all() {
 }
 
 #[test]
-fn counters_and_object_caches_allocate_when_made_and_never_after() {
-    let cache = ObjectCache::new(3);
+fn counters_allocate_when_made_and_never_after() {
     let counter = PerCpuCounter::new();
     counter.increment(); // takes the words
     let limited = LimitedCounter::new(100);
     let slots = PerCpu::new(|_| Cell::new(0));
     let (calls, ()) = calls(|| {
         for n in 0..1_000 {
-            _ = cache.put(n);
             counter.add(n);
             _ = limited.try_add(n as u64 % 50);
             if n % 7 == 0 {
-                _ = cache.get();
                 _ = limited.try_sub(n as u64 % 30);
                 counter.fold(percpu::current_cpu());
                 slots.local().set(n);
             }
         }
-        assert!(cache.drain().count() > 0);
         assert!(limited.value().is_ok());
         drop(counter.revoke(percpu::current_cpu()));
     });
@@ -274,20 +270,17 @@ fn what_cannot_be_allocated_is_said() {
     let _ = percpu::topology(); // not what is refused
     REFUSED_FROM.set(128);
     let slots = PerCpu::<u8>::try_new(|_| unreachable!("not called")).err();
-    let stashes = ObjectCache::<u8>::try_new(1).err();
     REFUSED_FROM.set(1 << 20);
-    let objects = ObjectCache::<u8>::try_new(1 << 20).err();
     let nodes = NodeCache::<u8>::try_new(1 << 20).err();
     REFUSED_FROM.set(128);
     let plain = LgLock::<u8>::try_new(|_| unreachable!("not called")).err();
     let biased = BiasedLgLock::<u8>::try_new(|_| unreachable!("not called")).err();
     REFUSED_FROM.set(usize::MAX);
-    let errors: [Option<AllocError>; 6] = [slots, stashes, objects, nodes, plain, biased];
+    let errors: [Option<AllocError>; 4] = [slots, nodes, plain, biased];
     assert!(errors.iter().all(Option::is_some), "{errors:?}");
     assert_eq!(errors[0].unwrap().errno(), libc::ENOMEM);
 
     // More than any address space has: no panic of `Vec`.
-    assert!(ObjectCache::<u64>::try_new(usize::MAX).is_err());
     assert!(NodeCache::<u64>::try_new(usize::MAX).is_err());
 }
 

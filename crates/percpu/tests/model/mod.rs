@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use percpu::cache::{NodeCache, ObjectCache, Preload};
+use percpu::cache::{NodeCache, Preload};
 use percpu::{BiasedLgLock, CpuId, LgLock, LimitError, LimitedCounter, PerCpuCounter};
 use percpu::{ReadWriteGate, RevokedSlot, topology};
 
@@ -25,12 +25,12 @@ mod references;
 /// Panics if an operation's answer is not the model's.
 pub(crate) fn run(input: &[u8]) -> usize {
     let mut input = Input(input);
-    let [batch, limit, nodes, each] = input.array();
+    let [batch, limit, nodes, _] = input.array();
     let counter = PerCpuCounter::with_batch(u32::from(batch));
     let mut counting = Counting { counter: &counter, sum: 0, guards: Vec::new() };
     let mut limited = Limited::new(u64::from(limit) << (limit % 5 * 9));
     let live = Rc::new(Cell::new(0));
-    let mut caching = Caching::new(usize::from(nodes % 9), usize::from(each % 5), &live);
+    let mut caching = Caching::new(usize::from(nodes % 9), &live);
     let released = Released::default();
     let refs = released.counted();
     let mut references = References::new(&refs, &released);
@@ -46,8 +46,7 @@ pub(crate) fn run(input: &[u8]) -> usize {
         match what % 32 {
             what @ 0..=4 => counting.step(what, a, amount),
             what @ 5..=9 => limited.step(what - 5, amount),
-            what @ 10..=13 => caching.nodes(what - 10, a),
-            what @ 14..=15 => caching.objects(what == 14, a),
+            what @ 10..=15 => caching.nodes((what - 10) % 4, a),
             what @ 16..=19 => references.step(what - 16, a),
             what @ 20..=24 => gate.step(what - 20, a),
             25..=27 => plain.step(a, cpu(b), cpu(c)),
@@ -64,7 +63,7 @@ pub(crate) fn run(input: &[u8]) -> usize {
     drop(gate);
     drop(counting);
     drop(caching);
-    assert_eq!(live.get(), 0, "a node or an object was lost, or dropped twice");
+    assert_eq!(live.get(), 0, "a node was lost, or dropped twice");
     limited.check();
     steps
 }
@@ -197,18 +196,16 @@ struct Caching {
     used: Vec<Counted>,
     preload: Preload<Counted, 2>,
     made: usize,
-    objects: ObjectCache<Counted>,
 }
 
 impl Caching {
-    fn new(nodes: usize, each: usize, live: &Rc<Cell<i64>>) -> Self {
+    fn new(nodes: usize, live: &Rc<Cell<i64>>) -> Self {
         Self {
             live: Rc::clone(live),
             cache: NodeCache::new(nodes),
             used: Vec::new(),
             preload: Preload::new(),
             made: 0,
-            objects: ObjectCache::new(each),
         }
     }
 
@@ -252,23 +249,6 @@ impl Caching {
         for wanted in 0..4 {
             assert_eq!(self.cache.hint().is_short_of(wanted), self.cache.len() < wanted);
         }
-    }
-
-    fn objects(&mut self, put: bool, a: u8) {
-        let stats = self.objects.stats();
-        let kept = stats.kept - stats.hits;
-        if put {
-            let came_back = self.objects.put(Counted::new(&self.live)).is_err();
-            assert!(!came_back || kept >= self.objects.each() as u64, "its stash is full");
-        } else if a.is_multiple_of(16) {
-            let each = self.objects.each();
-            let drained = self.objects.drain().count();
-            assert!(drained <= each * topology().capacity());
-            self.objects = ObjectCache::new(each); // the counts of a drained one say less
-        } else {
-            assert!(self.objects.get().is_none() || kept > 0);
-        }
-        assert_eq!(self.objects.stats().busy, 0, "we are alone");
     }
 }
 

@@ -21,7 +21,6 @@ const PLANTED: Planted = Planted {
         word_lock::MUTANTS,
     ],
     loom_only: &[
-        cache::LOOM_ONLY,
         counter::LOOM_ONLY,
         facade::LOOM_ONLY,
         fence::LOOM_ONLY,
