@@ -6,38 +6,33 @@
 //!                 v          batch reached: carry              v
 //!  cpu 0: word  -100 ------------------------------>  shared: 51_200
 //!  cpu 1: word  + 17                                       ^
-//!  cpu 2: word     0 <- fold, revoke: carry and close -----'       sum() = shared + all words
+//!  cpu 2: word     0 <- fold: carry -----------------------'       sum() = shared + all words
 //! ```
 //!
 //! A word stays strictly between `-batch` and `batch`: an add that leaves that range carries the
-//! word over to the shared sum, and a delta that alone is larger goes there at once. Who excludes
-//! whom:
+//! word over to the shared sum, and a delta that alone is larger goes there at once. What excludes
+//! what:
 //!
 //! ```text
 //!                    | sections in use                     | no sections
 //!  add, add          | the section: same CPU only          | fetch_add on the word
-//!  add, fold/revoke  | gate closed, heavy_rseq(), then the | the word: 0, or closed by n revokers,
-//!                    | words are the folder's alone        | far below any range
+//!  add, fold         | gate closed, heavy_rseq(), then the | a swap of the word with 0
+//!                    | words are the folder's alone        |
 //!  add without a CPU | shared sum only: never a word       | -
 //! ```
 //!
-//! Without sections an add does not look before it adds. If the word was closed, the add was void:
-//! what it left there goes when the slot opens, and the shared sum gets the delta.
-//!
-//! Source: the kernel's `percpu_counter` (`lib/percpu_counter.c`), which takes a spin lock where we
-//! add to the shared sum; closing a slot is ours.
+//! Source: the kernel's `percpu_counter` (`lib/percpu_counter.c`), which takes a spin lock where
+//! this counter adds to the shared sum.
 //!
 //! # Invariants
 //!
-//! 1. The sum of `shared`, all open words and what operations in flight carry is, modulo 2^64, the
-//!    sum of all adds that took effect.
-//! 2. An open word is strictly between `-batch` and `batch`; without sections, but for what adds in
-//!    flight have put there and not yet carried over.
+//! 1. The sum of `shared`, all words and what operations in flight carry is, modulo 2^64, the sum of
+//!    all adds that took effect.
+//! 2. A word is strictly between `-batch` and `batch`; without sections, adds in flight may have
+//!    taken it further, and each of them carries it over.
 //! 3. `base` is null, `NEVER`, or what `Words::into_raw` gave; once not null it stays.
 //! 4. With sections in use, words are changed by sections, or while the gate is not 0 and after a
 //!    `heavy_rseq` that followed its closing. Without, by atomics.
-//! 5. Without sections, a closed word is below `CLOSED_BELOW`, an open one above, and what void adds
-//!    left on a closed one does not change how many revokers it counts.
 
 use std::fmt;
 use std::io;
@@ -64,28 +59,6 @@ const BATCH: u32 = 2_048;
 /// first page, which no allocation has.
 const NEVER: usize = align_of::<AtomicU64>();
 
-/// Without sections, a word below this is closed. No open word is near: that would take as many adds
-/// in flight at once, of less than a batch each, as no machine has threads.
-const CLOSED_BELOW: i64 = -1 << 61;
-
-/// A word closed by `revokers`, at least 1: their number stands above 48 bits in which void adds may
-/// leave up to 2^47 either way. Each is less than 2^32, and cleared by its own thread at once.
-fn closed_by(revokers: u64) -> u64 {
-    1 << 63 | revokers << 48 | 1 << 47
-}
-
-/// How many revokers a closed word counts.
-fn revokers(word: u64) -> u64 {
-    word << 1 >> 49
-}
-
-/// This many revokers are not told from more, so that the slot stays closed for ever: see
-/// [`PerCpuCounter::revoke`].
-const MOST_REVOKERS: u64 = (1 << 13) - 1;
-
-const _: () =
-    assert!((1_u64 << 63 | MOST_REVOKERS << 48 | 0xffff_ffff_ffff) as i64 <= CLOSED_BELOW);
-
 /// A sum that many threads add to without sharing a cache line.
 ///
 /// [`add`](Self::add) and [`increment`](Self::increment) never fail, and do not wait: a few plain
@@ -93,7 +66,7 @@ const _: () =
 /// instruction on a line of this CPU without; wait-free, but for one add in a batch, which is
 /// lock-free.
 ///
-/// The first add, or revoke, of a counter takes 8 bytes per CPU from a pool, which blocks shortly
+/// The first add of a counter takes 8 bytes per CPU from a pool, which blocks shortly
 /// and may map memory (a page per CPU for every 512 counters; see the [crate's page](crate));
 /// [`reserve`](Self::reserve) does so beforehand. Where there is none, every add of this counter
 /// goes to the shared sum, which is right and slow. Nothing else allocates, but
@@ -107,7 +80,7 @@ const _: () =
 ///
 /// Nothing waits, so a child can go on counting. Adds that other threads of the parent had in
 /// flight may be missing in the child's copy, by less than the batch each; and if one of them was
-/// inside `fold` or held a [`RevokedSlot`], slots stay closed in the child: right and slower.
+/// inside `fold`, the gate stays closed in the child: right and slower.
 ///
 /// ```
 /// use percpu::PerCpuCounter;
@@ -128,10 +101,10 @@ pub struct PerCpuCounter {
     shared: Shared,
 }
 
-/// What every add reads; written by the first add, and by who folds or revokes.
+/// What every add reads. The first add and each fold write it.
 #[repr(align(128))]
 struct Hot {
-    /// How many folds and revokers keep sections out; 0 is open.
+    /// How many folds keep sections out; 0 is open.
     gate: AtomicU64,
     base: AtomicPtr<AtomicU64>,
     /// At least 1.
@@ -212,7 +185,7 @@ impl PerCpuCounter {
         let words = self.words();
         let near = words.iter().flat_map(|words| words.iter()).map(|word| {
             // Ordering: Relaxed; what must be seen happened before by the caller's doing.
-            open(word.load(Ordering::Relaxed) as i64).unwrap_or(0)
+            word.load(Ordering::Relaxed) as i64
         });
         // Ordering: Relaxed; as above.
         near.fold(self.shared.sum.load(Ordering::Relaxed), i64::wrapping_add)
@@ -268,34 +241,6 @@ impl PerCpuCounter {
             let all = (0..cpu::possible() as u32).map(CpuId::new);
             all.filter(|&cpu| !online.contains(cpu))
         }))
-    }
-
-    /// Closes the slot of `cpu` until the guard drops, and carries what is in it over.
-    ///
-    /// When it returns, no add begun before can still commit to that slot; each has, and is in the
-    /// shared sum, or goes elsewhere. Adds go on meanwhile: those on `cpu` to the shared sum, and
-    /// with sections in use those on every CPU. Several guards may exist, for one slot too; it opens
-    /// with the last.
-    ///
-    /// Lock-free. Costs a [`fence::heavy`] with sections in use. For a CPU that does not exist
-    /// there is nothing to close.
-    ///
-    /// Where no sections run, up to 8,190 guards of one slot may exist at a time. With more, also by
-    /// forgetting them, the slot stays closed for ever: the counter is right, and adds on that CPU
-    /// go to the shared sum.
-    pub fn revoke(&self, cpu: CpuId) -> RevokedSlot<'_> {
-        let guard = RevokedSlot { counter: self, cpu };
-        let Some(words) = self.words_or_take() else { return guard };
-        if section::available() {
-            self.close();
-        }
-        if cpu.index() < cpu::possible() {
-            let word = words.slot(cpu);
-            let held = if section::available() { take(word) } else { close_word(word) };
-            // Ordering: Relaxed; as in `carry`.
-            self.shared.sum.fetch_add(held, Ordering::Relaxed);
-        }
-        guard
     }
 
     /// The words, if they were taken.
@@ -368,30 +313,20 @@ impl PerCpuCounter {
             // Ordering: Relaxed; the word is the whole message.
             let before = word.fetch_add(delta as u64, Ordering::Relaxed) as i64;
             let after = before.wrapping_add(delta);
-            // A closed word is out of this range, whatever a delta of less than a batch adds to it.
             if after <= -batch || batch <= after {
-                self.carry_atomic(word, before, delta);
+                self.carry_atomic(word);
             }
         } else {
             self.carry(0, delta);
         }
     }
 
-    /// An add that made its word full, or that was void because the word was closed.
+    /// Carries a word over that an add made full. It holds less, or nothing, if another thread
+    /// carried or folded it since.
     #[cold]
     #[inline(never)]
-    fn carry_atomic(&self, word: &AtomicU64, before: i64, delta: i64) {
-        if open(before).is_some() {
-            // Ours is in it; if others were faster there is less in it, or nothing.
-            return self.carry(take(word), 0);
-        }
-        // Ordering: Relaxed, both; the word is the whole message.
-        let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
-            open(word as i64).is_none().then(|| closed_by(revokers(word)))
-        });
-        if !mutant("counter-counts-a-void-add") {
-            self.carry(0, delta);
-        }
+    fn carry_atomic(&self, word: &AtomicU64) {
+        self.carry(take(word), 0);
     }
 
     fn carry(&self, held: i64, delta: i64) {
@@ -435,82 +370,16 @@ impl PerCpuCounter {
     }
 }
 
-/// What an open word holds, or `None`.
-fn open(word: i64) -> Option<i64> {
-    (word >= CLOSED_BELOW).then_some(word)
-}
-
-/// Empties a word and returns what it held; leaves a closed one closed.
+/// Empties a word and returns what it held.
 fn take(word: &AtomicU64) -> i64 {
     // Ordering: Relaxed, all; with sections in use the gate orders them, and else the word is the
     // whole message.
     if mutant("counter-takes-in-two-steps") {
-        let held = open(word.load(Ordering::Relaxed) as i64);
-        if held.is_some() {
-            word.store(0, Ordering::Relaxed);
-        }
-        return held.unwrap_or(0);
+        let held = word.load(Ordering::Relaxed);
+        word.store(0, Ordering::Relaxed);
+        return held as i64;
     }
-    let taken = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
-        open(word as i64).is_some().then_some(0)
-    });
-    taken.map_or(0, |held| held as i64)
-}
-
-/// Without sections: closes a word once more, and returns what it held if it was open.
-fn close_word(word: &AtomicU64) -> i64 {
-    // Ordering: Relaxed, both; the word is the whole message.
-    let before = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
-        let already = if open(word as i64).is_some() { 0 } else { revokers(word) };
-        Some(closed_by(MOST_REVOKERS.min(already + 1)))
-    });
-    before.map_or(0, |before| open(before as i64).unwrap_or(0))
-}
-
-/// Takes one revoker off a word; the last leaves it open and empty.
-fn reopen_word(word: &AtomicU64) {
-    // Ordering: Relaxed, both; the word is the whole message.
-    let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| match revokers(word) {
-        1 => Some(0),
-        MOST_REVOKERS => None,
-        more => Some(closed_by(more - 1)),
-    });
-}
-
-/// A slot of a [`PerCpuCounter`] that is closed until this drops: see [`PerCpuCounter::revoke`].
-///
-/// May be sent to another thread. A guard that is forgotten leaves the slot closed for ever, and
-/// the counter right.
-#[must_use = "the slot opens again when the guard drops"]
-pub struct RevokedSlot<'a> {
-    counter: &'a PerCpuCounter,
-    cpu: CpuId,
-}
-
-impl RevokedSlot<'_> {
-    /// The CPU whose slot is closed.
-    #[must_use]
-    pub fn cpu(&self) -> CpuId {
-        self.cpu
-    }
-}
-
-impl Drop for RevokedSlot<'_> {
-    fn drop(&mut self) {
-        // No words, after `revoke` tried to take them: there will never be any, nothing is closed.
-        let Some(words) = self.counter.words() else { return };
-        if section::available() {
-            self.counter.reopen();
-        } else if self.cpu.index() < cpu::possible() {
-            reopen_word(words.slot(self.cpu));
-        }
-    }
-}
-
-impl fmt::Debug for RevokedSlot<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("RevokedSlot").field(&self.cpu.get()).finish()
-    }
+    word.swap(0, Ordering::Relaxed) as i64
 }
 
 impl Drop for PerCpuCounter {

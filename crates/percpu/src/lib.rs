@@ -117,7 +117,7 @@ mod word_lock;
 mod words;
 
 pub use self::capabilities::{Capabilities, RseqUnavailable, Sections, capabilities, require_rseq};
-pub use self::counter::{PerCpuCounter, RevokedSlot};
+pub use self::counter::PerCpuCounter;
 pub use self::cpu::{Backend, CpuId, RseqState, Source, backend, current_cpu};
 pub use self::cpulist::{CpuList, CpuListError, CpuListIter};
 pub use self::error::{AllocError, Forked, NewError};

@@ -34,7 +34,6 @@ unwind_safe! {
 const _: () = {
     const fn unwind_safe<T: UnwindSafe + RefUnwindSafe>() {}
     unwind_safe::<crate::PerCpu<PerCpuCounter>>();
-    unwind_safe::<crate::RevokedSlot<'_>>();
     unwind_safe::<crate::Reference<'_>>();
     unwind_safe::<crate::ReadGuard<'_, u32>>();
     unwind_safe::<&BiasedLgLock<std::cell::Cell<u32>>>();

@@ -11,8 +11,8 @@ use percpu::fence::Strategy;
 use percpu::slots::{IntoIter, Iter, IterMut};
 use percpu::{
     AllocError, Backend, Capabilities, CpuId, CpuList, CpuListError, CpuListIter, Forked,
-    LimitError, LimitedCounter, NodeId, PerCpu, PerCpuCounter, RevokedSlot, RseqState,
-    RseqUnavailable, Sections, Source, Topology,
+    LimitError, LimitedCounter, NodeId, PerCpu, PerCpuCounter, RseqState, RseqUnavailable,
+    Sections, Source, Topology,
 };
 
 /// `none::<T>` names one function only if `T` has none of the traits.
@@ -62,7 +62,6 @@ fn facts_are_plain_values_on_every_thread() {
 fn counters_are_shared() {
     everywhere::<PerCpuCounter>();
     everywhere::<LimitedCounter>();
-    everywhere::<RevokedSlot<'_>>();
 }
 
 #[test]
@@ -113,9 +112,5 @@ mod covariant {
 
     fn cpus<'a>(iter: CpuListIter<'static>) -> CpuListIter<'a> {
         iter
-    }
-
-    fn revoked<'a>(slot: RevokedSlot<'static>) -> RevokedSlot<'a> {
-        slot
     }
 }

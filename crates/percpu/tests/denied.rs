@@ -110,7 +110,6 @@ fn everything_counts() {
                     drop(guard);
                     if thread == 0 && round % 20 == 0 {
                         counter.fold(current_cpu());
-                        drop(counter.revoke(current_cpu()));
                         gate.write().unwrap().iter_mut().for_each(|half| *half += 1);
                         config.store(Some(rcu::Owned::new([round; 2])));
                         drop(biased.global().unwrap());

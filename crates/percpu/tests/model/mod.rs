@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use percpu::cache::{NodeCache, Preload};
 use percpu::{BiasedLgLock, CpuId, LgLock, LimitError, LimitedCounter, PerCpuCounter};
-use percpu::{ReadWriteGate, RevokedSlot, topology};
+use percpu::{ReadWriteGate, topology};
 
 use self::locks::{Biased, Gate, Plain};
 use self::readers::Readers;
@@ -27,7 +27,7 @@ pub(crate) fn run(input: &[u8]) -> usize {
     let mut input = Input(input);
     let [batch, limit, nodes, _] = input.array();
     let counter = PerCpuCounter::with_batch(u32::from(batch));
-    let mut counting = Counting { counter: &counter, sum: 0, guards: Vec::new() };
+    let mut counting = Counting { counter, sum: 0 };
     let mut limited = Limited::new(u64::from(limit) << (limit % 5 * 9));
     let live = Rc::new(Cell::new(0));
     let mut caching = Caching::new(usize::from(nodes % 9), &live);
@@ -61,7 +61,6 @@ pub(crate) fn run(input: &[u8]) -> usize {
     plain.end();
     biased.end();
     drop(gate);
-    drop(counting);
     drop(caching);
     assert_eq!(live.get(), 0, "a node was lost, or dropped twice");
     limited.check();
@@ -82,13 +81,12 @@ fn cpu(a: u8) -> CpuId {
     CpuId::new(u32::from(a) % (topology().capacity() as u32 + 1)) // one of them does not exist
 }
 
-struct Counting<'a> {
-    counter: &'a PerCpuCounter,
+struct Counting {
+    counter: PerCpuCounter,
     sum: i64,
-    guards: Vec<RevokedSlot<'a>>,
 }
 
-impl Counting<'_> {
+impl Counting {
     fn step(&mut self, what: u8, a: u8, amount: u64) {
         match what {
             0 | 1 => {
@@ -101,9 +99,8 @@ impl Counting<'_> {
                 self.sum = self.sum.wrapping_add(delta);
             }
             2 => _ = self.counter.fold(cpu(a)),
-            3 if self.guards.len() < 8 => self.guards.push(self.counter.revoke(cpu(a))),
-            _ if self.guards.is_empty() => self.counter.increment_by_parts(&mut self.sum),
-            _ => drop(self.guards.swap_remove(usize::from(a) % self.guards.len())),
+            3 => _ = self.counter.fold_offline().unwrap(),
+            _ => self.counter.increment_by_parts(&mut self.sum),
         }
     }
 
