@@ -17,7 +17,7 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use crossbeam_utils::CachePadded;
 use crossbeam_utils::sync::ShardedLock;
 use parking_lot::Mutex;
-use percpu::{BiasedLgLock, LgLock, PerCpuCounter, PercpuRef, rcu};
+use percpu::{LgLock, PerCpuCounter, PercpuRef, rcu};
 
 /// Why no lock here is refused.
 const FREE: &str = "no thread panics, forks, or locks twice";
@@ -69,16 +69,13 @@ fn reference(c: &mut Criterion) {
 /// Locking and unlocking.
 fn lock(c: &mut Criterion) {
     let plain = LgLock::new(|_| 0_u64);
-    let biased = BiasedLgLock::new(|_| 0_u64);
     let parking_lot = Mutex::new(0_u64);
     let std = StdMutex::new(0_u64);
     let spin = spin::Mutex::<u64>::new(0);
     let sharded = ShardedLock::new(0_u64);
     let mut group = c.benchmark_group("lock");
     row!(group, "percpu-plain", *plain.local().expect(FREE) += 1);
-    row!(group, "percpu-biased", *biased.local().expect(FREE) += 1);
     row!(group, "percpu-plain-global", drop(black_box(plain.global().expect(FREE))));
-    row!(group, "percpu-biased-global", drop(black_box(biased.global().expect(FREE))));
     row!(group, "parking_lot", *parking_lot.lock() += 1);
     row!(group, "std", *std.lock().expect(FREE) += 1);
     row!(group, "spin", *spin.lock() += 1);

@@ -13,7 +13,7 @@ use dashmap::DashMap;
 use intrusive_collections::{LinkedList, LinkedListLink, intrusive_adapter};
 use mq_rbtree::Levels;
 use parking_lot::{Mutex, RwLock};
-use percpu::lglock::{BiasedLgLock, LgLock};
+use percpu::lglock::LgLock;
 use percpu::{PerCpuCounter, PercpuRef, ReadWriteGate, rcu};
 use percpu_list::{IntrusiveList, Link, PerCpuList, linked};
 use radix_ctx::{CtxTable, Id};
@@ -67,7 +67,6 @@ pub(crate) const STRUCTURES: &[Structure] = &[
     Structure::ours("gate", "ReadWriteGate read + release", None, gate),
     Structure::peer("sharded-lock", "crossbeam ShardedLock read + release", sharded_lock),
     Structure::ours("lglock", "LgLock local lock, add, unlock", None, lglock),
-    Structure::ours("biased-lglock", "BiasedLgLock local lock, add, unlock", None, biased_lglock),
     Structure::peer("parking-lot-mutex", "parking_lot::Mutex lock, add, unlock", parking_lot_mutex),
     // radix-ctx
     Structure::ours(
@@ -171,11 +170,6 @@ fn gate(_threads: usize) -> Shared {
 
 fn lglock(_threads: usize) -> Shared {
     let lock = leak(LgLock::new(|_| 0_u64));
-    Box::new(move |_| Box::new(move || *lock.local().expect(FREE) += 1))
-}
-
-fn biased_lglock(_threads: usize) -> Shared {
-    let lock = leak(BiasedLgLock::new(|_| 0_u64));
     Box::new(move |_| Box::new(move || *lock.local().expect(FREE) += 1))
 }
 

@@ -1,4 +1,4 @@
-//! P4: the local-global lock, plain and biased, against locks that one thread at a time holds.
+//! P4: the local-global lock against locks that one thread at a time holds.
 //!
 //! Nobody waits in any row with one thread. In rows with two, the peers' threads fight for the one
 //! lock that they have, and ours each lock their own CPU: that is what the lock is for.
@@ -9,8 +9,7 @@ use std::sync::Mutex as StdMutex;
 use crossbeam_utils::sync::ShardedLock;
 use harness::{Case, Group, Plan};
 use parking_lot::Mutex;
-use percpu::fence;
-use percpu::lglock::{BiasedLgLock, LgLock};
+use percpu::lglock::LgLock;
 
 use crate::report::Report;
 
@@ -19,7 +18,6 @@ const FREE: &str = "no thread panics, forks, or locks twice";
 
 pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let plain = LgLock::new(|_| 0_u64);
-    let biased = BiasedLgLock::new(|_| 0_u64);
     let parking_lot = Mutex::new(0_u64);
     let std = StdMutex::new(0_u64);
     let spin = spin::Mutex::<u64>::new(0);
@@ -31,11 +29,6 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
             .case(Case::new("LgLock local", threads, |_| {
                 |_| {
                     black_box(&*plain.local().expect(FREE));
-                }
-            }))
-            .case(Case::new("BiasedLgLock local", threads, |_| {
-                |_| {
-                    black_box(&*biased.local().expect(FREE));
                 }
             }))
             .case(Case::new("parking_lot Mutex", threads, |_| {
@@ -64,22 +57,17 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let peers = ["parking_lot Mutex", "std Mutex", "spin Mutex", "ShardedLock read"];
     for threads in [1, 2] {
         report.against(&rounds, "LgLock local", threads, &peers);
-        report.against(&rounds, "BiasedLgLock local", threads, &peers);
     }
 
-    let (plain, biased) = ("LgLock local/1", "BiasedLgLock local/1");
+    let plain = "LgLock local/1";
     report.record("P4.plain.parking_lot", rounds.time_ratio(plain, "parking_lot Mutex/1"));
     report.record("P4.plain.sharded_lock", rounds.time_ratio(plain, "ShardedLock read/1"));
     report.record("P4.plain.scale", rounds.tput_ratio("LgLock local/2", plain));
-    report.record("P4.biased.parking_lot", rounds.time_ratio(biased, "parking_lot Mutex/1"));
-    report.record("P4.biased.scale", rounds.tput_ratio("BiasedLgLock local/2", biased));
 }
 
-/// All slots at once, on one thread, with no other thread of this process at work: `heavy` has then
-/// nobody to interrupt, in its own row and inside the biased lock.
+/// All slots at once, on one thread.
 pub(crate) fn run_global(plan: &Plan, report: &mut Report) {
     let plain = LgLock::new(|_| 0_u64);
-    let biased = BiasedLgLock::new(|_| 0_u64);
     let parking_lot = Mutex::new(0_u64);
     let sharded = ShardedLock::new(0_u64);
 
@@ -87,11 +75,6 @@ pub(crate) fn run_global(plan: &Plan, report: &mut Report) {
         .case(Case::new("LgLock global", 1, |_| {
             |_| {
                 black_box(&plain.global().expect(FREE));
-            }
-        }))
-        .case(Case::new("BiasedLgLock global", 1, |_| {
-            |_| {
-                black_box(&biased.global().expect(FREE));
             }
         }))
         .case(Case::new("parking_lot Mutex", 1, |_| {
@@ -104,15 +87,11 @@ pub(crate) fn run_global(plan: &Plan, report: &mut Report) {
                 black_box(&*sharded.write().expect(FREE));
             }
         }))
-        .case(Case::new("heavy()", 1, |_| |_| fence::heavy()))
         .run(plan);
     report.show(&rounds);
     let peers = ["parking_lot Mutex", "ShardedLock write"];
     report.against(&rounds, "LgLock global", 1, &peers);
-    report.against(&rounds, "BiasedLgLock global", 1, &peers);
 
     let plain = rounds.time_ratio("LgLock global/1", "parking_lot Mutex/1");
     report.record("P4.plain.global_vs_parking_lot", plain);
-    let biased = rounds.time_ratio("BiasedLgLock global/1", "heavy()/1");
-    report.record("P4.biased.global_vs_heavy", biased);
 }

@@ -20,7 +20,7 @@
 //! |---|---|---|---|
 //! | count | [`PerCpuCounter`], [`LimitedCounter`] | add | exact sum, last units below a limit |
 //! | keep alive until the last user | [`PercpuRef`] | get, put | kill |
-//! | own a part, sometimes the whole | [`LgLock`], [`BiasedLgLock`] | the own CPU's slot | all slots |
+//! | own a part, sometimes the whole | [`LgLock`] | the own CPU's slot | all slots |
 //! | read much, write seldom, in place | [`ReadWriteGate`] | read | write |
 //! | read much, replace seldom | [`rcu`] | pin, load | waiting for readers |
 //! | order two sides | [`fence`] | [`light`](fence::light) | [`heavy`](fence::heavy) |
@@ -61,7 +61,7 @@
 //!
 //! | out of memory | `new` | `try_new` |
 //! |---|---|---|
-//! | [`PerCpu`], [`LgLock`], [`BiasedLgLock`], [`cache`] | ends like `Box::new` ([`handle_alloc_error`](std::alloc::handle_alloc_error)) | [`AllocError`] |
+//! | [`PerCpu`], [`LgLock`], [`cache`] | ends like `Box::new` ([`handle_alloc_error`](std::alloc::handle_alloc_error)) | [`AllocError`] |
 //! | [`PercpuRef`], [`ReadWriteGate`] | [`NewError`] with what it was given | |
 //! | [`LimitedCounter`] | works, slowly | [`AllocError`] |
 //! | [`PerCpuCounter`] | allocates nothing; its first add may find nothing and works, slowly | [`reserve`](PerCpuCounter::reserve): [`AllocError`] |
@@ -122,7 +122,7 @@ pub use self::cpu::{Backend, CpuId, RseqState, Source, backend, current_cpu};
 pub use self::cpulist::{CpuList, CpuListError, CpuListIter};
 pub use self::error::{AllocError, Forked, NewError};
 pub use self::gate::{GateError, ReadGuard, ReadWriteGate, WriteGuard};
-pub use self::lglock::{BiasedLgLock, LgLock, LockError};
+pub use self::lglock::{LgLock, LockError};
 pub use self::limited::{LimitError, LimitedCounter};
 #[doc(hidden)]
 pub use self::refcount::RefBlock;

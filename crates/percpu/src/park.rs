@@ -51,34 +51,23 @@ impl Patience {
 /// it asks nothing about fences.
 const FENCED: u32 = 1 << 31;
 
-/// Whom a release wakes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wake {
-    /// One: all wait for the same word, and whoever gets it wakes the next.
-    One,
-    /// All: they wait for different things.
-    All,
-}
-
-/// Where threads wait for one word, or several.
+/// Where threads wait for one word. A release wakes one: each thread that gets the word wakes the next.
 #[derive(Debug)]
 pub(crate) struct Parker {
     waiters: AtomicU32,
     /// Advances with every release that sees a waiter.
     changed: Futex,
-    wake: Wake,
     born: Generation,
 }
 
 impl Parker {
-    pub(crate) fn new(wake: Wake) -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             waiters: AtomicU32::new(match strategy() {
                 Strategy::Membarrier => 0,
                 _ => FENCED,
             }),
             changed: Futex::new(),
-            wake,
             born: Generation::current(),
         }
     }
@@ -119,11 +108,7 @@ impl Parker {
         if !mutant("lglock-unlock-changes-nothing") {
             self.changed.advance();
         }
-        if self.wake == Wake::One || mutant("lglock-wakes-one-of-many") {
-            self.changed.wake_one();
-        } else {
-            self.changed.wake_all();
-        }
+        self.changed.wake_one();
     }
 
     /// Waits until `attempt` gives something. Not for an inherited parker: nobody wakes there.

@@ -5,14 +5,13 @@
 //!
 //! - Counters run no code of the caller's.
 //! - [`PercpuRef`] runs its closures with nothing locked and the count settled.
-//! - Guards of [`ReadWriteGate`], [`LgLock`] and [`BiasedLgLock`] unlock when they unwind. There is
-//!   no poison: what a value looks like that was being changed is up to whoever changed it, as it
+//! - Guards of [`ReadWriteGate`] and [`LgLock`] unlock when they unwind. There is no poison: what a value looks like that was being changed is up to whoever changed it, as it
 //!   is for the other threads, which no `catch_unwind` asks. So there is no bound on `T`, as for
 //!   the locks of `std`.
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 
-use crate::{BiasedLgLock, LgLock, LimitedCounter, PerCpuCounter, PercpuRef, ReadWriteGate};
+use crate::{LgLock, LimitedCounter, PerCpuCounter, PercpuRef, ReadWriteGate};
 
 macro_rules! unwind_safe {
     ($([$($generics:tt)*] $type:ty;)*) => {$(
@@ -27,7 +26,6 @@ unwind_safe! {
     [] PercpuRef;
     [T] ReadWriteGate<T>;
     [T] LgLock<T>;
-    [T] BiasedLgLock<T>;
 }
 
 /// The rest follows: references to what is above, and what is made of it.
@@ -36,5 +34,5 @@ const _: () = {
     unwind_safe::<crate::PerCpu<PerCpuCounter>>();
     unwind_safe::<crate::Reference<'_>>();
     unwind_safe::<crate::ReadGuard<'_, u32>>();
-    unwind_safe::<&BiasedLgLock<std::cell::Cell<u32>>>();
+    unwind_safe::<&LgLock<std::cell::Cell<u32>>>();
 };

@@ -18,7 +18,7 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
 use crate::error::Forked;
-use crate::park::{Parker, Patience, Wake};
+use crate::park::{Parker, Patience};
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::cell::UnsafeCell;
 use crate::sync::mutant;
@@ -47,11 +47,7 @@ unsafe impl<T: Send> Sync for WordLock<T> {}
 impl<T> WordLock<T> {
     /// Makes an unlocked lock. Allocates nothing.
     pub fn new(value: T) -> Self {
-        Self {
-            word: AtomicU32::new(0),
-            parker: Parker::new(Wake::One),
-            value: UnsafeCell::new(value),
-        }
+        Self { word: AtomicU32::new(0), parker: Parker::new(), value: UnsafeCell::new(value) }
     }
 
     /// Locks. Blocks while another thread holds the lock.

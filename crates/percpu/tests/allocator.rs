@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicI64, AtomicU8, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use percpu::{BiasedLgLock, LimitedCounter, PerCpu, PerCpuCounter, PercpuRef, ReadWriteGate};
+use percpu::{LgLock, LimitedCounter, PerCpu, PerCpuCounter, PercpuRef, ReadWriteGate};
 use percpu::{capabilities, online, rcu, topology};
 
 use no_id::take_id;
@@ -87,7 +87,7 @@ const FIRST_USES: &[(&str, fn())] = &[
     }),
     ("gate", || *ReadWriteGate::new(0).unwrap().write().unwrap() += 1),
     ("lock", || {
-        let lock = BiasedLgLock::new(|_| Vec::new());
+        let lock = LgLock::new(|_| Vec::new());
         lock.local().unwrap().push(1);
         drop(lock.global().unwrap());
     }),

@@ -18,8 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use percpu::{
-    BiasedLgLock, CpuId, LgLock, LimitedCounter, PerCpuCounter, PercpuRef, ReadWriteGate,
-    capabilities, rcu,
+    CpuId, LgLock, LimitedCounter, PerCpuCounter, PercpuRef, ReadWriteGate, capabilities, rcu,
 };
 
 use goes_on::goes_on;
@@ -138,25 +137,21 @@ fn stress_inv15_fork_storm_in_the_gate() {
 #[test]
 #[ignore = "stress: seconds of forks"]
 fn stress_inv15_fork_storm_in_locks() {
-    let (plain, biased) = (LgLock::new(|_| 0_u64), BiasedLgLock::new(|_| 0_u64));
+    let lock = LgLock::new(|_| 0_u64);
     storm(
         || {
             for _ in 0..3 {
-                drop(plain.local());
-                drop(biased.local());
-                drop(plain.local_on(CpuId::new(0)));
+                drop(lock.local());
+                drop(lock.local_on(CpuId::new(0)));
             }
-            drop(plain.global());
-            drop(biased.global());
+            drop(lock.global());
         },
         || {
             for _ in 0..4 {
-                drop(plain.local());
-                drop(plain.global());
-                drop(biased.local());
-                drop(biased.global());
+                drop(lock.local());
+                drop(lock.global());
             }
-            let new = BiasedLgLock::new(|_| 0_u64);
+            let new = LgLock::new(|_| 0_u64);
             *new.local().unwrap() += 1;
             drop(new.global().unwrap());
         },

@@ -1,7 +1,7 @@
 //! The local-global locks on the real kernel: what is refused, what a panic, a thread's end, a
 //! forgotten guard and a fork leave behind, and that nothing is lost under migration.
 //!
-//! Every test runs for both kinds, in every mode that the process can be started in.
+//! Every test runs in every mode that the process can be started in.
 
 #[path = "common/child.rs"]
 mod child;
@@ -24,7 +24,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use percpu::lglock::{GlobalGuard, IntoIter, Iter, IterMut, LocalGuard, PairGuard};
-use percpu::{BiasedLgLock, CpuId, LgLock, LockError, topology};
+use percpu::{CpuId, LgLock, LockError, topology};
 
 use child::in_child;
 use common::{allowed_cpus, pin_to};
@@ -35,455 +35,433 @@ use seconds::stress_time;
 
 const ZERO: CpuId = CpuId::new(0);
 
-/// Expands the tests below once per kind; `Lock` is the kind.
-macro_rules! both_kinds {
-    ($($(#[$meta:meta])* fn $name:ident() $body:block)*) => {
-        mod plain {
-            use super::*;
-            use percpu::LgLock as Lock;
-            $($(#[$meta])* fn $name() $body)*
-        }
-        mod biased {
-            use super::*;
-            use percpu::BiasedLgLock as Lock;
-            $($(#[$meta])* fn $name() $body)*
-        }
-    };
+#[test]
+fn a_slot_for_every_cpu_with_its_value() {
+    let mut lock = LgLock::try_new(|cpu| cpu.get() * 10).unwrap();
+    assert_eq!(lock.capacity(), topology().capacity());
+    let end = CpuId::new(lock.capacity() as u32);
+    assert_eq!(lock.get_mut(ZERO), Some(&mut 0));
+    assert_eq!(lock.get_mut(end), None);
+    *lock.get_mut(ZERO).unwrap() = 1;
+    for (cpu, value) in lock.iter_mut() {
+        assert_eq!(*value, if cpu == ZERO { 1 } else { cpu.get() * 10 });
+        *value += 1;
+    }
+    for (_, value) in &mut lock {
+        *value += 1;
+    }
+    assert_eq!(*lock.local_on(ZERO).unwrap(), 3);
+    let all = lock.global().unwrap();
+    assert_eq!((all.capacity(), all.get(ZERO), all.get(end)), (end.index(), Some(&3), None));
+    let seen: Vec<u32> = all.iter().map(|(cpu, _)| cpu.get()).collect();
+    assert!(seen.iter().copied().eq(0..end.get()), "ascending: {seen:?}");
+    assert_eq!(all.iter().rev().len(), end.index());
+    drop(all);
+    let kept: Vec<(CpuId, u32)> = lock.into_iter().collect();
+    assert_eq!((kept.len(), kept[0]), (end.index(), (ZERO, 3)));
 }
 
-both_kinds! {
-    #[test]
-    fn a_slot_for_every_cpu_with_its_value() {
-        let mut lock = Lock::try_new(|cpu| cpu.get() * 10).unwrap();
-        assert_eq!(lock.capacity(), topology().capacity());
-        let end = CpuId::new(lock.capacity() as u32);
-        assert_eq!(lock.get_mut(ZERO), Some(&mut 0));
-        assert_eq!(lock.get_mut(end), None);
-        *lock.get_mut(ZERO).unwrap() = 1;
-        for (cpu, value) in lock.iter_mut() {
-            assert_eq!(*value, if cpu == ZERO { 1 } else { cpu.get() * 10 });
-            *value += 1;
+#[test]
+fn local_is_the_slot_of_this_cpu() {
+    thread::spawn(|| {
+        let lock = LgLock::new(|_| 0);
+        for cpu in allowed_cpus() {
+            pin_to(&[cpu]);
+            let mut guard = lock.local().unwrap();
+            assert_eq!(guard.cpu().index(), cpu % lock.capacity());
+            *guard += 1;
         }
-        for (_, value) in &mut lock {
-            *value += 1;
-        }
-        assert_eq!(*lock.local_on(ZERO).unwrap(), 3);
-        let all = lock.global().unwrap();
-        assert_eq!((all.capacity(), all.get(ZERO), all.get(end)), (end.index(), Some(&3), None));
-        let seen: Vec<u32> = all.iter().map(|(cpu, _)| cpu.get()).collect();
-        assert!(seen.iter().copied().eq(0..end.get()), "ascending: {seen:?}");
-        assert_eq!(all.iter().rev().len(), end.index());
-        drop(all);
-        let kept: Vec<(CpuId, u32)> = lock.into_iter().collect();
-        assert_eq!((kept.len(), kept[0]), (end.index(), (ZERO, 3)));
-    }
+        let total: usize = lock.global().unwrap().iter().map(|(_, n)| *n).sum();
+        assert_eq!(total, allowed_cpus().len());
+    })
+    .join()
+    .unwrap();
+}
 
-    #[test]
-    fn local_is_the_slot_of_this_cpu() {
-        thread::spawn(|| {
-            let lock = Lock::new(|_| 0);
-            for cpu in allowed_cpus() {
-                pin_to(&[cpu]);
-                let mut guard = lock.local().unwrap();
-                assert_eq!(guard.cpu().index(), cpu % lock.capacity());
-                *guard += 1;
-            }
-            let total: usize = lock.global().unwrap().iter().map(|(_, n)| *n).sum();
-            assert_eq!(total, allowed_cpus().len());
-        })
-        .join()
-        .unwrap();
-    }
-
-    /// The thread moves to every CPU it may use while it holds a slot.
-    #[test]
-    fn inv02_a_guard_unlocks_its_slot_after_a_migration() {
-        thread::spawn(|| {
-            let lock = Lock::new(|_| 0);
-            for (from, to) in allowed_cpus().into_iter().zip(allowed_cpus().into_iter().rev()) {
-                pin_to(&[from]);
-                let mut guard = lock.local().unwrap();
-                let cpu = guard.cpu();
-                pin_to(&[to]);
-                assert_eq!(guard.cpu(), cpu);
-                *guard += 1;
-                drop(guard);
-                assert!(lock.try_local_on(cpu).is_ok(), "{cpu} is free");
-                assert!(lock.try_global().is_ok(), "so is all else");
-            }
-        })
-        .join()
-        .unwrap();
-    }
-
-    /// What this thread holds itself is an error, from every method, and stays usable after it.
-    #[test]
-    fn asking_for_what_one_holds_is_a_deadlock_that_is_told() {
-        thread::spawn(|| {
-            pin_to(&allowed_cpus()[..1]); // else the second `local` may find another CPU
-            let lock = Lock::new(|_| 0);
-            let refused = Some(LockError::Deadlock);
-            let guard = lock.local().unwrap();
+/// The thread moves to every CPU it may use while it holds a slot.
+#[test]
+fn inv02_a_guard_unlocks_its_slot_after_a_migration() {
+    thread::spawn(|| {
+        let lock = LgLock::new(|_| 0);
+        for (from, to) in allowed_cpus().into_iter().zip(allowed_cpus().into_iter().rev()) {
+            pin_to(&[from]);
+            let mut guard = lock.local().unwrap();
             let cpu = guard.cpu();
-            assert_eq!(lock.local().err(), refused);
-            assert_eq!(lock.try_local().err(), refused);
-            assert_eq!(lock.local_on(cpu).err(), refused);
-            assert_eq!(lock.try_local_on(cpu).err(), refused);
-            assert_eq!(lock.global().err(), refused);
-            assert_eq!(lock.try_global().err(), refused);
+            pin_to(&[to]);
+            assert_eq!(guard.cpu(), cpu);
+            *guard += 1;
             drop(guard);
-
-            let all = lock.global().unwrap();
-            assert_eq!(lock.local().err(), refused);
-            assert_eq!(lock.local_on(cpu).err(), refused);
-            assert_eq!(lock.try_global().err(), refused);
-            drop(all);
-
-            if lock.capacity() > 1 {
-                let (a, b) = (CpuId::new(1), ZERO);
-                let both = lock.pair(a, b).unwrap();
-                assert_eq!(both.cpus(), (a, b));
-                assert_eq!(lock.pair(b, a).err(), refused);
-                assert_eq!(lock.try_pair(b, a).err(), refused);
-                assert_eq!(lock.local_on(a).err(), refused);
-                assert_eq!(lock.global().err(), refused);
-            }
-            assert!(lock.global().is_ok(), "a refusal leaves nothing locked");
-        })
-        .join()
-        .unwrap();
-    }
-
-    #[test]
-    fn a_cpu_without_a_slot_and_a_pair_of_one_are_errors() {
-        let lock = Lock::new(|_| 0);
-        let end = CpuId::new(lock.capacity() as u32);
-        for none in [end, CpuId::new(u32::MAX)] {
-            let refused = Some(LockError::NoSuchCpu(none));
-            assert_eq!(lock.local_on(none).err(), refused);
-            assert_eq!(lock.try_local_on(none).err(), refused);
-            assert_eq!(lock.pair(ZERO, none).err(), refused);
-            assert_eq!(lock.pair(none, ZERO).err(), refused);
-            assert_eq!(lock.pair(none, none).err(), refused);
-            assert_eq!(lock.try_pair(ZERO, none).err(), refused);
+            assert!(lock.try_local_on(cpu).is_ok(), "{cpu} is free");
+            assert!(lock.try_global().is_ok(), "so is all else");
         }
-        assert_eq!(lock.pair(ZERO, ZERO).err(), Some(LockError::SameSlot(ZERO)));
-        assert_eq!(lock.try_pair(ZERO, ZERO).err(), Some(LockError::SameSlot(ZERO)));
-        assert!(lock.try_global().is_ok());
-    }
+    })
+    .join()
+    .unwrap();
+}
 
-    #[test]
-    fn try_says_that_another_thread_has_it() {
-        let lock = Lock::<u32>::default();
-        let one = CpuId::new(1);
-        let held = |guard: &dyn Fn(&mut dyn FnMut())| {
-            guard(&mut || {
-                thread::scope(|s| {
-                    s.spawn(|| {
-                        assert_eq!(lock.try_local_on(ZERO).err(), Some(LockError::WouldBlock));
-                        assert_eq!(lock.try_global().err(), Some(LockError::WouldBlock));
-                        if lock.capacity() > 1 {
-                            assert_eq!(lock.try_pair(one, ZERO).err(), Some(LockError::WouldBlock));
-                            assert_eq!(lock.try_pair(ZERO, one).err(), Some(LockError::WouldBlock));
-                        }
-                    });
+/// What this thread holds itself is an error, from every method, and stays usable after it.
+#[test]
+fn asking_for_what_one_holds_is_a_deadlock_that_is_told() {
+    thread::spawn(|| {
+        pin_to(&allowed_cpus()[..1]); // else the second `local` may find another CPU
+        let lock = LgLock::new(|_| 0);
+        let refused = Some(LockError::Deadlock);
+        let guard = lock.local().unwrap();
+        let cpu = guard.cpu();
+        assert_eq!(lock.local().err(), refused);
+        assert_eq!(lock.try_local().err(), refused);
+        assert_eq!(lock.local_on(cpu).err(), refused);
+        assert_eq!(lock.try_local_on(cpu).err(), refused);
+        assert_eq!(lock.global().err(), refused);
+        assert_eq!(lock.try_global().err(), refused);
+        drop(guard);
+
+        let all = lock.global().unwrap();
+        assert_eq!(lock.local().err(), refused);
+        assert_eq!(lock.local_on(cpu).err(), refused);
+        assert_eq!(lock.try_global().err(), refused);
+        drop(all);
+
+        if lock.capacity() > 1 {
+            let (a, b) = (CpuId::new(1), ZERO);
+            let both = lock.pair(a, b).unwrap();
+            assert_eq!(both.cpus(), (a, b));
+            assert_eq!(lock.pair(b, a).err(), refused);
+            assert_eq!(lock.try_pair(b, a).err(), refused);
+            assert_eq!(lock.local_on(a).err(), refused);
+            assert_eq!(lock.global().err(), refused);
+        }
+        assert!(lock.global().is_ok(), "a refusal leaves nothing locked");
+    })
+    .join()
+    .unwrap();
+}
+
+#[test]
+fn a_cpu_without_a_slot_and_a_pair_of_one_are_errors() {
+    let lock = LgLock::new(|_| 0);
+    let end = CpuId::new(lock.capacity() as u32);
+    for none in [end, CpuId::new(u32::MAX)] {
+        let refused = Some(LockError::NoSuchCpu(none));
+        assert_eq!(lock.local_on(none).err(), refused);
+        assert_eq!(lock.try_local_on(none).err(), refused);
+        assert_eq!(lock.pair(ZERO, none).err(), refused);
+        assert_eq!(lock.pair(none, ZERO).err(), refused);
+        assert_eq!(lock.pair(none, none).err(), refused);
+        assert_eq!(lock.try_pair(ZERO, none).err(), refused);
+    }
+    assert_eq!(lock.pair(ZERO, ZERO).err(), Some(LockError::SameSlot(ZERO)));
+    assert_eq!(lock.try_pair(ZERO, ZERO).err(), Some(LockError::SameSlot(ZERO)));
+    assert!(lock.try_global().is_ok());
+}
+
+#[test]
+fn try_says_that_another_thread_has_it() {
+    let lock = LgLock::<u32>::default();
+    let one = CpuId::new(1);
+    let held = |guard: &dyn Fn(&mut dyn FnMut())| {
+        guard(&mut || {
+            thread::scope(|s| {
+                s.spawn(|| {
+                    assert_eq!(lock.try_local_on(ZERO).err(), Some(LockError::WouldBlock));
+                    assert_eq!(lock.try_global().err(), Some(LockError::WouldBlock));
+                    if lock.capacity() > 1 {
+                        assert_eq!(lock.try_pair(one, ZERO).err(), Some(LockError::WouldBlock));
+                        assert_eq!(lock.try_pair(ZERO, one).err(), Some(LockError::WouldBlock));
+                    }
                 });
             });
-        };
-        held(&|check| {
+        });
+    };
+    held(&|check| {
+        let _guard = lock.local_on(ZERO).unwrap();
+        check();
+    });
+    held(&|check| {
+        let _guard = lock.global().unwrap();
+        check();
+        thread::scope(|s| {
+            s.spawn(|| assert_eq!(lock.try_local().err(), Some(LockError::WouldBlock)));
+        });
+    });
+    assert!(lock.try_global().is_ok());
+    if lock.capacity() > 1 {
+        *lock.try_pair(one, ZERO).unwrap().get_mut().1 = 7;
+        let all = lock.global().unwrap();
+        assert_eq!(all.iter().clone().map(|(_, value)| *value).sum::<u32>(), 7);
+    }
+}
+
+/// Waiters of every sort sleep until the guard goes, and then all get their turn.
+#[test]
+fn everyone_who_waits_is_woken() {
+    let lock = &LgLock::new(|_| 0_u64);
+    let end = lock.capacity() as u64;
+    let guard = lock.global().unwrap();
+    thread::scope(|s| {
+        for _ in 0..3 {
+            s.spawn(|| *lock.local().unwrap() += 1);
+            s.spawn(|| *lock.local_on(ZERO).unwrap() += 1);
+            s.spawn(|| lock.global().unwrap().iter_mut().for_each(|(_, n)| *n += 1));
+        }
+        thread::sleep(Duration::from_millis(50)); // long enough for all to park
+        assert_eq!(guard.iter().map(|(_, n)| *n).sum::<u64>(), 0);
+        drop(guard);
+    });
+    let total: u64 = lock.global().unwrap().iter().map(|(_, n)| *n).sum();
+    assert_eq!(total, 3 + 3 + 3 * end);
+}
+
+#[test]
+fn a_panic_inside_a_guard_unlocks_and_poisons_nothing() {
+    let lock = LgLock::new(|_| 0);
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        *lock.local_on(ZERO).unwrap() = 7;
+        let mut all = lock.global().unwrap();
+        *all.get_mut(ZERO).unwrap() += 1;
+        panic!("inside a guard");
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(*lock.local_on(ZERO).unwrap(), 8, "as the panic left it");
+    assert!(lock.try_global().is_ok());
+}
+
+/// Values are dropped once, also those made before `init` panics.
+#[test]
+fn a_panic_in_init_drops_what_there_is() {
+    struct Counted<'a>(&'a AtomicU64);
+    impl Drop for Counted<'_> {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+    let (drops, last) = (AtomicU64::new(0), topology().capacity() - 1);
+    let panicked = catch_unwind(|| {
+        LgLock::new(|cpu| {
+            assert!(cpu.index() < last, "the last one");
+            Counted(&drops)
+        })
+    });
+    assert!(panicked.is_err());
+    assert_eq!(drops.load(Relaxed), last as u64);
+    drop(LgLock::new(|_| Counted(&drops)));
+    assert_eq!(drops.load(Relaxed), 2 * last as u64 + 1);
+}
+
+/// A forgotten guard keeps its slot: its thread is told so, others find it busy.
+#[test]
+fn a_forgotten_guard_keeps_its_slot_and_no_other() {
+    let mut lock = LgLock::new(|_| 0);
+    mem::forget(lock.local_on(ZERO).unwrap());
+    assert_eq!(lock.local_on(ZERO).err(), Some(LockError::Deadlock));
+    assert_eq!(lock.global().err(), Some(LockError::Deadlock));
+    thread::scope(|s| {
+        s.spawn(|| assert_eq!(lock.try_local_on(ZERO).err(), Some(LockError::WouldBlock)));
+    });
+    assert_eq!(lock.get_mut(ZERO), Some(&mut 0), "whoever owns the lock has it all");
+}
+
+/// A thread ends with a guard in a thread-local: its destructor unlocks.
+#[test]
+fn inv15_a_guard_in_a_thread_local_unlocks_when_its_thread_ends() {
+    thread_local! {
+        static KEPT: RefCell<Option<LocalGuard<'static, u32>>> = const { RefCell::new(None) };
+    }
+    let lock: &'static LgLock<u32> = Box::leak(Box::new(LgLock::new(|_| 0)));
+    for turn in 1..=3 {
+        thread::spawn(move || {
+            let mut guard = lock.local_on(ZERO).expect("the thread before has gone");
+            *guard += 1;
+            KEPT.set(Some(guard));
+        })
+        .join()
+        .unwrap();
+        assert_eq!(*lock.try_local_on(ZERO).unwrap(), turn);
+    }
+}
+
+/// In a fork child: what is free goes on, also global; what a thread of the parent holds says
+/// so instead of hanging; and a guard of the forking thread is good in both processes.
+#[test]
+fn inv15_a_fork_child_is_told_what_a_vanished_thread_holds() {
+    let lock = &LgLock::new(|_| 5);
+    let mine = lock.local_on(ZERO).unwrap();
+    assert!(in_child(move || {
+        let told = lock.local_on(ZERO).err() == Some(LockError::Deadlock);
+        drop(mine);
+        told && *lock.local_on(ZERO).unwrap() == 5 && lock.local().is_ok() && lock.global().is_ok()
+    }));
+    // The parent's guard went with the closure: free here too.
+    assert!(lock.try_global().is_ok());
+
+    thread::scope(|s| {
+        let (held, is_held) = mpsc::channel();
+        let (end, until) = mpsc::channel::<()>();
+        s.spawn(move || {
             let _guard = lock.local_on(ZERO).unwrap();
-            check();
+            held.send(()).unwrap();
+            let _ = until.recv(); // until `end` goes
         });
-        held(&|check| {
-            let _guard = lock.global().unwrap();
-            check();
-            thread::scope(|s| {
-                s.spawn(|| assert_eq!(lock.try_local().err(), Some(LockError::WouldBlock)));
-            });
-        });
-        assert!(lock.try_global().is_ok());
-        if lock.capacity() > 1 {
-            *lock.try_pair(one, ZERO).unwrap().get_mut().1 = 7;
-            let all = lock.global().unwrap();
-            assert_eq!(all.iter().clone().map(|(_, value)| *value).sum::<u32>(), 7);
-        }
-    }
-
-    /// Waiters of every sort sleep until the guard goes, and then all get their turn.
-    #[test]
-    fn everyone_who_waits_is_woken() {
-        let lock = &Lock::new(|_| 0_u64);
-        let end = lock.capacity() as u64;
-        let guard = lock.global().unwrap();
-        thread::scope(|s| {
-            for _ in 0..3 {
-                s.spawn(|| *lock.local().unwrap() += 1);
-                s.spawn(|| *lock.local_on(ZERO).unwrap() += 1);
-                s.spawn(|| lock.global().unwrap().iter_mut().for_each(|(_, n)| *n += 1));
-            }
-            thread::sleep(Duration::from_millis(50)); // long enough for all to park
-            assert_eq!(guard.iter().map(|(_, n)| *n).sum::<u64>(), 0);
-            drop(guard);
-        });
-        let total: u64 = lock.global().unwrap().iter().map(|(_, n)| *n).sum();
-        assert_eq!(total, 3 + 3 + 3 * end);
-    }
-
-    #[test]
-    fn a_panic_inside_a_guard_unlocks_and_poisons_nothing() {
-        let lock = Lock::new(|_| 0);
-        let panicked = catch_unwind(AssertUnwindSafe(|| {
-            *lock.local_on(ZERO).unwrap() = 7;
-            let mut all = lock.global().unwrap();
-            *all.get_mut(ZERO).unwrap() += 1;
-            panic!("inside a guard");
+        is_held.recv().unwrap();
+        assert!(in_child(|| {
+            let is_forked = |error| matches!(error, Some(LockError::Forked(_)));
+            [
+                lock.local_on(ZERO).err(),
+                lock.try_local_on(ZERO).err(),
+                lock.global().err(),
+                lock.try_global().err(),
+            ]
+            .map(is_forked)
+                == [true; 4]
         }));
-        assert!(panicked.is_err());
-        assert_eq!(*lock.local_on(ZERO).unwrap(), 8, "as the panic left it");
-        assert!(lock.try_global().is_ok());
-    }
+        drop(end);
+    });
+    assert!(lock.global().is_ok(), "the parent goes on");
+}
 
-    /// Values are dropped once, also those made before `init` panics.
-    #[test]
-    fn a_panic_in_init_drops_what_there_is() {
-        struct Counted<'a>(&'a AtomicU64);
-        impl Drop for Counted<'_> {
-            fn drop(&mut self) {
-                self.0.fetch_add(1, Relaxed);
-            }
+/// The parent has threads that wait at the fork: the child's unlock wakes nobody, and waits for
+/// none of them.
+#[test]
+fn inv15_a_fork_child_unlocks_what_others_waited_for() {
+    let lock = &LgLock::new(|_| 0);
+    thread::scope(|s| {
+        let guard = lock.local_on(ZERO).unwrap();
+        for _ in 0..2 {
+            s.spawn(|| *lock.local_on(ZERO).unwrap() += 1);
         }
-        let (drops, last) = (AtomicU64::new(0), topology().capacity() - 1);
-        let panicked = catch_unwind(|| {
-            Lock::new(|cpu| {
-                assert!(cpu.index() < last, "the last one");
-                Counted(&drops)
-            })
-        });
-        assert!(panicked.is_err());
-        assert_eq!(drops.load(Relaxed), last as u64);
-        drop(Lock::new(|_| Counted(&drops)));
-        assert_eq!(drops.load(Relaxed), 2 * last as u64 + 1);
-    }
-
-    /// A forgotten guard keeps its slot: its thread is told so, others find it busy.
-    #[test]
-    fn a_forgotten_guard_keeps_its_slot_and_no_other() {
-        let mut lock = Lock::new(|_| 0);
-        mem::forget(lock.local_on(ZERO).unwrap());
-        assert_eq!(lock.local_on(ZERO).err(), Some(LockError::Deadlock));
-        assert_eq!(lock.global().err(), Some(LockError::Deadlock));
-        thread::scope(|s| {
-            s.spawn(|| assert_eq!(lock.try_local_on(ZERO).err(), Some(LockError::WouldBlock)));
-        });
-        assert_eq!(lock.get_mut(ZERO), Some(&mut 0), "whoever owns the lock has it all");
-    }
-
-    /// A thread ends with a guard in a thread-local: its destructor unlocks.
-    #[test]
-    fn inv15_a_guard_in_a_thread_local_unlocks_when_its_thread_ends() {
-        thread_local! {
-            static KEPT: RefCell<Option<LocalGuard<'static, u32>>> = const { RefCell::new(None) };
-        }
-        let lock: &'static Lock<u32> = Box::leak(Box::new(Lock::new(|_| 0)));
-        for turn in 1..=3 {
-            thread::spawn(move || {
-                let mut guard = lock.local_on(ZERO).expect("the thread before has gone");
-                *guard += 1;
-                KEPT.set(Some(guard));
-            })
-            .join()
-            .unwrap();
-            assert_eq!(*lock.try_local_on(ZERO).unwrap(), turn);
-        }
-    }
-
-    /// In a fork child: what is free goes on, also global; what a thread of the parent holds says
-    /// so instead of hanging; and a guard of the forking thread is good in both processes.
-    #[test]
-    fn inv15_a_fork_child_is_told_what_a_vanished_thread_holds() {
-        let lock = &Lock::new(|_| 5);
-        let mine = lock.local_on(ZERO).unwrap();
+        thread::sleep(Duration::from_millis(50)); // long enough for both to park
         assert!(in_child(move || {
-            let told = lock.local_on(ZERO).err() == Some(LockError::Deadlock);
-            drop(mine);
-            told && *lock.local_on(ZERO).unwrap() == 5
-                && lock.local().is_ok()
-                && lock.global().is_ok()
+            drop(guard);
+            lock.try_local_on(ZERO).is_ok() && lock.global().is_ok()
         }));
-        // The parent's guard went with the closure: free here too.
-        assert!(lock.try_global().is_ok());
+    });
+    assert_eq!(*lock.local_on(ZERO).unwrap(), 2, "the parent's waiters got it");
+}
 
-        thread::scope(|s| {
-            let (held, is_held) = mpsc::channel();
-            let (end, until) = mpsc::channel::<()>();
-            s.spawn(move || {
-                let _guard = lock.local_on(ZERO).unwrap();
-                held.send(()).unwrap();
-                let _ = until.recv(); // until `end` goes
-            });
-            is_held.recv().unwrap();
-            assert!(in_child(|| {
-                let is_forked = |error| matches!(error, Some(LockError::Forked(_)));
-                [
-                    lock.local_on(ZERO).err(),
-                    lock.try_local_on(ZERO).err(),
-                    lock.global().err(),
-                    lock.try_global().err(),
-                ]
-                .map(is_forked)
-                    == [true; 4]
-            }));
-            drop(end);
-        });
-        assert!(lock.global().is_ok(), "the parent goes on");
-    }
-
-    /// The parent has threads that wait at the fork: the child's unlock wakes nobody, and waits for
-    /// none of them.
-    #[test]
-    fn inv15_a_fork_child_unlocks_what_others_waited_for() {
-        let lock = &Lock::new(|_| 0);
-        thread::scope(|s| {
-            let guard = lock.local_on(ZERO).unwrap();
-            for _ in 0..2 {
-                s.spawn(|| *lock.local_on(ZERO).unwrap() += 1);
-            }
-            thread::sleep(Duration::from_millis(50)); // long enough for both to park
-            assert!(in_child(move || {
-                drop(guard);
-                lock.try_local_on(ZERO).is_ok() && lock.global().is_ok()
-            }));
-        });
-        assert_eq!(*lock.local_on(ZERO).unwrap(), 2, "the parent's waiters got it");
-    }
-
-    /// Eight threads that hop over the CPUs add by every method; a plain sum loses nothing.
-    #[test]
-    #[ignore = "stress: five seconds of hopping"]
-    fn stress_inv02_hopping_threads_lose_no_update_by_any_method() {
-        let lock = &Lock::new(|_| (0_u64, 0_u64));
-        let (cpus, until) = (&allowed_cpus(), deadline());
-        let end = lock.capacity();
-        let (moved, so_far) = (&AtomicU64::new(0), &AtomicU64::new(0));
-        let enough = || {
-            so_far.load(Relaxed) > 10_000 && (cpus.len() == 1 || moved.load(Relaxed) > 0)
-        };
-        let want: u64 = thread::scope(|s| {
-            let threads: Vec<_> = (0..8_u64)
-                .map(|id| {
-                    s.spawn(move || {
-                        let mut dice = Dice::new(id);
-                        let mut added = 0;
-                        while goes_on(until, enough) {
-                            let before = added;
-                            pin_to(&[cpus[dice.roll(cpus.len())]]);
-                            for _ in 0..100 {
-                                let cpu = CpuId::new(dice.roll(end) as u32);
-                                added += match dice.roll(64) {
-                                    0 => {
-                                        let mut all = lock.global().unwrap();
-                                        all.iter_mut().for_each(|(_, both)| add(both));
-                                        end as u64
-                                    }
-                                    1 => {
-                                        let other = CpuId::new(dice.roll(end) as u32);
-                                        match lock.pair(cpu, other) {
-                                            Ok(mut pair) => {
-                                                let (a, b) = pair.get_mut();
-                                                add(a);
-                                                add(b);
-                                                2
-                                            }
-                                            Err(error) => {
-                                                assert_eq!(error, LockError::SameSlot(cpu));
-                                                0
-                                            }
+/// Eight threads that hop over the CPUs add by every method; a plain sum loses nothing.
+#[test]
+#[ignore = "stress: five seconds of hopping"]
+fn stress_inv02_hopping_threads_lose_no_update_by_any_method() {
+    let lock = &LgLock::new(|_| (0_u64, 0_u64));
+    let (cpus, until) = (&allowed_cpus(), deadline());
+    let end = lock.capacity();
+    let (moved, so_far) = (&AtomicU64::new(0), &AtomicU64::new(0));
+    let enough = || so_far.load(Relaxed) > 10_000 && (cpus.len() == 1 || moved.load(Relaxed) > 0);
+    let want: u64 = thread::scope(|s| {
+        let threads: Vec<_> = (0..8_u64)
+            .map(|id| {
+                s.spawn(move || {
+                    let mut dice = Dice::new(id);
+                    let mut added = 0;
+                    while goes_on(until, enough) {
+                        let before = added;
+                        pin_to(&[cpus[dice.roll(cpus.len())]]);
+                        for _ in 0..100 {
+                            let cpu = CpuId::new(dice.roll(end) as u32);
+                            added += match dice.roll(64) {
+                                0 => {
+                                    let mut all = lock.global().unwrap();
+                                    all.iter_mut().for_each(|(_, both)| add(both));
+                                    end as u64
+                                }
+                                1 => {
+                                    let other = CpuId::new(dice.roll(end) as u32);
+                                    match lock.pair(cpu, other) {
+                                        Ok(mut pair) => {
+                                            let (a, b) = pair.get_mut();
+                                            add(a);
+                                            add(b);
+                                            2
+                                        }
+                                        Err(error) => {
+                                            assert_eq!(error, LockError::SameSlot(cpu));
+                                            0
                                         }
                                     }
-                                    2..8 => {
-                                        add(&mut lock.local_on(cpu).unwrap());
-                                        1
+                                }
+                                2..8 => {
+                                    add(&mut lock.local_on(cpu).unwrap());
+                                    1
+                                }
+                                8 => {
+                                    let mut guard = lock.local().unwrap();
+                                    pin_to(cpus); // anywhere
+                                    pin_to(&[cpus[dice.roll(cpus.len())]]);
+                                    if percpu::current_cpu() != guard.cpu() {
+                                        moved.fetch_add(1, Relaxed);
                                     }
-                                    8 => {
-                                        let mut guard = lock.local().unwrap();
-                                        pin_to(cpus); // anywhere
-                                        pin_to(&[cpus[dice.roll(cpus.len())]]);
-                                        if percpu::current_cpu() != guard.cpu() {
-                                            moved.fetch_add(1, Relaxed);
-                                        }
+                                    add(&mut guard);
+                                    1
+                                }
+                                9..12 => match lock.try_local() {
+                                    Ok(mut guard) => {
                                         add(&mut guard);
                                         1
                                     }
-                                    9..12 => match lock.try_local() {
-                                        Ok(mut guard) => {
-                                            add(&mut guard);
-                                            1
-                                        }
-                                        Err(error) => {
-                                            assert_eq!(error, LockError::WouldBlock);
-                                            0
-                                        }
-                                    },
-                                    _ => {
-                                        add(&mut lock.local().unwrap());
-                                        1
+                                    Err(error) => {
+                                        assert_eq!(error, LockError::WouldBlock);
+                                        0
                                     }
-                                };
-                            }
-                            so_far.fetch_add(added - before, Relaxed);
+                                },
+                                _ => {
+                                    add(&mut lock.local().unwrap());
+                                    1
+                                }
+                            };
                         }
-                        added
-                    })
+                        so_far.fetch_add(added - before, Relaxed);
+                    }
+                    added
                 })
-                .collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
-        });
-        let all = lock.global().unwrap();
-        assert!(all.iter().all(|(_, (first, second))| first == second));
-        let got: u64 = all.iter().map(|(_, (first, _))| *first).sum();
-        println!("{want} additions, {moved:?} guards unlocked on another CPU, {lock:?}");
-        assert_eq!(got, want);
-        assert!(want > 10_000);
-        assert!(cpus.len() == 1 || moved.load(Relaxed) > 0);
-    }
-
-    /// Threads without an id (their area given back) among others that have one.
-    #[test]
-    #[ignore = "stress: five seconds of hopping"]
-    fn stress_inv02_threads_without_an_id_lose_no_update() {
-        let lock = &Lock::new(|_| 0_u64);
-        let (until, so_far) = (deadline(), &AtomicU64::new(0));
-        let want: u64 = thread::scope(|s| {
-            let threads: Vec<_> = (0..4)
-                .map(|id| {
-                    s.spawn(move || {
-                        if id % 2 == 0 {
-                            take_id();
-                        }
-                        let mut added = 0;
-                        while goes_on(until, || so_far.load(Relaxed) > 1_000) {
-                            *lock.local().unwrap() += 1;
-                            added += 1;
-                            if added % 64 == 0 {
-                                so_far.fetch_add(64, Relaxed);
-                            }
-                        }
-                        added
-                    })
-                })
-                .collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
-        });
-        let got: u64 = lock.global().unwrap().iter().map(|(_, n)| *n).sum();
-        assert_eq!(got, want);
-        assert!(want > 1_000);
-    }
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    let all = lock.global().unwrap();
+    assert!(all.iter().all(|(_, (first, second))| first == second));
+    let got: u64 = all.iter().map(|(_, (first, _))| *first).sum();
+    println!("{want} additions, {moved:?} guards unlocked on another CPU, {lock:?}");
+    assert_eq!(got, want);
+    assert!(want > 10_000);
+    assert!(cpus.len() == 1 || moved.load(Relaxed) > 0);
 }
 
-/// In the plain kind a thread may hold more than one guard, in ascending order; in the other order
+/// Threads without an id (their area given back) among others that have one.
+#[test]
+#[ignore = "stress: five seconds of hopping"]
+fn stress_inv02_threads_without_an_id_lose_no_update() {
+    let lock = &LgLock::new(|_| 0_u64);
+    let (until, so_far) = (deadline(), &AtomicU64::new(0));
+    let want: u64 = thread::scope(|s| {
+        let threads: Vec<_> = (0..4)
+            .map(|id| {
+                s.spawn(move || {
+                    if id % 2 == 0 {
+                        take_id();
+                    }
+                    let mut added = 0;
+                    while goes_on(until, || so_far.load(Relaxed) > 1_000) {
+                        *lock.local().unwrap() += 1;
+                        added += 1;
+                        if added % 64 == 0 {
+                            so_far.fetch_add(64, Relaxed);
+                        }
+                    }
+                    added
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    let got: u64 = lock.global().unwrap().iter().map(|(_, n)| *n).sum();
+    assert_eq!(got, want);
+    assert!(want > 1_000);
+}
+
+/// A thread may hold more than one guard, in ascending order; in the other order
 /// it is refused where it would have to wait, and so are two that would wait for each other.
 #[test]
-fn plain_a_thread_that_holds_a_later_slot_is_not_left_waiting_for_an_earlier_one() {
+fn a_thread_that_holds_a_later_slot_is_not_left_waiting_for_an_earlier_one() {
     let lock = LgLock::new(|_| 0);
     if lock.capacity() < 2 {
         return;
@@ -526,8 +504,6 @@ fn send_and_sync_are_as_the_page_says() {
 
     send::<LgLock<OnlySend>>();
     sync::<LgLock<OnlySend>>();
-    send::<BiasedLgLock<OnlySend>>();
-    sync::<BiasedLgLock<OnlySend>>();
     sync::<LocalGuard<'_, u8>>();
     sync::<PairGuard<'_, u8>>();
     sync::<GlobalGuard<'_, u8>>();
@@ -549,7 +525,6 @@ fn send_and_sync_are_as_the_page_says() {
     type OnlySync = std::sync::MutexGuard<'static, u8>;
     is_not!(LgLock<OnlySync>: Send);
     is_not!(LgLock<OnlySync>: Sync);
-    is_not!(BiasedLgLock<OnlySync>: Sync);
     is_not!(LocalGuard<'static, u8>: Send);
     is_not!(LocalGuard<'static, OnlySend>: Sync);
     is_not!(PairGuard<'static, u8>: Send);

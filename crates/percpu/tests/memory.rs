@@ -10,7 +10,7 @@ use std::thread;
 
 use percpu::cache::{NodeCache, NodeHint, NodeStats, Preload};
 use percpu::rcu::{self, Atomic, Owned};
-use percpu::{AllocError, BiasedLgLock, CpuId, LgLock, LimitedCounter, PerCpu, PerCpuCounter};
+use percpu::{AllocError, CpuId, LgLock, LimitedCounter, PerCpu, PerCpuCounter};
 use percpu::{PercpuRef, ReadWriteGate, ReinitRefused};
 
 /// The system's allocator, which counts the calling thread's calls and may refuse it.
@@ -196,21 +196,18 @@ fn counters_allocate_when_made_and_never_after() {
 
 #[test]
 fn locks_gates_and_references_allocate_when_made_and_never_after() {
-    let plain = LgLock::new(|_| 0_u64);
-    let biased = BiasedLgLock::new(|_| 0_u64);
+    let lock = LgLock::new(|_| 0_u64);
     let gate = ReadWriteGate::new(0_u64).unwrap();
     let refs = PercpuRef::new(|| ()).unwrap();
-    let (first, last) = (CpuId::new(0), CpuId::new(plain.capacity() as u32 - 1));
+    let (first, last) = (CpuId::new(0), CpuId::new(lock.capacity() as u32 - 1));
     let (calls, ()) = calls(|| {
         for _ in 0..100 {
-            *plain.local().unwrap() += 1;
-            *plain.local_on(last).unwrap() += 1;
-            *biased.local().unwrap() += 1;
-            *biased.local_on(last).unwrap() += 1;
+            *lock.local().unwrap() += 1;
+            *lock.local_on(last).unwrap() += 1;
             if first != last {
-                drop((plain.pair(last, first).unwrap(), biased.pair(last, first).unwrap()));
+                drop(lock.pair(last, first).unwrap());
             }
-            drop((plain.global().unwrap(), biased.global().unwrap()));
+            drop(lock.global().unwrap());
             assert_eq!(*gate.read().unwrap(), *gate.try_read().unwrap());
             let mut writer = gate.write().unwrap();
             *writer += 1;
@@ -272,10 +269,9 @@ fn what_cannot_be_allocated_is_said() {
     REFUSED_FROM.set(1 << 20);
     let nodes = NodeCache::<u8>::try_new(1 << 20).err();
     REFUSED_FROM.set(128);
-    let plain = LgLock::<u8>::try_new(|_| unreachable!("not called")).err();
-    let biased = BiasedLgLock::<u8>::try_new(|_| unreachable!("not called")).err();
+    let lock = LgLock::<u8>::try_new(|_| unreachable!("not called")).err();
     REFUSED_FROM.set(usize::MAX);
-    let errors: [Option<AllocError>; 4] = [slots, nodes, plain, biased];
+    let errors: [Option<AllocError>; 3] = [slots, nodes, lock];
     assert!(errors.iter().all(Option::is_some), "{errors:?}");
     assert_eq!(errors[0].unwrap().errno(), libc::ENOMEM);
 

@@ -1,7 +1,6 @@
 //! What a locked slot, a pair and all slots look like to their holder.
 //!
-//! The same types for both kinds of lock: what differs is the word that the [`Hold`] gives back.
-//! None is `Send`, since the word holds the thread's id; a shared one shares `&T`.
+//! None is `Send`, since the slot holds the thread's id; a shared one shares `&T`.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -82,7 +81,7 @@ impl<T: fmt::Debug> fmt::Debug for LocalGuard<'_, T> {
 #[must_use = "the slots are unlocked when the guard drops"]
 pub struct PairGuard<'a, T> {
     slots: (&'a Slot<T>, &'a Slot<T>),
-    _holds: (Hold<'a>, Option<Hold<'a>>),
+    _holds: (Hold<'a>, Hold<'a>),
     _not_send: NotSend,
 }
 
@@ -96,7 +95,7 @@ impl<'a, T> PairGuard<'a, T> {
     /// may; and the slots are different.
     pub(super) unsafe fn new(
         slots: (&'a Slot<T>, &'a Slot<T>),
-        holds: (Hold<'a>, Option<Hold<'a>>),
+        holds: (Hold<'a>, Hold<'a>),
     ) -> Self {
         Self { slots, _holds: holds, _not_send: PhantomData }
     }
@@ -139,8 +138,6 @@ impl<T: fmt::Debug> fmt::Debug for PairGuard<'_, T> {
 #[must_use = "the slots are unlocked when the guard drops"]
 pub struct GlobalGuard<'a, T> {
     slots: &'a [Slot<T>],
-    /// What stands for all slots; without it each has its own word.
-    gate: Option<Hold<'a>>,
     _not_send: NotSend,
 }
 
@@ -150,10 +147,9 @@ unsafe impl<T: Sync> Sync for GlobalGuard<'_, T> {}
 impl<'a, T> GlobalGuard<'a, T> {
     /// # Safety
     ///
-    /// The calling thread may use the values of `slots`, and nobody else may, as long as `gate`
-    /// lives. Without it: the words of all `slots` are the thread's, and the guard's to release.
-    pub(super) unsafe fn new(slots: &'a [Slot<T>], gate: Option<Hold<'a>>) -> Self {
-        Self { slots, gate, _not_send: PhantomData }
+    /// The calling thread took the words of all `slots`, and leaves it to the guard to release them.
+    pub(super) unsafe fn new(slots: &'a [Slot<T>]) -> Self {
+        Self { slots, _not_send: PhantomData }
     }
 
     /// How many slots there are.
@@ -193,11 +189,9 @@ impl<'a, T> GlobalGuard<'a, T> {
 
 impl<T> Drop for GlobalGuard<'_, T> {
     fn drop(&mut self) {
-        if self.gate.is_none() {
-            for slot in self.slots {
-                // SAFETY: see `new`: the word is this thread's, for the guard to release.
-                drop(unsafe { Hold::of(slot) });
-            }
+        for slot in self.slots {
+            // SAFETY: see `new`: the word is this thread's, for the guard to release.
+            drop(unsafe { Hold::new(slot) });
         }
     }
 }

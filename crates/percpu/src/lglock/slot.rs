@@ -2,7 +2,7 @@
 
 use crate::cpu::CpuId;
 use crate::error::AllocError;
-use crate::park::{Parker, Wake};
+use crate::park::Parker;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
 #[cfg(any(offlock_loom, offlock_shuttle))]
@@ -19,7 +19,7 @@ pub(super) const HELD: u64 = 1;
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(super) struct Slot<T> {
-    /// [`HELD`], or 0. Unused while a lock is biased, as is `owner`.
+    /// [`HELD`], or 0.
     pub(super) word: AtomicU64,
     /// The id of the thread that holds the slot, but for its first and last instructions there.
     pub(super) owner: AtomicU64,
@@ -47,7 +47,7 @@ impl<T> Slot<T> {
             Self {
                 word: AtomicU64::new(0),
                 owner: AtomicU64::new(0),
-                parker: Parker::new(Wake::One),
+                parker: Parker::new(),
                 cpu,
                 value: UnsafeCell::new(init(cpu)),
             }
@@ -79,12 +79,11 @@ impl<T> Slot<T> {
     }
 }
 
-/// The right that a word stands for; gives it back on drop.
+/// The right to a slot; gives it back on drop.
 #[derive(Debug)]
 pub(super) struct Hold<'a> {
     word: &'a AtomicU64,
-    /// Where the owner's id is, if it is not the word itself.
-    owner: Option<&'a AtomicU64>,
+    owner: &'a AtomicU64,
     parker: &'a Parker,
     /// For a planted bug: the CPU that was locked, and the word of a model's other one.
     #[cfg(any(offlock_loom, offlock_shuttle))]
@@ -94,31 +93,17 @@ pub(super) struct Hold<'a> {
 impl<'a> Hold<'a> {
     /// # Safety
     ///
-    /// The calling thread has stored its id in `word`, has no other `Hold` of it, and keeps this
-    /// one to itself; who waits for the word waits at `parker`.
-    #[inline(always)]
-    pub(super) unsafe fn new(word: &'a AtomicU64, parker: &'a Parker) -> Self {
-        Self {
-            word,
-            owner: None,
-            parker,
-            #[cfg(any(offlock_loom, offlock_shuttle))]
-            other: None,
-        }
-    }
-
-    /// The right to a slot of a plain lock.
-    ///
-    /// # Safety
-    ///
     /// The calling thread has taken the slot's word and stored its id as the owner, has no other
     /// `Hold` of it, and keeps this one to itself.
     #[inline(always)]
-    pub(super) unsafe fn of<T>(slot: &'a Slot<T>) -> Self {
-        // SAFETY: the caller's.
-        let mut hold = unsafe { Self::new(&slot.word, &slot.parker) };
-        hold.owner = Some(&slot.owner);
-        hold
+    pub(super) unsafe fn new<T>(slot: &'a Slot<T>) -> Self {
+        Self {
+            word: &slot.word,
+            owner: &slot.owner,
+            parker: &slot.parker,
+            #[cfg(any(offlock_loom, offlock_shuttle))]
+            other: None,
+        }
     }
 
     /// The word to release: always the one that was locked, but for a planted bug.
@@ -145,15 +130,12 @@ impl<'a> Hold<'a> {
 impl Drop for Hold<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        if let Some(owner) = self.owner {
-            // Ordering: Relaxed; only its own thread looks for its id.
-            owner.store(0, Ordering::Relaxed);
-        }
+        // Ordering: Relaxed; only its own thread looks for its id.
+        self.owner.store(0, Ordering::Relaxed);
         let release =
             if mutant("lglock-unlock-is-relaxed") { Ordering::Relaxed } else { Ordering::Release };
-        // Ordering: Release pairs with the Acquire of whoever takes the word next: `try_take` in
-        // `plain`, the section of `claim` and `try_close` in `biased`; and of `close_for` there, which
-        // waits for a slot to be free. It carries the slot's value.
+        // Ordering: Release pairs with the Acquire in `try_take`, by which the next holder takes the
+        // word. It carries the slot's value.
         self.word().store(0, release);
         self.parker.released();
     }
@@ -162,7 +144,7 @@ impl Drop for Hold<'_> {
 #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
 mod tests {
     use super::*;
-    use crate::lglock::{BiasedLgLock, LgLock};
+    use crate::lglock::LgLock;
     use crate::sync::cpu;
 
     /// Whatever the size of the value, and with what an unlock looks at on the line of the word.
@@ -182,11 +164,10 @@ mod tests {
         check::<Vec<u8>>();
     }
 
-    /// Small values cost one line; the gate of the biased kind has one to itself.
+    /// Small values cost one line.
     #[test]
     fn sizes() {
         assert_eq!(size_of::<Slot<[u64; 9]>>(), 128);
-        assert_eq!((size_of::<BiasedLgLock<u8>>(), align_of::<BiasedLgLock<u8>>()), (128, 128));
         assert!(size_of::<LgLock<u8>>() <= 32);
     }
 }

@@ -73,17 +73,6 @@ pub(super) fn add_within(
     })
 }
 
-pub(super) fn claim(gate: &AtomicU64, words: &Words, owner: u64) -> Result<CpuId, Refused> {
-    section(gate, 0, words, |cpu, word| {
-        // Ordering: Acquire, which is what a load is on x86_64: it pairs with the unlock's Release.
-        if word.load(Ordering::Acquire) != 0 {
-            return Err(Refused::Busy);
-        }
-        word.store(owner, Ordering::Release);
-        Ok(cpu)
-    })
-}
-
 pub(super) fn swap(gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused> {
     section(gate, 0, words, |cpu, word| {
         let old = word.load(Ordering::Relaxed);

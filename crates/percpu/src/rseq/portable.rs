@@ -30,12 +30,6 @@ pub(super) fn add_within(_: &AtomicU64, _: &Words, _: i64, _: i64) -> Result<Cpu
     Err(Refused::NoCpu)
 }
 
-#[inline(always)]
-pub(super) fn claim(_: &AtomicU64, _: &Words, _: u64) -> Result<CpuId, Refused> {
-    Err(Refused::NoCpu)
-}
-
-#[inline(always)]
 pub(super) fn swap(_: &AtomicU64, _: &Words, _: u64) -> Result<(CpuId, u64), Refused> {
     Err(Refused::NoCpu)
 }

@@ -47,7 +47,7 @@ pub(crate) enum Refused {
         expect(dead_code, reason = "without sections there is no gate to refuse by")
     )]
     Closed,
-    /// [`add_within`]: the sum would leave the bound. [`claim`]: the word was not 0.
+    /// [`add_within`]: the sum would leave the bound.
     Busy,
 }
 
@@ -88,12 +88,6 @@ pub(crate) fn add_within(
     bound: i64,
 ) -> Result<CpuId, Refused> {
     imp::add_within(gate, words, delta, bound)
-}
-
-/// Stores `owner` in this CPU's word if that is 0.
-#[inline(always)]
-pub(crate) fn claim(gate: &AtomicU64, words: &Words, owner: u64) -> Result<CpuId, Refused> {
-    imp::claim(gate, words, owner)
 }
 
 /// Stores `new` in this CPU's word and returns what was there.

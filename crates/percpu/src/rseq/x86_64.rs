@@ -299,12 +299,6 @@ pub(super) fn add_within(
     armed().ok_or(Refused::NoCpu)?.add_within(gate, words, delta, bound)
 }
 
-#[inline(always)]
-pub(super) fn claim(gate: &AtomicU64, words: &Words, owner: u64) -> Result<CpuId, Refused> {
-    armed().ok_or(Refused::NoCpu)?.claim(gate, words, owner)
-}
-
-#[inline(always)]
 pub(super) fn swap(gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused> {
     armed().ok_or(Refused::NoCpu)?.swap(gate, words, new)
 }

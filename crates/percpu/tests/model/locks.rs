@@ -1,8 +1,7 @@
-//! The gate and the two locks, from one thread: what is given, and what is refused and why.
+//! The gate and the lock, from one thread: what is given, and what is refused and why.
 
 use percpu::lglock::{GlobalGuard, LocalGuard, PairGuard};
-use percpu::{BiasedLgLock, CpuId, GateError, LgLock, LockError, Sections, capabilities};
-use percpu::{ReadGuard, ReadWriteGate, WriteGuard};
+use percpu::{CpuId, GateError, LgLock, LockError, ReadGuard, ReadWriteGate, WriteGuard};
 
 /// Guards held at a time, at most.
 const MOST: usize = 8;
@@ -56,11 +55,10 @@ impl<'a> Gate<'a> {
     }
 }
 
-/// What one call locked, by the gate of a biased lock or not.
+/// What one call locked.
 struct Held<'a> {
     guard: Guard<'a>,
     slots: Vec<usize>,
-    by_gate: bool,
 }
 
 enum Guard<'a> {
@@ -98,114 +96,101 @@ impl Guard<'_> {
     }
 }
 
-/// Expands to the model of one kind; `gated` says whether other slots are behind a gate.
-macro_rules! model {
-    ($name:ident, $lock:ident, $gated:expr) => {
-        pub(super) struct $name<'a> {
-            lock: &'a $lock<u64>,
-            values: Vec<u64>,
-            held: Vec<Held<'a>>,
-            gated: bool,
-        }
-
-        impl<'a> $name<'a> {
-            pub(super) fn new(lock: &'a $lock<u64>) -> Self {
-                let values = vec![0; lock.capacity()];
-                Self { lock, values, held: Vec::new(), gated: $gated }
-            }
-
-            pub(super) fn step(&mut self, what: u8, a: CpuId, b: CpuId) {
-                if self.held.len() == MOST {
-                    self.held.clear();
-                }
-                let tries = what % 2 == 0;
-                match what / 2 % 5 {
-                    0 => self.local(tries),
-                    1 => {
-                        let got =
-                            if tries { self.lock.try_local_on(a) } else { self.lock.local_on(a) };
-                        self.took(got.map(Guard::Local), self.refusal(&[a]), &[a.index()]);
-                    }
-                    2 => {
-                        let got =
-                            if tries { self.lock.try_pair(a, b) } else { self.lock.pair(a, b) };
-                        let slots = [a.index(), b.index()];
-                        self.took(got.map(Guard::Pair), self.refusal(&[a, b]), &slots);
-                    }
-                    3 => {
-                        let got = if tries { self.lock.try_global() } else { self.lock.global() };
-                        let slots: Vec<usize> = (0..self.values.len()).collect();
-                        let cpus: Vec<CpuId> =
-                            slots.iter().map(|&slot| CpuId::new(slot as u32)).collect();
-                        let refused = self.busy(&cpus);
-                        self.took(got.map(Guard::Global), refused, &slots);
-                    }
-                    _ if self.held.is_empty() => {}
-                    _ => drop(self.held.swap_remove(a.index() % self.held.len())),
-                }
-                assert!(self.held.iter().all(|held| held.guard.sees(&self.values)));
-            }
-
-            /// The slot of whichever CPU we are on: known once it was taken.
-            fn local(&mut self, tries: bool) {
-                let got = if tries { self.lock.try_local() } else { self.lock.local() };
-                match got {
-                    Ok(mut guard) => {
-                        let slot = guard.cpu().index();
-                        assert_eq!(self.busy(&[guard.cpu()]), None);
-                        *guard += 1;
-                        self.values[slot] += 1;
-                        let guard = Guard::Local(guard);
-                        self.held.push(Held { guard, slots: vec![slot], by_gate: false });
-                    }
-                    Err(error) => {
-                        assert_eq!((error, self.held.is_empty()), (LockError::Deadlock, false));
-                    }
-                }
-            }
-
-            /// Why slots that were named are refused, if they are.
-            fn refusal(&self, cpus: &[CpuId]) -> Option<LockError> {
-                let beyond = |cpu: &&CpuId| cpu.index() >= self.values.len();
-                if let Some(&cpu) = cpus.iter().find(beyond) {
-                    return Some(LockError::NoSuchCpu(cpu));
-                }
-                match cpus {
-                    [a, b] if a == b => Some(LockError::SameSlot(*a)),
-                    _ => self.busy(cpus),
-                }
-            }
-
-            fn busy(&self, cpus: &[CpuId]) -> Option<LockError> {
-                let ours = |held: &Held<'_>| {
-                    held.by_gate || cpus.iter().any(|cpu| held.slots.contains(&cpu.index()))
-                };
-                self.held.iter().any(ours).then_some(LockError::Deadlock)
-            }
-
-            fn took(
-                &mut self,
-                got: Result<Guard<'a>, LockError>,
-                refused: Option<LockError>,
-                slots: &[usize],
-            ) {
-                assert_eq!(got.as_ref().err().copied(), refused, "{slots:?}");
-                if let Ok(mut guard) = got {
-                    guard.add();
-                    slots.iter().for_each(|&slot| self.values[slot] += 1);
-                    self.held.push(Held { guard, slots: slots.to_vec(), by_gate: self.gated });
-                }
-            }
-
-            /// Gives all back, and looks whether every slot got what was added to it.
-            pub(super) fn end(mut self) {
-                self.held.clear();
-                let all = self.lock.global().expect("nothing is held");
-                assert!(all.iter().map(|(_, value)| value).eq(&self.values));
-            }
-        }
-    };
+/// The model of a lock.
+pub(super) struct Locks<'a> {
+    lock: &'a LgLock<u64>,
+    values: Vec<u64>,
+    held: Vec<Held<'a>>,
 }
 
-model!(Plain, LgLock, false);
-model!(Biased, BiasedLgLock, capabilities().sections == Sections::InUse);
+impl<'a> Locks<'a> {
+    pub(super) fn new(lock: &'a LgLock<u64>) -> Self {
+        let values = vec![0; lock.capacity()];
+        Self { lock, values, held: Vec::new() }
+    }
+
+    pub(super) fn step(&mut self, what: u8, a: CpuId, b: CpuId) {
+        if self.held.len() == MOST {
+            self.held.clear();
+        }
+        let tries = what.is_multiple_of(2);
+        match what / 2 % 5 {
+            0 => self.local(tries),
+            1 => {
+                let got = if tries { self.lock.try_local_on(a) } else { self.lock.local_on(a) };
+                self.took(got.map(Guard::Local), self.refusal(&[a]), &[a.index()]);
+            }
+            2 => {
+                let got = if tries { self.lock.try_pair(a, b) } else { self.lock.pair(a, b) };
+                let slots = [a.index(), b.index()];
+                self.took(got.map(Guard::Pair), self.refusal(&[a, b]), &slots);
+            }
+            3 => {
+                let got = if tries { self.lock.try_global() } else { self.lock.global() };
+                let slots: Vec<usize> = (0..self.values.len()).collect();
+                let cpus: Vec<CpuId> = slots.iter().map(|&slot| CpuId::new(slot as u32)).collect();
+                let refused = self.busy(&cpus);
+                self.took(got.map(Guard::Global), refused, &slots);
+            }
+            _ if self.held.is_empty() => {}
+            _ => drop(self.held.swap_remove(a.index() % self.held.len())),
+        }
+        assert!(self.held.iter().all(|held| held.guard.sees(&self.values)));
+    }
+
+    /// The slot of whichever CPU we are on: known once it was taken.
+    fn local(&mut self, tries: bool) {
+        let got = if tries { self.lock.try_local() } else { self.lock.local() };
+        match got {
+            Ok(mut guard) => {
+                let slot = guard.cpu().index();
+                assert_eq!(self.busy(&[guard.cpu()]), None);
+                *guard += 1;
+                self.values[slot] += 1;
+                let guard = Guard::Local(guard);
+                self.held.push(Held { guard, slots: vec![slot] });
+            }
+            Err(error) => {
+                assert_eq!((error, self.held.is_empty()), (LockError::Deadlock, false));
+            }
+        }
+    }
+
+    /// Why slots that were named are refused, if they are.
+    fn refusal(&self, cpus: &[CpuId]) -> Option<LockError> {
+        let beyond = |cpu: &&CpuId| cpu.index() >= self.values.len();
+        if let Some(&cpu) = cpus.iter().find(beyond) {
+            return Some(LockError::NoSuchCpu(cpu));
+        }
+        match cpus {
+            [a, b] if a == b => Some(LockError::SameSlot(*a)),
+            _ => self.busy(cpus),
+        }
+    }
+
+    fn busy(&self, cpus: &[CpuId]) -> Option<LockError> {
+        let ours = |held: &Held<'_>| cpus.iter().any(|cpu| held.slots.contains(&cpu.index()));
+        self.held.iter().any(ours).then_some(LockError::Deadlock)
+    }
+
+    fn took(
+        &mut self,
+        got: Result<Guard<'a>, LockError>,
+        refused: Option<LockError>,
+        slots: &[usize],
+    ) {
+        assert_eq!(got.as_ref().err().copied(), refused, "{slots:?}");
+        if let Ok(mut guard) = got {
+            guard.add();
+            slots.iter().for_each(|&slot| self.values[slot] += 1);
+            self.held.push(Held { guard, slots: slots.to_vec() });
+        }
+    }
+
+    /// Gives all back, and looks whether every slot got what was added to it.
+    pub(super) fn end(mut self) {
+        self.held.clear();
+        let all = self.lock.global().expect("nothing is held");
+        assert!(all.iter().map(|(_, value)| value).eq(&self.values));
+    }
+}

@@ -7,10 +7,10 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use percpu::cache::{NodeCache, Preload};
-use percpu::{BiasedLgLock, CpuId, LgLock, LimitError, LimitedCounter, PerCpuCounter};
+use percpu::{CpuId, LgLock, LimitError, LimitedCounter, PerCpuCounter};
 use percpu::{ReadWriteGate, topology};
 
-use self::locks::{Biased, Gate, Plain};
+use self::locks::{Gate, Locks};
 use self::readers::Readers;
 use self::references::{References, Released};
 
@@ -34,8 +34,8 @@ pub(crate) fn run(input: &[u8]) -> usize {
     let released = Released::default();
     let refs = released.counted();
     let mut references = References::new(&refs, &released);
-    let (plain, biased) = (LgLock::default(), BiasedLgLock::default());
-    let (mut plain, mut biased) = (Plain::new(&plain), Biased::new(&biased));
+    let lock = LgLock::default();
+    let mut locks = Locks::new(&lock);
     let behind = ReadWriteGate::new(0).unwrap();
     let mut gate = Gate::new(&behind);
     let mut readers = Readers::default();
@@ -49,8 +49,7 @@ pub(crate) fn run(input: &[u8]) -> usize {
             what @ 10..=15 => caching.nodes((what - 10) % 4, a),
             what @ 16..=19 => references.step(what - 16, a),
             what @ 20..=24 => gate.step(what - 20, a),
-            25..=27 => plain.step(a, cpu(b), cpu(c)),
-            28..=29 => biased.step(a, cpu(b), cpu(c)),
+            25..=29 => locks.step(a, cpu(b), cpu(c)),
             what => readers.step(what - 30, a),
         }
         counting.check();
@@ -58,8 +57,7 @@ pub(crate) fn run(input: &[u8]) -> usize {
     }
     references.end();
     readers.end();
-    plain.end();
-    biased.end();
+    locks.end();
     drop(gate);
     drop(caching);
     assert_eq!(live.get(), 0, "a node was lost, or dropped twice");

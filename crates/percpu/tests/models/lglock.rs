@@ -1,4 +1,4 @@
-//! The local-global locks.
+//! The local-global lock.
 //!
 //! The value is an atomic that is read and written in two steps, so that only the lock makes the
 //! total right (shuttle sees that); and every use of a guard goes through a checked cell, so that
@@ -6,13 +6,12 @@
 //! deadlocks.
 
 use percpu::CpuId;
-use percpu::lglock::{BiasedLgLock, LgLock, LockError};
+use percpu::lglock::{LgLock, LockError};
 use percpu::sync::atomic::{AtomicU64, Ordering};
-use percpu::sync::virtual_cpu::{both_modes, set_current, take_id};
+use percpu::sync::virtual_cpu::set_current;
 use percpu::sync::{Arc, model, thread};
 
-type Plain = LgLock<AtomicU64>;
-type Biased = BiasedLgLock<AtomicU64>;
+type Lock = LgLock<AtomicU64>;
 
 const ZERO: CpuId = CpuId::new(0);
 const ONE: CpuId = CpuId::new(1);
@@ -48,158 +47,120 @@ fn totals<L: IntoIterator<Item = (CpuId, AtomicU64)>>(lock: Arc<L>) -> [u64; 2] 
     totals
 }
 
-/// What a thread does with the lock: the same for both kinds.
-macro_rules! operations {
-    ($kind:ident, $lock:ty) => {
-        mod $kind {
-            use super::*;
+fn make() -> Lock {
+    Lock::new(|_| AtomicU64::new(0))
+}
 
-            pub(super) fn make() -> $lock {
-                <$lock>::new(|_| AtomicU64::new(0))
-            }
+fn local(lock: &Lock) {
+    add(&*lock.local().unwrap());
+}
 
-            pub(super) fn local(lock: &$lock) {
-                add(&*lock.local().unwrap());
-            }
+/// From the other CPU than where a thread starts.
+fn remote(lock: &Lock) {
+    set_current(ONE);
+    add(&*lock.local_on(ZERO).unwrap());
+}
 
-            /// From the other CPU than where a thread starts.
-            pub(super) fn remote(lock: &$lock) {
-                set_current(ONE);
-                add(&*lock.local_on(ZERO).unwrap());
-            }
+fn pair(lock: &Lock) {
+    let both = lock.pair(ZERO, ONE).unwrap();
+    add(both.get().0);
+    add(both.get().1);
+}
 
-            pub(super) fn pair(lock: &$lock) {
-                let both = lock.pair(ZERO, ONE).unwrap();
-                add(both.get().0);
-                add(both.get().1);
-            }
+fn pair_backwards(lock: &Lock) {
+    let mut both = lock.pair(ONE, ZERO).unwrap();
+    assert_eq!(both.cpus(), (ONE, ZERO));
+    add(both.get_mut().1);
+    add(both.get_mut().0);
+}
 
-            pub(super) fn pair_backwards(lock: &$lock) {
-                let mut both = lock.pair(ONE, ZERO).unwrap();
-                assert_eq!(both.cpus(), (ONE, ZERO));
-                add(both.get_mut().1);
-                add(both.get_mut().0);
-            }
+fn global(lock: &Lock) {
+    set_current(ONE);
+    for (_, value) in &mut lock.global().unwrap() {
+        add(value);
+    }
+}
 
-            pub(super) fn global(lock: &$lock) {
-                set_current(ONE);
-                for (_, value) in &mut lock.global().unwrap() {
-                    add(value);
-                }
-            }
+/// Locks on CPU 0 and unlocks on CPU 1.
+fn migrate(lock: &Lock) {
+    let guard = lock.local().unwrap();
+    assert_eq!(guard.cpu(), ZERO);
+    set_current(ONE);
+    add(&guard);
+    drop(guard);
+    // Free is what was locked, and only that.
+    if let Ok(guard) = lock.try_local_on(ONE) {
+        assert_eq!(guard.cpu(), ONE);
+    }
+}
 
-            /// Locks on CPU 0 and unlocks on CPU 1.
-            pub(super) fn migrate(lock: &$lock) {
-                let guard = lock.local().unwrap();
-                assert_eq!(guard.cpu(), ZERO);
-                set_current(ONE);
-                add(&guard);
-                drop(guard);
-                // Free is what was locked, and only that.
-                if let Ok(guard) = lock.try_local_on(ONE) {
-                    assert_eq!(guard.cpu(), ONE);
-                }
-            }
-
-            /// Takes what it can get without waiting, and says whether it did.
-            pub(super) fn try_local(lock: &$lock) -> bool {
-                match lock.try_local() {
-                    Ok(guard) => {
-                        add(&guard);
-                        true
-                    }
-                    Err(error) => {
-                        assert_eq!(error, LockError::WouldBlock);
-                        false
-                    }
-                }
-            }
-
-            pub(super) fn try_global(lock: &$lock) -> bool {
-                match lock.try_global() {
-                    Ok(guard) => {
-                        guard.iter().for_each(|(_, value)| add(value));
-                        true
-                    }
-                    Err(error) => {
-                        assert_eq!(error, LockError::WouldBlock);
-                        false
-                    }
-                }
-            }
+/// Takes what it can get without waiting, and says whether it did.
+fn try_local(lock: &Lock) -> bool {
+    match lock.try_local() {
+        Ok(guard) => {
+            add(&guard);
+            true
         }
-    };
+        Err(error) => {
+            assert_eq!(error, LockError::WouldBlock);
+            false
+        }
+    }
 }
 
-operations!(plain, Plain);
-operations!(biased, Biased);
-
-#[test]
-fn plain_two_locals_exclude_each_other_on_a_slot() {
-    model(|| assert_eq!(two!(plain::make(), plain::local, plain::local), [2, 0]));
-}
-
-/// Without sections a biased lock is a plain one, so the two run the same models.
-#[test]
-fn biased_two_locals_exclude_each_other_on_a_slot() {
-    both_modes(|| assert_eq!(two!(biased::make(), biased::local, biased::local), [2, 0]));
-}
-
-#[test]
-fn plain_local_and_local_on_exclude_each_other() {
-    model(|| assert_eq!(two!(plain::make(), plain::local, plain::remote), [2, 0]));
-}
-
-#[test]
-fn biased_local_and_local_on_exclude_each_other() {
-    both_modes(|| assert_eq!(two!(biased::make(), biased::local, biased::remote), [2, 0]));
+fn try_global(lock: &Lock) -> bool {
+    match lock.try_global() {
+        Ok(guard) => {
+            guard.iter().for_each(|(_, value)| add(value));
+            true
+        }
+        Err(error) => {
+            assert_eq!(error, LockError::WouldBlock);
+            false
+        }
+    }
 }
 
 #[test]
-fn plain_local_and_global_exclude_each_other() {
-    model(|| assert_eq!(two!(plain::make(), plain::local, plain::global), [2, 1]));
+fn two_locals_exclude_each_other_on_a_slot() {
+    model(|| assert_eq!(two!(make(), local, local), [2, 0]));
 }
 
 #[test]
-fn biased_local_and_global_exclude_each_other() {
-    both_modes(|| assert_eq!(two!(biased::make(), biased::local, biased::global), [2, 1]));
+fn local_and_local_on_exclude_each_other() {
+    model(|| assert_eq!(two!(make(), local, remote), [2, 0]));
 }
 
 #[test]
-fn plain_pairs_named_in_opposite_order_do_not_deadlock() {
-    model(|| assert_eq!(two!(plain::make(), plain::pair, plain::pair_backwards), [2, 2]));
+fn local_and_global_exclude_each_other() {
+    model(|| assert_eq!(two!(make(), local, global), [2, 1]));
 }
 
 #[test]
-fn biased_pairs_named_in_opposite_order_do_not_deadlock() {
-    both_modes(|| assert_eq!(two!(biased::make(), biased::pair, biased::pair_backwards), [2, 2]));
+fn pairs_named_in_opposite_order_do_not_deadlock() {
+    model(|| assert_eq!(two!(make(), pair, pair_backwards), [2, 2]));
 }
 
 #[test]
-fn plain_globals_exclude_each_other() {
-    model(|| assert_eq!(two!(plain::make(), plain::global, plain::global), [2, 2]));
+fn globals_exclude_each_other() {
+    model(|| assert_eq!(two!(make(), global, global), [2, 2]));
 }
 
 #[test]
-fn biased_globals_exclude_each_other() {
-    both_modes(|| assert_eq!(two!(biased::make(), biased::global, biased::global), [2, 2]));
-}
-
-#[test]
-fn plain_global_and_a_pair_exclude_each_other() {
-    model(|| assert_eq!(two!(plain::make(), plain::global, plain::pair_backwards), [2, 2]));
+fn global_and_a_pair_exclude_each_other() {
+    model(|| assert_eq!(two!(make(), global, pair_backwards), [2, 2]));
 }
 
 /// As many slots as were asked for, on a machine that has another number of CPUs.
 #[test]
-fn plain_a_single_slot_excludes_and_a_third_is_one_more() {
+fn a_single_slot_excludes_and_a_third_is_one_more() {
     model(|| {
         let lock = LgLock::try_with_slots(1, |_| AtomicU64::new(0)).unwrap();
-        assert_eq!(two!(lock, plain::local, plain::remote), [2, 0]);
+        assert_eq!(two!(lock, local, remote), [2, 0]);
     });
     model(|| {
         let lock = Arc::new(LgLock::try_with_slots(3, |_| AtomicU64::new(0)).unwrap());
-        let third = |lock: &Plain| add(&lock.local_on(CpuId::new(2)).unwrap());
+        let third = |lock: &Lock| add(&lock.local_on(CpuId::new(2)).unwrap());
         let other = thread::spawn({
             let lock = Arc::clone(&lock);
             move || third(&lock)
@@ -214,14 +175,14 @@ fn plain_a_single_slot_excludes_and_a_third_is_one_more() {
 
 /// Three for one slot: whoever is woken wakes the next.
 #[test]
-fn plain_three_on_one_slot_all_get_it() {
+fn three_on_one_slot_all_get_it() {
     model(|| {
-        let lock = Arc::new(plain::make());
-        let others = [plain::local, plain::remote].map(|other| {
+        let lock = Arc::new(make());
+        let others = [local, remote].map(|other| {
             let lock = Arc::clone(&lock);
             thread::spawn(move || other(&lock))
         });
-        plain::local(&lock);
+        local(&lock);
         for other in others {
             other.join().unwrap();
         }
@@ -229,71 +190,24 @@ fn plain_three_on_one_slot_all_get_it() {
     });
 }
 
-/// A guard is dropped while one thread waits for the slot and another for all of them.
 #[test]
-fn biased_a_local_and_a_global_both_wait_for_a_guard() {
-    both_modes(|| {
-        let lock = Arc::new(biased::make());
-        let guard = lock.local().unwrap();
-        let others = [biased::local, biased::global].map(|other| {
-            let lock = Arc::clone(&lock);
-            thread::spawn(move || other(&lock))
-        });
-        add(&guard);
-        if cfg!(offlock_shuttle) {
-            (0..30).for_each(|_| thread::yield_now()); // chance alone rarely lets both wait
-        }
-        drop(guard);
-        for other in others {
-            other.join().unwrap();
-        }
-        assert_eq!(totals(lock), [3, 1]);
-    });
-}
-
-#[test]
-fn inv02_plain_a_guard_unlocks_its_slot_after_a_migration() {
-    model(|| assert_eq!(two!(plain::make(), plain::migrate, plain::local), [2, 0]));
-}
-
-#[test]
-fn inv02_biased_a_guard_unlocks_its_slot_after_a_migration() {
-    both_modes(|| assert_eq!(two!(biased::make(), biased::migrate, biased::local), [2, 0]));
+fn inv02_a_guard_unlocks_its_slot_after_a_migration() {
+    model(|| assert_eq!(two!(make(), migrate, local), [2, 0]));
 }
 
 /// Locked on CPU 0, unlocked on CPU 1, while CPU 1's slot is locked by its own.
 #[test]
 fn inv02_a_migrated_guard_leaves_the_slot_of_its_new_cpu_alone() {
-    fn on_one(lock: &Plain) {
+    fn on_one(lock: &Lock) {
         set_current(ONE);
-        plain::local(lock);
-        plain::local(lock);
+        local(lock);
+        local(lock);
     }
-    fn on_one_biased(lock: &Biased) {
-        set_current(ONE);
-        biased::local(lock);
-        biased::local(lock);
+    fn twice(lock: &Lock) {
+        migrate(lock);
+        local(lock);
     }
-    fn twice(lock: &Plain) {
-        plain::migrate(lock);
-        plain::local(lock);
-    }
-    fn twice_biased(lock: &Biased) {
-        biased::migrate(lock);
-        biased::local(lock);
-    }
-    model(|| assert_eq!(two!(plain::make(), twice, on_one), [1, 3]));
-    both_modes(|| assert_eq!(two!(biased::make(), twice_biased, on_one_biased), [1, 3]));
-}
-
-/// A thread that has no rseq id gets its slot from behind the gate.
-#[test]
-fn biased_a_foreign_thread_excludes_and_is_excluded() {
-    fn foreign(lock: &Biased) {
-        take_id();
-        biased::local(lock);
-    }
-    both_modes(|| assert_eq!(two!(biased::make(), biased::local, foreign), [2, 0]));
+    model(|| assert_eq!(two!(make(), twice, on_one), [1, 3]));
 }
 
 /// `try_` takes a slot or says that another thread has it, and never hangs.
@@ -312,19 +226,17 @@ fn try_takes_it_or_says_that_it_would_block() {
         other.join().unwrap();
         assert_eq!(totals(lock), [1 + u64::from(got), u64::from(got && all)]);
     }
-    model(|| beside(plain::make, plain::local, plain::try_global, true));
-    both_modes(|| beside(biased::make, biased::local, biased::try_global, true));
-    both_modes(|| beside(biased::make, biased::remote, biased::try_local, false));
-    model(|| beside(plain::make, plain::remote, plain::try_local, false));
+    model(|| beside(make, local, try_global, true));
+    model(|| beside(make, remote, try_local, false));
 }
 
-/// A thread that would have to wait while it holds what another waits for is refused: here both
+/// A thread that would have to wait for a slot before one that it holds is refused: here both threads
 /// hold a slot and want the other's, or everything.
 #[test]
 fn holders_are_refused_rather_than_left_waiting_for_each_other() {
-    both_modes(|| {
-        let lock = Arc::new(biased::make());
-        let greedy = |lock: &Biased, cpu: CpuId, other: CpuId| {
+    model(|| {
+        let lock = Arc::new(make());
+        let greedy = |lock: &Lock, cpu: CpuId, other: CpuId| {
             set_current(cpu);
             let _mine = lock.local_on(cpu).unwrap();
             match lock.local_on(other) {
@@ -343,62 +255,17 @@ fn holders_are_refused_rather_than_left_waiting_for_each_other() {
     });
 }
 
-/// The same with slots taken by sections: each holder is refused, or waits for one who goes on.
-#[test]
-fn biased_section_holders_are_refused_rather_than_left_waiting() {
-    both_modes(|| {
-        let lock = Arc::new(biased::make());
-        let other = thread::spawn({
-            let lock = Arc::clone(&lock);
-            move || {
-                set_current(ONE);
-                let mine = lock.local().unwrap();
-                let refused = lock.local_on(ZERO).map(drop);
-                assert!(matches!(refused, Ok(()) | Err(LockError::Deadlock)));
-                drop(mine);
-            }
-        });
-        let mine = lock.local().unwrap();
-        set_current(ONE); // moved: this CPU's slot is the other thread's
-        let refused = lock.local().map(drop);
-        assert!(matches!(refused, Ok(()) | Err(LockError::Deadlock)));
-        drop(mine);
-        other.join().unwrap();
-        assert!(lock.try_global().is_ok(), "everything is free again");
-    });
-}
-
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    (
-        "lglock-foreign-thread-takes-a-word",
-        "lglock::biased_a_foreign_thread_excludes_and_is_excluded",
-    ),
-    ("lglock-gate-does-not-wait-for-a-slot", "lglock::biased_local_and_global_exclude_each_other"),
-    ("lglock-gate-skips-heavy-rseq", "lglock::biased_local_and_local_on_exclude_each_other"),
-    ("lglock-lock-is-relaxed", "lglock::plain_two_locals_exclude_each_other_on_a_slot"),
-    (
-        "lglock-pair-in-argument-order",
-        "lglock::plain_pairs_named_in_opposite_order_do_not_deadlock",
-    ),
-    (
-        "lglock-unlock-asks-for-the-cpu",
-        "lglock::inv02_plain_a_guard_unlocks_its_slot_after_a_migration",
-    ),
-    (
-        "lglock-unlock-asks-for-the-cpu",
-        "lglock::inv02_biased_a_guard_unlocks_its_slot_after_a_migration",
-    ),
-    ("lglock-unlock-changes-nothing", "lglock::plain_two_locals_exclude_each_other_on_a_slot"),
-    ("lglock-unlock-changes-nothing", "lglock::biased_local_and_global_exclude_each_other"),
-    ("lglock-unlock-ignores-waiters", "lglock::plain_two_locals_exclude_each_other_on_a_slot"),
-    ("lglock-unlock-ignores-waiters", "lglock::biased_local_and_global_exclude_each_other"),
-    ("lglock-unlock-is-relaxed", "lglock::plain_two_locals_exclude_each_other_on_a_slot"),
-    ("lglock-unlock-is-relaxed", "lglock::biased_two_locals_exclude_each_other_on_a_slot"),
-    ("lglock-waiter-looks-too-late", "lglock::plain_two_locals_exclude_each_other_on_a_slot"),
-    ("lglock-waiter-skips-heavy", "lglock::plain_two_locals_exclude_each_other_on_a_slot"),
-    ("lglock-waiter-skips-the-check", "lglock::plain_two_locals_exclude_each_other_on_a_slot"),
-    ("lglock-wakes-one-of-many", "lglock::biased_a_local_and_a_global_both_wait_for_a_guard"),
+    ("lglock-lock-is-relaxed", "lglock::two_locals_exclude_each_other_on_a_slot"),
+    ("lglock-pair-in-argument-order", "lglock::pairs_named_in_opposite_order_do_not_deadlock"),
+    ("lglock-unlock-asks-for-the-cpu", "lglock::inv02_a_guard_unlocks_its_slot_after_a_migration"),
+    ("lglock-unlock-changes-nothing", "lglock::two_locals_exclude_each_other_on_a_slot"),
+    ("lglock-unlock-ignores-waiters", "lglock::two_locals_exclude_each_other_on_a_slot"),
+    ("lglock-unlock-is-relaxed", "lglock::two_locals_exclude_each_other_on_a_slot"),
+    ("lglock-waiter-looks-too-late", "lglock::two_locals_exclude_each_other_on_a_slot"),
+    ("lglock-waiter-skips-heavy", "lglock::two_locals_exclude_each_other_on_a_slot"),
+    ("lglock-waiter-skips-the-check", "lglock::two_locals_exclude_each_other_on_a_slot"),
 ];
 
 /// Of these, what only loom can see.

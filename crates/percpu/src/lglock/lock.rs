@@ -1,4 +1,4 @@
-//! The plain kind: a word per slot, taken by compare-exchange from any CPU.
+//! The lock: a word per slot, taken by one exchange from any CPU.
 
 use std::fmt;
 
@@ -16,10 +16,8 @@ use super::slot::{HELD, Hold, Slot};
 /// A value per CPU, each under a lock of its own; any thread may lock any of them, or all.
 ///
 /// For data that one CPU uses nearly always and others sometimes: a slot costs one
-/// compare-exchange on a line that no other CPU has, wherever the caller runs, and
-/// [`global`](Self::global) one per slot. Where the others come only at a reconfiguration,
-/// [`BiasedLgLock`](super::BiasedLgLock) is several times cheaper (`cargo bench --bench percpu`,
-/// rows P4).
+/// exchange on a line that no other CPU has, wherever the caller runs, and
+/// [`global`](Self::global) one per slot (`cargo bench --bench percpu`, rows P4).
 ///
 /// ```
 /// use percpu::lglock::{LgLock, LockError};
@@ -50,7 +48,7 @@ use super::slot::{HELD, Hold, Slot};
 /// ```
 pub struct LgLock<T> {
     /// One for every CPU below `cpu::possible()`, unless made by `try_with_slots`.
-    pub(super) slots: Box<[Slot<T>]>,
+    slots: Box<[Slot<T>]>,
 }
 
 impl<T> LgLock<T> {
@@ -199,7 +197,7 @@ impl<T> LgLock<T> {
         let low = self.lock(low, mode)?;
         let high = self.lock(high, mode)?;
         // SAFETY: `lock` took both, and `two_slots` made sure that they are two.
-        Ok(unsafe { PairGuard::new((a, b), (low.into_hold(), Some(high.into_hold()))) })
+        Ok(unsafe { PairGuard::new((a, b), (low.into_hold(), high.into_hold())) })
     }
 
     /// Locks every slot, in ascending order. Blocks while another thread holds one of them.
@@ -233,12 +231,12 @@ impl<T> LgLock<T> {
     }
 
     #[inline(always)]
-    pub(super) fn slot(&self, cpu: CpuId) -> Result<&Slot<T>, LockError> {
+    fn slot(&self, cpu: CpuId) -> Result<&Slot<T>, LockError> {
         self.slots.get(cpu.index()).ok_or(LockError::NoSuchCpu(cpu))
     }
 
     /// The slots of two different CPUs.
-    pub(super) fn two_slots(&self, a: CpuId, b: CpuId) -> Result<(&Slot<T>, &Slot<T>), LockError> {
+    fn two_slots(&self, a: CpuId, b: CpuId) -> Result<(&Slot<T>, &Slot<T>), LockError> {
         let slots = (self.slot(a)?, self.slot(b)?);
         if a == b { Err(LockError::SameSlot(a)) } else { Ok(slots) }
     }
@@ -256,7 +254,7 @@ impl<T> LgLock<T> {
     #[inline(always)]
     unsafe fn guard<'a>(&'a self, slot: &'a Slot<T>) -> LocalGuard<'a, T> {
         // SAFETY: the caller's: there is no other `Hold`.
-        let hold = unsafe { Hold::of(slot) };
+        let hold = unsafe { Hold::new(slot) };
         #[cfg(any(offlock_loom, offlock_shuttle))]
         let hold = match self.slots.get(slot.cpu.index() ^ 1) {
             Some(other) => hold.beside(slot.cpu, &other.word),
@@ -268,13 +266,13 @@ impl<T> LgLock<T> {
 
     fn lock_all(&self, mode: Mode) -> Result<GlobalGuard<'_, T>, LockError> {
         // SAFETY: a guard of no slots.
-        let mut guard = unsafe { GlobalGuard::new(&self.slots[..0], None) };
+        let mut guard = unsafe { GlobalGuard::new(&self.slots[..0]) };
         for (index, slot) in self.slots.iter().enumerate() {
             self.take(slot, mode)?; // else the guard releases those before
             std::mem::forget(guard);
             // SAFETY: `take` took this slot, and a turn before it each of the others; the guard
             // that had those is gone without releasing them.
-            guard = unsafe { GlobalGuard::new(&self.slots[..=index], None) };
+            guard = unsafe { GlobalGuard::new(&self.slots[..=index]) };
         }
         Ok(guard)
     }
