@@ -46,7 +46,7 @@
 //! |---|---|
 //! | reads, and each step of a walk | nobody: wait-free. A load for each six bits of the largest index; no fence, and no store but the guard's, to the thread's own line |
 //! | a [`CtxRef`]: taken, cloned, dropped | nobody: wait-free on this CPU's words. The first to a context or its 63 neighbours takes the lock and allocates their counts; the last of a removed context drops it |
-//! | [`CtxTable::remove`] | lock-free. Every thousandth or so reclaims what others removed, and one after a pause takes the lock; with a quota, so does one in some hundred, and more near the limit ([`LimitedCounter`](percpu::LimitedCounter)) |
+//! | [`CtxTable::remove`] | lock-free. Every thousandth or so reclaims what others removed, and one after a pause takes the lock. With a quota, all inserts and removals write one cache line |
 //! | whatever else changes a table or an array | writers for each other: a short lock, under which no code of the caller's runs, nor a drop |
 //! | what is said to wait (`wait`, `flush`, `close_all`) | for readers: a grace period; and until references are gone |
 //!

@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 
 use percpu::rcu::SynchronizeError;
-use percpu::{AllocError, Forked, LimitError};
+use percpu::{AllocError, Forked};
 
 /// Why an id leads to nothing. Maps to `EINVAL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -276,15 +276,6 @@ impl From<AllocError> for InsertRefused {
 impl From<Forked> for InsertRefused {
     fn from(error: Forked) -> Self {
         Self::Forked(error)
-    }
-}
-
-impl From<LimitError> for InsertRefused {
-    fn from(error: LimitError) -> Self {
-        match error {
-            LimitError::Forked(forked) => Self::Forked(forked),
-            _ => Self::Quota,
-        }
     }
 }
 

@@ -1,25 +1,32 @@
-//! How much the live contexts of a table may be together.
+//! How many contexts a table may hold, and how much they may weigh together.
 //!
-//! Both limits are [`LimitedCounter`]s: exact at the limit, and per CPU away from it. A context
-//! counts from before it is published until it is removed, whether or not somebody still uses it: so
-//! a removal and a new context never meet a quota that is not full.
+//! Each limit is one atomic, which only a table with that limit has. A context counts from before it
+//! is published until it is removed, whether or not a reader still uses it: so an insert that follows
+//! a removal finds the room of the removed context.
 
-use percpu::{AllocError, Forked, LimitError, LimitedCounter};
+use crossbeam_utils::CachePadded;
+use percpu::AllocError;
+use percpu::alloc::try_box;
+use percpu::sync::atomic::{AtomicU64, Ordering};
+use percpu::sync::mutant;
 
 use super::error::InsertRefused;
-use percpu::alloc::try_box;
 
-/// The limits of a table; boxed, so that one without limits is small.
+/// The limits of a table; boxed, so that a table without limits is small.
 #[derive(Debug, Default)]
 pub(super) struct Quota {
-    contexts: Option<Box<LimitedCounter>>,
-    weight: Option<Box<Weight>>,
+    contexts: Option<Box<Limit>>,
+    weight: Option<Box<Limit>>,
 }
 
+/// A sum that never exceeds its limit. On a cache line of its own.
 #[derive(Debug)]
-struct Weight {
-    counter: LimitedCounter,
-    limit: u64,
+struct Limit(CachePadded<Counted>);
+
+#[derive(Debug)]
+struct Counted {
+    used: AtomicU64,
+    most: u64,
 }
 
 /// What the live contexts of a table are together. From [`CtxTable::usage`](super::CtxTable::usage).
@@ -33,15 +40,60 @@ pub struct Usage {
     pub weight: Option<u64>,
 }
 
+impl Limit {
+    fn try_new(most: u64) -> Result<Box<Self>, AllocError> {
+        let counted = Counted { used: AtomicU64::new(0), most };
+        try_box(Self(CachePadded::new(counted))).map_err(|_| AllocError::new())
+    }
+
+    /// Adds `n` if the sum stays within the limit. Lock-free.
+    ///
+    /// Never adds first and takes back after: an addition that does not fit would keep another one
+    /// from the room that there is.
+    fn try_add(&self, n: u64) -> bool {
+        let Counted { used, most } = &*self.0;
+        if mutant("quota-adds-and-takes-back") {
+            let fits = used.fetch_add(n, Ordering::Acquire) + n <= *most;
+            if !fits {
+                used.fetch_sub(n, Ordering::Release);
+            }
+            return fits;
+        }
+        // Ordering: Relaxed; the exchange checks the value.
+        let mut seen = used.load(Ordering::Relaxed);
+        while n <= most - seen {
+            if mutant("quota-adds-in-two-steps") {
+                used.store(seen + n, Ordering::Relaxed);
+                return true;
+            }
+            // Ordering: Acquire on success pairs with the Release in `sub`: what happened before a
+            // removal is visible to the insert that takes its room. Relaxed on failure: nothing is
+            // used but the value.
+            match used.compare_exchange_weak(seen, seen + n, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(now) => seen = now,
+            }
+        }
+        false
+    }
+
+    /// Takes back `n` of what was added. Wait-free.
+    fn sub(&self, n: u64) {
+        // Ordering: Release pairs with the Acquire in `try_add`.
+        let before = self.0.used.fetch_sub(n, Ordering::Release);
+        debug_assert!(n <= before, "{n} taken back of {before}");
+    }
+
+    fn used(&self) -> u64 {
+        // Ordering: Relaxed; a statistic.
+        self.0.used.load(Ordering::Relaxed)
+    }
+}
+
 impl Quota {
     pub(super) fn try_new(contexts: Option<u64>, weight: Option<u64>) -> Result<Self, AllocError> {
-        fn boxed<T>(value: T) -> Result<Box<T>, AllocError> {
-            try_box(value).map_err(|_| AllocError::new())
-        }
-        let counter = |limit| LimitedCounter::try_new(limit);
-        let contexts = contexts.map(|limit| boxed(counter(limit)?)).transpose()?;
-        let weighted = |limit| boxed(Weight { counter: counter(limit)?, limit });
-        Ok(Self { contexts, weight: weight.map(weighted).transpose()? })
+        let contexts = contexts.map(Limit::try_new).transpose()?;
+        Ok(Self { contexts, weight: weight.map(Limit::try_new).transpose()? })
     }
 
     #[inline(always)]
@@ -53,22 +105,21 @@ impl Quota {
         self.weight.is_some()
     }
 
-    /// Counts one more context, or nothing. Size, then quota.
+    /// Counts one more context, or nothing. Checks its own weight first, then the quota.
+    ///
+    /// In a table with both limits, an insert that is refused for the sum of weights holds one of the
+    /// contexts' places until it returns.
     #[inline]
     pub(super) fn take(&self, weight: u64) -> Result<(), InsertRefused> {
-        if let Some(limited) = &self.weight {
-            if weight > limited.limit {
-                return Err(InsertRefused::TooHeavy);
-            }
+        if self.weight.as_ref().is_some_and(|limit| weight > limit.0.most) {
+            return Err(InsertRefused::TooHeavy);
         }
-        if let Some(contexts) = &self.contexts {
-            contexts.try_add(1)?;
+        if self.contexts.as_ref().is_some_and(|limit| !limit.try_add(1)) {
+            return Err(InsertRefused::Quota);
         }
-        if let Some(limited) = &self.weight {
-            if let Err(error) = limited.counter.try_add(weight) {
-                self.give_back_context();
-                return Err(error.into());
-            }
+        if self.weight.as_ref().is_some_and(|limit| !limit.try_add(weight)) {
+            self.give_back_context();
+            return Err(InsertRefused::Quota);
         }
         Ok(())
     }
@@ -77,32 +128,20 @@ impl Quota {
     #[inline]
     pub(super) fn give_back(&self, weight: u64) {
         self.give_back_context();
-        if let Some(limited) = &self.weight {
-            given_back(limited.counter.try_sub(weight));
+        if let Some(limit) = &self.weight {
+            limit.sub(weight);
         }
     }
 
     fn give_back_context(&self) {
-        if let Some(contexts) = &self.contexts {
-            given_back(contexts.try_sub(1));
+        if let Some(limit) = &self.contexts {
+            limit.sub(1);
         }
     }
 
     /// The number of contexts, if it is limited; and the sum of weights, if that is.
-    pub(super) fn usage(&self) -> Result<(Option<u64>, Option<u64>), Forked> {
-        let value = |counter: &LimitedCounter| match counter.value() {
-            Ok(value) => Ok(value),
-            Err(LimitError::Forked(forked)) => Err(forked),
-            Err(_) => Ok(0), // a value is within its limits
-        };
-        let contexts = self.contexts.as_deref().map(value).transpose()?;
-        let weight = self.weight.as_ref().map(|limited| value(&limited.counter)).transpose()?;
-        Ok((contexts, weight))
+    pub(super) fn usage(&self) -> (Option<u64>, Option<u64>) {
+        let used = |limit: &Option<Box<Limit>>| limit.as_ref().map(|limit| limit.used());
+        (used(&self.contexts), used(&self.weight))
     }
-}
-
-/// What was added can be taken back, but for a fork child that lost the counter's lock: there it
-/// stays added.
-fn given_back(result: Result<(), LimitError>) {
-    debug_assert!(matches!(result, Ok(()) | Err(LimitError::Forked(_))), "{result:?}");
 }

@@ -61,7 +61,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// [`Forked`] in a fork child whose parent's other thread held a lock of the table's.
     pub fn usage(&self) -> Result<Usage, Forked> {
         let core = self.core();
-        let (contexts, weight) = core.quota.usage()?;
+        let (contexts, weight) = core.quota.usage();
         let contexts = match contexts {
             Some(contexts) => contexts,
             // Ordering: Relaxed; a statistic.

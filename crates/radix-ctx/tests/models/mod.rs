@@ -5,6 +5,7 @@
 //! each is caught.
 
 mod mutants;
+mod quota;
 mod table;
 mod table_refs;
 mod xarray;

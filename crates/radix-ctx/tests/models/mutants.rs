@@ -2,10 +2,10 @@
 
 use percpu::sync::planted::Planted;
 
-use super::{table, table_refs, xarray};
+use super::{quota, table, table_refs, xarray};
 
 const PLANTED: Planted = Planted {
-    mutants: &[table::MUTANTS, table_refs::MUTANTS, xarray::MUTANTS],
+    mutants: &[quota::MUTANTS, table::MUTANTS, table_refs::MUTANTS, xarray::MUTANTS],
     loom_only: &[table::LOOM_ONLY, table_refs::LOOM_ONLY, xarray::LOOM_ONLY],
     root: env!("CARGO_MANIFEST_DIR"),
     dirs: &["src", "src/table", "src/tree", "src/xarray", "tests/models"],
