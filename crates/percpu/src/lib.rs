@@ -18,7 +18,7 @@
 //!
 //! | to | there is | cheap | dear |
 //! |---|---|---|---|
-//! | count | [`PerCpuCounter`], [`LimitedCounter`] | add | exact sum, last units below a limit |
+//! | count | [`PerCpuCounter`] | add | exact sum |
 //! | keep alive until the last user | [`PercpuRef`] | get, put | kill |
 //! | own a part, sometimes the whole | [`LgLock`] | the own CPU's slot | all slots |
 //! | read much, write seldom, in place | [`ReadWriteGate`] | read | write |
@@ -63,16 +63,15 @@
 //! |---|---|---|
 //! | [`PerCpu`], [`LgLock`], [`cache`] | ends like `Box::new` ([`handle_alloc_error`](std::alloc::handle_alloc_error)) | [`AllocError`] |
 //! | [`PercpuRef`], [`ReadWriteGate`] | [`NewError`] with what it was given | |
-//! | [`LimitedCounter`] | works, slowly | [`AllocError`] |
 //! | [`PerCpuCounter`] | allocates nothing; its first add may find nothing and works, slowly | [`reserve`](PerCpuCounter::reserve): [`AllocError`] |
 //!
 //! - *A guard is forgotten* (`mem::forget`): what it held stays held, for ever; nothing is unsound.
 //! - *A thread ends inside a guard*: slots belong to CPUs, so nothing dangles; a guard in a
 //!   thread-local variable releases when that is destroyed.
 //! - *A callback or a closure panics*: no lock is left held; the item says who sees the panic.
-//! - *The process forks*: [`PerCpuCounter`] and references go on in the child. Locks, the gate,
-//!   [`LimitedCounter`] and the kill of a reference go on too, and where they would have to wait for a
-//!   thread that does not exist there they give [`Forked`] ([`fork`]); [`rcu`] has its own rules. If
+//! - *The process forks*: [`PerCpuCounter`] and references go on in the child. Locks, the gate and
+//!   the kill of a reference go on too, and where they would have to wait for a thread that does not
+//!   exist there they give [`Forked`] ([`fork`]); [`rcu`] has its own rules. If
 //!   another thread was in the first use of this crate at the moment of the fork, the child may wait
 //!   for it for ever: call [`capabilities`] before. A `vfork` child must not call anything here.
 //! - *A signal handler* may add to a counter that was used before, get or put a reference of a live
@@ -102,7 +101,6 @@ pub mod fence;
 pub mod fork;
 mod gate;
 pub mod lglock;
-mod limited;
 mod park;
 pub mod rcu;
 mod refcount;
@@ -123,7 +121,6 @@ pub use self::cpulist::{CpuList, CpuListError, CpuListIter};
 pub use self::error::{AllocError, Forked, NewError};
 pub use self::gate::{GateError, ReadGuard, ReadWriteGate, WriteGuard};
 pub use self::lglock::{LgLock, LockError};
-pub use self::limited::{LimitError, LimitedCounter};
 #[doc(hidden)]
 pub use self::refcount::RefBlock;
 pub use self::refcount::{

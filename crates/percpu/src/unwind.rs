@@ -11,7 +11,7 @@
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 
-use crate::{LgLock, LimitedCounter, PerCpuCounter, PercpuRef, ReadWriteGate};
+use crate::{LgLock, PerCpuCounter, PercpuRef, ReadWriteGate};
 
 macro_rules! unwind_safe {
     ($([$($generics:tt)*] $type:ty;)*) => {$(
@@ -22,7 +22,6 @@ macro_rules! unwind_safe {
 
 unwind_safe! {
     [] PerCpuCounter;
-    [] LimitedCounter;
     [] PercpuRef;
     [T] ReadWriteGate<T>;
     [T] LgLock<T>;

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicI64, AtomicU8, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use percpu::{LgLock, LimitedCounter, PerCpu, PerCpuCounter, PercpuRef, ReadWriteGate};
+use percpu::{LgLock, PerCpu, PerCpuCounter, PercpuRef, ReadWriteGate};
 use percpu::{capabilities, online, rcu, topology};
 
 use no_id::take_id;
@@ -74,7 +74,6 @@ const FIRST_USES: &[(&str, fn())] = &[
     ("slots", || assert_eq!(*PerCpu::new(|_| 7).local(), 7)),
     ("sum", || _ = BYTES.sum()),
     ("fold_offline", || _ = BYTES.fold_offline().unwrap()),
-    ("limited counter", || LimitedCounter::new(5).try_add(3).unwrap()),
     ("many counters", || {
         // Enough for the pool to grow, under its lock, and to take them back.
         let counters: Vec<_> = (0..20_000).map(|_| PerCpuCounter::new()).collect();

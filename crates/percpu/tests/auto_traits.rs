@@ -10,9 +10,8 @@ use std::sync::MutexGuard;
 use percpu::fence::Strategy;
 use percpu::slots::{IntoIter, Iter, IterMut};
 use percpu::{
-    AllocError, Backend, Capabilities, CpuId, CpuList, CpuListError, CpuListIter, Forked,
-    LimitError, LimitedCounter, NodeId, PerCpu, PerCpuCounter, RseqState, RseqUnavailable,
-    Sections, Source, Topology,
+    AllocError, Backend, Capabilities, CpuId, CpuList, CpuListError, CpuListIter, Forked, NodeId,
+    PerCpu, PerCpuCounter, RseqState, RseqUnavailable, Sections, Source, Topology,
 };
 
 /// `none::<T>` names one function only if `T` has none of the traits.
@@ -55,13 +54,11 @@ fn facts_are_plain_values_on_every_thread() {
     everywhere::<CpuListError>();
     everywhere::<AllocError>();
     everywhere::<Forked>();
-    everywhere::<LimitError>();
 }
 
 #[test]
 fn counters_are_shared() {
     everywhere::<PerCpuCounter>();
-    everywhere::<LimitedCounter>();
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use percpu::cache::{NodeCache, Preload};
-use percpu::{CpuId, LgLock, LimitError, LimitedCounter, PerCpuCounter};
+use percpu::{CpuId, LgLock, PerCpuCounter};
 use percpu::{ReadWriteGate, topology};
 
 use self::locks::{Gate, Locks};
@@ -25,10 +25,9 @@ mod references;
 /// Panics if an operation's answer is not the model's.
 pub(crate) fn run(input: &[u8]) -> usize {
     let mut input = Input(input);
-    let [batch, limit, nodes, _] = input.array();
+    let [batch, _, nodes, _] = input.array();
     let counter = PerCpuCounter::with_batch(u32::from(batch));
     let mut counting = Counting { counter, sum: 0 };
-    let mut limited = Limited::new(u64::from(limit) << (limit % 5 * 9));
     let live = Rc::new(Cell::new(0));
     let mut caching = Caching::new(usize::from(nodes % 9), &live);
     let released = Released::default();
@@ -44,8 +43,7 @@ pub(crate) fn run(input: &[u8]) -> usize {
         let [what, a, b, c] = input.array();
         let amount = amount(b, c);
         match what % 32 {
-            what @ 0..=4 => counting.step(what, a, amount),
-            what @ 5..=9 => limited.step(what - 5, amount),
+            what @ 0..=9 => counting.step(what % 5, a, amount),
             what @ 10..=15 => caching.nodes((what - 10) % 4, a),
             what @ 16..=19 => references.step(what - 16, a),
             what @ 20..=24 => gate.step(what - 20, a),
@@ -61,7 +59,6 @@ pub(crate) fn run(input: &[u8]) -> usize {
     drop(gate);
     drop(caching);
     assert_eq!(live.get(), 0, "a node was lost, or dropped twice");
-    limited.check();
     steps
 }
 
@@ -121,50 +118,6 @@ impl Parts for PerCpuCounter {
             self.increment();
         }
         *sum = sum.wrapping_add(i64::from(self.batch()));
-    }
-}
-
-struct Limited {
-    counter: LimitedCounter,
-    value: u64,
-    limit: u64,
-}
-
-impl Limited {
-    fn new(limit: u64) -> Self {
-        Self { counter: LimitedCounter::new(limit), value: 0, limit }
-    }
-
-    fn step(&mut self, what: u8, n: u64) {
-        match what {
-            0 | 1 => {
-                let fits = n == 0 || self.value.checked_add(n).is_some_and(|sum| sum <= self.limit);
-                let want = if fits { Ok(()) } else { Err(LimitError::LimitReached) };
-                assert_eq!(
-                    self.counter.try_add(n),
-                    want,
-                    "{n} on {} of {}",
-                    self.value,
-                    self.limit
-                );
-                self.value += if fits { n } else { 0 };
-            }
-            2 | 3 => {
-                let want = if n <= self.value { Ok(()) } else { Err(LimitError::BelowZero) };
-                assert_eq!(self.counter.try_sub(n), want, "{n} from {}", self.value);
-                self.value -= if n <= self.value { n } else { 0 };
-            }
-            _ if n.is_multiple_of(2) => self.check(),
-            _ => {
-                self.counter.set_limit(n).unwrap();
-                self.limit = n;
-            }
-        }
-    }
-
-    fn check(&self) {
-        assert_eq!(self.counter.value(), Ok(self.value));
-        assert_eq!(self.counter.limit(), Ok(self.limit));
     }
 }
 

@@ -10,7 +10,6 @@ mod facade;
 mod fence;
 mod gate;
 mod lglock;
-mod limited;
 mod mutants;
 mod rcu;
 mod ref_block;

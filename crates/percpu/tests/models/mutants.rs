@@ -2,9 +2,7 @@
 
 use percpu::sync::planted::Planted;
 
-use super::{
-    cache, counter, facade, fence, gate, lglock, limited, rcu, ref_block, refcount, word_lock,
-};
+use super::{cache, counter, facade, fence, gate, lglock, rcu, ref_block, refcount, word_lock};
 
 const PLANTED: Planted = Planted {
     mutants: &[
@@ -14,7 +12,6 @@ const PLANTED: Planted = Planted {
         fence::MUTANTS,
         gate::MUTANTS,
         lglock::MUTANTS,
-        limited::MUTANTS,
         rcu::MUTANTS,
         ref_block::MUTANTS,
         refcount::MUTANTS,
@@ -26,7 +23,6 @@ const PLANTED: Planted = Planted {
         fence::LOOM_ONLY,
         gate::LOOM_ONLY,
         lglock::LOOM_ONLY,
-        limited::LOOM_ONLY,
         rcu::LOOM_ONLY,
         ref_block::LOOM_ONLY,
         refcount::LOOM_ONLY,
