@@ -53,7 +53,7 @@ const FAMILIES: [Family; 9] = [
     Family { name: "P5 P6 pin", depends_on_rseq: true, run: pin::run },
     Family { name: "P5 read", depends_on_rseq: false, run: pin::run_read },
     Family { name: "P7 reclaim", depends_on_rseq: false, run: reclaim::run },
-    Family { name: "gate and caches", depends_on_rseq: true, run: gate::run },
+    Family { name: "gate", depends_on_rseq: true, run: gate::run },
 ];
 
 /// What `--only` can ask for beside the families.

@@ -24,7 +24,6 @@
 //! | read much, write seldom, in place | [`ReadWriteGate`] | read | write |
 //! | read much, replace seldom | [`rcu`] | pin, load | waiting for readers |
 //! | order two sides | [`fence`] | [`light`](fence::light) | [`heavy`](fence::heavy) |
-//! | avoid allocation | [`cache`] | take, put | |
 //! | spread anything else | [`PerCpu`], [`current_cpu`], [`topology()`] | the own slot | all slots |
 //!
 //! What that costs, against what a program would use instead: `cargo bench --bench percpu` (rows P2
@@ -61,7 +60,7 @@
 //!
 //! | out of memory | `new` | `try_new` |
 //! |---|---|---|
-//! | [`PerCpu`], [`LgLock`], [`cache`] | ends like `Box::new` ([`handle_alloc_error`](std::alloc::handle_alloc_error)) | [`AllocError`] |
+//! | [`PerCpu`], [`LgLock`] | ends like `Box::new` ([`handle_alloc_error`](std::alloc::handle_alloc_error)) | [`AllocError`] |
 //! | [`PercpuRef`], [`ReadWriteGate`] | [`NewError`] with what it was given | |
 //! | [`PerCpuCounter`] | allocates nothing; its first add may find nothing and works, slowly | [`reserve`](PerCpuCounter::reserve): [`AllocError`] |
 //!
@@ -87,7 +86,6 @@ extern crate self as percpu;
 
 #[doc(hidden)]
 pub mod alloc;
-pub mod cache;
 mod capabilities;
 /// What the unit tests share with those in `tests/`.
 #[cfg(all(test, not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu))))]

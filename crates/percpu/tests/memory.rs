@@ -1,14 +1,12 @@
-//! The crate and the allocator: nothing is allocated or freed under a lock, or in the steady state,
-//! and what cannot be allocated is said.
+//! The crate and the allocator: nothing is allocated in the steady state, and an allocation that fails is
+//! reported.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::collections::VecDeque;
-use std::sync::{Barrier, Mutex};
+use std::sync::Barrier;
 use std::thread;
 
-use percpu::cache::{NodeCache, NodeHint, NodeStats, Preload};
 use percpu::rcu::{self, Atomic, Owned};
 use percpu::{AllocError, CpuId, LgLock, PerCpu, PerCpuCounter};
 use percpu::{PercpuRef, ReadWriteGate, ReinitRefused};
@@ -54,123 +52,6 @@ fn calls<R>(f: impl FnOnce() -> R) -> (u64, R) {
     let before = CALLS.get();
     let result = f();
     (CALLS.get() - before, result)
-}
-
-struct Node(u64);
-
-/// A FIFO whose elements stand in nodes, as a priority of a message queue does.
-struct Queue {
-    /// With room for all, so that the structure itself needs nothing.
-    nodes: VecDeque<Box<Node>>,
-    spare: NodeCache<Box<Node>>,
-}
-
-struct Shared {
-    hint: NodeHint,
-    queue: Mutex<Queue>,
-}
-
-impl Shared {
-    fn new(spare: usize, room: usize) -> Self {
-        let spare = NodeCache::new(spare);
-        let nodes = VecDeque::with_capacity(room);
-        Self { hint: spare.hint(), queue: Mutex::new(Queue { nodes, spare }) }
-    }
-
-    /// Returns the calls of the allocator that were made under the lock.
-    fn send(&self, value: u64) -> u64 {
-        let mut preload = Preload::<_>::new();
-        preload.fill(&self.hint, || Box::new(Node(0)));
-        let mut under_the_lock = 0;
-        loop {
-            let mut queue = self.queue.lock().unwrap();
-            let (calls, sent) = calls(|| {
-                let Some(mut node) = queue.spare.take(&mut preload) else { return false };
-                node.0 = value;
-                queue.nodes.push_back(node);
-                queue.spare.keep(&mut preload);
-                true
-            });
-            drop(queue);
-            under_the_lock += calls;
-            if sent {
-                return under_the_lock;
-            }
-            // The hint was out of date: now make one whatever it says.
-            preload.push(Box::new(Node(0))).unwrap_or_else(|_| unreachable!("it was empty"));
-        }
-    }
-
-    fn receive(&self) -> (u64, Option<u64>) {
-        let mut preload = Preload::<_>::new();
-        let mut queue = self.queue.lock().unwrap();
-        let (calls, value) = calls(|| {
-            let node = queue.nodes.pop_front()?;
-            let value = node.0;
-            let kept = queue.spare.put(node, &mut preload);
-            assert!(kept.is_ok(), "room for one surplus in a new preload");
-            Some(value)
-        });
-        drop(queue);
-        (calls, value)
-    }
-}
-
-#[test]
-fn nothing_is_allocated_or_freed_under_the_lock() {
-    const EACH: u64 = 5_000;
-    let shared = Shared::new(2, 4 * EACH as usize);
-    let received: u64 = thread::scope(|s| {
-        let threads = [0, 1, 2].map(|burst| {
-            let shared = &shared;
-            s.spawn(move || {
-                let mut received = 0;
-                for value in 0..EACH {
-                    assert_eq!(shared.send(value), 0, "under the lock");
-                    // Bursts of different length, so that the cache is full, empty, and in between.
-                    for _ in 0..if value % (burst * 5 + 1) == 0 { burst * 5 + 1 } else { 0 } {
-                        let (calls, value) = shared.receive();
-                        assert_eq!(calls, 0, "under the lock");
-                        received += u64::from(value.is_some());
-                    }
-                }
-                received
-            })
-        });
-        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
-    });
-    let queue = shared.queue.into_inner().unwrap();
-    assert_eq!(received + queue.nodes.len() as u64, 3 * EACH);
-    let stats = queue.spare.stats();
-    assert!(stats.from_cache > 0 && stats.from_preload > 0 && stats.surplus > 0, "{stats:?}");
-}
-
-/// The control: this is how it looks if the node is made under the lock.
-#[test]
-fn a_node_made_under_the_lock_is_counted() {
-    let queue = Mutex::new(VecDeque::with_capacity(1));
-    let mut queue = queue.lock().unwrap();
-    let (made, ()) = calls(|| queue.push_back(Box::new(Node(1))));
-    let (freed, node) = calls(|| queue.pop_front().map(|node| node.0));
-    assert_eq!((made, freed, node), (1, 1, Some(1)));
-}
-
-/// The seed's case: an empty queue that goes 0 -> 1 -> 0.
-#[test]
-fn an_empty_queue_in_use_allocates_nothing_at_all() {
-    let shared = Shared::new(1, 1);
-    shared.send(0);
-    shared.receive();
-    let (calls, ()) = calls(|| {
-        for value in 0..1_000 {
-            shared.send(value);
-            assert_eq!(shared.receive().1, Some(value));
-        }
-    });
-    assert_eq!(calls, 0);
-    let stats = shared.queue.lock().unwrap().spare.stats();
-    let NodeStats { from_cache, from_preload, missed, .. } = stats;
-    assert_eq!((from_cache, from_preload, missed), (1_000, 1, 0), "hits: 100 %");
 }
 
 #[test]
@@ -262,17 +143,11 @@ fn what_cannot_be_allocated_is_said() {
     let _ = percpu::topology(); // not what is refused
     REFUSED_FROM.set(128);
     let slots = PerCpu::<u8>::try_new(|_| unreachable!("not called")).err();
-    REFUSED_FROM.set(1 << 20);
-    let nodes = NodeCache::<u8>::try_new(1 << 20).err();
-    REFUSED_FROM.set(128);
     let lock = LgLock::<u8>::try_new(|_| unreachable!("not called")).err();
     REFUSED_FROM.set(usize::MAX);
-    let errors: [Option<AllocError>; 3] = [slots, nodes, lock];
+    let errors: [Option<AllocError>; 2] = [slots, lock];
     assert!(errors.iter().all(Option::is_some), "{errors:?}");
     assert_eq!(errors[0].unwrap().errno(), libc::ENOMEM);
-
-    // More than any address space has: no panic of `Vec`.
-    assert!(NodeCache::<u64>::try_new(usize::MAX).is_err());
 }
 
 /// What was to be kept comes back where there is no memory to keep it.

@@ -7,8 +7,8 @@
 //!                                  /      \                v
 //!                          | 30 red |    | 50 red | key, fifo, parent
 //!
-//!   a level appears:   more, cache, preload, allocator --> node --> tree
-//!   it goes:           tree --> node --> cache, more, or the preload, which frees after the unlock
+//!   a level appears:   pool, preload, allocator --> node --> tree
+//!   it goes:           tree --> node --> pool, or the preload, which frees after the unlock
 //! ```
 //!
 //! A node is a box of its own, so a [`NodePtr`] to it is good until its level is left, whatever
@@ -34,8 +34,8 @@
 //! 5. With a consistent order, keys rise strictly from left to right.
 //! 6. Between two operations no node has an empty list.
 
-mod kept;
 mod node;
+mod pool;
 mod shape;
 #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
 mod tests;
@@ -43,11 +43,10 @@ mod tests;
 use std::fmt;
 
 use percpu::AllocError;
-use percpu::cache::NodeHint;
 use percpu::sync::mutant;
 
-use self::kept::{Kept, Preload, make};
 use self::node::NodePtr;
+use self::pool::{NodeHint, NodePool, Preload, make};
 use self::shape::Shape;
 use super::fifo::Fifo;
 use super::levels::{Levels, sealed::Sealed};
@@ -65,7 +64,7 @@ use crate::stats::LevelStats;
 /// that contradicts itself messages may come in any order, and none is lost.
 pub struct RbTree<K> {
     shape: Shape<K>,
-    kept: Kept<K>,
+    pool: NodePool<K>,
     fallback: u64,
 }
 
@@ -80,11 +79,11 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
     type Place = NodePtr<K>;
 
     fn try_new(spare: usize) -> Result<Self, AllocError> {
-        Ok(Self { shape: Shape::new(), kept: Kept::try_new(spare)?, fallback: 0 })
+        Ok(Self { shape: Shape::new(), pool: NodePool::try_new(spare)?, fallback: 0 })
     }
 
     fn hint(&self) -> NodeHint {
-        self.kept.hint()
+        self.pool.hint()
     }
 
     fn is_valid(_: K) -> bool {
@@ -93,7 +92,7 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
 
     #[inline]
     fn is_short(hint: &NodeHint, _: K) -> bool {
-        hint.is_short_of(1)
+        hint.is_empty()
     }
 
     #[inline]
@@ -102,7 +101,7 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
     }
 
     fn stock(&mut self, _: K, preload: &mut Preload<K>) {
-        self.kept.keep(preload);
+        self.pool.keep(preload);
     }
 
     #[inline]
@@ -110,12 +109,12 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
         // The last of the user's code: nothing has changed before it.
         let spot = match self.shape.search(&priority) {
             Ok(found) => {
-                self.kept.keep(preload);
+                self.pool.keep(preload);
                 return Ok(found.ptr());
             }
             Err(spot) => spot,
         };
-        let node = match self.kept.take(preload) {
+        let node = match self.pool.take(preload) {
             Some(node) => node,
             None if mutant("rbtree-trusts-the-hint") => return Err(AllocError::new()),
             None => {
@@ -125,7 +124,7 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
             }
         };
         let place = self.shape.link(node, priority, spot);
-        self.kept.keep(preload);
+        self.pool.keep(preload);
         Ok(place)
     }
 
@@ -135,7 +134,7 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
             Ok(found) => return Some(found.ptr()),
             Err(spot) => spot,
         };
-        let node = self.kept.take(&mut Preload::default())?;
+        let node = self.pool.take(&mut Preload::default())?;
         Some(self.shape.link(node, priority, spot))
     }
 
@@ -148,7 +147,7 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
         // SAFETY: by invariant 1 it came from a box; unlinking it took away the last link to it, and
         // by its promise the caller does not use this place again.
         let node = unsafe { place.reclaim() };
-        self.kept.put(node, preload);
+        self.pool.put(node, preload);
     }
 
     #[inline]
@@ -186,14 +185,14 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
     // For messages to come, beside those that are there. Until there are more, nodes are neither made
     // nor freed from then on, before the lock or under it.
     fn reserve(&mut self, messages: usize) -> Result<(), AllocError> {
-        self.kept.reserve(self.shape.len(), messages)
+        self.pool.reserve(self.shape.len(), messages)
     }
 
     fn stats(&self) -> LevelStats {
-        let (from_cache, from_preload) = self.kept.taken();
+        let (from_cache, from_preload) = self.pool.taken();
         LevelStats {
             live: self.shape.len(),
-            kept: self.kept.len(),
+            kept: self.pool.len(),
             from_cache,
             from_preload,
             fallback: self.fallback,
@@ -202,7 +201,7 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
 
     fn validate(&self, each: impl FnMut(K, Fifo)) {
         self.shape.validate(each);
-        self.kept.validate();
+        self.pool.validate();
     }
 }
 
@@ -210,7 +209,7 @@ impl<K> fmt::Debug for RbTree<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RbTree")
             .field("live", &self.shape.len())
-            .field("kept", &self.kept.len())
+            .field("kept", &self.pool.len())
             .finish_non_exhaustive()
     }
 }

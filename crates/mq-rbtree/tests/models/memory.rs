@@ -15,7 +15,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ),
     ("bitmap-hint-is-plain-memory", "memory::inv05_of_two_pages_made_for_one_place_one_is_stored"),
     ("slab-hint-is-plain-memory", "memory::inv05_a_chunk_that_came_too_late_is_not_stored"),
-    ("kept-keeps-without-a-second-look", "memory::inv05_of_two_nodes_made_for_nothing_one_is_kept"),
+    ("pool-keeps-without-a-second-look", "memory::inv05_of_two_nodes_made_for_nothing_one_is_kept"),
     ("rbtree-trusts-the-hint", "memory::inv05_a_node_that_is_kept_goes_to_one_of_two"),
     ("slab-stores-without-a-second-look", "memory::inv05_a_chunk_that_came_too_late_is_not_stored"),
     ("slab-trusts-the-hint", "memory::inv05_a_chunk_that_came_too_late_is_not_stored"),

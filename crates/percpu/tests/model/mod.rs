@@ -3,10 +3,6 @@
 //! Shared by the property test and the fuzz target. One thread: what is looked for is a sequence of
 //! operations that breaks the books, from states that no test of one type alone gets to.
 
-use std::cell::Cell;
-use std::rc::Rc;
-
-use percpu::cache::{NodeCache, Preload};
 use percpu::{CpuId, LgLock, PerCpuCounter};
 use percpu::{ReadWriteGate, topology};
 
@@ -25,11 +21,9 @@ mod references;
 /// Panics if an operation's answer is not the model's.
 pub(crate) fn run(input: &[u8]) -> usize {
     let mut input = Input(input);
-    let [batch, _, nodes, _] = input.array();
+    let [batch, _, _, _] = input.array(); // four bytes, as the corpus has them
     let counter = PerCpuCounter::with_batch(u32::from(batch));
     let mut counting = Counting { counter, sum: 0 };
-    let live = Rc::new(Cell::new(0));
-    let mut caching = Caching::new(usize::from(nodes % 9), &live);
     let released = Released::default();
     let refs = released.counted();
     let mut references = References::new(&refs, &released);
@@ -43,8 +37,7 @@ pub(crate) fn run(input: &[u8]) -> usize {
         let [what, a, b, c] = input.array();
         let amount = amount(b, c);
         match what % 32 {
-            what @ 0..=9 => counting.step(what % 5, a, amount),
-            what @ 10..=15 => caching.nodes((what - 10) % 4, a),
+            what @ 0..=15 => counting.step(what % 5, a, amount),
             what @ 16..=19 => references.step(what - 16, a),
             what @ 20..=24 => gate.step(what - 20, a),
             25..=29 => locks.step(a, cpu(b), cpu(c)),
@@ -57,8 +50,6 @@ pub(crate) fn run(input: &[u8]) -> usize {
     readers.end();
     locks.end();
     drop(gate);
-    drop(caching);
-    assert_eq!(live.get(), 0, "a node was lost, or dropped twice");
     steps
 }
 
@@ -118,85 +109,6 @@ impl Parts for PerCpuCounter {
             self.increment();
         }
         *sum = sum.wrapping_add(i64::from(self.batch()));
-    }
-}
-
-/// Counts itself, so that one lost or dropped twice is seen at the end.
-struct Counted(Rc<Cell<i64>>);
-
-impl Counted {
-    fn new(live: &Rc<Cell<i64>>) -> Self {
-        live.set(live.get() + 1);
-        Self(Rc::clone(live))
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
-    }
-}
-
-struct Caching {
-    live: Rc<Cell<i64>>,
-    cache: NodeCache<Counted>,
-    /// Of the structure that the nodes are for.
-    used: Vec<Counted>,
-    preload: Preload<Counted, 2>,
-    made: usize,
-}
-
-impl Caching {
-    fn new(nodes: usize, live: &Rc<Cell<i64>>) -> Self {
-        Self {
-            live: Rc::clone(live),
-            cache: NodeCache::new(nodes),
-            used: Vec::new(),
-            preload: Preload::new(),
-            made: 0,
-        }
-    }
-
-    fn nodes(&mut self, what: u8, a: u8) {
-        let (kept, limit) = (self.cache.len(), self.cache.limit());
-        match what {
-            0 => {
-                let short = kept < 2;
-                let make = || Counted::new(&self.live);
-                self.preload.fill(&self.cache.hint(), make);
-                self.made = if short { 2 } else { self.made };
-            }
-            1 => {
-                let node = self.cache.take(&mut self.preload);
-                assert_eq!(node.is_some(), kept + self.made > 0);
-                assert_eq!(self.cache.len(), kept.saturating_sub(1), "the cache comes first");
-                self.made -= usize::from(kept == 0 && node.is_some());
-                self.used.extend(node);
-            }
-            2 => {
-                let Some(node) = self.used.pop() else { return };
-                let before = self.live.get();
-                let came_back = self.cache.put(node, &mut self.preload).is_err();
-                assert_eq!(self.cache.len(), limit.min(kept + 1));
-                assert!(kept == limit || !came_back, "there was room");
-                assert_eq!(self.live.get(), before - i64::from(came_back), "dropped by us alone");
-            }
-            _ if a.is_multiple_of(2) => {
-                self.cache.keep(&mut self.preload);
-                assert_eq!(self.cache.len(), limit.min(kept + self.made));
-                self.made -= self.cache.len() - kept;
-            }
-            _ if a % 8 == 1 => _ = self.cache.pop(),
-            _ => {
-                self.preload = Preload::new(); // after the unlock
-                self.made = 0;
-            }
-        }
-        let alive = self.cache.len() + self.used.len() + self.made;
-        assert!(self.live.get() >= alive as i64);
-        for wanted in 0..4 {
-            assert_eq!(self.cache.hint().is_short_of(wanted), self.cache.len() < wanted);
-        }
     }
 }
 

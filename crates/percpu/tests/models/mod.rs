@@ -4,7 +4,6 @@
 //! A planted bug is named by `mutant("...")`, in a model or in the crate; [`mutants`] demands that
 //! each is caught.
 
-mod cache;
 mod counter;
 mod facade;
 mod fence;

@@ -2,11 +2,10 @@
 
 use percpu::sync::planted::Planted;
 
-use super::{cache, counter, facade, fence, gate, lglock, rcu, ref_block, refcount, word_lock};
+use super::{counter, facade, fence, gate, lglock, rcu, ref_block, refcount, word_lock};
 
 const PLANTED: Planted = Planted {
     mutants: &[
-        cache::MUTANTS,
         counter::MUTANTS,
         facade::MUTANTS,
         fence::MUTANTS,
@@ -35,7 +34,6 @@ const PLANTED: Planted = Planted {
         "src/rseq",
         "src/lglock",
         "src/rcu",
-        "src/cache",
         "src/refcount",
         "src/gate",
         "tests/models",
