@@ -73,14 +73,14 @@ pub(crate) fn run_read(plan: &Plan, report: &mut Report) {
         .case(Case::new(OURS, 1, |_| {
             |_| {
                 let guard = rcu::pin();
-                black_box(ours.load(&guard).copied());
+                black_box(*ours.load(&guard));
             }
         }))
         .case(Case::batched("rcu::pin held", 1, |_| {
             |ops| {
                 let guard = rcu::pin();
                 for _ in 0..ops {
-                    black_box(ours.load(&guard).copied());
+                    black_box(*ours.load(&guard));
                 }
             }
         }))

@@ -52,7 +52,7 @@ fn run_retire(plan: &Plan, report: &mut Report) {
         .case(Case::new("rcu retire", 1, |_| {
             |i| {
                 let new = rcu::Owned::new(value(i));
-                ours.swap(Some(new)).expect("there was one").retire();
+                ours.swap(new).retire();
             }
         }))
         .case(Case::new("crossbeam_epoch defer", 1, |_| {

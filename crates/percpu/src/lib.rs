@@ -13,7 +13,7 @@
 //! println!("{}, {}", buffers.local(), percpu::capabilities());
 //!
 //! let config = rcu::Atomic::new(7);
-//! assert_eq!(config.load(&rcu::pin()), Some(&7)); // a reader never waits, and writes its own line
+//! assert_eq!(config.load(&rcu::pin()), &7); // a reader never waits, and writes its own line
 //! ```
 //!
 //! | to | there is | cheap | dear |

@@ -92,7 +92,7 @@ const FIRST_USES: &[(&str, fn())] = &[
     }),
     ("rcu", || {
         let current = rcu::Atomic::new(vec![1]);
-        current.store(Some(rcu::Owned::new(vec![2])));
+        current.store(rcu::Owned::new(vec![2]));
         rcu::barrier().unwrap();
     }),
     ("threads", || {

@@ -101,13 +101,13 @@ fn everything_counts() {
                     assert_eq!(seen[0], seen[1], "a writer is inside");
                     drop(seen);
                     let guard = rcu::pin();
-                    let seen = config.load(&guard).unwrap();
+                    let seen = config.load(&guard);
                     assert_eq!(seen[0], seen[1], "freed under a reader");
                     drop(guard);
                     if thread == 0 && round % 20 == 0 {
                         counter.fold(current_cpu());
                         gate.write().unwrap().iter_mut().for_each(|half| *half += 1);
-                        config.store(Some(rcu::Owned::new([round; 2])));
+                        config.store(rcu::Owned::new([round; 2]));
                         drop(lock.global().unwrap());
                         object.switch_to_atomic().unwrap();
                         object.switch_to_percpu().unwrap();

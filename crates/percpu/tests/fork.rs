@@ -185,7 +185,7 @@ fn stress_inv15_fork_storm_in_rcu() {
             let guard = rcu::pin();
             let _ = current.load(&guard);
             drop(guard);
-            current.store(Some(rcu::Owned::new(2)));
+            current.store(rcu::Owned::new(2));
             rcu::poll();
             let _ = rcu::synchronize();
         },
@@ -194,7 +194,7 @@ fn stress_inv15_fork_storm_in_rcu() {
                 let guard = rcu::pin();
                 let _ = current.load(&guard);
                 drop(guard);
-                current.store(Some(rcu::Owned::new(2)));
+                current.store(rcu::Owned::new(2));
                 rcu::poll();
                 let _ = rcu::synchronize();
                 let _ = rcu::barrier();

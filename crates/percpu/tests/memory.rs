@@ -110,7 +110,7 @@ fn readers_and_writers_under_rcu_allocate_nothing_but_nodes() {
     const NODES: u64 = 2_500; // more than a bag has
     let node = |n| Owned::new(n);
     let shared = Atomic::new(0);
-    shared.store(Some(node(1)));
+    shared.store(node(1));
     drop((rcu::pin(), rcu::pin_send()));
     rcu::barrier().unwrap();
 
@@ -119,9 +119,9 @@ fn readers_and_writers_under_rcu_allocate_nothing_but_nodes() {
         while let Some(node) = nodes.pop() {
             let guard = (rcu::pin(), rcu::pin(), rcu::pin_send());
             let found = shared.load(&guard.0);
-            let old = shared.compare_exchange(found, Some(node), &guard.2).unwrap();
+            let old = shared.compare_exchange(found, node, &guard.2).unwrap();
             let period = rcu::start_grace_period();
-            assert!(old.is_some() && !period.poll(), "we are in the way");
+            assert!(!period.poll(), "we are in the way");
             drop((old, guard)); // retires the old one
             if nodes.len() % 500 == 0 {
                 rcu::poll();

@@ -35,7 +35,13 @@ impl Drop for Counted {
 }
 
 fn retire(drops: &'static AtomicUsize) {
-    drop(Atomic::new(Counted(drops)).swap(None));
+    unlinked(Counted(drops)).retire();
+}
+
+/// A value that no reader can find.
+fn unlinked<T: Send + Sync + 'static>(value: T) -> Unlinked<T> {
+    // SAFETY: the only way back taken; no thread has seen the node.
+    unsafe { Unlinked::from_raw(Owned::new(value).into_raw()) }
 }
 
 /// Runs `f` on a thread that a guard of `kind` holds up; it has loaded nothing.
@@ -108,8 +114,7 @@ fn waits_are_refused_where_they_would_last_for_ever() {
     assert!(rcu::is_pinned());
     assert_eq!(rcu::synchronize(), Err(SynchronizeError::WouldDeadlock));
     assert_eq!(rcu::barrier(), Err(SynchronizeError::WouldDeadlock));
-    let unlinked: Unlinked<u64> = Atomic::new(7).swap(None).unwrap();
-    let error = unlinked.reclaim().unwrap_err();
+    let error = unlinked(7_u64).reclaim().unwrap_err();
     assert_eq!((*error.unlinked, error.errno()), (7, libc::EDEADLK));
     drop(guard);
     assert_eq!(*error.unlinked.reclaim().unwrap(), 7);
@@ -126,19 +131,50 @@ fn a_refused_exchange_gives_the_new_value_back() {
     let shared = Atomic::new(1);
     let guard = rcu::pin();
     let one = shared.load(&guard);
-    let old = shared.compare_exchange(one, Some(Owned::new(2)), &guard).unwrap();
-    assert_eq!(old.as_deref(), Some(&1));
-    let error = shared.compare_exchange(one, Some(Owned::new(3)), &guard).unwrap_err();
-    assert_eq!((error.current, error.new.as_deref()), (Some(&2), Some(&3)));
-    let error = shared.compare_exchange(None, error.new, &guard).unwrap_err();
-    assert_eq!(error.new.map(Owned::into_inner), Some(3));
+    let old = shared.compare_exchange(one, Owned::new(2), &guard).unwrap();
+    assert_eq!(*old, 1);
+    let error = shared.compare_exchange(one, Owned::new(3), &guard).unwrap_err();
+    assert_eq!((error.current, *error.new), (&2, 3));
+    let error = shared.compare_exchange(&2, error.new, &guard).unwrap_err();
+    assert_eq!(error.new.into_inner(), 3, "another address with the same value");
     let two = shared.load(&guard);
-    assert!(shared.compare_exchange(two, None, &guard).unwrap().is_some());
-    assert!(shared.compare_exchange(None, Some(Owned::new(4)), &guard).unwrap().is_none());
+    assert!(shared.compare_exchange(two, Owned::new(4), &guard).is_ok());
     drop(guard);
     let mut shared = shared;
-    *shared.get_mut().unwrap() += 1;
-    assert_eq!(shared.into_inner().map(Owned::into_inner), Some(5));
+    *shared.get_mut() += 1;
+    assert_eq!(shared.into_inner().into_inner(), 5);
+}
+
+/// Several threads update one value: the last one has all updates in it.
+#[test]
+fn inv23_no_update_is_lost() {
+    const THREADS: u64 = 4;
+    const EACH: u64 = 2_000;
+    let _alone = alone();
+    let shared = Atomic::new((0_u64, 0_u64));
+    thread::scope(|s| {
+        for _ in 0..THREADS {
+            s.spawn(|| {
+                for n in 0..EACH {
+                    shared.update(|&(count, sum)| (count + 1, sum + n));
+                }
+            });
+        }
+    });
+    let want = (THREADS * EACH, THREADS * EACH * (EACH - 1) / 2);
+    assert_eq!(shared.load(&rcu::pin()), &want);
+}
+
+/// A panic in the closure of an update changes nothing.
+#[test]
+fn a_panic_in_an_update_leaves_the_value() {
+    let _alone = alone();
+    let shared = Atomic::new(7);
+    let panicked = std::panic::catch_unwind(|| {
+        shared.update(|_| std::panic::resume_unwind(Box::new("planted")));
+    });
+    assert!(panicked.is_err() && !rcu::is_pinned());
+    assert_eq!(shared.load(&rcu::pin()), &7);
 }
 
 /// A drop of a retired object may pin, retire and poll; a chain of such drops does not recurse, and
@@ -152,7 +188,7 @@ fn inv11_drops_may_reenter_and_panic() {
             DROPS.fetch_add(1, Relaxed);
             let _guard = rcu::pin();
             if self.0 > 0 {
-                drop(Atomic::new(Chain(self.0 - 1)).swap(None));
+                unlinked(Chain(self.0 - 1)).retire();
             }
             assert_eq!(rcu::poll(), 0, "no recursion");
             assert!(self.0 % 10 != 5, "planted");
@@ -160,7 +196,7 @@ fn inv11_drops_may_reenter_and_panic() {
     }
     let _alone = alone();
     let panics = rcu::stats().panics;
-    drop(Atomic::new(Chain(99)).swap(None));
+    unlinked(Chain(99)).retire();
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     for _ in 0..100 {
@@ -225,7 +261,7 @@ fn retiring_keeps_the_byte_bound() {
     let _alone = alone();
     rcu::set_bounds(Bounds::new(64 << 10, Duration::from_secs(3600)));
     for _ in 0..1000 {
-        drop(Atomic::new([0_u8; 4096]).swap(None));
+        unlinked([0_u8; 4096]).retire();
         let pending = rcu::stats().pending_bytes;
         let cpus = percpu::topology().capacity() as u64;
         assert!(pending <= cpus * (64 << 10), "{}", rcu::stats());
@@ -276,7 +312,7 @@ fn stalled(stall: Duration) {
         let mut until = None;
         while until.is_none_or(|until| Instant::now() < until) || retired < 1000 {
             let began = Instant::now();
-            drop(Atomic::new([0_u8; OBJECT]).swap(None));
+            unlinked([0_u8; OBJECT]).retire();
             let took = began.elapsed();
             worst = worst.max(took);
             slow += u64::from(took > Duration::from_millis(5));
@@ -495,12 +531,12 @@ fn churn(time: Duration) {
                             for i in 0..2000 {
                                 let alive = if reader % 2 == 0 {
                                     let guard = rcu::pin();
-                                    let value = shared[i % 4].load(&guard).unwrap();
+                                    let value = shared[i % 4].load(&guard);
                                     std::hint::spin_loop();
                                     value.0.load(Relaxed)
                                 } else {
                                     let guard = rcu::pin_send();
-                                    let value = shared[i % 4].load(&guard).unwrap();
+                                    let value = shared[i % 4].load(&guard);
                                     std::hint::spin_loop();
                                     value.0.load(Relaxed)
                                 };
@@ -518,9 +554,9 @@ fn churn(time: Duration) {
                 let mut i = writer;
                 while go() {
                     i += 1;
-                    let old = shared[i % 4].swap(Some(Value::new()));
+                    let old = shared[i % 4].swap(Value::new());
                     if i % 64 == 0 {
-                        drop(old.unwrap().reclaim().unwrap());
+                        drop(old.reclaim().unwrap());
                     } else if i % 7 == 0 {
                         drop(old);
                         rcu::poll();

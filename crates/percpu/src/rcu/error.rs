@@ -96,9 +96,9 @@ impl<T> From<TryNewError<T>> for io::Error {
 #[non_exhaustive]
 pub struct CompareExchangeError<'g, T> {
     /// What the pointer leads to.
-    pub current: Option<&'g T>,
+    pub current: &'g T,
     /// The refused node.
-    pub new: Option<Owned<T>>,
+    pub new: Owned<T>,
 }
 
 impl<T> CompareExchangeError<'_, T> {

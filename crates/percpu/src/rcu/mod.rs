@@ -8,13 +8,11 @@
 //! ```
 //! use percpu::rcu::{self, Atomic, Owned};
 //!
-//! static ROUTE: Atomic<String> = Atomic::null();
-//!
-//! ROUTE.store(Some(Owned::new("via 10.0.0.1".to_string())));
+//! let route = Atomic::new("via 10.0.0.1".to_string());
 //!
 //! let guard = rcu::pin(); // about a nanosecond: no lock, no fence
-//! let seen = ROUTE.load(&guard).unwrap();
-//! ROUTE.store(Some(Owned::new("via 10.0.0.2".to_string()))); // retires the first
+//! let seen = route.load(&guard);
+//! route.store(Owned::new("via 10.0.0.2".to_string())); // retires the first
 //! assert_eq!(seen, "via 10.0.0.1"); // which stays, as long as the guard
 //! drop(guard);
 //!

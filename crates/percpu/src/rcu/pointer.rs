@@ -33,8 +33,9 @@ use super::batch::Batch;
 use super::error::{CompareExchangeError, ReclaimError, TryNewError};
 use super::reclaim::retire_raw;
 use super::registry::Guard;
+use super::registry::pin;
 use super::send_guard::SendGuard;
-use super::{const_fn, synchronize};
+use super::synchronize;
 use crate::alloc::try_box;
 use crate::sync::atomic::{AtomicPtr, Ordering};
 use crate::sync::mutant;
@@ -222,10 +223,12 @@ impl<T> From<T> for Owned<T> {
     }
 }
 
-/// A pointer to a `T`, or null, that readers follow without a lock.
+/// A pointer to a `T` that readers follow without a lock.
 ///
-/// Writers may be many; a `swap` or a `compare_exchange` decides who was first. Dropping it frees
-/// the value at once: nobody can have a reference, as [`load`](Atomic::load) borrows the `Atomic`.
+/// It always points to a value: where there may be none, `T` is an `Option`. There may be many
+/// writers: [`update`](Atomic::update) loses no change of another writer, [`store`](Atomic::store)
+/// overwrites it. Dropping the `Atomic` frees the value at once: no reference to it is left, as
+/// [`load`](Atomic::load) borrows the `Atomic`.
 ///
 /// # Examples
 ///
@@ -236,10 +239,10 @@ impl<T> From<T> for Owned<T> {
 /// std::thread::scope(|s| {
 ///     s.spawn(|| {
 ///         let guard = rcu::pin();
-///         let seen = config.load(&guard).unwrap();
+///         let seen = config.load(&guard);
 ///         assert!(*seen == "old" || *seen == "new"); // and stays what it is
 ///     });
-///     config.store(Some(Owned::new("new"))); // "old" is dropped once no reader has it
+///     config.store(Owned::new("new")); // "old" is dropped once no reader has it
 /// });
 /// ```
 ///
@@ -261,6 +264,7 @@ impl<T> From<T> for Owned<T> {
 /// println!("{seen:?}");
 /// ```
 pub struct Atomic<T: Send + Sync + 'static> {
+    /// From [`Owned::into_place`], so never null.
     node: AtomicPtr<Watched<Node<T>>>,
     _owns: PhantomData<Owned<T>>,
 }
@@ -270,23 +274,13 @@ impl<T: Send + Sync + RefUnwindSafe + 'static> UnwindSafe for Atomic<T> {}
 impl<T: Send + Sync + RefUnwindSafe + 'static> RefUnwindSafe for Atomic<T> {}
 
 impl<T: Send + Sync + 'static> fmt::Debug for Atomic<T> {
-    /// Only whether it points to anything: to show the value needs a guard.
+    /// Without the value: to show it needs a guard.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Ordering: Relaxed; the node is not touched.
-        let is_null = self.node.load(Ordering::Relaxed).is_null();
-        f.debug_struct("Atomic").field("is_null", &is_null).finish_non_exhaustive()
+        f.debug_struct("Atomic").finish_non_exhaustive()
     }
 }
 
 impl<T: Send + Sync + 'static> Atomic<T> {
-    const_fn! {
-        /// Points to nothing. Not `const` in a build for a model checker.
-        #[must_use]
-        pub const fn null() -> Self {
-            Self { node: AtomicPtr::new(ptr::null_mut()), _owns: PhantomData }
-        }
-    }
-
     /// Points to a new node with `value`. Aborts if there is no memory for it.
     #[must_use]
     pub fn new(value: T) -> Self {
@@ -302,43 +296,79 @@ impl<T: Send + Sync + 'static> Atomic<T> {
         Owned::try_new(value).map(Self::from)
     }
 
-    /// What it points to. Wait-free: one load.
+    /// Returns the value. Wait-free: one load.
     ///
     /// The reference lives as long as both the guard and the `Atomic` are borrowed.
     #[inline]
-    pub fn load<'g>(&'g self, guard: &'g impl Pinned) -> Option<&'g T> {
+    pub fn load<'g>(&'g self, guard: &'g impl Pinned) -> &'g T {
         let _ = guard;
         // Ordering: Acquire pairs with the AcqRel of `swap` and `compare_exchange`; it carries
         // the node.
         let node = self.node.load(Ordering::Acquire);
-        // SAFETY: null, or in this `Atomic` after the guard began; it is freed only a grace period
-        // after it is unlinked, and the guard holds that up (invariant 2).
-        let node = unsafe { node.as_ref() }?;
-        Some(&node.value)
+        // SAFETY: never null, and in this `Atomic` after the guard began; it is freed only a grace
+        // period after it is unlinked, and the guard holds that up (invariant 2).
+        let node = unsafe { &*node };
+        &node.value
     }
 
-    /// Puts `new` in the place of what is there, and returns that.
+    /// Puts `new` in the place of the value, and returns the old one.
     ///
     /// Wait-free: one exchange.
     #[inline]
-    pub fn swap(&self, new: Option<Owned<T>>) -> Option<Unlinked<T>> {
+    pub fn swap(&self, new: Owned<T>) -> Unlinked<T> {
         let order =
             if mutant("rcu-publish-relaxed") { Ordering::Acquire } else { Ordering::AcqRel };
         // Ordering: Release pairs with the Acquire in `load`; it carries the new node. Acquire
-        // pairs with the Release of who put the old one in; it carries that.
-        let old = self.node.swap(raw(new), order);
-        NonNull::new(old).map(|node| Unlinked { node, _owns: PhantomData })
+        // pairs with the Release of the exchange that put the old one in; it carries that.
+        let old = self.node.swap(new.into_place().as_ptr(), order);
+        // SAFETY: it was in this `Atomic`, and this exchange took it out.
+        unsafe { Unlinked::new(old) }
     }
 
-    /// Puts `new` in the place of what is there, and retires that.
+    /// Puts `new` in the place of the value, and retires the old one.
     ///
     /// Lock-free. May run the drops of objects retired before: see [`Unlinked::retire`].
     #[inline]
-    pub fn store(&self, new: Option<Owned<T>>) {
+    pub fn store(&self, new: Owned<T>) {
         drop(self.swap(new));
     }
 
-    /// Puts `new` in if the pointer still leads to `current`, and returns what was there.
+    /// Replaces the value by what `f` makes of it, and retires the old one.
+    ///
+    /// If another writer comes first, `f` is called again, with its value: no update is lost.
+    /// Lock-free. `f` runs as a reader, on a [`pin`]ned thread: it must not wait for a grace period. If
+    /// it panics the value stays as it is. Aborts if there is no memory for the new node, as
+    /// `Box::new`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use percpu::rcu::{self, Atomic};
+    ///
+    /// let routes = Atomic::new(vec!["10.0.0.1"]);
+    /// std::thread::scope(|s| {
+    ///     for route in ["10.0.0.2", "10.0.0.3"] {
+    ///         let routes = &routes;
+    ///         s.spawn(move || routes.update(|old| [old.as_slice(), &[route]].concat()));
+    ///     }
+    /// });
+    /// assert_eq!(routes.load(&rcu::pin()).len(), 3);
+    /// ```
+    pub fn update(&self, mut f: impl FnMut(&T) -> T) {
+        let guard = pin();
+        let mut current = self.load(&guard);
+        let mut new = Owned::new(f(current));
+        if mutant("rcu-update-ignores-other-writers") {
+            return self.store(new);
+        }
+        while let Err(error) = self.compare_exchange(current, new, &guard) {
+            current = error.current;
+            new = error.new;
+            *new = f(current);
+        }
+    }
+
+    /// Puts `new` in if the pointer still leads to `current`, and returns the old value.
     ///
     /// `current` is told by its address, not its value. A reference from [`load`](Atomic::load)
     /// cannot be the address of another object by then, as it keeps its own alive. Lock-free.
@@ -349,63 +379,71 @@ impl<T: Send + Sync + 'static> Atomic<T> {
     #[inline]
     pub fn compare_exchange<'g>(
         &'g self,
-        current: Option<&T>,
-        new: Option<Owned<T>>,
+        current: &T,
+        new: Owned<T>,
         guard: &'g impl Pinned,
-    ) -> Result<Option<Unlinked<T>>, CompareExchangeError<'g, T>> {
+    ) -> Result<Unlinked<T>, CompareExchangeError<'g, T>> {
         let _ = guard;
         // Ordering: Acquire pairs with the AcqRel of `swap` and of the exchange below; it carries
         // the node, of which the error lends the value.
         let mut found = self.node.load(Ordering::Acquire);
-        let new = raw(new);
+        let new = new.into_place();
         loop {
-            // SAFETY: as in `load`.
-            let value = unsafe { found.as_ref() }.map(|node| &node.value);
-            if value.map(ptr::from_ref) != current.map(ptr::from_ref) {
-                // SAFETY: from `raw` above: it was published to nobody.
-                let new = NonNull::new(new).map(|node| Owned { node, _owns: PhantomData });
+            // SAFETY: as in `load`: never null, and held up by the guard.
+            let node = unsafe { &*found };
+            let value = &node.value;
+            if !ptr::eq(value, current) {
+                // `new` was published to no thread.
+                let new = Owned { node: new, _owns: PhantomData };
                 return Err(CompareExchangeError { current: value, new });
             }
             // Ordering: AcqRel as in `swap`. Acquire on failure, as the load above.
-            match self.node.compare_exchange(found, new, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(old) => {
-                    return Ok(NonNull::new(old).map(|node| Unlinked { node, _owns: PhantomData }));
-                }
+            let exchanged = self.node.compare_exchange(
+                found,
+                new.as_ptr(),
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            );
+            match exchanged {
+                // SAFETY: it was in this `Atomic`, and this exchange took it out.
+                Ok(old) => return Ok(unsafe { Unlinked::new(old) }),
                 Err(other) => found = other,
             }
         }
     }
 
-    /// The value, which nobody else can reach meanwhile.
-    pub fn get_mut(&mut self) -> Option<&mut T> {
+    /// Returns the value, which no reader can reach meanwhile.
+    pub fn get_mut(&mut self) -> &mut T {
         // Ordering: Relaxed; `&mut self` orders it.
         let node = self.node.load(Ordering::Relaxed);
-        // SAFETY: in this `Atomic`, which is ours: no `&T` outlives a borrow of it (invariant 2).
-        let node = unsafe { node.as_mut() }?;
-        Some(&mut node.value)
+        // SAFETY: never null, and in this `Atomic`, which is ours: no `&T` outlives a borrow of it
+        // (invariant 2).
+        let node = unsafe { &mut *node };
+        &mut node.value
     }
 
-    /// The value as an owned node: nobody else can reach it.
+    /// Returns the value as an owned node: no reader can reach it.
     #[must_use]
-    pub fn into_inner(self) -> Option<Owned<T>> {
-        self.take()
+    pub fn into_inner(self) -> Owned<T> {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is not dropped, nor used again.
+        unsafe { this.take() }
     }
 
-    fn take(&self) -> Option<Owned<T>> {
-        // Ordering: Relaxed, both; the caller owns the `Atomic`.
+    /// # Safety
+    ///
+    /// The caller does not use the `Atomic` again, nor drops it.
+    unsafe fn take(&mut self) -> Owned<T> {
+        // Ordering: Relaxed; the caller owns the `Atomic`.
         let node = self.node.load(Ordering::Relaxed);
-        self.node.store(ptr::null_mut(), Ordering::Relaxed);
-        NonNull::new(node).map(|node| Owned { node, _owns: PhantomData })
+        // SAFETY: from `into_place`, which is never null.
+        Owned { node: unsafe { NonNull::new_unchecked(node) }, _owns: PhantomData }
     }
 }
 
-fn raw<T>(node: Option<Owned<T>>) -> *mut Watched<Node<T>> {
-    node.map_or(ptr::null_mut(), |owned| owned.into_place().as_ptr())
-}
-
-impl<T: Send + Sync + 'static> Default for Atomic<T> {
+impl<T: Default + Send + Sync + 'static> Default for Atomic<T> {
     fn default() -> Self {
-        Self::null()
+        Self::new(T::default())
     }
 }
 
@@ -423,7 +461,8 @@ impl<T: Send + Sync + 'static> From<T> for Atomic<T> {
 
 impl<T: Send + Sync + 'static> Drop for Atomic<T> {
     fn drop(&mut self) {
-        drop(self.take());
+        // SAFETY: the `Atomic` ends here.
+        drop(unsafe { self.take() });
     }
 }
 
@@ -451,6 +490,15 @@ impl<T: Send + Sync + fmt::Debug + 'static> fmt::Debug for Unlinked<T> {
 }
 
 impl<T: Send + Sync + 'static> Unlinked<T> {
+    /// # Safety
+    ///
+    /// `node` was in an [`Atomic`], and the caller alone took it out.
+    #[inline]
+    unsafe fn new(node: *mut Watched<Node<T>>) -> Self {
+        // SAFETY: the pointer of an `Atomic` is never null.
+        Self { node: unsafe { NonNull::new_unchecked(node) }, _owns: PhantomData }
+    }
+
     /// Has the value dropped once no reader is left that may see it.
     ///
     /// Lock-free, and never allocates (but for the first call in the process, which makes the bags, and
@@ -469,13 +517,12 @@ impl<T: Send + Sync + 'static> Unlinked<T> {
     /// # Examples
     ///
     /// ```
-    /// use percpu::rcu::{self, Atomic};
+    /// use percpu::rcu::{self, Atomic, Owned};
     ///
     /// let table = Atomic::new(vec![0_u8; 1 << 20]);
-    /// if let Some(old) = table.swap(None) {
-    ///     let bytes = old.capacity();
-    ///     old.retire_sized(bytes);
-    /// }
+    /// let old = table.swap(Owned::new(Vec::new()));
+    /// let bytes = old.capacity();
+    /// old.retire_sized(bytes);
     /// assert!(rcu::stats().pending_bytes + rcu::stats().reclaimed_bytes >= 1 << 20);
     /// ```
     #[inline]

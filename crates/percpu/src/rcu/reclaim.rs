@@ -352,10 +352,10 @@ fn close_all(domain: &'static Domain, turn: Option<&Turn>) -> Result<u64, Forked
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu::{self, Atomic};
+/// use percpu::rcu::{self, Atomic, Owned};
 ///
 /// let shared = Atomic::new(7);
-/// shared.store(None); // retires the 7
+/// shared.store(Owned::new(8)); // retires the 7
 /// rcu::poll(); // drops it, if no thread is pinned since before
 /// ```
 pub fn poll() -> usize {

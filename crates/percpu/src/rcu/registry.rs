@@ -295,7 +295,7 @@ const _: () = assert!(size_of::<Option<Guard>>() == size_of::<usize>());
 ///
 /// let shared = rcu::Atomic::new(7);
 /// let guard = rcu::pin();
-/// assert_eq!(shared.load(&guard), Some(&7));
+/// assert_eq!(shared.load(&guard), &7);
 /// ```
 #[inline]
 pub fn pin() -> Guard {

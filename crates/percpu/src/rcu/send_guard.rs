@@ -276,7 +276,7 @@ pub struct SendGuard {
 ///
 /// let shared = Arc::new(rcu::Atomic::new(7));
 /// let guard = rcu::pin_send();
-/// std::thread::spawn(move || assert_eq!(shared.load(&guard), Some(&7))).join().unwrap();
+/// std::thread::spawn(move || assert_eq!(shared.load(&guard), &7)).join().unwrap();
 /// ```
 #[inline]
 pub fn pin_send() -> SendGuard {

@@ -30,7 +30,7 @@ impl Drop for Value {
 /// One pointer, and guards that came at different times.
 #[derive(Default)]
 pub(super) struct Readers {
-    pointer: Atomic<Value>,
+    pointer: Atomic<Option<Value>>,
     now: Option<u64>,
     next: u64,
     /// Each with what it saw.
@@ -43,22 +43,22 @@ impl Readers {
     pub(super) fn step(&mut self, what: u8, a: u8) {
         match what {
             0 if a.is_multiple_of(4) => {
-                self.pointer.store(None); // the old one is retired
+                self.pointer.store(Owned::new(None)); // the old one is retired
                 self.now = None;
             }
             0 => {
                 self.next += 1;
                 let value = Value::new(self.next);
                 self.made.push(Arc::clone(&value.alive));
-                let old = self.pointer.swap(Some(Owned::new(value)));
+                let old = self.pointer.swap(Owned::new(Some(value)));
                 assert_eq!(old.as_ref().map(|old| old.number), self.now);
                 self.now = Some(self.next);
-                old.into_iter().for_each(|old| old.retire());
+                old.retire();
             }
             _ if a.is_multiple_of(4) => _ = rcu::poll(),
             _ if a % 4 == 1 && self.guards.len() < MOST => {
                 let guard = rcu::pin();
-                let seen = self.pointer.load(&guard).map(|value| {
+                let seen = self.pointer.load(&guard).as_ref().map(|value| {
                     assert_eq!(Some(value.number), self.now);
                     Arc::clone(&value.alive)
                 });
@@ -75,7 +75,7 @@ impl Readers {
     /// Lets go of everything: then nothing that was made lives on.
     pub(super) fn end(mut self) {
         self.guards.clear();
-        self.pointer.store(None);
+        self.pointer.store(Owned::new(None));
         rcu::barrier().expect("this thread holds no guard");
         assert!(self.made.iter().all(|alive| alive.load(Relaxed) == 0), "kept for ever");
     }

@@ -16,6 +16,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("rcu-unpin-relaxed", "rcu::inv15_a_reader_keeps_what_it_found"),
     ("rcu-word-relaxed", "rcu::a_reader_that_comes_back_has_left"),
     ("rcu-publish-relaxed", "rcu::a_new_value_is_seen_finished"),
+    ("rcu-update-ignores-other-writers", "rcu::inv23_no_update_is_lost"),
     ("rcu-target-without-light", "rcu::a_cookie_needs_no_shared_write"),
     ("rcu-exit-unpins", "rcu::inv15_a_thread_that_ends_inside_a_guard_goes_on_reading"),
     ("rcu-release-relaxed", "rcu::inv15_a_slot_goes_to_the_next_thread"),
@@ -99,24 +100,27 @@ fn shared(value: u64) -> Shared {
     Arc::new(Atomic::new(Payload::new(value)))
 }
 
+/// Retires the value, and leaves another one that reads the same.
+fn replace(shared: &Atomic<Payload>) {
+    shared.store(Owned::new(Payload::new(1)));
+}
+
 /// Pins, finds, reads late.
 fn read(shared: &Atomic<Payload>) {
     let guard = rcu::pin();
-    if let Some(late) = shared.load(&guard).map(Payload::late) {
-        thread::yield_now();
-        dawdle();
-        assert_eq!(late.read(), 1);
-    }
+    let late = shared.load(&guard).late();
+    thread::yield_now();
+    dawdle();
+    assert_eq!(late.read(), 1);
 }
 
 /// The same with a guard that is counted.
 fn read_send(shared: &Atomic<Payload>) {
     let guard = rcu::pin_send();
-    if let Some(late) = shared.load(&guard).map(Payload::late) {
-        thread::yield_now();
-        dawdle();
-        assert_eq!(late.read(), 1);
-    }
+    let late = shared.load(&guard).late();
+    thread::yield_now();
+    dawdle();
+    assert_eq!(late.read(), 1);
 }
 
 fn spawn(
@@ -147,7 +151,7 @@ fn inv15_a_reader_keeps_what_it_found() {
         let shared = shared(1);
         let reader = spawn(&shared, read);
         dawdle();
-        shared.store(None);
+        replace(&shared);
         let early = rcu::poll();
         reader.join().unwrap();
         assert_eq!(early + rcu::poll(), 1, "dropped once, at the latest when nobody reads");
@@ -165,7 +169,7 @@ fn a_reader_that_comes_back_has_left() {
             drop(rcu::pin());
         });
         dawdle();
-        shared.store(None);
+        replace(&shared);
         rcu::poll();
         reader.join().unwrap();
     });
@@ -175,10 +179,26 @@ fn a_reader_that_comes_back_has_left() {
 #[test]
 fn a_new_value_is_seen_finished() {
     model(|| {
-        let shared = Arc::new(Atomic::null());
+        let shared = shared(1);
         let reader = spawn(&shared, read);
-        drop(shared.swap(Some(Owned::new(Payload::new(1)))));
+        replace(&shared);
         reader.join().unwrap();
+    });
+}
+
+/// Two threads update one value, and a third reads it: no update is lost, and each value is dropped
+/// once, not under its reader.
+#[test]
+fn inv23_no_update_is_lost() {
+    model(|| {
+        let shared = shared(1);
+        let add = |shared: &Atomic<Payload>| shared.update(|old| Payload::new(old.read() + 1));
+        let other = spawn(&shared, add);
+        add(&shared);
+        other.join().unwrap();
+        assert_eq!(shared.load(&rcu::pin()).read(), 3);
+        rcu::poll();
+        assert_eq!(rcu::stats().pending, 0);
     });
 }
 
@@ -223,7 +243,7 @@ fn a_reclaimed_value_is_ours_alone() {
     model(|| {
         let shared = shared(1);
         let reader = spawn(&shared, read);
-        let owned = shared.swap(None).unwrap().reclaim().unwrap();
+        let owned = shared.swap(Owned::new(Payload::new(1))).reclaim().unwrap();
         assert_eq!(owned.read(), 1);
         drop(owned);
         reader.join().unwrap();
@@ -238,20 +258,18 @@ fn inv15_a_thread_that_ends_inside_a_guard_goes_on_reading() {
         let shared = shared(1);
         let reader = spawn(&shared, |shared| {
             let guard = rcu::pin();
-            let late = shared.load(&guard).map(Payload::late);
+            let late = shared.load(&guard).late();
             rcu::end_thread();
             assert!(rcu::is_pinned());
             drop(rcu::pin()); // counts, and does not end it
             dawdle();
-            if let Some(late) = late {
-                assert_eq!(late.read(), 1);
-            }
+            assert_eq!(late.read(), 1);
             drop(guard);
             assert!(!rcu::is_pinned());
             read(shared); // with a slot taken anew
         });
         dawdle();
-        shared.store(None);
+        replace(&shared);
         rcu::poll();
         reader.join().unwrap();
         rcu::poll();
@@ -273,7 +291,7 @@ fn inv15_a_slot_goes_to_the_next_thread() {
             rcu::end_thread();
         });
         dawdle();
-        shared.store(None);
+        replace(&shared);
         rcu::poll();
         first.join().unwrap();
         second.join().unwrap();
@@ -287,16 +305,14 @@ fn a_send_reader_keeps_what_it_found() {
         let shared = shared(1);
         let reader = spawn(&shared, |shared| {
             let guard = rcu::pin_send();
-            let late = shared.load(&guard).map(Payload::late);
+            let late = shared.load(&guard).late();
             set_current(CpuId::new(1));
             dawdle();
-            if let Some(late) = late {
-                assert_eq!(late.read(), 1);
-            }
+            assert_eq!(late.read(), 1);
             drop(guard);
         });
         dawdle();
-        shared.store(None);
+        replace(&shared);
         rcu::poll();
         reader.join().unwrap();
     });
@@ -312,7 +328,7 @@ fn a_send_reader_without_an_id_keeps_what_it_found() {
             read_send(shared);
         });
         dawdle();
-        shared.store(None);
+        replace(&shared);
         rcu::poll();
         reader.join().unwrap();
     });
@@ -326,10 +342,10 @@ fn a_send_reader_is_not_hidden_by_another() {
         let shared = shared(1);
         set_current(CpuId::new(1));
         let guard = rcu::pin_send();
-        let late = shared.load(&guard).map(Payload::late);
+        let late = shared.load(&guard).late();
         let writer = spawn(&shared, |shared| {
             dawdle();
-            shared.store(None);
+            replace(shared);
             for _ in 0..TIMES {
                 assert_eq!(rcu::poll(), 0, "somebody is inside");
             }
@@ -344,7 +360,7 @@ fn a_send_reader_is_not_hidden_by_another() {
         });
         writer.join().unwrap();
         other.join().unwrap();
-        assert_eq!(late.unwrap().read(), 1);
+        assert_eq!(late.read(), 1);
         drop(guard);
         assert_eq!(rcu::poll(), 1);
     });
@@ -356,18 +372,18 @@ fn a_send_reader_outlives_two_updates() {
     both_modes(|| {
         let shared = shared(1);
         let guard = rcu::pin_send();
-        let late = shared.load(&guard).map(Payload::late);
+        let late = shared.load(&guard).late();
         let writer = spawn(&shared, |shared| {
             for _ in 0..2 {
                 dawdle();
-                shared.store(Some(Owned::new(Payload::new(1))));
+                replace(shared);
                 rcu::poll();
             }
         });
         let other = spawn(&shared, read_send);
         for _ in 0..TIMES {
             dawdle();
-            assert_eq!(late.unwrap().read(), 1);
+            assert_eq!(late.read(), 1);
         }
         writer.join().unwrap();
         other.join().unwrap();
@@ -383,7 +399,7 @@ fn two_threads_retire_on_one_cpu() {
     model(|| {
         let retire = || {
             let shared = Atomic::new(Payload::new(1));
-            shared.store(None);
+            replace(&shared);
         };
         let first = thread::spawn(retire);
         let second = thread::spawn(retire);
@@ -455,17 +471,17 @@ fn inv11_two_barriers_wait_for_the_same_drop() {
 fn inv15_a_target_is_not_older_than_what_it_is_for() {
     model(|| {
         let shared = shared(1);
-        drop(Atomic::new(1).swap(None)); // makes the bags; the bag is full with one more
-        let full = thread::spawn(|| drop(Atomic::new(1).swap(None)));
+        drop(Atomic::new(1).swap(Owned::new(2))); // makes the bags; the bag is full with one more
+        let full = thread::spawn(|| drop(Atomic::new(1).swap(Owned::new(2))));
         rcu::poll();
         for _ in 0..2 {
             rcu::synchronize().unwrap();
         }
         let guard = rcu::pin();
-        let late = shared.load(&guard).map(Payload::late);
-        shared.store(None);
+        let late = shared.load(&guard).late();
+        replace(&shared);
         full.join().unwrap();
-        assert_eq!(late.unwrap().read(), 1);
+        assert_eq!(late.read(), 1);
         drop(guard);
     });
 }
