@@ -82,8 +82,6 @@ pub(crate) fn run(_plan: &Plan, report: &mut Report) {
     };
     report.record("A5.off_p40.n", reaped(0, 40.0).reduce(f64::min));
     report.record("A5.on_p50.n", reaped(1, 50.0).reduce(f64::max));
-    let means = all.iter().map(|[off, on]| on.mean / off.mean);
-    report.record("A5.mean_latency", means.reduce(f64::max));
 }
 
 fn pair(name: &str, service: Service, report: &Report) -> io::Result<[Simulated; 2]> {

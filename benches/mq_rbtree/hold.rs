@@ -65,7 +65,7 @@ impl Row {
     }
 }
 
-pub(crate) fn run(plan: &Plan, report: &mut Report) {
+pub(crate) fn run(plan: &Plan, _report: &mut Report) {
     let mut rows = ROWS.map(Row::new);
     on_one_cpu(|| {
         repeat(plan, || {
@@ -75,11 +75,9 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         });
     });
     println!("{:<36}{:>12}{:>16}{:>12}", "longest, ns", "operation", "filling, held", "drop");
-    let mut longest = Vec::new();
     for (row, (depth, levels)) in rows.into_iter().zip(ROWS) {
         let Row { queue, longest: windows, held, .. } = row;
         let usual = median(&windows).unwrap_or(f64::NAN);
-        longest.push(usual);
         // Nobody else can wait: the last owner drops it, and no lock is taken.
         let start = Instant::now();
         drop(queue);
@@ -87,6 +85,4 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         let name = format!("{depth} deep, priorities: {levels}");
         println!("  {name:<34}{usual:>12.0}{:>16}{dropped:>12}", held.as_nanos());
     }
-    let deepest = longest[1..].iter().copied().reduce(f64::max);
-    report.record("M9.lock_hold_depth_ratio", deepest.map(|deepest| deepest / longest[0]));
 }

@@ -13,8 +13,8 @@
 //! boxed in the table, although it could hold them itself: that would spare it a load.
 //!
 //! The walk of the list, measured alone between the runs, predicts the ratio: with `base` the time of
-//! a request after the change, radix / list = base / (base + 2 x walk). `R10.predicted_gap` is how far
-//! the measured ratio is from that.
+//! a request after the change, radix / list = base / (base + 2 x walk). The gap that is printed is how
+//! far the measured ratio is from that.
 
 pub(crate) mod aio;
 mod crowd;
@@ -96,9 +96,6 @@ fn measured(plan: &Plan, report: &mut Report) -> io::Result<Measured> {
         );
         let id = if cores == 1 { "R10.wall_1core" } else { "R10.wall_2cores" };
         report.record(id, Some(wall.ratio));
-    }
-    if let [Some(one), Some(two)] = &walls {
-        report.record("R10.predicted_gap", Some(one.gap.abs().max(two.gap.abs())));
     }
     let one_context = one_context(plan, report, &files[0], handles[0]);
     Ok(Measured { walls, lookup, one_context })
