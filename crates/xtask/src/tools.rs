@@ -10,7 +10,7 @@ const CARGO_DENY: &str = "0.20.2";
 const CARGO_FUZZ: &str = "0.13.2";
 
 /// A command, and the Debian package that has it.
-const PACKAGES: [(&str, &str); 13] = [
+const PACKAGES: [(&str, &str); 15] = [
     ("qemu-io", "qemu-utils"),
     ("qemu-nbd", "qemu-utils"),
     ("nbdinfo", "libnbd-bin"),
