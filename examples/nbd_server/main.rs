@@ -72,6 +72,7 @@ fn main() -> ExitCode {
         .log_internal_errors(false)
         .init();
     raise_descriptor_limit();
+    refuse_what_is_too_large();
     let done = if demo { demonstrate(args) } else { serve(&args) };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -101,6 +102,13 @@ fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     let _ = setrlimit(Resource::Nofile, limit); // then fewer connections fit
+}
+
+/// Has a write past the limit on the size of files (`ulimit -f`) fail with EFBIG. By default the kernel ends
+/// the process with SIGXFSZ.
+fn refuse_what_is_too_large() {
+    // SAFETY: to ignore a signal installs no handler, so no code of this process runs in one.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 /// Whether the process was started so that it hears nothing of that signal, as `nohup` does.

@@ -134,8 +134,15 @@ impl ExportTable {
         if self.exports.iter().any(|export| export.info.name == name) {
             return Err(ExportError::Duplicate { name });
         }
-        let file = open(&path, &self.args)?;
-        self.add(name, &path, file, LOCK_PATIENCE, true).map(drop)
+        let (file, created) = open(&path, &self.args)?;
+        let added = self.add(name, &path, file, LOCK_PATIENCE, true);
+        if let (Some(created), Err(error)) = (created, &added) {
+            // A program that holds the lock has begun to use the file in the meantime.
+            if !matches!(error, ExportError::Locked { .. }) {
+                let _ = std::fs::remove_file(created); // `added` says what failed first
+            }
+        }
+        added.map(drop)
     }
 
     /// Adds an export, unless it is there; returns its index.
@@ -390,25 +397,52 @@ fn split_name(image: &str) -> (String, PathBuf) {
     (name.unwrap_or_default(), path)
 }
 
-fn open(path: &Path, args: &Args) -> Result<File, ExportError> {
+/// Opens an image. If this call creates its file, returns that file's path too.
+fn open(path: &Path, args: &Args) -> Result<(File, Option<PathBuf>), ExportError> {
     let fail = |error| ExportError::Open { path: path.to_owned(), error };
-    let create = args.size.is_some() && !args.read_only;
     // Opening a FIFO or a device of another kind could block or have effects: look first.
-    match path.metadata() {
+    let missing = match path.metadata() {
         Ok(meta) if !meta.is_file() && !meta.file_type().is_block_device() => {
             return Err(ExportError::Kind { path: path.to_owned() });
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound && !create => {
-            return Err(ExportError::Missing { path: path.to_owned() });
-        }
-        _ => {}
-    }
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+        Ok(_) => false,
+    };
+    let created = match (missing, args.size.is_some() && !args.read_only) {
+        (true, false) => return Err(ExportError::Missing { path: path.to_owned() }),
+        (true, true) => create(path).map_err(fail)?,
+        (false, _) => None,
+    };
     let mut options = OpenOptions::new();
-    options.read(true).write(!args.read_only).create(create).mode(0o600);
+    options.read(true).write(!args.read_only);
     if args.direct {
         options.custom_flags(libc::O_DIRECT);
     }
-    options.open(path).map_err(fail)
+    match options.open(path) {
+        Ok(file) => Ok((file, created)),
+        Err(error) => {
+            if let Some(created) = created {
+                let _ = std::fs::remove_file(created); // `error` says what failed first
+            }
+            Err(fail(error))
+        }
+    }
+}
+
+/// Creates an empty file, where a symbolic link leads if `path` is one. Returns the file's path; `None` if
+/// another program has created it since.
+fn create(path: &Path) -> io::Result<Option<PathBuf>> {
+    let mut target = path.to_owned();
+    // O_EXCL does not follow links. The kernel follows at most 40.
+    for _ in 0..40 {
+        let Ok(next) = target.read_link() else { break };
+        target = target.parent().unwrap_or(Path::new("")).join(next);
+    }
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&target) {
+        Ok(_) => Ok(Some(target)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Makes a regular file at least as large as `--size` says. Only once it is locked.

@@ -18,6 +18,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("startup/missing_image", &[], missing_image),
         trial("startup/unreadable_image", &[], unreadable_image),
         trial("startup/size_creates_image", &[], size_creates),
+        trial("startup/failed_size_leaves_no_image", &[], failed_size),
         trial("startup/socket_mode_0600", &[], socket_mode),
         trial("startup/stale_socket", &[], stale_socket),
         trial("startup/tcp_is_loopback", &[], tcp_is_loopback),
@@ -98,6 +99,31 @@ fn size_creates(lab: &Lab) -> Res {
     server.still_serves()?;
     server.stop()?;
     check!(fs::metadata(&image)?.len() == 24 * MIB, "the file's size");
+    Ok(())
+}
+
+/// Where the file cannot be made as large as `--size` says, the server ends with an error and leaves no
+/// file. The limit on the size of files stands for a full disk; by default the kernel also sends SIGXFSZ.
+fn failed_size(lab: &Lab) -> Res {
+    let limited = |ignore: &str| {
+        ["sh", "-c", &format!("{ignore} ulimit -f 64; exec \"$0\" \"$@\"")].map(String::from)
+    };
+    let soft = lab.path("soft.img");
+    std::os::unix::fs::symlink("target.img", &soft)?;
+    for (image, left) in [(lab.path("new.img"), "new.img"), (soft, "target.img")] {
+        for ignore in ["trap '' XFSZ;", ""] {
+            let launch = Launch::new(lab, Backend::Threads).through(limited(ignore));
+            let log = refused(launch.image(&image).arg("--size").arg("24M"), "img")?;
+            check!(log.contains("File too large"), "no reason:\n{log}");
+            check!(!lab.path(left).exists(), "{left} is left, {ignore:?}");
+        }
+    }
+    // A file that was there before stays, at its old size.
+    let old = lab.path("old.img");
+    image::sparse(&old, 4096)?;
+    let launch = Launch::new(lab, Backend::Threads).through(limited(""));
+    refused(launch.image(&old).arg("--size").arg("24M"), "old.img")?;
+    check!(fs::metadata(&old)?.len() == 4096, "the old image has another size");
     Ok(())
 }
 
