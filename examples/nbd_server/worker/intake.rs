@@ -58,7 +58,10 @@ impl Worker {
         }
         if let Some(result) = self.conns[slot].receive_in_place(IN_PLACE) {
             match result {
-                Ok((0, _)) => return Err("the client vanished inside a request".into()),
+                Ok((0, _)) => {
+                    self.end_of_input(slot);
+                    return Ok(());
+                }
                 // The payload is whole, however much came in one go: its request starts now.
                 Ok((_, 0)) => self.parse(slot, &[])?,
                 Ok(_) => return Ok(()), // all that had arrived
@@ -220,7 +223,12 @@ impl Worker {
                             let step = Step::refuse(&request, session.agreed.structured, error);
                             conn.take(step, memory, dirty);
                         }
-                        Next::OutOfStep(error) => return Err(error.to_string()),
+                        Next::OutOfStep(error) => {
+                            // The requests in front of it are owed their replies.
+                            warn!(conn = %CtxRef::id(&conn.ctx), %error, "the connection ends");
+                            finished = true;
+                            break;
+                        }
                     }
                 }
             }

@@ -1,5 +1,6 @@
 //! Requests that must be refused, each on a session that must stay in step and go on.
 
+use std::net::Shutdown;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
@@ -22,6 +23,8 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.extend(per_backend(all, "structured_reads", &[], structured_reads));
     trials.push(trial("requests/unknown_command_and_flags", &[], unknown));
     trials.push(trial("requests/bad_magic_closes", &[], bad_magic));
+    trials.extend(per_backend(all, "answered_before_a_bad_magic", &[], answered_first));
+    trials.extend(per_backend(all, "answered_before_half_a_payload", &[], answered_before_half));
     trials.push(trial("requests/read_only_export", &[], read_only));
     trials.push(trial("requests/unaligned_under_direct", &[Need::Direct], unaligned));
     trials.push(trial("requests/direct_rounds_size_down", &[Need::Direct], rounded_down));
@@ -252,6 +255,51 @@ fn bad_magic(lab: &Lab) -> Res {
     client.closed_within(Duration::from_secs(5))?;
     server.logged_since(seen, "a request with a bad magic")?;
     in_step(&mut other)?;
+    server.still_serves()?;
+    server.stop()
+}
+
+/// Requests in the segment of a bad magic, in front of it, are answered; then the connection ends.
+fn answered_first(lab: &Lab, backend: Backend) -> Res {
+    owed(lab, backend, &[0x17; 28])
+}
+
+/// The same where the client shuts its side of the connection inside a WRITE's payload, in one segment
+/// and in a payload so long that the server receives it in place.
+fn answered_before_half(lab: &Lab, backend: Backend) -> Res {
+    let head = |len| header(0, cmd::WRITE, 99, 4 * MIB, len);
+    owed(lab, backend, &[&head(4096)[..], &[0x55; 1000]].concat())?;
+    owed(lab, backend, &[&head(8 << 20)[..], &[0x55; 1000]].concat())
+}
+
+/// Sends ten READs, a WRITE, and `last`, in one piece, and shuts its side. All but `last` must be answered.
+fn owed(lab: &Lab, backend: Backend, last: &[u8]) -> Res {
+    let mut server = start(lab, backend, 64 * MIB)?;
+    let mut client = server.client()?;
+    let mut bytes = Vec::new();
+    for cookie in 0..10u64 {
+        bytes.extend(header(0, cmd::READ, cookie, cookie * MIB, MIB as u32));
+    }
+    bytes.extend(header(flag::FUA, cmd::WRITE, 10, 20 * MIB, 4096));
+    bytes.extend([0x66; 4096]);
+    bytes.extend(last);
+    client.send(&bytes)?;
+    client.stream.shutdown(Shutdown::Write)?;
+    // The replies do not fit the socket's buffer: most are owed when the server sees the end.
+    std::thread::sleep(Duration::from_millis(300));
+    let mut answered = [false; 11];
+    for _ in 0..11 {
+        let (answer, cookie) = client.simple_reply()?;
+        answer.ok("a request in front of the end")?;
+        if cookie < 10 {
+            let wanted = image::bytes_at(&lab.path("a.img"), cookie * MIB, MIB as usize)?;
+            check!(client.recv_vec(MIB as usize)? == wanted, "other bytes of READ {cookie}");
+        }
+        let seen = answered.get_mut(cookie as usize).ok_or("a reply to no request")?;
+        check!(!std::mem::replace(seen, true), "two replies to request {cookie}");
+    }
+    let rest = client.closed_within(Duration::from_secs(5))?;
+    check!(rest == 0, "{rest} bytes after the last reply");
     server.still_serves()?;
     server.stop()
 }
