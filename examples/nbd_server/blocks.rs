@@ -176,7 +176,8 @@ impl Blocks {
         buf.set_len(whole);
         let start = blocks.start * BLOCK as u64;
         let mut loads = room.pop().unwrap_or_default();
-        for block in blocks {
+        let has_room = loads.try_reserve((blocks.end - blocks.start) as usize).is_ok();
+        for block in blocks.filter(|_| has_room) {
             match image.device.claim(block) {
                 Ok(claimed) => loads.extend(claimed),
                 Err(_) => break, // it is not kept

@@ -245,6 +245,11 @@ impl Output {
         self.handshake.is_empty() && self.replies.is_empty()
     }
 
+    /// Makes room for so many more replies. Returns whether there is memory for them.
+    pub(crate) fn reserve(&mut self, replies: usize) -> bool {
+        self.replies.try_reserve(replies).is_ok()
+    }
+
     /// Sends what it can; buffers sent go back to `memory`.
     pub(crate) fn send(
         &mut self,

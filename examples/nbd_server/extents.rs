@@ -88,7 +88,10 @@ fn extents(file: &File, start: u64, end: u64, unit: u64, most: usize) -> io::Res
         match found.last_mut() {
             Some(last) if last.flags == flags => last.len += len,
             _ if full => break,
-            _ => found.push(Extent { len, flags }),
+            _ => {
+                found.try_reserve(1).map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
+                found.push(Extent { len, flags });
+            }
         }
         at = next;
     }

@@ -84,9 +84,9 @@ pub(crate) struct Back {
 }
 
 impl Back {
-    /// The waker is called, by any thread, when [`pop`](Self::pop) has something.
-    pub(crate) fn new(waker: Waker) -> Self {
-        Self { done: Mutex::new(VecDeque::new()), waker }
+    /// With room for so many jobs. The waker is called, by any thread, when [`pop`](Self::pop) has something.
+    pub(crate) fn new(jobs: usize, waker: Waker) -> Self {
+        Self { done: Mutex::new(VecDeque::with_capacity(jobs)), waker }
     }
 
     pub(crate) fn pop(&self) -> Option<Done> {
@@ -296,7 +296,7 @@ mod tests {
         let blocks = Blocks::on(1 << 20, (&files, files.len()), open).unwrap();
         let hands = Hands::new(files.len()).unwrap();
         let (sender, rung) = mpsc::channel();
-        let back = Arc::new(Back::new(Arc::new(Bell(sender)).into()));
+        let back = Arc::new(Back::new(0, Arc::new(Bell(sender)).into()));
         let give = |file: usize, key: usize| {
             let image = Arc::clone(blocks.image(file).unwrap());
             let (work, offset) = (Work::Trim { fua: false }, (key % JOBS * BLOCK) as u64);
@@ -346,7 +346,7 @@ mod tests {
         let image = blocks.image(0).unwrap();
         let hands = Hands::new(1).unwrap();
         let (sender, rung) = mpsc::channel();
-        let back = Arc::new(Back::new(Arc::new(Bell(sender)).into()));
+        let back = Arc::new(Back::new(0, Arc::new(Bell(sender)).into()));
         for key in 0..=LONG {
             let offset = (key * BLOCK) as u64;
             let work = Work::Trim { fua: false };

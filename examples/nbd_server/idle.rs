@@ -361,7 +361,7 @@ mod tests {
     #[test]
     fn only_what_nobody_has_open_for_long_is_let_go_of() {
         let (dir, table) = folder("1M");
-        let back = Arc::new(Back::new(Waker::noop().clone()));
+        let back = Arc::new(Back::new(0, Waker::noop().clone()));
         let begun = Instant::now();
         let used = negotiate(&table).unwrap();
         for seconds in [0, 100, 200] {

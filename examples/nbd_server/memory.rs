@@ -4,6 +4,11 @@
 //! reaches its own limit, or finds the worker's used up, is not read from until replies leave.
 //! Large requests and small ones draw on a half each, and every connection keeps a small reserve of
 //! its own, so that clients go on beside hogs; what is free goes to whoever waits longest.
+//!
+//! The system may have less memory than these limits allow (`ulimit -v`, a container). A buffer that it does
+//! not have is an error of its request ([`Short::System`]), and the server goes on.
+
+use std::sync::OnceLock;
 
 use aio_reap::AlignedBuf;
 
@@ -24,6 +29,22 @@ const SMALL: usize = 2 << 20;
 const SHARE: usize = 4;
 /// What a connection gets even if others have used up the rest: a queue of 4 KiB requests.
 pub(crate) const RESERVE: usize = 256 << 10;
+
+/// Bytes that the system must have beside a new buffer. The many small allocations (a place in a queue, a
+/// context) cannot fail without ending the process, so no buffer takes the last memory from them. A guess.
+const HEADROOM: usize = 1 << 20;
+/// Longest run of zeros written at once where the file system cannot make them.
+pub(crate) const ZEROS: usize = 1 << 20;
+
+/// [`ZEROS`] zero bytes that every request shares; `None` if there is no memory for them.
+pub(crate) fn zeros() -> Option<&'static [u8]> {
+    static ZERO: OnceLock<AlignedBuf> = OnceLock::new();
+    if let Some(zeros) = ZERO.get() {
+        return Some(zeros);
+    }
+    let zeros = AlignedBuf::try_zeroed(ZEROS, ALIGN)?;
+    Some(ZERO.get_or_init(|| zeros))
+}
 
 /// A worker's buffers.
 #[derive(Debug)]
@@ -63,6 +84,8 @@ pub(crate) enum Short {
     Own,
     /// The worker's: it waits for others.
     Shared,
+    /// The system's: it has no memory for the buffer now.
+    System,
 }
 
 impl Memory {
@@ -104,17 +127,24 @@ impl Memory {
                 return Err(Short::Shared);
             }
         }
-        half.used += size;
-        account.bytes += size;
         let mut buf = match self.free[class].pop() {
             Some(buf) => {
                 self.free_bytes -= size;
                 buf
             }
-            None => AlignedBuf::zeroed(size, ALIGN),
+            None => allocate(size).or_else(|| self.allocate_again(size)).ok_or(Short::System)?,
         };
+        self.half(size).used += size;
+        account.bytes += size;
         buf.set_len(len);
         Ok(buf)
+    }
+
+    /// Tries again without the free buffers of other sizes.
+    fn allocate_again(&mut self, size: usize) -> Option<AlignedBuf> {
+        self.free.iter_mut().for_each(Vec::clear);
+        self.free_bytes = 0;
+        allocate(size)
     }
 
     /// Takes a buffer back; `account` is `None` when its connection is gone.
@@ -124,11 +154,26 @@ impl Memory {
         if let Some(account) = account {
             account.bytes -= size;
         }
-        if self.free_bytes + size <= KEEP {
+        let free = &mut self.free[class_of(size)];
+        if self.free_bytes + size <= KEEP && free.try_reserve(1).is_ok() {
             self.free_bytes += size;
-            self.free[class_of(size)].push(buf);
+            free.push(buf);
         }
     }
+}
+
+/// A new buffer, if the system has [`HEADROOM`] beside it.
+fn allocate(size: usize) -> Option<AlignedBuf> {
+    AlignedBuf::try_zeroed(size, ALIGN).filter(|_| has_headroom())
+}
+
+fn has_headroom() -> bool {
+    let (access, kind) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a mapping that the kernel places replaces none.
+    let probe = unsafe { libc::mmap(std::ptr::null_mut(), HEADROOM, access, kind, -1, 0) };
+    // SAFETY: if it is one, the whole mapping was made above, and no reference leads there.
+    probe != libc::MAP_FAILED && unsafe { libc::munmap(probe, HEADROOM) } == 0
 }
 
 fn class_of(len: usize) -> usize {

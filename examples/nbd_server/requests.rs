@@ -18,7 +18,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::task::Waker;
 
 use aio_reap::{AlignedBuf, AllocateMode, CompletionQueue, Engine, File, SubmitError};
@@ -36,18 +36,10 @@ use crate::counters::{Counters, is_logged};
 use crate::export::ExportTable;
 use crate::extents;
 use crate::hands::{self, Back, Done, Task};
-use crate::memory::ALIGN;
+use crate::memory::{ZEROS, zeros};
 use crate::operation::{Operation, Stage, Step, Then, Zeroes};
 use crate::places::Places;
 use crate::syncs::Fate;
-
-/// Longest run of zeros written at once where the file system cannot make them.
-const ZEROS: usize = 1 << 20;
-
-fn zeros() -> &'static [u8] {
-    static ZERO: OnceLock<&'static [u8]> = OnceLock::new();
-    ZERO.get_or_init(|| Box::leak(Box::new(AlignedBuf::zeroed(ZEROS, ALIGN))))
-}
 
 /// An operation that waits for a place in the engine, and its buffer.
 type Waiting = (Operation, Option<AlignedBuf>);
@@ -114,12 +106,13 @@ impl Requests {
             places: Places::new(limits.depth, SHARE, exports.capacity()),
             most: limits.most,
             waiting: Admission::new(exports.capacity())?,
-            answered: VecDeque::new(),
-            handed: Slab::new(),
-            back: Arc::new(Back::new(waker.clone())),
-            synced: Vec::new(),
+            // With room for as many as there may be: these do not grow while requests are served.
+            answered: VecDeque::with_capacity(limits.most),
+            handed: Slab::with_capacity(limits.depth),
+            back: Arc::new(Back::new(limits.depth, waker.clone())),
+            synced: Vec::with_capacity(limits.most),
             waker,
-            loads: Vec::new(),
+            loads: Vec::with_capacity(limits.depth),
             fills: CompletionQueue::new(),
             transfers: CompletionQueue::new(),
             others: CompletionQueue::new(),
@@ -427,11 +420,14 @@ impl Requests {
             (Stage::Write { .. }, Some(buf)) => {
                 engine.write(file, buf, offset).enqueue(&self.transfers, token).err().map(with_buf)
             }
-            (Stage::Zeros { done, .. }, _) => {
-                let run = &zeros()[..ZEROS.min((len - done) as usize)];
-                let write = engine.write(file, run, offset + done);
-                write.enqueue(&self.zeros, token).err().map(|error| (error.into(), None))
-            }
+            (Stage::Zeros { done, .. }, _) => match zeros() {
+                Some(zeros) => {
+                    let run = &zeros[..ZEROS.min((len - done) as usize)];
+                    let write = engine.write(file, run, offset + done);
+                    write.enqueue(&self.zeros, token).err().map(|error| (error.into(), None))
+                }
+                None => Some((io::Error::from_raw_os_error(libc::ENOMEM), None)),
+            },
             (stage, _) => {
                 let request = match stage {
                     Stage::Punch { .. } => {

@@ -31,7 +31,7 @@ enum Stream {
 pub(crate) enum Next {
     /// More bytes are needed.
     More,
-    /// The request needs a buffer that it does not get now; its header was not consumed.
+    /// The request has to wait for a buffer; its header was not consumed.
     NoMemory(Short),
     /// A request to carry out; a READ's or BLOCK_STATUS's buffer to fill, or a WRITE's data.
     Start(Request, Command, Option<AlignedBuf>),
@@ -64,7 +64,7 @@ impl Session {
                         Ok(request) => request,
                         Err(error) => return Next::OutOfStep(error),
                     };
-                    let checked = request.check(&exports.get(self.export).info, self.agreed);
+                    let mut checked = request.check(&exports.get(self.export).info, self.agreed);
                     let mut buf = None;
                     let room = match checked {
                         Ok(command @ (Command::Read { .. } | Command::Write { .. })) => {
@@ -76,6 +76,7 @@ impl Session {
                     if let Some(room) = room {
                         match memory.take(room, account) {
                             Ok(taken) => buf = Some(taken),
+                            Err(Short::System) => checked = Err(NbdError::NoMem),
                             Err(short) => return Next::NoMemory(short),
                         }
                     }

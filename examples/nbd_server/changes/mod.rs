@@ -16,13 +16,11 @@ use bufcache::{GetError, WriteError};
 use nbd_protocol::{Command, Request};
 
 use crate::blocks::{BLOCK, Blocks, Image, covering};
-use crate::memory::ALIGN;
+use crate::memory::{self, ALIGN, ZEROS};
 
 /// A job goes on asking for a block that others have for so long. A guess: longer than a disk takes for
 /// anything.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Longest run of zeros written at once where the file system cannot make them.
-const ZEROS: usize = 1 << 20;
 
 /// How a request goes on.
 #[derive(Debug)]
@@ -300,7 +298,7 @@ impl Image {
         if fast {
             return Err(os(libc::EOPNOTSUPP));
         }
-        let zeros = AlignedBuf::zeroed(ZEROS, ALIGN);
+        let zeros = memory::zeros().ok_or_else(|| os(libc::ENOMEM))?;
         let mut at = blocks.start;
         while at < blocks.end {
             let start = at * BLOCK as u64;
@@ -322,7 +320,8 @@ impl Image {
             match get(|| if once { device.get_once(block) } else { device.get(block) }) {
                 Ok(guard) => into.copy_from_slice(&guard[from..][..count]),
                 Err(GetError::NoFreeBuffers) if !device.is_newer(block..block + 1) => {
-                    let mut there = AlignedBuf::zeroed(BLOCK, ALIGN);
+                    let there = AlignedBuf::try_zeroed(BLOCK, ALIGN);
+                    let mut there = there.ok_or_else(|| os(libc::ENOMEM))?;
                     let count = self.raw.read(block * BLOCK as u64, &mut there)?;
                     if count < from + into.len() {
                         return Err(os(libc::EIO)); // it is shorter than it was

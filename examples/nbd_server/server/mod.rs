@@ -180,7 +180,7 @@ impl Server {
         let due = || Instant::now().checked_add(period?); // never, if that is too far away
         let mut next = due();
         let mut look = self.exports.has_folder().then(Instant::now);
-        let back = Arc::new(Back::new(Waker::noop().clone()));
+        let back = Arc::new(Back::new(0, Waker::noop().clone()));
         loop {
             let mut fds = vec![
                 PollFd::from_borrowed_fd(stop, PollFlags::IN),

@@ -86,11 +86,20 @@ impl Worker {
                 let received = &scratch[..have + count];
                 let parsed = self.parse(slot, received).map(|used| {
                     let conn = &mut self.conns[slot];
+                    let left = &received[used..];
                     conn.unread.clear();
-                    conn.unread.extend_from_slice(&received[used..]);
+                    let has_memory = conn.unread.try_reserve(left.len()).is_ok();
+                    if has_memory {
+                        conn.unread.extend_from_slice(left);
+                    }
+                    has_memory
                 });
                 self.scratch = scratch;
-                parsed
+                if !parsed? {
+                    warn!(conn = %self.conns[slot].id(), "no memory for a request, the connection ends");
+                    self.drain(slot);
+                }
+                Ok(())
             }
             Err(error) if is_transient(&error) => Ok(()),
             Err(error) => Err(error.to_string()),
@@ -185,13 +194,18 @@ impl Worker {
                         conn.block(Wait::Others, blocked, dirty);
                         break;
                     }
+                    if !conn.out.reserve(conn.active + 1) {
+                        warn!(conn = %CtxRef::id(&conn.ctx), "no memory for a reply, the connection ends");
+                        finished = true;
+                        break;
+                    }
                     match session.next(&mut input, exports, memory, &mut conn.account) {
                         Next::More => break,
                         Next::NoMemory(Short::Own) => {
                             conn.block(Wait::Own, blocked, dirty);
                             break;
                         }
-                        Next::NoMemory(Short::Shared) => {
+                        Next::NoMemory(Short::Shared | Short::System) => {
                             conn.block(Wait::Others, blocked, dirty);
                             break;
                         }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 use rustix::net::sockopt::set_socket_send_buffer_size_force;
 
-use crate::client::{Client, MAX_PAYLOAD, MIB, cmd, flag, header};
+use crate::client::{Client, MAX_PAYLOAD, MIB, cmd, err, flag, header};
 use crate::image;
 use crate::lab::{
     Backend, Lab, Res, check, fail, per_backend, signal, trial, wait_until, with_lag,
@@ -31,6 +31,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.extend(per_backend(all, "client_vanishes_mid_request", &[], vanishes));
     trials.extend(per_backend(all, "payload_received_whole", big, payload_in_one_go));
     trials.push(trial("pressure/connection_limit", &[], connection_limit));
+    trials.extend(per_backend(all, "no_memory_is_an_answer", &[], no_memory));
     trials
 }
 
@@ -388,5 +389,54 @@ fn payload_in_one_go(lab: &Lab, backend: Backend) -> Res {
         check!(client.read(MIB, len as u32)? == Ok(data), "{len} bytes came back changed");
     }
     client.disconnect()?;
+    server.stop()
+}
+
+/// A server that may not have the memory for what is asked answers ENOMEM, to the requests for which it has
+/// none, and goes on.
+fn no_memory(lab: &Lab, backend: Backend) -> Res {
+    const LEN: u32 = 4 << 20;
+    const WRITE: u32 = 16 << 20;
+    let image = lab.path("a.img");
+    image::with_parts(&image, 64 * MIB, 16, 43)?;
+    let launch = Launch::new(lab, backend).image(&image).arg("--workers").arg("1");
+    let limited = ["sh", "-c", "ulimit -v 122880; exec \"$0\" \"$@\""];
+    let mut server = launch.arg("--cache").arg("16M").through(limited).start()?;
+    let mut refused = 0;
+    let mut crowd = (0..10).map(|_| server.client()).collect::<Res<Vec<_>>>()?;
+    for client in &mut crowd {
+        let one = |i| header(0, cmd::READ, i, i * u64::from(LEN), LEN);
+        client.send(&(0..8).flat_map(one).collect::<Vec<u8>>())?;
+    }
+    for client in &mut crowd {
+        for _ in 0..8 {
+            let (answer, cookie) = client.simple_reply()?;
+            answer.any_of(&[0, err::ENOMEM], "a READ")?;
+            refused += u32::from(answer.0 > 0);
+            if answer.0 == 0 {
+                let wanted = image::bytes_at(&image, cookie * u64::from(LEN), LEN as usize)?;
+                check!(client.recv_vec(LEN as usize)? == wanted, "other bytes than the image has");
+            }
+        }
+    }
+    check!(refused > 0, "there was memory for all READs: nothing is shown");
+    server.still_serves()?;
+
+    refused = 0;
+    let mut cookies = Vec::new();
+    for client in &mut crowd {
+        cookies.push(client.request(0, cmd::WRITE, 32 * MIB, WRITE)?);
+    }
+    std::thread::sleep(Duration::from_millis(300)); // the headers are understood
+    for (client, cookie) in crowd.iter_mut().zip(cookies) {
+        client.send(&vec![0x77; WRITE as usize])?;
+        let answer = client.answer(cookie)?;
+        answer.any_of(&[0, err::ENOMEM], "a WRITE")?;
+        refused += u32::from(answer.0 > 0);
+        check!(client.read(0, 4096)?.is_ok(), "out of step behind a WRITE");
+    }
+    check!((1..10).contains(&refused), "{refused} of 10 WRITEs were refused: nothing is shown");
+    drop(crowd);
+    server.still_serves()?;
     server.stop()
 }
