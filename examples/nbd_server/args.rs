@@ -71,9 +71,15 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Resources")]
     pub(crate) workers: Option<u32>,
 
-    /// Connections served at a time; one more is closed at once.
+    /// Connections served at a time; one more is closed at once, or the oldest one that has not finished its
+    /// handshake.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536), help_heading = "Clients")]
     pub(crate) max_connections: u32,
+
+    /// Connections of one peer served at a time: of a user on Unix sockets, of an address by TCP (of IPv6, of
+    /// a /64 network). By default as many as --max-connections.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536), help_heading = "Clients")]
+    pub(crate) max_per_peer: Option<u32>,
 
     /// Serve the figures to Prometheus on this Unix socket (mode 0600): HTTP, `/metrics`.
     #[arg(long, value_name = "PATH", help_heading = "Figures")]

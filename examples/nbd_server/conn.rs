@@ -13,6 +13,7 @@ use socket2::Socket;
 use crate::contexts::Connection;
 use crate::memory::{Account, Memory};
 use crate::operation::Step;
+use crate::peers::Pass;
 use crate::registry::{Listed, Opened};
 use crate::session::Session;
 
@@ -48,6 +49,8 @@ pub(crate) struct Conn {
     pub(crate) socket: Socket,
     /// What names it, and its operations in the engine hold on to.
     pub(crate) ctx: CtxRef<Connection>,
+    /// Its place among the server's connections.
+    pub(crate) pass: Pass,
     /// Its place on its export's list, once it has one.
     pub(crate) opened: Option<Opened>,
     /// Its place on the list of sessions, and what others see of it.
@@ -83,6 +86,7 @@ impl Conn {
     pub(crate) fn new(
         socket: Socket,
         ctx: CtxRef<Connection>,
+        pass: Pass,
         listed: Listed,
         deadline: Instant,
     ) -> Self {
@@ -92,6 +96,7 @@ impl Conn {
             tcp: socket.local_addr().is_ok_and(|address| !address.is_unix()),
             socket,
             ctx,
+            pass,
             opened: None,
             listed,
             phase: Phase::Handshake(handshake, deadline),

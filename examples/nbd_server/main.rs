@@ -32,6 +32,7 @@ mod manual;
 mod memory;
 mod metrics;
 mod operation;
+mod peers;
 mod places;
 mod registry;
 mod report;

@@ -29,6 +29,16 @@ SECURITY
   every image: leave it on the loopback address, or on a network that is
   trusted.
 
+CONNECTIONS
+  A client has 10 seconds for its handshake. Until it is finished its
+  connection is the first to go: when the server has --max-connections, or the
+  peer has --max-per-peer, a newer connection takes the place of the oldest
+  unfinished one. One peer has at most a quarter of --max-connections
+  unfinished (16 if that is more); then its oldest one is closed. A peer is a
+  user, by Unix sockets, or an address, by TCP (a /64 network of IPv6).
+  Connections past their handshake are never closed for others; set
+  --max-per-peer where one client must not take all places.
+
 WORKERS
   A connection is served by the worker thread that had the fewest when it came.
   Where one worker is busy with several and another is idle, one of them goes

@@ -4,9 +4,9 @@
 //!  curl --unix-socket PATH http://localhost/metrics
 //! ```
 //!
-//! A thread of its own answers, up to [`AT_ONCE`] clients at a time and each within [`PATIENCE`], so those
-//! who are slow keep nobody waiting but more of their kind. The socket is made, and goes, as the one for
-//! images does.
+//! A thread of its own answers, up to [`AT_ONCE`] clients at a time and each within [`PATIENCE`]. One client
+//! more is accepted all the same, and the oldest one that has not asked yet is closed for it, so clients that
+//! connect and say nothing keep no other waiting. The socket is made, and goes, as the one for images does.
 
 use std::fmt::{self, Display, Write as _};
 use std::io::{self, ErrorKind, Read, Write as _};
@@ -30,7 +30,9 @@ use crate::worker::Moves;
 /// How long a client may take for its request, and for the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Clients that are answered at a time.
-const AT_ONCE: usize = 16;
+const AT_ONCE: usize = 64;
+/// Clients that are accepted before those that were accepted earlier have their turn. A guess.
+const ACCEPTED: usize = 64;
 /// Longest request that is read. A guess; browsers send less.
 const LONGEST: usize = 16 << 10;
 
@@ -79,7 +81,7 @@ fn answer_all(listener: &Socket, stop: &OwnedFd, reporter: &Reporter) {
         let now = Instant::now();
         clients.retain(|client| client.deadline > now);
         paused = paused.filter(|&until| until > now);
-        let accepting = clients.len() < AT_ONCE && paused.is_none();
+        let accepting = paused.is_none();
         let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
         fds.extend(clients.iter().map(Client::poll_fd));
         if accepting {
@@ -109,16 +111,35 @@ fn answer_all(listener: &Socket, stop: &OwnedFd, reporter: &Reporter) {
                 })
         });
         if accepting && ready.last() == Some(&true) {
-            match listener.accept().and_then(|(socket, _)| Client::new(socket)) {
-                Ok(client) => clients.push(client),
-                Err(error) if is_transient(&error) => {} // it left before it was accepted
-                Err(error) => {
-                    warn!(%error, "cannot accept a client of the metrics");
-                    paused = Some(Instant::now() + PATIENCE); // out of descriptors, usually
-                }
+            if let Err(error) = accept_some(listener, reporter, &mut clients) {
+                warn!(%error, "cannot accept a client of the metrics");
+                paused = Some(Instant::now() + PATIENCE); // out of descriptors, usually
             }
         }
     }
+}
+
+/// Accepts clients that wait, and reads the requests that came with them.
+fn accept_some(
+    listener: &Socket,
+    reporter: &Reporter,
+    clients: &mut Vec<Client>,
+) -> io::Result<()> {
+    for _ in 0..ACCEPTED {
+        let mut client = match listener.accept().and_then(|(socket, _)| Client::new(socket)) {
+            Ok(client) => client,
+            Err(error) if is_transient(&error) => break, // none is left
+            Err(error) => return Err(error),
+        };
+        if client.go_on(reporter).unwrap_or(false) {
+            clients.push(client);
+        }
+        if clients.len() > AT_ONCE {
+            let oldest = clients.iter().position(|client| client.response.is_empty());
+            clients.remove(oldest.unwrap_or(0));
+        }
+    }
+    Ok(())
 }
 
 impl Client {

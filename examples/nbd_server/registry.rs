@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -84,32 +84,32 @@ impl Peer {
         match socket.peer_addr() {
             Ok(address) => match address.as_socket() {
                 Some(address) => Self::Address(address),
-                None => peer_process(socket).map_or(Self::Unknown, Self::Process),
+                None => match peer_credentials(socket.as_raw_fd()) {
+                    // No process if it is in another PID namespace.
+                    Ok(credentials) if credentials.pid > 0 => Self::Process(credentials.pid),
+                    _ => Self::Unknown,
+                },
             },
             Err(_) => Self::Unknown, // it is gone already
         }
     }
 }
 
-/// The process that connected a Unix socket; an error also if it is in another PID namespace.
-fn peer_process(socket: &Socket) -> io::Result<libc::pid_t> {
+/// The process and the user that connected a Unix socket.
+pub(crate) fn peer_credentials(socket: RawFd) -> io::Result<libc::ucred> {
     let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: SO_PEERCRED stores one `ucred`, of the size said, and keeps nothing.
     let ret = unsafe {
         libc::getsockopt(
-            socket.as_raw_fd(),
+            socket,
             libc::SOL_SOCKET,
             libc::SO_PEERCRED,
             (&raw mut cred).cast(),
             &raw mut len,
         )
     };
-    match ret {
-        0 if cred.pid > 0 => Ok(cred.pid),
-        0 => Err(io::ErrorKind::NotFound.into()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    if ret == 0 { Ok(cred) } else { Err(io::Error::last_os_error()) }
 }
 
 impl fmt::Display for Peer {

@@ -42,6 +42,8 @@ mod memory;
 mod metrics;
 #[path = "../nbd_server/operation.rs"]
 mod operation;
+#[path = "../nbd_server/peers.rs"]
+mod peers;
 #[path = "../nbd_server/places.rs"]
 mod places;
 #[path = "../nbd_server/registry.rs"]

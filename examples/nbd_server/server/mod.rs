@@ -27,6 +27,7 @@ use crate::idle::LOOK;
 use crate::listeners::Listeners;
 use crate::memory::LEAST;
 use crate::metrics::Metrics;
+use crate::peers::{PeerKey, Peers};
 use crate::registry::Registry;
 use crate::report::{Reporter, ServerReport};
 use crate::requests::Limits;
@@ -39,6 +40,8 @@ const MEMORY: usize = 256 << 20;
 const POOL: usize = 16;
 /// Connections taken before the signals have their turn.
 const ACCEPTED_AT_ONCE: usize = 64;
+/// Workers have so long to close a connection that gave way, before a new one is refused instead.
+const CLOSING_PATIENCE: Duration = Duration::from_millis(100);
 /// A worker that does not say what it has counted for so long stands still, in opening an image, say.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Send buffer asked for; the system may grant less. A guess: a few large replies.
@@ -82,7 +85,7 @@ pub(crate) struct Server {
     listeners: Listeners,
     connections: Arc<Connections>,
     registry: Arc<Registry>,
-    max_connections: u32,
+    peers: Arc<Peers>,
     next_worker: usize,
     /// Readable once a worker has ended.
     ended: Arc<OwnedFd>,
@@ -122,7 +125,10 @@ impl Server {
     pub(crate) fn start(args: &Args, handed_over: Vec<OwnedFd>) -> Result<Self, ServerError> {
         let exports = Arc::new(ExportTable::open(args)?);
         let max_connections = args.max_connections;
-        let connections = CtxTable::builder().max_contexts(u64::from(max_connections)).build();
+        let max_per_peer = args.max_per_peer.unwrap_or(max_connections);
+        let peers = Peers::new(max_connections as usize, max_per_peer as usize);
+        // As many again are there while a worker closes them.
+        let connections = CtxTable::builder().max_contexts(2 * u64::from(max_connections)).build();
         let connections = Arc::new(connections.map_err(io::Error::from)?);
         let registry = Arc::new(Registry::new(&exports).map_err(io::Error::from)?);
         let listeners = Listeners::open(args, handed_over)?;
@@ -157,7 +163,7 @@ impl Server {
             listeners,
             connections,
             registry,
-            max_connections,
+            peers,
             next_worker: 0,
             ended,
             accept_failed: false,
@@ -254,7 +260,16 @@ impl Server {
 
     /// Hands a connection to the worker that has the fewest; in turn where there are several such.
     fn place(&mut self, socket: Socket) {
-        let Some(ctx) = self.admit() else { return };
+        let pass = match self.peers.admit(PeerKey::of(&socket)) {
+            Ok((pass, evicted)) => {
+                if let Some((id, worker)) = evicted {
+                    self.workers[worker].inbox.send(Message::GiveWay(id));
+                }
+                pass
+            }
+            Err(reason) => return warn!(%reason, "connection limit reached, one more refused"),
+        };
+        let Some(ctx) = self.context() else { return };
         let id = CtxRef::id(&ctx);
         // Asked for, not needed: the system's default serves as well, only slower.
         let _ = socket.set_send_buffer_size(SEND_BUFFER);
@@ -264,7 +279,8 @@ impl Server {
         let Some((_, number)) = loads.min_by_key(|&(load, _)| load) else { return };
         let inbox = &self.workers[number].inbox;
         let announced = inbox.load.add();
-        if !announced || !inbox.send(Message::Serve(socket, ctx)) {
+        pass.set_place(id, number);
+        if !announced || !inbox.send(Message::Serve(socket, ctx, pass)) {
             if announced {
                 inbox.load.remove();
             }
@@ -273,14 +289,22 @@ impl Server {
         self.next_worker = (number + 1) % count;
     }
 
-    /// A context for one more connection, if there may be one more.
-    fn admit(&self) -> Option<CtxRef<Connection>> {
-        let id = match self.connections.insert(Connection::default()) {
-            Ok(id) => id,
-            Err(InsertError { reason: InsertRefused::Quota, .. }) => {
-                warn!(limit = self.max_connections, "connection limit reached, one more refused");
-                return None;
+    /// A context for one more connection. Waits a moment where too many connections have given way, and are
+    /// not closed yet.
+    fn context(&self) -> Option<CtxRef<Connection>> {
+        let since = Instant::now();
+        let inserted = loop {
+            match self.connections.insert(Connection::default()) {
+                Err(InsertError { reason: InsertRefused::Quota, .. })
+                    if since.elapsed() < CLOSING_PATIENCE =>
+                {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                inserted => break inserted,
             }
+        };
+        let id = match inserted {
+            Ok(id) => id,
             Err(error) => {
                 warn!(%error, "no room for one more connection");
                 return None;

@@ -8,7 +8,7 @@ use radix_ctx::{CtxRef, Id};
 use rustix::event::epoll;
 use tracing::{debug, info, warn};
 
-use super::Worker;
+use super::{GAVE_WAY, Worker};
 use crate::conn::{OUTSTANDING, Phase, Wait};
 use crate::memory::Short;
 use crate::operation::Step;
@@ -162,6 +162,9 @@ impl Worker {
                     match step {
                         HandshakeStep::More => break,
                         HandshakeStep::Ready(negotiated) => {
+                            if !conn.pass.finish_handshake() {
+                                return Err(GAVE_WAY.into());
+                            }
                             // It was opened a moment ago; in a folder another may have its name now.
                             let Some((export, used)) = exports.begin(&negotiated) else {
                                 return Err("the export is gone".into());

@@ -67,6 +67,7 @@ use crate::contexts::{Connection, Connections, Stray};
 use crate::counters::Counters;
 use crate::export::ExportTable;
 use crate::memory::Memory;
+use crate::peers::Pass;
 use crate::registry::{Client, Registry};
 use crate::requests::{Limits, Requests};
 use crate::server::{eventfd, ring};
@@ -78,18 +79,23 @@ const SCRATCH: usize = 256 << 10;
 /// received, one for what that set free.
 const ROUNDS: usize = 2;
 
+/// Why a half-open connection is closed before its time.
+const GAVE_WAY: &str = "it has not finished its handshake, and gives way to a newer connection";
+
 // Neither is an id.
 const ENGINE: u64 = u64::MAX;
 const INBOX: u64 = u64::MAX - 1;
 
 /// What the main thread or another worker tells a worker.
 pub(crate) enum Message {
-    Serve(Socket, CtxRef<Connection>),
+    Serve(Socket, CtxRef<Connection>, Pass),
     /// A connection comes from another worker.
     Move(Box<Conn>),
     Report(Sender<WorkerReport>),
     /// The session was taken off the list: answer what it asked for, then close it.
     End(Id),
+    /// The connection has not finished its handshake, and gives way to a newer one.
+    GiveWay(Id),
     /// Every session was told to end: finish what is in flight, then end.
     Stop,
     /// Give a connection to that worker, whatever the loads.
@@ -398,7 +404,7 @@ impl Worker {
         self.again |= self.requests.waits_for_others(); // it may have rung for that since `settle`
         loop {
             match self.inbox.try_recv() {
-                Ok(Message::Serve(socket, ctx)) => self.serve(socket, ctx),
+                Ok(Message::Serve(socket, ctx, pass)) => self.serve(socket, ctx, pass),
                 Ok(Message::Move(conn)) => self.adopt(conn),
                 #[cfg(test)]
                 Ok(Message::Give(id, to)) => self.begin_to_leave(id, to),
@@ -406,6 +412,7 @@ impl Worker {
                     let _ = sender.send(self.report()); // nobody waits any more: fine
                 }
                 Ok(Message::End(id)) => self.end(id),
+                Ok(Message::GiveWay(id)) => self.close(id, GAVE_WAY),
                 Ok(Message::Stop) => self.stop(),
                 Err(TryRecvError::Empty) => return,
                 Err(TryRecvError::Disconnected) => return self.stop(),
@@ -413,7 +420,7 @@ impl Worker {
         }
     }
 
-    fn serve(&mut self, socket: Socket, ctx: CtxRef<Connection>) {
+    fn serve(&mut self, socket: Socket, ctx: CtxRef<Connection>, pass: Pass) {
         let id = CtxRef::id(&ctx);
         let listed = match self.registry.add(Client::new(id, &socket, self.number)) {
             Ok(listed) => listed,
@@ -425,7 +432,7 @@ impl Worker {
         let entry = self.conns.vacant_entry();
         ctx.set_place(Some((self.number, entry.key())));
         let data = epoll::EventData::new_u64(id.to_bits());
-        let conn = Conn::new(socket, ctx, listed, Instant::now() + HANDSHAKE_LIMIT);
+        let conn = Conn::new(socket, ctx, pass, listed, Instant::now() + HANDSHAKE_LIMIT);
         if let Err(error) = epoll::add(&self.epoll, &conn.socket, data, conn.told) {
             warn!(%error, "cannot watch a new connection");
             self.forget(id);

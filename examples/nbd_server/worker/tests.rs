@@ -24,7 +24,13 @@ use crate::args::Args;
 use crate::blocks::Blocks;
 use crate::contexts::Lost;
 use crate::memory::Account;
+use crate::peers::{PeerKey, Peers};
 use crate::session::Session;
+
+/// The place of a connection on a server without others.
+fn pass() -> Pass {
+    Peers::new(1, 1).admit(PeerKey::Unknown).expect("it has no other").0
+}
 
 const BLOCK: usize = 4096;
 const MOST: usize = 8;
@@ -130,7 +136,7 @@ impl Lab {
         server.set_nonblocking(true).unwrap();
         let id = self.connections.insert(Connection::default()).unwrap();
         assert!(self.worker.load.add());
-        self.worker.serve(Socket::from(server), self.connections.get_ref(id).unwrap());
+        self.worker.serve(Socket::from(server), self.connections.get_ref(id).unwrap(), pass());
         client.read_exact(&mut [0; 18]).expect("the greeting");
         let slot = self.worker.slot_of(id).unwrap();
         let conn = &mut self.worker.conns[slot];
@@ -332,7 +338,7 @@ fn who_comes_while_the_server_stops_is_refused() {
     let (mut client, server) = UnixStream::pair().unwrap();
     let id = lab.connections.insert(Connection::default()).unwrap();
     assert!(lab.worker.load.add());
-    lab.worker.serve(Socket::from(server), lab.connections.get_ref(id).unwrap());
+    lab.worker.serve(Socket::from(server), lab.connections.get_ref(id).unwrap(), pass());
     assert_eq!((told, client.read(&mut [0; 18]).unwrap()), (0, 0), "a greeting");
     lab.ends_empty();
 }

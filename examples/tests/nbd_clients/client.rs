@@ -170,7 +170,7 @@ impl Client {
         Client::over(UnixStream::from(OwnedFd::from(TcpStream::connect(address)?)))
     }
 
-    fn over(stream: UnixStream) -> Res<Client> {
+    pub(crate) fn over(stream: UnixStream) -> Res<Client> {
         // A server that neither answers nor closes fails the trial instead of hanging it.
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
         stream.set_write_timeout(Some(Duration::from_secs(20)))?;

@@ -6,13 +6,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 
 use crate::client::{MIB, cmd};
 use crate::image;
-use crate::lab::{Backend, Lab, Res, check, trial, wait_until};
+use crate::lab::{Backend, Lab, Res, check, trial, wait_until, with_lag};
 use crate::need::Need;
 use crate::server::{Launch, Server};
 
@@ -22,6 +22,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("metrics/of_two_files_with_one_name", &[], one_name),
         trial("metrics/by_curl", &[Need::Curl], by_curl),
         trial("metrics/slow_readers_harm_nobody", &[], slow_readers),
+        trial("metrics/half_open_clients_block_nobody", &[], half_open),
         trial("metrics/the_socket_is_as_the_other", &[], socket),
         trial("metrics/a_page_for_people", &[], page),
     ]
@@ -196,6 +197,19 @@ fn slow_readers(lab: &Lab) -> Res {
     server.stop()?;
     drop((silent, last));
     Ok(())
+}
+
+/// 500 clients connect and say nothing: the next one gets its answer at once.
+fn half_open(lab: &Lab) -> Res {
+    let (server, path) = start(lab)?;
+    let crowd = (0..500).map(|_| UnixStream::connect(&path)).collect::<Result<Vec<_>, _>>()?;
+    let began = Instant::now();
+    let (found, lag) = with_lag(|| values(&path));
+    found.map_err(|e| format!("after {:?}: {}", began.elapsed(), e.message().unwrap_or("")))?;
+    let (took, limit) = (began.elapsed(), Duration::from_secs(2) + 3 * lag);
+    check!(took < limit, "beside half-open clients an answer took {took:?}");
+    drop(crowd);
+    server.stop()
 }
 
 fn socket(lab: &Lab) -> Res {

@@ -1,11 +1,14 @@
 //! Clients that stall, vanish or crowd: bounded memory, and the others are served meanwhile.
 
 use std::io::Write;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use rustix::net::sockopt::set_socket_send_buffer_size_force;
+use socket2::{Domain, Socket, Type};
 
 use crate::client::{Client, MAX_PAYLOAD, MIB, cmd, err, flag, header};
 use crate::image;
@@ -31,6 +34,8 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.extend(per_backend(all, "client_vanishes_mid_request", &[], vanishes));
     trials.extend(per_backend(all, "payload_received_whole", big, payload_in_one_go));
     trials.push(trial("pressure/connection_limit", &[], connection_limit));
+    trials.push(trial("pressure/half_open_clients_leave_room", &[], half_open));
+    trials.push(trial("pressure/limit_per_address", &[], limit_per_address));
     trials.extend(per_backend(all, "no_memory_is_an_answer", &[], no_memory));
     trials
 }
@@ -369,6 +374,67 @@ fn connection_limit(lab: &Lab) -> Res {
     four.pop().expect("four of them").disconnect()?;
     let again = wait_until(Duration::from_secs(5), || server.client().ok());
     check!(again.is_some(), "no room although one of the four left");
+    server.stop()
+}
+
+/// With `--max-connections 32`, 200 clients connect and do not negotiate, and do so again when they are
+/// closed. Others negotiate beside them, and those that have negotiated stay.
+fn half_open(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::sparse(&image, 4 * MIB)?;
+    let launch = Launch::new(lab, Backend::Threads).image(&image);
+    let server = launch.arg("--max-connections").arg("32").start()?;
+    let mut early = server.client()?;
+    let mut crowd = Vec::new();
+    let mut late = Vec::new();
+    for round in 0..4 {
+        for _ in 0..50 {
+            crowd.push(server.connect()?);
+        }
+        let client = server.client().map_err(|e| {
+            format!(
+                "round {round}: refused beside half-open clients: {}",
+                e.message().unwrap_or("")
+            )
+        });
+        late.push(client?);
+    }
+    check!(early.read(0, 4096)?.is_ok(), "a client that was there before was closed");
+    for client in &mut late {
+        check!(client.read(0, 4096)?.is_ok(), "a client past its handshake was closed");
+    }
+    let log = server.log();
+    check!(log.contains("gives way"), "nothing logged about those that were closed:\n{log}");
+    drop((crowd, early, late));
+    server.stop()
+}
+
+/// With `--max-per-peer 2` a third client of an address is refused, and one of another address is served.
+fn limit_per_address(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::sparse(&image, 4 * MIB)?;
+    let launch = Launch::bare(lab).image(&image).arg("--tcp").arg("127.0.0.1:0");
+    let server = launch.arg("--max-per-peer").arg("2").start()?;
+    let found = server.listeners.iter().find_map(|l| l.strip_prefix("tcp:"));
+    let address: SocketAddr = found.ok_or("no TCP address")?.parse()?;
+    let connect = |from: [u8; 4]| -> Res<Client> {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        socket.bind(&SocketAddr::from((from, 0)).into())?;
+        socket.connect(&address.into())?;
+        let mut client = Client::over(OwnedFd::from(socket).into())?;
+        client.greet()?;
+        client.go("vol")?;
+        Ok(client)
+    };
+    let mut two = [connect([127, 0, 0, 1])?, connect([127, 0, 0, 1])?];
+    check!(connect([127, 0, 0, 1]).is_err(), "a third client of one address was served");
+    let mut other = connect([127, 0, 0, 2])?;
+    for client in two.iter_mut().chain([&mut other]) {
+        check!(client.read(0, 4096)?.is_ok(), "a client within the limit was closed");
+    }
+    drop(two);
+    let again = wait_until(Duration::from_secs(5), || connect([127, 0, 0, 1]).ok());
+    check!(again.is_some(), "no room although both clients left");
     server.stop()
 }
 

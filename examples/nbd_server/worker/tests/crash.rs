@@ -265,7 +265,9 @@ fn crash(seed: u64, bug: Option<&'static str>) {
             let id = connections.insert(Connection::default()).unwrap();
             let ctx = connections.get_ref(id).unwrap();
             let worker = &workers[client % WORKERS];
-            assert!(worker.load.add() && worker.send(Message::Serve(Socket::from(server), ctx)));
+            assert!(
+                worker.load.add() && worker.send(Message::Serve(Socket::from(server), ctx, pass()))
+            );
             let mut player = Player {
                 stream,
                 history: &history,

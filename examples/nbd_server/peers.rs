@@ -1,0 +1,244 @@
+//! How many connections the server and each peer may have.
+//!
+//! A peer is a user (of Unix sockets) or an address (of TCP). The main thread admits each connection here
+//! and gives its [`Pass`] to the worker, which keeps it with the connection. A connection that has not
+//! finished its handshake is half-open: it may have to give way to a newer one, the oldest first. So a client
+//! that opens connections and says nothing takes no place from others, nor for long from itself.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use percpu::sync::Mutex;
+use radix_ctx::Id;
+use socket2::Socket;
+
+use crate::registry::peer_credentials;
+
+/// Half-open connections of one peer, as a part of all connections. A guess.
+const SHARE: usize = 4;
+/// So many half-open connections a peer may always have, as far as the server has places. A guess: clients
+/// with several connections open them at the same time.
+const ALWAYS: usize = 16;
+
+/// The other end of connections, as far as limits go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum PeerKey {
+    User(libc::uid_t),
+    V4(Ipv4Addr),
+    /// A /64 network: one host has as many of its addresses as it likes.
+    V6([u8; 8]),
+    Unknown,
+}
+
+impl PeerKey {
+    pub(crate) fn of(socket: &Socket) -> Self {
+        let Ok(address) = socket.peer_addr() else { return Self::Unknown }; // it is gone already
+        match address.as_socket().map(|address| address.ip().to_canonical()) {
+            Some(IpAddr::V4(ip)) => Self::V4(ip),
+            Some(IpAddr::V6(ip)) => Self::V6(*ip.octets().first_chunk().expect("16 bytes")),
+            None => peer_credentials(socket.as_raw_fd())
+                .map_or(Self::Unknown, |credentials| Self::User(credentials.uid)),
+        }
+    }
+}
+
+/// The limits and the counts of one server.
+#[derive(Debug)]
+pub(crate) struct Peers {
+    max: usize,
+    max_per_peer: usize,
+    max_half_open: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next_ticket: u64,
+    /// The peer of each connection that has a place, by ticket.
+    open: HashMap<u64, PeerKey>,
+    /// The half-open ones among them, the oldest first.
+    half_open: BTreeMap<u64, HalfOpen>,
+    counts: HashMap<PeerKey, Counts>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct HalfOpen {
+    peer: PeerKey,
+    /// The connection and its worker, once it has one.
+    place: Option<(Id, usize)>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    open: usize,
+    half_open: usize,
+}
+
+/// Which limit refuses a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refused {
+    #[error("the server has {0} connections, its limit")]
+    Server(usize),
+    #[error("the peer has {0} connections, its limit")]
+    Peer(usize),
+}
+
+/// The place of one connection. Dropping it makes room for another.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    peers: Arc<Peers>,
+    ticket: u64,
+}
+
+impl Peers {
+    /// Admits up to `max` connections, and of each peer up to `max_per_peer`.
+    pub(crate) fn new(max: usize, max_per_peer: usize) -> Arc<Self> {
+        let max_half_open = (max / SHARE).max(ALWAYS);
+        Arc::new(Self { max, max_per_peer, max_half_open, state: Mutex::default() })
+    }
+
+    /// Admits one more connection. If a half-open connection has to give way to it, returns that one and its
+    /// worker: it has no place any more, and is to be closed.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        peer: PeerKey,
+    ) -> Result<(Pass, Option<(Id, usize)>), Refused> {
+        let state = &mut *self.state.lock();
+        let counts = state.counts.get(&peer).copied().unwrap_or_default();
+        let evicted = if counts.half_open >= self.max_half_open || counts.open >= self.max_per_peer
+        {
+            // A connection of this peer has to go, whatever place there is.
+            let evicted = state.evict(peer);
+            if evicted.is_none() && counts.open >= self.max_per_peer {
+                return Err(Refused::Peer(self.max_per_peer));
+            }
+            evicted
+        } else if state.open.len() >= self.max {
+            let most = state.counts.iter().max_by_key(|(_, counts)| counts.half_open);
+            let evicted = most.map(|(&most, _)| most).and_then(|most| state.evict(most));
+            evicted.is_some().then_some(evicted).ok_or(Refused::Server(self.max))?
+        } else {
+            None
+        };
+        let ticket = state.next_ticket;
+        state.next_ticket += 1;
+        state.open.insert(ticket, peer);
+        state.half_open.insert(ticket, HalfOpen { peer, place: None });
+        let counts = state.counts.entry(peer).or_default();
+        counts.open += 1;
+        counts.half_open += 1;
+        Ok((Pass { peers: Arc::clone(self), ticket }, evicted))
+    }
+}
+
+impl State {
+    /// Takes the place of the peer's oldest half-open connection.
+    fn evict(&mut self, peer: PeerKey) -> Option<(Id, usize)> {
+        let oldest =
+            self.half_open.iter().find(|(_, half)| half.peer == peer && half.place.is_some());
+        let (&ticket, &HalfOpen { place, .. }) = oldest?;
+        self.leave(ticket);
+        place
+    }
+
+    fn leave(&mut self, ticket: u64) {
+        let was_half_open = self.half_open.remove(&ticket).is_some();
+        let Some(peer) = self.open.remove(&ticket) else { return }; // it was evicted
+        let Some(counts) = self.counts.get_mut(&peer) else { return };
+        counts.open -= 1;
+        counts.half_open -= usize::from(was_half_open);
+        if counts.open == 0 {
+            self.counts.remove(&peer);
+        }
+    }
+}
+
+impl Pass {
+    /// Says which connection has the place, and which worker serves it. From now on it may be evicted.
+    pub(crate) fn set_place(&self, id: Id, worker: usize) {
+        if let Some(half) = self.peers.state.lock().half_open.get_mut(&self.ticket) {
+            half.place = Some((id, worker));
+        }
+    }
+
+    /// Ends the handshake: the connection keeps its place. Returns `false` if it was evicted before.
+    pub(crate) fn finish_handshake(&self) -> bool {
+        let state = &mut *self.peers.state.lock();
+        let Some(half) = state.half_open.remove(&self.ticket) else { return false };
+        if let Some(counts) = state.counts.get_mut(&half.peer) {
+            counts.half_open -= 1;
+        }
+        true
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        self.peers.state.lock().leave(self.ticket);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: PeerKey = PeerKey::User(1);
+    const B: PeerKey = PeerKey::V4(Ipv4Addr::LOCALHOST);
+
+    fn id(number: u64) -> Id {
+        Id::from_bits(number + (1 << 32)).expect("an id")
+    }
+
+    /// Admits a connection with that number; returns its place and the number of the one that gave way.
+    fn admit(
+        peers: &Arc<Peers>,
+        peer: PeerKey,
+        number: u64,
+    ) -> Result<(Pass, Option<u64>), Refused> {
+        let (pass, evicted) = peers.admit(peer)?;
+        pass.set_place(id(number), 0);
+        Ok((pass, evicted.map(|(id, _)| id.to_bits() - (1 << 32))))
+    }
+
+    #[test]
+    fn a_full_server_closes_the_oldest_half_open_connection_of_the_peer_with_most() {
+        let peers = Peers::new(4, 4);
+        let first = admit(&peers, B, 0).unwrap().0;
+        let mut half: Vec<_> = (1..4).map(|nr| admit(&peers, A, nr).unwrap().0).collect();
+        let (other, evicted) = admit(&peers, B, 4).unwrap();
+        assert_eq!(evicted, Some(1));
+        assert!(!half[0].finish_handshake() && half[1].finish_handshake());
+        assert!(first.finish_handshake() && other.finish_handshake());
+        half.remove(0); // an evicted place is not given back twice
+        let (last, evicted) = admit(&peers, B, 5).unwrap();
+        assert_eq!(evicted, Some(3));
+        assert!(last.finish_handshake());
+        assert_eq!(admit(&peers, A, 6).unwrap_err(), Refused::Server(4));
+        drop(first);
+        assert_eq!(admit(&peers, A, 7).unwrap().1, None);
+    }
+
+    #[test]
+    fn a_peer_has_its_limits() {
+        let peers = Peers::new(100, 30);
+        let (mut passes, mut evicted) = (Vec::new(), Vec::new());
+        for number in 0..50 {
+            let (pass, out) = admit(&peers, A, number).unwrap();
+            passes.push(pass);
+            evicted.extend(out);
+        }
+        assert_eq!(evicted, (0..25).collect::<Vec<_>>(), "a quarter of 100 is half-open");
+        let last = passes.split_off(25);
+        assert!(
+            last.iter().all(Pass::finish_handshake) && !passes.iter().any(Pass::finish_handshake)
+        );
+        let more: Vec<_> = (50..55).map(|number| admit(&peers, A, number).unwrap().0).collect();
+        assert!(more.iter().all(Pass::finish_handshake));
+        assert_eq!(admit(&peers, A, 60).unwrap_err(), Refused::Peer(30));
+        assert_eq!(admit(&peers, B, 61).unwrap().1, None);
+        drop((passes, last, more));
+        assert_eq!(peers.state.lock().counts.len(), 0);
+    }
+}
