@@ -53,7 +53,8 @@ impl<'d> ReadGuard<'d> {
 
 impl ReadGuard<'_> {
     /// Lets the buffer survive so many passes of whoever looks for one to evict: 0 if it was not set.
-    /// What one buffer leads to (the root of a tree) may weigh more than what leads nowhere.
+    /// What one buffer leads to (the root of a tree) may weigh more than what leads nowhere. A miss that finds
+    /// no lighter buffer in a whole pass takes more than one off each weight in its next passes.
     ///
     /// Takes the lock of misses. A buffer that is evicted loses it.
     ///

@@ -18,7 +18,7 @@ use crate::error::GetError;
 use crate::few::Few;
 use crate::frames::Frame;
 use crate::hazard;
-use crate::policy::{Buffers, Looks, mark};
+use crate::policy::{Buffers, Looks, PASSES, mark};
 use crate::source::Source;
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, WRITE};
 
@@ -37,33 +37,65 @@ const OF_ONE_LIST: usize = IN_A_ROW.div_ceil(4);
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 pub(super) const PAUSE: Duration = Duration::from_micros(50);
 
+/// How many buffers a search for a free one looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Search {
+    /// It ends after [`IN_A_ROW`] buffers that are in use: a thread that waits searches again and again.
+    Short,
+    /// It looks at every buffer: the search before [`GetError::NoFreeBuffers`].
+    Full,
+}
+
+/// A wait for a free buffer.
+pub(super) struct BufferWait {
+    /// When it began to wait.
+    since: Option<Instant>,
+    patience: Duration,
+    /// The next search.
+    pub(super) search: Search,
+}
+
+impl BufferWait {
+    pub(super) fn new(patience: Duration) -> Self {
+        Self { since: None, patience, search: Search::Short }
+    }
+}
+
 impl Shared {
     /// A frame that nobody else has, on no list. Waits for one.
     pub(crate) fn take_frame(&self, class: u8) -> Result<Frame, GetError> {
-        let mut since = None;
+        let mut wait = BufferWait::new(self.patience);
         loop {
-            if let Some(frame) = self.try_take_frame(class)? {
+            if let Some(frame) = self.try_take_frame(class, wait.search)? {
                 return Ok(frame);
             }
-            self.wait_for_buffers(&mut since, self.patience)?;
+            self.wait_for_buffers(&mut wait)?;
         }
     }
 
-    /// The same, unless all are in use, or were a moment ago; or a thousand in a row, so that who has to
-    /// wait does not look at all of a large cache each time.
-    pub(super) fn try_take_frame(&self, class: u8) -> Result<Option<Frame>, Forked> {
-        self.evict_until(class, |cold| cold.take(class))
+    /// The same, without a wait; `None` where the search finds no buffer that may be evicted.
+    pub(super) fn try_take_frame(
+        &self,
+        class: u8,
+        search: Search,
+    ) -> Result<Option<Frame>, Forked> {
+        self.evict_until(class, search, |cold| cold.take(class))
     }
 
-    /// Evicts until that is done for which it is done.
+    /// Evicts buffers until `done` returns a value. Returns `None` where the search ends first.
     fn evict_until<T>(
         &self,
         class: u8,
+        search: Search,
         mut done: impl FnMut(&mut Cold) -> Option<T>,
     ) -> Result<Option<T>, Forked> {
         // Looks at buffers since one was evicted: all, and those since one had a use or a weight less.
         let (mut looked, mut idle) = (0, 0);
-        let mut looks = Looks::new(Some(OF_ONE_LIST));
+        let (in_a_row, of_one_list, mut of_dead) = match search {
+            Search::Short => (IN_A_ROW, Some(OF_ONE_LIST), LOOKS as usize),
+            Search::Full => (usize::MAX, None, usize::MAX),
+        };
+        let mut looks = Looks::new(of_one_list);
         loop {
             let mut victims = Batch::new(Victim::NONE);
             (looks.left, looks.lowered) = (LOOKS, false);
@@ -74,6 +106,7 @@ impl Shared {
                     return Ok(Some(result));
                 }
                 let all = cold.policy.len() + cold.scanned.len;
+                looks.pass = looked / all.max(1);
                 self.choose(&mut cold, &mut victims, BATCH, &mut looks);
                 if cold.may_need_chunk(class) {
                     passes = 2; // of which the first is choosy
@@ -96,29 +129,29 @@ impl Shared {
                     continue;
                 }
             }
-            if self.take_apart(victims, &mut looks)? + self.bury()? > 0 {
+            let dead = std::mem::replace(&mut of_dead, LOOKS as usize);
+            if self.take_apart(victims, &mut looks)? + self.bury(dead)? > 0 {
                 (looked, idle) = (0, 0);
                 looks.start_over();
                 continue;
             }
             looked += taken as usize;
             idle = if looks.lowered { 0 } else { idle + taken as usize };
-            // What has three uses goes at the fourth look, unless it is used as fast as it is looked at.
-            if taken == 0 || idle >= passes * all.min(IN_A_ROW) || looked >= 4 * all {
+            if taken == 0 || idle >= passes * all.min(in_a_row) || looked >= PASSES * all {
                 return Ok(None);
             }
         }
     }
 
-    /// Lets the others go on, who have the buffers. Nobody says when one is let go: a guard's end is a
-    /// store. The first call of a wait notes the time; it ends after `patience`.
-    pub(super) fn wait_for_buffers(
-        &self,
-        since: &mut Option<Instant>,
-        patience: Duration,
-    ) -> Result<(), GetError> {
-        if since.get_or_insert_with(Instant::now).elapsed() >= patience {
+    /// Pauses between two searches for a buffer. Dropping a guard is a plain store and wakes nothing, so
+    /// waiters poll. Once the patience is over one full search is left.
+    pub(super) fn wait_for_buffers(&self, wait: &mut BufferWait) -> Result<(), GetError> {
+        if wait.search == Search::Full {
             return Err(GetError::NoFreeBuffers);
+        }
+        if wait.since.get_or_insert_with(Instant::now).elapsed() >= wait.patience {
+            wait.search = Search::Full;
+            return Ok(());
         }
         // They may be dirty.
         if self.clean_some() > 0 {
@@ -231,10 +264,10 @@ impl Shared {
         Ok(freed)
     }
 
-    /// Frees an invalidated buffer that nobody looks at any more. Returns how many.
-    fn bury(&self) -> Result<usize, Forked> {
+    /// Frees one invalidated buffer that is not in use, of the `most` oldest. Returns how many it freed.
+    fn bury(&self, most: usize) -> Result<usize, Forked> {
         // Those that are in use go behind the others.
-        let mut left = self.cold.lock()?.dead.len.min(LOOKS as usize);
+        let mut left = self.cold.lock()?.dead.len.min(most);
         while left > 0 {
             if self.bury_last()? > 0 {
                 return Ok(1);
@@ -294,7 +327,7 @@ impl Shared {
         };
         let mut looks = Looks::new(None);
         while freed < buffers {
-            freed += self.bury()?;
+            freed += self.bury(LOOKS as usize)?;
             let mut victims = Batch::new(Victim::NONE);
             let most = left.min(LOOKS as usize) as u32;
             looks.left = most;
@@ -322,10 +355,10 @@ impl Shared {
         };
         self.room.store(self.frames.bytes_of(limit), Ordering::Relaxed); // a hint
         self.frames.set_huge(self.frames.bytes_of(limit) == self.frames.capacity());
-        let mut since = None;
+        let mut wait = BufferWait::new(self.patience);
         let fits = |cold: &mut Cold| (!cold.is_over()).then_some(());
-        while self.evict_until(0, fits)?.is_none() {
-            self.wait_for_buffers(&mut since, self.patience)?;
+        while self.evict_until(0, wait.search, fits)?.is_none() {
+            self.wait_for_buffers(&mut wait)?;
         }
         if self.frames.bytes_of(limit) < self.frames.capacity() {
             self.release_unused()?;

@@ -28,6 +28,7 @@ use std::time::Duration;
 use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::{Arc, WordLock, mutant};
 
+use super::evict::BufferWait;
 use super::{Reuse, Shared, linger};
 use crate::error::{Failure, GetError};
 use crate::frames::Frame;
@@ -247,6 +248,7 @@ impl Shared {
         patience: Duration,
     ) -> Result<Asked, GetError> {
         hazard::reserve()?;
+        let mut wait = BufferWait::new(patience);
         let (mut rounds, mut since) = (0_u32, None);
         loop {
             if let Some(held) = self.hit(key, class, reuse) {
@@ -259,10 +261,10 @@ impl Shared {
             let spare = match self.table.find(key) {
                 Some(_) => None,
                 None => {
-                    let spare = self.spare(class)?;
+                    let spare = self.spare(class, wait.search)?;
                     if spare.is_none() {
                         // Whoever has the buffers may have the block in one of them by then.
-                        self.wait_for_buffers(&mut since, patience)?;
+                        self.wait_for_buffers(&mut wait)?;
                         continue;
                     }
                     spare

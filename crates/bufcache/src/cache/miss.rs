@@ -14,6 +14,7 @@ use percpu::Forked;
 use percpu::sync::atomic::{Ordering, fence};
 use percpu::sync::{Arc, hint, mutant, thread};
 
+use super::evict::{BufferWait, Search};
 use super::load::Asked;
 use super::write::{Fill, Got};
 use super::{Held, Reuse, Shared};
@@ -70,8 +71,8 @@ impl Shared {
         }
         hazard::reserve()?;
         let mut spare = None;
-        let mut since = None;
-        let mut rounds = 0_u32;
+        let mut wait = BufferWait::new(self.patience);
+        let (mut rounds, mut since) = (0_u32, None);
         loop {
             if let Some(held) = self.hit(key, class, reuse) {
                 return Ok(Got::Shared(held));
@@ -83,11 +84,11 @@ impl Shared {
                 let taken = if mutant("miss-waits-for-a-buffer-only") {
                     Some(self.take_frame(class)?)
                 } else {
-                    self.try_take_frame(class)?
+                    self.try_take_frame(class, wait.search)?
                 };
                 let Some(frame) = taken else {
                     // Whoever has the buffers may have the block in one of them by now.
-                    self.wait_for_buffers(&mut since, self.patience)?;
+                    self.wait_for_buffers(&mut wait)?;
                     continue;
                 };
                 self.counters.create.add(1);
@@ -178,8 +179,8 @@ impl Shared {
     }
 
     /// A frame in hand, if there is one to be had at once.
-    pub(super) fn spare(&self, class: u8) -> Result<Option<Spare<'_>>, Forked> {
-        let Some(frame) = self.try_take_frame(class)? else { return Ok(None) };
+    pub(super) fn spare(&self, class: u8, search: Search) -> Result<Option<Spare<'_>>, Forked> {
+        let Some(frame) = self.try_take_frame(class, search)? else { return Ok(None) };
         self.counters.create.add(1);
         Ok(Some(Spare { cache: self, frame }))
     }
@@ -214,7 +215,7 @@ impl Shared {
         key: Key,
         class: u8,
     ) -> Result<Option<Frame>, Forked> {
-        let Some(spare) = self.spare(class)? else { return Ok(None) };
+        let Some(spare) = self.spare(class, Search::Short)? else { return Ok(None) };
         let home = self.table.lock(key)?;
         let place = match home.find() {
             Some(_) if !mutant("ahead-inserts-without-a-look") => None,

@@ -120,13 +120,12 @@ impl A2 {
             nodes.remove(list, frame);
             let entry = buffers.entry(frame);
             let node = nodes.of(frame);
-            let stays = if node.weight > 0 {
-                node.weight -= 1;
+            let stays = if looks.outweighs(&mut node.weight) {
                 true
             } else if which == MAIN {
-                entry.take_used(|used| used.saturating_sub(1)) > 0
+                entry.take_used(|used| used.saturating_sub(1)) > 0 && looks.count_uses()
             } else {
-                entry.take_used(|_| 0) > 0
+                entry.take_used(|_| 0) > 0 && looks.count_uses()
             };
             looks.lowered |= stays;
             if !stays && mark(entry) {

@@ -35,10 +35,9 @@ impl Clock {
             nodes.remove(&mut self.all, frame);
             let node = nodes.of(frame);
             let entry = buffers.entry(frame);
-            if node.weight > 0 {
-                node.weight -= 1;
-                looks.lowered = true;
-            } else if entry.take_used(|_| 0) > 0 {
+            if looks.outweighs(&mut node.weight)
+                || (entry.take_used(|_| 0) > 0 && looks.count_uses())
+            {
                 looks.lowered = true;
             } else if mark(entry) {
                 return Some(buffers.victim(frame, On::Policy(0)));

@@ -27,8 +27,19 @@ pub enum Eviction {
     Clock,
 }
 
+/// Passes over all buffers that lower weights, in a search that evicts nothing: each lowers them twice as
+/// much as the one before, so that the largest weight is zero after them.
+const WEIGHT_PASSES: usize = u8::BITS as usize;
+/// Passes after which uses do not keep a buffer any more: a buffer counts three at most, but hits may add
+/// uses as fast as passes take them.
+const USE_PASSES: usize = WEIGHT_PASSES + 3;
+/// Passes after which a search gives up: each buffer was in use when the last one looked at it.
+pub(crate) const PASSES: usize = USE_PASSES + 1;
+
 /// How far a policy looks for a victim.
 pub(crate) struct Looks {
+    /// Passes over all buffers that this search has made since it last evicted one.
+    pub(crate) pass: usize,
     /// At how many buffers it may still look.
     pub(crate) left: u32,
     /// One of those it has looked at stays, and counts as less used now.
@@ -43,7 +54,19 @@ pub(crate) struct Looks {
 
 impl Looks {
     pub(crate) fn new(most: Option<usize>) -> Self {
-        Self { left: 0, lowered: false, scanned: 0, main: 0, most }
+        Self { pass: 0, left: 0, lowered: false, scanned: 0, main: 0, most }
+    }
+
+    /// Whether a buffer of that weight stays for it. It weighs less at the next look.
+    fn outweighs(&self, weight: &mut u8) -> bool {
+        let before = *weight;
+        *weight = before.saturating_sub(1 << self.pass.min(WEIGHT_PASSES - 1));
+        before > 0
+    }
+
+    /// Whether uses of a buffer keep it.
+    fn count_uses(&self) -> bool {
+        self.pass < USE_PASSES
     }
 
     /// Whether there are some on a list that has `len`, of which `seen` were looked at.

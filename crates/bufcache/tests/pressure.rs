@@ -1,0 +1,101 @@
+//! A get that needs a buffer finds one, unless every buffer is pinned, or dirty and cannot be written.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+use std::time::Duration;
+
+use bufcache::{Cache, Device, Eviction, GetError, MemoryDevice, Pin};
+
+const SIZE: usize = 512;
+const POLICIES: [Eviction; 2] = [Eviction::A2, Eviction::Clock];
+
+/// A full cache of `buffers` buffers that does not wait for one, and its device.
+fn full(eviction: Eviction, buffers: u64) -> (Cache, Device) {
+    let builder = Cache::builder(buffers as usize * SIZE).block_sizes(SIZE, SIZE);
+    let cache = builder.eviction(eviction).patience(Duration::ZERO).build().unwrap();
+    let disk = cache.attach(MemoryDevice::new(vec![7; 4 * buffers as usize * SIZE]), SIZE).unwrap();
+    (0..buffers).for_each(|block| drop(disk.get(block).unwrap()));
+    (cache, disk)
+}
+
+fn pin(disk: &Device, block: u64) -> Pin {
+    disk.get(block).unwrap().pin().unwrap()
+}
+
+#[test]
+fn inv26_heavy_buffers_that_are_not_pinned_are_evicted() {
+    for eviction in POLICIES {
+        let (_cache, disk) = full(eviction, 640);
+        for block in 0..640 {
+            disk.get(block).unwrap().set_weight(u8::MAX).unwrap();
+        }
+        let got = disk.get(640).map(|guard| guard[0]);
+        assert_eq!(got, Ok(7), "{eviction:?}");
+        assert!((0..640).filter(|&block| disk.is_cached(block)).count() >= 600, "{eviction:?}");
+    }
+}
+
+#[test]
+fn inv26_lighter_buffers_go_before_heavier_ones() {
+    for eviction in POLICIES {
+        let (_cache, disk) = full(eviction, 640);
+        for block in 0..640 {
+            let weight = if block % 2 == 0 { 100 } else { 255 };
+            disk.get(block).unwrap().set_weight(weight).unwrap();
+        }
+        (640..800).for_each(|block| assert_eq!(disk.get(block).map(|guard| guard[0]), Ok(7)));
+        let left = |parity| (0..640).filter(|&b| b % 2 == parity && disk.is_cached(b)).count();
+        assert_eq!(left(1), 320, "{eviction:?}: of the light ones {} are left", left(0));
+    }
+}
+
+#[test]
+fn inv26_a_large_block_takes_the_chunk_of_heavy_small_ones() {
+    for eviction in POLICIES {
+        let builder = Cache::builder(640 * SIZE).block_sizes(SIZE, 8 * SIZE).eviction(eviction);
+        let cache = builder.patience(Duration::ZERO).build().unwrap();
+        let small = cache.attach(MemoryDevice::new(vec![7; 640 * SIZE]), SIZE).unwrap();
+        let large = cache.attach(MemoryDevice::new(vec![8; 640 * SIZE]), 8 * SIZE).unwrap();
+        for block in 0..640 {
+            small.get(block).unwrap().set_weight(u8::MAX).unwrap();
+        }
+        assert_eq!(large.get(0).map(|guard| guard[0]), Ok(8), "{eviction:?}");
+    }
+}
+
+#[test]
+fn inv26_one_buffer_is_found_behind_thousands_that_are_pinned() {
+    for eviction in POLICIES {
+        for free in [0, 2000, 4999] {
+            let (_cache, disk) = full(eviction, 5000);
+            let mut pins: Vec<_> = (0..5000).map(|block| pin(&disk, block)).collect();
+            assert_eq!(disk.get(5000).err(), Some(GetError::NoFreeBuffers));
+            drop(pins.swap_remove(free));
+            let got = disk.get(5000).map(|guard| guard[0]);
+            assert_eq!(got, Ok(7), "{eviction:?}: buffer {free} is free");
+        }
+    }
+}
+
+#[test]
+fn inv26_one_buffer_is_found_behind_thousands_that_were_read_once_and_are_pinned() {
+    for free in [0, 500, 999, 1999] {
+        let builder = Cache::builder(2000 * SIZE).block_sizes(SIZE, SIZE);
+        let cache = builder.patience(Duration::ZERO).build().unwrap();
+        let disk = cache.attach(MemoryDevice::new(vec![7; 4000 * SIZE]), SIZE).unwrap();
+        let once = |block| disk.get_once(block).unwrap().pin().unwrap();
+        let mut pins: Vec<_> = (0..2000).map(once).collect();
+        drop(pins.swap_remove(free));
+        assert_eq!(disk.get(2000).map(|guard| guard[0]), Ok(7), "buffer {free} is free");
+    }
+}
+
+#[test]
+fn inv26_a_stale_buffer_is_freed_behind_others_that_are_pinned() {
+    for free in [0, 50, 99] {
+        let (_cache, disk) = full(Eviction::A2, 100);
+        let mut pins: Vec<_> = (0..100).map(|block| pin(&disk, block)).collect();
+        (0..100).for_each(|block| assert_eq!(disk.invalidate(block), Ok(true)));
+        drop(pins.swap_remove(free));
+        assert_eq!(disk.get(100).map(|guard| guard[0]), Ok(7), "buffer {free} is free");
+    }
+}
