@@ -47,6 +47,7 @@ pub mod bare;
 mod builder;
 mod cache;
 mod cold;
+mod contain;
 mod device;
 mod dirty;
 mod error;

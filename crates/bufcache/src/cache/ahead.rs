@@ -6,11 +6,11 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use percpu::sync::{Arc, Condvar, Generation, Mutex, hint, mutant, thread};
 
 use super::load::Load;
+use crate::contain::{contain, contain_job};
 use crate::handle::Device;
 
 /// Most ranges that wait. A guess.
@@ -130,12 +130,14 @@ impl Queue {
         let mut left = None;
         while let Some(next) = self.next(left.take()) {
             match next {
-                Next::Load(load) => load.read(),
+                Next::Load(load) => contain_job(|| load.read()),
                 Next::Range(device, mut blocks) => {
                     if let Some(block) = blocks.next() {
                         // A panic is told to those who wait for the block, and the next get reads it.
-                        let _ = catch_unwind(AssertUnwindSafe(|| device.fetch(block)));
+                        let _ = contain(|| device.fetch(block));
                         left = Some((device, blocks));
+                    } else {
+                        contain_job(|| drop(device));
                     }
                 }
             }
@@ -157,7 +159,7 @@ impl Queue {
                 None => {
                     // Perhaps the last of its cache, whose end takes the lock.
                     drop(state);
-                    drop(device);
+                    contain_job(|| drop(device));
                     state = self.state.lock();
                 }
             }

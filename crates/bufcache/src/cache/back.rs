@@ -18,13 +18,13 @@
 
 use std::io::IoSlice;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use percpu::sync::atomic::Ordering;
 use percpu::sync::{Arc, mutant};
 
 use super::{Shared, linger};
+use crate::contain::contain;
 use crate::device::DeviceWrite;
 use crate::dirty::{DirtyList, WriteError};
 use crate::error::GetError;
@@ -313,7 +313,7 @@ impl Shared {
         let lsn = header.lsn();
         let flushed = if mutant("log-flushed-once") && flushed > 0 { lsn } else { flushed };
         if let Some(wal) = options.wal.as_ref().filter(|_| lsn > flushed) {
-            let durable = catch_unwind(AssertUnwindSafe(|| wal.durable()));
+            let durable = contain(|| wal.durable());
             let block = source.block(going.key);
             match durable {
                 Ok(durable) if durable >= lsn || mutant("write-before-the-log") => {}
@@ -325,7 +325,7 @@ impl Shared {
             let block = source.block(going.key);
             // SAFETY: invariant 1 of `frames`: nobody writes the bytes of what is marked `BACK`.
             let bytes = unsafe { self.frames.bytes(going.frame).as_ref() };
-            match catch_unwind(AssertUnwindSafe(|| look(block, bytes))) {
+            match contain(|| look(block, bytes)) {
                 Ok(true) => {}
                 Ok(false) => return Err(Kept::Because(WriteError::Verify { block })),
                 Err(_) => return Err(Kept::Because(WriteError::Panicked { block })),
@@ -337,7 +337,7 @@ impl Shared {
     fn flush_log(&self, source: &Source, going: Going, number: u64) -> Result<(), WriteError> {
         let Some(wal) = &source.writes.options.wal else { return Ok(()) };
         let block = source.block(going.key);
-        match catch_unwind(AssertUnwindSafe(|| wal.flush(number))) {
+        match contain(|| wal.flush(number)) {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => {
                 let errno = error.raw_os_error().unwrap_or(libc::EIO);
@@ -429,7 +429,7 @@ impl Shared {
         }
         let batch = &mut batch[..runs];
         self.counters.write_calls.add(runs as i64);
-        let written = catch_unwind(AssertUnwindSafe(|| source.device.write_batch(batch, durable)));
+        let written = contain(|| source.device.write_batch(batch, durable));
         for (write, result) in batch.iter_mut().zip(results) {
             *result = Some(match write.take_result() {
                 Some(Ok(())) => Ok(()),

@@ -10,6 +10,7 @@ use percpu::sync::{Arc, Condvar, Generation, Mutex, thread};
 
 use super::Shared;
 use super::back::Task;
+use crate::contain::contain_job;
 use crate::source::Source;
 
 /// How often it looks for what is old.
@@ -124,7 +125,9 @@ impl Queue {
     fn work(&self, limits: Limits) {
         while let Some((sources, urgent)) = self.next_round() {
             for source in sources {
-                source.cache.clean(&source, limits, urgent);
+                contain_job(|| source.cache.clean(&source, limits, urgent));
+                // Apart from the above: a device's drop that panics while another panic unwinds aborts.
+                contain_job(|| drop(source));
             }
         }
     }

@@ -20,7 +20,6 @@ use std::fmt;
 use std::io;
 use std::mem::{self, ManuallyDrop};
 use std::ops::{Deref, DerefMut};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -30,6 +29,7 @@ use percpu::sync::{Arc, WordLock, mutant};
 
 use super::evict::BufferWait;
 use super::{Reuse, Shared, linger};
+use crate::contain::contain;
 use crate::error::{Failure, GetError};
 use crate::frames::Frame;
 use crate::hazard::{self, Slot};
@@ -69,7 +69,7 @@ impl Load {
         let accept = || source.accept(key, bytes, result);
         let accepted = match mutant("finish-unwinds") {
             true => Ok(accept()),
-            false => catch_unwind(AssertUnwindSafe(accept)),
+            false => contain(accept),
         };
         own.flatten().inspect(|slot| slot.clear());
         match accepted.unwrap_or(Err(Failure::Panicked)) {
@@ -83,14 +83,14 @@ impl Load {
         let source = Arc::clone(&self.source);
         let key = self.key;
         let own = source.cache.name_own(self.frame);
-        let read = catch_unwind(AssertUnwindSafe(|| {
+        let read = contain(|| {
             loop {
                 match source.device.read(Source::offset(key), &mut self) {
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                     result => break result,
                 }
             }
-        }));
+        });
         own.inspect(|slot| slot.clear());
         match read {
             Ok(result) => self.finish(result),
@@ -211,7 +211,7 @@ impl Wakers {
             if mutant("wake-unwinds") {
                 waker.wake();
             } else {
-                let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+                let _ = contain(|| waker.wake());
             }
         }
     }

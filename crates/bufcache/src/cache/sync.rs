@@ -7,13 +7,13 @@
 //! of the device that begins after that; one that runs already is not enough.
 
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use percpu::sync::{Arc, mutant};
 
 use super::back::Task;
 use super::{Shared, linger};
+use crate::contain::contain;
 use crate::dirty::{Extents, WriteError};
 use crate::error::GetError;
 use crate::hazard;
@@ -74,7 +74,7 @@ impl Shared {
                 unsynced.syncing.append(&mut unsynced.written);
             }
             self.counters.syncs.add(1);
-            let synced = catch_unwind(AssertUnwindSafe(|| {
+            let synced = contain(|| {
                 loop {
                     if mutant("sync-without-the-device") {
                         return Ok(());
@@ -84,7 +84,7 @@ impl Shared {
                         result => return result,
                     }
                 }
-            }));
+            });
             match synced {
                 Ok(Ok(())) => true,
                 failed => {

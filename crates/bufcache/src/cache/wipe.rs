@@ -7,11 +7,11 @@
 
 use std::io;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use percpu::sync::{Arc, mutant};
 
 use super::{Shared, linger};
+use crate::contain::contain;
 use crate::dirty::{Extents, WriteError};
 use crate::error::GetError;
 use crate::frames::Frame;
@@ -69,7 +69,7 @@ impl Shared {
         };
         let offset = sectors.start << 9;
         let len = (sectors.end << 9).min(source.len()) - offset;
-        let wiped = catch_unwind(AssertUnwindSafe(|| {
+        let wiped = contain(|| {
             loop {
                 let result = match how {
                     Wipe::Discard => source.device.discard(offset, len),
@@ -81,7 +81,7 @@ impl Shared {
                     result => break result,
                 }
             }
-        }));
+        });
         {
             let mut unsynced = source.writes.unsynced.lock();
             let unknown = |error: &io::Error| error.raw_os_error() == Some(libc::EOPNOTSUPP);

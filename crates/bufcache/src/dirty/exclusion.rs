@@ -5,12 +5,13 @@
 //! first, the other sees what it did.
 
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::{Condvar, Mutex, mutant};
+
+use crate::contain::contain;
 
 #[derive(Debug)]
 pub(crate) struct Exclusion {
@@ -129,7 +130,7 @@ impl Drop for Excluded<'_> {
         }
         for waker in wakers {
             // One that panics keeps nobody else asleep, and this may be run by a panic.
-            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+            let _ = contain(|| waker.wake());
         }
     }
 }

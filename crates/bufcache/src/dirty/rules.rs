@@ -1,7 +1,7 @@
 //! What a device is attached with: who looks at blocks, what goes before them, and when to give up.
 
 use std::fmt;
-use std::io;
+use std::io::{self, Write as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -117,7 +117,12 @@ impl AttachOptions {
     pub(crate) fn tell_loss(&self, error: WriteError) {
         match &self.on_loss {
             Some(tell) => tell(error),
-            None => eprintln!("bufcache: a device was dropped, and blocks are lost: {error}"),
+            None => {
+                let line =
+                    format!("bufcache: a device was dropped, and blocks are lost: {error}\n");
+                // `eprintln` panics where the standard error is closed.
+                let _ = io::stderr().write_all(line.as_bytes());
+            }
         }
     }
 

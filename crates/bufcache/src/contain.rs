@@ -1,0 +1,32 @@
+//! Calls of foreign code (devices, verifiers, callbacks, wakers, and what these drop) that may panic.
+
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// A contained call has panicked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Panicked;
+
+/// Calls `f` and keeps a panic from unwinding into the caller.
+///
+/// The payload's drop is foreign code too: a panic of it is caught as well, and its payload leaks.
+pub(crate) fn contain<R>(f: impl FnOnce() -> R) -> Result<R, Panicked> {
+    catch_unwind(AssertUnwindSafe(f)).map_err(|payload| {
+        if let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+            mem::forget(second);
+        }
+        Panicked
+    })
+}
+
+/// Calls `job`, code of the cache that may drop a device or its last handle, on a thread of the cache, which a
+/// panic must not end.
+///
+/// A model lets the panic out, because the checker reports what it finds by a panic.
+pub(crate) fn contain_job(job: impl FnOnce()) {
+    if cfg!(any(offlock_loom, offlock_shuttle)) {
+        job();
+    } else {
+        let _ = contain(job);
+    }
+}

@@ -1,0 +1,266 @@
+//! A panic of a device, verifier or callback, and of what these drop, ends no thread of the cache and leaves no
+//! block marked.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "common/block_on.rs"]
+mod block_on;
+#[path = "common/soon.rs"]
+mod soon;
+
+use std::io::{self, PipeReader, PipeWriter};
+use std::panic::panic_any;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use block_on::block_on;
+use bufcache::{AttachOptions, BlockDevice, Cache, Device, GetError, WriteError};
+use soon::soon;
+
+const SIZE: usize = 512;
+const SLOW: Duration = Duration::from_millis(300);
+/// A guess: much longer than anything takes that is waited for.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A panic's payload whose drop panics.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("the payload is dropped");
+    }
+}
+
+/// Reads as sevens, and takes all writes.
+#[derive(Default)]
+struct Disk {
+    slow_reads: bool,
+    slow_writes: bool,
+    /// Writes fail.
+    full: bool,
+    _drop: BadDrop,
+    /// The next read, write or sync panics with a `Bomb`.
+    bomb: AtomicBool,
+}
+
+impl Disk {
+    fn explode(&self) {
+        if self.bomb.swap(false, Relaxed) {
+            panic_any(Bomb);
+        }
+    }
+}
+
+/// A drop that panics, once it has set the flag.
+#[derive(Default)]
+struct BadDrop(Option<Arc<AtomicBool>>);
+
+impl Drop for BadDrop {
+    fn drop(&mut self) {
+        if let Some(dropped) = &self.0 {
+            dropped.store(true, Relaxed);
+            panic!("the device is dropped");
+        }
+    }
+}
+
+fn bad_drop() -> (Arc<AtomicBool>, BadDrop) {
+    let dropped = Arc::new(AtomicBool::new(false));
+    (Arc::clone(&dropped), BadDrop(Some(dropped)))
+}
+
+impl BlockDevice for Disk {
+    fn len(&self) -> u64 {
+        64 * SIZE as u64
+    }
+
+    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+        if self.slow_reads {
+            thread::sleep(SLOW);
+        }
+        self.explode();
+        buf.fill(7);
+        Ok(buf.len())
+    }
+
+    fn write(&self, _: u64, _: &[u8]) -> io::Result<()> {
+        if self.slow_writes {
+            thread::sleep(SLOW);
+        }
+        self.explode();
+        if self.full { Err(io::Error::from_raw_os_error(libc::ENOSPC)) } else { Ok(()) }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.explode();
+        Ok(())
+    }
+}
+
+fn cache() -> Cache {
+    let builder = Cache::builder(64 * SIZE).block_sizes(SIZE, SIZE);
+    builder.write_back_after(Duration::ZERO).build().unwrap()
+}
+
+/// Runs it in a thread of its own, and fails if it does not end.
+fn in_time(what: &str, work: impl FnOnce() + Send + 'static) {
+    let (done, ended) = mpsc::channel();
+    let thread = thread::spawn(move || {
+        work();
+        let _ = done.send(());
+    });
+    match ended.recv_timeout(LONG) {
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("{what}: it waits for ever"),
+        _ => thread.join().unwrap(),
+    }
+}
+
+/// Fails unless tasks are served by the thread that reads for them.
+fn reads_ahead(cache: &Cache) {
+    let disk = cache.attach(Disk::default(), SIZE).unwrap();
+    in_time("a read for a task", move || {
+        assert_eq!(block_on(disk.get_async(3)).unwrap()[0], 7);
+    });
+}
+
+fn dirty(disk: &Device, block: u64) {
+    disk.create(block).unwrap().fill(1);
+}
+
+/// Fails unless dirty blocks are written without a sync.
+fn cleans(cache: &Cache) {
+    let disk = cache.attach(Disk::default(), SIZE).unwrap();
+    dirty(&disk, 3);
+    soon("the cleaner writes", || cache.stats().unwrap().dirty == 0);
+}
+
+#[test]
+fn a_loss_told_with_a_panic_leaves_the_thread_that_reads_ahead() {
+    let cache = cache();
+    let disk = Disk { slow_reads: true, full: true, ..Disk::default() };
+    let told = Arc::new(AtomicBool::new(false));
+    let options = AttachOptions::new(SIZE).on_loss({
+        let told = Arc::clone(&told);
+        move |_| {
+            told.store(true, Relaxed);
+            panic!("blocks are lost");
+        }
+    });
+    let disk = cache.attach_with(disk, options).unwrap();
+    dirty(&disk, 9);
+    disk.readahead(0..1);
+    drop(disk); // the last handle is that of the thread
+    soon("the loss is told", || told.load(Relaxed));
+    reads_ahead(&cache);
+}
+
+#[test]
+fn a_device_whose_drop_panics_leaves_the_thread_that_reads_ahead() {
+    let cache = cache();
+    let (dropped, _drop) = bad_drop();
+    let disk = Disk { slow_reads: true, _drop, ..Disk::default() };
+    cache.attach(disk, SIZE).unwrap().readahead(0..1);
+    soon("the device is dropped", || dropped.load(Relaxed));
+    reads_ahead(&cache);
+    // The same, where a task's load is the last to have the device.
+    let (dropped, _drop) = bad_drop();
+    let disk = Disk { slow_reads: true, _drop, ..Disk::default() };
+    let disk = cache.attach(disk, SIZE).unwrap();
+    let mut task = Box::pin(async move { disk.get_async(1).await.map(drop) });
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(task.as_mut().poll(&mut context).is_pending());
+    drop(task);
+    soon("the device is dropped", || dropped.load(Relaxed));
+    reads_ahead(&cache);
+}
+
+#[test]
+fn a_payload_whose_drop_panics_leaves_the_thread_that_reads_ahead() {
+    let cache = cache();
+    let device = Arc::new(Disk { bomb: AtomicBool::new(true), ..Disk::default() });
+    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    disk.readahead(1..2);
+    soon("it is read ahead", || !device.bomb.load(Relaxed));
+    reads_ahead(&cache);
+    device.bomb.store(true, Relaxed);
+    let read = block_on(disk.get_async(2)).map(drop);
+    assert_eq!(read, Err(GetError::Panicked { block: 2 }));
+    reads_ahead(&cache);
+}
+
+#[test]
+fn a_verifier_whose_payload_panics_ends_the_load() {
+    let cache = cache();
+    let options = AttachOptions::new(SIZE).verify(|_, _| panic_any(Bomb));
+    let disk = cache.attach_with(Disk::default(), options).unwrap();
+    in_time("a task", move || {
+        let read = block_on(disk.get_async(2)).map(drop);
+        assert_eq!(read, Err(GetError::Panicked { block: 2 }));
+    });
+    reads_ahead(&cache);
+}
+
+#[test]
+fn a_device_whose_drop_panics_leaves_the_cleaner() {
+    let cache = cache();
+    let slow = cache.attach(Disk { slow_writes: true, ..Disk::default() }, SIZE).unwrap();
+    let (dropped, _drop) = bad_drop();
+    let disk = cache.attach(Disk { _drop, ..Disk::default() }, SIZE).unwrap();
+    // The cleaner takes both at once and is at the slow one for a while: then it has the other's last handle.
+    dirty(&slow, 1);
+    dirty(&disk, 1);
+    soon("the cleaner writes", || cache.stats().unwrap().write_calls > 0);
+    drop(disk);
+    soon("the device is dropped", || dropped.load(Relaxed));
+    cleans(&cache);
+}
+
+#[test]
+fn a_write_whose_payload_panics_leaves_the_cleaner_and_no_mark() {
+    let cache = cache();
+    let device = Arc::new(Disk { bomb: AtomicBool::new(true), ..Disk::default() });
+    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    dirty(&disk, 1);
+    soon("the cleaner writes", || !device.bomb.load(Relaxed));
+    cleans(&cache);
+    in_time("a sync", move || {
+        // The handle is told of the panic once.
+        assert!(disk.sync().is_err());
+        assert_eq!(disk.sync(), Ok(()));
+        assert_eq!(disk.get_mut(1).unwrap()[0], 1);
+    });
+}
+
+#[test]
+fn a_sync_whose_payload_panics_ends() {
+    let cache = cache();
+    let device = Arc::new(Disk::default());
+    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+    dirty(&disk, 1);
+    disk.flush().unwrap();
+    device.bomb.store(true, Relaxed);
+    in_time("a sync", move || {
+        let poisoned = WriteError::Poisoned { errno: libc::EIO };
+        assert_eq!([disk.sync(), disk.sync()], [Err(poisoned), Err(poisoned)]);
+    });
+}
+
+const CHILD: &str = "BUFCACHE_TEST_STDERR";
+
+/// A line on a standard error that has no reader left is not worth a panic.
+#[test]
+fn a_loss_is_no_panic_where_the_standard_error_is_broken() {
+    if std::env::var_os(CHILD).is_some() {
+        let disk = cache().attach(Disk { full: true, ..Disk::default() }, SIZE).unwrap();
+        dirty(&disk, 1);
+        return drop(disk);
+    }
+    let (reader, writer): (PipeReader, PipeWriter) = io::pipe().unwrap();
+    drop(reader);
+    let name = "a_loss_is_no_panic_where_the_standard_error_is_broken";
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", name, "--nocapture"]).env(CHILD, "1").stderr(writer);
+    assert!(child.status().unwrap().success());
+}
