@@ -15,6 +15,8 @@ use std::marker::PhantomData;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
+use std::thread;
+use std::time::Duration;
 
 use aio_reap::{BufList, Engine, IoBuf, IoBufMut, Operation};
 
@@ -24,8 +26,8 @@ use crate::cache::Load;
 /// A file or block device, as [`FileDevice`], whose reads go through the [`Engine`] that the thread has
 /// [lent](lend_engine): a miss in a task does not block the thread, and readahead is in flight at once.
 ///
-/// Threads without one read it by system calls. Dirty blocks are written many at once, by the lent engine or by
-/// one of the writing thread's own; durable writes, and syncs, are system calls.
+/// Threads without one read it by system calls. Dirty blocks are written many at once, by an engine that the
+/// writing thread keeps for that; durable writes, and syncs, are system calls.
 ///
 /// What is in a thread's engine ends when that thread waits for a block, or turns its engine: as with all
 /// of an engine, it should do so soon.
@@ -76,9 +78,11 @@ fn local() -> Option<Rc<Local>> {
     LOCAL.try_with(|local| local.borrow().clone()).ok().flatten()
 }
 
-/// The same; where the thread has none, one of its own, for batches of writes: those of the cleaner, and of
-/// who syncs.
-fn local_or_own() -> Option<Rc<Local>> {
+/// The engine that this thread keeps for batches of writes; `None` where there can be none.
+///
+/// A batch does not use the lent engine, because waiting turns the engine and runs its callbacks. The blocks of
+/// a batch are marked until it ends: a callback that asks for one of them would wait for its own thread.
+fn write_engine() -> Option<Rc<Local>> {
     thread_local! {
         static OWN: OnceCell<Option<Rc<Local>>> = const { OnceCell::new() };
     }
@@ -86,7 +90,7 @@ fn local_or_own() -> Option<Rc<Local>> {
         let engine = Rc::new(Engine::new().ok()?);
         Some(Rc::new(Local { engine, files: RefCell::default() }))
     };
-    local().or_else(|| OWN.try_with(|own| own.get_or_init(new).clone()).ok().flatten())
+    OWN.try_with(|own| own.get_or_init(new).clone()).ok().flatten()
 }
 
 /// Lets this thread read [`EngineDevice`]s by the engine, until the guard drops.
@@ -178,20 +182,35 @@ unsafe impl IoBuf for Part {
     }
 }
 
-/// Operations of a batch. Whatever happens, they are over when this is gone.
-#[derive(Default)]
-struct Begun(Vec<(usize, Operation<BufList<Part>>)>);
+/// The operations of a batch, each with the number of its write. Dropping it waits for them.
+struct Begun<'e> {
+    engine: &'e Engine,
+    operations: Vec<(usize, Operation<BufList<Part>>)>,
+}
 
-impl Begun {
+impl Begun<'_> {
+    /// Waits for the operations and tells the result of each.
     fn end(&mut self, mut tell: impl FnMut(usize, io::Result<()>)) {
-        while let Some((number, operation)) = self.0.pop() {
-            let result = operation.wait().0;
-            tell(number, result.map(drop).map_err(io::Error::from));
+        while let Some((_, operation)) = self.operations.last() {
+            // An operation leaves the list once it is done: one that is dropped earlier goes on, with the
+            // bytes of a frame that is another block's by then.
+            if !operation.is_done() {
+                // The kernel refuses to wait where a descriptor of the engine was closed from outside. It may
+                // have the bytes all the same.
+                if self.engine.wait(None).is_err() {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                continue;
+            }
+            if let Some((number, operation)) = self.operations.pop() {
+                let result = operation.wait().0;
+                tell(number, result.map(drop).map_err(io::Error::from));
+            }
         }
     }
 }
 
-impl Drop for Begun {
+impl Drop for Begun<'_> {
     fn drop(&mut self) {
         self.end(|_, _| {});
     }
@@ -260,15 +279,15 @@ impl BlockDevice for EngineDevice {
     }
 
     fn write_batch(&self, writes: &mut [DeviceWrite<'_>], durable: bool) {
-        let engine = if durable || writes.len() < 2 { None } else { local_or_own() };
+        let engine = if durable || writes.len() < 2 { None } else { write_engine() };
         let Some(local) = engine else { return self.plain.write_batch(writes, durable) };
-        let mut begun = Begun::default();
-        begun.0.reserve(writes.len());
+        let operations = Vec::with_capacity(writes.len());
+        let mut begun = Begun { engine: &local.engine, operations };
         {
             let _together = local.engine.plug();
             for (number, write) in writes.iter().enumerate() {
                 if let Some(operation) = self.begin_write(&local, write) {
-                    begun.0.push((number, operation));
+                    begun.operations.push((number, operation));
                 }
             }
         }
