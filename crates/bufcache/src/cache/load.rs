@@ -28,6 +28,7 @@ use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::{Arc, WordLock, mutant};
 
 use super::evict::BufferWait;
+use super::miss::Pinned;
 use super::{Reuse, Shared, linger};
 use crate::contain::contain;
 use crate::error::{Failure, GetError};
@@ -290,7 +291,9 @@ impl Shared {
                     self.frames.header(frame).set_place(place);
                     drop(home);
                     self.counters.miss_locked.add(1);
+                    let pinned = Pinned::new(self, self.table.entry(place));
                     self.begin(source, key, frame, reuse);
+                    pinned.into_pin();
                     return Ok(Asked::Pinned(place));
                 }
                 (Some(entry), spare) => {

@@ -6,7 +6,7 @@
 //! hides the entry and says why. Whoever comes meanwhile pins the entry and sleeps; the last pin of a
 //! failed load gives the frame back.
 
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Instant;
 
@@ -29,6 +29,30 @@ use crate::word::{EVICT, Entry, FAILED, IO, Key, MOST_PINS, STALE, WAITED, WRITE
 pub(super) struct Spare<'c> {
     cache: &'c Shared,
     pub(super) frame: Frame,
+}
+
+/// A pin of this thread on an entry. It goes also where a callback on the thread's engine panics.
+pub(super) struct Pinned<'c> {
+    cache: &'c Shared,
+    entry: &'c Entry,
+}
+
+impl<'c> Pinned<'c> {
+    /// Takes over a pin that the entry has already.
+    pub(super) fn new(cache: &'c Shared, entry: &'c Entry) -> Self {
+        Self { cache, entry }
+    }
+
+    /// Leaves the pin to the caller.
+    pub(super) fn into_pin(self) {
+        mem::forget(self);
+    }
+}
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        self.cache.unpin(self.entry);
+    }
 }
 
 /// A planted bug: the entry of a block that is being evicted is as good as none.
@@ -329,6 +353,7 @@ impl Shared {
 
     /// Sleeps until the load is over that keeps the entry, which this thread has pinned.
     fn wait_for_load(&self, source: &Source, key: Key, entry: &Entry) -> Result<Held, GetError> {
+        let _pinned = Pinned::new(self, entry);
         let frame = entry.word().frame();
         let header = self.frames.header(frame);
         let mut since = None;
@@ -336,10 +361,7 @@ impl Shared {
             // It may have the load still, or its engine has it; nobody else need end it.
             let mut rounds = 16;
             while entry.word().has(IO) {
-                if self.pause(&mut rounds, &mut since).is_err() {
-                    self.unpin(entry);
-                    return Err(GetError::WouldDeadlock);
-                }
+                self.pause(&mut rounds, &mut since).map_err(|_| GetError::WouldDeadlock)?;
                 #[cfg(feature = "aio-reap")]
                 crate::device::turn_engine();
             }
@@ -359,31 +381,22 @@ impl Shared {
             }
             if word.has(WRITE) {
                 // A thread's guard, which may wait for one of ours.
-                match self.time_left(&mut since) {
-                    Ok(left) => header.sleep(seen, left),
-                    Err(error) => {
-                        self.unpin(entry);
-                        return Err(error);
-                    }
-                }
+                let left = self.time_left(&mut since)?;
+                header.sleep(seen, left);
                 continue;
             }
             if self.born.is_inherited() {
-                self.unpin(entry);
                 return Err(GetError::Forked);
             }
             header.loaded.wait(seen);
         }
-        let result = if entry.word().has(FAILED) {
-            Err(Failure::from_code(header.failure()).of(source.block(key)))
-        } else {
-            // The pin keeps it until the slot is seen: `unpin` orders the two.
-            let named = hazard::name(entry, self.order).map_err(GetError::from);
-            self.frames.reading(frame);
-            named.map(|slot| Held { slot, frame })
-        };
-        self.unpin(entry);
-        result
+        if entry.word().has(FAILED) {
+            return Err(Failure::from_code(header.failure()).of(source.block(key)));
+        }
+        // The pin keeps it until the slot is seen: `unpin` orders the two.
+        let named = hazard::name(entry, self.order).map_err(GetError::from);
+        self.frames.reading(frame);
+        named.map(|slot| Held { slot, frame })
     }
 
     /// Takes a pin off the entry at `place`.

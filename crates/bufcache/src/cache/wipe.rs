@@ -146,6 +146,7 @@ impl Shared {
             aside.clear();
             match obstacle {
                 Obstacle::Marked(key, frame) => self.wait_for_mark(frame, key, &mut since)?,
+                Obstacle::Loading(key) => _ = self.invalidate_clean(source, key)?,
                 Obstacle::Error(error) => return Err(error.into()),
             }
         }
@@ -168,9 +169,10 @@ impl Shared {
             }
             if !word.has(DIRTY) {
                 drop(home);
-                match self.invalidate_clean(source, key) {
-                    Ok(true) => return Ok(()),
-                    Ok(false) => continue, // dirty by now
+                match self.try_invalidate(Some(source), key, DIRTY) {
+                    Ok(Some(true)) => return Ok(()),
+                    Ok(Some(false)) => continue, // dirty by now
+                    Ok(None) => return Err(Obstacle::Loading(key)),
                     Err(error) => return Err(Obstacle::Error(error)),
                 }
             }
@@ -207,5 +209,7 @@ impl Shared {
 /// Why a block is not aside.
 enum Obstacle {
     Marked(Key, Frame),
+    /// It is being read or evicted: a wait for that may run callbacks on the thread's engine.
+    Loading(Key),
     Error(GetError),
 }

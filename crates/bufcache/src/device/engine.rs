@@ -96,7 +96,8 @@ fn write_engine() -> Option<Rc<Local>> {
 /// Lets this thread read [`EngineDevice`]s by the engine, until the guard drops.
 ///
 /// Calls that read then turn the engine, and so run the callbacks of whatever completes, as the
-/// engine's own calls do.
+/// engine's own calls do. A callback that asks to write the block that such a call waits for is
+/// told [`GetError::Busy`](crate::GetError::Busy), after as long as the cache waits.
 pub fn lend_engine(engine: &Rc<Engine>) -> LentEngine {
     let new = Rc::new(Local { engine: Rc::clone(engine), files: RefCell::default() });
     let before = LOCAL.with(|local| local.replace(Some(new)));
