@@ -88,7 +88,9 @@ fn inv20_a_released_slab_charges_no_index_that_was_never_used() {
         (id, (id.index(), id.generation()))
     };
     let release = |ids: &[Id]| {
-        ids.iter().for_each(|&id| drop(table.remove(id).unwrap()));
+        for &id in ids {
+            table.remove(id).unwrap();
+        }
         table.flush().unwrap();
         table.shrink_to_fit().unwrap();
     };
