@@ -18,6 +18,7 @@
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
+use crossbeam_utils::CachePadded;
 use percpu::rcu::{GracePeriod, RetireHead};
 use percpu::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use percpu::sync::native::OnceLock;
@@ -69,8 +70,9 @@ pub(super) struct Core<T: Send + Sync + 'static> {
     pub(super) tick: RetireHead,
     /// Invariant 4. Written by [`place`](Self::place).
     this: NonNull<Self>,
-    lock: Lines<WordLock<State<T>>>,
-    pub(super) tally: Lines<Tally>,
+    // On cache lines of their own, away from what lookups read.
+    lock: CachePadded<WordLock<State<T>>>,
+    pub(super) tally: CachePadded<Tally>,
 }
 
 /// Statistics; written by rare operations, read by rarer ones.
@@ -83,10 +85,6 @@ pub(super) struct Tally {
     /// Drops of values that panicked.
     pub(super) panics: AtomicU64,
 }
-
-/// On cache lines of its own, away from what lookups read.
-#[repr(align(128))]
-pub(super) struct Lines<T>(pub(super) T);
 
 // SAFETY: the raw pointers in it are to slabs, which hold a `T`, `Send` and `Sync`, and atomics.
 unsafe impl<T: Send + Sync + 'static> Send for Core<T> {}
@@ -136,10 +134,10 @@ impl<T: Send + Sync + 'static> Core<T> {
             ticking: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             batch: AtomicU32::new(Limbo::BATCH),
-            tally: Lines(Tally::default()),
+            tally: CachePadded::new(Tally::default()),
             tick,
             this: NonNull::dangling(),
-            lock: Lines(WordLock::new(State {
+            lock: CachePadded::new(WordLock::new(State {
                 queue: Queue::new(),
                 used: 0,
                 retired: 0,
@@ -177,7 +175,7 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     #[inline]
     pub(super) fn lock(&self) -> Result<WordGuard<'_, State<T>>, Forked> {
-        self.lock.0.lock().or_else(|forked| self.lock_inherited(forked))
+        self.lock.lock().or_else(|forked| self.lock_inherited(forked))
     }
 
     /// In a fork child the lock was held just now: by a thread that was not copied, which holds it for
@@ -189,7 +187,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         // Ordering: Relaxed, both; a hint that saves time.
         while !self.lost.load(Ordering::Relaxed) {
             percpu::sync::thread::yield_now();
-            if let Some(state) = self.lock.0.try_lock() {
+            if let Some(state) = self.lock.try_lock() {
                 return Ok(state);
             }
             if began.elapsed() > PATIENCE {
@@ -278,7 +276,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// Live contexts. Exact while nobody inserts, reserves or removes.
     pub(super) fn len(&self, state: &State<T>) -> u64 {
         // Ordering: Relaxed; a statistic.
-        let reserved = self.tally.0.reserved.load(Ordering::Relaxed);
+        let reserved = self.tally.reserved.load(Ordering::Relaxed);
         state.in_use().saturating_sub(self.pending(state) + reserved)
     }
 }

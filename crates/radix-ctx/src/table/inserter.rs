@@ -158,7 +158,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
         let waited = self.waiters.wait(None, || {
             // Ordering: Relaxed; the waiters' fences order it after the change.
-            let unused = self.tally.0.referenced.load(Ordering::Relaxed) == 0;
+            let unused = self.tally.referenced.load(Ordering::Relaxed) == 0;
             (unused || self.has_vacancy(first, last)).then_some(())
         });
         waited.map(|_| ())

@@ -160,7 +160,7 @@ impl<T: Send + Sync + 'static> Core<T> {
                 mark();
             }
             // Ordering: Relaxed; a statistic.
-            self.tally.0.referenced.fetch_add(1, Ordering::Relaxed);
+            self.tally.referenced.fetch_add(1, Ordering::Relaxed);
             let unused = refs.fold(index as usize % SLOTS);
             if late {
                 dawdle_if("limbo-marks-after-the-fold");
@@ -169,11 +169,11 @@ impl<T: Send + Sync + 'static> Core<T> {
             if !unused && !mutant("limbo-drops-at-the-fold") {
                 return;
             }
-            self.tally.0.referenced.fetch_sub(1, Ordering::Relaxed);
+            self.tally.referenced.fetch_sub(1, Ordering::Relaxed);
         }
         if let Err(payload) = self.drop_value(it, index) {
             // Ordering: Relaxed; a statistic.
-            self.tally.0.panics.fetch_add(1, Ordering::Relaxed);
+            self.tally.panics.fetch_add(1, Ordering::Relaxed);
             discard(payload);
         }
         vacated.add(slab, index, self.finish(it, index, gone));
@@ -229,7 +229,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         vacated.add(slab, index, core.finish(it, index, gone));
         let woken = core.waiters.take_slot(index);
         // Ordering: Relaxed; a statistic.
-        core.tally.0.referenced.fetch_sub(1, Ordering::Relaxed);
+        core.tally.referenced.fetch_sub(1, Ordering::Relaxed);
         let guard = if mutant("limbo-last-put-unpinned") {
             drop(guard);
             vacated.give_back();

@@ -67,7 +67,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
             // Ordering: Relaxed; a statistic.
             None => {
                 let state = core.lock()?;
-                core.len(&state) + core.tally.0.reserved.load(Ordering::Relaxed)
+                core.len(&state) + core.tally.reserved.load(Ordering::Relaxed)
             }
         };
         Ok(Usage { contexts, weight })
@@ -115,15 +115,15 @@ impl<T: Send + Sync + 'static> Core<T> {
         Ok(TableStats {
             live,
             // Ordering: Relaxed, all; statistics.
-            reserved: self.tally.0.reserved.load(Ordering::Relaxed),
+            reserved: self.tally.reserved.load(Ordering::Relaxed),
             pending,
-            referenced: self.tally.0.referenced.load(Ordering::Relaxed),
+            referenced: self.tally.referenced.load(Ordering::Relaxed),
             retired,
             slabs,
             nodes: self.tree().node_count() as u64,
             height: self.tree().height(),
             bytes: bytes as u64,
-            panics: self.tally.0.panics.load(Ordering::Relaxed),
+            panics: self.tally.panics.load(Ordering::Relaxed),
         })
     }
 
