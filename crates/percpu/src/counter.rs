@@ -39,6 +39,8 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 
+use crossbeam_utils::CachePadded;
+
 use crate::cpu::CpuId;
 use crate::error::AllocError;
 use crate::fence;
@@ -97,12 +99,12 @@ const NEVER: usize = align_of::<AtomicU64>();
 /// assert!(error <= 2_047 * percpu::topology().capacity() as i64);
 /// ```
 pub struct PerCpuCounter {
-    hot: Hot,
-    shared: Shared,
+    hot: CachePadded<Hot>,
+    /// What every carry writes, off the line that every add reads.
+    shared: CachePadded<AtomicI64>,
 }
 
 /// What every add reads. The first add and each fold write it.
-#[repr(align(128))]
 struct Hot {
     /// How many folds keep sections out; 0 is open.
     gate: AtomicU64,
@@ -111,14 +113,8 @@ struct Hot {
     batch: i64,
 }
 
-/// What every carry writes, off the line that every add reads.
-#[repr(align(128))]
-struct Shared {
-    sum: AtomicI64,
-}
-
-const _: () =
-    assert!(size_of::<PerCpuCounter>() == 256 || cfg!(offlock_loom) || cfg!(offlock_shuttle));
+#[cfg(all(target_arch = "x86_64", not(any(offlock_loom, offlock_shuttle))))]
+const _: () = assert!(size_of::<PerCpuCounter>() == 256);
 
 /// The constructors: `const` where atomics have such.
 macro_rules! constructors {
@@ -139,12 +135,12 @@ macro_rules! constructors {
             pub $($const)? fn with_batch(batch: u32) -> Self {
                 let batch = if batch == 0 { 1 } else { batch as i64 };
                 Self {
-                    hot: Hot {
+                    hot: CachePadded::new(Hot {
                         gate: AtomicU64::new(0),
                         base: AtomicPtr::new(ptr::null_mut()),
                         batch,
-                    },
-                    shared: Shared { sum: AtomicI64::new(0) },
+                    }),
+                    shared: CachePadded::new(AtomicI64::new(0)),
                 }
             }
         }
@@ -188,7 +184,7 @@ impl PerCpuCounter {
             word.load(Ordering::Relaxed) as i64
         });
         // Ordering: Relaxed; as above.
-        near.fold(self.shared.sum.load(Ordering::Relaxed), i64::wrapping_add)
+        near.fold(self.shared.load(Ordering::Relaxed), i64::wrapping_add)
     }
 
     /// The shared sum alone. Wait-free: one load.
@@ -200,7 +196,7 @@ impl PerCpuCounter {
     #[must_use]
     pub fn approximate(&self) -> i64 {
         // Ordering: Relaxed; a value on its own.
-        self.shared.sum.load(Ordering::Relaxed)
+        self.shared.load(Ordering::Relaxed)
     }
 
     /// How far a CPU's word goes before it is carried over.
@@ -334,7 +330,7 @@ impl PerCpuCounter {
             if mutant("counter-carry-forgets-the-word") { delta } else { held.wrapping_add(delta) };
         // Ordering: Relaxed; it publishes nothing, and no sum that could be smaller than this
         // read-modify-write is read from it later.
-        self.shared.sum.fetch_add(sum, Ordering::Relaxed);
+        self.shared.fetch_add(sum, Ordering::Relaxed);
     }
 
     /// Keeps sections out; when it returns, none begun before can commit any more.
@@ -362,7 +358,7 @@ impl PerCpuCounter {
         }
         let held = cpus().map(|cpu| take(words.slot(cpu))).fold(0, i64::wrapping_add);
         // Ordering: Relaxed; as in `carry`.
-        self.shared.sum.fetch_add(held, Ordering::Relaxed);
+        self.shared.fetch_add(held, Ordering::Relaxed);
         if close {
             self.reopen();
         }

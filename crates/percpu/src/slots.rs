@@ -25,6 +25,8 @@ use std::ops::Index;
 use std::slice;
 use std::vec;
 
+use crossbeam_utils::CachePadded;
+
 use crate::cpu::CpuId;
 use crate::error::{AllocError, out_of_memory};
 use crate::fence;
@@ -32,15 +34,15 @@ use crate::sync::cpu;
 use crate::topology::online;
 
 /// One value, alone on its cache lines.
-#[repr(align(128))]
-struct Slot<T>(T);
+type Slot<T> = CachePadded<T>;
 
+#[cfg(target_arch = "x86_64")]
 const _: () = assert!(align_of::<Slot<u8>>() == 128 && size_of::<Slot<u8>>() == 128);
 
-/// One `T` for every CPU, at least 128 bytes apart.
+/// One `T` for every CPU, each on its own cache lines: on x86_64 at least 128 bytes apart.
 ///
 /// [`local`](Self::local) is wait-free and allocates nothing. Memory is allocated once, by the
-/// constructor: the size of `T` rounded up to 128 bytes for each possible CPU. For one 64-bit
+/// constructor: the size of `T` rounded up to 128 bytes (x86_64) for each possible CPU. For one 64-bit
 /// count, [`PerCpuCounter`](crate::PerCpuCounter) takes 8 bytes per CPU instead.
 ///
 /// A `PerCpu<T>` that threads share gives `&T` of the same slot to all of them, so it is `Sync`
@@ -103,7 +105,7 @@ impl<T> PerCpu<T> {
         let count = cpu::possible();
         let mut slots = Vec::new();
         slots.try_reserve_exact(count).map_err(|_| AllocError::new())?;
-        slots.extend((0..count).map(|index| Slot(init(id(index)))));
+        slots.extend((0..count).map(|index| CachePadded::new(init(id(index)))));
         Ok(Self { slots: slots.into_boxed_slice(), _threads: PhantomData })
     }
 
@@ -113,21 +115,21 @@ impl<T> PerCpu<T> {
     #[inline]
     #[must_use]
     pub fn local(&self) -> &T {
-        &self.slots[cpu::current().index()].0 // invariant 1
+        &self.slots[cpu::current().index()] // invariant 1
     }
 
     /// The slot of `cpu`, or `None` if there is no such CPU. Wait-free.
     #[inline]
     #[must_use]
     pub fn get(&self, cpu: CpuId) -> Option<&T> {
-        self.slots.get(cpu.index()).map(|slot| &slot.0)
+        self.slots.get(cpu.index()).map(|slot| &**slot)
     }
 
     /// The slot of `cpu` for the only owner, or `None` if there is no such CPU.
     #[inline]
     #[must_use]
     pub fn get_mut(&mut self, cpu: CpuId) -> Option<&mut T> {
-        self.slots.get_mut(cpu.index()).map(|slot| &mut slot.0)
+        self.slots.get_mut(cpu.index()).map(|slot| &mut **slot)
     }
 
     /// How many slots there are: at least 1, and above the index of every CPU id.
@@ -195,7 +197,7 @@ impl<T> Index<CpuId> for PerCpu<T> {
 
     #[inline]
     fn index(&self, cpu: CpuId) -> &T {
-        &self.slots[cpu.index()].0
+        &self.slots[cpu.index()]
     }
 }
 
@@ -255,7 +257,7 @@ macro_rules! iterator {
 
 iterator! {
     /// The slots of a [`PerCpu`], a moving target: see [`PerCpu::iter`].
-    Iter<'a>, slice::Iter<'a, Slot<T>>, &'a T, |slot: &'a Slot<T>| &slot.0
+    Iter<'a>, slice::Iter<'a, Slot<T>>, &'a T, |slot: &'a Slot<T>| &**slot
 }
 impl<T> Clone for Iter<'_, T> {
     fn clone(&self) -> Self {
@@ -265,11 +267,11 @@ impl<T> Clone for Iter<'_, T> {
 
 iterator! {
     /// The slots of a [`PerCpu`] that nobody else can reach: see [`PerCpu::iter_mut`].
-    IterMut<'a>, slice::IterMut<'a, Slot<T>>, &'a mut T, |slot: &'a mut Slot<T>| &mut slot.0
+    IterMut<'a>, slice::IterMut<'a, Slot<T>>, &'a mut T, |slot: &'a mut Slot<T>| &mut **slot
 }
 iterator! {
     /// The values of a [`PerCpu`] that is taken apart.
-    IntoIter, vec::IntoIter<Slot<T>>, T, |slot: Slot<T>| slot.0
+    IntoIter, vec::IntoIter<Slot<T>>, T, CachePadded::into_inner
 }
 
 impl<'a, T> IntoIterator for &'a PerCpu<T> {
@@ -339,10 +341,10 @@ mod tests {
         /// Wherever in a line the value would start, two of them have none in common.
         #[test]
         fn inv18_no_line_holds_two_values(count in 1_usize..40) {
-            let slots: Vec<Slot<[u8; 72]>> = (0..count).map(|_| Slot([0; 72])).collect();
+            let slots: Vec<Slot<[u8; 72]>> = (0..count).map(|_| CachePadded::new([0; 72])).collect();
             let lines = slots.iter().map(|slot| {
-                let at = std::ptr::from_ref(&slot.0).addr();
-                (at / 128, (at + size_of_val(&slot.0) - 1) / 128)
+                let at = std::ptr::from_ref::<[u8; 72]>(slot).addr();
+                (at / 128, (at + size_of_val(&**slot) - 1) / 128)
             });
             let lines: Vec<_> = lines.collect();
             prop_assert!(lines.windows(2).all(|pair| pair[0].1 < pair[1].0), "{lines:?}");

@@ -50,7 +50,7 @@ proptest! {
         let bound = i64::from(batch.max(1));
         let words: Vec<i64> = words.into_iter().map(|word| word % bound).collect();
         preset(&counter, words.iter().copied());
-        counter.shared.sum.store(start, Ordering::Relaxed);
+        counter.shared.store(start, Ordering::Relaxed);
         let mut model = words.iter().copied().fold(start, i64::wrapping_add);
         prop_assert_eq!(counter.sum(), model);
         for delta in deltas {
@@ -88,7 +88,7 @@ proptest! {
     ) {
         let counter = PerCpuCounter::new();
         preset(&counter, words.iter().copied());
-        counter.shared.sum.store(start, Ordering::Relaxed);
+        counter.shared.store(start, Ordering::Relaxed);
         let sum = counter.sum();
         let mut left = words;
         for cpu in cpus {

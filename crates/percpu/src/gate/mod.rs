@@ -45,6 +45,8 @@ mod guard;
 use std::fmt;
 use std::marker::PhantomData;
 
+use crossbeam_utils::CachePadded;
+
 pub use self::error::GateError;
 pub use self::guard::{ReadGuard, WriteGuard};
 use crate::error::{Forked, NewError};
@@ -91,13 +93,12 @@ const READER: u64 = 2;
 /// ```
 #[repr(C)]
 pub struct ReadWriteGate<T> {
-    hot: Hot,
-    cold: Cold,
+    hot: CachePadded<Hot>,
+    cold: CachePadded<Cold>,
     value: UnsafeCell<T>,
 }
 
 /// Read by every reader, written by writers only.
-#[repr(align(128))]
 struct Hot {
     gate: AtomicU64,
     /// The gate of the sections that leave: always 0.
@@ -105,7 +106,6 @@ struct Hot {
     words: Words,
 }
 
-#[repr(align(128))]
 struct Cold {
     remote: AtomicU64,
     state: Mutex<State>,
@@ -115,7 +115,7 @@ struct Cold {
     born: Generation,
 }
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(all(target_arch = "x86_64", not(any(offlock_loom, offlock_shuttle))))]
 const _: () = assert!(size_of::<ReadWriteGate<[u8; 128]>>() == 256 + 128);
 
 struct State {
@@ -144,14 +144,14 @@ impl<T> ReadWriteGate<T> {
         let Ok(words) = Words::new() else { return Err(NewError(value)) };
         // Decided now: until then every `light` is a full fence.
         let _ = fence::strategy();
-        let hot = Hot { gate: AtomicU64::new(0), open: AtomicU64::new(0), words };
-        let cold = Cold {
+        let hot = CachePadded::new(Hot { gate: AtomicU64::new(0), open: AtomicU64::new(0), words });
+        let cold = CachePadded::new(Cold {
             remote: AtomicU64::new(0),
             state: Mutex::new(State { owner: 0, waiting: 0, turn: 0 }),
             readers: Condvar::new(),
             writers: Condvar::new(),
             born: Generation::current(),
-        };
+        });
         Ok(Self { hot, cold, value: UnsafeCell::new(value) })
     }
 

@@ -30,10 +30,12 @@
 //!    `heavy` after a bump before it gives the turn back.
 //! 2. Everything with a target of `completed` or less is out of reach of every reader.
 
+use crossbeam_utils::CachePadded;
+
 use super::patience::Patience;
 use super::registry::Registry;
 use super::send_guard::SendReaders;
-use super::{Forked, Line, const_fn, fork};
+use super::{Forked, const_fn, fork};
 use crate::fence;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
@@ -64,9 +66,9 @@ pub(super) fn started() -> &'static Domain {
 #[derive(Debug)]
 pub(super) struct Domain {
     /// The number of the current grace period, from 1. A line of its own: every reader loads it.
-    gp: Line<AtomicU64>,
+    gp: CachePadded<AtomicU64>,
     /// Invariant 2.
-    completed: Line<AtomicU64>,
+    completed: CachePadded<AtomicU64>,
     pub(super) turn: Lock,
     /// Of each parity of `Send` readers: the last grace period it was seen empty in.
     drained: UnsafeCell<[u64; 2]>,
@@ -83,8 +85,8 @@ impl Domain {
     const_fn! {
         const fn new() -> Self {
             Self {
-                gp: Line(AtomicU64::new(1)),
-                completed: Line(AtomicU64::new(1)),
+                gp: CachePadded::new(AtomicU64::new(1)),
+                completed: CachePadded::new(AtomicU64::new(1)),
                 turn: Lock::new(),
                 drained: UnsafeCell::new([1, 1]),
                 registry: Registry::new(),
@@ -100,7 +102,7 @@ impl Domain {
     pub(super) fn now(&self) -> u64 {
         // Ordering: Acquire pairs with the AcqRel in `Turn::bump`; it carries the unlinks before
         // that bump: who is listed under this number does not see what they unlinked.
-        self.gp.0.load(Ordering::Acquire)
+        self.gp.load(Ordering::Acquire)
     }
 
     /// What is unlinked before this call may be freed once `completed` has the returned value.
@@ -111,7 +113,7 @@ impl Domain {
             fence::light();
         }
         // Ordering: Relaxed; the fence above is all the order it needs.
-        self.gp.0.load(Ordering::Relaxed) + 2
+        self.gp.load(Ordering::Relaxed) + 2
     }
 
     /// Invariant 2.
@@ -119,7 +121,7 @@ impl Domain {
     pub(super) fn completed(&self) -> u64 {
         // Ordering: Acquire pairs with the Release in `Turn::scan`; it carries what the readers
         // that are gone have read.
-        self.completed.0.load(Ordering::Acquire)
+        self.completed.load(Ordering::Acquire)
     }
 
     /// The right to move grace periods on, if nobody has it. Never blocks.
@@ -192,7 +194,7 @@ pub(super) struct Turn {
 impl Turn {
     pub(super) fn now(&self) -> u64 {
         // Ordering: Relaxed; written by holders of the turn only.
-        self.domain.gp.0.load(Ordering::Relaxed)
+        self.domain.gp.load(Ordering::Relaxed)
     }
 
     /// What the next [`Turn::bump`] will return.
@@ -204,7 +206,7 @@ impl Turn {
     pub(super) fn bump(&self) -> u64 {
         // Ordering: AcqRel pairs with the Acquire in `Domain::now`; it carries the unlinks that
         // this thread knows of, and as part of one chain those of the bumps before.
-        let now = self.domain.gp.0.fetch_add(1, Ordering::AcqRel) + 1;
+        let now = self.domain.gp.fetch_add(1, Ordering::AcqRel) + 1;
         if !mutant("rcu-no-heavy") {
             // Against the `light` of `Slot::enter`, of `pin_send` and of `Domain::target`.
             fence::heavy();
@@ -235,12 +237,12 @@ impl Turn {
         let counted =
             domain.drained.with_mut(|drained| domain.send.scan(now, unsafe { &mut *drained }));
         // Ordering: Relaxed; written by holders of the turn only.
-        let before = domain.completed.0.load(Ordering::Relaxed);
+        let before = domain.completed.load(Ordering::Relaxed);
         let done = before.max(listed.min(counted));
         if done > before {
             // Ordering: Release pairs with the Acquire in `Domain::completed`; it carries what the
             // readers have read, which the scans above acquired.
-            domain.completed.0.store(done, Ordering::Release);
+            domain.completed.store(done, Ordering::Release);
         }
         done
     }

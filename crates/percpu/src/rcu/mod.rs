@@ -102,11 +102,6 @@ pub use self::stats::{Bounds, Stats, bounds, set_bounds, stats};
 use self::domain::started;
 use crate::error::{AllocError, Forked};
 
-/// A value that has its cache lines to itself.
-#[derive(Debug)]
-#[repr(align(128))]
-struct Line<T>(T);
-
 /// A `const fn`, where the types of the facade allow it: not in a build for a model checker.
 macro_rules! const_fn {
     ($(#[$meta:meta])* $vis:vis const unsafe fn $($rest:tt)*) => {

@@ -32,12 +32,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
+use crossbeam_utils::CachePadded;
+
 use super::bag::{Bag, Lists, RetireHead, Segment, clock, next_of, set_next};
 use super::domain::{self, Domain, Lock, Turn, domain};
 use super::patience::Patience;
 use super::registry::{freeing_parity, is_freeing, set_freeing};
 use super::stats::Bounds;
-use super::{Forked, Line, const_fn, fork};
+use super::{Forked, const_fn, fork};
 use crate::cpu::CpuId;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::native::atomic::{AtomicBool, AtomicU64 as Statistic, Ordering::Relaxed};
@@ -75,7 +77,7 @@ pub(super) struct Reclaim {
     /// When the first was retired, or [`NEVER`].
     overflow_since: Statistic,
     /// Invariant 1.
-    in_flight: Line<[AtomicU64; 2]>,
+    in_flight: CachePadded<[AtomicU64; 2]>,
     parity: AtomicUsize,
     barrier: Lock,
     /// Of one CPU.
@@ -97,7 +99,7 @@ impl Reclaim {
                 overflow_objects: Statistic::new(0),
                 overflow_bytes: Statistic::new(0),
                 overflow_since: Statistic::new(NEVER),
-                in_flight: Line([AtomicU64::new(0), AtomicU64::new(0)]),
+                in_flight: CachePadded::new([AtomicU64::new(0), AtomicU64::new(0)]),
                 parity: AtomicUsize::new(0),
                 barrier: Lock::new(),
                 bytes_bound: Statistic::new(Bounds::DEFAULT.bytes as u64),
@@ -398,7 +400,7 @@ impl<'a> InFlight<'a> {
         // Ordering: Relaxed; a hint: both parities are waited for.
         let parity = reclaim.parity.load(Ordering::Relaxed);
         // Ordering: Relaxed; a barrier that must see it has taken the bag's lock after us.
-        reclaim.in_flight.0[parity].fetch_add(1, Ordering::Relaxed);
+        reclaim.in_flight[parity].fetch_add(1, Ordering::Relaxed);
         Self { reclaim, parity }
     }
 
@@ -419,7 +421,7 @@ impl<'a> InFlight<'a> {
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         // Ordering: Release pairs with the Acquire in `drain`; it carries what the drops did.
-        self.reclaim.in_flight.0[self.parity].fetch_sub(1, Ordering::Release);
+        self.reclaim.in_flight[self.parity].fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -480,7 +482,7 @@ pub(super) fn drain(domain: &'static Domain) -> Result<(), Forked> {
         reclaim.parity.store(1 - parity, Ordering::Relaxed);
         // Ordering: Acquire pairs with the Release in `InFlight::drop`; it carries what the drops
         // did.
-        while reclaim.in_flight.0[parity].load(Ordering::Acquire) != 0 {
+        while reclaim.in_flight[parity].load(Ordering::Acquire) != 0 {
             if let Err(forked) = patience.wait() {
                 reclaim.barrier.unlock();
                 return Err(forked);
@@ -550,12 +552,12 @@ impl Reclaim {
     /// In a fork child's only thread: what other threads had in their hands is gone.
     pub(super) fn forget_other_batches(&self) {
         self.barrier.unlock();
-        for count in &self.in_flight.0 {
+        for count in &*self.in_flight {
             // Ordering: Relaxed; there is one thread.
             count.store(0, Ordering::Relaxed);
         }
         if let Some(parity) = freeing_parity() {
-            self.in_flight.0[parity].store(1, Ordering::Relaxed);
+            self.in_flight[parity].store(1, Ordering::Relaxed);
         }
         // A thread may have counted what it did not come to push.
         let mut objects = 0;

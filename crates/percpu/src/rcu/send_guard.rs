@@ -30,8 +30,10 @@
 
 use std::ptr;
 
+use crossbeam_utils::CachePadded;
+
+use super::const_fn;
 use super::domain::{self, Domain, domain};
-use super::{Line, const_fn};
 use crate::error::AllocError;
 use crate::fence;
 use crate::rseq::section;
@@ -43,7 +45,7 @@ use crate::words::Words;
 #[derive(Debug)]
 pub(super) struct SendReaders {
     /// Which parity new readers count in: 0 or 1.
-    parity: Line<AtomicUsize>,
+    parity: CachePadded<AtomicUsize>,
     /// Null until the first `Send` reader: all counters read 0.
     counters: AtomicPtr<Counters>,
     remote: [Pair; 2],
@@ -76,7 +78,7 @@ impl SendReaders {
     const_fn! {
         pub(super) const fn new() -> Self {
             Self {
-                parity: Line(AtomicUsize::new(0)),
+                parity: CachePadded::new(AtomicUsize::new(0)),
                 counters: AtomicPtr::new(ptr::null_mut()),
                 remote: [Pair::new(), Pair::new()],
                 open: AtomicU64::new(0),
@@ -118,7 +120,7 @@ impl SendReaders {
     /// both are. The caller has the turn, and ran `heavy` since the bump to `now`.
     pub(super) fn scan(&self, now: u64, drained: &mut [u64; 2]) -> u64 {
         // Ordering: Relaxed, both; changed by holders of the turn only, and for readers a hint.
-        let active = self.parity.0.load(Ordering::Relaxed);
+        let active = self.parity.load(Ordering::Relaxed);
         for (parity, drained) in drained.iter_mut().enumerate() {
             let trusted = mutant("rcu-send-trusts-inactive") && parity != active;
             if trusted || self.is_drained(parity) {
@@ -126,7 +128,7 @@ impl SendReaders {
             }
         }
         if drained[active] < now && drained[1 - active] == now {
-            self.parity.0.store(1 - active, Ordering::Relaxed);
+            self.parity.store(1 - active, Ordering::Relaxed);
         }
         drained[0].min(drained[1])
     }
@@ -173,7 +175,7 @@ impl SendReaders {
     #[inline(always)]
     fn lock(&self) -> usize {
         // Ordering: Relaxed; a hint (see the module).
-        let parity = self.parity.0.load(Ordering::Relaxed) & 1;
+        let parity = self.parity.load(Ordering::Relaxed) & 1;
         let counters = self.counters();
         let done = counters
             .is_some_and(|counters| section::add(&self.open, &counters.lock[parity], 1).is_ok());
