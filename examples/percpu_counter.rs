@@ -1,7 +1,7 @@
 //! Count requests on every CPU, and read the count in two ways.
 //!
 //! Run:     cargo run -p examples --example percpu_counter
-//! Prints:  40000 requests: 36864 by one load, 40000 by a visit to every CPU
+//! Prints:  40000 requests: 38912 by one load, 40000 by a visit to every CPU
 
 use std::thread;
 

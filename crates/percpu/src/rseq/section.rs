@@ -35,17 +35,17 @@ mod imp;
 
 /// Why a section did not commit. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    all(
+        not(any(test, offlock_loom, offlock_shuttle)),
+        any(not(target_arch = "x86_64"), offlock_portable, offlock_virtual_cpu)
+    ),
+    expect(dead_code, reason = "without sections `NoCpu` is the only refusal")
+)]
 pub(crate) enum Refused {
     /// The thread has no CPU id, or this process has no sections: use an atomic instead.
     NoCpu,
     /// The gate was not 0, or not what [`add_while`] was given.
-    #[cfg_attr(
-        all(
-            not(any(test, offlock_loom, offlock_shuttle)),
-            any(not(target_arch = "x86_64"), offlock_portable, offlock_virtual_cpu)
-        ),
-        expect(dead_code, reason = "without sections there is no gate to refuse by")
-    )]
     Closed,
     /// [`add_within`]: the sum would leave the bound.
     Busy,
