@@ -74,6 +74,11 @@ impl Source {
         }
     }
 
+    /// The device is about to be read for a block that was just inserted.
+    pub(crate) fn note_load(&self, key: Key) {
+        self.writes.note_load(&self.sectors(key));
+    }
+
     /// It may be attached again: nothing of it is written any more.
     pub(crate) fn detach(&self) {
         if let Some(identity) = self.device.identity() {

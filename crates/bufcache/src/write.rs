@@ -57,6 +57,7 @@ impl Device {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
         let held = self.shared.lock_write(&self.source, key, self.class, Fill::Caller)?;
+        self.source.writes.forget_load(&self.source.sectors(key));
         let mut guard = WriteGuard::new(self, held);
         guard.fill(0);
         Ok(guard)
@@ -132,8 +133,13 @@ impl Device {
         if fits { Ok(()) } else { Err(WriteError::OutOfRange) }
     }
 
-    /// Lets a device be written again whose sync failed. What was written since the last good sync is
-    /// dirty again, as far as it is cached; the rest may be lost, and is returned, in blocks.
+    /// Lets a device be written again whose sync failed. A block that was written since the last good sync is
+    /// dirty again, if it stayed in the cache since the write. The other blocks may be lost, and are returned.
+    ///
+    /// A block that was read from the device after the write is returned as well, even if it is cached: the
+    /// device may have given the write up before its sync failed, and have served older bytes. The cache
+    /// forgets such a block, and the next get returns what the device has. If the block was modified since, it
+    /// stays dirty: the modification is written, and the rest of the block is what was read.
     ///
     /// # Errors
     ///
@@ -170,7 +176,7 @@ impl Device {
     }
 }
 
-/// Blocks that may be lost: written since the last good sync, and not cached any more.
+/// Blocks that may be lost: written since the last good sync, and not in the cache all the time since.
 #[must_use = "these blocks may be lost"]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lost(Vec<Range<u64>>);

@@ -79,14 +79,16 @@ fn inv18_a_reset_returns_a_vast_discard_as_the_ranges_it_lost() {
     let blocks = device.blocks();
     device.discard(10..blocks - 10).unwrap();
     for block in [5, 10, 1000, 1001, 1_000_000, blocks - 11, blocks - 5] {
-        device.get_mut(block).unwrap()[0] = 1;
+        device.create(block).unwrap()[0] = 1;
     }
+    // Read after the discard, so it need not be zeros any more on the device.
     drop(device.get(5000).unwrap());
+    device.get_mut(6000).unwrap()[0] = 1;
     device.flush().unwrap();
     vast.fails.store(true, Ordering::Relaxed);
     assert_eq!(device.sync(), Err(WriteError::Poisoned { errno: libc::EIO }));
     let lost = device.reset().unwrap();
-    let kept = [10, 1000, 1001, 5000, 1_000_000, blocks - 11];
+    let kept = [10, 1000, 1001, 1_000_000, blocks - 11];
     let mut expected = Vec::new();
     let mut start = 10;
     for block in kept {

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bufcache::{Cache, Fault, FaultDevice, MemoryDevice, Operation, WriteError};
-use driven::Lie;
+use driven::{Lie, REVERTS};
 use proptest::prelude::*;
 
 proptest! {
@@ -22,7 +22,9 @@ proptest! {
         first in any::<u8>(),
         steps in prop::collection::vec(any::<[u8; 2]>(), 0..300),
     ) {
-        driven::run(&[&[first], steps.as_flattened()].concat(), Lie::None);
+        for first in [first & !REVERTS, first | REVERTS] {
+            driven::run(&[&[first], steps.as_flattened()].concat(), Lie::None);
+        }
     }
 }
 
@@ -32,8 +34,12 @@ fn inv22_every_input_of_the_corpus_holds() {
     let Ok(corpus) = fs::read_dir(corpus) else { return }; // not part of a packaged crate
     let (mut inputs, mut steps) = (0, 0);
     for entry in corpus {
-        let input = fs::read(entry.unwrap().path()).unwrap();
+        let mut input = fs::read(entry.unwrap().path()).unwrap();
         steps += driven::run(&input, Lie::None);
+        if let Some(first) = input.first_mut() {
+            *first ^= REVERTS;
+            driven::run(&input, Lie::None);
+        }
         inputs += 1;
     }
     println!("{inputs} inputs, {steps} steps");

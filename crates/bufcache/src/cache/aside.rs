@@ -45,6 +45,7 @@ impl Shared {
         self.frames.header(frame).set_claimed();
         self.frames.writing(frame);
         self.counters.get_read.add(1);
+        source.note_load(key);
         begin_to_read();
         Ok(Some(load))
     }

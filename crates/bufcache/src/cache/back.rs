@@ -449,7 +449,8 @@ impl Shared {
             linger(200);
         }
         if !durable {
-            source.writes.unsynced.lock().written.insert(source.sectors(going.key));
+            let sectors = source.sectors(going.key);
+            source.writes.change_unsynced(|unsynced| unsynced.written.insert(sectors));
         }
         self.counters.written.add(1);
         self.frames.header(going.frame).forget_tries();

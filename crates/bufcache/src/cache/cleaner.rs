@@ -180,7 +180,7 @@ impl Shared {
     /// Makes durable what is in so many parts that to remember them takes much memory. Who is to know of a
     /// failure finds the device poisoned.
     pub(super) fn limit_extents(&self, source: &Arc<Source>) {
-        if source.writes.unsynced.lock().written.len() > MOST_EXTENTS {
+        if source.writes.unsynced(|unsynced| unsynced.written.len()) > MOST_EXTENTS {
             let _ = self.sync_device(source);
         }
     }

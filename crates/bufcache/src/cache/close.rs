@@ -82,8 +82,7 @@ impl Shared {
         }
         let idle = {
             let dirty = source.writes.dirty.lock()?.is_empty();
-            let unsynced = source.writes.unsynced.lock();
-            dirty && unsynced.written.is_empty() && unsynced.syncing.is_empty()
+            dirty && source.writes.unsynced(|unsynced| unsynced.is_empty())
         };
         if idle {
             return Ok(());

@@ -339,6 +339,7 @@ impl Shared {
         }
         self.frames.writing(frame);
         self.counters.get_read.add(1);
+        source.note_load(key);
         let Err(load) = source.device.begin_read(load) else { return };
         // A thread reads it; here only if there can be none.
         if let Err(load) = self.ahead.load(load) {

@@ -280,6 +280,7 @@ impl Shared {
         // SAFETY: invariant 1 of `frames`: the frame is this thread's until the entry is published.
         let bytes = unsafe { bytes.as_mut() };
         self.counters.get_read.add(1);
+        source.note_load(key);
         let read = catch_unwind(AssertUnwindSafe(|| source.read(key, bytes)));
         let failure = match read {
             Ok(Ok(())) => {

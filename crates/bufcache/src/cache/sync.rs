@@ -14,7 +14,7 @@ use percpu::sync::{Arc, mutant};
 use super::back::Task;
 use super::{Shared, linger};
 use crate::contain::contain;
-use crate::dirty::{Extents, WriteError};
+use crate::dirty::{Extents, Unsynced, WriteError};
 use crate::error::GetError;
 use crate::hazard;
 use crate::source::Source;
@@ -61,18 +61,13 @@ impl Shared {
     /// A sync of the device that begins after this call.
     pub(super) fn sync_device(&self, source: &Source) -> Result<(), WriteError> {
         self.check_poison(source)?;
-        let unsynced = &source.writes.unsynced;
         let sync = || {
             // The sync that this one has waited for may have failed: the device would say that all is
             // well, of blocks that it has given up.
             if source.writes.poisoned().is_some() && !mutant("sync-of-a-poisoned-device") {
                 return false;
             }
-            {
-                let mut unsynced = unsynced.lock();
-                let unsynced = &mut *unsynced;
-                unsynced.syncing.append(&mut unsynced.written);
-            }
+            source.writes.change_unsynced(Unsynced::begin_sync);
             self.counters.syncs.add(1);
             let synced = contain(|| {
                 loop {
@@ -94,7 +89,7 @@ impl Shared {
                 }
             }
         };
-        let durable = || std::mem::take(&mut unsynced.lock().syncing);
+        let durable = || source.writes.change_unsynced(Unsynced::end_sync);
         if source.writes.group.join(sync, durable) {
             return Ok(());
         }
@@ -117,13 +112,14 @@ impl Shared {
             return Err(error);
         }
         // Written by somebody else, and not durable.
-        let written = source.writes.unsynced.lock().touches(&sectors)
+        let written = source.writes.unsynced(|unsynced| unsynced.touches(&sectors))
             && !mutant("durable-write-trusts-others");
         if written { self.sync_device(source) } else { Ok(()) }
     }
 
-    /// Lets a device be written again whose sync failed: what was written since the last good one is
-    /// dirty again, as far as it is cached. Returns the blocks that are not.
+    /// Lets a device be written again whose sync failed. A block that was written since the last good sync is
+    /// dirty again, if it stayed in the cache since the write. Returns the other blocks. These are lost even if
+    /// they are cached: what was read from the device after the write need not be what was written.
     pub(crate) fn reset(&self, source: &Arc<Source>) -> Result<Vec<Range<u64>>, WriteError> {
         if self.born.is_inherited() {
             return Err(WriteError::Forked);
@@ -134,12 +130,10 @@ impl Shared {
             return Ok(Vec::new());
         }
         self.wait_for_write_backs(source)?;
-        let taken = {
-            let mut unsynced = source.writes.unsynced.lock();
-            let unsynced = &mut *unsynced;
-            unsynced.syncing.append(&mut unsynced.written);
+        let taken = source.writes.change_unsynced(|unsynced| {
+            unsynced.begin_sync();
             unsynced.syncing.clone()
-        };
+        });
         let mut lost = taken.clone();
         let sectors_of_block = 1 << (source.shift - 9);
         if taken.count() / sectors_of_block <= u64::from(self.table.places()) {
@@ -157,13 +151,13 @@ impl Shared {
                 self.keep_cached(source, key, &mut lost)?;
             }
         }
-        source.writes.unsynced.lock().syncing = Extents::default();
+        drop(source.writes.change_unsynced(Unsynced::end_sync));
         source.writes.forgive();
         let by = source.shift - 9;
         Ok(lost.iter().map(|range| range.start >> by..range.end >> by).collect())
     }
 
-    /// Makes a block dirty that is cached: it is not lost.
+    /// Makes a block dirty that stayed in the cache since it was written: it is not lost.
     fn keep_cached(
         &self,
         source: &Arc<Source>,
@@ -200,7 +194,9 @@ impl Shared {
         Ok(())
     }
 
-    /// Makes a block dirty, if it is cached.
+    /// Makes a block dirty, if it stayed in the cache since it was written. A clean copy that was read from the
+    /// device after the write is forgotten, so that the next get reads what the device has now. A dirty one
+    /// stays, as it was modified since. Returns whether the block is not lost.
     fn dirty_again(&self, source: &Arc<Source>, key: Key) -> Result<bool, GetError> {
         let mut since: Option<Instant> = None;
         let mut rounds = 0;
@@ -215,14 +211,26 @@ impl Shared {
                 self.wait_for_mark(word.frame(), key, &mut since)?;
                 continue;
             }
+            // The load of what is `VALID` was noted before it was published.
+            let is_copy = || {
+                let sectors = source.sectors(key);
+                !source.writes.unsynced(|unsynced| unsynced.is_reloaded(&sectors))
+            };
             if word.has(DIRTY) && !word.has(STALE) && entry.key() == key {
-                return Ok(true);
+                return Ok(is_copy());
             }
             let class = word.frame().class();
             if word.has(VALID) && !word.has(EVICT | IO | STALE) {
                 // As a writer that changes nothing: the device refuses other writers meanwhile.
                 if entry.try_change(word, WRITE, 0).is_ok() {
-                    if entry.key() == key && word.frame().class() == class {
+                    let is_there = entry.key() == key && word.frame().class() == class;
+                    // Asked under the mark: the block is neither evicted nor loaded meanwhile.
+                    if is_there && !is_copy() {
+                        self.end_marks(entry, word.frame(), WRITE, 0);
+                        self.invalidate_clean(source, key)?;
+                        return Ok(false);
+                    }
+                    if is_there {
                         self.list_dirty(source, word.frame());
                         self.end_marks(entry, word.frame(), WRITE, DIRTY);
                         if mutant("two-resets-at-once") {

@@ -57,8 +57,7 @@ impl Shared {
         }
         let aside = self.set_all_aside(source, blocks)?;
         // Whether it succeeds or not, what was there need not be.
-        let new = {
-            let mut unsynced = source.writes.unsynced.lock();
+        let new = source.writes.change_unsynced(|unsynced| {
             let mut new = Extents::default();
             new.insert(sectors.clone());
             for known in [&unsynced.written, &unsynced.syncing] {
@@ -66,7 +65,7 @@ impl Shared {
             }
             unsynced.written.insert(sectors.clone());
             new
-        };
+        });
         let offset = sectors.start << 9;
         let len = (sectors.end << 9).min(source.len()) - offset;
         let wiped = contain(|| {
@@ -82,8 +81,7 @@ impl Shared {
                 }
             }
         });
-        {
-            let mut unsynced = source.writes.unsynced.lock();
+        source.writes.change_unsynced(|unsynced| {
             let unknown = |error: &io::Error| error.raw_os_error() == Some(libc::EOPNOTSUPP);
             if matches!(&wiped, Ok(Err(error)) if unknown(error) && !matches!(how, Wipe::Write(_)))
             {
@@ -96,7 +94,7 @@ impl Shared {
                 // Once more, as it ended: a sync that began meanwhile does not make it durable.
                 unsynced.written.insert(sectors.clone());
             }
-        }
+        });
         if !matches!(wiped, Ok(Ok(()))) {
             self.put_back(&aside);
         }

@@ -38,6 +38,10 @@ pub enum Fault {
     /// and that of the 65th again. A read says nothing, and has zeros in the others; all else fails
     /// with `EIO`.
     Torn(u64),
+    /// A sync fails with `EIO`, and what it should have made durable is given up: these sectors read as they
+    /// did before. Page caches do this to pages that could not be written. All else fails with `EIO`, and
+    /// changes nothing. The device must be [recorded](FaultDevice::record).
+    Revert,
     /// It begins so much later.
     Delay(Duration),
     /// It panics before it does anything.
@@ -59,6 +63,8 @@ struct Rule {
 struct Faults {
     rules: Vec<Rule>,
     counts: [u64; 5],
+    /// Writes were given up, and no sync has said so yet.
+    gave_up: bool,
 }
 
 /// A device that does what another does, except for the [`Fault`]s that are asked of it, and records
@@ -190,6 +196,29 @@ impl<D: BlockDevice> FaultDevice<D> {
         self.log.lock().as_ref().map(|log| log.after_power_cut(moments, choose))
     }
 
+    /// Gives up what was written since the last good sync, as a page cache does whose write-back fails: these
+    /// sectors read as they did before, and the next sync fails with `EIO`.
+    ///
+    /// # Errors
+    ///
+    /// Those of the device below, to which the earlier versions are written.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the device is not [recorded](Self::record).
+    pub fn give_up_writes(&self) -> io::Result<()> {
+        let mut log = self.log.lock();
+        let log = log.as_mut().expect("give_up_writes needs FaultDevice::record");
+        self.faults.lock().gave_up = true;
+        self.revert(log, u64::MAX)
+    }
+
+    /// Puts the earlier versions of the changes back that had ended before that moment.
+    fn revert(&self, log: &mut Log, moment: u64) -> io::Result<()> {
+        let before = log.give_up(moment);
+        before.iter().try_for_each(|(offset, bytes)| self.inner.write(*offset, bytes))
+    }
+
     /// Counts an operation, and says what goes wrong with it, and how much later it is to begin.
     fn meet(&self, operation: Operation, offset: u64, len: u64) -> (Option<Fault>, Duration) {
         let mut faults = self.faults.lock();
@@ -238,6 +267,7 @@ impl<D: BlockDevice> FaultDevice<D> {
         let result = match fault {
             None | Some(Fault::Delay(_) | Fault::Panic) => apply(0..len),
             Some(Fault::Error(errno)) => Err(io::Error::from_raw_os_error(errno)),
+            Some(Fault::Revert) => Err(io::Error::from_raw_os_error(libc::EIO)),
             Some(Fault::Short(bytes)) => match (bytes as u64).min(len) {
                 0 => Ok(()),
                 bytes => apply(0..bytes),
@@ -291,6 +321,7 @@ impl<D: BlockDevice> BlockDevice for FaultDevice<D> {
         pause(delay);
         match fault {
             Some(Fault::Error(errno)) => Err(io::Error::from_raw_os_error(errno)),
+            Some(Fault::Revert) => Err(io::Error::from_raw_os_error(libc::EIO)),
             Some(Fault::Short(bytes)) => Ok(self.inner.read(offset, buf)?.min(bytes)),
             Some(Fault::Torn(sectors)) => {
                 let count = self.inner.read(offset, buf)?;
@@ -333,13 +364,22 @@ impl<D: BlockDevice> BlockDevice for FaultDevice<D> {
         let (fault, delay) = self.meet(Operation::Sync, 0, u64::MAX);
         let number = self.log.lock().as_mut().map(Log::begin_sync);
         pause(delay);
+        let failed = || Err(io::Error::from_raw_os_error(libc::EIO));
         let result = match fault {
-            None | Some(Fault::Delay(_) | Fault::Panic) => self.inner.sync(),
+            None | Some(Fault::Delay(_) | Fault::Panic) => {
+                match std::mem::take(&mut self.faults.lock().gave_up) {
+                    true => failed(),
+                    false => self.inner.sync(),
+                }
+            }
             Some(Fault::Error(errno)) => Err(io::Error::from_raw_os_error(errno)),
-            Some(Fault::Short(_) | Fault::Torn(_)) => Err(io::Error::from_raw_os_error(libc::EIO)),
+            Some(Fault::Short(_) | Fault::Torn(_) | Fault::Revert) => failed(),
         };
         if let Some((log, number)) = self.log.lock().as_mut().zip(number) {
             let interrupted = |error: &io::Error| error.kind() == io::ErrorKind::Interrupted;
+            if fault == Some(Fault::Revert) {
+                self.revert(log, log.begin_of(number))?;
+            }
             log.end_sync(number, result.is_ok(), result.as_ref().is_err_and(interrupted));
         }
         result

@@ -12,7 +12,7 @@
 //! its own if it is to be. What had ended when a sync began that failed is never made durable by
 //! another: the system may have given it up. Later changes of the same sector supersede it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::fault::Operation;
 
@@ -153,6 +153,10 @@ impl Log {
         self.begin(Operation::Sync, 0, Change::Zeros(0), false)
     }
 
+    pub(super) fn begin_of(&self, number: usize) -> u64 {
+        self.entries[number].recorded.begin
+    }
+
     /// One that was `interrupted` is to be tried again, and nothing is given up for it.
     pub(super) fn end_sync(&mut self, number: usize, good: bool, interrupted: bool) {
         self.end(number, good);
@@ -172,6 +176,46 @@ impl Log {
                 recorded.durable = Some(now);
             }
         }
+    }
+
+    /// Gives up the changes that had ended before that moment and are not durable, as a page cache does whose
+    /// write-back failed. Returns the sectors of which nothing newer is left, with the bytes of the version
+    /// before: these are to be put back on the device below.
+    pub(super) fn give_up(&mut self, moment: u64) -> Vec<(u64, Vec<u8>)> {
+        let sectors_of = |recorded: &Recorded| {
+            recorded.offset / SECTOR..(recorded.offset + recorded.len).div_ceil(SECTOR)
+        };
+        let mut gone = BTreeSet::new();
+        for entry in &mut self.entries {
+            let recorded = &entry.recorded;
+            let covered = recorded.outcome == Outcome::Done
+                && !entry.given_up
+                && recorded.durable.is_none()
+                && recorded.end.is_some_and(|end| end < moment);
+            if covered {
+                entry.given_up = true;
+                gone.extend(sectors_of(recorded));
+            }
+        }
+        let mut changes: Vec<&Entry> = self.entries.iter().collect();
+        changes.sort_by_key(|entry| entry.applied.or(entry.recorded.end).unwrap_or(u64::MAX));
+        let version_before = |sector: u64| {
+            let start = sector * SECTOR;
+            let end = (start + SECTOR).min(self.original.len() as u64);
+            let mut image = self.original.get(start as usize..end as usize)?.to_vec();
+            let of_sector = |entry: &&&Entry| sectors_of(&entry.recorded).contains(&sector);
+            for entry in changes.iter().rev().filter(of_sector) {
+                if entry.recorded.durable.is_some() {
+                    entry.put_into(sector, &mut image, start);
+                    break;
+                }
+                if !entry.given_up {
+                    return None; // newer, or in part: the sector stays what it is
+                }
+            }
+            Some((start, image))
+        };
+        gone.into_iter().filter_map(version_before).collect()
     }
 
     pub(super) fn after_power_cut(
@@ -216,13 +260,18 @@ impl Log {
 impl Entry {
     /// Puts what it changes of a sector there.
     fn put(&self, sector: u64, bytes: &mut [u8]) {
+        self.put_into(sector, bytes, 0);
+    }
+
+    /// The same where `bytes` begin at that offset of the device.
+    fn put_into(&self, sector: u64, bytes: &mut [u8], base: u64) {
         let Recorded { offset, len, .. } = self.recorded;
         let from = (sector * SECTOR).max(offset);
-        let end = ((sector + 1) * SECTOR).min(offset + len).min(bytes.len() as u64);
+        let end = ((sector + 1) * SECTOR).min(offset + len).min(base + bytes.len() as u64);
         if from >= end {
             return; // behind the end of the device, which has refused it
         }
-        let there = &mut bytes[from as usize..end as usize];
+        let there = &mut bytes[(from - base) as usize..(end - base) as usize];
         match &self.bytes {
             Some(new) => there.copy_from_slice(&new[(from - offset) as usize..][..there.len()]),
             None => there.fill(0),

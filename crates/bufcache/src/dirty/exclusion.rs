@@ -79,8 +79,9 @@ impl Exclusion {
     /// Whether a sector is excluded; by whoever has the lock of its home.
     #[inline]
     pub(crate) fn has(&self, sector: u64) -> bool {
-        // Ordering: Relaxed; as above.
-        self.count.load(Ordering::Relaxed) > 0
+        // Ordering: Acquire pairs with the Release in the drop of `Excluded`; it carries what was noted of
+        // the range as unsynced. That a range is seen at all is carried by the locks of the homes.
+        self.count.load(Ordering::Acquire) > 0
             && self.state.lock().overlaps(&(sector..sector + 1))
             && !mutant("exclusion-is-overlooked")
     }
@@ -118,8 +119,9 @@ impl Drop for Excluded<'_> {
     fn drop(&mut self) {
         let mut state = self.of.state.lock();
         state.ranges.retain(|range| *range != self.range);
-        // Ordering: Relaxed; who finds it excluded still looks again under this lock.
-        self.of.count.store(state.ranges.len(), Ordering::Relaxed);
+        // Ordering: Release pairs with the Acquire in `has`; it carries what was noted of the range. A
+        // thread that finds the range excluded still looks again under this lock.
+        self.of.count.store(state.ranges.len(), Ordering::Release);
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
         if !mutant("exclusion-wakes-nobody") {

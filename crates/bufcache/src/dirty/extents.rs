@@ -56,6 +56,15 @@ impl Extents {
         }
     }
 
+    /// Puts in all between its first number and its last.
+    pub(crate) fn insert_hull(&mut self) {
+        let start = self.ranges.first_key_value().map(|(&start, _)| start);
+        let end = self.ranges.last_key_value().map(|(_, &end)| end);
+        if let Some((start, end)) = start.zip(end) {
+            self.insert(start..end);
+        }
+    }
+
     /// How many numbers it has.
     pub(crate) fn count(&self) -> u64 {
         self.iter().map(|range| range.end - range.start).sum()
@@ -104,6 +113,16 @@ mod tests {
         assert_eq!(extents.iter().collect::<Vec<_>>(), [0..9, 10..40]);
         let one = of(&[3..4, 7..9, 12..20, 1..15]);
         assert!(one.iter().eq(std::iter::once(1..20)));
+    }
+
+    #[test]
+    fn the_hull_is_one_range() {
+        let mut extents = of(&[10..20, 40..50, 30..31]);
+        extents.insert_hull();
+        assert!(extents.iter().eq(std::iter::once(10..50)));
+        let mut none = Extents::default();
+        none.insert_hull();
+        assert!(none.is_empty());
     }
 
     #[test]

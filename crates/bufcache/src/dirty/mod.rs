@@ -19,7 +19,7 @@ mod rules;
 use std::ops::Range;
 
 use percpu::sync::Mutex;
-use percpu::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use percpu::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 pub use self::errors::WriteError;
 pub(crate) use self::exclusion::Exclusion;
@@ -32,7 +32,9 @@ use crate::timed::{Holds, TimedLock};
 /// Of one device.
 pub(crate) struct Writes {
     pub(crate) dirty: TimedLock<DirtyList>,
-    pub(crate) unsynced: Mutex<Unsynced>,
+    unsynced: Mutex<Unsynced>,
+    /// Whether there are unsynced sectors.
+    has_unsynced: AtomicBool,
     pub(crate) group: Group,
     pub(crate) excluded: Exclusion,
     pub(crate) options: AttachOptions,
@@ -47,17 +49,69 @@ pub(crate) struct Writes {
 }
 
 /// Sectors that the device was given, and that need not be there after a loss of power.
+///
+/// A device may give up what it was given before it says so, and serve the older bytes again. So a copy that was
+/// read from the device after the write is not known to be what was written, until a sync succeeds that
+/// began after the write.
 #[derive(Debug, Default)]
 pub(crate) struct Unsynced {
     /// Since the last sync began.
     pub(crate) written: Extents,
     /// Before that, while the sync runs.
     pub(crate) syncing: Extents,
+    /// Blocks that were read from the device after a write that is in `written`.
+    reloaded: Extents,
+    /// The same, after a write that is in `syncing`.
+    syncing_reloaded: Extents,
 }
 
+/// Most ranges of blocks that were read again. A guess, as that for ranges that are written.
+const MOST_RELOADED: usize = 16 << 10;
+
 impl Unsynced {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.written.is_empty() && self.syncing.is_empty()
+    }
+
     pub(crate) fn touches(&self, sectors: &Range<u64>) -> bool {
         self.written.touches(sectors) || self.syncing.touches(sectors)
+    }
+
+    /// A sync begins: what was written before it is its business.
+    pub(crate) fn begin_sync(&mut self) {
+        self.syncing.append(&mut self.written);
+        self.syncing_reloaded.append(&mut self.reloaded);
+    }
+
+    /// A sync has succeeded, or a reset is over. Returns the sets that are of no use any more, to be dropped
+    /// without the lock.
+    pub(crate) fn end_sync(&mut self) -> [Extents; 2] {
+        [&mut self.syncing, &mut self.syncing_reloaded].map(std::mem::take)
+    }
+
+    /// The device is about to be read for a block that the cache does not have.
+    fn note_load(&mut self, sectors: &Range<u64>) {
+        let Self { written, syncing, reloaded, syncing_reloaded } = self;
+        for (written, reloaded) in [(written, reloaded), (syncing, syncing_reloaded)] {
+            if written.touches(sectors) {
+                reloaded.insert(sectors.clone());
+                // As after a discard of a whole disk: from here on all between them counts as read again.
+                if reloaded.len() > MOST_RELOADED {
+                    reloaded.insert_hull();
+                }
+            }
+        }
+    }
+
+    /// The block is written as a whole: its bytes are not those that were read.
+    fn forget_load(&mut self, sectors: &Range<u64>) {
+        self.reloaded.remove(sectors);
+        self.syncing_reloaded.remove(sectors);
+    }
+
+    /// Whether a copy of the block need not be what was written.
+    pub(crate) fn is_reloaded(&self, sectors: &Range<u64>) -> bool {
+        self.reloaded.touches(sectors) || self.syncing_reloaded.touches(sectors)
     }
 }
 
@@ -78,6 +132,7 @@ impl Writes {
         Self {
             dirty: TimedLock::new(DirtyList::new(id), holds),
             unsynced: Mutex::new(Unsynced::default()),
+            has_unsynced: AtomicBool::new(false),
             group: Group::new(),
             excluded: Exclusion::new(),
             options,
@@ -151,8 +206,44 @@ impl Writes {
         (handle.swap(now, Ordering::Relaxed) != now).then_some((now & 0x7fff_ffff) as i32)
     }
 
+    pub(crate) fn unsynced<T>(&self, look: impl FnOnce(&Unsynced) -> T) -> T {
+        look(&self.unsynced.lock())
+    }
+
+    pub(crate) fn change_unsynced<T>(&self, change: impl FnOnce(&mut Unsynced) -> T) -> T {
+        let mut unsynced = self.unsynced.lock();
+        let result = change(&mut unsynced);
+        // Ordering: Relaxed; see `has_unsynced`.
+        self.has_unsynced.store(!unsynced.is_empty(), Ordering::Relaxed);
+        result
+    }
+
+    /// Whether a write of a block may be unsynced that is not in the cache, or that the caller has for
+    /// writing. Spares misses the lock.
+    fn has_unsynced(&self) -> bool {
+        // Ordering: Relaxed. A block is evicted or invalidated after its write was noted, and its key is
+        // hidden under the lock of its home, which the caller had when it inserted the block. Discards and
+        // writes past the cache note theirs while the block is excluded; `Exclusion::has` carries that.
+        self.has_unsynced.load(Ordering::Relaxed)
+    }
+
+    /// The device is about to be read for a block that was just inserted. Allocates only if the block was
+    /// written since the last good sync.
+    pub(crate) fn note_load(&self, sectors: &Range<u64>) {
+        if self.has_unsynced() {
+            self.unsynced.lock().note_load(sectors);
+        }
+    }
+
+    /// The block, which the caller has for writing, is written as a whole.
+    pub(crate) fn forget_load(&self, sectors: &Range<u64>) {
+        if self.has_unsynced() {
+            self.unsynced.lock().forget_load(sectors);
+        }
+    }
+
     /// Whether what the device says of these sectors may not be what it was given.
     pub(crate) fn is_lost(&self, sectors: &Range<u64>) -> bool {
-        self.poisoned().is_some() && self.unsynced.lock().touches(sectors)
+        self.poisoned().is_some() && self.unsynced(|unsynced| unsynced.touches(sectors))
     }
 }

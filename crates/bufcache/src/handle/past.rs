@@ -20,6 +20,7 @@ impl Device {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
         };
         let held = self.shared.try_create(&self.source, key, self.class)?;
+        self.source.writes.forget_load(&self.source.sectors(key));
         let mut guard = WriteGuard::new(self, held);
         guard.fill(0);
         Ok(guard)

@@ -38,12 +38,16 @@ struct State {
     next: [Option<Next>; 5],
     failures: [u64; 5],
     writes: u64,
+    /// How often unsynced writes were given up.
+    reverts: u64,
 }
 
 pub(super) struct Disk {
     faulty: FaultDevice<MemoryDevice>,
     state: Mutex<State>,
     lie: Lie,
+    /// It gives unsynced writes up and serves the older bytes again, when a sync fails and before.
+    reverts: bool,
 }
 
 /// A sector with the value put there; 0 is zeros.
@@ -82,11 +86,11 @@ pub(super) fn is_whole(block: u64, bytes: &[u8]) -> bool {
 
 impl Disk {
     /// Each sector has the value 1.
-    pub(super) fn new(lie: Lie) -> Self {
+    pub(super) fn new(lie: Lie, reverts: bool) -> Self {
         let bytes = (0..BLOCKS as usize * PARTS).flat_map(|sector| stamp(sector, 1)).collect();
         let faulty = FaultDevice::new(MemoryDevice::new(bytes));
         faulty.record().expect("memory is read");
-        Self { faulty, state: Mutex::default(), lie }
+        Self { faulty, state: Mutex::default(), lie, reverts }
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -99,6 +103,15 @@ impl Disk {
         let kinds = [Operation::Read, Operation::Write, Operation::Zero, Operation::Discard];
         let operation = kinds.get(usize::from(kind % 5)).copied().unwrap_or(Operation::Sync);
         let errno = |number| Next::Fault(Fault::Error(number));
+        if self.reverts && operation == Operation::Sync && matches!(what % 10, 0 | 1 | 6) {
+            if what % 10 == 6 {
+                self.faulty.give_up_writes().expect("memory is written");
+                self.state().reverts += 1;
+            } else {
+                self.state().next[operation as usize] = Some(Next::Fault(Fault::Revert));
+            }
+            return false;
+        }
         let next = match what % 10 {
             0 | 1 => errno(libc::EIO),
             2 => errno(libc::ENOSPC),
@@ -124,6 +137,11 @@ impl Disk {
         self.state().failures[operation as usize]
     }
 
+    /// How often it has given up unsynced writes.
+    pub(super) fn reverts(&self) -> u64 {
+        self.state().reverts
+    }
+
     /// What the device has.
     pub(super) fn values(&self, block: u64) -> Vec<u32> {
         let mut bytes = [0; SIZE];
@@ -147,6 +165,12 @@ impl Disk {
             None => {}
             Some(Next::Fault(fault)) => self.faulty.inject_next(operation, fault),
             Some(Next::Panic) => {
+                if self.reverts && operation == Operation::Sync {
+                    // What this one gives up is reported as lost by the reset, and does not change later.
+                    self.faulty.inject_next(operation, Fault::Error(libc::EIO));
+                    let _ = self.faulty.sync();
+                    self.faulty.heal();
+                }
                 self.state().failures[operation as usize] += 1;
                 std::panic::resume_unwind(Box::new(()));
             }
@@ -160,6 +184,8 @@ impl Disk {
         };
         if failed {
             self.state().failures[operation as usize] += 1;
+            let reverted = next == Some(Next::Fault(Fault::Revert));
+            self.state().reverts += u64::from(reverted);
         }
         result
     }

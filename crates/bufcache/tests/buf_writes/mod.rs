@@ -10,6 +10,7 @@ mod model;
 mod steps;
 
 use std::cell::OnceCell;
+use std::collections::BTreeSet;
 use std::ops::{Deref, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -47,6 +48,10 @@ struct State {
     told: u64,
     /// Syncs that have failed.
     syncs: u64,
+    /// How often the device had given up unsynced writes at the last reset.
+    reverts: u64,
+    /// Blocks that were read from the device after it had given up what was written of them.
+    owed: BTreeSet<u64>,
 }
 
 /// Something that keeps a buffer.
@@ -102,6 +107,9 @@ struct Machine<'d> {
     squeezed: bool,
 }
 
+/// Bit of the first byte: the devices give up unsynced writes, and serve the older bytes again.
+pub(crate) const REVERTS: u8 = 4;
+
 /// Drives a cache by `input` and returns how many steps it were.
 ///
 /// # Panics
@@ -119,7 +127,7 @@ pub(crate) fn run(input: &[u8], lie: Lie) -> usize {
         .build()
         .unwrap();
     let mut places = [0, 1].map(|_| Place {
-        disk: Arc::new(Disk::new(lie)),
+        disk: Arc::new(Disk::new(lie, first & REVERTS != 0)),
         handles: [const { OnceCell::new() }; LIVES],
         loss: Arc::default(),
     });
@@ -130,6 +138,8 @@ pub(crate) fn run(input: &[u8], lie: Lie) -> usize {
         poisoned: false,
         told: 0,
         syncs: 0,
+        reverts: 0,
+        owed: BTreeSet::new(),
     };
     places.iter().for_each(|place| attach(&cache, place, 0));
     let mut machine = Machine {
@@ -152,7 +162,10 @@ pub(crate) fn run(input: &[u8], lie: Lie) -> usize {
         place.handles.iter_mut().for_each(|handle| drop(handle.take()));
         // The end of the last handle is a sync, or somebody is told.
         if place.loss.load(Ordering::Relaxed) {
-            assert!(state.poisoned, "nothing was wrong, and something is lost");
+            // The sync at the end of the last handle tells of writes that were given up before.
+            let failed = place.disk.failures(Operation::Sync) > state.syncs;
+            let was_wrong = state.poisoned || (first & REVERTS != 0 && failed);
+            assert!(was_wrong, "nothing was wrong, and something is lost");
             state.model.check_power_cut(&place.disk, 1);
             continue;
         }
@@ -250,6 +263,21 @@ impl<'d> Machine<'d> {
             }
         }
         panic!("{} are kept of {}, and there is none", self.kept.len(), self.limit);
+    }
+
+    /// Whether the device has given up unsynced writes since the last reset.
+    fn reverted(&self, which: usize) -> bool {
+        self.states[which].reverts < self.disk(which).reverts()
+    }
+
+    /// The block was read from the device, which may serve what there was before unsynced writes.
+    fn read_again(&mut self, which: usize, block: u64, there: &[u32]) {
+        let reverted = self.reverted(which);
+        let State { model, owed, .. } = &mut self.states[which];
+        if reverted && there != model.now(block) {
+            model.forgotten(block, there);
+            owed.insert(block);
+        }
     }
 
     /// A sync that failed poisons.

@@ -13,6 +13,9 @@ impl<'d> Machine<'d> {
         match self.had(which, block, false, || device.get(block))? {
             Ok(guard) => {
                 let values = values(block as usize * PARTS, &guard);
+                if !cached {
+                    self.read_again(which, block, &values);
+                }
                 let now = self.states[which].model.now(block);
                 assert_eq!(values, now, "block {block}, cached: {cached}");
                 Some(Holding { kept: Kept::Guard(guard), which, block, values })
@@ -73,6 +76,14 @@ impl<'d> Machine<'d> {
             (false, false) => device.get_mut(block),
         });
         let squeezed = self.squeezed;
+        let first = block as usize * PARTS;
+        if let Some(Ok(guard)) = &result {
+            if create {
+                self.states[which].owed.remove(&block);
+            } else if !cached {
+                self.read_again(which, block, &values(first, guard));
+            }
+        }
         let State { model, poisoned, closed, .. } = &mut self.states[which];
         let mut guard = match result {
             Some(Ok(guard)) => guard,
@@ -85,7 +96,6 @@ impl<'d> Machine<'d> {
             Some(Err(_)) | None => return,
         };
         assert!(!mine && !pinned && !*poisoned && !*closed);
-        let first = block as usize * PARTS;
         let mut now = if create { vec![0; PARTS] } else { model.now(block) };
         assert_eq!(values(first, &guard), now, "block {block}, cached: {cached}");
         let written = match how % 8 {
@@ -105,12 +115,16 @@ impl<'d> Machine<'d> {
     pub(super) fn hold_back(&mut self, which: usize, block: u64) {
         let device = self.device(which);
         let (mine, pinned) = self.users(which, block);
+        let cached = device.is_cached(block);
         if mine || self.held_back.len() > 2 {
             return;
         }
         let Some(Ok(mut guard)) = self.had(which, block, pinned, || device.get_mut(block)) else {
             return;
         };
+        if !cached {
+            self.read_again(which, block, &values(block as usize * PARTS, &guard));
+        }
         let State { model, life, .. } = &mut self.states[which];
         model.write(block, &model.now(block));
         self.held_back.push(HeldBack { which, life: *life, block, _hold: guard.hold_back() });
@@ -179,7 +193,7 @@ impl<'d> Machine<'d> {
 
     pub(super) fn flush(&mut self, which: usize) {
         let device = self.device(which);
-        if self.written(which, false, || device.flush()) {
+        if self.written(which, false, || device.flush()) && !self.reverted(which) {
             self.is_on_device(which, 0..BLOCKS, false);
         }
         self.told(which);
@@ -275,7 +289,8 @@ impl<'d> Machine<'d> {
             WriteError::Get(GetError::NoFreeBuffers) => !machine.may_be_full(),
             _ => false,
         });
-        let State { model, poisoned, closed, .. } = &mut self.states[which];
+        let reverted = self.reverted(which);
+        let State { model, poisoned, closed, owed, .. } = &mut self.states[which];
         // Where the device has no zeros the cache writes some.
         let failed = disk.failures(how) > before;
         let created = how == Operation::Zero && failed;
@@ -284,6 +299,7 @@ impl<'d> Machine<'d> {
                 assert!(open, "a device that is refused");
                 for (block, values) in each() {
                     model.became(block, values);
+                    owed.remove(&block);
                     let cached = device.is_cached(block);
                     assert!(created || !cached, "block {block} is forgotten");
                     assert!(cached || disk.values(block) == model.now(block), "block {block}");
@@ -305,6 +321,10 @@ impl<'d> Machine<'d> {
                 Ok(guard) => super::values(block as usize * PARTS, &guard),
                 Err(_) => disk.values(block),
             };
+            let is_older = |((there, now), wanted)| there != now && there != wanted;
+            if reverted && there.iter().zip(&model.now(block)).zip(wanted).any(is_older) {
+                model.forgotten(block, &there);
+            }
             model.perhaps_became(block, wanted, &there);
         }
     }
@@ -318,6 +338,7 @@ impl<'d> Machine<'d> {
         if cached {
             let there = self.disk(which).values(block);
             self.states[which].model.forgotten(block, &there);
+            self.states[which].owed.remove(&block);
         }
     }
 
@@ -325,13 +346,25 @@ impl<'d> Machine<'d> {
         let device = self.device(which);
         let busy = |_: &Self, error: &WriteError| matches!(error, WriteError::Busy { .. });
         let lost = self.patiently(|| device.reset(), busy).unwrap();
+        let (reverted, disk) = (self.reverted(which), self.disk(which));
         let state = &mut self.states[which];
         assert!(state.poisoned || lost.is_empty());
-        state.poisoned = false;
-        for block in lost.blocks().iter().cloned().flatten() {
-            assert!(!device.is_cached(block), "block {block} is lost");
-            state.model.lost(block);
+        if !state.poisoned {
+            return;
         }
+        state.poisoned = false;
+        state.reverts = disk.reverts();
+        for block in lost.blocks().iter().cloned().flatten() {
+            // What was read from the device again is forgotten, unless it was modified then.
+            let modified = device.is_cached(block);
+            assert!(!modified || device.is_newer(block..block + 1), "block {block} is lost");
+            if reverted && !modified {
+                state.model.forgotten(block, &disk.values(block));
+            }
+            state.model.lost(block);
+            state.owed.remove(&block);
+        }
+        assert!(state.owed.is_empty(), "older bytes count as written: {:?}", state.owed);
     }
 
     pub(super) fn resize(&mut self, arg: u8) {
@@ -363,8 +396,10 @@ impl<'d> Machine<'d> {
         for (which, state) in self.states.iter().enumerate() {
             let (disk, device) = (self.disk(which), self.device(which));
             for block in 0..BLOCKS {
-                // What is not cached is on the device.
-                let lost = !device.is_cached(block) && disk.values(block) != state.model.now(block);
+                // What is not cached is on the device, unless that has given it up.
+                let lost = !self.reverted(which)
+                    && !device.is_cached(block)
+                    && disk.values(block) != state.model.now(block);
                 assert!(!lost, "block {block} of {which} is neither here nor there");
             }
             state.model.check_power_cut(disk, seed);
@@ -380,6 +415,11 @@ impl<'d> Machine<'d> {
         (0..2).for_each(|which| self.disk(which).disarm());
         if !dropped {
             for which in 0..2 {
+                // A device that has given up writes says so at the next sync.
+                for _ in 0..2 {
+                    self.reset(which);
+                    self.sync(which);
+                }
                 self.reset(which);
                 self.sync(which);
                 if !self.states[which].closed {

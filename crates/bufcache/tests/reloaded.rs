@@ -1,0 +1,206 @@
+//! A device that drops unsynced writes and serves the older bytes again: what a reset says of the blocks
+//! that were read from it meanwhile.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "common/block_on.rs"]
+mod block_on;
+#[path = "common/disk.rs"]
+mod disk;
+#[path = "common/soon.rs"]
+mod soon;
+
+use std::ops::Range;
+use std::thread;
+use std::time::Duration;
+
+use bufcache::{BlockDevice, Cache, Device, Fault, Operation, WriteError};
+
+use block_on::block_on;
+use disk::{Disk, SIZE, fill, on_disk};
+use soon::soon;
+
+const POISONED: Result<(), WriteError> = Err(WriteError::Poisoned { errno: libc::EIO });
+
+fn new() -> (Cache, Device, Disk) {
+    let new = disk::new();
+    new.2.record().unwrap();
+    new
+}
+
+/// The device has `value` in a block, not durably, and the cache does not have the block.
+fn write_and_evict(cache: &Cache, device: &Device, block: u64, value: u8) {
+    fill(device, block, value);
+    device.flush().unwrap();
+    soon("an evicted block", || {
+        cache.shrink(16).unwrap();
+        !device.is_cached(block)
+    });
+}
+
+/// What a reset returns after a sync that fails.
+fn lost(device: &Device) -> Vec<Range<u64>> {
+    assert_eq!(device.sync(), POISONED);
+    let lost = device.reset().unwrap().blocks().to_vec();
+    device.sync().unwrap();
+    lost
+}
+
+#[test]
+fn inv24_a_block_that_is_read_again_after_the_device_gave_it_up_is_lost() {
+    let (cache, device, disk) = new();
+    write_and_evict(&cache, &device, 1, 2);
+    fill(&device, 2, 3);
+    device.flush().unwrap();
+    disk.give_up_writes().unwrap();
+    assert_eq!(device.get(1).unwrap()[0], 1, "the older bytes");
+    assert_eq!(device.get(2).unwrap()[0], 3, "still cached");
+    assert_eq!(lost(&device), [1..2]);
+    assert_eq!([1, 2].map(|block| on_disk(&disk, block)), [1, 3]);
+}
+
+/// It was read before the device gave the block up: the copy is not what the device has.
+#[test]
+fn inv24_after_a_reset_a_lost_block_is_what_the_device_has() {
+    let (cache, device, disk) = new();
+    write_and_evict(&cache, &device, 1, 2);
+    let kept = device.get(1).unwrap();
+    disk.give_up_writes().unwrap();
+    assert_eq!(lost(&device), [1..2]);
+    assert_eq!(kept[0], 2);
+    drop(kept);
+    assert_eq!((device.get(1).unwrap()[0], on_disk(&disk, 1)), (1, 1));
+}
+
+#[test]
+fn inv24_a_load_that_runs_while_the_sync_fails_is_no_copy() {
+    let (cache, device, disk) = new();
+    write_and_evict(&cache, &device, 1, 2);
+    disk.give_up_writes().unwrap();
+    disk.inject_next(Operation::Read, Fault::Delay(Duration::from_millis(300)));
+    let reads = disk.count(Operation::Read);
+    let reader = thread::spawn({
+        let device = device.clone();
+        move || device.get(1).map(|guard| guard[0])
+    });
+    soon("a read", || disk.count(Operation::Read) > reads);
+    assert_eq!(lost(&device), [1..2]);
+    assert_eq!(reader.join().unwrap(), Ok(1));
+}
+
+/// The part that is not modified is lost.
+#[test]
+fn inv24_a_block_that_is_modified_in_part_after_it_was_read_again_is_lost() {
+    for written in [false, true] {
+        let (cache, device, disk) = new();
+        write_and_evict(&cache, &device, 1, 2);
+        disk.give_up_writes().unwrap();
+        device.get_mut(1).unwrap()[0] = 9;
+        if written {
+            device.flush().unwrap();
+        }
+        assert_eq!(lost(&device), [1..2]);
+        let mut bytes = [0; SIZE];
+        disk.inner().read(SIZE as u64, &mut bytes).unwrap();
+        assert_eq!(bytes[..2], [9, 1], "the modification is not lost");
+    }
+}
+
+#[test]
+fn inv24_a_block_that_is_created_after_it_was_read_again_is_not_lost() {
+    for (is_cached, tried) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (cache, device, disk) = new();
+        write_and_evict(&cache, &device, 1, 2);
+        disk.give_up_writes().unwrap();
+        drop(device.get(1).unwrap());
+        if !is_cached {
+            soon("an evicted block", || {
+                cache.shrink(16).unwrap();
+                !device.is_cached(1)
+            });
+        }
+        if tried { device.try_create(1) } else { device.create(1) }.unwrap().fill(5);
+        assert_eq!(lost(&device), []);
+        assert_eq!(on_disk(&disk, 1), 5);
+    }
+}
+
+/// Every way in which the device is read for the cache.
+#[test]
+fn inv24_readahead_tasks_and_claims_read_blocks_again_as_well() {
+    let (cache, device, disk) = new();
+    for block in 1..4 {
+        write_and_evict(&cache, &device, block, 2);
+    }
+    fill(&device, 4, 2);
+    device.flush().unwrap();
+    disk.give_up_writes().unwrap();
+    device.readahead(1..2);
+    soon("a block that is read ahead", || device.try_get(1).is_ok());
+    assert_eq!(block_on(device.get_async(2)).unwrap()[0], 1);
+    let mut load = device.claim(3).unwrap().unwrap();
+    let count = disk.inner().read(load.offset(), &mut load).unwrap();
+    load.finish(Ok(count));
+    assert_eq!(device.get(3).unwrap()[0], 1);
+    assert_eq!(lost(&device), [1..4]);
+}
+
+/// Syncs that succeed say that what was read since the write is what was written.
+#[test]
+fn inv24_a_block_that_was_read_again_before_a_good_sync_is_a_copy() {
+    let (cache, device, disk) = new();
+    write_and_evict(&cache, &device, 1, 2);
+    drop(device.get(1).unwrap());
+    device.sync().unwrap();
+    fill(&device, 1, 3);
+    device.flush().unwrap();
+    disk.give_up_writes().unwrap();
+    assert_eq!(lost(&device), []);
+    assert_eq!(on_disk(&disk, 1), 3);
+}
+
+/// Block 1 is written before the sync begins, and block 2 after that. Both are read again while it runs.
+#[test]
+fn inv24_a_sync_vouches_for_the_blocks_that_were_written_before_it_began() {
+    let (cache, device, disk) = new();
+    write_and_evict(&cache, &device, 1, 2);
+    disk.inject_next(Operation::Sync, Fault::Delay(Duration::from_millis(500)));
+    let syncing = thread::spawn({
+        let device = device.clone();
+        move || device.sync()
+    });
+    soon("a sync", || disk.count(Operation::Sync) > 0);
+    write_and_evict(&cache, &device, 2, 2);
+    drop((device.get(1).unwrap(), device.get(2).unwrap()));
+    assert!(!syncing.is_finished(), "on a busy machine");
+    syncing.join().unwrap().unwrap();
+    fill(&device, 1, 3);
+    device.flush().unwrap();
+    disk.give_up_writes().unwrap();
+    assert_eq!(lost(&device), [2..3]);
+}
+
+/// The fault device itself.
+#[test]
+fn a_sync_that_reverts_leaves_the_writes_that_came_after_it_began() {
+    let (_cache, device, disk) = new();
+    fill(&device, 1, 2);
+    device.sync().unwrap();
+    fill(&device, 1, 3);
+    fill(&device, 2, 3);
+    fill(&device, 3, 3);
+    device.flush().unwrap();
+    let durable = disk.write_durable(3 * SIZE as u64, &[4; SIZE]);
+    durable.unwrap();
+    disk.inject_next(Operation::Sync, Fault::Delay(Duration::from_millis(500)));
+    disk.inject_next(Operation::Sync, Fault::Revert);
+    let syncs = disk.count(Operation::Sync);
+    let syncing = thread::spawn({
+        let disk = disk.clone();
+        move || disk.sync().map_err(|error| error.raw_os_error())
+    });
+    soon("a sync", || disk.count(Operation::Sync) > syncs);
+    disk.write(2 * SIZE as u64, &[5; SIZE]).unwrap();
+    assert_eq!(syncing.join().unwrap(), Err(Some(libc::EIO)));
+    assert_eq!([1, 2, 3].map(|block| on_disk(&disk, block)), [2, 5, 4]);
+    assert!(disk.sync().is_ok(), "it is told once");
+}
