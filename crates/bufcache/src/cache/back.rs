@@ -419,19 +419,20 @@ impl Shared {
             let left = source.len().saturating_sub(Source::offset(going.key));
             *part = IoSlice::new(&bytes[..left.min(bytes.len() as u64) as usize]);
         }
-        let mut batch: [DeviceWrite<'_>; RUNS] = std::array::from_fn(|_| DeviceWrite::new(0, &[]));
+        let mut ended = [const { None }; RUNS];
         let (mut runs, mut given) = (0, 0);
-        let neighbours = blocks.chunk_by(|a, b| self.is_next(source, *a, *b));
-        for (write, run) in batch.iter_mut().zip(neighbours) {
-            let offset = Source::offset(run[0].key);
-            *write = DeviceWrite::new(offset, &parts[given..given + run.len()]);
+        let mut neighbours = blocks.chunk_by(|a, b| self.is_next(source, *a, *b));
+        let mut batch = ended.each_mut().map(|result| {
+            let Some(run) = neighbours.next() else { return DeviceWrite::new(0, &[], result) };
+            let parts = &parts[given..given + run.len()];
             (runs, given) = (runs + 1, given + run.len());
-        }
+            DeviceWrite::new(Source::offset(run[0].key), parts, result)
+        });
         let batch = &mut batch[..runs];
         self.counters.write_calls.add(runs as i64);
         let written = contain(|| source.device.write_batch(batch, durable));
-        for (write, result) in batch.iter_mut().zip(results) {
-            *result = Some(match write.take_result() {
+        for (ended, result) in ended.into_iter().zip(results).take(runs) {
+            *result = Some(match ended {
                 Some(Ok(())) => Ok(()),
                 Some(Err(error)) => Err(Some(error.raw_os_error().unwrap_or(libc::EIO))),
                 // It panicked, or has said nothing.

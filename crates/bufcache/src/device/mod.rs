@@ -136,6 +136,8 @@ pub trait BlockDevice: Send + Sync + 'static {
 
     /// Does several writes, which do not overlap, in any order or at once, and says of each how it
     /// [ended](DeviceWrite::end); each durable, if asked for. One that it says nothing of counts as failed.
+    ///
+    /// The order of the slice has no meaning: a device may sort it, and each write keeps its result.
     fn write_batch(&self, writes: &mut [DeviceWrite<'_>], durable: bool) {
         for write in writes {
             let result = loop {
@@ -191,12 +193,17 @@ pub trait BlockDevice: Send + Sync + 'static {
 pub struct DeviceWrite<'w> {
     offset: u64,
     parts: &'w [IoSlice<'w>],
-    result: Option<io::Result<()>>,
+    /// The place of this write's result, whatever the order in which a device leaves the batch.
+    result: &'w mut Option<io::Result<()>>,
 }
 
 impl<'w> DeviceWrite<'w> {
-    pub(crate) fn new(offset: u64, parts: &'w [IoSlice<'w>]) -> Self {
-        Self { offset, parts, result: None }
+    pub(crate) fn new(
+        offset: u64,
+        parts: &'w [IoSlice<'w>],
+        result: &'w mut Option<io::Result<()>>,
+    ) -> Self {
+        Self { offset, parts, result }
     }
 
     /// Where it begins on the device, in bytes.
@@ -211,11 +218,7 @@ impl<'w> DeviceWrite<'w> {
 
     /// Says how it ended; the last word counts.
     pub fn end(&mut self, result: io::Result<()>) {
-        self.result = Some(result);
-    }
-
-    pub(crate) fn take_result(&mut self) -> Option<io::Result<()>> {
-        self.result.take()
+        *self.result = Some(result);
     }
 }
 
