@@ -17,6 +17,7 @@ use crate::device::BlockDevice;
 use crate::dirty::{AttachOptions, Writes};
 use crate::error::{BuildError, GetError};
 use crate::guard::{Pin, ReadGuard, Uncached};
+use crate::in_flight::InFlight;
 use crate::source::Source;
 use crate::stats::CacheStats;
 use crate::times::Times;
@@ -60,7 +61,9 @@ impl Cache {
     ///
     /// [`BuildError`]: not a size of this cache, too many devices, or one that is too large;
     /// [`BuildError::Attached`] for what is attached [already](BlockDevice::identity), until its last handle,
-    /// guard and pin is gone, or it is [closed](Device::close).
+    /// guard and pin is gone, or it is [closed](Device::close), and no operation of it is in flight. The end of
+    /// the last handle waits for those as long as the cache waits for a buffer; where a device hangs for
+    /// longer, the file can be attached again once it has answered.
     pub fn attach(
         &self,
         device: impl BlockDevice,
@@ -103,7 +106,9 @@ impl Cache {
         let device = Box::new(device);
         let writes = Writes::new(id, options, self.shared.holds.clone());
         let cache = Arc::clone(&self.shared);
-        let source = Arc::new(Source { cache, device, id, shift, blocks, writes });
+        let in_flight = InFlight::new();
+        let source = Source { cache, device, identity, in_flight, id, shift, blocks, writes };
+        let source = Arc::new(source);
         let class = self.shared.frames.class(shift);
         let alive = Arc::new(Alive(Arc::clone(&source)));
         let shared = Arc::clone(&self.shared);
@@ -187,9 +192,7 @@ struct Alive(Arc<Source>);
 impl Drop for Alive {
     fn drop(&mut self) {
         let let_go = self.0.cache.let_go(&self.0);
-        if !self.0.writes.is_closed() {
-            self.0.detach();
-        }
+        self.0.cache.detach_source(&self.0);
         if let Err(error) = let_go {
             self.0.writes.options.tell_loss(error);
         }

@@ -57,6 +57,7 @@ mod guard;
 mod handle;
 mod hazard;
 mod ids;
+mod in_flight;
 mod policy;
 mod region;
 mod source;

@@ -9,6 +9,8 @@ use crate::cache::Shared;
 use crate::device::BlockDevice;
 use crate::dirty::Writes;
 use crate::error::{Failure, GetError};
+use crate::ids::Identity;
+use crate::in_flight::InFlight;
 use crate::word::Key;
 
 /// Lives as long as anybody who can put a block of the device into the table.
@@ -16,6 +18,9 @@ pub(crate) struct Source {
     /// Whose device it is.
     pub(crate) cache: Arc<Shared>,
     pub(crate) device: Box<dyn BlockDevice>,
+    /// What the device said that it is when it was attached.
+    pub(crate) identity: Option<Identity>,
+    pub(crate) in_flight: InFlight,
     pub(crate) id: u16,
     /// Log of the block size.
     pub(crate) shift: u32,
@@ -79,9 +84,15 @@ impl Source {
         self.writes.note_load(&self.sectors(key));
     }
 
-    /// It may be attached again: nothing of it is written any more.
+    /// Refuses operations from now on. The device may be attached again once none is in flight.
     pub(crate) fn detach(&self) {
-        if let Some(identity) = self.device.identity() {
+        if self.in_flight.refuse() {
+            self.detach_now();
+        }
+    }
+
+    pub(crate) fn detach_now(&self) {
+        if let Some(identity) = self.identity {
             self.cache.detach(identity);
         }
     }

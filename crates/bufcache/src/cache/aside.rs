@@ -37,7 +37,10 @@ impl Shared {
             return Ok(None);
         }
         let Some(frame) = self.insert_load(source, key, class)? else { return Ok(None) };
-        let load = Load::new(source, key, frame);
+        let Some(load) = Load::new(source, key, frame) else {
+            self.fail(source, key, frame, Failure::Closed);
+            return Err(GetError::Closed);
+        };
         if let Err(error) = self.admit(frame, key, Reuse::Likely) {
             load.give_up(Failure::Forked);
             return Err(error.into());

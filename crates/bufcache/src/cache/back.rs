@@ -20,7 +20,7 @@ use std::io::IoSlice;
 use std::ops::Range;
 use std::time::Instant;
 
-use percpu::sync::atomic::Ordering;
+use percpu::sync::atomic::{Ordering, fence};
 use percpu::sync::{Arc, mutant};
 
 use super::{Shared, linger};
@@ -31,6 +31,7 @@ use crate::error::GetError;
 use crate::few::Few;
 use crate::frames::Frame;
 use crate::hazard;
+use crate::in_flight::Operation;
 use crate::source::Source;
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 
@@ -129,6 +130,8 @@ struct Window<'t> {
     blocks: Few<Going, WINDOW>,
     task: &'t Task,
     done: Done,
+    /// A block was marked by another thread for longer than the cache waits: others are not waited for.
+    gave_up: bool,
 }
 
 /// Why a block is not written now.
@@ -152,6 +155,10 @@ impl Shared {
             done.fail(WriteError::Forked);
             return done;
         }
+        let Some(_operation) = Operation::begin(&**source) else {
+            done.fail(WriteError::Closed);
+            return done;
+        };
         let mut found = match self.dirty_blocks(source, task) {
             Ok(found) => found,
             Err(error) => {
@@ -161,7 +168,7 @@ impl Shared {
         };
         let found = found.all();
         found.sort_unstable_by_key(|going| going.key.sector());
-        let mut window = Window { blocks: Few::new(Going::NONE), task, done };
+        let mut window = Window { blocks: Few::new(Going::NONE), task, done, gave_up: false };
         for &next in &*found {
             if source.writes.poisoned().is_some() {
                 break; // nothing it could say makes anything durable
@@ -229,6 +236,7 @@ impl Shared {
                 Err(Kept::Clean) => return,
                 Err(Kept::Because(error)) => return window.done.fail(error),
                 Err(Kept::Marked | Kept::Held) if !window.task.wait => return,
+                Err(Kept::Marked) if window.gave_up => return,
                 Err(Kept::Marked) if mutant("sync-skips-what-is-marked") => return,
                 Err(kept) => kept,
             };
@@ -244,6 +252,7 @@ impl Shared {
                 _ => self.wait_to_go(next, &mut since).map_err(of_wait),
             };
             if let Err(error) = waited {
+                window.gave_up |= matches!(error, WriteError::Busy { .. });
                 return window.done.fail(error);
             }
         }
@@ -462,7 +471,7 @@ impl Shared {
     /// The device has refused it.
     fn fail_back(
         &self,
-        source: &Source,
+        source: &Arc<Source>,
         going: Going,
         task: &Task,
         errno: Option<i32>,
@@ -483,6 +492,12 @@ impl Shared {
         }
         let lost = if mutant("failed-write-is-clean") { DIRTY } else { 0 };
         self.unmark_back(self.entry(going.frame), going.frame, lost);
+        // Ordering: SeqCst, against the fence in `let_go`; see there.
+        fence(Ordering::SeqCst);
+        if source.in_flight.is_abandoned() {
+            // Its loss was told. Without a list it would stay dirty, and keep its frame, for ever.
+            let _ = self.invalidate(Some(source), going.key);
+        }
         match errno {
             Some(errno) => WriteError::Io { errno, block },
             None => WriteError::Panicked { block },

@@ -19,7 +19,7 @@ use super::Shared;
 use crate::dirty::{Stage, WriteError};
 use crate::hazard;
 use crate::source::Source;
-use crate::word::WRITE;
+use crate::word::{BACK, WRITE};
 
 impl Shared {
     /// Refuses writers from now on, makes durable what is dirty, and then refuses all. If that fails, the
@@ -44,7 +44,7 @@ impl Shared {
         let closed = self.wait_for_writers(source).and_then(|()| sync());
         if closed.is_ok() {
             source.writes.set_stage(Stage::Closed);
-            source.detach();
+            self.detach_source(source);
         } else {
             source.writes.set_stage(Stage::Open);
         }
@@ -74,6 +74,21 @@ impl Shared {
         Ok(())
     }
 
+    /// Lets a device be attached again that has ended: at once, where its operations end while the cache is
+    /// patient, and otherwise with the last of them.
+    pub(crate) fn detach_source(&self, source: &Source) {
+        let (mut rounds, mut since) = (0, None);
+        while source.in_flight.any() && !self.born.is_inherited() {
+            // It may be in the engine of this thread.
+            #[cfg(feature = "aio-reap")]
+            crate::device::turn_engine();
+            if self.pause(&mut rounds, &mut since).is_err() {
+                break;
+            }
+        }
+        source.detach();
+    }
+
     /// The last handle of a device is gone: what is dirty is written and made durable. What cannot be is
     /// dropped, and the error says that.
     pub(crate) fn let_go(&self, source: &Arc<Source>) -> Result<(), WriteError> {
@@ -90,7 +105,12 @@ impl Shared {
         // Closed or not: a reset may have dirtied blocks.
         let flushed = self.flush_even_closed(source);
         let synced = self.sync_device(source).and(flushed);
-        // Also those that a writer's guard, forgotten, keeps.
+        source.in_flight.abandon();
+        // Ordering: SeqCst, against the fence in `fail_back`:
+        // - ours first: a write that fails finds the device abandoned, and drops its block;
+        // - theirs first: the block is not marked any more, and is dropped here.
+        fence(Ordering::SeqCst);
+        // Also those that a writer's guard, forgotten, keeps, and those whose write hangs.
         loop {
             // Under the lock: once the cleaner has written it, the frame may be another device's.
             let last = {
@@ -98,7 +118,8 @@ impl Shared {
                 list.last().map(|frame| (frame, self.entry(frame).key()))
             };
             let Some((frame, key)) = last else { break };
-            if self.invalidate(Some(source), key) != Ok(true) {
+            let is_written = self.entry(frame).word().has(BACK);
+            if is_written || self.invalidate(Some(source), key) != Ok(true) {
                 self.unlist_dirty_if(source, frame, |list| list.last() == Some(frame));
             }
         }

@@ -34,6 +34,7 @@ use crate::contain::contain;
 use crate::error::{Failure, GetError};
 use crate::frames::Frame;
 use crate::hazard::{self, Slot};
+use crate::in_flight::Operation;
 use crate::source::Source;
 use crate::table::Place;
 use crate::word::{FAILED, IO, Key, MOST_PINS, WRITE, Word};
@@ -44,14 +45,15 @@ use crate::word::{FAILED, IO, Key, MOST_PINS, WRITE, Word};
 /// who want the block wait for ever.
 #[must_use = "the block counts as being read until this ends"]
 pub struct Load {
-    source: Arc<Source>,
+    source: Operation<Arc<Source>>,
     key: Key,
     frame: Frame,
 }
 
 impl Load {
-    pub(super) fn new(source: &Arc<Source>, key: Key, frame: Frame) -> Self {
-        Self { source: Arc::clone(source), key, frame }
+    /// `None` if the device was closed.
+    pub(super) fn new(source: &Arc<Source>, key: Key, frame: Frame) -> Option<Self> {
+        Some(Self { source: Operation::begin(Arc::clone(source))?, key, frame })
     }
 
     /// Where the block begins on the device, in bytes.
@@ -106,7 +108,7 @@ impl Load {
     }
 
     /// What it has, which somebody else ends.
-    fn into_parts(self) -> (Arc<Source>, Key, Frame) {
+    fn into_parts(self) -> (Operation<Arc<Source>>, Key, Frame) {
         let this = ManuallyDrop::new(self);
         // SAFETY: `this` is neither dropped nor used for its source any more.
         let source = unsafe { ptr::read(&raw const this.source) };
@@ -333,7 +335,10 @@ impl Shared {
 
     /// Starts the load of an entry that was just inserted. It may have ended when this returns.
     fn begin(&self, source: &Arc<Source>, key: Key, frame: Frame, reuse: Reuse) {
-        let load = Load::new(source, key, frame);
+        let Some(load) = Load::new(source, key, frame) else {
+            self.fail(source, key, frame, Failure::Closed);
+            return;
+        };
         if self.admit(frame, key, reuse).is_err() {
             return load.give_up(Failure::Forked);
         }

@@ -17,6 +17,7 @@ use crate::contain::contain;
 use crate::dirty::{Extents, Unsynced, WriteError};
 use crate::error::GetError;
 use crate::hazard;
+use crate::in_flight::Operation;
 use crate::source::Source;
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 
@@ -61,6 +62,7 @@ impl Shared {
     /// A sync of the device that begins after this call.
     pub(super) fn sync_device(&self, source: &Source) -> Result<(), WriteError> {
         self.check_poison(source)?;
+        let _operation = Operation::begin(source).ok_or(WriteError::Closed)?;
         let sync = || {
             // The sync that this one has waited for may have failed: the device would say that all is
             // well, of blocks that it has given up.

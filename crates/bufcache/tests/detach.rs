@@ -1,0 +1,139 @@
+//! When a device may be attached again: once nothing of it is in flight.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "common/soon.rs"]
+mod soon;
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bufcache::{AttachOptions, BlockDevice, BuildError, Cache, Device, MemoryDevice, WriteError};
+use soon::soon;
+
+const SIZE: usize = 512;
+const BUFFERS: usize = 64;
+/// The cache's patience.
+const SHORT: Duration = Duration::from_millis(300);
+
+/// Its writes wait while it is hung.
+struct Disk {
+    inner: MemoryDevice,
+    hung: AtomicBool,
+    fails: AtomicBool,
+    waiting: AtomicU32,
+}
+
+impl BlockDevice for Disk {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn identity(&self) -> Option<(u64, u64)> {
+        Some((1, 2))
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.inner.read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        if self.hung.load(Ordering::SeqCst) {
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+            while self.hung.load(Ordering::SeqCst) {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        match self.fails.load(Ordering::SeqCst) {
+            true => Err(io::Error::from_raw_os_error(libc::EIO)),
+            false => self.inner.write(offset, buf),
+        }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A cache whose cleaner writes at once, and a device that hangs.
+fn new() -> (Cache, Arc<Disk>) {
+    let builder = Cache::builder(BUFFERS * SIZE).block_sizes(SIZE, SIZE);
+    let cache = builder.patience(SHORT).write_back_after(Duration::ZERO).build().unwrap();
+    let disk = Arc::new(Disk {
+        inner: MemoryDevice::new(vec![1; 2 * BUFFERS * SIZE]),
+        hung: AtomicBool::new(true),
+        fails: AtomicBool::new(false),
+        waiting: AtomicU32::new(0),
+    });
+    (cache, disk)
+}
+
+fn attach(cache: &Cache, disk: &Arc<Disk>) -> Result<Device, BuildError> {
+    cache.attach_with(Arc::clone(disk), AttachOptions::new(SIZE).on_loss(|_| {}))
+}
+
+/// The cleaner writes blocks, and the device does not answer; then the last handle is dropped.
+fn drop_while_it_writes(cache: &Cache, disk: &Arc<Disk>) {
+    let told = Arc::new(Mutex::new(None));
+    let tell = Arc::clone(&told);
+    let options =
+        AttachOptions::new(SIZE).on_loss(move |error| *tell.lock().unwrap() = Some(error));
+    let device = cache.attach_with(Arc::clone(disk), options).unwrap();
+    for block in 0..BUFFERS as u64 / 2 {
+        device.create(block).unwrap().fill(2);
+    }
+    soon("a write that hangs", || disk.waiting.load(Ordering::SeqCst) > 0);
+    let start = Instant::now();
+    drop(device);
+    let most = 10 * SHORT;
+    assert!(start.elapsed() < most, "the drop waits for each block: {:?}", start.elapsed());
+    let told = told.lock().unwrap().take();
+    assert!(matches!(told, Some(WriteError::Busy { .. })), "{told:?}");
+}
+
+#[test]
+fn inv23_a_device_is_attached_again_only_after_its_last_write_has_ended() {
+    let (cache, disk) = new();
+    drop_while_it_writes(&cache, &disk);
+    let again = attach(&cache, &disk).err();
+    assert!(matches!(again, Some(BuildError::Attached { block_size: SIZE })), "{again:?}");
+    disk.hung.store(false, Ordering::SeqCst);
+    soon("the end of the last write", || attach(&cache, &disk).is_ok());
+    let device = attach(&cache, &disk).unwrap();
+    assert_eq!(device.get(0).unwrap()[0], 2, "the old write came first");
+    device.get_mut(0).unwrap().fill(3);
+    device.sync().unwrap();
+    let mut bytes = [0; SIZE];
+    disk.inner.read(0, &mut bytes).unwrap();
+    assert_eq!(bytes[0], 3);
+}
+
+/// Its blocks are lost, and were told to be; their buffers are of use again.
+#[test]
+fn inv23_a_write_that_fails_after_the_last_handle_leaves_nothing_dirty() {
+    let (cache, disk) = new();
+    drop_while_it_writes(&cache, &disk);
+    disk.fails.store(true, Ordering::SeqCst);
+    disk.hung.store(false, Ordering::SeqCst);
+    soon("the end of the last write", || attach(&cache, &disk).is_ok());
+    let device = attach(&cache, &disk).unwrap();
+    let pins: Vec<_> = (0..BUFFERS as u64)
+        .map(|block| device.get(block).unwrap_or_else(|error| panic!("{block}: {error}")))
+        .collect();
+    assert!(pins.iter().all(|bytes| bytes[0] == 1));
+    assert_eq!(cache.stats().unwrap().dirty, 0);
+}
+
+#[test]
+fn inv23_a_read_keeps_the_device_attached() {
+    let (cache, disk) = new();
+    let device = attach(&cache, &disk).unwrap();
+    let load = device.claim(1).unwrap().unwrap();
+    drop(device);
+    let again = attach(&cache, &disk).err();
+    assert!(matches!(again, Some(BuildError::Attached { .. })), "{again:?}");
+    load.finish(Ok(SIZE));
+    attach(&cache, &disk).unwrap();
+}
