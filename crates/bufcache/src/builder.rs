@@ -114,7 +114,7 @@ impl Builder {
             return Err(BuildError::Capacity(self.capacity));
         }
         let sizes = (self.smallest.ilog2(), self.largest.ilog2());
-        let policy = Policy::new(self.eviction, units);
+        let policy = Policy::new(self.eviction, units).map_err(|_| BuildError::NoMemory)?;
         // In a model both are fences.
         let works = strategy() == Strategy::Membarrier || cfg!(any(offlock_loom, offlock_shuttle));
         let order = if self.membarrier && works { Order::Membarrier } else { Order::Fences };

@@ -3,8 +3,11 @@
 //! Every frame has a node, which is on one list at a time: free, of the policy, or dead. Nothing here
 //! allocates, and no list is walked further than a call's budget.
 
+use percpu::AllocError;
+
 use crate::frames::Frame;
 use crate::policy::{Looks, Policy};
+use crate::region::boxed;
 use crate::table::Place;
 
 pub(crate) const NIL: u32 = u32::MAX;
@@ -60,9 +63,9 @@ impl List {
 }
 
 impl Nodes {
-    fn new(units: usize) -> Self {
+    fn new(units: usize) -> Result<Self, AllocError> {
         let node = Node { prev: NIL, next: NIL, on: On::None, class: 0, weight: 0, once: false };
-        Self(vec![node; units].into())
+        Ok(Self(boxed(node, units)?))
     }
 
     pub(crate) fn of(&mut self, frame: Frame) -> &mut Node {
@@ -156,21 +159,23 @@ pub(crate) struct Cold {
 }
 
 impl Cold {
-    pub(crate) fn new(units: usize, chunk: u8, policy: Policy) -> Self {
+    pub(crate) fn new(units: usize, chunk: u8, policy: Policy) -> Result<Self, AllocError> {
         let chunks = units >> chunk;
-        Self {
-            nodes: Nodes::new(units),
+        let mut empty = Vec::new();
+        empty.try_reserve_exact(chunks).map_err(|_| AllocError::new())?;
+        Ok(Self {
+            nodes: Nodes::new(units)?,
             policy,
             free: [const { List::new() }; CLASSES],
             dead: List::new(),
             scanned: List::new(),
-            chunks: vec![0; chunks].into(),
+            chunks: boxed(0, chunks)?,
             chunk,
             fresh: 0,
-            empty: Vec::with_capacity(chunks),
+            empty,
             limit: chunks as u32,
             in_use: 0,
-        }
+        })
     }
 
     /// A frame of that class, if there is a free one.

@@ -62,6 +62,9 @@ pub enum GetError {
     /// The device was closed, or is [being closed](crate::Device::close), and the block was asked for to
     /// write it.
     Closed,
+    /// The device [cannot be written](crate::BlockDevice::is_read_only), and the block was asked for to write
+    /// it.
+    ReadOnly,
     /// The buffer has 65,535 pins.
     TooManyPins,
     /// A cache has room for one block of its largest size, at least.
@@ -92,6 +95,7 @@ impl GetError {
             Self::Busy => libc::ETIMEDOUT,
             Self::WouldDeadlock => libc::EDEADLK,
             Self::Closed => libc::EBADF,
+            Self::ReadOnly => libc::EROFS,
             Self::ShortRead { .. } | Self::Panicked { .. } => libc::EIO,
             Self::Verify { .. } => libc::EUCLEAN,
             Self::WouldBlock => libc::EAGAIN,
@@ -126,6 +130,7 @@ impl fmt::Display for GetError {
                 write!(f, "a sync has failed: {}", io::Error::from_raw_os_error(*errno))
             }
             Self::Closed => f.write_str("the device was closed"),
+            Self::ReadOnly => f.write_str("the device is read only"),
             Self::TooManyPins => f.write_str("the buffer is pinned too often"),
             Self::TooSmall { smallest } => {
                 write!(f, "a cache of these blocks has {smallest} bytes at least")

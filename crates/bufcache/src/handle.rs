@@ -106,9 +106,20 @@ impl Cache {
         let device = Box::new(device);
         let writes = Writes::new(id, options, self.shared.holds.clone());
         let cache = Arc::clone(&self.shared);
+        let is_read_only = device.is_read_only();
         let in_flight = InFlight::new();
-        let source = Source { cache, device, identity, in_flight, id, shift, blocks, writes };
-        let source = Arc::new(source);
+        let source = Arc::new(Source {
+            cache,
+            device,
+            identity,
+            in_flight,
+            id,
+            shift,
+            blocks,
+            len,
+            is_read_only,
+            writes,
+        });
         let class = self.shared.frames.class(shift);
         let alive = Arc::new(Alive(Arc::clone(&source)));
         let shared = Arc::clone(&self.shared);

@@ -114,6 +114,14 @@ impl<T> Drop for Array<T> {
     }
 }
 
+/// So many copies of a value, on the heap.
+pub(crate) fn boxed<T: Clone>(value: T, len: usize) -> Result<Box<[T]>, AllocError> {
+    let mut values = Vec::new();
+    values.try_reserve_exact(len).map_err(|_| AllocError::new())?;
+    values.resize(len, value);
+    Ok(values.into())
+}
+
 #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
 mod tests {
     use std::cell::Cell;

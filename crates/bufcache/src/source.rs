@@ -25,6 +25,10 @@ pub(crate) struct Source {
     /// Log of the block size.
     pub(crate) shift: u32,
     pub(crate) blocks: u64,
+    /// Bytes of the device when it was attached. One that becomes smaller refuses writes behind its end; what
+    /// the cache gives it does not depend on that.
+    pub(crate) len: u64,
+    pub(crate) is_read_only: bool,
     pub(crate) writes: Writes,
 }
 
@@ -52,7 +56,7 @@ impl Source {
 
     /// Bytes of the device.
     pub(crate) fn len(&self) -> u64 {
-        self.device.len()
+        self.len
     }
 
     /// The sectors of a block.
@@ -100,6 +104,7 @@ impl Source {
     /// Whether anything may be written.
     pub(crate) fn check_write(&self) -> Result<(), GetError> {
         match self.writes.poisoned() {
+            _ if self.is_read_only => Err(GetError::ReadOnly),
             _ if self.writes.refuses_writers() => Err(GetError::Closed),
             Some(errno) => Err(GetError::Poisoned { errno }),
             None => Ok(()),
@@ -136,7 +141,7 @@ impl Source {
         };
         if count < bytes.len() {
             // Only the device's own end may be inside a block.
-            let there = self.device.len().saturating_sub(offset);
+            let there = self.len.saturating_sub(offset);
             if (count as u64) < there {
                 return Err(Failure::Short);
             }

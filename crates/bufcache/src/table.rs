@@ -54,9 +54,12 @@ impl Table {
     pub(crate) fn new(buffers: usize, holds: Holds) -> Result<Self, AllocError> {
         let buckets = (buffers * 2).div_ceil(WAYS).next_power_of_two().max(2);
         let stripes = buckets.min(if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 256 });
+        let mut displaced = Vec::new();
+        displaced.try_reserve_exact(buckets).map_err(|_| AllocError::new())?;
+        displaced.extend((0..buckets).map(|_| AtomicU32::new(0)));
         Ok(Self {
             buckets: Array::new(buckets, || Bucket([(); WAYS].map(|()| Entry::new())))?,
-            displaced: (0..buckets).map(|_| AtomicU32::new(0)).collect(),
+            displaced: displaced.into(),
             stripes: (0..stripes).map(|_| WordLock::new(())).collect(),
             shift: u64::BITS - buckets.ilog2(),
             reach: AtomicU32::new(0),

@@ -315,7 +315,7 @@ pub(crate) fn make(
     time_locks: bool,
 ) -> Result<Shared, AllocError> {
     let frames = Frames::new(units, unit, chunk)?;
-    let cold = Cold::new(units, (chunk - unit) as u8, policy);
+    let cold = Cold::new(units, (chunk - unit) as u8, policy)?;
     let holds = time_locks.then(|| Arc::new(Counts::new()));
     let table = Table::new(units, holds.clone())?;
     Ok(Shared::new(frames, table, cold, order, waits, holds))

@@ -39,6 +39,9 @@ impl Shared {
         how: Wipe<'_>,
     ) -> Result<(), WriteError> {
         self.check_sync(source)?;
+        if source.is_read_only {
+            return Err(WriteError::ReadOnly);
+        }
         let sectors = source.sectors_of(blocks.clone());
         if sectors.is_empty() {
             return Ok(());

@@ -241,6 +241,10 @@ impl BlockDevice for EngineDevice {
         self.plain.identity()
     }
 
+    fn is_read_only(&self) -> bool {
+        self.plain.is_read_only()
+    }
+
     fn alignment(&self) -> usize {
         self.plain.alignment()
     }

@@ -312,6 +312,10 @@ impl<D: BlockDevice> BlockDevice for FaultDevice<D> {
         self.inner.identity()
     }
 
+    fn is_read_only(&self) -> bool {
+        self.inner.is_read_only()
+    }
+
     fn alignment(&self) -> usize {
         self.inner.alignment().max(SECTOR as usize)
     }

@@ -158,6 +158,10 @@ impl BlockDevice for FileDevice {
         Some(self.identity)
     }
 
+    fn is_read_only(&self) -> bool {
+        !self.writable
+    }
+
     fn alignment(&self) -> usize {
         self.alignment
     }

@@ -52,6 +52,12 @@ pub trait BlockDevice: Send + Sync + 'static {
         None
     }
 
+    /// Whether it takes no changes. Asked for when it is attached: then writers are refused at once, with
+    /// [`GetError::ReadOnly`](crate::GetError::ReadOnly), and not when a block is written back.
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
     /// What offsets, lengths and the addresses of buffers must be multiples of, in bytes: a power of
     /// two. Blocks may be as small as that.
     fn alignment(&self) -> usize {
@@ -238,6 +244,10 @@ impl<D: BlockDevice + ?Sized> BlockDevice for std::sync::Arc<D> {
 
     fn identity(&self) -> Option<(u64, u64)> {
         (**self).identity()
+    }
+
+    fn is_read_only(&self) -> bool {
+        (**self).is_read_only()
     }
 
     fn alignment(&self) -> usize {

@@ -58,6 +58,8 @@ pub enum WriteError {
     },
     /// The device was closed, or is [being closed](crate::Device::close), and the call would change it.
     Closed,
+    /// The device [cannot be written](crate::BlockDevice::is_read_only).
+    ReadOnly,
     /// The range reaches behind the device's end.
     OutOfRange,
     /// A block could not be had that has to be written in part.
@@ -90,6 +92,7 @@ impl WriteError {
             Self::Busy { .. } => libc::ETIMEDOUT,
             Self::WouldDeadlock { .. } => libc::EDEADLK,
             Self::Closed => libc::EBADF,
+            Self::ReadOnly => libc::EROFS,
             Self::OutOfRange => libc::EINVAL,
             Self::Get(error) => error.errno(),
             Self::NoMemory => libc::ENOMEM,
@@ -117,6 +120,7 @@ impl fmt::Display for WriteError {
                 write!(f, "what was written may be lost: {}", system(errno))
             }
             Self::Closed => f.write_str("the device was closed"),
+            Self::ReadOnly => f.write_str("the device is read only"),
             Self::OutOfRange => f.write_str("the range ends behind the device"),
             Self::Get(error) => error.fmt(f),
             Self::NoMemory => f.write_str("no memory to write back"),
@@ -145,6 +149,7 @@ impl From<GetError> for WriteError {
             GetError::Forked => Self::Forked,
             GetError::Poisoned { errno } => Self::Poisoned { errno },
             GetError::Closed => Self::Closed,
+            GetError::ReadOnly => Self::ReadOnly,
             GetError::OutOfRange { .. } => Self::OutOfRange,
             other => Self::Get(other),
         }

@@ -18,6 +18,8 @@
 //!
 //! The original is by Yang, Zhang, Qiu, Yue and Rashmi (SOSP 2023).
 
+use percpu::AllocError;
+
 use super::ghost::Ghost;
 use super::{Buffers, Looks, mark};
 use crate::cold::{List, Nodes, On, Victim};
@@ -46,10 +48,11 @@ pub(crate) struct A2 {
 const PROBATION: usize = 10;
 
 impl A2 {
-    pub(crate) fn new(units: usize) -> Self {
+    pub(crate) fn new(units: usize) -> Result<Self, AllocError> {
         let probation = (units / PROBATION).max(1);
         let [newer, older, main] = [List::new(); 3];
-        Self { newer, older, main, ghost: Ghost::new(units), units, probation, filling: true }
+        let ghost = Ghost::new(units)?;
+        Ok(Self { newer, older, main, ghost, units, probation, filling: true })
     }
 
     pub(crate) fn resize(&mut self, units: usize) {

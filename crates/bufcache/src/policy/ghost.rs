@@ -3,6 +3,9 @@
 //! A table of 4 ways: a tag of 32 bits beside the number of the eviction. A tag may be another block's
 //! in one of a billion looks, which costs that block its probation and nothing else.
 
+use percpu::AllocError;
+
+use crate::region::boxed;
 use crate::word::Key;
 
 const WAYS: usize = 4;
@@ -23,10 +26,10 @@ struct Seen {
 }
 
 impl Ghost {
-    pub(crate) fn new(buffers: usize) -> Self {
+    pub(crate) fn new(buffers: usize) -> Result<Self, AllocError> {
         let sets = buffers.div_ceil(WAYS).next_power_of_two();
         let memory = buffers.min(u32::MAX as usize / 2) as u32;
-        Self { sets: vec![[Seen::default(); WAYS]; sets].into(), now: 0, memory }
+        Ok(Self { sets: boxed([Seen::default(); WAYS], sets)?, now: 0, memory })
     }
 
     fn set(&mut self, key: Key) -> (&mut [Seen; WAYS], u32) {
@@ -74,7 +77,7 @@ mod tests {
 
     #[test]
     fn it_remembers_as_many_as_there_are_buffers_and_each_once() {
-        let mut ghost = Ghost::new(64);
+        let mut ghost = Ghost::new(64).unwrap();
         let key = |sector: u64| Key::new(1, sector * 8);
         (0..64).for_each(|sector| ghost.add(key(sector)));
         let found = (0..64).filter(|&sector| ghost.take(key(sector))).count();

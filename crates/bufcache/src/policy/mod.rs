@@ -7,6 +7,7 @@ mod a2;
 mod clock;
 mod ghost;
 
+use percpu::AllocError;
 use percpu::sync::mutant;
 
 use crate::cold::{Nodes, On, Victim};
@@ -100,11 +101,11 @@ pub(crate) enum Policy {
 
 impl Policy {
     /// For that many units, in at most so many buffers.
-    pub(crate) fn new(eviction: Eviction, units: usize) -> Self {
-        match eviction {
-            Eviction::A2 => Self::A2(a2::A2::new(units)),
+    pub(crate) fn new(eviction: Eviction, units: usize) -> Result<Self, AllocError> {
+        Ok(match eviction {
+            Eviction::A2 => Self::A2(a2::A2::new(units)?),
             Eviction::Clock => Self::Clock(clock::Clock::new()),
-        }
+        })
     }
 
     /// Takes in a buffer that is on no list.

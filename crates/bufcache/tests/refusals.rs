@@ -1,0 +1,103 @@
+//! Devices that cannot be written, or that become smaller.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bufcache::{
+    AttachOptions, BlockDevice, Cache, EngineDevice, FaultDevice, FileDevice, GetError,
+    MemoryDevice, WriteError,
+};
+
+const SIZE: usize = 4096;
+
+#[test]
+fn a_read_only_file_refuses_writers_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a");
+    std::fs::write(&path, [7; 4 * SIZE]).unwrap();
+    let file = || FileDevice::new(File::open(&path).unwrap()).unwrap();
+    let kinds: [Box<dyn Fn(&Cache) -> bufcache::Device>; 4] = [
+        Box::new(|cache| cache.attach(file(), SIZE).unwrap()),
+        Box::new(|cache| cache.attach(Arc::new(file()), SIZE).unwrap()),
+        Box::new(|cache| cache.attach(FaultDevice::new(file()), SIZE).unwrap()),
+        Box::new(|cache| {
+            cache.attach(EngineDevice::new(File::open(&path).unwrap()).unwrap(), SIZE).unwrap()
+        }),
+    ];
+    for attach in kinds {
+        let cache = Cache::new(1 << 20).unwrap();
+        let device = attach(&cache);
+        assert_eq!(device.get(1).unwrap()[0], 7);
+        assert_eq!(device.get_mut(1).err(), Some(GetError::ReadOnly));
+        assert_eq!(device.try_get_mut(1).err(), Some(GetError::ReadOnly));
+        assert_eq!(device.create(2).err(), Some(GetError::ReadOnly));
+        assert_eq!(device.try_create(2).err(), Some(GetError::ReadOnly));
+        assert_eq!(device.discard(0..1), Err(WriteError::ReadOnly));
+        assert_eq!(device.zero(0..1), Err(WriteError::ReadOnly));
+        assert_eq!(device.write_past(0, &[1; SIZE]), Err(WriteError::ReadOnly));
+        assert_eq!(WriteError::ReadOnly.errno(), libc::EROFS);
+        device.sync().unwrap();
+    }
+}
+
+/// A device whose length changes.
+struct Shrinking {
+    inner: MemoryDevice,
+    len: AtomicU64,
+}
+
+impl BlockDevice for Shrinking {
+    fn len(&self) -> u64 {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let left = self.len().saturating_sub(offset).min(buf.len() as u64) as usize;
+        self.inner.read(offset, &mut buf[..left])
+    }
+
+    fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        match buf.len() as u64 <= self.len().saturating_sub(offset) {
+            true => self.inner.write(offset, buf),
+            false => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+        }
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        match len <= self.len().saturating_sub(offset) {
+            true => self.inner.discard(offset, len),
+            false => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+        }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn inv17_a_device_that_became_smaller_refuses_what_it_has_no_room_for() {
+    let inner = MemoryDevice::new(vec![1; 4 * SIZE]);
+    let disk = Arc::new(Shrinking { inner, len: AtomicU64::new(4 * SIZE as u64) });
+    let cache = Cache::new(1 << 20).unwrap();
+    let options = AttachOptions::new(SIZE).on_loss(|_| {});
+    let device = cache.attach_with(Arc::clone(&disk), options).unwrap();
+    device.get_mut(3).unwrap().fill(2);
+    disk.len.store(2 * SIZE as u64, Ordering::Relaxed);
+    let error = WriteError::Io { errno: libc::ENOSPC, block: 3 };
+    assert_eq!(device.sync(), Err(error));
+    assert!(device.is_newer(3..4), "it is dirty still");
+    for block in [2, 3] {
+        let error = WriteError::Io { errno: libc::ENOSPC, block };
+        assert_eq!(device.discard(block..block + 1), Err(error));
+    }
+    assert_eq!(device.get(2).err(), Some(GetError::ShortRead { block: 2 }));
+    disk.len.store(4 * SIZE as u64, Ordering::Relaxed);
+    device.sync().unwrap();
+    let mut bytes = [0; SIZE];
+    disk.inner.read(3 * SIZE as u64, &mut bytes).unwrap();
+    assert_eq!(bytes[0], 2);
+}
