@@ -8,7 +8,7 @@ use aio_reap::sim::{ClosedLoop, Faults, Model, Service, Sim, Workload};
 use aio_reap::{Engine, ReapMode};
 use harness::{Plan, Report};
 
-use crate::counting::allocations;
+use testkit::alloc::counted;
 
 const WARM_UP: u64 = 200_000;
 const MODES: [ReapMode; 3] = [ReapMode::OnTurn, ReapMode::AfterSubmit, ReapMode::Poll];
@@ -72,9 +72,11 @@ fn soak(mode: ReapMode, requests: u64) -> io::Result<Soaked> {
     let mut load = ClosedLoop::new(&sim, &engines, workload, 4)?;
     load.run(WARM_UP)?;
     let mut ran = Ok(());
-    let made = allocations(|| {
+    let made = counted(|| {
         ran = load.run(requests).and_then(|()| load.drain());
-    });
+    })
+    .1
+    .allocations;
     ran?;
     let figures = load.figures();
     // What the engines took and nobody got, and what they themselves could not place.

@@ -6,10 +6,10 @@ use bufcache::Cache;
 use harness::{Plan, Report};
 
 use crate::back::{Nowhere, dirty};
-use crate::counting::allocations;
 use crate::ours::Ours;
 use crate::pages::{Pages, place};
 use crate::peers::{Lru, Moka, Quick};
+use testkit::alloc::counted;
 
 const ROOM: usize = 1024;
 const OPS: u64 = 20_000;
@@ -21,10 +21,11 @@ fn row<P: Pages>() -> [f64; 2] {
     };
     let mut hits = (0..OPS).map(|at| at % (ROOM as u64 / 2));
     reads(&mut hits.by_ref().take(ROOM)); // what a thread's first need
-    let hit = allocations(|| reads(&mut hits)) as f64 / (OPS - ROOM as u64) as f64;
+    let hit = counted(|| reads(&mut hits)).1.allocations as f64 / (OPS - ROOM as u64) as f64;
     let first = ROOM as u64;
     reads(&mut (first..first + OPS)); // full from here on
-    let miss = allocations(|| reads(&mut (first + OPS..first + 2 * OPS))) as f64 / OPS as f64;
+    let miss =
+        counted(|| reads(&mut (first + OPS..first + 2 * OPS))).1.allocations as f64 / OPS as f64;
     println!("  {:<34}{hit:>10.3}{miss:>10.3}", P::NAME);
     [hit, miss]
 }
@@ -41,15 +42,15 @@ fn writes() {
     (0..4).for_each(|_| (some(0), flush()).1); // what a thread's first need
     let rounds = OPS / BATCH;
     some(0);
-    let dirtied = allocations(|| (0..rounds).for_each(|_| some(0))) as f64 / OPS as f64;
-    let each = allocations(|| (0..rounds).for_each(|_| (some(0), flush()).1));
+    let dirtied = counted(|| (0..rounds).for_each(|_| some(0))).1.allocations as f64 / OPS as f64;
+    let each = counted(|| (0..rounds).for_each(|_| (some(0), flush()).1)).1.allocations;
     println!("  {:<34}{dirtied:>10.3}", "bufcache, a block dirtied again");
     println!("  {:<34}{:>10.3}", "bufcache, 64 dirtied and flushed", each as f64 / rounds as f64);
     let mut fresh = 1 << 20..;
     let mut misses =
         |count: u64| fresh.by_ref().take(count as usize).for_each(|at| dirty(&device, at));
     misses(OPS);
-    let miss = allocations(|| misses(OPS)) as f64 / OPS as f64;
+    let miss = counted(|| misses(OPS)).1.allocations as f64 / OPS as f64;
     println!("  {:<34}{:>10}{miss:>10.3}", "bufcache, evicting what is dirty", "");
 }
 

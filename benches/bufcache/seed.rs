@@ -17,9 +17,9 @@ use harness::{Chapter, Claim, Plan, Plot, Report, Series, Table, number, percent
 use parking_lot::{Mutex, MutexGuard};
 use recordings::xfsbuf::{CREATE8, UNLINK8};
 
-use crate::counting::allocations;
 use crate::ours::{Numbers, OPEN};
 use crate::replay::{Get, SECTOR, gets};
+use testkit::alloc::counted;
 
 /// A buffer of the seed's.
 struct Buffer {
@@ -133,7 +133,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
             }
         };
         let all = gets.len() as u64;
-        let row = |name, run: &dyn Fn()| (name, allocations(run));
+        let row = |name, run: &dyn Fn()| (name, counted(run).1.allocations);
         let before = row(BEFORE, &|| replay(gets, &mut Vec::new(), always::<false>));
         let after = row(AFTER, &|| replay(gets, &mut Vec::new(), on_miss::<false>));
         ours(); // the first reads begin with this thread's slots

@@ -6,11 +6,11 @@ use std::time::Instant;
 use harness::timed::on_one_cpu;
 use harness::{Plan, Report, percentile};
 
-use crate::counting::allocations;
 use crate::kernel::Kernel;
 use crate::locked::{PlHeap, PlMap, StdHeap};
 use crate::peers::{AsyncPriority, Crossbeam, Flume, Kanal};
 use crate::queue::{Ours, Priorities, Queue, Tree};
+use testkit::alloc::counted;
 
 /// Messages that come and go at once.
 const BURST: usize = 1_000;
@@ -42,9 +42,9 @@ fn count<Q: Queue>() -> Allocations {
         }
     };
     pairs(2 * OPS); // every page of 64 priorities was there once
-    let steady = allocations(|| pairs(OPS)) as f64 / OPS as f64;
+    let steady = counted(|| pairs(OPS)).1.allocations as f64 / OPS as f64;
     bursts(20);
-    let burst = allocations(|| bursts(20)) as f64 / (20 * BURST) as f64;
+    let burst = counted(|| bursts(20)).1.allocations as f64 / (20 * BURST) as f64;
     Allocations { steady, burst }
 }
 

@@ -3,9 +3,7 @@
 //! The counting allocator is there for the whole bench. It counts only while this family measures;
 //! otherwise it costs a load and a branch that is always the same.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use harness::{Plan, Report};
 use percpu::rcu;
@@ -13,6 +11,7 @@ use radix_ctx::xarray::Value as Number;
 use radix_ctx::{CtxTable, XArray};
 use rustc_hash::FxBuildHasher;
 use scc::HashIndex;
+use testkit::alloc::{CountingAllocator, counted};
 
 use crate::locked::RwArena;
 use crate::map::{Map, Value, value};
@@ -21,57 +20,14 @@ use crate::peers::{Dash, Index, Papaya, Sharded, Slots};
 
 const ENTRIES: usize = 1 << 16;
 
-struct Counting;
-
-static ON: AtomicBool = AtomicBool::new(false);
-static BYTES: AtomicI64 = AtomicI64::new(0);
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-// SAFETY: all of it is the system's allocator; the counts touch no memory but their own.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as i64);
-        // SAFETY: the caller's layout.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as i64);
-        // SAFETY: the caller's layout.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        count(-(layout.size() as i64));
-        // SAFETY: the caller's memory and layout.
-        unsafe { System.dealloc(at, layout) }
-    }
-
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count(size as i64 - layout.size() as i64);
-        // SAFETY: the caller's memory and layout.
-        unsafe { System.realloc(at, layout, size) }
-    }
-}
-
-#[inline(always)]
-fn count(bytes: i64) {
-    // Ordering: Relaxed, both; one thread measures, and the sum publishes nothing.
-    if ON.load(Ordering::Relaxed) {
-        BYTES.fetch_add(bytes, Ordering::Relaxed);
-    }
-}
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Bytes on the heap that `make` leaves allocated, and those of what it returns.
 fn bytes<T>(make: impl FnOnce() -> T) -> f64 {
-    BYTES.store(0, Ordering::Relaxed);
-    ON.store(true, Ordering::Relaxed);
-    let made = make();
-    ON.store(false, Ordering::Relaxed);
+    let (made, heap) = counted(make);
     black_box(&made);
-    BYTES.load(Ordering::Relaxed) as f64 + size_of::<T>() as f64
+    heap.bytes as f64 + size_of::<T>() as f64
 }
 
 pub(crate) fn run(_plan: &Plan, report: &mut Report) {

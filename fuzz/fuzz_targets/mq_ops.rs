@@ -2,12 +2,13 @@
 //! dropped, under the address sanitizer, and memory runs out.
 #![no_main]
 
-#[path = "../../crates/mq-rbtree/tests/common/flag.rs"]
-mod flag;
 #[path = "../../crates/mq-rbtree/tests/mq_ops/mod.rs"]
 mod mq_ops;
-#[path = "../../crates/mq-rbtree/tests/common/short.rs"]
-mod short;
+
+use testkit::alloc::ThreadAllocator;
+
+#[global_allocator]
+static ALLOCATOR: ThreadAllocator = ThreadAllocator::new();
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     mq_ops::run(input);

@@ -12,7 +12,6 @@ use std::cell::Cell;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -173,16 +172,11 @@ proptest! {
 /// The inputs that the fuzzer kept.
 #[test]
 fn every_input_of_the_corpus_holds() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/aio_reap");
-    let Ok(corpus) = fs::read_dir(corpus) else { return }; // not part of a packaged crate
-    let mut inputs = 0;
-    for entry in corpus {
-        let path = entry.unwrap().path();
-        println!("{}", path.display()); // shown if it panics
-        model::run(&fs::read(&path).unwrap());
-        inputs += 1;
-    }
-    assert!(inputs >= 40, "the corpus is gone");
+    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/aio_reap");
+    testkit::corpus::replay(corpus, 40, 0, |input| {
+        model::run(input);
+        0
+    });
 }
 
 #[test]

@@ -4,9 +4,6 @@
 //! A process of its own, with one test: the allocator counts every thread.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/counting.rs"]
-mod counting;
-
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -14,7 +11,10 @@ use std::rc::Rc;
 use std::task::Poll;
 
 use aio_reap::{AlignedBuf, BackendKind, CompletionQueue, Engine, File};
-use counting::{allocations, assert_counting};
+use testkit::alloc::{CountingAllocator, counted};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const DEPTH: usize = 8;
 const ROUNDS: usize = 300;
@@ -133,14 +133,16 @@ fn no_allocation_per_request_after_warm_up() {
                 bench.callback_round();
                 bench.future_round();
             }
-            let before = allocations();
-            let mut allowed = 0;
-            for _ in 0..ROUNDS {
-                bench.queue_round();
-                bench.callback_round();
-                allowed += bench.future_round();
-            }
-            let made = allocations() - before;
+            let (mut allowed, made) = counted(|| {
+                let mut allowed = 0;
+                for _ in 0..ROUNDS {
+                    bench.queue_round();
+                    bench.callback_round();
+                    allowed += bench.future_round();
+                }
+                allowed
+            });
+            let made = made.allocations;
             // The locks' own table grows when one more worker than ever before goes to sleep.
             allowed += 4;
             assert!(
@@ -149,5 +151,6 @@ fn no_allocation_per_request_after_warm_up() {
             );
         }
     }
-    assert_counting();
+    let ((), one) = counted(|| drop(std::hint::black_box(vec![0_u8; 1])));
+    assert_eq!(one.allocations, 1, "the allocator counts");
 }

@@ -5,8 +5,6 @@
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 mod common;
-#[path = "common/counting.rs"]
-mod counting;
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -18,7 +16,10 @@ use std::time::{Duration, Instant};
 
 use aio_reap::{BufList, BufferPool, Engine, File, Operation, Remote, SharedFile};
 use common::on_every_backend;
-use counting::{allocations, assert_counting};
+use testkit::alloc::{CountingAllocator, counted};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const WARM_UP: usize = 40;
 const ROUNDS: usize = 300;
@@ -33,9 +34,8 @@ fn poll<F: Future>(future: Pin<&mut F>) -> bool {
 /// Runs `round` until it is warm, and then counts.
 fn count(engine: &Engine, what: &str, mut round: impl FnMut()) {
     (0..WARM_UP).for_each(|_| round());
-    let before = allocations();
-    (0..ROUNDS).for_each(|_| round());
-    let made = allocations() - before;
+    let ((), made) = counted(|| (0..ROUNDS).for_each(|_| round()));
+    let made = made.allocations;
     assert!(made <= LATE, "{what} on {}: {made} allocations in {ROUNDS} rounds", engine.backend());
 }
 
@@ -142,9 +142,8 @@ fn remotes(engine: &Engine) {
             }
         };
         (0..WARM_UP).for_each(|_| round(&remote));
-        let before = allocations();
-        (0..ROUNDS).for_each(|_| round(&remote));
-        allocations() - before
+        let ((), made) = counted(|| (0..ROUNDS).for_each(|_| round(&remote)));
+        made.allocations
     });
     engine.serve().unwrap();
     let made = client.join().unwrap();
@@ -167,5 +166,6 @@ fn inv17_no_allocation_per_request_of_any_kind_after_warm_up() {
         waits_for_slots(engine, 64); // `on_every_backend` gives as many
         remotes(engine);
     });
-    assert_counting();
+    let ((), one) = counted(|| drop(std::hint::black_box(vec![0_u8; 1])));
+    assert_eq!(one.allocations, 1, "the allocator counts");
 }

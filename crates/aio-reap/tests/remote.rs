@@ -1,8 +1,6 @@
 //! Requests from other threads: performed once, answered once, and never forgotten.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/block_on.rs"]
-mod block_on;
 mod common;
 #[path = "common/counted.rs"]
 mod counted;
@@ -27,11 +25,11 @@ use aio_reap::{
     AlignedBuf, AllocateMode, BufList, Engine, Remote, RemoteOperation, RemoteRequest, SharedFile,
     SubmitError,
 };
-use block_on::block_on;
 use common::on_every_backend;
 use counted::Counted;
 use direct::direct_file;
 use readable::readable;
+use testkit::block_on;
 
 const SHORT: Duration = Duration::from_millis(20);
 

@@ -8,14 +8,8 @@
 //! `OFFLOCK_STRESS_SECONDS` (2) says how long each backend takes.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/block_on.rs"]
-mod block_on;
 #[path = "common/counted.rs"]
 mod counted;
-#[path = "common/goes_on.rs"]
-mod goes_on;
-#[path = "common/seconds.rs"]
-mod seconds;
 #[path = "common/variants.rs"]
 mod variants;
 
@@ -25,10 +19,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aio_reap::{BackendKind, Engine, Outcome, Remote, RemoteOperation, SharedFile, SubmitError};
-use block_on::block_on;
 use counted::Counted;
-use goes_on::goes_on;
-use seconds::stress_time;
+use testkit::block_on;
+use testkit::stress::{keep_running, stress_time};
 use variants::VARIANTS;
 
 const THREADS: u64 = 4;
@@ -169,7 +162,7 @@ fn stress_inv06_threads_share_an_engine() {
                         callbacks: 0,
                     };
                     scope.spawn(move || {
-                        while goes_on(until, || client.made > ENOUGH) {
+                        while keep_running(until, || client.made > ENOUGH) {
                             client.step();
                         }
                         assert!(client.made > ENOUGH);

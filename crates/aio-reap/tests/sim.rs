@@ -7,9 +7,6 @@
 //! `OFFLOCK_STRESS_SECONDS` (2) says how long the stress test takes.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/seconds.rs"]
-mod seconds;
-
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
@@ -17,7 +14,7 @@ use std::time::{Duration, Instant};
 use aio_reap::sim::{ClosedLoop, Costs, Faults, Model, Service, Sim, Workload};
 use aio_reap::{BackendKind, CompletionQueue, Engine, Operation, ReapMode};
 
-use seconds::stress_time;
+use testkit::stress::stress_time;
 
 const FREE: Costs = Costs { submission: 0, request: 0, peek: 0, completion: 0, poll: 0, wake: 0 };
 /// A fault every few requests.

@@ -9,11 +9,6 @@
 //! multiplies that.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/goes_on.rs"]
-mod goes_on;
-#[path = "common/seconds.rs"]
-mod seconds;
-
 use std::cell::{Cell, RefCell};
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
@@ -22,8 +17,7 @@ use std::time::{Duration, Instant};
 
 use aio_reap::{AlignedBuf, AllocateMode, BackendKind, Engine, File};
 
-use goes_on::goes_on;
-use seconds::stress_time;
+use testkit::stress::{keep_running, stress_time};
 
 const DEPTH: usize = 32;
 const BLOCK: usize = 4096;
@@ -69,7 +63,7 @@ impl World {
 
     /// Makes one request; its callback makes the next.
     fn next(self: &Rc<Self>) {
-        if !goes_on(self.until, || self.made.get() > ENOUGH) {
+        if !keep_running(self.until, || self.made.get() > ENOUGH) {
             return;
         }
         let Some((first, count)) = self.claim() else { return };
@@ -177,7 +171,7 @@ fn stress_mixed_io_on_every_backend() {
                 made: Cell::new(0),
                 until: Instant::now() + stress_time(2) * times,
             });
-            while goes_on(world.until, || world.made.get() > ENOUGH) {
+            while keep_running(world.until, || world.made.get() > ENOUGH) {
                 let plug = engine.plug();
                 while world.outstanding.get() < DEPTH + 8 {
                     let before = world.outstanding.get();

@@ -1,11 +1,6 @@
 //! Blocks that are read and written by other means than the cache's: claims, and invalidations that do
 //! not block.
 
-#[path = "common/block_on.rs"]
-mod block_on;
-#[path = "common/rings.rs"]
-mod rings;
-
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -18,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use bufcache::{Cache, Device, GetError, Invalidation, Load, MemoryDevice};
 
-use block_on::block_on;
-use rings::Rings;
+use testkit::WakeCount;
+use testkit::block_on;
 
 const SIZE: usize = 4096;
 
@@ -122,14 +117,14 @@ fn inv10_an_invalidation_waits_for_a_load_without_blocking() {
         let (_cache, disk) = world(8, 1_000);
         disk.get(3).map(drop).unwrap();
         let old = claim(&disk, 2);
-        let rings = Arc::new(Rings::default());
-        let waker = Waker::from(Arc::clone(&rings));
+        let wakes = Arc::new(WakeCount::default());
+        let waker = Waker::from(Arc::clone(&wakes));
         let mut task = disk.invalidation(blocks);
         assert_eq!(poll(&mut task, &waker), Poll::Pending);
         assert_eq!(poll(&mut task, &waker), Poll::Pending);
-        assert_eq!(rings.0.load(Relaxed), 0);
+        assert_eq!(wakes.count(), 0);
         old.finish(Ok(SIZE)); // what it read may be older than the change
-        assert_eq!(rings.0.load(Relaxed), 1);
+        assert_eq!(wakes.count(), 1);
         assert_eq!(poll(&mut task, &waker), Poll::Ready(Ok(2)));
         assert!(!disk.is_cached(2) && !disk.is_cached(3));
     }

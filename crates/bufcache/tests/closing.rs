@@ -3,8 +3,6 @@
 
 #[path = "common/disk.rs"]
 mod disk;
-#[path = "common/soon.rs"]
-mod soon;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +16,7 @@ use bufcache::{
 };
 
 use disk::{SIZE, fill, new, on_disk, patient};
-use soon::soon;
+use testkit::wait::wait_for;
 
 /// The patience of who is to be refused.
 const SHORT: Duration = Duration::from_millis(300);
@@ -217,5 +215,5 @@ fn inv19_the_last_handle_makes_it_durable_or_tells_the_loss() {
     drop(device);
     assert_eq!(*told.lock().unwrap(), [WriteError::Io { errno: libc::EIO, block: 2 }]);
     assert_eq!(cache.stats().unwrap().dirty, 0);
-    soon("the cleaner's round lets go of the device", || Arc::strong_count(&disk) == 1);
+    wait_for("the cleaner's round lets go of the device", || Arc::strong_count(&disk) == 1);
 }

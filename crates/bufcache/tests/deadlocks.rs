@@ -1,17 +1,14 @@
 //! Who would wait for himself is told so, or after as long as the cache waits at the latest.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/block_on.rs"]
-mod block_on;
-
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use block_on::block_on;
 use bufcache::{AttachOptions, BlockDevice, Cache, Device, GetError, Load};
+use testkit::block_on;
 
 const SIZE: usize = 512;
 const BLOCKS: u64 = 16;

@@ -1,10 +1,5 @@
 //! Loads that go on while their requester does something else: tasks, engines, readahead.
 
-#[path = "common/block_on.rs"]
-mod block_on;
-#[path = "common/rings.rs"]
-mod rings;
-
 use std::future::Future;
 use std::io::{self, Write};
 use std::pin::pin;
@@ -22,8 +17,8 @@ use bufcache::{
     lend_engine,
 };
 
-use block_on::block_on;
-use rings::Rings;
+use testkit::WakeCount;
+use testkit::block_on;
 
 const SIZE: usize = 4096;
 /// A guess: much longer than anything takes that is waited for.
@@ -126,8 +121,8 @@ fn inv02_threads_and_tasks_that_miss_one_block_share_one_load() {
 #[test]
 fn a_task_is_woken_once_its_block_is_there() {
     let (device, _cache, disk) = kept(8);
-    let rings = Arc::new(Rings::default());
-    let waker = Waker::from(Arc::clone(&rings));
+    let wakes = Arc::new(WakeCount::default());
+    let waker = Waker::from(Arc::clone(&wakes));
     let mut context = Context::from_waker(&waker);
     let mut one = pin!(disk.get_async(1));
     let mut two = pin!(disk.get_async(2));
@@ -136,7 +131,7 @@ fn a_task_is_woken_once_its_block_is_there() {
         assert!(two.as_mut().poll(&mut context).is_pending());
     }
     fill(device.take()); // of block 2
-    assert_eq!(rings.0.load(Relaxed), 1);
+    assert_eq!(wakes.count(), 1);
     let Poll::Ready(Ok(pin)) = two.as_mut().poll(&mut context) else { panic!("it is there") };
     assert!(one.as_mut().poll(&mut context).is_pending());
     assert_eq!((pin.len(), pin[0]), (SIZE, 2));
@@ -369,13 +364,13 @@ impl Wake for Panics {
 fn a_waker_that_panics_keeps_nobody_from_being_woken() {
     let (kept, cache, disk) = kept(8);
     let panics = Waker::from(Arc::new(Panics));
-    let woken = Arc::new(Rings::default());
+    let woken = Arc::new(WakeCount::default());
     let mut tasks = [1, 1].map(|block| Box::pin(disk.get_async(block)));
     for (task, waker) in tasks.iter_mut().zip([panics.clone(), Waker::from(Arc::clone(&woken))]) {
         assert!(task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     }
     fill(kept.take());
-    assert_eq!(woken.0.load(Relaxed), 1);
+    assert_eq!(woken.count(), 1);
     // Nor does it end the thread that reads for tasks: the device blocks.
     let slow = FaultDevice::new(MemoryDevice::new(vec![7; 8 * SIZE]));
     slow.inject(Operation::Read, .., Fault::Delay(Duration::from_millis(20)));
@@ -394,7 +389,7 @@ fn a_waker_that_panics_keeps_nobody_from_being_woken() {
 fn the_waker_of_a_task_that_is_gone_goes_with_its_load() {
     let (kept, _cache, disk) = kept(8);
     for fails in [false, true] {
-        let wakers: Vec<_> = (0..10).map(|_| Arc::new(Rings::default())).collect();
+        let wakers: Vec<_> = (0..10).map(|_| Arc::new(WakeCount::default())).collect();
         for waker in &wakers {
             let mut task = Box::pin(disk.get_async(u64::from(fails)));
             let waker = Waker::from(Arc::clone(waker));

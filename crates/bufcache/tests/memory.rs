@@ -1,41 +1,17 @@
 //! When memory is asked for: an allocator that counts.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::time::Duration;
 
 use bufcache::{Cache, Eviction, MemoryDevice};
-
-thread_local! {
-    /// Calls of this thread, of every kind.
-    static CALLS: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: the system's allocator; nothing here unwinds or allocates.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        CALLS.set(CALLS.get() + 1);
-        // SAFETY: the caller's promises are handed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        CALLS.set(CALLS.get() + 1);
-        // SAFETY: the caller's promises are handed on.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
+use testkit::alloc::ThreadAllocator;
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: ThreadAllocator = ThreadAllocator::new();
 
+/// Calls of the allocator, of every kind, that this thread makes in `f`.
 fn calls(f: impl FnOnce()) -> u64 {
-    let before = CALLS.get();
-    f();
-    CALLS.get() - before
+    testkit::alloc::calls(f).1.total()
 }
 
 #[test]

@@ -4,9 +4,6 @@
 #[path = "buf_ops/mod.rs"]
 mod driven;
 
-use std::fs;
-use std::path::Path;
-
 use proptest::prelude::*;
 
 proptest! {
@@ -22,14 +19,6 @@ proptest! {
 
 #[test]
 fn every_input_of_the_corpus_holds() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/bufcache_ops");
-    let Ok(corpus) = fs::read_dir(corpus) else { return }; // not part of a packaged crate
-    let (mut inputs, mut steps) = (0, 0);
-    for entry in corpus {
-        let input = fs::read(entry.unwrap().path()).unwrap();
-        steps += driven::run(&input);
-        inputs += 1;
-    }
-    println!("{inputs} inputs, {steps} steps");
-    assert!(inputs >= 12 && steps >= 1_000, "the corpus is gone: {inputs} inputs, {steps} steps");
+    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/bufcache_ops");
+    testkit::corpus::replay(corpus, 12, 1_000, driven::run);
 }

@@ -1,8 +1,5 @@
 //! Readahead, and what is read once.
 
-#[path = "common/soon.rs"]
-mod soon;
-
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -11,7 +8,7 @@ use std::time::Duration;
 
 use bufcache::{BlockDevice, Cache, Eviction, Fault, FaultDevice, MemoryDevice, Operation};
 
-use soon::soon;
+use testkit::wait::wait_for;
 
 const SIZE: usize = 4096;
 
@@ -41,12 +38,12 @@ fn inv13_readahead_neither_waits_nor_fails() {
     let device = Arc::new(FaultDevice::new(MemoryDevice::new(numbered())));
     let cache = Cache::new(64 * SIZE).unwrap();
     let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
-    soon("it is asked", || {
+    wait_for("it is asked", || {
         disk.readahead(3..7);
         cache.stats().unwrap().reads > 0
     });
-    soon("four blocks are read", || cache.stats().unwrap().reads == 4);
-    soon("and there", || (3..7).all(|block| disk.try_get(block).is_ok()));
+    wait_for("four blocks are read", || cache.stats().unwrap().reads == 4);
+    wait_for("and there", || (3..7).all(|block| disk.try_get(block).is_ok()));
     assert_eq!((disk.get(3).unwrap()[0], device.count(Operation::Read)), (24, 4));
 
     // Nor do ranges that there are none of.
@@ -56,7 +53,7 @@ fn inv13_readahead_neither_waits_nor_fails() {
     // One that fails is read again by who needs it, and the next ranges are read.
     device.inject_next(Operation::Read, Fault::Panic);
     disk.readahead(41..42);
-    soon("it has panicked", || {
+    wait_for("it has panicked", || {
         disk.readahead(42..43);
         disk.try_get(42).is_ok()
     });
@@ -75,9 +72,9 @@ fn inv13_readahead_takes_no_buffer_that_is_in_use_and_keeps_none() {
     assert_eq!(device.count(Operation::Read), 4);
     drop(guards);
     disk.readahead(9..10);
-    soon("it is read", || device.count(Operation::Read) == 5);
+    wait_for("it is read", || device.count(Operation::Read) == 5);
     let freed = std::cell::Cell::new(0);
-    soon("no buffer is pinned", || {
+    wait_for("no buffer is pinned", || {
         freed.set(freed.get() + cache.shrink(usize::MAX).unwrap());
         freed.get() == 4
     });
@@ -92,7 +89,7 @@ fn a_cache_ends_while_it_reads_ahead() {
     let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
     disk.readahead(0..8);
     drop((disk, cache));
-    soon("the thread lets go of the device", || Arc::strong_count(&device) == 1);
+    wait_for("the thread lets go of the device", || Arc::strong_count(&device) == 1);
     assert_eq!(device.count(Operation::Read), 8);
 }
 
@@ -139,7 +136,9 @@ fn inv13_readahead_waits_for_no_device_and_drops_what_is_too_much() {
     // 64 wait; one is being read, and is not asked for again in the rounds that are left.
     assert!(dropped >= 200 - 64 - 5, "{dropped}");
     device.1.store(true, Relaxed);
-    soon("the first are read", || (0..8).all(|block| disk.try_get(block).is_ok()) || dropped > 136);
+    wait_for("the first are read", || {
+        (0..8).all(|block| disk.try_get(block).is_ok()) || dropped > 136
+    });
     assert_eq!(disk.get(48).unwrap()[0], (48 * 8 % 256) as u8);
 }
 
@@ -150,7 +149,7 @@ fn a_smaller_cache_reads_less_ahead() {
     let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
     cache.resize(16 * SIZE).unwrap();
     disk.readahead(0..disk.blocks());
-    soon("two blocks are read", || device.count(Operation::Read) == 2);
+    wait_for("two blocks are read", || device.count(Operation::Read) == 2);
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(device.count(Operation::Read), 2, "an eighth of it");
 }

@@ -5,9 +5,6 @@
 //! Ignored by default: `OFFLOCK_STRESS_SECONDS` (3) says how long each test runs.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/seconds.rs"]
-mod seconds;
-
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 use std::thread;
@@ -18,7 +15,8 @@ use bufcache::{
     MemoryDevice, Operation, WriteError,
 };
 
-use seconds::stress_time;
+use testkit::rng::{self, Rng};
+use testkit::stress::stress_time;
 
 const THREADS: u64 = 4;
 /// Blocks of a device: as many of each thread's.
@@ -26,15 +24,6 @@ const BLOCKS: u64 = 16 * THREADS;
 const SIZES: [usize; 2] = [512, 4096];
 /// Blocks of the largest size that the cache has room for.
 const ROOM: usize = 8;
-
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (self.0 >> 33) % sides
-    }
-}
 
 /// What a block is full of, in words of eight bytes; version 0 and what is discarded is zeros.
 fn word(block: u64, version: u64, zeros: bool) -> u64 {
@@ -98,8 +87,8 @@ impl Storm {
     }
 
     /// One of the thread's own blocks: nobody else writes them.
-    fn write(&self, disk: &Disk, device: &Device, block: u64, dice: &mut Dice) {
-        let guard = match dice.roll(3) {
+    fn write(&self, disk: &Disk, device: &Device, block: u64, rng: &mut Rng) {
+        let guard = match rng.u64(..3) {
             0 => device.create(block),
             1 => device.try_get_mut(block),
             _ => device.get_mut(block),
@@ -114,11 +103,11 @@ impl Storm {
         let word = word(block, version, false).to_ne_bytes();
         for (at, bytes) in guard.chunks_mut(8).enumerate() {
             bytes.copy_from_slice(&word);
-            if at == 8 && dice.roll(8) == 0 {
+            if at == 8 && rng.u64(..8) == 0 {
                 thread::yield_now();
             }
         }
-        let hold = (dice.roll(16) == 0).then(|| guard.hold_back());
+        let hold = (rng.u64(..16) == 0).then(|| guard.hold_back());
         drop(guard);
         disk.settled[at].store(version, Ordering::Release);
         self.writes.fetch_add(1, Ordering::Relaxed);
@@ -128,8 +117,8 @@ impl Storm {
     }
 
     /// The thread's own blocks: they are zeros then, or what they were where the device fails.
-    fn wipe(&self, disk: &Disk, device: &Device, first: u64, dice: &mut Dice) {
-        let blocks = first..first + 1 + dice.roll(3).min(first / 16 * 16 + 15 - first);
+    fn wipe(&self, disk: &Disk, device: &Device, first: u64, rng: &mut Rng) {
+        let blocks = first..first + 1 + rng.u64(..3).min(first / 16 * 16 + 15 - first);
         let versions: Vec<_> = blocks
             .clone()
             .map(|block| {
@@ -140,7 +129,7 @@ impl Storm {
                 (at, version)
             })
             .collect();
-        let wiped = match dice.roll(2) {
+        let wiped = match rng.u64(..2) {
             0 => device.discard(blocks),
             _ => device.zero(blocks),
         };
@@ -181,9 +170,9 @@ impl Storm {
         self.reads.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn read(&self, disk: &Disk, device: &Device, block: u64, dice: &mut Dice) {
+    fn read(&self, disk: &Disk, device: &Device, block: u64, rng: &mut Rng) {
         let oldest = disk.settled[block as usize].load(Ordering::Acquire);
-        let guard = match dice.roll(4) {
+        let guard = match rng.u64(..4) {
             0 => device.try_get(block),
             1 => device.get_once(block),
             _ => device.get(block),
@@ -193,7 +182,7 @@ impl Storm {
             Err(error) => return assert_refused(error),
         };
         self.look(disk, block, &guard, oldest, "in a guard");
-        if dice.roll(8) == 0 {
+        if rng.u64(..8) == 0 {
             let pin = guard.pin().unwrap();
             drop(guard);
             thread::yield_now();
@@ -201,19 +190,19 @@ impl Storm {
         }
     }
 
-    fn step(&self, thread: u64, dice: &mut Dice) {
-        let disk = &self.disks[dice.roll(2) as usize];
+    fn step(&self, thread: u64, rng: &mut Rng) {
+        let disk = &self.disks[rng.u64(..2) as usize];
         let device = disk.handle.read().unwrap();
-        let own = thread * 16 + dice.roll(16);
-        match dice.roll(256) {
-            0..100 => self.write(disk, &device, own, dice),
-            100..220 => self.read(disk, &device, dice.roll(BLOCKS), dice),
-            220..230 => self.wipe(disk, &device, own, dice),
+        let own = thread * 16 + rng.u64(..16);
+        match rng.u64(..256) {
+            0..100 => self.write(disk, &device, own, rng),
+            100..220 => self.read(disk, &device, rng.u64(..BLOCKS), rng),
+            220..230 => self.wipe(disk, &device, own, rng),
             230..236 => told(device.sync()),
             236..240 => told(device.flush()),
             240..244 => told(device.write_through(own..own + 1)),
-            244 => drop(self.cache.shrink(dice.roll(8) as usize).unwrap()),
-            245 => match self.cache.resize(SIZES[1] * (3 + dice.roll(ROOM as u64 - 2) as usize)) {
+            244 => drop(self.cache.shrink(rng.u64(..8) as usize).unwrap()),
+            245 => match self.cache.resize(SIZES[1] * (3 + rng.u64(..ROOM as u64 - 2) as usize)) {
                 Ok(()) | Err(GetError::NoFreeBuffers) => {}
                 Err(error) => panic!("{error}"),
             },
@@ -226,10 +215,10 @@ impl Storm {
                 }
             }
             250..253 => {
-                let fault = match dice.roll(3) {
+                let fault = match rng.u64(..3) {
                     0 => Fault::Error(libc::EIO),
                     1 => Fault::Short(100),
-                    _ => Fault::Torn(dice.roll(1 << 20)),
+                    _ => Fault::Torn(rng.u64(..1 << 20)),
                 };
                 disk.device.heal();
                 disk.device.inject_next(Operation::Write, fault);
@@ -274,9 +263,9 @@ impl Storm {
         thread::scope(|scope| {
             for thread in 0..THREADS {
                 scope.spawn(move || {
-                    let mut dice = Dice(thread + 1);
+                    let mut rng = rng::seeded(thread + 1);
                     while !self.over.load(Ordering::Relaxed) {
-                        self.step(thread, &mut dice);
+                        self.step(thread, &mut rng);
                     }
                 });
             }

@@ -4,11 +4,6 @@
 //! Ignored by default: `OFFLOCK_STRESS_SECONDS` (3) says how long each test runs.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/goes_on.rs"]
-mod goes_on;
-#[path = "common/seconds.rs"]
-mod seconds;
-
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
@@ -17,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use bufcache::{BlockDevice, Builder, Cache, Device, Eviction, GetError, Pin};
 
-use goes_on::goes_on;
-use seconds::stress_time;
+use testkit::rng::{self, Rng};
+use testkit::stress::{keep_running, stress_time};
 
 const BLOCKS: u64 = 24;
 
@@ -77,15 +72,6 @@ fn version(bytes: &[u8], block: u64) -> u64 {
     first & ((1 << 48) - 1)
 }
 
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (self.0 >> 33) % sides
-    }
-}
-
 /// A cache under a storm, and what its threads pass on to each other.
 struct Storm {
     cache: Cache,
@@ -125,21 +111,21 @@ impl Storm {
         }
     }
 
-    fn step(&self, dice: &mut Dice) {
-        let (disk, device) = &self.disks[dice.roll(self.disks.len() as u64) as usize];
-        let block = dice.roll(BLOCKS) & dice.roll(BLOCKS);
+    fn step(&self, rng: &mut Rng) {
+        let (disk, device) = &self.disks[rng.u64(..self.disks.len() as u64) as usize];
+        let block = rng.u64(..BLOCKS) & rng.u64(..BLOCKS);
         let at = block as usize;
         let oldest = disk.valid[at].load(Ordering::Acquire);
-        match dice.roll(64) {
+        match rng.u64(..64) {
             0..=3 => {
                 let new = disk.written[at].fetch_add(1, Ordering::AcqRel) + 1;
                 device.invalidate(block).unwrap();
                 disk.valid[at].fetch_max(new, Ordering::AcqRel);
             }
             4 => {
-                self.cache.shrink(dice.roll(4) as usize).unwrap();
+                self.cache.shrink(rng.u64(..4) as usize).unwrap();
             }
-            5 => match self.cache.resize(self.most * (1 + dice.roll(4) as usize) / 4) {
+            5 => match self.cache.resize(self.most * (1 + rng.u64(..4) as usize) / 4) {
                 Ok(()) | Err(GetError::NoFreeBuffers) => {}
                 Err(error) => panic!("{error}"),
             },
@@ -158,7 +144,7 @@ impl Storm {
                 // Up to two, or all buffers would be there.
                 let taken = {
                     let mut shelf = self.shelf();
-                    let keep = dice.roll(3) as usize;
+                    let keep = rng.u64(..3) as usize;
                     let from = keep.min(shelf.len());
                     shelf.split_off(from)
                 };
@@ -188,15 +174,15 @@ impl Storm {
     /// Threads come and go, so that what they had is others' later.
     fn rage(&self, until: Instant) {
         let mut seed = 1;
-        let on = || goes_on(until, || self.is_enough());
+        let on = || keep_running(until, || self.is_enough());
         while on() {
             thread::scope(|scope| {
                 for _ in 0..4 {
                     seed += 1;
-                    let mut dice = Dice(seed);
+                    let mut rng = rng::seeded(seed);
                     scope.spawn(move || {
                         for _ in 0..5_000 {
-                            self.step(&mut dice);
+                            self.step(&mut rng);
                             if !on() {
                                 break;
                             }
@@ -284,7 +270,7 @@ fn stress_inv02_a_block_is_read_once_whoever_asks() {
                     if first {
                         device.invalidate(block).unwrap();
                         let enough = || disk.reads.load(Ordering::Relaxed) > 100;
-                        over.store(!goes_on(until, enough), Ordering::Relaxed);
+                        over.store(!keep_running(until, enough), Ordering::Relaxed);
                     }
                     start.wait();
                     let last = over.load(Ordering::Relaxed);

@@ -4,8 +4,6 @@
 #[path = "buf_writes/mod.rs"]
 mod driven;
 
-use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 
 use bufcache::{Cache, Fault, FaultDevice, MemoryDevice, Operation, WriteError};
@@ -30,20 +28,16 @@ proptest! {
 
 #[test]
 fn inv22_every_input_of_the_corpus_holds() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/bufcache_writes");
-    let Ok(corpus) = fs::read_dir(corpus) else { return }; // not part of a packaged crate
-    let (mut inputs, mut steps) = (0, 0);
-    for entry in corpus {
-        let mut input = fs::read(entry.unwrap().path()).unwrap();
-        steps += driven::run(&input, Lie::None);
+    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/bufcache_writes");
+    testkit::corpus::replay(corpus, 12, 1_000, |input| {
+        let steps = driven::run(input, Lie::None);
+        let mut input = input.to_vec();
         if let Some(first) = input.first_mut() {
             *first ^= REVERTS;
             driven::run(&input, Lie::None);
         }
-        inputs += 1;
-    }
-    println!("{inputs} inputs, {steps} steps");
-    assert!(inputs >= 12 && steps >= 1_000, "the corpus is gone: {inputs} inputs, {steps} steps");
+        steps
+    });
 }
 
 /// A block is written, and synced; another is written.

@@ -1,7 +1,5 @@
 //! Blocks that are written: what is dirty, what is durable, and who waits for whom.
 
-#[path = "common/block_on.rs"]
-mod block_on;
 #[path = "common/disk.rs"]
 mod disk;
 
@@ -15,8 +13,8 @@ use bufcache::{
     Operation, Outcome, WriteError,
 };
 
-use block_on::block_on;
 use disk::{SIZE, fill, new, on_disk, patient, with};
+use testkit::block_on;
 
 /// The patience of who is to be refused.
 const SHORT: Duration = Duration::from_millis(300);

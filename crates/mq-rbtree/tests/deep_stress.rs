@@ -1,11 +1,6 @@
 //! The end of deep queues while others use them.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/seconds.rs"]
-mod seconds;
-#[path = "common/watchdog.rs"]
-mod watchdog;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::thread;
@@ -13,7 +8,7 @@ use std::time::Instant;
 
 use mq_rbtree::{Bitmap, Builder, Levels, PRIORITIES, RbTree, SendRefused, Sender};
 
-use watchdog::watched;
+use testkit::watchdog::watched;
 
 const MESSAGES: u64 = 1_000_000;
 
@@ -92,7 +87,7 @@ where
 #[test]
 #[ignore = "stress: a million messages at a time"]
 fn stress_inv16_a_million_messages_are_dropped_while_others_use_the_queue() {
-    let until = Instant::now() + seconds::stress_time(5);
+    let until = Instant::now() + testkit::stress::stress_time(5);
     let mut rounds = 0;
     while rounds == 0 || Instant::now() < until {
         let by_drain = rounds % 2 == 1;

@@ -2,9 +2,6 @@
 //! keys that have no order.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/until.rs"]
-mod until;
-
 use std::cmp::Ordering;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, RefUnwindSafe, catch_unwind};
@@ -16,7 +13,7 @@ use std::time::Duration;
 
 use mq_rbtree::{Interest, Levels, Queue, RbTree, Readiness, ReceiveError, SendRefused, Wait};
 
-use until::wait_until;
+use testkit::wait_until;
 
 fn waiting<T, L: Levels>(queue: &Queue<T, L>) -> (usize, usize) {
     queue.stats().unwrap().waiting

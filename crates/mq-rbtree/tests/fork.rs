@@ -3,8 +3,6 @@
 
 #[path = "common/child.rs"]
 mod child;
-#[path = "common/until.rs"]
-mod until;
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -19,7 +17,7 @@ use mq_rbtree::{
 };
 
 use child::in_child;
-use until::wait_until;
+use testkit::wait_until;
 
 /// One fork at a time: another test's threads are not to be in the middle of things.
 fn alone() -> MutexGuard<'static, ()> {

@@ -1,11 +1,6 @@
 //! Sends and receives that wait asynchronously: who is told, what a drop does, and wakers.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/flag.rs"]
-mod flag;
-#[path = "common/until.rs"]
-mod until;
-
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -15,29 +10,11 @@ use std::thread;
 
 use mq_rbtree::{Queue, ReceiveError, SendFuture, SendRefused, Wait};
 
-use flag::Flag;
-use until::wait_until;
+use testkit::{WakeCount, block_on, wait_until};
 
 /// Polls once, with a waker of its own.
-fn poll<F: Future + ?Sized>(future: &mut Pin<Box<F>>, flag: &Arc<Flag>) -> Poll<F::Output> {
+fn poll<F: Future + ?Sized>(future: &mut Pin<Box<F>>, flag: &Arc<WakeCount>) -> Poll<F::Output> {
     future.as_mut().poll(&mut Context::from_waker(&flag.waker()))
-}
-
-fn block_on<F: Future>(future: F) -> F::Output {
-    struct Unpark(thread::Thread);
-    impl std::task::Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    let mut future = Box::pin(future);
-    loop {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            return output;
-        }
-        thread::park();
-    }
 }
 
 /// Messages with their bytes as value.
@@ -63,7 +40,7 @@ fn a_future_that_was_never_polled_does_nothing() {
 #[test]
 fn inv09_a_receive_dropped_at_any_stage_loses_no_message() {
     let queue: Queue<u32> = Queue::new(4).unwrap();
-    let (first_flag, flag) = (Flag::new(), Flag::new());
+    let (first_flag, flag) = (WakeCount::new(), WakeCount::new());
     for stage in 0..3 {
         let told = flag.count();
         let mut first = Box::pin(queue.receive_async());
@@ -103,7 +80,7 @@ fn inv09_a_receive_dropped_at_any_stage_loses_no_message() {
 #[test]
 fn inv09_a_send_dropped_at_any_stage_is_as_if_never_made() {
     let queue: Queue<Arc<u32>> = Queue::new(1).unwrap();
-    let (first_flag, flag) = (Flag::new(), Flag::new());
+    let (first_flag, flag) = (WakeCount::new(), WakeCount::new());
     for stage in 0..3 {
         queue.send(Arc::new(0), 1).unwrap();
         let told = flag.count();
@@ -145,7 +122,7 @@ fn inv07_a_permit_that_was_too_late_keeps_nobody_waiting() {
     let queue = by_bytes(10, 100);
     queue.send(60, 9).unwrap();
     queue.send(30, 8).unwrap();
-    let (large_flag, urgent_flag) = (Flag::new(), Flag::new());
+    let (large_flag, urgent_flag) = (WakeCount::new(), WakeCount::new());
     let mut large = Box::pin(queue.send_async(60, 1));
     assert!(poll(&mut large, &large_flag).is_pending());
     assert_eq!(queue.receive(), Ok((60, 9)));
@@ -167,7 +144,7 @@ fn inv07_a_permit_that_was_too_late_keeps_nobody_waiting() {
 #[test]
 fn the_waker_of_the_last_poll_is_the_one_that_is_called() {
     let queue: Queue<u32> = Queue::new(1).unwrap();
-    let flags: Vec<_> = (0..3).map(|_| Flag::new()).collect();
+    let flags: Vec<_> = (0..3).map(|_| WakeCount::new()).collect();
     let mut receive = Box::pin(queue.receive_async());
     for flag in &flags {
         assert!(poll(&mut receive, flag).is_pending());
@@ -190,7 +167,7 @@ fn the_waker_of_the_last_poll_is_the_one_that_is_called() {
 #[test]
 fn polled_after_it_was_ready_a_future_panics() {
     let queue: Queue<u32> = Queue::new(1).unwrap();
-    let flag = Flag::new();
+    let flag = WakeCount::new();
     let mut send = Box::pin(queue.send_async(1, 1));
     assert!(poll(&mut send, &flag).is_ready());
     let mut receive = Box::pin(queue.receive_async());
@@ -205,7 +182,7 @@ fn polled_after_it_was_ready_a_future_panics() {
 #[test]
 fn what_can_never_be_sent_is_refused_at_the_first_poll() {
     let queue = by_bytes(1, 10);
-    let flag = Flag::new();
+    let flag = WakeCount::new();
     for (bytes, priority, reason) in
         [(11, 1, SendRefused::TooLong), (1, 32_768, SendRefused::BadPriority)]
     {
@@ -219,7 +196,7 @@ fn what_can_never_be_sent_is_refused_at_the_first_poll() {
 #[test]
 fn a_close_tells_every_task_and_gives_its_message_back() {
     let queue: Queue<u32> = Queue::new(1).unwrap();
-    let flags: Vec<_> = (0..20).map(|_| Flag::new()).collect();
+    let flags: Vec<_> = (0..20).map(|_| WakeCount::new()).collect();
     let mut receives: Vec<_> = flags.iter().map(|_| Box::pin(queue.receive_async())).collect();
     for (receive, flag) in receives.iter_mut().zip(&flags) {
         assert!(poll(receive, flag).is_pending());
@@ -288,7 +265,7 @@ fn inv17_threads_and_tasks_share_a_queue() {
 #[test]
 fn inv14_a_permit_dropped_beside_a_blocked_thread_gives_it_the_message() {
     let queue: Queue<u32> = Queue::new(4).unwrap();
-    let flag = Flag::new();
+    let flag = WakeCount::new();
     let mut task = Box::pin(queue.receive_async());
     assert!(poll(&mut task, &flag).is_pending());
     thread::scope(|scope| {
@@ -324,7 +301,7 @@ fn inv14_a_permit_dropped_beside_a_blocked_thread_gives_it_the_message() {
 #[test]
 fn inv07_room_that_was_promised_and_not_needed_goes_to_the_next() {
     let queue: Queue<u32> = Queue::new(1).unwrap();
-    let (first, second) = (Flag::new(), Flag::new());
+    let (first, second) = (WakeCount::new(), WakeCount::new());
     queue.send(1, 1).unwrap();
     let mut task = Box::pin(queue.send_async(2, 2));
     assert!(poll(&mut task, &first).is_pending());
@@ -349,7 +326,7 @@ fn inv07_room_that_was_promised_and_not_needed_goes_to_the_next() {
 #[test]
 fn inv14_a_task_that_takes_anothers_message_is_promised_none() {
     let queue = by_bytes(10, 6);
-    let (first, second) = (Flag::new(), Flag::new());
+    let (first, second) = (WakeCount::new(), WakeCount::new());
     let mut told = Box::pin(queue.receive_async());
     assert!(poll(&mut told, &first).is_pending());
     let mut barges = Box::pin(queue.receive_async());
@@ -384,7 +361,7 @@ fn nobody_is_let_in_while_a_queue_closes() {
 
     let queue: &'static Queue<u32> = Box::leak(Box::new(Queue::new(1).unwrap()));
     queue.send(1, 1).unwrap();
-    let flag = Flag::new();
+    let flag = WakeCount::new();
     let mut promised = Box::pin(queue.send_async(2, 2));
     assert!(poll(&mut promised, &flag).is_pending());
     let gives = Arc::new(Gives(Mutex::new(None)));

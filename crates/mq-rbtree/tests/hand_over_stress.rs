@@ -2,19 +2,6 @@
 //! handed once, whoever gives up meanwhile.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/block_on.rs"]
-mod block_on;
-#[path = "common/census.rs"]
-mod census;
-#[path = "common/dice.rs"]
-mod dice;
-#[path = "common/seconds.rs"]
-mod seconds;
-#[path = "common/until.rs"]
-mod until;
-#[path = "common/watchdog.rs"]
-mod watchdog;
-
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -26,11 +13,11 @@ use mq_rbtree::{
     Bitmap, Builder, Levels, Queue, RbTree, ReceiveError, SendError, SendRefused, Wait,
 };
 
-use block_on::{block_on, unparker};
-use census::{Canary, Census};
-use dice::Dice;
-use until::wait_until;
-use watchdog::watched;
+use testkit::block_on::{block_on, unparker};
+use testkit::canary::{Canary, Census};
+use testkit::rng::{self, Rng};
+use testkit::wait_until;
+use testkit::watchdog::watched;
 
 /// Threads on either side of a game.
 const PLAYERS: usize = 4;
@@ -144,7 +131,7 @@ where
 #[test]
 #[ignore = "stress: seconds of threads"]
 fn stress_inv08_balls_go_from_hand_to_hand_once() {
-    let until = Instant::now() + seconds::stress_time(5);
+    let until = Instant::now() + testkit::stress::stress_time(5);
     let (mut round, mut handed) = (0, [0; 2]);
     // One ball, and most wait to receive; as many as players, and most wait to send.
     while Instant::now() < until || handed.contains(&0) {
@@ -198,7 +185,7 @@ impl Books {
 
 /// Polls once, waits until it is woken or the time is over, and drops it then: sometimes although it
 /// was woken.
-fn poll_briefly<F: Future>(future: F, time: Duration, dice: &mut Dice) -> Option<F::Output> {
+fn poll_briefly<F: Future>(future: F, time: Duration, rng: &mut Rng) -> Option<F::Output> {
     let waker = unparker();
     let mut cx = Context::from_waker(&waker);
     let mut future = pin!(future);
@@ -206,7 +193,7 @@ fn poll_briefly<F: Future>(future: F, time: Duration, dice: &mut Dice) -> Option
         return Some(output);
     }
     thread::park_timeout(time);
-    if dice.roll(2) == 0 {
+    if rng.usize(..2) == 0 {
         return None;
     }
     match future.as_mut().poll(&mut cx) {
@@ -223,7 +210,7 @@ fn send_briefly(
     stop: &AtomicBool,
     steps: &AtomicU64,
 ) -> Books {
-    let (mut dice, mut aim, mut books) = (Dice::new(me), Aim(1_000), Books::default());
+    let (mut rng, mut aim, mut books) = (rng::seeded(me), Aim(1_000), Books::default());
     for serial in 0.. {
         if stop.load(Relaxed) {
             break;
@@ -233,7 +220,7 @@ fn send_briefly(
         let said = if me != 1 {
             Some(queue.send_with(message, 0, Wait::at_most(aim.time())))
         } else {
-            poll_briefly(queue.send_async(message, 0), aim.time(), &mut dice)
+            poll_briefly(queue.send_async(message, 0), aim.time(), &mut rng)
         };
         let went = match said {
             Some(Ok(())) => true,
@@ -256,12 +243,12 @@ fn send_briefly(
 
 /// Receives in the same way. Number 0 waits for ever, until the queue is closed.
 fn receive_briefly(queue: &Queue<Canary>, me: u64, stop: &AtomicBool, steps: &AtomicU64) -> Books {
-    let (mut dice, mut aim, mut books) = (Dice::new(99 + me), Aim(1_000), Books::default());
+    let (mut rng, mut aim, mut books) = (rng::seeded(99 + me), Aim(1_000), Books::default());
     while me == 0 || !stop.load(Relaxed) {
         let said = match me {
             0 => Some(queue.receive()),
             1 | 2 => Some(queue.receive_with(Wait::at_most(aim.time()))),
-            _ => poll_briefly(queue.receive_async(), aim.time(), &mut dice),
+            _ => poll_briefly(queue.receive_async(), aim.time(), &mut rng),
         };
         let got = match said {
             Some(Ok((message, 0))) => {
@@ -329,7 +316,7 @@ fn races(spin: bool) -> [u64; 3] {
 #[test]
 #[ignore = "stress: seconds of threads"]
 fn stress_inv09_who_gives_up_at_the_last_moment_loses_no_message() {
-    let until = Instant::now() + seconds::stress_time(5);
+    let until = Instant::now() + testkit::stress::stress_time(5);
     let (mut round, mut seen) = (0, [0; 3]);
     while Instant::now() < until || seen.contains(&0) {
         let more = races(round % 2 == 1);

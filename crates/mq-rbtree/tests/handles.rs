@@ -1,9 +1,6 @@
 //! Handles: the last of a side closes the queue; and what can be sent to other threads.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/until.rs"]
-mod until;
-
 use std::cell::Cell;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -14,7 +11,7 @@ use mq_rbtree::{
     Receiver, SendFuture, SendRefused, Sender, Wait,
 };
 
-use until::wait_until;
+use testkit::wait_until;
 
 #[test]
 fn the_last_sender_closes_and_what_is_there_can_be_received() {

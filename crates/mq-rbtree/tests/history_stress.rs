@@ -4,15 +4,6 @@
 //! Each operation is between two tickets of one counter. The checker is that of Wing, Gong and Lowe.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/block_on.rs"]
-mod block_on;
-#[path = "common/dice.rs"]
-mod dice;
-#[path = "common/seconds.rs"]
-mod seconds;
-#[path = "common/watchdog.rs"]
-mod watchdog;
-
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Barrier;
@@ -26,9 +17,9 @@ use todc_utils::linearizability::WGLChecker;
 use todc_utils::linearizability::history::{Action, History};
 use todc_utils::specifications::Specification;
 
-use block_on::{block_on, unparker};
-use dice::Dice;
-use watchdog::watched;
+use testkit::block_on::{block_on, unparker};
+use testkit::rng::{self, Rng};
+use testkit::watchdog::watched;
 
 /// Threads that send and receive; one more helps when all of them wait.
 const THREADS: usize = 4;
@@ -199,12 +190,12 @@ impl<L: Keyed> Recorder<'_, L> {
         self.receive(|queue| Some(queue.try_receive()));
     }
 
-    fn send_somehow(&mut self, dice: &mut Dice, value: u64) {
-        let priority = dice.roll(4) as u32;
+    fn send_somehow(&mut self, rng: &mut Rng, value: u64) {
+        let priority = rng.usize(..4) as u32;
         let key = L::key(priority);
-        let wait = wait(dice);
-        let polls = dice.roll(3);
-        match dice.roll(5) {
+        let wait = wait(rng);
+        let polls = rng.usize(..3);
+        match rng.usize(..5) {
             0 => self.try_send(value, priority),
             1 | 2 => self.send(value, priority, |queue| {
                 Some(queue.send_with(value, key, wait).map_err(|refused| refused.reason))
@@ -219,10 +210,10 @@ impl<L: Keyed> Recorder<'_, L> {
         }
     }
 
-    fn receive_somehow(&mut self, dice: &mut Dice) {
-        let wait = wait(dice);
-        let polls = dice.roll(3);
-        match dice.roll(5) {
+    fn receive_somehow(&mut self, rng: &mut Rng) {
+        let wait = wait(rng);
+        let polls = rng.usize(..3);
+        match rng.usize(..5) {
             0 => self.try_receive(),
             1 | 2 => self.receive(|queue| Some(queue.receive_with(wait))),
             3 => self.receive(|queue| Some(block_on(queue.receive_async()))),
@@ -231,13 +222,13 @@ impl<L: Keyed> Recorder<'_, L> {
     }
 }
 
-fn wait(dice: &mut Dice) -> Wait {
-    let wait = match dice.roll(4) {
+fn wait(rng: &mut Rng) -> Wait {
+    let wait = match rng.usize(..4) {
         0 | 1 => Wait::FOREVER,
         2 => Wait::until(Instant::now()),
-        _ => Wait::at_most(Duration::from_micros(dice.roll(200) as u64)),
+        _ => Wait::at_most(Duration::from_micros(rng.usize(..200) as u64)),
     };
-    wait.urgency(dice.roll(2) as u8)
+    wait.urgency(rng.usize(..2) as u8)
 }
 
 /// Polls a few times, and drops the future if that was not enough.
@@ -256,25 +247,25 @@ fn poll_some<F: Future>(future: F, polls: usize) -> Option<F::Output> {
 
 /// What some threads do and hear.
 fn record<L: Keyed, const MAX: usize, const KEPT: usize>(seed: u64, each: usize) -> Actions {
-    let mut dice = Dice::new(seed * 8);
-    let mut builder = Builder::<u64, L>::new(MAX).spin(dice.roll(2) == 0);
+    let mut rng = rng::seeded(seed * 8);
+    let mut builder = Builder::<u64, L>::new(MAX).spin(rng.usize(..2) == 0);
     if KEPT > 0 {
         builder = builder.reserve(L::key(URGENT), KEPT);
     }
     let queue = builder.build().unwrap();
-    let threads = 3 + dice.roll(THREADS - 2);
-    let closes = dice.roll(3) == 0;
+    let threads = 3 + rng.usize(..THREADS - 2);
+    let closes = rng.usize(..3) == 0;
     let (tickets, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let (running, start) = (AtomicUsize::new(threads), Barrier::new(threads));
     let recorder = |me| Recorder { queue: &queue, tickets: &tickets, me, actions: Vec::new() };
     let act = |me: usize| {
-        let mut dice = Dice::new(seed * 8 + 1 + me as u64);
+        let mut rng = rng::seeded(seed * 8 + 1 + me as u64);
         let mut recorder = recorder(me);
         start.wait();
         for serial in 0..each {
-            match dice.roll(32) {
-                0..15 => recorder.send_somehow(&mut dice, (me * each + serial) as u64),
-                15..30 => recorder.receive_somehow(&mut dice),
+            match rng.usize(..32) {
+                0..15 => recorder.send_somehow(&mut rng, (me * each + serial) as u64),
+                15..30 => recorder.receive_somehow(&mut rng),
                 30 => recorder.record(Op::Len(None), |queue| Some(Op::Len(queue.len().ok()))),
                 _ => recorder.record(Op::Drain(None), |queue| {
                     let all = queue.drain().unwrap().into_iter();
@@ -355,7 +346,7 @@ fn inv18_what_threads_see_is_as_if_one_after_the_other() {
 #[test]
 #[ignore = "stress: seconds of histories"]
 fn stress_inv18_what_threads_see_is_as_if_one_after_the_other() {
-    let until = Instant::now() + seconds::stress_time(5);
+    let until = Instant::now() + testkit::stress::stress_time(5);
     let (mut seed, mut operations) = (1_000, 0);
     while Instant::now() < until {
         operations += histories::<Bitmap>(seed, 40);

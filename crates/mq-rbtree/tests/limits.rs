@@ -2,13 +2,6 @@
 //! priorities in time.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/block_on.rs"]
-mod block_on;
-#[path = "common/flag.rs"]
-mod flag;
-#[path = "common/until.rs"]
-mod until;
-
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::num::NonZeroU32;
@@ -23,11 +16,11 @@ use mq_rbtree::{
 };
 use proptest::prelude::*;
 
-use block_on::block_on;
-use flag::Flag;
-use until::wait_until;
+use testkit::WakeCount;
+use testkit::block_on;
+use testkit::wait_until;
 
-fn is_pending<F: Future>(future: &mut Pin<Box<F>>, flag: &Arc<Flag>) -> bool {
+fn is_pending<F: Future>(future: &mut Pin<Box<F>>, flag: &Arc<WakeCount>) -> bool {
     future.as_mut().poll(&mut Context::from_waker(&flag.waker())).is_pending()
 }
 
@@ -96,7 +89,7 @@ fn a_reserve_is_kept_for_its_class() {
 fn who_only_a_reserve_keeps_out_holds_up_nobody() {
     let queue = Queue::<u32>::builder(4).reserve(100, 2).spin(false).build().unwrap();
     (0..4).for_each(|n| queue.send(n, 100 + n).unwrap());
-    let (low_flag, high_flag) = (Flag::new(), Flag::new());
+    let (low_flag, high_flag) = (WakeCount::new(), WakeCount::new());
     let mut low = Box::pin(queue.send_async(10, 1).urgency(9));
     assert!(is_pending(&mut low, &low_flag));
     let mut high = Box::pin(queue.send_async(11, 100));
@@ -127,7 +120,7 @@ fn a_large_sender_at_the_head_is_not_overtaken_for_want_of_bytes() {
     for bytes in [40, 30, 30] {
         queue.send(bytes, bytes).unwrap();
     }
-    let flag = Flag::new();
+    let flag = WakeCount::new();
     let mut large = Box::pin(queue.send_async(90, 1));
     assert!(is_pending(&mut large, &flag));
     thread::scope(|scope| {
@@ -193,7 +186,7 @@ fn inv20_bytes_that_a_task_was_told_of_are_kept_for_it() {
     for fair in [false, true] {
         let queue = if fair { by_bytes_in_turn(100, 100) } else { by_bytes(100, 100) };
         queue.send(90, 9).unwrap();
-        let (flag, other) = (Flag::new(), Flag::new());
+        let (flag, other) = (WakeCount::new(), WakeCount::new());
         let mut large = Box::pin(queue.send_async(70, 1));
         let mut behind = Box::pin(queue.send_async(40, 1));
         assert!(is_pending(&mut large, &flag) && is_pending(&mut behind, &other));
@@ -237,7 +230,7 @@ fn inv20_an_endless_stream_starves_nobody() {
 /// Neither does one that gives up, or is dropped, hold up those behind it.
 #[test]
 fn a_large_sender_that_gives_up_lets_the_others_go_on() {
-    let flag = Flag::new();
+    let flag = WakeCount::new();
     let soon = Wait::at_most(std::time::Duration::from_millis(60)).urgency(2);
     for by_deadline in [false, true] {
         let queue = by_bytes(100, 100);

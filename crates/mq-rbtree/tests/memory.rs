@@ -2,9 +2,6 @@
 //! dropped under the lock. An allocator that refuses, counts, and looks whether a queue is locked.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/until.rs"]
-mod until;
-
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -22,7 +19,7 @@ use mq_rbtree::{
     ReceiveError, SendRefused, Wait,
 };
 
-use until::wait_until;
+use testkit::wait_until;
 
 thread_local! {
     /// How many allocations of this thread succeed before one is refused; negative: all.

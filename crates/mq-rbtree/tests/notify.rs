@@ -1,13 +1,6 @@
 //! Being told: one-shot notifications, and descriptors that a real epoll waits for.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/flag.rs"]
-mod flag;
-#[path = "common/seconds.rs"]
-mod seconds;
-#[path = "common/until.rs"]
-mod until;
-
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
@@ -22,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use mq_rbtree::{Interest, Queue, RbTree, Readiness, ReceiveError, SendRefused, Wait};
 
-use flag::Flag;
-use until::wait_until;
+use testkit::WakeCount;
+use testkit::wait_until;
 
 /// Registers a notification that counts.
 fn count_on(queue: &Queue<u32>, count: &Arc<AtomicUsize>) -> bool {
@@ -121,7 +114,7 @@ fn inv12_a_notification_waits_while_somebody_waits_to_receive() {
         queue.send(1, 1).unwrap();
         assert_eq!(blocked.join().unwrap(), Ok((1, 1)));
     });
-    let flag = Flag::new();
+    let flag = WakeCount::new();
     let waker = flag.waker();
     let mut cx = Context::from_waker(&waker);
     {
@@ -446,7 +439,7 @@ fn event_loops(max: usize, flags: i32) {
 #[test]
 #[ignore = "stress: seconds of threads"]
 fn stress_inv14_event_loops_lose_no_wake_up() {
-    let until = Instant::now() + seconds::stress_time(5);
+    let until = Instant::now() + testkit::stress::stress_time(5);
     let mut rounds = 0;
     while rounds < 4 || Instant::now() < until {
         let flags = [libc::EPOLLIN, libc::EPOLLIN | libc::EPOLLET][rounds % 2];

@@ -1,17 +1,14 @@
 //! What the fuzzer drives, on its corpus and on random bytes.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/flag.rs"]
-mod flag;
 #[path = "mq_ops/mod.rs"]
 mod mq_ops;
-#[path = "common/short.rs"]
-mod short;
-
-use std::fs;
-use std::path::Path;
 
 use proptest::prelude::*;
+use testkit::alloc::ThreadAllocator;
+
+#[global_allocator]
+static ALLOCATOR: ThreadAllocator = ThreadAllocator::new();
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(
@@ -28,14 +25,6 @@ proptest! {
 
 #[test]
 fn inv17_every_input_of_the_corpus_loses_no_message() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/mq_ops");
-    let Ok(corpus) = fs::read_dir(corpus) else { return }; // not part of a packaged crate
-    let (mut inputs, mut steps) = (0, 0);
-    for entry in corpus {
-        let input = fs::read(entry.unwrap().path()).unwrap();
-        steps += mq_ops::run(&input);
-        inputs += 1;
-    }
-    println!("{inputs} inputs, {steps} steps");
-    assert!(inputs >= 12 && steps >= 400, "the corpus is gone: {inputs} inputs, {steps} steps");
+    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/mq_ops");
+    testkit::corpus::replay(corpus, 12, 400, mq_ops::run);
 }

@@ -1,12 +1,8 @@
 //! Orders of priorities that panic: the queue stays whole, and no message is lost.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/flag.rs"]
-mod flag;
 #[path = "common/panicking.rs"]
 mod panicking;
-#[path = "common/until.rs"]
-mod until;
 
 use std::cell::Cell;
 use std::cmp::Ordering;
@@ -18,9 +14,9 @@ use std::thread;
 
 use mq_rbtree::{Queue, RbTree, Wait};
 
-use flag::Flag;
 use panicking::{panics, poll};
-use until::wait_until;
+use testkit::WakeCount;
+use testkit::wait_until;
 
 thread_local! {
     /// Comparisons until one panics; negative: none does.
@@ -271,7 +267,7 @@ fn inv14_a_receive_whose_order_panics_keeps_no_message() {
         queue.send(0, Key(3)).unwrap(); // the next aged receive looks for what is below
         assert!(queue.try_receive().is_ok());
     }
-    let flags = [Flag::new(), Flag::new()];
+    let flags = [WakeCount::new(), WakeCount::new()];
     let mut tasks = [(); 2].map(|()| Box::pin(queue.receive_async()));
     for (task, flag) in tasks.iter_mut().zip(&flags) {
         assert!(poll(task, flag.waker()).is_pending());

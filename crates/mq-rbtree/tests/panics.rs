@@ -2,12 +2,8 @@
 //! queue, the queue stays whole, and whoever waits on it goes on.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/flag.rs"]
-mod flag;
 #[path = "common/panicking.rs"]
 mod panicking;
-#[path = "common/until.rs"]
-mod until;
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
@@ -18,9 +14,9 @@ use std::thread;
 
 use mq_rbtree::{Queue, ReceiveError, SendRefused, Wait};
 
-use flag::Flag;
 use panicking::{panics, poll};
-use until::wait_until;
+use testkit::WakeCount;
+use testkit::wait_until;
 
 /// Panics, once, when it is woken.
 struct Bomb;
@@ -69,7 +65,7 @@ fn a_waker_that_cannot_be_cloned_costs_no_message() {
 #[test]
 fn a_waker_that_panics_costs_nobody_else_its_wake_up() {
     let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
-    let flags: Vec<_> = (0..10).map(|_| Flag::new()).collect();
+    let flags: Vec<_> = (0..10).map(|_| WakeCount::new()).collect();
     let mut bombs: Vec<_> = (0..2).map(|_| Box::pin(queue.receive_async().urgency(9))).collect();
     for bomb in &mut bombs {
         assert!(poll(bomb, Waker::from(Arc::new(Bomb))).is_pending());
@@ -178,7 +174,7 @@ fn room_for_many_is_given_to_all_though_a_waker_panics() {
     (0..12).for_each(|n| queue.send(n, 1).unwrap());
     let mut bomb = Box::pin(queue.send_async(100, 1));
     assert!(poll(&mut bomb, Waker::from(Arc::new(Bomb))).is_pending());
-    let flags: Vec<_> = (0..6).map(|_| Flag::new()).collect();
+    let flags: Vec<_> = (0..6).map(|_| WakeCount::new()).collect();
     let mut tasks: Vec<_> = flags.iter().map(|_| Box::pin(queue.send_async(7, 7))).collect();
     for (task, flag) in tasks.iter_mut().zip(&flags) {
         assert!(poll(task, flag.waker()).is_pending());
@@ -219,7 +215,7 @@ fn a_predicate_that_panics_leaves_what_it_had_not_looked_at() {
     for (n, message) in messages.iter().enumerate() {
         queue.send(Arc::clone(message), n as u32 / 3).unwrap();
     }
-    let flag = Flag::new();
+    let flag = WakeCount::new();
     let mut task = Box::pin(queue.send_async(Arc::new(77), 7));
     assert!(poll(&mut task, flag.waker()).is_pending());
     thread::scope(|scope| {

@@ -2,13 +2,6 @@
 //! told of its message.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/flag.rs"]
-mod flag;
-#[path = "common/short.rs"]
-mod short;
-#[path = "common/until.rs"]
-mod until;
-
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,9 +11,12 @@ use std::time::Duration;
 
 use mq_rbtree::{Queue, SendFuture, Wait};
 
-use flag::Flag;
-use short::refused;
-use until::wait_until;
+use testkit::WakeCount;
+use testkit::alloc::{ThreadAllocator, refuse_first};
+use testkit::wait_until;
+
+#[global_allocator]
+static ALLOCATOR: ThreadAllocator = ThreadAllocator::new();
 
 /// Longer than anything takes here.
 const LONG: Duration = Duration::from_secs(20);
@@ -53,14 +49,14 @@ fn inv14_a_receiver_without_memory_wakes_the_sender_before_it_waits() {
         let sender = scope.spawn(|| {
             let soon = Wait::at_most(Duration::from_millis(1));
             assert!(queue.send_with(0, 0, soon).is_err()); // for what is needed once in a thread
-            refused(2, || queue.send(3, 20_000))
+            refuse_first(2, || queue.send(3, 20_000))
         });
         wait_until(|| {
             let stats = queue.stats().unwrap();
             stats.waiting == (2, 0) && stats.timeouts == 1
         });
         assert_eq!(queue.try_receive(), Ok((1, 0)));
-        let (received, refused) = refused(1, || queue.receive_with(Wait::at_most(LONG)));
+        let (received, refused) = refuse_first(1, || queue.receive_with(Wait::at_most(LONG)));
         assert_eq!((received, refused), (Ok((3, 20_000)), 1));
         assert_eq!(sender.join().unwrap(), (Ok(()), 2));
     });
@@ -74,7 +70,7 @@ fn inv14_a_receiver_without_memory_wakes_the_sender_before_it_waits() {
 fn inv12_a_message_that_comes_when_a_promise_ends_is_notified() {
     let queue = one();
     let mut task = full(&queue);
-    let flag = Flag::new();
+    let flag = WakeCount::new();
     let told = flag.waker();
     queue.notify(move || told.wake()).unwrap();
     thread::scope(|scope| {
@@ -130,7 +126,7 @@ fn inv12_no_notification_while_a_task_with_an_unused_permit_waits() {
 fn inv12_a_message_that_comes_after_a_drain_is_notified() {
     let queue = one();
     queue.try_send(1, 0).unwrap();
-    let flag = Flag::new();
+    let flag = WakeCount::new();
     let told = flag.waker();
     queue.notify(move || told.wake()).unwrap();
     thread::scope(|scope| {
@@ -141,7 +137,7 @@ fn inv12_a_message_that_comes_after_a_drain_is_notified() {
     });
     assert_eq!((queue.len(), flag.count()), (Ok(1), 1));
     // But a receive that a sender goes on for leaves no moment in which it is empty.
-    let silent: Arc<Flag> = Flag::new();
+    let silent: Arc<WakeCount> = WakeCount::new();
     let told = silent.waker();
     queue.notify(move || told.wake()).unwrap();
     thread::scope(|scope| {

@@ -2,11 +2,7 @@
 //! who is notified.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/flag.rs"]
-mod flag;
 mod queue_ops;
-#[path = "common/short.rs"]
-mod short;
 
 use std::cmp::Reverse;
 
@@ -14,6 +10,10 @@ use mq_rbtree::{Bitmap, RbTree};
 use proptest::prelude::*;
 
 use queue_ops::{Limits, Step, run};
+use testkit::alloc::ThreadAllocator;
+
+#[global_allocator]
+static ALLOCATOR: ThreadAllocator = ThreadAllocator::new();
 
 /// `PROPTEST_CASES`, or a few.
 fn cases() -> ProptestConfig {

@@ -1,8 +1,6 @@
 //! A queue as a stream and as a sink.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/block_on.rs"]
-mod block_on;
 #[path = "common/child.rs"]
 mod child;
 
@@ -15,8 +13,8 @@ use futures_core::{FusedStream, Stream};
 use futures_sink::Sink;
 use mq_rbtree::{Queue, ReceiveStream, SendRefused, SendSink};
 
-use block_on::block_on;
 use child::in_child;
+use testkit::block_on;
 
 type Next = Poll<Option<(u32, u32)>>;
 

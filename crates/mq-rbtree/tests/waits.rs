@@ -1,9 +1,6 @@
 //! Threads that wait: who is served first, what is handed over, and when a wait ends.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/until.rs"]
-mod until;
-
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::thread::{self, Scope, ScopedJoinHandle};
@@ -11,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use mq_rbtree::{Deadline, Queue, ReceiveError, SendRefused, Wait};
 
-use until::wait_until;
+use testkit::wait_until;
 
 type Joined<'s, T> = ScopedJoinHandle<'s, T>;
 

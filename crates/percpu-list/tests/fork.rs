@@ -3,10 +3,6 @@
 
 #[path = "common/child.rs"]
 mod child;
-#[path = "common/goes_on.rs"]
-mod goes_on;
-#[path = "common/seconds.rs"]
-mod seconds;
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -183,10 +179,10 @@ fn inv09_an_item_that_cannot_leave_its_list_in_a_child_ends_that() {
 #[ignore = "stress: seconds of forks"]
 fn stress_inv13_fork_storm_beside_churn() {
     let _alone = alone();
-    let until = Instant::now() + seconds::stress_time(2);
+    let until = Instant::now() + testkit::stress::stress_time(2);
     let rounds = AtomicUsize::new(0);
     let mut forks = 0;
-    while goes_on::goes_on(until, || forks > 3 && rounds.load(Relaxed) > 3) {
+    while testkit::stress::keep_running(until, || forks > 3 && rounds.load(Relaxed) > 3) {
         let domain = Domain::new();
         let list = Arc::new(PerCpuList::new_in(&domain));
         let kept: Vec<_> = (0..50).map(|n| list.insert(Box::new(n)).unwrap()).collect();

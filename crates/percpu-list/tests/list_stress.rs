@@ -6,10 +6,6 @@
 
 #[path = "common/churn.rs"]
 mod churn;
-#[path = "common/goes_on.rs"]
-mod goes_on;
-#[path = "common/seconds.rs"]
-mod seconds;
 
 use std::collections::HashSet;
 use std::pin::Pin;
@@ -20,7 +16,10 @@ use percpu_list::{
     CpuId, Domain, Entry, IntrusiveList, Link, PerCpuList, Refused, SlotPolicy, linked,
 };
 
-use churn::{Canary, Census, Dice, allowed_cpus, pin_to, possible, storm, storm_on};
+use churn::{any_cpu, possible, storm, storm_on};
+use testkit::canary::{Canary, Census};
+use testkit::pin::{allowed_cpus, pin_to};
+use testkit::rng::Rng;
 
 /// A value that must have been taken off its list exactly once before it is dropped.
 struct Value {
@@ -53,8 +52,8 @@ impl Drop for Value {
 type Shelf<'a> = Mutex<Option<Entry<&'a PerCpuList<Value>>>>;
 
 /// Ends an entry that any thread may have made, in any way.
-fn end(entry: Entry<&PerCpuList<Value>>, dice: &mut Dice) {
-    match dice.roll(5) {
+fn end(entry: Entry<&PerCpuList<Value>>, rng: &mut Rng) {
+    match rng.usize(..5) {
         0 => {
             entry.ended.store(true, Relaxed);
             drop(entry);
@@ -65,7 +64,7 @@ fn end(entry: Entry<&PerCpuList<Value>>, dice: &mut Dice) {
         }
         2 => {
             let value = entry.share();
-            value.answered(entry.remove_on(dice.cpu()).unwrap());
+            value.answered(entry.remove_on(any_cpu(rng)).unwrap());
         }
         3 => {
             entry.ended.store(true, Relaxed);
@@ -87,28 +86,28 @@ fn owning_churn(policy: SlotPolicy) {
     let list = PerCpuList::new_in(&Domain::with_policy(policy));
     let shelves: Vec<Shelf<'_>> = (0..700).map(|_| Mutex::new(None)).collect();
     let enough = |calls| calls > 1_000 && added.load(Relaxed) > 1_000;
-    let calls = storm(5, enough, |me, dice| {
-        let place = dice.roll(shelves.len());
-        match dice.roll(16) {
+    let calls = storm(5, enough, |me, rng| {
+        let place = rng.usize(..shelves.len());
+        match rng.usize(..16) {
             0..8 => {
                 let value = Value::new(place as u64, &census);
                 added.fetch_add(1, Relaxed);
-                let entry = if dice.roll(2) == 0 {
+                let entry = if rng.usize(..2) == 0 {
                     list.insert(value)
                 } else {
-                    list.insert_on(dice.cpu(), value)
+                    list.insert_on(any_cpu(rng), value)
                 };
                 let old = shelves[place].lock().unwrap().replace(entry.unwrap());
                 if let Some(old) = old {
                     assert_eq!(old.canary.read(), place as u64);
-                    end(old, dice);
+                    end(old, rng);
                 }
             }
             8..14 => {
                 let old = shelves[place].lock().unwrap().take();
                 if let Some(old) = old {
                     assert_eq!(old.canary.read(), place as u64);
-                    end(old, dice);
+                    end(old, rng);
                 }
             }
             14 => {
@@ -118,7 +117,7 @@ fn owning_churn(policy: SlotPolicy) {
                     found.answered(list.remove(&found).unwrap());
                 }
             }
-            _ if me == 0 && dice.roll(64) == 0 => {
+            _ if me == 0 && rng.usize(..64) == 0 => {
                 // To the end: what a drain took and did not give out would be answered to nobody.
                 list.drain().for_each(|found| found.unwrap().answered(true));
             }
@@ -126,7 +125,7 @@ fn owning_churn(policy: SlotPolicy) {
                 for found in list.iter().take(3) {
                     let found = found.unwrap();
                     found.canary.read();
-                    found.answered(dice.roll(4) == 0 && list.remove(&found).unwrap());
+                    found.answered(rng.usize(..4) == 0 && list.remove(&found).unwrap());
                 }
             }
         }
@@ -192,23 +191,23 @@ fn stress_inv03_intrusive_churn_across_cpus() {
     let others = AtomicU64::new(0);
     let ins = || items.iter().map(|item| item.added.load(Relaxed)).sum::<u64>();
     let enough = |calls| calls > 1_000 && others.load(Relaxed) > 100 && ins() > 1_000;
-    let calls = storm(5, enough, |_, dice| {
-        let (place, list) = (dice.roll(items.len()), &lists[dice.roll(2)]);
+    let calls = storm(5, enough, |_, rng| {
+        let (place, list) = (rng.usize(..items.len()), &lists[rng.usize(..2)]);
         let item = &items[place];
-        match dice.roll(16) {
+        match rng.usize(..16) {
             0..6 => {
-                let added = if dice.roll(2) == 0 {
+                let added = if rng.usize(..2) == 0 {
                     list.insert(item.as_ref())
                 } else {
-                    list.insert_on(dice.cpu(), item.as_ref())
+                    list.insert_on(any_cpu(rng), item.as_ref())
                 };
                 assert!(matches!(added, Ok(()) | Err(Refused::Linked)), "{added:?}");
                 item.added.fetch_add(added.is_ok().into(), Relaxed);
             }
             6..12 => {
-                let removed = match dice.roll(4) {
+                let removed = match rng.usize(..4) {
                     0 => list.remove(item),
-                    1 => list.remove_on(dice.cpu(), item),
+                    1 => list.remove_on(any_cpu(rng), item),
                     2 => item.link.remove(),
                     _ => Ok(item.link.try_remove() == Ok(true)),
                 };
@@ -221,13 +220,13 @@ fn stress_inv03_intrusive_churn_across_cpus() {
                 let old = shelves[place % shelves.len()].lock().unwrap().replace(new);
                 if let Some(old) = old {
                     assert!(old.link.is_linked());
-                    if dice.roll(2) == 0 {
+                    if rng.usize(..2) == 0 {
                         assert_eq!(old.link.remove(), Ok(true));
                     }
                 }
             }
             14 => list.for_each(|item| _ = item.canary.read()).unwrap(),
-            _ if dice.roll(16) == 0 => {
+            _ if rng.usize(..16) == 0 => {
                 let pooled = |item: &Item| item.canary.read() < 1 << 32;
                 let taken = list.retain(|item| {
                     let taken = pooled(&item) && item.canary.read() % 7 == 0;
@@ -285,8 +284,8 @@ fn stress_inv16_a_slot_that_nobody_runs_on() {
     let pinned: Vec<_> = (0..40).map(|n| Box::pin(Item::new(n, &census, &domain))).collect();
     pinned.iter().for_each(|item| items.insert_on(far, item.as_ref()).unwrap());
     let enough = |calls| calls > 100;
-    let calls = storm_on(&[here], 3, enough, |_, dice| {
-        let mine: Vec<_> = (0..dice.roll(50))
+    let calls = storm_on(&[here], 3, enough, |_, rng| {
+        let mine: Vec<_> = (0..rng.usize(..50))
             .map(|_| list.insert_on(far, Canary::new(1 << 32, &census)).unwrap())
             .collect();
         let item = Box::pin(Item::new(1 << 32, &census, &domain));
@@ -338,7 +337,7 @@ fn stress_inv18_one_slot_beside_a_locked_vector() {
     };
     let compared = AtomicU64::new(0);
     let enough = |_| compared.load(Relaxed) > 10;
-    storm(4, enough, |me, dice| {
+    storm(4, enough, |me, rng| {
         if me == 3 {
             let mut seen = HashSet::new();
             assert!(list.iter().all(|found| seen.insert(found.unwrap().read())));
@@ -346,34 +345,34 @@ fn stress_inv18_one_slot_beside_a_locked_vector() {
         }
         let mut model = model.lock().unwrap();
         let model = &mut *model;
-        match dice.roll(8) {
+        match rng.usize(..8) {
             0..3 => {
-                let entry = list.insert_on(dice.cpu(), Canary::new(model.next, &census)).unwrap();
+                let entry = list.insert_on(any_cpu(rng), Canary::new(model.next, &census)).unwrap();
                 model.values.push((model.next, entry));
                 model.next += 1;
             }
             3..5 if !model.values.is_empty() => {
-                let (value, entry) = model.values.swap_remove(dice.roll(model.values.len()));
+                let (value, entry) = model.values.swap_remove(rng.usize(..model.values.len()));
                 assert_eq!(entry.read(), value);
                 assert!(entry.remove().unwrap());
             }
             5..7 => {
-                let item = &pool[dice.roll(pool.len())];
+                let item = &pool[rng.usize(..pool.len())];
                 let value = item.canary.read();
                 match model.items.iter().position(|other| *other == value) {
                     Some(place) => {
                         assert_eq!(items.insert(item.as_ref()), Err(Refused::Linked));
-                        assert_eq!(items.remove_on(dice.cpu(), item), Ok(true));
+                        assert_eq!(items.remove_on(any_cpu(rng), item), Ok(true));
                         model.items.swap_remove(place);
                     }
                     None => {
                         assert_eq!(items.remove(item), Ok(false));
-                        items.insert_on(dice.cpu(), item.as_ref()).unwrap();
+                        items.insert_on(any_cpu(rng), item.as_ref()).unwrap();
                         model.items.push(value);
                     }
                 }
             }
-            _ if dice.roll(8) == 0 => {
+            _ if rng.usize(..8) == 0 => {
                 let values = list.lock_all().unwrap();
                 let found = sorted(&mut values.iter().map(Canary::read));
                 drop(values);
@@ -408,5 +407,5 @@ fn stress_inv18_one_slot_beside_a_locked_vector() {
 #[test]
 #[ignore = "stress: seconds of everything"]
 fn stress_all_of_it_without_rseq() {
-    churn::all_of_it_without_rseq();
+    testkit::child::rerun_without_rseq("stress_inv");
 }

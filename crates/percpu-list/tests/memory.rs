@@ -2,7 +2,6 @@
 //! counts, and looks whether its caller holds a slot's lock.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -13,14 +12,9 @@ use percpu_list::{
     AllocError, CpuId, Domain, IntrusiveList, Link, LockError, PerCpuList, Refused, SlotPolicy,
     linked,
 };
+use testkit::alloc::{Calls, ThreadAllocator, calls, end_refusals, refuse_after, thread_bytes};
 
 thread_local! {
-    /// How many allocations of this thread succeed before one is refused; negative: all.
-    static LEFT: Cell<i64> = const { Cell::new(-1) };
-    /// What this thread allocated and did not free.
-    static BYTES: Cell<i64> = const { Cell::new(0) };
-    /// Calls of either kind.
-    static CALLS: Cell<i64> = const { Cell::new(0) };
     /// Of whose locks none may be held in such a call.
     static PROBE: Cell<Option<&'static Probe>> = const { Cell::new(None) };
     static HELD: Cell<u32> = const { Cell::new(0) };
@@ -32,7 +26,6 @@ struct Probe {
 }
 
 fn look() {
-    CALLS.set(CALLS.get() + 1);
     let Some(probe) = PROBE.take() else { return };
     for item in &probe.items {
         if item.link.try_remove() == Err(LockError::Deadlock) {
@@ -42,32 +35,8 @@ fn look() {
     PROBE.set(Some(probe));
 }
 
-struct Watching;
-
-// SAFETY: the system's allocator, which may refuse, as any may; nothing here unwinds or allocates.
-unsafe impl GlobalAlloc for Watching {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        look();
-        let left = LEFT.get();
-        if left == 0 {
-            return std::ptr::null_mut();
-        }
-        LEFT.set((left - 1).max(-1));
-        BYTES.set(BYTES.get() + layout.size() as i64);
-        // SAFETY: the caller's promises are handed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        look();
-        BYTES.set(BYTES.get() - layout.size() as i64);
-        // SAFETY: the caller's promises are handed on.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Watching = Watching;
+static ALLOCATOR: ThreadAllocator = ThreadAllocator::with_hook(|_| look());
 
 struct Item {
     n: usize,
@@ -109,9 +78,7 @@ fn watched<R>(domain: &Domain, f: impl FnOnce() -> R) -> R {
 /// it was refused, and `check` that nothing came of it.
 fn fails_cleanly(mut f: impl FnMut() -> bool, mut check: impl FnMut()) {
     for refused in 0..100 {
-        LEFT.set(refused);
-        let was_refused = f();
-        LEFT.set(-1);
+        let was_refused = refuse_after(refused, &mut f);
         check();
         if !was_refused {
             assert!(refused > 0, "nothing was allocated: the case is void");
@@ -123,7 +90,7 @@ fn fails_cleanly(mut f: impl FnMut() -> bool, mut check: impl FnMut()) {
 
 /// Memory for the check of a result.
 fn enough<R>(result: R) -> R {
-    LEFT.set(-1);
+    end_refusals();
     result
 }
 
@@ -275,9 +242,7 @@ fn inv14_what_is_for_signal_handlers_calls_no_allocator() {
     let (first, last) = (CpuId::new(0), cpus().last().unwrap());
     let list = IntrusiveList::new_in(&domain);
     let quietly = |f: &mut dyn FnMut()| {
-        let before = CALLS.get();
-        f();
-        assert_eq!(CALLS.get(), before);
+        assert_eq!(calls(f).1, Calls::NONE);
     };
     for by_link in [false, true] {
         items.iter().for_each(|item| list.insert_on(first, item.as_ref()).unwrap());
@@ -310,7 +275,7 @@ fn inv13_no_byte_is_left_of_a_list() {
     }
     let value = |n| Counted(Box::new(n));
     drop(PerCpuList::<u8>::new()); // what is made once in a process
-    let before = BYTES.get();
+    let before = thread_bytes();
     for many in [0, 1, 9, 600, 3000] {
         let began = DROPPED.load(Relaxed);
         let made = Cell::new(0);
@@ -356,7 +321,7 @@ fn inv13_no_byte_is_left_of_a_list() {
             assert_eq!(other.len(), 0);
         }
         assert_eq!(DROPPED.load(Relaxed) - began, made.get() as i64);
-        assert_eq!(BYTES.get(), before, "{many}");
+        assert_eq!(thread_bytes(), before, "{many}");
     }
 }
 
@@ -373,13 +338,13 @@ fn spare_nodes_have_no_values_and_a_flush_frees_them() {
     };
     come_and_go();
     list.flush().unwrap();
-    let before = BYTES.get(); // the list, and its array in that slot
+    let before = thread_bytes(); // the list, and its array in that slot
     for _ in 0..100 {
         come_and_go();
         // 32 bytes beside each value, for so many as a slot keeps.
-        assert_eq!(BYTES.get() - before, 16 * (32 + size_of::<Rc<()>>()) as i64);
+        assert_eq!(thread_bytes() - before, 16 * (32 + size_of::<Rc<()>>()) as i64);
     }
     list.flush().unwrap();
-    assert_eq!(BYTES.get(), before);
+    assert_eq!(thread_bytes(), before);
     list.validate();
 }

@@ -4,14 +4,8 @@
 //! Ignored by default: `OFFLOCK_STRESS_SECONDS` (3) says how long each test runs.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/alarms.rs"]
-mod alarms;
 #[path = "common/churn.rs"]
 mod churn;
-#[path = "common/goes_on.rs"]
-mod goes_on;
-#[path = "common/seconds.rs"]
-mod seconds;
 
 use std::cell::{Cell, UnsafeCell};
 use std::hint;
@@ -22,8 +16,10 @@ use std::time::{Duration, Instant};
 
 use percpu_list::{Entry, IntrusiveList, Link, LockError, PerCpuList, Refused, linked};
 
-use alarms::Alarms;
-use churn::{Canary, Census, Dice, storm};
+use churn::{any_cpu, storm};
+use testkit::canary::{Canary, Census};
+use testkit::rng::{self, Rng};
+use testkit::signals::{self, ThreadTimer};
 
 use Ordering::Relaxed;
 
@@ -59,7 +55,7 @@ struct Tally {
 thread_local! {
     // Nothing to drop, and `const` values: a signal handler may use them at any moment.
     static ACT: Cell<Option<&'static dyn Act>> = const { Cell::new(None) };
-    static DICE: Cell<u64> = const { Cell::new(1) };
+    static SEED: Cell<u64> = const { Cell::new(1) };
     static TALLY: Tally = const {
         let [signals, removed, nothing, busy, own, wrong, longest, slept] =
             [const { Cell::new(0) }; 8];
@@ -69,7 +65,7 @@ thread_local! {
 
 /// What a handler does: async-signal-safe.
 trait Act: Sync {
-    fn act(&self, dice: &mut Dice, tally: &Tally);
+    fn act(&self, rng: &mut Rng, tally: &Tally);
 }
 
 fn bump(count: &Cell<u64>) {
@@ -97,9 +93,9 @@ fn sleeps() -> u64 {
 extern "C" fn interrupted(_: libc::c_int) {
     let Some(act) = ACT.get() else { return };
     TALLY.with(|tally| {
-        let mut dice = Dice::new(DICE.replace(DICE.get() + 1));
+        let mut rng = rng::seeded(SEED.replace(SEED.get() + 1));
         let (used_before, slept_before) = (used(), sleeps());
-        act.act(&mut dice, tally);
+        act.act(&mut rng, tally);
         tally.slept.set(tally.slept.get() + sleeps() - slept_before);
         tally.longest.set(tally.longest.get().max(used() - used_before));
         bump(&tally.signals);
@@ -145,21 +141,21 @@ fn signal_storm(
     threads: usize,
     act: &'static dyn Act,
     enough: impl Fn(&Sum) -> bool + Sync,
-    f: impl Fn(usize, &mut Dice) + Sync,
+    f: impl Fn(usize, &mut Rng) + Sync,
 ) -> Sum {
-    alarms::handle(interrupted);
+    signals::handle(interrupted);
     let sum = Sum::default();
     let proved = |calls| sum.signals.load(Relaxed) > calls && enough(&sum);
-    let calls = storm(threads, proved, |me, dice| {
-        let alarms = Alarms::start(INTERVAL);
-        DICE.set(dice.roll(1 << 40) as u64);
+    let calls = storm(threads, proved, |me, rng| {
+        let timer = ThreadTimer::start(INTERVAL);
+        SEED.set(rng.usize(..1 << 40) as u64);
         ACT.set(Some(act));
         let until = Instant::now() + Duration::from_millis(2);
         while Instant::now() < until {
-            f(me, dice);
+            f(me, rng);
         }
         ACT.set(None);
-        drop(alarms);
+        drop(timer);
         sum.take();
     });
     println!("{calls} calls, of 2 ms each and longer; by handlers {sum:?}");
@@ -236,9 +232,9 @@ struct Owning {
 }
 
 impl Act for Owning {
-    fn act(&self, dice: &mut Dice, tally: &Tally) {
+    fn act(&self, rng: &mut Rng, tally: &Tally) {
         for _ in 0..3 {
-            if let Some(entry) = self.places[dice.roll(self.places.len())].take() {
+            if let Some(entry) = self.places[rng.usize(..self.places.len())].take() {
                 entry.defer_remove();
                 return bump(&tally.removed);
             }
@@ -262,11 +258,11 @@ fn stress_inv14_handlers_defer_removals() {
         }
     };
     let enough = |sum: &Sum| sum.removed.load(Relaxed) > 1_000 && removed.load(Relaxed) > 1_000;
-    let sum = signal_storm(4, stage, enough, |me, dice| {
-        let place = &stage.places[dice.roll(stage.places.len())];
-        match dice.roll(64) {
+    let sum = signal_storm(4, stage, enough, |me, rng| {
+        let place = &stage.places[rng.usize(..stage.places.len())];
+        match rng.usize(..64) {
             0..40 => {
-                let cpu = dice.cpu();
+                let cpu = any_cpu(rng);
                 ended(place.put(list.insert_on(cpu, Canary::new(7, &census)).unwrap()));
                 added.fetch_add(1, Relaxed);
             }
@@ -282,7 +278,7 @@ fn stress_inv14_handlers_defer_removals() {
             _ => {
                 let snapshot = list.lock_all().unwrap();
                 assert!(snapshot.iter().all(|value| value.read() == 7));
-                if me == 0 && dice.roll(1_000) == 0 {
+                if me == 0 && rng.usize(..1_000) == 0 {
                     spin(HELD);
                 }
             }
@@ -313,9 +309,9 @@ struct Intrusive {
 }
 
 impl Act for Intrusive {
-    fn act(&self, dice: &mut Dice, tally: &Tally) {
-        let item = &self.items[dice.roll(self.items.len())];
-        let list = dice.roll(2) == 0;
+    fn act(&self, rng: &mut Rng, tally: &Tally) {
+        let item = &self.items[rng.usize(..self.items.len())];
+        let list = rng.usize(..2) == 0;
         match if list { self.list.try_remove(item) } else { item.link.try_remove() } {
             Ok(true) => {
                 item.removed.fetch_add(1, Relaxed);
@@ -344,11 +340,11 @@ fn stress_inv14_handlers_try_removals() {
     let list = &stage.list;
     let enough =
         |sum: &Sum| [&sum.removed, &sum.busy, &sum.own].iter().all(|count| count.load(Relaxed) > 0);
-    let sum = signal_storm(4, stage, enough, |me, dice| {
-        let item = &stage.items[dice.roll(stage.items.len())];
-        match dice.roll(64) {
+    let sum = signal_storm(4, stage, enough, |me, rng| {
+        let item = &stage.items[rng.usize(..stage.items.len())];
+        match rng.usize(..64) {
             0..40 => {
-                let added = list.insert_on(dice.cpu(), item.as_ref());
+                let added = list.insert_on(any_cpu(rng), item.as_ref());
                 assert!(matches!(added, Ok(()) | Err(Refused::Linked)), "{added:?}");
                 item.added.fetch_add(added.is_ok().into(), Relaxed);
             }
@@ -369,7 +365,7 @@ fn stress_inv14_handlers_try_removals() {
             _ => {
                 let snapshot = list.lock_all().unwrap();
                 assert!(snapshot.iter().all(|item| item.canary.read() < 64));
-                if me == 0 && dice.roll(1_000) == 0 {
+                if me == 0 && rng.usize(..1_000) == 0 {
                     spin(HELD);
                 }
             }
@@ -394,5 +390,5 @@ fn stress_inv14_handlers_try_removals() {
 #[test]
 #[ignore = "stress: seconds of everything"]
 fn stress_all_of_it_without_rseq() {
-    churn::all_of_it_without_rseq();
+    testkit::child::rerun_without_rseq("stress_inv");
 }

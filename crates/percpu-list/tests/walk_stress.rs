@@ -6,10 +6,6 @@
 
 #[path = "common/churn.rs"]
 mod churn;
-#[path = "common/goes_on.rs"]
-mod goes_on;
-#[path = "common/seconds.rs"]
-mod seconds;
 
 use std::collections::HashSet;
 use std::pin::Pin;
@@ -19,12 +15,14 @@ use std::thread;
 
 use percpu_list::{Domain, IntrusiveList, Link, PerCpuList, linked};
 
-use churn::{Canary, Census, Dice, possible, storm};
+use churn::{any_cpu, possible, storm};
+use testkit::canary::{Canary, Census};
+use testkit::rng::{self, Rng};
 
 /// Two CPUs, different ones if there are.
-fn two_cpus(dice: &mut Dice) -> [percpu_list::CpuId; 2] {
-    let first = dice.roll(possible());
-    let second = (first + 1 + dice.roll(possible().max(2) - 1)) % possible();
+fn two_cpus(rng: &mut Rng) -> [percpu_list::CpuId; 2] {
+    let first = rng.usize(..possible());
+    let second = (first + 1 + rng.usize(..possible().max(2) - 1)) % possible();
     [first, second].map(|cpu| percpu_list::CpuId::new(cpu as u32))
 }
 
@@ -57,7 +55,7 @@ fn stress_inv06_snapshots_of_an_owning_list_see_one_instant() {
     let list = PerCpuList::new();
     let (snapshots, halves) = (AtomicU64::new(0), AtomicU64::new(0));
     let enough = |_| snapshots.load(Relaxed) > 100 && halves.load(Relaxed) > 0;
-    storm(4, enough, |me, dice| {
+    storm(4, enough, |me, rng| {
         if me == 0 {
             let mut pairs = Pairs::default();
             list.lock_all().unwrap().for_each(|value: &Canary| pairs.see(value.read()));
@@ -65,10 +63,10 @@ fn stress_inv06_snapshots_of_an_owning_list_see_one_instant() {
             halves.fetch_add(pairs.halves(), Relaxed);
             return thread::yield_now();
         }
-        let (cpus, pair) = (two_cpus(dice), next.fetch_add(2, Relaxed));
+        let (cpus, pair) = (two_cpus(rng), next.fetch_add(2, Relaxed));
         let x = list.insert_on(cpus[0], Canary::new(pair, &census)).unwrap();
         let y = list.insert_on(cpus[1], Canary::new(pair + 1, &census)).unwrap();
-        match dice.roll(3) {
+        match rng.usize(..3) {
             0 => y.defer_remove(), // taken off before anybody sees that X is gone
             1 => drop(y),
             _ => assert!(list.remove(&y.share()).unwrap()),
@@ -100,7 +98,7 @@ fn stress_inv06_snapshots_of_an_intrusive_list_see_one_instant() {
     let pairs: Vec<_> = (0..4).map(|n| Mutex::new([half(2 * n), half(2 * n + 1)])).collect();
     let (snapshots, halves, done) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     let enough = |_| snapshots.load(Relaxed) > 100 && halves.load(Relaxed) > 0;
-    storm(4, enough, |me, dice| {
+    storm(4, enough, |me, rng| {
         if me == 0 {
             let mut pairs = Pairs::default();
             let snapshot = list.lock_all().unwrap();
@@ -112,7 +110,7 @@ fn stress_inv06_snapshots_of_an_intrusive_list_see_one_instant() {
             return thread::yield_now();
         }
         let pair = pairs[me].lock().unwrap();
-        let ([x, y], cpus) = (&*pair, two_cpus(dice));
+        let ([x, y], cpus) = (&*pair, two_cpus(rng));
         list.insert_on(cpus[0], x.as_ref()).unwrap();
         list.insert_on(cpus[1], y.as_ref()).unwrap();
         assert_eq!(list.remove(y), Ok(true));
@@ -132,15 +130,15 @@ const STAY: u64 = 300;
 
 /// Steps of a walk, which must see those that stay and its `own`; a slow one lets everybody else run
 /// behind it now and then, and may end early.
-fn walk(values: impl Iterator<Item = u64>, own: &[u64], slow: bool, dice: &mut Dice) {
+fn walk(values: impl Iterator<Item = u64>, own: &[u64], slow: bool, rng: &mut Rng) {
     let mut seen = HashSet::new();
-    let end = if slow && dice.roll(4) == 0 { dice.roll(500) } else { usize::MAX };
+    let end = if slow && rng.usize(..4) == 0 { rng.usize(..500) } else { usize::MAX };
     for (step, value) in values.enumerate() {
         if step == end {
             return;
         }
         assert!(seen.insert(value), "{value} was seen twice");
-        if slow && dice.roll(16) == 0 {
+        if slow && rng.usize(..16) == 0 {
             thread::yield_now();
         }
     }
@@ -157,22 +155,22 @@ const OWN: usize = 40;
 fn owning_walks(slow: bool) {
     let (census, next, walks) = (Census::new(), AtomicU64::new(STAY), AtomicU64::new(0));
     let list = PerCpuList::new();
-    let mut dice = Dice::new(99);
+    let mut rng = rng::seeded(99);
     let mut stay = Vec::new();
     // Half of them among others that go before anybody walks.
     for value in 0..STAY {
-        let cpu = dice.cpu();
+        let cpu = any_cpu(&mut rng);
         let goes = list.insert_on(cpu, Canary::new(STAY, &census)).unwrap();
         stay.push(list.insert_on(cpu, Canary::new(value, &census)).unwrap());
         drop(goes);
     }
     let shelves: Vec<Mutex<Option<_>>> = (0..400).map(|_| Mutex::new(None)).collect();
     let enough = |_| walks.load(Relaxed) > 10 && next.load(Relaxed) > 1_000;
-    storm(5, enough, |me, dice| {
+    storm(5, enough, |me, rng| {
         let new = || Canary::new(next.fetch_add(1, Relaxed), &census);
         if me < 2 {
             let own: Vec<_> =
-                (0..OWN).map(|_| list.insert_on(dice.cpu(), new()).unwrap()).collect();
+                (0..OWN).map(|_| list.insert_on(any_cpu(rng), new()).unwrap()).collect();
             let numbers: Vec<u64> = own.iter().map(|entry| entry.read()).collect();
             let found = list.iter().map(|found| found.unwrap());
             let mut held = None; // until the next step
@@ -181,24 +179,24 @@ fn owning_walks(slow: bool) {
                 held = Some(found);
                 value
             });
-            walk(values, &numbers, slow, dice);
+            walk(values, &numbers, slow, rng);
             if let Some(held) = held {
                 held.read();
             }
             walks.fetch_add(1, Relaxed);
             return;
         }
-        match dice.roll(64) {
-            0 => drop((0..dice.roll(2_000)).map(|_| list.insert(new())).collect::<Vec<_>>()),
+        match rng.usize(..64) {
+            0 => drop((0..rng.usize(..2_000)).map(|_| list.insert(new())).collect::<Vec<_>>()),
             1..32 => {
-                let entry = list.insert_on(dice.cpu(), new()).unwrap();
-                let old = shelves[dice.roll(shelves.len())].lock().unwrap().replace(entry);
+                let entry = list.insert_on(any_cpu(rng), new()).unwrap();
+                let old = shelves[rng.usize(..shelves.len())].lock().unwrap().replace(entry);
                 drop(old);
             }
             _ => {
-                let old = shelves[dice.roll(shelves.len())].lock().unwrap().take();
+                let old = shelves[rng.usize(..shelves.len())].lock().unwrap().take();
                 match old {
-                    Some(old) if dice.roll(4) == 0 => old.defer_remove(),
+                    Some(old) if rng.usize(..4) == 0 => old.defer_remove(),
                     old => drop(old),
                 }
             }
@@ -209,7 +207,7 @@ fn owning_walks(slow: bool) {
     list.validate();
     println!("{walks:?} walks; {next:?} values\n{}", list.stats());
     assert_eq!((list.len(), census.alive()), (STAY as usize, STAY as i64));
-    walk(list.iter().map(|found| found.unwrap().read()), &[], false, &mut dice);
+    walk(list.iter().map(|found| found.unwrap().read()), &[], false, &mut rng);
     drop(stay);
     assert_eq!((list.len(), census.alive()), (0, 0));
     assert!(walks.into_inner() > 10 && next.into_inner() > 1_000);
@@ -246,10 +244,10 @@ fn pinned_walks(slow: bool) {
     };
     // SAFETY: what an `Arc` holds does not move, and nobody takes it out.
     let pinned = |item: &Arc<Item>| unsafe { Pin::new_unchecked(Arc::clone(item)) };
-    let mut dice = Dice::new(98);
+    let mut rng = rng::seeded(98);
     let mut stay = Vec::new();
     for value in 0..STAY {
-        let cpu = dice.cpu();
+        let cpu = any_cpu(&mut rng);
         let (goes, stays) = (item(STAY), item(value));
         list.insert_on(cpu, pinned(&goes).as_ref()).unwrap();
         list.insert_on(cpu, pinned(&stays).as_ref()).unwrap();
@@ -258,34 +256,35 @@ fn pinned_walks(slow: bool) {
     }
     let shelves: Vec<Mutex<Option<Arc<Item>>>> = (0..400).map(|_| Mutex::new(None)).collect();
     let enough = |_| walks.load(Relaxed) > 10 && next.load(Relaxed) > 1_000;
-    storm(5, enough, |me, dice| {
+    storm(5, enough, |me, rng| {
         let new = || item(next.fetch_add(1, Relaxed));
         if me < 2 {
             let own: Vec<_> = (0..OWN).map(|_| new()).collect();
             let numbers: Vec<u64> = own.iter().map(|item| item.canary.read()).collect();
-            own.iter().for_each(|item| list.insert_on(dice.cpu(), pinned(item).as_ref()).unwrap());
+            own.iter()
+                .for_each(|item| list.insert_on(any_cpu(rng), pinned(item).as_ref()).unwrap());
             // None that is being dropped just now; who has the last count drops it here.
             let found = list.iter_pinned(|item| item.this.upgrade()).map(|found| found.unwrap());
-            walk(found.map(|found| found.canary.read()), &numbers, slow, dice);
+            walk(found.map(|found| found.canary.read()), &numbers, slow, rng);
             walks.fetch_add(1, Relaxed);
             return;
         }
-        let place = dice.roll(shelves.len());
-        match dice.roll(64) {
+        let place = rng.usize(..shelves.len());
+        match rng.usize(..64) {
             0 => {
-                let many: Vec<_> = (0..dice.roll(2_000)).map(|_| new()).collect();
+                let many: Vec<_> = (0..rng.usize(..2_000)).map(|_| new()).collect();
                 for item in &many {
                     list.insert(pinned(item).as_ref()).unwrap();
                 }
             }
             1..32 => {
                 let new = new();
-                list.insert_on(dice.cpu(), pinned(&new).as_ref()).unwrap();
+                list.insert_on(any_cpu(rng), pinned(&new).as_ref()).unwrap();
                 drop(shelves[place].lock().unwrap().replace(new));
             }
             _ => {
                 let old = shelves[place].lock().unwrap().take();
-                if let Some(old) = old.filter(|_| dice.roll(2) == 0) {
+                if let Some(old) = old.filter(|_| rng.usize(..2) == 0) {
                     assert_eq!(list.remove(&old), Ok(true));
                 }
             }
@@ -299,7 +298,7 @@ fn pinned_walks(slow: bool) {
         list.iter_pinned(|item| Some(item.canary.read())).map(Result::unwrap),
         &[],
         false,
-        &mut dice,
+        &mut rng,
     );
     drop(stay);
     assert_eq!((list.len(), census.alive()), (0, 0));
@@ -322,5 +321,5 @@ fn stress_inv11_slow_walks_of_an_intrusive_list() {
 #[test]
 #[ignore = "stress: seconds of everything"]
 fn stress_all_of_it_without_rseq() {
-    churn::all_of_it_without_rseq();
+    testkit::child::rerun_without_rseq("stress_inv");
 }

@@ -379,7 +379,7 @@ mod tests {
     #[cfg(not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu)))]
     #[test]
     fn a_recent_cpu_is_asked_for_again_in_time() {
-        use crate::common::{allowed_cpus, pin_to};
+        use testkit::pin::{allowed_cpus, pin_to};
 
         let hop = || {
             let mut hops = 0;

@@ -87,10 +87,6 @@ extern crate self as percpu;
 #[doc(hidden)]
 pub mod alloc;
 mod capabilities;
-/// What the unit tests share with those in `tests/`.
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu))))]
-#[path = "../tests/common/mod.rs"]
-mod common;
 mod counter;
 mod cpu;
 mod cpulist;

@@ -4,15 +4,8 @@
 
 #[path = "common/child.rs"]
 mod child;
-mod common;
-#[path = "common/goes_on.rs"]
-mod goes_on;
 mod model;
-#[path = "common/seconds.rs"]
-mod seconds;
 
-use std::fs;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,9 +14,8 @@ use percpu::{CpuId, PerCpuCounter, topology};
 use proptest::prelude::*;
 
 use child::in_child;
-use common::{allowed_cpus, pin_to};
-use goes_on::goes_on;
-use seconds::stress_time;
+use testkit::pin::{allowed_cpus, pin_to};
+use testkit::stress::{keep_running, stress_time};
 
 /// How long a stress test runs: `OFFLOCK_STRESS_SECONDS` if it is one of the long ones.
 fn until(long: bool) -> Instant {
@@ -49,7 +41,7 @@ fn hop_and_count(until: Instant, batch: u32) {
         for start in 0..THREADS as usize {
             let (counter, begun, ended, cpus) = (&counter, &begun, &ended, &cpus);
             s.spawn(move || {
-                let on = |_: &&usize| goes_on(until, || ended.load(SeqCst) > ENOUGH);
+                let on = |_: &&usize| keep_running(until, || ended.load(SeqCst) > ENOUGH);
                 for &cpu in cpus.iter().cycle().skip(start).take_while(on) {
                     pin_to(&[cpu]);
                     for delta in (1..=LARGEST).chain([LARGEST; 20]) {
@@ -72,7 +64,7 @@ fn hop_and_count(until: Instant, batch: u32) {
         // In flight: of each adder one add and the word it carries, of the folder a word.
         let near = topology().capacity() as i64 * (i64::from(batch) - 1);
         let flight = (THREADS + 1) * (LARGEST + i64::from(batch) - 1);
-        while goes_on(until, || ended.load(SeqCst) > ENOUGH) {
+        while keep_running(until, || ended.load(SeqCst) > ENOUGH) {
             let least = ended.load(SeqCst);
             let seen = counter.approximate();
             let most = begun.load(SeqCst);
@@ -137,16 +129,8 @@ fn inv15_thread_exit_and_fork_leave_counts_right() {
 /// The inputs that the fuzzer starts from and those it kept.
 #[test]
 fn every_input_of_the_corpus_holds() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/percpu_ops");
-    let Ok(corpus) = fs::read_dir(corpus) else { return }; // not part of a packaged crate
-    let (mut inputs, mut steps) = (0, 0);
-    for entry in corpus {
-        let path = entry.unwrap().path();
-        println!("{}", path.display()); // shown if it panics
-        steps += model::run(&fs::read(&path).unwrap());
-        inputs += 1;
-    }
-    assert!(inputs >= 19 && steps >= 800, "the corpus is gone: {inputs} inputs, {steps} steps");
+    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/percpu_ops");
+    testkit::corpus::replay(corpus, 19, 800, model::run);
 }
 
 proptest! {

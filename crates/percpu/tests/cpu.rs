@@ -1,6 +1,5 @@
 //! `current_cpu` on the real kernel: threads without an id, a changed cpuset, rseq switched off.
 
-mod common;
 #[path = "common/no_id.rs"]
 mod no_id;
 
@@ -10,8 +9,8 @@ use std::thread;
 
 use percpu::{RseqState, Source, backend, current_cpu, topology};
 
-use common::{allowed_cpus, pin_to};
 use no_id::take_id;
+use testkit::pin::{allowed_cpus, pin_to};
 
 /// On every CPU we may use, in turn: the id, the source, and the slot agree with where we are.
 fn check_while_pinned() {

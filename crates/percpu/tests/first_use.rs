@@ -9,7 +9,8 @@ use std::thread;
 
 use percpu::{PerCpuCounter, PercpuRef, ReadWriteGate, RefBlock, capabilities, rcu};
 
-use child::{in_child, in_child_of};
+use child::in_child;
+use testkit::child::in_child_of;
 
 /// One use of everything that has a global part. What would have to wait there may say so.
 fn use_everything() {

@@ -6,11 +6,6 @@
 //!
 //! Ignored by default: `OFFLOCK_STRESS_SECONDS` (2) says how long each test runs.
 
-#[path = "common/goes_on.rs"]
-mod goes_on;
-#[path = "common/seconds.rs"]
-mod seconds;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -19,8 +14,7 @@ use std::time::{Duration, Instant};
 
 use percpu::{CpuId, LgLock, PerCpuCounter, PercpuRef, ReadWriteGate, capabilities, rcu};
 
-use goes_on::goes_on;
-use seconds::stress_time;
+use testkit::stress::{keep_running, stress_time};
 
 /// A guess: a child needs milliseconds.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -69,7 +63,7 @@ fn storm(busy: impl Fn() + Sync, child: impl Fn()) {
         }
         let mut told = Ok(());
         // Some forks at least, however slow the machine.
-        while told.is_ok() && goes_on(until, || forks > 3 && rounds.load(Relaxed) > 3) {
+        while told.is_ok() && keep_running(until, || forks > 3 && rounds.load(Relaxed) > 3) {
             forks += 1;
             told = in_child(&child);
         }

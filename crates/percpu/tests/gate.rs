@@ -2,13 +2,8 @@
 //!
 //! `OFFLOCK_STRESS_SECONDS` (5) says how long the ignored test runs.
 
-mod common;
-#[path = "common/goes_on.rs"]
-mod goes_on;
 #[path = "common/no_id.rs"]
 mod no_id;
-#[path = "common/seconds.rs"]
-mod seconds;
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -17,10 +12,10 @@ use std::time::Instant;
 
 use percpu::{ReadWriteGate, capabilities};
 
-use common::{allowed_cpus, pin_to};
-use goes_on::goes_on;
 use no_id::take_id;
-use seconds::stress_time;
+use testkit::pin::{allowed_cpus, pin_to};
+use testkit::stress::keep_running;
+use testkit::stress::stress_time;
 
 /// Two readers that never leave the gate empty between them: a writer gets in all the same.
 #[test]
@@ -60,7 +55,7 @@ fn stress_inv16_no_reader_sees_half_of_a_write() {
     let (gate, cpus) =
         (ReadWriteGate::new(Halves(UnsafeCell::new([0; 2]))).unwrap(), allowed_cpus());
     let (reads, writes) = (AtomicU64::new(0), AtomicU64::new(0));
-    let on = || goes_on(until, || writes.load(Relaxed) > 100 && reads.load(Relaxed) > 10_000);
+    let on = || keep_running(until, || writes.load(Relaxed) > 100 && reads.load(Relaxed) > 10_000);
     thread::scope(|scope| {
         for seed in 0..3 {
             let (gate, cpus, reads, on) = (&gate, &cpus, &reads, &on);

@@ -5,15 +5,8 @@
 
 #[path = "common/child.rs"]
 mod child;
-mod common;
-#[path = "common/dice.rs"]
-mod dice;
-#[path = "common/goes_on.rs"]
-mod goes_on;
 #[path = "common/no_id.rs"]
 mod no_id;
-#[path = "common/seconds.rs"]
-mod seconds;
 
 use std::cell::RefCell;
 use std::mem;
@@ -27,11 +20,11 @@ use percpu::lglock::{GlobalGuard, IntoIter, Iter, IterMut, LocalGuard, PairGuard
 use percpu::{CpuId, LgLock, LockError, topology};
 
 use child::in_child;
-use common::{allowed_cpus, pin_to};
-use dice::Dice;
-use goes_on::goes_on;
 use no_id::take_id;
-use seconds::stress_time;
+use testkit::pin::{allowed_cpus, pin_to};
+use testkit::rng;
+use testkit::stress::keep_running;
+use testkit::stress::stress_time;
 
 const ZERO: CpuId = CpuId::new(0);
 
@@ -351,21 +344,21 @@ fn stress_inv02_hopping_threads_lose_no_update_by_any_method() {
         let threads: Vec<_> = (0..8_u64)
             .map(|id| {
                 s.spawn(move || {
-                    let mut dice = Dice::new(id);
+                    let mut rng = rng::seeded(id);
                     let mut added = 0;
-                    while goes_on(until, enough) {
+                    while keep_running(until, enough) {
                         let before = added;
-                        pin_to(&[cpus[dice.roll(cpus.len())]]);
+                        pin_to(&[cpus[rng.usize(..cpus.len())]]);
                         for _ in 0..100 {
-                            let cpu = CpuId::new(dice.roll(end) as u32);
-                            added += match dice.roll(64) {
+                            let cpu = CpuId::new(rng.usize(..end) as u32);
+                            added += match rng.usize(..64) {
                                 0 => {
                                     let mut all = lock.global().unwrap();
                                     all.iter_mut().for_each(|(_, both)| add(both));
                                     end as u64
                                 }
                                 1 => {
-                                    let other = CpuId::new(dice.roll(end) as u32);
+                                    let other = CpuId::new(rng.usize(..end) as u32);
                                     match lock.pair(cpu, other) {
                                         Ok(mut pair) => {
                                             let (a, b) = pair.get_mut();
@@ -386,7 +379,7 @@ fn stress_inv02_hopping_threads_lose_no_update_by_any_method() {
                                 8 => {
                                     let mut guard = lock.local().unwrap();
                                     pin_to(cpus); // anywhere
-                                    pin_to(&[cpus[dice.roll(cpus.len())]]);
+                                    pin_to(&[cpus[rng.usize(..cpus.len())]]);
                                     if percpu::current_cpu() != guard.cpu() {
                                         moved.fetch_add(1, Relaxed);
                                     }
@@ -440,7 +433,7 @@ fn stress_inv02_threads_without_an_id_lose_no_update() {
                         take_id();
                     }
                     let mut added = 0;
-                    while goes_on(until, || so_far.load(Relaxed) > 1_000) {
+                    while keep_running(until, || so_far.load(Relaxed) > 1_000) {
                         *lock.local().unwrap() += 1;
                         added += 1;
                         if added % 64 == 0 {

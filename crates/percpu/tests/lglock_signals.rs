@@ -1,14 +1,8 @@
 //! The plain local-global lock in signal handlers, on the real kernel: what a handler is refused,
 //! that its unlock wakes, and that nothing is lost between it and what it interrupts.
 
-#[path = "common/alarms.rs"]
-mod alarms;
 #[path = "common/child.rs"]
 mod child;
-#[path = "common/goes_on.rs"]
-mod goes_on;
-#[path = "common/seconds.rs"]
-mod seconds;
 
 use std::cell::Cell;
 use std::hint;
@@ -19,10 +13,9 @@ use std::time::{Duration, Instant};
 
 use percpu::{CpuId, LgLock, LockError};
 
-use alarms::{Alarms, SIGNAL, handle};
 use child::in_child;
-use goes_on::goes_on;
-use seconds::stress_time;
+use testkit::signals::{SIGNAL, ThreadTimer, handle};
+use testkit::stress::{keep_running, stress_time};
 
 const ZERO: CpuId = CpuId::new(0);
 
@@ -276,9 +269,9 @@ fn storm(time: Duration) -> Tally {
     let (until, slots) = (Instant::now() + time, stage.lock.capacity());
     let work = |id: u64| {
         STAGE.set(Some(stage));
-        let alarms = Alarms::start(Duration::from_micros(100));
+        let timer = ThreadTimer::start(Duration::from_micros(100));
         let (mut turn, mut added) = (id, 0);
-        while goes_on(until, || added > 0 && tally().added.get() > 0) {
+        while keep_running(until, || added > 0 && tally().added.get() > 0) {
             turn += 1;
             added += match turn % 16 {
                 0 => {
@@ -308,7 +301,7 @@ fn storm(time: Duration) -> Tally {
             };
         }
         STAGE.set(None);
-        drop(alarms);
+        drop(timer);
         (added, tally())
     };
     let work = &work;
@@ -346,7 +339,8 @@ fn inv22_threads_and_their_handlers_lose_no_update() {
 fn stress_inv22_threads_and_their_handlers_lose_no_update() {
     let until = Instant::now() + stress_time(5);
     let all = storm(stress_time(5));
-    while goes_on(until, || [&all.own, &all.busy, &all.waited_for].iter().all(|n| n.get() > 0)) {
+    while keep_running(until, || [&all.own, &all.busy, &all.waited_for].iter().all(|n| n.get() > 0))
+    {
         let more = storm(Duration::from_secs(1));
         for (sum, n) in
             [(&all.own, more.own), (&all.busy, more.busy), (&all.waited_for, more.waited_for)]

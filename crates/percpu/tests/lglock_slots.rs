@@ -1,12 +1,10 @@
 //! A plain lock of as many slots as its maker says: what other crates build on.
 
-mod common;
-
 use std::thread;
 
 use percpu::{CpuId, LgLock, LockError, topology};
 
-use common::{allowed_cpus, pin_to};
+use testkit::pin::{allowed_cpus, pin_to};
 
 const ZERO: CpuId = CpuId::new(0);
 

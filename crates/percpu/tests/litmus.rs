@@ -3,12 +3,6 @@
 //! Ignored by default: two threads have to run on two CPUs at once. `OFFLOCK_STRESS_SECONDS` (2)
 //! says how long each half may run.
 
-mod common;
-#[path = "common/goes_on.rs"]
-mod goes_on;
-#[path = "common/seconds.rs"]
-mod seconds;
-
 use std::env;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -16,9 +10,8 @@ use std::time::Instant;
 
 use percpu::fence::{self, Strategy};
 
-use common::{allowed_cpus, pin_to};
-use goes_on::goes_on;
-use seconds::stress_time;
+use testkit::pin::{allowed_cpus, pin_to};
+use testkit::stress::{keep_running, stress_time};
 
 /// A place on a cache line of its own.
 #[repr(align(128))]
@@ -70,7 +63,7 @@ fn store_buffer(frequent: fn(), rare: fn(), [least, most]: [u64; 2], enough: u64
         pin_to(&[here]);
         let mut outcome = Outcome { rounds: 0, both_missed: 0 };
         let is_enough = |o: &Outcome| o.rounds > enough && o.both_missed >= least;
-        while outcome.both_missed < most && goes_on(until, || is_enough(&outcome)) {
+        while outcome.both_missed < most && keep_running(until, || is_enough(&outcome)) {
             for _ in 0..100 {
                 outcome.rounds += 1;
                 start.0.store(outcome.rounds, std::sync::atomic::Ordering::Release);

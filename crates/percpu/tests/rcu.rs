@@ -7,9 +7,6 @@
 mod alone;
 #[path = "common/child.rs"]
 mod child;
-mod common;
-#[path = "common/seconds.rs"]
-mod seconds;
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -21,9 +18,10 @@ use percpu::rcu::{self, Atomic, Batch, Bounds, Guard, Owned, Reclaimer, RetireHe
 use percpu::rcu::{SynchronizeError, Unlinked};
 
 use alone::alone;
-use child::{in_child, in_child_of};
-use common::{allowed_cpus, pin_to};
-use seconds::stress_time;
+use child::in_child;
+use testkit::child::in_child_of;
+use testkit::pin::{allowed_cpus, pin_to};
+use testkit::stress::stress_time;
 
 /// Counts its drops.
 struct Counted(&'static AtomicUsize);

@@ -8,7 +8,6 @@
 mod alone;
 #[path = "common/child.rs"]
 mod child;
-mod common;
 
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
@@ -20,7 +19,7 @@ use percpu::rcu::{self, Atomic, Bounds, Owned, Reclaimer, SynchronizeError};
 
 use alone::alone;
 use child::in_child;
-use common::{allowed_cpus, pin_to};
+use testkit::pin::{allowed_cpus, pin_to};
 
 /// Runs `f` while another thread reads; `f` may let it go before the end.
 fn with_reader(f: impl FnOnce(mpsc::Sender<()>)) {

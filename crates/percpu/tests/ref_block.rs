@@ -3,15 +3,8 @@
 //! `OFFLOCK_STRESS_SECONDS` (5) says how long it runs.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-mod common;
-#[path = "common/dice.rs"]
-mod dice;
-#[path = "common/goes_on.rs"]
-mod goes_on;
 #[path = "common/no_id.rs"]
 mod no_id;
-#[path = "common/seconds.rs"]
-mod seconds;
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::*};
@@ -20,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use percpu::{RefBlock, capabilities, fence, rcu};
 
-use common::{allowed_cpus, pin_to};
-use dice::Dice;
-use goes_on::goes_on;
 use no_id::take_id;
-use seconds::stress_time;
+use testkit::pin::{allowed_cpus, pin_to};
+use testkit::rng;
+use testkit::stress::keep_running;
+use testkit::stress::stress_time;
 
 const DEAD: u64 = 1 << 63;
 
@@ -118,26 +111,26 @@ fn use_slots(table: &Table, stash: &Mutex<Vec<(usize, u64)>>, stop: &AtomicBool,
     if seed % 4 == 3 {
         take_id();
     }
-    let (cpus, mut dice, mut gets) = (allowed_cpus(), Dice::new(seed), 0);
+    let (cpus, mut rng, mut gets) = (allowed_cpus(), rng::seeded(seed), 0);
     let mut stale = 0;
     while !stop.load(Relaxed) {
-        let i = dice.roll(table.slots.len());
+        let i = rng.usize(..table.slots.len());
         // Now and then a name from before, which no count may answer to.
-        let life = match dice.roll(16) {
+        let life = match rng.usize(..16) {
             0 => stale,
             _ => table.slots[i].state.load(Relaxed),
         };
         stale = life;
         if life & DEAD == 0 && table.try_get(i, life) {
             gets += 1;
-            let cloned = dice.roll(4) == 0;
+            let cloned = rng.usize(..4) == 0;
             if cloned {
                 table.clone(i, life);
             }
-            if dice.roll(64) == 0 {
-                pin_to(&[cpus[dice.roll(cpus.len())]]);
+            if rng.usize(..64) == 0 {
+                pin_to(&[cpus[rng.usize(..cpus.len())]]);
             }
-            if dice.roll(8) == 0 {
+            if rng.usize(..8) == 0 {
                 stash.lock().unwrap().push((i, life));
             } else {
                 table.put(i, life);
@@ -146,7 +139,7 @@ fn use_slots(table: &Table, stash: &Mutex<Vec<(usize, u64)>>, stop: &AtomicBool,
                 table.put(i, life);
             }
         }
-        if dice.roll(8) == 0 {
+        if rng.usize(..8) == 0 {
             let taken = stash.lock().unwrap().pop();
             taken.into_iter().for_each(|(i, life)| table.put(i, life));
         }
@@ -156,7 +149,7 @@ fn use_slots(table: &Table, stash: &Mutex<Vec<(usize, u64)>>, stop: &AtomicBool,
 
 /// Begins and ends lives of the slots that are `seed` of `owners`; counts the lives.
 fn own(table: &Table, stop: &AtomicBool, seed: usize, owners: usize) -> u64 {
-    let mut dice = Dice::new(seed as u64 + 99);
+    let mut rng = rng::seeded(seed as u64 + 99);
     let mine: Vec<usize> = (seed..table.slots.len()).step_by(owners).collect();
     let mut life = 0;
     while !stop.load(Relaxed) {
@@ -168,11 +161,11 @@ fn own(table: &Table, stop: &AtomicBool, seed: usize, owners: usize) -> u64 {
                     life += 1;
                     table.begin(i, life);
                 }
-            } else if dice.roll(4) != 0 {
+            } else if rng.usize(..4) != 0 {
                 batch.push(i);
             }
         }
-        if dice.roll(4) == 0 {
+        if rng.usize(..4) == 0 {
             thread::yield_now();
         }
         table.kill(&batch);
@@ -183,7 +176,7 @@ fn own(table: &Table, stop: &AtomicBool, seed: usize, owners: usize) -> u64 {
 fn storm(slots: usize, users: u64, owners: usize) {
     let until = Instant::now() + stress_time(5);
     let (mut gets, mut lives) = (0, 0);
-    while goes_on(until, || gets > 10_000 && lives > 100) {
+    while keep_running(until, || gets > 10_000 && lives > 100) {
         let more = lives_until(until.max(Instant::now() + AGAIN), slots, users, owners);
         (gets, lives) = (gets + more.0, lives + more.1);
     }

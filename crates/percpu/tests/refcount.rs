@@ -2,15 +2,8 @@
 //!
 //! The storms are ignored by default; `OFFLOCK_STRESS_SECONDS` (5) says how long they run.
 
-mod common;
-#[path = "common/dice.rs"]
-mod dice;
-#[path = "common/goes_on.rs"]
-mod goes_on;
 #[path = "common/no_id.rs"]
 mod no_id;
-#[path = "common/seconds.rs"]
-mod seconds;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -29,11 +22,11 @@ use std::time::{Duration, Instant};
 use percpu::{KillError, PercpuRef, ReinitRefused, ResurrectError, capabilities};
 use proptest::prelude::*;
 
-use common::{allowed_cpus, pin_to};
-use dice::Dice;
-use goes_on::goes_on;
 use no_id::take_id;
-use seconds::stress_time;
+use testkit::pin::{allowed_cpus, pin_to};
+use testkit::rng;
+use testkit::stress::keep_running;
+use testkit::stress::stress_time;
 
 fn counting() -> (PercpuRef, Arc<AtomicUsize>) {
     let released = Arc::new(AtomicUsize::new(0));
@@ -427,11 +420,11 @@ fn use_objects(
     if seed % 4 == 3 {
         take_id();
     }
-    let (cpus, mut dice, mut gets) = (allowed_cpus(), Dice::new(seed as u64), 0);
+    let (cpus, mut rng, mut gets) = (allowed_cpus(), rng::seeded(seed as u64), 0);
     while !stop.load(Relaxed) {
-        let at = dice.roll(objects.len());
+        let at = rng.usize(..objects.len());
         let object = &objects[at];
-        let got = if dice.roll(8) == 0 {
+        let got = if rng.usize(..8) == 0 {
             object.refs.try_get_even_killed()
         } else {
             object.refs.try_get()
@@ -440,11 +433,11 @@ fn use_objects(
         if let Some(reference) = got {
             gets += 1;
             object.enter();
-            let second = (dice.roll(4) == 0).then(|| reference.clone());
-            if dice.roll(64) == 0 {
-                pin_to(&[cpus[dice.roll(cpus.len())]]);
+            let second = (rng.usize(..4) == 0).then(|| reference.clone());
+            if rng.usize(..64) == 0 {
+                pin_to(&[cpus[rng.usize(..cpus.len())]]);
             }
-            if dice.roll(8) == 0 {
+            if rng.usize(..8) == 0 {
                 reference.leak();
                 stash.lock().unwrap().push(at); // still inside
             } else {
@@ -453,7 +446,7 @@ fn use_objects(
             }
             drop(second);
         }
-        if dying || dice.roll(8) == 0 {
+        if dying || rng.usize(..8) == 0 {
             let taken = stash.lock().unwrap().pop();
             put_all(objects, taken);
         }
@@ -482,14 +475,14 @@ fn let_users_leave(object: &Object, stop: &AtomicBool) {
 
 /// Kills, resurrects, renews and switches; counts the kills.
 fn kill_objects(objects: &[Object], stop: &AtomicBool, seed: usize) -> u64 {
-    let (mut dice, mut kills) = (Dice::new(seed as u64 + 99), 0);
+    let (mut rng, mut kills) = (rng::seeded(seed as u64 + 99), 0);
     while !stop.load(Relaxed) {
-        let object = &objects[dice.roll(objects.len())];
-        match dice.roll(8) {
+        let object = &objects[rng.usize(..objects.len())];
+        match rng.usize(..8) {
             0..3 => {
                 let killed = object.refs.kill().is_ok();
                 kills += u64::from(killed);
-                if killed && dice.roll(16) == 0 {
+                if killed && rng.usize(..16) == 0 {
                     let_users_leave(object, stop);
                 }
             }
@@ -518,7 +511,7 @@ fn kill_objects(objects: &[Object], stop: &AtomicBool, seed: usize) -> u64 {
 fn storm(objects: usize, users: usize, killers: usize) {
     let until = deadline();
     let [mut gets, mut kills, mut releases] = [0; 3];
-    while goes_on(until, || gets > 10_000 && kills > 1_000 && releases > 100) {
+    while keep_running(until, || gets > 10_000 && kills > 1_000 && releases > 100) {
         let more = kills_until(until.max(Instant::now() + AGAIN), objects, users, killers);
         [gets, kills, releases] = [gets + more[0], kills + more[1], releases + more[2]];
     }

@@ -2,21 +2,14 @@
 //!
 //! Ignored by default: `OFFLOCK_STRESS_SECONDS` (5) says how long each test runs.
 
-mod common;
-#[path = "common/goes_on.rs"]
-mod goes_on;
-#[path = "common/seconds.rs"]
-mod seconds;
-
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use percpu::{CpuId, Source, backend, current_cpu, topology};
 
-use common::{allowed_cpus, pin_to};
-use goes_on::goes_on;
-use seconds::stress_time;
+use testkit::pin::{allowed_cpus, pin_to};
+use testkit::stress::{keep_running, stress_time};
 
 fn deadline() -> Instant {
     Instant::now() + stress_time(5)
@@ -40,7 +33,7 @@ fn stress_inv01_current_cpu_agrees_with_sched_getcpu_when_pinned() {
         for start in 0..4 {
             let (cpus, checked) = (&cpus, &checked);
             s.spawn(move || {
-                let on = |_: &&usize| goes_on(until, || checked.load(Relaxed) > ENOUGH);
+                let on = |_: &&usize| keep_running(until, || checked.load(Relaxed) > ENOUGH);
                 for &cpu in cpus.iter().cycle().skip(start).take_while(on) {
                     pin_to(&[cpu]);
                     for _ in 0..50 {
@@ -80,9 +73,9 @@ fn stress_inv01_ids_stay_possible_while_others_move_us() {
         }
         let tids: Vec<libc::pid_t> = tids.into_iter().take(4).collect();
         let everywhere = || cpus.iter().all(|&cpu| seen[cpu].load(Relaxed) > 0);
-        for &cpu in cpus.iter().cycle().take_while(|_| goes_on(until, everywhere)) {
+        for &cpu in cpus.iter().cycle().take_while(|_| keep_running(until, everywhere)) {
             for &tid in &tids {
-                common::pin_thread_to(tid, &[cpu]);
+                testkit::pin::pin_thread_to(tid, &[cpu]);
             }
             thread::sleep(Duration::from_millis(1));
         }

@@ -4,11 +4,6 @@
 //! Each operation is between two tickets of one counter. The checker is that of Wing, Gong and Lowe.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/dice.rs"]
-mod dice;
-#[path = "common/seconds.rs"]
-mod seconds;
-
 use std::collections::BTreeMap;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
@@ -20,7 +15,7 @@ use todc_utils::linearizability::WGLChecker;
 use todc_utils::linearizability::history::{Action, History};
 use todc_utils::specifications::Specification;
 
-use dice::Dice;
+use testkit::rng::{self, Rng};
 
 const THREADS: usize = 4;
 /// Indexes of the table: few, so that they are used again.
@@ -89,14 +84,14 @@ fn is_linearizable(actions: &Actions) -> bool {
 struct Board([AtomicU64; 6]);
 
 impl Board {
-    fn write(&self, dice: &mut Dice, id: Id) {
-        self.0[dice.roll(6)].store(id.to_bits(), Relaxed);
+    fn write(&self, rng: &mut Rng, id: Id) {
+        self.0[rng.usize(..6)].store(id.to_bits(), Relaxed);
     }
 
     /// One of them; or one that may come next.
-    fn read(&self, dice: &mut Dice) -> Option<Id> {
-        let bits = self.0[dice.roll(6)].load(Relaxed);
-        let ahead = if dice.roll(6) == 0 { 1 << 32 } else { 0 };
+    fn read(&self, rng: &mut Rng) -> Option<Id> {
+        let bits = self.0[rng.usize(..6)].load(Relaxed);
+        let ahead = if rng.usize(..6) == 0 { 1 << 32 } else { 0 };
         Id::from_bits(bits).and_then(|id| Id::from_bits(id.to_bits() + ahead))
     }
 }
@@ -110,21 +105,21 @@ fn record(seed: u64, each: usize) -> Actions {
             .map(|me| {
                 let (table, board, tickets, start) = (&table, &board, &tickets, &start);
                 scope.spawn(move || {
-                    let mut dice = Dice::new(seed * 8 + me as u64);
+                    let mut rng = rng::seeded(seed * 8 + me as u64);
                     let mut actions = Vec::with_capacity(2 * each);
                     start.wait();
                     for serial in 0..each {
                         let value = (me * each + serial) as u64;
-                        let Some(op) = choose(&mut dice, board, value) else { continue };
+                        let Some(op) = choose(&mut rng, board, value) else { continue };
                         let began = tickets.fetch_add(1, SeqCst);
                         let said = run(table, op);
                         let ended = tickets.fetch_add(1, SeqCst);
                         if let Op::Insert(_, Some(Ok(id))) = said {
-                            board.write(&mut dice, id);
+                            board.write(&mut rng, id);
                         }
                         actions.push((began, (me, Action::Call(op))));
                         actions.push((ended, (me, Action::Response(said))));
-                        if dice.roll(8) == 0 {
+                        if rng.usize(..8) == 0 {
                             table.poll();
                         }
                     }
@@ -139,12 +134,12 @@ fn record(seed: u64, each: usize) -> Actions {
     actions.into_iter().map(|(_, action)| action).collect()
 }
 
-fn choose(dice: &mut Dice, board: &Board, value: u64) -> Option<Op> {
-    Some(match dice.roll(8) {
+fn choose(rng: &mut Rng, board: &Board, value: u64) -> Option<Op> {
+    Some(match rng.usize(..8) {
         0 | 1 => Op::Insert(value, None),
-        2 | 3 => Op::Remove(board.read(dice)?, None),
-        4 => Op::GetRef(board.read(dice)?, None),
-        _ => Op::Lookup(board.read(dice)?, None),
+        2 | 3 => Op::Remove(board.read(rng)?, None),
+        4 => Op::GetRef(board.read(rng)?, None),
+        _ => Op::Lookup(board.read(rng)?, None),
     })
 }
 
@@ -179,7 +174,7 @@ fn inv14_what_threads_see_is_as_if_one_after_the_other() {
 #[test]
 #[ignore = "stress: seconds of histories"]
 fn stress_inv14_what_threads_see_is_as_if_one_after_the_other() {
-    let until = Instant::now() + seconds::stress_time(5);
+    let until = Instant::now() + testkit::stress::stress_time(5);
     let (mut seed, mut operations) = (1_000, 0);
     while Instant::now() < until {
         let actions = record(seed, 40);

@@ -142,7 +142,7 @@ fn stress_inv19_fork_storm_beside_inserts_and_removals() {
     let permanent: Vec<Id> = (0..100).map(|value| table.insert(value).unwrap()).collect();
     let stop = AtomicBool::new(false);
     let rounds = AtomicUsize::new(0);
-    let until = std::time::Instant::now() + seconds::stress_time(2);
+    let until = std::time::Instant::now() + testkit::stress::stress_time(2);
     let mut forks = 0;
     thread::scope(|scope| {
         for _ in 0..3 {
@@ -157,7 +157,8 @@ fn stress_inv19_fork_storm_beside_inserts_and_removals() {
             });
         }
         let mut held = true;
-        while held && goes_on::goes_on(until, || forks > 3 && rounds.load(Relaxed) > 3) {
+        while held && testkit::stress::keep_running(until, || forks > 3 && rounds.load(Relaxed) > 3)
+        {
             forks += 1;
             held = in_child(|| {
                 for (value, id) in permanent.iter().enumerate() {
@@ -185,8 +186,3 @@ fn stress_inv19_fork_storm_beside_inserts_and_removals() {
     table.validate();
     assert_eq!(table.len(), 100);
 }
-
-#[path = "common/goes_on.rs"]
-mod goes_on;
-#[path = "common/seconds.rs"]
-mod seconds;

@@ -1,7 +1,6 @@
 //! Memory that runs out, and memory that comes back: an allocator that refuses and counts.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
@@ -12,42 +11,10 @@ use percpu::rcu;
 use radix_ctx::{
     AllocError, CtxRef, CtxTable, GetRefError, Id, InsertRefused, LookupError, TableStats, Usage,
 };
-
-static BYTES: AtomicI64 = AtomicI64::new(0);
-
-thread_local! {
-    /// How many allocations of this thread succeed before one is refused; negative: all.
-    static LEFT: Cell<i64> = const { Cell::new(-1) };
-    /// As `BYTES`, of this thread: the test harness has others.
-    static HERE: Cell<i64> = const { Cell::new(0) };
-}
-
-struct Refusing;
-
-// SAFETY: the system's allocator, which may refuse, as any may; nothing here unwinds.
-unsafe impl GlobalAlloc for Refusing {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let left = LEFT.get();
-        if left == 0 {
-            return std::ptr::null_mut();
-        }
-        LEFT.set((left - 1).max(-1));
-        BYTES.fetch_add(layout.size() as i64, Relaxed);
-        HERE.set(HERE.get() + layout.size() as i64);
-        // SAFETY: the caller's promises are handed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        BYTES.fetch_sub(layout.size() as i64, Relaxed);
-        HERE.set(HERE.get() - layout.size() as i64);
-        // SAFETY: the caller's promises are handed on.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
+use testkit::alloc::{ThreadAllocator, admitted_left, process_bytes, refuse_after, thread_bytes};
 
 #[global_allocator]
-static ALLOCATOR: Refusing = Refusing;
+static ALLOCATOR: ThreadAllocator = ThreadAllocator::new();
 
 /// The tests of this file count the bytes of the whole process: one at a time, and none is percpu's first use.
 fn alone() -> MutexGuard<'static, ()> {
@@ -58,19 +25,11 @@ fn alone() -> MutexGuard<'static, ()> {
     turn
 }
 
-/// Runs `f` with the allocation refused that comes after `left` others.
-fn refusing<R>(left: i64, f: impl FnOnce() -> R) -> R {
-    LEFT.set(left);
-    let result = f();
-    LEFT.set(-1);
-    result
-}
-
 /// Refuses the first allocation of `f`, then the second, and so on until it succeeds: `f` says whether
 /// it was refused, and `check` that nothing came of it.
-fn fails_cleanly(mut f: impl FnMut() -> bool, mut check: impl FnMut(i64)) {
+fn fails_cleanly(mut f: impl FnMut() -> bool, mut check: impl FnMut(usize)) {
     let mut refused = 0;
-    while refusing(refused, &mut f) {
+    while refuse_after(refused, &mut f) {
         check(refused);
         refused += 1;
         assert!(refused < 100);
@@ -223,7 +182,7 @@ fn inv09_a_refused_reservation_or_room_changes_nothing() {
                 assert_eq!((now.live, now.usage), (see(&table).live, before.usage));
             },
         );
-        refusing(0, || {
+        refuse_after(0, || {
             for _ in 0..200 {
                 let id = table.reserve().unwrap().id();
                 assert!(id.generation() > 0);
@@ -252,7 +211,7 @@ fn inv13_a_refused_count_gives_no_reference() {
         fails_cleanly(get, |refused| assert_eq!(see(&table), before, "after {refused}"));
         let context = got.take().unwrap();
         assert_eq!(context.0, 5);
-        refusing(0, || {
+        refuse_after(0, || {
             drop(context.clone());
             drop(table.get_ref(id).unwrap());
             table.remove(id).unwrap();
@@ -274,7 +233,7 @@ fn a_table_with_room_allocates_nothing() {
     drop(table.get_ref(first).unwrap()); // its slab's counts
     table.remove(table.insert(0).unwrap()).unwrap();
     table.flush().unwrap(); // and RCU's own
-    let left = refusing(100, || {
+    let left = refuse_after(100, || {
         let guard = rcu::pin();
         assert_eq!((table.get(first, &guard), table.with(first, |n| *n)), (Ok(&0), Ok(0)));
         assert!(table.contains(first) && table.next(0, &guard).is_some());
@@ -301,7 +260,7 @@ fn a_table_with_room_allocates_nothing() {
         drop(held);
         table.flush().unwrap();
         assert!(table.is_empty());
-        LEFT.get()
+        admitted_left()
     });
     assert_eq!(left, 100, "allocated");
 }
@@ -310,7 +269,7 @@ fn a_table_with_room_allocates_nothing() {
 fn inv09_a_table_that_cannot_be_made_is_refused() {
     let _alone = alone();
     let made = Cell::new(None);
-    let bytes = HERE.get();
+    let bytes = thread_bytes();
     let build = || match CtxTable::<u64>::builder().max_contexts(5).max_weight(9).build() {
         Ok(table) => {
             made.set(Some(table));
@@ -318,7 +277,7 @@ fn inv09_a_table_that_cannot_be_made_is_refused() {
         }
         Err(AllocError { .. }) => true,
     };
-    fails_cleanly(build, |refused| assert_eq!(HERE.get(), bytes, "after {refused}"));
+    fails_cleanly(build, |refused| assert_eq!(thread_bytes(), bytes, "after {refused}"));
     let table = made.take().unwrap();
     assert_eq!(table.with(table.insert(7).unwrap(), |value| *value), Ok(7));
 }
@@ -334,7 +293,7 @@ fn inv15_every_failing_path_gives_the_quota_back() {
         (usage.contexts, usage.weight)
     };
     for insert in INSERTS {
-        let _ = refusing(0, || insert(&table, Counted::new(0, &count)).is_err());
+        let _ = refuse_after(0, || insert(&table, Counted::new(0, &count)).is_err());
         assert_eq!((usage(), count.load(Relaxed)), ((0, Some(0)), 0));
     }
     let panicked = catch_unwind(AssertUnwindSafe(|| {
@@ -405,13 +364,13 @@ fn inv11_all_bytes_are_back_after_mass_removal() {
     let before = {
         rcu::barrier().unwrap();
         rcu::barrier().unwrap();
-        BYTES.load(Relaxed)
+        process_bytes()
     };
     for threads in [1, 4] {
         round(threads);
         for _ in 0..3 {
             rcu::barrier().unwrap();
         }
-        assert_eq!(BYTES.load(Relaxed), before, "{threads} threads");
+        assert_eq!(process_bytes(), before, "{threads} threads");
     }
 }

@@ -3,15 +3,6 @@
 //! Ignored by default: `OFFLOCK_STRESS_SECONDS` (3) says how long each test runs.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/dice.rs"]
-mod dice;
-#[path = "common/goes_on.rs"]
-mod goes_on;
-#[path = "common/seconds.rs"]
-mod seconds;
-
-use std::env;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,7 +10,8 @@ use std::time::{Duration, Instant};
 use percpu::rcu;
 use radix_ctx::{CtxRef, CtxTable, Id};
 
-use dice::Dice;
+use testkit::child::rerun_without_rseq;
+use testkit::rng::{self, Rng};
 
 static ALIVE: AtomicI64 = AtomicI64::new(0);
 
@@ -73,22 +65,22 @@ impl Board {
     }
 }
 
-/// Runs `f` on threads until the time is over; it is told its number and a dice.
-fn storm(threads: usize, f: impl Fn(usize, &mut Dice) + Sync) {
-    let until = Instant::now() + seconds::stress_time(3);
+/// Runs `f` on threads until the time is over; it is told its number and a rng.
+fn storm(threads: usize, f: impl Fn(usize, &mut Rng) + Sync) {
+    let until = Instant::now() + testkit::stress::stress_time(3);
     let stop = AtomicBool::new(false);
     let rounds = AtomicU64::new(0);
     thread::scope(|scope| {
         for me in 0..threads {
             let (f, stop, rounds) = (&f, &stop, &rounds);
             scope.spawn(move || {
-                let mut dice = Dice::new(me as u64);
+                let mut rng = rng::seeded(me as u64);
                 while !stop.load(Relaxed) {
                     for _ in 0..64 {
-                        f(me, &mut dice);
+                        f(me, &mut rng);
                     }
                     rounds.fetch_add(64, Relaxed);
-                    if !goes_on::goes_on(until, || rounds.load(Relaxed) > 1_000) {
+                    if !testkit::stress::keep_running(until, || rounds.load(Relaxed) > 1_000) {
                         stop.store(true, Relaxed);
                     }
                 }
@@ -124,9 +116,9 @@ fn end(table: CtxTable<Canary>, board: &Board, others: usize) {
 #[ignore = "stress: seconds of churn"]
 fn stress_inv12_churn() {
     let (table, board) = (CtxTable::new(), Board::new(1_000));
-    storm(6, |_, dice| {
-        let place = dice.roll(1_000);
-        match dice.roll(4) {
+    storm(6, |_, rng| {
+        let place = rng.usize(..1_000);
+        match rng.usize(..4) {
             0 => board.replace(&table, place),
             1 => {
                 let guard = rcu::pin();
@@ -156,12 +148,12 @@ fn stress_inv12_churn() {
 fn stress_inv12_churn_at_the_limit() {
     let table = CtxTable::builder().max_index(90).max_contexts(80).build().unwrap();
     let board = Board::new(70);
-    storm(4, |me, dice| {
-        board.replace(&table, dice.roll(70));
-        if me == 0 && dice.roll(16) == 0 {
+    storm(4, |me, rng| {
+        board.replace(&table, rng.usize(..70));
+        if me == 0 && rng.usize(..16) == 0 {
             drop(table.insert_in(40..=41, Canary::new(0)).map(|id| _ = table.remove(id)));
         }
-        if dice.roll(64) == 0 {
+        if rng.usize(..64) == 0 {
             drop(table.reserve());
             table.flush().unwrap();
         }
@@ -176,8 +168,8 @@ fn stress_inv13_references_against_removal() {
     let (table, board) = (CtxTable::new(), Board::new(40));
     let held: Vec<std::sync::Mutex<Option<CtxRef<Canary>>>> =
         (0..16).map(|_| std::sync::Mutex::new(None)).collect();
-    storm(6, |me, dice| {
-        let place = dice.roll(40);
+    storm(6, |me, rng| {
+        let place = rng.usize(..40);
         if me < 2 {
             return board.replace(&table, place);
         }
@@ -186,7 +178,7 @@ fn stress_inv13_references_against_removal() {
         let other = context.clone();
         drop(context);
         // It goes to another thread, or comes from one.
-        let place = dice.roll(16);
+        let place = rng.usize(..16);
         let swapped = held[place].lock().unwrap().replace(other);
         if let Some(context) = swapped {
             context.read();
@@ -202,7 +194,7 @@ fn stress_inv13_references_against_removal() {
 #[test]
 #[ignore = "stress: seconds of references"]
 fn stress_inv13_references_outlive_their_tables() {
-    storm(4, |_, dice| {
+    storm(4, |_, rng| {
         let table = CtxTable::new();
         let ids: Vec<Id> = (0..3).map(|v| table.insert(Canary::new(v)).unwrap()).collect();
         let refs: Vec<_> = ids.iter().map(|id| table.get_ref(*id).unwrap()).collect();
@@ -210,7 +202,7 @@ fn stress_inv13_references_outlive_their_tables() {
             let refs = refs.clone();
             move || refs.iter().map(|context| context.read()).sum::<u64>()
         });
-        if dice.roll(2) == 0 {
+        if rng.usize(..2) == 0 {
             table.remove(ids[1]).unwrap();
         }
         drop(refs);
@@ -230,16 +222,16 @@ fn stress_inv17_permanent_ids_are_found_throughout_growth_and_shrink() {
     for index in [0, 1, 63, 64, 700, 4_095, 4_096, 20_000] {
         permanent.push(table.insert_in(index..=index, Canary::new(index.into())).unwrap());
     }
-    storm(5, |me, dice| {
+    storm(5, |me, rng| {
         if me < 2 {
-            let many = 1 + dice.roll(3_000);
-            let far = dice.roll(1 << 24) as u32;
+            let many = 1 + rng.usize(..3_000);
+            let far = rng.usize(..1 << 24) as u32;
             let ids: Vec<Id> = (0..many)
                 .map(|_| table.insert(Canary::new(7)).unwrap())
                 .chain(table.insert_in(far.., Canary::new(7)))
                 .collect();
             ids.into_iter().for_each(|id| _ = table.remove(id).unwrap());
-            if dice.roll(4) == 0 {
+            if rng.usize(..4) == 0 {
                 table.flush().unwrap();
                 table.shrink_to_fit().unwrap();
             }
@@ -262,7 +254,7 @@ fn stress_inv17_permanent_ids_are_found_throughout_growth_and_shrink() {
 fn stress_inv14_one_of_many_removes() {
     let (table, board) = (CtxTable::new(), Board::new(1));
     let (inserted, removed) = (AtomicU64::new(0), AtomicU64::new(0));
-    storm(4, |me, dice| {
+    storm(4, |me, rng| {
         if me == 0 && board.get(0).is_none_or(|id| !table.contains(id)) {
             board.0[0].store(table.insert(Canary::new(1)).unwrap().to_bits(), Relaxed);
             inserted.fetch_add(1, Relaxed);
@@ -270,7 +262,7 @@ fn stress_inv14_one_of_many_removes() {
         if let Some(id) = board.get(0) {
             removed.fetch_add(table.remove(id).is_ok().into(), Relaxed);
         }
-        if dice.roll(200) == 0 {
+        if rng.usize(..200) == 0 {
             table.flush().unwrap();
         }
     });
@@ -284,11 +276,5 @@ fn stress_inv14_one_of_many_removes() {
 #[test]
 #[ignore = "stress: seconds of everything"]
 fn stress_all_of_it_without_rseq() {
-    let status = Command::new(env::current_exe().unwrap())
-        .args(["--ignored", "--test-threads=1", "stress_inv"])
-        .env("GLIBC_TUNABLES", "glibc.pthread.rseq=0")
-        .env("OFFLOCK_STRESS_SECONDS", "1")
-        .status()
-        .unwrap();
-    assert!(status.success());
+    rerun_without_rseq("stress_inv");
 }

@@ -3,11 +3,6 @@
 //! Ignored by default: `OFFLOCK_STRESS_SECONDS` (5) says how long each test runs.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/goes_on.rs"]
-mod goes_on;
-#[path = "common/seconds.rs"]
-mod seconds;
-
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::Instant;
@@ -15,8 +10,7 @@ use std::time::Instant;
 use percpu::rcu::{self, Owned};
 use radix_ctx::xarray::{Mark, Value, XArray};
 
-use goes_on::goes_on;
-use seconds::stress_time;
+use testkit::stress::{keep_running, stress_time};
 
 /// Runs `readers` beside `writer` for the stress time, and says how often each went round.
 fn race(name: &str, writer: impl Fn(u64) + Sync, readers: &[&(dyn Fn(u64) + Sync)]) {
@@ -40,7 +34,7 @@ fn race(name: &str, writer: impl Fn(u64) + Sync, readers: &[&(dyn Fn(u64) + Sync
         }
         let writing = s.spawn(|| {
             for round in 0.. {
-                let on = || goes_on(until, || round > 0 && read.load(Relaxed) > 0);
+                let on = || keep_running(until, || round > 0 && read.load(Relaxed) > 0);
                 if round % 64 == 0 && !on() {
                     return written.store(round, Relaxed);
                 }

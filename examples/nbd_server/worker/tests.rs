@@ -12,7 +12,6 @@ use radix_ctx::{CtxTable, LookupError};
 use tempfile::TempDir;
 
 mod caching;
-mod counting;
 mod crash;
 mod hanging;
 mod hits;

@@ -13,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
+use testkit::stress::stress_time;
 
 use crate::client::{Client, MIB, cmd, flag, header};
 use crate::image::{self, Random};
@@ -31,9 +32,7 @@ const SETTLED: Duration = Duration::from_secs(10);
 const GROWTH: u64 = 5;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let asked = std::env::var("OFFLOCK_STRESS_SECONDS").ok();
-    let seconds = asked.map_or(10, |n| n.parse().expect("OFFLOCK_STRESS_SECONDS is a number"));
-    let time = Duration::from_secs(seconds);
+    let time = stress_time(10);
     let body = move |lab: &Lab, backend| soak(lab, backend, time);
     let deadline = time + Duration::from_secs(120);
     let trials = per_backend_for(deadline, &Backend::ALL, "soak_mixed_load", &[], body);

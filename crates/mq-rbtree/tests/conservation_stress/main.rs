@@ -2,20 +2,8 @@
 //! drained or dropped, exactly once, and those of one sender and one priority come in order.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "../common/block_on.rs"]
-mod block_on;
-#[path = "../common/census.rs"]
-mod census;
-#[path = "../common/dice.rs"]
-mod dice;
-#[path = "../common/goes_on.rs"]
-mod goes_on;
 mod ledger;
 mod parties;
-#[path = "../common/seconds.rs"]
-mod seconds;
-#[path = "../common/watchdog.rs"]
-mod watchdog;
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -24,12 +12,12 @@ use std::time::{Duration, Instant};
 
 use mq_rbtree::{Bitmap, Builder, Forked, Levels, QueueStats, RbTree, Receiver, Sender};
 
-use census::{Canary, Census};
-use dice::Dice;
-use goes_on::goes_on;
 use ledger::Ledger;
 use parties::Party;
-use watchdog::watched;
+use testkit::canary::{Canary, Census};
+use testkit::rng::{self, Rng};
+use testkit::stress::keep_running;
+use testkit::watchdog::watched;
 
 /// Different priorities.
 const PRIORITIES: usize = 5;
@@ -56,18 +44,18 @@ fn bytes(message: &Canary) -> usize {
 }
 
 /// Queues of every habit.
-fn builder<L: Keyed>(dice: &mut Dice) -> Builder<Canary, L> {
-    let small = dice.roll(3) + 1;
-    let builder = match dice.roll(7) {
+fn builder<L: Keyed>(rng: &mut Rng) -> Builder<Canary, L> {
+    let small = rng.usize(..3) + 1;
+    let builder = match rng.usize(..7) {
         0 => Builder::new(1),
         1 => Builder::new(small).spin(false),
         2 => Builder::new(8).measure(bytes).max_bytes(20),
         3 => Builder::new(16).reserve(L::key(3), 8).reserve(L::key(4), 4),
         4 => Builder::new(64).no_alloc().ageing(NonZeroU32::new(3).unwrap()),
-        5 => Builder::new(1_000).spare_nodes(dice.roll(3)),
+        5 => Builder::new(1_000).spare_nodes(rng.usize(..3)),
         _ => Builder::new(small).measure(bytes).max_bytes(9).reserve(L::key(2), small - 1),
     };
-    if dice.roll(8) == 0 { builder.time_lock() } else { builder }
+    if rng.usize(..8) == 0 { builder.time_lock() } else { builder }
 }
 
 /// How it comes to an end.
@@ -106,15 +94,15 @@ of_either! {
 
 /// Threads on one queue for some milliseconds. Returns the messages accepted.
 fn round<L: Keyed>(seed: u64) -> u64 {
-    let mut dice = Dice::new(seed * 16);
-    let (sender, receiver) = builder::<L>(&mut dice).channel().unwrap();
-    let end = [End::Closed, End::NoSenders, End::NoReceivers][dice.roll(3)];
-    let length = Duration::from_millis(5 + dice.roll(60) as u64);
+    let mut rng = rng::seeded(seed * 16);
+    let (sender, receiver) = builder::<L>(&mut rng).channel().unwrap();
+    let end = [End::Closed, End::NoSenders, End::NoReceivers][rng.usize(..3)];
+    let length = Duration::from_millis(5 + rng.usize(..60) as u64);
     let (census, steps) = (Census::default(), AtomicU64::new(0));
     let (no_more_sends, no_more_receives) = (AtomicBool::new(false), AtomicBool::new(false));
     let party = |number: usize| Party::<L> {
         number,
-        dice: Dice::new(seed * 16 + 1 + number as u64),
+        rng: rng::seeded(seed * 16 + 1 + number as u64),
         ledger: Ledger::default(),
         census: &census,
         steps: &steps,
@@ -172,9 +160,9 @@ fn round<L: Keyed>(seed: u64) -> u64 {
 }
 
 fn rounds<L: Keyed>() {
-    let until = Instant::now() + seconds::stress_time(5);
+    let until = Instant::now() + testkit::stress::stress_time(5);
     let (mut seed, mut accepted) = (0, 0);
-    while goes_on(until, || accepted > 100) {
+    while keep_running(until, || accepted > 100) {
         accepted += round::<L>(seed);
         seed += 1;
     }

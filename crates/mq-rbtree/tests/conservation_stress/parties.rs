@@ -13,15 +13,15 @@ use mq_rbtree::{
     Wait,
 };
 
-use crate::block_on::{block_on, unparker};
-use crate::census::{Canary, Census};
-use crate::dice::Dice;
 use crate::ledger::Ledger;
 use crate::{Keyed, PRIORITIES};
+use testkit::block_on::{block_on, unparker};
+use testkit::canary::{Canary, Census};
+use testkit::rng::SeededRng;
 
 pub(crate) struct Party<'a, L> {
     pub(crate) number: usize,
-    pub(crate) dice: Dice,
+    pub(crate) rng: SeededRng,
     pub(crate) ledger: Ledger,
     pub(crate) census: &'a Census,
     pub(crate) steps: &'a AtomicU64,
@@ -38,7 +38,7 @@ type Numbered<'q, L> = (Pin<Box<SendFuture<'q, Canary, L>>>, u64);
 
 impl<L: Keyed> Party<'_, L> {
     fn message(&mut self, sender: usize) -> (Canary, L::Priority, u64) {
-        let priority = self.dice.roll(PRIORITIES);
+        let priority = self.rng.usize(..PRIORITIES);
         let bits = self.ledger.number(sender as u8, priority as u8).to_bits();
         (Canary::new(bits, self.census), L::key(priority), bits)
     }
@@ -77,16 +77,16 @@ impl<L: Keyed> Party<'_, L> {
     }
 
     fn short_wait(&mut self) -> Wait {
-        let wait = match self.dice.roll(3) {
+        let wait = match self.rng.usize(..3) {
             0 => Wait::until(Instant::now()),
             1 => Wait::NO,
-            _ => Wait::at_most(Duration::from_micros(self.dice.roll(300) as u64)),
+            _ => Wait::at_most(Duration::from_micros(self.rng.usize(..300) as u64)),
         };
-        wait.urgency(self.dice.roll(3) as u8)
+        wait.urgency(self.rng.usize(..3) as u8)
     }
 
     fn wait(&mut self) -> Wait {
-        if self.dice.roll(2) == 0 { Wait::FOREVER } else { self.short_wait() }
+        if self.rng.usize(..2) == 0 { Wait::FOREVER } else { self.short_wait() }
     }
 
     /// Sends only: it may wait for ever, as others receive until the end.
@@ -100,14 +100,14 @@ impl<L: Keyed> Party<'_, L> {
 
     fn send_once(&mut self, queue: &Sender<Canary, L>) -> bool {
         let wait = self.wait();
-        match self.dice.roll(16) {
+        match self.rng.usize(..16) {
             0..9 => {
                 let (message, key, bits) = self.message(self.number);
                 let said = queue.send_with(message, key, wait);
                 self.sent(bits, said)
             }
             9 => {
-                let count = self.dice.roll(100);
+                let count = self.rng.usize(..100);
                 let mut numbers = VecDeque::new();
                 let mut batch = VecDeque::new();
                 for _ in 0..count {
@@ -128,13 +128,13 @@ impl<L: Keyed> Party<'_, L> {
             }
             10..13 => {
                 let (message, key, bits) = self.message(self.number);
-                let urgency = self.dice.roll(3) as u8;
+                let urgency = self.rng.usize(..3) as u8;
                 let said = block_on(queue.send_async(message, key).urgency(urgency));
                 self.sent(bits, said)
             }
             _ => {
                 let (message, key, bits) = self.message(self.number);
-                let polls = self.dice.roll(3);
+                let polls = self.rng.usize(..3);
                 match some_polls(queue.send_async(message, key), polls) {
                     Some(said) => self.sent(bits, said),
                     None => true,
@@ -154,11 +154,11 @@ impl<L: Keyed> Party<'_, L> {
 
     fn receive_once(&mut self, queue: &Receiver<Canary, L>) -> bool {
         let wait = self.wait();
-        match self.dice.roll(32) {
+        match self.rng.usize(..32) {
             0..18 => self.received(queue.receive_with(wait)),
             18..20 => {
                 let mut out = Vec::new();
-                match queue.receive_batch(&mut out, 1 + self.dice.roll(100), wait) {
+                match queue.receive_batch(&mut out, 1 + self.rng.usize(..100), wait) {
                     Ok(count) => assert_eq!(count, out.len()),
                     Err(error) => return self.received(Err(error)),
                 }
@@ -166,11 +166,11 @@ impl<L: Keyed> Party<'_, L> {
                 true
             }
             20..25 => {
-                let urgency = self.dice.roll(3) as u8;
+                let urgency = self.rng.usize(..3) as u8;
                 self.received(block_on(queue.receive_async().urgency(urgency)))
             }
             25..30 => {
-                let polls = self.dice.roll(3);
+                let polls = self.rng.usize(..3);
                 match some_polls(queue.receive_async(), polls) {
                     Some(said) => self.received(said),
                     None => true,
@@ -178,7 +178,7 @@ impl<L: Keyed> Party<'_, L> {
             }
             30 => {
                 // Not always the oldest of its priority.
-                let odd = self.dice.roll(2) as u64;
+                let odd = self.rng.usize(..2) as u64;
                 let some = queue.drain_filter(|message, _| message.read() % 2 == odd).unwrap();
                 some.into_iter().for_each(|message| self.took(message, false));
                 true
@@ -205,13 +205,13 @@ impl<L: Keyed> Party<'_, L> {
         let mut receives: [Option<Waiting<'_, L>>; FUTURES] = Default::default();
         let mut open = true;
         while open && !no_more_sends.load(Relaxed) && !no_more_receives.load(Relaxed) {
-            let (at, wait) = (self.dice.roll(FUTURES), self.short_wait());
-            match self.dice.roll(16) {
+            let (at, wait) = (self.rng.usize(..FUTURES), self.short_wait());
+            match self.rng.usize(..16) {
                 0..5 => {
                     // One sender each: which of them is first is open.
                     let (mut future, bits) = sends[at].take().unwrap_or_else(|| {
                         let (message, key, bits) = self.message(self.number + 1 + at);
-                        let urgency = self.dice.roll(3) as u8;
+                        let urgency = self.rng.usize(..3) as u8;
                         (Box::pin(sender.send_async(message, key).urgency(urgency)), bits)
                     });
                     match future.as_mut().poll(&mut cx) {
@@ -222,7 +222,7 @@ impl<L: Keyed> Party<'_, L> {
                 5 => sends[at] = None,
                 6..11 => {
                     let mut future = receives[at].take().unwrap_or_else(|| {
-                        Box::pin(receiver.receive_async().urgency(self.dice.roll(3) as u8))
+                        Box::pin(receiver.receive_async().urgency(self.rng.usize(..3) as u8))
                     });
                     match future.as_mut().poll(&mut cx) {
                         Poll::Ready(said) => open = self.received(said),

@@ -22,9 +22,9 @@ use mq_rbtree::{
     SendFuture, SendRefused, Wait,
 };
 
-use crate::flag::Flag;
-use crate::short::refused;
 use model::{Model, Stored};
+use testkit::WakeCount;
+use testkit::alloc::refuse_first;
 
 /// Levels, and what stands for a number among their priorities: in the same order.
 pub(crate) trait Keyed: Levels<Priority: Ord + Debug> {
@@ -170,20 +170,20 @@ pub(crate) struct Limits {
 
 struct Waiting<F> {
     future: Pin<Box<F>>,
-    flag: Arc<Flag>,
+    flag: Arc<WakeCount>,
     seen: usize,
-    old: Vec<(Arc<Flag>, usize)>,
+    old: Vec<(Arc<WakeCount>, usize)>,
     id: u64,
 }
 
 impl<F: Future> Waiting<F> {
     fn new(future: Pin<Box<F>>, id: u64) -> Self {
-        Self { future, flag: Flag::new(), seen: 0, old: Vec::new(), id }
+        Self { future, flag: WakeCount::new(), seen: 0, old: Vec::new(), id }
     }
 
     fn poll(&mut self, other_waker: bool) -> Poll<F::Output> {
         if other_waker {
-            let old = std::mem::replace(&mut self.flag, Flag::new());
+            let old = std::mem::replace(&mut self.flag, WakeCount::new());
             let count = old.count();
             self.old.push((old, count));
         }
@@ -290,7 +290,7 @@ impl<L: Keyed> Runner<'_, L> {
                 let (parcel, key) = (self.parcel(model, bytes), Self::key(priority));
                 let stored = Stored { id: parcel.id, bytes: parcel.bytes };
                 let most = usize::from(count % 6);
-                let (result, refused) = refused(most, || queue.try_send(parcel, key));
+                let (result, refused) = refuse_first(most, || queue.try_send(parcel, key));
                 let expected = if is_short(result.as_ref().err(), refused) {
                     assert_eq!(model.accepts(key, stored), Ok(()));
                     Err(SendRefused::NoMemory)
@@ -480,7 +480,7 @@ impl<L: Keyed> Runner<'_, L> {
     }
 
     fn poll_send_short(&mut self, model: &mut Model<L>, which: usize, most: usize) {
-        let (polled, refused) = refused(most, || self.sends[which].poll(false));
+        let (polled, refused) = refuse_first(most, || self.sends[which].poll(false));
         match polled {
             Poll::Ready(Err(error)) if is_short(Some(&error), refused) => {
                 let waiting = self.sends.swap_remove(which);

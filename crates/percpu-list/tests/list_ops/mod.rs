@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 use percpu_list::{CpuId, Domain, SlotPolicy, Stats};
+use testkit::pin::{current_cpu, pin_to};
 
 const ALIVE: u64 = 0x0a11_fe0f_0c0f_fee5;
 
@@ -73,26 +74,13 @@ pub(crate) fn policy_of(byte: u8) -> SlotPolicy {
 }
 
 pub(crate) fn run_owning(policy: SlotPolicy, steps: impl Iterator<Item = Step>) -> usize {
-    stay();
+    pin_to(&[current_cpu()]); // so that the hits are known
     owning::run(policy, steps)
 }
 
 pub(crate) fn run_intrusive(policy: SlotPolicy, steps: impl Iterator<Item = Step>) -> usize {
-    stay();
+    pin_to(&[current_cpu()]); // so that the hits are known
     intrusive::run(policy, steps)
-}
-
-/// Keeps the calling thread on the CPU where it is.
-fn stay() {
-    // SAFETY: plain bytes, of which zero is the empty set.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: takes no arguments.
-    let cpu = unsafe { libc::sched_getcpu() };
-    // SAFETY: a CPU that exists is inside of the set.
-    unsafe { libc::CPU_SET(cpu.try_into().expect("a CPU"), &mut set) };
-    // SAFETY: `set` is initialised, and its size is the one given.
-    let rc = unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) };
-    assert_eq!(rc, 0, "sched_setaffinity");
 }
 
 /// The slots of a domain, as the policy says.

@@ -12,19 +12,8 @@ use std::ptr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-#[path = "../../tests/common/alarms.rs"]
-mod alarms;
-#[path = "../../tests/common/goes_on.rs"]
-mod goes_on;
-#[path = "../../tests/common/seconds.rs"]
-mod seconds;
-
-use self::alarms::{Alarms, handle};
-use self::goes_on::goes_on;
-use self::seconds::stress_time;
 use super::{Armed, armed, usable};
 use crate::capabilities::Sections;
-use crate::common::{allowed_cpus, pin_thread_to};
 use crate::cpu::getcpu;
 use crate::fence;
 use crate::rseq::section::{self, Refused};
@@ -32,6 +21,9 @@ use crate::rseq::self_test::Operations;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::topology;
 use crate::words::Words;
+use testkit::pin::{allowed_cpus, pin_thread_to};
+use testkit::signals::{ThreadTimer, handle};
+use testkit::stress::{keep_running, stress_time};
 
 const THREADS: usize = 8;
 
@@ -121,7 +113,7 @@ extern "C" fn count(_: libc::c_int) {
 /// Calls `work` while signals come; returns what it does, and how many there were.
 fn signalled<R>(work: impl FnOnce() -> R) -> (R, u64) {
     handle(count);
-    let _alarms = Alarms::start(SIGNAL_INTERVAL);
+    let _timer = ThreadTimer::start(SIGNAL_INTERVAL);
     let result = work();
     (result, SIGNALS.with(|n| n.load(Ordering::Relaxed)))
 }
@@ -133,7 +125,7 @@ fn disturbed(until: Instant, work: impl Fn(&AtomicBool) -> u64 + Sync) -> u64 {
     let wanted = SIGNALS_PER_SECOND * time as u64;
     let (mut sum, mut signals) = (0, [0; THREADS]);
     let enough = |signals: &[u64; THREADS]| signals.iter().all(|&got| got >= wanted);
-    while goes_on(until, || enough(&signals)) {
+    while keep_running(until, || enough(&signals)) {
         sum += disturb(until.max(Instant::now() + Duration::from_secs(1)), &work, &mut signals);
     }
     println!("signals taken by each thread for {time} s: {signals:?}");
@@ -321,7 +313,7 @@ fn moved_after_revoke(real: Armed, protect: bool) -> u64 {
                 }
             });
         }
-        while goes_on(until, || protect || moved > 0) {
+        while keep_running(until, || protect || moved > 0) {
             gate.store(1, Ordering::Relaxed);
             fence::heavy_rseq();
             let before = sum(&words);

@@ -1,8 +1,11 @@
 //! What the cache answers at once costs no allocation: neither one made nor one given up.
 
-use super::counting::{Calls, calls};
 use super::*;
 use std::time::Duration;
+use testkit::alloc::{Calls, ThreadAllocator, calls};
+
+#[global_allocator]
+static ALLOCATOR: ThreadAllocator = ThreadAllocator::new();
 
 /// Requests at a time; all replies fit into the socket.
 const BATCH: usize = 8;

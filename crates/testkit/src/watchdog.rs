@@ -1,25 +1,26 @@
-//! What ends a test whose threads sleep for ever.
+//! The end of a test that makes no progress.
 
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// More than a machine that has other things to do keeps a thread waiting.
+/// Longer than a busy machine keeps a runnable thread waiting.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Runs `f`. If `moved` says the same for 20 seconds meanwhile, prints what `say` says and ends the
-/// process.
-pub(crate) fn watched<R>(
-    moved: impl Fn() -> u64 + Sync,
-    say: impl Fn() -> String + Sync,
+/// Runs `f`. If `progress` returns the same number for 20 seconds meanwhile, prints the text of
+/// `report` and aborts the process.
+pub fn watched<R>(
+    progress: impl Fn() -> u64 + Sync,
+    report: impl Fn() -> String + Sync,
     f: impl FnOnce() -> R,
 ) -> R {
-    /// Also after a panic.
+    /// Stops the watching thread, after a panic in `f` too.
     struct Done<'a>(&'a AtomicBool);
 
     impl Drop for Done<'_> {
         fn drop(&mut self) {
+            // Ordering: Relaxed; the flag carries no other memory.
             self.0.store(true, Relaxed);
         }
     }
@@ -27,14 +28,15 @@ pub(crate) fn watched<R>(
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
-            let (mut last, mut since) = (moved(), Instant::now());
+            let (mut last, mut since) = (progress(), Instant::now());
+            // Ordering: Relaxed; the flag carries no other memory.
             while !done.load(Relaxed) {
                 thread::sleep(Duration::from_millis(5));
-                let now = moved();
+                let now = progress();
                 if now != last {
                     (last, since) = (now, Instant::now());
                 } else if since.elapsed() > PATIENCE {
-                    eprintln!("nothing has moved for {PATIENCE:?}, after {now}\n{}", say());
+                    eprintln!("no progress for {PATIENCE:?}, after {now} steps\n{}", report());
                     process::abort();
                 }
             }

@@ -1,0 +1,69 @@
+//! An executor for one future on the calling thread.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+/// A guess: much longer than any operation under test takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Returns a waker that ends the calling thread's next `park`.
+pub fn unparker() -> Waker {
+    Waker::from(Arc::new(Unpark(thread::current())))
+}
+
+/// Polls `future` to completion. The thread sleeps between polls.
+///
+/// # Panics
+///
+/// Panics if the future is still pending after a minute: a wake-up was lost.
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    let waker = unparker();
+    let mut context = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    let start = Instant::now();
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+        assert!(start.elapsed() < PATIENCE, "a wake-up is lost");
+        thread::park_timeout(PATIENCE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use super::*;
+
+    #[test]
+    fn a_wake_up_from_another_thread_ends_the_sleep() {
+        let mut polls = 0;
+        let output = block_on(poll_fn(|context| {
+            polls += 1;
+            if polls == 3 {
+                return Poll::Ready("done");
+            }
+            let waker = context.waker().clone();
+            thread::spawn(move || {
+                thread::sleep(Duration::from_millis(1));
+                waker.wake();
+            });
+            Poll::Pending
+        }));
+        // A thread may be unparked without a reason, but never polls less often than this.
+        assert_eq!(output, "done");
+    }
+}

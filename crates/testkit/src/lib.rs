@@ -1,0 +1,38 @@
+//! What the tests and benches of several crates share.
+//!
+//! | Module | Contents |
+//! |---|---|
+//! | [`alloc`] | allocators that count calls and bytes, and refuse on request |
+//! | [`block_on`](mod@block_on) | an executor for one future |
+//! | [`canary`] | values that detect a use after their drop, and a count of the living ones |
+//! | [`child`] | tests in a forked child, and this test program run again |
+//! | [`corpus`] | the replay of a fuzz target's committed inputs |
+//! | [`pin`] | the CPUs of the process, and the affinity of a thread |
+//! | [`rng`] | random numbers whose seed is printed on failure |
+//! | [`rseq`] | threads without a registered rseq area |
+//! | [`signals`] | a timer that signals one thread |
+//! | [`stress`] | how long a stress test runs |
+//! | [`wait`] | waiting for another thread's effect |
+//! | [`wake`] | a waker that counts its calls |
+//! | [`watchdog`] | the end of a test that makes no progress |
+//!
+//! This crate is never published and depends on no member of the workspace.
+
+pub mod alloc;
+pub mod block_on;
+pub mod canary;
+pub mod child;
+pub mod corpus;
+pub mod pin;
+pub mod rng;
+pub mod rseq;
+pub mod signals;
+pub mod stress;
+pub mod wait;
+pub mod wake;
+pub mod watchdog;
+
+pub use block_on::block_on;
+pub use rng::Rng;
+pub use wait::wait_until;
+pub use wake::WakeCount;
