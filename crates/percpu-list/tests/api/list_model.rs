@@ -1,7 +1,7 @@
 //! Both kinds of list against sets, one thread.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-mod list_ops;
+use crate::list_ops;
 
 use percpu_list::SlotPolicy;
 use proptest::prelude::*;

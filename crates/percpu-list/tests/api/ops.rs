@@ -1,8 +1,7 @@
 //! What the fuzzer drives, on its corpus and on random bytes.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "list_ops/mod.rs"]
-mod driven;
+use crate::list_ops as driven;
 
 use proptest::prelude::*;
 

@@ -403,7 +403,7 @@ fn inv09_an_item_that_is_dropped_in_a_locked_walk_ends_the_process() {
     for way in ["walk", "retain", "pin", "snapshot"] {
         let child = Command::new(env::current_exe().unwrap())
             .args(["--exact", "--nocapture", "--test-threads=1"])
-            .arg("inv09_an_item_that_is_dropped_in_a_locked_walk_ends_the_process")
+            .arg("lists::inv09_an_item_that_is_dropped_in_a_locked_walk_ends_the_process")
             .env(CHILD, way)
             .output()
             .unwrap();
