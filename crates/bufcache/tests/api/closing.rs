@@ -1,8 +1,7 @@
 //! The end of a device: who may write until when, and what a close that fails leaves.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/disk.rs"]
-mod disk;
+use crate::disk;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,7 +1,6 @@
 //! Blocks that are written: what is dirty, what is durable, and who waits for whom.
 
-#[path = "common/disk.rs"]
-mod disk;
+use crate::disk;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};

@@ -1,7 +1,6 @@
 //! Blocks that wait before they are written: for a log, or for who holds them back.
 
-#[path = "common/disk.rs"]
-mod disk;
+use crate::disk;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

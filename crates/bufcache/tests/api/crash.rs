@@ -1,7 +1,7 @@
 //! Invariant 20: after a loss of power everything is there that was dirtied before a good sync.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-mod power;
+use crate::power;
 
 use std::thread;
 

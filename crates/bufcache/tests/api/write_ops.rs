@@ -1,7 +1,7 @@
 //! What the fuzzer drives through a cache that is written, on its corpus and on random bytes.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "buf_writes/mod.rs"]
+#[path = "../buf_writes/mod.rs"]
 mod driven;
 
 use std::sync::Arc;

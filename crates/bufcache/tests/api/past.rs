@@ -1,7 +1,6 @@
 //! Who must not wait, and who goes to the device past the cache.
 
-#[path = "common/disk.rs"]
-mod disk;
+use crate::disk;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! What the fuzzer drives, on its corpus and on random bytes.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "buf_ops/mod.rs"]
+#[path = "../buf_ops/mod.rs"]
 mod driven;
 
 use proptest::prelude::*;

@@ -1,0 +1,27 @@
+//! Tests of the cache that share one process.
+//!
+//! What needs an allocator, a limit or a fork of its own is a test program of its own.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+mod aside;
+mod attach;
+mod cache;
+mod closing;
+mod crash;
+mod deadlocks;
+mod devices;
+#[path = "../common/disk.rs"]
+mod disk;
+mod engine_writes;
+mod loads;
+mod log;
+mod ops;
+mod past;
+#[path = "../power/mod.rs"]
+mod power;
+mod readahead;
+mod sizes;
+mod sync_after_failure;
+mod told_once;
+mod write_ops;
+mod writes;
