@@ -1,8 +1,7 @@
 //! Orders of priorities that panic: the queue stays whole, and no message is lost.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/panicking.rs"]
-mod panicking;
+use crate::panicking;
 
 use std::cell::Cell;
 use std::cmp::Ordering;

@@ -12,11 +12,8 @@ use std::time::Duration;
 use mq_rbtree::{Queue, SendFuture, Wait};
 
 use testkit::WakeCount;
-use testkit::alloc::{ThreadAllocator, refuse_first};
+use testkit::alloc::refuse_first;
 use testkit::wait_until;
-
-#[global_allocator]
-static ALLOCATOR: ThreadAllocator = ThreadAllocator::new();
 
 /// Longer than anything takes here.
 const LONG: Duration = Duration::from_secs(20);

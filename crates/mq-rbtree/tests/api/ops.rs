@@ -1,14 +1,9 @@
 //! What the fuzzer drives, on its corpus and on random bytes.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "mq_ops/mod.rs"]
-mod mq_ops;
+use crate::mq_ops;
 
 use proptest::prelude::*;
-use testkit::alloc::ThreadAllocator;
-
-#[global_allocator]
-static ALLOCATOR: ThreadAllocator = ThreadAllocator::new();
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(

@@ -2,8 +2,7 @@
 //! queue, the queue stays whole, and whoever waits on it goes on.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/panicking.rs"]
-mod panicking;
+use crate::panicking;
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};

@@ -2,7 +2,7 @@
 //! who is notified.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-mod queue_ops;
+use crate::mq_ops::queue_ops;
 
 use std::cmp::Reverse;
 
@@ -10,10 +10,6 @@ use mq_rbtree::{Bitmap, RbTree};
 use proptest::prelude::*;
 
 use queue_ops::{Limits, Step, run};
-use testkit::alloc::ThreadAllocator;
-
-#[global_allocator]
-static ALLOCATOR: ThreadAllocator = ThreadAllocator::new();
 
 /// `PROPTEST_CASES`, or a few.
 fn cases() -> ProptestConfig {
