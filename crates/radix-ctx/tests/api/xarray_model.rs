@@ -1,7 +1,7 @@
 //! `XArray` against a `BTreeMap`, one thread.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-mod model;
+use crate::model;
 
 use percpu::rcu::{self, Owned};
 use proptest::prelude::*;

@@ -1,7 +1,7 @@
 //! `CtxTable` against a `BTreeMap`, one thread.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-mod table_ops;
+use crate::table_ops;
 
 use proptest::prelude::*;
 use radix_ctx::{CtxTable, InsertRefused, LookupError};

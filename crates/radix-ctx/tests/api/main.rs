@@ -1,0 +1,14 @@
+//! Tests of tables and arrays that share one process.
+//!
+//! What needs an allocator, a limit or a fork of its own is a test program of its own.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+#[path = "../model/mod.rs"]
+mod model;
+mod table;
+mod table_inserter;
+mod table_model;
+#[path = "../table_ops/mod.rs"]
+mod table_ops;
+mod table_waiting;
+mod xarray_model;
