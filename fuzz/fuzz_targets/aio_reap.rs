@@ -1,4 +1,4 @@
-//! The engine on a scripted device against the model of `crates/aio-reap/tests/engine_model.rs`.
+//! The engine on a scripted device against the model of `crates/aio-reap/tests/api/engine_model.rs`.
 #![no_main]
 
 #[path = "../../crates/aio-reap/tests/model/mod.rs"]

@@ -12,11 +12,9 @@ use end_of_file::{check, ending};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-mod common;
-#[path = "common/direct.rs"]
-mod direct;
-#[path = "common/end_of_file.rs"]
-mod end_of_file;
+use crate::common;
+use crate::direct_file as direct;
+use crate::end_of_file;
 
 fn list(lens: &[usize], byte: impl Fn(usize) -> u8) -> BufList<Vec<u8>> {
     let mut at = 0;

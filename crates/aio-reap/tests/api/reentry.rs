@@ -2,8 +2,7 @@
 //! spinning loop or worse.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/readable.rs"]
-mod readable;
+use crate::readable;
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};

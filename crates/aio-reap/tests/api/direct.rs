@@ -4,8 +4,7 @@
 //! can end a transfer anywhere.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/end_of_file.rs"]
-mod end_of_file;
+use crate::end_of_file;
 
 use std::fs::OpenOptions;
 use std::io;

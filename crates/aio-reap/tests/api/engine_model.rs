@@ -2,11 +2,9 @@
 //! step, and one test for each invariant on its own.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/count.rs"]
-mod count;
-mod model;
-#[path = "common/readable.rs"]
-mod readable;
+use crate::count;
+use crate::model;
+use crate::readable;
 
 use std::cell::Cell;
 use std::fs;

@@ -12,11 +12,9 @@ use common::on_every_backend;
 use direct::direct_file;
 use readable::readable;
 
-mod common;
-#[path = "common/direct.rs"]
-mod direct;
-#[path = "common/readable.rs"]
-mod readable;
+use crate::common;
+use crate::direct_file as direct;
+use crate::readable;
 
 /// A guess: much longer than a disk takes.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,10 +1,8 @@
 //! When completions are looked for: every mode, on the scripted device and on the kernel's.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/count.rs"]
-mod count;
-#[path = "common/readable.rs"]
-mod readable;
+use crate::count;
+use crate::readable;
 
 use std::cell::Cell;
 use std::io::{self, Write};

@@ -14,9 +14,8 @@ use aio_reap::{AlignedBuf, CompletionQueue, Engine, Operation, Submission, Submi
 use common::on_every_backend;
 use direct::direct_file;
 
-mod common;
-#[path = "common/direct.rs"]
-mod direct;
+use crate::common;
+use crate::direct_file as direct;
 
 /// Counts its wake-ups.
 #[derive(Default)]

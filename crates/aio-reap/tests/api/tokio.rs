@@ -1,7 +1,7 @@
 //! The engine on tokio runtimes: driven beside other tasks, and served by other threads' tasks.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-mod common;
+use crate::common;
 
 use std::cell::Cell;
 use std::future::Future;

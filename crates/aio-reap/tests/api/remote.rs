@@ -1,13 +1,10 @@
 //! Requests from other threads: performed once, answered once, and never forgotten.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-mod common;
-#[path = "common/counted.rs"]
-mod counted;
-#[path = "common/direct.rs"]
-mod direct;
-#[path = "common/readable.rs"]
-mod readable;
+use crate::common;
+use crate::counted;
+use crate::direct_file as direct;
+use crate::readable;
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};

@@ -1,10 +1,8 @@
 //! Callbacks that use the engine which runs them: submit, wait, nest, panic, and never end.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/count.rs"]
-mod count;
-#[path = "common/readable.rs"]
-mod readable;
+use crate::count;
+use crate::readable;
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -18,11 +18,9 @@ use common::on_every_backend;
 use direct::direct_file;
 use readable::readable;
 
-mod common;
-#[path = "common/direct.rs"]
-mod direct;
-#[path = "common/readable.rs"]
-mod readable;
+use crate::common;
+use crate::direct_file as direct;
+use crate::readable;
 
 const SHORT: Duration = Duration::from_millis(20);
 const LONG: Duration = Duration::from_secs(3600);

@@ -9,9 +9,8 @@ use aio_reap::{AllocateMode, BackendKind, BufferPool, Engine, File, PoolBuf};
 use common::on_every_backend;
 use direct::direct_file;
 
-mod common;
-#[path = "common/direct.rs"]
-mod direct;
+use crate::common;
+use crate::direct_file as direct;
 
 fn write_and_read_back(engine: &Engine, file: &File, pool: &BufferPool) {
     let mut bufs: Vec<PoolBuf> = std::iter::from_fn(|| pool.checkout()).collect();

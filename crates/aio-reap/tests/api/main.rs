@@ -1,0 +1,33 @@
+//! Tests of the engine that share one process.
+//!
+//! What needs an allocator, a limit or a fork of its own is a test program of its own.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+mod adaptive;
+mod admission;
+mod backends;
+mod buffers;
+mod callbacks;
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/count.rs"]
+mod count;
+#[path = "../common/counted.rs"]
+mod counted;
+mod direct;
+#[path = "../common/direct.rs"]
+mod direct_file;
+#[path = "../common/end_of_file.rs"]
+mod end_of_file;
+mod endings;
+mod engine_model;
+#[path = "../model/mod.rs"]
+mod model;
+#[path = "../common/readable.rs"]
+mod readable;
+mod reap_modes;
+mod reentry;
+mod registered;
+mod remote;
+mod tokio;
+mod vectored;
