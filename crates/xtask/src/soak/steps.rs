@@ -126,7 +126,7 @@ pub(super) fn steps(crates: &[Crate], fuzz_targets: &[String], scale: f64) -> Ve
         "percpu-list-properties",
         format!("{n} cases"),
         &[cases(n)],
-        release("-p percpu-list --test list_model --test ops"),
+        release("-p percpu-list --test api -- list_model:: ops::"),
     );
 
     let n = count(60);
@@ -148,7 +148,7 @@ pub(super) fn steps(crates: &[Crate], fuzz_targets: &[String], scale: f64) -> Ve
         "aio-reap-model",
         format!("{n}00 cases, 10^8 operations in 500000"),
         &[("OFFLOCK_SOAK", n.to_string())],
-        release("-p aio-reap --test engine_model"),
+        release("-p aio-reap --test api -- engine_model::"),
     );
 
     // A case has 150 operations on average.
@@ -157,14 +157,14 @@ pub(super) fn steps(crates: &[Crate], fuzz_targets: &[String], scale: f64) -> Ve
         "bufcache-operations",
         format!("{n} cases, 10^6 operations in 7000"),
         &[cases(n)],
-        release("-p bufcache --test write_ops --test ops"),
+        release("-p bufcache --test api -- write_ops:: ops::"),
     );
     let n = count(1_000);
     step(
         "bufcache-power-cuts",
         format!("{n} histories, 1000 cuts of each"),
         &[cases(n), ("OFFLOCK_TEARINGS", n.to_string())],
-        release("-p bufcache --test crash"),
+        release("-p bufcache --test api -- crash::"),
     );
     let n = count(20);
     step(
