@@ -2,11 +2,6 @@
 //! block marked.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-#[path = "common/block_on.rs"]
-mod block_on;
-#[path = "common/soon.rs"]
-mod soon;
-
 use std::io::{self, PipeReader, PipeWriter};
 use std::panic::panic_any;
 use std::process::Command;
@@ -15,9 +10,9 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use block_on::block_on;
 use bufcache::{AttachOptions, BlockDevice, Cache, Device, GetError, WriteError};
-use soon::soon;
+use testkit::block_on::block_on;
+use testkit::wait::wait_for;
 
 const SIZE: usize = 512;
 const SLOW: Duration = Duration::from_millis(300);
@@ -133,7 +128,7 @@ fn dirty(disk: &Device, block: u64) {
 fn cleans(cache: &Cache) {
     let disk = cache.attach(Disk::default(), SIZE).unwrap();
     dirty(&disk, 3);
-    soon("the cleaner writes", || cache.stats().unwrap().dirty == 0);
+    wait_for("the cleaner writes", || cache.stats().unwrap().dirty == 0);
 }
 
 #[test]
@@ -152,7 +147,7 @@ fn a_loss_told_with_a_panic_leaves_the_thread_that_reads_ahead() {
     dirty(&disk, 9);
     disk.readahead(0..1);
     drop(disk); // the last handle is that of the thread
-    soon("the loss is told", || told.load(Relaxed));
+    wait_for("the loss is told", || told.load(Relaxed));
     reads_ahead(&cache);
 }
 
@@ -162,7 +157,7 @@ fn a_device_whose_drop_panics_leaves_the_thread_that_reads_ahead() {
     let (dropped, _drop) = bad_drop();
     let disk = Disk { slow_reads: true, _drop, ..Disk::default() };
     cache.attach(disk, SIZE).unwrap().readahead(0..1);
-    soon("the device is dropped", || dropped.load(Relaxed));
+    wait_for("the device is dropped", || dropped.load(Relaxed));
     reads_ahead(&cache);
     // The same, where a task's load is the last to have the device.
     let (dropped, _drop) = bad_drop();
@@ -172,7 +167,7 @@ fn a_device_whose_drop_panics_leaves_the_thread_that_reads_ahead() {
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     assert!(task.as_mut().poll(&mut context).is_pending());
     drop(task);
-    soon("the device is dropped", || dropped.load(Relaxed));
+    wait_for("the device is dropped", || dropped.load(Relaxed));
     reads_ahead(&cache);
 }
 
@@ -182,7 +177,7 @@ fn a_payload_whose_drop_panics_leaves_the_thread_that_reads_ahead() {
     let device = Arc::new(Disk { bomb: AtomicBool::new(true), ..Disk::default() });
     let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
     disk.readahead(1..2);
-    soon("it is read ahead", || !device.bomb.load(Relaxed));
+    wait_for("it is read ahead", || !device.bomb.load(Relaxed));
     reads_ahead(&cache);
     device.bomb.store(true, Relaxed);
     let read = block_on(disk.get_async(2)).map(drop);
@@ -211,9 +206,9 @@ fn a_device_whose_drop_panics_leaves_the_cleaner() {
     // The cleaner takes both at once and is at the slow one for a while: then it has the other's last handle.
     dirty(&slow, 1);
     dirty(&disk, 1);
-    soon("the cleaner writes", || cache.stats().unwrap().write_calls > 0);
+    wait_for("the cleaner writes", || cache.stats().unwrap().write_calls > 0);
     drop(disk);
-    soon("the device is dropped", || dropped.load(Relaxed));
+    wait_for("the device is dropped", || dropped.load(Relaxed));
     cleans(&cache);
 }
 
@@ -223,7 +218,7 @@ fn a_write_whose_payload_panics_leaves_the_cleaner_and_no_mark() {
     let device = Arc::new(Disk { bomb: AtomicBool::new(true), ..Disk::default() });
     let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
     dirty(&disk, 1);
-    soon("the cleaner writes", || !device.bomb.load(Relaxed));
+    wait_for("the cleaner writes", || !device.bomb.load(Relaxed));
     cleans(&cache);
     in_time("a sync", move || {
         // The handle is told of the panic once.

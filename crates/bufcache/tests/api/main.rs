@@ -5,21 +5,27 @@
 
 mod aside;
 mod attach;
+mod batches;
 mod cache;
 mod closing;
 mod crash;
 mod deadlocks;
+mod detach;
 mod devices;
 #[path = "../common/disk.rs"]
 mod disk;
 mod engine_writes;
+mod lent_engine;
 mod loads;
 mod log;
 mod ops;
 mod past;
 #[path = "../power/mod.rs"]
 mod power;
+mod pressure;
 mod readahead;
+mod refusals;
+mod reloaded;
 mod sizes;
 mod sync_after_failure;
 mod told_once;

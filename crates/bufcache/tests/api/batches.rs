@@ -1,5 +1,4 @@
 //! Devices that do the writes of a batch in an order of their own: each write has its own result.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::io;
 use std::sync::Arc;

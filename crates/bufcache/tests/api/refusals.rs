@@ -1,5 +1,4 @@
 //! Devices that cannot be written, or that become smaller.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::fs::File;
 use std::io;

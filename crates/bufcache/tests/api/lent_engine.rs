@@ -1,5 +1,4 @@
 //! The user's callbacks on an engine that a thread has lent: where they run, and what their panics leave.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::cell::RefCell;
 use std::fs::File;

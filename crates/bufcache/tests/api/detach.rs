@@ -1,8 +1,4 @@
 //! When a device may be attached again: once nothing of it is in flight.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
-
-#[path = "common/soon.rs"]
-mod soon;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -11,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bufcache::{AttachOptions, BlockDevice, BuildError, Cache, Device, MemoryDevice, WriteError};
-use soon::soon;
+use testkit::wait::wait_for;
 
 const SIZE: usize = 512;
 const BUFFERS: usize = 64;
@@ -84,7 +80,7 @@ fn drop_while_it_writes(cache: &Cache, disk: &Arc<Disk>) {
     for block in 0..BUFFERS as u64 / 2 {
         device.create(block).unwrap().fill(2);
     }
-    soon("a write that hangs", || disk.waiting.load(Ordering::SeqCst) > 0);
+    wait_for("a write that hangs", || disk.waiting.load(Ordering::SeqCst) > 0);
     let start = Instant::now();
     drop(device);
     let most = 10 * SHORT;
@@ -100,7 +96,7 @@ fn inv23_a_device_is_attached_again_only_after_its_last_write_has_ended() {
     let again = attach(&cache, &disk).err();
     assert!(matches!(again, Some(BuildError::Attached { block_size: SIZE })), "{again:?}");
     disk.hung.store(false, Ordering::SeqCst);
-    soon("the end of the last write", || attach(&cache, &disk).is_ok());
+    wait_for("the end of the last write", || attach(&cache, &disk).is_ok());
     let device = attach(&cache, &disk).unwrap();
     assert_eq!(device.get(0).unwrap()[0], 2, "the old write came first");
     device.get_mut(0).unwrap().fill(3);
@@ -117,7 +113,7 @@ fn inv23_a_write_that_fails_after_the_last_handle_leaves_nothing_dirty() {
     drop_while_it_writes(&cache, &disk);
     disk.fails.store(true, Ordering::SeqCst);
     disk.hung.store(false, Ordering::SeqCst);
-    soon("the end of the last write", || attach(&cache, &disk).is_ok());
+    wait_for("the end of the last write", || attach(&cache, &disk).is_ok());
     let device = attach(&cache, &disk).unwrap();
     let pins: Vec<_> = (0..BUFFERS as u64)
         .map(|block| device.get(block).unwrap_or_else(|error| panic!("{block}: {error}")))

@@ -1,5 +1,4 @@
 //! A get that needs a buffer finds one, unless every buffer is pinned, or dirty and cannot be written.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::time::Duration;
 

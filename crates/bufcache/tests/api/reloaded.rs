@@ -1,13 +1,5 @@
 //! A device that drops unsynced writes and serves the older bytes again: what a reset says of the blocks
 //! that were read from it meanwhile.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
-
-#[path = "common/block_on.rs"]
-mod block_on;
-#[path = "common/disk.rs"]
-mod disk;
-#[path = "common/soon.rs"]
-mod soon;
 
 use std::ops::Range;
 use std::thread;
@@ -15,14 +7,14 @@ use std::time::Duration;
 
 use bufcache::{BlockDevice, Cache, Device, Fault, Operation, WriteError};
 
-use block_on::block_on;
-use disk::{Disk, SIZE, fill, on_disk};
-use soon::soon;
+use crate::disk::{Disk, SIZE, fill, on_disk};
+use testkit::block_on::block_on;
+use testkit::wait::wait_for;
 
 const POISONED: Result<(), WriteError> = Err(WriteError::Poisoned { errno: libc::EIO });
 
 fn new() -> (Cache, Device, Disk) {
-    let new = disk::new();
+    let new = crate::disk::new();
     new.2.record().unwrap();
     new
 }
@@ -31,7 +23,7 @@ fn new() -> (Cache, Device, Disk) {
 fn write_and_evict(cache: &Cache, device: &Device, block: u64, value: u8) {
     fill(device, block, value);
     device.flush().unwrap();
-    soon("an evicted block", || {
+    wait_for("an evicted block", || {
         cache.shrink(16).unwrap();
         !device.is_cached(block)
     });
@@ -82,7 +74,7 @@ fn inv24_a_load_that_runs_while_the_sync_fails_is_no_copy() {
         let device = device.clone();
         move || device.get(1).map(|guard| guard[0])
     });
-    soon("a read", || disk.count(Operation::Read) > reads);
+    wait_for("a read", || disk.count(Operation::Read) > reads);
     assert_eq!(lost(&device), [1..2]);
     assert_eq!(reader.join().unwrap(), Ok(1));
 }
@@ -113,7 +105,7 @@ fn inv24_a_block_that_is_created_after_it_was_read_again_is_not_lost() {
         disk.give_up_writes().unwrap();
         drop(device.get(1).unwrap());
         if !is_cached {
-            soon("an evicted block", || {
+            wait_for("an evicted block", || {
                 cache.shrink(16).unwrap();
                 !device.is_cached(1)
             });
@@ -135,7 +127,7 @@ fn inv24_readahead_tasks_and_claims_read_blocks_again_as_well() {
     device.flush().unwrap();
     disk.give_up_writes().unwrap();
     device.readahead(1..2);
-    soon("a block that is read ahead", || device.try_get(1).is_ok());
+    wait_for("a block that is read ahead", || device.try_get(1).is_ok());
     assert_eq!(block_on(device.get_async(2)).unwrap()[0], 1);
     let mut load = device.claim(3).unwrap().unwrap();
     let count = disk.inner().read(load.offset(), &mut load).unwrap();
@@ -168,7 +160,7 @@ fn inv24_a_sync_vouches_for_the_blocks_that_were_written_before_it_began() {
         let device = device.clone();
         move || device.sync()
     });
-    soon("a sync", || disk.count(Operation::Sync) > 0);
+    wait_for("a sync", || disk.count(Operation::Sync) > 0);
     write_and_evict(&cache, &device, 2, 2);
     drop((device.get(1).unwrap(), device.get(2).unwrap()));
     assert!(!syncing.is_finished(), "on a busy machine");
@@ -198,7 +190,7 @@ fn a_sync_that_reverts_leaves_the_writes_that_came_after_it_began() {
         let disk = disk.clone();
         move || disk.sync().map_err(|error| error.raw_os_error())
     });
-    soon("a sync", || disk.count(Operation::Sync) > syncs);
+    wait_for("a sync", || disk.count(Operation::Sync) > syncs);
     disk.write(2 * SIZE as u64, &[5; SIZE]).unwrap();
     assert_eq!(syncing.join().unwrap(), Err(Some(libc::EIO)));
     assert_eq!([1, 2, 3].map(|block| on_disk(&disk, block)), [2, 5, 4]);
