@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use aio_reap::{AlignedBuf, IoBuf, IoBufMut};
+use aio_reap::{AlignedBuf, IoBuf, IoBufMut, RequestError};
 use bufcache::{
     AttachOptions, BlockDevice, BuildError, Cache, CacheStats, Device, FileDevice, Load,
 };
@@ -287,28 +287,28 @@ impl Fill {
         self.start
     }
 
-    /// Keeps what was read. Returns how much was read of what was asked for, the buffer with that, and
-    /// the room for claims.
+    /// Keeps what was read, also before an error. Returns how much was read of what was asked for, the
+    /// buffer with that, and the room for claims. An error behind what was asked for is none.
     pub(crate) fn finish(
         self,
-        result: io::Result<usize>,
+        result: Result<usize, RequestError>,
     ) -> (io::Result<usize>, AlignedBuf, Vec<Load>) {
         let Self { mut buf, start, head, len, mut loads } = self;
+        // How many bytes were read from `at`, of which `wanted` count.
+        let read = |at: usize, wanted: usize| match result {
+            Ok(count) => Ok(count.saturating_sub(at).min(wanted)),
+            Err(error) if error.transferred() >= at + wanted => Ok(wanted),
+            Err(error) => Err(io::Error::from(error)),
+        };
         for mut load in loads.drain(..) {
             let at = (load.offset() - start) as usize;
-            let result = match &result {
-                Ok(count) => {
-                    let count = count.saturating_sub(at).min(load.len());
-                    load[..count].copy_from_slice(&buf[at..][..count]);
-                    Ok(count)
-                }
-                Err(error) => {
-                    Err(io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EIO)))
-                }
-            };
+            let result = read(at, load.len());
+            if let Ok(count) = result {
+                load[..count].copy_from_slice(&buf[at..][..count]);
+            }
             load.finish(result);
         }
-        let result = result.map(|count| count.saturating_sub(head).min(len));
+        let result = read(head, len);
         if head > 0 {
             buf.copy_within(head..head + len, 0);
         }
@@ -345,6 +345,9 @@ unsafe impl IoBufMut for Fill {
 mod tests {
     use std::os::unix::fs::FileExt;
 
+    use aio_reap::Engine;
+    use aio_reap::scripted::{Script, Transfer};
+
     use super::*;
     use crate::memory::ALIGN;
 
@@ -366,8 +369,8 @@ mod tests {
         }
         let (result, buf) = match blocks.fill(0, offset, buf, &mut Vec::new()) {
             Ok(mut fill) => {
-                let result = read_up_to(file, fill.offset(), &mut fill.buf);
-                let (result, buf, _) = fill.finish(result);
+                let count = read_up_to(file, fill.offset(), &mut fill.buf).unwrap();
+                let (result, buf, _) = fill.finish(Ok(count));
                 (result, buf)
             }
             Err(mut buf) => (read_up_to(file, offset, &mut buf), buf),
@@ -453,6 +456,36 @@ mod tests {
         file.write_all_at(&bytes, 0).unwrap();
         let (found, hit) = read(&blocks, &file, BLOCK as u64, BLOCK);
         assert!(!hit && found.unwrap() == bytes[BLOCK..2 * BLOCK], "zeros were kept");
+    }
+
+    /// A READ of whole blocks that fails behind what was asked for: the bytes were read, and the
+    /// blocks before the failure are kept.
+    #[test]
+    fn what_was_read_before_an_error_is_used() {
+        for (read, answered, kept) in
+            [(2 * BLOCK + 60, true, 2), (2 * BLOCK + 40, false, 2), (10, false, 0)]
+        {
+            let (file, bytes, blocks) = image(3 * BLOCK, 1 << 20);
+            let script = Script::new();
+            let engine = Engine::builder().build_scripted(&script).unwrap();
+            let attached = engine.attach(file.try_clone().unwrap()).unwrap();
+            script.on_transfer(Transfer::Short(read));
+            script.on_transfer(Transfer::Fail(libc::EIO));
+            let (offset, len) = (100, 2 * BLOCK - 50); // ends 50 bytes into the third block
+            let mut buf = AlignedBuf::zeroed(blocks.room(0, offset, len), ALIGN);
+            buf.set_len(len);
+            let fill = blocks.fill(0, offset, buf, &mut Vec::new()).unwrap();
+            let start = fill.offset();
+            let (result, fill) = engine.read(&attached, fill, start).submit().unwrap().wait();
+            assert_eq!(result.unwrap_err().transferred(), read);
+            let (result, buf, _) = fill.finish(result);
+            assert_eq!(result.is_ok(), answered, "{read}");
+            if answered {
+                assert!(buf[..result.unwrap()] == bytes[100..][..len]);
+            }
+            let there = |&at: &usize| blocks.read(0, (at * BLOCK) as u64, &mut [0; BLOCK]);
+            assert_eq!((0..3).filter(there).count(), kept, "{read}");
+        }
     }
 
     #[test]

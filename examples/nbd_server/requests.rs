@@ -486,7 +486,7 @@ impl Requests {
             }
         }
         Some(if let Some(done) = self.fills.pop() {
-            let (result, buf, loads) = done.buf.finish(done.result.map_err(Into::into));
+            let (result, buf, loads) = done.buf.finish(done.result);
             self.loads.push(loads);
             self.resolve(done.token, result, Some(buf))
         } else if let Some(done) = self.transfers.pop() {
