@@ -185,7 +185,8 @@ impl Engine {
 
     /// Writes `buf.len()` bytes at byte `offset`, all or an error.
     ///
-    /// After an error any part of the range may have been written.
+    /// After an error [`RequestError::transferred`](crate::RequestError::transferred) tells how many
+    /// bytes were written before; of the rest any part may have been.
     pub fn write<B: IoBuf>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
         let op = self.transfer(Kind::Write, file, buf.as_ptr().cast_mut(), &buf, offset);
         Request::new(self, Some(file.clone()), op, buf)
