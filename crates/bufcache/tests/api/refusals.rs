@@ -12,13 +12,15 @@ use bufcache::{
 
 const SIZE: usize = 4096;
 
+type Attach<'a> = dyn Fn(&Cache) -> bufcache::Device + 'a;
+
 #[test]
 fn a_read_only_file_refuses_writers_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a");
     std::fs::write(&path, [7; 4 * SIZE]).unwrap();
     let file = || FileDevice::new(File::open(&path).unwrap()).unwrap();
-    let kinds: [Box<dyn Fn(&Cache) -> bufcache::Device>; 4] = [
+    let kinds: [Box<Attach<'_>>; 4] = [
         Box::new(|cache| cache.attach(file(), SIZE).unwrap()),
         Box::new(|cache| cache.attach(Arc::new(file()), SIZE).unwrap()),
         Box::new(|cache| cache.attach(FaultDevice::new(file()), SIZE).unwrap()),
