@@ -13,6 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -116,7 +117,11 @@ fn copy_as_musl(from: &Path, to: &Path) -> io::Result<()> {
 fn build() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("musl");
+        // One for each checkout that uses this target folder: cargo tells sources by path and time.
+        let mut hasher = DefaultHasher::new();
+        root().hash(&mut hasher);
+        let name = format!("musl-{:x}", hasher.finish());
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         copy_as_musl(&libc_source(), &folder.join("libc")).unwrap();
         let text = fs::read_to_string(folder.join("libc/src/unix/linux_like/linux/mod.rs"));
         assert!(
