@@ -106,6 +106,7 @@ impl Cache {
         let device = Box::new(device);
         let writes = Writes::new(id, options, self.shared.holds.clone());
         let cache = Arc::clone(&self.shared);
+        self.shared.add_device();
         let is_read_only = device.is_read_only();
         let in_flight = InFlight::new();
         let source = Arc::new(Source {
@@ -370,7 +371,7 @@ impl Device {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
         };
         self.source.check_read(key)?;
-        let frame = self.shared.take_frame(self.class)?;
+        let frame = self.shared.take_frame(&self.source, self.class)?;
         self.shared.counters.create.add(1);
         self.shared.frames.writing(frame);
         let mut buffer = Uncached { device: self.clone(), frame };

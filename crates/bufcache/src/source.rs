@@ -34,6 +34,7 @@ pub(crate) struct Source {
 
 impl Drop for Source {
     fn drop(&mut self) {
+        self.cache.remove_device(self);
         self.cache.retire_id(self.id);
     }
 }

@@ -223,7 +223,8 @@ impl Image {
         Ok(done)
     }
 
-    /// Writes to the cache; what finds no buffer, to the image.
+    /// Writes to the cache. A whole block that gets no buffer there goes to the image: all buffers are in use,
+    /// or the image's last write-back failed. There it meets the image's error, or succeeds.
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         if bytes.is_empty() {
             return Ok(()); // and no part of a block, which would have to be read
@@ -233,7 +234,7 @@ impl Image {
             let part = &bytes[done..][..piece.count];
             let write = |into: &mut [u8]| into.copy_from_slice(part);
             match self.change(piece, write) {
-                Err(GetError::NoFreeBuffers) if piece.whole => {
+                Err(GetError::NoFreeBuffers | GetError::Io { .. }) if piece.whole => {
                     change(|| self.device.write_past(piece.block, part)).map_err(of_write)?;
                 }
                 Err(GetError::NoFreeBuffers) => {

@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 
 use crate::client::{Client, MIB, brief, cmd, err, flag};
 use crate::image;
-use crate::lab::{Backend, Lab, Res, check, per_backend};
+use crate::lab::{Backend, Lab, Res, check, per_backend, with_lag};
 use crate::need::{self, Need};
 use crate::server::Launch;
 
@@ -16,6 +17,8 @@ pub(crate) fn trials() -> Vec<Trial> {
     let buffered = &[Backend::Uring, Backend::Threads];
     let mut trials = Vec::new();
     trials.extend(per_backend(buffered, "full_disk", &[Need::SmallTmpfs], full_disk));
+    let tmpfs = &[Need::SmallTmpfs];
+    trials.extend(per_backend(buffered, "full_disk_delays_no_other", tmpfs, beside_a_full_disk));
     trials.extend(per_backend(all, "image_shrinks", &[], image_shrinks));
     trials.extend(per_backend(all, "no_hole_never_punches", &[Need::PunchAndZero], no_hole));
     trials.extend(per_backend(all, "fast_zero_by_punching", &[Need::PunchAndZero], fast_zero));
@@ -25,15 +28,59 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials
 }
 
+/// The start of a command line that runs the rest with a small file system at `mount`.
+fn on_small_disk(mount: &Path, size: &str) -> Res<Vec<String>> {
+    fs::create_dir(mount)?;
+    let script = format!("mount -t tmpfs -o size={size} none \"$0\" && exec \"$@\"");
+    let mut words: Vec<String> = need::unshare_mounts().into_iter().map(String::from).collect();
+    words.extend(["sh".into(), "-c".into(), script]);
+    words.push(mount.to_str().expect("temporary paths are UTF-8").to_string());
+    Ok(words)
+}
+
+/// Writes to an image on a full disk are refused, and those to another image take as long as before: what
+/// cannot be written back does not fill the cache.
+fn beside_a_full_disk(lab: &Lab, backend: Backend) -> Res {
+    const BLOCK: u64 = 4096;
+    let mount = lab.path("small");
+    let words = on_small_disk(&mount, "2m")?;
+    let healthy = lab.path("healthy.img");
+    image::sparse(&healthy, 64 * MIB)?;
+    let launch =
+        Launch::new(lab, backend).image(&mount.join("a.img")).image_as("healthy", &healthy);
+    let launch = launch.arg("--size").arg("64M").arg("--cache").arg("8M");
+    let mut server = launch.through(words).start()?;
+    let (mut full, mut other) = (server.client()?, server.client_of("healthy")?);
+    let data = vec![0x3e; BLOCK as usize];
+    let mut errors = 0;
+    for block in 0..4096 {
+        let answer = full.write(block * BLOCK, &data, 0)?;
+        answer.any_of(&[0, err::ENOSPC], "a write to the full disk")?;
+        errors += u32::from(answer.0 > 0);
+        if errors == 8 {
+            break;
+        }
+    }
+    check!(errors > 0, "16 MiB fit on a disk of 2 MiB, and a cache of 8 MiB");
+    for block in 0..500 {
+        let began = Instant::now();
+        let (answer, lag) = with_lag(|| other.write(block * BLOCK, &data, 0));
+        answer?.ok("a write to the healthy image")?;
+        let (took, limit) = (began.elapsed(), Duration::from_secs(1) + 3 * lag);
+        check!(took < limit, "write {block} to the healthy image took {took:?}");
+    }
+    other.flush()?.ok("FLUSH of the healthy image")?;
+    check!(full.read(0, BLOCK as u32)? == Ok(data), "what the full disk acknowledged");
+    full.plain(cmd::TRIM, 0, 0, 64 * MIB)?.ok("TRIM of everything")?;
+    server.still_serves()?;
+    server.stop()
+}
+
 /// A 64 MiB image on a file system of 16 MiB: writes beyond get ENOSPC, what was acknowledged
 /// reads back, other clients go on, and after a TRIM there is room again.
 fn full_disk(lab: &Lab, backend: Backend) -> Res {
     let mount = lab.path("small");
-    fs::create_dir(&mount)?;
-    let script = "mount -t tmpfs -o size=16m none \"$0\" && exec \"$@\"";
-    let mut words: Vec<String> = need::unshare_mounts().into_iter().map(String::from).collect();
-    words.extend(["sh", "-c", script].map(String::from));
-    words.push(mount.to_str().expect("temporary paths are UTF-8").to_string());
+    let words = on_small_disk(&mount, "16m")?;
     let image = mount.join("a.img");
     let launch = Launch::new(lab, backend).image(&image).arg("--size").arg("64M").through(words);
     let mut server = launch.start()?;

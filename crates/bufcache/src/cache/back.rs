@@ -439,7 +439,9 @@ impl Shared {
         });
         let batch = &mut batch[..runs];
         self.counters.write_calls.add(runs as i64);
+        source.writes.load.begin_writing();
         let written = contain(|| source.device.write_batch(batch, durable));
+        source.writes.load.end_writing();
         for (ended, result) in ended.into_iter().zip(results).take(runs) {
             *result = Some(match ended {
                 Some(Ok(())) => Ok(()),
@@ -463,6 +465,7 @@ impl Shared {
             source.writes.change_unsynced(|unsynced| unsynced.written.insert(sectors));
         }
         self.counters.written.add(1);
+        source.writes.load.set_succeeding();
         self.frames.header(going.frame).forget_tries();
         self.unlist_dirty(source, going.frame);
         self.unmark_back(self.entry(going.frame), going.frame, DIRTY);
@@ -479,6 +482,7 @@ impl Shared {
         let block = source.block(going.key);
         let number = errno.unwrap_or(libc::EIO);
         source.writes.record(number);
+        source.writes.load.set_failing(number);
         if task.durable {
             source.writes.poison(number);
         }
@@ -520,6 +524,7 @@ impl Shared {
             self.cleaner.add(source);
         }
         drop(list);
+        source.writes.load.add_dirty(1 << self.frames.shift(frame));
         // Ordering: Relaxed; a measure.
         self.dirty_bytes.fetch_add(1 << self.frames.shift(frame), Ordering::Relaxed);
     }
@@ -542,6 +547,7 @@ impl Shared {
         drop(list);
         drop(gone); // perhaps the last of its device, outside the lock
         if removed {
+            source.writes.load.remove_dirty(1 << self.frames.shift(frame));
             // Ordering: Relaxed; a measure.
             self.dirty_bytes.fetch_sub(1 << self.frames.shift(frame), Ordering::Relaxed);
         }

@@ -185,7 +185,7 @@ impl Shared {
         }
     }
 
-    /// Writes a few buffers, because the caller needs one. Returns how many.
+    /// Writes a few buffers of the devices in turn. Returns how many.
     pub(super) fn clean_some(&self) -> usize {
         if self.dirty_bytes() == 0 || self.born.is_inherited() {
             return 0;
@@ -202,14 +202,13 @@ impl Shared {
         0
     }
 
-    /// Before a thread dirties more: wakes the cleaner, or writes some itself.
-    pub(super) fn limit_dirty(&self) {
-        if self.is_too_dirty() {
-            self.clean_some();
-        }
+    /// The same of one device. With `wait` also buffers whose write the cleaner has given up.
+    pub(super) fn clean_some_of(&self, source: &Arc<Source>, wait: bool) -> usize {
+        self.write_back(source, &Task { most: SOME, wait, ..Task::all() }).written
     }
 
-    /// The same for a thread that must not wait: whether somebody has to write some first.
+    /// Whether so much is dirty that some has to be written before more becomes dirty. If it is less, but
+    /// enough to begin, wakes the cleaner.
     pub(super) fn is_too_dirty(&self) -> bool {
         let dirty = self.dirty_bytes() as u64 * 256;
         let capacity = self.room() as u64;
@@ -219,5 +218,14 @@ impl Shared {
             self.cleaner.hurry();
         }
         too_dirty
+    }
+
+    pub(super) fn hurry_cleaner(&self) {
+        self.cleaner.hurry();
+    }
+
+    /// The most bytes that may be dirty.
+    pub(super) fn most_dirty(&self) -> usize {
+        (self.room() as u64 * u64::from(self.cleaner.limits.most) / 256) as usize
     }
 }

@@ -63,13 +63,13 @@ impl BufferWait {
 
 impl Shared {
     /// A frame that nobody else has, on no list. Waits for one.
-    pub(crate) fn take_frame(&self, class: u8) -> Result<Frame, GetError> {
+    pub(crate) fn take_frame(&self, source: &Arc<Source>, class: u8) -> Result<Frame, GetError> {
         let mut wait = BufferWait::new(self.patience);
         loop {
             if let Some(frame) = self.try_take_frame(class, wait.search)? {
                 return Ok(frame);
             }
-            self.wait_for_buffers(&mut wait)?;
+            self.wait_for_buffers(Some(source), &mut wait)?;
         }
     }
 
@@ -145,7 +145,13 @@ impl Shared {
 
     /// Pauses between two searches for a buffer. Dropping a guard is a plain store and wakes nothing, so
     /// waiters poll. Once the patience is over one full search is left.
-    pub(super) fn wait_for_buffers(&self, wait: &mut BufferWait) -> Result<(), GetError> {
+    ///
+    /// Instead of a pause, the calling thread writes dirty blocks of `source`; without one, of any device.
+    pub(super) fn wait_for_buffers(
+        &self,
+        source: Option<&Arc<Source>>,
+        wait: &mut BufferWait,
+    ) -> Result<(), GetError> {
         if wait.search == Search::Full {
             return Err(GetError::NoFreeBuffers);
         }
@@ -154,7 +160,7 @@ impl Shared {
             return Ok(());
         }
         // They may be dirty.
-        if self.clean_some() > 0 {
+        if self.clean_some_for(source) > 0 {
             return Ok(());
         }
         self.counters.page_retries.add(1);
@@ -358,7 +364,7 @@ impl Shared {
         let mut wait = BufferWait::new(self.patience);
         let fits = |cold: &mut Cold| (!cold.is_over()).then_some(());
         while self.evict_until(0, wait.search, fits)?.is_none() {
-            self.wait_for_buffers(&mut wait)?;
+            self.wait_for_buffers(None, &mut wait)?;
         }
         if self.frames.bytes_of(limit) < self.frames.capacity() {
             self.release_unused()?;

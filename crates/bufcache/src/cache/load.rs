@@ -251,6 +251,7 @@ impl Shared {
         patience: Duration,
     ) -> Result<Asked, GetError> {
         hazard::reserve()?;
+        self.note_want(source);
         let mut wait = BufferWait::new(patience);
         let (mut rounds, mut since) = (0_u32, None);
         loop {
@@ -267,7 +268,7 @@ impl Shared {
                     let spare = self.spare(class, wait.search)?;
                     if spare.is_none() {
                         // Whoever has the buffers may have the block in one of them by then.
-                        self.wait_for_buffers(&mut wait)?;
+                        self.wait_for_buffers(Some(source), &mut wait)?;
                         continue;
                     }
                     spare

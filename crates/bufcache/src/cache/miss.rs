@@ -94,6 +94,7 @@ impl Shared {
             return self.wait_for_load(source, key, self.table.entry(place)).map(Got::Shared);
         }
         hazard::reserve()?;
+        self.note_want(source);
         let mut spare = None;
         let mut wait = BufferWait::new(self.patience);
         let (mut rounds, mut since) = (0_u32, None);
@@ -106,13 +107,13 @@ impl Shared {
             if spare.is_none() && absent {
                 // Before the lock. One for each thread that misses, whoever wins.
                 let taken = if mutant("miss-waits-for-a-buffer-only") {
-                    Some(self.take_frame(class)?)
+                    Some(self.take_frame(source, class)?)
                 } else {
                     self.try_take_frame(class, wait.search)?
                 };
                 let Some(frame) = taken else {
                     // Whoever has the buffers may have the block in one of them by now.
-                    self.wait_for_buffers(&mut wait)?;
+                    self.wait_for_buffers(Some(source), &mut wait)?;
                     continue;
                 };
                 self.counters.create.add(1);
@@ -239,6 +240,7 @@ impl Shared {
         key: Key,
         class: u8,
     ) -> Result<Option<Frame>, Forked> {
+        self.note_want(source);
         let Some(spare) = self.spare(class, Search::Short)? else { return Ok(None) };
         let home = self.table.lock(key)?;
         let place = match home.find() {

@@ -14,6 +14,7 @@ mod back;
 mod cleaner;
 mod close;
 mod evict;
+mod fairness;
 mod load;
 mod miss;
 mod past;
@@ -66,6 +67,10 @@ pub(crate) struct Shared {
     wakers: AllWakers,
     cleaner: Cleaner,
     dirty_bytes: AtomicUsize,
+    /// Devices that are attached. A plain atomic, which no model explores: a hint.
+    devices: std::sync::atomic::AtomicUsize,
+    /// Those of them that have asked for a buffer. As `devices`.
+    wanting: std::sync::atomic::AtomicUsize,
     pub(crate) counters: Counters,
     /// Gets that were hits, but for those in `counters`.
     hits: Tally,
@@ -137,6 +142,8 @@ impl Shared {
             room: AtomicUsize::new(room),
             cleaner: Cleaner::new(limits),
             dirty_bytes: AtomicUsize::new(0),
+            devices: std::sync::atomic::AtomicUsize::new(0),
+            wanting: std::sync::atomic::AtomicUsize::new(0),
             since: Instant::now(),
             counters: Counters::default(),
             hits: Tally::new(),

@@ -26,7 +26,8 @@ impl Shared {
             self.counters.busy_locked.add(1);
             error
         };
-        if self.is_too_dirty() {
+        let is_too_dirty = self.is_too_dirty() && !self.is_shared(source);
+        if is_too_dirty || !self.may_dirty(source, key) {
             return Err(refused(GetError::WouldBlock));
         }
         match self.try_lock_write(source, key, class) {
@@ -73,7 +74,7 @@ impl Shared {
     }
 
     /// Whether the block is in the table, and the device does not have it.
-    fn is_dirty(&self, key: Key) -> bool {
+    pub(super) fn is_dirty(&self, key: Key) -> bool {
         // One that is gone when it is looked at was clean before.
         let word = self.table.find(key).and_then(|entry| entry.look(key));
         word.is_some_and(|word| word.has(DIRTY))

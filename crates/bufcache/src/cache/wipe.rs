@@ -104,6 +104,9 @@ impl Shared {
         let block = source.block(Key::new(source.id, sectors.start));
         match wiped {
             Ok(Ok(())) => {
+                if matches!(how, Wipe::Write(_)) {
+                    source.writes.load.set_succeeding();
+                }
                 aside.iter().try_for_each(|&(key, frame)| self.drop_marked(source, key, frame))?;
                 Ok(())
             }

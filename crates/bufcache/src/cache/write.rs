@@ -66,7 +66,7 @@ impl Shared {
         fill: Fill,
     ) -> Result<Held, GetError> {
         self.check_write(source)?;
-        self.limit_dirty();
+        self.limit_dirty(source, key)?;
         let mut since = None;
         let mut rounds = 0;
         loop {
@@ -113,6 +113,9 @@ impl Shared {
         class: u8,
     ) -> Result<Held, GetError> {
         self.check_write(source)?;
+        if !self.may_dirty(source, key) {
+            return Err(GetError::WouldBlock);
+        }
         let Some(held) = self.hit(key, class, Reuse::Likely) else {
             return Err(GetError::WouldBlock);
         };

@@ -46,6 +46,72 @@ pub(crate) struct Writes {
     pub(crate) alone: Mutex<()>,
     /// How many writes failed (upper half), and the errno of the last.
     errors: AtomicU64,
+    pub(crate) load: Load,
+}
+
+/// What decides whether a device may have more dirty buffers; see `cache::fairness`.
+///
+/// Plain atomics, which no model explores: each is a measure, and carries nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Load {
+    dirty_bytes: std::sync::atomic::AtomicUsize,
+    /// The errno of the last write to the device; 0 if it succeeded.
+    failing: std::sync::atomic::AtomicI32,
+    /// Calls by which the device is being given buffers.
+    writing: std::sync::atomic::AtomicUsize,
+    /// It has asked for a buffer.
+    wants: std::sync::atomic::AtomicBool,
+}
+
+impl Load {
+    pub(crate) fn dirty_bytes(&self) -> usize {
+        self.dirty_bytes.load(Ordering::Relaxed) // a measure, also below
+    }
+
+    pub(crate) fn add_dirty(&self, bytes: usize) {
+        self.dirty_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn remove_dirty(&self, bytes: usize) {
+        self.dirty_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// The errno of the last write, if that failed.
+    pub(crate) fn failing(&self) -> Option<i32> {
+        Some(self.failing.load(Ordering::Relaxed)).filter(|&errno| errno != 0)
+    }
+
+    /// Whether the device is being given buffers, by any thread.
+    pub(crate) fn is_writing(&self) -> bool {
+        self.writing.load(Ordering::Relaxed) > 0
+    }
+
+    pub(crate) fn begin_writing(&self) {
+        self.writing.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn end_writing(&self) {
+        self.writing.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn wants(&self) -> bool {
+        self.wants.load(Ordering::Relaxed)
+    }
+
+    /// Says that it wants buffers; returns whether it did before.
+    pub(crate) fn set_wants(&self) -> bool {
+        self.wants() || self.wants.swap(true, Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_failing(&self, errno: i32) {
+        self.failing.store(errno.max(1), Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_succeeding(&self) {
+        if self.failing().is_some() {
+            self.failing.store(0, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Sectors that the device was given, and that need not be there after a loss of power.
@@ -140,6 +206,7 @@ impl Writes {
             stage: AtomicU32::new(Stage::Open as u32),
             alone: Mutex::new(()),
             errors: AtomicU64::new(0),
+            load: Load::default(),
         }
     }
 

@@ -105,6 +105,8 @@ struct Machine<'d> {
     gave_up: bool,
     /// More was dirty than there is room for: the cleaner's thread writes whenever it likes.
     squeezed: bool,
+    /// The step is a write.
+    writing: bool,
 }
 
 /// Bit of the first byte: the devices give up unsynced writes, and serve the older bytes again.
@@ -151,6 +153,7 @@ pub(crate) fn run(input: &[u8], lie: Lie) -> usize {
         limit: MOST,
         gave_up: false,
         squeezed: false,
+        writing: false,
     };
     let mut steps = 0;
     while let (Some(op), Some(arg)) = (bytes.next(), bytes.next()) {
@@ -246,6 +249,13 @@ impl<'d> Machine<'d> {
         self.kept.len() + self.held_back.len() + dirty >= self.limit
     }
 
+    /// Whether the device may get no more dirty buffers now: its last write failed, or it has as many as are
+    /// left, or the least that it may always have.
+    fn may_be_limited(&self, which: usize) -> bool {
+        let dirty = self.cache.stats().unwrap().dirty / SIZE;
+        self.disk(which).failures(Operation::Write) > 0 || (dirty > 0 && 2 * dirty >= self.limit)
+    }
+
     /// Runs `f` until it does not wait for what nobody has. A machine that has others to run may take
     /// the moment away that it waits.
     fn patiently<T, E>(
@@ -312,6 +322,11 @@ impl<'d> Machine<'d> {
             Ok(Ok(_)) => return result.ok(),
             Err(_) => assert!(failed && !cached, "a panic"),
             Ok(Err(error)) => match error {
+                // A device whose last write failed gets no more dirty buffers.
+                GetError::Io { block: of, .. } if self.writing && !failed => {
+                    let refuses = self.disk(which).failures(Operation::Write) > 0;
+                    assert!(refuses && *of == block, "{error}");
+                }
                 GetError::Io { block: of, .. } | GetError::ShortRead { block: of } => {
                     assert!(failed && !cached && *of == block, "{error}");
                 }

@@ -69,13 +69,16 @@ impl<'d> Machine<'d> {
         let (mine, pinned) = self.users(which, block);
         let cached = device.is_cached(block);
         let (create, only_try) = (matches!(how % 8, 3 | 4 | 7), matches!(how % 8, 5 | 7));
+        let limited = self.may_be_limited(which);
+        self.writing = true;
         let result = self.had(which, block, pinned, || match (create, only_try) {
             (true, true) => device.try_create(block),
             (true, false) => device.create(block),
             (false, true) => device.try_get_mut(block),
             (false, false) => device.get_mut(block),
         });
-        let squeezed = self.squeezed;
+        self.writing = false;
+        let squeezed = self.squeezed || limited;
         let first = block as usize * PARTS;
         if let Some(Ok(guard)) = &result {
             if create {
@@ -119,7 +122,10 @@ impl<'d> Machine<'d> {
         if mine || self.held_back.len() > 2 {
             return;
         }
-        let Some(Ok(mut guard)) = self.had(which, block, pinned, || device.get_mut(block)) else {
+        self.writing = true;
+        let result = self.had(which, block, pinned, || device.get_mut(block));
+        self.writing = false;
+        let Some(Ok(mut guard)) = result else {
             return;
         };
         if !cached {
@@ -309,6 +315,9 @@ impl<'d> Machine<'d> {
             Err(WriteError::Io { .. } | WriteError::Panicked { .. }) => assert!(failed),
             Err(WriteError::Get(GetError::WouldDeadlock)) => assert!(created && mine),
             Err(WriteError::Get(GetError::Busy | GetError::NoFreeBuffers)) => assert!(created),
+            Err(WriteError::Get(GetError::Io { .. })) => {
+                assert!(created && disk.failures(Operation::Write) > 0);
+            }
             Err(WriteError::Poisoned { .. }) => assert!(*poisoned),
             Err(WriteError::Closed) => assert!(*closed),
             Err(error) => panic!("{error}"),

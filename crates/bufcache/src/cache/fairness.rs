@@ -1,0 +1,121 @@
+//! What keeps a full, slow or hung device from holding up the others of its cache.
+//!
+//! ```text
+//!  dirty buffers:  | device A, hung: 1/2 of what may be dirty | B: 1/2 of the rest | C: ... | clean |
+//! ```
+//!
+//! A cache with one device lets that have all buffers. Among several devices:
+//!
+//! 1. Once another device has asked for a buffer, a device has at most as many dirty bytes as it leaves free to the others, of what may be dirty in all.
+//!    One device that is stuck so has half of that, two have a third each, and some is always free. A device
+//!    may always have [`FLOOR`], for when another took all before this one was attached.
+//! 2. A device whose last write failed gets no more dirty buffers. Its blocks can be written past the cache; a
+//!    write that succeeds, there or from the cache, lifts this.
+//! 3. Where the device's buffers are held back by a user, and no write of it is in flight, it may have more: the
+//!    device is not stuck.
+//! 4. A thread writes back buffers of the device that it works on, and of no other: for those it wakes the
+//!    cleaner.
+
+use std::time::Instant;
+
+use percpu::sync::atomic::Ordering;
+use percpu::sync::{Arc, thread};
+
+use super::Shared;
+use crate::error::GetError;
+use crate::source::Source;
+use crate::word::Key;
+
+/// A device may have this part of the cache dirty, whatever the others have. A guess.
+const FLOOR: usize = 64;
+
+impl Shared {
+    pub(crate) fn add_device(&self) {
+        self.devices.fetch_add(1, Ordering::Relaxed); // a hint, also below
+    }
+
+    pub(crate) fn remove_device(&self, source: &Source) {
+        self.devices.fetch_sub(1, Ordering::Relaxed);
+        if source.writes.load.wants() {
+            self.wanting.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn has_one_device(&self) -> bool {
+        self.devices.load(Ordering::Relaxed) <= 1
+    }
+
+    /// Notes that the device wants buffers.
+    pub(super) fn note_want(&self, source: &Source) {
+        if !source.writes.load.set_wants() {
+            self.wanting.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether another device wants buffers, too.
+    pub(super) fn is_shared(&self, source: &Source) -> bool {
+        let own = usize::from(source.writes.load.wants());
+        self.wanting.load(Ordering::Relaxed) > own
+    }
+
+    /// Before a thread dirties a block: writes some of the device's buffers if too many are dirty, and waits
+    /// for others to.
+    pub(super) fn limit_dirty(&self, source: &Arc<Source>, key: Key) -> Result<(), GetError> {
+        if self.is_too_dirty() && !self.is_shared(source) {
+            self.clean_some_for(Some(source));
+        }
+        let mut since = None;
+        while !self.may_dirty(source, key) {
+            let failing = source.writes.load.failing();
+            let written = self.clean_some_of(source, failing.is_some());
+            if written > 0 {
+                continue;
+            }
+            source.check_write()?;
+            if let Some(errno) = source.writes.load.failing() {
+                return Err(GetError::Io { errno, block: source.block(key) });
+            }
+            if !source.writes.load.is_writing() {
+                return Ok(()); // they are held back, by a user or behind the log: the device is not stuck
+            }
+            if since.get_or_insert_with(Instant::now).elapsed() >= self.patience {
+                return Err(GetError::NoFreeBuffers);
+            }
+            // Other threads give it buffers.
+            #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+            thread::sleep(super::evict::PAUSE);
+            #[cfg(any(offlock_loom, offlock_shuttle))]
+            thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Whether the block may become dirty now, or is dirty.
+    pub(super) fn may_dirty(&self, source: &Source, key: Key) -> bool {
+        if self.has_one_device() {
+            return true;
+        }
+        let load = &source.writes.load;
+        let is_within = || {
+            let free = self.most_dirty().saturating_sub(self.dirty_bytes());
+            let floor = (self.room() / FLOOR).max(1 << source.shift);
+            load.dirty_bytes() < free.max(floor)
+        };
+        let may = load.failing().is_none() && (!self.is_shared(source) || is_within());
+        may || self.is_dirty(key)
+    }
+
+    /// Writes some buffers because a miss of the device needs one. Returns how many.
+    pub(super) fn clean_some_for(&self, source: Option<&Arc<Source>>) -> usize {
+        match source {
+            Some(source) if !self.has_one_device() => {
+                if self.dirty_bytes() == 0 || self.born.is_inherited() {
+                    return 0;
+                }
+                self.hurry_cleaner();
+                self.clean_some_of(source, false)
+            }
+            _ => self.clean_some(),
+        }
+    }
+}

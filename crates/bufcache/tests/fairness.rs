@@ -1,0 +1,166 @@
+//! One device that is full or hangs, beside others in the same cache.
+
+use std::io;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bufcache::{BlockDevice, Cache, Device, Fault, FaultDevice, GetError, MemoryDevice, Operation};
+
+const SIZE: usize = 512;
+/// Blocks of the cache, and of each device four times as many.
+const BLOCKS: usize = 64;
+/// How long a thread waits for a buffer of the device that is full or hangs.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How long an operation on another device may take: much longer than one in memory, and less than a wait.
+const FAST: Duration = Duration::from_secs(1);
+
+fn cache() -> Cache {
+    let builder = Cache::builder(BLOCKS * SIZE).block_sizes(SIZE, SIZE);
+    builder.patience(PATIENCE).build().unwrap()
+}
+
+fn memory() -> MemoryDevice {
+    MemoryDevice::new(vec![1; 4 * BLOCKS * SIZE])
+}
+
+/// Three devices: two in memory, to be written and to be read, besides the one in question. Returns the most
+/// buffers that this one may have dirty: half if the others have wanted some before it, else three quarters
+/// (the usual limit) and the one at which it is noticed.
+fn others(cache: &Cache, came_before: bool) -> ([Device; 2], usize) {
+    let devices = [(); 2].map(|()| cache.attach(memory(), SIZE).unwrap());
+    if came_before {
+        devices.iter().for_each(|device| drop(device.get(0).unwrap()));
+    }
+    (devices, if came_before { BLOCKS / 2 } else { BLOCKS * 3 / 4 + 1 })
+}
+
+/// Writes to every block of a healthy device and reads every block of another, each within [`FAST`].
+fn others_are_fast(written: &Device, read: &Device) {
+    for round in 0..2 {
+        for block in 0..written.blocks() {
+            let began = Instant::now();
+            written.get_mut(block).expect("a healthy device").fill(round);
+            assert!(began.elapsed() < FAST, "a write took {:?}", began.elapsed());
+            let began = Instant::now();
+            assert_eq!(read.get(block).expect("a device that is read")[0], 1);
+            assert!(began.elapsed() < FAST, "a read took {:?}", began.elapsed());
+        }
+    }
+}
+
+#[test]
+fn inv25_a_full_device_delays_no_other() {
+    beside_a_full_device(true);
+}
+
+#[test]
+fn inv25_a_full_device_that_was_alone_delays_no_other() {
+    beside_a_full_device(false);
+}
+
+fn beside_a_full_device(others_came_before: bool) {
+    let cache = cache();
+    let disk = Arc::new(FaultDevice::new(memory()));
+    let full = cache.attach(Arc::clone(&disk), SIZE).unwrap();
+    let ([written, read], most) = others(&cache, others_came_before);
+    disk.inject(Operation::Write, .., Fault::Error(libc::ENOSPC));
+    let refused = (0..full.blocks()).find_map(|block| match full.get_mut(block) {
+        Ok(mut guard) => {
+            guard.fill(7);
+            None
+        }
+        Err(error) => Some((block, error)),
+    });
+    let (dirty, error) = refused.expect("a limit");
+    assert!(dirty > 0 && dirty as usize <= most, "{dirty} of {BLOCKS} buffers are dirty");
+    assert_eq!(error, GetError::Io { errno: libc::ENOSPC, block: dirty });
+    others_are_fast(&written, &read);
+    // Its reads go on, and so do writes to what is dirty already.
+    assert_eq!((full.get(0).unwrap()[0], full.get(dirty).unwrap()[0]), (7, 1));
+    full.get_mut(0).unwrap().fill(8);
+    // Past the cache it meets its error, or succeeds; then it may have buffers again.
+    assert!(full.write_past(dirty, &[9; SIZE]).is_err());
+    disk.heal();
+    full.write_past(dirty, &[9; SIZE]).unwrap();
+    full.get_mut(dirty + 1).unwrap().fill(10);
+    full.sync().unwrap_or_else(|error| assert!(error.to_string().contains("earlier"), "{error}"));
+    let values = [0, 1, dirty, dirty + 1].map(|block| full.get(block).unwrap()[0]);
+    assert_eq!(values, [8, 7, 9, 10]);
+}
+
+/// A device whose writes wait until it is opened.
+struct Gate {
+    disk: MemoryDevice,
+    open: Mutex<bool>,
+    changed: Condvar,
+}
+
+/// Opens it in the end, also where a check has failed.
+struct Opens<'g>(&'g Gate);
+
+impl Drop for Opens<'_> {
+    fn drop(&mut self) {
+        *self.0.open.lock().unwrap() = true;
+        self.0.changed.notify_all();
+    }
+}
+
+impl BlockDevice for Gate {
+    fn len(&self) -> u64 {
+        self.disk.len()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.disk.read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        let open = self.open.lock().unwrap();
+        drop(self.changed.wait_while(open, |open| !*open).unwrap());
+        self.disk.write(offset, buf)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.disk.sync()
+    }
+}
+
+#[test]
+fn inv25_a_device_that_hangs_delays_no_other() {
+    beside_a_device_that_hangs(true);
+}
+
+#[test]
+fn inv25_a_device_that_hangs_and_was_alone_delays_no_other() {
+    beside_a_device_that_hangs(false);
+}
+
+fn beside_a_device_that_hangs(others_came_before: bool) {
+    let cache = cache();
+    let gate = Gate { disk: memory(), open: Mutex::new(false), changed: Condvar::new() };
+    let gate = Arc::new(gate);
+    let hung = cache.attach(Arc::clone(&gate), SIZE).unwrap();
+    let ([written, read], most) = others(&cache, others_came_before);
+    thread::scope(|scope| {
+        let opens = Opens(&gate);
+        // It dirties as many buffers as it gets, and then hangs, or is refused.
+        let writer = scope.spawn(|| {
+            (0..hung.blocks()).find(|&block| match hung.get_mut(block) {
+                Ok(mut guard) => {
+                    guard.fill(7);
+                    false
+                }
+                Err(_) => true,
+            })
+        });
+        thread::sleep(Duration::from_millis(500)); // the cleaner hangs, too
+        let dirty = cache.stats().unwrap().dirty / SIZE;
+        assert!((1..=most).contains(&dirty), "{dirty} of {BLOCKS} buffers are dirty");
+        others_are_fast(&written, &read);
+        drop(opens);
+        writer.join().unwrap();
+    });
+    hung.sync().unwrap();
+    assert_eq!(hung.get(0).unwrap()[0], 7);
+}
