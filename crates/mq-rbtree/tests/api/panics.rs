@@ -108,7 +108,7 @@ impl Wake for NestedBomb {
 #[test]
 fn payloads_that_panic_when_dropped_cost_no_wake_up() {
     let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
-    let flags: Vec<_> = (0..6).map(|_| Flag::new()).collect();
+    let flags: Vec<_> = (0..6).map(|_| WakeCount::new()).collect();
     let mut bombs: Vec<_> = (0..3).map(|_| Box::pin(queue.receive_async().urgency(9))).collect();
     for bomb in &mut bombs {
         assert!(poll(bomb, Waker::from(Arc::new(NestedBomb))).is_pending());
@@ -132,7 +132,7 @@ fn a_filter_and_wakers_may_panic_with_such_payloads() {
     [1, 2].into_iter().for_each(|n| queue.send(n, 1).unwrap());
     let mut bomb = Box::pin(queue.send_async(3, 1).urgency(9));
     assert!(poll(&mut bomb, Waker::from(Arc::new(NestedBomb))).is_pending());
-    let flag = Flag::new();
+    let flag = WakeCount::new();
     let mut task = Box::pin(queue.send_async(4, 1));
     assert!(poll(&mut task, flag.waker()).is_pending());
     let filter = |n: &u32, _| if *n == 1 { true } else { panic_any("the filter") };

@@ -93,7 +93,7 @@ fn inv12_no_notification_while_a_task_with_an_unused_permit_waits() {
     assert!(poll(&mut receive).is_pending());
     queue.send(1, 0).unwrap();
     assert_eq!(queue.try_receive(), Ok((1, 0)), "not by the task");
-    let flag = Flag::new();
+    let flag = WakeCount::new();
     let told = flag.waker();
     queue.notify(move || told.wake()).unwrap();
     queue.send(2, 0).unwrap();
