@@ -18,7 +18,7 @@ const PRIORITIES: u32 = 32_768;
 const BATCH: u64 = 64;
 
 /// Why nothing is refused.
-const OPEN: &str = "open, below its limits, with memory, and nobody forks";
+const OPEN: &str = "open, below its limits, with memory";
 
 /// One row: `operation` over and over, called `name` with one thread.
 macro_rules! row {

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use percpu::{LgLock, PerCpuCounter, PercpuRef, rcu};
 
 /// Why no lock here is refused.
-const FREE: &str = "no thread panics, forks, or locks twice";
+const FREE: &str = "no thread panics or locks twice";
 
 thread_local! {
     /// What a program does that gives each thread a number instead of asking for its CPU.

@@ -174,7 +174,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             images += 1;
         }
     }
-    println!("{}", cache.stats()?);
+    println!("{}", cache.stats());
     println!("{images} images of {} moments: every commit is in each", disk.moments());
     store.pages.close()?;
     Ok(())

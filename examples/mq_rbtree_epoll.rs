@@ -40,7 +40,7 @@ fn main() -> std::io::Result<()> {
     let received = thread::scope(|s| {
         let server = s.spawn(|| run(&queue));
         (0..MESSAGES).for_each(|n| queue.send(n, 1).unwrap());
-        queue.close().unwrap();
+        queue.close();
         server.join().unwrap()
     })?;
     println!("{received} messages in order, and then the end");

@@ -37,9 +37,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The other way to end: refuse what comes, and take what is left.
     let queue: Queue<u32> = Queue::new(8)?;
     queue.send(1, 1)?;
-    queue.close()?;
+    queue.close();
     let refused = queue.send(7, 3).unwrap_err(); // with the value
     assert_eq!((refused.value, refused.reason), (7, SendRefused::Closed));
-    assert_eq!(queue.drain()?, [(1, 1)]);
+    assert_eq!(queue.drain(), [(1, 1)]);
     Ok(())
 }

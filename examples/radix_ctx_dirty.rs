@@ -16,14 +16,16 @@ const WRITES: u64 = 50_000; // per writer
 /// A block in memory, and what is on the disk.
 type Block = (AtomicU64, AtomicU64);
 
-/// Writes back what is marked, in ascending order; returns how many blocks that was.
-fn flush(blocks: &XArray<Owned<Block>>) -> Result<u64, percpu::Forked> {
+/// Writes the marked blocks back, in ascending order. Returns how many there were.
+fn flush(blocks: &XArray<Owned<Block>>) -> u64 {
     let guard = rcu::pin(); // the blocks found stay until this goes
-    blocks.marked(DIRTY, .., &guard).try_fold(0, |count, (nr, (memory, disk))| {
-        blocks.clear_mark(nr, DIRTY)?; // first: who writes after this marks it again
+    let mut count = 0;
+    for (nr, (memory, disk)) in blocks.marked(DIRTY, .., &guard) {
+        blocks.clear_mark(nr, DIRTY); // first: a write after this marks the block again
         disk.store(memory.load(Relaxed), Relaxed);
-        Ok(count + 1)
-    })
+        count += 1;
+    }
+    count
 }
 
 fn main() -> std::io::Result<()> {
@@ -31,16 +33,16 @@ fn main() -> std::io::Result<()> {
     (0..BLOCKS).try_for_each(|nr| blocks.insert(nr, Owned::new(Block::default())))?;
     let write = |nr| {
         blocks.with(nr % BLOCKS, |(memory, _)| memory.fetch_add(1, Relaxed));
-        blocks.set_mark(nr % BLOCKS, DIRTY).expect("no fork took the lock");
+        blocks.set_mark(nr % BLOCKS, DIRTY);
     };
     let flushed = thread::scope(|s| {
         let writers = [0, 1, 2, 3].map(|n| s.spawn(move || (n..n + WRITES).for_each(write)));
         let mut flushed = 0;
         while !writers.iter().all(|writer| writer.is_finished()) {
-            flushed += flush(&blocks)?;
+            flushed += flush(&blocks);
         }
-        Ok::<_, percpu::Forked>(flushed + flush(&blocks)?) // and what was marked last
-    })?;
+        flushed + flush(&blocks) // and the blocks that were marked last
+    });
     println!("{} writes to {BLOCKS} blocks, {flushed} written back", 4 * WRITES);
     let guard = rcu::pin();
     let is_same = |(_, block): (u64, &Block)| block.0.load(Relaxed) == block.1.load(Relaxed);

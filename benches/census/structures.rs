@@ -123,7 +123,7 @@ pub(crate) fn find(name: &str) -> Option<&'static Structure> {
 }
 
 /// Why no lock here is refused.
-const FREE: &str = "no thread panics, forks, or locks twice";
+const FREE: &str = "no thread panics or locks twice";
 
 pub(crate) fn leak<T>(value: T) -> &'static T {
     Box::leak(Box::new(value))
@@ -393,7 +393,7 @@ fn bufcache_hits(blocks: u64) -> Shared {
 }
 
 /// Why a block can be had.
-pub(crate) const CACHED: &str = "memory, a device in memory, and nobody forks";
+pub(crate) const CACHED: &str = "there is memory, and the device is in memory";
 
 fn buf_hot(_threads: usize) -> Shared {
     bufcache_hits(1)

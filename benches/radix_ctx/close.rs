@@ -82,7 +82,7 @@ fn measure(plan: &Plan, group: &str) -> Rounds {
 }
 
 /// Why no wait is refused.
-const FREE: &str = "no guard is held, nothing forks";
+const FREE: &str = "no guard is held";
 
 fn together(map: &Ctx<Value>) {
     map.0.close_all().expect(FREE);

@@ -46,7 +46,7 @@ impl Reporter {
         let left = || self.patience.saturating_sub(since.elapsed());
         let next = || receiver.recv_timeout(left()).ok();
         let reports: Vec<WorkerReport> = std::iter::from_fn(next).collect();
-        let cache = self.exports.blocks.as_ref().and_then(Blocks::stats);
+        let cache = self.exports.blocks.as_ref().map(Blocks::stats);
         let registry = self.registry.report(&self.exports);
         let hands = self.exports.hands.stats();
         let name = |file| self.exports.names_of(file).next().unwrap_or_default();

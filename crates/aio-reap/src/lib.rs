@@ -85,20 +85,22 @@
 //!
 //! | | `tests/` | |
 //! |---|---|---|
-//! | once, in order | `engine_model.rs` | `inv02_device_sees_enqueue_order_and_each_completes_once` |
-//! | callbacks in order | `callbacks.rs` | `inv02_callbacks_run_in_the_order_of_the_reap` |
-//! | other threads in order | `remote.rs` | `inv02_requests_of_a_thread_keep_their_order` |
-//! | buffers | `buffers.rs` | `inv13_writes_land_whole_when_their_operations_are_dropped_or_forgotten` |
-//! | cancellation | `endings.rs` | `requests_in_flight_are_cancelled_if_the_device_can` |
-//! | deadlines | `endings.rs` | `inv13_a_deadline_abandons_the_wait_and_not_the_request` |
-//! | short transfers | `engine_model.rs` | `inv11_any_split_of_short_transfers_gives_the_same_bytes` |
-//! | stack depth | `callbacks.rs` | `inv14_stack_stays_flat_on_a_device_that_completes_inside_submit` |
+//! | once, in order | `api/engine_model.rs` | `inv02_device_sees_enqueue_order_and_each_completes_once` |
+//! | callbacks in order | `api/callbacks.rs` | `inv02_callbacks_run_in_the_order_of_the_reap` |
+//! | other threads in order | `api/remote.rs` | `inv02_requests_of_a_thread_keep_their_order` |
+//! | buffers | `api/buffers.rs` | `inv13_writes_land_whole_when_their_operations_are_dropped_or_forgotten` |
+//! | cancellation | `api/endings.rs` | `requests_in_flight_are_cancelled_if_the_device_can` |
+//! | deadlines | `api/endings.rs` | `inv13_a_deadline_abandons_the_wait_and_not_the_request` |
+//! | short transfers | `api/engine_model.rs` | `inv11_any_split_of_short_transfers_gives_the_same_bytes` |
+//! | stack depth | `api/callbacks.rs` | `inv14_stack_stays_flat_on_a_device_that_completes_inside_submit` |
 //! | allocation | `no_alloc.rs` | `no_allocation_per_request_after_warm_up` |
-//! | the end | `remote.rs` | `inv14_the_end_answers_every_remote_request` |
+//! | the end | `api/remote.rs` | `inv14_the_end_answers_every_remote_request` |
 //!
 //! Callbacks and wake-ups run inside any call that can reap: submitting without a plug (unless the
 //! [`ReapMode`] says otherwise), dropping the last plug, [`Engine::turn`], [`Engine::wait`] and what
 //! waits by it. Hold no `RefCell` borrow that a callback needs across those.
+//!
+//! After `fork` the child may only exec or exit.
 //!
 //! An engine stays on its thread; others make requests of it by a [`Remote`]:
 //!

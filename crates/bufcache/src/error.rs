@@ -74,8 +74,6 @@ pub enum GetError {
     },
     /// There is no memory for this thread's slots.
     NoMemory,
-    /// This is a fork child, and it would have to wait for a thread that does not exist here.
-    Forked,
 }
 
 impl GetError {
@@ -102,7 +100,6 @@ impl GetError {
             Self::NoFreeBuffers => libc::ENOBUFS,
             Self::TooManyPins => libc::EOVERFLOW,
             Self::NoMemory => libc::ENOMEM,
-            Self::Forked => libc::EOWNERDEAD,
         }
     }
 }
@@ -136,7 +133,6 @@ impl fmt::Display for GetError {
                 write!(f, "a cache of these blocks has {smallest} bytes at least")
             }
             Self::NoMemory => f.write_str("no memory for the thread's slots"),
-            Self::Forked => f.write_str("the buffer was another process's at a fork"),
         }
     }
 }
@@ -146,12 +142,6 @@ impl Error for GetError {}
 impl From<GetError> for io::Error {
     fn from(error: GetError) -> Self {
         Self::new(Self::from_raw_os_error(error.errno()).kind(), error)
-    }
-}
-
-impl From<percpu::Forked> for GetError {
-    fn from(_: percpu::Forked) -> Self {
-        Self::Forked
     }
 }
 
@@ -169,7 +159,6 @@ pub(crate) enum Failure {
     Verify,
     Panicked,
     NoMemory,
-    Forked,
     Closed,
 }
 
@@ -181,8 +170,7 @@ impl Failure {
             Self::Verify => -2,
             Self::Panicked => -3,
             Self::NoMemory => -4,
-            Self::Forked => -5,
-            Self::Closed => -6,
+            Self::Closed => -5,
         }
     }
 
@@ -192,8 +180,7 @@ impl Failure {
             -2 => Self::Verify,
             -3 => Self::Panicked,
             -4 => Self::NoMemory,
-            -5 => Self::Forked,
-            -6 => Self::Closed,
+            -5 => Self::Closed,
             errno => Self::Errno(errno),
         }
     }
@@ -205,7 +192,6 @@ impl Failure {
             Self::Verify => GetError::Verify { block },
             Self::Panicked => GetError::Panicked { block },
             Self::NoMemory => GetError::NoMemory,
-            Self::Forked => GetError::Forked,
             Self::Closed => GetError::Closed,
         }
     }
@@ -238,8 +224,6 @@ pub enum BuildError {
         /// Bytes of a block there.
         block_size: usize,
     },
-    /// This is a fork child, and it would have to wait for a thread that does not exist here.
-    Forked,
 }
 
 impl BuildError {
@@ -251,7 +235,6 @@ impl BuildError {
             Self::TooManyDevices => libc::EMFILE,
             Self::DeviceTooLarge(_) => libc::EFBIG,
             Self::Attached { .. } => libc::EBUSY,
-            Self::Forked => libc::EOWNERDEAD,
         }
     }
 }
@@ -272,18 +255,11 @@ impl fmt::Display for BuildError {
             Self::Attached { block_size } => {
                 write!(f, "it is attached already, in blocks of {block_size} bytes")
             }
-            Self::Forked => f.write_str("the cache was another process's at a fork"),
         }
     }
 }
 
 impl Error for BuildError {}
-
-impl From<percpu::Forked> for BuildError {
-    fn from(_: percpu::Forked) -> Self {
-        Self::Forked
-    }
-}
 
 impl From<BuildError> for io::Error {
     fn from(error: BuildError) -> Self {

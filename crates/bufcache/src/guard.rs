@@ -57,14 +57,10 @@ impl ReadGuard<'_> {
     /// no lighter buffer in a whole pass takes more than one off each weight in its next passes.
     ///
     /// Takes the lock of misses. A buffer that is evicted loses it.
-    ///
-    /// # Errors
-    ///
-    /// [`GetError::Forked`].
-    pub fn set_weight(&self, weight: u8) -> Result<(), GetError> {
+    pub fn set_weight(&self, weight: u8) {
         // SAFETY: as in `pin`.
         let entry = unsafe { self.slot.entry().as_ref() };
-        Ok(self.device.shared.set_weight(entry.word().frame(), weight)?)
+        self.device.shared.set_weight(entry.word().frame(), weight);
     }
 }
 

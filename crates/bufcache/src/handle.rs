@@ -143,11 +143,7 @@ impl Cache {
     /// Evicts up to so many buffers now, in the order in which misses would, and returns how many it
     /// were. It looks at each buffer once: those in use stay, and those that were used lately or that
     /// [weigh](ReadGuard::set_weight) something lose a part of that.
-    ///
-    /// # Errors
-    ///
-    /// [`GetError::Forked`].
-    pub fn shrink(&self, buffers: usize) -> Result<usize, GetError> {
+    pub fn shrink(&self, buffers: usize) -> usize {
         self.shared.shrink(buffers)
     }
 
@@ -157,11 +153,8 @@ impl Cache {
     }
 
     /// What it did so far.
-    ///
-    /// # Errors
-    ///
-    /// [`GetError::Forked`] in a fork child, where it would have to wait.
-    pub fn stats(&self) -> Result<CacheStats, GetError> {
+    #[must_use]
+    pub fn stats(&self) -> CacheStats {
         CacheStats::of(&self.shared)
     }
 }
@@ -266,8 +259,8 @@ impl Device {
     ///
     /// It never blocks and never fails; it is a hint, and is dropped where too many wait already
     /// ([`CacheStats::ahead_dropped`](crate::CacheStats::ahead_dropped)), where all buffers are in use,
-    /// where a read fails (the get tries again), and in a fork child. Of a long range as much is read
-    /// as an eighth of the cache holds. Allocates at the first call only.
+    /// and where a read fails (the get tries again). Of a long range as much is read as an eighth of the
+    /// cache holds. Allocates at the first call only.
     pub fn readahead(&self, blocks: Range<u64>) {
         let most = (self.shared.room() >> self.source.shift) as u64 / 8;
         let end = blocks.end.min(self.source.blocks);
@@ -388,7 +381,7 @@ impl Device {
     /// # Errors
     ///
     /// [`GetError::OutOfRange`], [`GetError::NoMemory`] for this thread's slots, [`GetError::Busy`] or
-    /// [`GetError::WouldDeadlock`] for a writer, and [`GetError::Forked`].
+    /// [`GetError::WouldDeadlock`] for a writer.
     pub fn invalidate(&self, block: u64) -> Result<bool, GetError> {
         let Some(key) = self.source.key(block) else {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });

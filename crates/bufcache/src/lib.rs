@@ -11,7 +11,7 @@
 //! drop(block); // a guard keeps its buffer where it is, and keeps it from being written
 //!
 //! disk.get(3)?; // a hit
-//! assert_eq!(cache.stats()?.reads, 1);
+//! assert_eq!(cache.stats().reads, 1);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -33,6 +33,8 @@
 //! of 512 bytes is there as it was, or as any version written since; no order holds between blocks but
 //! that of a [log](Wal), and that of one sync behind another. A write that fails leaves its block
 //! dirty; a sync that fails [poisons](WriteError::Poisoned) the device until a [`Device::reset`].
+//!
+//! After `fork` the child may only exec or exit.
 
 // Which feature an item wants, on docs.rs.
 #![cfg_attr(docsrs, feature(doc_cfg))]

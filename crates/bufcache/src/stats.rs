@@ -3,7 +3,6 @@
 use std::fmt;
 
 use crate::cache::Shared;
-use crate::error::GetError;
 
 /// Counters of a cache since it was made; a snapshot, each value by itself.
 ///
@@ -48,14 +47,14 @@ pub struct CacheStats {
 }
 
 impl CacheStats {
-    pub(crate) fn of(shared: &Shared) -> Result<Self, GetError> {
+    pub(crate) fn of(shared: &Shared) -> Self {
         let counters = &shared.counters;
         let value = |counter: &percpu::PerCpuCounter| counter.sum().max(0) as u64;
         // Misses before gets, which are counted before them: a get in between is a hit.
         let misses = value(&counters.miss_locked);
         let busy = value(&counters.busy_locked);
         let get = shared.gets();
-        Ok(Self {
+        Self {
             get,
             created: value(&counters.create),
             hits: get.saturating_sub(misses + busy),
@@ -70,9 +69,9 @@ impl CacheStats {
             write_calls: value(&counters.write_calls),
             syncs: value(&counters.syncs),
             dirty: shared.dirty_bytes(),
-            bytes: shared.bytes_in_use()?,
-            capacity: shared.capacity()?,
-        })
+            bytes: shared.bytes_in_use(),
+            capacity: shared.capacity(),
+        }
     }
 }
 

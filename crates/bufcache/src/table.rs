@@ -15,9 +15,9 @@
 //! 2. A block that is not in its home bucket is at most `reach` buckets behind it, and the home says
 //!    OVERFLOW.
 
+use percpu::AllocError;
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::{WordGuard, WordLock, load_own, mutant};
-use percpu::{AllocError, Forked};
 
 use crate::region::Array;
 use crate::timed::{Holds, Timing};
@@ -98,19 +98,15 @@ impl Table {
     }
 
     /// Locks the home of `key`.
-    ///
-    /// # Errors
-    ///
-    /// [`Forked`], where it would wait for a thread that this process does not have.
-    pub(crate) fn lock(&self, key: Key) -> Result<Locked<'_>, Forked> {
+    pub(crate) fn lock(&self, key: Key) -> Locked<'_> {
         let home = self.home(key);
-        let held = self.stripes[home & (self.stripes.len() - 1)].lock()?;
-        Ok(Locked { table: self, home, key, _held: held, _timing: Timing::begin(&self.holds) })
+        let held = self.stripes[home & (self.stripes.len() - 1)].lock();
+        Locked { table: self, home, key, _held: held, _timing: Timing::begin(&self.holds) }
     }
 
     /// Takes every lock once: what was being inserted or hidden before is in the table, or gone.
-    pub(crate) fn pass_all_locks(&self) -> Result<(), Forked> {
-        self.stripes.iter().try_for_each(|stripe| stripe.lock().map(drop))
+    pub(crate) fn pass_all_locks(&self) {
+        self.stripes.iter().for_each(|stripe| drop(stripe.lock()));
     }
 
     /// The keys that are in it; of some that come or go meanwhile, too.

@@ -3,7 +3,6 @@
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
-use percpu::Forked;
 use percpu::sync::{Arc, WordGuard, WordLock};
 
 use crate::times::Counts;
@@ -45,9 +44,8 @@ impl<T> TimedLock<T> {
 
     /// As [`WordLock::lock`].
     #[inline(always)]
-    pub(crate) fn lock(&self) -> Result<TimedGuard<'_, T>, Forked> {
-        let guard = self.lock.lock()?;
-        Ok(TimedGuard { guard, _timing: Timing::begin(&self.holds) })
+    pub(crate) fn lock(&self) -> TimedGuard<'_, T> {
+        TimedGuard { guard: self.lock.lock(), _timing: Timing::begin(&self.holds) }
     }
 }
 

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-use percpu::{AllocError, Forked};
+use percpu::AllocError;
 
 /// Why a message was not sent. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,9 +22,6 @@ pub enum SendRefused {
     BadPriority,
     /// Out of memory. Maps to `ENOMEM`.
     NoMemory,
-    /// It would have to wait for a thread that this process, a fork child, does not have. Maps to
-    /// `EOWNERDEAD`.
-    Forked,
     /// The kernel gave another error: that is its number.
     #[cfg(feature = "kernel")]
     System(i32),
@@ -41,8 +38,6 @@ pub enum ReceiveError {
     /// There is no message, and none will come: the queue is closed, or its last sender was dropped.
     /// Maps to `ESHUTDOWN`.
     Closed,
-    /// As for [`SendRefused::Forked`]. Maps to `EOWNERDEAD`.
-    Forked,
     /// No memory for the longest message that may come. Maps to `ENOMEM`.
     #[cfg(feature = "kernel")]
     NoMemory,
@@ -82,7 +77,6 @@ impl SendRefused {
             Self::TooLong => libc::EMSGSIZE,
             Self::BadPriority => libc::EINVAL,
             Self::NoMemory => libc::ENOMEM,
-            Self::Forked => libc::EOWNERDEAD,
             #[cfg(feature = "kernel")]
             Self::System(errno) => *errno,
         }
@@ -97,7 +91,6 @@ impl ReceiveError {
             Self::Empty => libc::EAGAIN,
             Self::Timeout => libc::ETIMEDOUT,
             Self::Closed => libc::ESHUTDOWN,
-            Self::Forked => libc::EOWNERDEAD,
             #[cfg(feature = "kernel")]
             Self::NoMemory => libc::ENOMEM,
             #[cfg(feature = "kernel")]
@@ -113,7 +106,6 @@ impl NotifyRefused {
         match self {
             Self::Busy => libc::EBUSY,
             Self::Closed => libc::ESHUTDOWN,
-            Self::Forked => libc::EOWNERDEAD,
             #[cfg(feature = "kernel")]
             Self::System(errno) => *errno,
         }
@@ -141,7 +133,6 @@ impl fmt::Display for SendRefused {
             Self::TooLong => "the message is too long",
             Self::BadPriority => "there is no such priority",
             Self::NoMemory => "out of memory",
-            Self::Forked => FORKED,
             #[cfg(feature = "kernel")]
             Self::System(errno) => return io::Error::from_raw_os_error(*errno).fmt(f),
         })
@@ -154,7 +145,6 @@ impl fmt::Display for ReceiveError {
             Self::Empty => "the queue is empty",
             Self::Timeout => "the queue was empty until the deadline",
             Self::Closed => "the queue is empty and closed",
-            Self::Forked => FORKED,
             #[cfg(feature = "kernel")]
             Self::NoMemory => "out of memory",
             #[cfg(feature = "kernel")]
@@ -168,14 +158,11 @@ impl fmt::Display for NotifyRefused {
         f.write_str(match self {
             Self::Busy => "a notification is registered already",
             Self::Closed => "the queue is closed",
-            Self::Forked => FORKED,
             #[cfg(feature = "kernel")]
             Self::System(errno) => return io::Error::from_raw_os_error(*errno).fmt(f),
         })
     }
 }
-
-const FORKED: &str = "the queue was in use when this process was forked";
 
 impl fmt::Display for BuildError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -193,18 +180,6 @@ impl fmt::Display for BuildError {
 impl From<AllocError> for BuildError {
     fn from(_: AllocError) -> Self {
         Self::NoMemory
-    }
-}
-
-impl From<Forked> for SendRefused {
-    fn from(_: Forked) -> Self {
-        Self::Forked
-    }
-}
-
-impl From<Forked> for ReceiveError {
-    fn from(_: Forked) -> Self {
-        Self::Forked
     }
 }
 
@@ -263,8 +238,6 @@ pub enum NotifyRefused {
     Busy,
     /// The queue is closed: no message will come. Maps to `ESHUTDOWN`.
     Closed,
-    /// As for [`SendRefused::Forked`]. Maps to `EOWNERDEAD`.
-    Forked,
     /// The system gave no thread or socket for it, or the kernel another error: that is its number.
     #[cfg(feature = "kernel")]
     System(i32),

@@ -101,7 +101,6 @@
 //! | `EMSGSIZE` | `TooLong` | | |
 //! | `EINVAL` | `BadPriority` | | [`BuildError::Limits`], [`BuildError::BadPriority`], [`InvalidDeadline`] |
 //! | `ENOMEM` | `NoMemory` | | [`BuildError::NoMemory`] |
-//! | `EOWNERDEAD` | `Forked` | `Forked` | [`NotifyRefused::Forked`], [`ReadinessError`]; every other operation: [`Forked`] |
 //! | `EBUSY` | | | [`NotifyRefused::Busy`], [`ReadinessError`]: there is one already |
 //! | `EMFILE` | | | [`BuildError::Quota`] |
 //!
@@ -123,9 +122,7 @@
 //!   if that was a receive, what it had taken is dropped.
 //! - *There is no memory*: the send is refused with the message. A receive needs none.
 //! - *A signal handler* may call nothing here: the thread that it interrupts may hold the lock.
-//! - *The process forks*: in the child a queue on which nobody waited and which nobody had locked is a
-//!   copy that works, except that nobody waits on it: who would have to gets `Forked`. Otherwise every
-//!   operation says `Forked`, and dropping is all that can be done; see [`percpu::fork`].
+//! - *The process forks*: the child may only exec or exit.
 //!
 //! # What it is not for
 //!
@@ -189,7 +186,7 @@ pub use self::queue::{
 pub use self::queue::{ReceiveStream, SendSink};
 pub use self::quota::Quota;
 pub use self::stats::{LevelStats, QueueStats};
-pub use percpu::{AllocError, Forked};
+pub use percpu::AllocError;
 
 /// Compiles and runs the example of the README.
 #[cfg(doctest)]

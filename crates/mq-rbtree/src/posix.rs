@@ -49,7 +49,7 @@ pub trait MessageQueue: Send + Sync {
     ///
     /// # Errors
     ///
-    /// What the kernel says; `EOWNERDEAD` in a fork child whose parent waited on a queue of ours.
+    /// What the kernel says; a [`Queue`](crate::Queue) has none.
     fn len(&self) -> io::Result<usize>;
 
     /// Whether there was no message a moment ago.
@@ -93,7 +93,7 @@ impl MessageQueue for Queue<Vec<u8>, Bitmap> {
     }
 
     fn len(&self) -> io::Result<usize> {
-        Ok(Queue::len(self)?)
+        Ok(Queue::len(self))
     }
 
     fn attributes(&self) -> Attributes {

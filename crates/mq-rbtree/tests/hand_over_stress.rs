@@ -87,7 +87,7 @@ where
     let owned: Vec<_> = (0..balls).map(|_| AtomicBool::new(false)).collect();
     let played: Vec<Played> = watched(
         || steps.load(Relaxed),
-        || format!("{}\n{}", there.stats().unwrap(), back.stats().unwrap()),
+        || format!("{}\n{}", there.stats(), back.stats()),
         || {
             thread::scope(|scope| {
                 let (there, back, owned, steps) = (&there, &back, &owned[..], &steps);
@@ -106,7 +106,7 @@ where
                 let begun = steps.load(Relaxed);
                 thread::sleep(Duration::from_millis(20));
                 wait_until(|| steps.load(Relaxed) > begun + 100);
-                assert_eq!((there.close(), back.close()), (Ok(true), Ok(true)));
+                assert_eq!((there.close(), back.close()), (true, true));
                 players.into_iter().map(|player| player.join().unwrap()).collect()
             })
         },
@@ -114,8 +114,8 @@ where
     let mut found: Vec<Ball> = Vec::new();
     for queue in [&there, &back] {
         queue.validate();
-        found.extend(queue.drain().unwrap().into_iter().map(|(ball, _)| ball));
-        let stats = queue.stats().unwrap();
+        found.extend(queue.drain().into_iter().map(|(ball, _)| ball));
+        let stats = queue.stats();
         assert_eq!((stats.sent, stats.waiting), (stats.received, (0, 0)));
     }
     let hops: u64 = played.iter().map(|played| played.hops).sum();
@@ -124,7 +124,7 @@ where
     assert!(found.iter().map(|ball| ball.number).eq(0..balls), "each is there once");
     assert_eq!(found.iter().map(|ball| ball.hops).sum::<u64>(), hops);
     assert_eq!(census.alive(), balls as i64);
-    let (there, back) = (there.stats().unwrap(), back.stats().unwrap());
+    let (there, back) = (there.stats(), back.stats());
     there.handed_over + there.taken_over + back.handed_over + back.taken_over
 }
 
@@ -276,7 +276,7 @@ fn races(spin: bool) -> [u64; 3] {
     let stops = [AtomicBool::new(false), AtomicBool::new(false)];
     let (sent, got) = watched(
         || steps.load(Relaxed),
-        || queue.stats().unwrap().to_string(),
+        || queue.stats().to_string(),
         || {
             thread::scope(|scope| {
                 let (queue, census, stops, steps) = (&queue, &census, &stops, &steps);
@@ -293,11 +293,11 @@ fn races(spin: bool) -> [u64; 3] {
                 let others = others.map(|receiver| receiver.join().unwrap());
                 // Whoever gave up passed on what it was told of: the one that is left got it.
                 wait_until(|| {
-                    let stats = queue.stats().unwrap();
+                    let stats = queue.stats();
                     stats.depth == 0 && stats.waiting == (0, 1)
                 });
                 queue.validate();
-                assert_eq!(queue.close(), Ok(true));
+                assert_eq!(queue.close(), true);
                 let last = forever.join().unwrap();
                 let sum =
                     |books: &[Books]| books.iter().copied().fold(Books::default(), Books::and);
@@ -308,7 +308,7 @@ fn races(spin: bool) -> [u64; 3] {
     assert_eq!((sent.count, sent.sum), (got.count, got.sum), "what was sent, and received");
     assert_eq!(census.alive(), 0);
     queue.validate();
-    let stats = queue.stats().unwrap();
+    let stats = queue.stats();
     assert_eq!((stats.sent, stats.received, stats.depth), (sent.count, sent.count, 0));
     [sent.gave_up, got.gave_up, stats.handed_over]
 }

@@ -266,16 +266,16 @@ fn record<L: Keyed, const MAX: usize, const KEPT: usize>(seed: u64, each: usize)
             match rng.usize(..32) {
                 0..15 => recorder.send_somehow(&mut rng, (me * each + serial) as u64),
                 15..30 => recorder.receive_somehow(&mut rng),
-                30 => recorder.record(Op::Len(None), |queue| Some(Op::Len(queue.len().ok()))),
+                30 => recorder.record(Op::Len(None), |queue| Some(Op::Len(Some(queue.len())))),
                 _ => recorder.record(Op::Drain(None), |queue| {
-                    let all = queue.drain().unwrap().into_iter();
+                    let all = queue.drain().into_iter();
                     Some(Op::Drain(Some(all.map(|(value, key)| (value, L::number(key))).collect())))
                 }),
             }
             done.fetch_add(1, Relaxed);
         }
         if closes && me == 0 {
-            recorder.record(Op::Close(None), |queue| Some(Op::Close(queue.close().ok())));
+            recorder.record(Op::Close(None), |queue| Some(Op::Close(Some(queue.close()))));
         }
         running.fetch_sub(1, SeqCst);
         recorder.actions
@@ -290,7 +290,7 @@ fn record<L: Keyed, const MAX: usize, const KEPT: usize>(seed: u64, each: usize)
             if tickets.load(SeqCst) != seen {
                 continue;
             }
-            let (senders, receivers) = queue.stats().unwrap().waiting;
+            let (senders, receivers) = queue.stats().waiting;
             if senders > 0 {
                 recorder.try_receive();
             }
@@ -303,7 +303,7 @@ fn record<L: Keyed, const MAX: usize, const KEPT: usize>(seed: u64, each: usize)
     };
     let mut actions: Vec<(usize, (usize, Action<Op>))> = watched(
         || done.load(Relaxed) as u64, // not what helps: who sleeps for ever is helped in vain
-        || queue.stats().map_or(String::new(), |stats| stats.to_string()),
+        || queue.stats().to_string(),
         || {
             thread::scope(|scope| {
                 let act = &act;

@@ -42,7 +42,7 @@ fn inv12_a_notification_is_for_the_first_message_of_an_empty_queue_once() {
     queue.receive().unwrap();
     queue.send(4, 4).unwrap();
     assert_eq!(count.load(SeqCst), 1, "one shot");
-    queue.drain().unwrap();
+    queue.drain();
     // By every way in.
     for way in 0..4 {
         assert!(count_on(&queue, &count));
@@ -59,12 +59,12 @@ fn inv12_a_notification_is_for_the_first_message_of_an_empty_queue_once() {
             }
         }
         assert_eq!(count.load(SeqCst), 2 + way);
-        queue.drain().unwrap();
+        queue.drain();
     }
     // A refused message is none.
     assert!(count_on(&queue, &count));
     assert!(queue.send(1, 40_000).is_err());
-    queue.close().unwrap();
+    queue.close();
     assert!(queue.send(1, 1).is_err());
     assert_eq!(count.load(SeqCst), 5);
 }
@@ -95,7 +95,7 @@ fn inv12_a_second_notification_comes_back() {
     // A closed queue would never call it.
     let closed: Queue<u32> = Queue::new(1).unwrap();
     closed.send(1, 1).unwrap();
-    closed.close().unwrap();
+    closed.close();
     assert_eq!(closed.notify(|| ()).unwrap_err().errno(), libc::ESHUTDOWN);
     // With the queue goes what nobody called.
     assert!(count_on(&queue, &count));
@@ -110,7 +110,7 @@ fn inv12_a_notification_waits_while_somebody_waits_to_receive() {
     assert!(count_on(&queue, &count));
     thread::scope(|scope| {
         let blocked = scope.spawn(|| queue.receive());
-        wait_until(|| queue.stats().unwrap().waiting == (0, 1));
+        wait_until(|| queue.stats().waiting == (0, 1));
         queue.send(1, 1).unwrap();
         assert_eq!(blocked.join().unwrap(), Ok((1, 1)));
     });
@@ -132,7 +132,7 @@ fn inv12_a_notification_waits_while_somebody_waits_to_receive() {
 #[test]
 fn inv12_a_notification_runs_on_the_senders_thread() {
     let queue: Arc<Queue<u32>> = Arc::new(Queue::new(4).unwrap());
-    let (to, from) = std::sync::mpsc::channel::<(ThreadId, Result<usize, mq_rbtree::Forked>)>();
+    let (to, from) = std::sync::mpsc::channel::<(ThreadId, usize)>();
     let inner = Arc::downgrade(&queue);
     let notification = move || {
         to.send((thread::current().id(), inner.upgrade().unwrap().len())).unwrap();
@@ -143,7 +143,7 @@ fn inv12_a_notification_runs_on_the_senders_thread() {
         sender.send(1, 1).unwrap();
         thread::current().id()
     });
-    assert_eq!(from.recv().unwrap(), (thread.join().unwrap(), Ok(1)));
+    assert_eq!(from.recv().unwrap(), (thread.join().unwrap(), 1));
 }
 
 /// Many threads register and send: no more calls than registrations, and none is called twice.
@@ -226,7 +226,7 @@ fn inv14_epoll_sees_a_message_that_came_before_or_after() {
             assert!(!epoll.wait(0), "it was cleared after the last");
             assert_eq!(queue.try_receive(), Err(ReceiveError::Empty));
         }
-        queue.close().unwrap();
+        queue.close();
         assert!(epoll.wait(0), "who looks is told that it is closed");
         ready.clear();
         assert!(epoll.wait(0));
@@ -253,7 +253,7 @@ fn inv14_epoll_sees_room() {
         assert_eq!(queue.try_send(0, 1).unwrap_err().reason, SendRefused::Full);
         assert_eq!(queue.receive(), Ok((first, 1)));
         assert!(epoll.wait(0));
-        queue.drain_filter(|_, _| true).unwrap();
+        queue.drain_filter(|_, _| true);
     }
     // One that a deadline or a drop ended made no room; a message taken over from a sender neither.
     queue.send(1, 1).unwrap();
@@ -267,12 +267,12 @@ fn inv14_epoll_sees_room() {
     assert!(!epoll.wait(0));
     thread::scope(|scope| {
         let blocked = scope.spawn(|| queue.send(3, 1));
-        wait_until(|| queue.stats().unwrap().waiting == (1, 0));
+        wait_until(|| queue.stats().waiting == (1, 0));
         queue.receive().unwrap();
         assert!(blocked.join().unwrap().is_ok());
         assert!(!epoll.wait(0));
     });
-    queue.close().unwrap();
+    queue.close();
     assert!(epoll.wait(0));
 }
 
@@ -292,7 +292,7 @@ fn a_direction_has_one_descriptor_at_a_time() {
     assert!(Epoll::on(&readable, libc::EPOLLIN).wait(0), "what came in between is seen");
     // The descriptor of one that is gone is not rung any more, nor is the queue kept by it.
     drop((readable, writable));
-    queue.drain().unwrap();
+    queue.drain();
     queue.send(2, 2).unwrap();
     assert_eq!(Arc::strong_count(&queue), 1);
 }
@@ -428,11 +428,11 @@ fn event_loops(max: usize, flags: i32) {
         wait_until(|| steps.load(SeqCst) > 100);
         stop.store(true, SeqCst);
         let (meddled, sent) = (meddles.join().unwrap(), sends.join().unwrap());
-        assert_eq!(queue.close(), Ok(true)); // which the loop that receives is told of
+        assert_eq!(queue.close(), true); // which the loop that receives is told of
         let got = receives.join().unwrap();
         assert_eq!(sent, (got.0 + meddled.0, got.1 + meddled.1), "what was sent, and received");
     });
-    assert_eq!(queue.len(), Ok(0));
+    assert_eq!(queue.len(), 0);
     queue.validate();
 }
 

@@ -20,8 +20,7 @@ pub enum Refused {
     /// Out of memory, or of the 2^31 places of a slot. Maps to `ENOMEM`.
     Alloc(AllocError),
     /// The slot could not be locked: this thread holds it already, in a walk or a snapshot
-    /// (`EDEADLK`); or it was locked when this process was forked (`EOWNERDEAD`); or there is no
-    /// such CPU (`EINVAL`).
+    /// (`EDEADLK`); or there is no such CPU (`EINVAL`).
     Lock(LockError),
 }
 

@@ -92,7 +92,6 @@
 //! | `EDEADLK` | [`LockError::Deadlock`]: this thread holds the slot, in a locked walk or a snapshot | all that locks |
 //! | `EAGAIN` | [`LockError::WouldBlock`] | the `try_` methods |
 //! | `EINVAL` | [`LockError::NoSuchCpu`] | `insert_on`, `remove_on` |
-//! | `EOWNERDEAD` | [`LockError::Forked`] | all that locks, in a fork child |
 //!
 //! # What happens when
 //!
@@ -111,10 +110,7 @@
 //!   process ends with a message.
 //! - *A signal handler* may call [`Entry::defer_remove`], [`IntrusiveList::try_remove`] and
 //!   [`Link::try_remove`], and nothing else here.
-//! - *The process forks*: in the child, what is free can be locked; who would wait for a lock from
-//!   before the fork gets [`LockError::Forked`]; see [`percpu::fork`], and there `adopt` for a parent
-//!   that has one thread. An entry that is dropped then is left on its list, and its value is not
-//!   dropped unless somebody gets that lock after all.
+//! - *The process forks*: the child may only exec or exit.
 //!
 //! # What it is not for
 //!

@@ -6,7 +6,6 @@ use std::io;
 
 use crate::cpu::{Backend, RseqState, backend};
 use crate::fence::{self, Strategy};
-use crate::rcu;
 use crate::rseq::section;
 use crate::sync::native::OnceLock;
 use crate::words;
@@ -72,8 +71,8 @@ impl fmt::Display for Capabilities {
 ///
 /// Decided once. The first call reads `/sys`, registers the process with membarrier and runs a
 /// self-test of the sections; it allocates, and callers of the same moment wait for it. After it
-/// nothing else in this crate has a first use that others wait for: so call it at the start of a
-/// program that forks while it has threads, or that must not meet its lack of memory later.
+/// nothing else in this crate has a first use that other threads wait for: a program that must not
+/// run out of memory there later calls it at its start.
 ///
 /// # Aborts
 ///
@@ -85,10 +84,7 @@ impl fmt::Display for Capabilities {
 #[must_use]
 pub fn capabilities() -> Capabilities {
     static STARTED: OnceLock<()> = OnceLock::new();
-    STARTED.get_or_init(|| {
-        words::start(); // and what tells forks
-        rcu::start();
-    });
+    STARTED.get_or_init(words::start);
     let cpu_id = backend();
     let features = if cpu_id.rseq() == RseqState::InUse { feature_size() } else { 0 };
     Capabilities {

@@ -78,12 +78,6 @@ const NEVER: usize = align_of::<AtomicU64>();
 ///
 /// [`approximate`](Self::approximate) is one load; [`sum`](Self::sum) visits every CPU.
 ///
-/// # Fork
-///
-/// Nothing waits, so a child can go on counting. Adds that other threads of the parent had in
-/// flight may be missing in the child's copy, by less than the batch each; and if one of them was
-/// inside `fold`, the gate stays closed in the child: right and slower.
-///
 /// ```
 /// use percpu::PerCpuCounter;
 ///

@@ -105,38 +105,3 @@ impl<T> From<NewError<T>> for io::Error {
 pub(crate) fn out_of_memory<T>(count: usize) -> ! {
     handle_alloc_error(Layout::array::<T>(count).unwrap_or(Layout::new::<T>()))
 }
-
-/// The object is from before a `fork`, and a thread that does not exist here may hold it: waiting
-/// could last for ever. Maps to `EOWNERDEAD`. See [`fork`](crate::fork).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Forked {}
-
-impl Forked {
-    /// For the other crates of the workspace, which return it too.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn new() -> Self {
-        Self {}
-    }
-
-    /// The error as C knows it: `EOWNERDEAD`.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        libc::EOWNERDEAD
-    }
-}
-
-impl fmt::Display for Forked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("inherited through fork and busy: its holder may not exist in this process")
-    }
-}
-
-impl Error for Forked {}
-
-impl From<Forked> for io::Error {
-    fn from(error: Forked) -> Self {
-        Self::from_raw_os_error(error.errno())
-    }
-}

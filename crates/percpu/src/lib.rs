@@ -68,11 +68,7 @@
 //! - *A thread ends inside a guard*: slots belong to CPUs, so nothing dangles; a guard in a
 //!   thread-local variable releases when that is destroyed.
 //! - *A callback or a closure panics*: no lock is left held; the item says who sees the panic.
-//! - *The process forks*: [`PerCpuCounter`] and references go on in the child. Locks, the gate and
-//!   the kill of a reference go on too, and where they would have to wait for a thread that does not
-//!   exist there they give [`Forked`] ([`fork`]); [`rcu`] has its own rules. If
-//!   another thread was in the first use of this crate at the moment of the fork, the child may wait
-//!   for it for ever: call [`capabilities`] before. A `vfork` child must not call anything here.
+//! - *The process forks*: the child may only exec or exit.
 //! - *A signal handler* may add to a counter that was used before, get or put a reference of a live
 //!   object, and use the `try_` methods of an [`LgLock`] that was used before ([`lglock`]); the rest
 //!   takes locks.
@@ -92,7 +88,6 @@ mod cpu;
 mod cpulist;
 mod error;
 pub mod fence;
-pub mod fork;
 mod gate;
 pub mod lglock;
 mod park;
@@ -112,7 +107,7 @@ pub use self::capabilities::{Capabilities, RseqUnavailable, Sections, capabiliti
 pub use self::counter::PerCpuCounter;
 pub use self::cpu::{Backend, CpuId, RseqState, Source, backend, current_cpu};
 pub use self::cpulist::{CpuList, CpuListError, CpuListIter};
-pub use self::error::{AllocError, Forked, NewError};
+pub use self::error::{AllocError, NewError};
 pub use self::gate::{GateError, ReadGuard, ReadWriteGate, WriteGuard};
 pub use self::lglock::{LgLock, LockError};
 #[doc(hidden)]

@@ -21,7 +21,6 @@
 //!    one, whatever it interrupts, be it a release or a wait of the same parker.
 
 use crate::fence::{Strategy, compiler_fence, heavy, light, strategy};
-use crate::fork::Generation;
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::{Futex, hint, mutant, thread};
 
@@ -57,7 +56,6 @@ pub(crate) struct Parker {
     waiters: AtomicU32,
     /// Advances with every release that sees a waiter.
     changed: Futex,
-    born: Generation,
 }
 
 impl Parker {
@@ -68,13 +66,7 @@ impl Parker {
                 _ => FENCED,
             }),
             changed: Futex::new(),
-            born: Generation::current(),
         }
-    }
-
-    /// True if whoever holds the words may not exist in this process: then do not wait.
-    pub(crate) fn is_inherited(&self) -> bool {
-        self.born.is_inherited()
     }
 
     /// Wakes who waits for the word that the caller has just released.
@@ -102,16 +94,13 @@ impl Parker {
         if mutant("lglock-unlock-ignores-waiters") {
             return;
         }
-        if self.is_inherited() {
-            return; // counted by the parent: nobody waits here, since nobody may
-        }
         if !mutant("lglock-unlock-changes-nothing") {
             self.changed.advance();
         }
         self.changed.wake_one();
     }
 
-    /// Waits until `attempt` gives something. Not for an inherited parker: nobody wakes there.
+    /// Waits until `attempt` returns a value.
     ///
     /// `attempt` must succeed once a word is released that it found taken, and take no time.
     pub(crate) fn wait<R>(&self, patience: Patience, mut attempt: impl FnMut() -> Option<R>) -> R {

@@ -60,8 +60,6 @@ const _: () = assert!(align_of::<Slot<u8>>() == 128 && size_of::<Slot<u8>>() == 
 /// shared::<percpu::PerCpu<std::sync::MutexGuard<'static, u8>>>();
 /// ```
 ///
-/// A fork child has a copy of every slot as it was; whether that is usable is up to `T`.
-///
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering};
 /// use percpu::PerCpu;

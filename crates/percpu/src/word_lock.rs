@@ -5,7 +5,7 @@
 //! unlock that meet nobody, and a system call more where somebody waits.
 //!
 //! ```text
-//!  lock -> | word | waiters, born | value ...          one cache line, as far as the value fits
+//!  lock -> | word | waiters | value ...                one cache line, as far as the value fits
 //! ```
 //!
 //! # Invariants
@@ -17,7 +17,6 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
-use crate::error::Forked;
 use crate::park::{Parker, Patience};
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::cell::UnsafeCell;
@@ -51,17 +50,12 @@ impl<T> WordLock<T> {
     }
 
     /// Locks. Blocks while another thread holds the lock.
-    ///
-    /// # Errors
-    ///
-    /// [`Forked`] where it would wait for a lock that was made before a fork: its holder may not
-    /// exist in this process.
     #[inline]
-    pub fn lock(&self) -> Result<WordGuard<'_, T>, Forked> {
+    pub fn lock(&self) -> WordGuard<'_, T> {
         if !self.take() {
-            self.wait()?;
+            self.wait();
         }
-        Ok(self.guard())
+        self.guard()
     }
 
     /// Locks if no thread holds the lock. Wait-free.
@@ -108,16 +102,12 @@ impl<T> WordLock<T> {
 
     #[cold]
     #[inline(never)]
-    fn wait(&self) -> Result<(), Forked> {
-        if self.parker.is_inherited() {
-            return Err(Forked::new());
-        }
+    fn wait(&self) {
         self.parker.wait(Patience::LONG, || {
             // Ordering: Relaxed; only spares the holder an exchange of its line.
             let free = self.word.load(Ordering::Relaxed) == 0;
             (free && self.take()).then_some(())
         });
-        Ok(())
     }
 }
 
@@ -202,7 +192,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::fork::{adopt, child::in_child};
     use crate::sync::{Arc, thread};
 
     /// The value begins on the line of the word and of what an unlock looks at.
@@ -215,7 +204,7 @@ mod tests {
     #[test]
     fn it_locks_and_unlocks() {
         let mut lock = WordLock::new(1);
-        let mut guard = lock.lock().unwrap();
+        let mut guard = lock.lock();
         *guard += 1;
         assert!(lock.try_lock().is_none());
         drop(guard);
@@ -228,8 +217,8 @@ mod tests {
     fn a_panic_unlocks() {
         let lock = WordLock::new(0);
         let panicked = catch_unwind(AssertUnwindSafe(|| {
-            *lock.lock().unwrap() = 1;
-            let _guard = lock.lock().unwrap();
+            *lock.lock() = 1;
+            let _guard = lock.lock();
             panic!("with the guard");
         }));
         assert!(panicked.is_err());
@@ -240,10 +229,10 @@ mod tests {
     #[test]
     fn a_waiter_gets_the_lock() {
         let lock = Arc::new(WordLock::new(0));
-        let guard = lock.lock().unwrap();
+        let guard = lock.lock();
         let waiters = [(); 3].map(|()| {
             let lock = Arc::clone(&lock);
-            thread::spawn(move || *lock.lock().unwrap() += 1)
+            thread::spawn(move || *lock.lock() += 1)
         });
         thread::sleep(Duration::from_millis(50));
         assert_eq!(*guard, 0);
@@ -251,7 +240,7 @@ mod tests {
         for waiter in waiters {
             waiter.join().unwrap();
         }
-        assert_eq!(*lock.lock().unwrap(), 3);
+        assert_eq!(*lock.lock(), 3);
     }
 
     #[test]
@@ -261,29 +250,9 @@ mod tests {
         let lock = WordLock::new(0);
         thread::scope(|scope| {
             for _ in 0..THREADS {
-                scope.spawn(|| (0..ROUNDS).for_each(|_| *lock.lock().unwrap() += 1));
+                scope.spawn(|| (0..ROUNDS).for_each(|_| *lock.lock() += 1));
             }
         });
         assert_eq!(lock.into_inner(), THREADS * ROUNDS);
-    }
-
-    #[test]
-    fn inv15_a_lock_that_a_fork_left_behind_is_not_waited_for() {
-        let (held, free) = (WordLock::new(7), WordLock::new(8));
-        let guard = held.lock().unwrap();
-        assert!(in_child(|| {
-            let refused = held.lock().err() == Some(Forked::new()) && held.try_lock().is_none();
-            refused && free.lock().is_ok_and(|guard| *guard == 8)
-        }));
-        // The guard came along: the thread that forked is the one that holds it.
-        assert!(in_child(|| {
-            let mut guard = guard;
-            *guard += 1;
-            drop(guard);
-            adopt();
-            let own = WordLock::new(0);
-            held.lock().is_ok_and(|guard| *guard == 8) && own.lock().is_ok()
-        }));
-        assert_eq!(held.lock().map(|guard| *guard), Ok(7));
     }
 }

@@ -33,10 +33,9 @@ use crate::sync::cpu;
 
 pub(crate) use self::imp::STRIDE;
 
-/// Uses both pools for the first time, so that no fork finds that half done.
+/// Uses the pool of words for the first time: reads the topology and maps the first chunk.
 pub(crate) fn start() {
-    drop(Words::new()); // and all that a word needs
-    imp::start_blocks();
+    drop(Words::new());
 }
 
 /// One word for every CPU.
@@ -176,14 +175,11 @@ impl Drop for WordBlock {
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 mod imp {
     use std::ptr::{self, NonNull};
-    use std::time::{Duration, Instant};
 
-    use crate::error::{AllocError, Forked};
-    use crate::fork::Generation;
+    use crate::error::AllocError;
     use crate::starting::starting;
     use crate::sync::atomic::{AtomicU64, Ordering};
-    use crate::sync::native::OnceLock;
-    use crate::sync::{Mutex, MutexGuard, cpu, thread};
+    use crate::sync::{Mutex, cpu};
 
     /// Bytes between one CPU's word and the next CPU's. A guess: 8,192 words before the next chunk.
     pub(crate) const STRIDE: usize = 1 << 16;
@@ -194,9 +190,6 @@ mod imp {
     pub(super) struct Pool {
         unit: usize,
         free: Mutex<Free>,
-        born: OnceLock<Generation>,
-        /// The process, by its generation, that lost its patience: there the first try decides.
-        abandoned_in: AtomicU64,
     }
 
     #[derive(Debug)]
@@ -223,15 +216,6 @@ mod imp {
         i * WORD
     }
 
-    /// How long the child of a fork tries for a lock that its holder may have left behind. A guess:
-    /// a holder that exists needs microseconds, or its next slice of time.
-    const PATIENCE: Duration = Duration::from_millis(10);
-
-    /// Decides when the blocks' pool was born, and maps nothing for it.
-    pub(super) fn start_blocks() {
-        drop(BLOCKS.lock());
-    }
-
     impl Pool {
         const fn new(unit: usize) -> Self {
             Self {
@@ -242,30 +226,7 @@ mod imp {
                     returned: Vec::new(),
                     made: 0,
                 }),
-                born: OnceLock::new(),
-                abandoned_in: AtomicU64::new(u64::MAX),
             }
-        }
-
-        /// Locks the pool; refused in a fork child to which the lock came without its holder.
-        fn lock(&self) -> Result<MutexGuard<'_, Free>, Forked> {
-            let born = self.born.get_or_init(Generation::current);
-            let first = born.lock(&self.free);
-            if first.is_ok() {
-                return first;
-            }
-            // Ordering: Relaxed, here and below; a hint, of which the value is all.
-            let (here, began) = (Generation::current().number(), Instant::now());
-            while self.abandoned_in.load(Ordering::Relaxed) != here {
-                thread::yield_now();
-                if let Ok(free) = born.lock(&self.free) {
-                    return Ok(free);
-                }
-                if began.elapsed() > PATIENCE {
-                    self.abandoned_in.store(here, Ordering::Relaxed);
-                }
-            }
-            first
         }
 
         pub(super) fn take(&self) -> Result<NonNull<AtomicU64>, AllocError> {
@@ -274,8 +235,7 @@ mod imp {
 
         fn take_unit(&self) -> Result<NonNull<AtomicU64>, AllocError> {
             let cpus = cpu::possible(); // reads /sys the first time: not under the lock
-            // A fork child whose parent was just here has no pool, and goes without.
-            let mut free = self.lock().map_err(|_| AllocError::new())?;
+            let mut free = self.free.lock();
             if let Some(base) = free.returned.pop() {
                 return Ok(base);
             }
@@ -312,9 +272,7 @@ mod imp {
                     }
                 }
             }
-            if let Ok(mut free) = self.lock() {
-                free.returned.push(base); // within the capacity that `take` reserved
-            }
+            self.free.lock().returned.push(base); // within the capacity that `take` reserved
         }
     }
 
@@ -332,12 +290,7 @@ mod imp {
 
     #[cfg(test)]
     mod tests {
-        use std::mem::ManuallyDrop;
-
         use crate::cpu::CpuId;
-        use crate::error::NewError;
-        use crate::fork::child::in_child;
-        use crate::gate::ReadWriteGate;
         use crate::sync::atomic::Ordering;
         use crate::words::{BLOCK, WordBlock, Words};
 
@@ -394,44 +347,6 @@ mod imp {
             }
         }
 
-        /// The parent's lock is taken at the fork, and nobody in the child will unlock it.
-        #[test]
-        fn inv15_a_child_without_a_pool_says_so_and_loses_nothing() {
-            let _ = crate::capabilities(); // which needs the lock once
-            // The parent drops the closure, and must not wait for itself.
-            let words = ManuallyDrop::new(Words::new().unwrap());
-            let held = super::WORDS.lock().unwrap();
-            assert!(in_child(|| {
-                drop(ManuallyDrop::into_inner(words));
-                let given_back = matches!(ReadWriteGate::new(7), Err(NewError(7)));
-                // Patient once: what takes as long after that is the machine's, and not each time.
-                let slow = |_: &i32| {
-                    let began = std::time::Instant::now();
-                    assert!(Words::new().is_err());
-                    began.elapsed() >= super::PATIENCE
-                };
-                given_back && (0..100).filter(slow).count() < 50
-            }));
-            drop(held);
-            assert!(Words::new().is_ok());
-        }
-
-        /// In a process of its own, where no other test has used them.
-        #[test]
-        fn inv15_capabilities_leaves_no_pool_to_begin() {
-            const ALONE: &str = "OFFLOCK_ALONE_WITH_POOLS";
-            const THIS: &str = "words::imp::tests::inv15_capabilities_leaves_no_pool_to_begin";
-            if std::env::var_os(ALONE).is_some() {
-                let _ = crate::capabilities();
-                let pools = [&super::WORDS, &super::BLOCKS];
-                return assert!(pools.iter().all(|pool| pool.born.get().is_some()));
-            }
-            let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
-            let alone = alone.args(["--exact", THIS]).env(ALONE, "1").output().unwrap();
-            let said = String::from_utf8_lossy(&alone.stdout);
-            assert!(alone.status.success() && said.contains("1 passed"), "{said}");
-        }
-
         /// More than one chunk holds; no two of them overlap.
         #[test]
         fn more_words_than_a_chunk_are_all_different() {
@@ -463,8 +378,6 @@ mod imp {
 
     pub(super) static WORDS: Pool = Pool(1);
     pub(super) static BLOCKS: Pool = Pool(super::BLOCK);
-
-    pub(super) fn start_blocks() {}
 
     /// Bytes from the start of a block to its word `i`: the words of one name are side by side.
     pub(super) fn place(i: usize) -> usize {

@@ -10,8 +10,8 @@ use std::sync::MutexGuard;
 use percpu::fence::Strategy;
 use percpu::slots::{IntoIter, Iter, IterMut};
 use percpu::{
-    AllocError, Backend, Capabilities, CpuId, CpuList, CpuListError, CpuListIter, Forked, NodeId,
-    PerCpu, PerCpuCounter, RseqState, RseqUnavailable, Sections, Source, Topology,
+    AllocError, Backend, Capabilities, CpuId, CpuList, CpuListError, CpuListIter, NodeId, PerCpu,
+    PerCpuCounter, RseqState, RseqUnavailable, Sections, Source, Topology,
 };
 
 /// `none::<T>` names one function only if `T` has none of the traits.
@@ -53,7 +53,6 @@ fn facts_are_plain_values_on_every_thread() {
     everywhere::<CpuListIter<'_>>();
     everywhere::<CpuListError>();
     everywhere::<AllocError>();
-    everywhere::<Forked>();
 }
 
 #[test]

@@ -1,10 +1,8 @@
-//! The local-global locks on the real kernel: what is refused, what a panic, a thread's end, a
-//! forgotten guard and a fork leave behind, and that nothing is lost under migration.
+//! The local-global locks on the real kernel: what is refused, what a panic, a thread's end or a
+//! forgotten guard leaves behind, and that nothing is lost under migration.
 //!
 //! Every test runs in every mode that the process can be started in.
 
-#[path = "common/child.rs"]
-mod child;
 #[path = "common/no_id.rs"]
 mod no_id;
 
@@ -12,14 +10,12 @@ use std::cell::RefCell;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use percpu::lglock::{GlobalGuard, IntoIter, Iter, IterMut, LocalGuard, PairGuard};
 use percpu::{CpuId, LgLock, LockError, topology};
 
-use child::in_child;
 use no_id::take_id;
 use testkit::pin::{allowed_cpus, pin_to};
 use testkit::rng;
@@ -271,64 +267,6 @@ fn inv15_a_guard_in_a_thread_local_unlocks_when_its_thread_ends() {
         .unwrap();
         assert_eq!(*lock.try_local_on(ZERO).unwrap(), turn);
     }
-}
-
-/// In a fork child: what is free goes on, also global; what a thread of the parent holds says
-/// so instead of hanging; and a guard of the forking thread is good in both processes.
-#[test]
-fn inv15_a_fork_child_is_told_what_a_vanished_thread_holds() {
-    let lock = &LgLock::new(|_| 5);
-    let mine = lock.local_on(ZERO).unwrap();
-    assert!(in_child(move || {
-        let told = lock.local_on(ZERO).err() == Some(LockError::Deadlock);
-        drop(mine);
-        told && *lock.local_on(ZERO).unwrap() == 5 && lock.local().is_ok() && lock.global().is_ok()
-    }));
-    // The parent's guard went with the closure: free here too.
-    assert!(lock.try_global().is_ok());
-
-    thread::scope(|s| {
-        let (held, is_held) = mpsc::channel();
-        let (end, until) = mpsc::channel::<()>();
-        s.spawn(move || {
-            let _guard = lock.local_on(ZERO).unwrap();
-            held.send(()).unwrap();
-            let _ = until.recv(); // until `end` goes
-        });
-        is_held.recv().unwrap();
-        assert!(in_child(|| {
-            let is_forked = |error| matches!(error, Some(LockError::Forked(_)));
-            [
-                lock.local_on(ZERO).err(),
-                lock.try_local_on(ZERO).err(),
-                lock.global().err(),
-                lock.try_global().err(),
-            ]
-            .map(is_forked)
-                == [true; 4]
-        }));
-        drop(end);
-    });
-    assert!(lock.global().is_ok(), "the parent goes on");
-}
-
-/// The parent has threads that wait at the fork: the child's unlock wakes nobody, and waits for
-/// none of them.
-#[test]
-fn inv15_a_fork_child_unlocks_what_others_waited_for() {
-    let lock = &LgLock::new(|_| 0);
-    thread::scope(|s| {
-        let guard = lock.local_on(ZERO).unwrap();
-        for _ in 0..2 {
-            s.spawn(|| *lock.local_on(ZERO).unwrap() += 1);
-        }
-        thread::sleep(Duration::from_millis(50)); // long enough for both to park
-        assert!(in_child(move || {
-            drop(guard);
-            lock.try_local_on(ZERO).is_ok() && lock.global().is_ok()
-        }));
-    });
-    assert_eq!(*lock.local_on(ZERO).unwrap(), 2, "the parent's waiters got it");
 }
 
 /// Eight threads that hop over the CPUs add by every method; a plain sum loses nothing.

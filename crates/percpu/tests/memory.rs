@@ -91,8 +91,8 @@ fn locks_gates_and_references_allocate_when_made_and_never_after() {
             drop(writer.downgrade());
             let held = refs.try_get().unwrap();
             drop((held.clone(), refs.try_get()));
-            refs.switch_to_atomic().unwrap();
-            refs.switch_to_percpu().unwrap();
+            refs.switch_to_atomic();
+            refs.switch_to_percpu();
             refs.kill().unwrap();
             refs.resurrect().unwrap();
             drop(held);

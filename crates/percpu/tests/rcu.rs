@@ -1,25 +1,22 @@
-//! RCU on real threads: bounds, statistics, the ends of threads, forks, and stress.
+//! RCU on real threads: bounds, statistics, the ends of threads, and stress.
 //!
 //! There is one domain per process, so the tests take turns ([`alone`](alone::alone)).
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 #[path = "common/alone.rs"]
 mod alone;
-#[path = "common/child.rs"]
-mod child;
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use percpu::rcu::{self, Atomic, Batch, Bounds, Guard, Owned, Reclaimer, RetireHead, SendGuard};
+use percpu::rcu::{self, Atomic, Batch, Bounds, Guard, Owned, Reclaimer, RetireHead};
 use percpu::rcu::{SynchronizeError, Unlinked};
 
 use alone::alone;
-use child::in_child;
-use testkit::child::in_child_of;
+use testkit::child::in_own_process;
 use testkit::pin::{allowed_cpus, pin_to};
 use testkit::stress::stress_time;
 
@@ -396,100 +393,17 @@ fn inv15_a_thread_that_ends_inside_a_guard_reads_on() {
     }
 }
 
-/// A forgotten guard holds up memory for ever, and nothing else. In a child, as it is for ever.
+/// A forgotten guard holds up memory and nothing else. It does so until the process ends.
 #[test]
 fn inv15_a_forgotten_guard_holds_up_memory_only() {
     static DROPS: AtomicUsize = AtomicUsize::new(0);
-    let _alone = alone();
-    assert!(in_child(|| {
+    in_own_process("inv15_a_forgotten_guard_holds_up_memory_only", || {
         std::mem::forget(rcu::pin());
         retire(&DROPS);
         let _ = (rcu::poll(), rcu::poll());
-        DROPS.load(Relaxed) == 0 && rcu::synchronize() == Err(SynchronizeError::WouldDeadlock)
-    }));
-}
-
-/// Other threads read, retire and poll at the fork; the child has none of them, and goes on.
-#[test]
-fn inv15_a_fork_child_keeps_only_the_caller() {
-    static STOP: AtomicBool = AtomicBool::new(false);
-    static DROPS: AtomicUsize = AtomicUsize::new(0);
-    static MINE: AtomicUsize = AtomicUsize::new(0);
-    let _alone = alone();
-    thread::scope(|s| {
-        for _ in 0..3 {
-            s.spawn(|| {
-                while !STOP.load(Relaxed) {
-                    let _guard = rcu::pin();
-                    retire(&DROPS);
-                    rcu::poll();
-                }
-            });
-        }
-        let guards = || (rcu::pin(), rcu::is_pinned());
-        for round in 0..50 {
-            let held = (round % 2 == 0).then(guards);
-            let child = in_child(|| {
-                retire(&MINE);
-                if let Some(held) = held {
-                    // Our own guard holds in the child.
-                    rcu::poll();
-                    if MINE.load(Relaxed) != 0 {
-                        return false;
-                    }
-                    drop(held);
-                }
-                let done = rcu::synchronize().is_ok() && rcu::barrier().is_ok();
-                done && MINE.load(Relaxed) == 1 && rcu::stats().pending == 0
-            });
-            assert!(child, "round {round}");
-        }
-        STOP.store(true, Relaxed);
+        assert_eq!(DROPS.load(Relaxed), 0);
+        assert_eq!(rcu::synchronize(), Err(SynchronizeError::WouldDeadlock));
     });
-    rcu::barrier().unwrap();
-    assert_eq!(rcu::stats().pending, 0, "{}", rcu::stats());
-}
-
-/// A child cannot know whose a `Send` guard was: it holds, and a wait for it is refused.
-#[test]
-fn inv15_a_fork_child_does_not_wait_for_inherited_send_guards() {
-    static DROPS: AtomicUsize = AtomicUsize::new(0);
-    let _alone = alone();
-    let guard: SendGuard = rcu::pin_send();
-    let child = in_child(|| {
-        retire(&DROPS);
-        rcu::poll();
-        let refused = matches!(rcu::synchronize(), Err(SynchronizeError::Forked(_)));
-        let kept = DROPS.load(Relaxed) == 0;
-        drop(guard); // it was ours
-        refused && kept && rcu::synchronize().is_ok() && rcu::barrier().is_ok() && {
-            DROPS.load(Relaxed) == 1
-        }
-    });
-    assert!(child);
-}
-
-/// A child that no handler prepared still has the slots of threads that it does not have: it retires
-/// and polls, and is told where it would have to wait for them.
-#[test]
-fn inv15_a_child_that_nobody_prepared_does_not_wait_for_threads_it_lacks() {
-    static DROPS: AtomicUsize = AtomicUsize::new(0);
-    let _alone = alone();
-    with_reader(rcu::pin, || {
-        let clone = || {
-            let [flags, none] = [libc::SIGCHLD as libc::c_long, 0];
-            // SAFETY: a fork without libc's handlers; the child takes no lock of libc.
-            unsafe { libc::syscall(libc::SYS_clone, flags, none, none, none, none) as libc::pid_t }
-        };
-        let child = in_child_of(clone, || {
-            retire(&DROPS);
-            rcu::poll();
-            let forked = |result| matches!(result, Err(SynchronizeError::Forked(_)));
-            forked(rcu::synchronize()) && forked(rcu::barrier()) && rcu::stats().pending == 1
-        });
-        assert!(child);
-    });
-    assert_eq!((rcu::synchronize(), DROPS.load(Relaxed)), (Ok(()), 0));
 }
 
 /// Readers of both kinds, writers, ends of threads: what is read is never dropped, and everything

@@ -1,13 +1,10 @@
-//! RCU where waits meet: barriers at once, forks in the middle of one, reclaimers that end, and what
-//! `stats` says of it all.
+//! RCU where waits meet: concurrent barriers, reclaimers that end, and the statistics of both.
 //!
 //! There is one domain per process, so the tests take turns ([`alone`](alone::alone)).
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 #[path = "common/alone.rs"]
 mod alone;
-#[path = "common/child.rs"]
-mod child;
 
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
@@ -18,7 +15,7 @@ use std::time::{Duration, Instant};
 use percpu::rcu::{self, Atomic, Bounds, Owned, Reclaimer, SynchronizeError};
 
 use alone::alone;
-use child::in_child;
+use testkit::child::in_own_process;
 use testkit::pin::{allowed_cpus, pin_to};
 
 /// Runs `f` while another thread reads; `f` may let it go before the end.
@@ -63,84 +60,6 @@ fn inv11_barriers_at_once_wait_for_the_same_drops() {
             });
         });
     }
-}
-
-/// What a barrier of another thread waits for at the fork is there in the child, and its age is known
-/// all the time.
-#[test]
-fn inv15_a_fork_child_has_what_a_barrier_waited_for() {
-    static RAN: AtomicUsize = AtomicUsize::new(0);
-    let _alone = alone();
-    (0..10).for_each(|_| {
-        rcu::defer(0, || {
-            RAN.fetch_add(1, Relaxed);
-        })
-    });
-    with_reader(|leave| {
-        thread::scope(|s| {
-            let barrier = s.spawn(rcu::barrier);
-            thread::sleep(Duration::from_millis(30));
-            let stats = rcu::stats();
-            assert_eq!(stats.pending, 10, "{stats}");
-            assert!(stats.oldest_pending >= Some(Duration::from_millis(15)), "{stats}");
-            assert!(in_child(|| {
-                rcu::barrier().is_ok() && RAN.load(Relaxed) == 10 && rcu::stats().pending == 0
-            }));
-            drop(leave);
-            barrier.join().unwrap().unwrap();
-        });
-    });
-    assert_eq!(RAN.load(Relaxed), 10);
-}
-
-/// While barriers and retiring threads come and go, every child's barrier leaves nothing.
-#[test]
-fn inv15_forks_amid_barriers_lose_nothing() {
-    static STOP: AtomicBool = AtomicBool::new(false);
-    let _alone = alone();
-    thread::scope(|s| {
-        s.spawn(|| {
-            while !STOP.load(Relaxed) {
-                rcu::defer(0, || ());
-                rcu::barrier().unwrap();
-            }
-        });
-        s.spawn(|| {
-            while !STOP.load(Relaxed) {
-                let _guard = rcu::pin();
-                rcu::defer(0, || ());
-            }
-        });
-        let lost = (0..50).find(|_| {
-            !in_child(|| {
-                rcu::defer(0, || ());
-                rcu::synchronize().is_ok() && rcu::barrier().is_ok() && rcu::stats().pending == 0
-            })
-        });
-        STOP.store(true, Relaxed);
-        assert_eq!(lost, None);
-    });
-}
-
-/// The thread's number may be another thread's in the child, which must not lose it.
-#[test]
-fn inv15_a_fork_child_lets_go_of_a_reclaimer() {
-    let _alone = alone();
-    let reclaimer = Reclaimer::spawn().unwrap();
-    let mut inherited = Some(reclaimer);
-    assert!(in_child(|| {
-        // Enough for one of them to get the number.
-        let spawn = |_| {
-            thread::spawn(|| {
-                thread::sleep(Duration::from_millis(100));
-                7
-            })
-        };
-        let threads: Vec<_> = (0..32).map(spawn).collect();
-        drop(inherited.take());
-        threads.into_iter().all(|thread| thread.join().is_ok_and(|seven| seven == 7))
-    }));
-    drop(inherited);
 }
 
 fn eventually(what: &str, done: impl Fn() -> bool) {
@@ -195,21 +114,20 @@ fn retiring_seldom_keeps_the_age_bound() {
     assert!(DROPS.load(Relaxed) >= 4, "{}", rcu::stats());
 }
 
-/// Sizes are the caller's word: sums of them stop at the top. In a child, as they stay there.
+/// The caller states the sizes, and sums of them saturate. They stay so until the process ends.
 #[test]
 fn absurd_sizes_saturate() {
-    let _alone = alone();
-    assert!(in_child(|| {
-        (0..2).all(|_| {
-            let mut held_up = false;
+    in_own_process("absurd_sizes_saturate", || {
+        for _ in 0..2 {
             with_reader(|_leave| {
                 (0..4).for_each(|_| rcu::defer(usize::MAX / 2, || ()));
                 let stats = rcu::stats();
-                held_up = (stats.pending, stats.pending_bytes) == (4, u64::MAX);
+                assert_eq!((stats.pending, stats.pending_bytes), (4, u64::MAX));
             });
-            held_up && rcu::barrier().is_ok() && rcu::stats().reclaimed_bytes == u64::MAX
-        })
-    }));
+            rcu::barrier().unwrap();
+            assert_eq!(rcu::stats().reclaimed_bytes, u64::MAX);
+        }
+    });
 }
 
 /// The bound counts what a value owns if it is told.

@@ -125,8 +125,8 @@ fn agrees(ops: &[Op]) -> Result<(), TestCaseError> {
                     }
                 }
             }
-            Op::ToAtomic => refs.switch_to_atomic().unwrap(),
-            Op::ToPercpu => refs.switch_to_percpu().unwrap(),
+            Op::ToAtomic => refs.switch_to_atomic(),
+            Op::ToPercpu => refs.switch_to_percpu(),
             Op::Move(to) => pin_to(&[cpus[to % cpus.len()]]),
         }
         zero |= !live && held.is_empty();
@@ -311,7 +311,7 @@ fn inv08_try_get_refuses_after_a_kill() {
             }
             let (refs, released) = counting();
             if atomic {
-                refs.switch_to_atomic().unwrap();
+                refs.switch_to_atomic();
             }
             let user = refs.try_get().expect("live");
             refs.kill().unwrap();
@@ -499,8 +499,8 @@ fn kill_objects(objects: &[Object], stop: &AtomicBool, seed: usize) -> u64 {
                     object.refs.reinit(Arc::clone(&object.ledger).release()).unwrap();
                 }
             }
-            6 => object.refs.switch_to_atomic().unwrap(),
-            7 => object.refs.switch_to_percpu().unwrap(),
+            6 => object.refs.switch_to_atomic(),
+            7 => object.refs.switch_to_percpu(),
             _ => {}
         }
     }

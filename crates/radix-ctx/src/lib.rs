@@ -77,7 +77,6 @@
 //! | `ENOMEM` | [`AllocError`] | no memory for a node |
 //! | `EDEADLK` | a wait with a guard held, or in a context's drop | |
 //! | `ETIMEDOUT` | the time is over | |
-//! | `EOWNERDEAD` | [`Forked`] | [`Forked`] |
 //!
 //! # What happens when
 //!
@@ -93,9 +92,7 @@
 //!   wait for contexts of that table would be for itself, and is refused: [`WaitError::InDrop`].
 //! - *The table is dropped* before its [`CtxRef`]s: every context is removed then, and those with
 //!   references live until the last one.
-//! - *The process forks*: in the child lookups go on, and whatever needs no lock. Where a call would
-//!   wait for a thread that the child does not have it gives [`Forked`]; see [`percpu::fork`] and
-//!   [`percpu::rcu`].
+//! - *The process forks*: the child may only exec or exit.
 //! - *A signal handler* must not call anything here.
 //!
 //! # Traps
@@ -127,7 +124,7 @@ mod table;
 mod tree;
 pub mod xarray;
 
-pub use percpu::{AllocError, Forked};
+pub use percpu::AllocError;
 
 pub use self::xarray::XArray;
 

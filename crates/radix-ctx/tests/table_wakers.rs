@@ -1,8 +1,5 @@
 //! Who waits for what of a table, and what is refused to whom.
 
-#[path = "common/child.rs"]
-mod child;
-
 use std::future::{Future, IntoFuture};
 use std::mem::MaybeUninit;
 use std::pin::pin;
@@ -12,7 +9,6 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use child::in_child;
 use percpu::rcu;
 use radix_ctx::{CtxRef, CtxTable, Id, WaitError};
 
@@ -194,21 +190,6 @@ fn inv18_a_future_polled_from_a_drop_of_its_table_says_so() {
     table.remove(id).unwrap();
     table.flush().unwrap();
     assert_eq!(SAID.lock().unwrap().take(), Some(Err(WaitError::InDrop)));
-}
-
-#[test]
-fn inv19_a_future_in_a_fork_child_does_not_wait_for_its_parents_reference() {
-    let (table, first, _) = two();
-    let context = table.get_ref(first).unwrap();
-    let removal = table.remove(first).unwrap();
-    table.flush().unwrap();
-    assert!(in_child(|| {
-        let mut closed = pin!(table.kill_all().into_future());
-        let said = (0..100).map(|_| poll(closed.as_mut(), Waker::noop())).find(Poll::is_ready);
-        matches!(said, Some(Poll::Ready(Err(WaitError::Forked(_)))))
-    }));
-    drop(context);
-    removal.wait().unwrap();
 }
 
 /// How often this thread has waited, and been preempted.

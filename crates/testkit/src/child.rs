@@ -1,37 +1,25 @@
-//! Child processes: a closure in a forked child, and this test program run again.
+//! Child processes: this test program run again.
 
 use std::env;
-use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 
-/// A guess: a child needs milliseconds.
-const SECONDS: u32 = 20;
+/// Names the test that a child process runs.
+const CHILD: &str = "OFFLOCK_TEST_CHILD";
 
-/// Runs `f` in a child made by `fork`. Returns whether `f` returned true, without a panic and
-/// within 20 seconds.
-pub fn in_child(f: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child calls `f` and exits; glibc makes its allocator usable in it.
-    in_child_of(|| unsafe { libc::fork() }, f)
-}
-
-/// [`in_child`] with another system call in place of `fork`: it returns 0 in the child.
-pub fn in_child_of(fork: impl FnOnce() -> libc::pid_t, f: impl FnOnce() -> bool) -> bool {
-    let child = fork();
-    if child == 0 {
-        // SAFETY: sets a timer; its signal ends a child that hangs.
-        unsafe { libc::alarm(SECONDS) };
-        // An uncaught panic would end this thread, the last one, and the exit status would be 0.
-        let held = catch_unwind(AssertUnwindSafe(f)).unwrap_or(false);
-        // SAFETY: ends the child without running the parent's exit handlers.
-        unsafe { libc::_exit(i32::from(!held)) };
+/// Runs `f` in a process of its own: for the test `name` alone, this test program is started again.
+///
+/// # Panics
+///
+/// Panics with the child's output if the test fails there, or if there is no such test.
+pub fn in_own_process(name: &str, f: impl FnOnce()) {
+    if env::var(CHILD).is_ok_and(|child| child == name) {
+        return f();
     }
-    assert!(child > 0, "fork: {}", io::Error::last_os_error());
-    drop(f);
-    let mut status = 0;
-    // SAFETY: `status` is a local variable that outlives the call.
-    let waited = unsafe { libc::waitpid(child, &mut status, 0) };
-    waited == child && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+    let mut child = Command::new(env::current_exe().unwrap());
+    let child = child.args(["--exact", name, "--nocapture"]).env(CHILD, name).output().unwrap();
+    let stdout = String::from_utf8_lossy(&child.stdout);
+    let stderr = String::from_utf8_lossy(&child.stderr);
+    assert!(child.status.success() && stdout.contains("1 passed"), "{stdout}{stderr}");
 }
 
 /// Runs those ignored tests of this test program that have `filter` in their name, one after the
@@ -52,17 +40,30 @@ pub fn rerun_without_rseq(filter: &str) {
 
 #[cfg(test)]
 mod tests {
-    use std::panic::resume_unwind;
+    use std::panic::catch_unwind;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
     use super::*;
 
     #[test]
-    fn a_childs_answer_panic_and_end_are_told_apart_from_success() {
-        assert!(in_child(|| true));
-        assert!(!in_child(|| false));
-        // Without the message: another thread may have held the lock of standard error at the fork.
-        assert!(!in_child(|| resume_unwind(Box::new(()))));
-        // SAFETY: raises a signal that ends the child.
-        assert!(!in_child(|| unsafe { libc::raise(libc::SIGKILL) == 0 }));
+    fn the_closure_runs_in_another_process() {
+        static RAN: AtomicBool = AtomicBool::new(false);
+        let name = "child::tests::the_closure_runs_in_another_process";
+        in_own_process(name, || RAN.store(true, Relaxed));
+        let is_child = env::var(CHILD).is_ok_and(|child| child == name);
+        assert_eq!(RAN.load(Relaxed), is_child);
+    }
+
+    #[test]
+    fn a_failure_in_the_child_is_one_here() {
+        let name = "child::tests::a_failure_in_the_child_is_one_here";
+        let run = || in_own_process(name, || panic!("in the child"));
+        if env::var(CHILD).is_ok_and(|child| child == name) {
+            return run();
+        }
+        let panic = catch_unwind(run).unwrap_err();
+        let message = panic.downcast_ref::<String>().unwrap();
+        assert!(message.contains("in the child"), "{message}");
+        assert!(catch_unwind(|| in_own_process("no_such_test", || ())).is_err());
     }
 }

@@ -5,7 +5,7 @@
 //! | [`alloc`] | allocators that count calls and bytes, and refuse on request |
 //! | [`block_on`](mod@block_on) | an executor for one future |
 //! | [`canary`] | values that detect a use after their drop, and a count of the living ones |
-//! | [`child`] | tests in a forked child, and this test program run again |
+//! | [`child`] | tests in a process of their own: this test program run again |
 //! | [`corpus`] | the replay of a fuzz target's committed inputs |
 //! | [`pin`] | the CPUs of the process, and the affinity of a thread |
 //! | [`rng`] | random numbers whose seed is printed on failure |

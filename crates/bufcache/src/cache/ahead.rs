@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use percpu::sync::{Arc, Condvar, Generation, Mutex, hint, mutant, thread};
+use percpu::sync::{Arc, Condvar, Mutex, hint, mutant, thread};
 
 use super::load::Load;
 use crate::contain::{contain, contain_job};
@@ -22,7 +22,6 @@ const LOOKS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 100 
 #[derive(Debug)]
 pub(crate) struct Ahead {
     queue: Arc<Queue>,
-    born: Generation,
 }
 
 #[derive(Debug)]
@@ -55,15 +54,11 @@ impl Ahead {
             closed: false,
         };
         let queue = Queue { state: Mutex::new(state), changed: Condvar::new() };
-        Self { queue: Arc::new(queue), born: Generation::current() }
+        Self { queue: Arc::new(queue) }
     }
 
     /// Has blocks read that are not there. Returns whether that is going to be tried. Does not wait.
     pub(crate) fn ask(&self, device: &Device, blocks: Range<u64>) -> bool {
-        // A fork child has no such thread.
-        if self.born.is_inherited() {
-            return false;
-        }
         // Whoever has the lock is about to leave it; or was stopped there, and is not waited for.
         let Some(mut state) = (0..LOOKS).find_map(|_| {
             hint::spin_loop();
@@ -82,9 +77,6 @@ impl Ahead {
 
     /// Has a block read; the load comes back where there can be no thread for it.
     pub(super) fn load(&self, load: Load) -> Result<(), Load> {
-        if self.born.is_inherited() {
-            return Err(load);
-        }
         let mut state = self.queue.state.lock();
         if state.loads.try_reserve(1).is_err() || !self.start(&mut state) {
             return Err(load);
@@ -114,9 +106,6 @@ impl Drop for Ahead {
     fn drop(&mut self) {
         if Arc::get_mut(&mut self.queue).is_some() {
             return; // there is no thread, or it is gone
-        }
-        if self.born.is_inherited() {
-            return; // another process's thread, and perhaps its lock
         }
         // Nobody waits, as it would have a device of this cache. The thread is not waited for: this
         // may be the thread.

@@ -36,15 +36,12 @@ impl Shared {
         if self.is_cached(key) {
             return Ok(None);
         }
-        let Some(frame) = self.insert_load(source, key, class)? else { return Ok(None) };
+        let Some(frame) = self.insert_load(source, key, class) else { return Ok(None) };
         let Some(load) = Load::new(source, key, frame) else {
             self.fail(source, key, frame, Failure::Closed);
             return Err(GetError::Closed);
         };
-        if let Err(error) = self.admit(frame, key, Reuse::Likely) {
-            load.give_up(Failure::Forked);
-            return Err(error.into());
-        }
+        self.admit(frame, key, Reuse::Likely);
         self.frames.header(frame).set_claimed();
         self.frames.writing(frame);
         self.counters.get_read.add(1);
@@ -63,7 +60,7 @@ impl Shared {
         if let Some(was_there) = self.try_invalidate(Some(source), key, 0)? {
             return Ok(Forget::Done(was_there));
         }
-        let home = self.table.lock(key)?;
+        let home = self.table.lock(key);
         let Some(entry) = home.find() else { return Ok(Forget::Busy) };
         let word = entry.word();
         if !word.has(IO | WRITE) || word.pins() == MOST_PINS || entry.try_pin(word).is_err() {
@@ -91,11 +88,6 @@ impl Shared {
             let wanted = key.device() == device && sectors.contains(&key.sector());
             wanted.then_some((key, place + 1))
         })
-    }
-
-    /// Whether this is a fork child: other threads that had something to do with the cache are not here.
-    pub(crate) fn is_inherited(&self) -> bool {
-        self.born.is_inherited()
     }
 
     /// How many places a walk by [`next_of`](Self::next_of) looks at.

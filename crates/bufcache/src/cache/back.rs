@@ -151,10 +151,6 @@ impl Shared {
     /// Writes what a device is to be given. Blocks.
     pub(crate) fn write_back(&self, source: &Arc<Source>, task: &Task) -> Done {
         let mut done = Done::default();
-        if self.born.is_inherited() {
-            done.fail(WriteError::Forked);
-            return done;
-        }
         let Some(_operation) = Operation::begin(&**source) else {
             done.fail(WriteError::Closed);
             return done;
@@ -185,7 +181,7 @@ impl Shared {
     /// Those of the list that the task is about.
     fn dirty_blocks(&self, source: &Source, task: &Task) -> Result<Found, WriteError> {
         let (len, mut walk) = {
-            let list = source.writes.dirty.lock()?;
+            let list = source.writes.dirty.lock();
             (list.len(), list.walk())
         };
         let blocks = task.sectors.end.saturating_sub(task.sectors.start) >> (source.shift - 9);
@@ -196,7 +192,7 @@ impl Shared {
         // this began.
         let mut found = Found::try_new(len.min(task.most))?;
         while found.most > 0 && !walk.is_over() {
-            let list = source.writes.dirty.lock()?;
+            let list = source.writes.dirty.lock();
             let mut is_last = false;
             for frame in list.piece(&self.frames, &mut walk) {
                 let key = self.entry(frame).key();
@@ -514,7 +510,7 @@ impl Shared {
 
     /// A buffer becomes dirty, whose entry the caller has for writing.
     pub(super) fn list_dirty(&self, source: &Arc<Source>, frame: Frame) {
-        let Ok(mut list) = source.writes.dirty.lock() else { return };
+        let mut list = source.writes.dirty.lock();
         let header = self.frames.header(frame);
         header.forget_tries();
         header.set_since(self.now());
@@ -541,7 +537,7 @@ impl Shared {
         frame: Frame,
         is_there: impl FnOnce(&DirtyList) -> bool,
     ) {
-        let Ok(mut list) = source.writes.dirty.lock() else { return };
+        let mut list = source.writes.dirty.lock();
         let removed = is_there(&list) && list.remove(&self.frames, frame);
         let gone = if list.is_empty() { self.cleaner.remove(source) } else { None };
         drop(list);

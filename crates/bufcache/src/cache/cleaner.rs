@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use percpu::sync::atomic::Ordering;
-use percpu::sync::{Arc, Condvar, Generation, Mutex, thread};
+use percpu::sync::{Arc, Condvar, Mutex, thread};
 
 use super::Shared;
 use super::back::Task;
@@ -41,7 +41,6 @@ impl Default for Limits {
 pub(crate) struct Cleaner {
     queue: Arc<Queue>,
     pub(super) limits: Limits,
-    born: Generation,
 }
 
 struct Queue {
@@ -67,7 +66,7 @@ impl std::fmt::Debug for Queue {
 impl Cleaner {
     pub(super) fn new(limits: Limits) -> Self {
         let queue = Queue { state: Mutex::new(State::default()), changed: Condvar::new() };
-        Self { queue: Arc::new(queue), limits, born: Generation::current() }
+        Self { queue: Arc::new(queue), limits }
     }
 
     /// The device has its first dirty buffer.
@@ -113,9 +112,6 @@ impl Cleaner {
 
 impl Drop for Cleaner {
     fn drop(&mut self) {
-        if self.born.is_inherited() {
-            return; // another process's thread, and perhaps its lock
-        }
         self.queue.state.lock().closed = true;
         self.queue.changed.notify_one();
     }
@@ -187,7 +183,7 @@ impl Shared {
 
     /// Writes a few buffers of the devices in turn. Returns how many.
     pub(super) fn clean_some(&self) -> usize {
-        if self.dirty_bytes() == 0 || self.born.is_inherited() {
+        if self.dirty_bytes() == 0 {
             return 0;
         }
         let task = Task { most: SOME, wait: false, ..Task::all() };

@@ -29,9 +29,6 @@ impl Shared {
         source: &Arc<Source>,
         sync: impl FnOnce() -> Result<(), WriteError>,
     ) -> Result<(), WriteError> {
-        if self.born.is_inherited() {
-            return Err(WriteError::Forked);
-        }
         let _alone = source.writes.alone.lock();
         if source.writes.is_closed() {
             return Err(WriteError::Closed);
@@ -78,7 +75,7 @@ impl Shared {
     /// patient, and otherwise with the last of them.
     pub(crate) fn detach_source(&self, source: &Source) {
         let (mut rounds, mut since) = (0, None);
-        while source.in_flight.any() && !self.born.is_inherited() {
+        while source.in_flight.any() {
             // It may be in the engine of this thread.
             #[cfg(feature = "aio-reap")]
             crate::device::turn_engine();
@@ -92,11 +89,8 @@ impl Shared {
     /// The last handle of a device is gone: what is dirty is written and made durable. What cannot be is
     /// dropped, and the error says that.
     pub(crate) fn let_go(&self, source: &Arc<Source>) -> Result<(), WriteError> {
-        if self.born.is_inherited() {
-            return Ok(()); // the parent's business
-        }
         let idle = {
-            let dirty = source.writes.dirty.lock()?.is_empty();
+            let dirty = source.writes.dirty.lock().is_empty();
             dirty && source.writes.unsynced(|unsynced| unsynced.is_empty())
         };
         if idle {
@@ -114,7 +108,7 @@ impl Shared {
         loop {
             // Under the lock: once the cleaner has written it, the frame may be another device's.
             let last = {
-                let list = source.writes.dirty.lock()?;
+                let list = source.writes.dirty.lock();
                 list.last().map(|frame| (frame, self.entry(frame).key()))
             };
             let Some((frame, key)) = last else { break };

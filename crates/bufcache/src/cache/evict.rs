@@ -8,7 +8,6 @@
 
 use std::time::{Duration, Instant};
 
-use percpu::Forked;
 use percpu::sync::atomic::Ordering;
 use percpu::sync::{Arc, mutant, thread};
 
@@ -66,7 +65,7 @@ impl Shared {
     pub(crate) fn take_frame(&self, source: &Arc<Source>, class: u8) -> Result<Frame, GetError> {
         let mut wait = BufferWait::new(self.patience);
         loop {
-            if let Some(frame) = self.try_take_frame(class, wait.search)? {
+            if let Some(frame) = self.try_take_frame(class, wait.search) {
                 return Ok(frame);
             }
             self.wait_for_buffers(Some(source), &mut wait)?;
@@ -74,11 +73,7 @@ impl Shared {
     }
 
     /// The same, without a wait; `None` where the search finds no buffer that may be evicted.
-    pub(super) fn try_take_frame(
-        &self,
-        class: u8,
-        search: Search,
-    ) -> Result<Option<Frame>, Forked> {
+    pub(super) fn try_take_frame(&self, class: u8, search: Search) -> Option<Frame> {
         self.evict_until(class, search, |cold| cold.take(class))
     }
 
@@ -88,7 +83,7 @@ impl Shared {
         class: u8,
         search: Search,
         mut done: impl FnMut(&mut Cold) -> Option<T>,
-    ) -> Result<Option<T>, Forked> {
+    ) -> Option<T> {
         // Looks at buffers since one was evicted: all, and those since one had a use or a weight less.
         let (mut looked, mut idle) = (0, 0);
         let (in_a_row, of_one_list, mut of_dead) = match search {
@@ -101,9 +96,9 @@ impl Shared {
             (looks.left, looks.lowered) = (LOOKS, false);
             let (mut chunk, mut passes) = (None, 1);
             let all = {
-                let mut cold = self.cold.lock()?;
+                let mut cold = self.cold.lock();
                 if let Some(result) = done(&mut cold) {
-                    return Ok(Some(result));
+                    return Some(result);
                 }
                 let all = cold.policy.len() + cold.scanned.len;
                 looks.pass = looked / all.max(1);
@@ -119,9 +114,9 @@ impl Shared {
             };
             let taken = LOOKS - looks.left;
             if let Some(chunk) = chunk {
-                let (freed, result) = self.take_chunk(&chunk, &mut looks, &mut done)?;
+                let (freed, result) = self.take_chunk(&chunk, &mut looks, &mut done);
                 if result.is_some() {
-                    return Ok(result);
+                    return result;
                 }
                 if freed > 0 {
                     (looked, idle) = (0, 0);
@@ -130,7 +125,7 @@ impl Shared {
                 }
             }
             let dead = std::mem::replace(&mut of_dead, LOOKS as usize);
-            if self.take_apart(victims, &mut looks)? + self.bury(dead)? > 0 {
+            if self.take_apart(victims, &mut looks) + self.bury(dead) > 0 {
                 (looked, idle) = (0, 0);
                 looks.start_over();
                 continue;
@@ -138,7 +133,7 @@ impl Shared {
             looked += taken as usize;
             idle = if looks.lowered { 0 } else { idle + taken as usize };
             if taken == 0 || idle >= passes * all.min(in_a_row) || looked >= PASSES * all {
-                return Ok(None);
+                return None;
             }
         }
     }
@@ -209,9 +204,9 @@ impl Shared {
     }
 
     /// Frees what nobody looks at of what is marked. Returns how many.
-    fn take_apart(&self, victims: Batch, looks: &mut Looks) -> Result<usize, Forked> {
+    fn take_apart(&self, victims: Batch, looks: &mut Looks) -> usize {
         if victims.is_empty() {
-            return Ok(0);
+            return 0;
         }
         let entries: [_; BATCH] = std::array::from_fn(|at| {
             let at = at.min(victims.len() - 1);
@@ -234,22 +229,13 @@ impl Shared {
                 entry.change(0, EVICT);
                 continue;
             }
-            let key = entry.key();
-            match self.table.lock(key) {
-                Ok(home) => home.hide(place),
-                Err(_) => {
-                    // A fork child: another thread of the parent's has the lock for ever.
-                    entry.change(0, EVICT);
-                    in_use[at] = true;
-                    continue;
-                }
-            }
+            self.table.lock(entry.key()).hide(place);
             entry.free();
         }
         if mutant("evict-keeps-what-is-stale") || mutant("invalidate-lets-go-early") {
             linger(200);
         }
-        let mut cold = self.cold.lock()?;
+        let mut cold = self.cold.lock();
         let mut freed = 0;
         for at in 0..victims.len() {
             let frame = victims[at].frame;
@@ -267,26 +253,26 @@ impl Shared {
         }
         drop(cold);
         self.counters.evictions.add(freed as i64);
-        Ok(freed)
+        freed
     }
 
     /// Frees one invalidated buffer that is not in use, of the `most` oldest. Returns how many it freed.
-    fn bury(&self, most: usize) -> Result<usize, Forked> {
+    fn bury(&self, most: usize) -> usize {
         // Those that are in use go behind the others.
-        let mut left = self.cold.lock()?.dead.len.min(most);
+        let mut left = self.cold.lock().dead.len.min(most);
         while left > 0 {
-            if self.bury_last()? > 0 {
-                return Ok(1);
+            if self.bury_last() > 0 {
+                return 1;
             }
             left -= 1;
         }
-        Ok(0)
+        0
     }
 
-    fn bury_last(&self) -> Result<usize, Forked> {
-        let mut cold = self.cold.lock()?;
+    fn bury_last(&self) -> usize {
+        let mut cold = self.cold.lock();
         let Cold { nodes, dead, .. } = &mut *cold;
-        let Some(frame) = nodes.last(dead) else { return Ok(0) };
+        let Some(frame) = nodes.last(dead) else { return 0 };
         nodes.remove(dead, frame);
         drop(cold);
         let entry = self.entry(frame);
@@ -297,21 +283,19 @@ impl Shared {
         if unused {
             entry.free();
         }
-        let mut cold = self.cold.lock()?;
+        let mut cold = self.cold.lock();
         let Cold { nodes, dead, .. } = &mut *cold;
         if unused {
             self.give_to(&mut cold, frame);
         } else {
             nodes.push(dead, frame, On::Dead);
         }
-        Ok(usize::from(unused))
+        usize::from(unused)
     }
 
-    /// Takes a frame back that is on no list. In a fork child whose parent had the lock it is lost.
+    /// Takes a frame back that is on no list.
     pub(crate) fn give(&self, frame: Frame) {
-        if let Ok(mut cold) = self.cold.lock() {
-            self.give_to(&mut cold, frame);
-        }
+        self.give_to(&mut self.cold.lock(), frame);
     }
 
     pub(super) fn give_to(&self, cold: &mut Cold, frame: Frame) {
@@ -325,27 +309,27 @@ impl Shared {
 
     /// One pass: looks at each buffer once, in the order of the policy, until so many are evicted.
     /// Returns how many were.
-    pub(crate) fn shrink(&self, buffers: usize) -> Result<usize, GetError> {
+    pub(crate) fn shrink(&self, buffers: usize) -> usize {
         let mut freed = 0;
         let mut left = {
-            let cold = self.cold.lock()?;
+            let cold = self.cold.lock();
             cold.policy.len() + cold.scanned.len
         };
         let mut looks = Looks::new(None);
         while freed < buffers {
-            freed += self.bury(LOOKS as usize)?;
+            freed += self.bury(LOOKS as usize);
             let mut victims = Batch::new(Victim::NONE);
             let most = left.min(LOOKS as usize) as u32;
             looks.left = most;
-            self.choose(&mut *self.cold.lock()?, &mut victims, buffers - freed, &mut looks);
+            self.choose(&mut *self.cold.lock(), &mut victims, buffers - freed, &mut looks);
             left -= (most - looks.left) as usize;
             // None are left, or others have taken them meanwhile.
             if victims.is_empty() && (left == 0 || looks.left == most) {
                 break;
             }
-            freed += self.take_apart(victims, &mut looks)?;
+            freed += self.take_apart(victims, &mut looks);
         }
-        Ok(freed)
+        freed
     }
 
     /// Lets the cache have so many bytes, as far as it was built for.
@@ -355,7 +339,7 @@ impl Shared {
             return Err(GetError::TooSmall { smallest });
         }
         let limit = {
-            let mut cold = self.cold.lock()?;
+            let mut cold = self.cold.lock();
             cold.set_limit(self.frames.units_in(bytes));
             cold.limit()
         };
@@ -363,37 +347,35 @@ impl Shared {
         self.frames.set_huge(self.frames.bytes_of(limit) == self.frames.capacity());
         let mut wait = BufferWait::new(self.patience);
         let fits = |cold: &mut Cold| (!cold.is_over()).then_some(());
-        while self.evict_until(0, wait.search, fits)?.is_none() {
+        while self.evict_until(0, wait.search, fits).is_none() {
             self.wait_for_buffers(None, &mut wait)?;
         }
         if self.frames.bytes_of(limit) < self.frames.capacity() {
-            self.release_unused()?;
+            self.release_unused();
         }
         Ok(())
     }
 
     /// Gives memory back that had buffers once. What comes or goes meanwhile is left out.
-    fn release_unused(&self) -> Result<(), Forked> {
+    fn release_unused(&self) {
         for first in (0..).step_by(BATCH) {
             // Under the lock, so that nobody takes it meanwhile; a few at a time, as a miss may wait.
-            let cold = self.cold.lock()?;
+            let cold = self.cold.lock();
             for number in first..first + BATCH {
-                let Some(chunk) = cold.unused(number) else { return Ok(()) };
+                let Some(chunk) = cold.unused(number) else { return };
                 self.frames.release(chunk);
             }
         }
-        Ok(())
     }
 
     /// How many passes of the evictor a buffer survives.
-    pub(crate) fn set_weight(&self, frame: Frame, weight: u8) -> Result<(), Forked> {
-        self.cold.lock()?.nodes.of(frame).weight = weight;
-        Ok(())
+    pub(crate) fn set_weight(&self, frame: Frame, weight: u8) {
+        self.cold.lock().nodes.of(frame).weight = weight;
     }
 
     /// Has the policy take in a buffer that is being loaded.
-    pub(super) fn admit(&self, frame: Frame, key: Key, reuse: Reuse) -> Result<(), Forked> {
-        let mut cold = self.cold.lock()?;
+    pub(super) fn admit(&self, frame: Frame, key: Key, reuse: Reuse) {
+        let mut cold = self.cold.lock();
         let Cold { nodes, policy, scanned, .. } = &mut *cold;
         match reuse {
             Reuse::Likely => policy.insert(nodes, self, frame, key),
@@ -402,14 +384,11 @@ impl Shared {
                 nodes.push(scanned, frame, On::Scanned);
             }
         }
-        Ok(())
     }
 
     /// Takes a buffer off the list that it may be evicted from, if it is on one.
     pub(super) fn withdraw(&self, frame: Frame) {
-        if let Ok(mut cold) = self.cold.lock() {
-            cold.withdraw(frame);
-        }
+        self.cold.lock().withdraw(frame);
     }
 
     /// Makes the block nobody's: the next get reads it anew. Returns whether it was there.
@@ -455,7 +434,7 @@ impl Shared {
                     #[cfg(feature = "aio-reap")]
                     crate::device::turn_engine();
                 }
-                _ => self.wait_a_moment(&mut rounds, &mut since)?,
+                _ => self.wait_a_moment(&mut rounds),
             }
         }
     }
@@ -469,7 +448,7 @@ impl Shared {
     ) -> Result<Option<bool>, GetError> {
         hazard::reserve()?;
         loop {
-            let home = self.table.lock(key)?;
+            let home = self.table.lock(key);
             let Some(entry) = home.find() else { return Ok(Some(false)) };
             let word = entry.word();
             if word.has(kept) {
@@ -501,23 +480,21 @@ impl Shared {
                 slot.clear();
                 linger(1000);
             }
-            let laid_out = self.lay_out(frame);
+            self.lay_out(frame);
             slot.clear();
-            laid_out?;
-            self.bury_last()?;
+            self.bury_last();
             return Ok(Some(true));
         }
     }
 
     /// Takes a buffer that is stale from the policy to the dead. The caller keeps it from being buried.
-    pub(super) fn lay_out(&self, frame: Frame) -> Result<(), Forked> {
-        let mut cold = self.cold.lock()?;
+    pub(super) fn lay_out(&self, frame: Frame) {
+        let mut cold = self.cold.lock();
         // On none it is in an evictor's hands, who finds it stale.
         if cold.withdraw(frame) {
             let Cold { nodes, dead, .. } = &mut *cold;
             nodes.push(dead, frame, On::Dead);
         }
-        Ok(())
     }
 }
 

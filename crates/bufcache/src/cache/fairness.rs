@@ -109,7 +109,7 @@ impl Shared {
     pub(super) fn clean_some_for(&self, source: Option<&Arc<Source>>) -> usize {
         match source {
             Some(source) if !self.has_one_device() => {
-                if self.dirty_bytes() == 0 || self.born.is_inherited() {
+                if self.dirty_bytes() == 0 {
                     return 0;
                 }
                 self.hurry_cleaner();

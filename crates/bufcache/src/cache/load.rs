@@ -194,9 +194,8 @@ impl Wakers {
 
     /// Wakes those who wait for that frame.
     fn wake(&self, frame: Frame) {
-        // In a fork child whose parent had the lock, nobody who waits is left.
         let take = || {
-            let mut waiting = self.list.lock().ok()?;
+            let mut waiting = self.list.lock();
             let left = waiting.iter().filter(|(of, _)| *of == frame).count();
             let at = waiting.iter().position(|(of, _)| *of == frame)?;
             // Ordering: Relaxed, here and in `add`; see `any`.
@@ -221,7 +220,7 @@ impl Wakers {
 
     fn add(&self, frame: Frame, waker: &Waker) -> Result<(), GetError> {
         let new = waker.clone(); // which may do anything, as its drop may: not under the lock
-        let mut waiting = self.list.lock()?;
+        let mut waiting = self.list.lock();
         if !waiting.iter().any(|(of, known)| *of == frame && known.will_wake(waker)) {
             waiting.push((frame, new));
             self.len.store(waiting.len(), Ordering::Relaxed);
@@ -253,7 +252,7 @@ impl Shared {
         hazard::reserve()?;
         self.note_want(source);
         let mut wait = BufferWait::new(patience);
-        let (mut rounds, mut since) = (0_u32, None);
+        let mut rounds = 0_u32;
         loop {
             if let Some(held) = self.hit(key, class, reuse) {
                 let pinned = self.entry(held.frame).pin();
@@ -265,7 +264,7 @@ impl Shared {
             let spare = match self.table.find(key) {
                 Some(_) => None,
                 None => {
-                    let spare = self.spare(class, wait.search)?;
+                    let spare = self.spare(class, wait.search);
                     if spare.is_none() {
                         // Whoever has the buffers may have the block in one of them by then.
                         self.wait_for_buffers(Some(source), &mut wait)?;
@@ -274,7 +273,7 @@ impl Shared {
                     spare
                 }
             };
-            let home = self.table.lock(key)?;
+            let home = self.table.lock(key);
             match (home.find(), spare) {
                 (None, Some(_)) if source.writes.excluded.has(key.sector()) => {
                     drop(home); // before the spare frame: that is another lock
@@ -322,7 +321,7 @@ impl Shared {
                     if is_loading && full {
                         return Err(GetError::TooManyPins);
                     }
-                    self.wait_a_moment(&mut rounds, &mut since)?;
+                    self.wait_a_moment(&mut rounds);
                 }
                 (None, None) => {}
             }
@@ -340,9 +339,7 @@ impl Shared {
             self.fail(source, key, frame, Failure::Closed);
             return;
         };
-        if self.admit(frame, key, reuse).is_err() {
-            return load.give_up(Failure::Forked);
-        }
+        self.admit(frame, key, reuse);
         self.frames.writing(frame);
         self.counters.get_read.add(1);
         source.note_load(key);
@@ -386,9 +383,6 @@ impl Shared {
     ) -> Poll<Result<(), GetError>> {
         let entry = self.table.entry(place);
         if entry.word().has(marks) {
-            if self.born.is_inherited() {
-                return Poll::Ready(Err(GetError::Forked));
-            }
             let frame = entry.word().frame();
             let wakers = self.wakers.of(frame);
             if mutant("poll-without-a-second-look") {

@@ -8,9 +8,7 @@
 
 use std::mem::{self, ManuallyDrop};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::time::Instant;
 
-use percpu::Forked;
 use percpu::sync::atomic::{Ordering, fence};
 use percpu::sync::{Arc, hint, mutant, thread};
 
@@ -97,7 +95,7 @@ impl Shared {
         self.note_want(source);
         let mut spare = None;
         let mut wait = BufferWait::new(self.patience);
-        let (mut rounds, mut since) = (0_u32, None);
+        let mut rounds = 0_u32;
         loop {
             if let Some(held) = self.hit(key, class, reuse) {
                 return Ok(Got::Shared(held));
@@ -109,7 +107,7 @@ impl Shared {
                 let taken = if mutant("miss-waits-for-a-buffer-only") {
                     Some(self.take_frame(source, class)?)
                 } else {
-                    self.try_take_frame(class, wait.search)?
+                    self.try_take_frame(class, wait.search)
                 };
                 let Some(frame) = taken else {
                     // Whoever has the buffers may have the block in one of them by now.
@@ -119,7 +117,7 @@ impl Shared {
                 self.counters.create.add(1);
                 spare = Some(Spare { cache: self, frame });
             }
-            let home = self.table.lock(key)?;
+            let home = self.table.lock(key);
             let found = if spare.is_some() && mutant("insert-without-a-second-look") {
                 None
             } else {
@@ -169,26 +167,15 @@ impl Shared {
             }
             drop(home);
             // Somebody takes it apart, or has it already.
-            self.wait_a_moment(&mut rounds, &mut since)?;
+            self.wait_a_moment(&mut rounds);
         }
     }
 
-    /// Lets another thread finish what it does with an entry. In a fork child that thread may be the
-    /// parent's: then this ends, too.
-    pub(super) fn wait_a_moment(
-        &self,
-        rounds: &mut u32,
-        since: &mut Option<Instant>,
-    ) -> Result<(), GetError> {
+    /// Lets another thread finish its change of an entry.
+    pub(super) fn wait_a_moment(&self, rounds: &mut u32) {
         *rounds = rounds.saturating_add(1);
         if *rounds < 16 {
-            hint::spin_loop();
-            return Ok(());
-        }
-        if self.born.is_inherited()
-            && since.get_or_insert_with(Instant::now).elapsed() >= self.patience
-        {
-            return Err(GetError::Forked);
+            return hint::spin_loop();
         }
         // It may be read by this thread's own engine.
         #[cfg(feature = "aio-reap")]
@@ -196,18 +183,16 @@ impl Shared {
         #[cfg(not(any(offlock_loom, offlock_shuttle)))]
         if *rounds > 64 {
             // It is being read: a matter of the device's time.
-            thread::sleep(super::evict::PAUSE);
-            return Ok(());
+            return thread::sleep(super::evict::PAUSE);
         }
         thread::yield_now();
-        Ok(())
     }
 
     /// A frame in hand, if there is one to be had at once.
-    pub(super) fn spare(&self, class: u8, search: Search) -> Result<Option<Spare<'_>>, Forked> {
-        let Some(frame) = self.try_take_frame(class, search)? else { return Ok(None) };
+    pub(super) fn spare(&self, class: u8, search: Search) -> Option<Spare<'_>> {
+        let frame = self.try_take_frame(class, search)?;
         self.counters.create.add(1);
-        Ok(Some(Spare { cache: self, frame }))
+        Some(Spare { cache: self, frame })
     }
 
     /// Whether the block in that state has the length asked for.
@@ -226,7 +211,7 @@ impl Shared {
         if self.is_cached(key) || hazard::reserve().is_err() || source.check_read(key).is_err() {
             return;
         }
-        let Ok(Some(frame)) = self.insert_load(source, key, class) else { return };
+        let Some(frame) = self.insert_load(source, key, class) else { return };
         if let Ok(held) = self.load(source, key, frame, Reuse::Likely) {
             held.slot.clear();
         }
@@ -234,15 +219,10 @@ impl Shared {
 
     /// Puts a block into the table that is not there, as being read; unless that would have to wait for
     /// a buffer.
-    pub(super) fn insert_load(
-        &self,
-        source: &Source,
-        key: Key,
-        class: u8,
-    ) -> Result<Option<Frame>, Forked> {
+    pub(super) fn insert_load(&self, source: &Source, key: Key, class: u8) -> Option<Frame> {
         self.note_want(source);
-        let Some(spare) = self.spare(class, Search::Short)? else { return Ok(None) };
-        let home = self.table.lock(key)?;
+        let spare = self.spare(class, Search::Short)?;
+        let home = self.table.lock(key);
         let place = match home.find() {
             Some(_) if !mutant("ahead-inserts-without-a-look") => None,
             None if source.writes.excluded.has(key.sector()) => None,
@@ -252,12 +232,10 @@ impl Shared {
             self.frames.header(spare.frame).set_place(place);
         }
         drop(home); // before a spare frame goes back, which is another lock
-        if place.is_none() {
-            return Ok(None);
-        }
+        place?;
         self.counters.get.add(1);
         self.counters.miss_locked.add(1);
-        Ok(Some(spare.into_frame()))
+        Some(spare.into_frame())
     }
 
     /// Reads what was just put into the table.
@@ -273,10 +251,7 @@ impl Shared {
             Ok(slot) => slot,
             Err(_) => return Err(self.fail(source, key, frame, Failure::NoMemory)),
         };
-        if self.admit(frame, key, reuse).is_err() {
-            slot.clear();
-            return Err(self.fail(source, key, frame, Failure::Forked));
-        }
+        self.admit(frame, key, reuse);
         self.frames.writing(frame);
         let mut bytes = self.frames.bytes(frame);
         // SAFETY: invariant 1 of `frames`: the frame is this thread's until the entry is published.
@@ -307,10 +282,7 @@ impl Shared {
             Ok(slot) => slot,
             Err(_) => return Err(self.fail(source, key, frame, Failure::NoMemory)),
         };
-        if self.admit(frame, key, Reuse::Likely).is_err() {
-            slot.clear();
-            return Err(self.fail(source, key, frame, Failure::Forked));
-        }
+        self.admit(frame, key, Reuse::Likely);
         self.frames.writing(frame);
         // Before anybody finds it there: what is refused now was never in the cache.
         entry.change(WRITE, 0);
@@ -336,13 +308,7 @@ impl Shared {
         let header = self.frames.header(frame);
         header.set_failure(failure.code());
         self.withdraw(frame);
-        // Locked at the insertion, by a thread of this process: it can be had.
-        let home = loop {
-            if let Ok(home) = self.table.lock(key) {
-                break home;
-            }
-            thread::yield_now();
-        };
+        let home = self.table.lock(key);
         home.hide(header.place());
         let before = entry.change(STALE | FAILED, IO | WRITE | WAITED);
         drop(home);
@@ -387,9 +353,6 @@ impl Shared {
                 let left = self.time_left(&mut since)?;
                 header.sleep(seen, left);
                 continue;
-            }
-            if self.born.is_inherited() {
-                return Err(GetError::Forked);
             }
             header.loaded.wait(seen);
         }

@@ -27,7 +27,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Arc, Generation, WordLock, mutant};
+use percpu::sync::{Arc, WordLock, mutant};
 use percpu::{AllocError, PerCpuCounter};
 
 use self::ahead::Ahead;
@@ -42,7 +42,7 @@ pub use self::load::Load;
 pub(crate) use self::wipe::Wipe;
 pub(crate) use self::write::{Fill, Got};
 use crate::cold::{Cold, On, Victim};
-use crate::error::{BuildError, GetError};
+use crate::error::BuildError;
 use crate::frames::{Frame, Frames};
 use crate::hazard::{self, Order, Slot};
 use crate::ids::{Identity, Ids};
@@ -85,7 +85,6 @@ pub(crate) struct Shared {
     /// How long a miss waits for a buffer.
     pub(crate) patience: Duration,
     since: Instant,
-    born: Generation,
 }
 
 /// What is counted: all but the evictions by the names that the XFS buffer cache has for them.
@@ -152,7 +151,6 @@ impl Shared {
             holds,
             order,
             patience,
-            born: Generation::current(),
         }
     }
 
@@ -234,7 +232,7 @@ impl Shared {
 
     /// A number for a device, which no buffer has.
     pub(crate) fn take_id(&self) -> Result<u16, BuildError> {
-        let mut ids = self.ids.lock()?;
+        let mut ids = self.ids.lock();
         if let Some(id) = ids.take() {
             return Ok(id);
         }
@@ -245,10 +243,8 @@ impl Shared {
         // the numbers carries here what those did.
         for key in self.table.keys() {
             if ids.is_retired(key.device()) {
-                self.invalidate(None, key).map_err(|error| match error {
-                    GetError::Forked => BuildError::Forked,
-                    _ => BuildError::NoMemory, // for this thread's slots
-                })?;
+                // The only error without a device: no memory for this thread's slots.
+                self.invalidate(None, key).map_err(|_| BuildError::NoMemory)?;
             }
         }
         ids.clean();
@@ -257,34 +253,29 @@ impl Shared {
 
     /// Sees to it that the blocks of what this is are in the cache once.
     pub(crate) fn attach(&self, identity: Identity, block_size: usize) -> Result<(), BuildError> {
-        let attached = self.ids.lock()?.attach(identity, block_size);
+        let attached = self.ids.lock().attach(identity, block_size);
         attached.map_err(|block_size| BuildError::Attached { block_size })
     }
 
     /// Nothing of it is written any more by this cache.
     pub(crate) fn detach(&self, identity: Identity) {
-        if let Ok(mut ids) = self.ids.lock() {
-            ids.detach(identity);
-        }
+        self.ids.lock().detach(identity);
     }
 
-    /// The device with that number is gone. In a fork child whose parent gave one out the number is
-    /// lost.
+    /// The device with that number is gone.
     pub(crate) fn retire_id(&self, id: u16) {
-        if let Ok(mut ids) = self.ids.lock() {
-            ids.retire(id);
-        }
+        self.ids.lock().retire(id);
     }
 
     /// Bytes of its buffers, in use or kept for use.
-    pub(crate) fn bytes_in_use(&self) -> Result<usize, percpu::Forked> {
-        let units = self.cold.lock()?.units_in_use();
-        Ok(self.frames.bytes_of(units))
+    pub(crate) fn bytes_in_use(&self) -> usize {
+        let units = self.cold.lock().units_in_use();
+        self.frames.bytes_of(units)
     }
 
-    pub(crate) fn capacity(&self) -> Result<usize, percpu::Forked> {
-        let units = self.cold.lock()?.limit();
-        Ok(self.frames.bytes_of(units))
+    pub(crate) fn capacity(&self) -> usize {
+        let units = self.cold.lock().limit();
+        self.frames.bytes_of(units)
     }
 }
 

@@ -39,7 +39,7 @@ impl Shared {
             Err(error) => return Err(refused(error)),
         }
         hazard::reserve()?;
-        match self.insert_load(source, key, class)? {
+        match self.insert_load(source, key, class) {
             Some(frame) => self.create(source, key, frame), // and counted
             None => Err(refused(GetError::WouldBlock)),
         }

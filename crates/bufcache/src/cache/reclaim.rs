@@ -5,8 +5,6 @@
 //! policy's victims say which chunks to look at, and of these the one is taken whose buffers were used
 //! least: they go together, or none of them does.
 
-use percpu::Forked;
-
 use super::Shared;
 use super::evict::Batch;
 use crate::cold::{Cold, On, Victim};
@@ -145,8 +143,8 @@ impl Shared {
         chunk: &Chunk,
         looks: &mut Looks,
         then: impl FnOnce(&mut Cold) -> Option<T>,
-    ) -> Result<(usize, Option<T>), Forked> {
-        let Some(first) = buffers(chunk).next() else { return Ok((0, None)) };
+    ) -> (usize, Option<T>) {
+        let Some(first) = buffers(chunk).next() else { return (0, None) };
         let mut entries = [self.table.entry(first.place); MOST];
         let mut len = 0;
         for (entry, victim) in entries.iter_mut().zip(buffers(chunk)) {
@@ -163,13 +161,11 @@ impl Shared {
         let mut gone = [false; MOST];
         if !in_use.contains(&true) {
             for ((entry, victim), gone) in entries.iter().zip(buffers(chunk)).zip(&mut gone) {
-                // A fork child: another thread of the parent's has the lock for ever.
-                let Ok(home) = self.table.lock(entry.key()) else { break };
-                home.hide(victim.place);
+                self.table.lock(entry.key()).hide(victim.place);
                 *gone = true;
             }
         }
-        let mut cold = self.cold.lock()?;
+        let mut cold = self.cold.lock();
         let (mut at, mut freed) = (0, 0);
         for victim in chunk.iter() {
             if victim.on == On::Free {
@@ -189,6 +185,6 @@ impl Shared {
         let result = then(&mut cold);
         drop(cold);
         self.counters.evictions.add(freed as i64);
-        Ok((freed, result))
+        (freed, result)
     }
 }

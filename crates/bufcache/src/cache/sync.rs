@@ -23,9 +23,6 @@ use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 
 impl Shared {
     pub(super) fn check_sync(&self, source: &Source) -> Result<(), WriteError> {
-        if self.born.is_inherited() {
-            return Err(WriteError::Forked);
-        }
         if source.writes.is_closed() {
             return Err(WriteError::Closed);
         }
@@ -51,8 +48,8 @@ impl Shared {
     /// Makes everything durable that was dirtied before.
     pub(crate) fn sync(&self, source: &Arc<Source>) -> Result<(), WriteError> {
         let flushed = self.flush(source);
-        if let Err(error @ (WriteError::Forked | WriteError::Closed)) = flushed {
-            return Err(error);
+        if flushed == Err(WriteError::Closed) {
+            return flushed;
         }
         // What could be written is made durable all the same.
         self.sync_device(source)?;
@@ -123,9 +120,6 @@ impl Shared {
     /// dirty again, if it stayed in the cache since the write. Returns the other blocks. These are lost even if
     /// they are cached: what was read from the device after the write need not be what was written.
     pub(crate) fn reset(&self, source: &Arc<Source>) -> Result<Vec<Range<u64>>, WriteError> {
-        if self.born.is_inherited() {
-            return Err(WriteError::Forked);
-        }
         // Another that ends behind this one would forget what a sync has lost since.
         let _alone = (!mutant("two-resets-at-once")).then(|| source.writes.alone.lock());
         if source.writes.poisoned().is_none() {
@@ -144,7 +138,7 @@ impl Shared {
             }
         } else {
             // More than the cache can have, as after a large discard: what is in it is looked through.
-            self.table.pass_all_locks()?;
+            self.table.pass_all_locks();
             let taken = |key: &Key| {
                 let sector = key.sector();
                 key.device() == source.id && taken.touches(&(sector..sector + 1))
@@ -177,10 +171,10 @@ impl Shared {
     /// sectors then, or dirty.
     fn wait_for_write_backs(&self, source: &Source) -> Result<(), WriteError> {
         let mut since = None;
-        let mut walk = source.writes.dirty.lock()?.walk();
+        let mut walk = source.writes.dirty.lock().walk();
         while !walk.is_over() && !mutant("reset-waits-for-nobody") {
             let marked = {
-                let list = source.writes.dirty.lock()?;
+                let list = source.writes.dirty.lock();
                 let keyed = |frame| (frame, self.entry(frame).key());
                 let mut frames = list.piece(&self.frames, &mut walk);
                 frames.find(|frame| self.entry(*frame).word().has(BACK)).map(keyed)

@@ -130,7 +130,7 @@ impl Shared {
         if !few {
             // More than the cache can have: what is in it is looked through. Whoever is inserting has the
             // lock of a home, so all of these are taken once.
-            self.table.pass_all_locks()?;
+            self.table.pass_all_locks();
         }
         let (mut aside, mut since) = (Aside::new(), None);
         loop {
@@ -159,7 +159,7 @@ impl Shared {
     fn set_aside(&self, source: &Arc<Source>, key: Key, aside: &mut Aside) -> Result<(), Obstacle> {
         aside.try_reserve(1).map_err(|_| Obstacle::Error(GetError::NoMemory))?;
         loop {
-            let home = self.table.lock(key).map_err(|_| Obstacle::Error(GetError::Forked))?;
+            let home = self.table.lock(key);
             let Some(entry) = home.find() else { return Ok(()) };
             let word = entry.word();
             if word.has(WRITE) && hazard::named_by_me(entry) > 0 {
@@ -195,7 +195,7 @@ impl Shared {
 
     /// Makes a block nobody's that the caller has marked.
     fn drop_marked(&self, source: &Arc<Source>, key: Key, frame: Frame) -> Result<(), GetError> {
-        let home = self.table.lock(key)?;
+        let home = self.table.lock(key);
         let entry = self.entry(frame);
         // As in `invalidate`: until its frame is among the dead.
         let slot = hazard::name(entry, self.order)?;
@@ -203,10 +203,10 @@ impl Shared {
         home.hide(self.frames.header(frame).place());
         drop(home);
         self.unlist_dirty(source, frame);
-        let laid_out = self.lay_out(frame);
+        self.lay_out(frame);
         slot.clear();
         self.wake_waiters(frame);
-        Ok(laid_out?)
+        Ok(())
     }
 }
 

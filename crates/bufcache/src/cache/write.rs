@@ -65,7 +65,7 @@ impl Shared {
         class: u8,
         fill: Fill,
     ) -> Result<Held, GetError> {
-        self.check_write(source)?;
+        source.check_write()?;
         self.limit_dirty(source, key)?;
         let mut since = None;
         let mut rounds = 0;
@@ -112,7 +112,7 @@ impl Shared {
         key: Key,
         class: u8,
     ) -> Result<Held, GetError> {
-        self.check_write(source)?;
+        source.check_write()?;
         if !self.may_dirty(source, key) {
             return Err(GetError::WouldBlock);
         }
@@ -136,13 +136,6 @@ impl Shared {
         }
         self.frames.writing(held.frame);
         Ok(held)
-    }
-
-    fn check_write(&self, source: &Source) -> Result<(), GetError> {
-        if self.born.is_inherited() {
-            return Err(GetError::Forked);
-        }
-        source.check_write()
     }
 
     /// Marks what the caller's slot keeps.

@@ -66,8 +66,6 @@ pub enum WriteError {
     Get(GetError),
     /// No memory for the list of what is to be written.
     NoMemory,
-    /// This is a fork child: its buffers are copies, and the device is the parent's.
-    Forked,
 }
 
 impl WriteError {
@@ -96,7 +94,6 @@ impl WriteError {
             Self::OutOfRange => libc::EINVAL,
             Self::Get(error) => error.errno(),
             Self::NoMemory => libc::ENOMEM,
-            Self::Forked => libc::EOWNERDEAD,
         }
     }
 }
@@ -124,7 +121,6 @@ impl fmt::Display for WriteError {
             Self::OutOfRange => f.write_str("the range ends behind the device"),
             Self::Get(error) => error.fmt(f),
             Self::NoMemory => f.write_str("no memory to write back"),
-            Self::Forked => f.write_str("the device is another process's since a fork"),
         }
     }
 }
@@ -137,16 +133,9 @@ impl From<WriteError> for io::Error {
     }
 }
 
-impl From<percpu::Forked> for WriteError {
-    fn from(_: percpu::Forked) -> Self {
-        Self::Forked
-    }
-}
-
 impl From<GetError> for WriteError {
     fn from(error: GetError) -> Self {
         match error {
-            GetError::Forked => Self::Forked,
             GetError::Poisoned { errno } => Self::Poisoned { errno },
             GetError::Closed => Self::Closed,
             GetError::ReadOnly => Self::ReadOnly,

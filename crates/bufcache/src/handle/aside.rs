@@ -33,7 +33,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`GetError::OutOfRange`], [`GetError::Closed`], [`GetError::Poisoned`] and [`GetError::Forked`].
+    /// [`GetError::OutOfRange`], [`GetError::Closed`] and [`GetError::Poisoned`].
     pub fn claim(&self, block: u64) -> Result<Option<Load>, GetError> {
         let Some(key) = self.source.key(block) else {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
@@ -114,7 +114,7 @@ impl Future for Invalidation {
 
     /// # Errors
     ///
-    /// [`GetError::NoMemory`] for this thread's slots, and [`GetError::Forked`].
+    /// [`GetError::NoMemory`] for this thread's slots.
     fn poll(mut self: Pinned<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         if !this.begun {
@@ -146,9 +146,6 @@ impl Future for Invalidation {
                     this.waiting = Some((key, Waiting { device: this.device.clone(), place }));
                 }
                 Forget::Busy if mutant("forget-overlooks-who-is-busy") => {}
-                Forget::Busy if this.device.shared.is_inherited() => {
-                    return Poll::Ready(Err(GetError::Forked)); // by the parent's thread
-                }
                 Forget::Busy => {
                     this.again = Some(key);
                     context.waker().wake_by_ref();

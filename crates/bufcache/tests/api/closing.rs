@@ -124,14 +124,14 @@ fn inv19_a_close_that_fails_leaves_the_device_as_it_was() {
     let error = device.close().unwrap_err();
     assert!(matches!(error.error, WriteError::Io { errno: libc::EIO, block: 1 }));
     let device = error.device;
-    assert_eq!(cache.stats().unwrap().dirty, 2 * SIZE);
+    assert_eq!(cache.stats().dirty, 2 * SIZE);
     assert_eq!((device.get(1).unwrap()[0], device.get(2).unwrap()[0]), (2, 3));
     fill(&device, 2, 4);
     fill(&device, 3, 5);
     disk.heal();
     device.close().unwrap();
     assert_eq!([1, 2, 3].map(|block| on_disk(&disk, block)), [2, 4, 5]);
-    assert_eq!(cache.stats().unwrap().dirty, 0);
+    assert_eq!(cache.stats().dirty, 0);
 }
 
 /// A guard that is there is waited for, for as long as the cache waits.
@@ -213,6 +213,6 @@ fn inv19_the_last_handle_makes_it_durable_or_tells_the_loss() {
     disk.inject(Operation::Write, .., Fault::Error(libc::EIO));
     drop(device);
     assert_eq!(*told.lock().unwrap(), [WriteError::Io { errno: libc::EIO, block: 2 }]);
-    assert_eq!(cache.stats().unwrap().dirty, 0);
+    assert_eq!(cache.stats().dirty, 0);
     wait_for("the cleaner's round lets go of the device", || Arc::strong_count(&disk) == 1);
 }

@@ -25,7 +25,7 @@ fn inv26_heavy_buffers_that_are_not_pinned_are_evicted() {
     for eviction in POLICIES {
         let (_cache, disk) = full(eviction, 640);
         for block in 0..640 {
-            disk.get(block).unwrap().set_weight(u8::MAX).unwrap();
+            disk.get(block).unwrap().set_weight(u8::MAX);
         }
         let got = disk.get(640).map(|guard| guard[0]);
         assert_eq!(got, Ok(7), "{eviction:?}");
@@ -39,7 +39,7 @@ fn inv26_lighter_buffers_go_before_heavier_ones() {
         let (_cache, disk) = full(eviction, 640);
         for block in 0..640 {
             let weight = if block % 2 == 0 { 100 } else { 255 };
-            disk.get(block).unwrap().set_weight(weight).unwrap();
+            disk.get(block).unwrap().set_weight(weight);
         }
         (640..800).for_each(|block| assert_eq!(disk.get(block).map(|guard| guard[0]), Ok(7)));
         let left = |parity| (0..640).filter(|&b| b % 2 == parity && disk.is_cached(b)).count();
@@ -55,7 +55,7 @@ fn inv26_a_large_block_takes_the_chunk_of_heavy_small_ones() {
         let small = cache.attach(MemoryDevice::new(vec![7; 640 * SIZE]), SIZE).unwrap();
         let large = cache.attach(MemoryDevice::new(vec![8; 640 * SIZE]), 8 * SIZE).unwrap();
         for block in 0..640 {
-            small.get(block).unwrap().set_weight(u8::MAX).unwrap();
+            small.get(block).unwrap().set_weight(u8::MAX);
         }
         assert_eq!(large.get(0).map(|guard| guard[0]), Ok(8), "{eviction:?}");
     }

@@ -245,14 +245,14 @@ impl<'d> Machine<'d> {
     /// Whether all buffers may be in use, or dirty for good.
     fn may_be_full(&self) -> bool {
         let stuck = self.gave_up || self.states.iter().any(|state| state.poisoned);
-        let dirty = if stuck { self.cache.stats().unwrap().dirty / SIZE } else { 0 };
+        let dirty = if stuck { self.cache.stats().dirty / SIZE } else { 0 };
         self.kept.len() + self.held_back.len() + dirty >= self.limit
     }
 
     /// Whether the device may get no more dirty buffers now: its last write failed, or it has as many as are
     /// left, or the least that it may always have.
     fn may_be_limited(&self, which: usize) -> bool {
-        let dirty = self.cache.stats().unwrap().dirty / SIZE;
+        let dirty = self.cache.stats().dirty / SIZE;
         self.disk(which).failures(Operation::Write) > 0 || (dirty > 0 && 2 * dirty >= self.limit)
     }
 

@@ -8,8 +8,6 @@ use crate::core::{Bitmap, Levels};
 use crate::queue::Received;
 
 /// Messages as they come, until the queue is closed and empty: [`Receiver::iter`].
-///
-/// Ends as well in a fork child in which every operation says so: then [`Receiver::receive`] does.
 pub struct Iter<'r, T, L: Levels = Bitmap> {
     pub(super) receiver: &'r Receiver<T, L>,
 }

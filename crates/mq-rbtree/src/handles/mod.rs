@@ -12,8 +12,6 @@ use std::fmt;
 use percpu::sync::atomic::{AtomicUsize, Ordering, fence};
 use percpu::sync::{Arc, mutant};
 
-use percpu::Forked;
-
 pub use self::iter::{IntoIter, Iter, TryIter};
 pub use self::way::QueueHandle;
 pub(crate) use self::way::Way;
@@ -92,47 +90,27 @@ macro_rules! side {
 
         impl<T, L: Levels> $name<T, L> {
             /// Messages in the queue.
-            ///
-            /// # Errors
-            ///
-            /// As [`Queue::len`].
-            pub fn len(&self) -> Result<usize, Forked> {
+            pub fn len(&self) -> usize {
                 self.shared.queue.len()
             }
 
             /// True if there is no message.
-            ///
-            /// # Errors
-            ///
-            /// As [`Queue::len`].
-            pub fn is_empty(&self) -> Result<bool, Forked> {
+            pub fn is_empty(&self) -> bool {
                 self.shared.queue.is_empty()
             }
 
             /// True if there is no room for any message: [`Queue::is_full`].
-            ///
-            /// # Errors
-            ///
-            /// As [`Queue::len`].
-            pub fn is_full(&self) -> Result<bool, Forked> {
+            pub fn is_full(&self) -> bool {
                 self.shared.queue.is_full()
             }
 
             /// Messages of one priority.
-            ///
-            /// # Errors
-            ///
-            /// As [`Queue::len`].
-            pub fn len_at(&self, priority: L::Priority) -> Result<usize, Forked> {
+            pub fn len_at(&self, priority: L::Priority) -> usize {
                 self.shared.queue.len_at(priority)
             }
 
             /// Bytes of the messages in the queue, as measured.
-            ///
-            /// # Errors
-            ///
-            /// As [`Queue::len`].
-            pub fn bytes(&self) -> Result<u64, Forked> {
+            pub fn bytes(&self) -> u64 {
                 self.shared.queue.bytes()
             }
 
@@ -153,30 +131,18 @@ macro_rules! side {
             }
 
             /// Whether the queue refuses messages: it was closed, or a side is gone.
-            ///
-            /// # Errors
-            ///
-            /// As [`Queue::len`].
             #[doc(alias = "is_disconnected")]
-            pub fn is_closed(&self) -> Result<bool, Forked> {
+            pub fn is_closed(&self) -> bool {
                 self.shared.queue.is_closed()
             }
 
             /// Closes the queue for all, whoever else has handles: [`Queue::close`].
-            ///
-            /// # Errors
-            ///
-            /// As [`Queue::close`].
-            pub fn close(&self) -> Result<bool, Forked> {
+            pub fn close(&self) -> bool {
                 self.shared.queue.close()
             }
 
             /// What the queue did and what it holds.
-            ///
-            /// # Errors
-            ///
-            /// As [`Queue::len`].
-            pub fn stats(&self) -> Result<QueueStats, Forked> {
+            pub fn stats(&self) -> QueueStats {
                 self.shared.queue.stats()
             }
 
@@ -206,7 +172,7 @@ side!(Receiver, receivers);
 impl<T, L: Levels> Drop for Sender<T, L> {
     fn drop(&mut self) {
         if was_last(&self.shared.senders) {
-            let _ = self.shared.queue.close(); // in a fork child nobody waits who could be told
+            self.shared.queue.close();
         }
     }
 }

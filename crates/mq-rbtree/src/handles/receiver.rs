@@ -1,7 +1,5 @@
 //! What a receiver does.
 
-use percpu::Forked;
-
 use super::{Iter, Receiver, TryIter};
 use crate::core::Levels;
 use crate::deadline::Wait;
@@ -87,33 +85,18 @@ impl<T, L: Levels> Receiver<T, L> {
     }
 
     /// Shows `look` the message that is next, under the lock: [`Queue::peek`](crate::Queue::peek).
-    ///
-    /// # Errors
-    ///
-    /// As [`Queue::len`](crate::Queue::len).
-    pub fn peek<R>(&self, look: impl FnOnce(&T, L::Priority) -> R) -> Result<Option<R>, Forked> {
+    pub fn peek<R>(&self, look: impl FnOnce(&T, L::Priority) -> R) -> Option<R> {
         self.shared.queue.peek(look)
     }
 
     /// Takes out every message, the highest priority first.
-    ///
-    /// # Errors
-    ///
-    /// As [`Queue::len`](crate::Queue::len).
-    pub fn drain(&self) -> Result<Vec<Received<T, L>>, Forked> {
+    pub fn drain(&self) -> Vec<Received<T, L>> {
         self.shared.queue.drain()
     }
 
     /// Takes out every message that `take` wants, which runs under the lock:
     /// [`Queue::drain_filter`](crate::Queue::drain_filter).
-    ///
-    /// # Errors
-    ///
-    /// As [`Queue::len`](crate::Queue::len).
-    pub fn drain_filter(
-        &self,
-        take: impl FnMut(&T, L::Priority) -> bool,
-    ) -> Result<Vec<Received<T, L>>, Forked> {
+    pub fn drain_filter(&self, take: impl FnMut(&T, L::Priority) -> bool) -> Vec<Received<T, L>> {
         self.shared.queue.drain_filter(take)
     }
 

@@ -26,7 +26,7 @@ use crate::posix::{Attributes, Callback, MessageQueue};
 /// A POSIX message queue of the kernel (`mq_overview(7)`).
 ///
 /// It is used through [`MessageQueue`]; each operation is a system call. Interrupted calls are made
-/// again. Two descriptors, which are closed on `exec` and which a fork child has too.
+/// again. Two descriptors, closed on `exec`.
 ///
 /// What the kernel does in its own way:
 ///

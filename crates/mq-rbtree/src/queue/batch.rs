@@ -75,13 +75,7 @@ impl<T, L: Levels> Queue<T, L> {
         let rank = newcomer(wait.urgency_level());
         let mut result = Ok(());
         {
-            let mut state = match self.lock() {
-                Ok(state) => state,
-                Err(error) => {
-                    let Some((value, priority)) = batch.pop_front() else { return Ok(()) };
-                    return Err((Message { value, priority, bytes: 0 }, error.into()));
-                }
-            };
+            let mut state = self.lock();
             for (nth, &bytes) in sizes[..count].iter().enumerate() {
                 let Some(&(_, priority)) = batch.front() else { break };
                 // What was made before the lock was for the first of them.
@@ -128,7 +122,7 @@ impl<T, L: Levels> Queue<T, L> {
             let mut preload = Preload::new();
             let mut after = After::new();
             let empty = {
-                let mut state = self.lock()?;
+                let mut state = self.lock();
                 let mut taken = 0;
                 loop {
                     if taken == section || !after.has_room() {

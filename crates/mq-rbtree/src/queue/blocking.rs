@@ -23,9 +23,6 @@ impl<T, L: Levels> Queue<T, L> {
         mut message: Message<T, L::Priority>,
         wait: Wait,
     ) -> Result<(), SendError<T>> {
-        if self.born.is_inherited() {
-            return Err(refuse_message((message, SendRefused::Forked)));
-        }
         let wanted = self.config.wanted(message.priority, message.bytes);
         let lines = pin!(OnLines(Waiter::new(wait.urgency_level())));
         let waiter = &lines.as_ref().get_ref().0;
@@ -34,10 +31,7 @@ impl<T, L: Levels> Queue<T, L> {
             let mut preload = Preload::new();
             let mut after = After::new();
             self.hint.fill(message.priority, &mut preload);
-            let mut state = match self.lock() {
-                Ok(state) => state,
-                Err(error) => return Err(refuse_message((message, error.into()))),
-            };
+            let mut state = self.lock();
             // SAFETY: the node is on no list, and we have the lock.
             let rank = unsafe { waiter.inner() }.rank();
             match state.put(&self.config, message, rank, &mut preload, &mut after) {
@@ -54,7 +48,7 @@ impl<T, L: Levels> Queue<T, L> {
             }
             if mutant("send-waits-after-an-unlock") {
                 drop(state);
-                state = self.lock().unwrap();
+                state = self.lock();
             }
             waiter.rewind();
             // SAFETY: the node is on no list, and we have the lock.
@@ -84,16 +78,13 @@ impl<T, L: Levels> Queue<T, L> {
     /// Goes on with a receive that found nothing.
     #[cold]
     pub(super) fn wait_to_receive(&self, wait: Wait) -> Result<Received<T, L>, ReceiveError> {
-        if self.born.is_inherited() {
-            return Err(ReceiveError::Forked);
-        }
         let lines = pin!(OnLines(Waiter::new(wait.urgency_level())));
         let waiter = &lines.as_ref().get_ref().0;
         let node = NonNull::from(waiter);
         loop {
             let mut preload = Preload::new();
             let mut after = After::new();
-            let mut state = self.lock()?;
+            let mut state = self.lock();
             if let Some(message) = state.take(&self.config, &mut preload, &mut after) {
                 drop(state);
                 self.finish(&mut after);
@@ -104,7 +95,7 @@ impl<T, L: Levels> Queue<T, L> {
             }
             if mutant("receive-waits-after-an-unlock") {
                 drop(state);
-                state = self.lock()?;
+                state = self.lock();
             }
             waiter.rewind();
             // SAFETY: on no list, and pinned here until it is off this one: see below.
@@ -145,13 +136,7 @@ impl<T, L: Levels> Queue<T, L> {
         &self,
         remove: impl FnOnce(&mut State<T, L>) -> bool,
     ) -> Option<WordGuard<'_, State<T, L>>> {
-        // The lock may be left behind by a fork, but then not in this process: who waits does not fork.
-        let mut guard = loop {
-            match self.state.lock() {
-                Ok(guard) => break guard,
-                Err(_) => percpu::sync::thread::yield_now(),
-            }
-        };
+        let mut guard = self.state.lock();
         remove(&mut guard).then_some(guard)
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::num::NonZeroU32;
 
-use percpu::sync::{Generation, WordLock};
+use percpu::sync::WordLock;
 
 use super::Queue;
 use super::config::{Config, Reserve};
@@ -221,7 +221,6 @@ impl<T, L: Levels> Builder<T, L> {
             state: WordLock::new(State::new(core)),
             config,
             spin: Spin::new(spin && several),
-            born: Generation::current(),
             charge,
         })
     }

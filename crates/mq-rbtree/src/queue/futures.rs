@@ -12,7 +12,6 @@ use std::pin::Pin;
 use std::ptr::NonNull;
 use std::task::{Context, Poll, Waker};
 
-use percpu::Forked;
 use percpu::sync::mutant;
 
 use super::{After, Locked, Queue, Received, refuse, refuse_put};
@@ -125,11 +124,7 @@ impl<'q, T, L: Levels> SendFuture<'q, T, L> {
     ) -> Result<(), SendError<T>> {
         // SAFETY: what is overwritten is the node, and that is on no list, as is made sure of below.
         let this = unsafe { self.get_unchecked_mut() };
-        assert!(this.message.is_none(), "a message before there was room");
-        if this.known {
-            // It was on the list when the process forked: in the child it may neither stay nor go.
-            return Err(refuse((value, SendRefused::Forked)));
-        }
+        assert!(this.message.is_none() && !this.known, "a message before there was room");
         let message = this.way.queue().config.admit(value, priority).map_err(refuse)?;
         (this.waiter, this.message) = (Waiter::new(urgency), Some(Ok(message)));
         Ok(())
@@ -181,10 +176,7 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
         let mut after = After::new();
         let _old;
         {
-            let mut state = match queue.lock() {
-                Ok(state) => state,
-                Err(error) => return Poll::Ready(Err(error.into())),
-            };
+            let mut state = queue.lock();
             let node = NonNull::from(&this.waiter);
             // SAFETY: we have the lock; no other reference is there.
             if std::mem::take(&mut unsafe { this.waiter.inner() }.permit) {
@@ -196,11 +188,6 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
             // SAFETY: we have the lock; no other reference is there.
             _old = unsafe { this.waiter.inner() }.take_waker();
             match state.take(&queue.config, &mut preload, &mut after) {
-                None if !state.closed && queue.born.is_inherited() => {
-                    // As for a thread: who would wake it may not be in this process.
-                    this.done = true;
-                    Poll::Ready(Err(ReceiveError::Forked))
-                }
                 None if !state.closed => {
                     let forgets = was_listed && mutant("future-forgets-its-last-waker");
                     let waker = Some(if forgets { Waker::noop().clone() } else { waker });
@@ -272,10 +259,7 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
         queue.hint.fill(message.priority, &mut preload);
         let _old;
         {
-            let mut state = match queue.lock() {
-                Ok(state) => state,
-                Err(error) => return Poll::Ready(Err(refuse((message.value, error.into())))),
-            };
+            let mut state = queue.lock();
             let node = NonNull::from(&this.waiter);
             // SAFETY: we have the lock; no other reference is there.
             let had_permit = std::mem::take(&mut unsafe { this.waiter.inner() }.permit);
@@ -290,10 +274,6 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
             // SAFETY: as above.
             let rank = unsafe { this.waiter.inner() }.rank();
             match state.put(&queue.config, message, rank, &mut preload, &mut after) {
-                Err((back, SendRefused::Full)) if queue.born.is_inherited() => {
-                    // As for a thread: who would wake it may not be in this process.
-                    Poll::Ready(Err(refuse((back.value, SendRefused::Forked))))
-                }
                 Err((back, SendRefused::Full)) => {
                     this.message = Some(Ok(back));
                     // SAFETY: as above.
@@ -344,35 +324,29 @@ impl<T, L: Levels> Queue<T, L> {
             self.hint.fill(priority, &mut preload);
             return self.put_locked(self.lock(), message, rank, preload);
         }
-        let mut guard = match self.state.lock() {
-            Ok(guard) => guard,
-            Err(error) => return Ok(Err(refuse((message.value, error.into())))),
-        };
+        let mut guard = self.state.lock();
         // Comparisons may panic: then the guard goes first, and then the message.
         match guard.enter_at_once(&self.config, priority, bytes) {
             Some(place) => {
                 guard.fill_at_once(place, message);
                 Ok(Ok(()))
             }
-            None => self.put_locked(self.check(guard), message, rank, Preload::new()),
+            None => self.put_locked(self.timed(guard), message, rank, Preload::new()),
         }
     }
 
     #[inline(never)]
     fn put_locked(
         &self,
-        state: Result<Locked<'_, T, L>, Forked>,
+        state: Locked<'_, T, L>,
         message: Message<T, L::Priority>,
         rank: Rank,
         mut preload: Preload<T, L>,
     ) -> Result<Result<(), SendError<T>>, Message<T, L::Priority>> {
         let mut after = After::new();
-        let put = match state {
-            Ok(state) => {
-                let mut state = state; // it goes before what was made and collected
-                state.put(&self.config, message, rank, &mut preload, &mut after)
-            }
-            Err(error) => return Ok(Err(refuse((message.value, error.into())))),
+        let put = {
+            let mut state = state; // unlocks before `preload` and `after` are dropped
+            state.put(&self.config, message, rank, &mut preload, &mut after)
         };
         match put {
             Ok(()) => {
@@ -395,7 +369,7 @@ impl<T, L: Levels> Drop for ReceiveFuture<'_, T, L> {
         let mut after = After::new();
         let _old;
         {
-            let Ok(mut state) = queue.lock() else { return };
+            let mut state = queue.lock();
             // SAFETY: it lives, and is on this list or none.
             unsafe { state.receivers.remove(NonNull::from(&self.waiter)) };
             // SAFETY: we have the lock; no other reference is there.
@@ -423,7 +397,7 @@ impl<T, L: Levels> Drop for SendFuture<'_, T, L> {
         let mut after = After::new();
         let _old;
         {
-            let Ok(mut state) = queue.lock() else { return };
+            let mut state = queue.lock();
             // SAFETY: it lives, and is on this list or none.
             let listed = unsafe { state.senders.remove(NonNull::from(&self.waiter)) };
             // SAFETY: we have the lock; no other reference is there.

@@ -1,8 +1,6 @@
 //! Looking at a queue, and taking out what is not next.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
-use percpu::Forked;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use super::{After, Queue, Received};
 use crate::core::{Levels, Preload};
@@ -10,62 +8,38 @@ use crate::stats::QueueStats;
 
 impl<T, L: Levels> Queue<T, L> {
     /// Messages in the queue. Locks; there is no number that all CPUs would write.
-    ///
-    /// # Errors
-    ///
-    /// As for every operation: [`Forked`] in a fork child whose parent's threads waited here.
-    pub fn len(&self) -> Result<usize, Forked> {
-        Ok(self.lock()?.core.len())
+    pub fn len(&self) -> usize {
+        self.lock().core.len()
     }
 
     /// True if there is no message.
-    ///
-    /// # Errors
-    ///
-    /// As [`len`](Self::len).
-    pub fn is_empty(&self) -> Result<bool, Forked> {
-        Ok(self.lock()?.core.is_empty())
+    pub fn is_empty(&self) -> bool {
+        self.lock().core.is_empty()
     }
 
     /// True if there is no room for any message. One may find too little otherwise: too few bytes, or
     /// only what is reserved for others.
-    ///
-    /// # Errors
-    ///
-    /// As [`len`](Self::len).
-    pub fn is_full(&self) -> Result<bool, Forked> {
-        let state = self.lock()?;
-        Ok(self.config.is_full(state.core.len(), state.core.bytes()))
+    pub fn is_full(&self) -> bool {
+        let state = self.lock();
+        self.config.is_full(state.core.len(), state.core.bytes())
     }
 
     /// Messages of one priority.
-    ///
-    /// # Errors
-    ///
-    /// As [`len`](Self::len).
-    pub fn len_at(&self, priority: L::Priority) -> Result<usize, Forked> {
+    pub fn len_at(&self, priority: L::Priority) -> usize {
         if !L::is_valid(priority) {
-            return Ok(0);
+            return 0;
         }
-        Ok(self.lock()?.core.len_at(priority))
+        self.lock().core.len_at(priority)
     }
 
     /// Bytes of the messages in the queue, as measured.
-    ///
-    /// # Errors
-    ///
-    /// As [`len`](Self::len).
-    pub fn bytes(&self) -> Result<u64, Forked> {
-        Ok(self.lock()?.core.bytes())
+    pub fn bytes(&self) -> u64 {
+        self.lock().core.bytes()
     }
 
     /// Whether it refuses messages.
-    ///
-    /// # Errors
-    ///
-    /// As [`len`](Self::len).
-    pub fn is_closed(&self) -> Result<bool, Forked> {
-        Ok(self.lock()?.closed)
+    pub fn is_closed(&self) -> bool {
+        self.lock().closed
     }
 
     /// Most messages it takes.
@@ -86,13 +60,9 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Shows `look` the message that is next by priority; ageing is not looked at. `look` runs under
     /// the lock: whatever it does, others wait meanwhile, and it must not use this queue.
-    ///
-    /// # Errors
-    ///
-    /// As [`len`](Self::len).
-    pub fn peek<R>(&self, look: impl FnOnce(&T, L::Priority) -> R) -> Result<Option<R>, Forked> {
-        let mut state = self.lock()?;
-        Ok(state.core.peek().map(|(value, priority)| look(value, priority)))
+    pub fn peek<R>(&self, look: impl FnOnce(&T, L::Priority) -> R) -> Option<R> {
+        let mut state = self.lock();
+        state.core.peek().map(|(value, priority)| look(value, priority))
     }
 
     /// Takes out every message that `take` wants, the highest priority first.
@@ -100,20 +70,13 @@ impl<T, L: Levels> Queue<T, L> {
     /// `take` runs under the lock, once for each message: as long as that takes, others wait, and it
     /// must not use this queue. If it panics, what it had not looked at stays, and what it had taken is
     /// dropped.
-    ///
-    /// # Errors
-    ///
-    /// As [`len`](Self::len).
-    pub fn drain_filter(
-        &self,
-        take: impl FnMut(&T, L::Priority) -> bool,
-    ) -> Result<Vec<Received<T, L>>, Forked> {
+    pub fn drain_filter(&self, take: impl FnMut(&T, L::Priority) -> bool) -> Vec<Received<T, L>> {
         let mut out = Vec::new();
         let mut preload = Preload::new();
         let mut after = After::new();
         let mut state = loop {
             // Room for all is made before the lock.
-            let state = self.lock()?;
+            let state = self.lock();
             let len = state.core.len();
             if len <= out.capacity() {
                 break state;
@@ -127,36 +90,27 @@ impl<T, L: Levels> Queue<T, L> {
                 out.push((message.value, message.priority));
             });
         };
-        // The senders that wait for the room go on also if `take` panics. That panic goes on in
-        // `finish`: it is the first, so that of a waker is dropped.
+        // Who waits for the room goes on also if `take` panics.
         let extracted = catch_unwind(AssertUnwindSafe(extract));
         state.settle(&self.config, &mut preload, &mut after);
-        if let Err(panic) = extracted {
-            after.set_panic(panic);
-        }
         drop(state);
         self.finish(&mut after);
-        Ok(out)
+        match extracted {
+            Ok(()) => out,
+            Err(panic) => resume_unwind(panic),
+        }
     }
 
     /// Takes out every message, the highest priority first.
-    ///
-    /// # Errors
-    ///
-    /// As [`len`](Self::len).
-    pub fn drain(&self) -> Result<Vec<Received<T, L>>, Forked> {
+    pub fn drain(&self) -> Vec<Received<T, L>> {
         self.drain_filter(|_, _| true)
     }
 
     /// What it did and what it holds.
-    ///
-    /// # Errors
-    ///
-    /// As [`len`](Self::len).
-    pub fn stats(&self) -> Result<QueueStats, Forked> {
-        let state = self.lock()?;
+    pub fn stats(&self) -> QueueStats {
+        let state = self.lock();
         let counters = state.counters;
-        Ok(QueueStats {
+        QueueStats {
             depth: state.core.len(),
             bytes: state.core.bytes(),
             peak: counters.peak,
@@ -172,17 +126,17 @@ impl<T, L: Levels> Queue<T, L> {
             levels: state.core.level_stats(),
             slab_fallback: state.core.slab_fallback(),
             longest_hold: self.config.timed.then_some(counters.longest_hold),
-        })
+        }
     }
 
     /// Checks every invariant that can be checked at rest; tests call it after every step.
     ///
     /// # Panics
     ///
-    /// Panics with the name of what does not hold, or in a fork child.
+    /// Panics with the name of what does not hold.
     #[doc(hidden)]
     pub fn validate(&self) {
-        let state = self.lock().expect("the queue is this process's own");
+        let state = self.lock();
         state.core.validate();
         state.receivers.validate();
         state.senders.validate();

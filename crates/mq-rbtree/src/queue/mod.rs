@@ -28,8 +28,7 @@ use std::fmt;
 use std::panic::resume_unwind;
 use std::time::Instant;
 
-use percpu::Forked;
-use percpu::sync::{Generation, WordGuard, WordLock, mutant};
+use percpu::sync::{WordGuard, WordLock, mutant};
 
 pub use self::builder::Builder;
 pub use self::futures::{ReceiveFuture, SendFuture};
@@ -56,7 +55,6 @@ pub struct Queue<T, L: Levels = Bitmap> {
     hint: Hint<L>,
     config: Config<T, L>,
     spin: Spin,
-    born: Generation,
     charge: Option<Charge>,
 }
 
@@ -104,10 +102,7 @@ impl<T, L: Levels> Queue<T, L> {
         if self.config.timed || self.hint.is_short(priority) {
             return self.send_prepared(message, wait);
         }
-        let mut guard = match self.state.lock() {
-            Ok(guard) => guard,
-            Err(error) => return Err(refuse((message.value, error.into()))),
-        };
+        let mut guard = self.state.lock();
         // Comparisons may panic: then the guard goes first, and then the message.
         match guard.enter_at_once(&self.config, priority, bytes) {
             Some(place) => {
@@ -128,10 +123,7 @@ impl<T, L: Levels> Queue<T, L> {
     ) -> Result<(), SendError<T>> {
         let mut preload = Preload::new();
         self.hint.fill(message.priority, &mut preload);
-        match self.lock() {
-            Ok(state) => self.send_at(state, message, wait, preload),
-            Err(error) => Err(refuse((message.value, error.into()))),
-        }
+        self.send_at(self.lock(), message, wait, preload)
     }
 
     /// A send beside somebody who waits or is to be told, or that is refused.
@@ -142,10 +134,7 @@ impl<T, L: Levels> Queue<T, L> {
         message: Message<T, L::Priority>,
         wait: Wait,
     ) -> Result<(), SendError<T>> {
-        match self.check(guard) {
-            Ok(state) => self.send_at(state, message, wait, Preload::new()),
-            Err(error) => Err(refuse((message.value, error.into()))),
-        }
+        self.send_at(self.timed(guard), message, wait, Preload::new())
     }
 
     /// The rest of a send.
@@ -201,7 +190,7 @@ impl<T, L: Levels> Queue<T, L> {
     #[inline]
     pub fn receive_with(&self, wait: Wait) -> Result<Received<T, L>, ReceiveError> {
         let mut preload = Preload::new();
-        let mut guard = self.state.lock()?;
+        let mut guard = self.state.lock();
         if !self.config.timed {
             if let Some(message) = guard.take_at_once(&mut preload) {
                 return Ok((message.value, message.priority));
@@ -220,7 +209,7 @@ impl<T, L: Levels> Queue<T, L> {
         let mut preload = Preload::new();
         let mut after = After::new();
         let taken = {
-            let mut state = self.check(guard)?;
+            let mut state = self.timed(guard);
             match state.take(&self.config, &mut preload, &mut after) {
                 None if state.closed => return Err(ReceiveError::Closed),
                 taken => taken,
@@ -256,18 +245,13 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Refuses messages from now on. Who waits to send gets its message back; what is in the queue can
     /// be received. Returns whether it was open.
-    ///
-    /// # Errors
-    ///
-    /// [`Forked`] if this process is a fork child that would have to wait for a thread it does not
-    /// have.
-    pub fn close(&self) -> Result<bool, Forked> {
+    pub fn close(&self) -> bool {
         let mut was_open = false;
         let mut never = None; // a notification that nobody calls any more: dropped after the unlock
         let mut after = After::new();
         loop {
             {
-                let mut state = self.lock()?;
+                let mut state = self.lock();
                 was_open |= !std::mem::replace(&mut state.closed, true);
                 never = never.or(state.notification.take());
                 while after.has_room() && state.dismiss_one(&mut after) {
@@ -281,7 +265,7 @@ impl<T, L: Levels> Queue<T, L> {
                 state.ring(&self.config, &mut after);
             }
             if !after.run() {
-                return Ok(was_open);
+                return was_open;
             }
         }
     }
@@ -291,47 +275,44 @@ impl<T, L: Levels> Queue<T, L> {
     ///
     /// # Errors
     ///
-    /// [`NotifyError`] with the notification: one is registered; the queue is closed, so that it would
-    /// never be called; or the process is a fork child in which every operation says so.
+    /// [`NotifyError`] with the notification: one is registered, or the queue is closed, so that it
+    /// would never be called.
     pub fn notify<F: FnOnce() + Send + 'static>(
         &self,
         notification: F,
     ) -> Result<(), NotifyError<F>> {
         let boxed = Box::new(notification);
-        let (refused, reason) = match self.lock() {
-            Ok(state) if state.closed => (boxed, NotifyRefused::Closed),
-            Ok(state) if state.notification.is_some() => (boxed, NotifyRefused::Busy),
-            Ok(mut state) => {
+        let reason = {
+            let mut state = self.lock();
+            if state.closed {
+                NotifyRefused::Closed
+            } else if state.notification.is_some() {
+                NotifyRefused::Busy
+            } else {
                 state.notification = Some(boxed);
                 return Ok(());
             }
-            Err(Forked { .. }) => (boxed, NotifyRefused::Forked),
         };
-        Err(NotifyError { callback: *refused, reason })
+        Err(NotifyError { callback: *boxed, reason })
     }
 
-    /// Takes back what was registered; false if nothing is, any more, or this fork child may not look.
+    /// Takes back what was registered; false if nothing is, any more.
     pub fn cancel_notify(&self) -> bool {
-        let taken = self.lock().ok().and_then(|mut state| state.notification.take());
+        let taken = self.lock().notification.take();
         taken.is_some() // dropped after the unlock
     }
 
-    /// Locks. In a fork child the queue is refused if somebody waited on it: those threads do not
-    /// exist here.
+    /// Locks, and notes the time if the queue measures how long its lock is held.
     #[inline(always)]
-    fn lock(&self) -> Result<Locked<'_, T, L>, Forked> {
-        let guard = self.state.lock()?;
-        self.check(guard)
+    fn lock(&self) -> Locked<'_, T, L> {
+        self.timed(self.state.lock())
     }
 
-    /// The rest of [`lock`](Self::lock).
+    /// Notes the time of a lock that was just taken, if the queue measures how long it is held.
     #[inline(always)]
-    fn check<'q>(&self, guard: WordGuard<'q, State<T, L>>) -> Result<Locked<'q, T, L>, Forked> {
-        if !(guard.receivers.is_empty() && guard.senders.is_empty()) {
-            guard.check_process()?;
-        }
+    fn timed<'q>(&self, guard: WordGuard<'q, State<T, L>>) -> Locked<'q, T, L> {
         let since = if self.config.timed { Some(Instant::now()) } else { None };
-        Ok(Locked { guard, since })
+        Locked { guard, since }
     }
 
     /// Does what was collected under the lock, which is not held any more, and goes on there if it must.
@@ -353,7 +334,7 @@ impl<T, L: Levels> Queue<T, L> {
         loop {
             let mut preload = Preload::new();
             {
-                let Ok(mut state) = self.lock() else { return };
+                let mut state = self.lock();
                 state.settle(&self.config, &mut preload, &mut after);
             }
             if !after.run() {

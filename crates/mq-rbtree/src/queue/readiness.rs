@@ -132,8 +132,7 @@ impl<Q: QueueHandle> Readiness<Q> {
     ///
     /// # Errors
     ///
-    /// [`ReadinessError`] with the queue: `EBUSY` if that direction has one; what `eventfd` says;
-    /// `EOWNERDEAD` in a fork child whose parent waited on the queue.
+    /// [`ReadinessError`] with the queue: `EBUSY` if that direction has one; what `eventfd` says.
     pub fn new(handle: Q, interest: Interest) -> Result<Self, ReadinessError<Q>> {
         let which = interest.which();
         match Self::register(&handle, which) {
@@ -152,8 +151,7 @@ impl<Q: QueueHandle> Readiness<Q> {
         let bell = Arc::new(Bell::try_new()?);
         let mut after = After::new();
         {
-            let locked = queue.lock();
-            let mut state = locked.map_err(|_| io::Error::from_raw_os_error(libc::EOWNERDEAD))?;
+            let mut state = queue.lock();
             if state.bells[which].is_some() {
                 drop(state);
                 return Err(io::Error::from_raw_os_error(libc::EBUSY));
@@ -173,15 +171,12 @@ impl<Q: QueueHandle> Readiness<Q> {
         }
         let mut after = After::new();
         let queue = self.handle.queue();
-        match queue.lock() {
-            Ok(mut state) => {
-                state.armed |= 1 << self.which;
-                if !mutant("readiness-arms-without-a-look") {
-                    state.ring(&queue.config, &mut after);
-                }
+        {
+            let mut state = queue.lock();
+            state.armed |= 1 << self.which;
+            if !mutant("readiness-arms-without-a-look") {
+                state.ring(&queue.config, &mut after);
             }
-            // Whoever looks is told why.
-            Err(_) => self.bell.ring(),
         }
         after.run();
         if mutant("readiness-arms-before-it-silences") {
@@ -211,7 +206,7 @@ impl<Q: QueueHandle> AsRawFd for Readiness<Q> {
 
 impl<Q: QueueHandle> Drop for Readiness<Q> {
     fn drop(&mut self) {
-        let Ok(mut state) = self.handle.queue().lock() else { return };
+        let mut state = self.handle.queue().lock();
         state.armed &= !(1 << self.which);
         let bell = state.bells[self.which].take();
         drop(state);

@@ -13,8 +13,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::task::Waker;
 
-use percpu::sync::{Arc, Generation, mutant};
-use percpu::{AllocError, Forked};
+use percpu::AllocError;
+use percpu::sync::{Arc, mutant};
 
 use super::after::{After, Notification};
 use super::config::Config;
@@ -32,8 +32,6 @@ pub(crate) struct State<T, L: Levels> {
     /// A bell of either direction is to be rung: bits by direction.
     pub(crate) armed: u8,
     pub(crate) notification: Option<Notification>,
-    /// The process in which the nodes on the lists live: if it is another, they are not touched.
-    pub(crate) waited_in: Generation,
     pub(crate) receivers: WaitList<T, L::Priority>,
     pub(crate) senders: WaitList<T, L::Priority>,
     /// Tasks that were told of a message, and have not looked yet.
@@ -59,7 +57,6 @@ impl<T, L: Levels> State<T, L> {
             core,
             closed: false,
             armed: 0,
-            waited_in: Generation::current(),
             receivers: WaitList::new(),
             senders: WaitList::new(),
             receive_permits: 0,
@@ -88,8 +85,8 @@ impl<T, L: Levels> State<T, L> {
             return self.put_beside_receivers(config, message, rank, preload, after);
         }
         self.push(config, message, rank, preload, after)?;
-        if self.core.len() == 1 {
-            self.notify_unless_awaited(after);
+        if self.core.len() == 1 && self.notification.is_some() {
+            after.set_notification(self.notification.take());
         }
         if self.armed != 0 {
             self.ring(config, after);
@@ -202,7 +199,6 @@ impl<T, L: Levels> State<T, L> {
         node: Node<T, L::Priority>,
         waker: Option<Waker>,
     ) {
-        self.waited_in = Generation::current();
         self.counters.receive_waits += 1;
         // SAFETY: as the caller says.
         unsafe { self.receivers.add(node, waker) };
@@ -214,7 +210,6 @@ impl<T, L: Levels> State<T, L> {
     ///
     /// As for [`WaitList::add`].
     pub(crate) unsafe fn wait_to_send(&mut self, node: Node<T, L::Priority>, waker: Option<Waker>) {
-        self.waited_in = Generation::current();
         self.counters.send_waits += 1;
         // SAFETY: as the caller says.
         unsafe { self.senders.add(node, waker) };
@@ -395,22 +390,14 @@ impl<T, L: Levels> State<T, L> {
                 self.serve_sender(node, preload, after);
                 if was_empty && !self.core.is_empty() {
                     was_empty = false;
-                    self.notify_unless_awaited(after);
+                    if self.receivers.is_empty() && self.notification.is_some() {
+                        after.set_notification(self.notification.take());
+                    }
                 }
             }
         }
         if self.armed != 0 {
             self.ring(config, after);
-        }
-    }
-
-    /// Has the notification made for a message that came into the empty queue, unless a receiver
-    /// waits for it: one on the list, or a task that was told of a message and has not looked yet.
-    #[inline(always)]
-    fn notify_unless_awaited(&mut self, after: &mut After) {
-        let awaited = !self.receivers.is_empty() || self.receive_permits != 0;
-        if self.notification.is_some() && !awaited {
-            after.set_notification(self.notification.take());
         }
     }
 
@@ -524,13 +511,6 @@ impl<T, L: Levels> State<T, L> {
             at = unsafe { self.senders.behind(node) };
         }
         None
-    }
-
-    /// Refuses lists whose nodes are another process's, the one that forked this one: whoever waits
-    /// there does not exist here, and neither may its stack.
-    #[cold]
-    pub(crate) fn check_process(&self) -> Result<(), Forked> {
-        if self.waited_in == Generation::current() { Ok(()) } else { Err(Forked::new()) }
     }
 
     /// Uses up a permit to receive, or gives it back.

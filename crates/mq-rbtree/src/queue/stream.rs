@@ -14,9 +14,8 @@ use crate::handles::{Receiver, Sender, Way};
 
 /// Messages as a `Stream`: [`Receiver::into_stream`], [`Queue::stream`].
 ///
-/// Ends when the queue is closed and empty; as well in a fork child in which every operation says so,
-/// as [`try_receive`](Queue::try_receive) then tells. Dropping it loses no message. It waits for each
-/// message behind who waits by then.
+/// Ends when the queue is closed and empty. Dropping it loses no message. It waits for each message
+/// behind the receivers that wait by then.
 #[must_use = "streams do nothing unless polled"]
 pub struct ReceiveStream<'q, T, L: Levels = Bitmap> {
     future: ReceiveFuture<'q, T, L>,

@@ -19,10 +19,10 @@ fn the_last_sender_closes_and_what_is_there_can_be_received() {
     let second = sender.clone();
     sender.send(1, 1).unwrap();
     drop(sender);
-    assert_eq!(receiver.is_closed(), Ok(false), "one is left");
+    assert_eq!(receiver.is_closed(), false, "one is left");
     second.send(2, 2).unwrap();
     drop(second);
-    assert_eq!(receiver.is_closed(), Ok(true));
+    assert_eq!(receiver.is_closed(), true);
     let other = receiver.clone();
     assert_eq!((other.receive(), receiver.receive()), (Ok((2, 2)), Ok((1, 1))));
     assert_eq!(receiver.receive(), Err(ReceiveError::Closed));
@@ -36,10 +36,10 @@ fn the_last_receiver_closes_and_drops_what_is_there() {
     (0..3).for_each(|n| sender.send(Arc::clone(&message), n).unwrap());
     let second = receiver.clone();
     drop(receiver);
-    assert_eq!((Arc::strong_count(&message), sender.is_closed()), (4, Ok(false)));
+    assert_eq!((Arc::strong_count(&message), sender.is_closed()), (4, false));
     drop(second);
-    assert_eq!((Arc::strong_count(&message), sender.is_closed()), (1, Ok(true)));
-    assert_eq!((sender.len(), sender.stats().unwrap().received), (Ok(0), 3));
+    assert_eq!((Arc::strong_count(&message), sender.is_closed()), (1, true));
+    assert_eq!((sender.len(), sender.stats().received), (0, 3));
     let refused = sender.send(message, 1).unwrap_err();
     assert_eq!((*refused.value, refused.reason), (1, SendRefused::Closed));
     sender.validate();
@@ -50,7 +50,7 @@ fn threads_that_wait_are_told_of_the_last_handle() {
     let (sender, receiver) = Queue::<u32>::builder(1).spin(false).channel().unwrap();
     let waiting = receiver.clone();
     let blocked = thread::spawn(move || waiting.receive());
-    wait_until(|| receiver.stats().unwrap().waiting == (0, 1));
+    wait_until(|| receiver.stats().waiting == (0, 1));
     drop(sender);
     assert_eq!(blocked.join().unwrap(), Err(ReceiveError::Closed));
 
@@ -58,11 +58,11 @@ fn threads_that_wait_are_told_of_the_last_handle() {
     sender.send(1, 1).unwrap();
     let waiting = sender.clone();
     let blocked = thread::spawn(move || waiting.send(2, 2));
-    wait_until(|| sender.stats().unwrap().waiting == (1, 0));
+    wait_until(|| sender.stats().waiting == (1, 0));
     drop(receiver);
     let refused = blocked.join().unwrap().unwrap_err();
     assert_eq!((refused.value, refused.reason), (2, SendRefused::Closed));
-    assert_eq!(sender.len(), Ok(0));
+    assert_eq!(sender.len(), 0);
 }
 
 /// A future with a handle in it is one of its side, as long as it lives, ready or not.
@@ -79,10 +79,10 @@ fn an_owned_future_is_a_handle() {
     let mut second = is_static(sender.into_send_async(Arc::clone(&message), 1));
     drop(first);
     assert!(second.as_mut().poll(&mut cx).is_pending());
-    assert_eq!(receiver.stats().unwrap().waiting, (1, 0));
-    assert_eq!(receiver.is_closed(), Ok(false), "one is left");
+    assert_eq!(receiver.stats().waiting, (1, 0));
+    assert_eq!(receiver.is_closed(), false, "one is left");
     drop(second);
-    assert_eq!((receiver.is_closed(), Arc::strong_count(&message)), (Ok(true), 2));
+    assert_eq!((receiver.is_closed(), Arc::strong_count(&message)), (true, 2));
     receiver.validate();
 
     let (sender, receiver) = Queue::<u32>::builder(1).channel().unwrap();
@@ -93,7 +93,7 @@ fn an_owned_future_is_a_handle() {
     sender.send(1, 2).unwrap();
     drop(first); // it was told, and passes that on
     assert_eq!(second.as_mut().poll(&mut cx), Poll::Ready(Ok((1, 2))));
-    assert_eq!(sender.is_closed(), Ok(false), "a handle until it is dropped");
+    assert_eq!(sender.is_closed(), false, "a handle until it is dropped");
     drop(second);
     assert_eq!(sender.try_send(1, 1).unwrap_err().reason, SendRefused::Closed);
     sender.validate();
@@ -119,7 +119,7 @@ fn a_receiver_is_iterated_over() {
     let (sender, receiver) = Queue::<u32>::builder(1).channel().unwrap();
     let sum = thread::spawn(move || receiver.into_iter().take(3).map(|(n, _)| n).sum::<u32>());
     (1..4).for_each(|n| sender.send(n, 1).unwrap());
-    assert_eq!((sum.join().unwrap(), sender.is_closed()), (6, Ok(true)));
+    assert_eq!((sum.join().unwrap(), sender.is_closed()), (6, true));
 }
 
 #[test]
@@ -130,16 +130,13 @@ fn each_side_looks_at_the_same_queue() {
     assert!(sender.same_queue(&sender.clone()) && receiver.same_queue(&sender));
     assert!(!sender.same_queue(&other) && !other.same_queue(&&receiver));
     sender.send(5, 7).unwrap();
-    assert_eq!((sender.len(), receiver.len(), receiver.is_full()), (Ok(1), Ok(1), Ok(false)));
+    assert_eq!((sender.len(), receiver.len(), receiver.is_full()), (1, 1, false));
     sender.send(6, 8).unwrap();
-    assert_eq!(
-        (sender.is_full(), sender.is_empty(), receiver.bytes()),
-        (Ok(true), Ok(false), Ok(11))
-    );
-    assert_eq!((sender.len_at(7), receiver.len_at(9)), (Ok(1), Ok(0)));
+    assert_eq!((sender.is_full(), sender.is_empty(), receiver.bytes()), (true, false, 11));
+    assert_eq!((sender.len_at(7), receiver.len_at(9)), (1, 0));
     assert_eq!((sender.max_messages(), receiver.max_message_bytes()), (2, 99));
-    assert_eq!(receiver.peek(|n, priority| (*n, priority)), Ok(Some((6, 8))));
-    assert_eq!(receiver.drain_filter(|n, _| *n == 5), Ok(vec![(5, 7)]));
+    assert_eq!(receiver.peek(|n, priority| (*n, priority)), Some((6, 8)));
+    assert_eq!(receiver.drain_filter(|n, _| *n == 5), vec![(5, 7)]);
     let mut batch = std::collections::VecDeque::from([(1, 1), (2, 2)]);
     assert_eq!(sender.send_batch(&mut batch, Wait::NO).unwrap_err().sent, 1);
     let mut out = Vec::new();
@@ -148,10 +145,7 @@ fn each_side_looks_at_the_same_queue() {
         (Ok(2), &[(6, 8), (1, 1)][..])
     );
     assert!(receiver.notify(|| ()).is_ok() && receiver.cancel_notify());
-    assert_eq!(
-        (sender.close(), receiver.close(), receiver.drain()),
-        (Ok(true), Ok(false), Ok(vec![]))
-    );
+    assert_eq!((sender.close(), receiver.close(), receiver.drain()), (true, false, vec![]));
 }
 
 /// Many threads clone and drop handles; the queue closes when the last is gone, not before.

@@ -179,12 +179,12 @@ impl<L: Keyed> Party<'_, L> {
             30 => {
                 // Not always the oldest of its priority.
                 let odd = self.rng.usize(..2) as u64;
-                let some = queue.drain_filter(|message, _| message.read() % 2 == odd).unwrap();
+                let some = queue.drain_filter(|message, _| message.read() % 2 == odd);
                 some.into_iter().for_each(|message| self.took(message, false));
                 true
             }
             _ => {
-                queue.drain().unwrap().into_iter().for_each(|message| self.took(message, false));
+                queue.drain().into_iter().for_each(|message| self.took(message, false));
                 true
             }
         }

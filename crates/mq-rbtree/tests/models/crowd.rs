@@ -121,10 +121,10 @@ mod random {
                 })
                 .collect();
             if closes_early {
-                while queue.stats().unwrap().sent < EACH {
+                while queue.stats().sent < EACH {
                     thread::yield_now();
                 }
-                queue.close().unwrap();
+                queue.close();
             }
             let (mut went, mut cancelled) = (0, 0);
             for sender in senders {
@@ -134,7 +134,7 @@ mod random {
                 cancelled += dropped;
             }
             queue.validate();
-            queue.close().unwrap();
+            queue.close();
             let got: u64 = receivers.into_iter().map(|receiver| receiver.join().unwrap()).sum();
             assert_eq!((went, finish(&queue)), (got, 0));
             assert_eq!(unseen() as u64, cancelled);

@@ -363,14 +363,14 @@ impl<L: Keyed> Runner<'_, L> {
                     seen.push((key, parcel.id));
                     wanted(parcel.id)
                 });
-                let out = out.unwrap();
+                let out = out;
                 let out: Vec<_> = out.iter().map(|(parcel, key)| (*key, parcel.id)).collect();
                 assert_eq!(out, expected);
                 assert!(seen.is_sorted_by(|a, b| a.0 >= b.0), "the highest first");
             }
             Step::Drain => {
                 let expected = model.drain(|_| true);
-                let out = queue.drain().unwrap();
+                let out = queue.drain();
                 let out: Vec<_> = out.iter().map(|(parcel, key)| (*key, parcel.id)).collect();
                 assert_eq!(out, expected);
             }
@@ -438,7 +438,7 @@ impl<L: Keyed> Runner<'_, L> {
             }
             Step::Close => {
                 let closed = std::mem::replace(&mut model.closed, true);
-                assert_eq!(queue.close(), Ok(!closed));
+                assert_eq!(queue.close(), !closed);
                 model.registered = false; // nothing comes any more that it could tell of
             }
         }
@@ -514,10 +514,10 @@ impl<L: Keyed> Runner<'_, L> {
         let queue = self.queue;
         queue.validate();
         model.settle();
-        let stats = queue.stats().unwrap();
+        let stats = queue.stats();
         assert_eq!((stats.depth, stats.bytes), (model.len(), model.bytes()));
-        assert_eq!((queue.len(), queue.bytes()), (Ok(model.len()), Ok(model.bytes())));
-        assert_eq!(queue.is_empty(), Ok(model.len() == 0));
+        assert_eq!((queue.len(), queue.bytes()), (model.len(), model.bytes()));
+        assert_eq!(queue.is_empty(), model.len() == 0);
         assert_eq!((stats.sent, stats.received, stats.peak), model.counted());
         assert_eq!(stats.levels.live, model.levels());
         let kept = L::most_kept(&model.limits);
@@ -525,9 +525,9 @@ impl<L: Keyed> Runner<'_, L> {
         assert_eq!((stats.handed_over, stats.taken_over), (0, 0), "futures get permits only");
         for (n, _) in EDGES.iter().enumerate() {
             let key = Self::key(n as u8);
-            assert_eq!(queue.len_at(key), Ok(model.len_at(key)), "{key:?}");
+            assert_eq!(queue.len_at(key), model.len_at(key), "{key:?}");
         }
-        let peeked = queue.peek(|parcel, key| (key, parcel.id)).unwrap();
+        let peeked = queue.peek(|parcel, key| (key, parcel.id));
         assert_eq!(peeked, model.highest());
         for waiting in &self.receives {
             let permit = model.receiver(waiting.id).permit;

@@ -61,8 +61,8 @@ impl Link {
     ///
     /// # Errors
     ///
-    /// [`LockError::Deadlock`] if this thread holds the slot, in a locked walk or a snapshot;
-    /// [`LockError::Forked`]. The item is where it was.
+    /// [`LockError::Deadlock`] if this thread holds the slot, in a locked walk or a snapshot. The
+    /// item is where it was.
     pub fn remove(&self) -> Result<bool, LockError> {
         let from = self.domain.here();
         // SAFETY: we are borrowed, and a link's lists are of its domain.
@@ -86,7 +86,7 @@ impl Link {
     /// # Aborts
     ///
     /// If it cannot: this thread is inside a locked walk of that slot, or has a snapshot, so that
-    /// somebody may be reading the item; or the slot was locked when this process was forked.
+    /// another thread may be reading the item.
     #[doc(hidden)]
     #[inline]
     pub fn unlink_in_drop(&self) {
@@ -101,7 +101,7 @@ impl Link {
         if let Err(error) = self.remove() {
             eprintln!(
                 "percpu-list: an item is dropped on its list, and cannot leave it: {error} (in a \
-                 locked walk, in what `iter_pinned` was given, under a snapshot, or in a fork child)"
+                 locked walk, in what `iter_pinned` was given, or under a snapshot)"
             );
             process::abort();
         }

@@ -204,8 +204,8 @@ impl<T: Linked> IntrusiveList<T> {
     ///
     /// # Errors
     ///
-    /// [`LockError::Deadlock`] if this thread holds the slot, in a locked walk or a snapshot;
-    /// [`LockError::Forked`]. The item is where it was.
+    /// [`LockError::Deadlock`] if this thread holds the slot, in a locked walk or a snapshot. The
+    /// item is where it was.
     #[inline]
     pub fn remove(&self, item: &T) -> Result<bool, LockError> {
         self.remove_from(self.core.domain().here(), item)
@@ -419,8 +419,7 @@ impl<T: Linked> fmt::Debug for IntrusiveList<T> {
 /// Takes all items off.
 ///
 /// Blocks while another thread is at one of the slots. Where it would wait for its own thread
-/// (inside a locked walk or a snapshot of the domain), or for one that a fork left behind, it leaks
-/// the slot's part of the list, and the items stay on that until they are removed or dropped.
+/// (inside a locked walk or a snapshot of the domain), it leaks the slot's part of the list, and the items stay on that until they are removed or dropped.
 impl<T: Linked> Drop for IntrusiveList<T> {
     fn drop(&mut self) {
         let domain = self.core.domain().clone();

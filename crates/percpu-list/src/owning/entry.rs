@@ -57,8 +57,7 @@ impl<T> Holder for Arc<PerCpuList<T>> {
 ///
 /// Drop blocks while another thread holds the slot's lock, for as long as it takes. Where it would
 /// wait for its own thread (inside [`for_each`](PerCpuList::for_each) or a
-/// [`Snapshot`](super::Snapshot)), or for a thread that a fork left behind, the removal is
-/// [deferred](Self::defer_remove). A forgotten entry stays on the list until that is dropped.
+/// [`Snapshot`](super::Snapshot)), the removal is [deferred](Self::defer_remove). A forgotten entry stays on the list until that is dropped.
 #[must_use = "dropping an entry removes it at once"]
 pub struct Entry<L: Holder> {
     node: NodePtr<L::Value>,
@@ -108,7 +107,7 @@ impl<L: Holder> Entry<L> {
     /// # Errors
     ///
     /// The entry, still on the list, if its slot cannot be locked: [`LockError::Deadlock`] if this
-    /// thread holds it, [`LockError::Forked`].
+    /// thread holds it.
     pub fn remove(self) -> Result<bool, RemoveError<Self>> {
         let from = self.list.list().core().domain().here();
         self.end(from, true)

@@ -361,7 +361,7 @@ impl<T> PerCpuList<T> {
     ///
     /// # Errors
     ///
-    /// [`LockError::Deadlock`] and [`LockError::Forked`]: nothing was removed.
+    /// [`LockError::Deadlock`]: nothing was removed.
     pub fn remove(&self, found: &Ref<T>) -> Result<bool, LockError> {
         // SAFETY: the reference's count.
         let anchor = unsafe { found.node().anchor() };
@@ -531,13 +531,8 @@ impl<T> Drop for PerCpuList<T> {
         let mut removed = Chain::<T>::new();
         for slot in self.core.slots() {
             let Some(part) = self.core.part(slot) else { continue };
-            // Whoever was there at the fork may have left it half changed. Otherwise nobody uses it,
-            // by `&mut self`: who has the lock is at another list.
-            if matches!(part.try_lock(), Err(LockError::Forked(_))) {
-                self.core.leak_shard(slot);
-                continue;
-            }
-            // SAFETY: nobody else has the list, so nobody else uses its shards.
+            // SAFETY: `&mut self` says that no other thread uses the list's shards; a thread that
+            // holds the slot's lock is at another list of the domain.
             let mut locked = unsafe { Locked::new(part.shard(), ()) };
             // SAFETY: of this list; and entries borrow or hold it, so there are none.
             unsafe { take_all(&self.core, &mut locked, &mut removed) };

@@ -24,8 +24,7 @@ use super::node::{Chain, NodePtr, Ref};
 /// step that takes one blocks while another thread has it. A walk may be left and taken up again at
 /// any time. While it is inside a slot, removals there leave holes, so do not keep one for ever.
 ///
-/// Gives [`LockError::Deadlock`] if this thread holds a slot, or [`LockError::Forked`], and then
-/// ends.
+/// Gives [`LockError::Deadlock`] if this thread holds a slot, and then ends.
 #[must_use = "it does nothing until it is iterated over"]
 pub struct Iter<'a, T> {
     list: &'a PerCpuList<T>,

@@ -4,8 +4,6 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-use crate::error::Forked;
-
 /// Why [`ReadWriteGate`](crate::ReadWriteGate) let a thread not in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -16,18 +14,15 @@ pub enum GateError {
     /// This thread is the writer it would wait for; or that one forgot its guard and ended, and this
     /// thread has its id now: it would wait for ever. Maps to `EDEADLK`.
     Deadlock,
-    /// It would wait for a thread of the process that forked this one. Maps to `EOWNERDEAD`.
-    Forked(Forked),
 }
 
 impl GateError {
-    /// The error as C knows it: `EAGAIN`, `EDEADLK` or `EOWNERDEAD`.
+    /// The error as C knows it: `EAGAIN` or `EDEADLK`.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
             Self::WouldBlock => libc::EAGAIN,
             Self::Deadlock => libc::EDEADLK,
-            Self::Forked(forked) => forked.errno(),
         }
     }
 }
@@ -37,25 +32,11 @@ impl fmt::Display for GateError {
         match self {
             Self::WouldBlock => f.write_str("others are behind the gate"),
             Self::Deadlock => f.write_str("this thread is writing behind the gate"),
-            Self::Forked(_) => f.write_str("the gate was entered before a fork"),
         }
     }
 }
 
-impl Error for GateError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Forked(forked) => Some(forked),
-            Self::WouldBlock | Self::Deadlock => None,
-        }
-    }
-}
-
-impl From<Forked> for GateError {
-    fn from(forked: Forked) -> Self {
-        Self::Forked(forked)
-    }
-}
+impl Error for GateError {}
 
 impl From<GateError> for io::Error {
     fn from(error: GateError) -> Self {

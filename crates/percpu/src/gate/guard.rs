@@ -113,11 +113,7 @@ impl<T> DerefMut for WriteGuard<'_, T> {
 
 impl<T> Drop for WriteGuard<'_, T> {
     fn drop(&mut self) {
-        // Refused only in a fork child, if the lock went down with a thread of its parent: the gate
-        // stays closed there, and whoever comes to it is told `Forked`.
-        if let Ok(mut state) = self.gate.lock() {
-            self.gate.open(&mut state);
-        }
+        self.gate.open(&mut self.gate.cold.state.lock());
     }
 }
 

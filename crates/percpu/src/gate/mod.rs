@@ -49,13 +49,12 @@ use crossbeam_utils::CachePadded;
 
 pub use self::error::GateError;
 pub use self::guard::{ReadGuard, WriteGuard};
-use crate::error::{Forked, NewError};
+use crate::error::NewError;
 use crate::fence;
-use crate::fork::Generation;
 use crate::rseq::section::{self, Refused};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
-use crate::sync::{Condvar, Mutex, MutexGuard, cpu, mutant, thread_id};
+use crate::sync::{Condvar, Mutex, cpu, mutant, thread_id};
 use crate::words::Words;
 
 /// The lowest bit of a word that is changed by atomics, and one reader in it.
@@ -73,8 +72,8 @@ const READER: u64 = 2;
 /// waited for a writer go before the next one, so they are not starved either. Writers among
 /// themselves have no order. There is no poisoning: a panic unlocks.
 ///
-/// What waits parks the thread. Waiting is refused where it could not end: for a writer on the
-/// same thread, and in a fork child, for the threads it does not have. What is not detected:
+/// A thread that waits is parked. Waiting for a writer on the same thread is refused, since it could
+/// not end. What is not detected:
 /// [`write`](Self::write) on a thread that holds a [`ReadGuard`], and a second
 /// [`read`](Self::read) on it while a writer waits, both wait for ever, as does `write` after a
 /// [`ReadGuard`] was forgotten. A thread may exit, or move to another CPU, with or without its
@@ -112,7 +111,6 @@ struct Cold {
     /// Readers wait here for the writer to go, writers for their turn and for readers to leave.
     readers: Condvar,
     writers: Condvar,
-    born: Generation,
 }
 
 #[cfg(all(target_arch = "x86_64", not(any(offlock_loom, offlock_shuttle))))]
@@ -150,7 +148,6 @@ impl<T> ReadWriteGate<T> {
             state: Mutex::new(State { owner: 0, waiting: 0, turn: 0 }),
             readers: Condvar::new(),
             writers: Condvar::new(),
-            born: Generation::current(),
         });
         Ok(Self { hot, cold, value: UnsafeCell::new(value) })
     }
@@ -161,8 +158,7 @@ impl<T> ReadWriteGate<T> {
     ///
     /// # Errors
     ///
-    /// [`GateError::Deadlock`] if this thread is the writer; [`GateError::Forked`] where it would
-    /// wait for a thread of the process that forked this one.
+    /// [`GateError::Deadlock`] if this thread is the writer.
     #[inline]
     pub fn read(&self) -> Result<ReadGuard<'_, T>, GateError> {
         if !self.enter() {
@@ -188,20 +184,15 @@ impl<T> ReadWriteGate<T> {
     ///
     /// # Errors
     ///
-    /// [`GateError::Deadlock`] if this thread is the writer already; [`GateError::Forked`] where it
-    /// would wait for a thread of the process that forked this one. Readers may enter again then.
+    /// [`GateError::Deadlock`] if this thread is the writer already.
     pub fn write(&self) -> Result<WriteGuard<'_, T>, GateError> {
-        let mut state = self.lock()?;
+        let mut state = self.cold.state.lock();
         while state.owner != 0 || state.turn != 0 {
             self.may_wait(&state)?;
             self.cold.writers.wait(&mut state);
         }
         self.close(&mut state);
         while self.inside() {
-            if self.cold.born.is_inherited() {
-                self.open(&mut state);
-                return Err(GateError::Forked(Forked::new()));
-            }
             self.cold.writers.wait(&mut state);
         }
         Ok(WriteGuard { gate: self, _same_thread: PhantomData })
@@ -214,7 +205,7 @@ impl<T> ReadWriteGate<T> {
     ///
     /// As [`write`](Self::write), and [`GateError::WouldBlock`] where that waits.
     pub fn try_write(&self) -> Result<WriteGuard<'_, T>, GateError> {
-        let mut state = self.lock()?;
+        let mut state = self.cold.state.lock();
         if state.owner != 0 || state.turn != 0 {
             return Err(self.refusal());
         }
@@ -273,7 +264,7 @@ impl<T> ReadWriteGate<T> {
 
     #[cold]
     fn enter_when_open(&self) -> Result<(), GateError> {
-        let mut state = self.lock()?;
+        let mut state = self.cold.state.lock();
         if state.owner == 0 {
             let entered = self.enter();
             assert!(entered, "the gate closes under `state` only (invariant 3)");
@@ -320,9 +311,8 @@ impl<T> ReadWriteGate<T> {
 
     #[cold]
     fn wake_writer(&self) {
-        // The lock puts the wake-up after the writer's sum and wait, or before its next sum. If
-        // the lock went down with a thread that a fork left behind, nobody waits in this process.
-        let held = if mutant("gate-wakes-outside-the-lock") { None } else { self.lock().ok() };
+        // The lock puts the wake-up after the writer's sum and wait, or before its next sum.
+        let held = (!mutant("gate-wakes-outside-the-lock")).then(|| self.cold.state.lock());
         self.cold.writers.notify_all();
         drop(held);
     }
@@ -403,19 +393,9 @@ impl<T> ReadWriteGate<T> {
         }
     }
 
-    fn lock(&self) -> Result<MutexGuard<'_, State>, Forked> {
-        self.cold.born.lock(&self.cold.state)
-    }
-
     /// Refuses to wait for a writer, or for readers whose turn it is, if that could not end.
     fn may_wait(&self, state: &State) -> Result<(), GateError> {
-        if state.owner == thread_id() {
-            Err(GateError::Deadlock)
-        } else if self.cold.born.is_inherited() {
-            Err(GateError::Forked(Forked::new()))
-        } else {
-            Ok(())
-        }
+        if state.owner == thread_id() { Err(GateError::Deadlock) } else { Ok(()) }
     }
 
     /// What to tell a thread that only tried, and found the gate closed or others inside.
@@ -425,8 +405,6 @@ impl<T> ReadWriteGate<T> {
         // not for sure.
         if self.hot.gate.load(Ordering::Relaxed) == thread_id() {
             GateError::Deadlock
-        } else if self.cold.born.is_inherited() {
-            GateError::Forked(Forked::new())
         } else {
             GateError::WouldBlock
         }

@@ -1,11 +1,9 @@
-//! Whose turn it is, fork at a bad moment, and guards that go missing.
+//! The order of readers and writers, and guards that are moved or forgotten.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use super::READER;
-use crate::error::Forked;
-use crate::fork::{adopt, child::in_child};
 use crate::rseq::section;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::thread;
@@ -77,45 +75,6 @@ fn inv16_whoever_would_wait_for_itself_is_told_so() {
     assert_eq!(gate.try_write().unwrap_err(), GateError::Deadlock);
     drop(guard);
     assert!(gate.try_read().is_ok() && gate.try_write().is_ok());
-}
-
-#[test]
-fn inv15_a_fork_child_is_refused_where_it_would_wait_for_its_parents_threads() {
-    let gate = gate();
-    let forked = Err(GateError::Forked(Forked::new()));
-
-    let guard = gate.read().unwrap();
-    assert!(in_child(|| {
-        gate.write().map(drop) == forked
-            && gate.read().is_ok()
-            && gate.try_write().map(drop) == forked
-    }));
-    drop(guard);
-    assert!(in_child(|| gate.write().map(|mut value| *value = 1).is_ok()));
-
-    let writer = gate.write().unwrap();
-    assert!(in_child(|| {
-        // To the thread that forked, the guard is its own still; a parent's other thread has 1.
-        let own = gate.read().map(drop) == Err(GateError::Deadlock);
-        gate.cold.state.lock().owner = 1;
-        gate.hot.gate.store(1, Ordering::Relaxed);
-        own && gate.read().map(drop) == forked
-            && gate.write().map(drop) == forked
-            && gate.try_read().map(drop) == forked
-    }));
-    drop(writer);
-
-    let held = gate.cold.state.lock();
-    assert!(in_child(|| {
-        let refused = gate.write().map(drop) == forked;
-        let entered = gate.read().is_ok(); // needs no lock
-        refused && entered && gate.try_write().map(drop) == forked
-    }));
-    drop(held);
-    assert!(in_child(|| {
-        adopt();
-        gate.write().is_ok()
-    }));
 }
 
 #[test]

@@ -5,7 +5,6 @@ use std::fmt;
 use std::io;
 
 use crate::cpu::CpuId;
-use crate::error::Forked;
 
 /// Why a slot was not locked. Nothing stays locked of what the call had to lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,9 +17,6 @@ pub enum LockError {
     /// or one that must be locked later. Or because of a guard that was forgotten, by this thread or
     /// by one that has ended and whose id it has. `EDEADLK`.
     Deadlock,
-    /// The lock is from before a `fork`, and a thread that does not exist here may hold it; see
-    /// [`fork`](crate::fork). `EOWNERDEAD`.
-    Forked(Forked),
     /// No slot for this CPU: not below the lock's `capacity`. `EINVAL`.
     NoSuchCpu(CpuId),
     /// A pair is two slots, and this one was named twice. `EINVAL`.
@@ -34,7 +30,6 @@ impl LockError {
         match self {
             Self::WouldBlock => libc::EAGAIN,
             Self::Deadlock => libc::EDEADLK,
-            Self::Forked(forked) => forked.errno(),
             Self::NoSuchCpu(_) | Self::SameSlot(_) => libc::EINVAL,
         }
     }
@@ -47,27 +42,13 @@ impl fmt::Display for LockError {
             Self::Deadlock => {
                 f.write_str("this thread holds the slot, or one that must be locked after it")
             }
-            Self::Forked(_) => f.write_str("the slot was taken before a fork"),
             Self::NoSuchCpu(cpu) => write!(f, "no slot for {cpu}"),
             Self::SameSlot(cpu) => write!(f, "a pair of {cpu} and itself"),
         }
     }
 }
 
-impl Error for LockError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Forked(forked) => Some(forked),
-            _ => None,
-        }
-    }
-}
-
-impl From<Forked> for LockError {
-    fn from(forked: Forked) -> Self {
-        Self::Forked(forked)
-    }
-}
+impl Error for LockError {}
 
 impl From<LockError> for io::Error {
     fn from(error: LockError) -> Self {
@@ -98,19 +79,11 @@ mod tests {
                 libc::EDEADLK,
                 "this thread holds the slot, or one that must be locked after it",
             ),
-            (
-                LockError::Forked(Forked::new()),
-                libc::EOWNERDEAD,
-                "the slot was taken before a fork",
-            ),
             (LockError::NoSuchCpu(cpu), libc::EINVAL, "no slot for cpu 9"),
             (LockError::SameSlot(cpu), libc::EINVAL, "a pair of cpu 9 and itself"),
         ] {
             assert_eq!((error.errno(), error.to_string().as_str()), (errno, says));
             assert_eq!(io::Error::from(error).raw_os_error(), Some(errno));
         }
-        let forked = LockError::from(Forked::new());
-        assert!(forked.source().is_some_and(|why| why.is::<Forked>()));
-        assert!(LockError::Deadlock.source().is_none());
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::cpu::CpuId;
-use crate::error::{AllocError, Forked, out_of_memory};
+use crate::error::{AllocError, out_of_memory};
 use crate::park::{self, Patience};
 use crate::sync::atomic::Ordering;
 use crate::sync::{cpu, mutant, thread_id};
@@ -102,7 +102,7 @@ impl<T> LgLock<T> {
     ///
     /// # Errors
     ///
-    /// [`LockError::Deadlock`] and [`LockError::Forked`], where it would otherwise wait.
+    /// [`LockError::Deadlock`] where it would otherwise wait for ever.
     #[inline]
     pub fn local(&self) -> Result<LocalGuard<'_, T>, LockError> {
         self.lock(self.slot(cpu::current())?, Mode::Wait)
@@ -307,9 +307,6 @@ impl<T> LgLock<T> {
             if self.slots[slot.cpu.index()..].iter().any(mine) {
                 return Err(LockError::Deadlock);
             }
-        }
-        if slot.parker.is_inherited() {
-            return Err(Forked::new().into());
         }
         // Whoever only tries waits for nobody, and so needs no order.
         if mode == Mode::Try {

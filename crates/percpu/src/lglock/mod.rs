@@ -14,9 +14,7 @@
 //! Locks are neither fair nor recursive. Waiting means a few attempts, then sleeping until an
 //! unlock. A panic inside a guard unlocks: there is no poison, and what the value looks like is up
 //! to the code that changed it. A thread that ends with a guard in a thread-local unlocks when that is
-//! destroyed; a forgotten guard keeps its slot locked for ever. In a `fork` child, a call that would
-//! wait for a lock made before the fork returns [`LockError::Forked`], and what is free can be locked;
-//! guards of the thread that forked are good in the child as well.
+//! destroyed; a forgotten guard keeps its slot locked for ever.
 //!
 //! A signal handler may use the `try_` methods of [`LgLock`], and drop their guards, if the lock was
 //! used before (in a library loaded at run time, by the interrupted thread). For a slot that the

@@ -7,9 +7,9 @@
 
 use std::ptr::{self, NonNull};
 
+use super::const_fn;
 use super::domain::Lock;
 use super::patience::Patience;
-use super::{Forked, const_fn};
 use crate::sync::cell::UnsafeCell;
 use crate::sync::mutant;
 
@@ -190,15 +190,15 @@ impl Bag {
     }
 
     /// Runs `f` on the lists. Waits, shortly, for the holder of the lock.
-    pub(super) fn with<R>(&self, f: impl FnOnce(&mut Lists) -> R) -> Result<R, Forked> {
+    pub(super) fn with<R>(&self, f: impl FnOnce(&mut Lists) -> R) -> R {
         let mut patience = Patience::new();
         while !self.lock.try_lock() {
-            patience.wait()?;
+            patience.wait();
         }
         // SAFETY: the lock is ours until `unlock`.
         let result = self.lists.with_mut(|lists| f(unsafe { &mut *lists }));
         self.lock.unlock();
-        Ok(result)
+        result
     }
 }
 

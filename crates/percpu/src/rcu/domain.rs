@@ -32,12 +32,12 @@
 
 use crossbeam_utils::CachePadded;
 
+use super::const_fn;
 use super::patience::Patience;
 use super::registry::Registry;
 use super::send_guard::SendReaders;
-use super::{Forked, const_fn, fork};
 use crate::fence;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
 use crate::sync::native::atomic::AtomicU64 as Statistic;
 use crate::sync::{global, mutant};
@@ -54,11 +54,10 @@ pub(super) fn domain() -> &'static Domain {
     &DOMAIN
 }
 
-/// [`domain`], ready for forks. For slow paths.
+/// [`domain`], after the fence strategy of the process was decided. For slow paths.
 pub(super) fn started() -> &'static Domain {
     // Decided before the first reader, so that its `light` costs nothing.
     let _ = fence::strategy();
-    fork::watch();
     domain()
 }
 
@@ -141,10 +140,10 @@ impl Domain {
     }
 
     /// Waits until everything that this thread knows to be unlinked is out of reach.
-    pub(super) fn wait(&'static self) -> Result<(), Forked> {
+    pub(super) fn wait(&'static self) {
         let target = self.target();
         let mut exact = None;
-        wait_until(self, || match exact {
+        wait_until(|| match exact {
             Some(exact) => self.advance(exact),
             None if self.completed() >= target => true, // by the bumps of others
             None => self.try_turn().is_some_and(|turn| {
@@ -152,12 +151,12 @@ impl Domain {
                 let bumped = *exact.insert(turn.bump());
                 turn.scan() >= bumped
             }),
-        })
+        });
     }
 
     /// Waits until `target` is completed.
-    pub(super) fn wait_for(&'static self, target: u64) -> Result<(), Forked> {
-        wait_until(self, || self.advance(target))
+    pub(super) fn wait_for(&'static self, target: u64) {
+        wait_until(|| self.advance(target));
     }
 
     pub(super) fn grace_periods(&self) -> u64 {
@@ -170,19 +169,12 @@ impl Domain {
     }
 }
 
-/// Waits for readers until it is done.
-fn wait_until(domain: &Domain, mut done: impl FnMut() -> bool) -> Result<(), Forked> {
+/// Calls `done` until it returns true, with growing pauses.
+fn wait_until(mut done: impl FnMut() -> bool) {
     let mut patience = Patience::new();
     while !done() {
-        patience.wait()?;
-        if fork::may_have_lost_guards() {
-            if domain.send_guards() != 0 {
-                return Err(Forked::new());
-            }
-            fork::no_lost_guards();
-        }
+        patience.wait();
     }
-    Ok(())
 }
 
 /// The right to move grace periods on; gives it back on drop.
@@ -254,52 +246,33 @@ impl Drop for Turn {
     }
 }
 
-/// A lock that is tried, not waited for, so that a fork child can break it.
+/// A spin lock that most callers only try.
 #[derive(Debug)]
 pub(super) struct Lock {
-    /// 0: free; [`HELD`]; or the thread that forks.
-    word: AtomicU64,
+    held: AtomicBool,
 }
-
-/// No thread's id: those are addresses, or counted by models (which do not fork).
-const HELD: u64 = u64::MAX;
 
 impl Lock {
     const_fn! {
         pub(super) const fn new() -> Self {
-            Self { word: AtomicU64::new(0) }
+            Self { held: AtomicBool::new(false) }
         }
     }
 
     /// Takes the lock if it is free. Never blocks.
     #[inline(always)]
     pub(super) fn try_lock(&self) -> bool {
-        self.try_lock_as(HELD)
-    }
-
-    /// [`Lock::try_lock`] for the thread `who`, which is about to fork.
-    #[inline(always)]
-    pub(super) fn try_lock_as(&self, who: u64) -> bool {
         // Ordering: Acquire on success pairs with the Release in `unlock`; it carries what the
         // lock protects. Relaxed on failure: nothing is touched.
-        self.word.compare_exchange(0, who, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Frees the lock. The caller has it, or is the only thread of a fork child.
+    /// Frees the lock, which the caller holds.
     #[inline(always)]
     pub(super) fn unlock(&self) {
         let order =
             if mutant("rcu-unlock-relaxed") { Ordering::Relaxed } else { Ordering::Release };
-        // Ordering: Release pairs with the Acquire in `try_lock_as`; it carries what the lock
-        // protects.
-        self.word.store(0, order);
-    }
-
-    /// Frees the lock if `who` has it.
-    pub(super) fn unlock_as(&self, who: u64) {
-        // Ordering: Relaxed; if it is `who`, this thread stored it.
-        if self.word.load(Ordering::Relaxed) == who {
-            self.unlock();
-        }
+        // Ordering: Release pairs with the Acquire in `try_lock`; it carries what the lock protects.
+        self.held.store(false, order);
     }
 }

@@ -4,7 +4,6 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-use super::Forked;
 use super::pointer::{Owned, Unlinked};
 
 /// Why [`synchronize`](super::synchronize) or [`barrier`](super::barrier) did not wait.
@@ -14,8 +13,6 @@ pub enum SynchronizeError {
     /// It would wait for the calling thread: that holds a [`Guard`](super::Guard), or calls
     /// `barrier` from the drop of a retired object. Maps to `EDEADLK`.
     WouldDeadlock,
-    /// It would wait for what a thread of the parent process left behind. Maps to `EOWNERDEAD`.
-    Forked(Forked),
 }
 
 impl SynchronizeError {
@@ -24,7 +21,6 @@ impl SynchronizeError {
     pub fn errno(&self) -> i32 {
         match self {
             Self::WouldDeadlock => libc::EDEADLK,
-            Self::Forked(forked) => forked.errno(),
         }
     }
 }
@@ -33,25 +29,11 @@ impl fmt::Display for SynchronizeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::WouldDeadlock => f.write_str("a wait for readers by one of them"),
-            Self::Forked(_) => f.write_str("a wait for what a thread of the parent process left"),
         }
     }
 }
 
-impl Error for SynchronizeError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::WouldDeadlock => None,
-            Self::Forked(forked) => Some(forked),
-        }
-    }
-}
-
-impl From<Forked> for SynchronizeError {
-    fn from(forked: Forked) -> Self {
-        Self::Forked(forked)
-    }
-}
+impl Error for SynchronizeError {}
 
 impl From<SynchronizeError> for io::Error {
     fn from(error: SynchronizeError) -> Self {

@@ -49,14 +49,6 @@
 //!   a [`barrier`] at the end of `main` sees to it.
 //! - *A thread ends inside a guard* (one in a thread-local variable): the guard holds until it drops.
 //! - *A guard is forgotten* (`mem::forget`): the reader never leaves; memory grows; nothing else.
-//! - *The process forks*: in the child the guards of the forking thread hold, those of the threads it
-//!   does not have are gone, and what was waiting is dropped in both processes, each its own copy
-//!   (objects that another thread was just retiring or dropping at the fork leak in the child, and
-//!   [`Stats::pending`] does not count them). [`SendGuard`]s
-//!   belong to nobody: all that were alive hold in the child, too, and where it would have to wait
-//!   for one of them it says [`Forked`](SynchronizeError::Forked), also after
-//!   [`fork::adopt`](crate::fork::adopt), which changes nothing here: a guard that the child cannot
-//!   drop holds up its memory for ever. Not in a `vfork` child.
 //! - *A signal handler* must not call anything here.
 //!
 //! # Source
@@ -74,7 +66,6 @@ mod batch;
 mod defer;
 mod domain;
 mod error;
-mod fork;
 mod patience;
 mod pointer;
 mod reclaim;
@@ -100,7 +91,7 @@ pub use self::send_guard::{SendGuard, pin_send};
 pub use self::stats::{Bounds, Stats, bounds, set_bounds, stats};
 
 use self::domain::started;
-use crate::error::{AllocError, Forked};
+use crate::error::AllocError;
 
 /// A `const fn`, where the types of the facade allow it: not in a build for a model checker.
 macro_rules! const_fn {
@@ -128,8 +119,7 @@ use const_fn;
 ///
 /// # Errors
 ///
-/// - [`SynchronizeError::WouldDeadlock`]: this thread holds a [`Guard`].
-/// - [`SynchronizeError::Forked`]: see the module's page; at once or after some tries.
+/// [`SynchronizeError::WouldDeadlock`]: this thread holds a [`Guard`].
 ///
 /// # Examples
 ///
@@ -145,12 +135,8 @@ pub fn synchronize() -> Result<(), SynchronizeError> {
     if is_pinned() {
         return Err(SynchronizeError::WouldDeadlock);
     }
-    Ok(started().wait()?)
-}
-
-/// Does what the first use would do: registers what tells forks.
-pub(crate) fn start() {
-    let _ = started();
+    started().wait();
+    Ok(())
 }
 
 /// Waits until everything that was retired or deferred before, by any thread, is dropped.
@@ -161,9 +147,8 @@ pub(crate) fn start() {
 ///
 /// # Errors
 ///
-/// - [`SynchronizeError::WouldDeadlock`]: this thread holds a [`Guard`], or is in the drop of a
-///   retired object.
-/// - [`SynchronizeError::Forked`]: as for [`synchronize`]; what waited goes on waiting.
+/// [`SynchronizeError::WouldDeadlock`]: this thread holds a [`Guard`], or is in the drop of a retired
+/// object.
 ///
 /// # Examples
 ///
@@ -181,7 +166,8 @@ pub fn barrier() -> Result<(), SynchronizeError> {
     if is_pinned() || registry::is_freeing() {
         return Err(SynchronizeError::WouldDeadlock);
     }
-    Ok(reclaim::drain(started())?)
+    reclaim::drain(started());
+    Ok(())
 }
 
 /// A grace period that began at some moment: a cookie to be asked later. From

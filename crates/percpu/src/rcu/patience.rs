@@ -1,11 +1,10 @@
-//! How this module waits, where it waits at all.
+//! Waiting without a wake-up: readers and holders of a bag's lock wake nothing.
 
 use std::time::Duration;
 
-use super::{Forked, fork};
 use crate::sync::{hint, thread};
 
-/// Spins, then yields, then sleeps; and stops in a fork child that nobody prepared.
+/// Spins, then yields, then sleeps for growing times.
 #[derive(Debug)]
 pub(super) struct Patience {
     rounds: u32,
@@ -16,23 +15,26 @@ impl Patience {
         Self { rounds: 0 }
     }
 
-    pub(super) fn wait(&mut self) -> Result<(), Forked> {
+    pub(super) fn wait(&mut self) {
         self.rounds = self.rounds.saturating_add(1);
         if cfg!(any(offlock_loom, offlock_shuttle)) {
-            thread::yield_now();
-            return Ok(());
+            return thread::yield_now();
         }
         match self.rounds {
             0..32 => hint::spin_loop(),
             32..64 => thread::yield_now(),
-            rounds => {
-                if fork::is_unprepared() {
-                    return Err(Forked::new());
-                }
-                // From 1 us to 1 ms: readers do not wake anybody.
-                fork::sleep(Duration::from_micros(1 << ((rounds - 64) / 4).min(10)));
-            }
+            // From 1 us to 1 ms.
+            rounds => sleep(Duration::from_micros(1 << ((rounds - 64) / 4).min(10))),
         }
-        Ok(())
     }
+}
+
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+fn sleep(time: Duration) {
+    thread::sleep(time);
+}
+
+#[cfg(any(offlock_loom, offlock_shuttle))]
+fn sleep(_: Duration) {
+    thread::yield_now();
 }

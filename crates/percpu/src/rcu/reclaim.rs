@@ -24,8 +24,7 @@
 //!
 //! 1. `in_flight[p]` counts the batches that are taken out of bags and not yet freed, of parity `p`:
 //!    counted before the first bag's lock that they are taken under. Nothing else is ever taken out:
-//!    while a thread waits for readers, what it waits for stays in the bags, where a fork child
-//!    finds it.
+//!    while a thread waits for readers, what it waits for stays in the bags.
 //! 2. What is in `overflow` goes into a bag under that bag's lock, before the lock is given back.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,11 +34,11 @@ use std::time::Duration;
 use crossbeam_utils::CachePadded;
 
 use super::bag::{Bag, Lists, RetireHead, Segment, clock, next_of, set_next};
+use super::const_fn;
 use super::domain::{self, Domain, Lock, Turn, domain};
 use super::patience::Patience;
-use super::registry::{freeing_parity, is_freeing, set_freeing};
+use super::registry::{is_freeing, set_freeing};
 use super::stats::Bounds;
-use super::{Forked, const_fn, fork};
 use crate::cpu::CpuId;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::native::atomic::{AtomicBool, AtomicU64 as Statistic, Ordering::Relaxed};
@@ -328,7 +327,7 @@ fn target(domain: &Domain, turn: Option<&Turn>) -> u64 {
 }
 
 /// Closes all bags, and returns the highest target that is waited for.
-fn close_all(domain: &'static Domain, turn: Option<&Turn>) -> Result<u64, Forked> {
+fn close_all(domain: &'static Domain, turn: Option<&Turn>) -> u64 {
     let reclaim = &domain.reclaim;
     if reclaim.bag(CpuId::new(0)).is_none() && !reclaim.overflow.load(Ordering::Relaxed).is_null() {
         let _ = reclaim.some_bag();
@@ -339,9 +338,9 @@ fn close_all(domain: &'static Domain, turn: Option<&Turn>) -> Result<u64, Forked
             reclaim.take_overflow(lists);
             lists.close(target(domain, turn)); // taken here, under the lock
             highest = lists.highest().max(highest);
-        })?;
+        });
     }
-    Ok(highest)
+    highest
 }
 
 /// Closes all bags, moves grace periods on once, and drops what is due, if readers allow it.
@@ -363,27 +362,25 @@ fn close_all(domain: &'static Domain, turn: Option<&Turn>) -> Result<u64, Forked
 pub fn poll() -> usize {
     let domain = domain();
     if let Some(turn) = domain.try_turn() {
-        // In a fork child that nobody prepared a bag may be out of reach: then less is done.
-        turn.move_on(close_all(domain, Some(&turn)).unwrap_or(0));
+        turn.move_on(close_all(domain, Some(&turn)));
     }
     if is_freeing() { 0 } else { free_due(domain).0 }
 }
 
 /// Frees what is due in all bags. Returns how many objects that were, and the highest target that
 /// others wait for, 0 if none wait.
-fn free_due(domain: &'static Domain) -> (usize, Result<u64, Forked>) {
+fn free_due(domain: &'static Domain) -> (usize, u64) {
     let reclaim = &domain.reclaim;
     let late = mutant("rcu-barrier-counts-late");
     let batch = (!late).then(|| InFlight::begin(reclaim));
     let completed = domain.completed();
     let mut due = Segment::EMPTY;
-    let mut highest = Ok(0);
+    let mut highest = 0;
     for bag in reclaim.bags() {
-        let left = bag.with(|lists| {
+        bag.with(|lists| {
             lists.take_due(completed, &mut due);
-            lists.highest()
+            highest = lists.highest().max(highest);
         });
-        highest = highest.and_then(|highest: u64| Ok(highest.max(left?)));
     }
     (batch.unwrap_or_else(|| InFlight::begin(reclaim)).free(due), highest)
 }
@@ -408,7 +405,7 @@ impl<'a> InFlight<'a> {
     fn free(self, list: Segment) -> usize {
         let objects = list.objects;
         if objects != 0 {
-            let panics = free_list(list.first, self.parity);
+            let panics = free_list(list.first);
             // Ordering: Relaxed, all; statistics.
             self.reclaim.reclaimed.fetch_add(objects as u64, Relaxed);
             add_saturating(&self.reclaim.reclaimed_bytes, list.bytes);
@@ -426,10 +423,10 @@ impl Drop for InFlight<'_> {
 }
 
 /// Frees a list, one by one, and returns how many drops panicked.
-fn free_list(first: *mut RetireHead, parity: usize) -> u64 {
+fn free_list(first: *mut RetireHead) -> u64 {
     let mut at = first;
     let mut panics = 0;
-    set_freeing(Some(parity));
+    set_freeing(true);
     let mut run = || {
         while let Some(head) = NonNull::new(at) {
             at = next_of(head);
@@ -450,31 +447,31 @@ fn free_list(first: *mut RetireHead, parity: usize) -> u64 {
             }
         }
     }
-    set_freeing(None);
+    set_freeing(false);
     panics
 }
 
 /// Runs everything that was retired before, also what other threads are about to run.
 ///
 /// [`poll`] repeated until it is all done: see [`barrier`](super::barrier).
-pub(super) fn drain(domain: &'static Domain) -> Result<(), Forked> {
+pub(super) fn drain(domain: &'static Domain) {
     let reclaim = &domain.reclaim;
     // What was retired before is in a bag, in the overflow or in flight. The first two are closed...
-    let mut target = close_all(domain, domain.try_turn().as_ref())?;
+    let mut target = close_all(domain, domain.try_turn().as_ref());
     // ... and gone after two waits (see the module): what is merged with them may cost the second.
     for _ in 0..2 {
         if target != 0 {
-            domain.wait_for(target)?;
-            target = free_due(domain).1?;
+            domain.wait_for(target);
+            target = free_due(domain).1;
         }
     }
     if mutant("rcu-barrier-ignores-others") {
-        return Ok(());
+        return;
     }
     // The batches of others: each parity empty at some time from now on.
     let mut patience = Patience::new();
     while !reclaim.barrier.try_lock() {
-        patience.wait()?;
+        patience.wait();
     }
     // Ordering: Relaxed; changed under the lock just taken, and for others a hint.
     let active = reclaim.parity.load(Ordering::Relaxed);
@@ -483,14 +480,10 @@ pub(super) fn drain(domain: &'static Domain) -> Result<(), Forked> {
         // Ordering: Acquire pairs with the Release in `InFlight::drop`; it carries what the drops
         // did.
         while reclaim.in_flight[parity].load(Ordering::Acquire) != 0 {
-            if let Err(forked) = patience.wait() {
-                reclaim.barrier.unlock();
-                return Err(forked);
-            }
+            patience.wait();
         }
     }
     reclaim.barrier.unlock();
-    Ok(())
 }
 
 /// For numbers of the user's, whose sum may be too large.
@@ -526,51 +519,13 @@ impl Reclaim {
             add(objects, self.overflow_bytes.load(Relaxed), since);
         }
         for bag in self.bags() {
-            let _ = bag.with(|lists| {
+            bag.with(|lists| {
                 for segment in lists.all() {
                     add(segment.objects as u64, segment.bytes as u64, segment.since);
                 }
             });
         }
         pending
-    }
-
-    /// Takes every lock that it can for a thread that is about to fork.
-    pub(super) fn lock_all(&self, who: u64) {
-        for bag in self.bags() {
-            fork::lock_patiently(&bag.lock, who);
-        }
-    }
-
-    /// Gives back what [`Reclaim::lock_all`] took.
-    pub(super) fn unlock_all(&self, who: u64) {
-        for bag in self.bags() {
-            bag.lock.unlock_as(who);
-        }
-    }
-
-    /// In a fork child's only thread: what other threads had in their hands is gone.
-    pub(super) fn forget_other_batches(&self) {
-        self.barrier.unlock();
-        for count in &*self.in_flight {
-            // Ordering: Relaxed; there is one thread.
-            count.store(0, Ordering::Relaxed);
-        }
-        if let Some(parity) = freeing_parity() {
-            self.in_flight[parity].store(1, Ordering::Relaxed);
-        }
-        // A thread may have counted what it did not come to push.
-        let mut objects = 0;
-        let mut at = self.overflow.load(Ordering::Relaxed);
-        while let Some(head) = NonNull::new(at) {
-            at = next_of(head);
-            objects += 1;
-        }
-        self.overflow_objects.store(objects, Relaxed);
-        if objects == 0 {
-            self.overflow_bytes.store(0, Relaxed);
-            self.overflow_since.store(NEVER, Relaxed);
-        }
     }
 }
 

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::poll;
 use super::stats::{bounds, stats};
-use crate::fork::Generation;
 use crate::sync::native::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, thread};
 
@@ -17,8 +16,7 @@ use crate::sync::{Arc, thread};
 ///
 /// A drop blocks until the thread has ended: for as long as the batch of retired objects takes that
 /// it may just be dropping, so do not hold a lock that such a drop takes. Dropped on the thread itself,
-/// by an object that was retired, it does not wait: the thread ends after that batch. A fork child does
-/// not have the thread, and lets go of the handle (some hundred bytes leak).
+/// by an object that was retired, it does not wait: the thread ends after that batch.
 ///
 /// # Examples
 ///
@@ -35,7 +33,6 @@ use crate::sync::{Arc, thread};
 pub struct Reclaimer {
     stop: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<()>>,
-    born: Generation,
 }
 
 impl Reclaimer {
@@ -49,7 +46,7 @@ impl Reclaimer {
         let seen = Arc::clone(&stop);
         let thread =
             thread::Builder::new().name("rcu-reclaimer".into()).spawn(move || run(&seen))?;
-        Ok(Self { stop, thread: Some(thread), born: Generation::current() })
+        Ok(Self { stop, thread: Some(thread) })
     }
 }
 
@@ -70,10 +67,6 @@ impl Drop for Reclaimer {
         // Ordering: Relaxed; as in `run`, and `unpark` follows.
         self.stop.store(true, Ordering::Relaxed);
         let Some(thread) = self.thread.take() else { return };
-        if self.born != Generation::current() {
-            // Its drop would detach a thread by a number that another one may have here.
-            return std::mem::forget(thread);
-        }
         if thread.thread().id() == thread::current().id() {
             return; // detaches it
         }

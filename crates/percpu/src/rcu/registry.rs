@@ -15,8 +15,7 @@
 //!
 //! 1. Slots are pushed and never removed or freed: a `&Slot` is `'static`.
 //! 2. `nesting` is touched only by the thread that owns the slot: the winner of the exchange on
-//!    `owner`, until it stores 0 there. (And by a fork child's only thread, for those that are
-//!    not there.)
+//!    `owner`, until it stores 0 there.
 //! 3. `word` is 0 exactly while its thread may hold no reference: only the owner writes it.
 
 use std::marker::PhantomData;
@@ -177,22 +176,13 @@ impl Registry {
             }
         }
     }
-
-    /// In a fork child's only thread: the slots of the threads that it does not have are free.
-    pub(super) fn keep_only_this_thread(&self) {
-        let mine = LOCAL.try_with(|local| local.slot.get()).unwrap_or(ptr::null());
-        for slot in self.iter().filter(|slot| !ptr::eq(*slot, mine)) {
-            slot.leave();
-            slot.release();
-        }
-    }
 }
 
 struct Local {
     /// This thread's slot. Null before the first pin, and after the end.
     slot: Cell<*const Slot>,
-    /// Drops of retired objects are running on this thread, of a batch of this parity.
-    freeing: Cell<Option<usize>>,
+    /// Drops of retired objects are running on this thread.
+    freeing: Cell<bool>,
 }
 
 /// Runs [`Exit::drop`] at the end of the thread.
@@ -202,7 +192,7 @@ struct Exit {
 
 impl Local {
     const fn new() -> Self {
-        Self { slot: Cell::new(ptr::null()), freeing: Cell::new(None) }
+        Self { slot: Cell::new(ptr::null()), freeing: Cell::new(false) }
     }
 }
 
@@ -379,17 +369,12 @@ pub fn is_pinned() -> bool {
 
 /// True while drops of retired objects run on this thread.
 pub(super) fn is_freeing() -> bool {
-    freeing_parity().is_some()
+    LOCAL.try_with(|local| local.freeing.get()).unwrap_or(false)
 }
 
-/// Of which parity the batch is whose drops run on this thread.
-pub(super) fn freeing_parity() -> Option<usize> {
-    LOCAL.try_with(|local| local.freeing.get()).ok().flatten()
-}
-
-/// Says which drops of retired objects run on this thread from now on.
-pub(super) fn set_freeing(parity: Option<usize>) {
-    let _ = LOCAL.try_with(|local| local.freeing.set(parity));
+/// Records whether drops of retired objects run on this thread.
+pub(super) fn set_freeing(freeing: bool) {
+    let _ = LOCAL.try_with(|local| local.freeing.set(freeing));
 }
 
 /// Runs what the end of a thread runs, where a model wants it.

@@ -58,9 +58,6 @@ use crate::words::{BLOCK, WordBlock, Words};
 ///
 /// Memory: 1,664 bytes, and 512 bytes for every CPU, from a pool.
 ///
-/// A fork child has a copy of the counts, with the references that its parent's other threads held:
-/// they are never put there.
-///
 /// Not covered by semantic versioning: for the other crates of the workspace.
 ///
 /// # Panics

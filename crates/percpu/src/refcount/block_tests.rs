@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::fence::heavy_rseq;
-use crate::fork::child::in_child;
 use crate::sync::{Arc, thread};
 
 const NAME: u64 = 5 << 33;
@@ -81,20 +80,6 @@ fn inv21_exited_threads_leave_the_count_right() {
     assert_eq!(all(|block, gate| u64::from(block.try_get(3, gate, NAME))), 8);
     assert!(!kill(&block, 3, &gate));
     assert_eq!(all(|block, gate| u64::from(put(block, 3, gate))), 1);
-}
-
-#[test]
-fn inv15_a_fork_child_ends_its_copy_of_a_block_alone() {
-    let (block, gate) = (RefBlock::try_new().unwrap(), AtomicU64::new(NAME));
-    block.open(0);
-    assert!(block.try_get(0, &gate, NAME));
-    assert!(in_child(|| {
-        let more = block.try_get(0, &gate, NAME);
-        let left = !kill(&block, 0, &gate);
-        let last = !put(&block, 0, &gate) && put(&block, 0, &gate);
-        drop(block);
-        more && left && last && RefBlock::try_new().is_ok()
-    }));
 }
 
 /// The words of sections are not set back: what they hold is folded once.

@@ -4,10 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-use crate::error::{AllocError, Forked};
-
-/// The line of each `Forked` here; its source says the rest.
-const FORKED: &str = "the reference count was being switched at a fork";
+use crate::error::AllocError;
 
 /// Why [`PercpuRef::kill`](crate::PercpuRef::kill) did nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,8 +12,6 @@ const FORKED: &str = "the reference count was being switched at a fork";
 pub enum KillError {
     /// It was killed before, and not resurrected. Maps to `EINVAL`.
     AlreadyDying,
-    /// A thread of the process that forked this one was changing the count. Maps to `EOWNERDEAD`.
-    Forked(Forked),
 }
 
 /// Why [`PercpuRef::resurrect`](crate::PercpuRef::resurrect) did nothing.
@@ -27,8 +22,6 @@ pub enum ResurrectError {
     NotDying,
     /// The count has reached zero: too late. Maps to `ESRCH`.
     Released,
-    /// A thread of the process that forked this one was changing the count. Maps to `EOWNERDEAD`.
-    Forked(Forked),
 }
 
 /// Why [`PercpuRef::reinit`](crate::PercpuRef::reinit) did nothing.
@@ -39,8 +32,6 @@ pub enum ReinitRefused {
     InUse,
     /// No memory for the closure. Maps to `ENOMEM`.
     Alloc(AllocError),
-    /// A thread of the process that forked this one was changing the count. Maps to `EOWNERDEAD`.
-    Forked(Forked),
 }
 
 /// The refusal of [`PercpuRef::reinit`](crate::PercpuRef::reinit), with the closure.
@@ -65,7 +56,7 @@ impl<F> ReinitError<F> {
         self.release
     }
 
-    /// The error as C knows it: `EBUSY`, `ENOMEM` or `EOWNERDEAD`.
+    /// The error as C knows it: `EBUSY` or `ENOMEM`.
     #[must_use]
     pub fn errno(&self) -> i32 {
         self.why.errno()
@@ -73,36 +64,33 @@ impl<F> ReinitError<F> {
 }
 
 impl KillError {
-    /// The error as C knows it: `EINVAL` or `EOWNERDEAD`.
+    /// The error as C knows it: `EINVAL`.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
             Self::AlreadyDying => libc::EINVAL,
-            Self::Forked(forked) => forked.errno(),
         }
     }
 }
 
 impl ResurrectError {
-    /// The error as C knows it: `EINVAL`, `ESRCH` or `EOWNERDEAD`.
+    /// The error as C knows it: `EINVAL` or `ESRCH`.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
             Self::NotDying => libc::EINVAL,
             Self::Released => libc::ESRCH,
-            Self::Forked(forked) => forked.errno(),
         }
     }
 }
 
 impl ReinitRefused {
-    /// The error as C knows it: `EBUSY`, `ENOMEM` or `EOWNERDEAD`.
+    /// The error as C knows it: `EBUSY` or `ENOMEM`.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
             Self::InUse => libc::EBUSY,
             Self::Alloc(alloc) => alloc.errno(),
-            Self::Forked(forked) => forked.errno(),
         }
     }
 }
@@ -111,7 +99,6 @@ impl fmt::Display for KillError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AlreadyDying => f.write_str("the reference count was killed before"),
-            Self::Forked(_) => f.write_str(FORKED),
         }
     }
 }
@@ -121,7 +108,6 @@ impl fmt::Display for ResurrectError {
         match self {
             Self::NotDying => f.write_str("the reference count is live"),
             Self::Released => f.write_str("the reference count has reached zero"),
-            Self::Forked(_) => f.write_str(FORKED),
         }
     }
 }
@@ -131,7 +117,6 @@ impl fmt::Display for ReinitRefused {
         match self {
             Self::InUse => f.write_str("the reference count has not reached zero"),
             Self::Alloc(_) => f.write_str("no memory for the release closure"),
-            Self::Forked(_) => f.write_str(FORKED),
         }
     }
 }
@@ -148,29 +133,14 @@ impl<F> fmt::Debug for ReinitError<F> {
     }
 }
 
-impl Error for KillError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Forked(forked) => Some(forked),
-            Self::AlreadyDying => None,
-        }
-    }
-}
+impl Error for KillError {}
 
-impl Error for ResurrectError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Forked(forked) => Some(forked),
-            Self::NotDying | Self::Released => None,
-        }
-    }
-}
+impl Error for ResurrectError {}
 
 impl Error for ReinitRefused {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::Alloc(alloc) => Some(alloc),
-            Self::Forked(forked) => Some(forked),
             Self::InUse => None,
         }
     }
@@ -180,24 +150,6 @@ impl Error for ReinitRefused {
 impl<F> Error for ReinitError<F> {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.why.source()
-    }
-}
-
-impl From<Forked> for KillError {
-    fn from(forked: Forked) -> Self {
-        Self::Forked(forked)
-    }
-}
-
-impl From<Forked> for ResurrectError {
-    fn from(forked: Forked) -> Self {
-        Self::Forked(forked)
-    }
-}
-
-impl From<Forked> for ReinitRefused {
-    fn from(forked: Forked) -> Self {
-        Self::Forked(forked)
     }
 }
 

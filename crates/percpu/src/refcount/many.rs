@@ -95,7 +95,7 @@ impl PercpuRef {
 impl Dying<'_> {
     /// Takes the mutex of a count that is live.
     fn lock(&mut self) -> Result<(), KillError> {
-        let switch = self.refs.lock()?;
+        let switch = self.refs.cold.switch.lock();
         if self.refs.is_dying() {
             return Err(KillError::AlreadyDying);
         }

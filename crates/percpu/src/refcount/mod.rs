@@ -47,12 +47,9 @@
 //! | get, put | never | never | the last put is the last |
 //! | kill, resurrect, reinit, switch | never | `switch` | reinit: invariant 4; others hold or find a reference |
 //!
-//! # fork, exit, forget, panic
+//! # exit, forget, panic
 //!
-//! A fork child has a copy of the count, with the references that its parent's other threads
-//! held: they are never put there. Gets and puts go on; what needs `switch` gives
-//! [`Forked`](crate::Forked) if another thread held it at the fork. A thread that exits owes
-//! nothing: counts belong to CPUs, not to threads. A forgotten [`Reference`] is a reference for
+//! A thread that exits owes nothing: counts belong to CPUs, not to threads. A forgotten [`Reference`] is a reference for
 //! ever, and the release closure never runs. A panic of the release closure reaches whoever put
 //! the last reference, or killed; one of the closure given to [`PercpuRef::kill_and_confirm`]
 //! reaches its caller, after the initial reference was dropped all the same. A release closure that
@@ -74,7 +71,6 @@ pub use self::owned::ArcReference;
 use self::switch::Switch;
 use self::words::{BIAS, add_open};
 use crate::error::NewError;
-use crate::fork::Generation;
 use crate::rseq::section::{self, Refused};
 use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
@@ -132,7 +128,6 @@ struct Cold {
     remote: AtomicU64,
     switch: Mutex<Switch>,
     release: UnsafeCell<Option<Release>>,
-    born: Generation,
 }
 
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
@@ -168,7 +163,6 @@ impl PercpuRef {
                 remote: AtomicU64::new(0),
                 switch: Mutex::new(Switch::new()),
                 release: UnsafeCell::new(Some(release)),
-                born: Generation::current(),
             },
         })
     }

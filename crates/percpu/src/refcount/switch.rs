@@ -10,11 +10,11 @@ use super::{
     ResurrectError, words,
 };
 use crate::alloc::try_box;
-use crate::error::{AllocError, Forked};
+use crate::error::AllocError;
 use crate::fence;
 use crate::rseq::section;
 use crate::sync::atomic::Ordering;
-use crate::sync::{MutexGuard, mutant};
+use crate::sync::mutant;
 
 /// What only a holder of the mutex reads and writes.
 pub(super) struct Switch {
@@ -42,8 +42,7 @@ impl PercpuRef {
     ///
     /// # Errors
     ///
-    /// [`KillError::AlreadyDying`] for a second kill; [`KillError::Forked`] in a fork child whose
-    /// parent's other thread was switching. Nothing was changed then.
+    /// [`KillError::AlreadyDying`] for a second kill. Nothing was changed then.
     ///
     /// # Panics
     ///
@@ -70,7 +69,7 @@ impl PercpuRef {
     ///
     /// If both panic: the release closure then runs while the panic of `confirm` unwinds.
     pub fn kill_and_confirm(&self, confirm: impl FnOnce()) -> Result<(), KillError> {
-        let mut switch = self.lock()?;
+        let mut switch = self.cold.switch.lock();
         if self.is_dying() {
             return Err(KillError::AlreadyDying);
         }
@@ -99,9 +98,9 @@ impl PercpuRef {
     /// # Errors
     ///
     /// [`ResurrectError::NotDying`] if it is live, [`ResurrectError::Released`] if the count has
-    /// reached zero, [`ResurrectError::Forked`] as for a kill. Nothing was changed then.
+    /// reached zero. Nothing was changed then.
     pub fn resurrect(&self) -> Result<(), ResurrectError> {
-        let mut switch = self.lock()?;
+        let mut switch = self.cold.switch.lock();
         let bias = if switch.prefer_atomic { 0 } else { BIAS };
         if bias != 0 && mutant("refcount-open-before-the-bias") {
             self.open(&mut switch);
@@ -143,16 +142,13 @@ impl PercpuRef {
     ///
     /// # Errors
     ///
-    /// [`ReinitRefused::InUse`] before the count has reached zero, [`ReinitRefused::Alloc`],
-    /// [`ReinitRefused::Forked`] as for a kill. The error gives `release` back.
+    /// [`ReinitRefused::InUse`] before the count has reached zero, [`ReinitRefused::Alloc`]. The error
+    /// gives `release` back.
     pub fn reinit<F>(&self, release: F) -> Result<(), ReinitError<F>>
     where
         F: FnOnce() + Send + 'static,
     {
-        let mut switch = match self.lock() {
-            Ok(switch) => switch,
-            Err(forked) => return Err(ReinitError::new(ReinitRefused::Forked(forked), release)),
-        };
+        let mut switch = self.cold.switch.lock();
         if !self.is_zero() {
             return Err(ReinitError::new(ReinitRefused::InUse, release));
         }
@@ -182,28 +178,19 @@ impl PercpuRef {
     ///
     /// Of a killed object it only decides in which mode a resurrection or a new start leaves it.
     /// Blocks shortly while another thread switches the mode of the same object.
-    ///
-    /// # Errors
-    ///
-    /// [`Forked`] in a fork child whose parent's other thread was switching.
-    pub fn switch_to_atomic(&self) -> Result<(), Forked> {
-        let mut switch = self.lock()?;
+    pub fn switch_to_atomic(&self) {
+        let mut switch = self.cold.switch.lock();
         switch.prefer_atomic = true;
         // Ordering: AcqRel, as in `kill_and_confirm`.
         self.cold.atomic.fetch_add(self.close(&mut switch), Ordering::AcqRel);
-        Ok(())
     }
 
     /// Counts per CPU again; undoes [`switch_to_atomic`](Self::switch_to_atomic).
     ///
     /// Of a killed object it only decides in which mode a resurrection or a new start leaves it.
     /// Blocks shortly while another thread switches the mode of the same object.
-    ///
-    /// # Errors
-    ///
-    /// [`Forked`] in a fork child whose parent's other thread was switching.
-    pub fn switch_to_percpu(&self) -> Result<(), Forked> {
-        let mut switch = self.lock()?;
+    pub fn switch_to_percpu(&self) {
+        let mut switch = self.cold.switch.lock();
         switch.prefer_atomic = false;
         if !switch.percpu && !self.is_dying() {
             // Live, so the initial reference is there and stays while we hold `switch`.
@@ -211,11 +198,6 @@ impl PercpuRef {
             self.cold.atomic.fetch_add(BIAS, Ordering::AcqRel);
             self.open(&mut switch);
         }
-        Ok(())
-    }
-
-    pub(super) fn lock(&self) -> Result<MutexGuard<'_, Switch>, Forked> {
-        self.cold.born.lock(&self.cold.switch)
     }
 
     /// Leaves percpu mode, if it is in it: closes the words and `remote`, and returns what to add

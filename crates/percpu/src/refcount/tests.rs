@@ -1,13 +1,11 @@
-//! fork at a bad moment, and what the fold leaves behind.
+//! Kills of many, and what a fold leaves in the words.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::error::Forked;
 use crate::fence;
-use crate::fork::{adopt, child::in_child};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, thread};
-use crate::{KillError, PercpuRef, ReinitRefused, ResurrectError};
+use crate::{KillError, PercpuRef};
 
 fn counting() -> (PercpuRef, Arc<AtomicU64>) {
     let released = Arc::new(AtomicU64::new(0));
@@ -16,45 +14,6 @@ fn counting() -> (PercpuRef, Arc<AtomicU64>) {
         count.fetch_add(1, Ordering::Relaxed);
     });
     (refs.unwrap(), released)
-}
-
-#[test]
-fn inv15_a_fork_child_ends_its_copy_alone() {
-    let (refs, released) = counting();
-    let reference = refs.try_get().unwrap();
-    assert!(in_child(|| {
-        let more = refs.try_get().is_some();
-        let killed = refs.kill().is_ok() && refs.try_get().is_none() && !refs.is_zero();
-        // SAFETY: the child's copy of `reference`, which its `_exit` never drops.
-        unsafe { PercpuRef::put(&refs) };
-        more && killed && refs.is_zero() && released.load(Ordering::Relaxed) == 1
-    }));
-    assert!(!refs.is_dying(), "the parent goes on");
-    drop(reference);
-    refs.kill().unwrap();
-    assert_eq!(released.load(Ordering::Relaxed), 1);
-}
-
-/// As if another thread had been switching at the fork: the lock is held in the child, for ever.
-#[test]
-fn inv15_what_needs_a_lock_that_the_fork_left_behind_is_refused() {
-    let (refs, _) = counting();
-    let held = refs.cold.switch.lock();
-    assert!(in_child(|| {
-        let forked = Forked::new();
-        refs.kill() == Err(KillError::Forked(forked))
-            && refs.resurrect() == Err(ResurrectError::Forked(forked))
-            && refs.switch_to_atomic() == Err(forked)
-            && refs.switch_to_percpu() == Err(forked)
-            && refs.reinit(|| ()).unwrap_err().why() == ReinitRefused::Forked(forked)
-            && refs.try_get_even_killed().is_some()
-            && refs.try_get().is_some()
-    }));
-    drop(held);
-    assert!(in_child(|| {
-        adopt();
-        refs.kill().is_ok() && refs.is_zero()
-    }));
 }
 
 /// The words of sections are not set back: what they hold is folded once.
@@ -68,9 +27,9 @@ fn inv09_a_second_fold_counts_the_difference_only() {
         thread::scope(|scope| {
             scope.spawn(|| refs.try_get().unwrap().leak());
         });
-        refs.switch_to_atomic().unwrap();
+        refs.switch_to_atomic();
         assert_eq!(refs.cold.atomic.load(Ordering::Relaxed), 5 * super::ONE);
-        refs.switch_to_percpu().unwrap();
+        refs.switch_to_percpu();
         for _ in 0..4 {
             // SAFETY: one of the four leaked above.
             unsafe { PercpuRef::put(&refs) };
@@ -85,7 +44,7 @@ fn inv10_each_of_many_is_killed_once_or_refused() {
     let counted: Vec<_> = (0..20).map(|_| counting()).collect();
     let references: Vec<_> = counted.iter().map(|(refs, _)| refs.try_get().unwrap()).collect();
     counted[3].0.kill().unwrap();
-    counted[4].0.switch_to_atomic().unwrap();
+    counted[4].0.switch_to_atomic();
     // Backwards, and two of them twice.
     let mut many: Vec<_> = counted.iter().rev().map(|(refs, _)| refs).collect();
     many.extend([&counted[7].0, &counted[3].0]);
@@ -116,22 +75,6 @@ fn inv11_a_panic_of_one_release_closure_kills_the_others_all_the_same() {
     assert_eq!(panic.downcast_ref(), Some(&"from the closure"));
     assert!(many.iter().all(|refs| refs.is_zero()));
     assert_eq!((released.load(Ordering::Relaxed), released_after.load(Ordering::Relaxed)), (1, 1));
-}
-
-#[test]
-fn inv15_of_many_what_a_fork_left_locked_is_refused() {
-    let (free, _) = counting();
-    let (busy, _) = counting();
-    let held = busy.cold.switch.lock();
-    assert!(in_child(|| {
-        let mut refused = Vec::new();
-        let killed = PercpuRef::kill_many(&[&busy, &free], |i, why| refused.push((i, why)));
-        killed == Ok(1)
-            && refused == [(0, KillError::Forked(Forked::new()))]
-            && free.is_zero()
-            && !busy.is_dying()
-    }));
-    drop(held);
 }
 
 /// Killed one by one they cost as many barriers, each of which interrupts whoever runs.

@@ -9,8 +9,6 @@ use super::mutant;
 ///
 /// Whoever waits for something reads the number, looks whether it has to wait, and sleeps if the
 /// number is still the same. Whoever changes something advances the number, and wakes.
-///
-/// In a fork child nobody sleeps here: the kernel knows who does, and those threads are the parent's.
 #[derive(Debug)]
 pub struct Futex {
     changes: AtomicU32,

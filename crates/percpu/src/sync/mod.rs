@@ -42,7 +42,6 @@ pub mod virtual_cpu;
 
 pub use self::futex::Futex;
 pub use self::mutant::mutant;
-pub use crate::fork::Generation;
 pub use crate::word_lock::{WordGuard, WordLock};
 
 /// The real types, in all three halves: for process-wide facts that are set once and that no

@@ -52,8 +52,8 @@ impl<'a> References<'a> {
             1 if a.is_multiple_of(8) => self.held.extend(self.held.last().cloned()),
             1 => self.put(usize::from(a)),
             2 => self.change(a),
-            _ if a.is_multiple_of(2) => self.refs.switch_to_atomic().unwrap(),
-            _ => self.refs.switch_to_percpu().unwrap(),
+            _ if a.is_multiple_of(2) => self.refs.switch_to_atomic(),
+            _ => self.refs.switch_to_percpu(),
         }
         self.check();
     }

@@ -168,7 +168,7 @@ fn inv07_a_thread_without_id_does_not_release_early() {
 fn inv08_no_get_after_the_kill() {
     both_modes(|| {
         let object = Object::new();
-        object.refs.switch_to_atomic().unwrap();
+        object.refs.switch_to_atomic();
         let confirmed = Arc::new(AtomicUsize::new(0));
         let other = spawn(&object, {
             let confirmed = Arc::clone(&confirmed);
@@ -250,9 +250,9 @@ fn inv09_a_switch_to_atomic_loses_no_get_and_no_put() {
             drop(first);
             drop(second);
         });
-        object.refs.switch_to_atomic().unwrap();
+        object.refs.switch_to_atomic();
         assert!(!object.refs.is_zero());
-        object.refs.switch_to_percpu().unwrap();
+        object.refs.switch_to_percpu();
         other.join().unwrap();
         assert_eq!(object.released.load(Ordering::Relaxed), 0);
         object.refs.kill().unwrap();
@@ -431,7 +431,7 @@ fn inv11_callbacks_may_use_the_count() {
         refs.kill_and_confirm(|| {
             assert!(refs.is_dying() && refs.try_get().is_none());
             assert!(refs.try_get_even_killed().is_some(), "the initial reference is still there");
-            refs.switch_to_atomic().unwrap();
+            refs.switch_to_atomic();
         })
         .unwrap();
         other.join().unwrap();

@@ -24,7 +24,7 @@ pub(super) const LOOM_ONLY: &[&str] = &["word-lock-lock-is-relaxed", "word-lock-
 
 /// Adds 1 in two steps.
 fn add(lock: &WordLock<AtomicU64>) {
-    let value = &mut *lock.lock().unwrap();
+    let value = &mut *lock.lock();
     // Ordering: Relaxed, both; the lock orders them.
     let seen = value.load(Ordering::Relaxed);
     value.store(seen + 1, Ordering::Relaxed);

@@ -16,15 +16,14 @@
 //!    such a pointer only: one made from a `&Core` may read the core, but not free it.
 
 use std::ptr::NonNull;
-use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
+use percpu::PerCpu;
 use percpu::rcu::{GracePeriod, RetireHead};
 use percpu::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use percpu::sync::native::OnceLock;
 use percpu::sync::quarantine::Watched;
-use percpu::sync::{Generation, WordGuard, WordLock, mutant};
-use percpu::{Forked, PerCpu};
+use percpu::sync::{WordGuard, WordLock, mutant};
 
 use super::error::LookupError;
 use super::id::{Id, MAX_GENERATION};
@@ -47,10 +46,6 @@ impl Limits {
     pub(super) const NONE: Self = Self { max_index: MAX_INDEX, generations: MAX_GENERATION };
 }
 
-/// How long a fork child tries for a lock that its holder may have left behind. A guess: a holder that
-/// exists needs microseconds, or its next slice of time.
-const PATIENCE: Duration = Duration::from_millis(10);
-
 #[repr(C)]
 pub(super) struct Core<T: Send + Sync + 'static> {
     tree: Tree<true>,
@@ -63,8 +58,6 @@ pub(super) struct Core<T: Send + Sync + 'static> {
     pub(super) has_refs: AtomicBool,
     /// The tick is on its way.
     pub(super) ticking: AtomicBool,
-    /// In a fork child: the lock belongs to a thread that is not there.
-    lost: AtomicBool,
     /// A CPU's list of this many dead slots is worth a look.
     pub(super) batch: AtomicU32,
     pub(super) tick: RetireHead,
@@ -112,8 +105,6 @@ pub(super) struct State<T: Send + Sync + 'static> {
     pub(super) waiting: Option<GracePeriod>,
     /// A thread owns the `waiting` lists.
     pub(super) reclaiming: bool,
-    /// In which process.
-    pub(super) since: Generation,
     /// There is no table any more.
     pub(super) dropped: bool,
     /// And who ends it is known.
@@ -132,7 +123,6 @@ impl<T: Send + Sync + 'static> Core<T> {
             waiters: Waiters::new(),
             has_refs: AtomicBool::new(false),
             ticking: AtomicBool::new(false),
-            lost: AtomicBool::new(false),
             batch: AtomicU32::new(Limbo::BATCH),
             tally: CachePadded::new(Tally::default()),
             tick,
@@ -148,7 +138,6 @@ impl<T: Send + Sync + 'static> Core<T> {
                 unused_from: 0,
                 waiting: None,
                 reclaiming: false,
-                since: Generation::current(),
                 dropped: false,
                 ended: false,
                 last_tick: false,
@@ -174,27 +163,8 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 
     #[inline]
-    pub(super) fn lock(&self) -> Result<WordGuard<'_, State<T>>, Forked> {
-        self.lock.lock().or_else(|forked| self.lock_inherited(forked))
-    }
-
-    /// In a fork child the lock was held just now: by a thread that was not copied, which holds it for
-    /// ever, or by one of this process, which needs a moment.
-    #[cold]
-    #[inline(never)]
-    fn lock_inherited(&self, forked: Forked) -> Result<WordGuard<'_, State<T>>, Forked> {
-        let began = Instant::now();
-        // Ordering: Relaxed, both; a hint that saves time.
-        while !self.lost.load(Ordering::Relaxed) {
-            percpu::sync::thread::yield_now();
-            if let Some(state) = self.lock.try_lock() {
-                return Ok(state);
-            }
-            if began.elapsed() > PATIENCE {
-                self.lost.store(true, Ordering::Relaxed);
-            }
-        }
-        Err(forked)
+    pub(super) fn lock(&self) -> WordGuard<'_, State<T>> {
+        self.lock.lock()
     }
 
     /// The tree, for who looks into it.
@@ -290,12 +260,6 @@ impl<T: Send + Sync + 'static> State<T> {
     /// The table and its last context are gone, and nobody is at them.
     pub(super) fn is_over(&self) -> bool {
         self.ended && !self.reclaiming && self.in_use() == 0
-    }
-
-    /// Makes the `waiting` lists this thread's.
-    pub(super) fn begin_reclaim(&mut self) {
-        self.reclaiming = true;
-        self.since = Generation::current();
     }
 
     /// Used slots that will never be vacant again.

@@ -1,7 +1,7 @@
-//! Whose contexts this thread is just dropping, because it reclaims or put their last references.
+//! The tables whose contexts the calling thread is dropping, because it reclaims or put a last reference.
 //!
-//! Such a drop may call the table, and must not wait there for what comes after it. The thread is told
-//! by its own stack, not by an id: a thread of a fork child may get the id of one that is lost.
+//! Such a drop may call the table, and must not wait there for what comes after it. A list through the
+//! thread's own stack records it.
 
 use std::cell::Cell;
 use std::ptr;

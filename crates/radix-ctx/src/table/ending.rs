@@ -23,7 +23,7 @@ use super::slab::{Gone, NO_LINK, SLOTS, SlabPtr};
 impl<T: Send + Sync + 'static> Core<T> {
     /// Sends the tick if something is in the lists, and none is on its way.
     pub(super) fn send_tick(&self) {
-        let Ok(mut state) = self.lock() else { return };
+        let mut state = self.lock();
         // Ordering: Relaxed, both; under the lock.
         if self.ticking.load(Ordering::Relaxed) {
             return;
@@ -54,9 +54,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     pub(super) unsafe fn end_table(this: NonNull<Self>) {
         let guard = rcu::pin(); // invariant 3 of the core
         // SAFETY: the table keeps the core until the guard is there, and the guard does after that.
-        if let Ok(mut state) = unsafe { this.as_ref() }.lock() {
-            state.dropped = true;
-        }
+        unsafe { this.as_ref() }.lock().dropped = true;
         let guard = if mutant("limbo-ends-in-two-steps") {
             drop(guard);
             dawdle_if("limbo-ends-in-two-steps");
@@ -81,23 +79,21 @@ impl<T: Send + Sync + 'static> Core<T> {
         // SAFETY: invariant 3 of the core, by the guard. It is let go of below only while
         // `reclaiming` is set, which keeps the core, and at the end.
         let it = unsafe { this.as_ref() };
-        let Ok(mut state) = it.lock() else { return };
+        let mut state = it.lock();
         if state.dropped && !state.reclaiming && !state.ended {
             state.ended = true;
             state.dead = state.in_use();
-            state.begin_reclaim();
+            state.reclaiming = true;
             drop(state);
             drop(guard); // drops of values may wait for readers; the reclaimer keeps the core
             dropping(it.address(), || it.reclaim_all());
             guard = rcu::pin();
-            let Ok(again) = it.lock() else { return };
-            state = again;
+            state = it.lock();
             state.reclaiming = false;
             if mutant("limbo-old-tick-frees") {
                 drop(state);
                 dawdle_if("limbo-old-tick-frees"); // with the guard that the tick should mind
-                let Ok(again) = it.lock() else { return };
-                state = again;
+                state = it.lock();
             }
         }
         // Ordering: Relaxed, both; under the lock.
@@ -176,7 +172,7 @@ pub(super) unsafe fn run_tick<T: Send + Sync + 'static>(head: NonNull<RetireHead
     dawdle_if("limbo-old-tick-frees");
     it.advance();
     let guard = rcu::pin(); // invariant 3 of the core
-    let Ok(mut state) = it.lock() else { return };
+    let mut state = it.lock();
     if state.last_tick || mutant("limbo-old-tick-frees") && state.is_over() {
         drop(state);
         drop(guard);

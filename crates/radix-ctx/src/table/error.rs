@@ -4,8 +4,8 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
+use percpu::AllocError;
 use percpu::rcu::SynchronizeError;
-use percpu::{AllocError, Forked};
 
 /// Why an id leads to nothing. Maps to `EINVAL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,9 +26,6 @@ pub enum GetRefError {
     /// No memory for the counts of this and the neighbouring contexts: only the first reference to
     /// one of them needs any.
     Alloc(AllocError),
-    /// In a fork child whose parent's other thread held the table's lock; as for `Alloc`, the first
-    /// reference only.
-    Forked(Forked),
 }
 
 /// Why a context was not removed. Maps to `EINVAL`.
@@ -54,8 +51,6 @@ pub enum InsertRefused {
     Alloc(AllocError),
     /// [`insert_wait`](super::CtxTable::insert_wait) would wait for itself. Maps to `EDEADLK`.
     Deadlock,
-    /// In a fork child whose parent's other thread held the table's lock. Maps to `EOWNERDEAD`.
-    Forked(Forked),
 }
 
 /// Why a wait ended without what it was for.
@@ -71,8 +66,6 @@ pub enum WaitError {
     InDrop,
     /// The context was removed while somebody waited for something of it. Maps to `EINVAL`.
     Removed,
-    /// In a fork child that would wait for a thread it does not have. Maps to `EOWNERDEAD`.
-    Forked(Forked),
 }
 
 /// A value that was not inserted, and why.
@@ -151,7 +144,6 @@ impl GetRefError {
         match self {
             Self::Lookup(lookup) => lookup.errno(),
             Self::Alloc(alloc) => alloc.errno(),
-            Self::Forked(forked) => forked.errno(),
         }
     }
 }
@@ -161,7 +153,6 @@ impl fmt::Display for GetRefError {
         match self {
             Self::Lookup(lookup) => lookup.fmt(f),
             Self::Alloc(_) => f.write_str("out of memory for the counts of references"),
-            Self::Forked(forked) => forked.fmt(f),
         }
     }
 }
@@ -171,7 +162,6 @@ impl Error for GetRefError {
         match self {
             Self::Lookup(lookup) => Some(lookup),
             Self::Alloc(alloc) => Some(alloc),
-            Self::Forked(forked) => Some(forked),
         }
     }
 }
@@ -186,7 +176,6 @@ impl InsertRefused {
             Self::Exhausted { .. } => libc::ENOSPC,
             Self::Alloc(alloc) => alloc.errno(),
             Self::Deadlock => libc::EDEADLK,
-            Self::Forked(forked) => forked.errno(),
         }
     }
 }
@@ -203,7 +192,6 @@ impl fmt::Display for InsertRefused {
             Self::NoRange => f.write_str("the range is empty"),
             Self::Alloc(_) => f.write_str("out of memory for a context"),
             Self::Deadlock => f.write_str("it would wait for itself"),
-            Self::Forked(forked) => forked.fmt(f),
         }
     }
 }
@@ -212,7 +200,6 @@ impl Error for InsertRefused {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::Alloc(alloc) => Some(alloc),
-            Self::Forked(forked) => Some(forked),
             _ => None,
         }
     }
@@ -226,7 +213,6 @@ impl WaitError {
             Self::TimedOut => libc::ETIMEDOUT,
             Self::Pinned | Self::InDrop => libc::EDEADLK,
             Self::Removed => libc::EINVAL,
-            Self::Forked(forked) => forked.errno(),
         }
     }
 }
@@ -238,19 +224,11 @@ impl fmt::Display for WaitError {
             Self::Pinned => f.write_str("this thread is a reader and would wait for itself"),
             Self::InDrop => f.write_str("this thread is dropping a context of the table"),
             Self::Removed => f.write_str("the context was removed"),
-            Self::Forked(forked) => forked.fmt(f),
         }
     }
 }
 
-impl Error for WaitError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Forked(forked) => Some(forked),
-            _ => None,
-        }
-    }
-}
+impl Error for WaitError {}
 
 impl From<LookupError> for GetRefError {
     fn from(error: LookupError) -> Self {
@@ -259,11 +237,9 @@ impl From<LookupError> for GetRefError {
 }
 
 impl From<GetRefError> for InsertRefused {
-    fn from(error: GetRefError) -> Self {
-        match error {
-            GetRefError::Forked(forked) => Self::Forked(forked),
-            _ => Self::Alloc(AllocError::new()), // the id is the caller's
-        }
+    /// The id is the caller's own, so only memory can be missing.
+    fn from(_: GetRefError) -> Self {
+        Self::Alloc(AllocError::new())
     }
 }
 
@@ -273,24 +249,9 @@ impl From<AllocError> for InsertRefused {
     }
 }
 
-impl From<Forked> for InsertRefused {
-    fn from(error: Forked) -> Self {
-        Self::Forked(error)
-    }
-}
-
-impl From<Forked> for WaitError {
-    fn from(error: Forked) -> Self {
-        Self::Forked(error)
-    }
-}
-
 impl From<SynchronizeError> for WaitError {
-    fn from(error: SynchronizeError) -> Self {
-        match error {
-            SynchronizeError::Forked(forked) => Self::Forked(forked),
-            _ => Self::Pinned,
-        }
+    fn from(_: SynchronizeError) -> Self {
+        Self::Pinned
     }
 }
 

@@ -117,11 +117,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
 
     /// The index that the next [`insert`](Self::insert) would use, if nobody else inserts; `None` if
     /// none is vacant.
-    ///
-    /// # Errors
-    ///
-    /// [`Forked`](percpu::Forked), in a fork child whose parent's other thread held the lock.
-    pub fn next_free(&self) -> Result<Option<u32>, percpu::Forked> {
+    pub fn next_free(&self) -> Option<u32> {
         self.core().next_free()
     }
 }

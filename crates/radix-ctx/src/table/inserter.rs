@@ -3,12 +3,11 @@
 use std::fmt;
 use std::ops::RangeBounds;
 
-use percpu::Forked;
 use percpu::sync::atomic::Ordering;
 
 use super::CtxTable;
 use super::core::Core;
-use super::error::{InsertError, InsertRefused, WaitError};
+use super::error::{InsertError, InsertRefused};
 use super::id::Id;
 use super::insert::{Reservation, inclusive};
 use super::vacancy::Claim;
@@ -130,9 +129,8 @@ impl<'a, T: Send + Sync + 'static> Inserter<'a, T> {
                 done => return done,
             }
             match self.core.flush() {
-                Ok(0) => self.core.wait_for_vacancy(first, last)?,
+                Ok(0) => self.core.wait_for_vacancy(first, last),
                 Ok(_) => {}
-                Err(WaitError::Forked(forked)) => return Err(forked.into()),
                 Err(_) => return Err(InsertRefused::Deadlock),
             }
         }
@@ -152,16 +150,12 @@ impl<'a, T: Send + Sync + 'static> Inserter<'a, T> {
 impl<T: Send + Sync + 'static> Core<T> {
     /// Blocks until an index of the range is vacant, or may become so by a flush, or no reference is in
     /// the way.
-    fn wait_for_vacancy(&self, first: u32, last: u32) -> Result<(), Forked> {
-        if self.waiters.is_inherited() {
-            return Err(Forked::new()); // who has the reference?
-        }
-        let waited = self.waiters.wait(None, || {
+    fn wait_for_vacancy(&self, first: u32, last: u32) {
+        self.waiters.wait(None, || {
             // Ordering: Relaxed; the waiters' fences order it after the change.
             let unused = self.tally.referenced.load(Ordering::Relaxed) == 0;
             (unused || self.has_vacancy(first, last)).then_some(())
         });
-        waited.map(|_| ())
     }
 }
 

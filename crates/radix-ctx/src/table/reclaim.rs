@@ -4,7 +4,6 @@
 
 use std::ptr::NonNull;
 
-use percpu::Forked;
 use percpu::fence::heavy_rseq;
 use percpu::rcu::{self, Batch};
 use percpu::sync::atomic::Ordering;
@@ -28,7 +27,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// Reclaims what has waited for long enough, and starts a grace period for the rest. Never
     /// blocks on one. Returns how many slots came free.
     pub(super) fn advance(&self) -> usize {
-        let Ok(mut state) = self.lock() else { return 0 };
+        let mut state = self.lock();
         if state.reclaiming {
             return 0;
         }
@@ -79,21 +78,15 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// The lock, at a moment when nobody reclaims. Blocks until then.
     fn lock_reclaimed(&self) -> Result<WordGuard<'_, State<T>>, WaitError> {
         loop {
-            let state = self.lock()?;
+            let state = self.lock();
             if self.is_in_drop() {
                 return Err(WaitError::InDrop);
             }
             if !state.reclaiming {
                 return Ok(state);
             }
-            if state.since.is_inherited() {
-                return Err(Forked::new().into());
-            }
             drop(state);
-            self.waiters.wait(None, || match self.lock() {
-                Ok(state) => (!state.reclaiming).then_some(()),
-                Err(_) => Some(()),
-            })?;
+            self.waiters.wait(None, || (!self.lock().reclaiming).then_some(()));
         }
     }
 
@@ -258,7 +251,7 @@ struct Reclaiming<'a, T: Send + Sync + 'static> {
 impl<'a, T: Send + Sync + 'static> Reclaiming<'a, T> {
     /// Nobody has it, and something is waiting.
     fn begin(core: &'a Core<T>, mut state: WordGuard<'a, State<T>>) -> Self {
-        state.begin_reclaim();
+        state.reclaiming = true;
         Self { core, done: false }
     }
 
@@ -274,23 +267,22 @@ impl<T: Send + Sync + 'static> Drop for Reclaiming<'_, T> {
     /// Gives the lists back to the lock.
     fn drop(&mut self) {
         let core = self.core;
-        if let Ok(mut state) = core.lock() {
-            state.reclaiming = false;
-            let mut send = false;
-            if self.done {
-                state.waiting = None;
-                send = core.close(&mut state);
-            }
-            let dropped = state.dropped;
-            drop(state);
-            if send {
-                core.retire_tick();
-            }
-            if dropped {
-                // SAFETY: the caller of `begin` has a borrow of the table, or is the tick. Both keep
-                // the core until after this.
-                unsafe { Core::end(core.this(), rcu::pin()) };
-            }
+        let mut state = core.lock();
+        state.reclaiming = false;
+        let mut send = false;
+        if self.done {
+            state.waiting = None;
+            send = core.close(&mut state);
+        }
+        let dropped = state.dropped;
+        drop(state);
+        if send {
+            core.retire_tick();
+        }
+        if dropped {
+            // SAFETY: the caller of `begin` has a borrow of the table, or is the tick. Both keep the
+            // core until after this.
+            unsafe { Core::end(core.this(), rcu::pin()) };
         }
         core.waiters.notify();
     }
@@ -351,7 +343,6 @@ impl<'a, T: Send + Sync + 'static> Vacated<'a, T> {
         self.give_back_some();
     }
 
-    /// In a fork child that lost the lock the slots stay used.
     fn give_back_some(&mut self) {
         let mut batch = Batch::new();
         // The queue is emptied at the begin and at the end: in between others may refill it with what
@@ -359,11 +350,10 @@ impl<'a, T: Send + Sync + 'static> Vacated<'a, T> {
         let empties_queue = std::mem::take(&mut self.empties_queue);
         let slots = &mut self.slots[..self.number];
         self.number = 0;
-        if let Ok(mut state) = self.core.lock() {
-            let slots = slots.iter_mut().filter_map(Option::take);
-            self.core.vacate(&mut state, slots, empties_queue, &mut batch);
-            state.retire(std::mem::take(&mut self.retired));
-            state.dead = state.dead.saturating_sub(std::mem::take(&mut self.dead));
-        }
+        let mut state = self.core.lock();
+        let slots = slots.iter_mut().filter_map(Option::take);
+        self.core.vacate(&mut state, slots, empties_queue, &mut batch);
+        state.retire(std::mem::take(&mut self.retired));
+        state.dead = state.dead.saturating_sub(std::mem::take(&mut self.dead));
     }
 }

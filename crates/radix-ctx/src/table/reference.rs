@@ -149,7 +149,7 @@ fn number(id: Id) -> usize {
 impl<T: Send + Sync + 'static> Core<T> {
     #[cold]
     fn make_refs<'a>(&self, slab: &'a Slab<T>) -> Result<&'a RefBlock, GetRefError> {
-        let _state = self.lock().map_err(GetRefError::Forked)?;
+        let _state = self.lock();
         let refs = slab.make_refs().map_err(GetRefError::Alloc)?;
         // Ordering: Release pairs with the Acquire in `restart_sections`.
         self.has_refs.store(true, Ordering::Release);
@@ -233,7 +233,7 @@ impl<T: Send + Sync + 'static> CtxRef<T> {
         let waited = this.waiters().wait(deadline, || match look(this) {
             Some(got) => Some(Ok(got)),
             None => Self::is_removed(this).then_some(Err(WaitError::Removed)),
-        })?;
+        });
         waited.unwrap_or(Err(WaitError::TimedOut))
     }
 
@@ -314,9 +314,7 @@ impl<T: Send + Sync + 'static> Future for Killed<T> {
             return Poll::Ready(());
         }
         let index = this.of.id.index();
-        // In a fork child whose parent's other thread holds a lock: look again soon, as without memory.
-        let registered =
-            this.of.waiters().register(&mut this.place, Some(index), context.waker()) == Ok(true);
+        let registered = this.of.waiters().register(&mut this.place, Some(index), context.waker());
         if CtxRef::is_removed(&this.of) {
             return Poll::Ready(());
         }

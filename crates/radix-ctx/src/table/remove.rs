@@ -7,9 +7,9 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use percpu::rcu;
 use percpu::sync::atomic::Ordering;
 use percpu::sync::{WordGuard, mutant, thread};
-use percpu::{Forked, rcu};
 
 use super::CtxTable;
 use super::core::{Core, State};
@@ -52,8 +52,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     ///
     /// # Errors
     ///
-    /// [`WaitError::Pinned`], [`WaitError::InDrop`]: nothing was removed. [`WaitError::Forked`]: they
-    /// were removed, and are not waited for.
+    /// [`WaitError::Pinned`], [`WaitError::InDrop`]: nothing was removed.
     pub fn close_all(&self) -> Result<usize, WaitError> {
         self.core().may_wait()?;
         let mut closing = self.kill_all();
@@ -101,8 +100,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// # Errors
     ///
     /// [`WaitError::Pinned`] if this thread holds an RCU guard, [`WaitError::InDrop`] if it is dropping
-    /// a context of this table, [`WaitError::Forked`] in a fork child that would wait for a thread it
-    /// does not have.
+    /// a context of this table.
     pub fn flush(&self) -> Result<usize, WaitError> {
         self.core().flush()
     }
@@ -134,22 +132,13 @@ impl<T: Send + Sync + 'static> Core<T> {
         if rcu::is_pinned() {
             return Err(WaitError::Pinned);
         }
-        let state = self.lock()?;
+        let state = self.lock();
         if self.is_in_drop() { Err(WaitError::InDrop) } else { Ok(state) }
     }
 
     /// Whether this thread may wait for contexts of this table to go.
     fn may_wait(&self) -> Result<(), WaitError> {
         self.lock_to_wait().map(drop)
-    }
-
-    /// [`may_wait`](Self::may_wait), and that who reclaims is in this process.
-    fn may_go_on(&self) -> Result<(), WaitError> {
-        let state = self.lock_to_wait()?;
-        if state.reclaiming && state.since.is_inherited() {
-            return Err(Forked::new().into());
-        }
-        Ok(())
     }
 
     /// Whether the context of `id`, which was removed, is dropped.
@@ -188,10 +177,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             if vacated == 0 {
                 thread::yield_now(); // to who is between a removal and its list
             }
-            if self.waiters.is_inherited() {
-                return Err(Forked::new().into()); // who has the reference?
-            }
-            self.waiters.wait(None, || (done() || !blocked()).then_some(()))?;
+            self.waiters.wait(None, || (done() || !blocked()).then_some(()));
         }
         Ok(())
     }
@@ -212,7 +198,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             if done() {
                 return Ok(());
             }
-            self.may_go_on()?;
+            self.may_wait()?;
             self.advance();
             if done() {
                 return Ok(());
@@ -224,10 +210,10 @@ impl<T: Send + Sync + 'static> Core<T> {
             if blocked() {
                 // The last reference tells.
                 let unblocked = || (done() || !blocked()).then_some(());
-                self.waiters.wait(Some(deadline), unblocked)?;
+                self.waiters.wait(Some(deadline), unblocked);
             } else {
                 let until = (now + step).min(deadline);
-                self.waiters.wait(Some(until), || done().then_some(()))?;
+                self.waiters.wait(Some(until), || done().then_some(()));
                 step = (step * 2).min(Duration::from_millis(1));
             }
         }
@@ -247,15 +233,12 @@ impl<T: Send + Sync + 'static> Core<T> {
         if done() {
             return Poll::Ready(Ok(()));
         }
-        self.may_go_on()?;
-        let registered = self.waiters.register(place, slot, context.waker())?;
+        self.may_wait()?;
+        let registered = self.waiters.register(place, slot, context.waker());
         if done() {
             return Poll::Ready(Ok(()));
         }
         let blocked = blocked();
-        if blocked && self.waiters.is_inherited() {
-            return Poll::Ready(Err(Forked::new().into())); // who has the reference?
-        }
         // Readers tell nobody that they leave: look again soon.
         if !registered || !blocked {
             context.waker().wake_by_ref();

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use percpu::Forked;
 use percpu::sync::atomic::Ordering;
 
 use super::CtxTable;
@@ -41,11 +40,11 @@ pub struct TableStats {
 }
 
 impl<T: Send + Sync + 'static> CtxTable<T> {
-    /// How many contexts are live. Blocks shortly on the table's lock; 0 in a fork child that lost it.
+    /// How many contexts are live. Blocks shortly on the table's lock.
     #[must_use]
     pub fn len(&self) -> usize {
         let core = self.core();
-        core.lock().map_or(0, |state| core.len(&state)) as usize
+        core.len(&core.lock()) as usize
     }
 
     /// Whether no context is live. As [`len`](Self::len).
@@ -55,40 +54,33 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     }
 
     /// What counts for the quota. Blocks shortly.
-    ///
-    /// # Errors
-    ///
-    /// [`Forked`] in a fork child whose parent's other thread held a lock of the table's.
-    pub fn usage(&self) -> Result<Usage, Forked> {
+    #[must_use]
+    pub fn usage(&self) -> Usage {
         let core = self.core();
         let (contexts, weight) = core.quota.usage();
         let contexts = match contexts {
             Some(contexts) => contexts,
             // Ordering: Relaxed; a statistic.
             None => {
-                let state = core.lock()?;
+                let state = core.lock();
                 core.len(&state) + core.tally.reserved.load(Ordering::Relaxed)
             }
         };
-        Ok(Usage { contexts, weight })
+        Usage { contexts, weight }
     }
 
-    /// What the table consists of. Blocks shortly on its lock; all 0 in a fork child that lost it.
+    /// What the table consists of. Blocks shortly on its lock.
     #[must_use]
     pub fn stats(&self) -> TableStats {
-        self.core().stats().unwrap_or_default()
+        self.core().stats()
     }
 
     /// Returns memory that is kept for the next insert.
     ///
     /// A table frees its slabs and nodes by itself when the last slot of them is vacant, a grace
     /// period later, but for one slab.
-    ///
-    /// # Errors
-    ///
-    /// [`Forked`] in a fork child whose parent's other thread held the lock.
-    pub fn shrink_to_fit(&self) -> Result<(), Forked> {
-        self.core().shrink()
+    pub fn shrink_to_fit(&self) {
+        self.core().shrink();
     }
 
     /// Checks what must hold while nobody changes the table: the invariants of the modules.
@@ -103,8 +95,8 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
 }
 
 impl<T: Send + Sync + 'static> Core<T> {
-    fn stats(&self) -> Result<TableStats, Forked> {
-        let state = self.lock()?;
+    fn stats(&self) -> TableStats {
+        let state = self.lock();
         let (live, pending) = (self.len(&state), self.pending(&state));
         let (slabs, retired) = (state.slabs, state.retired);
         drop(state);
@@ -112,7 +104,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             self.limbo.get().map_or(0, |limbo| limbo.capacity() * size_of::<Limbo>().max(128));
         let bytes =
             size_of::<Self>() + self.tree().bytes() + slabs as usize * Slab::<T>::BYTES + limbo;
-        Ok(TableStats {
+        TableStats {
             live,
             // Ordering: Relaxed, all; statistics.
             reserved: self.tally.reserved.load(Ordering::Relaxed),
@@ -124,11 +116,11 @@ impl<T: Send + Sync + 'static> Core<T> {
             height: self.tree().height(),
             bytes: bytes as u64,
             panics: self.tally.panics.load(Ordering::Relaxed),
-        })
+        }
     }
 
     fn validate(&self) {
-        let state = self.lock().expect("not inherited");
+        let state = self.lock();
         // SAFETY: under the lock.
         let edit = unsafe { self.tree().edit() };
         edit.validate().expect("a sound tree");

@@ -21,7 +21,7 @@
 use percpu::rcu::{self, Batch};
 use percpu::sync::atomic::Ordering;
 use percpu::sync::mutant;
-use percpu::{AllocError, Forked, PerCpu};
+use percpu::{AllocError, PerCpu};
 
 use super::core::{Core, State, next_of, slab_of};
 use super::error::InsertRefused;
@@ -116,7 +116,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     #[inline]
     pub(super) fn claim(&self, first: u32, last: u32) -> Result<Claim<'_, T>, InsertRefused> {
         if first == 0 {
-            let popped = self.lock()?.queue.pop(last);
+            let popped = self.lock().queue.pop(last);
             if let Some(index) = popped {
                 return Ok(self.claim_used(index));
             }
@@ -152,10 +152,10 @@ impl<T: Send + Sync + 'static> Core<T> {
         // For dead slots: as long as there may be something from the cursor on, and after that.
         let (mut looked_ahead, mut looked) = (false, false);
         let apart = mutant("table-reads-the-cursor-apart");
-        let seen = if apart { Some(self.lock()?.cursor) } else { None };
+        let seen = if apart { Some(self.lock().cursor) } else { None };
         dawdle_if("table-reads-the-cursor-apart");
         loop {
-            let mut state = self.lock()?;
+            let mut state = self.lock();
             let cursor = seen.unwrap_or(state.cursor);
             let is_ahead = pick == Pick::Next && cursor > first && cursor <= last;
             let mut from = if is_ahead { cursor } else { first };
@@ -413,21 +413,19 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 
     /// The index that an insert would get.
-    pub(super) fn next_free(&self) -> Result<Option<u32>, Forked> {
-        let state = self.lock()?;
-        Ok(self.lowest_vacant(&state))
+    pub(super) fn next_free(&self) -> Option<u32> {
+        self.lowest_vacant(&self.lock())
     }
 
     /// Whether an index of a range is vacant, or a flush might make it so; changes nothing.
     pub(super) fn has_vacancy(&self, first: u32, last: u32) -> bool {
         let last = last.min(self.limits.max_index);
-        self.lock().map_or(true, |state| {
-            let (queue, range) = (&state.queue, first..=last);
-            state.waiting.is_some()
-                || self.filled() != 0
-                || queue.indexes[..queue.len()].iter().any(|index| range.contains(index))
-                || !matches!(self.vacancy(&state, first, last), Vacancy::None)
-        })
+        let state = self.lock();
+        let (queue, range) = (&state.queue, first..=last);
+        state.waiting.is_some()
+            || self.filled() != 0
+            || queue.indexes[..queue.len()].iter().any(|index| range.contains(index))
+            || !matches!(self.vacancy(&state, first, last), Vacancy::None)
     }
 
     /// The lowest vacant index; changes nothing.
@@ -450,7 +448,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         let (mut room, mut from) = (0, 0);
         while room < contexts {
             // For each slab anew, so that nobody waits for all of them.
-            let mut state = self.lock()?;
+            let mut state = self.lock();
             self.empty_queue(&mut state, &mut batch);
             let edit = self.edit(&state);
             let not_full = if from > last { None } else { edit.first_not_full(from, last) };
@@ -480,9 +478,9 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 
     /// Releases the slabs without a used slot: the one that was kept, and what `make_room` made.
-    pub(super) fn shrink(&self) -> Result<(), Forked> {
+    pub(super) fn shrink(&self) {
         let mut batch = Batch::new();
-        let mut state = self.lock()?;
+        let mut state = self.lock();
         self.empty_queue(&mut state, &mut batch); // it may be all that is in a slab
         state.empty = None;
         let mut from = 0;
@@ -495,7 +493,6 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
         drop(state);
         drop(batch);
-        Ok(())
     }
 }
 
@@ -550,8 +547,7 @@ impl<T: Send + Sync + 'static> Drop for Claim<'_, T> {
     fn drop(&mut self) {
         let mut batch = Batch::new();
         let (index, next) = (self.id.index(), self.id.generation() + 1);
-        // In a fork child that lost the lock the slot stays used.
-        let Ok(mut state) = self.core.lock() else { return };
+        let mut state = self.core.lock();
         // SAFETY: invariant 4 of `slab`: the slot is used.
         let slot = unsafe { self.slab.as_ref() }.slot(index);
         // Ordering: Relaxed; the lock orders it, and lookups fail either way.

@@ -25,10 +25,9 @@ use std::mem;
 use std::task::Waker;
 use std::time::Instant;
 
-use percpu::Forked;
 use percpu::fence::{heavy, light};
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Condvar, Generation, Mutex, MutexGuard, mutant};
+use percpu::sync::{Condvar, Mutex, mutant};
 
 use super::limbo::dawdle_if;
 use super::panics::contained;
@@ -39,7 +38,6 @@ pub(super) struct Waiters {
     of_slots: AtomicUsize,
     waiting: Mutex<Waiting>,
     changed: Condvar,
-    born: Generation,
 }
 
 #[derive(Debug, Default)]
@@ -109,13 +107,7 @@ impl Waiters {
             of_slots: AtomicUsize::new(0),
             waiting: Mutex::default(),
             changed: Condvar::new(),
-            born: Generation::current(),
         }
-    }
-
-    /// True if who would have to wake us may not exist in this process.
-    pub(super) fn is_inherited(&self) -> bool {
-        self.born.is_inherited()
     }
 
     /// After a change that blocked threads, or wakers of the table, may wait for. Wait-free while there
@@ -171,7 +163,7 @@ impl Waiters {
     fn take(&self, threads: bool, pick: impl FnOnce(&mut Waiting, &mut Woken)) -> Woken {
         let mut woken = Woken::default();
         // Where the lock is refused nobody of this process waits.
-        let Ok(mut waiting) = self.lock() else { return woken };
+        let mut waiting = self.waiting.lock();
         if threads {
             waiting.changes += 1;
             self.changed.notify_all();
@@ -219,25 +211,21 @@ impl Waiters {
     /// Blocks until `done` gives something, or until the deadline.
     ///
     /// `done` runs without the lock, as often as something changes.
-    ///
-    /// # Errors
-    ///
-    /// [`Forked`] in a fork child, if a thread that it may not have holds that lock.
     pub(super) fn wait<R>(
         &self,
         deadline: Option<Instant>,
         mut done: impl FnMut() -> Option<R>,
-    ) -> Result<Option<R>, Forked> {
+    ) -> Option<R> {
         let _counted = Counted::new(&self.count);
         heavy();
         loop {
-            let mut seen = self.lock()?.changes;
+            let mut seen = self.waiting.lock().changes;
             if let Some(got) = done() {
-                return Ok(Some(got));
+                return Some(got);
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             dawdle_if("waiters-check-first");
-            let mut waiting = self.lock()?;
+            let mut waiting = self.waiting.lock();
             if mutant("waiters-check-first") {
                 seen = waiting.changes;
             }
@@ -246,43 +234,30 @@ impl Waiters {
             }
             match left {
                 None => self.changed.wait(&mut waiting),
-                Some(left) if left.is_zero() => return Ok(None),
+                Some(left) if left.is_zero() => return None,
                 Some(left) => self.changed.wait_timeout(&mut waiting, left),
             }
         }
     }
 
-    fn lock(&self) -> Result<MutexGuard<'_, Waiting>, Forked> {
-        self.born.lock(&self.waiting)
-    }
-
     /// Has `waker` woken at the next change of a slot, or of anything; whoever calls this checks after
     /// it. False if there is no memory for it.
-    ///
-    /// # Errors
-    ///
-    /// [`Forked`] in a fork child, if a thread that it may not have holds the lock.
-    pub(super) fn register(
-        &self,
-        place: &mut Place,
-        whose: Whose,
-        waker: &Waker,
-    ) -> Result<bool, Forked> {
+    pub(super) fn register(&self, place: &mut Place, whose: Whose, waker: &Waker) -> bool {
         let waker = waker.clone();
-        let mut waiting = self.lock()?;
+        let mut waiting = self.waiting.lock();
         if let Some(known) = waiting.find(place) {
             // Who changes something after that `heavy` finds the place, or has emptied it.
             let replaced = mem::replace(known, waker);
             drop(waiting);
             contained(|| drop(replaced));
-            return Ok(true);
+            return true;
         }
         waiting.next += 1;
         let number = waiting.next;
         if let Err(refused) = waiting.add(whose, number, waker) {
             drop(waiting);
             contained(|| drop(refused));
-            return Ok(false);
+            return false;
         }
         *place = Place { whose, number };
         // Ordering: Relaxed, both; `heavy` orders them before the check that follows.
@@ -290,7 +265,7 @@ impl Waiters {
         self.count.fetch_add(1, Ordering::Relaxed);
         drop(waiting);
         heavy();
-        Ok(true)
+        true
     }
 
     /// Forgets what was registered.
@@ -299,7 +274,7 @@ impl Waiters {
         if place.number == 0 {
             return;
         }
-        let Ok(mut waiting) = self.lock() else { return };
+        let mut waiting = self.waiting.lock();
         let left = waiting.forget(&place);
         if left.is_some() {
             // Ordering: Relaxed, both; under the lock.
@@ -364,7 +339,7 @@ mod tests {
         for (at, place) in places.iter_mut().enumerate() {
             for _ in 0..2 {
                 let whose = (at != 0).then_some(at as u32 / 2);
-                assert_eq!(waiters.register(place, whose, Waker::noop()), Ok(true));
+                assert!(waiters.register(place, whose, Waker::noop()));
             }
         }
         let counts =
@@ -381,6 +356,6 @@ mod tests {
         assert_eq!(counts(), (1, 1));
         waiters.notify_all();
         assert_eq!(counts(), (0, 0));
-        assert!(waiters.lock().unwrap().wakers.is_empty());
+        assert!(waiters.waiting.lock().wakers.is_empty());
     }
 }

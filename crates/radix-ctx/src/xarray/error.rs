@@ -4,8 +4,6 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-use percpu::Forked;
-
 use super::entry::Entry;
 
 /// An error that has what was refused in every case, and `errno()`.
@@ -70,8 +68,6 @@ refusals! {
         Reserved = EEXIST, "the index is reserved";
         /// No memory for a node. `ENOMEM`.
         NoMemory = ENOMEM, "out of memory";
-        /// See [`Forked`]. `EOWNERDEAD`.
-        Forked = EOWNERDEAD, "inherited through fork and busy";
     }
 
     /// Of [`XArray::insert`](super::XArray::insert) and
@@ -83,8 +79,6 @@ refusals! {
         Reserved = EEXIST, "the index is reserved";
         /// No memory for a node. `ENOMEM`.
         NoMemory = ENOMEM, "out of memory";
-        /// See [`Forked`]. `EOWNERDEAD`.
-        Forked = EOWNERDEAD, "inherited through fork and busy";
     }
 
     /// Of [`XArray::alloc`](super::XArray::alloc) and its like.
@@ -95,16 +89,12 @@ refusals! {
         Lost = ESTALE, "the index is not reserved any more";
         /// No memory for a node. `ENOMEM`.
         NoMemory = ENOMEM, "out of memory";
-        /// See [`Forked`]. `EOWNERDEAD`.
-        Forked = EOWNERDEAD, "inherited through fork and busy";
     }
 
     /// Of [`Reservation::commit`](super::Reservation::commit).
     CommitError {
         /// Not reserved: somebody has released or filled it by its index. `ESTALE`.
         Lost = ESTALE, "the index is not reserved any more";
-        /// See [`Forked`]. `EOWNERDEAD`.
-        Forked = EOWNERDEAD, "inherited through fork and busy";
     }
 }
 
@@ -113,7 +103,6 @@ impl<T> From<CommitError<T>> for InsertError<T> {
     fn from(error: CommitError<T>) -> Self {
         match error {
             CommitError::Lost(refused) => Self::Present(refused),
-            CommitError::Forked(refused) => Self::Forked(refused),
         }
     }
 }
@@ -130,8 +119,6 @@ pub enum ReserveError {
     Exhausted,
     /// No memory for a node. `ENOMEM`.
     NoMemory,
-    /// See [`Forked`]. `EOWNERDEAD`.
-    Forked,
 }
 
 impl ReserveError {
@@ -142,7 +129,6 @@ impl ReserveError {
             Self::Present | Self::Reserved => libc::EEXIST,
             Self::Exhausted => libc::ENOSPC,
             Self::NoMemory => libc::ENOMEM,
-            Self::Forked => libc::EOWNERDEAD,
         }
     }
 }
@@ -154,7 +140,6 @@ impl fmt::Display for ReserveError {
             Self::Reserved => "the index is reserved",
             Self::Exhausted => "no index is free in the range",
             Self::NoMemory => "out of memory",
-            Self::Forked => "inherited through fork and busy",
         })
     }
 }
@@ -164,12 +149,6 @@ impl Error for ReserveError {}
 impl From<ReserveError> for io::Error {
     fn from(error: ReserveError) -> Self {
         Self::from_raw_os_error(error.errno())
-    }
-}
-
-impl From<Forked> for ReserveError {
-    fn from(_: Forked) -> Self {
-        Self::Forked
     }
 }
 
@@ -192,8 +171,6 @@ pub enum CompareExchangeErrorKind<'g, P: Entry> {
     Reserved,
     /// No memory for a node. `ENOMEM`.
     NoMemory,
-    /// See [`Forked`]. `EOWNERDEAD`.
-    Forked,
 }
 
 impl<P: Entry> CompareExchangeError<'_, P> {
@@ -209,7 +186,6 @@ impl<P: Entry> CompareExchangeError<'_, P> {
             CompareExchangeErrorKind::Mismatch(_) => libc::EAGAIN,
             CompareExchangeErrorKind::Reserved => libc::EEXIST,
             CompareExchangeErrorKind::NoMemory => libc::ENOMEM,
-            CompareExchangeErrorKind::Forked => libc::EOWNERDEAD,
         }
     }
 }
@@ -220,7 +196,6 @@ impl<P: Entry> fmt::Debug for CompareExchangeErrorKind<'_, P> {
             Self::Mismatch(_) => "Mismatch",
             Self::Reserved => "Reserved",
             Self::NoMemory => "NoMemory",
-            Self::Forked => "Forked",
         })
     }
 }
@@ -237,7 +212,6 @@ impl<P: Entry> fmt::Display for CompareExchangeError<'_, P> {
             CompareExchangeErrorKind::Mismatch(_) => "another entry than the expected is there",
             CompareExchangeErrorKind::Reserved => "the index is reserved",
             CompareExchangeErrorKind::NoMemory => "out of memory",
-            CompareExchangeErrorKind::Forked => "inherited through fork and busy",
         })
     }
 }

@@ -5,7 +5,6 @@ use std::iter::FusedIterator;
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
 
-use percpu::Forked;
 use percpu::rcu::Pinned;
 
 use super::entry::{Entry, is_none};
@@ -149,12 +148,8 @@ impl<P: Entry> XArray<P> {
 
     /// The lowest index of `range` that is neither in use nor reserved; [`alloc`](XArray::alloc) would
     /// take it. Blocks for the lock. Never allocates.
-    ///
-    /// # Errors
-    ///
-    /// [`Forked`]: see the [module](super).
-    pub fn next_free(&self, range: impl RangeBounds<u64>) -> Result<Option<u64>, Forked> {
-        let Some((from, to)) = bounds(range) else { return Ok(None) };
-        Ok(self.lock()?.edit.first_not_full(from, to))
+    pub fn next_free(&self, range: impl RangeBounds<u64>) -> Option<u64> {
+        let (from, to) = bounds(range)?;
+        self.lock().edit.first_not_full(from, to)
     }
 }

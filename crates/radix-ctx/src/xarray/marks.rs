@@ -2,7 +2,6 @@
 
 use std::ops::RangeBounds;
 
-use percpu::Forked;
 use percpu::rcu::{self, Pinned};
 
 use super::entry::{Entry, is_none};
@@ -36,10 +35,6 @@ impl<P: Entry> XArray<P> {
     ///
     /// Blocks for the lock. Never allocates. Who sees the mark sees what was done before.
     ///
-    /// # Errors
-    ///
-    /// [`Forked`]: see the [module](super).
-    ///
     /// # Examples
     ///
     /// ```
@@ -51,36 +46,32 @@ impl<P: Entry> XArray<P> {
     /// for index in 0..100 {
     ///     pages.store(index, 0.into())?;
     /// }
-    /// assert!(pages.set_mark(42, DIRTY)?);
-    /// assert!(!pages.set_mark(1_000, DIRTY)?);
+    /// assert!(pages.set_mark(42, DIRTY));
+    /// assert!(!pages.set_mark(1_000, DIRTY));
     ///
     /// let guard = rcu::pin();
     /// let dirty: Vec<u64> = pages.marked(DIRTY, .., &guard).map(|(index, _)| index).collect();
     /// assert_eq!(dirty, [42]);
     /// # Ok::<(), std::io::Error>(())
     /// ```
-    pub fn set_mark(&self, index: u64, mark: Mark) -> Result<bool, Forked> {
-        let locked = self.lock()?;
-        let Some(slot) = locked.edit.slot(index) else { return Ok(false) };
+    pub fn set_mark(&self, index: u64, mark: Mark) -> bool {
+        let locked = self.lock();
+        let Some(slot) = locked.edit.slot(index) else { return false };
         let is_entry = !is_none(locked.edit.get(slot));
-        Ok(is_entry && locked.edit.set_mark(slot, mark.number()))
+        is_entry && locked.edit.set_mark(slot, mark.number())
     }
 
     /// Takes `mark` from the entry at `index`. Returns whether it had it.
     ///
     /// Blocks for the lock. Never allocates.
-    ///
-    /// # Errors
-    ///
-    /// [`Forked`]: see the [module](super).
-    pub fn clear_mark(&self, index: u64, mark: Mark) -> Result<bool, Forked> {
-        let locked = self.lock()?;
-        let Some(slot) = locked.edit.slot(index) else { return Ok(false) };
+    pub fn clear_mark(&self, index: u64, mark: Mark) -> bool {
+        let locked = self.lock();
+        let Some(slot) = locked.edit.slot(index) else { return false };
         let was = !is_none(locked.edit.get(slot)) && locked.edit.mark(slot, mark.number());
         if was {
             locked.edit.clear_mark(slot, mark.number());
         }
-        Ok(was)
+        was
     }
 
     /// Whether there is an entry at `index`, and it has `mark`. Wait-free.

@@ -15,7 +15,7 @@
 //! assert_eq!(all, [0, 7]);
 //! drop(guard);
 //!
-//! drop(pages.erase(7)?); // dropped when no reader can have it
+//! drop(pages.erase(7)); // dropped when no reader can have it
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
@@ -51,8 +51,6 @@
 //! # What happens when
 //!
 //! - *Out of memory*: an error with what was refused; the array is as before.
-//! - *The process forks*: readers go on in the child. Where a writer would have to wait for a thread
-//!   that does not exist there, it gives `Forked`; see [`percpu::fork`].
 //! - *The array is dropped*: all entries are, at once; nobody can be reading, since a reader borrows it.
 //! - *A signal handler* must not call anything here.
 //!
@@ -89,7 +87,6 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
 
-use percpu::Forked;
 use percpu::rcu::{self, Pinned};
 use percpu::sync::WordLock;
 
@@ -204,7 +201,7 @@ impl<P: Entry> XArray<P> {
     /// Panics with what does not hold.
     #[doc(hidden)]
     pub fn validate(&self) {
-        let locked = self.lock().expect("not inherited");
+        let locked = self.lock();
         if let Err(what) = locked.edit.validate() {
             panic!("{what}");
         }
@@ -251,6 +248,3 @@ fn bounds(range: impl RangeBounds<u64>) -> Option<(u64, u64)> {
     };
     (from <= to).then_some((from, to))
 }
-
-/// The lock is held by another thread, of before a fork.
-type LockResult<T> = Result<T, Forked>;

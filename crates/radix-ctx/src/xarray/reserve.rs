@@ -3,8 +3,6 @@
 use std::ops::RangeBounds;
 use std::ptr;
 
-use percpu::Forked;
-
 use super::entry::{Entry, RESERVED};
 use super::error::{AllocateError, CommitError, InsertError, ReserveError};
 use super::{XArray, bounds};
@@ -29,7 +27,7 @@ use super::{XArray, bounds};
 /// assert!(names.contains(1));
 ///
 /// drop(names.reserve(2)?);
-/// assert_eq!(names.next_free(1..)?, Some(2));
+/// assert_eq!(names.next_free(1..), Some(2));
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[must_use = "dropping it releases the index"]
@@ -67,10 +65,9 @@ impl<P: Entry> Reservation<'_, P> {
 }
 
 impl<P: Entry> Drop for Reservation<'_, P> {
-    /// Releases the index, unless it was filled meanwhile. In a fork child whose lock is not to be had it
-    /// stays reserved.
+    /// Releases the index, unless it was filled meanwhile.
     fn drop(&mut self) {
-        let _ = self.array.release(self.index);
+        self.array.release(self.index);
     }
 }
 
@@ -85,7 +82,7 @@ impl<P: Entry> XArray<P> {
     ///
     /// [`ReserveError`]; nothing has changed.
     pub fn reserve(&self, index: u64) -> Result<Reservation<'_, P>, ReserveError> {
-        let locked = self.lock()?;
+        let locked = self.lock();
         match locked.get(index) {
             there if there.is_null() => {}
             RESERVED => return Err(ReserveError::Reserved),
@@ -108,7 +105,7 @@ impl<P: Entry> XArray<P> {
         range: impl RangeBounds<u64>,
     ) -> Result<Reservation<'_, P>, ReserveError> {
         let (from, to) = bounds(range).ok_or(ReserveError::Exhausted)?;
-        let locked = self.lock()?;
+        let locked = self.lock();
         let index = locked.edit.first_not_full(from, to).ok_or(ReserveError::Exhausted)?;
         let slot = locked.edit.make_slot(index).map_err(|_| ReserveError::NoMemory)?;
         locked.put(slot, RESERVED);
@@ -124,7 +121,7 @@ impl<P: Entry> XArray<P> {
     ///
     /// [`CommitError`] gives `entry` back; nothing has changed.
     pub fn commit(&self, index: u64, entry: P) -> Result<(), CommitError<P>> {
-        let Ok(locked) = self.lock() else { return Err(CommitError::Forked(entry)) };
+        let locked = self.lock();
         let Some(slot) = locked.edit.slot(index) else { return Err(CommitError::Lost(entry)) };
         if locked.edit.get(slot) != RESERVED {
             return Err(CommitError::Lost(entry));
@@ -138,18 +135,14 @@ impl<P: Entry> XArray<P> {
     /// reserved: an entry there stays.
     ///
     /// Blocks for the lock. Never allocates.
-    ///
-    /// # Errors
-    ///
-    /// [`Forked`]: see the [module](super).
-    pub fn release(&self, index: u64) -> Result<bool, Forked> {
-        let locked = self.lock()?;
-        let Some(slot) = locked.edit.slot(index) else { return Ok(false) };
+    pub fn release(&self, index: u64) -> bool {
+        let locked = self.lock();
+        let Some(slot) = locked.edit.slot(index) else { return false };
         let is_reserved = locked.edit.get(slot) == RESERVED;
         if is_reserved {
             locked.put(slot, ptr::null_mut());
         }
-        Ok(is_reserved)
+        is_reserved
     }
 
     /// [`insert`](XArray::insert)s what `f` makes of the index, which is reserved meanwhile. `f` runs
@@ -168,7 +161,6 @@ impl<P: Entry> XArray<P> {
             Ok(reservation) => reservation,
             Err(ReserveError::Reserved) => return Err(InsertError::Reserved(Some(f))),
             Err(ReserveError::NoMemory) => return Err(InsertError::NoMemory(Some(f))),
-            Err(ReserveError::Forked) => return Err(InsertError::Forked(Some(f))),
             Err(_) => return Err(InsertError::Present(Some(f))),
         };
         let entry = f(index);
@@ -200,14 +192,12 @@ impl<P: Entry> XArray<P> {
         let reservation = match self.reserve_lowest(range) {
             Ok(reservation) => reservation,
             Err(ReserveError::NoMemory) => return Err(AllocateError::NoMemory(Some(f))),
-            Err(ReserveError::Forked) => return Err(AllocateError::Forked(Some(f))),
             Err(_) => return Err(AllocateError::Exhausted(Some(f))),
         };
         let index = reservation.index();
         let entry = f(index);
         match reservation.commit(entry) {
             Ok(()) => Ok(index),
-            Err(CommitError::Forked(_)) => Err(AllocateError::Forked(None)),
             Err(CommitError::Lost(_)) => Err(AllocateError::Lost(None)),
         }
     }

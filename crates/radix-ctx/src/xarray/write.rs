@@ -3,9 +3,9 @@
 use std::ops::RangeBounds;
 use std::ptr;
 
+use percpu::AllocError;
 use percpu::rcu::{Batch, Pinned};
 use percpu::sync::{WordGuard, mutant};
-use percpu::{AllocError, Forked};
 
 use super::alloc::Cycle;
 use super::entry::{Entry, RESERVED, is_none};
@@ -13,7 +13,7 @@ use super::error::{
     CompareExchangeError, CompareExchangeErrorKind as Kind, InsertError, StoreError,
 };
 use super::stats::Counts;
-use super::{LockResult, Out, Ref, XArray, bounds};
+use super::{Out, Ref, XArray, bounds};
 use crate::tree::{Edit, Slot, Which, Word};
 
 /// Entries that `erase_range` takes out before it unlocks for a moment. A guess.
@@ -77,11 +77,11 @@ pub(super) unsafe fn out<P: Entry>(word: Word) -> Option<Out<P>> {
 }
 
 impl<P: Entry> XArray<P> {
-    pub(super) fn lock(&self) -> LockResult<Locked<'_>> {
-        let cycle = self.lock.lock()?;
+    pub(super) fn lock(&self) -> Locked<'_> {
+        let cycle = self.lock.lock();
         // SAFETY: the lock is over the tree, and goes when the edit does.
         let edit = unsafe { self.tree.edit() };
-        Ok(Locked { cycle, edit, counts: &self.counts })
+        Locked { cycle, edit, counts: &self.counts }
     }
 
     /// Puts `entry` at `index`, and returns what was there.
@@ -103,7 +103,7 @@ impl<P: Entry> XArray<P> {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn store(&self, index: u64, entry: P) -> Result<Option<Out<P>>, StoreError<P>> {
-        let Ok(locked) = self.lock() else { return Err(StoreError::Forked(entry)) };
+        let locked = self.lock();
         let Ok(slot) = locked.edit.make_slot(index) else {
             return Err(StoreError::NoMemory(entry));
         };
@@ -134,7 +134,7 @@ impl<P: Entry> XArray<P> {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn insert(&self, index: u64, entry: P) -> Result<(), InsertError<P>> {
-        let Ok(locked) = self.lock() else { return Err(InsertError::Forked(entry)) };
+        let locked = self.lock();
         match locked.get(index) {
             there if there.is_null() => {}
             RESERVED => return Err(InsertError::Reserved(entry)),
@@ -150,24 +150,20 @@ impl<P: Entry> XArray<P> {
     /// Takes the entry at `index` out, with its marks. A reserved index stays so.
     ///
     /// Blocks for the lock. Never allocates.
-    ///
-    /// # Errors
-    ///
-    /// [`Forked`]: see the [module](super).
-    pub fn erase(&self, index: u64) -> Result<Option<Out<P>>, Forked> {
-        let locked = self.lock()?;
-        let Some(slot) = locked.edit.slot(index) else { return Ok(None) };
+    pub fn erase(&self, index: u64) -> Option<Out<P>> {
+        let locked = self.lock();
+        let slot = locked.edit.slot(index)?;
         if is_none(locked.edit.get(slot)) {
-            return Ok(None);
+            return None;
         }
         let old = locked.put(slot, ptr::null_mut());
         if mutant("xarray-erase-frees-at-once") {
             // SAFETY: none, it is a bug.
             drop(unsafe { P::from_word(old) });
-            return Ok(None);
+            return None;
         }
         // SAFETY: just taken out, here.
-        Ok(unsafe { out::<P>(old) })
+        unsafe { out::<P>(old) }
     }
 
     /// Puts `new` at `index` (or takes out what is there, if `new` is `None`) if `expected` is there,
@@ -204,7 +200,7 @@ impl<P: Entry> XArray<P> {
     ) -> Result<Option<Out<P>>, CompareExchangeError<'g, P>> {
         let _ = guard;
         let refuse = |new, kind| Err(CompareExchangeError { new, kind });
-        let Ok(locked) = self.lock() else { return refuse(new, Kind::Forked) };
+        let locked = self.lock();
         let there = locked.get(index);
         let is_match = match &expected {
             None => there.is_null(),
@@ -235,22 +231,18 @@ impl<P: Entry> XArray<P> {
     ///
     /// Not at once: the lock is given back now and then, and what comes behind stays. Blocks for the
     /// lock. Never allocates.
-    ///
-    /// # Errors
-    ///
-    /// [`Forked`]: see the [module](super); some may be taken out already.
-    pub fn erase_range(&self, range: impl RangeBounds<u64>) -> Result<u64, Forked> {
-        let Some((mut from, to)) = bounds(range) else { return Ok(0) };
+    pub fn erase_range(&self, range: impl RangeBounds<u64>) -> u64 {
+        let Some((mut from, to)) = bounds(range) else { return 0 };
         let mut erased = 0;
         loop {
             // Retired after the lock is given back: dropped last.
             let mut entries = Batch::new();
-            let locked = self.lock()?;
+            let locked = self.lock();
             let mut last = None;
             for _ in 0..CHUNK {
                 // SAFETY: the writer's.
                 let next = unsafe { self.tree.next(from, to, Which::Present) };
-                let Some((index, word)) = next else { return Ok(erased) };
+                let Some((index, word)) = next else { return erased };
                 if word != RESERVED {
                     let Some(slot) = locked.edit.slot(index) else { unreachable!("it is present") };
                     let old = locked.put(slot, ptr::null_mut());
@@ -262,7 +254,7 @@ impl<P: Entry> XArray<P> {
                 }
                 last = Some(index);
                 if index == to {
-                    return Ok(erased);
+                    return erased;
                 }
                 from = index + 1;
             }
@@ -271,11 +263,7 @@ impl<P: Entry> XArray<P> {
     }
 
     /// [`erase_range`](XArray::erase_range) of all.
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub fn clear(&self) -> Result<u64, Forked> {
+    pub fn clear(&self) -> u64 {
         self.erase_range(..)
     }
 
@@ -289,19 +277,14 @@ impl<P: Entry> XArray<P> {
     /// [`StoreError`]; nothing has changed.
     pub fn try_reserve(&self, range: impl RangeBounds<u64>) -> Result<(), StoreError<()>> {
         let Some((from, to)) = bounds(range) else { return Ok(()) };
-        let locked = self.lock().map_err(|_| StoreError::Forked(()))?;
+        let locked = self.lock();
         let nodes = locked.edit.nodes_wanted(from, to);
         locked.edit.keep_nodes(nodes).map_err(|_| StoreError::NoMemory(()))
     }
 
     /// Gives back what [`try_reserve`](XArray::try_reserve) has ready and nobody used. Blocks for the
     /// lock.
-    ///
-    /// # Errors
-    ///
-    /// [`Forked`]: see the [module](super).
-    pub fn shrink_to_fit(&self) -> Result<(), Forked> {
-        self.lock()?.edit.free_kept_nodes();
-        Ok(())
+    pub fn shrink_to_fit(&self) {
+        self.lock().edit.free_kept_nodes();
     }
 }

@@ -14,7 +14,7 @@ const EXHAUSTED: InsertRefused = InsertRefused::Exhausted { pending: 0 };
 fn inv15_a_weighted_insert_counts_however_it_comes_in() {
     let table = CtxTable::builder().max_weight(100).max_contexts(10).build().unwrap();
     let used = || {
-        let usage = table.usage().unwrap();
+        let usage = table.usage();
         (usage.contexts, usage.weight.unwrap())
     };
     let of_ten = || table.inserter().weight(10);

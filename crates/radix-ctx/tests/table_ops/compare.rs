@@ -48,10 +48,10 @@ impl Both<'_> {
         assert_eq!(stats.referenced, self.number(|state| state == folded));
         assert_eq!(stats.retired, self.number(|state| state == State::Retired));
         assert_eq!(stats.panics, 0);
-        let usage = table.usage().unwrap();
+        let usage = table.usage();
         assert_eq!(usage.contexts, self.counted());
         assert_eq!(usage.weight, self.limits.weight.map(|_| self.weight()));
-        assert_eq!(table.next_free(), Ok(self.vacant(0, u32::MAX)));
+        assert_eq!(table.next_free(), self.vacant(0, u32::MAX));
         assert_eq!(self.count.load(Relaxed), (self.live() + self.pending()) as i64);
 
         let guard = rcu::pin();

@@ -197,7 +197,7 @@ impl Both<'_> {
                     assert_eq!(said, Err(InsertRefused::Exhausted { pending }));
                 }
             }
-            Op::Shrink => table.shrink_to_fit().unwrap(),
+            Op::Shrink => table.shrink_to_fit(),
             Op::Poll => _ = table.poll(),
             Op::Look(index) => self.look(index),
             Op::Reserve | Op::GetRef(_) | Op::CloneRef(_) | Op::Pin => {}
