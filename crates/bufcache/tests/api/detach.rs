@@ -14,7 +14,7 @@ const BUFFERS: usize = 64;
 /// The cache's patience.
 const SHORT: Duration = Duration::from_millis(300);
 
-/// Its writes wait while it is hung.
+/// While it is hung, the writes of the cleaner wait and those of other threads fail.
 struct Disk {
     inner: MemoryDevice,
     hung: AtomicBool,
@@ -37,6 +37,9 @@ impl BlockDevice for Disk {
 
     fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         if self.hung.load(Ordering::SeqCst) {
+            if thread::current().name() != Some("bufcache-clean") {
+                return Err(io::Error::from_raw_os_error(libc::EIO));
+            }
             self.waiting.fetch_add(1, Ordering::SeqCst);
             while self.hung.load(Ordering::SeqCst) {
                 thread::sleep(Duration::from_millis(1));
@@ -86,7 +89,9 @@ fn drop_while_it_writes(cache: &Cache, disk: &Arc<Disk>) {
     let most = 10 * SHORT;
     assert!(start.elapsed() < most, "the drop waits for each block: {:?}", start.elapsed());
     let told = told.lock().unwrap().take();
-    assert!(matches!(told, Some(WriteError::Busy { .. })), "{told:?}");
+    // The thread that drops the handle writes what became dirty after the cleaner had begun.
+    let expected = matches!(told, Some(WriteError::Busy { .. } | WriteError::Io { .. }));
+    assert!(expected, "{told:?}");
 }
 
 #[test]
