@@ -141,10 +141,11 @@ impl After {
         for bell in bells.into_iter().flatten() {
             bell.ring();
         }
-        let mut call = |call: &mut dyn FnMut()| {
-            if let Err(caught) = catch_unwind(AssertUnwindSafe(call)) {
-                panic.get_or_insert(caught);
-            }
+        let mut call = |call: &mut dyn FnMut()| match (catch_unwind(AssertUnwindSafe(call)), &panic)
+        {
+            (Ok(()), _) => {}
+            (Err(caught), None) => panic = Some(caught),
+            (Err(caught), Some(_)) => drop_payload(caught),
         };
         for wake in wakes.into_iter().flatten() {
             match wake {
@@ -175,7 +176,16 @@ impl After {
             if !std::thread::panicking() {
                 resume_unwind(panic);
             }
+            drop_payload(panic);
         }
+    }
+}
+
+/// Drops the payload of a panic that does not go on. That is the user's code and may panic, too: the
+/// payload of that panic is leaked, as dropping it might panic again.
+fn drop_payload(payload: Box<dyn Any + Send>) {
+    if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+        mem::forget(another);
     }
 }
 

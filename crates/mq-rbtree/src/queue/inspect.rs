@@ -1,6 +1,6 @@
 //! Looking at a queue, and taking out what is not next.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::{After, Queue, Received};
 use crate::core::{Levels, Preload};
@@ -90,15 +90,16 @@ impl<T, L: Levels> Queue<T, L> {
                 out.push((message.value, message.priority));
             });
         };
-        // Who waits for the room goes on also if `take` panics.
+        // The senders that wait for the room go on also if `take` panics. That panic goes on in
+        // `finish`: it is the first, so that of a waker is dropped.
         let extracted = catch_unwind(AssertUnwindSafe(extract));
         state.settle(&self.config, &mut preload, &mut after);
+        if let Err(panic) = extracted {
+            after.set_panic(panic);
+        }
         drop(state);
         self.finish(&mut after);
-        match extracted {
-            Ok(()) => out,
-            Err(panic) => resume_unwind(panic),
-        }
+        out
     }
 
     /// Takes out every message, the highest priority first.

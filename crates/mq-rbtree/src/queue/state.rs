@@ -85,8 +85,8 @@ impl<T, L: Levels> State<T, L> {
             return self.put_beside_receivers(config, message, rank, preload, after);
         }
         self.push(config, message, rank, preload, after)?;
-        if self.core.len() == 1 && self.notification.is_some() {
-            after.set_notification(self.notification.take());
+        if self.core.len() == 1 {
+            self.notify_unless_awaited(after);
         }
         if self.armed != 0 {
             self.ring(config, after);
@@ -390,14 +390,22 @@ impl<T, L: Levels> State<T, L> {
                 self.serve_sender(node, preload, after);
                 if was_empty && !self.core.is_empty() {
                     was_empty = false;
-                    if self.receivers.is_empty() && self.notification.is_some() {
-                        after.set_notification(self.notification.take());
-                    }
+                    self.notify_unless_awaited(after);
                 }
             }
         }
         if self.armed != 0 {
             self.ring(config, after);
+        }
+    }
+
+    /// Has the notification made for a message that came into the empty queue, unless a receiver
+    /// waits for it: one on the list, or a task that was told of a message and has not looked yet.
+    #[inline(always)]
+    fn notify_unless_awaited(&mut self, after: &mut After) {
+        let awaited = !self.receivers.is_empty() || self.receive_permits != 0;
+        if self.notification.is_some() && !awaited {
+            after.set_notification(self.notification.take());
         }
     }
 

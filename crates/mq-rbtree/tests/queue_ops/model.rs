@@ -172,7 +172,8 @@ impl<L: Keyed> Model<L> {
     ) -> Result<(), SendRefused> {
         self.accepts_from(key, stored, rank)?;
         let len = self.len();
-        let waits = self.receivers.iter().any(|waiter| !waiter.permit);
+        // A task with a permit that it has not used waits as well.
+        let waits = !self.receivers.is_empty();
         if len == 0 && !waits && std::mem::take(&mut self.registered) {
             self.fired += 1;
         }
