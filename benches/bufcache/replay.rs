@@ -78,7 +78,7 @@ impl Buffers for Ours {
 
     fn empty(&self) {
         for _ in 0..8 {
-            self.cache.shrink(usize::MAX).expect(OPEN); // what was used often survives a pass
+            self.cache.shrink(usize::MAX); // what was used often survives a pass
         }
     }
 
@@ -151,6 +151,6 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         report.against(&rounds, Ours::NAME, 1, &[Quick::NAME]);
         let ratio = rounds.time_ratio("bufcache/1", "quick_cache/1");
         report.record(&format!("B5.{}.quick_cache", recording.name), ratio);
-        println!("  bufcache: {}", ours.cache.stats().expect("this process made it"));
+        println!("  bufcache: {}", ours.cache.stats());
     }
 }

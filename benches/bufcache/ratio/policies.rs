@@ -48,7 +48,7 @@ fn bufcache(keys: &[u32], room: usize, eviction: Eviction) -> u64 {
     for &key in keys {
         drop(device.get(u64::from(key)).expect(OPEN));
     }
-    let stats = cache.stats().expect("this process made it");
+    let stats = cache.stats();
     stats.get - stats.misses
 }
 

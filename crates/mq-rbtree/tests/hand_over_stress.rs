@@ -297,7 +297,7 @@ fn races(spin: bool) -> [u64; 3] {
                     stats.depth == 0 && stats.waiting == (0, 1)
                 });
                 queue.validate();
-                assert_eq!(queue.close(), true);
+                assert!(queue.close());
                 let last = forever.join().unwrap();
                 let sum =
                     |books: &[Books]| books.iter().copied().fold(Books::default(), Books::and);

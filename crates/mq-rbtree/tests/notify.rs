@@ -428,7 +428,7 @@ fn event_loops(max: usize, flags: i32) {
         wait_until(|| steps.load(SeqCst) > 100);
         stop.store(true, SeqCst);
         let (meddled, sent) = (meddles.join().unwrap(), sends.join().unwrap());
-        assert_eq!(queue.close(), true); // which the loop that receives is told of
+        assert!(queue.close()); // which the loop that receives is told of
         let got = receives.join().unwrap();
         assert_eq!(sent, (got.0 + meddled.0, got.1 + meddled.1), "what was sent, and received");
     });

@@ -41,7 +41,7 @@ fn a_stream_gives_what_there_is_and_ends_with_the_queue() {
     assert_eq!((look(&mut stream), look(&mut stream)), (Poll::Pending, Poll::Pending));
     assert_eq!(sender.stats().waiting, (0, 1));
     sender.send(3, 3).unwrap();
-    assert_eq!(sender.is_closed(), false, "its handle is in it");
+    assert!(!sender.is_closed(), "its handle is in it");
     drop(sender);
     assert_eq!((look(&mut stream), stream.is_terminated()), (Poll::Ready(Some((3, 3))), false));
     assert_eq!((look(&mut stream), stream.is_terminated()), (Poll::Ready(None), true));

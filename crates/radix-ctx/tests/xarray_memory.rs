@@ -223,7 +223,7 @@ fn what_needs_no_new_node_allocates_nothing() {
             assert_eq!(array.iter(&guard).count() as u64, array.stats().entries);
             assert_eq!(array.store(index, 2.into()), Ok(Some(1.into())));
             array.compare_exchange(index, Some(2.into()), Some(3.into()), &guard).unwrap();
-            assert_eq!(array.release(index), false);
+            assert!(!array.release(index));
             array.commit(kept, 4.into()).unwrap();
             assert_eq!(array.erase(index), Some(3.into()));
             assert!(array.erase_range(..) > 0 && array.is_empty());

@@ -321,7 +321,7 @@ impl Shared {
             let mut victims = Batch::new(Victim::NONE);
             let most = left.min(LOOKS as usize) as u32;
             looks.left = most;
-            self.choose(&mut *self.cold.lock(), &mut victims, buffers - freed, &mut looks);
+            self.choose(&mut self.cold.lock(), &mut victims, buffers - freed, &mut looks);
             left -= (most - looks.left) as usize;
             // None are left, or others have taken them meanwhile.
             if victims.is_empty() && (left == 0 || looks.left == most) {

@@ -118,7 +118,7 @@ fn a_send_that_waits_when_the_queue_closes_is_refused() {
     thread::scope(|scope| {
         let sender = scope.spawn(|| queue.send(5, 0).map_err(|error| error.reason));
         wait_until(|| waiting(&queue).0 == 5);
-        assert_eq!(queue.close(), true);
+        assert!(queue.close());
         assert_eq!(sender.join().unwrap(), Err(SendRefused::Closed));
     });
     assert_eq!(queue.try_receive(), Err(ReceiveError::Closed));

@@ -202,7 +202,7 @@ fn a_close_tells_every_task_and_gives_its_message_back() {
         assert!(poll(receive, flag).is_pending());
     }
     queue.send(1, 1).unwrap(); // a permit
-    assert_eq!(queue.close(), true);
+    assert!(queue.close());
     assert!(flags.iter().all(|flag| flag.count() == 1));
     let results: Vec<_> =
         receives.iter_mut().zip(&flags).map(|(receive, flag)| poll(receive, flag)).collect();
@@ -375,7 +375,7 @@ fn nobody_is_let_in_while_a_queue_closes() {
         wait_until(|| queue.stats().waiting == (6, 0));
         assert_eq!((queue.receive(), flag.count()), (Ok((1, 1)), 1));
         *gives.0.lock().unwrap() = Some(promised);
-        assert_eq!(queue.close(), true);
+        assert!(queue.close());
         assert_eq!(last.join().unwrap().unwrap_err().reason, SendRefused::Closed);
     });
     assert_eq!(queue.try_receive(), Err(ReceiveError::Closed));

@@ -19,10 +19,10 @@ fn the_last_sender_closes_and_what_is_there_can_be_received() {
     let second = sender.clone();
     sender.send(1, 1).unwrap();
     drop(sender);
-    assert_eq!(receiver.is_closed(), false, "one is left");
+    assert!(!receiver.is_closed(), "one is left");
     second.send(2, 2).unwrap();
     drop(second);
-    assert_eq!(receiver.is_closed(), true);
+    assert!(receiver.is_closed());
     let other = receiver.clone();
     assert_eq!((other.receive(), receiver.receive()), (Ok((2, 2)), Ok((1, 1))));
     assert_eq!(receiver.receive(), Err(ReceiveError::Closed));
@@ -80,7 +80,7 @@ fn an_owned_future_is_a_handle() {
     drop(first);
     assert!(second.as_mut().poll(&mut cx).is_pending());
     assert_eq!(receiver.stats().waiting, (1, 0));
-    assert_eq!(receiver.is_closed(), false, "one is left");
+    assert!(!receiver.is_closed(), "one is left");
     drop(second);
     assert_eq!((receiver.is_closed(), Arc::strong_count(&message)), (true, 2));
     receiver.validate();
@@ -93,7 +93,7 @@ fn an_owned_future_is_a_handle() {
     sender.send(1, 2).unwrap();
     drop(first); // it was told, and passes that on
     assert_eq!(second.as_mut().poll(&mut cx), Poll::Ready(Ok((1, 2))));
-    assert_eq!(sender.is_closed(), false, "a handle until it is dropped");
+    assert!(!sender.is_closed(), "a handle until it is dropped");
     drop(second);
     assert_eq!(sender.try_send(1, 1).unwrap_err().reason, SendRefused::Closed);
     sender.validate();

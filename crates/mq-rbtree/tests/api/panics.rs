@@ -83,7 +83,7 @@ fn a_waker_that_panics_costs_nobody_else_its_wake_up() {
     });
     assert!(flags.iter().all(|flag| flag.count() == 1));
     queue.validate();
-    assert_eq!(queue.is_closed(), true);
+    assert!(queue.is_closed());
 }
 
 /// Panics when it is woken, with a payload that panics when it is dropped.

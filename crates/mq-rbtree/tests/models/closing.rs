@@ -27,11 +27,11 @@ fn a_close_meets_a_send_and_a_receive() {
             let queue = Arc::clone(&queue);
             move || received(queue.receive(), ReceiveError::Closed)
         });
-        assert_eq!(queue.close(), true);
+        assert!(queue.close());
         queue.validate();
         let (went, got) = (sender.join().unwrap(), receiver.join().unwrap());
         assert_eq!(went, got + finish(&queue));
-        assert_eq!(queue.close(), false);
+        assert!(!queue.close());
         assert_eq!(received(queue.receive(), ReceiveError::Closed), 0);
     });
 }
@@ -48,7 +48,7 @@ fn a_close_meets_two_who_wait_to_receive() {
                 received(got, ReceiveError::Closed)
             })
         });
-        assert_eq!(queue.close(), true);
+        assert!(queue.close());
         assert_eq!(waits.map(|wait| wait.join().unwrap()), [0, 0]);
         assert_eq!(finish(&queue), 0);
     });
@@ -70,7 +70,7 @@ fn a_close_meets_two_who_wait_to_send() {
                 sent(result, SendRefused::Closed)
             })
         });
-        assert_eq!(queue.close(), true);
+        assert!(queue.close());
         assert_eq!(waits.map(|wait| wait.join().unwrap()), [0, 0]);
         assert_eq!(finish(&queue), 1);
     });
@@ -90,7 +90,7 @@ fn a_close_wakes_more_than_one_section_takes() {
             let queue = Arc::clone(&queue);
             move || sent(queue.try_send(Payload::new(1), 0), SendRefused::Closed)
         });
-        assert_eq!(queue.close(), true);
+        assert!(queue.close());
         let went = sender.join().unwrap();
         assert!(bells.iter().all(|bell| bell.rings() == 1));
         let mut got = 0;

@@ -78,7 +78,7 @@ fn inv14_a_message_is_told_or_found() {
         let got = received(queue.try_receive(), ReceiveError::Empty);
         ready.clear();
         sender.join().unwrap();
-        assert_eq!(queue.is_empty(), false);
+        assert!(!queue.is_empty());
         assert!(is_readable(&ready), "nobody would look");
         drop(ready);
         assert_eq!(finish(&queue), 2 - got);

@@ -363,7 +363,6 @@ impl<L: Keyed> Runner<'_, L> {
                     seen.push((key, parcel.id));
                     wanted(parcel.id)
                 });
-                let out = out;
                 let out: Vec<_> = out.iter().map(|(parcel, key)| (*key, parcel.id)).collect();
                 assert_eq!(out, expected);
                 assert!(seen.is_sorted_by(|a, b| a.0 >= b.0), "the highest first");

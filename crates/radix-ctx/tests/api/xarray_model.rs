@@ -242,11 +242,11 @@ fn inv04_a_new_entry_has_no_marks_and_a_replaced_one_keeps_them() {
     let array = XArray::<Value>::new();
     for index in [0, 1, 63, 64, u64::MAX] {
         array.store(index, 1.into()).unwrap();
-        assert_eq!(array.set_mark(index, Mark::One), true);
+        assert!(array.set_mark(index, Mark::One));
         array.store(index, 2.into()).unwrap();
         assert!(array.is_marked(index, Mark::One) && !array.is_marked(index, Mark::Two));
         array.erase(index);
-        assert_eq!(array.set_mark(index, Mark::One), false);
+        assert!(!array.set_mark(index, Mark::One));
         array.store(index, 3.into()).unwrap();
         assert!(!array.is_marked(index, Mark::One), "{index}");
         assert!(!array.any_marked(Mark::One));
@@ -322,12 +322,12 @@ fn inv07_a_reservation_is_not_empty_and_reads_as_none() {
         assert_eq!(array.iter(&rcu::pin()).count(), 0);
         assert_eq!(array.at_or_before(u64::MAX, &rcu::pin()), None);
         assert_eq!(array.insert(index, 1.into()), Err(InsertError::Reserved(1.into())));
-        assert_eq!(array.set_mark(index, Mark::Zero), false);
+        assert!(!array.set_mark(index, Mark::Zero));
         assert_eq!(array.stats().to_string().split(',').nth(1), Some(" 1 reserved"));
         drop(reservation);
         assert!(array.is_empty());
         array.store(index, 1.into()).unwrap();
-        assert_eq!(array.release(index), false, "it is in use");
+        assert!(!array.release(index), "it is in use");
         assert!(array.contains(index));
         array.erase(index);
     }

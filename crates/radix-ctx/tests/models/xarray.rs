@@ -117,7 +117,7 @@ fn a_mark_carries_what_was_done_before() {
             }
         });
         both.1.store(1, Ordering::Relaxed);
-        assert_eq!(both.0.set_mark(1, Mark::One), true);
+        assert!(both.0.set_mark(1, Mark::One));
         reader.join().unwrap();
         let found = both.0.marked(Mark::One, .., &rcu::pin()).map(|(index, _)| index).next();
         assert_eq!(found, Some(1));
