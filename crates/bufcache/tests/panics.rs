@@ -10,7 +10,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use bufcache::{AttachOptions, BlockDevice, Cache, Device, GetError, WriteError};
+use bufcache::{AttachOptions, BlockDevice, Builder, Cache, Device, GetError, WriteError};
 use testkit::block_on::block_on;
 use testkit::wait::wait_for;
 
@@ -94,9 +94,13 @@ impl BlockDevice for Disk {
     }
 }
 
-fn cache() -> Cache {
+fn builder() -> Builder {
     let builder = Cache::builder(64 * SIZE).block_sizes(SIZE, SIZE);
-    builder.write_back_after(Duration::ZERO).build().unwrap()
+    builder.write_back_after(Duration::ZERO)
+}
+
+fn cache() -> Cache {
+    builder().build().unwrap()
 }
 
 /// Runs it in a thread of its own, and fails if it does not end.
@@ -153,7 +157,8 @@ fn a_loss_told_with_a_panic_leaves_the_thread_that_reads_ahead() {
 
 #[test]
 fn a_device_whose_drop_panics_leaves_the_thread_that_reads_ahead() {
-    let cache = cache();
+    // The end of the last handle waits for the device's operations as long as this, which is less than a read takes.
+    let cache = builder().patience(Duration::from_millis(1)).build().unwrap();
     let (dropped, _drop) = bad_drop();
     let disk = Disk { slow_reads: true, _drop, ..Disk::default() };
     cache.attach(disk, SIZE).unwrap().readahead(0..1);
