@@ -4,7 +4,7 @@
 use percpu::sync::cell::UnsafeCell;
 
 use crate::cache::{begin_to_forget, begin_to_read};
-use crate::dirty::Group;
+use crate::dirty::{AttachOptions, Group, Writes};
 use crate::frames::Frame;
 use crate::hazard::{self, Order};
 use crate::policy::mark;
@@ -127,5 +127,44 @@ impl BareGroup {
     /// Whether a sync that began after this call has succeeded.
     pub fn join(&self, sync: impl FnOnce() -> bool) -> bool {
         self.0.join(sync, || ())
+    }
+}
+
+/// Syncs and durable writes of a device that tells one of them what it has lost.
+pub struct BareWrites(Writes);
+
+impl BareWrites {
+    /// A device that has lost nothing.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "for models")]
+    pub fn new() -> Self {
+        Self(Writes::new(1, AttachOptions::new(512), None))
+    }
+
+    /// As `Shared::sync_device` does. `device` returns false if it is told of a loss.
+    pub fn sync(&self, device: impl FnOnce() -> bool) -> bool {
+        let sync = || self.0.poisoned().is_none() && self.is_told_well(device);
+        self.0.group.join(sync, || ())
+    }
+
+    /// As `Shared::write_window` does for a durable write.
+    pub fn write_durable(&self, device: impl FnOnce() -> bool) -> bool {
+        let writing = self.0.group.begin_write();
+        let is_told_well = self.is_told_well(device);
+        writing.end() && is_told_well
+    }
+
+    fn is_told_well(&self, device: impl FnOnce() -> bool) -> bool {
+        let is_told_well = device();
+        if !is_told_well {
+            self.0.poison(libc::EIO);
+        }
+        is_told_well
+    }
+}
+
+impl std::fmt::Debug for BareWrites {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BareWrites").finish_non_exhaustive()
     }
 }

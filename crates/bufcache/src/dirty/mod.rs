@@ -212,9 +212,11 @@ impl Writes {
 
     /// Nothing that was written since the last good sync is known to be durable. The first errno stays.
     pub(crate) fn poison(&self, errno: i32) {
-        self.group.lose();
         // Ordering: Release pairs with the Acquire in `poisoned`; it carries the extents.
         let _ = self.poison.compare_exchange(0, errno.max(1), Ordering::Release, Ordering::Relaxed);
+        // After the exchange: a sync that begins behind this does not see the loss in the group, so it has to
+        // find the device poisoned.
+        self.group.lose();
     }
 
     pub(crate) fn poisoned(&self) -> Option<i32> {

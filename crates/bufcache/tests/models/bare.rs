@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use bufcache::bare::{Bare, BareGroup};
-use percpu::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use bufcache::bare::{Bare, BareGroup, BareWrites};
+use percpu::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use percpu::sync::{model, thread};
 
 /// A planted bug, and the model that must fail for it.
@@ -112,5 +112,20 @@ fn inv18_three_syncs_that_fail() {
         });
         sync(group);
         others.into_iter().for_each(|other| other.join().unwrap());
+    });
+}
+
+/// The device tells one of the two that it has lost an earlier write. The sync vouches for that write, so it fails
+/// also where the durable write was told.
+#[test]
+fn inv18_a_sync_beside_a_durable_write_that_fails() {
+    model(|| {
+        let (writes, lost) = (Arc::new(BareWrites::new()), Arc::new(AtomicBool::new(true)));
+        let durable = thread::spawn({
+            let (writes, lost) = (Arc::clone(&writes), Arc::clone(&lost));
+            move || writes.write_durable(|| !lost.swap(false, Relaxed))
+        });
+        assert!(!writes.sync(|| !lost.swap(false, Relaxed)), "the loss is not told");
+        durable.join().unwrap();
     });
 }
