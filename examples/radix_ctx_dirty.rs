@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 
-use percpu::rcu::{self, Owned};
+use radix_ctx::rcu::{self, Owned};
 use radix_ctx::{XArray, xarray::Mark};
 
 const DIRTY: Mark = Mark::Zero;

@@ -1,7 +1,7 @@
 //! From an id to a live context, without a lock on the way: a radix tree of slabs, with two faces.
 //!
 //! ```
-//! use percpu::rcu::{self, Owned};
+//! use radix_ctx::rcu::{self, Owned};
 //! use radix_ctx::{CtxTable, Id, LookupError, XArray};
 //!
 //! // The table hands out ids, which are never mistaken for another context's.
@@ -58,9 +58,9 @@
 //!
 //! A context that was removed is dropped, and its index used again, when no reader is left that may
 //! have found it, and no [`CtxRef`]. Many go together, on whichever thread comes to it: one that
-//! removes or inserts, polls or flushes, or works for [`rcu`](percpu::rcu). Hence `T: Send + Sync +
+//! removes or inserts, polls or flushes, or works for [`rcu`](crate::rcu). Hence `T: Send + Sync +
 //! 'static`. In a program that comes to rest they stay until somebody calls [`CtxTable::flush`], or a
-//! [`Reclaimer`](percpu::rcu::Reclaimer) runs.
+//! [`Reclaimer`](crate::rcu::Reclaimer) runs.
 //!
 //! # Errors
 //!
@@ -86,7 +86,7 @@
 //! - *A [`CtxRef`] is forgotten*: its context stays, and who waits for it waits for ever. A forgotten
 //!   [`Reservation`] keeps its index and its place in the quota. A forgotten [`Removal`] is nothing.
 //! - *The drop of a context panics*: reclaim goes on, and counts it ([`TableStats::panics`]); the drop
-//!   of the last [`CtxRef`] passes it on. That of an array's entry is [`rcu`](percpu::rcu)'s matter;
+//!   of the last [`CtxRef`] passes it on. That of an array's entry is [`rcu`](crate::rcu)'s matter;
 //!   the array's own drop passes it on, and leaks what is left.
 //! - *The drop of a context uses its table*: it may, no lock is held; it may even drop the table. A
 //!   wait for contexts of that table would be for itself, and is refused: [`WaitError::InDrop`].
@@ -124,7 +124,7 @@ mod table;
 mod tree;
 pub mod xarray;
 
-pub use percpu::AllocError;
+pub use percpu::{AllocError, rcu};
 
 pub use self::xarray::XArray;
 

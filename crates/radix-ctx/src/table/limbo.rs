@@ -17,7 +17,7 @@
 //! It is moved on by whoever finds his CPU's list full, by an insert that would need a new slab, by
 //! [`poll`](super::CtxTable::poll) and [`flush`](super::CtxTable::flush); and by the *tick*, an
 //! object of RCU that is retired while anything is in the lists, so that a table is reclaimed in
-//! time wherever RCU is ([`percpu::rcu::Bounds`], [`percpu::rcu::Reclaimer`]).
+//! time wherever RCU is ([`crate::rcu::Bounds`], [`crate::rcu::Reclaimer`]).
 //!
 //! # Invariants
 //!

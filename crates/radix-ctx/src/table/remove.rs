@@ -25,7 +25,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// Of several threads that remove the same context one succeeds. Who found the context before
     /// goes on using it; it is dropped when there is no reader left and no reference, by whoever
     /// moves reclaim on then: a later removal or insert, [`poll`](Self::poll),
-    /// [`flush`](Self::flush), or RCU on its own occasions (see [`percpu::rcu::Bounds`]). To wait for
+    /// [`flush`](Self::flush), or RCU on its own occasions (see [`crate::rcu::Bounds`]). To wait for
     /// that, ask the [`Removal`]; to drop it waits for nothing.
     ///
     /// Lock-free, and allocates nothing, but for every thousandth or so, which reclaims what others

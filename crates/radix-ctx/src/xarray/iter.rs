@@ -39,7 +39,7 @@ impl<'g, P: Entry> Iter<'g, P> {
     /// # Examples
     ///
     /// ```
-    /// use percpu::rcu;
+    /// use radix_ctx::rcu;
     /// use radix_ctx::xarray::{Value, XArray};
     ///
     /// let array = XArray::<Value>::new();

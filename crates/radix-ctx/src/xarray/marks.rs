@@ -38,7 +38,7 @@ impl<P: Entry> XArray<P> {
     /// # Examples
     ///
     /// ```
-    /// use percpu::rcu;
+    /// use radix_ctx::rcu;
     /// use radix_ctx::xarray::{Mark, Value, XArray};
     ///
     /// const DIRTY: Mark = Mark::Zero;

@@ -1,7 +1,7 @@
 //! Entries by the caller's own indices.
 //!
 //! ```
-//! use percpu::rcu::{self, Owned};
+//! use radix_ctx::rcu::{self, Owned};
 //! use radix_ctx::XArray;
 //!
 //! let pages = XArray::<Owned<String>>::new();
@@ -24,7 +24,7 @@
 //! | load, contains, marks asked, next, previous, iteration | nobody: wait-free | no |
 //! | everything that changes the array, and `next_free` | writers for each other: a short lock | nodes, when an index is new; never under [`try_reserve`](XArray::try_reserve) |
 //!
-//! An index is any `u64`. An [`Entry`] is a word: an [`Owned`](percpu::rcu::Owned) box, a [`Value`] in
+//! An index is any `u64`. An [`Entry`] is a word: an [`Owned`](crate::rcu::Owned) box, a [`Value`] in
 //! the word itself, or a `&'static T`. No code of the caller's runs under the lock, nor a drop.
 //!
 //! An index can be *reserved*: it reads as absent, but nobody else gets it, and what is stored there
@@ -94,11 +94,11 @@ use self::entry::{RESERVED, Words, is_none};
 use self::stats::Counts;
 use crate::tree::Tree;
 
-/// What an [`XArray`] gives its readers: `&T` of an [`Owned<T>`](percpu::rcu::Owned), else the entry.
+/// What an [`XArray`] gives its readers: `&T` of an [`Owned<T>`](crate::rcu::Owned), else the entry.
 pub type Ref<'g, P> = <P as Words>::Ref<'g>;
 
-/// What comes out of an [`XArray`]: [`Unlinked<T>`](percpu::rcu::Unlinked) of an
-/// [`Owned<T>`](percpu::rcu::Owned), else the entry.
+/// What comes out of an [`XArray`]: [`Unlinked<T>`](crate::rcu::Unlinked) of an
+/// [`Owned<T>`](crate::rcu::Owned), else the entry.
 pub type Out<P> = <P as Words>::Unlinked;
 
 /// An array of entries by `u64` indices, most of which are absent. See the [module](self).
@@ -111,7 +111,7 @@ pub struct XArray<P: Entry> {
     /// read as.
     ///
     /// ```compile_fail,E0308
-    /// use percpu::rcu::Owned;
+    /// use radix_ctx::rcu::Owned;
     /// use radix_ctx::XArray;
     ///
     /// fn narrow(of_any: &XArray<Owned<fn(&str)>>) -> &XArray<Owned<fn(&'static str)>> {
@@ -139,7 +139,7 @@ impl<P: Entry> XArray<P> {
     /// # Examples
     ///
     /// ```
-    /// use percpu::rcu::{self, Owned};
+    /// use radix_ctx::rcu::{self, Owned};
     /// use radix_ctx::XArray;
     ///
     /// let array = XArray::<Owned<&str>>::new();
@@ -153,7 +153,7 @@ impl<P: Entry> XArray<P> {
     /// A reference does not outlive the guard:
     ///
     /// ```compile_fail
-    /// # use percpu::rcu::{self, Owned};
+    /// # use radix_ctx::rcu::{self, Owned};
     /// # use radix_ctx::XArray;
     /// let array = XArray::<Owned<&str>>::new();
     /// let seen = { let guard = rcu::pin(); array.load(0, &guard) };

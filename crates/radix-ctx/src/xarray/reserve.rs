@@ -17,7 +17,7 @@ use super::{XArray, bounds};
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu::Owned;
+/// use radix_ctx::rcu::Owned;
 /// use radix_ctx::XArray;
 ///
 /// let names = XArray::<Owned<String>>::new();
@@ -177,7 +177,7 @@ impl<P: Entry> XArray<P> {
     /// # Examples
     ///
     /// ```
-    /// use percpu::rcu::Owned;
+    /// use radix_ctx::rcu::Owned;
     /// use radix_ctx::XArray;
     ///
     /// let names = XArray::new();

@@ -179,7 +179,7 @@ impl<P: Entry> XArray<P> {
     /// # Examples
     ///
     /// ```
-    /// use percpu::rcu::{self, Owned};
+    /// use radix_ctx::rcu::{self, Owned};
     /// use radix_ctx::XArray;
     ///
     /// let array = XArray::new();
