@@ -58,7 +58,7 @@
 //!
 //! A context that was removed is dropped, and its index used again, when no reader is left that may
 //! have found it, and no [`CtxRef`]. Many go together, on whichever thread comes to it: one that
-//! removes or inserts, polls or flushes, or works for [`rcu`](crate::rcu). Hence `T: Send + Sync +
+//! removes or inserts, polls or flushes, or works for [`rcu`]. Hence `T: Send + Sync +
 //! 'static`. In a program that comes to rest they stay until somebody calls [`CtxTable::flush`], or a
 //! [`Reclaimer`](crate::rcu::Reclaimer) runs.
 //!
@@ -86,7 +86,7 @@
 //! - *A [`CtxRef`] is forgotten*: its context stays, and who waits for it waits for ever. A forgotten
 //!   [`Reservation`] keeps its index and its place in the quota. A forgotten [`Removal`] is nothing.
 //! - *The drop of a context panics*: reclaim goes on, and counts it ([`TableStats::panics`]); the drop
-//!   of the last [`CtxRef`] passes it on. That of an array's entry is [`rcu`](crate::rcu)'s matter;
+//!   of the last [`CtxRef`] passes it on. That of an array's entry is [`rcu`]'s matter;
 //!   the array's own drop passes it on, and leaks what is left.
 //! - *The drop of a context uses its table*: it may, no lock is held; it may even drop the table. A
 //!   wait for contexts of that table would be for itself, and is refused: [`WaitError::InDrop`].
