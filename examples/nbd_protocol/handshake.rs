@@ -39,7 +39,7 @@ pub const MAX_META_DATA: usize = 4 * MAX_STRING;
 /// Longest option data that is drained and answered with an error; above, the client is cut off.
 pub const MAX_OPTION_DRAIN: u32 = 1 << 20;
 /// Once a client was sent this many bytes of replies, it may send no further option.
-const MAX_REPLIES: usize = 1 << 20;
+pub const MAX_REPLIES: usize = 1 << 20;
 
 /// What [`Handshake::receive`] asks of its caller.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -32,9 +32,10 @@ pub use error::NbdError;
 pub use export::{ExportInfo, Exports};
 pub use handshake::{
     CloseReason, Handshake, MAX_META_DATA, MAX_OPTION_DATA, MAX_OPTION_DRAIN, MAX_OPTIONS,
-    Negotiated, Step,
+    MAX_REPLIES, Negotiated, Step,
 };
 pub use meta::{ALLOCATION_ID, Extent};
+pub use option::OPTION_HEADER;
 pub use reply::ReplyHeader;
 pub use request::{Agreed, BadMagic, Command, REQUEST_LEN, Request};
 pub use wire::{CommandFlags, InfoType, MAX_PAYLOAD, MAX_STRING, TransmissionFlags};

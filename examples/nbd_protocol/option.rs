@@ -5,7 +5,7 @@ use crate::export::ExportInfo;
 use crate::wire::{InfoType, MAX_STRING, OPTION_MAGIC, OPTION_REPLY_MAGIC, opt, rep};
 
 /// Length of an option header: magic, option, length of the data.
-pub(crate) const OPTION_HEADER: usize = 16;
+pub const OPTION_HEADER: usize = 16;
 
 /// Appends an option, as a client sends it.
 pub(crate) fn put_option(out: &mut Vec<u8>, option: u32, data: &[u8]) {

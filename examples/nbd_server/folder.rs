@@ -15,7 +15,7 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
 use tracing::warn;
 
 /// Most names that a client is told. A guess; a file that is not named is served all the same.
-const MOST_NAMES: usize = 10_000;
+pub(crate) const MOST_NAMES: usize = 10_000;
 
 /// An open folder.
 #[derive(Debug)]

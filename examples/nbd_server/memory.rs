@@ -132,7 +132,13 @@ impl Memory {
                 self.free_bytes -= size;
                 buf
             }
-            None => allocate(size).or_else(|| self.allocate_again(size)).ok_or(Short::System)?,
+            None => match allocate(size) {
+                Some(buf) => buf,
+                None => {
+                    self.free_all();
+                    allocate(size).ok_or(Short::System)?
+                }
+            },
         };
         self.half(size).used += size;
         account.bytes += size;
@@ -140,11 +146,20 @@ impl Memory {
         Ok(buf)
     }
 
-    /// Tries again without the free buffers of other sizes.
-    fn allocate_again(&mut self, size: usize) -> Option<AlignedBuf> {
+    /// Returns whether the system has so many bytes for the replies of a handshake. They may use half of
+    /// [`HEADROOM`], so that a client can negotiate while buffers hold all other memory.
+    pub(crate) fn has_room_for_handshake(&mut self, bytes: usize) -> bool {
+        let bytes = bytes + HEADROOM / 2;
+        has_room(bytes) || {
+            self.free_all();
+            has_room(bytes)
+        }
+    }
+
+    /// Gives the free buffers back to the system.
+    fn free_all(&mut self) {
         self.free.iter_mut().for_each(Vec::clear);
         self.free_bytes = 0;
-        allocate(size)
     }
 
     /// Takes a buffer back; `account` is `None` when its connection is gone.
@@ -164,16 +179,24 @@ impl Memory {
 
 /// A new buffer, if the system has [`HEADROOM`] beside it.
 fn allocate(size: usize) -> Option<AlignedBuf> {
-    AlignedBuf::try_zeroed(size, ALIGN).filter(|_| has_headroom())
+    AlignedBuf::try_zeroed(size, ALIGN).filter(|_| has_room(HEADROOM))
 }
 
-fn has_headroom() -> bool {
+/// Makes room for so many more bytes. Returns whether the system has the memory, and [`HEADROOM`] beside it if
+/// it is more than a page.
+pub(crate) fn reserve(bytes: &mut Vec<u8>, more: usize) -> bool {
+    bytes.capacity() - bytes.len() >= more
+        || bytes.try_reserve(more).is_ok() && (more <= ALIGN || has_room(HEADROOM))
+}
+
+/// Returns whether the system has so many more bytes for this process now.
+fn has_room(bytes: usize) -> bool {
     let (access, kind) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a mapping that the kernel places replaces none.
-    let probe = unsafe { libc::mmap(std::ptr::null_mut(), HEADROOM, access, kind, -1, 0) };
+    let probe = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, kind, -1, 0) };
     // SAFETY: if it is one, the whole mapping was made above, and no reference leads there.
-    probe != libc::MAP_FAILED && unsafe { libc::munmap(probe, HEADROOM) } == 0
+    probe != libc::MAP_FAILED && unsafe { libc::munmap(probe, bytes) } == 0
 }
 
 fn class_of(len: usize) -> usize {

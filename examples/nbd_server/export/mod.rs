@@ -15,8 +15,8 @@ use std::time::Duration;
 use aio_reap::AlignedBuf;
 use bufcache::Load;
 use nbd_protocol::{
-    Command, ExportInfo, Exports, ListedExport, MAX_PAYLOAD, MAX_STRING, Negotiated, Request,
-    TransmissionFlags,
+    Command, ExportInfo, Exports, ListedExport, MAX_PAYLOAD, MAX_REPLIES, MAX_STRING, Negotiated,
+    OPTION_HEADER, Request, TransmissionFlags,
 };
 use percpu::sync::Mutex;
 use thiserror::Error;
@@ -24,7 +24,7 @@ use tracing::{info, warn};
 
 use crate::args::Args;
 use crate::blocks::{Blocks, Fill};
-use crate::folder::Folder;
+use crate::folder::{Folder, MOST_NAMES};
 use crate::hands::Hands;
 use crate::idle::{Known, Rest, Uses};
 use crate::lock::lock;
@@ -273,6 +273,15 @@ impl ExportTable {
             }
             _ => len as usize,
         }
+    }
+
+    /// Returns how many bytes the replies to so many bytes of options may take while their buffer grows.
+    pub(crate) fn handshake_room(&self, input: usize) -> usize {
+        let fixed = self.exports.iter().take(self.fixed).map(|export| &export.info);
+        let fixed: usize = fixed.map(|info| info.name.len() + info.description.len() + 64).sum();
+        let list = fixed + if self.folder.is_some() { MOST_NAMES * 512 } else { 0 };
+        let replies = (input / OPTION_HEADER + 1).saturating_mul(list).min(MAX_REPLIES) + list;
+        3 * replies // a buffer that grows has twice its bytes, beside the old one
     }
 
     /// Makes of a READ's buffer one whose blocks are kept; back it comes where they are not to be.

@@ -10,7 +10,7 @@ use tracing::{debug, info, warn};
 
 use super::{GAVE_WAY, Worker};
 use crate::conn::{OUTSTANDING, Phase, Wait};
-use crate::memory::Short;
+use crate::memory::{self, Short};
 use crate::operation::Step;
 use crate::session::{Next, Session};
 
@@ -88,7 +88,7 @@ impl Worker {
                     let conn = &mut self.conns[slot];
                     let left = &received[used..];
                     conn.unread.clear();
-                    let has_memory = conn.unread.try_reserve(left.len()).is_ok();
+                    let has_memory = memory::reserve(&mut conn.unread, left.len());
                     if has_memory {
                         conn.unread.extend_from_slice(left);
                     }
@@ -155,6 +155,10 @@ impl Worker {
             match &mut conn.phase {
                 Phase::Draining | Phase::Lingering(_) => break,
                 Phase::Handshake(handshake, _) => {
+                    if !memory.has_room_for_handshake(exports.handshake_room(input.len())) {
+                        conn.block(Wait::Others, blocked, dirty);
+                        break;
+                    }
                     let (used, step) =
                         handshake.receive(input, &**exports, &mut conn.out.handshake);
                     input = &input[used..];
@@ -279,7 +283,7 @@ impl Worker {
                     progress |= used > 0;
                     unread.drain(..used);
                     let conn = &mut self.conns[slot];
-                    if matches!(conn.phase, Phase::Transmission(_)) {
+                    if matches!(conn.phase, Phase::Handshake(..) | Phase::Transmission(_)) {
                         conn.unread = unread;
                     }
                     self.watch_payload(slot); // it may have got its memory just now

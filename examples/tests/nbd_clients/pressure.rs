@@ -37,6 +37,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.push(trial("pressure/half_open_clients_leave_room", &[], half_open));
     trials.push(trial("pressure/limit_per_address", &[], limit_per_address));
     trials.extend(per_backend(all, "no_memory_is_an_answer", &[], no_memory));
+    trials.push(trial("pressure/no_memory_for_a_handshake", &[], no_memory_for_a_handshake));
     trials
 }
 
@@ -502,6 +503,46 @@ fn no_memory(lab: &Lab, backend: Backend) -> Res {
         check!(client.read(0, 4096)?.is_ok(), "out of step behind a WRITE");
     }
     check!((1..10).contains(&refused), "{refused} of 10 WRITEs were refused: nothing is shown");
+    drop(crowd);
+    server.still_serves()?;
+    server.stop()
+}
+
+/// READs whose replies are not taken hold all the memory that the server may have. Clients that ask for long
+/// replies in their handshakes then wait for memory, and get the replies once the others have left.
+fn no_memory_for_a_handshake(lab: &Lab) -> Res {
+    const LIST: u32 = 3;
+    const TIMES: usize = 240; // replies of almost 1 MiB
+    let image = lab.path("a.img");
+    image::with_parts(&image, 64 * MIB, 16, 43)?;
+    let long = "x".repeat(4000);
+    let launch = Launch::new(lab, Backend::Threads).image(&image).image_as(&long, &image);
+    let limited = ["sh", "-c", "ulimit -v 122880; exec \"$0\" \"$@\""];
+    let launch = launch.arg("--workers").arg("1").arg("--cache").arg("16M");
+    let mut server = launch.through(limited).start()?;
+    let mut hogs = Vec::new();
+    for len in [4 << 20, 256 << 10] {
+        for _ in 0..20 {
+            let mut client = server.client()?;
+            let one = |i| header(0, cmd::READ, i, i * u64::from(len), len);
+            client.send(&(0..8).flat_map(one).collect::<Vec<u8>>())?;
+            hogs.push(client);
+        }
+    }
+    let mut option = b"IHAVEOPT".to_vec();
+    option.extend([LIST, 0].map(u32::to_be_bytes).concat());
+    let mut crowd = Vec::new();
+    for _ in 0..10 {
+        let mut client = server.connect()?;
+        client.read_greeting()?;
+        client.send(&[vec![0, 0, 0, 3], option.repeat(TIMES)].concat())?;
+        crowd.push(client);
+    }
+    drop(hogs);
+    for client in &mut crowd {
+        let reply = client.recv_vec(TIMES * long.len())?;
+        check!(reply.starts_with(&0x3e889045565a9u64.to_be_bytes()), "no reply to LIST");
+    }
     drop(crowd);
     server.still_serves()?;
     server.stop()
