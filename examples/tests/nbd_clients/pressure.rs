@@ -463,14 +463,15 @@ fn payload_in_one_go(lab: &Lab, backend: Backend) -> Res {
 /// none, and goes on.
 fn no_memory(lab: &Lab, backend: Backend) -> Res {
     const LEN: u32 = 4 << 20;
-    const WRITE: u32 = 16 << 20;
+    const WRITE: u32 = 8 << 20;
+    const CLIENTS: u32 = 20;
     let image = lab.path("a.img");
     image::with_parts(&image, 64 * MIB, 16, 43)?;
     let launch = Launch::new(lab, backend).image(&image).arg("--workers").arg("1");
     let limited = ["sh", "-c", "ulimit -v 122880; exec \"$0\" \"$@\""];
     let mut server = launch.arg("--cache").arg("16M").through(limited).start()?;
     let mut refused = 0;
-    let mut crowd = (0..10).map(|_| server.client()).collect::<Res<Vec<_>>>()?;
+    let mut crowd = (0..CLIENTS).map(|_| server.client()).collect::<Res<Vec<_>>>()?;
     for client in &mut crowd {
         let one = |i| header(0, cmd::READ, i, i * u64::from(LEN), LEN);
         client.send(&(0..8).flat_map(one).collect::<Vec<u8>>())?;
@@ -502,7 +503,10 @@ fn no_memory(lab: &Lab, backend: Backend) -> Res {
         refused += u32::from(answer.0 > 0);
         check!(client.read(0, 4096)?.is_ok(), "out of step behind a WRITE");
     }
-    check!((1..10).contains(&refused), "{refused} of 10 WRITEs were refused: nothing is shown");
+    check!(
+        (1..CLIENTS).contains(&refused),
+        "{refused} of {CLIENTS} WRITEs were refused: nothing is shown"
+    );
     drop(crowd);
     server.still_serves()?;
     server.stop()
