@@ -76,8 +76,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536), help_heading = "Clients")]
     pub(crate) max_connections: u32,
 
-    /// Connections of one peer served at a time: of a user on Unix sockets, of an address by TCP (of IPv6, of
-    /// a /64 network). By default as many as --max-connections.
+    /// Connections of one peer served at a time. A peer is a user on Unix sockets, and an address on TCP (a /64
+    /// network of IPv6). By default, an address has at most half of --max-connections, and a user all of them.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536), help_heading = "Clients")]
     pub(crate) max_per_peer: Option<u32>,
 

@@ -30,14 +30,15 @@ SECURITY
   trusted.
 
 CONNECTIONS
-  A client has 10 seconds for its handshake. Until it is finished its
-  connection is the first to go: when the server has --max-connections, or the
-  peer has --max-per-peer, a newer connection takes the place of the oldest
-  unfinished one. One peer has at most a quarter of --max-connections
-  unfinished (16 if that is more); then its oldest one is closed. A peer is a
-  user, by Unix sockets, or an address, by TCP (a /64 network of IPv6).
-  Connections past their handshake are never closed for others; set
-  --max-per-peer where one client must not take all places.
+  A client has 10 seconds for its handshake. A connection that has finished it
+  is never closed to make room for another. A connection that has not may be:
+  if --max-connections or --max-per-peer is reached, a new connection takes the
+  place of the oldest unfinished one. One peer has at most a quarter of
+  --max-connections unfinished (16 if that is more); beyond that, its oldest
+  unfinished one is closed. A peer is a user on Unix sockets, and an address on
+  TCP (a /64 network of IPv6). By default an address may have half of
+  --max-connections, and a user all of them; set --max-per-peer for a socket
+  that several users can open, or where clients share one address.
 
 WORKERS
   A connection is served by the worker thread that had the fewest when it came.

@@ -48,7 +48,8 @@ impl PeerKey {
 #[derive(Debug)]
 pub(crate) struct Peers {
     max: usize,
-    max_per_peer: usize,
+    max_per_user: usize,
+    max_per_address: usize,
     max_half_open: usize,
     state: Mutex<State>,
 }
@@ -93,10 +94,17 @@ pub(crate) struct Pass {
 }
 
 impl Peers {
-    /// Admits up to `max` connections, and of each peer up to `max_per_peer`.
-    pub(crate) fn new(max: usize, max_per_peer: usize) -> Arc<Self> {
-        let max_half_open = (max / SHARE).max(ALWAYS);
-        Arc::new(Self { max, max_per_peer, max_half_open, state: Mutex::default() })
+    /// Admits up to `max` connections, and of each peer up to `max_per_peer`. By default an address has at most
+    /// half of them, so no single host can fill the server. A user may have all: the server's own socket admits
+    /// its owner and root only.
+    pub(crate) fn new(max: usize, max_per_peer: Option<usize>) -> Arc<Self> {
+        Arc::new(Self {
+            max,
+            max_per_user: max_per_peer.unwrap_or(max),
+            max_per_address: max_per_peer.unwrap_or(max.div_ceil(2)),
+            max_half_open: (max / SHARE).max(ALWAYS),
+            state: Mutex::default(),
+        })
     }
 
     /// Admits one more connection. If a half-open connection has to give way to it, returns that one and its
@@ -107,12 +115,15 @@ impl Peers {
     ) -> Result<(Pass, Option<(Id, usize)>), Refused> {
         let state = &mut *self.state.lock();
         let counts = state.counts.get(&peer).copied().unwrap_or_default();
-        let evicted = if counts.half_open >= self.max_half_open || counts.open >= self.max_per_peer
-        {
+        let max_per_peer = match peer {
+            PeerKey::User(_) => self.max_per_user,
+            PeerKey::V4(_) | PeerKey::V6(_) | PeerKey::Unknown => self.max_per_address,
+        };
+        let evicted = if counts.half_open >= self.max_half_open || counts.open >= max_per_peer {
             // A connection of this peer has to go, whatever place there is.
             let evicted = state.evict(peer);
-            if evicted.is_none() && counts.open >= self.max_per_peer {
-                return Err(Refused::Peer(self.max_per_peer));
+            if evicted.is_none() && counts.open >= max_per_peer {
+                return Err(Refused::Peer(max_per_peer));
             }
             evicted
         } else if state.open.len() >= self.max {
@@ -204,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_full_server_closes_the_oldest_half_open_connection_of_the_peer_with_most() {
-        let peers = Peers::new(4, 4);
+        let peers = Peers::new(4, Some(4));
         let first = admit(&peers, B, 0).unwrap().0;
         let mut half: Vec<_> = (1..4).map(|nr| admit(&peers, A, nr).unwrap().0).collect();
         let (other, evicted) = admit(&peers, B, 4).unwrap();
@@ -222,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_peer_has_its_limits() {
-        let peers = Peers::new(100, 30);
+        let peers = Peers::new(100, Some(30));
         let (mut passes, mut evicted) = (Vec::new(), Vec::new());
         for number in 0..50 {
             let (pass, out) = admit(&peers, A, number).unwrap();
@@ -240,5 +251,18 @@ mod tests {
         assert_eq!(admit(&peers, B, 61).unwrap().1, None);
         drop((passes, last, more));
         assert_eq!(peers.state.lock().counts.len(), 0);
+    }
+
+    #[test]
+    fn an_address_cannot_fill_the_server_by_default_and_a_user_can() {
+        for (max, most) in [(1, 1), (4, 2), (5, 3)] {
+            for (peer, most) in [(B, most), (PeerKey::V6([1; 8]), most), (A, max)] {
+                let peers = Peers::new(max, None);
+                let passes: Vec<_> = (0..most).map(|_| peers.admit(peer).unwrap().0).collect();
+                assert!(passes.iter().all(Pass::finish_handshake));
+                assert!(peers.admit(peer).is_err(), "{peer:?} had {most} of {max}");
+                assert_eq!(peers.admit(PeerKey::User(2)).is_ok(), most < max);
+            }
+        }
     }
 }

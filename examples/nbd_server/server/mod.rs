@@ -125,8 +125,8 @@ impl Server {
     pub(crate) fn start(args: &Args, handed_over: Vec<OwnedFd>) -> Result<Self, ServerError> {
         let exports = Arc::new(ExportTable::open(args)?);
         let max_connections = args.max_connections;
-        let max_per_peer = args.max_per_peer.unwrap_or(max_connections);
-        let peers = Peers::new(max_connections as usize, max_per_peer as usize);
+        let max_per_peer = args.max_per_peer.map(|max| max as usize);
+        let peers = Peers::new(max_connections as usize, max_per_peer);
         // As many again are there while a worker closes them.
         let connections = CtxTable::builder().max_contexts(2 * u64::from(max_connections)).build();
         let connections = Arc::new(connections.map_err(io::Error::from)?);

@@ -36,6 +36,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.push(trial("pressure/connection_limit", &[], connection_limit));
     trials.push(trial("pressure/half_open_clients_leave_room", &[], half_open));
     trials.push(trial("pressure/limit_per_address", &[], limit_per_address));
+    trials.push(trial("pressure/an_address_has_half_by_default", &[], half_per_address));
     trials.extend(per_backend(all, "no_memory_is_an_answer", &[], no_memory));
     trials.push(trial("pressure/no_memory_for_a_handshake", &[], no_memory_for_a_handshake));
     trials
@@ -410,23 +411,26 @@ fn half_open(lab: &Lab) -> Res {
     server.stop()
 }
 
-/// With `--max-per-peer 2` a third client of an address is refused, and one of another address is served.
-fn limit_per_address(lab: &Lab) -> Res {
+/// Negotiates by TCP from an address of this machine.
+fn connect_from(from: [u8; 4], server: &Server) -> Res<Client> {
+    let found = server.listeners.iter().find_map(|l| l.strip_prefix("tcp:"));
+    let address: SocketAddr = found.ok_or("no TCP address")?.parse()?;
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    socket.bind(&SocketAddr::from((from, 0)).into())?;
+    socket.connect(&address.into())?;
+    let mut client = Client::over(OwnedFd::from(socket).into())?;
+    client.greet()?;
+    client.go("vol")?;
+    Ok(client)
+}
+
+/// A third client of one address is refused, and one of another address is served.
+fn two_per_address(lab: &Lab, option: [&str; 2]) -> Res {
     let image = lab.path("a.img");
     image::sparse(&image, 4 * MIB)?;
     let launch = Launch::bare(lab).image(&image).arg("--tcp").arg("127.0.0.1:0");
-    let server = launch.arg("--max-per-peer").arg("2").start()?;
-    let found = server.listeners.iter().find_map(|l| l.strip_prefix("tcp:"));
-    let address: SocketAddr = found.ok_or("no TCP address")?.parse()?;
-    let connect = |from: [u8; 4]| -> Res<Client> {
-        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
-        socket.bind(&SocketAddr::from((from, 0)).into())?;
-        socket.connect(&address.into())?;
-        let mut client = Client::over(OwnedFd::from(socket).into())?;
-        client.greet()?;
-        client.go("vol")?;
-        Ok(client)
-    };
+    let server = launch.arg(option[0]).arg(option[1]).start()?;
+    let connect = |from| connect_from(from, &server);
     let mut two = [connect([127, 0, 0, 1])?, connect([127, 0, 0, 1])?];
     check!(connect([127, 0, 0, 1]).is_err(), "a third client of one address was served");
     let mut other = connect([127, 0, 0, 2])?;
@@ -437,6 +441,14 @@ fn limit_per_address(lab: &Lab) -> Res {
     let again = wait_until(Duration::from_secs(5), || connect([127, 0, 0, 1]).ok());
     check!(again.is_some(), "no room although both clients left");
     server.stop()
+}
+
+fn limit_per_address(lab: &Lab) -> Res {
+    two_per_address(lab, ["--max-per-peer", "2"])
+}
+
+fn half_per_address(lab: &Lab) -> Res {
+    two_per_address(lab, ["--max-connections", "4"])
 }
 
 /// A large payload that is all there when the server looks is carried out, although nothing comes
