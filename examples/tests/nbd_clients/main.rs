@@ -25,6 +25,7 @@ mod handshake;
 mod image;
 mod images;
 mod lab;
+mod memory;
 mod metrics;
 mod need;
 mod pressure;
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
     let mut trials = Vec::new();
     // The long ones first, so that the last of them does not run alone at the end.
     trials.extend(pressure::trials());
+    trials.extend(memory::trials());
     trials.extend(images::trials());
     trials.extend(sessions::trials());
     trials.extend(crash::trials());

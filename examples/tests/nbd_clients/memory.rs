@@ -1,0 +1,109 @@
+//! A server that may not have the memory that its clients ask for.
+
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+
+use crate::client::{MIB, cmd, err, header, opt};
+use crate::image;
+use crate::lab::{Backend, Lab, Res, check, per_backend, trial};
+use crate::server::Launch;
+
+/// Starts the rest of the command line with 120 MiB of address space.
+const LIMITED: [&str; 3] = ["sh", "-c", "ulimit -v 122880; exec \"$0\" \"$@\""];
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let mut trials = per_backend(&Backend::ALL, "no_memory_is_an_answer", &[], no_memory);
+    trials.push(trial("memory/no_memory_for_a_handshake", &[], no_memory_for_a_handshake));
+    trials
+}
+
+/// A server that may not have the memory for what is asked answers ENOMEM, to the requests for which it has
+/// none, and goes on.
+fn no_memory(lab: &Lab, backend: Backend) -> Res {
+    const LEN: u32 = 4 << 20;
+    const WRITE: u32 = 8 << 20;
+    const CLIENTS: u32 = 20;
+    let image = lab.path("a.img");
+    image::with_parts(&image, 64 * MIB, 16, 43)?;
+    let launch = Launch::new(lab, backend).image(&image).arg("--workers").arg("1");
+    let mut server = launch.arg("--cache").arg("16M").through(LIMITED).start()?;
+    let mut refused = 0;
+    let mut crowd = (0..CLIENTS).map(|_| server.client()).collect::<Res<Vec<_>>>()?;
+    for client in &mut crowd {
+        let one = |i| header(0, cmd::READ, i, i * u64::from(LEN), LEN);
+        client.send(&(0..8).flat_map(one).collect::<Vec<u8>>())?;
+    }
+    for client in &mut crowd {
+        for _ in 0..8 {
+            let (answer, cookie) = client.simple_reply()?;
+            answer.any_of(&[0, err::ENOMEM], "a READ")?;
+            refused += u32::from(answer.0 > 0);
+            if answer.0 == 0 {
+                let wanted = image::bytes_at(&image, cookie * u64::from(LEN), LEN as usize)?;
+                check!(client.recv_vec(LEN as usize)? == wanted, "other bytes than the image has");
+            }
+        }
+    }
+    check!(refused > 0, "there was memory for all READs: nothing is shown");
+    server.still_serves()?;
+
+    refused = 0;
+    let mut cookies = Vec::new();
+    for client in &mut crowd {
+        cookies.push(client.request(0, cmd::WRITE, 32 * MIB, WRITE)?);
+    }
+    std::thread::sleep(Duration::from_millis(300)); // the headers are understood
+    for (client, cookie) in crowd.iter_mut().zip(cookies) {
+        client.send(&vec![0x77; WRITE as usize])?;
+        let answer = client.answer(cookie)?;
+        answer.any_of(&[0, err::ENOMEM], "a WRITE")?;
+        refused += u32::from(answer.0 > 0);
+        check!(client.read(0, 4096)?.is_ok(), "out of step behind a WRITE");
+    }
+    check!(
+        (1..CLIENTS).contains(&refused),
+        "{refused} of {CLIENTS} WRITEs were refused: nothing is shown"
+    );
+    drop(crowd);
+    server.still_serves()?;
+    server.stop()
+}
+
+/// READs whose replies are not taken hold all the memory that the server may have. Clients that ask for long
+/// replies in their handshakes then wait for memory, and get the replies once the others have left.
+fn no_memory_for_a_handshake(lab: &Lab) -> Res {
+    const TIMES: usize = 240; // replies of almost 1 MiB
+    let image = lab.path("a.img");
+    image::with_parts(&image, 64 * MIB, 16, 43)?;
+    let long = "x".repeat(4000);
+    let launch = Launch::new(lab, Backend::Threads).image(&image).image_as(&long, &image);
+    let launch = launch.arg("--workers").arg("1").arg("--cache").arg("16M");
+    let mut server = launch.through(LIMITED).start()?;
+    let mut hogs = Vec::new();
+    for len in [4 << 20, 256 << 10] {
+        for _ in 0..20 {
+            let mut client = server.client()?;
+            let one = |i| header(0, cmd::READ, i, i * u64::from(len), len);
+            client.send(&(0..8).flat_map(one).collect::<Vec<u8>>())?;
+            hogs.push(client);
+        }
+    }
+    let mut option = b"IHAVEOPT".to_vec();
+    option.extend([opt::LIST, 0].map(u32::to_be_bytes).concat());
+    let mut crowd = Vec::new();
+    for _ in 0..10 {
+        let mut client = server.connect()?;
+        client.read_greeting()?;
+        client.send(&[vec![0, 0, 0, 3], option.repeat(TIMES)].concat())?;
+        crowd.push(client);
+    }
+    drop(hogs);
+    for client in &mut crowd {
+        let reply = client.recv_vec(TIMES * long.len())?;
+        check!(reply.starts_with(&0x3e889045565a9u64.to_be_bytes()), "no reply to LIST");
+    }
+    drop(crowd);
+    server.still_serves()?;
+    server.stop()
+}
