@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use radix_ctx::Id;
 
 use super::Worker;
-use crate::conn::{Phase, Wait};
+use crate::conn::{Conn, Phase, Wait};
 
 /// A client that has not finished its handshake by then is closed.
 pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// A client that takes no byte of its replies, or sends none of a payload, for so long is closed if
-/// another waits for the memory it holds.
+/// A client that takes no byte of its replies, or sends none of a payload, for so long is closed if another
+/// waits for memory, or was refused it.
 const STUCK_LIMIT: Duration = Duration::from_secs(3);
 /// After a stop request, replies have so long to leave.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
@@ -57,11 +57,10 @@ impl Worker {
             return;
         }
         self.next_look = now + TICK;
-        // Who is stuck does no harm until somebody who is not has to wait.
-        let harm = self
-            .conns
-            .iter()
-            .any(|(_, conn)| conn.blocked == Some(Wait::Others) && conn.stuck().is_none());
+        // A connection that is stuck does harm only while another one waits for memory or is refused it.
+        let waits = |conn: &Conn| conn.blocked == Some(Wait::Others) && conn.stuck().is_none();
+        let refused = std::mem::take(&mut self.refused_memory);
+        let harm = refused || self.conns.iter().any(|(_, conn)| waits(conn));
         let mut late = Vec::new();
         self.watching = false;
         for (_, conn) in &self.conns {

@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind, Read};
 use std::time::Instant;
 
-use nbd_protocol::{CloseReason, Command, Request, Step as HandshakeStep};
+use nbd_protocol::{CloseReason, Command, NbdError, Request, Step as HandshakeStep};
 use radix_ctx::{CtxRef, Id};
 use rustix::event::epoll;
 use tracing::{debug, info, warn};
@@ -147,6 +147,7 @@ impl Worker {
     /// for more, or for a limit.
     fn parse(&mut self, slot: usize, bytes: &[u8]) -> Result<usize, String> {
         let Self { conns, requests, memory, exports, registry, dirty, blocked, .. } = self;
+        let refused_memory = &mut self.refused_memory;
         let conn = &mut conns[slot];
         let mut input = bytes;
         let mut finished = false;
@@ -239,6 +240,7 @@ impl Worker {
                                 let conn = CtxRef::id(&conn.ctx);
                                 info!(%conn, command, offset, len, %error, "request refused");
                             }
+                            *refused_memory |= error == NbdError::NoMem && conn.out.stuck.is_none();
                             requests.counters.errors += 1;
                             conn.active += 1;
                             let step = Step::refuse(&request, session.agreed.structured, error);

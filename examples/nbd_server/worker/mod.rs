@@ -191,6 +191,8 @@ pub(crate) struct Worker {
     stopping: Option<Instant>,
     /// A connection has a deadline.
     watching: bool,
+    /// A request was refused because the system has no memory, since the last look at the deadlines.
+    refused_memory: bool,
     next_look: Instant,
     spinner: Spinner,
 }
@@ -234,6 +236,7 @@ impl Worker {
             again: false,
             stopping: None,
             watching: false,
+            refused_memory: false,
             next_look: Instant::now(),
             spinner: Spinner::default(),
         })

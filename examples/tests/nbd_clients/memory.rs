@@ -6,7 +6,7 @@ use libtest_mimic::Trial;
 
 use crate::client::{MIB, cmd, err, header, opt};
 use crate::image;
-use crate::lab::{Backend, Lab, Res, check, per_backend, trial};
+use crate::lab::{Backend, Lab, Res, check, per_backend, trial, wait_until};
 use crate::server::Launch;
 
 /// Starts the rest of the command line with 120 MiB of address space.
@@ -15,6 +15,7 @@ const LIMITED: [&str; 3] = ["sh", "-c", "ulimit -v 122880; exec \"$0\" \"$@\""];
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = per_backend(&Backend::ALL, "no_memory_is_an_answer", &[], no_memory);
     trials.push(trial("memory/no_memory_for_a_handshake", &[], no_memory_for_a_handshake));
+    trials.push(trial("memory/clients_that_stand_still_lose_it", &[], stuck));
     trials
 }
 
@@ -104,6 +105,34 @@ fn no_memory_for_a_handshake(lab: &Lab) -> Res {
         check!(reply.starts_with(&0x3e889045565a9u64.to_be_bytes()), "no reply to LIST");
     }
     drop(crowd);
+    server.still_serves()?;
+    server.stop()
+}
+
+/// Clients that take no replies hold all the memory that the server may have. They are closed when another
+/// client's requests are refused for that.
+fn stuck(lab: &Lab) -> Res {
+    const LEN: u32 = 4 << 20;
+    let image = lab.path("a.img");
+    image::with_parts(&image, 64 * MIB, 16, 43)?;
+    let launch = Launch::new(lab, Backend::Threads).image(&image).arg("--workers").arg("1");
+    let mut server = launch.arg("--cache").arg("16M").through(LIMITED).start()?;
+    let mut other = server.client()?;
+    let mut hogs = (0..20).map(|_| server.client()).collect::<Res<Vec<_>>>()?;
+    for client in &mut hogs {
+        let one = |i| header(0, cmd::READ, i, i * u64::from(LEN), LEN);
+        client.send(&(0..8).flat_map(one).collect::<Vec<u8>>())?;
+    }
+    let mut reads = |wanted: fn(&Result<Vec<u8>, u32>) -> bool| {
+        wait_until(Duration::from_secs(20), || {
+            std::thread::sleep(Duration::from_millis(50));
+            other.read(0, LEN).ok().filter(wanted)
+        })
+    };
+    let refused = reads(|read| *read == Err(err::ENOMEM));
+    check!(refused.is_some(), "there is memory: nothing is shown");
+    check!(reads(Result::is_ok).is_some(), "no memory although all others stand still");
+    drop(hogs);
     server.still_serves()?;
     server.stop()
 }
