@@ -64,8 +64,10 @@ pub(crate) struct Conn {
     pub(crate) unread: Vec<u8>,
     /// What the next request waits for.
     pub(crate) blocked: Option<Wait>,
-    /// Since when a WRITE's payload has not gone on.
-    pub(crate) stalled: Option<Instant>,
+    /// Bytes received so far.
+    pub(crate) received: u64,
+    /// Since when a WRITE's payload has not gone on, and how many bytes had been received then.
+    pub(crate) stalled: Option<(Instant, u64)>,
     /// It goes to another worker once all its replies have left: no request is begun.
     pub(crate) leaving: bool,
     /// What its requests have cost lately, in bytes copied.
@@ -104,6 +106,7 @@ impl Conn {
             active: 0,
             unread: Vec::new(),
             blocked: None,
+            received: 0,
             stalled: None,
             leaving: false,
             cost: 0,
@@ -177,7 +180,8 @@ impl Conn {
     /// Since when the client holds memory without moving: it takes no replies, or sends no more of
     /// a payload.
     pub(crate) fn stuck(&self) -> Option<Instant> {
-        [self.out.stuck, self.stalled].into_iter().flatten().min()
+        let stalled = self.stalled.map(|(since, _)| since);
+        [self.out.stuck, stalled].into_iter().flatten().min()
     }
 
     /// Takes what became of one of its requests.
@@ -200,6 +204,7 @@ impl Conn {
         let missing = space.len();
         Some((&self.socket).read(space).map(|count| {
             session.payload_received(count);
+            self.received += count as u64;
             (count, missing - count)
         }))
     }

@@ -9,8 +9,8 @@ use crate::conn::{Conn, Phase, Wait};
 
 /// A client that has not finished its handshake by then is closed.
 pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// A client that takes no byte of its replies, or sends none of a payload, for so long is closed if another
-/// waits for memory, or was refused it.
+/// A client that takes no byte of its replies, or whose payload does not go on, for so long is closed if another
+/// one waits for memory, or was refused it.
 const STUCK_LIMIT: Duration = Duration::from_secs(3);
 /// After a stop request, replies have so long to leave.
 const STOP_LIMIT: Duration = Duration::from_secs(10);

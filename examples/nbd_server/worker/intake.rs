@@ -16,6 +16,9 @@ use crate::session::{Next, Session};
 
 /// A payload with so many bytes missing is received in place.
 const IN_PLACE: usize = 64 << 10;
+/// A payload goes on only if so many bytes come: one byte now and then would keep its memory for as long as the
+/// client likes. A guess: slow networks carry more in the time that a stalled payload has.
+const PROGRESS: u64 = 64 << 10;
 /// What a request costs beside its bytes, in bytes copied. A guess.
 const COST: u64 = 16 << 10;
 /// Refused requests of a connection that are logged one by one; the rest is counted.
@@ -40,7 +43,7 @@ impl Worker {
         }
     }
 
-    /// A payload on its way holds memory: somebody must notice if it stops coming.
+    /// Notes since when a payload, which holds memory, has not gone on.
     fn watch_payload(&mut self, slot: usize) {
         let Some(conn) = self.conns.get_mut(slot) else { return };
         let inside = match &conn.phase {
@@ -48,7 +51,12 @@ impl Worker {
             _ => false,
         };
         self.watching |= inside;
-        conn.stalled = inside.then(Instant::now);
+        let goes_on = |&(_, before): &(Instant, u64)| conn.received >= before + PROGRESS;
+        if !inside {
+            conn.stalled = None;
+        } else if conn.stalled.as_ref().is_none_or(goes_on) {
+            conn.stalled = Some((Instant::now(), conn.received));
+        }
     }
 
     /// Receives once and parses. An error is a reason to close the connection.
@@ -82,6 +90,7 @@ impl Worker {
                 Ok(())
             }
             Ok(count) => {
+                conn.received += count as u64;
                 let scratch = std::mem::take(&mut self.scratch);
                 let received = &scratch[..have + count];
                 let parsed = self.parse(slot, received).map(|used| {

@@ -27,7 +27,12 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.extend(per_backend(all, "large_reads_beside_hogs", &[], large_reads));
     trials.push(trial("pressure/sigterm_beside_a_hog", &[], sigterm_beside_a_hog));
     trials.extend(per_backend(all, "slow_reader_leaves_room", &[], slow_reader));
-    trials.extend(per_backend(all, "deadline_frees_memory", &[], deadline_frees));
+    trials.extend(per_backend(all, "deadline_frees_memory", &[], |lab: &Lab, backend| {
+        deadline_frees(lab, backend, false)
+    }));
+    trials.extend(per_backend(all, "deadline_frees_trickled_memory", &[], |lab: &Lab, backend| {
+        deadline_frees(lab, backend, true)
+    }));
     let big = &[Need::LargeSocketBuffer];
     let written = &[Backend::Uring, Backend::Threads];
     trials.extend(per_backend(written, "thousand_zeroes", &[Need::NoZeroRange], zeroes_flood));
@@ -205,9 +210,9 @@ fn one_mib_reads(lab: &Lab, server: &Server) -> Res {
     client.disconnect()
 }
 
-/// Clients announce WRITEs of 32 MiB and send no byte of them; a READ of 32 MiB waits until some
-/// of them are closed for it, and no longer.
-fn deadline_frees(lab: &Lab, backend: Backend) -> Res {
+/// Clients announce WRITEs of 32 MiB and send no byte of them, or one now and then; a READ of 32 MiB
+/// waits until some of them are closed for it, and no longer.
+fn deadline_frees(lab: &Lab, backend: Backend, trickle: bool) -> Res {
     let mut server = start(lab, backend)?;
     let wanted = image::bytes_at(&lab.path("a.img"), 0, MAX_PAYLOAD as usize)?;
     let mut other = server.client()?;
@@ -220,7 +225,20 @@ fn deadline_frees(lab: &Lab, backend: Backend) -> Res {
     std::thread::sleep(Duration::from_millis(300)); // their headers are understood
     other.stream.set_read_timeout(Some(Duration::from_secs(60)))?;
     let began = Instant::now();
-    let (bytes, lag) = with_lag(|| other.read(0, MAX_PAYLOAD));
+    let done = AtomicBool::new(!trickle);
+    let (bytes, lag) = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                for client in &crowd {
+                    let _ = (&client.stream).write(&[7]); // it may be closed
+                }
+                std::thread::sleep(Duration::from_millis(200));
+            }
+        });
+        let result = with_lag(|| other.read(0, MAX_PAYLOAD));
+        done.store(true, Ordering::Relaxed);
+        result
+    });
     let took = began.elapsed();
     let bytes = bytes.map_err(|e| {
         let error = e.message().unwrap_or_default().to_string();
