@@ -22,7 +22,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR", help_heading = "Images")]
     pub(crate) export_dir: Option<PathBuf>,
 
-    /// Unlock an image of the folder that nobody has had open for so many seconds; 0 keeps it locked until
+    /// Unlock an image of the folder that no client has had open for so many seconds; 0 keeps it locked until
     /// the server ends.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, help_heading = "Images")]
     pub(crate) idle: u64,
@@ -71,8 +71,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Resources")]
     pub(crate) workers: Option<u32>,
 
-    /// Connections served at a time; one more is closed at once, or the oldest one that has not finished its
-    /// handshake.
+    /// Connections served at a time. At the limit, a new connection takes the place of the oldest one that has not
+    /// finished its handshake; if there is none, the new connection is closed.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536), help_heading = "Clients")]
     pub(crate) max_connections: u32,
 

@@ -288,7 +288,7 @@ impl Fill {
     }
 
     /// Keeps what was read, also before an error. Returns how much was read of what was asked for, the
-    /// buffer with that, and the room for claims. An error behind what was asked for is none.
+    /// buffer with that, and the room for claims. An error past those bytes does not count.
     pub(crate) fn finish(
         self,
         result: Result<usize, RequestError>,
@@ -458,7 +458,7 @@ mod tests {
         assert!(!hit && found.unwrap() == bytes[BLOCK..2 * BLOCK], "zeros were kept");
     }
 
-    /// A READ of whole blocks that fails behind what was asked for: the bytes were read, and the
+    /// A READ of whole blocks may fail past the requested bytes. Those bytes are the answer then, and the
     /// blocks before the failure are kept.
     #[test]
     fn what_was_read_before_an_error_is_used() {

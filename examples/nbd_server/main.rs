@@ -78,13 +78,13 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(LogWriter, "nbd_server: {error}"); // nobody reads it: the code stays
+            let _ = writeln!(LogWriter, "nbd_server: {error}"); // a closed pipe: the exit code still tells
             ExitCode::FAILURE
         }
     }
 }
 
-/// Standard error, if somebody reads it: a closed pipe must not end the server.
+/// Standard error. Its errors are ignored, because a closed pipe must not end the server.
 struct LogWriter;
 
 impl Write for LogWriter {

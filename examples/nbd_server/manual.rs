@@ -24,10 +24,10 @@ DURABILITY
   for what was lost is not known. At the end all images are made durable.
 
 SECURITY
-  There is no TLS and there are no passwords. The Unix sockets belong to who
-  starts the server (mode 0600); whoever reaches a TCP port can read and write
-  every image: leave it on the loopback address, or on a network that is
-  trusted.
+  There is no TLS and there are no passwords. The Unix sockets belong to the
+  user that starts the server (mode 0600). Every program that reaches a TCP
+  port can read and write every image: leave it on the loopback address, or on
+  a trusted network.
 
 CONNECTIONS
   A client has 10 seconds for its handshake. A connection that has finished it

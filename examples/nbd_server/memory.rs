@@ -3,7 +3,7 @@
 //! Each worker has its part of the server's memory, so nothing here is shared. A connection that
 //! reaches its own limit, or finds the worker's used up, is not read from until replies leave.
 //! Large requests and small ones draw on a half each, and every connection keeps a small reserve of
-//! its own, so that clients go on beside hogs; what is free goes to whoever waits longest.
+//! its own, so that clients go on beside hogs; free memory goes to the connection that waits longest.
 //!
 //! The system may have less memory than these limits allow (`ulimit -v`, a container). A buffer that it does
 //! not have is an error of its request ([`Short::System`]), and the server goes on.
@@ -59,8 +59,8 @@ pub(crate) struct Memory {
 struct Half {
     used: usize,
     limit: usize,
-    /// Somebody was refused for want of memory here: until the next
-    /// [`forget_refusals`](Memory::forget_refusals), nobody gets more than the reserve.
+    /// A connection was refused memory of this half. Until the next
+    /// [`forget_refusals`](Memory::forget_refusals), no connection gets more than the reserve.
     awaited: bool,
 }
 
@@ -101,7 +101,7 @@ impl Memory {
         self.small.used + self.large.used
     }
 
-    /// Before those who wait try again, in order.
+    /// Called before waiting connections try again, in order.
     pub(crate) fn forget_refusals(&mut self) {
         (self.small.awaited, self.large.awaited) = (false, false);
     }

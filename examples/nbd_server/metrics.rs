@@ -4,9 +4,9 @@
 //!  curl --unix-socket PATH http://localhost/metrics
 //! ```
 //!
-//! A thread of its own answers, up to [`AT_ONCE`] clients at a time and each within [`PATIENCE`]. One client
-//! more is accepted all the same, and the oldest one that has not asked yet is closed for it, so clients that
-//! connect and say nothing keep no other waiting. The socket is made, and goes, as the one for images does.
+//! One thread answers up to [`AT_ONCE`] clients at a time, each within [`PATIENCE`]. At that limit it still
+//! accepts a new client, and closes the oldest one that has not sent its request. So silent clients do not delay
+//! others. The socket is created and removed as the one for images is.
 
 use std::fmt::{self, Display, Write as _};
 use std::io::{self, ErrorKind, Read, Write as _};
@@ -64,7 +64,7 @@ impl Drop for Metrics {
     }
 }
 
-/// One of those who ask.
+/// One client of the metrics.
 struct Client {
     socket: Socket,
     deadline: Instant,

@@ -2,8 +2,8 @@
 //!
 //! A peer is a user (of Unix sockets) or an address (of TCP). The main thread admits each connection here
 //! and gives its [`Pass`] to the worker, which keeps it with the connection. A connection that has not
-//! finished its handshake is half-open: it may have to give way to a newer one, the oldest first. So a client
-//! that opens connections and says nothing takes no place from others, nor for long from itself.
+//! finished its handshake is half-open: it may have to give way to a newer one, the oldest first. So silent
+//! connections do not keep other clients out.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
@@ -18,16 +18,16 @@ use crate::registry::peer_credentials;
 
 /// Half-open connections of one peer, as a part of all connections. A guess.
 const SHARE: usize = 4;
-/// So many half-open connections a peer may always have, as far as the server has places. A guess: clients
-/// with several connections open them at the same time.
+/// Half-open connections that one peer may have on a server with few places. A guess: clients with several
+/// connections open them at the same time.
 const ALWAYS: usize = 16;
 
-/// The other end of connections, as far as limits go.
+/// What the limits count connections by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum PeerKey {
     User(libc::uid_t),
     V4(Ipv4Addr),
-    /// A /64 network: one host has as many of its addresses as it likes.
+    /// A /64 network: one host may use any number of its addresses.
     V6([u8; 8]),
     Unknown,
 }
@@ -108,7 +108,7 @@ impl Peers {
     }
 
     /// Admits one more connection. If a half-open connection has to give way to it, returns that one and its
-    /// worker: it has no place any more, and is to be closed.
+    /// worker. It has no place any more, and the caller has it closed.
     pub(crate) fn admit(
         self: &Arc<Self>,
         peer: PeerKey,
@@ -120,7 +120,7 @@ impl Peers {
             PeerKey::V4(_) | PeerKey::V6(_) | PeerKey::Unknown => self.max_per_address,
         };
         let evicted = if counts.half_open >= self.max_half_open || counts.open >= max_per_peer {
-            // A connection of this peer has to go, whatever place there is.
+            // One of this peer's own connections has to give way, even if the server has places.
             let evicted = state.evict(peer);
             if evicted.is_none() && counts.open >= max_per_peer {
                 return Err(Refused::Peer(max_per_peer));

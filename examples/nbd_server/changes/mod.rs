@@ -224,7 +224,7 @@ impl Image {
     }
 
     /// Writes to the cache. A whole block that gets no buffer there goes to the image: all buffers are in use,
-    /// or the image's last write-back failed. There it meets the image's error, or succeeds.
+    /// or the image's last write-back failed. The image then takes it or returns its error.
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         if bytes.is_empty() {
             return Ok(()); // and no part of a block, which would have to be read

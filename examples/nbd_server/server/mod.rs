@@ -40,7 +40,7 @@ const MEMORY: usize = 256 << 20;
 const POOL: usize = 16;
 /// Connections taken before the signals have their turn.
 const ACCEPTED_AT_ONCE: usize = 64;
-/// Workers have so long to close a connection that gave way, before a new one is refused instead.
+/// How long a new connection waits for a worker to close one that gave way, before it is refused.
 const CLOSING_PATIENCE: Duration = Duration::from_millis(100);
 /// A worker that does not say what it has counted for so long stands still, in opening an image, say.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -69,7 +69,7 @@ pub(crate) enum ServerError {
 pub(crate) struct Calls<'a> {
     /// Readable once the server is to stop.
     pub(crate) stop: BorrowedFd<'a>,
-    /// Readable while somebody wants to see the figures; does not block.
+    /// Readable once a signal has asked for the figures; does not block.
     pub(crate) show: Option<&'a UnixStream>,
     /// How often they are shown unasked.
     pub(crate) period: Option<Duration>,
@@ -121,13 +121,14 @@ struct Handle {
 impl Server {
     /// Opens the images, starts the workers, binds the listeners.
     ///
-    /// `handed_over` are sockets that somebody has bound for it.
+    /// `handed_over` are sockets that another program has bound for it.
     pub(crate) fn start(args: &Args, handed_over: Vec<OwnedFd>) -> Result<Self, ServerError> {
         let exports = Arc::new(ExportTable::open(args)?);
         let max_connections = args.max_connections;
         let max_per_peer = args.max_per_peer.map(|max| max as usize);
         let peers = Peers::new(max_connections as usize, max_per_peer);
-        // As many again are there while a worker closes them.
+        // A connection that gave way keeps its context until its worker has closed it, so there may be twice as
+        // many contexts as connections.
         let connections = CtxTable::builder().max_contexts(2 * u64::from(max_connections)).build();
         let connections = Arc::new(connections.map_err(io::Error::from)?);
         let registry = Arc::new(Registry::new(&exports).map_err(io::Error::from)?);
@@ -284,12 +285,12 @@ impl Server {
             if announced {
                 inbox.load.remove();
             }
-            let _ = self.connections.remove(id); // nobody else knows it
+            let _ = self.connections.remove(id); // no worker knows it
         }
         self.next_worker = (number + 1) % count;
     }
 
-    /// A context for one more connection. Waits a moment where too many connections have given way, and are
+    /// Makes a context for one more connection. Waits a moment if too many connections have given way and are
     /// not closed yet.
     fn context(&self) -> Option<CtxRef<Connection>> {
         let since = Instant::now();
@@ -314,7 +315,7 @@ impl Server {
             Ok(ctx) => Some(ctx),
             Err(error) => {
                 warn!(%error, "no room for one more connection");
-                let _ = self.connections.remove(id); // nobody else knows it
+                let _ = self.connections.remove(id); // no worker knows it
                 None
             }
         }
@@ -329,7 +330,7 @@ impl Server {
     pub(crate) fn stop(mut self) -> Result<(), ServerError> {
         self.listeners = Listeners::none();
         self.metrics = None;
-        // Who is with a worker is told by it; who is on the way to one is refused there.
+        // A worker ends the sessions it serves, and refuses connections that are still on their way to it.
         let told = self.registry.end(|client| {
             self.workers[client.worker()].inbox.send(Message::End(client.id));
         });

@@ -1,4 +1,4 @@
-//! Who is late, and the end.
+//! The deadlines of connections, and the end of the worker.
 
 use std::time::{Duration, Instant};
 
@@ -41,13 +41,13 @@ impl Worker {
         left.into_iter().for_each(|id| self.end(id));
     }
 
-    /// Whether the worker has stopped: nobody is left nor on the way here, nothing is in flight.
+    /// Whether the worker has stopped: no connection is left or on its way here, and no request is in flight.
     pub(super) fn has_stopped(&self) -> bool {
         let done = self.stopping.is_some() && self.conns.is_empty() && self.requests.is_idle();
         done && self.load.close()
     }
 
-    /// Closes who is late, at most once in a while.
+    /// Closes connections past a deadline. Looks at most once per tick.
     pub(super) fn look_at_deadlines(&mut self) {
         if !self.watching && self.stopping.is_none() {
             return;

@@ -35,7 +35,7 @@ impl Worker {
                 Err(reason) => self.close(id, &reason),
             }
         } else if flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP) {
-            // Nobody is left to reply to. What is in flight finishes without its connection.
+            // No client is left to reply to. Requests in flight finish without their connection.
             self.close(id, "the client hung up");
         }
         if flags.contains(epoll::EventFlags::OUT) {
@@ -115,7 +115,7 @@ impl Worker {
         }
     }
 
-    /// Reads what nobody wants any more.
+    /// Reads and discards bytes behind the last request.
     fn throw_away(&mut self, slot: usize) -> Result<(), String> {
         match (&self.conns[slot].socket).read(&mut self.scratch) {
             Ok(0) => Err("done".into()),

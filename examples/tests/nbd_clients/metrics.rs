@@ -22,7 +22,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("metrics/of_two_files_with_one_name", &[], one_name),
         trial("metrics/by_curl", &[Need::Curl], by_curl),
         trial("metrics/slow_readers_harm_nobody", &[], slow_readers),
-        trial("metrics/half_open_clients_block_nobody", &[], half_open),
+        trial("metrics/half_open_clients_delay_no_other", &[], half_open),
         trial("metrics/the_socket_is_as_the_other", &[], socket),
         trial("metrics/a_page_for_people", &[], page),
     ]
