@@ -33,7 +33,6 @@ pub(crate) trait Operations {
         delta: i64,
         bound: i64,
     ) -> Result<CpuId, Refused>;
-    fn claim(&self, gate: &AtomicU64, words: &Words, owner: u64) -> Result<CpuId, Refused>;
     fn swap(&self, gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused>;
 }
 
@@ -120,13 +119,14 @@ fn verdict(
     holds(confirmed, "the CPU id is not what sched_getcpu says")?;
 
     // From here on every word is 0 before, whatever CPU comes next.
-    let clear = || words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     let word = |cpu: CpuId| words.slot(cpu).load(Ordering::Relaxed);
-    clear();
-    let taken = ops.claim(open, words, 7);
-    holds(taken.is_ok_and(|cpu| word(cpu) == 7) && sum() == 7, "a claim stored something else")?;
+    words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    let swapped = ops.swap(open, words, 7);
+    holds(
+        swapped.is_ok_and(|(cpu, old)| old == 0 && word(cpu) == 7) && sum() == 7,
+        "a swap returned or stored something else",
+    )?;
     words.iter().for_each(|word| word.store(7, Ordering::Relaxed));
-    holds(ops.claim(open, words, 9) == Err(Refused::Busy), "a word was claimed twice")?;
     let swapped = ops.swap(open, words, 0);
     holds(
         swapped.is_ok_and(|(cpu, old)| old == 7 && word(cpu) == 0),
@@ -150,7 +150,6 @@ mod tests {
         IgnoresTheBound,
         ChangesWhatItRefuses,
         WrongCpu,
-        ClaimsTwice,
         SwapsNothing,
     }
     use Liar::*;
@@ -213,15 +212,6 @@ mod tests {
             Ok(self.says())
         }
 
-        fn claim(&self, gate: &AtomicU64, words: &Words, owner: u64) -> Result<CpuId, Refused> {
-            let slot = self.enter(gate)?;
-            if words.slot(slot).load(Ordering::Relaxed) != 0 && *self != ClaimsTwice {
-                return Err(Refused::Busy);
-            }
-            words.slot(slot).store(owner, Ordering::Relaxed);
-            Ok(slot)
-        }
-
         fn swap(&self, gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused> {
             let slot = self.enter(gate)?;
             let old = words.slot(slot).load(Ordering::Relaxed);
@@ -252,7 +242,6 @@ mod tests {
             IgnoresTheBound,
             ChangesWhatItRefuses,
             WrongCpu,
-            ClaimsTwice,
             SwapsNothing,
         ] {
             let (decided, armed) = decided(Ok(liar));
@@ -271,7 +260,6 @@ mod tests {
             (IgnoresTheBound, "bound"),
             (ChangesWhatItRefuses, "refused add"),
             (WrongCpu, "sched_getcpu"),
-            (ClaimsTwice, "twice"),
             (SwapsNothing, "swap"),
         ] {
             let said = self_test(&liar).expect("it has an id").expect_err("a lie");

@@ -241,20 +241,6 @@ impl Operations for Armed {
     }
 
     #[inline(always)]
-    fn claim(&self, gate: &AtomicU64, words: &Words, owner: u64) -> Result<CpuId, Refused> {
-        // SAFETY: as in `add`.
-        let cpu = unsafe {
-            section!(*self, gate => "0", words, [
-                    "cmp qword ptr [{word}], 0",
-                    "jne 99f",
-                    "mov qword ptr [{word}], {owner}",
-                ],
-                owner = in(reg) owner,)
-        };
-        outcome(cpu, *self)
-    }
-
-    #[inline(always)]
     fn swap(&self, gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused> {
         let mut old: u64;
         // SAFETY: as in `add`. `old` is written before every way out but the refusals.
