@@ -16,60 +16,12 @@
 
 use std::fmt;
 
+pub use crate::cpu_id::CpuId;
 use crate::starting::starting;
 use crate::sync::native::OnceLock;
 #[cfg(any(test, not(offlock_virtual_cpu)))]
 use crate::sync::native::atomic::{AtomicU32, Ordering};
 use crate::topology::topology;
-
-/// The number of a CPU, as the kernel counts them.
-///
-/// A type of its own, so that it is not mistaken for a [`NodeId`](crate::NodeId) or a count.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(transparent)]
-pub struct CpuId(u32);
-
-impl CpuId {
-    /// Names the CPU `id`. Whether there is one is not checked.
-    #[inline]
-    #[must_use]
-    pub const fn new(id: u32) -> Self {
-        Self(id)
-    }
-
-    /// The number itself.
-    #[inline]
-    #[must_use]
-    pub const fn get(self) -> u32 {
-        self.0
-    }
-
-    /// The number as the index of a slot. Below [`Topology::capacity`](crate::Topology::capacity)
-    /// for every id that [`current_cpu`] returns.
-    #[inline]
-    #[must_use]
-    pub const fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-impl From<u32> for CpuId {
-    fn from(id: u32) -> Self {
-        Self(id)
-    }
-}
-
-impl From<CpuId> for u32 {
-    fn from(cpu: CpuId) -> Self {
-        cpu.0
-    }
-}
-
-impl fmt::Display for CpuId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cpu {}", self.0)
-    }
-}
 
 /// Tells which CPU the calling thread runs on.
 ///
@@ -140,7 +92,7 @@ mod fast {
     #[cfg(any(test, not(offlock_virtual_cpu)))]
     #[inline(always)]
     pub(super) fn below(id: u32, limit: u32) -> Option<CpuId> {
-        (id < limit).then_some(CpuId(id))
+        (id < limit).then_some(CpuId::new(id))
     }
 }
 
@@ -160,7 +112,7 @@ pub(crate) fn recent_cpu() -> CpuId {
 
     std::thread_local! {
         // Nothing to drop, so it can be read at any point of a thread's exit.
-        static LAST: Cell<(CpuId, u32)> = const { Cell::new((CpuId(0), 0)) };
+        static LAST: Cell<(CpuId, u32)> = const { Cell::new((CpuId::new(0), 0)) };
     }
     #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
     if let Some(cpu) = fast::current() {
@@ -198,7 +150,7 @@ fn current_cpu_slow() -> CpuId {
 fn without_rseq(getcpu: i32, dealt: impl FnOnce() -> u32, capacity: u32) -> CpuId {
     let id = u32::try_from(getcpu).unwrap_or_else(|_| dealt());
     // A CPU beyond what `/sys` promised shares the slot of another: slower, never out of bounds.
-    CpuId(if id < capacity { id } else { id % capacity })
+    CpuId::new(if id < capacity { id } else { id % capacity })
 }
 
 /// The CPU from libc, or a negative number.

@@ -8,7 +8,7 @@ use std::iter::FusedIterator;
 use std::slice;
 use std::str::FromStr;
 
-use crate::cpu::CpuId;
+use crate::cpu_id::CpuId;
 
 /// One past the largest CPU number we believe. A guess: eight times what x86_64 kernels can be
 /// built for (8192), so that a garbled file cannot make us allocate gigabytes.

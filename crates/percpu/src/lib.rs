@@ -85,6 +85,7 @@ pub mod alloc;
 mod capabilities;
 mod counter;
 mod cpu;
+mod cpu_id;
 mod cpulist;
 mod error;
 pub mod fence;
@@ -103,7 +104,7 @@ mod unwind;
 mod word_lock;
 mod words;
 
-pub use self::capabilities::{Capabilities, RseqUnavailable, Sections, capabilities, require_rseq};
+pub use self::capabilities::{Capabilities, RseqUnavailable, capabilities, require_rseq};
 pub use self::counter::PerCpuCounter;
 pub use self::cpu::{Backend, CpuId, RseqState, Source, backend, current_cpu};
 pub use self::cpulist::{CpuList, CpuListError, CpuListIter};
@@ -115,6 +116,7 @@ pub use self::refcount::RefBlock;
 pub use self::refcount::{
     ArcReference, KillError, PercpuRef, Reference, ReinitError, ReinitRefused, ResurrectError,
 };
+pub use self::rseq::state::Sections;
 pub use self::slots::PerCpu;
 pub use self::topology::{NodeId, Topology, online, topology};
 

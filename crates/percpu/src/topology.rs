@@ -14,7 +14,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use crate::cpu::CpuId;
+use crate::cpu_id::CpuId;
 use crate::cpulist::{CpuList, MAX_CPUS};
 use crate::starting::starting;
 use crate::sync::native::OnceLock;
@@ -71,6 +71,12 @@ pub fn topology() -> &'static Topology {
     starting(|| TOPOLOGY.get_or_init(read))
 }
 
+/// Returns the number of slots that an array indexed by CPU needs: [`Topology::capacity`].
+#[inline]
+pub fn capacity() -> usize {
+    topology().capacity()
+}
+
 /// Reads which CPUs are online at this moment.
 ///
 /// Unlike [`Topology::possible`] this changes whenever a CPU is plugged in or out, so the answer
@@ -90,7 +96,7 @@ pub fn topology() -> &'static Topology {
 pub fn online() -> io::Result<CpuList> {
     // Made-up CPUs are there from start to end.
     #[cfg(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu))]
-    return Ok(CpuList::first(crate::sync::cpu::possible() as u32));
+    return Ok(CpuList::first(crate::sync::virtual_cpu::possible() as u32));
     #[cfg(not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu)))]
     read_list(Path::new("/sys/devices/system/cpu/online"))
 }

@@ -22,9 +22,11 @@ pub(crate) use self::area::cpu_id;
 #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
 pub(crate) use self::area::{Absent, Offset, find};
 
+mod operations;
 pub(crate) mod section;
 #[cfg(all(
     any(test, all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu)))),
     not(any(offlock_loom, offlock_shuttle))
 ))]
 mod self_test;
+pub(crate) mod state;

@@ -5,9 +5,9 @@
 //! turn, so a section begun before it has committed, and one begun later sees what the caller did
 //! before.
 
-use super::Refused;
-use crate::capabilities::Sections;
 use crate::cpu::CpuId;
+use crate::rseq::operations::Refused;
+use crate::rseq::state::Sections;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{mutant, virtual_cpu};
 use crate::words::Words;

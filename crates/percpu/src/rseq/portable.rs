@@ -1,8 +1,8 @@
 //! No sections: every operation is refused, and the compiler removes the code behind it.
 
-use super::Refused;
-use crate::capabilities::Sections;
 use crate::cpu::CpuId;
+use crate::rseq::operations::Refused;
+use crate::rseq::state::Sections;
 use crate::sync::atomic::AtomicU64;
 use crate::words::Words;
 

@@ -12,7 +12,8 @@
 //! 1. [`available`] gives the same answer for the life of the process, and is asked before any
 //!    word is touched: a word is changed by sections and by nobody else, or by atomics only.
 
-use crate::capabilities::Sections;
+pub(crate) use super::operations::Refused;
+use super::state::Sections;
 use crate::cpu::CpuId;
 use crate::sync::atomic::AtomicU64;
 use crate::words::Words;
@@ -32,24 +33,6 @@ mod imp;
 ))]
 #[path = "portable.rs"]
 mod imp;
-
-/// Why a section did not commit. Nothing was changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(
-    all(
-        not(any(test, offlock_loom, offlock_shuttle)),
-        any(not(target_arch = "x86_64"), offlock_portable, offlock_virtual_cpu)
-    ),
-    expect(dead_code, reason = "without sections `NoCpu` is the only refusal")
-)]
-pub(crate) enum Refused {
-    /// The thread has no CPU id, or this process has no sections: use an atomic instead.
-    NoCpu,
-    /// The gate was not 0, or not what [`add_while`] was given.
-    Closed,
-    /// [`add_within`]: the sum would leave the bound.
-    Busy,
-}
 
 /// True if this process runs sections. Decided once; a load and a branch after that.
 #[inline(always)]

@@ -9,32 +9,12 @@
 //! machine, at the first use of a counter. The registration of the barrier that restarts sections
 //! is asked for, and a kernel that lacks it refuses.
 
-use super::section::Refused;
-use crate::capabilities::Sections;
+use super::operations::{Operations, Refused};
+use super::state::Sections;
 use crate::cpu::{CpuId, getcpu};
 use crate::starting::starting_with_helper;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::words::Words;
-
-/// The sections under test.
-pub(crate) trait Operations {
-    fn add(&self, gate: &AtomicU64, words: &Words, delta: u64) -> Result<CpuId, Refused>;
-    fn add_while(
-        &self,
-        gate: &AtomicU64,
-        open: u64,
-        words: &Words,
-        delta: u64,
-    ) -> Result<CpuId, Refused>;
-    fn add_within(
-        &self,
-        gate: &AtomicU64,
-        words: &Words,
-        delta: i64,
-        bound: i64,
-    ) -> Result<CpuId, Refused>;
-    fn swap(&self, gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused>;
-}
 
 /// A guess: how often a thread may be moved between two questions before we call it a lie.
 const TRIES: usize = 100;

@@ -13,11 +13,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{Armed, armed, usable};
-use crate::capabilities::Sections;
 use crate::cpu::getcpu;
 use crate::fence;
-use crate::rseq::section::{self, Refused};
-use crate::rseq::self_test::Operations;
+use crate::rseq::operations::{Operations, Refused};
+use crate::rseq::section;
+use crate::rseq::state::Sections;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::words::Words;
 use testkit::pin::{allowed_cpus, pin_thread_to};

@@ -33,11 +33,11 @@
 //! 1. `LIMIT` is 0 until `OFFSET` is written and the self-test has passed, and for ever where there
 //!    are no sections.
 
-use super::Refused;
-use crate::capabilities::Sections;
 use crate::cpu::{CpuId, RseqState, backend};
 use crate::fence;
-use crate::rseq::self_test::{Operations, decide};
+use crate::rseq::operations::{Operations, Refused};
+use crate::rseq::self_test::decide;
+use crate::rseq::state::Sections;
 use crate::rseq::{Offset, find};
 use crate::starting::starting;
 use crate::sync::atomic::AtomicU64;

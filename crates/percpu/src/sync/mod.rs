@@ -121,14 +121,10 @@ mod imp {
         pub use crate::cpu::current_cpu as current;
         #[cfg(not(offlock_virtual_cpu))]
         pub(crate) use crate::cpu::recent_cpu as recent;
+        /// The number of slots: one for every CPU that may ever exist, and for the holes.
+        pub use crate::topology::capacity as possible;
         #[cfg(offlock_virtual_cpu)]
         pub(crate) use current as recent;
-
-        /// How many slots there are: one for every CPU that may ever exist, and for the holes.
-        #[inline]
-        pub fn possible() -> usize {
-            crate::topology().capacity()
-        }
     }
 }
 
