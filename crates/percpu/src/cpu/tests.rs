@@ -1,0 +1,86 @@
+use proptest::prelude::*;
+
+use super::*;
+
+proptest! {
+    #[test]
+    fn inv01_any_getcpu_answer_gives_a_slot_below_capacity(
+        getcpu in prop_oneof![any::<i32>(), -2..200],
+        dealt in any::<u32>(),
+        capacity in prop_oneof![1_u32..200, 1_u32..=65_536],
+    ) {
+        let cpu = without_rseq(getcpu, || dealt, capacity);
+        prop_assert!(cpu.get() < capacity);
+        if (0..capacity as i32).contains(&getcpu) {
+            prop_assert_eq!(cpu.get(), getcpu as u32, "an id that fits is kept");
+        }
+        if getcpu < 0 {
+            prop_assert_eq!(cpu.get(), dealt % capacity, "an error deals a slot");
+        }
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
+proptest! {
+    #[test]
+    fn inv01_any_rseq_id_is_a_slot_below_capacity_or_none(
+        id in prop_oneof![Just(-1), Just(-2), 0..200, any::<i32>()],
+        capacity in prop_oneof![1_u32..200, 1_u32..=65_536],
+    ) {
+        let want = (0..capacity as i32).contains(&id).then_some(id as u32);
+        prop_assert_eq!(fast::below(id as u32, capacity).map(CpuId::get), want);
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
+#[test]
+fn the_fast_path_answers_exactly_where_the_backend_says_so() {
+    let in_use = backend().rseq() == RseqState::InUse;
+    assert_eq!(fast::current().is_some(), in_use, "{}", backend());
+}
+
+/// Pinned to one CPU after the other: the answer follows by the last of `RECENT` calls, and
+/// where rseq keeps the id at once.
+#[cfg(not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu)))]
+#[test]
+fn a_recent_cpu_is_asked_for_again_in_time() {
+    use testkit::pin::{allowed_cpus, pin_to};
+
+    let hop = || {
+        let mut hops = 0;
+        for cpu in allowed_cpus().into_iter().cycle().take(200) {
+            pin_to(&[cpu]);
+            let calls = if backend().source() == Source::Rseq { 1 } else { RECENT };
+            let seen: Vec<CpuId> = (0..calls).map(|_| recent_cpu()).collect();
+            assert!(seen.iter().all(|seen| seen.get() < topology().capacity_u32()));
+            if backend().source() != Source::ThreadSlot {
+                assert_eq!(seen.last(), Some(&CpuId::new(cpu as u32)), "{}", backend());
+                hops += 1;
+            }
+        }
+        hops
+    };
+    // A thread of its own: it stays pinned.
+    let hops = std::thread::spawn(hop).join().unwrap();
+    println!("{hops} hops"); // on one CPU there is nowhere to go
+}
+
+#[test]
+fn a_thread_keeps_its_dealt_slot_and_the_next_gets_another() {
+    let mine = dealt();
+    let theirs = std::thread::spawn(|| (dealt(), dealt())).join().unwrap();
+    assert_eq!(mine, dealt());
+    assert_eq!(theirs.0, theirs.1);
+    assert_ne!(mine, theirs.0);
+}
+
+#[test]
+fn the_backend_says_what_it_uses_and_why() {
+    let off = Backend { source: Source::GetCpu, rseq: RseqState::NotRegistered };
+    assert_eq!(
+        off.to_string(),
+        "CPU id from sched_getcpu; rseq not registered by libc (switched off or refused)"
+    );
+    let backend = backend();
+    assert_eq!(backend.source() == Source::Rseq, backend.rseq() == RseqState::InUse);
+}
