@@ -1,18 +1,18 @@
-//! Which CPU is this thread on?
+//! The CPU of the calling thread.
 //!
-//! Three sources, tried in this order on every call:
+//! Every call tries three sources in this order:
 //!
 //! ```text
-//!  rseq area: cpu_id < capacity? --no--> sched_getcpu() >= 0? --no--> a slot dealt to the thread
-//!        | yes                                | yes: modulo capacity            |
-//!        v                                    v                                 v
-//!      CpuId                                CpuId                             CpuId
+//!  rseq area: cpu_id < capacity? --no--> sched_getcpu() >= 0? --no--> the thread's own slot
+//!        | yes                                | yes: modulo capacity     | modulo capacity
+//!        v                                    v                          v
+//!      CpuId                                CpuId                      CpuId
 //! ```
 //!
 //! # Invariants
 //!
 //! 1. A `CpuId` made here is below [`Topology::capacity`](crate::Topology::capacity).
-//! 2. `LIMIT` is 0 until `OFFSET` is written, and for ever where libc registered no rseq area.
+//! 2. `LIMIT` is 0 until `OFFSET` is written. It stays 0 if libc registered no rseq area.
 
 use std::fmt;
 
@@ -23,17 +23,22 @@ use crate::sync::native::OnceLock;
 use crate::sync::native::atomic::{AtomicU32, Ordering};
 use crate::topology::topology;
 
-/// Tells which CPU the calling thread runs on.
+/// Returns the CPU that the calling thread runs on.
 ///
-/// The thread may move before the caller looks at the answer, so it is a hint: use it to choose a
-/// slot, and let the slot's own lock or atomic decide. Its index is always below
+/// The answer is a hint, since the thread may migrate before it is used. Choose a slot by it, and
+/// let the slot's own lock or atomic decide. The index is always below
 /// [`Topology::capacity`](crate::Topology::capacity).
 ///
-/// Where neither rseq nor `sched_getcpu` has an answer, the thread gets a slot of its own, dealt
-/// in turn, and keeps it: right, but blind to where it runs ([`Source::ThreadSlot`]).
+/// If neither rseq nor `sched_getcpu` has an answer, each thread gets a slot number in turn and
+/// keeps it. That is correct, but says nothing about the CPU ([`Source::ThreadSlot`]).
 ///
-/// Wait-free, except for the first call in a process (see the crate's page). Never allocates
-/// after it.
+/// Wait-free and free of allocation, except for the first call in a process (see the page of the
+/// crate).
+///
+/// ```
+/// let cpu = percpu::current_cpu();
+/// assert!(cpu.index() < percpu::topology().capacity());
+/// ```
 #[inline]
 #[must_use]
 pub fn current_cpu() -> CpuId {
@@ -60,7 +65,7 @@ mod fast {
     use crate::rseq::Offset;
     use crate::sync::native::atomic::{AtomicIsize, AtomicU32, Ordering};
 
-    /// The capacity, or 0 where there is no area to read. Invariant 2.
+    /// The capacity, or 0 if there is no area to read. Invariant 2.
     static LIMIT: AtomicU32 = AtomicU32::new(0);
     static OFFSET: AtomicIsize = AtomicIsize::new(0);
 
@@ -68,14 +73,14 @@ mod fast {
     pub(super) fn publish(area: Offset, capacity: u32) {
         // Ordering: Relaxed; the store of `LIMIT` publishes it.
         OFFSET.store(area.to_raw(), Ordering::Relaxed);
-        // Ordering: Release pairs with the Acquire loads in `area` and `current`; it carries
-        // `OFFSET`.
+        // Ordering: Release pairs with the Acquire load in `current`; it carries `OFFSET`.
         LIMIT.store(capacity, Ordering::Release);
     }
 
-    /// The id in the calling thread's area, if there is one.
+    /// Returns the id in the calling thread's rseq area, if there is one.
     ///
-    /// One branch: a limit of 0 refuses every id, so the id is read before the limit is looked at.
+    /// The only branch compares the id with the limit. A limit of 0 refuses every id, so the id is
+    /// read even before `publish`.
     #[cfg(any(test, not(offlock_virtual_cpu)))]
     #[inline(always)]
     pub(super) fn current() -> Option<CpuId> {
@@ -83,12 +88,13 @@ mod fast {
         let limit = LIMIT.load(Ordering::Acquire);
         // Ordering: Relaxed; ordered by the load of `LIMIT`.
         let raw = OFFSET.load(Ordering::Relaxed);
-        // SAFETY: by invariant 2 either what `to_raw` gave, or still 0, which may be read as well.
+        // SAFETY: `raw` is a value of `to_raw`, or still 0. In the second case `LIMIT` was read as 0
+        // (invariant 2), so `below` discards the id.
         let area = unsafe { Offset::from_raw(raw) };
         below(crate::rseq::cpu_id(area), limit)
     }
 
-    /// One compare rejects -1, -2 (as `u32`) and whatever is too large for the slots.
+    /// Returns `id` if it is below `limit`. The ids -1 and -2 (as `u32`) never are.
     #[cfg(any(test, not(offlock_virtual_cpu)))]
     #[inline(always)]
     pub(super) fn below(id: u32, limit: u32) -> Option<CpuId> {
@@ -96,15 +102,17 @@ mod fast {
     }
 }
 
-/// How often [`recent_cpu`] gives an answer before it asks again. A guess: the question is 1/32 of
-/// what it was, and a thread that moved shares a slot for 32 operations at most.
+/// The number of answers that [`recent_cpu`] gives for one call of `sched_getcpu`. A guess: the cost
+/// of the call is divided by 32, and a thread that migrated uses a remote slot for at most 32
+/// operations.
 #[cfg(not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu)))]
 const RECENT: u32 = 32;
 
-/// A CPU that this thread was on lately, for slots that any CPU may change by atomics.
+/// Returns a CPU that the calling thread was on lately, for slots that any CPU may change by
+/// atomics.
 ///
-/// As [`current_cpu`] where rseq keeps the id. Elsewhere `sched_getcpu` would cost as much as the
-/// atomic that follows, so it is asked once in [`RECENT`] times.
+/// The same as [`current_cpu`] if rseq keeps the id. Otherwise `sched_getcpu` would cost as much as
+/// the atomic that follows, so one call serves [`RECENT`] answers.
 #[cfg(not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu)))]
 #[inline]
 pub(crate) fn recent_cpu() -> CpuId {
@@ -128,7 +136,7 @@ pub(crate) fn recent_cpu() -> CpuId {
     })
 }
 
-/// Everything but the rseq area: the first call, a thread without an id, a process without rseq.
+/// Handles the first call of the process, a thread without an rseq id, and a process without rseq.
 #[cfg(not(offlock_virtual_cpu))]
 #[cold]
 #[inline(never)]
@@ -136,67 +144,81 @@ fn current_cpu_slow() -> CpuId {
     let source = backend().source();
     #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
     if source == Source::Rseq {
-        // The first call of the process comes here although the area is good.
+        // The first call of the process comes here although the area has an id.
         if let Some(cpu) = fast::current() {
             return cpu;
         }
     }
     let getcpu = if source == Source::ThreadSlot { -1 } else { getcpu() };
-    without_rseq(getcpu, dealt, topology().capacity_u32())
+    without_rseq(getcpu, thread_slot, topology().capacity_u32())
 }
 
-/// The slot for a thread whose rseq area has no id, given what `sched_getcpu` returned.
+/// Returns the slot of a thread whose rseq area has no id. `getcpu` is the result of `sched_getcpu`.
 #[cfg(any(test, not(offlock_virtual_cpu)))]
-fn without_rseq(getcpu: i32, dealt: impl FnOnce() -> u32, capacity: u32) -> CpuId {
-    let id = u32::try_from(getcpu).unwrap_or_else(|_| dealt());
-    // A CPU beyond what `/sys` promised shares the slot of another: slower, never out of bounds.
+fn without_rseq(getcpu: i32, thread_slot: impl FnOnce() -> u32, capacity: u32) -> CpuId {
+    let id = u32::try_from(getcpu).unwrap_or_else(|_| thread_slot());
+    // A CPU that `/sys` did not list shares the slot of another CPU: slower, never out of bounds.
     CpuId::new(if id < capacity { id } else { id % capacity })
 }
 
-/// The CPU from libc, or a negative number.
+/// Returns the CPU as libc knows it, or a negative number.
 pub(crate) fn getcpu() -> i32 {
-    // SAFETY: takes no arguments and touches no memory of ours; it reports errors by -1.
+    // SAFETY: takes no arguments and writes no memory of this program; it reports errors by -1.
     unsafe { libc::sched_getcpu() }
 }
 
-/// A number that this thread keeps; threads get them in turn, so that they spread evenly.
+/// Returns the slot number of the calling thread, which never changes. Threads get their numbers in
+/// turn, so that they spread evenly over the slots.
 #[cfg(any(test, not(offlock_virtual_cpu)))]
-fn dealt() -> u32 {
+fn thread_slot() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     std::thread_local! {
         // Ordering: Relaxed; only the values must differ, and they publish nothing.
-        static MINE: u32 = NEXT.fetch_add(1, Ordering::Relaxed);
+        static SLOT: u32 = NEXT.fetch_add(1, Ordering::Relaxed);
     }
     // Nothing to drop, so it can be read at any point of a thread's exit.
-    MINE.with(|mine| *mine)
+    SLOT.with(|slot| *slot)
 }
 
-/// Where [`current_cpu`] gets its answer.
+/// The source of the ids that [`current_cpu`] returns.
+///
+/// ```
+/// if percpu::backend().source() == percpu::Source::ThreadSlot {
+///     eprintln!("this process cannot learn its CPU");
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Source {
-    /// The calling thread's rseq area; a thread that has none asks `sched_getcpu`.
+    /// The calling thread's rseq area. A thread without one uses `sched_getcpu`.
     Rseq,
     /// `sched_getcpu`.
     GetCpu,
-    /// Neither works: each thread keeps a slot dealt to it in turn.
+    /// Neither works: each thread keeps a slot number of its own, given out in turn.
     ThreadSlot,
 }
 
-/// Whether restartable sequences are in use, and why not.
+/// Whether this process uses rseq, and why not.
+///
+/// ```
+/// match percpu::backend().rseq() {
+///     percpu::RseqState::InUse => {}
+///     why => println!("rseq {why}"), // for example: rseq not offered by libc
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RseqState {
-    /// libc registered an area for its threads, and we read it.
+    /// libc registered an area for its threads, and this crate reads it.
     InUse,
-    /// This build has no assembly for it: another architecture, or `--cfg offlock_portable`.
+    /// This build has no assembly for rseq: another architecture, or `--cfg offlock_portable`.
     NotBuilt,
-    /// libc does not offer it: glibc before 2.35, or another libc.
+    /// libc does not offer rseq: glibc before 2.35, or another libc.
     NoSymbols,
-    /// libc offers it and registered nothing: `GLIBC_TUNABLES=glibc.pthread.rseq=0`, or the kernel
+    /// libc offers rseq and registered no area: `GLIBC_TUNABLES=glibc.pthread.rseq=0`, or the kernel
     /// refused.
     NotRegistered,
-    /// libc registered an area too small to hold a CPU id: its size in bytes.
+    /// libc registered an area too small for a CPU id: its size in bytes.
     TooSmall(u32),
 }
 
@@ -212,7 +234,11 @@ impl fmt::Display for RseqState {
     }
 }
 
-/// What [`current_cpu`] uses in this process, and why; `Display` gives one line for a log.
+/// What [`current_cpu`] uses in this process, and why. `Display` gives one line for a log.
+///
+/// ```
+/// println!("{}", percpu::backend()); // CPU id from rseq; rseq in use
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backend {
     source: Source,
@@ -220,13 +246,13 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Where the answer comes from.
+    /// Returns the source of the CPU ids.
     #[must_use]
     pub fn source(&self) -> Source {
         self.source
     }
 
-    /// Whether rseq is in use, and why not.
+    /// Returns whether rseq is in use, and why not.
     #[must_use]
     pub fn rseq(&self) -> RseqState {
         self.rseq
@@ -244,9 +270,10 @@ impl fmt::Display for Backend {
     }
 }
 
-/// Tells where [`current_cpu`] gets its answer in this process, and why.
+/// Returns what [`current_cpu`] uses in this process, and why.
 ///
-/// Decided once. The first call reads `/sys`, allocates, and makes callers of the same moment wait.
+/// Decided once. The first call reads `/sys` and allocates. Threads that call at the same time wait
+/// for it.
 pub fn backend() -> Backend {
     static BACKEND: OnceLock<Backend> = OnceLock::new();
     *BACKEND.get().unwrap_or_else(|| starting(|| BACKEND.get_or_init(detect)))
@@ -262,7 +289,7 @@ fn detect() -> Backend {
     Backend { source, rseq }
 }
 
-/// Makes `fast::current` answer, where it can.
+/// Publishes the rseq area to `fast::current`, if there is one.
 #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
 fn start_rseq() -> RseqState {
     use crate::rseq::{Absent, find};

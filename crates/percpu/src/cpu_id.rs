@@ -1,31 +1,40 @@
-//! The type of CPU numbers, below every module that has one.
+//! [`CpuId`], the number of a CPU.
 
 use std::fmt;
 
-/// The number of a CPU, as the kernel counts them.
+/// The number of a CPU, as the kernel counts CPUs.
 ///
-/// A type of its own, so that it is not mistaken for a [`NodeId`](crate::NodeId) or a count.
+/// A type of its own, so that a CPU is not mistaken for a [`NodeId`](crate::NodeId) or a count.
+///
+/// ```
+/// use percpu::CpuId;
+///
+/// let cpu = CpuId::new(3);
+/// assert_eq!((cpu.get(), cpu.index()), (3, 3));
+/// assert_eq!(cpu.to_string(), "cpu 3");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct CpuId(u32);
 
 impl CpuId {
-    /// Names the CPU `id`. Whether there is one is not checked.
+    /// Makes the id of CPU `id`, without a check that this CPU exists.
     #[inline]
     #[must_use]
     pub const fn new(id: u32) -> Self {
         Self(id)
     }
 
-    /// The number itself.
+    /// Returns the number.
     #[inline]
     #[must_use]
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// The number as the index of a slot. Below [`Topology::capacity`](crate::Topology::capacity)
-    /// for every id that [`current_cpu`](crate::current_cpu) returns.
+    /// Returns the number as the index of a slot. For every id that
+    /// [`current_cpu`](crate::current_cpu) returns it is below
+    /// [`Topology::capacity`](crate::Topology::capacity).
     #[inline]
     #[must_use]
     pub const fn index(self) -> usize {

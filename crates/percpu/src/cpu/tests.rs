@@ -6,16 +6,16 @@ proptest! {
     #[test]
     fn inv01_any_getcpu_answer_gives_a_slot_below_capacity(
         getcpu in prop_oneof![any::<i32>(), -2..200],
-        dealt in any::<u32>(),
+        slot in any::<u32>(),
         capacity in prop_oneof![1_u32..200, 1_u32..=65_536],
     ) {
-        let cpu = without_rseq(getcpu, || dealt, capacity);
+        let cpu = without_rseq(getcpu, || slot, capacity);
         prop_assert!(cpu.get() < capacity);
         if (0..capacity as i32).contains(&getcpu) {
             prop_assert_eq!(cpu.get(), getcpu as u32, "an id that fits is kept");
         }
         if getcpu < 0 {
-            prop_assert_eq!(cpu.get(), dealt % capacity, "an error deals a slot");
+            prop_assert_eq!(cpu.get(), slot % capacity, "an error gives the thread's slot");
         }
     }
 }
@@ -34,16 +34,16 @@ proptest! {
 
 #[cfg(all(target_arch = "x86_64", not(offlock_portable)))]
 #[test]
-fn the_fast_path_answers_exactly_where_the_backend_says_so() {
+fn fast_path_answers_exactly_if_the_backend_is_rseq() {
     let in_use = backend().rseq() == RseqState::InUse;
     assert_eq!(fast::current().is_some(), in_use, "{}", backend());
 }
 
-/// Pinned to one CPU after the other: the answer follows by the last of `RECENT` calls, and
-/// where rseq keeps the id at once.
+/// A thread is pinned to one CPU after the other. The answer follows by the last of `RECENT` calls,
+/// and at once if rseq keeps the id.
 #[cfg(not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu)))]
 #[test]
-fn a_recent_cpu_is_asked_for_again_in_time() {
+fn recent_cpu_is_renewed_within_its_limit() {
     use testkit::pin::{allowed_cpus, pin_to};
 
     let hop = || {
@@ -62,20 +62,20 @@ fn a_recent_cpu_is_asked_for_again_in_time() {
     };
     // A thread of its own: it stays pinned.
     let hops = std::thread::spawn(hop).join().unwrap();
-    println!("{hops} hops"); // on one CPU there is nowhere to go
+    println!("{hops} hops"); // 1 allowed CPU: all hops are to it
 }
 
 #[test]
-fn a_thread_keeps_its_dealt_slot_and_the_next_gets_another() {
-    let mine = dealt();
-    let theirs = std::thread::spawn(|| (dealt(), dealt())).join().unwrap();
-    assert_eq!(mine, dealt());
-    assert_eq!(theirs.0, theirs.1);
-    assert_ne!(mine, theirs.0);
+fn thread_keeps_its_slot_and_the_next_thread_gets_another() {
+    let here = thread_slot();
+    let there = std::thread::spawn(|| (thread_slot(), thread_slot())).join().unwrap();
+    assert_eq!(here, thread_slot());
+    assert_eq!(there.0, there.1);
+    assert_ne!(here, there.0);
 }
 
 #[test]
-fn the_backend_says_what_it_uses_and_why() {
+fn backend_displays_its_source_and_the_reason() {
     let off = Backend { source: Source::GetCpu, rseq: RseqState::NotRegistered };
     assert_eq!(
         off.to_string(),
