@@ -1,4 +1,4 @@
-//! Sets of CPUs as the kernel writes them: `0-3,8,10-11`.
+//! Sets of CPUs in the kernel's list format: `0-3,8,10-11`.
 //!
 //! Source: the `%*pbl` format of Linux (`lib/vsprintf.c`), which `/sys` uses for CPUs and memory
 //! nodes alike: comma-separated numbers and ranges, an empty line for the empty set.
@@ -10,8 +10,8 @@ use std::str::FromStr;
 
 use crate::cpu_id::CpuId;
 
-/// One past the largest CPU number we believe. A guess: eight times what x86_64 kernels can be
-/// built for (8192), so that a garbled file cannot make us allocate gigabytes.
+/// One past the largest CPU number that is accepted. A guess: eight times the largest number of CPUs
+/// of an x86_64 kernel (8192). Without a limit a garbled file would cause gigabytes of allocation.
 pub(crate) const MAX_CPUS: u32 = 65_536;
 
 /// A set of CPUs.
@@ -25,48 +25,48 @@ pub(crate) const MAX_CPUS: u32 = 65_536;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuList {
-    /// First and last of each run: ascending, and at least one number apart.
+    /// First and last CPU of each run. The runs ascend, and at least one number is between two.
     runs: Vec<(u32, u32)>,
 }
 
 impl CpuList {
-    /// The CPUs `0..count`.
+    /// Makes the set of the CPUs `0..count`.
     pub(crate) fn first(count: u32) -> Self {
         Self { runs: count.checked_sub(1).map(|last| (0, last)).into_iter().collect() }
     }
 
-    /// How many CPUs are in the set.
+    /// Returns the number of CPUs in the set.
     #[must_use]
     pub fn len(&self) -> usize {
         self.runs.iter().map(|&(first, last)| (last - first) as usize + 1).sum()
     }
 
-    /// True if no CPU is in the set.
+    /// Returns whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
 
-    /// True if `cpu` is in the set. Takes time logarithmic in the number of runs.
+    /// Returns whether `cpu` is in the set. Takes time logarithmic in the number of runs.
     #[must_use]
     pub fn contains(&self, cpu: CpuId) -> bool {
         let after = self.runs.partition_point(|&(first, _)| first <= cpu.get());
         after > 0 && cpu.get() <= self.runs[after - 1].1
     }
 
-    /// The CPU with the largest number.
+    /// Returns the CPU with the largest number.
     #[must_use]
     pub fn last(&self) -> Option<CpuId> {
         self.runs.last().map(|&(_, last)| CpuId::new(last))
     }
 
-    /// The CPUs, ascending.
+    /// Iterates over the CPUs, ascending.
     #[must_use]
     pub fn iter(&self) -> CpuListIter<'_> {
         CpuListIter { runs: self.runs.iter(), run: None }
     }
 
-    /// Sorts runs and joins those that touch or overlap.
+    /// Sorts the runs and joins adjacent and overlapping ones.
     fn from_runs(mut runs: Vec<(u32, u32)>) -> Self {
         runs.sort_unstable();
         let mut joined: Vec<(u32, u32)> = Vec::with_capacity(runs.len());
@@ -80,7 +80,7 @@ impl CpuList {
     }
 }
 
-/// In any order, and each as often as it comes: a set all the same.
+/// Collects CPUs in any order. Repeated CPUs count once.
 ///
 /// ```
 /// let near: percpu::CpuList = [3, 1, 2, 1].map(percpu::CpuId::new).into_iter().collect();
@@ -92,12 +92,19 @@ impl FromIterator<CpuId> for CpuList {
     }
 }
 
-/// The CPUs of a [`CpuList`], ascending: see [`CpuList::iter`].
+/// An iterator over the CPUs of a [`CpuList`], ascending. Made by [`CpuList::iter`].
+///
+/// ```
+/// let list: percpu::CpuList = "0-1,4".parse()?;
+/// let ids: Vec<u32> = list.iter().map(percpu::CpuId::get).collect();
+/// assert_eq!(ids, [0, 1, 4]);
+/// # Ok::<(), percpu::CpuListError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct CpuListIter<'a> {
-    /// The runs that were not begun.
+    /// The runs behind `run`.
     runs: slice::Iter<'a, (u32, u32)>,
-    /// What is left of the one that was: its first and its last.
+    /// First and last CPU of the rest of the current run.
     run: Option<(u32, u32)>,
 }
 
@@ -129,7 +136,7 @@ impl<'a> IntoIterator for &'a CpuList {
     }
 }
 
-/// Writes the set as the kernel does; parsing gives the same set back.
+/// Writes the set in the kernel's format. Parsing the text gives an equal set.
 impl fmt::Display for CpuList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (nth, &(first, last)) in self.runs.iter().enumerate() {
@@ -145,15 +152,23 @@ impl fmt::Display for CpuList {
     }
 }
 
-/// Why a text is not a set of CPUs.
+/// The reason why a text is not a set of CPUs.
+///
+/// ```
+/// use percpu::{CpuList, CpuListError};
+///
+/// let error = "3-1".parse::<CpuList>().unwrap_err();
+/// assert_eq!(error, CpuListError::Backwards(3, 1));
+/// assert_eq!(error.to_string(), "range 3-1 runs backwards");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CpuListError {
-    /// This part is neither a number nor two numbers with a dash.
+    /// This part is neither a number nor two numbers with a dash between them.
     Malformed(String),
     /// This range ends before it starts.
     Backwards(u32, u32),
-    /// This number, in decimal, is larger than any CPU number we believe (65535).
+    /// This number, in decimal, is above the largest CPU number that is accepted (65535).
     TooLarge(String),
 }
 
@@ -170,7 +185,7 @@ impl fmt::Display for CpuListError {
 impl std::error::Error for CpuListError {}
 
 impl CpuListError {
-    /// `EINVAL`, for callers that report errors as numbers.
+    /// Returns the error as an errno: `EINVAL`.
     #[must_use]
     pub fn errno(&self) -> i32 {
         libc::EINVAL
@@ -186,12 +201,12 @@ impl From<CpuListError> for std::io::Error {
 impl FromStr for CpuList {
     type Err = CpuListError;
 
-    /// Parses the kernel's list format. Order and overlap do not matter; space around the whole
-    /// text is ignored.
+    /// Parses the kernel's list format. Runs may come in any order and overlap. Space around the
+    /// whole text is ignored.
     ///
     /// # Errors
     ///
-    /// [`CpuListError`] names the first part that is wrong.
+    /// [`CpuListError`] names the first wrong part.
     fn from_str(text: &str) -> Result<Self, CpuListError> {
         let text = text.trim();
         if text.is_empty() {
@@ -205,7 +220,7 @@ impl FromStr for CpuList {
 /// Parses `7` or `4-7`.
 fn run(part: &str) -> Result<(u32, u32), CpuListError> {
     let number = |digits: &str| {
-        // `u32::from_str` would take a plus sign.
+        // `u32::from_str` would accept a plus sign.
         let all_digits = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
         match digits.parse() {
             _ if !all_digits => Err(CpuListError::Malformed(part.to_string())),

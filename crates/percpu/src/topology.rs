@@ -1,13 +1,13 @@
-//! Which CPUs may ever exist here, and which memory node each belongs to.
+//! The CPUs that may ever exist on this machine, and the memory node of each.
 //!
-//! Read once from `/sys/devices/system/{cpu/possible,node/node*/cpulist}`. The kernel fixes the
-//! possible CPUs at boot: a CPU that comes or goes later, or a changed cpuset, moves threads among
-//! them and never adds one.
+//! Both are read once from `/sys/devices/system/{cpu/possible,node/node*/cpulist}`. The kernel fixes
+//! the possible CPUs at boot. CPU hotplug and a changed cpuset move threads among these CPUs and
+//! never add one.
 //!
 //! # Invariants
 //!
 //! 1. `capacity` is one more than the largest possible CPU number, so at least 1.
-//! 2. `node_of` has `capacity` entries, each of them listed in `nodes`; `nodes` is not empty.
+//! 2. `node_of` has `capacity` entries, and `nodes` lists each of them. `nodes` is not empty.
 
 use std::fmt;
 use std::fs;
@@ -19,16 +19,22 @@ use crate::cpulist::{CpuList, MAX_CPUS};
 use crate::starting::starting;
 use crate::sync::native::OnceLock;
 
-/// The number of a memory (NUMA) node, as the kernel counts them.
+/// The number of a memory (NUMA) node, as the kernel counts nodes.
+///
+/// ```
+/// let node = percpu::topology().node_of(percpu::current_cpu());
+/// println!("this thread is on {node}"); // this thread is on node 0
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct NodeId(u32);
 
-/// One past the largest node number we believe (ABI: the kernel's `MAX_NUMNODES` is at most this).
+/// One past the largest node number that is accepted (ABI: the kernel's `MAX_NUMNODES` is at most
+/// this).
 const MAX_NODES: u32 = 1_024;
 
 impl NodeId {
-    /// The number itself.
+    /// Returns the number.
     #[must_use]
     pub const fn get(self) -> u32 {
         self.0
@@ -41,7 +47,13 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// The CPUs and memory nodes of this machine.
+/// The CPUs and memory nodes of this machine. See [`topology`].
+///
+/// ```
+/// let topology = percpu::topology();
+/// println!("{} possible CPUs: {}", topology.possible().len(), topology.possible());
+/// assert!(topology.possible().iter().all(|cpu| cpu.index() < topology.capacity()));
+/// ```
 #[derive(Clone, Debug)]
 pub struct Topology {
     possible: CpuList,
@@ -51,10 +63,10 @@ pub struct Topology {
     guessed: Option<String>,
 }
 
-/// Tells which CPUs and memory nodes this machine may ever have.
+/// Returns the CPUs and memory nodes that this machine may ever have.
 ///
-/// The first call reads `/sys` and allocates; callers of the same moment wait for it. Later calls
-/// are wait-free.
+/// The first call reads `/sys` and allocates. Threads that call at the same time wait for it. Later
+/// calls are wait-free.
 pub fn topology() -> &'static Topology {
     static TOPOLOGY: OnceLock<Topology> = OnceLock::new();
     if let Some(known) = TOPOLOGY.get() {
@@ -71,16 +83,17 @@ pub fn topology() -> &'static Topology {
     starting(|| TOPOLOGY.get_or_init(read))
 }
 
-/// Returns the number of slots that an array indexed by CPU needs: [`Topology::capacity`].
+/// Returns the number of slots of an array indexed by CPU: [`Topology::capacity`].
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
 #[inline]
 pub fn capacity() -> usize {
     topology().capacity()
 }
 
-/// Reads which CPUs are online at this moment.
+/// Reads the set of CPUs that are online at this moment.
 ///
-/// Unlike [`Topology::possible`] this changes whenever a CPU is plugged in or out, so the answer
-/// may be out of date at once. Reads `/sys` at every call; allocates.
+/// Unlike [`Topology::possible`], this set changes with CPU hotplug, so the answer may be out of date
+/// at once. Every call reads `/sys` and allocates.
 ///
 /// # Errors
 ///
@@ -94,7 +107,7 @@ pub fn capacity() -> usize {
 /// }
 /// ```
 pub fn online() -> io::Result<CpuList> {
-    // Made-up CPUs are there from start to end.
+    // Virtual CPUs are always online.
     #[cfg(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu))]
     return Ok(CpuList::first(crate::sync::virtual_cpu::possible() as u32));
     #[cfg(not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu)))]
@@ -107,15 +120,15 @@ fn read_list(path: &Path) -> io::Result<CpuList> {
 }
 
 impl Topology {
-    /// The possible CPUs: every CPU that is here, or may be plugged in before the next boot. There
-    /// may be holes between their numbers.
+    /// Returns the possible CPUs: every CPU that is present, or may be plugged in before the next
+    /// boot. Their numbers may have holes.
     #[must_use]
     pub fn possible(&self) -> &CpuList {
         &self.possible
     }
 
-    /// How many slots an array indexed by [`CpuId::index`] needs: the largest possible number and
-    /// one, which counts the holes.
+    /// Returns the number of slots of an array indexed by [`CpuId::index`]: one more than the largest
+    /// possible number. Holes count.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.capacity as usize
@@ -125,29 +138,29 @@ impl Topology {
         self.capacity
     }
 
-    /// The memory nodes, ascending; at least one.
+    /// Returns the memory nodes, ascending. There is at least one.
     #[must_use]
     pub fn nodes(&self) -> &[NodeId] {
         &self.nodes
     }
 
-    /// The node whose memory is closest to `cpu`.
+    /// Returns the node whose memory is closest to `cpu`.
     ///
-    /// The first node for a CPU of which the kernel says nothing: one that is offline when the
-    /// process starts, or that does not exist.
+    /// Returns the first node if no node lists `cpu`: a CPU that is offline when the process starts, or
+    /// that does not exist.
     #[must_use]
     pub fn node_of(&self, cpu: CpuId) -> NodeId {
         self.node_of.get(cpu.index()).copied().unwrap_or(self.nodes[0])
     }
 
-    /// Why the set of possible CPUs is a guess, if `/sys` did not tell.
+    /// Returns why the set of possible CPUs is a guess, or `None` if it was read from `/sys`.
     #[must_use]
     pub fn guessed(&self) -> Option<&str> {
         self.guessed.as_deref()
     }
 
-    /// Reads `root`, laid out as `/sys/devices/system`; where it does not tell the possible CPUs,
-    /// `count` does.
+    /// Reads `root`, a directory with the layout of `/sys/devices/system`. If it lists no possible
+    /// CPUs, they are the first `count()`.
     fn read(root: &Path, count: impl FnOnce() -> u32) -> Self {
         let (possible, guessed) = match possible_cpus(&root.join("cpu/possible")) {
             Ok(list) => (list, None),
@@ -159,7 +172,7 @@ impl Topology {
     }
 }
 
-/// Reads the possible CPUs, at least one, or says why not.
+/// Reads the possible CPUs, at least one. The error says why there are none.
 fn possible_cpus(path: &Path) -> Result<CpuList, String> {
     let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
     let list: CpuList = text.parse().map_err(|e| format!("{}: {e}", path.display()))?;
@@ -169,8 +182,8 @@ fn possible_cpus(path: &Path) -> Result<CpuList, String> {
     }
 }
 
-/// Reads the nodes and the node of each CPU below `capacity`; one node of all where `dir` does not
-/// tell.
+/// Reads the nodes, and the node of each CPU below `capacity`. If `dir` lists no node, node 0 has all
+/// CPUs.
 fn memory_nodes(dir: &Path, capacity: u32) -> (Vec<NodeId>, Box<[NodeId]>) {
     let mut found: Vec<(NodeId, CpuList)> = fs::read_dir(dir)
         .into_iter()
@@ -188,7 +201,7 @@ fn memory_nodes(dir: &Path, capacity: u32) -> (Vec<NodeId>, Box<[NodeId]>) {
     found.sort_unstable_by_key(|&(node, _)| node);
 
     let mut node_of = vec![found[0].0; capacity as usize].into_boxed_slice();
-    // Downwards, so that the lowest node wins a CPU that two of them list.
+    // Descending, so that a CPU listed by two nodes belongs to the lower.
     for (node, cpus) in found.iter().rev() {
         for cpu in cpus.iter().take_while(|cpu| cpu.get() < capacity) {
             node_of[cpu.index()] = *node;
@@ -197,15 +210,15 @@ fn memory_nodes(dir: &Path, capacity: u32) -> (Vec<NodeId>, Box<[NodeId]>) {
     (found.into_iter().map(|(node, _)| node).collect(), node_of)
 }
 
-/// The number in a directory name such as `node3`, and in no other.
+/// Returns the number in a directory name such as `node3`, and `None` for any other name.
 fn node_number(name: &str) -> Option<u32> {
     let digits = name.strip_prefix("node")?;
     let id = digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().ok()).flatten()?;
     (id < MAX_NODES).then_some(id)
 }
 
-/// How many CPU numbers there must at least be, without `/sys`: what libc counts, and enough for
-/// every CPU this thread may run on.
+/// Returns a lower bound of the capacity for a machine without `/sys`: the count of libc, or enough for
+/// every CPU of this thread's affinity mask.
 #[cfg(any(test, not(offlock_virtual_cpu)))]
 fn configured_cpus() -> u32 {
     const WORDS: usize = MAX_CPUS as usize / 64;
@@ -214,21 +227,21 @@ fn configured_cpus() -> u32 {
     let counted = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
 
     let mut mask = [0_u64; WORDS];
-    // SAFETY: the kernel writes at most `size_of_val(&mask)` bytes, all of which are ours; the type
-    // of the pointer does not bound it, as the size is an argument of its own.
+    // SAFETY: the kernel writes at most `size_of_val(&mask)` bytes, and `mask` has as many. The size
+    // is an argument, so the smaller pointee type of the pointer does not matter.
     let rc = unsafe { libc::sched_getaffinity(0, size_of_val(&mask), mask.as_mut_ptr().cast()) };
     let allowed = if rc == 0 { cpus_up_to_last(&mask) } else { 0 };
     at_least(u32::try_from(counted).unwrap_or(0), allowed)
 }
 
-/// One more than the number of the last CPU in an affinity mask; 0 if there is none.
+/// Returns one more than the number of the last CPU in an affinity mask, or 0 for an empty mask.
 #[cfg(any(test, not(offlock_virtual_cpu)))]
 fn cpus_up_to_last(mask: &[u64]) -> u32 {
     let last = mask.iter().rposition(|&word| word != 0);
     last.map_or(0, |last| (last as u32 + 1) * u64::BITS - mask[last].leading_zeros())
 }
 
-/// The larger of two counts, of which either may be wrong, within reason.
+/// Returns the larger of two unreliable counts, at least 1 and at most [`MAX_CPUS`].
 #[cfg(any(test, not(offlock_virtual_cpu)))]
 fn at_least(counted: u32, allowed: u32) -> u32 {
     counted.max(allowed).clamp(1, MAX_CPUS)

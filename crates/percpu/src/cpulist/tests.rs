@@ -9,7 +9,7 @@ fn ids(list: &CpuList) -> BTreeSet<u32> {
 }
 
 #[test]
-fn the_kernels_own_samples() {
+fn parses_samples_of_the_kernel() {
     for (text, want) in [
         ("0\n", vec![0]),
         ("0-3\n", vec![0, 1, 2, 3]),
@@ -23,7 +23,7 @@ fn the_kernels_own_samples() {
 }
 
 #[test]
-fn refuses_what_the_kernel_never_writes() {
+fn refuses_text_that_the_kernel_never_writes() {
     let refused = |text: &str| text.parse::<CpuList>().unwrap_err();
     for text in ["a", "1,", ",1", "1-", "-1", "1--2", "+1", "1 2", "0-3:1/2"] {
         assert!(matches!(refused(text), CpuListError::Malformed(_)), "{text:?}");
@@ -40,7 +40,7 @@ fn refuses_what_the_kernel_never_writes() {
 }
 
 proptest! {
-    /// Any order, overlap and repetition of runs is the union of them, and prints back.
+    /// A list with any order, overlap and repetition of runs is their union, and prints back.
     #[test]
     fn parses_to_the_union_of_its_runs_and_back(
         runs in prop::collection::vec((0_u32..300, 0_u32..12), 0..20),
@@ -67,7 +67,7 @@ proptest! {
         prop_assert_eq!(ids(&list), model);
     }
 
-    /// No text panics, and no text names a CPU that we would not believe.
+    /// No text causes a panic, and no text gives a CPU above the limit.
     #[test]
     fn any_text_is_a_small_set_or_an_error(text in "[0-9,\\- \n+a:]{0,24}|\\PC{0,24}") {
         if let Ok(list) = text.parse::<CpuList>() {

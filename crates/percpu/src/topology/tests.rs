@@ -5,7 +5,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A directory laid out as `/sys/devices/system`.
+/// Makes a directory with the layout of `/sys/devices/system`.
 fn sys(possible: Option<&str>, nodes: &[(&str, &str)]) -> TempDir {
     let root = TempDir::new().unwrap();
     if let Some(text) = possible {
@@ -50,12 +50,12 @@ fn inv01_holes_in_the_cpu_map_count_towards_capacity() {
     assert_eq!((topology.capacity(), topology.possible().len()), (12, 5));
     assert_eq!(nodes(&topology), [2, 7]);
     assert_eq!(node_of(&topology, 1), 7);
-    assert_eq!(node_of(&topology, 5), 2, "the first node takes what nobody claims");
+    assert_eq!(node_of(&topology, 5), 2, "the first node has the CPUs that no node lists");
     assert_eq!(node_of(&topology, u32::MAX), 2);
 }
 
 #[test]
-fn without_sysfs_there_is_one_node_and_as_many_cpus_as_counted() {
+fn without_sysfs_one_node_has_the_counted_cpus() {
     let topology = read(&sys(None, &[]));
     assert!(topology.guessed().unwrap().contains("cpu/possible"));
     assert_eq!((topology.capacity(), topology.possible().to_string().as_str()), (6, "0-5"));
@@ -69,7 +69,7 @@ fn without_sysfs_there_is_one_node_and_as_many_cpus_as_counted() {
 }
 
 #[test]
-fn garbage_is_a_guess_and_says_so() {
+fn garbage_gives_a_guess_with_a_reason() {
     for (text, why) in [
         ("pony\n", "neither a CPU number nor a range"),
         ("\n", "lists no CPU"),
@@ -83,7 +83,7 @@ fn garbage_is_a_guess_and_says_so() {
 }
 
 #[test]
-fn a_cpu_of_two_nodes_goes_to_the_lower_and_one_beyond_capacity_to_none() {
+fn cpu_of_two_nodes_belongs_to_the_lower_and_cpu_beyond_capacity_to_none() {
     let root = sys(Some("0-1"), &[("node1", "0-9"), ("node3", "1"), ("node9999", "0")]);
     let topology = read(&root);
     assert_eq!(nodes(&topology), [1, 3]);
@@ -91,7 +91,7 @@ fn a_cpu_of_two_nodes_goes_to_the_lower_and_one_beyond_capacity_to_none() {
 }
 
 #[test]
-fn the_fallback_covers_the_count_and_the_affinity_mask() {
+fn fallback_covers_the_count_and_the_affinity_mask() {
     for (mask, want) in [
         (&[0, 0][..], 0),
         (&[1, 0], 1),
@@ -126,7 +126,7 @@ fn online_is_a_list_or_an_error() {
 }
 
 #[test]
-fn this_machine_has_every_cpu_it_lets_us_use() {
+fn topology_of_this_machine_covers_the_allowed_cpus() {
     let topology = topology();
     assert!(topology.capacity() >= configured_cpus() as usize);
     assert!(topology.possible().len() <= topology.capacity());
