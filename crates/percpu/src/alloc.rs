@@ -1,41 +1,46 @@
-//! Memory that may be refused: what `Box::try_new` will be.
+//! Fallible allocation, until `Box::try_new` is stable.
+//!
+//! ```
+//! let boxed = percpu::alloc::try_box(7).expect("out of memory");
+//! assert_eq!(*boxed, 7);
+//! ```
 
 use std::alloc::{Layout, alloc};
 use std::ptr::NonNull;
 
 use crate::error::AllocError;
 
-/// Memory for one `T`, not initialised. `T` is not zero-sized.
+/// Allocates uninitialised memory for one `T`. A zero-sized `T` does not compile.
 ///
 /// # Errors
 ///
-/// [`AllocError`] if there is none.
+/// [`AllocError`] if the allocation fails.
 pub fn try_alloc<T>() -> Result<NonNull<T>, AllocError> {
     let layout = const {
         assert!(size_of::<T>() != 0);
         Layout::new::<T>()
     };
-    // SAFETY: the size is not 0, as was just asserted.
+    // SAFETY: the assertion above: the size is not 0.
     let at = unsafe { alloc(layout) };
     NonNull::new(at.cast()).ok_or_else(AllocError::new)
 }
 
-/// A box, or the value back if there is no memory for one.
+/// Moves `value` into a box.
 ///
 /// # Errors
 ///
-/// The value.
+/// Returns `value` if the allocation fails.
 pub fn try_box<T>(value: T) -> Result<Box<T>, T> {
     let layout = Layout::new::<T>();
     if layout.size() == 0 {
-        return Ok(Box::new(value)); // allocates nothing
+        return Ok(Box::new(value)); // does not allocate
     }
-    // SAFETY: the size is not 0.
+    // SAFETY: a size of 0 returned above.
     let at = unsafe { alloc(layout) }.cast::<T>();
     if at.is_null() {
         return Err(value);
     }
-    // SAFETY: fresh memory of the layout of a `T`.
+    // SAFETY: new memory with the layout of a `T`.
     unsafe { at.write(value) };
     // SAFETY: allocated by the global allocator with the layout of a `T`, and initialised.
     Ok(unsafe { Box::from_raw(at) })

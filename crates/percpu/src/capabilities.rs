@@ -1,4 +1,4 @@
-//! What this process can use, and why not more.
+//! The mechanisms that this process can use, and why it lacks the rest.
 
 use std::error::Error;
 use std::fmt;
@@ -11,20 +11,29 @@ use crate::rseq::state::Sections;
 use crate::sync::native::OnceLock;
 use crate::words;
 
-/// What the structures of this crate are built on in this process; `Display` gives one line.
+/// The mechanisms that the structures of this crate use in this process. `Display` gives one line.
+///
+/// See [`capabilities`].
+///
+/// ```
+/// let found = percpu::capabilities();
+/// if found.fences == percpu::fence::Strategy::Fences {
+///     eprintln!("no membarrier: {found}");
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// Where the CPU id comes from.
+    /// The source of CPU ids.
     pub cpu_id: Backend,
     /// Whether per-CPU words are changed by rseq sections or by atomics.
     pub sections: Sections,
-    /// How [`fence::light`] and [`fence::heavy`] are made.
+    /// How [`fence::light`] and [`fence::heavy`] work.
     pub fences: Strategy,
-    /// Whether the kernel keeps the memory node's id in the rseq area (Linux 6.3).
+    /// Whether the kernel keeps the id of the memory node in the rseq area (Linux 6.3).
     pub node_id: bool,
-    /// Whether the kernel keeps a concurrency id in the rseq area (Linux 6.3). It is below the
-    /// number of threads at work; it is not a CPU, and this crate does not use it.
+    /// Whether the kernel keeps a concurrency id in the rseq area (Linux 6.3). The id is below the
+    /// number of running threads. It is no CPU number, and this crate does not use it.
     pub mm_cid: bool,
 }
 
@@ -37,16 +46,16 @@ impl fmt::Display for Capabilities {
     }
 }
 
-/// Tells what the structures of this crate are built on in this process.
+/// Returns the mechanisms that the structures of this crate use in this process.
 ///
 /// Decided once. The first call reads `/sys`, registers the process with membarrier and runs a
-/// self-test of the sections; it allocates, and callers of the same moment wait for it. After it
-/// nothing else in this crate has a first use that other threads wait for: a program that must not
-/// run out of memory there later calls it at its start.
+/// self-test of the sections. It allocates, and threads that call at the same time wait for it.
+/// Afterwards no other first use in this crate makes threads wait. A program that cannot afford to
+/// run out of memory later calls this function at its start.
 ///
 /// # Aborts
 ///
-/// The first call, like `Box::new`, if there is no memory for what `/sys` says.
+/// The first call aborts like `Box::new` if there is no memory for the contents of `/sys`.
 ///
 /// ```
 /// println!("{}", percpu::capabilities());
@@ -70,18 +79,20 @@ pub fn capabilities() -> Capabilities {
 const NODE_ID_END: u64 = 24;
 const MM_CID_END: u64 = 28;
 
-/// How many bytes of the area the kernel fills; 0 before Linux 6.3, which does not tell.
+/// Returns how many bytes of the area the kernel fills. Linux before 6.3 does not report it: 0.
 fn feature_size() -> u64 {
     const AT_RSEQ_FEATURE_SIZE: libc::c_ulong = 27;
-    // SAFETY: reads an entry of the auxiliary vector; 0 if there is none.
+    // SAFETY: reads an entry of the auxiliary vector; the result is 0 if there is none.
     unsafe { libc::getauxval(AT_RSEQ_FEATURE_SIZE) }
 }
 
-/// Insists on rseq sections: for a program that would rather not start than run on the fallback.
+/// Returns an error if this process runs no rseq sections.
+///
+/// For a program that prefers not to start over running on the fallback.
 ///
 /// # Errors
 ///
-/// [`RseqUnavailable`] says what is missing. Everything works all the same, only slower.
+/// [`RseqUnavailable`] names the missing part. The crate works without it, but is slower.
 ///
 /// ```
 /// if let Err(why) = percpu::require_rseq() {
@@ -95,20 +106,27 @@ pub fn require_rseq() -> Result<(), RseqUnavailable> {
     }
 }
 
-/// This process has no rseq sections. Maps to `ENOSYS`, or `EPERM` where something refuses them.
+/// The error of [`require_rseq`]: this process runs no rseq sections. Maps to `EPERM` if libc, the
+/// kernel or a filter refused them, otherwise to `ENOSYS`.
+///
+/// ```
+/// if let Err(error) = percpu::require_rseq() {
+///     println!("{:?}, errno {}", error.why(), error.errno());
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RseqUnavailable {
     why: Sections,
 }
 
 impl RseqUnavailable {
-    /// What is missing.
+    /// Returns the reason.
     #[must_use]
     pub fn why(&self) -> Sections {
         self.why
     }
 
-    /// The error as C knows it.
+    /// Returns the error as an errno.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self.why {
@@ -137,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_parts_agree_with_each_other() {
+    fn parts_agree_with_each_other() {
         let all = capabilities();
         assert_eq!(all, capabilities(), "decided once");
         assert_eq!(require_rseq().is_ok(), all.sections == Sections::InUse, "{all}");
@@ -145,7 +163,7 @@ mod tests {
             assert_eq!(all.cpu_id.rseq(), RseqState::InUse);
             assert_eq!(all.fences, Strategy::Membarrier);
         }
-        assert!(!all.mm_cid || all.node_id, "the kernel added the node first");
+        assert!(!all.mm_cid || all.node_id, "the kernel added node_id before mm_cid");
     }
 
     #[test]
@@ -156,8 +174,8 @@ mod tests {
             off.to_string(),
             "rseq sections are off: rseq not registered by libc (switched off or refused)"
         );
-        let lied = RseqUnavailable { why: Sections::Misbehave("a closed gate let an add pass") };
-        assert!(lied.to_string().contains("closed gate"));
-        assert_eq!(io::Error::from(lied).raw_os_error(), Some(libc::ENOSYS));
+        let failed = RseqUnavailable { why: Sections::Misbehave("a closed gate let an add pass") };
+        assert!(failed.to_string().contains("closed gate"));
+        assert_eq!(io::Error::from(failed).raw_os_error(), Some(libc::ENOSYS));
     }
 }

@@ -5,20 +5,28 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-/// Memory could not be had. Maps to `ENOMEM`.
+/// An allocation failed. Maps to `ENOMEM`.
+///
+/// ```
+/// fn buffers() -> Result<percpu::PerCpu<u64>, percpu::AllocError> {
+///     percpu::PerCpu::try_new(|_cpu| 0)
+/// }
+/// assert!(buffers().is_ok());
+/// assert_eq!(percpu::AllocError::new().errno(), 12); // ENOMEM
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AllocError {}
 
 impl AllocError {
-    /// For the other crates of the workspace, which return it too.
+    /// Makes the error. Public for the other crates of the workspace, which return it too.
     #[doc(hidden)]
     #[must_use]
     pub fn new() -> Self {
         Self {}
     }
 
-    /// The error as C knows it: `ENOMEM`.
+    /// Returns the error as an errno: `ENOMEM`.
     #[must_use]
     pub fn errno(&self) -> i32 {
         libc::ENOMEM
@@ -39,10 +47,10 @@ impl From<AllocError> for io::Error {
     }
 }
 
-/// Memory for what was to hold a value could not be had; the value comes back. Maps to `ENOMEM`.
+/// The allocation for a new structure failed; the error returns the value. Maps to `ENOMEM`.
 ///
-/// Reads, and converts, as the [`AllocError`] that it is beside the value. Where an error must be
-/// `Send + Sync` and the value is not: `.map_err(AllocError::from)?`.
+/// Displays like [`AllocError`] and converts into it. If an error must be `Send + Sync` and the value
+/// is not, use `.map_err(AllocError::from)?`.
 ///
 /// ```
 /// use percpu::{NewError, ReadWriteGate};
@@ -60,12 +68,12 @@ impl From<AllocError> for io::Error {
 pub struct NewError<T>(pub T);
 
 impl<T> NewError<T> {
-    /// The value that was not taken.
+    /// Returns the value.
     pub fn into_inner(self) -> T {
         self.0
     }
 
-    /// The error as C knows it: `ENOMEM`.
+    /// Returns the error as an errno: `ENOMEM`.
     #[must_use]
     pub fn errno(&self) -> i32 {
         libc::ENOMEM
@@ -78,7 +86,7 @@ impl<T> fmt::Display for NewError<T> {
     }
 }
 
-/// Without the value, which need not be `Debug`.
+/// Omits the value, which need not be `Debug`.
 impl<T> fmt::Debug for NewError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("NewError").finish_non_exhaustive()
@@ -99,8 +107,9 @@ impl<T> From<NewError<T>> for io::Error {
     }
 }
 
-/// What a `new` does where its `try_new` returns [`AllocError`]: it ends as `Box::new` does. `count`
-/// of `T` is what it wanted, or part of that.
+/// Ends like `Box::new` without memory: for a `new` whose `try_new` returned [`AllocError`].
+///
+/// `count` values of `T` are the refused allocation, or part of it.
 #[cold]
 pub(crate) fn out_of_memory<T>(count: usize) -> ! {
     handle_alloc_error(Layout::array::<T>(count).unwrap_or(Layout::new::<T>()))

@@ -1,23 +1,42 @@
-//! Asymmetric fences: almost nothing on the frequent side, a system call on the rare side.
+//! Asymmetric fences: the frequent side costs almost nothing, the rare side costs a system call.
 //!
-//! Two threads each store to one place and then load the other's. With a full fence in between on
-//! both sides at least one of them sees the other's store. [`light`] and [`heavy`] give the same
-//! between a `light` and a `heavy` and between two `heavy`, at other prices: `light` only keeps the
-//! compiler from moving the load before the store; `heavy` asks the kernel (`membarrier`, private
-//! and expedited) to run a full fence on every CPU that runs a thread of this process right now.
+//! Two threads each store to one place and then load the other's place. If both run a full fence in
+//! between, at least one thread sees the other's store. [`light`] and [`heavy`] give the same
+//! guarantee, for a `light` and a `heavy` and for two `heavy`, at other prices. `light` only keeps the
+//! compiler from moving the load before the store. `heavy` makes the kernel (`membarrier`, private
+//! and expedited) run a full fence on every CPU that runs a thread of this process at that moment.
 //!
 //! ```text
 //!   reader                          writer
 //!   store(active, 1)                store(pointer, new)
 //!   light()                         heavy()
-//!   load(pointer)                   load(active)          never old pointer and inactive both
+//!   load(pointer)                   load(active)          never the old pointer and inactive both
 //! ```
 //!
-//! Two `light` order nothing between them, and neither is an Acquire or a Release: what one side
-//! reads through the pointer is ordered by the orderings of the accesses themselves.
+//! Two `light` order nothing between them, and neither side is an Acquire or a Release. The orderings
+//! of the accesses themselves order the reads through the pointer.
 //!
-//! Where the kernel refuses membarrier, both are `fence(SeqCst)`; [`strategy`] tells, and is
-//! decided once, at the first call of `heavy` or `strategy`.
+//! If the kernel refuses membarrier, both sides are `fence(SeqCst)`. The first call of `heavy` or
+//! [`strategy`] decides this for the process.
+//!
+//! ```
+//! use percpu::fence;
+//! use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+//!
+//! static ACTIVE: AtomicBool = AtomicBool::new(false);
+//! static STOP: AtomicBool = AtomicBool::new(false);
+//!
+//! // The reader, often: it either sees `STOP`, or the writer sees `ACTIVE`.
+//! ACTIVE.store(true, Relaxed);
+//! fence::light();
+//! assert!(!STOP.load(Relaxed));
+//!
+//! // The writer, seldom.
+//! STOP.store(true, Relaxed);
+//! fence::heavy();
+//! assert!(ACTIVE.load(Relaxed));
+//! println!("by {}", fence::strategy());
+//! ```
 
 use std::fmt;
 
@@ -30,14 +49,22 @@ use crate::sync::atomic::{Ordering, fence};
 pub(crate) use self::imp::rseq_fence_works;
 pub use self::imp::strategy;
 
-/// How the pair is made in this process.
+/// The implementation of [`light`] and [`heavy`] in this process. See [`strategy`].
+///
+/// ```
+/// use percpu::fence::{Strategy, strategy};
+///
+/// if strategy() == Strategy::Fences {
+///     eprintln!("every read pays for a full fence");
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Strategy {
-    /// `light` is a compiler fence, `heavy` a `membarrier` system call.
+    /// `light` is a compiler fence. `heavy` is a `membarrier` system call.
     Membarrier,
-    /// Both are sequentially consistent fences: membarrier is missing or refused, or a model
-    /// checker runs the code.
+    /// Both are sequentially consistent fences: membarrier is missing or refused, or a model checker
+    /// runs the code.
     Fences,
 }
 
@@ -50,27 +77,32 @@ impl fmt::Display for Strategy {
     }
 }
 
-/// The frequent side. Wait-free: no instruction but a load and a branch that is always predicted.
+/// The fence of the frequent side. See the page of the [module](self).
+///
+/// Wait-free: a load and a well-predicted branch are the only instructions.
 #[inline(always)]
 pub fn light() {
     imp::light();
 }
 
-/// What [`light`] is where `heavy` is a membarrier: for a path that knows it is.
+/// The compiler fence that [`light`] is if `heavy` is a membarrier: for a path where it is known to
+/// be one.
 #[inline(always)]
 pub(crate) fn compiler_fence() {
-    // No checker reorders plain accesses of one thread, so none needs it in a model.
+    // No model checker reorders the plain accesses of one thread, so a model needs no fence here.
     crate::sync::native::atomic::compiler_fence(Ordering::SeqCst);
 }
 
-/// The rare side. Wait-free in user space; the kernel interrupts each CPU that runs a thread of
-/// this process. If there is none it costs a system call, else some microseconds, tens of them in a
-/// virtual machine (`cargo bench --bench percpu`, rows P7).
+/// The fence of the rare side. See the page of the [module](self).
+///
+/// Wait-free in user space. The kernel interrupts each CPU that runs a thread of this process. The
+/// call costs a system call if there is no such CPU. Otherwise it takes some microseconds, tens of
+/// them in a virtual machine (`cargo bench --bench percpu`, rows P7).
 ///
 /// # Aborts
 ///
-/// Aborts the process if membarrier works at the first call and fails at a later one: readers have
-/// skipped their fences by then.
+/// Aborts the process if membarrier works at the first call and fails at a later one, because readers
+/// have skipped their fences by then.
 #[inline]
 pub fn heavy() {
     #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
@@ -78,17 +110,18 @@ pub fn heavy() {
     imp::heavy();
 }
 
-/// [`heavy`], after which no restartable section of this crate that tested its gate before can
-/// commit any more: it has, and the caller sees what it stored, or it starts again and finds the
-/// gate as the caller left it.
+/// Runs [`heavy`] and ends or restarts every restartable section of this crate.
 ///
-/// For whoever closes a gate of [`RefBlock`](crate::RefBlock). The progress and the price are those
-/// of `heavy`, which is all it is where no sections run.
+/// A section that tested its gate before this call has one of two outcomes. It has committed, and the
+/// calling thread sees its store. Or it starts again, and sees the gate as the calling thread left it.
+///
+/// For a thread that closes the gate of a [`RefBlock`](crate::RefBlock). Progress and cost are those
+/// of `heavy`. In a process without sections it is the same as `heavy`.
 ///
 /// # Aborts
 ///
-/// As [`heavy`].
-#[doc(hidden)] // as is the only gate of a user's making
+/// Aborts the process in the same case as [`heavy`].
+#[doc(hidden)] // like `RefBlock`, the only structure whose gate a user closes
 #[inline]
 pub fn heavy_rseq() {
     #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
@@ -101,7 +134,7 @@ thread_local! {
     static CALLS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// How many heavy fences this thread has asked for.
+/// Returns the number of heavy fences that this thread has called.
 #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
 pub(crate) fn calls() -> u64 {
     CALLS.get()
@@ -125,31 +158,31 @@ mod imp {
     #[inline(always)]
     pub(super) fn light() {
         // Ordering: Relaxed; it publishes nothing. A thread that still reads UNDECIDED runs the
-        // fence, which is right beside either `heavy`.
+        // fence, which is correct with either `heavy`.
         if STATE.load(Ordering::Relaxed) >= MEMBARRIER {
             compiler_fence(Ordering::SeqCst);
         } else {
-            rare();
+            cold_path();
             fence(Ordering::SeqCst);
         }
     }
 
-    /// Tells the compiler to keep what follows out of the way.
+    /// Marks the branch that calls it as unlikely.
     #[cold]
     #[inline]
-    fn rare() {}
+    fn cold_path() {}
 
     #[inline]
     pub(super) fn heavy() {
         match state() {
-            // Ordering: SeqCst, against the same fence in `light`; whichever is first in the order
-            // of all such fences, the stores before it are seen by the loads after the other.
+            // Ordering: SeqCst fence, against the fences in `light` and in this function: the loads
+            // after the later of two fences see the stores before the earlier.
             FENCES => fence(Ordering::SeqCst),
             _ => membarrier_or_abort(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED),
         }
     }
 
-    /// Where sections run the command works: see `usable` in `rseq::section`.
+    /// Sections run only if this command works: see `usable` in `rseq/x86_64.rs`.
     #[inline]
     pub(super) fn heavy_rseq() {
         match state() {
@@ -158,13 +191,15 @@ mod imp {
         }
     }
 
-    /// Whether [`heavy_rseq`] restarts sections.
+    /// Returns whether [`heavy_rseq`] restarts sections.
     #[cfg(all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu))))]
     pub(crate) fn rseq_fence_works() -> bool {
         state() == MEMBARRIER_RSEQ
     }
 
-    /// Tells how [`light`](super::light) and [`heavy`](super::heavy) work in this process.
+    /// Returns how [`light`](super::light) and [`heavy`](super::heavy) work in this process.
+    ///
+    /// Decided once, by the first call of this function or of `heavy`.
     pub fn strategy() -> Strategy {
         if state() == FENCES { Strategy::Fences } else { Strategy::Membarrier }
     }
@@ -175,14 +210,14 @@ mod imp {
 
     #[inline]
     fn state() -> u8 {
-        // Ordering: Relaxed; the state is the whole message.
+        // Ordering: Relaxed; the state publishes nothing else.
         match STATE.load(Ordering::Relaxed) {
             UNDECIDED => decide(),
             decided => decided,
         }
     }
 
-    /// Registers this process with the kernel; every thread that decides finds the same.
+    /// Registers this process with the kernel and tests the commands.
     #[cold]
     fn decide() -> u8 {
         let works = |register, command| membarrier(register).is_ok() && membarrier(command).is_ok();
@@ -197,8 +232,9 @@ mod imp {
             (true, false) => MEMBARRIER,
             (true, true) => MEMBARRIER_RSEQ,
         };
-        // The first to decide wins, should a seccomp filter come up between two.
-        // Ordering: Relaxed, both; as in `state`.
+        // If a seccomp filter is installed meanwhile, two threads may find different states. The
+        // first one stays.
+        // Ordering: Relaxed, both; the state publishes nothing else.
         match STATE.compare_exchange(UNDECIDED, found, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => found,
             Err(first) => first,
@@ -206,7 +242,7 @@ mod imp {
     }
 
     fn membarrier(command: libc::c_int) -> io::Result<()> {
-        // SAFETY: takes numbers and touches no memory of ours.
+        // SAFETY: takes numbers and writes no memory of this program.
         let rc = unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) };
         if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
@@ -220,14 +256,15 @@ mod imp {
     }
 }
 
-/// The model checkers know no asymmetric fence: both sides are full ones.
+/// The model checkers have no asymmetric fence: both sides are full fences.
 #[cfg(any(offlock_loom, offlock_shuttle))]
 mod imp {
     use super::{Ordering, Strategy, fence};
     use crate::sync::{cpu, mutant, virtual_cpu};
 
     pub(super) fn light() {
-        // Ordering: SeqCst, against the fence in `heavy`.
+        // Ordering: SeqCst fence, against the fence in `heavy`: the loads after the later of the two
+        // see the stores before the earlier.
         fence(Ordering::SeqCst);
     }
 
@@ -235,11 +272,12 @@ mod imp {
         if mutant("fence-heavy-is-nothing") {
             return;
         }
-        // Ordering: SeqCst, against the fence in `light`.
+        // Ordering: SeqCst fence, against the fences in `light` and in this function: the loads after
+        // the later of two fences see the stores before the earlier.
         fence(Ordering::SeqCst);
     }
 
-    /// `heavy`, and every section begun before has committed.
+    /// `heavy`, after which every section that began before the call has committed.
     pub(super) fn heavy_rseq() {
         heavy();
         for cpu in 0..cpu::possible() {
@@ -248,7 +286,7 @@ mod imp {
         heavy();
     }
 
-    /// Tells how `light` and `heavy` work: a model has fences on both sides.
+    /// Returns how `light` and `heavy` work: a model has fences on both sides.
     pub fn strategy() -> Strategy {
         Strategy::Fences
     }

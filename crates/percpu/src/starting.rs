@@ -1,15 +1,15 @@
-//! Tells whether the first use of the crate is in progress, for an allocator that counts.
+//! Whether the first use of the crate is in progress, for an allocator that counts.
 //!
-//! The first use allocates. An allocator that counts by a [`PerCpuCounter`](crate::PerCpuCounter)
-//! then calls the crate again, and would wait for the first use to end: for a `OnceLock` that is
-//! being initialised, or for the pool of words. The counter asks here first, and adds to the shared
-//! sum instead.
+//! The first use allocates. An allocator that counts with a [`PerCpuCounter`](crate::PerCpuCounter)
+//! then calls the crate again. It would wait for the first use to end: for a `OnceLock` that is being
+//! initialised, or for the pool of words. The counter therefore checks [`is_starting`] first, and adds
+//! to the shared sum if it is true.
 //!
 //! Most of the first use runs on the calling thread, and a thread-local depth marks it. The self-test
 //! of the sections may run on a helper thread, which allocates while the calling thread waits for it
-//! inside the `OnceLock`. The standard library allocates on that thread before its closure begins and
-//! after it ends, so no mark that the closure sets is early enough: a flag for the whole process
-//! covers it.
+//! inside the `OnceLock`. The standard library allocates on the helper thread before its closure
+//! begins and after it ends. A mark set by the closure would come too late, so a count for the whole
+//! process covers the helper thread.
 
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 mod imp {
@@ -22,50 +22,51 @@ mod imp {
         static DEPTH: Cell<u32> = const { Cell::new(0) };
     }
 
-    /// How many first uses wait for a helper thread.
-    static HELPED: AtomicU32 = AtomicU32::new(0);
+    /// The number of first uses that wait for a helper thread.
+    static HELPERS: AtomicU32 = AtomicU32::new(0);
 
-    struct Entered;
+    struct DepthGuard;
 
-    impl Drop for Entered {
+    impl Drop for DepthGuard {
         fn drop(&mut self) {
             DEPTH.set(DEPTH.get() - 1);
         }
     }
 
-    /// Runs `f`, in which [`is_starting`] is true on this thread.
+    /// Runs `f`. Meanwhile [`is_starting`] is true on the calling thread.
     pub(crate) fn starting<R>(f: impl FnOnce() -> R) -> R {
         DEPTH.set(DEPTH.get() + 1);
-        let _entered = Entered;
+        let _depth = DepthGuard;
         f()
     }
 
-    /// Runs `f`, which starts a thread and waits for its end. [`is_starting`] is true on every
-    /// thread meanwhile.
+    /// Runs `f`, which starts a helper thread and waits for its end. Meanwhile [`is_starting`] is true
+    /// on every thread.
     #[cfg(any(test, all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu)))))]
     pub(crate) fn starting_with_helper<R>(f: impl FnOnce() -> R) -> R {
-        struct Helped;
-        impl Drop for Helped {
+        struct HelperGuard;
+        impl Drop for HelperGuard {
             fn drop(&mut self) {
                 // Ordering: Relaxed; the helper has ended, and other threads may see this late.
-                HELPED.fetch_sub(1, Ordering::Relaxed);
+                HELPERS.fetch_sub(1, Ordering::Relaxed);
             }
         }
         // Ordering: Relaxed; the start of the helper thread carries it to that thread, and no other
         // thread needs to see it.
-        HELPED.fetch_add(1, Ordering::Relaxed);
-        let _helped = Helped;
+        HELPERS.fetch_add(1, Ordering::Relaxed);
+        let _helper = HelperGuard;
         f()
     }
 
+    /// Returns whether the calling thread may be inside a first use.
     pub(crate) fn is_starting() -> bool {
-        // Ordering: Relaxed; on the helper thread its start has carried the increment here. Any
-        // other thread may use the words or the shared sum, whatever it reads.
-        DEPTH.get() != 0 || HELPED.load(Ordering::Relaxed) != 0
+        // Ordering: Relaxed; the start of the helper thread has carried the increment to it. Any
+        // other thread may use the words or the shared sum, whichever value it reads.
+        DEPTH.get() != 0 || HELPERS.load(Ordering::Relaxed) != 0
     }
 }
 
-/// A model has no allocator of its own, and its threads share one of the system.
+/// A model has no allocator that counts, and its threads run on one OS thread.
 #[cfg(any(offlock_loom, offlock_shuttle))]
 mod imp {
     pub(crate) fn starting<R>(f: impl FnOnce() -> R) -> R {

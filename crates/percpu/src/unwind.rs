@@ -1,13 +1,14 @@
-//! What may be used again after a panic was caught (`UnwindSafe`, `RefUnwindSafe`).
+//! `UnwindSafe` and `RefUnwindSafe` for the structures of this crate: each stays usable after a panic
+//! was caught.
 //!
-//! A panic can come only from code of the caller's: a closure, a drop, or what is done inside a
-//! guard. None of it runs in the middle of a change of ours:
+//! A panic can come only from code of the user: a closure, a drop, or code that runs while a guard is
+//! held. None of that code runs while this crate changes a structure:
 //!
-//! - Counters run no code of the caller's.
-//! - [`PercpuRef`] runs its closures with nothing locked and the count settled.
-//! - Guards of [`ReadWriteGate`] and [`LgLock`] unlock when they unwind. There is no poison: what a value looks like that was being changed is up to whoever changed it, as it
-//!   is for the other threads, which no `catch_unwind` asks. So there is no bound on `T`, as for
-//!   the locks of `std`.
+//! - Counters call no code of the user.
+//! - [`PercpuRef`] calls its closures with no lock held and the count consistent.
+//! - Guards of [`ReadWriteGate`] and [`LgLock`] unlock during unwinding. There is no poison: the value
+//!   stays as the panicking code left it, and other threads see that value even without
+//!   `catch_unwind`. So there is no bound on `T`, as for the locks of `std`.
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 
@@ -27,7 +28,7 @@ unwind_safe! {
     [T] LgLock<T>;
 }
 
-/// The rest follows: references to what is above, and what is made of it.
+/// Types that contain the types above, or refer to them, are unwind safe by their fields.
 const _: () = {
     const fn unwind_safe<T: UnwindSafe + RefUnwindSafe>() {}
     unwind_safe::<crate::PerCpu<PerCpuCounter>>();

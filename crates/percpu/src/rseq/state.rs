@@ -1,24 +1,31 @@
-//! Whether rseq sections run in this process.
+//! [`Sections`]: whether rseq sections run in this process.
 
 use std::fmt;
 
 use crate::cpu::RseqState;
 
 /// Whether rseq sections run in this process, and why not.
+///
+/// ```
+/// match percpu::capabilities().sections {
+///     percpu::Sections::InUse => {}
+///     why => println!("sections {why}"), // for example: sections off: rseq not offered by libc
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Sections {
-    /// Per-CPU words are changed by sections, without a locked instruction.
+    /// Sections change the per-CPU words, without a locked instruction.
     InUse,
-    /// This build has no assembly for it: another architecture, or `--cfg offlock_portable`.
+    /// This build has no assembly for sections: another architecture, or `--cfg offlock_portable`.
     NotBuilt,
-    /// `--cfg offlock_virtual_cpu`: the kernel protects real CPUs only.
+    /// The build has `--cfg offlock_virtual_cpu`. The kernel protects sections on real CPUs only.
     VirtualCpus,
-    /// There is no rseq area to run them on.
+    /// There is no rseq area, which sections need.
     NoId(RseqState),
-    /// The kernel has no `membarrier` that restarts sections, or a filter refuses it.
+    /// The kernel has no `membarrier` command that restarts sections, or a filter refuses it.
     NoBarrier,
-    /// The self-test failed at this.
+    /// The start-up self-test failed, for this reason.
     Misbehave(&'static str),
 }
 
