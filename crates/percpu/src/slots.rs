@@ -1,21 +1,29 @@
-//! One value for every CPU, each on cache lines of its own.
+//! [`PerCpu`]: one value for every CPU, each on cache lines of its own.
 //!
 //! ```text
 //!  slots -> | cpu 0: T ......| cpu 1: T ......| cpu 2: T ......|     128-byte aligned and spaced
-//!             ^ current_cpu() says which one is near; any thread may reach any slot
+//!             ^ current_cpu() gives the near slot; any thread may reach any slot
 //! ```
 //!
-//! There is a slot for every number below [`Topology::capacity`](crate::Topology::capacity): also
-//! for CPUs that are offline now, and for the holes between the numbers, since a thread without a
-//! CPU id is dealt any of them. Nothing here excludes anybody: two threads may hold `&T` of one
-//! slot at the same time, so a `T` that changes brings its own lock or atomics.
+//! There is a slot for every number below [`Topology::capacity`](crate::Topology::capacity). Offline
+//! CPUs and the holes between the numbers have slots too, because a thread without a CPU id may use
+//! any of them. A slot has no lock: two threads may hold `&T` of one slot at the same time, so a `T`
+//! that changes needs its own lock or atomics.
+//!
+//! ```
+//! use percpu::{PerCpu, slots};
+//!
+//! let slots = PerCpu::new(|cpu| cpu.get());
+//! let all: slots::Iter<'_, u32> = slots.iter();
+//! assert!(all.map(|(_, &slot)| slot).is_sorted());
+//! ```
 //!
 //! # Invariants
 //!
-//! 1. `slots` has `cpu::possible()` entries, which is above the index of every CPU id that
-//!    `cpu::current` gives.
-//! 2. Two slots never share a 128-byte line (a pair of 64-byte lines, which the prefetcher of
-//!    x86_64 fetches together).
+//! 1. `slots` has `cpu::possible()` entries. The index of every CPU id that `cpu::current` returns is
+//!    below this number.
+//! 2. Two slots never share a 128-byte line: a pair of 64-byte lines that the prefetcher of x86_64
+//!    fetches together.
 
 use std::fmt;
 use std::io;
@@ -39,24 +47,24 @@ type Slot<T> = CachePadded<T>;
 #[cfg(target_arch = "x86_64")]
 const _: () = assert!(align_of::<Slot<u8>>() == 128 && size_of::<Slot<u8>>() == 128);
 
-/// One `T` for every CPU, each on its own cache lines: on x86_64 at least 128 bytes apart.
+/// One `T` for every CPU, each on cache lines of its own: on x86_64 at least 128 bytes apart.
 ///
-/// [`local`](Self::local) is wait-free and allocates nothing. Memory is allocated once, by the
-/// constructor: the size of `T` rounded up to 128 bytes (x86_64) for each possible CPU. For one 64-bit
-/// count, [`PerCpuCounter`](crate::PerCpuCounter) takes 8 bytes per CPU instead.
+/// [`local`](Self::local) is wait-free and allocates nothing. The constructor allocates all memory:
+/// the size of `T` rounded up to 128 bytes (x86_64) for each possible CPU. A 64-bit
+/// [`PerCpuCounter`](crate::PerCpuCounter) takes 8 bytes per CPU instead.
 ///
-/// A `PerCpu<T>` that threads share gives `&T` of the same slot to all of them, so it is `Sync`
-/// only if `T: Send + Sync`.
+/// A shared `PerCpu<T>` gives `&T` of one slot to every thread that asks, so it is `Sync` only if
+/// `T: Send + Sync`.
 ///
 /// ```compile_fail,E0277
 /// fn shared<T: Sync>(_: &T) {}
-/// // Two threads on one CPU would have the same cell.
+/// // Two threads on one CPU would share the cell.
 /// shared(&percpu::PerCpu::new(|_| std::cell::Cell::new(0)));
 /// ```
 ///
 /// ```compile_fail,E0277
 /// fn shared<T: Sync>() {}
-/// // A guard is of its thread, and a slot is not.
+/// // A guard belongs to its thread, and a slot does not.
 /// shared::<percpu::PerCpu<std::sync::MutexGuard<'static, u8>>>();
 /// ```
 ///
@@ -65,40 +73,40 @@ const _: () = assert!(align_of::<Slot<u8>>() == 128 && size_of::<Slot<u8>>() == 
 /// use percpu::PerCpu;
 ///
 /// let hits = PerCpu::new(|_cpu| AtomicU64::new(0));
-/// hits.local().fetch_add(1, Ordering::Relaxed); // an atomic: we may be moved in between
+/// hits.local().fetch_add(1, Ordering::Relaxed); // atomic: the thread may migrate in between
 /// let sum: u64 = hits.iter().map(|(_, hits)| hits.load(Ordering::Relaxed)).sum();
 /// assert_eq!(sum, 1);
 /// ```
 pub struct PerCpu<T> {
     slots: Box<[Slot<T>]>,
-    /// Which threads may have it is said below.
+    /// Removes the automatic `Send` and `Sync`; the impls below define both.
     _threads: PhantomData<*const ()>,
 }
 
-// SAFETY: the values move with it, and nothing else is in it.
+// SAFETY: a `PerCpu` contains values of `T` and nothing else, so sending it sends these values.
 unsafe impl<T: Send> Send for PerCpu<T> {}
-// SAFETY: all that `&PerCpu<T>` gives is `&T`. Two threads on one CPU share it, so `T: Sync`; and a
-// value made on one thread is used, as the slot of a CPU, by whichever thread comes there, so
-// `T: Send`, although nothing is moved.
+// SAFETY: `&PerCpu<T>` gives `&T` only. Two threads on one CPU share it, so `T: Sync`. `T: Send` is
+// required too, because a value made by one thread serves every thread that runs on its CPU.
 unsafe impl<T: Send + Sync> Sync for PerCpu<T> {}
 
 impl<T> PerCpu<T> {
-    /// Makes a slot for every CPU, in ascending order, `init` giving what is in it.
+    /// Makes a slot for every CPU, in ascending order. `init` makes the value of each slot.
     ///
     /// If `init` panics, the values made so far are dropped and the panic goes on.
     ///
     /// # Aborts
     ///
-    /// Like `Box::new`, if there is no memory; [`try_new`](Self::try_new) returns that.
+    /// Aborts like `Box::new` if there is no memory. [`try_new`](Self::try_new) returns an error
+    /// instead.
     pub fn new(init: impl FnMut(CpuId) -> T) -> Self {
         Self::try_new(init).unwrap_or_else(|_| out_of_memory::<Slot<T>>(cpu::possible()))
     }
 
-    /// Makes a slot for every CPU, in ascending order, `init` giving what is in it.
+    /// Makes a slot for every CPU, in ascending order. `init` makes the value of each slot.
     ///
     /// # Errors
     ///
-    /// [`AllocError`] if there is no memory for the slots; `init` was not called then.
+    /// [`AllocError`] if there is no memory for the slots. In this case `init` is not called.
     pub fn try_new(mut init: impl FnMut(CpuId) -> T) -> Result<Self, AllocError> {
         let count = cpu::possible();
         let mut slots = Vec::new();
@@ -107,61 +115,63 @@ impl<T> PerCpu<T> {
         Ok(Self { slots: slots.into_boxed_slice(), _threads: PhantomData })
     }
 
-    /// The slot of the CPU that the calling thread is on.
+    /// Returns the slot of the CPU that the calling thread runs on.
     ///
-    /// A hint: the thread may be moved at once, and others may be using the slot. Wait-free.
+    /// The answer is a hint: the thread may migrate at once, and other threads may use the slot.
+    /// Wait-free.
     #[inline]
     #[must_use]
     pub fn local(&self) -> &T {
         &self.slots[cpu::current().index()] // invariant 1
     }
 
-    /// The slot of `cpu`, or `None` if there is no such CPU. Wait-free.
+    /// Returns the slot of `cpu`, or `None` if there is no such CPU. Wait-free.
     #[inline]
     #[must_use]
     pub fn get(&self, cpu: CpuId) -> Option<&T> {
         self.slots.get(cpu.index()).map(|slot| &**slot)
     }
 
-    /// The slot of `cpu` for the only owner, or `None` if there is no such CPU.
+    /// Returns the slot of `cpu` for exclusive use, or `None` if there is no such CPU.
     #[inline]
     #[must_use]
     pub fn get_mut(&mut self, cpu: CpuId) -> Option<&mut T> {
         self.slots.get_mut(cpu.index()).map(|slot| &mut **slot)
     }
 
-    /// How many slots there are: at least 1, and above the index of every CPU id.
+    /// Returns the number of slots: at least 1, and above the index of every CPU id.
     #[inline]
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.slots.len()
     }
 
-    /// All slots, ascending; those of offline CPUs and of holes too.
+    /// Iterates over all slots, ascending, including those of offline CPUs and of holes.
     ///
-    /// Not a snapshot: others may use a slot while it is visited.
+    /// This is not a snapshot: other threads may use a slot while it is visited.
     #[must_use]
     pub fn iter(&self) -> Iter<'_, T> {
         Iter(self.slots.iter().enumerate())
     }
 
-    /// All slots, ascending, for the only owner.
+    /// Iterates over all slots, ascending, for exclusive use.
     pub fn iter_mut(&mut self) -> IterMut<'_, T> {
         IterMut(self.slots.iter_mut().enumerate())
     }
 
-    /// Folds `fold` over the slots of CPUs that are not online now, ascending.
+    /// Folds the slots of CPUs that are offline now, ascending.
     ///
-    /// What such a slot holds is used by nobody near it, so it is worth moving to a slot that is.
-    /// It may still be in use: its CPU may come back at any moment, and a thread without a CPU id
-    /// may have been dealt the slot. So `fold` gets `&T`, and must move the content as it would
+    /// No thread runs on the CPU of such a slot, so its contents are better moved to the slot of an
+    /// online CPU. The slot may still be in use: its CPU may come online at any moment, and a thread
+    /// without a CPU id may use the slot. So `fold` gets `&T`, and must move the contents as it would
     /// from any slot.
     ///
     /// Reads `/sys`, so it allocates and may block. A panic of `fold` passes through.
     ///
     /// # Errors
     ///
-    /// If `/sys/devices/system/cpu/online` cannot be read; no slot was visited.
+    /// Returns an error if `/sys/devices/system/cpu/online` cannot be read. In this case no slot is
+    /// visited.
     pub fn fold_offline<A>(
         &self,
         init: A,
@@ -172,24 +182,25 @@ impl<T> PerCpu<T> {
         Ok(offline.fold(init, |acc, (cpu, slot)| fold(acc, cpu, slot)))
     }
 
-    /// Waits until every rseq section of this process that ran on `cpu` is over or has started
+    /// Waits until every rseq section of this process that ran on `cpu` has ended or has started
     /// again.
     ///
-    /// Whatever the caller stored before is seen by every section that commits afterwards. Where
-    /// there are no sections (see [`backend`](crate::backend)) it is [`fence::heavy`], which it
-    /// costs in any case. A thread that uses atomics is not held up and not waited for.
+    /// Every section that commits afterwards sees the stores that the calling thread made before. The
+    /// call costs a [`fence::heavy`], and is one in a process without sections (see
+    /// [`capabilities`](crate::capabilities())). A thread that uses atomics is neither delayed nor
+    /// waited for.
     pub fn revoke(&self, cpu: CpuId) {
-        // One command reaches every CPU of the process; there is none yet for a single one.
+        // The membarrier command reaches every CPU of the process. Its flag for a single CPU is unused.
         let _ = cpu;
         fence::heavy_rseq();
     }
 }
 
-/// The slot of a CPU that is known to exist: see [`PerCpu::get`].
+/// Returns the slot of a CPU that is known to exist. [`PerCpu::get`] is the checked form.
 ///
 /// # Panics
 ///
-/// If there is no such CPU: its index is not below [`PerCpu::capacity`].
+/// Panics if there is no such CPU: its index is not below [`PerCpu::capacity`].
 impl<T> Index<CpuId> for PerCpu<T> {
     type Output = T;
 
@@ -199,7 +210,7 @@ impl<T> Index<CpuId> for PerCpu<T> {
     }
 }
 
-/// The CPU of a slot. There are at most 65,536 (see `cpulist::MAX_CPUS`).
+/// Returns the CPU of a slot. There are at most 65,536 (see `cpulist::MAX_CPUS`).
 fn id(index: usize) -> CpuId {
     CpuId::new(index as u32)
 }
@@ -216,7 +227,7 @@ impl<T: fmt::Debug> fmt::Debug for PerCpu<T> {
     }
 }
 
-/// Makes the three iterators: each walks the slots, ascending, and knows how many are left.
+/// Defines one of the three iterators: ascending, double-ended and of exact size.
 macro_rules! iterator {
     ($(#[$meta:meta])* $name:ident $(<$lifetime:lifetime>)?, $inner:ty, $item:ty, $value:expr) => {
         $(#[$meta])*
@@ -254,7 +265,7 @@ macro_rules! iterator {
 }
 
 iterator! {
-    /// The slots of a [`PerCpu`], a moving target: see [`PerCpu::iter`].
+    /// An iterator over the slots of a [`PerCpu`] that other threads may use: see [`PerCpu::iter`].
     Iter<'a>, slice::Iter<'a, Slot<T>>, &'a T, |slot: &'a Slot<T>| &**slot
 }
 impl<T> Clone for Iter<'_, T> {
@@ -264,11 +275,11 @@ impl<T> Clone for Iter<'_, T> {
 }
 
 iterator! {
-    /// The slots of a [`PerCpu`] that nobody else can reach: see [`PerCpu::iter_mut`].
+    /// An iterator over the slots of a [`PerCpu`] with exclusive access: see [`PerCpu::iter_mut`].
     IterMut<'a>, slice::IterMut<'a, Slot<T>>, &'a mut T, |slot: &'a mut Slot<T>| &mut **slot
 }
 iterator! {
-    /// The values of a [`PerCpu`] that is taken apart.
+    /// An iterator over the values of a [`PerCpu`], which it consumes.
     IntoIter, vec::IntoIter<Slot<T>>, T, CachePadded::into_inner
 }
 

@@ -1,7 +1,7 @@
 //! A pool of per-CPU words: one 64-bit word for every CPU, at 8 bytes each.
 //!
 //! A cache line per CPU would waste 120 of 128 bytes on a counter. Here every CPU has a region of
-//! its own, and one word lies at the same place in each:
+//! its own, and a word has the same place in each region:
 //!
 //! ```text
 //!  chunk -> | cpu 0: w0 w1 w2 ... | cpu 1: w0 w1 w2 ... | ...     STRIDE bytes (64 KiB) each
@@ -9,17 +9,17 @@
 //!             base of w0            base + STRIDE
 //! ```
 //!
-//! A word of CPU n is at `base + n * STRIDE`; the stride is a power of two and a compile-time
-//! constant, so that a section gets there with a shift. A chunk is address space until it is
-//! touched, and is kept for the next words when its last one goes: an address that once was a
-//! word stays readable for the life of the process. A [`WordBlock`] is [`BLOCK`] words that are side
-//! by side in each region, from chunks of its own.
+//! The word of CPU n is at `base + n * STRIDE`. The stride is a power of two and a compile-time
+//! constant, so that a section computes the address with a shift. A chunk takes no memory until it is
+//! touched. The pool keeps a chunk after its last word was returned, so the address of a word stays
+//! readable for the life of the process. A [`WordBlock`] is [`BLOCK`] words that are adjacent in each
+//! region. Blocks have chunks of their own.
 //!
 //! # Invariants
 //!
-//! 1. `base` points to a word of the region of CPU 0 of a chunk; the same place in the regions of
-//!    all CPUs below `cpu::possible()` belongs to the same `Words`, and to no other. So for each
-//!    word of a `WordBlock`.
+//! 1. `base` points to a word in the region of CPU 0 of a chunk. The same place in the regions of all
+//!    CPUs below `cpu::possible()` belongs to the same `Words`, and to no other. The same holds for
+//!    each word of a `WordBlock`.
 //! 2. The words of a new `Words`, and of a new `WordBlock`, are 0.
 
 use std::marker::PhantomData;
@@ -33,7 +33,7 @@ use crate::sync::cpu;
 
 pub(crate) use self::imp::STRIDE;
 
-/// Uses the pool of words for the first time: reads the topology and maps the first chunk.
+/// Runs the first use of the pool: reads the topology and maps the first chunk.
 pub(crate) fn start() {
     drop(Words::new());
 }
@@ -45,20 +45,20 @@ pub(crate) struct Words {
     _owns: PhantomData<AtomicU64>,
 }
 
-// SAFETY: what is behind `base` is atomics, owned by this `Words` (invariant 1).
+// SAFETY: `base` points to atomics that this `Words` owns (invariant 1).
 unsafe impl Send for Words {}
-// SAFETY: as above; `&Words` gives `&AtomicU64` only.
+// SAFETY: `&Words` gives `&AtomicU64` only, which is `Sync`.
 unsafe impl Sync for Words {}
 
 impl Words {
-    /// Takes a word for every CPU from the pool, all 0.
+    /// Takes a word for every CPU from the pool. All words are 0.
     ///
-    /// Blocks shortly while another thread takes or returns words; may map memory.
+    /// Blocks shortly while another thread takes or returns words. May map memory.
     pub(crate) fn new() -> Result<Self, AllocError> {
         Ok(Self { base: imp::WORDS.take()?, _owns: PhantomData })
     }
 
-    /// The word of CPU 0.
+    /// Returns the word of CPU 0.
     #[cfg(all(
         target_arch = "x86_64",
         not(any(offlock_loom, offlock_shuttle, offlock_portable, offlock_virtual_cpu))
@@ -68,29 +68,33 @@ impl Words {
         self.base.as_ptr()
     }
 
-    /// Hands the words over as a pointer.
+    /// Turns the words into a pointer, for [`Words::from_raw`].
     pub(crate) fn into_raw(self) -> NonNull<AtomicU64> {
         let base = self.base;
         std::mem::forget(self);
         base
     }
 
+    /// Makes the words of a pointer.
+    ///
     /// # Safety
     ///
-    /// `base` came from [`Words::into_raw`], and only one `Words` made from it is ever dropped.
+    /// `base` is a result of [`Words::into_raw`], and only one `Words` made from it is ever dropped.
     #[inline(always)]
     pub(crate) unsafe fn from_raw(base: NonNull<AtomicU64>) -> Self {
         Self { base, _owns: PhantomData }
     }
 
-    /// The same words, to be used no longer than `self`: for a put, after which another thread may
-    /// free what `self` is part of. A `&Words` in it would promise that it outlives the call.
+    /// Returns the same words, to be used no longer than `self`.
+    ///
+    /// For a put: after it another thread may free the structure that contains `self`. A `&Words`
+    /// argument would promise that the structure outlives the call.
     #[inline(always)]
     pub(crate) fn alias(&self) -> ManuallyDrop<Self> {
         ManuallyDrop::new(Self { base: self.base, _owns: PhantomData })
     }
 
-    /// The word of `cpu`.
+    /// Returns the word of `cpu`.
     ///
     /// # Panics
     ///
@@ -98,11 +102,11 @@ impl Words {
     #[inline(always)]
     pub(crate) fn slot(&self, cpu: CpuId) -> &AtomicU64 {
         assert!(cpu.index() < cpu::possible(), "{cpu} has no slot");
-        // SAFETY: just checked.
+        // SAFETY: the assertion above is the condition of `slot_unchecked`.
         unsafe { self.slot_unchecked(cpu) }
     }
 
-    /// The word of `cpu`, for a fast path that has its number from a section or from
+    /// Returns the word of `cpu`, for a fast path whose `cpu` is a result of a section or of
     /// `cpu::current`.
     ///
     /// # Safety
@@ -111,13 +115,15 @@ impl Words {
     #[inline(always)]
     pub(crate) unsafe fn slot_unchecked(&self, cpu: CpuId) -> &AtomicU64 {
         debug_assert!(cpu.index() < cpu::possible(), "{cpu} has no slot");
-        // SAFETY: the region of `cpu` exists, says the caller, so the place is inside the chunk.
+        // SAFETY: by the contract of this function the region of `cpu` exists, so the address is
+        // inside the chunk.
         let word = unsafe { self.base.byte_add(cpu.index() * STRIDE) };
-        // SAFETY: invariant 1; the memory stays as long as `self`.
+        // SAFETY: invariant 1: an initialised word that belongs to `self`, and chunks are never
+        // unmapped.
         unsafe { word.as_ref() }
     }
 
-    /// The words of all CPUs, ascending.
+    /// Iterates over the words of all CPUs, ascending.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &AtomicU64> {
         (0..cpu::possible()).map(|cpu| self.slot(CpuId::new(cpu as u32)))
     }
@@ -125,33 +131,33 @@ impl Words {
 
 impl Drop for Words {
     fn drop(&mut self) {
-        // SAFETY: `take` gave it to this `Words`, which goes.
+        // SAFETY: `take` gave the word to this `Words`, which is dropped and used no more.
         unsafe { imp::WORDS.give_back(self.base) };
     }
 }
 
-/// How many words a [`WordBlock`] has for every CPU.
+/// The number of words that a [`WordBlock`] has for every CPU.
 pub(crate) const BLOCK: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64 };
 
-/// [`BLOCK`] times a word for every CPU.
+/// [`BLOCK`] words for every CPU.
 #[derive(Debug)]
 pub(crate) struct WordBlock {
     base: NonNull<AtomicU64>,
     _owns: PhantomData<AtomicU64>,
 }
 
-// SAFETY: as for `Words`.
+// SAFETY: `base` points to atomics that this `WordBlock` owns (invariant 1).
 unsafe impl Send for WordBlock {}
-// SAFETY: as for `Words`.
+// SAFETY: `&WordBlock` gives `&AtomicU64` only, which is `Sync`.
 unsafe impl Sync for WordBlock {}
 
 impl WordBlock {
-    /// Takes a block from its pool, all 0. As [`Words::new`].
+    /// Takes a block from its pool. All words are 0. Blocks and maps memory like [`Words::new`].
     pub(crate) fn new() -> Result<Self, AllocError> {
         Ok(Self { base: imp::BLOCKS.take()?, _owns: PhantomData })
     }
 
-    /// Word `i` of every CPU, to be used no longer than the block.
+    /// Returns word `i` of every CPU, to be used no longer than the block.
     ///
     /// # Panics
     ///
@@ -159,7 +165,7 @@ impl WordBlock {
     #[inline(always)]
     pub(crate) fn words(&self, i: usize) -> ManuallyDrop<Words> {
         assert!(i < BLOCK, "word {i} of {BLOCK}");
-        // SAFETY: just checked: inside the block.
+        // SAFETY: `i < BLOCK`, so the address is inside the block.
         let base = unsafe { self.base.byte_add(imp::place(i)) };
         ManuallyDrop::new(Words { base, _owns: PhantomData })
     }
@@ -167,7 +173,7 @@ impl WordBlock {
 
 impl Drop for WordBlock {
     fn drop(&mut self) {
-        // SAFETY: `take` gave it to this block, which goes.
+        // SAFETY: `take` gave the words to this block, which is dropped and used no more.
         unsafe { imp::BLOCKS.give_back(self.base) };
     }
 }
@@ -181,11 +187,11 @@ mod imp {
     use crate::sync::atomic::{AtomicU64, Ordering};
     use crate::sync::{Mutex, cpu};
 
-    /// Bytes between one CPU's word and the next CPU's. A guess: 8,192 words before the next chunk.
+    /// Bytes between the words of one CPU and the next. A guess: a chunk has 8,192 words per CPU.
     pub(crate) const STRIDE: usize = 1 << 16;
     const WORD: usize = size_of::<AtomicU64>();
 
-    /// Hands out `unit` words per CPU at a time.
+    /// A pool that gives out `unit` words per CPU at a time.
     #[derive(Debug)]
     pub(super) struct Pool {
         unit: usize,
@@ -194,15 +200,16 @@ mod imp {
 
     #[derive(Debug)]
     struct Free {
-        /// The part of the last chunk's first region that was never handed out.
+        /// The unused part of the first region of the last chunk.
         fresh: *mut u8,
-        left: usize,
+        /// The number of units in `fresh`.
+        fresh_units: usize,
         returned: Vec<NonNull<AtomicU64>>,
-        /// Units handed out at some time: what `returned` may have to hold.
+        /// The number of units taken from `fresh` so far: an upper bound of `returned`.
         made: usize,
     }
 
-    // SAFETY: the pointers are to chunks, which belong to the pool and are never unmapped.
+    // SAFETY: the pointers point into chunks, which belong to the pool and are never unmapped.
     unsafe impl Send for Free {}
 
     pub(super) static WORDS: Pool = Pool::new(1);
@@ -210,7 +217,7 @@ mod imp {
 
     const _: () = assert!((STRIDE / WORD).is_multiple_of(super::BLOCK), "blocks fill a region");
 
-    /// Bytes from the start of a block to its word `i`, in every region.
+    /// Returns the distance in bytes from the start of a block to its word `i`, in every region.
     #[inline(always)]
     pub(super) const fn place(i: usize) -> usize {
         i * WORD
@@ -222,15 +229,16 @@ mod imp {
                 unit,
                 free: Mutex::new(Free {
                     fresh: ptr::null_mut(),
-                    left: 0,
+                    fresh_units: 0,
                     returned: Vec::new(),
                     made: 0,
                 }),
             }
         }
 
+        /// Takes a unit of words, all 0.
         pub(super) fn take(&self) -> Result<NonNull<AtomicU64>, AllocError> {
-            starting(|| self.take_unit()) // it allocates under the lock
+            starting(|| self.take_unit()) // `take_unit` allocates under the lock
         }
 
         fn take_unit(&self) -> Result<NonNull<AtomicU64>, AllocError> {
@@ -239,60 +247,61 @@ mod imp {
             if let Some(base) = free.returned.pop() {
                 return Ok(base);
             }
-            // Room for every unit, so that giving one back never allocates, and never fails.
+            // Capacity for every unit, so that `give_back` never allocates and never fails.
             let made = free.made;
             free.returned.try_reserve(made + 1).map_err(|_| AllocError::new())?;
-            if free.left == 0 {
+            if free.fresh_units == 0 {
                 free.fresh = map(cpus * STRIDE)?.as_ptr();
-                free.left = STRIDE / (self.unit * WORD);
+                free.fresh_units = STRIDE / (self.unit * WORD);
             }
             let base = free.fresh.cast::<AtomicU64>();
-            // SAFETY: one unit further in the same region, or its end.
+            // SAFETY: the result is in the same region or at its end, because `fresh_units` was not 0.
             free.fresh = unsafe { free.fresh.add(self.unit * WORD) };
-            free.left -= 1;
+            free.fresh_units -= 1;
             free.made += 1;
             Ok(NonNull::new(base).expect("a mapping is not at null"))
         }
 
+        /// Returns a unit of words to the pool.
+        ///
         /// # Safety
         ///
-        /// `base` came from `take` of this pool and was not given back since; nobody uses its words
-        /// any more.
+        /// `base` is a result of `take` of this pool and was not given back since. No thread uses its
+        /// words any more.
         pub(super) unsafe fn give_back(&self, base: NonNull<AtomicU64>) {
             for cpu in 0..cpu::possible() {
                 for i in 0..self.unit {
-                    // SAFETY: every CPU's region is in the chunk, and the whole unit in each.
+                    // SAFETY: the chunk has a region for every CPU, each with the whole unit.
                     let word = unsafe { base.byte_add(cpu * STRIDE + place(i)) };
-                    // SAFETY: a word of the caller's.
+                    // SAFETY: an initialised word of the unit, in a chunk that is never unmapped.
                     let word = unsafe { word.as_ref() };
-                    // Ordering: Relaxed, both; the pool's lock carries it to the next owner. Not
-                    // written without need: that would take memory for CPUs that never counted.
+                    // Ordering: Relaxed, both; the lock of the pool carries the 0 to the next owner.
+                    // A word that is 0 is not written: a store would take a page of memory for a
+                    // CPU that never used its words.
                     if word.load(Ordering::Relaxed) != 0 {
                         word.store(0, Ordering::Relaxed);
                     }
                 }
             }
-            self.free.lock().returned.push(base); // within the capacity that `take` reserved
+            self.free.lock().returned.push(base); // within the capacity reserved by `take_unit`
         }
     }
 
+    /// Maps `len` bytes of zeroed memory.
     fn map(len: usize) -> Result<NonNull<u8>, AllocError> {
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice.
+        // SAFETY: a new anonymous mapping at an address that the kernel chooses.
         let at = unsafe { libc::mmap(ptr::null_mut(), len, prot, flags, -1, 0) };
         if at == libc::MAP_FAILED {
-            // `ENOMEM`, but also `EAGAIN` or `EPERM` in a program that locks its memory (`mlockall`).
+            // `ENOMEM`, or `EAGAIN` or `EPERM` in a program that locks its memory (`mlockall`).
             return Err(AllocError::new());
         }
         Ok(NonNull::new(at.cast()).expect("a mapping is not at null"))
     }
 }
 
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
-mod tests;
-
-/// A model's words: an array of the checker's atomics.
+/// The words of a model: an array of the checker's atomics.
 #[cfg(any(offlock_loom, offlock_shuttle))]
 mod imp {
     use std::ptr::NonNull;
@@ -303,13 +312,14 @@ mod imp {
 
     pub(crate) const STRIDE: usize = size_of::<AtomicU64>();
 
-    /// Hands out this many words for every CPU.
+    /// A pool that gives out this many words per CPU at a time.
     pub(super) struct Pool(usize);
 
     pub(super) static WORDS: Pool = Pool(1);
     pub(super) static BLOCKS: Pool = Pool(super::BLOCK);
 
-    /// Bytes from the start of a block to its word `i`: the words of one name are side by side.
+    /// Returns the distance in bytes from the start of a block to its word `i`. The words of all CPUs
+    /// with one `i` are adjacent.
     pub(super) fn place(i: usize) -> usize {
         i * cpu::possible() * STRIDE
     }
@@ -321,15 +331,20 @@ mod imp {
             Ok(NonNull::from(Box::leak(words)).cast())
         }
 
+        /// Returns a unit of words to the pool.
+        ///
         /// # Safety
         ///
-        /// `base` came from `take` of this pool and was not given back since; nobody uses its words
-        /// any more.
+        /// `base` is a result of `take` of this pool and was not given back since. No thread uses its
+        /// words any more.
         pub(super) unsafe fn give_back(&self, base: NonNull<AtomicU64>) {
             let count = self.0 * cpu::possible();
             let words = std::ptr::slice_from_raw_parts_mut(base.as_ptr(), count);
-            // SAFETY: the slice that `take` leaked.
+            // SAFETY: the slice that `take` leaked, which has no other user by the contract above.
             drop(unsafe { Box::from_raw(words) });
         }
     }
 }
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests;

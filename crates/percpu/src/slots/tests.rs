@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{current_cpu, topology};
 
-/// Where the slots are, if that is what invariant 2 says.
+/// Checks the addresses of the slots against invariant 2.
 fn check_spacing<T: Default>() {
     let slots = PerCpu::<T>::default();
     let at: Vec<usize> = slots.iter().map(|(_, slot)| std::ptr::from_ref(slot).addr()).collect();
@@ -18,7 +18,7 @@ fn check_spacing<T: Default>() {
 }
 
 #[test]
-fn inv18_slots_are_on_lines_of_their_own_whatever_is_in_them() {
+fn inv18_slots_of_any_size_are_on_lines_of_their_own() {
     check_spacing::<u8>();
     check_spacing::<[u64; 16]>();
     check_spacing::<[u64; 17]>();
@@ -32,7 +32,7 @@ fn inv18_slots_are_on_lines_of_their_own_whatever_is_in_them() {
 }
 
 proptest! {
-    /// Wherever in a line the value would start, two of them have none in common.
+    /// Two values have no line in common, wherever in a line they start.
     #[test]
     fn inv18_no_line_holds_two_values(count in 1_usize..40) {
         let slots: Vec<Slot<[u8; 72]>> = (0..count).map(|_| CachePadded::new([0; 72])).collect();
@@ -46,7 +46,7 @@ proptest! {
 }
 
 #[test]
-fn there_is_a_slot_for_every_cpu_and_none_beyond() {
+fn every_cpu_has_a_slot_and_no_slot_is_beyond_capacity() {
     let mut slots = PerCpu::new(CpuId::get);
     assert_eq!(slots.capacity(), topology().capacity());
     assert!(topology().possible().iter().all(|cpu| slots.get(cpu) == Some(&cpu.get())));
@@ -71,7 +71,7 @@ fn there_is_a_slot_for_every_cpu_and_none_beyond() {
 }
 
 #[test]
-fn a_panic_of_init_drops_what_was_made() {
+fn panic_of_init_drops_the_values_made_so_far() {
     let alive = Rc::new(());
     let last = topology().capacity() - 1;
     let made = catch_unwind(AssertUnwindSafe(|| {
@@ -87,7 +87,7 @@ fn a_panic_of_init_drops_what_was_made() {
 }
 
 #[test]
-fn the_cpu_we_are_on_is_not_offline() {
+fn current_cpu_is_not_offline() {
     let slots = PerCpu::new(|_| ());
     let offline = slots.fold_offline(Vec::new(), |mut seen, cpu, ()| {
         seen.push(cpu);
@@ -103,7 +103,7 @@ fn the_cpu_we_are_on_is_not_offline() {
     slots.revoke(current_cpu());
 }
 
-/// What is shared and what is sent, and that a longer lifetime may stand for a shorter one.
+/// `Send`, `Sync` and covariance.
 #[expect(dead_code, reason = "compiling is the test")]
 mod marker {
     use super::*;

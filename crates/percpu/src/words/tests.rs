@@ -12,7 +12,7 @@ fn inv18_words_of_different_cpus_are_pages_apart() {
 }
 
 #[test]
-fn a_returned_word_comes_back_as_zero() {
+fn returned_word_comes_back_as_zero() {
     for _ in 0..3 {
         let words: Vec<Words> = (0..100).map(|_| Words::new().unwrap()).collect();
         for word in words.iter().flat_map(Words::iter) {
@@ -22,7 +22,7 @@ fn a_returned_word_comes_back_as_zero() {
 }
 
 #[test]
-fn a_returned_block_comes_back_as_zero() {
+fn returned_block_comes_back_as_zero() {
     for _ in 0..3 {
         let blocks: Vec<_> = (0..300).map(|_| WordBlock::new().unwrap()).collect();
         for i in (0..BLOCK).rev() {
@@ -55,9 +55,9 @@ fn inv18_words_of_a_block_are_pages_apart_for_each_cpu() {
     }
 }
 
-/// More than one chunk holds; no two of them overlap.
+/// 10,000 words need more than one chunk. No two words overlap.
 #[test]
-fn more_words_than_a_chunk_are_all_different() {
+fn words_of_two_chunks_do_not_overlap() {
     let words: Vec<Words> = (0..10_000).map(|_| Words::new().unwrap()).collect();
     let last = CpuId::new(crate::topology().capacity() as u32 - 1);
     for (i, words) in words.iter().enumerate() {
