@@ -1,15 +1,16 @@
 //! The restartable-sequences area that libc registers for every thread (x86_64).
 //!
 //! glibc 2.35 and later place a `struct rseq` at a fixed distance from the thread pointer, the
-//! same in every thread, and export that distance. Two threads' areas never overlap; the kernel
-//! writes the fields below whenever it returns to the thread on another CPU:
+//! same in every thread, and export that distance. The areas of two threads never overlap. The kernel
+//! updates the ids below whenever it returns to the thread on another CPU:
 //!
 //! ```text
 //!  thread pointer + __rseq_offset -> | 0: cpu_id_start | 4: cpu_id | 8: rseq_cs | 16: flags | ...
 //!                                      <------- __rseq_size bytes are in use; 0: none ------->
 //! ```
 //!
-//! We only read. We never register an area: a thread can have one, and it is libc's.
+//! This module only reads the area. It never registers one: a thread can have one area, and libc
+//! has registered it.
 
 use std::arch::asm;
 
@@ -18,32 +19,33 @@ const CPU_ID_END: u32 = 8;
 
 /// The distance in bytes from the thread pointer to the calling thread's area.
 ///
-/// Made by [`find`], which has checked that the area holds `cpu_id`.
+/// Made by [`find`], which checks that the area contains `cpu_id`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offset(isize);
 
-/// Why there is no usable area.
+/// The reason why there is no usable area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Absent {
     /// libc does not export the symbols: glibc before 2.35, or another libc.
     NoSymbols,
-    /// libc has them, and says that it registered no area, or one too small: this many bytes.
+    /// libc exports the symbols, and registered no area (0 bytes) or one of this size, which is too
+    /// small.
     Size(u32),
 }
 
 impl Offset {
-    /// The offset as a number, to be kept in an atomic.
+    /// Returns the offset as a number, for storage in an atomic.
     pub(crate) fn to_raw(self) -> isize {
         self.0
     }
 
-    /// Makes an offset out of what [`Offset::to_raw`] gave.
+    /// Makes an offset of a result of [`Offset::to_raw`].
     ///
     /// # Safety
     ///
-    /// `raw` came from `to_raw` in this process; or it is 0, and only [`cpu_id`] is called with it,
-    /// whose answer is discarded: there the thread control block begins, with a pointer to itself
-    /// (x86_64 ABI), so the bytes can be read.
+    /// `raw` is a result of `to_raw` in this process. Or `raw` is 0, the offset is passed to [`cpu_id`]
+    /// only, and the answer is discarded. The thread control block begins at 0, with a pointer to
+    /// itself (x86_64 ABI), so these bytes can be read.
     #[cfg(any(test, not(offlock_virtual_cpu)))]
     #[inline(always)]
     pub(crate) unsafe fn from_raw(raw: isize) -> Self {
@@ -51,12 +53,12 @@ impl Offset {
     }
 }
 
-/// Asks libc where the area is.
+/// Returns the offset of the area that libc registered.
 pub(crate) fn find() -> Result<Offset, Absent> {
     let offset: *const isize;
     let size: *const u32;
-    // SAFETY: reads two entries of the global offset table, which the loader filled before any
-    // code of ours ran. The symbols are weak: an entry is null where libc lacks the symbol.
+    // SAFETY: reads two entries of the global offset table, which the loader filled before any code of
+    // this crate ran. The symbols are weak: an entry is null if libc lacks the symbol.
     unsafe {
         asm!(
             ".weak __rseq_offset",
@@ -68,9 +70,10 @@ pub(crate) fn find() -> Result<Offset, Absent> {
             options(nostack, readonly, preserves_flags),
         );
     }
-    // SAFETY: null, or libc's `const unsigned int`, written before `main` and never after.
+    // SAFETY: null, or the address of libc's `const unsigned int`, written before `main` and never
+    // after.
     let size = unsafe { size.as_ref() };
-    // SAFETY: null, or libc's `const ptrdiff_t`, likewise.
+    // SAFETY: null, or the address of libc's `const ptrdiff_t`, written before `main` and never after.
     let offset = unsafe { offset.as_ref() };
     let (Some(&offset), Some(&size)) = (offset, size) else { return Err(Absent::NoSymbols) };
     if size < CPU_ID_END {
@@ -79,17 +82,17 @@ pub(crate) fn find() -> Result<Offset, Absent> {
     Ok(Offset(offset))
 }
 
-/// The id that the kernel keeps for the calling thread.
+/// Returns the CPU id that the kernel keeps for the calling thread.
 ///
-/// Above `i32::MAX` where the thread has none: -1 (never registered) and -2 (refused), as `u32`.
+/// The id is above `i32::MAX` if the thread has none: -1 (never registered) or -2 (refused), as `u32`.
 #[cfg(any(test, not(offlock_virtual_cpu)))]
 #[inline(always)]
 pub(crate) fn cpu_id(area: Offset) -> u32 {
     let id: u32;
-    // SAFETY: `find` made the offset and saw that the area reaches past `cpu_id`; libc keeps an
-    // area at this distance in the static TLS block of every thread, registered or not. Or it is 0,
-    // which may be read: see `from_raw`. Not `pure`: the kernel may change the field between any
-    // two instructions.
+    // SAFETY: either `find` made the offset and checked that the area contains `cpu_id`. libc keeps an
+    // area at this distance in the static TLS block of every thread, registered or not. Or the offset
+    // is 0, where the thread control block can be read: see `from_raw`. Not `pure`: the kernel may
+    // change the field between any two instructions.
     unsafe {
         asm!(
             "mov {id:e}, dword ptr fs:[{area} + 4]",
@@ -106,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_area_lies_near_the_thread_pointer_in_every_thread() {
+    fn area_is_near_the_thread_pointer_in_every_thread() {
         let Ok(area) = find() else {
             return assert_ne!(crate::backend().rseq(), crate::RseqState::InUse);
         };

@@ -1,11 +1,11 @@
 //! Restartable sequences: the area that libc registers, and the sections that run on it.
 //!
-//! A section is a few instructions that end in one store. If the thread is moved to another CPU,
-//! preempted or signalled before that store, the kernel makes it start again, so that the store
-//! needs no lock prefix: nobody else runs on this CPU between the first instruction and the last.
+//! A section is a few instructions that end in one store. If the thread migrates, is preempted or
+//! takes a signal before that store, the kernel restarts the section. So no other thread runs on this
+//! CPU between the first instruction and the store, and the store needs no lock prefix.
 //!
 //! ```text
-//!  default, x86_64         real sections                        (x86_64.rs)
+//!  default, x86_64         sections in assembly                 (x86_64.rs)
 //!  every other build       none: `available()` is false         (portable.rs)
 //!  model checkers          one mutex per virtual CPU            (model.rs)
 //! ```

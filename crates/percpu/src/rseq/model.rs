@@ -1,9 +1,9 @@
 //! Sections for the model checkers: plain loads and stores under the virtual CPU's mutex.
 //!
-//! The mutex stands for what the kernel gives: two sections of one CPU never overlap, and the
-//! second sees what the first stored. [`heavy_rseq`](crate::fence::heavy_rseq) takes every mutex in
-//! turn, so a section begun before it has committed, and one begun later sees what the caller did
-//! before.
+//! The mutex stands for a guarantee of the kernel: two sections on one CPU never overlap, and the
+//! second sees the store of the first. [`heavy_rseq`](crate::fence::heavy_rseq) takes every mutex in
+//! turn. So a section that began before it has committed, and a section that begins later sees the
+//! stores that the calling thread of `heavy_rseq` made before.
 
 use crate::cpu::CpuId;
 use crate::rseq::operations::Refused;
@@ -20,7 +20,7 @@ pub(super) fn available() -> bool {
     virtual_cpu::sections()
 }
 
-/// Runs `f` on this CPU's word, alone on that CPU, if the gate is open: reads `open`.
+/// Runs `f` on this CPU's word under the mutex of the CPU, if the gate reads `open`.
 fn section<R>(
     gate: &AtomicU64,
     open: u64,
@@ -32,9 +32,9 @@ fn section<R>(
     }
     let cpu = virtual_cpu::current();
     let _alone = virtual_cpu::alone_on(cpu);
-    // Ordering: Acquire, which is what a load is on x86_64: it pairs with the Release of whoever
-    // opens the gate again, and carries what was changed behind it. Whoever closes it has
-    // `heavy_rseq` for a partner instead.
+    // Ordering: Acquire, as every load is on x86_64. It pairs with the Release store that opens the
+    // gate again, and carries the changes made while the gate was closed. The store that closes the
+    // gate needs no partner here: `heavy_rseq` follows it.
     if gate.load(Ordering::Acquire) != open && !mutant("section-ignores-its-gate") {
         return Err(Refused::Closed);
     }

@@ -1,16 +1,16 @@
-//! The sections: what a thread can do to its CPU's word with one plain store.
+//! The sections: operations on the word of the calling thread's CPU, each with one plain store.
 //!
-//! Every section tests a gate first and commits only while it reads 0, or in [`add_while`] what the
-//! caller says, so that whoever closes the gate and then calls
-//! [`heavy_rseq`](crate::fence::heavy_rseq) knows that no section begun before can still commit.
+//! Every section tests a gate first, and commits only if the gate is open: it reads 0, or the argument
+//! `open` of [`add_while`]. After a thread has closed the gate and called
+//! [`heavy_rseq`](crate::fence::heavy_rseq), no section that began before can commit.
 //!
-//! A section is restarted at each interruption of its thread (preemption, migration, signal, the
-//! barrier above) and by nothing that another thread does to the word, so it counts as wait-free.
+//! Each interruption of its thread restarts a section: preemption, migration, a signal, `heavy_rseq`.
+//! No access of another thread to the word does, so a section counts as wait-free.
 //!
 //! # Invariants
 //!
-//! 1. [`available`] gives the same answer for the life of the process, and is asked before any
-//!    word is touched: a word is changed by sections and by nobody else, or by atomics only.
+//! 1. [`available`] returns the same answer for the life of the process, and is called before any word
+//!    is changed. So either sections only change a word, or atomics only.
 
 pub(crate) use super::operations::Refused;
 use super::state::Sections;
@@ -34,24 +34,24 @@ mod imp;
 #[path = "portable.rs"]
 mod imp;
 
-/// True if this process runs sections. Decided once; a load and a branch after that.
+/// Returns whether this process runs sections. Decided once; later calls are a load and a branch.
 #[inline(always)]
 pub(crate) fn available() -> bool {
     imp::available()
 }
 
-/// Whether this process runs sections, and why not. Decided once.
+/// Returns whether this process runs sections, and why not. Decided once.
 pub(crate) fn state() -> Sections {
     *imp::state()
 }
 
-/// Adds `delta` (wrapping) to this CPU's word and tells which CPU that was.
+/// Adds `delta` (wrapping) to this CPU's word and returns the CPU.
 #[inline(always)]
 pub(crate) fn add(gate: &AtomicU64, words: &Words, delta: u64) -> Result<CpuId, Refused> {
     imp::add(gate, words, delta)
 }
 
-/// [`add`], but the gate is open while it reads `open`.
+/// Like [`add`], but the gate is open while it reads `open`.
 #[inline(always)]
 pub(crate) fn add_while(
     gate: &AtomicU64,
@@ -62,7 +62,7 @@ pub(crate) fn add_while(
     imp::add_while(gate, open, words, delta)
 }
 
-/// Adds `delta` to this CPU's word if the result is strictly between `-bound` and `bound`.
+/// Adds `delta` to this CPU's word if the sum is strictly between `-bound` and `bound`.
 #[inline(always)]
 pub(crate) fn add_within(
     gate: &AtomicU64,
@@ -73,7 +73,7 @@ pub(crate) fn add_within(
     imp::add_within(gate, words, delta, bound)
 }
 
-/// Stores `new` in this CPU's word and returns what was there.
+/// Stores `new` in this CPU's word and returns the CPU and the old value.
 #[inline(always)]
 pub(crate) fn swap(gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused> {
     imp::swap(gate, words, new)

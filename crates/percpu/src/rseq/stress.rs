@@ -1,10 +1,10 @@
-//! The sections on this kernel, interrupted in every way there is, beside the same instructions
-//! without a section.
+//! Sections on this kernel, interrupted by preemption, signals, migrations and barriers, beside the
+//! same instructions without a section.
 //!
-//! The negative control runs the very code under test on a made-up rseq area: the kernel does not
-//! know it, so nothing is restarted, and updates must be lost.
+//! The negative control runs the code under test on a fake rseq area. The kernel does not know this
+//! area and restarts nothing, so updates must be lost.
 //!
-//! `OFFLOCK_STRESS_SECONDS` (2) says how long each test runs.
+//! Each test runs for `OFFLOCK_STRESS_SECONDS` (default 2).
 
 use std::env;
 use std::hint;
@@ -26,14 +26,14 @@ use testkit::stress::{keep_running, stress_time};
 
 const THREADS: usize = 8;
 
-/// How long the long section spins between its load and its store: about a microsecond.
+/// Iterations that the long section spins between its load and its store: about a microsecond.
 const SPIN: u32 = 2_000;
 
 fn deadline() -> Instant {
     Instant::now() + stress_time(2)
 }
 
-/// A made-up rseq area, laid out like the kernel's.
+/// A fake rseq area with the kernel's layout.
 #[repr(C, align(32))]
 struct Fake {
     cpu_id_start: u32,
@@ -50,12 +50,12 @@ thread_local! {
 
 fn thread_pointer() -> usize {
     let at: usize;
-    // SAFETY: the first word of a thread's control block points to itself (x86_64 ABI).
+    // SAFETY: the first word of the thread control block points to itself (x86_64 ABI).
     unsafe { std::arch::asm!("mov {}, fs:[0]", out(reg) at, options(nostack, readonly)) };
     at
 }
 
-/// The same code without a section.
+/// Returns parameters with which the same code runs without a section.
 fn unprotected(real: Armed) -> Armed {
     FAKE.with(|fake| {
         fake.cpu_id.store(getcpu() as u32, Ordering::Relaxed);
@@ -65,12 +65,13 @@ fn unprotected(real: Armed) -> Armed {
 }
 
 impl Armed {
-    /// Adds `delta` to this CPU's word, with a long way from the load to the store; returns how
-    /// often it was started.
+    /// Adds `delta` to this CPU's word, with a long spin between the load and the store. Returns the
+    /// number of starts of the section.
     #[inline(never)]
     fn long_add(self, gate: &AtomicU64, words: &Words, delta: u64) -> Result<u64, Refused> {
         let mut starts = 0_u64;
-        // SAFETY: as in `add`.
+        // SAFETY: the area, the word and the gate are those of `add`, or the area is the calling
+        // thread's `FAKE`. The other registers are scratch.
         let cpu = unsafe {
             section!(self, gate => "0", words, [
                     "inc {starts}",
@@ -92,24 +93,24 @@ impl Armed {
     }
 }
 
-/// Nominal; see [`Alarms`].
+/// Nominal, in CPU time of the thread. The test counts the signals that each thread takes.
 const SIGNAL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// What a worker must get at least, per second of the test: a hundredth of the nominal, since eight
-/// of them share the CPUs of whatever machine this is.
+/// The least number of signals that each worker must take per second of the test: a hundredth of the
+/// nominal number, since the eight workers share the CPUs of the machine.
 const SIGNALS_PER_SECOND: u64 = 200;
 
 thread_local! {
-    // Nothing to drop, and a `const` value: a signal handler may use it at any moment.
+    // Nothing to drop, and a `const` value, so a signal handler may use it at any moment.
     static SIGNALS: AtomicU64 = const { AtomicU64::new(0) };
 }
 
 extern "C" fn count(_: libc::c_int) {
-    // Ordering: Relaxed, both; only this thread has it.
+    // Ordering: Relaxed, both; only this thread uses the counter.
     SIGNALS.with(|n| n.store(n.load(Ordering::Relaxed) + 1, Ordering::Relaxed));
 }
 
-/// Calls `work` while signals come; returns what it does, and how many there were.
+/// Calls `work` while signals arrive. Returns its result and the number of signals.
 fn signalled<R>(work: impl FnOnce() -> R) -> (R, u64) {
     handle(count);
     let _timer = ThreadTimer::start(SIGNAL_INTERVAL);
@@ -117,8 +118,8 @@ fn signalled<R>(work: impl FnOnce() -> R) -> (R, u64) {
     (result, SIGNALS.with(|n| n.load(Ordering::Relaxed)))
 }
 
-/// Runs `work` on eight threads while signals to each, migrations and barriers go on; sums what it
-/// returns. Longer, with other threads, where too few signals came in that time.
+/// Runs `work` on eight threads under signals to each thread, migrations and barriers. Returns the sum
+/// of the results. If a thread took too few signals in that time, runs again with new threads.
 fn disturbed(until: Instant, work: impl Fn(&AtomicBool) -> u64 + Sync) -> u64 {
     let time = until.saturating_duration_since(Instant::now()).as_secs_f64().round();
     let wanted = SIGNALS_PER_SECOND * time as u64;
@@ -132,7 +133,7 @@ fn disturbed(until: Instant, work: impl Fn(&AtomicBool) -> u64 + Sync) -> u64 {
     sum
 }
 
-/// Adds to `signals` what each thread got.
+/// Runs `work` once on eight threads, and adds the number of signals of each to `signals`.
 fn disturb(
     until: Instant,
     work: impl Fn(&AtomicBool) -> u64 + Sync,
@@ -146,7 +147,7 @@ fn disturb(
             .map(|_| {
                 let tell = tell.clone();
                 scope.spawn(move || {
-                    // SAFETY: takes no arguments and touches no memory of ours.
+                    // SAFETY: takes no arguments and writes no memory of this program.
                     tell.send(unsafe { libc::gettid() }).unwrap();
                     signalled(|| work(stop))
                 })
@@ -182,18 +183,19 @@ fn sum(words: &Words) -> u64 {
     words.iter().fold(0, |sum, word| sum.wrapping_add(word.load(Ordering::Relaxed)))
 }
 
-/// Whether this process was started, or built, without sections on purpose.
+/// Returns whether this process was started, or built, without sections on purpose.
 fn switched_off() -> bool {
     let tunables = env::var("GLIBC_TUNABLES").unwrap_or_default();
     cfg!(offlock_no_membarrier) || tunables.split(':').any(|t| t == "glibc.pthread.rseq=0")
 }
 
-/// Where sections do not run there is nothing to disturb, and CI must not think there was.
+/// Returns `None` if no sections run. Panics if the environment requires them, so that CI cannot pass
+/// without a test.
 fn sections() -> Option<Armed> {
     if section::state() != Sections::InUse {
         println!("sections {}: nothing to test", section::state());
         let wanted = env::var_os("OFFLOCK_REQUIRE_ALL").is_some() && !switched_off();
-        assert!(!wanted, "sections are wanted");
+        assert!(!wanted, "OFFLOCK_REQUIRE_ALL is set and no sections run");
         return None;
     }
     armed()
@@ -201,7 +203,7 @@ fn sections() -> Option<Armed> {
 
 #[test]
 #[ignore = "stress: seconds of signals, migrations and barriers"]
-fn stress_inv12_a_disturbed_section_adds_what_its_atomic_twin_adds() {
+fn stress_inv12_disturbed_section_adds_the_same_as_its_atomic_twin() {
     let Some(real) = sections() else { return };
     let (open, words, twin) = (AtomicU64::new(0), Words::new().unwrap(), AtomicU64::new(0));
     let starts = disturbed(deadline(), |stop| {
@@ -214,14 +216,14 @@ fn stress_inv12_a_disturbed_section_adds_what_its_atomic_twin_adds() {
         starts
     });
     assert_eq!(sum(&words), twin.into_inner(), "and {starts} aborts");
-    println!("{starts} aborts, nothing lost");
-    assert!(starts > 0, "nothing was interrupted: the test proves nothing");
+    println!("{starts} aborts, no update lost");
+    assert!(starts > 0, "no section was aborted: the test proves nothing");
 }
 
 /// The negative control of the test above.
 #[test]
 #[ignore = "stress: seconds of signals, migrations and barriers"]
-fn stress_inv12_the_same_code_without_a_section_loses_updates() {
+fn stress_inv12_same_code_without_a_section_loses_updates() {
     let Some(real) = sections() else { return };
     let (open, words, twin) = (AtomicU64::new(0), Words::new().unwrap(), AtomicU64::new(0));
     let calls = disturbed(deadline(), |stop| {
@@ -244,7 +246,7 @@ fn stress_inv12_the_same_code_without_a_section_loses_updates() {
 #[ignore = "stress: seconds of signals, migrations and barriers"]
 fn stress_inv12_every_section_agrees_with_atomics() {
     let Some(real) = sections() else { return };
-    let (open, named) = (AtomicU64::new(0), AtomicU64::new(7 << 40));
+    let (open, open_at_7) = (AtomicU64::new(0), AtomicU64::new(7 << 40));
     let [adds, bounded] = [(); 2].map(|()| Words::new().unwrap());
     let spilled = AtomicU64::new(0);
     let rounds = disturbed(deadline(), |stop| {
@@ -253,8 +255,8 @@ fn stress_inv12_every_section_agrees_with_atomics() {
             for _ in 0..50 {
                 rounds += 1;
                 real.add(&open, &adds, 3).unwrap();
-                real.add_while(&named, 7 << 40, &adds, 5).unwrap();
-                assert_eq!(real.add_while(&named, 7, &adds, 1), Err(Refused::Closed));
+                real.add_while(&open_at_7, 7 << 40, &adds, 5).unwrap();
+                assert_eq!(real.add_while(&open_at_7, 7, &adds, 1), Err(Refused::Closed));
                 match real.add_within(&open, &bounded, 1, 16) {
                     Ok(_) => {}
                     Err(Refused::Busy) => {
@@ -272,13 +274,13 @@ fn stress_inv12_every_section_agrees_with_atomics() {
     println!("{rounds} rounds");
 }
 
-/// Closes the gate again and again while long sections run: after the barrier no word moves.
-/// Returns how often one did.
-fn moved_after_revoke(real: Armed, protect: bool) -> u64 {
+/// Closes the gate repeatedly while long sections run. Returns how often a word changed after the
+/// barrier; with sections it never does.
+fn changes_after_barrier(real: Armed, protect: bool) -> u64 {
     let (gate, words, adds) = (AtomicU64::new(0), Words::new().unwrap(), AtomicU64::new(0));
     let stop = AtomicBool::new(false);
     let until = deadline();
-    let mut moved = 0;
+    let mut changed = 0;
     thread::scope(|scope| {
         for _ in 0..THREADS {
             scope.spawn(|| {
@@ -291,15 +293,15 @@ fn moved_after_revoke(real: Armed, protect: bool) -> u64 {
                 }
             });
         }
-        while keep_running(until, || protect || moved > 0) {
+        while keep_running(until, || protect || changed > 0) {
             gate.store(1, Ordering::Relaxed);
             fence::heavy_rseq();
             let before = sum(&words);
             for _ in 0..2_000 {
                 hint::spin_loop();
             }
-            thread::yield_now(); // those that were preempted inside a section come back now
-            moved += u64::from(sum(&words) != before);
+            thread::yield_now(); // threads that were preempted inside a section run now
+            changed += u64::from(sum(&words) != before);
             gate.store(0, Ordering::Relaxed);
             thread::sleep(Duration::from_micros(50));
         }
@@ -308,21 +310,21 @@ fn moved_after_revoke(real: Armed, protect: bool) -> u64 {
     if protect {
         assert_eq!(sum(&words), adds.into_inner());
     }
-    moved
+    changed
 }
 
 #[test]
 #[ignore = "stress: seconds of revoking"]
-fn stress_inv13_no_section_commits_after_it_was_revoked() {
+fn stress_inv13_no_section_commits_after_its_gate_was_closed() {
     let Some(real) = sections() else { return };
-    assert_eq!(moved_after_revoke(real, true), 0);
-    let control = moved_after_revoke(real, false);
+    assert_eq!(changes_after_barrier(real, true), 0);
+    let control = changes_after_barrier(real, false);
     println!("without a section, {control} late commits");
     assert!(control > 0, "the control saw no late commit: the test proves nothing");
 }
 
 #[test]
-fn usable_agrees_with_what_is_armed() {
+fn usable_parameters_are_the_armed_ones() {
     let Ok(found) = usable() else { return assert_ne!(section::state(), Sections::InUse) };
     assert_eq!(section::state(), Sections::InUse);
     let real = armed().expect("in use");

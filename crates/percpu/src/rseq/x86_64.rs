@@ -1,6 +1,7 @@
 //! The sections in x86_64 assembly.
 //!
-//! Each is the same sequence around another few instructions. In words, ending at the one store:
+//! All sections are the same sequence around a few instructions of their own. In words, ending at the
+//! one store:
 //!
 //! ```text
 //!      rseq_cs = descriptor                arms the section for this thread
@@ -11,27 +12,30 @@
 //!      ...                                 loads and arithmetic only; may be refused, busy
 //!      *word = new                         <- commit, the last instruction
 //!  end:
-//!      rseq_cs = 0                         disarms it: every way out comes by here
+//!      rseq_cs = 0                         disarms it: every way out passes here
 //!
-//!  abort:  the kernel comes here if the thread left its CPU, or took a signal, between `start`
+//!  abort:  the kernel jumps here if the thread left its CPU, or took a signal, between `start`
 //!          and `end`; arms the section again and starts over
 //! ```
 //!
-//! What a numeric label is:
+//! The numeric labels:
 //!
 //! | 77 | descriptor, in `__rseq_cs` | 22 | start | 44 | end |
 //! |---|---|---|---|---|---|
 //! | 88 | abort, in `__rseq_failure` | 33 | arm | 55, 66, 99 | refused: no CPU, closed, busy |
 //!
-//! Traps, each of which cost somebody a day: labels of the digits 0 and 1 only are read as binary
-//! numbers; scratch registers are `out` and not `lateout`, because the inputs are needed again
-//! after an abort; the abort address must follow the signature that libc registered; and the
-//! descriptor holds addresses, so it must be writable for a position-independent program's loader.
+//! Traps:
+//!
+//! - The assembler reads labels made of the digits 0 and 1 as binary numbers.
+//! - Scratch registers are `out` and not `lateout`, because an abort needs the inputs again.
+//! - The abort address must follow the signature that libc registered.
+//! - The descriptor contains addresses, so it must be writable for the loader of a
+//!   position-independent program.
 //!
 //! # Invariants
 //!
-//! 1. `LIMIT` is 0 until `OFFSET` is written and the self-test has passed, and for ever where there
-//!    are no sections.
+//! 1. `LIMIT` is 0 until `OFFSET` is written and the self-test has passed. It stays 0 if no sections
+//!    run.
 
 use crate::cpu::{CpuId, RseqState, backend};
 use crate::fence;
@@ -48,21 +52,21 @@ use crate::words::{STRIDE, Words};
 
 const _: () = assert!(STRIDE == 1 << 16, "the sections shift by 16");
 
-/// The number of slots, or 0 where no section may run. Invariant 1.
+/// The number of slots, or 0 if no section may run. Invariant 1.
 static LIMIT: AtomicU32 = AtomicU32::new(0);
 static OFFSET: AtomicIsize = AtomicIsize::new(0);
 
-/// What a section leaves in the CPU's register when it is refused: above every limit.
+/// Contents of the CPU's register after a refused section: above every limit.
 const NO_CPU: u32 = -1_i32 as u32;
 const CLOSED: u32 = -2_i32 as u32;
 
 #[inline(always)]
 pub(super) fn available() -> bool {
-    // Ordering: Relaxed; `armed` loads it again before it uses what it publishes.
+    // Ordering: Relaxed; `armed` loads `LIMIT` again, with Acquire, before it uses `OFFSET`.
     LIMIT.load(Ordering::Relaxed) != 0 || *state() == Sections::InUse
 }
 
-/// Whether sections run in this process, and why not; decides on the first call.
+/// Returns whether sections run in this process, and why not. The first call decides.
 pub(super) fn state() -> &'static Sections {
     static STATE: OnceLock<Sections> = OnceLock::new();
     let arm = |armed: Armed| {
@@ -75,7 +79,7 @@ pub(super) fn state() -> &'static Sections {
     STATE.get().unwrap_or_else(|| starting(|| STATE.get_or_init(decide)))
 }
 
-/// What sections need, if all of it is there: an area, and a barrier that restarts them.
+/// Returns the operations if the process has an rseq area and a barrier that restarts sections.
 fn usable() -> Result<Armed, Sections> {
     let rseq = backend().rseq();
     if rseq != RseqState::InUse {
@@ -88,13 +92,14 @@ fn usable() -> Result<Armed, Sections> {
     Ok(Armed { area: area.to_raw(), limit: cpu::possible() as u32 })
 }
 
-/// What a section needs to know about this process.
+/// The parameters of a section: the offset of the rseq area and the number of slots.
 #[derive(Clone, Copy)]
 struct Armed {
     area: isize,
     limit: u32,
 }
 
+/// Returns the parameters if sections run in this process.
 #[inline(always)]
 fn armed() -> Option<Armed> {
     // Ordering: Acquire pairs with the Release in `state`; it carries `OFFSET`.
@@ -103,10 +108,10 @@ fn armed() -> Option<Armed> {
     (limit != 0).then(|| Armed { area: OFFSET.load(Ordering::Relaxed), limit })
 }
 
-/// One section: the gate is open while it reads `$open`, a number or an operand; `$body` works on
+/// One section. The gate is open while it reads `$open`, a number or an operand. `$body` works on
 /// `{word}`, this CPU's word, and ends in its one store.
 ///
-/// Evaluates to what is in the CPU's register at the end.
+/// Evaluates to the contents of the CPU's register at the end.
 macro_rules! section {
     ($armed:expr, $gate:expr => $open:literal, $words:expr, [$($body:literal),+ $(,)?], $($operands:tt)*) => {{
         let Armed { area, limit } = $armed;
@@ -161,7 +166,7 @@ macro_rules! section {
     }};
 }
 
-/// What the register says.
+/// Returns the CPU or the refusal that the register contains.
 #[inline(always)]
 fn outcome(cpu: u32, armed: Armed) -> Result<CpuId, Refused> {
     if cpu < armed.limit {
@@ -170,7 +175,7 @@ fn outcome(cpu: u32, armed: Armed) -> Result<CpuId, Refused> {
     Err(refusal(cpu))
 }
 
-/// Out of line, or the compiler works it out before it asks whether there was one.
+/// Out of line, because the compiler would compute it even for a section that committed.
 #[cold]
 #[inline(never)]
 fn refusal(cpu: u32) -> Refused {
@@ -184,9 +189,9 @@ fn refusal(cpu: u32) -> Refused {
 impl Operations for Armed {
     #[inline(always)]
     fn add(&self, gate: &AtomicU64, words: &Words, delta: u64) -> Result<CpuId, Refused> {
-        // SAFETY: `area` is the offset of an rseq area that `find` saw. The one store goes to the
-        // word of a CPU below `limit`, an atomic of `words`; the gate is only read. Plain accesses
-        // are as good as atomic ones here: aligned, of 8 bytes, and asm.
+        // SAFETY: `area` is the offset of an rseq area that `find` returned. The one store goes to the
+        // word of a CPU below `limit`, an atomic of `words`. The gate is only read. Plain accesses
+        // in assembly are atomic here, because they are aligned and of 8 bytes.
         let cpu = unsafe {
             section!(*self, gate => "0", words, ["add qword ptr [{word}], {delta}"],
                 delta = in(reg) delta,)
@@ -202,7 +207,7 @@ impl Operations for Armed {
         words: &Words,
         delta: u64,
     ) -> Result<CpuId, Refused> {
-        // SAFETY: as in `add`.
+        // SAFETY: the area, the word and the gate are those of `add`; `open` is only compared.
         let cpu = unsafe {
             section!(*self, gate => "{open}", words, ["add qword ptr [{word}], {delta}"],
                 open = in(reg) open,
@@ -221,7 +226,7 @@ impl Operations for Armed {
     ) -> Result<CpuId, Refused> {
         // -bound < sum < bound is 0 <= sum + (bound - 1) <= 2 * (bound - 1), in one compare.
         let (lift, span) = (bound - 1, 2 * (bound - 1));
-        // SAFETY: as in `add`.
+        // SAFETY: the area, the word and the gate are those of `add`. The other registers are scratch.
         let cpu = unsafe {
             section!(*self, gate => "0", words, [
                     "mov {sum}, qword ptr [{word}]",
@@ -243,7 +248,8 @@ impl Operations for Armed {
     #[inline(always)]
     fn swap(&self, gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused> {
         let mut old: u64;
-        // SAFETY: as in `add`. `old` is written before every way out but the refusals.
+        // SAFETY: the area, the word and the gate are those of `add`. `old` has a value on every way out:
+        // the operand initialises it for a refusal.
         let cpu = unsafe {
             section!(*self, gate => "0", words, [
                     "mov {old}, qword ptr [{word}]",

@@ -1,47 +1,47 @@
 use super::*;
 
-/// Sections that work, made of atomics, but for one lie.
+/// Operations made of atomics. Each variant but `Correct` has one defect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Liar {
-    Honest,
+enum Faulty {
+    Correct,
     NoId,
     AddsTwice,
-    IgnoresTheGate,
-    IgnoresTheName,
-    IgnoresTheBound,
-    ChangesWhatItRefuses,
+    IgnoresGate,
+    IgnoresOpenValue,
+    IgnoresBound,
+    ChangesWhenRefused,
     WrongCpu,
     SwapsNothing,
 }
-use Liar::*;
+use Faulty::*;
 
-impl Liar {
+impl Faulty {
     fn enter(self, gate: &AtomicU64) -> Result<CpuId, Refused> {
         if self == NoId {
             return Err(Refused::NoCpu);
         }
-        if gate.load(Ordering::Relaxed) != 0 && self != IgnoresTheGate {
+        if gate.load(Ordering::Relaxed) != 0 && self != IgnoresGate {
             return Err(Refused::Closed);
         }
         Ok(CpuId::new(0))
     }
 
-    fn says(self) -> CpuId {
+    fn reported_cpu(self) -> CpuId {
         let here = u32::try_from(getcpu()).unwrap();
         CpuId::new(if self == WrongCpu { here + 1 } else { here })
     }
 }
 
-impl Operations for Liar {
+impl Operations for Faulty {
     fn add(&self, gate: &AtomicU64, words: &Words, delta: u64) -> Result<CpuId, Refused> {
         let slot = self.enter(gate).inspect_err(|_| {
-            if *self == ChangesWhatItRefuses {
+            if *self == ChangesWhenRefused {
                 words.slot(CpuId::new(0)).fetch_add(delta, Ordering::Relaxed);
             }
         })?;
         let times = if *self == AddsTwice { 2 } else { 1 };
         words.slot(slot).fetch_add(delta * times, Ordering::Relaxed);
-        Ok(self.says())
+        Ok(self.reported_cpu())
     }
 
     fn add_while(
@@ -51,7 +51,7 @@ impl Operations for Liar {
         words: &Words,
         delta: u64,
     ) -> Result<CpuId, Refused> {
-        if gate.load(Ordering::Relaxed) != open && *self != IgnoresTheName {
+        if gate.load(Ordering::Relaxed) != open && *self != IgnoresOpenValue {
             return Err(Refused::Closed);
         }
         self.add(&AtomicU64::new(0), words, delta)
@@ -66,11 +66,11 @@ impl Operations for Liar {
     ) -> Result<CpuId, Refused> {
         let slot = self.enter(gate)?;
         let sum = words.slot(slot).load(Ordering::Relaxed) as i64 + delta;
-        if sum.abs() >= bound && *self != IgnoresTheBound {
+        if sum.abs() >= bound && *self != IgnoresBound {
             return Err(Refused::Busy);
         }
         words.slot(slot).store(sum as u64, Ordering::Relaxed);
-        Ok(self.says())
+        Ok(self.reported_cpu())
     }
 
     fn swap(&self, gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused> {
@@ -83,8 +83,8 @@ impl Operations for Liar {
     }
 }
 
-/// What is decided, and whether it was armed.
-fn decided(ops: Result<Liar, Sections>) -> (Sections, bool) {
+/// Returns the decision, and whether the operations were armed.
+fn decided(ops: Result<Faulty, Sections>) -> (Sections, bool) {
     let mut armed = None;
     let decided = decide(ops, |ops| armed = Some(ops));
     assert!(armed.is_none() || armed == ops.ok());
@@ -92,38 +92,38 @@ fn decided(ops: Result<Liar, Sections>) -> (Sections, bool) {
 }
 
 #[test]
-fn inv17_a_liar_is_never_armed() {
-    assert_eq!(decided(Ok(Honest)), (Sections::InUse, true));
+fn inv17_faulty_operations_are_never_armed() {
+    assert_eq!(decided(Ok(Correct)), (Sections::InUse, true));
     assert_eq!(decided(Err(Sections::NoBarrier)), (Sections::NoBarrier, false));
-    for liar in [
+    for faulty in [
         NoId,
         AddsTwice,
-        IgnoresTheGate,
-        IgnoresTheName,
-        IgnoresTheBound,
-        ChangesWhatItRefuses,
+        IgnoresGate,
+        IgnoresOpenValue,
+        IgnoresBound,
+        ChangesWhenRefused,
         WrongCpu,
         SwapsNothing,
     ] {
-        let (decided, armed) = decided(Ok(liar));
-        assert!(matches!(decided, Sections::Misbehave(_)) && !armed, "{liar:?}: {decided}");
+        let (decided, armed) = decided(Ok(faulty));
+        assert!(matches!(decided, Sections::Misbehave(_)) && !armed, "{faulty:?}: {decided}");
     }
 }
 
 #[test]
-fn inv17_an_honest_backend_passes_and_each_liar_is_found_out() {
-    assert_eq!(self_test(&Honest), Some(Ok(())));
-    assert_eq!(self_test(&NoId), None, "another thread must be asked");
-    for (liar, word) in [
-        (AddsTwice, "add up"),
-        (IgnoresTheGate, "closed gate"),
-        (IgnoresTheName, "another name"),
-        (IgnoresTheBound, "bound"),
-        (ChangesWhatItRefuses, "refused add"),
+fn inv17_correct_operations_pass_and_each_defect_is_found() {
+    assert_eq!(self_test(&Correct), Some(Ok(())));
+    assert_eq!(self_test(&NoId), None, "the helper thread must run the test");
+    for (faulty, word) in [
+        (AddsTwice, "sum of the adds"),
+        (IgnoresGate, "closed gate"),
+        (IgnoresOpenValue, "another value"),
+        (IgnoresBound, "bound"),
+        (ChangesWhenRefused, "refused add"),
         (WrongCpu, "sched_getcpu"),
         (SwapsNothing, "swap"),
     ] {
-        let said = self_test(&liar).expect("it has an id").expect_err("a lie");
-        assert!(said.contains(word), "{liar:?}: {said}");
+        let error = self_test(&faulty).expect("a CPU id").expect_err("a defect");
+        assert!(error.contains(word), "{faulty:?}: {error}");
     }
 }
