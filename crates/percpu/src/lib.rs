@@ -1,5 +1,5 @@
-//! Per-CPU state for 64-bit Linux, in user space: which CPU am I on, one slot for each, and the
-//! structures that stay on their own CPU until somebody needs the whole.
+//! Per-CPU state for user space on 64-bit Linux: the current CPU, one slot for each CPU, and counters,
+//! references and locks whose common operations touch only the memory of the current CPU.
 //!
 //! ```
 //! use percpu::{PerCpuCounter, PerCpu, rcu};
@@ -13,70 +13,73 @@
 //! println!("{}, {}", buffers.local(), percpu::capabilities());
 //!
 //! let config = rcu::Atomic::new(7);
-//! assert_eq!(config.load(&rcu::pin()), &7); // a reader never waits, and writes its own line
+//! assert_eq!(config.load(&rcu::pin()), &7); // a reader never waits, and writes its own cache line
 //! ```
 //!
-//! | to | there is | cheap | dear |
+//! | purpose | item | cheap | expensive |
 //! |---|---|---|---|
-//! | count | [`PerCpuCounter`] | add | exact sum |
-//! | keep alive until the last user | [`PercpuRef`] | get, put | kill |
-//! | own a part, sometimes the whole | [`LgLock`] | the own CPU's slot | all slots |
-//! | read much, write seldom, in place | [`ReadWriteGate`] | read | write |
-//! | read much, replace seldom | [`rcu`] | pin, load | waiting for readers |
+//! | count events | [`PerCpuCounter`] | add | exact sum |
+//! | keep an object alive until its last user | [`PercpuRef`] | get, put | kill |
+//! | own one part, sometimes all parts | [`LgLock`] | the slot of the current CPU | all slots |
+//! | read often, write in place rarely | [`ReadWriteGate`] | read | write |
+//! | read often, replace rarely | [`rcu`] | pin, load | waiting for readers |
 //! | order two sides | [`fence`] | [`light`](fence::light) | [`heavy`](fence::heavy) |
-//! | spread anything else | [`PerCpu`], [`current_cpu`], [`topology()`] | the own slot | all slots |
+//! | spread anything else over CPUs | [`PerCpu`], [`current_cpu`], [`topology()`] | the slot of the current CPU | all slots |
 //!
-//! What that costs, against what a program would use instead: `cargo bench --bench percpu` (rows P2
-//! for the counter, P3 for references, P4 for locks, P5 and P6 for RCU, P8 for all of them without
-//! rseq). An add or a pin is some nanoseconds or less, on as many CPUs as there are; a heavy fence is
-//! microseconds.
+//! `cargo bench --bench percpu` measures the costs beside those of the usual alternatives: rows P2 for
+//! the counter, P3 for references, P4 for locks, P5 and P6 for RCU, P8 for all of them without rseq.
+//! An add or a pin takes some nanoseconds or less, however many CPUs run it at once. A heavy fence
+//! takes microseconds.
 //!
-//! # What it runs on
+//! # Requirements
 //!
-//! On x86_64 with glibc 2.35 or later, a per-CPU word is changed by a *restartable sequence*: a few
-//! instructions that the kernel starts again if it takes the CPU away before the last, so they need
-//! no lock prefix. Whoever must stop them closes a gate and asks the kernel (`membarrier`) to restart
-//! what is running. Where one of the two is missing, or `GLIBC_TUNABLES=glibc.pthread.rseq=0` says so
-//! (as programs that link tcmalloc do), words are changed by atomics: slower, with the same results.
-//! [`capabilities`] tells what is in use and why, [`require_rseq`] insists.
+//! On x86_64 with glibc 2.35 or later, a *restartable sequence* changes a per-CPU word: a few
+//! instructions that the kernel restarts if it takes the CPU away before the last one. So they need no
+//! lock prefix. A thread that must stop these sections closes a gate and makes the kernel
+//! (`membarrier`) restart those that run. If rseq or this `membarrier` command is missing, or
+//! `GLIBC_TUNABLES=glibc.pthread.rseq=0` is set (as for programs that link tcmalloc), atomics change
+//! the words: slower, with the same results. [`capabilities()`] returns what is in use and why.
+//! [`require_rseq`] returns an error without sections.
 //!
-//! Build switches, each `--cfg` in `RUSTFLAGS`: `offlock_portable` leaves the assembly out, as on
-//! every other architecture; `offlock_no_membarrier` fences on both sides; `offlock_virtual_cpu` gives
-//! threads made-up CPUs, to simulate more than there are.
+//! Build switches, each `--cfg` in `RUSTFLAGS`: `offlock_portable` omits the assembly, as on every
+//! other architecture. `offlock_no_membarrier` uses full fences on both sides. `offlock_virtual_cpu`
+//! gives threads virtual CPUs, to simulate more CPUs than the machine has.
 //!
-//! # What holds everywhere
+//! # Guarantees of all items
 //!
-//! Progress, unless an item says otherwise: wait-free, no allocation. *Wait-free* includes sections: a
-//! thread starts one again only because the kernel interrupted it, never because of what another
-//! thread does; who is interrupted every few nanoseconds makes no progress anywhere.
+//! Operations are wait-free and allocate nothing, unless the item says otherwise. *Wait-free* includes
+//! sections. A section restarts only because the kernel interrupted its thread, never because of an
+//! operation of another thread. A thread that is interrupted every few nanoseconds makes no progress
+//! with any code.
 //!
-//! The first use in a process reads `/sys`, registers with `membarrier` and tests the sections; it
-//! allocates (and ends like `Box::new` if it cannot), and threads that come at the same time wait for
-//! it. [`capabilities`] does it at a moment of your choice.
+//! The first use in a process reads `/sys`, registers with `membarrier` and tests the sections. It
+//! allocates, and ends like `Box::new` if it cannot. Threads that call at the same time wait for it.
+//! [`capabilities()`] runs the first use at a moment that the program chooses.
 //!
-//! Memory is 8 bytes per CPU for what counts, in chunks of 8,192 words per CPU. A chunk is address
-//! space until it is used: its first word takes one page (4 KiB) for each possible CPU, the next 511
-//! words no more. Words go back to the pool, chunks never to the system.
+//! A word of a counter, a reference or a gate takes 8 bytes per CPU, from chunks of 8,192 words per
+//! CPU. A chunk takes no memory until it is used. Its first word takes one page (4 KiB) for each possible CPU, and the next
+//! 511 words take no more. Words return to the pool. Chunks never return to the system.
 //!
 //! | out of memory | `new` | `try_new` |
 //! |---|---|---|
 //! | [`PerCpu`], [`LgLock`] | ends like `Box::new` ([`handle_alloc_error`](std::alloc::handle_alloc_error)) | [`AllocError`] |
-//! | [`PercpuRef`], [`ReadWriteGate`] | [`NewError`] with what it was given | |
-//! | [`PerCpuCounter`] | allocates nothing; its first add may find nothing and works, slowly | [`reserve`](PerCpuCounter::reserve): [`AllocError`] |
+//! | [`PercpuRef`], [`ReadWriteGate`] | [`NewError`] with the argument of `new` | |
+//! | [`PerCpuCounter`] | allocates nothing; if the first add finds no memory, the counter works slowly | [`reserve`](PerCpuCounter::reserve): [`AllocError`] |
 //!
-//! - *A guard is forgotten* (`mem::forget`): what it held stays held, for ever; nothing is unsound.
-//! - *A thread ends inside a guard*: slots belong to CPUs, so nothing dangles; a guard in a
-//!   thread-local variable releases when that is destroyed.
-//! - *A callback or a closure panics*: no lock is left held; the item says who sees the panic.
+//! - *A guard is forgotten* (`mem::forget`): its slot, lock or pin stays held for ever. Nothing is
+//!   unsound.
+//! - *A thread ends inside a guard*: slots belong to CPUs, so nothing dangles. A guard in a
+//!   thread-local variable releases when the variable is destroyed.
+//! - *A callback or a closure panics*: no lock stays held. The item says which thread sees the panic.
 //! - *The process forks*: the child may only exec or exit.
 //! - *A signal handler* may add to a counter that was used before, get or put a reference of a live
-//!   object, and use the `try_` methods of an [`LgLock`] that was used before ([`lglock`]); the rest
-//!   takes locks.
+//!   object, and use the `try_` methods of an [`LgLock`] that was used before ([`lglock`]). Other
+//!   operations take locks.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("percpu supports 64-bit Linux only: it needs rseq, membarrier and sysfs");
 
-// For the tests' shared files, which name the crate as its users do.
+// Test files that are shared with `tests/` name the crate as its users do.
 #[cfg(test)]
 extern crate self as percpu;
 

@@ -266,6 +266,11 @@ macro_rules! iterator {
 
 iterator! {
     /// An iterator over the slots of a [`PerCpu`] that other threads may use: see [`PerCpu::iter`].
+    ///
+    /// ```
+    /// let slots = percpu::PerCpu::new(|cpu| cpu.get());
+    /// assert!(slots.iter().all(|(cpu, &slot)| slot == cpu.get()));
+    /// ```
     Iter<'a>, slice::Iter<'a, Slot<T>>, &'a T, |slot: &'a Slot<T>| &**slot
 }
 impl<T> Clone for Iter<'_, T> {
@@ -276,10 +281,22 @@ impl<T> Clone for Iter<'_, T> {
 
 iterator! {
     /// An iterator over the slots of a [`PerCpu`] with exclusive access: see [`PerCpu::iter_mut`].
+    ///
+    /// ```
+    /// let mut slots = percpu::PerCpu::new(|_| 0);
+    /// slots.iter_mut().for_each(|(cpu, slot)| *slot = cpu.get() + 1);
+    /// assert!(slots.iter().all(|(_, &slot)| slot > 0));
+    /// ```
     IterMut<'a>, slice::IterMut<'a, Slot<T>>, &'a mut T, |slot: &'a mut Slot<T>| &mut **slot
 }
 iterator! {
     /// An iterator over the values of a [`PerCpu`], which it consumes.
+    ///
+    /// ```
+    /// let slots = percpu::PerCpu::new(|_| vec![1]);
+    /// let all: Vec<i32> = slots.into_iter().flat_map(|(_, values)| values).collect();
+    /// assert!(!all.is_empty());
+    /// ```
     IntoIter, vec::IntoIter<Slot<T>>, T, CachePadded::into_inner
 }
 
