@@ -106,13 +106,13 @@ mod fast {
 /// of the call is divided by 32, and a thread that migrated uses a remote slot for at most 32
 /// operations.
 #[cfg(not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu)))]
-const RECENT: u32 = 32;
+const REUSE_LIMIT: u32 = 32;
 
 /// Returns a CPU that the calling thread was on lately, for slots that any CPU may change by
 /// atomics.
 ///
 /// The same as [`current_cpu`] if rseq keeps the id. Otherwise `sched_getcpu` would cost as much as
-/// the atomic that follows, so one call serves [`RECENT`] answers.
+/// the atomic that follows, so one call serves [`REUSE_LIMIT`] answers.
 #[cfg(not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu)))]
 #[inline]
 pub(crate) fn recent_cpu() -> CpuId {
@@ -128,7 +128,7 @@ pub(crate) fn recent_cpu() -> CpuId {
     }
     LAST.with(|last| {
         let (cpu, left) = match last.get() {
-            (_, 0) => (current_cpu_slow(), RECENT),
+            (_, 0) => (current_cpu_slow(), REUSE_LIMIT),
             known => known,
         };
         last.set((cpu, left - 1));

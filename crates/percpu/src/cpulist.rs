@@ -31,7 +31,7 @@ pub struct CpuList {
 
 impl CpuList {
     /// Makes the set of the CPUs `0..count`.
-    pub(crate) fn first(count: u32) -> Self {
+    pub(crate) fn first_n(count: u32) -> Self {
         Self { runs: count.checked_sub(1).map(|last| (0, last)).into_iter().collect() }
     }
 
@@ -212,13 +212,13 @@ impl FromStr for CpuList {
         if text.is_empty() {
             return Ok(Self::default());
         }
-        let runs = text.split(',').map(run).collect::<Result<_, _>>()?;
+        let runs = text.split(',').map(parse_run).collect::<Result<_, _>>()?;
         Ok(Self::from_runs(runs))
     }
 }
 
 /// Parses `7` or `4-7`.
-fn run(part: &str) -> Result<(u32, u32), CpuListError> {
+fn parse_run(part: &str) -> Result<(u32, u32), CpuListError> {
     let number = |digits: &str| {
         // `u32::from_str` would accept a plus sign.
         let all_digits = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());

@@ -111,7 +111,7 @@ impl<T> PerCpu<T> {
         let count = cpu::possible();
         let mut slots = Vec::new();
         slots.try_reserve_exact(count).map_err(|_| AllocError::new())?;
-        slots.extend((0..count).map(|index| CachePadded::new(init(id(index)))));
+        slots.extend((0..count).map(|index| CachePadded::new(init(cpu_of(index)))));
         Ok(Self { slots: slots.into_boxed_slice(), _threads: PhantomData })
     }
 
@@ -211,7 +211,7 @@ impl<T> Index<CpuId> for PerCpu<T> {
 }
 
 /// Returns the CPU of a slot. There are at most 65,536 (see `cpulist::MAX_CPUS`).
-fn id(index: usize) -> CpuId {
+fn cpu_of(index: usize) -> CpuId {
     CpuId::new(index as u32)
 }
 
@@ -238,7 +238,7 @@ macro_rules! iterator {
 
             #[inline]
             fn next(&mut self) -> Option<Self::Item> {
-                self.0.next().map(|(index, slot)| (id(index), $value(slot)))
+                self.0.next().map(|(index, slot)| (cpu_of(index), $value(slot)))
             }
 
             fn size_hint(&self) -> (usize, Option<usize>) {
@@ -249,7 +249,7 @@ macro_rules! iterator {
         impl<$($lifetime,)? T> DoubleEndedIterator for $name<$($lifetime,)? T> {
             #[inline]
             fn next_back(&mut self) -> Option<Self::Item> {
-                self.0.next_back().map(|(index, slot)| (id(index), $value(slot)))
+                self.0.next_back().map(|(index, slot)| (cpu_of(index), $value(slot)))
             }
         }
 

@@ -109,7 +109,7 @@ pub fn capacity() -> usize {
 pub fn online() -> io::Result<CpuList> {
     // Virtual CPUs are always online.
     #[cfg(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu))]
-    return Ok(CpuList::first(crate::sync::virtual_cpu::possible() as u32));
+    return Ok(CpuList::first_n(crate::sync::virtual_cpu::possible() as u32));
     #[cfg(not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu)))]
     read_list(Path::new("/sys/devices/system/cpu/online"))
 }
@@ -164,7 +164,7 @@ impl Topology {
     fn read(root: &Path, count: impl FnOnce() -> u32) -> Self {
         let (possible, guessed) = match possible_cpus(&root.join("cpu/possible")) {
             Ok(list) => (list, None),
-            Err(why) => (CpuList::first(count().clamp(1, MAX_CPUS)), Some(why)),
+            Err(why) => (CpuList::first_n(count().clamp(1, MAX_CPUS)), Some(why)),
         };
         let capacity = possible.last().map_or(1, |cpu| cpu.get() + 1);
         let (nodes, node_of) = memory_nodes(&root.join("node"), capacity);
@@ -196,7 +196,7 @@ fn memory_nodes(dir: &Path, capacity: u32) -> (Vec<NodeId>, Box<[NodeId]>) {
         })
         .collect();
     if found.is_empty() {
-        found.push((NodeId(0), CpuList::first(capacity)));
+        found.push((NodeId(0), CpuList::first_n(capacity)));
     }
     found.sort_unstable_by_key(|&(node, _)| node);
 
@@ -231,7 +231,7 @@ fn configured_cpus() -> u32 {
     // is an argument, so the smaller pointee type of the pointer does not matter.
     let rc = unsafe { libc::sched_getaffinity(0, size_of_val(&mask), mask.as_mut_ptr().cast()) };
     let allowed = if rc == 0 { cpus_up_to_last(&mask) } else { 0 };
-    at_least(u32::try_from(counted).unwrap_or(0), allowed)
+    fallback_capacity(u32::try_from(counted).unwrap_or(0), allowed)
 }
 
 /// Returns one more than the number of the last CPU in an affinity mask, or 0 for an empty mask.
@@ -243,7 +243,7 @@ fn cpus_up_to_last(mask: &[u64]) -> u32 {
 
 /// Returns the larger of two unreliable counts, at least 1 and at most [`MAX_CPUS`].
 #[cfg(any(test, not(offlock_virtual_cpu)))]
-fn at_least(counted: u32, allowed: u32) -> u32 {
+fn fallback_capacity(counted: u32, allowed: u32) -> u32 {
     counted.max(allowed).clamp(1, MAX_CPUS)
 }
 

@@ -39,7 +39,7 @@ fn fast_path_answers_exactly_if_the_backend_is_rseq() {
     assert_eq!(fast::current().is_some(), in_use, "{}", backend());
 }
 
-/// A thread is pinned to one CPU after the other. The answer follows by the last of `RECENT` calls,
+/// A thread is pinned to one CPU after the other. The answer follows by the last of `REUSE_LIMIT` calls,
 /// and at once if rseq keeps the id.
 #[cfg(not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu)))]
 #[test]
@@ -50,7 +50,7 @@ fn recent_cpu_is_renewed_within_its_limit() {
         let mut hops = 0;
         for cpu in allowed_cpus().into_iter().cycle().take(200) {
             pin_to(&[cpu]);
-            let calls = if backend().source() == Source::Rseq { 1 } else { RECENT };
+            let calls = if backend().source() == Source::Rseq { 1 } else { REUSE_LIMIT };
             let seen: Vec<CpuId> = (0..calls).map(|_| recent_cpu()).collect();
             assert!(seen.iter().all(|seen| seen.get() < topology().capacity_u32()));
             if backend().source() != Source::ThreadSlot {

@@ -20,11 +20,11 @@ use crate::words::Words;
 /// migrate between the two in each attempt but one.
 const TRIES: usize = 100;
 
-/// Runs the self-test on usable operations and returns the state of sections. Calls `arm` only for
+/// Runs the self-test on usable operations and returns the state of sections. Calls `enable` only for
 /// operations that passed the test.
 pub(crate) fn decide<O: Operations + Copy + Send + 'static>(
     usable: Result<O, Sections>,
-    arm: impl FnOnce(O),
+    enable: impl FnOnce(O),
 ) -> Sections {
     let ops = match usable {
         Ok(ops) => ops,
@@ -33,7 +33,7 @@ pub(crate) fn decide<O: Operations + Copy + Send + 'static>(
     if let Err(what) = test_somewhere(ops) {
         return Sections::Misbehave(what);
     }
-    arm(ops);
+    enable(ops);
     Sections::InUse
 }
 

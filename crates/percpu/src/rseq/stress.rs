@@ -12,7 +12,7 @@ use std::ptr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Armed, armed, usable};
+use super::{Params, params, usable};
 use crate::cpu::getcpu;
 use crate::fence;
 use crate::rseq::operations::{Operations, Refused};
@@ -56,15 +56,15 @@ fn thread_pointer() -> usize {
 }
 
 /// Returns parameters with which the same code runs without a section.
-fn unprotected(real: Armed) -> Armed {
+fn unprotected(real: Params) -> Params {
     FAKE.with(|fake| {
         fake.cpu_id.store(getcpu() as u32, Ordering::Relaxed);
         let at = ptr::from_ref(fake).addr();
-        Armed { area: at.wrapping_sub(thread_pointer()) as isize, ..real }
+        Params { area: at.wrapping_sub(thread_pointer()) as isize, ..real }
     })
 }
 
-impl Armed {
+impl Params {
     /// Adds `delta` to this CPU's word, with a long spin between the load and the store. Returns the
     /// number of starts of the section.
     #[inline(never)]
@@ -140,15 +140,15 @@ fn disturb(
     signals: &mut [u64; THREADS],
 ) -> u64 {
     let stop = AtomicBool::new(false);
-    let (tell, tids) = std::sync::mpsc::channel();
+    let (sender, tids) = std::sync::mpsc::channel();
     thread::scope(|scope| {
         let (work, stop) = (&work, &stop);
         let workers: Vec<_> = (0..THREADS)
             .map(|_| {
-                let tell = tell.clone();
+                let sender = sender.clone();
                 scope.spawn(move || {
                     // SAFETY: takes no arguments and writes no memory of this program.
-                    tell.send(unsafe { libc::gettid() }).unwrap();
+                    sender.send(unsafe { libc::gettid() }).unwrap();
                     signalled(|| work(stop))
                 })
             })
@@ -191,14 +191,14 @@ fn switched_off() -> bool {
 
 /// Returns `None` if no sections run. Panics if the environment requires them, so that CI cannot pass
 /// without a test.
-fn sections() -> Option<Armed> {
+fn sections() -> Option<Params> {
     if section::state() != Sections::InUse {
         println!("sections {}: nothing to test", section::state());
         let wanted = env::var_os("OFFLOCK_REQUIRE_ALL").is_some() && !switched_off();
         assert!(!wanted, "OFFLOCK_REQUIRE_ALL is set and no sections run");
         return None;
     }
-    armed()
+    params()
 }
 
 #[test]
@@ -206,21 +206,21 @@ fn sections() -> Option<Armed> {
 fn stress_inv12_disturbed_section_adds_the_same_as_its_atomic_twin() {
     let Some(real) = sections() else { return };
     let (open, words, twin) = (AtomicU64::new(0), Words::new().unwrap(), AtomicU64::new(0));
-    let starts = disturbed(deadline(), |stop| {
-        let (mut starts, mut n) = (0, 0_u64);
+    let aborts = disturbed(deadline(), |stop| {
+        let (mut aborts, mut n) = (0, 0_u64);
         while !stop.load(Ordering::Relaxed) {
             n += 1;
-            starts += real.long_add(&open, &words, n).unwrap() - 1;
+            aborts += real.long_add(&open, &words, n).unwrap() - 1;
             twin.fetch_add(n, Ordering::Relaxed);
         }
-        starts
+        aborts
     });
-    assert_eq!(sum(&words), twin.into_inner(), "and {starts} aborts");
-    println!("{starts} aborts, no update lost");
-    assert!(starts > 0, "no section was aborted: the test proves nothing");
+    assert_eq!(sum(&words), twin.into_inner(), "after {aborts} aborts");
+    println!("{aborts} aborts, no update lost");
+    assert!(aborts > 0, "no section was aborted: the test proves nothing");
 }
 
-/// The negative control of the test above.
+/// The negative control of `stress_inv12_disturbed_section_adds_the_same_as_its_atomic_twin`.
 #[test]
 #[ignore = "stress: seconds of signals, migrations and barriers"]
 fn stress_inv12_same_code_without_a_section_loses_updates() {
@@ -276,7 +276,7 @@ fn stress_inv12_every_section_agrees_with_atomics() {
 
 /// Closes the gate repeatedly while long sections run. Returns how often a word changed after the
 /// barrier; with sections it never does.
-fn changes_after_barrier(real: Armed, protect: bool) -> u64 {
+fn changes_after_barrier(real: Params, protect: bool) -> u64 {
     let (gate, words, adds) = (AtomicU64::new(0), Words::new().unwrap(), AtomicU64::new(0));
     let stop = AtomicBool::new(false);
     let until = deadline();
@@ -314,7 +314,7 @@ fn changes_after_barrier(real: Armed, protect: bool) -> u64 {
 }
 
 #[test]
-#[ignore = "stress: seconds of revoking"]
+#[ignore = "stress: seconds of closing the gate"]
 fn stress_inv13_no_section_commits_after_its_gate_was_closed() {
     let Some(real) = sections() else { return };
     assert_eq!(changes_after_barrier(real, true), 0);
@@ -324,9 +324,9 @@ fn stress_inv13_no_section_commits_after_its_gate_was_closed() {
 }
 
 #[test]
-fn usable_parameters_are_the_armed_ones() {
+fn usable_parameters_are_in_use() {
     let Ok(found) = usable() else { return assert_ne!(section::state(), Sections::InUse) };
     assert_eq!(section::state(), Sections::InUse);
-    let real = armed().expect("in use");
+    let real = params().expect("in use");
     assert_eq!((found.area, found.limit), (real.area, real.limit));
 }

@@ -62,25 +62,25 @@ const CLOSED: u32 = -2_i32 as u32;
 
 #[inline(always)]
 pub(super) fn available() -> bool {
-    // Ordering: Relaxed; `armed` loads `LIMIT` again, with Acquire, before it uses `OFFSET`.
+    // Ordering: Relaxed; `params` loads `LIMIT` again, with Acquire, before it uses `OFFSET`.
     LIMIT.load(Ordering::Relaxed) != 0 || *state() == Sections::InUse
 }
 
 /// Returns whether sections run in this process, and why not. The first call decides.
 pub(super) fn state() -> &'static Sections {
     static STATE: OnceLock<Sections> = OnceLock::new();
-    let arm = |armed: Armed| {
+    let enable = |params: Params| {
         // Ordering: Relaxed; the store of `LIMIT` publishes it.
-        OFFSET.store(armed.area, Ordering::Relaxed);
-        // Ordering: Release pairs with the Acquire in `armed`; it carries `OFFSET`.
-        LIMIT.store(armed.limit, Ordering::Release);
+        OFFSET.store(params.area, Ordering::Relaxed);
+        // Ordering: Release pairs with the Acquire in `params`; it carries `OFFSET`.
+        LIMIT.store(params.limit, Ordering::Release);
     };
-    let decide = || decide(usable(), arm);
+    let decide = || decide(usable(), enable);
     STATE.get().unwrap_or_else(|| starting(|| STATE.get_or_init(decide)))
 }
 
 /// Returns the operations if the process has an rseq area and a barrier that restarts sections.
-fn usable() -> Result<Armed, Sections> {
+fn usable() -> Result<Params, Sections> {
     let rseq = backend().rseq();
     if rseq != RseqState::InUse {
         return Err(Sections::NoId(rseq));
@@ -89,23 +89,23 @@ fn usable() -> Result<Armed, Sections> {
         return Err(Sections::NoBarrier);
     }
     let area: Offset = find().map_err(|_| Sections::NoId(rseq))?;
-    Ok(Armed { area: area.to_raw(), limit: cpu::possible() as u32 })
+    Ok(Params { area: area.to_raw(), limit: cpu::possible() as u32 })
 }
 
 /// The parameters of a section: the offset of the rseq area and the number of slots.
 #[derive(Clone, Copy)]
-struct Armed {
+struct Params {
     area: isize,
     limit: u32,
 }
 
 /// Returns the parameters if sections run in this process.
 #[inline(always)]
-fn armed() -> Option<Armed> {
+fn params() -> Option<Params> {
     // Ordering: Acquire pairs with the Release in `state`; it carries `OFFSET`.
     let limit = LIMIT.load(Ordering::Acquire);
     // Ordering: Relaxed; ordered by the load of `LIMIT`.
-    (limit != 0).then(|| Armed { area: OFFSET.load(Ordering::Relaxed), limit })
+    (limit != 0).then(|| Params { area: OFFSET.load(Ordering::Relaxed), limit })
 }
 
 /// One section. The gate is open while it reads `$open`, a number or an operand. `$body` works on
@@ -113,8 +113,8 @@ fn armed() -> Option<Armed> {
 ///
 /// Evaluates to the contents of the CPU's register at the end.
 macro_rules! section {
-    ($armed:expr, $gate:expr => $open:literal, $words:expr, [$($body:literal),+ $(,)?], $($operands:tt)*) => {{
-        let Armed { area, limit } = $armed;
+    ($params:expr, $gate:expr => $open:literal, $words:expr, [$($body:literal),+ $(,)?], $($operands:tt)*) => {{
+        let Params { area, limit } = $params;
         let mut cpu: u32;
         std::arch::asm!(
             ".pushsection __rseq_cs, \"aw\"",
@@ -168,8 +168,8 @@ macro_rules! section {
 
 /// Returns the CPU or the refusal that the register contains.
 #[inline(always)]
-fn outcome(cpu: u32, armed: Armed) -> Result<CpuId, Refused> {
-    if cpu < armed.limit {
+fn outcome(cpu: u32, params: Params) -> Result<CpuId, Refused> {
+    if cpu < params.limit {
         return Ok(CpuId::new(cpu));
     }
     Err(refusal(cpu))
@@ -186,7 +186,7 @@ fn refusal(cpu: u32) -> Refused {
     }
 }
 
-impl Operations for Armed {
+impl Operations for Params {
     #[inline(always)]
     fn add(&self, gate: &AtomicU64, words: &Words, delta: u64) -> Result<CpuId, Refused> {
         // SAFETY: `area` is the offset of an rseq area that `find` returned. The one store goes to the
@@ -268,7 +268,7 @@ mod stress;
 
 #[inline(always)]
 pub(super) fn add(gate: &AtomicU64, words: &Words, delta: u64) -> Result<CpuId, Refused> {
-    armed().ok_or(Refused::NoCpu)?.add(gate, words, delta)
+    params().ok_or(Refused::NoCpu)?.add(gate, words, delta)
 }
 
 #[inline(always)]
@@ -278,7 +278,7 @@ pub(super) fn add_while(
     words: &Words,
     delta: u64,
 ) -> Result<CpuId, Refused> {
-    armed().ok_or(Refused::NoCpu)?.add_while(gate, open, words, delta)
+    params().ok_or(Refused::NoCpu)?.add_while(gate, open, words, delta)
 }
 
 #[inline(always)]
@@ -288,9 +288,9 @@ pub(super) fn add_within(
     delta: i64,
     bound: i64,
 ) -> Result<CpuId, Refused> {
-    armed().ok_or(Refused::NoCpu)?.add_within(gate, words, delta, bound)
+    params().ok_or(Refused::NoCpu)?.add_within(gate, words, delta, bound)
 }
 
 pub(super) fn swap(gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused> {
-    armed().ok_or(Refused::NoCpu)?.swap(gate, words, new)
+    params().ok_or(Refused::NoCpu)?.swap(gate, words, new)
 }

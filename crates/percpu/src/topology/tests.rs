@@ -101,8 +101,11 @@ fn fallback_covers_the_count_and_the_affinity_mask() {
     ] {
         assert_eq!(cpus_up_to_last(mask), want, "{mask:?}");
     }
-    assert_eq!((at_least(8, 2), at_least(0, 70), at_least(0, 0)), (8, 70, 1));
-    assert_eq!(at_least(u32::MAX, 2), MAX_CPUS);
+    assert_eq!(
+        (fallback_capacity(8, 2), fallback_capacity(0, 70), fallback_capacity(0, 0)),
+        (8, 70, 1)
+    );
+    assert_eq!(fallback_capacity(u32::MAX, 2), MAX_CPUS);
 
     let all = fs::read_to_string("/proc/self/status").unwrap();
     let allowed = all.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));

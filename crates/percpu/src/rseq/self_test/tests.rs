@@ -83,16 +83,16 @@ impl Operations for Faulty {
     }
 }
 
-/// Returns the decision, and whether the operations were armed.
+/// Returns the decision, and whether the operations were enabled.
 fn decided(ops: Result<Faulty, Sections>) -> (Sections, bool) {
-    let mut armed = None;
-    let decided = decide(ops, |ops| armed = Some(ops));
-    assert!(armed.is_none() || armed == ops.ok());
-    (decided, armed.is_some())
+    let mut enabled = None;
+    let decided = decide(ops, |ops| enabled = Some(ops));
+    assert!(enabled.is_none() || enabled == ops.ok());
+    (decided, enabled.is_some())
 }
 
 #[test]
-fn inv17_faulty_operations_are_never_armed() {
+fn inv17_faulty_operations_are_never_enabled() {
     assert_eq!(decided(Ok(Correct)), (Sections::InUse, true));
     assert_eq!(decided(Err(Sections::NoBarrier)), (Sections::NoBarrier, false));
     for faulty in [
@@ -105,8 +105,8 @@ fn inv17_faulty_operations_are_never_armed() {
         WrongCpu,
         SwapsNothing,
     ] {
-        let (decided, armed) = decided(Ok(faulty));
-        assert!(matches!(decided, Sections::Misbehave(_)) && !armed, "{faulty:?}: {decided}");
+        let (decided, enabled) = decided(Ok(faulty));
+        assert!(matches!(decided, Sections::Misbehave(_)) && !enabled, "{faulty:?}: {decided}");
     }
 }
 
