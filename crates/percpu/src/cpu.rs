@@ -88,8 +88,8 @@ mod fast {
         let limit = LIMIT.load(Ordering::Acquire);
         // Ordering: Relaxed; ordered by the load of `LIMIT`.
         let raw = OFFSET.load(Ordering::Relaxed);
-        // SAFETY: `raw` is a value of `to_raw`, or still 0. In the second case `LIMIT` was read as 0
-        // (invariant 2), so `below` discards the id.
+        // SAFETY: `raw` is a value of `to_raw`, or still 0. In the second case `LIMIT` was read as
+        // 0 (invariant 2), so `below` discards the id.
         let area = unsafe { Offset::from_raw(raw) };
         below(crate::rseq::cpu_id(area), limit)
     }
@@ -102,8 +102,8 @@ mod fast {
     }
 }
 
-/// The number of answers that [`recent_cpu`] gives for one call of `sched_getcpu`. A guess: the cost
-/// of the call is divided by 32, and a thread that migrated uses a remote slot for at most 32
+/// The number of answers that [`recent_cpu`] gives for one call of `sched_getcpu`. A guess: the
+/// cost of the call is divided by 32, and a thread that migrated uses a remote slot for at most 32
 /// operations.
 #[cfg(not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu)))]
 const REUSE_LIMIT: u32 = 32;
@@ -153,7 +153,8 @@ fn current_cpu_slow() -> CpuId {
     without_rseq(getcpu, thread_slot, topology().capacity_u32())
 }
 
-/// Returns the slot of a thread whose rseq area has no id. `getcpu` is the result of `sched_getcpu`.
+/// Returns the slot of a thread whose rseq area has no id. `getcpu` is the result of
+/// `sched_getcpu`.
 #[cfg(any(test, not(offlock_virtual_cpu)))]
 fn without_rseq(getcpu: i32, thread_slot: impl FnOnce() -> u32, capacity: u32) -> CpuId {
     let id = u32::try_from(getcpu).unwrap_or_else(|_| thread_slot());
@@ -215,8 +216,8 @@ pub enum RseqState {
     NotBuilt,
     /// libc does not offer rseq: glibc before 2.35, or another libc.
     NoSymbols,
-    /// libc offers rseq and registered no area: `GLIBC_TUNABLES=glibc.pthread.rseq=0`, or the kernel
-    /// refused.
+    /// libc offers rseq and registered no area: `GLIBC_TUNABLES=glibc.pthread.rseq=0`, or the
+    /// kernel refused.
     NotRegistered,
     /// libc registered an area too small for a CPU id: its size in bytes.
     TooSmall(u32),

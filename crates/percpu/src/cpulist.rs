@@ -10,8 +10,9 @@ use std::str::FromStr;
 
 use crate::cpu_id::CpuId;
 
-/// One past the largest CPU number that is accepted. A guess: eight times the largest number of CPUs
-/// of an x86_64 kernel (8192). Without a limit a garbled file would cause gigabytes of allocation.
+/// One past the largest CPU number that is accepted. A guess: eight times the largest number of
+/// CPUs of an x86_64 kernel (8192). Without a limit a garbled file would cause gigabytes of
+/// allocation.
 pub(crate) const MAX_CPUS: u32 = 65_536;
 
 /// A set of CPUs.

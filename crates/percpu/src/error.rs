@@ -49,8 +49,8 @@ impl From<AllocError> for io::Error {
 
 /// The allocation for a new structure failed; the error returns the value. Maps to `ENOMEM`.
 ///
-/// Displays like [`AllocError`] and converts into it. If an error must be `Send + Sync` and the value
-/// is not, use `.map_err(AllocError::from)?`.
+/// Displays like [`AllocError`] and converts into it. If an error must be `Send + Sync` and the
+/// value is not, use `.map_err(AllocError::from)?`.
 ///
 /// ```
 /// use percpu::{NewError, ReadWriteGate};

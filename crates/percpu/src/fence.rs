@@ -2,9 +2,10 @@
 //!
 //! Two threads each store to one place and then load the other's place. If both run a full fence in
 //! between, at least one thread sees the other's store. [`light`] and [`heavy`] give the same
-//! guarantee, for a `light` and a `heavy` and for two `heavy`, at other prices. `light` only keeps the
-//! compiler from moving the load before the store. `heavy` makes the kernel (`membarrier`, private
-//! and expedited) run a full fence on every CPU that runs a thread of this process at that moment.
+//! guarantee, for a `light` and a `heavy` and for two `heavy`, at other prices. `light` only keeps
+//! the compiler from moving the load before the store. `heavy` makes the kernel (`membarrier`,
+//! private and expedited) run a full fence on every CPU that runs a thread of this process at that
+//! moment.
 //!
 //! ```text
 //!   reader                          writer
@@ -13,8 +14,8 @@
 //!   load(pointer)                   load(active)          never the old pointer and inactive both
 //! ```
 //!
-//! Two `light` order nothing between them, and neither side is an Acquire or a Release. The orderings
-//! of the accesses themselves order the reads through the pointer.
+//! Two `light` order nothing between them, and neither side is an Acquire or a Release. The
+//! orderings of the accesses themselves order the reads through the pointer.
 //!
 //! If the kernel refuses membarrier, both sides are `fence(SeqCst)`. The first call of `heavy` or
 //! [`strategy`] decides this for the process.
@@ -63,8 +64,8 @@ pub use self::imp::strategy;
 pub enum Strategy {
     /// `light` is a compiler fence. `heavy` is a `membarrier` system call.
     Membarrier,
-    /// Both are sequentially consistent fences: membarrier is missing or refused, or a model checker
-    /// runs the code.
+    /// Both are sequentially consistent fences: membarrier is missing or refused, or a model
+    /// checker runs the code.
     Fences,
 }
 
@@ -101,8 +102,8 @@ pub(crate) fn compiler_fence() {
 ///
 /// # Aborts
 ///
-/// Aborts the process if membarrier works at the first call and fails at a later one, because readers
-/// have skipped their fences by then.
+/// Aborts the process if membarrier works at the first call and fails at a later one, because
+/// readers have skipped their fences by then.
 #[inline]
 pub fn heavy() {
     #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
@@ -112,11 +113,12 @@ pub fn heavy() {
 
 /// Runs [`heavy`] and ends or restarts every restartable section of this crate.
 ///
-/// A section that tested its gate before this call has one of two outcomes. It has committed, and the
-/// calling thread sees its store. Or it starts again, and sees the gate as the calling thread left it.
+/// A section that tested its gate before this call has one of two outcomes. It has committed, and
+/// the calling thread sees its store. Or it starts again, and sees the gate as the calling thread
+/// left it.
 ///
-/// For a thread that closes the gate of a [`RefBlock`](crate::RefBlock). Progress and cost are those
-/// of `heavy`. In a process without sections it is the same as `heavy`.
+/// For a thread that closes the gate of a [`RefBlock`](crate::RefBlock). Progress and cost are
+/// those of `heavy`. In a process without sections it is the same as `heavy`.
 ///
 /// # Aborts
 ///
@@ -263,8 +265,8 @@ mod imp {
     use crate::sync::{cpu, mutant, virtual_cpu};
 
     pub(super) fn light() {
-        // Ordering: SeqCst fence, against the fence in `heavy`: the loads after the later of the two
-        // see the stores before the earlier.
+        // Ordering: SeqCst fence, against the fence in `heavy`: the loads after the later of the
+        // two see the stores before the earlier.
         fence(Ordering::SeqCst);
     }
 
@@ -272,8 +274,8 @@ mod imp {
         if mutant("fence-heavy-is-nothing") {
             return;
         }
-        // Ordering: SeqCst fence, against the fences in `light` and in this function: the loads after
-        // the later of two fences see the stores before the earlier.
+        // Ordering: SeqCst fence, against the fences in `light` and in this function: the loads
+        // after the later of two fences see the stores before the earlier.
         fence(Ordering::SeqCst);
     }
 

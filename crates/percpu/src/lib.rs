@@ -1,5 +1,5 @@
-//! Per-CPU state for user space on 64-bit Linux: the current CPU, one slot for each CPU, and counters,
-//! references and locks whose common operations touch only the memory of the current CPU.
+//! Per-CPU state for user space on 64-bit Linux: the current CPU, one slot for each CPU, and
+//! counters, references and locks whose common operations touch only the memory of the current CPU.
 //!
 //! ```
 //! use percpu::{PerCpuCounter, PerCpu, rcu};
@@ -26,39 +26,40 @@
 //! | order two sides | [`fence`] | [`light`](fence::light) | [`heavy`](fence::heavy) |
 //! | spread anything else over CPUs | [`PerCpu`], [`current_cpu`], [`topology()`] | the slot of the current CPU | all slots |
 //!
-//! `cargo bench --bench percpu` measures the costs beside those of the usual alternatives: rows P2 for
-//! the counter, P3 for references, P4 for locks, P5 and P6 for RCU, P8 for all of them without rseq.
-//! An add or a pin takes some nanoseconds or less, however many CPUs run it at once. A heavy fence
-//! takes microseconds.
+//! `cargo bench --bench percpu` measures the costs beside those of the usual alternatives: rows P2
+//! for the counter, P3 for references, P4 for locks, P5 and P6 for RCU, P8 for all of them without
+//! rseq. An add or a pin takes some nanoseconds or less, however many CPUs run it at once. A heavy
+//! fence takes microseconds.
 //!
 //! # Requirements
 //!
 //! On x86_64 with glibc 2.35 or later, a *restartable sequence* changes a per-CPU word: a few
-//! instructions that the kernel restarts if it takes the CPU away before the last one. So they need no
-//! lock prefix. A thread that must stop these sections closes a gate and makes the kernel
+//! instructions that the kernel restarts if it takes the CPU away before the last one. So they need
+//! no lock prefix. A thread that must stop these sections closes a gate and makes the kernel
 //! (`membarrier`) restart those that run. If rseq or this `membarrier` command is missing, or
-//! `GLIBC_TUNABLES=glibc.pthread.rseq=0` is set (as for programs that link tcmalloc), atomics change
-//! the words: slower, with the same results. [`capabilities()`] returns what is in use and why.
-//! [`require_rseq`] returns an error without sections.
+//! `GLIBC_TUNABLES=glibc.pthread.rseq=0` is set (as for programs that link tcmalloc), atomics
+//! change the words: slower, with the same results. [`capabilities()`] returns what is in use and
+//! why. [`require_rseq`] returns an error without sections.
 //!
 //! Build switches, each `--cfg` in `RUSTFLAGS`: `offlock_portable` omits the assembly, as on every
-//! other architecture. `offlock_no_membarrier` uses full fences on both sides. `offlock_virtual_cpu`
-//! gives threads virtual CPUs, to simulate more CPUs than the machine has.
+//! other architecture. `offlock_no_membarrier` uses full fences on both sides.
+//! `offlock_virtual_cpu` gives threads virtual CPUs, to simulate more CPUs than the machine has.
 //!
 //! # Guarantees of all items
 //!
-//! Operations are wait-free and allocate nothing, unless the item says otherwise. *Wait-free* includes
-//! sections. A section restarts only because the kernel interrupted its thread, never because of an
-//! operation of another thread. A thread that is interrupted every few nanoseconds makes no progress
-//! with any code.
+//! Operations are wait-free and allocate nothing, unless the item says otherwise. *Wait-free*
+//! includes sections. A section restarts only because the kernel interrupted its thread, never
+//! because of an operation of another thread. A thread that is interrupted every few nanoseconds
+//! makes no progress with any code.
 //!
 //! The first use in a process reads `/sys`, registers with `membarrier` and tests the sections. It
-//! allocates, and ends like `Box::new` if it cannot. Threads that call at the same time wait for it.
-//! [`capabilities()`] runs the first use at a moment that the program chooses.
+//! allocates, and ends like `Box::new` if it cannot. Threads that call at the same time wait for
+//! it. [`capabilities()`] runs the first use at a moment that the program chooses.
 //!
 //! A word of a counter, a reference or a gate takes 8 bytes per CPU, from chunks of 8,192 words per
-//! CPU. A chunk takes no memory until it is used. Its first word takes one page (4 KiB) for each possible CPU, and the next
-//! 511 words take no more. Words return to the pool. Chunks never return to the system.
+//! CPU. A chunk takes no memory until it is used. Its first word takes one page (4 KiB) for each
+//! possible CPU, and the next 511 words take no more. Words return to the pool. Chunks never return
+//! to the system.
 //!
 //! | out of memory | `new` | `try_new` |
 //! |---|---|---|
@@ -70,7 +71,8 @@
 //!   unsound.
 //! - *A thread ends inside a guard*: slots belong to CPUs, so nothing dangles. A guard in a
 //!   thread-local variable releases when the variable is destroyed.
-//! - *A callback or a closure panics*: no lock stays held. The item says which thread sees the panic.
+//! - *A callback or a closure panics*: no lock stays held. The item says which thread sees the
+//!   panic.
 //! - *The process forks*: the child may only exec or exit.
 //! - *A signal handler* may add to a counter that was used before, get or put a reference of a live
 //!   object, and use the `try_` methods of an [`LgLock`] that was used before ([`lglock`]). Other

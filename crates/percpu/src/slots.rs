@@ -5,10 +5,10 @@
 //!             ^ current_cpu() gives the near slot; any thread may reach any slot
 //! ```
 //!
-//! There is a slot for every number below [`Topology::capacity`](crate::Topology::capacity). Offline
-//! CPUs and the holes between the numbers have slots too, because a thread without a CPU id may use
-//! any of them. A slot has no lock: two threads may hold `&T` of one slot at the same time, so a `T`
-//! that changes needs its own lock or atomics.
+//! There is a slot for every number below [`Topology::capacity`](crate::Topology::capacity).
+//! Offline CPUs and the holes between the numbers have slots too, because a thread without a CPU id
+//! may use any of them. A slot has no lock: two threads may hold `&T` of one slot at the same time,
+//! so a `T` that changes needs its own lock or atomics.
 //!
 //! ```
 //! use percpu::{PerCpu, slots};
@@ -20,8 +20,8 @@
 //!
 //! # Invariants
 //!
-//! 1. `slots` has `cpu::possible()` entries. The index of every CPU id that `cpu::current` returns is
-//!    below this number.
+//! 1. `slots` has `cpu::possible()` entries. The index of every CPU id that `cpu::current` returns
+//!    is below this number.
 //! 2. Two slots never share a 128-byte line: a pair of 64-byte lines that the prefetcher of x86_64
 //!    fetches together.
 
@@ -162,9 +162,9 @@ impl<T> PerCpu<T> {
     /// Folds the slots of CPUs that are offline now, ascending.
     ///
     /// No thread runs on the CPU of such a slot, so its contents are better moved to the slot of an
-    /// online CPU. The slot may still be in use: its CPU may come online at any moment, and a thread
-    /// without a CPU id may use the slot. So `fold` gets `&T`, and must move the contents as it would
-    /// from any slot.
+    /// online CPU. The slot may still be in use: its CPU may come online at any moment, and a
+    /// thread without a CPU id may use the slot. So `fold` gets `&T`, and must move the contents as
+    /// it would from any slot.
     ///
     /// Reads `/sys`, so it allocates and may block. A panic of `fold` passes through.
     ///
@@ -185,12 +185,13 @@ impl<T> PerCpu<T> {
     /// Waits until every rseq section of this process that ran on `cpu` has ended or has started
     /// again.
     ///
-    /// Every section that commits afterwards sees the stores that the calling thread made before. The
-    /// call costs a [`fence::heavy`], and is one in a process without sections (see
+    /// Every section that commits afterwards sees the stores that the calling thread made before.
+    /// The call costs a [`fence::heavy`], and is one in a process without sections (see
     /// [`capabilities`](crate::capabilities())). A thread that uses atomics is neither delayed nor
     /// waited for.
     pub fn revoke(&self, cpu: CpuId) {
-        // The membarrier command reaches every CPU of the process. Its flag for a single CPU is unused.
+        // The membarrier command reaches every CPU of the process. Its flag for a single CPU is
+        // unused.
         let _ = cpu;
         fence::heavy_rseq();
     }

@@ -1,15 +1,15 @@
 //! Whether the first use of the crate is in progress, for an allocator that counts.
 //!
 //! The first use allocates. An allocator that counts with a [`PerCpuCounter`](crate::PerCpuCounter)
-//! then calls the crate again. It would wait for the first use to end: for a `OnceLock` that is being
-//! initialised, or for the pool of words. The counter therefore checks [`is_starting`] first, and adds
-//! to the shared sum if it is true.
+//! then calls the crate again. It would wait for the first use to end: for a `OnceLock` that is
+//! being initialised, or for the pool of words. The counter therefore checks [`is_starting`] first,
+//! and adds to the shared sum if it is true.
 //!
-//! Most of the first use runs on the calling thread, and a thread-local depth marks it. The self-test
-//! of the sections may run on a helper thread, which allocates while the calling thread waits for it
-//! inside the `OnceLock`. The standard library allocates on the helper thread before its closure
-//! begins and after it ends. A mark set by the closure would come too late, so a count for the whole
-//! process covers the helper thread.
+//! Most of the first use runs on the calling thread, and a thread-local depth marks it. The
+//! self-test of the sections may run on a helper thread, which allocates while the calling thread
+//! waits for it inside the `OnceLock`. The standard library allocates on the helper thread before
+//! its closure begins and after it ends. A mark set by the closure would come too late, so a count
+//! for the whole process covers the helper thread.
 
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 mod imp {
@@ -40,8 +40,8 @@ mod imp {
         f()
     }
 
-    /// Runs `f`, which starts a helper thread and waits for its end. Meanwhile [`is_starting`] is true
-    /// on every thread.
+    /// Runs `f`, which starts a helper thread and waits for its end. Meanwhile [`is_starting`] is
+    /// true on every thread.
     #[cfg(any(test, all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu)))))]
     pub(crate) fn starting_with_helper<R>(f: impl FnOnce() -> R) -> R {
         struct HelperGuard;

@@ -1,8 +1,8 @@
 //! The CPUs that may ever exist on this machine, and the memory node of each.
 //!
-//! Both are read once from `/sys/devices/system/{cpu/possible,node/node*/cpulist}`. The kernel fixes
-//! the possible CPUs at boot. CPU hotplug and a changed cpuset move threads among these CPUs and
-//! never add one.
+//! Both are read once from `/sys/devices/system/{cpu/possible,node/node*/cpulist}`. The kernel
+//! fixes the possible CPUs at boot. CPU hotplug and a changed cpuset move threads among these CPUs
+//! and never add one.
 //!
 //! # Invariants
 //!
@@ -92,8 +92,8 @@ pub fn capacity() -> usize {
 
 /// Reads the set of CPUs that are online at this moment.
 ///
-/// Unlike [`Topology::possible`], this set changes with CPU hotplug, so the answer may be out of date
-/// at once. Every call reads `/sys` and allocates.
+/// Unlike [`Topology::possible`], this set changes with CPU hotplug, so the answer may be out of
+/// date at once. Every call reads `/sys` and allocates.
 ///
 /// # Errors
 ///
@@ -127,8 +127,8 @@ impl Topology {
         &self.possible
     }
 
-    /// Returns the number of slots of an array indexed by [`CpuId::index`]: one more than the largest
-    /// possible number. Holes count.
+    /// Returns the number of slots of an array indexed by [`CpuId::index`]: one more than the
+    /// largest possible number. Holes count.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.capacity as usize
@@ -146,8 +146,8 @@ impl Topology {
 
     /// Returns the node whose memory is closest to `cpu`.
     ///
-    /// Returns the first node if no node lists `cpu`: a CPU that is offline when the process starts, or
-    /// that does not exist.
+    /// Returns the first node if no node lists `cpu`: a CPU that is offline when the process
+    /// starts, or that does not exist.
     #[must_use]
     pub fn node_of(&self, cpu: CpuId) -> NodeId {
         self.node_of.get(cpu.index()).copied().unwrap_or(self.nodes[0])
@@ -172,7 +172,7 @@ impl Topology {
     }
 }
 
-/// Reads the possible CPUs, at least one. The error says why there are none.
+/// Reads the possible CPUs, at least one. The error says why this failed.
 fn possible_cpus(path: &Path) -> Result<CpuList, String> {
     let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
     let list: CpuList = text.parse().map_err(|e| format!("{}: {e}", path.display()))?;
@@ -182,8 +182,8 @@ fn possible_cpus(path: &Path) -> Result<CpuList, String> {
     }
 }
 
-/// Reads the nodes, and the node of each CPU below `capacity`. If `dir` lists no node, node 0 has all
-/// CPUs.
+/// Reads the nodes, and the node of each CPU below `capacity`. If `dir` lists no node, node 0 has
+/// all CPUs.
 fn memory_nodes(dir: &Path, capacity: u32) -> (Vec<NodeId>, Box<[NodeId]>) {
     let mut found: Vec<(NodeId, CpuList)> = fs::read_dir(dir)
         .into_iter()
@@ -217,8 +217,8 @@ fn node_number(name: &str) -> Option<u32> {
     (id < MAX_NODES).then_some(id)
 }
 
-/// Returns a lower bound of the capacity for a machine without `/sys`: the count of libc, or enough for
-/// every CPU of this thread's affinity mask.
+/// Returns the capacity for a machine without `/sys`: the count of libc, or more if the affinity
+/// mask of this thread has a higher CPU.
 #[cfg(any(test, not(offlock_virtual_cpu)))]
 fn configured_cpus() -> u32 {
     const WORDS: usize = MAX_CPUS as usize / 64;
@@ -227,8 +227,8 @@ fn configured_cpus() -> u32 {
     let counted = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
 
     let mut mask = [0_u64; WORDS];
-    // SAFETY: the kernel writes at most `size_of_val(&mask)` bytes, and `mask` has as many. The size
-    // is an argument, so the smaller pointee type of the pointer does not matter.
+    // SAFETY: the kernel writes at most `size_of_val(&mask)` bytes, and `mask` has as many. The
+    // size is an argument, so the smaller pointee type of the pointer does not matter.
     let rc = unsafe { libc::sched_getaffinity(0, size_of_val(&mask), mask.as_mut_ptr().cast()) };
     let allowed = if rc == 0 { cpus_up_to_last(&mask) } else { 0 };
     fallback_capacity(u32::try_from(counted).unwrap_or(0), allowed)

@@ -10,16 +10,16 @@
 //! ```
 //!
 //! The word of CPU n is at `base + n * STRIDE`. The stride is a power of two and a compile-time
-//! constant, so that a section computes the address with a shift. A chunk takes no memory until it is
-//! touched. The pool keeps a chunk after its last word was returned, so the address of a word stays
-//! readable for the life of the process. A [`WordBlock`] is [`BLOCK`] words that are adjacent in each
-//! region. Blocks have chunks of their own.
+//! constant, so that a section computes the address with a shift. A chunk takes no memory until it
+//! is touched. The pool keeps a chunk after its last word was returned, so the address of a word
+//! stays readable for the life of the process. A [`WordBlock`] is [`BLOCK`] words that are adjacent
+//! in each region. Blocks have chunks of their own.
 //!
 //! # Invariants
 //!
-//! 1. `base` points to a word in the region of CPU 0 of a chunk. The same place in the regions of all
-//!    CPUs below `cpu::possible()` belongs to the same `Words`, and to no other. The same holds for
-//!    each word of a `WordBlock`.
+//! 1. `base` points to a word in the region of CPU 0 of a chunk. The same place in the regions of
+//!    all CPUs below `cpu::possible()` belongs to the same `Words`, and to no other. The same holds
+//!    for each word of a `WordBlock`.
 //! 2. The words of a new `Words`, and of a new `WordBlock`, are 0.
 
 use std::marker::PhantomData;
@@ -79,7 +79,8 @@ impl Words {
     ///
     /// # Safety
     ///
-    /// `base` is a result of [`Words::into_raw`], and only one `Words` made from it is ever dropped.
+    /// `base` is a result of [`Words::into_raw`], and only one `Words` made from it is ever
+    /// dropped.
     #[inline(always)]
     pub(crate) unsafe fn from_raw(base: NonNull<AtomicU64>) -> Self {
         Self { base, _owns: PhantomData }
@@ -255,7 +256,8 @@ mod imp {
                 free.fresh_units = STRIDE / (self.unit * WORD);
             }
             let base = free.fresh.cast::<AtomicU64>();
-            // SAFETY: the result is in the same region or at its end, because `fresh_units` was not 0.
+            // SAFETY: the result is in the same region or at its end, because `fresh_units` was not
+            // 0.
             free.fresh = unsafe { free.fresh.add(self.unit * WORD) };
             free.fresh_units -= 1;
             free.made += 1;
@@ -266,8 +268,8 @@ mod imp {
         ///
         /// # Safety
         ///
-        /// `base` is a result of `take` of this pool and was not given back since. No thread uses its
-        /// words any more.
+        /// `base` is a result of `take` of this pool and was not given back since. No thread uses
+        /// its words any more.
         pub(super) unsafe fn give_back(&self, base: NonNull<AtomicU64>) {
             for cpu in 0..cpu::possible() {
                 for i in 0..self.unit {
@@ -275,9 +277,9 @@ mod imp {
                     let word = unsafe { base.byte_add(cpu * STRIDE + place(i)) };
                     // SAFETY: an initialised word of the unit, in a chunk that is never unmapped.
                     let word = unsafe { word.as_ref() };
-                    // Ordering: Relaxed, both; the lock of the pool carries the 0 to the next owner.
-                    // A word that is 0 is not written: a store would take a page of memory for a
-                    // CPU that never used its words.
+                    // Ordering: Relaxed, both; the lock of the pool carries the 0 to the next
+                    // owner. A word that is 0 is not written: a store would take a page of memory
+                    // for a CPU that never used its words.
                     if word.load(Ordering::Relaxed) != 0 {
                         word.store(0, Ordering::Relaxed);
                     }
@@ -318,8 +320,8 @@ mod imp {
     pub(super) static WORDS: Pool = Pool(1);
     pub(super) static BLOCKS: Pool = Pool(super::BLOCK);
 
-    /// Returns the distance in bytes from the start of a block to its word `i`. The words of all CPUs
-    /// with one `i` are adjacent.
+    /// Returns the distance in bytes from the start of a block to its word `i`. The words of all
+    /// CPUs with one `i` are adjacent.
     pub(super) fn place(i: usize) -> usize {
         i * cpu::possible() * STRIDE
     }
@@ -335,8 +337,8 @@ mod imp {
         ///
         /// # Safety
         ///
-        /// `base` is a result of `take` of this pool and was not given back since. No thread uses its
-        /// words any more.
+        /// `base` is a result of `take` of this pool and was not given back since. No thread uses
+        /// its words any more.
         pub(super) unsafe fn give_back(&self, base: NonNull<AtomicU64>) {
             let count = self.0 * cpu::possible();
             let words = std::ptr::slice_from_raw_parts_mut(base.as_ptr(), count);

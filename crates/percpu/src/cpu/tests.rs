@@ -39,8 +39,8 @@ fn fast_path_answers_exactly_if_the_backend_is_rseq() {
     assert_eq!(fast::current().is_some(), in_use, "{}", backend());
 }
 
-/// A thread is pinned to one CPU after the other. The answer follows by the last of `REUSE_LIMIT` calls,
-/// and at once if rseq keeps the id.
+/// A thread is pinned to one CPU after the other. The answer follows by the last of `REUSE_LIMIT`
+/// calls, and at once if rseq keeps the id.
 #[cfg(not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu)))]
 #[test]
 fn recent_cpu_is_renewed_within_its_limit() {

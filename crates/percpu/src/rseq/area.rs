@@ -1,7 +1,7 @@
 //! The restartable-sequences area that libc registers for every thread (x86_64).
 //!
-//! glibc 2.35 and later place a `struct rseq` at a fixed distance from the thread pointer, the
-//! same in every thread, and export that distance. The areas of two threads never overlap. The kernel
+//! glibc 2.35 and later place a `struct rseq` at a fixed distance from the thread pointer, the same
+//! in every thread, and export that distance. The areas of two threads never overlap. The kernel
 //! updates the ids below whenever it returns to the thread on another CPU:
 //!
 //! ```text
@@ -43,9 +43,9 @@ impl Offset {
     ///
     /// # Safety
     ///
-    /// `raw` is a result of `to_raw` in this process. Or `raw` is 0, the offset is passed to [`cpu_id`]
-    /// only, and the answer is discarded. The thread control block begins at 0, with a pointer to
-    /// itself (x86_64 ABI), so these bytes can be read.
+    /// `raw` is a result of `to_raw` in this process. Or `raw` is 0, the offset is passed to
+    /// [`cpu_id`] only, and the answer is discarded. The thread control block begins at 0, with a
+    /// pointer to itself (x86_64 ABI), so these bytes can be read.
     #[cfg(any(test, not(offlock_virtual_cpu)))]
     #[inline(always)]
     pub(crate) unsafe fn from_raw(raw: isize) -> Self {
@@ -57,8 +57,8 @@ impl Offset {
 pub(crate) fn find() -> Result<Offset, Absent> {
     let offset: *const isize;
     let size: *const u32;
-    // SAFETY: reads two entries of the global offset table, which the loader filled before any code of
-    // this crate ran. The symbols are weak: an entry is null if libc lacks the symbol.
+    // SAFETY: reads two entries of the global offset table, which the loader filled before any code
+    // of this crate ran. The symbols are weak: an entry is null if libc lacks the symbol.
     unsafe {
         asm!(
             ".weak __rseq_offset",
@@ -73,7 +73,8 @@ pub(crate) fn find() -> Result<Offset, Absent> {
     // SAFETY: null, or the address of libc's `const unsigned int`, written before `main` and never
     // after.
     let size = unsafe { size.as_ref() };
-    // SAFETY: null, or the address of libc's `const ptrdiff_t`, written before `main` and never after.
+    // SAFETY: null, or the address of libc's `const ptrdiff_t`, written before `main` and never
+    // after.
     let offset = unsafe { offset.as_ref() };
     let (Some(&offset), Some(&size)) = (offset, size) else { return Err(Absent::NoSymbols) };
     if size < CPU_ID_END {
@@ -84,15 +85,16 @@ pub(crate) fn find() -> Result<Offset, Absent> {
 
 /// Returns the CPU id that the kernel keeps for the calling thread.
 ///
-/// The id is above `i32::MAX` if the thread has none: -1 (never registered) or -2 (refused), as `u32`.
+/// The id is above `i32::MAX` if the thread has none: -1 (never registered) or -2 (refused), as
+/// `u32`.
 #[cfg(any(test, not(offlock_virtual_cpu)))]
 #[inline(always)]
 pub(crate) fn cpu_id(area: Offset) -> u32 {
     let id: u32;
-    // SAFETY: either `find` made the offset and checked that the area contains `cpu_id`. libc keeps an
-    // area at this distance in the static TLS block of every thread, registered or not. Or the offset
-    // is 0, where the thread control block can be read: see `from_raw`. Not `pure`: the kernel may
-    // change the field between any two instructions.
+    // SAFETY: either `find` made the offset and checked that the area contains `cpu_id`. libc keeps
+    // an area at this distance in the static TLS block of every thread, registered or not. Or the
+    // offset is 0, where the thread control block can be read: see `from_raw`. Not `pure`: the
+    // kernel may change the field between any two instructions.
     unsafe {
         asm!(
             "mov {id:e}, dword ptr fs:[{area} + 4]",

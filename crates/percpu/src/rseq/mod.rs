@@ -1,8 +1,8 @@
 //! Restartable sequences: the area that libc registers, and the sections that run on it.
 //!
 //! A section is a few instructions that end in one store. If the thread migrates, is preempted or
-//! takes a signal before that store, the kernel restarts the section. So no other thread runs on this
-//! CPU between the first instruction and the store, and the store needs no lock prefix.
+//! takes a signal before that store, the kernel restarts the section. So no other thread runs on
+//! this CPU between the first instruction and the store, and the store needs no lock prefix.
 //!
 //! ```text
 //!  default, x86_64         sections in assembly                 (x86_64.rs)

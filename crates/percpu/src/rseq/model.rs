@@ -1,9 +1,9 @@
 //! Sections for the model checkers: plain loads and stores under the virtual CPU's mutex.
 //!
 //! The mutex stands for a guarantee of the kernel: two sections on one CPU never overlap, and the
-//! second sees the store of the first. [`heavy_rseq`](crate::fence::heavy_rseq) takes every mutex in
-//! turn. So a section that began before it has committed, and a section that begins later sees the
-//! stores that the calling thread of `heavy_rseq` made before.
+//! second sees the store of the first. [`heavy_rseq`](crate::fence::heavy_rseq) takes every mutex
+//! in turn. So a section that began before it has committed, and a section that begins later sees
+//! the stores that the calling thread of `heavy_rseq` made before.
 
 use crate::cpu::CpuId;
 use crate::rseq::operations::Refused;

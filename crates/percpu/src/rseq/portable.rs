@@ -1,4 +1,5 @@
-//! Builds without sections: every operation is refused, and the compiler removes the code behind it.
+//! Builds without sections: every operation is refused, and the compiler removes the code behind
+//! it.
 
 use crate::cpu::CpuId;
 use crate::rseq::operations::Refused;

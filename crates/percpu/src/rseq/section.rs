@@ -1,16 +1,16 @@
 //! The sections: operations on the word of the calling thread's CPU, each with one plain store.
 //!
-//! Every section tests a gate first, and commits only if the gate is open: it reads 0, or the argument
-//! `open` of [`add_while`]. After a thread has closed the gate and called
+//! Every section tests a gate first, and commits only if the gate is open: it reads 0, or the
+//! argument `open` of [`add_while`]. After a thread has closed the gate and called
 //! [`heavy_rseq`](crate::fence::heavy_rseq), no section that began before can commit.
 //!
-//! Each interruption of its thread restarts a section: preemption, migration, a signal, `heavy_rseq`.
-//! No access of another thread to the word does, so a section counts as wait-free.
+//! Each interruption of its thread restarts a section: preemption, migration, a signal,
+//! `heavy_rseq`. No access of another thread to the word does, so a section counts as wait-free.
 //!
 //! # Invariants
 //!
-//! 1. [`available`] returns the same answer for the life of the process, and is called before any word
-//!    is changed. So either sections only change a word, or atomics only.
+//! 1. [`available`] returns the same answer for the life of the process, and is called before any
+//!    word is changed. So either sections only change a word, or atomics only.
 
 pub(crate) use super::operations::Refused;
 use super::state::Sections;

@@ -1,7 +1,7 @@
 //! The start-up self-test: sections stay off if the kernel, an emulator or libc gets them wrong.
 //!
-//! The test checks sections that are not interrupted. The id is a CPU that `sched_getcpu` confirms. A
-//! section that commits changes its word and no other. A refused section changes nothing.
+//! The test checks sections that are not interrupted. The id is a CPU that `sched_getcpu` confirms.
+//! A section that commits changes its word and no other. A refused section changes nothing.
 //!
 //! The stress tests check that an interrupted section restarts. Here a signal or a migration would
 //! have to fall between two instructions. That takes a handler or an affinity that belong to the
@@ -16,12 +16,12 @@ use crate::starting::starting_with_helper;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::words::Words;
 
-/// The number of attempts to get one id from a section and from `sched_getcpu`. A guess: the thread may
-/// migrate between the two in each attempt but one.
+/// The number of attempts to get one id from a section and from `sched_getcpu`. A guess: the thread
+/// may migrate between the two in each attempt but one.
 const TRIES: usize = 100;
 
-/// Runs the self-test on usable operations and returns the state of sections. Calls `enable` only for
-/// operations that passed the test.
+/// Runs the self-test on usable operations and returns the state of sections. Calls `enable` only
+/// for operations that passed the test.
 pub(crate) fn decide<O: Operations + Copy + Send + 'static>(
     usable: Result<O, Sections>,
     enable: impl FnOnce(O),
@@ -37,7 +37,8 @@ pub(crate) fn decide<O: Operations + Copy + Send + 'static>(
     Sections::InUse
 }
 
-/// Runs the self-test on the calling thread, or on a helper thread if the calling thread has no CPU id.
+/// Runs the self-test on the calling thread, or on a helper thread if the calling thread has no CPU
+/// id.
 fn test_somewhere<O: Operations + Copy + Send + 'static>(ops: O) -> Result<(), &'static str> {
     self_test(&ops).unwrap_or_else(|| {
         // The helper allocates while the calling thread waits for it inside a `OnceLock`.
@@ -49,8 +50,8 @@ fn test_somewhere<O: Operations + Copy + Send + 'static>(ops: O) -> Result<(), &
     })
 }
 
-/// Tests `ops` on the calling thread. Returns `None` if the thread has no CPU id. The error names the
-/// failed check.
+/// Tests `ops` on the calling thread. Returns `None` if the thread has no CPU id. The error names
+/// the failed check.
 fn self_test(ops: &impl Operations) -> Option<Result<(), &'static str>> {
     let (open, closed) = (AtomicU64::new(0), AtomicU64::new(1));
     let Ok(words) = Words::new() else { return Some(Err("no memory to test with")) };

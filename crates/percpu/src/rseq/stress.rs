@@ -65,8 +65,8 @@ fn unprotected(real: Params) -> Params {
 }
 
 impl Params {
-    /// Adds `delta` to this CPU's word, with a long spin between the load and the store. Returns the
-    /// number of starts of the section.
+    /// Adds `delta` to this CPU's word, with a long spin between the load and the store. Returns
+    /// the number of starts of the section.
     #[inline(never)]
     fn long_add(self, gate: &AtomicU64, words: &Words, delta: u64) -> Result<u64, Refused> {
         let mut starts = 0_u64;
@@ -96,8 +96,8 @@ impl Params {
 /// Nominal, in CPU time of the thread. The test counts the signals that each thread takes.
 const SIGNAL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// The least number of signals that each worker must take per second of the test: a hundredth of the
-/// nominal number, since the eight workers share the CPUs of the machine.
+/// The least number of signals that each worker must take per second of the test: a hundredth of
+/// the nominal number, since the eight workers share the CPUs of the machine.
 const SIGNALS_PER_SECOND: u64 = 200;
 
 thread_local! {
@@ -118,8 +118,8 @@ fn signalled<R>(work: impl FnOnce() -> R) -> (R, u64) {
     (result, SIGNALS.with(|n| n.load(Ordering::Relaxed)))
 }
 
-/// Runs `work` on eight threads under signals to each thread, migrations and barriers. Returns the sum
-/// of the results. If a thread took too few signals in that time, runs again with new threads.
+/// Runs `work` on eight threads under signals to each thread, migrations and barriers. Returns the
+/// sum of the results. If a thread took too few signals in that time, runs again with new threads.
 fn disturbed(until: Instant, work: impl Fn(&AtomicBool) -> u64 + Sync) -> u64 {
     let time = until.saturating_duration_since(Instant::now()).as_secs_f64().round();
     let wanted = SIGNALS_PER_SECOND * time as u64;
@@ -189,8 +189,8 @@ fn switched_off() -> bool {
     cfg!(offlock_no_membarrier) || tunables.split(':').any(|t| t == "glibc.pthread.rseq=0")
 }
 
-/// Returns `None` if no sections run. Panics if the environment requires them, so that CI cannot pass
-/// without a test.
+/// Returns `None` if no sections run. Panics if the environment requires them, so that CI cannot
+/// pass without a test.
 fn sections() -> Option<Params> {
     if section::state() != Sections::InUse {
         println!("sections {}: nothing to test", section::state());

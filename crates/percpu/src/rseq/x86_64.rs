@@ -1,7 +1,7 @@
 //! The sections in x86_64 assembly.
 //!
-//! All sections are the same sequence around a few instructions of their own. In words, ending at the
-//! one store:
+//! All sections are the same sequence around a few instructions of their own. In words, ending at
+//! the one store:
 //!
 //! ```text
 //!      rseq_cs = descriptor                arms the section for this thread
@@ -34,8 +34,8 @@
 //!
 //! # Invariants
 //!
-//! 1. `LIMIT` is 0 until `OFFSET` is written and the self-test has passed. It stays 0 if no sections
-//!    run.
+//! 1. `LIMIT` is 0 until `OFFSET` is written and the self-test has passed. It stays 0 if no
+//!    sections run.
 
 use crate::cpu::{CpuId, RseqState, backend};
 use crate::fence;
@@ -189,9 +189,9 @@ fn refusal(cpu: u32) -> Refused {
 impl Operations for Params {
     #[inline(always)]
     fn add(&self, gate: &AtomicU64, words: &Words, delta: u64) -> Result<CpuId, Refused> {
-        // SAFETY: `area` is the offset of an rseq area that `find` returned. The one store goes to the
-        // word of a CPU below `limit`, an atomic of `words`. The gate is only read. Plain accesses
-        // in assembly are atomic here, because they are aligned and of 8 bytes.
+        // SAFETY: `area` is the offset of an rseq area that `find` returned. The one store goes to
+        // the word of a CPU below `limit`, an atomic of `words`. The gate is only read. Plain
+        // accesses in assembly are atomic here, because they are aligned and of 8 bytes.
         let cpu = unsafe {
             section!(*self, gate => "0", words, ["add qword ptr [{word}], {delta}"],
                 delta = in(reg) delta,)
@@ -226,7 +226,8 @@ impl Operations for Params {
     ) -> Result<CpuId, Refused> {
         // -bound < sum < bound is 0 <= sum + (bound - 1) <= 2 * (bound - 1), in one compare.
         let (lift, span) = (bound - 1, 2 * (bound - 1));
-        // SAFETY: the area, the word and the gate are those of `add`. The other registers are scratch.
+        // SAFETY: the area, the word and the gate are those of `add`. The other registers are
+        // scratch.
         let cpu = unsafe {
             section!(*self, gate => "0", words, [
                     "mov {sum}, qword ptr [{word}]",
@@ -248,8 +249,8 @@ impl Operations for Params {
     #[inline(always)]
     fn swap(&self, gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused> {
         let mut old: u64;
-        // SAFETY: the area, the word and the gate are those of `add`. `old` has a value on every way out:
-        // the operand initialises it for a refusal.
+        // SAFETY: the area, the word and the gate are those of `add`. `old` has a value on every
+        // way out: the operand initialises it for a refusal.
         let cpu = unsafe {
             section!(*self, gate => "0", words, [
                     "mov {old}, qword ptr [{word}]",
