@@ -88,7 +88,7 @@ fn feature_size() -> u64 {
 
 /// Returns an error if this process runs no rseq sections.
 ///
-/// For a program that prefers not to start over running on the fallback.
+/// For a program that must not run on the slower fallback.
 ///
 /// # Errors
 ///

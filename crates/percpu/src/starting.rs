@@ -47,7 +47,8 @@ mod imp {
         struct HelperGuard;
         impl Drop for HelperGuard {
             fn drop(&mut self) {
-                // Ordering: Relaxed; the helper has ended, and other threads may see this late.
+                // Ordering: Relaxed; the helper has ended. Other threads may see the old count for
+                // a while.
                 HELPERS.fetch_sub(1, Ordering::Relaxed);
             }
         }

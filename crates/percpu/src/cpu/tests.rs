@@ -60,7 +60,7 @@ fn recent_cpu_is_renewed_within_its_limit() {
         }
         hops
     };
-    // A thread of its own: it stays pinned.
+    // A new thread, because it stays pinned.
     let hops = std::thread::spawn(hop).join().unwrap();
     println!("{hops} hops"); // 1 allowed CPU: all hops are to it
 }
