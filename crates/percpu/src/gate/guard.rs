@@ -6,16 +6,24 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
-use super::ReadWriteGate;
+use super::inner::Inner;
 use crate::sync::mutant;
 
-/// The right to read what a [`ReadWriteGate`] holds; leaves when dropped.
+/// The right to read what a [`ReadWriteGate`](super::ReadWriteGate) holds; leaves when dropped.
 ///
 /// It may be dropped on another thread, since a reader is a number in whichever CPU's word. If it
 /// is forgotten, no writer ever enters.
 #[must_use = "dropping the guard leaves at once"]
 pub struct ReadGuard<'a, T> {
-    pub(super) gate: &'a ReadWriteGate<T>,
+    gate: &'a Inner<T>,
+}
+
+impl<'a, T> ReadGuard<'a, T> {
+    /// The guard of a reader that has just entered.
+    #[inline]
+    pub(super) fn new(gate: &'a Inner<T>) -> Self {
+        Self { gate }
+    }
 }
 
 impl<T> Deref for ReadGuard<'_, T> {
@@ -41,7 +49,7 @@ impl<T: fmt::Debug> fmt::Debug for ReadGuard<'_, T> {
     }
 }
 
-/// The right to change what a [`ReadWriteGate`] holds; leaves when dropped, also by a panic.
+/// The right to change what a [`ReadWriteGate`](super::ReadWriteGate) holds; leaves when dropped, also by a panic.
 ///
 /// It stays on its thread, so that a thread that would wait for itself can be told so. If it is
 /// forgotten, the gate stays closed for ever: then this thread is told
@@ -56,14 +64,19 @@ impl<T: fmt::Debug> fmt::Debug for ReadGuard<'_, T> {
 /// ```
 #[must_use = "dropping the guard leaves at once"]
 pub struct WriteGuard<'a, T> {
-    pub(super) gate: &'a ReadWriteGate<T>,
-    pub(super) _same_thread: PhantomData<*mut T>,
+    gate: &'a Inner<T>,
+    _same_thread: PhantomData<*mut T>,
 }
 
 // SAFETY: `&WriteGuard` gives `&T` only.
 unsafe impl<T: Sync> Sync for WriteGuard<'_, T> {}
 
 impl<'a, T> WriteGuard<'a, T> {
+    /// The guard of the writer, which has just entered on this thread.
+    pub(super) fn new(gate: &'a Inner<T>) -> Self {
+        Self { gate, _same_thread: PhantomData }
+    }
+
     /// Stops writing and goes on reading, with no writer in between. Readers that waited enter.
     ///
     /// Never waits for anybody who may wait for this thread: it costs what dropping does.
@@ -113,7 +126,7 @@ impl<T> DerefMut for WriteGuard<'_, T> {
 
 impl<T> Drop for WriteGuard<'_, T> {
     fn drop(&mut self) {
-        self.gate.open(&mut self.gate.cold.state.lock());
+        self.gate.leave_writer();
     }
 }
 
@@ -122,19 +135,3 @@ impl<T: fmt::Debug> fmt::Debug for WriteGuard<'_, T> {
         (**self).fmt(f)
     }
 }
-
-/// What may cross threads, and what may be shortened.
-const _: () = {
-    const fn send<T: Send>() {}
-    const fn sync<T: Sync>() {}
-    send::<ReadWriteGate<std::cell::Cell<u32>>>();
-    sync::<ReadWriteGate<u32>>();
-    send::<ReadGuard<'_, u32>>();
-    sync::<ReadGuard<'_, u32>>();
-    sync::<WriteGuard<'_, u32>>();
-
-    #[expect(dead_code, reason = "compiled for the variance it needs")]
-    fn covariant<'short>(guard: ReadGuard<'static, u32>) -> ReadGuard<'short, u32> {
-        guard
-    }
-};

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use super::READER;
+use super::inner::READER;
 use crate::rseq::section;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::thread;
@@ -37,7 +37,7 @@ fn inv16_readers_that_waited_go_before_the_next_writer() {
             for _ in 0..2 {
                 scope.spawn(|| assert_eq!(*gate.read().unwrap(), 1));
             }
-            until(|| gate.cold.state.lock().waiting == 2);
+            until(|| gate.inner.cold.state.lock().waiting == 2);
             *first += 1;
             drop(first);
         });
@@ -55,12 +55,12 @@ fn inv16_a_reader_with_an_id_updates_nothing_by_atomics() {
         let counted = |words: &Words| -> u64 {
             words.iter().fold(0, |sum, word| sum.wrapping_add(word.load(Ordering::Relaxed)))
         };
-        assert_eq!(gate.cold.remote.load(Ordering::Relaxed), 0, "entered by an atomic");
+        assert_eq!(gate.inner.cold.remote.load(Ordering::Relaxed), 0, "entered by an atomic");
         let (one, sections) = if section::available() { (1, "") } else { (READER, "out") };
-        assert_eq!(counted(&gate.hot.words), 2 * one, "with{sections} sections");
+        assert_eq!(counted(&gate.inner.hot.words), 2 * one, "with{sections} sections");
         drop(inside);
-        assert_eq!(gate.cold.remote.load(Ordering::Relaxed), 0, "left by an atomic");
-        assert_eq!(counted(&gate.hot.words), 0);
+        assert_eq!(gate.inner.cold.remote.load(Ordering::Relaxed), 0, "left by an atomic");
+        assert_eq!(counted(&gate.inner.hot.words), 0);
     }
 }
 
