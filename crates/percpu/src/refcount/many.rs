@@ -1,7 +1,8 @@
 //! The kill of many counts at the price of one barrier.
 
-use super::switch::Switch;
-use super::{DEAD, KillError, PercpuRef, Reference};
+use super::error::KillError;
+use super::percpu_ref::{DEAD, PercpuRef, Reference, Switch};
+use super::switch;
 use crate::error::AllocError;
 use crate::sync::atomic::Ordering;
 use crate::sync::{MutexGuard, mutant};
@@ -111,7 +112,7 @@ fn close_all(dying: &mut [Dying<'_>]) {
         barrier |= switch.as_mut().is_some_and(|switch| refs.close_gate(switch));
     }
     if barrier {
-        super::switch::barrier();
+        switch::barrier();
     }
     for Dying { refs, switch, initial, .. } in dying {
         let Some(mut switch) = switch.take() else { continue };

@@ -4,7 +4,7 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc; // not the facade's: a method needs std's `Arc` as its receiver
 
-use super::PercpuRef;
+use super::percpu_ref::PercpuRef;
 
 /// An owned reference to what a [`PercpuRef`] counts; put when dropped.
 ///

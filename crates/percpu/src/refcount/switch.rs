@@ -5,32 +5,15 @@
 
 use std::mem;
 
-use super::{
-    BIAS, DEAD, KillError, ONE, PercpuRef, Reference, ReinitError, ReinitRefused, Release,
-    ResurrectError, words,
-};
+use super::error::{KillError, ReinitError, ReinitRefused, ResurrectError};
+use super::percpu_ref::{DEAD, ONE, PercpuRef, Reference, Release, Switch};
+use super::words::{self, BIAS};
 use crate::alloc::try_box;
 use crate::error::AllocError;
 use crate::fence;
 use crate::rseq::section;
 use crate::sync::atomic::Ordering;
 use crate::sync::mutant;
-
-/// What only a holder of the mutex reads and writes.
-pub(super) struct Switch {
-    /// The words and `remote` are open.
-    percpu: bool,
-    /// Stay in atomic mode while live.
-    prefer_atomic: bool,
-    /// What the sections' words summed to at the last fold.
-    folded: u64,
-}
-
-impl Switch {
-    pub(super) fn new() -> Self {
-        Self { percpu: true, prefer_atomic: false, folded: 0 }
-    }
-}
 
 impl PercpuRef {
     /// Kills: from its return on every [`try_get`](Self::try_get) fails. Drops the

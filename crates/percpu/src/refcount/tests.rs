@@ -28,7 +28,7 @@ fn inv09_a_second_fold_counts_the_difference_only() {
             scope.spawn(|| refs.try_get().unwrap().leak());
         });
         refs.switch_to_atomic();
-        assert_eq!(refs.cold.atomic.load(Ordering::Relaxed), 5 * super::ONE);
+        assert_eq!(refs.cold.atomic.load(Ordering::Relaxed), 5 * super::percpu_ref::ONE);
         refs.switch_to_percpu();
         for _ in 0..4 {
             // SAFETY: one of the four leaked above.
