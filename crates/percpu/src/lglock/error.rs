@@ -56,15 +56,6 @@ impl From<LockError> for io::Error {
     }
 }
 
-/// What a call does when a slot is not free.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
-    /// Waits, unless it could wait for ever.
-    Wait,
-    /// Returns [`LockError::WouldBlock`] where the other waits.
-    Try,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

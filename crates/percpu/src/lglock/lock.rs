@@ -8,7 +8,7 @@ use crate::park::{self, Patience};
 use crate::sync::atomic::Ordering;
 use crate::sync::{cpu, mutant, thread_id};
 
-use super::error::{LockError, Mode};
+use super::error::LockError;
 use super::guard::{GlobalGuard, LocalGuard, PairGuard};
 use super::iter::{IntoIter, IterMut};
 use super::slot::{HELD, Hold, Slot};
@@ -49,6 +49,15 @@ use super::slot::{HELD, Hold, Slot};
 pub struct LgLock<T> {
     /// One for every CPU below `cpu::possible()`, unless made by `try_with_slots`.
     slots: Box<[Slot<T>]>,
+}
+
+/// What a call does when a slot is not free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// Waits, unless it could wait for ever.
+    Wait,
+    /// Returns [`LockError::WouldBlock`] where the other waits.
+    Try,
 }
 
 impl<T> LgLock<T> {
