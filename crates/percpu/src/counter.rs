@@ -30,7 +30,7 @@
 //!    all adds that took effect.
 //! 2. A word is strictly between `-batch` and `batch`; without sections, adds in flight may have
 //!    taken it further, and each of them carries it over.
-//! 3. `base` is null, `NEVER`, or what `Words::into_raw` gave; once not null it stays.
+//! 3. `base` is null, `NO_MEMORY`, or what `Words::into_raw` gave; once not null it stays.
 //! 4. With sections in use, words are changed by sections, or while the gate is not 0 and after a
 //!    `heavy_rseq` that followed its closing. Without, by atomics.
 
@@ -59,7 +59,7 @@ const BATCH: u32 = 2_048;
 
 /// `base` when there was no memory for words: every add goes to the shared sum. An address in the
 /// first page, which no allocation has.
-const NEVER: usize = align_of::<AtomicU64>();
+const NO_MEMORY: usize = align_of::<AtomicU64>();
 
 /// A sum that many threads add to without sharing a cache line.
 ///
@@ -161,7 +161,7 @@ impl PerCpuCounter {
         let Some(words) = self.words() else { return self.first_add(delta) };
         // Refused at once where there are no sections: one test less than asking first.
         if section::add_within(&self.hot.gate, &words, delta, self.hot.batch).is_err() {
-            self.add_otherwise(&words, delta);
+            self.add_slow(&words, delta);
         }
     }
 
@@ -205,7 +205,7 @@ impl PerCpuCounter {
     ///
     /// [`AllocError`] if there is no memory for them. Adds go to the shared sum from then on.
     pub fn reserve(&self) -> Result<(), AllocError> {
-        self.words_or_take().map(drop).ok_or_else(AllocError::new)
+        self.words_or_alloc().map(drop).ok_or_else(AllocError::new)
     }
 
     /// Carries what `cpu` holds over to the shared sum and returns it; nothing for a CPU that does
@@ -236,9 +236,9 @@ impl PerCpuCounter {
     /// The words, if they were taken.
     #[inline(always)]
     fn words(&self) -> Option<ManuallyDrop<Words>> {
-        // Ordering: Acquire pairs with the Release in `words_or_take`; it carries the words' zeros.
+        // Ordering: Acquire pairs with the Release in `words_or_alloc`; it carries the words' zeros.
         let base = self.hot.base.load(Ordering::Acquire);
-        if base.addr() <= NEVER {
+        if base.addr() <= NO_MEMORY {
             return None;
         }
         // SAFETY: not null, as just checked.
@@ -249,14 +249,14 @@ impl PerCpuCounter {
 
     /// The words, taken now if they were not; `None` if there is no memory, now and for ever.
     #[cold]
-    fn words_or_take(&self) -> Option<ManuallyDrop<Words>> {
+    fn words_or_alloc(&self) -> Option<ManuallyDrop<Words>> {
         // Ordering: Acquire as in `words`.
         if self.hot.base.load(Ordering::Acquire).is_null() {
             // Decided before there are words, so that no add has to.
             let _ = section::available();
             let new = match Words::new() {
                 Ok(words) => words.into_raw().as_ptr(),
-                Err(_) => ptr::without_provenance_mut(NEVER),
+                Err(_) => ptr::without_provenance_mut(NO_MEMORY),
             };
             let publish = if mutant("counter-words-published-relaxed") {
                 Ordering::Relaxed
@@ -270,7 +270,7 @@ impl PerCpuCounter {
                 .base
                 .compare_exchange(ptr::null_mut(), new, publish, Ordering::Relaxed)
                 .is_err();
-            if let (true, Some(new)) = (lost && new.addr() > NEVER, NonNull::new(new)) {
+            if let (true, Some(new)) = (lost && new.addr() > NO_MEMORY, NonNull::new(new)) {
                 // SAFETY: from `into_raw` above, and nobody else has seen it.
                 drop(unsafe { Words::from_raw(new) });
             }
@@ -282,7 +282,7 @@ impl PerCpuCounter {
     #[inline(never)]
     fn first_add(&self, delta: i64) {
         // An allocator that counts comes here from inside of what it would wait for.
-        let words = if is_starting() { None } else { self.words_or_take() };
+        let words = if is_starting() { None } else { self.words_or_alloc() };
         match words {
             Some(_) => self.add(delta),
             None => self.carry(0, delta),
@@ -292,7 +292,7 @@ impl PerCpuCounter {
     /// An add whose section was refused: there are none, or no CPU id, the gate is closed, or the
     /// word is full.
     #[inline(never)]
-    fn add_otherwise(&self, words: &Words, delta: i64) {
+    fn add_slow(&self, words: &Words, delta: i64) {
         let batch = self.hot.batch;
         if section::available() {
             // Whichever CPU that is by now: any word may be carried over. A refusal leaves all alone.
@@ -316,7 +316,7 @@ impl PerCpuCounter {
     #[cold]
     #[inline(never)]
     fn carry_atomic(&self, word: &AtomicU64) {
-        self.carry(take(word), 0);
+        self.carry(drain(word), 0);
     }
 
     fn carry(&self, held: i64, delta: i64) {
@@ -350,7 +350,7 @@ impl PerCpuCounter {
         if close {
             self.close();
         }
-        let held = cpus().map(|cpu| take(words.slot(cpu))).fold(0, i64::wrapping_add);
+        let held = cpus().map(|cpu| drain(words.slot(cpu))).fold(0, i64::wrapping_add);
         // Ordering: Relaxed; as in `carry`.
         self.shared.fetch_add(held, Ordering::Relaxed);
         if close {
@@ -361,7 +361,7 @@ impl PerCpuCounter {
 }
 
 /// Empties a word and returns what it held.
-fn take(word: &AtomicU64) -> i64 {
+fn drain(word: &AtomicU64) -> i64 {
     // Ordering: Relaxed, all; with sections in use the gate orders them, and else the word is the
     // whole message.
     if mutant("counter-takes-in-two-steps") {

@@ -17,7 +17,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
-use crate::park::{Parker, Patience};
+use crate::park::{Parker, SpinLimit};
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::cell::UnsafeCell;
 use crate::sync::mutant;
@@ -52,8 +52,8 @@ impl<T> WordLock<T> {
     /// Locks. Blocks while another thread holds the lock.
     #[inline]
     pub fn lock(&self) -> WordGuard<'_, T> {
-        if !self.take() {
-            self.wait();
+        if !self.try_acquire() {
+            self.lock_slow();
         }
         self.guard()
     }
@@ -61,7 +61,7 @@ impl<T> WordLock<T> {
     /// Locks if no thread holds the lock. Wait-free.
     #[inline]
     pub fn try_lock(&self) -> Option<WordGuard<'_, T>> {
-        self.take().then(|| self.guard())
+        self.try_acquire().then(|| self.guard())
     }
 
     /// The value, without locking: `&mut self` proves that nobody else can reach it.
@@ -78,7 +78,7 @@ impl<T> WordLock<T> {
     }
 
     #[inline(always)]
-    fn take(&self) -> bool {
+    fn try_acquire(&self) -> bool {
         let acquire =
             if mutant("word-lock-lock-is-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
         // Ordering: Acquire pairs with the Release in `WordGuard::drop`; it carries the value.
@@ -102,11 +102,11 @@ impl<T> WordLock<T> {
 
     #[cold]
     #[inline(never)]
-    fn wait(&self) {
-        self.parker.wait(Patience::LONG, || {
+    fn lock_slow(&self) {
+        self.parker.wait(SpinLimit::LONG, || {
             // Ordering: Relaxed; only spares the holder an exchange of its line.
             let free = self.word.load(Ordering::Relaxed) == 0;
-            (free && self.take()).then_some(())
+            (free && self.try_acquire()).then_some(())
         });
     }
 }
@@ -164,10 +164,10 @@ impl<T> Drop for WordGuard<'_, T> {
         } else {
             Ordering::Release
         };
-        // Ordering: Release pairs with the Acquire in `take`; it carries the value.
+        // Ordering: Release pairs with the Acquire in `try_acquire`; it carries the value.
         self.lock.word.store(0, release);
         if !mutant("word-lock-unlock-wakes-nobody") {
-            self.lock.parker.released();
+            self.lock.parker.unpark_one();
         }
     }
 }

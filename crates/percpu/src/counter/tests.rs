@@ -10,7 +10,7 @@ const CPU0: CpuId = CpuId::new(0);
 
 /// Sets the word of every CPU, as if it had added that.
 fn preset(counter: &PerCpuCounter, values: impl Iterator<Item = i64>) {
-    let words = counter.words_or_take().unwrap();
+    let words = counter.words_or_alloc().unwrap();
     for (word, value) in words.iter().zip(values) {
         assert!(value.abs() < counter.hot.batch);
         word.store(value as u64, Ordering::Relaxed);
@@ -40,7 +40,7 @@ proptest! {
     /// From any content of the words and any shared sum, adds give the wrapped sum, and the words
     /// stay in their range.
     #[test]
-    fn inv03_the_sum_is_that_of_all_adds_from_any_start(
+    fn inv03_the_sum_is_exact_from_any_start(
         batch in batch(),
         start in any::<i64>(),
         words in vec(any::<i64>(), topology().capacity()),
@@ -100,7 +100,7 @@ proptest! {
 }
 
 #[test]
-fn inv06_folding_the_offline_changes_no_sum() {
+fn inv06_folding_offline_cpus_changes_no_sum() {
     let counter = PerCpuCounter::new();
     preset(&counter, std::iter::repeat(7));
     let sum = counter.sum();
@@ -145,7 +145,7 @@ fn inv13_no_word_takes_an_add_while_the_gate_is_closed() {
 #[test]
 fn without_words_every_add_goes_to_the_shared_sum() {
     let counter = PerCpuCounter::new();
-    counter.hot.base.store(ptr::without_provenance_mut(NEVER), Ordering::Relaxed);
+    counter.hot.base.store(ptr::without_provenance_mut(NO_MEMORY), Ordering::Relaxed);
     assert_eq!(counter.reserve(), Err(AllocError::new()));
     counter.add(3);
     counter.increment();
@@ -154,7 +154,7 @@ fn without_words_every_add_goes_to_the_shared_sum() {
 }
 
 #[test]
-fn a_dropped_counter_gives_its_words_back_as_zeros() {
+fn a_new_counter_starts_from_zeroed_words() {
     for _ in 0..100 {
         let counter = PerCpuCounter::default();
         counter.add(9);

@@ -97,9 +97,9 @@ impl<'a, T> WriteGuard<'a, T> {
         let reader = ReadGuard { gate };
         if mutant("gate-downgrades-by-leaving-first") {
             drop(self);
-            gate.enter_closed();
+            gate.enter_while_closed();
         } else {
-            gate.enter_closed();
+            gate.enter_while_closed();
             drop(self);
         }
         reader

@@ -48,7 +48,7 @@ pub(super) struct State {
     /// Readers that wait for it to go.
     pub(super) waiting: usize,
     /// Readers that waited, may enter, and have not yet.
-    turn: usize,
+    admitted: usize,
 }
 
 // SAFETY: the value moves with the gate; the rest is atomics and locks.
@@ -69,7 +69,7 @@ impl<T> Inner<T> {
         let hot = CachePadded::new(Hot { gate: AtomicU64::new(0), open: AtomicU64::new(0), words });
         let cold = CachePadded::new(Cold {
             remote: AtomicU64::new(0),
-            state: Mutex::new(State { owner: 0, waiting: 0, turn: 0 }),
+            state: Mutex::new(State { owner: 0, waiting: 0, admitted: 0 }),
             readers: Condvar::new(),
             writers: Condvar::new(),
         });
@@ -79,12 +79,12 @@ impl<T> Inner<T> {
     /// Enters as the writer; waits for the last one and for the readers inside.
     pub(super) fn write(&self) -> Result<(), GateError> {
         let mut state = self.cold.state.lock();
-        while state.owner != 0 || state.turn != 0 {
-            self.may_wait(&state)?;
+        while state.owner != 0 || state.admitted != 0 {
+            self.check_deadlock(&state)?;
             self.cold.writers.wait(&mut state);
         }
         self.close(&mut state);
-        while self.inside() {
+        while self.has_readers() {
             self.cold.writers.wait(&mut state);
         }
         Ok(())
@@ -93,13 +93,13 @@ impl<T> Inner<T> {
     /// Enters as the writer if nobody is inside.
     pub(super) fn try_write(&self) -> Result<(), GateError> {
         let mut state = self.cold.state.lock();
-        if state.owner != 0 || state.turn != 0 {
-            return Err(self.refusal());
+        if state.owner != 0 || state.admitted != 0 {
+            return Err(self.try_error());
         }
         self.close(&mut state);
-        if self.inside() {
+        if self.has_readers() {
             self.open(&mut state);
-            return Err(self.refusal());
+            return Err(self.try_error());
         }
         Ok(())
     }
@@ -122,17 +122,17 @@ impl<T> Inner<T> {
             }
             match section::add(&self.hot.gate, &self.hot.words, 1) {
                 Ok(_) => true,
-                Err(Refused::NoCpu) => enter_open(&self.cold.remote),
+                Err(Refused::NoCpu) => enter_by_atomic(&self.cold.remote),
                 Err(Refused::Closed | Refused::Busy) => false,
             }
         } else {
-            enter_open(self.hot.words.slot(cpu::recent()))
+            enter_by_atomic(self.hot.words.slot(cpu::recent()))
         }
     }
 
     /// Counts the writer as a reader: by an atomic, since no section enters while the gate is
     /// closed. Which word it is does not matter to the sum.
-    pub(super) fn enter_closed(&self) {
+    pub(super) fn enter_while_closed(&self) {
         let hot = &self.hot;
         let word = match section::available() {
             true => &self.cold.remote,
@@ -144,23 +144,23 @@ impl<T> Inner<T> {
     }
 
     #[cold]
-    pub(super) fn enter_when_open(&self) -> Result<(), GateError> {
+    pub(super) fn enter_slow(&self) -> Result<(), GateError> {
         let mut state = self.cold.state.lock();
         if state.owner == 0 {
             let entered = self.enter();
             assert!(entered, "the gate closes under `state` only (invariant 3)");
             return Ok(());
         }
-        self.may_wait(&state)?;
+        self.check_deadlock(&state)?;
         state.waiting += 1;
         while state.owner != 0 {
             self.cold.readers.wait(&mut state);
         }
-        // Invariant 5: the writer left with us in `turn`, and no other one came since.
+        // Invariant 5: the writer left with us in `admitted`, and no other one came since.
         let entered = self.enter();
         assert!(entered, "the gate closes under `state` only (invariant 3)");
-        state.turn -= 1;
-        if state.turn == 0 && !mutant("gate-forgets-the-next-writer") {
+        state.admitted -= 1;
+        if state.admitted == 0 && !mutant("gate-forgets-the-next-writer") {
             self.cold.writers.notify_all();
         }
         Ok(())
@@ -227,7 +227,7 @@ impl<T> Inner<T> {
     }
 
     /// Whether there are readers inside; of meaning after `close` only (invariant 2).
-    fn inside(&self) -> bool {
+    fn has_readers(&self) -> bool {
         let hot = &self.hot;
         // Ordering: Acquire, here and below, pairs with the Release of those who leave; it carries
         // that they have read the value before the writer changes it.
@@ -264,8 +264,8 @@ impl<T> Inner<T> {
             if mutant("gate-opens-relaxed") { Ordering::Relaxed } else { Ordering::Release };
         self.hot.gate.store(0, order);
         state.owner = 0;
-        state.turn = std::mem::take(&mut state.waiting);
-        if state.turn != 0 {
+        state.admitted = std::mem::take(&mut state.waiting);
+        if state.admitted != 0 {
             if !mutant("gate-leaves-readers-asleep") {
                 self.cold.readers.notify_all();
             }
@@ -275,13 +275,13 @@ impl<T> Inner<T> {
     }
 
     /// Refuses to wait for a writer, or for readers whose turn it is, if that could not end.
-    fn may_wait(&self, state: &State) -> Result<(), GateError> {
+    fn check_deadlock(&self, state: &State) -> Result<(), GateError> {
         if state.owner == thread_id() { Err(GateError::Deadlock) } else { Ok(()) }
     }
 
     /// What to tell a thread that only tried, and found the gate closed or others inside.
     #[cold]
-    pub(super) fn refusal(&self) -> GateError {
+    pub(super) fn try_error(&self) -> GateError {
         // Ordering: Relaxed; a living thread's id is stored by that thread alone, so it is there or
         // not for sure.
         if self.hot.gate.load(Ordering::Relaxed) == thread_id() {
@@ -294,7 +294,7 @@ impl<T> Inner<T> {
 
 /// Counts one more reader in a word unless it is closed.
 #[inline]
-fn enter_open(word: &AtomicU64) -> bool {
+fn enter_by_atomic(word: &AtomicU64) -> bool {
     // Ordering: Relaxed; the exchange checks it.
     let mut seen = word.load(Ordering::Relaxed);
     while seen & CLOSED == 0 {

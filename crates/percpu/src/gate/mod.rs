@@ -30,7 +30,7 @@
 //! 4. A reader that leaves either is seen by the writer's sum, or sees the closed gate and wakes
 //!    the writer under `state`: its store and load against the writer's, with `light` and `heavy`
 //!    in between.
-//! 5. While `turn` is not 0 there is no writer: the readers that waited for the last one go first.
+//! 5. While `admitted` is not 0 there is no writer: the readers that waited for the last one go first.
 //!
 //! # Who excludes whom
 //!
@@ -108,7 +108,7 @@ impl<T> ReadWriteGate<T> {
     #[inline]
     pub fn read(&self) -> Result<ReadGuard<'_, T>, GateError> {
         if !self.inner.enter() {
-            self.inner.enter_when_open()?;
+            self.inner.enter_slow()?;
         }
         Ok(ReadGuard::new(&self.inner))
     }
@@ -121,7 +121,11 @@ impl<T> ReadWriteGate<T> {
     /// As [`read`](Self::read), and [`GateError::WouldBlock`] where that waits.
     #[inline]
     pub fn try_read(&self) -> Result<ReadGuard<'_, T>, GateError> {
-        if self.inner.enter() { Ok(ReadGuard::new(&self.inner)) } else { Err(self.inner.refusal()) }
+        if self.inner.enter() {
+            Ok(ReadGuard::new(&self.inner))
+        } else {
+            Err(self.inner.try_error())
+        }
     }
 
     /// Enters to write: keeps new readers out, and blocks until those inside have left.

@@ -65,7 +65,7 @@ fn inv16_a_reader_with_an_id_updates_nothing_by_atomics() {
 }
 
 #[test]
-fn inv16_whoever_would_wait_for_itself_is_told_so() {
+fn inv16_waiting_for_the_own_writer_is_a_deadlock() {
     let gate = gate();
     let guard = gate.write().unwrap();
     assert_eq!(gate.read().unwrap_err(), GateError::Deadlock);
@@ -78,7 +78,7 @@ fn inv16_whoever_would_wait_for_itself_is_told_so() {
 }
 
 #[test]
-fn whoever_only_tries_is_told_that_others_are_inside() {
+fn try_methods_return_would_block_while_the_gate_is_taken() {
     let gate = gate();
     let writer = gate.write().unwrap();
     thread::scope(|scope| {
@@ -97,7 +97,7 @@ fn whoever_only_tries_is_told_that_others_are_inside() {
 
 /// A guard moves to another thread, and the thread that took it exits.
 #[test]
-fn inv15_readers_are_not_counted_by_thread() {
+fn inv15_a_read_guard_outlives_its_thread() {
     let gate = gate();
     let reader = thread::scope(|scope| scope.spawn(|| gate.read().unwrap()).join().unwrap());
     let busy = Err(GateError::WouldBlock);
@@ -107,7 +107,7 @@ fn inv15_readers_are_not_counted_by_thread() {
 }
 
 #[test]
-fn inv15_a_forgotten_guard_keeps_the_others_out() {
+fn inv15_a_forgotten_guard_stays_inside() {
     let gate = gate();
     std::mem::forget(gate.read());
     assert_eq!(gate.try_write().unwrap_err(), GateError::WouldBlock);

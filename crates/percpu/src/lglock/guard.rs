@@ -9,7 +9,7 @@ use std::ops::{Deref, DerefMut};
 use crate::cpu::CpuId;
 
 use super::iter::{Iter, IterMut};
-use super::slot::{Hold, Slot};
+use super::slot::{RawGuard, Slot};
 
 /// Makes a guard `!Send` and `!Sync`; the latter is given back where `T` allows it.
 type NotSend = PhantomData<*mut ()>;
@@ -23,7 +23,7 @@ type NotSend = PhantomData<*mut ()>;
 #[must_use = "the slot is unlocked when the guard drops"]
 pub struct LocalGuard<'a, T> {
     slot: &'a Slot<T>,
-    hold: Hold<'a>,
+    raw: RawGuard<'a>,
     _not_send: NotSend,
 }
 
@@ -35,14 +35,14 @@ impl<'a, T> LocalGuard<'a, T> {
     ///
     /// As long as `hold` lives, its thread may use the slot's value, and nobody else may.
     #[inline(always)]
-    pub(super) unsafe fn new(slot: &'a Slot<T>, hold: Hold<'a>) -> Self {
-        Self { slot, hold, _not_send: PhantomData }
+    pub(super) unsafe fn new(slot: &'a Slot<T>, raw: RawGuard<'a>) -> Self {
+        Self { slot, raw, _not_send: PhantomData }
     }
 
     /// The right alone, without the way to the value.
     #[inline(always)]
-    pub(super) fn into_hold(self) -> Hold<'a> {
-        self.hold
+    pub(super) fn into_raw(self) -> RawGuard<'a> {
+        self.raw
     }
 
     /// Whose slot it is.
@@ -59,7 +59,7 @@ impl<T> Deref for LocalGuard<'_, T> {
     #[inline(always)]
     fn deref(&self) -> &T {
         // SAFETY: see `new`; `hold` lives, and `&self` keeps `deref_mut` away.
-        unsafe { &*self.slot.read() }
+        unsafe { &*self.slot.as_ptr() }
     }
 }
 
@@ -67,7 +67,7 @@ impl<T> DerefMut for LocalGuard<'_, T> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: see `new`; `hold` lives, and `&mut self` keeps other references away.
-        unsafe { &mut *self.slot.write() }
+        unsafe { &mut *self.slot.as_mut_ptr() }
     }
 }
 
@@ -81,7 +81,7 @@ impl<T: fmt::Debug> fmt::Debug for LocalGuard<'_, T> {
 #[must_use = "the slots are unlocked when the guard drops"]
 pub struct PairGuard<'a, T> {
     slots: (&'a Slot<T>, &'a Slot<T>),
-    _holds: (Hold<'a>, Hold<'a>),
+    _raw: (RawGuard<'a>, RawGuard<'a>),
     _not_send: NotSend,
 }
 
@@ -95,9 +95,9 @@ impl<'a, T> PairGuard<'a, T> {
     /// may; and the slots are different.
     pub(super) unsafe fn new(
         slots: (&'a Slot<T>, &'a Slot<T>),
-        holds: (Hold<'a>, Hold<'a>),
+        raw: (RawGuard<'a>, RawGuard<'a>),
     ) -> Self {
-        Self { slots, _holds: holds, _not_send: PhantomData }
+        Self { slots, _raw: raw, _not_send: PhantomData }
     }
 
     /// The CPUs, in the order in which they were asked for.
@@ -110,9 +110,9 @@ impl<'a, T> PairGuard<'a, T> {
     #[must_use]
     pub fn get(&self) -> (&T, &T) {
         // SAFETY: see `new`; `&self` keeps `get_mut` away.
-        let first = unsafe { &*self.slots.0.read() };
+        let first = unsafe { &*self.slots.0.as_ptr() };
         // SAFETY: as above.
-        let second = unsafe { &*self.slots.1.read() };
+        let second = unsafe { &*self.slots.1.as_ptr() };
         (first, second)
     }
 
@@ -120,9 +120,9 @@ impl<'a, T> PairGuard<'a, T> {
     #[must_use]
     pub fn get_mut(&mut self) -> (&mut T, &mut T) {
         // SAFETY: see `new`; `&mut self` keeps other references away.
-        let first = unsafe { &mut *self.slots.0.write() };
+        let first = unsafe { &mut *self.slots.0.as_mut_ptr() };
         // SAFETY: as above, and another slot than the first.
-        let second = unsafe { &mut *self.slots.1.write() };
+        let second = unsafe { &mut *self.slots.1.as_mut_ptr() };
         (first, second)
     }
 }
@@ -163,7 +163,7 @@ impl<'a, T> GlobalGuard<'a, T> {
     pub fn get(&self, cpu: CpuId) -> Option<&T> {
         let slot = self.slots.get(cpu.index())?;
         // SAFETY: see `new`; `&self` keeps `get_mut` away.
-        Some(unsafe { &*slot.read() })
+        Some(unsafe { &*slot.as_ptr() })
     }
 
     /// The value of `cpu`, if it has a slot.
@@ -171,7 +171,7 @@ impl<'a, T> GlobalGuard<'a, T> {
     pub fn get_mut(&mut self, cpu: CpuId) -> Option<&mut T> {
         let slot = self.slots.get(cpu.index())?;
         // SAFETY: see `new`; `&mut self` keeps other references away.
-        Some(unsafe { &mut *slot.write() })
+        Some(unsafe { &mut *slot.as_mut_ptr() })
     }
 
     /// Goes over all slots, ascending.
@@ -191,7 +191,7 @@ impl<T> Drop for GlobalGuard<'_, T> {
     fn drop(&mut self) {
         for slot in self.slots {
             // SAFETY: see `new`: the word is this thread's, for the guard to release.
-            drop(unsafe { Hold::new(slot) });
+            drop(unsafe { RawGuard::new(slot) });
         }
     }
 }

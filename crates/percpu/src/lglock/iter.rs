@@ -88,10 +88,10 @@ macro_rules! iterator {
 
 iterator!(['a, T] Iter<'a, T>, &'a T, slot => {
     // SAFETY: whoever made the iterator holds the slot for `'a` and does not write.
-    unsafe { &*slot.read() }
+    unsafe { &*slot.as_ptr() }
 });
 iterator!(['a, T] IterMut<'a, T>, &'a mut T, slot => {
     // SAFETY: whoever made the iterator holds the slot for `'a`, and the iterator comes by it once.
-    unsafe { &mut *slot.write() }
+    unsafe { &mut *slot.as_mut_ptr() }
 });
 iterator!([T] IntoIter<T>, T, slot => slot.into_inner());

@@ -4,14 +4,14 @@ use std::fmt;
 
 use crate::cpu::CpuId;
 use crate::error::{AllocError, out_of_memory};
-use crate::park::{self, Patience};
+use crate::park::{self, SpinLimit};
 use crate::sync::atomic::Ordering;
 use crate::sync::{cpu, mutant, thread_id};
 
 use super::error::LockError;
 use super::guard::{GlobalGuard, LocalGuard, PairGuard};
 use super::iter::{IntoIter, IterMut};
-use super::slot::{HELD, Hold, Slot};
+use super::slot::{HELD, RawGuard, Slot};
 
 /// A value per CPU, each under a lock of its own; any thread may lock any of them, or all.
 ///
@@ -96,7 +96,7 @@ impl<T> LgLock<T> {
     /// [`AllocError`] if memory is out, or `count` is more than a `u32` holds.
     #[doc(hidden)] // for the other crates of the workspace
     pub fn try_with_slots(count: usize, init: impl FnMut(CpuId) -> T) -> Result<Self, AllocError> {
-        Ok(Self { slots: Slot::all(count, init)? })
+        Ok(Self { slots: Slot::boxed_slice(count, init)? })
     }
 
     /// How many slots there are: one for every CPU that may ever exist.
@@ -148,9 +148,9 @@ impl<T> LgLock<T> {
     #[inline(always)]
     pub fn local_on_counted(&self, cpu: CpuId) -> Result<(LocalGuard<'_, T>, bool), LockError> {
         let (slot, me) = (self.slot(cpu)?, thread_id());
-        let contended = !try_take(slot, me);
+        let contended = !try_acquire(slot, me);
         if contended {
-            self.take_slow(slot, me, Mode::Wait)?;
+            self.acquire_slow(slot, me, Mode::Wait)?;
         }
         // SAFETY: one of the two took the word.
         Ok((unsafe { self.guard(slot) }, contended))
@@ -200,13 +200,13 @@ impl<T> LgLock<T> {
     }
 
     fn lock_pair(&self, a: CpuId, b: CpuId, mode: Mode) -> Result<PairGuard<'_, T>, LockError> {
-        let (a, b) = self.two_slots(a, b)?;
+        let (a, b) = self.distinct_slots(a, b)?;
         let ascending = a.cpu < b.cpu || mutant("lglock-pair-in-argument-order");
         let (low, high) = if ascending { (a, b) } else { (b, a) };
         let low = self.lock(low, mode)?;
         let high = self.lock(high, mode)?;
-        // SAFETY: `lock` took both, and `two_slots` made sure that they are two.
-        Ok(unsafe { PairGuard::new((a, b), (low.into_hold(), high.into_hold())) })
+        // SAFETY: `lock` took both, and `distinct_slots` made sure that they are two.
+        Ok(unsafe { PairGuard::new((a, b), (low.into_raw(), high.into_raw())) })
     }
 
     /// Locks every slot, in ascending order. Blocks while another thread holds one of them.
@@ -245,15 +245,15 @@ impl<T> LgLock<T> {
     }
 
     /// The slots of two different CPUs.
-    fn two_slots(&self, a: CpuId, b: CpuId) -> Result<(&Slot<T>, &Slot<T>), LockError> {
+    fn distinct_slots(&self, a: CpuId, b: CpuId) -> Result<(&Slot<T>, &Slot<T>), LockError> {
         let slots = (self.slot(a)?, self.slot(b)?);
         if a == b { Err(LockError::SameSlot(a)) } else { Ok(slots) }
     }
 
     #[inline(always)]
     fn lock<'a>(&'a self, slot: &'a Slot<T>, mode: Mode) -> Result<LocalGuard<'a, T>, LockError> {
-        self.take(slot, mode)?;
-        // SAFETY: `take` took the word.
+        self.acquire(slot, mode)?;
+        // SAFETY: `acquire` took the word.
         Ok(unsafe { self.guard(slot) })
     }
 
@@ -262,24 +262,24 @@ impl<T> LgLock<T> {
     /// The calling thread took the slot's word, and makes no other guard of it.
     #[inline(always)]
     unsafe fn guard<'a>(&'a self, slot: &'a Slot<T>) -> LocalGuard<'a, T> {
-        // SAFETY: the caller's: there is no other `Hold`.
-        let hold = unsafe { Hold::new(slot) };
+        // SAFETY: the caller's: there is no other `RawGuard`.
+        let raw = unsafe { RawGuard::new(slot) };
         #[cfg(any(offlock_loom, offlock_shuttle))]
-        let hold = match self.slots.get(slot.cpu.index() ^ 1) {
-            Some(other) => hold.beside(slot.cpu, &other.word),
-            None => hold,
+        let raw = match self.slots.get(slot.cpu.index() ^ 1) {
+            Some(other) => raw.with_other_word(slot.cpu, &other.word),
+            None => raw,
         };
         // SAFETY: the word is the slot's, and whoever holds that has the value.
-        unsafe { LocalGuard::new(slot, hold) }
+        unsafe { LocalGuard::new(slot, raw) }
     }
 
     fn lock_all(&self, mode: Mode) -> Result<GlobalGuard<'_, T>, LockError> {
         // SAFETY: a guard of no slots.
         let mut guard = unsafe { GlobalGuard::new(&self.slots[..0]) };
         for (index, slot) in self.slots.iter().enumerate() {
-            self.take(slot, mode)?; // else the guard releases those before
+            self.acquire(slot, mode)?; // else the guard releases those before
             std::mem::forget(guard);
-            // SAFETY: `take` took this slot, and a turn before it each of the others; the guard
+            // SAFETY: `acquire` took this slot, and a turn before it each of the others; the guard
             // that had those is gone without releasing them.
             guard = unsafe { GlobalGuard::new(&self.slots[..=index]) };
         }
@@ -288,32 +288,32 @@ impl<T> LgLock<T> {
 
     /// Takes the slot's word once that is 0.
     #[inline(always)]
-    fn take(&self, slot: &Slot<T>, mode: Mode) -> Result<(), LockError> {
+    fn acquire(&self, slot: &Slot<T>, mode: Mode) -> Result<(), LockError> {
         let me = thread_id();
-        if try_take(slot, me) { Ok(()) } else { self.take_slow(slot, me, mode) }
+        if try_acquire(slot, me) { Ok(()) } else { self.acquire_slow(slot, me, mode) }
     }
 
     #[cold]
     #[inline(never)]
-    fn take_slow(&self, slot: &Slot<T>, me: u64, mode: Mode) -> Result<(), LockError> {
+    fn acquire_slow(&self, slot: &Slot<T>, me: u64, mode: Mode) -> Result<(), LockError> {
         // Ordering: Relaxed; only this thread stores its id, so it is there or not for sure. Or a
         // thread stored it that forgot its guard and ended: the slot is lost either way.
-        let mine = |slot: &Slot<T>| slot.owner.load(Ordering::Relaxed) == me;
-        if mine(slot) {
+        let owned_by_me = |slot: &Slot<T>| slot.owner.load(Ordering::Relaxed) == me;
+        if owned_by_me(slot) {
             return Err(LockError::Deadlock);
         }
         let attempt = || {
             // Ordering: Relaxed; only spares the holder an exchange of its line.
             let free = slot.word.load(Ordering::Relaxed) == 0;
-            (free && try_take(slot, me)).then_some(())
+            (free && try_acquire(slot, me)).then_some(())
         };
         if mode == Mode::Wait {
             // Before the question below, which reads a line of every CPU from this one on.
-            if park::spin(Patience::SHORT, attempt).is_some() {
+            if park::spin(SpinLimit::SHORT, attempt).is_some() {
                 return Ok(());
             }
             // Slots are waited for in ascending order: else two threads might wait for each other.
-            if self.slots[slot.cpu.index()..].iter().any(mine) {
+            if self.slots[slot.cpu.index()..].iter().any(owned_by_me) {
                 return Err(LockError::Deadlock);
             }
         }
@@ -327,10 +327,10 @@ impl<T> LgLock<T> {
 }
 
 #[inline(always)]
-fn try_take<T>(slot: &Slot<T>, me: u64) -> bool {
+fn try_acquire<T>(slot: &Slot<T>, me: u64) -> bool {
     let acquire =
         if mutant("lglock-lock-is-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
-    // Ordering: Acquire pairs with the Release in `Hold::drop`; it carries the value.
+    // Ordering: Acquire pairs with the Release in `RawGuard::drop`; it carries the value.
     let taken = if cfg!(any(offlock_loom, offlock_shuttle)) {
         // The same for a word of two values; loom lets an exchange that read HELD undo a release.
         slot.word.compare_exchange(0, HELD, acquire, Ordering::Relaxed).is_ok()

@@ -35,7 +35,7 @@ unsafe impl<T: Send> Sync for Slot<T> {}
 
 impl<T> Slot<T> {
     /// So many slots, ascending from 0, all free.
-    pub(super) fn all(
+    pub(super) fn boxed_slice(
         count: usize,
         mut init: impl FnMut(CpuId) -> T,
     ) -> Result<Box<[Self]>, AllocError> {
@@ -57,19 +57,19 @@ impl<T> Slot<T> {
 
     /// The value, for whoever holds the slot and only reads.
     #[inline(always)]
-    pub(super) fn read(&self) -> *const T {
+    pub(super) fn as_ptr(&self) -> *const T {
         self.value.with(|value| value)
     }
 
     /// The value, for whoever holds the slot.
     #[inline(always)]
-    pub(super) fn write(&self) -> *mut T {
+    pub(super) fn as_mut_ptr(&self) -> *mut T {
         self.value.with_mut(|value| value)
     }
 
     /// The value, for who has the whole lock to himself.
     pub(super) fn get_mut(&mut self) -> &mut T {
-        let value = self.write();
+        let value = self.as_mut_ptr();
         // SAFETY: `&mut self` says that nobody else can reach it.
         unsafe { &mut *value }
     }
@@ -81,7 +81,7 @@ impl<T> Slot<T> {
 
 /// The right to a slot; gives it back on drop.
 #[derive(Debug)]
-pub(super) struct Hold<'a> {
+pub(super) struct RawGuard<'a> {
     word: &'a AtomicU64,
     owner: &'a AtomicU64,
     parker: &'a Parker,
@@ -90,11 +90,11 @@ pub(super) struct Hold<'a> {
     other: Option<(CpuId, &'a AtomicU64)>,
 }
 
-impl<'a> Hold<'a> {
+impl<'a> RawGuard<'a> {
     /// # Safety
     ///
     /// The calling thread has taken the slot's word and stored its id as the owner, has no other
-    /// `Hold` of it, and keeps this one to itself.
+    /// `RawGuard` of it, and keeps this one to itself.
     #[inline(always)]
     pub(super) unsafe fn new<T>(slot: &'a Slot<T>) -> Self {
         Self {
@@ -121,23 +121,23 @@ impl<'a> Hold<'a> {
 
     /// Lets a planted bug release the word of the other CPU of a model.
     #[cfg(any(offlock_loom, offlock_shuttle))]
-    pub(super) fn beside(mut self, locked: CpuId, other: &'a AtomicU64) -> Self {
+    pub(super) fn with_other_word(mut self, locked: CpuId, other: &'a AtomicU64) -> Self {
         self.other = Some((locked, other));
         self
     }
 }
 
-impl Drop for Hold<'_> {
+impl Drop for RawGuard<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         // Ordering: Relaxed; only its own thread looks for its id.
         self.owner.store(0, Ordering::Relaxed);
         let release =
             if mutant("lglock-unlock-is-relaxed") { Ordering::Relaxed } else { Ordering::Release };
-        // Ordering: Release pairs with the Acquire in `try_take`, by which the next holder takes the
+        // Ordering: Release pairs with the Acquire in `try_acquire`, by which the next holder takes the
         // word. It carries the slot's value.
         self.word().store(0, release);
-        self.parker.released();
+        self.parker.unpark_one();
     }
 }
 
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn inv18_slots_of_different_cpus_never_share_a_line() {
         fn check<T: Default>() {
-            let slots = Slot::<T>::all(cpu::possible(), |_| T::default()).unwrap();
+            let slots = Slot::<T>::boxed_slice(cpu::possible(), |_| T::default()).unwrap();
             for slot in &slots {
                 assert_eq!(std::ptr::from_ref(slot).addr() % 128, 0);
             }
@@ -166,7 +166,7 @@ mod tests {
 
     /// Small values cost one line.
     #[test]
-    fn sizes() {
+    fn a_small_value_fits_in_the_line_of_its_lock() {
         assert_eq!(size_of::<Slot<[u64; 9]>>(), 128);
         assert!(size_of::<LgLock<u8>>() <= 32);
     }

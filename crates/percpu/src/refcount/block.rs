@@ -151,24 +151,24 @@ impl RefBlock {
         match section::add_while(gate, open, &self.words.words(i), 1) {
             Ok(_) => true,
             Err(Refused::Closed | Refused::Busy) => false,
-            Err(Refused::NoCpu) => self.try_get_otherwise(i, gate, open),
+            Err(Refused::NoCpu) => self.try_get_without_section(i, gate, open),
         }
     }
 
-    fn try_get_otherwise(&self, i: usize, gate: &AtomicU64, open: u64) -> bool {
+    fn try_get_without_section(&self, i: usize, gate: &AtomicU64, open: u64) -> bool {
         // Counted after the gate was closed, it still counts as taken before: at this load.
         // Ordering: Acquire pairs with the owner's Release store of `open`; it carries what `open`
         // stored, and what the owner did to the object.
         if gate.load(Ordering::Acquire) != open && !mutant("ref-block-ignores-the-gate") {
             return false;
         }
-        count_otherwise(&self.words.words(i), &self.cold.counts[i].remote, 1)
+        count_without_section(&self.words.words(i), &self.cold.counts[i].remote, 1)
     }
 
     /// Takes a reference for somebody who has one: also after the gate was closed.
     #[inline]
     pub fn get_more(&self, i: usize, gate: &AtomicU64, open: u64) {
-        if !self.add(i, gate, open, 1) {
+        if !self.try_add(i, gate, open, 1) {
             // Ordering: Relaxed, as for an `Arc`: a reference that exists keeps the count from
             // zero, and whoever gives the new one away orders that.
             self.cold.counts[i].atomic.fetch_add(1, Ordering::Relaxed);
@@ -201,7 +201,7 @@ impl RefBlock {
         let gate = unsafe { &*gate };
         if count(&words, remote, gate, open, -1) {
             // SAFETY: none is needed but in a planted bug.
-            return unsafe { Self::look_back(this, i) };
+            return unsafe { Self::use_after_put(this, i) };
         }
         // SAFETY: the caller's reference, which is not put yet.
         unsafe { Self::put_atomic(this, i) }
@@ -230,7 +230,7 @@ impl RefBlock {
     /// Adds `delta` where this CPU counts; false if that is closed, and the atomic counts. For
     /// whoever has a reference.
     #[inline(always)]
-    fn add(&self, i: usize, gate: &AtomicU64, open: u64, delta: i64) -> bool {
+    fn try_add(&self, i: usize, gate: &AtomicU64, open: u64, delta: i64) -> bool {
         count(&self.words.words(i), &self.cold.counts[i].remote, gate, open, delta)
     }
 
@@ -249,7 +249,7 @@ impl RefBlock {
             return true;
         }
         // SAFETY: none is needed but in a planted bug.
-        unsafe { Self::look_back(this, i) }
+        unsafe { Self::use_after_put(this, i) }
     }
 
     /// Nothing, behind the instruction that counted a put, but for a planted bug; often enough for
@@ -259,7 +259,7 @@ impl RefBlock {
     ///
     /// None is needed without the planted bug, which uses a block that may be gone.
     #[inline(always)]
-    unsafe fn look_back(this: *const Self, i: usize) -> bool {
+    unsafe fn use_after_put(this: *const Self, i: usize) -> bool {
         mutant("ref-block-put-looks-back")
             && (0..16).any(|_| {
                 // SAFETY: none, it is a bug.
@@ -275,13 +275,13 @@ fn count(words: &Words, remote: &AtomicU64, gate: &AtomicU64, open: u64, delta: 
     match section::add_while(gate, open, words, delta as u64) {
         Ok(_) => true,
         Err(Refused::Closed | Refused::Busy) => false,
-        Err(Refused::NoCpu) => count_otherwise(words, remote, delta),
+        Err(Refused::NoCpu) => count_without_section(words, remote, delta),
     }
 }
 
 /// Without a section: on this CPU's word where no thread has sections, or on `remote`, for a thread
 /// that must not touch the words, which other threads change by plain stores.
-fn count_otherwise(words: &Words, remote: &AtomicU64, delta: i64) -> bool {
+fn count_without_section(words: &Words, remote: &AtomicU64, delta: i64) -> bool {
     if section::available() {
         add_open(remote, delta)
     } else {

@@ -4,7 +4,7 @@ use super::*;
 use crate::fence::heavy_rseq;
 use crate::sync::{Arc, thread};
 
-const NAME: u64 = 5 << 33;
+const OPEN: u64 = 5 << 33;
 
 /// Ends the life of count `i`; true if no reference is left.
 fn kill(block: &RefBlock, i: usize, gate: &AtomicU64) -> bool {
@@ -15,7 +15,7 @@ fn kill(block: &RefBlock, i: usize, gate: &AtomicU64) -> bool {
 
 fn put(block: &RefBlock, i: usize, gate: &AtomicU64) -> bool {
     // SAFETY: the tests put what they took, and keep the block.
-    unsafe { RefBlock::put(block, i, gate, NAME) }
+    unsafe { RefBlock::put(block, i, gate, OPEN) }
 }
 
 #[test]
@@ -24,18 +24,18 @@ fn inv21_each_count_of_a_block_ends_by_itself() {
     let gates = [(); RefBlock::COUNTS].map(|()| AtomicU64::new(0));
     for round in 0..3 {
         for (i, gate) in gates.iter().enumerate() {
-            assert!(!block.try_get(i, gate, NAME), "closed");
+            assert!(!block.try_get(i, gate, OPEN), "closed");
             block.open(i);
-            gate.store(NAME, Ordering::Release);
+            gate.store(OPEN, Ordering::Release);
             for _ in 0..=i {
-                assert!(block.try_get(i, gate, NAME) && !block.try_get(i, gate, NAME + 1));
+                assert!(block.try_get(i, gate, OPEN) && !block.try_get(i, gate, OPEN + 1));
             }
         }
         for (i, gate) in gates.iter().enumerate() {
             assert!(!put(&block, i, gate));
             assert_eq!(kill(&block, i, gate), i == 0, "round {round}, {i} are left");
-            assert!(!block.try_get(i, gate, NAME) && !block.try_get(i, gate, 1));
-            block.get_more(i, gate, NAME);
+            assert!(!block.try_get(i, gate, OPEN) && !block.try_get(i, gate, 1));
+            block.get_more(i, gate, OPEN);
             for left in (0..=i).rev() {
                 if i > 0 || left > 0 {
                     assert_eq!(put(&block, i, gate), left == 0);
@@ -56,9 +56,9 @@ fn a_count_beyond_the_block_is_refused() {
 #[test]
 fn inv21_a_new_block_starts_from_nothing() {
     for _ in 0..200 {
-        let (block, gate) = (RefBlock::try_new().unwrap(), AtomicU64::new(NAME));
+        let (block, gate) = (RefBlock::try_new().unwrap(), AtomicU64::new(OPEN));
         block.open(63);
-        assert!(block.try_get(63, &gate, NAME) && block.try_get(63, &gate, NAME));
+        assert!(block.try_get(63, &gate, OPEN) && block.try_get(63, &gate, OPEN));
         assert!(!kill(&block, 63, &gate));
         assert!(!put(&block, 63, &gate) && put(&block, 63, &gate));
     }
@@ -68,7 +68,7 @@ fn inv21_a_new_block_starts_from_nothing() {
 #[test]
 fn inv21_exited_threads_leave_the_count_right() {
     let block = Arc::new(RefBlock::try_new().unwrap());
-    let gate = Arc::new(AtomicU64::new(NAME));
+    let gate = Arc::new(AtomicU64::new(OPEN));
     block.open(3);
     let all = |f: fn(&RefBlock, &AtomicU64) -> u64| -> u64 {
         let threads = [(); 8].map(|()| {
@@ -77,7 +77,7 @@ fn inv21_exited_threads_leave_the_count_right() {
         });
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     };
-    assert_eq!(all(|block, gate| u64::from(block.try_get(3, gate, NAME))), 8);
+    assert_eq!(all(|block, gate| u64::from(block.try_get(3, gate, OPEN))), 8);
     assert!(!kill(&block, 3, &gate));
     assert_eq!(all(|block, gate| u64::from(put(block, 3, gate))), 1);
 }
@@ -88,9 +88,9 @@ fn inv21_the_fold_counts_the_difference_only() {
     let (block, gate) = (RefBlock::try_new().unwrap(), AtomicU64::new(0));
     for life in 0..5 {
         block.open(9);
-        gate.store(NAME, Ordering::Release);
+        gate.store(OPEN, Ordering::Release);
         for _ in 0..3 {
-            assert!(block.try_get(9, &gate, NAME));
+            assert!(block.try_get(9, &gate, OPEN));
         }
         assert!(!kill(&block, 9, &gate));
         assert_eq!(block.cold.counts[9].atomic.load(Ordering::Relaxed), 3, "life {life}");

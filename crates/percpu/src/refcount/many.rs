@@ -1,18 +1,18 @@
 //! The kill of many counts at the price of one barrier.
 
 use super::error::KillError;
-use super::percpu_ref::{DEAD, PercpuRef, Reference, Switch};
+use super::percpu_ref::{DEAD, Mode, PercpuRef, Reference};
 use super::switch;
 use crate::error::AllocError;
 use crate::sync::atomic::Ordering;
 use crate::sync::{MutexGuard, mutant};
 
 /// One of the counts, on its way to be killed.
-struct Dying<'a> {
+struct Kill<'a> {
     refs: &'a PercpuRef,
     /// Where it is among the counts that the caller gave.
     index: usize,
-    switch: Option<MutexGuard<'a, Switch>>,
+    mode: Option<MutexGuard<'a, Mode>>,
     /// What each reference holds when it is dropped.
     initial: Option<Reference<'a>>,
 }
@@ -60,10 +60,10 @@ impl PercpuRef {
         let mut dying = Vec::new();
         errors.try_reserve_exact(refs.len()).map_err(|_| AllocError::new())?;
         dying.try_reserve_exact(refs.len()).map_err(|_| AllocError::new())?;
-        dying.extend(refs.iter().enumerate().map(|(index, &refs)| Dying {
+        dying.extend(refs.iter().enumerate().map(|(index, &refs)| Kill {
             refs,
             index,
-            switch: None,
+            mode: None,
             initial: None,
         }));
         // Everybody who holds more than one of the mutexes takes them by address: nobody waits in
@@ -93,31 +93,31 @@ impl PercpuRef {
     }
 }
 
-impl Dying<'_> {
+impl Kill<'_> {
     /// Takes the mutex of a count that is live.
     fn lock(&mut self) -> Result<(), KillError> {
-        let switch = self.refs.cold.switch.lock();
+        let mode = self.refs.cold.mode.lock();
         if self.refs.is_dying() {
             return Err(KillError::AlreadyDying);
         }
-        self.switch = Some(switch);
+        self.mode = Some(mode);
         Ok(())
     }
 }
 
 /// Closes and folds all of them, and gives the mutexes back.
-fn close_all(dying: &mut [Dying<'_>]) {
+fn close_all(dying: &mut [Kill<'_>]) {
     let mut barrier = false;
-    for Dying { refs, switch, .. } in &mut *dying {
-        barrier |= switch.as_mut().is_some_and(|switch| refs.close_gate(switch));
+    for Kill { refs, mode, .. } in &mut *dying {
+        barrier |= mode.as_mut().is_some_and(|mode| refs.close_gate(mode));
     }
     if barrier {
         switch::barrier();
     }
-    for Dying { refs, switch, initial, .. } in dying {
-        let Some(mut switch) = switch.take() else { continue };
+    for Kill { refs, mode, initial, .. } in dying {
+        let Some(mut mode) = mode.take() else { continue };
         // Ordering: AcqRel, as in `kill_and_confirm`.
-        refs.cold.atomic.fetch_add(refs.fold(&mut switch) + DEAD, Ordering::AcqRel);
+        refs.cold.atomic.fetch_add(refs.fold(&mut mode) + DEAD, Ordering::AcqRel);
         *initial = Some(Reference { refs });
     }
 }

@@ -37,7 +37,7 @@
 //! 4. `atomic` is `DEAD` and nothing else exactly between the last put and the moment when its
 //!    thread has taken the closure out and stores `DEAD | RELEASED`. In between nobody else
 //!    touches `release`; after it that thread touches nothing of the `PercpuRef`.
-//! 5. `switch` is held while the mode changes, and never while a closure of the caller runs. Who
+//! 5. `mode` is held while the mode changes, and never while a closure of the caller runs. Who
 //!    holds several took them by ascending address.
 //!
 //! # Who excludes whom
@@ -45,7 +45,7 @@
 //! | | get, put | kill, resurrect, reinit, switch | last put |
 //! |---|---|---|---|
 //! | get, put | never | never | the last put is the last |
-//! | kill, resurrect, reinit, switch | never | `switch` | reinit: invariant 4; others hold or find a reference |
+//! | kill, resurrect, reinit, switch | never | `mode` | reinit: invariant 4; others hold or find a reference |
 //!
 //! # exit, forget, panic
 //!

@@ -18,21 +18,21 @@ pub(super) const DEAD: i64 = 1;
 pub(super) const RELEASED: i64 = 2;
 pub(super) const ONE: i64 = 4;
 
-pub(super) type Release = Box<dyn FnOnce() + Send>;
+pub(super) type ReleaseFn = Box<dyn FnOnce() + Send>;
 
 /// What only a holder of the mutex reads and writes.
-pub(super) struct Switch {
+pub(super) struct Mode {
     /// The words and `remote` are open.
     pub(super) percpu: bool,
     /// Stay in atomic mode while live.
-    pub(super) prefer_atomic: bool,
+    pub(super) force_atomic: bool,
     /// What the sections' words summed to at the last fold.
     pub(super) folded: u64,
 }
 
-impl Switch {
+impl Mode {
     fn new() -> Self {
-        Self { percpu: true, prefer_atomic: false, folded: 0 }
+        Self { percpu: true, force_atomic: false, folded: 0 }
     }
 }
 
@@ -78,8 +78,8 @@ pub struct PercpuRef {
 pub(super) struct Cold {
     pub(super) atomic: AtomicI64,
     pub(super) remote: AtomicU64,
-    pub(super) switch: Mutex<Switch>,
-    pub(super) release: UnsafeCell<Option<Release>>,
+    pub(super) mode: Mutex<Mode>,
+    pub(super) release: UnsafeCell<Option<ReleaseFn>>,
 }
 
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
@@ -106,14 +106,14 @@ impl PercpuRef {
         F: FnOnce() + Send + 'static,
     {
         let Ok(words) = Words::new() else { return Err(NewError(release)) };
-        let release: Release = crate::alloc::try_box(release).map_err(NewError)?;
+        let release: ReleaseFn = crate::alloc::try_box(release).map_err(NewError)?;
         Ok(Self {
             gate: AtomicU64::new(0),
             words,
             cold: Cold {
                 atomic: AtomicI64::new(BIAS + ONE),
                 remote: AtomicU64::new(0),
-                switch: Mutex::new(Switch::new()),
+                mode: Mutex::new(Mode::new()),
                 release: UnsafeCell::new(Some(release)),
             },
         })
@@ -129,7 +129,7 @@ impl PercpuRef {
     #[inline]
     #[must_use = "dropping the reference puts it at once"]
     pub fn try_get(&self) -> Option<Reference<'_>> {
-        (self.add(1) || self.get_atomic()).then(|| Reference { refs: self })
+        (self.try_add(1) || self.get_atomic()).then(|| Reference { refs: self })
     }
 
     /// Takes a reference, unless the count has reached zero.
@@ -154,7 +154,7 @@ impl PercpuRef {
     #[inline]
     #[must_use = "dropping the reference puts it at once"]
     pub fn try_get_even_killed(&self) -> Option<Reference<'_>> {
-        (self.add(1) || self.get_even_killed_atomic()).then(|| Reference { refs: self })
+        (self.try_add(1) || self.get_even_killed_atomic()).then(|| Reference { refs: self })
     }
 
     /// Puts a reference that was [leaked](Reference::leak), for those who embed the count in an
@@ -217,13 +217,13 @@ impl PercpuRef {
 
     /// Adds `delta` where this CPU counts; false if that is closed, and the atomic counts.
     #[inline(always)]
-    fn add(&self, delta: i64) -> bool {
+    fn try_add(&self, delta: i64) -> bool {
         count(&self.gate, &self.words, &self.cold.remote, delta)
     }
 
     #[cold]
     fn get_even_killed_atomic(&self) -> bool {
-        self.get_from(|seen| seen < ONE)
+        self.get_atomic_unless(|seen| seen < ONE)
     }
 
     #[cold]
@@ -231,11 +231,11 @@ impl PercpuRef {
         if mutant("refcount-get-forgets-the-kill") {
             return self.get_even_killed_atomic();
         }
-        self.get_from(|seen| seen & DEAD != 0)
+        self.get_atomic_unless(|seen| seen & DEAD != 0)
     }
 
     /// Counts one more in the atomic, unless what it holds is refused.
-    fn get_from(&self, refused: impl Fn(i64) -> bool) -> bool {
+    fn get_atomic_unless(&self, refused: impl Fn(i64) -> bool) -> bool {
         let atomic = &self.cold.atomic;
         // Ordering: Relaxed; the exchange checks it.
         let mut seen = atomic.load(Ordering::Relaxed);
@@ -260,7 +260,7 @@ impl PercpuRef {
     /// Counts one more for somebody who holds a reference already.
     #[inline]
     pub(super) fn get_more(&self) {
-        if !self.add(1) {
+        if !self.try_add(1) {
             // Ordering: Relaxed, as for an `Arc`: a reference that exists keeps the count from
             // zero, and whoever gives the new one away orders that.
             self.cold.atomic.fetch_add(ONE, Ordering::Relaxed);
@@ -287,7 +287,7 @@ impl PercpuRef {
     }
 
     /// Takes the closure out; the caller touches nothing of `self` after this.
-    fn take_release(&self) -> Release {
+    fn take_release(&self) -> ReleaseFn {
         // SAFETY: invariant 4: `atomic` is DEAD and nothing else, and stays so until the store
         // below; this thread made it so.
         let release = self.cold.release.with_mut(|release| unsafe { (*release).take() });

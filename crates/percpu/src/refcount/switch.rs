@@ -1,12 +1,12 @@
 //! What changes the mode of a [`PercpuRef`]: kill, resurrect, reinit, and the two switches.
 //!
-//! All of it is rare, holds the mutex `switch`, and costs a heavy fence when it leaves percpu
+//! All of it is rare, holds the mutex `mode`, and costs a heavy fence when it leaves percpu
 //! mode. The invariants are those of the [module above](super).
 
 use std::mem;
 
 use super::error::{KillError, ReinitError, ReinitRefused, ResurrectError};
-use super::percpu_ref::{DEAD, ONE, PercpuRef, Reference, Release, Switch};
+use super::percpu_ref::{DEAD, Mode, ONE, PercpuRef, Reference, ReleaseFn};
 use super::words::{self, BIAS};
 use crate::alloc::try_box;
 use crate::error::AllocError;
@@ -52,21 +52,21 @@ impl PercpuRef {
     ///
     /// If both panic: the release closure then runs while the panic of `confirm` unwinds.
     pub fn kill_and_confirm(&self, confirm: impl FnOnce()) -> Result<(), KillError> {
-        let mut switch = self.cold.switch.lock();
+        let mut mode = self.cold.mode.lock();
         if self.is_dying() {
             return Err(KillError::AlreadyDying);
         }
         // Ordering: AcqRel. Release pairs with the Acquire in `is_dying`, and with that of the last
         // put; it carries what `close` acquired from the holders.
-        self.cold.atomic.fetch_add(self.close(&mut switch) + DEAD, Ordering::AcqRel);
+        self.cold.atomic.fetch_add(self.close(&mut mode) + DEAD, Ordering::AcqRel);
         let initial = Reference { refs: self };
         if mutant("refcount-callbacks-under-the-lock") {
             confirm();
             drop(initial);
-            drop(switch);
+            drop(mode);
             return Ok(());
         }
-        drop(switch);
+        drop(mode);
         confirm();
         drop(initial);
         Ok(())
@@ -83,10 +83,10 @@ impl PercpuRef {
     /// [`ResurrectError::NotDying`] if it is live, [`ResurrectError::Released`] if the count has
     /// reached zero. Nothing was changed then.
     pub fn resurrect(&self) -> Result<(), ResurrectError> {
-        let mut switch = self.cold.switch.lock();
-        let bias = if switch.prefer_atomic { 0 } else { BIAS };
+        let mut mode = self.cold.mode.lock();
+        let bias = if mode.force_atomic { 0 } else { BIAS };
         if bias != 0 && mutant("refcount-open-before-the-bias") {
-            self.open(&mut switch);
+            self.open(&mut mode);
         }
         let atomic = &self.cold.atomic;
         // Ordering: Relaxed; the exchange checks it.
@@ -99,7 +99,7 @@ impl PercpuRef {
                 return Err(ResurrectError::Released);
             }
             let live = seen - DEAD + ONE + bias;
-            // Ordering: AcqRel on success. Release pairs with the Acquire in `get_from`; it
+            // Ordering: AcqRel on success. Release pairs with the Acquire in `get_atomic_unless`; it
             // carries what the caller did to the object. Acquire pairs with the puts before. Relaxed
             // on failure: the next attempt checks again.
             let done =
@@ -110,7 +110,7 @@ impl PercpuRef {
             }
         }
         if bias != 0 {
-            self.open(&mut switch);
+            self.open(&mut mode);
         }
         Ok(())
     }
@@ -131,11 +131,11 @@ impl PercpuRef {
     where
         F: FnOnce() + Send + 'static,
     {
-        let mut switch = self.cold.switch.lock();
+        let mut mode = self.cold.mode.lock();
         if !self.is_zero() {
             return Err(ReinitError::new(ReinitRefused::InUse, release));
         }
-        let release: Release = match try_box(release) {
+        let release: ReleaseFn = match try_box(release) {
             Ok(release) => release,
             Err(release) => {
                 let why = ReinitRefused::Alloc(AllocError::new());
@@ -143,14 +143,14 @@ impl PercpuRef {
             }
         };
         // SAFETY: invariant 4: RELEASED is set, so the last put is done with the cell, as `is_zero`
-        // has acquired; the next one comes after the store below. No other `reinit`: `switch`.
+        // has acquired; the next one comes after the store below. No other `reinit`: `mode`.
         self.cold.release.with_mut(|cell| unsafe { *cell = Some(release) });
-        let bias = if switch.prefer_atomic { 0 } else { BIAS };
-        // Ordering: Release pairs with the Acquire in `get_from` and `put_atomic`; it carries the
+        let bias = if mode.force_atomic { 0 } else { BIAS };
+        // Ordering: Release pairs with the Acquire in `get_atomic_unless` and `put_atomic`; it carries the
         // closure, and what the caller did to the object.
         self.cold.atomic.store(ONE + bias, Ordering::Release);
         if bias != 0 {
-            self.open(&mut switch);
+            self.open(&mut mode);
         }
         Ok(())
     }
@@ -162,10 +162,10 @@ impl PercpuRef {
     /// Of a killed object it only decides in which mode a resurrection or a new start leaves it.
     /// Blocks shortly while another thread switches the mode of the same object.
     pub fn switch_to_atomic(&self) {
-        let mut switch = self.cold.switch.lock();
-        switch.prefer_atomic = true;
+        let mut mode = self.cold.mode.lock();
+        mode.force_atomic = true;
         // Ordering: AcqRel, as in `kill_and_confirm`.
-        self.cold.atomic.fetch_add(self.close(&mut switch), Ordering::AcqRel);
+        self.cold.atomic.fetch_add(self.close(&mut mode), Ordering::AcqRel);
     }
 
     /// Counts per CPU again; undoes [`switch_to_atomic`](Self::switch_to_atomic).
@@ -173,50 +173,50 @@ impl PercpuRef {
     /// Of a killed object it only decides in which mode a resurrection or a new start leaves it.
     /// Blocks shortly while another thread switches the mode of the same object.
     pub fn switch_to_percpu(&self) {
-        let mut switch = self.cold.switch.lock();
-        switch.prefer_atomic = false;
-        if !switch.percpu && !self.is_dying() {
-            // Live, so the initial reference is there and stays while we hold `switch`.
+        let mut mode = self.cold.mode.lock();
+        mode.force_atomic = false;
+        if !mode.percpu && !self.is_dying() {
+            // Live, so the initial reference is there and stays while we hold `mode`.
             // Ordering: AcqRel, as in `resurrect`.
             self.cold.atomic.fetch_add(BIAS, Ordering::AcqRel);
-            self.open(&mut switch);
+            self.open(&mut mode);
         }
     }
 
     /// Leaves percpu mode, if it is in it: closes the words and `remote`, and returns what to add
     /// to `atomic` for what they counted and for the bias.
-    fn close(&self, switch: &mut Switch) -> i64 {
-        if self.close_gate(switch) {
+    fn close(&self, mode: &mut Mode) -> i64 {
+        if self.close_gate(mode) {
             barrier();
         }
-        self.fold(switch)
+        self.fold(mode)
     }
 
     /// The first step of it: true if a [`barrier`] must follow, before the second.
-    pub(super) fn close_gate(&self, switch: &mut Switch) -> bool {
-        if switch.percpu {
+    pub(super) fn close_gate(&self, mode: &mut Mode) -> bool {
+        if mode.percpu {
             // Ordering: Relaxed; the barrier makes every later section see it. Without sections
             // nobody asks the gate.
             self.gate.store(1, Ordering::Relaxed);
         }
-        switch.percpu
+        mode.percpu
     }
 
     /// The second.
-    pub(super) fn fold(&self, switch: &mut Switch) -> i64 {
-        if !mem::replace(&mut switch.percpu, false) {
+    pub(super) fn fold(&self, mode: &mut Mode) -> i64 {
+        if !mem::replace(&mut mode.percpu, false) {
             return 0;
         }
-        words::close(&self.words, &self.cold.remote, &mut switch.folded) * ONE - BIAS
+        words::close(&self.words, &self.cold.remote, &mut mode.folded) * ONE - BIAS
     }
 
     /// Opens the words and `remote`; `atomic` has the bias already (invariant 2).
-    fn open(&self, switch: &mut Switch) {
+    fn open(&self, mode: &mut Mode) {
         words::open(&self.words, &self.cold.remote);
         // Ordering: Release pairs with a section's Acquire load; it carries what the caller did to
         // the object.
         self.gate.store(0, Ordering::Release);
-        switch.percpu = true;
+        mode.percpu = true;
     }
 }
 

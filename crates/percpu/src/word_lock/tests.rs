@@ -14,7 +14,7 @@ fn a_small_value_shares_the_line_of_the_word() {
 }
 
 #[test]
-fn it_locks_and_unlocks() {
+fn lock_excludes_try_lock_until_the_guard_drops() {
     let mut lock = WordLock::new(1);
     let mut guard = lock.lock();
     *guard += 1;
@@ -39,7 +39,7 @@ fn a_panic_unlocks() {
 
 /// Whoever waits is woken, also if the holder keeps it waiting until it sleeps.
 #[test]
-fn a_waiter_gets_the_lock() {
+fn waiting_threads_get_the_lock_in_turn() {
     let lock = Arc::new(WordLock::new(0));
     let guard = lock.lock();
     let waiters = [(); 3].map(|()| {
