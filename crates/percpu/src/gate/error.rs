@@ -1,23 +1,39 @@
-//! Why a thread was not let in.
+//! The errors of a [`ReadWriteGate`](crate::ReadWriteGate).
 
 use std::error::Error;
 use std::fmt;
 use std::io;
 
-/// Why [`ReadWriteGate`](crate::ReadWriteGate) let a thread not in.
+/// The error of a refused entry to a [`ReadWriteGate`](crate::ReadWriteGate).
+///
+/// ```
+/// use percpu::{GateError, ReadWriteGate};
+///
+/// let gate = ReadWriteGate::new(0)?;
+/// let writer = gate.write()?;
+/// assert_eq!(gate.read().err(), Some(GateError::Deadlock)); // on the thread that writes
+/// drop(writer);
+/// let reader = gate.read()?;
+/// assert_eq!(gate.try_write().err(), Some(GateError::WouldBlock));
+/// # drop(reader);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GateError {
-    /// Others are inside, or wait for their turn. Only the `try_` methods say so: the others wait.
-    /// Maps to `EAGAIN`.
+    /// Another reader or writer is inside or waits. Only the `try_` methods return this; the other
+    /// methods wait. Maps to `EAGAIN`.
     WouldBlock,
-    /// This thread is the writer it would wait for; or that one forgot its guard and ended, and this
-    /// thread has its id now: it would wait for ever. Maps to `EDEADLK`.
+    /// The calling thread is the writer that the call would wait for. Maps to `EDEADLK`.
+    ///
+    /// A thread that forgot its [`WriteGuard`](crate::WriteGuard) stays the writer for ever. The
+    /// kernel reuses thread ids, so a later thread with the id of an exited writer gets this error
+    /// too.
     Deadlock,
 }
 
 impl GateError {
-    /// The error as C knows it: `EAGAIN` or `EDEADLK`.
+    /// Returns the errno of this error: `EAGAIN` or `EDEADLK`.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
@@ -30,8 +46,8 @@ impl GateError {
 impl fmt::Display for GateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::WouldBlock => f.write_str("others are behind the gate"),
-            Self::Deadlock => f.write_str("this thread is writing behind the gate"),
+            Self::WouldBlock => f.write_str("the gate is taken or a writer waits for it"),
+            Self::Deadlock => f.write_str("this thread already writes behind the gate"),
         }
     }
 }

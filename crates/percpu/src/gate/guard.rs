@@ -1,6 +1,6 @@
-//! The rights to read and to write behind a gate.
+//! The guards of a gate.
 //!
-//! Why each may use the value is said by the invariants of the [module above](super).
+//! The invariants are those of the [module above](super).
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -9,17 +9,33 @@ use std::ops::{Deref, DerefMut};
 use super::inner::Inner;
 use crate::sync::mutant;
 
-/// The right to read what a [`ReadWriteGate`](super::ReadWriteGate) holds; leaves when dropped.
+/// Shared access to the value of a [`ReadWriteGate`](super::ReadWriteGate); leaves when dropped.
 ///
-/// It may be dropped on another thread, since a reader is a number in whichever CPU's word. If it
-/// is forgotten, no writer ever enters.
+/// The guard may be dropped on another thread, because a reader is only a count in the word of some
+/// CPU. A forgotten guard keeps every writer out for ever.
+///
+/// ```
+/// use percpu::{ReadGuard, ReadWriteGate};
+///
+/// fn longest<'g>(names: &ReadGuard<'g, Vec<&'static str>>) -> usize {
+///     names.iter().map(|name| name.len()).max().unwrap_or(0)
+/// }
+///
+/// let names = ReadWriteGate::new(vec!["lo", "eth0"])?;
+/// let reader = names.read()?;
+/// std::thread::scope(|scope| {
+///     scope.spawn(move || assert_eq!(longest(&reader), 4)); // leaves on the other thread
+/// });
+/// assert!(names.try_write().is_ok());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "dropping the guard leaves at once"]
 pub struct ReadGuard<'a, T> {
     gate: &'a Inner<T>,
 }
 
 impl<'a, T> ReadGuard<'a, T> {
-    /// The guard of a reader that has just entered.
+    /// Creates the guard of a reader that has just entered.
     #[inline]
     pub(super) fn new(gate: &'a Inner<T>) -> Self {
         Self { gate }
@@ -31,7 +47,7 @@ impl<T> Deref for ReadGuard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: invariants 1 and 2: this reader is counted, so no writer has the value.
+        // SAFETY: this reader is counted, so by invariants 1 and 2 no writer is inside.
         self.gate.value.with(|value| unsafe { &*value })
     }
 }
@@ -49,12 +65,26 @@ impl<T: fmt::Debug> fmt::Debug for ReadGuard<'_, T> {
     }
 }
 
-/// The right to change what a [`ReadWriteGate`](super::ReadWriteGate) holds; leaves when dropped, also by a panic.
+/// Exclusive access to the value of a [`ReadWriteGate`](super::ReadWriteGate); leaves when dropped,
+/// also by a panic.
 ///
-/// It stays on its thread, so that a thread that would wait for itself can be told so. If it is
-/// forgotten, the gate stays closed for ever: then this thread is told
-/// [`GateError::Deadlock`](super::GateError::Deadlock), and others wait; when it has ended, a later
-/// thread may be told so in its place (ids are used again).
+/// The guard is `!Send`, so that the gate can detect a thread that would wait for itself. A
+/// forgotten guard keeps the gate closed for ever: further calls on this thread return
+/// [`GateError::Deadlock`](super::GateError::Deadlock), and other threads wait. After the thread has
+/// exited, a later thread with the same id gets that error too.
+///
+/// ```
+/// use percpu::{ReadWriteGate, WriteGuard};
+///
+/// fn add_default(mut routes: WriteGuard<'_, Vec<&'static str>>) {
+///     routes.push("default");
+/// }
+///
+/// let routes = ReadWriteGate::new(Vec::new())?;
+/// add_default(routes.write()?);
+/// assert_eq!(*routes.read()?, ["default"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// ```compile_fail
 /// fn send<T: Send>(_: T) {}
@@ -68,18 +98,19 @@ pub struct WriteGuard<'a, T> {
     _same_thread: PhantomData<*mut T>,
 }
 
-// SAFETY: `&WriteGuard` gives `&T` only.
+// SAFETY: a shared `WriteGuard` only gives out `&T`, for which `T: Sync` suffices.
 unsafe impl<T: Sync> Sync for WriteGuard<'_, T> {}
 
 impl<'a, T> WriteGuard<'a, T> {
-    /// The guard of the writer, which has just entered on this thread.
+    /// Creates the guard of the writer, which has just entered on the calling thread.
     pub(super) fn new(gate: &'a Inner<T>) -> Self {
         Self { gate, _same_thread: PhantomData }
     }
 
-    /// Stops writing and goes on reading, with no writer in between. Readers that waited enter.
+    /// Turns the writer into a reader, with no other writer in between, and admits the readers that
+    /// wait.
     ///
-    /// Never waits for anybody who may wait for this thread: it costs what dropping does.
+    /// Does not wait for readers or writers; costs as much as dropping the guard.
     ///
     /// ```
     /// use percpu::{GateError, ReadWriteGate};
@@ -111,7 +142,7 @@ impl<T> Deref for WriteGuard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: invariants 1 and 2: nobody else is inside.
+        // SAFETY: this guard is the writer's, so by invariants 1 and 2 no reader is inside.
         self.gate.value.with(|value| unsafe { &*value })
     }
 }
@@ -119,7 +150,8 @@ impl<T> Deref for WriteGuard<'_, T> {
 impl<T> DerefMut for WriteGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: invariants 1 and 2: nobody else is inside, and the guard is borrowed mutably.
+        // SAFETY: this guard is the writer's, so by invariants 1 and 2 no reader is inside; the
+        // mutable borrow of the guard excludes other references through it.
         self.gate.value.with_mut(|value| unsafe { &mut *value })
     }
 }

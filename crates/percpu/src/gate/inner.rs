@@ -14,11 +14,12 @@ use crate::sync::cell::UnsafeCell;
 use crate::sync::{Condvar, Mutex, cpu, mutant, thread_id};
 use crate::words::Words;
 
-/// The lowest bit of a word that is changed by atomics, and one reader in it.
+/// In a word that readers update by atomics, the lowest bit says that the gate is closed; a reader
+/// adds [`READER`].
 const CLOSED: u64 = 1;
 pub(super) const READER: u64 = 2;
 
-/// What a [`ReadWriteGate`](super::ReadWriteGate) is, for its guards too.
+/// The state of a [`ReadWriteGate`](super::ReadWriteGate), which its guards point to.
 #[repr(C)]
 pub(super) struct Inner<T> {
     pub(super) hot: CachePadded<Hot>,
@@ -26,10 +27,11 @@ pub(super) struct Inner<T> {
     pub(super) value: UnsafeCell<T>,
 }
 
-/// Read by every reader, written by writers only.
+/// The lines that every reader reads and only a writer writes.
 pub(super) struct Hot {
+    /// The id of the thread that closed the gate, or 0.
     gate: AtomicU64,
-    /// The gate of the sections that leave: always 0.
+    /// Always 0: the gate of the sections that leave, which are never refused.
     open: AtomicU64,
     pub(super) words: Words,
 }
@@ -37,25 +39,26 @@ pub(super) struct Hot {
 pub(super) struct Cold {
     pub(super) remote: AtomicU64,
     pub(super) state: Mutex<State>,
-    /// Readers wait here for the writer to go, writers for their turn and for readers to leave.
+    /// Readers wait here for the writer to leave.
     readers: Condvar,
+    /// Writers wait here for the gate to open, and for the readers inside to leave.
     writers: Condvar,
 }
 
 pub(super) struct State {
-    /// The thread that writes, or waits for the readers inside; 0 if none.
+    /// The id of the thread that writes, or that waits for the readers inside; 0 if none.
     owner: u64,
-    /// Readers that wait for it to go.
+    /// The number of readers that wait for the writer to leave.
     pub(super) waiting: usize,
-    /// Readers that waited, may enter, and have not yet.
+    /// The number of readers that waited for the last writer and have not entered yet.
     admitted: usize,
 }
 
 // SAFETY: the value moves with the gate; the rest is atomics and locks.
 unsafe impl<T: Send> Send for Inner<T> {}
-// SAFETY: readers on many threads share `&T`, so `T: Sync`; a writer has `&mut T` on whichever
-// thread it is, which is a move as far as `T` can tell, so `T: Send`. Invariants 1 and 2 keep the
-// two apart.
+// SAFETY: readers on several threads share `&T`, so `T: Sync`. A writer on any thread has `&mut T`,
+// which is a move as far as `T` can tell, so `T: Send`. Invariants 1 and 2 keep readers and the
+// writer apart.
 unsafe impl<T: Send + Sync> Sync for Inner<T> {}
 
 // A guard is a reference to this, so it is unwind safe where the gate is; `crate::unwind` says why.
@@ -64,7 +67,7 @@ impl<T> RefUnwindSafe for Inner<T> {}
 
 impl<T> Inner<T> {
     pub(super) fn new(value: T, words: Words) -> Self {
-        // Decided now: until then every `light` is a full fence.
+        // Chooses the strategy now, because every `light` is a full fence until then.
         let _ = fence::strategy();
         let hot = CachePadded::new(Hot { gate: AtomicU64::new(0), open: AtomicU64::new(0), words });
         let cold = CachePadded::new(Cold {
@@ -76,7 +79,8 @@ impl<T> Inner<T> {
         Self { hot, cold, value: UnsafeCell::new(value) }
     }
 
-    /// Enters as the writer; waits for the last one and for the readers inside.
+    /// Enters as the writer. Waits for the previous writer, for the readers that it admits, and for
+    /// the readers inside.
     pub(super) fn write(&self) -> Result<(), GateError> {
         let mut state = self.cold.state.lock();
         while state.owner != 0 || state.admitted != 0 {
@@ -90,7 +94,7 @@ impl<T> Inner<T> {
         Ok(())
     }
 
-    /// Enters as the writer if nobody is inside.
+    /// Enters as the writer if the gate is open and no reader is inside.
     pub(super) fn try_write(&self) -> Result<(), GateError> {
         let mut state = self.cold.state.lock();
         if state.owner != 0 || state.admitted != 0 {
@@ -109,7 +113,7 @@ impl<T> Inner<T> {
         self.open(&mut self.cold.state.lock());
     }
 
-    /// Counts one more reader; false if the gate is closed.
+    /// Counts one more reader. Returns false if the gate is closed.
     #[inline(always)]
     pub(super) fn enter(&self) -> bool {
         if section::available() {
@@ -130,16 +134,16 @@ impl<T> Inner<T> {
         }
     }
 
-    /// Counts the writer as a reader: by an atomic, since no section enters while the gate is
-    /// closed. Which word it is does not matter to the sum.
+    /// Counts the writer as a reader, by an atomic, because no section enters while the gate is
+    /// closed. Any word will do, because only the sum matters.
     pub(super) fn enter_while_closed(&self) {
         let hot = &self.hot;
         let word = match section::available() {
             true => &self.cold.remote,
             false => hot.words.slot(cpu::recent()),
         };
-        // Ordering: Relaxed; the next writer sums after it has locked `state`, which this thread
-        // unlocks after this.
+        // Ordering: Relaxed; this thread unlocks `state` after this, and the next writer locks
+        // `state` before it sums.
         word.fetch_add(READER, Ordering::Relaxed);
     }
 
@@ -156,7 +160,8 @@ impl<T> Inner<T> {
         while state.owner != 0 {
             self.cold.readers.wait(&mut state);
         }
-        // Invariant 5: the writer left with us in `admitted`, and no other one came since.
+        // Invariant 5: the writer counted this reader in `admitted` when it left, so the gate has
+        // stayed open since.
         let entered = self.enter();
         assert!(entered, "the gate closes under `state` only (invariant 3)");
         state.admitted -= 1;
@@ -166,7 +171,7 @@ impl<T> Inner<T> {
         Ok(())
     }
 
-    /// Counts one reader less, here or on another CPU than it came by, and tells a writer.
+    /// Counts one reader less, in the word of any CPU, and wakes a waiting writer.
     #[inline]
     pub(super) fn leave(&self) {
         let hot = &self.hot;
@@ -180,11 +185,11 @@ impl<T> Inner<T> {
             leave_by_atomic(hot.words.slot(cpu::recent()));
         }
         if !mutant("gate-leaves-without-light") {
-            // Against `heavy` in `close`, invariant 4: the writer's sum sees us gone, or we see
-            // the gate closed.
+            // Pairs with the heavy fence in `close` (invariant 4): the writer's sum sees that this
+            // reader has left, or this reader sees the closed gate.
             fence::light();
         }
-        // Ordering: Relaxed; only the order with the store above matters, which is the fence's.
+        // Ordering: Relaxed; the fence orders it after the store above.
         if hot.gate.load(Ordering::Relaxed) != 0 {
             self.wake_writer();
         }
@@ -192,21 +197,21 @@ impl<T> Inner<T> {
 
     #[cold]
     fn wake_writer(&self) {
-        // The lock puts the wake-up after the writer's sum and wait, or before its next sum.
+        // `state` orders the wake-up after the writer's sum and wait, or before its next sum.
         let held = (!mutant("gate-wakes-outside-the-lock")).then(|| self.cold.state.lock());
         self.cold.writers.notify_all();
         drop(held);
     }
 
-    /// Becomes the writer. When it returns, nobody enters any more (invariant 1).
+    /// Makes the calling thread the writer. No reader enters after this returns (invariant 1).
     fn close(&self, state: &mut State) {
         let hot = &self.hot;
         state.owner = thread_id();
-        // Ordering: Relaxed; the heavy fence below puts it before every section and every leaving
-        // reader's load after it.
+        // Ordering: Relaxed; every section that commits after the heavy fence below sees it, and so
+        // does the load in `leave` of every reader that the sum does not see leave.
         hot.gate.store(state.owner, Ordering::Relaxed);
-        // Ordering: Relaxed, for `remote` and the words; from here on an entry finds the bit, and
-        // `inside` reads at least this value.
+        // Ordering: Relaxed, for `remote` and the words; an entry after this finds the bit, and
+        // `has_readers` reads this value or a later one.
         if section::available() {
             self.cold.remote.fetch_or(CLOSED, Ordering::Relaxed);
             if mutant("gate-closes-without-heavy") {
@@ -226,11 +231,11 @@ impl<T> Inner<T> {
         }
     }
 
-    /// Whether there are readers inside; of meaning after `close` only (invariant 2).
+    /// Returns whether a reader is inside. Only meaningful after `close` (invariant 2).
     fn has_readers(&self) -> bool {
         let hot = &self.hot;
-        // Ordering: Acquire, here and below, pairs with the Release of those who leave; it carries
-        // that they have read the value before the writer changes it.
+        // Ordering: Acquire pairs with the Release of a section in `leave` and with that in
+        // `leave_by_atomic`; it puts the reads of the readers that left before the writer's changes.
         let load = |word: &AtomicU64| {
             let weak = mutant("gate-sums-relaxed");
             word.load(if weak { Ordering::Relaxed } else { Ordering::Acquire }) as i64
@@ -249,10 +254,10 @@ impl<T> Inner<T> {
         sum != 0
     }
 
-    /// Stops being the writer: those who waited to read go next, then the next writer.
+    /// Opens the gate. The readers that waited enter next, and then the next writer.
     fn open(&self, state: &mut State) {
-        // Ordering: Release, here and below, pairs with the Acquire of a reader that enters; it
-        // carries what the writer wrote.
+        // Ordering: Release, on `remote`, the words and the gate, pairs with the Acquire in
+        // `enter_by_atomic` and in the section of `enter`; it carries what the writer wrote.
         if section::available() {
             self.cold.remote.fetch_and(!CLOSED, Ordering::Release);
         } else {
@@ -274,16 +279,15 @@ impl<T> Inner<T> {
         }
     }
 
-    /// Refuses to wait for a writer, or for readers whose turn it is, if that could not end.
+    /// Returns [`GateError::Deadlock`] if the calling thread is the writer.
     fn check_deadlock(&self, state: &State) -> Result<(), GateError> {
         if state.owner == thread_id() { Err(GateError::Deadlock) } else { Ok(()) }
     }
 
-    /// What to tell a thread that only tried, and found the gate closed or others inside.
+    /// Returns the error of a `try_` method that found the gate closed or a reader inside.
     #[cold]
     pub(super) fn try_error(&self) -> GateError {
-        // Ordering: Relaxed; a living thread's id is stored by that thread alone, so it is there or
-        // not for sure.
+        // Ordering: Relaxed; only the calling thread stores its own id, so it sees its own store.
         if self.hot.gate.load(Ordering::Relaxed) == thread_id() {
             GateError::Deadlock
         } else {
@@ -292,15 +296,15 @@ impl<T> Inner<T> {
     }
 }
 
-/// Counts one more reader in a word unless it is closed.
+/// Counts one more reader in `word`. Returns false if the word is closed.
 #[inline]
 fn enter_by_atomic(word: &AtomicU64) -> bool {
-    // Ordering: Relaxed; the exchange checks it.
+    // Ordering: Relaxed; the compare-exchange checks the value.
     let mut seen = word.load(Ordering::Relaxed);
     while seen & CLOSED == 0 {
         let new = seen.wrapping_add(READER);
-        // Ordering: Acquire on success pairs with the Release in `open`; it carries what the last
-        // writer wrote. Relaxed on failure: the next attempt checks again.
+        // Ordering: Acquire on success pairs with the Release in `open`; it carries what the
+        // previous writer wrote. Relaxed on failure: the next attempt checks again.
         match word.compare_exchange_weak(seen, new, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => return true,
             Err(now) => seen = now,
@@ -311,6 +315,7 @@ fn enter_by_atomic(word: &AtomicU64) -> bool {
 
 #[inline]
 fn leave_by_atomic(word: &AtomicU64) {
-    // Ordering: Release pairs with the Acquire in `inside`; it carries that this reader is done.
+    // Ordering: Release pairs with the Acquire in `has_readers`; it puts this reader's reads before
+    // the writer's changes.
     word.fetch_sub(READER, Ordering::Release);
 }

@@ -1,42 +1,43 @@
-//! A read-write lock whose readers count per CPU: nothing shared is written to read.
+//! A read-write lock whose readers count per CPU, so that readers write no shared cache line.
 //!
-//! A reader adds one to its CPU's word when it enters and takes one off, on whichever CPU it is
-//! by then, when it leaves. A writer closes the gate and waits until the words sum to 0.
+//! A reader adds one to the word of its CPU when it enters, and subtracts one from the word of the CPU
+//! on which it leaves. A writer closes the gate and waits until the words sum to 0.
 //!
 //! ```text
 //!   reader                                   writer
 //!   section: gate = 0? word[cpu] += 1        under `state`: owner = me; gate = me
-//!   ...reads...                              heavy_rseq()   nobody enters after this
+//!   ...reads...                              heavy_rseq()   no reader enters after this
 //!   section: word[cpu] -= 1                  while sum(words) != 0 { wait }
 //!   light()                                  ...writes...
 //!   gate != 0? wake the writer               under `state`: owner = 0; gate = 0; wake
 //! ```
 //!
-//! That is the shape of the Linux kernel's percpu-rwsem (`kernel/locking/percpu-rwsem.c`, 3.8; the
-//! rseq section and its barrier take the place of disabled preemption and of the grace period).
-//! Where no sections run, the readers use compare-exchanges, and the lowest bit of a word says
-//! that it is closed; a thread without a CPU id does the same with a word of its own, `remote`.
+//! The design is that of the Linux kernel's percpu-rwsem (`kernel/locking/percpu-rwsem.c`, 3.8). The
+//! rseq section and its barrier take the place of disabled preemption and of the grace period. Where
+//! no sections run, readers use compare-exchanges, and the lowest bit of a word says that it is
+//! closed. A thread without a CPU id does the same with an additional word, `remote`.
 //!
 //! # Invariants
 //!
-//! 1. Nobody enters while the gate is closed: a section commits its entry only while `gate` is 0,
-//!    a compare-exchange only from a value without `CLOSED`. `close` returns when no entry begun
-//!    before it can still commit.
-//! 2. From then on the words only fall, until the writer counts itself in to go on reading
-//!    (`downgrade`), so a sum of 0, read word by word in any order, means that
-//!    nobody is inside: each word was at least what it is at the end of the walk.
-//! 3. `owner` and the gate change under `state` only, and are the same then: the id of the thread
-//!    that closed the gate, or 0.
-//! 4. A reader that leaves either is seen by the writer's sum, or sees the closed gate and wakes
-//!    the writer under `state`: its store and load against the writer's, with `light` and `heavy`
-//!    in between.
-//! 5. While `admitted` is not 0 there is no writer: the readers that waited for the last one go first.
+//! 1. No reader enters while the gate is closed: a section commits an entry only while `gate` is 0,
+//!    and a compare-exchange only from a value without `CLOSED`. When `close` returns, no entry that
+//!    began earlier can still commit.
+//! 2. After `close` the words only fall, until `downgrade` counts the writer as a reader. So a sum of
+//!    0, read word by word in any order, means that no reader is inside: each word was, when it was
+//!    read, at least what it is at the end of the walk.
+//! 3. `owner` and `gate` change only under `state`. Whenever `state` is free, both are the id of the
+//!    thread that closed the gate, or both are 0.
+//! 4. The writer's sum sees that a reader has left, or the leaving reader sees the closed gate and
+//!    wakes the writer under `state`. The reader's `light` and the writer's `heavy` order the store of
+//!    each against the load of the other.
+//! 5. While `admitted` is not 0 there is no writer: the readers that waited for the previous writer
+//!    enter first.
 //!
-//! # Who excludes whom
+//! # Exclusion
 //!
 //! | | reader | writer |
 //! |---|---|---|
-//! | reader | never | from the closing of the gate on; those inside are waited for |
+//! | reader | never | once the gate is closed; the writer waits for the readers inside |
 //! | writer | always | always |
 
 mod error;
@@ -51,25 +52,24 @@ use self::inner::Inner;
 use crate::error::NewError;
 use crate::words::Words;
 
-/// A read-write lock for what is read all the time and written almost never.
+/// A read-write lock for data that is read all the time and written almost never.
 ///
-/// Reading writes to this CPU's own word only: two rseq sections without an atomic
-/// read-modify-write where those run ([`capabilities`](crate::capabilities())), two atomic
-/// operations on it elsewhere. Writing is dear: a heavy fence (microseconds) and a walk over the
-/// CPUs' words, and readers wait meanwhile.
+/// A reader writes only the word of its own CPU: by two rseq sections without an atomic
+/// read-modify-write where sections run ([`capabilities`](crate::capabilities())), and by two atomic
+/// operations elsewhere. A write costs a heavy fence (microseconds) and a walk over the words of all
+/// CPUs, and readers wait meanwhile.
 ///
-/// A writer that waits keeps new readers out, so it is not starved by them; the readers that
-/// waited for a writer go before the next one, so they are not starved either. Writers among
-/// themselves have no order. There is no poisoning: a panic unlocks.
+/// A waiting writer keeps new readers out, so readers do not starve it. The readers that waited for a
+/// writer enter before the next writer, so writers do not starve them. Writers have no order among
+/// themselves. There is no poisoning: a panic unlocks.
 ///
-/// A thread that waits is parked. Waiting for a writer on the same thread is refused, since it could
-/// not end. What is not detected:
-/// [`write`](Self::write) on a thread that holds a [`ReadGuard`], and a second
-/// [`read`](Self::read) on it while a writer waits, both wait for ever, as does `write` after a
-/// [`ReadGuard`] was forgotten. A thread may exit, or move to another CPU, with or without its
-/// guard: readers are not counted by thread.
+/// A waiting thread is parked. A call that would wait for a writer on the calling thread returns
+/// [`GateError::Deadlock`]. Some deadlocks are not detected and wait for ever: [`write`](Self::write)
+/// on a thread that holds a [`ReadGuard`], a second [`read`](Self::read) on such a thread while a
+/// writer waits, and `write` after a [`ReadGuard`] was forgotten. A thread may exit or move to another
+/// CPU, with or without its guard, because readers are not counted per thread.
 ///
-/// Memory: 256 bytes and 8 bytes for every CPU, and the value, rounded up to 128 bytes.
+/// Memory: 256 bytes, 8 bytes for every CPU, and the value, rounded up to 128 bytes.
 ///
 /// ```
 /// use percpu::ReadWriteGate;
@@ -88,23 +88,23 @@ pub struct ReadWriteGate<T> {
 const _: () = assert!(size_of::<ReadWriteGate<[u8; 128]>>() == 256 + 128);
 
 impl<T> ReadWriteGate<T> {
-    /// Creates a gate with nobody inside. May map memory for the CPUs' words.
+    /// Creates an open gate. May map memory for the words of the CPUs.
     ///
     /// # Errors
     ///
-    /// [`NewError`] if memory is out; it gives `value` back.
+    /// [`NewError`], which returns `value`, if memory is out.
     pub fn new(value: T) -> Result<Self, NewError<T>> {
         let Ok(words) = Words::new() else { return Err(NewError(value)) };
         Ok(Self { inner: Inner::new(value, words) })
     }
 
-    /// Enters to read; blocks while a writer is inside or waits.
+    /// Enters to read. Blocks while a writer is inside or waits.
     ///
-    /// Wait-free if there is no writer and sections run; lock-free if there is no writer.
+    /// While there is no writer, this is wait-free where sections run and lock-free elsewhere.
     ///
     /// # Errors
     ///
-    /// [`GateError::Deadlock`] if this thread is the writer.
+    /// [`GateError::Deadlock`] if the calling thread is the writer.
     #[inline]
     pub fn read(&self) -> Result<ReadGuard<'_, T>, GateError> {
         if !self.inner.enter() {
@@ -113,12 +113,14 @@ impl<T> ReadWriteGate<T> {
         Ok(ReadGuard::new(&self.inner))
     }
 
-    /// Enters to read, unless a writer is inside or waits. Never blocks; progress as
-    /// [`read`](Self::read).
+    /// Enters to read, unless a writer is inside or waits. Never blocks.
+    ///
+    /// Wait-free where sections run and lock-free elsewhere.
     ///
     /// # Errors
     ///
-    /// As [`read`](Self::read), and [`GateError::WouldBlock`] where that waits.
+    /// [`GateError::Deadlock`] if the calling thread is the writer, and [`GateError::WouldBlock`]
+    /// where [`read`](Self::read) waits.
     #[inline]
     pub fn try_read(&self) -> Result<ReadGuard<'_, T>, GateError> {
         if self.inner.enter() {
@@ -128,32 +130,35 @@ impl<T> ReadWriteGate<T> {
         }
     }
 
-    /// Enters to write: keeps new readers out, and blocks until those inside have left.
+    /// Enters to write. Keeps new readers out, and blocks until the readers inside have left.
     ///
-    /// Costs a heavy fence and a walk over the CPUs' words.
+    /// Costs a heavy fence and a walk over the words of all CPUs.
     ///
     /// # Errors
     ///
-    /// [`GateError::Deadlock`] if this thread is the writer already.
+    /// [`GateError::Deadlock`] if the calling thread is the writer already.
     pub fn write(&self) -> Result<WriteGuard<'_, T>, GateError> {
         self.inner.write()?;
         Ok(WriteGuard::new(&self.inner))
     }
 
-    /// Enters to write if nobody is inside. Does not wait for readers or writers, but costs as much
-    /// as [`write`](Self::write), and keeps new readers out for that long.
+    /// Enters to write, unless a reader or a writer is inside.
+    ///
+    /// Does not wait for readers or writers, but costs as much as [`write`](Self::write), and keeps
+    /// new readers out for that long.
     ///
     /// # Errors
     ///
-    /// As [`write`](Self::write), and [`GateError::WouldBlock`] where that waits.
+    /// [`GateError::Deadlock`] if the calling thread is the writer already, and
+    /// [`GateError::WouldBlock`] where [`write`](Self::write) waits.
     pub fn try_write(&self) -> Result<WriteGuard<'_, T>, GateError> {
         self.inner.try_write()?;
         Ok(WriteGuard::new(&self.inner))
     }
 
-    /// Reaches the value without entering: `&mut self` proves that nobody is inside.
+    /// Returns the value without entering: `&mut self` proves that no guard exists.
     pub fn get_mut(&mut self) -> &mut T {
-        // SAFETY: as above; a guard borrows the gate.
+        // SAFETY: a guard borrows the gate, so `&mut self` excludes every guard.
         self.inner.value.with_mut(|value| unsafe { &mut *value })
     }
 
@@ -174,7 +179,7 @@ impl<T: fmt::Debug> fmt::Debug for ReadWriteGate<T> {
     }
 }
 
-/// What may cross threads, and what may be shortened.
+/// Compile-time checks of auto traits and of variance.
 const _: () = {
     const fn send<T: Send>() {}
     const fn sync<T: Sync>() {}

@@ -1,4 +1,4 @@
-//! The order of readers and writers, and guards that are moved or forgotten.
+//! The order of readers and writers, errors, and guards that move or are forgotten.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -14,14 +14,14 @@ fn gate() -> ReadWriteGate<u64> {
     ReadWriteGate::new(0).unwrap()
 }
 
-/// Waits until `ready`, which another thread makes true.
+/// Polls until another thread makes `ready` true.
 fn until(ready: impl Fn() -> bool) {
     while !ready() {
         thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Readers and a writer wait for a writer: the readers get in first, although they came last.
+/// When readers and a writer wait for a writer, the readers enter first, although they came last.
 #[test]
 fn inv16_readers_that_waited_go_before_the_next_writer() {
     for _ in 0..10 {
@@ -45,8 +45,8 @@ fn inv16_readers_that_waited_go_before_the_next_writer() {
     }
 }
 
-/// Where sections run, the word that takes atomic read-modify-writes is left alone. That the words
-/// of the CPUs take none either is in the models: there one would lose a reader.
+/// Where sections run, a reader with a CPU id does not touch `remote`. The models check that it makes
+/// no atomic read-modify-write on the words of the CPUs: a model would lose a reader.
 #[test]
 fn inv16_a_reader_with_an_id_updates_nothing_by_atomics() {
     let gate = gate();
