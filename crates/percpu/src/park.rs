@@ -1,4 +1,4 @@
-//! Waiting until a word changes, at no price for whoever changes it while nobody waits.
+//! Parks threads until a word is released; a release costs one load while no thread waits.
 //!
 //! ```text
 //!   releaser                            waiter
@@ -11,49 +11,56 @@
 //!
 //! # Invariants
 //!
-//! 1. No wake-up is lost. Either the releaser's `light` is before the waiter's `heavy`, and the
-//!    waiter's checks see the released word; or it is after it, and the releaser sees the waiter and
-//!    changes `sequence`. A waiter that looked at that before is woken, or does not fall asleep; one
-//!    that looks at it later sees the released word behind it.
-//! 2. `waiters` counts a waiter from before its first check behind `heavy` until it has what it
-//!    waits for: one `heavy` covers all its checks.
-//! 3. A release takes no lock, waits for nobody and leaves `errno` alone: a signal handler may make
-//!    one, whatever it interrupts, be it a release or a wait of the same parker.
+//! 1. No wake-up is lost. If the releaser's `light` is before the waiter's `heavy`, the waiter's
+//!    checks see the released word. Otherwise the releaser sees the waiter and advances `sequence`. A
+//!    waiter that loaded `sequence` before that is woken or does not fall asleep; a waiter that loads
+//!    it later sees the released word after it.
+//! 2. `waiters` counts a waiter from before its first check after `heavy` until it has what it waits
+//!    for, so one `heavy` covers all its checks.
+//! 3. A release takes no lock, does not wait and leaves `errno` alone. So a signal handler may make a
+//!    release even if it interrupts a release or a wait of the same parker.
 
 use crate::fence::{Strategy, compiler_fence, heavy, light, strategy};
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::{Futex, hint, mutant, thread};
 
-/// Attempts before parking: some with a pause before them that doubles, then some with a
-/// `sched_yield`, for a holder that was preempted. None in a model, which has the same attempts
-/// behind `heavy`.
+/// Limits the attempts before a thread parks.
+///
+/// The first attempts follow pauses that double. The last ones follow a `sched_yield`, for a holder
+/// that was preempted. A model makes none, because it makes the same attempts after `heavy`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpinLimit {
-    /// Pauses before the first attempt.
+    /// The number of pauses before the first attempt.
     first_pauses: u32,
-    /// Most pauses before an attempt.
+    /// The most pauses before an attempt.
     max_pauses: u32,
+    /// The number of attempts after pauses.
     attempts: u32,
+    /// The number of attempts after a `sched_yield`.
     yields: u32,
 }
 
 impl SpinLimit {
-    /// About a microsecond; a guess.
+    /// About a microsecond. A guess.
     pub(crate) const SHORT: Self = Self { first_pauses: 0, max_pauses: 32, attempts: 7, yields: 4 };
-    /// About 25 us where a pause takes 20 ns, of which 5 us at most pass between two attempts: so long
-    /// threads that use what is locked again and again keep it in their caches. Measured on a queue
-    /// with one sender and one receiver: the shorter, the more of their time it went to and fro.
+    /// About 25 us where a pause takes 20 ns, with at most 5 us between two attempts.
+    ///
+    /// For that long, a thread that locks repeatedly keeps the value in its cache. Measured on a queue
+    /// with one sender and one receiver: the shorter the limit, the more time went into moving the
+    /// value between their caches.
     pub(crate) const LONG: Self =
         Self { first_pauses: 4, max_pauses: 256, attempts: 10, yields: 4 };
 }
 
-/// Part of `waiters` where `light` is a full fence: the release then goes where one is. Elsewhere
-/// it asks nothing about fences.
+/// Set in `waiters` where `light` is a full fence, so that a release takes the slow path, which has
+/// the fence. Elsewhere a compiler fence suffices, and the fast path need not ask for the strategy.
 const FENCED: u32 = 1 << 31;
 
-/// Where threads wait for one word. A release wakes one: each thread that gets the word wakes the next.
+/// The waiters of one word. A release wakes one thread, and that thread wakes the next when it
+/// releases the word.
 #[derive(Debug)]
 pub(crate) struct Parker {
+    /// The number of waiters, and [`FENCED`].
     waiters: AtomicU32,
     /// Advances with every release that sees a waiter.
     sequence: Futex,
@@ -70,11 +77,11 @@ impl Parker {
         }
     }
 
-    /// Wakes who waits for the word that the caller has just released.
+    /// Wakes one waiter, if there is one. The calling thread has just released the word.
     #[inline(always)]
     pub(crate) fn unpark_one(&self) {
-        compiler_fence(); // all that `light` is where `FENCED` is not set: invariant 1
-        // Ordering: Relaxed; the fences order it, and a number is the whole message.
+        compiler_fence(); // all that `light` does where `FENCED` is not set (invariant 1)
+        // Ordering: Relaxed; the fences order it, and no other memory is read because of it.
         if self.waiters.load(Ordering::Relaxed) != 0 {
             self.unpark_one_slow();
         }
@@ -83,9 +90,9 @@ impl Parker {
     #[cold]
     #[inline(never)]
     fn unpark_one_slow(&self) {
-        // Pairs with the `heavy` in `wait`: invariant 1.
+        // Pairs with the `heavy` in `park` (invariant 1).
         light();
-        // Ordering: Relaxed; as in `unpark_one`.
+        // Ordering: Relaxed; `light` orders it, and no other memory is read because of it.
         if self.waiters.load(Ordering::Relaxed) & !FENCED != 0 {
             self.notify();
         }
@@ -103,17 +110,17 @@ impl Parker {
 
     /// Waits until `attempt` returns a value.
     ///
-    /// `attempt` must succeed once a word is released that it found taken, and take no time.
+    /// `attempt` must be short, and must succeed once the word that it found taken is released.
     pub(crate) fn wait<R>(&self, limit: SpinLimit, mut attempt: impl FnMut() -> Option<R>) -> R {
         spin(limit, &mut attempt).unwrap_or_else(|| self.park(attempt))
     }
 
-    /// The same, without attempts before it parks: for who made them.
+    /// Waits like [`wait`](Self::wait), but without attempts before the thread parks.
     pub(crate) fn park<R>(&self, mut attempt: impl FnMut() -> Option<R>) -> R {
         // Ordering: Relaxed; `heavy` orders it before the attempts, for `unpark_one`.
         self.waiters.fetch_add(1, Ordering::Relaxed);
         if !mutant("lglock-waiter-skips-heavy") {
-            heavy(); // pairs with the `light` in `unpark_one`: invariant 1
+            heavy(); // pairs with the `light` of `unpark_one` (invariant 1)
         }
         let mut skip = mutant("lglock-waiter-skips-the-check");
         let got = loop {
@@ -127,13 +134,13 @@ impl Parker {
             let seen = if late { self.sequence.load() } else { seen };
             self.sequence.wait(seen);
         };
-        // Ordering: Relaxed; a release that still counts us wakes for nothing.
+        // Ordering: Relaxed; a release that still counts this waiter makes a needless wake-up.
         self.waiters.fetch_sub(1, Ordering::Relaxed);
         got
     }
 }
 
-/// Makes some attempts, for some microseconds.
+/// Makes attempts up to `limit`. Returns `None` if all fail.
 pub(crate) fn spin<R>(limit: SpinLimit, mut attempt: impl FnMut() -> Option<R>) -> Option<R> {
     if cfg!(any(offlock_loom, offlock_shuttle)) {
         return None;

@@ -1,17 +1,17 @@
-//! A small mutex over one value: an unlock that finds nobody waiting is one plain store.
+//! A small mutex over one value, whose uncontended unlock is a plain store and a load.
 //!
-//! `std`'s unlock is an exchange, so that it learns who waits. Here that is a load of its own, and
-//! whoever waits pays for the order between the two ([`crate::park`]): half the price of a lock and
-//! unlock that meet nobody, and a system call more where somebody waits.
+//! `std`'s unlock is an exchange, which also tells whether a thread waits. Here that is a separate
+//! load, and the waiter pays for the order between the store and the load ([`crate::park`]). This
+//! halves the cost of an uncontended lock and unlock, and costs one more system call if a thread waits.
 //!
 //! ```text
-//!  lock -> | word | waiters | value ...                one cache line, as far as the value fits
+//!  lock -> | word | waiters | value ...                one cache line, if the value fits
 //! ```
 //!
 //! # Invariants
 //!
-//! 1. `value` is used only by the thread that took `word` from 0, until it stores 0.
-//! 2. A release and a wait do not miss each other: see [`crate::park`].
+//! 1. Only the thread that changed `word` from 0 uses `value`, until it stores 0.
+//! 2. No wake-up is lost: see [`crate::park`].
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -24,12 +24,25 @@ use crate::sync::mutant;
 
 const HELD: u32 = 1;
 
-/// A mutual exclusion lock whose unlock is a plain store and a load, unless somebody waits.
+/// A mutual exclusion lock whose unlock is a plain store and a load, unless a thread waits.
 ///
-/// Neither fair nor recursive: a thread that locks what it holds waits for itself for ever. Whoever
-/// waits looks some microseconds apart, then sleeps; so threads that want it all the time have it
-/// for some microseconds each, in which the value stays in their CPU's caches. No
-/// poison: a panic inside a guard unlocks. A forgotten guard leaves it locked for ever.
+/// The lock is neither fair nor recursive: a thread that locks it twice waits for itself for ever. A
+/// waiter makes attempts some microseconds apart and then sleeps. So each of several threads that
+/// lock all the time keeps the lock for some microseconds, while the value stays in its CPU's cache.
+/// There is no poisoning: a panic inside a guard unlocks. A forgotten guard leaves the lock locked for
+/// ever.
+///
+/// ```
+/// use percpu::sync::{WordGuard, WordLock};
+///
+/// fn add(mut total: WordGuard<'_, u64>) {
+///     *total += 1;
+/// }
+///
+/// let total = WordLock::new(0);
+/// add(total.lock());
+/// assert_eq!(total.try_lock().map(|total| *total), Some(1));
+/// ```
 #[repr(C, align(64))]
 pub struct WordLock<T> {
     /// [`HELD`], or 0.
@@ -39,17 +52,17 @@ pub struct WordLock<T> {
 }
 
 // SAFETY: `value` is reached through the guard only, which one thread at a time has (invariant 1),
-// and `&mut T` on one thread at a time is a move as far as `T` can tell; so `T: Send` suffices. A
-// shared guard, and with it `&T`, asks for `T: Sync` itself. The rest is atomics and locks.
+// and `&mut T` on one thread at a time is a move as far as `T` can tell, so `T: Send` suffices. A
+// shared guard, which gives out `&T`, requires `T: Sync` itself. The rest is atomics and locks.
 unsafe impl<T: Send> Sync for WordLock<T> {}
 
 impl<T> WordLock<T> {
-    /// Makes an unlocked lock. Allocates nothing.
+    /// Creates an unlocked lock. Does not allocate.
     pub fn new(value: T) -> Self {
         Self { word: AtomicU32::new(0), parker: Parker::new(), value: UnsafeCell::new(value) }
     }
 
-    /// Locks. Blocks while another thread holds the lock.
+    /// Locks the value. Blocks while another thread holds the lock.
     #[inline]
     pub fn lock(&self) -> WordGuard<'_, T> {
         if !self.try_acquire() {
@@ -58,17 +71,17 @@ impl<T> WordLock<T> {
         self.guard()
     }
 
-    /// Locks if no thread holds the lock. Wait-free.
+    /// Locks the value if no thread holds the lock. Wait-free.
     #[inline]
     pub fn try_lock(&self) -> Option<WordGuard<'_, T>> {
         self.try_acquire().then(|| self.guard())
     }
 
-    /// The value, without locking: `&mut self` proves that nobody else can reach it.
+    /// Returns the value without locking: `&mut self` proves that no guard exists.
     #[inline]
     pub fn get_mut(&mut self) -> &mut T {
         let value = self.value.with_mut(|value| value);
-        // SAFETY: `&mut self` says that nobody else has the lock.
+        // SAFETY: a guard borrows the lock, so `&mut self` excludes every guard.
         unsafe { &mut *value }
     }
 
@@ -87,14 +100,15 @@ impl<T> WordLock<T> {
             if mutant("word-lock-takes-what-is-held") {
                 return true;
             }
-            // The same for a word of two values; loom lets an exchange that read HELD undo a release.
+            // Equivalent, because the word has two values. loom lets a swap that read HELD undo a
+            // release.
             self.word.compare_exchange(0, HELD, acquire, Ordering::Relaxed).is_ok()
         } else {
             self.word.swap(HELD, acquire) == 0
         }
     }
 
-    /// The guard of the thread that has just taken the word.
+    /// Creates the guard of the thread that has just acquired the word.
     #[inline(always)]
     fn guard(&self) -> WordGuard<'_, T> {
         WordGuard { lock: self, _not_send: PhantomData }
@@ -104,7 +118,7 @@ impl<T> WordLock<T> {
     #[inline(never)]
     fn lock_slow(&self) {
         self.parker.wait(SpinLimit::LONG, || {
-            // Ordering: Relaxed; only spares the holder an exchange of its line.
+            // Ordering: Relaxed; this load only avoids an exchange on the holder's cache line.
             let free = self.word.load(Ordering::Relaxed) == 0;
             (free && self.try_acquire()).then_some(())
         });
@@ -119,21 +133,22 @@ impl<T: Default> Default for WordLock<T> {
 
 impl<T> fmt::Debug for WordLock<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Ordering: Relaxed; for the eye only.
+        // Ordering: Relaxed; the value is only printed.
         let held = self.word.load(Ordering::Relaxed) != 0;
         f.debug_struct("WordLock").field("held", &held).finish_non_exhaustive()
     }
 }
 
-/// The right to use what a [`WordLock`] protects; unlocks on drop.
+/// Exclusive access to the value of a [`WordLock`]; unlocks on drop.
 #[must_use = "it unlocks when the guard drops"]
 pub struct WordGuard<'a, T> {
     lock: &'a WordLock<T>,
-    /// Neither `Send` nor `Sync`; the latter is given back where `T` allows it.
+    /// Makes the guard `!Send` and `!Sync`; the `impl` below restores `Sync` for `T: Sync`.
     _not_send: PhantomData<*mut ()>,
 }
 
-// SAFETY: a shared guard gives `&T`, for which `T: Sync`; unlocking takes the guard itself.
+// SAFETY: a shared guard only gives out `&T`, for which `T: Sync` suffices; unlocking consumes the
+// guard.
 unsafe impl<T: Sync> Sync for WordGuard<'_, T> {}
 
 impl<T> Deref for WordGuard<'_, T> {
@@ -142,7 +157,7 @@ impl<T> Deref for WordGuard<'_, T> {
     #[inline(always)]
     fn deref(&self) -> &T {
         let value = self.lock.value.with(|value| value);
-        // SAFETY: invariant 1; `&self` keeps `deref_mut` away.
+        // SAFETY: invariant 1: this guard's thread holds the word. `&self` excludes `deref_mut`.
         unsafe { &*value }
     }
 }
@@ -151,7 +166,8 @@ impl<T> DerefMut for WordGuard<'_, T> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
         let value = self.lock.value.with_mut(|value| value);
-        // SAFETY: invariant 1; `&mut self` keeps other references away.
+        // SAFETY: invariant 1: this guard's thread holds the word. `&mut self` excludes other
+        // references.
         unsafe { &mut *value }
     }
 }
@@ -178,7 +194,7 @@ impl<T: fmt::Debug> fmt::Debug for WordGuard<'_, T> {
     }
 }
 
-/// What may cross threads.
+/// Compile-time checks of auto traits.
 const _: () = {
     const fn send_and_sync<T: Send + Sync>() {}
     const fn sync<T: Sync>() {}

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::*;
 use crate::sync::{Arc, thread};
 
-/// The value begins on the line of the word and of what an unlock looks at.
+/// The value begins on the cache line of the word and of the parker, which an unlock reads.
 #[test]
 fn a_small_value_shares_the_line_of_the_word() {
     assert_eq!((size_of::<WordLock<[u64; 3]>>(), align_of::<WordLock<u8>>()), (64, 64));
@@ -37,7 +37,7 @@ fn a_panic_unlocks() {
     assert_eq!(lock.try_lock().map(|guard| *guard), Some(1));
 }
 
-/// Whoever waits is woken, also if the holder keeps it waiting until it sleeps.
+/// Every waiter is woken, even if it sleeps by the time of the unlock.
 #[test]
 fn waiting_threads_get_the_lock_in_turn() {
     let lock = Arc::new(WordLock::new(0));
