@@ -1,4 +1,4 @@
-//! Why a lock was not given.
+//! The errors of an [`LgLock`](super::LgLock).
 
 use std::error::Error;
 use std::fmt;
@@ -6,25 +6,42 @@ use std::io;
 
 use crate::cpu::CpuId;
 
-/// Why a slot was not locked. Nothing stays locked of what the call had to lock.
+/// The error of a refused lock. The call leaves no slot locked that it has locked itself.
+///
+/// ```
+/// use percpu::{CpuId, LgLock, LockError};
+///
+/// let lock = LgLock::new(|_cpu| 0);
+/// let cpu = CpuId::new(0);
+/// let guard = lock.local_on(cpu)?;
+/// assert_eq!(lock.local_on(cpu).err(), Some(LockError::Deadlock)); // this thread holds the slot
+/// std::thread::scope(|scope| {
+///     scope.spawn(|| assert_eq!(lock.try_local_on(cpu).err(), Some(LockError::WouldBlock)));
+/// });
+/// drop(guard);
+/// assert_eq!(lock.pair(cpu, cpu).err(), Some(LockError::SameSlot(cpu)));
+/// # Ok::<(), LockError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LockError {
-    /// Another thread holds a slot that was asked for. Only the `try_` methods say so: the others
-    /// wait. `EAGAIN`.
+    /// Another thread holds a slot that the call needs. Only the `try_` methods return this; the other
+    /// methods wait. Maps to `EAGAIN`.
     WouldBlock,
-    /// Waiting could last for ever, because of what this thread holds itself: the slot it asks for,
-    /// or one that must be locked later. Or because of a guard that was forgotten, by this thread or
-    /// by one that has ended and whose id it has. `EDEADLK`.
+    /// The wait could last for ever, because the calling thread holds the slot itself, or holds a slot
+    /// that must be locked after it. Maps to `EDEADLK`.
+    ///
+    /// A forgotten guard counts as held. The kernel reuses thread ids, so a later thread with the id
+    /// of the exited holder gets this error too.
     Deadlock,
-    /// No slot for this CPU: not below the lock's `capacity`. `EINVAL`.
+    /// The CPU has no slot: its index is not below the lock's `capacity`. Maps to `EINVAL`.
     NoSuchCpu(CpuId),
-    /// A pair is two slots, and this one was named twice. `EINVAL`.
+    /// Both CPUs of a pair are this one. Maps to `EINVAL`.
     SameSlot(CpuId),
 }
 
 impl LockError {
-    /// The error as C knows it.
+    /// Returns the errno of this error: `EAGAIN`, `EDEADLK` or `EINVAL`.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
@@ -43,7 +60,7 @@ impl fmt::Display for LockError {
                 f.write_str("this thread holds the slot, or one that must be locked after it")
             }
             Self::NoSuchCpu(cpu) => write!(f, "no slot for {cpu}"),
-            Self::SameSlot(cpu) => write!(f, "a pair of {cpu} and itself"),
+            Self::SameSlot(cpu) => write!(f, "both slots of the pair are those of {cpu}"),
         }
     }
 }
@@ -61,9 +78,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_error_has_its_errno_and_its_line() {
+    fn every_error_has_an_errno_and_a_message() {
         let cpu = CpuId::new(9);
-        for (error, errno, says) in [
+        for (error, errno, message) in [
             (LockError::WouldBlock, libc::EAGAIN, "another thread holds the slot"),
             (
                 LockError::Deadlock,
@@ -71,9 +88,9 @@ mod tests {
                 "this thread holds the slot, or one that must be locked after it",
             ),
             (LockError::NoSuchCpu(cpu), libc::EINVAL, "no slot for cpu 9"),
-            (LockError::SameSlot(cpu), libc::EINVAL, "a pair of cpu 9 and itself"),
+            (LockError::SameSlot(cpu), libc::EINVAL, "both slots of the pair are those of cpu 9"),
         ] {
-            assert_eq!((error.errno(), error.to_string().as_str()), (errno, says));
+            assert_eq!((error.errno(), error.to_string().as_str()), (errno, message));
             assert_eq!(io::Error::from(error).raw_os_error(), Some(errno));
         }
     }

@@ -1,6 +1,7 @@
-//! What a locked slot, a pair and all slots look like to their holder.
+//! The guards of one slot, of a pair of slots and of all slots.
 //!
-//! None is `Send`, since the slot holds the thread's id; a shared one shares `&T`.
+//! The guards are `!Send`, because a slot stores the id of the thread that locked it. They are `Sync`
+//! if `T` is, because a shared guard only gives out `&T`.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,15 +12,28 @@ use crate::cpu::CpuId;
 use super::iter::{Iter, IterMut};
 use super::slot::{RawGuard, Slot};
 
-/// Makes a guard `!Send` and `!Sync`; the latter is given back where `T` allows it.
+/// Makes a guard `!Send` and `!Sync`; an `impl` for each guard restores `Sync` for `T: Sync`.
 type NotSend = PhantomData<*mut ()>;
 
-/// One slot, locked; unlocks on drop.
+/// Exclusive access to one slot; unlocks on drop.
 ///
-/// It keeps the slot that it locked, wherever its thread moves meanwhile.
-/// [`mem::forget`](std::mem::forget) leaves the slot locked for ever: then this thread is told
-/// [`Deadlock`](super::LockError::Deadlock), and every other one waits; when it has ended, a later
-/// thread may be told so in its place (ids are used again).
+/// The guard keeps the slot that it locked, even if the thread moves to another CPU.
+/// [`mem::forget`](std::mem::forget) leaves the slot locked for ever: further calls on this thread
+/// return [`Deadlock`](super::LockError::Deadlock), and other threads wait. After the thread has
+/// exited, a later thread with the same id gets that error too.
+///
+/// ```
+/// use percpu::lglock::{LgLock, LocalGuard, LockError};
+///
+/// fn push(mut list: LocalGuard<'_, Vec<u32>>) {
+///     println!("one more on {}", list.cpu());
+///     list.push(7);
+/// }
+///
+/// let lists = LgLock::new(|_cpu| Vec::new());
+/// push(lists.local()?);
+/// # Ok::<(), LockError>(())
+/// ```
 #[must_use = "the slot is unlocked when the guard drops"]
 pub struct LocalGuard<'a, T> {
     slot: &'a Slot<T>,
@@ -27,25 +41,25 @@ pub struct LocalGuard<'a, T> {
     _not_send: NotSend,
 }
 
-// SAFETY: a shared guard gives `&T`, for which `T: Sync`; unlocking takes the guard itself.
+// SAFETY: a shared guard only gives out `&T`, for which `T: Sync` suffices; unlocking consumes it.
 unsafe impl<T: Sync> Sync for LocalGuard<'_, T> {}
 
 impl<'a, T> LocalGuard<'a, T> {
     /// # Safety
     ///
-    /// As long as `hold` lives, its thread may use the slot's value, and nobody else may.
+    /// While `raw` lives, its thread may use the slot's value, and no other code may.
     #[inline(always)]
     pub(super) unsafe fn new(slot: &'a Slot<T>, raw: RawGuard<'a>) -> Self {
         Self { slot, raw, _not_send: PhantomData }
     }
 
-    /// The right alone, without the way to the value.
+    /// Converts the guard into its raw guard, which still unlocks the slot on drop.
     #[inline(always)]
     pub(super) fn into_raw(self) -> RawGuard<'a> {
         self.raw
     }
 
-    /// Whose slot it is.
+    /// Returns the CPU of the slot.
     #[inline]
     #[must_use]
     pub fn cpu(&self) -> CpuId {
@@ -58,7 +72,8 @@ impl<T> Deref for LocalGuard<'_, T> {
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: see `new`; `hold` lives, and `&self` keeps `deref_mut` away.
+        // SAFETY: by the contract of `new` this thread may use the value while `raw` lives; `&self`
+        // excludes `deref_mut`.
         unsafe { &*self.slot.as_ptr() }
     }
 }
@@ -66,7 +81,8 @@ impl<T> Deref for LocalGuard<'_, T> {
 impl<T> DerefMut for LocalGuard<'_, T> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: see `new`; `hold` lives, and `&mut self` keeps other references away.
+        // SAFETY: by the contract of `new` this thread may use the value while `raw` lives; `&mut
+        // self` excludes other references.
         unsafe { &mut *self.slot.as_mut_ptr() }
     }
 }
@@ -77,7 +93,23 @@ impl<T: fmt::Debug> fmt::Debug for LocalGuard<'_, T> {
     }
 }
 
-/// Two slots, locked together; unlocks both on drop. See [`LocalGuard`] for what holds for each.
+/// Exclusive access to two slots; unlocks both on drop. Otherwise like [`LocalGuard`].
+///
+/// ```
+/// use percpu::CpuId;
+/// use percpu::lglock::{LgLock, LockError, PairGuard};
+///
+/// fn steal(mut pair: PairGuard<'_, Vec<u32>>) {
+///     let (own, victim) = pair.get_mut();
+///     own.extend(victim.pop());
+/// }
+///
+/// let queues = LgLock::new(|cpu| vec![cpu.get()]);
+/// match queues.pair(CpuId::new(0), CpuId::new(1)) {
+///     Ok(pair) => steal(pair),
+///     Err(error) => assert_eq!(error, LockError::NoSuchCpu(CpuId::new(1))), // a single CPU
+/// }
+/// ```
 #[must_use = "the slots are unlocked when the guard drops"]
 pub struct PairGuard<'a, T> {
     slots: (&'a Slot<T>, &'a Slot<T>),
@@ -85,14 +117,14 @@ pub struct PairGuard<'a, T> {
     _not_send: NotSend,
 }
 
-// SAFETY: as for `LocalGuard`.
+// SAFETY: a shared guard only gives out `&T`, for which `T: Sync` suffices; unlocking consumes it.
 unsafe impl<T: Sync> Sync for PairGuard<'_, T> {}
 
 impl<'a, T> PairGuard<'a, T> {
     /// # Safety
     ///
-    /// As long as `holds` live, their thread may use the values of both slots, and nobody else
-    /// may; and the slots are different.
+    /// The slots are different. While the guards in `raw` live, their thread may use the values of
+    /// both slots, and no other code may.
     pub(super) unsafe fn new(
         slots: (&'a Slot<T>, &'a Slot<T>),
         raw: (RawGuard<'a>, RawGuard<'a>),
@@ -100,28 +132,30 @@ impl<'a, T> PairGuard<'a, T> {
         Self { slots, _raw: raw, _not_send: PhantomData }
     }
 
-    /// The CPUs, in the order in which they were asked for.
+    /// Returns the CPUs, in the order of the arguments of the call.
     #[must_use]
     pub fn cpus(&self) -> (CpuId, CpuId) {
         (self.slots.0.cpu, self.slots.1.cpu)
     }
 
-    /// The values, in the order in which they were asked for.
+    /// Returns the values, in the order of the arguments of the call.
     #[must_use]
     pub fn get(&self) -> (&T, &T) {
-        // SAFETY: see `new`; `&self` keeps `get_mut` away.
+        // SAFETY: by the contract of `new` this thread may use the values; `&self` excludes `get_mut`.
         let first = unsafe { &*self.slots.0.as_ptr() };
-        // SAFETY: as above.
+        // SAFETY: by the contract of `new` this thread may use the values; `&self` excludes `get_mut`.
         let second = unsafe { &*self.slots.1.as_ptr() };
         (first, second)
     }
 
-    /// The values, in the order in which they were asked for.
+    /// Returns the values, in the order of the arguments of the call.
     #[must_use]
     pub fn get_mut(&mut self) -> (&mut T, &mut T) {
-        // SAFETY: see `new`; `&mut self` keeps other references away.
+        // SAFETY: by the contract of `new` this thread may use the values; `&mut self` excludes other
+        // references.
         let first = unsafe { &mut *self.slots.0.as_mut_ptr() };
-        // SAFETY: as above, and another slot than the first.
+        // SAFETY: by the contract of `new` this thread may use the values and the slots differ; `&mut
+        // self` excludes other references.
         let second = unsafe { &mut *self.slots.1.as_mut_ptr() };
         (first, second)
     }
@@ -134,55 +168,70 @@ impl<T: fmt::Debug> fmt::Debug for PairGuard<'_, T> {
     }
 }
 
-/// Every slot, locked; unlocks them on drop. See [`LocalGuard`] for what holds for each.
+/// Exclusive access to every slot; unlocks them on drop. Otherwise like [`LocalGuard`].
+///
+/// ```
+/// use percpu::lglock::{GlobalGuard, LgLock, LockError};
+///
+/// fn drain(all: &mut GlobalGuard<'_, Vec<u32>>) -> Vec<u32> {
+///     all.iter_mut().flat_map(|(_cpu, list)| list.drain(..)).collect()
+/// }
+///
+/// let lists = LgLock::new(|cpu| vec![cpu.get()]);
+/// assert_eq!(drain(&mut lists.global()?).len(), lists.capacity());
+/// # Ok::<(), LockError>(())
+/// ```
 #[must_use = "the slots are unlocked when the guard drops"]
 pub struct GlobalGuard<'a, T> {
     slots: &'a [Slot<T>],
     _not_send: NotSend,
 }
 
-// SAFETY: as for `LocalGuard`.
+// SAFETY: a shared guard only gives out `&T`, for which `T: Sync` suffices; unlocking consumes it.
 unsafe impl<T: Sync> Sync for GlobalGuard<'_, T> {}
 
 impl<'a, T> GlobalGuard<'a, T> {
     /// # Safety
     ///
-    /// The calling thread took the words of all `slots`, and leaves it to the guard to release them.
+    /// The calling thread has acquired the words of all `slots`, and only the guard releases them.
     pub(super) unsafe fn new(slots: &'a [Slot<T>]) -> Self {
         Self { slots, _not_send: PhantomData }
     }
 
-    /// How many slots there are.
+    /// Returns the number of slots.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.slots.len()
     }
 
-    /// The value of `cpu`, if it has a slot.
+    /// Returns the value of `cpu`, or `None` if it has no slot.
     #[must_use]
     pub fn get(&self, cpu: CpuId) -> Option<&T> {
         let slot = self.slots.get(cpu.index())?;
-        // SAFETY: see `new`; `&self` keeps `get_mut` away.
+        // SAFETY: by the contract of `new` this thread holds the slot; `&self` excludes `get_mut`.
         Some(unsafe { &*slot.as_ptr() })
     }
 
-    /// The value of `cpu`, if it has a slot.
+    /// Returns the value of `cpu`, or `None` if it has no slot.
     #[must_use]
     pub fn get_mut(&mut self, cpu: CpuId) -> Option<&mut T> {
         let slot = self.slots.get(cpu.index())?;
-        // SAFETY: see `new`; `&mut self` keeps other references away.
+        // SAFETY: by the contract of `new` this thread holds the slot; `&mut self` excludes other
+        // references.
         Some(unsafe { &mut *slot.as_mut_ptr() })
     }
 
-    /// Goes over all slots, ascending.
+    /// Iterates over all slots in ascending order.
     pub fn iter(&self) -> Iter<'_, T> {
-        // SAFETY: see `new`; the borrow of the guard keeps it, and writers away.
+        // SAFETY: by the contract of `new` this thread holds the slots; the shared borrow keeps the
+        // guard alive and excludes changes.
         unsafe { Iter::new(self.slots) }
     }
 
-    /// Goes over all slots, ascending.
+    /// Iterates over all slots in ascending order.
     pub fn iter_mut(&mut self) -> IterMut<'_, T> {
-        // SAFETY: see `new`; the borrow of the guard keeps it, and everybody else away.
+        // SAFETY: by the contract of `new` this thread holds the slots; the mutable borrow keeps the
+        // guard alive and excludes every other use.
         unsafe { IterMut::new(self.slots) }
     }
 }
@@ -190,7 +239,8 @@ impl<'a, T> GlobalGuard<'a, T> {
 impl<T> Drop for GlobalGuard<'_, T> {
     fn drop(&mut self) {
         for slot in self.slots {
-            // SAFETY: see `new`: the word is this thread's, for the guard to release.
+            // SAFETY: by the contract of `new` this thread holds the word, and only this drop releases
+            // it.
             drop(unsafe { RawGuard::new(slot) });
         }
     }

@@ -8,18 +8,31 @@ use crate::cpu::CpuId;
 
 use super::slot::Slot;
 
-/// The values of all slots, to read; from [`GlobalGuard::iter`](super::GlobalGuard::iter).
+/// An iterator over shared references to all values, from
+/// [`GlobalGuard::iter`](super::GlobalGuard::iter).
+///
+/// ```
+/// use percpu::lglock::{Iter, LgLock, LockError};
+///
+/// fn total(values: Iter<'_, u64>) -> u64 {
+///     values.map(|(_cpu, value)| value).sum()
+/// }
+///
+/// let counts = LgLock::new(|_cpu| 1_u64);
+/// assert_eq!(total(counts.global()?.iter()), counts.capacity() as u64);
+/// # Ok::<(), LockError>(())
+/// ```
 #[derive(Debug)]
 pub struct Iter<'a, T> {
     slots: slice::Iter<'a, Slot<T>>,
-    /// Borrows a guard, and is as little `Send` as that.
+    /// Makes the iterator `!Send`, like the guard that it borrows.
     _guard: PhantomData<*const T>,
 }
 
 impl<'a, T> Iter<'a, T> {
     /// # Safety
     ///
-    /// The calling thread holds the slots for `'a`, and changes no value in that time.
+    /// The calling thread holds the slots for `'a`, and changes no value during `'a`.
     pub(super) unsafe fn new(slots: &'a [Slot<T>]) -> Self {
         Self { slots: slots.iter(), _guard: PhantomData }
     }
@@ -31,8 +44,20 @@ impl<T> Clone for Iter<'_, T> {
     }
 }
 
-/// The values of all slots, to change; from `iter_mut` of a lock or of a
+/// An iterator over mutable references to all values, from `iter_mut` of a lock or of a
 /// [`GlobalGuard`](super::GlobalGuard).
+///
+/// ```
+/// use percpu::lglock::{IterMut, LgLock};
+///
+/// fn reset(values: IterMut<'_, u64>) {
+///     values.for_each(|(_cpu, value)| *value = 0);
+/// }
+///
+/// let mut counts = LgLock::new(|_cpu| 1_u64);
+/// reset(counts.iter_mut());
+/// assert!(counts.into_iter().all(|(_cpu, count)| count == 0));
+/// ```
 #[derive(Debug)]
 pub struct IterMut<'a, T> {
     slots: slice::Iter<'a, Slot<T>>,
@@ -42,14 +67,21 @@ pub struct IterMut<'a, T> {
 impl<'a, T> IterMut<'a, T> {
     /// # Safety
     ///
-    /// The calling thread holds the slots for `'a`, and uses no value in that time but through
-    /// the iterator.
+    /// The calling thread holds the slots for `'a`, and uses the values only through the iterator
+    /// during `'a`.
     pub(super) unsafe fn new(slots: &'a [Slot<T>]) -> Self {
         Self { slots: slots.iter(), _guard: PhantomData }
     }
 }
 
-/// The values of all slots, to keep; from `into_iter` of a lock.
+/// An iterator over all values by value, from `into_iter` of a lock.
+///
+/// ```
+/// use percpu::lglock::{IntoIter, LgLock};
+///
+/// let values: IntoIter<u32> = LgLock::new(|cpu| cpu.get()).into_iter();
+/// assert!(values.into_iter().all(|(cpu, value)| cpu.get() == value));
+/// ```
 #[derive(Debug)]
 pub struct IntoIter<T> {
     slots: vec::IntoIter<Slot<T>>,
@@ -87,11 +119,12 @@ macro_rules! iterator {
 }
 
 iterator!(['a, T] Iter<'a, T>, &'a T, slot => {
-    // SAFETY: whoever made the iterator holds the slot for `'a` and does not write.
+    // SAFETY: by the contract of `new` this thread holds the slot for `'a` and does not write to it.
     unsafe { &*slot.as_ptr() }
 });
 iterator!(['a, T] IterMut<'a, T>, &'a mut T, slot => {
-    // SAFETY: whoever made the iterator holds the slot for `'a`, and the iterator comes by it once.
+    // SAFETY: by the contract of `new` this thread holds the slot for `'a`, and the iterator yields
+    // each slot once.
     unsafe { &mut *slot.as_mut_ptr() }
 });
 iterator!([T] IntoIter<T>, T, slot => slot.into_inner());

@@ -1,4 +1,4 @@
-//! One CPU's slot, and the right to it.
+//! The slot of one CPU, and the raw guard that unlocks it.
 
 use crate::cpu::CpuId;
 use crate::error::AllocError;
@@ -9,19 +9,22 @@ use crate::sync::cell::UnsafeCell;
 use crate::sync::cpu;
 use crate::sync::mutant;
 
-/// The word of a slot that is held. Not the owner's id: an exchange of a constant takes a free word
-/// and changes nothing of a held one, and is a tenth faster than a compare-exchange.
+/// The word of a held slot.
+///
+/// It is not the id of the owner, because an exchange with a constant acquires a free word and leaves
+/// a held word unchanged, and is a tenth faster than a compare-exchange.
 pub(super) const HELD: u64 = 1;
 
-/// A CPU's value and the lock over it, on lines of their own.
+/// The value of a CPU and its lock, on cache lines of their own.
 ///
-/// What an unlock looks at is beside the word that it writes, so that it misses no cache.
+/// The fields that an unlock reads share the cache line of the word that it writes.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(super) struct Slot<T> {
     /// [`HELD`], or 0.
     pub(super) word: AtomicU64,
-    /// The id of the thread that holds the slot, but for its first and last instructions there.
+    /// The id of the thread that holds the slot. Set after the word is acquired, and cleared before
+    /// the word is released.
     pub(super) owner: AtomicU64,
     pub(super) parker: Parker,
     pub(super) cpu: CpuId,
@@ -29,12 +32,12 @@ pub(super) struct Slot<T> {
 }
 
 // SAFETY: `value` is reached through guards only, and those give `&mut T` to one thread at a time
-// (invariant 1 of the module), which is a move as far as `T` can tell; so `T: Send` suffices. A
-// guard that is shared, and with it `&T`, asks for `T: Sync` itself. The rest is atomics and locks.
+// (invariant 1 of the module), which is a move as far as `T` can tell, so `T: Send` suffices. A
+// shared guard, which gives out `&T`, requires `T: Sync` itself. The rest is atomics and locks.
 unsafe impl<T: Send> Sync for Slot<T> {}
 
 impl<T> Slot<T> {
-    /// So many slots, ascending from 0, all free.
+    /// Creates `count` free slots, for the CPUs from 0 on.
     pub(super) fn boxed_slice(
         count: usize,
         mut init: impl FnMut(CpuId) -> T,
@@ -55,22 +58,22 @@ impl<T> Slot<T> {
         Ok(slots.into_boxed_slice())
     }
 
-    /// The value, for whoever holds the slot and only reads.
+    /// Returns a pointer for a thread that holds the slot and only reads the value.
     #[inline(always)]
     pub(super) fn as_ptr(&self) -> *const T {
         self.value.with(|value| value)
     }
 
-    /// The value, for whoever holds the slot.
+    /// Returns a pointer for a thread that holds the slot.
     #[inline(always)]
     pub(super) fn as_mut_ptr(&self) -> *mut T {
         self.value.with_mut(|value| value)
     }
 
-    /// The value, for who has the whole lock to himself.
+    /// Returns the value without locking.
     pub(super) fn get_mut(&mut self) -> &mut T {
         let value = self.as_mut_ptr();
-        // SAFETY: `&mut self` says that nobody else can reach it.
+        // SAFETY: a guard borrows the slot, so `&mut self` excludes every guard.
         unsafe { &mut *value }
     }
 
@@ -79,13 +82,13 @@ impl<T> Slot<T> {
     }
 }
 
-/// The right to a slot; gives it back on drop.
+/// The lock on a slot, without access to the value; unlocks on drop.
 #[derive(Debug)]
 pub(super) struct RawGuard<'a> {
     word: &'a AtomicU64,
     owner: &'a AtomicU64,
     parker: &'a Parker,
-    /// For a planted bug: the CPU that was locked, and the word of a model's other one.
+    /// For a planted bug: the locked CPU, and the word of the other CPU of a model.
     #[cfg(any(offlock_loom, offlock_shuttle))]
     other: Option<(CpuId, &'a AtomicU64)>,
 }
@@ -93,8 +96,8 @@ pub(super) struct RawGuard<'a> {
 impl<'a> RawGuard<'a> {
     /// # Safety
     ///
-    /// The calling thread has taken the slot's word and stored its id as the owner, has no other
-    /// `RawGuard` of it, and keeps this one to itself.
+    /// The calling thread has acquired the slot's word and stored its id as the owner. No other
+    /// `RawGuard` of the slot exists, and this one stays on the calling thread.
     #[inline(always)]
     pub(super) unsafe fn new<T>(slot: &'a Slot<T>) -> Self {
         Self {
@@ -106,7 +109,7 @@ impl<'a> RawGuard<'a> {
         }
     }
 
-    /// The word to release: always the one that was locked, but for a planted bug.
+    /// Returns the word to release: the locked one, except with a planted bug.
     #[inline(always)]
     fn word(&self) -> &'a AtomicU64 {
         #[cfg(any(offlock_loom, offlock_shuttle))]
@@ -130,7 +133,7 @@ impl<'a> RawGuard<'a> {
 impl Drop for RawGuard<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        // Ordering: Relaxed; only its own thread looks for its id.
+        // Ordering: Relaxed; only the calling thread looks for its own id.
         self.owner.store(0, Ordering::Relaxed);
         let release =
             if mutant("lglock-unlock-is-relaxed") { Ordering::Relaxed } else { Ordering::Release };
@@ -147,7 +150,8 @@ mod tests {
     use crate::lglock::LgLock;
     use crate::sync::cpu;
 
-    /// Whatever the size of the value, and with what an unlock looks at on the line of the word.
+    /// This holds for any size of the value. The parker, which an unlock reads, is on the cache line
+    /// of the word.
     #[test]
     fn inv18_slots_of_different_cpus_never_share_a_line() {
         fn check<T: Default>() {
@@ -164,7 +168,7 @@ mod tests {
         check::<Vec<u8>>();
     }
 
-    /// Small values cost one line.
+    /// A slot with a small value takes 128 bytes.
     #[test]
     fn a_small_value_fits_in_the_line_of_its_lock() {
         assert_eq!(size_of::<Slot<[u64; 9]>>(), 128);
