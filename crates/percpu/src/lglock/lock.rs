@@ -1,4 +1,4 @@
-//! The lock: a word per slot, taken by one exchange from any CPU.
+//! The lock: one word per slot, which a thread on any CPU acquires by one exchange.
 
 use std::fmt;
 
@@ -13,11 +13,11 @@ use super::guard::{GlobalGuard, LocalGuard, PairGuard};
 use super::iter::{IntoIter, IterMut};
 use super::slot::{HELD, RawGuard, Slot};
 
-/// A value per CPU, each under a lock of its own; any thread may lock any of them, or all.
+/// One value per CPU, each under its own lock; a thread may lock any of them, or all.
 ///
-/// For data that one CPU uses nearly always and others sometimes: a slot costs one
-/// exchange on a line that no other CPU has, wherever the caller runs, and
-/// [`global`](Self::global) one per slot (`cargo bench --bench percpu`, rows P4).
+/// For data that one CPU uses nearly always and other CPUs use sometimes. Locking a slot costs one
+/// exchange, on a cache line that the slot's CPU usually owns, and [`global`](Self::global) costs one
+/// exchange per slot (`cargo bench --bench percpu`, rows P4).
 ///
 /// ```
 /// use percpu::lglock::{LgLock, LockError};
@@ -34,9 +34,9 @@ use super::slot::{HELD, RawGuard, Slot};
 /// # }
 /// ```
 ///
-/// A thread that locks more than one slot by separate calls takes them in ascending order;
-/// [`pair`](Self::pair) and [`global`](Self::global) do so themselves. A call that would have to
-/// wait for a slot that this thread holds, or for one before a slot that it holds, returns
+/// A thread that locks more than one slot by separate calls must lock them in ascending order;
+/// [`pair`](Self::pair) and [`global`](Self::global) do so themselves. A call that would wait for a
+/// slot that its thread holds, or for a slot before one that its thread holds, returns
 /// [`LockError::Deadlock`] instead.
 ///
 /// `LgLock<T>` is `Sync` if `T` is `Send`, like a mutex. It is invariant in `T`:
@@ -47,35 +47,35 @@ use super::slot::{HELD, RawGuard, Slot};
 /// }
 /// ```
 pub struct LgLock<T> {
-    /// One for every CPU below `cpu::possible()`, unless made by `try_with_slots`.
+    /// One slot for every CPU below `cpu::possible()`, unless `try_with_slots` made the lock.
     slots: Box<[Slot<T>]>,
 }
 
-/// What a call does when a slot is not free.
+/// What a call does if a slot is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    /// Waits, unless it could wait for ever.
+    /// Waits, or returns [`LockError::Deadlock`] if the wait could last for ever.
     Wait,
-    /// Returns [`LockError::WouldBlock`] where the other waits.
+    /// Returns [`LockError::WouldBlock`] where `Wait` waits.
     Try,
 }
 
 impl<T> LgLock<T> {
-    /// Makes a slot for every CPU that may ever exist, with the value that `init` gives for it.
+    /// Creates a lock with a slot for every possible CPU, whose value is `init(cpu)`.
     ///
     /// If `init` panics, the values made so far are dropped and the panic goes on.
     ///
     /// # Aborts
     ///
-    /// Like `Box::new`, if there is no memory; [`try_new`](Self::try_new) returns that.
+    /// If memory is out, like `Box::new`; [`try_new`](Self::try_new) returns an error instead.
     #[must_use]
     pub fn new(init: impl FnMut(CpuId) -> T) -> Self {
         Self::try_new(init).unwrap_or_else(|_| out_of_memory::<Slot<T>>(cpu::possible()))
     }
 
-    /// Makes a slot for every CPU that may ever exist, with the value that `init` gives for it.
+    /// Creates a lock with a slot for every possible CPU, whose value is `init(cpu)`.
     ///
-    /// Allocates at least 128 bytes per slot, once; no other method allocates.
+    /// Makes one allocation of at least 128 bytes per slot. No other method allocates.
     ///
     /// # Errors
     ///
@@ -84,44 +84,45 @@ impl<T> LgLock<T> {
         Self::try_with_slots(cpu::possible(), init)
     }
 
-    /// Makes `count` slots, whatever CPUs there are, with the value that `init` gives for each.
+    /// Creates a lock with `count` slots, whatever the number of CPUs, whose values are `init(cpu)`.
     ///
-    /// Such a lock is for [`local_on`](Self::local_on), [`pair`](Self::pair) and
-    /// [`global`](Self::global), where [`CpuId::new`] of an index below `count` names a slot. Only
-    /// here do [`local`](Self::local) and [`try_local`](Self::try_local) return
-    /// [`LockError::NoSuchCpu`]: on a CPU that has no slot. Otherwise as [`try_new`](Self::try_new).
+    /// Use it with [`local_on`](Self::local_on), [`pair`](Self::pair) and [`global`](Self::global),
+    /// where [`CpuId::new`] of an index below `count` names a slot. With such a lock
+    /// [`local`](Self::local) and [`try_local`](Self::try_local) return [`LockError::NoSuchCpu`] on a
+    /// CPU that has no slot.
     ///
     /// # Errors
     ///
-    /// [`AllocError`] if memory is out, or `count` is more than a `u32` holds.
+    /// [`AllocError`] if memory is out, or if `count` does not fit in a `u32`.
     #[doc(hidden)] // for the other crates of the workspace
     pub fn try_with_slots(count: usize, init: impl FnMut(CpuId) -> T) -> Result<Self, AllocError> {
         Ok(Self { slots: Slot::boxed_slice(count, init)? })
     }
 
-    /// How many slots there are: one for every CPU that may ever exist.
+    /// Returns the number of slots: one for every possible CPU.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.slots.len()
     }
 
-    /// Locks the slot of the CPU that the caller runs on. Blocks while another thread holds it.
+    /// Locks the slot of the current CPU. Blocks while another thread holds it.
     ///
-    /// The guard keeps that slot if the thread moves; [`LocalGuard::cpu`] tells which it is.
+    /// The guard keeps that slot if the thread moves to another CPU; [`LocalGuard::cpu`] returns the
+    /// slot's CPU.
     ///
     /// # Errors
     ///
-    /// [`LockError::Deadlock`] where it would otherwise wait for ever.
+    /// [`LockError::Deadlock`] where the call could wait for ever.
     #[inline]
     pub fn local(&self) -> Result<LocalGuard<'_, T>, LockError> {
         self.lock(self.slot(cpu::current())?, Mode::Wait)
     }
 
-    /// Locks the slot of the CPU that the caller runs on, if it is free. Never blocks.
+    /// Locks the slot of the current CPU, if it is free. Never blocks.
     ///
     /// # Errors
     ///
-    /// As [`local`](Self::local), and [`LockError::WouldBlock`] where that waits.
+    /// The errors of [`local`](Self::local), and [`LockError::WouldBlock`] where that waits.
     #[inline]
     pub fn try_local(&self) -> Result<LocalGuard<'_, T>, LockError> {
         self.lock(self.slot(cpu::current())?, Mode::Try)
@@ -131,19 +132,19 @@ impl<T> LgLock<T> {
     ///
     /// # Errors
     ///
-    /// As [`local`](Self::local), and [`LockError::NoSuchCpu`].
+    /// The errors of [`local`](Self::local), and [`LockError::NoSuchCpu`].
     #[inline]
     pub fn local_on(&self, cpu: CpuId) -> Result<LocalGuard<'_, T>, LockError> {
         self.lock(self.slot(cpu)?, Mode::Wait)
     }
 
-    /// [`local_on`](Self::local_on), and whether it found the slot locked.
+    /// Locks like [`local_on`](Self::local_on), and also returns whether the slot was held.
     ///
     /// Not covered by semantic versioning: for the other crates of the workspace.
     ///
     /// # Errors
     ///
-    /// As [`local_on`](Self::local_on).
+    /// The errors of [`local_on`](Self::local_on).
     #[doc(hidden)]
     #[inline(always)]
     pub fn local_on_counted(&self, cpu: CpuId) -> Result<(LocalGuard<'_, T>, bool), LockError> {
@@ -152,7 +153,7 @@ impl<T> LgLock<T> {
         if contended {
             self.acquire_slow(slot, me, Mode::Wait)?;
         }
-        // SAFETY: one of the two took the word.
+        // SAFETY: `try_acquire` or `acquire_slow` acquired the word, and this is its only guard.
         Ok((unsafe { self.guard(slot) }, contended))
     }
 
@@ -160,13 +161,13 @@ impl<T> LgLock<T> {
     ///
     /// # Errors
     ///
-    /// As [`local_on`](Self::local_on), and [`LockError::WouldBlock`] where that waits.
+    /// The errors of [`local_on`](Self::local_on), and [`LockError::WouldBlock`] where that waits.
     #[inline]
     pub fn try_local_on(&self, cpu: CpuId) -> Result<LocalGuard<'_, T>, LockError> {
         self.lock(self.slot(cpu)?, Mode::Try)
     }
 
-    /// Locks the slots of two CPUs, in ascending order whichever is named first. Blocks while
+    /// Locks the slots of two CPUs, in ascending order whatever the order of the arguments. Blocks while
     /// another thread holds one of them.
     ///
     /// ```
@@ -185,7 +186,7 @@ impl<T> LgLock<T> {
     ///
     /// # Errors
     ///
-    /// As [`local_on`](Self::local_on), and [`LockError::SameSlot`].
+    /// The errors of [`local_on`](Self::local_on), and [`LockError::SameSlot`].
     pub fn pair(&self, a: CpuId, b: CpuId) -> Result<PairGuard<'_, T>, LockError> {
         self.lock_pair(a, b, Mode::Wait)
     }
@@ -194,7 +195,7 @@ impl<T> LgLock<T> {
     ///
     /// # Errors
     ///
-    /// As [`pair`](Self::pair), and [`LockError::WouldBlock`] where that waits.
+    /// The errors of [`pair`](Self::pair), and [`LockError::WouldBlock`] where that waits.
     pub fn try_pair(&self, a: CpuId, b: CpuId) -> Result<PairGuard<'_, T>, LockError> {
         self.lock_pair(a, b, Mode::Try)
     }
@@ -205,7 +206,7 @@ impl<T> LgLock<T> {
         let (low, high) = if ascending { (a, b) } else { (b, a) };
         let low = self.lock(low, mode)?;
         let high = self.lock(high, mode)?;
-        // SAFETY: `lock` took both, and `distinct_slots` made sure that they are two.
+        // SAFETY: `lock` acquired both, and `distinct_slots` checked that they differ.
         Ok(unsafe { PairGuard::new((a, b), (low.into_raw(), high.into_raw())) })
     }
 
@@ -213,7 +214,7 @@ impl<T> LgLock<T> {
     ///
     /// # Errors
     ///
-    /// As [`local`](Self::local).
+    /// The errors of [`local`](Self::local).
     pub fn global(&self) -> Result<GlobalGuard<'_, T>, LockError> {
         self.lock_all(Mode::Wait)
     }
@@ -222,20 +223,23 @@ impl<T> LgLock<T> {
     ///
     /// # Errors
     ///
-    /// As [`global`](Self::global), and [`LockError::WouldBlock`] where that waits.
+    /// The errors of [`global`](Self::global), and [`LockError::WouldBlock`] where that waits.
     pub fn try_global(&self) -> Result<GlobalGuard<'_, T>, LockError> {
         self.lock_all(Mode::Try)
     }
 
-    /// The value of `cpu`, if it has a slot. Locks nothing: nobody else has the lock.
+    /// Returns the value of `cpu`, or `None` if it has no slot. Locks nothing: `&mut self` proves that
+    /// no guard exists.
     #[must_use]
     pub fn get_mut(&mut self, cpu: CpuId) -> Option<&mut T> {
         self.slots.get_mut(cpu.index()).map(Slot::get_mut)
     }
 
-    /// Goes over all slots, ascending. Locks nothing: nobody else has the lock.
+    /// Iterates over all slots in ascending order. Locks nothing: `&mut self` proves that no guard
+    /// exists.
     pub fn iter_mut(&mut self) -> IterMut<'_, T> {
-        // SAFETY: `&mut self` says that nobody else can reach the values.
+        // SAFETY: a guard borrows the lock, so `&mut self` excludes every guard, which is as good as
+        // holding the slots.
         unsafe { IterMut::new(&self.slots) }
     }
 
@@ -244,7 +248,7 @@ impl<T> LgLock<T> {
         self.slots.get(cpu.index()).ok_or(LockError::NoSuchCpu(cpu))
     }
 
-    /// The slots of two different CPUs.
+    /// Returns the slots of two CPUs, which must differ.
     fn distinct_slots(&self, a: CpuId, b: CpuId) -> Result<(&Slot<T>, &Slot<T>), LockError> {
         let slots = (self.slot(a)?, self.slot(b)?);
         if a == b { Err(LockError::SameSlot(a)) } else { Ok(slots) }
@@ -253,40 +257,41 @@ impl<T> LgLock<T> {
     #[inline(always)]
     fn lock<'a>(&'a self, slot: &'a Slot<T>, mode: Mode) -> Result<LocalGuard<'a, T>, LockError> {
         self.acquire(slot, mode)?;
-        // SAFETY: `acquire` took the word.
+        // SAFETY: `acquire` acquired the word, and this is its only guard.
         Ok(unsafe { self.guard(slot) })
     }
 
     /// # Safety
     ///
-    /// The calling thread took the slot's word, and makes no other guard of it.
+    /// The calling thread has acquired the slot's word, and makes no other guard for it.
     #[inline(always)]
     unsafe fn guard<'a>(&'a self, slot: &'a Slot<T>) -> LocalGuard<'a, T> {
-        // SAFETY: the caller's: there is no other `RawGuard`.
+        // SAFETY: by the contract of this function the thread holds the word and there is no other
+        // `RawGuard`; `LocalGuard` is `!Send`, so this one stays on the thread.
         let raw = unsafe { RawGuard::new(slot) };
         #[cfg(any(offlock_loom, offlock_shuttle))]
         let raw = match self.slots.get(slot.cpu.index() ^ 1) {
             Some(other) => raw.with_other_word(slot.cpu, &other.word),
             None => raw,
         };
-        // SAFETY: the word is the slot's, and whoever holds that has the value.
+        // SAFETY: `raw` holds the word of `slot`, so by invariant 1 only this thread uses the value.
         unsafe { LocalGuard::new(slot, raw) }
     }
 
     fn lock_all(&self, mode: Mode) -> Result<GlobalGuard<'_, T>, LockError> {
-        // SAFETY: a guard of no slots.
+        // SAFETY: the guard has no slots.
         let mut guard = unsafe { GlobalGuard::new(&self.slots[..0]) };
         for (index, slot) in self.slots.iter().enumerate() {
-            self.acquire(slot, mode)?; // else the guard releases those before
+            self.acquire(slot, mode)?; // on an error, `guard` releases the slots before this one
             std::mem::forget(guard);
-            // SAFETY: `acquire` took this slot, and a turn before it each of the others; the guard
-            // that had those is gone without releasing them.
+            // SAFETY: `acquire` acquired this slot now and the slots before it in earlier rounds; the
+            // guard of those was forgotten without a release.
             guard = unsafe { GlobalGuard::new(&self.slots[..=index]) };
         }
         Ok(guard)
     }
 
-    /// Takes the slot's word once that is 0.
+    /// Acquires the slot's word once it is 0.
     #[inline(always)]
     fn acquire(&self, slot: &Slot<T>, mode: Mode) -> Result<(), LockError> {
         let me = thread_id();
@@ -296,28 +301,30 @@ impl<T> LgLock<T> {
     #[cold]
     #[inline(never)]
     fn acquire_slow(&self, slot: &Slot<T>, me: u64, mode: Mode) -> Result<(), LockError> {
-        // Ordering: Relaxed; only this thread stores its id, so it is there or not for sure. Or a
-        // thread stored it that forgot its guard and ended: the slot is lost either way.
+        // Ordering: Relaxed; among living threads only the calling thread stores its id, so it sees its
+        // own store. An exited thread with the same id that forgot its guard may have stored it too;
+        // then the slot stays locked for ever.
         let owned_by_me = |slot: &Slot<T>| slot.owner.load(Ordering::Relaxed) == me;
         if owned_by_me(slot) {
             return Err(LockError::Deadlock);
         }
         let attempt = || {
-            // Ordering: Relaxed; only spares the holder an exchange of its line.
+            // Ordering: Relaxed; this load only avoids an exchange on the holder's cache line.
             let free = slot.word.load(Ordering::Relaxed) == 0;
             (free && try_acquire(slot, me)).then_some(())
         };
         if mode == Mode::Wait {
-            // Before the question below, which reads a line of every CPU from this one on.
+            // The thread spins first, because the check below reads a cache line of every CPU from
+            // this one on.
             if park::spin(SpinLimit::SHORT, attempt).is_some() {
                 return Ok(());
             }
-            // Slots are waited for in ascending order: else two threads might wait for each other.
+            // A thread waits for slots in ascending order only (invariant 3).
             if self.slots[slot.cpu.index()..].iter().any(owned_by_me) {
                 return Err(LockError::Deadlock);
             }
         }
-        // Whoever only tries waits for nobody, and so needs no order.
+        // A `try_` method does not wait, so it may lock in any order.
         if mode == Mode::Try {
             return Err(LockError::WouldBlock);
         }
@@ -330,15 +337,16 @@ impl<T> LgLock<T> {
 fn try_acquire<T>(slot: &Slot<T>, me: u64) -> bool {
     let acquire =
         if mutant("lglock-lock-is-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
-    // Ordering: Acquire pairs with the Release in `RawGuard::drop`; it carries the value.
+    // Ordering: Acquire pairs with the Release in `RawGuard::drop`; it carries the value. Relaxed on
+    // failure: the value is not used then.
     let taken = if cfg!(any(offlock_loom, offlock_shuttle)) {
-        // The same for a word of two values; loom lets an exchange that read HELD undo a release.
+        // Equivalent, because the word has two values. loom lets a swap that read HELD undo a release.
         slot.word.compare_exchange(0, HELD, acquire, Ordering::Relaxed).is_ok()
     } else {
         slot.word.swap(HELD, acquire) == 0
     };
     if taken {
-        // Ordering: Relaxed; only this thread looks for its id.
+        // Ordering: Relaxed; only the calling thread looks for its own id.
         slot.owner.store(me, Ordering::Relaxed);
     }
     taken
