@@ -1,4 +1,4 @@
-//! A counter to which every CPU adds in a word of its own.
+//! A counter in which every CPU adds to its own word.
 //!
 //! ```text
 //!             add(delta)                                  approximate()
@@ -9,30 +9,32 @@
 //!  cpu 2: word     0 <- fold: carry -----------------------'       sum() = shared + all words
 //! ```
 //!
-//! A word stays strictly between `-batch` and `batch`: an add that leaves that range carries the
-//! word over to the shared sum, and a delta that alone is larger goes there at once. What excludes
-//! what:
+//! A word stays strictly between `-batch` and `batch`. An add that would leave that range carries the
+//! word over to the shared sum, and a delta outside that range goes there at once.
+//!
+//! # Exclusion
 //!
 //! ```text
 //!                    | sections in use                     | no sections
 //!  add, add          | the section: same CPU only          | fetch_add on the word
 //!  add, fold         | gate closed, heavy_rseq(), then the | a swap of the word with 0
-//!                    | words are the folder's alone        |
+//!                    | only the fold changes the words     |
 //!  add without a CPU | shared sum only: never a word       | -
 //! ```
 //!
-//! Source: the kernel's `percpu_counter` (`lib/percpu_counter.c`), which takes a spin lock where
-//! this counter adds to the shared sum.
+//! The design is that of the Linux kernel's `percpu_counter` (`lib/percpu_counter.c`), which takes a
+//! spin lock where this counter adds to the shared sum.
 //!
 //! # Invariants
 //!
-//! 1. The sum of `shared`, all words and what operations in flight carry is, modulo 2^64, the sum of
-//!    all adds that took effect.
-//! 2. A word is strictly between `-batch` and `batch`; without sections, adds in flight may have
-//!    taken it further, and each of them carries it over.
-//! 3. `base` is null, `NO_MEMORY`, or what `Words::into_raw` gave; once not null it stays.
-//! 4. With sections in use, words are changed by sections, or while the gate is not 0 and after a
-//!    `heavy_rseq` that followed its closing. Without, by atomics.
+//! 1. The sum of `shared`, of all words and of the amounts that operations in flight carry is, modulo
+//!    2^64, the sum of all adds that took effect.
+//! 2. A word is strictly between `-batch` and `batch`. Without sections, adds in flight may have taken
+//!    it further, and each of them carries it over.
+//! 3. `base` is null, `NO_MEMORY`, or the result of `Words::into_raw`. Once it is not null it never
+//!    changes.
+//! 4. With sections in use, sections change the words; a fold changes them only while the gate is not
+//!    0 and after a `heavy_rseq` that followed the closing. Without sections, atomics change the words.
 
 use std::fmt;
 use std::io;
@@ -51,30 +53,31 @@ use crate::sync::{cpu, mutant};
 use crate::topology::online;
 use crate::words::Words;
 
-/// How far a CPU's word goes before it is carried over, unless the caller says.
+/// The default batch: a CPU carries its word over before the word reaches it.
 ///
-/// Measured, by row P2 of `cargo bench --bench percpu`: two threads add 1.7 times as much as one
-/// with 256, 1.90 with 1,024 and 1.93 with this, since a carry moves a line between CPUs.
+/// Measured by row P2 of `cargo bench --bench percpu`: two threads add 1.7 times as much as one with
+/// a batch of 256, 1.90 times with 1,024 and 1.93 times with 2,048, because a carry moves a cache line
+/// between CPUs.
 const BATCH: u32 = 2_048;
 
-/// `base` when there was no memory for words: every add goes to the shared sum. An address in the
-/// first page, which no allocation has.
+/// The value of `base` if there was no memory for words, so that every add goes to the shared sum. It
+/// is an address in the first page, where no allocation lies.
 const NO_MEMORY: usize = align_of::<AtomicU64>();
 
 /// A sum that many threads add to without sharing a cache line.
 ///
-/// [`add`](Self::add) and [`increment`](Self::increment) never fail, and do not wait: a few plain
-/// instructions with rseq sections (`cargo bench --bench percpu`, rows P2), one `lock`-prefixed
-/// instruction on a line of this CPU without; wait-free, but for one add in a batch, which is
-/// lock-free.
+/// [`add`](Self::add) and [`increment`](Self::increment) never fail and never wait. An add is a few
+/// plain instructions with rseq sections (`cargo bench --bench percpu`, rows P2), and one
+/// `lock`-prefixed instruction on a cache line of this CPU without. It is wait-free, except for one add
+/// per batch, which is lock-free.
 ///
-/// The first add of a counter takes 8 bytes per CPU from a pool, which blocks shortly
-/// and may map memory (a page per CPU for every 512 counters; see the [crate's page](crate));
-/// [`reserve`](Self::reserve) does so beforehand. Where there is none, every add of this counter
-/// goes to the shared sum, which is right and slow. Nothing else allocates, but
-/// [`fold_offline`](Self::fold_offline).
+/// The first add of a counter takes 8 bytes per CPU from a pool, which blocks shortly and may map
+/// memory (a page per CPU for every 512 counters; see the [crate's page](crate)).
+/// [`reserve`](Self::reserve) does so beforehand. If memory is out, every add of this counter goes to
+/// the shared sum, which is correct but slow. Only [`fold_offline`](Self::fold_offline) allocates
+/// besides.
 ///
-/// The sum is of 64 bits and wraps around, as `wrapping_add` does.
+/// The sum has 64 bits and wraps around, like `wrapping_add`.
 ///
 /// [`approximate`](Self::approximate) is one load; [`sum`](Self::sum) visits every CPU.
 ///
@@ -88,20 +91,21 @@ const NO_MEMORY: usize = align_of::<AtomicU64>();
 ///         s.spawn(|| (0..1_000).for_each(|_| REQUESTS.increment()));
 ///     }
 /// });
-/// assert_eq!(REQUESTS.sum(), 4_000); // exact, as nobody is adding any more
+/// assert_eq!(REQUESTS.sum(), 4_000); // exact: all adds happened before
 /// let error = 4_000 - REQUESTS.approximate();
 /// assert!(error <= 2_047 * percpu::topology().capacity() as i64);
 /// ```
 pub struct PerCpuCounter {
     hot: CachePadded<Hot>,
-    /// What every carry writes, off the line that every add reads.
+    /// The shared sum. Every carry writes it, so it is not on the cache line that every add reads.
     shared: CachePadded<AtomicI64>,
 }
 
-/// What every add reads. The first add and each fold write it.
+/// The cache line that every add reads. Only the first add and folds write it.
 struct Hot {
-    /// How many folds keep sections out; 0 is open.
+    /// The number of folds that keep sections out. Sections commit only while it is 0.
     gate: AtomicU64,
+    /// The words (invariant 3).
     base: AtomicPtr<AtomicU64>,
     /// At least 1.
     batch: i64,
@@ -110,21 +114,21 @@ struct Hot {
 #[cfg(all(target_arch = "x86_64", not(any(offlock_loom, offlock_shuttle))))]
 const _: () = assert!(size_of::<PerCpuCounter>() == 256);
 
-/// The constructors: `const` where atomics have such.
+/// Defines the constructors, which are `const` unless a model checker replaces the atomics.
 macro_rules! constructors {
     ($($const:tt)?) => {
         impl PerCpuCounter {
-            /// Makes a counter of 0 that carries over every 2,048.
+            /// Creates a counter of 0 with a batch of 2,048.
             #[must_use]
             pub $($const)? fn new() -> Self {
                 Self::with_batch(BATCH)
             }
 
-            /// Makes a counter of 0 whose CPUs carry over before they hold `batch`.
+            /// Creates a counter of 0. A CPU carries its word over before the word reaches `batch`.
             ///
-            /// A larger batch makes for fewer writes to the shared sum, and a larger error of
-            /// [`approximate`](Self::approximate). With 1, or 0 which means the same, no CPU
-            /// keeps anything, and `approximate` is exact.
+            /// A larger batch means fewer writes to the shared sum and a larger error of
+            /// [`approximate`](Self::approximate). With a batch of 1 every add goes to the shared sum,
+            /// and `approximate` is exact. 0 means 1.
             #[must_use]
             pub $($const)? fn with_batch(batch: u32) -> Self {
                 let batch = if batch == 0 { 1 } else { batch as i64 };
@@ -155,76 +159,77 @@ impl PerCpuCounter {
 
     /// Adds `delta`, which may be negative.
     ///
-    /// It publishes nothing: who reads the sum and then other memory needs an ordering of its own.
+    /// An add publishes no other memory: a thread that reads the sum and then other memory needs an
+    /// ordering of its own.
     #[inline]
     pub fn add(&self, delta: i64) {
         let Some(words) = self.words() else { return self.first_add(delta) };
-        // Refused at once where there are no sections: one test less than asking first.
+        // Without sections `add_within` refuses at once, which saves a test of `available`.
         if section::add_within(&self.hot.gate, &words, delta, self.hot.batch).is_err() {
             self.add_slow(&words, delta);
         }
     }
 
-    /// The shared sum and that of every CPU. Wait-free: a load for each possible CPU.
+    /// Returns the sum of the shared sum and of the words of all CPUs. Wait-free: one load per possible
+    /// CPU.
     ///
-    /// Exact if no operation runs at the same time and all that ran happened before, as after a
-    /// join. Else adds of the same moment may count or not, and what one of them is just carrying
-    /// over (less than the batch) may be counted twice or not at all.
+    /// The sum is exact if every operation happened before the call, as after a join. Otherwise a
+    /// concurrent add may or may not count, and an amount that it is just carrying over (less than the
+    /// batch) may count twice or not at all.
     #[must_use]
     pub fn sum(&self) -> i64 {
         let words = self.words();
         let near = words.iter().flat_map(|words| words.iter()).map(|word| {
-            // Ordering: Relaxed; what must be seen happened before by the caller's doing.
+            // Ordering: Relaxed; the adds that must count happened before the call.
             word.load(Ordering::Relaxed) as i64
         });
-        // Ordering: Relaxed; as above.
+        // Ordering: Relaxed; the carries that must count happened before the call.
         near.fold(self.shared.load(Ordering::Relaxed), i64::wrapping_add)
     }
 
-    /// The shared sum alone. Wait-free: one load.
+    /// Returns the shared sum alone. Wait-free: one load.
     ///
-    /// It is off by at most `capacity x (batch - 1)`, with [the capacity of the
-    /// topology](crate::Topology::capacity), and by the adds in flight, each of which counts with
-    /// its delta and with what it carries, less than the batch.
+    /// The error is at most `capacity x (batch - 1)`, with [the capacity of the
+    /// topology](crate::Topology::capacity), plus, for each add in flight, its delta and the amount
+    /// that it carries, which is less than the batch.
     #[inline]
     #[must_use]
     pub fn approximate(&self) -> i64 {
-        // Ordering: Relaxed; a value on its own.
+        // Ordering: Relaxed; the value publishes no other memory.
         self.shared.load(Ordering::Relaxed)
     }
 
-    /// How far a CPU's word goes before it is carried over.
+    /// Returns the batch: a CPU carries its word over before the word reaches it.
     #[must_use]
     pub fn batch(&self) -> u32 {
-        self.hot.batch as u32 // from a u32 by the constructor
+        self.hot.batch as u32 // the constructor made it from a u32
     }
 
-    /// Takes the words now rather than at the first add.
+    /// Allocates the words now instead of at the first add.
     ///
     /// # Errors
     ///
-    /// [`AllocError`] if there is no memory for them. Adds go to the shared sum from then on.
+    /// [`AllocError`] if memory is out. Every add then goes to the shared sum.
     pub fn reserve(&self) -> Result<(), AllocError> {
         self.words_or_alloc().map(drop).ok_or_else(AllocError::new)
     }
 
-    /// Carries what `cpu` holds over to the shared sum and returns it; nothing for a CPU that does
-    /// not exist. The sum stays the same.
+    /// Carries the word of `cpu` over to the shared sum and returns its value. Returns 0 for a CPU that
+    /// does not exist. The sum stays the same.
     ///
-    /// Lock-free. With sections in use it costs a [`fence::heavy`], and adds of the same moment,
-    /// on every CPU, go to the shared sum.
+    /// Lock-free. With sections in use it costs a [`fence::heavy`], and concurrent adds on every CPU go
+    /// to the shared sum.
     pub fn fold(&self, cpu: CpuId) -> i64 {
         self.fold_each(|| (cpu.index() < cpu::possible()).then_some(cpu).into_iter())
     }
 
-    /// Carries what CPUs hold that are not online now over to the shared sum, and returns it.
+    /// Carries the words of all CPUs that are offline now over to the shared sum, and returns their sum.
     ///
-    /// Like [`fold`](Self::fold), at the price of one. Also reads `/sys`, so it allocates and may
-    /// block.
+    /// Costs one [`fold`](Self::fold), and also reads `/sys`, so it allocates and may block.
     ///
     /// # Errors
     ///
-    /// If `/sys/devices/system/cpu/online` cannot be read; nothing was carried.
+    /// The error of reading `/sys/devices/system/cpu/online`. Nothing has changed then.
     pub fn fold_offline(&self) -> io::Result<i64> {
         let online = online()?;
         Ok(self.fold_each(|| {
@@ -233,7 +238,7 @@ impl PerCpuCounter {
         }))
     }
 
-    /// The words, if they were taken.
+    /// Returns the words, or `None` if they are not allocated.
     #[inline(always)]
     fn words(&self) -> Option<ManuallyDrop<Words>> {
         // Ordering: Acquire pairs with the Release in `words_or_alloc`; it carries the words' zeros.
@@ -241,18 +246,19 @@ impl PerCpuCounter {
         if base.addr() <= NO_MEMORY {
             return None;
         }
-        // SAFETY: not null, as just checked.
+        // SAFETY: the check above excludes null.
         let base = unsafe { NonNull::new_unchecked(base) };
-        // SAFETY: invariant 3, it is from `into_raw`; this one is never dropped.
+        // SAFETY: by invariant 3 `base` came from `into_raw`; this `Words` is never dropped.
         Some(ManuallyDrop::new(unsafe { Words::from_raw(base) }))
     }
 
-    /// The words, taken now if they were not; `None` if there is no memory, now and for ever.
+    /// Returns the words, and allocates them if necessary. Returns `None` for ever once memory was out.
     #[cold]
     fn words_or_alloc(&self) -> Option<ManuallyDrop<Words>> {
-        // Ordering: Acquire as in `words`.
+        // Ordering: Relaxed would do for the test for null; `words` loads the pointer again, and its
+        // Acquire pairs with the Release below.
         if self.hot.base.load(Ordering::Acquire).is_null() {
-            // Decided before there are words, so that no add has to.
+            // Decides whether there are sections before there are words, so that no add has to.
             let _ = section::available();
             let new = match Words::new() {
                 Ok(words) => words.into_raw().as_ptr(),
@@ -271,7 +277,7 @@ impl PerCpuCounter {
                 .compare_exchange(ptr::null_mut(), new, publish, Ordering::Relaxed)
                 .is_err();
             if let (true, Some(new)) = (lost && new.addr() > NO_MEMORY, NonNull::new(new)) {
-                // SAFETY: from `into_raw` above, and nobody else has seen it.
+                // SAFETY: `new` came from `into_raw` above and was not published.
                 drop(unsafe { Words::from_raw(new) });
             }
         }
@@ -281,7 +287,8 @@ impl PerCpuCounter {
     #[cold]
     #[inline(never)]
     fn first_add(&self, delta: i64) {
-        // An allocator that counts comes here from inside of what it would wait for.
+        // During the start-up of the crate, an allocator that counts its calls gets here from inside
+        // the initialisation that `words_or_alloc` would wait for.
         let words = if is_starting() { None } else { self.words_or_alloc() };
         match words {
             Some(_) => self.add(delta),
@@ -289,18 +296,19 @@ impl PerCpuCounter {
         }
     }
 
-    /// An add whose section was refused: there are none, or no CPU id, the gate is closed, or the
-    /// word is full.
+    /// Adds after `add_within` refused: there are no sections, the thread has no CPU id, the gate is
+    /// closed, or the word would leave its range.
     #[inline(never)]
     fn add_slow(&self, words: &Words, delta: i64) {
         let batch = self.hot.batch;
         if section::available() {
-            // Whichever CPU that is by now: any word may be carried over. A refusal leaves all alone.
+            // The thread may be on another CPU by now; any word may be carried over. A refused swap
+            // changes no word.
             let swapped = section::swap(&self.hot.gate, words, 0);
             self.carry(swapped.map_or(0, |(_, held)| held as i64), delta);
         } else if -batch < delta && delta < batch {
             let word = words.slot(cpu::recent());
-            // Ordering: Relaxed; the word is the whole message.
+            // Ordering: Relaxed; the word publishes no other memory.
             let before = word.fetch_add(delta as u64, Ordering::Relaxed) as i64;
             let after = before.wrapping_add(delta);
             if after <= -batch || batch <= after {
@@ -311,25 +319,26 @@ impl PerCpuCounter {
         }
     }
 
-    /// Carries a word over that an add made full. It holds less, or nothing, if another thread
-    /// carried or folded it since.
+    /// Carries over a word that an add took out of its range. It may be back in range, if another
+    /// thread carried or folded it since.
     #[cold]
     #[inline(never)]
     fn carry_atomic(&self, word: &AtomicU64) {
         self.carry(drain(word), 0);
     }
 
+    /// Adds `held`, the value of a drained word, and `delta` to the shared sum.
     fn carry(&self, held: i64, delta: i64) {
         let sum =
             if mutant("counter-carry-forgets-the-word") { delta } else { held.wrapping_add(delta) };
-        // Ordering: Relaxed; it publishes nothing, and no sum that could be smaller than this
-        // read-modify-write is read from it later.
+        // Ordering: Relaxed; it publishes no other memory, and a later load by this thread cannot
+        // return an older sum.
         self.shared.fetch_add(sum, Ordering::Relaxed);
     }
 
-    /// Keeps sections out; when it returns, none begun before can commit any more.
+    /// Closes the gate. When it returns, no section that began earlier can still commit.
     fn close(&self) {
-        // Ordering: Relaxed; `heavy_rseq` makes every section that commits later see it.
+        // Ordering: Relaxed; every section that commits after `heavy_rseq` sees the closed gate.
         self.hot.gate.fetch_add(1, Ordering::Relaxed);
         if !mutant("counter-closes-without-the-fence") {
             fence::heavy_rseq();
@@ -339,8 +348,8 @@ impl PerCpuCounter {
     fn reopen(&self) {
         let order =
             if mutant("counter-reopens-relaxed") { Ordering::Relaxed } else { Ordering::Release };
-        // Ordering: Release pairs with the load of the gate that starts a section; it carries the
-        // words as they were left.
+        // Ordering: Release pairs with the load of the gate at the start of a section; it carries the
+        // drained words.
         self.hot.gate.fetch_sub(1, order);
     }
 
@@ -351,7 +360,8 @@ impl PerCpuCounter {
             self.close();
         }
         let held = cpus().map(|cpu| drain(words.slot(cpu))).fold(0, i64::wrapping_add);
-        // Ordering: Relaxed; as in `carry`.
+        // Ordering: Relaxed; it publishes no other memory, and a later load by this thread cannot
+        // return an older sum.
         self.shared.fetch_add(held, Ordering::Relaxed);
         if close {
             self.reopen();
@@ -360,10 +370,10 @@ impl PerCpuCounter {
     }
 }
 
-/// Empties a word and returns what it held.
+/// Sets a word to 0 and returns its value.
 fn drain(word: &AtomicU64) -> i64 {
-    // Ordering: Relaxed, all; with sections in use the gate orders them, and else the word is the
-    // whole message.
+    // Ordering: Relaxed, for all accesses. With sections in use the gate orders them; without, the
+    // word publishes no other memory.
     if mutant("counter-takes-in-two-steps") {
         let held = word.load(Ordering::Relaxed);
         word.store(0, Ordering::Relaxed);
@@ -375,7 +385,7 @@ fn drain(word: &AtomicU64) -> i64 {
 impl Drop for PerCpuCounter {
     fn drop(&mut self) {
         if let Some(words) = self.words() {
-            // The only owner: nobody is inside an operation, and this is the only drop of them.
+            // `&mut self` excludes every operation, and this is the only drop of the words.
             drop(ManuallyDrop::into_inner(words));
         }
     }

@@ -1,4 +1,4 @@
-//! What the words hold, in whichever mode this process runs.
+//! The contents of the words, with sections or without, as this process runs.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ use crate::topology;
 
 const CPU0: CpuId = CpuId::new(0);
 
-/// Sets the word of every CPU, as if it had added that.
+/// Sets the word of every CPU, as if that CPU had added the value.
 fn preset(counter: &PerCpuCounter, values: impl Iterator<Item = i64>) {
     let words = counter.words_or_alloc().unwrap();
     for (word, value) in words.iter().zip(values) {
@@ -22,7 +22,7 @@ fn held(counter: &PerCpuCounter) -> Vec<i64> {
     words.iter().flat_map(|words| words.iter()).map(|w| w.load(Ordering::Relaxed) as i64).collect()
 }
 
-/// Small ones, those around a batch, and those that wrap.
+/// Generates small deltas, deltas around a batch, and deltas that wrap.
 fn delta() -> impl Strategy<Value = i64> {
     prop_oneof![
         4 => -3_i64..=3,
@@ -37,8 +37,7 @@ fn batch() -> impl Strategy<Value = u32> {
 }
 
 proptest! {
-    /// From any content of the words and any shared sum, adds give the wrapped sum, and the words
-    /// stay in their range.
+    /// Adds to any words and any shared sum give the wrapped sum, and keep the words in range.
     #[test]
     fn inv03_the_sum_is_exact_from_any_start(
         batch in batch(),
@@ -61,7 +60,7 @@ proptest! {
         }
     }
 
-    /// The approximate value is off by what the words hold: less than a batch for each slot.
+    /// The error of the approximate value is the sum of the words: less than a batch for each slot.
     #[test]
     fn inv04_the_error_is_below_a_batch_for_each_slot(
         batch in batch(),
@@ -79,7 +78,7 @@ proptest! {
         }
     }
 
-    /// Folding any CPUs, of which some are offline or do not exist, changes no sum.
+    /// A fold changes no sum, whether the CPU is online, is offline or does not exist.
     #[test]
     fn inv06_folding_changes_no_sum(
         start in any::<i64>(),
@@ -108,7 +107,7 @@ fn inv06_folding_offline_cpus_changes_no_sum() {
     let offline = (0..cpu::possible() as u32).filter(|&cpu| !online.contains(CpuId::new(cpu)));
     assert_eq!(counter.fold_offline().unwrap(), 7 * offline.count() as i64);
     assert_eq!(counter.sum(), sum);
-    // As it would be on a machine where all have gone offline.
+    // The same as on a machine where every CPU has gone offline.
     let all = counter.fold_each(|| (0..cpu::possible() as u32).map(CpuId::new));
     assert_eq!((all, counter.approximate(), counter.sum()), (all, sum, sum));
     assert_eq!(counter.hot.gate.load(Ordering::Relaxed), 0, "open again");
@@ -138,10 +137,10 @@ fn inv13_no_word_takes_an_add_while_the_gate_is_closed() {
     counter.reopen();
     let shared = counter.approximate();
     counter.add(1);
-    assert_eq!(counter.approximate(), shared, "a word takes it again");
+    assert_eq!(counter.approximate(), shared, "a word takes adds again");
 }
 
-/// With no memory for the words everything is in the shared sum, for ever.
+/// If memory for the words was out once, the shared sum holds everything.
 #[test]
 fn without_words_every_add_goes_to_the_shared_sum() {
     let counter = PerCpuCounter::new();
@@ -163,7 +162,7 @@ fn a_new_counter_starts_from_zeroed_words() {
     }
 }
 
-/// What is shared and what is sent.
+/// Compile-time checks of auto traits.
 #[expect(dead_code, reason = "compiling is the test")]
 fn marker() {
     fn send_and_sync<T: Send + Sync>() {}
