@@ -1,4 +1,4 @@
-//! Why a kill, a resurrection or a new start was refused.
+//! The errors of a [`PercpuRef`](crate::PercpuRef).
 
 use std::error::Error;
 use std::fmt;
@@ -6,35 +6,74 @@ use std::io;
 
 use crate::error::AllocError;
 
-/// Why [`PercpuRef::kill`](crate::PercpuRef::kill) did nothing.
+/// The error of [`PercpuRef::kill`](crate::PercpuRef::kill). The call changed nothing.
+///
+/// ```
+/// use percpu::{KillError, PercpuRef};
+///
+/// let refs = PercpuRef::new(|| ())?;
+/// refs.kill()?;
+/// assert_eq!(refs.kill(), Err(KillError::AlreadyDying));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KillError {
-    /// It was killed before, and not resurrected. Maps to `EINVAL`.
+    /// The count was killed before and not resurrected. Maps to `EINVAL`.
     AlreadyDying,
 }
 
-/// Why [`PercpuRef::resurrect`](crate::PercpuRef::resurrect) did nothing.
+/// The error of [`PercpuRef::resurrect`](crate::PercpuRef::resurrect). The call changed nothing.
+///
+/// ```
+/// use percpu::{PercpuRef, ResurrectError};
+///
+/// let refs = PercpuRef::new(|| ())?;
+/// assert_eq!(refs.resurrect(), Err(ResurrectError::NotDying));
+/// refs.kill()?;
+/// assert_eq!(refs.resurrect(), Err(ResurrectError::Released)); // no reference was left
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ResurrectError {
-    /// It is live. Maps to `EINVAL`.
+    /// The count is live. Maps to `EINVAL`.
     NotDying,
-    /// The count has reached zero: too late. Maps to `ESRCH`.
+    /// The count has reached zero. Maps to `ESRCH`.
     Released,
 }
 
-/// Why [`PercpuRef::reinit`](crate::PercpuRef::reinit) did nothing.
+/// The reason in a [`ReinitError`]. The call changed nothing.
+///
+/// ```
+/// use percpu::{PercpuRef, ReinitRefused};
+///
+/// let refs = PercpuRef::new(|| ())?;
+/// let error = refs.reinit(|| ()).unwrap_err();
+/// assert_eq!(error.why(), ReinitRefused::InUse); // live
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReinitRefused {
-    /// It is live, or there are references. Maps to `EBUSY`.
+    /// The count has not reached zero. Maps to `EBUSY`.
     InUse,
-    /// No memory for the closure. Maps to `ENOMEM`.
+    /// There is no memory for the release closure. Maps to `ENOMEM`.
     Alloc(AllocError),
 }
 
-/// The refusal of [`PercpuRef::reinit`](crate::PercpuRef::reinit), with the closure.
+/// The error of [`PercpuRef::reinit`](crate::PercpuRef::reinit), which returns the release closure.
+///
+/// ```
+/// use percpu::PercpuRef;
+///
+/// let refs = PercpuRef::new(|| ())?;
+/// let release = refs.reinit(|| ()).unwrap_err().into_release(); // the count is live
+/// refs.kill()?;
+/// refs.reinit(release)?;
+/// assert!(refs.try_get().is_some());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct ReinitError<F> {
     why: ReinitRefused,
     release: F,
@@ -45,18 +84,18 @@ impl<F> ReinitError<F> {
         Self { why, release }
     }
 
-    /// Why.
+    /// Returns the reason of the error.
     #[must_use]
     pub fn why(&self) -> ReinitRefused {
         self.why
     }
 
-    /// Gives back the closure that was not taken.
+    /// Returns the release closure.
     pub fn into_release(self) -> F {
         self.release
     }
 
-    /// The error as C knows it: `EBUSY` or `ENOMEM`.
+    /// Returns the errno of this error: `EBUSY` or `ENOMEM`.
     #[must_use]
     pub fn errno(&self) -> i32 {
         self.why.errno()
@@ -64,7 +103,7 @@ impl<F> ReinitError<F> {
 }
 
 impl KillError {
-    /// The error as C knows it: `EINVAL`.
+    /// Returns the errno of this error: `EINVAL`.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
@@ -74,7 +113,7 @@ impl KillError {
 }
 
 impl ResurrectError {
-    /// The error as C knows it: `EINVAL` or `ESRCH`.
+    /// Returns the errno of this error: `EINVAL` or `ESRCH`.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
@@ -85,7 +124,7 @@ impl ResurrectError {
 }
 
 impl ReinitRefused {
-    /// The error as C knows it: `EBUSY` or `ENOMEM`.
+    /// Returns the errno of this error: `EBUSY` or `ENOMEM`.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
@@ -98,7 +137,7 @@ impl ReinitRefused {
 impl fmt::Display for KillError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::AlreadyDying => f.write_str("the reference count was killed before"),
+            Self::AlreadyDying => f.write_str("the reference count was already killed"),
         }
     }
 }
@@ -146,7 +185,7 @@ impl Error for ReinitRefused {
     }
 }
 
-/// Reads as its reason does, so the source is that of the reason.
+/// The message is that of the reason, and so is the source.
 impl<F> Error for ReinitError<F> {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.why.source()

@@ -1,10 +1,9 @@
-//! A reference count that many CPUs can use at once, and that still ends in one release.
+//! A reference count that every CPU keeps in its own word, and that ends in exactly one release.
 //!
-//! While the object is live nobody needs to know how many references there are, only that there
-//! are some: one is held by the count itself until [`PercpuRef::kill`]. So every CPU counts in a
-//! word of its own. A kill closes those words, folds them into one atomic and drops the initial
-//! reference; from then on the atomic counts, and whoever takes it to zero runs the release
-//! closure.
+//! The count itself holds an initial reference until [`PercpuRef::kill`]. So the number of references
+//! does not matter while the object is live, and every CPU counts in its own word. A kill closes those
+//! words, folds them into one atomic and drops the initial reference. From then on the atomic is the
+//! count, and the thread that takes it to zero runs the release closure.
 //!
 //! ```text
 //!   percpu mode                                         atomic mode
@@ -14,46 +13,47 @@
 //!   atomic: BIAS + initial                              atomic: the count, and DEAD after a kill
 //! ```
 //!
-//! The idea is that of the Linux kernel's `lib/percpu-refcount.c` (3.11). The protocol is another:
-//! the kernel waits for a grace period between closing the words and summing them; here the words
-//! of one CPU are changed by rseq sections that test the gate, so that one
-//! [`heavy_rseq`](crate::fence) is all the waiting there is, or, where no sections run, by
-//! fetch-and-adds that a `swap` to `CLOSED` cuts off. What is added to a closed word is void, and is
-//! never taken back: the taking back could land after the word was opened again.
+//! The design is that of the Linux kernel's `lib/percpu-refcount.c` (3.11), with a different protocol.
+//! The kernel waits for a grace period between closing the words and summing them. Here the rseq
+//! sections that change the words test the gate, so one [`heavy_rseq`](crate::fence) suffices. Where
+//! no sections run, fetch-and-adds change the words, and a `swap` to `CLOSED` ends them. An add to a
+//! closed word is void. It is never undone, because the undo could land after the word was opened
+//! again.
 //!
 //! # Invariants
 //!
 //! The number of references is the sum of `words` and `remote` since the last fold, plus
 //! `atomic / ONE`, less `BIAS / ONE` in percpu mode.
 //!
-//! 1. A change of a word or of `remote` counts only while that is open, and in exactly one fold: a
-//!    section commits only while `gate` is 0, and a fetch-and-add counts only if the value that it
+//! 1. A change of a word or of `remote` counts only while that word is open, and in exactly one fold.
+//!    A section commits only while `gate` is 0, and a fetch-and-add counts only if the value that it
 //!    returns is open.
-//! 2. While a word or `remote` is open, `atomic` carries the bias: it is added before they open
-//!    and taken away, together with their sum, after they closed. So `atomic / ONE` is 0 only if
-//!    there is no reference.
-//! 3. `DEAD` is part of `atomic`: a `try_get` counts on a word that is open, so before the
-//!    fold of a kill, or by a compare-exchange from a value without `DEAD`.
-//! 4. `atomic` is `DEAD` and nothing else exactly between the last put and the moment when its
-//!    thread has taken the closure out and stores `DEAD | RELEASED`. In between nobody else
-//!    touches `release`; after it that thread touches nothing of the `PercpuRef`.
-//! 5. `mode` is held while the mode changes, and never while a closure of the caller runs. Who
-//!    holds several took them by ascending address.
+//! 2. While a word or `remote` is open, `atomic` includes the bias. The bias is added before they open,
+//!    and subtracted together with the addition of their sum after they closed. So `atomic / ONE` is 0
+//!    only if there is no reference.
+//! 3. `DEAD` is part of `atomic`. A `try_get` counts either on an open word, and so before the fold of
+//!    a kill, or by a compare-exchange from a value without `DEAD`.
+//! 4. `atomic` is exactly `DEAD` from the last put until the thread of that put has taken the closure
+//!    out and stores `DEAD | RELEASED`. In between no other thread accesses `release`, and afterwards
+//!    that thread accesses nothing in the `PercpuRef`.
+//! 5. A mode change holds `mode`. No closure of the user runs while `mode` is held. A thread that holds
+//!    the `mode` of several counts locked them in ascending order of address.
 //!
-//! # Who excludes whom
+//! # Exclusion
 //!
 //! | | get, put | kill, resurrect, reinit, switch | last put |
 //! |---|---|---|---|
-//! | get, put | never | never | the last put is the last |
-//! | kill, resurrect, reinit, switch | never | `mode` | reinit: invariant 4; others hold or find a reference |
+//! | get, put | never | never | no put follows the last put |
+//! | kill, resurrect, reinit, switch | never | `mode` | reinit: invariant 4; the other operations hold or find a reference |
 //!
-//! # exit, forget, panic
+//! # Thread exit, forgotten references, panics
 //!
-//! A thread that exits owes nothing: counts belong to CPUs, not to threads. A forgotten [`Reference`] is a reference for
-//! ever, and the release closure never runs. A panic of the release closure reaches whoever put
-//! the last reference, or killed; one of the closure given to [`PercpuRef::kill_and_confirm`]
-//! reaches its caller, after the initial reference was dropped all the same. A release closure that
-//! panics on a thread that unwinds already aborts the process, as any panic of a drop does there.
+//! A thread may exit at any time, because counts belong to CPUs and not to threads. A forgotten
+//! [`Reference`] is never put, so the release closure never runs. A panic of the release closure
+//! unwinds from the put of the last reference, or from the kill. A panic of the closure of
+//! [`PercpuRef::kill_and_confirm`] unwinds from that call, after the initial reference was dropped. A
+//! release closure that panics on a thread that already unwinds aborts the process, like any panic in
+//! a drop.
 
 mod block;
 mod error;

@@ -1,4 +1,4 @@
-//! The count itself, and how references to it are taken and put.
+//! The count, and how threads take and put references.
 //!
 //! The invariants are those of the [module above](super).
 
@@ -13,20 +13,22 @@ use crate::sync::cell::UnsafeCell;
 use crate::sync::{Mutex, cpu, mutant};
 use crate::words::Words;
 
-/// The bits of `atomic`: killed, released, and the count above them.
+/// In `atomic`: set by a kill, until a resurrection or a new start.
 pub(super) const DEAD: i64 = 1;
+/// In `atomic`: set after the last put, until a new start.
 pub(super) const RELEASED: i64 = 2;
+/// In `atomic`: one reference.
 pub(super) const ONE: i64 = 4;
 
 pub(super) type ReleaseFn = Box<dyn FnOnce() + Send>;
 
-/// What only a holder of the mutex reads and writes.
+/// The state that the mode changes share, under a mutex.
 pub(super) struct Mode {
-    /// The words and `remote` are open.
+    /// Set while the words and `remote` are open.
     pub(super) percpu: bool,
-    /// Stay in atomic mode while live.
+    /// Set if a live count stays in atomic mode.
     pub(super) force_atomic: bool,
-    /// What the sections' words summed to at the last fold.
+    /// The sum of the words at the last fold, where sections run.
     pub(super) folded: u64,
 }
 
@@ -38,17 +40,16 @@ impl Mode {
 
 /// A reference count without a shared cache line while the object is live.
 ///
-/// [`try_get`](Self::try_get) and a put are a few instructions on this CPU's own word where rseq
-/// sections run ([`capabilities`](crate::capabilities())), and a fetch-and-add on it elsewhere:
-/// wait-free, without allocation. Once [killed](Self::kill), or
-/// [switched](Self::switch_to_atomic), it is an atomic counter as in an `Arc`.
+/// [`try_get`](Self::try_get) and a put are a few instructions on the word of this CPU where rseq
+/// sections run ([`capabilities`](crate::capabilities())), and a fetch-and-add on that word elsewhere.
+/// Both are wait-free and do not allocate. After a [kill](Self::kill), or a
+/// [switch](Self::switch_to_atomic), the count is one atomic, like that of an `Arc`.
 ///
-/// It starts live, with one initial reference that the kill drops. When the count reaches zero,
-/// which only a kill makes possible, the release closure runs, once, on the thread that put the
-/// last reference. If a `PercpuRef` is dropped before that, the closure is dropped without being
-/// called.
+/// A new count is live, with one initial reference that the kill drops. So the count reaches zero only
+/// after a kill. The release closure then runs once, on the thread that put the last reference. A
+/// `PercpuRef` that is dropped before that drops the closure without a call.
 ///
-/// Memory: 256 bytes, 8 bytes for every CPU, and the closure's box.
+/// Memory: 256 bytes, 8 bytes for every CPU, and the box of the closure.
 ///
 /// ```
 /// use std::sync::mpsc;
@@ -67,13 +68,14 @@ impl Mode {
 /// ```
 #[repr(C, align(128))]
 pub struct PercpuRef {
-    // Read by every get and put, written by switches only.
+    // The line that every get and put reads and only mode changes write.
     pub(super) gate: AtomicU64,
     pub(super) words: Words,
     pub(super) cold: Cold,
 }
 
-/// What is written in atomic mode, on other lines than what is read in percpu mode.
+/// The fields that gets and puts in atomic mode write, on other cache lines than those that gets and
+/// puts in percpu mode read.
 #[repr(align(128))]
 pub(super) struct Cold {
     pub(super) atomic: AtomicI64,
@@ -86,21 +88,21 @@ pub(super) struct Cold {
 const _: () = assert!(size_of::<PercpuRef>() == 256 && mem::offset_of!(PercpuRef, cold) == 128);
 
 // SAFETY: `release` is the only field that is not `Sync`. By invariant 4 one thread at a time
-// touches it; what it does is move a closure in or out, which is `Send`. `&PercpuRef` gives no
-// `&` to the closure.
+// accesses it, and only moves a closure in or out, which is `Send`. `&PercpuRef` gives out no `&` to
+// the closure.
 unsafe impl Sync for PercpuRef {}
 
 impl PercpuRef {
-    /// Creates a live count in percpu mode with one reference, the initial one.
+    /// Creates a live count in percpu mode with one reference, the initial one. Allocates.
     ///
-    /// `release` runs when the count reaches zero, on whichever thread put the last reference. No
-    /// lock is held then and the `PercpuRef` is not touched again, so the closure may free what it
-    /// is part of. It should not panic: where the last reference is dropped by a panic that unwinds,
-    /// that aborts the process. Allocates.
+    /// `release` runs when the count reaches zero, on the thread that put the last reference. No lock
+    /// is held then and the `PercpuRef` is not accessed again, so the closure may free the object that
+    /// embeds it. The closure should not panic: if an unwinding thread drops the last reference, a
+    /// panic of the closure aborts the process.
     ///
     /// # Errors
     ///
-    /// [`NewError`] if memory is out; it gives `release` back.
+    /// [`NewError`], which returns `release`, if memory is out.
     pub fn new<F>(release: F) -> Result<Self, NewError<F>>
     where
         F: FnOnce() + Send + 'static,
@@ -122,10 +124,10 @@ impl PercpuRef {
     /// Takes a reference, unless the object was killed.
     ///
     /// Once [`kill`](Self::kill) has returned, or the closure of
-    /// [`kill_and_confirm`](Self::kill_and_confirm) runs, every call fails, and so does every call
-    /// that began earlier and has not taken its reference by then.
+    /// [`kill_and_confirm`](Self::kill_and_confirm) runs, every call fails. So does every call that
+    /// began earlier and has not taken its reference by then.
     ///
-    /// Wait-free in percpu mode, lock-free else.
+    /// Wait-free in percpu mode, lock-free in atomic mode.
     #[inline]
     #[must_use = "dropping the reference puts it at once"]
     pub fn try_get(&self) -> Option<Reference<'_>> {
@@ -134,10 +136,10 @@ impl PercpuRef {
 
     /// Takes a reference, unless the count has reached zero.
     ///
-    /// Unlike [`try_get`](Self::try_get) it succeeds after a kill, while other references are left:
-    /// for a user that must still finish its work on an object that is about to go.
+    /// Unlike [`try_get`](Self::try_get) this succeeds after a kill while other references are left,
+    /// for a user that must finish its work on a dying object.
     ///
-    /// Wait-free in percpu mode, lock-free else.
+    /// Wait-free in percpu mode, lock-free in atomic mode.
     ///
     /// ```
     /// use percpu::PercpuRef;
@@ -157,11 +159,11 @@ impl PercpuRef {
         (self.try_add(1) || self.get_even_killed_atomic()).then(|| Reference { refs: self })
     }
 
-    /// Puts a reference that was [leaked](Reference::leak), for those who embed the count in an
-    /// object and hand the object itself around.
+    /// Puts a [leaked](Reference::leak) reference. For an object that embeds its count and is passed
+    /// around in place of a [`Reference`].
     ///
-    /// May run the release closure, and through it free `*this`; that is why `this` is a pointer.
-    /// A `&PercpuRef` coerces to it.
+    /// `this` is a pointer, because the call may run the release closure, which may free `*this`. A
+    /// `&PercpuRef` coerces to it.
     ///
     /// ```
     /// use percpu::PercpuRef;
@@ -178,36 +180,40 @@ impl PercpuRef {
     ///
     /// # Safety
     ///
-    /// `this` points to a live `PercpuRef`, and the caller owns a leaked reference of it, which
-    /// this call uses up.
+    /// `this` points to a valid `PercpuRef`, and the caller owns a leaked reference to it, which this
+    /// call consumes.
     #[inline]
     pub unsafe fn put(this: *const Self) {
-        // Another thread may free `*this` once the put is counted, while this one is still inside
-        // `count`. So `count` gets references to atomics, which promise nothing about the memory after
-        // their last use, and words that are not part of `*this`.
-        // SAFETY: the caller's reference keeps it alive until it is put.
+        // Another thread may free `*this` once the put is counted, while this thread is still inside
+        // `count`. So `count` gets references to atomics, which do not require the memory to stay valid
+        // after their last use, and words that are not part of `*this`.
+        // SAFETY: the leaked reference keeps `*this` alive until it is put.
         let words = unsafe { (*this).words.alias() };
-        // SAFETY: the caller's reference, which is not put yet.
+        // SAFETY: the leaked reference, which is not put yet, keeps `*this` alive.
         let gate = unsafe { &(*this).gate };
-        // SAFETY: the caller's reference, which is not put yet.
+        // SAFETY: the leaked reference, which is not put yet, keeps `*this` alive.
         let remote = unsafe { &(*this).cold.remote };
         if !count(gate, &words, remote, -1) {
-            // SAFETY: the caller's contract; the reference was not put yet.
+            // SAFETY: the contract of this function; `count` returned false, so the reference is not
+            // put yet.
             unsafe { Self::put_atomic(this) };
         }
     }
 
-    /// True from the moment of a [`kill`](Self::kill) until a [`resurrect`](Self::resurrect) or a
-    /// [`reinit`](Self::reinit). A hint unless the caller keeps others from those. Wait-free.
+    /// Returns true from a [`kill`](Self::kill) until a [`resurrect`](Self::resurrect) or a
+    /// [`reinit`](Self::reinit). Wait-free.
+    ///
+    /// The result is a hint unless the caller excludes those calls.
     #[must_use]
     pub fn is_dying(&self) -> bool {
-        // Ordering: Acquire pairs with the fold in `kill_and_confirm`; it carries what the killer
-        // did before.
+        // Ordering: Acquire pairs with the Release of the `fetch_add` in `kill_and_confirm` and in
+        // `kill_many`; it carries what the killing thread did before.
         self.cold.atomic.load(Ordering::Acquire) & DEAD != 0
     }
 
-    /// True once the last reference was put and the release closure was taken out to be run: it
-    /// may be running still. Stays true until [`reinit`](Self::reinit). Wait-free.
+    /// Returns true from the last put until [`reinit`](Self::reinit). Wait-free.
+    ///
+    /// The release closure may still be running.
     #[must_use]
     pub fn is_zero(&self) -> bool {
         // Ordering: Acquire pairs with the Release in `put_atomic`; it carries what all holders
@@ -215,7 +221,8 @@ impl PercpuRef {
         self.cold.atomic.load(Ordering::Acquire) & RELEASED != 0
     }
 
-    /// Adds `delta` where this CPU counts; false if that is closed, and the atomic counts.
+    /// Adds `delta` to the word of this CPU, or to `remote`. Returns false if that is closed; then the
+    /// atomic is the count.
     #[inline(always)]
     fn try_add(&self, delta: i64) -> bool {
         count(&self.gate, &self.words, &self.cold.remote, delta)
@@ -234,15 +241,15 @@ impl PercpuRef {
         self.get_atomic_unless(|seen| seen & DEAD != 0)
     }
 
-    /// Counts one more in the atomic, unless what it holds is refused.
+    /// Adds one reference to the atomic, unless `refused` returns true for its value.
     fn get_atomic_unless(&self, refused: impl Fn(i64) -> bool) -> bool {
         let atomic = &self.cold.atomic;
-        // Ordering: Relaxed; the exchange checks it.
+        // Ordering: Relaxed; the compare-exchange checks the value.
         let mut seen = atomic.load(Ordering::Relaxed);
         while !refused(seen) {
             // Ordering: Acquire on success pairs with the Release in `resurrect` and `reinit`; it
-            // carries what their callers did to the object before. Relaxed on failure: the next
-            // attempt checks again.
+            // carries what the threads that called them did to the object before. Relaxed on failure:
+            // the next attempt checks again.
             let done = atomic.compare_exchange_weak(
                 seen,
                 seen + ONE,
@@ -257,48 +264,50 @@ impl PercpuRef {
         false
     }
 
-    /// Counts one more for somebody who holds a reference already.
+    /// Takes one more reference, for a thread that already has one.
     #[inline]
     pub(super) fn get_more(&self) {
         if !self.try_add(1) {
-            // Ordering: Relaxed, as for an `Arc`: a reference that exists keeps the count from
-            // zero, and whoever gives the new one away orders that.
+            // Ordering: Relaxed, as in `Arc`: the existing reference keeps the count above zero, and
+            // passing the new reference to another thread orders that thread after this.
             self.cold.atomic.fetch_add(ONE, Ordering::Relaxed);
         }
     }
 
+    /// Puts a reference in the atomic, and runs the release closure if it was the last.
+    ///
     /// # Safety
     ///
-    /// As [`put`](Self::put).
+    /// That of [`put`](Self::put).
     #[cold]
     unsafe fn put_atomic(this: *const Self) {
         let order =
             if mutant("refcount-put-relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
-        // Ordering: AcqRel: Release pairs with the Acquire of the last put, here, and of the fold;
-        // it carries what the holder of this reference did with the object to the closure.
-        // SAFETY: the caller's reference keeps it alive until this instruction.
+        // Ordering: AcqRel. Release pairs with the Acquire of the last put, here, and of the
+        // `fetch_add` after a fold; it carries what the holder of this reference did with the object.
+        // SAFETY: the reference to put keeps `*this` alive until this instruction.
         let before = unsafe { &*this }.cold.atomic.fetch_sub(ONE, order);
         if before == ONE | DEAD {
-            // SAFETY: this was the last reference: whoever owns the object waits for the closure,
-            // or holds a borrow until we return.
+            // SAFETY: this was the last reference. The owner frees `*this` in the closure or after it,
+            // or holds a borrow until this call returns.
             let release = unsafe { &*this }.take_release();
             release();
         }
     }
 
-    /// Takes the closure out; the caller touches nothing of `self` after this.
+    /// Takes the release closure out. The calling thread must not use `self` after this.
     fn take_release(&self) -> ReleaseFn {
-        // SAFETY: invariant 4: `atomic` is DEAD and nothing else, and stays so until the store
-        // below; this thread made it so.
+        // SAFETY: invariant 4: the last put, on this thread, left `atomic` at exactly `DEAD`, and it
+        // stays so until the store below.
         let release = self.cold.release.with_mut(|release| unsafe { (*release).take() });
-        // Ordering: Release pairs with the Acquire in `reinit` and `is_zero`; it carries the
-        // emptied cell, and what all the holders did.
+        // Ordering: Release pairs with the Acquire in `is_zero`, which `reinit` calls; it carries the
+        // empty cell, and what all holders did with the object.
         self.cold.atomic.store(DEAD | RELEASED, Ordering::Release);
-        release.unwrap_or_else(|| Box::new(|| ())) // there is one: `new` and `reinit` put it there
+        release.unwrap_or_else(|| Box::new(|| ())) // never empty: `new` and `reinit` fill the cell
     }
 }
 
-/// Adds `delta` to this CPU's word while `gate` is 0; false if it is closed.
+/// Adds `delta` to the word of this CPU, or to `remote`. Returns false if that is closed.
 #[inline(always)]
 fn count(gate: &AtomicU64, words: &Words, remote: &AtomicU64, delta: i64) -> bool {
     if section::available() {
@@ -312,8 +321,9 @@ fn count(gate: &AtomicU64, words: &Words, remote: &AtomicU64, delta: i64) -> boo
     }
 }
 
-/// For a thread without an id: it must not touch the words, which other threads change by plain
-/// stores.
+/// Adds `delta` to `remote`, for a thread without a CPU id, where sections run.
+///
+/// Such a thread must not change the words, because sections change them by plain stores.
 #[cold]
 fn count_remote(gate: &AtomicU64, remote: &AtomicU64, delta: i64) -> bool {
     if mutant("refcount-remote-by-load-and-store") {
@@ -336,7 +346,7 @@ fn count_remote(gate: &AtomicU64, remote: &AtomicU64, delta: i64) -> bool {
 
 impl fmt::Debug for PercpuRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Ordering: Relaxed; for the eye only.
+        // Ordering: Relaxed; the value is only printed.
         let percpu = self.gate.load(Ordering::Relaxed) == 0;
         f.debug_struct("PercpuRef")
             .field("percpu", &percpu)
@@ -346,23 +356,41 @@ impl fmt::Debug for PercpuRef {
     }
 }
 
-/// A reference to what a [`PercpuRef`] counts; put when dropped.
+/// A reference to an object whose references a [`PercpuRef`] counts; put when dropped.
 ///
-/// It may be dropped on another thread, and on another CPU, than it was taken on; one that must
-/// outlive the borrow is made by [`PercpuRef::try_get_arc`]. `clone` never
-/// fails. [`mem::forget`] keeps the count from zero for ever.
+/// A reference may be dropped on another thread or CPU than the one it was taken on.
+/// [`PercpuRef::try_get_arc`] returns a reference that outlives the borrow. `clone` never fails.
+/// [`mem::forget`] keeps the count above zero for ever.
+///
+/// ```
+/// use percpu::{PercpuRef, Reference};
+///
+/// fn serve(connection: Reference<'_>) {
+///     let _for_a_helper = connection.clone();
+///     // ... uses the object; both references are put at the end ...
+/// }
+///
+/// let refs = PercpuRef::new(|| ())?;
+/// std::thread::scope(|scope| {
+///     let reference = refs.try_get().expect("live");
+///     scope.spawn(move || serve(reference));
+/// });
+/// refs.kill()?;
+/// assert!(refs.is_zero());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Panics
 ///
-/// Its drop, with the panic of the release closure, if this is the last reference. On a thread that
-/// unwinds already that aborts the process.
+/// The drop of the last reference panics if the release closure does. On a thread that already
+/// unwinds this aborts the process.
 #[must_use = "dropping the reference puts it at once"]
 pub struct Reference<'a> {
     pub(super) refs: &'a PercpuRef,
 }
 
 impl Reference<'_> {
-    /// Gives the reference up without putting it: [`PercpuRef::put`] does that later.
+    /// Forgets the reference, so that [`PercpuRef::put`] can put it later.
     #[inline]
     pub fn leak(self) {
         mem::forget(self);
@@ -380,7 +408,7 @@ impl Clone for Reference<'_> {
 impl Drop for Reference<'_> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the borrow keeps it alive, and this reference is put once, here.
+        // SAFETY: the borrow keeps the `PercpuRef` alive, and only this drop puts the reference.
         unsafe { PercpuRef::put(self.refs) };
     }
 }
@@ -391,7 +419,7 @@ impl fmt::Debug for Reference<'_> {
     }
 }
 
-/// What may cross threads, and what may be shortened.
+/// Compile-time checks of auto traits and of variance.
 const _: () = {
     const fn send_and_sync<T: Send + Sync>() {}
     send_and_sync::<PercpuRef>();
