@@ -1,4 +1,4 @@
-//! The kill of many counts at the price of one barrier.
+//! The kill of many counts with one barrier.
 
 use super::error::KillError;
 use super::percpu_ref::{DEAD, Mode, PercpuRef, Reference};
@@ -7,27 +7,28 @@ use crate::error::AllocError;
 use crate::sync::atomic::Ordering;
 use crate::sync::{MutexGuard, mutant};
 
-/// One of the counts, on its way to be killed.
+/// A count that [`PercpuRef::kill_many`] kills.
 struct Kill<'a> {
     refs: &'a PercpuRef,
-    /// Where it is among the counts that the caller gave.
+    /// The index of the count in the argument of the call.
     index: usize,
+    /// The locked mode, until the count is closed.
     mode: Option<MutexGuard<'a, Mode>>,
-    /// What each reference holds when it is dropped.
+    /// The initial reference, once the count is closed.
     initial: Option<Reference<'a>>,
 }
 
 impl PercpuRef {
-    /// [`kill`](Self::kill)s many, with one heavy fence for all: the kill of 500 costs little more
-    /// than that of a few. Returns how many it killed.
+    /// Kills many counts with one heavy fence, and returns how many it killed.
     ///
-    /// When it returns, every [`try_get`](Self::try_get) of each fails. First all are
-    /// closed, then the initial references are dropped, in the order given, and with each the release
-    /// closure runs if that was the last reference; no lock is held then.
+    /// A kill of 500 counts costs little more than a kill of a few. After this returns, every
+    /// [`try_get`](Self::try_get) of each count fails. The call first closes all counts, and then drops
+    /// the initial references in the order of `refs`. If an initial reference was the last one, the
+    /// release closure runs; no lock is held then.
     ///
-    /// `refused` is called with the place in `refs` of each that was not killed, and why; also
-    /// before any release closure runs. Allocates; blocks shortly while other threads switch the
-    /// modes of the same objects, and keeps them from it for the time of the fence.
+    /// `refused` is called with the index in `refs` of each count that was not killed, and the reason,
+    /// before any release closure runs. Allocates. Blocks shortly while other threads change the modes
+    /// of the same counts, and blocks those threads for the duration of the fence.
     ///
     /// ```
     /// use percpu::{KillError, PercpuRef};
@@ -43,11 +44,11 @@ impl PercpuRef {
     ///
     /// # Errors
     ///
-    /// [`AllocError`], if memory is out: nothing was changed.
+    /// [`AllocError`] if memory is out. The call changes nothing then.
     ///
     /// # Panics
     ///
-    /// With the panic of a release closure or of `refused`; all others are killed all the same.
+    /// If a release closure or `refused` panics. The call kills the remaining counts all the same.
     ///
     /// # Aborts
     ///
@@ -66,8 +67,8 @@ impl PercpuRef {
             mode: None,
             initial: None,
         }));
-        // Everybody who holds more than one of the mutexes takes them by address: nobody waits in
-        // a circle. Of one that comes twice, the first is killed.
+        // Every thread that holds several of the mutexes locks them in order of address, so threads do
+        // not wait in a circle. If a count is listed twice, its first entry is killed.
         if !mutant("refcount-kill-many-in-any-order") {
             dying.sort_unstable_by_key(|one| (std::ptr::from_ref(one.refs).addr(), one.index));
         }
@@ -81,20 +82,20 @@ impl PercpuRef {
             locked.map_err(|why| errors.push((one.index, why))).is_ok()
         });
         close_all(&mut dying);
-        // Unlocked by now. In the order of the caller again.
+        // The mutexes are unlocked. Restores the order of `refs`.
         dying.sort_unstable_by_key(|one| one.index);
         errors.sort_unstable_by_key(|&(index, _)| index);
         errors.into_iter().for_each(|(index, why)| refused(index, why));
         let killed = dying.len();
         for one in &mut dying {
-            drop(one.initial.take()); // a panic leaves the rest to the drop of `dying`
+            drop(one.initial.take()); // after a panic, the drop of `dying` drops the rest
         }
         Ok(killed)
     }
 }
 
 impl Kill<'_> {
-    /// Takes the mutex of a count that is live.
+    /// Locks the mode of the count, if the count is live.
     fn lock(&mut self) -> Result<(), KillError> {
         let mode = self.refs.cold.mode.lock();
         if self.refs.is_dying() {
@@ -105,7 +106,7 @@ impl Kill<'_> {
     }
 }
 
-/// Closes and folds all of them, and gives the mutexes back.
+/// Closes and folds all counts, and unlocks their modes.
 fn close_all(dying: &mut [Kill<'_>]) {
     let mut barrier = false;
     for Kill { refs, mode, .. } in &mut *dying {
@@ -116,7 +117,9 @@ fn close_all(dying: &mut [Kill<'_>]) {
     }
     for Kill { refs, mode, initial, .. } in dying {
         let Some(mut mode) = mode.take() else { continue };
-        // Ordering: AcqRel, as in `kill_and_confirm`.
+        // Ordering: AcqRel. Release pairs with the Acquire in `is_dying` and with that of the last put
+        // in `put_atomic`; it carries what `fold` acquired from the holders. Acquire pairs with the
+        // Release in `put_atomic`; it carries what the holders of references put there did.
         refs.cold.atomic.fetch_add(refs.fold(&mut mode) + DEAD, Ordering::AcqRel);
         *initial = Some(Reference { refs });
     }

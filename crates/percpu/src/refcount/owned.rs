@@ -1,32 +1,50 @@
-//! References that own their count: for threads and tasks that outlive the borrow.
+//! References that share ownership of their count, for threads and tasks that outlive a borrow.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::sync::Arc; // not the facade's: a method needs std's `Arc` as its receiver
+use std::sync::Arc; // not `crate::sync::Arc`: only std's `Arc` can be a method receiver
 
 use super::percpu_ref::PercpuRef;
 
-/// An owned reference to what a [`PercpuRef`] counts; put when dropped.
+/// An owned reference to an object whose references a [`PercpuRef`] counts; put when dropped.
 ///
-/// Made by [`PercpuRef::try_get_arc`]. It keeps the `PercpuRef` allocated, so it may move into
-/// another thread or into a task, and may be dropped there. `clone` never fails.
+/// [`PercpuRef::try_get_arc`] makes it. It keeps the `PercpuRef` allocated, so it may move to another
+/// thread or task and be dropped there. `clone` never fails.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::thread;
+///
+/// use percpu::{ArcReference, PercpuRef};
+///
+/// struct Request {
+///     _connection: ArcReference,
+/// }
+///
+/// let refs = Arc::new(PercpuRef::new(|| println!("released"))?);
+/// let request = Request { _connection: refs.try_get_arc().expect("live") };
+/// refs.kill()?;
+/// thread::spawn(move || drop(request)).join().unwrap(); // the release closure runs here
+/// assert!(refs.is_zero());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Panics
 ///
-/// Its drop, with the panic of the release closure, if this is the last reference. On a thread that
-/// unwinds already that aborts the process.
+/// The drop of the last reference panics if the release closure does. On a thread that already
+/// unwinds this aborts the process.
 #[must_use = "dropping the reference puts it at once"]
 pub struct ArcReference {
-    /// Holds one reference of the count, which the drop puts.
+    /// The count; the drop puts one reference of it.
     refs: Arc<PercpuRef>,
 }
 
 impl PercpuRef {
-    /// Takes a reference that owns a share of the `Arc`, unless the object was killed.
+    /// Takes a reference that owns a clone of the `Arc`, unless the object was killed.
     ///
-    /// It refuses when [`try_get`](Self::try_get) does. The clone and the drop of the `Arc` each
-    /// write the cache line of its count, which all CPUs share: take one for a thread or a task, and
-    /// borrow with `try_get` where references come and go often.
+    /// Fails when [`try_get`](Self::try_get) does. The clone and the drop of the `Arc` each write a cache
+    /// line that all CPUs share. So take one owned reference per thread or task, and use `try_get`
+    /// where references come and go often.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -70,8 +88,8 @@ impl Clone for ArcReference {
 impl Drop for ArcReference {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: `refs` keeps it alive until after this call, also if the release closure panics,
-        // and the reference that `try_get_arc` or `clone` counted is put once, here.
+        // SAFETY: `refs` keeps the `PercpuRef` alive until after this call, even if the release closure
+        // panics. Only this drop puts the reference that `try_get_arc` or `clone` took.
         unsafe { PercpuRef::put(Arc::as_ptr(&self.refs)) };
     }
 }
@@ -82,7 +100,7 @@ impl fmt::Debug for ArcReference {
     }
 }
 
-/// It may cross threads and await points, and be kept in a `static`.
+/// Compile-time checks of auto traits.
 const _: () = {
     const fn owned<T: Send + Sync + 'static>() {}
     owned::<ArcReference>();

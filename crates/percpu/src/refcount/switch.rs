@@ -1,7 +1,7 @@
-//! What changes the mode of a [`PercpuRef`]: kill, resurrect, reinit, and the two switches.
+//! The mode changes of a [`PercpuRef`]: kill, resurrect, reinit, and the two switches.
 //!
-//! All of it is rare, holds the mutex `mode`, and costs a heavy fence when it leaves percpu
-//! mode. The invariants are those of the [module above](super).
+//! They are rare, hold the mutex `mode`, and cost a heavy fence when they leave percpu mode. The
+//! invariants are those of the [module above](super).
 
 use std::mem;
 
@@ -16,48 +16,49 @@ use crate::sync::atomic::Ordering;
 use crate::sync::mutant;
 
 impl PercpuRef {
-    /// Kills: from its return on every [`try_get`](Self::try_get) fails. Drops the
-    /// initial reference, and runs the release closure if that was the last.
+    /// Kills the count: drops the initial reference, and runs the release closure if that was the last.
     ///
-    /// Implies no grace period: other readers of the object, who hold no reference, must be waited
-    /// for by other means. Costs a heavy fence and a walk over the CPUs' words; blocks shortly
-    /// while another thread switches the mode of the same object.
+    /// After this returns, every [`try_get`](Self::try_get) fails. A kill implies no grace period:
+    /// readers of the object that hold no reference need another means to be waited for. Costs a heavy
+    /// fence and a walk over the words of all CPUs. Blocks shortly while another thread changes the
+    /// mode of the same count.
     ///
     /// # Errors
     ///
-    /// [`KillError::AlreadyDying`] for a second kill. Nothing was changed then.
+    /// [`KillError::AlreadyDying`] for a second kill, which changes nothing.
     ///
     /// # Panics
     ///
-    /// With the panic of the release closure, if it runs here.
+    /// If the release closure runs here and panics.
     pub fn kill(&self) -> Result<(), KillError> {
         self.kill_and_confirm(|| ())
     }
 
-    /// [`kill`](Self::kill), and runs `confirm` when every [`try_get`](Self::try_get)
-    /// fails, before the initial reference is dropped.
+    /// Kills like [`kill`](Self::kill), and runs `confirm` once every [`try_get`](Self::try_get) fails,
+    /// before the initial reference is dropped.
     ///
-    /// No lock is held meanwhile: `confirm` may use the `PercpuRef`.
+    /// No lock is held meanwhile, so `confirm` may use the `PercpuRef`.
     ///
     /// # Errors
     ///
-    /// As [`kill`](Self::kill); `confirm` did not run.
+    /// The errors of [`kill`](Self::kill); `confirm` does not run then.
     ///
     /// # Panics
     ///
-    /// With the panic of `confirm`; the initial reference is dropped all the same. With that of the
-    /// release closure, if it runs here.
+    /// If `confirm` panics, after the initial reference was dropped. If the release closure runs here
+    /// and panics.
     ///
     /// # Aborts
     ///
-    /// If both panic: the release closure then runs while the panic of `confirm` unwinds.
+    /// If both panic, because the release closure runs while the panic of `confirm` unwinds.
     pub fn kill_and_confirm(&self, confirm: impl FnOnce()) -> Result<(), KillError> {
         let mut mode = self.cold.mode.lock();
         if self.is_dying() {
             return Err(KillError::AlreadyDying);
         }
-        // Ordering: AcqRel. Release pairs with the Acquire in `is_dying`, and with that of the last
-        // put; it carries what `close` acquired from the holders.
+        // Ordering: AcqRel. Release pairs with the Acquire in `is_dying` and with that of the last put
+        // in `put_atomic`; it carries what `close` acquired from the holders. Acquire pairs with the
+        // Release in `put_atomic`; it carries what the holders of references put there did.
         self.cold.atomic.fetch_add(self.close(&mut mode) + DEAD, Ordering::AcqRel);
         let initial = Reference { refs: self };
         if mutant("refcount-callbacks-under-the-lock") {
@@ -72,16 +73,16 @@ impl PercpuRef {
         Ok(())
     }
 
-    /// Undoes a [`kill`](Self::kill), if the count has not reached zero: there is an initial
-    /// reference again, and [`try_get`](Self::try_get) succeeds.
+    /// Undoes a [`kill`](Self::kill), if the count has not reached zero.
     ///
-    /// A reference taken after it sees what the caller did before it. Blocks shortly while another
-    /// thread switches the mode of the same object.
+    /// The count gets an initial reference again, and [`try_get`](Self::try_get) succeeds. A thread
+    /// that takes a reference afterwards sees what the calling thread did before. Blocks shortly while
+    /// another thread changes the mode of the same count.
     ///
     /// # Errors
     ///
-    /// [`ResurrectError::NotDying`] if it is live, [`ResurrectError::Released`] if the count has
-    /// reached zero. Nothing was changed then.
+    /// [`ResurrectError::NotDying`] if the count is live, and [`ResurrectError::Released`] if it has
+    /// reached zero. The call changes nothing then.
     pub fn resurrect(&self) -> Result<(), ResurrectError> {
         let mut mode = self.cold.mode.lock();
         let bias = if mode.force_atomic { 0 } else { BIAS };
@@ -89,7 +90,7 @@ impl PercpuRef {
             self.open(&mut mode);
         }
         let atomic = &self.cold.atomic;
-        // Ordering: Relaxed; the exchange checks it.
+        // Ordering: Relaxed; the compare-exchange checks the value.
         let mut seen = atomic.load(Ordering::Relaxed);
         loop {
             if seen & DEAD == 0 {
@@ -100,8 +101,8 @@ impl PercpuRef {
             }
             let live = seen - DEAD + ONE + bias;
             // Ordering: AcqRel on success. Release pairs with the Acquire in `get_atomic_unless`; it
-            // carries what the caller did to the object. Acquire pairs with the puts before. Relaxed
-            // on failure: the next attempt checks again.
+            // carries what the calling thread did to the object. Acquire pairs with the Release of
+            // the puts before. Relaxed on failure: the next attempt checks again.
             let done =
                 atomic.compare_exchange_weak(seen, live, Ordering::AcqRel, Ordering::Relaxed);
             match done {
@@ -115,18 +116,18 @@ impl PercpuRef {
         Ok(())
     }
 
-    /// Starts a new life after the count has reached zero: live, with one initial reference, and
-    /// with `release` to run at the end of it.
+    /// Makes a count that has reached zero live again, with one initial reference and a new `release`
+    /// closure.
     ///
-    /// The closure of the life before may still be running. In percpu mode, unless
-    /// [`switch_to_atomic`](Self::switch_to_atomic) was called last. A reference taken after it
-    /// sees what the caller did before it. Allocates; blocks shortly while another thread switches
-    /// the mode of the same object.
+    /// The previous release closure may still be running. The count is in percpu mode, unless
+    /// [`switch_to_atomic`](Self::switch_to_atomic) was the last switch. A thread that takes a
+    /// reference afterwards sees what the calling thread did before. Allocates. Blocks shortly while
+    /// another thread changes the mode of the same count.
     ///
     /// # Errors
     ///
-    /// [`ReinitRefused::InUse`] before the count has reached zero, [`ReinitRefused::Alloc`]. The error
-    /// gives `release` back.
+    /// [`ReinitRefused::InUse`] if the count has not reached zero, and [`ReinitRefused::Alloc`] if
+    /// memory is out. The error returns `release`.
     pub fn reinit<F>(&self, release: F) -> Result<(), ReinitError<F>>
     where
         F: FnOnce() + Send + 'static,
@@ -142,8 +143,9 @@ impl PercpuRef {
                 return Err(ReinitError::new(why, release));
             }
         };
-        // SAFETY: invariant 4: RELEASED is set, so the last put is done with the cell, as `is_zero`
-        // has acquired; the next one comes after the store below. No other `reinit`: `mode`.
+        // SAFETY: invariant 4: `RELEASED` is set, and `is_zero` acquired it, so the last put is done
+        // with the cell. The next last put comes after the store below. `mode` excludes another
+        // `reinit`.
         self.cold.release.with_mut(|cell| unsafe { *cell = Some(release) });
         let bias = if mode.force_atomic { 0 } else { BIAS };
         // Ordering: Release pairs with the Acquire in `get_atomic_unless` and `put_atomic`; it carries the
@@ -155,36 +157,56 @@ impl PercpuRef {
         Ok(())
     }
 
-    /// Counts in one atomic from now on, until [`switch_to_percpu`](Self::switch_to_percpu): for an
-    /// object that will soon be killed and resurrected often, where the kill then costs no heavy
-    /// fence.
+    /// Switches to atomic mode, until [`switch_to_percpu`](Self::switch_to_percpu).
     ///
-    /// Of a killed object it only decides in which mode a resurrection or a new start leaves it.
-    /// Blocks shortly while another thread switches the mode of the same object.
+    /// Use this for a count that will often be killed and resurrected: in atomic mode a kill costs no
+    /// heavy fence. If the count is dying, this only sets the mode after
+    /// [`resurrect`](Self::resurrect) or [`reinit`](Self::reinit). Blocks shortly while another thread
+    /// changes the mode of the same count.
+    ///
+    /// ```
+    /// use percpu::PercpuRef;
+    ///
+    /// let refs = PercpuRef::new(|| ())?;
+    /// refs.switch_to_atomic();
+    /// let reference = refs.try_get().expect("live");
+    /// for _ in 0..3 {
+    ///     refs.kill()?;
+    ///     refs.resurrect()?; // `reference` keeps the count above zero
+    /// }
+    /// refs.switch_to_percpu();
+    /// # drop(reference);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn switch_to_atomic(&self) {
         let mut mode = self.cold.mode.lock();
         mode.force_atomic = true;
-        // Ordering: AcqRel, as in `kill_and_confirm`.
+        // Ordering: AcqRel. Release pairs with the Acquire of the last put in `put_atomic`; it carries
+        // what `close` acquired from the holders. Acquire pairs with the Release in `put_atomic`; it
+        // carries what the holders of references put there did.
         self.cold.atomic.fetch_add(self.close(&mut mode), Ordering::AcqRel);
     }
 
-    /// Counts per CPU again; undoes [`switch_to_atomic`](Self::switch_to_atomic).
+    /// Switches back to percpu mode after [`switch_to_atomic`](Self::switch_to_atomic).
     ///
-    /// Of a killed object it only decides in which mode a resurrection or a new start leaves it.
-    /// Blocks shortly while another thread switches the mode of the same object.
+    /// If the count is dying, this only sets the mode after [`resurrect`](Self::resurrect) or
+    /// [`reinit`](Self::reinit). Blocks shortly while another thread changes the mode of the same
+    /// count.
     pub fn switch_to_percpu(&self) {
         let mut mode = self.cold.mode.lock();
         mode.force_atomic = false;
         if !mode.percpu && !self.is_dying() {
-            // Live, so the initial reference is there and stays while we hold `mode`.
-            // Ordering: AcqRel, as in `resurrect`.
+            // The count is live, so the initial reference exists, and stays while `mode` is held.
+            // Ordering: AcqRel. Release pairs with the Acquire of the last put in `put_atomic`; Acquire
+            // pairs with the Release of the puts before in `put_atomic`. Together they carry what the
+            // holders did with the object to the next fold.
             self.cold.atomic.fetch_add(BIAS, Ordering::AcqRel);
             self.open(&mut mode);
         }
     }
 
-    /// Leaves percpu mode, if it is in it: closes the words and `remote`, and returns what to add
-    /// to `atomic` for what they counted and for the bias.
+    /// Leaves percpu mode: closes the words and `remote`, and returns the amount to add to `atomic` for
+    /// their sum and for the bias. Returns 0 in atomic mode.
     fn close(&self, mode: &mut Mode) -> i64 {
         if self.close_gate(mode) {
             barrier();
@@ -192,17 +214,18 @@ impl PercpuRef {
         self.fold(mode)
     }
 
-    /// The first step of it: true if a [`barrier`] must follow, before the second.
+    /// Makes the first step of [`close`](Self::close). Returns true if a [`barrier`] must follow before
+    /// [`fold`](Self::fold).
     pub(super) fn close_gate(&self, mode: &mut Mode) -> bool {
         if mode.percpu {
-            // Ordering: Relaxed; the barrier makes every later section see it. Without sections
-            // nobody asks the gate.
+            // Ordering: Relaxed; every section that commits after the barrier sees it. Without sections
+            // no operation reads the gate.
             self.gate.store(1, Ordering::Relaxed);
         }
         mode.percpu
     }
 
-    /// The second.
+    /// Makes the second step of [`close`](Self::close), and returns its result.
     pub(super) fn fold(&self, mode: &mut Mode) -> i64 {
         if !mem::replace(&mut mode.percpu, false) {
             return 0;
@@ -210,17 +233,18 @@ impl PercpuRef {
         words::close(&self.words, &self.cold.remote, &mut mode.folded) * ONE - BIAS
     }
 
-    /// Opens the words and `remote`; `atomic` has the bias already (invariant 2).
+    /// Opens the words and `remote`. `atomic` must include the bias already (invariant 2).
     fn open(&self, mode: &mut Mode) {
         words::open(&self.words, &self.cold.remote);
-        // Ordering: Release pairs with a section's Acquire load; it carries what the caller did to
-        // the object.
+        // Ordering: Release pairs with the Acquire load of a section; it carries what the calling
+        // thread did to the object.
         self.gate.store(0, Ordering::Release);
         mode.percpu = true;
     }
 }
 
-/// After it no section commits that saw a gate open which the caller has closed.
+/// Waits until no section that saw a gate open can still commit. The calling thread has closed the
+/// gate before.
 pub(super) fn barrier() {
     if section::available() && !mutant("refcount-fold-without-heavy") {
         fence::heavy_rseq();

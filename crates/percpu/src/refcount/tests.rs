@@ -1,4 +1,4 @@
-//! Kills of many, and what a fold leaves in the words.
+//! Folds, and the kill of many counts.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -16,13 +16,13 @@ fn counting() -> (PercpuRef, Arc<AtomicU64>) {
     (refs.unwrap(), released)
 }
 
-/// The words of sections are not set back: what they hold is folded once.
+/// A fold leaves the words of sections unchanged, and the next fold counts only the difference.
 #[test]
 fn inv09_a_second_fold_counts_the_difference_only() {
     let (refs, released) = counting();
     for _ in 0..5 {
         for _ in 0..3 {
-            refs.try_get().unwrap().leak(); // here
+            refs.try_get().unwrap().leak(); // on this thread
         }
         thread::scope(|scope| {
             scope.spawn(|| refs.try_get().unwrap().leak());
@@ -40,12 +40,12 @@ fn inv09_a_second_fold_counts_the_difference_only() {
 }
 
 #[test]
-fn inv10_each_of_many_is_killed_once_or_refused() {
+fn inv10_kill_many_kills_each_count_once_or_refuses_it() {
     let counted: Vec<_> = (0..20).map(|_| counting()).collect();
     let references: Vec<_> = counted.iter().map(|(refs, _)| refs.try_get().unwrap()).collect();
     counted[3].0.kill().unwrap();
     counted[4].0.switch_to_atomic();
-    // Backwards, and two of them twice.
+    // In reverse order, with two counts listed twice.
     let mut many: Vec<_> = counted.iter().rev().map(|(refs, _)| refs).collect();
     many.extend([&counted[7].0, &counted[3].0]);
     let mut refused = Vec::new();
@@ -65,11 +65,11 @@ fn inv10_each_of_many_is_killed_once_or_refused() {
 }
 
 #[test]
-fn inv11_a_panic_of_one_release_closure_kills_the_others_all_the_same() {
+fn inv11_a_panic_of_one_release_closure_does_not_spare_the_other_counts() {
     let (before, released) = counting();
     let (after, released_after) = counting();
-    let angry = PercpuRef::new(|| panic!("from the closure")).unwrap();
-    let many = [&before, &angry, &after];
+    let panics = PercpuRef::new(|| panic!("from the closure")).unwrap();
+    let many = [&before, &panics, &after];
     let kill = || PercpuRef::kill_many(&many, |_, why| panic!("{why}"));
     let panic = catch_unwind(AssertUnwindSafe(kill)).unwrap_err();
     assert_eq!(panic.downcast_ref(), Some(&"from the closure"));
@@ -77,7 +77,7 @@ fn inv11_a_panic_of_one_release_closure_kills_the_others_all_the_same() {
     assert_eq!((released.load(Ordering::Relaxed), released_after.load(Ordering::Relaxed)), (1, 1));
 }
 
-/// Killed one by one they cost as many barriers, each of which interrupts whoever runs.
+/// A barrier interrupts the running threads of the process, so a kill of many counts makes only one.
 #[test]
 fn a_kill_of_many_costs_one_barrier() {
     if !crate::rseq::section::available() {

@@ -1,41 +1,41 @@
-//! What both kinds of count do with the words that are not shared: count, close and fold, open.
+//! The operations of both kinds of count on the words of the CPUs: add, close and fold, open.
 //!
-//! Invariant 1 of the [module above](super) is kept here. Where sections run, the words are changed
-//! by them alone and a gate closes them; elsewhere, and always in `remote`, a word says itself
-//! whether it counts.
+//! They keep invariant 1 of the [module above](super). Where sections run, only sections change the
+//! words, and a gate closes them. Elsewhere, and always in `remote`, the value of a word says whether
+//! the word is open.
 
 use crate::rseq::section;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::mutant;
 use crate::words::Words;
 
-/// Stands in the atomic of a count while its words are open: far from what any number of references
-/// (2^59 at most) or of puts before their folds can reach.
+/// Added to the atomic of a count while its words are open. No number of references (2^59 at most), nor
+/// of puts before a fold, can cancel it.
 pub(super) const BIAS: i64 = 1 << 61;
 
-/// A word, or `remote`, that counts no more, give or take the void adds that it took since.
+/// The value of a closed word or `remote`, plus the void adds since it was closed.
 pub(super) const CLOSED: u64 = 1 << 62;
 
-/// True of a word that counts: no number of references, nor of void adds, bridges the distance.
+/// Returns whether a word is open. No number of references, nor of void adds, reaches the boundary.
 #[inline(always)]
 pub(super) fn is_open(word: u64) -> bool {
     (word as i64) < 1 << 61
 }
 
-/// Adds `delta` to a word, and tells whether it was open, so that the add counts. Wait-free.
+/// Adds `delta` to a word, and returns whether the word was open, so that the add counts. Wait-free.
 #[inline]
 pub(super) fn add_open(word: &AtomicU64, delta: i64) -> bool {
-    // Ordering: AcqRel. Release, in a put, pairs with the Acquire of the swap in `close`; it
-    // carries what the holder did. Acquire, in a get, pairs with the Release in `open`; it carries
-    // what the caller of `resurrect` or `reinit` did.
+    // Ordering: AcqRel. Release, in a put, pairs with the Acquire of the swap in `close`; it carries
+    // what the holder did with the object. Acquire, in a get, pairs with the Release in `open`; it
+    // carries what the thread that called `resurrect` or `reinit` did to the object.
     is_open(word.fetch_add(delta as u64, Ordering::AcqRel))
 }
 
-/// Closes the words and `remote`, and returns what they counted since they were opened.
+/// Closes the words and `remote`, and returns their sum since they were opened.
 ///
-/// Where sections run, none may be able to commit any more; `folded` is what the words summed to at
-/// the last fold, and is brought up to date. They are never set back to 0: only sections may change
-/// them.
+/// Where sections run, the gate must be closed and no section may still be able to commit. Only
+/// sections may change the words, so they keep their values; `folded` is their sum at the last fold,
+/// and this function updates it.
 pub(super) fn close(words: &Words, remote: &AtomicU64, folded: &mut u64) -> i64 {
     let counted = if section::available() {
         // Ordering: Acquire pairs with the Release of a section's store; it carries what the
@@ -60,25 +60,30 @@ pub(super) fn close(words: &Words, remote: &AtomicU64, folded: &mut u64) -> i64 
                 Ordering::AcqRel
             };
             // Ordering: AcqRel. Acquire pairs with the Release in `add_open`; it carries what the
-            // holders did before their puts. Release: whoever then finds it closed sees why.
+            // holders did before their puts. Release pairs with the Acquire of an `add_open` that
+            // finds the word closed; it carries what the closing thread did before.
             sum.wrapping_add(word.swap(CLOSED, order))
         })
     };
-    // Ordering: as for the swap above.
+    // Ordering: AcqRel. Acquire pairs with the Release in `add_open`; it carries what the holders did
+    // before their puts. Release pairs with the Acquire of an `add_open` that finds `remote` closed; it
+    // carries what the closing thread did before.
     counted.wrapping_add(remote.swap(CLOSED, Ordering::AcqRel)) as i64
 }
 
-/// Opens the words, where they say it themselves, and `remote`.
+/// Opens `remote`, and the words where no sections run.
 ///
-/// By swaps, as loom lets a void add slip behind a plain store that followed what it read.
+/// It swaps instead of storing, because loom may order a void add that read the value before a plain
+/// store after that store.
 pub(super) fn open(words: &Words, remote: &AtomicU64) {
     if !section::available() {
         for word in words.iter() {
-            // Ordering: Release pairs with the Acquire in `add_open`; it carries what the
-            // caller did to the object.
+            // Ordering: Release pairs with the Acquire in `add_open`; it carries what the calling
+            // thread did to the object.
             word.swap(0, Ordering::Release);
         }
     }
-    // Ordering: as above.
+    // Ordering: Release pairs with the Acquire in `add_open`; it carries what the calling thread did
+    // to the object.
     remote.swap(0, Ordering::Release);
 }
