@@ -1,9 +1,9 @@
-//! Reference counts for an owner that has many objects, each with a state word of its own.
+//! Reference counts for an owner with many objects, each of which has a state word.
 //!
-//! A [`PercpuRef`](super::PercpuRef) has its gate, its closure and its mutex; an owner of a table
-//! has a state word per slot that says which object lives there, and knows when it kills. So here
-//! the state word is the gate: sections count while it reads what the owner calls open. What is
-//! left of a count is 8 bytes per CPU and 24 more.
+//! A [`PercpuRef`](super::PercpuRef) has a gate, a closure and a mutex of its own. The owner of a table
+//! has a state word per slot that says which object is in the slot, and does the kills itself. So here
+//! the state word is the gate: sections count while it has the value that the owner calls `open`. A
+//! count then takes only 8 bytes per CPU and 24 bytes more.
 //!
 //! ```text
 //!  gate == open                                       gate != open, after the fold
@@ -14,31 +14,31 @@
 //!
 //! # The life of a count
 //!
-//! | | who | what |
+//! | step | thread | operation |
 //! |---|---|---|
-//! | 1 | owner, alone | [`open`](RefBlock::open), then stores `open` in the gate (Release) |
-//! | 2 | anyone, under a guard of the owner's making | [`try_get`](RefBlock::try_get) |
-//! | | whoever has a reference | [`get_more`](RefBlock::get_more), [`put`](RefBlock::put) |
-//! | 3 | owner | stores something else in the gate, calls [`heavy_rseq`](crate::fence::heavy_rseq) |
-//! | 4 | owner, once | [`fold`](RefBlock::fold): true if no reference is left |
-//! | | whoever has a reference | if it was false, one `put` returns true: the last |
-//! | 5 | owner | waits until every guard of 2 is gone; then 1 again, or drops the block |
+//! | 1 | the owner, with exclusive access | calls [`open`](RefBlock::open), then stores `open` in the gate (Release) |
+//! | 2 | any thread with a guard of the owner | calls [`try_get`](RefBlock::try_get) |
+//! | | a holder of a reference | calls [`get_more`](RefBlock::get_more) and [`put`](RefBlock::put) |
+//! | 3 | the owner | stores another value in the gate, calls [`heavy_rseq`](crate::fence::heavy_rseq) |
+//! | 4 | the owner, once | calls [`fold`](RefBlock::fold), which returns true if no reference is left |
+//! | | a holder of a reference | if `fold` returned false, the last `put` returns true |
+//! | 5 | the owner | waits until every guard of step 2 is gone; then repeats step 1, or drops the block |
 //!
 //! # Invariants
 //!
 //! The number of references is the sum of `words` and `remote` since the last fold, plus `atomic`,
 //! less `BIAS` from `open` to the fold.
 //!
-//! 1. A change of a word or of `remote` counts only while that is open, and in exactly one fold.
-//!    A section commits only while the gate reads `open`, so none does after step 3; a fetch-and-add
-//!    counts only if the value that it returns is open, and the fold closes by a swap.
-//! 2. Between `open` and the fold `atomic` carries the bias, so nobody takes it to 0 there. After
-//!    the fold it is the number of references, and nobody adds to it who has none: it is 0 after
-//!    the fold itself or after one put, and stays.
-//! 3. A void add (to what is closed) is never taken back. One by a `try_get` is over before step 5,
-//!    and one by a holder before that holder's put: so each comes before the next `open`, which
-//!    wipes it.
-//! 4. A put that is not the last touches nothing behind the instruction that counts it.
+//! 1. A change of a word or of `remote` counts only while that word is open, and in exactly one fold. A
+//!    section commits only while the gate reads `open`, so no section commits after step 3. A
+//!    fetch-and-add counts only if the value that it returns is open, and the fold closes by a swap.
+//! 2. Between `open` and the fold `atomic` includes the bias, so no put takes it to 0. After the fold it
+//!    is the number of references, and only the holder of a reference adds to it. So it reaches 0 once,
+//!    by the fold or by one put, and stays 0.
+//! 3. A void add (to a closed word) is never undone. A void add of a `try_get` is over before step 5,
+//!    and one of a holder before that holder's put. So each comes before the next `open`, which
+//!    overwrites it.
+//! 4. A put that is not the last accesses nothing after the instruction that counts it.
 
 use std::array;
 use std::fmt;
@@ -50,37 +50,58 @@ use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use crate::sync::{cpu, mutant};
 use crate::words::{BLOCK, WordBlock, Words};
 
-/// [`RefBlock::COUNTS`] reference counts, each gated by a word of its owner's.
+/// [`RefBlock::COUNTS`] reference counts, each gated by a word of its owner.
 ///
-/// A reference costs what one of a [`PercpuRef`](super::PercpuRef) costs: a few instructions on
-/// this CPU's own word where rseq sections run, and a fetch-and-add on it elsewhere. Everything but
-/// [`try_new`](Self::try_new) and the drop is wait-free, without allocation.
+/// A get and a put cost the same as those of a [`PercpuRef`](super::PercpuRef): a few instructions on
+/// the word of this CPU where rseq sections run, and a fetch-and-add on it elsewhere. Every operation
+/// except [`try_new`](Self::try_new) and the drop is wait-free and does not allocate.
 ///
 /// Memory: 1,664 bytes, and 512 bytes for every CPU, from a pool.
 ///
-/// Not covered by semantic versioning: for the other crates of the workspace.
+/// For the other crates of the workspace; semantic versioning does not cover it.
+///
+/// ```
+/// use std::sync::atomic::{AtomicU64, Ordering};
+///
+/// use percpu::{RefBlock, fence};
+///
+/// const OPEN: u64 = 2;
+///
+/// let (block, gate) = (RefBlock::try_new()?, AtomicU64::new(0));
+/// block.open(0);
+/// gate.store(OPEN, Ordering::Release);
+/// assert!(block.try_get(0, &gate, OPEN));
+///
+/// gate.store(0, Ordering::Relaxed);
+/// fence::heavy_rseq();
+/// assert!(!block.fold(0)); // one reference is left
+/// // SAFETY: the reference taken above, put once; block and gate live on.
+/// assert!(unsafe { RefBlock::put(&block, 0, &gate, OPEN) }); // the last put
+/// # Ok::<(), percpu::AllocError>(())
+/// ```
 ///
 /// # Panics
 ///
-/// Each method that takes the number of a count, if that is not below [`COUNTS`](Self::COUNTS).
+/// Each method that takes the index of a count panics if it is not below [`COUNTS`](Self::COUNTS).
 #[repr(C, align(128))]
 pub struct RefBlock {
-    // Read by every get and put, never written.
+    // The line that every get and put reads; no operation writes it.
     words: WordBlock,
     cold: Cold,
 }
 
-/// What is written by threads without an id and after a kill, on other lines than what is read.
+/// The fields that threads without a CPU id write, and all threads after a kill, on other cache lines
+/// than the fields that every operation reads.
 #[repr(align(128))]
 struct Cold {
     counts: [Count; BLOCK],
 }
 
-/// The part of a count that is not in the words.
+/// The part of a count outside the words.
 struct Count {
     atomic: AtomicI64,
     remote: AtomicU64,
-    /// What the sections' words summed to at the last fold; only the owner has it.
+    /// The sum of the words at the last fold, where sections run. Only the owner uses it.
     folded: AtomicU64,
 }
 
@@ -88,12 +109,13 @@ struct Count {
 const _: () = assert!(size_of::<RefBlock>() == 128 + BLOCK * 24);
 
 impl RefBlock {
-    /// How many there are in a block: 64, and 2 in a model.
+    /// The number of counts in a block: 64, and 2 in a model.
     pub const COUNTS: usize = BLOCK;
 
-    /// Makes a block of counts, all closed.
+    /// Creates a block of closed counts.
     ///
-    /// Takes memory from a pool: blocks shortly while another thread does, and may map memory.
+    /// Takes memory from a pool, so it blocks shortly while another thread does that, and may map
+    /// memory.
     ///
     /// # Errors
     ///
@@ -112,7 +134,7 @@ impl RefBlock {
         if !section::available() {
             for i in 0..BLOCK {
                 for word in block.words.words(i).iter() {
-                    // Ordering: Relaxed; nobody else has the block.
+                    // Ordering: Relaxed; no other thread has the block yet.
                     word.store(CLOSED, Ordering::Relaxed);
                 }
             }
@@ -120,18 +142,19 @@ impl RefBlock {
         Ok(block)
     }
 
-    /// Prepares count `i` for a life that begins when the owner stores `open` in its gate, by a
-    /// Release store, and with no reference beside the owner's interest in it.
+    /// Prepares count `i` for a new life, which begins with no reference when the owner stores `open` in
+    /// the gate, by a Release store.
     ///
-    /// Nobody else uses the count meanwhile. It may be called again before the first reference.
+    /// No other thread may use the count during the call. The owner may call this again before the
+    /// first reference.
     #[inline]
     pub fn open(&self, i: usize) {
         let Count { atomic, remote, .. } = &self.cold.counts[i];
         if !mutant("ref-block-open-leaves-it-closed") {
             if !section::available() {
                 for word in self.words.words(i).iter() {
-                    // Ordering: Relaxed, here and below; the owner's Release store in the gate
-                    // carries all of it to the Acquire in `try_get`.
+                    // Ordering: Relaxed, like the two stores below; the owner's Release store in the
+                    // gate carries all three to the Acquire in `try_get`.
                     word.store(0, Ordering::Relaxed);
                 }
             }
@@ -140,11 +163,11 @@ impl RefBlock {
         atomic.store(BIAS, Ordering::Relaxed);
     }
 
-    /// Takes a reference, if `gate` reads `open` at the moment of counting.
+    /// Takes a reference to count `i`, if `gate` reads `open` at the moment of counting.
     ///
-    /// It then sees what the owner did before it stored `open` in the gate. The caller has a guard
-    /// that keeps the owner from opening the count again during the call, and from dropping the
-    /// block.
+    /// The calling thread then sees what the owner did before it stored `open` in the gate. The calling
+    /// thread must hold a guard that keeps the owner from opening the count again, and from dropping the
+    /// block, during the call.
     #[inline]
     #[must_use = "a reference that was taken must be put"]
     pub fn try_get(&self, i: usize, gate: &AtomicU64, open: u64) -> bool {
@@ -155,121 +178,129 @@ impl RefBlock {
         }
     }
 
+    /// Takes a reference without a section.
     fn try_get_without_section(&self, i: usize, gate: &AtomicU64, open: u64) -> bool {
-        // Counted after the gate was closed, it still counts as taken before: at this load.
-        // Ordering: Acquire pairs with the owner's Release store of `open`; it carries what `open`
-        // stored, and what the owner did to the object.
+        // If the gate closes between this load and the count, the reference counts as taken at this
+        // load, before the gate closed.
+        // Ordering: Acquire pairs with the owner's Release store of `open`; it carries what the method
+        // `open` stored, and what the owner did to the object.
         if gate.load(Ordering::Acquire) != open && !mutant("ref-block-ignores-the-gate") {
             return false;
         }
         count_without_section(&self.words.words(i), &self.cold.counts[i].remote, 1)
     }
 
-    /// Takes a reference for somebody who has one: also after the gate was closed.
+    /// Takes one more reference, for a thread that already has one. Succeeds also after the gate was
+    /// closed.
     #[inline]
     pub fn get_more(&self, i: usize, gate: &AtomicU64, open: u64) {
         if !self.try_add(i, gate, open, 1) {
-            // Ordering: Relaxed, as for an `Arc`: a reference that exists keeps the count from
-            // zero, and whoever gives the new one away orders that.
+            // Ordering: Relaxed, as in `Arc`: the existing reference keeps the count above zero, and
+            // passing the new reference to another thread orders that thread after this.
             self.cold.counts[i].atomic.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Puts a reference. True if it was the last after the [`fold`](Self::fold): then nobody else
-    /// uses what it kept alive, and the caller sees what every holder did with it.
+    /// Puts a reference. Returns true if it was the last one after the [`fold`](Self::fold).
     ///
-    /// After false, the block and the gate may be gone when this returns; that is why they are
-    /// pointers.
+    /// After true, no other thread uses the object that the reference kept alive, and the calling
+    /// thread sees what every holder did with the object. After false, the block and the gate may be
+    /// freed when this returns; that is why they are pointers.
     ///
     /// # Safety
     ///
-    /// `this` points to a live `RefBlock`, and the caller owns a reference of its count `i`, taken
-    /// with this `gate` and `open`, which the call uses up. References keep block and gate alive:
-    /// whoever owns them frees neither before the end of each count's life, nor before the guards
-    /// of every `try_get` are gone.
+    /// - `this` points to a valid `RefBlock`, and `gate` to a valid gate.
+    /// - The caller owns a reference to count `i`, taken with this `gate` and `open`. The call consumes
+    ///   it.
+    /// - References keep the block and the gate alive: their owner frees neither before the end of each
+    ///   count's life, nor before the guards of every `try_get` are gone.
     #[inline]
-    #[must_use = "who puts the last reference must clean up"]
+    #[must_use = "the object must be cleaned up after the last put"]
     pub unsafe fn put(this: *const Self, i: usize, gate: *const AtomicU64, open: u64) -> bool {
-        // Another thread may free block and gate once the put is counted, while this one is still
-        // inside `count`. So `count` gets references to atomics, which promise nothing about the memory
-        // after their last use, and words that are not part of the block.
-        // SAFETY: the caller's reference keeps the block alive until it is put.
+        // Another thread may free the block and the gate once the put is counted, while this thread is
+        // still inside `count`. So `count` gets references to atomics, which do not require the memory to
+        // stay valid after their last use, and words that are not part of the block.
+        // SAFETY: the reference to put keeps the block alive until it is put.
         let words = unsafe { (*this).words.words(i) };
-        // SAFETY: the caller's reference, which is not put yet.
+        // SAFETY: the reference, which is not put yet, keeps the block alive.
         let remote = unsafe { &(*this).cold.counts[i].remote };
-        // SAFETY: the caller's reference keeps the gate alive, too.
+        // SAFETY: the reference, which is not put yet, keeps the gate alive.
         let gate = unsafe { &*gate };
         if count(&words, remote, gate, open, -1) {
-            // SAFETY: none is needed but in a planted bug.
+            // SAFETY: `use_after_put` accesses nothing without its planted bug.
             return unsafe { Self::use_after_put(this, i) };
         }
-        // SAFETY: the caller's reference, which is not put yet.
+        // SAFETY: the contract of this function; the reference is not put yet.
         unsafe { Self::put_atomic(this, i) }
     }
 
-    /// Closes count `i` and sums it up: true if no reference is left, and then the caller sees what
-    /// every holder did with theirs; false if a put will return true.
+    /// Closes count `i` and sums it up. Returns true if no reference is left, and false if a later
+    /// [`put`](Self::put) will return true.
     ///
-    /// Once per life. The caller closed the gate before, and then called
-    /// [`heavy_rseq`](crate::fence::heavy_rseq): one call is enough for any number of counts. Loads a
-    /// word of every CPU.
-    #[must_use = "if none is left the caller must clean up"]
+    /// After true, the calling thread sees what every holder did with the object. The owner calls this
+    /// once per life, after it closed the gate and then called
+    /// [`heavy_rseq`](crate::fence::heavy_rseq). One call of that is enough for any number of counts.
+    /// Loads a word of every CPU.
+    #[must_use = "the object must be cleaned up if no reference is left"]
     pub fn fold(&self, i: usize) -> bool {
         let Count { atomic, remote, folded } = &self.cold.counts[i];
-        // Ordering: Relaxed, both; the owner's alone.
+        // Ordering: Relaxed, for the load and the store of `folded`; only the owner uses it.
         let mut sum = folded.load(Ordering::Relaxed);
         let counted = words::close(&self.words.words(i), remote, &mut sum);
         folded.store(sum, Ordering::Relaxed);
         let delta = counted - BIAS;
-        // Ordering: AcqRel. Acquire pairs with the Release in `put_atomic`, of a put that came
-        // between the closing of the gate and this; Release pairs with the Acquire of the last put,
-        // there, and carries what `close` acquired from the holders.
+        // Ordering: AcqRel. Acquire pairs with the Release in `put_atomic` of a put between the closing
+        // of the gate and this; it carries what that holder did with the object. Release pairs with the
+        // Acquire of the last put in `put_atomic`; it carries what `close` acquired from the holders.
         atomic.fetch_add(delta, Ordering::AcqRel) + delta == 0
     }
 
-    /// Adds `delta` where this CPU counts; false if that is closed, and the atomic counts. For
-    /// whoever has a reference.
+    /// Adds `delta` to the word of this CPU, or to `remote`, for the holder of a reference. Returns
+    /// false if that is closed; then the atomic is the count.
     #[inline(always)]
     fn try_add(&self, i: usize, gate: &AtomicU64, open: u64, delta: i64) -> bool {
         count(&self.words.words(i), &self.cold.counts[i].remote, gate, open, delta)
     }
 
+    /// Puts a reference in the atomic. Returns true if it was the last.
+    ///
     /// # Safety
     ///
-    /// As for [`put`](Self::put).
+    /// That of [`put`](Self::put).
     #[cold]
     unsafe fn put_atomic(this: *const Self, i: usize) -> bool {
-        // SAFETY: the caller's reference keeps it alive until it is put.
+        // SAFETY: the reference to put keeps the block alive until it is put.
         let atomic = unsafe { &(*this).cold.counts[i].atomic };
         let order =
             if mutant("ref-block-put-is-relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
-        // Ordering: AcqRel: Release pairs with the Acquire of the last put, here, and of the fold;
-        // it carries what the holder of this reference did with the object.
+        // Ordering: AcqRel. Release pairs with the Acquire of the last put, here, and of `fold`; it
+        // carries what the holder of this reference did with the object.
         if atomic.fetch_sub(1, order) == 1 {
             return true;
         }
-        // SAFETY: none is needed but in a planted bug.
+        // SAFETY: `use_after_put` accesses nothing without its planted bug.
         unsafe { Self::use_after_put(this, i) }
     }
 
-    /// Nothing, behind the instruction that counted a put, but for a planted bug; often enough for
-    /// others to free the block meanwhile.
+    /// Returns false. With a planted bug it uses the block after the put was counted, for long enough
+    /// that another thread frees the block meanwhile.
     ///
     /// # Safety
     ///
-    /// None is needed without the planted bug, which uses a block that may be gone.
+    /// There is no requirement without the planted bug, which uses a block that may be freed.
     #[inline(always)]
     unsafe fn use_after_put(this: *const Self, i: usize) -> bool {
         mutant("ref-block-put-looks-back")
             && (0..16).any(|_| {
-                // SAFETY: none, it is a bug.
+                // SAFETY: unsound on purpose; a model must find the bug.
                 let atomic = unsafe { &(*this).cold.counts[i].atomic };
                 atomic.load(Ordering::Relaxed) == 0
             })
     }
 }
 
-/// Adds `delta` where this CPU counts while `gate` reads `open`; false if that is closed.
+/// Adds `delta` to the word of this CPU while `gate` reads `open`, or to `remote`. Returns false if
+/// that is closed.
 #[inline(always)]
 fn count(words: &Words, remote: &AtomicU64, gate: &AtomicU64, open: u64, delta: i64) -> bool {
     match section::add_while(gate, open, words, delta as u64) {
@@ -279,8 +310,10 @@ fn count(words: &Words, remote: &AtomicU64, gate: &AtomicU64, open: u64, delta: 
     }
 }
 
-/// Without a section: on this CPU's word where no thread has sections, or on `remote`, for a thread
-/// that must not touch the words, which other threads change by plain stores.
+/// Adds `delta` without a section. Returns false if the word is closed.
+///
+/// Where sections run, the calling thread has no CPU id and adds to `remote`, because sections change
+/// the words by plain stores. Elsewhere it adds to the word of this CPU.
 fn count_without_section(words: &Words, remote: &AtomicU64, delta: i64) -> bool {
     if section::available() {
         add_open(remote, delta)
@@ -295,7 +328,7 @@ impl fmt::Debug for RefBlock {
     }
 }
 
-/// What may cross threads.
+/// Compile-time checks of auto traits.
 const _: () = {
     const fn send_and_sync<T: Send + Sync>() {}
     send_and_sync::<RefBlock>();

@@ -1,4 +1,4 @@
-//! The block of counts on this kernel, one thread at a time or few; the storms are in `tests/`.
+//! Blocks of counts with one thread or a few; the stress tests are in `tests/`.
 
 use super::*;
 use crate::fence::heavy_rseq;
@@ -6,7 +6,7 @@ use crate::sync::{Arc, thread};
 
 const OPEN: u64 = 5 << 33;
 
-/// Ends the life of count `i`; true if no reference is left.
+/// Ends the life of count `i`. Returns true if no reference is left.
 fn kill(block: &RefBlock, i: usize, gate: &AtomicU64) -> bool {
     gate.store(0, Ordering::Relaxed);
     heavy_rseq();
@@ -14,7 +14,7 @@ fn kill(block: &RefBlock, i: usize, gate: &AtomicU64) -> bool {
 }
 
 fn put(block: &RefBlock, i: usize, gate: &AtomicU64) -> bool {
-    // SAFETY: the tests put what they took, and keep the block.
+    // SAFETY: each test puts only references that it took, and keeps the block.
     unsafe { RefBlock::put(block, i, gate, OPEN) }
 }
 
@@ -47,14 +47,14 @@ fn inv21_each_count_of_a_block_ends_by_itself() {
 
 #[test]
 #[should_panic(expected = "word 64 of 64")]
-fn a_count_beyond_the_block_is_refused() {
+fn an_index_beyond_the_block_panics() {
     let block = RefBlock::try_new().unwrap();
     let _ = block.try_get(RefBlock::COUNTS, &AtomicU64::new(0), 0);
 }
 
-/// What a block leaves in its words does not reach the next one at the same place.
+/// The values that a block leaves in its words do not reach the next block in the same memory.
 #[test]
-fn inv21_a_new_block_starts_from_nothing() {
+fn inv21_a_new_block_starts_from_zero() {
     for _ in 0..200 {
         let (block, gate) = (RefBlock::try_new().unwrap(), AtomicU64::new(OPEN));
         block.open(63);
@@ -64,7 +64,7 @@ fn inv21_a_new_block_starts_from_nothing() {
     }
 }
 
-/// References taken by threads that are gone, put by others.
+/// Threads take references and exit; other threads put them.
 #[test]
 fn inv21_exited_threads_leave_the_count_right() {
     let block = Arc::new(RefBlock::try_new().unwrap());
@@ -82,7 +82,7 @@ fn inv21_exited_threads_leave_the_count_right() {
     assert_eq!(all(|block, gate| u64::from(put(block, 3, gate))), 1);
 }
 
-/// The words of sections are not set back: what they hold is folded once.
+/// A fold leaves the words of sections unchanged, and the next fold counts only the difference.
 #[test]
 fn inv21_the_fold_counts_the_difference_only() {
     let (block, gate) = (RefBlock::try_new().unwrap(), AtomicU64::new(0));
