@@ -4,8 +4,8 @@
 //!   releaser                            waiter
 //!   word = 0            (Release)       waiters += 1
 //!   light()                             heavy()
-//!   waiters != 0?                       loop: seen = changed             (Acquire)
-//!     sequence += 1      (Release)             word == 0? waiters -= 1, done
+//!   waiters != 0?                       loop: seen = sequence            (Acquire)
+//!     sequence += 1     (Release)             word == 0? waiters -= 1, done
 //!     wake                                    sleep while sequence == seen
 //! ```
 //!

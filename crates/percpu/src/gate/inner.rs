@@ -14,9 +14,9 @@ use crate::sync::cell::UnsafeCell;
 use crate::sync::{Condvar, Mutex, cpu, mutant, thread_id};
 use crate::words::Words;
 
-/// In a word that readers update by atomics, the lowest bit says that the gate is closed; a reader
-/// adds [`READER`].
+/// Set in a word that readers change by atomics while the gate is closed.
 const CLOSED: u64 = 1;
+/// The amount that one reader adds to a word by an atomic. A section adds 1.
 pub(super) const READER: u64 = 2;
 
 /// The state of a [`ReadWriteGate`](super::ReadWriteGate), which its guards point to.
@@ -36,6 +36,7 @@ pub(super) struct Hot {
     pub(super) words: Words,
 }
 
+/// The state that readers without a CPU id, writers and waiters use.
 pub(super) struct Cold {
     pub(super) remote: AtomicU64,
     pub(super) state: Mutex<State>,
@@ -45,6 +46,7 @@ pub(super) struct Cold {
     writers: Condvar,
 }
 
+/// The state that writers and waiting readers share, under a mutex.
 pub(super) struct State {
     /// The id of the thread that writes, or that waits for the readers inside; 0 if none.
     owner: u64,
@@ -147,6 +149,7 @@ impl<T> Inner<T> {
         word.fetch_add(READER, Ordering::Relaxed);
     }
 
+    /// Counts one more reader, after `enter` returned false. Waits while there is a writer.
     #[cold]
     pub(super) fn enter_slow(&self) -> Result<(), GateError> {
         let mut state = self.cold.state.lock();
@@ -287,7 +290,8 @@ impl<T> Inner<T> {
     /// Returns the error of a `try_` method that found the gate closed or a reader inside.
     #[cold]
     pub(super) fn try_error(&self) -> GateError {
-        // Ordering: Relaxed; only the calling thread stores its own id, so it sees its own store.
+        // Ordering: Relaxed; among living threads only the calling thread stores its id, so it sees its
+        // own store.
         if self.hot.gate.load(Ordering::Relaxed) == thread_id() {
             GateError::Deadlock
         } else {
@@ -313,6 +317,7 @@ fn enter_by_atomic(word: &AtomicU64) -> bool {
     false
 }
 
+/// Counts one reader less in `word`, which may be closed.
 #[inline]
 fn leave_by_atomic(word: &AtomicU64) {
     // Ordering: Release pairs with the Acquire in `has_readers`; it puts this reader's reads before
