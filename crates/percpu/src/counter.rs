@@ -9,8 +9,8 @@
 //!  cpu 2: word     0 <- fold: carry -----------------------'       sum() = shared + all words
 //! ```
 //!
-//! A word stays strictly between `-batch` and `batch`. An add that would leave that range carries the
-//! word over to the shared sum, and a delta outside that range goes there at once.
+//! A word stays strictly between `-batch` and `batch`. An add that would leave that range carries
+//! the word over to the shared sum, and a delta outside that range goes there at once.
 //!
 //! # Exclusion
 //!
@@ -22,19 +22,20 @@
 //!  add without a CPU | shared sum only: never a word       | -
 //! ```
 //!
-//! The design is that of the Linux kernel's `percpu_counter` (`lib/percpu_counter.c`), which takes a
-//! spin lock where this counter adds to the shared sum.
+//! The design is that of the Linux kernel's `percpu_counter` (`lib/percpu_counter.c`), which takes
+//! a spin lock where this counter adds to the shared sum.
 //!
 //! # Invariants
 //!
-//! 1. The sum of `shared`, of all words and of the amounts that operations in flight carry is, modulo
-//!    2^64, the sum of all adds that took effect.
-//! 2. A word is strictly between `-batch` and `batch`. Without sections, adds in flight may have taken
-//!    it further, and each of them carries it over.
+//! 1. The sum of `shared`, of all words and of the amounts that operations in flight carry is,
+//!    modulo 2^64, the sum of all adds that took effect.
+//! 2. A word is strictly between `-batch` and `batch`. Without sections, adds in flight may have
+//!    taken it further, and each of them carries it over.
 //! 3. `base` is null, `NO_MEMORY`, or the result of `Words::into_raw`. Once it is not null it never
 //!    changes.
-//! 4. With sections in use, sections change the words; a fold changes them only while the gate is not
-//!    0 and after a `heavy_rseq` that followed the closing. Without sections, atomics change the words.
+//! 4. With sections in use, sections change the words; a fold changes them only while the gate is
+//!    not 0 and after a `heavy_rseq` that followed the closing. Without sections, atomics change
+//!    the words.
 
 use std::fmt;
 use std::io;
@@ -55,27 +56,27 @@ use crate::words::Words;
 
 /// The default batch: a CPU carries its word over before the word reaches it.
 ///
-/// Measured by row P2 of `cargo bench --bench percpu`: two threads add 1.7 times as much as one with
-/// a batch of 256, 1.90 times with 1,024 and 1.93 times with 2,048, because a carry moves a cache line
-/// between CPUs.
+/// Measured by row P2 of `cargo bench --bench percpu`: two threads add 1.7 times as much as one
+/// with a batch of 256, 1.90 times with 1,024 and 1.93 times with 2,048, because a carry moves a
+/// cache line between CPUs.
 const BATCH: u32 = 2_048;
 
-/// The value of `base` if there was no memory for words, so that every add goes to the shared sum. It
-/// is an address in the first page, where no allocation lies.
+/// The value of `base` if there was no memory for words, so that every add goes to the shared sum.
+/// It is an address in the first page, where no allocation lies.
 const NO_MEMORY: usize = align_of::<AtomicU64>();
 
 /// A sum that many threads add to without sharing a cache line.
 ///
 /// [`add`](Self::add) and [`increment`](Self::increment) never fail and never wait. An add is a few
 /// plain instructions with rseq sections (`cargo bench --bench percpu`, rows P2), and one
-/// `lock`-prefixed instruction on a cache line of this CPU without. It is wait-free, except for one add
-/// per batch, which is lock-free.
+/// `lock`-prefixed instruction on a cache line of this CPU without. It is wait-free, except for one
+/// add per batch, which is lock-free.
 ///
 /// The first add of a counter takes 8 bytes per CPU from a pool, which blocks shortly and may map
 /// memory (a page per CPU for every 512 counters; see the [crate's page](crate)).
-/// [`reserve`](Self::reserve) does so beforehand. If memory is out, every add of this counter goes to
-/// the shared sum, which is correct but slow. Only [`fold_offline`](Self::fold_offline) allocates
-/// besides.
+/// [`reserve`](Self::reserve) does so beforehand. If memory is out, every add of this counter goes
+/// to the shared sum, which is correct but slow. Only [`fold_offline`](Self::fold_offline)
+/// allocates besides.
 ///
 /// The sum has 64 bits and wraps around, like `wrapping_add`.
 ///
@@ -127,8 +128,8 @@ macro_rules! constructors {
             /// Creates a counter of 0. A CPU carries its word over before the word reaches `batch`.
             ///
             /// A larger batch means fewer writes to the shared sum and a larger error of
-            /// [`approximate`](Self::approximate). With a batch of 1 every add goes to the shared sum,
-            /// and `approximate` is exact. 0 means 1.
+            /// [`approximate`](Self::approximate). With a batch of 1 every add goes to the shared
+            /// sum, and `approximate` is exact. 0 means 1.
             #[must_use]
             pub $($const)? fn with_batch(batch: u32) -> Self {
                 let batch = if batch == 0 { 1 } else { batch as i64 };
@@ -170,12 +171,12 @@ impl PerCpuCounter {
         }
     }
 
-    /// Returns the sum of the shared sum and of the words of all CPUs. Wait-free: one load per possible
-    /// CPU.
+    /// Returns the sum of the shared sum and of the words of all CPUs. Wait-free: one load per
+    /// possible CPU.
     ///
     /// The sum is exact if every operation happened before the call, as after a join. Otherwise a
-    /// concurrent add may or may not count, and an amount that it is just carrying over (less than the
-    /// batch) may count twice or not at all.
+    /// concurrent add may or may not count, and an amount that it is just carrying over (less than
+    /// the batch) may count twice or not at all.
     #[must_use]
     pub fn sum(&self) -> i64 {
         let words = self.words();
@@ -214,16 +215,17 @@ impl PerCpuCounter {
         self.words_or_alloc().map(drop).ok_or_else(AllocError::new)
     }
 
-    /// Carries the word of `cpu` over to the shared sum and returns its value. Returns 0 for a CPU that
-    /// does not exist. The sum stays the same.
+    /// Carries the word of `cpu` over to the shared sum and returns its value. Returns 0 for a CPU
+    /// that does not exist. The sum stays the same.
     ///
-    /// Lock-free. With sections in use it costs a [`fence::heavy`], and concurrent adds on every CPU go
-    /// to the shared sum.
+    /// Lock-free. With sections in use it costs a [`fence::heavy`], and concurrent adds on every
+    /// CPU go to the shared sum.
     pub fn fold(&self, cpu: CpuId) -> i64 {
         self.fold_each(|| (cpu.index() < cpu::possible()).then_some(cpu).into_iter())
     }
 
-    /// Carries the words of all CPUs that are offline now over to the shared sum, and returns their sum.
+    /// Carries the words of all CPUs that are offline now over to the shared sum, and returns their
+    /// sum.
     ///
     /// Costs one [`fold`](Self::fold), and also reads `/sys`, so it allocates and may block.
     ///
@@ -241,7 +243,8 @@ impl PerCpuCounter {
     /// Returns the words, or `None` if they are not allocated.
     #[inline(always)]
     fn words(&self) -> Option<ManuallyDrop<Words>> {
-        // Ordering: Acquire pairs with the Release in `words_or_alloc`; it carries the words' zeros.
+        // Ordering: Acquire pairs with the Release in `words_or_alloc`; it carries the words'
+        // zeros.
         let base = self.hot.base.load(Ordering::Acquire);
         if base.addr() <= NO_MEMORY {
             return None;
@@ -252,11 +255,12 @@ impl PerCpuCounter {
         Some(ManuallyDrop::new(unsafe { Words::from_raw(base) }))
     }
 
-    /// Returns the words, and allocates them if necessary. Returns `None` for ever once memory was out.
+    /// Returns the words, and allocates them if necessary. Returns `None` for ever once memory was
+    /// out.
     #[cold]
     fn words_or_alloc(&self) -> Option<ManuallyDrop<Words>> {
-        // Ordering: Relaxed would do for the test for null; `words` loads the pointer again, and its
-        // Acquire pairs with the Release below.
+        // Ordering: Relaxed would do for the test for null; `words` loads the pointer again, and
+        // its Acquire pairs with the Release below.
         if self.hot.base.load(Ordering::Acquire).is_null() {
             // Decides whether there are sections before there are words, so that no add has to.
             let _ = section::available();
@@ -287,8 +291,8 @@ impl PerCpuCounter {
     #[cold]
     #[inline(never)]
     fn first_add(&self, delta: i64) {
-        // During the start-up of the crate, an allocator that counts its calls gets here from inside
-        // the initialisation that `words_or_alloc` would wait for.
+        // During the start-up of the crate, an allocator that counts its calls gets here from
+        // inside the initialisation that `words_or_alloc` would wait for.
         let words = if is_starting() { None } else { self.words_or_alloc() };
         match words {
             Some(_) => self.add(delta),
@@ -296,8 +300,8 @@ impl PerCpuCounter {
         }
     }
 
-    /// Adds after `add_within` refused: there are no sections, the thread has no CPU id, the gate is
-    /// closed, or the word would leave its range.
+    /// Adds after `add_within` refused: there are no sections, the thread has no CPU id, the gate
+    /// is closed, or the word would leave its range.
     #[inline(never)]
     fn add_slow(&self, words: &Words, delta: i64) {
         let batch = self.hot.batch;
@@ -348,8 +352,8 @@ impl PerCpuCounter {
     fn reopen(&self) {
         let order =
             if mutant("counter-reopens-relaxed") { Ordering::Relaxed } else { Ordering::Release };
-        // Ordering: Release pairs with the load of the gate at the start of a section; it carries the
-        // drained words.
+        // Ordering: Release pairs with the load of the gate at the start of a section; it carries
+        // the drained words.
         self.hot.gate.fetch_sub(1, order);
     }
 

@@ -12,13 +12,13 @@
 //! # Invariants
 //!
 //! 1. No wake-up is lost. If the releaser's `light` is before the waiter's `heavy`, the waiter's
-//!    checks see the released word. Otherwise the releaser sees the waiter and advances `sequence`. A
-//!    waiter that loaded `sequence` before that is woken or does not fall asleep; a waiter that loads
-//!    it later sees the released word after it.
-//! 2. `waiters` counts a waiter from before its first check after `heavy` until it has what it waits
-//!    for, so one `heavy` covers all its checks.
-//! 3. A release takes no lock, does not wait and leaves `errno` alone. So a signal handler may make a
-//!    release even if it interrupts a release or a wait of the same parker.
+//!    checks see the released word. Otherwise the releaser sees the waiter and advances `sequence`.
+//!    A waiter that loaded `sequence` before that is woken or does not fall asleep; a waiter that
+//!    loads it later sees the released word after it.
+//! 2. `waiters` counts a waiter from before its first check after `heavy` until it has what it
+//!    waits for, so one `heavy` covers all its checks.
+//! 3. A release takes no lock, does not wait and leaves `errno` alone. So a signal handler may make
+//!    a release even if it interrupts a release or a wait of the same parker.
 
 use crate::fence::{Strategy, compiler_fence, heavy, light, strategy};
 use crate::sync::atomic::{AtomicU32, Ordering};
@@ -45,9 +45,9 @@ impl SpinLimit {
     pub(crate) const SHORT: Self = Self { first_pauses: 0, max_pauses: 32, attempts: 7, yields: 4 };
     /// About 25 us where a pause takes 20 ns, with at most 5 us between two attempts.
     ///
-    /// For that long, a thread that locks repeatedly keeps the value in its cache. Measured on a queue
-    /// with one sender and one receiver: the shorter the limit, the more time went into moving the
-    /// value between their caches.
+    /// For that long, a thread that locks repeatedly keeps the value in its cache. Measured on a
+    /// queue with one sender and one receiver: the shorter the limit, the more time went into
+    /// moving the value between their caches.
     pub(crate) const LONG: Self =
         Self { first_pauses: 4, max_pauses: 256, attempts: 10, yields: 4 };
 }

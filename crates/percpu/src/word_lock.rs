@@ -2,7 +2,8 @@
 //!
 //! `std`'s unlock is an exchange, which also tells whether a thread waits. Here that is a separate
 //! load, and the waiter pays for the order between the store and the load ([`crate::park`]). This
-//! halves the cost of an uncontended lock and unlock, and costs one more system call if a thread waits.
+//! halves the cost of an uncontended lock and unlock, and costs one more system call if a thread
+//! waits.
 //!
 //! ```text
 //!  lock -> | word | waiters | value ...                one cache line, if the value fits
@@ -26,11 +27,11 @@ const HELD: u32 = 1;
 
 /// A mutual exclusion lock whose unlock is a plain store and a load, unless a thread waits.
 ///
-/// The lock is neither fair nor recursive: a thread that locks it twice waits for itself for ever. A
-/// waiter makes attempts some microseconds apart and then sleeps. So each of several threads that
-/// lock all the time keeps the lock for some microseconds, while the value stays in its CPU's cache.
-/// There is no poisoning: a panic inside a guard unlocks. A forgotten guard leaves the lock locked for
-/// ever.
+/// The lock is neither fair nor recursive: a thread that locks it twice waits for itself for ever.
+/// A waiter makes attempts some microseconds apart and then sleeps. So each of several threads that
+/// lock all the time keeps the lock for some microseconds, while the value stays in its CPU's
+/// cache. There is no poisoning: a panic inside a guard unlocks. A forgotten guard leaves the lock
+/// locked for ever.
 ///
 /// ```
 /// use percpu::sync::{WordGuard, WordLock};

@@ -70,8 +70,8 @@ impl<T: fmt::Debug> fmt::Debug for ReadGuard<'_, T> {
 ///
 /// The guard is `!Send`, so that the gate can detect a thread that would wait for itself. A
 /// forgotten guard keeps the gate closed for ever: further calls on this thread return
-/// [`GateError::Deadlock`](super::GateError::Deadlock), and other threads wait. After the thread has
-/// exited, a later thread with the same id gets that error too.
+/// [`GateError::Deadlock`](super::GateError::Deadlock), and other threads wait. After the thread
+/// has exited, a later thread with the same id gets that error too.
 ///
 /// ```
 /// use percpu::{ReadWriteGate, WriteGuard};

@@ -238,7 +238,8 @@ impl<T> Inner<T> {
     fn has_readers(&self) -> bool {
         let hot = &self.hot;
         // Ordering: Acquire pairs with the Release of a section in `leave` and with that in
-        // `leave_by_atomic`; it puts the reads of the readers that left before the writer's changes.
+        // `leave_by_atomic`; it puts the reads of the readers that left before the writer's
+        // changes.
         let load = |word: &AtomicU64| {
             let weak = mutant("gate-sums-relaxed");
             word.load(if weak { Ordering::Relaxed } else { Ordering::Acquire }) as i64
@@ -290,8 +291,8 @@ impl<T> Inner<T> {
     /// Returns the error of a `try_` method that found the gate closed or a reader inside.
     #[cold]
     pub(super) fn try_error(&self) -> GateError {
-        // Ordering: Relaxed; among living threads only the calling thread stores its id, so it sees its
-        // own store.
+        // Ordering: Relaxed; among living threads only the calling thread stores its id, so it sees
+        // its own store.
         if self.hot.gate.load(Ordering::Relaxed) == thread_id() {
             GateError::Deadlock
         } else {

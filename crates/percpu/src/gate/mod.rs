@@ -1,7 +1,7 @@
 //! A read-write lock whose readers count per CPU, so that readers write no shared cache line.
 //!
-//! A reader adds one to the word of its CPU when it enters, and subtracts one from the word of the CPU
-//! on which it leaves. A writer closes the gate and waits until the words sum to 0.
+//! A reader adds one to the word of its CPU when it enters, and subtracts one from the word of the
+//! CPU on which it leaves. A writer closes the gate and waits until the words sum to 0.
 //!
 //! ```text
 //!   reader                                   writer
@@ -12,24 +12,24 @@
 //!   gate != 0? wake the writer               under `state`: owner = 0; gate = 0; wake
 //! ```
 //!
-//! The design is that of the Linux kernel's percpu-rwsem (`kernel/locking/percpu-rwsem.c`, 3.8). The
-//! rseq section and its barrier take the place of disabled preemption and of the grace period. Where
-//! no sections run, readers use compare-exchanges, and the lowest bit of a word says that it is
-//! closed. A thread without a CPU id does the same with an additional word, `remote`.
+//! The design is that of the Linux kernel's percpu-rwsem (`kernel/locking/percpu-rwsem.c`, 3.8).
+//! The rseq section and its barrier take the place of disabled preemption and of the grace period.
+//! Where no sections run, readers use compare-exchanges, and the lowest bit of a word says that it
+//! is closed. A thread without a CPU id does the same with an additional word, `remote`.
 //!
 //! # Invariants
 //!
 //! 1. No reader enters while the gate is closed: a section commits an entry only while `gate` is 0,
-//!    and a compare-exchange only from a value without `CLOSED`. When `close` returns, no entry that
-//!    began earlier can still commit.
-//! 2. After `close` the words only fall, until `downgrade` counts the writer as a reader. So a sum of
-//!    0, read word by word in any order, means that no reader is inside: each word was, when it was
-//!    read, at least what it is at the end of the walk.
-//! 3. `owner` and `gate` change only under `state`. Whenever `state` is free, both are the id of the
-//!    thread that closed the gate, or both are 0.
+//!    and a compare-exchange only from a value without `CLOSED`. When `close` returns, no entry
+//!    that began earlier can still commit.
+//! 2. After `close` the words only fall, until `downgrade` counts the writer as a reader. So a sum
+//!    of 0, read word by word in any order, means that no reader is inside: each word was, when it
+//!    was read, at least what it is at the end of the walk.
+//! 3. `owner` and `gate` change only under `state`. Whenever `state` is free, both are the id of
+//!    the thread that closed the gate, or both are 0.
 //! 4. The writer's sum sees that a reader has left, or the leaving reader sees the closed gate and
-//!    wakes the writer under `state`. The reader's `light` and the writer's `heavy` order the store of
-//!    each against the load of the other.
+//!    wakes the writer under `state`. The reader's `light` and the writer's `heavy` order the store
+//!    of each against the load of the other.
 //! 5. While `admitted` is not 0 there is no writer: the readers that waited for the previous writer
 //!    enter first.
 //!
@@ -55,19 +55,20 @@ use crate::words::Words;
 /// A read-write lock for data that is read all the time and written almost never.
 ///
 /// A reader writes only the word of its own CPU: by two rseq sections without an atomic
-/// read-modify-write where sections run ([`capabilities`](crate::capabilities())), and by two atomic
-/// operations elsewhere. A write costs a heavy fence (microseconds) and a walk over the words of all
-/// CPUs, and readers wait meanwhile.
+/// read-modify-write where sections run ([`capabilities`](crate::capabilities())), and by two
+/// atomic operations elsewhere. A write costs a heavy fence (microseconds) and a walk over the
+/// words of all CPUs, and readers wait meanwhile.
 ///
-/// A waiting writer keeps new readers out, so readers do not starve it. The readers that waited for a
-/// writer enter before the next writer, so writers do not starve them. Writers have no order among
-/// themselves. There is no poisoning: a panic unlocks.
+/// A waiting writer keeps new readers out, so readers do not starve it. The readers that waited for
+/// a writer enter before the next writer, so writers do not starve them. Writers have no order
+/// among themselves. There is no poisoning: a panic unlocks.
 ///
 /// A waiting thread is parked. A call that would wait for a writer on the calling thread returns
-/// [`GateError::Deadlock`]. Some deadlocks are not detected and wait for ever: [`write`](Self::write)
-/// on a thread that holds a [`ReadGuard`], a second [`read`](Self::read) on such a thread while a
-/// writer waits, and `write` after a [`ReadGuard`] was forgotten. A thread may exit or move to another
-/// CPU, with or without its guard, because readers are not counted per thread.
+/// [`GateError::Deadlock`]. Some deadlocks are not detected and wait for ever:
+/// [`write`](Self::write) on a thread that holds a [`ReadGuard`], a second [`read`](Self::read) on
+/// such a thread while a writer waits, and `write` after a [`ReadGuard`] was forgotten. A thread
+/// may exit or move to another CPU, with or without its guard, because readers are not counted per
+/// thread.
 ///
 /// Memory: 256 bytes, 8 bytes for every CPU, and the value, rounded up to 128 bytes.
 ///

@@ -45,8 +45,8 @@ fn inv16_readers_that_waited_go_before_the_next_writer() {
     }
 }
 
-/// Where sections run, a reader with a CPU id does not touch `remote`. The models check that it makes
-/// no atomic read-modify-write on the words of the CPUs: a model would lose a reader.
+/// Where sections run, a reader with a CPU id does not touch `remote`. The models check that it
+/// makes no atomic read-modify-write on the words of the CPUs: a model would lose a reader.
 #[test]
 fn inv16_a_reader_with_an_id_updates_nothing_by_atomics() {
     let gate = gate();

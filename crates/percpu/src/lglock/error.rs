@@ -25,14 +25,14 @@ use crate::cpu::CpuId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LockError {
-    /// Another thread holds a slot that the call needs. Only the `try_` methods return this; the other
-    /// methods wait. Maps to `EAGAIN`.
+    /// Another thread holds a slot that the call needs. Only the `try_` methods return this; the
+    /// other methods wait. Maps to `EAGAIN`.
     WouldBlock,
-    /// The wait could last for ever, because the calling thread holds the slot itself, or holds a slot
-    /// that must be locked after it. Maps to `EDEADLK`.
+    /// The wait could last for ever, because the calling thread holds the slot itself, or holds a
+    /// slot that must be locked after it. Maps to `EDEADLK`.
     ///
-    /// A forgotten guard counts as held. The kernel reuses thread ids, so a later thread with the id
-    /// of the exited holder gets this error too.
+    /// A forgotten guard counts as held. The kernel reuses thread ids, so a later thread with the
+    /// id of the exited holder gets this error too.
     Deadlock,
     /// The CPU has no slot: its index is not below the lock's `capacity`. Maps to `EINVAL`.
     NoSuchCpu(CpuId),

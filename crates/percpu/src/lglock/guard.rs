@@ -1,7 +1,7 @@
 //! The guards of one slot, of a pair of slots and of all slots.
 //!
-//! The guards are `!Send`, because a slot stores the id of the thread that locked it. They are `Sync`
-//! if `T` is, because a shared guard only gives out `&T`.
+//! The guards are `!Send`, because a slot stores the id of the thread that locked it. They are
+//! `Sync` if `T` is, because a shared guard only gives out `&T`.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -141,9 +141,11 @@ impl<'a, T> PairGuard<'a, T> {
     /// Returns the values, in the order of the arguments of the call.
     #[must_use]
     pub fn get(&self) -> (&T, &T) {
-        // SAFETY: by the contract of `new` this thread may use the values; `&self` excludes `get_mut`.
+        // SAFETY: by the contract of `new` this thread may use the values; `&self` excludes
+        // `get_mut`.
         let first = unsafe { &*self.slots.0.as_ptr() };
-        // SAFETY: by the contract of `new` this thread may use the values; `&self` excludes `get_mut`.
+        // SAFETY: by the contract of `new` this thread may use the values; `&self` excludes
+        // `get_mut`.
         let second = unsafe { &*self.slots.1.as_ptr() };
         (first, second)
     }
@@ -151,11 +153,11 @@ impl<'a, T> PairGuard<'a, T> {
     /// Returns the values, in the order of the arguments of the call.
     #[must_use]
     pub fn get_mut(&mut self) -> (&mut T, &mut T) {
-        // SAFETY: by the contract of `new` this thread may use the values; `&mut self` excludes other
-        // references.
+        // SAFETY: by the contract of `new` this thread may use the values; `&mut self` excludes
+        // other references.
         let first = unsafe { &mut *self.slots.0.as_mut_ptr() };
-        // SAFETY: by the contract of `new` this thread may use the values and the slots differ; `&mut
-        // self` excludes other references.
+        // SAFETY: by the contract of `new` this thread may use the values and the slots differ;
+        // `&mut self` excludes other references.
         let second = unsafe { &mut *self.slots.1.as_mut_ptr() };
         (first, second)
     }
@@ -230,8 +232,8 @@ impl<'a, T> GlobalGuard<'a, T> {
 
     /// Iterates over all slots in ascending order.
     pub fn iter_mut(&mut self) -> IterMut<'_, T> {
-        // SAFETY: by the contract of `new` this thread holds the slots; the mutable borrow keeps the
-        // guard alive and excludes every other use.
+        // SAFETY: by the contract of `new` this thread holds the slots; the mutable borrow keeps
+        // the guard alive and excludes every other use.
         unsafe { IterMut::new(self.slots) }
     }
 }
@@ -239,8 +241,8 @@ impl<'a, T> GlobalGuard<'a, T> {
 impl<T> Drop for GlobalGuard<'_, T> {
     fn drop(&mut self) {
         for slot in self.slots {
-            // SAFETY: by the contract of `new` this thread holds the word, and only this drop releases
-            // it.
+            // SAFETY: by the contract of `new` this thread holds the word, and only this drop
+            // releases it.
             drop(unsafe { RawGuard::new(slot) });
         }
     }

@@ -119,7 +119,8 @@ macro_rules! iterator {
 }
 
 iterator!(['a, T] Iter<'a, T>, &'a T, slot => {
-    // SAFETY: by the contract of `new` this thread holds the slot for `'a` and does not write to it.
+    // SAFETY: by the contract of `new` this thread holds the slot for `'a` and does not write to
+    // it.
     unsafe { &*slot.as_ptr() }
 });
 iterator!(['a, T] IterMut<'a, T>, &'a mut T, slot => {

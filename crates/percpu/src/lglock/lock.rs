@@ -16,8 +16,8 @@ use super::slot::{HELD, RawGuard, Slot};
 /// One value per CPU, each under its own lock; a thread may lock any of them, or all.
 ///
 /// For data that one CPU uses nearly always and other CPUs use sometimes. Locking a slot costs one
-/// exchange, on a cache line that the slot's CPU usually owns, and [`global`](Self::global) costs one
-/// exchange per slot (`cargo bench --bench percpu`, rows P4).
+/// exchange, on a cache line that the slot's CPU usually owns, and [`global`](Self::global) costs
+/// one exchange per slot (`cargo bench --bench percpu`, rows P4).
 ///
 /// ```
 /// use percpu::lglock::{LgLock, LockError};
@@ -84,12 +84,13 @@ impl<T> LgLock<T> {
         Self::try_with_slots(cpu::possible(), init)
     }
 
-    /// Creates a lock with `count` slots, whatever the number of CPUs, whose values are `init(cpu)`.
+    /// Creates a lock with `count` slots, whatever the number of CPUs, whose values are
+    /// `init(cpu)`.
     ///
     /// Use it with [`local_on`](Self::local_on), [`pair`](Self::pair) and [`global`](Self::global),
     /// where [`CpuId::new`] of an index below `count` names a slot. With such a lock
-    /// [`local`](Self::local) and [`try_local`](Self::try_local) return [`LockError::NoSuchCpu`] on a
-    /// CPU that has no slot.
+    /// [`local`](Self::local) and [`try_local`](Self::try_local) return [`LockError::NoSuchCpu`] on
+    /// a CPU that has no slot.
     ///
     /// # Errors
     ///
@@ -107,8 +108,8 @@ impl<T> LgLock<T> {
 
     /// Locks the slot of the current CPU. Blocks while another thread holds it.
     ///
-    /// The guard keeps that slot if the thread moves to another CPU; [`LocalGuard::cpu`] returns the
-    /// slot's CPU.
+    /// The guard keeps that slot if the thread moves to another CPU; [`LocalGuard::cpu`] returns
+    /// the slot's CPU.
     ///
     /// # Errors
     ///
@@ -167,8 +168,8 @@ impl<T> LgLock<T> {
         self.lock(self.slot(cpu)?, Mode::Try)
     }
 
-    /// Locks the slots of two CPUs, in ascending order whatever the order of the arguments. Blocks while
-    /// another thread holds one of them.
+    /// Locks the slots of two CPUs, in ascending order whatever the order of the arguments. Blocks
+    /// while another thread holds one of them.
     ///
     /// ```
     /// use percpu::{CpuId, lglock::{LgLock, LockError}};
@@ -228,8 +229,8 @@ impl<T> LgLock<T> {
         self.lock_all(Mode::Try)
     }
 
-    /// Returns the value of `cpu`, or `None` if it has no slot. Locks nothing: `&mut self` proves that
-    /// no guard exists.
+    /// Returns the value of `cpu`, or `None` if it has no slot. Locks nothing: `&mut self` proves
+    /// that no guard exists.
     #[must_use]
     pub fn get_mut(&mut self, cpu: CpuId) -> Option<&mut T> {
         self.slots.get_mut(cpu.index()).map(Slot::get_mut)
@@ -238,8 +239,8 @@ impl<T> LgLock<T> {
     /// Iterates over all slots in ascending order. Locks nothing: `&mut self` proves that no guard
     /// exists.
     pub fn iter_mut(&mut self) -> IterMut<'_, T> {
-        // SAFETY: a guard borrows the lock, so `&mut self` excludes every guard, which is as good as
-        // holding the slots.
+        // SAFETY: a guard borrows the lock, so `&mut self` excludes every guard, which is as good
+        // as holding the slots.
         unsafe { IterMut::new(&self.slots) }
     }
 
@@ -274,7 +275,8 @@ impl<T> LgLock<T> {
             Some(other) => raw.with_other_word(slot.cpu, &other.word),
             None => raw,
         };
-        // SAFETY: `raw` holds the word of `slot`, so by invariant 1 only this thread uses the value.
+        // SAFETY: `raw` holds the word of `slot`, so by invariant 1 only this thread uses the
+        // value.
         unsafe { LocalGuard::new(slot, raw) }
     }
 
@@ -284,8 +286,8 @@ impl<T> LgLock<T> {
         for (index, slot) in self.slots.iter().enumerate() {
             self.acquire(slot, mode)?; // on an error, `guard` releases the slots before this one
             std::mem::forget(guard);
-            // SAFETY: `acquire` acquired this slot now and the slots before it in earlier rounds; the
-            // guard of those was forgotten without a release.
+            // SAFETY: `acquire` acquired this slot now and the slots before it in earlier rounds;
+            // the guard of those was forgotten without a release.
             guard = unsafe { GlobalGuard::new(&self.slots[..=index]) };
         }
         Ok(guard)
@@ -301,9 +303,9 @@ impl<T> LgLock<T> {
     #[cold]
     #[inline(never)]
     fn acquire_slow(&self, slot: &Slot<T>, me: u64, mode: Mode) -> Result<(), LockError> {
-        // Ordering: Relaxed; among living threads only the calling thread stores its id, so it sees its
-        // own store. An exited thread with the same id that forgot its guard may have stored it too;
-        // then the slot stays locked for ever.
+        // Ordering: Relaxed; among living threads only the calling thread stores its id, so it sees
+        // its own store. An exited thread with the same id that forgot its guard may have stored it
+        // too; then the slot stays locked for ever.
         let owned_by_me = |slot: &Slot<T>| slot.owner.load(Ordering::Relaxed) == me;
         if owned_by_me(slot) {
             return Err(LockError::Deadlock);
@@ -337,10 +339,11 @@ impl<T> LgLock<T> {
 fn try_acquire<T>(slot: &Slot<T>, me: u64) -> bool {
     let acquire =
         if mutant("lglock-lock-is-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
-    // Ordering: Acquire pairs with the Release in `RawGuard::drop`; it carries the value. Relaxed on
-    // failure: the value is not used then.
+    // Ordering: Acquire pairs with the Release in `RawGuard::drop`; it carries the value. Relaxed
+    // on failure: the value is not used then.
     let taken = if cfg!(any(offlock_loom, offlock_shuttle)) {
-        // Equivalent, because the word has two values. loom lets a swap that read HELD undo a release.
+        // Equivalent, because the word has two values. loom lets a swap that read HELD undo a
+        // release.
         slot.word.compare_exchange(0, HELD, acquire, Ordering::Relaxed).is_ok()
     } else {
         slot.word.swap(HELD, acquire) == 0

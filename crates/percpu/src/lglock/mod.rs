@@ -1,5 +1,5 @@
-//! Local-global locks: one value per CPU, each under its own lock; a thread can lock the value of its
-//! CPU cheaply, and also that of another CPU, of two CPUs or of all.
+//! Local-global locks: one value per CPU, each under its own lock; a thread can lock the value of
+//! its CPU cheaply, and also that of another CPU, of two CPUs or of all.
 //!
 //! ```text
 //!  LgLock  slots -> | cpu 0: word, owner, waiters, value | cpu 1: word, owner, ... | ...
@@ -15,33 +15,33 @@
 //! # Ok::<(), LockError>(())
 //! ```
 //!
-//! A slot stores the id of the thread that locked it. A thread that asks for a slot that it holds gets
-//! [`LockError::Deadlock`] instead of waiting for itself, so the methods that wait return a `Result`
-//! too. Only living threads have an id of their own: a thread that starts after another forgot its
-//! guard and exited may have the same id, and then gets `Deadlock` too. No thread unlocks that slot, so
-//! the wait would last for ever.
+//! A slot stores the id of the thread that locked it. A thread that asks for a slot that it holds
+//! gets [`LockError::Deadlock`] instead of waiting for itself, so the methods that wait return a
+//! `Result` too. Only living threads have an id of their own: a thread that starts after another
+//! forgot its guard and exited may have the same id, and then gets `Deadlock` too. No thread
+//! unlocks that slot, so the wait would last for ever.
 //!
-//! Locks are neither fair nor recursive. A waiter makes a few attempts, then sleeps until an unlock. A
-//! panic inside a guard unlocks. There is no poisoning, so the code that changes a value must keep it
-//! consistent. A guard in a thread-local variable unlocks when the variable is destroyed. A forgotten
-//! guard keeps its slot locked for ever.
+//! Locks are neither fair nor recursive. A waiter makes a few attempts, then sleeps until an
+//! unlock. A panic inside a guard unlocks. There is no poisoning, so the code that changes a value
+//! must keep it consistent. A guard in a thread-local variable unlocks when the variable is
+//! destroyed. A forgotten guard keeps its slot locked for ever.
 //!
-//! A signal handler may use the `try_` methods of [`LgLock`], and drop their guards, if the lock was
-//! used before (in a library loaded at run time, by the interrupted thread). For a slot that the
-//! interrupted code holds they return [`LockError::Deadlock`], or [`LockError::WouldBlock`] if that
-//! code was just about to lock or unlock the slot. They never wait, and leave `errno` alone. A handler
-//! must not use the methods that wait.
+//! A signal handler may use the `try_` methods of [`LgLock`], and drop their guards, if the lock
+//! was used before (in a library loaded at run time, by the interrupted thread). For a slot that
+//! the interrupted code holds they return [`LockError::Deadlock`], or [`LockError::WouldBlock`] if
+//! that code was just about to lock or unlock the slot. They never wait, and leave `errno` alone. A
+//! handler must not use the methods that wait.
 //!
-//! The local-global split is that of Linux's `lglock` (`fs: scale files_lock`, 2010). The word with an
-//! owner is new here.
+//! The local-global split is that of Linux's `lglock` (`fs: scale files_lock`, 2010). The word with
+//! an owner is new here.
 //!
 //! # Invariants
 //!
-//! 1. Only the thread that changed a slot's word from 0 uses the slot's value, until it releases the
-//!    word.
+//! 1. Only the thread that changed a slot's word from 0 uses the slot's value, until it releases
+//!    the word.
 //! 2. A guard keeps the word that it locked. An unlock never asks for the CPU again.
-//! 3. A thread waits for a slot only if it holds neither that slot nor a later one. So threads do not
-//!    wait in a circle inside one lock.
+//! 3. A thread waits for a slot only if it holds neither that slot nor a later one. So threads do
+//!    not wait in a circle inside one lock.
 //! 4. No wake-up is lost: see `crate::park`.
 
 mod error;

@@ -11,8 +11,8 @@ use crate::sync::mutant;
 
 /// The word of a held slot.
 ///
-/// It is not the id of the owner, because an exchange with a constant acquires a free word and leaves
-/// a held word unchanged, and is a tenth faster than a compare-exchange.
+/// It is not the id of the owner, because an exchange with a constant acquires a free word and
+/// leaves a held word unchanged, and is a tenth faster than a compare-exchange.
 pub(super) const HELD: u64 = 1;
 
 /// The value of a CPU and its lock, on cache lines of their own.
@@ -137,8 +137,8 @@ impl Drop for RawGuard<'_> {
         self.owner.store(0, Ordering::Relaxed);
         let release =
             if mutant("lglock-unlock-is-relaxed") { Ordering::Relaxed } else { Ordering::Release };
-        // Ordering: Release pairs with the Acquire in `try_acquire`, by which the next holder takes the
-        // word. It carries the slot's value.
+        // Ordering: Release pairs with the Acquire in `try_acquire`, by which the next holder takes
+        // the word. It carries the slot's value.
         self.word().store(0, release);
         self.parker.unpark_one();
     }
@@ -150,8 +150,8 @@ mod tests {
     use crate::lglock::LgLock;
     use crate::sync::cpu;
 
-    /// This holds for any size of the value. The parker, which an unlock reads, is on the cache line
-    /// of the word.
+    /// This holds for any size of the value. The parker, which an unlock reads, is on the cache
+    /// line of the word.
     #[test]
     fn inv18_slots_of_different_cpus_never_share_a_line() {
         fn check<T: Default>() {

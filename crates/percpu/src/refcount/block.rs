@@ -1,9 +1,9 @@
 //! Reference counts for an owner with many objects, each of which has a state word.
 //!
-//! A [`PercpuRef`](super::PercpuRef) has a gate, a closure and a mutex of its own. The owner of a table
-//! has a state word per slot that says which object is in the slot, and does the kills itself. So here
-//! the state word is the gate: sections count while it has the value that the owner calls `open`. A
-//! count then takes only 8 bytes per CPU and 24 bytes more.
+//! A [`PercpuRef`](super::PercpuRef) has a gate, a closure and a mutex of its own. The owner of a
+//! table has a state word per slot that says which object is in the slot, and does the kills
+//! itself. So here the state word is the gate: sections count while it has the value that the owner
+//! calls `open`. A count then takes only 8 bytes per CPU and 24 bytes more.
 //!
 //! ```text
 //!  gate == open                                       gate != open, after the fold
@@ -29,14 +29,15 @@
 //! The number of references is the sum of `words` and `remote` since the last fold, plus `atomic`,
 //! less `BIAS` from `open` to the fold.
 //!
-//! 1. A change of a word or of `remote` counts only while that word is open, and in exactly one fold. A
-//!    section commits only while the gate reads `open`, so no section commits after step 3. A
-//!    fetch-and-add counts only if the value that it returns is open, and the fold closes by a swap.
-//! 2. Between `open` and the fold `atomic` includes the bias, so no put takes it to 0. After the fold it
-//!    is the number of references, and only the holder of a reference adds to it. So it reaches 0 once,
-//!    by the fold or by one put, and stays 0.
-//! 3. A void add (to a closed word) is never undone. A void add of a `try_get` is over before step 5,
-//!    and one of a holder before that holder's put. So each comes before the next `open`, which
+//! 1. A change of a word or of `remote` counts only while that word is open, and in exactly one
+//!    fold. A section commits only while the gate reads `open`, so no section commits after step 3.
+//!    A fetch-and-add counts only if the value that it returns is open, and the fold closes by a
+//!    swap.
+//! 2. Between `open` and the fold `atomic` includes the bias, so no put takes it to 0. After the
+//!    fold it is the number of references, and only the holder of a reference adds to it. So it
+//!    reaches 0 once, by the fold or by one put, and stays 0.
+//! 3. A void add (to a closed word) is never undone. A void add of a `try_get` is over before step
+//!    5, and one of a holder before that holder's put. So each comes before the next `open`, which
 //!    overwrites it.
 //! 4. A put that is not the last accesses nothing after the instruction that counts it.
 
@@ -52,9 +53,9 @@ use crate::words::{BLOCK, WordBlock, Words};
 
 /// [`RefBlock::COUNTS`] reference counts, each gated by a word of its owner.
 ///
-/// A get and a put cost the same as those of a [`PercpuRef`](super::PercpuRef): a few instructions on
-/// the word of this CPU where rseq sections run, and a fetch-and-add on it elsewhere. Every operation
-/// except [`try_new`](Self::try_new) and the drop is wait-free and does not allocate.
+/// A get and a put cost the same as those of a [`PercpuRef`](super::PercpuRef): a few instructions
+/// on the word of this CPU where rseq sections run, and a fetch-and-add on it elsewhere. Every
+/// operation except [`try_new`](Self::try_new) and the drop is wait-free and does not allocate.
 ///
 /// Memory: 1,664 bytes, and 512 bytes for every CPU, from a pool.
 ///
@@ -90,8 +91,8 @@ pub struct RefBlock {
     cold: Cold,
 }
 
-/// The fields that threads without a CPU id write, and all threads after a kill, on other cache lines
-/// than the fields that every operation reads.
+/// The fields that threads without a CPU id write, and all threads after a kill, on other cache
+/// lines than the fields that every operation reads.
 #[repr(align(128))]
 struct Cold {
     counts: [Count; BLOCK],
@@ -142,8 +143,8 @@ impl RefBlock {
         Ok(block)
     }
 
-    /// Prepares count `i` for a new life, which begins with no reference when the owner stores `open` in
-    /// the gate, by a Release store.
+    /// Prepares count `i` for a new life, which begins with no reference when the owner stores
+    /// `open` in the gate, by a Release store.
     ///
     /// No other thread may use the count during the call. The owner may call this again before the
     /// first reference.
@@ -153,8 +154,8 @@ impl RefBlock {
         if !mutant("ref-block-open-leaves-it-closed") {
             if !section::available() {
                 for word in self.words.words(i).iter() {
-                    // Ordering: Relaxed, like the two stores below; the owner's Release store in the
-                    // gate carries all three to the Acquire in `try_get`.
+                    // Ordering: Relaxed, like the two stores below; the owner's Release store in
+                    // the gate carries all three to the Acquire in `try_get`.
                     word.store(0, Ordering::Relaxed);
                 }
             }
@@ -165,9 +166,9 @@ impl RefBlock {
 
     /// Takes a reference to count `i`, if `gate` reads `open` at the moment of counting.
     ///
-    /// The calling thread then sees what the owner did before it stored `open` in the gate. The calling
-    /// thread must hold a guard that keeps the owner from opening the count again, and from dropping the
-    /// block, during the call.
+    /// The calling thread then sees what the owner did before it stored `open` in the gate. The
+    /// calling thread must hold a guard that keeps the owner from opening the count again, and from
+    /// dropping the block, during the call.
     #[inline]
     #[must_use = "a reference that was taken must be put"]
     pub fn try_get(&self, i: usize, gate: &AtomicU64, open: u64) -> bool {
@@ -182,21 +183,21 @@ impl RefBlock {
     fn try_get_without_section(&self, i: usize, gate: &AtomicU64, open: u64) -> bool {
         // If the gate closes between this load and the count, the reference counts as taken at this
         // load, before the gate closed.
-        // Ordering: Acquire pairs with the owner's Release store of `open`; it carries what the method
-        // `open` stored, and what the owner did to the object.
+        // Ordering: Acquire pairs with the owner's Release store of `open`; it carries what the
+        // method `open` stored, and what the owner did to the object.
         if gate.load(Ordering::Acquire) != open && !mutant("ref-block-ignores-the-gate") {
             return false;
         }
         count_without_section(&self.words.words(i), &self.cold.counts[i].remote, 1)
     }
 
-    /// Takes one more reference, for a thread that already has one. Succeeds also after the gate was
-    /// closed.
+    /// Takes one more reference, for a thread that already has one. Succeeds also after the gate
+    /// was closed.
     #[inline]
     pub fn get_more(&self, i: usize, gate: &AtomicU64, open: u64) {
         if !self.try_add(i, gate, open, 1) {
-            // Ordering: Relaxed, as in `Arc`: the existing reference keeps the count above zero, and
-            // passing the new reference to another thread orders that thread after this.
+            // Ordering: Relaxed, as in `Arc`: the existing reference keeps the count above zero,
+            // and passing the new reference to another thread orders that thread after this.
             self.cold.counts[i].atomic.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -204,22 +205,22 @@ impl RefBlock {
     /// Puts a reference. Returns true if it was the last one after the [`fold`](Self::fold).
     ///
     /// After true, no other thread uses the object that the reference kept alive, and the calling
-    /// thread sees what every holder did with the object. After false, the block and the gate may be
-    /// freed when this returns; that is why they are pointers.
+    /// thread sees what every holder did with the object. After false, the block and the gate may
+    /// be freed when this returns; that is why they are pointers.
     ///
     /// # Safety
     ///
     /// - `this` points to a valid `RefBlock`, and `gate` to a valid gate.
-    /// - The caller owns a reference to count `i`, taken with this `gate` and `open`. The call consumes
-    ///   it.
-    /// - References keep the block and the gate alive: their owner frees neither before the end of each
-    ///   count's life, nor before the guards of every `try_get` are gone.
+    /// - The caller owns a reference to count `i`, taken with this `gate` and `open`. The call
+    ///   consumes it.
+    /// - References keep the block and the gate alive: their owner frees neither before the end of
+    ///   each count's life, nor before the guards of every `try_get` are gone.
     #[inline]
     #[must_use = "the object must be cleaned up after the last put"]
     pub unsafe fn put(this: *const Self, i: usize, gate: *const AtomicU64, open: u64) -> bool {
-        // Another thread may free the block and the gate once the put is counted, while this thread is
-        // still inside `count`. So `count` gets references to atomics, which do not require the memory to
-        // stay valid after their last use, and words that are not part of the block.
+        // Another thread may free the block and the gate once the put is counted, while this thread
+        // is still inside `count`. So `count` gets references to atomics, which do not require the
+        // memory to stay valid after their last use, and words that are not part of the block.
         // SAFETY: the reference to put keeps the block alive until it is put.
         let words = unsafe { (*this).words.words(i) };
         // SAFETY: the reference, which is not put yet, keeps the block alive.
@@ -237,10 +238,10 @@ impl RefBlock {
     /// Closes count `i` and sums it up. Returns true if no reference is left, and false if a later
     /// [`put`](Self::put) will return true.
     ///
-    /// After true, the calling thread sees what every holder did with the object. The owner calls this
-    /// once per life, after it closed the gate and then called
-    /// [`heavy_rseq`](crate::fence::heavy_rseq). One call of that is enough for any number of counts.
-    /// Loads a word of every CPU.
+    /// After true, the calling thread sees what every holder did with the object. The owner calls
+    /// this once per life, after it closed the gate and then called
+    /// [`heavy_rseq`](crate::fence::heavy_rseq). One call of that is enough for any number of
+    /// counts. Loads a word of every CPU.
     #[must_use = "the object must be cleaned up if no reference is left"]
     pub fn fold(&self, i: usize) -> bool {
         let Count { atomic, remote, folded } = &self.cold.counts[i];
@@ -249,9 +250,10 @@ impl RefBlock {
         let counted = words::close(&self.words.words(i), remote, &mut sum);
         folded.store(sum, Ordering::Relaxed);
         let delta = counted - BIAS;
-        // Ordering: AcqRel. Acquire pairs with the Release in `put_atomic` of a put between the closing
-        // of the gate and this; it carries what that holder did with the object. Release pairs with the
-        // Acquire of the last put in `put_atomic`; it carries what `close` acquired from the holders.
+        // Ordering: AcqRel. Acquire pairs with the Release in `put_atomic` of a put between the
+        // closing of the gate and this; it carries what that holder did with the object. Release
+        // pairs with the Acquire of the last put in `put_atomic`; it carries what `close` acquired
+        // from the holders.
         atomic.fetch_add(delta, Ordering::AcqRel) + delta == 0
     }
 
@@ -282,8 +284,8 @@ impl RefBlock {
         unsafe { Self::use_after_put(this, i) }
     }
 
-    /// Returns false. With a planted bug it uses the block after the put was counted, for long enough
-    /// that another thread frees the block meanwhile.
+    /// Returns false. With a planted bug it uses the block after the put was counted, for long
+    /// enough that another thread frees the block meanwhile.
     ///
     /// # Safety
     ///
@@ -312,8 +314,8 @@ fn count(words: &Words, remote: &AtomicU64, gate: &AtomicU64, open: u64, delta: 
 
 /// Adds `delta` without a section. Returns false if the word is closed.
 ///
-/// Where sections run, the calling thread has no CPU id and adds to `remote`, because sections change
-/// the words by plain stores. Elsewhere it adds to the word of this CPU.
+/// Where sections run, the calling thread has no CPU id and adds to `remote`, because sections
+/// change the words by plain stores. Elsewhere it adds to the word of this CPU.
 fn count_without_section(words: &Words, remote: &AtomicU64, delta: i64) -> bool {
     if section::available() {
         add_open(remote, delta)

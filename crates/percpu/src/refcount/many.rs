@@ -22,13 +22,13 @@ impl PercpuRef {
     /// Kills many counts with one heavy fence, and returns how many it killed.
     ///
     /// A kill of 500 counts costs little more than a kill of a few. After this returns, every
-    /// [`try_get`](Self::try_get) of each count fails. The call first closes all counts, and then drops
-    /// the initial references in the order of `refs`. If an initial reference was the last one, the
-    /// release closure runs; no lock is held then.
+    /// [`try_get`](Self::try_get) of each count fails. The call first closes all counts, and then
+    /// drops the initial references in the order of `refs`. If an initial reference was the last
+    /// one, the release closure runs; no lock is held then.
     ///
-    /// `refused` is called with the index in `refs` of each count that was not killed, and the reason,
-    /// before any release closure runs. Allocates. Blocks shortly while other threads change the modes
-    /// of the same counts, and blocks those threads for the duration of the fence.
+    /// `refused` is called with the index in `refs` of each count that was not killed, and the
+    /// reason, before any release closure runs. Allocates. Blocks shortly while other threads
+    /// change the modes of the same counts, and blocks those threads for the duration of the fence.
     ///
     /// ```
     /// use percpu::{KillError, PercpuRef};
@@ -67,8 +67,8 @@ impl PercpuRef {
             mode: None,
             initial: None,
         }));
-        // Every thread that holds several of the mutexes locks them in order of address, so threads do
-        // not wait in a circle. If a count is listed twice, its first entry is killed.
+        // Every thread that holds several of the mutexes locks them in order of address, so threads
+        // do not wait in a circle. If a count is listed twice, its first entry is killed.
         if !mutant("refcount-kill-many-in-any-order") {
             dying.sort_unstable_by_key(|one| (std::ptr::from_ref(one.refs).addr(), one.index));
         }
@@ -117,9 +117,9 @@ fn close_all(dying: &mut [Kill<'_>]) {
     }
     for Kill { refs, mode, initial, .. } in dying {
         let Some(mut mode) = mode.take() else { continue };
-        // Ordering: AcqRel. Release pairs with the Acquire in `is_dying` and with that of the last put
-        // in `put_atomic`; it carries what `fold` acquired from the holders. Acquire pairs with the
-        // Release in `put_atomic`; it carries what the holders of references put there did.
+        // Ordering: AcqRel. Release pairs with the Acquire in `is_dying` and with that of the last
+        // put in `put_atomic`; it carries what `fold` acquired from the holders. Acquire pairs with
+        // the Release in `put_atomic`; it carries what the holders of references put there did.
         refs.cold.atomic.fetch_add(refs.fold(&mut mode) + DEAD, Ordering::AcqRel);
         *initial = Some(Reference { refs });
     }

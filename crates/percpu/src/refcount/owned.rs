@@ -8,8 +8,8 @@ use super::percpu_ref::PercpuRef;
 
 /// An owned reference to an object whose references a [`PercpuRef`] counts; put when dropped.
 ///
-/// [`PercpuRef::try_get_arc`] makes it. It keeps the `PercpuRef` allocated, so it may move to another
-/// thread or task and be dropped there. `clone` never fails.
+/// [`PercpuRef::try_get_arc`] makes it. It keeps the `PercpuRef` allocated, so it may move to
+/// another thread or task and be dropped there. `clone` never fails.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -42,9 +42,9 @@ pub struct ArcReference {
 impl PercpuRef {
     /// Takes a reference that owns a clone of the `Arc`, unless the object was killed.
     ///
-    /// Fails when [`try_get`](Self::try_get) does. The clone and the drop of the `Arc` each write a cache
-    /// line that all CPUs share. So take one owned reference per thread or task, and use `try_get`
-    /// where references come and go often.
+    /// Fails when [`try_get`](Self::try_get) does. The clone and the drop of the `Arc` each write a
+    /// cache line that all CPUs share. So take one owned reference per thread or task, and use
+    /// `try_get` where references come and go often.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -88,8 +88,8 @@ impl Clone for ArcReference {
 impl Drop for ArcReference {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: `refs` keeps the `PercpuRef` alive until after this call, even if the release closure
-        // panics. Only this drop puts the reference that `try_get_arc` or `clone` took.
+        // SAFETY: `refs` keeps the `PercpuRef` alive until after this call, even if the release
+        // closure panics. Only this drop puts the reference that `try_get_arc` or `clone` took.
         unsafe { PercpuRef::put(Arc::as_ptr(&self.refs)) };
     }
 }

@@ -41,13 +41,13 @@ impl Mode {
 /// A reference count without a shared cache line while the object is live.
 ///
 /// [`try_get`](Self::try_get) and a put are a few instructions on the word of this CPU where rseq
-/// sections run ([`capabilities`](crate::capabilities())), and a fetch-and-add on that word elsewhere.
-/// Both are wait-free and do not allocate. After a [kill](Self::kill), or a
+/// sections run ([`capabilities`](crate::capabilities())), and a fetch-and-add on that word
+/// elsewhere. Both are wait-free and do not allocate. After a [kill](Self::kill), or a
 /// [switch](Self::switch_to_atomic), the count is one atomic, like that of an `Arc`.
 ///
-/// A new count is live, with one initial reference that the kill drops. So the count reaches zero only
-/// after a kill. The release closure then runs once, on the thread that put the last reference. A
-/// `PercpuRef` that is dropped before that drops the closure without a call.
+/// A new count is live, with one initial reference that the kill drops. So the count reaches zero
+/// only after a kill. The release closure then runs once, on the thread that put the last
+/// reference. A `PercpuRef` that is dropped before that drops the closure without a call.
 ///
 /// Memory: 256 bytes, 8 bytes for every CPU, and the box of the closure.
 ///
@@ -74,8 +74,8 @@ pub struct PercpuRef {
     pub(super) cold: Cold,
 }
 
-/// The fields that gets and puts in atomic mode write, on other cache lines than those that gets and
-/// puts in percpu mode read.
+/// The fields that gets and puts in atomic mode write, on other cache lines than those that gets
+/// and puts in percpu mode read.
 #[repr(align(128))]
 pub(super) struct Cold {
     pub(super) atomic: AtomicI64,
@@ -88,17 +88,17 @@ pub(super) struct Cold {
 const _: () = assert!(size_of::<PercpuRef>() == 256 && mem::offset_of!(PercpuRef, cold) == 128);
 
 // SAFETY: `release` is the only field that is not `Sync`. By invariant 4 one thread at a time
-// accesses it, and only moves a closure in or out, which is `Send`. `&PercpuRef` gives out no `&` to
-// the closure.
+// accesses it, and only moves a closure in or out, which is `Send`. `&PercpuRef` gives out no `&`
+// to the closure.
 unsafe impl Sync for PercpuRef {}
 
 impl PercpuRef {
     /// Creates a live count in percpu mode with one reference, the initial one. Allocates.
     ///
-    /// `release` runs when the count reaches zero, on the thread that put the last reference. No lock
-    /// is held then and the `PercpuRef` is not accessed again, so the closure may free the object that
-    /// embeds it. The closure should not panic: if an unwinding thread drops the last reference, a
-    /// panic of the closure aborts the process.
+    /// `release` runs when the count reaches zero, on the thread that put the last reference. No
+    /// lock is held then and the `PercpuRef` is not accessed again, so the closure may free the
+    /// object that embeds it. The closure should not panic: if an unwinding thread drops the last
+    /// reference, a panic of the closure aborts the process.
     ///
     /// # Errors
     ///
@@ -136,8 +136,8 @@ impl PercpuRef {
 
     /// Takes a reference, unless the count has reached zero.
     ///
-    /// Unlike [`try_get`](Self::try_get) this succeeds after a kill while other references are left,
-    /// for a user that must finish its work on a dying object.
+    /// Unlike [`try_get`](Self::try_get) this succeeds after a kill while other references are
+    /// left, for a user that must finish its work on a dying object.
     ///
     /// Wait-free in percpu mode, lock-free in atomic mode.
     ///
@@ -159,8 +159,8 @@ impl PercpuRef {
         (self.try_add(1) || self.get_even_killed_atomic()).then(|| Reference { refs: self })
     }
 
-    /// Puts a [leaked](Reference::leak) reference. For an object that embeds its count and is passed
-    /// around in place of a [`Reference`].
+    /// Puts a [leaked](Reference::leak) reference. For an object that embeds its count and is
+    /// passed around in place of a [`Reference`].
     ///
     /// `this` is a pointer, because the call may run the release closure, which may free `*this`. A
     /// `&PercpuRef` coerces to it.
@@ -180,13 +180,13 @@ impl PercpuRef {
     ///
     /// # Safety
     ///
-    /// `this` points to a valid `PercpuRef`, and the caller owns a leaked reference to it, which this
-    /// call consumes.
+    /// `this` points to a valid `PercpuRef`, and the caller owns a leaked reference to it, which
+    /// this call consumes.
     #[inline]
     pub unsafe fn put(this: *const Self) {
-        // Another thread may free `*this` once the put is counted, while this thread is still inside
-        // `count`. So `count` gets references to atomics, which do not require the memory to stay valid
-        // after their last use, and words that are not part of `*this`.
+        // Another thread may free `*this` once the put is counted, while this thread is still
+        // inside `count`. So `count` gets references to atomics, which do not require the memory to
+        // stay valid after their last use, and words that are not part of `*this`.
         // SAFETY: the leaked reference keeps `*this` alive until it is put.
         let words = unsafe { (*this).words.alias() };
         // SAFETY: the leaked reference, which is not put yet, keeps `*this` alive.
@@ -194,8 +194,8 @@ impl PercpuRef {
         // SAFETY: the leaked reference, which is not put yet, keeps `*this` alive.
         let remote = unsafe { &(*this).cold.remote };
         if !count(gate, &words, remote, -1) {
-            // SAFETY: the contract of this function; `count` returned false, so the reference is not
-            // put yet.
+            // SAFETY: the contract of this function; `count` returned false, so the reference is
+            // not put yet.
             unsafe { Self::put_atomic(this) };
         }
     }
@@ -221,8 +221,8 @@ impl PercpuRef {
         self.cold.atomic.load(Ordering::Acquire) & RELEASED != 0
     }
 
-    /// Adds `delta` to the word of this CPU, or to `remote`. Returns false if that is closed; then the
-    /// atomic is the count.
+    /// Adds `delta` to the word of this CPU, or to `remote`. Returns false if that is closed; then
+    /// the atomic is the count.
     #[inline(always)]
     fn try_add(&self, delta: i64) -> bool {
         count(&self.gate, &self.words, &self.cold.remote, delta)
@@ -248,8 +248,8 @@ impl PercpuRef {
         let mut seen = atomic.load(Ordering::Relaxed);
         while !refused(seen) {
             // Ordering: Acquire on success pairs with the Release in `resurrect` and `reinit`; it
-            // carries what the threads that called them did to the object before. Relaxed on failure:
-            // the next attempt checks again.
+            // carries what the threads that called them did to the object before. Relaxed on
+            // failure: the next attempt checks again.
             let done = atomic.compare_exchange_weak(
                 seen,
                 seen + ONE,
@@ -268,8 +268,8 @@ impl PercpuRef {
     #[inline]
     pub(super) fn get_more(&self) {
         if !self.try_add(1) {
-            // Ordering: Relaxed, as in `Arc`: the existing reference keeps the count above zero, and
-            // passing the new reference to another thread orders that thread after this.
+            // Ordering: Relaxed, as in `Arc`: the existing reference keeps the count above zero,
+            // and passing the new reference to another thread orders that thread after this.
             self.cold.atomic.fetch_add(ONE, Ordering::Relaxed);
         }
     }
@@ -284,12 +284,13 @@ impl PercpuRef {
         let order =
             if mutant("refcount-put-relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
         // Ordering: AcqRel. Release pairs with the Acquire of the last put, here, and of the
-        // `fetch_add` after a fold; it carries what the holder of this reference did with the object.
+        // `fetch_add` after a fold; it carries what the holder of this reference did with the
+        // object.
         // SAFETY: the reference to put keeps `*this` alive until this instruction.
         let before = unsafe { &*this }.cold.atomic.fetch_sub(ONE, order);
         if before == ONE | DEAD {
-            // SAFETY: this was the last reference. The owner frees `*this` in the closure or after it,
-            // or holds a borrow until this call returns.
+            // SAFETY: this was the last reference. The owner frees `*this` in the closure or after
+            // it, or holds a borrow until this call returns.
             let release = unsafe { &*this }.take_release();
             release();
         }
@@ -297,11 +298,11 @@ impl PercpuRef {
 
     /// Takes the release closure out. The calling thread must not use `self` after this.
     fn take_release(&self) -> ReleaseFn {
-        // SAFETY: invariant 4: the last put, on this thread, left `atomic` at exactly `DEAD`, and it
-        // stays so until the store below.
+        // SAFETY: invariant 4: the last put, on this thread, left `atomic` at exactly `DEAD`, and
+        // it stays so until the store below.
         let release = self.cold.release.with_mut(|release| unsafe { (*release).take() });
-        // Ordering: Release pairs with the Acquire in `is_zero`, which `reinit` calls; it carries the
-        // empty cell, and what all holders did with the object.
+        // Ordering: Release pairs with the Acquire in `is_zero`, which `reinit` calls; it carries
+        // the empty cell, and what all holders did with the object.
         self.cold.atomic.store(DEAD | RELEASED, Ordering::Release);
         release.unwrap_or_else(|| Box::new(|| ())) // never empty: `new` and `reinit` fill the cell
     }

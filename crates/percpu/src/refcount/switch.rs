@@ -16,12 +16,13 @@ use crate::sync::atomic::Ordering;
 use crate::sync::mutant;
 
 impl PercpuRef {
-    /// Kills the count: drops the initial reference, and runs the release closure if that was the last.
+    /// Kills the count: drops the initial reference, and runs the release closure if that was the
+    /// last.
     ///
     /// After this returns, every [`try_get`](Self::try_get) fails. A kill implies no grace period:
-    /// readers of the object that hold no reference need another means to be waited for. Costs a heavy
-    /// fence and a walk over the words of all CPUs. Blocks shortly while another thread changes the
-    /// mode of the same count.
+    /// readers of the object that hold no reference need another means to be waited for. Costs a
+    /// heavy fence and a walk over the words of all CPUs. Blocks shortly while another thread
+    /// changes the mode of the same count.
     ///
     /// # Errors
     ///
@@ -34,8 +35,8 @@ impl PercpuRef {
         self.kill_and_confirm(|| ())
     }
 
-    /// Kills like [`kill`](Self::kill), and runs `confirm` once every [`try_get`](Self::try_get) fails,
-    /// before the initial reference is dropped.
+    /// Kills like [`kill`](Self::kill), and runs `confirm` once every [`try_get`](Self::try_get)
+    /// fails, before the initial reference is dropped.
     ///
     /// No lock is held meanwhile, so `confirm` may use the `PercpuRef`.
     ///
@@ -45,8 +46,8 @@ impl PercpuRef {
     ///
     /// # Panics
     ///
-    /// If `confirm` panics, after the initial reference was dropped. If the release closure runs here
-    /// and panics.
+    /// If `confirm` panics, after the initial reference was dropped. If the release closure runs
+    /// here and panics.
     ///
     /// # Aborts
     ///
@@ -56,9 +57,10 @@ impl PercpuRef {
         if self.is_dying() {
             return Err(KillError::AlreadyDying);
         }
-        // Ordering: AcqRel. Release pairs with the Acquire in `is_dying` and with that of the last put
-        // in `put_atomic`; it carries what `close` acquired from the holders. Acquire pairs with the
-        // Release in `put_atomic`; it carries what the holders of references put there did.
+        // Ordering: AcqRel. Release pairs with the Acquire in `is_dying` and with that of the last
+        // put in `put_atomic`; it carries what `close` acquired from the holders. Acquire pairs
+        // with the Release in `put_atomic`; it carries what the holders of references put there
+        // did.
         self.cold.atomic.fetch_add(self.close(&mut mode) + DEAD, Ordering::AcqRel);
         let initial = Reference { refs: self };
         if mutant("refcount-callbacks-under-the-lock") {
@@ -76,13 +78,13 @@ impl PercpuRef {
     /// Undoes a [`kill`](Self::kill), if the count has not reached zero.
     ///
     /// The count gets an initial reference again, and [`try_get`](Self::try_get) succeeds. A thread
-    /// that takes a reference afterwards sees what the calling thread did before. Blocks shortly while
-    /// another thread changes the mode of the same count.
+    /// that takes a reference afterwards sees what the calling thread did before. Blocks shortly
+    /// while another thread changes the mode of the same count.
     ///
     /// # Errors
     ///
-    /// [`ResurrectError::NotDying`] if the count is live, and [`ResurrectError::Released`] if it has
-    /// reached zero. The call changes nothing then.
+    /// [`ResurrectError::NotDying`] if the count is live, and [`ResurrectError::Released`] if it
+    /// has reached zero. The call changes nothing then.
     pub fn resurrect(&self) -> Result<(), ResurrectError> {
         let mut mode = self.cold.mode.lock();
         let bias = if mode.force_atomic { 0 } else { BIAS };
@@ -100,9 +102,9 @@ impl PercpuRef {
                 return Err(ResurrectError::Released);
             }
             let live = seen - DEAD + ONE + bias;
-            // Ordering: AcqRel on success. Release pairs with the Acquire in `get_atomic_unless`; it
-            // carries what the calling thread did to the object. Acquire pairs with the Release of
-            // the puts before. Relaxed on failure: the next attempt checks again.
+            // Ordering: AcqRel on success. Release pairs with the Acquire in `get_atomic_unless`;
+            // it carries what the calling thread did to the object. Acquire pairs with the Release
+            // of the puts before. Relaxed on failure: the next attempt checks again.
             let done =
                 atomic.compare_exchange_weak(seen, live, Ordering::AcqRel, Ordering::Relaxed);
             match done {
@@ -116,13 +118,13 @@ impl PercpuRef {
         Ok(())
     }
 
-    /// Makes a count that has reached zero live again, with one initial reference and a new `release`
-    /// closure.
+    /// Makes a count that has reached zero live again, with one initial reference and a new
+    /// `release` closure.
     ///
     /// The previous release closure may still be running. The count is in percpu mode, unless
     /// [`switch_to_atomic`](Self::switch_to_atomic) was the last switch. A thread that takes a
-    /// reference afterwards sees what the calling thread did before. Allocates. Blocks shortly while
-    /// another thread changes the mode of the same count.
+    /// reference afterwards sees what the calling thread did before. Allocates. Blocks shortly
+    /// while another thread changes the mode of the same count.
     ///
     /// # Errors
     ///
@@ -143,13 +145,13 @@ impl PercpuRef {
                 return Err(ReinitError::new(why, release));
             }
         };
-        // SAFETY: invariant 4: `RELEASED` is set, and `is_zero` acquired it, so the last put is done
-        // with the cell. The next last put comes after the store below. `mode` excludes another
-        // `reinit`.
+        // SAFETY: invariant 4: `RELEASED` is set, and `is_zero` acquired it, so the last put is
+        // done with the cell. The next last put comes after the store below. `mode` excludes
+        // another `reinit`.
         self.cold.release.with_mut(|cell| unsafe { *cell = Some(release) });
         let bias = if mode.force_atomic { 0 } else { BIAS };
-        // Ordering: Release pairs with the Acquire in `get_atomic_unless` and `put_atomic`; it carries the
-        // closure, and what the caller did to the object.
+        // Ordering: Release pairs with the Acquire in `get_atomic_unless` and `put_atomic`; it
+        // carries the closure, and what the caller did to the object.
         self.cold.atomic.store(ONE + bias, Ordering::Release);
         if bias != 0 {
             self.open(&mut mode);
@@ -159,10 +161,10 @@ impl PercpuRef {
 
     /// Switches to atomic mode, until [`switch_to_percpu`](Self::switch_to_percpu).
     ///
-    /// Use this for a count that will often be killed and resurrected: in atomic mode a kill costs no
-    /// heavy fence. If the count is dying, this only sets the mode after
-    /// [`resurrect`](Self::resurrect) or [`reinit`](Self::reinit). Blocks shortly while another thread
-    /// changes the mode of the same count.
+    /// Use this for a count that will often be killed and resurrected: in atomic mode a kill costs
+    /// no heavy fence. If the count is dying, this only sets the mode after
+    /// [`resurrect`](Self::resurrect) or [`reinit`](Self::reinit). Blocks shortly while another
+    /// thread changes the mode of the same count.
     ///
     /// ```
     /// use percpu::PercpuRef;
@@ -181,9 +183,9 @@ impl PercpuRef {
     pub fn switch_to_atomic(&self) {
         let mut mode = self.cold.mode.lock();
         mode.force_atomic = true;
-        // Ordering: AcqRel. Release pairs with the Acquire of the last put in `put_atomic`; it carries
-        // what `close` acquired from the holders. Acquire pairs with the Release in `put_atomic`; it
-        // carries what the holders of references put there did.
+        // Ordering: AcqRel. Release pairs with the Acquire of the last put in `put_atomic`; it
+        // carries what `close` acquired from the holders. Acquire pairs with the Release in
+        // `put_atomic`; it carries what the holders of references put there did.
         self.cold.atomic.fetch_add(self.close(&mut mode), Ordering::AcqRel);
     }
 
@@ -197,16 +199,16 @@ impl PercpuRef {
         mode.force_atomic = false;
         if !mode.percpu && !self.is_dying() {
             // The count is live, so the initial reference exists, and stays while `mode` is held.
-            // Ordering: AcqRel. Release pairs with the Acquire of the last put in `put_atomic`; Acquire
-            // pairs with the Release of the puts before in `put_atomic`. Together they carry what the
-            // holders did with the object to the next fold.
+            // Ordering: AcqRel. Release pairs with the Acquire of the last put in `put_atomic`;
+            // Acquire pairs with the Release of the puts before in `put_atomic`. Together they
+            // carry what the holders did with the object to the next fold.
             self.cold.atomic.fetch_add(BIAS, Ordering::AcqRel);
             self.open(&mut mode);
         }
     }
 
-    /// Leaves percpu mode: closes the words and `remote`, and returns the amount to add to `atomic` for
-    /// their sum and for the bias. Returns 0 in atomic mode.
+    /// Leaves percpu mode: closes the words and `remote`, and returns the amount to add to `atomic`
+    /// for their sum and for the bias. Returns 0 in atomic mode.
     fn close(&self, mode: &mut Mode) -> i64 {
         if self.close_gate(mode) {
             barrier();
@@ -214,12 +216,12 @@ impl PercpuRef {
         self.fold(mode)
     }
 
-    /// Makes the first step of [`close`](Self::close). Returns true if a [`barrier`] must follow before
-    /// [`fold`](Self::fold).
+    /// Makes the first step of [`close`](Self::close). Returns true if a [`barrier`] must follow
+    /// before [`fold`](Self::fold).
     pub(super) fn close_gate(&self, mode: &mut Mode) -> bool {
         if mode.percpu {
-            // Ordering: Relaxed; every section that commits after the barrier sees it. Without sections
-            // no operation reads the gate.
+            // Ordering: Relaxed; every section that commits after the barrier sees it. Without
+            // sections no operation reads the gate.
             self.gate.store(1, Ordering::Relaxed);
         }
         mode.percpu

@@ -77,7 +77,8 @@ fn inv11_a_panic_of_one_release_closure_does_not_spare_the_other_counts() {
     assert_eq!((released.load(Ordering::Relaxed), released_after.load(Ordering::Relaxed)), (1, 1));
 }
 
-/// A barrier interrupts the running threads of the process, so a kill of many counts makes only one.
+/// A barrier interrupts the running threads of the process, so a kill of many counts makes only
+/// one.
 #[test]
 fn a_kill_of_many_costs_one_barrier() {
     if !crate::rseq::section::available() {

@@ -1,16 +1,16 @@
 //! The operations of both kinds of count on the words of the CPUs: add, close and fold, open.
 //!
 //! They keep invariant 1 of the [module above](super). Where sections run, only sections change the
-//! words, and a gate closes them. Elsewhere, and always in `remote`, the value of a word says whether
-//! the word is open.
+//! words, and a gate closes them. Elsewhere, and always in `remote`, the value of a word says
+//! whether the word is open.
 
 use crate::rseq::section;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::mutant;
 use crate::words::Words;
 
-/// Added to the atomic of a count while its words are open. No number of references (2^59 at most), nor
-/// of puts before a fold, can cancel it.
+/// Added to the atomic of a count while its words are open. No number of references (2^59 at most),
+/// nor of puts before a fold, can cancel it.
 pub(super) const BIAS: i64 = 1 << 61;
 
 /// The value of a closed word or `remote`, plus the void adds since it was closed.
@@ -22,20 +22,21 @@ pub(super) fn is_open(word: u64) -> bool {
     (word as i64) < 1 << 61
 }
 
-/// Adds `delta` to a word, and returns whether the word was open, so that the add counts. Wait-free.
+/// Adds `delta` to a word, and returns whether the word was open, so that the add counts.
+/// Wait-free.
 #[inline]
 pub(super) fn add_open(word: &AtomicU64, delta: i64) -> bool {
-    // Ordering: AcqRel. Release, in a put, pairs with the Acquire of the swap in `close`; it carries
-    // what the holder did with the object. Acquire, in a get, pairs with the Release in `open`; it
-    // carries what the thread that called `resurrect` or `reinit` did to the object.
+    // Ordering: AcqRel. Release, in a put, pairs with the Acquire of the swap in `close`; it
+    // carries what the holder did with the object. Acquire, in a get, pairs with the Release in
+    // `open`; it carries what the thread that called `resurrect` or `reinit` did to the object.
     is_open(word.fetch_add(delta as u64, Ordering::AcqRel))
 }
 
 /// Closes the words and `remote`, and returns their sum since they were opened.
 ///
 /// Where sections run, the gate must be closed and no section may still be able to commit. Only
-/// sections may change the words, so they keep their values; `folded` is their sum at the last fold,
-/// and this function updates it.
+/// sections may change the words, so they keep their values; `folded` is their sum at the last
+/// fold, and this function updates it.
 pub(super) fn close(words: &Words, remote: &AtomicU64, folded: &mut u64) -> i64 {
     let counted = if section::available() {
         // Ordering: Acquire pairs with the Release of a section's store; it carries what the
@@ -65,16 +66,16 @@ pub(super) fn close(words: &Words, remote: &AtomicU64, folded: &mut u64) -> i64 
             sum.wrapping_add(word.swap(CLOSED, order))
         })
     };
-    // Ordering: AcqRel. Acquire pairs with the Release in `add_open`; it carries what the holders did
-    // before their puts. Release pairs with the Acquire of an `add_open` that finds `remote` closed; it
-    // carries what the closing thread did before.
+    // Ordering: AcqRel. Acquire pairs with the Release in `add_open`; it carries what the holders
+    // did before their puts. Release pairs with the Acquire of an `add_open` that finds `remote`
+    // closed; it carries what the closing thread did before.
     counted.wrapping_add(remote.swap(CLOSED, Ordering::AcqRel)) as i64
 }
 
 /// Opens `remote`, and the words where no sections run.
 ///
-/// It swaps instead of storing, because loom may order a void add that read the value before a plain
-/// store after that store.
+/// It swaps instead of storing, because loom may order a void add that read the value before a
+/// plain store after that store.
 pub(super) fn open(words: &Words, remote: &AtomicU64) {
     if !section::available() {
         for word in words.iter() {
@@ -83,7 +84,7 @@ pub(super) fn open(words: &Words, remote: &AtomicU64) {
             word.swap(0, Ordering::Release);
         }
     }
-    // Ordering: Release pairs with the Acquire in `add_open`; it carries what the calling thread did
-    // to the object.
+    // Ordering: Release pairs with the Acquire in `add_open`; it carries what the calling thread
+    // did to the object.
     remote.swap(0, Ordering::Release);
 }
