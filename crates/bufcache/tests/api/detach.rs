@@ -56,10 +56,11 @@ impl BlockDevice for Disk {
     }
 }
 
-/// A cache whose cleaner writes at once, and a device that hangs.
+/// A cache whose cleaner writes in its first round, when all blocks of a test are dirty, and a device that hangs.
 fn new() -> (Cache, Arc<Disk>) {
     let builder = Cache::builder(BUFFERS * SIZE).block_sizes(SIZE, SIZE);
-    let cache = builder.patience(SHORT).write_back_after(Duration::ZERO).build().unwrap();
+    let builder = builder.dirty_limits(100, 100).write_back_after(Duration::ZERO);
+    let cache = builder.patience(SHORT).build().unwrap();
     let disk = Arc::new(Disk {
         inner: MemoryDevice::new(vec![1; 2 * BUFFERS * SIZE]),
         hung: AtomicBool::new(true),
