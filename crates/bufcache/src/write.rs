@@ -141,6 +141,9 @@ impl Device {
     /// forgets such a block, and the next get returns what the device has. If the block was modified since, it
     /// stays dirty: the modification is written, and the rest of the block is what was read.
     ///
+    /// The device may give a lost block up later. If another sync fails before one succeeds, the next reset
+    /// returns the block again.
+    ///
     /// # Errors
     ///
     /// [`WriteError::Busy`] or [`WriteError::WouldDeadlock`] for a writer's guard: the device stays

@@ -147,7 +147,7 @@ impl Shared {
                 self.keep_cached(source, key, &mut lost)?;
             }
         }
-        drop(source.writes.change_unsynced(Unsynced::end_sync));
+        // All of them stay unsynced until a sync succeeds: the device may give them up after this reset as well.
         source.writes.forgive();
         let by = source.shift - 9;
         Ok(lost.iter().map(|range| range.start >> by..range.end >> by).collect())

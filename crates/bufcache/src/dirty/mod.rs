@@ -149,8 +149,7 @@ impl Unsynced {
         self.syncing_reloaded.append(&mut self.reloaded);
     }
 
-    /// A sync has succeeded, or a reset is over. Returns the sets that are of no use any more, to be dropped
-    /// without the lock.
+    /// A sync has succeeded. Returns the sets that are of no use any more, to be dropped without the lock.
     pub(crate) fn end_sync(&mut self) -> [Extents; 2] {
         [&mut self.syncing, &mut self.syncing_reloaded].map(std::mem::take)
     }

@@ -115,6 +115,21 @@ fn inv24_a_block_that_is_created_after_it_was_read_again_is_not_lost() {
     }
 }
 
+/// A durable write of another block fails first, and the device gives the block up after the reset.
+#[test]
+fn inv24_a_block_that_is_given_up_after_a_reset_is_lost_at_the_next_one() {
+    let (cache, device, disk) = new();
+    write_and_evict(&cache, &device, 1, 2);
+    fill(&device, 2, 3);
+    disk.inject_next(Operation::Write, Fault::Error(libc::EIO));
+    assert_eq!(device.write_through(2..3), POISONED);
+    assert_eq!(device.reset().unwrap().blocks(), [1..2]);
+    assert_eq!(device.get(1).unwrap()[0], 2, "not given up yet");
+    disk.give_up_writes().unwrap();
+    assert_eq!(lost(&device), [1]);
+    assert_eq!((device.get(1).unwrap()[0], on_disk(&disk, 1)), (1, 1));
+}
+
 /// Every way in which the device is read for the cache.
 #[test]
 fn inv24_readahead_tasks_and_claims_read_blocks_again_as_well() {
