@@ -5,7 +5,10 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bufcache::{BlockDevice, Cache, Device, Fault, FaultDevice, GetError, MemoryDevice, Operation};
+use bufcache::{
+    AttachOptions, BlockDevice, Cache, Device, Fault, FaultDevice, GetError, MemoryDevice,
+    Operation,
+};
 
 const SIZE: usize = 512;
 /// Blocks of the cache, and of each device four times as many.
@@ -163,4 +166,46 @@ fn beside_a_device_that_hangs(others_came_before: bool) {
     });
     hung.sync().unwrap();
     assert_eq!(hung.get(0).unwrap()[0], 7);
+}
+
+/// Two devices with faults that can be chosen, so that the limits of several devices hold.
+fn failing() -> (Cache, Arc<FaultDevice<MemoryDevice>>, [Device; 2]) {
+    let cache = cache();
+    let disk = Arc::new(FaultDevice::new(memory()));
+    let options = || AttachOptions::new(SIZE).on_loss(|_| {});
+    let one = cache.attach_with(Arc::clone(&disk), options()).unwrap();
+    let other = cache.attach_with(memory(), options()).unwrap();
+    (cache, disk, [one, other])
+}
+
+/// Blocks of the device in bytes.
+fn bytes_of(blocks: std::ops::Range<usize>) -> std::ops::Range<u64> {
+    (blocks.start * SIZE) as u64..(blocks.end * SIZE) as u64
+}
+
+#[test]
+fn inv25_a_failing_device_without_dirty_buffers_may_have_one() {
+    let (_cache, disk, [device, _other]) = failing();
+    disk.inject_at(Operation::Write, bytes_of(0..1), Fault::Error(libc::EIO));
+    device.get_mut(0).unwrap().fill(7);
+    assert!(device.flush().is_err());
+    assert_eq!(device.get_mut(1).err(), Some(GetError::Io { errno: libc::EIO, block: 1 }));
+    device.invalidate(0).unwrap();
+    device.get_mut(1).expect("no write has failed that is still owed").fill(7);
+    assert!(device.sync().is_err(), "it tells of the earlier error");
+    device.sync().unwrap();
+}
+
+#[test]
+fn inv25_a_block_that_is_held_back_delays_no_write_to_a_failing_device() {
+    let (_cache, disk, [device, _other]) = failing();
+    disk.inject(Operation::Write, .., Fault::Error(libc::EIO));
+    let mut guard = device.get_mut(0).unwrap();
+    let _hold = guard.hold_back();
+    drop(guard);
+    device.get_mut(1).unwrap().fill(7);
+    assert!(device.flush_range(1..2).is_err());
+    let began = Instant::now();
+    assert_eq!(device.get_mut(2).err(), Some(GetError::Io { errno: libc::EIO, block: 2 }));
+    assert!(began.elapsed() < FAST, "it took {:?}", began.elapsed());
 }

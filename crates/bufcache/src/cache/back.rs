@@ -52,8 +52,21 @@ pub(crate) struct Task {
     pub(crate) before: u64,
     /// Durable when this returns (FUA).
     pub(crate) durable: bool,
-    /// Waits for what is marked or held back, and tries what was given up.
+    /// Waits for what is marked or held back.
     pub(crate) wait: bool,
+    /// Which blocks it tries to write.
+    pub(crate) tries: Tries,
+}
+
+/// Which blocks a task tries to write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tries {
+    /// Those that are not held back, and whose write has not failed: where a few are to be written, older ones
+    /// that cannot be do not take their places.
+    Promising,
+    /// Those that the cleaner has not given up. Failed tries count.
+    Most,
+    All,
 }
 
 impl Task {
@@ -65,6 +78,7 @@ impl Task {
             before: u64::MAX,
             durable: false,
             wait: true,
+            tries: Tries::All,
         }
     }
 }
@@ -130,7 +144,7 @@ struct Window<'t> {
     blocks: Few<Going, WINDOW>,
     task: &'t Task,
     done: Done,
-    /// A block was marked by another thread for longer than the cache waits: others are not waited for.
+    /// A block was marked by another thread, or held back, for longer than the cache waits: others are not waited for.
     gave_up: bool,
 }
 
@@ -196,7 +210,12 @@ impl Shared {
             let mut is_last = false;
             for frame in list.piece(&self.frames, &mut walk) {
                 let key = self.entry(frame).key();
-                is_last = self.frames.header(frame).since() >= task.before
+                let header = self.frames.header(frame);
+                let is_promising = !header.is_held() && header.tries() == 0;
+                if task.tries == Tries::Promising && !is_promising {
+                    continue;
+                }
+                is_last = header.since() >= task.before
                     || (task.sectors.contains(&key.sector()) && !found.push(Going { key, frame }));
                 if is_last {
                     break;
@@ -232,7 +251,7 @@ impl Shared {
                 Err(Kept::Clean) => return,
                 Err(Kept::Because(error)) => return window.done.fail(error),
                 Err(Kept::Marked | Kept::Held) if !window.task.wait => return,
-                Err(Kept::Marked) if window.gave_up => return,
+                Err(Kept::Marked | Kept::Held) if window.gave_up => return,
                 Err(Kept::Marked) if mutant("sync-skips-what-is-marked") => return,
                 Err(kept) => kept,
             };
@@ -312,7 +331,7 @@ impl Shared {
         if header.is_held() && !mutant("write-what-is-held") {
             return Err(Kept::Held);
         }
-        if header.tries() == u32::MAX && !task.wait {
+        if header.tries() == u32::MAX && task.tries != Tries::All {
             return Err(Kept::Held);
         }
         let lsn = header.lsn();
@@ -483,7 +502,7 @@ impl Shared {
             source.writes.poison(number);
         }
         let header = self.frames.header(going.frame);
-        if !task.wait {
+        if task.tries != Tries::All {
             let rule = source.writes.options.rule(number);
             let life = self.now().saturating_sub(header.since());
             if header.count_try() >= rule.retries || u128::from(life) >= rule.within.as_millis() {

@@ -9,7 +9,7 @@ use percpu::sync::atomic::Ordering;
 use percpu::sync::{Arc, Condvar, Mutex, thread};
 
 use super::Shared;
-use super::back::Task;
+use super::back::{Done, Task, Tries};
 use crate::contain::contain_job;
 use crate::source::Source;
 
@@ -167,7 +167,7 @@ impl Shared {
             _ if urgent => u64::MAX,
             age => self.now().saturating_sub(u64::try_from(age).unwrap_or(u64::MAX)),
         };
-        let task = Task { before, wait: false, ..Task::all() };
+        let task = Task { before, wait: false, tries: Tries::Most, ..Task::all() };
         // What fails is remembered by the device, for its handles.
         self.write_back(source, &task);
         self.limit_extents(source);
@@ -186,21 +186,29 @@ impl Shared {
         if self.dirty_bytes() == 0 {
             return 0;
         }
-        let task = Task { most: SOME, wait: false, ..Task::all() };
-        let mut at = 0;
-        while let Some(source) = self.cleaner.next(at) {
-            let written = self.write_back(&source, &task).written;
-            if written > 0 {
-                return written;
+        for tries in [Tries::Promising, Tries::Most] {
+            let task = Task { most: SOME, wait: false, tries, ..Task::all() };
+            let mut at = 0;
+            while let Some(source) = self.cleaner.next(at) {
+                let written = self.write_back(&source, &task).written;
+                if written > 0 {
+                    return written;
+                }
+                at += 1;
             }
-            at += 1;
         }
         0
     }
 
-    /// The same of one device. With `wait` also buffers whose write the cleaner has given up.
-    pub(super) fn clean_some_of(&self, source: &Arc<Source>, wait: bool) -> usize {
-        self.write_back(source, &Task { most: SOME, wait, ..Task::all() }).written
+    /// Writes a few buffers of one device: those whose write is likely to succeed, and if none was written others,
+    /// as `tries` says.
+    pub(super) fn clean_some_of(&self, source: &Arc<Source>, tries: Tries) -> Done {
+        let task = Task { most: SOME, wait: false, tries: Tries::Promising, ..Task::all() };
+        let done = self.write_back(source, &task);
+        if done.written > 0 {
+            return done;
+        }
+        self.write_back(source, &Task { tries, ..task })
     }
 
     /// Whether so much is dirty that some has to be written before more becomes dirty. If it is less, but

@@ -9,8 +9,8 @@
 //! 1. Once another device has asked for a buffer, a device has at most as many dirty bytes as it leaves free to the others, of what may be dirty in all.
 //!    One device that is stuck so has half of that, two have a third each, and some is always free. A device
 //!    may always have [`FLOOR`], for when another took all before this one was attached.
-//! 2. A device whose last write failed gets no more dirty buffers. Its blocks can be written past the cache; a
-//!    write that succeeds, there or from the cache, lifts this.
+//! 2. A device whose last write failed gets no more dirty buffers while it has some. Its blocks can be written
+//!    past the cache; a write that succeeds, there or from the cache, lifts this.
 //! 3. Where the device's buffers are held back by a user, and no write of it is in flight, it may have more: the
 //!    device is not stuck.
 //! 4. A thread writes back buffers of the device that it works on, and of no other: for those it wakes the
@@ -22,6 +22,7 @@ use percpu::sync::atomic::Ordering;
 use percpu::sync::{Arc, thread};
 
 use super::Shared;
+use super::back::Tries;
 use crate::error::GetError;
 use crate::source::Source;
 use crate::word::Key;
@@ -66,19 +67,23 @@ impl Shared {
         }
         let mut since = None;
         while !self.may_dirty(source, key) {
-            let failing = source.writes.load.failing();
-            let written = self.clean_some_of(source, failing.is_some());
-            if written > 0 {
+            let load = &source.writes.load;
+            let tries = if load.failing().is_some() { Tries::All } else { Tries::Most };
+            let done = self.clean_some_of(source, tries);
+            if done.written > 0 {
                 continue;
             }
             source.check_write()?;
-            if let Some(errno) = source.writes.load.failing() {
+            let is_over = since.get_or_insert_with(Instant::now).elapsed() >= self.patience;
+            // Where another thread writes its buffers, that tells whether the device still fails.
+            let is_told = done.error.is_some() || !load.is_writing() || is_over;
+            if let Some(errno) = load.failing().filter(|_| is_told) {
                 return Err(GetError::Io { errno, block: source.block(key) });
             }
-            if !source.writes.load.is_writing() {
+            if !load.is_writing() {
                 return Ok(()); // they are held back, by a user or behind the log: the device is not stuck
             }
-            if since.get_or_insert_with(Instant::now).elapsed() >= self.patience {
+            if is_over {
                 return Err(GetError::NoFreeBuffers);
             }
             // Other threads give it buffers.
@@ -101,7 +106,9 @@ impl Shared {
             let floor = (self.room() / FLOOR).max(1 << source.shift);
             load.dirty_bytes() < free.max(floor)
         };
-        let may = load.failing().is_none() && (!self.is_shared(source) || is_within());
+        // Without dirty buffers no write is left whose success would say that the device fails no more.
+        let is_failing = load.failing().is_some() && load.dirty_bytes() > 0;
+        let may = !is_failing && (!self.is_shared(source) || is_within());
         may || self.is_dirty(key)
     }
 
@@ -113,7 +120,7 @@ impl Shared {
                     return 0;
                 }
                 self.hurry_cleaner();
-                self.clean_some_of(source, false)
+                self.clean_some_of(source, Tries::Most).written
             }
             _ => self.clean_some(),
         }

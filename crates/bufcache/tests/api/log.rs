@@ -5,7 +5,7 @@ use crate::disk;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bufcache::{AttachOptions, Device, FaultDevice, MemoryDevice, Wal, WriteError};
 
@@ -116,4 +116,15 @@ fn inv16_a_block_that_is_held_back_waits() {
     device.sync().unwrap();
     drop(hold);
     assert_eq!(device.get(1).unwrap()[0], 3);
+}
+
+#[test]
+fn inv16_a_sync_waits_once_for_blocks_that_are_held_back() {
+    let (_cache, device, _disk) = patient(SHORT, 16, AttachOptions::new(SIZE));
+    let holds: Vec<_> = (0..8).map(|block| device.get_mut(block).unwrap().hold_back()).collect();
+    let began = Instant::now();
+    assert_eq!(device.sync(), Err(WriteError::Busy { block: 0 }));
+    assert!(began.elapsed() < 3 * SHORT, "it waits for each: {:?}", began.elapsed());
+    drop(holds);
+    device.sync().unwrap();
 }

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use bufcache::{Cache, Device, Eviction, GetError, MemoryDevice, Pin};
+use bufcache::{
+    AttachOptions, Cache, Device, Eviction, Fault, FaultDevice, GetError, MemoryDevice, Operation,
+    Pin,
+};
 
 const SIZE: usize = 512;
 const POLICIES: [Eviction; 2] = [Eviction::A2, Eviction::Clock];
@@ -96,5 +99,35 @@ fn inv26_a_stale_buffer_is_freed_behind_others_that_are_pinned() {
         (0..100).for_each(|block| assert_eq!(disk.invalidate(block), Ok(true)));
         drop(pins.swap_remove(free));
         assert_eq!(disk.get(100).map(|guard| guard[0]), Ok(7), "buffer {free} is free");
+    }
+}
+
+/// The older half of the dirty blocks cannot be written: the device refuses them, or their user holds them back.
+#[test]
+fn inv26_dirty_buffers_are_written_behind_older_ones_that_cannot_be() {
+    const BUFFERS: u64 = 128;
+    for held_back in [false, true] {
+        let builder = Cache::builder(BUFFERS as usize * SIZE).block_sizes(SIZE, SIZE);
+        let builder = builder.write_back_after(Duration::from_secs(3600)).dirty_limits(100, 100);
+        let cache = builder.patience(Duration::from_millis(100)).build().unwrap();
+        let disk = FaultDevice::new(MemoryDevice::new(vec![7; 2 * BUFFERS as usize * SIZE]));
+        if !held_back {
+            let refused = 0..BUFFERS / 2 * SIZE as u64;
+            disk.inject_at(Operation::Write, refused, Fault::Error(libc::EIO));
+        }
+        let options = AttachOptions::new(SIZE).on_loss(|_| {});
+        let disk = cache.attach_with(disk, options).unwrap();
+        let mut holds = Vec::new();
+        for block in 0..BUFFERS {
+            let mut guard = disk.get_mut(block).unwrap();
+            guard.fill(2);
+            if held_back && block < BUFFERS / 2 {
+                holds.push(guard.hold_back());
+            }
+        }
+        for block in BUFFERS..BUFFERS + 8 {
+            let got = disk.get(block).map(|guard| guard[0]);
+            assert_eq!(got, Ok(7), "held back: {held_back}");
+        }
     }
 }
