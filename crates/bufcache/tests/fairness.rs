@@ -9,6 +9,7 @@ use bufcache::{
     AttachOptions, BlockDevice, Cache, Device, Fault, FaultDevice, GetError, MemoryDevice,
     Operation,
 };
+use testkit::wait::wait_for;
 
 const SIZE: usize = 512;
 /// Blocks of the cache, and of each device four times as many.
@@ -208,4 +209,37 @@ fn inv25_a_block_that_is_held_back_delays_no_write_to_a_failing_device() {
     let began = Instant::now();
     assert_eq!(device.get_mut(2).err(), Some(GetError::Io { errno: libc::EIO, block: 2 }));
     assert!(began.elapsed() < FAST, "it took {:?}", began.elapsed());
+}
+
+#[test]
+fn inv25_a_device_that_hangs_does_not_keep_the_cleaner_from_others() {
+    the_cleaner_beside::<1>();
+}
+
+#[test]
+fn inv25_three_devices_that_hang_do_not_keep_the_cleaner_from_others() {
+    the_cleaner_beside::<3>();
+}
+
+/// So many devices that hang, and one whose blocks are written without a sync.
+fn the_cleaner_beside<const HUNG: usize>() {
+    let builder = Cache::builder(BLOCKS * SIZE).block_sizes(SIZE, SIZE);
+    let cache = builder.patience(PATIENCE).write_back_after(Duration::ZERO).build().unwrap();
+    let gates = [(); HUNG].map(|()| {
+        let (open, changed) = (Mutex::new(false), Condvar::new());
+        Arc::new(Gate { disk: memory(), open, changed })
+    });
+    let hung = gates.each_ref().map(|gate| cache.attach(Arc::clone(gate), SIZE).unwrap());
+    let healthy = cache.attach(memory(), SIZE).unwrap();
+    let opens = gates.each_ref().map(|gate| Opens(gate)); // dropped before the devices
+    for device in &hung {
+        device.get_mut(0).unwrap().fill(7);
+    }
+    thread::sleep(Duration::from_millis(500)); // the cleaner is at them
+    for block in 0..3 {
+        healthy.get_mut(block).unwrap().fill(7);
+        wait_for("a write to the healthy device", || !healthy.is_newer(0..3));
+    }
+    drop(opens);
+    wait_for("writes to the others", || cache.stats().unwrap().dirty == 0);
 }

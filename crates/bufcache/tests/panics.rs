@@ -204,12 +204,13 @@ fn a_verifier_whose_payload_panics_ends_the_load() {
 
 #[test]
 fn a_device_whose_drop_panics_leaves_the_cleaner() {
-    let cache = cache();
-    let slow = cache.attach(Disk { slow_writes: true, ..Disk::default() }, SIZE).unwrap();
+    // The end of the last handle waits for the cleaner as long as this, which is less than a write takes: then the
+    // cleaner has the device.
+    let cache = builder().patience(Duration::from_millis(1)).build().unwrap();
     let (dropped, _drop) = bad_drop();
-    let disk = cache.attach(Disk { _drop, ..Disk::default() }, SIZE).unwrap();
-    // The cleaner takes both at once and is at the slow one for a while: then it has the other's last handle.
-    dirty(&slow, 1);
+    let options = AttachOptions::new(SIZE).on_loss(|_| {});
+    let disk = Disk { slow_writes: true, _drop, ..Disk::default() };
+    let disk = cache.attach_with(disk, options).unwrap();
     dirty(&disk, 1);
     wait_for("the cleaner writes", || cache.stats().write_calls > 0);
     drop(disk);

@@ -2,9 +2,13 @@
 //!
 //! A thread of the cache's, which is started by the first who dirties a block and ends with the cache. The
 //! devices that have dirty buffers are listed here, and so live until these are written or dropped.
+//!
+//! One thread waits for the next round. Before it writes to a device beside which others have dirty buffers, it
+//! sees to it that another thread waits: a device that hangs keeps one thread, and the others' buffers are written.
 
 use std::time::Duration;
 
+use percpu::sync::MutexGuard;
 use percpu::sync::atomic::Ordering;
 use percpu::sync::{Arc, Condvar, Mutex, thread};
 
@@ -51,7 +55,13 @@ struct Queue {
 #[derive(Default)]
 struct State {
     sources: Vec<Arc<Source>>,
+    /// The numbers of those that a thread cleans.
+    cleaning: Vec<u16>,
     started: bool,
+    /// A thread waits for the next round.
+    waiting: bool,
+    /// Threads that wait, or are about to, until none waits for the next round.
+    idle: usize,
     closed: bool,
     /// Too much is dirty.
     urgent: bool,
@@ -74,17 +84,15 @@ impl Cleaner {
         let mut state = self.queue.state.lock();
         state.sources.push(Arc::clone(source));
         // In a model somebody else flushes.
-        if !state.started && !cfg!(any(offlock_loom, offlock_shuttle)) {
-            let queue = Arc::clone(&self.queue);
-            let limits = self.limits;
-            let builder = thread::Builder::new().name("bufcache-clean".into());
-            // Without one the dirty buffers wait for a sync, or for who needs their memory.
-            state.started = builder.spawn(move || queue.work(limits)).is_ok();
+        // The thread that cleans another device may hang there.
+        let needs_thread = !state.started || state.cleaning.iter().any(|&other| other != source.id);
+        if needs_thread && !cfg!(any(offlock_loom, offlock_shuttle)) {
+            self.queue.keep_one_waiting(&mut state, self.limits);
         }
         let first = state.sources.len() == 1;
         drop(state);
         if first {
-            self.queue.changed.notify_one();
+            self.queue.changed.notify_all();
         }
     }
 
@@ -105,7 +113,7 @@ impl Cleaner {
         let told = std::mem::replace(&mut state.urgent, true);
         drop(state);
         if !told {
-            self.queue.changed.notify_one();
+            self.queue.changed.notify_all();
         }
     }
 }
@@ -113,24 +121,76 @@ impl Cleaner {
 impl Drop for Cleaner {
     fn drop(&mut self) {
         self.queue.state.lock().closed = true;
-        self.queue.changed.notify_one();
+        self.queue.changed.notify_all();
     }
 }
 
 impl Queue {
-    fn work(&self, limits: Limits) {
-        while let Some((sources, urgent)) = self.next_round() {
-            for source in sources {
-                contain_job(|| source.cache.clean(&source, limits, urgent));
-                // Apart from the above: a device's drop that panics while another panic unwinds aborts.
-                contain_job(|| drop(source));
-            }
+    /// Sees to it that a thread waits for the next round.
+    fn keep_one_waiting(self: &Arc<Self>, state: &mut State, limits: Limits) {
+        if state.waiting || state.closed {
+            return;
+        }
+        if state.idle > 0 {
+            return self.changed.notify_all();
+        }
+        let queue = Arc::clone(self);
+        let builder = thread::Builder::new().name("bufcache-clean".into());
+        // Without one the dirty buffers wait for a sync, or for a thread that needs their memory.
+        if builder.spawn(move || queue.work(limits)).is_ok() {
+            state.started = true;
+            state.idle += 1;
         }
     }
 
-    /// Waits for the next round; `None`: the cache is gone.
-    fn next_round(&self) -> Option<(Vec<Arc<Source>>, bool)> {
+    fn work(self: &Arc<Self>, limits: Limits) {
+        while let Some((numbers, urgent)) = self.next_round() {
+            for number in numbers {
+                let Some(source) = self.begin(number, limits) else { continue };
+                contain_job(|| source.cache.clean(&source, limits, urgent));
+                self.state.lock().cleaning.retain(|other| *other != number);
+                // Apart from the above: a device's drop that panics while another panic unwinds aborts.
+                contain_job(|| drop(source));
+            }
+            let mut state = self.state.lock();
+            if state.waiting && state.idle > 0 {
+                return; // enough others wait
+            }
+            state.idle += 1;
+        }
+    }
+
+    /// The device with that number, unless another thread cleans it or it has no dirty buffers. Where others have
+    /// some, a thread waits for the next round meanwhile.
+    fn begin(self: &Arc<Self>, number: u16, limits: Limits) -> Option<Arc<Source>> {
         let mut state = self.state.lock();
+        let source = state.sources.iter().find(|source| source.id == number)?;
+        if state.cleaning.contains(&number) {
+            return None;
+        }
+        let source = Arc::clone(source);
+        state.cleaning.push(number);
+        if state.sources.len() > 1 {
+            self.keep_one_waiting(&mut state, limits);
+        }
+        Some(source)
+    }
+
+    /// Waits for the next round, and returns the numbers of its devices. The calling thread is idle until then.
+    /// `None`: the cache is gone.
+    fn next_round(&self) -> Option<(Vec<u16>, bool)> {
+        let mut state = self.state.lock();
+        while state.waiting && !state.closed {
+            self.changed.wait(&mut state);
+        }
+        state.idle -= 1;
+        state.waiting = true;
+        let round = self.wait_for_round(&mut state);
+        state.waiting = false;
+        round
+    }
+
+    fn wait_for_round(&self, state: &mut MutexGuard<'_, State>) -> Option<(Vec<u16>, bool)> {
         let mut waited = false;
         loop {
             if state.closed {
@@ -138,13 +198,13 @@ impl Queue {
             }
             if !state.sources.is_empty() && (waited || state.urgent) {
                 let urgent = std::mem::take(&mut state.urgent);
-                return Some((state.sources.clone(), urgent));
+                return Some((state.sources.iter().map(|source| source.id).collect(), urgent));
             }
             if state.sources.is_empty() {
                 state.urgent = false;
-                self.changed.wait(&mut state);
+                self.changed.wait(state);
             } else {
-                self.changed.wait_timeout(&mut state, ROUND);
+                self.changed.wait_timeout(state, ROUND);
                 waited = true;
             }
         }

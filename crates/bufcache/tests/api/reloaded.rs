@@ -123,7 +123,8 @@ fn inv24_a_block_that_is_given_up_after_a_reset_is_lost_at_the_next_one() {
     fill(&device, 2, 3);
     disk.inject_next(Operation::Write, Fault::Error(libc::EIO));
     assert_eq!(device.write_through(2..3), POISONED);
-    assert_eq!(device.reset().unwrap().blocks(), [1..2]);
+    let first = device.reset().unwrap();
+    assert!(first.blocks().iter().cloned().flatten().eq([1]), "{first:?}");
     assert_eq!(device.get(1).unwrap()[0], 2, "not given up yet");
     disk.give_up_writes().unwrap();
     assert_eq!(lost(&device), [1]);
