@@ -97,6 +97,8 @@ impl Cache {
         let shift = block_size.ilog2();
         let blocks = len.div_ceil(block_size as u64);
         let identity = device.identity();
+        // The last question: a device that panics here has no number and is not noted as attached.
+        let is_read_only = device.is_read_only();
         if let Some(identity) = identity {
             self.shared.attach(identity, block_size)?;
         }
@@ -107,7 +109,6 @@ impl Cache {
         let writes = Writes::new(id, options, self.shared.holds.clone());
         let cache = Arc::clone(&self.shared);
         self.shared.add_device();
-        let is_read_only = device.is_read_only();
         let in_flight = InFlight::new();
         let source = Arc::new(Source {
             cache,

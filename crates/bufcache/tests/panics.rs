@@ -3,7 +3,7 @@
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::io::{self, PipeReader, PipeWriter};
-use std::panic::panic_any;
+use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
@@ -246,6 +246,36 @@ fn a_sync_whose_payload_panics_ends() {
         let poisoned = WriteError::Poisoned { errno: libc::EIO };
         assert_eq!([disk.sync(), disk.sync()], [Err(poisoned), Err(poisoned)]);
     });
+}
+
+/// Panics when the cache asks whether it is read only.
+struct Shy;
+
+impl BlockDevice for Shy {
+    fn len(&self) -> u64 {
+        64 * SIZE as u64
+    }
+
+    fn identity(&self) -> Option<(u64, u64)> {
+        Some((1, 2))
+    }
+
+    fn is_read_only(&self) -> bool {
+        panic!("is it read only?")
+    }
+
+    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+        Ok(buf.len())
+    }
+}
+
+#[test]
+fn a_device_that_panics_while_it_is_attached_is_not_attached() {
+    let cache = cache();
+    for _ in 0..2 {
+        let attached = catch_unwind(AssertUnwindSafe(|| cache.attach(Shy, SIZE).map(drop)));
+        assert!(attached.is_err(), "{attached:?}");
+    }
 }
 
 const CHILD: &str = "BUFCACHE_TEST_STDERR";
