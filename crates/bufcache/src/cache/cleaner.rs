@@ -83,8 +83,7 @@ impl Cleaner {
     pub(super) fn add(&self, source: &Arc<Source>) {
         let mut state = self.queue.state.lock();
         state.sources.push(Arc::clone(source));
-        // In a model somebody else flushes.
-        // The thread that cleans another device may hang there.
+        // A thread that cleans another device may hang there. A model has no cleaner.
         let needs_thread = !state.started || state.cleaning.iter().any(|&other| other != source.id);
         if needs_thread && !cfg!(any(offlock_loom, offlock_shuttle)) {
             self.queue.keep_one_waiting(&mut state, self.limits);
