@@ -95,6 +95,8 @@ impl Storm {
         };
         let mut guard = match guard {
             Ok(guard) => guard,
+            // The device has refused the last write, and gets no more dirty buffers.
+            Err(GetError::Io { errno: libc::EIO | libc::ENOSPC, .. }) => return,
             Err(error) => return assert_refused(error),
         };
         let at = block as usize;

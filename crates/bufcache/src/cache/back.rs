@@ -87,6 +87,8 @@ impl Task {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Done {
     pub(crate) written: usize,
+    /// A block was left out because another thread was writing it to the device.
+    pub(crate) overlapped: bool,
     /// The first.
     pub(crate) error: Option<WriteError>,
 }
@@ -250,7 +252,10 @@ impl Shared {
                 Ok(()) => return window.blocks.push(next),
                 Err(Kept::Clean) => return,
                 Err(Kept::Because(error)) => return window.done.fail(error),
-                Err(Kept::Marked | Kept::Held) if !window.task.wait => return,
+                Err(Kept::Marked | Kept::Held) if !window.task.wait => {
+                    window.done.overlapped |= self.entry(next.frame).word().has(BACK);
+                    return;
+                }
                 Err(Kept::Marked | Kept::Held) if window.gave_up => return,
                 Err(Kept::Marked) if mutant("sync-skips-what-is-marked") => return,
                 Err(kept) => kept,

@@ -75,8 +75,8 @@ impl Shared {
             }
             source.check_write()?;
             let is_over = since.get_or_insert_with(Instant::now).elapsed() >= self.patience;
-            // Where another thread writes its buffers, that tells whether the device still fails.
-            let is_told = done.error.is_some() || !load.is_writing() || is_over;
+            // A write by another thread tells whether the device still fails.
+            let is_told = done.error.is_some() || !done.overlapped || is_over;
             if let Some(errno) = load.failing().filter(|_| is_told) {
                 return Err(GetError::Io { errno, block: source.block(key) });
             }
