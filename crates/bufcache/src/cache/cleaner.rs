@@ -86,7 +86,7 @@ impl Cleaner {
         // A thread that cleans another device may hang there. A model has no cleaner.
         let needs_thread = !state.started || state.cleaning.iter().any(|&other| other != source.id);
         if needs_thread && !cfg!(any(offlock_loom, offlock_shuttle)) {
-            self.queue.keep_one_waiting(&mut state, self.limits);
+            Queue::keep_one_waiting(&self.queue, &mut state, self.limits);
         }
         let first = state.sources.len() == 1;
         drop(state);
@@ -126,32 +126,32 @@ impl Drop for Cleaner {
 
 impl Queue {
     /// Sees to it that a thread waits for the next round.
-    fn keep_one_waiting(self: &Arc<Self>, state: &mut State, limits: Limits) {
+    fn keep_one_waiting(queue: &Arc<Self>, state: &mut State, limits: Limits) {
         if state.waiting || state.closed {
             return;
         }
         if state.idle > 0 {
-            return self.changed.notify_all();
+            return queue.changed.notify_all();
         }
-        let queue = Arc::clone(self);
+        let new = Arc::clone(queue);
         let builder = thread::Builder::new().name("bufcache-clean".into());
         // Without one the dirty buffers wait for a sync, or for a thread that needs their memory.
-        if builder.spawn(move || queue.work(limits)).is_ok() {
+        if builder.spawn(move || Self::work(&new, limits)).is_ok() {
             state.started = true;
             state.idle += 1;
         }
     }
 
-    fn work(self: &Arc<Self>, limits: Limits) {
-        while let Some((numbers, urgent)) = self.next_round() {
+    fn work(queue: &Arc<Self>, limits: Limits) {
+        while let Some((numbers, urgent)) = queue.next_round() {
             for number in numbers {
-                let Some(source) = self.begin(number, limits) else { continue };
+                let Some(source) = Self::begin(queue, number, limits) else { continue };
                 contain_job(|| source.cache.clean(&source, limits, urgent));
-                self.state.lock().cleaning.retain(|other| *other != number);
+                queue.state.lock().cleaning.retain(|other| *other != number);
                 // Apart from the above: a device's drop that panics while another panic unwinds aborts.
                 contain_job(|| drop(source));
             }
-            let mut state = self.state.lock();
+            let mut state = queue.state.lock();
             if state.waiting && state.idle > 0 {
                 return; // enough others wait
             }
@@ -161,8 +161,8 @@ impl Queue {
 
     /// The device with that number, unless another thread cleans it or it has no dirty buffers. Where others have
     /// some, a thread waits for the next round meanwhile.
-    fn begin(self: &Arc<Self>, number: u16, limits: Limits) -> Option<Arc<Source>> {
-        let mut state = self.state.lock();
+    fn begin(queue: &Arc<Self>, number: u16, limits: Limits) -> Option<Arc<Source>> {
+        let mut state = queue.state.lock();
         let source = state.sources.iter().find(|source| source.id == number)?;
         if state.cleaning.contains(&number) {
             return None;
@@ -170,7 +170,7 @@ impl Queue {
         let source = Arc::clone(source);
         state.cleaning.push(number);
         if state.sources.len() > 1 {
-            self.keep_one_waiting(&mut state, limits);
+            Self::keep_one_waiting(queue, &mut state, limits);
         }
         Some(source)
     }
