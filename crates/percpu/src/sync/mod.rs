@@ -14,6 +14,7 @@
 //! | `thread_id()` | the address of a thread-local | counted per run | counted per run |
 //! | `quarantine` | a plain drop | canary, memory kept | canary, memory kept |
 //! | `cpu::current()` | this CPU | set by the test | set by the test |
+//! | `fence!`, `order!`, `step!`, `check!` | the plain operation | weakened if `OFFLOCK_MUTANT` names its label | the same |
 //! | `mutant()` | `false` | reads `OFFLOCK_MUTANT` | reads `OFFLOCK_MUTANT` |
 //!
 //! Locks have `parking_lot`'s shape in all three: `lock()` returns the guard, there is no
@@ -33,6 +34,7 @@ pub mod cell;
 pub mod quarantine;
 
 mod futex;
+mod label;
 mod lock;
 mod mutant;
 #[cfg(any(offlock_loom, offlock_shuttle))]
@@ -41,6 +43,10 @@ pub mod planted;
 pub mod virtual_cpu;
 
 pub use self::futex::Futex;
+#[cfg(any(offlock_loom, offlock_shuttle))]
+#[doc(hidden)]
+pub use self::label::is_planted;
+pub use self::label::{check, fence, order, step};
 pub use self::mutant::mutant;
 pub use crate::word_lock::{WordGuard, WordLock};
 

@@ -26,13 +26,13 @@ pub(super) const CONTROL: &str = "control";
 /// The planted bugs of a crate.
 #[derive(Debug)]
 pub struct Planted {
-    /// A bug's name, and the model in `mod models` of the test program that must fail for it: one
+    /// A bug's name or label, and the model in `mod models` of the test program that must fail for it: one
     /// list per module of models.
     pub mutants: &'static [&'static [(&'static str, &'static str)]],
     /// Bugs that only a checker of weak memory and of plain accesses can see: shuttle must pass,
     /// or the list says too much.
     pub loom_only: &'static [&'static [&'static str]],
-    /// The crate's `CARGO_MANIFEST_DIR`, and the folders in it whose files plant bugs.
+    /// The crate's `CARGO_MANIFEST_DIR`, and the folders in it below which files plant bugs.
     pub root: &'static str,
     /// See `root`.
     pub dirs: &'static [&'static str],
@@ -74,33 +74,61 @@ impl Planted {
         }
     }
 
-    /// Each `mutant("...")` in the folders is in the list.
+    /// Each label and each `mutant("...")` in the folders is in the list, and the reverse.
     pub fn assert_listed(&self) {
-        let mut planted = Vec::new();
+        let mut planted = BTreeSet::new();
         for dir in self.dirs {
-            for entry in fs::read_dir(Path::new(self.root).join(dir)).unwrap() {
-                let path = entry.unwrap().path();
-                if path.is_dir() {
-                    continue;
-                }
-                let text = fs::read_to_string(path).unwrap();
-                let call = concat!("mutant", "(\"");
-                planted.extend(
-                    text.split(call)
-                        .skip(1)
-                        .map(|rest| rest.split('"').next().unwrap_or_default().to_string()),
-                );
-            }
+            collect(&Path::new(self.root).join(dir), &mut planted);
         }
-        planted.retain(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '-'));
         for name in &planted {
             let listed = self.mutants.concat().iter().any(|(mutant, _)| mutant == name);
             assert!(listed, "{name} has no model");
         }
         for (mutant, _) in self.mutants.concat() {
-            assert!(planted.iter().any(|name| name == mutant), "{mutant} is not planted");
+            assert!(planted.contains(mutant), "{mutant} is not planted");
         }
     }
+}
+
+/// Adds the names in the sources in a folder and in the folders below it.
+///
+/// Files named `tests.rs` are left out: unit tests do not run in a model build.
+fn collect(dir: &Path, names: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            collect(&path, names);
+        } else if path.extension().is_some_and(|end| end == "rs") && !path.ends_with("tests.rs") {
+            names.extend(names_in(&fs::read_to_string(path).unwrap()));
+        }
+    }
+}
+
+/// The names of the planted bugs in a source text: the labels of `fence!`, `order!`, `step!` and
+/// `check!`, and the names in `mutant("...")`. Comments are left out.
+#[must_use]
+pub fn names_in(source: &str) -> BTreeSet<String> {
+    let is_code = |line: &&str| !line.trim_start().starts_with("//");
+    let code = source.lines().filter(is_code).collect::<Vec<_>>().join("\n");
+    let mut names = BTreeSet::new();
+    for name in ["fence!", "order!", "step!", "check!", "mutant"] {
+        let call = format!("{name}(");
+        for (at, _) in code.match_indices(&call) {
+            // `my_check!(` is another macro.
+            if code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_') {
+                continue;
+            }
+            let mut arguments = code[at + call.len()..].trim_start();
+            if matches!(name, "fence!" | "order!") {
+                let ordering = |c: char| c.is_alphanumeric();
+                let rest = arguments.trim_start_matches(ordering).trim_start();
+                arguments = rest.strip_prefix(',').unwrap_or_default().trim_start();
+            }
+            let label = arguments.strip_prefix('"').and_then(|rest| rest.split_once('"'));
+            names.extend(label.map(|(label, _)| label.to_string()));
+        }
+    }
+    names
 }
 
 struct Run {

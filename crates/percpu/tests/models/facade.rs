@@ -3,9 +3,11 @@
 use std::sync::atomic::{AtomicUsize as Uncounted, Ordering};
 
 use percpu::CpuId;
-use percpu::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, fence};
+use percpu::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
 use percpu::sync::quarantine::{Watched, free};
-use percpu::sync::{Arc, Condvar, Futex, Mutex, cpu, model, mutant, thread};
+use percpu::sync::{
+    Arc, Condvar, Futex, Mutex, check, cpu, fence, model, mutant, order, step, thread,
+};
 
 /// A count that is read and written in two steps, so that only the lock makes it right.
 #[test]
@@ -89,9 +91,10 @@ fn notify_all_wakes_every_waiter() {
         let shared = Arc::new((Mutex::new(false), Condvar::new()));
         let wait = |shared: &(Mutex<bool>, Condvar)| {
             let mut go = shared.0.lock();
-            while !*go {
+            while !check!("wait: until the flag is set", *go) {
                 shared.1.wait(&mut go);
             }
+            assert!(*go, "the wait ends when the flag is set");
         };
         let waiters = [(); 2].map(|()| {
             let shared = Arc::clone(&shared);
@@ -185,9 +188,7 @@ fn a_node_unlinked_under_the_lock_may_be_freed_after_it() {
             // Ordering: Relaxed; the mutex orders it.
             shared.1.store(std::ptr::null_mut(), Ordering::Relaxed);
         };
-        if !mutant("free-before-unlink") {
-            unlink();
-        }
+        step!("free: unlink the node first", unlink());
         // SAFETY: ours from `into_raw`, freed once, and unlinked: no reader can find it.
         free(unsafe { Box::from_raw(node) });
         unlink();
@@ -195,8 +196,8 @@ fn a_node_unlinked_under_the_lock_may_be_freed_after_it() {
     });
 }
 
-/// The last of two owners frees. Fails under loom if the put is weakened to Relaxed: then nothing
-/// orders one owner's read before the other's free.
+/// The last of two owners frees the node. The model fails under loom if the put is weakened to
+/// Relaxed or the fence is skipped: then nothing orders one owner's read before the other's free.
 #[test]
 fn the_last_put_frees_after_every_read() {
     struct Counted {
@@ -212,11 +213,10 @@ fn the_last_put_frees_after_every_read() {
         // SAFETY: alive until the last put, and ours is to come.
         let node = unsafe { &*counted.node };
         assert_eq!(**node, 7);
-        let release = if mutant("put-is-relaxed") { Ordering::Relaxed } else { Ordering::Release };
         // Ordering: Release pairs with the fence of the last put; it carries our read.
-        if counted.owners.fetch_sub(1, release) == 1 {
+        if counted.owners.fetch_sub(1, order!(Release, "put: after the owner's read")) == 1 {
             // Ordering: Acquire fence, pairs with the Release of every put.
-            fence(Ordering::Acquire);
+            fence!(Acquire, "last put: before the free");
             // SAFETY: from `into_raw`, and only one put sees 1.
             free(unsafe { Box::from_raw(counted.node) });
         }
@@ -313,19 +313,22 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("condvar-notify-all-wakes-one", "facade::notify_all_wakes_every_waiter"),
     ("condvar-notify-one-lost", "facade::notify_one_wakes_the_waiter"),
     ("flag-set-outside-the-lock", "facade::notify_one_wakes_the_waiter"),
-    ("free-before-unlink", "facade::a_node_unlinked_under_the_lock_may_be_freed_after_it"),
+    ("free: unlink the node first", "facade::a_node_unlinked_under_the_lock_may_be_freed_after_it"),
     ("futex-advance-is-relaxed", "facade::a_futex_wakes_who_looked_before_the_change"),
     ("futex-sleeps-without-a-look", "facade::a_futex_wakes_who_looked_before_the_change"),
     ("futex-wake-all-wakes-one", "facade::a_futex_wakes_all"),
     ("mutex-try-lock-refuses", "facade::try_lock_refuses_exactly_while_held"),
-    ("put-is-relaxed", "facade::the_last_put_frees_after_every_read"),
+    ("last put: before the free", "facade::the_last_put_frees_after_every_read"),
+    ("put: after the owner's read", "facade::the_last_put_frees_after_every_read"),
     ("quarantine-canary-lives", "facade::a_double_free_is_caught"),
     ("quarantine-canary-lives", "facade::a_use_after_free_is_caught"),
     (
         "reader-leaves-the-lock-early",
         "facade::a_node_unlinked_under_the_lock_may_be_freed_after_it",
     ),
+    ("wait: until the flag is set", "facade::notify_all_wakes_every_waiter"),
 ];
 
 /// Of these, what only loom can see.
-pub(super) const LOOM_ONLY: &[&str] = &["futex-advance-is-relaxed", "put-is-relaxed"];
+pub(super) const LOOM_ONLY: &[&str] =
+    &["futex-advance-is-relaxed", "last put: before the free", "put: after the owner's read"];

@@ -1,0 +1,147 @@
+//! Labelled protocol steps: the operations that a model run can weaken, to see that a model fails
+//! without them.
+//!
+//! | | normal build | model build, if `OFFLOCK_MUTANT` names the label |
+//! |---|---|---|
+//! | `fence!(SeqCst, "label")` | `fence(Ordering::SeqCst)` | nothing |
+//! | `order!(Release, "label")` | `Ordering::Release` | `Ordering::Relaxed` |
+//! | `step!("label", statement)` | `statement` | nothing |
+//! | `check!("label", condition)` | `condition` | `true`; the condition is evaluated first |
+//!
+//! A label names the protocol step in words, for example `"publish: the entry is built"`. The list
+//! of planted bugs of a crate pairs each label with a model that fails when the step is weakened.
+
+/// A fence that a model run can skip: `fence!(SeqCst, "label")`.
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! offlock_fence {
+    ($order:ident, $label:literal) => {
+        $crate::sync::atomic::fence($crate::sync::atomic::Ordering::$order)
+    };
+}
+
+#[cfg(any(offlock_loom, offlock_shuttle))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! offlock_fence {
+    ($order:ident, $label:literal) => {
+        if !$crate::sync::is_planted($label) {
+            $crate::sync::atomic::fence($crate::sync::atomic::Ordering::$order);
+        }
+    };
+}
+
+/// A memory ordering that a model run can weaken to `Relaxed`: `order!(Release, "label")`.
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! offlock_order {
+    ($order:ident, $label:literal) => {
+        $crate::sync::atomic::Ordering::$order
+    };
+}
+
+#[cfg(any(offlock_loom, offlock_shuttle))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! offlock_order {
+    ($order:ident, $label:literal) => {
+        if $crate::sync::is_planted($label) {
+            $crate::sync::atomic::Ordering::Relaxed
+        } else {
+            $crate::sync::atomic::Ordering::$order
+        }
+    };
+}
+
+/// A statement that a model run can skip: `step!("label", statement)`.
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! offlock_step {
+    ($label:literal, $step:expr $(,)?) => {{
+        $step;
+    }};
+}
+
+#[cfg(any(offlock_loom, offlock_shuttle))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! offlock_step {
+    ($label:literal, $step:expr $(,)?) => {
+        if !$crate::sync::is_planted($label) {
+            $step;
+        }
+    };
+}
+
+/// A condition that a model run can read as `true`: `check!("label", condition)`.
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! offlock_check {
+    ($label:literal, $condition:expr $(,)?) => {
+        $condition
+    };
+}
+
+#[cfg(any(offlock_loom, offlock_shuttle))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! offlock_check {
+    // Not `||`: a label counts as reached when its condition holds, too.
+    ($label:literal, $condition:expr $(,)?) => {
+        $condition | $crate::sync::is_planted($label)
+    };
+}
+
+pub use crate::{
+    offlock_check as check, offlock_fence as fence, offlock_order as order, offlock_step as step,
+};
+
+/// Returns whether `OFFLOCK_MUTANT` names this label.
+///
+/// The first time that it does, a line on standard error says so. The test that demands a failure
+/// can then tell the planted bug from another cause.
+#[cfg(any(offlock_loom, offlock_shuttle))]
+#[doc(hidden)]
+#[must_use]
+pub fn is_planted(label: &str) -> bool {
+    use std::sync::{Once, OnceLock};
+
+    static PLANTED: OnceLock<Option<String>> = OnceLock::new();
+    static SAID: Once = Once::new();
+
+    let planted = PLANTED.get_or_init(|| std::env::var("OFFLOCK_MUTANT").ok());
+    let hit = planted.as_deref() == Some(label);
+    if hit || planted.as_deref() == Some(super::planted::CONTROL) {
+        // Not `eprintln`: the test harness would capture it, and an abort would lose it.
+        SAID.call_once(|| {
+            use std::io::Write;
+            let said = writeln!(std::io::stderr(), "planted mutant reached: {label}");
+            said.expect("standard error is open");
+            abort_on_panic();
+        });
+    }
+    hit
+}
+
+/// Aborts on the first panic with a message. Unwinding through the state that the bug left may
+/// never end.
+///
+/// loom also ends its threads by panics when a run went well. Those panics have no message.
+#[cfg(any(offlock_loom, offlock_shuttle))]
+fn abort_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        report(info);
+        let payload = info.payload();
+        if payload.is::<&str>() || payload.is::<String>() {
+            std::process::abort();
+        }
+    }));
+}
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests;
