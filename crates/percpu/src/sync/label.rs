@@ -81,9 +81,8 @@ macro_rules! offlock_step {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! offlock_check {
-    ($label:literal, $condition:expr $(,)?) => {
-        $condition
-    };
+    // A block, so that clippy does not suggest `a != b` for a negated check of `a == b`.
+    ($label:literal, $condition:expr $(,)?) => {{ $condition }};
 }
 
 #[cfg(any(offlock_loom, offlock_shuttle))]
@@ -91,9 +90,7 @@ macro_rules! offlock_check {
 #[macro_export]
 macro_rules! offlock_check {
     // Not `||`: a label counts as reached when its condition holds, too.
-    ($label:literal, $condition:expr $(,)?) => {
-        $condition | $crate::sync::is_planted($label)
-    };
+    ($label:literal, $condition:expr $(,)?) => {{ $condition | $crate::sync::is_planted($label) }};
 }
 
 pub use crate::{

@@ -48,8 +48,9 @@ fn a_condition_is_evaluated_once_and_keeps_its_value() {
         value
     };
     assert!(check!("table: a free slot", holds(true)));
+    assert!(!check!("table: two free slots", holds(true) && 1 > 2));
     if check!("table: no slot is left", holds(false)) {
         panic!("a normal build does not read the condition as true");
     }
-    assert_eq!(evaluated, 2);
+    assert_eq!(evaluated, 3);
 }
