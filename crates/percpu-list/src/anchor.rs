@@ -14,7 +14,7 @@ use std::ptr;
 use percpu::CpuId;
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::cell::UnsafeCell;
-use percpu::sync::{load_own, mutant};
+use percpu::sync::{load_own, order};
 
 use crate::shard::Shard;
 
@@ -72,9 +72,7 @@ impl Anchor {
     pub(crate) fn set_index(&self, index: u32) {
         // Ordering: Release pairs with the Acquire in `is_linked`; it carries the uses that walks
         // made of the entry before it was unlinked.
-        let order =
-            if mutant("anchor-unlinks-relaxed") { Ordering::Relaxed } else { Ordering::Release };
-        self.index.store(index, order);
+        self.index.store(index, order!(Release, "unlink: after the last use by a walk"));
     }
 
     /// Whether it is on a list; by the time it is known it may have changed.
@@ -82,12 +80,7 @@ impl Anchor {
     pub(crate) fn is_linked(&self) -> bool {
         // Ordering: Acquire pairs with the Release in `set_index`: whoever sees it unlinked may
         // destroy the entry, for all walks have done with it.
-        let order = if mutant("anchor-is-linked-is-relaxed") {
-            Ordering::Relaxed
-        } else {
-            Ordering::Acquire
-        };
-        self.index.load(order) != UNLINKED
+        self.index.load(order!(Acquire, "is_linked: before the item is destroyed")) != UNLINKED
     }
 
     /// The shard that holds it, or held it last. The caller holds the home slot's lock, or made the

@@ -25,7 +25,7 @@ use std::ptr::{self, NonNull};
 
 use percpu::lglock::{GlobalGuard, LocalGuard, LockError};
 use percpu::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use percpu::sync::mutant;
+use percpu::sync::{check, order, step};
 use percpu::{AllocError, CpuId};
 
 use crate::anchor::{Anchor, UNLINKED};
@@ -90,14 +90,12 @@ impl Core {
         let made = Box::into_raw(made);
         // Ordering: Release on success pairs with the Acquire in `part`; it carries `*made`.
         // Acquire on failure: another thread's shard is used below.
-        let order = if mutant("list-publishes-a-shard-relaxed") {
-            (Ordering::Relaxed, Ordering::Acquire)
-        } else if mutant("list-takes-their-shard-relaxed") {
-            (Ordering::Release, Ordering::Relaxed)
-        } else {
-            (Ordering::Release, Ordering::Acquire)
-        };
-        let shard = match pointer.compare_exchange(ptr::null_mut(), made, order.0, order.1) {
+        let shard = match pointer.compare_exchange(
+            ptr::null_mut(),
+            made,
+            order!(Release, "first entry: publish the shard"),
+            order!(Acquire, "first entry: use the other thread's shard"),
+        ) {
             Ok(_) => made,
             Err(theirs) => {
                 // SAFETY: from `into_raw` above, and nobody has seen it.
@@ -139,11 +137,15 @@ impl Core {
     pub(crate) fn close(&self) -> Result<(), LockError> {
         // Ordering: Relaxed; every slot's lock below carries it.
         self.closed.store(true, Ordering::Relaxed);
-        if mutant("list-close-does-not-wait") {
-            return Ok(());
+        let mut waited = Ok(());
+        for slot in self.slots() {
+            // An error of one slot is no reason to skip the next.
+            step!(
+                "close: wait for the additions under way",
+                waited = waited.and(self.domain.lock(slot).map(drop))
+            );
         }
-        let locked = self.slots().map(|slot| self.domain.lock(slot).map(drop));
-        locked.fold(Ok(()), Result::and) // all of them, whichever is refused
+        waited
     }
 
     /// How many entries there are, added up slot by slot: a moving target, but never 0 while one
@@ -338,7 +340,7 @@ impl<'a, G> Locked<'a, G> {
         if index == UNLINKED {
             return false;
         }
-        let may_move = self.shard.may_move() || mutant("list-moves-behind-walkers");
+        let may_move = check!("remove: no walk is under way", self.shard.may_move());
         // SAFETY: it is linked, so in this shard, where its index says (anchor's invariant 2).
         unsafe { self.array_mut().take(index, may_move) };
         anchor.set_index(UNLINKED);
@@ -372,13 +374,12 @@ pub(crate) unsafe fn remove_anywhere(
 ) -> Result<bool, LockError> {
     loop {
         let home = anchor.home();
-        let slot = if mutant("list-locks-the-current-slot") { domain.here() } else { home };
         let (guard, contended) =
-            if may_wait { domain.lock(slot)? } else { (domain.try_lock(slot)?, false) };
-        if anchor.home() != home && !mutant("list-skips-the-second-look") {
-            continue; // it was added elsewhere meanwhile
+            if may_wait { domain.lock(home)? } else { (domain.try_lock(home)?, false) };
+        if !check!("remove: the locked slot is still the home", anchor.home() == home) {
+            continue;
         }
-        if anchor.index() == UNLINKED {
+        if !check!("remove: the anchor is still linked", anchor.index() != UNLINKED) {
             return Ok(false);
         }
         // SAFETY: linked, under the home slot's lock: a list lives until it has unlinked all entries.
@@ -386,8 +387,8 @@ pub(crate) unsafe fn remove_anywhere(
         if contended {
             shard.count_contended();
         }
-        let theirs = |core: &Core| !core.part(home).is_some_and(|ours| ptr::eq(ours.shard, shard));
-        if on.is_some_and(theirs) && !mutant("list-removes-from-another-list") {
+        let holds = |list: &Core| list.part(home).is_some_and(|part| ptr::eq(part.shard, shard));
+        if !check!("remove: the anchor is on this list", on.is_none_or(holds)) {
             return Ok(false);
         }
         // SAFETY: an anchor's home is its shard's slot, and that is locked.

@@ -12,7 +12,7 @@
 use percpu::CpuId;
 use percpu::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use percpu::sync::cell::UnsafeCell;
-use percpu::sync::{load_own, mutant};
+use percpu::sync::{load_own, order};
 
 use crate::anchor::Anchor;
 use crate::array::Array;
@@ -144,13 +144,9 @@ impl Shard {
 
     /// How many entries there are, without the lock: never less than stay throughout.
     pub(crate) fn entries(&self) -> u64 {
-        if mutant("shard-reads-additions-first") {
-            let added = self.added.load(Ordering::Acquire);
-            return added - self.removed.load(Ordering::Acquire);
-        }
         // Ordering: Acquire pairs with the Release in `count`: each removal that is seen brings its
         // addition, and `added`, read later, counts that.
-        let removed = self.removed.load(Ordering::Acquire);
+        let removed = self.removed.load(order!(Acquire, "length: removals before additions"));
         // Ordering: Acquire; as above, for whoever goes on from there.
         self.added.load(Ordering::Acquire) - removed
     }

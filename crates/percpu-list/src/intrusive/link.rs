@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use percpu::CpuId;
 use percpu::lglock::LockError;
-use percpu::sync::mutant;
+use percpu::sync::step;
 
 use crate::anchor::Anchor;
 use crate::core::remove_anywhere;
@@ -90,8 +90,8 @@ impl Link {
     #[doc(hidden)]
     #[inline]
     pub fn unlink_in_drop(&self) {
-        if self.is_linked() && !mutant("link-drops-on-its-list") {
-            self.unlink_or_abort();
+        if self.is_linked() {
+            step!("drop: leave the list first", self.unlink_or_abort());
         }
     }
 

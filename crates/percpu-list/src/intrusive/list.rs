@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::ptr::NonNull;
 
 use percpu::lglock::LockError;
-use percpu::sync::mutant;
+use percpu::sync::{check, mutant, step};
 use percpu::{AllocError, CpuId};
 
 use crate::anchor::{Anchor, UNLINKED};
@@ -143,7 +143,7 @@ impl<T: Linked> IntrusiveList<T> {
         let part = self.core.part_or_new(slot)?;
         loop {
             let home = link.anchor().home();
-            let added = if home == slot {
+            let added = if check!("add: the home is this slot", home == slot) {
                 self.add(part.lock()?, home, item)
             } else {
                 self.move_in(part, home, item)
@@ -160,12 +160,8 @@ impl<T: Linked> IntrusiveList<T> {
     #[cold]
     #[inline(never)]
     fn move_in(&self, part: Part<'_>, home: CpuId, item: &T) -> Result<Added, Refused> {
-        let _home = if mutant("list-moves-in-home-first") {
-            Some(self.core.domain().lock(home)?)
-        } else {
-            None
-        };
-        if mutant("list-moves-in-under-one-lock") || mutant("list-moves-in-home-first") {
+        if mutant("list-moves-in-home-first") {
+            let _home = self.core.domain().lock(home)?;
             return self.add(part.lock()?, home, item);
         }
         let guard = self.core.domain().lock_pair(home, part.slot())?;
@@ -177,7 +173,7 @@ impl<T: Linked> IntrusiveList<T> {
     #[inline(always)]
     fn add<G>(&self, mut locked: Locked<'_, G>, home: CpuId, item: &T) -> Result<Added, Refused> {
         let anchor = link_of(item).anchor();
-        if anchor.home() != home && !mutant("list-adds-without-a-second-look") {
+        if !check!("add: the home is still the same", anchor.home() == home) {
             return Ok(Added::Moved);
         }
         if anchor.index() != UNLINKED {
@@ -190,7 +186,7 @@ impl<T: Linked> IntrusiveList<T> {
             return Ok(Added::Full);
         }
         if home != locked.shard().slot() {
-            anchor.set_home(locked.shard().slot());
+            step!("add: record the new home", anchor.set_home(locked.shard().slot()));
         }
         // SAFETY: there is room; the anchor is unlinked, under its home's lock. It is pinned (the
         // callers' `Pin`), so it stays alive and in place until its drop has unlinked it.

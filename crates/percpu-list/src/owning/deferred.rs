@@ -7,7 +7,7 @@
 use std::ptr::{self, NonNull};
 
 use percpu::sync::atomic::Ordering;
-use percpu::sync::mutant;
+use percpu::sync::{check, order};
 
 use crate::core::{Core, Locked};
 
@@ -24,20 +24,19 @@ pub(super) unsafe fn defer<T>(core: &Core, node: NodePtr<T>) {
     let home = unsafe { node.anchor() }.home(); // which never changes
     let Some(part) = core.part(home) else { unreachable!("a node was inserted in its home") };
     let stack = part.deferred();
-    // Ordering: Relaxed; the exchange checks it.
-    let mut first = stack.load(Ordering::Relaxed);
     loop {
+        // Ordering: Relaxed; the exchange checks it, and `first` is not followed.
+        let first = stack.load(Ordering::Relaxed);
         // Ordering: Relaxed; published by the exchange.
         // SAFETY: the caller's count, and with it the link.
         unsafe { node.next() }.store(first, Ordering::Relaxed);
         // Ordering: Release on success pairs with the Acquire in `settle_some`; it carries `next`, and
-        // the caller's uses of the value. Relaxed on failure: `first` is not followed.
-        let order =
-            if mutant("deferred-push-is-relaxed") { Ordering::Relaxed } else { Ordering::Release };
+        // the caller's uses of the value. Relaxed on failure: the value is not used.
+        let order = order!(Release, "defer: the link and the last use are complete");
         let anchor = node.anchor_ptr().as_ptr();
-        match stack.compare_exchange(first, anchor, order, Ordering::Relaxed) {
-            Ok(_) => return,
-            Err(other) => first = other,
+        let pushed = stack.compare_exchange(first, anchor, order, Ordering::Relaxed);
+        if check!("defer: no other push came first", pushed.is_ok()) {
+            return;
         }
     }
 }
@@ -65,15 +64,8 @@ unsafe fn settle_some<T, G>(core: &Core, locked: &mut Locked<'_, G>, removed: &m
     // Ordering: Acquire pairs with the Release in `defer`; it carries the links, and the uses of the
     // values by those who deferred.
     let stack = locked.shard().deferred();
-    let mut first = if mutant("deferred-taken-in-two-steps") {
-        let first = stack.load(Ordering::Acquire);
-        stack.store(ptr::null_mut(), Ordering::Relaxed);
-        first
-    } else if mutant("deferred-taken-relaxed") {
-        stack.swap(ptr::null_mut(), Ordering::Relaxed)
-    } else {
-        stack.swap(ptr::null_mut(), Ordering::Acquire)
-    };
+    let order = order!(Acquire, "settle: before the links are followed");
+    let mut first = stack.swap(ptr::null_mut(), order);
     while let Some(anchor) = NonNull::new(first) {
         // SAFETY: `defer` pushes anchors of nodes, of this list and so of its `T`.
         let node = unsafe { NodePtr::<T>::of(anchor) };

@@ -16,8 +16,8 @@ use std::ptr::{self, NonNull};
 
 use percpu::CpuId;
 use percpu::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
-use percpu::sync::mutant;
 use percpu::sync::quarantine::{Watched, free};
+use percpu::sync::{check, order};
 
 use crate::anchor::Anchor;
 use percpu::alloc::try_box;
@@ -157,8 +157,7 @@ impl<T> NodePtr<T> {
     pub(super) unsafe fn is_last(self) -> bool {
         // Ordering: Acquire pairs with the Release in `release`; it carries what others did with the
         // value.
-        let order =
-            if mutant("node-last-look-is-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
+        let order = order!(Acquire, "last count: after the uses by other threads");
         // SAFETY: the caller's.
         unsafe { self.node() }.refs.load(order) == 1
     }
@@ -170,16 +169,13 @@ impl<T> NodePtr<T> {
     /// The count is the caller's; if it is the entry's, the node is unlinked for good.
     #[inline]
     pub(super) unsafe fn release(self) {
-        // With one count left nobody can take another: no exchange is needed.
+        // With one count left no thread can take another: no exchange is needed.
         // SAFETY: the caller's. A `Ref` may ask while the node is linked: then the entry has one.
-        if !unsafe { self.is_last() } && !mutant("node-frees-at-once") {
+        let is_last = unsafe { self.is_last() };
+        if !check!("release: no other count is left", is_last) {
             // Ordering: Release pairs with the Acquire in `is_last` or below; it carries our uses of
             // the value. Acquire: theirs.
-            let order = if mutant("node-release-is-relaxed") {
-                Ordering::Relaxed
-            } else {
-                Ordering::AcqRel
-            };
+            let order = order!(AcqRel, "release: after this thread's last use");
             // SAFETY: the caller's.
             if unsafe { self.node() }.refs.fetch_sub(1, order) != 1 {
                 return;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::iter::FusedIterator;
 
 use percpu::lglock::{GlobalGuard, LockError};
-use percpu::sync::mutant;
+use percpu::sync::check;
 
 use crate::array::Array;
 use crate::core::Locked;
@@ -42,9 +42,8 @@ impl<'a, T> Snapshot<'a, T> {
         // Until all are found empty one after the other: else what is deferred in a slot behind would
         // be seen, and what was deferred before it in a slot passed already would not. It ends: nobody
         // adds meanwhile.
-        while !mutant("snapshot-leaves-the-deferred")
-            && core.parts().any(|part| part.has_deferred())
-        {
+        let is_settled = || core.parts().all(|part| !part.has_deferred());
+        while !check!("snapshot: no deferred removal is left", is_settled()) {
             for part in core.parts() {
                 // SAFETY: we hold all slots' locks, and use this shard here only.
                 let mut locked = unsafe { Locked::new(part.shard(), ()) };

@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
 use percpu::sync::atomic::Ordering;
-use percpu::sync::mutant;
+use percpu::sync::{check, step};
 
 use crate::anchor::Anchor;
 use crate::core::Locked;
@@ -47,11 +47,9 @@ pub(super) unsafe fn take<T, G>(locked: &Locked<'_, G>) -> Option<NodePtr<T>> {
     let node = NonNull::new(first.load(Ordering::Relaxed))?;
     // SAFETY: `keep` pushed it: a node of this list, and so of its `T`, says the caller.
     let node = unsafe { NodePtr::<T>::of(node) };
-    if mutant("spares-take-and-leave") {
-        return Some(node);
-    }
     // SAFETY: the count that comes with it.
-    first.store(unsafe { node.next() }.load(Ordering::Relaxed), Ordering::Relaxed);
+    let next = unsafe { node.next() }.load(Ordering::Relaxed);
+    step!("spare: take the node off the stack", first.store(next, Ordering::Relaxed));
     count.store(count.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
     Some(node)
 }
@@ -72,7 +70,8 @@ pub(super) unsafe fn keep<T, G>(locked: &Locked<'_, G>, node: NodePtr<T>) -> Opt
         return None;
     }
     // SAFETY: the entry's count, of an unlinked node.
-    if !unsafe { node.is_last() } && !mutant("spares-keep-what-others-have") {
+    let is_last = unsafe { node.is_last() };
+    if !check!("spare: no other count is left", is_last) {
         return None;
     }
     // SAFETY: the only count is ours, so nobody else has the value; it is taken once.

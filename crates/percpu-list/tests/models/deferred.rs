@@ -7,13 +7,17 @@ use super::payload::{ONE, ZERO, spawn_on};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("deferred-push-is-relaxed", "deferred::a_flush_meets_two_deferred_removals"),
-    ("deferred-taken-relaxed", "deferred::a_flush_meets_two_deferred_removals"),
-    ("deferred-taken-in-two-steps", "deferred::a_flush_meets_two_deferred_removals"),
+    (
+        "defer: the link and the last use are complete",
+        "deferred::a_flush_meets_two_deferred_removals",
+    ),
+    ("settle: before the links are followed", "deferred::a_flush_meets_two_deferred_removals"),
+    ("defer: no other push came first", "deferred::a_flush_meets_two_deferred_removals"),
 ];
 
 /// Of these, what only loom can see.
-pub(super) const LOOM_ONLY: &[&str] = &["deferred-push-is-relaxed", "deferred-taken-relaxed"];
+pub(super) const LOOM_ONLY: &[&str] =
+    &["defer: the link and the last use are complete", "settle: before the links are followed"];
 
 /// Each is dropped once, by whoever came next.
 #[test]

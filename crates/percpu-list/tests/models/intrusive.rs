@@ -7,22 +7,35 @@ use super::payload::{Drops, Item, ONE, Owned, ZERO, spawn_on};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("list-moves-in-under-one-lock", "intrusive::inv02_of_two_adds_on_two_slots_one_is_refused"),
-    ("list-adds-without-a-second-look", "intrusive::inv05_an_add_meets_a_move_and_back"),
-    ("list-skips-the-second-look", "intrusive::inv05_a_removal_meets_readd_on_another_slot"),
-    ("list-locks-the-current-slot", "intrusive::inv03_two_removals_lock_the_same_slot"),
-    ("list-removes-from-another-list", "intrusive::inv02_a_removal_meets_a_move_to_another_list"),
+    ("add: the home is this slot", "intrusive::inv02_of_two_adds_on_two_slots_one_is_refused"),
+    ("add: the home is still the same", "intrusive::inv05_an_add_meets_a_move_and_back"),
+    ("add: record the new home", "intrusive::inv02_of_two_adds_on_two_slots_one_is_refused"),
+    (
+        "remove: the locked slot is still the home",
+        "intrusive::inv05_a_removal_meets_readd_on_another_slot",
+    ),
+    ("remove: the anchor is still linked", "intrusive::inv03_two_removals_lock_the_same_slot"),
+    (
+        "remove: the anchor is on this list",
+        "intrusive::inv02_a_removal_meets_a_move_to_another_list",
+    ),
     ("list-moves-in-home-first", "intrusive::inv08_global_two_slots_and_local_end"),
-    ("link-drops-on-its-list", "intrusive::an_item_drops_beside_a_locked_walk"),
-    ("anchor-unlinks-relaxed", "intrusive::an_item_drops_once_it_is_seen_unlinked"),
-    ("anchor-is-linked-is-relaxed", "intrusive::an_item_drops_once_it_is_seen_unlinked"),
+    ("drop: leave the list first", "intrusive::an_item_drops_beside_a_locked_walk"),
+    ("unlink: after the last use by a walk", "intrusive::an_item_drops_once_it_is_seen_unlinked"),
+    (
+        "is_linked: before the item is destroyed",
+        "intrusive::an_item_drops_once_it_is_seen_unlinked",
+    ),
 ];
 
 /// Of these, what only loom can see.
 ///
 /// A removal that is stopped for as long as its item takes to move is none of a random schedule's.
-pub(super) const LOOM_ONLY: &[&str] =
-    &["list-skips-the-second-look", "anchor-unlinks-relaxed", "anchor-is-linked-is-relaxed"];
+pub(super) const LOOM_ONLY: &[&str] = &[
+    "remove: the locked slot is still the home",
+    "unlink: after the last use by a walk",
+    "is_linked: before the item is destroyed",
+];
 
 /// How often a short thing is done that must hit another: a random schedule needs some.
 const TIMES: usize = if cfg!(offlock_shuttle) { 10 } else { 1 };

@@ -1,8 +1,9 @@
 //! Models of both lists, run by loom in every interleaving and by shuttle in random ones. There are
 //! two CPUs, segments have two cells, and walks take one entry under a lock.
 //!
-//! A planted bug is named by `mutant("...")`, in a model or in the crate; [`mutants`] demands that
-//! each is caught.
+//! A planted bug weakens a step that has a label (`fence!`, `order!`, `step!`, `check!`), or is code
+//! of its own behind `mutant("...")`, in a model or in the crate; [`mutants`] demands that each is
+//! caught.
 
 mod deferred;
 mod intrusive;

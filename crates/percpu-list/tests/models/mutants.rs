@@ -15,7 +15,7 @@ const PLANTED: Planted = Planted {
     ],
     loom_only: &[deferred::LOOM_ONLY, intrusive::LOOM_ONLY, owning::LOOM_ONLY],
     root: env!("CARGO_MANIFEST_DIR"),
-    dirs: &["src", "src/intrusive", "src/owning", "tests/models"],
+    dirs: &["src", "tests/models"],
 };
 
 #[test]

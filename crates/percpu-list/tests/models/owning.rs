@@ -7,13 +7,22 @@ use super::payload::{Drops, ONE, Payload, ZERO, spawn_on};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("node-frees-at-once", "owning::inv04_a_removal_meets_the_drop_of_the_entry"),
-    ("node-last-look-is-relaxed", "owning::inv04_a_removal_meets_the_drop_of_the_entry"),
-    ("node-release-is-relaxed", "owning::inv04_a_removal_meets_the_drop_of_the_entry"),
-    ("list-publishes-a-shard-relaxed", "owning::a_slots_first_entry_is_seen_finished"),
-    ("list-takes-their-shard-relaxed", "owning::two_first_entries_of_a_slot_share_a_shard"),
-    ("list-close-does-not-wait", "owning::nothing_is_added_once_close_returned"),
-    ("shard-reads-additions-first", "owning::inv10_a_list_with_an_entry_is_never_empty"),
+    ("release: no other count is left", "owning::inv04_a_removal_meets_the_drop_of_the_entry"),
+    (
+        "last count: after the uses by other threads",
+        "owning::inv04_a_removal_meets_the_drop_of_the_entry",
+    ),
+    (
+        "release: after this thread's last use",
+        "owning::inv04_a_removal_meets_the_drop_of_the_entry",
+    ),
+    ("first entry: publish the shard", "owning::a_slots_first_entry_is_seen_finished"),
+    (
+        "first entry: use the other thread's shard",
+        "owning::two_first_entries_of_a_slot_share_a_shard",
+    ),
+    ("close: wait for the additions under way", "owning::nothing_is_added_once_close_returned"),
+    ("length: removals before additions", "owning::inv10_a_list_with_an_entry_is_never_empty"),
 ];
 
 /// Of these, what only loom can see.
@@ -22,12 +31,12 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 /// stale look at `closed`. Two loads that are a whole addition and removal apart are none of a random
 /// schedule's.
 pub(super) const LOOM_ONLY: &[&str] = &[
-    "node-last-look-is-relaxed",
-    "node-release-is-relaxed",
-    "list-publishes-a-shard-relaxed",
-    "list-takes-their-shard-relaxed",
-    "list-close-does-not-wait",
-    "shard-reads-additions-first",
+    "last count: after the uses by other threads",
+    "release: after this thread's last use",
+    "first entry: publish the shard",
+    "first entry: use the other thread's shard",
+    "close: wait for the additions under way",
+    "length: removals before additions",
 ];
 
 pub(super) type List = PerCpuList<Payload>;

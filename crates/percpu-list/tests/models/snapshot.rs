@@ -10,7 +10,10 @@ use super::payload::{ONE, ZERO, dawdle, spawn_on};
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("snapshot-is-taken-slot-by-slot", "snapshot::inv06_what_was_added_first_is_seen_first"),
     ("snapshot-is-taken-slot-by-slot", "snapshot::inv06_what_was_removed_before_an_add_is_gone"),
-    ("snapshot-leaves-the-deferred", "snapshot::inv06_what_was_deferred_before_an_add_is_gone"),
+    (
+        "snapshot: no deferred removal is left",
+        "snapshot::inv06_what_was_deferred_before_an_add_is_gone",
+    ),
 ];
 
 /// The values, at one instant.

@@ -7,11 +7,14 @@ use super::payload::{ONE, ZERO, dawdle, spawn_on};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("spares-keep-what-others-have", "spares::inv07_a_node_that_others_have_is_not_used_again"),
-    ("spares-keep-what-others-have", "spares::inv04_a_reference_removes_no_later_entry"),
-    ("spares-keep-what-others-have", "spares::inv07_a_walk_meets_a_node_that_is_used_again"),
-    ("spares-take-and-leave", "spares::a_spare_node_goes_to_one_of_two"),
-    ("node-last-look-is-relaxed", "spares::inv07_a_node_that_others_have_is_not_used_again"),
+    ("spare: no other count is left", "spares::inv07_a_node_that_others_have_is_not_used_again"),
+    ("spare: no other count is left", "spares::inv04_a_reference_removes_no_later_entry"),
+    ("spare: no other count is left", "spares::inv07_a_walk_meets_a_node_that_is_used_again"),
+    ("spare: take the node off the stack", "spares::a_spare_node_goes_to_one_of_two"),
+    (
+        "last count: after the uses by other threads",
+        "spares::inv07_a_node_that_others_have_is_not_used_again",
+    ),
 ];
 
 /// The value stays for who has a reference, though its entry is gone and the slot has another.

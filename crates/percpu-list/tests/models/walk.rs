@@ -8,8 +8,8 @@ use super::payload::{Drops, Item, ONE, Owned, ZERO, spawn_on};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("list-moves-behind-walkers", "walk::inv11_who_stays_is_seen_once_beside_a_removal"),
-    ("list-moves-behind-walkers", "walk::inv11_an_item_that_stays_is_seen_once"),
+    ("remove: no walk is under way", "walk::inv11_who_stays_is_seen_once_beside_a_removal"),
+    ("remove: no walk is under way", "walk::inv11_an_item_that_stays_is_seen_once"),
 ];
 
 /// The walk is at the first entry when that goes; the last must not take its place.
