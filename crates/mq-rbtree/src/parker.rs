@@ -1,6 +1,6 @@
 //! Where a thread sleeps until somebody has something for it.
 
-use percpu::sync::{Arc, Futex, mutant};
+use percpu::sync::{Arc, Futex, step};
 
 use crate::deadline::{Deadline, sleep};
 
@@ -26,9 +26,12 @@ impl Parker {
     pub(crate) fn park(&self, deadline: Option<Deadline>, over: impl Fn() -> bool) -> bool {
         loop {
             let seen = self.woken.load();
-            if !mutant("parker-sleeps-without-a-look") && over() {
-                return true;
-            }
+            step!(
+                "park: look again before the sleep",
+                if over() {
+                    return true;
+                }
+            );
             if deadline.is_some_and(|deadline| deadline.is_over()) {
                 return false;
             }

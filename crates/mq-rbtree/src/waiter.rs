@@ -32,7 +32,7 @@ use std::task::Waker;
 
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::cell::UnsafeCell;
-use percpu::sync::{Arc, hint, mutant};
+use percpu::sync::{Arc, hint, order, step};
 
 use crate::core::Message;
 use crate::deadline::Deadline;
@@ -187,8 +187,7 @@ impl<T, P: Copy> Waiter<T, P> {
             // SAFETY: invariant 4: the state is not `PARKED` yet, so nobody else looks there.
             unsafe { *own = Some(Arc::clone(&parker)) }
         });
-        let release =
-            if mutant("waiter-parks-relaxed") { Ordering::Relaxed } else { Ordering::Release };
+        let release = order!(Release, "park: the parker is set");
         // Ordering: Release on success pairs with the Acquire in `end`; it carries `parker`. Acquire on
         // failure, as in `ended`.
         let parked = self.state.compare_exchange(SPINNING, PARKED, release, Ordering::Acquire);
@@ -200,8 +199,7 @@ impl<T, P: Copy> Waiter<T, P> {
 
     /// Whether the wait is over.
     pub(crate) fn ended(&self) -> Option<Ended> {
-        let acquire =
-            if mutant("waiter-looks-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
+        let acquire = order!(Acquire, "ended: before the message is taken");
         // Ordering: Acquire pairs with the Release in `end`; it carries `cargo`.
         match self.state.load(acquire) {
             DONE => Some(Ended::Done),
@@ -224,33 +222,18 @@ impl<T, P: Copy> Waiter<T, P> {
             return Some(Wake::Task(waker)); // it looks at its node under the lock only
         }
         let state = if ended == Ended::Done { DONE } else { AGAIN };
-        let release =
-            if mutant("waiter-ends-relaxed") { Ordering::Relaxed } else { Ordering::Release };
-        let acquire =
-            if mutant("waiter-ends-unseen") { Ordering::Relaxed } else { Ordering::Acquire };
+        let release = order!(Release, "end: after the last use of the node");
+        let acquire = order!(Acquire, "end: before the parker is used");
         // Ordering: Release on success pairs with the Acquire in `ended`; it carries `cargo`. Acquire on
         // failure pairs with the Release in `sleep`; it carries `parker`.
         let told = waiter.state.compare_exchange(SPINNING, state, release, acquire);
         if told.is_ok() {
-            if mutant("waiter-is-used-after-its-end") {
-                // SAFETY: none; that is the bug.
-                drop(unsafe { waiter.inner() }.waker.take());
-            }
             return None; // the last use of the node was that exchange
         }
         // SAFETY: invariant 4, and the exchange has seen `PARKED`.
         let parker = waiter.parker.with(|parker| unsafe { (*parker).clone() });
-        if mutant("waiter-is-woken-before-it-ends") {
-            parker.iter().for_each(|parker| parker.unpark());
-            waiter.state.swap(state, release);
-            return None;
-        }
         // Ordering: Release, as above. A store would do; loom wants an exchange.
-        waiter.state.swap(state, release);
-        if mutant("waiter-is-used-after-its-end") {
-            // SAFETY: none; that is the bug.
-            drop(unsafe { waiter.inner() }.waker.take());
-        }
+        step!("end: tell the parked thread", waiter.state.swap(state, release));
         // The last use of the node was that swap, and the reference is ours.
         parker.map(Wake::Thread)
     }

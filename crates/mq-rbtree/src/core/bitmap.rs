@@ -23,7 +23,7 @@
 
 use percpu::AllocError;
 use percpu::sync::atomic::{AtomicU64, Ordering};
-use percpu::sync::{Arc, load_own, mutant};
+use percpu::sync::{Arc, check, load_own};
 
 use super::fifo::{Fifo, NIL};
 use super::levels::{Levels, sealed};
@@ -256,14 +256,8 @@ impl Levels for Bitmap {
     #[inline(always)]
     fn is_short(hint: &PageHint, priority: u32) -> bool {
         let (word, bit) = split(priority / WORD);
-        let load = |there: &AtomicU64| {
-            if mutant("bitmap-hint-is-plain-memory") {
-                return load_own(there);
-            }
-            // Ordering: Relaxed; a hint, the lock orders what it is about.
-            there.load(Ordering::Relaxed)
-        };
-        let there = hint.0.get(word).map_or(0, load);
+        // Ordering: Relaxed; a hint, the lock orders what it is about.
+        let there = hint.0.get(word).map_or(0, |there| there.load(Ordering::Relaxed));
         there & (1 << bit) == 0
     }
 
@@ -286,8 +280,7 @@ impl Levels for Bitmap {
     #[inline(always)]
     fn enter(&mut self, priority: u32, preload: &mut Option<Box<Page>>) -> Result<u32, AllocError> {
         let (number, _) = split(priority);
-        let stores_all = mutant("bitmap-stores-without-a-second-look") && preload.is_some();
-        if self.pages[number].is_none() || stores_all {
+        if check!("enter: the page is still missing", self.pages[number].is_none()) {
             self.add_page(number, preload)?;
         }
         self.enter_at_once(priority).ok_or(AllocError::new())

@@ -43,7 +43,6 @@ mod tests;
 use std::fmt;
 
 use percpu::AllocError;
-use percpu::sync::mutant;
 
 use self::node::NodePtr;
 use self::pool::{NodeHint, NodePool, Preload, make};
@@ -116,7 +115,6 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
         };
         let node = match self.pool.take(preload) {
             Some(node) => node,
-            None if mutant("rbtree-trusts-the-hint") => return Err(AllocError::new()),
             None => {
                 let node = make()?;
                 self.fallback += 1;

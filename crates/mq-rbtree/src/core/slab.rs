@@ -22,7 +22,7 @@ use std::ptr::{self, NonNull};
 
 use percpu::AllocError;
 use percpu::sync::atomic::{AtomicU32, Ordering};
-use percpu::sync::{Arc, load_own, mutant};
+use percpu::sync::{Arc, check};
 
 use super::fifo::NIL;
 
@@ -105,12 +105,8 @@ impl SlabHint {
     /// Makes the chunk that seems to be missing. Fails quietly: the operation may do without.
     #[inline(always)]
     pub(crate) fn fill<T>(&self, preload: &mut Option<Chunk<T>>) {
-        let missing = if mutant("slab-hint-is-plain-memory") {
-            load_own(&*self.0)
-        } else {
-            // Ordering: Relaxed; a hint, the lock orders what it is about.
-            self.0.load(Ordering::Relaxed)
-        };
+        // Ordering: Relaxed; a hint, the lock orders what it is about.
+        let missing = self.0.load(Ordering::Relaxed);
         if missing != 0 {
             *preload = Chunk::missing(missing);
         }
@@ -198,8 +194,7 @@ impl<T> Slab<T> {
         bytes: u32,
         preload: &mut Option<Chunk<T>>,
     ) -> Result<u32, T> {
-        let trusts_the_hint = mutant("slab-trusts-the-hint") && preload.is_none();
-        if !self.has_place() && !trusts_the_hint && !self.grow(preload) {
+        if !check!("insert: a place is there", self.has_place()) && !self.grow(preload) {
             return Err(value);
         }
         Ok(self.insert_at_once(value, bytes))
@@ -321,8 +316,10 @@ impl<T> Slab<T> {
         if self.count == CHUNKS {
             return false;
         }
-        let any = mutant("slab-stores-without-a-second-look");
-        let chunk = match preload.take_if(|chunk| chunk.number == self.count || any) {
+        let is_missing = |chunk: &mut Chunk<T>| {
+            check!("grow: the chunk is still missing", chunk.number == self.count)
+        };
+        let chunk = match preload.take_if(is_missing) {
             Some(chunk) => chunk,
             None => match Chunk::try_new(self.count) {
                 Ok(chunk) => {

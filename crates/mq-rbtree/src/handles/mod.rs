@@ -10,7 +10,7 @@ mod way;
 use std::fmt;
 
 use percpu::sync::atomic::{AtomicUsize, Ordering, fence};
-use percpu::sync::{Arc, mutant};
+use percpu::sync::{Arc, check, step};
 
 pub use self::iter::{IntoIter, Iter, TryIter};
 pub use self::way::QueueHandle;
@@ -63,14 +63,8 @@ pub(crate) fn pair<T, L: Levels>(queue: Queue<T, L>) -> (Sender<T, L>, Receiver<
 
 /// Counts a handle out; true if it was the last.
 fn was_last(count: &AtomicUsize) -> bool {
-    if mutant("handles-are-counted-in-two-steps") {
-        // Ordering: Relaxed, both; that is not the bug.
-        let handles = count.load(Ordering::Relaxed);
-        count.store(handles - 1, Ordering::Relaxed);
-        return handles == 1;
-    }
     // Ordering: Release pairs with the fence of the last one; it carries what was done by this handle.
-    let last = count.fetch_sub(1, Ordering::Release) == 1;
+    let last = check!("drop: the last handle", count.fetch_sub(1, Ordering::Release) == 1);
     if last {
         // Ordering: Acquire, of what the others did before they were dropped.
         fence(Ordering::Acquire);
@@ -180,12 +174,7 @@ impl<T, L: Levels> Drop for Sender<T, L> {
 impl<T, L: Levels> Drop for Receiver<T, L> {
     fn drop(&mut self) {
         if was_last(&self.shared.receivers) {
-            if mutant("receiver-drains-before-it-closes") {
-                drop(self.shared.queue.drain());
-                let _ = self.shared.queue.close();
-                return;
-            }
-            let _ = self.shared.queue.close(); // as above
+            step!("last receiver: close before the drain", self.shared.queue.close());
             // One by one: neither a lock for long nor memory for all of them.
             while self.shared.queue.try_receive().is_ok() {}
         }

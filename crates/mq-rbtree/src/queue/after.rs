@@ -4,7 +4,7 @@ use std::any::Any;
 use std::mem::{self, MaybeUninit};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use percpu::sync::{Arc, mutant};
+use percpu::sync::{Arc, step};
 
 use super::readiness::Bell;
 use crate::waiter::Wake;
@@ -102,7 +102,7 @@ impl After {
 
     /// Asks for another section of the lock.
     pub(crate) fn come_again(&mut self) {
-        self.again = !mutant("after-does-not-come-again");
+        step!("wakes: another section for the rest", self.again = true);
     }
 
     /// Does it all. The lock is not held. Returns whether it must be locked again.

@@ -7,7 +7,7 @@
 use std::pin::pin;
 use std::ptr::NonNull;
 
-use percpu::sync::{WordGuard, mutant};
+use percpu::sync::{WordGuard, step};
 
 use super::{After, Queue, Received, State, refuse_message, refuse_put};
 use crate::core::{Levels, Message, Preload};
@@ -46,18 +46,17 @@ impl<T, L: Levels> Queue<T, L> {
                     return Err(refuse_put(other, &mut after));
                 }
             }
-            if mutant("send-waits-after-an-unlock") {
-                drop(state);
-                state = self.lock();
-            }
             waiter.rewind();
             // SAFETY: the node is on no list, and we have the lock.
             let inner = unsafe { waiter.inner() };
             inner.wanted = Some(wanted);
             state.core.stock(message.priority, &mut preload);
             inner.cargo = Some(message);
-            // SAFETY: on no list, and pinned here until it is off this one: see below.
-            unsafe { state.wait_to_send(node, None) };
+            step!(
+                "send: wait in the section that found no room",
+                // SAFETY: on no list, and pinned here until it is off this one: see below.
+                unsafe { state.wait_to_send(node, None) }
+            );
             drop(state);
             let ended = self.sleep(waiter, wait);
             let late = ended == Ended::Timeout;
@@ -93,13 +92,12 @@ impl<T, L: Levels> Queue<T, L> {
             if state.closed {
                 return Err(ReceiveError::Closed);
             }
-            if mutant("receive-waits-after-an-unlock") {
-                drop(state);
-                state = self.lock();
-            }
             waiter.rewind();
-            // SAFETY: on no list, and pinned here until it is off this one: see below.
-            unsafe { state.wait_to_receive(node, None) };
+            step!(
+                "receive: wait in the section that found no message",
+                // SAFETY: on no list, and pinned here until it is off this one: see below.
+                unsafe { state.wait_to_receive(node, None) }
+            );
             drop(state);
             // A sender for whose message there was no memory is told before we sleep.
             self.finish(&mut after);
@@ -107,13 +105,14 @@ impl<T, L: Levels> Queue<T, L> {
             let late = ended == Ended::Timeout;
             // SAFETY: it lives, and was put on this list only.
             let state = late.then(|| self.leave(|state| unsafe { state.receivers.remove(node) }));
-            if late && mutant("receive-times-out-whatever-it-got") {
-                return Err(ReceiveError::Timeout);
-            }
             // SAFETY: off the list, and the state says so, or we took it off: it is ours alone.
-            if let Some(message) = unsafe { waiter.inner() }.cargo.take() {
-                return Ok((message.value, message.priority));
-            }
+            let cargo = unsafe { waiter.inner() }.cargo.take();
+            step!(
+                "receive: a message beats the deadline",
+                if let Some(message) = cargo {
+                    return Ok((message.value, message.priority));
+                }
+            );
             if let Some(Some(state)) = state {
                 return self.receive_at_last(state);
             }
@@ -154,10 +153,11 @@ impl<T, L: Levels> Queue<T, L> {
         if let Err((_, SendRefused::Full)) = &put {
             state.counters.timeouts += 1;
         }
-        if !mutant("send-times-out-without-settling") {
-            // What it wanted room for may have kept others from going on.
-            state.settle(&self.config, &mut preload, &mut after);
-        }
+        // What it wanted room for may have kept others from going on.
+        step!(
+            "send timed out: let other senders go on",
+            state.settle(&self.config, &mut preload, &mut after)
+        );
         drop(state);
         self.finish(&mut after);
         put.map_err(|(message, reason)| match reason {

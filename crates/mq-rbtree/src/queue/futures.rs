@@ -10,9 +10,9 @@ use std::future::Future;
 use std::marker::PhantomPinned;
 use std::pin::Pin;
 use std::ptr::NonNull;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
-use percpu::sync::mutant;
+use percpu::sync::step;
 
 use super::{After, Locked, Queue, Received, refuse, refuse_put};
 use crate::core::{Bitmap, Levels, Message, Preload};
@@ -189,11 +189,13 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
             _old = unsafe { this.waiter.inner() }.take_waker();
             match state.take(&queue.config, &mut preload, &mut after) {
                 None if !state.closed => {
-                    let forgets = was_listed && mutant("future-forgets-its-last-waker");
-                    let waker = Some(if forgets { Waker::noop().clone() } else { waker });
+                    let waker = Some(waker);
                     if was_listed {
-                        // SAFETY: on no list; pinned, and taken off when it is dropped.
-                        unsafe { state.receivers.add(node, waker) };
+                        step!(
+                            "poll: wait with the new waker",
+                            // SAFETY: on no list; pinned, and taken off when it is dropped.
+                            unsafe { state.receivers.add(node, waker) }
+                        );
                     } else {
                         // SAFETY: as above.
                         unsafe { state.wait_to_receive(node, waker) };
@@ -286,9 +288,12 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
                         // SAFETY: as above.
                         unsafe { state.wait_to_send(node, waker) };
                     }
-                    if had_permit && !mutant("send-permit-comes-to-nothing-unsettled") {
+                    if had_permit {
                         // What is left of the room that it was promised may do for another.
-                        state.settle(&queue.config, &mut preload, &mut after);
+                        step!(
+                            "send refused: pass the promised room on",
+                            state.settle(&queue.config, &mut preload, &mut after)
+                        );
                     }
                     drop(state);
                     queue.finish(&mut after);
@@ -379,9 +384,10 @@ impl<T, L: Levels> Drop for ReceiveFuture<'_, T, L> {
                 state.end_receive_permit();
             }
             // What it was told of is for another; also what it was told of before a poll that panicked.
-            if !mutant("receive-permit-is-lost-at-drop") {
-                state.settle(&queue.config, &mut preload, &mut after);
-            }
+            step!(
+                "receive dropped: pass the promised message on",
+                state.settle(&queue.config, &mut preload, &mut after)
+            );
         }
         queue.finish(&mut after);
     }
@@ -407,11 +413,12 @@ impl<T, L: Levels> Drop for SendFuture<'_, T, L> {
             if permit {
                 state.end_send_permit(inner.wanted.map_or(0, |wanted| wanted.bytes));
             }
-            if (permit && !mutant("send-permit-is-lost-at-drop"))
-                || (listed && !mutant("send-leaves-its-list-without-settling"))
-            {
+            if permit || listed {
                 // What it wanted room for may have kept others from going on.
-                state.settle(&queue.config, &mut preload, &mut after);
+                step!(
+                    "send dropped: let other senders go on",
+                    state.settle(&queue.config, &mut preload, &mut after)
+                );
             }
         }
         queue.finish(&mut after);

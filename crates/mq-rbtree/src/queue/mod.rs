@@ -28,7 +28,7 @@ use std::fmt;
 use std::panic::resume_unwind;
 use std::time::Instant;
 
-use percpu::sync::{WordGuard, WordLock, mutant};
+use percpu::sync::{WordGuard, WordLock, step};
 
 pub use self::builder::Builder;
 pub use self::futures::{ReceiveFuture, SendFuture};
@@ -254,11 +254,10 @@ impl<T, L: Levels> Queue<T, L> {
                 let mut state = self.lock();
                 was_open |= !std::mem::replace(&mut state.closed, true);
                 never = never.or(state.notification.take());
-                while after.has_room() && state.dismiss_one(&mut after) {
-                    if mutant("close-dismisses-one") {
-                        break;
-                    }
-                }
+                step!(
+                    "close: dismiss all that wait",
+                    while after.has_room() && state.dismiss_one(&mut after) {}
+                );
                 if !after.has_room() {
                     after.come_again();
                 }

@@ -13,7 +13,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-use percpu::sync::{Arc, mutant};
+use percpu::sync::{Arc, step};
 
 use super::After;
 use crate::handles::QueueHandle;
@@ -166,22 +166,15 @@ impl<Q: QueueHandle> Readiness<Q> {
 
     /// Makes it unreadable until the next message, or room: at once if that is there now.
     pub fn clear(&self) {
-        if !mutant("readiness-arms-before-it-silences") {
-            self.bell.silence();
-        }
+        self.bell.silence();
         let mut after = After::new();
         let queue = self.handle.queue();
         {
             let mut state = queue.lock();
-            state.armed |= 1 << self.which;
-            if !mutant("readiness-arms-without-a-look") {
-                state.ring(&queue.config, &mut after);
-            }
+            step!("clear: arm after the silence", state.armed |= 1 << self.which);
+            step!("clear: look after arming", state.ring(&queue.config, &mut after));
         }
         after.run();
-        if mutant("readiness-arms-before-it-silences") {
-            self.bell.silence();
-        }
     }
 }
 

@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use std::task::Waker;
 
 use percpu::AllocError;
-use percpu::sync::{Arc, mutant};
+use percpu::sync::{Arc, check, step};
 
 use super::after::{After, Notification};
 use super::config::Config;
@@ -81,7 +81,7 @@ impl<T, L: Levels> State<T, L> {
         if self.closed {
             return Err((message, SendRefused::Closed));
         }
-        if !self.receivers.is_empty() {
+        if !check!("send: no receiver waits", self.receivers.is_empty()) {
             return self.put_beside_receivers(config, message, rank, preload, after);
         }
         self.push(config, message, rank, preload, after)?;
@@ -157,8 +157,11 @@ impl<T, L: Levels> State<T, L> {
             None => self.take_from_sender(config, preload, after)?,
         };
         let waiting = !self.senders.is_empty() || self.armed != 0;
-        if waiting && !mutant("take-settles-nothing") {
-            self.go_on(config, preload, after, false);
+        if waiting {
+            step!(
+                "take: let those that wait to send go on",
+                self.go_on(config, preload, after, false)
+            );
         }
         Some(message)
     }
@@ -313,14 +316,6 @@ impl<T, L: Levels> State<T, L> {
     ) -> Result<(), NotPut<T, L::Priority>> {
         if self.core.is_empty() {
             if let Some(thread) = self.receivers.first().filter(|&node| !is_task(node)) {
-                if mutant("hand-over-also-pushes") {
-                    // SAFETY: none; that is the bug.
-                    let copy = unsafe { std::ptr::read(&raw const message) };
-                    drop(self.push(config, copy, rank, preload, after));
-                }
-                if mutant("hand-over-also-notifies") {
-                    after.set_notification(self.notification.take());
-                }
                 self.hand_over(thread, message, after);
                 // After it was told: these are on other lines, for which it would wait.
                 self.counters.sent += 1;
@@ -405,7 +400,10 @@ impl<T, L: Levels> State<T, L> {
     fn notify_unless_awaited(&mut self, after: &mut After) {
         let awaited = !self.receivers.is_empty() || self.receive_permits != 0;
         if self.notification.is_some() && !awaited {
-            after.set_notification(self.notification.take());
+            step!(
+                "send: notify of the first message",
+                after.set_notification(self.notification.take())
+            );
         }
     }
 
@@ -419,7 +417,7 @@ impl<T, L: Levels> State<T, L> {
         if is_task(node) {
             // SAFETY: the first of this list, so it lives.
             unsafe { self.receivers.remove(node) };
-            self.receive_permits += usize::from(!mutant("receive-permit-is-not-counted"));
+            step!("serve a receiving task: count its permit", self.receive_permits += 1);
             after.wake(permit(node));
             return;
         }
@@ -452,10 +450,8 @@ impl<T, L: Levels> State<T, L> {
         if is_task(node) {
             // SAFETY: on this list.
             unsafe { self.senders.remove(node) };
-            if !mutant("send-permit-is-not-counted") {
-                self.send_permits += 1;
-                self.send_permit_bytes += wanted.map_or(0, |wanted| u64::from(wanted.bytes));
-            }
+            step!("serve a sending task: count its permit", self.send_permits += 1);
+            self.send_permit_bytes += wanted.map_or(0, |wanted| u64::from(wanted.bytes));
             after.wake(permit(node));
             return;
         }
@@ -523,18 +519,12 @@ impl<T, L: Levels> State<T, L> {
 
     /// Uses up a permit to receive, or gives it back.
     pub(crate) fn end_receive_permit(&mut self) {
-        if mutant("receive-permit-is-not-counted") || mutant("receive-permit-is-never-used-up") {
-            return;
-        }
-        self.receive_permits -= 1;
+        step!("end of a permit to receive: count it out", self.receive_permits -= 1);
     }
 
     /// Uses up a permit to send, or gives it back.
     pub(crate) fn end_send_permit(&mut self, bytes: u32) {
-        if mutant("send-permit-is-not-counted") || mutant("send-permit-is-never-used-up") {
-            return;
-        }
-        self.send_permits -= 1;
+        step!("end of a permit to send: count it out", self.send_permits -= 1);
         self.send_permit_bytes -= u64::from(bytes);
     }
 

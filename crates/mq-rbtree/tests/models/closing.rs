@@ -7,11 +7,11 @@ use super::payload::{Bell, Payload, block_on, finish, received, run, run_but, se
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("close-dismisses-one", "closing::a_close_meets_two_who_wait_to_receive"),
-    ("close-dismisses-one", "closing::a_close_meets_two_who_wait_to_send"),
-    ("after-does-not-come-again", "closing::a_close_wakes_more_than_one_section_takes"),
-    ("handles-are-counted-in-two-steps", "closing::the_last_sender_closes"),
-    ("receiver-drains-before-it-closes", "closing::the_last_receiver_leaves_nothing"),
+    ("close: dismiss all that wait", "closing::a_close_meets_two_who_wait_to_receive"),
+    ("close: dismiss all that wait", "closing::a_close_meets_two_who_wait_to_send"),
+    ("wakes: another section for the rest", "closing::a_close_wakes_more_than_one_section_takes"),
+    ("drop: the last handle", "closing::the_last_sender_closes"),
+    ("last receiver: close before the drain", "closing::the_last_receiver_leaves_nothing"),
 ];
 
 /// The message is received, or given back, or still there.

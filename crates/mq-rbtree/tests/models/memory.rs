@@ -10,19 +10,13 @@ use super::payload::{Kind, Payload, finish, run, with};
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     (
-        "bitmap-stores-without-a-second-look",
+        "enter: the page is still missing",
         "memory::inv05_of_two_pages_made_for_one_place_one_is_stored",
     ),
-    ("bitmap-hint-is-plain-memory", "memory::inv05_of_two_pages_made_for_one_place_one_is_stored"),
-    ("slab-hint-is-plain-memory", "memory::inv05_a_chunk_that_came_too_late_is_not_stored"),
-    ("pool-keeps-without-a-second-look", "memory::inv05_of_two_nodes_made_for_nothing_one_is_kept"),
-    ("rbtree-trusts-the-hint", "memory::inv05_a_node_that_is_kept_goes_to_one_of_two"),
-    ("slab-stores-without-a-second-look", "memory::inv05_a_chunk_that_came_too_late_is_not_stored"),
-    ("slab-trusts-the-hint", "memory::inv05_a_chunk_that_came_too_late_is_not_stored"),
+    ("keep: the pool has room", "memory::inv05_of_two_nodes_made_for_nothing_one_is_kept"),
+    ("grow: the chunk is still missing", "memory::inv05_a_chunk_that_came_too_late_is_not_stored"),
+    ("insert: a place is there", "memory::inv05_a_chunk_that_came_too_late_is_not_stored"),
 ];
-
-/// Of these, what only loom can see.
-pub(super) const LOOM_ONLY: &[&str] = &["bitmap-hint-is-plain-memory", "slab-hint-is-plain-memory"];
 
 /// Two threads send messages of these priorities; what the queue then says, and `more` are in it.
 fn speculate<L: Kind>(

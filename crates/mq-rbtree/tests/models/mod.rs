@@ -2,8 +2,8 @@
 //! first chunk has two places, nobody spins, and a wait that has a deadline may reach it at any
 //! moment.
 //!
-//! A planted bug is named by `mutant("...")`, in a model or in the crate; [`mutants`] demands that
-//! each is caught.
+//! A planted bug weakens a step that has a label (`fence!`, `order!`, `step!`, `check!`); [`mutants`]
+//! demands that each is caught.
 
 mod closing;
 mod crowd;

@@ -9,10 +9,13 @@ use super::payload::{Bell, Payload, Shared, finish, received, run, soon, with};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("hand-over-also-notifies", "notify::inv12_who_begins_to_wait_takes_it_or_it_is_told"),
-    ("readiness-arms-before-it-silences", "notify::inv14_a_message_is_told_or_found"),
-    ("readiness-arms-without-a-look", "notify::inv14_a_message_is_told_or_found"),
-    ("take-settles-nothing", "notify::inv14_room_is_told_or_found"),
+    (
+        "send: notify of the first message",
+        "notify::inv12_who_begins_to_wait_takes_it_or_it_is_told",
+    ),
+    ("clear: arm after the silence", "notify::inv14_a_message_is_told_or_found"),
+    ("clear: look after arming", "notify::inv14_a_message_is_told_or_found"),
+    ("take: let those that wait to send go on", "notify::inv14_room_is_told_or_found"),
 ];
 
 /// Once, whoever sends.

@@ -12,18 +12,24 @@ use super::payload::{
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("receive-permit-is-lost-at-drop", "tasks::inv14_a_permit_to_receive_is_passed_on_at_drop"),
-    ("receive-permit-is-never-used-up", "tasks::inv14_a_task_is_woken_for_each_message"),
-    ("receive-permit-is-not-counted", "tasks::inv14_one_message_wakes_one_task"),
-    ("send-permit-is-lost-at-drop", "tasks::inv14_a_permit_to_send_is_passed_on_at_drop"),
-    ("send-permit-is-never-used-up", "tasks::inv14_a_task_is_woken_whenever_there_is_room"),
-    ("send-permit-is-not-counted", "tasks::inv14_room_for_one_wakes_one_task"),
     (
-        "send-permit-comes-to-nothing-unsettled",
+        "receive dropped: pass the promised message on",
+        "tasks::inv14_a_permit_to_receive_is_passed_on_at_drop",
+    ),
+    ("end of a permit to receive: count it out", "tasks::inv14_a_task_is_woken_for_each_message"),
+    ("serve a receiving task: count its permit", "tasks::inv14_one_message_wakes_one_task"),
+    ("send dropped: let other senders go on", "tasks::inv14_a_permit_to_send_is_passed_on_at_drop"),
+    (
+        "end of a permit to send: count it out",
+        "tasks::inv14_a_task_is_woken_whenever_there_is_room",
+    ),
+    ("serve a sending task: count its permit", "tasks::inv14_room_for_one_wakes_one_task"),
+    (
+        "send refused: pass the promised room on",
         "tasks::inv14_a_permit_that_came_to_nothing_lets_others_go_on",
     ),
-    ("future-forgets-its-last-waker", "tasks::inv14_the_last_waker_is_woken"),
-    ("send-leaves-its-list-without-settling", "tasks::inv14_a_task_that_goes_lets_others_go_on"),
+    ("poll: wait with the new waker", "tasks::inv14_the_last_waker_is_woken"),
+    ("send dropped: let other senders go on", "tasks::inv14_a_task_that_goes_lets_others_go_on"),
 ];
 
 /// Takes what a future of a message is ready with.

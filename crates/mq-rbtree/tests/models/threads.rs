@@ -7,30 +7,37 @@ use super::payload::{Bell, Payload, finish, look, measured, received, run, sent,
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("waiter-ends-relaxed", "threads::inv08_a_message_is_handed_over_once"),
-    ("waiter-looks-relaxed", "threads::inv08_a_message_is_handed_over_once"),
-    ("waiter-parks-relaxed", "threads::inv08_a_message_is_handed_over_once"),
-    ("waiter-ends-unseen", "threads::inv08_a_message_is_handed_over_once"),
-    ("waiter-is-used-after-its-end", "threads::inv08_a_message_is_handed_over_once"),
-    ("waiter-is-used-after-its-end", "threads::inv08_a_message_is_taken_over_once"),
-    ("waiter-is-woken-before-it-ends", "threads::inv08_a_message_is_handed_over_once"),
-    ("parker-sleeps-without-a-look", "threads::inv08_a_message_is_handed_over_once"),
-    ("hand-over-also-pushes", "threads::inv08_a_message_is_handed_over_once"),
-    ("hand-over-also-notifies", "threads::inv08_a_message_is_handed_over_once"),
-    ("receive-waits-after-an-unlock", "threads::inv07_a_receiver_waits_only_beside_nothing"),
-    ("send-waits-after-an-unlock", "threads::inv07_a_sender_waits_only_beside_a_full_queue"),
-    ("take-settles-nothing", "threads::inv07_a_sender_waits_only_beside_a_full_queue"),
-    ("receive-times-out-whatever-it-got", "threads::inv09_a_message_beats_the_deadline"),
-    ("send-times-out-without-settling", "threads::inv09_who_gives_up_lets_others_go_on"),
+    ("end: after the last use of the node", "threads::inv08_a_message_is_handed_over_once"),
+    ("ended: before the message is taken", "threads::inv08_a_message_is_handed_over_once"),
+    ("park: the parker is set", "threads::inv08_a_message_is_handed_over_once"),
+    ("end: before the parker is used", "threads::inv08_a_message_is_handed_over_once"),
+    ("end: after the last use of the node", "threads::inv08_a_message_is_taken_over_once"),
+    ("end: tell the parked thread", "threads::inv08_a_message_is_handed_over_once"),
+    ("park: look again before the sleep", "threads::inv08_a_message_is_handed_over_once"),
+    ("send: no receiver waits", "threads::inv08_a_message_is_handed_over_once"),
+    ("send: notify of the first message", "threads::inv08_a_message_is_handed_over_once"),
+    (
+        "receive: wait in the section that found no message",
+        "threads::inv07_a_receiver_waits_only_beside_nothing",
+    ),
+    (
+        "send: wait in the section that found no room",
+        "threads::inv07_a_sender_waits_only_beside_a_full_queue",
+    ),
+    (
+        "take: let those that wait to send go on",
+        "threads::inv07_a_sender_waits_only_beside_a_full_queue",
+    ),
+    ("receive: a message beats the deadline", "threads::inv09_a_message_beats_the_deadline"),
+    ("send timed out: let other senders go on", "threads::inv09_who_gives_up_lets_others_go_on"),
 ];
 
 /// Of these, what only loom can see.
 pub(super) const LOOM_ONLY: &[&str] = &[
-    "waiter-ends-relaxed",
-    "waiter-looks-relaxed",
-    "waiter-parks-relaxed",
-    "waiter-ends-unseen",
-    "waiter-is-used-after-its-end",
+    "end: after the last use of the node",
+    "ended: before the message is taken",
+    "park: the parker is set",
+    "end: before the parker is used",
 ];
 
 /// To the one who waits, past the levels and without a notification; or into the queue.

@@ -26,7 +26,7 @@ use std::fmt;
 use percpu::AllocError;
 use percpu::alloc::try_box;
 use percpu::sync::atomic::{AtomicBool, Ordering};
-use percpu::sync::{Arc, mutant};
+use percpu::sync::{Arc, check};
 
 use super::node::{Link, Node, NodePtr};
 
@@ -111,7 +111,7 @@ impl<K> NodePool<K> {
     /// Keeps a node that was made for nothing, if there is room.
     #[inline]
     pub(super) fn keep(&mut self, preload: &mut Preload<K>) {
-        if self.nodes.len() < self.bound || mutant("pool-keeps-without-a-second-look") {
+        if check!("keep: the pool has room", self.nodes.len() < self.bound) {
             if let Some(node) = preload.made.take() {
                 self.push(node);
             }
