@@ -7,9 +7,9 @@
 
 use std::ptr::{self, NonNull};
 
-use super::const_fn;
-use super::domain::Lock;
-use super::patience::Patience;
+use super::backoff::Patience;
+use super::const_fn::const_fn;
+use super::spin_lock::Lock;
 use crate::sync::cell::UnsafeCell;
 use crate::sync::mutant;
 

@@ -32,17 +32,17 @@
 
 use crossbeam_utils::CachePadded;
 
-use super::const_fn;
-use super::patience::Patience;
+use super::backoff::Patience;
+use super::bags::Reclaim;
+use super::const_fn::const_fn;
 use super::registry::Registry;
-use super::send_guard::SendReaders;
+use super::send_readers::SendReaders;
+use super::spin_lock::Lock;
 use crate::fence;
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
 use crate::sync::native::atomic::AtomicU64 as Statistic;
 use crate::sync::{global, mutant};
-
-use super::reclaim::Reclaim;
 
 global! {
     static DOMAIN: Domain = Domain::new();
@@ -243,36 +243,5 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         self.domain.turn.unlock();
-    }
-}
-
-/// A spin lock that most callers only try.
-#[derive(Debug)]
-pub(super) struct Lock {
-    held: AtomicBool,
-}
-
-impl Lock {
-    const_fn! {
-        pub(super) const fn new() -> Self {
-            Self { held: AtomicBool::new(false) }
-        }
-    }
-
-    /// Takes the lock if it is free. Never blocks.
-    #[inline(always)]
-    pub(super) fn try_lock(&self) -> bool {
-        // Ordering: Acquire on success pairs with the Release in `unlock`; it carries what the
-        // lock protects. Relaxed on failure: nothing is touched.
-        self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
-    }
-
-    /// Frees the lock, which the caller holds.
-    #[inline(always)]
-    pub(super) fn unlock(&self) {
-        let order =
-            if mutant("rcu-unlock-relaxed") { Ordering::Relaxed } else { Ordering::Release };
-        // Ordering: Release pairs with the Acquire in `try_lock`; it carries what the lock protects.
-        self.held.store(false, order);
     }
 }

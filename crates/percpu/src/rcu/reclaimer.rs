@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use super::poll;
+use super::reclaim::poll;
 use super::stats::{bounds, stats};
 use crate::sync::native::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, thread};

@@ -18,20 +18,17 @@
 //!    `owner`, until it stores 0 there.
 //! 3. `word` is 0 exactly while its thread may hold no reference: only the owner writes it.
 
-use std::marker::PhantomData;
-use std::panic::{RefUnwindSafe, UnwindSafe};
-use std::ptr::{self, NonNull};
+use std::ptr;
 
-use super::domain::{self, Domain, domain};
-use super::{AllocError, const_fn};
+use super::const_fn::const_fn;
+use crate::error::AllocError;
 use crate::fence;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
-use crate::sync::{mutant, thread_id, thread_local};
-use std::cell::Cell;
+use crate::sync::{mutant, thread_id};
 
 /// Added to the nesting of a slot that its last unpin must give back.
-const EXITING: u64 = 1 << 62;
+pub(super) const EXITING: u64 = 1 << 62;
 
 /// One thread's place in the list.
 #[derive(Debug)]
@@ -49,21 +46,20 @@ pub(super) struct Slot {
 
 impl Slot {
     #[inline(always)]
-    fn nesting(&self) -> u64 {
+    pub(super) fn nesting(&self) -> u64 {
         // SAFETY: invariant 2; every caller is the owner.
         self.nesting.with(|nesting| unsafe { *nesting })
     }
 
     #[inline(always)]
-    fn set_nesting(&self, value: u64) {
+    pub(super) fn set_nesting(&self, value: u64) {
         // SAFETY: as in `nesting`.
         self.nesting.with_mut(|nesting| unsafe { *nesting = value });
     }
 
     /// Begins to read: from here on every grace period that starts waits for this thread.
     #[inline(always)]
-    fn enter(&self, domain: &Domain) {
-        let now = domain.now();
+    pub(super) fn enter(&self, now: u64) {
         let order = if mutant("rcu-word-relaxed") { Ordering::Relaxed } else { Ordering::Release };
         // Ordering: Release pairs with the Acquire in `oldest`; it carries what this thread read
         // under its guards before this one, should the writer never see the 0 in between.
@@ -76,14 +72,14 @@ impl Slot {
 
     /// Reads no more.
     #[inline(always)]
-    fn leave(&self) {
+    pub(super) fn leave(&self) {
         let order = if mutant("rcu-unpin-relaxed") { Ordering::Relaxed } else { Ordering::Release };
         // Ordering: Release pairs with the Acquire in `oldest`; it carries what was read.
         self.word.store(0, order);
     }
 
     /// Gives the slot back. The caller owned it, and reads no more.
-    fn release(&self) {
+    pub(super) fn release(&self) {
         self.set_nesting(0);
         let order =
             if mutant("rcu-release-relaxed") { Ordering::Relaxed } else { Ordering::Release };
@@ -138,7 +134,7 @@ impl Registry {
     }
 
     /// A slot of this thread's own: one that a thread gave back, or a new one.
-    fn claim(&self) -> Result<&'static Slot, AllocError> {
+    pub(super) fn claim(&self) -> Result<&'static Slot, AllocError> {
         let me = thread_id();
         // Ordering: Acquire pairs with the Release in `Slot::release`; it carries `nesting`.
         // Relaxed on failure, and before it: the slot is another's, and nothing of it is touched.
@@ -176,209 +172,4 @@ impl Registry {
             }
         }
     }
-}
-
-struct Local {
-    /// This thread's slot. Null before the first pin, and after the end.
-    slot: Cell<*const Slot>,
-    /// Drops of retired objects are running on this thread.
-    freeing: Cell<bool>,
-}
-
-/// Runs [`Exit::drop`] at the end of the thread.
-struct Exit {
-    slot: Cell<*const Slot>,
-}
-
-impl Local {
-    const fn new() -> Self {
-        Self { slot: Cell::new(ptr::null()), freeing: Cell::new(false) }
-    }
-}
-
-impl Exit {
-    const fn new() -> Self {
-        Self { slot: Cell::new(ptr::null()) }
-    }
-}
-
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
-thread_local! {
-    // Nothing to drop, so that it can be read at any point of the thread's exit.
-    static LOCAL: Local = const { Local::new() };
-    static EXIT: Exit = const { Exit::new() };
-}
-
-// The checkers' macro knows no `const`.
-#[cfg(any(offlock_loom, offlock_shuttle))]
-thread_local! {
-    static LOCAL: Local = Local::new();
-    static EXIT: Exit = Exit::new();
-}
-
-impl Exit {
-    fn run(&self) {
-        // SAFETY: null, or this thread's slot, never freed.
-        let Some(slot) = (unsafe { self.slot.replace(ptr::null()).as_ref() }) else { return };
-        let nesting = slot.nesting();
-        if nesting != 0 && !mutant("rcu-exit-unpins") {
-            slot.set_nesting(nesting | EXITING);
-            return;
-        }
-        slot.leave();
-        forget_slot();
-        slot.release();
-    }
-}
-
-impl Drop for Exit {
-    fn drop(&mut self) {
-        self.run();
-    }
-}
-
-fn forget_slot() {
-    // In a model this variable may be gone before the other; nothing reads it then.
-    let _ = LOCAL.try_with(|local| local.slot.set(ptr::null()));
-}
-
-/// Keeps what this thread reads from being reclaimed; bound to the thread. From [`pin`].
-///
-/// [`mem::forget`](std::mem::forget) of a guard is safe and leaves the thread reading for ever, also
-/// after its end: nothing that is retired from then on is reclaimed ([`stats`](super::stats) shows
-/// a stalled reader).
-///
-/// ```compile_fail
-/// fn sends<T: Send>(_: T) {}
-/// sends(percpu::rcu::pin());
-/// ```
-#[must_use = "what was loaded under a guard is gone when the guard is"]
-#[derive(Debug)]
-pub struct Guard {
-    slot: NonNull<Slot>,
-    /// `!Send` and `!Sync`: the slot is this thread's.
-    _here: PhantomData<*mut ()>,
-}
-
-// A guard that unwinding drops counts down like any other; nothing of it can be seen half done.
-impl UnwindSafe for Guard {}
-impl RefUnwindSafe for Guard {}
-
-const _: () = assert!(size_of::<Option<Guard>>() == size_of::<usize>());
-
-/// Starts to read: what is loaded while the guard lives stays alive as long.
-///
-/// Nests: a pin inside another only counts. Wait-free, no atomic read-modify-write, no fence where
-/// membarrier works. The first pin of a thread takes a slot of 128 bytes: it walks a list as long
-/// as the most threads that ever read at once, and may allocate. A guard may live in a thread-local
-/// variable and be dropped while the thread ends. Not to be called from a signal handler.
-///
-/// # Aborts
-///
-/// Aborts if there is no memory for the slot. [`try_pin`] returns that instead; a thread that has
-/// pinned once does not need any.
-///
-/// # Examples
-///
-/// ```
-/// use percpu::rcu;
-///
-/// let shared = rcu::Atomic::new(7);
-/// let guard = rcu::pin();
-/// assert_eq!(shared.load(&guard), &7);
-/// ```
-#[inline]
-pub fn pin() -> Guard {
-    match try_pin() {
-        Ok(guard) => guard,
-        Err(_) => no_slot(),
-    }
-}
-
-#[cold]
-#[inline(never)]
-fn no_slot() -> ! {
-    std::alloc::handle_alloc_error(std::alloc::Layout::new::<Slot>())
-}
-
-/// [`pin`], where lack of memory is an error.
-///
-/// # Errors
-///
-/// [`AllocError`]: this thread has no slot yet, and there was no memory for one.
-#[inline]
-pub fn try_pin() -> Result<Guard, AllocError> {
-    let slot = LOCAL.with(|local| local.slot.get());
-    // SAFETY: null, or this thread's slot, never freed.
-    let Some(slot) = (unsafe { slot.as_ref() }) else { return pin_without_slot() };
-    let nesting = slot.nesting();
-    if nesting == 0 {
-        slot.enter(domain());
-    }
-    slot.set_nesting(nesting + 1);
-    Ok(Guard { slot: NonNull::from(slot), _here: PhantomData })
-}
-
-/// The first pin of this thread, or one of its destructors'.
-#[cold]
-#[inline(never)]
-fn pin_without_slot() -> Result<Guard, AllocError> {
-    let domain = domain::started();
-    let slot = domain.registry.claim()?;
-    let ends = EXIT.try_with(|exit| exit.slot.set(slot)).is_err();
-    LOCAL.with(|local| local.slot.set(slot));
-    slot.enter(domain);
-    slot.set_nesting(if ends { EXITING + 1 } else { 1 });
-    Ok(Guard { slot: NonNull::from(slot), _here: PhantomData })
-}
-
-impl Drop for Guard {
-    #[inline]
-    fn drop(&mut self) {
-        // SAFETY: slots are never freed; this thread has it until its last unpin.
-        let slot = unsafe { self.slot.as_ref() };
-        let nesting = slot.nesting() - 1;
-        slot.set_nesting(nesting);
-        if nesting == 0 {
-            slot.leave();
-        } else if nesting == EXITING {
-            last_unpin(slot);
-        }
-    }
-}
-
-/// The thread has ended around its guards: the slot goes with the last.
-#[cold]
-#[inline(never)]
-fn last_unpin(slot: &Slot) {
-    slot.leave();
-    forget_slot();
-    slot.release();
-}
-
-/// Tells whether this thread holds a [`Guard`]. Wait-free.
-///
-/// A [`SendGuard`](super::SendGuard) belongs to no thread and is not seen.
-#[inline]
-#[must_use]
-pub fn is_pinned() -> bool {
-    let slot = LOCAL.with(|local| local.slot.get());
-    // SAFETY: null, or this thread's slot, never freed.
-    unsafe { slot.as_ref() }.is_some_and(|slot| slot.nesting() != 0)
-}
-
-/// True while drops of retired objects run on this thread.
-pub(super) fn is_freeing() -> bool {
-    LOCAL.try_with(|local| local.freeing.get()).unwrap_or(false)
-}
-
-/// Records whether drops of retired objects run on this thread.
-pub(super) fn set_freeing(freeing: bool) {
-    let _ = LOCAL.try_with(|local| local.freeing.set(freeing));
-}
-
-/// Runs what the end of a thread runs, where a model wants it.
-#[cfg(any(offlock_loom, offlock_shuttle))]
-pub fn end_thread() {
-    EXIT.with(Exit::run);
 }

@@ -1,0 +1,18 @@
+//! Functions that are `const` except in a build for a model checker.
+
+/// A `const fn`, where the types of the facade allow it: not in a build for a model checker.
+macro_rules! const_fn {
+    ($(#[$meta:meta])* $vis:vis const unsafe fn $($rest:tt)*) => {
+        #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+        $(#[$meta])* $vis const unsafe fn $($rest)*
+        #[cfg(any(offlock_loom, offlock_shuttle))]
+        $(#[$meta])* $vis unsafe fn $($rest)*
+    };
+    ($(#[$meta:meta])* $vis:vis const fn $($rest:tt)*) => {
+        #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+        $(#[$meta])* $vis const fn $($rest)*
+        #[cfg(any(offlock_loom, offlock_shuttle))]
+        $(#[$meta])* $vis fn $($rest)*
+    };
+}
+pub(super) use const_fn;

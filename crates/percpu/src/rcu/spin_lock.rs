@@ -1,0 +1,36 @@
+//! The spin lock of the bags and of grace periods.
+
+use super::const_fn::const_fn;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::mutant;
+
+/// A spin lock that most callers only try.
+#[derive(Debug)]
+pub(super) struct Lock {
+    held: AtomicBool,
+}
+
+impl Lock {
+    const_fn! {
+        pub(super) const fn new() -> Self {
+            Self { held: AtomicBool::new(false) }
+        }
+    }
+
+    /// Takes the lock if it is free. Never blocks.
+    #[inline(always)]
+    pub(super) fn try_lock(&self) -> bool {
+        // Ordering: Acquire on success pairs with the Release in `unlock`; it carries what the
+        // lock protects. Relaxed on failure: nothing is touched.
+        self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Frees the lock, which the caller holds.
+    #[inline(always)]
+    pub(super) fn unlock(&self) {
+        let order =
+            if mutant("rcu-unlock-relaxed") { Ordering::Relaxed } else { Ordering::Release };
+        // Ordering: Release pairs with the Acquire in `try_lock`; it carries what the lock protects.
+        self.held.store(false, order);
+    }
+}
