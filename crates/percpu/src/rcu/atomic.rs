@@ -91,7 +91,7 @@ impl Pinned for SendGuard {}
 /// println!("{seen:?}");
 /// ```
 pub struct Atomic<T: Send + Sync + 'static> {
-    /// From [`Owned::into_place`], so never null.
+    /// From [`Owned::into_node_ptr`], so never null.
     node: AtomicPtr<Watched<Node<T>>>,
     _owns: PhantomData<Owned<T>>,
 }
@@ -147,7 +147,7 @@ impl<T: Send + Sync + 'static> Atomic<T> {
             if mutant("rcu-publish-relaxed") { Ordering::Acquire } else { Ordering::AcqRel };
         // Ordering: Release pairs with the Acquire in `load`; it carries the new node. Acquire
         // pairs with the Release of the exchange that put the old one in; it carries that.
-        let old = self.node.swap(new.into_place().as_ptr(), order);
+        let old = self.node.swap(new.into_node_ptr().as_ptr(), order);
         // SAFETY: it was in this `Atomic`, and this exchange took it out.
         unsafe { Unlinked::new(old) }
     }
@@ -214,14 +214,14 @@ impl<T: Send + Sync + 'static> Atomic<T> {
         // Ordering: Acquire pairs with the AcqRel of `swap` and of the exchange below; it carries
         // the node, of which the error lends the value.
         let mut found = self.node.load(Ordering::Acquire);
-        let new = new.into_place();
+        let new = new.into_node_ptr();
         loop {
             // SAFETY: as in `load`: never null, and held up by the guard.
             let node = unsafe { &*found };
             let value = &node.value;
             if !ptr::eq(value, current) {
                 // `new` was published to no thread.
-                let new = Owned::from_place(new);
+                let new = Owned::from_node_ptr(new);
                 return Err(CompareExchangeError { current: value, new });
             }
             // Ordering: AcqRel as in `swap`. Acquire on failure, as the load above.
@@ -263,8 +263,8 @@ impl<T: Send + Sync + 'static> Atomic<T> {
     unsafe fn take(&mut self) -> Owned<T> {
         // Ordering: Relaxed; the caller owns the `Atomic`.
         let node = self.node.load(Ordering::Relaxed);
-        // SAFETY: from `into_place`, which is never null.
-        Owned::from_place(unsafe { NonNull::new_unchecked(node) })
+        // SAFETY: from `into_node_ptr`, which is never null.
+        Owned::from_node_ptr(unsafe { NonNull::new_unchecked(node) })
     }
 }
 
@@ -276,7 +276,7 @@ impl<T: Default + Send + Sync + 'static> Default for Atomic<T> {
 
 impl<T: Send + Sync + 'static> From<Owned<T>> for Atomic<T> {
     fn from(owned: Owned<T>) -> Self {
-        Self { node: AtomicPtr::new(owned.into_place().as_ptr()), _owns: PhantomData }
+        Self { node: AtomicPtr::new(owned.into_node_ptr().as_ptr()), _owns: PhantomData }
     }
 }
 

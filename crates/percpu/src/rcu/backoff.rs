@@ -6,25 +6,25 @@ use crate::sync::{hint, thread};
 
 /// Spins, then yields, then sleeps for growing times.
 #[derive(Debug)]
-pub(super) struct Patience {
-    rounds: u32,
+pub(super) struct Backoff {
+    step: u32,
 }
 
-impl Patience {
+impl Backoff {
     pub(super) fn new() -> Self {
-        Self { rounds: 0 }
+        Self { step: 0 }
     }
 
     pub(super) fn wait(&mut self) {
-        self.rounds = self.rounds.saturating_add(1);
+        self.step = self.step.saturating_add(1);
         if cfg!(any(offlock_loom, offlock_shuttle)) {
             return thread::yield_now();
         }
-        match self.rounds {
+        match self.step {
             0..32 => hint::spin_loop(),
             32..64 => thread::yield_now(),
             // From 1 us to 1 ms.
-            rounds => sleep(Duration::from_micros(1 << ((rounds - 64) / 4).min(10))),
+            step => sleep(Duration::from_micros(1 << ((step - 64) / 4).min(10))),
         }
     }
 }

@@ -7,9 +7,9 @@
 
 use std::ptr::{self, NonNull};
 
-use super::backoff::Patience;
+use super::backoff::Backoff;
 use super::const_fn::const_fn;
-use super::spin_lock::Lock;
+use super::spin_lock::SpinLock;
 use crate::sync::cell::UnsafeCell;
 use crate::sync::mutant;
 
@@ -95,7 +95,7 @@ impl Segment {
     }
 
     /// Puts all of `other` in front, and leaves it empty.
-    pub(super) fn take_over(&mut self, other: &mut Segment) {
+    pub(super) fn splice(&mut self, other: &mut Segment) {
         let other = std::mem::replace(other, Self::EMPTY);
         let Some(last) = NonNull::new(other.last) else { return };
         if self.first.is_null() {
@@ -129,7 +129,7 @@ impl Lists {
         }
         self.filling.target = target;
         let into = usize::from(!self.waiting[0].is_empty());
-        self.waiting[into].take_over(&mut self.filling);
+        self.waiting[into].splice(&mut self.filling);
     }
 
     /// Moves what is due into `due`.
@@ -137,7 +137,7 @@ impl Lists {
         let completed = if mutant("rcu-free-early") { u64::MAX } else { completed };
         for segment in &mut self.waiting {
             if segment.target <= completed {
-                due.take_over(segment);
+                due.splice(segment);
             }
         }
         if self.waiting[0].is_empty() {
@@ -159,7 +159,7 @@ impl Lists {
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct Bag {
-    pub(super) lock: Lock,
+    pub(super) lock: SpinLock,
     pub(super) lists: UnsafeCell<Lists>,
 }
 
@@ -173,7 +173,7 @@ impl Bag {
         pub(super) const fn new() -> Self {
             let waiting = [Segment::EMPTY, Segment::EMPTY];
             let lists = UnsafeCell::new(Lists { filling: Segment::EMPTY, waiting });
-            Self { lock: Lock::new(), lists }
+            Self { lock: SpinLock::new(), lists }
         }
     }
 
@@ -191,9 +191,9 @@ impl Bag {
 
     /// Runs `f` on the lists. Waits, shortly, for the holder of the lock.
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut Lists) -> R) -> R {
-        let mut patience = Patience::new();
+        let mut backoff = Backoff::new();
         while !self.lock.try_lock() {
-            patience.wait();
+            backoff.wait();
         }
         // SAFETY: the lock is ours until `unlock`.
         let result = self.lists.with_mut(|lists| f(unsafe { &mut *lists }));

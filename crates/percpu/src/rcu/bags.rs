@@ -23,15 +23,15 @@ const BATCH: usize = 2;
 
 /// A bag's clock is looked at with each of so many objects, as they may come seldom; and then, as they
 /// come fast, with every sixteenth. Guesses.
-const CLOCK_EACH: usize = 64;
-const CLOCK_EVERY: usize = 16;
+const CLOCK_DENSE_LIMIT: usize = 64;
+const CLOCK_INTERVAL: usize = 16;
 
 /// Nothing is known of its age.
-const NEVER: u64 = u64::MAX;
+const UNKNOWN_AGE: u64 = u64::MAX;
 
 /// The bags, and what is counted about them.
 #[derive(Debug)]
-pub(super) struct Reclaim {
+pub(super) struct Bags {
     /// Null until the first retire; then one for every CPU, for ever.
     bags: AtomicPtr<Bag>,
     /// The bag of all CPUs while there is no memory for theirs.
@@ -42,7 +42,7 @@ pub(super) struct Reclaim {
     /// Counted before it is pushed.
     overflow_objects: Statistic,
     overflow_bytes: Statistic,
-    /// When the first was retired, or [`NEVER`].
+    /// When the first was retired, or [`UNKNOWN_AGE`].
     overflow_since: Statistic,
     pub(super) in_flight: InFlight,
     /// Of one CPU.
@@ -53,7 +53,7 @@ pub(super) struct Reclaim {
     pub(super) panics: Statistic,
 }
 
-impl Reclaim {
+impl Bags {
     const_fn! {
         pub(super) const fn new() -> Self {
             Self {
@@ -63,7 +63,7 @@ impl Reclaim {
                 overflow: AtomicPtr::new(ptr::null_mut()),
                 overflow_objects: Statistic::new(0),
                 overflow_bytes: Statistic::new(0),
-                overflow_since: Statistic::new(NEVER),
+                overflow_since: Statistic::new(UNKNOWN_AGE),
                 in_flight: InFlight::new(),
                 bytes_bound: Statistic::new(Bounds::DEFAULT.bytes as u64),
                 age_bound: Statistic::new(Bounds::DEFAULT.age.as_nanos() as u64),
@@ -76,9 +76,9 @@ impl Reclaim {
 
     #[inline(always)]
     pub(super) fn bag(&self, cpu: CpuId) -> Option<&'static Bag> {
-        // Ordering: Acquire pairs with the Release in `make_bags`; it carries the bags.
+        // Ordering: Acquire pairs with the Release in `allocate_bags`; it carries the bags.
         let bags = NonNull::new(self.bags.load(Ordering::Acquire))?;
-        // SAFETY: `make_bags` made `cpu::possible()` of them, and every id is below that.
+        // SAFETY: `allocate_bags` made `cpu::possible()` of them, and every id is below that.
         let bag = unsafe { bags.add(cpu.index()) };
         // SAFETY: as above; they are never freed.
         Some(unsafe { bag.as_ref() })
@@ -86,11 +86,11 @@ impl Reclaim {
 
     /// A bag for this thread, if need be that of all CPUs.
     #[cold]
-    pub(super) fn some_bag(&self) -> &Bag {
+    pub(super) fn bag_or_spare(&self) -> &Bag {
         if let Some(bag) = self.bag(cpu::current()) {
             return bag;
         }
-        self.make_bags();
+        self.allocate_bags();
         self.bag(cpu::current()).unwrap_or_else(|| {
             // Ordering: Relaxed; who must see what is retired here has seen that it was retired.
             self.spare_used.store(true, Relaxed);
@@ -99,24 +99,24 @@ impl Reclaim {
     }
 
     /// All bags that there is something in, or may be.
-    pub(super) fn bags(&self) -> impl Iterator<Item = &Bag> {
-        // Ordering: Acquire pairs with the Release in `make_bags`; it carries the bags.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Bag> {
+        // Ordering: Acquire pairs with the Release in `allocate_bags`; it carries the bags.
         let first = self.bags.load(Ordering::Acquire);
         let own: &[Bag] = if first.is_null() {
             &[]
         } else {
-            // SAFETY: `make_bags` made `cpu::possible()` of them, which are never freed. The pointer is
+            // SAFETY: `allocate_bags` made `cpu::possible()` of them, which are never freed. The pointer is
             // that of the whole allocation: one made from a `&Bag` would be good for that bag only.
             unsafe { std::slice::from_raw_parts(first, cpu::possible()) }
         };
-        // Ordering: Relaxed; see `some_bag`.
+        // Ordering: Relaxed; see `bag_or_spare`.
         let spare = self.spare_used.load(Relaxed).then_some(&self.spare);
         own.iter().chain(spare)
     }
 
     #[cold]
     #[inline(never)]
-    fn make_bags(&self) {
+    fn allocate_bags(&self) {
         // The strategy is chosen before the first reader, so that its `light` costs nothing.
         let _ = fence::strategy();
         let mut bags = Vec::new();
@@ -187,7 +187,7 @@ impl Reclaim {
         let mut at = self.overflow.swap(ptr::null_mut(), Ordering::Acquire);
         // All at once: the bytes and the age of a push that comes between go with these.
         let bytes = self.overflow_bytes.swap(0, Relaxed) as usize;
-        let since = self.overflow_since.swap(NEVER, Relaxed);
+        let since = self.overflow_since.swap(UNKNOWN_AGE, Relaxed);
         let mut list = Segment::EMPTY;
         while let Some(head) = NonNull::new(at) {
             at = next_of(head);
@@ -196,14 +196,15 @@ impl Reclaim {
         self.overflow_objects.fetch_sub(list.objects as u64, Relaxed);
         list.bytes = bytes;
         list.since = list.since.min(since);
-        lists.filling.take_over(&mut list);
+        lists.filling.splice(&mut list);
     }
 
     #[inline(always)]
     pub(super) fn is_full(&self, filling: &Segment) -> bool {
         filling.objects >= BATCH
             || filling.bytes as u64 >= self.bytes_share()
-            || (filling.objects <= CLOCK_EACH || filling.objects.is_multiple_of(CLOCK_EVERY))
+            || (filling.objects <= CLOCK_DENSE_LIMIT
+                || filling.objects.is_multiple_of(CLOCK_INTERVAL))
                 && self.is_old(filling)
     }
 
@@ -236,7 +237,7 @@ pub(super) struct Pending {
     pub(super) oldest: Option<Duration>,
 }
 
-impl Reclaim {
+impl Bags {
     pub(super) fn pending(&self) -> Pending {
         let now = clock();
         let mut pending = Pending::default();
@@ -253,7 +254,7 @@ impl Reclaim {
             let since = self.overflow_since.fetch_min(now, Relaxed).min(now);
             add(objects, self.overflow_bytes.load(Relaxed), since);
         }
-        for bag in self.bags() {
+        for bag in self.iter() {
             bag.with(|lists| {
                 for segment in lists.all() {
                     add(segment.objects as u64, segment.bytes as u64, segment.since);
@@ -274,22 +275,22 @@ mod tests {
         // SAFETY: it is never called; the heads are not freed here.
         let head = || unsafe { RetireHead::new(|_| ()) };
         let heads = [head(), head()];
-        let reclaim = Reclaim::new();
+        let bags = Bags::new();
         let mut list = Segment::EMPTY;
         list.push(NonNull::from(&heads[0]), usize::MAX / 2);
         list.since -= 1_000_000_000;
-        reclaim.push_overflow(&mut list);
+        bags.push_overflow(&mut list);
         list.push(NonNull::from(&heads[1]), usize::MAX);
-        reclaim.push_overflow(&mut list);
-        let pending = reclaim.pending();
+        bags.push_overflow(&mut list);
+        let pending = bags.pending();
         assert_eq!((pending.objects, pending.bytes), (2, u64::MAX));
         assert!(pending.oldest >= Some(Duration::from_secs(1)), "{pending:?}");
-        reclaim.overflow_since.store(NEVER, Relaxed);
-        assert!(reclaim.pending().oldest.is_some()); // by now
+        bags.overflow_since.store(UNKNOWN_AGE, Relaxed);
+        assert!(bags.pending().oldest.is_some()); // by now
         let taken = Bag::new().try_with(|lists| {
-            reclaim.take_overflow(lists);
+            bags.take_overflow(lists);
             (lists.filling.objects, lists.filling.since <= clock())
         });
-        assert_eq!((taken, reclaim.pending().oldest), (Some((2, true)), None));
+        assert_eq!((taken, bags.pending().oldest), (Some((2, true)), None));
     }
 }

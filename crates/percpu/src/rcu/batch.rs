@@ -38,7 +38,7 @@ impl Batch {
 
     /// Adds all of another batch, and leaves that empty. Wait-free.
     pub fn append(&mut self, other: &mut Self) {
-        self.list.take_over(&mut other.list);
+        self.list.splice(&mut other.list);
     }
 
     /// How many objects there are in it.

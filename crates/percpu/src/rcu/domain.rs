@@ -32,12 +32,12 @@
 
 use crossbeam_utils::CachePadded;
 
-use super::backoff::Patience;
-use super::bags::Reclaim;
+use super::backoff::Backoff;
+use super::bags::Bags;
 use super::const_fn::const_fn;
 use super::registry::Registry;
 use super::send_readers::SendReaders;
-use super::spin_lock::Lock;
+use super::spin_lock::SpinLock;
 use crate::fence;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
@@ -55,7 +55,7 @@ pub(super) fn domain() -> &'static Domain {
 }
 
 /// [`domain`], after the fence strategy of the process was decided. For slow paths.
-pub(super) fn started() -> &'static Domain {
+pub(super) fn init_domain() -> &'static Domain {
     // Decided before the first reader, so that its `light` costs nothing.
     let _ = fence::strategy();
     domain()
@@ -68,12 +68,12 @@ pub(super) struct Domain {
     gp: CachePadded<AtomicU64>,
     /// Invariant 2.
     completed: CachePadded<AtomicU64>,
-    pub(super) turn: Lock,
+    pub(super) gp_lock: SpinLock,
     /// Of each parity of `Send` readers: the last grace period it was seen empty in.
     drained: UnsafeCell<[u64; 2]>,
     pub(super) registry: Registry,
     pub(super) send: SendReaders,
-    pub(super) reclaim: Reclaim,
+    pub(super) bags: Bags,
     heavies: Statistic,
 }
 
@@ -86,11 +86,11 @@ impl Domain {
             Self {
                 gp: CachePadded::new(AtomicU64::new(1)),
                 completed: CachePadded::new(AtomicU64::new(1)),
-                turn: Lock::new(),
+                gp_lock: SpinLock::new(),
                 drained: UnsafeCell::new([1, 1]),
                 registry: Registry::new(),
                 send: SendReaders::new(),
-                reclaim: Reclaim::new(),
+                bags: Bags::new(),
                 heavies: Statistic::new(0),
             }
         }
@@ -98,8 +98,8 @@ impl Domain {
 
     /// The number of the current grace period, for a reader to be listed under.
     #[inline(always)]
-    pub(super) fn now(&self) -> u64 {
-        // Ordering: Acquire pairs with the AcqRel in `Turn::bump`; it carries the unlinks before
+    pub(super) fn current_gp(&self) -> u64 {
+        // Ordering: Acquire pairs with the AcqRel in `GpGuard::bump`; it carries the unlinks before
         // that bump: who is listed under this number does not see what they unlinked.
         self.gp.load(Ordering::Acquire)
     }
@@ -107,7 +107,7 @@ impl Domain {
     /// What is unlinked before this call may be freed once `completed` has the returned value.
     pub(super) fn target(&self) -> u64 {
         if !mutant("rcu-target-without-light") {
-            // Against the `heavy` of `Turn::bump`: either we see the bump, or those who come after
+            // Against the `heavy` of `GpGuard::bump`: either we see the bump, or those who come after
             // the bump see the unlink.
             fence::light();
         }
@@ -118,15 +118,15 @@ impl Domain {
     /// Invariant 2.
     #[inline]
     pub(super) fn completed(&self) -> u64 {
-        // Ordering: Acquire pairs with the Release in `Turn::scan`; it carries what the readers
+        // Ordering: Acquire pairs with the Release in `GpGuard::scan`; it carries what the readers
         // that are gone have read.
         self.completed.load(Ordering::Acquire)
     }
 
     /// The right to move grace periods on, if nobody has it. Never blocks.
-    pub(super) fn try_turn(&'static self) -> Option<Turn> {
+    pub(super) fn try_lock_gp(&'static self) -> Option<GpGuard> {
         // Not `then_some`: that would make, and drop, a turn we do not have.
-        self.turn.try_lock().then(|| Turn { domain: self })
+        self.gp_lock.try_lock().then(|| GpGuard { domain: self })
     }
 
     /// Moves grace periods on until `target` is completed, a reader is in the way, or another
@@ -135,8 +135,8 @@ impl Domain {
         if self.completed() >= target {
             return true;
         }
-        let Some(turn) = self.try_turn() else { return false };
-        turn.move_on(target) >= target
+        let Some(gp) = self.try_lock_gp() else { return false };
+        gp.advance_to(target) >= target
     }
 
     /// Waits until everything that this thread knows to be unlinked is out of reach.
@@ -146,10 +146,10 @@ impl Domain {
         wait_until(|| match exact {
             Some(exact) => self.advance(exact),
             None if self.completed() >= target => true, // by the bumps of others
-            None => self.try_turn().is_some_and(|turn| {
+            None => self.try_lock_gp().is_some_and(|gp| {
                 // Our own bump is enough: the unlinks are known to this thread.
-                let bumped = *exact.insert(turn.bump());
-                turn.scan() >= bumped
+                let bumped = *exact.insert(gp.bump());
+                gp.scan() >= bumped
             }),
         });
     }
@@ -171,27 +171,27 @@ impl Domain {
 
 /// Calls `done` until it returns true, with growing pauses.
 fn wait_until(mut done: impl FnMut() -> bool) {
-    let mut patience = Patience::new();
+    let mut backoff = Backoff::new();
     while !done() {
-        patience.wait();
+        backoff.wait();
     }
 }
 
 /// The right to move grace periods on; gives it back on drop.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub(super) struct GpGuard {
     domain: &'static Domain,
 }
 
-impl Turn {
-    pub(super) fn now(&self) -> u64 {
+impl GpGuard {
+    pub(super) fn current_gp(&self) -> u64 {
         // Ordering: Relaxed; written by holders of the turn only.
         self.domain.gp.load(Ordering::Relaxed)
     }
 
-    /// What the next [`Turn::bump`] will return.
-    pub(super) fn next(&self) -> u64 {
-        self.now() + 1
+    /// What the next [`GpGuard::bump`] will return.
+    pub(super) fn next_gp(&self) -> u64 {
+        self.current_gp() + 1
     }
 
     /// Begins a grace period. Whatever this thread knows to be unlinked before has it for a target.
@@ -209,10 +209,10 @@ impl Turn {
     }
 
     /// Bumps until `target` is completed, or a reader is in the way. Returns what is completed.
-    pub(super) fn move_on(&self, target: u64) -> u64 {
+    pub(super) fn advance_to(&self, target: u64) -> u64 {
         // A reader that was in the way may have gone: that needs no fence.
         let mut done = self.scan();
-        while done < target && self.now() < target {
+        while done < target && self.current_gp() < target {
             self.bump();
             done = self.scan();
         }
@@ -222,7 +222,7 @@ impl Turn {
     /// Looks which readers are left, and returns the new `completed`.
     pub(super) fn scan(&self) -> u64 {
         let domain = self.domain;
-        let now = self.now();
+        let now = self.current_gp();
         // The bump to `now` was followed by its `heavy` (invariant 1), so nobody is overlooked.
         let listed = domain.registry.oldest().map_or(now, |oldest| oldest.min(now));
         // SAFETY: invariant 1; this is the holder of the turn.
@@ -240,8 +240,8 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for GpGuard {
     fn drop(&mut self) {
-        self.domain.turn.unlock();
+        self.domain.gp_lock.unlock();
     }
 }

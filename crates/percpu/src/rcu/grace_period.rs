@@ -1,6 +1,6 @@
 //! Waits for readers, and grace periods to ask about.
 
-use super::domain::{domain, started};
+use super::domain::{domain, init_domain};
 use super::error::SynchronizeError;
 use super::guard::is_pinned;
 use super::reclaim::{drain, is_freeing};
@@ -30,7 +30,7 @@ pub fn synchronize() -> Result<(), SynchronizeError> {
     if is_pinned() {
         return Err(SynchronizeError::WouldDeadlock);
     }
-    started().wait();
+    init_domain().wait();
     Ok(())
 }
 
@@ -61,7 +61,7 @@ pub fn barrier() -> Result<(), SynchronizeError> {
     if is_pinned() || is_freeing() {
         return Err(SynchronizeError::WouldDeadlock);
     }
-    drain(started());
+    drain(init_domain());
     Ok(())
 }
 

@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::{self, NonNull};
 
-use super::domain::{domain, started};
-use super::registry::{EXITING, Slot};
+use super::domain::{domain, init_domain};
+use super::registry::{RELEASE_ON_UNPIN, Slot};
 use crate::error::AllocError;
 use crate::sync::{mutant, thread_local};
 
@@ -15,8 +15,8 @@ struct Local {
     slot: Cell<*const Slot>,
 }
 
-/// Runs [`Exit::drop`] at the end of the thread.
-struct Exit {
+/// Runs [`ThreadExit::drop`] at the end of the thread.
+struct ThreadExit {
     slot: Cell<*const Slot>,
 }
 
@@ -26,7 +26,7 @@ impl Local {
     }
 }
 
-impl Exit {
+impl ThreadExit {
     const fn new() -> Self {
         Self { slot: Cell::new(ptr::null()) }
     }
@@ -36,38 +36,38 @@ impl Exit {
 thread_local! {
     // Nothing to drop, so that it can be read at any point of the thread's exit.
     static LOCAL: Local = const { Local::new() };
-    static EXIT: Exit = const { Exit::new() };
+    static EXIT: ThreadExit = const { ThreadExit::new() };
 }
 
 // The checkers' macro knows no `const`.
 #[cfg(any(offlock_loom, offlock_shuttle))]
 thread_local! {
     static LOCAL: Local = Local::new();
-    static EXIT: Exit = Exit::new();
+    static EXIT: ThreadExit = ThreadExit::new();
 }
 
-impl Exit {
+impl ThreadExit {
     fn run(&self) {
         // SAFETY: null, or this thread's slot, never freed.
         let Some(slot) = (unsafe { self.slot.replace(ptr::null()).as_ref() }) else { return };
         let nesting = slot.nesting();
         if nesting != 0 && !mutant("rcu-exit-unpins") {
-            slot.set_nesting(nesting | EXITING);
+            slot.set_nesting(nesting | RELEASE_ON_UNPIN);
             return;
         }
         slot.leave();
-        forget_slot();
+        clear_local_slot();
         slot.release();
     }
 }
 
-impl Drop for Exit {
+impl Drop for ThreadExit {
     fn drop(&mut self) {
         self.run();
     }
 }
 
-fn forget_slot() {
+fn clear_local_slot() {
     // In a model this variable may be gone before the other; nothing reads it then.
     let _ = LOCAL.try_with(|local| local.slot.set(ptr::null()));
 }
@@ -121,13 +121,13 @@ const _: () = assert!(size_of::<Option<Guard>>() == size_of::<usize>());
 pub fn pin() -> Guard {
     match try_pin() {
         Ok(guard) => guard,
-        Err(_) => no_slot(),
+        Err(_) => abort_without_slot(),
     }
 }
 
 #[cold]
 #[inline(never)]
-fn no_slot() -> ! {
+fn abort_without_slot() -> ! {
     std::alloc::handle_alloc_error(std::alloc::Layout::new::<Slot>())
 }
 
@@ -143,7 +143,7 @@ pub fn try_pin() -> Result<Guard, AllocError> {
     let Some(slot) = (unsafe { slot.as_ref() }) else { return pin_without_slot() };
     let nesting = slot.nesting();
     if nesting == 0 {
-        slot.enter(domain().now());
+        slot.enter(domain().current_gp());
     }
     slot.set_nesting(nesting + 1);
     Ok(Guard { slot: NonNull::from(slot), _here: PhantomData })
@@ -153,12 +153,12 @@ pub fn try_pin() -> Result<Guard, AllocError> {
 #[cold]
 #[inline(never)]
 fn pin_without_slot() -> Result<Guard, AllocError> {
-    let domain = started();
+    let domain = init_domain();
     let slot = domain.registry.claim()?;
     let ends = EXIT.try_with(|exit| exit.slot.set(slot)).is_err();
     LOCAL.with(|local| local.slot.set(slot));
-    slot.enter(domain.now());
-    slot.set_nesting(if ends { EXITING + 1 } else { 1 });
+    slot.enter(domain.current_gp());
+    slot.set_nesting(if ends { RELEASE_ON_UNPIN + 1 } else { 1 });
     Ok(Guard { slot: NonNull::from(slot), _here: PhantomData })
 }
 
@@ -171,7 +171,7 @@ impl Drop for Guard {
         slot.set_nesting(nesting);
         if nesting == 0 {
             slot.leave();
-        } else if nesting == EXITING {
+        } else if nesting == RELEASE_ON_UNPIN {
             last_unpin(slot);
         }
     }
@@ -182,7 +182,7 @@ impl Drop for Guard {
 #[inline(never)]
 fn last_unpin(slot: &Slot) {
     slot.leave();
-    forget_slot();
+    clear_local_slot();
     slot.release();
 }
 
@@ -200,5 +200,5 @@ pub fn is_pinned() -> bool {
 /// Runs what the end of a thread runs, where a model wants it.
 #[cfg(any(offlock_loom, offlock_shuttle))]
 pub fn end_thread() {
-    EXIT.with(Exit::run);
+    EXIT.with(ThreadExit::run);
 }

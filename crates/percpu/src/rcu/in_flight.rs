@@ -6,9 +6,9 @@
 
 use crossbeam_utils::CachePadded;
 
-use super::backoff::Patience;
+use super::backoff::Backoff;
 use super::const_fn::const_fn;
-use super::spin_lock::Lock;
+use super::spin_lock::SpinLock;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// The number of batches that are being freed.
@@ -19,7 +19,7 @@ pub(super) struct InFlight {
     /// The parity that new batches use.
     parity: AtomicUsize,
     /// Held by the thread that changes `parity`.
-    waiter: Lock,
+    waiter: SpinLock,
 }
 
 impl InFlight {
@@ -28,7 +28,7 @@ impl InFlight {
             Self {
                 counts: CachePadded::new([AtomicU64::new(0), AtomicU64::new(0)]),
                 parity: AtomicUsize::new(0),
-                waiter: Lock::new(),
+                waiter: SpinLock::new(),
             }
         }
     }
@@ -46,9 +46,9 @@ impl InFlight {
 
     /// Waits until every batch that was counted before is freed.
     pub(super) fn wait(&self) {
-        let mut patience = Patience::new();
+        let mut backoff = Backoff::new();
         while !self.waiter.try_lock() {
-            patience.wait();
+            backoff.wait();
         }
         // Ordering: Relaxed; only the holder of `waiter` changes it, and `begin` takes it as a hint.
         let active = self.parity.load(Ordering::Relaxed);
@@ -57,7 +57,7 @@ impl InFlight {
             // Ordering: Acquire pairs with the Release in `BatchInFlight::drop`; it carries what the
             // drops did.
             while self.counts[parity].load(Ordering::Acquire) != 0 {
-                patience.wait();
+                backoff.wait();
             }
         }
         self.waiter.unlock();

@@ -19,7 +19,7 @@ pub(super) struct Node<T> {
     pub(super) value: T,
 }
 
-pub(super) type Place<T> = NonNull<Watched<Node<T>>>;
+pub(super) type NodePtr<T> = NonNull<Watched<Node<T>>>;
 
 /// Frees the node around `head`.
 ///
@@ -34,7 +34,7 @@ unsafe fn free_node<T>(head: NonNull<RetireHead>) {
 }
 
 /// The head of a node, as a pointer that is good for all of the node.
-pub(super) fn head_of<T>(node: Place<T>) -> NonNull<RetireHead> {
+pub(super) fn head_of<T>(node: NodePtr<T>) -> NonNull<RetireHead> {
     // SAFETY: the `Node` is inside the `Watched`, and starts with the head (`repr(C)`).
     unsafe { node.byte_add(Watched::<Node<T>>::OFFSET) }.cast()
 }
@@ -43,7 +43,7 @@ pub(super) fn head_of<T>(node: Place<T>) -> NonNull<RetireHead> {
 ///
 /// A `Box` with 16 bytes in front for its end.
 pub struct Owned<T> {
-    node: Place<T>,
+    node: NodePtr<T>,
     _owns: PhantomData<T>,
 }
 
@@ -99,19 +99,19 @@ impl<T> Owned<T> {
         Self { node: unsafe { NonNull::new_unchecked(node) }, _owns: PhantomData }
     }
 
-    /// The node that [`Owned::into_place`] gave, or that an `Atomic` or `Unlinked` has given up.
-    pub(super) fn from_place(node: Place<T>) -> Self {
+    /// The node that [`Owned::into_node_ptr`] gave, or that an `Atomic` or `Unlinked` has given up.
+    pub(super) fn from_node_ptr(node: NodePtr<T>) -> Self {
         Self { node, _owns: PhantomData }
     }
 
-    pub(super) fn into_place(self) -> Place<T> {
+    pub(super) fn into_node_ptr(self) -> NodePtr<T> {
         ManuallyDrop::new(self).node
     }
 
     /// Takes the value out and frees the node.
     #[must_use]
     pub fn into_inner(self) -> T {
-        let node = self.into_place();
+        let node = self.into_node_ptr();
         // SAFETY: ours alone (invariant 1), and initialised.
         let value = &unsafe { node.as_ref() }.value;
         // SAFETY: it is not dropped where it was, only its memory is freed.
@@ -133,7 +133,7 @@ impl<T> Owned<T> {
     #[must_use]
     pub fn into_raw(self) -> NonNull<()> {
         const { assert!(align_of::<Node<T>>() >= 4) };
-        self.into_place().cast()
+        self.into_node_ptr().cast()
     }
 
     /// # Safety

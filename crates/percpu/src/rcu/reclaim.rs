@@ -32,8 +32,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 use super::bag::{RetireHead, Segment, next_of};
-use super::bags::Reclaim;
-use super::domain::{Domain, Turn, domain};
+use super::bags::Bags;
+use super::domain::{Domain, GpGuard, domain};
 use crate::cpu::CpuId;
 use crate::sync::{cpu, mutant, thread_local};
 
@@ -52,16 +52,16 @@ use crate::sync::{cpu, mutant, thread_local};
 #[inline]
 pub unsafe fn retire_raw(head: NonNull<RetireHead>, bytes: usize) {
     let domain = domain();
-    let reclaim = &domain.reclaim;
-    let pushed = reclaim.bag(cpu::current()).and_then(|bag| {
+    let bags = &domain.bags;
+    let pushed = bags.bag(cpu::current()).and_then(|bag| {
         bag.try_with(|lists| {
             lists.filling.push(head, bytes);
-            reclaim.is_full(&lists.filling)
+            bags.is_full(&lists.filling)
         })
     });
     match pushed {
         Some(false) => {}
-        Some(true) => step(domain),
+        Some(true) => reclaim_step(domain),
         None => retire_slow(domain, head, bytes),
     }
 }
@@ -76,14 +76,14 @@ fn retire_slow(domain: &'static Domain, head: NonNull<RetireHead>, bytes: usize)
 
 /// Retires a list.
 pub(super) fn retire_list(domain: &'static Domain, list: &mut Segment) {
-    let reclaim = &domain.reclaim;
-    let full = reclaim.some_bag().try_with(|lists| {
-        lists.filling.take_over(list);
-        reclaim.is_full(&lists.filling)
+    let bags = &domain.bags;
+    let full = bags.bag_or_spare().try_with(|lists| {
+        lists.filling.splice(list);
+        bags.is_full(&lists.filling)
     });
     match full {
-        None => reclaim.push_overflow(list),
-        Some(true) => step(domain),
+        None => bags.push_overflow(list),
+        Some(true) => reclaim_step(domain),
         Some(false) => {}
     }
 }
@@ -91,46 +91,46 @@ pub(super) fn retire_list(domain: &'static Domain, list: &mut Segment) {
 /// A bag is full: closes it, moves grace periods on once, frees what is due in it.
 #[cold]
 #[inline(never)]
-fn step(domain: &'static Domain) {
-    let reclaim = &domain.reclaim;
-    let bag = reclaim.some_bag();
-    let turn = domain.try_turn();
+fn reclaim_step(domain: &'static Domain) {
+    let bags = &domain.bags;
+    let bag = bags.bag_or_spare();
+    let gp = domain.try_lock_gp();
     let early = mutant("rcu-target-before-the-lock").then(|| domain.target());
     let closed = bag.try_with(|lists| {
-        reclaim.take_overflow(lists);
-        lists.close(early.unwrap_or_else(|| target(domain, turn.as_ref())));
+        bags.take_overflow(lists);
+        lists.close(early.unwrap_or_else(|| target(domain, gp.as_ref())));
     });
-    if let Some(turn) = turn {
+    if let Some(gp) = gp {
         if closed.is_some() {
-            turn.bump();
+            gp.bump();
         }
-        turn.scan();
+        gp.scan();
     }
     if !is_freeing() {
-        let _counted = reclaim.in_flight.begin();
+        let _counted = bags.in_flight.begin();
         let completed = domain.completed();
         let mut due = Segment::EMPTY;
         bag.try_with(|lists| lists.take_due(completed, &mut due));
-        free_batch(reclaim, due);
+        free_batch(bags, due);
     }
 }
 
 /// What those wait for whose retirement this thread knows of; with a turn, its next bump.
-fn target(domain: &Domain, turn: Option<&Turn>) -> u64 {
-    turn.map_or_else(|| domain.target(), Turn::next)
+fn target(domain: &Domain, gp: Option<&GpGuard>) -> u64 {
+    gp.map_or_else(|| domain.target(), GpGuard::next_gp)
 }
 
 /// Closes all bags, and returns the highest target that is waited for.
-fn close_all(domain: &'static Domain, turn: Option<&Turn>) -> u64 {
-    let reclaim = &domain.reclaim;
-    if reclaim.bag(CpuId::new(0)).is_none() && reclaim.has_overflow() {
-        let _ = reclaim.some_bag();
+fn close_all(domain: &'static Domain, gp: Option<&GpGuard>) -> u64 {
+    let bags = &domain.bags;
+    if bags.bag(CpuId::new(0)).is_none() && bags.has_overflow() {
+        let _ = bags.bag_or_spare();
     }
     let mut highest = 0;
-    for bag in reclaim.bags() {
+    for bag in bags.iter() {
         bag.with(|lists| {
-            reclaim.take_overflow(lists);
-            lists.close(target(domain, turn)); // taken here, under the lock
+            bags.take_overflow(lists);
+            lists.close(target(domain, gp)); // taken here, under the lock
             highest = lists.highest().max(highest);
         });
     }
@@ -155,8 +155,8 @@ fn close_all(domain: &'static Domain, turn: Option<&Turn>) -> u64 {
 /// ```
 pub fn poll() -> usize {
     let domain = domain();
-    if let Some(turn) = domain.try_turn() {
-        turn.move_on(close_all(domain, Some(&turn)));
+    if let Some(gp) = domain.try_lock_gp() {
+        gp.advance_to(close_all(domain, Some(&gp)));
     }
     if is_freeing() { 0 } else { free_due(domain).0 }
 }
@@ -164,27 +164,27 @@ pub fn poll() -> usize {
 /// Frees what is due in all bags. Returns how many objects that were, and the highest target that
 /// others wait for, 0 if none wait.
 fn free_due(domain: &'static Domain) -> (usize, u64) {
-    let reclaim = &domain.reclaim;
+    let bags = &domain.bags;
     let late = mutant("rcu-barrier-counts-late");
-    let counted = (!late).then(|| reclaim.in_flight.begin());
+    let counted = (!late).then(|| bags.in_flight.begin());
     let completed = domain.completed();
     let mut due = Segment::EMPTY;
     let mut highest = 0;
-    for bag in reclaim.bags() {
+    for bag in bags.iter() {
         bag.with(|lists| {
             lists.take_due(completed, &mut due);
             highest = lists.highest().max(highest);
         });
     }
-    let _counted = counted.unwrap_or_else(|| reclaim.in_flight.begin());
-    (free_batch(reclaim, due), highest)
+    let _counted = counted.unwrap_or_else(|| bags.in_flight.begin());
+    (free_batch(bags, due), highest)
 }
 
 /// Frees the objects of `batch`, and returns how many there were.
-fn free_batch(reclaim: &Reclaim, batch: Segment) -> usize {
+fn free_batch(bags: &Bags, batch: Segment) -> usize {
     if batch.objects != 0 {
         let panics = free_list(batch.first);
-        reclaim.count_reclaimed(batch.objects, batch.bytes, panics);
+        bags.count_reclaimed(batch.objects, batch.bytes, panics);
     }
     batch.objects
 }
@@ -222,9 +222,9 @@ fn free_list(first: *mut RetireHead) -> u64 {
 ///
 /// [`poll`] repeated until it is all done: see [`barrier`](super::barrier).
 pub(super) fn drain(domain: &'static Domain) {
-    let reclaim = &domain.reclaim;
+    let bags = &domain.bags;
     // What was retired before is in a bag, in the overflow or in flight. The first two are closed...
-    let mut target = close_all(domain, domain.try_turn().as_ref());
+    let mut target = close_all(domain, domain.try_lock_gp().as_ref());
     // ... and gone after two waits (see the module): what is merged with them may cost the second.
     for _ in 0..2 {
         if target != 0 {
@@ -235,7 +235,7 @@ pub(super) fn drain(domain: &'static Domain) {
     if mutant("rcu-barrier-ignores-others") {
         return;
     }
-    reclaim.in_flight.wait();
+    bags.in_flight.wait();
 }
 
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]

@@ -8,7 +8,7 @@
 //!
 //! A thread takes a slot at its first [`pin`] and gives it back when it ends. One that ends inside a
 //! guard (a guard kept in a thread-local variable) leaves the slot to the last unpin, and a `pin`
-//! that comes after the slot is gone borrows one until its unpin: both add [`EXITING`] to the
+//! that comes after the slot is gone borrows one until its unpin: both add [`RELEASE_ON_UNPIN`] to the
 //! nesting, so that the count never comes back to 0 and the fast path needs no test for it.
 //!
 //! # Invariants
@@ -28,15 +28,15 @@ use crate::sync::cell::UnsafeCell;
 use crate::sync::{mutant, thread_id};
 
 /// Added to the nesting of a slot that its last unpin must give back.
-pub(super) const EXITING: u64 = 1 << 62;
+pub(super) const RELEASE_ON_UNPIN: u64 = 1 << 62;
 
 /// One thread's place in the list.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct Slot {
     /// The grace period that was current when this thread began to read; 0 while it does not.
-    word: AtomicU64,
-    /// Guards alive, and [`EXITING`].
+    entered_gp: AtomicU64,
+    /// Guards alive, and [`RELEASE_ON_UNPIN`].
     nesting: UnsafeCell<u64>,
     /// The thread that has the slot, or 0.
     owner: AtomicU64,
@@ -63,9 +63,9 @@ impl Slot {
         let order = if mutant("rcu-word-relaxed") { Ordering::Relaxed } else { Ordering::Release };
         // Ordering: Release pairs with the Acquire in `oldest`; it carries what this thread read
         // under its guards before this one, should the writer never see the 0 in between.
-        self.word.store(now, order);
+        self.entered_gp.store(now, order);
         if !mutant("rcu-pin-without-light") {
-            // Against the `heavy` of `Turn::bump`: either it sees the word, or we see the unlink.
+            // Against the `heavy` of `GpGuard::bump`: either it sees the word, or we see the unlink.
             fence::light();
         }
     }
@@ -75,7 +75,7 @@ impl Slot {
     pub(super) fn leave(&self) {
         let order = if mutant("rcu-unpin-relaxed") { Ordering::Relaxed } else { Ordering::Release };
         // Ordering: Release pairs with the Acquire in `oldest`; it carries what was read.
-        self.word.store(0, order);
+        self.entered_gp.store(0, order);
     }
 
     /// Gives the slot back. The caller owned it, and reads no more.
@@ -123,14 +123,17 @@ impl Registry {
         let order = if mutant("rcu-scan-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
         // Ordering: Acquire pairs with the Release in `Slot::enter` and `Slot::leave`; it carries
         // the reads of a thread that has left since.
-        self.iter().map(|slot| slot.word.load(order)).filter(|&word| word != 0).min()
+        self.iter()
+            .map(|slot| slot.entered_gp.load(order))
+            .filter(|&entered_gp| entered_gp != 0)
+            .min()
     }
 
     /// Threads that have been reading since before the grace period `now` began.
     pub(super) fn stalled(&self, now: u64) -> usize {
         // Ordering: Relaxed; a statistic.
-        let words = self.iter().map(|slot| slot.word.load(Ordering::Relaxed));
-        words.filter(|&word| word != 0 && word < now).count()
+        let words = self.iter().map(|slot| slot.entered_gp.load(Ordering::Relaxed));
+        words.filter(|&entered_gp| entered_gp != 0 && entered_gp < now).count()
     }
 
     /// A slot of this thread's own: one that a thread gave back, or a new one.
@@ -146,7 +149,7 @@ impl Registry {
             return Ok(slot);
         }
         let slot = Slot {
-            word: AtomicU64::new(0),
+            entered_gp: AtomicU64::new(0),
             nesting: UnsafeCell::new(0),
             owner: AtomicU64::new(me),
             next: ptr::null(),

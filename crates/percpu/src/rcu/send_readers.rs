@@ -47,9 +47,9 @@ pub(super) struct SendReaders {
     parity: CachePadded<AtomicUsize>,
     /// Null until the first `Send` reader: all counters read 0.
     counters: AtomicPtr<Counters>,
-    remote: [Pair; 2],
+    remote: [RemoteCounters; 2],
     /// The gate of the sections, which nobody closes.
-    open: AtomicU64,
+    gate: AtomicU64,
 }
 
 /// One parity's counters.
@@ -60,12 +60,12 @@ struct Counters {
 }
 
 #[derive(Debug)]
-struct Pair {
+struct RemoteCounters {
     lock: AtomicU64,
     unlock: AtomicU64,
 }
 
-impl Pair {
+impl RemoteCounters {
     const_fn! {
         const fn new() -> Self {
             Self { lock: AtomicU64::new(0), unlock: AtomicU64::new(0) }
@@ -79,23 +79,23 @@ impl SendReaders {
             Self {
                 parity: CachePadded::new(AtomicUsize::new(0)),
                 counters: AtomicPtr::new(ptr::null_mut()),
-                remote: [Pair::new(), Pair::new()],
-                open: AtomicU64::new(0),
+                remote: [RemoteCounters::new(), RemoteCounters::new()],
+                gate: AtomicU64::new(0),
             }
         }
     }
 
     #[inline(always)]
     fn counters(&self) -> Option<&'static Counters> {
-        // Ordering: Acquire pairs with the Release in `make_counters`; it carries the counters.
+        // Ordering: Acquire pairs with the Release in `allocate_counters`; it carries the counters.
         let counters = self.counters.load(Ordering::Acquire);
-        // SAFETY: null, or leaked by `make_counters`.
+        // SAFETY: null, or leaked by `allocate_counters`.
         unsafe { counters.as_ref() }
     }
 
     #[cold]
     #[inline(never)]
-    fn make_counters(&self) -> Option<&'static Counters> {
+    fn allocate_counters(&self) -> Option<&'static Counters> {
         // The strategy is chosen before the first reader, so that its `light` costs nothing.
         let _ = fence::strategy();
         let pair = || Ok::<_, AllocError>([Words::new()?, Words::new()?]);
@@ -178,12 +178,12 @@ impl SendReaders {
         let parity = self.parity.load(Ordering::Relaxed) & 1;
         let counters = self.counters();
         let done = counters
-            .is_some_and(|counters| section::add(&self.open, &counters.lock[parity], 1).is_ok());
+            .is_some_and(|counters| section::add(&self.gate, &counters.lock[parity], 1).is_ok());
         if !done {
             self.lock_slow(parity);
         }
         if !mutant("rcu-send-without-light") {
-            // Against the `heavy` of `Turn::bump`: either it counts us, or we see the unlink.
+            // Against the `heavy` of `GpGuard::bump`: either it counts us, or we see the unlink.
             fence::light();
         }
         parity
@@ -191,13 +191,13 @@ impl SendReaders {
 
     #[cfg_attr(all(target_arch = "x86_64", not(offlock_portable)), cold)]
     fn lock_slow(&self, parity: usize) {
-        let Some(counters) = self.counters().or_else(|| self.make_counters()) else {
+        let Some(counters) = self.counters().or_else(|| self.allocate_counters()) else {
             return self.lock_remote(parity);
         };
         if !section::available() {
             // Ordering: Relaxed; the fence in `lock` orders it, and the Release in `unlock`.
             counters.lock[parity].slot(cpu::recent()).fetch_add(1, Ordering::Relaxed);
-        } else if section::add(&self.open, &counters.lock[parity], 1).is_err() {
+        } else if section::add(&self.gate, &counters.lock[parity], 1).is_err() {
             self.lock_remote(parity);
         }
     }
@@ -214,7 +214,7 @@ impl SendReaders {
         if mutant("rcu-send-one-counter") {
             let down = u64::MAX;
             if let Some(counters) = counters {
-                if section::add(&self.open, &counters.lock[parity], down).is_err() {
+                if section::add(&self.gate, &counters.lock[parity], down).is_err() {
                     let slot = counters.lock[parity].slot(cpu::current());
                     slot.fetch_add(down, Ordering::Release);
                 }
@@ -223,7 +223,7 @@ impl SendReaders {
         }
         // A section's store is a Release, and the section is a compiler fence.
         let done = counters
-            .is_some_and(|counters| section::add(&self.open, &counters.unlock[parity], 1).is_ok());
+            .is_some_and(|counters| section::add(&self.gate, &counters.unlock[parity], 1).is_ok());
         if !done {
             self.unlock_slow(parity);
         }

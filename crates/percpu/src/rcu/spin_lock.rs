@@ -6,11 +6,11 @@ use crate::sync::mutant;
 
 /// A spin lock that most callers only try.
 #[derive(Debug)]
-pub(super) struct Lock {
+pub(super) struct SpinLock {
     held: AtomicBool,
 }
 
-impl Lock {
+impl SpinLock {
     const_fn! {
         pub(super) const fn new() -> Self {
             Self { held: AtomicBool::new(false) }

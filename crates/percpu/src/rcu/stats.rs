@@ -7,7 +7,7 @@ use super::bounds::Bounds;
 use super::domain::domain;
 use crate::sync::native::atomic::Ordering::Relaxed;
 
-/// What RCU has done since the process started, and what waits. From [`stats`].
+/// What RCU has done since the process init_domain, and what waits. From [`stats`].
 ///
 /// Counted while others go on: the numbers need not fit each other exactly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,38 +69,38 @@ impl fmt::Display for Stats {
 #[must_use]
 pub fn stats() -> Stats {
     let domain = domain();
-    let reclaim = &domain.reclaim;
-    let pending = reclaim.pending();
+    let bags = &domain.bags;
+    let pending = bags.pending();
     let grace_periods = domain.grace_periods();
     Stats {
         pending: pending.objects,
         pending_bytes: pending.bytes,
         oldest_pending: pending.oldest,
         // Ordering: Relaxed, all; statistics.
-        reclaimed: reclaim.reclaimed.load(Relaxed),
-        reclaimed_bytes: reclaim.reclaimed_bytes.load(Relaxed),
+        reclaimed: bags.reclaimed.load(Relaxed),
+        reclaimed_bytes: bags.reclaimed_bytes.load(Relaxed),
         grace_periods,
         heavy_fences: domain.heavies(),
-        panics: reclaim.panics.load(Relaxed),
-        stalled_readers: domain.registry.stalled(domain.now()),
+        panics: bags.panics.load(Relaxed),
+        stalled_readers: domain.registry.stalled(domain.current_gp()),
         send_guards: domain.send.alive(),
     }
 }
 
 /// Sets the bounds of the process from now on. Wait-free.
 pub fn set_bounds(bounds: Bounds) {
-    let reclaim = &domain().reclaim;
+    let bags = &domain().bags;
     let age = bounds.age.as_nanos().try_into().unwrap_or(u64::MAX);
     // Ordering: Relaxed, both; numbers on their own.
-    reclaim.bytes_bound.store(bounds.bytes as u64, Relaxed);
-    reclaim.age_bound.store(age, Relaxed);
+    bags.bytes_bound.store(bounds.bytes as u64, Relaxed);
+    bags.age_bound.store(age, Relaxed);
 }
 
 /// The bounds in force. Wait-free.
 #[must_use]
 pub fn bounds() -> Bounds {
-    let reclaim = &domain().reclaim;
+    let bags = &domain().bags;
     // Ordering: Relaxed, both; numbers on their own.
-    let age = Duration::from_nanos(reclaim.age_bound.load(Relaxed));
-    Bounds { bytes: reclaim.bytes_bound.load(Relaxed) as usize, age }
+    let age = Duration::from_nanos(bags.age_bound.load(Relaxed));
+    Bounds { bytes: bags.bytes_bound.load(Relaxed) as usize, age }
 }

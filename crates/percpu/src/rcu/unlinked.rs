@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 use super::batch::Batch;
 use super::error::SynchronizeError;
 use super::grace_period::synchronize;
-use super::owned::{Node, Owned, Place, head_of};
+use super::owned::{Node, NodePtr, Owned, head_of};
 use super::reclaim::retire_raw;
 use crate::sync::quarantine::Watched;
 
@@ -21,7 +21,7 @@ use crate::sync::quarantine::Watched;
 /// Dropping it is [`retire`](Unlinked::retire).
 #[must_use = "dropping it retires the value; say so with `retire`"]
 pub struct Unlinked<T: Send + Sync + 'static> {
-    node: Place<T>,
+    node: NodePtr<T>,
     _owns: PhantomData<T>,
 }
 
@@ -98,7 +98,7 @@ impl<T: Send + Sync + 'static> Unlinked<T> {
     /// [`ReclaimError`]: it cannot wait here; it gives `self` back.
     pub fn reclaim(self) -> Result<Owned<T>, ReclaimError<T>> {
         match synchronize() {
-            Ok(()) => Ok(Owned::from_place(ManuallyDrop::new(self).node)),
+            Ok(()) => Ok(Owned::from_node_ptr(ManuallyDrop::new(self).node)),
             Err(why) => Err(ReclaimError { why, unlinked: self }),
         }
     }
