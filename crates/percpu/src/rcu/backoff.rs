@@ -1,10 +1,12 @@
-//! Waiting without a wake-up: readers and holders of a bag's lock wake nothing.
+//! Waiting by polling.
+//!
+//! A reader that leaves and a thread that unlocks a bag wake no waiter, so waiters poll.
 
 use std::time::Duration;
 
 use crate::sync::{hint, thread};
 
-/// Spins, then yields, then sleeps for growing times.
+/// The state of one wait: spins first, then yields, then sleeps for growing times.
 #[derive(Debug)]
 pub(super) struct Backoff {
     step: u32,
@@ -15,6 +17,7 @@ impl Backoff {
         Self { step: 0 }
     }
 
+    /// Pauses the calling thread, longer with each call, for at most 1 ms.
     pub(super) fn wait(&mut self) {
         self.step = self.step.saturating_add(1);
         if cfg!(any(offlock_loom, offlock_shuttle)) {

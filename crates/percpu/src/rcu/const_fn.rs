@@ -1,6 +1,8 @@
-//! Functions that are `const` except in a build for a model checker.
+//! Functions that are `const`, except in a build for a model checker.
 
-/// A `const fn`, where the types of the facade allow it: not in a build for a model checker.
+/// Declares a function that is `const` in a normal build.
+///
+/// The atomics of a model checker have no `const` constructors, so its build drops the `const`.
 macro_rules! const_fn {
     ($(#[$meta:meta])* $vis:vis const unsafe fn $($rest:tt)*) => {
         #[cfg(not(any(offlock_loom, offlock_shuttle)))]

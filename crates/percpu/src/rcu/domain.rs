@@ -1,34 +1,37 @@
-//! Grace periods: when is every reader gone that may still see what was unlinked?
+//! Grace periods: tells when every reader that may hold a reference to an unlinked object has left.
 //!
 //! ```text
 //!   reader                                writer
-//!   word = gp        (Acquire, Release)   unlink
-//!   light()                               t = ++gp     (AcqRel)         \
-//!   load(pointer)                         heavy()                        | one turn
-//!   ...                                   completed = min(t, all words) /
-//!   word = 0         (Release)            free what has a target <= completed
+//!   entered_gp = gp  (Acquire, Release)   unlink
+//!   light()                               t = ++gp     (AcqRel)               \
+//!   load(pointer)                         heavy()                              | under gp_lock
+//!   ...                                   completed = min(t, all entered_gp)  /
+//!   entered_gp = 0   (Release)            free objects with target <= completed
 //! ```
 //!
-//! A reader whose word is `t` or more saw the unlink (it loaded `gp` after the bump). One whose word
-//! is less is waited for. One whose word the scan missed entered after the `heavy`, and sees the
-//! unlink. The numbers only grow; nobody who reads ever writes `gp`.
+//! A reader whose `entered_gp` is `t` or more saw the unlink, because it loaded `gp` after the bump.
+//! The writer waits for a reader whose `entered_gp` is less than `t`. A reader that the scan did not
+//! see entered after the `heavy`, and sees the unlink. The numbers only grow. Readers never write
+//! `gp`.
 //!
-//! What is unlinked gets a *target*, the value of `completed` it waits for:
+//! Each unlinked object gets a *target*, the value of `completed` that it waits for:
 //!
-//! - by the thread that takes the turn: the `t` it is about to make;
-//! - by anybody else: `light(); gp + 2`, without any shared write. The bump to `gp + 1` may have been
-//!   made before the unlink could be seen, and a reader may have taken that number and the old
-//!   pointer (two `light` order nothing: our store may still be in our CPU's buffer when both look).
-//!   But the `heavy` of that bump pairs with our `light`, so the next bump comes after the unlink.
+//! - A thread that holds `gp_lock` uses the `t` of its next bump.
+//! - Any other thread uses `light(); gp + 2`, without a shared write. The bump to `gp + 1` may come
+//!   before the unlink is visible, so a reader may have loaded that number and the old pointer: two
+//!   `light` do not order anything, and the unlinking store may still be in the store buffer of its
+//!   CPU when both threads load. But the `heavy` of that bump pairs with the `light` here, so the
+//!   bump after it comes after the unlink.
 //!
-//! One bump and one `heavy` serve everything unlinked before. `Send` readers are counted, not
-//! listed ([`send_guard`](super::send_guard)); their half of the answer is `drained` below.
+//! One bump and one `heavy` serve every object that was unlinked before. `Send` readers are counted,
+//! not listed (see [`send_readers`](super::send_readers)); `drained` below holds their part of the
+//! state.
 //!
 //! # Invariants
 //!
-//! 1. Only the holder of `turn` bumps `gp`, stores `completed` and touches `drained`; it runs
-//!    `heavy` after a bump before it gives the turn back.
-//! 2. Everything with a target of `completed` or less is out of reach of every reader.
+//! 1. Only the holder of `gp_lock` bumps `gp`, stores `completed` and accesses `drained`. It runs
+//!    `heavy` after each bump, before it releases the lock.
+//! 2. No reader can reach an object whose target is `completed` or less.
 
 use crossbeam_utils::CachePadded;
 
@@ -48,36 +51,39 @@ global! {
     static DOMAIN: Domain = Domain::new();
 }
 
-/// The one domain of the process, and of each run of a model.
+/// Returns the RCU domain of the process. Each run of a model has its own.
 #[inline(always)]
 pub(super) fn domain() -> &'static Domain {
     &DOMAIN
 }
 
-/// [`domain`], after the fence strategy of the process was decided. For slow paths.
+/// Returns the domain after it chose the fence strategy of the process. For slow paths.
 pub(super) fn init_domain() -> &'static Domain {
-    // Decided before the first reader, so that its `light` costs nothing.
+    // Chosen before the first reader, so that `light` costs readers nothing.
     let _ = fence::strategy();
     domain()
 }
 
-/// Everything of RCU that threads share.
+/// The state that all threads share.
 #[derive(Debug)]
 pub(super) struct Domain {
-    /// The number of the current grace period, from 1. A line of its own: every reader loads it.
+    /// The number of the current grace period; the first is 1. It has a cache line of its own because
+    /// every reader loads it.
     gp: CachePadded<AtomicU64>,
-    /// Invariant 2.
+    /// The last completed grace period (invariant 2).
     completed: CachePadded<AtomicU64>,
-    pub(super) gp_lock: SpinLock,
-    /// Of each parity of `Send` readers: the last grace period it was seen empty in.
+    /// Taken to start and to complete grace periods (invariant 1).
+    gp_lock: SpinLock,
+    /// For each parity of `Send` readers, the last grace period in which it was seen empty.
     drained: UnsafeCell<[u64; 2]>,
     pub(super) registry: Registry,
     pub(super) send: SendReaders,
     pub(super) bags: Bags,
+    /// Heavy fences run for grace periods.
     heavies: Statistic,
 }
 
-// SAFETY: `drained` is touched by the holder of `turn` only (invariant 1); all else is `Sync`.
+// SAFETY: only the holder of `gp_lock` accesses `drained` (invariant 1). Every other field is `Sync`.
 unsafe impl Sync for Domain {}
 
 impl Domain {
@@ -96,41 +102,42 @@ impl Domain {
         }
     }
 
-    /// The number of the current grace period, for a reader to be listed under.
+    /// Returns the number of the current grace period, which an entering reader stores in its slot.
     #[inline(always)]
     pub(super) fn current_gp(&self) -> u64 {
         // Ordering: Acquire pairs with the AcqRel in `GpGuard::bump`; it carries the unlinks before
-        // that bump: who is listed under this number does not see what they unlinked.
+        // that bump, so a reader with this number does not see the unlinked objects.
         self.gp.load(Ordering::Acquire)
     }
 
-    /// What is unlinked before this call may be freed once `completed` has the returned value.
+    /// Returns the target of the objects that were unlinked before this call.
     pub(super) fn target(&self) -> u64 {
         if !mutant("rcu-target-without-light") {
-            // Against the `heavy` of `GpGuard::bump`: either we see the bump, or those who come after
-            // the bump see the unlink.
+            // Against the `heavy` of `GpGuard::bump`: either this thread sees the bump, or the
+            // readers that enter after the bump see the unlink.
             fence::light();
         }
-        // Ordering: Relaxed; the fence above is all the order it needs.
+        // Ordering: Relaxed; the fence above provides all the order that the load needs.
         self.gp.load(Ordering::Relaxed) + 2
     }
 
-    /// Invariant 2.
+    /// Returns the last completed grace period (invariant 2).
     #[inline]
     pub(super) fn completed(&self) -> u64 {
-        // Ordering: Acquire pairs with the Release in `GpGuard::scan`; it carries what the readers
-        // that are gone have read.
+        // Ordering: Acquire pairs with the Release in `GpGuard::scan`; it carries the reads of the
+        // readers that have left.
         self.completed.load(Ordering::Acquire)
     }
 
-    /// The right to move grace periods on, if nobody has it. Never blocks.
+    /// Takes the right to advance grace periods, if no thread holds it. Never blocks.
     pub(super) fn try_lock_gp(&'static self) -> Option<GpGuard> {
-        // Not `then_some`: that would make, and drop, a turn we do not have.
+        // Not `then_some`: it would build a guard, and drop it, without holding the lock.
         self.gp_lock.try_lock().then(|| GpGuard { domain: self })
     }
 
-    /// Moves grace periods on until `target` is completed, a reader is in the way, or another
-    /// thread is at it. Never blocks.
+    /// Advances grace periods until `target` is completed. Returns whether it is.
+    ///
+    /// Never blocks: returns false if a reader has not left, or if another thread holds the lock.
     pub(super) fn advance(&'static self, target: u64) -> bool {
         if self.completed() >= target {
             return true;
@@ -139,15 +146,15 @@ impl Domain {
         gp.advance_to(target) >= target
     }
 
-    /// Waits until everything that this thread knows to be unlinked is out of reach.
+    /// Waits until no reader can reach an object that this thread knows to be unlinked.
     pub(super) fn wait(&'static self) {
         let target = self.target();
         let mut exact = None;
         wait_until(|| match exact {
             Some(exact) => self.advance(exact),
-            None if self.completed() >= target => true, // by the bumps of others
+            None if self.completed() >= target => true, // other threads bumped
             None => self.try_lock_gp().is_some_and(|gp| {
-                // Our own bump is enough: the unlinks are known to this thread.
+                // One bump by this thread is enough, because this thread knows of the unlinks.
                 let bumped = *exact.insert(gp.bump());
                 gp.scan() >= bumped
             }),
@@ -159,10 +166,12 @@ impl Domain {
         wait_until(|| self.advance(target));
     }
 
+    /// Returns how many grace periods were completed.
     pub(super) fn grace_periods(&self) -> u64 {
         self.completed() - 1
     }
 
+    /// Returns how many heavy fences grace periods took.
     pub(super) fn heavies(&self) -> u64 {
         // Ordering: Relaxed; a statistic.
         self.heavies.load(std::sync::atomic::Ordering::Relaxed)
@@ -177,30 +186,33 @@ fn wait_until(mut done: impl FnMut() -> bool) {
     }
 }
 
-/// The right to move grace periods on; gives it back on drop.
+/// The right to advance grace periods. Releases `gp_lock` on drop.
 #[derive(Debug)]
 pub(super) struct GpGuard {
     domain: &'static Domain,
 }
 
 impl GpGuard {
-    pub(super) fn current_gp(&self) -> u64 {
-        // Ordering: Relaxed; written by holders of the turn only.
+    fn current_gp(&self) -> u64 {
+        // Ordering: Relaxed; only the holder of `gp_lock` writes it.
         self.domain.gp.load(Ordering::Relaxed)
     }
 
-    /// What the next [`GpGuard::bump`] will return.
+    /// Returns the number that the next [`GpGuard::bump`] will return.
     pub(super) fn next_gp(&self) -> u64 {
         self.current_gp() + 1
     }
 
-    /// Begins a grace period. Whatever this thread knows to be unlinked before has it for a target.
+    /// Starts a grace period and returns its number.
+    ///
+    /// The number is a valid target for every object that this thread knows to be unlinked.
     pub(super) fn bump(&self) -> u64 {
-        // Ordering: AcqRel pairs with the Acquire in `Domain::now`; it carries the unlinks that
-        // this thread knows of, and as part of one chain those of the bumps before.
+        // Ordering: AcqRel pairs with the Acquire in `Domain::current_gp`; it carries the unlinks
+        // that this thread knows of, and through the earlier bumps of the chain those of other
+        // threads.
         let now = self.domain.gp.fetch_add(1, Ordering::AcqRel) + 1;
         if !mutant("rcu-no-heavy") {
-            // Against the `light` of `Slot::enter`, of `pin_send` and of `Domain::target`.
+            // Against the `light` of `Slot::enter`, of `SendReaders::lock` and of `Domain::target`.
             fence::heavy();
         }
         // Ordering: Relaxed; a statistic.
@@ -208,9 +220,9 @@ impl GpGuard {
         now
     }
 
-    /// Bumps until `target` is completed, or a reader is in the way. Returns what is completed.
+    /// Bumps until `target` is completed or a reader has not left. Returns the completed number.
     pub(super) fn advance_to(&self, target: u64) -> u64 {
-        // A reader that was in the way may have gone: that needs no fence.
+        // The readers may have left since the last scan; another scan needs no fence.
         let mut done = self.scan();
         while done < target && self.current_gp() < target {
             self.bump();
@@ -219,21 +231,22 @@ impl GpGuard {
         done
     }
 
-    /// Looks which readers are left, and returns the new `completed`.
+    /// Scans the readers and returns the new value of `completed`.
     pub(super) fn scan(&self) -> u64 {
         let domain = self.domain;
         let now = self.current_gp();
-        // The bump to `now` was followed by its `heavy` (invariant 1), so nobody is overlooked.
+        // `heavy` followed the bump to `now` (invariant 1), so the scan misses no reader that entered
+        // before the bump.
         let listed = domain.registry.oldest().map_or(now, |oldest| oldest.min(now));
-        // SAFETY: invariant 1; this is the holder of the turn.
+        // SAFETY: this thread holds `gp_lock`, and only its holder accesses `drained` (invariant 1).
         let counted =
             domain.drained.with_mut(|drained| domain.send.scan(now, unsafe { &mut *drained }));
-        // Ordering: Relaxed; written by holders of the turn only.
+        // Ordering: Relaxed; only the holder of `gp_lock` writes it.
         let before = domain.completed.load(Ordering::Relaxed);
         let done = before.max(listed.min(counted));
         if done > before {
-            // Ordering: Release pairs with the Acquire in `Domain::completed`; it carries what the
-            // readers have read, which the scans above acquired.
+            // Ordering: Release pairs with the Acquire in `Domain::completed`; it carries the reads
+            // of the readers that left, which the scans above acquired.
             domain.completed.store(done, Ordering::Release);
         }
         done

@@ -1,4 +1,4 @@
-//! The guard of a thread, and the thread's slot.
+//! The guard of a reading thread, and the slot that a thread keeps between two guards.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -10,12 +10,13 @@ use super::registry::{RELEASE_ON_UNPIN, Slot};
 use crate::error::AllocError;
 use crate::sync::{mutant, thread_local};
 
+/// The slot of the calling thread.
 struct Local {
-    /// This thread's slot. Null before the first pin, and after the end.
+    /// Null before the first pin, and after the thread released its slot.
     slot: Cell<*const Slot>,
 }
 
-/// Runs [`ThreadExit::drop`] at the end of the thread.
+/// Releases the slot of a thread when the thread ends.
 struct ThreadExit {
     slot: Cell<*const Slot>,
 }
@@ -34,12 +35,12 @@ impl ThreadExit {
 
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 thread_local! {
-    // Nothing to drop, so that it can be read at any point of the thread's exit.
+    // It has no destructor, so it can be read at any point of the thread's exit.
     static LOCAL: Local = const { Local::new() };
     static EXIT: ThreadExit = const { ThreadExit::new() };
 }
 
-// The checkers' macro knows no `const`.
+// The `thread_local!` of the model checkers does not accept `const`.
 #[cfg(any(offlock_loom, offlock_shuttle))]
 thread_local! {
     static LOCAL: Local = Local::new();
@@ -48,7 +49,7 @@ thread_local! {
 
 impl ThreadExit {
     fn run(&self) {
-        // SAFETY: null, or this thread's slot, never freed.
+        // SAFETY: null, or the slot of this thread, which is never freed.
         let Some(slot) = (unsafe { self.slot.replace(ptr::null()).as_ref() }) else { return };
         let nesting = slot.nesting();
         if nesting != 0 && !mutant("rcu-exit-unpins") {
@@ -68,45 +69,61 @@ impl Drop for ThreadExit {
 }
 
 fn clear_local_slot() {
-    // In a model this variable may be gone before the other; nothing reads it then.
+    // A model checker may have destroyed `LOCAL` before `EXIT`; no code reads `LOCAL` after that.
     let _ = LOCAL.try_with(|local| local.slot.set(ptr::null()));
 }
 
-/// Keeps what this thread reads from being reclaimed; bound to the thread. From [`pin`].
+/// Protects the values that this thread loads from being freed. Returned by [`pin`].
 ///
-/// [`mem::forget`](std::mem::forget) of a guard is safe and leaves the thread reading for ever, also
-/// after its end: nothing that is retired from then on is reclaimed ([`stats`](super::stats) shows
-/// a stalled reader).
+/// The guard belongs to the thread that called [`pin`].
+///
+/// [`mem::forget`](std::mem::forget) of a guard is safe. It leaves the thread a reader for ever, also
+/// after the thread ends: no object that is retired from then on is freed ([`stats`](super::stats)
+/// shows a stalled reader).
+///
+/// # Examples
+///
+/// ```
+/// use percpu::rcu;
+///
+/// let guard: rcu::Guard = rcu::pin();
+/// assert!(rcu::is_pinned());
+/// drop(guard);
+/// assert!(!rcu::is_pinned());
+/// ```
+///
+/// A guard cannot move to another thread:
 ///
 /// ```compile_fail
 /// fn sends<T: Send>(_: T) {}
 /// sends(percpu::rcu::pin());
 /// ```
-#[must_use = "what was loaded under a guard is gone when the guard is"]
+#[must_use = "values loaded under a guard are valid only while the guard lives"]
 #[derive(Debug)]
 pub struct Guard {
     slot: NonNull<Slot>,
-    /// `!Send` and `!Sync`: the slot is this thread's.
-    _here: PhantomData<*mut ()>,
+    /// Makes the guard `!Send` and `!Sync`: only the owning thread may access the slot's nesting.
+    _not_send: PhantomData<*mut ()>,
 }
 
-// A guard that unwinding drops counts down like any other; nothing of it can be seen half done.
+// Unwinding drops a guard like any other value, and a guard has no state that can be seen half done.
 impl UnwindSafe for Guard {}
 impl RefUnwindSafe for Guard {}
 
 const _: () = assert!(size_of::<Option<Guard>>() == size_of::<usize>());
 
-/// Starts to read: what is loaded while the guard lives stays alive as long.
+/// Pins the calling thread: a value that it loads stays alive as long as the returned guard.
 ///
-/// Nests: a pin inside another only counts. Wait-free, no atomic read-modify-write, no fence where
-/// membarrier works. The first pin of a thread takes a slot of 128 bytes: it walks a list as long
-/// as the most threads that ever read at once, and may allocate. A guard may live in a thread-local
-/// variable and be dropped while the thread ends. Not to be called from a signal handler.
+/// Pins nest; an inner pin only counts. Wait-free, without an atomic read-modify-write, and without a
+/// fence where membarrier works. The first pin of a thread claims a slot of 128 bytes: it walks a list
+/// as long as the largest number of threads that ever read at the same time, and may allocate. A guard
+/// may live in a thread-local variable and drop while the thread ends. Must not be called from a
+/// signal handler.
 ///
 /// # Aborts
 ///
-/// Aborts if there is no memory for the slot. [`try_pin`] returns that instead; a thread that has
-/// pinned once does not need any.
+/// Aborts if there is no memory for the slot. [`try_pin`] returns an error instead. A thread that has
+/// pinned once needs no more memory.
 ///
 /// # Examples
 ///
@@ -131,73 +148,94 @@ fn abort_without_slot() -> ! {
     std::alloc::handle_alloc_error(std::alloc::Layout::new::<Slot>())
 }
 
-/// [`pin`], where lack of memory is an error.
+/// Pins the calling thread like [`pin`], and returns an error if there is no memory.
 ///
 /// # Errors
 ///
-/// [`AllocError`]: this thread has no slot yet, and there was no memory for one.
+/// [`AllocError`]: this thread has no slot yet, and there is no memory for one.
+///
+/// # Examples
+///
+/// ```
+/// use percpu::rcu;
+///
+/// let shared = rcu::Atomic::new(7);
+/// let guard = rcu::try_pin()?;
+/// assert_eq!(shared.load(&guard), &7);
+/// # Ok::<(), percpu::AllocError>(())
+/// ```
 #[inline]
 pub fn try_pin() -> Result<Guard, AllocError> {
     let slot = LOCAL.with(|local| local.slot.get());
-    // SAFETY: null, or this thread's slot, never freed.
+    // SAFETY: null, or the slot of this thread, which is never freed.
     let Some(slot) = (unsafe { slot.as_ref() }) else { return pin_without_slot() };
     let nesting = slot.nesting();
     if nesting == 0 {
         slot.enter(domain().current_gp());
     }
     slot.set_nesting(nesting + 1);
-    Ok(Guard { slot: NonNull::from(slot), _here: PhantomData })
+    Ok(Guard { slot: NonNull::from(slot), _not_send: PhantomData })
 }
 
-/// The first pin of this thread, or one of its destructors'.
+/// Pins a thread without a slot: at its first pin, or in a destructor at its exit.
 #[cold]
 #[inline(never)]
 fn pin_without_slot() -> Result<Guard, AllocError> {
     let domain = init_domain();
     let slot = domain.registry.claim()?;
-    let ends = EXIT.try_with(|exit| exit.slot.set(slot)).is_err();
+    let exiting = EXIT.try_with(|exit| exit.slot.set(slot)).is_err();
     LOCAL.with(|local| local.slot.set(slot));
     slot.enter(domain.current_gp());
-    slot.set_nesting(if ends { RELEASE_ON_UNPIN + 1 } else { 1 });
-    Ok(Guard { slot: NonNull::from(slot), _here: PhantomData })
+    slot.set_nesting(if exiting { RELEASE_ON_UNPIN + 1 } else { 1 });
+    Ok(Guard { slot: NonNull::from(slot), _not_send: PhantomData })
 }
 
 impl Drop for Guard {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: slots are never freed; this thread has it until its last unpin.
+        // SAFETY: slots are never freed, and this thread owns its slot until its last unpin.
         let slot = unsafe { self.slot.as_ref() };
         let nesting = slot.nesting() - 1;
         slot.set_nesting(nesting);
         if nesting == 0 {
             slot.leave();
         } else if nesting == RELEASE_ON_UNPIN {
-            last_unpin(slot);
+            unpin_and_release(slot);
         }
     }
 }
 
-/// The thread has ended around its guards: the slot goes with the last.
+/// Drops the last guard of a thread that has ended: releases the slot too.
 #[cold]
 #[inline(never)]
-fn last_unpin(slot: &Slot) {
+fn unpin_and_release(slot: &Slot) {
     slot.leave();
     clear_local_slot();
     slot.release();
 }
 
-/// Tells whether this thread holds a [`Guard`]. Wait-free.
+/// Returns whether the calling thread holds a [`Guard`]. Wait-free.
 ///
-/// A [`SendGuard`](super::SendGuard) belongs to no thread and is not seen.
+/// A [`SendGuard`](super::SendGuard) belongs to no thread and does not count.
+///
+/// # Examples
+///
+/// ```
+/// use percpu::rcu;
+///
+/// assert!(!rcu::is_pinned());
+/// let _guard = rcu::pin();
+/// assert!(rcu::is_pinned());
+/// ```
 #[inline]
 #[must_use]
 pub fn is_pinned() -> bool {
     let slot = LOCAL.with(|local| local.slot.get());
-    // SAFETY: null, or this thread's slot, never freed.
+    // SAFETY: null, or the slot of this thread, which is never freed.
     unsafe { slot.as_ref() }.is_some_and(|slot| slot.nesting() != 0)
 }
 
-/// Runs what the end of a thread runs, where a model wants it.
+/// Runs what a thread runs at its end, for models.
 #[cfg(any(offlock_loom, offlock_shuttle))]
 pub fn end_thread() {
     EXIT.with(ThreadExit::run);

@@ -1,9 +1,9 @@
-//! Read-copy-update: readers that never wait, memory that waits for them.
+//! Read-copy-update (RCU): wait-free readers, and memory that is freed after they leave.
 //!
-//! A reader [`pin`]s, follows an [`Atomic`] pointer and uses what it finds for as long as its guard
-//! lives; it writes nothing that another thread reads often. A writer puts a new version in the
-//! place of the old one and retires that: it is dropped once every reader that may have seen it is
-//! gone.
+//! A reader calls [`pin`], follows an [`Atomic`] pointer and uses the value for as long as its guard
+//! lives. A reader writes to no memory that another thread reads often. A writer replaces the value
+//! and retires the old version. The old version is dropped once every reader that may hold a
+//! reference to it has dropped its guard.
 //!
 //! ```
 //! use percpu::rcu::{self, Atomic, Owned};
@@ -12,54 +12,59 @@
 //!
 //! let guard = rcu::pin(); // about a nanosecond: no lock, no fence
 //! let seen = route.load(&guard);
-//! route.store(Owned::new("via 10.0.0.2".to_string())); // retires the first
-//! assert_eq!(seen, "via 10.0.0.1"); // which stays, as long as the guard
+//! route.store(Owned::new("via 10.0.0.2".to_string())); // retires the first value
+//! assert_eq!(seen, "via 10.0.0.1"); // stays valid until the guard drops
 //! drop(guard);
 //!
-//! rcu::barrier().unwrap(); // what was retired before is dropped now
+//! rcu::barrier().unwrap(); // drops every value retired so far
 //! ```
 //!
 //! | | guard | cost | may change threads |
 //! |---|---|---|---|
-//! | [`pin`] | [`Guard`] | two stores to this thread's own line | no |
+//! | [`pin`] | [`Guard`] | two stores to a cache line of the calling thread | no |
 //! | [`pin_send`] | [`SendGuard`] | two per-CPU additions | yes: lives across `.await` |
 //!
-//! Writers have four ways to wait, from the cheapest:
+//! A writer waits for readers in one of four ways, from the cheapest to the dearest:
 //!
 //! | | blocks | allocates |
 //! |---|---|---|
-//! | [`Unlinked::retire`], or just dropping it | never | never |
+//! | [`Unlinked::retire`], or dropping the [`Unlinked`] | never | never |
 //! | [`defer`] a closure | never | a node |
 //! | [`start_grace_period`] and [`GracePeriod::poll`] | never | never |
-//! | [`synchronize`], [`Unlinked::reclaim`], [`barrier`] | until readers are gone | never |
+//! | [`synchronize`], [`Unlinked::reclaim`], [`barrier`] | until the readers have left | never |
 //!
-//! There is one domain per process: a reader holds up everything that is retired after it came, of
-//! whatever structure. It never holds up the *thread* that retires, only the memory: [`stats`] shows
-//! how much, and since when. Retired objects are dropped in batches, on whichever thread happens to
-//! fill one or calls [`poll`]; [`set_bounds`] says how many bytes, and how long, may wait for
-//! company, and a [`Reclaimer`] thread keeps the time even if nobody retires or polls. In which order
-//! retired objects are dropped, and deferred closures run, is not specified.
+//! A process has one RCU domain: a reader delays every object that is retired after the reader
+//! pinned, in any data structure. A reader delays memory only, never the thread that retires;
+//! [`stats`] shows how many bytes are delayed and for how long. Retired objects are dropped in
+//! batches, on the thread that fills a batch or calls [`poll`]. [`set_bounds`] limits the bytes of an
+//! incomplete batch and its age. A [`Reclaimer`] thread enforces the age limit even if no thread
+//! retires or polls. The order in which retired objects are dropped and deferred closures run is not
+//! specified.
 //!
-//! # What happens when
+//! # Special cases
 //!
-//! - *A drop of a retired object panics*: the panic hook runs, the panic stops there, it is counted in
-//!   [`Stats::panics`], and the rest of the batch goes on. Such a drop holds no lock of this module
-//!   and may pin, retire, and poll (which drops nothing then: no recursion).
-//! - *The process ends* (`main` returns, or `exit`): what waits is not dropped, as with any `static`;
-//!   a [`barrier`] at the end of `main` sees to it.
-//! - *A thread ends inside a guard* (one in a thread-local variable): the guard holds until it drops.
-//! - *A guard is forgotten* (`mem::forget`): the reader never leaves; memory grows; nothing else.
-//! - *A signal handler* must not call anything here.
+//! - *The drop of a retired object panics*: the panic hook runs, the panic is caught and counted in
+//!   [`Stats::panics`], and the rest of the batch is dropped. Such a drop runs without any lock of
+//!   this module. It may pin, retire and poll; a poll inside a drop drops nothing, so drops do not
+//!   recurse.
+//! - *The process ends* (`main` returns, or `exit`): objects that still wait are not dropped, as with
+//!   any `static`. A [`barrier`] at the end of `main` drops them.
+//! - *A thread ends while a guard lives* (in a thread-local variable): the guard protects its reads
+//!   until it drops.
+//! - *A guard is forgotten* (`mem::forget`): the reader never leaves, so memory grows. There is no
+//!   other effect.
+//! - *A signal handler* must not call any function of this module.
 //!
 //! # Source
 //!
 //! The thread guard follows the asymmetric-fence variant of epoch-based reclamation (Desnoyers,
 //! McKenney, Stern, Dagenais, Walpole: "User-Level Implementations of Read-Copy Update", IEEE TPDS
-//! 2012, the memory-barrier flavour with the barrier moved to the writer); the `Send` guard is
+//! 2012, the memory-barrier flavour with the barrier moved to the writer). The `Send` guard is
 //! sleepable RCU with its two pairs of counters (McKenney, "Sleepable Read-Copy Update", 2006, as
-//! reworked in Linux 4.12), here with rseq sections for the counts; segments of what waits, each
-//! with the grace period it waits for, are those of the kernel's callback lists. Changed: targets are
-//! taken without a shared write, and both kinds of readers answer to one number.
+//! reworked in Linux 4.12), with rseq sections for the counts. Segments of retired objects, each with
+//! the grace period it waits for, are those of the kernel's callback lists. Two things differ: a
+//! target is computed without a shared write, and both kinds of readers use the same grace-period
+//! number.
 
 mod atomic;
 mod backoff;

@@ -1,22 +1,22 @@
-//! Who reads: one slot per thread, found by writers without a lock.
+//! The list of threads that read: one slot per thread, which writers scan without a lock.
 //!
 //! ```text
-//!  registry -> | slot: word, nesting, owner | -> | slot ... | -> ...     128-byte aligned, never freed
+//!  Registry -> | slot: entered_gp, nesting, owner | -> | slot ... | -> ...     128-byte aligned
 //!                 ^
 //!  thread-local --+        Guard: a pointer to the same slot
 //! ```
 //!
-//! A thread takes a slot at its first [`pin`] and gives it back when it ends. One that ends inside a
-//! guard (a guard kept in a thread-local variable) leaves the slot to the last unpin, and a `pin`
-//! that comes after the slot is gone borrows one until its unpin: both add [`RELEASE_ON_UNPIN`] to the
-//! nesting, so that the count never comes back to 0 and the fast path needs no test for it.
+//! A thread claims a slot at its first [`pin`](super::pin) and releases it when it ends. A thread that
+//! ends while a guard lives (in a thread-local variable) leaves the release to the last unpin. A `pin`
+//! after the release claims a slot until its unpin. Both cases add [`RELEASE_ON_UNPIN`] to the
+//! nesting, so the count never returns to 0, and the fast path does not test for them.
 //!
 //! # Invariants
 //!
-//! 1. Slots are pushed and never removed or freed: a `&Slot` is `'static`.
-//! 2. `nesting` is touched only by the thread that owns the slot: the winner of the exchange on
-//!    `owner`, until it stores 0 there.
-//! 3. `word` is 0 exactly while its thread may hold no reference: only the owner writes it.
+//! 1. Slots are added and never removed or freed: a `&Slot` is `'static`.
+//! 2. Only the thread that owns the slot accesses `nesting`: from its successful exchange on `owner`
+//!    until it stores 0 there.
+//! 3. `entered_gp` is 0 only while the owner holds no reference. Only the owner writes it.
 
 use std::ptr;
 
@@ -27,64 +27,68 @@ use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
 use crate::sync::{mutant, thread_id};
 
-/// Added to the nesting of a slot that its last unpin must give back.
+/// Added to the nesting of a slot that the last unpin must release.
 pub(super) const RELEASE_ON_UNPIN: u64 = 1 << 62;
 
-/// One thread's place in the list.
+/// The state of one reading thread.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct Slot {
-    /// The grace period that was current when this thread began to read; 0 while it does not.
+    /// The grace period that was current when this thread pinned; 0 while it is not pinned.
     entered_gp: AtomicU64,
-    /// Guards alive, and [`RELEASE_ON_UNPIN`].
+    /// The number of live guards, plus [`RELEASE_ON_UNPIN`] if the last unpin releases the slot.
     nesting: UnsafeCell<u64>,
-    /// The thread that has the slot, or 0.
+    /// The id of the thread that owns the slot, or 0.
     owner: AtomicU64,
-    /// Never written after the slot was published.
+    /// Not written after the slot is published.
     next: *const Slot,
 }
 
 impl Slot {
     #[inline(always)]
     pub(super) fn nesting(&self) -> u64 {
-        // SAFETY: invariant 2; every caller is the owner.
+        // SAFETY: the calling thread owns the slot: it reached it through its own thread-local
+        // variable or its own guard (invariant 2).
         self.nesting.with(|nesting| unsafe { *nesting })
     }
 
     #[inline(always)]
     pub(super) fn set_nesting(&self, value: u64) {
-        // SAFETY: as in `nesting`.
+        // SAFETY: the calling thread owns the slot: it reached it through its own thread-local
+        // variable or its own guard (invariant 2).
         self.nesting.with_mut(|nesting| unsafe { *nesting = value });
     }
 
-    /// Begins to read: from here on every grace period that starts waits for this thread.
+    /// Marks the owner as a reader since grace period `now`: every later grace period waits for it.
     #[inline(always)]
     pub(super) fn enter(&self, now: u64) {
         let order = if mutant("rcu-word-relaxed") { Ordering::Relaxed } else { Ordering::Release };
-        // Ordering: Release pairs with the Acquire in `oldest`; it carries what this thread read
-        // under its guards before this one, should the writer never see the 0 in between.
+        // Ordering: Release pairs with the Acquire in `Registry::oldest`; it carries the reads of
+        // this thread under its earlier guards, in case the writer never sees the 0 in between.
         self.entered_gp.store(now, order);
         if !mutant("rcu-pin-without-light") {
-            // Against the `heavy` of `GpGuard::bump`: either it sees the word, or we see the unlink.
+            // Against the `heavy` of `GpGuard::bump`: either the writer sees `entered_gp`, or this
+            // thread sees the unlink.
             fence::light();
         }
     }
 
-    /// Reads no more.
+    /// Marks the owner as not reading.
     #[inline(always)]
     pub(super) fn leave(&self) {
         let order = if mutant("rcu-unpin-relaxed") { Ordering::Relaxed } else { Ordering::Release };
-        // Ordering: Release pairs with the Acquire in `oldest`; it carries what was read.
+        // Ordering: Release pairs with the Acquire in `Registry::oldest`; it carries the reads of
+        // this thread under the guard.
         self.entered_gp.store(0, order);
     }
 
-    /// Gives the slot back. The caller owned it, and reads no more.
+    /// Releases the slot. The calling thread owns it and does not read.
     pub(super) fn release(&self) {
         self.set_nesting(0);
         let order =
             if mutant("rcu-release-relaxed") { Ordering::Relaxed } else { Ordering::Release };
-        // Ordering: Release pairs with the Acquire in `Registry::claim`; it carries `nesting`, and
-        // by way of the next owner's word what this thread read.
+        // Ordering: Release pairs with the Acquire in `Registry::claim`; it carries `nesting`, and,
+        // through the `entered_gp` that the next owner stores, the reads of this thread.
         self.owner.store(0, order);
     }
 }
@@ -95,9 +99,11 @@ pub(super) struct Registry {
     head: AtomicPtr<Slot>,
 }
 
-// SAFETY: what the list leads to is atomics, and `nesting`, of which invariant 2 tells who may.
+// SAFETY: `entered_gp` and `owner` are atomics, `next` does not change after publication, and only
+// the owning thread accesses `nesting` (invariant 2).
 unsafe impl Send for Slot {}
-// SAFETY: as above.
+// SAFETY: through `&Slot`, threads share only atomics and the unchanging `next`; `nesting` is left to
+// the owning thread (invariant 2).
 unsafe impl Sync for Slot {}
 
 impl Registry {
@@ -118,29 +124,26 @@ impl Registry {
         })
     }
 
-    /// The oldest grace period that a reader is in, if there is a reader.
+    /// Returns the oldest grace period that a reader entered in, or `None` if there is no reader.
     pub(super) fn oldest(&self) -> Option<u64> {
         let order = if mutant("rcu-scan-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
         // Ordering: Acquire pairs with the Release in `Slot::enter` and `Slot::leave`; it carries
         // the reads of a thread that has left since.
-        self.iter()
-            .map(|slot| slot.entered_gp.load(order))
-            .filter(|&entered_gp| entered_gp != 0)
-            .min()
+        self.iter().map(|slot| slot.entered_gp.load(order)).filter(|&entered| entered != 0).min()
     }
 
-    /// Threads that have been reading since before the grace period `now` began.
+    /// Returns how many threads have been reading since before the grace period `now` began.
     pub(super) fn stalled(&self, now: u64) -> usize {
         // Ordering: Relaxed; a statistic.
-        let words = self.iter().map(|slot| slot.entered_gp.load(Ordering::Relaxed));
-        words.filter(|&entered_gp| entered_gp != 0 && entered_gp < now).count()
+        let entered = self.iter().map(|slot| slot.entered_gp.load(Ordering::Relaxed));
+        entered.filter(|&entered| entered != 0 && entered < now).count()
     }
 
-    /// A slot of this thread's own: one that a thread gave back, or a new one.
+    /// Claims a slot for the calling thread: a released one, or a new one.
     pub(super) fn claim(&self) -> Result<&'static Slot, AllocError> {
         let me = thread_id();
-        // Ordering: Acquire pairs with the Release in `Slot::release`; it carries `nesting`.
-        // Relaxed on failure, and before it: the slot is another's, and nothing of it is touched.
+        // Ordering: Acquire on success pairs with the Release in `Slot::release`; it carries
+        // `nesting`. Relaxed on failure and in the load before: no other field is accessed then.
         let free = |slot: &&Slot| {
             slot.owner.load(Ordering::Relaxed) == 0
                 && slot.owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
@@ -155,21 +158,21 @@ impl Registry {
             next: ptr::null(),
         };
         let mut slot = crate::alloc::try_box(slot).map_err(|_| AllocError::new())?;
-        // Ordering: Relaxed; the exchange below tells whether it is still the head, and the slot
-        // that it names was published to those who follow `next` by a Release in the same chain.
+        // Ordering: Relaxed; the slot found is not accessed here. A thread that follows `next` to it
+        // acquires it through the release sequence that the exchange below continues.
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
             slot.next = head;
             let new = Box::into_raw(slot);
-            // Ordering: Release pairs with the Acquire in `iter`; it carries the slot. As a
-            // read-modify-write it continues the chain of those before. Relaxed on failure: the
-            // head found is not followed.
+            // Ordering: Release pairs with the Acquire in `iter`; it carries the slot. The exchange
+            // is a read-modify-write, so it continues the release sequences of the exchanges before
+            // it. Relaxed on failure: the head found is not followed.
             match self.head.compare_exchange(head, new, Ordering::Release, Ordering::Relaxed) {
-                // SAFETY: just published, and never freed (invariant 1).
+                // SAFETY: published by this exchange, and never freed (invariant 1).
                 Ok(_) => return Ok(unsafe { &*new }),
                 Err(found) => {
                     head = found;
-                    // SAFETY: from `into_raw` just above, and not published.
+                    // SAFETY: `new` is from `into_raw` and was not published.
                     slot = unsafe { Box::from_raw(new) };
                 }
             }

@@ -1,10 +1,10 @@
-//! The spin lock of the bags and of grace periods.
+//! The spin lock of the bags and of the grace periods.
 
 use super::const_fn::const_fn;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::mutant;
 
-/// A spin lock that most callers only try.
+/// A spin lock without a guard. Most callers only call [`try_lock`](SpinLock::try_lock).
 #[derive(Debug)]
 pub(super) struct SpinLock {
     held: AtomicBool,
@@ -20,17 +20,18 @@ impl SpinLock {
     /// Takes the lock if it is free. Never blocks.
     #[inline(always)]
     pub(super) fn try_lock(&self) -> bool {
-        // Ordering: Acquire on success pairs with the Release in `unlock`; it carries what the
-        // lock protects. Relaxed on failure: nothing is touched.
+        // Ordering: Acquire on success pairs with the Release in `unlock`; it carries the data that
+        // the lock protects. Relaxed on failure: the data is not accessed.
         self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Frees the lock, which the caller holds.
+    /// Releases the lock, which the caller holds.
     #[inline(always)]
     pub(super) fn unlock(&self) {
         let order =
             if mutant("rcu-unlock-relaxed") { Ordering::Relaxed } else { Ordering::Release };
-        // Ordering: Release pairs with the Acquire in `try_lock`; it carries what the lock protects.
+        // Ordering: Release pairs with the Acquire in `try_lock`; it carries the data that the lock
+        // protects.
         self.held.store(false, order);
     }
 }
