@@ -1,9 +1,9 @@
-//! Lists of retired objects, through the objects themselves.
+//! Lists of retired objects, linked through the objects themselves.
 //!
 //! # Invariants
 //!
 //! 1. A head is in one list, from `retire` until it is taken out to be freed.
-//! 2. A segment's target is no less than that of each head in it.
+//! 2. A segment's target is at least the target of each head in it.
 
 use std::ptr::{self, NonNull};
 
@@ -13,7 +13,35 @@ use super::spin_lock::SpinLock;
 use crate::sync::cell::UnsafeCell;
 use crate::sync::mutant;
 
-/// What an object needs to be retired: 16 bytes, written by [`retire_raw`](super::retire_raw).
+/// The 16 bytes that an object contains so that it can be retired by
+/// [`retire_raw`](super::retire_raw).
+///
+/// # Examples
+///
+/// ```
+/// use percpu::rcu::{self, RetireHead};
+/// use std::ptr::NonNull;
+///
+/// #[repr(C)]
+/// struct Entry {
+///     head: RetireHead,
+///     name: String,
+/// }
+///
+/// unsafe fn free(head: NonNull<RetireHead>) {
+///     // SAFETY: the head is the first field of a boxed `Entry`, and `free` is called once.
+///     drop(unsafe { Box::from_raw(head.cast::<Entry>().as_ptr()) });
+/// }
+///
+/// // SAFETY: `free` is called once, after the entry is retired and a grace period has passed.
+/// let head = unsafe { RetireHead::new(free) };
+/// let entry = NonNull::from(Box::leak(Box::new(Entry { head, name: "eth0".into() })));
+/// // SAFETY: no reader can find the entry, it is retired once, and a `String` may be dropped on
+/// // any thread.
+/// unsafe { rcu::retire_raw(entry.cast(), size_of::<Entry>()) };
+/// # rcu::barrier()?;
+/// # Ok::<(), rcu::SynchronizeError>(())
+/// ```
 #[derive(Debug)]
 #[repr(C)]
 pub struct RetireHead {
@@ -24,15 +52,17 @@ pub struct RetireHead {
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 const _: () = assert!(size_of::<RetireHead>() == 16);
 
-// SAFETY: `next` is touched by who retires it and then under a lock or by the one who took it out
-// (invariant 1); whether the object may change threads is what `retire_raw` asks its caller.
+// SAFETY: one thread at a time accesses `next`: the thread that retires the object, then the holder of
+// a bag's lock, then the thread that took the list out (invariant 1). The caller of `retire_raw`
+// promises that the object may change threads.
 unsafe impl Send for RetireHead {}
-// SAFETY: as above; readers of the object do not touch the head.
+// SAFETY: `next` is accessed only by the thread that has the list (invariant 1), and readers of the
+// object do not access the head.
 unsafe impl Sync for RetireHead {}
 
 impl RetireHead {
     const_fn! {
-        /// The head of an object that `free` frees. Not `const` in a build for a model checker.
+        /// Returns the head of an object that `free` frees. Not `const` in a build for a model checker.
         ///
         /// # Safety
         ///
@@ -46,29 +76,32 @@ impl RetireHead {
     }
 }
 
+/// Returns the head after `head`. The caller has the list that `head` is in.
 pub(super) fn next_of(head: NonNull<RetireHead>) -> *mut RetireHead {
-    // SAFETY: the caller has the list that the head is in (invariant 1).
+    // SAFETY: an object in a list is not freed before it is taken out (invariant 1).
     let head = unsafe { head.as_ref() };
-    // SAFETY: as above.
+    // SAFETY: the calling thread has the list, so no other thread accesses `next` (invariant 1).
     head.next.with(|next| unsafe { *next })
 }
 
+/// Links `head` to `to`. The caller has the list that `head` is in.
 pub(super) fn set_next(head: NonNull<RetireHead>, to: *mut RetireHead) {
-    // SAFETY: the caller has the list that the head is in (invariant 1).
+    // SAFETY: an object in a list is not freed before it is taken out (invariant 1).
     let head = unsafe { head.as_ref() };
-    // SAFETY: as above.
+    // SAFETY: the calling thread has the list, so no other thread accesses `next` (invariant 1).
     head.next.with_mut(|next| unsafe { *next = to });
 }
 
-/// A list of heads.
+/// A list of heads that wait for the same target.
 #[derive(Debug)]
 pub(super) struct Segment {
     pub(super) first: *mut RetireHead,
     pub(super) last: *mut RetireHead,
     pub(super) objects: usize,
     pub(super) bytes: usize,
-    /// When the first was retired, in nanoseconds of [`clock`].
+    /// When the oldest object was retired, in nanoseconds of [`clock`].
     pub(super) since: u64,
+    /// The value of `completed` that the objects wait for; 0 while the segment is not closed.
     pub(super) target: u64,
 }
 
@@ -94,7 +127,7 @@ impl Segment {
         self.bytes = self.bytes.saturating_add(bytes);
     }
 
-    /// Puts all of `other` in front, and leaves it empty.
+    /// Moves all of `other` to the front of this list.
     pub(super) fn splice(&mut self, other: &mut Segment) {
         let other = std::mem::replace(other, Self::EMPTY);
         let Some(last) = NonNull::new(other.last) else { return };
@@ -115,14 +148,17 @@ impl Segment {
     }
 }
 
+/// The lists of one bag.
 #[derive(Debug)]
 pub(super) struct Lists {
+    /// The open segment: newly retired objects go here.
     pub(super) filling: Segment,
+    /// The closed segments, the one with the lower target first.
     pub(super) waiting: [Segment; 2],
 }
 
 impl Lists {
-    /// Closes `filling`: it waits for `target` from now on.
+    /// Closes `filling`: its objects wait for `target` from now on.
     pub(super) fn close(&mut self, target: u64) {
         if self.filling.is_empty() {
             return;
@@ -132,7 +168,7 @@ impl Lists {
         self.waiting[into].splice(&mut self.filling);
     }
 
-    /// Moves what is due into `due`.
+    /// Moves the closed segments whose target is completed into `due`.
     pub(super) fn take_due(&mut self, completed: u64, due: &mut Segment) {
         let completed = if mutant("rcu-free-early") { u64::MAX } else { completed };
         for segment in &mut self.waiting {
@@ -145,27 +181,29 @@ impl Lists {
         }
     }
 
-    /// The highest target that is waited for, 0 if nothing waits.
+    /// Returns the highest target of the closed segments, 0 if they are empty.
     pub(super) fn highest(&self) -> u64 {
         self.waiting.iter().map(|segment| segment.target).fold(0, u64::max)
     }
 
+    /// Iterates over the segments that are not empty.
     pub(super) fn all(&self) -> impl Iterator<Item = &Segment> {
         self.waiting.iter().chain([&self.filling]).filter(|segment| !segment.is_empty())
     }
 }
 
-/// One CPU's retired objects. Any thread may come to any bag.
+/// The retired objects of one CPU. Any thread may access any bag.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct Bag {
-    pub(super) lock: SpinLock,
-    pub(super) lists: UnsafeCell<Lists>,
+    lock: SpinLock,
+    lists: UnsafeCell<Lists>,
 }
 
-// SAFETY: `lists` is touched under `lock`; the heads in it may go to any thread (`retire_raw`).
+// SAFETY: the heads in the lists may go to any thread, as the caller of `retire_raw` promises.
 unsafe impl Send for Bag {}
-// SAFETY: as above.
+// SAFETY: `lists` is accessed only by the holder of `lock`, and the heads in it may go to any thread,
+// as the caller of `retire_raw` promises.
 unsafe impl Sync for Bag {}
 
 impl Bag {
@@ -177,38 +215,42 @@ impl Bag {
         }
     }
 
-    /// Runs `f` on the lists if the lock is free; hands `f` back otherwise.
+    /// Runs `f` on the lists and returns its result. Returns `None` if the lock is taken.
+    ///
+    /// `f` must not panic, because the lock would stay taken.
     #[inline(always)]
     pub(super) fn try_with<R>(&self, f: impl FnOnce(&mut Lists) -> R) -> Option<R> {
         if !mutant("rcu-bag-unlocked") && !self.lock.try_lock() {
             return None;
         }
-        // SAFETY: the lock is ours until `unlock`. (No `f` in this file panics.)
+        // SAFETY: this thread holds the lock until `unlock`.
         let result = self.lists.with_mut(|lists| f(unsafe { &mut *lists }));
         self.lock.unlock();
         Some(result)
     }
 
-    /// Runs `f` on the lists. Waits, shortly, for the holder of the lock.
+    /// Runs `f` on the lists. Waits for the holder of the lock, which keeps it for a few instructions.
+    ///
+    /// `f` must not panic, because the lock would stay taken.
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut Lists) -> R) -> R {
         let mut backoff = Backoff::new();
         while !self.lock.try_lock() {
             backoff.wait();
         }
-        // SAFETY: the lock is ours until `unlock`.
+        // SAFETY: this thread holds the lock until `unlock`.
         let result = self.lists.with_mut(|lists| f(unsafe { &mut *lists }));
         self.lock.unlock();
         result
     }
 }
 
-/// Nanoseconds of a coarse clock that stands still in models.
+/// Returns the nanoseconds of a coarse monotonic clock. The clock stands still in models.
 pub(super) fn clock() -> u64 {
     if cfg!(any(offlock_loom, offlock_shuttle)) {
         return 0;
     }
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is ours.
+    // SAFETY: `now` is a local variable, valid for the write.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

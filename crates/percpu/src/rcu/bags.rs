@@ -1,4 +1,8 @@
-//! The retired objects of all CPUs.
+//! The bags of retired objects of all CPUs, and the overflow list.
+//!
+//! # Invariants
+//!
+//! 1. The objects of `overflow` move into a bag under that bag's lock, before the lock is released.
 
 use std::ptr::{self, NonNull};
 use std::time::Duration;
@@ -13,40 +17,46 @@ use crate::sync::atomic::{AtomicPtr, Ordering};
 use crate::sync::native::atomic::{AtomicBool, AtomicU64 as Statistic, Ordering::Relaxed};
 use crate::sync::{cpu, mutant};
 
-/// Objects in a bag when it is closed. Measured, ns per replaced and dropped 144-byte node at one
-/// thread and at two, of which each interrupts the other with its `heavy`: 64: 52 and 213, 128: 52
-/// and 174, 512: 52 and 95, 1,024: 52 and 80, 2,048: 53 and 66.
+/// The number of objects at which a bag is closed.
+///
+/// Measured in ns per replaced and dropped 144-byte node, with one thread and with two threads, each
+/// of which interrupts the other with its `heavy`: 64: 52 and 213, 128: 52 and 174, 512: 52 and 95,
+/// 1,024: 52 and 80, 2,048: 53 and 66.
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 const BATCH: usize = 1024;
 #[cfg(any(offlock_loom, offlock_shuttle))]
 const BATCH: usize = 2;
 
-/// A bag's clock is looked at with each of so many objects, as they may come seldom; and then, as they
-/// come fast, with every sixteenth. Guesses.
+/// Up to this many objects in a bag, each retired object reads the clock, because objects may arrive
+/// rarely. A guess.
 const CLOCK_DENSE_LIMIT: usize = 64;
+/// Above [`CLOCK_DENSE_LIMIT`], one in this many objects reads the clock. A guess.
 const CLOCK_INTERVAL: usize = 16;
 
-/// Nothing is known of its age.
+/// The value of `overflow_since` while no age is known.
 const UNKNOWN_AGE: u64 = u64::MAX;
 
-/// The bags, and what is counted about them.
+/// The bags of all CPUs, the bounds, and the statistics.
 #[derive(Debug)]
 pub(super) struct Bags {
-    /// Null until the first retire; then one for every CPU, for ever.
-    bags: AtomicPtr<Bag>,
-    /// The bag of all CPUs while there is no memory for theirs.
+    /// Null until the first retire, then an array with one bag per possible CPU, never freed.
+    per_cpu: AtomicPtr<Bag>,
+    /// The bag of all CPUs while there is no memory for `per_cpu`.
     spare: Bag,
+    /// Set when the first object goes into `spare`.
     spare_used: AtomicBool,
-    /// What found its bag's lock taken.
+    /// A stack of the objects that were retired while the lock of their bag was taken.
     overflow: AtomicPtr<RetireHead>,
-    /// Counted before it is pushed.
+    /// Objects of `overflow`, counted before they are pushed.
     overflow_objects: Statistic,
+    /// Bytes of `overflow`.
     overflow_bytes: Statistic,
-    /// When the first was retired, or [`UNKNOWN_AGE`].
+    /// When the oldest object of `overflow` was retired, or [`UNKNOWN_AGE`].
     overflow_since: Statistic,
     pub(super) in_flight: InFlight,
-    /// Of one CPU.
+    /// The bound of the bytes that wait on one CPU.
     pub(super) bytes_bound: Statistic,
+    /// The bound of an object's age, in nanoseconds.
     pub(super) age_bound: Statistic,
     pub(super) reclaimed: Statistic,
     pub(super) reclaimed_bytes: Statistic,
@@ -57,7 +67,7 @@ impl Bags {
     const_fn! {
         pub(super) const fn new() -> Self {
             Self {
-                bags: AtomicPtr::new(ptr::null_mut()),
+                per_cpu: AtomicPtr::new(ptr::null_mut()),
                 spare: Bag::new(),
                 spare_used: AtomicBool::new(false),
                 overflow: AtomicPtr::new(ptr::null_mut()),
@@ -74,17 +84,18 @@ impl Bags {
         }
     }
 
+    /// Returns the bag of `cpu`, or `None` if the bags are not allocated.
     #[inline(always)]
     pub(super) fn bag(&self, cpu: CpuId) -> Option<&'static Bag> {
         // Ordering: Acquire pairs with the Release in `allocate_bags`; it carries the bags.
-        let bags = NonNull::new(self.bags.load(Ordering::Acquire))?;
-        // SAFETY: `allocate_bags` made `cpu::possible()` of them, and every id is below that.
+        let bags = NonNull::new(self.per_cpu.load(Ordering::Acquire))?;
+        // SAFETY: the array has `cpu::possible()` bags, and every CPU id is below that.
         let bag = unsafe { bags.add(cpu.index()) };
-        // SAFETY: as above; they are never freed.
+        // SAFETY: the pointer is inside the array, which is initialised and never freed.
         Some(unsafe { bag.as_ref() })
     }
 
-    /// A bag for this thread, if need be that of all CPUs.
+    /// Returns the bag of this CPU, or the spare bag if the bags cannot be allocated.
     #[cold]
     pub(super) fn bag_or_spare(&self) -> &Bag {
         if let Some(bag) = self.bag(cpu::current()) {
@@ -92,32 +103,34 @@ impl Bags {
         }
         self.allocate_bags();
         self.bag(cpu::current()).unwrap_or_else(|| {
-            // Ordering: Relaxed; who must see what is retired here has seen that it was retired.
+            // Ordering: Relaxed; a thread that must free the objects retired into `spare` has
+            // synchronised with the thread that retired them, so it sees this store.
             self.spare_used.store(true, Relaxed);
             &self.spare
         })
     }
 
-    /// All bags that there is something in, or may be.
+    /// Iterates over the bags that may contain objects.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Bag> {
         // Ordering: Acquire pairs with the Release in `allocate_bags`; it carries the bags.
-        let first = self.bags.load(Ordering::Acquire);
+        let first = self.per_cpu.load(Ordering::Acquire);
         let own: &[Bag] = if first.is_null() {
             &[]
         } else {
-            // SAFETY: `allocate_bags` made `cpu::possible()` of them, which are never freed. The pointer is
-            // that of the whole allocation: one made from a `&Bag` would be good for that bag only.
+            // SAFETY: the array has `cpu::possible()` bags and is never freed. The pointer is that of
+            // the whole allocation; a pointer derived from a `&Bag` would be valid for that bag only.
             unsafe { std::slice::from_raw_parts(first, cpu::possible()) }
         };
-        // Ordering: Relaxed; see `bag_or_spare`.
+        // Ordering: Relaxed; the store in `bag_or_spare` says why it is seen.
         let spare = self.spare_used.load(Relaxed).then_some(&self.spare);
         own.iter().chain(spare)
     }
 
+    /// Allocates a bag for each CPU. Does nothing if there is no memory.
     #[cold]
     #[inline(never)]
     fn allocate_bags(&self) {
-        // The strategy is chosen before the first reader, so that its `light` costs nothing.
+        // Chosen before the first reader, so that `light` costs readers nothing.
         let _ = fence::strategy();
         let mut bags = Vec::new();
         if bags.try_reserve_exact(cpu::possible()).is_err() {
@@ -125,21 +138,21 @@ impl Bags {
         }
         bags.resize_with(cpu::possible(), Bag::new);
         let new = Box::into_raw(bags.into_boxed_slice());
-        // Ordering: Release pairs with the Acquire in `bag`; it carries the bags. Relaxed on
-        // failure: those of another thread are not touched here.
-        let first = self.bags.compare_exchange(
+        // Ordering: Release on success pairs with the Acquire in `bag` and `iter`; it carries the
+        // bags. Relaxed on failure: the bags of the other thread are not accessed here.
+        let first = self.per_cpu.compare_exchange(
             ptr::null_mut(),
             new.cast::<Bag>(),
             Ordering::Release,
             Ordering::Relaxed,
         );
         if first.is_err() {
-            // SAFETY: from `into_raw` above, and not published.
+            // SAFETY: `new` is from `into_raw` and was not published.
             drop(unsafe { Box::from_raw(new) });
         }
     }
 
-    /// Puts a list where no lock is needed.
+    /// Pushes all of `list` onto the overflow list. Lock-free.
     #[cold]
     #[inline(never)]
     pub(super) fn push_overflow(&self, list: &mut Segment) {
@@ -156,7 +169,8 @@ impl Bags {
         loop {
             set_next(last, found);
             // Ordering: Release pairs with the Acquire in `take_overflow`; it carries the list and
-            // what its owner unlinked. Relaxed on failure, as the load above.
+            // the unlinks of the thread that retired it. Relaxed on failure: the head found is not
+            // followed.
             match self.overflow.compare_exchange(found, list.first, order, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(other) => found = other,
@@ -164,8 +178,9 @@ impl Bags {
         }
     }
 
+    /// Returns whether the overflow list may contain objects.
     pub(super) fn has_overflow(&self) -> bool {
-        // Ordering: Relaxed; a hint.
+        // Ordering: Relaxed; a hint, because the head found is not followed.
         !self.overflow.load(Ordering::Relaxed).is_null()
     }
 
@@ -177,15 +192,18 @@ impl Bags {
         self.panics.fetch_add(panics, Relaxed);
     }
 
-    /// Moves the overflow into a bag.
+    /// Moves the overflow list into `lists`. The caller holds the lock of that bag.
     pub(super) fn take_overflow(&self, lists: &mut Lists) {
-        // A hint: the exchange below decides.
+        // The exchange below decides; this avoids it in the common case.
         if !self.has_overflow() {
             return;
         }
-        // Ordering: Acquire pairs with the Release in `push_overflow`.
+        // Ordering: Acquire pairs with the Release in `push_overflow`; it carries the list and the
+        // unlinks of the threads that retired it.
         let mut at = self.overflow.swap(ptr::null_mut(), Ordering::Acquire);
-        // All at once: the bytes and the age of a push that comes between go with these.
+        // The whole sums are taken, so the bytes and the age of a concurrent push may go with this
+        // list. `pending` counts the age of such a push from the time it is asked.
+        // Ordering: Relaxed, all; statistics.
         let bytes = self.overflow_bytes.swap(0, Relaxed) as usize;
         let since = self.overflow_since.swap(UNKNOWN_AGE, Relaxed);
         let mut list = Segment::EMPTY;
@@ -199,6 +217,7 @@ impl Bags {
         lists.filling.splice(&mut list);
     }
 
+    /// Returns whether the open segment of a bag must be closed.
     #[inline(always)]
     pub(super) fn is_full(&self, filling: &Segment) -> bool {
         filling.objects >= BATCH
@@ -208,28 +227,30 @@ impl Bags {
                 && self.is_old(filling)
     }
 
+    /// Returns whether the oldest object of `filling` is over the age bound.
     #[cold]
     fn is_old(&self, filling: &Segment) -> bool {
-        // Ordering: Relaxed; a number on its own.
+        // Ordering: Relaxed; a bound, which publishes no other data.
         clock().saturating_sub(filling.since) > self.age_bound.load(Relaxed)
     }
 
-    /// A bag is closed when it has this many bytes: half the bound, as many may be waiting.
+    /// Returns the number of bytes at which a bag is closed: half the bound, because as many bytes may
+    /// wait in the closed segments.
     #[inline(always)]
     fn bytes_share(&self) -> u64 {
-        // Ordering: Relaxed; a number on its own.
+        // Ordering: Relaxed; a bound, which publishes no other data.
         self.bytes_bound.load(Relaxed) / 2
     }
 }
 
-/// For numbers of the user's, whose sum may be too large.
+/// Adds a byte count to a statistic. Saturates, because callers pass any number.
 fn add_saturating(sum: &Statistic, bytes: usize) {
     let add = |sum: u64| Some(sum.saturating_add(bytes as u64));
     // Ordering: Relaxed, both; a statistic.
     let _ = sum.fetch_update(Relaxed, Relaxed, add);
 }
 
-/// What waits: objects, bytes, and the age of the oldest.
+/// The objects that wait: their number, their bytes, and the age of the oldest.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     pub(super) objects: u64,
@@ -238,6 +259,7 @@ pub(super) struct Pending {
 }
 
 impl Bags {
+    /// Counts the objects that wait in the bags and in the overflow list.
     pub(super) fn pending(&self) -> Pending {
         let now = clock();
         let mut pending = Pending::default();
@@ -250,7 +272,7 @@ impl Bags {
         // Ordering: Relaxed, all; statistics.
         let objects = self.overflow_objects.load(Relaxed);
         if objects != 0 {
-            // An age that went with the objects before: it is counted from now on.
+            // If `take_overflow` took the age with earlier objects, the age counts from now on.
             let since = self.overflow_since.fetch_min(now, Relaxed).min(now);
             add(objects, self.overflow_bytes.load(Relaxed), since);
         }
@@ -269,10 +291,11 @@ impl Bags {
 mod tests {
     use super::*;
 
-    /// What waits in the overflow has an age, and takes it into a bag; so has what lost its own.
+    /// Objects in the overflow list have an age, and keep it when they move into a bag. If the age was
+    /// taken with earlier objects, it counts from the first question.
     #[test]
     fn the_overflow_has_an_age() {
-        // SAFETY: it is never called; the heads are not freed here.
+        // SAFETY: `free` is never called, because this test frees no object.
         let head = || unsafe { RetireHead::new(|_| ()) };
         let heads = [head(), head()];
         let bags = Bags::new();
@@ -286,7 +309,7 @@ mod tests {
         assert_eq!((pending.objects, pending.bytes), (2, u64::MAX));
         assert!(pending.oldest >= Some(Duration::from_secs(1)), "{pending:?}");
         bags.overflow_since.store(UNKNOWN_AGE, Relaxed);
-        assert!(bags.pending().oldest.is_some()); // by now
+        assert!(bags.pending().oldest.is_some());
         let taken = Bag::new().try_with(|lists| {
             bags.take_overflow(lists);
             (lists.filling.objects, lists.filling.since <= clock())

@@ -1,8 +1,14 @@
-//! Counts the batches of objects that a thread has taken out of the bags and not yet freed.
+//! Counts the batches of objects that threads have taken out of the bags and not yet freed.
 //!
-//! `barrier` waits for the batches of all threads. The counts have two parities, as those of the
-//! `Send` readers have: new batches use one parity while `barrier` waits for the other, so a stream of
-//! new batches cannot delay it for ever.
+//! `barrier` waits for the batches of all threads. As with `Send` readers, there are two parities: new
+//! batches use one parity while `barrier` waits for the other, so a stream of new batches cannot delay
+//! `barrier` for ever.
+//!
+//! # Invariants
+//!
+//! 1. Every batch that is taken out of a bag is counted, before the bag's lock is taken, until it is
+//!    freed. No other object is ever taken out of a bag: while a thread waits for readers, the objects
+//!    it waits for stay in the bags.
 
 use crossbeam_utils::CachePadded;
 

@@ -1,31 +1,28 @@
-//! What is retired waits here, per CPU, for its grace period; then it is dropped.
+//! Retires objects into per-CPU bags and frees them after their grace period.
 //!
 //! ```text
 //!                     close(target)        completed >= target
 //!  retire -> filling ---------------> waiting[0], waiting[1] -----------> free, outside all locks
-//!            one bag per CPU, under the bag's lock; whoever finds the lock taken pushes to `overflow`
+//!            one bag per CPU, under the bag's lock; if the lock is taken, the object goes to `overflow`
 //! ```
 //!
-//! A bag's list goes through the retired objects themselves ([`bag`](super::bag)), so that retiring
-//! allocates nothing. When a bag has [`BATCH`] objects, or its share of the byte bound, or the oldest
-//! in it is over the age bound, the thread that retires closes it, moves grace periods on by one bump
-//! and one `heavy`, and drops what is due. Nobody waits for anybody here: with a reader stalled, bags
-//! grow. Two closed segments are enough: while the first waits, later ones are merged into the second,
-//! whose target moves on; it starts over as the first, whose target does not, as soon as that is done.
-//! So what a bag has closed is out of it after two waits, and that is what `barrier` does.
+//! The list of a bag is linked through the retired objects ([`bag`](super::bag)), so retiring does not
+//! allocate. A bag is full when it has `bags::BATCH` objects, its share of the byte bound, or
+//! an object over the age bound. The thread that fills a bag closes it, advances grace periods by one
+//! bump and one `heavy`, and drops the objects that are due. It never waits: while a reader is
+//! stalled, bags grow.
 //!
-//! A segment's target is taken under the bag's lock, after the last object went in: one taken before
-//! would be too low for what another thread pushes in between, and that would be freed under readers.
+//! Two closed segments are enough. While the first one waits, later ones are merged into the second
+//! one, whose target moves on. When the first one is freed, the second one takes its place, and its
+//! target no longer moves. So a closed object leaves its bag after at most two waits, which is how
+//! often `drain` waits.
 //!
-//! Who excludes whom: a bag's lock is held for a few instructions and never while anything of the
-//! user's runs; `turn` may be held when a bag's lock is taken, not the other way round.
+//! The target of a segment is computed under the bag's lock, after the last object is added. A target
+//! computed earlier would be too low for an object that another thread adds in between, and that
+//! object would be freed while readers still see it.
 //!
-//! # Invariants
-//!
-//! 1. `in_flight[p]` counts the batches that are taken out of bags and not yet freed, of parity `p`:
-//!    counted before the first bag's lock that they are taken under. Nothing else is ever taken out:
-//!    while a thread waits for readers, what it waits for stays in the bags.
-//! 2. What is in `overflow` goes into a bag under that bag's lock, before the lock is given back.
+//! Lock order: `gp_lock` before a bag's lock. A bag's lock is held for a few instructions, and no
+//! destructor or closure of the user runs under it.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,16 +34,16 @@ use super::domain::{Domain, GpGuard, domain};
 use crate::cpu::CpuId;
 use crate::sync::{cpu, mutant, thread_local};
 
-/// Has an object freed once no reader is left that may see it.
+/// Frees an object once no reader can hold a reference to it.
 ///
-/// `bytes` is what it holds, for the byte bound and the statistics. Lock-free, never allocates (but
-/// for the first call in the process); see [`Unlinked::retire`](super::Unlinked::retire) for what
-/// it may run.
+/// `bytes` is the size of the object and of the memory it owns, for the byte bound and the statistics.
+/// Lock-free; only the first call in the process allocates. It may run the drops of objects retired
+/// before, like [`Unlinked::retire`](super::Unlinked::retire). [`RetireHead`] has an example.
 ///
 /// # Safety
 ///
-/// - `head` was made by [`RetireHead::new`], is valid for all of the object that its `free` frees,
-///   and is retired once.
+/// - `head` is from [`RetireHead::new`], its pointer is valid for the whole object that `free` frees,
+///   and it is retired once.
 /// - No reader that begins after this call can find the object.
 /// - The object may be freed on any thread, at any later time.
 #[inline]
@@ -66,6 +63,7 @@ pub unsafe fn retire_raw(head: NonNull<RetireHead>, bytes: usize) {
     }
 }
 
+/// Retires an object whose bag is locked or does not exist.
 #[cold]
 #[inline(never)]
 fn retire_slow(domain: &'static Domain, head: NonNull<RetireHead>, bytes: usize) {
@@ -74,7 +72,7 @@ fn retire_slow(domain: &'static Domain, head: NonNull<RetireHead>, bytes: usize)
     retire_list(domain, &mut list);
 }
 
-/// Retires a list.
+/// Retires the objects of `list`, and leaves it empty.
 pub(super) fn retire_list(domain: &'static Domain, list: &mut Segment) {
     let bags = &domain.bags;
     let full = bags.bag_or_spare().try_with(|lists| {
@@ -88,7 +86,7 @@ pub(super) fn retire_list(domain: &'static Domain, list: &mut Segment) {
     }
 }
 
-/// A bag is full: closes it, moves grace periods on once, frees what is due in it.
+/// Closes the full bag of this CPU, advances grace periods once, and frees the due objects of the bag.
 #[cold]
 #[inline(never)]
 fn reclaim_step(domain: &'static Domain) {
@@ -115,12 +113,13 @@ fn reclaim_step(domain: &'static Domain) {
     }
 }
 
-/// What those wait for whose retirement this thread knows of; with a turn, its next bump.
+/// Returns the target of the objects that this thread knows to be retired: with `gp_lock` held, the
+/// number of the next bump.
 fn target(domain: &Domain, gp: Option<&GpGuard>) -> u64 {
     gp.map_or_else(|| domain.target(), GpGuard::next_gp)
 }
 
-/// Closes all bags, and returns the highest target that is waited for.
+/// Closes all bags, and returns the highest target of their objects.
 fn close_all(domain: &'static Domain, gp: Option<&GpGuard>) -> u64 {
     let bags = &domain.bags;
     if bags.bag(CpuId::new(0)).is_none() && bags.has_overflow() {
@@ -130,19 +129,20 @@ fn close_all(domain: &'static Domain, gp: Option<&GpGuard>) -> u64 {
     for bag in bags.iter() {
         bag.with(|lists| {
             bags.take_overflow(lists);
-            lists.close(target(domain, gp)); // taken here, under the lock
+            lists.close(target(domain, gp)); // computed under the lock
             highest = lists.highest().max(highest);
         });
     }
     highest
 }
 
-/// Closes all bags, moves grace periods on once, and drops what is due, if readers allow it.
+/// Closes all bags, advances grace periods, and drops the objects that no reader can reach.
 ///
-/// Returns how many objects this call dropped. Never blocks (a bag's lock is held for a few
-/// instructions): with a reader in the way, or another thread at it, less is dropped, or nothing.
-/// Costs one [`heavy`](crate::fence::heavy), seldom two, and none if nothing is waiting. Runs the
-/// drops on this thread, after all of its own work; called from such a drop, it drops nothing.
+/// Returns how many objects this call dropped. Never waits for readers; it waits for bag locks, which
+/// are held for a few instructions. It drops fewer objects, or none, if a reader has not left or if
+/// another thread advances grace periods. Costs one [`heavy`](crate::fence::heavy), rarely two, and
+/// none if no object waits. The drops run on this thread, after all other work of the call. A call
+/// from such a drop drops nothing.
 ///
 /// # Examples
 ///
@@ -151,7 +151,7 @@ fn close_all(domain: &'static Domain, gp: Option<&GpGuard>) -> u64 {
 ///
 /// let shared = Atomic::new(7);
 /// shared.store(Owned::new(8)); // retires the 7
-/// rcu::poll(); // drops it, if no thread is pinned since before
+/// rcu::poll(); // drops the 7, unless a reader pinned before still reads
 /// ```
 pub fn poll() -> usize {
     let domain = domain();
@@ -161,8 +161,8 @@ pub fn poll() -> usize {
     if is_freeing() { 0 } else { free_due(domain).0 }
 }
 
-/// Frees what is due in all bags. Returns how many objects that were, and the highest target that
-/// others wait for, 0 if none wait.
+/// Frees the due objects of all bags. Returns their number, and the highest target of the objects that
+/// still wait, 0 if none waits.
 fn free_due(domain: &'static Domain) -> (usize, u64) {
     let bags = &domain.bags;
     let late = mutant("rcu-barrier-counts-late");
@@ -189,7 +189,7 @@ fn free_batch(bags: &Bags, batch: Segment) -> usize {
     batch.objects
 }
 
-/// Frees a list, one by one, and returns how many drops panicked.
+/// Frees the objects of a list one by one, and returns how many drops panicked.
 fn free_list(first: *mut RetireHead) -> u64 {
     let mut at = first;
     let mut panics = 0;
@@ -197,18 +197,19 @@ fn free_list(first: *mut RetireHead) -> u64 {
     let mut run = || {
         while let Some(head) = NonNull::new(at) {
             at = next_of(head);
-            // SAFETY: taken out of the lists after its grace period, and freed once.
+            // SAFETY: the object was taken out of its bag after its grace period, and is not freed yet.
             let free = unsafe { head.as_ref() }.free;
-            // SAFETY: as above, which is what `RetireHead::new` was promised.
+            // SAFETY: `free` is called once, after `retire_raw` and a grace period, as
+            // `RetireHead::new` promises.
             unsafe { free(head) };
         }
     };
     if cfg!(any(offlock_loom, offlock_shuttle)) {
-        run(); // a checker's panic is a finding
+        run(); // a panic is a finding of the model checker
     } else {
         while let Err(payload) = catch_unwind(AssertUnwindSafe(&mut run)) {
             panics += 1;
-            // The payload's own drop may panic; that one's payload is let go of.
+            // The drop of the payload may panic too; the payload of that panic is leaked.
             if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
                 std::mem::forget(another);
             }
@@ -218,14 +219,16 @@ fn free_list(first: *mut RetireHead) -> u64 {
     panics
 }
 
-/// Runs everything that was retired before, also what other threads are about to run.
+/// Waits until every object that was retired before is freed, on any thread.
 ///
-/// [`poll`] repeated until it is all done: see [`barrier`](super::barrier).
+/// The implementation of [`barrier`](super::barrier).
 pub(super) fn drain(domain: &'static Domain) {
     let bags = &domain.bags;
-    // What was retired before is in a bag, in the overflow or in flight. The first two are closed...
+    // An object retired before is in a bag, in the overflow list or in flight. This closes the first
+    // two.
     let mut target = close_all(domain, domain.try_lock_gp().as_ref());
-    // ... and gone after two waits (see the module): what is merged with them may cost the second.
+    // The module documentation says why two waits are enough. The second is needed if later objects
+    // were merged with the closed ones.
     for _ in 0..2 {
         if target != 0 {
             domain.wait_for(target);
@@ -240,18 +243,18 @@ pub(super) fn drain(domain: &'static Domain) {
 
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 thread_local! {
-    /// Drops of retired objects are running on this thread. It has no destructor, so that it can be
-    /// read at any point of the thread's exit.
+    /// Set while drops of retired objects run on this thread. It has no destructor, so it can be read
+    /// at any point of the thread's exit.
     static FREEING: Cell<bool> = const { Cell::new(false) };
 }
 
-// The checkers' macro knows no `const`.
+// The `thread_local!` of the model checkers does not accept `const`.
 #[cfg(any(offlock_loom, offlock_shuttle))]
 thread_local! {
     static FREEING: Cell<bool> = Cell::new(false);
 }
 
-/// True while drops of retired objects run on this thread.
+/// Returns whether drops of retired objects run on this thread.
 pub(super) fn is_freeing() -> bool {
     FREEING.try_with(Cell::get).unwrap_or(false)
 }
