@@ -1,4 +1,4 @@
-//! Objects retired together.
+//! Batches of objects that are retired together.
 
 use std::ptr::NonNull;
 
@@ -6,54 +6,81 @@ use super::bag::{RetireHead, Segment};
 use super::domain::domain;
 use super::reclaim::retire_list;
 
-/// Objects to be retired together: one lock for all of them.
+/// A list of objects that are retired together, under one lock.
 ///
-/// Dropping it retires them.
+/// Dropping the batch retires its objects.
+///
+/// # Examples
+///
+/// ```
+/// use percpu::rcu::{self, Batch, RetireHead};
+/// use std::ptr::NonNull;
+///
+/// unsafe fn free(head: NonNull<RetireHead>) {
+///     // SAFETY: the head is a box of its own, and `free` is called once.
+///     drop(unsafe { Box::from_raw(head.as_ptr()) });
+/// }
+///
+/// let mut batch = Batch::new();
+/// for _ in 0..3 {
+///     // SAFETY: `free` is called once, after the batch is retired and a grace period has passed.
+///     let head = unsafe { RetireHead::new(free) };
+///     let head = NonNull::from(Box::leak(Box::new(head)));
+///     // SAFETY: no reader can find the box, it is retired once, and any thread may free it.
+///     unsafe { batch.push(head, size_of::<RetireHead>()) };
+/// }
+/// assert_eq!(batch.len(), 3);
+/// batch.retire();
+/// # rcu::barrier()?;
+/// # Ok::<(), rcu::SynchronizeError>(())
+/// ```
 #[derive(Debug)]
 pub struct Batch {
     list: Segment,
 }
 
-// SAFETY: the heads in it may go to any thread, as `push` asks its caller.
+// SAFETY: the objects in the list may go to any thread, as the caller of `push` promises.
 unsafe impl Send for Batch {}
-// SAFETY: `&Batch` gives numbers.
+// SAFETY: a `&Batch` gives access to the number of objects only.
 unsafe impl Sync for Batch {}
 
 impl Batch {
-    /// A batch of nothing. Does not allocate.
+    /// Returns an empty batch. Does not allocate.
     #[must_use]
     pub const fn new() -> Self {
         Self { list: Segment::EMPTY }
     }
 
-    /// Adds an object. Nothing of the batch is freed before the batch is retired. Wait-free.
+    /// Adds an object. No object of the batch is freed before the batch is retired. Wait-free.
     ///
     /// # Safety
     ///
-    /// As for [`retire_raw`](super::retire_raw); no reader that begins after the batch is retired
-    /// can find the object.
+    /// - `head` is from [`RetireHead::new`], its pointer is valid for the whole object that `free` frees,
+    ///   and it is retired once.
+    /// - No reader that begins after the batch is retired can find the object.
+    /// - The object may be freed on any thread, at any time after the batch is retired.
     pub unsafe fn push(&mut self, head: NonNull<RetireHead>, bytes: usize) {
         self.list.push(head, bytes);
     }
 
-    /// Adds all of another batch, and leaves that empty. Wait-free.
+    /// Moves all objects of `other` into this batch. Wait-free.
     pub fn append(&mut self, other: &mut Self) {
         self.list.splice(&mut other.list);
     }
 
-    /// How many objects there are in it.
+    /// Returns the number of objects.
     #[must_use]
     pub fn len(&self) -> usize {
         self.list.objects
     }
 
-    /// True if there are none.
+    /// Returns whether the batch has no objects.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// Retires them all.
+    /// Retires all objects.
     pub fn retire(self) {
         drop(self);
     }

@@ -1,29 +1,41 @@
-//! How much may wait.
+//! The bounds of the memory that waits to be freed.
 
 use std::time::Duration;
 
-/// How much may wait before a thread that retires looks whether readers allow some of it to go.
+/// The bytes that may wait, and how long, before a retiring thread tries to free retired objects.
 ///
-/// A reader that stays inside holds up more than that: nobody waits for it.
+/// A stalled reader delays more memory than that, because retiring never waits for readers.
+///
+/// # Examples
+///
+/// ```
+/// use percpu::rcu::{self, Bounds};
+/// use std::time::Duration;
+///
+/// let bounds = Bounds::new(1 << 20, Duration::from_millis(50));
+/// rcu::set_bounds(bounds);
+/// assert_eq!(rcu::bounds(), bounds);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Bounds {
-    /// Bytes on one CPU. 4 MiB if not set; a guess. Of a retired value its size counts, without what
-    /// it owns; [`Unlinked::retire_sized`](super::Unlinked::retire_sized) and
-    /// [`defer`](super::defer) are told that.
+    /// The bytes that may wait on one CPU. 4 MiB if not set; a guess. The size of a retired value counts
+    /// without the memory that the value owns;
+    /// [`Unlinked::retire_sized`](super::Unlinked::retire_sized) and [`defer`](super::defer) take the
+    /// size of that memory as an argument.
     pub bytes: usize,
-    /// How long the oldest object on a CPU waits for others. Kept by a
-    /// [`Reclaimer`](super::Reclaimer); without one it is looked at with each object retired on that
-    /// CPU while up to 64 of them wait for others, and from there on with every sixteenth. Where
-    /// nobody retires, on that CPU, nobody looks. 100 ms if not set; a guess. The clock is coarse:
-    /// some milliseconds.
+    /// How long the oldest object on a CPU may wait for its batch to fill. 100 ms if not set; a guess.
+    /// A [`Reclaimer`](super::Reclaimer) enforces it. Without one, each object retired on that CPU
+    /// checks it while the batch has up to 64 objects, and every sixteenth object after that; it is
+    /// not checked on a CPU where no object is retired. The clock has a resolution of some
+    /// milliseconds.
     pub age: Duration,
 }
 
 impl Bounds {
     pub(super) const DEFAULT: Self = Self { bytes: 4 << 20, age: Duration::from_millis(100) };
 
-    /// These bounds: `bytes` per CPU, and an age.
+    /// Returns bounds of `bytes` per CPU and of `age`.
     #[must_use]
     pub const fn new(bytes: usize, age: Duration) -> Self {
         Self { bytes, age }

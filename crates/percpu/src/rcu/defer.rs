@@ -9,63 +9,95 @@ use super::bag::RetireHead;
 use super::reclaim::retire_raw;
 use crate::alloc::try_box;
 
+/// A closure with the head that retires it.
 #[repr(C)]
 struct Deferred<F> {
     head: RetireHead,
     f: F,
 }
 
-/// Runs `f` once every reader that is inside now is gone.
+/// Runs `f` once every current reader has left.
 ///
-/// On any thread, at any later time, holding no lock of this module; a panic is caught and counted
-/// like that of a drop. `bytes` is what `f` will give back, for the byte bound and the statistics.
-/// Lock-free; allocates a node before anything else. [`Unlinked::retire`](super::Unlinked::retire)
-/// does not allocate.
+/// `f` runs on any thread, at any later time, without any lock of this module. A panic of `f` is
+/// caught and counted like a panic of a drop. `bytes` is the memory that `f` will free, for the byte
+/// bound and the statistics. Lock-free. Allocates a node first;
+/// [`Unlinked::retire`](super::Unlinked::retire) does not allocate.
 ///
 /// # Aborts
 ///
-/// Aborts if there is no memory for the node; [`try_defer`] gives `f` back instead.
+/// Aborts if there is no memory for the node; [`try_defer`] returns `f` instead.
+///
+/// # Examples
+///
+/// ```
+/// use percpu::rcu;
+///
+/// let (sender, receiver) = std::sync::mpsc::channel();
+/// rcu::defer(0, move || sender.send("no reader is left").unwrap());
+/// rcu::barrier()?;
+/// assert_eq!(receiver.recv().unwrap(), "no reader is left");
+/// # Ok::<(), rcu::SynchronizeError>(())
+/// ```
 pub fn defer<F: FnOnce() + Send + 'static>(bytes: usize, f: F) {
     if try_defer(bytes, f).is_err() {
         std::alloc::handle_alloc_error(std::alloc::Layout::new::<Deferred<F>>());
     }
 }
 
-/// [`defer`], where lack of memory is an error.
+/// Runs `f` like [`defer`], and returns an error if there is no memory.
 ///
 /// # Errors
 ///
-/// [`TryDeferError`] gives `f` back: there is no memory for the node.
+/// [`TryDeferError`] returns `f`: there is no memory for the node.
+///
+/// # Examples
+///
+/// ```
+/// use percpu::rcu::{self, TryDeferError};
+///
+/// if let Err(TryDeferError(f)) = rcu::try_defer(0, || println!("no reader is left")) {
+///     rcu::synchronize()?;
+///     f();
+/// }
+/// # Ok::<(), rcu::SynchronizeError>(())
+/// ```
 pub fn try_defer<F: FnOnce() + Send + 'static>(bytes: usize, f: F) -> Result<(), TryDeferError<F>> {
-    // SAFETY: it is retired below, as a `Deferred<F>` in a box.
+    // SAFETY: the head is retired below as part of a boxed `Deferred<F>`, which `run::<F>` frees.
     let head = unsafe { RetireHead::new(run::<F>) };
     let node = match try_box(Deferred { head, f }) {
         Ok(node) => NonNull::from(Box::leak(node)),
         Err(node) => return Err(TryDeferError(node.f)),
     };
     let bytes = bytes.saturating_add(size_of::<Deferred<F>>());
-    // SAFETY: the head is the first field (`repr(C)`) of a node that nobody else knows; `f` is
-    // `Send` and owns what it needs.
+    // SAFETY:
+    // - The pointer is that of the whole node, whose first field is the head (`repr(C)`), and the
+    //   node is retired once.
+    // - No reader can find the node, because no other thread has its address.
+    // - `f` is `Send` and `'static`, so it may run on any thread at any later time.
     unsafe { retire_raw(node.cast(), bytes) };
     Ok(())
 }
 
+/// Runs the closure of a node and frees the node.
+///
 /// # Safety
 ///
-/// `head` is that of a `Deferred<F>` in a box, which nobody uses any more.
+/// `head` is the head of a boxed `Deferred<F>`, and no other code uses the box from now on.
 unsafe fn run<F: FnOnce()>(head: NonNull<RetireHead>) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller promises a boxed `Deferred<F>` that only this function uses.
     let node = unsafe { Box::from_raw(head.cast::<Deferred<F>>().as_ptr()) };
     (node.f)();
 }
 
-/// There was no memory to defer the closure; here it is. Maps to `ENOMEM`.
+/// There is no memory to defer a closure. Contains the closure. Maps to `ENOMEM`.
+///
+/// [`try_defer`] has an example.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TryDeferError<F>(pub F);
 
 impl<F> TryDeferError<F> {
-    /// The error as C knows it: `ENOMEM`.
+    /// Returns the matching errno value: `ENOMEM`.
     #[must_use]
     pub fn errno(&self) -> i32 {
         libc::ENOMEM

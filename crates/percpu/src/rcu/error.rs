@@ -1,20 +1,29 @@
-//! What is refused, and why; with what was to be done with it.
+//! The errors that do not hold a pointer of this module.
 
 use std::error::Error;
 use std::fmt;
 use std::io;
 
-/// Why [`synchronize`](super::synchronize) or [`barrier`](super::barrier) did not wait.
+/// The reason why [`synchronize`](super::synchronize) or [`barrier`](super::barrier) did not wait.
+///
+/// # Examples
+///
+/// ```
+/// use percpu::rcu::{self, SynchronizeError};
+///
+/// let _guard = rcu::pin();
+/// assert_eq!(rcu::barrier(), Err(SynchronizeError::WouldDeadlock));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SynchronizeError {
-    /// It would wait for the calling thread: that holds a [`Guard`](super::Guard), or calls
+    /// The wait would never end, because the calling thread holds a [`Guard`](super::Guard), or calls
     /// `barrier` from the drop of a retired object. Maps to `EDEADLK`.
     WouldDeadlock,
 }
 
 impl SynchronizeError {
-    /// The error as C knows it.
+    /// Returns the matching errno value.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
@@ -26,7 +35,7 @@ impl SynchronizeError {
 impl fmt::Display for SynchronizeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::WouldDeadlock => f.write_str("a wait for readers by one of them"),
+            Self::WouldDeadlock => f.write_str("the calling thread would wait for itself"),
         }
     }
 }
@@ -39,13 +48,25 @@ impl From<SynchronizeError> for io::Error {
     }
 }
 
-/// There was no memory for a node; here is the value. Maps to `ENOMEM`.
+/// There is no memory for a node. Contains the refused value. Maps to `ENOMEM`.
+///
+/// # Examples
+///
+/// ```
+/// use percpu::rcu::{Owned, TryNewError};
+///
+/// fn node(name: String) -> Result<Owned<String>, String> {
+///     Owned::try_new(name).map_err(|TryNewError(name)| name)
+/// }
+/// assert_eq!(*node("eth0".into())?, "eth0");
+/// # Ok::<(), String>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TryNewError<T>(pub T);
 
 impl<T> TryNewError<T> {
-    /// The error as C knows it: `ENOMEM`.
+    /// Returns the matching errno value: `ENOMEM`.
     #[must_use]
     pub fn errno(&self) -> i32 {
         libc::ENOMEM

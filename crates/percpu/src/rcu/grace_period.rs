@@ -1,20 +1,21 @@
-//! Waits for readers, and grace periods to ask about.
+//! The functions that wait for readers, and the cookies that poll for the end of a grace period.
 
 use super::domain::{domain, init_domain};
 use super::error::SynchronizeError;
 use super::guard::is_pinned;
 use super::reclaim::{drain, is_freeing};
 
-/// Waits until every reader that was inside is gone, of both kinds.
+/// Waits until every reader that is inside now has left, of both kinds.
 ///
-/// What was unlinked before is out of reach when it returns. Blocks: spins, yields, then sleeps for
-/// up to a millisecond at a time (readers wake nobody up). Never allocates.
+/// When it returns, no reader can reach an object that was unlinked before the call. Blocks: spins,
+/// yields, then sleeps for up to a millisecond at a time, because readers do not wake waiters. Never
+/// allocates.
 ///
-/// A [`SendGuard`] that the caller itself holds is waited for like any other: for ever.
+/// If the calling thread holds a [`SendGuard`](super::SendGuard), the call never returns.
 ///
 /// # Errors
 ///
-/// [`SynchronizeError::WouldDeadlock`]: this thread holds a [`Guard`].
+/// [`SynchronizeError::WouldDeadlock`]: the calling thread holds a [`Guard`](super::Guard).
 ///
 /// # Examples
 ///
@@ -34,16 +35,17 @@ pub fn synchronize() -> Result<(), SynchronizeError> {
     Ok(())
 }
 
-/// Waits until everything that was retired or deferred before, by any thread, is dropped.
+/// Waits until every object that any thread retired before is dropped, and every closure deferred
+/// before has run.
 ///
-/// Blocks like [`synchronize`], then runs drops on this thread, then waits for those that other
-/// threads have begun. What is retired meanwhile is not waited for. Use it before unloading code, or
-/// in a test before counting.
+/// Blocks like [`synchronize`], then runs drops on this thread, then waits for the drops that other
+/// threads have begun. It does not wait for objects retired during the call. Use it before code is
+/// unloaded, or in a test before drops are counted.
 ///
 /// # Errors
 ///
-/// [`SynchronizeError::WouldDeadlock`]: this thread holds a [`Guard`], or is in the drop of a retired
-/// object.
+/// [`SynchronizeError::WouldDeadlock`]: the calling thread holds a [`Guard`](super::Guard), or runs the
+/// drop of a retired object.
 ///
 /// # Examples
 ///
@@ -65,18 +67,29 @@ pub fn barrier() -> Result<(), SynchronizeError> {
     Ok(())
 }
 
-/// A grace period that began at some moment: a cookie to be asked later. From
-/// [`start_grace_period`].
+/// A cookie that tells whether a grace period is over. Returned by [`start_grace_period`].
+///
+/// # Examples
+///
+/// ```
+/// use percpu::rcu::{self, GracePeriod};
+///
+/// let period: GracePeriod = rcu::start_grace_period();
+/// while !period.poll() {
+///     std::thread::yield_now();
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "ask it with `poll`"]
+#[must_use = "call `poll` to learn whether it is over"]
 pub struct GracePeriod {
     target: u64,
 }
 
-/// Remembers this moment: once the cookie's [`poll`](GracePeriod::poll) is true, what was unlinked
-/// before this call is out of reach of every reader.
+/// Returns a cookie for the grace period of the objects that were unlinked before this call.
 ///
-/// Wait-free, without a shared write or a system call; nothing happens before somebody polls.
+/// Once [`poll`](GracePeriod::poll) of the cookie returns true, no reader can reach those objects.
+/// Wait-free, without a shared write or a system call. The grace period advances only when a thread
+/// polls, retires objects or waits.
 ///
 /// # Examples
 ///
@@ -85,7 +98,7 @@ pub struct GracePeriod {
 ///
 /// let guard = rcu::pin();
 /// let period = rcu::start_grace_period();
-/// assert!(!period.poll(), "this thread is in the way");
+/// assert!(!period.poll(), "this thread still reads");
 /// drop(guard);
 /// while !period.poll() { /* do something else */ }
 /// ```
@@ -94,11 +107,11 @@ pub fn start_grace_period() -> GracePeriod {
 }
 
 impl GracePeriod {
-    /// Whether the grace period is over; moves it on if it is not.
+    /// Returns whether the grace period is over; advances it if it is not.
     ///
-    /// Never blocks. Costs up to two [`heavy`](crate::fence::heavy) the first time, none while a
-    /// reader is in the way, and a load once it is over. Another thread that is at it makes this
-    /// return `false`.
+    /// Never blocks. Costs up to two [`heavy`](crate::fence::heavy) the first time, none while it waits
+    /// for a reader, and a load once it is over. Returns `false` while another thread advances grace
+    /// periods.
     pub fn poll(self) -> bool {
         domain().advance(self.target)
     }

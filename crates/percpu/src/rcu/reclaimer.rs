@@ -1,4 +1,4 @@
-//! A thread that keeps the age bound where nobody retires or polls.
+//! A thread that enforces the age bound while no other thread retires or polls.
 
 use std::io;
 use std::time::Duration;
@@ -8,15 +8,15 @@ use super::stats::{bounds, stats};
 use crate::sync::native::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, thread};
 
-/// A running reclaimer; stops and joins on drop.
+/// A thread that frees retired objects in time. Dropping it stops and joins the thread.
 ///
-/// It sleeps for half the age bound (from 1 ms to 1 s), looks at the oldest retired object, and polls
-/// if that has been waiting for half the bound. Without one, the bound holds only as
-/// [`Bounds::age`](super::Bounds::age) says.
+/// The thread sleeps for half the age bound (from 1 ms to 1 s), checks the oldest retired object, and
+/// polls if that object has waited for half the bound. [`Bounds::age`](super::Bounds::age) says how
+/// the bound is enforced without a reclaimer.
 ///
-/// A drop blocks until the thread has ended: for as long as the batch of retired objects takes that
-/// it may just be dropping, so do not hold a lock that such a drop takes. Dropped on the thread itself,
-/// by an object that was retired, it does not wait: the thread ends after that batch.
+/// The drop blocks until the thread has ended. The thread may be dropping a batch of retired objects,
+/// so do not hold a lock that such a drop takes. If a retired object drops the reclaimer on the
+/// reclaimer's own thread, the drop does not wait, and the thread ends after that batch.
 ///
 /// # Examples
 ///
@@ -24,11 +24,11 @@ use crate::sync::{Arc, thread};
 /// use percpu::rcu::{self, Reclaimer};
 ///
 /// let reclaimer = Reclaimer::spawn()?;
-/// // ... nobody needs to poll ...
+/// // ... retired objects are freed without calls of `poll` ...
 /// drop(reclaimer);
 /// # Ok::<(), std::io::Error>(())
 /// ```
-#[must_use = "dropping it stops the thread"]
+#[must_use = "dropping the reclaimer stops its thread"]
 #[derive(Debug)]
 pub struct Reclaimer {
     stop: Arc<AtomicBool>,
@@ -40,7 +40,7 @@ impl Reclaimer {
     ///
     /// # Errors
     ///
-    /// What the system says about a new thread.
+    /// The error of the system if it cannot create a thread.
     pub fn spawn() -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);
@@ -51,7 +51,7 @@ impl Reclaimer {
 }
 
 fn run(stop: &AtomicBool) {
-    // Ordering: Relaxed; the flag is the whole message.
+    // Ordering: Relaxed; the flag publishes no other data.
     while !stop.load(Ordering::Relaxed) {
         let half = bounds().age / 2;
         thread::park_timeout(half.clamp(Duration::from_millis(1), Duration::from_secs(1)));
@@ -64,14 +64,14 @@ fn run(stop: &AtomicBool) {
 
 impl Drop for Reclaimer {
     fn drop(&mut self) {
-        // Ordering: Relaxed; as in `run`, and `unpark` follows.
+        // Ordering: Relaxed; the flag publishes no other data, and `unpark` makes `run` load it.
         self.stop.store(true, Ordering::Relaxed);
         let Some(thread) = self.thread.take() else { return };
         if thread.thread().id() == thread::current().id() {
-            return; // detaches it
+            return; // detaches the thread
         }
         thread.thread().unpark();
-        // It only panics with a bug of ours; the drops that it runs are caught.
+        // The thread panics only with a bug in this module: panics of the drops it runs are caught.
         let _ = thread.join();
     }
 }

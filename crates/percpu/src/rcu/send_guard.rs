@@ -1,12 +1,22 @@
-//! The guard that may change threads.
+//! The guard of a reader that may change threads.
 
 use super::domain::domain;
 
-/// Keeps what is read from being reclaimed; may change threads. From [`pin_send`].
+/// Protects the values loaded under it from being freed, and may change threads. Returned by
+/// [`pin_send`].
 ///
-/// [`mem::forget`](std::mem::forget) of a guard is safe, and nothing that is retired from then on is
-/// reclaimed.
-#[must_use = "what was loaded under a guard is gone when the guard is"]
+/// [`mem::forget`](std::mem::forget) of a guard is safe. No object that is retired from then on is
+/// freed.
+///
+/// # Examples
+///
+/// ```
+/// use percpu::rcu;
+///
+/// let guard: rcu::SendGuard = rcu::pin_send();
+/// std::thread::spawn(move || drop(guard)).join().unwrap();
+/// ```
+#[must_use = "values loaded under a guard are valid only while the guard lives"]
 #[derive(Debug)]
 pub struct SendGuard {
     parity: usize,
@@ -14,13 +24,13 @@ pub struct SendGuard {
 
 /// Starts to read like [`pin`](super::pin), with a guard that is `Send`.
 ///
-/// It may live across an `.await` and end on another thread: two per-CPU counts (rseq sections
-/// where there are any, else one atomic addition each), some three times a [`pin`](super::pin).
-/// Lock-free; does not fail: where there is no memory for the counters, which the first call in
-/// the process makes, it counts in one place for all CPUs.
+/// The guard may live across an `.await` and end on another thread. It costs two per-CPU counts (rseq
+/// sections if they are available, otherwise one atomic addition each), about three times a
+/// [`pin`](super::pin). Lock-free. It does not fail: the first call in the process allocates the
+/// counters, and without memory for them all CPUs share one counter.
 ///
-/// A task that waits in [`synchronize`](super::synchronize) for its own `SendGuard` waits for ever;
-/// that cannot be detected, as the guard belongs to no thread.
+/// A task that calls [`synchronize`](super::synchronize) while it holds its own `SendGuard` waits for
+/// ever. This cannot be detected, because the guard belongs to no thread.
 ///
 /// # Examples
 ///

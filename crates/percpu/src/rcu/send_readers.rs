@@ -1,7 +1,7 @@
-//! Readers that may change threads: counted per CPU instead of listed.
+//! Counts the readers that may change threads, per CPU.
 //!
-//! A guard that lives across an `.await` begins on one thread and ends on another, so its begin and
-//! its end go to two counters, each to that of the CPU it happens on:
+//! A guard that lives across an `.await` may begin on one thread and end on another. So its begin and
+//! its end go to two counters, each on the CPU that runs the thread at that time:
 //!
 //! ```text
 //!              cpu 0          cpu 1
@@ -9,23 +9,24 @@
 //!  unlock[p]   2              8         sum 10      one reader of parity p is inside
 //! ```
 //!
-//! The sums are taken CPU by CPU while readers come and go, so the order matters: **unlocks first,
-//! then locks**. Every unlock counted has its lock counted, since the reader made both in that order
-//! (Release, Acquire); so the sums are equal only if every lock counted has its unlock counted. The
-//! readers in question locked before the turn's `heavy`, so their locks are counted. One counter that
-//! goes up and down, or locks summed first, misses a lock on a CPU it has passed and then sees that
-//! reader's, or another's, unlock on one it has not.
+//! The scan adds up the counters CPU by CPU while readers enter and leave, so the order matters:
+//! **unlocks first, then locks**. If the scan counts an unlock, it counts the lock of the same reader,
+//! because the reader made both in that order (Release, Acquire). So the sums are equal only if every
+//! counted lock has its unlock counted. The readers that the grace period waits for locked before the
+//! `heavy` of the bump, so their locks are counted. With one counter that goes up and down, or with
+//! locks added up first, the scan could miss a lock on a CPU it has passed and then count an unlock, of
+//! that reader or of another one, on a CPU it has not.
 //!
-//! Under a stream of new readers the sums might never be equal. So there are two *parities*: new
-//! readers go to one of them, the other one drains, and each time it has, the two change places. A
-//! grace period ends when each parity was seen empty after the grace period's `heavy`, at whatever
-//! time: two changes of places at most. (A reader that chose its parity and then slept before it
-//! counted itself is counted in the old one: it delays the next drain, and is not overlooked.)
+//! With a steady stream of new readers the sums might never be equal. So there are two *parities*: new
+//! readers use one, the other one drains, and they swap each time the other one is empty. A grace
+//! period ends once each parity was seen empty after the grace period's `heavy`, at any two times, so
+//! two swaps are enough. A reader that loads the parity and sleeps before it counts itself is counted
+//! in the old parity: it delays the next drain, and is not missed.
 //!
 //! # Invariants
 //!
-//! 1. All `lock` and `unlock` sums wrap at 2^64, and there are never 2^64 guards.
-//! 2. The words are changed by rseq sections only, or by atomics only, for the life of the process
+//! 1. The sums of `lock` and `unlock` wrap at 2^64, and there are never 2^64 guards.
+//! 2. The words are changed only by rseq sections, or only by atomics, for the life of the process
 //!    (`section::available`). A thread that has no rseq id counts in `remote`, by atomics.
 
 use std::ptr;
@@ -43,22 +44,25 @@ use crate::words::Words;
 /// The counters of all `Send` readers.
 #[derive(Debug)]
 pub(super) struct SendReaders {
-    /// Which parity new readers count in: 0 or 1.
+    /// The parity that new readers use: 0 or 1.
     parity: CachePadded<AtomicUsize>,
-    /// Null until the first `Send` reader: all counters read 0.
+    /// Null until the first `Send` reader; the counters then count as 0.
     counters: AtomicPtr<Counters>,
+    /// The counters of threads without an rseq id, and of all threads while there is no memory for
+    /// `counters`; one pair per parity.
     remote: [RemoteCounters; 2],
-    /// The gate of the sections, which nobody closes.
+    /// The gate that an rseq section tests. It is never closed.
     gate: AtomicU64,
 }
 
-/// One parity's counters.
+/// The per-CPU counters, by parity.
 #[derive(Debug)]
 struct Counters {
     lock: [Words; 2],
     unlock: [Words; 2],
 }
 
+/// The counters of one parity that all CPUs share.
 #[derive(Debug)]
 struct RemoteCounters {
     lock: AtomicU64,
@@ -87,22 +91,24 @@ impl SendReaders {
 
     #[inline(always)]
     fn counters(&self) -> Option<&'static Counters> {
-        // Ordering: Acquire pairs with the Release in `allocate_counters`; it carries the counters.
+        // Ordering: Acquire pairs with the Release in `allocate_counters`; it carries the
+        // counters.
         let counters = self.counters.load(Ordering::Acquire);
-        // SAFETY: null, or leaked by `allocate_counters`.
+        // SAFETY: null, or published by `allocate_counters` and never freed.
         unsafe { counters.as_ref() }
     }
 
+    /// Allocates the counters. Returns `None` if there is no memory.
     #[cold]
     #[inline(never)]
     fn allocate_counters(&self) -> Option<&'static Counters> {
-        // The strategy is chosen before the first reader, so that its `light` costs nothing.
+        // Chosen before the first reader, so that `light` costs readers nothing.
         let _ = fence::strategy();
         let pair = || Ok::<_, AllocError>([Words::new()?, Words::new()?]);
         let counters = Counters { lock: pair().ok()?, unlock: pair().ok()? };
         let new = Box::into_raw(crate::alloc::try_box(counters).ok()?);
-        // Ordering: Release on success pairs with the Acquire in `counters`; it carries them.
-        // Acquire on failure: those of the thread that was first.
+        // Ordering: Release on success pairs with the Acquire in `counters`; it carries the
+        // counters. Acquire on failure: it carries the counters of the thread that was first.
         let first = self.counters.compare_exchange(
             ptr::null_mut(),
             new,
@@ -110,16 +116,19 @@ impl SendReaders {
             Ordering::Acquire,
         );
         if first.is_err() {
-            // SAFETY: from `into_raw` above, and not published.
+            // SAFETY: `new` is from `into_raw` and was not published.
             drop(unsafe { Box::from_raw(new) });
         }
         self.counters()
     }
 
-    /// Moves `drained` to `now` for each parity that has no reader from before, and returns how far
-    /// both are. The caller has the turn, and ran `heavy` since the bump to `now`.
+    /// Sets `drained` to `now` for each parity without a reader that entered before grace period `now`,
+    /// and returns the lower of the two values.
+    ///
+    /// The caller holds `gp_lock`, and ran `heavy` after the bump to `now`.
     pub(super) fn scan(&self, now: u64, drained: &mut [u64; 2]) -> u64 {
-        // Ordering: Relaxed, both; changed by holders of the turn only, and for readers a hint.
+        // Ordering: Relaxed, both; only the holder of `gp_lock` changes it, and readers take it as a
+        // hint.
         let active = self.parity.load(Ordering::Relaxed);
         for (parity, drained) in drained.iter_mut().enumerate() {
             let trusted = mutant("rcu-send-trusts-inactive") && parity != active;
@@ -133,7 +142,8 @@ impl SendReaders {
         drained[0].min(drained[1])
     }
 
-    /// Whether every reader of the parity that locked before the caller's last `heavy` is gone.
+    /// Returns whether every reader of `parity` that locked before the last `heavy` of the calling
+    /// thread has left.
     fn is_drained(&self, parity: usize) -> bool {
         if mutant("rcu-send-locks-first") {
             let locks = self.locks(parity);
@@ -144,8 +154,8 @@ impl SendReaders {
     }
 
     fn unlocks(&self, parity: usize) -> u64 {
-        // Ordering: Acquire, all, pairs with the Release in `SendGuard::drop`; it carries what the
-        // reader has read, and that it was counted as locked.
+        // Ordering: Acquire, all, pairs with the Release in `unlock` and `unlock_slow`; it carries the
+        // reads of the reader, and its lock.
         let remote = self.remote[parity].unlock.load(Ordering::Acquire);
         let words = self.counters().map_or(0, |counters| {
             sum(counters.unlock[parity].iter().map(|word| word.load(Ordering::Acquire)))
@@ -154,8 +164,8 @@ impl SendReaders {
     }
 
     fn locks(&self, parity: usize) -> u64 {
-        // Ordering: Relaxed, all; what must be seen is ordered by the fence pair, or by the
-        // Acquire in `unlocks`.
+        // Ordering: Relaxed, all; the locks that must be counted are ordered by the `light` in `lock`
+        // and the `heavy` of `GpGuard::bump`, or by the Acquire in `unlocks`.
         let remote = self.remote[parity].lock.load(Ordering::Relaxed);
         let words = self.counters().map_or(0, |counters| {
             sum(counters.lock[parity].iter().map(|word| word.load(Ordering::Relaxed)))
@@ -163,7 +173,7 @@ impl SendReaders {
         remote.wrapping_add(words)
     }
 
-    /// Guards alive: exact when none comes or goes.
+    /// Returns the number of live guards: exact while no guard begins or ends.
     pub(super) fn alive(&self) -> u64 {
         let alive = |parity| {
             let unlocks = self.unlocks(parity);
@@ -172,9 +182,10 @@ impl SendReaders {
         alive(0).wrapping_add(alive(1))
     }
 
+    /// Counts a new reader, and returns the parity that it is counted in.
     #[inline(always)]
     pub(super) fn lock(&self) -> usize {
-        // Ordering: Relaxed; a hint (see the module).
+        // Ordering: Relaxed; a hint: a reader counted in the old parity is not missed.
         let parity = self.parity.load(Ordering::Relaxed) & 1;
         let counters = self.counters();
         let done = counters
@@ -183,7 +194,8 @@ impl SendReaders {
             self.lock_slow(parity);
         }
         if !mutant("rcu-send-without-light") {
-            // Against the `heavy` of `GpGuard::bump`: either it counts us, or we see the unlink.
+            // Against the `heavy` of `GpGuard::bump`: either the writer counts this reader, or this
+            // reader sees the unlink.
             fence::light();
         }
         parity
@@ -195,7 +207,7 @@ impl SendReaders {
             return self.lock_remote(parity);
         };
         if !section::available() {
-            // Ordering: Relaxed; the fence in `lock` orders it, and the Release in `unlock`.
+            // Ordering: Relaxed; ordered by the `light` in `lock` and by the Release in `unlock`.
             counters.lock[parity].slot(cpu::recent()).fetch_add(1, Ordering::Relaxed);
         } else if section::add(&self.gate, &counters.lock[parity], 1).is_err() {
             self.lock_remote(parity);
@@ -204,10 +216,11 @@ impl SendReaders {
 
     #[cold]
     fn lock_remote(&self, parity: usize) {
-        // Ordering: as in `lock_slow`.
+        // Ordering: Relaxed; ordered by the `light` in `lock` and by the Release in `unlock`.
         self.remote[parity].lock.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts the end of a reader of `parity`.
     #[inline(always)]
     pub(super) fn unlock(&self, parity: usize) {
         let counters = self.counters();
@@ -221,7 +234,8 @@ impl SendReaders {
             }
             return;
         }
-        // A section's store is a Release, and the section is a compiler fence.
+        // The store of a section is a Release, which pairs with the Acquire in `unlocks`, and the section
+        // is a compiler fence.
         let done = counters
             .is_some_and(|counters| section::add(&self.gate, &counters.unlock[parity], 1).is_ok());
         if !done {
@@ -233,8 +247,8 @@ impl SendReaders {
     fn unlock_slow(&self, parity: usize) {
         let order =
             if mutant("rcu-send-unlock-relaxed") { Ordering::Relaxed } else { Ordering::Release };
-        // Ordering: Release, both, pairs with the Acquire in `unlocks`; it carries what the reader
-        // has read, and its lock.
+        // Ordering: Release, both, pairs with the Acquire in `unlocks`; it carries the reads of the
+        // reader, and its lock.
         match self.counters() {
             Some(counters) if !section::available() => {
                 counters.unlock[parity].slot(cpu::recent()).fetch_add(1, order);

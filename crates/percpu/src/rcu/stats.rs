@@ -1,4 +1,4 @@
-//! What is waiting, what was done, and how much may wait.
+//! The statistics of the domain, and access to its bounds.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,25 +13,25 @@ use crate::sync::native::atomic::Ordering::Relaxed;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Objects retired that no thread has begun to drop.
+    /// Retired objects that no thread has begun to drop.
     pub pending: u64,
-    /// What they hold, in bytes.
+    /// The bytes of the pending objects.
     pub pending_bytes: u64,
-    /// How long the oldest of them has been waiting, to within some milliseconds.
+    /// The age of the oldest pending object, with a resolution of some milliseconds.
     pub oldest_pending: Option<Duration>,
     /// Objects dropped after their grace period.
     pub reclaimed: u64,
-    /// What they held, in bytes.
+    /// The bytes of the reclaimed objects.
     pub reclaimed_bytes: u64,
     /// Grace periods completed.
     pub grace_periods: u64,
-    /// Heavy fences that they took.
+    /// Heavy fences run for grace periods.
     pub heavy_fences: u64,
     /// Drops of retired objects that panicked; the memory of those objects was freed all the same.
     pub panics: u64,
-    /// Threads that hold a [`Guard`](super::Guard) since before the current grace period began.
+    /// Threads that have held a [`Guard`](super::Guard) since before the current grace period began.
     pub stalled_readers: usize,
-    /// [`SendGuard`](super::SendGuard)s alive.
+    /// Live [`SendGuard`](super::SendGuard)s.
     pub send_guards: u64,
 }
 
@@ -56,8 +56,10 @@ impl fmt::Display for Stats {
     }
 }
 
-/// Counts what waits and what was done. Blocks for a moment where another thread retires; never
-/// allocates. Its time grows with the number of CPUs and of threads.
+/// Returns the statistics of the process.
+///
+/// Waits for bag locks, which are held for a few instructions. Never allocates. It takes time in
+/// proportion to the number of CPUs and of threads.
 ///
 /// # Examples
 ///
@@ -87,20 +89,26 @@ pub fn stats() -> Stats {
     }
 }
 
-/// Sets the bounds of the process from now on. Wait-free.
+/// Sets the bounds of the process. Wait-free. [`Bounds`] has an example.
 pub fn set_bounds(bounds: Bounds) {
     let bags = &domain().bags;
     let age = bounds.age.as_nanos().try_into().unwrap_or(u64::MAX);
-    // Ordering: Relaxed, both; numbers on their own.
+    // Ordering: Relaxed, both; bounds, which publish no other data.
     bags.bytes_bound.store(bounds.bytes as u64, Relaxed);
     bags.age_bound.store(age, Relaxed);
 }
 
-/// The bounds in force. Wait-free.
+/// Returns the bounds of the process. Wait-free.
+///
+/// # Examples
+///
+/// ```
+/// assert!(percpu::rcu::bounds().bytes > 0);
+/// ```
 #[must_use]
 pub fn bounds() -> Bounds {
     let bags = &domain().bags;
-    // Ordering: Relaxed, both; numbers on their own.
+    // Ordering: Relaxed, both; bounds, which publish no other data.
     let age = Duration::from_nanos(bags.age_bound.load(Relaxed));
     Bounds { bytes: bags.bytes_bound.load(Relaxed) as usize, age }
 }

@@ -4,21 +4,21 @@ use std::sync::MutexGuard;
 
 use super::*;
 
-/// Does not compile for a type that is the thing: two impls make `_` ambiguous then.
+/// Does not compile if the type implements the trait: `_` is ambiguous with two impls.
 macro_rules! assert_not {
     ($type:ty: $thing:path) => {{
         trait Not<A> {
             fn check() {}
         }
         impl<T: ?Sized> Not<()> for T {}
-        struct Is;
-        impl<T: ?Sized + $thing> Not<Is> for T {}
-        let _ = Is;
+        struct Implements;
+        impl<T: ?Sized + $thing> Not<Implements> for T {}
+        let _ = Implements;
         <$type as Not<_>>::check();
     }};
 }
 
-/// What a public type is, to threads.
+/// The public types are `Send` and `Sync` exactly as documented.
 #[test]
 fn send_and_sync_are_as_documented() {
     fn both<T: Send + Sync>() {}
@@ -42,7 +42,8 @@ fn send_and_sync_are_as_documented() {
     assert_not!(ReclaimError<u64>: Copy);
 }
 
-/// After a caught panic all is as it was: guards are counts, the pointers are changed at once.
+/// A caught panic leaves no public type in a broken state: guards are counts, and a pointer changes
+/// with one exchange.
 #[test]
 fn unwinding_leaves_nothing_half_done() {
     fn safe<T: UnwindSafe + RefUnwindSafe>() {}
@@ -53,20 +54,20 @@ fn unwinding_leaves_nothing_half_done() {
     safe::<Owned<u64>>();
     safe::<Unlinked<u64>>();
 
-    // Other than in a mutex, what is inside such a value may be seen half changed.
-    type Open = AssertSync<UnsafeCell<u8>>;
-    assert_not!(Atomic<Open>: UnwindSafe);
-    assert_not!(Atomic<Open>: RefUnwindSafe);
-    assert_not!(Unlinked<Open>: UnwindSafe);
-    assert_not!(Owned<&'static Open>: UnwindSafe);
-    assert_not!(Owned<Open>: RefUnwindSafe);
+    // No lock is poisoned here, so a value with interior mutability may be seen half changed.
+    type Interior = AssertSync<UnsafeCell<u8>>;
+    assert_not!(Atomic<Interior>: UnwindSafe);
+    assert_not!(Atomic<Interior>: RefUnwindSafe);
+    assert_not!(Unlinked<Interior>: UnwindSafe);
+    assert_not!(Owned<&'static Interior>: UnwindSafe);
+    assert_not!(Owned<Interior>: RefUnwindSafe);
 }
 
 struct AssertSync<T>(T);
-// SAFETY: no value of it is ever made.
+// SAFETY: no value of this type is ever created.
 unsafe impl<T> Sync for AssertSync<T> {}
 
-/// An owned value is covariant, like a box.
+/// `Owned` is covariant, like `Box`.
 #[test]
 fn owned_is_covariant() {
     fn shorter<'a>(long: Owned<&'static str>) -> Owned<&'a str> {
