@@ -1,4 +1,4 @@
-//! Pointers that readers follow without a lock, and the three states of what they lead to.
+//! The pointer that readers follow without a lock, and the states of its value.
 //!
 //! ```text
 //!            Atomic::swap                       retire, or drop
@@ -7,19 +7,9 @@
 //!     +------------ reclaim --------------+     waits for the grace period itself
 //! ```
 //!
-//! Safe throughout, because an [`Owned`] is unique: it can be in one [`Atomic`] only, and whoever
-//! swaps it out is the only one who can retire it. The node carries the two words that retiring
-//! needs, so that retiring never allocates and cannot fail:
-//!
-//! ```text
-//!   Owned, Atomic, Unlinked -> | next, free: 16 bytes | T |
-//! ```
-//!
-//! # Invariants
-//!
-//! 1. A node is owned by one `Owned`, one `Unlinked`, or is in one `Atomic`.
-//! 2. A node that was in an `Atomic` is freed (or changed) only after a grace period, or by who has
-//!    the `Atomic` exclusively: no `&T` from `load` outlives the borrow of either.
+//! The interface is safe because an [`Owned`] is unique: it can be in one [`Atomic`] only, and only the
+//! thread that swaps it out gets the [`Unlinked`] that retires it. The invariants are those of
+//! [`owned`](super::owned).
 
 use std::error::Error;
 use std::fmt;
@@ -38,7 +28,19 @@ use crate::sync::atomic::{AtomicPtr, Ordering};
 use crate::sync::mutant;
 use crate::sync::quarantine::Watched;
 
-/// A proof that the calling code reads: [`Guard`] or [`SendGuard`]. Sealed.
+/// A guard that protects loaded values: [`Guard`] or [`SendGuard`]. Sealed.
+///
+/// # Examples
+///
+/// ```
+/// use percpu::rcu::{self, Atomic, Pinned};
+///
+/// fn sum(numbers: &Atomic<Vec<u32>>, guard: &impl Pinned) -> u32 {
+///     numbers.load(guard).iter().sum()
+/// }
+/// let numbers = Atomic::new(vec![1, 2]);
+/// assert_eq!(sum(&numbers, &rcu::pin()), sum(&numbers, &rcu::pin_send()));
+/// ```
 pub trait Pinned: sealed::Sealed {}
 
 mod sealed {
@@ -52,10 +54,10 @@ impl Pinned for SendGuard {}
 
 /// A pointer to a `T` that readers follow without a lock.
 ///
-/// It always points to a value: where there may be none, `T` is an `Option`. There may be many
-/// writers: [`update`](Atomic::update) loses no change of another writer, [`store`](Atomic::store)
-/// overwrites it. Dropping the `Atomic` frees the value at once: no reference to it is left, as
-/// [`load`](Atomic::load) borrows the `Atomic`.
+/// It always points to a value; use an `Option` as `T` if there may be none. Several writers may
+/// write: [`update`](Atomic::update) keeps the change of another writer, [`store`](Atomic::store)
+/// overwrites it. Dropping the `Atomic` frees the value at once. No reference to the value is left
+/// then, because [`load`](Atomic::load) borrows the `Atomic`.
 ///
 /// # Examples
 ///
@@ -67,9 +69,9 @@ impl Pinned for SendGuard {}
 ///     s.spawn(|| {
 ///         let guard = rcu::pin();
 ///         let seen = config.load(&guard);
-///         assert!(*seen == "old" || *seen == "new"); // and stays what it is
+///         assert!(*seen == "old" || *seen == "new"); // and does not change
 ///     });
-///     config.store(Owned::new("new")); // "old" is dropped once no reader has it
+///     config.store(Owned::new("new")); // "old" is dropped once no reader uses it
 /// });
 /// ```
 ///
@@ -91,54 +93,54 @@ impl Pinned for SendGuard {}
 /// println!("{seen:?}");
 /// ```
 pub struct Atomic<T: Send + Sync + 'static> {
-    /// From [`Owned::into_node_ptr`], so never null.
+    /// Never null, because it is from [`Owned::into_node_ptr`].
     node: AtomicPtr<Watched<Node<T>>>,
     _owns: PhantomData<Owned<T>>,
 }
 
-// As `Arc<T>`: gives `&T` to many. What it does itself does not panic half-way.
+// The same bounds as `Arc<T>`: several threads may have a `&T`. No operation panics half-way.
 impl<T: Send + Sync + RefUnwindSafe + 'static> UnwindSafe for Atomic<T> {}
 impl<T: Send + Sync + RefUnwindSafe + 'static> RefUnwindSafe for Atomic<T> {}
 
 impl<T: Send + Sync + 'static> fmt::Debug for Atomic<T> {
-    /// Without the value: to show it needs a guard.
+    /// Omits the value, because a load needs a guard.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Atomic").finish_non_exhaustive()
     }
 }
 
 impl<T: Send + Sync + 'static> Atomic<T> {
-    /// Points to a new node with `value`. Aborts if there is no memory for it.
+    /// Returns a pointer to a new node with `value`. Aborts if there is no memory for the node.
     #[must_use]
     pub fn new(value: T) -> Self {
         Self::from(Owned::new(value))
     }
 
-    /// [`Atomic::new`], where lack of memory is an error.
+    /// Does the same as [`Atomic::new`], and returns an error if there is no memory.
     ///
     /// # Errors
     ///
-    /// [`TryNewError`] gives the value back.
+    /// [`TryNewError`] returns the value: there is no memory.
     pub fn try_new(value: T) -> Result<Self, TryNewError<T>> {
         Owned::try_new(value).map(Self::from)
     }
 
     /// Returns the value. Wait-free: one load.
     ///
-    /// The reference lives as long as both the guard and the `Atomic` are borrowed.
+    /// The reference is valid while both the guard and the `Atomic` are borrowed.
     #[inline]
     pub fn load<'g>(&'g self, guard: &'g impl Pinned) -> &'g T {
         let _ = guard;
         // Ordering: Acquire pairs with the AcqRel of `swap` and `compare_exchange`; it carries
         // the node.
         let node = self.node.load(Ordering::Acquire);
-        // SAFETY: never null, and in this `Atomic` after the guard began; it is freed only a grace
-        // period after it is unlinked, and the guard holds that up (invariant 2).
+        // SAFETY: never null. The node was in this `Atomic` after the guard began, so the grace
+        // period before its end waits for the guard (invariant 2).
         let node = unsafe { &*node };
         &node.value
     }
 
-    /// Puts `new` in the place of the value, and returns the old one.
+    /// Replaces the value by `new`, and returns the old value.
     ///
     /// Wait-free: one exchange.
     #[inline]
@@ -146,13 +148,13 @@ impl<T: Send + Sync + 'static> Atomic<T> {
         let order =
             if mutant("rcu-publish-relaxed") { Ordering::Acquire } else { Ordering::AcqRel };
         // Ordering: Release pairs with the Acquire in `load`; it carries the new node. Acquire
-        // pairs with the Release of the exchange that put the old one in; it carries that.
+        // pairs with the Release of the exchange that put the old node in; it carries the old node.
         let old = self.node.swap(new.into_node_ptr().as_ptr(), order);
-        // SAFETY: it was in this `Atomic`, and this exchange took it out.
+        // SAFETY: `old` was in this `Atomic`, and only this exchange took it out.
         unsafe { Unlinked::new(old) }
     }
 
-    /// Puts `new` in the place of the value, and retires the old one.
+    /// Replaces the value by `new`, and retires the old value.
     ///
     /// Lock-free. May run the drops of objects retired before: see [`Unlinked::retire`].
     #[inline]
@@ -160,12 +162,12 @@ impl<T: Send + Sync + 'static> Atomic<T> {
         drop(self.swap(new));
     }
 
-    /// Replaces the value by what `f` makes of it, and retires the old one.
+    /// Replaces the value by the result of `f`, and retires the old value.
     ///
-    /// If another writer comes first, `f` is called again, with its value: no update is lost.
-    /// Lock-free. `f` runs as a reader, on a [`pin`]ned thread: it must not wait for a grace period. If
-    /// it panics the value stays as it is. Aborts if there is no memory for the new node, as
-    /// `Box::new`.
+    /// If another writer changes the value first, `f` is called again with the new value, so no update
+    /// is lost. Lock-free. `f` runs while the thread is [`pin`]ned, so it must not wait for a grace
+    /// period. If `f` panics, the value does not change. Aborts if there is no memory for the new node,
+    /// like `Box::new`.
     ///
     /// # Examples
     ///
@@ -195,14 +197,15 @@ impl<T: Send + Sync + 'static> Atomic<T> {
         }
     }
 
-    /// Puts `new` in if the pointer still leads to `current`, and returns the old value.
+    /// Replaces the value by `new` if the pointer still points to `current`. Returns the old value.
     ///
-    /// `current` is told by its address, not its value. A reference from [`load`](Atomic::load)
-    /// cannot be the address of another object by then, as it keeps its own alive. Lock-free.
+    /// `current` is compared by address, not by value. The address of a reference from
+    /// [`load`](Atomic::load) cannot belong to another object meanwhile, because the guard keeps the
+    /// object alive. Lock-free.
     ///
     /// # Errors
     ///
-    /// [`CompareExchangeError`] has what the pointer leads to instead, and gives `new` back.
+    /// [`CompareExchangeError`] has the current value, and returns `new`.
     #[inline]
     pub fn compare_exchange<'g>(
         &'g self,
@@ -212,19 +215,22 @@ impl<T: Send + Sync + 'static> Atomic<T> {
     ) -> Result<Unlinked<T>, CompareExchangeError<'g, T>> {
         let _ = guard;
         // Ordering: Acquire pairs with the AcqRel of `swap` and of the exchange below; it carries
-        // the node, of which the error lends the value.
+        // the node, whose value the error borrows.
         let mut found = self.node.load(Ordering::Acquire);
         let new = new.into_node_ptr();
         loop {
-            // SAFETY: as in `load`: never null, and held up by the guard.
+            // SAFETY: never null. The node was in this `Atomic` after the guard began, so the grace
+            // period before its end waits for the guard (invariant 2).
             let node = unsafe { &*found };
             let value = &node.value;
             if !ptr::eq(value, current) {
-                // `new` was published to no thread.
+                // `new` was not published, so it is still owned.
                 let new = Owned::from_node_ptr(new);
                 return Err(CompareExchangeError { current: value, new });
             }
-            // Ordering: AcqRel as in `swap`. Acquire on failure, as the load above.
+            // Ordering: Release on success pairs with the Acquire in `load`; it carries the new node.
+            // Acquire, on success and on failure, pairs with the Release of the exchange that put
+            // the found node in; it carries that node.
             let exchanged = self.node.compare_exchange(
                 found,
                 new.as_ptr(),
@@ -232,38 +238,40 @@ impl<T: Send + Sync + 'static> Atomic<T> {
                 Ordering::Acquire,
             );
             match exchanged {
-                // SAFETY: it was in this `Atomic`, and this exchange took it out.
+                // SAFETY: `old` was in this `Atomic`, and only this exchange took it out.
                 Ok(old) => return Ok(unsafe { Unlinked::new(old) }),
                 Err(other) => found = other,
             }
         }
     }
 
-    /// Returns the value, which no reader can reach meanwhile.
+    /// Returns the value for a change in place. No reader can reach it during the borrow.
     pub fn get_mut(&mut self) -> &mut T {
-        // Ordering: Relaxed; `&mut self` orders it.
+        // Ordering: Relaxed; `&mut self` excludes other threads.
         let node = self.node.load(Ordering::Relaxed);
-        // SAFETY: never null, and in this `Atomic`, which is ours: no `&T` outlives a borrow of it
-        // (invariant 2).
+        // SAFETY: never null. `&mut self` borrows the `Atomic` exclusively, and no `&T` outlives a
+        // borrow of the `Atomic` (invariant 2).
         let node = unsafe { &mut *node };
         &mut node.value
     }
 
-    /// Returns the value as an owned node: no reader can reach it.
+    /// Returns the value as an owned node. No reader can reach it, because `self` is not borrowed.
     #[must_use]
     pub fn into_inner(self) -> Owned<T> {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is not dropped, nor used again.
+        // SAFETY: `this` is not used again, and not dropped.
         unsafe { this.take() }
     }
 
+    /// Takes the node out of the pointer.
+    ///
     /// # Safety
     ///
-    /// The caller does not use the `Atomic` again, nor drops it.
+    /// The caller does not use or drop the `Atomic` again.
     unsafe fn take(&mut self) -> Owned<T> {
-        // Ordering: Relaxed; the caller owns the `Atomic`.
+        // Ordering: Relaxed; `&mut self` excludes other threads.
         let node = self.node.load(Ordering::Relaxed);
-        // SAFETY: from `into_node_ptr`, which is never null.
+        // SAFETY: the pointer is from `into_node_ptr`, so it is not null.
         Owned::from_node_ptr(unsafe { NonNull::new_unchecked(node) })
     }
 }
@@ -288,22 +296,35 @@ impl<T: Send + Sync + 'static> From<T> for Atomic<T> {
 
 impl<T: Send + Sync + 'static> Drop for Atomic<T> {
     fn drop(&mut self) {
-        // SAFETY: the `Atomic` ends here.
+        // SAFETY: the `Atomic` is not used after its drop.
         drop(unsafe { self.take() });
     }
 }
 
-/// What [`Atomic::compare_exchange`](super::Atomic::compare_exchange) found, and what it was given.
+/// The current value that [`Atomic::compare_exchange`] found, and the refused new value.
+///
+/// # Examples
+///
+/// ```
+/// use percpu::rcu::{self, Atomic, Owned};
+///
+/// let shared = Atomic::new(1);
+/// let guard = rcu::pin();
+/// let first = shared.load(&guard);
+/// shared.store(Owned::new(2));
+/// let error = shared.compare_exchange(first, Owned::new(3), &guard).unwrap_err();
+/// assert_eq!((*error.current, *error.new), (2, 3));
+/// ```
 #[non_exhaustive]
 pub struct CompareExchangeError<'g, T> {
-    /// What the pointer leads to.
+    /// The current value.
     pub current: &'g T,
-    /// The refused node.
+    /// The refused new value.
     pub new: Owned<T>,
 }
 
 impl<T> CompareExchangeError<'_, T> {
-    /// The error as C knows it: `EAGAIN`.
+    /// Returns the matching errno value: `EAGAIN`.
     #[must_use]
     pub fn errno(&self) -> i32 {
         libc::EAGAIN
@@ -318,7 +339,7 @@ impl<T> fmt::Debug for CompareExchangeError<'_, T> {
 
 impl<T> fmt::Display for CompareExchangeError<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the pointer leads to something else")
+        f.write_str("the pointer points to another value")
     }
 }
 

@@ -1,4 +1,17 @@
-//! The owned node.
+//! The node that holds a value, and its unique owner.
+//!
+//! A node carries the two words that retiring needs, so retiring does not allocate and cannot fail:
+//!
+//! ```text
+//!   Owned, Atomic, Unlinked -> | next, free: 16 bytes | T |
+//! ```
+//!
+//! # Invariants
+//!
+//! 1. A node is owned by one `Owned` or by one `Unlinked`, or is in one `Atomic`.
+//! 2. A node that was in an `Atomic` is freed or changed only after a grace period, or by the code that
+//!    has the `Atomic` exclusively. No `&T` from `load` outlives the borrow of the guard or of the
+//!    `Atomic`.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,6 +25,7 @@ use super::error::TryNewError;
 use crate::alloc::try_box;
 use crate::sync::quarantine::{Watched, free};
 
+/// A value behind the head that retires it.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Node<T> {
@@ -25,33 +39,44 @@ pub(super) type NodePtr<T> = NonNull<Watched<Node<T>>>;
 ///
 /// # Safety
 ///
-/// `head` came from [`head_of`] for the same `T`, and nobody uses the node any more.
+/// `head` is from [`head_of`] for the same `T`, and no other code uses the node from now on.
 unsafe fn free_node<T>(head: NonNull<RetireHead>) {
-    // SAFETY: `head_of` added as much.
+    // SAFETY: `head_of` added the same offset, so the result is inside the allocation.
     let node = unsafe { head.byte_sub(Watched::<Node<T>>::OFFSET) }.cast::<Watched<Node<T>>>();
-    // SAFETY: allocated as a box by `Owned`; nobody uses it any more.
+    // SAFETY: `Owned` allocated the node as a box, and the caller promises that no other code uses it.
     free(unsafe { Box::from_raw(node.as_ptr()) });
 }
 
-/// The head of a node, as a pointer that is good for all of the node.
+/// Returns the head of a node, as a pointer that is valid for the whole node.
 pub(super) fn head_of<T>(node: NodePtr<T>) -> NonNull<RetireHead> {
-    // SAFETY: the `Node` is inside the `Watched`, and starts with the head (`repr(C)`).
+    // SAFETY: the `Node` is inside the `Watched`, and the head is its first field (`repr(C)`).
     unsafe { node.byte_add(Watched::<Node<T>>::OFFSET) }.cast()
 }
 
-/// A `T` that nobody else can reach, ready to be put into an [`Atomic`].
+/// A value that no reader can reach, ready to be put into an [`Atomic`](super::Atomic).
 ///
-/// A `Box` with 16 bytes in front for its end.
+/// It is a `Box` with 16 more bytes, which are used when the value is retired.
+///
+/// # Examples
+///
+/// ```
+/// use percpu::rcu::{self, Atomic, Owned};
+///
+/// let mut new = Owned::new(vec![1, 2]);
+/// new.push(3);
+/// let shared = Atomic::from(new);
+/// assert_eq!(shared.load(&rcu::pin()).len(), 3);
+/// ```
 pub struct Owned<T> {
     node: NodePtr<T>,
     _owns: PhantomData<T>,
 }
 
-// SAFETY: the only way to the `T`, as a `Box`.
+// SAFETY: the `Owned` is the only way to the `T` (invariant 1), as a `Box<T>` is.
 unsafe impl<T: Send> Send for Owned<T> {}
-// SAFETY: as above.
+// SAFETY: a `&Owned<T>` gives access to a `&T` only, as a `&Box<T>` does.
 unsafe impl<T: Sync> Sync for Owned<T> {}
-// As `Box<T>`: the head in front of the `T` is not touched before it is retired.
+// The same bounds as `Box<T>`: the head is not accessed before the value is retired.
 impl<T: UnwindSafe> UnwindSafe for Owned<T> {}
 impl<T: RefUnwindSafe> RefUnwindSafe for Owned<T> {}
 
@@ -62,19 +87,19 @@ impl<T: fmt::Debug> fmt::Debug for Owned<T> {
 }
 
 impl<T> Owned<T> {
-    /// Allocates a node. Aborts if there is no memory, as `Box::new`.
+    /// Allocates a node with `value`. Aborts if there is no memory, like `Box::new`.
     #[must_use]
     pub fn new(value: T) -> Self {
         Self::from_box(Box::new(Self::node(value)))
     }
 
-    /// Allocates a node.
+    /// Allocates a node with `value`, and returns an error if there is no memory.
     ///
     /// # Errors
     ///
-    /// [`TryNewError`] gives the value back: there is no memory.
+    /// [`TryNewError`] returns the value: there is no memory.
     pub fn try_new(value: T) -> Result<Self, TryNewError<T>> {
-        // The node is built in place only once there is memory, so the value can be returned.
+        // The node is built after the allocation, so that a failed allocation can return the value.
         let mut node = try_box(std::mem::MaybeUninit::<Watched<Node<T>>>::uninit());
         match node.as_mut() {
             Ok(node) => {
@@ -82,13 +107,13 @@ impl<T> Owned<T> {
             }
             Err(_) => return Err(TryNewError(value)),
         }
-        let Ok(node) = node else { unreachable!("checked just above") };
-        // SAFETY: written just above.
+        let Ok(node) = node else { unreachable!("the error was returned above") };
+        // SAFETY: the node was written in the branch above.
         Ok(Self::from_box(unsafe { node.assume_init() }))
     }
 
     fn node(value: T) -> Watched<Node<T>> {
-        // SAFETY: the head of such a node is retired by `Unlinked` only, as a `Node<T>`.
+        // SAFETY: only an `Unlinked<T>` retires the head of this node, once, through `head_of`.
         let head = unsafe { RetireHead::new(free_node::<T>) };
         Watched::new(Node { head, value })
     }
@@ -99,7 +124,7 @@ impl<T> Owned<T> {
         Self { node: unsafe { NonNull::new_unchecked(node) }, _owns: PhantomData }
     }
 
-    /// The node that [`Owned::into_node_ptr`] gave, or that an `Atomic` or `Unlinked` has given up.
+    /// Takes a node that an `Owned`, an `Atomic` or an `Unlinked` has given up.
     pub(super) fn from_node_ptr(node: NodePtr<T>) -> Self {
         Self { node, _owns: PhantomData }
     }
@@ -112,23 +137,24 @@ impl<T> Owned<T> {
     #[must_use]
     pub fn into_inner(self) -> T {
         let node = self.into_node_ptr();
-        // SAFETY: ours alone (invariant 1), and initialised.
+        // SAFETY: only this `Owned` had the node (invariant 1), and the value is initialised.
         let value = &unsafe { node.as_ref() }.value;
-        // SAFETY: it is not dropped where it was, only its memory is freed.
+        // SAFETY: the value in the node is not used or dropped again; only its memory is freed.
         let value = unsafe { ptr::read(value) };
         let memory = node.as_ptr().cast::<std::mem::MaybeUninit<Watched<Node<T>>>>();
-        // SAFETY: a box of the same layout; a `MaybeUninit` drops nothing, and the head needs no
-        // drop.
+        // SAFETY: the node was allocated as a box of the same layout, and is not used again. A
+        // `MaybeUninit` drops no field, and the head needs no drop.
         drop(unsafe { Box::from_raw(memory) });
         value
     }
 }
 
-/// For structures of the other crates, which have a word in the place of an [`Atomic`]: they keep its
-/// invariants themselves. Not covered by semantic versioning.
+/// For data structures of the other crates of this workspace, which store the node in a word of their
+/// own instead of an [`Atomic`](super::Atomic) and uphold its invariants. Not covered by semantic
+/// versioning.
 #[doc(hidden)]
 impl<T> Owned<T> {
-    /// The node as a word; its two lowest bits are clear.
+    /// Returns the node as a pointer whose two lowest bits are clear.
     #[inline]
     #[must_use]
     pub fn into_raw(self) -> NonNull<()> {
@@ -136,23 +162,26 @@ impl<T> Owned<T> {
         self.into_node_ptr().cast()
     }
 
+    /// Takes a node back from a pointer.
+    ///
     /// # Safety
     ///
-    /// From [`into_raw`](Owned::into_raw), of which this is the only way back taken; nobody else can
-    /// reach the node any more, nor has a reference from it.
+    /// - `node` is from [`into_raw`](Owned::into_raw) of the same `T`, and is converted back once.
+    /// - No other code can reach the node or has a reference into it.
     #[inline]
     pub unsafe fn from_raw(node: NonNull<()>) -> Self {
         Self { node: node.cast(), _owns: PhantomData }
     }
 
-    /// The value of a node that others may reach, too.
+    /// Returns the value of a node that other threads may reach too.
     ///
     /// # Safety
     ///
-    /// From [`into_raw`](Owned::into_raw), and not freed, nor changed, during `'g`.
+    /// `node` is from [`into_raw`](Owned::into_raw) of the same `T`, and is not freed or changed during
+    /// `'g`.
     #[inline]
     pub unsafe fn borrow_raw<'g>(node: NonNull<()>) -> &'g T {
-        // SAFETY: the caller's.
+        // SAFETY: the caller promises a live and unchanged node of this `T` for `'g`.
         let node: &'g Watched<Node<T>> = unsafe { node.cast().as_ref() };
         &node.value
     }
@@ -162,21 +191,22 @@ impl<T> Deref for Owned<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: ours alone (invariant 1), and initialised.
+        // SAFETY: only this `Owned` has the node (invariant 1), and the value is initialised.
         &unsafe { self.node.as_ref() }.value
     }
 }
 
 impl<T> DerefMut for Owned<T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as in `deref`.
+        // SAFETY: only this `Owned` has the node (invariant 1), and `&mut self` borrows it exclusively.
         &mut unsafe { self.node.as_mut() }.value
     }
 }
 
 impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
-        // SAFETY: ours alone (invariant 1), from a box, and not used again.
+        // SAFETY: only this `Owned` has the node (invariant 1), which was allocated as a box and is not
+        // used again.
         free(unsafe { Box::from_raw(self.node.as_ptr()) });
     }
 }

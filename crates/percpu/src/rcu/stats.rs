@@ -7,9 +7,20 @@ use super::bounds::Bounds;
 use super::domain::domain;
 use crate::sync::native::atomic::Ordering::Relaxed;
 
-/// What RCU has done since the process init_domain, and what waits. From [`stats`].
+/// The numbers of retired and freed objects since the process started. Returned by [`stats`].
 ///
-/// Counted while others go on: the numbers need not fit each other exactly.
+/// The fields are read one by one while other threads run, so they need not match each other exactly.
+///
+/// # Examples
+///
+/// ```
+/// use percpu::rcu::{self, Stats};
+///
+/// let stats: Stats = rcu::stats();
+/// if stats.stalled_readers != 0 {
+///     println!("{} bytes wait for readers", stats.pending_bytes);
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {

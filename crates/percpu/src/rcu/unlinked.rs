@@ -1,4 +1,6 @@
-//! The unlinked node.
+//! The value that a writer has taken out of a pointer and must retire.
+//!
+//! The invariants are those of [`owned`](super::owned).
 
 use std::error::Error;
 use std::fmt;
@@ -16,20 +18,32 @@ use super::owned::{Node, NodePtr, Owned, head_of};
 use super::reclaim::retire_raw;
 use crate::sync::quarantine::Watched;
 
-/// A `T` that readers cannot find any more, but may still be reading.
+/// A value that new readers cannot find, but that earlier readers may still use.
 ///
-/// Dropping it is [`retire`](Unlinked::retire).
-#[must_use = "dropping it retires the value; say so with `retire`"]
+/// Dropping it retires the value, like [`retire`](Unlinked::retire).
+///
+/// # Examples
+///
+/// ```
+/// use percpu::rcu::{Atomic, Owned, Unlinked};
+///
+/// let shared = Atomic::new("old");
+/// let old: Unlinked<&str> = shared.swap(Owned::new("new"));
+/// assert_eq!(*old, "old");
+/// old.retire();
+/// ```
+#[must_use = "dropping it retires the value; call `retire` to make that visible"]
 pub struct Unlinked<T: Send + Sync + 'static> {
     node: NodePtr<T>,
     _owns: PhantomData<T>,
 }
 
-// SAFETY: gives `&T` to its holder and, later, the `T` to whoever frees it: `T` is both.
+// SAFETY: it gives `&T` to its owner and later the `T` to the thread that frees it; `T` is `Send` and
+// `Sync`.
 unsafe impl<T: Send + Sync + 'static> Send for Unlinked<T> {}
-// SAFETY: as above.
+// SAFETY: a `&Unlinked<T>` gives access to a `&T` only, and `T` is `Sync`.
 unsafe impl<T: Send + Sync + 'static> Sync for Unlinked<T> {}
-// As `Arc<T>`: readers may have `&T`, too.
+// The same bounds as `Arc<T>`: readers may have a `&T` too.
 impl<T: Send + Sync + RefUnwindSafe + 'static> UnwindSafe for Unlinked<T> {}
 impl<T: Send + Sync + RefUnwindSafe + 'static> RefUnwindSafe for Unlinked<T> {}
 
@@ -40,29 +54,33 @@ impl<T: Send + Sync + fmt::Debug + 'static> fmt::Debug for Unlinked<T> {
 }
 
 impl<T: Send + Sync + 'static> Unlinked<T> {
+    /// Takes a node that was taken out of an `Atomic`.
+    ///
     /// # Safety
     ///
-    /// `node` was in an [`Atomic`], and the caller alone took it out.
+    /// `node` was in an `Atomic`, and only the caller took it out.
     #[inline]
     pub(super) unsafe fn new(node: *mut Watched<Node<T>>) -> Self {
         // SAFETY: the pointer of an `Atomic` is never null.
         Self { node: unsafe { NonNull::new_unchecked(node) }, _owns: PhantomData }
     }
 
-    /// Has the value dropped once no reader is left that may see it.
+    /// Drops the value once no reader can hold a reference to it.
     ///
-    /// Lock-free, and never allocates (but for the first call in the process, which makes the bags, and
-    /// does without if there is no memory). Once in a while (a bag of objects is full, or the oldest in
-    /// it is too old) it moves grace periods on, and then runs drops of objects retired before, on
-    /// this thread and after all of its own work: do not hold a lock that such a drop takes.
+    /// Lock-free. Only the first call in the process allocates: it allocates the bags, and works without
+    /// them if there is no memory. A call that finds its bag full, or the oldest object of the bag too
+    /// old, advances grace periods. It then runs the drops of objects retired before, on this thread
+    /// and after all its other work, so do not hold a lock that such a drop takes.
     #[inline]
     pub fn retire(self) {
         drop(self);
     }
 
-    /// [`retire`](Unlinked::retire), for a value that owns more than its own size: `bytes` is what its
-    /// drop will give back besides (the capacity of a `Vec`, say), for the byte bound and the
-    /// statistics. Without it the bound sees the node alone.
+    /// Retires a value that owns more memory, and says how much.
+    ///
+    /// `bytes` is the memory that the drop of the value frees in addition to the node, such as the
+    /// capacity of a `Vec`. It counts for the byte bound and the statistics;
+    /// [`retire`](Unlinked::retire) counts the node only.
     ///
     /// # Examples
     ///
@@ -80,22 +98,37 @@ impl<T: Send + Sync + 'static> Unlinked<T> {
         ManuallyDrop::new(self).retire_node(bytes);
     }
 
-    /// To be called once, instead of a drop.
+    /// Retires the node. Called once, in the drop or instead of it.
     #[inline]
     fn retire_node(&mut self, owns: usize) {
         let bytes = owns.saturating_add(size_of::<Watched<Node<T>>>());
-        // SAFETY: unlinked by the exchange that made this `Unlinked`, the only one of the node
-        // (invariant 1); `free_node::<T>` fits, and `T` may be dropped on any thread at any time.
+        // SAFETY:
+        // - The head is that of a `Node<T>`, made with `free_node::<T>`. This is the only `Unlinked`
+        //   of the node (invariant 1), so the node is retired once.
+        // - The exchange that made this `Unlinked` took the node out of its `Atomic`, so no reader
+        //   that begins now can find it.
+        // - `T` is `Send` and `'static`, so it may be dropped on any thread at any later time.
         unsafe { retire_raw(head_of(self.node), bytes) };
     }
 
-    /// Waits until no reader is left that may see the value, and takes it back.
+    /// Waits until no reader can hold a reference to the value, and returns it.
     ///
-    /// Blocks: see [`synchronize`].
+    /// Blocks like [`synchronize`].
     ///
     /// # Errors
     ///
-    /// [`ReclaimError`]: it cannot wait here; it gives `self` back.
+    /// [`ReclaimError`] returns `self`: the calling thread would wait for itself.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use percpu::rcu::{Atomic, Owned};
+    ///
+    /// let shared = Atomic::new("old");
+    /// let old = shared.swap(Owned::new("new"));
+    /// assert_eq!(old.reclaim()?.into_inner(), "old");
+    /// # Ok::<(), percpu::rcu::ReclaimError<&str>>(())
+    /// ```
     pub fn reclaim(self) -> Result<Owned<T>, ReclaimError<T>> {
         match synchronize() {
             Ok(()) => Ok(Owned::from_node_ptr(ManuallyDrop::new(self).node)),
@@ -104,23 +137,29 @@ impl<T: Send + Sync + 'static> Unlinked<T> {
     }
 }
 
-/// As for [`Owned`]. Not covered by semantic versioning.
+/// For data structures of the other crates of this workspace, like the raw methods of [`Owned`]. Not
+/// covered by semantic versioning.
 #[doc(hidden)]
 impl<T: Send + Sync + 'static> Unlinked<T> {
+    /// Takes a node that was taken out of another data structure.
+    ///
     /// # Safety
     ///
-    /// From [`Owned::into_raw`], of which this is the only way back taken; no reader that begins now
-    /// can find the node, and those that may have are in sections of this domain.
+    /// - `node` is from [`Owned::into_raw`] of the same `T`, and is converted back once.
+    /// - No reader that begins now can find the node. The readers that may have found it hold a guard
+    ///   of this module.
     #[inline]
     pub unsafe fn from_raw(node: NonNull<()>) -> Self {
         Self { node: node.cast(), _owns: PhantomData }
     }
 
-    /// [`retire`](Unlinked::retire), together with others.
+    /// Adds the value to a batch, which retires it together with the other objects of the batch.
     #[inline]
     pub fn retire_with(self, batch: &mut Batch) {
         let node = ManuallyDrop::new(self).node;
-        // SAFETY: as in `retire_node`; no reader that begins now can find it.
+        // SAFETY: the head is that of a `Node<T>` that only this `Unlinked` had (invariant 1), so it is
+        // retired once. No reader that begins now can find the node, and `T: Send + 'static` may be
+        // dropped on any thread at any later time.
         unsafe { batch.push(head_of(node), size_of::<Watched<Node<T>>>()) };
     }
 }
@@ -129,7 +168,7 @@ impl<T: Send + Sync + 'static> Deref for Unlinked<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: freed by this `Unlinked` or after it (invariant 1).
+        // SAFETY: only this `Unlinked` can retire the node (invariant 1), so the node is alive.
         &unsafe { self.node.as_ref() }.value
     }
 }
@@ -141,17 +180,30 @@ impl<T: Send + Sync + 'static> Drop for Unlinked<T> {
     }
 }
 
-/// Why [`Unlinked::reclaim`] did not wait; and the value.
+/// The reason why [`Unlinked::reclaim`] did not wait, and the value.
+///
+/// # Examples
+///
+/// ```
+/// use percpu::rcu::{self, Atomic, Owned, SynchronizeError};
+///
+/// let shared = Atomic::new("old");
+/// let guard = rcu::pin();
+/// let error = shared.swap(Owned::new("new")).reclaim().unwrap_err();
+/// assert_eq!(error.why, SynchronizeError::WouldDeadlock);
+/// assert_eq!(*error.unlinked, "old");
+/// # drop(guard);
+/// ```
 #[non_exhaustive]
 pub struct ReclaimError<T: Send + Sync + 'static> {
-    /// What [`synchronize`](super::synchronize) said.
+    /// The error of [`synchronize`].
     pub why: SynchronizeError,
-    /// The value, still waiting for its grace period.
+    /// The value, which has not been reclaimed.
     pub unlinked: Unlinked<T>,
 }
 
 impl<T: Send + Sync + 'static> ReclaimError<T> {
-    /// The error as C knows it: that of `why`.
+    /// Returns the errno value of `why`.
     #[must_use]
     pub fn errno(&self) -> i32 {
         self.why.errno()
