@@ -7,8 +7,8 @@
 //!     +------------ reclaim --------------+     waits for the grace period itself
 //! ```
 //!
-//! The interface is safe because an [`Owned`] is unique: it can be in one [`Atomic`] only, and only the
-//! thread that swaps it out gets the [`Unlinked`] that retires it. The invariants are those of
+//! The interface is safe because an [`Owned`] is unique: it can be in one [`Atomic`] only, and only
+//! the thread that swaps it out gets the [`Unlinked`] that retires it. The invariants are those of
 //! [`owned`](super::owned).
 
 use std::error::Error;
@@ -164,10 +164,10 @@ impl<T: Send + Sync + 'static> Atomic<T> {
 
     /// Replaces the value by the result of `f`, and retires the old value.
     ///
-    /// If another writer changes the value first, `f` is called again with the new value, so no update
-    /// is lost. Lock-free. `f` runs while the thread is [`pin`]ned, so it must not wait for a grace
-    /// period. If `f` panics, the value does not change. Aborts if there is no memory for the new node,
-    /// like `Box::new`.
+    /// If another writer changes the value first, `f` is called again with the new value, so no
+    /// update is lost. Lock-free. `f` runs while the thread is [`pin`]ned, so it must not wait for
+    /// a grace period. If `f` panics, the value does not change. Aborts if there is no memory for
+    /// the new node, like `Box::new`.
     ///
     /// # Examples
     ///
@@ -200,8 +200,8 @@ impl<T: Send + Sync + 'static> Atomic<T> {
     /// Replaces the value by `new` if the pointer still points to `current`. Returns the old value.
     ///
     /// `current` is compared by address, not by value. The address of a reference from
-    /// [`load`](Atomic::load) cannot belong to another object meanwhile, because the guard keeps the
-    /// object alive. Lock-free.
+    /// [`load`](Atomic::load) cannot belong to another object meanwhile, because the guard keeps
+    /// the object alive. Lock-free.
     ///
     /// # Errors
     ///
@@ -228,9 +228,9 @@ impl<T: Send + Sync + 'static> Atomic<T> {
                 let new = Owned::from_node_ptr(new);
                 return Err(CompareExchangeError { current: value, new });
             }
-            // Ordering: Release on success pairs with the Acquire in `load`; it carries the new node.
-            // Acquire, on success and on failure, pairs with the Release of the exchange that put
-            // the found node in; it carries that node.
+            // Ordering: Release on success pairs with the Acquire in `load`; it carries the new
+            // node. Acquire, on success and on failure, pairs with the Release of the exchange that
+            // put the found node in; it carries that node.
             let exchanged = self.node.compare_exchange(
                 found,
                 new.as_ptr(),

@@ -52,8 +52,8 @@ pub struct RetireHead {
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 const _: () = assert!(size_of::<RetireHead>() == 16);
 
-// SAFETY: one thread at a time accesses `next`: the thread that retires the object, then the holder of
-// a bag's lock, then the thread that took the list out (invariant 1). The caller of `retire_raw`
+// SAFETY: one thread at a time accesses `next`: the thread that retires the object, then the holder
+// of a bag's lock, then the thread that took the list out (invariant 1). The caller of `retire_raw`
 // promises that the object may change threads.
 unsafe impl Send for RetireHead {}
 // SAFETY: `next` is accessed only by the thread that has the list (invariant 1), and readers of the
@@ -62,13 +62,14 @@ unsafe impl Sync for RetireHead {}
 
 impl RetireHead {
     const_fn! {
-        /// Returns the head of an object that `free` frees. Not `const` in a build for a model checker.
+        /// Returns the head of an object that `free` frees. Not `const` in a build for a model
+        /// checker.
         ///
         /// # Safety
         ///
-        /// `free` may be called once with the head's address, on any thread, after the head was given
-        /// to [`retire_raw`](super::retire_raw) or [`Batch::push`](super::Batch::push) and a grace
-        /// period has passed.
+        /// `free` may be called once with the head's address, on any thread, after the head was
+        /// given to [`retire_raw`](super::retire_raw) or [`Batch::push`](super::Batch::push) and a
+        /// grace period has passed.
         #[must_use]
         pub const unsafe fn new(free: unsafe fn(NonNull<RetireHead>)) -> Self {
             Self { next: UnsafeCell::new(ptr::null_mut()), free }
@@ -202,8 +203,8 @@ pub(super) struct Bag {
 
 // SAFETY: the heads in the lists may go to any thread, as the caller of `retire_raw` promises.
 unsafe impl Send for Bag {}
-// SAFETY: `lists` is accessed only by the holder of `lock`, and the heads in it may go to any thread,
-// as the caller of `retire_raw` promises.
+// SAFETY: `lists` is accessed only by the holder of `lock`, and the heads in it may go to any
+// thread, as the caller of `retire_raw` promises.
 unsafe impl Sync for Bag {}
 
 impl Bag {
@@ -229,7 +230,8 @@ impl Bag {
         Some(result)
     }
 
-    /// Runs `f` on the lists. Waits for the holder of the lock, which keeps it for a few instructions.
+    /// Runs `f` on the lists. Waits for the holder of the lock, which keeps it for a few
+    /// instructions.
     ///
     /// `f` must not panic, because the lock would stay taken.
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut Lists) -> R) -> R {

@@ -19,16 +19,16 @@ use crate::sync::{cpu, mutant};
 
 /// The number of objects at which a bag is closed.
 ///
-/// Measured in ns per replaced and dropped 144-byte node, with one thread and with two threads, each
-/// of which interrupts the other with its `heavy`: 64: 52 and 213, 128: 52 and 174, 512: 52 and 95,
-/// 1,024: 52 and 80, 2,048: 53 and 66.
+/// Measured in ns per replaced and dropped 144-byte node, with one thread and with two threads,
+/// each of which interrupts the other with its `heavy`: 64: 52 and 213, 128: 52 and 174, 512: 52
+/// and 95, 1,024: 52 and 80, 2,048: 53 and 66.
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 const BATCH: usize = 1024;
 #[cfg(any(offlock_loom, offlock_shuttle))]
 const BATCH: usize = 2;
 
-/// Up to this many objects in a bag, each retired object reads the clock, because objects may arrive
-/// rarely. A guess.
+/// Up to this many objects in a bag, each retired object reads the clock, because objects may
+/// arrive rarely. A guess.
 const CLOCK_DENSE_LIMIT: usize = 64;
 /// Above [`CLOCK_DENSE_LIMIT`], one in this many objects reads the clock. A guess.
 const CLOCK_INTERVAL: usize = 16;
@@ -117,8 +117,9 @@ impl Bags {
         let own: &[Bag] = if first.is_null() {
             &[]
         } else {
-            // SAFETY: the array has `cpu::possible()` bags and is never freed. The pointer is that of
-            // the whole allocation; a pointer derived from a `&Bag` would be valid for that bag only.
+            // SAFETY: the array has `cpu::possible()` bags and is never freed. The pointer is that
+            // of the whole allocation; a pointer derived from a `&Bag` would be valid for that bag
+            // only.
             unsafe { std::slice::from_raw_parts(first, cpu::possible()) }
         };
         // Ordering: Relaxed; the store in `bag_or_spare` says why it is seen.
@@ -234,8 +235,8 @@ impl Bags {
         clock().saturating_sub(filling.since) > self.age_bound.load(Relaxed)
     }
 
-    /// Returns the number of bytes at which a bag is closed: half the bound, because as many bytes may
-    /// wait in the closed segments.
+    /// Returns the number of bytes at which a bag is closed: half the bound, because as many bytes
+    /// may wait in the closed segments.
     #[inline(always)]
     fn bytes_share(&self) -> u64 {
         // Ordering: Relaxed; a bound, which publishes no other data.
@@ -291,8 +292,8 @@ impl Bags {
 mod tests {
     use super::*;
 
-    /// Objects in the overflow list have an age, and keep it when they move into a bag. If the age was
-    /// taken with earlier objects, it counts from the first question.
+    /// Objects in the overflow list have an age, and keep it when they move into a bag. If the age
+    /// was taken with earlier objects, it counts from the first question.
     #[test]
     fn the_overflow_has_an_age() {
         // SAFETY: `free` is never called, because this test frees no object.

@@ -55,8 +55,8 @@ impl Batch {
     ///
     /// # Safety
     ///
-    /// - `head` is from [`RetireHead::new`], its pointer is valid for the whole object that `free` frees,
-    ///   and it is retired once.
+    /// - `head` is from [`RetireHead::new`], its pointer is valid for the whole object that `free`
+    ///   frees, and it is retired once.
     /// - No reader that begins after the batch is retired can find the object.
     /// - The object may be freed on any thread, at any time after the batch is retired.
     pub unsafe fn push(&mut self, head: NonNull<RetireHead>, bytes: usize) {

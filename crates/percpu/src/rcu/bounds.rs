@@ -19,16 +19,16 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Bounds {
-    /// The bytes that may wait on one CPU. 4 MiB if not set; a guess. The size of a retired value counts
-    /// without the memory that the value owns;
-    /// [`Unlinked::retire_sized`](super::Unlinked::retire_sized) and [`defer`](super::defer) take the
-    /// size of that memory as an argument.
+    /// The bytes that may wait on one CPU. 4 MiB if not set; a guess. The size of a retired value
+    /// counts without the memory that the value owns;
+    /// [`Unlinked::retire_sized`](super::Unlinked::retire_sized) and [`defer`](super::defer) take
+    /// the size of that memory as an argument.
     pub bytes: usize,
-    /// How long the oldest object on a CPU may wait for its batch to fill. 100 ms if not set; a guess.
-    /// A [`Reclaimer`](super::Reclaimer) enforces it. Without one, each object retired on that CPU
-    /// checks it while the batch has up to 64 objects, and every sixteenth object after that; it is
-    /// not checked on a CPU where no object is retired. The clock has a resolution of some
-    /// milliseconds.
+    /// How long the oldest object on a CPU may wait for its batch to fill. 100 ms if not set; a
+    /// guess. A [`Reclaimer`](super::Reclaimer) enforces it. Without one, each object retired on
+    /// that CPU checks it while the batch has up to 64 objects, and every sixteenth object after
+    /// that; it is not checked on a CPU where no object is retired. The clock has a resolution of
+    /// some milliseconds.
     pub age: Duration,
 }
 

@@ -19,8 +19,8 @@ struct Deferred<F> {
 /// Runs `f` once every current reader has left.
 ///
 /// `f` runs on any thread, at any later time, without any lock of this module. A panic of `f` is
-/// caught and counted like a panic of a drop. `bytes` is the memory that `f` will free, for the byte
-/// bound and the statistics. Lock-free. Allocates a node first;
+/// caught and counted like a panic of a drop. `bytes` is the memory that `f` will free, for the
+/// byte bound and the statistics. Lock-free. Allocates a node first;
 /// [`Unlinked::retire`](super::Unlinked::retire) does not allocate.
 ///
 /// # Aborts
@@ -53,11 +53,11 @@ pub fn defer<F: FnOnce() + Send + 'static>(bytes: usize, f: F) {
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu::{self, TryDeferError};
+/// use percpu::rcu;
 ///
-/// if let Err(TryDeferError(f)) = rcu::try_defer(0, || println!("no reader is left")) {
+/// if let Err(error) = rcu::try_defer(0, || println!("no reader is left")) {
 ///     rcu::synchronize()?;
-///     f();
+///     (error.0)();
 /// }
 /// # Ok::<(), rcu::SynchronizeError>(())
 /// ```

@@ -9,10 +9,10 @@
 //!   entered_gp = 0   (Release)            free objects with target <= completed
 //! ```
 //!
-//! A reader whose `entered_gp` is `t` or more saw the unlink, because it loaded `gp` after the bump.
-//! The writer waits for a reader whose `entered_gp` is less than `t`. A reader that the scan did not
-//! see entered after the `heavy`, and sees the unlink. The numbers only grow. Readers never write
-//! `gp`.
+//! A reader whose `entered_gp` is `t` or more saw the unlink, because it loaded `gp` after the
+//! bump. The writer waits for a reader whose `entered_gp` is less than `t`. A reader that the scan
+//! did not see entered after the `heavy`, and sees the unlink. The numbers only grow. Readers never
+//! write `gp`.
 //!
 //! Each unlinked object gets a *target*, the value of `completed` that it waits for:
 //!
@@ -23,9 +23,9 @@
 //!   CPU when both threads load. But the `heavy` of that bump pairs with the `light` here, so the
 //!   bump after it comes after the unlink.
 //!
-//! One bump and one `heavy` serve every object that was unlinked before. `Send` readers are counted,
-//! not listed (see [`send_readers`](super::send_readers)); `drained` below holds their part of the
-//! state.
+//! One bump and one `heavy` serve every object that was unlinked before. `Send` readers are
+//! counted, not listed (see [`send_readers`](super::send_readers)); `drained` below holds their
+//! part of the state.
 //!
 //! # Invariants
 //!
@@ -67,8 +67,8 @@ pub(super) fn init_domain() -> &'static Domain {
 /// The state that all threads share.
 #[derive(Debug)]
 pub(super) struct Domain {
-    /// The number of the current grace period; the first is 1. It has a cache line of its own because
-    /// every reader loads it.
+    /// The number of the current grace period; the first is 1. It has a cache line of its own
+    /// because every reader loads it.
     gp: CachePadded<AtomicU64>,
     /// The last completed grace period (invariant 2).
     completed: CachePadded<AtomicU64>,
@@ -83,7 +83,8 @@ pub(super) struct Domain {
     heavies: Statistic,
 }
 
-// SAFETY: only the holder of `gp_lock` accesses `drained` (invariant 1). Every other field is `Sync`.
+// SAFETY: only the holder of `gp_lock` accesses `drained` (invariant 1). Every other field is
+// `Sync`.
 unsafe impl Sync for Domain {}
 
 impl Domain {
@@ -235,10 +236,11 @@ impl GpGuard {
     pub(super) fn scan(&self) -> u64 {
         let domain = self.domain;
         let now = self.current_gp();
-        // `heavy` followed the bump to `now` (invariant 1), so the scan misses no reader that entered
-        // before the bump.
+        // `heavy` followed the bump to `now` (invariant 1), so the scan misses no reader that
+        // entered before the bump.
         let listed = domain.registry.oldest().map_or(now, |oldest| oldest.min(now));
-        // SAFETY: this thread holds `gp_lock`, and only its holder accesses `drained` (invariant 1).
+        // SAFETY: this thread holds `gp_lock`, and only its holder accesses `drained` (invariant
+        // 1).
         let counted =
             domain.drained.with_mut(|drained| domain.send.scan(now, unsafe { &mut *drained }));
         // Ordering: Relaxed; only the holder of `gp_lock` writes it.

@@ -17,8 +17,8 @@ use std::io;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SynchronizeError {
-    /// The wait would never end, because the calling thread holds a [`Guard`](super::Guard), or calls
-    /// `barrier` from the drop of a retired object. Maps to `EDEADLK`.
+    /// The wait would never end, because the calling thread holds a [`Guard`](super::Guard), or
+    /// calls `barrier` from the drop of a retired object. Maps to `EDEADLK`.
     WouldDeadlock,
 }
 
@@ -53,10 +53,10 @@ impl From<SynchronizeError> for io::Error {
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu::{Owned, TryNewError};
+/// use percpu::rcu::Owned;
 ///
 /// fn node(name: String) -> Result<Owned<String>, String> {
-///     Owned::try_new(name).map_err(|TryNewError(name)| name)
+///     Owned::try_new(name).map_err(|error| error.0)
 /// }
 /// assert_eq!(*node("eth0".into())?, "eth0");
 /// # Ok::<(), String>(())

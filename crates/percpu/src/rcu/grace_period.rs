@@ -8,8 +8,8 @@ use super::reclaim::{drain, is_freeing};
 /// Waits until every reader that is inside now has left, of both kinds.
 ///
 /// When it returns, no reader can reach an object that was unlinked before the call. Blocks: spins,
-/// yields, then sleeps for up to a millisecond at a time, because readers do not wake waiters. Never
-/// allocates.
+/// yields, then sleeps for up to a millisecond at a time, because readers do not wake waiters.
+/// Never allocates.
 ///
 /// If the calling thread holds a [`SendGuard`](super::SendGuard), the call never returns.
 ///
@@ -44,8 +44,8 @@ pub fn synchronize() -> Result<(), SynchronizeError> {
 ///
 /// # Errors
 ///
-/// [`SynchronizeError::WouldDeadlock`]: the calling thread holds a [`Guard`](super::Guard), or runs the
-/// drop of a retired object.
+/// [`SynchronizeError::WouldDeadlock`]: the calling thread holds a [`Guard`](super::Guard), or runs
+/// the drop of a retired object.
 ///
 /// # Examples
 ///
@@ -109,9 +109,9 @@ pub fn start_grace_period() -> GracePeriod {
 impl GracePeriod {
     /// Returns whether the grace period is over; advances it if it is not.
     ///
-    /// Never blocks. Costs up to two [`heavy`](crate::fence::heavy) the first time, none while it waits
-    /// for a reader, and a load once it is over. Returns `false` while another thread advances grace
-    /// periods.
+    /// Never blocks. Costs up to two [`heavy`](crate::fence::heavy) the first time, none while it
+    /// waits for a reader, and a load once it is over. Returns `false` while another thread
+    /// advances grace periods.
     pub fn poll(self) -> bool {
         domain().advance(self.target)
     }

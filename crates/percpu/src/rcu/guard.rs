@@ -77,9 +77,9 @@ fn clear_local_slot() {
 ///
 /// The guard belongs to the thread that called [`pin`].
 ///
-/// [`mem::forget`](std::mem::forget) of a guard is safe. It leaves the thread a reader for ever, also
-/// after the thread ends: no object that is retired from then on is freed ([`stats`](super::stats)
-/// shows a stalled reader).
+/// [`mem::forget`](std::mem::forget) of a guard is safe. It leaves the thread a reader for ever,
+/// also after the thread ends: no object that is retired from then on is freed
+/// ([`stats`](super::stats) shows a stalled reader).
 ///
 /// # Examples
 ///
@@ -106,7 +106,8 @@ pub struct Guard {
     _not_send: PhantomData<*mut ()>,
 }
 
-// Unwinding drops a guard like any other value, and a guard has no state that can be seen half done.
+// Unwinding drops a guard like any other value, and a guard has no state that can be seen half
+// done.
 impl UnwindSafe for Guard {}
 impl RefUnwindSafe for Guard {}
 
@@ -114,16 +115,16 @@ const _: () = assert!(size_of::<Option<Guard>>() == size_of::<usize>());
 
 /// Pins the calling thread: a value that it loads stays alive as long as the returned guard.
 ///
-/// Pins nest; an inner pin only counts. Wait-free, without an atomic read-modify-write, and without a
-/// fence where membarrier works. The first pin of a thread claims a slot of 128 bytes: it walks a list
-/// as long as the largest number of threads that ever read at the same time, and may allocate. A guard
-/// may live in a thread-local variable and drop while the thread ends. Must not be called from a
-/// signal handler.
+/// Pins nest; an inner pin only counts. Wait-free, without an atomic read-modify-write, and without
+/// a fence where membarrier works. The first pin of a thread claims a slot of 128 bytes: it walks a
+/// list as long as the largest number of threads that ever read at the same time, and may allocate.
+/// A guard may live in a thread-local variable and drop while the thread ends. Must not be called
+/// from a signal handler.
 ///
 /// # Aborts
 ///
-/// Aborts if there is no memory for the slot. [`try_pin`] returns an error instead. A thread that has
-/// pinned once needs no more memory.
+/// Aborts if there is no memory for the slot. [`try_pin`] returns an error instead. A thread that
+/// has pinned once needs no more memory.
 ///
 /// # Examples
 ///

@@ -1,14 +1,14 @@
 //! Counts the batches of objects that threads have taken out of the bags and not yet freed.
 //!
-//! `barrier` waits for the batches of all threads. As with `Send` readers, there are two parities: new
-//! batches use one parity while `barrier` waits for the other, so a stream of new batches cannot delay
-//! `barrier` for ever.
+//! `barrier` waits for the batches of all threads. As with `Send` readers, there are two parities:
+//! new batches use one parity while `barrier` waits for the other, so a stream of new batches
+//! cannot delay `barrier` for ever.
 //!
 //! # Invariants
 //!
-//! 1. Every batch that is taken out of a bag is counted, before the bag's lock is taken, until it is
-//!    freed. No other object is ever taken out of a bag: while a thread waits for readers, the objects
-//!    it waits for stay in the bags.
+//! 1. Every batch that is taken out of a bag is counted, before the bag's lock is taken, until it
+//!    is freed. No other object is ever taken out of a bag: while a thread waits for readers, the
+//!    objects it waits for stay in the bags.
 
 use crossbeam_utils::CachePadded;
 
@@ -56,12 +56,13 @@ impl InFlight {
         while !self.waiter.try_lock() {
             backoff.wait();
         }
-        // Ordering: Relaxed; only the holder of `waiter` changes it, and `begin` takes it as a hint.
+        // Ordering: Relaxed; only the holder of `waiter` changes it, and `begin` takes it as a
+        // hint.
         let active = self.parity.load(Ordering::Relaxed);
         for parity in [1 - active, active] {
             self.parity.store(1 - parity, Ordering::Relaxed);
-            // Ordering: Acquire pairs with the Release in `BatchInFlight::drop`; it carries what the
-            // drops did.
+            // Ordering: Acquire pairs with the Release in `BatchInFlight::drop`; it carries what
+            // the drops did.
             while self.counts[parity].load(Ordering::Acquire) != 0 {
                 backoff.wait();
             }

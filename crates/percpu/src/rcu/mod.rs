@@ -1,8 +1,8 @@
 //! Read-copy-update (RCU): wait-free readers, and memory that is freed after they leave.
 //!
-//! A reader calls [`pin`], follows an [`Atomic`] pointer and uses the value for as long as its guard
-//! lives. A reader writes to no memory that another thread reads often. A writer replaces the value
-//! and retires the old version. The old version is dropped once every reader that may hold a
+//! A reader calls [`pin`], follows an [`Atomic`] pointer and uses the value for as long as its
+//! guard lives. A reader writes to no memory that another thread reads often. A writer replaces the
+//! value and retires the old version. The old version is dropped once every reader that may hold a
 //! reference to it has dropped its guard.
 //!
 //! ```
@@ -36,10 +36,10 @@
 //! A process has one RCU domain: a reader delays every object that is retired after the reader
 //! pinned, in any data structure. A reader delays memory only, never the thread that retires;
 //! [`stats`] shows how many bytes are delayed and for how long. Retired objects are dropped in
-//! batches, on the thread that fills a batch or calls [`poll`]. [`set_bounds`] limits the bytes of an
-//! incomplete batch and its age. A [`Reclaimer`] thread enforces the age limit even if no thread
-//! retires or polls. The order in which retired objects are dropped and deferred closures run is not
-//! specified.
+//! batches, on the thread that fills a batch or calls [`poll`]. [`set_bounds`] limits the bytes of
+//! an incomplete batch and its age. A [`Reclaimer`] thread enforces the age limit even if no thread
+//! retires or polls. The order in which retired objects are dropped and deferred closures run is
+//! not specified.
 //!
 //! # Special cases
 //!
@@ -47,8 +47,8 @@
 //!   [`Stats::panics`], and the rest of the batch is dropped. Such a drop runs without any lock of
 //!   this module. It may pin, retire and poll; a poll inside a drop drops nothing, so drops do not
 //!   recurse.
-//! - *The process ends* (`main` returns, or `exit`): objects that still wait are not dropped, as with
-//!   any `static`. A [`barrier`] at the end of `main` drops them.
+//! - *The process ends* (`main` returns, or `exit`): objects that still wait are not dropped, as
+//!   with any `static`. A [`barrier`] at the end of `main` drops them.
 //! - *A thread ends while a guard lives* (in a thread-local variable): the guard protects its reads
 //!   until it drops.
 //! - *A guard is forgotten* (`mem::forget`): the reader never leaves, so memory grows. There is no
@@ -61,9 +61,9 @@
 //! McKenney, Stern, Dagenais, Walpole: "User-Level Implementations of Read-Copy Update", IEEE TPDS
 //! 2012, the memory-barrier flavour with the barrier moved to the writer). The `Send` guard is
 //! sleepable RCU with its two pairs of counters (McKenney, "Sleepable Read-Copy Update", 2006, as
-//! reworked in Linux 4.12), with rseq sections for the counts. Segments of retired objects, each with
-//! the grace period it waits for, are those of the kernel's callback lists. Two things differ: a
-//! target is computed without a shared write, and both kinds of readers use the same grace-period
+//! reworked in Linux 4.12), with rseq sections for the counts. Segments of retired objects, each
+//! with the grace period it waits for, are those of the kernel's callback lists. Two things differ:
+//! a target is computed without a shared write, and both kinds of readers use the same grace-period
 //! number.
 
 mod atomic;

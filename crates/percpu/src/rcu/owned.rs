@@ -9,9 +9,9 @@
 //! # Invariants
 //!
 //! 1. A node is owned by one `Owned` or by one `Unlinked`, or is in one `Atomic`.
-//! 2. A node that was in an `Atomic` is freed or changed only after a grace period, or by the code that
-//!    has the `Atomic` exclusively. No `&T` from `load` outlives the borrow of the guard or of the
-//!    `Atomic`.
+//! 2. A node that was in an `Atomic` is freed or changed only after a grace period, or by the code
+//!    that has the `Atomic` exclusively. No `&T` from `load` outlives the borrow of the guard or of
+//!    the `Atomic`.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -43,7 +43,8 @@ pub(super) type NodePtr<T> = NonNull<Watched<Node<T>>>;
 unsafe fn free_node<T>(head: NonNull<RetireHead>) {
     // SAFETY: `head_of` added the same offset, so the result is inside the allocation.
     let node = unsafe { head.byte_sub(Watched::<Node<T>>::OFFSET) }.cast::<Watched<Node<T>>>();
-    // SAFETY: `Owned` allocated the node as a box, and the caller promises that no other code uses it.
+    // SAFETY: `Owned` allocated the node as a box, and the caller promises that no other code uses
+    // it.
     free(unsafe { Box::from_raw(node.as_ptr()) });
 }
 
@@ -64,7 +65,7 @@ pub(super) fn head_of<T>(node: NodePtr<T>) -> NonNull<RetireHead> {
 ///
 /// let mut new = Owned::new(vec![1, 2]);
 /// new.push(3);
-/// let shared = Atomic::from(new);
+/// let shared: Atomic<Vec<u32>> = new.into();
 /// assert_eq!(shared.load(&rcu::pin()).len(), 3);
 /// ```
 pub struct Owned<T> {
@@ -149,9 +150,9 @@ impl<T> Owned<T> {
     }
 }
 
-/// For data structures of the other crates of this workspace, which store the node in a word of their
-/// own instead of an [`Atomic`](super::Atomic) and uphold its invariants. Not covered by semantic
-/// versioning.
+/// For data structures of the other crates of this workspace, which store the node in a word of
+/// their own instead of an [`Atomic`](super::Atomic) and uphold its invariants. Not covered by
+/// semantic versioning.
 #[doc(hidden)]
 impl<T> Owned<T> {
     /// Returns the node as a pointer whose two lowest bits are clear.
@@ -177,8 +178,8 @@ impl<T> Owned<T> {
     ///
     /// # Safety
     ///
-    /// `node` is from [`into_raw`](Owned::into_raw) of the same `T`, and is not freed or changed during
-    /// `'g`.
+    /// `node` is from [`into_raw`](Owned::into_raw) of the same `T`, and is not freed or changed
+    /// during `'g`.
     #[inline]
     pub unsafe fn borrow_raw<'g>(node: NonNull<()>) -> &'g T {
         // SAFETY: the caller promises a live and unchanged node of this `T` for `'g`.
@@ -198,15 +199,16 @@ impl<T> Deref for Owned<T> {
 
 impl<T> DerefMut for Owned<T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: only this `Owned` has the node (invariant 1), and `&mut self` borrows it exclusively.
+        // SAFETY: only this `Owned` has the node (invariant 1), and `&mut self` borrows it
+        // exclusively.
         &mut unsafe { self.node.as_mut() }.value
     }
 }
 
 impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
-        // SAFETY: only this `Owned` has the node (invariant 1), which was allocated as a box and is not
-        // used again.
+        // SAFETY: only this `Owned` has the node (invariant 1), which was allocated as a box and is
+        // not used again.
         free(unsafe { Box::from_raw(self.node.as_ptr()) });
     }
 }

@@ -6,10 +6,10 @@
 //!            one bag per CPU, under the bag's lock; if the lock is taken, the object goes to `overflow`
 //! ```
 //!
-//! The list of a bag is linked through the retired objects ([`bag`](super::bag)), so retiring does not
-//! allocate. A bag is full when it has `bags::BATCH` objects, its share of the byte bound, or
-//! an object over the age bound. The thread that fills a bag closes it, advances grace periods by one
-//! bump and one `heavy`, and drops the objects that are due. It never waits: while a reader is
+//! The list of a bag is linked through the retired objects ([`bag`](super::bag)), so retiring does
+//! not allocate. A bag is full when it has `bags::BATCH` objects, its share of the byte bound, or
+//! an object over the age bound. The thread that fills a bag closes it, advances grace periods by
+//! one bump and one `heavy`, and drops the objects that are due. It never waits: while a reader is
 //! stalled, bags grow.
 //!
 //! Two closed segments are enough. While the first one waits, later ones are merged into the second
@@ -17,9 +17,9 @@
 //! target no longer moves. So a closed object leaves its bag after at most two waits, which is how
 //! often `drain` waits.
 //!
-//! The target of a segment is computed under the bag's lock, after the last object is added. A target
-//! computed earlier would be too low for an object that another thread adds in between, and that
-//! object would be freed while readers still see it.
+//! The target of a segment is computed under the bag's lock, after the last object is added. A
+//! target computed earlier would be too low for an object that another thread adds in between, and
+//! that object would be freed while readers still see it.
 //!
 //! Lock order: `gp_lock` before a bag's lock. A bag's lock is held for a few instructions, and no
 //! destructor or closure of the user runs under it.
@@ -36,14 +36,15 @@ use crate::sync::{cpu, mutant, thread_local};
 
 /// Frees an object once no reader can hold a reference to it.
 ///
-/// `bytes` is the size of the object and of the memory it owns, for the byte bound and the statistics.
-/// Lock-free; only the first call in the process allocates. It may run the drops of objects retired
-/// before, like [`Unlinked::retire`](super::Unlinked::retire). [`RetireHead`] has an example.
+/// `bytes` is the size of the object and of the memory it owns, for the byte bound and the
+/// statistics. Lock-free; only the first call in the process allocates. It may run the drops of
+/// objects retired before, like [`Unlinked::retire`](super::Unlinked::retire). [`RetireHead`] has
+/// an example.
 ///
 /// # Safety
 ///
-/// - `head` is from [`RetireHead::new`], its pointer is valid for the whole object that `free` frees,
-///   and it is retired once.
+/// - `head` is from [`RetireHead::new`], its pointer is valid for the whole object that `free`
+///   frees, and it is retired once.
 /// - No reader that begins after this call can find the object.
 /// - The object may be freed on any thread, at any later time.
 #[inline]
@@ -86,7 +87,8 @@ pub(super) fn retire_list(domain: &'static Domain, list: &mut Segment) {
     }
 }
 
-/// Closes the full bag of this CPU, advances grace periods once, and frees the due objects of the bag.
+/// Closes the full bag of this CPU, advances grace periods once, and frees the due objects of the
+/// bag.
 #[cold]
 #[inline(never)]
 fn reclaim_step(domain: &'static Domain) {
@@ -138,11 +140,11 @@ fn close_all(domain: &'static Domain, gp: Option<&GpGuard>) -> u64 {
 
 /// Closes all bags, advances grace periods, and drops the objects that no reader can reach.
 ///
-/// Returns how many objects this call dropped. Never waits for readers; it waits for bag locks, which
-/// are held for a few instructions. It drops fewer objects, or none, if a reader has not left or if
-/// another thread advances grace periods. Costs one [`heavy`](crate::fence::heavy), rarely two, and
-/// none if no object waits. The drops run on this thread, after all other work of the call. A call
-/// from such a drop drops nothing.
+/// Returns how many objects this call dropped. Never waits for readers; it waits for bag locks,
+/// which are held for a few instructions. It drops fewer objects, or none, if a reader has not left
+/// or if another thread advances grace periods. Costs one [`heavy`](crate::fence::heavy), rarely
+/// two, and none if no object waits. The drops run on this thread, after all other work of the
+/// call. A call from such a drop drops nothing.
 ///
 /// # Examples
 ///
@@ -161,8 +163,8 @@ pub fn poll() -> usize {
     if is_freeing() { 0 } else { free_due(domain).0 }
 }
 
-/// Frees the due objects of all bags. Returns their number, and the highest target of the objects that
-/// still wait, 0 if none waits.
+/// Frees the due objects of all bags. Returns their number, and the highest target of the objects
+/// that still wait, 0 if none waits.
 fn free_due(domain: &'static Domain) -> (usize, u64) {
     let bags = &domain.bags;
     let late = mutant("rcu-barrier-counts-late");
@@ -197,7 +199,8 @@ fn free_list(first: *mut RetireHead) -> u64 {
     let mut run = || {
         while let Some(head) = NonNull::new(at) {
             at = next_of(head);
-            // SAFETY: the object was taken out of its bag after its grace period, and is not freed yet.
+            // SAFETY: the object was taken out of its bag after its grace period, and is not freed
+            // yet.
             let free = unsafe { head.as_ref() }.free;
             // SAFETY: `free` is called once, after `retire_raw` and a grace period, as
             // `RetireHead::new` promises.
@@ -224,8 +227,8 @@ fn free_list(first: *mut RetireHead) -> u64 {
 /// The implementation of [`barrier`](super::barrier).
 pub(super) fn drain(domain: &'static Domain) {
     let bags = &domain.bags;
-    // An object retired before is in a bag, in the overflow list or in flight. This closes the first
-    // two.
+    // An object retired before is in a bag, in the overflow list or in flight. This closes the
+    // first two.
     let mut target = close_all(domain, domain.try_lock_gp().as_ref());
     // The module documentation says why two waits are enough. The second is needed if later objects
     // were merged with the closed ones.
@@ -243,8 +246,8 @@ pub(super) fn drain(domain: &'static Domain) {
 
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 thread_local! {
-    /// Set while drops of retired objects run on this thread. It has no destructor, so it can be read
-    /// at any point of the thread's exit.
+    /// Set while drops of retired objects run on this thread. It has no destructor, so it can be
+    /// read at any point of the thread's exit.
     static FREEING: Cell<bool> = const { Cell::new(false) };
 }
 

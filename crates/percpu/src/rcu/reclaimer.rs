@@ -10,13 +10,13 @@ use crate::sync::{Arc, thread};
 
 /// A thread that frees retired objects in time. Dropping it stops and joins the thread.
 ///
-/// The thread sleeps for half the age bound (from 1 ms to 1 s), checks the oldest retired object, and
-/// polls if that object has waited for half the bound. [`Bounds::age`](super::Bounds::age) says how
-/// the bound is enforced without a reclaimer.
+/// The thread sleeps for half the age bound (from 1 ms to 1 s), checks the oldest retired object,
+/// and polls if that object has waited for half the bound. [`Bounds::age`](super::Bounds::age) says
+/// how the bound is enforced without a reclaimer.
 ///
-/// The drop blocks until the thread has ended. The thread may be dropping a batch of retired objects,
-/// so do not hold a lock that such a drop takes. If a retired object drops the reclaimer on the
-/// reclaimer's own thread, the drop does not wait, and the thread ends after that batch.
+/// The drop blocks until the thread has ended. The thread may be dropping a batch of retired
+/// objects, so do not hold a lock that such a drop takes. If a retired object drops the reclaimer
+/// on the reclaimer's own thread, the drop does not wait, and the thread ends after that batch.
 ///
 /// # Examples
 ///

@@ -6,16 +6,16 @@
 //!  thread-local --+        Guard: a pointer to the same slot
 //! ```
 //!
-//! A thread claims a slot at its first [`pin`](super::pin) and releases it when it ends. A thread that
-//! ends while a guard lives (in a thread-local variable) leaves the release to the last unpin. A `pin`
-//! after the release claims a slot until its unpin. Both cases add [`RELEASE_ON_UNPIN`] to the
-//! nesting, so the count never returns to 0, and the fast path does not test for them.
+//! A thread claims a slot at its first [`pin`](super::pin) and releases it when it ends. A thread
+//! that ends while a guard lives (in a thread-local variable) leaves the release to the last unpin.
+//! A `pin` after the release claims a slot until its unpin. Both cases add [`RELEASE_ON_UNPIN`] to
+//! the nesting, so the count never returns to 0, and the fast path does not test for them.
 //!
 //! # Invariants
 //!
 //! 1. Slots are added and never removed or freed: a `&Slot` is `'static`.
-//! 2. Only the thread that owns the slot accesses `nesting`: from its successful exchange on `owner`
-//!    until it stores 0 there.
+//! 2. Only the thread that owns the slot accesses `nesting`: from its successful exchange on
+//!    `owner` until it stores 0 there.
 //! 3. `entered_gp` is 0 only while the owner holds no reference. Only the owner writes it.
 
 use std::ptr;
@@ -102,8 +102,8 @@ pub(super) struct Registry {
 // SAFETY: `entered_gp` and `owner` are atomics, `next` does not change after publication, and only
 // the owning thread accesses `nesting` (invariant 2).
 unsafe impl Send for Slot {}
-// SAFETY: through `&Slot`, threads share only atomics and the unchanging `next`; `nesting` is left to
-// the owning thread (invariant 2).
+// SAFETY: through `&Slot`, threads share only atomics and the unchanging `next`; `nesting` is left
+// to the owning thread (invariant 2).
 unsafe impl Sync for Slot {}
 
 impl Registry {
@@ -158,8 +158,8 @@ impl Registry {
             next: ptr::null(),
         };
         let mut slot = crate::alloc::try_box(slot).map_err(|_| AllocError::new())?;
-        // Ordering: Relaxed; the slot found is not accessed here. A thread that follows `next` to it
-        // acquires it through the release sequence that the exchange below continues.
+        // Ordering: Relaxed; the slot found is not accessed here. A thread that follows `next` to
+        // it acquires it through the release sequence that the exchange below continues.
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
             slot.next = head;

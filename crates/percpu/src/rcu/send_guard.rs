@@ -24,13 +24,13 @@ pub struct SendGuard {
 
 /// Starts to read like [`pin`](super::pin), with a guard that is `Send`.
 ///
-/// The guard may live across an `.await` and end on another thread. It costs two per-CPU counts (rseq
-/// sections if they are available, otherwise one atomic addition each), about three times a
+/// The guard may live across an `.await` and end on another thread. It costs two per-CPU counts
+/// (rseq sections if they are available, otherwise one atomic addition each), about three times a
 /// [`pin`](super::pin). Lock-free. It does not fail: the first call in the process allocates the
 /// counters, and without memory for them all CPUs share one counter.
 ///
-/// A task that calls [`synchronize`](super::synchronize) while it holds its own `SendGuard` waits for
-/// ever. This cannot be detected, because the guard belongs to no thread.
+/// A task that calls [`synchronize`](super::synchronize) while it holds its own `SendGuard` waits
+/// for ever. This cannot be detected, because the guard belongs to no thread.
 ///
 /// # Examples
 ///

@@ -1,7 +1,7 @@
 //! Counts the readers that may change threads, per CPU.
 //!
-//! A guard that lives across an `.await` may begin on one thread and end on another. So its begin and
-//! its end go to two counters, each on the CPU that runs the thread at that time:
+//! A guard that lives across an `.await` may begin on one thread and end on another. So its begin
+//! and its end go to two counters, each on the CPU that runs the thread at that time:
 //!
 //! ```text
 //!              cpu 0          cpu 1
@@ -10,18 +10,18 @@
 //! ```
 //!
 //! The scan adds up the counters CPU by CPU while readers enter and leave, so the order matters:
-//! **unlocks first, then locks**. If the scan counts an unlock, it counts the lock of the same reader,
-//! because the reader made both in that order (Release, Acquire). So the sums are equal only if every
-//! counted lock has its unlock counted. The readers that the grace period waits for locked before the
-//! `heavy` of the bump, so their locks are counted. With one counter that goes up and down, or with
-//! locks added up first, the scan could miss a lock on a CPU it has passed and then count an unlock, of
-//! that reader or of another one, on a CPU it has not.
+//! **unlocks first, then locks**. If the scan counts an unlock, it counts the lock of the same
+//! reader, because the reader made both in that order (Release, Acquire). So the sums are equal
+//! only if every counted lock has its unlock counted. The readers that the grace period waits for
+//! locked before the `heavy` of the bump, so their locks are counted. With one counter that goes up
+//! and down, or with locks added up first, the scan could miss a lock on a CPU it has passed and
+//! then count an unlock, of that reader or of another one, on a CPU it has not.
 //!
-//! With a steady stream of new readers the sums might never be equal. So there are two *parities*: new
-//! readers use one, the other one drains, and they swap each time the other one is empty. A grace
-//! period ends once each parity was seen empty after the grace period's `heavy`, at any two times, so
-//! two swaps are enough. A reader that loads the parity and sleeps before it counts itself is counted
-//! in the old parity: it delays the next drain, and is not missed.
+//! With a steady stream of new readers the sums might never be equal. So there are two *parities*:
+//! new readers use one, the other one drains, and they swap each time the other one is empty. A
+//! grace period ends once each parity was seen empty after the grace period's `heavy`, at any two
+//! times, so two swaps are enough. A reader that loads the parity and sleeps before it counts
+//! itself is counted in the old parity: it delays the next drain, and is not missed.
 //!
 //! # Invariants
 //!
@@ -122,13 +122,13 @@ impl SendReaders {
         self.counters()
     }
 
-    /// Sets `drained` to `now` for each parity without a reader that entered before grace period `now`,
-    /// and returns the lower of the two values.
+    /// Sets `drained` to `now` for each parity without a reader that entered before grace period
+    /// `now`, and returns the lower of the two values.
     ///
     /// The caller holds `gp_lock`, and ran `heavy` after the bump to `now`.
     pub(super) fn scan(&self, now: u64, drained: &mut [u64; 2]) -> u64 {
-        // Ordering: Relaxed, both; only the holder of `gp_lock` changes it, and readers take it as a
-        // hint.
+        // Ordering: Relaxed, both; only the holder of `gp_lock` changes it, and readers take it as
+        // a hint.
         let active = self.parity.load(Ordering::Relaxed);
         for (parity, drained) in drained.iter_mut().enumerate() {
             let trusted = mutant("rcu-send-trusts-inactive") && parity != active;
@@ -154,8 +154,8 @@ impl SendReaders {
     }
 
     fn unlocks(&self, parity: usize) -> u64 {
-        // Ordering: Acquire, all, pairs with the Release in `unlock` and `unlock_slow`; it carries the
-        // reads of the reader, and its lock.
+        // Ordering: Acquire, all, pairs with the Release in `unlock` and `unlock_slow`; it carries
+        // the reads of the reader, and its lock.
         let remote = self.remote[parity].unlock.load(Ordering::Acquire);
         let words = self.counters().map_or(0, |counters| {
             sum(counters.unlock[parity].iter().map(|word| word.load(Ordering::Acquire)))
@@ -164,8 +164,8 @@ impl SendReaders {
     }
 
     fn locks(&self, parity: usize) -> u64 {
-        // Ordering: Relaxed, all; the locks that must be counted are ordered by the `light` in `lock`
-        // and the `heavy` of `GpGuard::bump`, or by the Acquire in `unlocks`.
+        // Ordering: Relaxed, all; the locks that must be counted are ordered by the `light` in
+        // `lock` and the `heavy` of `GpGuard::bump`, or by the Acquire in `unlocks`.
         let remote = self.remote[parity].lock.load(Ordering::Relaxed);
         let words = self.counters().map_or(0, |counters| {
             sum(counters.lock[parity].iter().map(|word| word.load(Ordering::Relaxed)))
@@ -234,8 +234,8 @@ impl SendReaders {
             }
             return;
         }
-        // The store of a section is a Release, which pairs with the Acquire in `unlocks`, and the section
-        // is a compiler fence.
+        // The store of a section is a Release, which pairs with the Acquire in `unlocks`, and the
+        // section is a compiler fence.
         let done = counters
             .is_some_and(|counters| section::add(&self.gate, &counters.unlock[parity], 1).is_ok());
         if !done {

@@ -9,7 +9,8 @@ use crate::sync::native::atomic::Ordering::Relaxed;
 
 /// The numbers of retired and freed objects since the process started. Returned by [`stats`].
 ///
-/// The fields are read one by one while other threads run, so they need not match each other exactly.
+/// The fields are read one by one while other threads run, so they need not match each other
+/// exactly.
 ///
 /// # Examples
 ///
@@ -40,7 +41,8 @@ pub struct Stats {
     pub heavy_fences: u64,
     /// Drops of retired objects that panicked; the memory of those objects was freed all the same.
     pub panics: u64,
-    /// Threads that have held a [`Guard`](super::Guard) since before the current grace period began.
+    /// Threads that have held a [`Guard`](super::Guard) since before the current grace period
+    /// began.
     pub stalled_readers: usize,
     /// Live [`SendGuard`](super::SendGuard)s.
     pub send_guards: u64,

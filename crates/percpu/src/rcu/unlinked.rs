@@ -38,8 +38,8 @@ pub struct Unlinked<T: Send + Sync + 'static> {
     _owns: PhantomData<T>,
 }
 
-// SAFETY: it gives `&T` to its owner and later the `T` to the thread that frees it; `T` is `Send` and
-// `Sync`.
+// SAFETY: it gives `&T` to its owner and later the `T` to the thread that frees it; `T` is `Send`
+// and `Sync`.
 unsafe impl<T: Send + Sync + 'static> Send for Unlinked<T> {}
 // SAFETY: a `&Unlinked<T>` gives access to a `&T` only, and `T` is `Sync`.
 unsafe impl<T: Send + Sync + 'static> Sync for Unlinked<T> {}
@@ -67,10 +67,10 @@ impl<T: Send + Sync + 'static> Unlinked<T> {
 
     /// Drops the value once no reader can hold a reference to it.
     ///
-    /// Lock-free. Only the first call in the process allocates: it allocates the bags, and works without
-    /// them if there is no memory. A call that finds its bag full, or the oldest object of the bag too
-    /// old, advances grace periods. It then runs the drops of objects retired before, on this thread
-    /// and after all its other work, so do not hold a lock that such a drop takes.
+    /// Lock-free. Only the first call in the process allocates: it allocates the bags, and works
+    /// without them if there is no memory. A call that finds its bag full, or the oldest object of
+    /// the bag too old, advances grace periods. It then runs the drops of objects retired before,
+    /// on this thread and after all its other work, so do not hold a lock that such a drop takes.
     #[inline]
     pub fn retire(self) {
         drop(self);
@@ -103,8 +103,8 @@ impl<T: Send + Sync + 'static> Unlinked<T> {
     fn retire_node(&mut self, owns: usize) {
         let bytes = owns.saturating_add(size_of::<Watched<Node<T>>>());
         // SAFETY:
-        // - The head is that of a `Node<T>`, made with `free_node::<T>`. This is the only `Unlinked`
-        //   of the node (invariant 1), so the node is retired once.
+        // - The head is that of a `Node<T>`, made with `free_node::<T>`. This is the only
+        //   `Unlinked` of the node (invariant 1), so the node is retired once.
         // - The exchange that made this `Unlinked` took the node out of its `Atomic`, so no reader
         //   that begins now can find it.
         // - `T` is `Send` and `'static`, so it may be dropped on any thread at any later time.
@@ -137,8 +137,8 @@ impl<T: Send + Sync + 'static> Unlinked<T> {
     }
 }
 
-/// For data structures of the other crates of this workspace, like the raw methods of [`Owned`]. Not
-/// covered by semantic versioning.
+/// For data structures of the other crates of this workspace, like the raw methods of [`Owned`].
+/// Not covered by semantic versioning.
 #[doc(hidden)]
 impl<T: Send + Sync + 'static> Unlinked<T> {
     /// Takes a node that was taken out of another data structure.
@@ -146,8 +146,8 @@ impl<T: Send + Sync + 'static> Unlinked<T> {
     /// # Safety
     ///
     /// - `node` is from [`Owned::into_raw`] of the same `T`, and is converted back once.
-    /// - No reader that begins now can find the node. The readers that may have found it hold a guard
-    ///   of this module.
+    /// - No reader that begins now can find the node. The readers that may have found it hold a
+    ///   guard of this module.
     #[inline]
     pub unsafe fn from_raw(node: NonNull<()>) -> Self {
         Self { node: node.cast(), _owns: PhantomData }
@@ -157,9 +157,9 @@ impl<T: Send + Sync + 'static> Unlinked<T> {
     #[inline]
     pub fn retire_with(self, batch: &mut Batch) {
         let node = ManuallyDrop::new(self).node;
-        // SAFETY: the head is that of a `Node<T>` that only this `Unlinked` had (invariant 1), so it is
-        // retired once. No reader that begins now can find the node, and `T: Send + 'static` may be
-        // dropped on any thread at any later time.
+        // SAFETY: the head is that of a `Node<T>` that only this `Unlinked` had (invariant 1), so
+        // it is retired once. No reader that begins now can find the node, and `T: Send + 'static`
+        // may be dropped on any thread at any later time.
         unsafe { batch.push(head_of(node), size_of::<Watched<Node<T>>>()) };
     }
 }
