@@ -224,8 +224,8 @@ impl<T: Send + Sync + 'static> Atomic<T> {
             let node = unsafe { &*found };
             let value = &node.value;
             if !ptr::eq(value, current) {
-                // `new` was not published, so it is still owned.
-                let new = Owned::from_node_ptr(new);
+                // SAFETY: `new` is from `into_node_ptr` above and was not published.
+                let new = unsafe { Owned::from_node_ptr(new) };
                 return Err(CompareExchangeError { current: value, new });
             }
             // Ordering: Release on success pairs with the Acquire in `load`; it carries the new
@@ -272,7 +272,10 @@ impl<T: Send + Sync + 'static> Atomic<T> {
         // Ordering: Relaxed; `&mut self` excludes other threads.
         let node = self.node.load(Ordering::Relaxed);
         // SAFETY: the pointer is from `into_node_ptr`, so it is not null.
-        Owned::from_node_ptr(unsafe { NonNull::new_unchecked(node) })
+        let node = unsafe { NonNull::new_unchecked(node) };
+        // SAFETY: the caller does not use the `Atomic` again, so the node is converted back once. No
+        // reader can reach it, because `&mut self` borrows the `Atomic` exclusively.
+        unsafe { Owned::from_node_ptr(node) }
     }
 }
 

@@ -126,10 +126,16 @@ impl<T> Owned<T> {
     }
 
     /// Takes a node that an `Owned`, an `Atomic` or an `Unlinked` has given up.
-    pub(super) fn from_node_ptr(node: NodePtr<T>) -> Self {
+    ///
+    /// # Safety
+    ///
+    /// - `node` is from [`Owned::into_node_ptr`], and is converted back once.
+    /// - No reader can reach the node or has a reference into it.
+    pub(super) unsafe fn from_node_ptr(node: NodePtr<T>) -> Self {
         Self { node, _owns: PhantomData }
     }
 
+    /// Gives up the node without freeing it.
     pub(super) fn into_node_ptr(self) -> NodePtr<T> {
         ManuallyDrop::new(self).node
     }

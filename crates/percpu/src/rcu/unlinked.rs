@@ -131,7 +131,12 @@ impl<T: Send + Sync + 'static> Unlinked<T> {
     /// ```
     pub fn reclaim(self) -> Result<Owned<T>, ReclaimError<T>> {
         match synchronize() {
-            Ok(()) => Ok(Owned::from_node_ptr(ManuallyDrop::new(self).node)),
+            Ok(()) => {
+                let node = ManuallyDrop::new(self).node;
+                // SAFETY: only this `Unlinked` had the node (invariant 1). No reader that begins now
+                // can find it, and `synchronize` waited for the earlier readers.
+                Ok(unsafe { Owned::from_node_ptr(node) })
+            }
             Err(why) => Err(ReclaimError { why, unlinked: self }),
         }
     }
