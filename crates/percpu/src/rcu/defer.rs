@@ -91,7 +91,21 @@ unsafe fn run<F: FnOnce()>(head: NonNull<RetireHead>) {
 
 /// There is no memory to defer a closure. Contains the closure. Maps to `ENOMEM`.
 ///
-/// [`try_defer`] has an example.
+/// # Examples
+///
+/// ```
+/// use percpu::rcu::{self, TryDeferError};
+///
+/// fn defer_or_wait<F: FnOnce() + Send + 'static>(f: F) -> Result<(), rcu::SynchronizeError> {
+///     if let Err(TryDeferError { 0: f, .. }) = rcu::try_defer(0, f) {
+///         rcu::synchronize()?;
+///         f();
+///     }
+///     Ok(())
+/// }
+/// # defer_or_wait(|| ())?;
+/// # Ok::<(), rcu::SynchronizeError>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TryDeferError<F>(pub F);
