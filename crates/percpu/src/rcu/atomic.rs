@@ -273,8 +273,8 @@ impl<T: Send + Sync + 'static> Atomic<T> {
         let node = self.node.load(Ordering::Relaxed);
         // SAFETY: the pointer is from `into_node_ptr`, so it is not null.
         let node = unsafe { NonNull::new_unchecked(node) };
-        // SAFETY: the caller does not use the `Atomic` again, so the node is converted back once. No
-        // reader can reach it, because `&mut self` borrows the `Atomic` exclusively.
+        // SAFETY: the caller does not use the `Atomic` again, so the node is converted back once.
+        // No reader can reach it, because `&mut self` borrows the `Atomic` exclusively.
         unsafe { Owned::from_node_ptr(node) }
     }
 }

@@ -203,7 +203,7 @@ impl Bags {
         // unlinks of the threads that retired it.
         let mut at = self.overflow.swap(ptr::null_mut(), Ordering::Acquire);
         // The whole sums are taken, so the bytes and the age of a concurrent push may go with this
-        // list. `pending` counts the age of such a push from the time it is asked.
+        // list. `pending` counts the age of such a push from its next call.
         // Ordering: Relaxed, all; statistics.
         let bytes = self.overflow_bytes.swap(0, Relaxed) as usize;
         let since = self.overflow_since.swap(UNKNOWN_AGE, Relaxed);
@@ -293,7 +293,8 @@ mod tests {
     use super::*;
 
     /// Objects in the overflow list have an age, and keep it when they move into a bag. If the age
-    /// was taken with earlier objects, it counts from the first question.
+    /// was taken with earlier objects, it counts from
+    /// the first call of `pending`.
     #[test]
     fn the_overflow_has_an_age() {
         // SAFETY: `free` is never called, because this test frees no object.

@@ -5,13 +5,14 @@ use super::error::SynchronizeError;
 use super::guard::is_pinned;
 use super::reclaim::{drain, is_freeing};
 
-/// Waits until every reader that is inside now has left, of both kinds.
+/// Waits until every current reader has left: each [`Guard`](super::Guard) and each
+/// [`SendGuard`](super::SendGuard).
 ///
 /// When it returns, no reader can reach an object that was unlinked before the call. Blocks: spins,
 /// yields, then sleeps for up to a millisecond at a time, because readers do not wake waiters.
 /// Never allocates.
 ///
-/// If the calling thread holds a [`SendGuard`](super::SendGuard), the call never returns.
+/// The call never returns if the calling code holds a [`SendGuard`](super::SendGuard).
 ///
 /// # Errors
 ///

@@ -36,10 +36,10 @@
 //! A process has one RCU domain: a reader delays every object that is retired after the reader
 //! pinned, in any data structure. A reader delays memory only, never the thread that retires;
 //! [`stats`] shows how many bytes are delayed and for how long. Retired objects are dropped in
-//! batches, on the thread that fills a batch or calls [`poll`]. [`set_bounds`] limits the bytes of
-//! an incomplete batch and its age. A [`Reclaimer`] thread enforces the age limit even if no thread
-//! retires or polls. The order in which retired objects are dropped and deferred closures run is
-//! not specified.
+//! batches, on the thread that fills a batch or calls [`poll`]. [`set_bounds`] limits how many
+//! bytes wait for a batch to fill, and for how long. A [`Reclaimer`] thread enforces the time limit
+//! even if no thread retires or polls. The order in which retired objects are dropped and deferred
+//! closures run is not specified.
 //!
 //! # Special cases
 //!

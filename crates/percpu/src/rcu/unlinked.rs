@@ -133,8 +133,8 @@ impl<T: Send + Sync + 'static> Unlinked<T> {
         match synchronize() {
             Ok(()) => {
                 let node = ManuallyDrop::new(self).node;
-                // SAFETY: only this `Unlinked` had the node (invariant 1). No reader that begins now
-                // can find it, and `synchronize` waited for the earlier readers.
+                // SAFETY: only this `Unlinked` had the node (invariant 1). No reader that begins
+                // now can find it, and `synchronize` waited for the earlier readers.
                 Ok(unsafe { Owned::from_node_ptr(node) })
             }
             Err(why) => Err(ReclaimError { why, unlinked: self }),
