@@ -293,8 +293,8 @@ mod tests {
     use super::*;
 
     /// Objects in the overflow list have an age, and keep it when they move into a bag. If the age
-    /// was taken with earlier objects, it counts from
-    /// the first call of `pending`.
+    /// was taken with earlier objects, it counts from the first call of
+    /// `pending`.
     #[test]
     fn the_overflow_has_an_age() {
         // SAFETY: `free` is never called, because this test frees no object.
