@@ -12,5 +12,5 @@ pub const fn mutant(_name: &str) -> bool {
 /// Returns whether `OFFLOCK_MUTANT` names the planted bug `name`.
 #[cfg(any(offlock_loom, offlock_shuttle))]
 pub fn mutant(name: &str) -> bool {
-    super::is_planted(name)
+    super::label::is_planted(name)
 }
