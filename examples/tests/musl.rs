@@ -24,7 +24,7 @@ const CRATES: [(&str, &str, &str); 6] = [
     ("aio-reap", "aio-reap", "aio_reap"),
     ("bufcache", "bufcache", "bufcache"),
     ("mq-rbtree", "mq-rbtree", "mq_rbtree"),
-    ("percpu", "offlock-percpu", "percpu"),
+    ("percpu", "offlock-percpu", "offlock_percpu"),
     ("percpu-list", "percpu-list", "percpu_list"),
     ("radix-ctx", "radix-ctx", "radix_ctx"),
 ];

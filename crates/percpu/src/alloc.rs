@@ -1,7 +1,7 @@
 //! Fallible allocation, until `Box::try_new` is stable.
 //!
 //! ```
-//! let boxed = percpu::alloc::try_box(7).expect("out of memory");
+//! let boxed = offlock_percpu::alloc::try_box(7).expect("out of memory");
 //! assert_eq!(*boxed, 7);
 //! ```
 

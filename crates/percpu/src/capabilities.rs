@@ -16,8 +16,8 @@ use crate::words;
 /// See [`capabilities`].
 ///
 /// ```
-/// let found = percpu::capabilities();
-/// if found.fences == percpu::fence::Strategy::Fences {
+/// let found = offlock_percpu::capabilities();
+/// if found.fences == offlock_percpu::fence::Strategy::Fences {
 ///     eprintln!("no membarrier: {found}");
 /// }
 /// ```
@@ -58,7 +58,7 @@ impl fmt::Display for Capabilities {
 /// The first call aborts like `Box::new` if there is no memory for the contents of `/sys`.
 ///
 /// ```
-/// println!("{}", percpu::capabilities());
+/// println!("{}", offlock_percpu::capabilities());
 /// ```
 #[must_use]
 pub fn capabilities() -> Capabilities {
@@ -95,7 +95,7 @@ fn feature_size() -> u64 {
 /// [`RseqUnavailable`] names the missing part. The crate works without it, but is slower.
 ///
 /// ```
-/// if let Err(why) = percpu::require_rseq() {
+/// if let Err(why) = offlock_percpu::require_rseq() {
 ///     eprintln!("{why}"); // rseq sections are off: rseq not registered by libc (...)
 /// }
 /// ```
@@ -110,7 +110,7 @@ pub fn require_rseq() -> Result<(), RseqUnavailable> {
 /// kernel or a filter refused them, otherwise to `ENOSYS`.
 ///
 /// ```
-/// if let Err(error) = percpu::require_rseq() {
+/// if let Err(error) = offlock_percpu::require_rseq() {
 ///     println!("{:?}, errno {}", error.why(), error.errno());
 /// }
 /// ```

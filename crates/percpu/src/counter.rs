@@ -83,7 +83,7 @@ const NO_MEMORY: usize = align_of::<AtomicU64>();
 /// [`approximate`](Self::approximate) is one load; [`sum`](Self::sum) visits every CPU.
 ///
 /// ```
-/// use percpu::PerCpuCounter;
+/// use offlock_percpu::PerCpuCounter;
 ///
 /// static REQUESTS: PerCpuCounter = PerCpuCounter::new();
 ///
@@ -94,7 +94,7 @@ const NO_MEMORY: usize = align_of::<AtomicU64>();
 /// });
 /// assert_eq!(REQUESTS.sum(), 4_000); // exact: all adds happened before
 /// let error = 4_000 - REQUESTS.approximate();
-/// assert!(error <= 2_047 * percpu::topology().capacity() as i64);
+/// assert!(error <= 2_047 * offlock_percpu::topology().capacity() as i64);
 /// ```
 pub struct PerCpuCounter {
     hot: CachePadded<Hot>,

@@ -36,8 +36,8 @@ use crate::topology::topology;
 /// crate).
 ///
 /// ```
-/// let cpu = percpu::current_cpu();
-/// assert!(cpu.index() < percpu::topology().capacity());
+/// let cpu = offlock_percpu::current_cpu();
+/// assert!(cpu.index() < offlock_percpu::topology().capacity());
 /// ```
 #[inline]
 #[must_use]
@@ -184,7 +184,7 @@ fn thread_slot() -> u32 {
 /// The source of the ids that [`current_cpu`] returns.
 ///
 /// ```
-/// if percpu::backend().source() == percpu::Source::ThreadSlot {
+/// if offlock_percpu::backend().source() == offlock_percpu::Source::ThreadSlot {
 ///     eprintln!("this process cannot learn its CPU");
 /// }
 /// ```
@@ -202,8 +202,8 @@ pub enum Source {
 /// Whether this process uses rseq, and why not.
 ///
 /// ```
-/// match percpu::backend().rseq() {
-///     percpu::RseqState::InUse => {}
+/// match offlock_percpu::backend().rseq() {
+///     offlock_percpu::RseqState::InUse => {}
 ///     why => println!("rseq {why}"), // for example: rseq not offered by libc
 /// }
 /// ```
@@ -238,7 +238,7 @@ impl fmt::Display for RseqState {
 /// What [`current_cpu`] uses in this process, and why. `Display` gives one line for a log.
 ///
 /// ```
-/// println!("{}", percpu::backend()); // CPU id from rseq; rseq in use
+/// println!("{}", offlock_percpu::backend()); // CPU id from rseq; rseq in use
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backend {

@@ -7,7 +7,7 @@ use std::fmt;
 /// A type of its own, so that a CPU is not mistaken for a [`NodeId`](crate::NodeId) or a count.
 ///
 /// ```
-/// use percpu::CpuId;
+/// use offlock_percpu::CpuId;
 ///
 /// let cpu = CpuId::new(3);
 /// assert_eq!((cpu.get(), cpu.index()), (3, 3));

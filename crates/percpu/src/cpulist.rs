@@ -18,11 +18,11 @@ pub(crate) const MAX_CPUS: u32 = 65_536;
 /// A set of CPUs.
 ///
 /// ```
-/// let list: percpu::CpuList = "0-2,8\n".parse()?;
+/// let list: offlock_percpu::CpuList = "0-2,8\n".parse()?;
 /// assert_eq!(list.len(), 4);
-/// assert!(!list.contains(percpu::CpuId::new(5)));
+/// assert!(!list.contains(offlock_percpu::CpuId::new(5)));
 /// assert_eq!(list.to_string(), "0-2,8");
-/// # Ok::<(), percpu::CpuListError>(())
+/// # Ok::<(), offlock_percpu::CpuListError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuList {
@@ -84,7 +84,7 @@ impl CpuList {
 /// Collects CPUs in any order. Repeated CPUs count once.
 ///
 /// ```
-/// let near: percpu::CpuList = [3, 1, 2, 1].map(percpu::CpuId::new).into_iter().collect();
+/// let near: offlock_percpu::CpuList = [3, 1, 2, 1].map(offlock_percpu::CpuId::new).into_iter().collect();
 /// assert_eq!(near.to_string(), "1-3");
 /// ```
 impl FromIterator<CpuId> for CpuList {
@@ -96,10 +96,10 @@ impl FromIterator<CpuId> for CpuList {
 /// An iterator over the CPUs of a [`CpuList`], ascending. Made by [`CpuList::iter`].
 ///
 /// ```
-/// let list: percpu::CpuList = "0-1,4".parse()?;
-/// let ids: Vec<u32> = list.iter().map(percpu::CpuId::get).collect();
+/// let list: offlock_percpu::CpuList = "0-1,4".parse()?;
+/// let ids: Vec<u32> = list.iter().map(offlock_percpu::CpuId::get).collect();
 /// assert_eq!(ids, [0, 1, 4]);
-/// # Ok::<(), percpu::CpuListError>(())
+/// # Ok::<(), offlock_percpu::CpuListError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct CpuListIter<'a> {
@@ -156,7 +156,7 @@ impl fmt::Display for CpuList {
 /// The reason why a text is not a set of CPUs.
 ///
 /// ```
-/// use percpu::{CpuList, CpuListError};
+/// use offlock_percpu::{CpuList, CpuListError};
 ///
 /// let error = "3-1".parse::<CpuList>().unwrap_err();
 /// assert_eq!(error, CpuListError::Backwards(3, 1));

@@ -8,11 +8,11 @@ use std::io;
 /// An allocation failed. Maps to `ENOMEM`.
 ///
 /// ```
-/// fn buffers() -> Result<percpu::PerCpu<u64>, percpu::AllocError> {
-///     percpu::PerCpu::try_new(|_cpu| 0)
+/// fn buffers() -> Result<offlock_percpu::PerCpu<u64>, offlock_percpu::AllocError> {
+///     offlock_percpu::PerCpu::try_new(|_cpu| 0)
 /// }
 /// assert!(buffers().is_ok());
-/// assert_eq!(percpu::AllocError::new().errno(), 12); // ENOMEM
+/// assert_eq!(offlock_percpu::AllocError::new().errno(), 12); // ENOMEM
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -53,7 +53,7 @@ impl From<AllocError> for io::Error {
 /// value is not, use `.map_err(AllocError::from)?`.
 ///
 /// ```
-/// use percpu::{NewError, ReadWriteGate};
+/// use offlock_percpu::{NewError, ReadWriteGate};
 ///
 /// fn gate(routes: Vec<u32>) -> Result<ReadWriteGate<Vec<u32>>, Vec<u32>> {
 ///     ReadWriteGate::new(routes).map_err(|NewError(routes)| routes)

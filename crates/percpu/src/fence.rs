@@ -21,7 +21,7 @@
 //! [`strategy`] decides this for the process.
 //!
 //! ```
-//! use percpu::fence;
+//! use offlock_percpu::fence;
 //! use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 //!
 //! static ACTIVE: AtomicBool = AtomicBool::new(false);
@@ -53,7 +53,7 @@ pub use self::imp::strategy;
 /// The implementation of [`light`] and [`heavy`] in this process. See [`strategy`].
 ///
 /// ```
-/// use percpu::fence::{Strategy, strategy};
+/// use offlock_percpu::fence::{Strategy, strategy};
 ///
 /// if strategy() == Strategy::Fences {
 ///     eprintln!("every read pays for a full fence");

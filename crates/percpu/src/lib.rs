@@ -2,7 +2,7 @@
 //! counters, references and locks whose common operations touch only the memory of the current CPU.
 //!
 //! ```
-//! use percpu::{PerCpuCounter, PerCpu, rcu};
+//! use offlock_percpu::{PerCpuCounter, PerCpu, rcu};
 //!
 //! static REQUESTS: PerCpuCounter = PerCpuCounter::new();
 //!
@@ -10,7 +10,7 @@
 //! assert_eq!(REQUESTS.sum(), 1);
 //!
 //! let buffers = PerCpu::new(|cpu| format!("buffer of {cpu}"));
-//! println!("{}, {}", buffers.local(), percpu::capabilities());
+//! println!("{}, {}", buffers.local(), offlock_percpu::capabilities());
 //!
 //! let config = rcu::Atomic::new(7);
 //! assert_eq!(config.load(&rcu::pin()), &7); // a reader never waits, and writes its own cache line
@@ -80,10 +80,6 @@
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("percpu supports 64-bit Linux only: it needs rseq, membarrier and sysfs");
-
-// Test files that are shared with `tests/` name the crate as its users do.
-#[cfg(test)]
-extern crate self as percpu;
 
 #[doc(hidden)]
 pub mod alloc;

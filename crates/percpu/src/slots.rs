@@ -11,7 +11,7 @@
 //! so a `T` that changes needs its own lock or atomics.
 //!
 //! ```
-//! use percpu::{PerCpu, slots};
+//! use offlock_percpu::{PerCpu, slots};
 //!
 //! let slots = PerCpu::new(|cpu| cpu.get());
 //! let all: slots::Iter<'_, u32> = slots.iter();
@@ -59,18 +59,18 @@ const _: () = assert!(align_of::<Slot<u8>>() == 128 && size_of::<Slot<u8>>() == 
 /// ```compile_fail,E0277
 /// fn shared<T: Sync>(_: &T) {}
 /// // Two threads on one CPU would share the cell.
-/// shared(&percpu::PerCpu::new(|_| std::cell::Cell::new(0)));
+/// shared(&offlock_percpu::PerCpu::new(|_| std::cell::Cell::new(0)));
 /// ```
 ///
 /// ```compile_fail,E0277
 /// fn shared<T: Sync>() {}
 /// // A guard belongs to its thread, and a slot does not.
-/// shared::<percpu::PerCpu<std::sync::MutexGuard<'static, u8>>>();
+/// shared::<offlock_percpu::PerCpu<std::sync::MutexGuard<'static, u8>>>();
 /// ```
 ///
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering};
-/// use percpu::PerCpu;
+/// use offlock_percpu::PerCpu;
 ///
 /// let hits = PerCpu::new(|_cpu| AtomicU64::new(0));
 /// hits.local().fetch_add(1, Ordering::Relaxed); // atomic: the thread may migrate in between
@@ -269,7 +269,7 @@ iterator! {
     /// An iterator over the slots of a [`PerCpu`] that other threads may use: see [`PerCpu::iter`].
     ///
     /// ```
-    /// let slots = percpu::PerCpu::new(|cpu| cpu.get());
+    /// let slots = offlock_percpu::PerCpu::new(|cpu| cpu.get());
     /// assert!(slots.iter().all(|(cpu, &slot)| slot == cpu.get()));
     /// ```
     Iter<'a>, slice::Iter<'a, Slot<T>>, &'a T, |slot: &'a Slot<T>| &**slot
@@ -284,7 +284,7 @@ iterator! {
     /// An iterator over the slots of a [`PerCpu`] with exclusive access: see [`PerCpu::iter_mut`].
     ///
     /// ```
-    /// let mut slots = percpu::PerCpu::new(|_| 0);
+    /// let mut slots = offlock_percpu::PerCpu::new(|_| 0);
     /// slots.iter_mut().for_each(|(cpu, slot)| *slot = cpu.get() + 1);
     /// assert!(slots.iter().all(|(_, &slot)| slot > 0));
     /// ```
@@ -294,7 +294,7 @@ iterator! {
     /// An iterator over the values of a [`PerCpu`], which it consumes.
     ///
     /// ```
-    /// let slots = percpu::PerCpu::new(|_| vec![1]);
+    /// let slots = offlock_percpu::PerCpu::new(|_| vec![1]);
     /// let all: Vec<i32> = slots.into_iter().flat_map(|(_, values)| values).collect();
     /// assert!(!all.is_empty());
     /// ```

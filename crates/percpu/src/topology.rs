@@ -22,7 +22,7 @@ use crate::sync::native::OnceLock;
 /// The number of a memory (NUMA) node, as the kernel counts nodes.
 ///
 /// ```
-/// let node = percpu::topology().node_of(percpu::current_cpu());
+/// let node = offlock_percpu::topology().node_of(offlock_percpu::current_cpu());
 /// println!("this thread is on {node}"); // this thread is on node 0
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,7 +50,7 @@ impl fmt::Display for NodeId {
 /// The CPUs and memory nodes of this machine. See [`topology`].
 ///
 /// ```
-/// let topology = percpu::topology();
+/// let topology = offlock_percpu::topology();
 /// println!("{} possible CPUs: {}", topology.possible().len(), topology.possible());
 /// assert!(topology.possible().iter().all(|cpu| cpu.index() < topology.capacity()));
 /// ```
@@ -101,7 +101,7 @@ pub fn capacity() -> usize {
 /// ([`CpuListError`](crate::CpuListError) inside an error of kind `InvalidInput`).
 ///
 /// ```
-/// match percpu::online() {
+/// match offlock_percpu::online() {
 ///     Ok(cpus) => println!("online: {cpus}"),
 ///     Err(error) => println!("no sysfs here: {error}"),
 /// }

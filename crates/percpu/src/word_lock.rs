@@ -34,7 +34,7 @@ const HELD: u32 = 1;
 /// locked for ever.
 ///
 /// ```
-/// use percpu::sync::{WordGuard, WordLock};
+/// use offlock_percpu::sync::{WordGuard, WordLock};
 ///
 /// fn add(mut total: WordGuard<'_, u64>) {
 ///     *total += 1;

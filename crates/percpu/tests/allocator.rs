@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicI64, AtomicU8, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use percpu::{LgLock, PerCpu, PerCpuCounter, PercpuRef, ReadWriteGate};
-use percpu::{capabilities, online, rcu, topology};
+use offlock_percpu::{LgLock, PerCpu, PerCpuCounter, PercpuRef, ReadWriteGate};
+use offlock_percpu::{capabilities, online, rcu, topology};
 
 use no_id::take_id;
 

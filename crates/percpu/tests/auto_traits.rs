@@ -7,9 +7,9 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::MutexGuard;
 
-use percpu::fence::Strategy;
-use percpu::slots::{IntoIter, Iter, IterMut};
-use percpu::{
+use offlock_percpu::fence::Strategy;
+use offlock_percpu::slots::{IntoIter, Iter, IterMut};
+use offlock_percpu::{
     AllocError, Backend, Capabilities, CpuId, CpuList, CpuListError, CpuListIter, NodeId, PerCpu,
     PerCpuCounter, RseqState, RseqUnavailable, Sections, Source, Topology,
 };

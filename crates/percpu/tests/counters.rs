@@ -2,13 +2,16 @@
 //! fuzzer drives, on its corpus and on random bytes.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+// `model` is shared with the fuzz target, whose dependency is renamed to `percpu`.
+extern crate offlock_percpu as percpu;
+
 mod model;
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use percpu::{CpuId, PerCpuCounter, topology};
+use offlock_percpu::{CpuId, PerCpuCounter, topology};
 use proptest::prelude::*;
 
 use testkit::pin::{allowed_cpus, pin_to};

@@ -7,7 +7,7 @@ use std::env;
 use std::process::Command;
 use std::thread;
 
-use percpu::{RseqState, Source, backend, current_cpu, topology};
+use offlock_percpu::{RseqState, Source, backend, current_cpu, topology};
 
 use no_id::take_id;
 use testkit::pin::{allowed_cpus, pin_to};

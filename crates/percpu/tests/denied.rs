@@ -7,8 +7,8 @@ use std::env;
 use std::process::Command;
 use std::thread;
 
-use percpu::fence::Strategy;
-use percpu::{
+use offlock_percpu::fence::Strategy;
+use offlock_percpu::{
     LgLock, PerCpuCounter, PercpuRef, ReadWriteGate, RseqState, Sections, backend, capabilities,
     current_cpu, rcu, require_rseq,
 };

@@ -46,7 +46,7 @@ impl<'a> Part<'a> {
 
 #[test]
 fn every_descriptor_in_this_program_is_sound() {
-    println!("{}", percpu::capabilities()); // links the sections that the self-test runs
+    println!("{}", offlock_percpu::capabilities()); // links the sections that the self-test runs
     let bytes = fs::read(env::current_exe().unwrap()).unwrap();
     let file = ElfFile64::parse(&*bytes).unwrap();
     let descriptors = Part::named(&file, "__rseq_cs");

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::thread;
 use std::time::Instant;
 
-use percpu::{ReadWriteGate, capabilities};
+use offlock_percpu::{ReadWriteGate, capabilities};
 
 use no_id::take_id;
 use testkit::pin::{allowed_cpus, pin_to};

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use percpu::lglock::{GlobalGuard, IntoIter, Iter, IterMut, LocalGuard, PairGuard};
-use percpu::{CpuId, LgLock, LockError, topology};
+use offlock_percpu::lglock::{GlobalGuard, IntoIter, Iter, IterMut, LocalGuard, PairGuard};
+use offlock_percpu::{CpuId, LgLock, LockError, topology};
 
 use no_id::take_id;
 use testkit::pin::{allowed_cpus, pin_to};
@@ -318,7 +318,7 @@ fn stress_inv02_hopping_threads_lose_no_update_by_any_method() {
                                     let mut guard = lock.local().unwrap();
                                     pin_to(cpus); // anywhere
                                     pin_to(&[cpus[rng.usize(..cpus.len())]]);
-                                    if percpu::current_cpu() != guard.cpu() {
+                                    if offlock_percpu::current_cpu() != guard.cpu() {
                                         moved.fetch_add(1, Relaxed);
                                     }
                                     add(&mut guard);

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use percpu::{CpuId, LgLock, LockError};
+use offlock_percpu::{CpuId, LgLock, LockError};
 
 use testkit::signals::{SIGNAL, ThreadTimer, handle};
 use testkit::stress::{keep_running, stress_time};

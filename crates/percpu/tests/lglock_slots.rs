@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use percpu::{CpuId, LgLock, LockError, topology};
+use offlock_percpu::{CpuId, LgLock, LockError, topology};
 
 use testkit::pin::{allowed_cpus, pin_to};
 
@@ -47,7 +47,7 @@ fn local_on_a_cpu_without_a_slot_is_an_error() {
         let one = LgLock::try_with_slots(1, one).unwrap();
         for cpu in allowed_cpus() {
             pin_to(&[cpu]);
-            let here = percpu::current_cpu();
+            let here = offlock_percpu::current_cpu();
             let refused = Some(LockError::NoSuchCpu(here));
             assert_eq!(none.local().err(), refused);
             assert_eq!(none.try_local().err(), refused);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::Instant;
 
-use percpu::fence::{self, Strategy};
+use offlock_percpu::fence::{self, Strategy};
 
 use testkit::pin::{allowed_cpus, pin_to};
 use testkit::stress::{keep_running, stress_time};

@@ -7,9 +7,9 @@ use std::cell::Cell;
 use std::sync::Barrier;
 use std::thread;
 
-use percpu::rcu::{self, Atomic, Owned};
-use percpu::{AllocError, CpuId, LgLock, PerCpu, PerCpuCounter};
-use percpu::{PercpuRef, ReadWriteGate, ReinitRefused};
+use offlock_percpu::rcu::{self, Atomic, Owned};
+use offlock_percpu::{AllocError, CpuId, LgLock, PerCpu, PerCpuCounter};
+use offlock_percpu::{PercpuRef, ReadWriteGate, ReinitRefused};
 
 /// The system's allocator, which counts the calling thread's calls and may refuse it.
 struct Counting;
@@ -63,7 +63,7 @@ fn counters_allocate_when_made_and_never_after() {
         for n in 0..1_000 {
             counter.add(n);
             if n % 7 == 0 {
-                counter.fold(percpu::current_cpu());
+                counter.fold(offlock_percpu::current_cpu());
                 slots.local().set(n);
             }
         }
@@ -140,7 +140,7 @@ fn readers_and_writers_under_rcu_allocate_nothing_but_nodes() {
 
 #[test]
 fn what_cannot_be_allocated_is_said() {
-    let _ = percpu::topology(); // not what is refused
+    let _ = offlock_percpu::topology(); // not what is refused
     REFUSED_FROM.set(128);
     let slots = PerCpu::<u8>::try_new(|_| unreachable!("not called")).err();
     let lock = LgLock::<u8>::try_new(|_| unreachable!("not called")).err();
@@ -159,7 +159,7 @@ fn what_is_refused_for_want_of_memory_comes_back() {
         REFUSED_FROM.set(usize::MAX);
         result
     }
-    let _ = percpu::capabilities(); // not what is refused
+    let _ = offlock_percpu::capabilities(); // not what is refused
     const LARGE: usize = 100;
     let text = [b'x'; LARGE];
     let released = move || assert_eq!(text[7], b'x');

@@ -12,8 +12,8 @@ use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use percpu::rcu::{self, Atomic, Batch, Bounds, Guard, Owned, Reclaimer, RetireHead};
-use percpu::rcu::{SynchronizeError, Unlinked};
+use offlock_percpu::rcu::{self, Atomic, Batch, Bounds, Guard, Owned, Reclaimer, RetireHead};
+use offlock_percpu::rcu::{SynchronizeError, Unlinked};
 
 use alone::alone;
 use testkit::child::in_own_process;
@@ -258,7 +258,7 @@ fn retiring_keeps_the_byte_bound() {
     for _ in 0..1000 {
         unlinked([0_u8; 4096]).retire();
         let pending = rcu::stats().pending_bytes;
-        let cpus = percpu::topology().capacity() as u64;
+        let cpus = offlock_percpu::topology().capacity() as u64;
         assert!(pending <= cpus * (64 << 10), "{}", rcu::stats());
     }
 }

@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use percpu::rcu::{self, Atomic, Bounds, Owned, Reclaimer, SynchronizeError};
+use offlock_percpu::rcu::{self, Atomic, Bounds, Owned, Reclaimer, SynchronizeError};
 
 use alone::alone;
 use testkit::child::in_own_process;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::*};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use percpu::{RefBlock, capabilities, fence, rcu};
+use offlock_percpu::{RefBlock, capabilities, fence, rcu};
 
 use no_id::take_id;
 use testkit::pin::{allowed_cpus, pin_to};

@@ -19,7 +19,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use percpu::{KillError, PercpuRef, ReinitRefused, ResurrectError, capabilities};
+use offlock_percpu::{KillError, PercpuRef, ReinitRefused, ResurrectError, capabilities};
 use proptest::prelude::*;
 
 use no_id::take_id;
@@ -204,7 +204,7 @@ fn inv15_exited_threads_leave_the_count_right() {
 #[test]
 fn inv15_a_reference_in_a_thread_local_is_put_at_exit() {
     thread_local! {
-        static KEPT: RefCell<Vec<percpu::Reference<'static>>> = const { RefCell::new(Vec::new()) };
+        static KEPT: RefCell<Vec<offlock_percpu::Reference<'static>>> = const { RefCell::new(Vec::new()) };
     }
     let (refs, released) = counting();
     let refs: &'static PercpuRef = Box::leak(Box::new(refs));

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use percpu::{CpuId, Source, backend, current_cpu, topology};
+use offlock_percpu::{CpuId, Source, backend, current_cpu, topology};
 
 use testkit::pin::{allowed_cpus, pin_to};
 use testkit::stress::{keep_running, stress_time};

@@ -7,7 +7,7 @@ use std::io;
 /// The error of a refused entry to a [`ReadWriteGate`](crate::ReadWriteGate).
 ///
 /// ```
-/// use percpu::{GateError, ReadWriteGate};
+/// use offlock_percpu::{GateError, ReadWriteGate};
 ///
 /// let gate = ReadWriteGate::new(0)?;
 /// let writer = gate.write()?;

@@ -15,7 +15,7 @@ use crate::sync::mutant;
 /// CPU. A forgotten guard keeps every writer out for ever.
 ///
 /// ```
-/// use percpu::{ReadGuard, ReadWriteGate};
+/// use offlock_percpu::{ReadGuard, ReadWriteGate};
 ///
 /// fn longest<'g>(names: &ReadGuard<'g, Vec<&'static str>>) -> usize {
 ///     names.iter().map(|name| name.len()).max().unwrap_or(0)
@@ -74,7 +74,7 @@ impl<T: fmt::Debug> fmt::Debug for ReadGuard<'_, T> {
 /// has exited, a later thread with the same id gets that error too.
 ///
 /// ```
-/// use percpu::{ReadWriteGate, WriteGuard};
+/// use offlock_percpu::{ReadWriteGate, WriteGuard};
 ///
 /// fn add_default(mut routes: WriteGuard<'_, Vec<&'static str>>) {
 ///     routes.push("default");
@@ -88,7 +88,7 @@ impl<T: fmt::Debug> fmt::Debug for ReadGuard<'_, T> {
 ///
 /// ```compile_fail
 /// fn send<T: Send>(_: T) {}
-/// fn no(guard: percpu::WriteGuard<'static, u32>) {
+/// fn no(guard: offlock_percpu::WriteGuard<'static, u32>) {
 ///     send(guard); // error: cannot be sent between threads safely
 /// }
 /// ```
@@ -113,7 +113,7 @@ impl<'a, T> WriteGuard<'a, T> {
     /// Does not wait for readers or writers; costs as much as dropping the guard.
     ///
     /// ```
-    /// use percpu::{GateError, ReadWriteGate};
+    /// use offlock_percpu::{GateError, ReadWriteGate};
     ///
     /// let routes = ReadWriteGate::new(vec!["default"])?;
     /// let mut writer = routes.write()?;

@@ -73,7 +73,7 @@ use crate::words::Words;
 /// Memory: 256 bytes, 8 bytes for every CPU, and the value, rounded up to 128 bytes.
 ///
 /// ```
-/// use percpu::ReadWriteGate;
+/// use offlock_percpu::ReadWriteGate;
 ///
 /// let routes = ReadWriteGate::new(vec!["default"])?;
 /// assert_eq!(routes.read()?.len(), 1);

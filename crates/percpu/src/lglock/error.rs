@@ -9,7 +9,7 @@ use crate::cpu::CpuId;
 /// The error of a refused lock. The call leaves no slot locked that it has locked itself.
 ///
 /// ```
-/// use percpu::{CpuId, LgLock, LockError};
+/// use offlock_percpu::{CpuId, LgLock, LockError};
 ///
 /// let lock = LgLock::new(|_cpu| 0);
 /// let cpu = CpuId::new(0);

@@ -23,7 +23,7 @@ type NotSend = PhantomData<*mut ()>;
 /// exited, a later thread with the same id gets that error too.
 ///
 /// ```
-/// use percpu::lglock::{LgLock, LocalGuard, LockError};
+/// use offlock_percpu::lglock::{LgLock, LocalGuard, LockError};
 ///
 /// fn push(mut list: LocalGuard<'_, Vec<u32>>) {
 ///     println!("one more on {}", list.cpu());
@@ -96,8 +96,8 @@ impl<T: fmt::Debug> fmt::Debug for LocalGuard<'_, T> {
 /// Exclusive access to two slots; unlocks both on drop. Otherwise like [`LocalGuard`].
 ///
 /// ```
-/// use percpu::CpuId;
-/// use percpu::lglock::{LgLock, LockError, PairGuard};
+/// use offlock_percpu::CpuId;
+/// use offlock_percpu::lglock::{LgLock, LockError, PairGuard};
 ///
 /// fn steal(mut pair: PairGuard<'_, Vec<u32>>) {
 ///     let (own, victim) = pair.get_mut();
@@ -173,7 +173,7 @@ impl<T: fmt::Debug> fmt::Debug for PairGuard<'_, T> {
 /// Exclusive access to every slot; unlocks them on drop. Otherwise like [`LocalGuard`].
 ///
 /// ```
-/// use percpu::lglock::{GlobalGuard, LgLock, LockError};
+/// use offlock_percpu::lglock::{GlobalGuard, LgLock, LockError};
 ///
 /// fn drain(all: &mut GlobalGuard<'_, Vec<u32>>) -> Vec<u32> {
 ///     all.iter_mut().flat_map(|(_cpu, list)| list.drain(..)).collect()

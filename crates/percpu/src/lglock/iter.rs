@@ -12,7 +12,7 @@ use super::slot::Slot;
 /// [`GlobalGuard::iter`](super::GlobalGuard::iter).
 ///
 /// ```
-/// use percpu::lglock::{Iter, LgLock, LockError};
+/// use offlock_percpu::lglock::{Iter, LgLock, LockError};
 ///
 /// fn total(values: Iter<'_, u64>) -> u64 {
 ///     values.map(|(_cpu, value)| value).sum()
@@ -48,7 +48,7 @@ impl<T> Clone for Iter<'_, T> {
 /// [`GlobalGuard`](super::GlobalGuard).
 ///
 /// ```
-/// use percpu::lglock::{IterMut, LgLock};
+/// use offlock_percpu::lglock::{IterMut, LgLock};
 ///
 /// fn reset(values: IterMut<'_, u64>) {
 ///     values.for_each(|(_cpu, value)| *value = 0);
@@ -77,7 +77,7 @@ impl<'a, T> IterMut<'a, T> {
 /// An iterator over all values by value, from `into_iter` of a lock.
 ///
 /// ```
-/// use percpu::lglock::{IntoIter, LgLock};
+/// use offlock_percpu::lglock::{IntoIter, LgLock};
 ///
 /// let values: IntoIter<u32> = LgLock::new(|cpu| cpu.get()).into_iter();
 /// assert!(values.into_iter().all(|(cpu, value)| cpu.get() == value));

@@ -20,7 +20,7 @@ use super::slot::{HELD, RawGuard, Slot};
 /// one exchange per slot (`cargo bench --bench percpu`, rows P4).
 ///
 /// ```
-/// use percpu::lglock::{LgLock, LockError};
+/// use offlock_percpu::lglock::{LgLock, LockError};
 ///
 /// # fn main() -> Result<(), LockError> {
 /// let lists = LgLock::new(|_cpu| Vec::new());
@@ -42,7 +42,7 @@ use super::slot::{HELD, RawGuard, Slot};
 /// `LgLock<T>` is `Sync` if `T` is `Send`, like a mutex. It is invariant in `T`:
 ///
 /// ```compile_fail
-/// fn shorten<'a>(lock: percpu::lglock::LgLock<&'static str>) -> percpu::lglock::LgLock<&'a str> {
+/// fn shorten<'a>(lock: offlock_percpu::lglock::LgLock<&'static str>) -> offlock_percpu::lglock::LgLock<&'a str> {
 ///     lock
 /// }
 /// ```
@@ -172,7 +172,7 @@ impl<T> LgLock<T> {
     /// while another thread holds one of them.
     ///
     /// ```
-    /// use percpu::{CpuId, lglock::{LgLock, LockError}};
+    /// use offlock_percpu::{CpuId, lglock::{LgLock, LockError}};
     ///
     /// let lists = LgLock::new(|_cpu| vec![1]);
     /// let (from, to) = (CpuId::new(1), CpuId::new(0));

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! ```
-//! use percpu::lglock::{LgLock, LockError};
+//! use offlock_percpu::lglock::{LgLock, LockError};
 //!
 //! let queues = LgLock::new(|_cpu| Vec::new());
 //! queues.local()?.push("job"); // the queue of this CPU

@@ -33,7 +33,7 @@ use crate::sync::quarantine::Watched;
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu::{self, Atomic, Pinned};
+/// use offlock_percpu::rcu::{self, Atomic, Pinned};
 ///
 /// fn sum(numbers: &Atomic<Vec<u32>>, guard: &impl Pinned) -> u32 {
 ///     numbers.load(guard).iter().sum()
@@ -62,7 +62,7 @@ impl Pinned for SendGuard {}
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu::{self, Atomic, Owned};
+/// use offlock_percpu::rcu::{self, Atomic, Owned};
 ///
 /// let config = Atomic::new("old");
 /// std::thread::scope(|s| {
@@ -78,14 +78,14 @@ impl Pinned for SendGuard {}
 /// A reference does not outlive the guard, nor the `Atomic`:
 ///
 /// ```compile_fail
-/// # use percpu::rcu::{self, Atomic};
+/// # use offlock_percpu::rcu::{self, Atomic};
 /// let shared = Atomic::new(7);
 /// let seen = { let guard = rcu::pin(); shared.load(&guard) };
 /// println!("{seen:?}");
 /// ```
 ///
 /// ```compile_fail
-/// # use percpu::rcu::{self, Atomic};
+/// # use offlock_percpu::rcu::{self, Atomic};
 /// let guard = rcu::pin();
 /// let shared = Atomic::new(7);
 /// let seen = shared.load(&guard);
@@ -172,7 +172,7 @@ impl<T: Send + Sync + 'static> Atomic<T> {
     /// # Examples
     ///
     /// ```
-    /// use percpu::rcu::{self, Atomic};
+    /// use offlock_percpu::rcu::{self, Atomic};
     ///
     /// let routes = Atomic::new(vec!["10.0.0.1"]);
     /// std::thread::scope(|s| {
@@ -309,7 +309,7 @@ impl<T: Send + Sync + 'static> Drop for Atomic<T> {
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu::{self, Atomic, Owned};
+/// use offlock_percpu::rcu::{self, Atomic, Owned};
 ///
 /// let shared = Atomic::new(1);
 /// let guard = rcu::pin();

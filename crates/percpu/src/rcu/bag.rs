@@ -19,7 +19,7 @@ use crate::sync::mutant;
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu::{self, RetireHead};
+/// use offlock_percpu::rcu::{self, RetireHead};
 /// use std::ptr::NonNull;
 ///
 /// #[repr(C)]

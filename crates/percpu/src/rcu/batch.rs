@@ -13,7 +13,7 @@ use super::reclaim::retire_list;
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu::{self, Batch, RetireHead};
+/// use offlock_percpu::rcu::{self, Batch, RetireHead};
 /// use std::ptr::NonNull;
 ///
 /// unsafe fn free(head: NonNull<RetireHead>) {

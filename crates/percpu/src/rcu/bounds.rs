@@ -9,7 +9,7 @@ use std::time::Duration;
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu::{self, Bounds};
+/// use offlock_percpu::rcu::{self, Bounds};
 /// use std::time::Duration;
 ///
 /// let bounds = Bounds::new(1 << 20, Duration::from_millis(50));

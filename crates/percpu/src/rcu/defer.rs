@@ -30,7 +30,7 @@ struct Deferred<F> {
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu;
+/// use offlock_percpu::rcu;
 ///
 /// let (sender, receiver) = std::sync::mpsc::channel();
 /// rcu::defer(0, move || sender.send("no reader is left").unwrap());
@@ -53,7 +53,7 @@ pub fn defer<F: FnOnce() + Send + 'static>(bytes: usize, f: F) {
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu;
+/// use offlock_percpu::rcu;
 ///
 /// if let Err(error) = rcu::try_defer(0, || println!("no reader is left")) {
 ///     rcu::synchronize()?;
@@ -94,7 +94,7 @@ unsafe fn run<F: FnOnce()>(head: NonNull<RetireHead>) {
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu::{self, TryDeferError};
+/// use offlock_percpu::rcu::{self, TryDeferError};
 ///
 /// fn defer_or_wait<F: FnOnce() + Send + 'static>(f: F) -> Result<(), rcu::SynchronizeError> {
 ///     if let Err(TryDeferError { 0: f, .. }) = rcu::try_defer(0, f) {

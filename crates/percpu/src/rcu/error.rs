@@ -9,7 +9,7 @@ use std::io;
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu::{self, SynchronizeError};
+/// use offlock_percpu::rcu::{self, SynchronizeError};
 ///
 /// let _guard = rcu::pin();
 /// assert_eq!(rcu::barrier(), Err(SynchronizeError::WouldDeadlock));
@@ -53,7 +53,7 @@ impl From<SynchronizeError> for io::Error {
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu::Owned;
+/// use offlock_percpu::rcu::Owned;
 ///
 /// fn node(name: String) -> Result<Owned<String>, String> {
 ///     Owned::try_new(name).map_err(|error| error.0)

@@ -21,7 +21,7 @@ use super::reclaim::{drain, is_freeing};
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu::{self, SynchronizeError};
+/// use offlock_percpu::rcu::{self, SynchronizeError};
 ///
 /// let guard = rcu::pin();
 /// assert_eq!(rcu::synchronize(), Err(SynchronizeError::WouldDeadlock));
@@ -51,7 +51,7 @@ pub fn synchronize() -> Result<(), SynchronizeError> {
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu;
+/// use offlock_percpu::rcu;
 /// use std::sync::atomic::{AtomicBool, Ordering};
 ///
 /// static RAN: AtomicBool = AtomicBool::new(false);
@@ -73,7 +73,7 @@ pub fn barrier() -> Result<(), SynchronizeError> {
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu::{self, GracePeriod};
+/// use offlock_percpu::rcu::{self, GracePeriod};
 ///
 /// let period: GracePeriod = rcu::start_grace_period();
 /// while !period.poll() {
@@ -95,7 +95,7 @@ pub struct GracePeriod {
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu;
+/// use offlock_percpu::rcu;
 ///
 /// let guard = rcu::pin();
 /// let period = rcu::start_grace_period();

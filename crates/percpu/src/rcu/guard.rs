@@ -84,7 +84,7 @@ fn clear_local_slot() {
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu;
+/// use offlock_percpu::rcu;
 ///
 /// let guard: rcu::Guard = rcu::pin();
 /// assert!(rcu::is_pinned());
@@ -96,7 +96,7 @@ fn clear_local_slot() {
 ///
 /// ```compile_fail
 /// fn sends<T: Send>(_: T) {}
-/// sends(percpu::rcu::pin());
+/// sends(offlock_percpu::rcu::pin());
 /// ```
 #[must_use = "values loaded under a guard are valid only while the guard lives"]
 #[derive(Debug)]
@@ -129,7 +129,7 @@ const _: () = assert!(size_of::<Option<Guard>>() == size_of::<usize>());
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu;
+/// use offlock_percpu::rcu;
 ///
 /// let shared = rcu::Atomic::new(7);
 /// let guard = rcu::pin();
@@ -158,12 +158,12 @@ fn abort_without_slot() -> ! {
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu;
+/// use offlock_percpu::rcu;
 ///
 /// let shared = rcu::Atomic::new(7);
 /// let guard = rcu::try_pin()?;
 /// assert_eq!(shared.load(&guard), &7);
-/// # Ok::<(), percpu::AllocError>(())
+/// # Ok::<(), offlock_percpu::AllocError>(())
 /// ```
 #[inline]
 pub fn try_pin() -> Result<Guard, AllocError> {
@@ -222,7 +222,7 @@ fn unpin_and_release(slot: &Slot) {
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu;
+/// use offlock_percpu::rcu;
 ///
 /// assert!(!rcu::is_pinned());
 /// let _guard = rcu::pin();

@@ -6,7 +6,7 @@
 //! reference to it has dropped its guard.
 //!
 //! ```
-//! use percpu::rcu::{self, Atomic, Owned};
+//! use offlock_percpu::rcu::{self, Atomic, Owned};
 //!
 //! let route = Atomic::new("via 10.0.0.1".to_string());
 //!

@@ -61,7 +61,7 @@ pub(super) fn head_of<T>(node: NodePtr<T>) -> NonNull<RetireHead> {
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu::{self, Atomic, Owned};
+/// use offlock_percpu::rcu::{self, Atomic, Owned};
 ///
 /// let mut new = Owned::new(vec![1, 2]);
 /// new.push(3);

@@ -149,7 +149,7 @@ fn close_all(domain: &'static Domain, gp: Option<&GpGuard>) -> u64 {
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu::{self, Atomic, Owned};
+/// use offlock_percpu::rcu::{self, Atomic, Owned};
 ///
 /// let shared = Atomic::new(7);
 /// shared.store(Owned::new(8)); // retires the 7

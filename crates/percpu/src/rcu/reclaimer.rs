@@ -21,7 +21,7 @@ use crate::sync::{Arc, thread};
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu::{self, Reclaimer};
+/// use offlock_percpu::rcu::{self, Reclaimer};
 ///
 /// let reclaimer = Reclaimer::spawn()?;
 /// // ... retired objects are freed without calls of `poll` ...

@@ -11,7 +11,7 @@ use super::domain::domain;
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu;
+/// use offlock_percpu::rcu;
 ///
 /// let guard: rcu::SendGuard = rcu::pin_send();
 /// std::thread::spawn(move || drop(guard)).join().unwrap();
@@ -35,7 +35,7 @@ pub struct SendGuard {
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu;
+/// use offlock_percpu::rcu;
 /// use std::sync::Arc;
 ///
 /// let shared = Arc::new(rcu::Atomic::new(7));

@@ -15,7 +15,7 @@ use crate::sync::native::atomic::Ordering::Relaxed;
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu::{self, Stats};
+/// use offlock_percpu::rcu::{self, Stats};
 ///
 /// let stats: Stats = rcu::stats();
 /// if stats.stalled_readers != 0 {
@@ -77,7 +77,7 @@ impl fmt::Display for Stats {
 /// # Examples
 ///
 /// ```
-/// let stats = percpu::rcu::stats();
+/// let stats = offlock_percpu::rcu::stats();
 /// println!("{stats}");
 /// assert!(stats.heavy_fences >= stats.grace_periods);
 /// ```
@@ -116,7 +116,7 @@ pub fn set_bounds(bounds: Bounds) {
 /// # Examples
 ///
 /// ```
-/// assert!(percpu::rcu::bounds().bytes > 0);
+/// assert!(offlock_percpu::rcu::bounds().bytes > 0);
 /// ```
 #[must_use]
 pub fn bounds() -> Bounds {

@@ -25,7 +25,7 @@ use crate::sync::quarantine::Watched;
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu::{Atomic, Owned, Unlinked};
+/// use offlock_percpu::rcu::{Atomic, Owned, Unlinked};
 ///
 /// let shared = Atomic::new("old");
 /// let old: Unlinked<&str> = shared.swap(Owned::new("new"));
@@ -85,7 +85,7 @@ impl<T: Send + Sync + 'static> Unlinked<T> {
     /// # Examples
     ///
     /// ```
-    /// use percpu::rcu::{self, Atomic, Owned};
+    /// use offlock_percpu::rcu::{self, Atomic, Owned};
     ///
     /// let table = Atomic::new(vec![0_u8; 1 << 20]);
     /// let old = table.swap(Owned::new(Vec::new()));
@@ -122,12 +122,12 @@ impl<T: Send + Sync + 'static> Unlinked<T> {
     /// # Examples
     ///
     /// ```
-    /// use percpu::rcu::{Atomic, Owned};
+    /// use offlock_percpu::rcu::{Atomic, Owned};
     ///
     /// let shared = Atomic::new("old");
     /// let old = shared.swap(Owned::new("new"));
     /// assert_eq!(old.reclaim()?.into_inner(), "old");
-    /// # Ok::<(), percpu::rcu::ReclaimError<&str>>(())
+    /// # Ok::<(), offlock_percpu::rcu::ReclaimError<&str>>(())
     /// ```
     pub fn reclaim(self) -> Result<Owned<T>, ReclaimError<T>> {
         match synchronize() {
@@ -190,7 +190,7 @@ impl<T: Send + Sync + 'static> Drop for Unlinked<T> {
 /// # Examples
 ///
 /// ```
-/// use percpu::rcu::{self, Atomic, Owned, SynchronizeError};
+/// use offlock_percpu::rcu::{self, Atomic, Owned, SynchronizeError};
 ///
 /// let shared = Atomic::new("old");
 /// let guard = rcu::pin();

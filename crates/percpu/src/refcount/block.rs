@@ -64,7 +64,7 @@ use crate::words::{BLOCK, WordBlock, Words};
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering};
 ///
-/// use percpu::{RefBlock, fence};
+/// use offlock_percpu::{RefBlock, fence};
 ///
 /// const OPEN: u64 = 2;
 ///
@@ -78,7 +78,7 @@ use crate::words::{BLOCK, WordBlock, Words};
 /// assert!(!block.fold(0)); // one reference is left
 /// // SAFETY: the reference taken above, put once; block and gate live on.
 /// assert!(unsafe { RefBlock::put(&block, 0, &gate, OPEN) }); // the last put
-/// # Ok::<(), percpu::AllocError>(())
+/// # Ok::<(), offlock_percpu::AllocError>(())
 /// ```
 ///
 /// # Panics

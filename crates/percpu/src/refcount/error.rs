@@ -9,7 +9,7 @@ use crate::error::AllocError;
 /// The error of [`PercpuRef::kill`](crate::PercpuRef::kill). The call changed nothing.
 ///
 /// ```
-/// use percpu::{KillError, PercpuRef};
+/// use offlock_percpu::{KillError, PercpuRef};
 ///
 /// let refs = PercpuRef::new(|| ())?;
 /// refs.kill()?;
@@ -26,7 +26,7 @@ pub enum KillError {
 /// The error of [`PercpuRef::resurrect`](crate::PercpuRef::resurrect). The call changed nothing.
 ///
 /// ```
-/// use percpu::{PercpuRef, ResurrectError};
+/// use offlock_percpu::{PercpuRef, ResurrectError};
 ///
 /// let refs = PercpuRef::new(|| ())?;
 /// assert_eq!(refs.resurrect(), Err(ResurrectError::NotDying));
@@ -46,7 +46,7 @@ pub enum ResurrectError {
 /// The reason in a [`ReinitError`]. The call changed nothing.
 ///
 /// ```
-/// use percpu::{PercpuRef, ReinitRefused};
+/// use offlock_percpu::{PercpuRef, ReinitRefused};
 ///
 /// let refs = PercpuRef::new(|| ())?;
 /// let error = refs.reinit(|| ()).unwrap_err();
@@ -65,7 +65,7 @@ pub enum ReinitRefused {
 /// The error of [`PercpuRef::reinit`](crate::PercpuRef::reinit), which returns the release closure.
 ///
 /// ```
-/// use percpu::PercpuRef;
+/// use offlock_percpu::PercpuRef;
 ///
 /// let refs = PercpuRef::new(|| ())?;
 /// let release = refs.reinit(|| ()).unwrap_err().into_release(); // the count is live

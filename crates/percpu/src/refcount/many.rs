@@ -31,7 +31,7 @@ impl PercpuRef {
     /// change the modes of the same counts, and blocks those threads for the duration of the fence.
     ///
     /// ```
-    /// use percpu::{KillError, PercpuRef};
+    /// use offlock_percpu::{KillError, PercpuRef};
     ///
     /// let refs = [PercpuRef::new(|| ())?, PercpuRef::new(|| ())?];
     /// refs[0].kill()?;

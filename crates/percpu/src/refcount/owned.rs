@@ -15,7 +15,7 @@ use super::percpu_ref::PercpuRef;
 /// use std::sync::Arc;
 /// use std::thread;
 ///
-/// use percpu::{ArcReference, PercpuRef};
+/// use offlock_percpu::{ArcReference, PercpuRef};
 ///
 /// struct Request {
 ///     _connection: ArcReference,
@@ -51,7 +51,7 @@ impl PercpuRef {
     /// use std::sync::mpsc;
     /// use std::thread;
     ///
-    /// use percpu::PercpuRef;
+    /// use offlock_percpu::PercpuRef;
     ///
     /// let (tell, told) = mpsc::channel();
     /// let refs = Arc::new(PercpuRef::new(move || tell.send("released").unwrap())?);

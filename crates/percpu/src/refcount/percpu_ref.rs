@@ -53,7 +53,7 @@ impl Mode {
 ///
 /// ```
 /// use std::sync::mpsc;
-/// use percpu::PercpuRef;
+/// use offlock_percpu::PercpuRef;
 ///
 /// let (tell, told) = mpsc::channel();
 /// let refs = PercpuRef::new(move || tell.send("released").unwrap())?;
@@ -142,7 +142,7 @@ impl PercpuRef {
     /// Wait-free in percpu mode, lock-free in atomic mode.
     ///
     /// ```
-    /// use percpu::PercpuRef;
+    /// use offlock_percpu::PercpuRef;
     ///
     /// let refs = PercpuRef::new(|| ())?;
     /// let last = refs.try_get().expect("live");
@@ -166,7 +166,7 @@ impl PercpuRef {
     /// `&PercpuRef` coerces to it.
     ///
     /// ```
-    /// use percpu::PercpuRef;
+    /// use offlock_percpu::PercpuRef;
     ///
     /// let refs = PercpuRef::new(|| ())?;
     /// refs.try_get().expect("live").leak();
@@ -364,7 +364,7 @@ impl fmt::Debug for PercpuRef {
 /// [`mem::forget`] keeps the count above zero for ever.
 ///
 /// ```
-/// use percpu::{PercpuRef, Reference};
+/// use offlock_percpu::{PercpuRef, Reference};
 ///
 /// fn serve(connection: Reference<'_>) {
 ///     let _for_a_helper = connection.clone();

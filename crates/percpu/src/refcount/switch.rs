@@ -167,7 +167,7 @@ impl PercpuRef {
     /// thread changes the mode of the same count.
     ///
     /// ```
-    /// use percpu::PercpuRef;
+    /// use offlock_percpu::PercpuRef;
     ///
     /// let refs = PercpuRef::new(|| ())?;
     /// refs.switch_to_atomic();

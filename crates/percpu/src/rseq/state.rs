@@ -7,8 +7,8 @@ use crate::cpu::RseqState;
 /// Whether rseq sections run in this process, and why not.
 ///
 /// ```
-/// match percpu::capabilities().sections {
-///     percpu::Sections::InUse => {}
+/// match offlock_percpu::capabilities().sections {
+///     offlock_percpu::Sections::InUse => {}
 ///     why => println!("sections {why}"), // for example: sections off: rseq not offered by libc
 /// }
 /// ```

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use percpu::rcu::{self, Bounds};
+use offlock_percpu::rcu::{self, Bounds};
 
 /// Nobody else retires or reads meanwhile, and nothing is left from before.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {

@@ -3,7 +3,7 @@
 /// Unregisters this thread's rseq area, if rseq is in use. Returns the CPU id that the area then holds.
 pub(crate) fn take_id() -> Option<i32> {
     #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
-    if percpu::backend().rseq() == percpu::RseqState::InUse {
+    if offlock_percpu::backend().rseq() == offlock_percpu::RseqState::InUse {
         return Some(testkit::rseq::unregister());
     }
     None

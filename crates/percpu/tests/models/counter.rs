@@ -1,8 +1,8 @@
 //! The per-CPU counter: adds against carries and folds.
 
-use percpu::sync::virtual_cpu::{both_modes, set_current, take_id, with_sections};
-use percpu::sync::{Arc, thread};
-use percpu::{CpuId, PerCpuCounter};
+use offlock_percpu::sync::virtual_cpu::{both_modes, set_current, take_id, with_sections};
+use offlock_percpu::sync::{Arc, thread};
+use offlock_percpu::{CpuId, PerCpuCounter};
 
 const CPU: [CpuId; 2] = [CpuId::new(0), CpuId::new(1)];
 

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicUsize as Uncounted, Ordering};
 
-use percpu::CpuId;
-use percpu::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
-use percpu::sync::quarantine::{Watched, free};
-use percpu::sync::{
+use offlock_percpu::CpuId;
+use offlock_percpu::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
+use offlock_percpu::sync::quarantine::{Watched, free};
+use offlock_percpu::sync::{
     Arc, Condvar, Futex, Mutex, check, cpu, fence, model, mutant, order, step, thread,
 };
 

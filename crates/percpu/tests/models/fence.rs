@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use percpu::fence::{heavy, light};
-use percpu::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use percpu::sync::{Arc, model, mutant, thread};
+use offlock_percpu::fence::{heavy, light};
+use offlock_percpu::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use offlock_percpu::sync::{Arc, model, mutant, thread};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[

@@ -6,10 +6,10 @@
 
 use std::sync::atomic::Ordering;
 
-use percpu::sync::atomic::AtomicUsize;
-use percpu::sync::virtual_cpu::{both_modes, set_current, take_id, with_sections};
-use percpu::sync::{Arc, thread};
-use percpu::{CpuId, GateError, ReadGuard, ReadWriteGate};
+use offlock_percpu::sync::atomic::AtomicUsize;
+use offlock_percpu::sync::virtual_cpu::{both_modes, set_current, take_id, with_sections};
+use offlock_percpu::sync::{Arc, thread};
+use offlock_percpu::{CpuId, GateError, ReadGuard, ReadWriteGate};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[

@@ -5,11 +5,11 @@
 //! two uses which no ordering separates fail (loom sees that). Where a wake-up is lost, the model
 //! deadlocks.
 
-use percpu::CpuId;
-use percpu::lglock::{LgLock, LockError};
-use percpu::sync::atomic::{AtomicU64, Ordering};
-use percpu::sync::virtual_cpu::set_current;
-use percpu::sync::{Arc, model, thread};
+use offlock_percpu::CpuId;
+use offlock_percpu::lglock::{LgLock, LockError};
+use offlock_percpu::sync::atomic::{AtomicU64, Ordering};
+use offlock_percpu::sync::virtual_cpu::set_current;
+use offlock_percpu::sync::{Arc, model, thread};
 
 type Lock = LgLock<AtomicU64>;
 

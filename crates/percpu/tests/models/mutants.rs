@@ -1,6 +1,6 @@
 //! Every planted bug must fail the model that is about it.
 
-use percpu::sync::planted::{Planted, names_in};
+use offlock_percpu::sync::planted::{Planted, names_in};
 
 use super::{counter, facade, fence, gate, lglock, rcu, ref_block, refcount, word_lock};
 

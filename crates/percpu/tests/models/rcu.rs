@@ -1,11 +1,11 @@
 //! Grace periods, guards and reclamation.
 
-use percpu::CpuId;
-use percpu::rcu::{self, Atomic, Owned};
-use percpu::sync::atomic::{AtomicPtr, Ordering};
-use percpu::sync::quarantine::{Watched, free};
-use percpu::sync::virtual_cpu::{both_modes, set_current, take_id};
-use percpu::sync::{Arc, model, thread};
+use offlock_percpu::CpuId;
+use offlock_percpu::rcu::{self, Atomic, Owned};
+use offlock_percpu::sync::atomic::{AtomicPtr, Ordering};
+use offlock_percpu::sync::quarantine::{Watched, free};
+use offlock_percpu::sync::virtual_cpu::{both_modes, set_current, take_id};
+use offlock_percpu::sync::{Arc, model, thread};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -418,7 +418,7 @@ fn two_threads_retire_on_one_cpu() {
 fn inv11_a_barrier_waits_for_the_drops_of_others() {
     model(|| {
         let shared = shared(1);
-        let gone = Arc::new(percpu::sync::atomic::AtomicU64::new(0));
+        let gone = Arc::new(offlock_percpu::sync::atomic::AtomicU64::new(0));
         rcu::defer(0, {
             let gone = Arc::clone(&gone);
             move || {
@@ -442,7 +442,7 @@ fn inv11_a_barrier_waits_for_the_drops_of_others() {
 #[test]
 fn inv11_two_barriers_wait_for_the_same_drop() {
     model(|| {
-        let gone = Arc::new(percpu::sync::atomic::AtomicU64::new(0));
+        let gone = Arc::new(offlock_percpu::sync::atomic::AtomicU64::new(0));
         rcu::defer(0, {
             let gone = Arc::clone(&gone);
             move || {
@@ -451,7 +451,7 @@ fn inv11_two_barriers_wait_for_the_same_drop() {
                 gone.store(1, Ordering::Relaxed);
             }
         });
-        let check = |gone: &percpu::sync::atomic::AtomicU64| {
+        let check = |gone: &offlock_percpu::sync::atomic::AtomicU64| {
             rcu::barrier().unwrap();
             // Ordering: as above.
             assert_eq!(gone.load(Ordering::Relaxed), 1);

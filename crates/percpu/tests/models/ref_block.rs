@@ -5,11 +5,11 @@
 //! that comes early, or that is not ordered after every look, fails the model; one that comes twice
 //! frees twice, and one that never comes is missed by the count of ends.
 
-use percpu::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use percpu::sync::quarantine::{Watched, free};
-use percpu::sync::virtual_cpu::{both_modes, set_current, take_id, with_sections};
-use percpu::sync::{Arc, mutant, thread};
-use percpu::{CpuId, RefBlock, fence};
+use offlock_percpu::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use offlock_percpu::sync::quarantine::{Watched, free};
+use offlock_percpu::sync::virtual_cpu::{both_modes, set_current, take_id, with_sections};
+use offlock_percpu::sync::{Arc, mutant, thread};
+use offlock_percpu::{CpuId, RefBlock, fence};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[

@@ -6,11 +6,11 @@
 
 use std::sync::atomic::Ordering;
 
-use percpu::sync::atomic::{AtomicPtr, AtomicUsize};
-use percpu::sync::quarantine::{Watched, free};
-use percpu::sync::virtual_cpu::{both_modes, set_current, take_id, with_sections};
-use percpu::sync::{Arc, thread};
-use percpu::{CpuId, KillError, PercpuRef, ResurrectError};
+use offlock_percpu::sync::atomic::{AtomicPtr, AtomicUsize};
+use offlock_percpu::sync::quarantine::{Watched, free};
+use offlock_percpu::sync::virtual_cpu::{both_modes, set_current, take_id, with_sections};
+use offlock_percpu::sync::{Arc, thread};
+use offlock_percpu::{CpuId, KillError, PercpuRef, ResurrectError};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[

@@ -4,8 +4,8 @@
 //! sees that); and every use of a guard goes through a checked cell, so that two uses which no
 //! ordering separates fail (loom sees that). Where a wake-up is lost, the model deadlocks.
 
-use percpu::sync::atomic::{AtomicU64, Ordering};
-use percpu::sync::{Arc, WordLock, model, thread};
+use offlock_percpu::sync::atomic::{AtomicU64, Ordering};
+use offlock_percpu::sync::{Arc, WordLock, model, thread};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
