@@ -39,8 +39,3 @@ pub use option::OPTION_HEADER;
 pub use reply::ReplyHeader;
 pub use request::{Agreed, BadMagic, Command, REQUEST_LEN, Request};
 pub use wire::{CommandFlags, InfoType, MAX_PAYLOAD, MAX_STRING, TransmissionFlags};
-
-/// The snippet of the workspace's README compiles.
-#[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-struct Readme;
