@@ -1,14 +1,16 @@
-//! A number to sleep on until it changes: the kernel's futex, or a model checker's locks.
+//! A futex: a counter of changes on which threads sleep until the next change.
+//!
+//! A build for a model checker uses the checker's locks instead of the system call.
 
 use std::time::{Duration, SystemTime};
 
 use super::atomic::{AtomicU32, Ordering};
 use super::mutant;
 
-/// A number that counts changes, and where threads sleep until there is another.
+/// A counter of changes on which threads sleep until the next change.
 ///
-/// Whoever waits for something reads the number, looks whether it has to wait, and sleeps if the
-/// number is still the same. Whoever changes something advances the number, and wakes.
+/// A waiter loads the counter, checks its condition, and sleeps only while the counter still has
+/// the loaded value. A waker changes the condition, advances the counter, and wakes.
 #[derive(Debug)]
 pub struct Futex {
     changes: AtomicU32,
@@ -17,7 +19,7 @@ pub struct Futex {
 }
 
 impl Futex {
-    /// Makes one where nobody sleeps.
+    /// Creates a futex with a counter of 0 and no sleepers.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -27,55 +29,60 @@ impl Futex {
         }
     }
 
-    /// The number of changes: who goes on to [`wait`](Self::wait) with it is told of any later one.
+    /// Returns the counter. A [`wait`](Self::wait) with this value does not miss a later change.
     /// Wait-free.
     #[inline]
     pub fn load(&self) -> u32 {
-        // Ordering: Acquire pairs with the Release in `advance`; it carries what was changed.
+        // Ordering: Acquire pairs with the Release in `advance`; it carries the condition that the
+        // waker changed.
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Counts a change, which [`wake_one`](Self::wake_one) or [`wake_all`](Self::wake_all) must
-    /// follow. Wait-free; for a signal handler too.
+    /// Counts a change. The caller must then call [`wake_one`](Self::wake_one) or
+    /// [`wake_all`](Self::wake_all). Wait-free; a signal handler may call it.
     #[inline]
     pub fn advance(&self) {
         let release =
             if mutant("futex-advance-is-relaxed") { Ordering::Relaxed } else { Ordering::Release };
-        // Ordering: Release pairs with the Acquire in `load`; it carries what was changed.
+        // Ordering: Release pairs with the Acquire in `load`; it carries the condition that the
+        // calling thread changed.
         self.changes.fetch_add(1, release);
     }
 
-    /// Sleeps until it is woken, if there was no change since `seen` was loaded; or returns without
-    /// either, so look again.
+    /// Sleeps until a wake-up. Returns at once if the counter is no longer `seen`.
     ///
-    /// The number wraps: whoever is kept from here for exactly 2^32 changes misses them.
+    /// The call may also return without a wake-up and without a change, so the caller must check
+    /// its condition again. The counter wraps: a thread that is preempted before this call for
+    /// exactly 2^32 changes misses them.
     pub fn wait(&self, seen: u32) {
         self.sleep(seen);
     }
 
-    /// As [`wait`](Self::wait), but also ends once `time` of the monotonic clock is over. A time
-    /// that the kernel cannot count is no limit.
+    /// Sleeps like [`wait`](Self::wait), but at most for `time` on the monotonic clock. A time that
+    /// is too long for the kernel sets no limit.
     ///
-    /// In a model time may be over at any moment: it returns at once.
+    /// A model has no clock. The call returns at once there, as after the shortest time.
     pub fn wait_for(&self, seen: u32, time: Duration) {
         self.sleep_for(seen, time);
     }
 
-    /// As [`wait`](Self::wait), but also ends once the system's clock shows `end`, however it came
-    /// to: when the clock is set, the wait follows.
+    /// Sleeps like [`wait`](Self::wait), but at most until the system clock reaches `end`. If the
+    /// clock is set, the end of the wait moves with it.
     ///
-    /// In a model time may be over at any moment: it returns at once.
+    /// A model has no clock. The call returns at once there, as if `end` were past.
     pub fn wait_until(&self, seen: u32, end: SystemTime) {
         self.sleep_until(seen, end);
     }
 
-    /// Wakes a thread that sleeps, if there is one. One system call, which takes no lock of this
-    /// process and leaves `errno` as it is: for a signal handler too.
+    /// Wakes one sleeping thread, if there is one.
+    ///
+    /// Makes one system call, takes no lock of the process and preserves `errno`, so a signal
+    /// handler may call it.
     pub fn wake_one(&self) {
         self.wake(false);
     }
 
-    /// Wakes every thread that sleeps; otherwise as [`wake_one`](Self::wake_one).
+    /// Wakes every sleeping thread. The rest is as for [`wake_one`](Self::wake_one).
     pub fn wake_all(&self) {
         self.wake(!mutant("futex-wake-all-wakes-one"));
     }
@@ -86,46 +93,48 @@ impl Futex {
     fn sleep(&self, seen: u32) {
         let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
         let forever = std::ptr::null::<libc::timespec>();
-        // Not looked at: whoever is woken (0), interrupted (EINTR) or late (EAGAIN) looks again.
-        // SAFETY: the kernel reads the number, which `self` keeps alive, and no time.
+        // The result is ignored: the caller checks its condition again after a wake-up (0), a
+        // signal (EINTR) and a change (EAGAIN).
+        // SAFETY: the kernel reads the counter, which `self` keeps alive. The timeout is null.
         unsafe { libc::syscall(libc::SYS_futex, self.changes.as_ptr(), op, seen, forever) };
     }
 
     fn sleep_for(&self, seen: u32, time: Duration) {
         let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
         let time = timespec(time);
-        // Not looked at, as above.
-        // SAFETY: the kernel reads the number, which `self` keeps alive, and a time of this frame.
+        // The result is ignored, as in `sleep`; the timeout gives ETIMEDOUT.
+        // SAFETY: the kernel reads the counter, which `self` keeps alive, and the local `time`.
         unsafe { libc::syscall(libc::SYS_futex, self.changes.as_ptr(), op, seen, &raw const time) };
     }
 
     fn sleep_until(&self, seen: u32, end: SystemTime) {
         let op = libc::FUTEX_WAIT_BITSET | libc::FUTEX_CLOCK_REALTIME | libc::FUTEX_PRIVATE_FLAG;
-        // All that is before 1970 is over, as 1970 is.
+        // A time before 1970 is past, like the start of 1970, which takes its place.
         let end = timespec(end.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
         let (word, unused) = (self.changes.as_ptr(), std::ptr::null::<u32>());
         let (end, any) = (&raw const end, libc::FUTEX_BITSET_MATCH_ANY);
-        // Not looked at, as above.
-        // SAFETY: the kernel reads the number, which `self` keeps alive, and a time of this frame.
+        // The result is ignored, as in `sleep`; the timeout gives ETIMEDOUT.
+        // SAFETY: the kernel reads the counter, which `self` keeps alive, and the local `end`.
         unsafe { libc::syscall(libc::SYS_futex, word, op, seen, end, unused, any) };
     }
 
     fn wake(&self, all: bool) {
         let op = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
         let most = if all { libc::c_int::MAX } else { 1 };
-        // SAFETY: gives the address of this thread's `errno`.
+        // SAFETY: the function has no preconditions.
         let errno = unsafe { libc::__errno_location() };
-        // SAFETY: this thread's own, and nobody has a reference to it.
+        // SAFETY: the `errno` of the calling thread, to which there are no references.
         let before = unsafe { *errno };
-        // SAFETY: the kernel takes the address for a name, of a number that `self` keeps alive.
+        // SAFETY: the kernel uses the address only to find the sleepers. `self` keeps it mapped.
         unsafe { libc::syscall(libc::SYS_futex, self.changes.as_ptr(), op, most) };
-        // It fails only where a filter refuses it, but then it must not tell whom we interrupt.
-        // SAFETY: as above.
+        // The call fails only if a seccomp filter refuses it. The code that a signal handler
+        // interrupts must not see the error.
+        // SAFETY: the `errno` of the calling thread, to which there are no references.
         unsafe { *errno = before };
     }
 }
 
-/// What the kernel cannot count it saturates, and so does this.
+/// Converts a duration. Saturates, as the kernel does with times that are too long for it.
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 fn timespec(time: Duration) -> libc::timespec {
     libc::timespec {
@@ -134,14 +143,15 @@ fn timespec(time: Duration) -> libc::timespec {
     }
 }
 
-/// The kernel looks at the number and at who sleeps under a lock of its own: so here.
+/// The futex of a model. The kernel compares the counter and queues the sleeper under one lock, and
+/// so does this.
 #[cfg(any(offlock_loom, offlock_shuttle))]
 impl Futex {
     fn sleep(&self, seen: u32) {
         let (lock, woken) = &self.sleepers;
         let mut held = lock.lock();
-        // Ordering: Relaxed; a waker that was here before has left its change behind the lock, one
-        // that comes later wakes us.
+        // Ordering: Relaxed; if the waker took the lock first, the lock carries its change. If it
+        // takes the lock later, it wakes this thread.
         if self.changes.load(Ordering::Relaxed) == seen || mutant("futex-sleeps-without-a-look") {
             woken.wait(&mut held);
         }
@@ -235,7 +245,7 @@ mod tests {
                 futex.advance();
                 futex.wake_one();
                 let rounds: u32 = sleeper.join().unwrap();
-                assert!(rounds < 10, "it slept: a refused time would make it spin, {rounds}");
+                assert!(rounds < 10, "a rejected timeout makes it spin: {rounds} rounds");
             });
         }
     }
@@ -264,13 +274,13 @@ mod tests {
 
     #[test]
     fn a_wake_leaves_errno_alone() {
-        // SAFETY: gives the address of this thread's `errno`.
+        // SAFETY: the function has no preconditions.
         let errno = unsafe { libc::__errno_location() };
-        // SAFETY: this thread's own.
+        // SAFETY: the `errno` of this thread, to which there are no references.
         unsafe { *errno = libc::EXDEV };
         Futex::new().wake_one();
         Futex::new().wake_all();
-        // SAFETY: as above.
+        // SAFETY: the `errno` of this thread, to which there are no references.
         assert_eq!(unsafe { *errno }, libc::EXDEV);
     }
 }

@@ -1,5 +1,6 @@
-//! Labelled protocol steps: the operations that a model run can weaken, to see that a model fails
-//! without them.
+//! Labelled protocol steps, which a model run can weaken.
+//!
+//! A test weakens each step and checks that its model then fails.
 //!
 //! | | normal build | model build, if `OFFLOCK_MUTANT` names the label |
 //! |---|---|---|
@@ -8,8 +9,8 @@
 //! | `step!("label", statement)` | `statement` | nothing |
 //! | `check!("label", condition)` | `condition` | `true`; the condition is evaluated first |
 //!
-//! A label names the protocol step in words, for example `"publish: the entry is built"`. The list
-//! of planted bugs of a crate pairs each label with a model that fails when the step is weakened.
+//! A label describes the protocol step, for example `"publish: the entry is built"`. The list of
+//! planted bugs of a crate pairs each label with a model that fails when the step is weakened.
 
 /// A fence that a model run can skip: `fence!(SeqCst, "label")`.
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
@@ -89,7 +90,7 @@ macro_rules! offlock_check {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! offlock_check {
-    // Not `||`: a label counts as reached when its condition holds, too.
+    // Not `||`, because a run must reach the label even if the condition is true.
     ($label:literal, $condition:expr $(,)?) => {{ $condition | $crate::sync::is_planted($label) }};
 }
 
@@ -99,8 +100,9 @@ pub use crate::{
 
 /// Returns whether `OFFLOCK_MUTANT` names this label.
 ///
-/// The first time that it does, a line on standard error says so. The test that demands a failure
-/// can then tell the planted bug from another cause.
+/// The first call with that label writes a line to standard error, and so does the first call of a
+/// run with the control. The test that expects the failure can then tell the planted bug from
+/// another cause.
 #[cfg(any(offlock_loom, offlock_shuttle))]
 #[doc(hidden)]
 #[must_use]
@@ -124,10 +126,10 @@ pub fn is_planted(label: &str) -> bool {
     hit
 }
 
-/// Aborts on the first panic with a message. Unwinding through the state that the bug left may
-/// never end.
+/// Installs a panic hook that aborts on the first panic with a message, because unwinding through
+/// the state that the bug left may never end.
 ///
-/// loom also ends its threads by panics when a run went well. Those panics have no message.
+/// loom also ends its threads by panics after a run without a failure. These have no message.
 #[cfg(any(offlock_loom, offlock_shuttle))]
 fn abort_on_panic() {
     let report = std::panic::take_hook();

@@ -1,9 +1,10 @@
-//! `parking_lot`'s lock interface over `std`'s locks, or a model checker's of the same shape.
+//! The lock interface of `parking_lot`, over the locks of `std` or of a model checker.
 //!
-//! Not `parking_lot` itself: its waiting threads are listed in a table of the process, which a fork
-//! child copies with the threads that it does not have, and follows into their stacks when locks
-//! of its own are waited for. A futex has no such memory. Poison is ignored: what a panic leaves
-//! behind is up to the structure, and a model fails on the panic itself.
+//! This is not `parking_lot` itself, because `parking_lot` lists the waiting threads of the process
+//! in a table of pointers into their stacks. A child of a fork copies that table, but not the
+//! threads, and follows the stale pointers when a thread of the child waits for a lock. A futex
+//! keeps no such table in the process. Poison is ignored: each data structure says what a panic
+//! leaves behind, and a model fails on the panic itself.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{PoisonError, TryLockError};
@@ -11,18 +12,19 @@ use std::sync::{PoisonError, TryLockError};
 use super::imp::std_shaped;
 use super::mutant;
 
-/// A mutual exclusion lock, which a model checker knows.
+/// A mutual exclusion lock: `std`'s, or the model checker's.
 #[derive(Debug, Default)]
 pub struct Mutex<T: ?Sized>(std_shaped::Mutex<T>);
 
-/// The right to use what a [`Mutex`] protects; unlocks on drop.
+/// Access to the value of a locked [`Mutex`]; unlocks on drop.
 #[derive(Debug)]
 pub struct MutexGuard<'a, T: ?Sized> {
-    /// `None` only inside [`Condvar::wait`], which has the guard borrowed mutably.
+    /// `None` only during [`Condvar::wait`] and [`Condvar::wait_timeout`], which borrow the guard
+    /// mutably.
     held: Option<std_shaped::MutexGuard<'a, T>>,
 }
 
-/// The constructors: `const` where the locks below have such.
+/// Defines the constructors: `const` if the constructors of the wrapped locks are.
 macro_rules! constructors {
     ($($const:tt)?) => {
         impl<T> Mutex<T> {
@@ -34,7 +36,7 @@ macro_rules! constructors {
         }
 
         impl Condvar {
-            /// Creates a condition variable nobody waits on.
+            /// Creates a condition variable without waiting threads.
             #[track_caller]
             pub $($const)? fn new() -> Self {
                 Self(std_shaped::Condvar::new())
@@ -79,7 +81,7 @@ impl<T: ?Sized> Mutex<T> {
         }
     }
 
-    /// Reaches the value without locking: `&mut self` proves that nobody else can.
+    /// Returns the value without locking: `&mut self` proves that no guard exists.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
@@ -103,12 +105,12 @@ impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
     }
 }
 
-/// A condition variable, which a model checker knows.
+/// A condition variable: `std`'s, or the model checker's.
 #[derive(Debug, Default)]
 pub struct Condvar(std_shaped::Condvar);
 
 impl Condvar {
-    /// Unlocks, blocks until a notification, and locks again. It may also return without one.
+    /// Unlocks, blocks until a notification, and locks again. May wake without a notification.
     #[track_caller]
     #[inline]
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
@@ -116,7 +118,9 @@ impl Condvar {
         guard.held = Some(self.0.wait(held).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// [`wait`](Self::wait), for `timeout` at most. No checker has time: in a model it is not over.
+    /// Waits like [`wait`](Self::wait), but at most for `timeout`.
+    ///
+    /// A model has no clock, so the timeout never ends the wait there.
     #[track_caller]
     pub fn wait_timeout<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: std::time::Duration) {
         #[cfg(not(any(offlock_loom, offlock_shuttle)))]

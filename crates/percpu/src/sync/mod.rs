@@ -1,26 +1,27 @@
-//! The one place that names `std` atomics, threads or a model checker.
+//! Atomics, locks, cells and threads: those of `std`, or those of a model checker.
 //!
-//! Every crate of the workspace imports its atomics, locks, cells and threads from here, so that
-//! one `--cfg` switches all of them together:
+//! Every crate of the workspace imports these types from here, so that one `--cfg` switches all of
+//! them together. Modules outside this one do not name a model checker.
 //!
 //! | | default | `--cfg offlock_loom` | `--cfg offlock_shuttle` |
 //! |---|---|---|---|
 //! | `atomic`, `Arc`, `thread`, `hint` | `std` | `loom` | `shuttle` |
-//! | `Mutex`, `Condvar` | a wrapper over `std`'s | the same, over `loom`'s | the same, over `shuttle`'s |
-//! | `Futex` | a word, and the kernel's call | a word, `Mutex` and `Condvar` | the same |
-//! | `WordLock` | a word, and a parker that is cold | the same | the same |
-//! | `cell::UnsafeCell` | `std`'s, transparent | `loom`'s: checks every access | `std`'s |
-//! | `global!`, `thread_local!` | `static`, `std`'s | one per run of the model | the same |
-//! | `thread_id()` | the address of a thread-local | counted per run | counted per run |
-//! | `quarantine` | a plain drop | canary, memory kept | canary, memory kept |
-//! | `cpu::current()` | this CPU | set by the test | set by the test |
-//! | `fence!`, `order!`, `step!`, `check!` | the plain operation | weakened if `OFFLOCK_MUTANT` names its label | the same |
-//! | `mutant()` | `false` | reads `OFFLOCK_MUTANT` | reads `OFFLOCK_MUTANT` |
+//! | `Mutex`, `Condvar` | wrap `std`'s | wrap `loom`'s | wrap `shuttle`'s |
+//! | `Futex` | a word and the futex system call | a word, `Mutex` and `Condvar` | as loom |
+//! | `WordLock` | a word and a parker | as default | as default |
+//! | `cell::UnsafeCell` | `std`'s, transparent | `loom`'s, checks each access | as default |
+//! | `global!` | a `static` | a `lazy_static`, new in each run | as loom |
+//! | `thread_local!` | `std`'s | `loom`'s, new in each run | `shuttle`'s, new in each run |
+//! | `thread_id()` | address of a thread-local variable | a number from a counter | as loom |
+//! | `quarantine` | drops and frees | checks a canary, keeps the memory | as loom |
+//! | `cpu::current()` | the current CPU | the CPU that the test sets | as loom |
+//! | `fence!`, `order!`, `step!`, `check!` | plain | weakened by `OFFLOCK_MUTANT` | as loom |
+//! | `mutant()` | `false` | reads `OFFLOCK_MUTANT` | as loom |
 //!
-//! Locks have `parking_lot`'s shape in all three: `lock()` returns the guard, there is no
-//! poisoning, and `Condvar::wait` borrows the guard. Only the default half has `const`
-//! constructors; a `static` that must not be modelled takes its types from [`native`], one that must
-//! is made by `global!`.
+//! The locks have the interface of `parking_lot` in all three builds: `lock()` returns the guard,
+//! there is no poisoning, and `Condvar::wait` borrows the guard. Only the default build has `const`
+//! constructors. `global!` declares a `static` that a model checks. A `static` that no model checks
+//! takes its types from [`native`].
 //!
 //! Not covered by semantic versioning.
 
@@ -50,28 +51,31 @@ pub use self::label::{check, fence, order, step};
 pub use self::mutant::mutant;
 pub use crate::word_lock::{WordGuard, WordLock};
 
-/// The real types, in all three halves: for process-wide facts that are set once and that no
-/// model is about (which CPUs exist, whether rseq works).
+/// The types of `std` in all three builds.
+///
+/// For process-wide facts that are set once and that no model checks, such as which CPUs exist and
+/// whether rseq works, and for statistics.
 pub mod native {
     pub use std::sync::{OnceLock, atomic};
 }
 
-/// The value of an atomic that nobody changes but the caller, who has the right to: a relaxed load.
+/// Loads an atomic to which only the calling thread may store at this time. Relaxed.
 ///
-/// For what is loaded to be stored again. loom remembers the last access of an object only; were that
-/// the storer's own load, it would not see that the store concerns who loaded before, and leave out
-/// the runs in which those come in between.
+/// For a load whose value the caller changes and stores back. Under loom this load is not an access
+/// that the scheduler sees. loom compares an access only with the last earlier access of the same
+/// object. If that were this load, loom would miss that the store conflicts with an earlier load of
+/// another thread, and would not try the runs in which the two are swapped.
 #[inline(always)]
 pub fn load_own<A: OwnLoad>(atomic: &A) -> A::Value {
     atomic.load_own()
 }
 
-/// For [`load_own`].
+/// An atomic that [`load_own`] can load.
 pub trait OwnLoad {
-    /// What it holds.
+    /// The type of the value.
     type Value;
 
-    /// See [`load_own`].
+    /// Loads the value; [`load_own`] says when.
     fn load_own(&self) -> Self::Value;
 }
 
@@ -83,9 +87,11 @@ macro_rules! own_load {
             #[inline(always)]
             fn load_own(&self) -> $value {
                 #[cfg(offlock_loom)]
-                // SAFETY: whoever calls is the only one that stores; loom fails the model if not.
+                // SAFETY: only the calling thread stores at this time; loom fails the model if
+                // another thread does.
                 return unsafe { self.unsync_load() };
-                // Ordering: Relaxed; the caller's own value, or one that a lock has carried here.
+                // Ordering: Relaxed; the value is from this thread, or a lock ordered its store
+                // before this load.
                 #[cfg(not(offlock_loom))]
                 self.load(imp::atomic::Ordering::Relaxed)
             }
@@ -95,7 +101,9 @@ macro_rules! own_load {
 
 own_load!(AtomicU32 u32, AtomicU64 u64);
 
-/// Whether this thread is unwinding; the model checkers unwind real threads too.
+/// Returns whether the calling thread unwinds.
+///
+/// `std`'s in every build, because the model checkers unwind their threads by `std`'s panics.
 pub fn panicking() -> bool {
     std::thread::panicking()
 }
@@ -106,35 +114,38 @@ mod imp {
     pub use std::sync::{Arc, atomic};
     pub use std::{hint, thread, thread_local};
 
-    /// Tells this thread from every other that lives: never 0. Wait-free, a few instructions.
+    /// Returns the id of the calling thread: unique among living threads, and never 0. Wait-free, a
+    /// few instructions.
     ///
-    /// It is an address in the thread's own memory, so it may be that of a later thread once this
-    /// one has ended. An id left in a word by a guard that was forgotten then names a stranger.
+    /// The id is the address of a thread-local variable, so a later thread may get the id of a
+    /// thread that has ended. If a forgotten guard left the old id in a word, the word then seems to
+    /// belong to the later thread.
     #[inline(always)]
     pub fn thread_id() -> u64 {
         thread_local! {
             static HERE: u8 = const { 0 };
         }
-        // Nothing to drop, so it can be read at any point of a thread's exit.
+        // It has no destructor, so it can be read at any point of the thread's exit.
         HERE.with(|here| std::ptr::from_ref(here).addr() as u64)
     }
 
-    /// What [`super::lock`] is written over.
+    /// The module whose locks [`super::lock`] wraps.
     pub(super) use std::sync as std_shaped;
 
-    /// The real CPUs; with `--cfg offlock_virtual_cpu`, those that the program made up.
+    /// The CPUs of the machine, or with `--cfg offlock_virtual_cpu` those that the test sets.
     pub mod cpu {
         pub use crate::cpu::current_cpu as current;
         #[cfg(not(offlock_virtual_cpu))]
         pub(crate) use crate::cpu::recent_cpu as recent;
-        /// The number of slots: one for every CPU that may ever exist, and for the holes.
+        /// The number of slots of an array indexed by CPU: one more than the largest possible CPU
+        /// number.
         pub use crate::topology::capacity as possible;
         #[cfg(offlock_virtual_cpu)]
         pub(crate) use current as recent;
     }
 }
 
-/// `global! { static NAME: T = value; }`: a static that a model has one of in every run.
+/// Declares a static that each run of a model creates anew: `global! { static NAME: T = value; }`.
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 #[doc(hidden)]
 #[macro_export]
@@ -148,7 +159,7 @@ macro_rules! offlock_global {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! offlock_global {
-    // An empty `vis` would not match the checkers' macro.
+    // An empty `vis` does not match the `lazy_static!` of the checkers.
     ($(#[$meta:meta])* static $name:ident: $type:ty = $value:expr;) => {
         $crate::sync::lazy_static! { $(#[$meta])* static ref $name: $type = $value; }
     };
@@ -159,7 +170,7 @@ macro_rules! offlock_global {
 
 pub use crate::offlock_global as global;
 
-/// Tells this thread of the model from every other: never 0.
+/// Returns the id of the calling thread: unique in the process, and never 0.
 #[cfg(any(offlock_loom, offlock_shuttle))]
 pub fn thread_id() -> u64 {
     use std::cell::Cell;
@@ -167,8 +178,8 @@ pub fn thread_id() -> u64 {
 
     static NEXT: AtomicU64 = AtomicU64::new(1);
     self::imp::thread_local! {
-        // Ordering: Relaxed; only the values must differ. Not the checker's atomic: which thread
-        // gets which number is no part of any model.
+        // `std`'s atomic, not the checker's: no model depends on which thread gets which number.
+        // Ordering: Relaxed; the numbers must differ, and publish no other data.
         static MINE: Cell<u64> = Cell::new(NEXT.fetch_add(1, Ordering::Relaxed));
     }
     MINE.with(Cell::get)
@@ -182,14 +193,14 @@ mod imp {
     pub use loom::{cell, hint, thread};
     pub use loom::{lazy_static, thread_local};
 
-    /// What [`super::lock`] is written over.
+    /// The module whose locks [`super::lock`] wraps.
     pub(super) use loom::sync as std_shaped;
 
-    /// Runs `f` once per interleaving that loom finds within its limits (`LOOM_MAX_PREEMPTIONS`).
+    /// Runs `f` once for each interleaving within loom's limits (`LOOM_MAX_PREEMPTIONS`).
     ///
     /// # Panics
     ///
-    /// Panics if one of them panics. A deadlock may abort the process instead.
+    /// Panics if a run panics or deadlocks. A deadlock may abort the process instead.
     pub fn model(f: impl Fn() + Send + Sync + 'static) {
         let mut builder = loom::model::Builder::new();
         builder.max_branches = builder.max_branches.max(BRANCHES);
@@ -199,7 +210,8 @@ mod imp {
         });
     }
 
-    /// Steps in one run before it counts as endless. A guess: the longest models take 1,500.
+    /// The number of steps after which loom gives up a run as endless. A guess: the longest runs
+    /// take 1,500 steps.
     const BRANCHES: usize = 5_000;
 }
 
@@ -211,18 +223,18 @@ mod imp {
     pub use shuttle::{hint, thread};
     pub use shuttle::{lazy_static, thread_local};
 
-    /// What [`super::lock`] is written over.
+    /// The module whose locks [`super::lock`] wraps.
     pub(super) use shuttle::sync as std_shaped;
 
-    /// Schedules tried by [`model`] when `OFFLOCK_SHUTTLE_ITERATIONS` does not say. A guess: the
-    /// planted mutants of this crate fall within the first hundred.
+    /// The number of schedules that [`model`] tries if `OFFLOCK_SHUTTLE_ITERATIONS` is not set. A
+    /// guess: the models of this crate catch the planted bugs within the first hundred.
     const ITERATIONS: usize = 1_000;
 
-    /// Runs `f` under random schedules, `OFFLOCK_SHUTTLE_ITERATIONS` of them.
+    /// Runs `f` under `OFFLOCK_SHUTTLE_ITERATIONS` random schedules.
     ///
     /// # Panics
     ///
-    /// Panics if one of them panics or deadlocks.
+    /// Panics if a run panics or deadlocks.
     pub fn model(f: impl Fn() + Send + Sync + 'static) {
         let asked = std::env::var("OFFLOCK_SHUTTLE_ITERATIONS").ok();
         let iterations = asked.map_or(ITERATIONS, |n| n.parse().expect("a number of schedules"));
@@ -264,9 +276,9 @@ mod tests {
     #[test]
     fn a_cell_gives_its_content_to_both_closures() {
         let cell = cell::UnsafeCell::new(7);
-        // SAFETY: nobody else has the cell, and the pointer is not kept.
+        // SAFETY: only this thread has the cell, and the pointer is not kept.
         cell.with_mut(|value| unsafe { *value += 1 });
-        // SAFETY: as above.
+        // SAFETY: only this thread has the cell, and the pointer is not kept.
         assert_eq!(cell.with(|value| unsafe { *value }), 8);
         assert_eq!(cell.into_inner(), 8);
     }

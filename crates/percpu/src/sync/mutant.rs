@@ -1,8 +1,8 @@
-//! Planted bugs that need code of their own, one of which a model run may switch on.
+//! Planted bugs that need code of their own. A model run may switch one of them on.
 
 /// Returns whether `OFFLOCK_MUTANT` names the planted bug `name`.
 ///
-/// Always false, and free, outside the model-checking builds.
+/// Always false, at no cost, except in the builds for model checkers.
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 #[inline(always)]
 pub const fn mutant(_name: &str) -> bool {

@@ -1,11 +1,12 @@
-//! The test that every planted bug is caught by the model that is about it.
+//! Checks that each planted bug fails the model that it is listed with.
 //!
-//! A crate lists its bugs in a [`Planted`] and calls the three checks from its model tests. Each
-//! model runs in a process of its own: under loom a deadlock may abort. For tests only.
+//! A crate lists its planted bugs in a [`Planted`] and calls the three checks from its model tests.
+//! Each model runs in a process of its own, because under loom a deadlock may abort the process.
+//! For tests only.
 //!
 //! # Panics
 //!
-//! Every check panics with what does not hold.
+//! A check that fails panics. The message names the planted bug or the model.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -16,36 +17,39 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A guess: a hundred times what the slowest takes.
+/// The time after which a model counts as hung. A guess: a hundred times as long as the slowest
+/// model takes.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A planted bug that changes nothing, wherever one is planted: whatever a run does once it has met a
-/// bug, it passes with this one.
+/// The name of a planted bug that changes no code.
+///
+/// A run with it reports the first planted bug that it reaches, like a run with a bug, and must
+/// pass.
 pub(super) const CONTROL: &str = "control";
 
 /// The planted bugs of a crate.
 #[derive(Debug)]
 pub struct Planted {
-    /// A bug's name or label, and the model in `mod models` of the test program that must fail for it: one
-    /// list per module of models.
+    /// One list per module of models. Each entry has the name or label of a bug, and the path below
+    /// `mod models` of the model that must fail with the bug.
     pub mutants: &'static [&'static [(&'static str, &'static str)]],
-    /// Bugs that only a checker of weak memory and of plain accesses can see: shuttle must pass,
-    /// or the list says too much.
+    /// The bugs that only loom can see, because they need weak memory or a check of plain accesses.
+    /// With each of them the model must pass under shuttle.
     pub loom_only: &'static [&'static [&'static str]],
-    /// The crate's `CARGO_MANIFEST_DIR`, and the folders in it below which files plant bugs.
+    /// The `CARGO_MANIFEST_DIR` of the crate.
     pub root: &'static str,
-    /// See `root`.
+    /// The folders below `root` whose source files plant bugs.
     pub dirs: &'static [&'static str],
 }
 
 impl Planted {
-    /// Every planted bug fails its model.
+    /// Checks that each planted bug fails its model.
     pub fn assert_caught(&self) {
         for (mutant, model) in self.mutants.concat() {
             let visible = cfg!(offlock_loom) || !self.loom_only.concat().contains(&mutant);
             let mut run = run_some(mutant, model, SCHEDULES);
             if visible && !run.failed && cfg!(offlock_shuttle) {
-                // Missed by chance, or not at all: some bugs fall to one schedule in some hundred.
+                // Only a few schedules in a thousand show some bugs, so try more schedules.
                 run = run_some(mutant, model, 20 * SCHEDULES);
             }
             let said = format!("{mutant} in {model}:\n{}", run.said);
@@ -56,13 +60,16 @@ impl Planted {
         }
     }
 
-    /// The control: with a bug that changes nothing, the same command passes.
+    /// Checks that each model passes with a planted bug that changes no code.
+    ///
+    /// This is the control of [`assert_caught`](Self::assert_caught): it runs the same commands.
     pub fn assert_control_passes(&self) {
         let models: BTreeSet<_> = self.mutants.concat().iter().map(|(_, model)| *model).collect();
         for model in models {
             let mut run = run_some(CONTROL, model, SCHEDULES);
             if run.failed {
-                // A model that is to panic ends there with any bug; not without one.
+                // A `should_panic` model that reaches any planted bug aborts at its panic. Without a
+                // bug it must pass.
                 let without = run_some("no-such-mutant", model, SCHEDULES);
                 if without.said.contains("- should panic") {
                     run.failed = without.failed;
@@ -74,7 +81,7 @@ impl Planted {
         }
     }
 
-    /// Each label and each `mutant("...")` in the folders is in the list, and the reverse.
+    /// Checks that the source files plant exactly the listed bugs.
     pub fn assert_listed(&self) {
         let mut planted = BTreeSet::new();
         for dir in self.dirs {
@@ -90,9 +97,9 @@ impl Planted {
     }
 }
 
-/// Adds the names in the sources in a folder and in the folders below it.
+/// Adds the names of the planted bugs in the source files of a folder and of its subfolders.
 ///
-/// Files named `tests.rs` are left out: unit tests do not run in a model build.
+/// Skips files named `tests.rs`, because unit tests do not run in a model build.
 fn collect(dir: &Path, names: &mut BTreeSet<String>) {
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
@@ -104,8 +111,10 @@ fn collect(dir: &Path, names: &mut BTreeSet<String>) {
     }
 }
 
-/// The names of the planted bugs in a source text: the labels of `fence!`, `order!`, `step!` and
-/// `check!`, and the names in `mutant("...")`. Comments are left out.
+/// Returns the names of the planted bugs in a source text. Skips comment lines.
+///
+/// These are the labels of `fence!`, `order!`, `step!` and `check!`, and the names in
+/// `mutant("...")`.
 #[must_use]
 pub fn names_in(source: &str) -> BTreeSet<String> {
     let is_code = |line: &&str| !line.trim_start().starts_with("//");
@@ -114,7 +123,7 @@ pub fn names_in(source: &str) -> BTreeSet<String> {
     for name in ["fence!", "order!", "step!", "check!", "mutant"] {
         let call = format!("{name}(");
         for (at, _) in code.match_indices(&call) {
-            // `my_check!(` is another macro.
+            // Skips macros whose names end like one of these, such as `my_check!(`.
             if code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_') {
                 continue;
             }
@@ -136,10 +145,10 @@ struct Run {
     said: String,
 }
 
-/// Random schedules for each model, however many a soak asks for elsewhere.
+/// The number of random schedules of each run, whatever `OFFLOCK_SHUTTLE_ITERATIONS` says.
 const SCHEDULES: u32 = 1_000;
 
-/// Runs one model of this test program in a process of its own, with one bug planted.
+/// Runs one model of this test program in a process of its own, with one planted bug.
 fn run_some(mutant: &str, model: &str, schedules: u32) -> Run {
     let mut child = Command::new(env::current_exe().unwrap())
         .args(["--exact", &format!("models::{model}"), "--nocapture"])
@@ -156,7 +165,7 @@ fn run_some(mutant: &str, model: &str, schedules: u32) -> Run {
     Run { failed, said: out.join().unwrap() + &err.join().unwrap() }
 }
 
-/// Reads a pipe to its end on a thread, so that a talkative child does not block on the other.
+/// Reads a pipe to its end on a thread of its own, so that the child never blocks on a full pipe.
 fn reader(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
@@ -165,7 +174,8 @@ fn reader(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<String> {
     })
 }
 
-/// A child that hangs is no proof: it is killed, and the test fails.
+/// Waits for the child. A child that hangs does not show the bug, so it is killed and the test
+/// fails.
 fn wait(child: &mut Child) -> std::process::ExitStatus {
     let until = Instant::now() + LIMIT;
     loop {

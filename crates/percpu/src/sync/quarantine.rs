@@ -1,18 +1,18 @@
-//! Freed memory that a model checker can catch a late reader in.
+//! Detects use after free in a model, for nodes that threads reach through raw pointers.
 //!
-//! A node that other threads reach through a raw pointer lives in a [`Watched`] and dies in
-//! [`free`]. In a model-checking build every dereference checks a canary, and [`free`] kills the
-//! canary, drops the value, overwrites its bytes and keeps the memory until the run is over:
+//! Such a node is a [`Watched`], and [`free`] frees it. In a build for a model checker each
+//! dereference checks a canary. [`free`] marks the canary as dead, drops the value, overwrites its
+//! bytes and keeps the memory until the next run of the model:
 //!
-//! - a reader that comes after the free finds the canary dead;
-//! - under loom the canary is a checked cell, so a read and a free that no ordering separates
-//!   fail the model in whichever order they ran;
-//! - under shuttle every check is a point at which the schedule may change.
+//! - A reader that dereferences the node after the free finds the canary dead.
+//! - Under loom the canary is a checked cell. A read and a free that are not ordered fail the
+//!   model, whichever of the two ran first.
+//! - Under shuttle each check is a point at which the schedule may change.
 //!
 //! In every other build a `Watched<T>` is a `T` and `free` is `drop`.
 //!
-//! Check late: what is caught is the dereference of a `Watched`, not a later use of a `&T` that
-//! was taken out of one.
+//! The check is made by the dereference of a `Watched`, not by later uses of the `&T` that the
+//! dereference returned. So dereference again for each use.
 
 pub use self::imp::{Watched, free};
 
@@ -31,10 +31,10 @@ mod imp {
     const _: () = assert!(size_of::<Watched<u64>>() == size_of::<u64>());
 
     impl<T> Watched<T> {
-        /// Bytes from the start of a `Watched<T>` to its `T`.
+        /// The offset in bytes of the `T` in a `Watched<T>`.
         pub const OFFSET: usize = 0;
 
-        /// Wraps `value`.
+        /// Creates a node that contains `value`.
         #[inline(always)]
         pub const fn new(value: T) -> Self {
             Self(value)
@@ -57,7 +57,7 @@ mod imp {
         }
     }
 
-    /// Drops the value and returns its memory.
+    /// Drops the value and frees its memory.
     #[inline(always)]
     pub fn free<T>(node: Box<Watched<T>>) {
         drop(node);
@@ -76,7 +76,7 @@ mod imp {
     const ALIVE: u64 = 0x0a11_fe00_0ff1_0c4d;
     const DEAD: u64 = 0xdead_dead_dead_dead;
 
-    /// What freed values are overwritten with: as a pointer it is not canonical, so that a
+    /// The byte that overwrites a freed value. A pointer of such bytes is not canonical, so its
     /// dereference faults.
     const POISON: u8 = 0xdb;
 
@@ -92,20 +92,21 @@ mod imp {
 
         #[track_caller]
         fn read(&self) -> u64 {
-            // SAFETY: loom has just checked that no write of this cell races with us, or panicked;
-            // the memory is there, because `free` keeps it until the run is over.
+            // SAFETY: loom checks that no write of this cell races with this read, and panics if
+            // one does. The memory is valid, because `free` keeps it until the next run.
             self.0.with(|canary| unsafe { canary.read() })
         }
 
         #[track_caller]
         fn kill(&self) {
-            // SAFETY: as in `read`, and loom has also checked that no read races with us.
+            // SAFETY: loom checks that no access of this cell races with this write, and panics if
+            // one does. The memory is valid, because `free` keeps it until the next run.
             self.0.with_mut(|canary| unsafe { canary.write(DEAD) });
         }
     }
 
-    // SAFETY: the cell is reached only through `with` and `with_mut` above, in which loom fails
-    // the model before it lets two threads race; and loom runs one thread at a time.
+    // SAFETY: only `with` and `with_mut` above access the cell. loom fails the model there before
+    // two accesses race, and runs one thread at a time.
     #[cfg(offlock_loom)]
     unsafe impl Sync for Canary {}
 
@@ -120,12 +121,12 @@ mod imp {
         }
 
         fn read(&self) -> u64 {
-            // Ordering: shuttle is sequentially consistent whatever is asked for.
+            // Ordering: SeqCst, because shuttle treats every ordering as SeqCst.
             self.0.load(shuttle::sync::atomic::Ordering::SeqCst)
         }
 
         fn kill(&self) {
-            // Ordering: as in `read`.
+            // Ordering: SeqCst, because shuttle treats every ordering as SeqCst.
             self.0.store(DEAD, shuttle::sync::atomic::Ordering::SeqCst);
         }
     }
@@ -138,10 +139,10 @@ mod imp {
     }
 
     impl<T> Watched<T> {
-        /// Bytes from the start of a `Watched<T>` to its `T`.
+        /// The offset in bytes of the `T` in a `Watched<T>`.
         pub const OFFSET: usize = std::mem::offset_of!(Self, value);
 
-        /// Wraps `value`.
+        /// Creates a node that contains `value`.
         pub fn new(value: T) -> Self {
             Self { canary: Canary::new(), value }
         }
@@ -174,7 +175,7 @@ mod imp {
         }
     }
 
-    /// Memory that [`free`] was given, returned when this is dropped.
+    /// The memory of a freed node, which is deallocated on drop.
     struct Kept {
         memory: *mut u8,
         layout: Layout,
@@ -182,44 +183,45 @@ mod imp {
 
     impl Drop for Kept {
         fn drop(&mut self) {
-            // SAFETY: `free` took both from a `Box` it owned, of a type that is not zero-sized
-            // (it has a canary), and nothing else returns that memory.
+            // SAFETY: `free` took both from a `Box` that it owned. The type has a canary, so it is
+            // not zero-sized. Only this drop deallocates the memory.
             unsafe { dealloc(self.memory, self.layout) };
         }
     }
 
     thread_local! {
-        // Both checkers run every thread of a model on one OS thread, so this is one list per run,
-        // and tests that run side by side do not share it.
+        // Both checkers run all threads of a model on one OS thread. So the threads of a run share
+        // this list, and tests that run in parallel do not.
         static KEPT: RefCell<Vec<Kept>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// Returns what the previous run of a model on this OS thread freed.
+    /// Deallocates the nodes that the previous run of a model on this OS thread freed.
     pub(in super::super) fn begin_run() {
         KEPT.with_borrow_mut(Vec::clear);
     }
 
-    /// Drops the value and keeps its memory until the run is over.
+    /// Drops the value and keeps its memory until the next run of a model on this OS thread.
     ///
     /// # Panics
     ///
-    /// Panics if the node was freed before, and under loom if a read of it may race with this.
+    /// Panics if the node was freed before, and under loom if an access of it races with this call.
     #[track_caller]
     pub fn free<T>(node: Box<Watched<T>>) {
-        // Raw before the checks: one that panics must not return the memory while it unwinds.
+        // Raw before the checks, so that the memory is not freed if a check panics.
         let node = Box::into_raw(node);
         if !mutant("quarantine-canary-lives") {
-            // SAFETY: it came from a `Box`; freed before, it is still in `KEPT`.
+            // SAFETY: `node` is from a `Box`. If it was freed before, `KEPT` still has its memory.
             let watched = unsafe { &*node };
             watched.check("free");
             watched.canary.kill();
         }
-        // SAFETY: `node` came from a `Box`, so the field is in bounds.
+        // SAFETY: `node` is from a `Box`, so the field is in bounds.
         let value = unsafe { &raw mut (*node).value };
-        // SAFETY: we own the value, which the canary says was not dropped before, and nothing
-        // below reads it.
+        // SAFETY: this function owns the value. The canary was alive, so the value was not dropped
+        // before, and the code below does not read it.
         unsafe { ptr::drop_in_place(value) };
-        // SAFETY: `value` has room for one `T`, which is dropped: its bytes are free to change.
+        // SAFETY: `value` points to the bytes of one `T`, which is dropped, so they may be
+        // overwritten.
         unsafe { ptr::write_bytes(value.cast::<u8>(), POISON, size_of::<T>()) };
         let kept = Kept { memory: node.cast(), layout: Layout::new::<Watched<T>>() };
         KEPT.with_borrow_mut(|list| list.push(kept));

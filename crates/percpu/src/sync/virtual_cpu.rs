@@ -1,8 +1,9 @@
-//! The CPUs of a model, or of a build with `--cfg offlock_virtual_cpu`: a thread is on the one its
-//! test says.
+//! Virtual CPUs, for models and for builds with `--cfg offlock_virtual_cpu`.
 //!
-//! A model has two. The virtual build has as many as [`fix`] said before the first use, and no rseq
-//! sections, since the kernel protects the real CPU only.
+//! The test sets the CPU of each thread. A model has two CPUs. A build with
+//! `--cfg offlock_virtual_cpu` has as many as [`fix`] sets before the first use. It has no rseq
+//! sections, because the kernel restarts a section when the thread leaves a real CPU, not a virtual
+//! one.
 
 use std::cell::Cell;
 
@@ -22,16 +23,17 @@ thread_local! {
 
 #[cfg(any(offlock_loom, offlock_shuttle))]
 thread_local! {
-    // The checker's, not std's: every thread of a model runs on one OS thread.
+    // The checker's macro, not `std`'s, because all threads of a model run on one OS thread.
     static CURRENT: Cell<CpuId> = Cell::new(CpuId::new(0));
 }
 
-/// The CPU that the calling thread was put on; CPU 0 if it was not.
+/// Returns the CPU that [`set_current`] set for the calling thread, or CPU 0.
 pub fn current() -> CpuId {
     CURRENT.with(Cell::get)
 }
 
-/// Moves the calling thread to `cpu`, at any point: also between two uses of [`current`].
+/// Moves the calling thread to `cpu`. Two calls of [`current`] around this call differ, as after a
+/// migration.
 ///
 /// # Panics
 ///
@@ -52,17 +54,17 @@ mod imp {
 
     static COUNT: OnceLock<usize> = OnceLock::new();
 
-    /// How many there are: what [`fix`] said, or 1.
+    /// Returns the number of virtual CPUs: the number that [`fix`] set, or 1.
     pub fn possible() -> usize {
         *COUNT.get_or_init(|| 1)
     }
 
-    /// Fixes the number of virtual CPUs.
+    /// Sets the number of virtual CPUs.
     ///
     /// # Panics
     ///
-    /// Panics if it is fixed already, by a call or by the first use of a per-CPU structure, and if
-    /// `count` is 0 or absurd.
+    /// Panics if an earlier call or the first use of a per-CPU structure has set the number, and if
+    /// `count` is 0 or above 4096.
     pub fn fix(count: usize) {
         assert!((1..=4096).contains(&count), "{count} virtual CPUs");
         COUNT.set(count).expect("the number of virtual CPUs is fixed at its first use");
@@ -86,7 +88,7 @@ mod imp {
     }
 
     std::thread_local! {
-        // One per model: both checkers run every thread of a model on one OS thread.
+        // One per model, because both checkers run all threads of a model on one OS thread.
         static SECTIONS: Cell<bool> = const { Cell::new(true) };
     }
 
@@ -94,41 +96,41 @@ mod imp {
         static ref ALONE: [std_shaped::Mutex<()>; 2] = [(); 2].map(std_shaped::Mutex::new);
     }
 
-    /// How many there are: 2.
+    /// Returns the number of virtual CPUs of a model: 2.
     pub fn possible() -> usize {
         2
     }
 
-    /// Runs a model twice: with rseq sections, and without.
+    /// Runs a model with rseq sections, and then without.
     pub fn both_modes(f: impl Fn() + Send + Sync + Clone + 'static) {
         for on in [true, false] {
             with_sections(on, f.clone());
         }
     }
 
-    /// Runs a model with rseq sections, or without.
+    /// Runs a model. The model has rseq sections if `on` is true.
     pub fn with_sections(on: bool, f: impl Fn() + Send + Sync + 'static) {
         SECTIONS.set(on);
         super::super::model(f);
         SECTIONS.set(true);
     }
 
-    /// Whether this model has sections.
+    /// Returns whether this model has rseq sections.
     pub fn sections() -> bool {
         SECTIONS.get()
     }
 
-    /// Takes the calling thread's rseq id away, as from a thread that libc did not make.
+    /// Removes the rseq id of the calling thread. A thread that libc did not create has none.
     pub fn take_id() {
         HAS_ID.with(|id| id.set(false));
     }
 
-    /// Whether the calling thread has an rseq id.
+    /// Returns whether the calling thread has an rseq id.
     pub fn has_id() -> bool {
         HAS_ID.with(Cell::get)
     }
 
-    /// Keeps the sections of other threads off `cpu`.
+    /// Takes the lock of `cpu`: no other thread runs a section on `cpu` while the guard lives.
     pub(crate) fn alone_on(cpu: CpuId) -> MutexGuard<'static, ()> {
         ALONE[cpu.index()].lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }

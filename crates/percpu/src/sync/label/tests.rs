@@ -1,9 +1,9 @@
-//! The macros in a normal build: each is the plain operation.
+//! Tests of the macros in a normal build, where each expands to the plain operation.
 
 use crate::sync::atomic::{AtomicU32, Ordering, fence as plain_fence};
 use crate::sync::{check, fence, order, step};
 
-/// A constant cannot call a function that is not `const`, nor read the environment.
+/// The macros expand to constants, so they neither call a function nor read the environment.
 #[test]
 fn an_ordering_and_a_condition_are_constants() {
     const ORDER: Ordering = order!(Release, "publish: the entry is built");
@@ -12,7 +12,7 @@ fn an_ordering_and_a_condition_are_constants() {
     assert_eq!(order!(AcqRel, "put: the last use"), Ordering::AcqRel);
 }
 
-/// The macros share their names with the function, and can be imported beside it.
+/// The `fence` macro has the name of the function, and can be imported beside it.
 #[test]
 fn a_fence_is_a_fence() {
     plain_fence(Ordering::SeqCst);
