@@ -1,4 +1,5 @@
-//! Grace periods: tells when every reader that may hold a reference to an unlinked object has left.
+//! Grace periods: decides when every reader that may hold a reference to an unlinked object has
+//! left.
 //!
 //! ```text
 //!   reader                                writer
@@ -9,23 +10,23 @@
 //!   entered_gp = 0   (Release)            free objects with target <= completed
 //! ```
 //!
-//! A reader whose `entered_gp` is `t` or more saw the unlink, because it loaded `gp` after the
-//! bump. The writer waits for a reader whose `entered_gp` is less than `t`. A reader that the scan
-//! did not see entered after the `heavy`, and sees the unlink. The numbers only grow. Readers never
-//! write `gp`.
+//! A reader whose `entered_gp` is `t` or more sees the unlink, because it loaded `gp` after the
+//! bump. The writer waits for each reader whose `entered_gp` is less than `t`. A reader that the
+//! scan misses stored its `entered_gp` after the `heavy`, so it sees the unlink. `gp` and
+//! `completed` only grow. Readers never write `gp`.
 //!
 //! Each unlinked object gets a *target*, the value of `completed` that it waits for:
 //!
 //! - A thread that holds `gp_lock` uses the `t` of its next bump.
-//! - Any other thread uses `light(); gp + 2`, without a shared write. The bump to `gp + 1` may come
-//!   before the unlink is visible, so a reader may have loaded that number and the old pointer: two
-//!   `light` do not order anything, and the unlinking store may still be in the store buffer of its
-//!   CPU when both threads load. But the `heavy` of that bump pairs with the `light` here, so the
-//!   bump after it comes after the unlink.
+//! - Any other thread uses `light(); gp + 2`, without a shared write. `gp + 1` is not enough: the
+//!   unlinking store may still be in the store buffer of its CPU when another thread bumps `gp`. A
+//!   reader may then load `gp + 1` and the old pointer, because the `light` of the reader does not
+//!   pair with the `light` of the unlinking thread. But the `heavy` of that bump pairs with the
+//!   `light` of the unlinking thread, so the bump to `gp + 2` comes after the unlink.
 //!
-//! One bump and one `heavy` serve every object that was unlinked before. `Send` readers are
-//! counted, not listed (see [`send_readers`](super::send_readers)); `drained` below holds their
-//! part of the state.
+//! One bump and one `heavy` serve every object that was unlinked before the bump. `Send` readers
+//! are counted, not listed (see [`send_readers`](super::send_readers)). `drained` records the grace
+//! periods in which they had left.
 //!
 //! # Invariants
 //!
@@ -51,15 +52,15 @@ global! {
     static DOMAIN: Domain = Domain::new();
 }
 
-/// Returns the RCU domain of the process. Each run of a model has its own.
+/// Returns the RCU domain of the process. Each run of a model has a domain of its own.
 #[inline(always)]
 pub(super) fn domain() -> &'static Domain {
     &DOMAIN
 }
 
-/// Returns the domain after it chose the fence strategy of the process. For slow paths.
+/// Chooses the fence strategy of the process, and returns the domain. For slow paths.
 pub(super) fn init_domain() -> &'static Domain {
-    // Chosen before the first reader, so that `light` costs readers nothing.
+    // Chosen before the first reader, because `light` is a full fence until then.
     let _ = fence::strategy();
     domain()
 }
@@ -74,12 +75,13 @@ pub(super) struct Domain {
     completed: CachePadded<AtomicU64>,
     /// Taken to start and to complete grace periods (invariant 1).
     gp_lock: SpinLock,
-    /// For each parity of `Send` readers, the last grace period in which it was seen empty.
+    /// For each parity of `Send` readers, the last grace period in which a scan found no reader of
+    /// that parity.
     drained: UnsafeCell<[u64; 2]>,
     pub(super) registry: Registry,
     pub(super) send: SendReaders,
     pub(super) bags: Bags,
-    /// Heavy fences run for grace periods.
+    /// The number of heavy fences that grace periods ran.
     heavies: Statistic,
 }
 
@@ -107,7 +109,7 @@ impl Domain {
     #[inline(always)]
     pub(super) fn current_gp(&self) -> u64 {
         // Ordering: Acquire pairs with the AcqRel in `GpGuard::bump`; it carries the unlinks before
-        // that bump, so a reader with this number does not see the unlinked objects.
+        // that bump, so a reader that stores this number cannot find those objects.
         self.gp.load(Ordering::Acquire)
     }
 
@@ -125,14 +127,15 @@ impl Domain {
     /// Returns the last completed grace period (invariant 2).
     #[inline]
     pub(super) fn completed(&self) -> u64 {
-        // Ordering: Acquire pairs with the Release in `GpGuard::scan`; it carries the reads of the
-        // readers that have left.
+        // Ordering: Acquire pairs with the Release in `GpGuard::scan`; it puts the reads of the
+        // readers that have left before the frees of the calling thread.
         self.completed.load(Ordering::Acquire)
     }
 
     /// Takes the right to advance grace periods, if no thread holds it. Never blocks.
     pub(super) fn try_lock_gp(&'static self) -> Option<GpGuard> {
-        // Not `then_some`: it would build a guard, and drop it, without holding the lock.
+        // Not `then_some`: it would create a guard even without the lock, and the guard's drop
+        // would release the lock of another thread.
         self.gp_lock.try_lock().then(|| GpGuard { domain: self })
     }
 
@@ -153,7 +156,7 @@ impl Domain {
         let mut exact = None;
         wait_until(|| match exact {
             Some(exact) => self.advance(exact),
-            None if self.completed() >= target => true, // other threads bumped
+            None if self.completed() >= target => true, // another thread completed it
             None => self.try_lock_gp().is_some_and(|gp| {
                 // One bump by this thread is enough, because this thread knows of the unlinks.
                 let bumped = *exact.insert(gp.bump());
@@ -167,12 +170,12 @@ impl Domain {
         wait_until(|| self.advance(target));
     }
 
-    /// Returns how many grace periods were completed.
+    /// Returns how many grace periods are completed.
     pub(super) fn grace_periods(&self) -> u64 {
         self.completed() - 1
     }
 
-    /// Returns how many heavy fences grace periods took.
+    /// Returns how many heavy fences grace periods ran.
     pub(super) fn heavies(&self) -> u64 {
         // Ordering: Relaxed; a statistic.
         self.heavies.load(std::sync::atomic::Ordering::Relaxed)
@@ -208,9 +211,9 @@ impl GpGuard {
     ///
     /// The number is a valid target for every object that this thread knows to be unlinked.
     pub(super) fn bump(&self) -> u64 {
-        // Ordering: AcqRel pairs with the Acquire in `Domain::current_gp`; it carries the unlinks
-        // that this thread knows of, and through the earlier bumps of the chain those of other
-        // threads.
+        // Ordering: AcqRel. Release pairs with the Acquire in `Domain::current_gp`; it carries the
+        // unlinks that this thread knows of. Acquire pairs with the Release of the earlier bumps;
+        // it carries the unlinks that the threads of those bumps knew of.
         let now = self.domain.gp.fetch_add(1, Ordering::AcqRel) + 1;
         if !mutant("rcu-no-heavy") {
             // Against the `light` of `Slot::enter`, of `SendReaders::lock` and of `Domain::target`.
@@ -221,9 +224,11 @@ impl GpGuard {
         now
     }
 
-    /// Bumps until `target` is completed or a reader has not left. Returns the completed number.
+    /// Bumps until `target` is completed, or until only readers that have not left delay it.
+    /// Returns the last completed grace period.
     pub(super) fn advance_to(&self, target: u64) -> u64 {
-        // The readers may have left since the last scan; another scan needs no fence.
+        // The readers may have left since the last scan. A new scan needs no fence, because a
+        // `heavy` followed the last bump (invariant 1).
         let mut done = self.scan();
         while done < target && self.current_gp() < target {
             self.bump();
@@ -236,8 +241,8 @@ impl GpGuard {
     pub(super) fn scan(&self) -> u64 {
         let domain = self.domain;
         let now = self.current_gp();
-        // `heavy` followed the bump to `now` (invariant 1), so the scan misses no reader that
-        // entered before the bump.
+        // A `heavy` followed the bump to `now` (invariant 1), so a reader that the scan misses sees
+        // every unlink before the bump.
         let listed = domain.registry.oldest().map_or(now, |oldest| oldest.min(now));
         // SAFETY: this thread holds `gp_lock`, and only its holder accesses `drained` (invariant
         // 1).
@@ -247,8 +252,8 @@ impl GpGuard {
         let before = domain.completed.load(Ordering::Relaxed);
         let done = before.max(listed.min(counted));
         if done > before {
-            // Ordering: Release pairs with the Acquire in `Domain::completed`; it carries the reads
-            // of the readers that left, which the scans above acquired.
+            // Ordering: Release pairs with the Acquire in `Domain::completed`; it puts the reads of
+            // the readers that left, which the scans above acquired, before later frees.
             domain.completed.store(done, Ordering::Release);
         }
         done

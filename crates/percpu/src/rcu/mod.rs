@@ -1,9 +1,9 @@
 //! Read-copy-update (RCU): wait-free readers, and memory that is freed after they leave.
 //!
 //! A reader calls [`pin`], follows an [`Atomic`] pointer and uses the value for as long as its
-//! guard lives. A reader writes to no memory that another thread reads often. A writer replaces the
-//! value and retires the old version. The old version is dropped once every reader that may hold a
-//! reference to it has dropped its guard.
+//! guard lives. A reader writes to a cache line of its thread or to words of its CPU. A writer
+//! replaces the value and retires the old version. The old version is dropped once every reader
+//! that may hold a reference to it has dropped its guard.
 //!
 //! ```
 //! use offlock_percpu::rcu::{self, Atomic, Owned};
@@ -19,23 +19,23 @@
 //! rcu::barrier().unwrap(); // drops every value retired so far
 //! ```
 //!
-//! | | guard | cost | may change threads |
+//! | | guard | each pin or unpin | may change threads |
 //! |---|---|---|---|
 //! | [`pin`] | [`Guard`] | two stores to a cache line of the calling thread | no |
-//! | [`pin_send`] | [`SendGuard`] | two per-CPU additions | yes: lives across `.await` |
+//! | [`pin_send`] | [`SendGuard`] | one addition to a word of this CPU | yes, across `.await` |
 //!
-//! A writer waits for readers in one of four ways, from the cheapest to the dearest:
+//! A writer waits for readers in one of four ways, from the cheapest to the most expensive:
 //!
 //! | | blocks | allocates |
 //! |---|---|---|
-//! | [`Unlinked::retire`], or dropping the [`Unlinked`] | never | never |
-//! | [`defer`] a closure | never | a node |
+//! | [`Unlinked::retire`], or dropping the [`Unlinked`] | never | in its first call |
+//! | [`defer`] | never | a node for the closure |
 //! | [`start_grace_period`] and [`GracePeriod::poll`] | never | never |
 //! | [`synchronize`], [`Unlinked::reclaim`], [`barrier`] | until the readers have left | never |
 //!
-//! A process has one RCU domain: a reader delays every object that is retired after the reader
-//! pinned, in any data structure. A reader delays memory only, never the thread that retires;
-//! [`stats`] shows how many bytes are delayed and for how long. Retired objects are dropped in
+//! A process has one RCU domain. So a reader delays the drop of every object that is retired after
+//! the reader pinned, in any data structure. It never delays the thread that retires. [`stats`]
+//! shows how many bytes wait to be freed, and for how long. Retired objects are dropped in
 //! batches, on the thread that fills a batch or calls [`poll`]. [`set_bounds`] limits how many
 //! bytes wait for a batch to fill, and for how long. A [`Reclaimer`] thread enforces the time limit
 //! even if no thread retires or polls. The order in which retired objects are dropped and deferred
@@ -47,10 +47,10 @@
 //!   [`Stats::panics`], and the rest of the batch is dropped. Such a drop runs without any lock of
 //!   this module. It may pin, retire and poll; a poll inside a drop drops nothing, so drops do not
 //!   recurse.
-//! - *The process ends* (`main` returns, or `exit`): objects that still wait are not dropped, as
-//!   with any `static`. A [`barrier`] at the end of `main` drops them.
-//! - *A thread ends while a guard lives* (in a thread-local variable): the guard protects its reads
-//!   until it drops.
+//! - *The process ends* (`main` returns, or `exit`): retired objects that are not dropped yet stay
+//!   so, like any `static`. A [`barrier`] at the end of `main` drops them.
+//! - *A thread ends while a guard lives* (in a thread-local variable): the guard protects the
+//!   loaded values until it drops.
 //! - *A guard is forgotten* (`mem::forget`): the reader never leaves, so memory grows. There is no
 //!   other effect.
 //! - *A signal handler* must not call any function of this module.
@@ -61,10 +61,10 @@
 //! McKenney, Stern, Dagenais, Walpole: "User-Level Implementations of Read-Copy Update", IEEE TPDS
 //! 2012, the memory-barrier flavour with the barrier moved to the writer). The `Send` guard is
 //! sleepable RCU with its two pairs of counters (McKenney, "Sleepable Read-Copy Update", 2006, as
-//! reworked in Linux 4.12), with rseq sections for the counts. Segments of retired objects, each
-//! with the grace period it waits for, are those of the kernel's callback lists. Two things differ:
-//! a target is computed without a shared write, and both kinds of readers use the same grace-period
-//! number.
+//! reworked in Linux 4.12), with rseq sections for the counts. The segmented lists of retired
+//! objects are the kernel's segmented callback lists, in which each segment waits for one grace
+//! period. Two things differ: a target is computed without a shared write, and both kinds of
+//! readers use the same grace-period number.
 
 mod atomic;
 mod backoff;

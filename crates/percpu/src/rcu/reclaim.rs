@@ -3,26 +3,26 @@
 //! ```text
 //!                     close(target)        completed >= target
 //!  retire -> filling ---------------> waiting[0], waiting[1] -----------> free, outside all locks
-//!            one bag per CPU, under the bag's lock; if the lock is taken, the object goes to `overflow`
+//!            one bag per CPU, under its lock; while the lock is taken, objects go to `overflow`
 //! ```
 //!
 //! The list of a bag is linked through the retired objects ([`bag`](super::bag)), so retiring does
-//! not allocate. A bag is full when it has `bags::BATCH` objects, its share of the byte bound, or
-//! an object over the age bound. The thread that fills a bag closes it, advances grace periods by
-//! one bump and one `heavy`, and drops the objects that are due. It never waits: while a reader is
-//! stalled, bags grow.
+//! not allocate. The filling segment of a bag is full when it has `bags::BATCH` objects, half the
+//! byte bound, or an object over the age bound. The thread that fills the segment closes it. If no
+//! other thread advances grace periods, it advances them by one bump and one `heavy`. Then it drops
+//! the objects that are due. It never waits, so bags grow while a reader is stalled.
 //!
-//! Two closed segments are enough. While the first one waits, later ones are merged into the second
-//! one, whose target moves on. When the first one is freed, the second one takes its place, and its
-//! target no longer moves. So a closed object leaves its bag after at most two waits, which is how
-//! often `drain` waits.
+//! Two closed segments are enough. While the first one waits, newly closed objects are merged into
+//! the second one, and the target of the second one rises. When the first one is freed, the second
+//! one takes its place, and its target no longer rises. So a closed object leaves its bag after at
+//! most two waits, and `drain` waits at most twice.
 //!
 //! The target of a segment is computed under the bag's lock, after the last object is added. A
 //! target computed earlier would be too low for an object that another thread adds in between, and
 //! that object would be freed while readers still see it.
 //!
-//! Lock order: `gp_lock` before a bag's lock. A bag's lock is held for a few instructions, and no
-//! destructor or closure of the user runs under it.
+//! Lock order: `gp_lock` before a bag's lock. A bag's lock is held for a few instructions. No
+//! destructor or closure of the user runs under either lock.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,7 +37,7 @@ use crate::sync::{cpu, mutant, thread_local};
 /// Frees an object once no reader can hold a reference to it.
 ///
 /// `bytes` is the size of the object and of the memory it owns, for the byte bound and the
-/// statistics. Lock-free; only the first call in the process allocates. It may run the drops of
+/// statistics. Lock-free. Only the first call in the process allocates. A call may run the drops of
 /// objects retired before, like [`Unlinked::retire`](super::Unlinked::retire). [`RetireHead`] has
 /// an example.
 ///
@@ -87,8 +87,8 @@ pub(super) fn retire_list(domain: &'static Domain, list: &mut Segment) {
     }
 }
 
-/// Closes the full bag of this CPU, advances grace periods once, and frees the due objects of the
-/// bag.
+/// Closes the bag of this CPU, frees its due objects, and advances grace periods once if no other
+/// thread holds `gp_lock`.
 #[cold]
 #[inline(never)]
 fn reclaim_step(domain: &'static Domain) {
@@ -115,8 +115,10 @@ fn reclaim_step(domain: &'static Domain) {
     }
 }
 
-/// Returns the target of the objects that this thread knows to be retired: with `gp_lock` held, the
-/// number of the next bump.
+/// Returns the target of the objects that this thread knows to be retired.
+///
+/// `gp` is the guard of `gp_lock` if this thread holds it: the target is then the number of the
+/// next bump.
 fn target(domain: &Domain, gp: Option<&GpGuard>) -> u64 {
     gp.map_or_else(|| domain.target(), GpGuard::next_gp)
 }
@@ -140,11 +142,11 @@ fn close_all(domain: &'static Domain, gp: Option<&GpGuard>) -> u64 {
 
 /// Closes all bags, advances grace periods, and drops the objects that no reader can reach.
 ///
-/// Returns how many objects this call dropped. Never waits for readers; it waits for bag locks,
-/// which are held for a few instructions. It drops fewer objects, or none, if a reader has not left
-/// or if another thread advances grace periods. Costs one [`heavy`](crate::fence::heavy), rarely
-/// two, and none if no object waits. The drops run on this thread, after all other work of the
-/// call. A call from such a drop drops nothing.
+/// Returns how many objects this call dropped. Never waits for readers. It waits for the locks of
+/// bags, which are held for a few instructions. It drops fewer objects, or none, if a reader has
+/// not left or if another thread advances grace periods. Costs one [`heavy`](crate::fence::heavy),
+/// rarely two, and none if no object waits. The drops run on this thread, after all other work of
+/// the call. A call from inside such a drop drops nothing.
 ///
 /// # Examples
 ///
@@ -163,8 +165,8 @@ pub fn poll() -> usize {
     if is_freeing() { 0 } else { free_due(domain).0 }
 }
 
-/// Frees the due objects of all bags. Returns their number, and the highest target of the objects
-/// that still wait, 0 if none waits.
+/// Frees the due objects of all bags. Returns their number, and the highest target of the closed
+/// objects that still wait, or 0.
 fn free_due(domain: &'static Domain) -> (usize, u64) {
     let bags = &domain.bags;
     let late = mutant("rcu-barrier-counts-late");
@@ -182,7 +184,7 @@ fn free_due(domain: &'static Domain) -> (usize, u64) {
     (free_batch(bags, due), highest)
 }
 
-/// Frees the objects of `batch`, and returns how many there were.
+/// Frees the objects of `batch`, and returns their number.
 fn free_batch(bags: &Bags, batch: Segment) -> usize {
     if batch.objects != 0 {
         let panics = free_list(batch.first);
@@ -199,8 +201,7 @@ fn free_list(first: *mut RetireHead) -> u64 {
     let mut run = || {
         while let Some(head) = NonNull::new(at) {
             at = next_of(head);
-            // SAFETY: the object was taken out of its bag after its grace period, and is not freed
-            // yet.
+            // SAFETY: the object left its bag after its grace period, and is not freed yet.
             let free = unsafe { head.as_ref() }.free;
             // SAFETY: `free` is called once, after `retire_raw` and a grace period, as
             // `RetireHead::new` promises.
@@ -227,11 +228,11 @@ fn free_list(first: *mut RetireHead) -> u64 {
 /// The implementation of [`barrier`](super::barrier).
 pub(super) fn drain(domain: &'static Domain) {
     let bags = &domain.bags;
-    // An object retired before is in a bag, in the overflow list or in flight. This closes the
-    // first two.
+    // An object retired before this call is in a bag, in the overflow list or in flight.
+    // `close_all` moves the overflow list into a bag and closes the bags.
     let mut target = close_all(domain, domain.try_lock_gp().as_ref());
-    // The module documentation says why two waits are enough. The second is needed if later objects
-    // were merged with the closed ones.
+    // The module documentation says why two waits are enough. The second wait is needed if objects
+    // retired later were merged into the second segment.
     for _ in 0..2 {
         if target != 0 {
             domain.wait_for(target);

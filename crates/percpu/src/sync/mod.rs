@@ -118,7 +118,7 @@ mod imp {
     /// few instructions.
     ///
     /// The id is the address of a thread-local variable, so a later thread may get the id of a
-    /// thread that has ended. If a forgotten guard left the old id in a word, the word then seems to
+    /// thread that has ended. If a forgotten guard left that id in a word, the word then seems to
     /// belong to the later thread.
     #[inline(always)]
     pub fn thread_id() -> u64 {

@@ -68,8 +68,8 @@ impl Planted {
         for model in models {
             let mut run = run_some(CONTROL, model, SCHEDULES);
             if run.failed {
-                // A `should_panic` model that reaches any planted bug aborts at its panic. Without a
-                // bug it must pass.
+                // A `should_panic` model that reaches any planted bug aborts at its panic. Without
+                // a bug it must pass.
                 let without = run_some("no-such-mutant", model, SCHEDULES);
                 if without.said.contains("- should panic") {
                     run.failed = without.failed;
