@@ -1,4 +1,4 @@
-//! The protocol of the gate: how readers and the writer enter and leave.
+//! The protocol by which readers and the writer enter and leave a gate.
 //!
 //! The invariants are those of the [module above](super).
 
@@ -14,9 +14,10 @@ use crate::sync::cell::UnsafeCell;
 use crate::sync::{Condvar, Mutex, cpu, mutant, thread_id};
 use crate::words::Words;
 
-/// Set in a word that readers change by atomics while the gate is closed.
+/// The bit that closes a word to atomic entries. Set while the gate is closed. The words that
+/// sections change do not use it.
 const CLOSED: u64 = 1;
-/// The amount that one reader adds to a word by an atomic. A section adds 1.
+/// What a reader without a section adds to a word. A section adds 1.
 pub(super) const READER: u64 = 2;
 
 /// The state of a [`ReadWriteGate`](super::ReadWriteGate), which its guards point to.
@@ -27,28 +28,29 @@ pub(super) struct Inner<T> {
     pub(super) value: UnsafeCell<T>,
 }
 
-/// The lines that every reader reads and only a writer writes.
+/// The fields that every reader reads and only a writer writes.
 pub(super) struct Hot {
     /// The id of the thread that closed the gate, or 0.
     gate: AtomicU64,
-    /// Always 0: the gate of the sections that leave, which are never refused.
+    /// Always 0. A section that leaves tests this in place of `gate`, so it is never refused.
     open: AtomicU64,
     pub(super) words: Words,
 }
 
-/// The state that readers without a CPU id, writers and waiters use.
+/// The fields that threads without a CPU id, writers and waiting readers use.
 pub(super) struct Cold {
     pub(super) remote: AtomicU64,
     pub(super) state: Mutex<State>,
     /// Readers wait here for the writer to leave.
     readers: Condvar,
-    /// Writers wait here for the gate to open, and for the readers inside to leave.
+    /// Writers wait here until the gate opens, and then until the readers inside have left.
     writers: Condvar,
 }
 
 /// The state that writers and waiting readers share, under a mutex.
 pub(super) struct State {
-    /// The id of the thread that writes, or that waits for the readers inside; 0 if none.
+    /// The id of the thread that closed the gate: it writes, or waits for the readers inside. 0 if
+    /// the gate is open.
     owner: u64,
     /// The number of readers that wait for the writer to leave.
     pub(super) waiting: usize,
@@ -63,13 +65,14 @@ unsafe impl<T: Send> Send for Inner<T> {}
 // writer apart.
 unsafe impl<T: Send + Sync> Sync for Inner<T> {}
 
-// A guard is a reference to this, so it is unwind safe where the gate is; `crate::unwind` says why.
+// A guard is a reference to an `Inner`. So the guard is unwind safe because the gate is;
+// `crate::unwind` says why.
 impl<T> UnwindSafe for Inner<T> {}
 impl<T> RefUnwindSafe for Inner<T> {}
 
 impl<T> Inner<T> {
     pub(super) fn new(value: T, words: Words) -> Self {
-        // Chooses the strategy now, because every `light` is a full fence until then.
+        // Chosen before the first reader, because `light` is a full fence until then.
         let _ = fence::strategy();
         let hot = CachePadded::new(Hot { gate: AtomicU64::new(0), open: AtomicU64::new(0), words });
         let cold = CachePadded::new(Cold {
@@ -81,8 +84,8 @@ impl<T> Inner<T> {
         Self { hot, cold, value: UnsafeCell::new(value) }
     }
 
-    /// Enters as the writer. Waits for the previous writer, for the readers that it admits, and for
-    /// the readers inside.
+    /// Enters as the writer. Waits until the previous writer has left, the readers that waited for
+    /// that writer have entered, and all readers have left.
     pub(super) fn write(&self) -> Result<(), GateError> {
         let mut state = self.cold.state.lock();
         while state.owner != 0 || state.admitted != 0 {
@@ -96,7 +99,8 @@ impl<T> Inner<T> {
         Ok(())
     }
 
-    /// Enters as the writer if the gate is open and no reader is inside.
+    /// Enters as the writer if the gate is open, no reader is inside, and no reader that waited for
+    /// the previous writer has still to enter.
     pub(super) fn try_write(&self) -> Result<(), GateError> {
         let mut state = self.cold.state.lock();
         if state.owner != 0 || state.admitted != 0 {
@@ -136,20 +140,20 @@ impl<T> Inner<T> {
         }
     }
 
-    /// Counts the writer as a reader, by an atomic, because no section enters while the gate is
-    /// closed. Any word will do, because only the sum matters.
+    /// Counts the writer as a reader. It uses an atomic, because no section enters while the gate
+    /// is closed. It may use any word, because only the sum matters.
     pub(super) fn enter_while_closed(&self) {
         let hot = &self.hot;
         let word = match section::available() {
             true => &self.cold.remote,
             false => hot.words.slot(cpu::recent()),
         };
-        // Ordering: Relaxed; this thread unlocks `state` after this, and the next writer locks
-        // `state` before it sums.
+        // Ordering: Relaxed; this thread later unlocks `state`, and the next writer locks `state`
+        // before it sums the words.
         word.fetch_add(READER, Ordering::Relaxed);
     }
 
-    /// Counts one more reader, after `enter` returned false. Waits while there is a writer.
+    /// Counts one more reader, after `enter` returned false. Waits until the writer has left.
     #[cold]
     pub(super) fn enter_slow(&self) -> Result<(), GateError> {
         let mut state = self.cold.state.lock();
@@ -174,7 +178,8 @@ impl<T> Inner<T> {
         Ok(())
     }
 
-    /// Counts one reader less, in the word of any CPU, and wakes a waiting writer.
+    /// Counts one reader less, in the word of the CPU on which it leaves, and wakes a waiting
+    /// writer.
     #[inline]
     pub(super) fn leave(&self) {
         let hot = &self.hot;
@@ -200,7 +205,7 @@ impl<T> Inner<T> {
 
     #[cold]
     fn wake_writer(&self) {
-        // `state` orders the wake-up after the writer's sum and wait, or before its next sum.
+        // Under `state`, so that the wake-up does not come between the writer's sum and its wait.
         let held = (!mutant("gate-wakes-outside-the-lock")).then(|| self.cold.state.lock());
         self.cold.writers.notify_all();
         drop(held);
@@ -210,11 +215,11 @@ impl<T> Inner<T> {
     fn close(&self, state: &mut State) {
         let hot = &self.hot;
         state.owner = thread_id();
-        // Ordering: Relaxed; every section that commits after the heavy fence below sees it, and so
-        // does the load in `leave` of every reader that the sum does not see leave.
+        // Ordering: Relaxed; the heavy fence below makes the store visible to each section that
+        // starts after it, and to the load in `leave` of each reader that the sum still counts.
         hot.gate.store(state.owner, Ordering::Relaxed);
-        // Ordering: Relaxed, for `remote` and the words; an entry after this finds the bit, and
-        // `has_readers` reads this value or a later one.
+        // Ordering: Relaxed, for `remote` and the words; a later entry to the same word finds the
+        // bit, and `has_readers` reads this value of the word or a later one.
         if section::available() {
             self.cold.remote.fetch_or(CLOSED, Ordering::Relaxed);
             if mutant("gate-closes-without-heavy") {
@@ -237,9 +242,8 @@ impl<T> Inner<T> {
     /// Returns whether a reader is inside. Only meaningful after `close` (invariant 2).
     fn has_readers(&self) -> bool {
         let hot = &self.hot;
-        // Ordering: Acquire pairs with the Release of a section in `leave` and with that in
-        // `leave_by_atomic`; it puts the reads of the readers that left before the writer's
-        // changes.
+        // Ordering: Acquire pairs with the Release of the section in `leave` and with the Release
+        // in `leave_by_atomic`. A reader that left finished its reads before the writer's changes.
         let load = |word: &AtomicU64| {
             let weak = mutant("gate-sums-relaxed");
             word.load(if weak { Ordering::Relaxed } else { Ordering::Acquire }) as i64
@@ -258,7 +262,7 @@ impl<T> Inner<T> {
         sum != 0
     }
 
-    /// Opens the gate. The readers that waited enter next, and then the next writer.
+    /// Opens the gate. The waiting readers enter next, before the next writer.
     fn open(&self, state: &mut State) {
         // Ordering: Release, on `remote`, the words and the gate, pairs with the Acquire in
         // `enter_by_atomic` and in the section of `enter`; it carries what the writer wrote.
@@ -291,8 +295,8 @@ impl<T> Inner<T> {
     /// Returns the error of a `try_` method that found the gate closed or a reader inside.
     #[cold]
     pub(super) fn try_error(&self) -> GateError {
-        // Ordering: Relaxed; among living threads only the calling thread stores its id, so it sees
-        // its own store.
+        // Ordering: Relaxed; no other living thread stores the id of the calling thread, and this
+        // thread sees its own store.
         if self.hot.gate.load(Ordering::Relaxed) == thread_id() {
             GateError::Deadlock
         } else {
@@ -321,7 +325,7 @@ fn enter_by_atomic(word: &AtomicU64) -> bool {
 /// Counts one reader less in `word`, which may be closed.
 #[inline]
 fn leave_by_atomic(word: &AtomicU64) {
-    // Ordering: Release pairs with the Acquire in `has_readers`; it puts this reader's reads before
-    // the writer's changes.
+    // Ordering: Release pairs with the Acquire in `has_readers`; this reader finished its reads
+    // before the writer's changes.
     word.fetch_sub(READER, Ordering::Release);
 }
