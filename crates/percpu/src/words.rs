@@ -1,7 +1,7 @@
 //! A pool of per-CPU words: one 64-bit word for every CPU, at 8 bytes each.
 //!
-//! A cache line per CPU would waste 120 of 128 bytes on a counter. Here every CPU has a region of
-//! its own, and a word has the same place in each region:
+//! A counter with a cache line per CPU would waste 120 of 128 bytes. Here every CPU has a region of
+//! its own, and a word has the same offset in each region:
 //!
 //! ```text
 //!  chunk -> | cpu 0: w0 w1 w2 ... | cpu 1: w0 w1 w2 ... | ...     STRIDE bytes (64 KiB) each
@@ -10,16 +10,16 @@
 //! ```
 //!
 //! The word of CPU n is at `base + n * STRIDE`. The stride is a power of two and a compile-time
-//! constant, so that a section computes the address with a shift. A chunk takes no memory until it
-//! is touched. The pool keeps a chunk after its last word was returned, so the address of a word
-//! stays readable for the life of the process. A [`WordBlock`] is [`BLOCK`] words that are adjacent
-//! in each region. Blocks have chunks of their own.
+//! constant, so that a section computes the address with a shift. A page of a chunk takes no memory
+//! until its first use. The pool never unmaps a chunk, so the address of a word stays readable for
+//! the life of the process. A [`WordBlock`] is [`BLOCK`] words that are adjacent in each region.
+//! Blocks have chunks of their own.
 //!
 //! # Invariants
 //!
-//! 1. `base` points to a word in the region of CPU 0 of a chunk. The same place in the regions of
-//!    all CPUs below `cpu::possible()` belongs to the same `Words`, and to no other. The same holds
-//!    for each word of a `WordBlock`.
+//! 1. `base` points to a word in the region of CPU 0 of a chunk. The words at the same offset in
+//!    the regions of all CPUs below `cpu::possible()` belong to the same `Words`, and to no other.
+//!    The same holds for each word of a `WordBlock`.
 //! 2. The words of a new `Words`, and of a new `WordBlock`, are 0.
 
 use std::marker::PhantomData;
@@ -33,7 +33,7 @@ use crate::sync::cpu;
 
 pub(crate) use self::imp::STRIDE;
 
-/// Runs the first use of the pool: reads the topology and maps the first chunk.
+/// Initialises the pool of single words: reads the topology and maps the first chunk.
 pub(crate) fn start() {
     drop(Words::new());
 }
@@ -53,12 +53,12 @@ unsafe impl Sync for Words {}
 impl Words {
     /// Takes a word for every CPU from the pool. All words are 0.
     ///
-    /// Blocks shortly while another thread takes or returns words. May map memory.
+    /// Blocks briefly while another thread takes or returns words. May map memory.
     pub(crate) fn new() -> Result<Self, AllocError> {
         Ok(Self { base: imp::WORDS.take()?, _owns: PhantomData })
     }
 
-    /// Returns the word of CPU 0.
+    /// Returns a pointer to the word of CPU 0.
     #[cfg(all(
         target_arch = "x86_64",
         not(any(offlock_loom, offlock_shuttle, offlock_portable, offlock_virtual_cpu))
@@ -68,14 +68,14 @@ impl Words {
         self.base.as_ptr()
     }
 
-    /// Turns the words into a pointer, for [`Words::from_raw`].
+    /// Converts the words into a pointer, for [`Words::from_raw`].
     pub(crate) fn into_raw(self) -> NonNull<AtomicU64> {
         let base = self.base;
         std::mem::forget(self);
         base
     }
 
-    /// Makes the words of a pointer.
+    /// Converts a pointer from [`Words::into_raw`] back into the words.
     ///
     /// # Safety
     ///
@@ -86,10 +86,11 @@ impl Words {
         Self { base, _owns: PhantomData }
     }
 
-    /// Returns the same words, to be used no longer than `self`.
+    /// Returns a second handle to the same words. The caller must not use it after `self` is
+    /// dropped.
     ///
-    /// For a put: after it another thread may free the structure that contains `self`. A `&Words`
-    /// argument would promise that the structure outlives the call.
+    /// For the put of a reference, which may let another thread free the structure that contains
+    /// `self`. A `&Words` argument would promise that the structure outlives the call.
     #[inline(always)]
     pub(crate) fn alias(&self) -> ManuallyDrop<Self> {
         ManuallyDrop::new(Self { base: self.base, _owns: PhantomData })
@@ -132,7 +133,7 @@ impl Words {
 
 impl Drop for Words {
     fn drop(&mut self) {
-        // SAFETY: `take` gave the word to this `Words`, which is dropped and used no more.
+        // SAFETY: `base` is from `take`, and this `Words` is not used after its drop.
         unsafe { imp::WORDS.give_back(self.base) };
     }
 }
@@ -153,12 +154,13 @@ unsafe impl Send for WordBlock {}
 unsafe impl Sync for WordBlock {}
 
 impl WordBlock {
-    /// Takes a block from its pool. All words are 0. Blocks and maps memory like [`Words::new`].
+    /// Takes a block from the pool of blocks. All words are 0. May block and may map memory, like
+    /// [`Words::new`].
     pub(crate) fn new() -> Result<Self, AllocError> {
         Ok(Self { base: imp::BLOCKS.take()?, _owns: PhantomData })
     }
 
-    /// Returns word `i` of every CPU, to be used no longer than the block.
+    /// Returns word `i` of every CPU. The caller must not use it after the block is dropped.
     ///
     /// # Panics
     ///
@@ -174,7 +176,7 @@ impl WordBlock {
 
 impl Drop for WordBlock {
     fn drop(&mut self) {
-        // SAFETY: `take` gave the words to this block, which is dropped and used no more.
+        // SAFETY: `base` is from `take`, and this block is not used after its drop.
         unsafe { imp::BLOCKS.give_back(self.base) };
     }
 }
@@ -188,7 +190,7 @@ mod imp {
     use crate::sync::atomic::{AtomicU64, Ordering};
     use crate::sync::{Mutex, cpu};
 
-    /// Bytes between the words of one CPU and the next. A guess: a chunk has 8,192 words per CPU.
+    /// The size in bytes of the region of one CPU, with 8,192 words. A guess.
     pub(crate) const STRIDE: usize = 1 << 16;
     const WORD: usize = size_of::<AtomicU64>();
 
@@ -201,12 +203,14 @@ mod imp {
 
     #[derive(Debug)]
     struct Free {
-        /// The unused part of the first region of the last chunk.
+        /// The first unit that was never taken, in the region of CPU 0 of the last chunk.
         fresh: *mut u8,
-        /// The number of units in `fresh`.
+        /// The number of units from `fresh` to the end of the region.
         fresh_units: usize,
+        /// The units that were given back.
         returned: Vec<NonNull<AtomicU64>>,
-        /// The number of units taken from `fresh` so far: an upper bound of `returned`.
+        /// The number of units taken from `fresh` so far: an upper bound of the length of
+        /// `returned`.
         made: usize,
     }
 
@@ -243,12 +247,12 @@ mod imp {
         }
 
         fn take_unit(&self) -> Result<NonNull<AtomicU64>, AllocError> {
-            let cpus = cpu::possible(); // reads /sys the first time: not under the lock
+            let cpus = cpu::possible(); // before the lock, because the first call reads /sys
             let mut free = self.free.lock();
             if let Some(base) = free.returned.pop() {
                 return Ok(base);
             }
-            // Capacity for every unit, so that `give_back` never allocates and never fails.
+            // Room for every unit, so that `give_back` never allocates and never fails.
             let made = free.made;
             free.returned.try_reserve(made + 1).map_err(|_| AllocError::new())?;
             if free.fresh_units == 0 {
@@ -277,15 +281,16 @@ mod imp {
                     let word = unsafe { base.byte_add(cpu * STRIDE + place(i)) };
                     // SAFETY: an initialised word of the unit, in a chunk that is never unmapped.
                     let word = unsafe { word.as_ref() };
+                    // A word that is 0 is not written, because the store would take a page of
+                    // memory for a CPU that never used its words.
                     // Ordering: Relaxed, both; the lock of the pool carries the 0 to the next
-                    // owner. A word that is 0 is not written: a store would take a page of memory
-                    // for a CPU that never used its words.
+                    // owner.
                     if word.load(Ordering::Relaxed) != 0 {
                         word.store(0, Ordering::Relaxed);
                     }
                 }
             }
-            self.free.lock().returned.push(base); // within the capacity reserved by `take_unit`
+            self.free.lock().returned.push(base); // within the capacity that `take_unit` reserved
         }
     }
 
@@ -314,7 +319,7 @@ mod imp {
 
     pub(crate) const STRIDE: usize = size_of::<AtomicU64>();
 
-    /// A pool that gives out this many words per CPU at a time.
+    /// A pool that gives out as many words per CPU at a time as its field says.
     pub(super) struct Pool(usize);
 
     pub(super) static WORDS: Pool = Pool(1);
@@ -342,7 +347,8 @@ mod imp {
         pub(super) unsafe fn give_back(&self, base: NonNull<AtomicU64>) {
             let count = self.0 * cpu::possible();
             let words = std::ptr::slice_from_raw_parts_mut(base.as_ptr(), count);
-            // SAFETY: the slice that `take` leaked, which has no other user by the contract above.
+            // SAFETY: `take` leaked this slice. By the contract of this function it has no other
+            // user.
             drop(unsafe { Box::from_raw(words) });
         }
     }

@@ -1,4 +1,4 @@
-//! The count, and how threads take and put references.
+//! [`PercpuRef`]: takes and puts references, and runs the release closure at zero.
 //!
 //! The invariants are those of the [module above](super).
 
@@ -13,20 +13,20 @@ use crate::sync::cell::UnsafeCell;
 use crate::sync::{Mutex, cpu, mutant};
 use crate::words::Words;
 
-/// In `atomic`: set by a kill, until a resurrection or a new start.
+/// The bit of `atomic` that is set from a kill until `resurrect` or `reinit`.
 pub(super) const DEAD: i64 = 1;
-/// In `atomic`: set after the last put, until a new start.
+/// The bit of `atomic` that is set from the last put until `reinit`.
 pub(super) const RELEASED: i64 = 2;
-/// In `atomic`: one reference.
+/// One reference in `atomic`.
 pub(super) const ONE: i64 = 4;
 
 pub(super) type ReleaseFn = Box<dyn FnOnce() + Send>;
 
-/// The state that the mode changes share, under a mutex.
+/// The state of the mode changes, under a mutex.
 pub(super) struct Mode {
-    /// Set while the words and `remote` are open.
+    /// True while the words and `remote` are open.
     pub(super) percpu: bool,
-    /// Set if a live count stays in atomic mode.
+    /// True if the count stays in atomic mode while the object is live.
     pub(super) force_atomic: bool,
     /// The sum of the words at the last fold, where sections run.
     pub(super) folded: u64,
@@ -47,9 +47,9 @@ impl Mode {
 ///
 /// A new count is live, with one initial reference that the kill drops. So the count reaches zero
 /// only after a kill. The release closure then runs once, on the thread that put the last
-/// reference. A `PercpuRef` that is dropped before that drops the closure without a call.
+/// reference. If the `PercpuRef` is dropped earlier, the closure is dropped and never runs.
 ///
-/// Memory: 256 bytes, 8 bytes for every CPU, and the box of the closure.
+/// Memory: 256 bytes, 8 bytes for every CPU, and the heap memory of the closure.
 ///
 /// ```
 /// use std::sync::mpsc;
@@ -68,14 +68,14 @@ impl Mode {
 /// ```
 #[repr(C, align(128))]
 pub struct PercpuRef {
-    // The line that every get and put reads and only mode changes write.
+    // The cache line that every get and put reads, and that only mode changes write.
     pub(super) gate: AtomicU64,
     pub(super) words: Words,
     pub(super) cold: Cold,
 }
 
-/// The fields that gets and puts in atomic mode write, on other cache lines than those that gets
-/// and puts in percpu mode read.
+/// The fields that mode changes, threads without a CPU id, and gets and puts in atomic mode write.
+/// They are on other cache lines than `gate` and `words`, which gets and puts in percpu mode read.
 #[repr(align(128))]
 pub(super) struct Cold {
     pub(super) atomic: AtomicI64,
@@ -88,8 +88,8 @@ pub(super) struct Cold {
 const _: () = assert!(size_of::<PercpuRef>() == 256 && mem::offset_of!(PercpuRef, cold) == 128);
 
 // SAFETY: `release` is the only field that is not `Sync`. By invariant 4 one thread at a time
-// accesses it, and only moves a closure in or out, which is `Send`. `&PercpuRef` gives out no `&`
-// to the closure.
+// accesses it, and only to move the closure in or out. The closure is `Send`, and no `&PercpuRef`
+// gives out a reference to it.
 unsafe impl Sync for PercpuRef {}
 
 impl PercpuRef {
@@ -102,7 +102,7 @@ impl PercpuRef {
     ///
     /// # Errors
     ///
-    /// [`NewError`], which returns `release`, if memory is out.
+    /// [`NewError`], which returns `release`, if there is no memory.
     pub fn new<F>(release: F) -> Result<Self, NewError<F>>
     where
         F: FnOnce() + Send + 'static,
@@ -136,8 +136,8 @@ impl PercpuRef {
 
     /// Takes a reference, unless the count has reached zero.
     ///
-    /// Unlike [`try_get`](Self::try_get) this succeeds after a kill while other references are
-    /// left, for a user that must finish its work on a dying object.
+    /// Unlike [`try_get`](Self::try_get) this succeeds after a kill, as long as other references
+    /// are left. It is for code that must finish its work on a dying object.
     ///
     /// Wait-free in percpu mode, lock-free in atomic mode.
     ///
@@ -160,10 +160,10 @@ impl PercpuRef {
     }
 
     /// Puts a [leaked](Reference::leak) reference. For an object that embeds its count and is
-    /// passed around in place of a [`Reference`].
+    /// passed around without a [`Reference`].
     ///
-    /// `this` is a pointer, because the call may run the release closure, which may free `*this`. A
-    /// `&PercpuRef` coerces to it.
+    /// `this` is a raw pointer, because the call may run the release closure, which may free
+    /// `*this`. A `&PercpuRef` coerces to that pointer.
     ///
     /// ```
     /// use offlock_percpu::PercpuRef;
@@ -185,8 +185,8 @@ impl PercpuRef {
     #[inline]
     pub unsafe fn put(this: *const Self) {
         // Another thread may free `*this` once the put is counted, while this thread is still
-        // inside `count`. So `count` gets references to atomics, which do not require the memory to
-        // stay valid after their last use, and words that are not part of `*this`.
+        // inside `count`. So the arguments of `count` are references to atomics, which may dangle
+        // after their last use, and words that are not part of `*this`.
         // SAFETY: the leaked reference keeps `*this` alive until it is put.
         let words = unsafe { (*this).words.alias() };
         // SAFETY: the leaked reference, which is not put yet, keeps `*this` alive.
@@ -221,8 +221,8 @@ impl PercpuRef {
         self.cold.atomic.load(Ordering::Acquire) & RELEASED != 0
     }
 
-    /// Adds `delta` to the word of this CPU, or to `remote`. Returns false if that is closed; then
-    /// the atomic is the count.
+    /// Adds `delta` to the word of this CPU, or to `remote`. Returns false if that word is closed;
+    /// the caller must then change `atomic`.
     #[inline(always)]
     fn try_add(&self, delta: i64) -> bool {
         count(&self.gate, &self.words, &self.cold.remote, delta)
@@ -241,15 +241,15 @@ impl PercpuRef {
         self.get_atomic_unless(|seen| seen & DEAD != 0)
     }
 
-    /// Adds one reference to the atomic, unless `refused` returns true for its value.
+    /// Adds one reference to `atomic`, unless `refused` returns true for its value.
     fn get_atomic_unless(&self, refused: impl Fn(i64) -> bool) -> bool {
         let atomic = &self.cold.atomic;
         // Ordering: Relaxed; the compare-exchange checks the value.
         let mut seen = atomic.load(Ordering::Relaxed);
         while !refused(seen) {
             // Ordering: Acquire on success pairs with the Release in `resurrect` and `reinit`; it
-            // carries what the threads that called them did to the object before. Relaxed on
-            // failure: the next attempt checks again.
+            // carries the changes that their callers made to the object before. Relaxed on failure:
+            // the next attempt checks again.
             let done = atomic.compare_exchange_weak(
                 seen,
                 seen + ONE,
@@ -264,7 +264,7 @@ impl PercpuRef {
         false
     }
 
-    /// Takes one more reference, for a thread that already has one.
+    /// Takes one more reference. The caller already has one, so this never fails.
     #[inline]
     pub(super) fn get_more(&self) {
         if !self.try_add(1) {
@@ -274,11 +274,11 @@ impl PercpuRef {
         }
     }
 
-    /// Puts a reference in the atomic, and runs the release closure if it was the last.
+    /// Subtracts a reference from `atomic`, and runs the release closure if it was the last one.
     ///
     /// # Safety
     ///
-    /// That of [`put`](Self::put).
+    /// The conditions of [`put`](Self::put).
     #[cold]
     unsafe fn put_atomic(this: *const Self) {
         let order =
@@ -308,7 +308,7 @@ impl PercpuRef {
     }
 }
 
-/// Adds `delta` to the word of this CPU, or to `remote`. Returns false if that is closed.
+/// Adds `delta` to the word of this CPU, or to `remote`. Returns false if that word is closed.
 #[inline(always)]
 fn count(gate: &AtomicU64, words: &Words, remote: &AtomicU64, delta: i64) -> bool {
     if section::available() {
@@ -322,7 +322,7 @@ fn count(gate: &AtomicU64, words: &Words, remote: &AtomicU64, delta: i64) -> boo
     }
 }
 
-/// Adds `delta` to `remote`, for a thread without a CPU id, where sections run.
+/// Adds `delta` to `remote`, for a thread without a CPU id in a process where sections run.
 ///
 /// Such a thread must not change the words, because sections change them by plain stores.
 #[cold]
@@ -357,11 +357,11 @@ impl fmt::Debug for PercpuRef {
     }
 }
 
-/// A reference to an object whose references a [`PercpuRef`] counts; put when dropped.
+/// A counted reference to the object of a [`PercpuRef`]; its drop puts it.
 ///
-/// A reference may be dropped on another thread or CPU than the one it was taken on.
-/// [`PercpuRef::try_get_arc`] returns a reference that outlives the borrow. `clone` never fails.
-/// [`mem::forget`] keeps the count above zero for ever.
+/// A reference may be taken on one thread or CPU and dropped on another.
+/// [`PercpuRef::try_get_arc`] returns a reference that outlives the borrow. `clone` never fails. A
+/// forgotten reference ([`mem::forget`]) keeps the count above zero for ever.
 ///
 /// ```
 /// use offlock_percpu::{PercpuRef, Reference};
