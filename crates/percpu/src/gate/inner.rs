@@ -216,7 +216,7 @@ impl<T> Inner<T> {
         let hot = &self.hot;
         state.owner = thread_id();
         // Ordering: Relaxed; the heavy fence below makes the store visible to each section that
-        // starts after it, and to the load in `leave` of each reader that the sum still counts.
+        // commits after it, and to the load in `leave` of each reader that the sum still counts.
         hot.gate.store(state.owner, Ordering::Relaxed);
         // Ordering: Relaxed, for `remote` and the words; a later entry to the same word finds the
         // bit, and `has_readers` reads this value of the word or a later one.

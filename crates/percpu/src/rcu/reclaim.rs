@@ -87,8 +87,8 @@ pub(super) fn retire_list(domain: &'static Domain, list: &mut Segment) {
     }
 }
 
-/// Closes the bag of this CPU, frees its due objects, and advances grace periods once if no other
-/// thread holds `gp_lock`.
+/// Closes the bag of this CPU, then advances grace periods once if no other thread holds `gp_lock`,
+/// then frees the due objects of the bag.
 #[cold]
 #[inline(never)]
 fn reclaim_step(domain: &'static Domain) {
