@@ -71,7 +71,8 @@ enum Command {
         /// The targets; all if none is named
         targets: Vec<String>,
         /// For each target
-        #[arg(long, default_value_t = fuzz::SECONDS)]
+        // Not 0, which libFuzzer takes as no limit.
+        #[arg(long, default_value_t = fuzz::SECONDS, value_parser = clap::value_parser!(u32).range(1..))]
         seconds: u32,
         /// Print the names of the targets
         #[arg(long)]
