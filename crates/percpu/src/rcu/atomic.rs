@@ -166,8 +166,8 @@ impl<T: Send + Sync + 'static> Atomic<T> {
     ///
     /// If another writer changes the value first, `f` is called again with the new value, so no
     /// update is lost. Lock-free. `f` runs while the thread is [`pin`]ned, so it must not wait for
-    /// a grace period. If `f` panics, the value does not change. Aborts if there is no memory for
-    /// the new node, like `Box::new`.
+    /// a grace period. `f` must not change this `Atomic`, or `update` never ends. If `f` panics, the
+    /// value does not change. Aborts if there is no memory for the new node, like `Box::new`.
     ///
     /// # Examples
     ///
@@ -190,11 +190,16 @@ impl<T: Send + Sync + 'static> Atomic<T> {
         if mutant("rcu-update-ignores-other-writers") {
             return self.store(new);
         }
-        while let Err(error) = self.compare_exchange(current, new, &guard) {
-            current = error.current;
-            new = error.new;
+        let old = loop {
+            match self.compare_exchange(current, new, &guard) {
+                Ok(old) => break old,
+                Err(error) => (current, new) = (error.current, error.new),
+            }
             *new = f(current);
-        }
+        };
+        // First: the drops that `retire` may run may wait for a grace period.
+        drop(guard);
+        drop(old);
     }
 
     /// Replaces the value by `new` if the pointer still points to `current`. Returns the old value.
