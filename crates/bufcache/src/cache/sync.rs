@@ -59,6 +59,9 @@ impl Shared {
     /// A sync of the device that begins after this call.
     pub(super) fn sync_device(&self, source: &Source) -> Result<(), WriteError> {
         self.check_poison(source)?;
+        if source.is_read_only {
+            return Ok(()); // the cache has written nothing
+        }
         let _operation = Operation::begin(source).ok_or(WriteError::Closed)?;
         let sync = || {
             // The sync that this one has waited for may have failed: the device would say that all is

@@ -371,10 +371,8 @@ impl<D: BlockDevice> BlockDevice for FaultDevice<D> {
         let failed = || Err(io::Error::from_raw_os_error(libc::EIO));
         let result = match fault {
             None | Some(Fault::Delay(_) | Fault::Panic) => {
-                match std::mem::take(&mut self.faults.lock().gave_up) {
-                    true => failed(),
-                    false => self.inner.sync(),
-                }
+                let gave_up = std::mem::take(&mut self.faults.lock().gave_up);
+                if gave_up { failed() } else { self.inner.sync() }
             }
             Some(Fault::Error(errno)) => Err(io::Error::from_raw_os_error(errno)),
             Some(Fault::Short(_) | Fault::Torn(_) | Fault::Revert) => failed(),

@@ -53,7 +53,8 @@ pub trait BlockDevice: Send + Sync + 'static {
     }
 
     /// Whether it takes no changes. Asked for when it is attached: then writers are refused at once, with
-    /// [`GetError::ReadOnly`](crate::GetError::ReadOnly), and not when a block is written back.
+    /// [`GetError::ReadOnly`](crate::GetError::ReadOnly), and not when a block is written back. The cache
+    /// never calls [`sync`](Self::sync) of such a device.
     fn is_read_only(&self) -> bool {
         false
     }

@@ -44,6 +44,33 @@ fn a_read_only_file_refuses_writers_at_once() {
     }
 }
 
+/// A device that has only what a read-only one needs.
+struct Constant;
+
+impl BlockDevice for Constant {
+    fn len(&self) -> u64 {
+        4 * SIZE as u64
+    }
+
+    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+        buf.fill(7);
+        Ok(buf.len())
+    }
+
+    fn is_read_only(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_read_only_device_needs_no_sync() {
+    let cache = Cache::new(1 << 20).unwrap();
+    let device = cache.attach(Constant, SIZE).unwrap();
+    assert_eq!(device.get(1).unwrap()[0], 7);
+    device.sync().unwrap();
+    device.close().unwrap();
+}
+
 /// A device whose length changes.
 struct Shrinking {
     inner: MemoryDevice,
