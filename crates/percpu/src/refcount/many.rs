@@ -27,7 +27,7 @@ impl PercpuRef {
     /// one, the release closure runs; no lock is held then.
     ///
     /// `refused` is called with the index in `refs` of each count that was not killed, and the
-    /// reason, before any release closure runs. Allocates. Blocks shortly while other threads
+    /// reason, before any release closure runs. Allocates. Blocks briefly while other threads
     /// change the modes of the same counts, and blocks those threads for the duration of the fence.
     ///
     /// ```

@@ -21,7 +21,7 @@ impl PercpuRef {
     ///
     /// After this returns, every [`try_get`](Self::try_get) fails. A kill implies no grace period:
     /// readers of the object that hold no reference need another means to be waited for. Costs a
-    /// heavy fence and a walk over the words of all CPUs. Blocks shortly while another thread
+    /// heavy fence and a walk over the words of all CPUs. Blocks briefly while another thread
     /// changes the mode of the same count.
     ///
     /// # Errors
@@ -78,7 +78,7 @@ impl PercpuRef {
     /// Undoes a [`kill`](Self::kill), if the count has not reached zero.
     ///
     /// The count gets an initial reference again, and [`try_get`](Self::try_get) succeeds. A thread
-    /// that takes a reference afterwards sees what the calling thread did before. Blocks shortly
+    /// that takes a reference afterwards sees what the calling thread did before. Blocks briefly
     /// while another thread changes the mode of the same count.
     ///
     /// # Errors
@@ -123,7 +123,7 @@ impl PercpuRef {
     ///
     /// The previous release closure may still be running. The count is in percpu mode, unless
     /// [`switch_to_atomic`](Self::switch_to_atomic) was the last switch. A thread that takes a
-    /// reference afterwards sees what the calling thread did before. Allocates. Blocks shortly
+    /// reference afterwards sees what the calling thread did before. Allocates. Blocks briefly
     /// while another thread changes the mode of the same count.
     ///
     /// # Errors
@@ -163,7 +163,7 @@ impl PercpuRef {
     ///
     /// Use this for a count that will often be killed and resurrected: in atomic mode a kill costs
     /// no heavy fence. If the count is dying, this only sets the mode after
-    /// [`resurrect`](Self::resurrect) or [`reinit`](Self::reinit). Blocks shortly while another
+    /// [`resurrect`](Self::resurrect) or [`reinit`](Self::reinit). Blocks briefly while another
     /// thread changes the mode of the same count.
     ///
     /// ```
@@ -192,7 +192,7 @@ impl PercpuRef {
     /// Switches back to percpu mode after [`switch_to_atomic`](Self::switch_to_atomic).
     ///
     /// If the count is dying, this only sets the mode after [`resurrect`](Self::resurrect) or
-    /// [`reinit`](Self::reinit). Blocks shortly while another thread changes the mode of the same
+    /// [`reinit`](Self::reinit). Blocks briefly while another thread changes the mode of the same
     /// count.
     pub fn switch_to_percpu(&self) {
         let mut mode = self.cold.mode.lock();
