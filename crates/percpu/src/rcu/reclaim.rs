@@ -21,8 +21,9 @@
 //! target computed earlier would be too low for an object that another thread adds in between, and
 //! that object would be freed while readers still see it.
 //!
-//! Lock order: `gp_lock` before a bag's lock. A bag's lock is held for a few instructions. No
-//! destructor or closure of the user runs under either lock.
+//! Lock order: `gp_lock` before a bag's lock. A bag's lock is held for a few instructions, and
+//! longer only while the overflow list, if there is one, moves into the bag: that takes time in
+//! proportion to the list. No destructor or closure of the user runs under either lock.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
