@@ -502,7 +502,7 @@ fn inv14_no_wake_up_is_lost_when_memory_is_out() {
         FOR_EVER.set(false);
         assert_eq!(received, Ok((1, 100)));
         assert_eq!(blocked.join().unwrap().unwrap_err().reason, SendRefused::NoMemory);
-        assert_eq!(queue.stats().waiting, (0, 0), "who was behind has a permit");
+        assert_eq!(queue.stats().waiting, (0, 0), "the next waiter has a permit");
         assert!(is_rung());
         queue.validate();
         assert!(behind.as_mut().poll(&mut cx).is_ready());

@@ -247,7 +247,7 @@ fn a_forgotten_guard_keeps_its_slot_and_no_other() {
     thread::scope(|s| {
         s.spawn(|| assert_eq!(lock.try_local_on(ZERO).err(), Some(LockError::WouldBlock)));
     });
-    assert_eq!(lock.get_mut(ZERO), Some(&mut 0), "whoever owns the lock has it all");
+    assert_eq!(lock.get_mut(ZERO), Some(&mut 0), "the owner of the lock reaches every slot");
 }
 
 /// A thread ends with a guard in a thread-local: its destructor unlocks.

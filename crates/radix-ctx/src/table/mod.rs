@@ -130,7 +130,7 @@ impl<T: Send + Sync + 'static> Drop for CtxTable<T> {
     /// of them goes the memory of the table, a grace period later. Does not wait for readers: there are
     /// none, as they borrow the table.
     fn drop(&mut self) {
-        // SAFETY: nobody has a borrow of the table, and this is its end.
+        // SAFETY: `&mut self` of a drop excludes every borrow of the table, and a drop runs once.
         unsafe { Core::end_table(self.core) };
     }
 }
