@@ -62,8 +62,8 @@
 //! What still waits in the engine, or for a thread of the pool, can always be taken back. Block I/O
 //! that the kernel has begun hardly ever can: it then ends with its own result. After a write that
 //! failed or was cancelled, [`RequestError::transferred`] tells how many bytes were written before; of
-//! the rest any part may have been. A write whose request was dropped may still write, and counts as
-//! in flight.
+//! the rest any part may have been. A write whose [`Operation`] was dropped may still write, and counts
+//! as in flight.
 //!
 //! **Short transfers** are continued where they stopped (a direct file at the block where they
 //! stopped): a read ends early only at the end of the file, where it stops, goes on with
