@@ -5,19 +5,17 @@
 use std::io::{self, PipeReader, PipeWriter};
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use bufcache::{AttachOptions, BlockDevice, Builder, Cache, Device, GetError, WriteError};
 use testkit::block_on::block_on;
-use testkit::wait::wait_for;
+use testkit::wait::{in_time, wait_for};
 
 const SIZE: usize = 512;
 const SLOW: Duration = Duration::from_millis(300);
-/// A guess: much longer than anything takes that is waited for.
-const LONG: Duration = Duration::from_secs(60);
 
 /// A panic's payload whose drop panics.
 struct Bomb;
@@ -101,19 +99,6 @@ fn builder() -> Builder {
 
 fn cache() -> Cache {
     builder().build().unwrap()
-}
-
-/// Runs it in a thread of its own, and fails if it does not end.
-fn in_time(what: &str, work: impl FnOnce() + Send + 'static) {
-    let (done, ended) = mpsc::channel();
-    let thread = thread::spawn(move || {
-        work();
-        let _ = done.send(());
-    });
-    match ended.recv_timeout(LONG) {
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("{what}: it waits for ever"),
-        _ => thread.join().unwrap(),
-    }
 }
 
 /// Fails unless tasks are served by the thread that reads for them.

@@ -34,5 +34,5 @@ pub mod watchdog;
 
 pub use block_on::block_on;
 pub use rng::Rng;
-pub use wait::wait_until;
+pub use wait::{in_time, wait_until};
 pub use wake::WakeCount;

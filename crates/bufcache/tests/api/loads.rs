@@ -5,7 +5,6 @@ use std::io::{self, Write};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc;
 use std::sync::{Arc, Barrier, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
@@ -17,25 +16,11 @@ use bufcache::{
     lend_engine,
 };
 
-use testkit::WakeCount;
-use testkit::block_on;
+use testkit::{WakeCount, block_on, in_time};
 
 const SIZE: usize = 4096;
 /// A guess: much longer than anything takes that is waited for.
 const LONG: Duration = Duration::from_secs(60);
-
-/// Runs it in a thread of its own, and fails if it does not end.
-fn in_time(what: &str, work: impl FnOnce() + Send + 'static) {
-    let (done, ended) = mpsc::channel();
-    let thread = thread::spawn(move || {
-        work();
-        let _ = done.send(());
-    });
-    match ended.recv_timeout(LONG) {
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("{what}: it waits for ever"),
-        _ => thread.join().unwrap(),
-    }
-}
 
 /// A device whose loads are kept until the test ends them.
 #[derive(Default)]
