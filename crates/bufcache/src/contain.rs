@@ -1,7 +1,8 @@
 //! Calls of foreign code (devices, verifiers, callbacks, wakers, and what these drop) that may panic.
 
-use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use percpu::panics::drop_payload;
 
 /// A contained call has panicked.
 #[derive(Clone, Copy, Debug)]
@@ -12,9 +13,7 @@ pub(crate) struct Panicked;
 /// The payload's drop is foreign code too: a panic of it is caught as well, and its payload leaks.
 pub(crate) fn contain<R>(f: impl FnOnce() -> R) -> Result<R, Panicked> {
     catch_unwind(AssertUnwindSafe(f)).map_err(|payload| {
-        if let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-            mem::forget(second);
-        }
+        drop_payload(payload);
         Panicked
     })
 }

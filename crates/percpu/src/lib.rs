@@ -92,6 +92,8 @@ mod error;
 pub mod fence;
 mod gate;
 pub mod lglock;
+#[doc(hidden)]
+pub mod panics;
 mod park;
 pub mod rcu;
 mod refcount;

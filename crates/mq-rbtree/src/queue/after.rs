@@ -4,6 +4,7 @@ use std::any::Any;
 use std::mem::{self, MaybeUninit};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
+use percpu::panics::drop_payload;
 use percpu::sync::{Arc, step};
 
 use super::readiness::Bell;
@@ -178,14 +179,6 @@ impl After {
             }
             drop_payload(panic);
         }
-    }
-}
-
-/// Drops the payload of a panic that does not go on. That is the user's code and may panic, too: the
-/// payload of that panic is leaked, as dropping it might panic again.
-fn drop_payload(payload: Box<dyn Any + Send>) {
-    if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-        mem::forget(another);
     }
 }
 

@@ -33,6 +33,7 @@ use super::bag::{RetireHead, Segment, next_of};
 use super::bags::Bags;
 use super::domain::{Domain, GpGuard, domain};
 use crate::cpu::CpuId;
+use crate::panics::drop_payload;
 use crate::sync::{cpu, mutant, thread_local};
 
 /// Frees an object once no reader can hold a reference to it.
@@ -214,10 +215,7 @@ fn free_list(first: *mut RetireHead) -> u64 {
     } else {
         while let Err(payload) = catch_unwind(AssertUnwindSafe(&mut run)) {
             panics += 1;
-            // The drop of the payload may panic too; the payload of that panic is leaked.
-            if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-                std::mem::forget(another);
-            }
+            drop_payload(payload);
         }
     }
     set_freeing(false);

@@ -5,6 +5,7 @@
 use std::ptr::NonNull;
 
 use percpu::fence::heavy_rseq;
+use percpu::panics::drop_payload;
 use percpu::rcu::{self, Batch};
 use percpu::sync::atomic::Ordering;
 use percpu::sync::{WordGuard, mutant};
@@ -13,7 +14,7 @@ use super::core::{Core, State};
 use super::dropping::{dropping, is_dropping};
 use super::error::WaitError;
 use super::limbo::{EMPTY, Walk, dawdle_if};
-use super::panics::{Payload, caught, discard};
+use super::panics::{Payload, caught};
 use super::slab::{Gone, SLOTS, Slab, SlabPtr};
 
 /// What [`Core::finish`] did with a dead slot.
@@ -167,7 +168,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         if let Err(payload) = self.drop_value(it, index) {
             // Ordering: Relaxed; a statistic.
             self.tally.panics.fetch_add(1, Ordering::Relaxed);
-            discard(payload);
+            drop_payload(payload);
         }
         vacated.add(slab, index, self.finish(it, index, gone));
         drop(self.waiters.take_slot(index));
