@@ -361,7 +361,7 @@ mod tests {
     use super::*;
 
     fn scope(source: &str) -> Scope {
-        parse(&tokens(source)).unwrap()
+        parse(&tokens(source).unwrap()).unwrap()
     }
 
     /// `path as bound`, with `pub` and the line.
@@ -411,8 +411,8 @@ mod tests {
         let scope = scope(source);
         assert!(scope.children.is_empty());
         assert!(!scope.paths.iter().any(|each| each.path[0] == "crate"), "{:?}", scope.paths);
-        assert!(parse(&tokens("#![cfg(test)]\nuse crate::a;")).is_none());
-        assert!(parse(&tokens("#![cfg(not(test))]\nuse crate::a;")).is_some());
+        assert!(parse(&tokens("#![cfg(test)]\nuse crate::a;").unwrap()).is_none());
+        assert!(parse(&tokens("#![cfg(not(test))]\nuse crate::a;").unwrap()).is_some());
     }
 
     #[test]

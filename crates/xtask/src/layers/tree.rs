@@ -36,17 +36,30 @@ pub(super) struct Module {
 pub(super) fn read(root: &Path) -> Result<Tree> {
     let mut tree =
         Tree { files: Vec::new(), modules: Vec::new(), exported_macros: BTreeMap::new() };
-    let text = fs::read_to_string(root).map_err(|error| Error::io(root.display(), error))?;
-    let scope = parser::parse(&lexer::tokens(&text)).unwrap_or_default();
+    let scope = parse(root)?.unwrap_or_default();
     tree.files.push(File { path: root.to_path_buf(), name: "crate".to_string() });
     let folder = root.parent().unwrap_or(Path::new("")).to_path_buf();
-    tree.add(scope, 0, 0, &folder);
+    tree.add(scope, 0, 0, &folder)?;
     Ok(tree)
+}
+
+/// Reads a file. Returns `None` if all of it is for tests.
+fn parse(path: &Path) -> Result<Option<Scope>> {
+    let text = fs::read_to_string(path).map_err(|error| Error::io(path.display(), error))?;
+    let tokens = lexer::tokens(&text)
+        .map_err(|error| Error::new(format!("{}: {error}", path.display())))?;
+    Ok(parser::parse(&tokens))
 }
 
 impl Tree {
     /// Adds a module and those below it. `folder` is where the files of its children are.
-    fn add(&mut self, mut scope: Scope, file: usize, parent: usize, folder: &Path) -> usize {
+    fn add(
+        &mut self,
+        mut scope: Scope,
+        file: usize,
+        parent: usize,
+        folder: &Path,
+    ) -> Result<usize> {
         let id = self.modules.len();
         for name in &scope.exported_macros {
             self.exported_macros.insert(name.clone(), id);
@@ -56,12 +69,12 @@ impl Tree {
         for child in children {
             let below = folder.join(&child.name);
             let added = match child.body {
-                Some(body) => Some(self.add(body, file, id, &below)),
-                None => self.add_file(&child.name, child.path.as_deref(), file, id, folder),
+                Some(body) => Some(self.add(body, file, id, &below)?),
+                None => self.add_file(&child.name, child.path.as_deref(), file, id, folder)?,
             };
             self.modules[id].children.entry(child.name).or_default().extend(added);
         }
-        id
+        Ok(id)
     }
 
     /// Adds a module in a file of its own. Returns `None` if there is no such file, or if it is for
@@ -73,18 +86,19 @@ impl Tree {
         declared_in: usize,
         parent: usize,
         folder: &Path,
-    ) -> Option<usize> {
+    ) -> Result<Option<usize>> {
         let beside = self.files[declared_in].path.parent().unwrap_or(Path::new(""));
         let candidates = match path {
             Some(path) => vec![beside.join(path)],
             None => vec![folder.join(format!("{name}.rs")), folder.join(name).join("mod.rs")],
         };
-        let path = candidates.into_iter().find(|path| path.is_file())?;
-        let text = fs::read_to_string(&path).ok()?;
-        let scope = parser::parse(&lexer::tokens(&text))?;
-        let stem = path.file_stem()?.to_string_lossy().into_owned();
+        let Some(path) = candidates.into_iter().find(|path| path.is_file()) else {
+            return Ok(None);
+        };
+        let Some(scope) = parse(&path)? else { return Ok(None) };
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let below = match stem.as_str() {
-            "mod" => path.parent()?.to_path_buf(),
+            "mod" => path.with_file_name(""),
             stem => path.with_file_name(stem),
         };
         let above = &self.files[declared_in].name;
@@ -93,6 +107,6 @@ impl Tree {
         let full = if stem == name || stem == "mod" { full } else { format!("{full} ({stem}.rs)") };
         self.files.push(File { path, name: full });
         let file = self.files.len() - 1;
-        Some(self.add(scope, file, parent, &below))
+        self.add(scope, file, parent, &below).map(Some)
     }
 }
