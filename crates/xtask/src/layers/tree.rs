@@ -46,8 +46,8 @@ pub(super) fn read(root: &Path) -> Result<Tree> {
 /// Reads a file. Returns `None` if all of it is for tests.
 fn parse(path: &Path) -> Result<Option<Scope>> {
     let text = fs::read_to_string(path).map_err(|error| Error::io(path.display(), error))?;
-    let tokens = lexer::tokens(&text)
-        .map_err(|error| Error::new(format!("{}: {error}", path.display())))?;
+    let tokens =
+        lexer::tokens(&text).map_err(|error| Error::new(format!("{}: {error}", path.display())))?;
     Ok(parser::parse(&tokens))
 }
 

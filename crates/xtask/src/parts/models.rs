@@ -61,13 +61,18 @@ pub(crate) struct Selection {
 ///
 /// The programs of one checker run several at a time, so that no CPU waits for the longest model of
 /// a crate. The next checker's build comes beside them if `ahead` has it.
+///
+/// A filter that selects no model is an error: a misspelt name must not pass.
 pub(crate) fn run(ws: &Workspace, ahead: &Ahead, selection: &Selection) -> Result<()> {
+    let mut any = false;
     for &checker in &selection.checkers {
         let built = {
             let _held = ahead.take_over(checker.name());
             build(ws, checker, &selection.crates)?
         };
         ahead.start(ws);
+        let built = with_a_match(ws, built, &selection.filter)?;
+        any |= !built.is_empty();
         let cmd = |binary: &TestBinary| {
             let cmd = binary.cmd(ws).args(&selection.filter);
             match checker {
@@ -83,7 +88,29 @@ pub(crate) fn run(ws: &Workspace, ahead: &Ahead, selection: &Selection) -> Resul
         let (logs, printing) = (Scratch::new("models")?, Mutex::new(()));
         lanes::each(&built, |binary| logged(&logs, cmd(binary), &printing))?;
     }
+    if !any {
+        return Err(Error::new(format!("no model matches {}", selection.filter.join(" "))));
+    }
     Ok(())
+}
+
+/// Returns the programs that have a test which the filter selects.
+fn with_a_match(
+    ws: &Workspace,
+    built: Vec<TestBinary>,
+    filter: &[String],
+) -> Result<Vec<TestBinary>> {
+    if filter.is_empty() {
+        return Ok(built);
+    }
+    let mut kept = Vec::new();
+    for binary in built {
+        let listed = binary.cmd(ws).arg("--list").args(filter).output()?;
+        if listed.lines().any(|line| line.ends_with(": test")) {
+            kept.push(binary);
+        }
+    }
+    Ok(kept)
 }
 
 fn build(ws: &Workspace, checker: Checker, crates: &[Crate]) -> Result<Vec<TestBinary>> {
