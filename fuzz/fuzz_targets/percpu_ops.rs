@@ -1,4 +1,4 @@
-//! Every structure of percpu against the model of `crates/percpu/tests/counters.rs`.
+//! Every structure of percpu against the model of `crates/percpu/tests/model`.
 #![no_main]
 
 #[path = "../../crates/percpu/tests/model/mod.rs"]

@@ -3,9 +3,6 @@
 //!
 //! Every test runs in every mode that the process can be started in.
 
-#[path = "common/no_id.rs"]
-mod no_id;
-
 use std::cell::RefCell;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,7 +13,7 @@ use std::time::{Duration, Instant};
 use offlock_percpu::lglock::{GlobalGuard, IntoIter, Iter, IterMut, LocalGuard, PairGuard};
 use offlock_percpu::{CpuId, LgLock, LockError, topology};
 
-use no_id::take_id;
+use crate::no_id::take_id;
 use testkit::pin::{allowed_cpus, pin_to};
 use testkit::rng;
 use testkit::stress::keep_running;

@@ -1,10 +1,6 @@
 //! RCU where waits meet: concurrent barriers, reclaimers that end, and the statistics of both.
 //!
 //! There is one domain per process, so the tests take turns ([`alone`](alone::alone)).
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
-
-#[path = "common/alone.rs"]
-mod alone;
 
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
@@ -14,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use offlock_percpu::rcu::{self, Atomic, Bounds, Owned, Reclaimer, SynchronizeError};
 
-use alone::alone;
+use crate::alone::alone;
 use testkit::child::in_own_process;
 use testkit::pin::{allowed_cpus, pin_to};
 
@@ -117,7 +113,7 @@ fn retiring_seldom_keeps_the_age_bound() {
 /// The caller states the sizes, and sums of them saturate. They stay so until the process ends.
 #[test]
 fn absurd_sizes_saturate() {
-    in_own_process("absurd_sizes_saturate", || {
+    in_own_process("edges::absurd_sizes_saturate", || {
         for _ in 0..2 {
             with_reader(|_leave| {
                 (0..4).for_each(|_| rcu::defer(usize::MAX / 2, || ()));

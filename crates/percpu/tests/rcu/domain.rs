@@ -1,10 +1,6 @@
 //! RCU on real threads: bounds, statistics, the ends of threads, and stress.
 //!
 //! There is one domain per process, so the tests take turns ([`alone`](alone::alone)).
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
-
-#[path = "common/alone.rs"]
-mod alone;
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -15,7 +11,7 @@ use std::time::{Duration, Instant};
 use offlock_percpu::rcu::{self, Atomic, Batch, Bounds, Guard, Owned, Reclaimer, RetireHead};
 use offlock_percpu::rcu::{SynchronizeError, Unlinked};
 
-use alone::alone;
+use crate::alone::alone;
 use testkit::child::in_own_process;
 use testkit::pin::{allowed_cpus, pin_to};
 use testkit::stress::stress_time;
@@ -397,7 +393,7 @@ fn inv15_a_thread_that_ends_inside_a_guard_reads_on() {
 #[test]
 fn inv15_a_forgotten_guard_holds_up_memory_only() {
     static DROPS: AtomicUsize = AtomicUsize::new(0);
-    in_own_process("inv15_a_forgotten_guard_holds_up_memory_only", || {
+    in_own_process("domain::inv15_a_forgotten_guard_holds_up_memory_only", || {
         std::mem::forget(rcu::pin());
         retire(&DROPS);
         let _ = (rcu::poll(), rcu::poll());

@@ -1,10 +1,6 @@
 //! A block of counts in the hands of an owner like a table, on this kernel: a storm with a ledger.
 //!
 //! `OFFLOCK_STRESS_SECONDS` (5) says how long it runs.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
-
-#[path = "common/no_id.rs"]
-mod no_id;
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::*};
@@ -13,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use offlock_percpu::{RefBlock, capabilities, fence, rcu};
 
-use no_id::take_id;
+use crate::no_id::take_id;
 use testkit::pin::{allowed_cpus, pin_to};
 use testkit::rng;
 use testkit::stress::keep_running;

@@ -2,9 +2,6 @@
 //!
 //! The storms are ignored by default; `OFFLOCK_STRESS_SECONDS` (5) says how long they run.
 
-#[path = "common/no_id.rs"]
-mod no_id;
-
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::env;
@@ -22,7 +19,7 @@ use std::time::{Duration, Instant};
 use offlock_percpu::{KillError, PercpuRef, ReinitRefused, ResurrectError, capabilities};
 use proptest::prelude::*;
 
-use no_id::take_id;
+use crate::no_id::take_id;
 use testkit::pin::{allowed_cpus, pin_to};
 use testkit::rng;
 use testkit::stress::keep_running;
@@ -359,7 +356,7 @@ fn two_panics_of_one_kill_abort() {
     }
     let this = env::current_exe().unwrap();
     let child = Command::new(this)
-        .args(["two_panics_of_one_kill_abort", "--exact", "--nocapture"])
+        .args(["refcount::two_panics_of_one_kill_abort", "--exact", "--nocapture"])
         .env(CHILD, "1")
         .output()
         .unwrap();

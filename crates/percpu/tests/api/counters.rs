@@ -1,11 +1,5 @@
 //! The counters on real threads: migrated and folded; and the operations that the
 //! fuzzer drives, on its corpus and on random bytes.
-#![cfg(not(any(offlock_loom, offlock_shuttle)))]
-
-// `model` is shared with the fuzz target, whose dependency is renamed to `percpu`.
-extern crate offlock_percpu as percpu;
-
-mod model;
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed, Ordering::SeqCst};
 use std::thread;
@@ -124,12 +118,12 @@ fn inv15_thread_exit_leaves_counts_right() {
 #[test]
 fn every_input_of_the_corpus_holds() {
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/percpu_ops");
-    testkit::corpus::replay(corpus, 19, 800, model::run);
+    testkit::corpus::replay(corpus, 19, 800, crate::model::run);
 }
 
 proptest! {
     #[test]
     fn random_operations_agree_with_the_model(input in prop::collection::vec(any::<u8>(), 0..600)) {
-        model::run(&input);
+        crate::model::run(&input);
     }
 }

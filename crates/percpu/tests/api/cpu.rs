@@ -1,15 +1,12 @@
 //! `current_cpu` on the real kernel: threads without an id, a changed cpuset, rseq switched off.
 
-#[path = "common/no_id.rs"]
-mod no_id;
-
 use std::env;
 use std::process::Command;
 use std::thread;
 
 use offlock_percpu::{RseqState, Source, backend, current_cpu, topology};
 
-use no_id::take_id;
+use crate::no_id::take_id;
 use testkit::pin::{allowed_cpus, pin_to};
 
 /// On every CPU we may use, in turn: the id, the source, and the slot agree with where we are.
@@ -66,7 +63,7 @@ fn child_with_rseq_switched_off() {
 fn inv14_with_rseq_switched_off_the_answers_are_the_same() {
     check_in_this_process();
     let child = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "child_with_rseq_switched_off", "--ignored", "--nocapture"])
+        .args(["--exact", "cpu::child_with_rseq_switched_off", "--ignored", "--nocapture"])
         .env("GLIBC_TUNABLES", "glibc.pthread.rseq=0")
         .env("OFFLOCK_CHILD", "1")
         .output()

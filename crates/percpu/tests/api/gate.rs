@@ -2,9 +2,6 @@
 //!
 //! `OFFLOCK_STRESS_SECONDS` (5) says how long the ignored test runs.
 
-#[path = "common/no_id.rs"]
-mod no_id;
-
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::thread;
@@ -12,7 +9,7 @@ use std::time::Instant;
 
 use offlock_percpu::{ReadWriteGate, capabilities};
 
-use no_id::take_id;
+use crate::no_id::take_id;
 use testkit::pin::{allowed_cpus, pin_to};
 use testkit::stress::keep_running;
 use testkit::stress::stress_time;
