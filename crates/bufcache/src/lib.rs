@@ -39,9 +39,6 @@
 // Which feature an item wants, on docs.rs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
-compile_error!("bufcache supports 64-bit Linux only, as percpu does");
-
 /// For the models: not part of the interface.
 #[cfg(any(offlock_loom, offlock_shuttle))]
 #[doc(hidden)]

@@ -154,9 +154,6 @@
 // Which feature an item wants, on docs.rs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
-compile_error!("mq-rbtree supports 64-bit Linux only, as percpu does");
-
 mod core;
 mod deadline;
 mod error;

@@ -137,9 +137,6 @@
 //! - An entry's home changes only under both slots' locks, and who locked a slot looks again: no owner
 //!   need keep track of who may add or remove it just now.
 
-#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
-compile_error!("percpu-list supports 64-bit Linux only, as percpu does");
-
 mod anchor;
 mod array;
 mod chunk;

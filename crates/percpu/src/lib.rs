@@ -78,9 +78,6 @@
 //!   object, and use the `try_` methods of an [`LgLock`] that was used before ([`lglock`]). Other
 //!   operations take locks.
 
-#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
-compile_error!("percpu supports 64-bit Linux only: it needs rseq, membarrier and sysfs");
-
 #[doc(hidden)]
 pub mod alloc;
 mod capabilities;

@@ -117,9 +117,6 @@
 //! radix tree"; what the kernel took instead, a dense id into an array under RCU, is why a
 //! [`CtxTable`] hands out its ids. Generations in handles are older than both. [`xarray`] names its own.
 
-#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
-compile_error!("radix-ctx supports 64-bit Linux only");
-
 mod table;
 mod tree;
 pub mod xarray;

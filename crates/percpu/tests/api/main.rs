@@ -18,3 +18,4 @@ mod model;
 mod no_id;
 mod ref_block;
 mod refcount;
+mod targets;
