@@ -1,8 +1,8 @@
-//! An allocator that counts: the crate is used inside the allocations of its own first use.
+//! An allocator that counts its calls with a `PerCpuCounter`, even those of the first use.
 //!
-//! Each case is a process of its own, in which the counting begins either at the very first
-//! allocation or right before the first use that the case is about. One that hangs has found a lock
-//! that waits for itself.
+//! Each case runs in a process of its own. The counting begins at the first allocation of the
+//! process, or right before the first use that the case tests. A process that hangs has found a
+//! lock that its holder takes again.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 #[path = "common/no_id.rs"]
@@ -21,7 +21,7 @@ use offlock_percpu::{capabilities, online, rcu, topology};
 use no_id::take_id;
 
 static BYTES: PerCpuCounter = PerCpuCounter::new();
-/// The same, by an atomic: what the counter must say.
+/// The same count in an atomic: the expected sum.
 static TWIN: AtomicI64 = AtomicI64::new(0);
 
 /// Whether to count; decided by the environment at the first allocation.
@@ -36,7 +36,7 @@ impl Counting {
     #[inline]
     fn count(size: i64) {
         if STATE.load(Relaxed) == UNDECIDED {
-            // SAFETY: looks up a name; nothing in this program changes the environment.
+            // SAFETY: reads the environment, which no thread of this program changes.
             let early = !unsafe { libc::getenv(c"OFFLOCK_COUNT_EARLY".as_ptr()) }.is_null();
             STATE.store(if early { ON } else { OFF }, Relaxed);
         }
@@ -47,7 +47,7 @@ impl Counting {
     }
 }
 
-// SAFETY: the system's allocator, and adds that do not unwind.
+// SAFETY: every call goes to the system's allocator, and the adds do not unwind.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         Self::count(layout.size() as i64);
@@ -65,7 +65,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// What may be the first use of the crate in a process, by name.
+/// The functions that may be the first use of the crate in a process, by name.
 const FIRST_USES: &[(&str, fn())] = &[
     ("an allocation", || drop(std::hint::black_box(vec![1_u8; 100]))),
     ("capabilities", || println!("{}", capabilities())),
@@ -75,7 +75,7 @@ const FIRST_USES: &[(&str, fn())] = &[
     ("sum", || _ = BYTES.sum()),
     ("fold_offline", || _ = BYTES.fold_offline().unwrap()),
     ("many counters", || {
-        // Enough for the pool to grow, under its lock, and to take them back.
+        // Enough counters for the pool to grow under its lock, and to take their words back.
         let counters: Vec<_> = (0..20_000).map(|_| PerCpuCounter::new()).collect();
         counters.iter().for_each(PerCpuCounter::increment);
     }),
@@ -115,7 +115,7 @@ fn child_first_use() {
     let Ok(name) = env::var("OFFLOCK_FIRST_USE") else { return };
     let (_, first_use) = FIRST_USES.iter().find(|(known, _)| *known == name).expect("a case");
     if env::var("OFFLOCK_WITHOUT_ID").is_ok() {
-        // `None` where rseq is not in use: then no thread has an id to lose.
+        // `None` if rseq is not in use: no thread has an id then.
         assert!(take_id().is_none_or(|id| id < 0), "the thread still has its CPU id");
     }
     STATE.store(ON, Relaxed);
@@ -123,16 +123,17 @@ fn child_first_use() {
     for _ in 0..1_000 {
         drop(std::hint::black_box(vec![0_u8; 300]));
     }
-    // The harness sleeps until we are done, and this thread allocates nothing between the two.
+    // The test harness sleeps until this test ends, and this thread allocates nothing between the
+    // loads.
     let (twin, sum) = (TWIN.load(Relaxed), BYTES.sum());
-    assert_eq!(sum, twin, "counted, and by an atomic");
+    assert_eq!(sum, twin, "the counter differs from the atomic");
     println!("counted: {}", BYTES.sum());
 }
 
-/// How a case runs.
+/// The conditions of a case.
 #[derive(Clone, Copy, Debug, Default)]
 struct Case {
-    /// Counts from the first allocation of the process on.
+    /// Counts from the first allocation of the process.
     early: bool,
     /// Runs on a thread that has no CPU id.
     without_id: bool,
@@ -172,8 +173,8 @@ fn in_process(name: &str, case: Case) {
     assert!(good, "{name}, {case:?}, hung {hung}, {}:\n{said}{errors}", output.status);
 }
 
-/// From the first allocation on, or from the first use of the crate; also where libc registered no
-/// rseq area.
+/// Counts from the first allocation, or from the first use of the crate, with and without an rseq
+/// area of libc.
 #[test]
 fn inv03_an_allocator_can_count() {
     for &(name, _) in FIRST_USES {
@@ -183,8 +184,8 @@ fn inv03_an_allocator_can_count() {
     }
 }
 
-/// The self-test of the sections then runs on a helper thread, whose allocations are counted while
-/// the first thread waits for the result.
+/// If the first thread has no CPU id, a helper thread runs the self-test of the sections. Its
+/// allocations are counted while the first thread waits for the result.
 #[test]
 fn inv03_an_allocator_can_count_the_first_use_of_a_thread_without_an_id() {
     for &(name, _) in FIRST_USES {

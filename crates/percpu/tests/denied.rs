@@ -1,7 +1,7 @@
-//! A sandbox that refuses `membarrier`: all of it, or only what restarts rseq sections.
+//! A sandbox that refuses `membarrier`: every command, or only those that restart rseq sections.
 //!
-//! Each case is a process of its own, which puts a seccomp filter over the thread of its test
-//! before that uses the crate for the first time; threads made by it inherit the filter.
+//! Each case runs in a process of its own. It installs a seccomp filter on the thread of its test
+//! before the first use of the crate. The threads that the test starts inherit the filter.
 
 use std::env;
 use std::process::Command;
@@ -13,7 +13,8 @@ use offlock_percpu::{
     current_cpu, rcu, require_rseq,
 };
 
-/// Refuses with `errno`; `rseq_only`: the two commands about sections, and no other.
+/// Installs a filter that refuses `membarrier` with `errno`; with `rseq_only`, only the two
+/// commands that restart sections.
 fn deny_membarrier(errno: i32, rseq_only: bool) {
     // linux/bpf_common.h, linux/seccomp.h
     const LOAD: u16 = 0x20; // a 32-bit word at an offset of `seccomp_data`
@@ -35,7 +36,7 @@ fn deny_membarrier(errno: i32, rseq_only: bool) {
         at(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: takes numbers.
+    // SAFETY: takes numbers and accesses no memory.
     let rc = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
     assert_eq!(rc, 0);
     let mode = libc::SECCOMP_MODE_FILTER;
@@ -44,10 +45,10 @@ fn deny_membarrier(errno: i32, rseq_only: bool) {
     assert_eq!(rc, 0, "seccomp: {}", std::io::Error::last_os_error());
 }
 
-/// Whether the plain membarrier is there for the calling thread.
+/// Returns whether the calling thread may use the plain membarrier.
 fn membarrier_works() -> bool {
     let command = libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED;
-    // SAFETY: takes numbers and touches no memory of ours.
+    // SAFETY: takes numbers and writes no memory of this program.
     unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
 }
 
@@ -70,7 +71,7 @@ fn child_under_a_filter() {
     println!("{all}");
     let fences = plain && !cfg!(offlock_no_membarrier);
     assert_eq!(all.fences, if fences { Strategy::Membarrier } else { Strategy::Fences }, "{all}");
-    let off = require_rseq().expect_err("sections that nobody can stop must not run");
+    let off = require_rseq().expect_err("sections without a barrier must not run");
     assert_eq!(off.why(), all.sections);
     if backend().rseq() == RseqState::InUse {
         assert_eq!(all.sections, Sections::NoBarrier, "{all}");
@@ -80,7 +81,7 @@ fn child_under_a_filter() {
     println!("all right under the filter");
 }
 
-/// Four threads use each structure; the results are exact.
+/// Uses each structure on four threads, and checks that the results are exact.
 fn everything_counts() {
     const ROUNDS: u64 = 2_000;
     let counter = PerCpuCounter::new();
@@ -96,7 +97,7 @@ fn everything_counts() {
                 for round in 0..ROUNDS {
                     counter.add(3);
                     *lock.local().unwrap() += 1;
-                    drop(object.try_get().expect("nobody has killed it"));
+                    drop(object.try_get().expect("not killed"));
                     let seen = gate.read().unwrap();
                     assert_eq!(seen[0], seen[1], "a writer is inside");
                     drop(seen);
@@ -142,7 +143,7 @@ fn inv14_without_membarrier_the_results_are_the_same() {
     in_process("ENOSYS");
 }
 
-/// As on a kernel before 5.10, or where only the commands that are known are let through.
+/// As on a kernel before 5.10, or in a sandbox that allows only the older commands.
 #[test]
 fn inv14_without_the_barrier_for_sections_the_results_are_the_same() {
     in_process("EINVAL, rseq only");

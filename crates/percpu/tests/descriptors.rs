@@ -1,7 +1,7 @@
-//! The descriptors of the rseq sections, as the linker left them in this very program.
+//! The descriptors of the rseq sections in this program, as the linker wrote them.
 //!
-//! The kernel believes them blindly: a wrong start or length leaves a section unprotected, a wrong
-//! abort address or a missing signature kills the process.
+//! The kernel does not check a start or a length: if one is wrong, the section is unprotected. If
+//! the abort address is wrong or its signature is missing, the kernel kills the process.
 #![cfg(all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu))))]
 
 use std::collections::BTreeMap;
@@ -19,10 +19,10 @@ const START: u64 = 8;
 const LENGTH: u64 = 16;
 const ABORT: u64 = 24;
 
-/// A guess: the longest of ours is 70 bytes.
+/// The most bytes of a section. A guess: the longest one has 70.
 const LONGEST: u64 = 256;
 
-/// One section of the program: where it lies, and its bytes.
+/// One section of the program: its address and its bytes.
 struct Part<'a> {
     at: u64,
     bytes: &'a [u8],
@@ -53,7 +53,8 @@ fn every_descriptor_in_this_program_is_sound() {
     let failures = Part::named(&file, "__rseq_failure");
     let text = Part::named(&file, ".text");
 
-    // A position-independent program keeps the addresses in its relocations, for the loader.
+    // The addresses of a position-independent program are in its relocations, which the loader
+    // applies.
     let relocated: BTreeMap<u64, u64> = file
         .dynamic_relocations()
         .into_iter()
@@ -70,7 +71,7 @@ fn every_descriptor_in_this_program_is_sound() {
     };
 
     assert_eq!(descriptors.at % SIZE, 0, "descriptors are 32-byte aligned");
-    assert_eq!(descriptors.bytes.len() as u64 % SIZE, 0, "nothing else is in their section");
+    assert_eq!(descriptors.bytes.len() as u64 % SIZE, 0, "their section has only descriptors");
     let count = descriptors.bytes.len() as u64 / SIZE;
     for one in (0..count).map(|i| descriptors.at + i * SIZE) {
         assert_eq!(descriptors.read(one), [0; 8], "version and flags of {one:#x}");
@@ -78,7 +79,7 @@ fn every_descriptor_in_this_program_is_sound() {
         let length = u64::from_le_bytes(descriptors.read(one + LENGTH));
         assert!(relocated.is_empty() || relocated.contains_key(&(one + ABORT)));
         assert!((1..LONGEST).contains(&length), "{length} bytes at {start:#x}");
-        assert!(text.holds(start) && text.holds(start + length), "{start:#x} is no code");
+        assert!(text.holds(start) && text.holds(start + length), "no code at {start:#x}");
         assert!(failures.holds(abort), "abort at {abort:#x}");
         assert!(!(start..start + length).contains(&abort));
         assert_eq!(failures.read(abort - 4), SIGNATURE, "in front of {abort:#x}");

@@ -1,5 +1,6 @@
-//! The plain local-global lock in signal handlers, on the real kernel: what a handler is refused,
-//! that its unlock wakes, and that nothing is lost between it and what it interrupts.
+//! `LgLock` in signal handlers, on the real kernel: which calls a handler is refused, that its
+//! unlock wakes a waiting thread, and that no update of the handler or of the interrupted code is
+//! lost.
 
 use std::cell::Cell;
 use std::hint;
@@ -15,19 +16,19 @@ use testkit::stress::{keep_running, stress_time};
 
 const ZERO: CpuId = CpuId::new(0);
 
-/// What the threads of a test and their handlers share.
+/// The state that the threads of a test share with their signal handlers.
 struct Stage {
     lock: LgLock<(u64, u64)>,
-    /// Threads that ask for a slot and have not got it.
+    /// The number of threads that wait for a slot.
     wanted: Vec<AtomicU64>,
-    /// A handler holds a slot, or did.
+    /// Set once a handler has held a slot.
     held: AtomicBool,
-    /// What a handler does.
+    /// The function that a handler calls.
     act: fn(&Stage, &Tally),
 }
 
 impl Stage {
-    /// For good: a handler may run until its thread ends.
+    /// Leaked, because a handler may run until its thread ends.
     fn new(act: fn(&Stage, &Tally)) -> &'static Self {
         let lock = LgLock::new(|_| (0, 0));
         drop(lock.local().unwrap()); // used before
@@ -36,7 +37,7 @@ impl Stage {
         Box::leak(Box::new(Self { lock, wanted, held: AtomicBool::new(false), act }))
     }
 
-    /// Adds to a slot, which another thread may hold.
+    /// Adds to a slot, waiting if another thread holds it.
     fn add_on(&self, cpu: CpuId) {
         self.wanted[cpu.index()].fetch_add(1, Relaxed);
         let mut guard = self.lock.local_on(cpu).unwrap();
@@ -51,20 +52,21 @@ impl Stage {
     }
 }
 
-/// Adds 1 in a way that a second thread inside would spoil, or a handler.
+/// Adds 1 by a separate load and store, so that a second thread or a handler inside loses an
+/// update.
 fn add((first, second): &mut (u64, u64)) {
     *first += 1;
     hint::black_box(&*first);
     *second += 1;
 }
 
-/// What became of the handler's calls on one thread.
+/// The results of the handler's calls on one thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Tally {
     signals: Cell<u64>,
-    /// Added by a handler.
+    /// The number of adds by a handler.
     added: Cell<u64>,
-    /// Unlocked when somebody had waited for the slot, long enough to sleep.
+    /// The number of unlocks of a slot for which a thread had waited long enough to sleep.
     waited_for: Cell<u64>,
     /// [`LockError::WouldBlock`].
     busy: Cell<u64>,
@@ -107,23 +109,24 @@ fn tally() -> Tally {
 
 extern "C" fn interrupted(_: libc::c_int) {
     let Some(stage) = STAGE.get() else { return };
-    // SAFETY: gives the address of this thread's `errno`.
+    // SAFETY: returns the address of this thread's `errno`.
     let errno = unsafe { libc::__errno_location() };
-    // SAFETY: this thread's own, and what it interrupts has no reference to it.
+    // SAFETY: `errno` belongs to this thread, and the interrupted code holds no reference to it.
     let before = unsafe { errno.replace(libc::EXDEV) };
     TALLY.with(|tally| {
         bump(&tally.signals);
         (stage.act)(stage, tally);
-        // SAFETY: as above.
+        // SAFETY: `errno` belongs to this thread, and the interrupted code holds no reference to
+        // it.
         if unsafe { errno.replace(before) } != libc::EXDEV {
             bump(&tally.wrong);
         }
     });
 }
 
-/// Interrupts this thread here.
+/// Sends a signal to this thread.
 fn interrupt() {
-    // SAFETY: runs the handler, on this thread, before it returns.
+    // SAFETY: `raise` runs the handler on this thread before it returns.
     let rc = unsafe { libc::raise(SIGNAL) };
     assert_eq!(rc, 0);
 }
@@ -135,7 +138,7 @@ fn spin(time: Duration) {
     }
 }
 
-/// An act: adds to slot 0 if it can be had.
+/// An action of the handler: adds to slot 0 unless it is held.
 fn try_zero(stage: &Stage, tally: &Tally) {
     match stage.lock.try_local_on(ZERO) {
         Ok(mut guard) => {
@@ -159,7 +162,7 @@ fn inv22_a_handler_is_refused_what_is_held() {
     assert_eq!(tally().own.get(), 2);
     drop(all);
     interrupt();
-    assert_eq!(tally().added.get(), 1, "free again");
+    assert_eq!(tally().added.get(), 1, "the slot is free again");
 
     thread::scope(|scope| {
         let (held, is_held) = mpsc::channel();
@@ -167,11 +170,11 @@ fn inv22_a_handler_is_refused_what_is_held() {
         scope.spawn(move || {
             let _guard = stage.lock.local_on(ZERO).unwrap();
             held.send(()).unwrap();
-            let _ = until.recv(); // until `end` goes
+            let _ = until.recv(); // until `end` is dropped
         });
         is_held.recv().unwrap();
         interrupt();
-        assert_eq!(tally().busy.get(), 1, "another thread's");
+        assert_eq!(tally().busy.get(), 1, "another thread holds the slot");
         drop(end);
     });
     interrupt();
@@ -182,7 +185,7 @@ fn inv22_a_handler_is_refused_what_is_held() {
     assert_eq!(stage.total(), 2);
 }
 
-/// Holds slot 0 until the three of the test have waited for it, long enough to sleep.
+/// Holds slot 0 until the three threads of the test have waited for it long enough to sleep.
 fn hold_zero(stage: &Stage, tally: &Tally) {
     match stage.lock.try_local_on(ZERO) {
         Ok(mut guard) => {
@@ -208,7 +211,7 @@ fn inv22_an_unlock_in_a_handler_wakes_who_waits() {
             let (signals, added) = (Cell::new(1), Cell::new(1));
             assert_eq!(tally(), Tally { signals, added, ..Tally::default() });
         });
-        // Not by trying the lock: the handler would find it held then, and give up.
+        // Not by `try_`, because the handler would then find the slot held and give up.
         while !stage.held.load(Relaxed) {
             thread::yield_now();
         }
@@ -219,11 +222,12 @@ fn inv22_an_unlock_in_a_handler_wakes_who_waits() {
     assert_eq!(stage.total(), 4);
 }
 
-/// Long enough for a thread that finds a slot held to give up trying, and sleep. A guess: it tries
-/// for a microsecond and yields four times.
+/// The time after which a thread that waits for a slot sleeps. A guess: it spins for a microsecond
+/// and yields four times.
 const UNTIL_ASLEEP: Duration = Duration::from_micros(30);
 
-/// Adds to this CPU's slot or to all, and keeps who waits for the slot waiting.
+/// Adds to this CPU's slot or to all slots, and holds the slot for a while so that other threads
+/// wait.
 fn storm_act(stage: &Stage, tally: &Tally) {
     if tally.signals.get().is_multiple_of(8) {
         match stage.lock.try_global() {
@@ -252,8 +256,8 @@ fn storm_act(stage: &Stage, tally: &Tally) {
     }
 }
 
-/// Four threads lock by every method, each interrupted every 100 us; returns what their handlers
-/// counted together.
+/// Four threads lock by every method, and each is interrupted every 100 us. Returns the sums of
+/// what their handlers counted.
 fn storm(time: Duration) -> Tally {
     let stage = Stage::new(storm_act);
     let (until, slots) = (Instant::now() + time, stage.lock.capacity());
@@ -284,7 +288,8 @@ fn storm(time: Duration) -> Tally {
                 }
                 _ => {
                     let mut guard = stage.lock.local().unwrap();
-                    (0..100).for_each(|_| hint::spin_loop()); // for a signal to find it held
+                    // So that a signal arrives while the slot is held.
+                    (0..100).for_each(|_| hint::spin_loop());
                     add(&mut guard);
                     1
                 }
@@ -339,5 +344,5 @@ fn stress_inv22_threads_and_their_handlers_lose_no_update() {
     }
     assert!(all.own.get() > 0, "no handler interrupted a holder: the test proves too little");
     assert!(all.busy.get() > 0, "no handler met another thread: the test proves too little");
-    assert!(all.waited_for.get() > 0, "no handler woke anybody: the test proves too little");
+    assert!(all.waited_for.get() > 0, "no handler woke a thread: the test proves too little");
 }

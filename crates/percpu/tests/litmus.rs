@@ -1,7 +1,7 @@
-//! The asymmetric fences on this kernel: the store-buffer litmus test, and its twin that must fail.
+//! The asymmetric fences on this kernel: the store-buffer litmus test, and a negative control.
 //!
-//! Ignored by default: two threads have to run on two CPUs at once. `OFFLOCK_STRESS_SECONDS` (2)
-//! says how long each half may run.
+//! Ignored by default, because two threads must run on two CPUs at once. Each half runs for at most
+//! `OFFLOCK_STRESS_SECONDS` (default 2).
 
 use std::env;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,19 +13,19 @@ use offlock_percpu::fence::{self, Strategy};
 use testkit::pin::{allowed_cpus, pin_to};
 use testkit::stress::{keep_running, stress_time};
 
-/// A place on a cache line of its own.
+/// A word on a cache line of its own.
 #[repr(align(128))]
 struct Line(AtomicU64);
 
-/// Rounds, and those in which neither side saw the other's store.
+/// The number of rounds, and of those in which neither thread saw the other's store.
 struct Outcome {
     rounds: u64,
     both_missed: u64,
 }
 
-/// Two pinned threads, in rounds: each stores its round number to its own place, runs its fence,
-/// and loads the other's. `most` rounds in which both missed end it early; it lasts until it has done
-/// `enough` rounds, and until both missed in `least`.
+/// Runs rounds of two pinned threads. In each round a thread stores the round number to its own
+/// word, runs its fence and loads the other's word. The run ends after `enough` rounds if both
+/// threads missed the other's store in `least` of them, and at once if they missed it in `most`.
 fn store_buffer(frequent: fn(), rare: fn(), [least, most]: [u64; 2], enough: u64) -> Outcome {
     const MISSED: u64 = 0;
     let until = Instant::now() + stress_time(2);
@@ -68,7 +68,8 @@ fn store_buffer(frequent: fn(), rare: fn(), [least, most]: [u64; 2], enough: u64
                 outcome.rounds += 1;
                 start.0.store(outcome.rounds, std::sync::atomic::Ordering::Release);
                 for _ in 0..outcome.rounds % 64 {
-                    std::hint::spin_loop(); // a little later each time: the sides must meet
+                    // Starts a little later in each round, so that the threads meet.
+                    std::hint::spin_loop();
                 }
                 side(0, outcome.rounds, rare);
                 while done.0.load(std::sync::atomic::Ordering::Acquire) != outcome.rounds {
@@ -87,7 +88,7 @@ fn store_buffer(frequent: fn(), rare: fn(), [least, most]: [u64; 2], enough: u64
 #[ignore = "stress: seconds on two CPUs"]
 fn stress_inv19_light_against_heavy_never_misses_and_without_heavy_does() {
     if allowed_cpus().len() < 2 {
-        assert!(env::var_os("OFFLOCK_REQUIRE_ALL").is_none(), "two CPUs are wanted");
+        assert!(env::var_os("OFFLOCK_REQUIRE_ALL").is_none(), "the test needs two CPUs");
         return;
     }
     let pair = store_buffer(fence::light, fence::heavy, [0, 1], 1_000);
@@ -95,7 +96,7 @@ fn stress_inv19_light_against_heavy_never_misses_and_without_heavy_does() {
     assert!(pair.rounds > 1_000);
     assert_eq!(pair.both_missed, 0, "in {} rounds", pair.rounds);
 
-    // The negative control: the same rounds can see a store buffer.
+    // The negative control: without the heavy fence the same rounds see a store buffer.
     let misses = u64::from(fence::strategy() == Strategy::Membarrier);
     let twin = store_buffer(fence::light, fence::light, [misses, 10], 0);
     println!("light against light: {} of {} rounds missed", twin.both_missed, twin.rounds);

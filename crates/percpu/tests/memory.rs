@@ -1,5 +1,4 @@
-//! The crate and the allocator: nothing is allocated in the steady state, and an allocation that fails is
-//! reported.
+//! Allocations: the steady state makes none, and a failed one is reported.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -11,7 +10,7 @@ use offlock_percpu::rcu::{self, Atomic, Owned};
 use offlock_percpu::{AllocError, CpuId, LgLock, PerCpu, PerCpuCounter};
 use offlock_percpu::{PercpuRef, ReadWriteGate, ReinitRefused};
 
-/// The system's allocator, which counts the calling thread's calls and may refuse it.
+/// The system's allocator. Counts the calls of each thread, and fails those above a size.
 struct Counting;
 
 thread_local! {
@@ -21,25 +20,25 @@ thread_local! {
 }
 
 fn count() {
-    // A thread that is ending has no thread-locals any more, and no test looks at it.
+    // An exiting thread has no thread-local variables any more, and no test counts its calls.
     let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
 }
 
-// SAFETY: every call goes to `System` as it came, or fails, which is an allocator's right; what is
-// counted is in thread-locals that need no allocation.
+// SAFETY: every call goes to `System` unchanged, or fails, as an allocator may. The counts are in
+// thread-local variables that need no allocation.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
         if REFUSED_FROM.try_with(Cell::get).is_ok_and(|from| layout.size() >= from) {
             return std::ptr::null_mut();
         }
-        // SAFETY: as the caller promised for us.
+        // SAFETY: the caller keeps the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         count();
-        // SAFETY: as the caller promised for us; `at` came from `System`.
+        // SAFETY: the caller keeps the contract of `dealloc`, and `at` is from `System`.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -47,7 +46,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Calls of the allocator that `f` makes.
+/// Returns the number of allocations of `f`.
 fn calls<R>(f: impl FnOnce() -> R) -> (u64, R) {
     let before = CALLS.get();
     let result = f();
@@ -57,7 +56,7 @@ fn calls<R>(f: impl FnOnce() -> R) -> (u64, R) {
 #[test]
 fn counters_allocate_when_made_and_never_after() {
     let counter = PerCpuCounter::new();
-    counter.increment(); // takes the words
+    counter.increment(); // allocates the words
     let slots = PerCpu::new(|_| Cell::new(0));
     let (calls, ()) = calls(|| {
         for n in 0..1_000 {
@@ -103,11 +102,10 @@ fn locks_gates_and_references_allocate_when_made_and_never_after() {
     assert_eq!(calls, 0);
 }
 
-/// RCU asks for memory when a node is made, and once: for the thread's slot, the bags and the
-/// counters of `Send` guards.
+/// RCU allocates each node, and once the thread's slot, the bags and the counters of `Send` guards.
 #[test]
 fn readers_and_writers_under_rcu_allocate_nothing_but_nodes() {
-    const NODES: u64 = 2_500; // more than a bag has
+    const NODES: u64 = 2_500; // more than a bag holds
     let node = |n| Owned::new(n);
     let shared = Atomic::new(0);
     shared.store(node(1));
@@ -121,8 +119,8 @@ fn readers_and_writers_under_rcu_allocate_nothing_but_nodes() {
             let found = shared.load(&guard.0);
             let old = shared.compare_exchange(found, node, &guard.2).unwrap();
             let period = rcu::start_grace_period();
-            assert!(!period.poll(), "we are in the way");
-            drop((old, guard)); // retires the old one
+            assert!(!period.poll(), "this thread holds a guard");
+            drop((old, guard)); // retires the old node
             if nodes.len() % 500 == 0 {
                 rcu::poll();
                 rcu::synchronize().unwrap();
@@ -135,12 +133,12 @@ fn readers_and_writers_under_rcu_allocate_nothing_but_nodes() {
         }
         rcu::barrier().unwrap();
     });
-    assert_eq!(calls, NODES, "each frees the one before, and that is all");
+    assert_eq!(calls, NODES, "one allocation for each node");
 }
 
 #[test]
 fn what_cannot_be_allocated_is_said() {
-    let _ = offlock_percpu::topology(); // not what is refused
+    let _ = offlock_percpu::topology(); // allocates here, not below
     REFUSED_FROM.set(128);
     let slots = PerCpu::<u8>::try_new(|_| unreachable!("not called")).err();
     let lock = LgLock::<u8>::try_new(|_| unreachable!("not called")).err();
@@ -150,7 +148,7 @@ fn what_cannot_be_allocated_is_said() {
     assert_eq!(errors[0].unwrap().errno(), libc::ENOMEM);
 }
 
-/// What was to be kept comes back where there is no memory to keep it.
+/// Without memory, `new` returns its argument in the error.
 #[test]
 fn what_is_refused_for_want_of_memory_comes_back() {
     fn refused<R>(from: usize, f: impl FnOnce() -> R) -> R {
@@ -159,7 +157,7 @@ fn what_is_refused_for_want_of_memory_comes_back() {
         REFUSED_FROM.set(usize::MAX);
         result
     }
-    let _ = offlock_percpu::capabilities(); // not what is refused
+    let _ = offlock_percpu::capabilities(); // allocates here, not below
     const LARGE: usize = 100;
     let text = [b'x'; LARGE];
     let released = move || assert_eq!(text[7], b'x');
@@ -182,8 +180,8 @@ fn what_is_refused_for_want_of_memory_comes_back() {
     assert_eq!(error.errno(), libc::ENOMEM);
     (error.0)();
 
-    // A thread needs memory at its first pin only, and none if one that has ended left its slot. So
-    // many at once find some that never were.
+    // A thread allocates at its first pin only, and not if an ended thread left its slot. So many
+    // threads at once need some new slots.
     let together = Barrier::new(16);
     let refusals = thread::scope(|scope| {
         let threads = [(); 16].map(|()| {

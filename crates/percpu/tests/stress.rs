@@ -16,12 +16,12 @@ fn deadline() -> Instant {
 }
 
 fn sched_getcpu() -> usize {
-    // SAFETY: takes no arguments and touches no memory of ours.
+    // SAFETY: takes no arguments and writes no memory of this program.
     let cpu = unsafe { libc::sched_getcpu() };
     cpu.try_into().expect("sched_getcpu works here")
 }
 
-/// Four threads hop over the CPUs; on each, the id is that CPU until the next hop.
+/// Four threads pin themselves to one CPU after the other. The id is that CPU until the next pin.
 #[test]
 #[ignore = "stress: five seconds of hopping"]
 fn stress_inv01_current_cpu_agrees_with_sched_getcpu_when_pinned() {
@@ -49,8 +49,8 @@ fn stress_inv01_current_cpu_agrees_with_sched_getcpu_when_pinned() {
     assert!(checked.into_inner() > ENOUGH);
 }
 
-/// Threads that the kernel and a spoiler move at any moment only ever see CPUs that exist, and
-/// see each move sooner or later.
+/// While the kernel and another thread migrate them, threads see only CPUs that exist, and see
+/// every CPU in the end.
 #[test]
 #[ignore = "stress: five seconds of migrations"]
 fn stress_inv01_ids_stay_possible_while_others_move_us() {
@@ -62,7 +62,7 @@ fn stress_inv01_ids_stay_possible_while_others_move_us() {
         for _ in 0..4 {
             let (seen, stop, tell) = (&seen, &stop, tell.clone());
             s.spawn(move || {
-                // SAFETY: takes no arguments and touches no memory of ours.
+                // SAFETY: takes no arguments and writes no memory of this program.
                 tell.send(unsafe { libc::gettid() }).unwrap();
                 while !stop.load(Relaxed) {
                     let cpu: CpuId = current_cpu();
@@ -82,6 +82,6 @@ fn stress_inv01_ids_stay_possible_while_others_move_us() {
         stop.store(true, Relaxed);
     });
     for cpu in cpus {
-        assert!(seen[cpu].load(Relaxed) > 0, "nobody saw itself on cpu {cpu}");
+        assert!(seen[cpu].load(Relaxed) > 0, "no thread saw cpu {cpu}");
     }
 }

@@ -1,7 +1,7 @@
-//! What the public types may do on threads, and what may be shortened. Compiling is the test.
+//! `Send`, `Sync` and the variance of the public types. A compile-time test.
 //!
-//! A type that lost `Send` or `Sync`, or won one that it must not have, breaks callers elsewhere.
-//! The locks, references and caches have the same beside their code.
+//! A type that loses `Send` or `Sync` breaks its callers, and one that gains it may be unsound. The
+//! tests of locks and references have the same checks.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -33,7 +33,7 @@ fn everywhere<T: Send + Sync + Unpin>() {}
 fn send<T: Send>() {}
 fn sync<T: Sync>() {}
 
-/// A value that is copied, compared and printed: nothing else is behind it.
+/// Checks the traits of plain data: copied, compared and printed.
 fn plain<T: Copy + PartialEq + std::fmt::Debug + Send + Sync + 'static>() {}
 
 #[test]
@@ -67,7 +67,7 @@ fn slots_go_where_their_values_go() {
     <PerCpu<Cell<u8>> as NotSync<_>>::none();
     <PerCpu<Rc<u8>> as NotSend<_>>::none();
     <PerCpu<Rc<u8>> as NotSync<_>>::none();
-    // Sync and not Send: a slot is used by whichever thread comes to its CPU.
+    // `T: Sync` is not enough, because any thread that runs on a CPU uses its slot.
     <PerCpu<MutexGuard<'static, u8>> as NotSend<_>>::none();
     <PerCpu<MutexGuard<'static, u8>> as NotSync<_>>::none();
 

@@ -1,5 +1,5 @@
-//! The counters on real threads: migrated and folded; and the operations that the
-//! fuzzer drives, on its corpus and on random bytes.
+//! Counters on threads that migrate while words are folded, and the fuzzer's operations on its
+//! corpus and on random bytes.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed, Ordering::SeqCst};
 use std::thread;
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use testkit::pin::{allowed_cpus, pin_to};
 use testkit::stress::{keep_running, stress_time};
 
-/// How long a stress test runs: `OFFLOCK_STRESS_SECONDS` if it is one of the long ones.
+/// Returns the end of a test: `OFFLOCK_STRESS_SECONDS` from now if `long`.
 fn until(long: bool) -> Instant {
     let time = if long { stress_time(5) } else { Duration::from_millis(300) };
     Instant::now() + time
@@ -21,8 +21,8 @@ fn all_cpus() -> impl Iterator<Item = CpuId> {
     (0..topology().capacity() as u32).map(CpuId::new)
 }
 
-/// Threads that hop over the CPUs while another folds: at the end the sum is the model's,
-/// and on the way the approximate value is within its bound of what was added.
+/// Threads add on changing CPUs while another thread folds. The sum at the end is exact, and the
+/// approximate value is within its bound all the time.
 fn hop_and_count(until: Instant, batch: u32) {
     const THREADS: i64 = 4;
     const LARGEST: i64 = 50;
@@ -55,7 +55,7 @@ fn hop_and_count(until: Instant, batch: u32) {
                 thread::sleep(Duration::from_micros(200));
             }
         });
-        // In flight: of each adder one add and the word it carries, of the folder a word.
+        // In flight: one add and one carried word of each adder, and one word of the folder.
         let near = topology().capacity() as i64 * (i64::from(batch) - 1);
         let flight = (THREADS + 1) * (LARGEST + i64::from(batch) - 1);
         while keep_running(until, || ended.load(SeqCst) > ENOUGH) {
@@ -75,7 +75,7 @@ fn hop_and_count(until: Instant, batch: u32) {
         counter.fold(cpu);
         assert_eq!(counter.sum(), sum);
     }
-    assert_eq!(counter.approximate(), sum, "everything was folded");
+    assert_eq!(counter.approximate(), sum, "every word was folded");
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn inv06_folding_on_a_live_counter_changes_no_sum() {
     hop_and_count(until(false), 3);
 }
 
-/// The adds of a thread that has ended stay counted.
+/// The adds of an ended thread stay counted.
 #[test]
 fn inv15_thread_exit_leaves_counts_right() {
     let counter = PerCpuCounter::new();
@@ -114,7 +114,7 @@ fn inv15_thread_exit_leaves_counts_right() {
     assert_eq!(counter.sum(), 1_000);
 }
 
-/// The inputs that the fuzzer starts from and those it kept.
+/// The seed inputs of the fuzzer and those that it added.
 #[test]
 fn every_input_of_the_corpus_holds() {
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/percpu_ops");

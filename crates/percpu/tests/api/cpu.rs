@@ -9,7 +9,7 @@ use offlock_percpu::{RseqState, Source, backend, current_cpu, topology};
 use crate::no_id::take_id;
 use testkit::pin::{allowed_cpus, pin_to};
 
-/// On every CPU we may use, in turn: the id, the source, and the slot agree with where we are.
+/// Pins this thread to each allowed CPU, and checks the id, its source and the slot.
 fn check_while_pinned() {
     for cpu in allowed_cpus() {
         pin_to(&[cpu]);
@@ -28,17 +28,17 @@ fn inv01_a_changed_cpuset_moves_the_id_and_never_past_capacity() {
     thread::spawn(check_while_pinned).join().unwrap();
 }
 
-/// A thread whose area the kernel no longer fills: its `cpu_id` reads -1, as in a thread that
-/// libc did not make.
+/// The kernel does not update the area of this thread. Its `cpu_id` is -1, as in a thread that libc
+/// did not create.
 #[test]
 fn inv01_a_thread_whose_id_is_minus_one_falls_back() {
     if backend().rseq() != RseqState::InUse {
-        return; // the whole process is on the fallback: `check_while_pinned` is the test
+        return; // the whole process uses the fallback, which `check_while_pinned` tests
     }
     thread::spawn(|| {
         let _ = current_cpu();
         assert_eq!(take_id(), Some(-1), "the kernel says that this thread has no id");
-        assert_eq!(backend().source(), Source::Rseq, "the other threads keep theirs");
+        assert_eq!(backend().source(), Source::Rseq, "the other threads keep their ids");
         check_while_pinned();
     })
     .join()
@@ -74,12 +74,12 @@ fn inv14_with_rseq_switched_off_the_answers_are_the_same() {
     assert!(said.contains(&format!("CPU id from sched_getcpu; rseq {reason}")), "{said}");
 }
 
-/// The same checks here, in whichever mode this process was started.
+/// Runs the checks in the mode in which this process was started.
 fn check_in_this_process() {
     thread::spawn(check_while_pinned).join().unwrap();
 }
 
-/// What the child must give as its reason.
+/// The reason that the child must report.
 fn backend_without_rseq() -> RseqState {
     match backend().rseq() {
         RseqState::InUse => RseqState::NotRegistered,

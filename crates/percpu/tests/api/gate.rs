@@ -1,6 +1,6 @@
 //! `ReadWriteGate` on this kernel: readers and writers that move, and a writer among many readers.
 //!
-//! `OFFLOCK_STRESS_SECONDS` (5) says how long the ignored test runs.
+//! The ignored test runs for `OFFLOCK_STRESS_SECONDS` (default 5).
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -14,7 +14,7 @@ use testkit::pin::{allowed_cpus, pin_to};
 use testkit::stress::keep_running;
 use testkit::stress::stress_time;
 
-/// Two readers that never leave the gate empty between them: a writer gets in all the same.
+/// A writer enters although two readers overlap so that one of them is always inside.
 #[test]
 fn inv16_a_writer_is_not_starved_by_readers_that_overlap() {
     let gate = ReadWriteGate::new(0_u32).unwrap();
@@ -39,10 +39,10 @@ fn inv16_a_writer_is_not_starved_by_readers_that_overlap() {
     assert_eq!(gate.into_inner(), 100);
 }
 
-/// What the gate guards: halves that a writer changes one after the other.
+/// The value inside the gate: two halves that a writer changes one after the other.
 struct Halves(UnsafeCell<[u64; 2]>);
 
-// SAFETY: the test reads it inside the gate only, and that it may is what it checks.
+// SAFETY: all accesses are inside the gate, which is the property under test.
 unsafe impl Sync for Halves {}
 
 #[test]
@@ -70,7 +70,8 @@ fn stress_inv16_no_reader_sees_half_of_a_write() {
                         pin_to(&[cpus[(round / 64 + seed) % cpus.len()]]); // inside the gate
                     }
                     for _ in 0..round % 8 {
-                        std::hint::spin_loop(); // time for a writer that does not see us
+                        // Time in which a writer that missed this reader would write.
+                        std::hint::spin_loop();
                     }
                     // SAFETY: the second half; no writer is inside.
                     let second = unsafe { other.read_volatile() };
@@ -90,7 +91,7 @@ fn stress_inv16_no_reader_sees_half_of_a_write() {
                 if !on() {
                     return;
                 }
-                // Mostly without waiting: to try often, and at any moment of a reader's way in.
+                // Mostly without waiting, to try often and at every step of a reader's entry.
                 let wait = round % 64 == 0;
                 let guard = if wait { gate.write().ok() } else { gate.try_write().ok() };
                 if let Some(mut guard) = guard {

@@ -1,7 +1,7 @@
-//! The local-global locks on the real kernel: what is refused, what a panic, a thread's end or a
-//! forgotten guard leaves behind, and that nothing is lost under migration.
+//! `LgLock` on the real kernel: its errors, the state after a panic, an exited thread or a
+//! forgotten guard, and sums under migration.
 //!
-//! Every test runs in every mode that the process can be started in.
+//! Every test passes with and without rseq.
 
 use std::cell::RefCell;
 use std::mem;
@@ -77,19 +77,19 @@ fn inv02_a_guard_unlocks_its_slot_after_a_migration() {
             assert_eq!(guard.cpu(), cpu);
             *guard += 1;
             drop(guard);
-            assert!(lock.try_local_on(cpu).is_ok(), "{cpu} is free");
-            assert!(lock.try_global().is_ok(), "so is all else");
+            assert!(lock.try_local_on(cpu).is_ok(), "slot {cpu} is free");
+            assert!(lock.try_global().is_ok(), "all slots are free");
         }
     })
     .join()
     .unwrap();
 }
 
-/// What this thread holds itself is an error, from every method, and stays usable after it.
+/// Every method returns an error for a slot that this thread holds, and the guard stays valid.
 #[test]
 fn asking_for_what_one_holds_is_a_deadlock_that_is_told() {
     thread::spawn(|| {
-        pin_to(&allowed_cpus()[..1]); // else the second `local` may find another CPU
+        pin_to(&allowed_cpus()[..1]); // otherwise the second `local` may run on another CPU
         let lock = LgLock::new(|_| 0);
         let refused = Some(LockError::Deadlock);
         let guard = lock.local().unwrap();
@@ -117,7 +117,7 @@ fn asking_for_what_one_holds_is_a_deadlock_that_is_told() {
             assert_eq!(lock.local_on(a).err(), refused);
             assert_eq!(lock.global().err(), refused);
         }
-        assert!(lock.global().is_ok(), "a refusal leaves nothing locked");
+        assert!(lock.global().is_ok(), "an error leaves no slot locked");
     })
     .join()
     .unwrap();
@@ -178,7 +178,7 @@ fn try_says_that_another_thread_has_it() {
     }
 }
 
-/// Waiters of every sort sleep until the guard goes, and then all get their turn.
+/// Waiters of every method sleep until the guard is dropped, and then each locks in turn.
 #[test]
 fn everyone_who_waits_is_woken() {
     let lock = &LgLock::new(|_| 0_u64);
@@ -190,7 +190,7 @@ fn everyone_who_waits_is_woken() {
             s.spawn(|| *lock.local_on(ZERO).unwrap() += 1);
             s.spawn(|| lock.global().unwrap().iter_mut().for_each(|(_, n)| *n += 1));
         }
-        thread::sleep(Duration::from_millis(50)); // long enough for all to park
+        thread::sleep(Duration::from_millis(50)); // long enough for all threads to sleep
         assert_eq!(guard.iter().map(|(_, n)| *n).sum::<u64>(), 0);
         drop(guard);
     });
@@ -208,11 +208,11 @@ fn a_panic_inside_a_guard_unlocks_and_poisons_nothing() {
         panic!("inside a guard");
     }));
     assert!(panicked.is_err());
-    assert_eq!(*lock.local_on(ZERO).unwrap(), 8, "as the panic left it");
+    assert_eq!(*lock.local_on(ZERO).unwrap(), 8, "the value at the panic");
     assert!(lock.try_global().is_ok());
 }
 
-/// Values are dropped once, also those made before `init` panics.
+/// Each value is dropped once, even if `init` panics for a later slot.
 #[test]
 fn a_panic_in_init_drops_what_there_is() {
     struct Counted<'a>(&'a AtomicU64);
@@ -234,7 +234,8 @@ fn a_panic_in_init_drops_what_there_is() {
     assert_eq!(drops.load(Relaxed), 2 * last as u64 + 1);
 }
 
-/// A forgotten guard keeps its slot: its thread is told so, others find it busy.
+/// A forgotten guard keeps its slot: the methods return `Deadlock` on its thread, and `WouldBlock`
+/// on others.
 #[test]
 fn a_forgotten_guard_keeps_its_slot_and_no_other() {
     let mut lock = LgLock::new(|_| 0);
@@ -247,7 +248,7 @@ fn a_forgotten_guard_keeps_its_slot_and_no_other() {
     assert_eq!(lock.get_mut(ZERO), Some(&mut 0), "the owner of the lock reaches every slot");
 }
 
-/// A thread ends with a guard in a thread-local: its destructor unlocks.
+/// The destructor of a guard in a thread-local variable unlocks when the thread ends.
 #[test]
 fn inv15_a_guard_in_a_thread_local_unlocks_when_its_thread_ends() {
     thread_local! {
@@ -256,7 +257,7 @@ fn inv15_a_guard_in_a_thread_local_unlocks_when_its_thread_ends() {
     let lock: &'static LgLock<u32> = Box::leak(Box::new(LgLock::new(|_| 0)));
     for turn in 1..=3 {
         thread::spawn(move || {
-            let mut guard = lock.local_on(ZERO).expect("the thread before has gone");
+            let mut guard = lock.local_on(ZERO).expect("the earlier thread has ended");
             *guard += 1;
             KEPT.set(Some(guard));
         })
@@ -266,7 +267,7 @@ fn inv15_a_guard_in_a_thread_local_unlocks_when_its_thread_ends() {
     }
 }
 
-/// Eight threads that hop over the CPUs add by every method; a plain sum loses nothing.
+/// Eight threads on changing CPUs add by every method, and no add is lost.
 #[test]
 #[ignore = "stress: five seconds of hopping"]
 fn stress_inv02_hopping_threads_lose_no_update_by_any_method() {
@@ -313,7 +314,7 @@ fn stress_inv02_hopping_threads_lose_no_update_by_any_method() {
                                 }
                                 8 => {
                                     let mut guard = lock.local().unwrap();
-                                    pin_to(cpus); // anywhere
+                                    pin_to(cpus); // any allowed CPU
                                     pin_to(&[cpus[rng.usize(..cpus.len())]]);
                                     if offlock_percpu::current_cpu() != guard.cpu() {
                                         moved.fetch_add(1, Relaxed);
@@ -354,7 +355,7 @@ fn stress_inv02_hopping_threads_lose_no_update_by_any_method() {
     assert!(cpus.len() == 1 || moved.load(Relaxed) > 0);
 }
 
-/// Threads without an id (their area given back) among others that have one.
+/// Threads without a CPU id, whose rseq area is unregistered, lock beside threads with one.
 #[test]
 #[ignore = "stress: five seconds of hopping"]
 fn stress_inv02_threads_without_an_id_lose_no_update() {
@@ -386,8 +387,8 @@ fn stress_inv02_threads_without_an_id_lose_no_update() {
     assert!(want > 1_000);
 }
 
-/// A thread may hold more than one guard, in ascending order; in the other order
-/// it is refused where it would have to wait, and so are two that would wait for each other.
+/// A thread may hold several guards in ascending order. In another order a call that would wait
+/// returns `Deadlock`, and so do two threads that would wait for each other.
 #[test]
 fn a_thread_that_holds_a_later_slot_is_not_left_waiting_for_an_earlier_one() {
     let lock = LgLock::new(|_| 0);
@@ -400,9 +401,13 @@ fn a_thread_that_holds_a_later_slot_is_not_left_waiting_for_an_earlier_one() {
         s.spawn(|| {
             let _later = lock.local_on(high).unwrap();
             assert_eq!(lock.local_on(low).err(), Some(LockError::Deadlock));
-            // Whoever only tries waits for nobody, so the order does not matter.
+            // The order does not matter, because a `try_` method never waits.
             assert_eq!(lock.try_local_on(low).err(), Some(LockError::WouldBlock));
-            assert_eq!(lock.try_local_on(high).err(), Some(LockError::Deadlock), "its own");
+            assert_eq!(
+                lock.try_local_on(high).err(),
+                Some(LockError::Deadlock),
+                "this thread holds it"
+            );
         });
     });
     let second = lock.local_on(high).unwrap(); // ascending
@@ -412,7 +417,7 @@ fn a_thread_that_holds_a_later_slot_is_not_left_waiting_for_an_earlier_one() {
     assert!(lock.try_global().is_ok());
 }
 
-/// Adds 1 in a way that a second thread inside would spoil.
+/// Adds 1 by a separate load and store, so that a second thread inside loses an update.
 fn add((first, second): &mut (u64, u64)) {
     *first += 1;
     std::hint::black_box(&*first);
@@ -423,7 +428,7 @@ fn deadline() -> Instant {
     Instant::now() + stress_time(5)
 }
 
-/// `Send` and `Sync` of every public type, for the best `T` there is and for lesser ones.
+/// `Send` and `Sync` of every public type, for each kind of `T`.
 #[test]
 fn send_and_sync_are_as_the_page_says() {
     fn send<T: Send>() {}
@@ -438,7 +443,7 @@ fn send_and_sync_are_as_the_page_says() {
     send::<IntoIter<OnlySend>>();
     sync::<IntoIter<u8>>();
 
-    // If the trait holds, both impls apply, and which `answer` is meant cannot be inferred.
+    // If the type implements the trait, both impls apply, and `answer` is ambiguous.
     struct Holds;
     macro_rules! is_not {
         ($type:ty: $trait:ident) => {{
@@ -464,7 +469,7 @@ fn send_and_sync_are_as_the_page_says() {
     is_not!(IntoIter<OnlySync>: Send);
 }
 
-/// Guards may outlive what their lifetime says, and no more: the lifetime is covariant.
+/// The lifetime of a guard is covariant.
 #[test]
 fn a_guard_is_covariant_in_its_lifetime() {
     fn shorten<'a>(guard: LocalGuard<'static, u8>) -> LocalGuard<'a, u8> {

@@ -1,4 +1,4 @@
-//! A plain lock of as many slots as its maker says: what other crates build on.
+//! `LgLock::try_with_slots`: a lock with a number of slots of its own, which other crates build on.
 
 use std::thread;
 
@@ -8,7 +8,7 @@ use testkit::pin::{allowed_cpus, pin_to};
 
 const ZERO: CpuId = CpuId::new(0);
 
-/// As many slots as were asked for: more than CPUs, or fewer.
+/// The number of slots may be more or less than the number of CPUs.
 #[test]
 fn a_lock_of_so_many_slots() {
     let capacity = topology().capacity();
@@ -38,7 +38,7 @@ fn a_lock_of_so_many_slots() {
     assert!(LgLock::try_with_slots(1 << 32, |_| ()).is_err());
 }
 
-/// The slot of a CPU that such a lock has none for is an error, on every CPU.
+/// A CPU number without a slot is an error, on every CPU.
 #[test]
 fn local_on_a_cpu_without_a_slot_is_an_error() {
     thread::spawn(|| {

@@ -1,9 +1,8 @@
-//! Tests of everything but RCU that share one process.
-//!
-//! What needs an allocator, a filter or a signal handler of its own is a test program of its own.
+//! Tests that share one process. RCU has a test program of its own, and so have tests that need an
+//! allocator, a seccomp filter or a signal handler.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-// `model` is shared with the fuzz target, whose dependency is renamed to `percpu`.
+// The fuzz target shares `model`, and renames its dependency to `percpu`.
 extern crate offlock_percpu as percpu;
 
 mod auto_traits;

@@ -1,6 +1,7 @@
-//! A block of counts in the hands of an owner like a table, on this kernel: a storm with a ledger.
+//! `RefBlock` on this kernel, owned by a structure like a table: threads get, put and kill, and a
+//! ledger checks every count.
 //!
-//! `OFFLOCK_STRESS_SECONDS` (5) says how long it runs.
+//! The ignored test runs for `OFFLOCK_STRESS_SECONDS` (default 5).
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::*};
@@ -17,11 +18,11 @@ use testkit::stress::stress_time;
 
 const DEAD: u64 = 1 << 63;
 
-/// An object of the storm: its state, the name of its life, and what is expected of its count.
+/// An object: its state, the number of its life, and the ledger for its count.
 #[derive(Default)]
 struct Slot {
     state: AtomicU64,
-    /// Who says to have a reference.
+    /// The number of references that threads hold.
     inside: AtomicI64,
     /// The last life that began, and the last that ended.
     began: AtomicU64,
@@ -63,18 +64,18 @@ impl Table {
         self.check(i, life);
     }
 
-    /// The caller has a reference.
+    /// Notes that the caller has a reference.
     fn check(&self, i: usize, life: u64) {
         let slot = &self.slots[i];
         let (began, ended) = (slot.began.load(SeqCst), slot.ended.load(SeqCst));
-        assert_eq!((began, ended < life), (life, true), "a reference of a life that is over");
+        assert_eq!((began, ended < life), (life, true), "a reference of an ended life");
     }
 
     fn put(&self, i: usize, life: u64) {
         let slot = &self.slots[i];
         self.check(i, life);
         slot.inside.fetch_sub(1, SeqCst);
-        // SAFETY: a reference of the caller's; the table outlives all threads.
+        // SAFETY: the caller owns this reference, and the table outlives all threads.
         if unsafe { RefBlock::put(&self.block, i, &slot.state, life) } {
             self.end(i, life);
         }
@@ -82,12 +83,13 @@ impl Table {
 
     fn end(&self, i: usize, life: u64) {
         let slot = &self.slots[i];
-        assert_eq!(slot.inside.load(SeqCst), 0, "ended under somebody's feet");
+        assert_eq!(slot.inside.load(SeqCst), 0, "ended while a thread has a reference");
         assert_eq!(slot.began.load(SeqCst), life);
         assert_ne!(slot.ended.swap(life, SeqCst), life, "ended twice");
     }
 
-    /// Ends the lives of `batch` by one barrier; a grace period later they may begin again.
+    /// Ends the lives of the objects in `batch` with one barrier. They begin again after a grace
+    /// period.
     fn kill(&self, batch: &[usize]) {
         for &i in batch {
             self.slots[i].state.store(DEAD, Relaxed);
@@ -102,7 +104,8 @@ impl Table {
     }
 }
 
-/// Gets, clones and puts, some by threads without an id, some put by others than took them.
+/// Gets, clones and puts references. Some threads have no CPU id, and some references are put by
+/// another thread than took them.
 fn use_slots(table: &Table, stash: &Mutex<Vec<(usize, u64)>>, stop: &AtomicBool, seed: u64) -> u64 {
     if seed % 4 == 3 {
         take_id();
@@ -111,7 +114,7 @@ fn use_slots(table: &Table, stash: &Mutex<Vec<(usize, u64)>>, stop: &AtomicBool,
     let mut stale = 0;
     while !stop.load(Relaxed) {
         let i = rng.usize(..table.slots.len());
-        // Now and then a name from before, which no count may answer to.
+        // Sometimes the number of an ended life, for which a get must fail.
         let life = match rng.usize(..16) {
             0 => stale,
             _ => table.slots[i].state.load(Relaxed),
@@ -143,7 +146,8 @@ fn use_slots(table: &Table, stash: &Mutex<Vec<(usize, u64)>>, stop: &AtomicBool,
     gets
 }
 
-/// Begins and ends lives of the slots that are `seed` of `owners`; counts the lives.
+/// Begins and ends lives of every slot with the remainder `seed` modulo `owners`. Returns the
+/// number of lives.
 fn own(table: &Table, stop: &AtomicBool, seed: usize, owners: usize) -> u64 {
     let mut rng = rng::seeded(seed as u64 + 99);
     let mine: Vec<usize> = (seed..table.slots.len()).step_by(owners).collect();
@@ -180,10 +184,10 @@ fn storm(slots: usize, users: u64, owners: usize) {
     assert!(gets > 10_000 && lives > 100);
 }
 
-/// How long another round lasts if the first did too little; a guess.
+/// The time of each further round, if the first one did too little. A guess.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// Gives how often a reference was got, and how many lives there were.
+/// Returns the numbers of gets and of lives.
 fn lives_until(until: Instant, slots: usize, users: u64, owners: usize) -> (u64, u64) {
     let (table, stash) = (Table::new(slots), Mutex::default());
     let stop = AtomicBool::new(false);
@@ -227,7 +231,7 @@ fn stress_inv21_a_storm_of_lives_of_one_slot_agrees_with_the_ledger() {
     storm(1, 4, 1);
 }
 
-/// The same in a second, so that it runs with every test run.
+/// The same for a second, in every test run.
 #[test]
 fn inv21_a_short_storm_agrees_with_the_ledger() {
     let (table, stash, stop) = (Table::new(8), Mutex::default(), AtomicBool::new(false));

@@ -1,6 +1,6 @@
-//! `PercpuRef` against a model, and on this kernel: threads that exit, move, or have no CPU id.
+//! `PercpuRef` compared with a model, and on threads that exit, migrate or have no CPU id.
 //!
-//! The storms are ignored by default; `OFFLOCK_STRESS_SECONDS` (5) says how long they run.
+//! The stress tests are ignored by default and run for `OFFLOCK_STRESS_SECONDS` (default 5).
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -64,7 +64,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 0..120)
 }
 
-/// Runs `ops` and compares every answer with that of two numbers: references held, and lives.
+/// Runs `ops` and compares each result with two numbers: references held, and lives.
 fn agrees(ops: &[Op]) -> Result<(), TestCaseError> {
     let cpus = allowed_cpus();
     let (refs, released) = counting();
@@ -136,7 +136,7 @@ fn agrees(ops: &[Op]) -> Result<(), TestCaseError> {
     if live {
         refs.kill().unwrap();
     }
-    prop_assert_eq!(released.load(SeqCst), lives + 1, "the last life ends too");
+    prop_assert_eq!(released.load(SeqCst), lives + 1, "the last life ends");
     Ok(())
 }
 
@@ -148,7 +148,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(32))] // each on a thread of its own
+    #![proptest_config(ProptestConfig::with_cases(32))] // each case runs on a thread of its own
 
     #[test]
     fn inv10_any_sequence_on_a_thread_without_id_agrees_with_a_model(ops in ops()) {
@@ -172,7 +172,7 @@ fn inv10_errors_say_what_c_would() {
     assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
 }
 
-/// References taken on one CPU and put on another, by threads that are gone at the kill.
+/// References taken on one CPU and put on another, by threads that end before the kill.
 #[test]
 fn inv15_exited_threads_leave_the_count_right() {
     let (refs, released) = counting();
@@ -197,7 +197,7 @@ fn inv15_exited_threads_leave_the_count_right() {
     assert_eq!(released.load(SeqCst), 1);
 }
 
-/// A put in a thread-local's destructor, when the thread has lost most of itself.
+/// A put in the destructor of a thread-local variable, late in the exit of the thread.
 #[test]
 fn inv15_a_reference_in_a_thread_local_is_put_at_exit() {
     thread_local! {
@@ -240,7 +240,8 @@ fn inv07_a_live_count_that_is_dropped_releases_nothing() {
     assert_eq!(Arc::strong_count(&released), 1);
 }
 
-/// References of a thread and of a task that is polled on two threads outlive the owner's `Arc`.
+/// An owned reference of a thread, and one of a task that two threads poll, outlive the owner's
+/// `Arc`.
 #[test]
 fn inv07_an_owned_reference_keeps_the_count_from_zero_on_other_threads() {
     let (refs, released) = counting();
@@ -252,7 +253,7 @@ fn inv07_an_owned_reference_keeps_the_count_from_zero_on_other_threads() {
     let worker = thread::spawn(move || {
         take_id();
         drop(reference.clone());
-        wait.recv().unwrap_err(); // until the sender is gone
+        wait.recv().unwrap_err(); // until the sender is dropped
         drop(reference);
     });
     let reference = refs.try_get_arc().expect("live");
@@ -298,7 +299,7 @@ fn inv07_the_last_owned_reference_frees_the_count() {
     assert_eq!(alive.strong_count(), 0);
 }
 
-/// As the README shows it: no new users after the kill, whatever mode the count was in.
+/// After a kill every get fails, in each mode of the count.
 #[test]
 fn inv08_try_get_refuses_after_a_kill() {
     for (id, atomic) in [(true, false), (true, true), (false, false)] {
@@ -342,10 +343,10 @@ fn inv11_a_panic_of_the_confirmation_drops_the_initial_reference_all_the_same() 
     let killed = catch_unwind(AssertUnwindSafe(|| refs.kill_and_confirm(|| panic!("confirm"))));
     assert!(killed.is_err());
     assert_eq!(released.load(SeqCst), 1);
-    assert_eq!(refs.kill(), Err(KillError::AlreadyDying), "no lock is held");
+    assert_eq!(refs.kill(), Err(KillError::AlreadyDying), "the panic left no lock held");
 }
 
-/// A process of its own: the release closure panics while the panic of `confirm` unwinds.
+/// Runs in a process of its own: the release closure panics while the panic of `confirm` unwinds.
 #[test]
 fn two_panics_of_one_kill_abort() {
     const CHILD: &str = "PERCPU_TWO_PANICS";
@@ -367,7 +368,7 @@ fn deadline() -> Instant {
     Instant::now() + stress_time(5)
 }
 
-/// One object of a storm, and the ledger that the count is compared with.
+/// An object, and the ledger with which its count is compared.
 struct Object {
     refs: PercpuRef,
     ledger: Arc<Ledger>,
@@ -375,7 +376,7 @@ struct Object {
 
 #[derive(Default)]
 struct Ledger {
-    /// Who says to have a reference.
+    /// The number of references that threads hold.
     inside: AtomicI64,
     lives: AtomicU64,
     releases: AtomicU64,
@@ -384,7 +385,7 @@ struct Ledger {
 impl Ledger {
     fn release(self: Arc<Self>) -> impl FnOnce() + Send + 'static {
         move || {
-            assert_eq!(self.inside.load(SeqCst), 0, "released under somebody's feet");
+            assert_eq!(self.inside.load(SeqCst), 0, "released while a thread has a reference");
             self.releases.fetch_add(1, SeqCst);
         }
     }
@@ -407,7 +408,8 @@ impl Object {
     }
 }
 
-/// Gets and puts, some by threads without an id, some put by others than took them.
+/// Gets and puts references. Some threads have no CPU id, and some references are put by another
+/// thread than took them.
 fn use_objects(
     objects: &[Object],
     stash: &Mutex<Vec<usize>>,
@@ -436,7 +438,7 @@ fn use_objects(
             }
             if rng.usize(..8) == 0 {
                 reference.leak();
-                stash.lock().unwrap().push(at); // still inside
+                stash.lock().unwrap().push(at); // still holds its reference
             } else {
                 object.leave();
                 drop(reference);
@@ -454,13 +456,13 @@ fn use_objects(
 fn put_all(objects: &[Object], taken: impl IntoIterator<Item = usize>) {
     for at in taken {
         objects[at].leave();
-        // SAFETY: a reference leaked by `use_objects`, out of the stash.
+        // SAFETY: `use_objects` leaked this reference into the stash.
         unsafe { PercpuRef::put(&objects[at].refs) };
     }
 }
 
-/// Gives the users of a killed object the CPU, or a preempted one keeps it from zero until somebody
-/// resurrects it: with few CPUs a storm may pass without a release. Others may resurrect meanwhile.
+/// Yields the CPU to the users of a killed object. Otherwise a preempted user may keep the count
+/// above zero until the object is resurrected, and on few CPUs the test may end without a release.
 fn let_users_leave(object: &Object, stop: &AtomicBool) {
     for _ in 0..1_000 {
         if object.refs.is_zero() || !object.refs.is_dying() || stop.load(Relaxed) {
@@ -470,7 +472,8 @@ fn let_users_leave(object: &Object, stop: &AtomicBool) {
     }
 }
 
-/// Kills, resurrects, renews and switches; counts the kills.
+/// Kills, resurrects and reinitialises objects and switches their mode. Returns the number of
+/// kills.
 fn kill_objects(objects: &[Object], stop: &AtomicBool, seed: usize) -> u64 {
     let (mut rng, mut kills) = (rng::seeded(seed as u64 + 99), 0);
     while !stop.load(Relaxed) {
@@ -485,12 +488,12 @@ fn kill_objects(objects: &[Object], stop: &AtomicBool, seed: usize) -> u64 {
             }
             3 => drop(object.refs.resurrect()),
             4..6 if object.refs.is_zero() => {
-                // Counted first, since a user may be in as soon as it lives; one renewer at a time.
+                // Counted first, since a user may enter at once. Only one thread reinitialises.
                 static RENEW: Mutex<()> = Mutex::new(());
                 let _one = RENEW.lock().unwrap();
                 if object.refs.is_zero() {
                     while object.ledger.releases.load(SeqCst) != object.ledger.lives.load(SeqCst) {
-                        thread::yield_now(); // its closure is about to count
+                        thread::yield_now(); // the release closure has not counted yet
                     }
                     object.ledger.lives.fetch_add(1, SeqCst);
                     object.refs.reinit(Arc::clone(&object.ledger).release()).unwrap();
@@ -504,7 +507,7 @@ fn kill_objects(objects: &[Object], stop: &AtomicBool, seed: usize) -> u64 {
     kills
 }
 
-/// A storm of kills on many objects, or on one hot one, with a ledger.
+/// Kills many objects, or one hot object, and checks the ledger.
 fn storm(objects: usize, users: usize, killers: usize) {
     let until = deadline();
     let [mut gets, mut kills, mut releases] = [0; 3];
@@ -516,10 +519,10 @@ fn storm(objects: usize, users: usize, killers: usize) {
     assert!(gets > 10_000 && kills > 1_000 && releases > 100);
 }
 
-/// How long another round lasts if the first did too little; a guess.
+/// The time of each further round, if the first one did too little. A guess.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// Gives how many references were got, objects killed and lives released.
+/// Returns the numbers of gets, kills and releases.
 fn kills_until(until: Instant, objects: usize, users: usize, killers: usize) -> [u64; 3] {
     let (objects, stash): (Vec<_>, _) =
         ((0..objects).map(|_| Object::new()).collect(), Mutex::default());

@@ -1,6 +1,7 @@
-//! A thread without a CPU id, like one that libc did not make.
+//! A thread without a CPU id, like a thread that libc did not create.
 
-/// Unregisters this thread's rseq area, if rseq is in use. Returns the CPU id that the area then holds.
+/// Unregisters this thread's rseq area, if rseq is in use. Returns the CPU id that the area then
+/// holds.
 pub(crate) fn take_id() -> Option<i32> {
     #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(offlock_portable)))]
     if offlock_percpu::backend().rseq() == offlock_percpu::RseqState::InUse {

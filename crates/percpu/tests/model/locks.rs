@@ -1,12 +1,12 @@
-//! The gate and the lock, from one thread: what is given, and what is refused and why.
+//! The gate and the lock on one thread: which guards are granted, and the errors of the others.
 
 use percpu::lglock::{GlobalGuard, LocalGuard, PairGuard};
 use percpu::{CpuId, GateError, LgLock, LockError, ReadGuard, ReadWriteGate, WriteGuard};
 
-/// Guards held at a time, at most.
+/// The most guards held at a time.
 const MOST: usize = 8;
 
-/// A gate's guards, and the number behind it.
+/// The guards of a gate, and the expected value inside it.
 pub(super) struct Gate<'a> {
     gate: &'a ReadWriteGate<u64>,
     value: u64,
@@ -33,7 +33,7 @@ impl<'a> Gate<'a> {
                     (None, false) => Some(GateError::WouldBlock),
                     (None, true) => None,
                 };
-                // A writer waits for this thread's own readers, for ever: not tried.
+                // Not tried, because a writer would wait for ever for this thread's own readers.
                 let may_wait = what == 3 && self.readers.is_empty();
                 let got = if may_wait { self.gate.write() } else { self.gate.try_write() };
                 assert_eq!(got.as_ref().err().copied(), want);
@@ -44,7 +44,7 @@ impl<'a> Gate<'a> {
                 }
             }
             _ if a.is_multiple_of(2) => self.readers.extend(self.writer.take().map(|writer| {
-                writer.downgrade() // no longer in the way of readers, but of writers
+                writer.downgrade() // now excludes only writers
             })),
             _ if a % 4 == 1 => self.writer = None,
             _ if self.readers.is_empty() => {}
@@ -55,7 +55,7 @@ impl<'a> Gate<'a> {
     }
 }
 
-/// What one call locked.
+/// The guard that one call returned.
 struct Held<'a> {
     guard: Guard<'a>,
     slots: Vec<usize>,
@@ -68,7 +68,7 @@ enum Guard<'a> {
 }
 
 impl Guard<'_> {
-    /// Adds 1 to what is locked.
+    /// Adds 1 to each locked slot.
     fn add(&mut self) {
         match self {
             Self::Local(guard) => **guard += 1,
@@ -83,7 +83,7 @@ impl Guard<'_> {
 }
 
 impl Guard<'_> {
-    /// True if it sees what the model has.
+    /// Returns whether the locked slots have the values of the model.
     fn sees(&self, values: &[u64]) -> bool {
         match self {
             Self::Local(guard) => **guard == values[guard.cpu().index()],
@@ -138,7 +138,7 @@ impl<'a> Locks<'a> {
         assert!(self.held.iter().all(|held| held.guard.sees(&self.values)));
     }
 
-    /// The slot of whichever CPU we are on: known once it was taken.
+    /// Locks the slot of the current CPU, which is known only after the call.
     fn local(&mut self, tries: bool) {
         let got = if tries { self.lock.try_local() } else { self.lock.local() };
         match got {
@@ -156,7 +156,7 @@ impl<'a> Locks<'a> {
         }
     }
 
-    /// Why slots that were named are refused, if they are.
+    /// Returns the error that a call for these slots must give, if any.
     fn refusal(&self, cpus: &[CpuId]) -> Option<LockError> {
         let beyond = |cpu: &&CpuId| cpu.index() >= self.values.len();
         if let Some(&cpu) = cpus.iter().find(beyond) {
@@ -187,7 +187,7 @@ impl<'a> Locks<'a> {
         }
     }
 
-    /// Gives all back, and looks whether every slot got what was added to it.
+    /// Drops all guards, and checks the value of every slot.
     pub(super) fn end(mut self) {
         self.held.clear();
         let all = self.lock.global().expect("nothing is held");

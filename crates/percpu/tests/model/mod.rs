@@ -1,7 +1,7 @@
-//! Every structure of the crate driven by bytes, and compared with a model after every step.
+//! Runs operations of every structure of the crate, and compares each result with a model.
 //!
-//! Shared by the property test and the fuzz target. One thread: what is looked for is a sequence of
-//! operations that breaks the books, from states that no test of one type alone gets to.
+//! The property test and the fuzz target share it. It uses one thread, and searches for a sequence
+//! of operations on several types after which a count is wrong.
 
 use percpu::{CpuId, LgLock, PerCpuCounter};
 use percpu::{ReadWriteGate, topology};
@@ -14,14 +14,14 @@ mod locks;
 mod readers;
 mod references;
 
-/// Runs one input; returns the steps it made.
+/// Runs one input. Returns the number of steps.
 ///
 /// # Panics
 ///
-/// Panics if an operation's answer is not the model's.
+/// Panics if the result of an operation differs from the model's.
 pub(crate) fn run(input: &[u8]) -> usize {
     let mut input = Input(input);
-    let [batch, _, _, _] = input.array(); // four bytes, as the corpus has them
+    let [batch, _, _, _] = input.array(); // four bytes, the format of the corpus
     let counter = PerCpuCounter::with_batch(u32::from(batch));
     let mut counting = Counting { counter, sum: 0 };
     let released = Released::default();
@@ -53,7 +53,7 @@ pub(crate) fn run(input: &[u8]) -> usize {
     steps
 }
 
-/// `shift` makes it small, middling or so large that it wraps.
+/// Returns a small or middling number, or one so large that sums wrap: `shift` decides.
 fn amount(base: u8, shift: u8) -> u64 {
     match shift % 4 {
         0 => u64::from(base % 8),
@@ -64,7 +64,8 @@ fn amount(base: u8, shift: u8) -> u64 {
 }
 
 fn cpu(a: u8) -> CpuId {
-    CpuId::new(u32::from(a) % (topology().capacity() as u32 + 1)) // one of them does not exist
+    // One of these CPUs does not exist.
+    CpuId::new(u32::from(a) % (topology().capacity() as u32 + 1))
 }
 
 struct Counting {
@@ -98,7 +99,7 @@ impl Counting {
     }
 }
 
-/// A batch's worth of single increments, so that words fill up.
+/// Makes as many single increments as a batch, so that words fill up.
 trait Parts {
     fn increment_by_parts(&self, sum: &mut i64);
 }
@@ -112,7 +113,7 @@ impl Parts for PerCpuCounter {
     }
 }
 
-/// What is left of the input; bytes after its end are 0.
+/// The rest of the input. Bytes after its end are 0.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {

@@ -1,17 +1,17 @@
-//! RCU from one thread: what a guard has seen lives as long as the guard, and nothing for ever.
+//! RCU on one thread: a value lives as long as the guards that loaded it, and no longer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use percpu::rcu::{self, Atomic, Guard, Owned};
 
-/// Guards held at a time, at most.
+/// The most guards held at a time.
 const MOST: usize = 8;
 
-/// Says when it is dropped.
+/// Counts its drop.
 struct Value {
     number: u64,
-    /// 1 while it lives; its readers' way to look without touching it.
+    /// 1 while the value lives. The test reads it without an access of the value.
     alive: Arc<AtomicUsize>,
 }
 
@@ -27,15 +27,15 @@ impl Drop for Value {
     }
 }
 
-/// One pointer, and guards that came at different times.
+/// One pointer, and guards of different ages.
 #[derive(Default)]
 pub(super) struct Readers {
     pointer: Atomic<Option<Value>>,
     now: Option<u64>,
     next: u64,
-    /// Each with what it saw.
+    /// Each guard, with the value that it loaded.
     guards: Vec<(Guard, Option<Arc<AtomicUsize>>)>,
-    /// All that was ever made.
+    /// Every value that was created.
     made: Vec<Arc<AtomicUsize>>,
 }
 
@@ -43,7 +43,7 @@ impl Readers {
     pub(super) fn step(&mut self, what: u8, a: u8) {
         match what {
             0 if a.is_multiple_of(4) => {
-                self.pointer.store(Owned::new(None)); // the old one is retired
+                self.pointer.store(Owned::new(None)); // retires the old value
                 self.now = None;
             }
             0 => {
@@ -69,14 +69,14 @@ impl Readers {
             _ => drop(self.guards.swap_remove(usize::from(a) % self.guards.len())),
         }
         let mut seen = self.guards.iter().flat_map(|(_, seen)| seen);
-        assert!(seen.all(|alive| alive.load(Relaxed) == 1), "dropped under its reader");
+        assert!(seen.all(|alive| alive.load(Relaxed) == 1), "dropped while a reader has it");
     }
 
-    /// Lets go of everything: then nothing that was made lives on.
+    /// Drops all guards and the pointer, and checks that every value is dropped.
     pub(super) fn end(mut self) {
         self.guards.clear();
         self.pointer.store(Owned::new(None));
         rcu::barrier().expect("this thread holds no guard");
-        assert!(self.made.iter().all(|alive| alive.load(Relaxed) == 0), "kept for ever");
+        assert!(self.made.iter().all(|alive| alive.load(Relaxed) == 0), "not dropped");
     }
 }

@@ -1,4 +1,4 @@
-//! A per-CPU reference count against two flags and a number.
+//! A per-CPU reference count, compared with two flags and a number.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -20,14 +20,14 @@ impl Released {
     }
 }
 
-/// The model's side of a [`PercpuRef`].
+/// The model of a [`PercpuRef`].
 pub(super) struct References<'a> {
     refs: &'a PercpuRef,
     released: Released,
     held: Vec<Reference<'a>>,
     dying: bool,
     zero: bool,
-    /// How many lives have ended.
+    /// The number of lives that have ended.
     ended: usize,
 }
 
@@ -46,7 +46,11 @@ impl<'a> References<'a> {
                     self.refs.try_get()
                 };
                 let want = if a.is_multiple_of(2) { !self.zero } else { !self.dying };
-                assert_eq!(got.is_some(), want, "got while live, or while not zero");
+                assert_eq!(
+                    got.is_some(),
+                    want,
+                    "a get succeeds exactly while live, or while not zero"
+                );
                 self.held.extend(got);
             }
             1 if a.is_multiple_of(8) => self.held.extend(self.held.last().cloned()),
@@ -65,7 +69,7 @@ impl<'a> References<'a> {
         }
     }
 
-    /// A kill, a resurrection, or a new start.
+    /// Kills, resurrects or reinitialises.
     fn change(&mut self, a: u8) {
         match a % 4 {
             0 | 1 => {
@@ -101,7 +105,7 @@ impl<'a> References<'a> {
         }
     }
 
-    /// The last reference of a killed one ends its life.
+    /// The put of the last reference after a kill ends the life.
     fn settle(&mut self) {
         if self.dying && self.held.is_empty() && !self.zero {
             self.zero = true;
@@ -111,10 +115,10 @@ impl<'a> References<'a> {
 
     fn check(&self) {
         assert_eq!((self.refs.is_dying(), self.refs.is_zero()), (self.dying, self.zero));
-        assert_eq!(self.released.0.load(Relaxed), self.ended, "once for each life, at its end");
+        assert_eq!(self.released.0.load(Relaxed), self.ended, "one release for each life");
     }
 
-    /// Kills it and puts what is held: then it has ended, once.
+    /// Kills the object, puts all references, and checks that this life ended once.
     pub(super) fn end(mut self) {
         _ = self.refs.kill();
         self.dying = true;

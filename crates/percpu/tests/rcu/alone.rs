@@ -1,10 +1,10 @@
-//! There is one RCU domain per process, so its tests take turns.
+//! The lock with which the tests of RCU take turns, because a process has one domain.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use offlock_percpu::rcu::{self, Bounds};
 
-/// Nobody else retires or reads meanwhile, and nothing is left from before.
+/// Waits for the other tests of this process. No retired object of theirs is left then.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);

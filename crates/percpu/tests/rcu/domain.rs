@@ -1,6 +1,6 @@
 //! RCU on real threads: bounds, statistics, the ends of threads, and stress.
 //!
-//! There is one domain per process, so the tests take turns ([`alone`](alone::alone)).
+//! A process has one domain, so the tests take turns ([`alone`]).
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -31,11 +31,11 @@ fn retire(drops: &'static AtomicUsize) {
 
 /// A value that no reader can find.
 fn unlinked<T: Send + Sync + 'static>(value: T) -> Unlinked<T> {
-    // SAFETY: the only way back taken; no thread has seen the node.
+    // SAFETY: no thread has seen the node, and this is the only `Owned` of it.
     unsafe { Unlinked::from_raw(Owned::new(value).into_raw()) }
 }
 
-/// Runs `f` on a thread that a guard of `kind` holds up; it has loaded nothing.
+/// Runs `f` on a thread that holds a guard of `kind` and has loaded nothing.
 fn with_reader<G: 'static>(pin: fn() -> G, f: impl FnOnce()) {
     let (tell, pinned) = mpsc::channel();
     let (leave, left) = mpsc::channel::<()>();
@@ -69,7 +69,7 @@ fn a_retired_value_is_dropped_once_and_not_under_a_reader() {
     assert_eq!((rcu::poll(), DROPS.load(Relaxed)), (1, before + 1));
 }
 
-/// New `Send` readers come before the old ones leave, for ever; grace periods end all the same.
+/// Grace periods end although a new `Send` reader always enters before the old one leaves.
 #[test]
 fn overlapping_send_readers_do_not_hold_up_grace_periods() {
     static DROPS: AtomicUsize = AtomicUsize::new(0);
@@ -78,7 +78,7 @@ fn overlapping_send_readers_do_not_hold_up_grace_periods() {
     for round in 0..100 {
         retire(&DROPS);
         rcu::poll();
-        guard = rcu::pin_send(); // the old one goes after the new one has come
+        guard = rcu::pin_send(); // drops the old guard after the new one exists
         rcu::poll();
         assert!(DROPS.load(Relaxed) + 2 >= round, "{}", rcu::stats());
     }
@@ -136,7 +136,7 @@ fn a_refused_exchange_gives_the_new_value_back() {
     assert_eq!(shared.into_inner().into_inner(), 5);
 }
 
-/// Several threads update one value: the last one has all updates in it.
+/// The last value has the updates of all threads.
 #[test]
 fn inv23_no_update_is_lost() {
     const THREADS: u64 = 4;
@@ -181,7 +181,7 @@ fn inv11_drops_may_reenter_and_panic() {
             if self.0 > 0 {
                 unlinked(Chain(self.0 - 1)).retire();
             }
-            assert_eq!(rcu::poll(), 0, "no recursion");
+            assert_eq!(rcu::poll(), 0, "poll ran inside a drop");
             assert!(self.0 % 10 != 5, "planted");
         }
     }
@@ -199,7 +199,7 @@ fn inv11_drops_may_reenter_and_panic() {
     assert_eq!(rcu::stats().pending, 0);
 }
 
-/// A panic in the middle of a batch: the rest of the batch is dropped by the same poll.
+/// If a drop in a batch panics, the same poll drops the rest of the batch.
 #[test]
 fn inv11_a_panic_does_not_stop_the_batch() {
     static RAN: AtomicUsize = AtomicUsize::new(0);
@@ -231,10 +231,10 @@ fn a_batch_is_retired_as_one() {
     let _alone = alone();
     let mut batch = Batch::new();
     for i in 0..100 {
-        // SAFETY: every such head is in a box, as `free` wants.
+        // SAFETY: the head is in a box, as `free` requires.
         let node = Box::new(Node(unsafe { RetireHead::new(free) }, i));
         let head = std::ptr::NonNull::from(Box::leak(node)).cast();
-        // SAFETY: as above; no reader can find it.
+        // SAFETY: the head is in a box, as `free` requires, and no reader can find it.
         unsafe { batch.push(head, size_of::<Node>()) };
     }
     assert_eq!(batch.len(), 100);
@@ -246,7 +246,7 @@ fn a_batch_is_retired_as_one() {
     assert_eq!(FREED.load(Relaxed), 100);
 }
 
-/// What a thread retires beyond the bounds goes without anybody polling.
+/// Objects beyond the bounds are dropped although no thread polls.
 #[test]
 fn retiring_keeps_the_byte_bound() {
     let _alone = alone();
@@ -259,7 +259,8 @@ fn retiring_keeps_the_byte_bound() {
     }
 }
 
-/// The same for the age, which is looked at every so many objects of a CPU.
+/// Objects above the age bound are dropped although no thread polls. Each CPU checks the age once
+/// in a number of retirements.
 #[test]
 fn retiring_keeps_the_age_bound() {
     static DROPS: AtomicUsize = AtomicUsize::new(0);
@@ -291,7 +292,7 @@ fn the_reclaimer_keeps_the_age_bound_and_stops() {
     drop(reclaimer);
 }
 
-/// A reader stalled for `stall` while a writer goes on.
+/// Stalls a reader for `stall` while a writer retires objects.
 fn stalled(stall: Duration) {
     const OBJECT: usize = 1 << 10;
     let _alone = alone();
@@ -308,16 +309,17 @@ fn stalled(stall: Duration) {
             worst = worst.max(took);
             slow += u64::from(took > Duration::from_millis(5));
             retired += 1;
-            until.get_or_insert_with(|| Instant::now() + stall); // the first is as old, at least
+            // The first retired object is at least as old.
+            until.get_or_insert_with(|| Instant::now() + stall);
             if retired.is_multiple_of(1000) {
-                thread::sleep(Duration::from_millis(1)); // 10 s must not need all memory
+                thread::sleep(Duration::from_millis(1)); // bounds the memory that ten seconds need
             }
         }
         let stats = rcu::stats();
         assert_eq!((stats.pending, stats.stalled_readers), (retired, 1), "{stats}");
         assert!(stats.pending_bytes >= retired * OBJECT as u64, "{stats}");
         assert!(stats.oldest_pending >= Some(stall - stall / 10), "{stats}");
-        // On a machine that has other work a few are slow, and not because of the reader.
+        // On a busy machine some retirements are slow for other reasons than the reader.
         assert!(slow <= retired / 10, "a writer waited: {slow} of {retired} times, {worst:?}");
     });
     rcu::poll();
@@ -341,12 +343,12 @@ thread_local! {
     static KEPT: RefCell<Kept> = const { RefCell::new(Kept(None, None)) };
 }
 
-/// Dropped at the end of its thread: after the thread's slot is given back, as it is made before.
+/// Dropped when its thread ends: after the thread's RCU slot, because it was created before.
 struct Kept(Option<Guard>, Option<mpsc::Sender<()>>);
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        // A guard inside a guard, and one after all were gone.
+        // A nested guard, and a guard after all others were dropped.
         if let Some(guard) = self.0.take() {
             assert!(rcu::is_pinned());
             drop(rcu::pin());
@@ -365,8 +367,8 @@ impl Drop for Kept {
     }
 }
 
-/// A guard that lives in a thread-local variable holds until it is dropped, also when the thread's
-/// slot was given back before; then nothing is left of the thread.
+/// A guard in a thread-local variable protects until it is dropped, even after the thread's slot
+/// was released. Then no slot of the thread is in use.
 #[test]
 fn inv15_a_thread_that_ends_inside_a_guard_reads_on() {
     static DROPS: AtomicUsize = AtomicUsize::new(0);
@@ -389,7 +391,7 @@ fn inv15_a_thread_that_ends_inside_a_guard_reads_on() {
     }
 }
 
-/// A forgotten guard holds up memory and nothing else. It does so until the process ends.
+/// A forgotten guard delays only reclamation, until the process ends.
 #[test]
 fn inv15_a_forgotten_guard_holds_up_memory_only() {
     static DROPS: AtomicUsize = AtomicUsize::new(0);
@@ -402,8 +404,8 @@ fn inv15_a_forgotten_guard_holds_up_memory_only() {
     });
 }
 
-/// Readers of both kinds, writers, ends of threads: what is read is never dropped, and everything
-/// retired is dropped once.
+/// With both kinds of readers, writers and exiting threads, no value is dropped while a reader has
+/// it, and every retired value is dropped once.
 fn churn(time: Duration) {
     static MADE: AtomicU64 = AtomicU64::new(0);
     static GONE: AtomicU64 = AtomicU64::new(0);
@@ -433,7 +435,7 @@ fn churn(time: Duration) {
             let (shared, reads) = (&shared, &reads);
             s.spawn(move || {
                 while go() {
-                    // Short-lived threads, so that slots change hands.
+                    // Short-lived threads, so that later threads reuse their slots.
                     thread::scope(|s| {
                         s.spawn(|| {
                             for i in 0..2000 {

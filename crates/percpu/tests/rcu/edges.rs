@@ -1,6 +1,6 @@
-//! RCU where waits meet: concurrent barriers, reclaimers that end, and the statistics of both.
+//! Concurrent barriers, reclaimers that end, and their statistics.
 //!
-//! There is one domain per process, so the tests take turns ([`alone`](alone::alone)).
+//! A process has one domain, so the tests take turns ([`alone`]).
 
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
@@ -14,7 +14,7 @@ use crate::alone::alone;
 use testkit::child::in_own_process;
 use testkit::pin::{allowed_cpus, pin_to};
 
-/// Runs `f` while another thread reads; `f` may let it go before the end.
+/// Runs `f` while another thread holds a guard. Dropping the sender ends that guard.
 fn with_reader(f: impl FnOnce(mpsc::Sender<()>)) {
     let (tell, pinned) = mpsc::channel();
     let (leave, left) = mpsc::channel::<()>();
@@ -29,7 +29,7 @@ fn with_reader(f: impl FnOnce(mpsc::Sender<()>)) {
     });
 }
 
-/// A barrier that comes while another one waits for a reader waits for the same objects.
+/// A barrier that starts while another one waits for a reader waits for the same objects.
 #[test]
 fn inv11_barriers_at_once_wait_for_the_same_drops() {
     static RAN: AtomicBool = AtomicBool::new(false);
@@ -86,7 +86,7 @@ fn inv11_a_reclaimer_may_be_dropped_by_what_it_drops() {
     assert_eq!(rcu::stats().panics, panics);
 }
 
-/// A thread that retires seldom drops what is over the age bound each time.
+/// A thread that retires rarely drops the objects above the age bound each time.
 #[test]
 fn retiring_seldom_keeps_the_age_bound() {
     static DROPS: AtomicUsize = AtomicUsize::new(0);
@@ -110,7 +110,7 @@ fn retiring_seldom_keeps_the_age_bound() {
     assert!(DROPS.load(Relaxed) >= 4, "{}", rcu::stats());
 }
 
-/// The caller states the sizes, and sums of them saturate. They stay so until the process ends.
+/// The caller states the sizes of objects, and their sum saturates until the process ends.
 #[test]
 fn absurd_sizes_saturate() {
     in_own_process("edges::absurd_sizes_saturate", || {
@@ -126,7 +126,7 @@ fn absurd_sizes_saturate() {
     });
 }
 
-/// The bound counts what a value owns if it is told.
+/// The byte bound counts the bytes that a value owns, if the caller states them.
 #[test]
 fn the_byte_bound_sees_what_a_value_owns() {
     let _alone = alone();
