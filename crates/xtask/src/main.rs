@@ -6,6 +6,7 @@ mod cfg;
 mod ci;
 mod error;
 mod layers;
+mod mutants;
 mod parts;
 mod process;
 mod readme;
@@ -53,10 +54,16 @@ enum Command {
         #[arg(last = true)]
         tests: Vec<String>,
     },
-    /// The planted mutants, each of which a model must catch
+    /// The planted mutants, each of which a model must catch; or mutants at random
     Mutants {
         /// The libraries, such as `percpu`
         crates: Vec<String>,
+        /// Plants this number of mutants at random in each library, and prints the share caught
+        #[arg(long, value_name = "NUMBER")]
+        random: Option<usize>,
+        /// The same mutants again
+        #[arg(long, requires = "random")]
+        seed: Option<u64>,
     },
     /// The stress tests of all libraries and of the server, or of some libraries
     Stress {
@@ -151,7 +158,11 @@ fn run(command: Command) -> Result<()> {
                 models::Selection { crates: ws.select(&crates)?, checkers, filter: tests };
             run_models(&ws, &selection, crates.is_empty())
         }
-        Command::Mutants { crates } => {
+        Command::Mutants { crates, random: Some(count), seed } => {
+            let seed = seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
+            mutants::run(&ws, &ws.select(&crates)?, count, seed)
+        }
+        Command::Mutants { crates, random: None, .. } => {
             let selection = models::Selection {
                 crates: ws.select(&crates)?,
                 checkers: Checker::ALL.to_vec(),

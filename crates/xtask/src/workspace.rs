@@ -39,6 +39,12 @@ impl Workspace {
         Ok(Workspace { root, target, env, idle: None })
     }
 
+    /// A copy of this workspace in another folder, with a target folder of its own.
+    pub(crate) fn moved(&self, root: PathBuf, target: PathBuf) -> Workspace {
+        let env = settings(&target);
+        Workspace { root, target, env, idle: None }
+    }
+
     /// The same workspace with every command at the lowest priority, until `cancel` is set.
     pub(crate) fn idle(&self, log: Arc<File>, cancel: Arc<AtomicBool>) -> Workspace {
         Workspace { idle: Some((log, cancel)), ..self.clone() }

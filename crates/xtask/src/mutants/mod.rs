@@ -1,0 +1,267 @@
+//! Mutants planted at random: the share that a crate's tests and models catch.
+//!
+//! The planted mutants of the model tests are known when the tests are written. These are not, so
+//! their share says how the tests do on bugs that they were not written for. A survivor is a bug
+//! that no test sees, or a change that is no bug; a reader decides.
+//!
+//! The mutants are built in a copy of the workspace below the target folder, with the real one's
+//! settings. One mutant takes a build and a run of the crate's tests, of its loom models and of its
+//! shuttle models, up to the first failure.
+
+mod sites;
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::sites::{Kind, Site};
+use crate::cfg;
+use crate::error::{Error, Result};
+use crate::process::{Cmd, Deadline, interrupted};
+use crate::workspace::{Crate, Workspace, packages, rust_files};
+
+/// For one run of the tests or of the models: what hangs is caught.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Plants `count` mutants that compile in each of these crates, one at a time.
+pub(crate) fn run(ws: &Workspace, crates: &[Crate], count: usize, seed: u64) -> Result<()> {
+    let copy = copy(ws)?;
+    println!("seed {seed}");
+    for package in crates {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut candidates = candidates(&copy, package)?;
+        let mut report = Report::default();
+        test(&copy, package).map_err(|(stage, error)| {
+            Error::new(format!("{}: {stage} fail without a mutant: {error}", package.name))
+        })?;
+        while report.planted() < count {
+            let Some(mutant) = draw(&mut candidates, &mut rng) else { break };
+            let outcome = plant(&copy, package, &mutant)?;
+            if let Some(line) = report.add(outcome, &mutant.to_string()) {
+                println!("{}: {line}", package.name);
+            }
+        }
+        println!("{}: {}", package.name, report.summary());
+    }
+    Ok(())
+}
+
+/// A site in a file.
+struct Mutant {
+    file: PathBuf,
+    /// Below the crate's folder.
+    shown: String,
+    site: Site,
+    was: String,
+}
+
+impl std::fmt::Display for Mutant {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Mutant { shown, site, was, .. } = self;
+        let was = was.split_whitespace().collect::<Vec<_>>().join(" ");
+        write!(f, "{shown}:{}: `{was}` -> `{}`", site.line, site.with)
+    }
+}
+
+/// What became of a mutant.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    DoesNotBuild,
+    /// By the tests or models of this name.
+    Caught(&'static str),
+    Survived,
+}
+
+#[derive(Default)]
+struct Report {
+    caught: usize,
+    survivors: Vec<String>,
+}
+
+impl Report {
+    fn planted(&self) -> usize {
+        self.caught + self.survivors.len()
+    }
+
+    /// Returns the line to print; none for a mutant that does not count.
+    fn add(&mut self, outcome: Outcome, mutant: &str) -> Option<String> {
+        match outcome {
+            Outcome::DoesNotBuild => None,
+            Outcome::Caught(by) => {
+                self.caught += 1;
+                Some(format!("caught by the {by}: {mutant}"))
+            }
+            Outcome::Survived => {
+                self.survivors.push(mutant.to_string());
+                Some(format!("SURVIVED: {mutant}"))
+            }
+        }
+    }
+
+    fn summary(&self) -> String {
+        let (caught, planted) = (self.caught, self.planted());
+        let share = caught as f64 / planted.max(1) as f64;
+        let mut text = format!("{caught} of {planted} random mutants caught, {share:.2}");
+        for survivor in &self.survivors {
+            text += &format!("\n  survived: {survivor}");
+        }
+        text
+    }
+}
+
+/// Copies every file that git knows or does not ignore to a folder below the target folder.
+fn copy(ws: &Workspace) -> Result<Workspace> {
+    let root = ws.target.join("mutants/workspace");
+    let listed = ws
+        .cmd("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
+        .output()?;
+    let files: BTreeSet<&str> = listed.split('\0').filter(|name| !name.is_empty()).collect();
+    for name in files {
+        let (from, to) = (ws.root.join(name), root.join(name));
+        let failed = |error| Error::io(to.display(), error);
+        let Ok(text) = fs::read(&from) else { continue }; // deleted, and not committed yet
+        // An equal file keeps its time, so that cargo does not build it again.
+        if fs::read(&to).is_ok_and(|there| there == text) {
+            continue;
+        }
+        fs::create_dir_all(to.parent().unwrap_or(&root)).map_err(failed)?;
+        fs::write(&to, text).map_err(failed)?;
+    }
+    Ok(ws.moved(root, ws.target.join("mutants")))
+}
+
+/// The mutants of a crate, by kind.
+fn candidates(copy: &Workspace, package: &Crate) -> Result<Vec<(Kind, Vec<Mutant>)>> {
+    let dir = copy.root.join("crates").join(&package.name);
+    let mut all = Vec::new();
+    for file in rust_files(&dir.join("src")) {
+        if is_for_tests(&file) {
+            continue;
+        }
+        let text = fs::read_to_string(&file).map_err(|error| Error::io(file.display(), error))?;
+        let found = sites::sites(&text)
+            .map_err(|error| Error::new(format!("{}: {error}", file.display())))?;
+        let shown = file.strip_prefix(&dir).unwrap_or(&file).display().to_string();
+        for site in found {
+            let was = text[site.bytes.clone()].to_string();
+            all.push(Mutant { file: file.clone(), shown: shown.clone(), site, was });
+        }
+    }
+    let mut by_kind: Vec<(Kind, Vec<Mutant>)> = Kind::ALL.map(|kind| (kind, Vec::new())).into();
+    for mutant in all {
+        let of_kind = by_kind.iter_mut().find(|(kind, _)| *kind == mutant.site.kind);
+        of_kind.expect("every kind is listed").1.push(mutant);
+    }
+    by_kind.retain(|(_, mutants)| !mutants.is_empty());
+    Ok(by_kind)
+}
+
+fn is_for_tests(file: &Path) -> bool {
+    let name = file.file_stem().unwrap_or_default().to_string_lossy();
+    name == "tests" || name.ends_with("_tests") || name == "stress" || name == "model"
+}
+
+/// Takes a mutant out, each kind as often as the others.
+fn draw(candidates: &mut Vec<(Kind, Vec<Mutant>)>, rng: &mut fastrand::Rng) -> Option<Mutant> {
+    if candidates.is_empty() {
+        return None;
+    }
+    let kind = rng.usize(..candidates.len());
+    let mutants = &mut candidates[kind].1;
+    let mutant = mutants.swap_remove(rng.usize(..mutants.len()));
+    if mutants.is_empty() {
+        candidates.remove(kind);
+    }
+    Some(mutant)
+}
+
+/// Writes the mutant, runs the tests, and takes it back.
+fn plant(copy: &Workspace, package: &Crate, mutant: &Mutant) -> Result<Outcome> {
+    let failed = |error| Error::io(mutant.file.display(), error);
+    let text = fs::read_to_string(&mutant.file).map_err(failed)?;
+    let mut mutated = text.clone();
+    mutated.replace_range(mutant.site.bytes.clone(), mutant.site.with);
+    fs::write(&mutant.file, mutated).map_err(failed)?;
+    let outcome = test(copy, package);
+    fs::write(&mutant.file, text).map_err(failed)?;
+    match outcome {
+        Ok(()) => Ok(Outcome::Survived),
+        Err((_, error)) if interrupted().is_some() => Err(error),
+        Err((BUILD, _)) => Ok(Outcome::DoesNotBuild),
+        Err((stage, _)) => Ok(Outcome::Caught(stage)),
+    }
+}
+
+const BUILD: &str = "build";
+
+/// Runs the crate's tests and models up to the first failure, and returns which of them failed.
+fn test(copy: &Workspace, package: &Crate) -> std::result::Result<(), (&'static str, Error)> {
+    let crates = std::slice::from_ref(package);
+    let cargo = || copy.cargo(["test", "--offline"]).args(packages(crates));
+    stage(copy, "tests", cargo().args(["--lib", "--tests"]), &[])?;
+    for name in ["loom", "shuttle"] {
+        if package.has(&format!("tests/{name}.rs")) {
+            let models = cargo().args(["--profile", "loom", "--test", name]);
+            let models = cfg::everywhere(copy, name, models).env("LOOM_MAX_PREEMPTIONS", "2");
+            // The planted mutants would run once more for each random one.
+            stage(copy, name, models, &["--skip", "mutants::"])?;
+        }
+    }
+    Ok(())
+}
+
+fn stage(
+    copy: &Workspace,
+    name: &'static str,
+    cargo: Cmd,
+    options: &[&str],
+) -> std::result::Result<(), (&'static str, Error)> {
+    let path = copy.target.join("log");
+    let log = File::create(&path).map_err(|error| (BUILD, Error::io(path.display(), error)))?;
+    let cargo = cargo.log(Arc::new(log));
+    cargo.clone().arg("--no-run").run().map_err(|error| (BUILD, error))?;
+    let run = cargo.arg("--").args(options.iter().copied()).deadline(Deadline::after(PATIENCE));
+    let outcome = run.run().map_err(|error| (name, error));
+    let _ = std::io::stdout().flush();
+    outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_share_counts_what_builds() {
+        let mut report = Report::default();
+        assert_eq!(report.add(Outcome::DoesNotBuild, "a"), None);
+        assert!(report.add(Outcome::Caught("tests"), "b").unwrap().contains("caught by the tests"));
+        assert!(report.add(Outcome::Survived, "c").unwrap().starts_with("SURVIVED"));
+        assert_eq!(report.planted(), 2);
+        assert_eq!(report.summary(), "1 of 2 random mutants caught, 0.50\n  survived: c");
+    }
+
+    #[test]
+    fn each_kind_is_drawn_and_none_twice() {
+        let site = |kind, at| Site { kind, bytes: at..at + 1, line: 1, with: "" };
+        let mutant = |kind, at| Mutant {
+            file: PathBuf::new(),
+            shown: String::new(),
+            site: site(kind, at),
+            was: String::new(),
+        };
+        let few = (Kind::Fence, vec![mutant(Kind::Fence, 0)]);
+        let many = (Kind::Statement, (1..100).map(|at| mutant(Kind::Statement, at)).collect());
+        let mut candidates = vec![few, many];
+        let mut rng = fastrand::Rng::with_seed(1);
+        let drawn: Vec<Mutant> =
+            (0..20).map(|_| draw(&mut candidates, &mut rng).unwrap()).collect();
+        assert!(drawn.iter().any(|mutant| mutant.site.kind == Kind::Fence));
+        let places: BTreeSet<usize> = drawn.iter().map(|mutant| mutant.site.bytes.start).collect();
+        assert_eq!(places.len(), 20);
+        assert!(draw(&mut Vec::new(), &mut rng).is_none());
+    }
+}
