@@ -92,7 +92,7 @@ impl Report {
             Outcome::DoesNotBuild => None,
             Outcome::Caught(by) => {
                 self.caught += 1;
-                Some(format!("caught by the {by}: {mutant}"))
+                Some(format!("caught by {by}: {mutant}"))
             }
             Outcome::Survived => {
                 self.survivors.push(mutant.to_string());
@@ -238,7 +238,7 @@ mod tests {
     fn the_share_counts_what_builds() {
         let mut report = Report::default();
         assert_eq!(report.add(Outcome::DoesNotBuild, "a"), None);
-        assert!(report.add(Outcome::Caught("tests"), "b").unwrap().contains("caught by the tests"));
+        assert!(report.add(Outcome::Caught("tests"), "b").unwrap().contains("caught by tests"));
         assert!(report.add(Outcome::Survived, "c").unwrap().starts_with("SURVIVED"));
         assert_eq!(report.planted(), 2);
         assert_eq!(report.summary(), "1 of 2 random mutants caught, 0.50\n  survived: c");
