@@ -50,7 +50,7 @@ use crate::fence;
 use crate::rseq::section;
 use crate::starting::is_starting;
 use crate::sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, Ordering};
-use crate::sync::{cpu, mutant};
+use crate::sync::{cpu, order, step};
 use crate::topology::online;
 use crate::words::Words;
 
@@ -268,11 +268,7 @@ impl PerCpuCounter {
                 Ok(words) => words.into_raw().as_ptr(),
                 Err(_) => ptr::without_provenance_mut(NO_MEMORY),
             };
-            let publish = if mutant("counter-words-published-relaxed") {
-                Ordering::Relaxed
-            } else {
-                Ordering::Release
-            };
+            let publish = order!(Release, "publish: the words are zero");
             // Ordering: Release on success pairs with the Acquire in `words`; it carries the zeros
             // of the words. Relaxed on failure: `words` loads it again.
             let lost = self
@@ -333,8 +329,8 @@ impl PerCpuCounter {
 
     /// Adds `held`, the value of a drained word, and `delta` to the shared sum.
     fn carry(&self, held: i64, delta: i64) {
-        let sum =
-            if mutant("counter-carry-forgets-the-word") { delta } else { held.wrapping_add(delta) };
+        let mut sum = delta;
+        step!("carry: add the drained word", sum = sum.wrapping_add(held));
         // Ordering: Relaxed; it publishes no other memory, and a later load by this thread cannot
         // return an older sum.
         self.shared.fetch_add(sum, Ordering::Relaxed);
@@ -344,22 +340,18 @@ impl PerCpuCounter {
     fn close(&self) {
         // Ordering: Relaxed; every section that commits after `heavy_rseq` sees the closed gate.
         self.hot.gate.fetch_add(1, Ordering::Relaxed);
-        if !mutant("counter-closes-without-the-fence") {
-            fence::heavy_rseq();
-        }
+        step!("close: no section still adds", fence::heavy_rseq());
     }
 
     fn reopen(&self) {
-        let order =
-            if mutant("counter-reopens-relaxed") { Ordering::Relaxed } else { Ordering::Release };
         // Ordering: Release pairs with the load of the gate at the start of a section; it carries
         // the drained words.
-        self.hot.gate.fetch_sub(1, order);
+        self.hot.gate.fetch_sub(1, order!(Release, "reopen: the words are drained"));
     }
 
     fn fold_each<I: Iterator<Item = CpuId>>(&self, cpus: impl FnOnce() -> I) -> i64 {
         let Some(words) = self.words() else { return 0 };
-        let close = section::available() && !mutant("counter-folds-with-the-gate-open");
+        let close = section::available();
         if close {
             self.close();
         }
@@ -376,13 +368,8 @@ impl PerCpuCounter {
 
 /// Sets a word to 0 and returns its value.
 fn drain(word: &AtomicU64) -> i64 {
-    // Ordering: Relaxed, for all accesses. With sections in use the gate orders them; without, the
+    // Ordering: Relaxed. With sections in use the gate orders them; without, the
     // word publishes no other memory.
-    if mutant("counter-takes-in-two-steps") {
-        let held = word.load(Ordering::Relaxed);
-        word.store(0, Ordering::Relaxed);
-        return held as i64;
-    }
     word.swap(0, Ordering::Relaxed) as i64
 }
 

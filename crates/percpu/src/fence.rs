@@ -262,7 +262,7 @@ mod imp {
 #[cfg(any(offlock_loom, offlock_shuttle))]
 mod imp {
     use super::{Ordering, Strategy, fence};
-    use crate::sync::{cpu, mutant, virtual_cpu};
+    use crate::sync::{self, cpu, virtual_cpu};
 
     pub(super) fn light() {
         // Ordering: SeqCst fence, against the fence in `heavy`: the loads after the later of the
@@ -271,12 +271,9 @@ mod imp {
     }
 
     pub(super) fn heavy() {
-        if mutant("fence-heavy-is-nothing") {
-            return;
-        }
         // Ordering: SeqCst fence, against the fences in `light` and in this function: the loads
         // after the later of two fences see the stores before the earlier.
-        fence(Ordering::SeqCst);
+        sync::fence!(SeqCst, "heavy: a full fence");
     }
 
     /// `heavy`, after which every section that began before the call has committed.

@@ -22,7 +22,7 @@
 
 use crate::fence::{Strategy, compiler_fence, heavy, light, strategy};
 use crate::sync::atomic::{AtomicU32, Ordering};
-use crate::sync::{Futex, hint, mutant, thread};
+use crate::sync::{Futex, hint, step, thread};
 
 /// Limits the attempts before a thread parks.
 ///
@@ -99,13 +99,8 @@ impl Parker {
     }
 
     fn notify(&self) {
-        if mutant("lglock-unlock-ignores-waiters") {
-            return;
-        }
-        if !mutant("lglock-unlock-changes-nothing") {
-            self.sequence.advance();
-        }
-        self.sequence.wake_one();
+        step!("unpark: change the sequence", self.sequence.advance());
+        step!("unpark: wake a waiter", self.sequence.wake_one());
     }
 
     /// Waits until `attempt` returns a value.
@@ -119,19 +114,12 @@ impl Parker {
     pub(crate) fn park<R>(&self, mut attempt: impl FnMut() -> Option<R>) -> R {
         // Ordering: Relaxed; `heavy` orders it before the attempts, for `unpark_one`.
         self.waiters.fetch_add(1, Ordering::Relaxed);
-        if !mutant("lglock-waiter-skips-heavy") {
-            heavy(); // pairs with the `light` of `unpark_one` (invariant 1)
-        }
-        let mut skip = mutant("lglock-waiter-skips-the-check");
+        step!("park: before the attempt", heavy()); // against `light` of `unpark_one` (invariant 1)
         let got = loop {
             let seen = self.sequence.load();
-            if !std::mem::take(&mut skip) {
-                if let Some(got) = attempt() {
-                    break got;
-                }
+            if let Some(got) = attempt() {
+                break got;
             }
-            let late = mutant("lglock-waiter-looks-too-late");
-            let seen = if late { self.sequence.load() } else { seen };
             self.sequence.wait(seen);
         };
         // Ordering: Relaxed; a release that still counts this waiter makes a needless wake-up.

@@ -21,7 +21,7 @@ use std::ops::{Deref, DerefMut};
 use crate::park::{Parker, SpinLimit};
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::cell::UnsafeCell;
-use crate::sync::mutant;
+use crate::sync::{check, order, step};
 
 const HELD: u32 = 1;
 
@@ -93,17 +93,14 @@ impl<T> WordLock<T> {
 
     #[inline(always)]
     fn try_acquire(&self) -> bool {
-        let acquire =
-            if mutant("word-lock-lock-is-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
+        let acquire = order!(Acquire, "lock: the value");
         // Ordering: Acquire pairs with the Release in `WordGuard::drop`; it carries the value.
         // Relaxed on failure: the word found there says nothing about the value.
         if cfg!(any(offlock_loom, offlock_shuttle)) {
-            if mutant("word-lock-takes-what-is-held") {
-                return true;
-            }
             // Equivalent, because the word has two values. loom lets a swap that read HELD undo a
             // release.
-            self.word.compare_exchange(0, HELD, acquire, Ordering::Relaxed).is_ok()
+            let free = self.word.compare_exchange(0, HELD, acquire, Ordering::Relaxed).is_ok();
+            check!("lock: the word is free", free)
         } else {
             self.word.swap(HELD, acquire) == 0
         }
@@ -176,16 +173,9 @@ impl<T> DerefMut for WordGuard<'_, T> {
 impl<T> Drop for WordGuard<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        let release = if mutant("word-lock-unlock-is-relaxed") {
-            Ordering::Relaxed
-        } else {
-            Ordering::Release
-        };
         // Ordering: Release pairs with the Acquire in `try_acquire`; it carries the value.
-        self.lock.word.store(0, release);
-        if !mutant("word-lock-unlock-wakes-nobody") {
-            self.lock.parker.unpark_one();
-        }
+        self.lock.word.store(0, order!(Release, "unlock: the value"));
+        step!("unlock: wake a waiter", self.lock.parker.unpark_one());
     }
 }
 

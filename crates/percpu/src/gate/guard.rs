@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
 use super::inner::Inner;
-use crate::sync::mutant;
+use crate::sync::step;
 
 /// Shared access to the value of a [`ReadWriteGate`](super::ReadWriteGate); leaves when dropped.
 ///
@@ -126,13 +126,8 @@ impl<'a, T> WriteGuard<'a, T> {
     pub fn downgrade(self) -> ReadGuard<'a, T> {
         let gate = self.gate;
         let reader = ReadGuard { gate };
-        if mutant("gate-downgrades-by-leaving-first") {
-            drop(self);
-            gate.enter_while_closed();
-        } else {
-            gate.enter_while_closed();
-            drop(self);
-        }
+        step!("downgrade: enter before the writer leaves", gate.enter_while_closed());
+        drop(self);
         reader
     }
 }

@@ -11,7 +11,7 @@ use crate::fence;
 use crate::rseq::section::{self, Refused};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
-use crate::sync::{Condvar, Mutex, cpu, mutant, thread_id};
+use crate::sync::{Condvar, Mutex, cpu, order, step, thread_id};
 use crate::words::Words;
 
 /// The bit that closes a word to atomic entries. Set while the gate is closed. The words that
@@ -123,13 +123,6 @@ impl<T> Inner<T> {
     #[inline(always)]
     pub(super) fn enter(&self) -> bool {
         if section::available() {
-            if mutant("gate-enters-by-an-atomic-add") {
-                let open = self.hot.gate.load(Ordering::Acquire) == 0;
-                if open {
-                    self.hot.words.slot(cpu::recent()).fetch_add(1, Ordering::AcqRel);
-                }
-                return open;
-            }
             match section::add(&self.hot.gate, &self.hot.words, 1) {
                 Ok(_) => true,
                 Err(Refused::NoCpu) => enter_by_atomic(&self.cold.remote),
@@ -172,8 +165,8 @@ impl<T> Inner<T> {
         let entered = self.enter();
         assert!(entered, "the gate closes under `state` only (invariant 3)");
         state.admitted -= 1;
-        if state.admitted == 0 && !mutant("gate-forgets-the-next-writer") {
-            self.cold.writers.notify_all();
+        if state.admitted == 0 {
+            step!("enter: wake the next writer", self.cold.writers.notify_all());
         }
         Ok(())
     }
@@ -184,19 +177,15 @@ impl<T> Inner<T> {
     pub(super) fn leave(&self) {
         let hot = &self.hot;
         if section::available() {
-            if mutant("gate-leaves-by-an-atomic-add") {
-                hot.words.slot(cpu::recent()).fetch_sub(1, Ordering::AcqRel);
-            } else if section::add(&hot.open, &hot.words, -1_i64 as u64).is_err() {
+            if section::add(&hot.open, &hot.words, -1_i64 as u64).is_err() {
                 leave_by_atomic(&self.cold.remote);
             }
         } else {
             leave_by_atomic(hot.words.slot(cpu::recent()));
         }
-        if !mutant("gate-leaves-without-light") {
-            // Pairs with the heavy fence in `close` (invariant 4): the writer's sum sees that this
-            // reader has left, or this reader sees the closed gate.
-            fence::light();
-        }
+        // Pairs with the heavy fence in `close` (invariant 4): the writer's sum sees that this reader
+        // has left, or this reader sees the closed gate.
+        step!("leave: before the look at the gate", fence::light());
         // Ordering: Relaxed; the fence orders it after the store above.
         if hot.gate.load(Ordering::Relaxed) != 0 {
             self.wake_writer();
@@ -206,9 +195,8 @@ impl<T> Inner<T> {
     #[cold]
     fn wake_writer(&self) {
         // Under `state`, so that the wake-up does not come between the writer's sum and its wait.
-        let held = (!mutant("gate-wakes-outside-the-lock")).then(|| self.cold.state.lock());
+        let _held = self.cold.state.lock();
         self.cold.writers.notify_all();
-        drop(held);
     }
 
     /// Makes the calling thread the writer. No reader enters after this returns (invariant 1).
@@ -222,18 +210,10 @@ impl<T> Inner<T> {
         // bit, and `has_readers` reads this value of the word or a later one.
         if section::available() {
             self.cold.remote.fetch_or(CLOSED, Ordering::Relaxed);
-            if mutant("gate-closes-without-heavy") {
-                return;
-            }
-            fence::heavy_rseq();
+            step!("close: no section still enters", fence::heavy_rseq());
         } else {
             for word in hot.words.iter() {
-                if mutant("gate-closes-by-load-and-store") {
-                    let seen = word.load(Ordering::Relaxed);
-                    word.store(seen | CLOSED, Ordering::Relaxed);
-                } else {
-                    word.fetch_or(CLOSED, Ordering::Relaxed);
-                }
+                word.fetch_or(CLOSED, Ordering::Relaxed);
             }
             fence::heavy();
         }
@@ -244,17 +224,11 @@ impl<T> Inner<T> {
         let hot = &self.hot;
         // Ordering: Acquire pairs with the Release of the section in `leave` and with the Release
         // in `leave_by_atomic`. A reader that left finished its reads before the writer's changes.
-        let load = |word: &AtomicU64| {
-            let weak = mutant("gate-sums-relaxed");
-            word.load(if weak { Ordering::Relaxed } else { Ordering::Acquire }) as i64
-        };
+        let load = |word: &AtomicU64| word.load(order!(Acquire, "sum: the reads are done")) as i64;
         let counted = |word: &AtomicU64| load(word) >> 1; // keeps the sign
         let mut sum = 0_i64;
         if section::available() {
-            sum = sum.wrapping_add(counted(&self.cold.remote));
-            if mutant("gate-forgets-the-remote-readers") {
-                sum = 0;
-            }
+            step!("sum: the remote readers", sum = sum.wrapping_add(counted(&self.cold.remote)));
             hot.words.iter().for_each(|word| sum = sum.wrapping_add(load(word)));
         } else {
             hot.words.iter().for_each(|word| sum = sum.wrapping_add(counted(word)));
@@ -273,15 +247,11 @@ impl<T> Inner<T> {
                 word.fetch_and(!CLOSED, Ordering::Release);
             }
         }
-        let order =
-            if mutant("gate-opens-relaxed") { Ordering::Relaxed } else { Ordering::Release };
-        self.hot.gate.store(0, order);
+        self.hot.gate.store(0, order!(Release, "open: the write is done"));
         state.owner = 0;
         state.admitted = std::mem::take(&mut state.waiting);
         if state.admitted != 0 {
-            if !mutant("gate-leaves-readers-asleep") {
-                self.cold.readers.notify_all();
-            }
+            step!("open: wake the readers", self.cold.readers.notify_all());
         } else {
             self.cold.writers.notify_all();
         }

@@ -6,7 +6,7 @@ use crate::cpu::CpuId;
 use crate::error::{AllocError, out_of_memory};
 use crate::park::{self, SpinLimit};
 use crate::sync::atomic::Ordering;
-use crate::sync::{cpu, mutant, thread_id};
+use crate::sync::{check, cpu, order, thread_id};
 
 use super::error::LockError;
 use super::guard::{GlobalGuard, LocalGuard, PairGuard};
@@ -203,7 +203,7 @@ impl<T> LgLock<T> {
 
     fn lock_pair(&self, a: CpuId, b: CpuId, mode: Mode) -> Result<PairGuard<'_, T>, LockError> {
         let (a, b) = self.distinct_slots(a, b)?;
-        let ascending = a.cpu < b.cpu || mutant("lglock-pair-in-argument-order");
+        let ascending = check!("pair: lock the lower slot first", a.cpu < b.cpu);
         let (low, high) = if ascending { (a, b) } else { (b, a) };
         let low = self.lock(low, mode)?;
         let high = self.lock(high, mode)?;
@@ -270,11 +270,6 @@ impl<T> LgLock<T> {
         // SAFETY: by the contract of this function the thread holds the word and there is no other
         // `RawGuard`; `LocalGuard` is `!Send`, so this one stays on the thread.
         let raw = unsafe { RawGuard::new(slot) };
-        #[cfg(any(offlock_loom, offlock_shuttle))]
-        let raw = match self.slots.get(slot.cpu.index() ^ 1) {
-            Some(other) => raw.with_other_word(slot.cpu, &other.word),
-            None => raw,
-        };
         // SAFETY: `raw` holds the word of `slot`, so by invariant 1 only this thread uses the
         // value.
         unsafe { LocalGuard::new(slot, raw) }
@@ -337,8 +332,7 @@ impl<T> LgLock<T> {
 
 #[inline(always)]
 fn try_acquire<T>(slot: &Slot<T>, me: u64) -> bool {
-    let acquire =
-        if mutant("lglock-lock-is-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
+    let acquire = order!(Acquire, "lock a slot: the value");
     // Ordering: Acquire pairs with the Release in `RawGuard::drop`; it carries the value. Relaxed
     // on failure: the value is not used then.
     let taken = if cfg!(any(offlock_loom, offlock_shuttle)) {

@@ -5,9 +5,7 @@ use crate::error::AllocError;
 use crate::park::Parker;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
-#[cfg(any(offlock_loom, offlock_shuttle))]
-use crate::sync::cpu;
-use crate::sync::mutant;
+use crate::sync::order;
 
 /// The word of a held slot.
 ///
@@ -88,9 +86,6 @@ pub(super) struct RawGuard<'a> {
     word: &'a AtomicU64,
     owner: &'a AtomicU64,
     parker: &'a Parker,
-    /// For a planted bug: the locked CPU, and the word of the other CPU of a model.
-    #[cfg(any(offlock_loom, offlock_shuttle))]
-    other: Option<(CpuId, &'a AtomicU64)>,
 }
 
 impl<'a> RawGuard<'a> {
@@ -100,33 +95,7 @@ impl<'a> RawGuard<'a> {
     /// `RawGuard` of the slot exists, and this one stays on the calling thread.
     #[inline(always)]
     pub(super) unsafe fn new<T>(slot: &'a Slot<T>) -> Self {
-        Self {
-            word: &slot.word,
-            owner: &slot.owner,
-            parker: &slot.parker,
-            #[cfg(any(offlock_loom, offlock_shuttle))]
-            other: None,
-        }
-    }
-
-    /// Returns the word to release: the locked one, except with a planted bug.
-    #[inline(always)]
-    fn word(&self) -> &'a AtomicU64 {
-        #[cfg(any(offlock_loom, offlock_shuttle))]
-        match self.other {
-            Some((locked, other)) if mutant("lglock-unlock-asks-for-the-cpu") => {
-                return if cpu::current() == locked { self.word } else { other };
-            }
-            _ => {}
-        }
-        self.word
-    }
-
-    /// Lets a planted bug release the word of the other CPU of a model.
-    #[cfg(any(offlock_loom, offlock_shuttle))]
-    pub(super) fn with_other_word(mut self, locked: CpuId, other: &'a AtomicU64) -> Self {
-        self.other = Some((locked, other));
-        self
+        Self { word: &slot.word, owner: &slot.owner, parker: &slot.parker }
     }
 }
 
@@ -135,11 +104,9 @@ impl Drop for RawGuard<'_> {
     fn drop(&mut self) {
         // Ordering: Relaxed; only the calling thread looks for its own id.
         self.owner.store(0, Ordering::Relaxed);
-        let release =
-            if mutant("lglock-unlock-is-relaxed") { Ordering::Relaxed } else { Ordering::Release };
         // Ordering: Release pairs with the Acquire in `try_acquire`, by which the next holder takes
         // the word. It carries the slot's value.
-        self.word().store(0, release);
+        self.word.store(0, order!(Release, "unlock a slot: the value"));
         self.parker.unpark_one();
     }
 }

@@ -25,8 +25,8 @@ use super::owned::{Node, Owned};
 use super::send_guard::SendGuard;
 use super::unlinked::Unlinked;
 use crate::sync::atomic::{AtomicPtr, Ordering};
-use crate::sync::mutant;
 use crate::sync::quarantine::Watched;
+use crate::sync::{order, step};
 
 /// A guard that protects loaded values: [`Guard`] or [`SendGuard`]. Sealed.
 ///
@@ -145,8 +145,7 @@ impl<T: Send + Sync + 'static> Atomic<T> {
     /// Wait-free: one exchange.
     #[inline]
     pub fn swap(&self, new: Owned<T>) -> Unlinked<T> {
-        let order =
-            if mutant("rcu-publish-relaxed") { Ordering::Acquire } else { Ordering::AcqRel };
+        let order = order!(AcqRel, "publish: the node is built");
         // Ordering: Release pairs with the Acquire in `load`; it carries the new node. Acquire
         // pairs with the Release of the exchange that put the old node in; it carries the old node.
         let old = self.node.swap(new.into_node_ptr().as_ptr(), order);
@@ -187,15 +186,12 @@ impl<T: Send + Sync + 'static> Atomic<T> {
         let guard = pin();
         let mut current = self.load(&guard);
         let mut new = Owned::new(f(current));
-        if mutant("rcu-update-ignores-other-writers") {
-            return self.store(new);
-        }
         let old = loop {
             match self.compare_exchange(current, new, &guard) {
                 Ok(old) => break old,
                 Err(error) => (current, new) = (error.current, error.new),
             }
-            *new = f(current);
+            step!("update: compute again from the value found", *new = f(current));
         };
         // First: the drops that `retire` may run may wait for a grace period.
         drop(guard);

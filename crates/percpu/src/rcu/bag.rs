@@ -11,7 +11,7 @@ use super::backoff::Backoff;
 use super::const_fn::const_fn;
 use super::spin_lock::SpinLock;
 use crate::sync::cell::UnsafeCell;
-use crate::sync::mutant;
+use crate::sync::check;
 
 /// The 16 bytes that an object contains so that it can be retired by
 /// [`retire_raw`](super::retire_raw).
@@ -171,9 +171,8 @@ impl Lists {
 
     /// Moves the closed segments whose target is completed into `due`.
     pub(super) fn take_due(&mut self, completed: u64, due: &mut Segment) {
-        let completed = if mutant("rcu-free-early") { u64::MAX } else { completed };
         for segment in &mut self.waiting {
-            if segment.target <= completed {
+            if check!("reclaim: the target is completed", segment.target <= completed) {
                 due.splice(segment);
             }
         }
@@ -221,7 +220,7 @@ impl Bag {
     /// `f` must not panic, because the lock would stay taken.
     #[inline(always)]
     pub(super) fn try_with<R>(&self, f: impl FnOnce(&mut Lists) -> R) -> Option<R> {
-        if !mutant("rcu-bag-unlocked") && !self.lock.try_lock() {
+        if !check!("bag: take its lock", self.lock.try_lock()) {
             return None;
         }
         // SAFETY: this thread holds the lock until `unlock`.

@@ -15,7 +15,7 @@ use crate::cpu::CpuId;
 use crate::fence;
 use crate::sync::atomic::{AtomicPtr, Ordering};
 use crate::sync::native::atomic::{AtomicBool, AtomicU64 as Statistic, Ordering::Relaxed};
-use crate::sync::{cpu, mutant};
+use crate::sync::{cpu, order};
 
 /// The number of objects at which a bag is closed.
 ///
@@ -165,14 +165,13 @@ impl Bags {
         self.overflow_since.fetch_min(list.since, Relaxed);
         // Ordering: Relaxed; the head found is not followed.
         let mut found = self.overflow.load(Ordering::Relaxed);
-        let order =
-            if mutant("rcu-overflow-relaxed") { Ordering::Relaxed } else { Ordering::Release };
+        let release = order!(Release, "overflow: the retired list is complete");
         loop {
             set_next(last, found);
             // Ordering: Release pairs with the Acquire in `take_overflow`; it carries the list and
             // the unlinks of the thread that retired it. Relaxed on failure: the head found is not
             // followed.
-            match self.overflow.compare_exchange(found, list.first, order, Ordering::Relaxed) {
+            match self.overflow.compare_exchange(found, list.first, release, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(other) => found = other,
             }

@@ -46,7 +46,7 @@ use crate::fence;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
 use crate::sync::native::atomic::AtomicU64 as Statistic;
-use crate::sync::{global, mutant};
+use crate::sync::{global, step};
 
 global! {
     static DOMAIN: Domain = Domain::new();
@@ -115,11 +115,9 @@ impl Domain {
 
     /// Returns the target of the objects that were unlinked before this call.
     pub(super) fn target(&self) -> u64 {
-        if !mutant("rcu-target-without-light") {
-            // Against the `heavy` of `GpGuard::bump`: either this thread sees the bump, or the
-            // readers that enter after the bump see the unlink.
-            fence::light();
-        }
+        // Against the `heavy` of `GpGuard::bump`: either this thread sees the bump, or the readers
+        // that enter after the bump see the unlink.
+        step!("target: after the unlink", fence::light());
         // Ordering: Relaxed; the fence above provides all the order that the load needs.
         self.gp.load(Ordering::Relaxed) + 2
     }
@@ -215,10 +213,8 @@ impl GpGuard {
         // unlinks that this thread knows of. Acquire pairs with the Release of the earlier bumps;
         // it carries the unlinks that the threads of those bumps knew of.
         let now = self.domain.gp.fetch_add(1, Ordering::AcqRel) + 1;
-        if !mutant("rcu-no-heavy") {
-            // Against the `light` of `Slot::enter`, of `SendReaders::lock` and of `Domain::target`.
-            fence::heavy();
-        }
+        // Against the `light` of `Slot::enter`, of `SendReaders::lock` and of `Domain::target`.
+        step!("bump: before the scan", fence::heavy());
         // Ordering: Relaxed; a statistic.
         self.domain.heavies.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         now

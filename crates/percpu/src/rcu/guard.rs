@@ -8,7 +8,7 @@ use std::ptr::{self, NonNull};
 use super::domain::{domain, init_domain};
 use super::registry::{RELEASE_ON_UNPIN, Slot};
 use crate::error::AllocError;
-use crate::sync::{mutant, thread_local};
+use crate::sync::{check, thread_local};
 
 /// The slot of the calling thread.
 struct Local {
@@ -52,7 +52,7 @@ impl ThreadExit {
         // SAFETY: null, or the slot of this thread, which is never freed.
         let Some(slot) = (unsafe { self.slot.replace(ptr::null()).as_ref() }) else { return };
         let nesting = slot.nesting();
-        if nesting != 0 && !mutant("rcu-exit-unpins") {
+        if !check!("thread exit: no guard is left", nesting == 0) {
             slot.set_nesting(nesting | RELEASE_ON_UNPIN);
             return;
         }

@@ -34,7 +34,7 @@ use super::bags::Bags;
 use super::domain::{Domain, GpGuard, domain};
 use crate::cpu::CpuId;
 use crate::panics::drop_payload;
-use crate::sync::{cpu, mutant, thread_local};
+use crate::sync::{cpu, step, thread_local};
 
 /// Frees an object once no reader can hold a reference to it.
 ///
@@ -97,10 +97,9 @@ fn reclaim_step(domain: &'static Domain) {
     let bags = &domain.bags;
     let bag = bags.bag_or_spare();
     let gp = domain.try_lock_gp();
-    let early = mutant("rcu-target-before-the-lock").then(|| domain.target());
     let closed = bag.try_with(|lists| {
         bags.take_overflow(lists);
-        lists.close(early.unwrap_or_else(|| target(domain, gp.as_ref())));
+        lists.close(target(domain, gp.as_ref()));
     });
     if let Some(gp) = gp {
         if closed.is_some() {
@@ -171,8 +170,7 @@ pub fn poll() -> usize {
 /// objects that still wait, or 0.
 fn free_due(domain: &'static Domain) -> (usize, u64) {
     let bags = &domain.bags;
-    let late = mutant("rcu-barrier-counts-late");
-    let counted = (!late).then(|| bags.in_flight.begin());
+    let _counted = bags.in_flight.begin();
     let completed = domain.completed();
     let mut due = Segment::EMPTY;
     let mut highest = 0;
@@ -182,7 +180,6 @@ fn free_due(domain: &'static Domain) -> (usize, u64) {
             highest = lists.highest().max(highest);
         });
     }
-    let _counted = counted.unwrap_or_else(|| bags.in_flight.begin());
     (free_batch(bags, due), highest)
 }
 
@@ -238,10 +235,7 @@ pub(super) fn drain(domain: &'static Domain) {
             target = free_due(domain).1;
         }
     }
-    if mutant("rcu-barrier-ignores-others") {
-        return;
-    }
-    bags.in_flight.wait();
+    step!("barrier: wait for the drops of other threads", bags.in_flight.wait());
 }
 
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]

@@ -25,7 +25,7 @@ use crate::error::AllocError;
 use crate::fence;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
-use crate::sync::{mutant, thread_id};
+use crate::sync::{order, step, thread_id};
 
 /// Added to the nesting of a slot that the last unpin must release.
 pub(super) const RELEASE_ON_UNPIN: u64 = 1 << 62;
@@ -62,34 +62,28 @@ impl Slot {
     /// Marks the owner as a reader since grace period `now`: every later grace period waits for it.
     #[inline(always)]
     pub(super) fn enter(&self, now: u64) {
-        let order = if mutant("rcu-word-relaxed") { Ordering::Relaxed } else { Ordering::Release };
         // Ordering: Release pairs with the Acquire in `Registry::oldest`; it carries the reads of
         // this thread under its earlier guards, in case the writer never sees the 0 in between.
-        self.entered_gp.store(now, order);
-        if !mutant("rcu-pin-without-light") {
-            // Against the `heavy` of `GpGuard::bump`: either the writer sees `entered_gp`, or this
-            // thread sees the unlink.
-            fence::light();
-        }
+        self.entered_gp.store(now, order!(Release, "pin: the reads of earlier guards are done"));
+        // Against the `heavy` of `GpGuard::bump`: either the writer sees `entered_gp`, or this thread
+        // sees the unlink.
+        step!("pin: before the reads", fence::light());
     }
 
     /// Marks the owner as not reading.
     #[inline(always)]
     pub(super) fn leave(&self) {
-        let order = if mutant("rcu-unpin-relaxed") { Ordering::Relaxed } else { Ordering::Release };
         // Ordering: Release pairs with the Acquire in `Registry::oldest`; it carries the reads of
         // this thread under the guard.
-        self.entered_gp.store(0, order);
+        self.entered_gp.store(0, order!(Release, "unpin: the reads are done"));
     }
 
     /// Releases the slot. The calling thread owns it and does not read.
     pub(super) fn release(&self) {
         self.set_nesting(0);
-        let order =
-            if mutant("rcu-release-relaxed") { Ordering::Relaxed } else { Ordering::Release };
         // Ordering: Release pairs with the Acquire in `Registry::claim`; it carries `nesting`, and,
         // through the `entered_gp` that the next owner stores, the reads of this thread.
-        self.owner.store(0, order);
+        self.owner.store(0, order!(Release, "thread exit: the slot is reset"));
     }
 }
 
@@ -126,10 +120,10 @@ impl Registry {
 
     /// Returns the oldest grace period that a reader entered in, or `None` if there is no reader.
     pub(super) fn oldest(&self) -> Option<u64> {
-        let order = if mutant("rcu-scan-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
+        let acquire = order!(Acquire, "scan: the readers have left");
         // Ordering: Acquire pairs with the Release in `Slot::enter` and `Slot::leave`; it carries
         // the reads of a thread that has left since.
-        self.iter().map(|slot| slot.entered_gp.load(order)).filter(|&entered| entered != 0).min()
+        self.iter().map(|slot| slot.entered_gp.load(acquire)).filter(|&entered| entered != 0).min()
     }
 
     /// Returns how many threads have been reading since before the grace period `now` began.

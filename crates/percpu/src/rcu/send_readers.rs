@@ -38,7 +38,7 @@ use crate::error::AllocError;
 use crate::fence;
 use crate::rseq::section;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use crate::sync::{cpu, mutant};
+use crate::sync::{check, cpu, order, step};
 use crate::words::Words;
 
 /// The counters of all `Send` readers.
@@ -131,8 +131,7 @@ impl SendReaders {
         // a hint.
         let active = self.parity.load(Ordering::Relaxed);
         for (parity, drained) in drained.iter_mut().enumerate() {
-            let trusted = mutant("rcu-send-trusts-inactive") && parity != active;
-            if trusted || self.is_drained(parity) {
+            if self.is_drained(parity) {
                 *drained = now;
             }
         }
@@ -145,12 +144,8 @@ impl SendReaders {
     /// Returns whether every reader of `parity` that locked before the last `heavy` of the calling
     /// thread has left.
     fn is_drained(&self, parity: usize) -> bool {
-        if mutant("rcu-send-locks-first") {
-            let locks = self.locks(parity);
-            return locks == self.unlocks(parity);
-        }
-        let unlocks = self.unlocks(parity);
-        unlocks == self.locks(parity)
+        let unlocks = self.unlocks(parity); // before the locks
+        check!("scan: the Send readers have left", unlocks == self.locks(parity))
     }
 
     fn unlocks(&self, parity: usize) -> u64 {
@@ -193,11 +188,9 @@ impl SendReaders {
         if !done {
             self.lock_slow(parity);
         }
-        if !mutant("rcu-send-without-light") {
-            // Against the `heavy` of `GpGuard::bump`: either the writer counts this reader, or this
-            // reader sees the unlink.
-            fence::light();
-        }
+        // Against the `heavy` of `GpGuard::bump`: either the writer counts this reader, or this reader
+        // sees the unlink.
+        step!("pin_send: before the reads", fence::light());
         parity
     }
 
@@ -224,16 +217,6 @@ impl SendReaders {
     #[inline(always)]
     pub(super) fn unlock(&self, parity: usize) {
         let counters = self.counters();
-        if mutant("rcu-send-one-counter") {
-            let down = u64::MAX;
-            if let Some(counters) = counters {
-                if section::add(&self.gate, &counters.lock[parity], down).is_err() {
-                    let slot = counters.lock[parity].slot(cpu::current());
-                    slot.fetch_add(down, Ordering::Release);
-                }
-            }
-            return;
-        }
         // The store of a section is a Release, which pairs with the Acquire in `unlocks`, and the
         // section is a compiler fence.
         let done = counters
@@ -245,16 +228,15 @@ impl SendReaders {
 
     #[cfg_attr(all(target_arch = "x86_64", not(offlock_portable)), cold)]
     fn unlock_slow(&self, parity: usize) {
-        let order =
-            if mutant("rcu-send-unlock-relaxed") { Ordering::Relaxed } else { Ordering::Release };
+        let release = order!(Release, "unpin_send: the reads are done");
         // Ordering: Release, both, pairs with the Acquire in `unlocks`; it carries the reads of the
         // reader, and its lock.
         match self.counters() {
             Some(counters) if !section::available() => {
-                counters.unlock[parity].slot(cpu::recent()).fetch_add(1, order);
+                counters.unlock[parity].slot(cpu::recent()).fetch_add(1, release);
             }
             _ => {
-                self.remote[parity].unlock.fetch_add(1, order);
+                self.remote[parity].unlock.fetch_add(1, release);
             }
         }
     }

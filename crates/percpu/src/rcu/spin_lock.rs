@@ -2,7 +2,7 @@
 
 use super::const_fn::const_fn;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::mutant;
+use crate::sync::order;
 
 /// A spin lock without a guard. Most callers only call [`try_lock`](SpinLock::try_lock).
 #[derive(Debug)]
@@ -28,10 +28,8 @@ impl SpinLock {
     /// Releases the lock, which the caller holds.
     #[inline(always)]
     pub(super) fn unlock(&self) {
-        let order =
-            if mutant("rcu-unlock-relaxed") { Ordering::Relaxed } else { Ordering::Release };
         // Ordering: Release pairs with the Acquire in `try_lock`; it carries the data that the lock
         // protects.
-        self.held.store(false, order);
+        self.held.store(false, order!(Release, "bag: the lists are consistent"));
     }
 }

@@ -48,7 +48,7 @@ use super::words::{self, BIAS, CLOSED, add_open};
 use crate::error::AllocError;
 use crate::rseq::section::{self, Refused};
 use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use crate::sync::{cpu, mutant};
+use crate::sync::{check, cpu, order, step};
 use crate::words::{BLOCK, WordBlock, Words};
 
 /// [`RefBlock::COUNTS`] reference counts, each gated by a word of its owner.
@@ -151,16 +151,15 @@ impl RefBlock {
     #[inline]
     pub fn open(&self, i: usize) {
         let Count { atomic, remote, .. } = &self.cold.counts[i];
-        if !mutant("ref-block-open-leaves-it-closed") {
-            if !section::available() {
-                for word in self.words.words(i).iter() {
-                    // Ordering: Relaxed, like the two stores below; the owner's Release store in
-                    // the gate carries all three to the Acquire in `try_get`.
-                    word.store(0, Ordering::Relaxed);
-                }
-            }
-            remote.store(0, Ordering::Relaxed);
+        // Ordering: Relaxed, all; the owner's Release store in the gate carries them to the Acquire
+        // in `try_get`.
+        let open = |word: &AtomicU64| {
+            step!("open a count: from zero", word.store(0, Ordering::Relaxed));
+        };
+        if !section::available() {
+            self.words.words(i).iter().for_each(open);
         }
+        open(remote);
         atomic.store(BIAS, Ordering::Relaxed);
     }
 
@@ -185,7 +184,7 @@ impl RefBlock {
         // load, before the gate closed.
         // Ordering: Acquire pairs with the owner's Release store of `open`; it carries what the
         // method `open` stored, and what the owner did to the object.
-        if gate.load(Ordering::Acquire) != open && !mutant("ref-block-ignores-the-gate") {
+        if !check!("get a count: its gate is open", gate.load(Ordering::Acquire) == open) {
             return false;
         }
         count_without_section(&self.words.words(i), &self.cold.counts[i].remote, 1)
@@ -228,8 +227,7 @@ impl RefBlock {
         // SAFETY: the reference, which is not put yet, keeps the gate alive.
         let gate = unsafe { &*gate };
         if count(&words, remote, gate, open, -1) {
-            // SAFETY: `use_after_put` accesses nothing without its planted bug.
-            return unsafe { Self::use_after_put(this, i) };
+            return false;
         }
         // SAFETY: the contract of this function; the reference is not put yet.
         unsafe { Self::put_atomic(this, i) }
@@ -273,31 +271,9 @@ impl RefBlock {
     unsafe fn put_atomic(this: *const Self, i: usize) -> bool {
         // SAFETY: the reference to put keeps the block alive until it is put.
         let atomic = unsafe { &(*this).cold.counts[i].atomic };
-        let order =
-            if mutant("ref-block-put-is-relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
         // Ordering: AcqRel. Release pairs with the Acquire of the last put, here, and of `fold`; it
         // carries what the holder of this reference did with the object.
-        if atomic.fetch_sub(1, order) == 1 {
-            return true;
-        }
-        // SAFETY: `use_after_put` accesses nothing without its planted bug.
-        unsafe { Self::use_after_put(this, i) }
-    }
-
-    /// Returns false. With a planted bug it uses the block after the put was counted, for long
-    /// enough that another thread frees the block meanwhile.
-    ///
-    /// # Safety
-    ///
-    /// There is no requirement without the planted bug, which uses a block that may be freed.
-    #[inline(always)]
-    unsafe fn use_after_put(this: *const Self, i: usize) -> bool {
-        mutant("ref-block-put-looks-back")
-            && (0..16).any(|_| {
-                // SAFETY: unsound on purpose; a model must find the bug.
-                let atomic = unsafe { &(*this).cold.counts[i].atomic };
-                atomic.load(Ordering::Relaxed) == 0
-            })
+        atomic.fetch_sub(1, order!(AcqRel, "put a count: the use is done")) == 1
     }
 }
 

@@ -5,7 +5,7 @@ use super::percpu_ref::{DEAD, Mode, PercpuRef, Reference};
 use super::switch;
 use crate::error::AllocError;
 use crate::sync::atomic::Ordering;
-use crate::sync::{MutexGuard, mutant};
+use crate::sync::{MutexGuard, step};
 
 /// A count that [`PercpuRef::kill_many`] kills.
 struct Kill<'a> {
@@ -69,9 +69,8 @@ impl PercpuRef {
         }));
         // Every thread that holds several of the mutexes locks them in order of address, so threads
         // do not wait in a circle. If a count is listed twice, its first entry is killed.
-        if !mutant("refcount-kill-many-in-any-order") {
-            dying.sort_unstable_by_key(|one| (std::ptr::from_ref(one.refs).addr(), one.index));
-        }
+        let address = |one: &Kill| (std::ptr::from_ref(one.refs).addr(), one.index);
+        step!("kill many: lock in order of address", dying.sort_unstable_by_key(address));
         let mut before = None;
         dying.retain_mut(|one| {
             let again = before.is_some_and(|before| std::ptr::eq(before, one.refs));

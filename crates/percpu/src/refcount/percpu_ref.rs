@@ -5,12 +5,12 @@
 use std::fmt;
 use std::mem;
 
-use super::words::{self, BIAS, add_open};
+use super::words::{BIAS, add_open};
 use crate::error::NewError;
 use crate::rseq::section::{self, Refused};
 use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
-use crate::sync::{Mutex, cpu, mutant};
+use crate::sync::{Mutex, check, cpu, order};
 use crate::words::Words;
 
 /// The bit of `atomic` that is set from a kill until `resurrect` or `reinit`.
@@ -235,10 +235,7 @@ impl PercpuRef {
 
     #[cold]
     fn get_atomic(&self) -> bool {
-        if mutant("refcount-get-forgets-the-kill") {
-            return self.get_even_killed_atomic();
-        }
-        self.get_atomic_unless(|seen| seen & DEAD != 0)
+        self.get_atomic_unless(|seen| !check!("get: not killed", seen & DEAD == 0))
     }
 
     /// Adds one reference to `atomic`, unless `refused` returns true for its value.
@@ -281,8 +278,7 @@ impl PercpuRef {
     /// The conditions of [`put`](Self::put).
     #[cold]
     unsafe fn put_atomic(this: *const Self) {
-        let order =
-            if mutant("refcount-put-relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
+        let order = order!(AcqRel, "put: the use is done");
         // Ordering: AcqRel. Release pairs with the Acquire of the last put, here, and of the
         // `fetch_add` after a fold; it carries what the holder of this reference did with the
         // object.
@@ -314,7 +310,7 @@ fn count(gate: &AtomicU64, words: &Words, remote: &AtomicU64, delta: i64) -> boo
     if section::available() {
         match section::add(gate, words, delta as u64) {
             Ok(_) => true,
-            Err(Refused::NoCpu) => count_remote(gate, remote, delta),
+            Err(Refused::NoCpu) => count_remote(remote, delta),
             Err(Refused::Closed | Refused::Busy) => false,
         }
     } else {
@@ -326,22 +322,7 @@ fn count(gate: &AtomicU64, words: &Words, remote: &AtomicU64, delta: i64) -> boo
 ///
 /// Such a thread must not change the words, because sections change them by plain stores.
 #[cold]
-fn count_remote(gate: &AtomicU64, remote: &AtomicU64, delta: i64) -> bool {
-    if mutant("refcount-remote-by-load-and-store") {
-        let seen = remote.load(Ordering::Acquire);
-        if words::is_open(seen) {
-            remote.store(seen.wrapping_add(delta as u64), Ordering::Release);
-        }
-        return words::is_open(seen);
-    }
-    if mutant("refcount-remote-adds-and-takes-back") {
-        let closed = !words::is_open(remote.fetch_add(delta as u64, Ordering::AcqRel))
-            || gate.load(Ordering::Acquire) != 0;
-        if closed {
-            remote.fetch_sub(delta as u64, Ordering::AcqRel);
-        }
-        return !closed;
-    }
+fn count_remote(remote: &AtomicU64, delta: i64) -> bool {
     add_open(remote, delta)
 }
 

@@ -13,7 +13,7 @@ use crate::error::AllocError;
 use crate::fence;
 use crate::rseq::section;
 use crate::sync::atomic::Ordering;
-use crate::sync::mutant;
+use crate::sync::step;
 
 impl PercpuRef {
     /// Kills the count: drops the initial reference, and runs the release closure if that was the
@@ -63,13 +63,7 @@ impl PercpuRef {
         // did.
         self.cold.atomic.fetch_add(self.close(&mut mode) + DEAD, Ordering::AcqRel);
         let initial = Reference { refs: self };
-        if mutant("refcount-callbacks-under-the-lock") {
-            confirm();
-            drop(initial);
-            drop(mode);
-            return Ok(());
-        }
-        drop(mode);
+        step!("kill: unlock before the callbacks", drop(mode));
         confirm();
         drop(initial);
         Ok(())
@@ -88,9 +82,6 @@ impl PercpuRef {
     pub fn resurrect(&self) -> Result<(), ResurrectError> {
         let mut mode = self.cold.mode.lock();
         let bias = if mode.force_atomic { 0 } else { BIAS };
-        if bias != 0 && mutant("refcount-open-before-the-bias") {
-            self.open(&mut mode);
-        }
         let atomic = &self.cold.atomic;
         // Ordering: Relaxed; the compare-exchange checks the value.
         let mut seen = atomic.load(Ordering::Relaxed);
@@ -248,7 +239,7 @@ impl PercpuRef {
 /// Waits until no section that saw a gate open can still commit. The calling thread has closed the
 /// gate before.
 pub(super) fn barrier() {
-    if section::available() && !mutant("refcount-fold-without-heavy") {
-        fence::heavy_rseq();
+    if section::available() {
+        step!("fold: no section still counts", fence::heavy_rseq());
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::rseq::section;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::mutant;
+use crate::sync::{order, step};
 use crate::words::Words;
 
 /// Added to the atomic of a count while its words are open. No number of references (2^59 at most),
@@ -41,29 +41,17 @@ pub(super) fn close(words: &Words, remote: &AtomicU64, folded: &mut u64) -> i64 
     let counted = if section::available() {
         // Ordering: Acquire pairs with the Release of a section's store; it carries what the
         // holders did before their puts.
-        let sum =
+        let mut sum =
             words.iter().fold(0, |sum: u64, word| sum.wrapping_add(word.load(Ordering::Acquire)));
         let before = std::mem::replace(folded, sum);
-        if mutant("refcount-fold-counts-a-life-twice") { sum } else { sum.wrapping_sub(before) }
+        step!("fold: only since the last fold", sum = sum.wrapping_sub(before));
+        sum
     } else {
         words.iter().fold(0, |sum: u64, word| {
-            if mutant("refcount-close-by-load-and-store") {
-                let seen = word.load(Ordering::Acquire);
-                word.store(CLOSED, Ordering::Release);
-                return sum.wrapping_add(seen);
-            }
-            if mutant("refcount-fold-leaves-it-open") {
-                return sum.wrapping_add(word.swap(0, Ordering::AcqRel));
-            }
-            let order = if mutant("refcount-fold-is-relaxed") {
-                Ordering::Relaxed
-            } else {
-                Ordering::AcqRel
-            };
             // Ordering: AcqRel. Acquire pairs with the Release in `add_open`; it carries what the
             // holders did before their puts. Release pairs with the Acquire of an `add_open` that
             // finds the word closed; it carries what the closing thread did before.
-            sum.wrapping_add(word.swap(CLOSED, order))
+            sum.wrapping_add(word.swap(CLOSED, order!(AcqRel, "fold: the holders of the word")))
         })
     };
     // Ordering: AcqRel. Acquire pairs with the Release in `add_open`; it carries what the holders

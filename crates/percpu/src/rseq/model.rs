@@ -9,7 +9,7 @@ use crate::cpu::CpuId;
 use crate::rseq::operations::Refused;
 use crate::rseq::state::Sections;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{mutant, virtual_cpu};
+use crate::sync::{check, virtual_cpu};
 use crate::words::Words;
 
 pub(super) fn state() -> &'static Sections {
@@ -35,7 +35,7 @@ fn section<R>(
     // Ordering: Acquire, as every load is on x86_64. It pairs with the Release store that opens the
     // gate again, and carries the changes made while the gate was closed. The store that closes the
     // gate needs no partner here: `heavy_rseq` follows it.
-    if gate.load(Ordering::Acquire) != open && !mutant("section-ignores-its-gate") {
+    if !check!("section: its gate is open", gate.load(Ordering::Acquire) == open) {
         return Err(Refused::Closed);
     }
     f(cpu, words.slot(cpu))

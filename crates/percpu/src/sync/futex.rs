@@ -5,7 +5,9 @@
 use std::time::{Duration, SystemTime};
 
 use super::atomic::{AtomicU32, Ordering};
-use super::mutant;
+#[cfg(any(offlock_loom, offlock_shuttle))]
+use super::label::check;
+use super::label::{order, step};
 
 /// A counter of changes on which threads sleep until the next change.
 ///
@@ -42,11 +44,9 @@ impl Futex {
     /// [`wake_all`](Self::wake_all). Wait-free; a signal handler may call it.
     #[inline]
     pub fn advance(&self) {
-        let release =
-            if mutant("futex-advance-is-relaxed") { Ordering::Relaxed } else { Ordering::Release };
         // Ordering: Release pairs with the Acquire in `load`; it carries the condition that the
         // calling thread changed.
-        self.changes.fetch_add(1, release);
+        self.changes.fetch_add(1, order!(Release, "futex: the condition has changed"));
     }
 
     /// Sleeps until a wake-up. Returns at once if the counter is no longer `seen`.
@@ -84,7 +84,7 @@ impl Futex {
 
     /// Wakes every sleeping thread. The rest is as for [`wake_one`](Self::wake_one).
     pub fn wake_all(&self) {
-        self.wake(!mutant("futex-wake-all-wakes-one"));
+        step!("futex: wake all", self.wake(true));
     }
 }
 
@@ -152,7 +152,7 @@ impl Futex {
         let mut held = lock.lock();
         // Ordering: Relaxed; if the waker took the lock first, the lock carries its change. If it
         // takes the lock later, it wakes this thread.
-        if self.changes.load(Ordering::Relaxed) == seen || mutant("futex-sleeps-without-a-look") {
+        if check!("futex: no change", self.changes.load(Ordering::Relaxed) == seen) {
             woken.wait(&mut held);
         }
     }

@@ -10,7 +10,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{PoisonError, TryLockError};
 
 use super::imp::std_shaped;
-use super::mutant;
+use super::label::step;
 
 /// A mutual exclusion lock: `std`'s, or the model checker's.
 #[derive(Debug, Default)]
@@ -69,9 +69,6 @@ impl<T: ?Sized> Mutex<T> {
     #[track_caller]
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        if mutant("mutex-try-lock-refuses") {
-            return None;
-        }
         match self.0.try_lock() {
             Ok(held) => Some(MutexGuard { held: Some(held) }),
             Err(TryLockError::Poisoned(poison)) => {
@@ -140,19 +137,13 @@ impl Condvar {
     #[track_caller]
     #[inline]
     pub fn notify_one(&self) {
-        if mutant("condvar-notify-one-lost") {
-            return;
-        }
-        self.0.notify_one();
+        step!("condvar: wake one", self.0.notify_one());
     }
 
     /// Wakes every waiting thread.
     #[track_caller]
     #[inline]
     pub fn notify_all(&self) {
-        if mutant("condvar-notify-all-wakes-one") {
-            return self.0.notify_one();
-        }
-        self.0.notify_all();
+        step!("condvar: wake all", self.0.notify_all());
     }
 }

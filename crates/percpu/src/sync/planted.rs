@@ -114,13 +114,13 @@ fn collect(dir: &Path, names: &mut BTreeSet<String>) {
 /// Returns the names of the planted bugs in a source text. Skips comment lines.
 ///
 /// These are the labels of `fence!`, `order!`, `step!` and `check!`, and the names in
-/// `mutant("...")`.
+/// `is_planted("...")`.
 #[must_use]
 pub fn names_in(source: &str) -> BTreeSet<String> {
     let is_code = |line: &&str| !line.trim_start().starts_with("//");
     let code = source.lines().filter(is_code).collect::<Vec<_>>().join("\n");
     let mut names = BTreeSet::new();
-    for name in ["fence!", "order!", "step!", "check!", "mutant"] {
+    for name in ["fence!", "order!", "step!", "check!", "mutant", "is_planted"] {
         let call = format!("{name}(");
         for (at, _) in code.match_indices(&call) {
             // Skips macros whose names end like one of these, such as `my_check!(`.

@@ -71,7 +71,7 @@ mod imp {
     use std::ops::{Deref, DerefMut};
     use std::ptr;
 
-    use super::super::mutant;
+    use super::super::label::step;
 
     const ALIVE: u64 = 0x0a11_fe00_0ff1_0c4d;
     const DEAD: u64 = 0xdead_dead_dead_dead;
@@ -209,12 +209,10 @@ mod imp {
     pub fn free<T>(node: Box<Watched<T>>) {
         // Raw before the checks, so that the memory is not freed if a check panics.
         let node = Box::into_raw(node);
-        if !mutant("quarantine-canary-lives") {
-            // SAFETY: `node` is from a `Box`. If it was freed before, `KEPT` still has its memory.
-            let watched = unsafe { &*node };
-            watched.check("free");
-            watched.canary.kill();
-        }
+        // SAFETY: `node` is from a `Box`. If it was freed before, `KEPT` still has its memory.
+        let watched = unsafe { &*node };
+        watched.check("free");
+        step!("free: mark the node as dead", watched.canary.kill());
         // SAFETY: `node` is from a `Box`, so the field is in bounds.
         let value = unsafe { &raw mut (*node).value };
         // SAFETY: this function owns the value. The canary was alive, so the value was not dropped

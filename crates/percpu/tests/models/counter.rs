@@ -91,14 +91,12 @@ fn a_thread_without_an_id_stays_off_the_words() {
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("counter-carry-forgets-the-word", "counter::adds_of_one_cpu_lose_nothing"),
-    ("counter-closes-without-the-fence", "counter::inv13_a_fold_loses_no_add"),
-    ("counter-folds-with-the-gate-open", "counter::inv13_a_fold_loses_no_add"),
-    ("counter-reopens-relaxed", "counter::inv13_a_fold_loses_no_add"),
-    ("counter-takes-in-two-steps", "counter::inv13_a_fold_loses_no_add"),
-    ("counter-words-published-relaxed", "counter::the_first_adds_race"),
+    ("carry: add the drained word", "counter::adds_of_one_cpu_lose_nothing"),
+    ("close: no section still adds", "counter::inv13_a_fold_loses_no_add"),
+    ("reopen: the words are drained", "counter::inv13_a_fold_loses_no_add"),
+    ("publish: the words are zero", "counter::the_first_adds_race"),
 ];
 
 /// Of these, what only loom can see.
 pub(super) const LOOM_ONLY: &[&str] =
-    &["counter-reopens-relaxed", "counter-words-published-relaxed"];
+    &["reopen: the words are drained", "publish: the words are zero"];

@@ -6,7 +6,7 @@ use offlock_percpu::CpuId;
 use offlock_percpu::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
 use offlock_percpu::sync::quarantine::{Watched, free};
 use offlock_percpu::sync::{
-    Arc, Condvar, Futex, Mutex, check, cpu, fence, model, mutant, order, step, thread,
+    Arc, Condvar, Futex, Mutex, check, cpu, fence, is_planted, model, order, step, thread,
 };
 
 /// A count that is read and written in two steps, so that only the lock makes it right.
@@ -15,7 +15,7 @@ fn a_mutex_excludes() {
     model(|| {
         let shared = Arc::new((Mutex::new(()), AtomicU64::new(0)));
         let add = |shared: &(Mutex<()>, AtomicU64)| {
-            let held = (!mutant("add-without-the-lock")).then(|| shared.0.lock());
+            let held = (!is_planted("add: without the lock")).then(|| shared.0.lock());
             // Ordering: Relaxed here and below; the mutex orders them.
             let seen = shared.1.load(Ordering::Relaxed);
             shared.1.store(seen + 1, Ordering::Relaxed);
@@ -60,7 +60,7 @@ fn notify_one_wakes_the_waiter() {
             let shared = Arc::clone(&shared);
             move || {
                 let (mutex, ready, given) = &*shared;
-                if mutant("flag-set-outside-the-lock") {
+                if is_planted("give: the flag is set outside the lock") {
                     given.store(1, Ordering::SeqCst);
                 } else {
                     let mut value = mutex.lock();
@@ -169,7 +169,7 @@ fn a_node_unlinked_under_the_lock_may_be_freed_after_it() {
                 let held = shared.0.lock();
                 // Ordering: Relaxed; the mutex orders it, and carries the node.
                 let node = shared.1.load(Ordering::Relaxed);
-                let held = if mutant("reader-leaves-the-lock-early") {
+                let held = if is_planted("read: the lock is released early") {
                     drop(held);
                     thread::yield_now();
                     None
@@ -309,26 +309,28 @@ fn a_virtual_cpu_belongs_to_its_thread() {
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("add-without-the-lock", "facade::a_mutex_excludes"),
-    ("condvar-notify-all-wakes-one", "facade::notify_all_wakes_every_waiter"),
-    ("condvar-notify-one-lost", "facade::notify_one_wakes_the_waiter"),
-    ("flag-set-outside-the-lock", "facade::notify_one_wakes_the_waiter"),
+    ("add: without the lock", "facade::a_mutex_excludes"),
+    ("condvar: wake all", "facade::notify_all_wakes_every_waiter"),
+    ("condvar: wake one", "facade::notify_one_wakes_the_waiter"),
+    ("give: the flag is set outside the lock", "facade::notify_one_wakes_the_waiter"),
     ("free: unlink the node first", "facade::a_node_unlinked_under_the_lock_may_be_freed_after_it"),
-    ("futex-advance-is-relaxed", "facade::a_futex_wakes_who_looked_before_the_change"),
-    ("futex-sleeps-without-a-look", "facade::a_futex_wakes_who_looked_before_the_change"),
-    ("futex-wake-all-wakes-one", "facade::a_futex_wakes_all"),
-    ("mutex-try-lock-refuses", "facade::try_lock_refuses_exactly_while_held"),
+    ("futex: the condition has changed", "facade::a_futex_wakes_who_looked_before_the_change"),
+    ("futex: no change", "facade::a_futex_wakes_who_looked_before_the_change"),
+    ("futex: wake all", "facade::a_futex_wakes_all"),
     ("last put: before the free", "facade::the_last_put_frees_after_every_read"),
     ("put: after the owner's read", "facade::the_last_put_frees_after_every_read"),
-    ("quarantine-canary-lives", "facade::a_double_free_is_caught"),
-    ("quarantine-canary-lives", "facade::a_use_after_free_is_caught"),
+    ("free: mark the node as dead", "facade::a_double_free_is_caught"),
+    ("free: mark the node as dead", "facade::a_use_after_free_is_caught"),
     (
-        "reader-leaves-the-lock-early",
+        "read: the lock is released early",
         "facade::a_node_unlinked_under_the_lock_may_be_freed_after_it",
     ),
     ("wait: until the flag is set", "facade::notify_all_wakes_every_waiter"),
 ];
 
 /// Of these, what only loom can see.
-pub(super) const LOOM_ONLY: &[&str] =
-    &["futex-advance-is-relaxed", "last put: before the free", "put: after the owner's read"];
+pub(super) const LOOM_ONLY: &[&str] = &[
+    "futex: the condition has changed",
+    "last put: before the free",
+    "put: after the owner's read",
+];

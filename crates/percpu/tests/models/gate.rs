@@ -13,23 +13,22 @@ use offlock_percpu::{CpuId, GateError, ReadGuard, ReadWriteGate};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("gate-closes-without-heavy", "gate::inv16_an_entry_under_way_is_seen"),
-    ("gate-closes-by-load-and-store", "gate::inv16_no_reader_is_inside_with_a_writer"),
-    ("gate-sums-relaxed", "gate::inv16_no_reader_is_inside_with_a_writer"),
-    ("gate-opens-relaxed", "gate::inv16_no_reader_is_inside_with_a_writer"),
-    ("gate-forgets-the-remote-readers", "gate::inv16_a_reader_without_id_is_waited_for"),
-    ("gate-enters-by-an-atomic-add", "gate::inv16_reading_is_sections_and_nothing_else"),
-    ("gate-leaves-by-an-atomic-add", "gate::inv16_reading_is_sections_and_nothing_else"),
-    ("gate-wakes-outside-the-lock", "gate::inv16_a_wake_up_does_not_slip_past_the_wait"),
-    ("gate-leaves-without-light", "gate::inv16_the_writer_is_woken_by_who_leaves"),
-    ("gate-leaves-readers-asleep", "gate::inv16_readers_and_writers_all_get_in"),
-    ("gate-forgets-the-next-writer", "gate::inv16_readers_and_writers_all_get_in"),
-    ("gate-downgrades-by-leaving-first", "gate::inv16_no_writer_comes_between_writing_and_reading"),
+    ("close: no section still enters", "gate::inv16_an_entry_under_way_is_seen"),
+    ("sum: the reads are done", "gate::inv16_no_reader_is_inside_with_a_writer"),
+    ("open: the write is done", "gate::inv16_no_reader_is_inside_with_a_writer"),
+    ("sum: the remote readers", "gate::inv16_a_reader_without_id_is_waited_for"),
+    ("leave: before the look at the gate", "gate::inv16_the_writer_is_woken_by_who_leaves"),
+    ("open: wake the readers", "gate::inv16_readers_and_writers_all_get_in"),
+    ("enter: wake the next writer", "gate::inv16_readers_and_writers_all_get_in"),
+    (
+        "downgrade: enter before the writer leaves",
+        "gate::inv16_no_writer_comes_between_writing_and_reading",
+    ),
 ];
 
 /// Of these, what only loom can see.
 pub(super) const LOOM_ONLY: &[&str] =
-    &["gate-sums-relaxed", "gate-opens-relaxed", "gate-leaves-without-light"];
+    &["sum: the reads are done", "open: the write is done", "leave: before the look at the gate"];
 
 type Gate = ReadWriteGate<[u64; 2]>;
 

@@ -257,17 +257,14 @@ fn holders_are_refused_rather_than_left_waiting_for_each_other() {
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("lglock-lock-is-relaxed", "lglock::two_locals_exclude_each_other_on_a_slot"),
-    ("lglock-pair-in-argument-order", "lglock::pairs_named_in_opposite_order_do_not_deadlock"),
-    ("lglock-unlock-asks-for-the-cpu", "lglock::inv02_a_guard_unlocks_its_slot_after_a_migration"),
-    ("lglock-unlock-changes-nothing", "lglock::two_locals_exclude_each_other_on_a_slot"),
-    ("lglock-unlock-ignores-waiters", "lglock::two_locals_exclude_each_other_on_a_slot"),
-    ("lglock-unlock-is-relaxed", "lglock::two_locals_exclude_each_other_on_a_slot"),
-    ("lglock-waiter-looks-too-late", "lglock::two_locals_exclude_each_other_on_a_slot"),
-    ("lglock-waiter-skips-heavy", "lglock::two_locals_exclude_each_other_on_a_slot"),
-    ("lglock-waiter-skips-the-check", "lglock::two_locals_exclude_each_other_on_a_slot"),
+    ("lock a slot: the value", "lglock::two_locals_exclude_each_other_on_a_slot"),
+    ("pair: lock the lower slot first", "lglock::pairs_named_in_opposite_order_do_not_deadlock"),
+    ("unpark: change the sequence", "lglock::two_locals_exclude_each_other_on_a_slot"),
+    ("unpark: wake a waiter", "lglock::two_locals_exclude_each_other_on_a_slot"),
+    ("unlock a slot: the value", "lglock::two_locals_exclude_each_other_on_a_slot"),
+    ("park: before the attempt", "lglock::two_locals_exclude_each_other_on_a_slot"),
 ];
 
 /// Of these, what only loom can see.
 pub(super) const LOOM_ONLY: &[&str] =
-    &["lglock-lock-is-relaxed", "lglock-unlock-is-relaxed", "lglock-waiter-skips-heavy"];
+    &["lock a slot: the value", "unlock a slot: the value", "park: before the attempt"];

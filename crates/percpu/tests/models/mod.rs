@@ -2,8 +2,7 @@
 //! random ones.
 //!
 //! A planted bug weakens a step that has a label (`fence!`, `order!`, `step!`, `check!`), or is code
-//! of its own behind `mutant("...")`, in a model or in the crate; [`mutants`] demands that each is
-//! caught.
+//! of its own behind `is_planted("...")` in a model; [`mutants`] demands that each is caught.
 
 mod counter;
 mod facade;

@@ -8,26 +8,30 @@
 use offlock_percpu::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use offlock_percpu::sync::quarantine::{Watched, free};
 use offlock_percpu::sync::virtual_cpu::{both_modes, set_current, take_id, with_sections};
-use offlock_percpu::sync::{Arc, mutant, thread};
+use offlock_percpu::sync::{Arc, is_planted, step, thread};
 use offlock_percpu::{CpuId, RefBlock, fence};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("ref-block-put-is-relaxed", "ref_block::inv21_one_of_two_puts_after_the_fold_is_the_last"),
-    ("ref-block-kill-without-heavy", "ref_block::inv21_a_life_ends_once_and_after_every_look"),
-    ("refcount-close-by-load-and-store", "ref_block::inv21_a_life_ends_once_and_after_every_look"),
-    ("refcount-fold-leaves-it-open", "ref_block::inv21_a_life_ends_once_and_after_every_look"),
-    ("refcount-fold-is-relaxed", "ref_block::inv21_the_fold_sees_what_holders_did"),
-    ("refcount-fold-counts-a-life-twice", "ref_block::inv21_nothing_of_a_life_counts_in_the_next"),
-    ("ref-block-open-leaves-it-closed", "ref_block::inv21_nothing_of_a_life_counts_in_the_next"),
-    ("ref-block-opens-the-gate-first", "ref_block::inv21_a_get_races_with_the_beginning_of_a_life"),
-    ("ref-block-ignores-the-gate", "ref_block::inv21_an_old_name_gets_nothing_in_the_next_life"),
-    ("section-ignores-its-gate", "ref_block::inv21_an_old_name_gets_nothing_in_the_next_life"),
-    ("ref-block-put-looks-back", "ref_block::inv21_the_last_put_may_free_the_block"),
+    ("put a count: the use is done", "ref_block::inv21_one_of_two_puts_after_the_fold_is_the_last"),
+    (
+        "kill a count: no section still counts",
+        "ref_block::inv21_a_life_ends_once_and_after_every_look",
+    ),
+    ("fold: the holders of the word", "ref_block::inv21_the_fold_sees_what_holders_did"),
+    ("fold: only since the last fold", "ref_block::inv21_nothing_of_a_life_counts_in_the_next"),
+    ("open a count: from zero", "ref_block::inv21_nothing_of_a_life_counts_in_the_next"),
+    (
+        "begin: the gate opens before the count",
+        "ref_block::inv21_a_get_races_with_the_beginning_of_a_life",
+    ),
+    ("get a count: its gate is open", "ref_block::inv21_an_old_name_gets_nothing_in_the_next_life"),
+    ("section: its gate is open", "ref_block::inv21_an_old_name_gets_nothing_in_the_next_life"),
 ];
 
 /// Of these, what only loom can see.
-pub(super) const LOOM_ONLY: &[&str] = &["ref-block-put-is-relaxed", "refcount-fold-is-relaxed"];
+pub(super) const LOOM_ONLY: &[&str] =
+    &["put a count: the use is done", "fold: the holders of the word"];
 
 /// The count in use, so that its neighbour is beside it.
 const I: usize = RefBlock::COUNTS - 1;
@@ -62,7 +66,7 @@ impl Table {
 
     fn begin(&self, life: u64) {
         self.value.store(Box::into_raw(Box::new(Watched::new(life))), Ordering::Relaxed);
-        if mutant("ref-block-opens-the-gate-first") {
+        if is_planted("begin: the gate opens before the count") {
             self.gate.store(life, Ordering::Release);
             return self.block.open(I);
         }
@@ -101,9 +105,7 @@ impl Table {
     fn kill(&self) {
         // Ordering: Relaxed; the barrier makes every later section see it.
         self.gate.store(DEAD, Ordering::Relaxed);
-        if !mutant("ref-block-kill-without-heavy") {
-            fence::heavy_rseq();
-        }
+        step!("kill a count: no section still counts", fence::heavy_rseq());
         if self.block.fold(I) {
             self.end();
         }

@@ -14,23 +14,16 @@ use offlock_percpu::{CpuId, KillError, PercpuRef, ResurrectError};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("refcount-put-relaxed", "refcount::inv07_the_last_put_releases_what_others_used"),
-    ("refcount-fold-without-heavy", "refcount::inv09_a_kill_counts_what_races_with_it"),
-    ("refcount-close-by-load-and-store", "refcount::inv09_a_kill_counts_what_races_with_it"),
-    ("refcount-remote-by-load-and-store", "refcount::inv09_a_thread_without_id_counts_remotely"),
-    (
-        "refcount-remote-adds-and-takes-back",
-        "refcount::inv07_a_thread_without_id_does_not_release_early",
-    ),
-    ("refcount-open-before-the-bias", "refcount::inv10_a_resurrection_keeps_the_references"),
-    ("refcount-get-forgets-the-kill", "refcount::inv08_no_get_after_the_kill"),
-    ("refcount-fold-without-heavy", "refcount::inv08_a_kill_of_many_kills_each"),
-    ("refcount-kill-many-in-any-order", "refcount::inv10_two_kills_of_many_share_them"),
-    ("refcount-callbacks-under-the-lock", "refcount::inv11_callbacks_may_use_the_count"),
+    ("put: the use is done", "refcount::inv07_the_last_put_releases_what_others_used"),
+    ("fold: no section still counts", "refcount::inv09_a_kill_counts_what_races_with_it"),
+    ("get: not killed", "refcount::inv08_no_get_after_the_kill"),
+    ("fold: no section still counts", "refcount::inv08_a_kill_of_many_kills_each"),
+    ("kill many: lock in order of address", "refcount::inv10_two_kills_of_many_share_them"),
+    ("kill: unlock before the callbacks", "refcount::inv11_callbacks_may_use_the_count"),
 ];
 
 /// Of these, what only loom can see.
-pub(super) const LOOM_ONLY: &[&str] = &["refcount-put-relaxed"];
+pub(super) const LOOM_ONLY: &[&str] = &["put: the use is done"];
 
 /// A count, what it guards, and how often that was released.
 struct Object {

@@ -9,18 +9,16 @@ use offlock_percpu::sync::{Arc, WordLock, model, thread};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("word-lock-lock-is-relaxed", "word_lock::one_thread_at_a_time_sees_what_the_last_one_did"),
-    ("word-lock-unlock-is-relaxed", "word_lock::one_thread_at_a_time_sees_what_the_last_one_did"),
-    ("word-lock-takes-what-is-held", "word_lock::one_thread_at_a_time_sees_what_the_last_one_did"),
-    ("word-lock-unlock-wakes-nobody", "word_lock::three_threads_are_all_woken"),
-    ("lglock-unlock-changes-nothing", "word_lock::three_threads_are_all_woken"),
-    ("lglock-waiter-looks-too-late", "word_lock::three_threads_are_all_woken"),
-    ("lglock-waiter-skips-heavy", "word_lock::one_thread_at_a_time_sees_what_the_last_one_did"),
-    ("lglock-waiter-skips-the-check", "word_lock::three_threads_are_all_woken"),
+    ("lock: the value", "word_lock::one_thread_at_a_time_sees_what_the_last_one_did"),
+    ("unlock: the value", "word_lock::one_thread_at_a_time_sees_what_the_last_one_did"),
+    ("lock: the word is free", "word_lock::one_thread_at_a_time_sees_what_the_last_one_did"),
+    ("unlock: wake a waiter", "word_lock::three_threads_are_all_woken"),
+    ("unpark: change the sequence", "word_lock::three_threads_are_all_woken"),
+    ("park: before the attempt", "word_lock::one_thread_at_a_time_sees_what_the_last_one_did"),
 ];
 
 /// Of these, what only loom can see.
-pub(super) const LOOM_ONLY: &[&str] = &["word-lock-lock-is-relaxed", "word-lock-unlock-is-relaxed"];
+pub(super) const LOOM_ONLY: &[&str] = &["lock: the value", "unlock: the value"];
 
 /// Adds 1 in two steps.
 fn add(lock: &WordLock<AtomicU64>) {
