@@ -61,6 +61,9 @@ enum Command {
         /// Plants this number of mutants at random in each library, and prints the share caught
         #[arg(long, value_name = "NUMBER")]
         random: Option<usize>,
+        /// Instead, the patches in `tests/mutants` of the libraries
+        #[arg(long, conflicts_with = "random")]
+        patches: bool,
         /// The same mutants again
         #[arg(long, requires = "random")]
         seed: Option<u64>,
@@ -158,7 +161,10 @@ fn run(command: Command) -> Result<()> {
                 models::Selection { crates: ws.select(&crates)?, checkers, filter: tests };
             run_models(&ws, &selection, crates.is_empty())
         }
-        Command::Mutants { crates, random: Some(count), seed } => {
+        Command::Mutants { crates, patches: true, .. } => {
+            mutants::patches::run(&ws, &ws.select(&crates)?)
+        }
+        Command::Mutants { crates, random: Some(count), seed, .. } => {
             let seed = seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
             mutants::run(&ws, &ws.select(&crates)?, count, seed)
         }

@@ -10,7 +10,7 @@ const CARGO_DENY: &str = "0.20.2";
 const CARGO_FUZZ: &str = "0.13.2";
 
 /// A command, and the Debian package that has it.
-const PACKAGES: [(&str, &str); 15] = [
+const PACKAGES: [(&str, &str); 16] = [
     ("qemu-io", "qemu-utils"),
     ("qemu-nbd", "qemu-utils"),
     ("nbdinfo", "libnbd-bin"),
@@ -21,6 +21,7 @@ const PACKAGES: [(&str, &str); 15] = [
     ("strace", "strace"),
     ("nm", "binutils"),
     ("ld-musl-config", "musl"),
+    ("patch", "patch"),
     ("unshare", "util-linux"),
     ("c++", "g++"),
     ("cc", "gcc"),

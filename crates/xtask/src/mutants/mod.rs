@@ -8,6 +8,7 @@
 //! settings. One mutant takes a build and a run of the crate's tests, of its loom models and of its
 //! shuttle models, up to the first failure.
 
+pub(crate) mod patches;
 mod sites;
 
 use std::collections::BTreeSet;
@@ -198,17 +199,21 @@ fn plant(copy: &Workspace, package: &Crate, mutant: &Mutant) -> Result<Outcome> 
 
 const BUILD: &str = "build";
 
+/// The command that runs a crate's models under one checker.
+fn models(copy: &Workspace, package: &Crate, checker: &str) -> Cmd {
+    let cargo = copy.cargo(["test", "--offline", "--profile", "loom", "--test", checker]);
+    let cargo = cargo.args(packages(std::slice::from_ref(package)));
+    cfg::everywhere(copy, checker, cargo).env("LOOM_MAX_PREEMPTIONS", "2")
+}
+
 /// Runs the crate's tests and models up to the first failure, and returns which of them failed.
 fn test(copy: &Workspace, package: &Crate) -> std::result::Result<(), (&'static str, Error)> {
-    let crates = std::slice::from_ref(package);
-    let cargo = || copy.cargo(["test", "--offline"]).args(packages(crates));
-    stage(copy, "tests", cargo().args(["--lib", "--tests"]), &[])?;
+    let tests = copy.cargo(["test", "--offline", "--lib", "--tests"]);
+    stage(copy, "tests", tests.args(packages(std::slice::from_ref(package))), &[])?;
     for name in ["loom", "shuttle"] {
         if package.has(&format!("tests/{name}.rs")) {
-            let models = cargo().args(["--profile", "loom", "--test", name]);
-            let models = cfg::everywhere(copy, name, models).env("LOOM_MAX_PREEMPTIONS", "2");
             // The planted mutants would run once more for each random one.
-            stage(copy, name, models, &["--skip", "mutants::"])?;
+            stage(copy, name, models(copy, package, name), &["--skip", "mutants::"])?;
         }
     }
     Ok(())
@@ -220,7 +225,7 @@ fn stage(
     cargo: Cmd,
     options: &[&str],
 ) -> std::result::Result<(), (&'static str, Error)> {
-    let path = copy.target.join("log");
+    let path = log(copy);
     let log = File::create(&path).map_err(|error| (BUILD, Error::io(path.display(), error)))?;
     let cargo = cargo.log(Arc::new(log));
     cargo.clone().arg("--no-run").run().map_err(|error| (BUILD, error))?;
@@ -228,6 +233,11 @@ fn stage(
     let outcome = run.run().map_err(|error| (name, error));
     let _ = std::io::stdout().flush();
     outcome
+}
+
+/// The output of the last [`stage`].
+fn log(copy: &Workspace) -> PathBuf {
+    copy.target.join("log")
 }
 
 #[cfg(test)]

@@ -9,6 +9,12 @@ pub(super) fn counted(log: &str) -> String {
             passed += count;
         } else if let Some(count) = number_before(line, " ids checked") {
             words.push(format!("{count} ids checked"));
+        } else if let Some((_, share)) = line.split_once(" random mutants caught, ") {
+            words.push(format!("share {share} of random mutants"));
+        } else if let Some(count) =
+            line.split_once(" patches caught").and_then(|_| leading_number(line))
+        {
+            words.push(format!("{count} patches"));
         } else if let Some((_, rest)) = line.split_once(": requests ") {
             requests += leading_number(rest).unwrap_or(0);
         } else if let Some(count) = number_before(line, " kills, ") {
@@ -72,5 +78,7 @@ mod tests {
         let log = "section: 1000000 ids checked\nstat::number_of_executed_units: 4711\n\
                    stat::average_exec_per_sec:     9\n";
         assert_eq!(counted(log), "1000000 ids checked, 4711 inputs");
+        let log = "9 of 9 patches caught\na: 18 of 20 random mutants caught, 0.90\n  survived: b\n";
+        assert_eq!(counted(log), "9 patches, share 0.90 of random mutants");
     }
 }

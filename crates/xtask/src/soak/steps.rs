@@ -33,6 +33,8 @@ enum Action {
     Release(String),
     /// `cargo test --profile loom` with a cfg for all crates and these words.
     WithCfg(&'static str, String),
+    /// `cargo xtask mutants` with these words.
+    Mutants(String),
     /// The server's trials with real clients, with these options.
     Clients(&'static str),
     Fuzz {
@@ -49,6 +51,10 @@ impl Step {
             Action::WithCfg(name, words) => {
                 let cargo = ws.cargo(["test", "--profile", "loom", "--locked"]);
                 self.prepare(cfg::everywhere(ws, name, cargo), words, log).run()
+            }
+            Action::Mutants(words) => {
+                let words = format!("xtask mutants {words}");
+                ws.cmd("cargo").args(words.split_whitespace()).log(Arc::clone(log)).run()
             }
             Action::Clients(options) => {
                 // Naming the trials does not build the server that they start.
@@ -189,6 +195,14 @@ pub(super) fn steps(crates: &[Crate], fuzz_targets: &[String], scale: f64) -> Ve
             let name = format!("{}-shuttle", package.name);
             step(&name, format!("{n} schedules"), &settings, model("shuttle"));
         }
+    }
+
+    let patches = Action::Mutants("--patches".to_string());
+    step("mutants-patches", "each patch".to_string(), &[], patches);
+    for package in crates {
+        let n = count(50);
+        let random = Action::Mutants(format!("{} --random {n}", package.name));
+        step(&format!("{}-mutants-random", package.name), format!("{n} mutants"), &[], random);
     }
 
     let n = count(10_000_000);

@@ -1,0 +1,68 @@
+//! Planted bugs that need code of their own: patches in the folders `tests/mutants` of the crates.
+//!
+//! The first line of a patch names the model that must fail with it, below `models` of the crate's
+//! loom tests: `model: rcu::a_reader_keeps_its_value`. The rest is a unified diff of the crate.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::{BUILD, copy, log, models, stage};
+use crate::error::{Error, Result};
+use crate::process::interrupted;
+use crate::workspace::{Crate, Workspace};
+
+/// Checks that each patch of these crates builds and fails its model.
+pub(crate) fn run(ws: &Workspace, crates: &[Crate]) -> Result<()> {
+    let copy = copy(ws)?;
+    let (mut caught, mut missed) = (0, Vec::new());
+    for package in crates {
+        for patch in patches(&copy.root.join("crates").join(&package.name))? {
+            let name = patch.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            match check(&copy, package, &patch)? {
+                None => caught += 1,
+                Some(why) => missed.push(format!("{}: {name}: {why}", package.name)),
+            }
+        }
+    }
+    println!("{caught} of {} patches caught", caught + missed.len());
+    if missed.is_empty() { Ok(()) } else { Err(Error::new(missed.join("\n"))) }
+}
+
+fn patches(package: &Path) -> Result<Vec<PathBuf>> {
+    let folder = package.join("tests/mutants");
+    let Ok(entries) = fs::read_dir(&folder) else { return Ok(Vec::new()) };
+    let mut patches: Vec<PathBuf> = entries
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect::<std::io::Result<_>>()
+        .map_err(|error| Error::io(folder.display(), error))?;
+    patches.sort();
+    Ok(patches)
+}
+
+/// Applies a patch, runs its model and takes the patch back. Returns why it is not caught.
+fn check(copy: &Workspace, package: &Crate, patch: &Path) -> Result<Option<String>> {
+    let text = fs::read_to_string(patch).map_err(|error| Error::io(patch.display(), error))?;
+    let Some(model) = text.lines().next().and_then(|line| line.strip_prefix("model: ")) else {
+        return Ok(Some("the first line names no model".to_string()));
+    };
+    let dir = copy.root.join("crates").join(&package.name);
+    let apply = |options: &[&str]| {
+        let patched = copy.cmd("patch").args(["--silent", "--strip=1", "--force"]);
+        patched.args(options.iter().copied()).arg("--input").arg(patch).dir(&dir).run()
+    };
+    if apply(&["--dry-run"]).is_err() {
+        return Ok(Some("the patch does not apply".to_string()));
+    }
+    apply(&[])?;
+    let model = format!("models::{model}");
+    let outcome = stage(copy, "loom", models(copy, package, "loom"), &["--exact", &model]);
+    let ran = fs::read_to_string(log(copy)).unwrap_or_default().contains("running 1 test");
+    apply(&["--reverse"])?;
+    Ok(match outcome {
+        Err((_, error)) if interrupted().is_some() => return Err(error),
+        Err((BUILD, _)) => Some("it does not build".to_string()),
+        _ if !ran => Some(format!("there is no {model}")),
+        Err(_) => None,
+        Ok(()) => Some(format!("{model} passes")),
+    })
+}
