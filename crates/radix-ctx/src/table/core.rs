@@ -23,7 +23,7 @@ use percpu::rcu::{GracePeriod, RetireHead};
 use percpu::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use percpu::sync::native::OnceLock;
 use percpu::sync::quarantine::Watched;
-use percpu::sync::{WordGuard, WordLock, mutant};
+use percpu::sync::{WordGuard, WordLock};
 
 use super::error::LookupError;
 use super::id::{Id, MAX_GENERATION};
@@ -210,9 +210,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             let slot = slab.slot(id.index());
             // Ordering: Acquire pairs with the Release in `Claim::fill`; it carries the value.
             let state = slot.state.load(Ordering::Acquire);
-            if state == id.to_bits()
-                || mutant("table-lookup-ignores-the-generation") && Gone::read(state).is_none()
-            {
+            if state == id.to_bits() {
                 return Ok((slab, slot));
             }
         }

@@ -9,14 +9,14 @@ use std::ptr::NonNull;
 use percpu::fence::heavy;
 use percpu::rcu::{self, Guard, RetireHead};
 use percpu::sync::atomic::Ordering;
-use percpu::sync::mutant;
 use percpu::sync::quarantine::{self, Watched};
+use percpu::sync::step;
 
 use super::core::Core;
 use super::dropping::dropping;
 use super::id::Id;
 use super::iter::LAST_KEY;
-use super::limbo::{Limbo, dawdle_if};
+use super::limbo::Limbo;
 use super::reclaim::Vacated;
 use super::slab::{Gone, NO_LINK, SLOTS, SlabPtr};
 
@@ -55,13 +55,6 @@ impl<T: Send + Sync + 'static> Core<T> {
         let guard = rcu::pin(); // invariant 3 of the core
         // SAFETY: the table keeps the core until the guard is there, and the guard does after that.
         unsafe { this.as_ref() }.lock().dropped = true;
-        let guard = if mutant("limbo-ends-in-two-steps") {
-            drop(guard);
-            dawdle_if("limbo-ends-in-two-steps");
-            rcu::pin()
-        } else {
-            guard
-        };
         // SAFETY: the guard is from before `dropped` was set.
         unsafe { Self::end(this, guard) };
     }
@@ -90,11 +83,6 @@ impl<T: Send + Sync + 'static> Core<T> {
             guard = rcu::pin();
             state = it.lock();
             state.reclaiming = false;
-            if mutant("limbo-old-tick-frees") {
-                drop(state);
-                dawdle_if("limbo-old-tick-frees"); // with the guard that the tick should mind
-                state = it.lock();
-            }
         }
         // Ordering: Relaxed, both; under the lock.
         let over = state.is_over() && !it.ticking.load(Ordering::Relaxed);
@@ -169,11 +157,10 @@ pub(super) unsafe fn run_tick<T: Send + Sync + 'static>(head: NonNull<RetireHead
     let core = unsafe { head.byte_sub(offset) }.cast::<Core<T>>();
     // SAFETY: it is freed by its tick only, so not while `ticking` is set.
     let it = unsafe { core.as_ref() };
-    dawdle_if("limbo-old-tick-frees");
     it.advance();
     let guard = rcu::pin(); // invariant 3 of the core
     let mut state = it.lock();
-    if state.last_tick || mutant("limbo-old-tick-frees") && state.is_over() {
+    if state.last_tick {
         drop(state);
         drop(guard);
         // SAFETY: it is in the `Watched` that `Builder::build` made.
@@ -187,18 +174,17 @@ pub(super) unsafe fn run_tick<T: Send + Sync + 'static>(head: NonNull<RetireHead
     state.last_tick = state.is_over();
     let again = state.last_tick || it.close(&mut state) || state.waiting.is_some();
     if !again {
-        dawdle_if("limbo-tick-stops-without-a-look");
         // Ordering: Relaxed; under the lock.
         it.ticking.store(false, Ordering::Relaxed);
     }
     drop(state);
     if again {
         retire_tick(core);
-    } else if !mutant("limbo-tick-stops-without-a-look") {
+    } else {
         // Who pushed just before has seen a tick that is over: invariant 5 of `limbo`.
         heavy(); // pairs with the `light` in `bury`
         if it.filled() != 0 {
-            it.send_tick();
+            step!("tick: another one for what was pushed meanwhile", it.send_tick());
         }
     }
     drop(guard);

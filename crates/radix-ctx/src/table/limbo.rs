@@ -33,19 +33,11 @@
 use percpu::fence::light;
 use percpu::rcu;
 use percpu::sync::atomic::{AtomicU64, Ordering};
-use percpu::sync::{mutant, thread};
 
 use super::core::{Core, State};
 use super::id::Id;
 use super::reclaim::TOGETHER;
 use super::slab::{Gone, NO_LINK, SLAB_BITS, SLOTS, Slab, SlabPtr, Slot};
-
-/// Gives others the time that a planted bug needs to be seen in a random schedule.
-pub(super) fn dawdle_if(planted: &str) {
-    if cfg!(offlock_shuttle) && mutant(planted) {
-        (0..300).for_each(|_| thread::yield_now());
-    }
-}
 
 /// No list: no slots, no first one.
 pub(super) const EMPTY: u64 = NO_LINK as u64;
@@ -115,7 +107,6 @@ impl Limbo {
                 Err(now) => list = now,
             }
         }
-        dawdle_if("limbo-pushes-unpinned");
         // Ordering: Relaxed; invariant 1: a grace period orders it.
         last.state.store(Gone::dead(last_id, list as u32).bits(), Ordering::Relaxed);
         (list >> 32) as u32 + number
@@ -127,13 +118,7 @@ impl Limbo {
         for (filling, waiting) in self.filling.iter().zip(&self.waiting) {
             // Ordering: Acquire pairs with the Release in `push`; it carries the dead states to the
             // grace period, which begins after it.
-            let list = if mutant("limbo-pops-by-load-and-store") {
-                let seen = filling.load(Ordering::Acquire);
-                filling.store(EMPTY, Ordering::Relaxed);
-                seen
-            } else {
-                filling.swap(EMPTY, Ordering::AcqRel)
-            };
+            let list = filling.swap(EMPTY, Ordering::AcqRel);
             slots += list >> 32;
             // Ordering: Relaxed; invariant 2.
             waiting.store(list, Ordering::Relaxed);

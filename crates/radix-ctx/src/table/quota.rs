@@ -8,7 +8,6 @@ use crossbeam_utils::CachePadded;
 use percpu::AllocError;
 use percpu::alloc::try_box;
 use percpu::sync::atomic::{AtomicU64, Ordering};
-use percpu::sync::mutant;
 
 use super::error::InsertRefused;
 
@@ -52,20 +51,9 @@ impl Limit {
     /// from the room that there is.
     fn try_add(&self, n: u64) -> bool {
         let Counted { used, most } = &*self.0;
-        if mutant("quota-adds-and-takes-back") {
-            let fits = used.fetch_add(n, Ordering::Acquire) + n <= *most;
-            if !fits {
-                used.fetch_sub(n, Ordering::Release);
-            }
-            return fits;
-        }
         // Ordering: Relaxed; the exchange checks the value.
         let mut seen = used.load(Ordering::Relaxed);
         while n <= most - seen {
-            if mutant("quota-adds-in-two-steps") {
-                used.store(seen + n, Ordering::Relaxed);
-                return true;
-            }
             // Ordering: Acquire on success pairs with the Release in `sub`: what happened before a
             // removal is visible to the insert that takes its room. Relaxed on failure: nothing is
             // used but the value.

@@ -8,12 +8,12 @@ use percpu::fence::heavy_rseq;
 use percpu::panics::drop_payload;
 use percpu::rcu::{self, Batch};
 use percpu::sync::atomic::Ordering;
-use percpu::sync::{WordGuard, mutant};
+use percpu::sync::{WordGuard, check, step};
 
 use super::core::{Core, State};
 use super::dropping::{dropping, is_dropping};
 use super::error::WaitError;
-use super::limbo::{EMPTY, Walk, dawdle_if};
+use super::limbo::{EMPTY, Walk};
 use super::panics::{Payload, caught};
 use super::slab::{Gone, SLOTS, Slab, SlabPtr};
 
@@ -41,7 +41,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             return 0;
         };
         let mut reclaiming = Reclaiming::begin(self, state);
-        if !mutant("limbo-reclaims-without-a-grace-period") && !period.poll() {
+        if !check!("reclaim: a grace period is over", period.poll()) {
             return 0;
         }
         reclaiming.run()
@@ -127,8 +127,8 @@ impl<T: Send + Sync + 'static> Core<T> {
     pub(super) fn restart_sections(&self) {
         // Ordering: Acquire pairs with the Release in `make_refs`; a count that is made after this
         // never had a reference of a slot that was dead before.
-        if self.has_refs.load(Ordering::Acquire) && !mutant("limbo-folds-without-a-barrier") {
-            heavy_rseq();
+        if self.has_refs.load(Ordering::Acquire) {
+            step!("fold: no section still counts", heavy_rseq());
         }
     }
 
@@ -145,22 +145,11 @@ impl<T: Send + Sync + 'static> Core<T> {
         let it = unsafe { slab.as_ref() };
         if let Some(refs) = it.refs() {
             // First, as the last reference may be put as soon as the count is folded.
-            let mark = || {
-                // Ordering: Release, pairs with the Acquire of whoever asks whether it is reclaimed.
-                it.slot(index).state.store(gone.referenced().bits(), Ordering::Release);
-            };
-            let late = mutant("limbo-marks-after-the-fold");
-            if !late {
-                mark();
-            }
+            // Ordering: Release pairs with the Acquire in `is_reclaimed`.
+            it.slot(index).state.store(gone.referenced().bits(), Ordering::Release);
             // Ordering: Relaxed; a statistic.
             self.tally.referenced.fetch_add(1, Ordering::Relaxed);
-            let unused = refs.fold(index as usize % SLOTS);
-            if late {
-                dawdle_if("limbo-marks-after-the-fold");
-                mark();
-            }
-            if !unused && !mutant("limbo-drops-at-the-fold") {
+            if !check!("fold: no reference is left", refs.fold(index as usize % SLOTS)) {
                 return;
             }
             self.tally.referenced.fetch_sub(1, Ordering::Relaxed);
@@ -224,15 +213,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         let woken = core.waiters.take_slot(index);
         // Ordering: Relaxed; a statistic.
         core.tally.referenced.fetch_sub(1, Ordering::Relaxed);
-        let guard = if mutant("limbo-last-put-unpinned") {
-            drop(guard);
-            vacated.give_back();
-            dawdle_if("limbo-last-put-unpinned");
-            rcu::pin()
-        } else {
-            vacated.give_back();
-            guard
-        };
+        vacated.give_back();
         let threads = core.waiters.take_threads();
         // SAFETY: the guard is from before the slot was vacated.
         unsafe { Self::end(this, guard) };

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use percpu::rcu;
 use percpu::sync::atomic::Ordering;
-use percpu::sync::{WordGuard, mutant, thread};
+use percpu::sync::{WordGuard, thread};
 
 use super::CtxTable;
 use super::core::{Core, State};
@@ -116,11 +116,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         if !slot.kill(id) {
             return Err(RemoveError::Stale);
         }
-        let mut guard = Some(guard);
-        if mutant("limbo-pushes-unpinned") {
-            guard = None;
-        }
-        // SAFETY: killed just now, under the guard (but for the planted bug).
+        // SAFETY: killed just now, under the guard.
         let look = unsafe { self.bury(slab, slot, id) };
         drop(guard);
         self.waiters.notify_slot(id.index());

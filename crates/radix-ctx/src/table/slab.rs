@@ -32,7 +32,6 @@ use std::ptr::NonNull;
 use percpu::rcu::RetireHead;
 use percpu::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use percpu::sync::cell::UnsafeCell;
-use percpu::sync::mutant;
 use percpu::sync::quarantine::{self, Watched};
 use percpu::{AllocError, RefBlock};
 
@@ -126,10 +125,6 @@ impl<T> Slot<T> {
     #[inline(always)]
     pub(super) fn kill(&self, id: Id) -> bool {
         let dead = Gone::dead(id, NO_LINK).bits();
-        if mutant("table-removes-by-load-and-store") {
-            self.state.store(dead, Ordering::Release);
-            return true;
-        }
         // Ordering: AcqRel. Release pairs with the Acquire of who asks whether it is removed; it
         // carries what the caller did before. Acquire, so that what follows comes after. Relaxed on
         // failure: somebody else has removed it.

@@ -20,14 +20,14 @@
 
 use percpu::rcu::{self, Batch};
 use percpu::sync::atomic::Ordering;
-use percpu::sync::mutant;
+use percpu::sync::order;
 use percpu::{AllocError, PerCpu};
 
 use super::core::{Core, State, next_of, slab_of};
 use super::error::InsertRefused;
 use super::id::Id;
 use super::iter::LAST_KEY;
-use super::limbo::{Limbo, dawdle_if};
+use super::limbo::Limbo;
 use super::slab::{self, Begin, FULL, Gone, SLAB_BITS, SLOTS, Slab, SlabPtr};
 use crate::tree::{Edit, floor_word};
 
@@ -151,12 +151,9 @@ impl<T: Send + Sync + 'static> Core<T> {
         let mut spare: Option<Spare<T>> = None;
         // For dead slots: as long as there may be something from the cursor on, and after that.
         let (mut looked_ahead, mut looked) = (false, false);
-        let apart = mutant("table-reads-the-cursor-apart");
-        let seen = if apart { Some(self.lock().cursor) } else { None };
-        dawdle_if("table-reads-the-cursor-apart");
         loop {
             let mut state = self.lock();
-            let cursor = seen.unwrap_or(state.cursor);
+            let cursor = state.cursor;
             let is_ahead = pick == Pick::Next && cursor > first && cursor <= last;
             let mut from = if is_ahead { cursor } else { first };
             if first == 0 && pick == Pick::Lowest {
@@ -401,10 +398,6 @@ impl<T: Send + Sync + 'static> Core<T> {
             state.unused_from = state.unused_from.max(index + 1); // there is one: see `MAX_INDEX`
         }
         state.slabs -= 1;
-        if mutant("table-frees-slabs-at-once") {
-            // SAFETY: none, it is a bug.
-            return unsafe { slab::free_slab(slab) };
-        }
         let bytes = Slab::<T>::BYTES + it.refs_bytes();
         // SAFETY: live, and the tree held the pointer.
         let head = unsafe { slab::head_of(slab) };
@@ -534,10 +527,8 @@ impl<'a, T: Send + Sync + 'static> Claim<'a, T> {
         }
         // SAFETY: vacant, and claimed by us.
         unsafe { slot.write(value) };
-        let order =
-            if mutant("table-publish-relaxed") { Ordering::Relaxed } else { Ordering::Release };
         // Ordering: Release pairs with the Acquire in `find`; it carries the value.
-        slot.state.store(id.to_bits(), order);
+        slot.state.store(id.to_bits(), order!(Release, "insert: the value is written"));
         id
     }
 }

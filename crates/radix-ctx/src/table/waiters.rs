@@ -27,9 +27,8 @@ use std::time::Instant;
 
 use percpu::fence::{heavy, light};
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Condvar, Mutex, mutant};
+use percpu::sync::{Condvar, Mutex, check};
 
-use super::limbo::dawdle_if;
 use super::panics::contained;
 
 #[derive(Debug)]
@@ -142,8 +141,8 @@ impl Waiters {
     pub(super) fn take_slot(&self, index: u32) -> Option<Woken> {
         light(); // pairs with the `heavy` of a waiter
         // Ordering: Relaxed; the fences order it.
-        let any = self.of_slots.load(Ordering::Relaxed) != 0;
-        (any && !mutant("waiters-nobody-of-a-slot")).then(|| self.take_of_slot(index))
+        let none = self.of_slots.load(Ordering::Relaxed) == 0;
+        (!check!("wake: no slot has a waiter", none)).then(|| self.take_of_slot(index))
     }
 
     /// [`notify`](Self::notify), but for the wakers, which a drop of what comes back wakes.
@@ -156,7 +155,7 @@ impl Waiters {
     fn is_anybody(&self) -> bool {
         light(); // pairs with the `heavy` of a waiter
         // Ordering: Relaxed; the fences order it.
-        self.count.load(Ordering::Relaxed) != 0 && !mutant("waiters-nobody-is-woken")
+        !check!("wake: the table has no waiter", self.count.load(Ordering::Relaxed) == 0)
     }
 
     /// Takes the wakers that `pick` picks, and wakes threads if `threads`.
@@ -219,17 +218,13 @@ impl Waiters {
         let _counted = Counted::new(&self.count);
         heavy();
         loop {
-            let mut seen = self.waiting.lock().changes;
+            let seen = self.waiting.lock().changes;
             if let Some(got) = done() {
                 return Some(got);
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            dawdle_if("waiters-check-first");
             let mut waiting = self.waiting.lock();
-            if mutant("waiters-check-first") {
-                seen = waiting.changes;
-            }
-            if waiting.changes != seen {
+            if !check!("wait: no change since the condition was false", waiting.changes == seen) {
                 continue;
             }
             match left {

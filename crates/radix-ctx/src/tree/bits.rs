@@ -1,7 +1,7 @@
 //! The bits beside the slots: marks, and which entries are full.
 
 use percpu::sync::atomic::Ordering;
-use percpu::sync::mutant;
+use percpu::sync::order;
 
 use super::edit::{Edit, Slot};
 use super::node::NodePtr;
@@ -77,8 +77,7 @@ impl<const FLOORS: bool> Edit<'_, FLOORS> {
         if !is_present::<FLOORS>(self.get(slot)) {
             return false;
         }
-        let release =
-            if mutant("tree-mark-relaxed") { Ordering::Relaxed } else { Ordering::Release };
+        let release = order!(Release, "set a mark: what it stands for is done");
         // Ordering: Relaxed for the loads, of the writer's own words. Release pairs with the Acquire in
         // `is_marked` and in searches; it carries what the caller did before it set the mark.
         let Some(mut node) = slot.node() else {

@@ -6,8 +6,8 @@ use std::marker::PhantomData;
 use percpu::AllocError;
 use percpu::rcu::Batch;
 use percpu::sync::atomic::{AtomicPtr, Ordering};
-use percpu::sync::mutant;
 use percpu::sync::native::atomic::Ordering::Relaxed;
+use percpu::sync::order;
 use percpu::sync::quarantine::Watched;
 
 use super::node::{Node, NodePtr};
@@ -96,11 +96,9 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
 
     /// Lets readers find what `word` leads to.
     fn publish(&self, place: &AtomicPtr<()>, word: Word) {
-        let order =
-            if mutant("tree-publish-relaxed") { Ordering::Relaxed } else { Ordering::Release };
         // Ordering: Release pairs with the Acquire in `Tree::load`, `Tree::find` and the like; it
         // carries the nodes, and the entry's own memory.
-        place.store(word, order);
+        place.store(word, order!(Release, "publish: the nodes are built"));
     }
 
     /// The word in a slot.
@@ -249,13 +247,6 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
         }
         let Some(top) = child else { unreachable!("the key is above what the root covers") };
         let slot = self.extend(&mut fresh, top, key, top_floor);
-        if mutant("tree-grow-publishes-first") {
-            let first = self.at(top).slot(0);
-            // Ordering: Relaxed, both; it is a bug.
-            let below = first.swap(absent::<FLOORS>(), Ordering::Relaxed);
-            self.publish(&self.tree.root, top.to_root());
-            self.publish(first, below);
-        }
         self.publish(&self.tree.root, top.to_root());
         Ok(slot)
     }
@@ -370,9 +361,6 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
                 // Ordering: Relaxed; published with the root just below.
                 self.tree.root_marks.store(marks, Ordering::Relaxed);
                 self.with_state(|state| state.root_full = at.full() & 1 == 1);
-                if mutant("tree-shrink-by-way-of-null") {
-                    self.publish(&self.tree.root, absent::<FLOORS>());
-                }
                 self.publish(&self.tree.root, only);
             } else {
                 // SAFETY: present, and above level 0.
@@ -391,18 +379,8 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
     ///
     /// No word of the tree leads to it any more, and it is retired once.
     unsafe fn retire(&self, node: NodePtr) {
-        if mutant("tree-node-forgets") {
-            for index in 0..FANOUT as u64 {
-                // Ordering: Relaxed; it is a bug.
-                self.at(node).slot(index).store(absent::<FLOORS>(), Ordering::Relaxed);
-            }
-        }
         // Ordering: Relaxed, both; a statistic, which only the writer writes.
         self.tree.nodes.store(self.tree.nodes.load(Relaxed) - 1, Relaxed);
-        if mutant("tree-free-early") {
-            // SAFETY: none, it is a bug.
-            return unsafe { node.free() };
-        }
         let mut retired = self.retired.take();
         // SAFETY: out of the tree, and not retired before, says the caller.
         unsafe { node.retire(&mut retired) };

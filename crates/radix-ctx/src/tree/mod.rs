@@ -57,7 +57,6 @@ use std::ptr;
 
 use percpu::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use percpu::sync::cell::UnsafeCell;
-use percpu::sync::mutant;
 use percpu::sync::native::atomic::{AtomicU64, AtomicUsize};
 
 use self::node::NodePtr;
@@ -170,10 +169,7 @@ impl<const FLOORS: bool> Tree<FLOORS> {
     pub(crate) unsafe fn load(&self, key: u64) -> Word {
         // Ordering: Acquire, here and in `step`, pairs with the Release in `Edit::publish`; it carries
         // the node that the word leads to, or what the entry leads to.
-        let mut root = self.root.load(Ordering::Acquire);
-        if mutant("tree-height-read-apart") {
-            root = NodePtr::with_level_of(root, self.root.load(Ordering::Acquire));
-        }
+        let root = self.root.load(Ordering::Acquire);
         // The usual heights one by one: their shifts are constants, and the tag in the root is the
         // displacement of a load.
         macro_rules! of_height {
@@ -241,7 +237,7 @@ impl<const FLOORS: bool> Tree<FLOORS> {
     pub(crate) unsafe fn load_or_floor(&self, key: u64) -> Word {
         // Ordering: Acquire pairs with the Release in `Edit::publish`; it carries the node, and
         // `top_floor`, which is raised before the root shrinks.
-        let mut root = self.root.load(Ordering::Acquire);
+        let root = self.root.load(Ordering::Acquire);
         let is_covered = match NodePtr::of_root(root) {
             Some((_, shift)) => key >> shift <= MASK,
             None => key == 0,
@@ -249,9 +245,6 @@ impl<const FLOORS: bool> Tree<FLOORS> {
         if !is_covered {
             // Ordering: Relaxed; a number on its own.
             return floor_word(self.top_floor.load(std::sync::atomic::Ordering::Relaxed));
-        }
-        if mutant("tree-floor-read-apart") {
-            root = self.root.load(Ordering::Acquire);
         }
         // SAFETY: the caller's. From the root that covers the key: there may be another by now.
         unsafe { Self::load_from(root, key) }

@@ -146,16 +146,6 @@ impl NodePtr {
         Some(Self(unsafe { NonNull::new_unchecked(node) }))
     }
 
-    /// The root word with the level of another: for a planted bug.
-    #[inline(always)]
-    pub(super) fn with_level_of(word: Word, other: Word) -> Word {
-        if Self::of_root(word).is_none() || Self::of_root(other).is_none() {
-            return word;
-        }
-        let level = align_of::<Node>() - 1;
-        word.map_addr(|addr| addr & !level | other.addr() & level)
-    }
-
     /// The root word for it as the root.
     pub(super) fn to_root(self) -> Word {
         // SAFETY: the writer's call, on a node that is in the tree or will be.

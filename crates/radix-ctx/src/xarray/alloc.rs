@@ -2,8 +2,6 @@
 
 use std::ops::RangeBounds;
 
-use percpu::sync::mutant;
-
 use super::entry::Entry;
 use super::error::AllocateError;
 use super::write::Locked;
@@ -106,14 +104,10 @@ impl<P: Entry> XArray<P> {
     /// ```
     pub fn alloc(&self, range: impl RangeBounds<u64>, entry: P) -> Result<u64, AllocateError<P>> {
         let Some((from, to)) = bounds(range) else { return Err(AllocateError::Exhausted(entry)) };
-        let mut locked = self.lock();
+        let locked = self.lock();
         let Some(index) = locked.edit.first_not_full(from, to) else {
             return Err(AllocateError::Exhausted(entry));
         };
-        if mutant("xarray-alloc-unlocks-half-way") {
-            drop(locked);
-            locked = self.lock();
-        }
         locked.fill(index, entry)?;
         Ok(index)
     }

@@ -5,7 +5,7 @@ use std::ptr;
 
 use percpu::AllocError;
 use percpu::rcu::{Batch, Pinned};
-use percpu::sync::{WordGuard, mutant};
+use percpu::sync::WordGuard;
 
 use super::alloc::Cycle;
 use super::entry::{Entry, RESERVED, is_none};
@@ -157,11 +157,6 @@ impl<P: Entry> XArray<P> {
             return None;
         }
         let old = locked.put(slot, ptr::null_mut());
-        if mutant("xarray-erase-frees-at-once") {
-            // SAFETY: none, it is a bug.
-            drop(unsafe { P::from_word(old) });
-            return None;
-        }
         // SAFETY: just taken out, here.
         unsafe { out::<P>(old) }
     }

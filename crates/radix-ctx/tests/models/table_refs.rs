@@ -14,22 +14,26 @@ use super::table::{Contexts, Payload, dawdle, spawn};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("limbo-folds-without-a-barrier", "table_refs::inv13_the_last_put_meets_the_fold"),
-    ("limbo-marks-after-the-fold", "table_refs::inv13_the_last_put_meets_the_fold"),
-    ("limbo-drops-at-the-fold", "table_refs::inv13_the_last_put_meets_the_fold"),
-    ("waiters-nobody-is-woken", "table_refs::inv18_who_waits_on_a_context_wakes_when_it_is_killed"),
-    ("waiters-check-first", "table_refs::inv18_who_waits_on_a_context_wakes_when_it_is_killed"),
+    ("fold: no section still counts", "table_refs::inv13_the_last_put_meets_the_fold"),
+    ("fold: no reference is left", "table_refs::inv13_the_last_put_meets_the_fold"),
     (
-        "waiters-nobody-of-a-slot",
+        "wake: the table has no waiter",
+        "table_refs::inv18_who_waits_on_a_context_wakes_when_it_is_killed",
+    ),
+    (
+        "wait: no change since the condition was false",
+        "table_refs::inv18_who_waits_on_a_context_wakes_when_it_is_killed",
+    ),
+    (
+        "wake: no slot has a waiter",
         "table_refs::inv18_a_removals_future_is_woken_by_the_last_reference",
     ),
-    ("limbo-last-put-unpinned", "table_refs::the_last_reference_outlives_the_table"),
 ];
 
 /// Of these, what only loom can see.
 ///
 /// A section that is stopped for a whole grace period is none of a random schedule's.
-pub(super) const LOOM_ONLY: &[&str] = &["limbo-folds-without-a-barrier"];
+pub(super) const LOOM_ONLY: &[&str] = &["fold: no section still counts"];
 
 /// Takes a reference, uses it late, puts it.
 fn hold(contexts: &Contexts, id: Id) {
