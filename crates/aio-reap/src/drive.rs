@@ -11,20 +11,14 @@
 //! 1. When the driver waits, the descriptor was not readable after the edge was forgotten: whatever
 //!    makes it readable later makes another edge.
 
-use percpu::sync::mutant;
+use percpu::sync::check;
 
 /// What a driver does once it was told of an edge; returns whether it must go on without another.
 #[must_use = "the engine may wait for another turn"]
 pub fn round(forget: impl FnOnce(), turn: impl FnOnce(), readable: impl FnOnce() -> bool) -> bool {
-    if mutant("drive-forgets-last") {
-        turn();
-        let again = readable();
-        forget();
-        return again;
-    }
     forget();
     turn();
-    readable() && !mutant("drive-trusts-in-edges")
+    !check!("drive: the turn left nothing", !readable())
 }
 
 #[cfg(feature = "tokio")]

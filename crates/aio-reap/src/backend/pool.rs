@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use percpu::sync::{Arc, Condvar, Mutex, mutant, thread};
+use percpu::sync::{Arc, Condvar, Mutex, check, step, thread};
 
 use super::{RawCompletion, Sub};
 use crate::op::Op;
@@ -48,16 +48,11 @@ impl<J, D> Jobs<J, D> {
 
     /// Hands a job to the workers. Returns whether none of them was idle.
     pub fn push(&self, job: J) -> bool {
-        if mutant("pool-notify-before-push") {
-            self.more.notify_one();
-        }
         let mut todo = self.todo.lock();
         todo.jobs.push_back(job);
         let all_busy = todo.idle < todo.jobs.len();
         drop(todo);
-        if !mutant("pool-notify-before-push") {
-            self.more.notify_one();
-        }
+        step!("push: wake a worker", self.more.notify_one());
         all_busy
     }
 
@@ -65,9 +60,6 @@ impl<J, D> Jobs<J, D> {
     pub fn take(&self) -> Option<J> {
         let mut todo = self.todo.lock();
         loop {
-            if mutant("pool-leaves-jobs-behind") && todo.closed {
-                return None;
-            }
             if let Some(job) = todo.jobs.pop_front() {
                 return Some(job);
             }
@@ -83,11 +75,6 @@ impl<J, D> Jobs<J, D> {
     /// Adds a completion. Returns whether the bell must be rung: it is the first.
     #[must_use = "the engine may be asleep"]
     pub fn finish(&self, done: D) -> bool {
-        if mutant("pool-bell-by-an-older-look") {
-            let first = self.done.lock().is_empty();
-            self.done.lock().push_back(done);
-            return first;
-        }
         let mut queue = self.done.lock();
         queue.push_back(done);
         queue.len() == 1
@@ -100,28 +87,20 @@ impl<J, D> Jobs<J, D> {
         let mut queue = self.done.lock();
         let count = budget.min(queue.len());
         queue.drain(..count).for_each(&mut each);
-        !queue.is_empty() && !mutant("pool-budget-hides-the-rest")
+        !check!("drain: nothing is left", queue.is_empty())
     }
 
     /// Takes the oldest job that is `wanted` back, if no worker has it yet.
     pub fn withdraw(&self, wanted: impl Fn(&J) -> bool) -> Option<J> {
         let mut todo = self.todo.lock();
         let at = todo.jobs.iter().position(wanted)?;
-        if mutant("pool-withdraws-by-an-older-look") {
-            drop(todo);
-            todo = self.todo.lock();
-        }
         todo.jobs.remove(at)
     }
 
     /// Lets workers return from `take` once the queue is empty.
     pub fn close(&self) {
         self.todo.lock().closed = true;
-        if mutant("pool-close-wakes-one") {
-            self.more.notify_one();
-            return;
-        }
-        self.more.notify_all();
+        step!("close: wake every worker", self.more.notify_all());
     }
 }
 

@@ -15,6 +15,7 @@
 
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::cell::UnsafeCell;
+use percpu::sync::order;
 
 /// `struct io_event` of the kernel's ABI.
 #[repr(C)]
@@ -63,12 +64,8 @@ impl<'a> Ring<'a> {
         let mut head = self.head.load(Ordering::Relaxed) % nr;
         // Ordering: Acquire pairs with the producer's Release store of the tail (the kernel's
         // `smp_wmb` before it); it carries the events below the tail.
-        let tail = self.tail.load(acquire()) % nr;
+        let tail = self.tail.load(order!(Acquire, "consume: the events are written")) % nr;
         let mut taken = 0;
-        if percpu::sync::mutant("ring-release-before-read") {
-            // All at once: the place that always stays empty would hide a single one.
-            self.head.store(tail, Ordering::Release);
-        }
         while head != tail && taken < budget {
             // SAFETY: the producer wrote this event before the tail we loaded and leaves it alone
             // until the head passes it (condition 1 of `new`).
@@ -80,19 +77,9 @@ impl<'a> Ring<'a> {
         if taken > 0 {
             // Ordering: Release pairs with the producer's Acquire load of the head; it keeps our
             // reads of the events before the moment the producer may overwrite them.
-            self.head.store(head, release());
+            self.head.store(head, order!(Release, "consume: the events are read"));
         }
     }
-}
-
-/// `Acquire`, unless a planted mutant weakens it.
-fn acquire() -> Ordering {
-    if percpu::sync::mutant("ring-tail-relaxed") { Ordering::Relaxed } else { Ordering::Acquire }
-}
-
-/// `Release`, unless a planted mutant weakens it.
-fn release() -> Ordering {
-    if percpu::sync::mutant("ring-head-relaxed") { Ordering::Relaxed } else { Ordering::Release }
 }
 
 #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]

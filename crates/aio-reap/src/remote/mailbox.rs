@@ -21,7 +21,7 @@ use std::task::Waker;
 use std::time::Instant;
 
 use percpu::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use percpu::sync::{Condvar, Mutex, mutant};
+use percpu::sync::{Condvar, Mutex, order, step};
 
 /// The number of a place.
 pub type Place = u32;
@@ -136,7 +136,6 @@ impl<L, R> Mailbox<L, R> {
         *slot.content.lock() = Content { letter: Some(letter), stage };
         // Ordering: Relaxed; the exchange says whether it is still so.
         let mut newest = self.sent.load(Ordering::Relaxed);
-        let first_look = newest;
         loop {
             if newest == CLOSED {
                 let letter = slot.content.lock().letter.take();
@@ -145,8 +144,7 @@ impl<L, R> Mailbox<L, R> {
             }
             // Ordering: Relaxed; carried by the exchange.
             slot.next.store(newest, Ordering::Relaxed);
-            let release =
-                if mutant("mailbox-send-relaxed") { Ordering::Relaxed } else { Ordering::Release };
+            let release = order!(Release, "send: the request is in its slot");
             // Ordering: Release pairs with the Acquire in `take`; it carries `next`, and by
             // whatever was released here before, theirs. Relaxed on failure: looked at again.
             match self.sent.compare_exchange(newest, place, release, Ordering::Relaxed) {
@@ -154,8 +152,7 @@ impl<L, R> Mailbox<L, R> {
                 Err(now) => newest = now,
             }
         }
-        let before = if mutant("mailbox-rings-by-its-first-look") { first_look } else { newest };
-        Ok(Sent { place, ring: before == EMPTY })
+        Ok(Sent { place, ring: newest == EMPTY })
     }
 
     /// Whether letters are there to be taken. Only a hint: the bell says so for certain.
@@ -176,11 +173,7 @@ impl<L, R> Mailbox<L, R> {
 
     /// Engine: takes every letter, and refuses others from now on. Once.
     pub fn close(&self, queue: &mut VecDeque<Place>) {
-        if mutant("mailbox-close-forgets-the-sent") {
-            self.sent.swap(CLOSED, Ordering::Acquire);
-            return;
-        }
-        self.take_all(CLOSED, queue);
+        step!("close: take what was sent", self.take_all(CLOSED, queue));
     }
 
     #[cold]
@@ -214,11 +207,6 @@ impl<L, R> Mailbox<L, R> {
     /// Wakes, so it runs user code.
     pub fn finish(&self, place: Place, result: R) -> Option<Answer<L, R>> {
         let slot = self.slot(place);
-        if mutant("mailbox-wakes-before-the-result") {
-            slot.done.notify_one();
-            slot.content.lock().stage = Stage::Done(result);
-            return None;
-        }
         let mut content = slot.content.lock();
         match std::mem::replace(&mut content.stage, Stage::Waiting(None)) {
             Stage::Waiting(waker) => {
@@ -292,11 +280,9 @@ impl<L, R> Mailbox<L, R> {
         }
         let waker = waker.clone(); // user code: not under the lock
         let mut content = slot.content.lock();
-        if !mutant("mailbox-registers-by-an-older-look") {
-            let answer = self.collect(place, &mut content);
-            if answer.is_some() {
-                return answer;
-            }
+        let answer = self.collect(place, &mut content);
+        if answer.is_some() {
+            return answer;
         }
         let old = match &mut content.stage {
             Stage::Waiting(old) => old.replace(waker),
@@ -335,15 +321,6 @@ impl<L, R> Mailbox<L, R> {
     pub fn abandon(&self, place: Place) -> Option<Answer<L, R>> {
         let slot = self.slot(place);
         let mut content = slot.content.lock();
-        if mutant("mailbox-abandons-by-an-older-look") {
-            let waiting = matches!(content.stage, Stage::Waiting(_));
-            drop(content);
-            content = slot.content.lock();
-            if waiting {
-                content.stage = Stage::Unattended;
-                return None;
-            }
-        }
         match &mut content.stage {
             Stage::Waiting(waker) => {
                 let waker = waker.take();

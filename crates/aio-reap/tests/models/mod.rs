@@ -1,6 +1,6 @@
 //! Models of what the engine shares with others: the kernel's ring and the threads of the pool.
 //!
-//! A planted bug is named by `mutant("...")`, here or in the crate; [`mutants`] demands that each
+//! A planted bug is named by `is_planted("...")`, here or in the crate; [`mutants`] demands that each
 //! is caught.
 
 mod driver;
@@ -10,7 +10,7 @@ mod remote;
 use aio_reap::model::{Event, Jobs, Ring};
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::cell::UnsafeCell;
-use percpu::sync::{Arc, Condvar, Mutex, model, mutant, thread};
+use percpu::sync::{Arc, Condvar, Mutex, is_planted, model, thread};
 
 /// The memory that the kernel and the engine share.
 struct Shared<const NR: usize> {
@@ -152,7 +152,7 @@ fn jobs_complete(workers: u32, pushed: u32, budget: usize, reap_on_submit: bool)
         }
         while reaped < pushed {
             bell.wait();
-            if mutant("bell-answered-after-the-reap") {
+            if is_planted("bell-answered-after-the-reap") {
                 reaped = reap();
                 bell.answer();
             } else {

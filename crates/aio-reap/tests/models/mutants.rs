@@ -6,18 +6,14 @@ use super::{driver, remote};
 
 const MUTANTS: &[(&str, &str)] = &[
     ("bell-answered-after-the-reap", "pool_announces_what_a_budget_leaves"),
-    ("pool-bell-by-an-older-look", "pool_loses_no_job_and_no_wake_up"),
-    ("pool-budget-hides-the-rest", "pool_announces_what_a_budget_leaves"),
-    ("pool-close-wakes-one", "pool_closes_with_every_worker"),
-    ("pool-leaves-jobs-behind", "pool_performs_what_is_queued_when_it_closes"),
-    ("pool-notify-before-push", "pool_loses_no_job_and_no_wake_up"),
-    ("pool-withdraws-by-an-older-look", "pool_withdraws_a_job_or_performs_it"),
-    ("ring-head-relaxed", "inv08_ring_hands_over_whole_events_and_wraps"),
-    ("ring-release-before-read", "inv08_ring_hands_over_whole_events_and_wraps"),
-    ("ring-tail-relaxed", "inv08_ring_hands_over_whole_events_and_wraps"),
+    ("drain: nothing is left", "pool_announces_what_a_budget_leaves"),
+    ("close: wake every worker", "pool_closes_with_every_worker"),
+    ("push: wake a worker", "pool_loses_no_job_and_no_wake_up"),
+    ("consume: the events are read", "inv08_ring_hands_over_whole_events_and_wraps"),
+    ("consume: the events are written", "inv08_ring_hands_over_whole_events_and_wraps"),
 ];
 
-const LOOM_ONLY: &[&str] = &["ring-head-relaxed", "ring-release-before-read", "ring-tail-relaxed"];
+const LOOM_ONLY: &[&str] = &["consume: the events are read", "consume: the events are written"];
 
 const PLANTED: Planted = Planted {
     mutants: &[driver::MUTANTS, remote::MUTANTS, MUTANTS],

@@ -7,30 +7,20 @@ use std::task::{Wake, Waker};
 
 use aio_reap::model::{Mailbox, Unsent};
 use percpu::sync::atomic::{AtomicU32, Ordering};
-use percpu::sync::{Arc, model, mutant, thread};
+use percpu::sync::{Arc, is_planted, model, thread};
 
 use super::Bell;
 
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("mailbox-abandons-by-an-older-look", "remote::who_stops_waiting_leaves_nothing_behind"),
-    ("mailbox-close-forgets-the-sent", "remote::closing_answers_or_refuses_every_letter"),
-    (
-        "mailbox-registers-by-an-older-look",
-        "remote::inv06_no_wake_up_is_lost_between_the_result_and_a_poll",
-    ),
-    ("mailbox-rings-by-its-first-look", "remote::inv06_each_letter_is_heard_of"),
-    ("mailbox-send-relaxed", "remote::inv06_each_letter_is_heard_of"),
-    (
-        "mailbox-wakes-before-the-result",
-        "remote::inv06_no_wake_up_is_lost_between_the_result_and_parking",
-    ),
+    ("close: take what was sent", "remote::closing_answers_or_refuses_every_letter"),
+    ("send: the request is in its slot", "remote::inv06_each_letter_is_heard_of"),
     ("remote-bell-answered-after-the-take", "remote::inv06_each_letter_is_heard_of"),
     ("remote-last-sender-is-silent", "remote::serving_ends_with_the_last_sender"),
     ("remote-looks-for-senders-too-late", "remote::serving_takes_the_last_letter"),
     ("remote-sleeps-by-an-older-look", "remote::serving_ends_with_the_last_sender"),
 ];
 
-pub(super) const LOOM_ONLY: &[&str] = &["mailbox-send-relaxed"];
+pub(super) const LOOM_ONLY: &[&str] = &["send: the request is in its slot"];
 
 /// A letter that counts how often it is dropped.
 struct Letter {
@@ -84,7 +74,7 @@ impl Shared {
         let (mut done, mut queue) = (0, VecDeque::new());
         while done < count {
             self.bell.wait();
-            if mutant("remote-bell-answered-after-the-take") {
+            if is_planted("remote-bell-answered-after-the-take") {
                 self.mailbox.take(&mut queue);
                 self.bell.answer();
             } else {
@@ -244,7 +234,7 @@ fn serve(letters: u32) {
             let shared = Arc::clone(&shared);
             move || {
                 (1..=letters).for_each(|id| _ = shared.send(id, false));
-                if shared.mailbox.drop_sender() && !mutant("remote-last-sender-is-silent") {
+                if shared.mailbox.drop_sender() && !is_planted("remote-last-sender-is-silent") {
                     shared.bell.ring();
                 }
             }
@@ -254,7 +244,7 @@ fn serve(letters: u32) {
             let mut alone = !shared.mailbox.has_senders();
             shared.bell.answer();
             shared.mailbox.take(&mut queue);
-            if mutant("remote-looks-for-senders-too-late") {
+            if is_planted("remote-looks-for-senders-too-late") {
                 alone = !shared.mailbox.has_senders();
             }
             shared.finish(&mut queue);
@@ -262,7 +252,7 @@ fn serve(letters: u32) {
                 break;
             }
             // The last sender may have rung for what the answer above has silenced.
-            if shared.mailbox.has_senders() || mutant("remote-sleeps-by-an-older-look") {
+            if shared.mailbox.has_senders() || is_planted("remote-sleeps-by-an-older-look") {
                 shared.bell.wait();
             }
         }

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::ptr::NonNull;
 
 use percpu::lglock::LockError;
-use percpu::sync::{check, mutant, step};
+use percpu::sync::{check, step};
 use percpu::{AllocError, CpuId};
 
 use crate::anchor::{Anchor, UNLINKED};
@@ -160,10 +160,6 @@ impl<T: Linked> IntrusiveList<T> {
     #[cold]
     #[inline(never)]
     fn move_in(&self, part: Part<'_>, home: CpuId, item: &T) -> Result<Added, Refused> {
-        if mutant("list-moves-in-home-first") {
-            let _home = self.core.domain().lock(home)?;
-            return self.add(part.lock()?, home, item);
-        }
         let guard = self.core.domain().lock_pair(home, part.slot())?;
         // SAFETY: one of the two is its slot's lock.
         self.add(unsafe { Locked::new(part.shard(), guard) }, home, item)

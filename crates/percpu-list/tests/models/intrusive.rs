@@ -19,7 +19,6 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
         "remove: the anchor is on this list",
         "intrusive::inv02_a_removal_meets_a_move_to_another_list",
     ),
-    ("list-moves-in-home-first", "intrusive::inv08_global_two_slots_and_local_end"),
     ("drop: leave the list first", "intrusive::an_item_drops_beside_a_locked_walk"),
     ("unlink: after the last use by a walk", "intrusive::an_item_drops_once_it_is_seen_unlinked"),
     (

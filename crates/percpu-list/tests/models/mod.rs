@@ -2,7 +2,7 @@
 //! two CPUs, segments have two cells, and walks take one entry under a lock.
 //!
 //! A planted bug weakens a step that has a label (`fence!`, `order!`, `step!`, `check!`), or is code
-//! of its own behind `mutant("...")`, in a model or in the crate; [`mutants`] demands that each is
+//! of its own behind `is_planted("...")` in a model; [`mutants`] demands that each is
 //! caught.
 
 mod deferred;

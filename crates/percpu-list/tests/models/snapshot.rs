@@ -1,7 +1,7 @@
 //! The instant that a snapshot shows.
 
 use percpu::sync::virtual_cpu::set_current;
-use percpu::sync::{Arc, model, mutant};
+use percpu::sync::{Arc, is_planted, model};
 
 use super::owning::{List, with};
 use super::payload::{ONE, ZERO, dawdle, spawn_on};
@@ -18,7 +18,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 
 /// The values, at one instant.
 fn seen(list: &List) -> Vec<u64> {
-    if mutant("snapshot-is-taken-slot-by-slot") {
+    if is_planted("snapshot-is-taken-slot-by-slot") {
         return list.iter().map(|found| found.unwrap().read()).inspect(|_| dawdle()).collect();
     }
     let snapshot = list.lock_all().unwrap();
