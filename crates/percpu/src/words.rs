@@ -188,7 +188,8 @@ mod imp {
     use crate::error::AllocError;
     use crate::starting::starting;
     use crate::sync::atomic::{AtomicU64, Ordering};
-    use crate::sync::{Mutex, cpu};
+    use crate::sync::cpu;
+    use crate::sync::std_lock::Mutex;
 
     /// The size in bytes of the region of one CPU, with 8,192 words. A guess.
     pub(crate) const STRIDE: usize = 1 << 16;

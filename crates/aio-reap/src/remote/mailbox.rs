@@ -313,7 +313,7 @@ impl<L, R> Mailbox<L, R> {
             if left.is_zero() {
                 return None;
             }
-            slot.done.wait_timeout(&mut content, left);
+            slot.done.wait_for(&mut content, left);
         }
     }
 

@@ -131,7 +131,8 @@ impl Queue {
             return;
         }
         if state.idle > 0 {
-            return queue.changed.notify_all();
+            queue.changed.notify_all();
+            return;
         }
         let new = Arc::clone(queue);
         let builder = thread::Builder::new().name("bufcache-clean".into());
@@ -203,7 +204,7 @@ impl Queue {
                 state.urgent = false;
                 self.changed.wait(state);
             } else {
-                self.changed.wait_timeout(state, ROUND);
+                self.changed.wait_for(state, ROUND);
                 waited = true;
             }
         }

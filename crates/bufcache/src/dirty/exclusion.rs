@@ -90,7 +90,7 @@ impl Exclusion {
     pub(crate) fn wait(&self, sector: u64, patience: Duration) {
         let mut state = self.state.lock();
         if state.overlaps(&(sector..sector + 1)) {
-            self.gone.wait_timeout(&mut state, patience);
+            self.gone.wait_for(&mut state, patience);
         }
     }
 

@@ -11,7 +11,8 @@ use crate::fence;
 use crate::rseq::section::{self, Refused};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
-use crate::sync::{Condvar, Mutex, cpu, order, step, thread_id};
+use crate::sync::std_lock::{Condvar, Mutex};
+use crate::sync::{cpu, order, step, thread_id};
 use crate::words::Words;
 
 /// The bit that closes a word to atomic entries. Set while the gate is closed. The words that

@@ -5,7 +5,8 @@ use super::percpu_ref::{DEAD, Mode, PercpuRef, Reference};
 use super::switch;
 use crate::error::AllocError;
 use crate::sync::atomic::Ordering;
-use crate::sync::{MutexGuard, step};
+use crate::sync::std_lock::MutexGuard;
+use crate::sync::step;
 
 /// A count that [`PercpuRef::kill_many`] kills.
 struct Kill<'a> {

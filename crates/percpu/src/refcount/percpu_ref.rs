@@ -10,7 +10,8 @@ use crate::error::NewError;
 use crate::rseq::section::{self, Refused};
 use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
-use crate::sync::{Mutex, check, cpu, order};
+use crate::sync::std_lock::Mutex;
+use crate::sync::{check, cpu, order};
 use crate::words::Words;
 
 /// The bit of `atomic` that is set from a kill until `resurrect` or `reinit`.

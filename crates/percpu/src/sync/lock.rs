@@ -1,9 +1,7 @@
 //! The lock interface of `parking_lot`, over the locks of `std` or of a model checker.
 //!
-//! This is not `parking_lot` itself, because `parking_lot` lists the waiting threads of the process
-//! in a table of pointers into their stacks. A child of a fork copies that table, but not the
-//! threads, and follows the stale pointers when a thread of the child waits for a lock. A futex
-//! keeps no such table in the process. Poison is ignored: each data structure says what a panic
+//! For the models, and for locks that a memory allocator may reach: `parking_lot` allocates when a
+//! thread first waits, `std` does not. Poison is ignored: each data structure says what a panic
 //! leaves behind, and a model fails on the panic itself.
 
 use std::ops::{Deref, DerefMut};
@@ -19,7 +17,7 @@ pub struct Mutex<T: ?Sized>(std_shaped::Mutex<T>);
 /// Access to the value of a locked [`Mutex`]; unlocks on drop.
 #[derive(Debug)]
 pub struct MutexGuard<'a, T: ?Sized> {
-    /// `None` only during [`Condvar::wait`] and [`Condvar::wait_timeout`], which borrow the guard
+    /// `None` only during [`Condvar::wait`] and [`Condvar::wait_for`], which borrow the guard
     /// mutably.
     held: Option<std_shaped::MutexGuard<'a, T>>,
 }
@@ -119,7 +117,7 @@ impl Condvar {
     ///
     /// A model has no clock, so the timeout never ends the wait there.
     #[track_caller]
-    pub fn wait_timeout<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: std::time::Duration) {
+    pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: std::time::Duration) {
         #[cfg(not(any(offlock_loom, offlock_shuttle)))]
         {
             let held = guard.held.take().expect(HELD);

@@ -6,7 +6,8 @@
 //! | | default | `--cfg offlock_loom` | `--cfg offlock_shuttle` |
 //! |---|---|---|---|
 //! | `atomic`, `Arc`, `thread`, `hint` | `std` | `loom` | `shuttle` |
-//! | `Mutex`, `Condvar` | wrap `std`'s | wrap `loom`'s | wrap `shuttle`'s |
+//! | `Mutex`, `Condvar` | `parking_lot` | wrap `loom`'s | wrap `shuttle`'s |
+//! | `std_lock` | wraps `std`'s `Mutex` and `Condvar` | as above | as above |
 //! | `Futex` | a word and the futex system call | a word, `Mutex` and `Condvar` | as loom |
 //! | `WordLock` | a word and a parker | as default | as default |
 //! | `cell::UnsafeCell` | `std`'s, transparent | `loom`'s, checks each access | as default |
@@ -50,6 +51,11 @@ pub use self::label::is_planted;
 pub use self::label::{check, fence, order, step};
 pub use self::mutant::mutant;
 pub use crate::word_lock::{WordGuard, WordLock};
+
+/// [`Mutex`] and [`Condvar`] without allocation: for locks that a memory allocator may reach.
+pub mod std_lock {
+    pub use super::lock::{Condvar, Mutex, MutexGuard};
+}
 
 /// The types of `std` in all three builds.
 ///
@@ -110,7 +116,7 @@ pub fn panicking() -> bool {
 
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 mod imp {
-    pub use super::lock::{Condvar, Mutex, MutexGuard};
+    pub use parking_lot::{Condvar, Mutex, MutexGuard};
     pub use std::sync::{Arc, atomic};
     pub use std::{hint, thread, thread_local};
 

@@ -230,7 +230,7 @@ impl Waiters {
             match left {
                 None => self.changed.wait(&mut waiting),
                 Some(left) if left.is_zero() => return None,
-                Some(left) => self.changed.wait_timeout(&mut waiting, left),
+                Some(left) => drop(self.changed.wait_for(&mut waiting, left)),
             }
         }
     }
