@@ -8,6 +8,7 @@
 //! | [`child`] | tests in a process of their own: this test program run again |
 //! | [`corpus`] | the replay of a fuzz target's committed inputs |
 //! | [`pin`] | the CPUs of the process, and the affinity of a thread |
+//! | [`planted`] | the checks that each planted bug of a crate fails its model |
 //! | [`rng`] | random numbers whose seed is printed on failure |
 //! | [`rseq`] | threads without a registered rseq area |
 //! | [`signals`] | a timer that signals one thread |
@@ -24,6 +25,7 @@ pub mod canary;
 pub mod child;
 pub mod corpus;
 pub mod pin;
+pub mod planted;
 pub mod rng;
 pub mod rseq;
 pub mod signals;

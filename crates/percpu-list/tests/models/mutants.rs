@@ -1,6 +1,6 @@
 //! Every planted bug must fail the model that is about it.
 
-use percpu::sync::planted::Planted;
+use testkit::planted::Planted;
 
 use super::{deferred, intrusive, owning, snapshot, spares, walk};
 

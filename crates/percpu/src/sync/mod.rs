@@ -39,8 +39,6 @@ mod futex;
 mod label;
 mod lock;
 mod mutant;
-#[cfg(any(offlock_loom, offlock_shuttle))]
-pub mod planted;
 #[cfg(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu))]
 pub mod virtual_cpu;
 

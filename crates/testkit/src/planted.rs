@@ -25,7 +25,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 ///
 /// A run with it reports the first planted bug that it reaches, like a run with a bug, and must
 /// pass.
-pub(super) const CONTROL: &str = "control";
+const CONTROL: &str = "control";
 
 /// The planted bugs of a crate.
 #[derive(Debug)]
@@ -187,5 +187,43 @@ fn wait(child: &mut Child) -> std::process::ExitStatus {
             panic!("the model neither passed nor failed within {LIMIT:?}");
         }
         thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A name that is missed would need no model.
+    #[test]
+    fn labels_and_names_are_found_in_a_source() {
+        // A `#` stands for the `!`: this file is searched, too.
+        let source = r#"
+        fence#(SeqCst, "one: skips the fence");
+        word.store(0, order#(Release, "two"));
+        step#(
+            "three, in lines of its own",
+            word.store(0, order#(
+                Relaxed,
+                "four: inside another"
+            )),
+        );
+        if !check#("five", word.load(Relaxed) == 0) && !mutant#("six") {}
+        // step#("a comment", none());
+        /// step#("documentation", none());
+        crate_check#("another macro", 1); check#(no_label, 1); step#(1 == 2, "no label");
+        "#
+        .replace('#', "!")
+        .replace("mutant!", "mutant");
+        let found = names_in(&source);
+        let expected = [
+            "five",
+            "four: inside another",
+            "one: skips the fence",
+            "six",
+            "three, in lines of its own",
+            "two",
+        ];
+        assert!(found.iter().map(String::as_str).eq(expected), "{found:?}");
     }
 }
