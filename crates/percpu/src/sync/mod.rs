@@ -38,16 +38,16 @@ pub mod quarantine;
 mod futex;
 mod label;
 mod lock;
-mod mutant;
+mod planted;
 #[cfg(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu))]
 pub mod virtual_cpu;
 
 pub use self::futex::Futex;
+pub use self::label::{check, fence, order, step};
 #[cfg(any(offlock_loom, offlock_shuttle))]
 #[doc(hidden)]
-pub use self::label::is_planted;
-pub use self::label::{check, fence, order, step};
-pub use self::mutant::mutant;
+pub use self::planted::is_planted;
+pub use self::planted::mutant;
 pub use crate::word_lock::{WordGuard, WordLock};
 
 /// [`Mutex`] and [`Condvar`] without allocation: for locks that a memory allocator may reach.
