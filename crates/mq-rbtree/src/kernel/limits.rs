@@ -4,6 +4,7 @@ use std::fs;
 use std::mem;
 use std::os::fd::{FromRawFd, OwnedFd};
 
+use super::sys::errno;
 use crate::posix::Attributes;
 
 /// The most messages in a queue, whatever is set: ABI (`mq_overview(7)`, since Linux 3.5).
@@ -41,7 +42,7 @@ pub(super) fn out_of_descriptors() -> bool {
     // SAFETY: no pointers.
     let probe = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
     if probe < 0 {
-        return super::errno() == libc::EMFILE;
+        return errno() == libc::EMFILE;
     }
     // SAFETY: the call above returned this descriptor, and nothing else owns it.
     drop(unsafe { OwnedFd::from_raw_fd(probe) });

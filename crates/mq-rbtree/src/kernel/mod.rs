@@ -8,6 +8,7 @@
 mod limits;
 mod notify;
 mod open_error;
+mod sys;
 
 use std::ffi::CString;
 use std::io;
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant, SystemTime};
 use percpu::sync::native::atomic::{AtomicU64, Ordering};
 
 pub use self::open_error::{Exceeded, OpenError};
+use self::sys::{errno, uninterrupted};
 use crate::deadline::{Deadline, Wait};
 use crate::error::{NotifyError, ReceiveError, SendError, SendRefused};
 use crate::posix::{Attributes, Callback, MessageQueue};
@@ -318,21 +320,4 @@ fn timespec(deadline: Deadline) -> libc::timespec {
         tv_sec: end.as_secs().try_into().unwrap_or(i64::MAX),
         tv_nsec: end.subsec_nanos().into(),
     }
-}
-
-/// Makes a call until no signal interrupts it: what it returned, or the errno.
-fn uninterrupted(mut call: impl FnMut() -> isize) -> Result<usize, i32> {
-    loop {
-        if let Ok(done) = usize::try_from(call()) {
-            return Ok(done);
-        }
-        match errno() {
-            libc::EINTR => {}
-            errno => return Err(errno),
-        }
-    }
-}
-
-fn errno() -> i32 {
-    io::Error::last_os_error().raw_os_error().unwrap_or_default()
 }

@@ -20,7 +20,7 @@ use std::ptr;
 
 use percpu::sync::{Arc, Mutex, thread};
 
-use super::{errno, uninterrupted};
+use super::sys::{errno, uninterrupted};
 use crate::error::{NotifyError, NotifyRefused};
 use crate::posix::Callback;
 
