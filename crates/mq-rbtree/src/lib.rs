@@ -157,6 +157,8 @@
 mod core;
 mod deadline;
 mod error;
+mod event;
+mod futures;
 mod handles;
 #[cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
 mod kernel;
@@ -164,6 +166,7 @@ mod parker;
 mod posix;
 mod queue;
 mod quota;
+mod readiness;
 mod stats;
 mod waiter;
 
@@ -172,16 +175,16 @@ pub use self::deadline::{Deadline, InvalidDeadline, Wait};
 pub use self::error::{
     BatchError, BuildError, NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused,
 };
+pub use self::futures::{ReceiveFuture, SendFuture};
+#[cfg(feature = "futures")]
+pub use self::futures::{ReceiveStream, SendSink};
 pub use self::handles::{IntoIter, Iter, QueueHandle, Receiver, Sender, TryIter};
 #[cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
 pub use self::kernel::{Exceeded, KernelQueue, OpenError};
 pub use self::posix::{Attributes, Callback, MessageQueue};
-pub use self::queue::{
-    Builder, Interest, Queue, Readiness, ReadinessError, ReceiveFuture, Received, SendFuture,
-};
-#[cfg(feature = "futures")]
-pub use self::queue::{ReceiveStream, SendSink};
+pub use self::queue::{Builder, Queue, Received};
 pub use self::quota::Quota;
+pub use self::readiness::{Interest, Readiness, ReadinessError};
 pub use self::stats::{LevelStats, QueueStats};
 pub use percpu::AllocError;
 

@@ -16,8 +16,10 @@ pub use self::iter::{IntoIter, Iter, TryIter};
 pub use self::way::QueueHandle;
 pub(crate) use self::way::Way;
 
+use self::way::sealed::HasQueue;
 use crate::core::{Bitmap, Levels};
-use crate::queue::Queue;
+use crate::error::BuildError;
+use crate::queue::{Builder, Queue};
 use crate::stats::QueueStats;
 
 /// The side that sends: [`Builder::channel`](crate::Builder::channel).
@@ -54,11 +56,21 @@ struct Shared<T, L: Levels> {
     receivers: AtomicUsize,
 }
 
-/// Both sides of a queue.
-pub(crate) fn pair<T, L: Levels>(queue: Queue<T, L>) -> (Sender<T, L>, Receiver<T, L>) {
-    let (senders, receivers) = (AtomicUsize::new(1), AtomicUsize::new(1));
-    let shared = Arc::new(Shared { queue, senders, receivers });
-    (Sender { shared: Arc::clone(&shared) }, Receiver { shared })
+/// A handle for each side of a queue.
+type Sides<T, L> = (Sender<T, L>, Receiver<T, L>);
+
+impl<T, L: Levels> Builder<T, L> {
+    /// Makes it, with a handle for each side: when the last of a side is dropped, the queue closes.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`].
+    pub fn channel(self) -> Result<Sides<T, L>, BuildError> {
+        let queue = self.build()?;
+        let (senders, receivers) = (AtomicUsize::new(1), AtomicUsize::new(1));
+        let shared = Arc::new(Shared { queue, senders, receivers });
+        Ok((Sender { shared: Arc::clone(&shared) }, Receiver { shared }))
+    }
 }
 
 /// Counts a handle out; true if it was the last.
@@ -146,9 +158,23 @@ macro_rules! side {
                 std::ptr::eq(&raw const self.shared.queue, other.queue())
             }
 
+            pub(crate) fn queue(&self) -> &Queue<T, L> {
+                &self.shared.queue
+            }
+
             #[doc(hidden)]
             pub fn validate(&self) {
                 self.shared.queue.validate();
+            }
+        }
+
+        impl<T, L: Levels> HasQueue for $name<T, L> {
+            type Message = T;
+            type Levels = L;
+
+            #[inline(always)]
+            fn queue(&self) -> &Queue<T, L> {
+                &self.shared.queue
             }
         }
 

@@ -4,7 +4,7 @@ use super::{Iter, Receiver, TryIter};
 use crate::core::Levels;
 use crate::deadline::Wait;
 use crate::error::{NotifyError, ReceiveError};
-use crate::queue::{ReceiveFuture, Received};
+use crate::queue::Received;
 
 impl<T, L: Levels> Receiver<T, L> {
     /// Receives the next message. Waits while there is none.
@@ -35,17 +35,6 @@ impl<T, L: Levels> Receiver<T, L> {
     #[inline]
     pub fn receive_with(&self, wait: Wait) -> Result<Received<T, L>, ReceiveError> {
         self.shared.queue.receive_with(wait)
-    }
-
-    /// Receives the next message, asynchronously: [`Queue::receive_async`](crate::Queue::receive_async).
-    pub fn receive_async(&self) -> ReceiveFuture<'_, T, L> {
-        self.shared.queue.receive_async()
-    }
-
-    /// The same with the receiver in the future, which so depends on no reference, and counts as a handle
-    /// until it is dropped.
-    pub fn into_receive_async(self) -> ReceiveFuture<'static, T, L> {
-        ReceiveFuture::keeping(self)
     }
 
     /// Receives up to `most` messages into `out`: [`Queue::receive_batch`](crate::Queue::receive_batch).

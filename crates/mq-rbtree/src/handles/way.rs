@@ -2,12 +2,11 @@
 
 use percpu::sync::Arc;
 
-use super::{Receiver, Sender};
 use crate::core::Levels;
 use crate::queue::Queue;
 
 /// What leads to a queue, and to the same one as long as it lives: `&Queue`, an `Arc` of one, a
-/// [`Sender`] or [`Receiver`], or a reference to one of these.
+/// [`Sender`](crate::Sender) or [`Receiver`](crate::Receiver), or a reference to one of these.
 ///
 /// Sealed: a queue trusts it.
 pub trait QueueHandle: sealed::HasQueue {}
@@ -32,7 +31,7 @@ impl<T, L: Levels, H: QueueHandle<Message = T, Levels = L>> Way<'_, T, L, H> {
     }
 }
 
-mod sealed {
+pub(crate) mod sealed {
     use super::{Levels, Queue};
 
     pub trait HasQueue {
@@ -64,8 +63,6 @@ macro_rules! leads {
 leads! {
     Queue<T, L>: |queue| queue;
     Arc<Queue<T, L>>: |queue| queue;
-    Sender<T, L>: |sender| &sender.shared.queue;
-    Receiver<T, L>: |receiver| &receiver.shared.queue;
 }
 
 impl<Q: sealed::HasQueue> sealed::HasQueue for &Q {

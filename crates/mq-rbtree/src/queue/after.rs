@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use percpu::panics::drop_payload;
 use percpu::sync::{Arc, step};
 
-use super::readiness::Bell;
+use crate::event::Bell;
 use crate::waiter::Wake;
 
 /// Most wakes of one section of the lock; whoever has more to wake locks again.

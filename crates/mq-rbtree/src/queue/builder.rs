@@ -11,14 +11,10 @@ use super::spin::Spin;
 use super::state::State;
 use crate::core::{Bitmap, Core, Levels, MOST, RbTree};
 use crate::error::BuildError;
-use crate::handles::{Receiver, Sender, pair};
 use crate::quota::Quota;
 
 /// Nodes kept for priorities to come, where nothing is said: 64 KiB of them or so.
 const SPARE: usize = 1024;
-
-/// A handle for each side of a queue.
-type Sides<T, L> = (Sender<T, L>, Receiver<T, L>);
 
 impl<T> Queue<T, Bitmap> {
     /// A queue for up to `max_messages` messages, with priorities from 0 to 32,767.
@@ -223,29 +219,6 @@ impl<T, L: Levels> Builder<T, L> {
             spin: Spin::new(spin && several),
             charge,
         })
-    }
-
-    /// Makes it, with a handle for each side: when the last of a side is dropped, the queue closes.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError`].
-    pub fn channel(self) -> Result<Sides<T, L>, BuildError> {
-        self.build().map(pair)
-    }
-}
-
-impl<T, L: Levels> Config<T, L> {
-    /// The most bytes that messages and their places can take.
-    fn most_memory(&self) -> u64 {
-        let messages = self.max_messages as u64;
-        let each = match self.measure {
-            Some(_) => u64::from(self.max_message_bytes),
-            None => 0,
-        };
-        let contents = messages.saturating_mul(each).min(self.max_bytes);
-        let places = messages.saturating_mul(size_of::<T>() as u64 + 8);
-        contents.saturating_add(places)
     }
 }
 

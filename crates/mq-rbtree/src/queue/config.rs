@@ -91,4 +91,16 @@ impl<T, L: Levels> Config<T, L> {
         let kept: usize = self.reserves.iter().filter(kept).map(|reserve| reserve.messages).sum();
         self.max_messages.saturating_sub(kept)
     }
+
+    /// The most bytes that messages and their places can take.
+    pub(crate) fn most_memory(&self) -> u64 {
+        let messages = self.max_messages as u64;
+        let each = match self.measure {
+            Some(_) => u64::from(self.max_message_bytes),
+            None => 0,
+        };
+        let contents = messages.saturating_mul(each).min(self.max_bytes);
+        let places = messages.saturating_mul(size_of::<T>() as u64 + 8);
+        contents.saturating_add(places)
+    }
 }

@@ -16,13 +16,9 @@ mod batch;
 mod blocking;
 mod builder;
 mod config;
-mod futures;
 mod inspect;
-mod readiness;
 mod spin;
 mod state;
-#[cfg(feature = "futures")]
-mod stream;
 
 use std::fmt;
 use std::panic::resume_unwind;
@@ -31,12 +27,8 @@ use std::time::Instant;
 use percpu::sync::{WordGuard, WordLock, step};
 
 pub use self::builder::Builder;
-pub use self::futures::{ReceiveFuture, SendFuture};
-pub use self::readiness::{Interest, Readiness, ReadinessError};
-#[cfg(feature = "futures")]
-pub use self::stream::{ReceiveStream, SendSink};
 
-use self::after::After;
+pub(crate) use self::after::After;
 use self::config::Config;
 use self::spin::Spin;
 use self::state::{NotPut, State};
@@ -44,7 +36,7 @@ use crate::core::{Bitmap, Hint, Levels, Message, Preload};
 use crate::deadline::Wait;
 use crate::error::{NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused};
 use crate::quota::Charge;
-use crate::waiter::newcomer;
+use crate::waiter::{Rank, newcomer};
 
 /// A bounded queue of messages with priorities, for any number of threads and tasks.
 ///
@@ -52,8 +44,8 @@ use crate::waiter::newcomer;
 /// sent.
 pub struct Queue<T, L: Levels = Bitmap> {
     state: WordLock<State<T, L>>,
-    hint: Hint<L>,
-    config: Config<T, L>,
+    pub(crate) hint: Hint<L>,
+    pub(crate) config: Config<T, L>,
     spin: Spin,
     charge: Option<Charge>,
 }
@@ -229,18 +221,51 @@ impl<T, L: Levels> Queue<T, L> {
         }
     }
 
-    /// Sends a message, asynchronously: the future waits while there is no room.
-    ///
-    /// Dropping it is harmless: the message was sent, or is dropped with it.
-    pub fn send_async(&self, value: T, priority: L::Priority) -> SendFuture<'_, T, L> {
-        SendFuture::new(self, value, priority)
+    /// Puts a message in, or says why not; if there is no room, it comes back.
+    #[inline(always)]
+    pub(crate) fn put_now(
+        &self,
+        message: Message<T, L::Priority>,
+        rank: Rank,
+    ) -> Result<Result<(), SendError<T>>, Message<T, L::Priority>> {
+        let Message { priority, bytes, .. } = message;
+        if self.config.timed || self.hint.is_short(priority) {
+            let mut preload = Preload::new();
+            self.hint.fill(priority, &mut preload);
+            return self.put_locked(self.lock(), message, rank, preload);
+        }
+        let mut guard = self.state.lock();
+        // Comparisons may panic: then the guard goes first, and then the message.
+        match guard.enter_at_once(&self.config, priority, bytes) {
+            Some(place) => {
+                guard.fill_at_once(place, message);
+                Ok(Ok(()))
+            }
+            None => self.put_locked(self.timed(guard), message, rank, Preload::new()),
+        }
     }
 
-    /// Receives the next message, asynchronously: the future waits while there is none.
-    ///
-    /// Dropping it loses nothing: a message is not taken before the future is ready.
-    pub fn receive_async(&self) -> ReceiveFuture<'_, T, L> {
-        ReceiveFuture::new(self)
+    #[inline(never)]
+    fn put_locked(
+        &self,
+        state: Locked<'_, T, L>,
+        message: Message<T, L::Priority>,
+        rank: Rank,
+        mut preload: Preload<T, L>,
+    ) -> Result<Result<(), SendError<T>>, Message<T, L::Priority>> {
+        let mut after = After::new();
+        let put = {
+            let mut state = state; // unlocks before `preload` and `after` are dropped
+            state.put(&self.config, message, rank, &mut preload, &mut after)
+        };
+        match put {
+            Ok(()) => {
+                self.finish(&mut after);
+                Ok(Ok(()))
+            }
+            Err((message, SendRefused::Full)) => Err(message),
+            Err(not_put) => Ok(Err(refuse_put(not_put, &mut after))),
+        }
     }
 
     /// Refuses messages from now on. Who waits to send gets its message back; what is in the queue can
@@ -303,7 +328,7 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Locks, and notes the time if the queue measures how long its lock is held.
     #[inline(always)]
-    fn lock(&self) -> Locked<'_, T, L> {
+    pub(crate) fn lock(&self) -> Locked<'_, T, L> {
         self.timed(self.state.lock())
     }
 
@@ -319,7 +344,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// What panics of it goes on from here. A panic out of `after`'s destructor would come when the caller's
     /// result is in its place already, and leak that: a message, if it was a receive.
     #[inline(always)]
-    fn finish(&self, after: &mut After) {
+    pub(crate) fn finish(&self, after: &mut After) {
         if after.run() {
             self.settle();
         }
@@ -343,7 +368,7 @@ impl<T, L: Levels> Queue<T, L> {
     }
 }
 
-fn refuse<T>((value, reason): (T, SendRefused)) -> SendError<T> {
+pub(crate) fn refuse<T>((value, reason): (T, SendRefused)) -> SendError<T> {
     SendError { value, reason }
 }
 
@@ -353,7 +378,7 @@ fn refuse_message<T, P>((message, reason): NotPut<T, P>) -> SendError<T> {
 
 /// Gives back a message that was not put in; or drops it, if what kept it out was a panic of its order,
 /// and lets that go on. The lock is not held.
-fn refuse_put<T, P>(not_put: NotPut<T, P>, after: &mut After) -> SendError<T> {
+pub(crate) fn refuse_put<T, P>(not_put: NotPut<T, P>, after: &mut After) -> SendError<T> {
     if let Some(panic) = after.take_panic() {
         drop(not_put);
         resume_unwind(panic);
@@ -362,7 +387,7 @@ fn refuse_put<T, P>(not_put: NotPut<T, P>, after: &mut After) -> SendError<T> {
 }
 
 /// The queue's state, locked.
-struct Locked<'q, T, L: Levels> {
+pub(crate) struct Locked<'q, T, L: Levels> {
     guard: WordGuard<'q, State<T, L>>,
     /// If the queue looks how long it is held.
     since: Option<Instant>,

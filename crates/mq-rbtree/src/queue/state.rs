@@ -18,9 +18,9 @@ use percpu::sync::{Arc, check, step};
 
 use super::after::{After, Notification};
 use super::config::Config;
-use super::readiness::{Bell, READABLE, WRITABLE};
 use crate::core::{Core, Levels, Message, Preload};
 use crate::error::SendRefused;
+use crate::event::{Bell, READABLE, WRITABLE};
 use crate::stats::Counters;
 use crate::waiter::{Ended, Rank, WaitList, Waiter, Wake, Wanted};
 

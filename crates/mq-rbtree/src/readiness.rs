@@ -11,15 +11,13 @@
 use std::error::Error;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use percpu::sync::{Arc, step};
 
-use super::After;
+use crate::event::{Bell, READABLE, WRITABLE};
 use crate::handles::QueueHandle;
-
-pub(crate) const READABLE: usize = 0;
-pub(crate) const WRITABLE: usize = 1;
+use crate::queue::After;
 
 /// What a [`Readiness`] tells of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,36 +64,6 @@ impl<Q> Error for ReadinessError<Q> {}
 impl<Q> From<ReadinessError<Q>> for io::Error {
     fn from(error: ReadinessError<Q>) -> Self {
         error.reason
-    }
-}
-
-/// An eventfd.
-#[derive(Debug)]
-pub(crate) struct Bell(OwnedFd);
-
-impl Bell {
-    fn try_new() -> io::Result<Self> {
-        // SAFETY: takes two numbers.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the call above returned this descriptor, and nothing else owns it.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
-    }
-
-    pub(crate) fn ring(&self) {
-        let one = 1u64;
-        // It can only fail by being full, and then it is readable anyway.
-        // SAFETY: 8 bytes that live.
-        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
-    }
-
-    fn silence(&self) {
-        let mut count = 0u64;
-        // The count does not matter, nor that there was none.
-        // SAFETY: 8 bytes that live.
-        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
     }
 }
 
@@ -187,13 +155,13 @@ impl<Q: QueueHandle> fmt::Debug for Readiness<Q> {
 
 impl<Q: QueueHandle> AsFd for Readiness<Q> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.bell.0.as_fd()
+        self.bell.as_fd()
     }
 }
 
 impl<Q: QueueHandle> AsRawFd for Readiness<Q> {
     fn as_raw_fd(&self) -> RawFd {
-        self.bell.0.as_raw_fd()
+        self.bell.as_fd().as_raw_fd()
     }
 }
 

@@ -7,10 +7,12 @@ use std::task::{Context, Poll, ready};
 use futures_core::{FusedStream, Stream};
 use futures_sink::Sink;
 
-use super::{Queue, ReceiveFuture, Received, SendFuture};
+use super::receive::ReceiveFuture;
+use super::send::SendFuture;
 use crate::core::{Bitmap, Levels};
 use crate::error::SendError;
 use crate::handles::{Receiver, Sender, Way};
+use crate::queue::{Queue, Received};
 
 /// Messages as a `Stream`: [`Receiver::into_stream`], [`Queue::stream`].
 ///
@@ -63,7 +65,7 @@ impl<T, L: Levels> Receiver<T, L> {
 impl<T, L: Levels> Sender<T, L> {
     /// A `Sink` that sends. With the feature `futures`.
     pub fn sink(&self) -> SendSink<'_, T, L> {
-        SendSink::new(self.lent())
+        SendSink::new(Way::Lent(self.queue()))
     }
 
     /// The same with the sender in the sink, which so depends on no reference, and counts as a handle

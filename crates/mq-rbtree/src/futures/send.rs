@@ -1,9 +1,4 @@
-//! Tasks that wait.
-//!
-//! A future's node is in the future, and on a list only while it waits. Who makes room or brings a
-//! message gives the first task a permit: takes its node off the list and wakes it to look. Others may
-//! be faster; then it waits again, where it stood before. A future that is dropped with a permit passes
-//! it on.
+//! A send that waits asynchronously.
 
 use std::fmt;
 use std::future::Future;
@@ -14,24 +9,11 @@ use std::task::{Context, Poll};
 
 use percpu::sync::step;
 
-use super::{After, Locked, Queue, Received, refuse, refuse_put};
 use crate::core::{Bitmap, Levels, Message, Preload};
-use crate::deadline::Wait;
-use crate::error::{ReceiveError, SendError, SendRefused};
-use crate::handles::{Receiver, Sender, Way};
-use crate::waiter::{Rank, Waiter};
-
-/// A receive that waits asynchronously: [`Queue::receive_async`], or
-/// [`Receiver::into_receive_async`].
-#[must_use = "futures do nothing unless polled"]
-pub struct ReceiveFuture<'q, T, L: Levels = Bitmap> {
-    way: Way<'q, T, L, Receiver<T, L>>,
-    waiter: Waiter<T, L::Priority>,
-    /// It may be on a list, or have a permit.
-    known: bool,
-    done: bool,
-    _pinned: PhantomPinned,
-}
+use crate::error::{SendError, SendRefused};
+use crate::handles::{Sender, Way};
+use crate::queue::{After, Queue, refuse, refuse_put};
+use crate::waiter::Waiter;
 
 /// A message on its way in, or why it can never be sent.
 type Admitted<T, L> = Result<Message<T, <L as Levels>::Priority>, (T, SendRefused)>;
@@ -47,38 +29,47 @@ pub struct SendFuture<'q, T, L: Levels = Bitmap> {
     _pinned: PhantomPinned,
 }
 
-impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
-    pub(super) fn new(queue: &'q Queue<T, L>) -> Self {
-        Self::on(Way::Lent(queue))
-    }
-
-    pub(crate) fn keeping(receiver: Receiver<T, L>) -> Self {
-        Self::on(Way::Kept(receiver))
-    }
-
-    fn on(way: Way<'q, T, L, Receiver<T, L>>) -> Self {
-        let waiter = Waiter::new(0);
-        Self { way, waiter, known: false, done: false, _pinned: PhantomPinned }
-    }
-
-    /// Begins anew, behind who waits by then.
+impl<T, L: Levels> Queue<T, L> {
+    /// Sends a message, asynchronously: the future waits while there is no room.
     ///
-    /// # Panics
-    ///
-    /// Panics if it has not received.
-    #[cfg(feature = "futures")]
-    pub(super) fn renew(self: Pin<&mut Self>, urgency: u8) {
-        // SAFETY: what is overwritten is the node, and that is on no list, as is made sure of below.
-        let this = unsafe { self.get_unchecked_mut() };
-        assert!(this.done && !this.known, "renewed before it had received");
-        (this.waiter, this.done) = (Waiter::new(urgency), false);
+    /// Dropping it is harmless: the message was sent, or is dropped with it.
+    pub fn send_async(&self, value: T, priority: L::Priority) -> SendFuture<'_, T, L> {
+        SendFuture::new(self, value, priority)
+    }
+}
+
+impl<T, L: Levels> Sender<T, L> {
+    /// Sends a message, asynchronously: [`Queue::send_async`](crate::Queue::send_async).
+    pub fn send_async(&self, value: T, priority: L::Priority) -> SendFuture<'_, T, L> {
+        self.queue().send_async(value, priority)
     }
 
-    /// The same, with this urgency among those that wait: see [`Wait::urgency`](crate::Wait::urgency).
-    /// Before it is first polled.
-    pub fn urgency(mut self, urgency: u8) -> Self {
-        self.waiter = Waiter::new(urgency);
-        self
+    /// The same with the sender in the future, which so depends on no reference, and counts as a handle
+    /// until it is dropped.
+    ///
+    /// ```
+    /// # use std::{future::Future, pin::Pin};
+    /// # let mut spawned = Vec::new();
+    /// # let mut spawn = |task: Pin<Box<dyn Future<Output = _> + Send + 'static>>| spawned.push(task);
+    /// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
+    /// spawn(Box::pin(sender.clone().into_send_async("a message", 7)));
+    /// # let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    /// # assert!(spawned[0].as_mut().poll(&mut cx).is_ready());
+    /// # assert_eq!(receiver.try_receive(), Ok(("a message", 7)));
+    /// # Ok::<(), mq_rbtree::BuildError>(())
+    /// ```
+    ///
+    /// One that borrows its sender is not `'static`:
+    ///
+    /// ```compile_fail,E0597
+    /// fn spawn(task: impl Future<Output = Result<(), mq_rbtree::SendError<u8>>> + Send + 'static) {}
+    /// # use std::future::Future;
+    /// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
+    /// spawn(sender.send_async(1u8, 7));
+    /// # Ok::<(), mq_rbtree::BuildError>(())
+    /// ```
+    pub fn into_send_async(self, value: T, priority: L::Priority) -> SendFuture<'static, T, L> {
+        SendFuture::keeping(self, value, priority)
     }
 }
 
@@ -135,82 +126,6 @@ impl<'q, T, L: Levels> SendFuture<'q, T, L> {
     pub fn urgency(mut self, urgency: u8) -> Self {
         self.waiter = Waiter::new(urgency);
         self
-    }
-}
-
-impl<T, L: Levels> Future for ReceiveFuture<'_, T, L> {
-    type Output = Result<Received<T, L>, ReceiveError>;
-
-    /// # Panics
-    ///
-    /// Panics if it was ready before.
-    #[inline]
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // SAFETY: nothing is moved out of it; the node stays where it is.
-        let this = unsafe { self.get_unchecked_mut() };
-        assert!(!this.done, "polled after it was ready");
-        if !this.known {
-            // The first look is that of a thread which does not wait: it needs neither node nor waker.
-            match this.way.queue().receive_with(Wait::NO) {
-                Err(ReceiveError::Empty) => this.known = true,
-                ready => {
-                    this.done = true;
-                    return Poll::Ready(ready);
-                }
-            }
-        }
-        this.look_again(cx)
-    }
-}
-
-impl<T, L: Levels> ReceiveFuture<'_, T, L> {
-    /// Looks, and waits if there is nothing.
-    #[cold]
-    #[inline(never)]
-    fn look_again(&mut self, cx: &mut Context<'_>) -> Poll<Result<Received<T, L>, ReceiveError>> {
-        let this = self;
-        let queue = this.way.queue();
-        // Cloned and dropped outside the lock: it is user code.
-        let waker = cx.waker().clone();
-        let mut preload = Preload::new();
-        let mut after = After::new();
-        let _old;
-        {
-            let mut state = queue.lock();
-            let node = NonNull::from(&this.waiter);
-            // SAFETY: we have the lock; no other reference is there.
-            if std::mem::take(&mut unsafe { this.waiter.inner() }.permit) {
-                state.end_receive_permit();
-            }
-            // Off the list before anything is taken: a sender that goes on then must not tell us.
-            // SAFETY: it lives, and is on this list or none.
-            let was_listed = unsafe { state.receivers.remove(node) };
-            // SAFETY: we have the lock; no other reference is there.
-            _old = unsafe { this.waiter.inner() }.take_waker();
-            match state.take(&queue.config, &mut preload, &mut after) {
-                None if !state.closed => {
-                    let waker = Some(waker);
-                    if was_listed {
-                        step!(
-                            "poll: wait with the new waker",
-                            // SAFETY: on no list; pinned, and taken off when it is dropped.
-                            unsafe { state.receivers.add(node, waker) }
-                        );
-                    } else {
-                        // SAFETY: as above.
-                        unsafe { state.wait_to_receive(node, waker) };
-                    }
-                    Poll::Pending
-                }
-                taken => {
-                    (this.known, this.done) = (false, true);
-                    drop(state);
-                    queue.finish(&mut after);
-                    let message = taken.ok_or(ReceiveError::Closed);
-                    Poll::Ready(message.map(|message| (message.value, message.priority)))
-                }
-            }
-        }
     }
 }
 
@@ -315,84 +230,6 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
     }
 }
 
-impl<T, L: Levels> Queue<T, L> {
-    /// Puts a message in, or says why not; if there is no room, it comes back.
-    #[inline(always)]
-    fn put_now(
-        &self,
-        message: Message<T, L::Priority>,
-        rank: Rank,
-    ) -> Result<Result<(), SendError<T>>, Message<T, L::Priority>> {
-        let Message { priority, bytes, .. } = message;
-        if self.config.timed || self.hint.is_short(priority) {
-            let mut preload = Preload::new();
-            self.hint.fill(priority, &mut preload);
-            return self.put_locked(self.lock(), message, rank, preload);
-        }
-        let mut guard = self.state.lock();
-        // Comparisons may panic: then the guard goes first, and then the message.
-        match guard.enter_at_once(&self.config, priority, bytes) {
-            Some(place) => {
-                guard.fill_at_once(place, message);
-                Ok(Ok(()))
-            }
-            None => self.put_locked(self.timed(guard), message, rank, Preload::new()),
-        }
-    }
-
-    #[inline(never)]
-    fn put_locked(
-        &self,
-        state: Locked<'_, T, L>,
-        message: Message<T, L::Priority>,
-        rank: Rank,
-        mut preload: Preload<T, L>,
-    ) -> Result<Result<(), SendError<T>>, Message<T, L::Priority>> {
-        let mut after = After::new();
-        let put = {
-            let mut state = state; // unlocks before `preload` and `after` are dropped
-            state.put(&self.config, message, rank, &mut preload, &mut after)
-        };
-        match put {
-            Ok(()) => {
-                self.finish(&mut after);
-                Ok(Ok(()))
-            }
-            Err((message, SendRefused::Full)) => Err(message),
-            Err(not_put) => Ok(Err(refuse_put(not_put, &mut after))),
-        }
-    }
-}
-
-impl<T, L: Levels> Drop for ReceiveFuture<'_, T, L> {
-    fn drop(&mut self) {
-        if !self.known {
-            return;
-        }
-        let queue = self.way.queue();
-        let mut preload = Preload::new();
-        let mut after = After::new();
-        let _old;
-        {
-            let mut state = queue.lock();
-            // SAFETY: it lives, and is on this list or none.
-            unsafe { state.receivers.remove(NonNull::from(&self.waiter)) };
-            // SAFETY: we have the lock; no other reference is there.
-            let inner = unsafe { self.waiter.inner() };
-            _old = inner.take_waker();
-            if std::mem::take(&mut inner.permit) {
-                state.end_receive_permit();
-            }
-            // What it was told of is for another; also what it was told of before a poll that panicked.
-            step!(
-                "receive dropped: pass the promised message on",
-                state.settle(&queue.config, &mut preload, &mut after)
-            );
-        }
-        queue.finish(&mut after);
-    }
-}
-
 impl<T, L: Levels> Drop for SendFuture<'_, T, L> {
     fn drop(&mut self) {
         if !self.known {
@@ -425,12 +262,6 @@ impl<T, L: Levels> Drop for SendFuture<'_, T, L> {
     }
 }
 
-impl<T, L: Levels> fmt::Debug for ReceiveFuture<'_, T, L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReceiveFuture").field("ready", &self.done).finish_non_exhaustive()
-    }
-}
-
 impl<T, L: Levels> fmt::Debug for SendFuture<'_, T, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ready = self.message.is_none();
@@ -440,7 +271,4 @@ impl<T, L: Levels> fmt::Debug for SendFuture<'_, T, L> {
 
 // SAFETY: what it shares with other threads is the node, under the queue's lock; the message moves
 // with it.
-unsafe impl<T: Send, L: Levels> Send for ReceiveFuture<'_, T, L> where L::Priority: Send + Sync {}
-
-// SAFETY: as above.
 unsafe impl<T: Send, L: Levels> Send for SendFuture<'_, T, L> where L::Priority: Send + Sync {}

@@ -1,0 +1,43 @@
+//! A descriptor that other threads make readable.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+pub(crate) const READABLE: usize = 0;
+pub(crate) const WRITABLE: usize = 1;
+
+/// An eventfd.
+#[derive(Debug)]
+pub(crate) struct Bell(OwnedFd);
+
+impl Bell {
+    pub(crate) fn try_new() -> io::Result<Self> {
+        // SAFETY: takes two numbers.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call above returned this descriptor, and nothing else owns it.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    pub(crate) fn ring(&self) {
+        let one = 1u64;
+        // It can only fail by being full, and then it is readable anyway.
+        // SAFETY: 8 bytes that live.
+        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
+    }
+
+    pub(crate) fn silence(&self) {
+        let mut count = 0u64;
+        // The count does not matter, nor that there was none.
+        // SAFETY: 8 bytes that live.
+        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
