@@ -1,8 +1,12 @@
-//! Format, clippy, documentation, licences.
+//! Format, clippy, documentation, layers, licences.
 
 use crate::error::Result;
+use crate::layers;
 use crate::tools;
 use crate::workspace::Workspace;
+
+/// The crates whose modules form layers. The others get there one by one.
+const LAYERED: [&str; 4] = ["percpu", "mq-rbtree", "testkit", "xtask"];
 
 /// Format first: it takes a second and fails most often.
 ///
@@ -22,7 +26,8 @@ pub(crate) fn lint(ws: &Workspace) -> Result<()> {
         .run()?;
     ws.cargo(["doc", "--locked", "--workspace", "--no-deps"])
         .env("RUSTDOCFLAGS", "-D warnings")
-        .run()
+        .run()?;
+    layers::run(ws, &LAYERED.map(String::from), false, true)
 }
 
 /// Licences, bans and sources of the dependencies; advisories need a database from the network.
