@@ -107,19 +107,4 @@ pub(crate) fn cpu_id(area: Offset) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn area_is_near_the_thread_pointer_in_every_thread() {
-        let Ok(area) = find() else {
-            return assert_ne!(crate::backend().rseq(), crate::RseqState::InUse);
-        };
-        assert_eq!(area.0 % 4, 0);
-        let here = cpu_id(area);
-        let there = std::thread::spawn(move || cpu_id(area)).join().unwrap();
-        for id in [here, there] {
-            assert!((id as usize) < crate::topology().capacity(), "id {}", id as i32);
-        }
-    }
-}
+mod tests;

@@ -1,0 +1,28 @@
+//! The parts of `capabilities` agree, and the error of `require_rseq` names its cause.
+
+use super::*;
+
+#[test]
+fn parts_agree_with_each_other() {
+    let all = capabilities();
+    assert_eq!(all, capabilities(), "decided once");
+    assert_eq!(require_rseq().is_ok(), all.sections == Sections::InUse, "{all}");
+    if all.sections == Sections::InUse {
+        assert_eq!(all.cpu_id.rseq(), RseqState::InUse);
+        assert_eq!(all.fences, Strategy::Membarrier);
+    }
+    assert!(!all.mm_cid || all.node_id, "the kernel added node_id before mm_cid");
+}
+
+#[test]
+fn inv14_the_reason_is_said_loudly_and_as_an_errno() {
+    let off = RseqUnavailable { why: Sections::NoId(RseqState::NotRegistered) };
+    assert_eq!(off.errno(), libc::EPERM);
+    assert_eq!(
+        off.to_string(),
+        "rseq sections are off: rseq not registered by libc (switched off or refused)"
+    );
+    let failed = RseqUnavailable { why: Sections::Misbehave("a closed gate let an add pass") };
+    assert!(failed.to_string().contains("closed gate"));
+    assert_eq!(io::Error::from(failed).raw_os_error(), Some(libc::ENOSYS));
+}
