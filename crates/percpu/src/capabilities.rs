@@ -1,10 +1,9 @@
 //! The mechanisms that this process can use, and why it lacks the rest.
 
-use std::error::Error;
 use std::fmt;
-use std::io;
 
 use crate::cpu::{Backend, RseqState, backend};
+use crate::error::impl_error;
 use crate::fence::{self, Strategy};
 use crate::rseq::section;
 use crate::rseq::state::Sections;
@@ -95,14 +94,14 @@ fn feature_size() -> u64 {
 /// [`RseqUnavailable`] names the missing part. The crate works without it, but is slower.
 ///
 /// ```
-/// if let Err(why) = offlock_percpu::require_rseq() {
-///     eprintln!("{why}"); // rseq sections are off: rseq not registered by libc (...)
+/// if let Err(error) = offlock_percpu::require_rseq() {
+///     eprintln!("{error}"); // rseq sections are off: rseq not registered by libc (...)
 /// }
 /// ```
 pub fn require_rseq() -> Result<(), RseqUnavailable> {
     match section::state() {
         Sections::InUse => Ok(()),
-        why => Err(RseqUnavailable { why }),
+        reason => Err(RseqUnavailable { reason }),
     }
 }
 
@@ -111,42 +110,27 @@ pub fn require_rseq() -> Result<(), RseqUnavailable> {
 ///
 /// ```
 /// if let Err(error) = offlock_percpu::require_rseq() {
-///     println!("{:?}, errno {}", error.why(), error.errno());
+///     println!("{:?}, errno {}", error.reason(), error.errno());
 /// }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RseqUnavailable {
-    why: Sections,
+    reason: Sections,
 }
 
 impl RseqUnavailable {
     /// Returns the reason.
     #[must_use]
-    pub fn why(&self) -> Sections {
-        self.why
-    }
-
-    /// Returns the error as an errno.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        match self.why {
-            Sections::NoId(RseqState::NotRegistered) | Sections::NoBarrier => libc::EPERM,
-            _ => libc::ENOSYS,
-        }
+    pub fn reason(&self) -> Sections {
+        self.reason
     }
 }
 
-impl fmt::Display for RseqUnavailable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rseq sections are {}", self.why)
-    }
-}
-
-impl Error for RseqUnavailable {}
-
-impl From<RseqUnavailable> for io::Error {
-    fn from(error: RseqUnavailable) -> Self {
-        Self::from_raw_os_error(error.errno())
+impl_error! {
+    [] RseqUnavailable {
+        Self { reason: reason @ (Sections::NoId(RseqState::NotRegistered) | Sections::NoBarrier) }
+            => EPERM, "rseq sections are {reason}";
+        Self { reason } => ENOSYS, "rseq sections are {reason}";
     }
 }
 

@@ -1,9 +1,39 @@
 //! Errors that more than one module returns.
 
 use std::alloc::{Layout, handle_alloc_error};
-use std::error::Error;
 use std::fmt;
-use std::io;
+
+/// Implements `errno`, `Display`, `Error` and the conversion into `io::Error` for an error type.
+///
+/// The generics of the type come first, in brackets. Each line has a pattern for `self`, its errno,
+/// and its message with the bindings of the pattern.
+macro_rules! impl_error {
+    ([$($generics:tt)*] $type:ty { $($pattern:pat => $errno:ident, $message:literal;)+ }) => {
+        impl<$($generics)*> $type {
+            /// Returns the matching errno value.
+            #[must_use]
+            #[allow(unused_variables, reason = "bindings of the patterns are for the messages")]
+            pub fn errno(&self) -> i32 {
+                match self { $($pattern => libc::$errno,)+ }
+            }
+        }
+
+        impl<$($generics)*> std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                match self { $($pattern => write!(f, $message),)+ }
+            }
+        }
+
+        impl<$($generics)*> std::error::Error for $type {}
+
+        impl<$($generics)*> From<$type> for std::io::Error {
+            fn from(error: $type) -> Self {
+                Self::from_raw_os_error(error.errno())
+            }
+        }
+    };
+}
+pub(crate) use impl_error;
 
 /// An allocation failed. Maps to `ENOMEM`.
 ///
@@ -25,31 +55,13 @@ impl AllocError {
     pub fn new() -> Self {
         Self {}
     }
-
-    /// Returns the error as an errno: `ENOMEM`.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        libc::ENOMEM
-    }
 }
 
-impl fmt::Display for AllocError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("out of memory")
-    }
-}
+impl_error! { [] AllocError { _ => ENOMEM, "out of memory"; } }
 
-impl Error for AllocError {}
-
-impl From<AllocError> for io::Error {
-    fn from(error: AllocError) -> Self {
-        Self::from_raw_os_error(error.errno())
-    }
-}
-
-/// The allocation for a new structure failed; the error returns the value. Maps to `ENOMEM`.
+/// An allocation failed; the error returns the value. Maps to `ENOMEM`.
 ///
-/// Displays like [`AllocError`] and converts into it. If an error must be `Send + Sync` and the
+/// Converts into [`AllocError`]. If an error must be `Send + Sync` and the
 /// value is not, use `.map_err(AllocError::from)?`.
 ///
 /// ```
@@ -72,19 +84,9 @@ impl<T> NewError<T> {
     pub fn into_inner(self) -> T {
         self.0
     }
-
-    /// Returns the error as an errno: `ENOMEM`.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        libc::ENOMEM
-    }
 }
 
-impl<T> fmt::Display for NewError<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        AllocError::new().fmt(f)
-    }
-}
+impl_error! { [T] NewError<T> { _ => ENOMEM, "out of memory"; } }
 
 /// Omits the value, which need not be `Debug`.
 impl<T> fmt::Debug for NewError<T> {
@@ -93,17 +95,9 @@ impl<T> fmt::Debug for NewError<T> {
     }
 }
 
-impl<T> Error for NewError<T> {}
-
 impl<T> From<NewError<T>> for AllocError {
     fn from(_: NewError<T>) -> Self {
         Self::new()
-    }
-}
-
-impl<T> From<NewError<T>> for io::Error {
-    fn from(error: NewError<T>) -> Self {
-        Self::from_raw_os_error(error.errno())
     }
 }
 

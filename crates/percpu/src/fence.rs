@@ -106,8 +106,6 @@ pub(crate) fn compiler_fence() {
 /// readers have skipped their fences by then.
 #[inline]
 pub fn heavy() {
-    #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
-    CALLS.set(CALLS.get() + 1);
     imp::heavy();
 }
 
@@ -126,20 +124,7 @@ pub fn heavy() {
 #[doc(hidden)] // like `RefBlock`, the only structure whose gate a user closes
 #[inline]
 pub fn heavy_rseq() {
-    #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
-    CALLS.set(CALLS.get() + 1);
     imp::heavy_rseq();
-}
-
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
-thread_local! {
-    static CALLS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
-}
-
-/// Returns the number of heavy fences that this thread has called.
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
-pub(crate) fn calls() -> u64 {
-    CALLS.get()
 }
 
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]

@@ -114,7 +114,7 @@ pub use self::lglock::{LgLock, LockError};
 #[doc(hidden)]
 pub use self::refcount::RefBlock;
 pub use self::refcount::{
-    ArcReference, KillError, PercpuRef, Reference, ReinitError, ReinitRefused, ResurrectError,
+    ArcReference, KillError, PercpuRef, Reference, ReinitError, ResurrectError,
 };
 pub use self::rseq::state::Sections;
 pub use self::slots::PerCpu;

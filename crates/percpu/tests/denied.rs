@@ -72,7 +72,7 @@ fn child_under_a_filter() {
     let fences = plain && !cfg!(offlock_no_membarrier);
     assert_eq!(all.fences, if fences { Strategy::Membarrier } else { Strategy::Fences }, "{all}");
     let off = require_rseq().expect_err("sections without a barrier must not run");
-    assert_eq!(off.why(), all.sections);
+    assert_eq!(off.reason(), all.sections);
     if backend().rseq() == RseqState::InUse {
         assert_eq!(all.sections, Sections::NoBarrier, "{all}");
         assert_eq!(off.errno(), libc::EPERM);

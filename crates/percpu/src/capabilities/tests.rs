@@ -1,5 +1,7 @@
 //! The parts of `capabilities` agree, and the error of `require_rseq` names its cause.
 
+use std::io;
+
 use super::*;
 
 #[test]
@@ -16,13 +18,13 @@ fn parts_agree_with_each_other() {
 
 #[test]
 fn inv14_the_reason_is_said_loudly_and_as_an_errno() {
-    let off = RseqUnavailable { why: Sections::NoId(RseqState::NotRegistered) };
+    let off = RseqUnavailable { reason: Sections::NoId(RseqState::NotRegistered) };
     assert_eq!(off.errno(), libc::EPERM);
     assert_eq!(
         off.to_string(),
         "rseq sections are off: rseq not registered by libc (switched off or refused)"
     );
-    let failed = RseqUnavailable { why: Sections::Misbehave("a closed gate let an add pass") };
+    let failed = RseqUnavailable { reason: Sections::Misbehave("a closed gate let an add pass") };
     assert!(failed.to_string().contains("closed gate"));
     assert_eq!(io::Error::from(failed).raw_os_error(), Some(libc::ENOSYS));
 }

@@ -1,8 +1,6 @@
 //! The errors of a [`ReadWriteGate`](crate::ReadWriteGate).
 
-use std::error::Error;
-use std::fmt;
-use std::io;
+use crate::error::impl_error;
 
 /// The error of a refused entry to a [`ReadWriteGate`](crate::ReadWriteGate).
 ///
@@ -32,30 +30,9 @@ pub enum GateError {
     Deadlock,
 }
 
-impl GateError {
-    /// Returns the errno of this error: `EAGAIN` or `EDEADLK`.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        match self {
-            Self::WouldBlock => libc::EAGAIN,
-            Self::Deadlock => libc::EDEADLK,
-        }
-    }
-}
-
-impl fmt::Display for GateError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::WouldBlock => f.write_str("the gate is taken or a writer waits for it"),
-            Self::Deadlock => f.write_str("this thread already writes behind the gate"),
-        }
-    }
-}
-
-impl Error for GateError {}
-
-impl From<GateError> for io::Error {
-    fn from(error: GateError) -> Self {
-        Self::from_raw_os_error(error.errno())
+impl_error! {
+    [] GateError {
+        Self::WouldBlock => EAGAIN, "the gate is taken or a writer waits for it";
+        Self::Deadlock => EDEADLK, "this thread already writes behind the gate";
     }
 }

@@ -1,10 +1,7 @@
 //! The errors of an [`LgLock`](super::LgLock).
 
-use std::error::Error;
-use std::fmt;
-use std::io;
-
 use crate::cpu::CpuId;
+use crate::error::impl_error;
 
 /// The error of a refused lock. The call leaves no slot locked that it has locked itself.
 ///
@@ -40,36 +37,12 @@ pub enum LockError {
     SameSlot(CpuId),
 }
 
-impl LockError {
-    /// Returns the errno of this error: `EAGAIN`, `EDEADLK` or `EINVAL`.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        match self {
-            Self::WouldBlock => libc::EAGAIN,
-            Self::Deadlock => libc::EDEADLK,
-            Self::NoSuchCpu(_) | Self::SameSlot(_) => libc::EINVAL,
-        }
-    }
-}
-
-impl fmt::Display for LockError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::WouldBlock => f.write_str("another thread holds the slot"),
-            Self::Deadlock => {
-                f.write_str("this thread holds the slot, or one that must be locked after it")
-            }
-            Self::NoSuchCpu(cpu) => write!(f, "no slot for {cpu}"),
-            Self::SameSlot(cpu) => write!(f, "both slots of the pair are those of {cpu}"),
-        }
-    }
-}
-
-impl Error for LockError {}
-
-impl From<LockError> for io::Error {
-    fn from(error: LockError) -> Self {
-        Self::from_raw_os_error(error.errno())
+impl_error! {
+    [] LockError {
+        Self::WouldBlock => EAGAIN, "another thread holds the slot";
+        Self::Deadlock => EDEADLK, "this thread holds the slot, or one that must be locked after it";
+        Self::NoSuchCpu(cpu) => EINVAL, "no slot for {cpu}";
+        Self::SameSlot(cpu) => EINVAL, "both slots of the pair are those of {cpu}";
     }
 }
 

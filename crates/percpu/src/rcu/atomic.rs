@@ -11,19 +11,17 @@
 //! the thread that swaps it out gets the [`Unlinked`] that retires it. The invariants are those of
 //! [`owned`](super::owned).
 
-use std::error::Error;
 use std::fmt;
-use std::io;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::{self, NonNull};
 
-use super::error::TryNewError;
 use super::guard::{Guard, pin};
 use super::owned::{Node, Owned};
 use super::send_guard::SendGuard;
 use super::unlinked::Unlinked;
+use crate::error::{NewError, impl_error};
 use crate::sync::atomic::{AtomicPtr, Ordering};
 use crate::sync::quarantine::Watched;
 use crate::sync::{order, step};
@@ -120,8 +118,8 @@ impl<T: Send + Sync + 'static> Atomic<T> {
     ///
     /// # Errors
     ///
-    /// [`TryNewError`] returns the value: there is no memory.
-    pub fn try_new(value: T) -> Result<Self, TryNewError<T>> {
+    /// [`NewError`] returns the value: there is no memory.
+    pub fn try_new(value: T) -> Result<Self, NewError<T>> {
         Owned::try_new(value).map(Self::from)
     }
 
@@ -327,30 +325,12 @@ pub struct CompareExchangeError<'g, T> {
     pub new: Owned<T>,
 }
 
-impl<T> CompareExchangeError<'_, T> {
-    /// Returns the matching errno value: `EAGAIN`.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        libc::EAGAIN
-    }
-}
-
 impl<T> fmt::Debug for CompareExchangeError<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CompareExchangeError").finish_non_exhaustive()
     }
 }
 
-impl<T> fmt::Display for CompareExchangeError<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the pointer points to another value")
-    }
-}
-
-impl<T> Error for CompareExchangeError<'_, T> {}
-
-impl<T> From<CompareExchangeError<'_, T>> for io::Error {
-    fn from(error: CompareExchangeError<'_, T>) -> Self {
-        Self::from_raw_os_error(error.errno())
-    }
+impl_error! {
+    [T] CompareExchangeError<'_, T> { _ => EAGAIN, "the pointer points to another value"; }
 }

@@ -1,13 +1,11 @@
 //! Closures that run after a grace period.
 
-use std::error::Error;
-use std::fmt;
-use std::io;
 use std::ptr::NonNull;
 
 use super::bag::RetireHead;
 use super::reclaim::retire_raw;
 use crate::alloc::try_box;
+use crate::error::NewError;
 
 /// A closure with the head that retires it.
 #[repr(C)]
@@ -48,7 +46,7 @@ pub fn defer<F: FnOnce() + Send + 'static>(bytes: usize, f: F) {
 ///
 /// # Errors
 ///
-/// [`TryDeferError`] returns `f`: there is no memory for the node.
+/// [`NewError`] returns `f`: there is no memory for the node.
 ///
 /// # Examples
 ///
@@ -61,12 +59,12 @@ pub fn defer<F: FnOnce() + Send + 'static>(bytes: usize, f: F) {
 /// }
 /// # Ok::<(), rcu::SynchronizeError>(())
 /// ```
-pub fn try_defer<F: FnOnce() + Send + 'static>(bytes: usize, f: F) -> Result<(), TryDeferError<F>> {
+pub fn try_defer<F: FnOnce() + Send + 'static>(bytes: usize, f: F) -> Result<(), NewError<F>> {
     // SAFETY: the head is retired below as part of a boxed `Deferred<F>`, which `run::<F>` frees.
     let head = unsafe { RetireHead::new(run::<F>) };
     let node = match try_box(Deferred { head, f }) {
         Ok(node) => NonNull::from(Box::leak(node)),
-        Err(node) => return Err(TryDeferError(node.f)),
+        Err(node) => return Err(NewError(node.f)),
     };
     let bytes = bytes.saturating_add(size_of::<Deferred<F>>());
     // SAFETY:
@@ -87,53 +85,4 @@ unsafe fn run<F: FnOnce()>(head: NonNull<RetireHead>) {
     // SAFETY: the caller promises a boxed `Deferred<F>` that only this function uses.
     let node = unsafe { Box::from_raw(head.cast::<Deferred<F>>().as_ptr()) };
     (node.f)();
-}
-
-/// There is no memory to defer a closure. Contains the closure. Maps to `ENOMEM`.
-///
-/// # Examples
-///
-/// ```
-/// use offlock_percpu::rcu::{self, TryDeferError};
-///
-/// fn defer_or_wait<F: FnOnce() + Send + 'static>(f: F) -> Result<(), rcu::SynchronizeError> {
-///     if let Err(TryDeferError { 0: f, .. }) = rcu::try_defer(0, f) {
-///         rcu::synchronize()?;
-///         f();
-///     }
-///     Ok(())
-/// }
-/// # defer_or_wait(|| ())?;
-/// # Ok::<(), rcu::SynchronizeError>(())
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct TryDeferError<F>(pub F);
-
-impl<F> TryDeferError<F> {
-    /// Returns the matching errno value: `ENOMEM`.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        libc::ENOMEM
-    }
-}
-
-impl<F> fmt::Debug for TryDeferError<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TryDeferError").finish_non_exhaustive()
-    }
-}
-
-impl<F> fmt::Display for TryDeferError<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("out of memory for a deferred closure")
-    }
-}
-
-impl<F> Error for TryDeferError<F> {}
-
-impl<F> From<TryDeferError<F>> for io::Error {
-    fn from(error: TryDeferError<F>) -> Self {
-        Self::from_raw_os_error(error.errno())
-    }
 }

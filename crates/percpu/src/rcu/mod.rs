@@ -94,8 +94,8 @@ pub use self::atomic::{Atomic, CompareExchangeError, Pinned};
 pub use self::bag::RetireHead;
 pub use self::batch::Batch;
 pub use self::bounds::Bounds;
-pub use self::defer::{TryDeferError, defer, try_defer};
-pub use self::error::{SynchronizeError, TryNewError};
+pub use self::defer::{defer, try_defer};
+pub use self::error::SynchronizeError;
 pub use self::grace_period::{GracePeriod, barrier, start_grace_period, synchronize};
 #[cfg(any(offlock_loom, offlock_shuttle))]
 #[doc(hidden)]

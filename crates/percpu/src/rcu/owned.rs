@@ -21,8 +21,8 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::{self, NonNull};
 
 use super::bag::RetireHead;
-use super::error::TryNewError;
 use crate::alloc::try_box;
+use crate::error::NewError;
 use crate::sync::quarantine::{Watched, free};
 
 /// A value behind the head that retires it.
@@ -98,15 +98,27 @@ impl<T> Owned<T> {
     ///
     /// # Errors
     ///
-    /// [`TryNewError`] returns the value: there is no memory.
-    pub fn try_new(value: T) -> Result<Self, TryNewError<T>> {
+    /// [`NewError`] returns the value: there is no memory.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use offlock_percpu::rcu::Owned;
+    ///
+    /// fn node(name: String) -> Result<Owned<String>, String> {
+    ///     Owned::try_new(name).map_err(|error| error.0)
+    /// }
+    /// assert_eq!(*node("eth0".into())?, "eth0");
+    /// # Ok::<(), String>(())
+    /// ```
+    pub fn try_new(value: T) -> Result<Self, NewError<T>> {
         // The node is built after the allocation, so that a failed allocation can return the value.
         let mut node = try_box(std::mem::MaybeUninit::<Watched<Node<T>>>::uninit());
         match node.as_mut() {
             Ok(node) => {
                 node.write(Self::node(value));
             }
-            Err(_) => return Err(TryNewError(value)),
+            Err(_) => return Err(NewError(value)),
         }
         let Ok(node) = node else { unreachable!("the error was returned above") };
         // SAFETY: the node was written in the branch above.

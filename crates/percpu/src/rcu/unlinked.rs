@@ -2,9 +2,7 @@
 //!
 //! The invariants are those of [`owned`](super::owned).
 
-use std::error::Error;
 use std::fmt;
-use std::io;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -16,6 +14,7 @@ use super::error::SynchronizeError;
 use super::grace_period::synchronize;
 use super::owned::{Node, NodePtr, Owned, head_of};
 use super::reclaim::retire_raw;
+use crate::error::impl_error;
 use crate::sync::quarantine::Watched;
 
 /// A value that new readers cannot find, but that earlier readers may still use.
@@ -137,7 +136,7 @@ impl<T: Send + Sync + 'static> Unlinked<T> {
                 // now can find it, and `synchronize` waited for the earlier readers.
                 Ok(unsafe { Owned::from_node_ptr(node) })
             }
-            Err(why) => Err(ReclaimError { why, unlinked: self }),
+            Err(reason) => Err(ReclaimError { reason, unlinked: self }),
         }
     }
 }
@@ -185,7 +184,7 @@ impl<T: Send + Sync + 'static> Drop for Unlinked<T> {
     }
 }
 
-/// The reason why [`Unlinked::reclaim`] did not wait, and the value.
+/// The error of [`Unlinked::reclaim`], which returns the value.
 ///
 /// # Examples
 ///
@@ -195,46 +194,24 @@ impl<T: Send + Sync + 'static> Drop for Unlinked<T> {
 /// let shared = Atomic::new("old");
 /// let guard = rcu::pin();
 /// let error = shared.swap(Owned::new("new")).reclaim().unwrap_err();
-/// assert_eq!(error.why, SynchronizeError::WouldDeadlock);
+/// assert_eq!(error.reason, SynchronizeError::WouldDeadlock);
 /// assert_eq!(*error.unlinked, "old");
 /// # drop(guard);
 /// ```
 #[non_exhaustive]
 pub struct ReclaimError<T: Send + Sync + 'static> {
     /// The error of [`synchronize`].
-    pub why: SynchronizeError,
+    pub reason: SynchronizeError,
     /// The value, which has not been reclaimed.
     pub unlinked: Unlinked<T>,
 }
 
-impl<T: Send + Sync + 'static> ReclaimError<T> {
-    /// Returns the errno value of `why`.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        self.why.errno()
-    }
-}
-
 impl<T: Send + Sync + 'static> fmt::Debug for ReclaimError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReclaimError").field("why", &self.why).finish_non_exhaustive()
+        f.debug_struct("ReclaimError").field("reason", &self.reason).finish_non_exhaustive()
     }
 }
 
-impl<T: Send + Sync + 'static> fmt::Display for ReclaimError<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the wait for readers was refused")
-    }
-}
-
-impl<T: Send + Sync + 'static> Error for ReclaimError<T> {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        Some(&self.why)
-    }
-}
-
-impl<T: Send + Sync + 'static> From<ReclaimError<T>> for io::Error {
-    fn from(error: ReclaimError<T>) -> Self {
-        error.why.into()
-    }
+impl_error! {
+    [T: Send + Sync + 'static] ReclaimError<T> { Self { reason, .. } => EDEADLK, "{reason}"; }
 }

@@ -36,8 +36,7 @@
 //! 4. `atomic` is exactly `DEAD` from the last put until the thread of that put has taken the
 //!    closure out and stores `DEAD | RELEASED`. In between no other thread accesses `release`, and
 //!    afterwards that thread accesses nothing in the `PercpuRef`.
-//! 5. A mode change holds `mode`. No closure of the user runs while `mode` is held. A thread that
-//!    holds the `mode` of several counts locked them in ascending order of address.
+//! 5. A mode change holds `mode`. No closure of the user runs while `mode` is held.
 //!
 //! # Exclusion
 //!
@@ -57,14 +56,13 @@
 
 mod block;
 mod error;
-mod many;
 mod owned;
 mod percpu_ref;
 mod switch;
 mod words;
 
 pub use self::block::RefBlock;
-pub use self::error::{KillError, ReinitError, ReinitRefused, ResurrectError};
+pub use self::error::{KillError, ReinitError, ResurrectError};
 pub use self::owned::ArcReference;
 pub use self::percpu_ref::{PercpuRef, Reference};
 

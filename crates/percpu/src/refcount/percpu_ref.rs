@@ -207,8 +207,8 @@ impl PercpuRef {
     /// The result is a hint unless the caller excludes those calls.
     #[must_use]
     pub fn is_dying(&self) -> bool {
-        // Ordering: Acquire pairs with the Release of the `fetch_add` in `kill_and_confirm` and in
-        // `kill_many`; it carries what the killing thread did before.
+        // Ordering: Acquire pairs with the Release of the `fetch_add` in `kill_and_confirm`; it
+        // carries what the killing thread did before.
         self.cold.atomic.load(Ordering::Acquire) & DEAD != 0
     }
 

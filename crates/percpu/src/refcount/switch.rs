@@ -5,11 +5,10 @@
 
 use std::mem;
 
-use super::error::{KillError, ReinitError, ReinitRefused, ResurrectError};
+use super::error::{KillError, ReinitError, ResurrectError};
 use super::percpu_ref::{DEAD, Mode, ONE, PercpuRef, Reference, ReleaseFn};
 use super::words::{self, BIAS};
 use crate::alloc::try_box;
-use crate::error::AllocError;
 use crate::fence;
 use crate::rseq::section;
 use crate::sync::atomic::Ordering;
@@ -119,23 +118,17 @@ impl PercpuRef {
     ///
     /// # Errors
     ///
-    /// [`ReinitRefused::InUse`] if the count has not reached zero, and [`ReinitRefused::Alloc`] if
-    /// memory is out. The error returns `release`.
+    /// [`ReinitError::InUse`] if the count has not reached zero, and [`ReinitError::Alloc`] if
+    /// memory is out. Both return `release`.
     pub fn reinit<F>(&self, release: F) -> Result<(), ReinitError<F>>
     where
         F: FnOnce() + Send + 'static,
     {
         let mut mode = self.cold.mode.lock();
         if !self.is_zero() {
-            return Err(ReinitError::new(ReinitRefused::InUse, release));
+            return Err(ReinitError::InUse(release));
         }
-        let release: ReleaseFn = match try_box(release) {
-            Ok(release) => release,
-            Err(release) => {
-                let why = ReinitRefused::Alloc(AllocError::new());
-                return Err(ReinitError::new(why, release));
-            }
-        };
+        let release: ReleaseFn = try_box(release).map_err(ReinitError::Alloc)?;
         // SAFETY: invariant 4: `RELEASED` is set, and `is_zero` acquired it, so the last put is
         // done with the cell. The next last put comes after the store below. `mode` excludes
         // another `reinit`.
@@ -201,27 +194,14 @@ impl PercpuRef {
     /// Leaves percpu mode: closes the words and `remote`, and returns the amount to add to `atomic`
     /// for their sum and for the bias. Returns 0 in atomic mode.
     fn close(&self, mode: &mut Mode) -> i64 {
-        if self.close_gate(mode) {
-            barrier();
-        }
-        self.fold(mode)
-    }
-
-    /// Makes the first step of [`close`](Self::close). Returns true if a [`barrier`] must follow
-    /// before [`fold`](Self::fold).
-    pub(super) fn close_gate(&self, mode: &mut Mode) -> bool {
-        if mode.percpu {
-            // Ordering: Relaxed; every section that commits after the barrier sees it. Without
-            // sections no operation reads the gate.
-            self.gate.store(1, Ordering::Relaxed);
-        }
-        mode.percpu
-    }
-
-    /// Makes the second step of [`close`](Self::close), and returns its result.
-    pub(super) fn fold(&self, mode: &mut Mode) -> i64 {
         if !mem::replace(&mut mode.percpu, false) {
             return 0;
+        }
+        // Ordering: Relaxed; every section that commits after the barrier sees it. Without
+        // sections no operation reads the gate.
+        self.gate.store(1, Ordering::Relaxed);
+        if section::available() {
+            step!("fold: no section still counts", fence::heavy_rseq());
         }
         words::close(&self.words, &self.cold.remote, &mut mode.folded) * ONE - BIAS
     }
@@ -233,13 +213,5 @@ impl PercpuRef {
         // thread did to the object.
         self.gate.store(0, Ordering::Release);
         mode.percpu = true;
-    }
-}
-
-/// Waits until no section that saw a gate open can still commit. The calling thread has closed the
-/// gate before.
-pub(super) fn barrier() {
-    if section::available() {
-        step!("fold: no section still counts", fence::heavy_rseq());
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use percpu::{KillError, PercpuRef, Reference, ReinitRefused, ResurrectError};
+use percpu::{KillError, PercpuRef, Reference, ReinitError, ResurrectError};
 
 /// Counts the calls of the release closures of all lives of one object.
 #[derive(Clone, Default)]
@@ -99,7 +99,7 @@ impl<'a> References<'a> {
                     (self.dying, self.zero) = (false, false);
                 }
                 Err(error) => {
-                    assert_eq!((error.why(), self.zero), (ReinitRefused::InUse, false));
+                    assert!(matches!(error, ReinitError::InUse(_)) && !self.zero);
                 }
             },
         }

@@ -2,7 +2,6 @@
 //!
 //! A process has one domain, so the tests take turns ([`alone`]).
 
-use std::error::Error;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::mpsc;
 use std::thread;
@@ -155,8 +154,8 @@ fn errors_name_their_cause_and_values_print_themselves() {
     let unlinked = shared.swap(owned);
     assert_eq!(format!("{unlinked:?}"), "Unlinked(8)");
     let error = unlinked.reclaim().unwrap_err();
-    let cause = error.source().and_then(|cause| cause.downcast_ref::<SynchronizeError>());
-    assert_eq!(cause, Some(&SynchronizeError::WouldDeadlock));
+    assert_eq!(error.reason, SynchronizeError::WouldDeadlock);
+    assert_eq!(error.to_string(), SynchronizeError::WouldDeadlock.to_string());
     drop(guard);
     assert_eq!(Atomic::from(9).into_inner().into_inner(), 9);
 }

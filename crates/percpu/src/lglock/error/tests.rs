@@ -1,5 +1,7 @@
 //! The errno and the message of each error.
 
+use std::io;
+
 use super::*;
 
 #[test]
