@@ -20,7 +20,7 @@ use std::task::Waker;
 
 use aio_reap::AlignedBuf;
 use percpu::AllocError;
-use percpu::sync::{Condvar, Mutex};
+use percpu::sync::{Condvar, Mutex, spawn};
 use tracing::warn;
 
 use crate::admission::{Admission, Class, WaitStats};
@@ -155,7 +155,7 @@ impl Drop for Hands {
 impl Queue {
     fn hire(this: &Arc<Self>, state: &mut State) -> io::Result<()> {
         let queue = Arc::clone(this);
-        std::thread::Builder::new().name("hand".into()).spawn(move || queue.work())?;
+        spawn("hand".into(), move || queue.work())?;
         state.threads += 1;
         Ok(())
     }

@@ -10,7 +10,14 @@ use crate::lab::{Backend, Lab, Res, check, per_backend, trial, wait_until};
 use crate::server::Launch;
 
 /// Starts the rest of the command line with 120 MiB of address space.
-const LIMITED: [&str; 3] = ["sh", "-c", "ulimit -v 122880; exec \"$0\" \"$@\""];
+const LIMITED: [&str; 6] = [
+    "env",
+    "MALLOC_ARENA_MAX=1",
+    "MALLOC_MMAP_THRESHOLD_=65536",
+    "sh",
+    "-c",
+    "ulimit -v 122880; exec \"$0\" \"$@\"",
+];
 
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = per_backend(&Backend::ALL, "no_memory_is_an_answer", &[], no_memory);

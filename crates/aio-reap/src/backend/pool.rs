@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use percpu::sync::{Arc, Condvar, Mutex, check, step, thread};
+use percpu::sync::{Arc, Condvar, Mutex, check, spawn, step, thread};
 
 use super::{RawCompletion, Sub};
 use crate::op::Op;
@@ -139,7 +139,7 @@ impl Pool {
     pub(crate) fn start_worker(&mut self) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
         let name = format!("aio-reap-{}", self.workers.len());
-        let worker = thread::Builder::new().name(name).spawn(move || work(&shared))?;
+        let worker = spawn(name, move || work(&shared))?;
         self.workers.push(worker);
         Ok(())
     }

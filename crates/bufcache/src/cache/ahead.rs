@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use percpu::sync::{Arc, Condvar, Mutex, hint, mutant, thread};
+use percpu::sync::{Arc, Condvar, Mutex, hint, mutant, spawn};
 
 use super::load::Load;
 use crate::contain::{contain, contain_job};
@@ -95,9 +95,8 @@ impl Ahead {
             return true;
         }
         let queue = Arc::clone(&self.queue);
-        let builder = thread::Builder::new().name("bufcache-ahead".into());
         state.started = state.wanted.try_reserve_exact(MOST).is_ok()
-            && builder.spawn(move || queue.work()).is_ok();
+            && spawn("bufcache-ahead".into(), move || queue.work()).is_ok();
         state.started
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use percpu::sync::MutexGuard;
 use percpu::sync::atomic::Ordering;
-use percpu::sync::{Arc, Condvar, Mutex, thread};
+use percpu::sync::{Arc, Condvar, Mutex, spawn};
 
 use super::Shared;
 use super::back::{Done, Task, Tries};
@@ -135,9 +135,8 @@ impl Queue {
             return;
         }
         let new = Arc::clone(queue);
-        let builder = thread::Builder::new().name("bufcache-clean".into());
         // Without one the dirty buffers wait for a sync, or for a thread that needs their memory.
-        if builder.spawn(move || Self::work(&new, limits)).is_ok() {
+        if spawn("bufcache-clean".into(), move || Self::work(&new, limits)).is_ok() {
             state.started = true;
             state.idle += 1;
         }

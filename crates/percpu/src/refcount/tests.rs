@@ -1,9 +1,8 @@
 //! Folds, and the kill of many counts.
 
-
+use crate::PercpuRef;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, thread};
-use crate::PercpuRef;
 
 fn counting() -> (PercpuRef, Arc<AtomicU64>) {
     let released = Arc::new(AtomicU64::new(0));

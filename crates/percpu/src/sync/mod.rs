@@ -39,6 +39,7 @@ mod futex;
 mod label;
 mod lock;
 mod planted;
+mod spawn;
 #[cfg(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu))]
 pub mod virtual_cpu;
 
@@ -48,6 +49,7 @@ pub use self::label::{check, fence, order, step};
 #[doc(hidden)]
 pub use self::planted::is_planted;
 pub use self::planted::mutant;
+pub use self::spawn::spawn;
 pub use crate::word_lock::{WordGuard, WordLock};
 
 /// [`Mutex`] and [`Condvar`] without allocation: for locks that a memory allocator may reach.
