@@ -124,7 +124,7 @@ impl<T> Inner<T> {
     #[inline(always)]
     pub(super) fn enter(&self) -> bool {
         if section::available() {
-            match section::add(&self.hot.gate, &self.hot.words, 1) {
+            match section::add(&self.hot.gate, 0, &self.hot.words, 1) {
                 Ok(_) => true,
                 Err(Refused::NoCpu) => enter_by_atomic(&self.cold.remote),
                 Err(Refused::Closed | Refused::Busy) => false,
@@ -178,7 +178,7 @@ impl<T> Inner<T> {
     pub(super) fn leave(&self) {
         let hot = &self.hot;
         if section::available() {
-            if section::add(&hot.open, &hot.words, -1_i64 as u64).is_err() {
+            if section::add(&hot.open, 0, &hot.words, -1_i64 as u64).is_err() {
                 leave_by_atomic(&self.cold.remote);
             }
         } else {

@@ -33,7 +33,7 @@ use std::ptr;
 
 use crossbeam_utils::CachePadded;
 
-use super::const_fn::const_fn;
+use crate::const_fn::const_fn;
 use crate::error::AllocError;
 use crate::fence;
 use crate::rseq::section;
@@ -184,7 +184,7 @@ impl SendReaders {
         let parity = self.parity.load(Ordering::Relaxed) & 1;
         let counters = self.counters();
         let done = counters
-            .is_some_and(|counters| section::add(&self.gate, &counters.lock[parity], 1).is_ok());
+            .is_some_and(|counters| section::add(&self.gate, 0, &counters.lock[parity], 1).is_ok());
         if !done {
             self.lock_slow(parity);
         }
@@ -202,7 +202,7 @@ impl SendReaders {
         if !section::available() {
             // Ordering: Relaxed; ordered by the `light` in `lock` and by the Release in `unlock`.
             counters.lock[parity].slot(cpu::recent()).fetch_add(1, Ordering::Relaxed);
-        } else if section::add(&self.gate, &counters.lock[parity], 1).is_err() {
+        } else if section::add(&self.gate, 0, &counters.lock[parity], 1).is_err() {
             self.lock_remote(parity);
         }
     }
@@ -219,8 +219,9 @@ impl SendReaders {
         let counters = self.counters();
         // The store of a section is a Release, which pairs with the Acquire in `unlocks`, and the
         // section is a compiler fence.
-        let done = counters
-            .is_some_and(|counters| section::add(&self.gate, &counters.unlock[parity], 1).is_ok());
+        let done = counters.is_some_and(|counters| {
+            section::add(&self.gate, 0, &counters.unlock[parity], 1).is_ok()
+        });
         if !done {
             self.unlock_slow(parity);
         }

@@ -44,12 +44,12 @@
 use std::array;
 use std::fmt;
 
-use super::words::{self, BIAS, CLOSED, add_open};
+use super::words::{self, BIAS, CLOSED, count, count_without_section};
 use crate::error::AllocError;
 use crate::rseq::section::{self, Refused};
 use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use crate::sync::{check, cpu, order, step};
-use crate::words::{BLOCK, WordBlock, Words};
+use crate::sync::{check, order, step};
+use crate::words::{BLOCK, WordBlock};
 
 /// [`RefBlock::COUNTS`] reference counts, each gated by a word of its owner.
 ///
@@ -171,7 +171,7 @@ impl RefBlock {
     #[inline]
     #[must_use = "a reference that was taken must be put"]
     pub fn try_get(&self, i: usize, gate: &AtomicU64, open: u64) -> bool {
-        match section::add_while(gate, open, &self.words.words(i), 1) {
+        match section::add(gate, open, &self.words.words(i), 1) {
             Ok(_) => true,
             Err(Refused::Closed | Refused::Busy) => false,
             Err(Refused::NoCpu) => self.try_get_without_section(i, gate, open),
@@ -274,29 +274,6 @@ impl RefBlock {
         // Ordering: AcqRel. Release pairs with the Acquire of the last put, here, and of `fold`; it
         // carries what the holder of this reference did with the object.
         atomic.fetch_sub(1, order!(AcqRel, "put a count: the use is done")) == 1
-    }
-}
-
-/// Adds `delta` to the word of this CPU while `gate` reads `open`, or to `remote`. Returns false if
-/// that is closed.
-#[inline(always)]
-fn count(words: &Words, remote: &AtomicU64, gate: &AtomicU64, open: u64, delta: i64) -> bool {
-    match section::add_while(gate, open, words, delta as u64) {
-        Ok(_) => true,
-        Err(Refused::Closed | Refused::Busy) => false,
-        Err(Refused::NoCpu) => count_without_section(words, remote, delta),
-    }
-}
-
-/// Adds `delta` without a section. Returns false if the word is closed.
-///
-/// Where sections run, the calling thread has no CPU id and adds to `remote`, because sections
-/// change the words by plain stores. Elsewhere it adds to the word of this CPU.
-fn count_without_section(words: &Words, remote: &AtomicU64, delta: i64) -> bool {
-    if section::available() {
-        add_open(remote, delta)
-    } else {
-        add_open(words.slot(cpu::recent()), delta)
     }
 }
 

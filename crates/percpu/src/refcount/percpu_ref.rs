@@ -5,13 +5,12 @@
 use std::fmt;
 use std::mem;
 
-use super::words::{BIAS, add_open};
+use super::words::{BIAS, count};
 use crate::error::NewError;
-use crate::rseq::section::{self, Refused};
 use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
 use crate::sync::std_lock::Mutex;
-use crate::sync::{check, cpu, order};
+use crate::sync::{check, order};
 use crate::words::Words;
 
 /// The bit of `atomic` that is set from a kill until `resurrect` or `reinit`.
@@ -194,7 +193,7 @@ impl PercpuRef {
         let gate = unsafe { &(*this).gate };
         // SAFETY: the leaked reference, which is not put yet, keeps `*this` alive.
         let remote = unsafe { &(*this).cold.remote };
-        if !count(gate, &words, remote, -1) {
+        if !count(&words, remote, gate, 0, -1) {
             // SAFETY: the contract of this function; `count` returned false, so the reference is
             // not put yet.
             unsafe { Self::put_atomic(this) };
@@ -226,7 +225,7 @@ impl PercpuRef {
     /// the caller must then change `atomic`.
     #[inline(always)]
     fn try_add(&self, delta: i64) -> bool {
-        count(&self.gate, &self.words, &self.cold.remote, delta)
+        count(&self.words, &self.cold.remote, &self.gate, 0, delta)
     }
 
     #[cold]
@@ -303,28 +302,6 @@ impl PercpuRef {
         self.cold.atomic.store(DEAD | RELEASED, Ordering::Release);
         release.unwrap_or_else(|| Box::new(|| ())) // never empty: `new` and `reinit` fill the cell
     }
-}
-
-/// Adds `delta` to the word of this CPU, or to `remote`. Returns false if that word is closed.
-#[inline(always)]
-fn count(gate: &AtomicU64, words: &Words, remote: &AtomicU64, delta: i64) -> bool {
-    if section::available() {
-        match section::add(gate, words, delta as u64) {
-            Ok(_) => true,
-            Err(Refused::NoCpu) => count_remote(remote, delta),
-            Err(Refused::Closed | Refused::Busy) => false,
-        }
-    } else {
-        add_open(words.slot(cpu::recent()), delta)
-    }
-}
-
-/// Adds `delta` to `remote`, for a thread without a CPU id in a process where sections run.
-///
-/// Such a thread must not change the words, because sections change them by plain stores.
-#[cold]
-fn count_remote(remote: &AtomicU64, delta: i64) -> bool {
-    add_open(remote, delta)
 }
 
 impl fmt::Debug for PercpuRef {

@@ -4,9 +4,9 @@
 //! words, and a gate closes them. Elsewhere, and always in `remote`, the value of a word says
 //! whether the word is open.
 
-use crate::rseq::section;
+use crate::rseq::section::{self, Refused};
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{order, step};
+use crate::sync::{cpu, order, step};
 use crate::words::Words;
 
 /// Added to the atomic of a count while its words are open. No number of references (2^59 at most),
@@ -16,20 +16,44 @@ pub(super) const BIAS: i64 = 1 << 61;
 /// The value of a closed word or `remote`, plus the void adds since it was closed.
 pub(super) const CLOSED: u64 = 1 << 62;
 
-/// Returns whether a word is open. No number of references, nor of void adds, reaches the boundary.
+/// Adds `delta` to the word of this CPU while `gate` reads `open`, or to `remote`. Returns false if
+/// that is closed, so that the add does not count. Wait-free.
 #[inline(always)]
-pub(super) fn is_open(word: u64) -> bool {
-    (word as i64) < 1 << 61
+pub(super) fn count(
+    words: &Words,
+    remote: &AtomicU64,
+    gate: &AtomicU64,
+    open: u64,
+    delta: i64,
+) -> bool {
+    match section::add(gate, open, words, delta as u64) {
+        Ok(_) => true,
+        Err(Refused::Closed | Refused::Busy) => false,
+        Err(Refused::NoCpu) => count_without_section(words, remote, delta),
+    }
 }
 
-/// Adds `delta` to a word, and returns whether the word was open, so that the add counts.
-/// Wait-free.
+/// Adds `delta` without a section. Returns false if the word is closed.
+///
+/// Where sections run, the calling thread has no CPU id and adds to `remote`, because sections
+/// change the words by plain stores. Elsewhere it adds to the word of this CPU.
 #[inline]
-pub(super) fn add_open(word: &AtomicU64, delta: i64) -> bool {
+pub(super) fn count_without_section(words: &Words, remote: &AtomicU64, delta: i64) -> bool {
+    if section::available() {
+        add_open(remote, delta)
+    } else {
+        add_open(words.slot(cpu::recent()), delta)
+    }
+}
+
+/// Adds `delta` to a word, and returns whether the word was open. No number of references, nor of
+/// void adds, reaches the boundary between open and closed.
+#[inline]
+fn add_open(word: &AtomicU64, delta: i64) -> bool {
     // Ordering: AcqRel. Release, in a put, pairs with the Acquire of the swap in `close`; it
     // carries what the holder did with the object. Acquire, in a get, pairs with the Release in
     // `open`; it carries what the thread that called `resurrect` or `reinit` did to the object.
-    is_open(word.fetch_add(delta as u64, Ordering::AcqRel))
+    (word.fetch_add(delta as u64, Ordering::AcqRel) as i64) < 1 << 61
 }
 
 /// Closes the words and `remote`, and returns their sum since they were opened.

@@ -6,7 +6,7 @@
 //! the stores that the calling thread of `heavy_rseq` made before.
 
 use crate::cpu::CpuId;
-use crate::rseq::operations::Refused;
+use crate::rseq::operations::{Operations, Refused};
 use crate::rseq::state::Sections;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{check, virtual_cpu};
@@ -20,6 +20,14 @@ pub(super) fn available() -> bool {
     virtual_cpu::sections()
 }
 
+/// Returns the operations if sections run in this model and the calling thread has a CPU id.
+pub(super) fn operations() -> Option<VirtualCpus> {
+    (available() && virtual_cpu::has_id()).then_some(VirtualCpus)
+}
+
+/// The operations on the virtual CPUs.
+pub(super) struct VirtualCpus;
+
 /// Runs `f` on this CPU's word under the mutex of the CPU, if the gate reads `open`.
 fn section<R>(
     gate: &AtomicU64,
@@ -27,9 +35,6 @@ fn section<R>(
     words: &Words,
     f: impl FnOnce(CpuId, &AtomicU64) -> Result<R, Refused>,
 ) -> Result<R, Refused> {
-    if !available() || !virtual_cpu::has_id() {
-        return Err(Refused::NoCpu);
-    }
     let cpu = virtual_cpu::current();
     let _alone = virtual_cpu::alone_on(cpu);
     // Ordering: Acquire, as every load is on x86_64. It pairs with the Release store that opens the
@@ -41,42 +46,42 @@ fn section<R>(
     f(cpu, words.slot(cpu))
 }
 
-pub(super) fn add(gate: &AtomicU64, words: &Words, delta: u64) -> Result<CpuId, Refused> {
-    add_while(gate, 0, words, delta)
-}
+impl Operations for VirtualCpus {
+    fn add(
+        &self,
+        gate: &AtomicU64,
+        open: u64,
+        words: &Words,
+        delta: u64,
+    ) -> Result<CpuId, Refused> {
+        section(gate, open, words, |cpu, word| {
+            word.store(word.load(Ordering::Relaxed).wrapping_add(delta), Ordering::Release);
+            Ok(cpu)
+        })
+    }
 
-pub(super) fn add_while(
-    gate: &AtomicU64,
-    open: u64,
-    words: &Words,
-    delta: u64,
-) -> Result<CpuId, Refused> {
-    section(gate, open, words, |cpu, word| {
-        word.store(word.load(Ordering::Relaxed).wrapping_add(delta), Ordering::Release);
-        Ok(cpu)
-    })
-}
+    fn add_within(
+        &self,
+        gate: &AtomicU64,
+        words: &Words,
+        delta: i64,
+        bound: i64,
+    ) -> Result<CpuId, Refused> {
+        section(gate, 0, words, |cpu, word| {
+            let sum = (word.load(Ordering::Relaxed) as i64).wrapping_add(delta);
+            if sum <= -bound || sum >= bound {
+                return Err(Refused::Busy);
+            }
+            word.store(sum as u64, Ordering::Release);
+            Ok(cpu)
+        })
+    }
 
-pub(super) fn add_within(
-    gate: &AtomicU64,
-    words: &Words,
-    delta: i64,
-    bound: i64,
-) -> Result<CpuId, Refused> {
-    section(gate, 0, words, |cpu, word| {
-        let sum = (word.load(Ordering::Relaxed) as i64).wrapping_add(delta);
-        if sum <= -bound || sum >= bound {
-            return Err(Refused::Busy);
-        }
-        word.store(sum as u64, Ordering::Release);
-        Ok(cpu)
-    })
-}
-
-pub(super) fn swap(gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused> {
-    section(gate, 0, words, |cpu, word| {
-        let old = word.load(Ordering::Relaxed);
-        word.store(new, Ordering::Release);
-        Ok((cpu, old))
-    })
+    fn swap(&self, gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused> {
+        section(gate, 0, words, |cpu, word| {
+            let old = word.load(Ordering::Relaxed);
+            word.store(new, Ordering::Release);
+            Ok((cpu, old))
+        })
+    }
 }

@@ -1,10 +1,8 @@
 //! The operations of sections, and why a section refuses one.
 
-#[cfg(all(
-    any(test, all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu)))),
-    not(any(offlock_loom, offlock_shuttle))
-))]
-use crate::{cpu::CpuId, sync::atomic::AtomicU64, words::Words};
+use crate::cpu::CpuId;
+use crate::sync::atomic::AtomicU64;
+use crate::words::Words;
 
 /// The reason why a section did not commit. A refused section has changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,28 +16,18 @@ use crate::{cpu::CpuId, sync::atomic::AtomicU64, words::Words};
 pub(crate) enum Refused {
     /// The thread has no CPU id, or this process has no sections: use an atomic instead.
     NoCpu,
-    /// The gate held another value than 0, or than the `open` of `add_while`.
+    /// The gate held another value than the one with which it is open.
     Closed,
     /// The sum of an `add_within` would leave its bound.
     Busy,
 }
 
-/// The operations of one implementation of sections: what the start-up self-test runs.
+/// The operations of one implementation of sections.
 ///
 /// The functions of [`section`](super::section) with the same names describe the operations.
-#[cfg(all(
-    any(test, all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu)))),
-    not(any(offlock_loom, offlock_shuttle))
-))]
 pub(crate) trait Operations {
-    fn add(&self, gate: &AtomicU64, words: &Words, delta: u64) -> Result<CpuId, Refused>;
-    fn add_while(
-        &self,
-        gate: &AtomicU64,
-        open: u64,
-        words: &Words,
-        delta: u64,
-    ) -> Result<CpuId, Refused>;
+    fn add(&self, gate: &AtomicU64, open: u64, words: &Words, delta: u64)
+    -> Result<CpuId, Refused>;
     fn add_within(
         &self,
         gate: &AtomicU64,

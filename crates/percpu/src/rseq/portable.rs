@@ -1,8 +1,7 @@
-//! Builds without sections: every operation is refused, and the compiler removes the code behind
-//! it.
+//! Builds without sections: there are no operations, and the compiler removes the code behind them.
 
 use crate::cpu::CpuId;
-use crate::rseq::operations::Refused;
+use crate::rseq::operations::{Operations, Refused};
 use crate::rseq::state::Sections;
 use crate::sync::atomic::AtomicU64;
 use crate::words::Words;
@@ -17,20 +16,23 @@ pub(super) fn available() -> bool {
 }
 
 #[inline(always)]
-pub(super) fn add(_: &AtomicU64, _: &Words, _: u64) -> Result<CpuId, Refused> {
-    Err(Refused::NoCpu)
+pub(super) fn operations() -> Option<NoOperations> {
+    None
 }
 
-#[inline(always)]
-pub(super) fn add_while(_: &AtomicU64, _: u64, _: &Words, _: u64) -> Result<CpuId, Refused> {
-    Err(Refused::NoCpu)
-}
+/// The operations of this build, a type without values.
+pub(super) enum NoOperations {}
 
-#[inline(always)]
-pub(super) fn add_within(_: &AtomicU64, _: &Words, _: i64, _: i64) -> Result<CpuId, Refused> {
-    Err(Refused::NoCpu)
-}
+impl Operations for NoOperations {
+    fn add(&self, _: &AtomicU64, _: u64, _: &Words, _: u64) -> Result<CpuId, Refused> {
+        match *self {}
+    }
 
-pub(super) fn swap(_: &AtomicU64, _: &Words, _: u64) -> Result<(CpuId, u64), Refused> {
-    Err(Refused::NoCpu)
+    fn add_within(&self, _: &AtomicU64, _: &Words, _: i64, _: i64) -> Result<CpuId, Refused> {
+        match *self {}
+    }
+
+    fn swap(&self, _: &AtomicU64, _: &Words, _: u64) -> Result<(CpuId, u64), Refused> {
+        match *self {}
+    }
 }

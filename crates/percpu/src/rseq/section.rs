@@ -1,8 +1,8 @@
 //! The sections: operations on the word of the calling thread's CPU, each with one plain store.
 //!
-//! Every section tests a gate first, and commits only if the gate is open: it reads 0, or the
-//! argument `open` of [`add_while`]. After a thread has closed the gate and called
-//! [`heavy_rseq`](crate::fence::heavy_rseq), no section that began before can commit.
+//! Every section tests a gate first, and commits only if the gate is open. After a thread has closed
+//! the gate and called [`heavy_rseq`](crate::fence::heavy_rseq), no section that began before can
+//! commit.
 //!
 //! Each interruption of its thread restarts a section: preemption, migration, a signal,
 //! `heavy_rseq`. No access of another thread to the word does, so a section counts as wait-free.
@@ -12,6 +12,7 @@
 //! 1. [`available`] returns the same answer for the life of the process, and is called before any
 //!    word is changed. So either sections only change a word, or atomics only.
 
+use super::operations::Operations;
 pub(crate) use super::operations::Refused;
 use super::state::Sections;
 use crate::cpu::CpuId;
@@ -45,24 +46,20 @@ pub(crate) fn state() -> Sections {
     *imp::state()
 }
 
-/// Adds `delta` (wrapping) to this CPU's word and returns the CPU.
+/// Adds `delta` (wrapping) to this CPU's word and returns the CPU. The gate is open while it reads
+/// `open`.
 #[inline(always)]
-pub(crate) fn add(gate: &AtomicU64, words: &Words, delta: u64) -> Result<CpuId, Refused> {
-    imp::add(gate, words, delta)
-}
-
-/// Like [`add`], but the gate is open while it reads `open`.
-#[inline(always)]
-pub(crate) fn add_while(
+pub(crate) fn add(
     gate: &AtomicU64,
     open: u64,
     words: &Words,
     delta: u64,
 ) -> Result<CpuId, Refused> {
-    imp::add_while(gate, open, words, delta)
+    imp::operations().ok_or(Refused::NoCpu)?.add(gate, open, words, delta)
 }
 
-/// Adds `delta` to this CPU's word if the sum is strictly between `-bound` and `bound`.
+/// Adds `delta` to this CPU's word if the sum is strictly between `-bound` and `bound`. The gate is
+/// open while it reads 0.
 #[inline(always)]
 pub(crate) fn add_within(
     gate: &AtomicU64,
@@ -70,11 +67,12 @@ pub(crate) fn add_within(
     delta: i64,
     bound: i64,
 ) -> Result<CpuId, Refused> {
-    imp::add_within(gate, words, delta, bound)
+    imp::operations().ok_or(Refused::NoCpu)?.add_within(gate, words, delta, bound)
 }
 
-/// Stores `new` in this CPU's word and returns the CPU and the old value.
+/// Stores `new` in this CPU's word and returns the CPU and the old value. The gate is open while it
+/// reads 0.
 #[inline(always)]
 pub(crate) fn swap(gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused> {
-    imp::swap(gate, words, new)
+    imp::operations().ok_or(Refused::NoCpu)?.swap(gate, words, new)
 }

@@ -55,7 +55,7 @@ fn test_somewhere<O: Operations + Copy + Send + 'static>(ops: O) -> Result<(), &
 fn self_test(ops: &impl Operations) -> Option<Result<(), &'static str>> {
     let (open, closed) = (AtomicU64::new(0), AtomicU64::new(1));
     let Ok(words) = Words::new() else { return Some(Err("no memory to test with")) };
-    if ops.add(&open, &words, 1) == Err(Refused::NoCpu) {
+    if ops.add(&open, 0, &words, 1) == Err(Refused::NoCpu) {
         return None;
     }
     Some(check(ops, &open, &closed, &words))
@@ -75,20 +75,20 @@ fn check(
     let ensure = |holds: bool, error: &'static str| holds.then_some(()).ok_or(error);
 
     for n in 2..=8 {
-        ensure(ops.add(open, words, 1).is_ok(), "an add to an open gate was refused")?;
+        ensure(ops.add(open, 0, words, 1).is_ok(), "an add to an open gate was refused")?;
         ensure(sum() == n, "the sum of the words is not the sum of the adds")?;
     }
-    ensure(ops.add(closed, words, 1) == Err(Refused::Closed), "a closed gate let an add pass")?;
+    ensure(ops.add(closed, 0, words, 1) == Err(Refused::Closed), "a closed gate let an add pass")?;
     ensure(sum() == 8, "a refused add changed a word")?;
     let gate = AtomicU64::new(u64::MAX - 7); // a section must compare all 64 bits
     ensure(
-        ops.add_while(&gate, u64::MAX - 7, words, 2).is_ok() && sum() == 10,
+        ops.add(&gate, u64::MAX - 7, words, 2).is_ok() && sum() == 10,
         "an add to a gate with an open value went wrong",
     )?;
     ensure(
-        [0, 7, u64::MAX - 7 - (1 << 63)].map(|other| ops.add_while(&gate, other, words, 1))
+        [0, 7, u64::MAX - 7 - (1 << 63)].map(|other| ops.add(&gate, other, words, 1))
             == [Err(Refused::Closed); 3]
-            && ops.add_while(&gate, u64::MAX - 7, words, 2_u64.wrapping_neg()).is_ok()
+            && ops.add(&gate, u64::MAX - 7, words, 2_u64.wrapping_neg()).is_ok()
             && sum() == 8,
         "a gate with another value let an add pass",
     )?;
@@ -98,7 +98,7 @@ fn check(
     )?;
     ensure(ops.add_within(open, words, -3, 50).is_ok() && sum() == 5, "a bounded add went wrong")?;
     let confirmed = (0..TRIES).any(|_| {
-        let cpu = ops.add(open, words, 0).map(CpuId::get);
+        let cpu = ops.add(open, 0, words, 0).map(CpuId::get);
         cpu.is_ok_and(|cpu| i32::try_from(cpu) == Ok(getcpu()))
     });
     ensure(confirmed, "sched_getcpu never returned the CPU id")?;

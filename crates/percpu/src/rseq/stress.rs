@@ -12,7 +12,7 @@ use std::ptr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Params, params, usable};
+use super::{Params, operations, usable};
 use crate::cpu::getcpu;
 use crate::fence;
 use crate::rseq::operations::{Operations, Refused};
@@ -198,7 +198,7 @@ fn sections() -> Option<Params> {
         assert!(!wanted, "OFFLOCK_REQUIRE_ALL is set and no sections run");
         return None;
     }
-    params()
+    operations()
 }
 
 #[test]
@@ -254,9 +254,9 @@ fn stress_inv12_every_section_agrees_with_atomics() {
         while !stop.load(Ordering::Relaxed) {
             for _ in 0..50 {
                 rounds += 1;
-                real.add(&open, &adds, 3).unwrap();
-                real.add_while(&open_at_7, 7 << 40, &adds, 5).unwrap();
-                assert_eq!(real.add_while(&open_at_7, 7, &adds, 1), Err(Refused::Closed));
+                real.add(&open, 0, &adds, 3).unwrap();
+                real.add(&open_at_7, 7 << 40, &adds, 5).unwrap();
+                assert_eq!(real.add(&open_at_7, 7, &adds, 1), Err(Refused::Closed));
                 match real.add_within(&open, &bounded, 1, 16) {
                     Ok(_) => {}
                     Err(Refused::Busy) => {
@@ -327,6 +327,6 @@ fn stress_inv13_no_section_commits_after_its_gate_was_closed() {
 fn usable_parameters_are_in_use() {
     let Ok(found) = usable() else { return assert_ne!(section::state(), Sections::InUse) };
     assert_eq!(section::state(), Sections::InUse);
-    let real = params().expect("in use");
+    let real = operations().expect("in use");
     assert_eq!((found.area, found.limit), (real.area, real.limit));
 }

@@ -7,7 +7,7 @@
 //!      rseq_cs = descriptor                arms the section for this thread
 //!  start:
 //!      cpu = area.cpu_id                   not below `limit`: refused, no CPU
-//!      *gate != 0?                         refused, closed; `add_while`: not `open`?
+//!      *gate != open?                      refused, closed
 //!      word = base + cpu * STRIDE
 //!      ...                                 loads and arithmetic only; may be refused, busy
 //!      *word = new                         <- commit, the last instruction
@@ -62,7 +62,7 @@ const CLOSED: u32 = -2_i32 as u32;
 
 #[inline(always)]
 pub(super) fn available() -> bool {
-    // Ordering: Relaxed; `params` loads `LIMIT` again, with Acquire, before it uses `OFFSET`.
+    // Ordering: Relaxed; `operations` loads `LIMIT` again, with Acquire, before it uses `OFFSET`.
     LIMIT.load(Ordering::Relaxed) != 0 || *state() == Sections::InUse
 }
 
@@ -72,7 +72,7 @@ pub(super) fn state() -> &'static Sections {
     let enable = |params: Params| {
         // Ordering: Relaxed; the store of `LIMIT` publishes it.
         OFFSET.store(params.area, Ordering::Relaxed);
-        // Ordering: Release pairs with the Acquire in `params`; it carries `OFFSET`.
+        // Ordering: Release pairs with the Acquire in `operations`; it carries `OFFSET`.
         LIMIT.store(params.limit, Ordering::Release);
     };
     let decide = || decide(usable(), enable);
@@ -92,16 +92,16 @@ fn usable() -> Result<Params, Sections> {
     Ok(Params { area: area.to_raw(), limit: cpu::possible() as u32 })
 }
 
-/// The parameters of a section: the offset of the rseq area and the number of slots.
+/// The operations, with the parameters of a section: the offset of the rseq area and the number of slots.
 #[derive(Clone, Copy)]
-struct Params {
+pub(super) struct Params {
     area: isize,
     limit: u32,
 }
 
-/// Returns the parameters if sections run in this process.
+/// Returns the operations if sections run in this process.
 #[inline(always)]
-fn params() -> Option<Params> {
+pub(super) fn operations() -> Option<Params> {
     // Ordering: Acquire pairs with the Release in `state`; it carries `OFFSET`.
     let limit = LIMIT.load(Ordering::Acquire);
     // Ordering: Relaxed; ordered by the load of `LIMIT`.
@@ -188,26 +188,16 @@ fn refusal(cpu: u32) -> Refused {
 
 impl Operations for Params {
     #[inline(always)]
-    fn add(&self, gate: &AtomicU64, words: &Words, delta: u64) -> Result<CpuId, Refused> {
-        // SAFETY: `area` is the offset of an rseq area that `find` returned. The one store goes to
-        // the word of a CPU below `limit`, an atomic of `words`. The gate is only read. Plain
-        // accesses in assembly are atomic here, because they are aligned and of 8 bytes.
-        let cpu = unsafe {
-            section!(*self, gate => "0", words, ["add qword ptr [{word}], {delta}"],
-                delta = in(reg) delta,)
-        };
-        outcome(cpu, *self)
-    }
-
-    #[inline(always)]
-    fn add_while(
+    fn add(
         &self,
         gate: &AtomicU64,
         open: u64,
         words: &Words,
         delta: u64,
     ) -> Result<CpuId, Refused> {
-        // SAFETY: the area, the word and the gate are those of `add`; `open` is only compared.
+        // SAFETY: `area` is the offset of an rseq area that `find` returned. The one store goes to
+        // the word of a CPU below `limit`, an atomic of `words`. The gate is only read. Plain
+        // accesses in assembly are atomic here, because they are aligned and of 8 bytes.
         let cpu = unsafe {
             section!(*self, gate => "{open}", words, ["add qword ptr [{word}], {delta}"],
                 open = in(reg) open,
@@ -266,32 +256,3 @@ impl Operations for Params {
 #[cfg(test)]
 #[path = "stress.rs"]
 mod stress;
-
-#[inline(always)]
-pub(super) fn add(gate: &AtomicU64, words: &Words, delta: u64) -> Result<CpuId, Refused> {
-    params().ok_or(Refused::NoCpu)?.add(gate, words, delta)
-}
-
-#[inline(always)]
-pub(super) fn add_while(
-    gate: &AtomicU64,
-    open: u64,
-    words: &Words,
-    delta: u64,
-) -> Result<CpuId, Refused> {
-    params().ok_or(Refused::NoCpu)?.add_while(gate, open, words, delta)
-}
-
-#[inline(always)]
-pub(super) fn add_within(
-    gate: &AtomicU64,
-    words: &Words,
-    delta: i64,
-    bound: i64,
-) -> Result<CpuId, Refused> {
-    params().ok_or(Refused::NoCpu)?.add_within(gate, words, delta, bound)
-}
-
-pub(super) fn swap(gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused> {
-    params().ok_or(Refused::NoCpu)?.swap(gate, words, new)
-}
