@@ -4,7 +4,8 @@
 //! nodes alike: comma-separated numbers and ranges, an empty line for the empty set.
 
 use std::fmt;
-use std::iter::FusedIterator;
+use std::iter;
+use std::ops::RangeInclusive;
 use std::slice;
 use std::str::FromStr;
 
@@ -26,58 +27,50 @@ pub(crate) const MAX_CPUS: u32 = 65_536;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuList {
-    /// First and last CPU of each run. The runs ascend, and at least one number is between two.
-    runs: Vec<(u32, u32)>,
+    /// Ascending, each number once.
+    cpus: Vec<CpuId>,
 }
 
 impl CpuList {
     /// Makes the set of the CPUs `0..count`.
     pub(crate) fn first_n(count: u32) -> Self {
-        Self { runs: count.checked_sub(1).map(|last| (0, last)).into_iter().collect() }
+        Self { cpus: (0..count).map(CpuId::new).collect() }
     }
 
     /// Returns the number of CPUs in the set.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.runs.iter().map(|&(first, last)| (last - first) as usize + 1).sum()
+        self.cpus.len()
     }
 
     /// Returns whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.runs.is_empty()
+        self.cpus.is_empty()
     }
 
-    /// Returns whether `cpu` is in the set. Takes time logarithmic in the number of runs.
+    /// Returns whether `cpu` is in the set. Takes time logarithmic in the number of CPUs.
     #[must_use]
     pub fn contains(&self, cpu: CpuId) -> bool {
-        let after = self.runs.partition_point(|&(first, _)| first <= cpu.get());
-        after > 0 && cpu.get() <= self.runs[after - 1].1
+        self.cpus.binary_search(&cpu).is_ok()
     }
 
     /// Returns the CPU with the largest number.
     #[must_use]
     pub fn last(&self) -> Option<CpuId> {
-        self.runs.last().map(|&(_, last)| CpuId::new(last))
+        self.cpus.last().copied()
     }
 
     /// Iterates over the CPUs, ascending.
-    #[must_use]
-    pub fn iter(&self) -> CpuListIter<'_> {
-        CpuListIter { runs: self.runs.iter(), run: None }
-    }
-
-    /// Sorts the runs and joins adjacent and overlapping ones.
-    fn from_runs(mut runs: Vec<(u32, u32)>) -> Self {
-        runs.sort_unstable();
-        let mut joined: Vec<(u32, u32)> = Vec::with_capacity(runs.len());
-        for (first, last) in runs {
-            match joined.last_mut() {
-                Some(run) if first <= run.1.saturating_add(1) => run.1 = run.1.max(last),
-                _ => joined.push((first, last)),
-            }
-        }
-        Self { runs: joined }
+    ///
+    /// ```
+    /// let list: offlock_percpu::CpuList = "0-1,4".parse()?;
+    /// let ids: Vec<u32> = list.iter().map(offlock_percpu::CpuId::get).collect();
+    /// assert_eq!(ids, [0, 1, 4]);
+    /// # Ok::<(), offlock_percpu::CpuListError>(())
+    /// ```
+    pub fn iter(&self) -> iter::Copied<slice::Iter<'_, CpuId>> {
+        self.cpus.iter().copied()
     }
 }
 
@@ -89,50 +82,18 @@ impl CpuList {
 /// ```
 impl FromIterator<CpuId> for CpuList {
     fn from_iter<I: IntoIterator<Item = CpuId>>(cpus: I) -> Self {
-        Self::from_runs(cpus.into_iter().map(|cpu| (cpu.get(), cpu.get())).collect())
+        let mut cpus: Vec<CpuId> = cpus.into_iter().collect();
+        cpus.sort_unstable();
+        cpus.dedup();
+        Self { cpus }
     }
 }
-
-/// An iterator over the CPUs of a [`CpuList`], ascending. Made by [`CpuList::iter`].
-///
-/// ```
-/// let list: offlock_percpu::CpuList = "0-1,4".parse()?;
-/// let ids: Vec<u32> = list.iter().map(offlock_percpu::CpuId::get).collect();
-/// assert_eq!(ids, [0, 1, 4]);
-/// # Ok::<(), offlock_percpu::CpuListError>(())
-/// ```
-#[derive(Clone, Debug)]
-pub struct CpuListIter<'a> {
-    /// The runs behind `run`.
-    runs: slice::Iter<'a, (u32, u32)>,
-    /// First and last CPU of the rest of the current run.
-    run: Option<(u32, u32)>,
-}
-
-impl Iterator for CpuListIter<'_> {
-    type Item = CpuId;
-
-    fn next(&mut self) -> Option<CpuId> {
-        let (first, last) = self.run.take().or_else(|| self.runs.next().copied())?;
-        self.run = (first < last).then(|| (first + 1, last));
-        Some(CpuId::new(first))
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        let left = self.run.iter().chain(self.runs.clone());
-        let left = left.map(|&(first, last)| (last - first) as usize + 1).sum();
-        (left, Some(left))
-    }
-}
-
-impl ExactSizeIterator for CpuListIter<'_> {}
-impl FusedIterator for CpuListIter<'_> {}
 
 impl<'a> IntoIterator for &'a CpuList {
     type Item = CpuId;
-    type IntoIter = CpuListIter<'a>;
+    type IntoIter = iter::Copied<slice::Iter<'a, CpuId>>;
 
-    fn into_iter(self) -> CpuListIter<'a> {
+    fn into_iter(self) -> Self::IntoIter {
         self.iter()
     }
 }
@@ -140,13 +101,13 @@ impl<'a> IntoIterator for &'a CpuList {
 /// Writes the set in the kernel's format. Parsing the text gives an equal set.
 impl fmt::Display for CpuList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (nth, &(first, last)) in self.runs.iter().enumerate() {
-            if nth > 0 {
-                f.write_str(",")?;
-            }
+        let runs = self.cpus.chunk_by(|cpu, next| cpu.get() + 1 == next.get());
+        for (nth, run) in runs.enumerate() {
+            let (first, last) = (run[0].get(), run[run.len() - 1].get());
+            let comma = if nth > 0 { "," } else { "" };
             match first == last {
-                true => write!(f, "{first}")?,
-                false => write!(f, "{first}-{last}")?,
+                true => write!(f, "{comma}{first}")?,
+                false => write!(f, "{comma}{first}-{last}")?,
             }
         }
         Ok(())
@@ -213,13 +174,16 @@ impl FromStr for CpuList {
         if text.is_empty() {
             return Ok(Self::default());
         }
-        let runs = text.split(',').map(parse_run).collect::<Result<_, _>>()?;
-        Ok(Self::from_runs(runs))
+        let mut cpus = Vec::new();
+        for part in text.split(',') {
+            cpus.extend(parse_run(part)?.map(CpuId::new));
+        }
+        Ok(cpus.into_iter().collect())
     }
 }
 
 /// Parses `7` or `4-7`.
-fn parse_run(part: &str) -> Result<(u32, u32), CpuListError> {
+fn parse_run(part: &str) -> Result<RangeInclusive<u32>, CpuListError> {
     let number = |digits: &str| {
         // `u32::from_str` would accept a plus sign.
         let all_digits = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
@@ -239,7 +203,7 @@ fn parse_run(part: &str) -> Result<(u32, u32), CpuListError> {
     if last >= MAX_CPUS {
         return Err(CpuListError::TooLarge(last.to_string()));
     }
-    Ok((first, last))
+    Ok(first..=last)
 }
 
 #[cfg(test)]
