@@ -17,4 +17,4 @@ macro_rules! const_fn {
         $(#[$meta])* $vis fn $($rest)*
     };
 }
-pub(super) use const_fn;
+pub(crate) use const_fn;

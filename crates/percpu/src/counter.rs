@@ -44,6 +44,7 @@ use std::ptr::{self, NonNull};
 
 use crossbeam_utils::CachePadded;
 
+use crate::const_fn::const_fn;
 use crate::cpu::CpuId;
 use crate::error::AllocError;
 use crate::fence;
@@ -115,43 +116,35 @@ struct Hot {
 #[cfg(all(target_arch = "x86_64", not(any(offlock_loom, offlock_shuttle))))]
 const _: () = assert!(size_of::<PerCpuCounter>() == 256);
 
-/// Defines the constructors, which are `const` unless a model checker replaces the atomics.
-macro_rules! constructors {
-    ($($const:tt)?) => {
-        impl PerCpuCounter {
-            /// Creates a counter of 0 with a batch of 2,048.
-            #[must_use]
-            pub $($const)? fn new() -> Self {
-                Self::with_batch(BATCH)
-            }
+impl PerCpuCounter {
+    const_fn! {
+        /// Creates a counter of 0 with a batch of 2,048.
+        #[must_use]
+        pub const fn new() -> Self {
+            Self::with_batch(BATCH)
+        }
+    }
 
-            /// Creates a counter of 0. A CPU carries its word over before the word reaches `batch`.
-            ///
-            /// A larger batch means fewer writes to the shared sum and a larger error of
-            /// [`approximate`](Self::approximate). With a batch of 1 every add goes to the shared
-            /// sum, and `approximate` is exact. 0 means 1.
-            #[must_use]
-            pub $($const)? fn with_batch(batch: u32) -> Self {
-                let batch = if batch == 0 { 1 } else { batch as i64 };
-                Self {
-                    hot: CachePadded::new(Hot {
-                        gate: AtomicU64::new(0),
-                        base: AtomicPtr::new(ptr::null_mut()),
-                        batch,
-                    }),
-                    shared: CachePadded::new(AtomicI64::new(0)),
-                }
+    const_fn! {
+        /// Creates a counter of 0. A CPU carries its word over before the word reaches `batch`.
+        ///
+        /// A larger batch means fewer writes to the shared sum and a larger error of
+        /// [`approximate`](Self::approximate). With a batch of 1 every add goes to the shared sum,
+        /// and `approximate` is exact. 0 means 1.
+        #[must_use]
+        pub const fn with_batch(batch: u32) -> Self {
+            let batch = if batch == 0 { 1 } else { batch as i64 };
+            Self {
+                hot: CachePadded::new(Hot {
+                    gate: AtomicU64::new(0),
+                    base: AtomicPtr::new(ptr::null_mut()),
+                    batch,
+                }),
+                shared: CachePadded::new(AtomicI64::new(0)),
             }
         }
-    };
-}
+    }
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
-constructors!(const);
-#[cfg(any(offlock_loom, offlock_shuttle))]
-constructors!();
-
-impl PerCpuCounter {
     /// Adds 1. See [`add`](Self::add).
     #[inline]
     pub fn increment(&self) {

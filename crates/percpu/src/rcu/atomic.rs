@@ -28,8 +28,6 @@ use crate::sync::{order, step};
 
 /// A guard that protects loaded values: [`Guard`] or [`SendGuard`]. Sealed.
 ///
-/// # Examples
-///
 /// ```
 /// use offlock_percpu::rcu::{self, Atomic, Pinned};
 ///
@@ -56,8 +54,6 @@ impl Pinned for SendGuard {}
 /// write: [`update`](Atomic::update) keeps the change of another writer, [`store`](Atomic::store)
 /// overwrites it. Dropping the `Atomic` frees the value at once. No reference to the value is left
 /// then, because [`load`](Atomic::load) borrows the `Atomic`.
-///
-/// # Examples
 ///
 /// ```
 /// use offlock_percpu::rcu::{self, Atomic, Owned};
@@ -165,8 +161,6 @@ impl<T: Send + Sync + 'static> Atomic<T> {
     /// update is lost. Lock-free. `f` runs while the thread is [`pin`]ned, so it must not wait for
     /// a grace period. `f` must not change this `Atomic`, or `update` never ends. If `f` panics, the
     /// value does not change. Aborts if there is no memory for the new node, like `Box::new`.
-    ///
-    /// # Examples
     ///
     /// ```
     /// use offlock_percpu::rcu::{self, Atomic};
@@ -304,8 +298,6 @@ impl<T: Send + Sync + 'static> Drop for Atomic<T> {
 }
 
 /// The current value that [`Atomic::compare_exchange`] found, and the refused new value.
-///
-/// # Examples
 ///
 /// ```
 /// use offlock_percpu::rcu::{self, Atomic, Owned};

@@ -8,15 +8,13 @@
 use std::ptr::{self, NonNull};
 
 use super::backoff::Backoff;
-use super::const_fn::const_fn;
 use super::spin_lock::SpinLock;
+use crate::const_fn::const_fn;
 use crate::sync::cell::UnsafeCell;
 use crate::sync::check;
 
 /// The 16 bytes that an object contains so that it can be retired by
 /// [`retire_raw`](super::retire_raw).
-///
-/// # Examples
 ///
 /// ```
 /// use offlock_percpu::rcu::{self, RetireHead};
@@ -234,7 +232,7 @@ impl Bag {
     ///
     /// `f` must not panic, because the lock would stay taken.
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut Lists) -> R) -> R {
-        let mut backoff = Backoff::new();
+        let mut backoff = Backoff::default();
         while !self.lock.try_lock() {
             backoff.wait();
         }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use super::bag::{Bag, Lists, RetireHead, Segment, clock, next_of, set_next};
 use super::bounds::Bounds;
-use super::const_fn::const_fn;
 use super::in_flight::InFlight;
+use crate::const_fn::const_fn;
 use crate::cpu::CpuId;
 use crate::fence;
 use crate::sync::atomic::{AtomicPtr, Ordering};

@@ -10,8 +10,6 @@ use super::reclaim::retire_list;
 ///
 /// Dropping the batch retires its objects.
 ///
-/// # Examples
-///
 /// ```
 /// use offlock_percpu::rcu::{self, Batch, RetireHead};
 /// use std::ptr::NonNull;

@@ -6,8 +6,6 @@ use std::time::Duration;
 ///
 /// A stalled reader delays more memory than that, because retiring never waits for readers.
 ///
-/// # Examples
-///
 /// ```
 /// use offlock_percpu::rcu::{self, Bounds};
 /// use std::time::Duration;

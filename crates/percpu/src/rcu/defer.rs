@@ -21,12 +21,6 @@ struct Deferred<F> {
 /// byte bound and the statistics. Lock-free. Allocates a node first;
 /// [`Unlinked::retire`](super::Unlinked::retire) does not allocate.
 ///
-/// # Aborts
-///
-/// Aborts if there is no memory for the node; [`try_defer`] returns `f` instead.
-///
-/// # Examples
-///
 /// ```
 /// use offlock_percpu::rcu;
 ///
@@ -36,6 +30,10 @@ struct Deferred<F> {
 /// assert_eq!(receiver.recv().unwrap(), "no reader is left");
 /// # Ok::<(), rcu::SynchronizeError>(())
 /// ```
+///
+/// # Aborts
+///
+/// Aborts if there is no memory for the node; [`try_defer`] returns `f` instead.
 pub fn defer<F: FnOnce() + Send + 'static>(bytes: usize, f: F) {
     if try_defer(bytes, f).is_err() {
         std::alloc::handle_alloc_error(std::alloc::Layout::new::<Deferred<F>>());
@@ -43,12 +41,6 @@ pub fn defer<F: FnOnce() + Send + 'static>(bytes: usize, f: F) {
 }
 
 /// Runs `f` like [`defer`], and returns an error if there is no memory.
-///
-/// # Errors
-///
-/// [`NewError`] returns `f`: there is no memory for the node.
-///
-/// # Examples
 ///
 /// ```
 /// use offlock_percpu::rcu;
@@ -59,6 +51,10 @@ pub fn defer<F: FnOnce() + Send + 'static>(bytes: usize, f: F) {
 /// }
 /// # Ok::<(), rcu::SynchronizeError>(())
 /// ```
+///
+/// # Errors
+///
+/// [`NewError`] returns `f`: there is no memory for the node.
 pub fn try_defer<F: FnOnce() + Send + 'static>(bytes: usize, f: F) -> Result<(), NewError<F>> {
     // SAFETY: the head is retired below as part of a boxed `Deferred<F>`, which `run::<F>` frees.
     let head = unsafe { RetireHead::new(run::<F>) };

@@ -38,10 +38,10 @@ use crossbeam_utils::CachePadded;
 
 use super::backoff::Backoff;
 use super::bags::Bags;
-use super::const_fn::const_fn;
 use super::registry::Registry;
 use super::send_readers::SendReaders;
 use super::spin_lock::SpinLock;
+use crate::const_fn::const_fn;
 use crate::fence;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
@@ -182,7 +182,7 @@ impl Domain {
 
 /// Calls `done` until it returns true, with growing pauses.
 fn wait_until(mut done: impl FnMut() -> bool) {
-    let mut backoff = Backoff::new();
+    let mut backoff = Backoff::default();
     while !done() {
         backoff.wait();
     }

@@ -4,8 +4,6 @@ use crate::error::impl_error;
 
 /// The reason why [`synchronize`](super::synchronize) or [`barrier`](super::barrier) did not wait.
 ///
-/// # Examples
-///
 /// ```
 /// use offlock_percpu::rcu::{self, SynchronizeError};
 ///

@@ -14,12 +14,6 @@ use super::reclaim::{drain, is_freeing};
 ///
 /// The call never returns if the calling code holds a [`SendGuard`](super::SendGuard).
 ///
-/// # Errors
-///
-/// [`SynchronizeError::WouldDeadlock`]: the calling thread holds a [`Guard`](super::Guard).
-///
-/// # Examples
-///
 /// ```
 /// use offlock_percpu::rcu::{self, SynchronizeError};
 ///
@@ -28,6 +22,10 @@ use super::reclaim::{drain, is_freeing};
 /// drop(guard);
 /// assert_eq!(rcu::synchronize(), Ok(()));
 /// ```
+///
+/// # Errors
+///
+/// [`SynchronizeError::WouldDeadlock`]: the calling thread holds a [`Guard`](super::Guard).
 pub fn synchronize() -> Result<(), SynchronizeError> {
     if is_pinned() {
         return Err(SynchronizeError::WouldDeadlock);
@@ -43,13 +41,6 @@ pub fn synchronize() -> Result<(), SynchronizeError> {
 /// threads have begun. It does not wait for objects retired during the call. Use it before code is
 /// unloaded, or in a test before drops are counted.
 ///
-/// # Errors
-///
-/// [`SynchronizeError::WouldDeadlock`]: the calling thread holds a [`Guard`](super::Guard), or runs
-/// the drop of a retired object.
-///
-/// # Examples
-///
 /// ```
 /// use offlock_percpu::rcu;
 /// use std::sync::atomic::{AtomicBool, Ordering};
@@ -60,6 +51,11 @@ pub fn synchronize() -> Result<(), SynchronizeError> {
 /// assert!(RAN.load(Ordering::Relaxed));
 /// # Ok::<(), rcu::SynchronizeError>(())
 /// ```
+///
+/// # Errors
+///
+/// [`SynchronizeError::WouldDeadlock`]: the calling thread holds a [`Guard`](super::Guard), or runs
+/// the drop of a retired object.
 pub fn barrier() -> Result<(), SynchronizeError> {
     if is_pinned() || is_freeing() {
         return Err(SynchronizeError::WouldDeadlock);
@@ -69,8 +65,6 @@ pub fn barrier() -> Result<(), SynchronizeError> {
 }
 
 /// A cookie that tells whether a grace period is over. Returned by [`start_grace_period`].
-///
-/// # Examples
 ///
 /// ```
 /// use offlock_percpu::rcu::{self, GracePeriod};
@@ -91,8 +85,6 @@ pub struct GracePeriod {
 /// Once [`poll`](GracePeriod::poll) of the cookie returns true, no reader can reach those objects.
 /// Wait-free, without a shared write or a system call. The grace period advances only when a thread
 /// polls, retires objects or waits.
-///
-/// # Examples
 ///
 /// ```
 /// use offlock_percpu::rcu;

@@ -81,8 +81,6 @@ fn clear_local_slot() {
 /// also after the thread ends: no object that is retired from then on is freed
 /// ([`stats`](super::stats) shows a stalled reader).
 ///
-/// # Examples
-///
 /// ```
 /// use offlock_percpu::rcu;
 ///
@@ -121,13 +119,6 @@ const _: () = assert!(size_of::<Option<Guard>>() == size_of::<usize>());
 /// A guard may live in a thread-local variable and drop while the thread ends. Must not be called
 /// from a signal handler.
 ///
-/// # Aborts
-///
-/// Aborts if there is no memory for the slot. [`try_pin`] returns an error instead. A thread that
-/// has pinned once needs no more memory.
-///
-/// # Examples
-///
 /// ```
 /// use offlock_percpu::rcu;
 ///
@@ -135,6 +126,11 @@ const _: () = assert!(size_of::<Option<Guard>>() == size_of::<usize>());
 /// let guard = rcu::pin();
 /// assert_eq!(shared.load(&guard), &7);
 /// ```
+///
+/// # Aborts
+///
+/// Aborts if there is no memory for the slot. [`try_pin`] returns an error instead. A thread that
+/// has pinned once needs no more memory.
 #[inline]
 pub fn pin() -> Guard {
     match try_pin() {
@@ -151,12 +147,6 @@ fn abort_without_slot() -> ! {
 
 /// Pins the calling thread like [`pin`], and returns an error if there is no memory.
 ///
-/// # Errors
-///
-/// [`AllocError`]: this thread has no slot yet, and there is no memory for one.
-///
-/// # Examples
-///
 /// ```
 /// use offlock_percpu::rcu;
 ///
@@ -165,6 +155,10 @@ fn abort_without_slot() -> ! {
 /// assert_eq!(shared.load(&guard), &7);
 /// # Ok::<(), offlock_percpu::AllocError>(())
 /// ```
+///
+/// # Errors
+///
+/// [`AllocError`]: this thread has no slot yet, and there is no memory for one.
 #[inline]
 pub fn try_pin() -> Result<Guard, AllocError> {
     let slot = LOCAL.with(|local| local.slot.get());
@@ -218,8 +212,6 @@ fn unpin_and_release(slot: &Slot) {
 /// Returns whether the calling thread holds a [`Guard`]. Wait-free.
 ///
 /// A [`SendGuard`](super::SendGuard) belongs to no thread and does not count.
-///
-/// # Examples
 ///
 /// ```
 /// use offlock_percpu::rcu;

@@ -13,8 +13,8 @@
 use crossbeam_utils::CachePadded;
 
 use super::backoff::Backoff;
-use super::const_fn::const_fn;
 use super::spin_lock::SpinLock;
+use crate::const_fn::const_fn;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// The number of batches that are being freed.
@@ -52,7 +52,7 @@ impl InFlight {
 
     /// Waits until every batch that was counted before is freed.
     pub(super) fn wait(&self) {
-        let mut backoff = Backoff::new();
+        let mut backoff = Backoff::default();
         while !self.waiter.try_lock() {
             backoff.wait();
         }

@@ -72,7 +72,6 @@ mod bag;
 mod bags;
 mod batch;
 mod bounds;
-mod const_fn;
 mod defer;
 mod domain;
 mod error;

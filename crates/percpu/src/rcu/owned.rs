@@ -58,8 +58,6 @@ pub(super) fn head_of<T>(node: NodePtr<T>) -> NonNull<RetireHead> {
 ///
 /// It is a `Box` with 16 more bytes, which are used when the value is retired.
 ///
-/// # Examples
-///
 /// ```
 /// use offlock_percpu::rcu::{self, Atomic, Owned};
 ///
@@ -96,12 +94,6 @@ impl<T> Owned<T> {
 
     /// Allocates a node with `value`, and returns an error if there is no memory.
     ///
-    /// # Errors
-    ///
-    /// [`NewError`] returns the value: there is no memory.
-    ///
-    /// # Examples
-    ///
     /// ```
     /// use offlock_percpu::rcu::Owned;
     ///
@@ -111,6 +103,10 @@ impl<T> Owned<T> {
     /// assert_eq!(*node("eth0".into())?, "eth0");
     /// # Ok::<(), String>(())
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`NewError`] returns the value: there is no memory.
     pub fn try_new(value: T) -> Result<Self, NewError<T>> {
         // The node is built after the allocation, so that a failed allocation can return the value.
         let mut node = try_box(std::mem::MaybeUninit::<Watched<Node<T>>>::uninit());

@@ -149,8 +149,6 @@ fn close_all(domain: &'static Domain, gp: Option<&GpGuard>) -> u64 {
 /// rarely two, and none if no object waits. The drops run on this thread, after all other work of
 /// the call. A call from inside such a drop drops nothing.
 ///
-/// # Examples
-///
 /// ```
 /// use offlock_percpu::rcu::{self, Atomic, Owned};
 ///

@@ -18,8 +18,6 @@ use crate::sync::{Arc, thread};
 /// objects, so do not hold a lock that such a drop takes. If a retired object drops the reclaimer
 /// on the reclaimer's own thread, the drop does not wait, and the thread ends after that batch.
 ///
-/// # Examples
-///
 /// ```
 /// use offlock_percpu::rcu::{self, Reclaimer};
 ///

@@ -20,7 +20,7 @@
 
 use std::ptr;
 
-use super::const_fn::const_fn;
+use crate::const_fn::const_fn;
 use crate::error::AllocError;
 use crate::fence;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};

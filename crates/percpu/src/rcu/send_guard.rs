@@ -8,8 +8,6 @@ use super::domain::domain;
 /// [`mem::forget`](std::mem::forget) of a guard is safe. No object that is retired from then on is
 /// freed.
 ///
-/// # Examples
-///
 /// ```
 /// use offlock_percpu::rcu;
 ///
@@ -31,8 +29,6 @@ pub struct SendGuard {
 ///
 /// A task that calls [`synchronize`](super::synchronize) while it holds its own `SendGuard` waits
 /// for ever. This cannot be detected, because the guard belongs to no thread.
-///
-/// # Examples
 ///
 /// ```
 /// use offlock_percpu::rcu;

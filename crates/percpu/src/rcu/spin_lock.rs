@@ -1,6 +1,6 @@
 //! The spin lock of the bags and of the grace periods.
 
-use super::const_fn::const_fn;
+use crate::const_fn::const_fn;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::order;
 

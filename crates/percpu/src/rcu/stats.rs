@@ -12,8 +12,6 @@ use crate::sync::native::atomic::Ordering::Relaxed;
 /// The fields are read one by one while other threads run, so they need not match each other
 /// exactly.
 ///
-/// # Examples
-///
 /// ```
 /// use offlock_percpu::rcu::{self, Stats};
 ///
@@ -74,8 +72,6 @@ impl fmt::Display for Stats {
 /// Waits for bag locks, which are held for a few instructions. Never allocates. It takes time in
 /// proportion to the number of CPUs and of threads.
 ///
-/// # Examples
-///
 /// ```
 /// let stats = offlock_percpu::rcu::stats();
 /// println!("{stats}");
@@ -112,8 +108,6 @@ pub fn set_bounds(bounds: Bounds) {
 }
 
 /// Returns the bounds of the process. Wait-free.
-///
-/// # Examples
 ///
 /// ```
 /// assert!(offlock_percpu::rcu::bounds().bytes > 0);

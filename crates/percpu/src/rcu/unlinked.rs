@@ -21,8 +21,6 @@ use crate::sync::quarantine::Watched;
 ///
 /// Dropping it retires the value, like [`retire`](Unlinked::retire).
 ///
-/// # Examples
-///
 /// ```
 /// use offlock_percpu::rcu::{Atomic, Owned, Unlinked};
 ///
@@ -81,8 +79,6 @@ impl<T: Send + Sync + 'static> Unlinked<T> {
     /// capacity of a `Vec`. It counts for the byte bound and the statistics;
     /// [`retire`](Unlinked::retire) counts the node only.
     ///
-    /// # Examples
-    ///
     /// ```
     /// use offlock_percpu::rcu::{self, Atomic, Owned};
     ///
@@ -114,12 +110,6 @@ impl<T: Send + Sync + 'static> Unlinked<T> {
     ///
     /// Blocks like [`synchronize`].
     ///
-    /// # Errors
-    ///
-    /// [`ReclaimError`] returns `self`: the calling thread would wait for itself.
-    ///
-    /// # Examples
-    ///
     /// ```
     /// use offlock_percpu::rcu::{Atomic, Owned};
     ///
@@ -128,6 +118,10 @@ impl<T: Send + Sync + 'static> Unlinked<T> {
     /// assert_eq!(old.reclaim()?.into_inner(), "old");
     /// # Ok::<(), offlock_percpu::rcu::ReclaimError<&str>>(())
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ReclaimError`] returns `self`: the calling thread would wait for itself.
     pub fn reclaim(self) -> Result<Owned<T>, ReclaimError<T>> {
         match synchronize() {
             Ok(()) => {
@@ -185,8 +179,6 @@ impl<T: Send + Sync + 'static> Drop for Unlinked<T> {
 }
 
 /// The error of [`Unlinked::reclaim`], which returns the value.
-///
-/// # Examples
 ///
 /// ```
 /// use offlock_percpu::rcu::{self, Atomic, Owned, SynchronizeError};

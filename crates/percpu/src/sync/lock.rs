@@ -9,6 +9,7 @@ use std::sync::{PoisonError, TryLockError};
 
 use super::imp::std_shaped;
 use super::label::step;
+use crate::const_fn::const_fn;
 
 /// A mutual exclusion lock: `std`'s, or the model checker's.
 #[derive(Debug, Default)]
@@ -22,33 +23,15 @@ pub struct MutexGuard<'a, T: ?Sized> {
     held: Option<std_shaped::MutexGuard<'a, T>>,
 }
 
-/// Defines the constructors: `const` if the constructors of the wrapped locks are.
-macro_rules! constructors {
-    ($($const:tt)?) => {
-        impl<T> Mutex<T> {
-            /// Creates an unlocked mutex.
-            #[track_caller]
-            pub $($const)? fn new(value: T) -> Self {
-                Self(std_shaped::Mutex::new(value))
-            }
-        }
-
-        impl Condvar {
-            /// Creates a condition variable without waiting threads.
-            #[track_caller]
-            pub $($const)? fn new() -> Self {
-                Self(std_shaped::Condvar::new())
-            }
-        }
-    };
-}
-
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
-constructors!(const);
-#[cfg(any(offlock_loom, offlock_shuttle))]
-constructors!();
-
 impl<T> Mutex<T> {
+    const_fn! {
+        /// Creates an unlocked mutex.
+        #[track_caller]
+        pub const fn new(value: T) -> Self {
+            Self(std_shaped::Mutex::new(value))
+        }
+    }
+
     /// Takes the value out.
     pub fn into_inner(self) -> T {
         self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
@@ -105,6 +88,14 @@ impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
 pub struct Condvar(std_shaped::Condvar);
 
 impl Condvar {
+    const_fn! {
+        /// Creates a condition variable without waiting threads.
+        #[track_caller]
+        pub const fn new() -> Self {
+            Self(std_shaped::Condvar::new())
+        }
+    }
+
     /// Unlocks, blocks until a notification, and locks again. May wake without a notification.
     #[track_caller]
     #[inline]
