@@ -45,7 +45,7 @@ fn try_lock_refuses_exactly_while_held() {
             *value += 10;
         });
         other.join().unwrap();
-        let value = *mutex.try_lock().expect("nobody holds it any more");
+        let value = *mutex.try_lock().expect("no thread holds it any more");
         assert_eq!(value, if before.is_some() { 11 } else { 1 });
     });
 }
@@ -78,7 +78,7 @@ fn notify_one_wakes_the_waiter() {
         }
         let seen = *value;
         thread::yield_now();
-        assert_eq!(*value, seen, "nobody changes it while the guard is here");
+        assert_eq!(*value, seen, "no thread changes it while the guard is here");
         drop(value);
         giver.join().unwrap();
     });

@@ -129,8 +129,8 @@ fn inv16_the_writer_is_woken_by_who_leaves() {
         let gate = gate();
         let inside = gate.read().unwrap();
         let writer = spawn(&gate, increment);
-        // No yield before the guard goes: loom lets nobody read an old value that it knew before
-        // it yielded, which is what this model is about.
+        // No yield before the guard goes: in loom a thread does not read, after it yielded, an old
+        // value that it knew before, and this model is about such a read.
         assert_eq!(*inside, [0, 0]);
         set_current(CpuId::new(1));
         drop(inside);
@@ -214,7 +214,7 @@ fn inv16_try_write_is_alone_or_refused() {
         look(&gate.read().unwrap());
         other.join().unwrap();
         assert_eq!(look(&gate.read().unwrap()), written.load(Ordering::Relaxed) as u64);
-        let guard = gate.try_write().expect("nobody is inside");
+        let guard = gate.try_write().expect("no reader is inside");
         assert_eq!(gate.read().unwrap_err(), GateError::Deadlock);
         assert_eq!(gate.try_read().unwrap_err(), GateError::Deadlock);
         drop(guard);

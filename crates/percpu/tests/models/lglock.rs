@@ -173,7 +173,7 @@ fn a_single_slot_excludes_and_a_third_is_one_more() {
     });
 }
 
-/// Three for one slot: whoever is woken wakes the next.
+/// Three threads for one slot: a thread that is woken wakes the next.
 #[test]
 fn three_on_one_slot_all_get_it() {
     model(|| {

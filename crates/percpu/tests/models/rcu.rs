@@ -160,7 +160,7 @@ fn inv15_a_reader_keeps_what_it_found() {
         replace(&shared);
         let early = rcu::poll();
         reader.join().unwrap();
-        assert_eq!(early + rcu::poll(), 1, "dropped once, at the latest when nobody reads");
+        assert_eq!(early + rcu::poll(), 1, "dropped once, at the latest when no reader is left");
     });
 }
 
@@ -341,7 +341,7 @@ fn a_send_reader_without_an_id_keeps_what_it_found() {
 }
 
 /// A reader inside, while another comes and goes on two CPUs under the writer's eyes: the sums
-/// never say that nobody is inside. Fails if locks are summed first, or with one counter.
+/// never find that no reader is inside. Fails if locks are summed first, or with one counter.
 #[test]
 fn a_send_reader_is_not_hidden_by_another() {
     both_modes(|| {
@@ -353,7 +353,7 @@ fn a_send_reader_is_not_hidden_by_another() {
             dawdle();
             replace(shared);
             for _ in 0..TIMES {
-                assert_eq!(rcu::poll(), 0, "somebody is inside");
+                assert_eq!(rcu::poll(), 0, "a reader is inside");
             }
         });
         let other = thread::spawn(|| {

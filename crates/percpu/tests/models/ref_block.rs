@@ -1,9 +1,9 @@
 //! The block of reference counts.
 //!
-//! A [`Table`] is the owner: one slot with a state word, the gate, and a value that is freed by
-//! whoever is told that no reference is left. Whoever looks at the value holds a reference. So an end
-//! that comes early, or that is not ordered after every look, fails the model; one that comes twice
-//! frees twice, and one that never comes is missed by the count of ends.
+//! A [`Table`] is the owner: one slot with a state word, the gate, and a value. The put that returns
+//! true frees the value. A thread that looks at the value holds a reference. So an end that comes
+//! early, or that is not ordered after every look, fails the model. An end that comes twice frees
+//! twice, and one that never comes is missing in the count of ends.
 
 use offlock_percpu::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use offlock_percpu::sync::quarantine::{Watched, free};
@@ -114,7 +114,7 @@ impl Table {
     fn end(&self) {
         self.ends.fetch_add(1, Ordering::Relaxed);
         let value = self.value.load(Ordering::Relaxed);
-        // SAFETY: from `begin`; nobody has a reference, and this is the end of that life.
+        // SAFETY: from `begin`; no reference is left, and this is the end of that life.
         free(unsafe { Box::from_raw(value) });
     }
 
@@ -276,7 +276,7 @@ fn inv21_an_old_name_gets_nothing_in_the_next_life() {
     }
 }
 
-/// Whoever sees the gate open finds the count open, and counts in this life.
+/// A thread that sees the gate open finds the count open, and counts in this life.
 #[test]
 fn inv21_a_get_races_with_the_beginning_of_a_life() {
     for id in [true, false] {
@@ -327,11 +327,11 @@ fn inv21_a_neighbour_has_a_count_of_its_own() {
 
 struct Address(*mut Watched<Table>);
 
-// SAFETY: an address; who may use it is the model's business.
+// SAFETY: an address; the model decides which thread uses it.
 unsafe impl Send for Address {}
 
 impl Address {
-    /// Looks and puts; whoever is last frees everything, the block and the gate too.
+    /// Looks and puts; the last put frees everything, the block and the gate too.
     fn leave(&self) {
         // SAFETY: the caller's reference keeps it alive until the put.
         let table: &Table = unsafe { &*self.0 };
@@ -344,7 +344,7 @@ impl Address {
     }
 
     fn end(&self) {
-        // SAFETY: from a box; nobody has a reference, and one of us is told so.
+        // SAFETY: from a box; no reference is left, and only one put returns true.
         let table = unsafe { Box::from_raw(self.0) };
         table.end();
         free(table);

@@ -1,6 +1,6 @@
 //! The per-CPU reference count.
 //!
-//! The object is a [`Watched`]: whoever looks at it holds a reference, and the release closure
+//! The object is a [`Watched`]: a thread that looks at it holds a reference, and the release closure
 //! frees it. So a release that comes early, or that is not ordered after every look, fails the
 //! model; one that never comes leaves the count from zero at the end.
 
@@ -66,7 +66,7 @@ impl Object {
 
 struct Address<T>(*mut T);
 
-// SAFETY: an address; who may use it is the models' business.
+// SAFETY: an address; the models decide which thread uses it.
 unsafe impl<T> Send for Address<T> {}
 
 fn spawn(object: &Arc<Object>, f: impl FnOnce(&Object) + Send + 'static) -> thread::JoinHandle<()> {
@@ -74,7 +74,7 @@ fn spawn(object: &Arc<Object>, f: impl FnOnce(&Object) + Send + 'static) -> thre
     thread::spawn(move || f(&object))
 }
 
-/// Two users and a kill: whoever comes last releases, after every look.
+/// Two users and a kill: the last of them releases, after every look.
 #[test]
 fn inv07_the_last_put_releases_what_others_used() {
     both_modes(|| {
@@ -145,7 +145,7 @@ fn inv07_a_thread_without_id_does_not_release_early() {
     });
 }
 
-/// Whoever sees that the kill is confirmed gets nothing, although references are left.
+/// A thread that sees the confirmation of the kill gets no reference, although some are left.
 #[test]
 fn inv08_no_get_after_the_kill() {
     both_modes(|| {
@@ -261,7 +261,7 @@ fn inv09_a_thread_without_id_counts_remotely() {
     });
 }
 
-/// A put by one who still saw the atomic mode, while a get already uses the words again.
+/// A put by a thread that still saw the atomic mode, while a get already uses the words again.
 #[test]
 fn inv10_a_resurrection_keeps_the_references() {
     both_modes(|| {
@@ -291,7 +291,7 @@ fn inv10_a_resurrection_keeps_the_references() {
     });
 }
 
-/// A new life begins while somebody still tries to get into the old one.
+/// A new life begins while another thread still tries to get a reference of the old one.
 #[test]
 fn inv10_a_new_life_starts_from_zero_only() {
     both_modes(|| {
@@ -347,7 +347,7 @@ struct Owner {
     value: u64,
 }
 
-/// The release closure drops the owner, whoever comes last: the killer or a holder.
+/// The release closure drops the owner, on the thread that comes last: the killer or a holder.
 #[test]
 fn inv11_the_release_closure_may_drop_the_owner() {
     both_modes(|| {

@@ -53,7 +53,7 @@ fn one_thread_at_a_time_sees_what_the_last_one_did() {
     model(|| adders(1, 2));
 }
 
-/// Two may wait at once: whoever is woken must wake the next.
+/// Two threads may wait at once: the one that is woken must wake the next.
 #[test]
 fn three_threads_are_all_woken() {
     model(|| adders(2, 1));
