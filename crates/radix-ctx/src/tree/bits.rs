@@ -5,7 +5,8 @@ use percpu::sync::order;
 
 use super::edit::{Edit, Slot};
 use super::node::NodePtr;
-use super::{ALL, BITS, MARKS, MASK, Tree, is_present};
+use super::radix::Tree;
+use super::word::{ALL, BITS, MARKS, MASK, is_present};
 
 impl<const FLOORS: bool> Tree<FLOORS> {
     /// Whether `key` is present and has mark `mark`. Wait-free.

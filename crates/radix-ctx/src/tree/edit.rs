@@ -12,9 +12,9 @@ use percpu::sync::quarantine::Watched;
 
 use super::node::{Node, NodePtr};
 use super::pool::Pool;
-use super::{
-    BITS, FANOUT, MARKS, MASK, State, Tree, Word, absent, floor_in, floor_word, height_for,
-    is_present,
+use super::radix::{State, Tree};
+use super::word::{
+    BITS, FANOUT, MARKS, MASK, Word, absent, floor_in, floor_word, height_for, is_present,
 };
 
 /// The one writer's access to a tree. Finish it, unlock, and only then retire what died.
@@ -55,12 +55,19 @@ impl Slot<'_> {
     }
 }
 
-impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
+impl<const FLOORS: bool> Tree<FLOORS> {
+    /// The one writer's access.
+    ///
+    /// # Safety
+    ///
+    /// Until the edit is finished, the caller holds the lock that is over this tree.
     #[inline]
-    pub(super) fn new(tree: &'t Tree<FLOORS>) -> Self {
-        Self { tree, retired: Cell::new(Batch::new()) }
+    pub(crate) unsafe fn edit(&self) -> Edit<'_, FLOORS> {
+        Edit { tree: self, retired: Cell::new(Batch::new()) }
     }
+}
 
+impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
     /// The nodes that died in this edit. To be retired when the lock is given back.
     pub(crate) fn finish(self) -> Batch {
         self.retired.take()

@@ -1,15 +1,16 @@
 //! Nodes, and how words lead to them.
 
-use std::mem::offset_of;
+use std::alloc::{Layout, alloc, dealloc};
+use std::mem::{ManuallyDrop, offset_of};
 use std::ptr::NonNull;
 
+use percpu::AllocError;
 use percpu::rcu::{Batch, RetireHead};
 use percpu::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use percpu::sync::cell::UnsafeCell;
 use percpu::sync::quarantine::{Watched, free};
 
-use super::pool::Memory;
-use super::{BITS, FANOUT, MARKS, MASK, Word};
+use super::word::{BITS, FANOUT, MARKS, MASK, MAX_HEIGHT, Word};
 
 /// A node: its slots first, so that a lookup touches one line of it.
 #[derive(Debug)]
@@ -100,6 +101,41 @@ impl Node {
     }
 }
 
+const LAYOUT: Layout = Layout::new::<Watched<Node>>();
+
+/// Memory for one node, not initialised.
+#[derive(Debug)]
+pub(super) struct Memory(NonNull<Watched<Node>>);
+
+impl Memory {
+    /// The size of one node.
+    pub(super) const BYTES: usize = LAYOUT.size();
+
+    pub(super) fn new() -> Result<Self, AllocError> {
+        // SAFETY: the layout is not of size 0.
+        let at = unsafe { alloc(LAYOUT) };
+        NonNull::new(at.cast()).map(Self).ok_or(AllocError::new())
+    }
+
+    /// # Safety
+    ///
+    /// `at` is what [`into_raw`](Self::into_raw) returned, and no other `Memory` owns it.
+    pub(super) unsafe fn from_raw(at: NonNull<Watched<Node>>) -> Self {
+        Self(at)
+    }
+
+    pub(super) fn into_raw(self) -> NonNull<Watched<Node>> {
+        ManuallyDrop::new(self).0
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: from `alloc` with this layout, and ours.
+        unsafe { dealloc(self.0.as_ptr().cast(), LAYOUT) };
+    }
+}
+
 /// A node in the tree, or on its way into or out of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NodePtr(NonNull<Watched<Node>>);
@@ -108,7 +144,7 @@ pub(super) struct NodePtr(NonNull<Watched<Node>>);
 const NODE: usize = 0b10;
 const TAG: usize = 0b11;
 const LEVEL_SHIFT: u32 = 2;
-const _: () = assert!(super::MAX_HEIGHT <= align_of::<Node>() >> LEVEL_SHIFT);
+const _: () = assert!(MAX_HEIGHT <= align_of::<Node>() >> LEVEL_SHIFT);
 
 impl NodePtr {
     /// Of one node.

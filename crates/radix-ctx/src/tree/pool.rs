@@ -1,38 +1,11 @@
 //! Memory for nodes, had before it is needed.
 
-use std::alloc::{Layout, alloc, dealloc};
-use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 use percpu::AllocError;
 use percpu::sync::quarantine::Watched;
 
-use super::node::Node;
-
-const LAYOUT: Layout = Layout::new::<Watched<Node>>();
-
-/// Memory for one node, not initialised.
-#[derive(Debug)]
-pub(super) struct Memory(NonNull<Watched<Node>>);
-
-impl Memory {
-    fn new() -> Result<Self, AllocError> {
-        // SAFETY: the layout is not of size 0.
-        let at = unsafe { alloc(LAYOUT) };
-        NonNull::new(at.cast()).map(Self).ok_or(AllocError::new())
-    }
-
-    pub(super) fn into_raw(self) -> NonNull<Watched<Node>> {
-        ManuallyDrop::new(self).0
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: from `alloc` with this layout, and ours.
-        unsafe { dealloc(self.0.as_ptr().cast(), LAYOUT) };
-    }
-}
+use super::node::{Memory, Node};
 
 /// A list of such memory, through its first words.
 #[derive(Debug)]
@@ -59,7 +32,8 @@ impl Pool {
         // SAFETY: `push` wrote it.
         self.first = unsafe { at.cast().read() };
         self.len -= 1;
-        Some(Memory(at))
+        // SAFETY: `push` took it from a `Memory`, and it is in no list any more.
+        Some(unsafe { Memory::from_raw(at) })
     }
 
     /// Takes `count`, from `self` and then from the allocator. On failure nothing is kept of what was
@@ -77,7 +51,7 @@ impl Pool {
     /// Allocates until there are `count`. On failure there are as many as before.
     pub(super) fn fill(&mut self, count: usize) -> Result<(), AllocError> {
         let before = self.len;
-        if count > isize::MAX as usize / LAYOUT.size() {
+        if count > isize::MAX as usize / Memory::BYTES {
             return Err(AllocError::new()); // sooner than by using up what there is
         }
         while self.len < count {

@@ -7,7 +7,8 @@
 use percpu::sync::atomic::Ordering;
 
 use super::node::{Node, NodePtr};
-use super::{BITS, FANOUT, MASK, MAX_HEIGHT, Tree, Word, is_present};
+use super::radix::Tree;
+use super::word::{BITS, FANOUT, MASK, MAX_HEIGHT, Word, is_present};
 
 /// What a search is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,6 +5,7 @@ use std::ptr;
 
 use proptest::prelude::*;
 
+use super::word::{MARKS, MAX_HEIGHT};
 use super::*;
 
 fn entry(value: u64) -> Word {

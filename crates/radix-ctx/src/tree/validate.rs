@@ -4,7 +4,7 @@ use percpu::sync::atomic::Ordering;
 
 use super::edit::Edit;
 use super::node::NodePtr;
-use super::{ALL, BITS, FANOUT, MARKS, is_present};
+use super::word::{ALL, BITS, FANOUT, MARKS, is_present};
 
 /// What a node's parent must have for it.
 struct Summary {

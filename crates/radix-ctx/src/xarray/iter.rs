@@ -7,8 +7,8 @@ use std::ops::RangeBounds;
 
 use percpu::rcu::Pinned;
 
+use super::array::{Ref, XArray, bounds};
 use super::entry::{Entry, is_none};
-use super::{Ref, XArray, bounds};
 use crate::tree::{Cursor, Tree, Which};
 
 /// Entries with their indices, ascending: a moving target, see the [module](super). From

@@ -4,9 +4,9 @@ use std::ops::RangeBounds;
 
 use percpu::rcu::{self, Pinned};
 
+use super::array::{XArray, bounds};
 use super::entry::{Entry, is_none};
 use super::iter::Iter;
-use super::{XArray, bounds};
 use crate::tree::Which;
 
 /// One of the three bits that an entry can be searched by. What it means is up to the caller.

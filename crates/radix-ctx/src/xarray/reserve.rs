@@ -3,9 +3,9 @@
 use std::ops::RangeBounds;
 use std::ptr;
 
+use super::array::{XArray, bounds};
 use super::entry::{Entry, RESERVED};
 use super::error::{AllocateError, CommitError, InsertError, ReserveError};
-use super::{XArray, bounds};
 
 /// An index that nobody else gets. Filled by [`commit`](Reservation::commit), released by a drop.
 ///

@@ -7,13 +7,13 @@ use percpu::AllocError;
 use percpu::rcu::{Batch, Pinned};
 use percpu::sync::WordGuard;
 
-use super::alloc::Cycle;
+use super::array::{Out, Ref, XArray, bounds};
+use super::counts::Counts;
+use super::cycle::Cycle;
 use super::entry::{Entry, RESERVED, is_none};
 use super::error::{
     CompareExchangeError, CompareExchangeErrorKind as Kind, InsertError, StoreError,
 };
-use super::stats::Counts;
-use super::{Out, Ref, XArray, bounds};
 use crate::tree::{Edit, Slot, Which, Word};
 
 /// Entries that `erase_range` takes out before it unlocks for a moment. A guess.
