@@ -131,7 +131,7 @@ fn add(sum: &mut TableStats, table: &TableStats) {
     sum.reserved += table.reserved;
     sum.pending += table.pending;
     sum.referenced += table.referenced;
-    sum.retired += table.retired;
+    sum.exhausted += table.exhausted;
     sum.slabs += table.slabs;
     sum.nodes += table.nodes;
     sum.height = sum.height.max(table.height);

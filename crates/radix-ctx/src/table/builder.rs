@@ -3,16 +3,17 @@
 use std::marker::PhantomData;
 
 use percpu::AllocError;
+use percpu::alloc::try_box;
 use percpu::rcu::RetireHead;
 use percpu::sync::quarantine::Watched;
 
-use super::CtxTable;
 use super::core::{Core, Limits};
-use super::ending::run_tick;
+use super::ctx_table::CtxTable;
+use super::ending::run_callback;
 use super::id::MAX_GENERATION;
 use super::quota::Quota;
+use super::retire::SMALLEST;
 use super::slab::MAX_INDEX;
-use percpu::alloc::try_box;
 
 /// What a [`CtxTable`] is to allow. From [`CtxTable::builder`].
 ///
@@ -83,11 +84,11 @@ impl<T: Send + Sync + 'static> Builder<T> {
     /// [`AllocError`] if there is no memory for it.
     pub fn build(self) -> Result<CtxTable<T>, AllocError> {
         let quota = Quota::try_new(self.contexts, self.weight)?;
-        // SAFETY: `run_tick` is for the ticks of cores, of which this will be one.
-        let tick = unsafe { RetireHead::new(run_tick::<T>) };
-        let core = Watched::new(Core::new(self.limits, quota, tick));
+        // SAFETY: `run_callback` is for the ticks of cores, of which this will be one.
+        let callback = unsafe { RetireHead::new(run_callback::<T>) };
+        let core = Watched::new(Core::new(self.limits, quota, callback, SMALLEST));
         let core = try_box(core).map_err(|_| AllocError::new())?;
-        Ok(CtxTable { core: Core::place(core), _owns: PhantomData })
+        Ok(CtxTable::from_core(Core::place(core)))
     }
 }
 

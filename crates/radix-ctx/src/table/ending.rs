@@ -1,7 +1,7 @@
 //! The tick, which RCU runs for a table, and the end of a table.
 //!
 //! The *tick* is an object of RCU's that lies in the core. It is retired while anything is in the
-//! lists of [`limbo`](super::limbo), so that a table is reclaimed wherever RCU is; and at the end it is
+//! lists of [`limbo`](super::retire), so that a table is reclaimed wherever RCU is; and at the end it is
 //! what frees the core.
 
 use std::ptr::NonNull;
@@ -15,33 +15,33 @@ use percpu::sync::step;
 use super::core::Core;
 use super::dropping::dropping;
 use super::id::Id;
-use super::iter::LAST_KEY;
-use super::limbo::Limbo;
 use super::reclaim::Vacated;
-use super::slab::{Gone, NO_LINK, SLOTS, SlabPtr};
+use super::retire_list::RetireLists;
+use super::slab::{NO_LINK, NotLive, SLOTS, SlabPtr};
+use super::slab_tree::LAST_KEY;
 
 impl<T: Send + Sync + 'static> Core<T> {
     /// Sends the tick if something is in the lists, and none is on its way.
-    pub(super) fn send_tick(&self) {
+    pub(super) fn queue_callback_for_lists(&self) {
         let mut state = self.lock();
         // Ordering: Relaxed, both; under the lock.
-        if self.ticking.load(Ordering::Relaxed) {
+        if self.callback_queued.load(Ordering::Relaxed) {
             return;
         }
-        let mut send = self.close(&mut state);
+        let mut send = self.close_lists(&mut state);
         if !send && self.filled() != 0 {
             // Another thread reclaims, so that nothing may wait yet.
-            send = !self.ticking.swap(true, Ordering::Relaxed);
+            send = !self.callback_queued.swap(true, Ordering::Relaxed);
         }
         drop(state);
         if send {
-            self.retire_tick();
+            self.queue_callback();
         }
     }
 
-    /// Sends the tick; the caller has set `ticking`.
-    pub(super) fn retire_tick(&self) {
-        retire_tick(self.this());
+    /// Sends the tick; the caller has set `callback_queued`.
+    pub(super) fn queue_callback(&self) {
+        queue_callback(self.this());
     }
 
     /// The table goes: kills what is live and reclaims all that has no reference, with no grace
@@ -85,14 +85,14 @@ impl<T: Send + Sync + 'static> Core<T> {
             state.reclaiming = false;
         }
         // Ordering: Relaxed, both; under the lock.
-        let over = state.is_over() && !it.ticking.load(Ordering::Relaxed);
+        let over = state.is_over() && !it.callback_queued.load(Ordering::Relaxed);
         if over {
-            it.ticking.store(true, Ordering::Relaxed);
-            state.last_tick = true;
+            it.callback_queued.store(true, Ordering::Relaxed);
+            state.callback_frees = true;
         }
         drop(state);
         if over {
-            it.retire_tick();
+            it.queue_callback();
         }
         drop(guard);
     }
@@ -101,7 +101,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     fn reclaim_all(&self) {
         let for_each = |f: &mut dyn FnMut(SlabPtr<T>, u32, u64)| {
             let mut from = 0;
-            while let Some((key, slab)) = self.next_slab(from, LAST_KEY) {
+            while let Some((key, slab)) = self.slabs.next_slab(from, LAST_KEY) {
                 // SAFETY: invariant 4 of `slab`: the table is dropped, the core is ours.
                 let it = unsafe { slab.as_ref() };
                 for number in 0..SLOTS {
@@ -113,35 +113,35 @@ impl<T: Send + Sync + 'static> Core<T> {
             }
         };
         for_each(&mut |slab, index, state| {
-            if Gone::read(state).is_none() {
+            if NotLive::read(state).is_none() {
                 let id = Id::from_bits(state).expect("a live state is an id");
                 // SAFETY: as above.
                 let slot = unsafe { slab.as_ref() }.slot(index);
                 // Ordering: Release, with the barrier below: no section finds it open after that.
-                slot.state.store(Gone::dead(id, NO_LINK).bits(), Ordering::Release);
+                slot.state.store(NotLive::dead(id, NO_LINK).bits(), Ordering::Release);
             }
         });
         self.waiters.notify_all();
         self.restart_sections();
         let mut vacated = Vacated::new(self);
         for_each(&mut |slab, index, state| {
-            if let Some(gone) = Gone::read(state) {
-                if gone.is_pending() && !gone.is_referenced() {
+            if let Some(gone) = NotLive::read(state) {
+                if gone.is_dead() && !gone.is_referenced() {
                     self.fold(slab, index, gone, &mut vacated);
                 }
             }
         });
-        self.limbos().for_each(Limbo::clear);
+        self.all_lists().for_each(RetireLists::clear);
         vacated.give_back();
     }
 }
 
-/// Retires the tick of a core; the caller has set `ticking`.
-fn retire_tick<T: Send + Sync + 'static>(core: NonNull<Core<T>>) {
-    let offset = std::mem::offset_of!(Core<T>, tick);
+/// Retires the tick of a core; the caller has set `callback_queued`.
+fn queue_callback<T: Send + Sync + 'static>(core: NonNull<Core<T>>) {
+    let offset = std::mem::offset_of!(Core<T>, callback);
     // SAFETY: within the core.
     let tick = unsafe { core.byte_add(offset) }.cast();
-    // SAFETY: one at a time, that of who set `ticking`. Its `free` is `run_tick`, which frees the
+    // SAFETY: one at a time, that of who set `callback_queued`. Its `free` is `run_callback`, which frees the
     // core only where nobody else has it.
     unsafe { rcu::retire_raw(tick, size_of::<Core<T>>()) };
 }
@@ -151,16 +151,16 @@ fn retire_tick<T: Send + Sync + 'static>(core: NonNull<Core<T>>) {
 /// # Safety
 ///
 /// `head` is the tick of a core that was retired.
-pub(super) unsafe fn run_tick<T: Send + Sync + 'static>(head: NonNull<RetireHead>) {
-    let offset = std::mem::offset_of!(Core<T>, tick);
+pub(super) unsafe fn run_callback<T: Send + Sync + 'static>(head: NonNull<RetireHead>) {
+    let offset = std::mem::offset_of!(Core<T>, callback);
     // SAFETY: the head lies at that offset of a core.
     let core = unsafe { head.byte_sub(offset) }.cast::<Core<T>>();
-    // SAFETY: it is freed by its tick only, so not while `ticking` is set.
+    // SAFETY: it is freed by its tick only, so not while `callback_queued` is set.
     let it = unsafe { core.as_ref() };
     it.advance();
     let guard = rcu::pin(); // invariant 3 of the core
     let mut state = it.lock();
-    if state.last_tick {
+    if state.callback_frees {
         drop(state);
         drop(guard);
         // SAFETY: it is in the `Watched` that `Builder::build` made.
@@ -171,20 +171,20 @@ pub(super) unsafe fn run_tick<T: Send + Sync + 'static>(head: NonNull<RetireHead
         return;
     }
     // This one may have been on its way for long: its grace period is not that of the end.
-    state.last_tick = state.is_over();
-    let again = state.last_tick || it.close(&mut state) || state.waiting.is_some();
+    state.callback_frees = state.is_over();
+    let again = state.callback_frees || it.close_lists(&mut state) || state.waiting.is_some();
     if !again {
         // Ordering: Relaxed; under the lock.
-        it.ticking.store(false, Ordering::Relaxed);
+        it.callback_queued.store(false, Ordering::Relaxed);
     }
     drop(state);
     if again {
-        retire_tick(core);
+        queue_callback(core);
     } else {
         // Who pushed just before has seen a tick that is over: invariant 5 of `limbo`.
-        heavy(); // pairs with the `light` in `bury`
+        heavy(); // pairs with the `light` in `retire`
         if it.filled() != 0 {
-            step!("tick: another one for what was pushed meanwhile", it.send_tick());
+            step!("tick: another one for what was pushed meanwhile", it.queue_callback_for_lists());
         }
     }
     drop(guard);

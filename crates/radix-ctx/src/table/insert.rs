@@ -5,8 +5,8 @@ use std::ops::{Bound, RangeBounds};
 
 use percpu::sync::atomic::Ordering;
 
-use super::CtxTable;
 use super::core::Core;
+use super::ctx_table::CtxTable;
 use super::error::{InsertError, InsertRefused};
 use super::id::Id;
 use super::vacancy::Claim;
@@ -165,7 +165,7 @@ impl<'a, T: Send + Sync + 'static> Reservation<'a, T> {
     /// Of a claim that counts for the quota.
     pub(super) fn new(core: &'a Core<T>, claim: Claim<'a, T>, weight: u64) -> Self {
         // Ordering: Relaxed; a statistic.
-        core.tally.reserved.fetch_add(1, Ordering::Relaxed);
+        core.counters.reserved.fetch_add(1, Ordering::Relaxed);
         Self { core, claim: Some(claim), weight }
     }
 }
@@ -183,7 +183,7 @@ impl<T: Send + Sync + 'static> Reservation<'_, T> {
         let claim = self.claim.take().expect("there until it is committed");
         let id = claim.fill(value, self.weight);
         // Ordering: Relaxed; a statistic.
-        self.core.tally.reserved.fetch_sub(1, Ordering::Relaxed);
+        self.core.counters.reserved.fetch_sub(1, Ordering::Relaxed);
         id
     }
 }
@@ -192,7 +192,7 @@ impl<T: Send + Sync + 'static> Drop for Reservation<'_, T> {
     fn drop(&mut self) {
         if self.claim.take().is_some() {
             // Ordering: Relaxed; a statistic.
-            self.core.tally.reserved.fetch_sub(1, Ordering::Relaxed);
+            self.core.counters.reserved.fetch_sub(1, Ordering::Relaxed);
             self.core.quota.give_back(self.weight);
         }
     }

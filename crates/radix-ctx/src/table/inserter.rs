@@ -5,8 +5,8 @@ use std::ops::RangeBounds;
 
 use percpu::sync::atomic::Ordering;
 
-use super::CtxTable;
 use super::core::Core;
+use super::ctx_table::CtxTable;
 use super::error::{InsertError, InsertRefused};
 use super::id::Id;
 use super::insert::{Reservation, inclusive};
@@ -153,7 +153,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     fn wait_for_vacancy(&self, first: u32, last: u32) {
         self.waiters.wait(None, || {
             // Ordering: Relaxed; the waiters' fences order it after the change.
-            let unused = self.tally.referenced.load(Ordering::Relaxed) == 0;
+            let unused = self.counters.referenced.load(Ordering::Relaxed) == 0;
             (unused || self.has_vacancy(first, last)).then_some(())
         });
     }

@@ -9,21 +9,18 @@ use std::fmt;
 use std::iter::FusedIterator;
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
-use std::ptr::NonNull;
 use std::slice;
 
-use percpu::rcu::{self, Pinned};
+use percpu::rcu::Pinned;
 use percpu::sync::atomic::Ordering;
 
-use super::CtxTable;
-use super::core::{Core, slab_of};
+use super::core::Core;
+use super::ctx_table::CtxTable;
 use super::id::Id;
 use super::insert::inclusive;
-use super::slab::{Gone, SLAB_BITS, SLOTS, SlabPtr, Slot};
-use crate::tree::{Cursor, Which};
-
-/// The key of the slab with the highest index.
-pub(super) const LAST_KEY: u64 = u32::MAX as u64 >> SLAB_BITS;
+use super::slab::{NotLive, SLAB_BITS, Slot};
+use super::slab_tree::slab_of;
+use crate::tree::Cursor;
 
 impl<T: Send + Sync + 'static> CtxTable<T> {
     /// The live contexts, ascending by index. See [`Iter`] for what it sees of changes.
@@ -53,7 +50,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     pub fn prev<'g>(&'g self, index: u32, guard: &'g impl Pinned) -> Option<(Id, &'g T)> {
         let _ = guard;
         // SAFETY: the guard.
-        unsafe { self.core().last_live(index) }
+        unsafe { self.core().slabs.last_live(index) }
     }
 }
 
@@ -79,7 +76,7 @@ impl<'g, T: Send + Sync + 'static> Iter<'g, T> {
     unsafe fn new(core: &'g Core<T>, next: u64, end: u64) -> Self {
         let last = end.max(1) - 1;
         // SAFETY: the caller's guard.
-        let slabs = unsafe { core.slabs(next >> SLAB_BITS, last >> SLAB_BITS) };
+        let slabs = unsafe { core.slabs.range(next >> SLAB_BITS, last >> SLAB_BITS) };
         Self { slabs, slots: [].iter(), stop: next, end, _core: PhantomData }
     }
 
@@ -122,7 +119,7 @@ impl<'g, T: Send + Sync + 'static> Iter<'g, T> {
 fn live<T>(slot: &Slot<T>) -> Option<Id> {
     // Ordering: Acquire pairs with the Release in `fill`; it carries the value.
     let state = slot.state.load(Ordering::Acquire);
-    Gone::read(state).is_none().then(|| Id::from_live(state))
+    NotLive::read(state).is_none().then(|| Id::from_live(state))
 }
 
 impl<'g, T: Send + Sync + 'static> Iterator for Iter<'g, T> {
@@ -166,51 +163,5 @@ impl<T: Send + Sync + 'static> FusedIterator for Iter<'_, T> {}
 impl<T: Send + Sync + 'static> fmt::Debug for Iter<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Iter").field("next_index", &self.next_index()).finish_non_exhaustive()
-    }
-}
-
-impl<T: Send + Sync + 'static> Core<T> {
-    /// The slab with the lowest key of a range. By invariant 4 of [`slab`](super::slab) it may be
-    /// followed by who was pinned before the call, or had the lock, or the core of a dropped table.
-    pub(super) fn next_slab(&self, from: u64, to: u64) -> Option<(u64, SlabPtr<T>)> {
-        if from > to {
-            return None;
-        }
-        let _guard = rcu::pin();
-        // SAFETY: the guard.
-        let (key, word) = unsafe { self.tree().next(from, to, Which::Present) }?;
-        Some((key, slab_of(word)?))
-    }
-
-    /// The key of the last slab; 0 if there is none.
-    pub(super) fn last_key(&self) -> u64 {
-        let _guard = rcu::pin();
-        // SAFETY: the guard.
-        unsafe { self.tree().prev(LAST_KEY) }.map_or(0, |(key, _)| key)
-    }
-
-    /// # Safety
-    ///
-    /// The caller holds an RCU guard for `'g`.
-    unsafe fn last_live<'g>(&self, index: u32) -> Option<(Id, &'g T)> {
-        let mut from = u64::from(index);
-        loop {
-            // SAFETY: the caller's guard.
-            let (key, word) = unsafe { self.tree().prev(from >> SLAB_BITS) }?;
-            let slab: NonNull<_> = slab_of::<T>(word)?;
-            // SAFETY: invariant 4 of `slab`: found under the caller's guard.
-            let it = unsafe { slab.as_ref() };
-            let last = from.min((key << SLAB_BITS) | (SLOTS as u64 - 1));
-            for index in (key << SLAB_BITS..=last).rev() {
-                let slot = it.slot(index as u32);
-                // Ordering: Acquire pairs with the Release in `fill`; it carries the value.
-                let state = slot.state.load(Ordering::Acquire);
-                if Gone::read(state).is_none() {
-                    // SAFETY: live a moment ago, under the caller's guard.
-                    return Some((Id::from_live(state), unsafe { slot.value() }));
-                }
-            }
-            from = (key << SLAB_BITS).checked_sub(1)?;
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! What is done with dead slots when their grace period is over, and how that is waited for.
 //!
-//! The stages, and the invariants, are those of [`limbo`](super::limbo).
+//! The stages, and the invariants, are those of [`limbo`](super::retire).
 
 use std::ptr::NonNull;
 
@@ -11,11 +11,11 @@ use percpu::sync::atomic::Ordering;
 use percpu::sync::{WordGuard, check, step};
 
 use super::core::{Core, State};
-use super::dropping::{dropping, is_dropping};
+use super::dropping::dropping;
 use super::error::WaitError;
-use super::limbo::{EMPTY, Walk};
 use super::panics::{Payload, caught};
-use super::slab::{Gone, SLOTS, Slab, SlabPtr};
+use super::retire_list::{BATCH, EMPTY, Walk};
+use super::slab::{NotLive, SLOTS, Slab, SlabPtr};
 
 /// What [`Core::finish`] did with a dead slot.
 enum Finished {
@@ -33,10 +33,10 @@ impl<T: Send + Sync + 'static> Core<T> {
             return 0;
         }
         let Some(period) = state.waiting else {
-            let send = self.close(&mut state);
+            let send = self.close_lists(&mut state);
             drop(state);
             if send {
-                self.retire_tick();
+                self.queue_callback();
             }
             return 0;
         };
@@ -57,11 +57,11 @@ impl<T: Send + Sync + 'static> Core<T> {
         // What waits already, and what the lists have filled with meanwhile.
         for _ in 0..2 {
             let mut state = self.lock_reclaimed()?;
-            let send = self.close(&mut state);
+            let send = self.close_lists(&mut state);
             let waiting = state.waiting;
             drop(state);
             if send {
-                self.retire_tick();
+                self.queue_callback();
             }
             let Some(period) = waiting else { break };
             // Others may reclaim it meanwhile.
@@ -91,24 +91,15 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
     }
 
-    /// Whether this thread is dropping a context of this table.
-    pub(super) fn is_in_drop(&self) -> bool {
-        is_dropping(self.address())
-    }
-
-    pub(super) fn address(&self) -> *const () {
-        std::ptr::from_ref(self).cast()
-    }
-
     /// Reclaims the slots in the `waiting` lists, which are the caller's.
     fn reclaim(&self) -> usize {
         self.restart_sections();
         let mut vacated = Vacated::new(self);
-        let mut found = [None; TOGETHER];
-        for limbo in self.limbos() {
-            let mut walk = Walk::new(self, limbo);
+        let mut found = [None; BATCH];
+        for lists in self.all_lists() {
+            let mut walk = Walk::new(&self.slabs, lists);
             loop {
-                let number = walk.fill(self, &mut found);
+                let number = walk.fill(&self.slabs, &mut found);
                 if number == 0 {
                     break;
                 }
@@ -117,7 +108,7 @@ impl<T: Send + Sync + 'static> Core<T> {
                 }
             }
             // Ordering: Relaxed; invariant 2.
-            limbo.waiting.iter().for_each(|list| list.store(EMPTY, Ordering::Relaxed));
+            lists.waiting.iter().for_each(|list| list.store(EMPTY, Ordering::Relaxed));
         }
         vacated.give_back();
         vacated.total
@@ -138,7 +129,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         &self,
         slab: SlabPtr<T>,
         index: u32,
-        gone: Gone,
+        gone: NotLive,
         vacated: &mut Vacated<'_, T>,
     ) {
         // SAFETY: invariant 4 of `slab`: the slot is dead, and used until its vacancy.
@@ -148,15 +139,15 @@ impl<T: Send + Sync + 'static> Core<T> {
             // Ordering: Release pairs with the Acquire in `is_reclaimed`.
             it.slot(index).state.store(gone.referenced().bits(), Ordering::Release);
             // Ordering: Relaxed; a statistic.
-            self.tally.referenced.fetch_add(1, Ordering::Relaxed);
+            self.counters.referenced.fetch_add(1, Ordering::Relaxed);
             if !check!("fold: no reference is left", refs.fold(index as usize % SLOTS)) {
                 return;
             }
-            self.tally.referenced.fetch_sub(1, Ordering::Relaxed);
+            self.counters.referenced.fetch_sub(1, Ordering::Relaxed);
         }
         if let Err(payload) = self.drop_value(it, index) {
             // Ordering: Relaxed; a statistic.
-            self.tally.panics.fetch_add(1, Ordering::Relaxed);
+            self.counters.panics.fetch_add(1, Ordering::Relaxed);
             drop_payload(payload);
         }
         vacated.add(slab, index, self.finish(it, index, gone));
@@ -173,13 +164,13 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 
     /// The end of a slot's life: its count is open again, its state vacant.
-    fn finish(&self, slab: &Slab<T>, index: u32, gone: Gone) -> Finished {
+    fn finish(&self, slab: &Slab<T>, index: u32, gone: NotLive) -> Finished {
         if let Some(refs) = slab.refs() {
             refs.open(index as usize % SLOTS);
         }
         // Ordering: Release pairs with the Acquire of whoever asks whether it is reclaimed; it
         // carries the drop.
-        slab.slot(index).state.store(Gone::vacant(gone.next()).bits(), Ordering::Release);
+        slab.slot(index).state.store(NotLive::vacant(gone.next()).bits(), Ordering::Release);
         if gone.next() < self.limits.generations { Finished::Vacant } else { Finished::Retired }
     }
 
@@ -202,7 +193,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         let it = unsafe { slab.as_ref() };
         // Ordering: Relaxed; the count of references orders it.
         let state = it.slot(index).state.load(Ordering::Relaxed);
-        let Some(gone) = Gone::read(state) else {
+        let Some(gone) = NotLive::read(state) else {
             debug_assert!(false, "{index} is live, and nobody has a reference");
             return;
         };
@@ -212,7 +203,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         vacated.add(slab, index, core.finish(it, index, gone));
         let woken = core.waiters.take_slot(index);
         // Ordering: Relaxed; a statistic.
-        core.tally.referenced.fetch_sub(1, Ordering::Relaxed);
+        core.counters.referenced.fetch_sub(1, Ordering::Relaxed);
         vacated.give_back();
         let threads = core.waiters.take_threads();
         // SAFETY: the guard is from before the slot was vacated.
@@ -224,7 +215,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 }
 
-/// The right to the `waiting` lists: invariant 2 of [`limbo`](super::limbo).
+/// The right to the `waiting` lists: invariant 2 of [`limbo`](super::retire).
 struct Reclaiming<'a, T: Send + Sync + 'static> {
     core: &'a Core<T>,
     done: bool,
@@ -254,12 +245,12 @@ impl<T: Send + Sync + 'static> Drop for Reclaiming<'_, T> {
         let mut send = false;
         if self.done {
             state.waiting = None;
-            send = core.close(&mut state);
+            send = core.close_lists(&mut state);
         }
         let dropped = state.dropped;
         drop(state);
         if send {
-            core.retire_tick();
+            core.queue_callback();
         }
         if dropped {
             // SAFETY: the caller of `begin` has a borrow of the table, or is the tick. Both keep the
@@ -270,13 +261,10 @@ impl<T: Send + Sync + 'static> Drop for Reclaiming<'_, T> {
     }
 }
 
-/// Slabs whose slots are given back under one lock. A guess: some hundred nanoseconds.
-pub(super) const TOGETHER: usize = 32;
-
 /// Slots to be given back together, so that the lock is taken once for some.
 pub(super) struct Vacated<'a, T: Send + Sync + 'static> {
     core: &'a Core<T>,
-    slots: [Option<(SlabPtr<T>, u64)>; TOGETHER],
+    slots: [Option<(SlabPtr<T>, u64)>; BATCH],
     number: usize,
     retired: u64,
     /// In `slots`, and retired.
@@ -289,7 +277,7 @@ impl<'a, T: Send + Sync + 'static> Vacated<'a, T> {
     pub(super) fn new(core: &'a Core<T>) -> Self {
         Self {
             core,
-            slots: [None; TOGETHER],
+            slots: [None; BATCH],
             number: 0,
             retired: 0,
             dead: 0,
@@ -299,7 +287,7 @@ impl<'a, T: Send + Sync + 'static> Vacated<'a, T> {
     }
 
     fn add(&mut self, slab: SlabPtr<T>, index: u32, finished: Finished) {
-        if self.number == TOGETHER {
+        if self.number == BATCH {
             self.give_back_some();
         }
         self.total += 1;
@@ -335,7 +323,7 @@ impl<'a, T: Send + Sync + 'static> Vacated<'a, T> {
         let mut state = self.core.lock();
         let slots = slots.iter_mut().filter_map(Option::take);
         self.core.vacate(&mut state, slots, empties_queue, &mut batch);
-        state.retire(std::mem::take(&mut self.retired));
+        state.exhaust(std::mem::take(&mut self.retired));
         state.dead = state.dead.saturating_sub(std::mem::take(&mut self.dead));
     }
 }

@@ -3,7 +3,7 @@
 //! A reference is counted in a [`RefBlock`], 64 counts that a slab gets with its first reference: one
 //! word for each slot on each CPU, changed by an rseq section that tests the slot's state in the same
 //! breath. So taking and putting a reference of a live context writes nothing that another CPU
-//! writes. The count is folded once, when the removed context is reclaimed ([`limbo`](super::limbo));
+//! writes. The count is folded once, when the removed context is reclaimed ([`limbo`](super::retire));
 //! after that the last put drops the context.
 
 use std::fmt;
@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use percpu::sync::atomic::Ordering;
 use percpu::{RefBlock, rcu};
 
-use super::CtxTable;
 use super::core::Core;
+use super::ctx_table::CtxTable;
 use super::error::{GetRefError, InsertError, WaitError};
 use super::id::Id;
 use super::slab::{SLOTS, Slab, SlabPtr, Slot};
@@ -63,9 +63,9 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         let _guard = rcu::pin();
         let core = self.core();
         // SAFETY: the guard.
-        let Some(slab) = (unsafe { core.slab(id.index()) }) else {
+        let Some(slab) = (unsafe { core.slabs.slab(id.index()) }) else {
             // SAFETY: the guard.
-            return Err(GetRefError::Lookup(unsafe { core.why(id) }));
+            return Err(GetRefError::Lookup(unsafe { core.slabs.lookup_error(id) }));
         };
         let Some(refs) = slab.refs() else {
             // SAFETY: the guard.
@@ -78,7 +78,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
             Ok(CtxRef { slab: NonNull::from(slab), id, _shares: PhantomData })
         } else {
             // SAFETY: the guard.
-            Err(GetRefError::Lookup(unsafe { core.why(id) }))
+            Err(GetRefError::Lookup(unsafe { core.slabs.lookup_error(id) }))
         }
     }
 
@@ -136,7 +136,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     unsafe fn get_first_ref(&self, id: Id) -> Result<CtxRef<T>, GetRefError> {
         let core = self.core();
         // SAFETY: the caller's guard.
-        let (slab, _) = unsafe { core.find(id) }?; // no counts for an id that leads to nothing
+        let (slab, _) = unsafe { core.slabs.find(id) }?; // no counts for an id that leads to nothing
         core.make_refs(slab)?;
         self.get_ref(id)
     }
@@ -176,7 +176,7 @@ impl<T: Send + Sync + 'static> CtxRef<T> {
 
     fn waiters(&self) -> &Waiters {
         // SAFETY: our slot is used, which keeps the core.
-        unsafe { &(*self.slab().core().as_ptr()).waiters }
+        unsafe { &(*Core::of(self.slab()).as_ptr()).waiters }
     }
 
     /// What the context is, or was, named.
@@ -278,7 +278,7 @@ impl<T: Send + Sync + 'static> Drop for CtxRef<T> {
         // last, and the slot therefore ours.
         let last = unsafe { RefBlock::put(refs, number(self.id), state, self.id.to_bits()) };
         if last {
-            let core = self.slab().core();
+            let core = Core::of(self.slab());
             // SAFETY: the slot is used until it is vacated, and that keeps the core.
             unsafe { Core::last_put(core, self.slab, self.id.index()) };
         }

@@ -11,12 +11,12 @@ use percpu::rcu;
 use percpu::sync::atomic::Ordering;
 use percpu::sync::{WordGuard, thread};
 
-use super::CtxTable;
 use super::core::{Core, State};
+use super::ctx_table::CtxTable;
 use super::error::{RemoveError, WaitError};
 use super::id::Id;
-use super::iter::LAST_KEY;
-use super::slab::{Gone, SLAB_BITS};
+use super::slab::{NotLive, SLAB_BITS};
+use super::slab_tree::LAST_KEY;
 use super::waiters::Place;
 
 impl<T: Send + Sync + 'static> CtxTable<T> {
@@ -38,7 +38,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     pub fn remove(&self, id: Id) -> Result<Removal<'_, T>, RemoveError> {
         let core = self.core();
         if core.kill(id)? {
-            core.look();
+            core.advance_and_queue();
         }
         Ok(Removal { core, id })
     }
@@ -65,20 +65,20 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         let core = self.core();
         let mut killed = 0;
         let mut from = 0;
-        let last = core.last_key(); // others may insert above it for ever
+        let last = core.slabs.last_key(); // others may insert above it for ever
         loop {
             let guard = rcu::pin();
-            let Some((key, slab)) = core.next_slab(from, last) else { break };
+            let Some((key, slab)) = core.slabs.next_slab(from, last) else { break };
             // SAFETY: invariant 4 of `slab`: found under the guard.
             let it = unsafe { slab.as_ref() };
             // SAFETY: the guard.
-            killed += unsafe { core.bury_all(it) };
+            killed += unsafe { core.retire_all(it) };
             drop(guard);
             from = key + 1;
         }
         if killed != 0 {
             core.waiters.notify_all();
-            core.look();
+            core.advance_and_queue();
         }
         Closing { core, killed, from: 0 }
     }
@@ -112,12 +112,12 @@ impl<T: Send + Sync + 'static> Core<T> {
     fn kill(&self, id: Id) -> Result<bool, RemoveError> {
         let guard = rcu::pin();
         // SAFETY: the guard.
-        let (slab, slot) = unsafe { self.find(id) }?;
+        let (slab, slot) = unsafe { self.slabs.find(id) }?;
         if !slot.kill(id) {
             return Err(RemoveError::Stale);
         }
         // SAFETY: killed just now, under the guard.
-        let look = unsafe { self.bury(slab, slot, id) };
+        let look = unsafe { self.retire(slab, slot, id) };
         drop(guard);
         self.waiters.notify_slot(id.index());
         Ok(look)
@@ -139,23 +139,23 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     /// Whether the context of `id`, which was removed, is dropped.
     fn is_reclaimed(&self, id: Id) -> bool {
-        let gone = self.gone(id.index());
-        gone.is_none_or(|gone| !(gone.is_pending() && gone.next() == id.generation() + 1))
+        let gone = self.not_live(id.index());
+        gone.is_none_or(|gone| !(gone.is_dead() && gone.next() == id.generation() + 1))
     }
 
     /// Whether the context of `id` waits for its last reference, and for nothing else.
     fn is_referenced(&self, id: Id) -> bool {
-        self.gone(id.index())
+        self.not_live(id.index())
             .is_some_and(|gone| gone.is_referenced() && gone.next() == id.generation() + 1)
     }
 
     /// What the slot of an index says, unless it is live or there is none.
-    fn gone(&self, index: u32) -> Option<Gone> {
+    fn not_live(&self, index: u32) -> Option<NotLive> {
         let _guard = rcu::pin();
         // SAFETY: the guard.
-        let slab = unsafe { self.slab(index) }?;
+        let slab = unsafe { self.slabs.slab(index) }?;
         // Ordering: Acquire pairs with the Release in `finish`; it carries the drop.
-        Gone::read(slab.slot(index).state.load(Ordering::Acquire))
+        NotLive::read(slab.slot(index).state.load(Ordering::Acquire))
     }
 
     /// Blocks until `done`. `blocked`: nothing but a reference is in the way of the next step.
@@ -401,14 +401,14 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// Moves `from` up to the first context that is not dropped; true if there is none.
     fn is_clear(&self, from: &Cell<u64>) -> bool {
         let _guard = rcu::pin();
-        while let Some((key, slab)) = self.next_slab(from.get() >> SLAB_BITS, LAST_KEY) {
+        while let Some((key, slab)) = self.slabs.next_slab(from.get() >> SLAB_BITS, LAST_KEY) {
             // SAFETY: invariant 4 of `slab`: found under the guard.
             let it = unsafe { slab.as_ref() };
             let first = u64::from(it.index(0)).max(from.get());
             for index in first..(key + 1) << SLAB_BITS {
                 // Ordering: Acquire pairs with the Release in `finish`; it carries the drop.
                 let state = it.slot(index as u32).state.load(Ordering::Acquire);
-                if Gone::read(state).is_some_and(Gone::is_pending) {
+                if NotLive::read(state).is_some_and(NotLive::is_dead) {
                     from.set(index);
                     return false;
                 }
@@ -419,7 +419,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 
     fn is_referenced_at(&self, index: u64) -> bool {
-        self.gone(index as u32).is_some_and(Gone::is_referenced)
+        self.not_live(index as u32).is_some_and(NotLive::is_referenced)
     }
 }
 

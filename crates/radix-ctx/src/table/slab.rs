@@ -29,15 +29,14 @@ use std::alloc::{Layout, dealloc};
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
+use percpu::alloc::try_alloc;
 use percpu::rcu::RetireHead;
 use percpu::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use percpu::sync::cell::UnsafeCell;
 use percpu::sync::quarantine::{self, Watched};
 use percpu::{AllocError, RefBlock};
 
-use super::core::Core;
 use super::id::Id;
-use percpu::alloc::try_alloc;
 
 /// An index is a slab's key and a slot's number of that many bits.
 pub(super) const SLAB_BITS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 6 };
@@ -45,8 +44,8 @@ pub(super) const SLOTS: usize = 1 << SLAB_BITS;
 /// `used` of a slab without a vacant slot.
 pub(super) const FULL: u64 = u64::MAX >> (64 - SLOTS);
 
-const GONE: u64 = 1 << 63;
-const PENDING: u64 = 1 << 62;
+const NOT_LIVE: u64 = 1 << 63;
+const DEAD: u64 = 1 << 62;
 /// Ends a list of dead slots.
 pub(super) const NO_LINK: u32 = u32::MAX;
 /// In the place of the link: it was folded, and the last reference will vacate it.
@@ -56,15 +55,15 @@ pub(super) const MAX_INDEX: u32 = u32::MAX - 2;
 
 /// A state that is not live, read.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Gone(u64);
+pub(super) struct NotLive(u64);
 
-impl Gone {
+impl NotLive {
     pub(super) fn vacant(next: u32) -> Self {
-        Self(GONE | u64::from(next) << 32)
+        Self(NOT_LIVE | u64::from(next) << 32)
     }
 
     pub(super) fn dead(id: Id, link: u32) -> Self {
-        Self(GONE | PENDING | u64::from(id.generation() + 1) << 32 | u64::from(link))
+        Self(NOT_LIVE | DEAD | u64::from(id.generation() + 1) << 32 | u64::from(link))
     }
 
     /// Folded, with references left.
@@ -74,7 +73,7 @@ impl Gone {
 
     /// `None` if the state is live.
     pub(super) fn read(state: u64) -> Option<Self> {
-        (state & GONE != 0).then_some(Self(state))
+        (state & NOT_LIVE != 0).then_some(Self(state))
     }
 
     pub(super) fn bits(self) -> u64 {
@@ -87,12 +86,12 @@ impl Gone {
     }
 
     /// Its last context is not dropped yet.
-    pub(super) fn is_pending(self) -> bool {
-        self.0 & PENDING != 0
+    pub(super) fn is_dead(self) -> bool {
+        self.0 & DEAD != 0
     }
 
     pub(super) fn is_referenced(self) -> bool {
-        self.is_pending() && self.link() == REFERENCED
+        self.is_dead() && self.link() == REFERENCED
     }
 
     pub(super) fn link(self) -> u32 {
@@ -124,7 +123,7 @@ impl<T> Slot<T> {
     /// try, one succeeds, and owns the slot's link.
     #[inline(always)]
     pub(super) fn kill(&self, id: Id) -> bool {
-        let dead = Gone::dead(id, NO_LINK).bits();
+        let dead = NotLive::dead(id, NO_LINK).bits();
         // Ordering: AcqRel. Release pairs with the Acquire of who asks whether it is removed; it
         // carries what the caller did before. Acquire, so that what follows comes after. Relaxed on
         // failure: somebody else has removed it.
@@ -161,7 +160,8 @@ impl<T> Slot<T> {
 pub(super) struct Slab<T: Send + Sync + 'static> {
     slots: [Slot<T>; SLOTS],
     head: RetireHead,
-    core: NonNull<Core<T>>,
+    /// The table's core, which this module does not know.
+    owner: NonNull<()>,
     /// The index of its first slot.
     first: u32,
     /// Invariant 2; read and written under the table's lock only.
@@ -200,7 +200,7 @@ impl Begin {
 impl<T: Send + Sync + 'static> Slab<T> {
     /// Makes a slab of vacant slots.
     pub(super) fn try_new(
-        core: NonNull<Core<T>>,
+        owner: NonNull<()>,
         first: u32,
         begin: Begin,
         weighted: bool,
@@ -226,7 +226,7 @@ impl<T: Send + Sync + 'static> Slab<T> {
                 let slot = unsafe { &raw mut (*slab).slots[number].state };
                 // SAFETY: as above; nobody else has it.
                 unsafe {
-                    slot.write(AtomicU64::new(Gone::vacant(begin.generation(number)).bits()))
+                    slot.write(AtomicU64::new(NotLive::vacant(begin.generation(number)).bits()))
                 };
             }
             // The values stay as they are: not initialised.
@@ -238,17 +238,17 @@ impl<T: Send + Sync + 'static> Slab<T> {
                     unsafe { at.write($value) };
                 })+};
             }
-            write!(head: head, core: core, first: first, used: AtomicU64::new(0), refs: refs,
+            write!(head: head, owner: owner, first: first, used: AtomicU64::new(0), refs: refs,
                 weights: weights);
         }
         #[cfg(any(offlock_loom, offlock_shuttle))]
         {
             let slots = std::array::from_fn(|number| Slot {
-                state: AtomicU64::new(Gone::vacant(begin.generation(number)).bits()),
+                state: AtomicU64::new(NotLive::vacant(begin.generation(number)).bits()),
                 value: UnsafeCell::new(MaybeUninit::uninit()),
             });
             let used = AtomicU64::new(0);
-            let slab = Self { slots, head, core, first, used, refs, weights };
+            let slab = Self { slots, head, owner, first, used, refs, weights };
             // SAFETY: fresh memory for just that.
             unsafe { at.write(Watched::new(slab)) };
         }
@@ -288,8 +288,8 @@ impl<T: Send + Sync + 'static> Slab<T> {
         self.first + number as u32
     }
 
-    pub(super) fn core(&self) -> NonNull<Core<T>> {
-        self.core
+    pub(super) fn owner(&self) -> NonNull<()> {
+        self.owner
     }
 
     /// Under the table's lock.

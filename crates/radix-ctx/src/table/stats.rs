@@ -4,11 +4,12 @@ use std::fmt;
 
 use percpu::sync::atomic::Ordering;
 
-use super::CtxTable;
 use super::core::Core;
-use super::limbo::Limbo;
+use super::ctx_table::CtxTable;
 use super::quota::Usage;
-use super::slab::{FULL, Gone, SLOTS, Slab};
+use super::retire_list::RetireLists;
+use super::slab::{FULL, NotLive, SLOTS, Slab};
+use super::slab_tree::LAST_KEY;
 
 /// What a table consists of just now. From [`CtxTable::stats`].
 ///
@@ -25,7 +26,7 @@ pub struct TableStats {
     /// Those that only references keep.
     pub referenced: u64,
     /// Indexes that will not be used again: their generations are used up.
-    pub retired: u64,
+    pub exhausted: u64,
     /// Blocks of 64 slots.
     pub slabs: u64,
     /// Nodes of the tree above them.
@@ -63,7 +64,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
             // Ordering: Relaxed; a statistic.
             None => {
                 let state = core.lock();
-                core.len(&state) + core.tally.reserved.load(Ordering::Relaxed)
+                core.len(&state) + core.counters.reserved.load(Ordering::Relaxed)
             }
         };
         Usage { contexts, weight }
@@ -98,36 +99,40 @@ impl<T: Send + Sync + 'static> Core<T> {
     fn stats(&self) -> TableStats {
         let state = self.lock();
         let (live, pending) = (self.len(&state), self.pending(&state));
-        let (slabs, retired) = (state.slabs, state.retired);
+        let (slabs, exhausted) = (state.slabs, state.exhausted);
         drop(state);
-        let limbo =
-            self.limbo.get().map_or(0, |limbo| limbo.capacity() * size_of::<Limbo>().max(128));
-        let bytes =
-            size_of::<Self>() + self.tree().bytes() + slabs as usize * Slab::<T>::BYTES + limbo;
+        let lists = self
+            .lists
+            .get()
+            .map_or(0, |lists| lists.capacity() * size_of::<RetireLists>().max(128));
+        let bytes = size_of::<Self>()
+            + self.slabs.tree().bytes()
+            + slabs as usize * Slab::<T>::BYTES
+            + lists;
         TableStats {
             live,
             // Ordering: Relaxed, all; statistics.
-            reserved: self.tally.reserved.load(Ordering::Relaxed),
+            reserved: self.counters.reserved.load(Ordering::Relaxed),
             pending,
-            referenced: self.tally.referenced.load(Ordering::Relaxed),
-            retired,
+            referenced: self.counters.referenced.load(Ordering::Relaxed),
+            exhausted,
             slabs,
-            nodes: self.tree().node_count() as u64,
-            height: self.tree().height(),
+            nodes: self.slabs.tree().node_count() as u64,
+            height: self.slabs.tree().height(),
             bytes: bytes as u64,
-            panics: self.tally.panics.load(Ordering::Relaxed),
+            panics: self.counters.panics.load(Ordering::Relaxed),
         }
     }
 
     fn validate(&self) {
         let state = self.lock();
         // SAFETY: under the lock.
-        let edit = unsafe { self.tree().edit() };
+        let edit = unsafe { self.slabs.tree().edit() };
         edit.validate().expect("a sound tree");
         let (mut used, mut slabs, mut empty) = (0, 0, 0);
         let mut from = 0;
         let mut live = 0;
-        while let Some((key, slab)) = self.next_slab(from, super::iter::LAST_KEY) {
+        while let Some((key, slab)) = self.slabs.next_slab(from, LAST_KEY) {
             // SAFETY: invariant 4 of `slab`: found under the lock.
             let it = unsafe { slab.as_ref() };
             assert_eq!(it.key(), key);
@@ -139,14 +144,14 @@ impl<T: Send + Sync + 'static> Core<T> {
                 // Ordering: Relaxed; nobody changes it, says the caller.
                 let slot = it.slot(index).state.load(Ordering::Relaxed);
                 let is_used = it.used() >> number & 1 == 1;
-                match Gone::read(slot) {
+                match NotLive::read(slot) {
                     None => {
                         live += 1;
                         assert!(is_used, "{index} is live and vacant");
                         assert_eq!(slot as u32, index, "the state of {index}");
                     }
                     Some(gone) => {
-                        assert!(is_used || !gone.is_pending(), "{index} is pending and vacant");
+                        assert!(is_used || !gone.is_dead(), "{index} is pending and vacant");
                         assert!(gone.next() <= self.limits.generations, "{index}: {gone:?}");
                     }
                 }
@@ -158,7 +163,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             }
             from = key + 1;
         }
-        assert_eq!((used, slabs), (state.used + state.retired, state.slabs), "used slots, slabs");
+        assert_eq!((used, slabs), (state.used + state.exhausted, state.slabs), "used slots, slabs");
         assert!(empty <= slabs);
         drop(edit);
         assert_eq!(self.len(&state), live, "live contexts");
@@ -172,7 +177,7 @@ impl fmt::Display for TableStats {
             reserved,
             pending,
             referenced,
-            retired,
+            exhausted,
             slabs,
             nodes,
             height,
@@ -182,7 +187,7 @@ impl fmt::Display for TableStats {
         write!(
             f,
             "{live} live, {reserved} reserved, {pending} pending ({referenced} referenced), \
-             {retired} retired; {slabs} slabs, {nodes} nodes, {height} levels, {bytes} bytes; \
+             {exhausted} exhausted; {slabs} slabs, {nodes} nodes, {height} levels, {bytes} bytes; \
              {panics} panics"
         )
     }

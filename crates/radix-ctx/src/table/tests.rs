@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use percpu::rcu;
 
 use super::id::{Id, MAX_GENERATION};
-use super::slab::Gone;
+use super::slab::NotLive;
 use super::{CtxTable, LookupError};
 
 /// The last generation that an id has room for is followed by none.
@@ -17,9 +17,9 @@ fn inv12_the_last_generation_retires_its_index() {
     table.remove(first).unwrap().wait().unwrap();
     let guard = rcu::pin();
     // SAFETY: the guard.
-    let slab = unsafe { table.core().slab(0) }.unwrap();
+    let slab = unsafe { table.core().slabs.slab(0) }.unwrap();
     let last = MAX_GENERATION - 1;
-    slab.slot(0).state.store(Gone::vacant(last - 1).bits(), Ordering::Relaxed);
+    slab.slot(0).state.store(NotLive::vacant(last - 1).bits(), Ordering::Relaxed);
     drop(guard);
     for generation in [last - 1, last] {
         let id = table.insert("one of the last").unwrap();
@@ -29,7 +29,7 @@ fn inv12_the_last_generation_retires_its_index() {
         assert_eq!(table.with(id, |_| ()), Err(LookupError::Stale));
         table.validate();
     }
-    assert_eq!((table.stats().retired, table.stats().pending), (1, 0));
+    assert_eq!((table.stats().exhausted, table.stats().pending), (1, 0));
     assert_eq!(table.insert("elsewhere").unwrap().index(), 2);
     assert!(!table.contains(first) && table.contains(neighbour));
     // The neighbours' generations are far from it.
@@ -45,15 +45,15 @@ fn inv12_a_released_id_of_the_last_generation_retires_its_index() {
     table.remove(table.insert(1).unwrap()).unwrap().wait().unwrap();
     let guard = rcu::pin();
     // SAFETY: the guard.
-    let slab = unsafe { table.core().slab(0) }.unwrap();
-    slab.slot(0).state.store(Gone::vacant(MAX_GENERATION - 1).bits(), Ordering::Relaxed);
+    let slab = unsafe { table.core().slabs.slab(0) }.unwrap();
+    slab.slot(0).state.store(NotLive::vacant(MAX_GENERATION - 1).bits(), Ordering::Relaxed);
     drop(guard);
     let reservation = table.reserve().unwrap();
     let id = reservation.id();
     assert_eq!(id, Id::new(0, MAX_GENERATION - 1));
     drop(reservation);
     assert_eq!(table.with(id, |_| ()), Err(LookupError::Stale));
-    assert_eq!(table.stats().retired, 1);
+    assert_eq!(table.stats().exhausted, 1);
     assert_eq!(table.insert(2).unwrap(), Id::new(1, 1));
     table.validate();
 }

@@ -2,7 +2,7 @@
 //!
 //! The slabs know it, by a bit for each slot; the tree knows which slabs are full. That is several
 //! cache lines for each insert, and on another CPU's turn all of them are far. So the lowest vacant
-//! slots are taken from the slabs some at a time, under one lock, into a [`Queue`] beside the lock:
+//! slots are taken from the slabs some at a time, under one lock, into a [`VacantQueue`](super::vacant_queue::VacantQueue) beside the lock:
 //!
 //! ```text
 //!   State -> queue: | 7 9 12 13 ... |   an insert: lock, take the lowest, unlock
@@ -23,53 +23,14 @@ use percpu::sync::atomic::Ordering;
 use percpu::sync::order;
 use percpu::{AllocError, PerCpu};
 
-use super::core::{Core, State, next_of, slab_of};
+use super::core::{Core, State};
 use super::error::InsertRefused;
 use super::id::Id;
-use super::iter::LAST_KEY;
-use super::limbo::Limbo;
-use super::slab::{self, Begin, FULL, Gone, SLAB_BITS, SLOTS, Slab, SlabPtr};
+use super::retire_list::RetireLists;
+use super::slab::{self, Begin, FULL, NotLive, SLAB_BITS, SLOTS, Slab, SlabPtr};
+use super::slab_tree::{LAST_KEY, next_generation, slab_of};
+use super::vacant_queue::QUEUE;
 use crate::tree::{Edit, floor_word};
-
-/// What fits beside the lock's word on its two lines.
-const QUEUE: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 20 };
-
-/// The lowest vacant indexes.
-#[derive(Debug)]
-#[repr(C)]
-pub(super) struct Queue {
-    left: u32,
-    /// Descending: the lowest is at `left - 1`.
-    indexes: [u32; QUEUE],
-}
-
-impl Queue {
-    pub(super) fn new() -> Self {
-        Self { left: 0, indexes: [0; QUEUE] }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.left as usize
-    }
-
-    #[inline(always)]
-    fn lowest(&self) -> Option<u32> {
-        self.indexes.get(self.len().checked_sub(1)?).copied()
-    }
-
-    /// Whether it has an index that is not below `first`.
-    fn reaches(&self, first: u32) -> bool {
-        self.left != 0 && self.indexes[0] >= first
-    }
-
-    /// Takes the lowest, unless it is above `last`.
-    #[inline(always)]
-    fn pop(&mut self, last: u32) -> Option<u32> {
-        let index = self.lowest().filter(|index| *index <= last)?;
-        self.left -= 1;
-        Some(index)
-    }
-}
 
 /// A vacant slot that is the caller's: given back on drop, unless it is filled.
 pub(super) struct Claim<'a, T: Send + Sync + 'static> {
@@ -135,8 +96,8 @@ impl<T: Send + Sync + 'static> Core<T> {
     fn claim_used(&self, index: u32) -> Claim<'_, T> {
         let _guard = rcu::pin(); // for the nodes on the way
         // SAFETY: that guard. A pointer to the slab is good after it, as its slot is used.
-        let slab = unsafe { self.slab(index) }.expect("a used slot has a slab");
-        Claim { core: self, slab: slab.into(), id: Id::new(index, next_of(slab, index)) }
+        let slab = unsafe { self.slabs.slab(index) }.expect("a used slot has a slab");
+        Claim { core: self, slab: slab.into(), id: Id::new(index, next_generation(slab, index)) }
     }
 
     #[cold]
@@ -146,7 +107,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         if first > last {
             return Err(InsertRefused::NoRange);
         }
-        self.make_limbo()?;
+        self.make_lists()?;
         let mut batch = Batch::new(); // dropped, and with it retired, after the lock
         let mut spare: Option<Spare<T>> = None;
         // For dead slots: as long as there may be something from the cursor on, and after that.
@@ -215,10 +176,10 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 
     #[cold]
-    fn make_limbo(&self) -> Result<(), AllocError> {
-        if self.limbo.get().is_none() {
-            let made = PerCpu::try_new(|_| Limbo::new())?;
-            let _ = self.limbo.set(made); // another thread's is as good
+    fn make_lists(&self) -> Result<(), AllocError> {
+        if self.lists.get().is_none() {
+            let made = PerCpu::try_new(|_| RetireLists::new())?;
+            let _ = self.lists.set(made); // another thread's is as good
         }
         Ok(())
     }
@@ -228,12 +189,12 @@ impl<T: Send + Sync + 'static> Core<T> {
     fn edit<'a>(&'a self, _: &'a State<T>) -> Edit<'a, true> {
         // SAFETY: the state is borrowed while the edit lives, and is this core's: who has it holds
         // the lock.
-        unsafe { self.tree().edit() }
+        unsafe { self.slabs.tree().edit() }
     }
 
     /// Takes the lowest vacant slots into the queue, as far as there are slabs without a gap.
     fn refill(&self, state: &mut State<T>) {
-        if state.queue.left != 0 {
+        if state.queue.len() != 0 {
             return;
         }
         let mut taken = [0; QUEUE];
@@ -258,10 +219,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             self.mark_used(state, slab, bits);
             from = key + 1;
         }
-        for (at, index) in taken[..number].iter().rev().enumerate() {
-            state.queue.indexes[at] = *index;
-        }
-        state.queue.left = number as u32;
+        state.queue.fill(&taken[..number]);
     }
 
     /// Gives the slots in the queue back to their slabs.
@@ -269,7 +227,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         while let Some(index) = state.queue.pop(u32::MAX) {
             let _guard = rcu::pin(); // for the nodes on the way
             // SAFETY: that guard. A pointer to the slab is good after it, as we have the lock.
-            let slab = unsafe { self.slab(index) }.expect("a used slot has a slab");
+            let slab = unsafe { self.slabs.slab(index) }.expect("a used slot has a slab");
             self.mark_vacant(state, slab.into(), 1 << (index as usize % SLOTS), batch);
         }
     }
@@ -333,7 +291,7 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     fn make_slab(&self, key: u64, begin: Begin) -> Result<Spare<T>, AllocError> {
         let first = (key << SLAB_BITS) as u32;
-        let slab = Slab::try_new(self.this(), first, begin, self.quota.is_weighted())?;
+        let slab = Slab::try_new(self.this().cast(), first, begin, self.quota.is_weighted())?;
         Ok(Spare { slab, key, begin })
     }
 
@@ -388,10 +346,10 @@ impl<T: Send + Sync + 'static> Core<T> {
         // SAFETY: invariant 4 of `slab`: it is in the tree, until we take it out under the lock.
         let it = unsafe { slab.as_ref() };
         let indexes = (0..SLOTS).map(|number| it.index(number));
-        let floor = indexes.clone().map(|index| next_of(it, index)).max();
+        let floor = indexes.clone().map(|index| next_generation(it, index)).max();
         let floor = floor.unwrap_or(Id::FIRST_GENERATION);
         // A slot that begins with the first generation again was never used.
-        let used = indexes.filter(|&index| next_of(it, index) > Id::FIRST_GENERATION).max();
+        let used = indexes.filter(|&index| next_generation(it, index) > Id::FIRST_GENERATION).max();
         edit.set(slot, floor_word(u64::from(floor)));
         batch.append(&mut edit.finish());
         if let Some(index) = used {
@@ -417,7 +375,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         let (queue, range) = (&state.queue, first..=last);
         state.waiting.is_some()
             || self.filled() != 0
-            || queue.indexes[..queue.len()].iter().any(|index| range.contains(index))
+            || queue.indexes().iter().any(|index| range.contains(index))
             || !matches!(self.vacancy(&state, first, last), Vacancy::None)
     }
 
@@ -435,7 +393,7 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     /// Makes slabs until the lowest `contexts` vacant indexes have a slot.
     pub(super) fn make_room(&self, contexts: u32) -> Result<(), InsertRefused> {
-        self.make_limbo()?;
+        self.make_lists()?;
         let last = u64::from(self.limits.max_index) >> SLAB_BITS;
         let mut batch = Batch::new(); // dropped, and with it retired, after the lock
         let (mut room, mut from) = (0, 0);
@@ -477,7 +435,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         self.empty_queue(&mut state, &mut batch); // it may be all that is in a slab
         state.empty = None;
         let mut from = 0;
-        while let Some((key, slab)) = self.next_slab(from, LAST_KEY) {
+        while let Some((key, slab)) = self.slabs.next_slab(from, LAST_KEY) {
             // SAFETY: invariant 4 of `slab`: it is in the tree, and we have the lock.
             if unsafe { slab.as_ref() }.used() == 0 {
                 self.release(&mut state, key, &mut batch);
@@ -542,12 +500,12 @@ impl<T: Send + Sync + 'static> Drop for Claim<'_, T> {
         // SAFETY: invariant 4 of `slab`: the slot is used.
         let slot = unsafe { self.slab.as_ref() }.slot(index);
         // Ordering: Relaxed; the lock orders it, and lookups fail either way.
-        slot.state.store(Gone::vacant(next).bits(), Ordering::Relaxed);
+        slot.state.store(NotLive::vacant(next).bits(), Ordering::Relaxed);
         if next < self.core.limits.generations {
             let slot = (self.slab, 1 << (index as usize % SLOTS));
             self.core.vacate(&mut state, std::iter::once(slot), true, &mut batch);
         } else {
-            state.retire(1);
+            state.exhaust(1);
         }
         drop(state);
         drop(batch);

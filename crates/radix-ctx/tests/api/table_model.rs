@@ -91,7 +91,7 @@ fn inv16_size_then_quota_then_index() {
     assert_eq!(table.insert_in(7..9, "back").unwrap_err().reason, InsertRefused::NoRange);
     let usage = table.usage();
     assert_eq!((usage.contexts, usage.weight), (0, Some(0)), "every refusal gave it back");
-    assert_eq!(table.stats().retired, 2);
+    assert_eq!(table.stats().exhausted, 2);
 }
 
 /// A context that is removed makes room for another one at once, used or not.

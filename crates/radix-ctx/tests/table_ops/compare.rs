@@ -46,7 +46,7 @@ impl Both<'_> {
         assert_eq!(stats.pending, self.pending());
         let folded = State::Pending { folded: true };
         assert_eq!(stats.referenced, self.number(|state| state == folded));
-        assert_eq!(stats.retired, self.number(|state| state == State::Retired));
+        assert_eq!(stats.exhausted, self.number(|state| state == State::Retired));
         assert_eq!(stats.panics, 0);
         let usage = table.usage();
         assert_eq!(usage.contexts, self.counted());

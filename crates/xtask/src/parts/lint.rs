@@ -6,7 +6,7 @@ use crate::tools;
 use crate::workspace::Workspace;
 
 /// The crates whose modules form layers. The others get there one by one.
-const LAYERED: [&str; 4] = ["percpu", "mq-rbtree", "testkit", "xtask"];
+const LAYERED: [&str; 5] = ["percpu", "mq-rbtree", "radix-ctx", "testkit", "xtask"];
 
 /// Format first: it takes a second and fails most often.
 ///
