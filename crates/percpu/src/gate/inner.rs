@@ -127,7 +127,7 @@ impl<T> Inner<T> {
             match section::add(&self.hot.gate, 0, &self.hot.words, 1) {
                 Ok(_) => true,
                 Err(Refused::NoCpu) => enter_by_atomic(&self.cold.remote),
-                Err(Refused::Closed | Refused::Busy) => false,
+                Err(Refused::Closed | Refused::OutOfRange) => false,
             }
         } else {
             enter_by_atomic(self.hot.words.slot(cpu::recent()))

@@ -1,10 +1,10 @@
-//! Grace periods: decides when every reader that may hold a reference to an unlinked object has
-//! left.
+//! Tracks grace periods. A grace period is completed when no reader can still hold a reference to
+//! an object that was unlinked before it.
 //!
 //! ```text
 //!   reader                                writer
 //!   entered_gp = gp  (Acquire, Release)   unlink
-//!   light()                               t = ++gp     (AcqRel)               \
+//!   light()                               t = ++gp     (Release)              \
 //!   load(pointer)                         heavy()                              | under gp_lock
 //!   ...                                   completed = min(t, all entered_gp)  /
 //!   entered_gp = 0   (Release)            free objects with target <= completed
@@ -25,14 +25,14 @@
 //!   `light` of the unlinking thread, so the bump to `gp + 2` comes after the unlink.
 //!
 //! One bump and one `heavy` serve every object that was unlinked before the bump. `Send` readers
-//! are counted, not listed (see [`send_readers`](super::send_readers)). `drained` records the grace
-//! periods in which they had left.
+//! are counted, not listed (see [`send_readers`](super::send_readers)). `drained` records, for each
+//! parity, the last grace period whose earlier readers of that parity have all left.
 //!
 //! # Invariants
 //!
 //! 1. Only the holder of `gp_lock` bumps `gp`, stores `completed` and accesses `drained`. It runs
 //!    `heavy` after each bump, before it releases the lock.
-//! 2. No reader can reach an object whose target is `completed` or less.
+//! 2. No reader holds or can load a reference to an object whose target is `completed` or less.
 
 use crossbeam_utils::CachePadded;
 
@@ -68,21 +68,21 @@ pub(super) fn init_domain() -> &'static Domain {
 /// The state that all threads share.
 #[derive(Debug)]
 pub(super) struct Domain {
-    /// The number of the current grace period; the first is 1. It has a cache line of its own
-    /// because every reader loads it.
+    /// The number of the grace period that was started last. 1 stands for the time before the first
+    /// one and counts as completed. A cache line of its own, because every reader loads it.
     gp: CachePadded<AtomicU64>,
     /// The last completed grace period (invariant 2).
     completed: CachePadded<AtomicU64>,
     /// Taken to start and to complete grace periods (invariant 1).
     gp_lock: SpinLock,
-    /// For each parity of `Send` readers, the last grace period in which a scan found no reader of
-    /// that parity.
+    /// For each parity of `Send` readers, the last grace period whose earlier readers of that parity
+    /// have all left.
     drained: UnsafeCell<[u64; 2]>,
     pub(super) registry: Registry,
     pub(super) send: SendReaders,
     pub(super) bags: Bags,
     /// The number of heavy fences that grace periods ran.
-    heavies: Statistic,
+    heavy_fences: Statistic,
 }
 
 // SAFETY: only the holder of `gp_lock` accesses `drained` (invariant 1). Every other field is
@@ -100,7 +100,7 @@ impl Domain {
                 registry: Registry::new(),
                 send: SendReaders::new(),
                 bags: Bags::new(),
-                heavies: Statistic::new(0),
+                heavy_fences: Statistic::new(0),
             }
         }
     }
@@ -115,8 +115,9 @@ impl Domain {
 
     /// Returns the target of the objects that were unlinked before this call.
     pub(super) fn target(&self) -> u64 {
-        // Against the `heavy` of `GpGuard::bump`: either this thread sees the bump, or the readers
-        // that enter after the bump see the unlink.
+        // Against the `heavy` of `GpGuard::bump`: either this thread loads the new `gp`, and its
+        // target is higher, or the unlink is visible after that `heavy`. In the second case the unlink
+        // happens before the next bump, so `gp + 2` suffices and `gp + 1` does not.
         step!("target: after the unlink", fence::light());
         // Ordering: Relaxed; the fence above provides all the order that the load needs.
         self.gp.load(Ordering::Relaxed) + 2
@@ -144,18 +145,19 @@ impl Domain {
         if self.completed() >= target {
             return true;
         }
-        let Some(gp) = self.try_lock_gp() else { return false };
+        let Some(mut gp) = self.try_lock_gp() else { return false };
         gp.advance_to(target) >= target
     }
 
-    /// Waits until no reader can reach an object that this thread knows to be unlinked.
+    /// Waits until no reader holds or can load a reference to an object that this thread knows to be
+    /// unlinked.
     pub(super) fn wait(&'static self) {
         let target = self.target();
         let mut exact = None;
         wait_until(|| match exact {
             Some(exact) => self.advance(exact),
             None if self.completed() >= target => true, // another thread completed it
-            None => self.try_lock_gp().is_some_and(|gp| {
+            None => self.try_lock_gp().is_some_and(|mut gp| {
                 // One bump by this thread is enough, because this thread knows of the unlinks.
                 let bumped = *exact.insert(gp.bump());
                 gp.scan() >= bumped
@@ -174,9 +176,9 @@ impl Domain {
     }
 
     /// Returns how many heavy fences grace periods ran.
-    pub(super) fn heavies(&self) -> u64 {
+    pub(super) fn heavy_fences(&self) -> u64 {
         // Ordering: Relaxed; a statistic.
-        self.heavies.load(std::sync::atomic::Ordering::Relaxed)
+        self.heavy_fences.load(std::sync::atomic::Ordering::Relaxed)
     }
 }
 
@@ -208,21 +210,22 @@ impl GpGuard {
     /// Starts a grace period and returns its number.
     ///
     /// The number is a valid target for every object that this thread knows to be unlinked.
-    pub(super) fn bump(&self) -> u64 {
-        // Ordering: AcqRel. Release pairs with the Acquire in `Domain::current_gp`; it carries the
-        // unlinks that this thread knows of. Acquire pairs with the Release of the earlier bumps;
-        // it carries the unlinks that the threads of those bumps knew of.
-        let now = self.domain.gp.fetch_add(1, Ordering::AcqRel) + 1;
-        // Against the `light` of `Slot::enter`, of `SendReaders::lock` and of `Domain::target`.
+    pub(super) fn bump(&mut self) -> u64 {
+        // Ordering: Release pairs with the Acquire in `Domain::current_gp`; it carries the unlinks
+        // that this thread knows of. The earlier bumps happen before this one by `gp_lock`.
+        let now = self.domain.gp.fetch_add(1, Ordering::Release) + 1;
+        // Against the `light` of a reader (`Slot::enter`, `SendReaders::lock`): either the scan sees
+        // the reader, or the reader sees every unlink before the bump. Against the `light` of
+        // `Domain::target`: either its unlink is visible after this fence, or it loads the new `gp`.
         step!("bump: before the scan", fence::heavy());
         // Ordering: Relaxed; a statistic.
-        self.domain.heavies.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.domain.heavy_fences.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         now
     }
 
-    /// Bumps until `target` is completed, or until only readers that have not left delay it.
-    /// Returns the last completed grace period.
-    pub(super) fn advance_to(&self, target: u64) -> u64 {
+    /// Bumps `gp` up to `target` if necessary, and scans after each bump. Returns the last completed
+    /// grace period, which is below `target` if a reader has not left.
+    pub(super) fn advance_to(&mut self, target: u64) -> u64 {
         // The readers may have left since the last scan. A new scan needs no fence, because a
         // `heavy` followed the last bump (invariant 1).
         let mut done = self.scan();
@@ -234,14 +237,14 @@ impl GpGuard {
     }
 
     /// Scans the readers and returns the new value of `completed`.
-    pub(super) fn scan(&self) -> u64 {
+    pub(super) fn scan(&mut self) -> u64 {
         let domain = self.domain;
         let now = self.current_gp();
         // A `heavy` followed the bump to `now` (invariant 1), so a reader that the scan misses sees
         // every unlink before the bump.
         let listed = domain.registry.oldest().map_or(now, |oldest| oldest.min(now));
-        // SAFETY: this thread holds `gp_lock`, and only its holder accesses `drained` (invariant
-        // 1).
+        // SAFETY: the guard holds `gp_lock`, whose holder alone accesses `drained` (invariant 1), and
+        // `&mut self` excludes a second call through this guard.
         let counted =
             domain.drained.with_mut(|drained| domain.send.scan(now, unsafe { &mut *drained }));
         // Ordering: Relaxed; only the holder of `gp_lock` writes it.

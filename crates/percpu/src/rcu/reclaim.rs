@@ -101,7 +101,7 @@ fn reclaim_step(domain: &'static Domain) {
         bags.take_overflow(lists);
         lists.close(target(domain, gp.as_ref()));
     });
-    if let Some(gp) = gp {
+    if let Some(mut gp) = gp {
         if closed.is_some() {
             gp.bump();
         }
@@ -158,8 +158,9 @@ fn close_all(domain: &'static Domain, gp: Option<&GpGuard>) -> u64 {
 /// ```
 pub fn poll() -> usize {
     let domain = domain();
-    if let Some(gp) = domain.try_lock_gp() {
-        gp.advance_to(close_all(domain, Some(&gp)));
+    if let Some(mut gp) = domain.try_lock_gp() {
+        let target = close_all(domain, Some(&gp));
+        gp.advance_to(target);
     }
     if is_freeing() { 0 } else { free_due(domain).0 }
 }

@@ -91,7 +91,7 @@ pub fn stats() -> Stats {
         reclaimed: bags.reclaimed.load(Relaxed),
         reclaimed_bytes: bags.reclaimed_bytes.load(Relaxed),
         grace_periods,
-        heavy_fences: domain.heavies(),
+        heavy_fences: domain.heavy_fences(),
         panics: bags.panics.load(Relaxed),
         stalled_readers: domain.registry.stalled(domain.current_gp()),
         send_guards: domain.send.alive(),

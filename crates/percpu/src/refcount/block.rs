@@ -44,7 +44,7 @@
 use std::array;
 use std::fmt;
 
-use super::words::{self, BIAS, CLOSED, count, count_without_section};
+use super::words::{self, BIAS, CLOSED, try_add, try_add_without_section};
 use crate::error::AllocError;
 use crate::rseq::section::{self, Refused};
 use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -173,7 +173,7 @@ impl RefBlock {
     pub fn try_get(&self, i: usize, gate: &AtomicU64, open: u64) -> bool {
         match section::add(gate, open, &self.words.words(i), 1) {
             Ok(_) => true,
-            Err(Refused::Closed | Refused::Busy) => false,
+            Err(Refused::Closed | Refused::OutOfRange) => false,
             Err(Refused::NoCpu) => self.try_get_without_section(i, gate, open),
         }
     }
@@ -187,7 +187,7 @@ impl RefBlock {
         if !check!("get a count: its gate is open", gate.load(Ordering::Acquire) == open) {
             return false;
         }
-        count_without_section(&self.words.words(i), &self.cold.counts[i].remote, 1)
+        try_add_without_section(&self.words.words(i), &self.cold.counts[i].remote, 1)
     }
 
     /// Takes one more reference, for a thread that already has one. Succeeds also after the gate
@@ -218,7 +218,7 @@ impl RefBlock {
     #[must_use = "the object must be cleaned up after the last put"]
     pub unsafe fn put(this: *const Self, i: usize, gate: *const AtomicU64, open: u64) -> bool {
         // Another thread may free the block and the gate once the put is counted, while this thread
-        // is still inside `count`. So `count` gets references to atomics, which do not require the
+        // is still inside `try_add`. So `try_add` gets references to atomics, which do not require the
         // memory to stay valid after their last use, and words that are not part of the block.
         // SAFETY: the reference to put keeps the block alive until it is put.
         let words = unsafe { (*this).words.words(i) };
@@ -226,7 +226,7 @@ impl RefBlock {
         let remote = unsafe { &(*this).cold.counts[i].remote };
         // SAFETY: the reference, which is not put yet, keeps the gate alive.
         let gate = unsafe { &*gate };
-        if count(&words, remote, gate, open, -1) {
+        if try_add(&words, remote, gate, open, -1) {
             return false;
         }
         // SAFETY: the contract of this function; the reference is not put yet.
@@ -245,12 +245,12 @@ impl RefBlock {
         let Count { atomic, remote, folded } = &self.cold.counts[i];
         // Ordering: Relaxed, for the load and the store of `folded`; only the owner uses it.
         let mut sum = folded.load(Ordering::Relaxed);
-        let counted = words::close(&self.words.words(i), remote, &mut sum);
+        let counted = words::close_and_sum(&self.words.words(i), remote, &mut sum);
         folded.store(sum, Ordering::Relaxed);
         let delta = counted - BIAS;
         // Ordering: AcqRel. Acquire pairs with the Release in `put_atomic` of a put between the
         // closing of the gate and this; it carries what that holder did with the object. Release
-        // pairs with the Acquire of the last put in `put_atomic`; it carries what `close` acquired
+        // pairs with the Acquire of the last put in `put_atomic`; it carries what `close_and_sum` acquired
         // from the holders.
         atomic.fetch_add(delta, Ordering::AcqRel) + delta == 0
     }
@@ -259,7 +259,7 @@ impl RefBlock {
     /// false if that is closed; then the atomic is the count.
     #[inline(always)]
     fn try_add(&self, i: usize, gate: &AtomicU64, open: u64, delta: i64) -> bool {
-        count(&self.words.words(i), &self.cold.counts[i].remote, gate, open, delta)
+        try_add(&self.words.words(i), &self.cold.counts[i].remote, gate, open, delta)
     }
 
     /// Puts a reference in the atomic. Returns true if it was the last.

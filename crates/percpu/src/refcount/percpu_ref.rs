@@ -5,7 +5,7 @@
 use std::fmt;
 use std::mem;
 
-use super::words::{BIAS, count};
+use super::words::{BIAS, try_add};
 use crate::error::NewError;
 use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
@@ -185,7 +185,7 @@ impl PercpuRef {
     #[inline]
     pub unsafe fn put(this: *const Self) {
         // Another thread may free `*this` once the put is counted, while this thread is still
-        // inside `count`. So the arguments of `count` are references to atomics, which may dangle
+        // inside `try_add`. So the arguments of `try_add` are references to atomics, which may dangle
         // after their last use, and words that are not part of `*this`.
         // SAFETY: the leaked reference keeps `*this` alive until it is put.
         let words = unsafe { (*this).words.alias() };
@@ -193,8 +193,8 @@ impl PercpuRef {
         let gate = unsafe { &(*this).gate };
         // SAFETY: the leaked reference, which is not put yet, keeps `*this` alive.
         let remote = unsafe { &(*this).cold.remote };
-        if !count(&words, remote, gate, 0, -1) {
-            // SAFETY: the contract of this function; `count` returned false, so the reference is
+        if !try_add(&words, remote, gate, 0, -1) {
+            // SAFETY: the contract of this function; `try_add` returned false, so the reference is
             // not put yet.
             unsafe { Self::put_atomic(this) };
         }
@@ -225,7 +225,7 @@ impl PercpuRef {
     /// the caller must then change `atomic`.
     #[inline(always)]
     fn try_add(&self, delta: i64) -> bool {
-        count(&self.words, &self.cold.remote, &self.gate, 0, delta)
+        try_add(&self.words, &self.cold.remote, &self.gate, 0, delta)
     }
 
     #[cold]

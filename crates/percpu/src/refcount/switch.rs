@@ -57,7 +57,7 @@ impl PercpuRef {
             return Err(KillError::AlreadyDying);
         }
         // Ordering: AcqRel. Release pairs with the Acquire in `is_dying` and with that of the last
-        // put in `put_atomic`; it carries what `close` acquired from the holders. Acquire pairs
+        // put in `put_atomic`; it carries what `close_and_sum` acquired from the holders. Acquire pairs
         // with the Release in `put_atomic`; it carries what the holders of references put there
         // did.
         self.cold.atomic.fetch_add(self.close(&mut mode) + DEAD, Ordering::AcqRel);
@@ -168,7 +168,7 @@ impl PercpuRef {
         let mut mode = self.cold.mode.lock();
         mode.force_atomic = true;
         // Ordering: AcqRel. Release pairs with the Acquire of the last put in `put_atomic`; it
-        // carries what `close` acquired from the holders. Acquire pairs with the Release in
+        // carries what `close_and_sum` acquired from the holders. Acquire pairs with the Release in
         // `put_atomic`; it carries what the holders of references put there did.
         self.cold.atomic.fetch_add(self.close(&mut mode), Ordering::AcqRel);
     }
@@ -203,7 +203,7 @@ impl PercpuRef {
         if section::available() {
             step!("fold: no section still counts", fence::heavy_rseq());
         }
-        words::close(&self.words, &self.cold.remote, &mut mode.folded) * ONE - BIAS
+        words::close_and_sum(&self.words, &self.cold.remote, &mut mode.folded) * ONE - BIAS
     }
 
     /// Opens the words and `remote`. `atomic` must include the bias already (invariant 2).

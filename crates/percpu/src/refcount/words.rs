@@ -1,67 +1,72 @@
-//! The operations of both kinds of count on the words of the CPUs: add, close and fold, open.
+//! Opens, closes and changes the words of a [`PercpuRef`](crate::PercpuRef) or of one count of a
+//! [`RefBlock`](crate::RefBlock).
 //!
-//! They keep invariant 1 of the [module above](super). Where sections run, only sections change the
-//! words, and a gate closes them. Elsewhere, and always in `remote`, the value of a word says
-//! whether the word is open.
+//! Invariant 1 of the [module above](super) holds for every function here. Where sections run, only
+//! sections change the words, and a gate closes them. Elsewhere, and always in `remote`, the value of
+//! a word says whether the word is open.
 
 use crate::rseq::section::{self, Refused};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{cpu, order, step};
 use crate::words::Words;
 
-/// Added to the atomic of a count while its words are open. No number of references (2^59 at most),
-/// nor of puts before a fold, can cancel it.
+/// Added to the atomic of a count while its words are open. References and puts before a fold cannot
+/// cancel it: there are fewer than 2^58 of them, and each counts for 4 at most (`PercpuRef::ONE`).
 pub(super) const BIAS: i64 = 1 << 61;
 
-/// The value of a closed word or `remote`, plus the void adds since it was closed.
+/// Stored in a word or in `remote` to close it. Void adds may change the value afterwards.
 pub(super) const CLOSED: u64 = 1 << 62;
 
-/// Adds `delta` to the word of this CPU while `gate` reads `open`, or to `remote`. Returns false if
-/// that is closed, so that the add does not count. Wait-free.
+/// Words below this value are open. Neither references nor void adds reach it: it is halfway to
+/// [`CLOSED`].
+const OPEN_LIMIT: i64 = 1 << 61;
+
+/// Adds `delta` to the word of this CPU, if the value of `gate` is `open_value`, or to `remote`.
+/// Returns false, and counts nothing, if the word or `remote` is closed. Wait-free.
 #[inline(always)]
-pub(super) fn count(
+pub(super) fn try_add(
     words: &Words,
     remote: &AtomicU64,
     gate: &AtomicU64,
-    open: u64,
+    open_value: u64,
     delta: i64,
 ) -> bool {
-    match section::add(gate, open, words, delta as u64) {
+    match section::add(gate, open_value, words, delta as u64) {
         Ok(_) => true,
-        Err(Refused::Closed | Refused::Busy) => false,
-        Err(Refused::NoCpu) => count_without_section(words, remote, delta),
+        Err(Refused::Closed | Refused::OutOfRange) => false,
+        Err(Refused::NoCpu) => try_add_without_section(words, remote, delta),
     }
 }
 
 /// Adds `delta` without a section. Returns false if the word is closed.
 ///
-/// Where sections run, the calling thread has no CPU id and adds to `remote`, because sections
-/// change the words by plain stores. Elsewhere it adds to the word of this CPU.
+/// Where sections run, the calling thread adds to `remote`, because sections change the words by
+/// plain stores: it has no CPU id, or it decides just now whether sections run. Elsewhere it adds to
+/// the word of this CPU.
 #[inline]
-pub(super) fn count_without_section(words: &Words, remote: &AtomicU64, delta: i64) -> bool {
+pub(super) fn try_add_without_section(words: &Words, remote: &AtomicU64, delta: i64) -> bool {
     if section::available() {
-        add_open(remote, delta)
+        add_if_open(remote, delta)
     } else {
-        add_open(words.slot(cpu::recent()), delta)
+        add_if_open(words.slot(cpu::recent()), delta)
     }
 }
 
-/// Adds `delta` to a word, and returns whether the word was open. No number of references, nor of
-/// void adds, reaches the boundary between open and closed.
+/// Adds `delta` to a word, and returns whether the word was open. An add to a closed word is void.
 #[inline]
-fn add_open(word: &AtomicU64, delta: i64) -> bool {
-    // Ordering: AcqRel. Release, in a put, pairs with the Acquire of the swap in `close`; it
+fn add_if_open(word: &AtomicU64, delta: i64) -> bool {
+    // Ordering: AcqRel. Release, in a put, pairs with the Acquire of the swap in `close_and_sum`; it
     // carries what the holder did with the object. Acquire, in a get, pairs with the Release in
-    // `open`; it carries what the thread that called `resurrect` or `reinit` did to the object.
-    (word.fetch_add(delta as u64, Ordering::AcqRel) as i64) < 1 << 61
+    // `open`; it carries what the thread that opened the count again did to the object.
+    (word.fetch_add(delta as u64, Ordering::AcqRel) as i64) < OPEN_LIMIT
 }
 
 /// Closes the words and `remote`, and returns their sum since they were opened.
 ///
-/// Where sections run, the gate must be closed and no section may still be able to commit. Only
-/// sections may change the words, so they keep their values; `folded` is their sum at the last
+/// Where sections run, the gate must be closed and no section may still be able to commit. The words
+/// then keep their values, because only sections may change a word: `folded` is their sum at the last
 /// fold, and this function updates it.
-pub(super) fn close(words: &Words, remote: &AtomicU64, folded: &mut u64) -> i64 {
+pub(super) fn close_and_sum(words: &Words, remote: &AtomicU64, folded: &mut u64) -> i64 {
     let counted = if section::available() {
         // Ordering: Acquire pairs with the Release of a section's store; it carries what the
         // holders did before their puts.
@@ -72,15 +77,15 @@ pub(super) fn close(words: &Words, remote: &AtomicU64, folded: &mut u64) -> i64 
         sum
     } else {
         words.iter().fold(0, |sum: u64, word| {
-            // Ordering: AcqRel. Acquire pairs with the Release in `add_open`; it carries what the
-            // holders did before their puts. Release pairs with the Acquire of an `add_open` that
-            // finds the word closed; it carries what the closing thread did before.
+            // Ordering: AcqRel. Acquire pairs with the Release in `add_if_open`; it carries what the
+            // holders did before their puts. Release pairs with the Acquire of a void add, for the
+            // accesses of its thread to the atomic after it.
             sum.wrapping_add(word.swap(CLOSED, order!(AcqRel, "fold: the holders of the word")))
         })
     };
-    // Ordering: AcqRel. Acquire pairs with the Release in `add_open`; it carries what the holders
-    // did before their puts. Release pairs with the Acquire of an `add_open` that finds `remote`
-    // closed; it carries what the closing thread did before.
+    // Ordering: AcqRel. Acquire pairs with the Release in `add_if_open`; it carries what the holders
+    // did before their puts. Release pairs with the Acquire of a void add, for the accesses of its
+    // thread to the atomic after it.
     counted.wrapping_add(remote.swap(CLOSED, Ordering::AcqRel)) as i64
 }
 
@@ -91,12 +96,12 @@ pub(super) fn close(words: &Words, remote: &AtomicU64, folded: &mut u64) -> i64 
 pub(super) fn open(words: &Words, remote: &AtomicU64) {
     if !section::available() {
         for word in words.iter() {
-            // Ordering: Release pairs with the Acquire in `add_open`; it carries what the calling
+            // Ordering: Release pairs with the Acquire in `add_if_open`; it carries what the calling
             // thread did to the object.
             word.swap(0, Ordering::Release);
         }
     }
-    // Ordering: Release pairs with the Acquire in `add_open`; it carries what the calling thread
+    // Ordering: Release pairs with the Acquire in `add_if_open`; it carries what the calling thread
     // did to the object.
     remote.swap(0, Ordering::Release);
 }

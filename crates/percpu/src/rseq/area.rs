@@ -9,17 +9,17 @@
 //!                                      <------- __rseq_size bytes are in use; 0: none ------->
 //! ```
 //!
-//! This module only reads the area. It never registers one: a thread can have one area, and libc
-//! has registered it.
+//! This module only reads the area; the sections store to `rseq_cs`. No module registers an area: a
+//! thread can have one, and libc has registered it.
 
 use std::arch::asm;
 
-/// End of the field `cpu_id`, in bytes from the start of the area (ABI: `linux/rseq.h`).
-const CPU_ID_END: u32 = 8;
+/// End of the field `rseq_cs`, in bytes from the start of the area (ABI: `linux/rseq.h`).
+const RSEQ_CS_END: u32 = 16;
 
 /// The distance in bytes from the thread pointer to the calling thread's area.
 ///
-/// Made by [`find`], which checks that the area contains `cpu_id`.
+/// Made by [`find`], which checks that the area contains `cpu_id` and `rseq_cs`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offset(isize);
 
@@ -77,7 +77,7 @@ pub(crate) fn find() -> Result<Offset, Absent> {
     // after.
     let offset = unsafe { offset.as_ref() };
     let (Some(&offset), Some(&size)) = (offset, size) else { return Err(Absent::NoSymbols) };
-    if size < CPU_ID_END {
+    if size < RSEQ_CS_END {
         return Err(Absent::Size(size));
     }
     Ok(Offset(offset))

@@ -28,10 +28,10 @@ pub(super) fn operations() -> Option<VirtualCpus> {
 /// The operations on the virtual CPUs.
 pub(super) struct VirtualCpus;
 
-/// Runs `f` on this CPU's word under the mutex of the CPU, if the gate reads `open`.
+/// Runs `f` on this CPU's word under the mutex of the CPU, if the value of the gate is `open_value`.
 fn section<R>(
     gate: &AtomicU64,
-    open: u64,
+    open_value: u64,
     words: &Words,
     f: impl FnOnce(CpuId, &AtomicU64) -> Result<R, Refused>,
 ) -> Result<R, Refused> {
@@ -40,7 +40,7 @@ fn section<R>(
     // Ordering: Acquire, as every load is on x86_64. It pairs with the Release store that opens the
     // gate again, and carries the changes made while the gate was closed. The store that closes the
     // gate needs no partner here: `heavy_rseq` follows it.
-    if !check!("section: its gate is open", gate.load(Ordering::Acquire) == open) {
+    if !check!("section: its gate is open", gate.load(Ordering::Acquire) == open_value) {
         return Err(Refused::Closed);
     }
     f(cpu, words.slot(cpu))
@@ -50,11 +50,11 @@ impl Operations for VirtualCpus {
     fn add(
         &self,
         gate: &AtomicU64,
-        open: u64,
+        open_value: u64,
         words: &Words,
         delta: u64,
     ) -> Result<CpuId, Refused> {
-        section(gate, open, words, |cpu, word| {
+        section(gate, open_value, words, |cpu, word| {
             word.store(word.load(Ordering::Relaxed).wrapping_add(delta), Ordering::Release);
             Ok(cpu)
         })
@@ -70,7 +70,7 @@ impl Operations for VirtualCpus {
         section(gate, 0, words, |cpu, word| {
             let sum = (word.load(Ordering::Relaxed) as i64).wrapping_add(delta);
             if sum <= -bound || sum >= bound {
-                return Err(Refused::Busy);
+                return Err(Refused::OutOfRange);
             }
             word.store(sum as u64, Ordering::Release);
             Ok(cpu)

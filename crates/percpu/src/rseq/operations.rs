@@ -14,20 +14,27 @@ use crate::words::Words;
     expect(dead_code, reason = "without sections `NoCpu` is the only refusal")
 )]
 pub(crate) enum Refused {
-    /// The thread has no CPU id, or this process has no sections: use an atomic instead.
+    /// No section can run: the thread has no CPU id, the process runs no sections, or that is not
+    /// decided yet. Where [`available`](super::section::available), the caller must add to an atomic
+    /// of its own, never to the word.
     NoCpu,
-    /// The gate held another value than the one with which it is open.
+    /// The value of the gate was not `open_value`.
     Closed,
-    /// The sum of an `add_within` would leave its bound.
-    Busy,
+    /// The sum of an `add_within` would not be between its bounds.
+    OutOfRange,
 }
 
 /// The operations of one implementation of sections.
 ///
 /// The functions of [`section`](super::section) with the same names describe the operations.
 pub(crate) trait Operations {
-    fn add(&self, gate: &AtomicU64, open: u64, words: &Words, delta: u64)
-    -> Result<CpuId, Refused>;
+    fn add(
+        &self,
+        gate: &AtomicU64,
+        open_value: u64,
+        words: &Words,
+        delta: u64,
+    ) -> Result<CpuId, Refused>;
     fn add_within(
         &self,
         gate: &AtomicU64,

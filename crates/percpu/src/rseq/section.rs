@@ -1,16 +1,18 @@
-//! The sections: operations on the word of the calling thread's CPU, each with one plain store.
+//! Restartable sequences (rseq critical sections) that change the word of the calling thread's CPU by
+//! one plain store, without a lock prefix.
 //!
 //! Every section tests a gate first, and commits only if the gate is open. After a thread has closed
 //! the gate and called [`heavy_rseq`](crate::fence::heavy_rseq), no section that began before can
 //! commit.
 //!
-//! Each interruption of its thread restarts a section: preemption, migration, a signal,
-//! `heavy_rseq`. No access of another thread to the word does, so a section counts as wait-free.
+//! Preemption, migration, a signal and `heavy_rseq` restart a section. Another thread's access to the
+//! word does not, so this crate calls a section wait-free.
 //!
 //! # Invariants
 //!
 //! 1. [`available`] returns the same answer for the life of the process, and is called before any
-//!    word is changed. So either sections only change a word, or atomics only.
+//!    word is changed. So in one process every word is changed by sections alone, or by atomic
+//!    operations alone.
 
 use super::operations::Operations;
 pub(crate) use super::operations::Refused;
@@ -35,31 +37,32 @@ mod imp;
 #[path = "portable.rs"]
 mod imp;
 
-/// Returns whether this process runs sections. Decided once; later calls are a load and a branch.
+/// Returns whether this process runs sections. The first call decides. Later calls cost a load and a
+/// branch where sections run, and one more load elsewhere.
 #[inline(always)]
 pub(crate) fn available() -> bool {
     imp::available()
 }
 
-/// Returns whether this process runs sections, and why not. Decided once.
+/// Returns whether this process runs sections, and if not, why. The first call decides.
 pub(crate) fn state() -> Sections {
     *imp::state()
 }
 
-/// Adds `delta` (wrapping) to this CPU's word and returns the CPU. The gate is open while it reads
-/// `open`.
+/// Adds `delta` (wrapping) to this CPU's word and returns the CPU. It commits
+/// only if the value of `gate` is `open_value`.
 #[inline(always)]
 pub(crate) fn add(
     gate: &AtomicU64,
-    open: u64,
+    open_value: u64,
     words: &Words,
     delta: u64,
 ) -> Result<CpuId, Refused> {
-    imp::operations().ok_or(Refused::NoCpu)?.add(gate, open, words, delta)
+    imp::operations().ok_or(Refused::NoCpu)?.add(gate, open_value, words, delta)
 }
 
-/// Adds `delta` to this CPU's word if the sum is strictly between `-bound` and `bound`. The gate is
-/// open while it reads 0.
+/// Adds `delta` to this CPU's word if the sum is strictly between `-bound` and `bound`. It
+/// commits only if the value of `gate` is 0.
 #[inline(always)]
 pub(crate) fn add_within(
     gate: &AtomicU64,
@@ -70,8 +73,8 @@ pub(crate) fn add_within(
     imp::operations().ok_or(Refused::NoCpu)?.add_within(gate, words, delta, bound)
 }
 
-/// Stores `new` in this CPU's word and returns the CPU and the old value. The gate is open while it
-/// reads 0.
+/// Stores `new` in this CPU's word and returns the CPU and the old value. It commits only if the
+/// value of `gate` is 0.
 #[inline(always)]
 pub(crate) fn swap(gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused> {
     imp::operations().ok_or(Refused::NoCpu)?.swap(gate, words, new)

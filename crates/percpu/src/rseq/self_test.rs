@@ -93,7 +93,7 @@ fn check(
         "a gate with another value let an add pass",
     )?;
     ensure(
-        ops.add_within(open, words, 100, 50) == Err(Refused::Busy) && sum() == 8,
+        ops.add_within(open, words, 100, 50) == Err(Refused::OutOfRange) && sum() == 8,
         "an add beyond its bound was not refused",
     )?;
     ensure(ops.add_within(open, words, -3, 50).is_ok() && sum() == 5, "a bounded add went wrong")?;

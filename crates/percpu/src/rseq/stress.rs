@@ -12,7 +12,7 @@ use std::ptr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Params, operations, usable};
+use super::{RseqOperations, operations, usable};
 use crate::cpu::getcpu;
 use crate::fence;
 use crate::rseq::operations::{Operations, Refused};
@@ -56,15 +56,15 @@ fn thread_pointer() -> usize {
 }
 
 /// Returns parameters with which the same code runs without a section.
-fn unprotected(real: Params) -> Params {
+fn unprotected(real: RseqOperations) -> RseqOperations {
     FAKE.with(|fake| {
         fake.cpu_id.store(getcpu() as u32, Ordering::Relaxed);
         let at = ptr::from_ref(fake).addr();
-        Params { area: at.wrapping_sub(thread_pointer()) as isize, ..real }
+        RseqOperations { area: at.wrapping_sub(thread_pointer()) as isize, ..real }
     })
 }
 
-impl Params {
+impl RseqOperations {
     /// Adds `delta` to this CPU's word, with a long spin between the load and the store. Returns
     /// the number of starts of the section.
     #[inline(never)]
@@ -191,7 +191,7 @@ fn switched_off() -> bool {
 
 /// Returns `None` if no sections run. Panics if the environment requires them, so that CI cannot
 /// pass without a test.
-fn sections() -> Option<Params> {
+fn sections() -> Option<RseqOperations> {
     if section::state() != Sections::InUse {
         println!("sections {}: nothing to test", section::state());
         let wanted = env::var_os("OFFLOCK_REQUIRE_ALL").is_some() && !switched_off();
@@ -259,7 +259,7 @@ fn stress_inv12_every_section_agrees_with_atomics() {
                 assert_eq!(real.add(&open_at_7, 7, &adds, 1), Err(Refused::Closed));
                 match real.add_within(&open, &bounded, 1, 16) {
                     Ok(_) => {}
-                    Err(Refused::Busy) => {
+                    Err(Refused::OutOfRange) => {
                         let (_, old) = real.swap(&open, &bounded, 0).unwrap();
                         spilled.fetch_add(old + 1, Ordering::Relaxed);
                     }
@@ -276,7 +276,7 @@ fn stress_inv12_every_section_agrees_with_atomics() {
 
 /// Closes the gate repeatedly while long sections run. Returns how often a word changed after the
 /// barrier; with sections it never does.
-fn changes_after_barrier(real: Params, protect: bool) -> u64 {
+fn changes_after_barrier(real: RseqOperations, protect: bool) -> u64 {
     let (gate, words, adds) = (AtomicU64::new(0), Words::new().unwrap(), AtomicU64::new(0));
     let stop = AtomicBool::new(false);
     let until = deadline();

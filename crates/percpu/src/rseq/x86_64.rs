@@ -7,15 +7,15 @@
 //!      rseq_cs = descriptor                arms the section for this thread
 //!  start:
 //!      cpu = area.cpu_id                   not below `limit`: refused, no CPU
-//!      *gate != open?                      refused, closed
+//!      *gate != open_value?                 refused, closed
 //!      word = base + cpu * STRIDE
 //!      ...                                 loads and arithmetic only; may be refused, busy
 //!      *word = new                         <- commit, the last instruction
 //!  end:
 //!      rseq_cs = 0                         disarms it: every way out passes here
 //!
-//!  abort:  the kernel jumps here if the thread left its CPU, or took a signal, between `start`
-//!          and `end`; arms the section again and starts over
+//!  abort:  the kernel jumps here if the thread was preempted, migrated, took a signal or was hit
+//!          by `heavy_rseq` between `start` and `end`; arms the section again and starts over
 //! ```
 //!
 //! The numeric labels:
@@ -52,13 +52,13 @@ use crate::words::{STRIDE, Words};
 
 const _: () = assert!(STRIDE == 1 << 16, "the sections shift by 16");
 
-/// The number of slots, or 0 if no section may run. Invariant 1.
+/// The number of possible CPUs, or 0 if no section may run. Invariant 1.
 static LIMIT: AtomicU32 = AtomicU32::new(0);
 static OFFSET: AtomicIsize = AtomicIsize::new(0);
 
-/// Contents of the CPU's register after a refused section: above every limit.
-const NO_CPU: u32 = -1_i32 as u32;
-const CLOSED: u32 = -2_i32 as u32;
+/// Values of the operand `cpu` after a refused section. No CPU has so high a number.
+const REFUSED_NO_CPU: u32 = -1_i32 as u32;
+const REFUSED_CLOSED: u32 = -2_i32 as u32;
 
 #[inline(always)]
 pub(super) fn available() -> bool {
@@ -66,10 +66,10 @@ pub(super) fn available() -> bool {
     LIMIT.load(Ordering::Relaxed) != 0 || *state() == Sections::InUse
 }
 
-/// Returns whether sections run in this process, and why not. The first call decides.
+/// Returns whether sections run in this process, and if not, why. The first call decides.
 pub(super) fn state() -> &'static Sections {
     static STATE: OnceLock<Sections> = OnceLock::new();
-    let enable = |params: Params| {
+    let enable = |params: RseqOperations| {
         // Ordering: Relaxed; the store of `LIMIT` publishes it.
         OFFSET.store(params.area, Ordering::Relaxed);
         // Ordering: Release pairs with the Acquire in `operations`; it carries `OFFSET`.
@@ -80,7 +80,7 @@ pub(super) fn state() -> &'static Sections {
 }
 
 /// Returns the operations if the process has an rseq area and a barrier that restarts sections.
-fn usable() -> Result<Params, Sections> {
+fn usable() -> Result<RseqOperations, Sections> {
     let rseq = backend().rseq();
     if rseq != RseqState::InUse {
         return Err(Sections::NoId(rseq));
@@ -89,32 +89,32 @@ fn usable() -> Result<Params, Sections> {
         return Err(Sections::NoBarrier);
     }
     let area: Offset = find().map_err(|_| Sections::NoId(rseq))?;
-    Ok(Params { area: area.to_raw(), limit: cpu::possible() as u32 })
+    Ok(RseqOperations { area: area.to_raw(), limit: cpu::possible() as u32 })
 }
 
-/// The operations, with the parameters of a section: the offset of the rseq area and the number of slots.
+/// The operations. Holds the offset of the rseq area and the number of possible CPUs.
 #[derive(Clone, Copy)]
-pub(super) struct Params {
+pub(super) struct RseqOperations {
     area: isize,
     limit: u32,
 }
 
 /// Returns the operations if sections run in this process.
 #[inline(always)]
-pub(super) fn operations() -> Option<Params> {
+pub(super) fn operations() -> Option<RseqOperations> {
     // Ordering: Acquire pairs with the Release in `state`; it carries `OFFSET`.
     let limit = LIMIT.load(Ordering::Acquire);
     // Ordering: Relaxed; ordered by the load of `LIMIT`.
-    (limit != 0).then(|| Params { area: OFFSET.load(Ordering::Relaxed), limit })
+    (limit != 0).then(|| RseqOperations { area: OFFSET.load(Ordering::Relaxed), limit })
 }
 
-/// One section. The gate is open while it reads `$open`, a number or an operand. `$body` works on
+/// One section. It commits only if the value of the gate is `$open`, a number or an operand. `$body` works on
 /// `{word}`, this CPU's word, and ends in its one store.
 ///
 /// Evaluates to the contents of the CPU's register at the end.
 macro_rules! section {
     ($params:expr, $gate:expr => $open:literal, $words:expr, [$($body:literal),+ $(,)?], $($operands:tt)*) => {{
-        let Params { area, limit } = $params;
+        let RseqOperations { area, limit } = $params;
         let mut cpu: u32;
         std::arch::asm!(
             ".pushsection __rseq_cs, \"aw\"",
@@ -168,7 +168,7 @@ macro_rules! section {
 
 /// Returns the CPU or the refusal that the register contains.
 #[inline(always)]
-fn outcome(cpu: u32, params: Params) -> Result<CpuId, Refused> {
+fn outcome(cpu: u32, params: RseqOperations) -> Result<CpuId, Refused> {
     if cpu < params.limit {
         return Ok(CpuId::new(cpu));
     }
@@ -180,27 +180,29 @@ fn outcome(cpu: u32, params: Params) -> Result<CpuId, Refused> {
 #[inline(never)]
 fn refusal(cpu: u32) -> Refused {
     match cpu {
-        NO_CPU => Refused::NoCpu,
-        CLOSED => Refused::Closed,
-        _ => Refused::Busy,
+        REFUSED_NO_CPU => Refused::NoCpu,
+        REFUSED_CLOSED => Refused::Closed,
+        _ => Refused::OutOfRange,
     }
 }
 
-impl Operations for Params {
+impl Operations for RseqOperations {
     #[inline(always)]
     fn add(
         &self,
         gate: &AtomicU64,
-        open: u64,
+        open_value: u64,
         words: &Words,
         delta: u64,
     ) -> Result<CpuId, Refused> {
-        // SAFETY: `area` is the offset of an rseq area that `find` returned. The one store goes to
-        // the word of a CPU below `limit`, an atomic of `words`. The gate is only read. Plain
-        // accesses in assembly are atomic here, because they are aligned and of 8 bytes.
+        // SAFETY: the section stores to `rseq_cs` in this thread's area, whose offset `find` returned
+        // after it checked that the area contains the field. It stores once more, to the word of a
+        // CPU below `limit`, an atomic of `words`. The gate is only read, and neither the gate nor
+        // the word is accessed after that store, so both may be freed then. Plain accesses in
+        // assembly are atomic here, because they are aligned and of 8 bytes.
         let cpu = unsafe {
             section!(*self, gate => "{open}", words, ["add qword ptr [{word}], {delta}"],
-                open = in(reg) open,
+                open = in(reg) open_value,
                 delta = in(reg) delta,)
         };
         outcome(cpu, *self)
@@ -214,7 +216,7 @@ impl Operations for Params {
         delta: i64,
         bound: i64,
     ) -> Result<CpuId, Refused> {
-        // -bound < sum < bound is 0 <= sum + (bound - 1) <= 2 * (bound - 1), in one compare.
+        // -bound < sum < bound is 0 <= sum + (bound - 1) <= 2 * (bound - 1), in one unsigned compare.
         let (lift, span) = (bound - 1, 2 * (bound - 1));
         // SAFETY: the area, the word and the gate are those of `add`. The other registers are
         // scratch.

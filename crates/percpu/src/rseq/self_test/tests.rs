@@ -16,12 +16,12 @@ enum Faulty {
 use Faulty::*;
 
 impl Faulty {
-    fn enter(self, gate: &AtomicU64, open: u64) -> Result<CpuId, Refused> {
+    fn enter(self, gate: &AtomicU64, open_value: u64) -> Result<CpuId, Refused> {
         if self == NoId {
             return Err(Refused::NoCpu);
         }
         let compared = if self == ComparesHalf { u64::from(u32::MAX) } else { u64::MAX };
-        let closed = (gate.load(Ordering::Relaxed) ^ open) & compared != 0;
+        let closed = (gate.load(Ordering::Relaxed) ^ open_value) & compared != 0;
         if closed && self != IgnoresGate {
             return Err(Refused::Closed);
         }
@@ -38,11 +38,11 @@ impl Operations for Faulty {
     fn add(
         &self,
         gate: &AtomicU64,
-        open: u64,
+        open_value: u64,
         words: &Words,
         delta: u64,
     ) -> Result<CpuId, Refused> {
-        let slot = self.enter(gate, open).inspect_err(|_| {
+        let slot = self.enter(gate, open_value).inspect_err(|_| {
             if *self == ChangesWhenRefused {
                 words.slot(CpuId::new(0)).fetch_add(delta, Ordering::Relaxed);
             }
@@ -62,7 +62,7 @@ impl Operations for Faulty {
         let slot = self.enter(gate, 0)?;
         let sum = words.slot(slot).load(Ordering::Relaxed) as i64 + delta;
         if sum.abs() >= bound && *self != IgnoresBound {
-            return Err(Refused::Busy);
+            return Err(Refused::OutOfRange);
         }
         words.slot(slot).store(sum as u64, Ordering::Relaxed);
         Ok(self.reported_cpu())
