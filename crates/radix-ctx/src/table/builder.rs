@@ -1,4 +1,4 @@
-//! How a table is made.
+//! Makes a table with limits.
 
 use std::marker::PhantomData;
 
@@ -15,7 +15,7 @@ use super::quota::Quota;
 use super::retire::SMALLEST;
 use super::slab::MAX_INDEX;
 
-/// What a [`CtxTable`] is to allow. From [`CtxTable::builder`].
+/// Makes a [`CtxTable`] with limits. Returned by [`CtxTable::builder`].
 ///
 /// ```
 /// use radix_ctx::{CtxTable, InsertRefused};
@@ -38,40 +38,40 @@ pub struct Builder<T> {
 }
 
 impl<T: Send + Sync + 'static> Builder<T> {
-    /// How many contexts may be live at a time; without it as many as there are indexes. One that
-    /// was removed does not count, though it may be in use still: under a reader that stays, memory
-    /// grows with each removal and insert, and only [`max_index`](Self::max_index) bounds that.
+    /// Limits the number of live contexts. The default is the number of indexes.
+    ///
+    /// A removed context does not count, although readers may still use it. While a reader stays, each
+    /// removal and insert takes more memory; only [`max_index`](Self::max_index) limits that.
     pub fn max_contexts(mut self, contexts: u64) -> Self {
         self.contexts = Some(contexts);
         self
     }
 
-    /// How much the live contexts may weigh together, in units of the caller's: what
-    /// [`insert_weighted`](CtxTable::insert_weighted) is told. Costs 8 bytes for each slot.
+    /// Limits the sum of the weights of the live contexts, in a unit of the caller's choice. The weight
+    /// is an argument of [`insert_weighted`](CtxTable::insert_weighted). Takes 8 bytes for each slot.
     pub fn max_weight(mut self, weight: u64) -> Self {
         self.weight = Some(weight);
         self
     }
 
-    /// The largest index of an id, 2^32 - 3 at most, which is what it is if not set.
+    /// Sets the largest index of an id. The default is 2^32 - 3, which is also the largest value.
     ///
-    /// With a small one the table may have to wait for readers before it can use an index again:
-    /// inserts are refused meanwhile, though few contexts are live.
+    /// With a small one, inserts may be refused although few contexts are live, until readers let the
+    /// table use the indexes of removed contexts again.
     pub fn max_index(mut self, index: u32) -> Self {
         self.limits.max_index = index.min(MAX_INDEX);
         self
     }
 
-    /// How many contexts may have the same index, one after the other, until it is used no more;
-    /// 2^30 - 2 at most, which is what it is if not set, and 1 at least.
+    /// Sets the number of contexts that an index can have, one after the other: from 1 to 2^30 - 2, which
+    /// is the default.
     ///
-    /// An index that is used up keeps its slot's memory; and counts for `max_index`.
+    /// An exhausted index keeps the memory of its slot. When a block of 64 neighbouring indexes is
+    /// entirely vacant, its memory may be freed, and its indexes continue from the highest generation
+    /// among them; so an index can have fewer contexts than this number. Indexes that were never used
+    /// lose none.
     ///
-    /// A group of 64 neighbouring indexes that are all vacant may give its memory back, and then its
-    /// indexes go on from the highest generation among them: an index may have fewer contexts than this
-    /// says. Indexes above all that were used before lose none.
-    ///
-    /// Ids are then below `(generations + 1) << 32`, for those who have no room for larger ones.
+    /// Ids are then below `(generations + 1) << 32`, for a field that cannot hold larger numbers.
     pub fn generation_limit(mut self, generations: u32) -> Self {
         self.limits.generations = generations.clamp(1, MAX_GENERATION - 1) + 1;
         self
@@ -84,7 +84,7 @@ impl<T: Send + Sync + 'static> Builder<T> {
     /// [`AllocError`] if there is no memory for it.
     pub fn build(self) -> Result<CtxTable<T>, AllocError> {
         let quota = Quota::try_new(self.contexts, self.weight)?;
-        // SAFETY: `run_callback` is for the ticks of cores, of which this will be one.
+        // SAFETY: `run_callback` is for the callbacks of cores, and this head becomes one.
         let callback = unsafe { RetireHead::new(run_callback::<T>) };
         let core = Watched::new(Core::new(self.limits, quota, callback, SMALLEST));
         let core = try_box(core).map_err(|_| AllocError::new())?;
@@ -93,11 +93,11 @@ impl<T: Send + Sync + 'static> Builder<T> {
 }
 
 impl<T: Send + Sync + 'static> CtxTable<T> {
-    /// An empty table without limits.
+    /// Makes an empty table without limits. Allocates.
     ///
     /// # Aborts
     ///
-    /// As `Box::new`, if there is no memory; [`Builder::build`] returns that.
+    /// Aborts like `Box::new` if there is no memory; [`Builder::build`] returns an error instead.
     #[must_use]
     pub fn new() -> Self {
         let made = Self::builder().build();
@@ -106,7 +106,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         )
     }
 
-    /// For a table with limits, or whose making may fail.
+    /// Returns a builder, for a table with limits, or to handle a lack of memory.
     pub fn builder() -> Builder<T> {
         Builder { contexts: None, weight: None, limits: Limits::NONE, _makes: PhantomData }
     }

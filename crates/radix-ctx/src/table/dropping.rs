@@ -1,7 +1,7 @@
-//! The tables whose contexts the calling thread is dropping, because it reclaims or put a last reference.
+//! The tables whose contexts the calling thread is dropping.
 //!
-//! Such a drop may call the table, and must not wait there for what comes after it. A list through the
-//! thread's own stack records it.
+//! The drop of a context may call its table, and must not wait there for the end of that same drop. Each
+//! call of [`dropping`] links a frame on the thread's stack into a list of the thread.
 
 use std::cell::Cell;
 use std::ptr;
@@ -20,12 +20,12 @@ thread_local! {
 
 /// A drop on this thread's stack.
 struct Frame {
-    /// The address of a core.
+    /// The address of the core.
     of: *const (),
     outer: *const Frame,
 }
 
-/// Puts the outer frame back, however `dropping` ends.
+/// Restores the outer frame when `dropping` returns or unwinds.
 struct Leave(*const Frame);
 
 impl Drop for Leave {
@@ -34,7 +34,7 @@ impl Drop for Leave {
     }
 }
 
-/// Runs `f`, which drops contexts of `of`.
+/// Calls `f`, which drops contexts of the core at `of`.
 pub(super) fn dropping<R>(of: *const (), f: impl FnOnce() -> R) -> R {
     let outer = INNERMOST.with(Cell::get);
     let frame = Frame { of, outer };
@@ -43,10 +43,10 @@ pub(super) fn dropping<R>(of: *const (), f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Whether this thread is dropping a context of `of`.
+/// Returns whether the calling thread is dropping a context of the core at `of`.
 pub(super) fn is_dropping(of: *const ()) -> bool {
     let mut at = INNERMOST.with(Cell::get);
-    // SAFETY: null, or a frame of this thread's stack that `dropping` has not left.
+    // SAFETY: null, or a frame on this thread's stack of a call of `dropping` that has not returned.
     while let Some(frame) = unsafe { at.as_ref() } {
         if frame.of == of {
             return true;

@@ -1,8 +1,8 @@
-//! The tick, which RCU runs for a table, and the end of a table.
+//! The reclaim callback, which RCU runs for a table, and the end of a table.
 //!
-//! The *tick* is an object of RCU's that lies in the core. It is retired while anything is in the
-//! lists of [`limbo`](super::retire), so that a table is reclaimed wherever RCU is; and at the end it is
-//! what frees the core.
+//! The callback is an RCU object in the core. It is queued while anything is in the lists of
+//! [`retire`](super::retire), so that a table is reclaimed wherever RCU is. The last callback frees the
+//! core.
 
 use std::ptr::NonNull;
 
@@ -21,7 +21,7 @@ use super::slab::{NO_LINK, NotLive, SLOTS, SlabPtr};
 use super::slab_tree::LAST_KEY;
 
 impl<T: Send + Sync + 'static> Core<T> {
-    /// Sends the tick if something is in the lists, and none is on its way.
+    /// Queues the callback if a list has slots and the callback is not queued.
     pub(super) fn queue_callback_for_lists(&self) {
         let mut state = self.lock();
         // Ordering: Relaxed, both; under the lock.
@@ -30,7 +30,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
         let mut send = self.close_lists(&mut state);
         if !send && self.filled() != 0 {
-            // Another thread reclaims, so that nothing may wait yet.
+            // Another thread reclaims, so the lists cannot be closed yet.
             send = !self.callback_queued.swap(true, Ordering::Relaxed);
         }
         drop(state);
@@ -39,37 +39,39 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
     }
 
-    /// Sends the tick; the caller has set `callback_queued`.
+    /// Queues the callback. The caller has set `callback_queued`.
     pub(super) fn queue_callback(&self) {
         queue_callback(self.this());
     }
 
-    /// The table goes: kills what is live and reclaims all that has no reference, with no grace
-    /// period, as nobody has a borrow of the table; then the rest of the core's life is that of the
-    /// references. Another thread that reclaims just now does it in our place.
+    /// Ends a table that is dropped: makes every live context dead and reclaims all that have no
+    /// reference. No grace period is necessary, because no borrow of the table is left. If another
+    /// thread reclaims at this moment, that thread ends the table. The core lives on until the last
+    /// reference is put.
     ///
     /// # Safety
     ///
-    /// `this` is the core of the table that is dropped, and the caller does not use it any more.
+    /// `this` is the core of the table that is dropped, and the caller does not use it after this call.
     pub(super) unsafe fn end_table(this: NonNull<Self>) {
         let guard = rcu::pin(); // invariant 3 of the core
-        // SAFETY: the table keeps the core until the guard is there, and the guard does after that.
+        // SAFETY: the table keeps the core until `guard` is pinned, which keeps it from then on.
         unsafe { this.as_ref() }.lock().dropped = true;
-        // SAFETY: the guard is from before `dropped` was set.
+        // SAFETY: the guard was pinned before `dropped` was set.
         unsafe { Self::end(this, guard) };
     }
 
-    /// Moves on the end of a dropped table, if nobody else is at it.
+    /// Ends a dropped table, unless another thread does. Queues the callback that frees the core once
+    /// the table is over.
     ///
-    /// Another thread may free the core as soon as the guard is gone, before this returns. A `&self`
-    /// would promise that the core outlives the call, so it is a pointer.
+    /// `this` is a pointer because another thread may free the core when the guard has ended, before
+    /// this returns. A `&self` would promise that the core outlives the call.
     ///
     /// # Safety
     ///
-    /// `this` is a live core, and the guard is from before the caller gave up what it had of the core:
-    /// invariant 3 of the core.
+    /// `this` is a live core, and the guard was pinned before the caller gave up its borrow, its slot or
+    /// its right to reclaim: invariant 3 of the core.
     pub(super) unsafe fn end(this: NonNull<Self>, mut guard: Guard) {
-        // SAFETY: invariant 3 of the core, by the guard. It is let go of below only while
+        // SAFETY: the guard keeps the core (invariant 3 of the core). Below, it ends only while
         // `reclaiming` is set, which keeps the core, and at the end.
         let it = unsafe { this.as_ref() };
         let mut state = it.lock();
@@ -78,7 +80,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             state.dead = state.in_use();
             state.reclaiming = true;
             drop(state);
-            drop(guard); // drops of values may wait for readers; the reclaimer keeps the core
+            drop(guard); // drops of values may wait for readers; `reclaiming` keeps the core
             dropping(it.address(), || it.reclaim_all());
             guard = rcu::pin();
             state = it.lock();
@@ -97,16 +99,16 @@ impl<T: Send + Sync + 'static> Core<T> {
         drop(guard);
     }
 
-    /// Kills everything, and reclaims what has no reference.
+    /// Makes every live slot dead, and reclaims the dead slots that have no reference.
     fn reclaim_all(&self) {
         let for_each = |f: &mut dyn FnMut(SlabPtr<T>, u32, u64)| {
             let mut from = 0;
             while let Some((key, slab)) = self.slabs.next_slab(from, LAST_KEY) {
-                // SAFETY: invariant 4 of `slab`: the table is dropped, the core is ours.
+                // SAFETY: invariant 4 of `slab`: the table is dropped, so all its slabs stay.
                 let it = unsafe { slab.as_ref() };
                 for number in 0..SLOTS {
                     let index = it.index(number);
-                    // Ordering: Acquire pairs with the Release of `fill`, by another thread.
+                    // Ordering: Acquire pairs with the Release in `Claim::fill`; it carries the value.
                     f(slab, index, it.slot(index).state.load(Ordering::Acquire));
                 }
                 from = key + 1;
@@ -115,9 +117,10 @@ impl<T: Send + Sync + 'static> Core<T> {
         for_each(&mut |slab, index, state| {
             if NotLive::read(state).is_none() {
                 let id = Id::from_bits(state).expect("a live state is an id");
-                // SAFETY: as above.
+                // SAFETY: invariant 4 of `slab`: the table is dropped, so all its slabs stay.
                 let slot = unsafe { slab.as_ref() }.slot(index);
-                // Ordering: Release, with the barrier below: no section finds it open after that.
+                // Ordering: Release pairs with the Acquire in `CtxRef::is_removed`; it carries what this
+                // thread did before. After the barrier below, no section finds the slot live.
                 slot.state.store(NotLive::dead(id, NO_LINK).bits(), Ordering::Release);
             }
         });
@@ -125,9 +128,9 @@ impl<T: Send + Sync + 'static> Core<T> {
         self.restart_sections();
         let mut vacated = Vacated::new(self);
         for_each(&mut |slab, index, state| {
-            if let Some(gone) = NotLive::read(state) {
-                if gone.is_dead() && !gone.is_referenced() {
-                    self.fold(slab, index, gone, &mut vacated);
+            if let Some(state) = NotLive::read(state) {
+                if state.is_dead() && !state.is_referenced() {
+                    self.fold(slab, index, state, &mut vacated);
                 }
             }
         });
@@ -136,26 +139,26 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 }
 
-/// Retires the tick of a core; the caller has set `callback_queued`.
+/// Queues the callback of a core. The caller has set `callback_queued`.
 fn queue_callback<T: Send + Sync + 'static>(core: NonNull<Core<T>>) {
     let offset = std::mem::offset_of!(Core<T>, callback);
-    // SAFETY: within the core.
-    let tick = unsafe { core.byte_add(offset) }.cast();
-    // SAFETY: one at a time, that of who set `callback_queued`. Its `free` is `run_callback`, which frees the
-    // core only where nobody else has it.
-    unsafe { rcu::retire_raw(tick, size_of::<Core<T>>()) };
+    // SAFETY: the field lies within the core.
+    let callback = unsafe { core.byte_add(offset) }.cast();
+    // SAFETY: the flag `callback_queued` keeps it from being queued twice at a time. Its function is
+    // `run_callback`, which frees the core only when no other thread uses it.
+    unsafe { rcu::retire_raw(callback, size_of::<Core<T>>()) };
 }
 
-/// What a retired tick runs, a grace period later.
+/// The function of the callback. RCU calls it a grace period after the callback was queued.
 ///
 /// # Safety
 ///
-/// `head` is the tick of a core that was retired.
+/// `head` is the callback of a core and was queued.
 pub(super) unsafe fn run_callback<T: Send + Sync + 'static>(head: NonNull<RetireHead>) {
     let offset = std::mem::offset_of!(Core<T>, callback);
     // SAFETY: the head lies at that offset of a core.
     let core = unsafe { head.byte_sub(offset) }.cast::<Core<T>>();
-    // SAFETY: it is freed by its tick only, so not while `callback_queued` is set.
+    // SAFETY: only the callback frees the core.
     let it = unsafe { core.as_ref() };
     it.advance();
     let guard = rcu::pin(); // invariant 3 of the core
@@ -163,14 +166,15 @@ pub(super) unsafe fn run_callback<T: Send + Sync + 'static>(head: NonNull<Retire
     if state.callback_frees {
         drop(state);
         drop(guard);
-        // SAFETY: it is in the `Watched` that `Builder::build` made.
+        // SAFETY: the core lies in the `Watched` that `Builder::build` made.
         let core = unsafe { core.byte_sub(Watched::<Core<T>>::OFFSET) }.cast::<Watched<Core<T>>>();
-        // SAFETY: a box of `Builder::build`. The table and every context are gone, and since the last
-        // of them a grace period is over, for which everybody was pinned who had to do with it.
+        // SAFETY: a box of `Builder::build`. The table and every context are gone. Since the last of
+        // them went, a grace period has ended, for which every thread that used the core was pinned.
         quarantine::free(unsafe { Box::from_raw(core.as_ptr()) });
         return;
     }
-    // This one may have been on its way for long: its grace period is not that of the end.
+    // If the table is over, one more callback frees the core: the grace period of this one may have
+    // begun before the end.
     state.callback_frees = state.is_over();
     let again = state.callback_frees || it.close_lists(&mut state) || state.waiting.is_some();
     if !again {
@@ -181,10 +185,13 @@ pub(super) unsafe fn run_callback<T: Send + Sync + 'static>(head: NonNull<Retire
     if again {
         queue_callback(core);
     } else {
-        // Who pushed just before has seen a tick that is over: invariant 5 of `limbo`.
-        heavy(); // pairs with the `light` in `retire`
+        // A thread that added a slot just before may have seen the flag set: invariant 5 of `retire`.
+        heavy(); // pairs with the `light` in `Core::retire`
         if it.filled() != 0 {
-            step!("tick: another one for what was pushed meanwhile", it.queue_callback_for_lists());
+            step!(
+                "callback: queue it for slots that were added meanwhile",
+                it.queue_callback_for_lists()
+            );
         }
     }
     drop(guard);

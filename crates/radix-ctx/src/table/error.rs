@@ -1,4 +1,4 @@
-//! What is refused, and why; with what was to be done with it.
+//! The errors of a table.
 
 use std::error::Error;
 use std::fmt;
@@ -7,72 +7,82 @@ use std::io;
 use percpu::AllocError;
 use percpu::rcu::SynchronizeError;
 
-/// Why an id leads to nothing. Maps to `EINVAL`.
+/// The reason why an id names no live context. Maps to `EINVAL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LookupError {
-    /// It named a context that was removed; the index may belong to another by now.
+    /// The context was removed. Another context may have the index now.
     Stale,
-    /// It never named a context of this table: a forged id, or one that is only reserved.
+    /// The table never had a context of this id: the id is forged, of another table, or only reserved.
     NotFound,
 }
 
-/// Why there is no counted reference. Maps to `EINVAL` and `ENOMEM`.
+/// The reason why a counted reference was not taken. Maps to `EINVAL` or `ENOMEM`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GetRefError {
-    /// The id leads to nothing.
+    /// The id names no live context.
     Lookup(LookupError),
-    /// No memory for the counts of this and the neighbouring contexts: only the first reference to
-    /// one of them needs any.
+    /// There is no memory for the counts of 64 neighbouring contexts. Only the first reference to one of
+    /// them allocates.
     Alloc(AllocError),
 }
 
-/// Why a context was not removed. Maps to `EINVAL`.
+/// The reason why a context was not removed. Maps to `EINVAL`.
 pub type RemoveError = LookupError;
 
-/// Why there is no new context. Nothing was changed.
+/// The reason why a context was not inserted. The call changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InsertRefused {
-    /// One context weighs more than all may. Maps to `EINVAL`.
+    /// The weight of the context is above the limit of the sum. Maps to `EINVAL`.
     TooHeavy,
-    /// The table's contexts are as many, or weigh as much, as they may. Maps to `EAGAIN`.
+    /// The number of live contexts, or the sum of their weights, has reached its limit. Maps to `EAGAIN`.
     Quota,
-    /// Every index is in use. Maps to `ENOSPC`.
+    /// Every index of the range is in use. Maps to `ENOSPC`.
     Exhausted {
-        /// How many of them belong to contexts that were removed, and come free once no reader is
-        /// left and no reference.
+        /// The number of indexes of removed contexts, which become vacant when no reader and no reference
+        /// is left.
         pending: u64,
     },
-    /// The empty range. Maps to `EINVAL`.
+    /// The range has no index. Maps to `EINVAL`.
     NoRange,
-    /// Out of memory. Maps to `ENOMEM`.
+    /// There is no memory. Maps to `ENOMEM`.
     Alloc(AllocError),
-    /// [`insert_wait`](super::CtxTable::insert_wait) would wait for itself. Maps to `EDEADLK`.
+    /// The calling thread holds an RCU guard or is dropping a context of the table, so a wait for a vacant
+    /// index would never end. Maps to `EDEADLK`.
     Deadlock,
 }
 
-/// Why a wait ended without what it was for.
+/// The reason why a wait failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WaitError {
-    /// The time is over. Maps to `ETIMEDOUT`.
+    /// The timeout has passed. Maps to `ETIMEDOUT`.
     TimedOut,
-    /// This thread holds an RCU guard, so the wait would be for itself. Maps to `EDEADLK`.
+    /// The calling thread holds an RCU guard, so the wait would never end. Maps to `EDEADLK`.
     Pinned,
-    /// This thread is dropping a context of the same table: what it waits for comes after that. Maps
-    /// to `EDEADLK`.
+    /// The calling thread is dropping a context of the same table, so the wait would never end. Maps to
+    /// `EDEADLK`.
     InDrop,
-    /// The context was removed while somebody waited for something of it. Maps to `EINVAL`.
+    /// The context was removed during the wait. Maps to `EINVAL`.
     Removed,
 }
 
-/// A value that was not inserted, and why.
+/// The error of an insert. Returns the value.
+///
+/// ```
+/// use radix_ctx::{CtxTable, InsertRefused};
+///
+/// let table = CtxTable::builder().max_contexts(0).build()?;
+/// let refused = table.insert("alice").unwrap_err();
+/// assert_eq!((refused.value, refused.reason), ("alice", InsertRefused::Quota));
+/// # Ok::<(), radix_ctx::AllocError>(())
+/// ```
 pub struct InsertError<T> {
-    /// What was to be inserted, or to make it.
+    /// The value, or the closure that would have made it.
     pub value: T,
-    /// Why it was not.
+    /// The reason of the refusal.
     pub reason: InsertRefused,
 }
 
@@ -81,19 +91,19 @@ impl<T> InsertError<T> {
         Self { value, reason }
     }
 
-    /// The error as C knows it.
+    /// Returns the matching errno value.
     #[must_use]
     pub fn errno(&self) -> i32 {
         self.reason.errno()
     }
 
-    /// The same refusal of something else.
+    /// Returns the same error with another value.
     pub(super) fn map<U>(self, f: impl FnOnce(T) -> U) -> InsertError<U> {
         InsertError { value: f(self.value), reason: self.reason }
     }
 }
 
-/// Without the value, which need not be `Debug`.
+/// Omits the value, which need not be `Debug`.
 impl<T> fmt::Debug for InsertError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("InsertError").field("reason", &self.reason).finish_non_exhaustive()
@@ -119,7 +129,7 @@ impl<T> From<InsertError<T>> for io::Error {
 }
 
 impl LookupError {
-    /// The error as C knows it: `EINVAL`.
+    /// Returns the errno of this error: `EINVAL`.
     #[must_use]
     pub fn errno(&self) -> i32 {
         libc::EINVAL
@@ -130,7 +140,7 @@ impl fmt::Display for LookupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Stale => "the context was removed",
-            Self::NotFound => "no context ever had this id",
+            Self::NotFound => "the table never had a context of this id",
         })
     }
 }
@@ -138,7 +148,7 @@ impl fmt::Display for LookupError {
 impl Error for LookupError {}
 
 impl GetRefError {
-    /// The error as C knows it.
+    /// Returns the matching errno value.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
@@ -152,7 +162,7 @@ impl fmt::Display for GetRefError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Lookup(lookup) => lookup.fmt(f),
-            Self::Alloc(_) => f.write_str("out of memory for the counts of references"),
+            Self::Alloc(_) => f.write_str("no memory for the counts of references"),
         }
     }
 }
@@ -167,7 +177,7 @@ impl Error for GetRefError {
 }
 
 impl InsertRefused {
-    /// The error as C knows it.
+    /// Returns the matching errno value.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
@@ -183,15 +193,19 @@ impl InsertRefused {
 impl fmt::Display for InsertRefused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TooHeavy => f.write_str("it weighs more than all contexts may"),
-            Self::Quota => f.write_str("the quota is used up"),
-            Self::Exhausted { pending: 0 } => f.write_str("no id is left"),
-            Self::Exhausted { pending } => {
-                write!(f, "no id is left until {pending} removed contexts are out of use")
+            Self::TooHeavy => {
+                f.write_str("the weight is above the limit for the sum of all contexts")
             }
-            Self::NoRange => f.write_str("the range is empty"),
-            Self::Alloc(_) => f.write_str("out of memory for a context"),
-            Self::Deadlock => f.write_str("it would wait for itself"),
+            Self::Quota => {
+                f.write_str("the number or the weight of the contexts has reached its limit")
+            }
+            Self::Exhausted { pending: 0 } => f.write_str("no index is vacant"),
+            Self::Exhausted { pending } => {
+                write!(f, "no index is vacant until readers leave {pending} removed contexts")
+            }
+            Self::NoRange => f.write_str("the range has no index of the table"),
+            Self::Alloc(_) => f.write_str("no memory for a context"),
+            Self::Deadlock => f.write_str("the calling thread would wait for itself"),
         }
     }
 }
@@ -206,7 +220,7 @@ impl Error for InsertRefused {
 }
 
 impl WaitError {
-    /// The error as C knows it.
+    /// Returns the matching errno value.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
@@ -220,9 +234,11 @@ impl WaitError {
 impl fmt::Display for WaitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TimedOut => f.write_str("the time is over"),
-            Self::Pinned => f.write_str("this thread is a reader and would wait for itself"),
-            Self::InDrop => f.write_str("this thread is dropping a context of the table"),
+            Self::TimedOut => f.write_str("the timeout has passed"),
+            Self::Pinned => {
+                f.write_str("the calling thread holds an RCU guard and would wait for itself")
+            }
+            Self::InDrop => f.write_str("the calling thread is dropping a context of the table"),
             Self::Removed => f.write_str("the context was removed"),
         }
     }
@@ -237,7 +253,8 @@ impl From<LookupError> for GetRefError {
 }
 
 impl From<GetRefError> for InsertRefused {
-    /// The id is the caller's own, so only memory can be missing.
+    /// Converts the error of a reference to a context that was just inserted: its id is live, so memory is
+    /// missing.
     fn from(_: GetRefError) -> Self {
         Self::Alloc(AllocError::new())
     }

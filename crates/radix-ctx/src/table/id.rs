@@ -1,4 +1,4 @@
-//! What names a context: where it is, and which of all that were ever there.
+//! The id of a context: an index and a generation.
 
 use std::error::Error;
 use std::fmt;
@@ -6,33 +6,47 @@ use std::io;
 use std::num::NonZeroU64;
 use std::str::FromStr;
 
-/// The name of a context in a [`CtxTable`](super::CtxTable): an index, and the generation of the
-/// context that is, or was, at that index.
+/// The id of a context in a [`CtxTable`](super::CtxTable): the index of its slot, and the generation
+/// that tells it from the other contexts at that index.
 ///
 /// ```text
 ///   63   62   61          32   31          0
 ///   | 0 | 0 | generation    | index         |
 /// ```
 ///
-/// A generation is never 0 and an index is used again only with another one, so an id never names
-/// two contexts of one table. Of two tables it may: a table does not know the ids of others.
-/// [`to_bits`](Self::to_bits) fits wherever 64 bits are handed through, as in the `user_data` of an
-/// I/O request. Ids order by generation first.
+/// A generation is never 0, and an index is used again only with a higher one, so an id never names two
+/// contexts of one table. An id of one table may name a context of another table.
+/// [`to_bits`](Self::to_bits) fits into a field of 64 bits, such as the `user_data` of an I/O request.
+/// Ids order by generation first.
+///
+/// ```
+/// use radix_ctx::{CtxTable, Id};
+///
+/// let table = CtxTable::new();
+/// let id = table.insert("a session")?;
+/// let user_data: u64 = id.to_bits();
+/// assert_eq!(Id::from_bits(user_data), Some(id));
+/// assert_eq!(id.to_string(), "0.1"); // index 0, its first context
+/// assert_eq!("0.1".parse(), Ok(id));
+/// # Ok::<(), radix_ctx::InsertError<&str>>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct Id(NonZeroU64);
 
 const _: () = assert!(size_of::<Option<Id>>() == 8);
 
-/// Bits of a generation.
+/// The number of bits of a generation.
 pub(super) const GENERATION_BITS: u32 = 30;
-/// The largest of them. No context has it: it is what comes after the last.
+/// The largest number of that many bits. No context has it: it is the next generation after the last.
 pub(super) const MAX_GENERATION: u32 = (1 << GENERATION_BITS) - 1;
 
 impl Id {
-    /// That of the first context at an index.
+    /// The generation of the first context at an index.
     pub(super) const FIRST_GENERATION: u32 = 1;
 
+    /// Makes an id.
+    ///
     /// # Panics
     ///
     /// Panics if the generation is 0.
@@ -42,21 +56,21 @@ impl Id {
         Self(NonZeroU64::new(bits).expect("a generation is not 0"))
     }
 
-    /// The id that a live state is.
+    /// Returns the id in the state of a live slot.
     #[inline(always)]
     pub(super) fn from_live(state: u64) -> Self {
         Self(NonZeroU64::new(state).expect("a live state has a generation"))
     }
 
-    /// The id as a number; never 0.
+    /// Returns the id as a number, which is never 0.
     #[inline(always)]
     #[must_use]
     pub const fn to_bits(self) -> u64 {
         self.0.get()
     }
 
-    /// The id that has these bits. `None` if no table ever hands out such an id; any other number
-    /// may be given to a table, which tells whether it names something.
+    /// Returns the id with these bits, or `None` if no table assigns such an id. Lookups of any other
+    /// number are safe: they fail unless the id is live.
     #[inline]
     #[must_use]
     pub const fn from_bits(bits: u64) -> Option<Self> {
@@ -70,14 +84,14 @@ impl Id {
         }
     }
 
-    /// Where the context is.
+    /// Returns the index of the context.
     #[inline(always)]
     #[must_use]
     pub const fn index(self) -> u32 {
         self.0.get() as u32
     }
 
-    /// Grows with each context at that index, by one or more.
+    /// Returns the generation, which grows with each context at the index by one or more.
     #[inline(always)]
     #[must_use]
     pub const fn generation(self) -> u32 {
@@ -91,20 +105,20 @@ impl fmt::Debug for Id {
     }
 }
 
-/// `index.generation`, as in `17.3`.
+/// Writes `index.generation`, as in `17.3`.
 impl fmt::Display for Id {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.index(), self.generation())
     }
 }
 
-/// The text is not what an [`Id`] prints, or not that of an id.
+/// The error of a text that is not the [`Display`](fmt::Display) form of an [`Id`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ParseIdError {}
 
 impl ParseIdError {
-    /// The error as C knows it: `EINVAL`.
+    /// Returns the errno of this error: `EINVAL`.
     #[must_use]
     pub fn errno(&self) -> i32 {
         libc::EINVAL
@@ -113,7 +127,7 @@ impl ParseIdError {
 
 impl fmt::Display for ParseIdError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not an id: `index.generation` is wanted")
+        f.write_str("not an id of the form `index.generation`")
     }
 }
 
@@ -125,7 +139,7 @@ impl From<ParseIdError> for io::Error {
     }
 }
 
-/// Of what [`Display`](fmt::Display) prints.
+/// Parses the [`Display`](fmt::Display) form.
 impl FromStr for Id {
     type Err = ParseIdError;
 

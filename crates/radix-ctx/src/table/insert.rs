@@ -1,4 +1,4 @@
-//! How contexts come in.
+//! Inserts and reservations.
 
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
@@ -14,30 +14,28 @@ use super::vacancy::Claim;
 impl<T: Send + Sync + 'static> CtxTable<T> {
     /// Inserts a context at the lowest vacant index, and returns its id.
     ///
-    /// An index is vacant when nobody uses its last context any more: after a removal that takes a
-    /// grace period, and until the last [`CtxRef`](super::CtxRef) is gone.
-    /// [`flush`](Self::flush) waits for the first.
+    /// The index of a removed context becomes vacant when its readers have left, after a grace period,
+    /// and its last [`CtxRef`](super::CtxRef) is dropped. [`flush`](Self::flush) waits for the readers.
     ///
-    /// Blocks shortly on the table's lock. Allocates if no slab has a vacant slot, and if many of
-    /// them only have removed contexts reclaims those first.
+    /// Blocks shortly on the table's lock. Allocates a slab if no slab has a vacant slot; if many slots
+    /// are those of removed contexts, reclaims them first. [`inserter`](Self::inserter) is for other
+    /// indexes and weights, and their combinations.
     ///
     /// # Errors
     ///
-    /// [`InsertError`] gives the value back, and says why; nothing was changed. What is wrong is
-    /// looked for in this order: the weight, the quota, the indexes, memory.
-    ///
-    /// [`inserter`](Self::inserter) is for other indexes and weights, and their combinations.
+    /// [`InsertError`] returns the value and the reason; the call changed nothing. The checks have this
+    /// order: the weight, the limits, the indexes, memory.
     #[inline]
     pub fn insert(&self, value: T) -> Result<Id, InsertError<T>> {
         self.insert_weighted(value, 1)
     }
 
-    /// [`insert`](Self::insert) of a context that weighs `weight`, for a table with
-    /// [`max_weight`](super::Builder::max_weight); other tables do not look at it.
+    /// Inserts a context that counts `weight` for the limit of the table
+    /// ([`max_weight`](super::Builder::max_weight)). A table without that limit ignores the weight.
     ///
     /// # Errors
     ///
-    /// As [`insert`](Self::insert).
+    /// The errors of [`insert`](Self::insert).
     #[inline]
     pub fn insert_weighted(&self, value: T, weight: u64) -> Result<Id, InsertError<T>> {
         match self.core().admit(0, u32::MAX, weight) {
@@ -46,23 +44,23 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         }
     }
 
-    /// [`insert`](Self::insert) of what `make` makes of the id, which names nothing before `make`
-    /// returns. If it panics nothing was inserted.
+    /// Inserts the context that `make` returns for its id. Lookups of the id fail until `make` has
+    /// returned. If `make` panics, no context is inserted.
     ///
     /// # Errors
     ///
-    /// As [`insert`](Self::insert); `make` was not called, and comes back.
+    /// The errors of [`insert`](Self::insert); the error returns `make`, which was not called.
     pub fn insert_with<F: FnOnce(Id) -> T>(&self, make: F) -> Result<Id, InsertError<F>> {
         self.inserter().insert_with(make)
     }
 
-    /// [`insert`](Self::insert) at the lowest vacant index of a range.
+    /// Inserts a context at the lowest vacant index of a range.
     ///
     /// # Errors
     ///
-    /// As [`insert`](Self::insert); [`InsertRefused::NoRange`] for a range without an index that the
-    /// table may use. An empty one is refused before all else, one above
-    /// [`max_index`](super::Builder::max_index) after the quota.
+    /// The errors of [`insert`](Self::insert), and [`InsertRefused::NoRange`] for a range without an index
+    /// of the table. An empty range is refused before all other checks, a range above
+    /// [`max_index`](super::Builder::max_index) after the check of the limits.
     pub fn insert_in(
         &self,
         indexes: impl RangeBounds<u32>,
@@ -71,59 +69,60 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         self.inserter().within(indexes).insert(value)
     }
 
-    /// [`insert`](Self::insert) at the lowest vacant index above that of the last cyclic insert, or
-    /// from 0 on if there is none: indexes come again as late as possible.
+    /// Inserts a context at the lowest vacant index above the index of the last cyclic insert, or at the
+    /// lowest vacant index if there is none. So an index is used again as late as possible.
     ///
-    /// The index alone tells of a wrap: it is not above that of the call before. Calls of several
-    /// threads take turns, so that each begins where another has ended.
+    /// An index that is not above that of the previous call shows that the search wrapped. Each call
+    /// begins where the last one of any thread has ended.
     ///
     /// # Errors
     ///
-    /// As [`insert`](Self::insert).
+    /// The errors of [`insert`](Self::insert).
     pub fn insert_cyclic(&self, value: T) -> Result<Id, InsertError<T>> {
         self.inserter().cyclic().insert(value)
     }
 
-    /// [`insert`](Self::insert), which waits where only removed contexts are in the way.
+    /// Inserts a context, and waits if only the indexes of removed contexts are left.
     ///
-    /// Blocks for grace periods, and until a reference is gone if it must.
+    /// Blocks for grace periods, and until a reference is dropped if necessary. A [`CtxRef`](super::CtxRef)
+    /// that the calling thread holds is not noticed: the wait for it does not end.
     ///
     /// # Errors
     ///
-    /// As [`insert`](Self::insert); [`InsertRefused::Deadlock`] if it would have to wait, and this
-    /// thread holds an RCU guard or is dropping a context of this table.
+    /// The errors of [`insert`](Self::insert), and [`InsertRefused::Deadlock`] if it would have to wait and
+    /// the calling thread holds an RCU guard or is dropping a context of this table.
     pub fn insert_wait(&self, value: T) -> Result<Id, InsertError<T>> {
         self.inserter().wait().insert(value)
     }
 
-    /// Takes an id for a context that is yet to come. Counts for the quota, with weight 1.
+    /// Reserves an id for a later context. The reservation counts as a context of weight 1.
     ///
     /// # Errors
     ///
-    /// As [`insert`](Self::insert).
+    /// The errors of [`insert`](Self::insert).
     pub fn reserve(&self) -> Result<Reservation<'_, T>, InsertError<()>> {
         self.inserter().reserve()
     }
 
-    /// Makes room for `contexts` more, so that as many inserts at the lowest vacant index allocate
-    /// nothing, as long as nobody else inserts.
+    /// Allocates slabs for `contexts` more contexts. That many inserts at the lowest vacant index then
+    /// allocate nothing, if no other thread inserts.
     ///
     /// # Errors
     ///
-    /// What an insert would have said; the room that was made stays.
+    /// [`InsertRefused::Exhausted`] or [`InsertRefused::Alloc`]. The table keeps the slabs that were made.
     pub fn try_reserve(&self, contexts: u32) -> Result<(), InsertRefused> {
         self.core().make_room(contexts)
     }
 
-    /// The index that the next [`insert`](Self::insert) would use, if nobody else inserts; `None` if
-    /// none is vacant.
+    /// Returns the index that the next [`insert`](Self::insert) would use if no other thread inserts, or
+    /// `None` if no index is vacant.
     pub fn next_free(&self) -> Option<u32> {
         self.core().next_free()
     }
 }
 
 impl<T: Send + Sync + 'static> Core<T> {
-    /// A vacant slot, and a place in the quota.
+    /// Counts a context for the limits and claims a vacant slot.
     #[inline]
     pub(super) fn admit(
         &self,
@@ -136,7 +135,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 }
 
-/// The first and the last index of a range; nothing if it is empty.
+/// Returns the first and the last index of a range, or `None` if it is empty.
 pub(super) fn inclusive(range: &impl RangeBounds<u32>) -> Option<(u32, u32)> {
     let first = match range.start_bound() {
         Bound::Included(&first) => first,
@@ -151,18 +150,31 @@ pub(super) fn inclusive(range: &impl RangeBounds<u32>) -> Option<(u32, u32)> {
     (first <= last).then_some((first, last))
 }
 
-/// An id that names nothing yet: [`commit`](Self::commit) gives it a context, a drop gives it back.
-/// From [`CtxTable::reserve`].
-#[must_use = "a reservation that is dropped is given back"]
+/// An id that is reserved for a later context. Returned by [`CtxTable::reserve`].
+///
+/// [`commit`](Self::commit) inserts the context. The drop makes the index vacant again.
+///
+/// ```
+/// use radix_ctx::{CtxTable, LookupError};
+///
+/// let requests = CtxTable::new();
+/// let reservation = requests.reserve()?;
+/// let id = reservation.id(); // send it to a peer, then:
+/// assert_eq!(requests.with(id, |_| ()), Err(LookupError::NotFound));
+/// reservation.commit("the state of the request");
+/// assert!(requests.contains(id));
+/// # Ok::<(), radix_ctx::InsertError<()>>(())
+/// ```
+#[must_use = "dropping the reservation makes the index vacant again"]
 pub struct Reservation<'a, T: Send + Sync + 'static> {
     core: &'a Core<T>,
-    /// `None` once committed.
+    /// `None` after the commit.
     claim: Option<Claim<'a, T>>,
     weight: u64,
 }
 
 impl<'a, T: Send + Sync + 'static> Reservation<'a, T> {
-    /// Of a claim that counts for the quota.
+    /// Makes the reservation of a claim that counts for the limits.
     pub(super) fn new(core: &'a Core<T>, claim: Claim<'a, T>, weight: u64) -> Self {
         // Ordering: Relaxed; a statistic.
         core.counters.reserved.fetch_add(1, Ordering::Relaxed);
@@ -171,16 +183,16 @@ impl<'a, T: Send + Sync + 'static> Reservation<'a, T> {
 }
 
 impl<T: Send + Sync + 'static> Reservation<'_, T> {
-    /// What the context will be named. Lookups say [`NotFound`](super::LookupError::NotFound) until
-    /// then.
+    /// Returns the id of the context. Lookups return [`NotFound`](super::LookupError::NotFound) until the
+    /// commit.
     #[must_use]
     pub fn id(&self) -> Id {
-        self.claim.as_ref().expect("there until it is committed").id()
+        self.claim.as_ref().expect("a reservation has a claim until its commit").id()
     }
 
-    /// Gives the id its context. Wait-free; cannot fail.
+    /// Inserts the context of the id. Wait-free; cannot fail.
     pub fn commit(mut self, value: T) -> Id {
-        let claim = self.claim.take().expect("there until it is committed");
+        let claim = self.claim.take().expect("a reservation has a claim until its commit");
         let id = claim.fill(value, self.weight);
         // Ordering: Relaxed; a statistic.
         self.core.counters.reserved.fetch_sub(1, Ordering::Relaxed);

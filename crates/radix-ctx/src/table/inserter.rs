@@ -12,10 +12,8 @@ use super::id::Id;
 use super::insert::{Reservation, inclusive};
 use super::vacancy::Claim;
 
-/// How a context is to come in: where, how heavy, and whether to wait for that. From
-/// [`CtxTable::inserter`]; may be used again and again.
-///
-/// # Examples
+/// An insert with options: a range of indexes, a weight, a cyclic search, a wait. Returned by
+/// [`CtxTable::inserter`]; can be used repeatedly.
 ///
 /// ```
 /// use radix_ctx::{CtxTable, InsertRefused};
@@ -39,7 +37,7 @@ pub struct Inserter<'a, T: Send + Sync + 'static> {
 }
 
 impl<T: Send + Sync + 'static> CtxTable<T> {
-    /// For an insert with options: without any, [`insert`](Self::insert).
+    /// Returns an insert with options. Without options it does what [`insert`](Self::insert) does.
     pub fn inserter(&self) -> Inserter<'_, T> {
         let range = Some((0, u32::MAX));
         Inserter { core: self.core(), range, weight: 1, cyclic: false, wait: false }
@@ -47,30 +45,29 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
 }
 
 impl<'a, T: Send + Sync + 'static> Inserter<'a, T> {
-    /// What the context weighs, for a table with [`max_weight`](super::Builder::max_weight); other
-    /// tables do not look at it. 1 if not set.
+    /// Sets the weight of the context, for a table with [`max_weight`](super::Builder::max_weight); other
+    /// tables ignore it. The default is 1.
     pub fn weight(mut self, weight: u64) -> Self {
         self.weight = weight;
         self
     }
 
-    /// Only indexes of this range.
+    /// Uses only indexes of this range.
     pub fn within(mut self, indexes: impl RangeBounds<u32>) -> Self {
         self.range = inclusive(&indexes);
         self
     }
 
-    /// Not the lowest vacant index, but the lowest above that of the last cyclic insert, which the
-    /// table remembers, or from the beginning of the range on if there is none: see
-    /// [`insert_cyclic`](CtxTable::insert_cyclic).
+    /// Uses the lowest vacant index above that of the table's last cyclic insert, or the lowest of the
+    /// range if there is none: see [`insert_cyclic`](CtxTable::insert_cyclic).
     pub fn cyclic(mut self) -> Self {
         self.cyclic = true;
         self
     }
 
-    /// Where no index is vacant, to wait as long as there are removed contexts that somebody uses, of
-    /// whatever index: for grace periods, and until a reference is gone if it must. For the quota
-    /// nobody waits.
+    /// If no index is vacant, waits while the table has removed contexts that are still used, at any
+    /// index: for grace periods, and until a reference is dropped if necessary. Does not wait for the
+    /// limits of the table.
     pub fn wait(mut self) -> Self {
         self.wait = true;
         self
@@ -78,15 +75,14 @@ impl<'a, T: Send + Sync + 'static> Inserter<'a, T> {
 
     /// Inserts a context, and returns its id.
     ///
-    /// Blocks shortly on the table's lock, or as [`wait`](Self::wait) says. Allocates as
-    /// [`insert`](CtxTable::insert) does.
+    /// Blocks shortly on the table's lock, and with [`wait`](Self::wait) for a vacant index. Allocates like
+    /// [`insert`](CtxTable::insert).
     ///
     /// # Errors
     ///
-    /// [`InsertError`] gives the value back, and says why; nothing was changed. What is wrong is looked
-    /// for in this order: an empty range, the weight, the quota, the indexes, memory.
-    /// [`InsertRefused::Deadlock`] if it would have to wait, and this thread holds an RCU guard or is
-    /// dropping a context of this table.
+    /// [`InsertError`] returns the value and the reason; the call changed nothing. The checks have this
+    /// order: an empty range, the weight, the limits, the indexes, memory. [`InsertRefused::Deadlock`] if it
+    /// would have to wait and the calling thread holds an RCU guard or is dropping a context of this table.
     pub fn insert(&self, value: T) -> Result<Id, InsertError<T>> {
         match self.admit() {
             Ok(claim) => Ok(claim.fill(value, self.weight)),
@@ -94,12 +90,12 @@ impl<'a, T: Send + Sync + 'static> Inserter<'a, T> {
         }
     }
 
-    /// [`insert`](Self::insert) of what `make` makes of the id, which names nothing before `make`
-    /// returns. If it panics nothing was inserted.
+    /// Inserts the context that `make` returns for its id. Lookups of the id fail until `make` has
+    /// returned. If `make` panics, no context is inserted.
     ///
     /// # Errors
     ///
-    /// As there; `make` was not called, and comes back.
+    /// The errors of [`insert`](Self::insert); the error returns `make`, which was not called.
     pub fn insert_with<F: FnOnce(Id) -> T>(&self, make: F) -> Result<Id, InsertError<F>> {
         match self.reserve() {
             Ok(reservation) => {
@@ -110,17 +106,17 @@ impl<'a, T: Send + Sync + 'static> Inserter<'a, T> {
         }
     }
 
-    /// Takes an id for a context that is yet to come. Counts for the quota.
+    /// Reserves an id for a later context. The reservation counts for the limits.
     ///
     /// # Errors
     ///
-    /// As [`insert`](Self::insert).
+    /// The errors of [`insert`](Self::insert).
     pub fn reserve(&self) -> Result<Reservation<'a, T>, InsertError<()>> {
         let claim = self.admit().map_err(|reason| InsertError::new((), reason))?;
         Ok(Reservation::new(self.core, claim, self.weight))
     }
 
-    /// A vacant slot, and a place in the quota.
+    /// Counts a context for the limits and claims a vacant slot, after a wait if necessary.
     fn admit(&self) -> Result<Claim<'a, T>, InsertRefused> {
         let (first, last) = self.range.ok_or(InsertRefused::NoRange)?;
         loop {
@@ -148,11 +144,11 @@ impl<'a, T: Send + Sync + 'static> Inserter<'a, T> {
 }
 
 impl<T: Send + Sync + 'static> Core<T> {
-    /// Blocks until an index of the range is vacant, or may become so by a flush, or no reference is in
-    /// the way.
+    /// Blocks until an index of the range is vacant or a flush may make one vacant, or until no reference
+    /// keeps a removed context.
     fn wait_for_vacancy(&self, first: u32, last: u32) {
         self.waiters.wait(None, || {
-            // Ordering: Relaxed; the waiters' fences order it after the change.
+            // Ordering: Relaxed; the fences of `Waiters` order it.
             let unused = self.counters.referenced.load(Ordering::Relaxed) == 0;
             (unused || self.has_vacancy(first, last)).then_some(())
         });

@@ -1,9 +1,4 @@
-//! Walks over the live contexts, ascending by index.
-//!
-//! A walk is weakly consistent: a context that is live from its begin to its end is seen once; one
-//! that is inserted or removed meanwhile is seen or not; none is seen twice, unless an index is used
-//! again ahead of the walk, and then by two ids. Inserts and removals never wait for a walk, nor it
-//! for them.
+//! Iteration over the live contexts, ascending by index.
 
 use std::fmt;
 use std::iter::FusedIterator;
@@ -23,12 +18,12 @@ use super::slab_tree::slab_of;
 use crate::tree::Cursor;
 
 impl<T: Send + Sync + 'static> CtxTable<T> {
-    /// The live contexts, ascending by index. See [`Iter`] for what it sees of changes.
+    /// Iterates over the live contexts, ascending by index.
     pub fn iter<'g>(&'g self, guard: &'g impl Pinned) -> Iter<'g, T> {
         self.range(.., guard)
     }
 
-    /// The live contexts with an index in a range, ascending.
+    /// Iterates over the live contexts of a range, ascending by index.
     pub fn range<'g>(
         &'g self,
         indexes: impl RangeBounds<u32>,
@@ -37,32 +32,47 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         let _ = guard;
         let (next, end) =
             inclusive(&indexes).map_or((0, 0), |(first, last)| (first.into(), u64::from(last) + 1));
-        // SAFETY: the guard, which is borrowed for `'g`.
+        // SAFETY: `guard` is an RCU guard, borrowed for `'g`.
         unsafe { Iter::new(self.core(), next, end) }
     }
 
-    /// The first live context at `index` or above. Wait-free.
+    /// Returns the first live context at `index` or above. Wait-free.
     pub fn next<'g>(&'g self, index: u32, guard: &'g impl Pinned) -> Option<(Id, &'g T)> {
         self.range(index.., guard).next()
     }
 
-    /// The last live context at `index` or below. Wait-free.
+    /// Returns the last live context at `index` or below. Wait-free.
     pub fn prev<'g>(&'g self, index: u32, guard: &'g impl Pinned) -> Option<(Id, &'g T)> {
         let _ = guard;
-        // SAFETY: the guard.
+        // SAFETY: `guard` is an RCU guard, borrowed for `'g`.
         unsafe { self.core().slabs.last_live(index) }
     }
 }
 
-/// Live contexts, ascending by index. From [`CtxTable::iter`] and [`CtxTable::range`].
+/// An iterator over the live contexts, ascending by index. Returned by [`CtxTable::iter`] and
+/// [`CtxTable::range`].
 ///
-/// Weakly consistent: what is live throughout is seen once; what comes or goes meanwhile may be seen
-/// or not; indexes only ascend. [`next_index`](Self::next_index) is where a later walk can go on, under
-/// another guard. Each step is wait-free, and skips removed contexts and absent slabs.
+/// Weakly consistent: a context that is live throughout is returned once. A context that is inserted or
+/// removed meanwhile may be returned or not. Indexes only ascend. A later iteration, under another guard,
+/// can continue at [`next_index`](Self::next_index). Each step is wait-free. Inserts and removals do not
+/// wait for an iterator.
+///
+/// ```
+/// use radix_ctx::{CtxTable, rcu};
+///
+/// let table = CtxTable::new();
+/// for name in ["alice", "bob"] {
+///     table.insert(name)?;
+/// }
+/// let guard = rcu::pin();
+/// let names: Vec<_> = table.iter(&guard).map(|(_id, &name)| name).collect();
+/// assert_eq!(names, ["alice", "bob"]);
+/// # Ok::<(), radix_ctx::InsertError<&str>>(())
+/// ```
 pub struct Iter<'g, T: Send + Sync + 'static> {
     _core: PhantomData<&'g Core<T>>,
     slabs: Cursor<'g, true>,
-    /// What is left of a slab.
+    /// The slots of the current slab that are left.
     slots: slice::Iter<'g, Slot<T>>,
     /// The index after the last of `slots`.
     stop: u64,
@@ -70,12 +80,14 @@ pub struct Iter<'g, T: Send + Sync + 'static> {
 }
 
 impl<'g, T: Send + Sync + 'static> Iter<'g, T> {
+    /// Makes an iterator over the indexes from `next` on, below `end`.
+    ///
     /// # Safety
     ///
     /// For `'g` the caller holds an RCU guard.
     unsafe fn new(core: &'g Core<T>, next: u64, end: u64) -> Self {
         let last = end.max(1) - 1;
-        // SAFETY: the caller's guard.
+        // SAFETY: the caller holds a guard for `'g`.
         let slabs = unsafe { core.slabs.range(next >> SLAB_BITS, last >> SLAB_BITS) };
         Self { slabs, slots: [].iter(), stop: next, end, _core: PhantomData }
     }
@@ -84,15 +96,15 @@ impl<'g, T: Send + Sync + 'static> Iter<'g, T> {
         self.stop - self.slots.len() as u64
     }
 
-    /// The index that the walk comes to next: `table.range(next_index.., ..)` goes on from there. `None`
-    /// at the end.
+    /// Returns the index at which the iteration continues: `table.range(next_index.., &guard)` continues
+    /// there, or `None` at the end.
     #[must_use]
     pub fn next_index(&self) -> Option<u32> {
         let next = self.next_index_wide();
         (next < self.end).then_some(next as u32)
     }
 
-    /// Takes the next slab. False at the end.
+    /// Moves to the next slab. Returns false at the end.
     fn next_slab(&mut self) -> bool {
         let next = self.next_index_wide();
         if next >= self.end {
@@ -106,7 +118,7 @@ impl<'g, T: Send + Sync + 'static> Iter<'g, T> {
         };
         let base = key << SLAB_BITS;
         let (first, last) = (next.max(base), self.end.min((key + 1) << SLAB_BITS));
-        // SAFETY: invariant 4 of `slab`: found under the guard of `new`, which is there for `'g`.
+        // SAFETY: invariant 4 of `slab`: the slab was found under the guard of `new`, held for `'g`.
         let it: &'g _ = unsafe { slab.as_ref() };
         self.slots = it.slots()[(first - base) as usize..(last - base) as usize].iter();
         self.stop = last;
@@ -114,10 +126,10 @@ impl<'g, T: Send + Sync + 'static> Iter<'g, T> {
     }
 }
 
-/// The id of the context in a slot, if that is live.
+/// Returns the id of a live slot.
 #[inline(always)]
 fn live<T>(slot: &Slot<T>) -> Option<Id> {
-    // Ordering: Acquire pairs with the Release in `fill`; it carries the value.
+    // Ordering: Acquire pairs with the Release in `Claim::fill`; it carries the value.
     let state = slot.state.load(Ordering::Acquire);
     NotLive::read(state).is_none().then(|| Id::from_live(state))
 }
@@ -130,7 +142,7 @@ impl<'g, T: Send + Sync + 'static> Iterator for Iter<'g, T> {
         loop {
             for slot in self.slots.by_ref() {
                 if let Some(id) = live(slot) {
-                    // SAFETY: live a moment ago, under the guard of `new`.
+                    // SAFETY: the context was live under the guard of `new`, held for `'g`.
                     return Some((id, unsafe { slot.value() }));
                 }
             }
@@ -140,14 +152,14 @@ impl<'g, T: Send + Sync + 'static> Iterator for Iter<'g, T> {
         }
     }
 
-    /// A loop within a loop, which compilers like better than `next`.
+    /// A loop over slots within a loop over slabs: compiles to better code than repeated `next`.
     #[inline]
     fn fold<B, F: FnMut(B, Self::Item) -> B>(mut self, init: B, mut f: F) -> B {
         let mut sum = init;
         loop {
             for slot in self.slots.by_ref() {
                 if let Some(id) = live(slot) {
-                    // SAFETY: live a moment ago, under the guard of `new`.
+                    // SAFETY: the context was live under the guard of `new`, held for `'g`.
                     sum = f(sum, (id, unsafe { slot.value() }));
                 }
             }

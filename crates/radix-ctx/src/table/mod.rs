@@ -1,4 +1,4 @@
-//! Contexts by ids that the table hands out.
+//! A table of contexts by ids that the table assigns.
 //!
 //! ```text
 //!   CtxTable -> Core: tree -> node -> node -> Slab | state, T | state, T | ... 64
@@ -6,19 +6,17 @@
 //!   id = generation, index  -----------------------> state == id? then it is live
 //! ```
 //!
-//! | module | what |
+//! Each layer uses the ones above it:
+//!
+//! | modules | contents |
 //! |---|---|
-//! | [`id`] | what names a context |
-//! | [`slab`] | slots side by side, and what their words say |
-//! | [`core`] | the tree of slabs, and what belongs to it |
-//! | [`vacancy`] | which slots are vacant, and who gets the lowest |
-//! | [`limbo`], [`reclaim`] | from a removed context to a vacant slot |
-//! | [`ending`] | the tick, and the end of a table |
-//! | [`reference`] | references that outlive a guard |
-//! | [`dropping`] | whose contexts a thread is dropping |
-//! | [`panics`] | where panics of others' code end |
-//! | [`insert`], [`inserter`], [`remove`], [`iter`] | the operations |
-//! | [`quota`], [`waiters`] | limits; who waits |
+//! | [`id`], [`error`] | ids and errors |
+//! | [`slab`], [`slab_tree`] | slots and their states; the tree of slabs, lookups |
+//! | [`retire_list`], [`vacant_queue`] | per-CPU lists of dead slots; the lowest vacant slots |
+//! | [`quota`], [`waiters`], [`dropping`], [`panics`] | limits; blocked threads and wakers; tables whose contexts a thread drops; panics of user code |
+//! | [`core`] | the parts together, and the state under the lock |
+//! | [`vacancy`], [`retire`], [`reclaim`], [`ending`] | from a vacant slot to a live one, to a dead one, to a vacant one; the end of a table |
+//! | [`ctx_table`], [`builder`], [`insert`], [`inserter`], [`remove`], [`reference`], [`iter`], [`stats`] | the table and its operations |
 
 mod builder;
 mod core;

@@ -1,21 +1,21 @@
-//! Code of others' that may panic: wakers, and the drops of contexts.
+//! Calls of user code that may panic: wakers, and the drops of contexts.
 //!
-//! A panic is reported when it begins, so it may end here.
+//! The panic hook has reported a panic when it is caught here.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use percpu::panics::drop_payload;
 
-/// What a panic carries.
+/// The payload of a panic.
 pub(super) type Payload = Box<dyn Any + Send>;
 
-/// Runs code of others', and catches its panic.
+/// Calls user code, and returns its panic as an error.
 pub(super) fn caught(f: impl FnOnce()) -> Result<(), Payload> {
     catch_unwind(AssertUnwindSafe(f))
 }
 
-/// Runs code of others', whose panic goes no further.
+/// Calls user code, and drops its panic.
 pub(super) fn contained(f: impl FnOnce()) {
     if let Err(payload) = caught(f) {
         drop_payload(payload);

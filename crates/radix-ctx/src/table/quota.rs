@@ -1,8 +1,8 @@
-//! How many contexts a table may hold, and how much they may weigh together.
+//! The limits on the number of contexts of a table and on the sum of their weights.
 //!
-//! Each limit is one atomic, which only a table with that limit has. A context counts from before it
-//! is published until it is removed, whether or not a reader still uses it: so an insert that follows
-//! a removal finds the room of the removed context.
+//! A limit is one atomic, and only a table with that limit has it. A context counts from before it is
+//! live until it is removed, even if a reader still uses it. So an insert that follows a removal can
+//! take the place of the removed context.
 
 use crossbeam_utils::CachePadded;
 use percpu::AllocError;
@@ -11,14 +11,14 @@ use percpu::sync::atomic::{AtomicU64, Ordering};
 
 use super::error::InsertRefused;
 
-/// The limits of a table; boxed, so that a table without limits is small.
+/// The limits of a table. They are boxed, so that a table without limits is small.
 #[derive(Debug, Default)]
 pub(super) struct Quota {
     contexts: Option<Box<Limit>>,
     weight: Option<Box<Limit>>,
 }
 
-/// A sum that never exceeds its limit. On a cache line of its own.
+/// A sum that never exceeds its limit, on a cache line of its own.
 #[derive(Debug)]
 struct Limit(CachePadded<Counted>);
 
@@ -28,14 +28,13 @@ struct Counted {
     most: u64,
 }
 
-/// What the live contexts of a table are together. From [`CtxTable::usage`](super::CtxTable::usage).
+/// The use of the limits of a table. Returned by [`CtxTable::usage`](super::CtxTable::usage).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
-    /// How many there are, reserved ones included.
+    /// The number of live contexts and of reservations.
     pub contexts: u64,
-    /// The sum of their weights; `None` for a table without a limit for it, which does not add them
-    /// up.
+    /// The sum of their weights, or `None` for a table without a limit for it.
     pub weight: Option<u64>,
 }
 
@@ -47,16 +46,16 @@ impl Limit {
 
     /// Adds `n` if the sum stays within the limit. Lock-free.
     ///
-    /// Never adds first and takes back after: an addition that does not fit would keep another one
-    /// from the room that there is.
+    /// Never adds first and subtracts after a check: such an add could make another thread's add fail
+    /// that fits.
     fn try_add(&self, n: u64) -> bool {
         let Counted { used, most } = &*self.0;
         // Ordering: Relaxed; the exchange checks the value.
         let mut seen = used.load(Ordering::Relaxed);
         while n <= most - seen {
-            // Ordering: Acquire on success pairs with the Release in `sub`: what happened before a
-            // removal is visible to the insert that takes its room. Relaxed on failure: nothing is
-            // used but the value.
+            // Ordering: Acquire on success pairs with the Release in `sub`; it carries what happened
+            // before the removal to the insert that takes its place. Relaxed on failure: only the
+            // value is used.
             match used.compare_exchange_weak(seen, seen + n, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(now) => seen = now,
@@ -65,9 +64,10 @@ impl Limit {
         false
     }
 
-    /// Takes back `n` of what was added. Wait-free.
+    /// Subtracts `n`, which was added before. Wait-free.
     fn sub(&self, n: u64) {
-        // Ordering: Release pairs with the Acquire in `try_add`.
+        // Ordering: Release pairs with the Acquire in `try_add`; it carries what happened before the
+        // removal.
         let before = self.0.used.fetch_sub(n, Ordering::Release);
         debug_assert!(n <= before, "{n} taken back of {before}");
     }
@@ -93,10 +93,11 @@ impl Quota {
         self.weight.is_some()
     }
 
-    /// Counts one more context, or nothing. Checks its own weight first, then the quota.
+    /// Counts one more context, or returns an error and counts nothing. Checks the weight alone first,
+    /// then the sums.
     ///
-    /// In a table with both limits, an insert that is refused for the sum of weights holds one of the
-    /// contexts' places until it returns.
+    /// In a table with both limits, an insert that is refused for the sum of the weights counts as a
+    /// context until it returns.
     #[inline]
     pub(super) fn take(&self, weight: u64) -> Result<(), InsertRefused> {
         if self.weight.as_ref().is_some_and(|limit| weight > limit.0.most) {
@@ -112,7 +113,7 @@ impl Quota {
         Ok(())
     }
 
-    /// Undoes [`take`](Self::take).
+    /// Reverses [`take`](Self::take).
     #[inline]
     pub(super) fn give_back(&self, weight: u64) {
         self.give_back_context();
@@ -127,7 +128,7 @@ impl Quota {
         }
     }
 
-    /// The number of contexts, if it is limited; and the sum of weights, if that is.
+    /// Returns the number of contexts and the sum of the weights, each if it is limited.
     pub(super) fn usage(&self) -> (Option<u64>, Option<u64>) {
         let used = |limit: &Option<Box<Limit>>| limit.as_ref().map(|limit| limit.used());
         (used(&self.contexts), used(&self.weight))

@@ -1,6 +1,6 @@
-//! What is done with dead slots when their grace period is over, and how that is waited for.
+//! Reclaim: drops the values of dead slots after their grace period, and makes the slots vacant.
 //!
-//! The stages, and the invariants, are those of [`limbo`](super::retire).
+//! [`retire`](super::retire) describes the stages and the invariants.
 
 use std::ptr::NonNull;
 
@@ -17,16 +17,16 @@ use super::panics::{Payload, caught};
 use super::retire_list::{BATCH, EMPTY, Walk};
 use super::slab::{NotLive, SLOTS, Slab, SlabPtr};
 
-/// What [`Core::finish`] did with a dead slot.
+/// The state in which [`Core::finish`] left a dead slot.
 enum Finished {
     Vacant,
-    /// Its index will not be used again.
-    Retired,
+    /// Its generations are used up, so its index will not be used again.
+    Exhausted,
 }
 
 impl<T: Send + Sync + 'static> Core<T> {
-    /// Reclaims what has waited for long enough, and starts a grace period for the rest. Never
-    /// blocks on one. Returns how many slots came free.
+    /// Reclaims the slots in the waiting lists if their grace period has ended, and starts a grace
+    /// period for the others. Never blocks for a grace period. Returns how many slots it reclaimed.
     pub(super) fn advance(&self) -> usize {
         let mut state = self.lock();
         if state.reclaiming {
@@ -47,14 +47,14 @@ impl<T: Send + Sync + 'static> Core<T> {
         reclaiming.run()
     }
 
-    /// [`advance`](Self::advance) until everything that was removed before this call is out of the
-    /// lists. Blocks for grace periods, and for another thread that reclaims.
+    /// Advances until every slot that was dead before this call has left the lists. Returns how many
+    /// slots this thread reclaimed. Blocks for grace periods, and for another thread that reclaims.
     pub(super) fn flush(&self) -> Result<usize, WaitError> {
         if rcu::is_pinned() {
             return Err(WaitError::Pinned);
         }
         let mut vacated = 0;
-        // What waits already, and what the lists have filled with meanwhile.
+        // Twice: for the waiting lists, and for the filling lists, which wait after that.
         for _ in 0..2 {
             let mut state = self.lock_reclaimed()?;
             let send = self.close_lists(&mut state);
@@ -64,7 +64,7 @@ impl<T: Send + Sync + 'static> Core<T> {
                 self.queue_callback();
             }
             let Some(period) = waiting else { break };
-            // Others may reclaim it meanwhile.
+            // Another thread may reclaim the lists meanwhile.
             if !period.poll() {
                 rcu::synchronize()?;
             }
@@ -76,7 +76,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         Ok(vacated)
     }
 
-    /// The lock, at a moment when nobody reclaims. Blocks until then.
+    /// Locks the state while no thread reclaims. Blocks until then.
     fn lock_reclaimed(&self) -> Result<WordGuard<'_, State<T>>, WaitError> {
         loop {
             let state = self.lock();
@@ -91,7 +91,8 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
     }
 
-    /// Reclaims the slots in the `waiting` lists, which are the caller's.
+    /// Reclaims the slots in the waiting lists, which belong to the calling thread. Returns how many
+    /// there were.
     fn reclaim(&self) -> usize {
         self.restart_sections();
         let mut vacated = Vacated::new(self);
@@ -114,30 +115,30 @@ impl<T: Send + Sync + 'static> Core<T> {
         vacated.total
     }
 
-    /// After this no count of a slot that was dead before is open to a section.
+    /// Restarts rseq sections. After this, no section changes the count of a slot that was dead before.
     pub(super) fn restart_sections(&self) {
-        // Ordering: Acquire pairs with the Release in `make_refs`; a count that is made after this
-        // never had a reference of a slot that was dead before.
+        // Ordering: Acquire pairs with the Release in `make_refs`. Counts that are made after this load
+        // never had a reference to a slot that was dead before.
         if self.has_refs.load(Ordering::Acquire) {
             step!("fold: no section still counts", heavy_rseq());
         }
     }
 
-    /// Folds a dead slot's count; vacates the slot if nobody has a reference.
+    /// Folds a dead slot's count. Drops the value and vacates the slot if there is no reference.
     #[inline]
     pub(super) fn fold(
         &self,
         slab: SlabPtr<T>,
         index: u32,
-        gone: NotLive,
+        state: NotLive,
         vacated: &mut Vacated<'_, T>,
     ) {
-        // SAFETY: invariant 4 of `slab`: the slot is dead, and used until its vacancy.
+        // SAFETY: invariant 4 of `slab`: a dead slot is used until it is vacant.
         let it = unsafe { slab.as_ref() };
         if let Some(refs) = it.refs() {
-            // First, as the last reference may be put as soon as the count is folded.
-            // Ordering: Release pairs with the Acquire in `is_reclaimed`.
-            it.slot(index).state.store(gone.referenced().bits(), Ordering::Release);
+            // Before the fold: the last reference may be put as soon as the count is folded.
+            // Ordering: Release pairs with the Acquire in `Core::not_live`; the state is all it carries.
+            it.slot(index).state.store(state.referenced().bits(), Ordering::Release);
             // Ordering: Relaxed; a statistic.
             self.counters.referenced.fetch_add(1, Ordering::Relaxed);
             if !check!("fold: no reference is left", refs.fold(index as usize % SLOTS)) {
@@ -150,7 +151,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             self.counters.panics.fetch_add(1, Ordering::Relaxed);
             drop_payload(payload);
         }
-        vacated.add(slab, index, self.finish(it, index, gone));
+        vacated.add(slab, index, self.finish(it, index, state));
         drop(self.waiters.take_slot(index));
     }
 
@@ -159,76 +160,78 @@ impl<T: Send + Sync + 'static> Core<T> {
             return Ok(());
         }
         let slot = slab.slot(index);
-        // SAFETY: dead for a grace period and without a reference, and ours: invariant 3.
+        // SAFETY: the slot was dead for a grace period and has no reference; only this thread drops the
+        // value (invariant 3).
         caught(|| unsafe { slot.drop_value() })
     }
 
-    /// The end of a slot's life: its count is open again, its state vacant.
-    fn finish(&self, slab: &Slab<T>, index: u32, gone: NotLive) -> Finished {
+    /// Opens the count of a slot again and makes its state vacant.
+    fn finish(&self, slab: &Slab<T>, index: u32, state: NotLive) -> Finished {
         if let Some(refs) = slab.refs() {
             refs.open(index as usize % SLOTS);
         }
-        // Ordering: Release pairs with the Acquire of whoever asks whether it is reclaimed; it
-        // carries the drop.
-        slab.slot(index).state.store(NotLive::vacant(gone.next()).bits(), Ordering::Release);
-        if gone.next() < self.limits.generations { Finished::Vacant } else { Finished::Retired }
+        // Ordering: Release pairs with the Acquire in `Core::not_live` and in `is_clear`; it carries the
+        // drop of the value.
+        slab.slot(index).state.store(NotLive::vacant(state.next()).bits(), Ordering::Release);
+        if state.next() < self.limits.generations { Finished::Vacant } else { Finished::Exhausted }
     }
 
-    /// The last reference to a dead slot was put: drops the value and vacates the slot.
+    /// Drops the value of a dead slot and vacates the slot, after the last reference was put.
     ///
     /// # Panics
     ///
-    /// With the panic of the value's drop.
+    /// Panics if the drop of the value does, after the slot was vacated.
     ///
     /// # Safety
     ///
-    /// `this` is a live core, which the dead slot keeps until it is vacant. A pointer, as for
-    /// [`end`](Self::end): another thread may free the core before this returns.
+    /// `this` is the core of `slab`, and the calling thread has put the last reference to the dead slot
+    /// `index`. The slot keeps the core alive until it is vacant. `this` is a pointer because another
+    /// thread may free the core before this returns.
     #[cold]
     pub(super) unsafe fn last_put(this: NonNull<Self>, slab: SlabPtr<T>, index: u32) {
-        // SAFETY: the slot keeps it until the guard below is there. It is not used after the end.
+        // SAFETY: the dead slot keeps the core until `guard` is pinned, which keeps it from then on
+        // (invariant 3 of the core). It is not used after `end`.
         let core = unsafe { this.as_ref() };
-        // Invariant 3 of the core: the table may be gone, and with it the borrow.
-        // SAFETY: invariant 4 of `slab`: the slot is dead, and used until its vacancy.
+        // SAFETY: invariant 4 of `slab`: a dead slot is used until it is vacant.
         let it = unsafe { slab.as_ref() };
         // Ordering: Relaxed; the count of references orders it.
         let state = it.slot(index).state.load(Ordering::Relaxed);
-        let Some(gone) = NotLive::read(state) else {
-            debug_assert!(false, "{index} is live, and nobody has a reference");
+        let Some(state) = NotLive::read(state) else {
+            debug_assert!(false, "{index} is live, and its last reference was put");
             return;
         };
         let dropped = dropping(core.address(), || core.drop_value(it, index));
         let guard = rcu::pin();
         let mut vacated = Vacated::new(core);
-        vacated.add(slab, index, core.finish(it, index, gone));
+        vacated.add(slab, index, core.finish(it, index, state));
         let woken = core.waiters.take_slot(index);
         // Ordering: Relaxed; a statistic.
         core.counters.referenced.fetch_sub(1, Ordering::Relaxed);
         vacated.give_back();
         let threads = core.waiters.take_threads();
-        // SAFETY: the guard is from before the slot was vacated.
+        // SAFETY: the guard was pinned before the slot was vacated.
         unsafe { Self::end(this, guard) };
-        drop((woken, threads)); // wakers run without the guard
+        drop((woken, threads)); // wakes without the guard
         if let Err(panic) = dropped {
             std::panic::resume_unwind(panic);
         }
     }
 }
 
-/// The right to the `waiting` lists: invariant 2 of [`limbo`](super::retire).
+/// Ownership of the waiting lists: invariant 2 of [`retire`](super::retire).
 struct Reclaiming<'a, T: Send + Sync + 'static> {
     core: &'a Core<T>,
     done: bool,
 }
 
 impl<'a, T: Send + Sync + 'static> Reclaiming<'a, T> {
-    /// Nobody has it, and something is waiting.
+    /// Takes the waiting lists, which are not empty and which no thread owns.
     fn begin(core: &'a Core<T>, mut state: WordGuard<'a, State<T>>) -> Self {
         state.reclaiming = true;
         Self { core, done: false }
     }
 
-    /// Reclaims what waits, whose grace period is over.
+    /// Reclaims the slots in the waiting lists, whose grace period has ended. Returns how many there were.
     fn run(&mut self) -> usize {
         let vacated = dropping(self.core.address(), || self.core.reclaim());
         self.done = true;
@@ -237,7 +240,7 @@ impl<'a, T: Send + Sync + 'static> Reclaiming<'a, T> {
 }
 
 impl<T: Send + Sync + 'static> Drop for Reclaiming<'_, T> {
-    /// Gives the lists back to the lock.
+    /// Returns the lists to the lock.
     fn drop(&mut self) {
         let core = self.core;
         let mut state = core.lock();
@@ -253,21 +256,21 @@ impl<T: Send + Sync + 'static> Drop for Reclaiming<'_, T> {
             core.queue_callback();
         }
         if dropped {
-            // SAFETY: the caller of `begin` has a borrow of the table, or is the tick. Both keep the
-            // core until after this.
+            // SAFETY: the caller of `begin` borrows the table, or is the reclaim callback. Both keep the
+            // core until after this call.
             unsafe { Core::end(core.this(), rcu::pin()) };
         }
         core.waiters.notify();
     }
 }
 
-/// Slots to be given back together, so that the lock is taken once for some.
+/// Reclaimed slots that become vacant together, under one lock.
 pub(super) struct Vacated<'a, T: Send + Sync + 'static> {
     core: &'a Core<T>,
     slots: [Option<(SlabPtr<T>, u64)>; BATCH],
     number: usize,
-    retired: u64,
-    /// In `slots`, and retired.
+    exhausted: u64,
+    /// The number of reclaimed slots that `State::dead` still counts.
     dead: u64,
     total: usize,
     empties_queue: bool,
@@ -279,7 +282,7 @@ impl<'a, T: Send + Sync + 'static> Vacated<'a, T> {
             core,
             slots: [None; BATCH],
             number: 0,
-            retired: 0,
+            exhausted: 0,
             dead: 0,
             total: 0,
             empties_queue: true,
@@ -292,8 +295,8 @@ impl<'a, T: Send + Sync + 'static> Vacated<'a, T> {
         }
         self.total += 1;
         self.dead += 1;
-        if let Finished::Retired = finished {
-            self.retired += 1;
+        if let Finished::Exhausted = finished {
+            self.exhausted += 1;
             return;
         }
         let bit = 1 << (index as usize % SLOTS);
@@ -307,7 +310,7 @@ impl<'a, T: Send + Sync + 'static> Vacated<'a, T> {
         self.number += 1;
     }
 
-    /// Gives all back, and with them what is in the queue of vacant slots, which may be higher.
+    /// Makes all slots vacant, and also those in the queue of vacant slots, which may be higher.
     pub(super) fn give_back(&mut self) {
         self.empties_queue = true;
         self.give_back_some();
@@ -315,15 +318,15 @@ impl<'a, T: Send + Sync + 'static> Vacated<'a, T> {
 
     fn give_back_some(&mut self) {
         let mut batch = Batch::new();
-        // The queue is emptied at the begin and at the end: in between others may refill it with what
-        // is the lowest at that time.
+        // The queue is emptied in the first and in the last call. Between them, inserts may refill it
+        // with the lowest vacant slots of that time.
         let empties_queue = std::mem::take(&mut self.empties_queue);
         let slots = &mut self.slots[..self.number];
         self.number = 0;
         let mut state = self.core.lock();
         let slots = slots.iter_mut().filter_map(Option::take);
         self.core.vacate(&mut state, slots, empties_queue, &mut batch);
-        state.exhaust(std::mem::take(&mut self.retired));
+        state.exhaust(std::mem::take(&mut self.exhausted));
         state.dead = state.dead.saturating_sub(std::mem::take(&mut self.dead));
     }
 }

@@ -1,10 +1,9 @@
-//! References that outlive a guard.
+//! Counted references to contexts, which outlive a guard.
 //!
-//! A reference is counted in a [`RefBlock`], 64 counts that a slab gets with its first reference: one
-//! word for each slot on each CPU, changed by an rseq section that tests the slot's state in the same
-//! breath. So taking and putting a reference of a live context writes nothing that another CPU
-//! writes. The count is folded once, when the removed context is reclaimed ([`limbo`](super::retire));
-//! after that the last put drops the context.
+//! The first reference to a slab allocates a [`RefBlock`] with a count for each of its 64 slots: one word
+//! on each CPU. An rseq section changes the word and tests the slot's state atomically. So get and put of
+//! a reference to a live context write no memory that another CPU writes. The count is folded when the
+//! removed context is reclaimed ([`retire`](super::retire)); after that the last put drops the context.
 
 use std::fmt;
 use std::future::Future;
@@ -24,70 +23,83 @@ use super::ctx_table::CtxTable;
 use super::error::{GetRefError, InsertError, WaitError};
 use super::id::Id;
 use super::slab::{SLOTS, Slab, SlabPtr, Slot};
-use super::waiters::{Place, Waiters};
+use super::waiters::{Registration, Waiters};
 
-/// A counted reference to a context: keeps it, and the memory it is in, until it is dropped.
+/// A counted reference to a context, which keeps the context until the reference is dropped.
 ///
-/// Not tied to a guard, nor to the table: it may go to other threads and live across `.await`. The
-/// context may be removed meanwhile ([`is_removed`](Self::is_removed)), and the table dropped; the
-/// last reference then drops the context.
+/// It borrows neither a guard nor the table, so it can move to other threads and live across `.await`. If
+/// the context is removed ([`is_removed`](Self::is_removed)), or the table dropped, the last reference drops
+/// the context.
 ///
-/// Cloning and dropping are wait-free and write to this CPU's memory only, while the context is live.
+/// While the context is live, clone and drop are wait-free and write to memory of this CPU only.
+///
+/// ```
+/// use radix_ctx::{CtxRef, CtxTable};
+///
+/// let table = CtxTable::new();
+/// let id = table.insert(String::from("alice"))?;
+/// let alice = table.get_ref(id)?;
+/// let worker = std::thread::spawn(move || alice.len());
+/// assert_eq!(worker.join().unwrap(), 5);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Panics
 ///
-/// Its drop, with the panic of the context's drop, if this is the last reference of a removed one.
+/// The drop of the last reference to a removed context panics if the drop of the context does.
 pub struct CtxRef<T: Send + Sync + 'static> {
     slab: SlabPtr<T>,
     id: Id,
     _shares: PhantomData<std::sync::Arc<T>>,
 }
 
-// SAFETY: a `CtxRef` gives `&T` and drops the `T` on the thread that drops the last one, so both are
-// asked of `T`, as for an `Arc`.
+// SAFETY: a `CtxRef` gives access to a `&T`, and the last one drops the `T` on its thread, so `T` must be
+// `Send` and `Sync`, as for an `Arc`.
 unsafe impl<T: Send + Sync + 'static> Send for CtxRef<T> {}
-// SAFETY: as above.
+// SAFETY: a `&CtxRef` can be cloned on another thread, so `T` must be `Send` and `Sync`, as for an `Arc`.
 unsafe impl<T: Send + Sync + 'static> Sync for CtxRef<T> {}
 
 impl<T: Send + Sync + 'static> CtxTable<T> {
-    /// A counted reference to the context of `id`.
+    /// Takes a counted reference to the context of `id`.
     ///
-    /// Wait-free, and writes to this CPU's memory only; but the first one to a context or its
-    /// neighbours blocks shortly on the table's lock, and allocates their counts.
+    /// Wait-free, and writes to memory of this CPU only. The first reference to a context or its 63
+    /// neighbours blocks shortly on the table's lock and allocates their counts.
     ///
     /// # Errors
     ///
-    /// [`GetRefError::Lookup`] if the id leads to nothing; the others only for a first reference.
+    /// [`GetRefError::Lookup`] if the id names no live context, [`GetRefError::Alloc`] if there is no memory
+    /// for the counts.
     #[inline]
     pub fn get_ref(&self, id: Id) -> Result<CtxRef<T>, GetRefError> {
         let _guard = rcu::pin();
         let core = self.core();
-        // SAFETY: the guard.
+        // SAFETY: `_guard` is an RCU guard.
         let Some(slab) = (unsafe { core.slabs.slab(id.index()) }) else {
-            // SAFETY: the guard.
+            // SAFETY: `_guard` is an RCU guard.
             return Err(GetRefError::Lookup(unsafe { core.slabs.lookup_error(id) }));
         };
         let Some(refs) = slab.refs() else {
-            // SAFETY: the guard.
+            // SAFETY: `_guard` is an RCU guard.
             return unsafe { self.get_first_ref(id) };
         };
         let state = &slab.slot(id.index()).state;
-        // Compares the state with the id. The guard keeps the count from being folded and opened
-        // again meanwhile.
+        // The state is the gate of the count, which is open while it equals the id. The guard keeps the
+        // count from being folded and opened again meanwhile.
         if refs.try_get(number(id), state, id.to_bits()) {
             Ok(CtxRef { slab: NonNull::from(slab), id, _shares: PhantomData })
         } else {
-            // SAFETY: the guard.
+            // SAFETY: `_guard` is an RCU guard.
             Err(GetRefError::Lookup(unsafe { core.slabs.lookup_error(id) }))
         }
     }
 
-    /// [`insert`](Self::insert), and a counted reference to what was inserted: nobody can remove it in
-    /// between.
+    /// Inserts a context and returns a counted reference to it. No other thread can remove the context
+    /// before the reference is taken.
     ///
     /// # Errors
     ///
-    /// As `insert`; [`Alloc`](super::InsertRefused::Alloc) also for want of memory for the counts.
+    /// The errors of [`insert`](Self::insert); [`Alloc`](super::InsertRefused::Alloc) also if there is no
+    /// memory for the counts.
     pub fn insert_ref(&self, value: T) -> Result<CtxRef<T>, InsertError<T>> {
         let core = self.core();
         let claim = match core.admit(0, u32::MAX, 1) {
@@ -95,7 +107,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
             Err(reason) => return Err(InsertError::new(value, reason)),
         };
         let (id, slab) = (claim.id(), claim.slab());
-        // SAFETY: invariant 4 of `slab`: the claim's slot is used.
+        // SAFETY: invariant 4 of `slab`: the claimed slot is used.
         let it = unsafe { slab.as_ref() };
         let refs = match it.refs().map_or_else(|| core.make_refs(it), Ok) {
             Ok(refs) => refs,
@@ -105,28 +117,27 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
                 return Err(InsertError::new(value, error.into()));
             }
         };
-        // The count is open and the state is not the id yet: counted like one more after a removal.
+        // The count is open, and the state is not the id yet: `get_more` counts in the atomic.
         refs.get_more(number(id), &it.slot(id.index()).state, id.to_bits());
         claim.fill(value, 1);
         Ok(CtxRef { slab, id, _shares: PhantomData })
     }
 
-    /// Removes a context, and gives a counted reference to it, by which the caller can go on using
-    /// what nobody finds any more.
+    /// Removes a context and returns a counted reference to it.
     ///
-    /// The context is dropped when this and every other reference is gone. Of several threads that
-    /// take or remove the same context one succeeds.
+    /// The context is dropped when this and every other reference is dropped. One of several threads that
+    /// take or remove the same context succeeds.
     ///
     /// # Errors
     ///
-    /// As [`get_ref`](Self::get_ref); nothing was removed.
+    /// The errors of [`get_ref`](Self::get_ref); no context was removed.
     pub fn take(&self, id: Id) -> Result<CtxRef<T>, GetRefError> {
         let taken = self.get_ref(id)?;
         self.remove(id)?;
         Ok(taken)
     }
 
-    /// [`get_ref`](Self::get_ref) where the counts are not made yet.
+    /// Takes a reference after it has made the counts of the slab.
     ///
     /// # Safety
     ///
@@ -135,8 +146,8 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     #[inline(never)]
     unsafe fn get_first_ref(&self, id: Id) -> Result<CtxRef<T>, GetRefError> {
         let core = self.core();
-        // SAFETY: the caller's guard.
-        let (slab, _) = unsafe { core.slabs.find(id) }?; // no counts for an id that leads to nothing
+        // SAFETY: the caller holds a guard.
+        let (slab, _) = unsafe { core.slabs.find(id) }?; // makes no counts for a wrong id
         core.make_refs(slab)?;
         self.get_ref(id)
     }
@@ -151,7 +162,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     fn make_refs<'a>(&self, slab: &'a Slab<T>) -> Result<&'a RefBlock, GetRefError> {
         let _state = self.lock();
         let refs = slab.make_refs().map_err(GetRefError::Alloc)?;
-        // Ordering: Release pairs with the Acquire in `restart_sections`.
+        // Ordering: Release pairs with the Acquire in `restart_sections`; it carries the counts.
         self.has_refs.store(true, Ordering::Release);
         Ok(refs)
     }
@@ -160,7 +171,7 @@ impl<T: Send + Sync + 'static> Core<T> {
 impl<T: Send + Sync + 'static> CtxRef<T> {
     #[inline(always)]
     fn slab(&self) -> &Slab<T> {
-        // SAFETY: invariant 4 of `slab`: our reference keeps its slot used.
+        // SAFETY: invariant 4 of `slab`: the reference keeps its slot used.
         unsafe { self.slab.as_ref() }
     }
 
@@ -171,84 +182,87 @@ impl<T: Send + Sync + 'static> CtxRef<T> {
 
     #[inline(always)]
     fn refs(&self) -> &RefBlock {
-        self.slab().refs().expect("made before the first reference")
+        self.slab().refs().expect("the counts are made before the first reference")
     }
 
     fn waiters(&self) -> &Waiters {
-        // SAFETY: our slot is used, which keeps the core.
+        // SAFETY: the reference keeps its slot used, and a used slot keeps the core.
         unsafe { &(*Core::of(self.slab()).as_ptr()).waiters }
     }
 
-    /// What the context is, or was, named.
+    /// Returns the id of the context.
     #[inline]
     #[must_use]
     pub fn id(this: &Self) -> Id {
         this.id
     }
 
-    /// Whether the context was removed: there will be no new references but clones. Wait-free.
+    /// Returns whether the context was removed, so that only clones make new references. Wait-free.
     #[inline]
     #[must_use]
     pub fn is_removed(this: &Self) -> bool {
-        // Ordering: Acquire pairs with the Release of the removal; it carries what was done before.
+        // Ordering: Acquire pairs with the Release in `Slot::kill`; it carries what the removing thread
+        // did before.
         this.slot().state.load(Ordering::Acquire) != this.id.to_bits()
     }
 
-    /// Blocks until `look` gives something, or the context is removed.
+    /// Blocks until `condition` returns a value, or the context is removed.
     ///
-    /// `look` is called again after each [`notify`](Self::notify), and whenever the table notifies
-    /// somebody else; under no lock and no guard, so it may do with the table what it likes. Each call
-    /// that changes something of the table has it called again.
+    /// `condition` is called again after each [`notify`](Self::notify), and after other changes of the table.
+    /// No lock and no guard is held then, so it may use the table.
     ///
     /// # Errors
     ///
-    /// [`WaitError::Removed`]; `look` has given nothing by then, and is not asked any more.
-    /// [`WaitError::Pinned`] if this thread holds an RCU guard: the wait would hold up every grace
+    /// [`WaitError::Removed`] if the context is removed before `condition` returns a value.
+    /// [`WaitError::Pinned`] if the calling thread holds an RCU guard: the wait would delay every grace
     /// period.
-    pub fn wait_until<R>(this: &Self, look: impl FnMut(&T) -> Option<R>) -> Result<R, WaitError> {
-        Self::wait_deadline(this, None, look)
+    pub fn wait_until<R>(
+        this: &Self,
+        condition: impl FnMut(&T) -> Option<R>,
+    ) -> Result<R, WaitError> {
+        Self::wait_deadline(this, None, condition)
     }
 
-    /// [`wait_until`](Self::wait_until), for `timeout` at most.
+    /// Blocks like [`wait_until`](Self::wait_until), for `timeout` at most.
     ///
     /// # Errors
     ///
-    /// As there, and [`WaitError::TimedOut`].
+    /// The errors of `wait_until`, and [`WaitError::TimedOut`].
     pub fn wait_timeout<R>(
         this: &Self,
         timeout: Duration,
-        look: impl FnMut(&T) -> Option<R>,
+        condition: impl FnMut(&T) -> Option<R>,
     ) -> Result<R, WaitError> {
-        Self::wait_deadline(this, Instant::now().checked_add(timeout), look)
+        Self::wait_deadline(this, Instant::now().checked_add(timeout), condition)
     }
 
     fn wait_deadline<R>(
         this: &Self,
         deadline: Option<Instant>,
-        mut look: impl FnMut(&T) -> Option<R>,
+        mut condition: impl FnMut(&T) -> Option<R>,
     ) -> Result<R, WaitError> {
         if rcu::is_pinned() {
             return Err(WaitError::Pinned);
         }
-        let waited = this.waiters().wait(deadline, || match look(this) {
+        let waited = this.waiters().wait(deadline, || match condition(this) {
             Some(got) => Some(Ok(got)),
             None => Self::is_removed(this).then_some(Err(WaitError::Removed)),
         });
         waited.unwrap_or(Err(WaitError::TimedOut))
     }
 
-    /// Wakes who waits for something of a context of this table. Wait-free while nobody does.
+    /// Wakes the threads and tasks that wait for a context of this table. Wait-free while none does.
     pub fn notify(this: &Self) {
         this.waiters().notify();
     }
 
-    /// Is ready when the context is removed.
+    /// Returns a future that is ready when the context is removed.
     pub fn removed(this: &Self) -> Killed<T> {
-        Killed { of: this.clone(), place: Place::default() }
+        Killed { of: this.clone(), registration: Registration::default() }
     }
 }
 
-// As for an `Arc`.
+// The bounds are those of an `Arc`.
 impl<T: RefUnwindSafe + Send + Sync + 'static> UnwindSafe for CtxRef<T> {}
 impl<T: RefUnwindSafe + Send + Sync + 'static> RefUnwindSafe for CtxRef<T> {}
 
@@ -257,7 +271,7 @@ impl<T: Send + Sync + 'static> Deref for CtxRef<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: our reference keeps it from being dropped.
+        // SAFETY: the reference keeps the value from being dropped.
         unsafe { self.slot().value() }
     }
 }
@@ -274,12 +288,12 @@ impl<T: Send + Sync + 'static> Drop for CtxRef<T> {
     #[inline]
     fn drop(&mut self) {
         let (refs, state) = (self.refs(), &self.slot().state);
-        // SAFETY: our reference, put once; nothing of the slab is used after it unless it was the
-        // last, and the slot therefore ours.
+        // SAFETY: this reference is put once. The slab is not used after the put, unless this was the last
+        // reference and the dead slot therefore belongs to this thread.
         let last = unsafe { RefBlock::put(refs, number(self.id), state, self.id.to_bits()) };
         if last {
             let core = Core::of(self.slab());
-            // SAFETY: the slot is used until it is vacated, and that keeps the core.
+            // SAFETY: this thread has put the last reference to the dead slot, which keeps the core.
             unsafe { Core::last_put(core, self.slab, self.id.index()) };
         }
     }
@@ -297,12 +311,13 @@ impl<T: Send + Sync + fmt::Display + 'static> fmt::Display for CtxRef<T> {
     }
 }
 
-/// Ready when a context is removed; holds a reference to it. From [`CtxRef::removed`].
+/// A future that is ready when a context is removed. Holds a reference to it. Returned by
+/// [`CtxRef::removed`].
 #[derive(Debug)]
 #[must_use = "a future does nothing unless it is polled"]
 pub struct Killed<T: Send + Sync + 'static> {
     of: CtxRef<T>,
-    place: Place,
+    registration: Registration,
 }
 
 impl<T: Send + Sync + 'static> Future for Killed<T> {
@@ -314,12 +329,13 @@ impl<T: Send + Sync + 'static> Future for Killed<T> {
             return Poll::Ready(());
         }
         let index = this.of.id.index();
-        let registered = this.of.waiters().register(&mut this.place, Some(index), context.waker());
+        let registered =
+            this.of.waiters().register(&mut this.registration, Some(index), context.waker());
         if CtxRef::is_removed(&this.of) {
             return Poll::Ready(());
         }
         if !registered {
-            context.waker().wake_by_ref(); // no memory to be woken by: look again soon
+            context.waker().wake_by_ref(); // no memory for the waker: polls again soon
         }
         Poll::Pending
     }
@@ -327,6 +343,6 @@ impl<T: Send + Sync + 'static> Future for Killed<T> {
 
 impl<T: Send + Sync + 'static> Drop for Killed<T> {
     fn drop(&mut self) {
-        self.of.waiters().leave(&mut self.place);
+        self.of.waiters().leave(&mut self.registration);
     }
 }

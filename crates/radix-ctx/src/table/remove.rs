@@ -1,4 +1,4 @@
-//! How contexts go, and how that is waited for.
+//! Removals, and waits for the drop of removed contexts.
 
 use std::cell::Cell;
 use std::fmt;
@@ -17,23 +17,21 @@ use super::error::{RemoveError, WaitError};
 use super::id::Id;
 use super::slab::{NotLive, SLAB_BITS};
 use super::slab_tree::LAST_KEY;
-use super::waiters::Place;
+use super::waiters::Registration;
 
 impl<T: Send + Sync + 'static> CtxTable<T> {
-    /// Removes a context: from now on every lookup of `id` fails, for ever.
+    /// Removes a context. Every later lookup of `id` fails.
     ///
-    /// Of several threads that remove the same context one succeeds. Who found the context before
-    /// goes on using it; it is dropped when there is no reader left and no reference, by whoever
-    /// moves reclaim on then: a later removal or insert, [`poll`](Self::poll),
-    /// [`flush`](Self::flush), or RCU on its own occasions (see [`crate::rcu::Bounds`]). To wait for
-    /// that, ask the [`Removal`]; to drop it waits for nothing.
+    /// One of several threads that remove the same context succeeds. Readers that found the context before
+    /// can go on using it. It is dropped when no reader and no reference is left, by a later removal or
+    /// insert, by [`poll`](Self::poll) or [`flush`](Self::flush), or by RCU (see [`crate::rcu::Bounds`]). The
+    /// [`Removal`] can wait for the drop; dropping the `Removal` waits for nothing.
     ///
-    /// Lock-free, and allocates nothing, but for every thousandth or so, which reclaims what others
-    /// have removed.
+    /// Lock-free, and does not allocate, except that about one call in a thousand reclaims removed contexts.
     ///
     /// # Errors
     ///
-    /// As [`get`](Self::get).
+    /// The errors of [`get`](Self::get).
     #[inline]
     pub fn remove(&self, id: Id) -> Result<Removal<'_, T>, RemoveError> {
         let core = self.core();
@@ -43,16 +41,16 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         Ok(Removal { core, id })
     }
 
-    /// Removes every context, and waits until all of them are dropped: one grace period, whatever
-    /// their number. Returns how many there were.
+    /// Removes every context, and waits until all of them are dropped. Returns how many there were.
     ///
-    /// Contexts that are inserted meanwhile may be removed or not; the table can be used on.
+    /// Contexts that are inserted meanwhile may be removed or not. The table can be used afterwards.
     ///
-    /// Blocks: for readers, and until the last [`CtxRef`](super::CtxRef) of each context is gone.
+    /// Blocks for one grace period, whatever the number of contexts, and until the last
+    /// [`CtxRef`](super::CtxRef) of each context is dropped.
     ///
     /// # Errors
     ///
-    /// [`WaitError::Pinned`], [`WaitError::InDrop`]: nothing was removed.
+    /// [`WaitError::Pinned`] or [`WaitError::InDrop`]; no context was removed.
     pub fn close_all(&self) -> Result<usize, WaitError> {
         self.core().may_wait()?;
         let mut closing = self.kill_all();
@@ -60,18 +58,18 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         Ok(closing.len())
     }
 
-    /// Removes every context and waits for none. Blocks on no reader.
+    /// Removes every context. Does not wait for readers.
     pub fn kill_all(&self) -> Closing<'_, T> {
         let core = self.core();
         let mut killed = 0;
         let mut from = 0;
-        let last = core.slabs.last_key(); // others may insert above it for ever
+        let last = core.slabs.last_key(); // bounds the loop: other threads may insert above it
         loop {
             let guard = rcu::pin();
             let Some((key, slab)) = core.slabs.next_slab(from, last) else { break };
-            // SAFETY: invariant 4 of `slab`: found under the guard.
+            // SAFETY: invariant 4 of `slab`: the slab was found under `guard`.
             let it = unsafe { slab.as_ref() };
-            // SAFETY: the guard.
+            // SAFETY: `guard` is an RCU guard.
             killed += unsafe { core.retire_all(it) };
             drop(guard);
             from = key + 1;
@@ -83,23 +81,23 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         Closing { core, killed, from: 0 }
     }
 
-    /// Moves reclaim on as far as readers let it, and returns how many indexes came free. Never
-    /// blocks on a reader; runs drops of removed contexts.
+    /// Reclaims the removed contexts that no reader uses any more, as far as their grace period has ended.
+    /// Returns how many. Never blocks for a reader. Runs the drops of the contexts.
     pub fn poll(&self) -> usize {
         let core = self.core();
         let vacated = core.advance();
-        // What was only begun, as a grace period, may be over at once.
+        // The first call may have started a grace period, which may have ended at once.
         if vacated == 0 { core.advance() } else { vacated }
     }
 
-    /// Waits until every context that was removed before, and has no reference any more, is dropped;
-    /// returns how many indexes came free by that.
+    /// Waits until every context that was removed before this call is dropped, except those that references
+    /// keep. Returns how many this call dropped.
     ///
     /// Blocks for one or two grace periods.
     ///
     /// # Errors
     ///
-    /// [`WaitError::Pinned`] if this thread holds an RCU guard, [`WaitError::InDrop`] if it is dropping
+    /// [`WaitError::Pinned`] if the calling thread holds an RCU guard, [`WaitError::InDrop`] if it is dropping
     /// a context of this table.
     pub fn flush(&self) -> Result<usize, WaitError> {
         self.core().flush()
@@ -107,23 +105,24 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
 }
 
 impl<T: Send + Sync + 'static> Core<T> {
-    /// Makes a context dead and puts it on a list. True if the lists deserve a look.
+    /// Makes a context dead and adds it to a list. Returns whether the caller must call
+    /// `advance_and_queue`.
     #[inline]
     fn kill(&self, id: Id) -> Result<bool, RemoveError> {
         let guard = rcu::pin();
-        // SAFETY: the guard.
+        // SAFETY: `guard` is an RCU guard.
         let (slab, slot) = unsafe { self.slabs.find(id) }?;
         if !slot.kill(id) {
             return Err(RemoveError::Stale);
         }
-        // SAFETY: killed just now, under the guard.
-        let look = unsafe { self.retire(slab, slot, id) };
+        // SAFETY: this thread has just made the slot dead, under `guard`.
+        let must_advance = unsafe { self.retire(slab, slot, id) };
         drop(guard);
         self.waiters.notify_slot(id.index());
-        Ok(look)
+        Ok(must_advance)
     }
 
-    /// The lock, if this thread may wait for contexts of this table to go.
+    /// Locks the state, if the calling thread may wait for the drop of contexts of this table.
     fn lock_to_wait(&self) -> Result<WordGuard<'_, State<T>>, WaitError> {
         if rcu::is_pinned() {
             return Err(WaitError::Pinned);
@@ -132,33 +131,33 @@ impl<T: Send + Sync + 'static> Core<T> {
         if self.is_in_drop() { Err(WaitError::InDrop) } else { Ok(state) }
     }
 
-    /// Whether this thread may wait for contexts of this table to go.
+    /// Returns an error if the calling thread must not wait for the drop of contexts of this table.
     fn may_wait(&self) -> Result<(), WaitError> {
         self.lock_to_wait().map(drop)
     }
 
-    /// Whether the context of `id`, which was removed, is dropped.
+    /// Returns whether the context of `id`, which was removed, is dropped.
     fn is_reclaimed(&self, id: Id) -> bool {
         let gone = self.not_live(id.index());
         gone.is_none_or(|gone| !(gone.is_dead() && gone.next() == id.generation() + 1))
     }
 
-    /// Whether the context of `id` waits for its last reference, and for nothing else.
+    /// Returns whether references alone keep the context of `id`, which was removed.
     fn is_referenced(&self, id: Id) -> bool {
         self.not_live(id.index())
             .is_some_and(|gone| gone.is_referenced() && gone.next() == id.generation() + 1)
     }
 
-    /// What the slot of an index says, unless it is live or there is none.
+    /// Returns the state of the slot of an index, or `None` if it is live or there is no slot.
     fn not_live(&self, index: u32) -> Option<NotLive> {
         let _guard = rcu::pin();
-        // SAFETY: the guard.
+        // SAFETY: `_guard` is an RCU guard.
         let slab = unsafe { self.slabs.slab(index) }?;
-        // Ordering: Acquire pairs with the Release in `finish`; it carries the drop.
+        // Ordering: Acquire pairs with the Release in `Core::finish`; it carries the drop of the value.
         NotLive::read(slab.slot(index).state.load(Ordering::Acquire))
     }
 
-    /// Blocks until `done`. `blocked`: nothing but a reference is in the way of the next step.
+    /// Blocks until `done` returns true. `blocked` returns whether only a reference keeps it from that.
     fn wait_done(
         &self,
         mut done: impl FnMut() -> bool,
@@ -171,14 +170,14 @@ impl<T: Send + Sync + 'static> Core<T> {
                 break;
             }
             if vacated == 0 {
-                thread::yield_now(); // to who is between a removal and its list
+                thread::yield_now(); // to a thread that has killed a slot and not added it to a list
             }
             self.waiters.wait(None, || (done() || !blocked()).then_some(()));
         }
         Ok(())
     }
 
-    /// [`wait_done`](Self::wait_done) that waits for readers in short steps, for a deadline.
+    /// Waits like [`wait_done`](Self::wait_done), but for `timeout` at most: polls for the readers.
     fn wait_timeout(
         &self,
         timeout: Duration,
@@ -188,7 +187,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         let Some(deadline) = Instant::now().checked_add(timeout) else {
             return self.wait_done(done, blocked);
         };
-        // Readers tell nobody that they leave: ask, seldomer and seldomer.
+        // A reader wakes no waiter when it leaves, so this polls, with growing pauses.
         let mut step = Duration::from_micros(10);
         loop {
             if done() {
@@ -204,7 +203,7 @@ impl<T: Send + Sync + 'static> Core<T> {
                 return Err(WaitError::TimedOut);
             }
             if blocked() {
-                // The last reference tells.
+                // The drop of the last reference wakes it.
                 let unblocked = || (done() || !blocked()).then_some(());
                 self.waiters.wait(Some(deadline), unblocked);
             } else {
@@ -215,11 +214,11 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
     }
 
-    /// One poll of a future that is ready when `done`, of a slot or of the whole table. `blocked`: only
-    /// a reference is in the way.
+    /// Polls a future that is ready when `done` returns true. It waits for `slot`, or for the whole table.
+    /// `blocked` returns whether only a reference keeps it from that.
     fn poll_done(
         &self,
-        place: &mut Place,
+        registration: &mut Registration,
         slot: Option<u32>,
         context: &mut Context<'_>,
         done: impl Fn() -> bool,
@@ -230,12 +229,12 @@ impl<T: Send + Sync + 'static> Core<T> {
             return Poll::Ready(Ok(()));
         }
         self.may_wait()?;
-        let registered = self.waiters.register(place, slot, context.waker());
+        let registered = self.waiters.register(registration, slot, context.waker());
         if done() {
             return Poll::Ready(Ok(()));
         }
         let blocked = blocked();
-        // Readers tell nobody that they leave: look again soon.
+        // A reader wakes no waiter when it leaves, so the task polls again soon.
         if !registered || !blocked {
             context.waker().wake_by_ref();
         }
@@ -243,23 +242,33 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 }
 
-/// A context that was removed; to wait until it is dropped, or not.
+/// A removed context, for a wait until it is dropped. Returned by [`CtxTable::remove`].
 ///
-/// `removal.await` is a [`RemovalFuture`].
+/// `removal.await` waits as a [`RemovalFuture`]. Dropping a `Removal` waits for nothing.
+///
+/// ```
+/// use radix_ctx::CtxTable;
+///
+/// let table = CtxTable::new();
+/// let id = table.insert(Box::new(7))?;
+/// let removal = table.remove(id)?;
+/// removal.wait()?; // no reader and no reference is left: the box is freed
+/// assert!(removal.is_done());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Removal<'a, T: Send + Sync + 'static> {
     core: &'a Core<T>,
     id: Id,
 }
 
 impl<T: Send + Sync + 'static> Removal<'_, T> {
-    /// What was removed.
+    /// Returns the id of the removed context.
     #[must_use]
     pub fn id(&self) -> Id {
         self.id
     }
 
-    /// Whether the context is dropped: no reader has it any more, and nobody a reference. Moves
-    /// reclaim on as [`CtxTable::poll`] does; never blocks.
+    /// Returns whether the context is dropped. Advances reclaim like [`CtxTable::poll`]; never blocks.
     #[must_use]
     pub fn is_done(&self) -> bool {
         if !self.core.is_reclaimed(self.id) {
@@ -272,17 +281,18 @@ impl<T: Send + Sync + 'static> Removal<'_, T> {
     ///
     /// # Errors
     ///
-    /// As [`CtxTable::flush`]. A reference of this thread's own is not seen: that waits for ever.
+    /// The errors of [`CtxTable::flush`]. A reference that the calling thread holds is not noticed: the wait
+    /// for it does not end.
     pub fn wait(&self) -> Result<(), WaitError> {
         let Self { core, id } = self;
         core.wait_done(|| core.is_reclaimed(*id), || core.is_referenced(*id))
     }
 
-    /// Blocks until the context is dropped, or for `timeout`.
+    /// Blocks until the context is dropped, for `timeout` at most.
     ///
     /// # Errors
     ///
-    /// [`WaitError::TimedOut`], and as [`CtxTable::flush`].
+    /// [`WaitError::TimedOut`], and the errors of [`CtxTable::flush`].
     pub fn wait_timeout(&self, timeout: Duration) -> Result<(), WaitError> {
         let Self { core, id } = self;
         core.wait_timeout(timeout, || core.is_reclaimed(*id), || core.is_referenced(*id))
@@ -294,39 +304,39 @@ impl<'a, T: Send + Sync + 'static> IntoFuture for Removal<'a, T> {
     type IntoFuture = RemovalFuture<'a, T>;
 
     fn into_future(self) -> RemovalFuture<'a, T> {
-        RemovalFuture { removal: self, place: Place::default() }
+        RemovalFuture { removal: self, registration: Registration::default() }
     }
 }
 
-/// Ready when a removed context is dropped. From [`Removal`].
+/// A future that is ready when a removed context is dropped. Made from a [`Removal`].
 ///
-/// Polled again and again while readers are in the way, which tell nobody that they leave; it sleeps
-/// while it waits for references.
+/// While readers use the context, the task is polled repeatedly, because a reader wakes no task when it
+/// leaves. While only references keep it, the task sleeps.
 ///
 /// # Errors
 ///
-/// As [`Removal::wait`], found when it is polled: a poll never waits, but one with an RCU guard held, or
-/// from a drop of a context, may be what it is waited for.
+/// The errors of [`Removal::wait`], returned by the poll: a task that polls with an RCU guard, or in the
+/// drop of a context, may be what it waits for.
 #[derive(Debug)]
 #[must_use = "a future does nothing unless it is polled"]
 pub struct RemovalFuture<'a, T: Send + Sync + 'static> {
     removal: Removal<'a, T>,
-    place: Place,
+    registration: Registration,
 }
 
 impl<T: Send + Sync + 'static> Future for RemovalFuture<'_, T> {
     type Output = Result<(), WaitError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { removal: Removal { core, id }, place } = self.get_mut();
+        let Self { removal: Removal { core, id }, registration } = self.get_mut();
         let (done, blocked) = (|| core.is_reclaimed(*id), || core.is_referenced(*id));
-        core.poll_done(place, Some(id.index()), context, done, blocked)
+        core.poll_done(registration, Some(id.index()), context, done, blocked)
     }
 }
 
 impl<T: Send + Sync + 'static> Drop for RemovalFuture<'_, T> {
     fn drop(&mut self) {
-        self.removal.core.waiters.leave(&mut self.place);
+        self.removal.core.waiters.leave(&mut self.registration);
     }
 }
 
@@ -336,32 +346,32 @@ impl<T: Send + Sync + 'static> fmt::Debug for Removal<'_, T> {
     }
 }
 
-/// All contexts of a table, removed; to wait until they are dropped, or not. From
+/// The removed contexts of a table, for a wait until they are dropped. Returned by
 /// [`CtxTable::kill_all`].
 ///
-/// Contexts that others remove meanwhile may be waited for as well. `closing.await` is a
+/// A wait may include contexts that other threads remove meanwhile. `closing.await` waits as a
 /// [`ClosingFuture`].
 pub struct Closing<'a, T: Send + Sync + 'static> {
     core: &'a Core<T>,
     killed: usize,
-    /// What is below is dropped, or was removed later.
+    /// The contexts below this index are dropped, or were removed later.
     from: u64,
 }
 
 impl<T: Send + Sync + 'static> Closing<'_, T> {
-    /// How many contexts were removed.
+    /// Returns how many contexts were removed.
     #[must_use]
     pub fn len(&self) -> usize {
         self.killed
     }
 
-    /// Whether none was.
+    /// Returns whether no context was removed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.killed == 0
     }
 
-    /// Whether all are dropped. Moves reclaim on; never blocks.
+    /// Returns whether all are dropped. Advances reclaim; never blocks.
     #[must_use]
     pub fn is_done(&mut self) -> bool {
         self.core.advance();
@@ -375,7 +385,7 @@ impl<T: Send + Sync + 'static> Closing<'_, T> {
     ///
     /// # Errors
     ///
-    /// As [`CtxTable::flush`].
+    /// The errors of [`CtxTable::flush`].
     pub fn wait(&mut self) -> Result<(), WaitError> {
         let (core, from) = (self.core, Cell::new(self.from));
         let waited = core.wait_done(|| core.is_clear(&from), || core.is_referenced_at(from.get()));
@@ -383,11 +393,11 @@ impl<T: Send + Sync + 'static> Closing<'_, T> {
         waited
     }
 
-    /// Blocks until all are dropped, or for `timeout`.
+    /// Blocks until all are dropped, for `timeout` at most.
     ///
     /// # Errors
     ///
-    /// [`WaitError::TimedOut`], and as [`CtxTable::flush`].
+    /// [`WaitError::TimedOut`], and the errors of [`CtxTable::flush`].
     pub fn wait_timeout(&mut self, timeout: Duration) -> Result<(), WaitError> {
         let (core, from) = (self.core, Cell::new(self.from));
         let blocked = || core.is_referenced_at(from.get());
@@ -398,15 +408,15 @@ impl<T: Send + Sync + 'static> Closing<'_, T> {
 }
 
 impl<T: Send + Sync + 'static> Core<T> {
-    /// Moves `from` up to the first context that is not dropped; true if there is none.
+    /// Moves `from` to the first removed context that is not dropped. Returns true if there is none.
     fn is_clear(&self, from: &Cell<u64>) -> bool {
         let _guard = rcu::pin();
         while let Some((key, slab)) = self.slabs.next_slab(from.get() >> SLAB_BITS, LAST_KEY) {
-            // SAFETY: invariant 4 of `slab`: found under the guard.
+            // SAFETY: invariant 4 of `slab`: the slab was found under `guard`.
             let it = unsafe { slab.as_ref() };
             let first = u64::from(it.index(0)).max(from.get());
             for index in first..(key + 1) << SLAB_BITS {
-                // Ordering: Acquire pairs with the Release in `finish`; it carries the drop.
+                // Ordering: Acquire pairs with the Release in `Core::finish`; it carries the drop.
                 let state = it.slot(index as u32).state.load(Ordering::Acquire);
                 if NotLive::read(state).is_some_and(NotLive::is_dead) {
                     from.set(index);
@@ -428,27 +438,28 @@ impl<'a, T: Send + Sync + 'static> IntoFuture for Closing<'a, T> {
     type IntoFuture = ClosingFuture<'a, T>;
 
     fn into_future(self) -> ClosingFuture<'a, T> {
-        ClosingFuture { closing: self, place: Place::default() }
+        ClosingFuture { closing: self, registration: Registration::default() }
     }
 }
 
-/// Ready, with their number, when all removed contexts are dropped. From [`Closing`]; polled, and
-/// refused, as a [`RemovalFuture`] is.
+/// A future that is ready when all removed contexts are dropped, with their number. Made from a
+/// [`Closing`]. Wakes and fails like a [`RemovalFuture`].
 #[derive(Debug)]
 #[must_use = "a future does nothing unless it is polled"]
 pub struct ClosingFuture<'a, T: Send + Sync + 'static> {
     closing: Closing<'a, T>,
-    place: Place,
+    registration: Registration,
 }
 
 impl<T: Send + Sync + 'static> Future for ClosingFuture<'_, T> {
     type Output = Result<usize, WaitError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { closing: Closing { core, killed, from }, place } = self.get_mut();
+        let Self { closing: Closing { core, killed, from }, registration } = self.get_mut();
         let at = Cell::new(*from);
         let done = || core.is_clear(&at);
-        let polled = core.poll_done(place, None, context, done, || core.is_referenced_at(at.get()));
+        let polled =
+            core.poll_done(registration, None, context, done, || core.is_referenced_at(at.get()));
         *from = at.get();
         polled.map_ok(|()| *killed)
     }
@@ -456,7 +467,7 @@ impl<T: Send + Sync + 'static> Future for ClosingFuture<'_, T> {
 
 impl<T: Send + Sync + 'static> Drop for ClosingFuture<'_, T> {
     fn drop(&mut self) {
-        self.closing.core.waiters.leave(&mut self.place);
+        self.closing.core.waiters.leave(&mut self.registration);
     }
 }
 

@@ -1,29 +1,31 @@
-//! Slots side by side, and what a slot's word says.
+//! Slabs: blocks of 64 slots, and the states of a slot.
 //!
 //! ```text
-//!  Slab -> | state, T | state, T | ... 64 of them |  used, refs, weights, where it belongs
+//!  Slab -> | state, T | state, T | ... 64 of them |  used, refs, weights, owner
 //!             ^
-//!   live:    the id's own bits
-//!   else:    | 1 | pending | next generation | link |
-//!             63   62        61           32   31  0
+//!   live:    the bits of the id
+//!   else:    | 1 | dead | next generation | link |
+//!             63   62     61           32   31  0
 //! ```
 //!
-//! So a lookup compares one word, and a dead slot needs no memory but its own to wait in a list.
+//! A slot is *live* while its context can be found, *dead* from the removal of the context until the
+//! drop of its value, and *vacant* otherwise. A lookup compares one word. A dead slot is linked to a list
+//! through its own state, so a list needs no memory.
 //!
 //! # Invariants
 //!
-//! 1. A slot's value is initialised exactly while its state is live or pending, and it changes only
-//!    between a pending state's end and the next live one, in the hands of one thread.
-//! 2. A set bit of `used` belongs to a slot that is live, pending, claimed by an insert, or retired.
-//!    Whoever sets it owns the vacant slot until it stores the live state.
-//! 3. The counts of `refs` are open except between the fold of a dead slot and its vacancy.
-//! 4. Whoever has a [`SlabPtr`] may follow it: he found it in the tree, and since then has
-//!    - a guard, as a slab is freed a grace period after it left the tree;
-//!    - or the table's lock, as a slab leaves under it;
-//!    - or a used slot of it, as a slab with one stays;
-//!    - or the core of a dropped table, whose slabs all stay.
+//! 1. A slot's value is initialised exactly while its state is live or dead. Only one thread can change
+//!    the value between the end of a dead state and the next live one.
+//! 2. A set bit of `used` belongs to a slot that is live, dead, claimed by an insert, or exhausted. The
+//!    thread that sets the bit owns the vacant slot until it stores the live state.
+//! 3. The counts of `refs` are open, except between the fold of a dead slot and its vacancy.
+//! 4. A thread may follow a [`SlabPtr`] that it found in the tree while it has, since then,
+//!    - a guard, because a slab is freed a grace period after it left the tree;
+//!    - or the table's lock, because a slab leaves under it;
+//!    - or a used slot of the slab, because a slab with one stays;
+//!    - or the core of a dropped table, because its slabs all stay.
 //!
-//!    But for one that was just made: its maker has it to himself until it is in the tree.
+//!    A slab that is not in the tree yet belongs to the thread that made it.
 
 use std::alloc::{Layout, dealloc};
 use std::mem::MaybeUninit;
@@ -38,22 +40,22 @@ use percpu::{AllocError, RefBlock};
 
 use super::id::Id;
 
-/// An index is a slab's key and a slot's number of that many bits.
+/// The number of bits of an index that select the slot; the others are the slab's key.
 pub(super) const SLAB_BITS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 6 };
 pub(super) const SLOTS: usize = 1 << SLAB_BITS;
-/// `used` of a slab without a vacant slot.
+/// The value of `used` in a slab without a vacant slot.
 pub(super) const FULL: u64 = u64::MAX >> (64 - SLOTS);
 
 const NOT_LIVE: u64 = 1 << 63;
 const DEAD: u64 = 1 << 62;
-/// Ends a list of dead slots.
+/// The link of the last slot of a list.
 pub(super) const NO_LINK: u32 = u32::MAX;
-/// In the place of the link: it was folded, and the last reference will vacate it.
+/// The link of a dead slot that was folded: the last put vacates it.
 const REFERENCED: u32 = u32::MAX - 1;
-/// What may be an index: below the marks.
+/// The largest index: the two values above it are links with a meaning of their own.
 pub(super) const MAX_INDEX: u32 = u32::MAX - 2;
 
-/// A state that is not live, read.
+/// A state that is not live: dead or vacant.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NotLive(u64);
 
@@ -66,12 +68,12 @@ impl NotLive {
         Self(NOT_LIVE | DEAD | u64::from(id.generation() + 1) << 32 | u64::from(link))
     }
 
-    /// Folded, with references left.
+    /// Returns the state of a folded slot that references keep.
     pub(super) fn referenced(self) -> Self {
         Self(self.0 & !u64::from(u32::MAX) | u64::from(REFERENCED))
     }
 
-    /// `None` if the state is live.
+    /// Returns `None` if the state is live.
     pub(super) fn read(state: u64) -> Option<Self> {
         (state & NOT_LIVE != 0).then_some(Self(state))
     }
@@ -80,12 +82,12 @@ impl NotLive {
         self.0
     }
 
-    /// The generation of the next context here: those below are stale.
+    /// Returns the generation of the next context in the slot. Lower generations are stale.
     pub(super) fn next(self) -> u32 {
         (self.0 >> 32) as u32 & (u32::MAX >> 2)
     }
 
-    /// Its last context is not dropped yet.
+    /// Returns whether the value is not dropped yet.
     pub(super) fn is_dead(self) -> bool {
         self.0 & DEAD != 0
     }
@@ -99,7 +101,7 @@ impl NotLive {
     }
 }
 
-/// One context, or room for one.
+/// Memory for one context.
 #[repr(C)]
 pub(super) struct Slot<T> {
     pub(super) state: AtomicU64,
@@ -107,85 +109,88 @@ pub(super) struct Slot<T> {
 }
 
 impl<T> Slot<T> {
-    /// The value of a slot that is live or pending.
+    /// Returns the value of a slot that is live or dead.
     ///
     /// # Safety
     ///
-    /// It is initialised, and stays so for `'a`: the caller holds a guard from before it could be
-    /// removed, a reference, or the table itself.
+    /// The value is initialised and stays so for `'a`: the caller holds a guard from before the removal,
+    /// a reference, or the table itself.
     #[inline(always)]
     pub(super) unsafe fn value<'a>(&self) -> &'a T {
-        // SAFETY: initialised (invariant 1), and for `'a`, says the caller.
+        // SAFETY: by the contract of this function the value is initialised for `'a`.
         self.value.with(|value| unsafe { &*value.cast::<T>() })
     }
 
-    /// Makes a live slot dead. False if its context is not that of `id` any more: of several that
-    /// try, one succeeds, and owns the slot's link.
+    /// Makes a live slot dead. Returns false if its context is not the one of `id` any more. One of
+    /// several threads that try succeeds, and owns the slot's link.
     #[inline(always)]
     pub(super) fn kill(&self, id: Id) -> bool {
         let dead = NotLive::dead(id, NO_LINK).bits();
-        // Ordering: AcqRel. Release pairs with the Acquire of who asks whether it is removed; it
-        // carries what the caller did before. Acquire, so that what follows comes after. Relaxed on
-        // failure: somebody else has removed it.
+        // Ordering: AcqRel. Release pairs with the Acquire in `CtxRef::is_removed`; it carries what the
+        // caller did before. Acquire keeps what follows after it. Relaxed on failure: the value is not
+        // accessed.
         let order = (Ordering::AcqRel, Ordering::Relaxed);
         self.state.compare_exchange(id.to_bits(), dead, order.0, order.1).is_ok()
     }
 
+    /// Writes the value of a vacant slot.
+    ///
     /// # Safety
     ///
-    /// The slot is vacant, and the caller's: invariants 1 and 2.
+    /// The slot is vacant and belongs to the calling thread: invariants 1 and 2.
     #[inline(always)]
     pub(super) unsafe fn write(&self, value: T) {
         self.value.with_mut(|at| {
-            // SAFETY: nobody reads a vacant slot, says the caller; nothing is there to be dropped.
+            // SAFETY: no thread reads a vacant slot, and there is no value to drop.
             unsafe { at.cast::<T>().write(value) }
         });
     }
 
-    /// Drops the value where it is.
+    /// Drops the value in place.
     ///
     /// # Safety
     ///
-    /// It is initialised, nobody reads it any more, and nobody else will drop it.
+    /// The value is initialised, no thread reads it any more, and no other thread will drop it.
     pub(super) unsafe fn drop_value(&self) {
         self.value.with_mut(|at| {
-            // SAFETY: a value is there, read by nobody and dropped by nobody else, says the caller.
+            // SAFETY: by the contract of this function the value is initialised and only used here.
             unsafe { at.cast::<T>().drop_in_place() }
         });
     }
 }
 
-/// Neighbouring slots, and what is known of them together.
+/// A block of neighbouring slots.
 #[repr(C, align(64))]
 pub(super) struct Slab<T: Send + Sync + 'static> {
     slots: [Slot<T>; SLOTS],
     head: RetireHead,
     /// The table's core, which this module does not know.
     owner: NonNull<()>,
-    /// The index of its first slot.
+    /// The index of the first slot.
     first: u32,
-    /// Invariant 2; read and written under the table's lock only.
+    /// A bit for each slot (invariant 2). Read and written under the table's lock only.
     used: AtomicU64,
-    /// Null until somebody asks for a counted reference.
+    /// Null before the first counted reference.
     refs: AtomicPtr<RefBlock>,
-    /// What each context weighs, if the table has a limit for it.
+    /// The weight of each context, if the table limits the sum.
     weights: Option<Box<[AtomicU64]>>,
 }
 
-/// How slabs are pointed to. Invariant 4 says who may follow it.
+/// A pointer to a slab. Invariant 4 says when a thread may follow it.
 pub(super) type SlabPtr<T> = NonNull<Watched<Slab<T>>>;
 
-/// With which generations the slots of a new slab begin.
+/// The first generations of the slots of a new slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Begin {
-    /// The generation of the slots that may have been used in a slab released before: the slab's floor.
+    /// The generation of the slots that may have been used in a released slab: the floor of the key.
     floor: u32,
-    /// How many slots those are. The others begin at [`Id::FIRST_GENERATION`].
+    /// The number of those slots. The others begin at [`Id::FIRST_GENERATION`].
     used_before: u32,
 }
 
 impl Begin {
-    /// For the slab with a key. Indexes from `unused_from` on were never used in a released slab.
+    /// Returns the generations for the slab of a key. Indexes from `unused_from` on were never used in a
+    /// released slab.
     pub(super) fn new(key: u64, floor: u32, unused_from: u32) -> Self {
         let first = (key << SLAB_BITS) as u32;
         let used_before = unused_from.saturating_sub(first).min(SLOTS as u32);
@@ -214,27 +219,27 @@ impl<T: Send + Sync + 'static> Slab<T> {
             None
         };
         let at = try_alloc::<Watched<Self>>()?;
-        // SAFETY: `free` frees the whole slab, from the head that lies in it.
+        // SAFETY: `free` is for the heads of slabs, and this head will lie in one.
         let head = unsafe { RetireHead::new(free::<T>) };
         let refs = AtomicPtr::new(std::ptr::null_mut());
-        // In place but for the checkers, as a slab may be larger than a stack.
+        // In place, because a slab may be larger than a stack; the models' slabs are small.
         #[cfg(not(any(offlock_loom, offlock_shuttle)))]
         {
             let slab = at.as_ptr().cast::<Self>(); // a `Watched` is transparent
             for number in 0..SLOTS {
                 // SAFETY: within the slab that was just allocated.
                 let slot = unsafe { &raw mut (*slab).slots[number].state };
-                // SAFETY: as above; nobody else has it.
+                // SAFETY: no other thread knows the slab yet.
                 unsafe {
                     slot.write(AtomicU64::new(NotLive::vacant(begin.generation(number)).bits()))
                 };
             }
-            // The values stay as they are: not initialised.
+            // The values stay uninitialised.
             macro_rules! write {
                 ($($field:ident: $value:expr),+ $(,)?) => {$({
                     // SAFETY: within the slab that was just allocated.
                     let at = unsafe { &raw mut (*slab).$field };
-                    // SAFETY: as above; nobody else has it.
+                    // SAFETY: no other thread knows the slab yet.
                     unsafe { at.write($value) };
                 })+};
             }
@@ -249,7 +254,7 @@ impl<T: Send + Sync + 'static> Slab<T> {
             });
             let used = AtomicU64::new(0);
             let slab = Self { slots, head, owner, first, used, refs, weights };
-            // SAFETY: fresh memory for just that.
+            // SAFETY: the memory was just allocated with the layout of a slab.
             unsafe { at.write(Watched::new(slab)) };
         }
         Ok(at)
@@ -259,27 +264,27 @@ impl<T: Send + Sync + 'static> Slab<T> {
         &self.slots
     }
 
-    /// The slot of an index that belongs to this slab.
+    /// Returns the slot of an index that belongs to this slab.
     #[inline(always)]
     pub(super) fn slot(&self, index: u32) -> &Slot<T> {
         &self.slots[index as usize % SLOTS]
     }
 
-    /// Has what reclaim will look at brought near: the slot, and what is known of the slab.
+    /// Prefetches what reclaim will access: the slot, and the slab's `used`.
     #[inline(always)]
     pub(super) fn prefetch(&self, index: u32) {
         #[cfg(all(target_arch = "x86_64", not(any(offlock_loom, offlock_shuttle))))]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a hint, for an address of ours; every x86_64 has the instruction.
+            // SAFETY: every x86_64 has the instruction, which accesses no memory.
             unsafe { _mm_prefetch(std::ptr::from_ref(self.slot(index)).cast(), _MM_HINT_T0) };
-            // SAFETY: as above.
+            // SAFETY: every x86_64 has the instruction, which accesses no memory.
             unsafe { _mm_prefetch(std::ptr::from_ref(&self.used).cast(), _MM_HINT_T0) };
         }
         let _ = index;
     }
 
-    /// What the slabs of a table are found by: the upper bits of an index.
+    /// Returns the key of the slab: the upper bits of the indexes of its slots.
     pub(super) fn key(&self) -> u64 {
         u64::from(self.first) >> SLAB_BITS
     }
@@ -292,30 +297,30 @@ impl<T: Send + Sync + 'static> Slab<T> {
         self.owner
     }
 
-    /// Under the table's lock.
+    /// Returns the bits of the used slots. The caller holds the table's lock.
     #[inline(always)]
     pub(super) fn used(&self) -> u64 {
         // Ordering: Relaxed; the table's lock orders it.
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Under the table's lock.
+    /// Sets the bits of the used slots. The caller holds the table's lock.
     #[inline(always)]
     pub(super) fn set_used(&self, used: u64) {
         // Ordering: Relaxed; the table's lock orders it.
         self.used.store(used, Ordering::Relaxed);
     }
 
-    /// The counts of its slots, if there are any yet.
+    /// Returns the counts of references, if they were made.
     #[inline(always)]
     pub(super) fn refs(&self) -> Option<&RefBlock> {
         // Ordering: Acquire pairs with the Release in `make_refs`; it carries the block.
         let refs = self.refs.load(Ordering::Acquire);
-        // SAFETY: null, or a block that lives as long as the slab.
+        // SAFETY: null, or a block that the slab owns until it is dropped.
         unsafe { refs.as_ref() }
     }
 
-    /// Makes the counts, open for each slot. Under the table's lock.
+    /// Makes the counts, which are open, unless they exist. The caller holds the table's lock.
     #[cold]
     pub(super) fn make_refs(&self) -> Result<&RefBlock, AllocError> {
         if let Some(refs) = self.refs() {
@@ -326,7 +331,7 @@ impl<T: Send + Sync + 'static> Slab<T> {
         let refs = Box::into_raw(percpu::alloc::try_box(refs).map_err(|_| AllocError::new())?);
         // Ordering: Release pairs with the Acquire in `refs`; it carries the block.
         self.refs.store(refs, Ordering::Release);
-        // SAFETY: just made, and given to the slab, which lives as long as `self`.
+        // SAFETY: the slab owns the block until it is dropped.
         Ok(unsafe { &*refs })
     }
 
@@ -338,7 +343,7 @@ impl<T: Send + Sync + 'static> Slab<T> {
     }
 
     pub(super) fn weight(&self, index: u32) -> u64 {
-        // Ordering: Relaxed; ordered by the slot's state.
+        // Ordering: Relaxed; the load of the slot's state orders it.
         let load = |weights: &[AtomicU64]| weights[index as usize % SLOTS].load(Ordering::Relaxed);
         self.weights.as_deref().map_or(0, load)
     }
@@ -346,10 +351,10 @@ impl<T: Send + Sync + 'static> Slab<T> {
     /// Bytes from the start of the allocation to the head.
     const HEAD: usize = Watched::<Self>::OFFSET + std::mem::offset_of!(Self, head);
 
-    /// What a table is told a slab costs.
+    /// The size of a slab in the statistics of a table.
     pub(super) const BYTES: usize = size_of::<Self>();
 
-    /// The bytes of its counts, as far as the slab holds them.
+    /// Returns the size of the counts that the slab has made.
     pub(super) fn refs_bytes(&self) -> usize {
         let counts = SLOTS * size_of::<u64>() * percpu::topology().capacity();
         self.refs().map_or(0, |_| size_of::<RefBlock>() + counts)
@@ -358,54 +363,56 @@ impl<T: Send + Sync + 'static> Slab<T> {
 
 impl<T: Send + Sync + 'static> Drop for Slab<T> {
     fn drop(&mut self) {
-        // Ordering: Relaxed; whoever drops a slab has it to himself.
+        // Ordering: Relaxed; no other thread uses the slab any more.
         let refs = self.refs.load(Ordering::Relaxed);
         if !refs.is_null() {
-            // SAFETY: a box of `make_refs`, and nobody holds a reference any more.
+            // SAFETY: a box of `make_refs`, and no reference is left.
             drop(unsafe { Box::from_raw(refs) });
         }
     }
 }
 
-/// The head of a slab, as a pointer that may free the slab.
+/// Returns the head of a slab, as a pointer through which the slab may be freed.
 ///
 /// # Safety
 ///
-/// `slab` points to a live slab and is derived from its allocation, not from a reference: it is what
-/// [`Slab::try_new`] returned, or what the tree holds.
+/// `slab` points to a slab that is not freed, and is derived from its allocation, not from a reference:
+/// [`Slab::try_new`] returned it, or the tree holds it.
 pub(super) unsafe fn head_of<T: Send + Sync + 'static>(slab: SlabPtr<T>) -> NonNull<RetireHead> {
-    // SAFETY: inside the slab (the caller's).
+    // SAFETY: the head lies inside the slab.
     unsafe { slab.byte_add(Slab::<T>::HEAD) }.cast()
 }
 
-/// Frees a slab, whose slots are all vacant or retired.
+/// Frees a slab whose slots are all vacant or exhausted.
 ///
 /// # Safety
 ///
-/// Nobody reads it any more, it is freed once, and the pointer is one that [`head_of`] takes.
+/// No thread reads the slab any more, it is freed once, and the pointer is one that [`head_of`] accepts.
 pub(super) unsafe fn free_slab<T: Send + Sync + 'static>(slab: SlabPtr<T>) {
-    // SAFETY: `try_new` allocated it with the layout of its type, as a box would.
+    // SAFETY: `try_new` allocated the slab with the layout of a box, and it is freed once.
     quarantine::free(unsafe { Box::from_raw(slab.as_ptr()) });
 }
 
+/// Frees the slab of a head that was retired.
+///
 /// # Safety
 ///
-/// `head` is that of a slab that was retired, a grace period ago.
+/// `head` is the head of a slab that was retired a grace period ago.
 unsafe fn free<T: Send + Sync + 'static>(head: NonNull<RetireHead>) {
-    // SAFETY: `head_of` added as much, to a pointer that is good for all of the slab.
+    // SAFETY: `head_of` added the offset to a pointer that covers the whole slab.
     let slab = unsafe { head.byte_sub(Slab::<T>::HEAD) }.cast::<Watched<Slab<T>>>();
-    // SAFETY: the grace period is over, and a head is retired once.
+    // SAFETY: the grace period has ended, and a head is retired once.
     unsafe { free_slab(slab) };
 }
 
-/// Frees a slab that nobody has seen.
+/// Frees a slab that was never in the tree.
 ///
 /// # Safety
 ///
-/// It came from [`Slab::try_new`], and nobody else has it.
+/// [`Slab::try_new`] returned the slab, and no other thread knows it.
 pub(super) unsafe fn discard<T: Send + Sync + 'static>(slab: SlabPtr<T>) {
-    // SAFETY: initialised by `try_new`, and the caller's alone.
+    // SAFETY: `try_new` initialised the slab, and no other thread knows it.
     unsafe { slab.drop_in_place() };
-    // SAFETY: allocated with this layout.
+    // SAFETY: `try_new` allocated the slab with this layout.
     unsafe { dealloc(slab.as_ptr().cast(), Layout::new::<Watched<Slab<T>>>()) };
 }

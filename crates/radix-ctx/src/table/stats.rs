@@ -1,4 +1,4 @@
-//! What a table consists of just now.
+//! The statistics of a table, and the check of its invariants.
 
 use std::fmt;
 
@@ -11,50 +11,51 @@ use super::retire_list::RetireLists;
 use super::slab::{FULL, NotLive, SLOTS, Slab};
 use super::slab_tree::LAST_KEY;
 
-/// What a table consists of just now. From [`CtxTable::stats`].
+/// The statistics of a table. Returned by [`CtxTable::stats`].
 ///
-/// Exact while nobody changes the table; beside changes each number is right for some moment.
+/// Exact while no thread changes the table. During changes, each number is right for some moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TableStats {
-    /// Live contexts.
+    /// The number of live contexts.
     pub live: u64,
-    /// Reserved ids, not live.
+    /// The number of reserved ids that are not live.
     pub reserved: u64,
-    /// Removed contexts whose index is not free yet; the following are among them.
+    /// The number of removed contexts that are not dropped yet, including the next field.
     pub pending: u64,
-    /// Those that only references keep.
+    /// The number of removed contexts that only references keep.
     pub referenced: u64,
-    /// Indexes that will not be used again: their generations are used up.
+    /// The number of indexes that will not be used again, because their generations are used up.
     pub exhausted: u64,
-    /// Blocks of 64 slots.
+    /// The number of slabs, which have 64 slots each.
     pub slabs: u64,
-    /// Nodes of the tree above them.
+    /// The number of nodes in the tree above the slabs.
     pub nodes: u64,
-    /// Levels of those nodes.
+    /// The number of levels of those nodes.
     pub height: u32,
-    /// Bytes of the table, its slabs, and its nodes, without what contexts own, and without the counts
-    /// of references and what waits for readers.
+    /// The size of the table, its slabs and its nodes in bytes, without memory that contexts own, the
+    /// counts of references, and memory that waits for readers.
     pub bytes: u64,
-    /// Drops of removed contexts that panicked; the panic ended there.
+    /// The number of drops of removed contexts that panicked. The table has caught the panics.
     pub panics: u64,
 }
 
 impl<T: Send + Sync + 'static> CtxTable<T> {
-    /// How many contexts are live. Blocks shortly on the table's lock.
+    /// Returns the number of live contexts. Blocks shortly on the table's lock.
     #[must_use]
     pub fn len(&self) -> usize {
         let core = self.core();
         core.len(&core.lock()) as usize
     }
 
-    /// Whether no context is live. As [`len`](Self::len).
+    /// Returns whether no context is live. Blocks like [`len`](Self::len).
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What counts for the quota. Blocks shortly.
+    /// Returns the use of the limits. Blocks shortly on the table's lock, unless the number of contexts is
+    /// limited.
     #[must_use]
     pub fn usage(&self) -> Usage {
         let core = self.core();
@@ -70,25 +71,25 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         Usage { contexts, weight }
     }
 
-    /// What the table consists of. Blocks shortly on its lock.
+    /// Returns the statistics of the table. Blocks shortly on the table's lock.
     #[must_use]
     pub fn stats(&self) -> TableStats {
         self.core().stats()
     }
 
-    /// Returns memory that is kept for the next insert.
+    /// Frees the memory that is kept for the next inserts.
     ///
-    /// A table frees its slabs and nodes by itself when the last slot of them is vacant, a grace
-    /// period later, but for one slab.
+    /// A table frees a slab by itself a grace period after its last slot became vacant. It keeps one
+    /// slab, and those that [`try_reserve`](Self::try_reserve) made.
     pub fn shrink_to_fit(&self) {
         self.core().shrink();
     }
 
-    /// Checks what must hold while nobody changes the table: the invariants of the modules.
+    /// Checks the invariants of the table. No thread may change the table meanwhile.
     ///
     /// # Panics
     ///
-    /// Panics if something does not hold.
+    /// Panics if an invariant does not hold.
     #[doc(hidden)]
     pub fn validate(&self) {
         self.core().validate();
@@ -126,14 +127,14 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     fn validate(&self) {
         let state = self.lock();
-        // SAFETY: under the lock.
+        // SAFETY: `state` is the guard of the lock.
         let edit = unsafe { self.slabs.tree().edit() };
         edit.validate().expect("a sound tree");
         let (mut used, mut slabs, mut empty) = (0, 0, 0);
         let mut from = 0;
         let mut live = 0;
         while let Some((key, slab)) = self.slabs.next_slab(from, LAST_KEY) {
-            // SAFETY: invariant 4 of `slab`: found under the lock.
+            // SAFETY: invariant 4 of `slab`: it is in the tree, and this thread holds the lock.
             let it = unsafe { slab.as_ref() };
             assert_eq!(it.key(), key);
             slabs += 1;
@@ -141,7 +142,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             empty += u64::from(it.used() == 0);
             for number in 0..SLOTS {
                 let index = it.index(number);
-                // Ordering: Relaxed; nobody changes it, says the caller.
+                // Ordering: Relaxed; no thread changes the table, by the contract of `validate`.
                 let slot = it.slot(index).state.load(Ordering::Relaxed);
                 let is_used = it.used() >> number & 1 == 1;
                 match NotLive::read(slot) {
@@ -150,9 +151,9 @@ impl<T: Send + Sync + 'static> Core<T> {
                         assert!(is_used, "{index} is live and vacant");
                         assert_eq!(slot as u32, index, "the state of {index}");
                     }
-                    Some(gone) => {
-                        assert!(is_used || !gone.is_dead(), "{index} is pending and vacant");
-                        assert!(gone.next() <= self.limits.generations, "{index}: {gone:?}");
+                    Some(state) => {
+                        assert!(is_used || !state.is_dead(), "{index} is dead and vacant");
+                        assert!(state.next() <= self.limits.generations, "{index}: {state:?}");
                     }
                 }
             }

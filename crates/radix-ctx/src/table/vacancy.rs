@@ -1,22 +1,22 @@
-//! Which slots are vacant, and who gets the lowest.
+//! The search for the lowest vacant slot.
 //!
-//! The slabs know it, by a bit for each slot; the tree knows which slabs are full. That is several
-//! cache lines for each insert, and on another CPU's turn all of them are far. So the lowest vacant
-//! slots are taken from the slabs some at a time, under one lock, into a [`VacantQueue`](super::vacant_queue::VacantQueue) beside the lock:
+//! A slab has a bit for each used slot, and the tree has a bit for each full slab. A search reads several
+//! cache lines, which are remote when another CPU inserted last. So the lowest vacant slots are moved in
+//! batches, under one lock, to a [`VacantQueue`](super::vacant_queue::VacantQueue) beside the lock:
 //!
 //! ```text
 //!   State -> queue: | 7 9 12 13 ... |   an insert: lock, take the lowest, unlock
 //!                      ^ refilled: their bits in `used` are set already
 //! ```
 //!
-//! Whatever vacates a slot, or looks for one within a range, first gives back what is in the queue: so
-//! an insert gets the lowest index all the same.
+//! An operation that vacates a slot, or searches within a range, first returns the queue's slots to the
+//! slabs. So an insert always gets the lowest index.
 //!
 //! # Invariants
 //!
-//! 1. While there is anything in the queue, no vacant index is below its last one; but for those that
-//!    a reclaim vacates that is under way.
-//! 2. What is in the queue is vacant, with its bit set.
+//! 1. No vacant index is below the last one in the queue, except for the slots that a running reclaim
+//!    makes vacant.
+//! 2. A slot in the queue is vacant, and its bit in `used` is set.
 
 use percpu::rcu::{self, Batch};
 use percpu::sync::atomic::Ordering;
@@ -32,22 +32,22 @@ use super::slab_tree::{LAST_KEY, next_generation, slab_of};
 use super::vacant_queue::QUEUE;
 use crate::tree::{Edit, floor_word};
 
-/// A vacant slot that is the caller's: given back on drop, unless it is filled.
+/// A vacant slot that belongs to the caller. The drop makes it vacant again, unless it was filled.
 pub(super) struct Claim<'a, T: Send + Sync + 'static> {
     core: &'a Core<T>,
     slab: SlabPtr<T>,
     id: Id,
 }
 
-// SAFETY: it is the right to a slot and its slab; `fill` hands a `T` over, which is `Send`.
+// SAFETY: the claim owns its slot, and `fill` moves a `T: Send` into it.
 unsafe impl<T: Send + Sync + 'static> Send for Claim<'_, T> {}
-// SAFETY: as above; `&Claim` gives the id.
+// SAFETY: `&Claim` gives access to the id and the pointer only.
 unsafe impl<T: Send + Sync + 'static> Sync for Claim<'_, T> {}
 
-/// What a search for a vacant slot found.
+/// The result of a search for a vacant slot.
 enum Vacancy<T: Send + Sync + 'static> {
     In(SlabPtr<T>, u32),
-    /// No slab is there; and with which generations the slots of a new one begin.
+    /// The key has no slab; `begin` has the first generations of a new one.
     NoSlab {
         key: u64,
         begin: Begin,
@@ -55,16 +55,16 @@ enum Vacancy<T: Send + Sync + 'static> {
     None,
 }
 
-/// Which of the vacant indexes of a range.
+/// The vacant index of a range that an insert takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pick {
     Lowest,
-    /// The lowest that is not below the cursor, or of all if there is none; the cursor moves behind
-    /// it under the same lock.
+    /// The lowest from the cursor on, or the lowest of the range if there is none. The cursor moves
+    /// behind it under the same lock.
     Next,
 }
 
-/// A slab that was made before the lock was taken.
+/// A slab that was made before the lock was taken and is not in the tree yet.
 struct Spare<T: Send + Sync + 'static> {
     slab: SlabPtr<T>,
     key: u64,
@@ -72,8 +72,8 @@ struct Spare<T: Send + Sync + 'static> {
 }
 
 impl<T: Send + Sync + 'static> Core<T> {
-    /// Finds the lowest vacant slot of a range and takes it. Blocks shortly; allocates where there
-    /// is no slab with one.
+    /// Takes the lowest vacant slot of a range. Blocks shortly on the lock; allocates a slab if no slab of
+    /// the range has a vacant slot.
     #[inline]
     pub(super) fn claim(&self, first: u32, last: u32) -> Result<Claim<'_, T>, InsertRefused> {
         if first == 0 {
@@ -85,17 +85,17 @@ impl<T: Send + Sync + 'static> Core<T> {
         self.claim_slow(first, last, Pick::Lowest)
     }
 
-    /// Finds the first vacant slot of a range from the cursor on, and takes it; from the beginning of
-    /// the range on if there is none. Blocks and allocates as [`claim`](Self::claim).
+    /// Takes the lowest vacant slot of a range from the cursor on, or of the whole range if there is
+    /// none. Blocks and allocates like [`claim`](Self::claim).
     pub(super) fn claim_next(&self, first: u32, last: u32) -> Result<Claim<'_, T>, InsertRefused> {
         self.claim_slow(first, last, Pick::Next)
     }
 
-    /// The claim of a slot whose bit is set, for us.
+    /// Makes the claim of a slot whose bit this thread has set.
     #[inline]
     fn claim_used(&self, index: u32) -> Claim<'_, T> {
-        let _guard = rcu::pin(); // for the nodes on the way
-        // SAFETY: that guard. A pointer to the slab is good after it, as its slot is used.
+        let _guard = rcu::pin(); // keeps the nodes above the slab
+        // SAFETY: `_guard` is an RCU guard. The slab stays after it, because the slot is used.
         let slab = unsafe { self.slabs.slab(index) }.expect("a used slot has a slab");
         Claim { core: self, slab: slab.into(), id: Id::new(index, next_generation(slab, index)) }
     }
@@ -108,9 +108,9 @@ impl<T: Send + Sync + 'static> Core<T> {
             return Err(InsertRefused::NoRange);
         }
         self.make_lists()?;
-        let mut batch = Batch::new(); // dropped, and with it retired, after the lock
+        let mut batch = Batch::new(); // its drop, after the unlock, retires the slabs in it
         let mut spare: Option<Spare<T>> = None;
-        // For dead slots: as long as there may be something from the cursor on, and after that.
+        // Whether reclaim has advanced: in the search from the cursor on, and in the search of the range.
         let (mut looked_ahead, mut looked) = (false, false);
         loop {
             let mut state = self.lock();
@@ -157,7 +157,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             }
             let (used, pending) = (state.used, self.pending(&state));
             drop(state);
-            // Dead slots first, if there are many, or nothing else is left.
+            // Reclaims dead slots before it allocates, if there are many or no slab can be made.
             let looked = if from > first { &mut looked_ahead } else { &mut looked };
             if !*looked && pending != 0 && (wanted.is_none() || pending >= used / 8) {
                 *looked = true;
@@ -167,7 +167,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             }
             let Some((key, begin)) = wanted else {
                 if from > first {
-                    continue; // from the beginning, then
+                    continue; // searches the whole range next
                 }
                 return Err(InsertRefused::Exhausted { pending });
             };
@@ -179,20 +179,20 @@ impl<T: Send + Sync + 'static> Core<T> {
     fn make_lists(&self) -> Result<(), AllocError> {
         if self.lists.get().is_none() {
             let made = PerCpu::try_new(|_| RetireLists::new())?;
-            let _ = self.lists.set(made); // another thread's is as good
+            let _ = self.lists.set(made); // fails if another thread was faster, which is as good
         }
         Ok(())
     }
 
-    /// The right to change the tree. Only `release` makes nodes die: others may drop the edit under
-    /// the lock.
+    /// Returns the right to change the tree. Only `release` unlinks nodes, so its callers retire them
+    /// after the unlock; the other callers may drop the edit under the lock.
     fn edit<'a>(&'a self, _: &'a State<T>) -> Edit<'a, true> {
-        // SAFETY: the state is borrowed while the edit lives, and is this core's: who has it holds
-        // the lock.
+        // SAFETY: the state is borrowed while the edit lives, and a borrow of this core's state proves
+        // that the caller holds the lock.
         unsafe { self.slabs.tree().edit() }
     }
 
-    /// Takes the lowest vacant slots into the queue, as far as there are slabs without a gap.
+    /// Moves the lowest vacant slots into an empty queue, up to the first key without a slab.
     fn refill(&self, state: &mut State<T>) {
         if state.queue.len() != 0 {
             return;
@@ -206,7 +206,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             let Some(key) = edit.first_not_full(from, to) else { break };
             let word = edit.slot(key).map_or(floor_word(0), |slot| edit.get(slot));
             let Some(slab) = slab_of::<T>(word) else { break };
-            // SAFETY: invariant 4 of `slab`: it is in the tree, and we have the lock.
+            // SAFETY: invariant 4 of `slab`: it is in the tree, and this thread holds the lock.
             let it = unsafe { slab.as_ref() };
             let mut bits = 0;
             while number < QUEUE {
@@ -222,11 +222,12 @@ impl<T: Send + Sync + 'static> Core<T> {
         state.queue.fill(&taken[..number]);
     }
 
-    /// Gives the slots in the queue back to their slabs.
+    /// Returns the slots of the queue to their slabs.
     fn empty_queue(&self, state: &mut State<T>, batch: &mut Batch) {
         while let Some(index) = state.queue.pop(u32::MAX) {
-            let _guard = rcu::pin(); // for the nodes on the way
-            // SAFETY: that guard. A pointer to the slab is good after it, as we have the lock.
+            let _guard = rcu::pin(); // keeps the nodes above the slab
+            // SAFETY: `_guard` is an RCU guard. The slab stays after it, because this thread holds the
+            // lock.
             let slab = unsafe { self.slabs.slab(index) }.expect("a used slot has a slab");
             self.mark_vacant(state, slab.into(), 1 << (index as usize % SLOTS), batch);
         }
@@ -241,7 +242,7 @@ impl<T: Send + Sync + 'static> Core<T> {
                 let begin = Begin::new(key, edit.floor_of(key) as u32, state.unused_from);
                 return Vacancy::NoSlab { key, begin };
             };
-            // SAFETY: invariant 4 of `slab`: it is in the tree, and we have the lock.
+            // SAFETY: invariant 4 of `slab`: it is in the tree, and this thread holds the lock.
             let it = unsafe { slab.as_ref() };
             if let Some(index) = vacant_in(it.used(), it.index(0), first, last) {
                 return Vacancy::In(slab, index);
@@ -255,7 +256,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 
     fn mark_used(&self, state: &mut State<T>, slab: SlabPtr<T>, bits: u64) {
-        // SAFETY: invariant 4 of `slab`: it is in the tree, and we have the lock.
+        // SAFETY: invariant 4 of `slab`: it is in the tree, and this thread holds the lock.
         let it = unsafe { slab.as_ref() };
         let used = it.used() | bits;
         it.set_used(used);
@@ -271,9 +272,10 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
     }
 
-    /// A slab that is left without a used slot goes to `batch`, to be retired after the lock.
+    /// Clears bits of `used`. A slab without a used slot goes to `batch`, which the caller drops after
+    /// the unlock.
     fn mark_vacant(&self, state: &mut State<T>, slab: SlabPtr<T>, bits: u64, batch: &mut Batch) {
-        // SAFETY: invariant 4 of `slab`: it is in the tree, and we have the lock.
+        // SAFETY: invariant 4 of `slab`: it is in the tree, and this thread holds the lock.
         let it = unsafe { slab.as_ref() };
         let used = it.used();
         it.set_used(used & !bits);
@@ -295,7 +297,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         Ok(Spare { slab, key, begin })
     }
 
-    /// On success the slab is the tree's: the caller forgets the spare.
+    /// Adds a slab to the tree, which then owns it: the caller forgets the spare.
     fn add_slab(&self, state: &mut State<T>, spare: &Spare<T>) -> Result<(), AllocError> {
         let edit = self.edit(state);
         let slot = edit.make_slot(spare.key)?;
@@ -305,7 +307,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         Ok(())
     }
 
-    /// Gives slots back, of one slab after the other; `batch` is to be retired after the lock.
+    /// Makes slots vacant, one slab after the other. The caller drops `batch` after the unlock.
     pub(super) fn vacate(
         &self,
         state: &mut State<T>,
@@ -321,34 +323,34 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
     }
 
-    /// Of two empty slabs the lower one stays: the next insert may want it.
+    /// Keeps the lower of two empty slabs, because the next insert may need it, and releases the other.
     fn emptied(&self, state: &mut State<T>, slab: SlabPtr<T>, batch: &mut Batch) {
         let Some(kept) = state.empty.replace(slab) else { return };
         if kept == slab {
             return;
         }
-        // SAFETY: invariant 4 of `slab`: both are in the tree, and we have the lock.
+        // SAFETY: invariant 4 of `slab`: both are in the tree, and this thread holds the lock.
         let key = |slab: SlabPtr<T>| unsafe { slab.as_ref() }.key();
         let (stays, goes) = if key(kept) < key(slab) { (kept, slab) } else { (slab, kept) };
         state.empty = Some(stays);
         self.release(state, key(goes), batch);
     }
 
-    /// Takes a slab without a used slot out of the tree. The highest of its generations stays there as
-    /// a floor, for the indexes that were used.
+    /// Takes a slab without a used slot out of the tree. Leaves the highest of its generations there as a
+    /// floor, for the indexes that were used.
     ///
-    /// The slab is freed through the pointer that the tree holds, which is that of its allocation. A
-    /// [`SlabPtr`] of a caller may come from a `&Slab`, which does not permit to free it.
+    /// The slab is freed through the pointer in the tree, which is that of its allocation. A [`SlabPtr`]
+    /// that comes from a `&Slab` must not free it.
     fn release(&self, state: &mut State<T>, key: u64, batch: &mut Batch) {
         let edit = self.edit(state);
         let Some(slot) = edit.slot(key) else { return };
         let Some(slab) = slab_of::<T>(edit.get(slot)) else { return };
-        // SAFETY: invariant 4 of `slab`: it is in the tree, until we take it out under the lock.
+        // SAFETY: invariant 4 of `slab`: it is in the tree, and this thread holds the lock.
         let it = unsafe { slab.as_ref() };
         let indexes = (0..SLOTS).map(|number| it.index(number));
         let floor = indexes.clone().map(|index| next_generation(it, index)).max();
         let floor = floor.unwrap_or(Id::FIRST_GENERATION);
-        // A slot that begins with the first generation again was never used.
+        // A slot whose next generation is the first one was never used.
         let used = indexes.filter(|&index| next_generation(it, index) > Id::FIRST_GENERATION).max();
         edit.set(slot, floor_word(u64::from(floor)));
         batch.append(&mut edit.finish());
@@ -357,18 +359,18 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
         state.slabs -= 1;
         let bytes = Slab::<T>::BYTES + it.refs_bytes();
-        // SAFETY: live, and the tree held the pointer.
+        // SAFETY: the slab is not freed, and the tree held the pointer.
         let head = unsafe { slab::head_of(slab) };
-        // SAFETY: it left the tree, and nobody else retires it.
+        // SAFETY: the slab has just left the tree under the lock, so only this thread retires it.
         unsafe { batch.push(head, bytes) };
     }
 
-    /// The index that an insert would get.
+    /// Returns the index that an insert would get.
     pub(super) fn next_free(&self) -> Option<u32> {
         self.lowest_vacant(&self.lock())
     }
 
-    /// Whether an index of a range is vacant, or a flush might make it so; changes nothing.
+    /// Returns whether an index of a range is vacant or a flush may make one vacant. Changes nothing.
     pub(super) fn has_vacancy(&self, first: u32, last: u32) -> bool {
         let last = last.min(self.limits.max_index);
         let state = self.lock();
@@ -379,7 +381,7 @@ impl<T: Send + Sync + 'static> Core<T> {
             || !matches!(self.vacancy(&state, first, last), Vacancy::None)
     }
 
-    /// The lowest vacant index; changes nothing.
+    /// Returns the lowest vacant index. Changes nothing.
     pub(super) fn lowest_vacant(&self, state: &State<T>) -> Option<u32> {
         if let Some(queued) = state.queue.lowest() {
             return Some(queued);
@@ -395,10 +397,10 @@ impl<T: Send + Sync + 'static> Core<T> {
     pub(super) fn make_room(&self, contexts: u32) -> Result<(), InsertRefused> {
         self.make_lists()?;
         let last = u64::from(self.limits.max_index) >> SLAB_BITS;
-        let mut batch = Batch::new(); // dropped, and with it retired, after the lock
+        let mut batch = Batch::new(); // its drop, after the unlock, retires the slabs in it
         let (mut room, mut from) = (0, 0);
         while room < contexts {
-            // For each slab anew, so that nobody waits for all of them.
+            // Locks for each slab, so that other threads do not wait for all of them.
             let mut state = self.lock();
             self.empty_queue(&mut state, &mut batch);
             let edit = self.edit(&state);
@@ -410,10 +412,10 @@ impl<T: Send + Sync + 'static> Core<T> {
             let begin = Begin::new(key, edit.floor_of(key) as u32, state.unused_from);
             drop(edit);
             let used = match slab_of::<T>(word) {
-                // SAFETY: invariant 4 of `slab`: it is in the tree, and we have the lock.
+                // SAFETY: invariant 4 of `slab`: it is in the tree, and this thread holds the lock.
                 Some(slab) => unsafe { slab.as_ref() }.used(),
                 None => {
-                    // Under the lock: room is made where nobody minds the time.
+                    // Allocates under the lock: this function is for times when latency is no concern.
                     let spare = self.make_slab(key, begin)?;
                     self.add_slab(&mut state, &spare)?;
                     std::mem::forget(spare);
@@ -428,15 +430,15 @@ impl<T: Send + Sync + 'static> Core<T> {
         Ok(())
     }
 
-    /// Releases the slabs without a used slot: the one that was kept, and what `make_room` made.
+    /// Releases the slabs without a used slot: the kept one, and those that `make_room` made.
     pub(super) fn shrink(&self) {
         let mut batch = Batch::new();
         let mut state = self.lock();
-        self.empty_queue(&mut state, &mut batch); // it may be all that is in a slab
+        self.empty_queue(&mut state, &mut batch); // its slots may be the only used ones of a slab
         state.empty = None;
         let mut from = 0;
         while let Some((key, slab)) = self.slabs.next_slab(from, LAST_KEY) {
-            // SAFETY: invariant 4 of `slab`: it is in the tree, and we have the lock.
+            // SAFETY: invariant 4 of `slab`: it is in the tree, and this thread holds the lock.
             if unsafe { slab.as_ref() }.used() == 0 {
                 self.release(&mut state, key, &mut batch);
             }
@@ -447,7 +449,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 }
 
-/// The lowest vacant index within a range, of the slab that begins at `lowest`.
+/// Returns the lowest vacant index of a range, in the slab whose first index is `lowest`.
 fn vacant_in(used: u64, lowest: u32, first: u32, last: u32) -> Option<u32> {
     let mut vacant = !used & FULL;
     if first > lowest {
@@ -458,7 +460,7 @@ fn vacant_in(used: u64, lowest: u32, first: u32, last: u32) -> Option<u32> {
 
 impl<T: Send + Sync + 'static> Drop for Spare<T> {
     fn drop(&mut self) {
-        // SAFETY: made for us, and nobody has seen it: `claim` forgets one that it has added.
+        // SAFETY: the slab was never in the tree: a spare whose slab was added is forgotten.
         unsafe { slab::discard(self.slab) };
     }
 }
@@ -472,32 +474,33 @@ impl<'a, T: Send + Sync + 'static> Claim<'a, T> {
         self.slab
     }
 
-    /// Puts a value in the slot and publishes it.
+    /// Writes the value of the slot and makes it live.
     #[inline]
     pub(super) fn fill(self, value: T, weight: u64) -> Id {
         let (core, id) = (self.core, self.id);
-        // SAFETY: invariant 4 of `slab`: the slot is used.
+        // SAFETY: invariant 4 of `slab`: the claimed slot is used.
         let slab = unsafe { self.slab.as_ref() };
         std::mem::forget(self);
         let slot = slab.slot(id.index());
         if core.quota.is_weighted() {
             slab.set_weight(id.index(), weight);
         }
-        // SAFETY: vacant, and claimed by us.
+        // SAFETY: the slot is vacant and belongs to this claim.
         unsafe { slot.write(value) };
-        // Ordering: Release pairs with the Acquire in `find`; it carries the value.
+        // Ordering: Release pairs with the Acquire in `SlabTree::find`; it carries the value.
         slot.state.store(id.to_bits(), order!(Release, "insert: the value is written"));
         id
     }
 }
 
 impl<T: Send + Sync + 'static> Drop for Claim<'_, T> {
-    /// The id was seen, so it is not given to another: the next one has the next generation.
+    /// Makes the slot vacant with the next generation: the id of this claim may be known, so no other
+    /// context gets it.
     fn drop(&mut self) {
         let mut batch = Batch::new();
         let (index, next) = (self.id.index(), self.id.generation() + 1);
         let mut state = self.core.lock();
-        // SAFETY: invariant 4 of `slab`: the slot is used.
+        // SAFETY: invariant 4 of `slab`: the claimed slot is used.
         let slot = unsafe { self.slab.as_ref() }.slot(index);
         // Ordering: Relaxed; the lock orders it, and lookups fail either way.
         slot.state.store(NotLive::vacant(next).bits(), Ordering::Relaxed);
@@ -509,6 +512,6 @@ impl<T: Send + Sync + 'static> Drop for Claim<'_, T> {
         }
         drop(state);
         drop(batch);
-        self.core.waiters.notify(); // `insert_wait` takes it
+        self.core.waiters.notify(); // an `insert_wait` may wait for the slot
     }
 }

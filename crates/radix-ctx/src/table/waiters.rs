@@ -1,23 +1,23 @@
-//! Who waits for something of a table, blocked or as a future.
+//! The threads and tasks that wait for a change of a table.
 //!
 //! ```text
-//!   waiter                         who changes something
-//!   count += 1                     change it (the state of a slot, the reclaimer)
+//!   waiting thread or task         changing thread
+//!   count += 1                     change the state of a slot, or `reclaiming`
 //!   heavy()                        light()
-//!   done? else wait                count != 0? wake whom it concerns
+//!   done? else wait                count != 0? wake
 //! ```
 //!
-//! So nobody pays for waiters while there are none. A blocked thread is woken by every change. A waker
-//! is of a slot, and woken by changes of that one and by [`notify_all`](Waiters::notify_all); or it is
-//! of the table, and woken by every change.
+//! So a change costs a light fence and a load while there are no waiters. A blocked thread is woken by
+//! every change. A waker is registered for a slot or for the table. A waker of a slot is woken by changes
+//! of that slot and by [`notify_all`](Waiters::notify_all), a waker of the table by every change.
 //!
 //! # Invariants
 //!
-//! 1. `count` is the number of blocked threads and of registered wakers; `of_slots` that of wakers of
-//!    slots.
-//! 2. No code of others' runs under the lock: what is waited for is looked at, and wakers are cloned,
-//!    woken and dropped, without it.
-//! 3. A waker that panics keeps nobody else from being woken, nor who wakes from going on.
+//! 1. `count` is the number of blocked threads and of registered wakers, `slot_wakers` the number of
+//!    wakers that are registered for a slot.
+//! 2. No user code runs under the lock: conditions are checked, and wakers are cloned, woken and dropped,
+//!    without it.
+//! 3. If a waker panics, the other wakers are still woken, and the changing thread goes on.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
@@ -34,67 +34,68 @@ use super::panics::contained;
 #[derive(Debug)]
 pub(super) struct Waiters {
     count: AtomicUsize,
-    of_slots: AtomicUsize,
+    slot_wakers: AtomicUsize,
     waiting: Mutex<Waiting>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// How often threads were woken.
+    /// The number of times that threads were woken.
     changes: u64,
-    wakers: Map<Whose, Wakers>,
+    wakers: Map<WaiterKey, Wakers>,
     next: u64,
 }
 
-/// Not seeded, so that models see the same order each time; the keys are the table's.
+/// Without a random seed, so that the runs of a model have the same order. The keys come from the table,
+/// not from an attacker.
 type Map<K, V> = HashMap<K, V, BuildHasherDefault<DefaultHasher>>;
 
-/// By the numbers of their places.
+/// Wakers by the numbers of their registrations.
 type Wakers = Map<u64, Waker>;
 
-/// The index of a slot; or nothing, for the table.
-type Whose = Option<u32>;
+/// The index of a slot, or `None` for the table.
+type WaiterKey = Option<u32>;
 
-/// A future's place among the waiters; 0 is none.
+/// The registration of a future. The number 0 means that there is none.
 #[derive(Debug, Default)]
-pub(super) struct Place {
-    whose: Whose,
+pub(super) struct Registration {
+    key: WaiterKey,
     number: u64,
 }
 
-/// Wakers that were taken from their places; a drop wakes them.
+/// Wakers that are not registered any more. The drop wakes them.
 #[derive(Debug, Default)]
-pub(super) struct Woken {
-    of_slot: Wakers,
-    of_table: Wakers,
-    of_all: Map<Whose, Wakers>,
+pub(super) struct WakeList {
+    slot: Wakers,
+    table: Wakers,
+    all: Map<WaiterKey, Wakers>,
 }
 
-impl Drop for Woken {
+impl Drop for WakeList {
     fn drop(&mut self) {
-        let all = mem::take(&mut self.of_all).into_values();
-        let wakers = [mem::take(&mut self.of_slot), mem::take(&mut self.of_table)];
+        let all = mem::take(&mut self.all).into_values();
+        let wakers = [mem::take(&mut self.slot), mem::take(&mut self.table)];
         for waker in wakers.into_iter().chain(all).flat_map(HashMap::into_values) {
             contained(|| waker.wake());
         }
     }
 }
 
-/// A blocked thread, as long as it is counted.
-struct Counted<'a>(&'a AtomicUsize);
+/// Counts a blocked thread until it is dropped.
+struct CountedThread<'a>(&'a AtomicUsize);
 
-impl<'a> Counted<'a> {
+impl<'a> CountedThread<'a> {
     fn new(count: &'a AtomicUsize) -> Self {
-        // Ordering: Relaxed; `heavy` orders it before the checks, for `notify`.
+        // Ordering: Relaxed; the `heavy` in `wait` orders it before the check of the condition.
         count.fetch_add(1, Ordering::Relaxed);
         Self(count)
     }
 }
 
-impl Drop for Counted<'_> {
+impl Drop for CountedThread<'_> {
     fn drop(&mut self) {
-        // Ordering: Relaxed; a notify that still counts us wakes nobody.
+        // Ordering: Relaxed; a thread that still reads the old count only takes the lock in vain.
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -103,119 +104,118 @@ impl Waiters {
     pub(super) fn new() -> Self {
         Self {
             count: AtomicUsize::new(0),
-            of_slots: AtomicUsize::new(0),
+            slot_wakers: AtomicUsize::new(0),
             waiting: Mutex::default(),
             changed: Condvar::new(),
         }
     }
 
-    /// After a change that blocked threads, or wakers of the table, may wait for. Wait-free while there
-    /// are none.
+    /// Wakes the blocked threads and the wakers of the table, after a change. Wait-free while there are
+    /// none.
     ///
-    /// Runs wakers: neither under a lock, nor with a guard.
+    /// Runs wakers, so the caller holds no lock and no guard.
     #[inline(always)]
     pub(super) fn notify(&self) {
-        if self.is_anybody() {
+        if self.has_waiters() {
             drop(self.take_table());
         }
     }
 
-    /// [`notify`](Self::notify), after a change of a slot.
+    /// Wakes like [`notify`](Self::notify), and also the wakers of the slot that was changed.
     #[inline(always)]
     pub(super) fn notify_slot(&self, index: u32) {
-        if self.is_anybody() {
+        if self.has_waiters() {
             drop(self.take_both(index));
         }
     }
 
-    /// [`notify`](Self::notify), after changes of many slots.
+    /// Wakes like [`notify`](Self::notify), and also the wakers of all slots.
     pub(super) fn notify_all(&self) {
-        if self.is_anybody() {
+        if self.has_waiters() {
             drop(self.take_all());
         }
     }
 
-    /// After a change of a slot, by who notifies the others later: the wakers of that slot. Wait-free
-    /// while no slot has any.
+    /// Takes the wakers of a slot, after a change of it. The caller notifies the other waiters later.
+    /// Wait-free while no slot has wakers.
     #[inline(always)]
-    pub(super) fn take_slot(&self, index: u32) -> Option<Woken> {
+    pub(super) fn take_slot(&self, index: u32) -> Option<WakeList> {
         light(); // pairs with the `heavy` of a waiter
         // Ordering: Relaxed; the fences order it.
-        let none = self.of_slots.load(Ordering::Relaxed) == 0;
-        (!check!("wake: no slot has a waiter", none)).then(|| self.take_of_slot(index))
+        let none = self.slot_wakers.load(Ordering::Relaxed) == 0;
+        (!check!("wake: no slot has a waiter", none)).then(|| self.take_slot_cold(index))
     }
 
-    /// [`notify`](Self::notify), but for the wakers, which a drop of what comes back wakes.
+    /// Wakes the blocked threads, and takes the wakers of the table, which the drop of the result wakes.
     #[inline(always)]
-    pub(super) fn take_threads(&self) -> Option<Woken> {
-        self.is_anybody().then(|| self.take_table())
+    pub(super) fn take_threads(&self) -> Option<WakeList> {
+        self.has_waiters().then(|| self.take_table())
     }
 
     #[inline(always)]
-    fn is_anybody(&self) -> bool {
+    fn has_waiters(&self) -> bool {
         light(); // pairs with the `heavy` of a waiter
         // Ordering: Relaxed; the fences order it.
         !check!("wake: the table has no waiter", self.count.load(Ordering::Relaxed) == 0)
     }
 
-    /// Takes the wakers that `pick` picks, and wakes threads if `threads`.
-    fn take(&self, threads: bool, pick: impl FnOnce(&mut Waiting, &mut Woken)) -> Woken {
-        let mut woken = Woken::default();
-        // Where the lock is refused nobody of this process waits.
+    /// Takes the wakers that `pick` moves to the list, and wakes the blocked threads if `threads`.
+    fn take(&self, threads: bool, pick: impl FnOnce(&mut Waiting, &mut WakeList)) -> WakeList {
+        let mut woken = WakeList::default();
         let mut waiting = self.waiting.lock();
         if threads {
             waiting.changes += 1;
             self.changed.notify_all();
         }
         pick(&mut waiting, &mut woken);
-        let of_all = woken.of_all.iter();
-        let of_all = of_all.fold((0, 0), |(slots, all), (whose, wakers)| {
-            (slots + usize::from(whose.is_some()) * wakers.len(), all + wakers.len())
+        let all = woken.all.iter();
+        let all = all.fold((0, 0), |(slots, all), (key, wakers)| {
+            (slots + usize::from(key.is_some()) * wakers.len(), all + wakers.len())
         });
-        let (slots, all) = (woken.of_slot.len() + of_all.0, woken.of_table.len() + of_all.1);
+        let (slots, all) = (woken.slot.len() + all.0, woken.table.len() + all.1);
         // Ordering: Relaxed, both; under the lock.
-        self.of_slots.fetch_sub(slots, Ordering::Relaxed);
-        self.count.fetch_sub(woken.of_slot.len() + all, Ordering::Relaxed);
+        self.slot_wakers.fetch_sub(slots, Ordering::Relaxed);
+        self.count.fetch_sub(woken.slot.len() + all, Ordering::Relaxed);
         drop(waiting);
         woken
     }
 
     #[cold]
     #[inline(never)]
-    fn take_table(&self) -> Woken {
-        self.take(true, |waiting, woken| woken.of_table = waiting.remove(None))
+    fn take_table(&self) -> WakeList {
+        self.take(true, |waiting, woken| woken.table = waiting.remove(None))
     }
 
     #[cold]
     #[inline(never)]
-    fn take_of_slot(&self, index: u32) -> Woken {
-        self.take(false, |waiting, woken| woken.of_slot = waiting.remove(Some(index)))
+    fn take_slot_cold(&self, index: u32) -> WakeList {
+        self.take(false, |waiting, woken| woken.slot = waiting.remove(Some(index)))
     }
 
     #[cold]
     #[inline(never)]
-    fn take_both(&self, index: u32) -> Woken {
+    fn take_both(&self, index: u32) -> WakeList {
         self.take(true, |waiting, woken| {
-            woken.of_slot = waiting.remove(Some(index));
-            woken.of_table = waiting.remove(None);
+            woken.slot = waiting.remove(Some(index));
+            woken.table = waiting.remove(None);
         })
     }
 
     #[cold]
     #[inline(never)]
-    fn take_all(&self) -> Woken {
-        self.take(true, |waiting, woken| mem::swap(&mut woken.of_all, &mut waiting.wakers))
+    fn take_all(&self) -> WakeList {
+        self.take(true, |waiting, woken| mem::swap(&mut woken.all, &mut waiting.wakers))
     }
 
-    /// Blocks until `done` gives something, or until the deadline.
+    /// Blocks until `done` returns a value, or until the deadline.
     ///
-    /// `done` runs without the lock, as often as something changes.
+    /// Calls `done` after each change, without the lock.
     pub(super) fn wait<R>(
         &self,
         deadline: Option<Instant>,
         mut done: impl FnMut() -> Option<R>,
     ) -> Option<R> {
-        let _counted = Counted::new(&self.count);
+        let _counted = CountedThread::new(&self.count);
         heavy();
         loop {
             let seen = self.waiting.lock().changes;
@@ -235,13 +235,19 @@ impl Waiters {
         }
     }
 
-    /// Has `waker` woken at the next change of a slot, or of anything; whoever calls this checks after
-    /// it. False if there is no memory for it.
-    pub(super) fn register(&self, place: &mut Place, whose: Whose, waker: &Waker) -> bool {
+    /// Registers a waker for the next change of a slot or of the table. The caller checks its condition
+    /// after this. Returns false if there is no memory.
+    pub(super) fn register(
+        &self,
+        registration: &mut Registration,
+        key: WaiterKey,
+        waker: &Waker,
+    ) -> bool {
         let waker = waker.clone();
         let mut waiting = self.waiting.lock();
-        if let Some(known) = waiting.find(place) {
-            // Who changes something after that `heavy` finds the place, or has emptied it.
+        if let Some(known) = waiting.find(registration) {
+            // A thread that changes the table after the `heavy` of the first registration finds this
+            // registration, or has removed it.
             let replaced = mem::replace(known, waker);
             drop(waiting);
             contained(|| drop(replaced));
@@ -249,31 +255,31 @@ impl Waiters {
         }
         waiting.next += 1;
         let number = waiting.next;
-        if let Err(refused) = waiting.add(whose, number, waker) {
+        if let Err(refused) = waiting.add(key, number, waker) {
             drop(waiting);
             contained(|| drop(refused));
             return false;
         }
-        *place = Place { whose, number };
-        // Ordering: Relaxed, both; `heavy` orders them before the check that follows.
-        self.of_slots.fetch_add(usize::from(whose.is_some()), Ordering::Relaxed);
+        *registration = Registration { key, number };
+        // Ordering: Relaxed, both; `heavy` orders them before the caller's check.
+        self.slot_wakers.fetch_add(usize::from(key.is_some()), Ordering::Relaxed);
         self.count.fetch_add(1, Ordering::Relaxed);
         drop(waiting);
         heavy();
         true
     }
 
-    /// Forgets what was registered.
-    pub(super) fn leave(&self, place: &mut Place) {
-        let place = mem::take(place);
-        if place.number == 0 {
+    /// Removes a registration.
+    pub(super) fn leave(&self, registration: &mut Registration) {
+        let registration = mem::take(registration);
+        if registration.number == 0 {
             return;
         }
         let mut waiting = self.waiting.lock();
-        let left = waiting.forget(&place);
+        let left = waiting.forget(&registration);
         if left.is_some() {
             // Ordering: Relaxed, both; under the lock.
-            self.of_slots.fetch_sub(usize::from(place.whose.is_some()), Ordering::Relaxed);
+            self.slot_wakers.fetch_sub(usize::from(registration.key.is_some()), Ordering::Relaxed);
             self.count.fetch_sub(1, Ordering::Relaxed);
         }
         drop(waiting);
@@ -282,35 +288,35 @@ impl Waiters {
 }
 
 impl Waiting {
-    fn find(&mut self, place: &Place) -> Option<&mut Waker> {
-        self.wakers.get_mut(&place.whose)?.get_mut(&place.number)
+    fn find(&mut self, registration: &Registration) -> Option<&mut Waker> {
+        self.wakers.get_mut(&registration.key)?.get_mut(&registration.number)
     }
 
-    /// Gives the waker back if there is no memory.
-    fn add(&mut self, whose: Whose, number: u64, waker: Waker) -> Result<(), Waker> {
+    /// Adds a waker, or returns it if there is no memory.
+    fn add(&mut self, key: WaiterKey, number: u64, waker: Waker) -> Result<(), Waker> {
         if self.wakers.try_reserve(1).is_err() {
             return Err(waker);
         }
-        let wakers = self.wakers.entry(whose).or_default();
+        let wakers = self.wakers.entry(key).or_default();
         if wakers.try_reserve(1).is_ok() {
             wakers.insert(number, waker);
             return Ok(());
         }
         if wakers.is_empty() {
-            self.wakers.remove(&whose);
+            self.wakers.remove(&key);
         }
         Err(waker)
     }
 
-    fn remove(&mut self, whose: Whose) -> Wakers {
-        self.wakers.remove(&whose).unwrap_or_default()
+    fn remove(&mut self, key: WaiterKey) -> Wakers {
+        self.wakers.remove(&key).unwrap_or_default()
     }
 
-    fn forget(&mut self, place: &Place) -> Option<Waker> {
-        let wakers = self.wakers.get_mut(&place.whose)?;
-        let waker = wakers.remove(&place.number);
+    fn forget(&mut self, registration: &Registration) -> Option<Waker> {
+        let wakers = self.wakers.get_mut(&registration.key)?;
+        let waker = wakers.remove(&registration.number);
         if wakers.is_empty() {
-            self.wakers.remove(&place.whose);
+            self.wakers.remove(&registration.key);
         }
         waker
     }
@@ -322,28 +328,28 @@ mod tests {
 
     use super::*;
 
-    /// Who is not there any more is not counted: else every change looks for him.
+    /// Threads and wakers that have left are not counted: otherwise every change would take the lock.
     #[test]
-    fn inv18_nobody_is_counted_who_is_gone() {
+    fn inv18_waiters_that_left_are_not_counted() {
         let waiters = Waiters::new();
         let panic = catch_unwind(AssertUnwindSafe(|| {
             waiters.wait(None, || -> Option<()> { panic!("half-way") })
         }));
         assert!(panic.is_err());
-        let mut places = [const { Place { whose: None, number: 0 } }; 4];
-        for (at, place) in places.iter_mut().enumerate() {
+        let mut registrations = [const { Registration { key: None, number: 0 } }; 4];
+        for (at, registration) in registrations.iter_mut().enumerate() {
             for _ in 0..2 {
-                let whose = (at != 0).then_some(at as u32 / 2);
-                assert!(waiters.register(place, whose, Waker::noop()));
+                let key = (at != 0).then_some(at as u32 / 2);
+                assert!(waiters.register(registration, key, Waker::noop()));
             }
         }
         let counts =
-            || (waiters.count.load(Ordering::Relaxed), waiters.of_slots.load(Ordering::Relaxed));
+            || (waiters.count.load(Ordering::Relaxed), waiters.slot_wakers.load(Ordering::Relaxed));
         assert_eq!(counts(), (4, 3));
         drop(waiters.take_slot(0));
         assert_eq!(counts(), (3, 2));
-        waiters.leave(&mut places[1]);
-        waiters.leave(&mut places[2]);
+        waiters.leave(&mut registrations[1]);
+        waiters.leave(&mut registrations[2]);
         assert_eq!(counts(), (2, 1));
         waiters.notify();
         assert_eq!(counts(), (1, 1));

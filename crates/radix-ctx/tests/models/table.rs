@@ -15,7 +15,10 @@ use radix_ctx::{CtxTable, Id, LookupError};
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("insert: the value is written", "table::inv12_a_context_is_seen_finished"),
     ("reclaim: a grace period is over", "table::inv12_a_removed_context_outlives_its_readers"),
-    ("tick: another one for what was pushed meanwhile", "table::a_removal_meets_the_last_tick"),
+    (
+        "callback: queue it for slots that were added meanwhile",
+        "table::a_removal_meets_the_last_tick",
+    ),
 ];
 
 /// Of these, what only loom can see.
