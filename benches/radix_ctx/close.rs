@@ -15,7 +15,7 @@ use crate::ours::Ctx;
 
 const CONTEXTS: usize = 500;
 
-const TOGETHER: &str = "close_all of 500";
+const TOGETHER: &str = "remove_all of 500";
 const ONE: &str = "remove and wait, one";
 const ONE_BY_ONE: &str = "remove and wait, 500 times";
 
@@ -85,7 +85,7 @@ fn measure(plan: &Plan, group: &str) -> Rounds {
 const FREE: &str = "no guard is held";
 
 fn together(map: &Ctx<Value>) {
-    map.0.close_all().expect(FREE);
+    map.0.remove_all().expect(FREE);
     assert!(map.0.is_empty());
 }
 

@@ -29,10 +29,10 @@
 //! | keep a place | [`reserve`](CtxTable::reserve) | [`reserve`](XArray::reserve), [`reserve_lowest`](XArray::reserve_lowest) |
 //! | read | [`get`](CtxTable::get), [`with`](CtxTable::with), [`contains`](CtxTable::contains) | [`load`](XArray::load), [`with`](XArray::with), [`contains`](XArray::contains) |
 //! | hold on to it | [`get_ref`](CtxTable::get_ref): a [`CtxRef`] | |
-//! | walk | [`iter`](CtxTable::iter), [`range`](CtxTable::range), [`next`](CtxTable::next), [`prev`](CtxTable::prev) | [`iter`](XArray::iter), [`range`](XArray::range), [`next`](XArray::next), [`prev`](XArray::prev) |
+//! | walk | [`iter`](CtxTable::iter), [`range`](CtxTable::range), [`at_or_after`](CtxTable::at_or_after), [`at_or_before`](CtxTable::at_or_before) | [`iter`](XArray::iter), [`range`](XArray::range), [`next`](XArray::next), [`prev`](XArray::prev) |
 //! | search by a bit | | [`set_mark`](XArray::set_mark), [`marked`](XArray::marked) |
 //! | take out | [`remove`](CtxTable::remove): a [`Removal`], to wait for or not; [`take`](CtxTable::take): a [`CtxRef`] | [`erase`](XArray::erase), [`erase_range`](XArray::erase_range) |
-//! | take all out | [`close_all`](CtxTable::close_all), [`kill_all`](CtxTable::kill_all) | [`clear`](XArray::clear) |
+//! | take all out | [`remove_all`](CtxTable::remove_all), [`begin_remove_all`](CtxTable::begin_remove_all) | [`clear`](XArray::clear) |
 //! | have memory, or give it back | [`try_reserve`](CtxTable::try_reserve), [`flush`](CtxTable::flush), [`poll`](CtxTable::poll), [`shrink_to_fit`](CtxTable::shrink_to_fit) | [`try_reserve`](XArray::try_reserve), [`shrink_to_fit`](XArray::shrink_to_fit) |
 //! | count | [`len`](CtxTable::len), [`usage`](CtxTable::usage), [`stats`](CtxTable::stats) | [`is_empty`](XArray::is_empty), [`stats`](XArray::stats) |
 //!
@@ -48,7 +48,7 @@
 //! | a [`CtxRef`]: taken, cloned, dropped | nobody: wait-free on this CPU's words. The first to a context or its 63 neighbours takes the lock and allocates their counts; the last of a removed context drops it |
 //! | [`CtxTable::remove`] | lock-free. Every thousandth or so reclaims what others removed, and one after a pause takes the lock. With a quota, all inserts and removals write one cache line |
 //! | whatever else changes a table or an array | writers for each other: a short lock, under which no code of the caller's runs, nor a drop |
-//! | what is said to wait (`wait`, `flush`, `close_all`) | for readers: a grace period; and until references are gone |
+//! | what is said to wait (`wait`, `flush`, `remove_all`) | for readers: a grace period; and until references are gone |
 //!
 //! # Memory
 //!
@@ -126,9 +126,9 @@ pub use percpu::{AllocError, rcu};
 pub use self::xarray::XArray;
 
 pub use self::table::{
-    Builder, Closing, ClosingFuture, CtxRef, CtxTable, GetRefError, Id, InsertError, InsertRefused,
-    Inserter, Iter, Killed, LookupError, ParseIdError, Removal, RemovalFuture, RemoveError,
-    Reservation, TableStats, Usage, WaitError,
+    Builder, CtxRef, CtxTable, GetRefError, Id, InsertError, InsertRefused, Inserter, Iter,
+    LookupError, ParseIdError, Removal, RemovalFuture, RemoveAll, RemoveAllFuture, RemoveError,
+    RemovedFuture, Reservation, TableStats, Usage, WaitError,
 };
 
 /// Compiles and runs the example of the README.

@@ -236,8 +236,8 @@ fn a_table_with_room_allocates_nothing() {
     let left = refuse_after(100, || {
         let guard = rcu::pin();
         assert_eq!((table.get(first, &guard), table.with(first, |n| *n)), (Ok(&0), Ok(0)));
-        assert!(table.contains(first) && table.next(0, &guard).is_some());
-        assert!(table.prev(u32::MAX, &guard).is_some() && table.iter(&guard).count() == 1);
+        assert!(table.contains(first) && table.at_or_after(0, &guard).is_some());
+        assert!(table.at_or_before(u32::MAX, &guard).is_some() && table.iter(&guard).count() == 1);
         drop(guard);
         let held = table.get_ref(first).unwrap();
         drop(held.clone());
@@ -256,7 +256,7 @@ fn a_table_with_room_allocates_nothing() {
         assert!(table.next_free().is_some() && table.usage().contexts == 1);
         assert!(table.stats().live == 1 && table.poll() <= 3_000);
         table.flush().unwrap();
-        assert_eq!(table.kill_all().len(), 1);
+        assert_eq!(table.begin_remove_all().len(), 1);
         drop(held);
         table.flush().unwrap();
         assert!(table.is_empty());

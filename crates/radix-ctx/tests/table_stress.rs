@@ -99,7 +99,7 @@ fn end(table: CtxTable<Canary>, board: &Board, others: usize) {
     assert_eq!((table.len(), table.stats().pending, table.stats().panics), (live, 0, 0));
     assert_eq!(ALIVE.load(Relaxed), live as i64);
     println!("{}", table.stats());
-    assert_eq!(table.close_all(), Ok(live));
+    assert_eq!(table.remove_all(), Ok(live));
     assert_eq!(ALIVE.load(Relaxed), 0);
     rcu::barrier().unwrap();
     // Contexts are dropped before their slots are given back, and that by whoever came to it: another

@@ -72,7 +72,7 @@ fn inv18_all_wakers_are_woken_when_a_table_closes() {
         assert_eq!(poll(future.as_mut(), &waker), Poll::Pending);
     }
     drop(futures.pop()); // and leaves
-    assert_eq!(table.kill_all().len(), 2);
+    assert_eq!(table.begin_remove_all().len(), 2);
     assert_eq!(count.get(), 1);
 }
 
@@ -82,7 +82,7 @@ fn inv18_the_last_reference_wakes_who_waits_for_the_drop() {
     let (count, waker) = counted();
     let context = table.get_ref(first).unwrap();
     let mut gone = pin!(table.remove(first).unwrap().into_future());
-    let mut closed = pin!(table.kill_all().into_future());
+    let mut closed = pin!(table.begin_remove_all().into_future());
     table.flush().unwrap();
     assert_eq!(poll(gone.as_mut(), &waker), Poll::Pending);
     assert_eq!(poll(closed.as_mut(), &waker), Poll::Pending);
@@ -161,7 +161,7 @@ fn inv18_a_future_that_waits_for_its_own_thread_says_so() {
     let (count, waker) = counted();
     let guard = rcu::pin();
     let mut gone = pin!(table.remove(first).unwrap().into_future());
-    let mut closed = pin!(table.kill_all().into_future());
+    let mut closed = pin!(table.begin_remove_all().into_future());
     assert_eq!(poll(gone.as_mut(), &waker), Poll::Ready(Err(WaitError::Pinned)));
     assert_eq!(poll(closed.as_mut(), &waker), Poll::Ready(Err(WaitError::Pinned)));
     drop(guard);
@@ -214,7 +214,7 @@ fn inv18_a_deadline_is_slept_for() {
     let waited = switches() - before;
     assert!(waited < 50, "waited {waited} times");
 
-    let mut closing = table.kill_all();
+    let mut closing = table.begin_remove_all();
     table.flush().unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {

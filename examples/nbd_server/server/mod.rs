@@ -350,7 +350,7 @@ impl Server {
             }
         }
         // None is left, unless a worker failed. Waits until no reference is, either.
-        match self.connections.close_all() {
+        match self.connections.remove_all() {
             Ok(0) => {}
             Ok(left) => warn!(left, "connections were left by a worker that failed"),
             Err(error) => warn!(%error, "cannot close the table of connections"),

@@ -37,12 +37,12 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     }
 
     /// Returns the first live context at `index` or above. Wait-free.
-    pub fn next<'g>(&'g self, index: u32, guard: &'g impl Pinned) -> Option<(Id, &'g T)> {
+    pub fn at_or_after<'g>(&'g self, index: u32, guard: &'g impl Pinned) -> Option<(Id, &'g T)> {
         self.range(index.., guard).next()
     }
 
     /// Returns the last live context at `index` or below. Wait-free.
-    pub fn prev<'g>(&'g self, index: u32, guard: &'g impl Pinned) -> Option<(Id, &'g T)> {
+    pub fn at_or_before<'g>(&'g self, index: u32, guard: &'g impl Pinned) -> Option<(Id, &'g T)> {
         let _ = guard;
         // SAFETY: `guard` is an RCU guard, borrowed for `'g`.
         unsafe { self.core().slabs.last_live(index) }

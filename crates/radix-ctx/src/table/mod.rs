@@ -54,6 +54,6 @@ pub use self::insert::Reservation;
 pub use self::inserter::Inserter;
 pub use self::iter::Iter;
 pub use self::quota::Usage;
-pub use self::reference::{CtxRef, Killed};
-pub use self::remove::{Closing, ClosingFuture, Removal, RemovalFuture};
+pub use self::reference::{CtxRef, RemovedFuture};
+pub use self::remove::{Removal, RemovalFuture, RemoveAll, RemoveAllFuture};
 pub use self::stats::TableStats;

@@ -257,8 +257,8 @@ impl<T: Send + Sync + 'static> CtxRef<T> {
     }
 
     /// Returns a future that is ready when the context is removed.
-    pub fn removed(this: &Self) -> Killed<T> {
-        Killed { of: this.clone(), registration: Registration::default() }
+    pub fn removed(this: &Self) -> RemovedFuture<T> {
+        RemovedFuture { of: this.clone(), registration: Registration::default() }
     }
 }
 
@@ -315,12 +315,12 @@ impl<T: Send + Sync + fmt::Display + 'static> fmt::Display for CtxRef<T> {
 /// [`CtxRef::removed`].
 #[derive(Debug)]
 #[must_use = "a future does nothing unless it is polled"]
-pub struct Killed<T: Send + Sync + 'static> {
+pub struct RemovedFuture<T: Send + Sync + 'static> {
     of: CtxRef<T>,
     registration: Registration,
 }
 
-impl<T: Send + Sync + 'static> Future for Killed<T> {
+impl<T: Send + Sync + 'static> Future for RemovedFuture<T> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -341,7 +341,7 @@ impl<T: Send + Sync + 'static> Future for Killed<T> {
     }
 }
 
-impl<T: Send + Sync + 'static> Drop for Killed<T> {
+impl<T: Send + Sync + 'static> Drop for RemovedFuture<T> {
     fn drop(&mut self) {
         self.of.waiters().leave(&mut self.registration);
     }

@@ -51,15 +51,15 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// # Errors
     ///
     /// [`WaitError::Pinned`] or [`WaitError::InDrop`]; no context was removed.
-    pub fn close_all(&self) -> Result<usize, WaitError> {
+    pub fn remove_all(&self) -> Result<usize, WaitError> {
         self.core().may_wait()?;
-        let mut closing = self.kill_all();
+        let mut closing = self.begin_remove_all();
         closing.wait()?;
         Ok(closing.len())
     }
 
     /// Removes every context. Does not wait for readers.
-    pub fn kill_all(&self) -> Closing<'_, T> {
+    pub fn begin_remove_all(&self) -> RemoveAll<'_, T> {
         let core = self.core();
         let mut killed = 0;
         let mut from = 0;
@@ -78,7 +78,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
             core.waiters.notify_all();
             core.advance_and_queue();
         }
-        Closing { core, killed, from: 0 }
+        RemoveAll { core, killed, from: 0 }
     }
 
     /// Reclaims the removed contexts that no reader uses any more, as far as their grace period has ended.
@@ -347,18 +347,18 @@ impl<T: Send + Sync + 'static> fmt::Debug for Removal<'_, T> {
 }
 
 /// The removed contexts of a table, for a wait until they are dropped. Returned by
-/// [`CtxTable::kill_all`].
+/// [`CtxTable::begin_remove_all`].
 ///
 /// A wait may include contexts that other threads remove meanwhile. `closing.await` waits as a
-/// [`ClosingFuture`].
-pub struct Closing<'a, T: Send + Sync + 'static> {
+/// [`RemoveAllFuture`].
+pub struct RemoveAll<'a, T: Send + Sync + 'static> {
     core: &'a Core<T>,
     killed: usize,
     /// The contexts below this index are dropped, or were removed later.
     from: u64,
 }
 
-impl<T: Send + Sync + 'static> Closing<'_, T> {
+impl<T: Send + Sync + 'static> RemoveAll<'_, T> {
     /// Returns how many contexts were removed.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -433,29 +433,29 @@ impl<T: Send + Sync + 'static> Core<T> {
     }
 }
 
-impl<'a, T: Send + Sync + 'static> IntoFuture for Closing<'a, T> {
+impl<'a, T: Send + Sync + 'static> IntoFuture for RemoveAll<'a, T> {
     type Output = Result<usize, WaitError>;
-    type IntoFuture = ClosingFuture<'a, T>;
+    type IntoFuture = RemoveAllFuture<'a, T>;
 
-    fn into_future(self) -> ClosingFuture<'a, T> {
-        ClosingFuture { closing: self, registration: Registration::default() }
+    fn into_future(self) -> RemoveAllFuture<'a, T> {
+        RemoveAllFuture { closing: self, registration: Registration::default() }
     }
 }
 
 /// A future that is ready when all removed contexts are dropped, with their number. Made from a
-/// [`Closing`]. Wakes and fails like a [`RemovalFuture`].
+/// [`RemoveAll`]. Wakes and fails like a [`RemovalFuture`].
 #[derive(Debug)]
 #[must_use = "a future does nothing unless it is polled"]
-pub struct ClosingFuture<'a, T: Send + Sync + 'static> {
-    closing: Closing<'a, T>,
+pub struct RemoveAllFuture<'a, T: Send + Sync + 'static> {
+    closing: RemoveAll<'a, T>,
     registration: Registration,
 }
 
-impl<T: Send + Sync + 'static> Future for ClosingFuture<'_, T> {
+impl<T: Send + Sync + 'static> Future for RemoveAllFuture<'_, T> {
     type Output = Result<usize, WaitError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { closing: Closing { core, killed, from }, registration } = self.get_mut();
+        let Self { closing: RemoveAll { core, killed, from }, registration } = self.get_mut();
         let at = Cell::new(*from);
         let done = || core.is_clear(&at);
         let polled =
@@ -465,14 +465,14 @@ impl<T: Send + Sync + 'static> Future for ClosingFuture<'_, T> {
     }
 }
 
-impl<T: Send + Sync + 'static> Drop for ClosingFuture<'_, T> {
+impl<T: Send + Sync + 'static> Drop for RemoveAllFuture<'_, T> {
     fn drop(&mut self) {
         self.closing.core.waiters.leave(&mut self.registration);
     }
 }
 
-impl<T: Send + Sync + 'static> fmt::Debug for Closing<'_, T> {
+impl<T: Send + Sync + 'static> fmt::Debug for RemoveAll<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Closing").field("killed", &self.killed).finish_non_exhaustive()
+        f.debug_struct("RemoveAll").field("killed", &self.killed).finish_non_exhaustive()
     }
 }

@@ -38,7 +38,7 @@ fn a_table_from_its_first_context_to_its_last_reference() {
     let id = table.insert(Arc::new(5)).unwrap();
     assert_eq!(id.index(), 0);
     table.remove(id).unwrap().wait().unwrap();
-    assert_eq!(table.close_all(), Ok(0));
+    assert_eq!(table.remove_all(), Ok(0));
     let kept = table.get_ref(table.insert(Arc::new(7)).unwrap()).unwrap();
     drop(table);
     assert_eq!(**kept, 7);

@@ -108,12 +108,12 @@ fn inv18_a_wait_in_a_guard_is_refused() {
     let guard = rcu::pin();
     assert_eq!(CtxRef::wait_until(&context, |_| None::<()>), Err(WaitError::Pinned));
     assert_eq!(table.flush(), Err(WaitError::Pinned));
-    assert_eq!(table.close_all(), Err(WaitError::Pinned));
+    assert_eq!(table.remove_all(), Err(WaitError::Pinned));
     assert_eq!(table.len(), 3, "nothing was removed");
     let removal = table.remove(ids[1]).unwrap();
     assert_eq!(removal.wait_timeout(WHILE), Err(WaitError::Pinned));
     assert_eq!(removal.wait(), Err(WaitError::Pinned));
-    assert_eq!(table.kill_all().wait(), Err(WaitError::Pinned));
+    assert_eq!(table.begin_remove_all().wait(), Err(WaitError::Pinned));
     drop(guard);
     assert_eq!(table.flush().map(|vacated| vacated <= 2), Ok(true));
 }
@@ -157,7 +157,7 @@ fn a_removal_is_waited_for_in_every_way() {
             0 => removal.wait().unwrap(),
             1 => removal.wait_timeout(NEVER).unwrap(),
             2 => block_on(removal.into_future()).unwrap(),
-            _ => assert_eq!(block_on(table.kill_all().into_future()), Ok(0)),
+            _ => assert_eq!(block_on(table.begin_remove_all().into_future()), Ok(0)),
         }
         assert_eq!(drops.load(Relaxed), 1, "way {way}");
         user.join().unwrap();
@@ -211,17 +211,17 @@ fn inv14_close_all_drops_everything_once() {
     for round in 1..4 {
         let ids: Vec<Id> =
             (0..500).map(|_| table.insert(Told(Arc::clone(&drops))).unwrap()).collect();
-        assert_eq!(table.close_all(), Ok(500));
+        assert_eq!(table.remove_all(), Ok(500));
         assert_eq!(drops.load(Relaxed), 500 * round);
         assert!(ids.iter().all(|id| table.remove(*id).err() == Some(LookupError::Stale)));
         assert_eq!((table.len(), table.stats().pending), (0, 0));
-        assert_eq!(table.close_all(), Ok(0));
+        assert_eq!(table.remove_all(), Ok(0));
     }
     let held = {
         let id = table.insert(Told(Arc::clone(&drops))).unwrap();
         table.get_ref(id).unwrap()
     };
-    let mut closing = table.kill_all();
+    let mut closing = table.begin_remove_all();
     assert_eq!((closing.len(), closing.is_empty(), closing.is_done()), (1, false, false));
     assert_eq!(closing.wait_timeout(WHILE), Err(WaitError::TimedOut));
     drop(held);
@@ -290,8 +290,8 @@ impl Drop for Calls {
     fn drop(&mut self) {
         let table = self.table.get().unwrap();
         let flush = table.flush().err();
-        let close = table.close_all().err();
-        let wait = table.kill_all().wait().err();
+        let close = table.remove_all().err();
+        let wait = table.begin_remove_all().wait().err();
         let _ = self.said.send([flush, close, wait]);
     }
 }
@@ -350,7 +350,7 @@ fn a_drop_that_panics_stops_nothing() {
     for kind in [0, 1, 2, 0, 1] {
         table.insert(Panics(kind)).unwrap();
     }
-    assert_eq!(in_time_scoped(|| table.close_all()), Ok(5));
+    assert_eq!(in_time_scoped(|| table.remove_all()), Ok(5));
     assert_eq!(table.stats().panics, 3);
     table.validate();
     let id = table.insert(Panics(1)).unwrap();

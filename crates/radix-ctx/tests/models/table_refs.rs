@@ -217,7 +217,7 @@ fn inv18_a_future_is_woken_by_what_it_sleeps_for() {
         });
         is_ready_or_woken(removed, || remover.join().unwrap());
 
-        let removal = contexts.table.kill_all(); // nothing any more
+        let removal = contexts.table.begin_remove_all(); // nothing any more
         assert!(removal.is_empty());
         contexts.table.flush().unwrap();
         let user = thread::spawn(move || drop(context));
@@ -266,10 +266,10 @@ fn inv14_two_threads_close_the_table() {
         let contexts = Contexts::new();
         contexts.insert(7);
         let other = spawn(&contexts, |contexts| {
-            contexts.table.close_all().unwrap();
+            contexts.table.remove_all().unwrap();
             assert_eq!(contexts.drops.load(Ordering::Relaxed), 1);
         });
-        contexts.table.close_all().unwrap();
+        contexts.table.remove_all().unwrap();
         assert_eq!(contexts.drops.load(Ordering::Relaxed), 1);
         other.join().unwrap();
     });

@@ -18,9 +18,9 @@ impl Both<'_> {
             _ => None,
         };
         let next = self.slots.range(index..).find_map(of);
-        assert_eq!(self.table.next(index, &guard).map(entry), next);
+        assert_eq!(self.table.at_or_after(index, &guard).map(entry), next);
         let prev = self.slots.range(..=index).rev().find_map(of);
-        assert_eq!(self.table.prev(index, &guard).map(entry), prev);
+        assert_eq!(self.table.at_or_before(index, &guard).map(entry), prev);
         // A walk in two parts.
         let mut walk = self.table.range(index / 2.., &guard);
         let mut seen: Vec<_> = walk.by_ref().take(3).map(entry).collect();

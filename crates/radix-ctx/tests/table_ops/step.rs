@@ -171,7 +171,7 @@ impl Both<'_> {
             Op::Unpin => self.guard = None,
             Op::KillAll => {
                 let live: Vec<Id> = self.live_ids();
-                let mut closing = table.kill_all();
+                let mut closing = table.begin_remove_all();
                 assert_eq!(closing.len(), live.len());
                 let is_done = closing.is_done();
                 assert!(!is_done || self.refs.is_empty() || live.is_empty());
@@ -179,10 +179,10 @@ impl Both<'_> {
             }
             Op::CloseAll => {
                 if self.guard.is_some() {
-                    assert_eq!(table.close_all(), Err(WaitError::Pinned));
+                    assert_eq!(table.remove_all(), Err(WaitError::Pinned));
                 } else if self.refs.is_empty() {
                     let live: Vec<Id> = self.live_ids();
-                    assert_eq!(table.close_all(), Ok(live.len()));
+                    assert_eq!(table.remove_all(), Ok(live.len()));
                     live.into_iter().for_each(|id| self.removed(id));
                 }
             }
