@@ -151,6 +151,33 @@ impl FromStr for Id {
     }
 }
 
+/// As the [`Display`](fmt::Display) form in human-readable formats, and as the number elsewhere.
+#[cfg(feature = "serde")]
+impl serde_core::Serialize for Id {
+    fn serialize<S: serde_core::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if serializer.is_human_readable() {
+            serializer.collect_str(self)
+        } else {
+            serializer.serialize_u64(self.to_bits())
+        }
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde_core::Deserialize<'de> for Id {
+    fn deserialize<D: serde_core::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        use serde_core::de::Error;
+
+        if deserializer.is_human_readable() {
+            let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+            text.parse().map_err(D::Error::custom)
+        } else {
+            let bits = u64::deserialize(deserializer)?;
+            Self::from_bits(bits).ok_or_else(|| D::Error::custom(ParseIdError {}))
+        }
+    }
+}
+
 impl From<Id> for u64 {
     fn from(id: Id) -> Self {
         id.to_bits()

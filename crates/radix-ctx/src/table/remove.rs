@@ -15,7 +15,7 @@ use super::core::{Core, State};
 use super::ctx_table::CtxTable;
 use super::error::{RemoveError, WaitError};
 use super::id::Id;
-use super::slab::{NotLive, SLAB_BITS};
+use super::slab::{NotLive, SLAB_BITS, SLOTS};
 use super::slab_tree::LAST_KEY;
 use super::waiters::Registration;
 
@@ -79,6 +79,49 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
             core.advance_and_queue();
         }
         RemoveAll { core, killed, from: 0 }
+    }
+
+    /// Removes the contexts for which `keep` returns false. Returns how many this call removed.
+    ///
+    /// Calls `keep` once for each context that is live throughout, ascending by index. A context that is
+    /// inserted meanwhile may be skipped. `keep` runs under an RCU guard, so it must not wait for the table.
+    /// If it panics, the contexts that were removed before stay removed. Does not wait for readers.
+    ///
+    /// ```
+    /// use radix_ctx::CtxTable;
+    ///
+    /// let requests = CtxTable::new();
+    /// for age in [3, 70, 5] {
+    ///     requests.insert(age)?;
+    /// }
+    /// assert_eq!(requests.retain(|_id, age| *age < 60), 1);
+    /// assert_eq!(requests.len(), 2);
+    /// # Ok::<(), radix_ctx::InsertError<i32>>(())
+    /// ```
+    pub fn retain(&self, mut keep: impl FnMut(Id, &T) -> bool) -> usize {
+        let core = self.core();
+        let (mut removed, mut must_advance) = (0, false);
+        let mut from = Some(0);
+        while let Some(index) = from {
+            // A guard for each batch, so that a long table does not delay grace periods.
+            let mut refused = [None; SLOTS];
+            let guard = rcu::pin();
+            let mut contexts = self.range(index.., &guard);
+            for (refused, (id, context)) in refused.iter_mut().zip(contexts.by_ref()) {
+                *refused = (!keep(id, context)).then_some(id);
+            }
+            from = contexts.next_index();
+            drop(guard);
+            for id in refused.into_iter().flatten() {
+                let Ok(advance) = core.kill(id) else { continue }; // another thread was faster
+                removed += 1;
+                must_advance |= advance;
+            }
+        }
+        if must_advance {
+            core.advance_and_queue();
+        }
+        removed
     }
 
     /// Reclaims the removed contexts that no reader uses any more, as far as their grace period has ended.

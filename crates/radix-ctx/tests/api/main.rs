@@ -5,6 +5,8 @@
 
 #[path = "../model/mod.rs"]
 mod model;
+#[cfg(feature = "serde")]
+mod serde;
 mod table;
 mod table_inserter;
 mod table_model;

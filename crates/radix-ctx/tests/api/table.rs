@@ -105,3 +105,45 @@ fn inv20_a_released_slab_charges_no_index_that_was_never_used() {
     assert!([again, fresh].iter().all(|&id| !table.contains(id)));
     table.validate();
 }
+
+#[test]
+fn retain_removes_what_it_is_told_once() {
+    let table = CtxTable::new();
+    let ids: Vec<_> = (0..1000).map(|i| table.insert(i).unwrap()).collect();
+    let mut seen = Vec::new();
+    let removed = table.retain(|id, &i| {
+        seen.push((id, i));
+        i % 3 == 0
+    });
+    assert!(seen.iter().map(|&(id, _)| id).eq(ids.iter().copied()) && seen.len() == 1000);
+    assert_eq!((removed, table.len()), (666, 334));
+    for (i, id) in ids.iter().enumerate() {
+        assert_eq!(table.contains(*id), i % 3 == 0, "{id}");
+    }
+    // A context that another thread removes in between is not counted.
+    let removed = table.retain(|id, _| {
+        drop(table.remove(id));
+        false
+    });
+    assert_eq!((removed, table.len()), (0, 0));
+    table.flush().unwrap();
+    table.validate();
+}
+
+#[test]
+fn a_panic_in_retain_keeps_what_was_not_refused() {
+    let table = CtxTable::new();
+    for i in 0..100 {
+        table.insert(i).unwrap();
+    }
+    let panics = std::panic::AssertUnwindSafe(|| {
+        table.retain(|_, &i| {
+            assert_ne!(i, 99);
+            i >= 10
+        })
+    });
+    assert!(std::panic::catch_unwind(panics).is_err());
+    assert!((90..=100).contains(&table.len()));
+    assert!(table.insert(100).is_ok());
+    table.validate();
+}
