@@ -5,6 +5,7 @@ mod binaries;
 mod cfg;
 mod ci;
 mod error;
+mod examples;
 mod layers;
 mod mutants;
 mod parts;
@@ -124,6 +125,14 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
+    /// The share of the public types of each library that have an example in their documentation
+    Examples {
+        /// The libraries, such as `percpu`; all if none is named
+        crates: Vec<String>,
+        /// Fail if a type has none
+        #[arg(long)]
+        check: bool,
+    },
     #[command(name = guard::COMMAND, hide = true)]
     Guard,
 }
@@ -195,6 +204,7 @@ fn run(command: Command) -> Result<()> {
         Command::Benches { smoke: true } => benches::smoke(&ws, &nothing_ahead()),
         Command::Benches { smoke: false } => benches::full(&ws),
         Command::Layers { crates, all, check } => layers::run(&ws, &crates, all, check),
+        Command::Examples { crates, check } => examples::run(&ws, &crates, check),
         Command::Guard => Ok(()),
     }
 }

@@ -8,6 +8,18 @@ use percpu::AllocError;
 use percpu::rcu::SynchronizeError;
 
 /// The reason why an id names no live context. Maps to `EINVAL`.
+///
+/// ```
+/// use radix_ctx::{CtxTable, Id, LookupError};
+///
+/// let table = CtxTable::new();
+/// let id = table.insert("alice")?;
+/// table.remove(id)?;
+/// assert_eq!(table.with(id, |_| ()), Err(LookupError::Stale));
+/// let forged = Id::from_bits(99 << 32 | 7).unwrap();
+/// assert_eq!(table.with(forged, |_| ()), Err(LookupError::NotFound));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LookupError {
@@ -18,6 +30,16 @@ pub enum LookupError {
 }
 
 /// The reason why a counted reference was not taken. Maps to `EINVAL` or `ENOMEM`.
+///
+/// ```
+/// use radix_ctx::{CtxTable, GetRefError, LookupError};
+///
+/// let table = CtxTable::new();
+/// let id = table.insert("alice")?;
+/// table.remove(id)?;
+/// assert_eq!(table.get_ref(id).unwrap_err(), GetRefError::Lookup(LookupError::Stale));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GetRefError {
@@ -32,6 +54,17 @@ pub enum GetRefError {
 pub type RemoveError = LookupError;
 
 /// The reason why a context was not inserted. The call changed nothing.
+///
+/// ```
+/// use radix_ctx::{CtxTable, InsertRefused};
+///
+/// let table = CtxTable::builder().max_index(0).build()?;
+/// let id = table.insert("alice")?;
+/// table.remove(id)?;
+/// let guard = radix_ctx::rcu::pin(); // a reader keeps the removed context
+/// assert_eq!(table.insert("bob").unwrap_err().reason, InsertRefused::Exhausted { pending: 1 });
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InsertRefused {
@@ -55,6 +88,15 @@ pub enum InsertRefused {
 }
 
 /// The reason why a wait failed.
+///
+/// ```
+/// use radix_ctx::{CtxTable, WaitError, rcu};
+///
+/// let table = CtxTable::<u32>::new();
+/// let guard = rcu::pin();
+/// assert_eq!(table.flush(), Err(WaitError::Pinned)); // would wait for `guard`
+/// # drop(guard);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WaitError {

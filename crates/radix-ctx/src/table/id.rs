@@ -113,6 +113,11 @@ impl fmt::Display for Id {
 }
 
 /// The error of a text that is not the [`Display`](fmt::Display) form of an [`Id`].
+///
+/// ```
+/// let error = "17".parse::<radix_ctx::Id>().unwrap_err();
+/// assert_eq!(error.to_string(), "not an id of the form `index.generation`");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ParseIdError {}

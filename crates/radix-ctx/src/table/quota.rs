@@ -29,6 +29,14 @@ struct Counted {
 }
 
 /// The use of the limits of a table. Returned by [`CtxTable::usage`](super::CtxTable::usage).
+///
+/// ```
+/// let table = radix_ctx::CtxTable::builder().max_weight(100).build()?;
+/// table.insert_weighted("alice", 60).unwrap();
+/// let usage = table.usage();
+/// assert_eq!((usage.contexts, usage.weight), (1, Some(60)));
+/// # Ok::<(), radix_ctx::AllocError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {

@@ -313,6 +313,15 @@ impl<T: Send + Sync + fmt::Display + 'static> fmt::Display for CtxRef<T> {
 
 /// A future that is ready when a context is removed. Holds a reference to it. Returned by
 /// [`CtxRef::removed`].
+///
+/// ```
+/// use radix_ctx::CtxRef;
+///
+/// async fn watch(session: CtxRef<String>) {
+///     CtxRef::removed(&session).await;
+///     println!("{session} is closed");
+/// }
+/// ```
 #[derive(Debug)]
 #[must_use = "a future does nothing unless it is polled"]
 pub struct RemovedFuture<T: Send + Sync + 'static> {

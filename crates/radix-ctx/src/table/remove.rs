@@ -53,9 +53,9 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// [`WaitError::Pinned`] or [`WaitError::InDrop`]; no context was removed.
     pub fn remove_all(&self) -> Result<usize, WaitError> {
         self.core().may_wait()?;
-        let mut closing = self.begin_remove_all();
-        closing.wait()?;
-        Ok(closing.len())
+        let mut removal = self.begin_remove_all();
+        removal.wait()?;
+        Ok(removal.len())
     }
 
     /// Removes every context. Does not wait for readers.
@@ -353,6 +353,13 @@ impl<'a, T: Send + Sync + 'static> IntoFuture for Removal<'a, T> {
 
 /// A future that is ready when a removed context is dropped. Made from a [`Removal`].
 ///
+/// ```
+/// async fn close(table: &radix_ctx::CtxTable<String>, id: radix_ctx::Id) -> std::io::Result<()> {
+///     table.remove(id)?.await?; // a `RemovalFuture`
+///     Ok(()) // no reader has the context any more
+/// }
+/// ```
+///
 /// While readers use the context, the task is polled repeatedly, because a reader wakes no task when it
 /// leaves. While only references keep it, the task sleeps.
 ///
@@ -392,8 +399,21 @@ impl<T: Send + Sync + 'static> fmt::Debug for Removal<'_, T> {
 /// The removed contexts of a table, for a wait until they are dropped. Returned by
 /// [`CtxTable::begin_remove_all`].
 ///
-/// A wait may include contexts that other threads remove meanwhile. `closing.await` waits as a
+/// A wait may include contexts that other threads remove meanwhile. `removal.await` waits as a
 /// [`RemoveAllFuture`].
+///
+/// ```
+/// use radix_ctx::CtxTable;
+///
+/// let table = CtxTable::new();
+/// table.insert("alice")?;
+/// table.insert("bob")?;
+/// let mut removal = table.begin_remove_all();
+/// assert!(table.is_empty());
+/// removal.wait()?; // both contexts are dropped
+/// assert_eq!(removal.len(), 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct RemoveAll<'a, T: Send + Sync + 'static> {
     core: &'a Core<T>,
     killed: usize,
@@ -481,16 +501,22 @@ impl<'a, T: Send + Sync + 'static> IntoFuture for RemoveAll<'a, T> {
     type IntoFuture = RemoveAllFuture<'a, T>;
 
     fn into_future(self) -> RemoveAllFuture<'a, T> {
-        RemoveAllFuture { closing: self, registration: Registration::default() }
+        RemoveAllFuture { removal: self, registration: Registration::default() }
     }
 }
 
 /// A future that is ready when all removed contexts are dropped, with their number. Made from a
 /// [`RemoveAll`]. Wakes and fails like a [`RemovalFuture`].
+///
+/// ```
+/// async fn shut_down(table: &radix_ctx::CtxTable<String>) -> std::io::Result<usize> {
+///     Ok(table.begin_remove_all().await?) // how many there were
+/// }
+/// ```
 #[derive(Debug)]
 #[must_use = "a future does nothing unless it is polled"]
 pub struct RemoveAllFuture<'a, T: Send + Sync + 'static> {
-    closing: RemoveAll<'a, T>,
+    removal: RemoveAll<'a, T>,
     registration: Registration,
 }
 
@@ -498,7 +524,7 @@ impl<T: Send + Sync + 'static> Future for RemoveAllFuture<'_, T> {
     type Output = Result<usize, WaitError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { closing: RemoveAll { core, killed, from }, registration } = self.get_mut();
+        let Self { removal: RemoveAll { core, killed, from }, registration } = self.get_mut();
         let at = Cell::new(*from);
         let done = || core.is_clear(&at);
         let polled =
@@ -510,7 +536,7 @@ impl<T: Send + Sync + 'static> Future for RemoveAllFuture<'_, T> {
 
 impl<T: Send + Sync + 'static> Drop for RemoveAllFuture<'_, T> {
     fn drop(&mut self) {
-        self.closing.core.waiters.leave(&mut self.registration);
+        self.removal.core.waiters.leave(&mut self.registration);
     }
 }
 

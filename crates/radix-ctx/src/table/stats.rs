@@ -14,6 +14,14 @@ use super::slab_tree::LAST_KEY;
 /// The statistics of a table. Returned by [`CtxTable::stats`].
 ///
 /// Exact while no thread changes the table. During changes, each number is right for some moment.
+///
+/// ```
+/// let table = radix_ctx::CtxTable::new();
+/// table.insert("alice").unwrap();
+/// let stats = table.stats();
+/// assert_eq!((stats.live, stats.slabs, stats.pending), (1, 1, 0));
+/// println!("{stats}");
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TableStats {

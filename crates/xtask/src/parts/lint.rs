@@ -1,12 +1,15 @@
 //! Format, clippy, documentation, layers, licences.
 
 use crate::error::Result;
-use crate::layers;
 use crate::tools;
 use crate::workspace::Workspace;
+use crate::{examples, layers};
 
 /// The crates whose modules form layers. The others get there one by one.
 const LAYERED: [&str; 5] = ["percpu", "mq-rbtree", "radix-ctx", "testkit", "xtask"];
+
+/// The crates of which every public type has an example.
+const WITH_EXAMPLES: [&str; 1] = ["percpu"];
 
 /// Format first: it takes a second and fails most often.
 ///
@@ -27,6 +30,7 @@ pub(crate) fn lint(ws: &Workspace) -> Result<()> {
     ws.cargo(["doc", "--locked", "--workspace", "--no-deps"])
         .env("RUSTDOCFLAGS", "-D warnings")
         .run()?;
+    examples::report(ws, &WITH_EXAMPLES.map(String::from), true)?;
     layers::run(ws, &LAYERED.map(String::from), false, true)
 }
 
