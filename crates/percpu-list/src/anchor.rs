@@ -16,8 +16,6 @@ use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::cell::UnsafeCell;
 use percpu::sync::{load_own, order};
 
-use crate::shard::Shard;
-
 /// The `index` of an anchor that is on no list.
 pub(crate) const UNLINKED: u32 = u32::MAX;
 
@@ -27,7 +25,28 @@ pub(crate) const UNLINKED: u32 = u32::MAX;
 pub(crate) struct Anchor {
     home: AtomicU32,
     index: AtomicU32,
-    shard: UnsafeCell<*const Shard>,
+    shard: UnsafeCell<ShardPtr>,
+}
+
+/// A pointer to the shard that holds an anchor, which only the layer of shards follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ShardPtr(*const ());
+
+impl ShardPtr {
+    /// The pointer of an anchor that has never been on a list.
+    pub(crate) const NULL: Self = Self(ptr::null());
+
+    /// Wraps a pointer to a shard, whose type this module does not name.
+    #[inline(always)]
+    pub(crate) fn new<S>(shard: *const S) -> Self {
+        Self(shard.cast())
+    }
+
+    /// Returns the pointer that [`new`](Self::new) was given, for which `S` must be the same type.
+    #[inline(always)]
+    pub(crate) fn as_ptr<S>(self) -> *const S {
+        self.0.cast()
+    }
 }
 
 // SAFETY: `shard` is used under the lock of the home slot only (invariant 1), and what it points to
@@ -42,7 +61,7 @@ impl Anchor {
         Self {
             home: AtomicU32::new(slot.get()),
             index: AtomicU32::new(UNLINKED),
-            shard: UnsafeCell::new(ptr::null()),
+            shard: UnsafeCell::new(ShardPtr::NULL),
         }
     }
 
@@ -86,7 +105,7 @@ impl Anchor {
     /// The shard that holds it, or held it last. The caller holds the home slot's lock, or made the
     /// anchor and has not shown it to anybody.
     #[inline(always)]
-    pub(crate) fn shard(&self) -> *const Shard {
+    pub(crate) fn shard(&self) -> ShardPtr {
         self.shard.with(|shard| {
             // SAFETY: invariant 1: nobody writes it now.
             unsafe { *shard }
@@ -95,7 +114,7 @@ impl Anchor {
 
     /// Says which shard holds it. The caller as for [`shard`](Self::shard).
     #[inline(always)]
-    pub(crate) fn set_shard(&self, to: *const Shard) {
+    pub(crate) fn set_shard(&self, to: ShardPtr) {
         self.shard.with_mut(|shard| {
             // SAFETY: invariant 1: nobody else uses it now.
             unsafe { *shard = to };
@@ -111,15 +130,15 @@ mod tests {
     fn a_new_anchor_is_at_home_and_on_no_list() {
         let anchor = Anchor::new(CpuId::new(7));
         assert_eq!((anchor.home(), anchor.index()), (CpuId::new(7), UNLINKED));
-        assert!(!anchor.is_linked() && anchor.shard().is_null());
+        assert!(!anchor.is_linked() && anchor.shard() == ShardPtr::NULL);
     }
 
     #[test]
     fn an_anchor_says_what_it_was_told() {
         let anchor = Anchor::new(CpuId::new(0));
-        let shard = Shard::new(CpuId::new(3), true);
-        anchor.set_home(shard.slot());
-        anchor.set_shard(&raw const shard);
+        let shard = ShardPtr::new(&raw const anchor);
+        anchor.set_home(CpuId::new(3));
+        anchor.set_shard(shard);
         for index in [0, 1, UNLINKED - 1] {
             anchor.set_index(index);
             assert!(anchor.is_linked());
@@ -128,7 +147,7 @@ mod tests {
         anchor.set_index(UNLINKED);
         assert!(!anchor.is_linked());
         assert_eq!(anchor.home(), CpuId::new(3), "it keeps its home");
-        assert!(ptr::eq(anchor.shard(), &raw const shard), "and who held it last");
+        assert_eq!(anchor.shard(), shard, "it keeps the shard that held it last");
     }
 
     /// An entry's cell tells it from a hole by the lowest bit; a link of a list costs three words.

@@ -183,7 +183,7 @@ impl Core {
                 // SAFETY: in the array, so alive.
                 let anchor = unsafe { anchor.as_ref() };
                 assert_eq!(anchor.home(), part.slot(), "an entry's home");
-                assert!(ptr::eq(anchor.shard(), part.shard), "an entry's list");
+                assert!(anchor.shard() == part.shard.as_anchor_ptr(), "an entry's list");
             });
         }
     }
@@ -323,7 +323,7 @@ impl<'a, G> Locked<'a, G> {
     pub(crate) unsafe fn add(&mut self, anchor: NonNull<Anchor>) {
         // SAFETY: alive, says the caller.
         // Stored each time: a shard that it had before may be gone, and this one be in its place.
-        unsafe { anchor.as_ref() }.set_shard(self.shard);
+        unsafe { anchor.as_ref() }.set_shard(self.shard.as_anchor_ptr());
         // SAFETY: the caller's.
         unsafe { self.array_mut().put(anchor) };
         self.shard.count_added();
@@ -383,7 +383,7 @@ pub(crate) unsafe fn remove_anywhere(
             return Ok(false);
         }
         // SAFETY: linked, under the home slot's lock: a list lives until it has unlinked all entries.
-        let shard = unsafe { &*anchor.shard() };
+        let shard = unsafe { Shard::of(anchor) };
         if contended {
             shard.count_contended();
         }

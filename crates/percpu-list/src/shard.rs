@@ -14,7 +14,7 @@ use percpu::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use percpu::sync::cell::UnsafeCell;
 use percpu::sync::{load_own, order};
 
-use crate::anchor::Anchor;
+use crate::anchor::{Anchor, ShardPtr};
 use crate::array::Array;
 use crate::stats::Stats;
 
@@ -91,6 +91,24 @@ impl Shard {
                 spare_count: AtomicU8::new(0),
             },
         }
+    }
+
+    /// Returns the pointer that the anchors in the shard have.
+    #[inline(always)]
+    pub(crate) fn as_anchor_ptr(&self) -> ShardPtr {
+        ShardPtr::new(self)
+    }
+
+    /// Returns the shard that holds an anchor.
+    ///
+    /// # Safety
+    ///
+    /// The anchor is linked, the caller holds the lock of its home slot, and the list of the anchor
+    /// lives as long as `'a`.
+    #[inline(always)]
+    pub(crate) unsafe fn of<'a>(anchor: &Anchor) -> &'a Self {
+        // SAFETY: a linked anchor has a pointer from `as_anchor_ptr`, to a shard of a list that lives.
+        unsafe { &*anchor.shard().as_ptr() }
     }
 
     /// Whether it counts from where entries are removed.

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::ptr;
 
 use percpu::lglock::LockError;
 use percpu::sync::Arc;
@@ -367,7 +366,7 @@ impl<T> PerCpuList<T> {
         let anchor = unsafe { found.node().anchor() };
         // Written when the node was inserted, and never again.
         let ours =
-            self.core.part(anchor.home()).is_some_and(|own| ptr::eq(own.shard(), anchor.shard()));
+            self.core.part(anchor.home()).is_some_and(|own| own.as_anchor_ptr() == anchor.shard());
         if !ours {
             return Ok(false);
         }
