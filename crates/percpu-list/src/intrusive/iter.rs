@@ -9,16 +9,15 @@ use percpu::lglock::LockError;
 use crate::chunk::Chunk;
 use crate::cursor::Cursor;
 
-use super::IntrusiveList;
+use super::items::Items;
 use super::link::Linked;
-use super::list::pinned;
 
-/// Walks an [`IntrusiveList`], giving out what keeps an item alive: from
-/// [`IntrusiveList::iter_pinned`].
+/// Walks an [`IntrusiveList`](crate::IntrusiveList), giving out what keeps an item alive: from
+/// [`IntrusiveList::iter_pinned`](crate::IntrusiveList::iter_pinned).
 ///
 /// `pin` is called under the slot's lock with each item, for 32 at a time, and says what to give out:
 /// an `Arc` upgraded from a `Weak` in the item, a count taken, a copy of what is wanted; `None` to
-/// leave the item out. It must be short, as for [`IntrusiveList::for_each`]; and it must not drop what
+/// leave the item out. It must be short, as for [`IntrusiveList::for_each`](crate::IntrusiveList::for_each); and it must not drop what
 /// it took: if an upgraded `Arc` is the last by then, the item is dropped inside the walk, which ends
 /// the process. So filter before the upgrade, or outside.
 ///
@@ -53,15 +52,15 @@ use super::list::pinned;
 /// ```
 #[must_use = "it does nothing until it is iterated over"]
 pub struct PinnedIter<'a, T: Linked, P, F> {
-    _list: &'a IntrusiveList<T>,
+    items: &'a Items<T>,
     cursor: Cursor<'a>,
     pin: F,
     chunk: Chunk<P>,
 }
 
 impl<'a, T: Linked, P, F> PinnedIter<'a, T, P, F> {
-    pub(super) fn new(list: &'a IntrusiveList<T>, pin: F) -> Self {
-        Self { _list: list, cursor: Cursor::new(list.core()), pin, chunk: Chunk::new() }
+    pub(super) fn new(items: &'a Items<T>, pin: F) -> Self {
+        Self { items, cursor: Cursor::new(items.core()), pin, chunk: Chunk::new() }
     }
 }
 
@@ -69,13 +68,13 @@ impl<T: Linked, P, F: FnMut(Pin<&T>) -> Option<P>> Iterator for PinnedIter<'_, T
     type Item = Result<P, LockError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let (cursor, pin) = (&mut self.cursor, &mut self.pin);
+        let (items, cursor, pin) = (self.items, &mut self.cursor, &mut self.pin);
         self.chunk.next(|chunk| {
             cursor.chunk(
                 |_| (),
                 |anchor| {
                     // SAFETY: linked, and its slot's lock is held during this call.
-                    let found = pin(unsafe { pinned(anchor) });
+                    let found = pin(unsafe { items.item(anchor) });
                     found.map(|found| chunk.push(found)).is_some()
                 },
             )

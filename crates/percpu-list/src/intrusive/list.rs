@@ -1,22 +1,22 @@
 //! The list itself.
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::pin::Pin;
-use std::ptr::NonNull;
 
 use percpu::lglock::LockError;
 use percpu::sync::{check, step};
 use percpu::{AllocError, CpuId};
 
-use crate::anchor::{Anchor, UNLINKED};
+use crate::anchor::UNLINKED;
 use crate::core::{Core, Locked, Part, remove_anywhere};
 use crate::domain::Domain;
 use crate::error::Refused;
 use crate::stats::Stats;
 
-use super::link::{Linked, anchor_of, item_of, link_of};
-use super::{IntrusiveSnapshot, PinnedIter};
+use super::items::Items;
+use super::iter::PinnedIter;
+use super::link::{Linked, anchor_of, link_of};
+use super::snapshot::IntrusiveSnapshot;
 
 /// A registry of pinned items that embed a [`Link`](super::Link): nothing is allocated for an item.
 ///
@@ -51,8 +51,7 @@ use super::{IntrusiveSnapshot, PinnedIter};
 ///
 /// Invariant in `T`. `Send` and `Sync`: items are `Sync`.
 pub struct IntrusiveList<T: Linked> {
-    core: Core,
-    _item: PhantomData<fn(T) -> T>,
+    items: Items<T>,
 }
 
 impl<T: Linked> IntrusiveList<T> {
@@ -91,25 +90,26 @@ impl<T: Linked> IntrusiveList<T> {
     ///
     /// [`AllocError`] if memory is out.
     pub fn try_new_in(domain: &Domain) -> Result<Self, AllocError> {
-        Ok(Self { core: Core::new(domain, true)?, _item: PhantomData })
+        Ok(Self { items: Items::try_new(domain, true)? })
     }
 
     /// One that does not count hits, to measure what that costs.
     #[doc(hidden)]
     #[must_use]
     pub fn new_uncounted_in(domain: &Domain) -> Self {
-        let core = Core::new(domain, false).unwrap_or_else(|_| crate::out_of_memory::<Self>());
-        Self { core, _item: PhantomData }
+        let items = Items::try_new(domain, false);
+        Self { items: items.unwrap_or_else(|_| crate::out_of_memory::<Self>()) }
     }
 
-    pub(super) fn core(&self) -> &Core {
-        &self.core
+    #[inline(always)]
+    fn core(&self) -> &Core {
+        self.items.core()
     }
 
     /// The list's domain, for which items make their links.
     #[must_use]
     pub fn domain(&self) -> &Domain {
-        self.core.domain()
+        self.core().domain()
     }
 
     /// Adds an item in the slot of the CPU that the caller runs on.
@@ -122,7 +122,7 @@ impl<T: Linked> IntrusiveList<T> {
     /// [`Refused`]; the item is where it was.
     #[inline]
     pub fn insert(&self, item: Pin<&T>) -> Result<(), Refused> {
-        self.insert_in(self.core.domain().here(), item.get_ref())
+        self.insert_in(self.core().domain().here(), item.get_ref())
     }
 
     /// Adds an item in the slot of `cpu`: for who knows better, and for replays.
@@ -131,16 +131,16 @@ impl<T: Linked> IntrusiveList<T> {
     ///
     /// As [`insert`](Self::insert), and [`LockError::NoSuchCpu`].
     pub fn insert_on(&self, cpu: CpuId, item: Pin<&T>) -> Result<(), Refused> {
-        self.insert_in(self.core.domain().slot_of(cpu)?, item.get_ref())
+        self.insert_in(self.core().domain().slot_of(cpu)?, item.get_ref())
     }
 
     #[inline(always)]
     fn insert_in(&self, slot: CpuId, item: &T) -> Result<(), Refused> {
         let link = link_of(item);
-        if !link.domain().is(self.core.domain()) {
+        if !link.domain().is(self.core().domain()) {
             return Err(Refused::OtherDomain);
         }
-        let part = self.core.part_or_new(slot)?;
+        let part = self.core().part_or_new(slot)?;
         loop {
             let home = link.anchor().home();
             let added = if check!("add: the home is this slot", home == slot) {
@@ -160,7 +160,7 @@ impl<T: Linked> IntrusiveList<T> {
     #[cold]
     #[inline(never)]
     fn move_in(&self, part: Part<'_>, home: CpuId, item: &T) -> Result<Added, Refused> {
-        let guard = self.core.domain().lock_pair(home, part.slot())?;
+        let guard = self.core().domain().lock_pair(home, part.slot())?;
         // SAFETY: one of the two is its slot's lock.
         self.add(unsafe { Locked::new(part.shard(), guard) }, home, item)
     }
@@ -175,7 +175,7 @@ impl<T: Linked> IntrusiveList<T> {
         if anchor.index() != UNLINKED {
             return Err(Refused::Linked);
         }
-        if self.core.is_closed() {
+        if self.core().is_closed() {
             return Err(Refused::Closed);
         }
         if !locked.array().has_room() {
@@ -200,7 +200,7 @@ impl<T: Linked> IntrusiveList<T> {
     /// item is where it was.
     #[inline]
     pub fn remove(&self, item: &T) -> Result<bool, LockError> {
-        self.remove_from(self.core.domain().here(), item)
+        self.remove_from(self.core().domain().here(), item)
     }
 
     /// Removes an item as if the caller ran on `cpu`: that is what the hits are counted by.
@@ -209,7 +209,7 @@ impl<T: Linked> IntrusiveList<T> {
     ///
     /// As [`remove`](Self::remove), and [`LockError::NoSuchCpu`].
     pub fn remove_on(&self, cpu: CpuId, item: &T) -> Result<bool, LockError> {
-        self.remove_from(self.core.domain().slot_of(cpu)?, item)
+        self.remove_from(self.core().domain().slot_of(cpu)?, item)
     }
 
     /// Removes an item if its slot's lock is free. Never blocks: for signal handlers.
@@ -218,22 +218,22 @@ impl<T: Linked> IntrusiveList<T> {
     ///
     /// As [`remove`](Self::remove), and [`LockError::WouldBlock`].
     pub fn try_remove(&self, item: &T) -> Result<bool, LockError> {
-        let (link, domain) = (link_of(item), self.core.domain());
+        let (link, domain) = (link_of(item), self.core().domain());
         if !link.domain().is(domain) {
             return Ok(false);
         }
-        let on = Some(&self.core);
+        let on = Some(self.core());
         // SAFETY: the item is borrowed, and its lists are of this domain.
         unsafe { remove_anywhere(domain, link.anchor(), domain.here(), on, false) }
     }
 
     #[inline(always)]
     fn remove_from(&self, from: CpuId, item: &T) -> Result<bool, LockError> {
-        let (link, domain) = (link_of(item), self.core.domain());
+        let (link, domain) = (link_of(item), self.core().domain());
         if !link.domain().is(domain) {
             return Ok(false);
         }
-        let on = Some(&self.core);
+        let on = Some(self.core());
         // SAFETY: the item is borrowed, and its lists are of this domain.
         unsafe { remove_anywhere(domain, link.anchor(), from, on, true) }
     }
@@ -246,31 +246,31 @@ impl<T: Linked> IntrusiveList<T> {
     /// As [`remove`](Self::remove). The list is closed, but an addition to a slot that could not be
     /// locked may yet succeed.
     pub fn close(&self) -> Result<(), LockError> {
-        self.core.close()
+        self.core().close()
     }
 
     /// True once [`close`](Self::close) was called.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.core.is_closed()
+        self.core().is_closed()
     }
 
     /// How many items there are, slot by slot: a moving target. Wait-free.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.core.len()
+        self.core().len()
     }
 
     /// True if there was no item: never while one is on the list throughout. Wait-free.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.core.len() == 0
+        self.core().len() == 0
     }
 
     /// What was counted so far. Wait-free.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.core.stats()
+        self.core().stats()
     }
 
     /// Calls `f` with every item, slot by slot, under the slot's lock.
@@ -284,11 +284,11 @@ impl<T: Linked> IntrusiveList<T> {
     ///
     /// As [`remove`](Self::remove); `f` has seen the slots before.
     pub fn for_each(&self, mut f: impl FnMut(Pin<&T>)) -> Result<(), LockError> {
-        for part in self.core.parts() {
+        for part in self.core().parts() {
             let locked = part.lock()?;
             locked.array().for_each(|anchor| {
                 // SAFETY: linked, and we hold the slot's lock for the whole call.
-                f(unsafe { pinned(anchor) });
+                f(unsafe { self.items.item(anchor) });
             });
         }
         Ok(())
@@ -304,17 +304,17 @@ impl<T: Linked> IntrusiveList<T> {
     ///
     /// As [`remove`](Self::remove); the slots before were done.
     pub fn retain(&self, mut keep: impl FnMut(Pin<&T>) -> bool) -> Result<usize, LockError> {
-        let domain = self.core.domain();
+        let domain = self.core().domain();
         let from = domain.here();
         let mut removed = 0;
-        for part in self.core.parts() {
+        for part in self.core().parts() {
             let mut locked = part.lock()?;
             // As for a walk nothing moves, so that none is asked about twice.
             let still = part.keep_still();
             for index in (0..locked.array().len()).rev() {
                 let Some(anchor) = locked.array().get(index) else { continue };
                 // SAFETY: linked, and we hold the slot's lock.
-                if !keep(unsafe { pinned(anchor) }) {
+                if !keep(unsafe { self.items.item(anchor) }) {
                     // SAFETY: linked, so it is alive.
                     let anchor = unsafe { anchor.as_ref() };
                     // SAFETY: found in this shard's array.
@@ -346,7 +346,7 @@ impl<T: Linked> IntrusiveList<T> {
     where
         F: FnMut(Pin<&T>) -> Option<P>,
     {
-        PinnedIter::new(self, pin)
+        PinnedIter::new(&self.items, pin)
     }
 
     /// Locks all slots, ascending: what it shows is the list at one instant.
@@ -355,7 +355,7 @@ impl<T: Linked> IntrusiveList<T> {
     ///
     /// As [`remove`](Self::remove).
     pub fn lock_all(&self) -> Result<IntrusiveSnapshot<'_, T>, LockError> {
-        IntrusiveSnapshot::new(self)
+        IntrusiveSnapshot::new(&self.items)
     }
 
     /// Checks the structure, for tests.
@@ -365,7 +365,7 @@ impl<T: Linked> IntrusiveList<T> {
     /// Panics with what does not hold.
     #[doc(hidden)]
     pub fn validate(&self) {
-        self.core.validate();
+        self.core().validate();
     }
 }
 
@@ -375,21 +375,6 @@ enum Added {
     /// The item was added elsewhere, or taken off there, meanwhile.
     Moved,
     Full,
-}
-
-/// The item of an anchor that was found in an array.
-///
-/// # Safety
-///
-/// It was found in an array of a list of `T`, and that slot's lock is held as long as `'a`.
-#[inline(always)]
-pub(super) unsafe fn pinned<'a, T: Linked>(anchor: NonNull<Anchor>) -> Pin<&'a T> {
-    // SAFETY: `insert` put the anchor of an item of this type there.
-    let item = unsafe { item_of::<T>(anchor) };
-    // SAFETY: linked, so not dropped; and it cannot be before it is unlinked, which takes the lock.
-    let item = unsafe { item.as_ref() };
-    // SAFETY: it was pinned when it was added.
-    unsafe { Pin::new_unchecked(item) }
 }
 
 impl<T: Linked> Default for IntrusiveList<T> {
@@ -405,28 +390,5 @@ impl<T: Linked> fmt::Debug for IntrusiveList<T> {
             .field("closed", &self.is_closed())
             .field("domain", self.domain())
             .finish_non_exhaustive()
-    }
-}
-
-/// Takes all items off.
-///
-/// Blocks while another thread is at one of the slots. Where it would wait for its own thread
-/// (inside a locked walk or a snapshot of the domain), it leaks the slot's part of the list, and the items stay on that until they are removed or dropped.
-impl<T: Linked> Drop for IntrusiveList<T> {
-    fn drop(&mut self) {
-        let domain = self.core.domain().clone();
-        for slot in self.core.slots() {
-            let Some(part) = self.core.part(slot) else { continue };
-            let Ok(mut locked) = part.lock() else {
-                self.core.leak_shard(slot);
-                continue;
-            };
-            while let Some(anchor) = locked.array().last() {
-                // SAFETY: linked, so it is alive.
-                let anchor = unsafe { anchor.as_ref() };
-                // SAFETY: found in this shard's array.
-                unsafe { locked.remove(anchor, slot, &domain) };
-            }
-        }
     }
 }

@@ -7,6 +7,7 @@
 //! The list does not keep items alive: an item that is dropped takes itself off its list first, under
 //! its slot's lock, so a locked walk never sees one that is being destroyed.
 
+mod items;
 mod iter;
 mod link;
 mod list;

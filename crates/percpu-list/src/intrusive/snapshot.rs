@@ -9,33 +9,33 @@ use percpu::lglock::{GlobalGuard, LockError};
 
 use crate::array::Array;
 
-use super::IntrusiveList;
+use super::items::Items;
 use super::link::Linked;
-use super::list::pinned;
 
-/// All slots of a list's domain, locked: from [`IntrusiveList::lock_all`].
+/// All slots of a list's domain, locked: from
+/// [`IntrusiveList::lock_all`](crate::IntrusiveList::lock_all).
 ///
 /// While it lives nobody adds or removes, in any list of the domain; an item of the domain that its
 /// own thread drops while it is on a list ends the process. It stays with its thread.
 #[must_use = "the slots are unlocked when the snapshot drops"]
 pub struct IntrusiveSnapshot<'a, T: Linked> {
-    list: &'a IntrusiveList<T>,
+    items: &'a Items<T>,
     _guard: GlobalGuard<'a, ()>,
 }
 
 impl<'a, T: Linked> IntrusiveSnapshot<'a, T> {
-    pub(super) fn new(list: &'a IntrusiveList<T>) -> Result<Self, LockError> {
-        Ok(Self { list, _guard: list.core().lock_all()? })
+    pub(super) fn new(items: &'a Items<T>) -> Result<Self, LockError> {
+        Ok(Self { items, _guard: items.core().lock_all()? })
     }
 
     fn array(&self, slot: CpuId) -> Option<&Array> {
-        let part = self.list.core().part(slot)?;
+        let part = self.items.core().part(slot)?;
         // SAFETY: we hold all slots' locks as long as `self`, and change nothing.
         Some(unsafe { &*part.array() })
     }
 
     fn arrays(&self) -> impl Iterator<Item = &Array> {
-        self.list.core().slots().filter_map(|slot| self.array(slot))
+        self.items.core().slots().filter_map(|slot| self.array(slot))
     }
 
     /// How many items there are.
@@ -60,7 +60,7 @@ impl<'a, T: Linked> IntrusiveSnapshot<'a, T> {
         for array in self.arrays() {
             array.for_each(|anchor| {
                 // SAFETY: linked, and we hold the slot's lock.
-                f(unsafe { pinned(anchor) });
+                f(unsafe { self.items.item(anchor) });
             });
         }
     }
@@ -101,7 +101,7 @@ impl<'s, T: Linked> Iterator for IntrusiveIter<'s, T> {
                     if let Some(anchor) = array.get(self.index - 1) {
                         self.left -= 1;
                         // SAFETY: linked, and the snapshot holds the slot's lock as long as `'s`.
-                        return Some(unsafe { pinned(anchor) });
+                        return Some(unsafe { self.snapshot.items.item(anchor) });
                     }
                 }
                 None => (self.slot, self.index) = (self.slot + 1, 0),

@@ -1,0 +1,77 @@
+//! The core of an intrusive list, together with the type of its items.
+//!
+//! # Invariants
+//!
+//! 1. Every anchor in the core's shards is that of the [`Link`](super::Link) of a pinned `T`, and its
+//!    pointer is from [`anchor_of`](super::link::anchor_of).
+
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::ptr::NonNull;
+
+use percpu::AllocError;
+
+use crate::anchor::Anchor;
+use crate::core::Core;
+use crate::domain::Domain;
+
+use super::link::{Linked, item_of};
+
+/// A core whose anchors are all of items of type `T`.
+pub(super) struct Items<T: Linked> {
+    core: Core,
+    /// Invariant in `T`. `Send` and `Sync`, because items are `Sync`.
+    _item: PhantomData<fn(T) -> T>,
+}
+
+impl<T: Linked> Items<T> {
+    pub(super) fn try_new(domain: &Domain, counts_hits: bool) -> Result<Self, AllocError> {
+        Ok(Self { core: Core::new(domain, counts_hits)?, _item: PhantomData })
+    }
+
+    #[inline(always)]
+    pub(super) fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// Returns the item of an anchor.
+    ///
+    /// # Safety
+    ///
+    /// The anchor was found in an array of this core, and the lock of its slot, held since then, stays
+    /// held as long as `'a`.
+    #[inline(always)]
+    pub(super) unsafe fn item<'a>(&self, anchor: NonNull<Anchor>) -> Pin<&'a T> {
+        // SAFETY: by invariant 1 the anchor is that of an item of type `T`.
+        let item = unsafe { item_of::<T>(anchor) };
+        // SAFETY: the item is linked, so it is not dropped. Before it is dropped it must be unlinked,
+        // which takes the lock.
+        let item = unsafe { item.as_ref() };
+        // SAFETY: the item was pinned when it was added (invariant 1).
+        unsafe { Pin::new_unchecked(item) }
+    }
+}
+
+/// Removes all items.
+///
+/// Blocks while another thread holds the lock of a slot. If this thread itself holds the lock (in a
+/// locked walk or a snapshot of the domain), the shard of that slot is leaked, and its items stay on
+/// it until they are removed or dropped.
+impl<T: Linked> Drop for Items<T> {
+    fn drop(&mut self) {
+        let domain = self.core.domain().clone();
+        for slot in self.core.slots() {
+            let Some(part) = self.core.part(slot) else { continue };
+            let Ok(mut locked) = part.lock() else {
+                self.core.leak_shard(slot);
+                continue;
+            };
+            while let Some(anchor) = locked.array().last() {
+                // SAFETY: linked, so it is alive.
+                let anchor = unsafe { anchor.as_ref() };
+                // SAFETY: found in this shard's array.
+                unsafe { locked.remove(anchor, slot, &domain) };
+            }
+        }
+    }
+}
