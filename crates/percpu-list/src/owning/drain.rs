@@ -8,14 +8,14 @@ use percpu::lglock::LockError;
 
 use crate::chunk::Chunk;
 
-use super::PerCpuList;
 use super::node::{Chain, NodePtr, Ref};
+use super::nodes::Nodes;
 use super::slot::Slot;
 
-/// Takes entries off a [`PerCpuList`], and gives them out: from [`PerCpuList::drain`].
+/// Takes entries off a [`PerCpuList`](crate::PerCpuList), and gives them out: from [`PerCpuList::drain`](crate::PerCpuList::drain).
 ///
 /// Every entry that is on the list throughout is taken, by this drain or another; of those that are
-/// added meanwhile some are. To leave nothing, [`close`](PerCpuList::close) the list before. The
+/// added meanwhile some are. To leave nothing, [`close`](crate::PerCpuList::close) the list before. The
 /// entries' owners keep their [`Entry`](super::Entry), which is no longer linked; the value is
 /// dropped with the last of that and the [`Ref`]s.
 ///
@@ -23,7 +23,7 @@ use super::slot::Slot;
 /// list; what it took but did not give out is off.
 #[must_use = "it does nothing until it is iterated over"]
 pub struct Drain<'a, T> {
-    list: &'a PerCpuList<T>,
+    nodes: &'a Nodes<T>,
     slot: u32,
     /// How many of the slot's are left to take: those that were there first, so that it ends.
     left: Option<u32>,
@@ -31,8 +31,8 @@ pub struct Drain<'a, T> {
 }
 
 impl<'a, T> Drain<'a, T> {
-    pub(super) fn new(list: &'a PerCpuList<T>) -> Self {
-        Self { list, slot: 0, left: None, chunk: Chunk::new() }
+    pub(super) fn new(nodes: &'a Nodes<T>) -> Self {
+        Self { nodes, slot: 0, left: None, chunk: Chunk::new() }
     }
 }
 
@@ -40,11 +40,11 @@ impl<T> Iterator for Drain<'_, T> {
     type Item = Result<Ref<T>, LockError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let (list, slot, left) = (self.list, &mut self.slot, &mut self.left);
-        let slots = list.core().slot_count();
+        let (nodes, slot, left) = (self.nodes, &mut self.slot, &mut self.left);
+        let slots = nodes.core().slot_count();
         self.chunk.next(|chunk| {
             while chunk.is_empty() && *slot < slots {
-                if let Some(here) = list.slot(CpuId::new(*slot)) {
+                if let Some(here) = nodes.slot(CpuId::new(*slot)) {
                     *left = Some(take(here, *left, chunk).inspect_err(|_| *slot = slots)?);
                     here.shrink();
                     if *left != Some(0) {

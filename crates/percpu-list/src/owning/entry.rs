@@ -7,15 +7,14 @@ use std::ops::Deref;
 use percpu::CpuId;
 #[cfg(doc)]
 use percpu::lglock::LockError;
-use percpu::sync::Arc;
 
 use crate::error::RemoveError;
 
-use super::PerCpuList;
 use super::deferred::defer;
 use super::node::{NodePtr, Ref};
+use super::nodes::Nodes;
 
-mod sealed {
+pub(super) mod sealed {
     pub trait Sealed {}
 }
 
@@ -25,29 +24,7 @@ pub trait Holder: sealed::Sealed {
     type Value;
 
     #[doc(hidden)]
-    fn list(&self) -> &PerCpuList<Self::Value>;
-}
-
-impl<T> sealed::Sealed for &PerCpuList<T> {}
-
-impl<T> Holder for &PerCpuList<T> {
-    type Value = T;
-
-    #[inline(always)]
-    fn list(&self) -> &PerCpuList<T> {
-        self
-    }
-}
-
-impl<T> sealed::Sealed for Arc<PerCpuList<T>> {}
-
-impl<T> Holder for Arc<PerCpuList<T>> {
-    type Value = T;
-
-    #[inline(always)]
-    fn list(&self) -> &PerCpuList<T> {
-        self
-    }
+    fn nodes(&self) -> &Nodes<Self::Value>;
 }
 
 /// A value on a list; dropping it removes it, and then drops the value unless a [`Ref`] has it.
@@ -56,7 +33,7 @@ impl<T> Holder for Arc<PerCpuList<T>> {
 /// and dropping that counts in the `Arc`, on a cache line that all CPUs share.
 ///
 /// Drop blocks while another thread holds the slot's lock, for as long as it takes. Where it would
-/// wait for its own thread (inside [`for_each`](PerCpuList::for_each) or a
+/// wait for its own thread (inside [`for_each`](crate::PerCpuList::for_each) or a
 /// [`Snapshot`](super::Snapshot)), the removal is [deferred](Self::defer_remove). A forgotten entry stays on the list until that is dropped.
 #[must_use = "dropping an entry removes it at once"]
 pub struct Entry<L: Holder> {
@@ -85,7 +62,7 @@ impl<L: Holder> Entry<L> {
         unsafe { self.node.anchor() }.home()
     }
 
-    /// False once a drain, or [`PerCpuList::remove`], took it off the list.
+    /// False once a drain, or [`PerCpuList::remove`](crate::PerCpuList::remove), took it off the list.
     #[must_use]
     pub fn is_linked(&self) -> bool {
         // SAFETY: the entry's count.
@@ -109,7 +86,7 @@ impl<L: Holder> Entry<L> {
     /// The entry, still on the list, if its slot cannot be locked: [`LockError::Deadlock`] if this
     /// thread holds it.
     pub fn remove(self) -> Result<bool, RemoveError<Self>> {
-        let from = self.list.list().core().domain().here();
+        let from = self.list.nodes().core().domain().here();
         self.end(from, true)
     }
 
@@ -119,7 +96,7 @@ impl<L: Holder> Entry<L> {
     ///
     /// As [`remove`](Self::remove), and [`LockError::NoSuchCpu`].
     pub fn remove_on(self, cpu: CpuId) -> Result<bool, RemoveError<Self>> {
-        match self.list.list().core().domain().slot_of(cpu) {
+        match self.list.nodes().core().domain().slot_of(cpu) {
             Ok(from) => self.end(from, true),
             Err(reason) => Err(RemoveError { entry: self, reason }),
         }
@@ -132,13 +109,13 @@ impl<L: Holder> Entry<L> {
     ///
     /// As [`remove`](Self::remove), and [`LockError::WouldBlock`].
     pub fn try_remove(self) -> Result<bool, RemoveError<Self>> {
-        let from = self.list.list().core().domain().here();
+        let from = self.list.nodes().core().domain().here();
         self.end(from, false)
     }
 
     fn end(self, from: CpuId, may_wait: bool) -> Result<bool, RemoveError<Self>> {
         // SAFETY: the entry's count and node.
-        match unsafe { self.list.list().end(self.node, from, may_wait) } {
+        match unsafe { self.list.nodes().end(self.node, from, may_wait) } {
             Ok(ended) => {
                 let (_node, list) = self.into_parts(); // its count has passed on
                 let removed = ended.removed;
@@ -156,9 +133,9 @@ impl<L: Holder> Entry<L> {
     ///
     /// As [`remove`](Self::remove).
     pub fn into_ref(self) -> Result<Ref<L::Value>, RemoveError<Self>> {
-        let list = self.list.list();
+        let nodes = self.list.nodes();
         // SAFETY: an entry's node.
-        match unsafe { list.unlink(self.node, list.core().domain().here()) } {
+        match unsafe { nodes.unlink(self.node, nodes.core().domain().here()) } {
             Ok(_) => {
                 let (node, _list) = self.into_parts();
                 // SAFETY: the entry's count, and the node is unlinked.
@@ -169,11 +146,11 @@ impl<L: Holder> Entry<L> {
     }
 
     /// Leaves the removal to whoever locks the list's part of the slot next: to add or remove there,
-    /// to walk, to take a snapshot, or to [`flush`](PerCpuList::flush).
+    /// to walk, to take a snapshot, or to [`flush`](crate::PerCpuList::flush).
     ///
     /// For signal handlers: lock-free, and async-signal-safe. It takes no lock, allocates nothing and
     /// drops nothing: the value is dropped by that other thread, after its unlock. Walks and
-    /// snapshots that begin later do not see it; [`len`](PerCpuList::len) may count it until then.
+    /// snapshots that begin later do not see it; [`len`](crate::PerCpuList::len) may count it until then.
     ///
     /// An `Arc` by which the entry holds its list is dropped here. In a handler it must not be the
     /// last, which drops the list: see [`defer_remove_keeping`](Self::defer_remove_keeping).
@@ -187,7 +164,7 @@ impl<L: Holder> Entry<L> {
     pub fn defer_remove_keeping(self) -> L {
         let (node, list) = self.into_parts();
         // SAFETY: the entry's count and node.
-        unsafe { defer(list.list().core(), node) };
+        unsafe { defer(list.nodes().core(), node) };
         list
     }
 
@@ -218,13 +195,13 @@ impl<L: Holder> Deref for Entry<L> {
 impl<L: Holder> Drop for Entry<L> {
     #[inline]
     fn drop(&mut self) {
-        let list = self.list.list();
-        let from = list.core().domain().here();
+        let nodes = self.list.nodes();
+        let from = nodes.core().domain().here();
         // SAFETY: the entry's node and count, which it uses here only.
-        let ended = unsafe { list.end(self.node, from, true) };
+        let ended = unsafe { nodes.end(self.node, from, true) };
         if ended.is_err() {
             // SAFETY: as above; the count did not pass on.
-            unsafe { defer(list.core(), self.node) };
+            unsafe { defer(nodes.core(), self.node) };
         }
     }
 }

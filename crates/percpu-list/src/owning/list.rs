@@ -1,22 +1,24 @@
 //! The list itself.
 
 use std::fmt;
-use std::marker::PhantomData;
 
 use percpu::lglock::LockError;
 use percpu::sync::Arc;
 use percpu::{AllocError, CpuId};
 
-use crate::core::{Core, Locked};
+use crate::core::Core;
 use crate::domain::Domain;
 use crate::error::{InsertError, Refused};
 use crate::stats::Stats;
 
-use super::deferred::take_all;
+use super::drain::Drain;
+use super::entry::{Entry, Holder, sealed};
 use super::node::{Chain, NodePtr, Ref};
+use super::nodes::Nodes;
 use super::slot::Slot;
+use super::snapshot::Snapshot;
 use super::spares;
-use super::{Drain, Entry, Iter, Snapshot};
+use super::walk::Iter;
 
 /// A registry of values: add where you run, remove from anywhere, walk everything.
 ///
@@ -52,23 +54,7 @@ use super::{Drain, Entry, Iter, Snapshot};
 /// }
 /// ```
 pub struct PerCpuList<T> {
-    core: Core,
-    /// Invariant. That it owns values is said by its `Drop`.
-    _value: PhantomData<*mut T>,
-}
-
-// SAFETY: values are dropped on any thread that has the list, and shared by all.
-unsafe impl<T: Send + Sync> Send for PerCpuList<T> {}
-// SAFETY: as above; what is shared beside them is under the slots' locks, or atomic.
-unsafe impl<T: Send + Sync> Sync for PerCpuList<T> {}
-
-/// An entry that is no more: its value, or its count if somebody else has one too; and what had been
-/// left to be removed in its slot. All of them are dropped, whichever panics.
-pub(super) struct Ended<T> {
-    pub(super) removed: bool,
-    _value: Option<T>,
-    _count: Option<Ref<T>>,
-    _others: Chain<T>,
+    nodes: Nodes<T>,
 }
 
 impl<T> PerCpuList<T> {
@@ -110,39 +96,26 @@ impl<T> PerCpuList<T> {
     ///
     /// [`AllocError`] if memory is out.
     pub fn try_new_in(domain: &Domain) -> Result<Self, AllocError> {
-        Ok(Self { core: Core::new(domain, true)?, _value: PhantomData })
+        Ok(Self { nodes: Nodes::try_new(domain, true)? })
     }
 
     /// One that does not count hits, to measure what that costs.
     #[doc(hidden)]
     #[must_use]
     pub fn new_uncounted_in(domain: &Domain) -> Self {
-        let core = Core::new(domain, false).unwrap_or_else(|_| crate::out_of_memory::<Self>());
-        Self { core, _value: PhantomData }
+        let nodes = Nodes::try_new(domain, false);
+        Self { nodes: nodes.unwrap_or_else(|_| crate::out_of_memory::<Self>()) }
     }
 
     #[inline(always)]
-    pub(super) fn core(&self) -> &Core {
-        &self.core
-    }
-
-    /// The list's part of a slot, if it ever had an entry there.
-    #[inline(always)]
-    pub(super) fn slot(&self, slot: CpuId) -> Option<Slot<'_, T>> {
-        // SAFETY: of this list.
-        self.core.part(slot).map(|part| unsafe { Slot::of(part) })
-    }
-
-    /// The parts of all slots that ever had an entry, ascending.
-    fn slots(&self) -> impl Iterator<Item = Slot<'_, T>> {
-        // SAFETY: of this list.
-        self.core.parts().map(|part| unsafe { Slot::of(part) })
+    fn core(&self) -> &Core {
+        self.nodes.core()
     }
 
     /// The list's domain.
     #[must_use]
     pub fn domain(&self) -> &Domain {
-        self.core.domain()
+        self.core().domain()
     }
 
     /// Adds a value in the slot of the CPU that the caller runs on.
@@ -157,7 +130,7 @@ impl<T> PerCpuList<T> {
     /// the slot's lock already (it is inside a locked walk or has a [`Snapshot`]).
     #[inline(always)] // else the entry goes through memory, in other pieces than it is read in
     pub fn insert(&self, value: T) -> Result<Entry<&Self>, InsertError<T>> {
-        let node = self.insert_node(self.core.domain().here(), value)?;
+        let node = self.insert_node(self.core().domain().here(), value)?;
         // SAFETY: its count is the entry's, and it was just inserted.
         Ok(unsafe { Entry::new(node, self) })
     }
@@ -184,7 +157,7 @@ impl<T> PerCpuList<T> {
     /// As [`insert`](Self::insert).
     #[cfg(not(offlock_loom))]
     pub fn insert_arc(self: &Arc<Self>, value: T) -> Result<Entry<Arc<Self>>, InsertError<T>> {
-        let node = self.insert_node(self.core.domain().here(), value)?;
+        let node = self.insert_node(self.core().domain().here(), value)?;
         // SAFETY: as in `insert`.
         Ok(unsafe { Entry::new(node, Arc::clone(self)) })
     }
@@ -208,13 +181,13 @@ impl<T> PerCpuList<T> {
     /// The same for loom, whose `Arc` cannot be a receiver.
     #[cfg(offlock_loom)]
     pub fn insert_arc(this: &Arc<Self>, value: T) -> Result<Entry<Arc<Self>>, InsertError<T>> {
-        let node = this.insert_node(this.core.domain().here(), value)?;
+        let node = this.insert_node(this.core().domain().here(), value)?;
         // SAFETY: as in `insert`.
         Ok(unsafe { Entry::new(node, Arc::clone(this)) })
     }
 
     fn insert_node_on(&self, cpu: CpuId, value: T) -> Result<NodePtr<T>, InsertError<T>> {
-        match self.core.domain().slot_of(cpu) {
+        match self.core().domain().slot_of(cpu) {
             Ok(slot) => self.insert_node(slot, value),
             Err(error) => Err(InsertError { value, reason: error.into() }),
         }
@@ -222,7 +195,7 @@ impl<T> PerCpuList<T> {
 
     #[inline(always)]
     fn insert_node(&self, slot: CpuId, value: T) -> Result<NodePtr<T>, InsertError<T>> {
-        match self.slot(slot) {
+        match self.nodes.slot(slot) {
             Some(here) if spares::may_have::<T>(&here) => self.insert_in_spare(here, value),
             _ => self.insert_in_new(slot, value),
         }
@@ -233,7 +206,7 @@ impl<T> PerCpuList<T> {
     fn insert_in_spare(&self, slot: Slot<'_, T>, value: T) -> Result<NodePtr<T>, InsertError<T>> {
         let mut removed = Chain::<T>::new(); // dropped after the lock
         if let Ok(mut locked) = slot.lock(&mut removed) {
-            if !self.core.is_closed() && locked.array().has_room() {
+            if !self.core().is_closed() && locked.array().has_room() {
                 // SAFETY: of this list.
                 if let Some(node) = unsafe { spares::take::<T, _>(&locked) } {
                     // SAFETY: a spare node's only count is the entry's, and it has no value.
@@ -281,10 +254,10 @@ impl<T> PerCpuList<T> {
     /// Puts a new node on the list. What had been left to be removed is in `removed`, to be dropped.
     fn link(&self, slot: CpuId, node: NodePtr<T>, removed: &mut Chain<T>) -> Result<(), Refused> {
         // SAFETY: of this list.
-        let slot = unsafe { Slot::of(self.core.part_or_new(slot)?) };
+        let slot = unsafe { Slot::of(self.core().part_or_new(slot)?) };
         loop {
             let mut locked = slot.lock(removed)?;
-            if self.core.is_closed() {
+            if self.core().is_closed() {
                 return Err(Refused::Closed);
             }
             if locked.array().has_room() {
@@ -296,61 +269,6 @@ impl<T> PerCpuList<T> {
             drop(locked);
             slot.make_room()?;
         }
-    }
-
-    /// Takes a node off the list, if it is on it.
-    ///
-    /// # Safety
-    ///
-    /// The caller has a count of the node, which was inserted into this list.
-    #[inline(always)]
-    pub(super) unsafe fn unlink(&self, node: NodePtr<T>, from: CpuId) -> Result<bool, LockError> {
-        // SAFETY: the caller's count.
-        let anchor = unsafe { node.anchor() };
-        let Some(slot) = self.slot(anchor.home()) else { return Ok(false) };
-        let mut removed = Chain::<T>::new(); // dropped after the lock
-        let mut locked = slot.lock(&mut removed)?;
-        // SAFETY: a node's home never changes, and this list's shard of it is the node's.
-        let done = unsafe { locked.remove(anchor, from, self.core.domain()) };
-        let surplus = locked.surplus();
-        drop(locked);
-        drop(surplus); // after the unlock
-        Ok(done)
-    }
-
-    /// Ends an entry: takes its node off the list, if it is on it, and its count.
-    ///
-    /// Unless it `may_wait` it does not. Calls nothing of the values: what comes back does when it is
-    /// dropped.
-    ///
-    /// # Safety
-    ///
-    /// The node was inserted into this list, and the entry's count is the caller's; if the answer is
-    /// not an error it passes on.
-    #[inline(always)]
-    pub(super) unsafe fn end(
-        &self,
-        node: NodePtr<T>,
-        from: CpuId,
-        may_wait: bool,
-    ) -> Result<Ended<T>, LockError> {
-        // SAFETY: the caller's count.
-        let anchor = unsafe { node.anchor() };
-        let Some(slot) = self.slot(anchor.home()) else {
-            unreachable!("a node was inserted in its home")
-        };
-        let mut others = Chain::<T>::new();
-        let mut locked = slot.lock_or_try(may_wait, &mut others)?;
-        // SAFETY: a node's home never changes, and this list's shard of it is the node's.
-        let removed = unsafe { locked.remove(anchor, from, self.core.domain()) };
-        // SAFETY: the entry's count; the node is unlinked, here or before, and of this shard.
-        let value = unsafe { spares::keep(&locked, node) };
-        let surplus = locked.surplus();
-        drop(locked);
-        drop(surplus); // after the unlock
-        // SAFETY: the entry's count, of a node that is unlinked for good.
-        let count = value.is_none().then(|| unsafe { Ref::from_count(node) });
-        Ok(Ended { removed, _value: value, _count: count, _others: others })
     }
 
     /// Takes what `found` refers to off this list, though its [`Entry`] still exists. False if it
@@ -365,13 +283,15 @@ impl<T> PerCpuList<T> {
         // SAFETY: the reference's count.
         let anchor = unsafe { found.node().anchor() };
         // Written when the node was inserted, and never again.
-        let ours =
-            self.core.part(anchor.home()).is_some_and(|own| own.as_anchor_ptr() == anchor.shard());
+        let ours = self
+            .core()
+            .part(anchor.home())
+            .is_some_and(|own| own.as_anchor_ptr() == anchor.shard());
         if !ours {
             return Ok(false);
         }
         // SAFETY: the reference's count, and it was inserted into this list.
-        unsafe { self.unlink(found.node(), self.core.domain().here()) }
+        unsafe { self.nodes.unlink(found.node(), self.core().domain().here()) }
     }
 
     /// Refuses additions from now on. Those under way are complete when it returns, so a
@@ -384,32 +304,32 @@ impl<T> PerCpuList<T> {
     /// As [`remove`](Self::remove). The list is closed, but an addition to a slot that could not be
     /// locked may yet succeed.
     pub fn close(&self) -> Result<(), LockError> {
-        self.core.close()
+        self.core().close()
     }
 
     /// True once [`close`](Self::close) was called.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.core.is_closed()
+        self.core().is_closed()
     }
 
     /// How many entries there are, slot by slot: a moving target. Wait-free; see
     /// [`lock_all`](Self::lock_all) for an instant.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.core.len()
+        self.core().len()
     }
 
     /// True if there was no entry: never while one is on the list throughout. Wait-free.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.core.len() == 0
+        self.core().len() == 0
     }
 
     /// What was counted so far. Wait-free.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.core.stats()
+        self.core().stats()
     }
 
     /// Removes what was [deferred](Entry::defer_remove), and drops it; frees the nodes that slots keep
@@ -419,7 +339,7 @@ impl<T> PerCpuList<T> {
     ///
     /// As [`remove`](Self::remove); the slots before were done.
     pub fn flush(&self) -> Result<(), LockError> {
-        for slot in self.slots() {
+        for slot in self.nodes.slots() {
             let mut removed = Chain::<T>::new(); // dropped after the lock
             let locked = slot.lock(&mut removed)?;
             // SAFETY: of this list.
@@ -432,7 +352,7 @@ impl<T> PerCpuList<T> {
 
     /// Walks the list without a lock while the caller's code runs: see [`Iter`].
     pub fn iter(&self) -> Iter<'_, T> {
-        Iter::new(self)
+        Iter::new(&self.nodes)
     }
 
     /// Calls `f` with every value, slot by slot, under the slot's lock.
@@ -448,7 +368,7 @@ impl<T> PerCpuList<T> {
     ///
     /// As [`remove`](Self::remove); `f` has seen the slots before.
     pub fn for_each(&self, mut f: impl FnMut(&T)) -> Result<(), LockError> {
-        for slot in self.slots() {
+        for slot in self.nodes.slots() {
             let mut removed = Chain::<T>::new(); // dropped after the lock
             let locked = slot.lock(&mut removed)?;
             locked.array().for_each(|anchor| {
@@ -458,17 +378,8 @@ impl<T> PerCpuList<T> {
                 f(unsafe { node.value() });
             });
         }
-        self.settle_deferred();
+        self.nodes.settle_deferred();
         Ok(())
-    }
-
-    /// Removes what this thread, or another, left to be removed while it held slots' locks. Where a
-    /// lock is refused that stays for later.
-    pub(super) fn settle_deferred(&self) {
-        for slot in self.slots().filter(|slot| slot.has_deferred()) {
-            let mut removed = Chain::<T>::new(); // dropped after the lock
-            let _ = slot.lock(&mut removed); // which settles, and unlocks at once
-        }
     }
 
     /// Locks all slots, ascending: what it shows is the list at one instant.
@@ -481,12 +392,12 @@ impl<T> PerCpuList<T> {
     ///
     /// As [`remove`](Self::remove).
     pub fn lock_all(&self) -> Result<Snapshot<'_, T>, LockError> {
-        Snapshot::new(self)
+        Snapshot::new(&self.nodes)
     }
 
     /// Takes everything off the list: see [`Drain`].
     pub fn drain(&self) -> Drain<'_, T> {
-        Drain::new(self)
+        Drain::new(&self.nodes)
     }
 
     /// Checks the structure, for tests.
@@ -496,7 +407,7 @@ impl<T> PerCpuList<T> {
     /// Panics with what does not hold.
     #[doc(hidden)]
     pub fn validate(&self) {
-        self.core.validate();
+        self.core().validate();
     }
 }
 
@@ -525,18 +436,24 @@ impl<T> fmt::Debug for PerCpuList<T> {
     }
 }
 
-impl<T> Drop for PerCpuList<T> {
-    fn drop(&mut self) {
-        let mut removed = Chain::<T>::new();
-        for slot in self.core.slots() {
-            let Some(part) = self.core.part(slot) else { continue };
-            // SAFETY: `&mut self` says that no other thread uses the list's shards; a thread that
-            // holds the slot's lock is at another list of the domain.
-            let mut locked = unsafe { Locked::new(part.shard(), ()) };
-            // SAFETY: of this list; and entries borrow or hold it, so there are none.
-            unsafe { take_all(&self.core, &mut locked, &mut removed) };
-            // SAFETY: of this list.
-            drop(unsafe { spares::take_all::<T, _>(&locked) });
-        }
+impl<T> sealed::Sealed for &PerCpuList<T> {}
+
+impl<T> Holder for &PerCpuList<T> {
+    type Value = T;
+
+    #[inline(always)]
+    fn nodes(&self) -> &Nodes<T> {
+        &self.nodes
+    }
+}
+
+impl<T> sealed::Sealed for Arc<PerCpuList<T>> {}
+
+impl<T> Holder for Arc<PerCpuList<T>> {
+    type Value = T;
+
+    #[inline(always)]
+    fn nodes(&self) -> &Nodes<T> {
+        &self.nodes
     }
 }

@@ -12,6 +12,7 @@ mod drain;
 mod entry;
 mod list;
 mod node;
+mod nodes;
 mod slot;
 mod snapshot;
 mod spares;

@@ -37,7 +37,7 @@ impl<'a, T> Deref for Slot<'a, T> {
 impl<'a, T> Slot<'a, T> {
     /// # Safety
     ///
-    /// The part is of a [`PerCpuList<T>`](super::PerCpuList).
+    /// The part is of a [`PerCpuList<T>`](crate::PerCpuList).
     #[inline(always)]
     pub(super) unsafe fn of(part: Part<'a>) -> Self {
         Self { part, _value: PhantomData }

@@ -9,18 +9,18 @@ use percpu::sync::check;
 use crate::array::Array;
 use crate::core::Locked;
 
-use super::PerCpuList;
 use super::deferred::settle;
 use super::node::{Chain, NodePtr};
+use super::nodes::Nodes;
 
-/// All slots of a list's domain, locked: from [`PerCpuList::lock_all`].
+/// All slots of a list's domain, locked: from [`PerCpuList::lock_all`](crate::PerCpuList::lock_all).
 ///
 /// While it lives nobody adds or removes, in any list of the domain; entries of the domain that its
 /// own thread drops meanwhile are removed when it ends, or later if they are of other lists.
 /// It stays with its thread.
 #[must_use = "the slots are unlocked when the snapshot drops"]
 pub struct Snapshot<'a, T> {
-    list: &'a PerCpuList<T>,
+    nodes: &'a Nodes<T>,
     /// `Some` until the drop.
     guard: Option<GlobalGuard<'a, ()>>,
     /// What had been left to be removed: dropped after the guard.
@@ -30,13 +30,13 @@ pub struct Snapshot<'a, T> {
 impl<T> Drop for Snapshot<'_, T> {
     fn drop(&mut self) {
         self.guard = None;
-        self.list.settle_deferred(); // what this thread dropped meanwhile
+        self.nodes.settle_deferred(); // what this thread dropped meanwhile
     }
 }
 
 impl<'a, T> Snapshot<'a, T> {
-    pub(super) fn new(list: &'a PerCpuList<T>) -> Result<Self, LockError> {
-        let core = list.core();
+    pub(super) fn new(nodes: &'a Nodes<T>) -> Result<Self, LockError> {
+        let core = nodes.core();
         let mut removed = Chain::<T>::new();
         let guard = core.lock_all()?;
         // Until all are found empty one after the other: else what is deferred in a slot behind would
@@ -51,12 +51,12 @@ impl<'a, T> Snapshot<'a, T> {
                 unsafe { settle(core, &mut locked, &mut removed) };
             }
         }
-        Ok(Self { list, guard: Some(guard), _removed: removed })
+        Ok(Self { nodes, guard: Some(guard), _removed: removed })
     }
 
     fn arrays(&self) -> impl Iterator<Item = &Array> {
         // SAFETY: we hold all slots' locks as long as `self`, and change nothing.
-        self.list.core().parts().map(|part| unsafe { &*part.array() })
+        self.nodes.core().parts().map(|part| unsafe { &*part.array() })
     }
 
     /// How many entries there are.
@@ -118,7 +118,7 @@ impl<'s, T> Iterator for SnapshotIter<'s, T> {
     fn next(&mut self) -> Option<&'s T> {
         while self.left != 0 {
             let slot = percpu::CpuId::new(self.slot);
-            let part = self.snapshot.list.core().part(slot);
+            let part = self.snapshot.nodes.core().part(slot);
             // SAFETY: the snapshot holds all slots' locks as long as `'s`, and changes nothing.
             let array = part.map(|part| unsafe { &*part.array() });
             match array.filter(|array| self.index < array.len()) {

@@ -9,11 +9,11 @@ use crate::chunk::Chunk;
 use crate::core::Locked;
 use crate::cursor::Cursor;
 
-use super::PerCpuList;
 use super::deferred::settle;
 use super::node::{Chain, NodePtr, Ref};
+use super::nodes::Nodes;
 
-/// Walks a [`PerCpuList`]: from [`PerCpuList::iter`].
+/// Walks a [`PerCpuList`](crate::PerCpuList): from [`PerCpuList::iter`](crate::PerCpuList::iter).
 ///
 /// A moving target. An entry that is on the list from before the walk until its end is seen exactly
 /// once; one that comes or goes meanwhile once or not at all (an intrusive item that is added again
@@ -27,14 +27,14 @@ use super::node::{Chain, NodePtr, Ref};
 /// Gives [`LockError::Deadlock`] if this thread holds a slot, and then ends.
 #[must_use = "it does nothing until it is iterated over"]
 pub struct Iter<'a, T> {
-    list: &'a PerCpuList<T>,
+    nodes: &'a Nodes<T>,
     cursor: Cursor<'a>,
     chunk: Chunk<Ref<T>>,
 }
 
 impl<'a, T> Iter<'a, T> {
-    pub(super) fn new(list: &'a PerCpuList<T>) -> Self {
-        Self { list, cursor: Cursor::new(list.core()), chunk: Chunk::new() }
+    pub(super) fn new(nodes: &'a Nodes<T>) -> Self {
+        Self { nodes, cursor: Cursor::new(nodes.core()), chunk: Chunk::new() }
     }
 }
 
@@ -42,7 +42,7 @@ impl<T> Iterator for Iter<'_, T> {
     type Item = Result<Ref<T>, LockError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let (core, cursor) = (self.list.core(), &mut self.cursor);
+        let (core, cursor) = (self.nodes.core(), &mut self.cursor);
         self.chunk.next(|chunk| {
             let mut removed = Chain::<T>::new(); // dropped after the lock
             let prepare = |locked: &mut Locked<'_>| {
