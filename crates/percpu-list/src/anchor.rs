@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn an_anchor_says_what_it_was_told() {
+    fn an_anchor_returns_what_was_stored() {
         let anchor = Anchor::new(CpuId::new(0));
         let shard = ShardPtr::new(&raw const anchor);
         anchor.set_home(CpuId::new(3));

@@ -12,7 +12,7 @@
 //! fills one, and later removals close those that are left, one each. Every operation takes a
 //! constant number of steps, but for holes at the end, which are popped once each.
 //!
-//! Growing is in two parts, so that no memory is asked for under a lock: [`Array::wanted`] says what
+//! Growing is in two parts, so that no memory is asked for under a lock: [`Array::growth_size`] says what
 //! to allocate, [`Array::install`] puts it in.
 //!
 //! # Invariants
@@ -35,11 +35,11 @@ use crate::anchor::Anchor;
 /// Cells in a segment: a page. A model has small ones, to see them change.
 pub(crate) const SEGMENT: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 512 };
 /// Cells in the first segment of a short list, and by how much it grows: guesses.
-const FIRST: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 8 };
+const FIRST_LEN: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 8 };
 const GROWTH: u32 = 4;
 
 /// No hole. Also more entries than there can be.
-const NONE: u32 = (1 << 31) - 1;
+const NO_INDEX: u32 = (1 << 31) - 1;
 
 /// A pointer to an anchor, or (odd) the holes before and after this one.
 type Cell = *mut Anchor;
@@ -54,7 +54,7 @@ fn is_hole(cell: Cell) -> bool {
 
 /// The holes before and after.
 fn neighbours(cell: Cell) -> (u32, u32) {
-    ((cell.addr() >> 32) as u32, (cell.addr() >> 1) as u32 & NONE)
+    ((cell.addr() >> 32) as u32, (cell.addr() >> 1) as u32 & NO_INDEX)
 }
 
 /// Memory for cells, not initialised; freed on drop.
@@ -71,7 +71,7 @@ impl Segment {
     }
 
     fn allocate(len: u32) -> Result<Self, AllocError> {
-        // SAFETY: `len` is not 0: see `Array::wanted`.
+        // SAFETY: `len` is not 0: see `Array::growth_size`.
         let cells = unsafe { alloc(Self::layout(len)) };
         Ok(Self { cells: NonNull::new(cells.cast()).ok_or_else(AllocError::new)?, len })
     }
@@ -86,7 +86,7 @@ impl Drop for Segment {
 
 /// What an array needs to hold one more entry.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct GrowthSize {
     cells: u32,
     directory: usize,
 }
@@ -100,10 +100,10 @@ pub(crate) struct Growth {
 
 impl Growth {
     /// Allocates it, without any lock.
-    pub(crate) fn allocate(wanted: Wanted) -> Result<Self, AllocError> {
+    pub(crate) fn allocate(size: GrowthSize) -> Result<Self, AllocError> {
         let mut directory = Vec::new();
-        directory.try_reserve_exact(wanted.directory).map_err(|_| AllocError::new())?;
-        Ok(Self { segment: Some(Segment::allocate(wanted.cells)?), directory })
+        directory.try_reserve_exact(size.directory).map_err(|_| AllocError::new())?;
+        Ok(Self { segment: Some(Segment::allocate(size.cells)?), directory })
     }
 }
 
@@ -137,7 +137,7 @@ impl Array {
             len: 0,
             limit: 0,
             capacity: 0,
-            first_hole: NONE,
+            first_hole: NO_INDEX,
             holes: 0,
             segments: Vec::new(),
         }
@@ -153,7 +153,7 @@ impl Array {
         self.len - self.holes
     }
 
-    /// True if [`put`](Self::put) may be called.
+    /// True if [`insert`](Self::insert) may be called.
     #[inline(always)]
     pub(crate) fn has_room(&self) -> bool {
         self.len < self.limit || self.holes != 0 || self.len < self.capacity
@@ -208,21 +208,21 @@ impl Array {
 
     /// Makes invariant 4 true again, for the segment of the next place if there is one, else of the
     /// last.
-    fn aim(&mut self) {
+    fn select_segment(&mut self) {
         let Some(newest) = self.segments.len().checked_sub(1) else { return };
-        self.aim_at((self.len / SEGMENT).min(newest as u32));
+        self.select((self.len / SEGMENT).min(newest as u32));
     }
 
     /// The same, for the segment of the last place: after removals, when the next is as likely as an
     /// addition.
-    fn aim_at_last(&mut self) {
+    fn select_last_segment(&mut self) {
         match self.len.checked_sub(1) {
-            Some(last) => self.aim_at(last / SEGMENT),
-            None => self.aim(),
+            Some(last) => self.select(last / SEGMENT),
+            None => self.select_segment(),
         }
     }
 
-    fn aim_at(&mut self, number: u32) {
+    fn select(&mut self, number: u32) {
         let segment = &self.segments[number as usize];
         let first = number * SEGMENT;
         self.top = segment.cells.as_ptr().wrapping_sub(first as usize);
@@ -237,10 +237,10 @@ impl Array {
     /// [`has_room`](Self::has_room). The anchor is in no array, and stays alive and in place until
     /// it is taken out.
     #[inline(always)]
-    pub(crate) unsafe fn put(&mut self, anchor: NonNull<Anchor>) {
+    pub(crate) unsafe fn insert(&mut self, anchor: NonNull<Anchor>) {
         let index = self.len;
         if index >= self.limit {
-            return self.put_elsewhere(anchor);
+            return self.insert_slow(anchor);
         }
         let at = self.top.wrapping_add(index as usize);
         // SAFETY: invariant 4: a cell of the segment.
@@ -253,7 +253,7 @@ impl Array {
     /// Puts an entry into a hole, or into the next segment.
     #[cold]
     #[inline(never)]
-    fn put_elsewhere(&mut self, anchor: NonNull<Anchor>) {
+    fn insert_slow(&mut self, anchor: NonNull<Anchor>) {
         let index = if self.holes != 0 { self.first_hole } else { self.len };
         if index == self.len {
             assert!(index < self.capacity, "no room");
@@ -262,7 +262,7 @@ impl Array {
             self.unlink_hole(index);
         }
         self.write(index, anchor.as_ptr());
-        self.aim();
+        self.select_segment();
     }
 
     /// Takes out the entry at `index`, whose own index is left as it is. Others move only if
@@ -272,10 +272,10 @@ impl Array {
     ///
     /// There is an entry at `index`.
     #[inline(always)]
-    pub(crate) unsafe fn take(&mut self, index: u32, may_move: bool) {
+    pub(crate) unsafe fn remove(&mut self, index: u32, may_move: bool) {
         debug_assert!(self.get(index).is_some());
         if self.len <= self.first || !may_move {
-            return self.take_elsewhere(index, may_move);
+            return self.remove_slow(index, may_move);
         }
         let last = self.len - 1;
         self.len = last;
@@ -300,7 +300,7 @@ impl Array {
     /// Takes an entry out beside holes, or makes one, or moves the last of another segment.
     #[cold]
     #[inline(never)]
-    fn take_elsewhere(&mut self, index: u32, may_move: bool) {
+    fn remove_slow(&mut self, index: u32, may_move: bool) {
         if index == self.len - 1 {
             self.pop_last();
         } else if may_move {
@@ -314,7 +314,7 @@ impl Array {
             self.unlink_hole(index);
             self.move_last_to(index);
         }
-        self.aim_at_last();
+        self.select_last_segment();
     }
 
     /// Closes all holes: entries move.
@@ -324,7 +324,7 @@ impl Array {
             self.unlink_hole(index);
             self.move_last_to(index);
         }
-        self.aim_at_last();
+        self.select_last_segment();
     }
 
     /// Moves the last entry to the place `index` before it, where there is none.
@@ -368,8 +368,8 @@ impl Array {
 
     fn make_hole(&mut self, index: u32) {
         let after = self.first_hole;
-        self.write_cell(index, hole(NONE, after));
-        if after != NONE {
+        self.write_cell(index, hole(NO_INDEX, after));
+        if after != NO_INDEX {
             let (_, next) = neighbours(self.read(after));
             self.write_cell(after, hole(index, next));
         }
@@ -379,13 +379,13 @@ impl Array {
 
     fn unlink_hole(&mut self, index: u32) {
         let (before, after) = neighbours(self.read(index));
-        if before == NONE {
+        if before == NO_INDEX {
             self.first_hole = after;
         } else {
             let (first, _) = neighbours(self.read(before));
             self.write_cell(before, hole(first, after));
         }
-        if after != NONE {
+        if after != NO_INDEX {
             let (_, last) = neighbours(self.read(after));
             self.write_cell(after, hole(before, last));
         }
@@ -397,18 +397,18 @@ impl Array {
     /// # Errors
     ///
     /// [`AllocError`], if there are as many entries as there can be.
-    pub(crate) fn wanted(&self) -> Result<Wanted, AllocError> {
-        if self.capacity >= NONE - SEGMENT {
+    pub(crate) fn growth_size(&self) -> Result<GrowthSize, AllocError> {
+        if self.capacity >= NO_INDEX - SEGMENT {
             return Err(AllocError::new());
         }
         let cells = match self.capacity {
-            0 => FIRST,
+            0 => FIRST_LEN,
             some if some < SEGMENT => (some * GROWTH).min(SEGMENT),
             _ => SEGMENT,
         };
         let full = self.segments.len() == self.segments.capacity();
         let directory = if full { 2 * self.segments.len() + 1 } else { 0 };
-        Ok(Wanted { cells, directory })
+        Ok(GrowthSize { cells, directory })
     }
 
     /// Puts memory in, if it is what the array needs now: others may have grown it meanwhile. What
@@ -445,10 +445,10 @@ impl Array {
             self.segments.push(segment); // has room: allocates nothing
             self.capacity += cells;
         }
-        self.aim();
+        self.select_segment();
     }
 
-    /// True if there is a [`surplus`](Self::surplus), or perhaps one if no entry is left.
+    /// True if there is a [`pop_surplus`](Self::pop_surplus), or perhaps one if no entry is left.
     #[inline(always)]
     pub(crate) fn may_shrink(&self) -> bool {
         self.capacity > 2 * SEGMENT && self.capacity - self.len >= 2 * SEGMENT
@@ -457,14 +457,14 @@ impl Array {
     /// A segment to be dropped after the unlock: all but one of those that nothing is in.
     #[cold]
     #[inline(never)]
-    pub(crate) fn surplus(&mut self) -> Option<Segment> {
+    pub(crate) fn pop_surplus(&mut self) -> Option<Segment> {
         let used = self.len.div_ceil(SEGMENT) as usize;
         if self.segments.len() <= used.max(1) + 1 {
             return None;
         }
         self.capacity -= SEGMENT;
         let surplus = self.segments.pop();
-        self.aim();
+        self.select_segment();
         surplus
     }
 
@@ -499,8 +499,8 @@ impl Array {
             }
         }
         assert_eq!(self.holes, holes);
-        let (mut at, mut before) = (self.first_hole, NONE);
-        while at != NONE {
+        let (mut at, mut before) = (self.first_hole, NO_INDEX);
+        while at != NO_INDEX {
             let cell = self.read(at);
             assert!(is_hole(cell) && neighbours(cell).0 == before && holes > 0);
             (before, at, holes) = (at, neighbours(cell).1, holes - 1);

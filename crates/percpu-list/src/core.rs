@@ -73,22 +73,22 @@ impl Core {
 
     /// The list's part of a slot, if it ever had an entry there.
     #[inline(always)]
-    pub(crate) fn part(&self, slot: CpuId) -> Option<Part<'_>> {
-        // Ordering: Acquire pairs with the Release in `make_part`; it carries the empty shard.
+    pub(crate) fn shard(&self, slot: CpuId) -> Option<ShardRef<'_>> {
+        // Ordering: Acquire pairs with the Release in `make_shard`; it carries the empty shard.
         let shard = self.shards.get(slot.index())?.load(Ordering::Acquire);
         // SAFETY: null, or by invariant 1 a shard that lives as long as `self`.
-        unsafe { shard.as_ref() }.map(|shard| Part { core: self, shard })
+        unsafe { shard.as_ref() }.map(|shard| ShardRef { core: self, shard })
     }
 
     #[cold]
     #[inline(never)]
-    fn make_part(&self, slot: CpuId) -> Result<Part<'_>, Refused> {
+    fn make_shard(&self, slot: CpuId) -> Result<ShardRef<'_>, Refused> {
         let pointer = self.shards.get(slot.index()).ok_or(LockError::NoSuchCpu(slot))?;
         let made = percpu::alloc::try_box(Shard::new(slot, self.counts_hits))
             .map_err(|_| AllocError::new())?;
-        made.array_mut(); // a first write, so that a model sees whether it was published
+        made.array_mut_ptr(); // a first write, so that a model sees whether it was published
         let made = Box::into_raw(made);
-        // Ordering: Release on success pairs with the Acquire in `part`; it carries `*made`.
+        // Ordering: Release on success pairs with the Acquire in `shard`; it carries `*made`.
         // Acquire on failure: another thread's shard is used below.
         let shard = match pointer.compare_exchange(
             ptr::null_mut(),
@@ -104,21 +104,21 @@ impl Core {
             }
         };
         // SAFETY: by invariant 1 it lives as long as `self`.
-        Ok(Part { core: self, shard: unsafe { &*shard } })
+        Ok(ShardRef { core: self, shard: unsafe { &*shard } })
     }
 
     /// The list's part of a slot, made if there is none.
     #[inline(always)]
-    pub(crate) fn part_or_new(&self, slot: CpuId) -> Result<Part<'_>, Refused> {
-        match self.part(slot) {
-            Some(part) => Ok(part),
-            None => self.make_part(slot),
+    pub(crate) fn shard_or_new(&self, slot: CpuId) -> Result<ShardRef<'_>, Refused> {
+        match self.shard(slot) {
+            Some(shard) => Ok(shard),
+            None => self.make_shard(slot),
         }
     }
 
     /// The parts of all slots that ever had an entry, ascending.
-    pub(crate) fn parts(&self) -> impl Iterator<Item = Part<'_>> {
-        self.slots().filter_map(|slot| self.part(slot))
+    pub(crate) fn shards(&self) -> impl Iterator<Item = ShardRef<'_>> {
+        self.slots().filter_map(|slot| self.shard(slot))
     }
 
     /// Locks everything.
@@ -151,12 +151,12 @@ impl Core {
     /// How many entries there are, added up slot by slot: a moving target, but never 0 while one
     /// stays throughout.
     pub(crate) fn len(&self) -> usize {
-        self.parts().map(|part| part.entries() as usize).sum()
+        self.shards().map(|shard| shard.entries() as usize).sum()
     }
 
     pub(crate) fn stats(&self) -> Stats {
         let mut sum = Stats::default();
-        self.parts().for_each(|part| sum += part.stats());
+        self.shards().for_each(|shard| sum += shard.stats());
         sum
     }
 
@@ -174,16 +174,16 @@ impl Core {
     ///
     /// Panics with the one that does not hold.
     pub(crate) fn validate(&self) {
-        for part in self.parts() {
-            let Ok(locked) = part.lock() else { continue };
+        for shard in self.shards() {
+            let Ok(locked) = shard.lock() else { continue };
             let array = locked.array();
             array.validate();
-            assert_eq!(part.entries(), u64::from(array.entries()), "additions - removals");
+            assert_eq!(shard.entries(), u64::from(array.entries()), "additions - removals");
             array.for_each(|anchor| {
                 // SAFETY: in the array, so alive.
                 let anchor = unsafe { anchor.as_ref() };
-                assert_eq!(anchor.home(), part.slot(), "an entry's home");
-                assert!(anchor.shard() == part.shard.as_anchor_ptr(), "an entry's list");
+                assert_eq!(anchor.home(), shard.slot(), "an entry's home");
+                assert!(anchor.shard() == shard.as_anchor_ptr(), "an entry's list");
             });
         }
     }
@@ -195,7 +195,7 @@ impl Drop for Core {
             // Ordering: Relaxed; `&mut self` orders it.
             let shard = shard.load(Ordering::Relaxed);
             if !shard.is_null() {
-                // SAFETY: made by `Box::into_raw` in `make_part`; the list type has unlinked all
+                // SAFETY: made by `Box::into_raw` in `make_shard`; the list type has unlinked all
                 // that pointed to it, and nobody else has a reference, by `&mut self`.
                 drop(unsafe { Box::from_raw(shard) });
             }
@@ -205,12 +205,12 @@ impl Drop for Core {
 
 /// A list's part of a slot: only a list makes one, of its own shards.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Part<'a> {
+pub(crate) struct ShardRef<'a> {
     core: &'a Core,
     shard: &'a Shard,
 }
 
-impl Deref for Part<'_> {
+impl Deref for ShardRef<'_> {
     type Target = Shard;
 
     #[inline(always)]
@@ -219,47 +219,47 @@ impl Deref for Part<'_> {
     }
 }
 
-impl<'a> Part<'a> {
+impl<'a> ShardRef<'a> {
     #[inline(always)]
     pub(crate) fn core(self) -> &'a Core {
         self.core
     }
 
     #[inline(always)]
-    pub(crate) fn shard(self) -> &'a Shard {
+    pub(crate) fn get(self) -> &'a Shard {
         self.shard
     }
 
     /// Locks the slot.
     #[inline(always)]
-    pub(crate) fn lock(self) -> Result<Locked<'a>, LockError> {
+    pub(crate) fn lock(self) -> Result<LockedShard<'a>, LockError> {
         let (guard, contended) = self.core.domain.lock(self.shard.slot())?;
         if contended {
             self.shard.count_contended();
         }
         // SAFETY: its slot's lock, of its list's domain.
-        Ok(unsafe { Locked::new(self.shard, guard) })
+        Ok(unsafe { LockedShard::new(self.shard, guard) })
     }
 
     /// Locks the slot if it is free.
-    pub(crate) fn try_lock(self) -> Result<Locked<'a>, LockError> {
+    pub(crate) fn try_lock(self) -> Result<LockedShard<'a>, LockError> {
         let guard = self.core.domain.try_lock(self.shard.slot())?;
         // SAFETY: as in `lock`.
-        Ok(unsafe { Locked::new(self.shard, guard) })
+        Ok(unsafe { LockedShard::new(self.shard, guard) })
     }
 
     /// Makes room where there was none, with no lock held.
     #[cold]
     #[inline(never)]
     pub(crate) fn make_room(self) -> Result<(), Refused> {
-        let wanted = {
+        let size = {
             let locked = self.lock()?;
             if locked.array().has_room() {
                 return Ok(());
             }
-            locked.array().wanted()?
+            locked.array().growth_size()?
         };
-        let mut growth = Growth::allocate(wanted)?;
+        let mut growth = Growth::allocate(size)?;
         let mut locked = self.lock()?;
         if !locked.array().has_room() {
             locked.array_mut().install(&mut growth);
@@ -272,7 +272,7 @@ impl<'a> Part<'a> {
     /// Frees what the entries do not need any more, a segment at a time.
     pub(crate) fn shrink(self) {
         while let Ok(mut locked) = self.lock() {
-            let surplus = locked.array_mut().surplus();
+            let surplus = locked.array_mut().pop_surplus();
             drop(locked);
             if surplus.is_none() {
                 break;
@@ -282,12 +282,12 @@ impl<'a> Part<'a> {
 }
 
 /// A slot of a list, locked by the guard `G`; unlocks on drop.
-pub(crate) struct Locked<'a, G = LocalGuard<'a, ()>> {
+pub(crate) struct LockedShard<'a, G = LocalGuard<'a, ()>> {
     shard: &'a Shard,
     _guard: G,
 }
 
-impl<'a, G> Locked<'a, G> {
+impl<'a, G> LockedShard<'a, G> {
     /// # Safety
     ///
     /// The guard holds the lock of the shard's slot, and nobody uses it for the same shard.
@@ -304,13 +304,13 @@ impl<'a, G> Locked<'a, G> {
     #[inline(always)]
     pub(crate) fn array(&self) -> &Array {
         // SAFETY: we hold the slot's lock, and `&self` keeps `array_mut` away.
-        unsafe { &*self.shard.array() }
+        unsafe { &*self.shard.array_ptr() }
     }
 
     #[inline(always)]
     pub(crate) fn array_mut(&mut self) -> &mut Array {
         // SAFETY: we hold the slot's lock, and `&mut self` keeps other references away.
-        unsafe { &mut *self.shard.array_mut() }
+        unsafe { &mut *self.shard.array_mut_ptr() }
     }
 
     /// Adds an anchor.
@@ -325,7 +325,7 @@ impl<'a, G> Locked<'a, G> {
         // Stored each time: a shard that it had before may be gone, and this one be in its place.
         unsafe { anchor.as_ref() }.set_shard(self.shard.as_anchor_ptr());
         // SAFETY: the caller's.
-        unsafe { self.array_mut().put(anchor) };
+        unsafe { self.array_mut().insert(anchor) };
         self.shard.count_added();
     }
 
@@ -342,7 +342,7 @@ impl<'a, G> Locked<'a, G> {
         }
         let may_move = check!("remove: no walk is under way", self.shard.may_move());
         // SAFETY: it is linked, so in this shard, where its index says (anchor's invariant 2).
-        unsafe { self.array_mut().take(index, may_move) };
+        unsafe { self.array_mut().remove(index, may_move) };
         anchor.set_index(UNLINKED);
         self.shard.count_removed();
         if from != self.shard.slot() && self.shard.counts_hits() {
@@ -354,7 +354,7 @@ impl<'a, G> Locked<'a, G> {
     /// Memory that is not needed any more, now and then: to be dropped after the unlock.
     #[inline(always)]
     pub(crate) fn surplus(&mut self) -> Option<Segment> {
-        if self.array().may_shrink() { self.array_mut().surplus() } else { None }
+        if self.array().may_shrink() { self.array_mut().pop_surplus() } else { None }
     }
 }
 
@@ -365,7 +365,7 @@ impl<'a, G> Locked<'a, G> {
 ///
 /// The anchor is alive until this returns, and lists that hold it are of `domain`.
 #[inline(always)]
-pub(crate) unsafe fn remove_anywhere(
+pub(crate) unsafe fn remove_from_home(
     domain: &Domain,
     anchor: &Anchor,
     from: CpuId,
@@ -387,12 +387,12 @@ pub(crate) unsafe fn remove_anywhere(
         if contended {
             shard.count_contended();
         }
-        let holds = |list: &Core| list.part(home).is_some_and(|part| ptr::eq(part.shard, shard));
+        let holds = |list: &Core| list.shard(home).is_some_and(|own| ptr::eq(own.shard, shard));
         if !check!("remove: the anchor is on this list", on.is_none_or(holds)) {
             return Ok(false);
         }
         // SAFETY: an anchor's home is its shard's slot, and that is locked.
-        let mut locked = unsafe { Locked::new(shard, guard) };
+        let mut locked = unsafe { LockedShard::new(shard, guard) };
         // SAFETY: its home is this slot, and it is in this shard.
         unsafe { locked.remove(anchor, from, domain) };
         let surplus = if may_wait { locked.surplus() } else { None };

@@ -7,12 +7,12 @@ use percpu::lglock::LockError;
 
 use crate::anchor::Anchor;
 use crate::chunk::CHUNK;
-use crate::core::{Core, Locked, Part};
-use crate::shard::Still;
+use crate::core::{Core, LockedShard, ShardRef};
+use crate::shard::WalkGuard;
 
 /// Places that a walk looks at under one lock, holes and what is left out among them. A guess, as
 /// [`CHUNK`] is.
-const PLACES: u32 = 128;
+const CELLS_PER_LOCK: u32 = 128;
 
 /// Where a walk is: in front of a place of a slot.
 ///
@@ -21,53 +21,53 @@ const PLACES: u32 = 128;
 pub(crate) struct Cursor<'a> {
     core: &'a Core,
     next_slot: u32,
-    within: Option<Within<'a>>,
+    position: Option<Position<'a>>,
 }
 
 /// A place in a slot, where entries stay.
 #[derive(Debug)]
-struct Within<'a> {
+struct Position<'a> {
     index: u32,
     /// What was added since the walk came here may be left out, and is: so the walk ends.
     end: u32,
-    _still: Still<'a>,
+    _walk: WalkGuard<'a>,
 }
 
 impl<'a> Cursor<'a> {
     pub(crate) fn new(core: &'a Core) -> Self {
-        Self { core, next_slot: 0, within: None }
+        Self { core, next_slot: 0, position: None }
     }
 
-    /// Shows entries to `pin`, under their slot's lock, until it took [`CHUNK`]; fewer at the end only,
+    /// Shows entries to `visit`, under their slot's lock, until it took [`CHUNK`]; fewer at the end only,
     /// or where a lock is refused, which ends the walk.
     ///
     /// `prepare` is called with each slot that was locked, before its entries.
-    pub(crate) fn chunk(
+    pub(crate) fn visit_chunk(
         &mut self,
-        mut prepare: impl FnMut(&mut Locked<'_>),
-        mut pin: impl FnMut(NonNull<Anchor>) -> bool,
+        mut prepare: impl FnMut(&mut LockedShard<'_>),
+        mut visit: impl FnMut(NonNull<Anchor>) -> bool,
     ) -> Result<(), LockError> {
         let mut left = CHUNK;
         while left != 0 {
-            let mut places = PLACES;
-            let Some(part) = self.part() else { break };
-            let mut locked = part.lock().inspect_err(|_| self.end())?;
+            let mut cells = CELLS_PER_LOCK;
+            let Some(shard) = self.current_shard() else { break };
+            let mut locked = shard.lock().inspect_err(|_| self.finish())?;
             prepare(&mut locked);
             let array = locked.array();
-            let within = self.within.get_or_insert_with(|| Within {
+            let position = self.position.get_or_insert_with(|| Position {
                 index: 0,
                 end: array.len(),
-                _still: part.shard().keep_still(),
+                _walk: shard.get().begin_walk(),
             });
-            let end = within.end.min(array.len());
-            while left != 0 && within.index < end && places != 0 {
-                let entry = array.get(within.index);
-                within.index += 1;
-                places -= 1;
-                left -= usize::from(entry.is_some_and(&mut pin));
+            let end = position.end.min(array.len());
+            while left != 0 && position.index < end && cells != 0 {
+                let entry = array.get(position.index);
+                position.index += 1;
+                cells -= 1;
+                left -= usize::from(entry.is_some_and(&mut visit));
             }
-            if within.index >= end {
-                self.within = None;
+            if position.index >= end {
+                self.position = None;
                 self.next_slot += 1;
             }
         }
@@ -75,16 +75,16 @@ impl<'a> Cursor<'a> {
     }
 
     /// Leaves the slots that are left out.
-    fn end(&mut self) {
-        self.within = None;
+    fn finish(&mut self) {
+        self.position = None;
         self.next_slot = self.core.slot_count();
     }
 
     /// The slot where the walk is, or the next that ever had an entry.
-    fn part(&mut self) -> Option<Part<'a>> {
+    fn current_shard(&mut self) -> Option<ShardRef<'a>> {
         while self.next_slot < self.core.slot_count() {
-            if let Some(part) = self.core.part(CpuId::new(self.next_slot)) {
-                return Some(part);
+            if let Some(shard) = self.core.shard(CpuId::new(self.next_slot)) {
+                return Some(shard);
             }
             self.next_slot += 1;
         }
@@ -103,13 +103,13 @@ mod tests {
         let slot = CpuId::new(0);
         let core = Core::new(&Domain::new(), true).unwrap();
         let anchors: Vec<Anchor> = (0..1000).map(|_| Anchor::new(slot)).collect();
-        let part = core.part_or_new(slot).unwrap();
+        let shard = core.shard_or_new(slot).unwrap();
         for anchor in &anchors {
-            if !part.lock().unwrap().array().has_room() {
-                part.make_room().unwrap();
+            if !shard.lock().unwrap().array().has_room() {
+                shard.make_room().unwrap();
             }
             // SAFETY: there is room, and the anchor is new and outlives `core`'s use of it.
-            unsafe { part.lock().unwrap().add(NonNull::from(anchor)) };
+            unsafe { shard.lock().unwrap().add(NonNull::from(anchor)) };
         }
         let (mut locks, mut looked) = (0, 0);
         let mut cursor = Cursor::new(&core);
@@ -117,7 +117,7 @@ mod tests {
             looked += 1;
             looked == 1000
         };
-        cursor.chunk(|_| locks += 1, leave_out).unwrap();
-        assert_eq!((locks, looked), (1000_u32.div_ceil(PLACES), 1000));
+        cursor.visit_chunk(|_| locks += 1, leave_out).unwrap();
+        assert_eq!((locks, looked), (1000_u32.div_ceil(CELLS_PER_LOCK), 1000));
     }
 }

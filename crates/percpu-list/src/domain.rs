@@ -147,13 +147,13 @@ impl Domain {
 
     /// True if they are one domain.
     #[inline(always)]
-    pub(crate) fn is(&self, other: &Self) -> bool {
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.inner == other.inner
     }
 
     /// The slot of the CPU that the caller runs on.
     #[inline(always)]
-    pub(crate) fn here(&self) -> CpuId {
+    pub(crate) fn current_slot(&self) -> CpuId {
         let cpu = cpu::current();
         match &self.inner().slots {
             None => cpu,
@@ -232,7 +232,7 @@ fn nodes(
 /// The same domain, and not only one of the same slots.
 impl PartialEq for Domain {
     fn eq(&self, other: &Self) -> bool {
-        self.is(other)
+        self.is_same(other)
     }
 }
 
@@ -333,7 +333,7 @@ mod tests {
                 let (most, least) = (used.iter().max(), used.iter().min());
                 assert!(most.unwrap() - least.unwrap() <= 1, "dealt in turn: {used:?}");
             }
-            assert!(domain.here().index() < domain.slots());
+            assert!(domain.current_slot().index() < domain.slots());
         }
     }
 
@@ -383,7 +383,7 @@ mod tests {
     #[test]
     fn a_slot_that_this_thread_holds_is_refused() {
         let domain = Domain::with_policy(SlotPolicy::Fixed(1));
-        let slot = domain.here();
+        let slot = domain.current_slot();
         let held = domain.lock(slot).unwrap();
         assert!(matches!(domain.try_lock(slot), Err(LockError::Deadlock)));
         assert!(matches!(domain.lock(slot), Err(LockError::Deadlock)));
@@ -397,11 +397,11 @@ mod tests {
         let domain = Domain::new();
         // Ordering: Relaxed; asked for behind the joins.
         let users = || domain.inner().users.load(Ordering::Relaxed);
-        assert!(users() == 1 && !domain.is(&Domain::new()));
+        assert!(users() == 1 && !domain.is_same(&Domain::new()));
         let clone = domain.clone();
-        assert!(clone.is(&domain) && users() == 2);
+        assert!(clone.is_same(&domain) && users() == 2);
         let list = crate::PerCpuList::<u8>::new_in(&clone);
-        assert!(list.domain().is(&domain) && users() == 3);
+        assert!(list.domain().is_same(&domain) && users() == 3);
         drop(clone);
         drop(list.insert(1).unwrap());
         assert_eq!(users(), 2);
@@ -409,7 +409,7 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 let mine = domain.clone();
-                scope.spawn(move || (0..100).for_each(|_| assert!(mine.clone().is(&mine))));
+                scope.spawn(move || (0..100).for_each(|_| assert!(mine.clone().is_same(&mine))));
             }
         });
         assert_eq!(users(), 1);

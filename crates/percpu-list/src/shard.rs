@@ -37,18 +37,18 @@ pub(crate) struct Shard {
     array: UnsafeCell<Array>,
     slot: CpuId,
     counts_hits: bool,
-    far: Far,
+    rare: RarelyWritten,
 }
 
 /// The last line of a shard.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Far {
+struct RarelyWritten {
     cpu_misses: AtomicU64,
     node_misses: AtomicU64,
-    /// Nodes to be used again, a stack; changed under the slot's lock. See `owning::spares`.
-    spares: AtomicPtr<Anchor>,
-    spare_count: AtomicU8,
+    /// Nodes to be used again, a stack; changed under the slot's lock. See `owning::pool`.
+    pool_first: AtomicPtr<Anchor>,
+    pool_len: AtomicU8,
 }
 
 #[cfg(not(any(offlock_loom, offlock_shuttle)))] // a model's atomics are larger
@@ -56,7 +56,7 @@ const _: () = {
     // What the crate's page says of memory.
     assert!(size_of::<Shard>() == 256);
     assert!(std::mem::offset_of!(Shard, array) + Array::WRITTEN == 64);
-    assert!(std::mem::offset_of!(Shard, far) == 128);
+    assert!(std::mem::offset_of!(Shard, rare) == 128);
 };
 
 // SAFETY: `array` is used by one thread at a time (invariant 1) and may be used by any; the rest is
@@ -84,11 +84,11 @@ impl Shard {
             array: UnsafeCell::new(Array::new()),
             slot,
             counts_hits,
-            far: Far {
+            rare: RarelyWritten {
                 cpu_misses: AtomicU64::new(0),
                 node_misses: AtomicU64::new(0),
-                spares: AtomicPtr::new(std::ptr::null_mut()),
-                spare_count: AtomicU8::new(0),
+                pool_first: AtomicPtr::new(std::ptr::null_mut()),
+                pool_len: AtomicU8::new(0),
             },
         }
     }
@@ -123,13 +123,13 @@ impl Shard {
 
     /// The array, for who may change it: the slot's lock holder (invariant 1).
     #[inline(always)]
-    pub(crate) fn array_mut(&self) -> *mut Array {
+    pub(crate) fn array_mut_ptr(&self) -> *mut Array {
         self.array.with_mut(|array| array)
     }
 
     /// The array, for who may read it: the slot's lock holder (invariant 1).
     #[inline(always)]
-    pub(crate) fn array(&self) -> *const Array {
+    pub(crate) fn array_ptr(&self) -> *const Array {
         self.array.with(|array| array)
     }
 
@@ -146,9 +146,9 @@ impl Shard {
     /// A removal from another slot's CPU, and from another node's. After `count_removed`.
     #[inline(always)]
     pub(crate) fn count_miss(&self, other_node: bool) {
-        count(&self.far.cpu_misses);
+        count(&self.rare.cpu_misses);
         if other_node {
-            count(&self.far.node_misses);
+            count(&self.rare.node_misses);
         }
     }
 
@@ -173,8 +173,8 @@ impl Shard {
     pub(crate) fn stats(&self) -> Stats {
         // Ordering: Acquire, all; in the opposite order of the stores, so that what is read later
         // counts at least what was counted with what is read before.
-        let node_misses = self.far.node_misses.load(Ordering::Acquire);
-        let cpu_misses = self.far.cpu_misses.load(Ordering::Acquire);
+        let node_misses = self.rare.node_misses.load(Ordering::Acquire);
+        let cpu_misses = self.rare.cpu_misses.load(Ordering::Acquire);
         let removals = self.removed.load(Ordering::Acquire);
         let adds = self.added.load(Ordering::Acquire);
         Stats {
@@ -188,10 +188,10 @@ impl Shard {
     }
 
     /// Keeps entries where they are until that is dropped. The caller holds the lock.
-    pub(crate) fn keep_still(&self) -> Still<'_> {
+    pub(crate) fn begin_walk(&self) -> WalkGuard<'_> {
         // Ordering: Relaxed; who must see it takes the lock that the caller holds.
         self.walkers.fetch_add(1, Ordering::Relaxed);
-        Still { shard: self }
+        WalkGuard { shard: self }
     }
 
     /// True if entries may move. The caller holds the lock.
@@ -203,8 +203,8 @@ impl Shard {
 
     /// The stack of nodes to be used again.
     #[inline(always)]
-    pub(crate) fn spares(&self) -> (&AtomicPtr<Anchor>, &AtomicU8) {
-        (&self.far.spares, &self.far.spare_count)
+    pub(crate) fn pool(&self) -> (&AtomicPtr<Anchor>, &AtomicU8) {
+        (&self.rare.pool_first, &self.rare.pool_len)
     }
 
     /// True if there may be entries to be removed. Needs no lock.
@@ -221,13 +221,13 @@ impl Shard {
     }
 }
 
-/// One of a shard's walkers, while it lives: from [`Shard::keep_still`]. Dropping it needs no lock.
+/// One of a shard's walkers, while it lives: from [`Shard::begin_walk`]. Dropping it needs no lock.
 #[derive(Debug)]
-pub(crate) struct Still<'a> {
+pub(crate) struct WalkGuard<'a> {
     shard: &'a Shard,
 }
 
-impl Drop for Still<'_> {
+impl Drop for WalkGuard<'_> {
     fn drop(&mut self) {
         // Ordering: Relaxed; whether entries stay matters to the walk alone, and that is over.
         self.shard.walkers.fetch_sub(1, Ordering::Relaxed);

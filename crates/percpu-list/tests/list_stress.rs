@@ -267,7 +267,7 @@ fn stress_inv03_intrusive_churn_across_cpus() {
 /// All threads run on one CPU; what they add goes to another one's slot.
 #[test]
 #[ignore = "stress: seconds of churn"]
-fn stress_inv16_a_slot_that_nobody_runs_on() {
+fn stress_inv16_a_slot_without_threads() {
     let here = allowed_cpus()[0];
     let Some(far) = (0..possible()).rev().find(|cpu| *cpu != here) else {
         println!("there is one CPU only");

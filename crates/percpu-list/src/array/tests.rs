@@ -40,7 +40,7 @@ impl Model {
     /// Growth as the list does it; one is enough.
     fn make_room(&mut self) {
         if !self.array.has_room() {
-            let mut growth = Growth::allocate(self.array.wanted().unwrap()).unwrap();
+            let mut growth = Growth::allocate(self.array.growth_size().unwrap()).unwrap();
             self.array.install(&mut growth);
             assert!(self.array.has_room());
         }
@@ -55,7 +55,7 @@ impl Model {
             }
             self.make_room();
             // SAFETY: there is room; the anchor is not in, and lives as long as the array.
-            unsafe { self.array.put(NonNull::from(&self.anchors[id])) };
+            unsafe { self.array.insert(NonNull::from(&self.anchors[id])) };
             self.inside[id] = true;
             left -= 1;
         }
@@ -70,7 +70,7 @@ impl Model {
         let id = self.id(self.array.get(index).unwrap());
         let holes = self.array.holes;
         // SAFETY: there is an entry.
-        unsafe { self.array.take(index, may_move) };
+        unsafe { self.array.remove(index, may_move) };
         self.anchors[id].set_index(UNLINKED);
         self.inside[id] = false;
         if may_move {
@@ -161,7 +161,7 @@ fn run(ops: &[Op]) {
                 if may_move { count } else { 0 } // one beside the last: a hole is closed
             }
             Op::Want => {
-                growths.push(Growth::allocate(model.array.wanted().unwrap()).unwrap());
+                growths.push(Growth::allocate(model.array.growth_size().unwrap()).unwrap());
                 0
             }
             Op::Install(which) => {
@@ -176,7 +176,7 @@ fn run(ops: &[Op]) {
             }
             Op::Surplus => {
                 let used = model.array.len().div_ceil(SEGMENT).max(1) as usize;
-                while let Some(segment) = model.array.surplus() {
+                while let Some(segment) = model.array.pop_surplus() {
                     assert_eq!(segment.len, SEGMENT);
                     assert!(model.array.segments.len() > used, "one is kept");
                 }
@@ -273,7 +273,7 @@ fn holes_are_filled_and_not_closed_while_nothing_may_move() {
         assert_eq!(model.anchors[id].index(), index);
     }
     assert_eq!(model.array.len(), model.array.entries());
-    assert!(model.array.first_hole == NONE);
+    assert!(model.array.first_hole == NO_INDEX);
 }
 
 /// As many removals close the holes that others left, and one closes those at the end.
@@ -306,7 +306,7 @@ fn holes_go_with_removals_that_may_move() {
 #[test]
 fn growth_for_what_the_array_was_is_refused_or_fits() {
     let mut model = Model::new(4 * 512);
-    let want = |model: &Model| Growth::allocate(model.array.wanted().unwrap()).unwrap();
+    let want = |model: &Model| Growth::allocate(model.array.growth_size().unwrap()).unwrap();
     let mut stale = vec![want(&model)];
     for entries in [8, 32, 128] {
         model.put(entries - model.count());
@@ -329,7 +329,7 @@ fn a_second_growth_needs_room_in_the_directory() {
     let mut model = Model::with(1024);
     let directory = model.array.segments.capacity();
     assert!(directory > 2, "or the next comes with one");
-    let want = |model: &Model| Growth::allocate(model.array.wanted().unwrap()).unwrap();
+    let want = |model: &Model| Growth::allocate(model.array.growth_size().unwrap()).unwrap();
     let mut growths: Vec<_> = (0..directory).map(|_| want(&model)).collect();
     let mut installed = 0;
     for growth in &mut growths {
@@ -353,7 +353,7 @@ fn segments_are_given_back_as_it_empties() {
     let mut freed_at = Vec::new();
     while model.count() != 0 {
         model.take(0, true);
-        if model.array.may_shrink() && model.array.surplus().is_some() {
+        if model.array.may_shrink() && model.array.pop_surplus().is_some() {
             freed_at.push(model.array.len());
             model.check(&model.indexes(), 0);
             let capacity = model.array.capacity;
@@ -379,12 +379,12 @@ fn segments_of_holes_are_given_back() {
     assert_eq!((model.array.len(), model.array.capacity), (5, 6 * 512));
     for segments in (2..6).rev() {
         assert!(model.array.may_shrink());
-        assert!(model.array.surplus().is_some());
+        assert!(model.array.pop_surplus().is_some());
         model.check(&model.indexes(), 0);
         assert_eq!(model.array.segments.len(), segments);
         model.take(0, true);
     }
-    assert!(model.array.surplus().is_none());
+    assert!(model.array.pop_surplus().is_none());
     model.put(6 * 512);
     model.check(&model.indexes(), 0);
 }
@@ -392,15 +392,15 @@ fn segments_of_holes_are_given_back() {
 #[test]
 fn there_is_a_largest_array() {
     let at = |capacity| Array { capacity, ..Array::new() };
-    assert!(at(NONE + 1 - 2 * SEGMENT).wanted().is_ok());
-    assert!(at(NONE + 1 - SEGMENT).wanted().is_err(), "a place must not be `NONE`");
+    assert!(at(NO_INDEX + 1 - 2 * SEGMENT).growth_size().is_ok());
+    assert!(at(NO_INDEX + 1 - SEGMENT).growth_size().is_err(), "a place must not be `NO_INDEX`");
 }
 
 /// What a cell of a hole says is what it was told, up to the last place.
 #[test]
-fn a_hole_knows_its_neighbours() {
-    for before in [0, 1, 511, 512, NONE - SEGMENT, NONE] {
-        for after in [0, 1, 511, 512, NONE - SEGMENT, NONE] {
+fn a_hole_stores_its_neighbours() {
+    for before in [0, 1, 511, 512, NO_INDEX - SEGMENT, NO_INDEX] {
+        for after in [0, 1, 511, 512, NO_INDEX - SEGMENT, NO_INDEX] {
             let cell = hole(before, after);
             assert!(is_hole(cell));
             assert_eq!(neighbours(cell), (before, after));

@@ -61,8 +61,8 @@ impl<T: Linked> Drop for Items<T> {
     fn drop(&mut self) {
         let domain = self.core.domain().clone();
         for slot in self.core.slots() {
-            let Some(part) = self.core.part(slot) else { continue };
-            let Ok(mut locked) = part.lock() else {
+            let Some(shard) = self.core.shard(slot) else { continue };
+            let Ok(mut locked) = shard.lock() else {
                 self.core.leak_shard(slot);
                 continue;
             };

@@ -70,7 +70,7 @@ impl<T: Linked, P, F: FnMut(Pin<&T>) -> Option<P>> Iterator for PinnedIter<'_, T
     fn next(&mut self) -> Option<Self::Item> {
         let (items, cursor, pin) = (self.items, &mut self.cursor, &mut self.pin);
         self.chunk.next(|chunk| {
-            cursor.chunk(
+            cursor.visit_chunk(
                 |_| (),
                 |anchor| {
                     // SAFETY: linked, and its slot's lock is held during this call.

@@ -10,7 +10,7 @@ use percpu::lglock::LockError;
 use percpu::sync::step;
 
 use crate::anchor::Anchor;
-use crate::core::remove_anywhere;
+use crate::core::remove_from_home;
 use crate::domain::Domain;
 
 /// What an item of an [`IntrusiveList`](super::IntrusiveList) embeds: its place on one list of a
@@ -34,7 +34,11 @@ impl Link {
     /// on: adding it there takes one lock, adding it elsewhere two, once.
     #[must_use]
     pub fn new(domain: &Domain) -> Self {
-        Self { anchor: Anchor::new(domain.here()), domain: domain.clone(), _pinned: PhantomPinned }
+        Self {
+            anchor: Anchor::new(domain.current_slot()),
+            domain: domain.clone(),
+            _pinned: PhantomPinned,
+        }
     }
 
     /// True if the item is on a list; by the time it is known it may have changed.
@@ -64,9 +68,9 @@ impl Link {
     /// [`LockError::Deadlock`] if this thread holds the slot, in a locked walk or a snapshot. The
     /// item is where it was.
     pub fn remove(&self) -> Result<bool, LockError> {
-        let from = self.domain.here();
+        let from = self.domain.current_slot();
         // SAFETY: we are borrowed, and a link's lists are of its domain.
-        unsafe { remove_anywhere(&self.domain, &self.anchor, from, None, true) }
+        unsafe { remove_from_home(&self.domain, &self.anchor, from, None, true) }
     }
 
     /// Takes the item off its list, if the slot's lock is free. Never blocks: for signal handlers.
@@ -75,9 +79,9 @@ impl Link {
     ///
     /// As [`remove`](Self::remove), and [`LockError::WouldBlock`].
     pub fn try_remove(&self) -> Result<bool, LockError> {
-        let from = self.domain.here();
+        let from = self.domain.current_slot();
         // SAFETY: as in `remove`.
-        unsafe { remove_anywhere(&self.domain, &self.anchor, from, None, false) }
+        unsafe { remove_from_home(&self.domain, &self.anchor, from, None, false) }
     }
 
     /// Takes an item that is being destroyed off its list: what [`linked!`](crate::linked) does first

@@ -8,7 +8,7 @@ use percpu::sync::{check, step};
 use percpu::{AllocError, CpuId};
 
 use crate::anchor::UNLINKED;
-use crate::core::{Core, Locked, Part, remove_anywhere};
+use crate::core::{Core, LockedShard, ShardRef, remove_from_home};
 use crate::domain::Domain;
 use crate::error::Refused;
 use crate::stats::Stats;
@@ -122,7 +122,7 @@ impl<T: Linked> IntrusiveList<T> {
     /// [`Refused`]; the item is where it was.
     #[inline]
     pub fn insert(&self, item: Pin<&T>) -> Result<(), Refused> {
-        self.insert_in(self.core().domain().here(), item.get_ref())
+        self.insert_in(self.core().domain().current_slot(), item.get_ref())
     }
 
     /// Adds an item in the slot of `cpu`: for who knows better, and for replays.
@@ -137,21 +137,21 @@ impl<T: Linked> IntrusiveList<T> {
     #[inline(always)]
     fn insert_in(&self, slot: CpuId, item: &T) -> Result<(), Refused> {
         let link = link_of(item);
-        if !link.domain().is(self.core().domain()) {
+        if !link.domain().is_same(self.core().domain()) {
             return Err(Refused::OtherDomain);
         }
-        let part = self.core().part_or_new(slot)?;
+        let shard = self.core().shard_or_new(slot)?;
         loop {
             let home = link.anchor().home();
             let added = if check!("add: the home is this slot", home == slot) {
-                self.add(part.lock()?, home, item)
+                self.add(shard.lock()?, home, item)
             } else {
-                self.move_in(part, home, item)
+                self.move_in(shard, home, item)
             };
             match added? {
                 Added::Yes => return Ok(()),
                 Added::Moved => {}
-                Added::Full => part.make_room()?,
+                Added::Full => shard.make_room()?,
             }
         }
     }
@@ -159,15 +159,20 @@ impl<T: Linked> IntrusiveList<T> {
     /// Adds an item whose home is another slot: under both locks.
     #[cold]
     #[inline(never)]
-    fn move_in(&self, part: Part<'_>, home: CpuId, item: &T) -> Result<Added, Refused> {
-        let guard = self.core().domain().lock_pair(home, part.slot())?;
+    fn move_in(&self, shard: ShardRef<'_>, home: CpuId, item: &T) -> Result<Added, Refused> {
+        let guard = self.core().domain().lock_pair(home, shard.slot())?;
         // SAFETY: one of the two is its slot's lock.
-        self.add(unsafe { Locked::new(part.shard(), guard) }, home, item)
+        self.add(unsafe { LockedShard::new(shard.get(), guard) }, home, item)
     }
 
     /// Adds an item under the lock of its home, and of the slot that it is added to.
     #[inline(always)]
-    fn add<G>(&self, mut locked: Locked<'_, G>, home: CpuId, item: &T) -> Result<Added, Refused> {
+    fn add<G>(
+        &self,
+        mut locked: LockedShard<'_, G>,
+        home: CpuId,
+        item: &T,
+    ) -> Result<Added, Refused> {
         let anchor = link_of(item).anchor();
         if !check!("add: the home is still the same", anchor.home() == home) {
             return Ok(Added::Moved);
@@ -200,7 +205,7 @@ impl<T: Linked> IntrusiveList<T> {
     /// item is where it was.
     #[inline]
     pub fn remove(&self, item: &T) -> Result<bool, LockError> {
-        self.remove_from(self.core().domain().here(), item)
+        self.remove_from(self.core().domain().current_slot(), item)
     }
 
     /// Removes an item as if the caller ran on `cpu`: that is what the hits are counted by.
@@ -219,23 +224,23 @@ impl<T: Linked> IntrusiveList<T> {
     /// As [`remove`](Self::remove), and [`LockError::WouldBlock`].
     pub fn try_remove(&self, item: &T) -> Result<bool, LockError> {
         let (link, domain) = (link_of(item), self.core().domain());
-        if !link.domain().is(domain) {
+        if !link.domain().is_same(domain) {
             return Ok(false);
         }
         let on = Some(self.core());
         // SAFETY: the item is borrowed, and its lists are of this domain.
-        unsafe { remove_anywhere(domain, link.anchor(), domain.here(), on, false) }
+        unsafe { remove_from_home(domain, link.anchor(), domain.current_slot(), on, false) }
     }
 
     #[inline(always)]
     fn remove_from(&self, from: CpuId, item: &T) -> Result<bool, LockError> {
         let (link, domain) = (link_of(item), self.core().domain());
-        if !link.domain().is(domain) {
+        if !link.domain().is_same(domain) {
             return Ok(false);
         }
         let on = Some(self.core());
         // SAFETY: the item is borrowed, and its lists are of this domain.
-        unsafe { remove_anywhere(domain, link.anchor(), from, on, true) }
+        unsafe { remove_from_home(domain, link.anchor(), from, on, true) }
     }
 
     /// Refuses additions from now on. Those under way are complete when it returns, so a
@@ -284,8 +289,8 @@ impl<T: Linked> IntrusiveList<T> {
     ///
     /// As [`remove`](Self::remove); `f` has seen the slots before.
     pub fn for_each(&self, mut f: impl FnMut(Pin<&T>)) -> Result<(), LockError> {
-        for part in self.core().parts() {
-            let locked = part.lock()?;
+        for shard in self.core().shards() {
+            let locked = shard.lock()?;
             locked.array().for_each(|anchor| {
                 // SAFETY: linked, and we hold the slot's lock for the whole call.
                 f(unsafe { self.items.item(anchor) });
@@ -305,12 +310,12 @@ impl<T: Linked> IntrusiveList<T> {
     /// As [`remove`](Self::remove); the slots before were done.
     pub fn retain(&self, mut keep: impl FnMut(Pin<&T>) -> bool) -> Result<usize, LockError> {
         let domain = self.core().domain();
-        let from = domain.here();
+        let from = domain.current_slot();
         let mut removed = 0;
-        for part in self.core().parts() {
-            let mut locked = part.lock()?;
+        for shard in self.core().shards() {
+            let mut locked = shard.lock()?;
             // As for a walk nothing moves, so that none is asked about twice.
-            let still = part.keep_still();
+            let walk = shard.begin_walk();
             for index in (0..locked.array().len()).rev() {
                 let Some(anchor) = locked.array().get(index) else { continue };
                 // SAFETY: linked, and we hold the slot's lock.
@@ -321,12 +326,12 @@ impl<T: Linked> IntrusiveList<T> {
                     removed += usize::from(unsafe { locked.remove(anchor, from, domain) });
                 }
             }
-            drop(still);
-            if part.may_move() {
+            drop(walk);
+            if shard.may_move() {
                 locked.array_mut().close_holes();
             }
             drop(locked);
-            part.shrink();
+            shard.shrink();
         }
         Ok(removed)
     }

@@ -29,9 +29,9 @@ impl<'a, T: Linked> IntrusiveSnapshot<'a, T> {
     }
 
     fn array(&self, slot: CpuId) -> Option<&Array> {
-        let part = self.items.core().part(slot)?;
+        let shard = self.items.core().shard(slot)?;
         // SAFETY: we hold all slots' locks as long as `self`, and change nothing.
-        Some(unsafe { &*part.array() })
+        Some(unsafe { &*shard.array_ptr() })
     }
 
     fn arrays(&self) -> impl Iterator<Item = &Array> {

@@ -9,9 +9,9 @@ use std::ptr::{self, NonNull};
 use percpu::sync::atomic::Ordering;
 use percpu::sync::{check, order};
 
-use crate::core::{Core, Locked};
+use crate::core::{Core, LockedShard};
 
-use super::node::{Chain, NodePtr};
+use super::node::{DropList, NodePtr};
 
 /// Leaves a node, and the entry's count, to whoever locks its slot next. Lock-free; allocates
 /// nothing and drops nothing.
@@ -22,15 +22,15 @@ use super::node::{Chain, NodePtr};
 pub(super) unsafe fn defer<T>(core: &Core, node: NodePtr<T>) {
     // SAFETY: the caller's count.
     let home = unsafe { node.anchor() }.home(); // which never changes
-    let Some(part) = core.part(home) else { unreachable!("a node was inserted in its home") };
-    let stack = part.deferred();
+    let Some(shard) = core.shard(home) else { unreachable!("a node was inserted in its home") };
+    let stack = shard.deferred();
     loop {
         // Ordering: Relaxed; the exchange checks it, and `first` is not followed.
         let first = stack.load(Ordering::Relaxed);
         // Ordering: Relaxed; published by the exchange.
         // SAFETY: the caller's count, and with it the link.
         unsafe { node.next() }.store(first, Ordering::Relaxed);
-        // Ordering: Release on success pairs with the Acquire in `settle_some`; it carries `next`, and
+        // Ordering: Release on success pairs with the Acquire in `flush_stack`; it carries `next`, and
         // the caller's uses of the value. Relaxed on failure: the value is not used.
         let order = order!(Release, "defer: the link and the last use are complete");
         let anchor = node.anchor_ptr().as_ptr();
@@ -47,28 +47,36 @@ pub(super) unsafe fn defer<T>(core: &Core, node: NodePtr<T>) {
 ///
 /// The shard is of `core`, and that of a list of `T`.
 #[inline(always)]
-pub(super) unsafe fn settle<T, G>(core: &Core, locked: &mut Locked<'_, G>, removed: &mut Chain<T>) {
+pub(super) unsafe fn flush<T, G>(
+    core: &Core,
+    locked: &mut LockedShard<'_, G>,
+    removed: &mut DropList<T>,
+) {
     if locked.shard().has_deferred() {
         // SAFETY: the caller's.
-        unsafe { settle_some(core, locked, removed) };
+        unsafe { flush_stack(core, locked, removed) };
     }
 }
 
 /// # Safety
 ///
-/// As for [`settle`].
+/// As for [`flush`].
 #[cold]
 #[inline(never)]
-unsafe fn settle_some<T, G>(core: &Core, locked: &mut Locked<'_, G>, removed: &mut Chain<T>) {
-    let from = core.domain().here();
+unsafe fn flush_stack<T, G>(
+    core: &Core,
+    locked: &mut LockedShard<'_, G>,
+    removed: &mut DropList<T>,
+) {
+    let from = core.domain().current_slot();
     // Ordering: Acquire pairs with the Release in `defer`; it carries the links, and the uses of the
     // values by those who deferred.
     let stack = locked.shard().deferred();
-    let order = order!(Acquire, "settle: before the links are followed");
+    let order = order!(Acquire, "flush: before the links are followed");
     let mut first = stack.swap(ptr::null_mut(), order);
     while let Some(anchor) = NonNull::new(first) {
         // SAFETY: `defer` pushes anchors of nodes, of this list and so of its `T`.
-        let node = unsafe { NodePtr::<T>::of(anchor) };
+        let node = unsafe { NodePtr::<T>::from_anchor(anchor) };
         // Ordering: Relaxed; see the exchange.
         // SAFETY: the entry's count came with it.
         first = unsafe { node.next() }.load(Ordering::Relaxed);
@@ -85,18 +93,18 @@ unsafe fn settle_some<T, G>(core: &Core, locked: &mut Locked<'_, G>, removed: &m
 ///
 /// # Safety
 ///
-/// As for [`settle`]; and nobody has an entry of the list: what is linked, but for what was left to be
+/// As for [`flush`]; and nobody has an entry of the list: what is linked, but for what was left to be
 /// removed, was forgotten.
-pub(super) unsafe fn take_all<T, G>(
+pub(super) unsafe fn remove_all<T, G>(
     core: &Core,
-    locked: &mut Locked<'_, G>,
-    removed: &mut Chain<T>,
+    locked: &mut LockedShard<'_, G>,
+    removed: &mut DropList<T>,
 ) {
     // SAFETY: the caller's.
-    unsafe { settle(core, locked, removed) };
+    unsafe { flush(core, locked, removed) };
     while let Some(anchor) = locked.array().last() {
         // SAFETY: an entry of this list is a node of its `T`.
-        let node = unsafe { NodePtr::<T>::of(anchor) };
+        let node = unsafe { NodePtr::<T>::from_anchor(anchor) };
         // SAFETY: linked, so it lives; the entry's count is nobody's any more.
         let anchor = unsafe { node.anchor() };
         // SAFETY: found in this shard's array.

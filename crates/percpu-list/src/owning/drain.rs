@@ -8,9 +8,9 @@ use percpu::lglock::LockError;
 
 use crate::chunk::Chunk;
 
-use super::node::{Chain, NodePtr, Ref};
+use super::node::{DropList, NodePtr, Ref};
+use super::node_shard::NodeShard;
 use super::nodes::Nodes;
-use super::slot::Slot;
 
 /// Takes entries off a [`PerCpuList`](crate::PerCpuList), and gives them out: from [`PerCpuList::drain`](crate::PerCpuList::drain).
 ///
@@ -61,19 +61,19 @@ impl<T> Iterator for Drain<'_, T> {
 /// Takes a chunk of the entries of a slot, the last first; says how many are left to take, of those
 /// that were left before, or are there.
 fn take<T>(
-    slot: Slot<'_, T>,
+    slot: NodeShard<'_, T>,
     left: Option<u32>,
     chunk: &mut Chunk<Ref<T>>,
 ) -> Result<u32, LockError> {
     let domain = slot.core().domain();
-    let from = domain.here();
-    let mut removed = Chain::<T>::new(); // dropped after the lock
+    let from = domain.current_slot();
+    let mut removed = DropList::<T>::new(); // dropped after the lock
     let mut locked = slot.lock(&mut removed)?;
     let mut left = left.unwrap_or(u32::MAX).min(locked.array().entries());
     while left != 0 && !chunk.is_full() {
         let Some(anchor) = locked.array().last() else { unreachable!("so many are left") };
         // SAFETY: an entry of this list is a node of its `T`.
-        let node = unsafe { NodePtr::of(anchor) };
+        let node = unsafe { NodePtr::from_anchor(anchor) };
         // SAFETY: linked, under its slot's lock.
         chunk.push(unsafe { node.acquire() });
         // SAFETY: we have just taken a count.

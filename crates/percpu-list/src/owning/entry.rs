@@ -86,8 +86,8 @@ impl<L: Holder> Entry<L> {
     /// The entry, still on the list, if its slot cannot be locked: [`LockError::Deadlock`] if this
     /// thread holds it.
     pub fn remove(self) -> Result<bool, RemoveError<Self>> {
-        let from = self.list.nodes().core().domain().here();
-        self.end(from, true)
+        let from = self.list.nodes().core().domain().current_slot();
+        self.remove_from(from, true)
     }
 
     /// Removes the value as if the caller ran on `cpu`: that is what the hits are counted by.
@@ -97,7 +97,7 @@ impl<L: Holder> Entry<L> {
     /// As [`remove`](Self::remove), and [`LockError::NoSuchCpu`].
     pub fn remove_on(self, cpu: CpuId) -> Result<bool, RemoveError<Self>> {
         match self.list.nodes().core().domain().slot_of(cpu) {
-            Ok(from) => self.end(from, true),
+            Ok(from) => self.remove_from(from, true),
             Err(reason) => Err(RemoveError { entry: self, reason }),
         }
     }
@@ -109,17 +109,17 @@ impl<L: Holder> Entry<L> {
     ///
     /// As [`remove`](Self::remove), and [`LockError::WouldBlock`].
     pub fn try_remove(self) -> Result<bool, RemoveError<Self>> {
-        let from = self.list.nodes().core().domain().here();
-        self.end(from, false)
+        let from = self.list.nodes().core().domain().current_slot();
+        self.remove_from(from, false)
     }
 
-    fn end(self, from: CpuId, may_wait: bool) -> Result<bool, RemoveError<Self>> {
+    fn remove_from(self, from: CpuId, may_wait: bool) -> Result<bool, RemoveError<Self>> {
         // SAFETY: the entry's count and node.
-        match unsafe { self.list.nodes().end(self.node, from, may_wait) } {
-            Ok(ended) => {
+        match unsafe { self.list.nodes().remove_entry(self.node, from, may_wait) } {
+            Ok(entry) => {
                 let (_node, list) = self.into_parts(); // its count has passed on
-                let removed = ended.removed;
-                drop(ended);
+                let removed = entry.removed;
+                drop(entry);
                 drop(list); // also if the line before panics
                 Ok(removed)
             }
@@ -135,7 +135,7 @@ impl<L: Holder> Entry<L> {
     pub fn into_ref(self) -> Result<Ref<L::Value>, RemoveError<Self>> {
         let nodes = self.list.nodes();
         // SAFETY: an entry's node.
-        match unsafe { nodes.unlink(self.node, nodes.core().domain().here()) } {
+        match unsafe { nodes.unlink(self.node, nodes.core().domain().current_slot()) } {
             Ok(_) => {
                 let (node, _list) = self.into_parts();
                 // SAFETY: the entry's count, and the node is unlinked.
@@ -196,10 +196,10 @@ impl<L: Holder> Drop for Entry<L> {
     #[inline]
     fn drop(&mut self) {
         let nodes = self.list.nodes();
-        let from = nodes.core().domain().here();
+        let from = nodes.core().domain().current_slot();
         // SAFETY: the entry's node and count, which it uses here only.
-        let ended = unsafe { nodes.end(self.node, from, true) };
-        if ended.is_err() {
+        let removed = unsafe { nodes.remove_entry(self.node, from, true) };
+        if removed.is_err() {
             // SAFETY: as above; the count did not pass on.
             unsafe { defer(nodes.core(), self.node) };
         }

@@ -13,11 +13,11 @@ use crate::stats::Stats;
 
 use super::drain::Drain;
 use super::entry::{Entry, Holder, sealed};
-use super::node::{Chain, NodePtr, Ref};
+use super::node::{DropList, NodePtr, Ref};
+use super::node_shard::NodeShard;
 use super::nodes::Nodes;
-use super::slot::Slot;
+use super::pool;
 use super::snapshot::Snapshot;
-use super::spares;
 use super::walk::Iter;
 
 /// A registry of values: add where you run, remove from anywhere, walk everything.
@@ -89,7 +89,7 @@ impl<T> PerCpuList<T> {
 
     /// Makes an empty list in a domain, which other lists may share.
     ///
-    /// Allocates 8 bytes for each slot. The first entry in a slot allocates that slot's part, of 256
+    /// Allocates 8 bytes for each slot. The first entry in a slot allocates that slot's shard, of 256
     /// bytes; each entry takes 8 bytes there.
     ///
     /// # Errors
@@ -130,7 +130,7 @@ impl<T> PerCpuList<T> {
     /// the slot's lock already (it is inside a locked walk or has a [`Snapshot`]).
     #[inline(always)] // else the entry goes through memory, in other pieces than it is read in
     pub fn insert(&self, value: T) -> Result<Entry<&Self>, InsertError<T>> {
-        let node = self.insert_node(self.core().domain().here(), value)?;
+        let node = self.insert_node(self.core().domain().current_slot(), value)?;
         // SAFETY: its count is the entry's, and it was just inserted.
         Ok(unsafe { Entry::new(node, self) })
     }
@@ -157,7 +157,7 @@ impl<T> PerCpuList<T> {
     /// As [`insert`](Self::insert).
     #[cfg(not(offlock_loom))]
     pub fn insert_arc(self: &Arc<Self>, value: T) -> Result<Entry<Arc<Self>>, InsertError<T>> {
-        let node = self.insert_node(self.core().domain().here(), value)?;
+        let node = self.insert_node(self.core().domain().current_slot(), value)?;
         // SAFETY: as in `insert`.
         Ok(unsafe { Entry::new(node, Arc::clone(self)) })
     }
@@ -181,7 +181,7 @@ impl<T> PerCpuList<T> {
     /// The same for loom, whose `Arc` cannot be a receiver.
     #[cfg(offlock_loom)]
     pub fn insert_arc(this: &Arc<Self>, value: T) -> Result<Entry<Arc<Self>>, InsertError<T>> {
-        let node = this.insert_node(this.core().domain().here(), value)?;
+        let node = this.insert_node(this.core().domain().current_slot(), value)?;
         // SAFETY: as in `insert`.
         Ok(unsafe { Entry::new(node, Arc::clone(this)) })
     }
@@ -196,21 +196,25 @@ impl<T> PerCpuList<T> {
     #[inline(always)]
     fn insert_node(&self, slot: CpuId, value: T) -> Result<NodePtr<T>, InsertError<T>> {
         match self.nodes.slot(slot) {
-            Some(here) if spares::may_have::<T>(&here) => self.insert_in_spare(here, value),
-            _ => self.insert_in_new(slot, value),
+            Some(here) if pool::may_have_node::<T>(&here) => self.insert_pooled(here, value),
+            _ => self.insert_allocated(slot, value),
         }
     }
 
     /// Adds a value in a spare node, where everything is at hand.
     #[inline(always)]
-    fn insert_in_spare(&self, slot: Slot<'_, T>, value: T) -> Result<NodePtr<T>, InsertError<T>> {
-        let mut removed = Chain::<T>::new(); // dropped after the lock
+    fn insert_pooled(
+        &self,
+        slot: NodeShard<'_, T>,
+        value: T,
+    ) -> Result<NodePtr<T>, InsertError<T>> {
+        let mut removed = DropList::<T>::new(); // dropped after the lock
         if let Ok(mut locked) = slot.lock(&mut removed) {
             if !self.core().is_closed() && locked.array().has_room() {
                 // SAFETY: of this list.
-                if let Some(node) = unsafe { spares::take::<T, _>(&locked) } {
+                if let Some(node) = unsafe { pool::acquire::<T, _>(&locked) } {
                     // SAFETY: a spare node's only count is the entry's, and it has no value.
-                    unsafe { node.put_value(value) };
+                    unsafe { node.write_value(value) };
                     // SAFETY: there is room; the node is unlinked, a spare node's home is this slot,
                     // and it lives until it is unlinked (node's invariant 2).
                     unsafe { locked.add(node.anchor_ptr()) };
@@ -223,19 +227,19 @@ impl<T> PerCpuList<T> {
             }
         }
         drop(removed); // a panic there drops the value
-        self.insert_in_new(slot.slot(), value)
+        self.insert_allocated(slot.slot(), value)
     }
 
     /// Adds a value in a node of its own.
     #[inline(never)]
-    fn insert_in_new(&self, slot: CpuId, value: T) -> Result<NodePtr<T>, InsertError<T>> {
+    fn insert_allocated(&self, slot: CpuId, value: T) -> Result<NodePtr<T>, InsertError<T>> {
         let node = NodePtr::try_new(slot, value)
             .map_err(|value| InsertError { value, reason: AllocError::new().into() })?;
-        let mut removed = Chain::<T>::new();
+        let mut removed = DropList::<T>::new();
         let inserted = match self.link(slot, node, &mut removed) {
             // SAFETY: its count is the entry's, and it was just inserted.
             Ok(()) => Ok(unsafe { Entry::new(node, self) }),
-            Err(reason) => Err(Self::take_back(node, reason)),
+            Err(reason) => Err(Self::unwrap_node(node, reason)),
         };
         drop(removed); // a panic there drops the entry, or the value
         inserted.map(Entry::into_node)
@@ -243,7 +247,7 @@ impl<T> PerCpuList<T> {
 
     #[cold]
     #[inline(never)]
-    fn take_back(node: NodePtr<T>, reason: Refused) -> InsertError<T> {
+    fn unwrap_node(node: NodePtr<T>, reason: Refused) -> InsertError<T> {
         // SAFETY: the only count, of a node that nobody has seen.
         match unsafe { node.try_unwrap() } {
             Some(value) => InsertError { value, reason },
@@ -252,9 +256,14 @@ impl<T> PerCpuList<T> {
     }
 
     /// Puts a new node on the list. What had been left to be removed is in `removed`, to be dropped.
-    fn link(&self, slot: CpuId, node: NodePtr<T>, removed: &mut Chain<T>) -> Result<(), Refused> {
+    fn link(
+        &self,
+        slot: CpuId,
+        node: NodePtr<T>,
+        removed: &mut DropList<T>,
+    ) -> Result<(), Refused> {
         // SAFETY: of this list.
-        let slot = unsafe { Slot::of(self.core().part_or_new(slot)?) };
+        let slot = unsafe { NodeShard::new(self.core().shard_or_new(slot)?) };
         loop {
             let mut locked = slot.lock(removed)?;
             if self.core().is_closed() {
@@ -285,13 +294,13 @@ impl<T> PerCpuList<T> {
         // Written when the node was inserted, and never again.
         let ours = self
             .core()
-            .part(anchor.home())
+            .shard(anchor.home())
             .is_some_and(|own| own.as_anchor_ptr() == anchor.shard());
         if !ours {
             return Ok(false);
         }
         // SAFETY: the reference's count, and it was inserted into this list.
-        unsafe { self.nodes.unlink(found.node(), self.core().domain().here()) }
+        unsafe { self.nodes.unlink(found.node(), self.core().domain().current_slot()) }
     }
 
     /// Refuses additions from now on. Those under way are complete when it returns, so a
@@ -340,10 +349,10 @@ impl<T> PerCpuList<T> {
     /// As [`remove`](Self::remove); the slots before were done.
     pub fn flush(&self) -> Result<(), LockError> {
         for slot in self.nodes.slots() {
-            let mut removed = Chain::<T>::new(); // dropped after the lock
+            let mut removed = DropList::<T>::new(); // dropped after the lock
             let locked = slot.lock(&mut removed)?;
             // SAFETY: of this list.
-            let spares = unsafe { spares::take_all::<T, _>(&locked) };
+            let spares = unsafe { pool::remove_all::<T, _>(&locked) };
             drop(locked);
             drop(spares); // after the unlock
         }
@@ -369,16 +378,16 @@ impl<T> PerCpuList<T> {
     /// As [`remove`](Self::remove); `f` has seen the slots before.
     pub fn for_each(&self, mut f: impl FnMut(&T)) -> Result<(), LockError> {
         for slot in self.nodes.slots() {
-            let mut removed = Chain::<T>::new(); // dropped after the lock
+            let mut removed = DropList::<T>::new(); // dropped after the lock
             let locked = slot.lock(&mut removed)?;
             locked.array().for_each(|anchor| {
                 // SAFETY: an entry of this list is a node of its `T`.
-                let node = unsafe { NodePtr::of(anchor) };
+                let node = unsafe { NodePtr::from_anchor(anchor) };
                 // SAFETY: linked, and we hold the slot's lock for the whole call.
                 f(unsafe { node.value() });
             });
         }
-        self.nodes.settle_deferred();
+        self.nodes.flush_deferred();
         Ok(())
     }
 

@@ -12,10 +12,10 @@ mod drain;
 mod entry;
 mod list;
 mod node;
+mod node_shard;
 mod nodes;
-mod slot;
+mod pool;
 mod snapshot;
-mod spares;
 mod walk;
 
 pub use self::drain::Drain;

@@ -27,7 +27,7 @@ use percpu::alloc::try_box;
 pub(super) struct Node<T> {
     anchor: Anchor,
     refs: AtomicUsize,
-    /// The next in a [`Chain`], or in a stack of deferred removals.
+    /// The next in a [`DropList`], or in a stack of deferred removals.
     next: AtomicPtr<Anchor>,
     value: ManuallyDrop<T>,
 }
@@ -78,7 +78,7 @@ impl<T> NodePtr<T> {
     ///
     /// The anchor is that of a `Node<T>`, and the pointer may be used for all of it.
     #[inline(always)]
-    pub(super) unsafe fn of(anchor: NonNull<Anchor>) -> Self {
+    pub(super) unsafe fn from_anchor(anchor: NonNull<Anchor>) -> Self {
         // SAFETY: the anchor is the first field of what is `OFFSET` into the allocation.
         Self(unsafe { anchor.byte_sub(Watched::<Node<T>>::OFFSET) }.cast())
     }
@@ -207,7 +207,7 @@ impl<T> NodePtr<T> {
     ///
     /// The caller's count is the only one, and the node is without a value.
     #[inline(always)]
-    pub(super) unsafe fn put_value(self, value: T) {
+    pub(super) unsafe fn write_value(self, value: T) {
         // SAFETY: the caller's: nobody else has the node.
         let place = unsafe { (*self.node_mut()).value_mut() };
         *place = ManuallyDrop::new(value); // drops nothing
@@ -217,7 +217,7 @@ impl<T> NodePtr<T> {
     ///
     /// # Safety
     ///
-    /// As for [`put_value`](Self::put_value); the count is used up.
+    /// As for [`write_value`](Self::write_value); the count is used up.
     pub(super) unsafe fn free_empty(self) {
         // SAFETY: the only count is the caller's; from `leak`.
         free(unsafe { Box::from_raw(self.0.as_ptr()) });
@@ -348,11 +348,11 @@ impl<T: fmt::Debug> fmt::Debug for Ref<T> {
 /// Entries' counts, to be released when no lock is held: through `next`, each the chain's alone.
 ///
 /// A value's drop that panics is the caller's to see; the others are dropped all the same.
-pub(super) struct Chain<T> {
+pub(super) struct DropList<T> {
     first: Option<NodePtr<T>>,
 }
 
-impl<T> Chain<T> {
+impl<T> DropList<T> {
     pub(super) const fn new() -> Self {
         Self { first: None }
     }
@@ -374,12 +374,12 @@ impl<T> Chain<T> {
         // SAFETY: the chain has the entry's count.
         let next = unsafe { node.next() }.load(Ordering::Relaxed);
         // SAFETY: `push` put the anchor of a node of this type there.
-        self.first = NonNull::new(next).map(|next| unsafe { NodePtr::of(next) });
+        self.first = NonNull::new(next).map(|next| unsafe { NodePtr::from_anchor(next) });
         Some(node)
     }
 }
 
-impl<T> Drop for Chain<T> {
+impl<T> Drop for DropList<T> {
     fn drop(&mut self) {
         while let Some(node) = self.pop() {
             let rest = Self { first: self.first.take() }; // dropped if the next line panics

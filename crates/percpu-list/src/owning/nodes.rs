@@ -9,13 +9,13 @@ use std::marker::PhantomData;
 use percpu::lglock::LockError;
 use percpu::{AllocError, CpuId};
 
-use crate::core::{Core, Locked};
+use crate::core::{Core, LockedShard};
 use crate::domain::Domain;
 
-use super::deferred::take_all;
-use super::node::{Chain, NodePtr, Ref};
-use super::slot::Slot;
-use super::spares;
+use super::deferred::remove_all;
+use super::node::{DropList, NodePtr, Ref};
+use super::node_shard::NodeShard;
+use super::pool;
 
 /// A core whose anchors are all of nodes of `T`.
 pub struct Nodes<T> {
@@ -31,11 +31,11 @@ unsafe impl<T: Send + Sync> Sync for Nodes<T> {}
 
 /// An entry that is no more: its value, or its count if somebody else has one too; and what had been
 /// left to be removed in its slot. All of them are dropped, whichever panics.
-pub(super) struct Ended<T> {
+pub(super) struct RemovedEntry<T> {
     pub(super) removed: bool,
     _value: Option<T>,
     _count: Option<Ref<T>>,
-    _others: Chain<T>,
+    _others: DropList<T>,
 }
 
 impl<T> Nodes<T> {
@@ -50,15 +50,15 @@ impl<T> Nodes<T> {
 
     /// The list's part of a slot, if it ever had an entry there.
     #[inline(always)]
-    pub(super) fn slot(&self, slot: CpuId) -> Option<Slot<'_, T>> {
+    pub(super) fn slot(&self, slot: CpuId) -> Option<NodeShard<'_, T>> {
         // SAFETY: of this list.
-        self.core.part(slot).map(|part| unsafe { Slot::of(part) })
+        self.core.shard(slot).map(|shard| unsafe { NodeShard::new(shard) })
     }
 
     /// The parts of all slots that ever had an entry, ascending.
-    pub(super) fn slots(&self) -> impl Iterator<Item = Slot<'_, T>> {
+    pub(super) fn slots(&self) -> impl Iterator<Item = NodeShard<'_, T>> {
         // SAFETY: of this list.
-        self.core.parts().map(|part| unsafe { Slot::of(part) })
+        self.core.shards().map(|shard| unsafe { NodeShard::new(shard) })
     }
 
     /// Takes a node off the list, if it is on it.
@@ -71,7 +71,7 @@ impl<T> Nodes<T> {
         // SAFETY: the caller's count.
         let anchor = unsafe { node.anchor() };
         let Some(slot) = self.slot(anchor.home()) else { return Ok(false) };
-        let mut removed = Chain::<T>::new(); // dropped after the lock
+        let mut removed = DropList::<T>::new(); // dropped after the lock
         let mut locked = slot.lock(&mut removed)?;
         // SAFETY: a node's home never changes, and this list's shard of it is the node's.
         let done = unsafe { locked.remove(anchor, from, self.core.domain()) };
@@ -91,36 +91,36 @@ impl<T> Nodes<T> {
     /// The node was inserted into this list, and the entry's count is the caller's; if the answer is
     /// not an error it passes on.
     #[inline(always)]
-    pub(super) unsafe fn end(
+    pub(super) unsafe fn remove_entry(
         &self,
         node: NodePtr<T>,
         from: CpuId,
         may_wait: bool,
-    ) -> Result<Ended<T>, LockError> {
+    ) -> Result<RemovedEntry<T>, LockError> {
         // SAFETY: the caller's count.
         let anchor = unsafe { node.anchor() };
         let Some(slot) = self.slot(anchor.home()) else {
             unreachable!("a node was inserted in its home")
         };
-        let mut others = Chain::<T>::new();
+        let mut others = DropList::<T>::new();
         let mut locked = slot.lock_or_try(may_wait, &mut others)?;
         // SAFETY: a node's home never changes, and this list's shard of it is the node's.
         let removed = unsafe { locked.remove(anchor, from, self.core.domain()) };
         // SAFETY: the entry's count; the node is unlinked, here or before, and of this shard.
-        let value = unsafe { spares::keep(&locked, node) };
+        let value = unsafe { pool::release(&locked, node) };
         let surplus = locked.surplus();
         drop(locked);
         drop(surplus); // after the unlock
         // SAFETY: the entry's count, of a node that is unlinked for good.
         let count = value.is_none().then(|| unsafe { Ref::from_count(node) });
-        Ok(Ended { removed, _value: value, _count: count, _others: others })
+        Ok(RemovedEntry { removed, _value: value, _count: count, _others: others })
     }
 
     /// Removes what this thread, or another, left to be removed while it held slots' locks. Where a
     /// lock is refused that stays for later.
-    pub(super) fn settle_deferred(&self) {
+    pub(super) fn flush_deferred(&self) {
         for slot in self.slots().filter(|slot| slot.has_deferred()) {
-            let mut removed = Chain::<T>::new(); // dropped after the lock
+            let mut removed = DropList::<T>::new(); // dropped after the lock
             let _ = slot.lock(&mut removed); // which settles, and unlocks at once
         }
     }
@@ -128,16 +128,16 @@ impl<T> Nodes<T> {
 
 impl<T> Drop for Nodes<T> {
     fn drop(&mut self) {
-        let mut removed = Chain::<T>::new();
+        let mut removed = DropList::<T>::new();
         for slot in self.core.slots() {
-            let Some(part) = self.core.part(slot) else { continue };
+            let Some(shard) = self.core.shard(slot) else { continue };
             // SAFETY: `&mut self` says that no other thread uses the list's shards; a thread that
             // holds the slot's lock is at another list of the domain.
-            let mut locked = unsafe { Locked::new(part.shard(), ()) };
+            let mut locked = unsafe { LockedShard::new(shard.get(), ()) };
             // SAFETY: of this list; and entries borrow or hold it, so there are none.
-            unsafe { take_all(&self.core, &mut locked, &mut removed) };
+            unsafe { remove_all(&self.core, &mut locked, &mut removed) };
             // SAFETY: of this list.
-            drop(unsafe { spares::take_all::<T, _>(&locked) });
+            drop(unsafe { pool::remove_all::<T, _>(&locked) });
         }
     }
 }

@@ -7,10 +7,10 @@ use percpu::lglock::{GlobalGuard, LockError};
 use percpu::sync::check;
 
 use crate::array::Array;
-use crate::core::Locked;
+use crate::core::LockedShard;
 
-use super::deferred::settle;
-use super::node::{Chain, NodePtr};
+use super::deferred::flush;
+use super::node::{DropList, NodePtr};
 use super::nodes::Nodes;
 
 /// All slots of a list's domain, locked: from [`PerCpuList::lock_all`](crate::PerCpuList::lock_all).
@@ -24,31 +24,31 @@ pub struct Snapshot<'a, T> {
     /// `Some` until the drop.
     guard: Option<GlobalGuard<'a, ()>>,
     /// What had been left to be removed: dropped after the guard.
-    _removed: Chain<T>,
+    _removed: DropList<T>,
 }
 
 impl<T> Drop for Snapshot<'_, T> {
     fn drop(&mut self) {
         self.guard = None;
-        self.nodes.settle_deferred(); // what this thread dropped meanwhile
+        self.nodes.flush_deferred(); // what this thread dropped meanwhile
     }
 }
 
 impl<'a, T> Snapshot<'a, T> {
     pub(super) fn new(nodes: &'a Nodes<T>) -> Result<Self, LockError> {
         let core = nodes.core();
-        let mut removed = Chain::<T>::new();
+        let mut removed = DropList::<T>::new();
         let guard = core.lock_all()?;
         // Until all are found empty one after the other: else what is deferred in a slot behind would
         // be seen, and what was deferred before it in a slot passed already would not. It ends: nobody
         // adds meanwhile.
-        let is_settled = || core.parts().all(|part| !part.has_deferred());
-        while !check!("snapshot: no deferred removal is left", is_settled()) {
-            for part in core.parts() {
+        let is_flushed = || core.shards().all(|shard| !shard.has_deferred());
+        while !check!("snapshot: no deferred removal is left", is_flushed()) {
+            for shard in core.shards() {
                 // SAFETY: we hold all slots' locks, and use this shard here only.
-                let mut locked = unsafe { Locked::new(part.shard(), ()) };
+                let mut locked = unsafe { LockedShard::new(shard.get(), ()) };
                 // SAFETY: of this list.
-                unsafe { settle(core, &mut locked, &mut removed) };
+                unsafe { flush(core, &mut locked, &mut removed) };
             }
         }
         Ok(Self { nodes, guard: Some(guard), _removed: removed })
@@ -56,7 +56,7 @@ impl<'a, T> Snapshot<'a, T> {
 
     fn arrays(&self) -> impl Iterator<Item = &Array> {
         // SAFETY: we hold all slots' locks as long as `self`, and change nothing.
-        self.nodes.core().parts().map(|part| unsafe { &*part.array() })
+        self.nodes.core().shards().map(|shard| unsafe { &*shard.array_ptr() })
     }
 
     /// How many entries there are.
@@ -81,7 +81,7 @@ impl<'a, T> Snapshot<'a, T> {
         for array in self.arrays() {
             array.for_each(|anchor| {
                 // SAFETY: an entry of this list is a node of its `T`.
-                let node = unsafe { NodePtr::of(anchor) };
+                let node = unsafe { NodePtr::from_anchor(anchor) };
                 // SAFETY: linked, and we hold the slot's lock.
                 f(unsafe { node.value() });
             });
@@ -118,16 +118,16 @@ impl<'s, T> Iterator for SnapshotIter<'s, T> {
     fn next(&mut self) -> Option<&'s T> {
         while self.left != 0 {
             let slot = percpu::CpuId::new(self.slot);
-            let part = self.snapshot.nodes.core().part(slot);
+            let shard = self.snapshot.nodes.core().shard(slot);
             // SAFETY: the snapshot holds all slots' locks as long as `'s`, and changes nothing.
-            let array = part.map(|part| unsafe { &*part.array() });
+            let array = shard.map(|shard| unsafe { &*shard.array_ptr() });
             match array.filter(|array| self.index < array.len()) {
                 Some(array) => {
                     self.index += 1;
                     if let Some(anchor) = array.get(self.index - 1) {
                         self.left -= 1;
                         // SAFETY: an entry of this list is a node of its `T`.
-                        let node = unsafe { NodePtr::of(anchor) };
+                        let node = unsafe { NodePtr::from_anchor(anchor) };
                         // SAFETY: linked, and stays so as long as the snapshot.
                         return Some(unsafe { node.value() });
                     }

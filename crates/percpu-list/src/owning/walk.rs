@@ -6,11 +6,11 @@ use std::iter::FusedIterator;
 use percpu::lglock::LockError;
 
 use crate::chunk::Chunk;
-use crate::core::Locked;
+use crate::core::LockedShard;
 use crate::cursor::Cursor;
 
-use super::deferred::settle;
-use super::node::{Chain, NodePtr, Ref};
+use super::deferred::flush;
+use super::node::{DropList, NodePtr, Ref};
 use super::nodes::Nodes;
 
 /// Walks a [`PerCpuList`](crate::PerCpuList): from [`PerCpuList::iter`](crate::PerCpuList::iter).
@@ -44,14 +44,14 @@ impl<T> Iterator for Iter<'_, T> {
     fn next(&mut self) -> Option<Self::Item> {
         let (core, cursor) = (self.nodes.core(), &mut self.cursor);
         self.chunk.next(|chunk| {
-            let mut removed = Chain::<T>::new(); // dropped after the lock
-            let prepare = |locked: &mut Locked<'_>| {
+            let mut removed = DropList::<T>::new(); // dropped after the lock
+            let prepare = |locked: &mut LockedShard<'_>| {
                 // SAFETY: the cursor is of this list.
-                unsafe { settle(core, locked, &mut removed) };
+                unsafe { flush(core, locked, &mut removed) };
             };
-            cursor.chunk(prepare, |anchor| {
+            cursor.visit_chunk(prepare, |anchor| {
                 // SAFETY: an entry of this list is a node of its `T`.
-                let node = unsafe { NodePtr::of(anchor) };
+                let node = unsafe { NodePtr::from_anchor(anchor) };
                 // SAFETY: linked, under its slot's lock.
                 chunk.push(unsafe { node.acquire() });
                 true

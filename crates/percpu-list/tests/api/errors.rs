@@ -81,7 +81,7 @@ type List<T> = PerCpuList<T>;
 type Pinning = fn(Pin<&Item>) -> Option<u8>;
 
 #[test]
-fn who_may_go_to_other_threads() {
+fn send_and_sync_follow_the_values() {
     everywhere::<List<u8>>();
     everywhere::<Entry<&List<u8>>>();
     everywhere::<Entry<Arc<List<u8>>>>();

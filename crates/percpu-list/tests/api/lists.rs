@@ -265,7 +265,7 @@ fn inv09_what_a_walk_dropped_is_gone_when_it_ends() {
 
 /// A handler may end the entry that has the last `Arc` of its list, and drop nothing.
 #[test]
-fn inv14_the_list_of_a_deferred_removal_is_dropped_by_who_takes_it() {
+fn inv14_a_deferred_removal_returns_the_last_reference_to_the_list() {
     let drops = Arc::new(AtomicUsize::new(0));
     let list = Arc::new(PerCpuList::new());
     let entry = list.insert_arc(Counted(Arc::clone(&drops))).unwrap();
@@ -443,7 +443,7 @@ fn inv05_an_item_is_added_again_on_each_slot() {
 
 /// A CPU that may exist but does not run: its slot is as good as any.
 #[test]
-fn inv16_entries_on_a_slot_that_nobody_runs_on() {
+fn inv16_entries_on_a_slot_without_threads() {
     let list = PerCpuList::new();
     let last = CpuId::new(percpu::sync::cpu::possible() as u32 - 1);
     let entry = list.insert_on(last, 7).unwrap();

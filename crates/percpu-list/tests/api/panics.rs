@@ -99,7 +99,7 @@ fn inv17_a_value_that_panics_in_its_drop_is_off_the_list() {
 
 /// One of many that are dropped together panics: the others are dropped all the same.
 #[test]
-fn inv17_the_others_are_dropped_all_the_same() {
+fn inv17_the_remaining_values_are_dropped() {
     let dropped = &AtomicUsize::new(0);
     let value = |armed| Bomb { dropped, armed };
     let list = PerCpuList::new();

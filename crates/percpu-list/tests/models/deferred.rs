@@ -11,13 +11,13 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
         "defer: the link and the last use are complete",
         "deferred::a_flush_meets_two_deferred_removals",
     ),
-    ("settle: before the links are followed", "deferred::a_flush_meets_two_deferred_removals"),
+    ("flush: before the links are followed", "deferred::a_flush_meets_two_deferred_removals"),
     ("defer: no other push came first", "deferred::a_flush_meets_two_deferred_removals"),
 ];
 
 /// Of these, what only loom can see.
 pub(super) const LOOM_ONLY: &[&str] =
-    &["defer: the link and the last use are complete", "settle: before the links are followed"];
+    &["defer: the link and the last use are complete", "flush: before the links are followed"];
 
 /// Each is dropped once, by whoever came next.
 #[test]

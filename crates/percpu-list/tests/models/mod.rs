@@ -10,6 +10,6 @@ mod intrusive;
 mod mutants;
 mod owning;
 mod payload;
+mod pool;
 mod snapshot;
-mod spares;
 mod walk;

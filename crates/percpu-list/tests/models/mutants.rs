@@ -2,7 +2,7 @@
 
 use testkit::planted::Planted;
 
-use super::{deferred, intrusive, owning, snapshot, spares, walk};
+use super::{deferred, intrusive, owning, pool, snapshot, walk};
 
 const PLANTED: Planted = Planted {
     mutants: &[
@@ -10,7 +10,7 @@ const PLANTED: Planted = Planted {
         intrusive::MUTANTS,
         owning::MUTANTS,
         snapshot::MUTANTS,
-        spares::MUTANTS,
+        pool::MUTANTS,
         walk::MUTANTS,
     ],
     loom_only: &[deferred::LOOM_ONLY, intrusive::LOOM_ONLY, owning::LOOM_ONLY],

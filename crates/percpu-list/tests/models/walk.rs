@@ -8,13 +8,16 @@ use super::payload::{Drops, Item, ONE, Owned, ZERO, spawn_on};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("remove: no walk is under way", "walk::inv11_who_stays_is_seen_once_beside_a_removal"),
+    (
+        "remove: no walk is under way",
+        "walk::inv11_an_entry_that_stays_is_seen_once_beside_a_removal",
+    ),
     ("remove: no walk is under way", "walk::inv11_an_item_that_stays_is_seen_once"),
 ];
 
 /// The walk is at the first entry when that goes; the last must not take its place.
 #[test]
-fn inv11_who_stays_is_seen_once_beside_a_removal() {
+fn inv11_an_entry_that_stays_is_seen_once_beside_a_removal() {
     model(|| {
         let (list, [goes, stays], drops) = with();
         let there = spawn_on(ONE, move || drop(goes));
@@ -30,7 +33,7 @@ fn inv11_who_stays_is_seen_once_beside_a_removal() {
 
 /// A hole is filled beside the walk, and the array grows: it ends, and sees who stays once.
 #[test]
-fn inv07_who_stays_is_seen_once_beside_changes() {
+fn inv07_an_entry_that_stays_is_seen_once_beside_changes() {
     model(|| {
         let (list, [goes, stays], drops) = with();
         let there = spawn_on(ZERO, {

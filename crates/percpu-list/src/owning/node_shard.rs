@@ -5,48 +5,48 @@ use std::ops::Deref;
 
 use percpu::lglock::LockError;
 
-use crate::core::{Locked, Part};
+use crate::core::{LockedShard, ShardRef};
 
-use super::deferred::settle;
-use super::node::Chain;
+use super::deferred::flush;
+use super::node::DropList;
 
 /// A list's part of a slot, and what the list's values are.
-pub(super) struct Slot<'a, T> {
-    part: Part<'a>,
+pub(super) struct NodeShard<'a, T> {
+    shard: ShardRef<'a>,
     /// Invariant, as the list is.
     _value: PhantomData<*mut T>,
 }
 
-impl<T> Clone for Slot<'_, T> {
+impl<T> Clone for NodeShard<'_, T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Slot<'_, T> {}
+impl<T> Copy for NodeShard<'_, T> {}
 
-impl<'a, T> Deref for Slot<'a, T> {
-    type Target = Part<'a>;
+impl<'a, T> Deref for NodeShard<'a, T> {
+    type Target = ShardRef<'a>;
 
     #[inline(always)]
-    fn deref(&self) -> &Part<'a> {
-        &self.part
+    fn deref(&self) -> &ShardRef<'a> {
+        &self.shard
     }
 }
 
-impl<'a, T> Slot<'a, T> {
+impl<'a, T> NodeShard<'a, T> {
     /// # Safety
     ///
     /// The part is of a [`PerCpuList<T>`](crate::PerCpuList).
     #[inline(always)]
-    pub(super) unsafe fn of(part: Part<'a>) -> Self {
-        Self { part, _value: PhantomData }
+    pub(super) unsafe fn new(shard: ShardRef<'a>) -> Self {
+        Self { shard, _value: PhantomData }
     }
 
     /// Locks the slot, and removes what had been left to be removed there: into `removed`, to be
     /// dropped after the unlock.
     #[inline(always)]
-    pub(super) fn lock(self, removed: &mut Chain<T>) -> Result<Locked<'a>, LockError> {
+    pub(super) fn lock(self, removed: &mut DropList<T>) -> Result<LockedShard<'a>, LockError> {
         self.lock_or_try(true, removed)
     }
 
@@ -55,11 +55,11 @@ impl<'a, T> Slot<'a, T> {
     pub(super) fn lock_or_try(
         self,
         may_wait: bool,
-        removed: &mut Chain<T>,
-    ) -> Result<Locked<'a>, LockError> {
-        let mut locked = if may_wait { self.part.lock()? } else { self.part.try_lock()? };
+        removed: &mut DropList<T>,
+    ) -> Result<LockedShard<'a>, LockError> {
+        let mut locked = if may_wait { self.shard.lock()? } else { self.shard.try_lock()? };
         // SAFETY: of a list of `T`: see `of`.
-        unsafe { settle(self.part.core(), &mut locked, removed) };
+        unsafe { flush(self.shard.core(), &mut locked, removed) };
         Ok(locked)
     }
 }

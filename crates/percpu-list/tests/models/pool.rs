@@ -7,19 +7,16 @@ use super::payload::{ONE, ZERO, dawdle, spawn_on};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("spare: no other count is left", "spares::inv07_a_node_that_others_have_is_not_used_again"),
-    ("spare: no other count is left", "spares::inv04_a_reference_removes_no_later_entry"),
-    ("spare: no other count is left", "spares::inv07_a_walk_meets_a_node_that_is_used_again"),
-    ("spare: take the node off the stack", "spares::a_spare_node_goes_to_one_of_two"),
-    (
-        "last count: after the uses by other threads",
-        "spares::inv07_a_node_that_others_have_is_not_used_again",
-    ),
+    ("pool: no other count is left", "pool::inv07_a_referenced_node_is_not_reused"),
+    ("pool: no other count is left", "pool::inv04_a_reference_removes_no_later_entry"),
+    ("pool: no other count is left", "pool::inv07_a_walk_meets_a_node_that_is_reused"),
+    ("pool: pop the node off the stack", "pool::a_pooled_node_goes_to_one_of_two"),
+    ("last count: after the uses by other threads", "pool::inv07_a_referenced_node_is_not_reused"),
 ];
 
 /// The value stays for who has a reference, though its entry is gone and the slot has another.
 #[test]
-fn inv07_a_node_that_others_have_is_not_used_again() {
+fn inv07_a_referenced_node_is_not_reused() {
     model(|| {
         let (list, [entry], drops) = with();
         let found = entry.share();
@@ -64,7 +61,7 @@ fn inv04_a_reference_removes_no_later_entry() {
 
 /// What a walk gives out stays what it was.
 #[test]
-fn inv07_a_walk_meets_a_node_that_is_used_again() {
+fn inv07_a_walk_meets_a_node_that_is_reused() {
     model(|| {
         let (list, [goes], drops) = with();
         let there = spawn_on(ZERO, {
@@ -91,7 +88,7 @@ fn inv07_a_walk_meets_a_node_that_is_used_again() {
 
 /// The other finds none any more, though it saw one before it had the lock.
 #[test]
-fn a_spare_node_goes_to_one_of_two() {
+fn a_pooled_node_goes_to_one_of_two() {
     model(|| {
         let (list, [first], drops) = with();
         drop(first);
@@ -110,7 +107,7 @@ fn a_spare_node_goes_to_one_of_two() {
 
 /// There is room for one: the other is freed. Whoever adds then gets a whole one.
 #[test]
-fn two_leave_a_node_each_where_one_is_kept() {
+fn two_removals_of_which_one_leaves_its_node_in_the_pool() {
     model(|| {
         let (list, [first, second], drops) = with();
         let leaves = spawn_on(ONE, move || drop(first));
