@@ -1,13 +1,14 @@
-//! What a list knows of an entry: whose slot it belongs to, and where in that slot's array it is.
+//! The anchor of an entry: the slot whose shard holds it, and its index in the array of that shard.
 //!
 //! # Invariants
 //!
-//! 1. `index` and `shard` change only under the lock of the slot that `home` names; `home` itself
-//!    only under both the old slot's lock and the new one's. Whoever locked a slot because `home`
-//!    named it looks again: it may have changed before the lock was had.
-//! 2. `index` is [`UNLINKED`], or the place in `shard`'s array where a pointer to this anchor is.
-//! 3. Nobody but the list that holds it can unlink a linked anchor, so it stays where it is, alive
-//!    and in place, until its owner has unlinked it or seen it unlinked.
+//! 1. `index` and `shard` change only under the lock of the slot that `home` names. `home` changes
+//!    only under the locks of both the old slot and the new one. A thread that locks the slot in
+//!    `home` loads `home` again, because it may have changed before the lock was acquired.
+//! 2. `index` is [`UNLINKED`], or the index of the cell that points to this anchor, in the array of
+//!    the shard that `shard` points to.
+//! 3. Only the list that holds a linked anchor can unlink it. So the owner of the entry keeps the
+//!    anchor alive and in place until the owner has unlinked it or has loaded `UNLINKED`.
 
 use std::ptr;
 
@@ -19,7 +20,7 @@ use percpu::sync::{load_own, order};
 /// The `index` of an anchor that is on no list.
 pub(crate) const UNLINKED: u32 = u32::MAX;
 
-/// The part of an entry that lists use. Entries begin with it, or embed it.
+/// The part of an entry that lists use. A node begins with one, and a link embeds one.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Anchor {
@@ -42,21 +43,22 @@ impl ShardPtr {
         Self(shard.cast())
     }
 
-    /// Returns the pointer that [`new`](Self::new) was given, for which `S` must be the same type.
+    /// Returns the pointer that [`new`](Self::new) was given. `S` must be the same type.
     #[inline(always)]
     pub(crate) fn as_ptr<S>(self) -> *const S {
         self.0.cast()
     }
 }
 
-// SAFETY: `shard` is used under the lock of the home slot only (invariant 1), and what it points to
-// is `Sync`; the rest is atomics.
+// SAFETY: `shard` is used only under the lock of the home slot (invariant 1), and a shard is
+// `Sync`. The other fields are atomics.
 unsafe impl Send for Anchor {}
-// SAFETY: as above.
+// SAFETY: the lock of the home slot gives one thread at a time access to `shard` (invariant 1), and
+// a shard is `Sync`. The other fields are atomics.
 unsafe impl Sync for Anchor {}
 
 impl Anchor {
-    /// An anchor on no list, whose first home is `slot`.
+    /// Creates an anchor on no list, whose home is `slot`.
     pub(crate) fn new(slot: CpuId) -> Self {
         Self {
             home: AtomicU32::new(slot.get()),
@@ -65,28 +67,31 @@ impl Anchor {
         }
     }
 
-    /// The slot to lock, unless it changes meanwhile (invariant 1).
+    /// Returns the slot to lock. The caller checks it again under that lock (invariant 1).
     #[inline(always)]
     pub(crate) fn home(&self) -> CpuId {
-        // Ordering: Relaxed; under its slot's lock it is read again, which orders it.
+        // Ordering: Relaxed; the caller loads it again under the lock of the slot, which orders it.
         CpuId::new(self.home.load(Ordering::Relaxed))
     }
 
-    /// Gives the anchor a new home. The caller holds the locks of both slots.
+    /// Changes the home. The caller holds the locks of the old and the new slot.
     #[inline]
     pub(crate) fn set_home(&self, slot: CpuId) {
-        // Ordering: Relaxed; ordered by both locks, the old one for who waits for it still.
+        // Ordering: Relaxed; the locks of both slots carry it: the new one to threads that load the
+        // new home, the old one to threads that loaded the old home and wait for that lock.
         self.home.store(slot.get(), Ordering::Relaxed);
     }
 
-    /// Its place, or [`UNLINKED`]. Sure for whoever holds the home slot's lock only.
+    /// Returns the index in the array, or [`UNLINKED`]. It may change unless the caller holds the
+    /// lock of the home slot.
     #[inline(always)]
     pub(crate) fn index(&self) -> u32 {
-        // Ordering: by the lock. See `is_linked` for who has none.
+        // Ordering: Relaxed, because the lock orders it. A caller without the lock uses
+        // `is_linked`.
         load_own(&self.index)
     }
 
-    /// Says where it is now. The caller holds the home slot's lock.
+    /// Stores the index in the array. The caller holds the lock of the home slot.
     #[inline(always)]
     pub(crate) fn set_index(&self, index: u32) {
         // Ordering: Release pairs with the Acquire in `is_linked`; it carries the uses that walks
@@ -94,29 +99,38 @@ impl Anchor {
         self.index.store(index, order!(Release, "unlink: after the last use by a walk"));
     }
 
-    /// Whether it is on a list; by the time it is known it may have changed.
+    /// Returns whether the anchor is on a list. The result may be out of date when it is returned.
     #[inline(always)]
     pub(crate) fn is_linked(&self) -> bool {
-        // Ordering: Acquire pairs with the Release in `set_index`: whoever sees it unlinked may
-        // destroy the entry, for all walks have done with it.
+        // Ordering: Acquire pairs with the Release in `set_index`; it carries the uses that walks
+        // made of the entry. A thread that sees the anchor unlinked may destroy the entry.
         self.index.load(order!(Acquire, "is_linked: before the item is destroyed")) != UNLINKED
     }
 
-    /// The shard that holds it, or held it last. The caller holds the home slot's lock, or made the
-    /// anchor and has not shown it to anybody.
+    /// Returns the shard that holds the anchor, or held it last.
+    ///
+    /// # Safety
+    ///
+    /// No thread stores `shard` at the same time: the caller holds the lock of the home slot, or
+    /// has a reference to the node of the anchor, which stays in one shard while it has references.
     #[inline(always)]
-    pub(crate) fn shard(&self) -> ShardPtr {
+    pub(crate) unsafe fn shard(&self) -> ShardPtr {
         self.shard.with(|shard| {
-            // SAFETY: invariant 1: nobody writes it now.
+            // SAFETY: by the contract of this function no thread stores it now.
             unsafe { *shard }
         })
     }
 
-    /// Says which shard holds it. The caller as for [`shard`](Self::shard).
+    /// Stores the shard that holds the anchor.
+    ///
+    /// # Safety
+    ///
+    /// No other thread uses `shard` at the same time: the caller holds the lock of the home slot,
+    /// and the anchor is unlinked.
     #[inline(always)]
-    pub(crate) fn set_shard(&self, to: ShardPtr) {
+    pub(crate) unsafe fn set_shard(&self, to: ShardPtr) {
         self.shard.with_mut(|shard| {
-            // SAFETY: invariant 1: nobody else uses it now.
+            // SAFETY: by the contract of this function no other thread uses it now.
             unsafe { *shard = to };
         });
     }
@@ -130,7 +144,9 @@ mod tests {
     fn a_new_anchor_is_at_home_and_on_no_list() {
         let anchor = Anchor::new(CpuId::new(7));
         assert_eq!((anchor.home(), anchor.index()), (CpuId::new(7), UNLINKED));
-        assert!(!anchor.is_linked() && anchor.shard() == ShardPtr::NULL);
+        assert!(!anchor.is_linked());
+        // SAFETY: no other thread knows the anchor.
+        assert_eq!(unsafe { anchor.shard() }, ShardPtr::NULL);
     }
 
     #[test]
@@ -138,7 +154,8 @@ mod tests {
         let anchor = Anchor::new(CpuId::new(0));
         let shard = ShardPtr::new(&raw const anchor);
         anchor.set_home(CpuId::new(3));
-        anchor.set_shard(shard);
+        // SAFETY: no other thread knows the anchor.
+        unsafe { anchor.set_shard(shard) };
         for index in [0, 1, UNLINKED - 1] {
             anchor.set_index(index);
             assert!(anchor.is_linked());
@@ -147,10 +164,12 @@ mod tests {
         anchor.set_index(UNLINKED);
         assert!(!anchor.is_linked());
         assert_eq!(anchor.home(), CpuId::new(3), "it keeps its home");
-        assert_eq!(anchor.shard(), shard, "it keeps the shard that held it last");
+        // SAFETY: no other thread knows the anchor.
+        assert_eq!(unsafe { anchor.shard() }, shard, "it keeps the shard that held it last");
     }
 
-    /// An entry's cell tells it from a hole by the lowest bit; a link of a list costs three words.
+    /// The lowest bit of a cell tells an anchor from a hole, so anchors are aligned. The
+    /// documentation says that a link is three words, of which the anchor is two.
     #[test]
     fn an_anchor_is_two_words_and_aligned() {
         assert_eq!((size_of::<Anchor>(), align_of::<Anchor>()), (16, 8));

@@ -1,29 +1,31 @@
-//! The entries of one slot: a dense array of pointers, in segments that never move.
+//! A dense array of pointers to anchors, in segments that never move.
 //!
 //! ```text
 //!  segments -> | 512 cells | 512 cells | 512 cells      |
 //!                ^ 0                     ^ 1024     ^ len
-//!  cell        -> an anchor, whose `index` is this cell's
-//!              or a hole: the holes before and after it in a list of their own
+//!  cell        -> an anchor, whose `index` is the index of the cell
+//!              or a hole: the indexes of the previous and the next hole
 //! ```
 //!
-//! Removal moves the last entry into the gap, so that a walk meets no gaps. While somebody walks
-//! with the lock dropped, nothing may move behind him: a removal then leaves a hole, an addition
-//! fills one, and later removals close those that are left, one each. Every operation takes a
-//! constant number of steps, but for holes at the end, which are popped once each.
+//! A removal moves the last entry into the free cell, so a walk reads no holes. While a walk has
+//! released the lock, entries must not move, because the walk would miss an entry that moves to an
+//! index before its position. In that time a removal leaves a hole, and an insertion fills one.
+//! Each later removal closes one of the holes that are left. Every operation takes a constant
+//! number of steps, except that holes at the end are popped, once each.
 //!
-//! Growing is in two parts, so that no memory is asked for under a lock: [`Array::growth_size`] says what
-//! to allocate, [`Array::install`] puts it in.
+//! The array grows in two steps, so that no memory is allocated under a lock:
+//! [`Array::growth_size`] returns what to allocate, and [`Array::install`] adds it.
 //!
 //! # Invariants
 //!
-//! 1. Cells below `len` are entries or holes; the last of them is an entry.
-//! 2. An entry's anchor is alive, and has the cell's index.
-//! 3. `holes` cells are holes, in one doubly linked list from `first_hole`.
-//! 4. `top.wrapping_add(i)` is the cell of place `i` in the segment that begins with place `first`.
-//!    While there are no holes, `len < limit` says that appending there is all there is to do, and
-//!    `first < len` that the last entry is there; while there are some, neither is ever true.
-//! 5. Every segment but the first has [`SEGMENT`] cells; the first has as many if there is a second.
+//! 1. Every cell below `len` is an entry or a hole. The last of them is an entry.
+//! 2. The anchor of an entry is alive, and its index is that of the cell.
+//! 3. `holes` cells are holes, in one doubly linked list that begins at `first_hole`.
+//! 4. One segment is selected: `first` is its first index, and `top.wrapping_add(i)` is its cell of
+//!    index `i`. If there are no holes, `len < limit` means that the next entry goes into that
+//!    segment, and `first < len` means that the last entry is in it. If there are holes, both are
+//!    false.
+//! 5. Every segment after the first has [`SEGMENT`] cells. So has the first, if there is a second.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::{self, NonNull};
@@ -32,16 +34,18 @@ use percpu::AllocError;
 
 use crate::anchor::Anchor;
 
-/// Cells in a segment: a page. A model has small ones, to see them change.
+/// The number of cells in a segment: a page of them. The models use small segments, so that they
+/// see an array grow and shrink.
 pub(crate) const SEGMENT: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 512 };
-/// Cells in the first segment of a short list, and by how much it grows: guesses.
+/// The number of cells in the first segment of a short list, and the factor by which it grows. Both
+/// are guesses.
 const FIRST_LEN: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 8 };
 const GROWTH: u32 = 4;
 
-/// No hole. Also more entries than there can be.
+/// Marks the end of the list of holes. It is larger than every index.
 const NO_INDEX: u32 = (1 << 31) - 1;
 
-/// A pointer to an anchor, or (odd) the holes before and after this one.
+/// A pointer to an anchor, or an odd address that encodes the previous and the next hole.
 type Cell = *mut Anchor;
 
 fn hole(before: u32, after: u32) -> Cell {
@@ -52,12 +56,12 @@ fn is_hole(cell: Cell) -> bool {
     cell.addr() & 1 == 1
 }
 
-/// The holes before and after.
+/// Returns the indexes of the previous and the next hole.
 fn neighbours(cell: Cell) -> (u32, u32) {
     ((cell.addr() >> 32) as u32, (cell.addr() >> 1) as u32 & NO_INDEX)
 }
 
-/// Memory for cells, not initialised; freed on drop.
+/// Uninitialised memory for cells; freed on drop.
 #[derive(Debug)]
 pub(crate) struct Segment {
     cells: NonNull<Cell>,
@@ -66,12 +70,12 @@ pub(crate) struct Segment {
 
 impl Segment {
     fn layout(len: u32) -> Layout {
-        // No overflow: at most `SEGMENT` pointers.
+        // `SEGMENT` pointers or fewer do not overflow, so the default is not used.
         Layout::array::<Cell>(len as usize).unwrap_or(Layout::new::<Cell>())
     }
 
     fn allocate(len: u32) -> Result<Self, AllocError> {
-        // SAFETY: `len` is not 0: see `Array::growth_size`.
+        // SAFETY: the layout has a size, because `Array::growth_size` never returns 0 cells.
         let cells = unsafe { alloc(Self::layout(len)) };
         Ok(Self { cells: NonNull::new(cells.cast()).ok_or_else(AllocError::new)?, len })
     }
@@ -79,19 +83,20 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // SAFETY: allocated by `allocate` with this layout.
+        // SAFETY: `allocate` allocated the memory with this layout.
         unsafe { dealloc(self.cells.as_ptr().cast(), Self::layout(self.len)) };
     }
 }
 
-/// What an array needs to hold one more entry.
+/// The sizes to allocate for an array that has no room.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GrowthSize {
     cells: u32,
     directory: usize,
 }
 
-/// Memory that an array needs to grow; and after [`Array::install`], what it no longer needs.
+/// Memory for an array that has no room. After [`Array::install`], the memory that it does not
+/// need.
 #[derive(Debug)]
 pub(crate) struct Growth {
     segment: Option<Segment>,
@@ -99,7 +104,7 @@ pub(crate) struct Growth {
 }
 
 impl Growth {
-    /// Allocates it, without any lock.
+    /// Allocates the memory. The caller holds no lock.
     pub(crate) fn allocate(size: GrowthSize) -> Result<Self, AllocError> {
         let mut directory = Vec::new();
         directory.try_reserve_exact(size.directory).map_err(|_| AllocError::new())?;
@@ -107,7 +112,7 @@ impl Growth {
     }
 }
 
-/// See the module. `&mut self` is had by whoever holds the slot's lock.
+/// The entries of one list in one slot. Only the thread that holds the lock of the slot uses it.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Array {
@@ -121,15 +126,15 @@ pub(crate) struct Array {
     segments: Vec<Segment>,
 }
 
-// SAFETY: the anchors that it points to are `Sync`, and used under the slot's lock.
+// SAFETY: anchors are `Send` and `Sync`, and live until they are removed (invariant 2).
 unsafe impl Send for Array {}
 
 impl Array {
-    /// How many of its first bytes additions and removals write.
+    /// The number of bytes, from the start of an array, that insertions and removals write.
     #[cfg(not(any(offlock_loom, offlock_shuttle)))]
     pub(crate) const WRITTEN: usize = std::mem::offset_of!(Self, segments);
 
-    /// Empty, without memory.
+    /// Creates an empty array, which allocates nothing.
     pub(crate) const fn new() -> Self {
         Self {
             top: ptr::null_mut(),
@@ -143,17 +148,17 @@ impl Array {
         }
     }
 
-    /// Places, holes among them: indexes are below.
+    /// Returns the number of entries and holes. Every index is below it.
     pub(crate) fn len(&self) -> u32 {
         self.len
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     pub(crate) fn entries(&self) -> u32 {
         self.len - self.holes
     }
 
-    /// True if [`insert`](Self::insert) may be called.
+    /// Returns whether [`insert`](Self::insert) may be called.
     #[inline(always)]
     pub(crate) fn has_room(&self) -> bool {
         self.len < self.limit || self.holes != 0 || self.len < self.capacity
@@ -164,38 +169,39 @@ impl Array {
     /// `index` is below `capacity`.
     #[inline(always)]
     unsafe fn cell(&self, index: u32) -> *mut Cell {
-        // SAFETY: a segment for each `SEGMENT` places below `capacity`.
+        // SAFETY: there is a segment for every `SEGMENT` cells below `capacity`, and by the
+        // contract of this function `index` is below it.
         let segment = unsafe { self.segments.get_unchecked((index / SEGMENT) as usize) };
-        // SAFETY: invariant 5, and the caller's bound.
+        // SAFETY: by invariant 5 the segment has a cell of this index, which is below `capacity`.
         unsafe { segment.cells.as_ptr().add((index % SEGMENT) as usize) }
     }
 
-    /// The entry at `index`; `None` if there is a hole, or nothing any more.
+    /// Returns the entry at `index`, or `None` for a hole and for an index past the end.
     #[inline]
     pub(crate) fn get(&self, index: u32) -> Option<NonNull<Anchor>> {
         if index >= self.len {
             return None;
         }
-        // SAFETY: below `len`, so below `capacity`.
+        // SAFETY: `index` is below `len`, so below `capacity`.
         let at = unsafe { self.cell(index) };
-        // SAFETY: invariant 1: it was written.
+        // SAFETY: by invariant 1 the cell was written.
         let cell = unsafe { *at };
         if is_hole(cell) { None } else { NonNull::new(cell) }
     }
 
-    /// The last entry, if there is one.
+    /// Returns the last entry.
     #[inline]
     pub(crate) fn last(&self) -> Option<NonNull<Anchor>> {
         self.get(self.len.checked_sub(1)?)
     }
 
-    /// Goes over all entries, in the order of their places.
+    /// Calls `f` with every entry, by ascending index.
     #[inline]
     pub(crate) fn for_each(&self, mut f: impl FnMut(NonNull<Anchor>)) {
         let mut left = self.len as usize;
         for segment in &self.segments {
             let here = left.min(segment.len as usize);
-            // SAFETY: invariant 1: that many cells were written; nobody changes them, by `&self`.
+            // SAFETY: by invariant 1 these cells were written. `&self` excludes changes.
             let cells = unsafe { std::slice::from_raw_parts(segment.cells.as_ptr(), here) };
             for &cell in cells {
                 if let (false, Some(anchor)) = (is_hole(cell), NonNull::new(cell)) {
@@ -206,15 +212,15 @@ impl Array {
         }
     }
 
-    /// Makes invariant 4 true again, for the segment of the next place if there is one, else of the
-    /// last.
+    /// Restores invariant 4. Selects the segment of the next index, or the last segment if that one
+    /// does not exist.
     fn select_segment(&mut self) {
         let Some(newest) = self.segments.len().checked_sub(1) else { return };
         self.select((self.len / SEGMENT).min(newest as u32));
     }
 
-    /// The same, for the segment of the last place: after removals, when the next is as likely as an
-    /// addition.
+    /// Restores invariant 4 after a removal. Selects the segment of the last index, because another
+    /// removal is as likely as an insertion.
     fn select_last_segment(&mut self) {
         match self.len.checked_sub(1) {
             Some(last) => self.select(last / SEGMENT),
@@ -226,16 +232,16 @@ impl Array {
         let segment = &self.segments[number as usize];
         let first = number * SEGMENT;
         self.top = segment.cells.as_ptr().wrapping_sub(first as usize);
-        let none = self.holes == 0;
-        (self.first, self.limit) = if none { (first, first + segment.len) } else { (u32::MAX, 0) };
+        let dense = self.holes == 0;
+        (self.first, self.limit) = if dense { (first, first + segment.len) } else { (u32::MAX, 0) };
     }
 
-    /// Puts an entry in, and writes its index.
+    /// Inserts an entry, and stores its index.
     ///
     /// # Safety
     ///
-    /// [`has_room`](Self::has_room). The anchor is in no array, and stays alive and in place until
-    /// it is taken out.
+    /// [`has_room`](Self::has_room) is true. The anchor is in no array, and stays alive and in
+    /// place until it is removed.
     #[inline(always)]
     pub(crate) unsafe fn insert(&mut self, anchor: NonNull<Anchor>) {
         let index = self.len;
@@ -243,14 +249,15 @@ impl Array {
             return self.insert_slow(anchor);
         }
         let at = self.top.wrapping_add(index as usize);
-        // SAFETY: invariant 4: a cell of the segment.
+        // SAFETY: `index` is below `limit`, so by invariant 4 this is a cell of the selected
+        // segment.
         unsafe { *at = anchor.as_ptr() };
         self.len = index + 1;
-        // SAFETY: alive, says the caller.
+        // SAFETY: by the contract of this function the anchor is alive.
         unsafe { anchor.as_ref() }.set_index(index);
     }
 
-    /// Puts an entry into a hole, or into the next segment.
+    /// Inserts an entry into a hole, or into another segment.
     #[cold]
     #[inline(never)]
     fn insert_slow(&mut self, anchor: NonNull<Anchor>) {
@@ -265,8 +272,8 @@ impl Array {
         self.select_segment();
     }
 
-    /// Takes out the entry at `index`, whose own index is left as it is. Others move only if
-    /// `may_move`.
+    /// Removes the entry at `index`, but does not change the index that the anchor stores. Moves
+    /// other entries only if `may_move` is true.
     ///
     /// # Safety
     ///
@@ -280,24 +287,27 @@ impl Array {
         let last = self.len - 1;
         self.len = last;
         if index == last {
-            return; // what was added last goes first: nothing moves
+            return; // the removed entry was the last, so no entry moves
         }
         let from = self.top.wrapping_add(last as usize);
         let to = if index >= self.first {
             self.top.wrapping_add(index as usize)
         } else {
-            // SAFETY: below `len`, says the caller.
+            // SAFETY: by the contract of this function `index` is below `len`, so below `capacity`.
             unsafe { self.cell(index) }
         };
-        // SAFETY: invariants 4 and 1: a cell of the segment, that was written.
+        // SAFETY: by invariant 4 this is a cell of the selected segment, and by invariant 1 it was
+        // written.
         let moved = unsafe { *from };
-        // SAFETY: the array's own memory.
+        // SAFETY: `to` is a cell of the array, either of the selected segment or from `cell`.
         unsafe { *to = moved };
-        // SAFETY: invariant 2: an entry, since there are no holes, and alive.
+        // SAFETY: there are no holes, so the cell was an entry, whose anchor is alive (invariant
+        // 2).
         unsafe { (*moved).set_index(index) };
     }
 
-    /// Takes an entry out beside holes, or makes one, or moves the last of another segment.
+    /// Removes an entry where there are holes, where entries must not move, or where the last entry
+    /// is in another segment.
     #[cold]
     #[inline(never)]
     fn remove_slow(&mut self, index: u32, may_move: bool) {
@@ -309,7 +319,7 @@ impl Array {
             self.make_hole(index);
         }
         if may_move && self.holes != 0 {
-            // One more than this removal made: they end.
+            // This removal made no hole and closes one, so the holes come to an end.
             let index = self.first_hole;
             self.unlink_hole(index);
             self.move_last_to(index);
@@ -317,7 +327,7 @@ impl Array {
         self.select_last_segment();
     }
 
-    /// Closes all holes: entries move.
+    /// Closes all holes by moving the last entries into them.
     pub(crate) fn close_holes(&mut self) {
         while self.holes != 0 {
             let index = self.first_hole;
@@ -327,37 +337,38 @@ impl Array {
         self.select_last_segment();
     }
 
-    /// Moves the last entry to the place `index` before it, where there is none.
+    /// Moves the last entry to the free cell at `index`, which is before it.
     fn move_last_to(&mut self, index: u32) {
         let last = self.read(self.len - 1); // an entry, by invariant 1
         self.write(index, last);
         self.pop_last();
     }
 
-    /// Writes an entry's cell, and its index.
+    /// Writes an entry to the cell at `index`, and stores the index in the anchor.
     fn write(&mut self, index: u32, anchor: Cell) {
         self.write_cell(index, anchor);
-        // SAFETY: invariant 2, of an entry that is there or about to be.
+        // SAFETY: the anchor is alive: it is an entry (invariant 2), or becomes one by the contract
+        // of `insert`.
         unsafe { (*anchor).set_index(index) };
     }
 
     fn read(&self, index: u32) -> Cell {
         assert!(index < self.len);
-        // SAFETY: just compared.
+        // SAFETY: `index` is below `len`, so below `capacity`.
         let at = unsafe { self.cell(index) };
-        // SAFETY: invariant 1.
+        // SAFETY: by invariant 1 the cell was written.
         unsafe { *at }
     }
 
     fn write_cell(&mut self, index: u32, cell: Cell) {
         assert!(index < self.len);
-        // SAFETY: just compared.
+        // SAFETY: `index` is below `len`, so below `capacity`.
         let at = unsafe { self.cell(index) };
-        // SAFETY: the array's own memory.
+        // SAFETY: `at` is a cell of the array, and `&mut self` excludes other uses.
         unsafe { *at = cell };
     }
 
-    /// Drops the last place, and the holes before it.
+    /// Removes the last cell, and the holes directly before it.
     fn pop_last(&mut self) {
         self.len -= 1;
         while self.len != 0 && is_hole(self.read(self.len - 1)) {
@@ -392,11 +403,11 @@ impl Array {
         self.holes -= 1;
     }
 
-    /// What to allocate for one more entry, when there is no room.
+    /// Returns the sizes to allocate for one more entry. The array has no room.
     ///
     /// # Errors
     ///
-    /// [`AllocError`], if there are as many entries as there can be.
+    /// [`AllocError`] if the array has the largest possible capacity.
     pub(crate) fn growth_size(&self) -> Result<GrowthSize, AllocError> {
         if self.capacity >= NO_INDEX - SEGMENT {
             return Err(AllocError::new());
@@ -411,8 +422,8 @@ impl Array {
         Ok(GrowthSize { cells, directory })
     }
 
-    /// Puts memory in, if it is what the array needs now: others may have grown it meanwhile. What
-    /// is left in `growth` is to be dropped after the unlock.
+    /// Adds the memory in `growth`, if it fits. Another thread may have grown the array after the
+    /// sizes were computed. The caller drops `growth`, and the memory left in it, after the unlock.
     pub(crate) fn install(&mut self, growth: &mut Growth) {
         let Some(cells) = growth.segment.as_ref().map(|segment| segment.len) else { return };
         let replaces = self.capacity != 0 && self.capacity < SEGMENT;
@@ -425,13 +436,13 @@ impl Array {
             if growth.directory.capacity() <= self.segments.len() {
                 return;
             }
-            growth.directory.append(&mut self.segments); // has room: allocates nothing
+            growth.directory.append(&mut self.segments); // has the capacity, so allocates nothing
             std::mem::swap(&mut growth.directory, &mut self.segments);
         }
         let Some(segment) = growth.segment.take() else { return };
         if replaces {
             let first = &mut self.segments[0];
-            // SAFETY: both are the array's own, with room for `len` cells, and different.
+            // SAFETY: both segments have at least `len` cells, and they are separate allocations.
             unsafe {
                 ptr::copy_nonoverlapping(
                     first.cells.as_ptr(),
@@ -442,19 +453,20 @@ impl Array {
             growth.segment = Some(std::mem::replace(first, segment));
             self.capacity = cells;
         } else {
-            self.segments.push(segment); // has room: allocates nothing
+            self.segments.push(segment); // has the capacity, so allocates nothing
             self.capacity += cells;
         }
         self.select_segment();
     }
 
-    /// True if there is a [`pop_surplus`](Self::pop_surplus), or perhaps one if no entry is left.
+    /// Returns whether [`pop_surplus`](Self::pop_surplus) returns a segment. For an empty array it
+    /// may be wrong.
     #[inline(always)]
     pub(crate) fn may_shrink(&self) -> bool {
         self.capacity > 2 * SEGMENT && self.capacity - self.len >= 2 * SEGMENT
     }
 
-    /// A segment to be dropped after the unlock: all but one of those that nothing is in.
+    /// Removes an unused segment, if there are two or more. The caller drops it after the unlock.
     #[cold]
     #[inline(never)]
     pub(crate) fn pop_surplus(&mut self) -> Option<Segment> {
@@ -472,7 +484,7 @@ impl Array {
     ///
     /// # Panics
     ///
-    /// Panics with the one that does not hold.
+    /// Panics if an invariant does not hold.
     pub(crate) fn validate(&self) {
         let capacity: u32 = self.segments.iter().map(|segment| segment.len).sum();
         assert_eq!(self.capacity, capacity);
@@ -487,14 +499,14 @@ impl Array {
             assert_eq!(self.limit, self.first + segment.len);
             assert!((self.first..=self.limit).contains(&self.len));
         }
-        assert!(self.len == 0 || !is_hole(self.read(self.len - 1)), "the last place is a hole");
+        assert!(self.len == 0 || !is_hole(self.read(self.len - 1)), "the last cell is a hole");
         let mut holes = 0;
         for index in 0..self.len {
             let cell = self.read(index);
             if is_hole(cell) {
                 holes += 1;
             } else {
-                // SAFETY: invariant 2: alive.
+                // SAFETY: by invariant 2 the anchor is alive.
                 assert_eq!(unsafe { (*cell).index() }, index, "an entry's index");
             }
         }

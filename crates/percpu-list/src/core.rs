@@ -1,4 +1,4 @@
-//! What the owning and the intrusive list have in common: anchors, in a shard for each slot.
+//! The common core of both lists: a shard for each slot, which holds anchors.
 //!
 //! ```text
 //!  list -> domain -> locks: | slot 0 | slot 1 | ...           shared by all lists of the domain
@@ -9,16 +9,17 @@
 //!
 //! | | takes | excludes |
 //! |---|---|---|
-//! | add | the slot's lock | all that changes or walks that slot, of any list of the domain |
-//! | remove | the home slot's lock, then looks whether it is still the home | the same |
-//! | walk | the slot's lock for each chunk | the same, during a chunk |
-//! | snapshot | all locks, ascending | everything |
+//! | add | the slot's lock | adds, removals and walks in that slot, of every list of the domain |
+//! | remove | the home slot's lock, then loads the home again | the same |
+//! | walk | the slot's lock, once for each chunk | the same, during a chunk |
+//! | snapshot | all locks, ascending | every add, removal and walk of every list of the domain |
 //!
 //! # Invariants
 //!
-//! 1. A shard pointer goes from null to a shard once, and the shard lives as long as the list.
-//! 2. An anchor in a shard's array has the shard's slot for its home.
-//! 3. Once `closed` was set and a slot's lock taken after that, nothing is added there any more.
+//! 1. A shard pointer changes once, from null to a shard, and the shard lives as long as the list.
+//! 2. The home of an anchor in the array of a shard is the slot of that shard.
+//! 3. After `closed` was set and the lock of a slot was then acquired, no add succeeds in that
+//!    slot.
 
 use std::ops::Deref;
 use std::ptr::{self, NonNull};
@@ -35,7 +36,7 @@ use crate::error::Refused;
 use crate::shard::Shard;
 use crate::stats::Stats;
 
-/// See the module.
+/// A list of anchors: the pointers to its shards, and the domain whose locks protect them.
 #[derive(Debug)]
 pub(crate) struct Core {
     domain: Domain,
@@ -66,17 +67,18 @@ impl Core {
         self.shards.len() as u32
     }
 
-    /// The slots, ascending.
+    /// Iterates over the slots in ascending order.
     pub(crate) fn slots(&self) -> impl Iterator<Item = CpuId> + use<> {
         (0..self.slot_count()).map(CpuId::new)
     }
 
-    /// The list's part of a slot, if it ever had an entry there.
+    /// Returns the shard of a slot. There is none before the first add in that slot.
     #[inline(always)]
     pub(crate) fn shard(&self, slot: CpuId) -> Option<ShardRef<'_>> {
-        // Ordering: Acquire pairs with the Release in `make_shard`; it carries the empty shard.
+        // Ordering: Acquire pairs with the Release in `make_shard`; it carries the new shard.
         let shard = self.shards.get(slot.index())?.load(Ordering::Acquire);
-        // SAFETY: null, or by invariant 1 a shard that lives as long as `self`.
+        // SAFETY: the pointer is null, or by invariant 1 that of a shard that lives as long as
+        // `self`.
         unsafe { shard.as_ref() }.map(|shard| ShardRef { core: self, shard })
     }
 
@@ -86,10 +88,11 @@ impl Core {
         let pointer = self.shards.get(slot.index()).ok_or(LockError::NoSuchCpu(slot))?;
         let made = percpu::alloc::try_box(Shard::new(slot, self.counts_hits))
             .map_err(|_| AllocError::new())?;
-        made.array_mut_ptr(); // a first write, so that a model sees whether it was published
+        made.array_mut_ptr(); // counts as a write, so a model checks that the shard is published
         let made = Box::into_raw(made);
-        // Ordering: Release on success pairs with the Acquire in `shard`; it carries `*made`.
-        // Acquire on failure: another thread's shard is used below.
+        // Ordering: Release on success pairs with the Acquire in `shard` and on failure here; it
+        // carries `*made`. Acquire on failure pairs with that Release of another thread; it carries
+        // the shard that is used below.
         let shard = match pointer.compare_exchange(
             ptr::null_mut(),
             made,
@@ -98,16 +101,16 @@ impl Core {
         ) {
             Ok(_) => made,
             Err(theirs) => {
-                // SAFETY: from `into_raw` above, and nobody has seen it.
+                // SAFETY: the pointer is from `into_raw` above, and no other thread has seen it.
                 drop(unsafe { Box::from_raw(made) });
                 theirs
             }
         };
-        // SAFETY: by invariant 1 it lives as long as `self`.
+        // SAFETY: by invariant 1 the shard lives as long as `self`.
         Ok(ShardRef { core: self, shard: unsafe { &*shard } })
     }
 
-    /// The list's part of a slot, made if there is none.
+    /// Returns the shard of a slot, and makes it if there is none.
     #[inline(always)]
     pub(crate) fn shard_or_new(&self, slot: CpuId) -> Result<ShardRef<'_>, Refused> {
         match self.shard(slot) {
@@ -116,40 +119,41 @@ impl Core {
         }
     }
 
-    /// The parts of all slots that ever had an entry, ascending.
+    /// Iterates over the shards that exist, by ascending slot.
     pub(crate) fn shards(&self) -> impl Iterator<Item = ShardRef<'_>> {
         self.slots().filter_map(|slot| self.shard(slot))
     }
 
-    /// Locks everything.
+    /// Locks all slots.
     pub(crate) fn lock_all(&self) -> Result<GlobalGuard<'_, ()>, LockError> {
         self.domain.lock_all()
     }
 
-    /// Whether additions are refused.
+    /// Returns whether adds are refused. The result is final under a slot's lock (invariant 3).
     #[inline(always)]
     pub(crate) fn is_closed(&self) -> bool {
-        // Ordering: Relaxed; under a slot's lock, `close` orders it (invariant 3).
+        // Ordering: Relaxed; `close` acquires every slot's lock after its store, which orders that
+        // store before a later holder of the lock.
         self.closed.load(Ordering::Relaxed)
     }
 
-    /// Refuses additions from now on; those under way are complete when it returns.
+    /// Refuses adds from now on. Adds that have begun are complete when it returns.
     pub(crate) fn close(&self) -> Result<(), LockError> {
-        // Ordering: Relaxed; every slot's lock below carries it.
+        // Ordering: Relaxed; the locks below carry it to the loads in `is_closed`.
         self.closed.store(true, Ordering::Relaxed);
         let mut waited = Ok(());
         for slot in self.slots() {
-            // An error of one slot is no reason to skip the next.
+            // After an error the loop goes on, because adds in the later slots must end too.
             step!(
-                "close: wait for the additions under way",
+                "close: wait for the adds that have begun",
                 waited = waited.and(self.domain.lock(slot).map(drop))
             );
         }
         waited
     }
 
-    /// How many entries there are, added up slot by slot: a moving target, but never 0 while one
-    /// stays throughout.
+    /// Returns the number of entries, summed slot by slot. It may be out of date, but is never 0
+    /// while one entry stays on the list.
     pub(crate) fn len(&self) -> usize {
         self.shards().map(|shard| shard.entries() as usize).sum()
     }
@@ -160,8 +164,8 @@ impl Core {
         sum
     }
 
-    /// Forgets the shard of a slot that could not be locked when its list was dropped: entries may
-    /// still point to it.
+    /// Leaks the shard of a slot that could not be locked when the list was dropped, because linked
+    /// entries point to it.
     pub(crate) fn leak_shard(&mut self, slot: CpuId) {
         if let Some(shard) = self.shards.get_mut(slot.index()) {
             *shard = AtomicPtr::new(ptr::null_mut());
@@ -172,18 +176,20 @@ impl Core {
     ///
     /// # Panics
     ///
-    /// Panics with the one that does not hold.
+    /// Panics if an invariant does not hold.
     pub(crate) fn validate(&self) {
         for shard in self.shards() {
             let Ok(locked) = shard.lock() else { continue };
             let array = locked.array();
             array.validate();
-            assert_eq!(shard.entries(), u64::from(array.entries()), "additions - removals");
+            assert_eq!(shard.entries(), u64::from(array.entries()), "adds - removals");
             array.for_each(|anchor| {
-                // SAFETY: in the array, so alive.
+                // SAFETY: an anchor in the array is linked, so it is alive.
                 let anchor = unsafe { anchor.as_ref() };
                 assert_eq!(anchor.home(), shard.slot(), "an entry's home");
-                assert!(anchor.shard() == shard.as_anchor_ptr(), "an entry's list");
+                // SAFETY: `locked` holds the lock of the home slot, which was just compared.
+                let held_by = unsafe { anchor.shard() };
+                assert_eq!(held_by, shard.as_anchor_ptr(), "an entry's shard");
             });
         }
     }
@@ -192,18 +198,19 @@ impl Core {
 impl Drop for Core {
     fn drop(&mut self) {
         for shard in &self.shards {
-            // Ordering: Relaxed; `&mut self` orders it.
+            // Ordering: Relaxed; `&mut self` orders every store before this load.
             let shard = shard.load(Ordering::Relaxed);
             if !shard.is_null() {
-                // SAFETY: made by `Box::into_raw` in `make_shard`; the list type has unlinked all
-                // that pointed to it, and nobody else has a reference, by `&mut self`.
+                // SAFETY: the pointer is from `Box::into_raw` in `make_shard`. The drop of the list
+                // type has unlinked every anchor that pointed to the shard, and `&mut self`
+                // excludes other references.
                 drop(unsafe { Box::from_raw(shard) });
             }
         }
     }
 }
 
-/// A list's part of a slot: only a list makes one, of its own shards.
+/// A reference to a shard, with the core that it belongs to. Only that core makes one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShardRef<'a> {
     core: &'a Core,
@@ -230,25 +237,27 @@ impl<'a> ShardRef<'a> {
         self.shard
     }
 
-    /// Locks the slot.
+    /// Locks the slot. Blocks while another thread holds it.
     #[inline(always)]
     pub(crate) fn lock(self) -> Result<LockedShard<'a>, LockError> {
         let (guard, contended) = self.core.domain.lock(self.shard.slot())?;
         if contended {
             self.shard.count_contended();
         }
-        // SAFETY: its slot's lock, of its list's domain.
+        // SAFETY: `guard` holds the lock of the shard's slot in the domain of its list, and is used
+        // for this shard only.
         Ok(unsafe { LockedShard::new(self.shard, guard) })
     }
 
-    /// Locks the slot if it is free.
+    /// Locks the slot if it is free. Never blocks.
     pub(crate) fn try_lock(self) -> Result<LockedShard<'a>, LockError> {
         let guard = self.core.domain.try_lock(self.shard.slot())?;
-        // SAFETY: as in `lock`.
+        // SAFETY: `guard` holds the lock of the shard's slot in the domain of its list, and is used
+        // for this shard only.
         Ok(unsafe { LockedShard::new(self.shard, guard) })
     }
 
-    /// Makes room where there was none, with no lock held.
+    /// Makes room for one more entry, if there is none. Allocates and frees with no lock held.
     #[cold]
     #[inline(never)]
     pub(crate) fn make_room(self) -> Result<(), Refused> {
@@ -269,7 +278,7 @@ impl<'a> ShardRef<'a> {
         Ok(())
     }
 
-    /// Frees what the entries do not need any more, a segment at a time.
+    /// Frees the surplus segments of the array, each after the slot was unlocked.
     pub(crate) fn shrink(self) {
         while let Ok(mut locked) = self.lock() {
             let surplus = locked.array_mut().pop_surplus();
@@ -281,7 +290,7 @@ impl<'a> ShardRef<'a> {
     }
 }
 
-/// A slot of a list, locked by the guard `G`; unlocks on drop.
+/// A shard whose slot is locked by the guard `G`; unlocks on drop.
 pub(crate) struct LockedShard<'a, G = LocalGuard<'a, ()>> {
     shard: &'a Shard,
     _guard: G,
@@ -290,7 +299,8 @@ pub(crate) struct LockedShard<'a, G = LocalGuard<'a, ()>> {
 impl<'a, G> LockedShard<'a, G> {
     /// # Safety
     ///
-    /// The guard holds the lock of the shard's slot, and nobody uses it for the same shard.
+    /// `guard` holds the lock of the shard's slot, or other proof that no other thread uses the
+    /// shard. While the result lives, no other `LockedShard` of the same shard is used.
     #[inline(always)]
     pub(crate) unsafe fn new(shard: &'a Shard, guard: G) -> Self {
         Self { shard, _guard: guard }
@@ -303,13 +313,15 @@ impl<'a, G> LockedShard<'a, G> {
 
     #[inline(always)]
     pub(crate) fn array(&self) -> &Array {
-        // SAFETY: we hold the slot's lock, and `&self` keeps `array_mut` away.
+        // SAFETY: by the contract of `new` no other thread uses the array; `&self` excludes
+        // `array_mut`.
         unsafe { &*self.shard.array_ptr() }
     }
 
     #[inline(always)]
     pub(crate) fn array_mut(&mut self) -> &mut Array {
-        // SAFETY: we hold the slot's lock, and `&mut self` keeps other references away.
+        // SAFETY: by the contract of `new` no other thread uses the array; `&mut self` excludes
+        // other references.
         unsafe { &mut *self.shard.array_mut_ptr() }
     }
 
@@ -317,23 +329,28 @@ impl<'a, G> LockedShard<'a, G> {
     ///
     /// # Safety
     ///
-    /// There is room. The anchor is unlinked, its home is this slot, and it stays alive and in place
-    /// until it is removed.
+    /// The array has room. The anchor is unlinked, its home is this slot, and it stays alive and in
+    /// place until it is removed.
     #[inline(always)]
     pub(crate) unsafe fn add(&mut self, anchor: NonNull<Anchor>) {
-        // SAFETY: alive, says the caller.
-        // Stored each time: a shard that it had before may be gone, and this one be in its place.
-        unsafe { anchor.as_ref() }.set_shard(self.shard.as_anchor_ptr());
-        // SAFETY: the caller's.
+        // SAFETY: by the contract of this function the anchor is alive.
+        let anchor_ref = unsafe { anchor.as_ref() };
+        // The store is not skipped if the pointer is equal: the shard that the anchor was on before
+        // may be freed, and this shard may have its address without its provenance.
+        // SAFETY: this thread holds the lock of the home slot, and the anchor is unlinked.
+        unsafe { anchor_ref.set_shard(self.shard.as_anchor_ptr()) };
+        // SAFETY: by the contract of this function there is room, and the anchor is in no array and
+        // stays alive and in place until it is removed.
         unsafe { self.array_mut().insert(anchor) };
         self.shard.count_added();
     }
 
-    /// Removes an anchor, if it is linked. `from` is the slot of the CPU that does it.
+    /// Removes an anchor, and returns whether it was linked. `from` is the slot of the removing
+    /// CPU.
     ///
     /// # Safety
     ///
-    /// The anchor's home is this slot, and if it is linked it is in this shard.
+    /// The home of the anchor is this slot. If it is linked, it is in this shard.
     #[inline(always)]
     pub(crate) unsafe fn remove(&mut self, anchor: &Anchor, from: CpuId, domain: &Domain) -> bool {
         let index = anchor.index();
@@ -341,7 +358,8 @@ impl<'a, G> LockedShard<'a, G> {
             return false;
         }
         let may_move = check!("remove: no walk is under way", self.shard.may_move());
-        // SAFETY: it is linked, so in this shard, where its index says (anchor's invariant 2).
+        // SAFETY: the anchor is linked, so by the contract of this function it is in this shard, at
+        // its index (invariant 2 of the anchor).
         unsafe { self.array_mut().remove(index, may_move) };
         anchor.set_index(UNLINKED);
         self.shard.count_removed();
@@ -351,19 +369,22 @@ impl<'a, G> LockedShard<'a, G> {
         true
     }
 
-    /// Memory that is not needed any more, now and then: to be dropped after the unlock.
+    /// Takes a surplus segment from the array, if it may have one. The caller drops it after the
+    /// unlock.
     #[inline(always)]
     pub(crate) fn surplus(&mut self) -> Option<Segment> {
         if self.array().may_shrink() { self.array_mut().pop_surplus() } else { None }
     }
 }
 
-/// Locks the slot where an anchor is, looks whether it still is, and removes it if it is linked.
-/// Unless it `may_wait` it does not, and frees no memory: for signal handlers.
+/// Removes an anchor from the list that holds it, or only from `on`, and returns whether it did.
+///
+/// Locks the home slot of the anchor and checks that it is still the home. If `may_wait` is false,
+/// it never blocks and frees no memory, for signal handlers.
 ///
 /// # Safety
 ///
-/// The anchor is alive until this returns, and lists that hold it are of `domain`.
+/// The anchor is alive until this function returns. Every list that may hold it is in `domain`.
 #[inline(always)]
 pub(crate) unsafe fn remove_from_home(
     domain: &Domain,
@@ -382,7 +403,8 @@ pub(crate) unsafe fn remove_from_home(
         if !check!("remove: the anchor is still linked", anchor.index() != UNLINKED) {
             return Ok(false);
         }
-        // SAFETY: linked, under the home slot's lock: a list lives until it has unlinked all entries.
+        // SAFETY: the anchor is linked and this thread holds the lock of its home slot. A list
+        // lives until it has unlinked its anchors, which takes that lock.
         let shard = unsafe { Shard::of(anchor) };
         if contended {
             shard.count_contended();
@@ -391,9 +413,9 @@ pub(crate) unsafe fn remove_from_home(
         if !check!("remove: the anchor is on this list", on.is_none_or(holds)) {
             return Ok(false);
         }
-        // SAFETY: an anchor's home is its shard's slot, and that is locked.
+        // SAFETY: `guard` holds the lock of the home, which is the slot of the shard (invariant 2).
         let mut locked = unsafe { LockedShard::new(shard, guard) };
-        // SAFETY: its home is this slot, and it is in this shard.
+        // SAFETY: the home of the anchor is this slot, and the anchor is in this shard.
         unsafe { locked.remove(anchor, from, domain) };
         let surplus = if may_wait { locked.surplus() } else { None };
         drop(locked);

@@ -1,4 +1,4 @@
-//! Where a walk is that lets go of the lock now and then.
+//! The position of a walk that releases the lock between chunks.
 
 use std::ptr::NonNull;
 
@@ -10,13 +10,13 @@ use crate::chunk::CHUNK;
 use crate::core::{Core, LockedShard, ShardRef};
 use crate::shard::WalkGuard;
 
-/// Places that a walk looks at under one lock, holes and what is left out among them. A guess, as
-/// [`CHUNK`] is.
+/// The number of cells that a walk reads under one lock, including holes and entries that it leaves
+/// out. A guess, like [`CHUNK`].
 const CELLS_PER_LOCK: u32 = 128;
 
-/// Where a walk is: in front of a place of a slot.
+/// The position of a walk: between slots, or before a cell of one slot.
 ///
-/// While it is in a slot, entries there do not move.
+/// While the cursor is inside a slot, the entries there keep their indexes.
 #[derive(Debug)]
 pub(crate) struct Cursor<'a> {
     core: &'a Core,
@@ -24,11 +24,12 @@ pub(crate) struct Cursor<'a> {
     position: Option<Position<'a>>,
 }
 
-/// A place in a slot, where entries stay.
+/// A position inside a slot.
 #[derive(Debug)]
 struct Position<'a> {
     index: u32,
-    /// What was added since the walk came here may be left out, and is: so the walk ends.
+    /// The length of the array when the walk reached the slot. Entries that are added behind it are
+    /// left out, so the walk ends.
     end: u32,
     _walk: WalkGuard<'a>,
 }
@@ -38,10 +39,13 @@ impl<'a> Cursor<'a> {
         Self { core, next_slot: 0, position: None }
     }
 
-    /// Shows entries to `visit`, under their slot's lock, until it took [`CHUNK`]; fewer at the end only,
-    /// or where a lock is refused, which ends the walk.
+    /// Calls `visit` with entries, under the lock of their slot, until it has returned true
+    /// [`CHUNK`] times or the walk is at its end. Each locked shard goes to `prepare` before its
+    /// entries.
     ///
-    /// `prepare` is called with each slot that was locked, before its entries.
+    /// # Errors
+    ///
+    /// The error of a slot that cannot be locked. It ends the walk.
     pub(crate) fn visit_chunk(
         &mut self,
         mut prepare: impl FnMut(&mut LockedShard<'_>),
@@ -74,13 +78,13 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// Leaves the slots that are left out.
+    /// Moves to the end of the walk.
     fn finish(&mut self) {
         self.position = None;
         self.next_slot = self.core.slot_count();
     }
 
-    /// The slot where the walk is, or the next that ever had an entry.
+    /// Returns the shard of the slot that the walk is in, or the next shard that exists.
     fn current_shard(&mut self) -> Option<ShardRef<'a>> {
         while self.next_slot < self.core.slot_count() {
             if let Some(shard) = self.core.shard(CpuId::new(self.next_slot)) {
@@ -97,9 +101,9 @@ mod tests {
     use super::*;
     use crate::domain::Domain;
 
-    /// A walk that leaves nearly all out lets go of the lock now and then all the same.
+    /// A walk that leaves out most entries does not hold the lock for longer.
     #[test]
-    fn inv11_a_walk_that_takes_little_locks_anew_for_every_few_places() {
+    fn inv11_a_walk_that_leaves_entries_out_releases_the_lock_as_often() {
         let slot = CpuId::new(0);
         let core = Core::new(&Domain::new(), true).unwrap();
         let anchors: Vec<Anchor> = (0..1000).map(|_| Anchor::new(slot)).collect();
@@ -108,16 +112,17 @@ mod tests {
             if !shard.lock().unwrap().array().has_room() {
                 shard.make_room().unwrap();
             }
-            // SAFETY: there is room, and the anchor is new and outlives `core`'s use of it.
+            // SAFETY: there is room. The anchor is new, its home is this slot, and `core` does not
+            // use it after the end of the test.
             unsafe { shard.lock().unwrap().add(NonNull::from(anchor)) };
         }
-        let (mut locks, mut looked) = (0, 0);
+        let (mut locks, mut visited) = (0, 0);
         let mut cursor = Cursor::new(&core);
         let leave_out = |_| {
-            looked += 1;
-            looked == 1000
+            visited += 1;
+            visited == 1000
         };
         cursor.visit_chunk(|_| locks += 1, leave_out).unwrap();
-        assert_eq!((locks, looked), (1000_u32.div_ceil(CELLS_PER_LOCK), 1000));
+        assert_eq!((locks, visited), (1000_u32.div_ceil(CELLS_PER_LOCK), 1000));
     }
 }

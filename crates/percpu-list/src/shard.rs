@@ -1,13 +1,15 @@
-//! A list's part in one slot: the array of its entries there, and what was counted.
+//! The entries of a list in one slot: an array of anchors, with counters and a pool of nodes.
 //!
-//! Made when the list has its first entry there, freed with the list.
+//! A list makes the shard of a slot at the first add there, and frees it when the list is dropped.
 //!
 //! # Invariants
 //!
-//! 1. `array` is used by whoever holds the slot's lock, or has the whole list to himself.
-//! 2. `added` and `removed` change under that lock, right beside `array`: their difference is the
-//!    number of entries whenever nobody holds it.
-//! 3. While `walkers` is not 0 no entry of `array` moves. It grows only under the lock.
+//! 1. A thread uses `array` only while it holds the slot's lock, or has exclusive access to the
+//!    list.
+//! 2. `added` and `removed` change under that lock, together with `array`. While the lock is free,
+//!    their difference is the number of entries.
+//! 3. While `walkers` is not 0, no entry of `array` moves. `walkers` is incremented only under the
+//!    lock.
 
 use percpu::CpuId;
 use percpu::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -18,19 +20,21 @@ use crate::anchor::{Anchor, ShardPtr};
 use crate::array::Array;
 use crate::stats::Stats;
 
-/// See the module. On lines of its own, by twos as the prefetcher fetches them:
+/// The shard of a list for one slot. It has cache lines of its own, in pairs, because the
+/// prefetcher fetches pairs:
 ///
 /// ```text
-///  0    what every addition and removal writes, all of it under the lock
-///  64   what they read: the array's segments, the slot
-///  128  what some write: who removes from another CPU, who uses a node again
+///  0    fields that every add and removal writes, all of them under the lock
+///  64   fields that they read: the segments of the array, the slot
+///  128  fields that some removals write: of another CPU, or of an owning list
 /// ```
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Shard {
     added: AtomicU64,
     removed: AtomicU64,
-    /// Entries to be removed by whoever comes next: a stack, last first. See `owning::deferred`.
+    /// A stack of entries that the next thread which locks the shard removes. See
+    /// `owning::deferred`.
     deferred: AtomicPtr<Anchor>,
     walkers: AtomicU32,
     contended: AtomicU32,
@@ -40,36 +44,36 @@ pub(crate) struct Shard {
     rare: RarelyWritten,
 }
 
-/// The last line of a shard.
+/// The third cache line of a shard.
 #[derive(Debug)]
 #[repr(align(64))]
 struct RarelyWritten {
     cpu_misses: AtomicU64,
     node_misses: AtomicU64,
-    /// Nodes to be used again, a stack; changed under the slot's lock. See `owning::pool`.
+    /// A stack of nodes for the next values; it changes under the slot's lock. See `owning::pool`.
     pool_first: AtomicPtr<Anchor>,
     pool_len: AtomicU8,
 }
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))] // a model's atomics are larger
+#[cfg(not(any(offlock_loom, offlock_shuttle)))] // the atomics of a model are larger
 const _: () = {
-    // What the crate's page says of memory.
+    // The crate documentation says how much memory a shard takes.
     assert!(size_of::<Shard>() == 256);
     assert!(std::mem::offset_of!(Shard, array) + Array::WRITTEN == 64);
     assert!(std::mem::offset_of!(Shard, rare) == 128);
 };
 
-// SAFETY: `array` is used by one thread at a time (invariant 1) and may be used by any; the rest is
-// atomics.
+// SAFETY: one thread at a time uses `array` (invariant 1), and `Array` is `Send`. The other fields
+// are atomics, or never change.
 unsafe impl Sync for Shard {}
 
-/// Adds to a counter that only the slot's lock holder changes.
-///
-/// Ordering: the load is ordered by the lock. Release store pairs with the Acquire loads in
-/// `Shard::stats` and `Shard::entries`: they carry the counters that were stored before.
+/// Increments a counter that changes only under the slot's lock.
 #[inline(always)]
 fn count(counter: &AtomicU64) {
-    // A model would not see it relaxed: an unlock comes between any two, and its fence is real there.
+    // Ordering: the lock orders the load. The Release store pairs with the Acquire loads in
+    // `Shard::stats` and `Shard::entries`; it carries the counters that were stored before.
+    // It has no label, because a model cannot see it weakened: between two of these stores there is
+    // an unlock, which orders them too.
     counter.store(load_own(counter) + 1, Ordering::Release);
 }
 
@@ -107,11 +111,14 @@ impl Shard {
     /// lives as long as `'a`.
     #[inline(always)]
     pub(crate) unsafe fn of<'a>(anchor: &Anchor) -> &'a Self {
-        // SAFETY: a linked anchor has a pointer from `as_anchor_ptr`, to a shard of a list that lives.
-        unsafe { &*anchor.shard().as_ptr() }
+        // SAFETY: by the contract of this function the caller holds the lock of the home slot.
+        let shard = unsafe { anchor.shard() };
+        // SAFETY: the pointer of a linked anchor is from `as_anchor_ptr`, and by the contract of
+        // this function the shard's list lives.
+        unsafe { &*shard.as_ptr() }
     }
 
-    /// Whether it counts from where entries are removed.
+    /// Returns whether removals by other CPUs and nodes are counted.
     #[inline(always)]
     pub(crate) fn counts_hits(&self) -> bool {
         self.counts_hits
@@ -121,13 +128,13 @@ impl Shard {
         self.slot
     }
 
-    /// The array, for who may change it: the slot's lock holder (invariant 1).
+    /// Returns a pointer for a thread that may change the array (invariant 1).
     #[inline(always)]
     pub(crate) fn array_mut_ptr(&self) -> *mut Array {
         self.array.with_mut(|array| array)
     }
 
-    /// The array, for who may read it: the slot's lock holder (invariant 1).
+    /// Returns a pointer for a thread that may read the array (invariant 1).
     #[inline(always)]
     pub(crate) fn array_ptr(&self) -> *const Array {
         self.array.with(|array| array)
@@ -143,7 +150,7 @@ impl Shard {
         count(&self.removed);
     }
 
-    /// A removal from another slot's CPU, and from another node's. After `count_removed`.
+    /// Counts a removal by a CPU of another slot, and of another node. Follows `count_removed`.
     #[inline(always)]
     pub(crate) fn count_miss(&self, other_node: bool) {
         count(&self.rare.cpu_misses);
@@ -152,27 +159,31 @@ impl Shard {
         }
     }
 
-    /// The caller holds the lock, which it had to wait for.
+    /// Counts a wait for the lock, which the caller now holds.
     #[cold]
     pub(crate) fn count_contended(&self) {
-        // Ordering: Relaxed, both; a statistics counter, changed under the lock.
+        // Ordering: Relaxed, both; a statistics counter that publishes nothing. The lock orders its
+        // changes.
         let counted = self.contended.load(Ordering::Relaxed).saturating_add(1);
         self.contended.store(counted, Ordering::Relaxed);
     }
 
-    /// How many entries there are, without the lock: never less than stay throughout.
+    /// Returns the number of entries, without the lock. It is at least the number of entries that
+    /// are in the shard during the whole call.
     pub(crate) fn entries(&self) -> u64 {
-        // Ordering: Acquire pairs with the Release in `count`: each removal that is seen brings its
-        // addition, and `added`, read later, counts that.
-        let removed = self.removed.load(order!(Acquire, "length: removals before additions"));
-        // Ordering: Acquire; as above, for whoever goes on from there.
+        // Ordering: Acquire pairs with the Release in `count`; it carries `added`. The load below
+        // counts the add of every removal that this load counts.
+        let removed = self.removed.load(order!(Acquire, "length: removals before adds"));
+        // Ordering: Acquire pairs with the Release in `count`; it carries the counters that were
+        // stored before, for the caller's later loads.
         self.added.load(Ordering::Acquire) - removed
     }
 
-    /// What was counted, without the lock. `cpu_hits <= node_hits <= removals` holds at any time.
+    /// Returns the counters, without the lock. `cpu_hits <= node_hits <= removals` always holds.
     pub(crate) fn stats(&self) -> Stats {
-        // Ordering: Acquire, all; in the opposite order of the stores, so that what is read later
-        // counts at least what was counted with what is read before.
+        // Ordering: Acquire, all; each pairs with the Release in `count` and carries the counters
+        // that were stored before. The loads are in the opposite order of the stores, so a counter
+        // loaded later is not behind one loaded earlier.
         let node_misses = self.rare.node_misses.load(Ordering::Acquire);
         let cpu_misses = self.rare.cpu_misses.load(Ordering::Acquire);
         let removals = self.removed.load(Ordering::Acquire);
@@ -187,41 +198,42 @@ impl Shard {
         }
     }
 
-    /// Keeps entries where they are until that is dropped. The caller holds the lock.
+    /// Keeps the entries at their indexes until the guard is dropped. The caller holds the lock.
     pub(crate) fn begin_walk(&self) -> WalkGuard<'_> {
-        // Ordering: Relaxed; who must see it takes the lock that the caller holds.
+        // Ordering: Relaxed; the lock that the caller holds carries it to the load in `may_move`.
         self.walkers.fetch_add(1, Ordering::Relaxed);
         WalkGuard { shard: self }
     }
 
-    /// True if entries may move. The caller holds the lock.
+    /// Returns whether entries may move. The caller holds the lock.
     #[inline(always)]
     pub(crate) fn may_move(&self) -> bool {
-        // Ordering: Relaxed; ordered by the lock, under which it grows.
+        // Ordering: Relaxed; the lock orders the increments in `begin_walk` before this load.
         self.walkers.load(Ordering::Relaxed) == 0
     }
 
-    /// The stack of nodes to be used again.
+    /// Returns the stack of pooled nodes, and its length.
     #[inline(always)]
     pub(crate) fn pool(&self) -> (&AtomicPtr<Anchor>, &AtomicU8) {
         (&self.rare.pool_first, &self.rare.pool_len)
     }
 
-    /// True if there may be entries to be removed. Needs no lock.
+    /// Returns whether there may be deferred removals. Needs no lock.
     #[inline(always)]
     pub(crate) fn has_deferred(&self) -> bool {
-        // Ordering: Relaxed; whoever takes them reads it again.
+        // Ordering: Relaxed; the flush that follows exchanges the stack, and orders its content.
         !self.deferred.load(Ordering::Relaxed).is_null()
     }
 
-    /// The stack of entries to be removed.
+    /// Returns the stack of deferred removals.
     #[inline(always)]
     pub(crate) fn deferred(&self) -> &AtomicPtr<Anchor> {
         &self.deferred
     }
 }
 
-/// One of a shard's walkers, while it lives: from [`Shard::begin_walk`]. Dropping it needs no lock.
+/// Keeps the entries of a shard at their indexes while it lives, for [`Shard::begin_walk`].
+/// Dropping it needs no lock.
 #[derive(Debug)]
 pub(crate) struct WalkGuard<'a> {
     shard: &'a Shard,
@@ -229,7 +241,7 @@ pub(crate) struct WalkGuard<'a> {
 
 impl Drop for WalkGuard<'_> {
     fn drop(&mut self) {
-        // Ordering: Relaxed; whether entries stay matters to the walk alone, and that is over.
+        // Ordering: Relaxed; only the walk needs the entries to stay, and the walk is over.
         self.shard.walkers.fetch_sub(1, Ordering::Relaxed);
     }
 }

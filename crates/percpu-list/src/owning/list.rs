@@ -289,13 +289,12 @@ impl<T> PerCpuList<T> {
     ///
     /// [`LockError::Deadlock`]: nothing was removed.
     pub fn remove(&self, found: &Ref<T>) -> Result<bool, LockError> {
-        // SAFETY: the reference's count.
+        // SAFETY: the reference keeps the node alive.
         let anchor = unsafe { found.node().anchor() };
-        // Written when the node was inserted, and never again.
-        let ours = self
-            .core()
-            .shard(anchor.home())
-            .is_some_and(|own| own.as_anchor_ptr() == anchor.shard());
+        // SAFETY: `found` is a reference to the node of the anchor.
+        let held_by = unsafe { anchor.shard() };
+        let own = self.core().shard(anchor.home());
+        let ours = own.is_some_and(|own| own.as_anchor_ptr() == held_by);
         if !ours {
             return Ok(false);
         }

@@ -21,8 +21,8 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
         "first entry: use the other thread's shard",
         "owning::two_first_entries_of_a_slot_share_a_shard",
     ),
-    ("close: wait for the additions under way", "owning::nothing_is_added_once_close_returned"),
-    ("length: removals before additions", "owning::inv10_a_list_with_an_entry_is_never_empty"),
+    ("close: wait for the adds that have begun", "owning::nothing_is_added_once_close_returned"),
+    ("length: removals before adds", "owning::inv10_a_list_with_an_entry_is_never_empty"),
 ];
 
 /// Of these, what only loom can see.
@@ -35,8 +35,8 @@ pub(super) const LOOM_ONLY: &[&str] = &[
     "release: after this thread's last use",
     "first entry: publish the shard",
     "first entry: use the other thread's shard",
-    "close: wait for the additions under way",
-    "length: removals before additions",
+    "close: wait for the adds that have begun",
+    "length: removals before adds",
 ];
 
 pub(super) type List = PerCpuList<Payload>;
