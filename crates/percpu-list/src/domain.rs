@@ -1,4 +1,4 @@
-//! The locks, one for each slot, that lists share.
+//! A domain: the locks of the slots, which lists share.
 
 use std::fmt;
 use std::process;
@@ -11,25 +11,26 @@ use percpu::{AllocError, CpuId, NodeId, topology};
 
 use percpu::alloc::try_box;
 
-/// How CPUs are mapped to slots, each of which has a lock and, for every list, an array.
+/// How CPUs map to slots. Each slot has a lock and, for every list, an array.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SlotPolicy {
-    /// A slot for every CPU: what runs on different CPUs meets at removals only.
+    /// A slot for every CPU. Threads on different CPUs lock the same slot only for removals.
     #[default]
     PerCpu,
-    /// A slot for every NUMA node: fewer slots to walk and to lock, shared by the node's CPUs.
+    /// A slot for every NUMA node, which the CPUs of the node share. A walk locks fewer slots.
     PerNode,
-    /// That many slots, dealt to CPUs in turn; at least 1, which is a plain locked list, and at most
-    /// as many as CPUs.
+    /// A fixed number of slots, to which the CPUs are assigned in turn. The number is clamped to
+    /// between 1 and the number of CPUs. With 1 slot a list is a plain locked list.
     Fixed(usize),
 }
 
 /// A set of locks, one for each slot, for any number of lists.
 ///
-/// A clone is the same domain. Lists that share one cost 8 bytes for each slot while they are empty,
-/// instead of a lock on a cache line of its own; what they pay is that they share locks. Entries of
-/// intrusive lists may move among the lists of their domain.
+/// A clone is the same domain. An empty list in a shared domain costs 8 bytes for each slot; in a
+/// domain of its own it costs a lock on separate cache lines for each slot too. The lists of a
+/// domain share its locks, so threads at different lists may wait for each other. Items of
+/// intrusive lists may move between the lists of their domain.
 ///
 /// ```
 /// use percpu_list::{Domain, PerCpuList};
@@ -42,50 +43,53 @@ pub enum SlotPolicy {
 /// # Ok::<(), percpu_list::InsertError<u32>>(())
 /// ```
 pub struct Domain {
-    /// Lives until the last of its `users` is dropped, of which this is one. Not an `Arc`, which
-    /// cannot be made without ending the process when there is no memory.
+    /// Lives until the last of its `refs` is dropped, of which this is one. It is not an `Arc`,
+    /// because making one aborts the process if memory is out.
     inner: NonNull<Inner>,
 }
 
-// SAFETY: a shared reference to a `Sync` value, and a count; the last to go may be on any thread.
+// SAFETY: a domain is a reference to `Inner`, which is `Send` and `Sync`, and any thread may drop
+// the last one.
 unsafe impl Send for Domain {}
-// SAFETY: as above.
+// SAFETY: `&Domain` gives `&Inner`, which is `Sync`, and clones, which are `Send`.
 unsafe impl Sync for Domain {}
 
 struct Inner {
-    users: AtomicUsize,
+    /// The number of `Domain`s that point here.
+    refs: AtomicUsize,
     locks: LgLock<()>,
     policy: SlotPolicy,
-    /// The slot of each CPU, unless that is its own.
+    /// The slot of each CPU. `None` if every CPU has its own.
     slots: Option<Box<[u32]>>,
-    /// The node of each slot, where a slot is of one node.
+    /// The node of each slot. `None` for a slot whose CPUs are on several nodes.
     nodes: Box<[Option<NodeId>]>,
 }
 
 impl Domain {
-    /// Makes a domain with a slot for each CPU.
+    /// Creates a domain with a slot for each CPU.
     ///
     /// # Aborts
     ///
-    /// Like `Box::new`, if there is no memory; [`try_new`](Self::try_new) returns that.
+    /// If memory is out, like `Box::new`; [`try_new`](Self::try_new) returns an error instead.
     #[must_use]
     pub fn new() -> Self {
         Self::with_policy(SlotPolicy::PerCpu)
     }
 
-    /// Makes a domain with the slots that `policy` says.
+    /// Creates a domain whose slots follow `policy`.
     ///
     /// # Aborts
     ///
-    /// As [`new`](Self::new).
+    /// If memory is out, like `Box::new`; [`try_with_policy`](Self::try_with_policy) returns an
+    /// error instead.
     #[must_use]
     pub fn with_policy(policy: SlotPolicy) -> Self {
         Self::try_with_policy(policy).unwrap_or_else(|_| crate::out_of_memory::<Inner>())
     }
 
-    /// Makes a domain with a slot for each CPU.
+    /// Creates a domain with a slot for each CPU.
     ///
-    /// Allocates 128 bytes for each slot, and some; nothing later.
+    /// Allocates 128 bytes for each slot, and a little more. No other method allocates.
     ///
     /// # Errors
     ///
@@ -94,11 +98,11 @@ impl Domain {
         Self::try_with_policy(SlotPolicy::PerCpu)
     }
 
-    /// Makes a domain with the slots that `policy` says.
+    /// Creates a domain whose slots follow `policy`.
     ///
     /// # Errors
     ///
-    /// As [`try_new`](Self::try_new).
+    /// [`AllocError`] if memory is out.
     pub fn try_with_policy(policy: SlotPolicy) -> Result<Self, AllocError> {
         let cpus = cpu::possible();
         let (count, slots) = match policy {
@@ -122,36 +126,36 @@ impl Domain {
             SlotPolicy::Fixed(_) => SlotPolicy::Fixed(count),
             other => other,
         };
-        let inner = Inner { users: AtomicUsize::new(1), locks, policy, slots, nodes };
+        let inner = Inner { refs: AtomicUsize::new(1), locks, policy, slots, nodes };
         let inner = try_box(inner).map_err(|_| AllocError::new())?;
         Ok(Self { inner: NonNull::from(Box::leak(inner)) })
     }
 
     #[inline(always)]
     fn inner(&self) -> &Inner {
-        // SAFETY: we are one of its users.
+        // SAFETY: `self` is one of the `refs`, so `Inner` lives as long as `self`.
         unsafe { self.inner.as_ref() }
     }
 
-    /// How CPUs are mapped to slots; a fixed number is that of the slots.
+    /// Returns how CPUs map to slots. A fixed number is the actual number of slots.
     #[must_use]
     pub fn policy(&self) -> SlotPolicy {
         self.inner().policy
     }
 
-    /// How many slots there are.
+    /// Returns the number of slots.
     #[must_use]
     pub fn slots(&self) -> usize {
         self.inner().locks.capacity()
     }
 
-    /// True if they are one domain.
+    /// Returns whether both are the same domain.
     #[inline(always)]
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.inner == other.inner
     }
 
-    /// The slot of the CPU that the caller runs on.
+    /// Returns the slot of the CPU that the calling thread runs on.
     #[inline(always)]
     pub(crate) fn current_slot(&self) -> CpuId {
         let cpu = cpu::current();
@@ -161,7 +165,7 @@ impl Domain {
         }
     }
 
-    /// The slot of `cpu`.
+    /// Returns the slot of `cpu`.
     #[inline]
     pub(crate) fn slot_of(&self, cpu: CpuId) -> Result<CpuId, LockError> {
         if cpu.index() >= cpu::possible() {
@@ -170,35 +174,35 @@ impl Domain {
         Ok(self.inner().slots.as_ref().map_or(cpu, |slots| CpuId::new(slots[cpu.index()])))
     }
 
-    /// Whether two different slots are of one node.
+    /// Returns whether all CPUs of two different slots are on one node.
     pub(crate) fn same_node(&self, a: CpuId, b: CpuId) -> bool {
         let node = |slot: CpuId| self.inner().nodes.get(slot.index()).copied().flatten();
         node(a).is_some() && node(a) == node(b)
     }
 
-    /// Locks a slot; true beside it if that was taken, and had to be waited for.
+    /// Locks a slot, and returns whether another thread held it. Blocks in that case.
     #[inline(always)]
     pub(crate) fn lock(&self, slot: CpuId) -> Result<(LocalGuard<'_, ()>, bool), LockError> {
         self.inner().locks.local_on_counted(slot)
     }
 
-    /// Locks a slot if it is free: never waits.
+    /// Locks a slot if it is free. Never blocks.
     pub(crate) fn try_lock(&self, slot: CpuId) -> Result<LocalGuard<'_, ()>, LockError> {
         self.inner().locks.try_local_on(slot)
     }
 
-    /// Locks two different slots.
+    /// Locks two different slots, in ascending order.
     pub(crate) fn lock_pair(&self, a: CpuId, b: CpuId) -> Result<PairGuard<'_, ()>, LockError> {
         self.inner().locks.pair(a, b)
     }
 
-    /// Locks all slots.
+    /// Locks all slots, in ascending order.
     pub(crate) fn lock_all(&self) -> Result<GlobalGuard<'_, ()>, LockError> {
         self.inner().locks.global()
     }
 }
 
-/// A vector with memory for `len`.
+/// Creates a vector with the capacity `len`.
 fn reserved<T>(len: usize) -> Result<Vec<T>, AllocError> {
     let mut vec = Vec::new();
     vec.try_reserve_exact(len).map_err(|_| AllocError::new())?;
@@ -211,7 +215,7 @@ fn table(cpus: usize, slot: impl Fn(CpuId) -> usize) -> Result<Box<[u32]>, Alloc
     Ok(table.into_boxed_slice())
 }
 
-/// The node of each slot whose CPUs are all of one.
+/// Returns the node of each slot, or `None` for a slot whose CPUs are on several nodes.
 fn nodes(
     cpus: usize,
     count: usize,
@@ -229,7 +233,7 @@ fn nodes(
     Ok(nodes.into_boxed_slice())
 }
 
-/// The same domain, and not only one of the same slots.
+/// Two domains are equal if they are the same domain, not if they have equal slots.
 impl PartialEq for Domain {
     fn eq(&self, other: &Self) -> bool {
         self.is_same(other)
@@ -240,9 +244,9 @@ impl Eq for Domain {}
 
 impl Clone for Domain {
     fn clone(&self) -> Self {
-        // Ordering: Relaxed; the caller's own use keeps it alive.
-        if self.inner().users.fetch_add(1, Ordering::Relaxed) > isize::MAX as usize {
-            process::abort(); // as `Arc` does: forgotten users by the billion
+        // Ordering: Relaxed; `self` keeps `Inner` alive, and the count publishes nothing.
+        if self.inner().refs.fetch_add(1, Ordering::Relaxed) > isize::MAX as usize {
+            process::abort(); // like `Arc`, because so many forgotten clones could overflow the count
         }
         Self { inner: self.inner }
     }
@@ -250,10 +254,11 @@ impl Clone for Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // Ordering: AcqRel. Release pairs with the Acquire of the last to go; it carries our uses.
-        // Acquire: theirs.
-        if self.inner().users.fetch_sub(1, Ordering::AcqRel) == 1 {
-            // SAFETY: the last user; from `leak`.
+        // Ordering: AcqRel. Release pairs with the Acquire in the drop of the last reference; it
+        // carries the uses of `Inner` through `self`. Acquire pairs with the Release in the other
+        // drops; it carries their uses, before `Inner` is freed.
+        if self.inner().refs.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // SAFETY: this was the last reference, and the pointer is from `Box::leak`.
             drop(unsafe { Box::from_raw(self.inner.as_ptr()) });
         }
     }
@@ -293,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_domain_has_the_slots_that_its_policy_says() {
+    fn the_number_of_slots_follows_the_policy() {
         let cpus = cpu::possible();
         for policy in POLICIES {
             let expected = match policy {
@@ -312,7 +317,7 @@ mod tests {
         assert_eq!(Domain::default().policy(), SlotPolicy::PerCpu);
     }
 
-    /// All slots are used, by CPUs that exist, and each can be locked.
+    /// Each slot is that of a CPU, and can be locked.
     #[test]
     fn every_cpu_has_a_slot_and_every_slot_a_cpu() {
         for policy in POLICIES {
@@ -321,9 +326,9 @@ mod tests {
             for cpu in cpus() {
                 let slot = domain.slot_of(cpu).unwrap();
                 used[slot.index()] += 1;
-                assert!(!domain.lock(slot).unwrap().1, "nobody has it");
+                assert!(!domain.lock(slot).unwrap().1, "no thread holds it");
             }
-            // A node that has no CPU has a slot all the same.
+            // A node without CPUs has a slot too.
             let idle = |count: &usize| *count == 0;
             assert!(
                 policy == SlotPolicy::PerNode || !used.iter().any(idle),
@@ -331,7 +336,7 @@ mod tests {
             );
             if let SlotPolicy::Fixed(_) = policy {
                 let (most, least) = (used.iter().max(), used.iter().min());
-                assert!(most.unwrap() - least.unwrap() <= 1, "dealt in turn: {used:?}");
+                assert!(most.unwrap() - least.unwrap() <= 1, "assigned in turn: {used:?}");
             }
             assert!(domain.current_slot().index() < domain.slots());
         }
@@ -350,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_of_each_node_is_of_that_node() {
+    fn the_slot_of_a_cpu_is_that_of_its_node() {
         let domain = Domain::with_policy(SlotPolicy::PerNode);
         for cpu in cpus() {
             let slot = domain.slot_of(cpu).unwrap();
@@ -358,9 +363,9 @@ mod tests {
         }
     }
 
-    /// Slots of several nodes' CPUs are of no node, and those of nodes are of one each.
+    /// A slot with CPUs of several nodes shares a node with no slot.
     #[test]
-    fn only_slots_of_cpus_share_a_node() {
+    fn slots_whose_cpus_are_on_one_node_share_it() {
         for policy in POLICIES {
             let domain = Domain::with_policy(policy);
             for (a, b) in cpus().flat_map(|a| cpus().map(move |b| (a, b))) {
@@ -381,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_this_thread_holds_is_refused() {
+    fn locking_a_slot_twice_is_an_error() {
         let domain = Domain::with_policy(SlotPolicy::Fixed(1));
         let slot = domain.current_slot();
         let held = domain.lock(slot).unwrap();
@@ -393,18 +398,18 @@ mod tests {
     }
 
     #[test]
-    fn clones_and_lists_are_users_of_a_domain() {
+    fn clones_and_lists_count_as_references() {
         let domain = Domain::new();
-        // Ordering: Relaxed; asked for behind the joins.
-        let users = || domain.inner().users.load(Ordering::Relaxed);
-        assert!(users() == 1 && !domain.is_same(&Domain::new()));
+        // Ordering: Relaxed; the end of the scope orders the threads' changes before the last load.
+        let refs = || domain.inner().refs.load(Ordering::Relaxed);
+        assert!(refs() == 1 && !domain.is_same(&Domain::new()));
         let clone = domain.clone();
-        assert!(clone.is_same(&domain) && users() == 2);
+        assert!(clone.is_same(&domain) && refs() == 2);
         let list = crate::PerCpuList::<u8>::new_in(&clone);
-        assert!(list.domain().is_same(&domain) && users() == 3);
+        assert!(list.domain().is_same(&domain) && refs() == 3);
         drop(clone);
         drop(list.insert(1).unwrap());
-        assert_eq!(users(), 2);
+        assert_eq!(refs(), 2);
         drop(list);
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -412,12 +417,12 @@ mod tests {
                 scope.spawn(move || (0..100).for_each(|_| assert!(mine.clone().is_same(&mine))));
             }
         });
-        assert_eq!(users(), 1);
+        assert_eq!(refs(), 1);
     }
 
     #[test]
-    fn it_shows_its_policy_and_slots() {
-        let shown = format!("{:?}", Domain::with_policy(SlotPolicy::Fixed(1)));
-        assert_eq!(shown, "Domain { policy: Fixed(1), slots: 1, .. }");
+    fn debug_prints_the_policy_and_the_slots() {
+        let printed = format!("{:?}", Domain::with_policy(SlotPolicy::Fixed(1)));
+        assert_eq!(printed, "Domain { policy: Fixed(1), slots: 1, .. }");
     }
 }

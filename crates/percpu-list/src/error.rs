@@ -1,4 +1,4 @@
-//! What is refused, and why; with what was to be done with it.
+//! The errors: why an add or a removal was refused, with the value or the entry.
 
 use std::error::Error;
 use std::fmt;
@@ -7,25 +7,27 @@ use std::io;
 use percpu::AllocError;
 use percpu::lglock::LockError;
 
-/// Why an entry was not added. Nothing was changed.
+/// Why an entry was not added. The list is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refused {
     /// The list is closed. Maps to `ESHUTDOWN`.
     Closed,
-    /// The item is on a list already: intrusive lists only. Maps to `EEXIST`.
+    /// The item is already on a list. Only intrusive lists return it. Maps to `EEXIST`.
     Linked,
-    /// The item's link was made for another domain: intrusive lists only. Maps to `EXDEV`.
+    /// The link of the item was made for another domain. Only intrusive lists return it. Maps to
+    /// `EXDEV`.
     OtherDomain,
-    /// Out of memory, or of the 2^31 places of a slot. Maps to `ENOMEM`.
+    /// Memory is out, or the slot has the largest possible number of entries, about 2^31. Maps to
+    /// `ENOMEM`.
     Alloc(AllocError),
-    /// The slot could not be locked: this thread holds it already, in a walk or a snapshot
-    /// (`EDEADLK`); or there is no such CPU (`EINVAL`).
+    /// The slot could not be locked. Either this thread already holds it, in a locked walk or a
+    /// snapshot (`EDEADLK`), or there is no such CPU (`EINVAL`).
     Lock(LockError),
 }
 
 impl Refused {
-    /// The error as C knows it.
+    /// Returns the matching errno value.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
@@ -42,8 +44,8 @@ impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Closed => f.write_str("the list is closed"),
-            Self::Linked => f.write_str("the item is on a list already"),
-            Self::OtherDomain => f.write_str("the item's link is of another domain"),
+            Self::Linked => f.write_str("the item is already on a list"),
+            Self::OtherDomain => f.write_str("the link of the item was made for another domain"),
             Self::Alloc(error) => error.fmt(f),
             Self::Lock(error) => error.fmt(f),
         }
@@ -78,17 +80,17 @@ impl From<Refused> for io::Error {
     }
 }
 
-/// A value that was not added, and why.
+/// The error of an add: the value, and why it was not added.
 pub struct InsertError<T> {
-    /// What was to be added.
+    /// The value that was not added.
     pub value: T,
-    /// Why it was not.
+    /// Why it was not added.
     pub reason: Refused,
 }
 
-/// An entry that was not removed, and why: it is on its list as before.
+/// The error of a removal: the entry, which is still on its list, and why it was not removed.
 pub struct RemoveError<E> {
-    /// The entry.
+    /// The entry that was not removed.
     pub entry: E,
     /// Why it was not removed.
     pub reason: LockError,
@@ -97,14 +99,14 @@ pub struct RemoveError<E> {
 macro_rules! refusal {
     ($name:ident<$what:ident>) => {
         impl<$what> $name<$what> {
-            /// The error as C knows it.
+            /// Returns the matching errno value.
             #[must_use]
             pub fn errno(&self) -> i32 {
                 self.reason.errno()
             }
         }
 
-        /// Without what is given back, which need not be `Debug`.
+        /// Prints only the reason, so the value need not be `Debug`.
         impl<$what> fmt::Debug for $name<$what> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.debug_struct(stringify!($name))
@@ -133,14 +135,15 @@ macro_rules! refusal {
     };
 }
 
-/// Without the value.
+/// Drops the value, and returns the reason.
 impl<T> From<InsertError<T>> for Refused {
     fn from(error: InsertError<T>) -> Self {
         error.reason
     }
 }
 
-/// Without the entry, which is dropped: that removes it, now or later.
+/// Drops the entry, which removes it, and returns the reason. If the slot cannot be locked, the
+/// removal is deferred.
 impl<E> From<RemoveError<E>> for Refused {
     fn from(error: RemoveError<E>) -> Self {
         error.reason.into()

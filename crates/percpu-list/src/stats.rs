@@ -1,13 +1,14 @@
-//! The seed's table: who removes what, and from how far away.
+//! Statistics of a list: adds, removals, and where the removals came from.
 
 use std::fmt;
 use std::ops::AddAssign;
 
-/// What a list has seen so far, summed over its slots.
+/// The counters of a list, summed over its slots.
 ///
-/// A *hit* is a removal by a thread on a CPU (or a node) of the slot that the entry was added to.
-/// Each number was true at some moment during the call; `cpu_hits <= node_hits <= removals <= adds`
-/// holds in every result. 64-bit counters, which do not wrap.
+/// A *hit* is a removal by a thread on a CPU (or on a node) of the slot that the entry was added
+/// to. Each number was true at some moment during the call, and
+/// `cpu_hits <= node_hits <= removals <= adds` holds in every result. The counters have 64 bits and
+/// do not wrap.
 ///
 /// `Display` prints the table of the Linux patch "fs: scale files_lock":
 ///
@@ -25,31 +26,32 @@ use std::ops::AddAssign;
 pub struct Stats {
     /// Entries added.
     pub adds: u64,
-    /// Entries removed: also by a drain, which counts as a hit where it runs on the entry's CPU.
+    /// Entries removed, including those that a drain removed.
     pub removals: u64,
-    /// Removals on a CPU of the entry's slot. All of them, if the list does not count hits.
+    /// Removals by a thread on a CPU of the entry's slot.
     pub cpu_hits: u64,
-    /// Removals on a CPU of the same node as the entry's slot.
+    /// Removals by a thread on a CPU of the same node as the entry's slot.
     pub node_hits: u64,
-    /// Additions and removals that found the slot locked, and waited.
-    /// Each slot counts up to 2^32 - 1.
+    /// Adds, removals and walks that found a slot locked, and waited. Each slot counts at most 2^32
+    /// - 1.
     pub contended: u64,
 }
 
 impl Stats {
-    /// Entries added and not removed.
+    /// Returns the number of entries that were added and not removed.
     #[must_use]
     pub fn live(&self) -> u64 {
         self.adds - self.removals
     }
 
-    /// Hits among removals, in percent; 100 if nothing was removed.
+    /// Returns the share of removals that were CPU hits, in percent; 100 if there were no removals.
     #[must_use]
     pub fn cpu_hit_percent(&self) -> f64 {
         self.percent(self.cpu_hits)
     }
 
-    /// Hits of the node among removals, in percent; 100 if nothing was removed.
+    /// Returns the share of removals that were node hits, in percent; 100 if there were no
+    /// removals.
     #[must_use]
     pub fn node_hit_percent(&self) -> f64 {
         self.percent(self.node_hits)
@@ -97,7 +99,7 @@ mod tests {
         Stats { adds: 1_200, removals: 800, cpu_hits: 790, node_hits: 799, contended: 3 };
 
     #[test]
-    fn nothing_removed_is_all_hits() {
+    fn without_removals_the_hits_are_100_percent() {
         let none = Stats::default();
         assert_eq!(
             (none.live(), none.cpu_hit_percent(), none.node_hit_percent()),
