@@ -1,4 +1,4 @@
-//! What errors say, and what types may do on threads.
+//! The texts and numbers of the errors, and which types are `Send`, `Sync`, `Unpin` and covariant.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::cell::Cell;
@@ -15,20 +15,25 @@ use percpu_list::{
 };
 
 #[test]
-fn every_error_says_what_it_is() {
+fn every_error_has_a_text_and_an_errno() {
     let cpu = CpuId::new(9);
     let cases = [
         (Refused::Closed, libc::ESHUTDOWN, "the list is closed", false),
-        (Refused::Linked, libc::EEXIST, "the item is on a list already", false),
-        (Refused::OtherDomain, libc::EXDEV, "the item's link is of another domain", false),
+        (Refused::Linked, libc::EEXIST, "the item is already on a list", false),
+        (
+            Refused::OtherDomain,
+            libc::EXDEV,
+            "the link of the item was made for another domain",
+            false,
+        ),
         (AllocError::new().into(), libc::ENOMEM, "", true),
         (LockError::Deadlock.into(), libc::EDEADLK, "", true),
         (LockError::WouldBlock.into(), libc::EAGAIN, "", true),
         (LockError::NoSuchCpu(cpu).into(), libc::EINVAL, "no slot for cpu 9", true),
     ];
-    for (refused, errno, says, has_source) in cases {
+    for (refused, errno, expected, has_source) in cases {
         let text = refused.to_string();
-        assert!(!text.is_empty() && (says.is_empty() || says == text), "{text}");
+        assert!(!text.is_empty() && (expected.is_empty() || expected == text), "{text}");
         assert_eq!((refused.errno(), refused.source().is_some()), (errno, has_source));
         assert!(refused.source().is_none_or(|source| source.to_string() == text));
         assert_eq!(io::Error::from(refused).raw_os_error(), Some(errno));
@@ -49,7 +54,7 @@ fn every_error_says_what_it_is() {
     }
 }
 
-/// `none::<T>` names one function only if `T` has none of the traits.
+/// `<T as NotSend<_>>::none` is ambiguous, and does not compile, if `T` is `Send`.
 trait NotSend<A> {
     fn none() {}
 }
@@ -71,7 +76,7 @@ struct IsUnpin;
 impl<T: ?Sized> NotUnpin<()> for T {}
 impl<T: ?Sized + Unpin> NotUnpin<IsUnpin> for T {}
 
-fn everywhere<T: Send + Sync>() {}
+fn send_and_sync<T: Send + Sync>() {}
 fn send<T: Send>() {}
 
 struct Item(Link);
@@ -82,24 +87,24 @@ type Pinning = fn(Pin<&Item>) -> Option<u8>;
 
 #[test]
 fn send_and_sync_follow_the_values() {
-    everywhere::<List<u8>>();
-    everywhere::<Entry<&List<u8>>>();
-    everywhere::<Entry<Arc<List<u8>>>>();
-    everywhere::<Ref<u8>>();
-    everywhere::<(Domain, SlotPolicy, Stats, Refused, InsertError<u8>)>();
-    everywhere::<(IntrusiveList<Item>, Link, Item)>();
+    send_and_sync::<List<u8>>();
+    send_and_sync::<Entry<&List<u8>>>();
+    send_and_sync::<Entry<Arc<List<u8>>>>();
+    send_and_sync::<Ref<u8>>();
+    send_and_sync::<(Domain, SlotPolicy, Stats, Refused, InsertError<u8>)>();
+    send_and_sync::<(IntrusiveList<Item>, Link, Item)>();
     send::<(Iter<'_, u8>, Drain<'_, u8>, PinnedIter<'_, Item, u8, Pinning>)>();
-    // A snapshot holds its thread's locks.
+    // A snapshot holds locks, which the thread that acquired them must release.
     <Snapshot<'_, u8> as NotSend<_>>::none();
     <IntrusiveSnapshot<'_, Item> as NotSend<_>>::none();
-    everywhere::<&IntrusiveList<Item>>();
+    send_and_sync::<&IntrusiveList<Item>>();
 }
 
 #[test]
-fn a_value_that_is_bound_to_a_thread_binds_its_list() {
+fn values_that_are_not_send_and_sync_make_lists_neither() {
     <List<Rc<u8>> as NotSend<_>>::none();
     <List<Rc<u8>> as NotSync<_>>::none();
-    // Walks share values, and any thread may have the last reference.
+    // Walks share values, and any thread may drop the last reference.
     <List<Cell<u8>> as NotSend<_>>::none();
     <List<Cell<u8>> as NotSync<_>>::none();
     <Ref<Cell<u8>> as NotSend<_>>::none();
@@ -114,14 +119,14 @@ fn a_value_that_is_bound_to_a_thread_binds_its_list() {
 }
 
 #[test]
-fn a_linked_item_stays_where_it_is() {
+fn linked_items_are_not_unpin() {
     <Link as NotUnpin<_>>::none();
     <Item as NotUnpin<_>>::none();
 }
 
-/// Shared views may be shortened; a list may not: see the doctest of `PerCpuList`.
+/// A list is invariant: see the doctest of `PerCpuList`.
 #[test]
-fn what_only_reads_is_covariant() {
+fn references_and_iterators_are_covariant() {
     fn _ref<'a>(found: Ref<&'static str>) -> Ref<&'a str> {
         found
     }

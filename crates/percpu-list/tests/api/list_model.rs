@@ -1,4 +1,4 @@
-//! Both kinds of list against sets, one thread.
+//! Both lists against a model of sets, on one thread.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use crate::list_ops;
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use list_ops::{Step, policy_of, run_intrusive, run_owning};
 
-/// `PROPTEST_CASES`, or a few.
+/// Runs `PROPTEST_CASES` cases, or 40.
 fn cases() -> ProptestConfig {
     let asked = std::env::var("PROPTEST_CASES").ok();
     ProptestConfig::with_cases(asked.map_or(40, |cases| cases.parse().expect("a number")))
@@ -18,11 +18,11 @@ fn any_steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(any::<Step>(), 1..150)
 }
 
-/// Of the steps whose first byte is in a list, with some others among them.
-fn steps(whats: &'static [u8]) -> impl Strategy<Value = Vec<Step>> {
-    let some = (prop::sample::select(whats), any::<[u8; 3]>());
-    let some = some.prop_map(|(what, [a, b, c])| [what, a, b, c]);
-    prop::collection::vec(prop_oneof![12 => some.boxed(), 1 => any::<Step>().boxed()], 1..150)
+/// Steps whose first byte is one of `kinds`, with a few arbitrary steps among them.
+fn steps(kinds: &'static [u8]) -> impl Strategy<Value = Vec<Step>> {
+    let step = (prop::sample::select(kinds), any::<[u8; 3]>());
+    let step = step.prop_map(|(kind, [a, b, c])| [kind, a, b, c]);
+    prop::collection::vec(prop_oneof![12 => step.boxed(), 1 => any::<Step>().boxed()], 1..150)
 }
 
 fn policies() -> impl Strategy<Value = SlotPolicy> {
@@ -33,20 +33,20 @@ proptest! {
     #![proptest_config(cases())]
 
     #[test]
-    fn inv01_an_owning_list_equals_its_additions_less_its_removals(
+    fn inv01_an_owning_list_equals_its_adds_minus_its_removals(
         policy in policies(), ops in any_steps(),
     ) {
         run_owning(policy, ops.into_iter());
     }
 
     #[test]
-    fn inv01_an_intrusive_list_equals_its_additions_less_its_removals(
+    fn inv01_an_intrusive_list_equals_its_adds_minus_its_removals(
         policy in policies(), ops in any_steps(),
     ) {
         run_intrusive(policy, ops.into_iter());
     }
 
-    /// Many items, all ways to remove, and adding again: mostly to another slot or list.
+    /// Items are removed in every way, and added again, mostly to another slot or list.
     #[test]
     fn inv02_an_item_is_on_one_list_and_slot_at_a_time(
         policy in policies(),
@@ -55,16 +55,16 @@ proptest! {
         run_intrusive(policy, ops.into_iter());
     }
 
-    /// Entries that were removed by a reference, a drain or by their owner, again and again.
+    /// A reference, a drain and the owner remove the same entry.
     #[test]
-    fn inv04_of_several_removals_one_gets_it(
+    fn inv04_one_of_several_removals_succeeds(
         policy in policies(),
         ops in steps(&[0, 3, 7, 11, 12, 13, 14, 15, 16, 16, 18, 18, 18, 20]),
     ) {
         run_owning(policy, ops.into_iter());
     }
 
-    /// Walks that are left open beside removals of what they see, or are about to see.
+    /// Walks stay open while entries are removed that they have seen or are about to see.
     #[test]
     fn inv12_removals_beside_open_walks_of_an_owning_list(
         policy in policies(),
@@ -81,9 +81,9 @@ proptest! {
         run_intrusive(policy, ops.into_iter());
     }
 
-    /// Lists that end with entries forgotten, deferred and drained on them.
+    /// Lists are dropped with entries that are forgotten, deferred or drained.
     #[test]
-    fn inv13_lists_are_dropped_with_all_sorts_of_entries(
+    fn inv13_lists_are_dropped_with_entries_in_every_state(
         policy in policies(),
         ops in steps(&[0, 3, 7, 12, 14, 15, 16, 20, 23, 25, 30, 31]),
     ) {
@@ -91,7 +91,7 @@ proptest! {
         run_intrusive(policy, ops.into_iter());
     }
 
-    /// The model knows nothing of slots, but for the hits: all of them, with one.
+    /// The model ignores slots except for the hits; with one slot every removal is a hit.
     #[test]
     fn inv18_one_slot_behaves_as_a_plain_locked_list(ops in any_steps()) {
         run_owning(SlotPolicy::Fixed(1), ops.clone().into_iter());

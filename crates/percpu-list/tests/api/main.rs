@@ -1,6 +1,6 @@
-//! Tests of the lists that share one process.
+//! The tests that can share one process.
 //!
-//! What needs an allocator, a limit or a fork of its own is a test program of its own.
+//! A test that needs an allocator, a limit or a child process of its own is a separate program.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 mod errors;

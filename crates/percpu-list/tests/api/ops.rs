@@ -1,4 +1,4 @@
-//! What the fuzzer drives, on its corpus and on random bytes.
+//! The function that the fuzzer drives, on the fuzzer's corpus and on random bytes.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use crate::list_ops as driven;
