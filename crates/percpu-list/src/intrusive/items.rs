@@ -2,8 +2,8 @@
 //!
 //! # Invariants
 //!
-//! 1. Every anchor in the core's shards is that of the [`Link`](super::Link) of a pinned `T`, and its
-//!    pointer is from [`anchor_of`](super::link::anchor_of).
+//! 1. Every anchor in the shards of the core is that of the [`Link`](super::Link) in a pinned item
+//!    of type `T`, and the pointer to it is from [`anchor_of`](super::link::anchor_of).
 
 use std::marker::PhantomData;
 use std::pin::Pin;
@@ -20,7 +20,7 @@ use super::link::{Linked, item_of};
 /// A core whose anchors are all of items of type `T`.
 pub(super) struct Items<T: Linked> {
     core: Core,
-    /// Invariant in `T`. `Send` and `Sync`, because items are `Sync`.
+    /// Makes the list invariant in `T`. It is `Send` and `Sync`, because items are `Sync`.
     _item: PhantomData<fn(T) -> T>,
 }
 
@@ -38,14 +38,14 @@ impl<T: Linked> Items<T> {
     ///
     /// # Safety
     ///
-    /// The anchor was found in an array of this core, and the lock of its slot, held since then, stays
-    /// held as long as `'a`.
+    /// The anchor was found in an array of this core, and the lock of its slot, held since then,
+    /// stays held as long as `'a`.
     #[inline(always)]
     pub(super) unsafe fn item<'a>(&self, anchor: NonNull<Anchor>) -> Pin<&'a T> {
         // SAFETY: by invariant 1 the anchor is that of an item of type `T`.
         let item = unsafe { item_of::<T>(anchor) };
-        // SAFETY: the item is linked, so it is not dropped. Before it is dropped it must be unlinked,
-        // which takes the lock.
+        // SAFETY: the item is linked. Its drop unlinks it first, under the lock of the slot, so it
+        // is alive as long as the lock is held.
         let item = unsafe { item.as_ref() };
         // SAFETY: the item was pinned when it was added (invariant 1).
         unsafe { Pin::new_unchecked(item) }
@@ -54,9 +54,9 @@ impl<T: Linked> Items<T> {
 
 /// Removes all items.
 ///
-/// Blocks while another thread holds the lock of a slot. If this thread itself holds the lock (in a
-/// locked walk or a snapshot of the domain), the shard of that slot is leaked, and its items stay on
-/// it until they are removed or dropped.
+/// Blocks while another thread holds a slot. If this thread holds it (in a locked walk or a
+/// snapshot of the domain), the drop leaks the shard of that slot, and its items stay there until
+/// they are removed or dropped.
 impl<T: Linked> Drop for Items<T> {
     fn drop(&mut self) {
         let domain = self.core.domain().clone();
@@ -67,9 +67,9 @@ impl<T: Linked> Drop for Items<T> {
                 continue;
             };
             while let Some(anchor) = locked.array().last() {
-                // SAFETY: linked, so it is alive.
+                // SAFETY: the anchor is in the array, so it is linked and alive.
                 let anchor = unsafe { anchor.as_ref() };
-                // SAFETY: found in this shard's array.
+                // SAFETY: the anchor was found in the array of this shard.
                 unsafe { locked.remove(anchor, slot, &domain) };
             }
         }

@@ -1,4 +1,4 @@
-//! A walk that holds no lock while the caller's code runs.
+//! The walk of an intrusive list that holds no lock between items.
 
 use std::fmt;
 use std::iter::FusedIterator;
@@ -12,17 +12,21 @@ use crate::cursor::Cursor;
 use super::items::Items;
 use super::link::Linked;
 
-/// Walks an [`IntrusiveList`](crate::IntrusiveList), giving out what keeps an item alive: from
-/// [`IntrusiveList::iter_pinned`](crate::IntrusiveList::iter_pinned).
+/// A walk of an [`IntrusiveList`](crate::IntrusiveList) that holds no lock while the caller's code
+/// runs, for [`IntrusiveList::iter_pinned`](crate::IntrusiveList::iter_pinned).
 ///
-/// `pin` is called under the slot's lock with each item, for 32 at a time, and says what to give out:
-/// an `Arc` upgraded from a `Weak` in the item, a count taken, a copy of what is wanted; `None` to
-/// leave the item out. It must be short, as for [`IntrusiveList::for_each`](crate::IntrusiveList::for_each); and it must not drop what
-/// it took: if an upgraded `Arc` is the last by then, the item is dropped inside the walk, which ends
-/// the process. So filter before the upgrade, or outside.
+/// The walk calls `pin` with each item under the slot's lock, for 32 items at a time, and returns
+/// the results without the lock. `pin` returns a value that stays valid after the unlock, such as
+/// an `Arc` upgraded from a `Weak` in the item, or a copy of a field. It returns `None` to leave
+/// the item out.
 ///
-/// What is seen is said at [`Iter`](crate::Iter), as is what it gives instead when the lock cannot be
-/// had.
+/// `pin` must be short, like the closure of
+/// [`IntrusiveList::for_each`](crate::IntrusiveList::for_each). It must not drop an `Arc` that it
+/// has upgraded: if that was the last reference, the item is dropped inside the walk, which aborts
+/// the process. So filter before the upgrade, or outside `pin`.
+///
+/// [`Iter`](crate::Iter) says which entries a walk sees, and which error it returns if a slot
+/// cannot be locked. An item that is removed and added again counts as another entry.
 ///
 /// ```
 /// use std::pin::Pin;
@@ -41,11 +45,11 @@ use super::link::Linked;
 ///     this: this.clone(),
 ///     link: Link::new(sessions.domain()),
 /// });
-/// // SAFETY: what an `Arc` holds does not move, and nobody takes it out.
+/// // SAFETY: an `Arc` does not move its value, and this program does not move it out.
 /// let session = unsafe { Pin::new_unchecked(session) };
 /// sessions.insert(session.as_ref())?;
 /// for session in sessions.iter_pinned(|session| session.this.upgrade()) {
-///     let session: Arc<Session> = session?; // none whose last `Arc` is gone
+///     let session: Arc<Session> = session?; // sessions without an `Arc` are left out
 ///     assert!(session.link.is_linked());
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -73,7 +77,8 @@ impl<T: Linked, P, F: FnMut(Pin<&T>) -> Option<P>> Iterator for PinnedIter<'_, T
             cursor.visit_chunk(
                 |_| (),
                 |anchor| {
-                    // SAFETY: linked, and its slot's lock is held during this call.
+                    // SAFETY: the cursor found the anchor in an array of this core, and holds the
+                    // lock of its slot during this call.
                     let found = pin(unsafe { items.item(anchor) });
                     found.map(|found| chunk.push(found)).is_some()
                 },

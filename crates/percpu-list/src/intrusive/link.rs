@@ -1,4 +1,4 @@
-//! What an item embeds, and the promise that it makes.
+//! The link that an item embeds, and the trait of types with a link.
 
 use std::fmt;
 use std::marker::{PhantomData, PhantomPinned};
@@ -13,11 +13,10 @@ use crate::anchor::Anchor;
 use crate::core::remove_from_home;
 use crate::domain::Domain;
 
-/// What an item of an [`IntrusiveList`](super::IntrusiveList) embeds: its place on one list of a
-/// domain, or on none.
+/// The field by which an item is on an [`IntrusiveList`](super::IntrusiveList), or on none.
 ///
-/// Made for a domain, of which it counts as a user, and never for another. `!Unpin`: an item is
-/// pinned while it is on a list.
+/// A link is made for one domain, which it keeps alive, and the item can be on lists of that domain
+/// only. It is `!Unpin`, because an item is pinned while it is on a list.
 #[repr(C)]
 pub struct Link {
     anchor: Anchor,
@@ -25,13 +24,13 @@ pub struct Link {
     _pinned: PhantomPinned,
 }
 
-// What the crate's page says of memory; a model's atomics are larger.
+// The crate documentation says how much memory a link takes. The atomics of a model are larger.
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 const _: () = assert!(size_of::<Link>() == 24);
 
 impl Link {
-    /// Makes a link for an item on no list. Its first slot is that of the CPU that the caller runs
-    /// on: adding it there takes one lock, adding it elsewhere two, once.
+    /// Creates a link that is on no list. Its first slot is that of the current CPU: adding the
+    /// item there takes one lock, and adding it to another slot takes two.
     #[must_use]
     pub fn new(domain: &Domain) -> Self {
         Self {
@@ -41,56 +40,59 @@ impl Link {
         }
     }
 
-    /// True if the item is on a list; by the time it is known it may have changed.
+    /// Returns whether the item is on a list. Another thread may change that at any time.
     #[must_use]
     pub fn is_linked(&self) -> bool {
         self.anchor.is_linked()
     }
 
-    /// The slot that the item was added to last: the CPU, if the domain has a slot for each.
+    /// Returns the slot that the item was last added to. It is the CPU, if the domain has a slot
+    /// for each CPU.
     #[must_use]
     pub fn slot(&self) -> CpuId {
         self.anchor.home()
     }
 
-    /// The domain whose lists the item may be on.
+    /// Returns the domain whose lists the item may be on.
     #[must_use]
     pub fn domain(&self) -> &Domain {
         &self.domain
     }
 
-    /// Takes the item off the list that it is on, whichever that is. False if it is on none.
+    /// Removes the item from its list, and returns whether it was on one.
     ///
-    /// Blocks while another thread holds the slot's lock. Of all that try, one gets true.
+    /// Blocks while another thread holds the slot. If several threads remove the item, one call
+    /// returns true.
     ///
     /// # Errors
     ///
     /// [`LockError::Deadlock`] if this thread holds the slot, in a locked walk or a snapshot. The
-    /// item is where it was.
+    /// item stays on its list.
     pub fn remove(&self) -> Result<bool, LockError> {
         let from = self.domain.current_slot();
-        // SAFETY: we are borrowed, and a link's lists are of its domain.
+        // SAFETY: `&self` keeps the anchor alive, and a link is only on lists of its domain.
         unsafe { remove_from_home(&self.domain, &self.anchor, from, None, true) }
     }
 
-    /// Takes the item off its list, if the slot's lock is free. Never blocks: for signal handlers.
+    /// Removes the item from its list, if the slot is free. Never blocks, and may be called in a
+    /// signal handler.
     ///
     /// # Errors
     ///
-    /// As [`remove`](Self::remove), and [`LockError::WouldBlock`].
+    /// The errors of [`remove`](Self::remove), and [`LockError::WouldBlock`] where that waits.
     pub fn try_remove(&self) -> Result<bool, LockError> {
         let from = self.domain.current_slot();
-        // SAFETY: as in `remove`.
+        // SAFETY: `&self` keeps the anchor alive, and a link is only on lists of its domain.
         unsafe { remove_from_home(&self.domain, &self.anchor, from, None, false) }
     }
 
-    /// Takes an item that is being destroyed off its list: what [`linked!`](crate::linked) does first
-    /// in the item's `Drop`.
+    /// Removes an item that is being dropped from its list. The `Drop` that
+    /// [`linked!`](crate::linked) implements calls it first.
     ///
     /// # Aborts
     ///
-    /// If it cannot: this thread is inside a locked walk of that slot, or has a snapshot, so that
-    /// another thread may be reading the item.
+    /// If the slot cannot be locked, because this thread is inside a locked walk of it or has a
+    /// snapshot. The walk may be reading the item.
     #[doc(hidden)]
     #[inline]
     pub fn unlink_in_drop(&self) {
@@ -104,8 +106,9 @@ impl Link {
     fn unlink_or_abort(&self) {
         if let Err(error) = self.remove() {
             eprintln!(
-                "percpu-list: an item is dropped on its list, and cannot leave it: {error} (in a \
-                 locked walk, in what `iter_pinned` was given, or under a snapshot)"
+                "percpu-list: an item was dropped while it was on a list, and cannot be removed: \
+                 {error} (in a locked walk, in the closure of `iter_pinned`, or while this thread \
+                 has a snapshot)"
             );
             process::abort();
         }
@@ -117,7 +120,8 @@ impl Link {
     }
 }
 
-/// For an item whose own `Drop` has not done it: then nothing of the item but its link may be gone.
+/// Removes an item whose own `Drop` did not. By the contract of [`Linked`] the link is then the
+/// first field that is dropped.
 impl Drop for Link {
     fn drop(&mut self) {
         self.unlink_in_drop();
@@ -134,53 +138,56 @@ impl fmt::Debug for Link {
 }
 
 /// A type with a [`Link`] in it, whose values may be items of an
-/// [`IntrusiveList`](super::IntrusiveList). The macro [`linked!`](crate::linked) implements it safely.
+/// [`IntrusiveList`](super::IntrusiveList). The macro [`linked!`](crate::linked) implements it
+/// safely.
 ///
 /// # Safety
 ///
 /// - `LINK` is the offset of a field of type [`Link`], in every value.
 /// - The type is not `Unpin`.
-/// - When a value is dropped, its link is unlinked before anything else of it is changed or
-///   destroyed: by `Link::remove` first thing in its `Drop`; or the link is the field that is
-///   declared first, and the type has no `Drop`.
+/// - The drop of a value unlinks its link before it changes or drops any other part of the value.
+///   Either the `Drop` of the type calls `Link::remove` first, or the type has no `Drop` and the
+///   link is the field that is declared first.
 /// - Nothing replaces the link of a value that was pinned.
-/// - While a value is on a list nobody has `&mut` to it or to a part of it: walks read it. Its own
-///   `Drop` has, and until it has unlinked the value it only reads through that: of a type that is
-///   not `Unpin` the compiler does not take a `&mut` for the only reference.
+/// - While a value is on a list, there is no `&mut` to it or to a part of it, because walks read
+///   it. The exception is the `Drop` of the value, which only reads through its `&mut self` until
+///   it has unlinked the value. For a type that is not `Unpin`, the compiler does not assume that a
+///   `&mut` is the only reference.
 pub unsafe trait Linked: Sync + Sized {
-    /// Where the link is: the field's offset in bytes.
+    /// The offset of the link in bytes.
     const LINK: usize;
 }
 
-/// The link of an item.
+/// Returns the link of an item.
 #[inline(always)]
 pub(super) fn link_of<T: Linked>(item: &T) -> &Link {
-    // SAFETY: a field's offset, by the contract of `Linked`.
+    // SAFETY: by the contract of `Linked` this is the offset of a field.
     let link = unsafe { NonNull::from(item).byte_add(T::LINK) }.cast::<Link>();
-    // SAFETY: the field is a `Link`, borrowed as long as the item.
+    // SAFETY: by the contract of `Linked` the field is a `Link`, and it is borrowed with the item.
     unsafe { link.as_ref() }
 }
 
-/// The anchor of an item, by a pointer that may be used for all of the item.
+/// Returns a pointer to the anchor of an item, with the provenance of the whole item.
 #[inline(always)]
 pub(super) fn anchor_of<T: Linked>(item: &T) -> NonNull<Anchor> {
-    // SAFETY: a field's offset, by the contract of `Linked`; the anchor is the field's first.
+    // SAFETY: by the contract of `Linked` this is the offset of a `Link`, whose first field is the
+    // anchor.
     unsafe { NonNull::from(item).byte_add(T::LINK) }.cast()
 }
 
-/// The item of an anchor.
+/// Returns the item of an anchor.
 ///
 /// # Safety
 ///
-/// The pointer is from [`anchor_of`] an item of this type.
+/// The pointer is from [`anchor_of`], for an item of this type.
 #[inline(always)]
 pub(super) unsafe fn item_of<T: Linked>(anchor: NonNull<Anchor>) -> NonNull<T> {
-    // SAFETY: the way back.
+    // SAFETY: `anchor_of` added the same offset to a pointer to an item.
     unsafe { anchor.byte_sub(T::LINK) }.cast()
 }
 
-/// Never `Unpin`, but in a way that may be asked for: what keeps a user of
-/// [`linked!`](crate::linked) from implementing `Unpin`.
+/// A type that is never `Unpin`, but that a `where` clause may name. It prevents that a user of
+/// [`linked!`](crate::linked) implements `Unpin`.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Pinned<'a>(PhantomPinned, PhantomData<&'a ()>);

@@ -1,4 +1,4 @@
-//! The list itself.
+//! The public type of the intrusive list.
 
 use std::fmt;
 use std::pin::Pin;
@@ -18,7 +18,8 @@ use super::iter::PinnedIter;
 use super::link::{Linked, anchor_of, link_of};
 use super::snapshot::IntrusiveSnapshot;
 
-/// A registry of pinned items that embed a [`Link`](super::Link): nothing is allocated for an item.
+/// A registry of pinned items that embed a [`Link`](super::Link). Adding an item allocates nothing
+/// for it.
 ///
 /// ```
 /// use std::pin::Pin;
@@ -42,30 +43,31 @@ use super::snapshot::IntrusiveSnapshot;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Items stay their owners'. Dropping one takes it off the list first; dropping the list takes all
-/// items off. Adding and removing block while another thread is at the same slot, for some
-/// instructions of its; the array of pointers grows without a lock held.
+/// The items belong to their owners. The drop of an item first removes it from its list, and the
+/// drop of the list removes all items. An add or a removal blocks while another thread adds,
+/// removes or walks in the same slot. The array of pointers grows with no lock held.
 ///
-/// An item that is **dropped inside a locked walk or a snapshot** of its own thread, while it is on a
-/// list of that domain, ends the process: it cannot leave the list while the walk may be reading it.
+/// If an item is **dropped inside a locked walk or a snapshot** of its own thread, while it is on a
+/// list of that domain, the process aborts: the item cannot be removed while the walk may be
+/// reading it.
 ///
-/// Invariant in `T`. `Send` and `Sync`: items are `Sync`.
+/// The list is `Send` and `Sync`, because items are `Sync`. It is invariant in `T`.
 pub struct IntrusiveList<T: Linked> {
     items: Items<T>,
 }
 
 impl<T: Linked> IntrusiveList<T> {
-    /// Makes an empty list with a slot for each CPU, in a domain of its own.
+    /// Creates an empty list with a slot for each CPU, in a domain of its own.
     ///
     /// # Aborts
     ///
-    /// Like `Box::new`, if there is no memory; [`try_new`](Self::try_new) returns that.
+    /// If memory is out, like `Box::new`; [`try_new`](Self::try_new) returns an error instead.
     #[must_use]
     pub fn new() -> Self {
         Self::try_new().unwrap_or_else(|_| crate::out_of_memory::<Self>())
     }
 
-    /// Makes an empty list with a slot for each CPU, in a domain of its own.
+    /// Creates an empty list with a slot for each CPU, in a domain of its own.
     ///
     /// # Errors
     ///
@@ -74,17 +76,19 @@ impl<T: Linked> IntrusiveList<T> {
         Self::try_new_in(&Domain::try_new()?)
     }
 
-    /// Makes an empty list in a domain, which other lists may share.
+    /// Creates an empty list in a domain, which other lists may share.
     ///
     /// # Aborts
     ///
-    /// As [`new`](Self::new).
+    /// If memory is out, like `Box::new`; [`try_new_in`](Self::try_new_in) returns an error
+    /// instead.
     #[must_use]
     pub fn new_in(domain: &Domain) -> Self {
         Self::try_new_in(domain).unwrap_or_else(|_| crate::out_of_memory::<Self>())
     }
 
-    /// Makes an empty list in a domain, which other lists may share. Allocates 8 bytes for each slot.
+    /// Creates an empty list in a domain, which other lists may share. Allocates 8 bytes for each
+    /// slot.
     ///
     /// # Errors
     ///
@@ -93,7 +97,7 @@ impl<T: Linked> IntrusiveList<T> {
         Ok(Self { items: Items::try_new(domain, true)? })
     }
 
-    /// One that does not count hits, to measure what that costs.
+    /// Creates a list that does not count hits, to measure what counting costs.
     #[doc(hidden)]
     #[must_use]
     pub fn new_uncounted_in(domain: &Domain) -> Self {
@@ -106,30 +110,30 @@ impl<T: Linked> IntrusiveList<T> {
         self.items.core()
     }
 
-    /// The list's domain, for which items make their links.
+    /// Returns the domain of the list, for which items make their links.
     #[must_use]
     pub fn domain(&self) -> &Domain {
         self.core().domain()
     }
 
-    /// Adds an item in the slot of the CPU that the caller runs on.
+    /// Adds an item in the slot of the current CPU.
     ///
-    /// Blocks while another thread holds the slot's lock; an item that was on another slot last
-    /// takes both locks. Allocates now and then, with no lock held.
+    /// Blocks while another thread holds the slot. If the item was last on another slot, the call
+    /// locks both slots. It allocates when the array must grow, with no lock held.
     ///
     /// # Errors
     ///
-    /// [`Refused`]; the item is where it was.
+    /// [`Refused`] says why the item was not added.
     #[inline]
     pub fn insert(&self, item: Pin<&T>) -> Result<(), Refused> {
         self.insert_in(self.core().domain().current_slot(), item.get_ref())
     }
 
-    /// Adds an item in the slot of `cpu`: for who knows better, and for replays.
+    /// Adds an item in the slot of `cpu`, for replays, tests and callers that know a better CPU.
     ///
     /// # Errors
     ///
-    /// As [`insert`](Self::insert), and [`LockError::NoSuchCpu`].
+    /// The errors of [`insert`](Self::insert), and [`LockError::NoSuchCpu`].
     pub fn insert_on(&self, cpu: CpuId, item: Pin<&T>) -> Result<(), Refused> {
         self.insert_in(self.core().domain().slot_of(cpu)?, item.get_ref())
     }
@@ -156,16 +160,16 @@ impl<T: Linked> IntrusiveList<T> {
         }
     }
 
-    /// Adds an item whose home is another slot: under both locks.
+    /// Adds an item whose home is another slot, under both locks.
     #[cold]
     #[inline(never)]
     fn move_in(&self, shard: ShardRef<'_>, home: CpuId, item: &T) -> Result<Added, Refused> {
         let guard = self.core().domain().lock_pair(home, shard.slot())?;
-        // SAFETY: one of the two is its slot's lock.
+        // SAFETY: `guard` holds two locks, of which one is that of the shard's slot.
         self.add(unsafe { LockedShard::new(shard.get(), guard) }, home, item)
     }
 
-    /// Adds an item under the lock of its home, and of the slot that it is added to.
+    /// Adds an item. `locked` holds the lock of its home, and of the slot that it is added to.
     #[inline(always)]
     fn add<G>(
         &self,
@@ -189,46 +193,49 @@ impl<T: Linked> IntrusiveList<T> {
         if home != locked.shard().slot() {
             step!("add: record the new home", anchor.set_home(locked.shard().slot()));
         }
-        // SAFETY: there is room; the anchor is unlinked, under its home's lock. It is pinned (the
-        // callers' `Pin`), so it stays alive and in place until its drop has unlinked it.
+        // SAFETY: the array has room, and the anchor is unlinked, both checked under the lock of
+        // its home, which is this slot now. Both callers took the item pinned, so it stays alive
+        // and in place until its drop has unlinked it.
         unsafe { locked.add(anchor_of(item)) };
         Ok(Added::Yes)
     }
 
-    /// Takes an item off this list. False if it is not on it.
+    /// Removes an item from this list, and returns whether it was on it.
     ///
-    /// Blocks while another thread holds the slot's lock. Of all that try, one gets true.
+    /// Blocks while another thread holds the item's slot. If several threads remove the item, one
+    /// call returns true.
     ///
     /// # Errors
     ///
     /// [`LockError::Deadlock`] if this thread holds the slot, in a locked walk or a snapshot. The
-    /// item is where it was.
+    /// item stays on its list.
     #[inline]
     pub fn remove(&self, item: &T) -> Result<bool, LockError> {
         self.remove_from(self.core().domain().current_slot(), item)
     }
 
-    /// Removes an item as if the caller ran on `cpu`: that is what the hits are counted by.
+    /// Removes an item as if the thread ran on `cpu`, which decides whether the removal counts as a
+    /// hit.
     ///
     /// # Errors
     ///
-    /// As [`remove`](Self::remove), and [`LockError::NoSuchCpu`].
+    /// The errors of [`remove`](Self::remove), and [`LockError::NoSuchCpu`].
     pub fn remove_on(&self, cpu: CpuId, item: &T) -> Result<bool, LockError> {
         self.remove_from(self.core().domain().slot_of(cpu)?, item)
     }
 
-    /// Removes an item if its slot's lock is free. Never blocks: for signal handlers.
+    /// Removes an item if its slot is free. Never blocks, and may be called in a signal handler.
     ///
     /// # Errors
     ///
-    /// As [`remove`](Self::remove), and [`LockError::WouldBlock`].
+    /// The errors of [`remove`](Self::remove), and [`LockError::WouldBlock`] where that waits.
     pub fn try_remove(&self, item: &T) -> Result<bool, LockError> {
         let (link, domain) = (link_of(item), self.core().domain());
         if !link.domain().is_same(domain) {
             return Ok(false);
         }
         let on = Some(self.core());
-        // SAFETY: the item is borrowed, and its lists are of this domain.
+        // SAFETY: `item` keeps the anchor alive, and its link is only on lists of this domain.
         unsafe { remove_from_home(domain, link.anchor(), domain.current_slot(), on, false) }
     }
 
@@ -239,40 +246,42 @@ impl<T: Linked> IntrusiveList<T> {
             return Ok(false);
         }
         let on = Some(self.core());
-        // SAFETY: the item is borrowed, and its lists are of this domain.
+        // SAFETY: `item` keeps the anchor alive, and its link is only on lists of this domain.
         unsafe { remove_from_home(domain, link.anchor(), from, on, true) }
     }
 
-    /// Refuses additions from now on. Those under way are complete when it returns, so a
-    /// [`drain`](Self::drain) after it leaves nothing.
+    /// Refuses adds from now on. Adds that have begun are complete when it returns, so a
+    /// [`drain`](Self::drain) that follows leaves the list empty.
     ///
     /// # Errors
     ///
-    /// As [`remove`](Self::remove). The list is closed, but an addition to a slot that could not be
-    /// locked may yet succeed.
+    /// [`LockError::Deadlock`] if this thread holds a slot, in a locked walk or a snapshot. The
+    /// list is closed, but an add in that slot that has begun may still succeed.
     pub fn close(&self) -> Result<(), LockError> {
         self.core().close()
     }
 
-    /// True once [`close`](Self::close) was called.
+    /// Returns whether [`close`](Self::close) was called.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.core().is_closed()
     }
 
-    /// How many items there are, slot by slot: a moving target. Wait-free.
+    /// Returns the number of items, summed slot by slot while other threads may add and remove.
+    /// Wait-free.
     #[must_use]
     pub fn len(&self) -> usize {
         self.core().len()
     }
 
-    /// True if there was no item: never while one is on the list throughout. Wait-free.
+    /// Returns whether [`len`](Self::len) is 0. Never true while one item stays on the list.
+    /// Wait-free.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.core().len() == 0
     }
 
-    /// What was counted so far. Wait-free.
+    /// Returns the counters of the list. Wait-free.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.core().stats()
@@ -280,49 +289,53 @@ impl<T: Linked> IntrusiveList<T> {
 
     /// Calls `f` with every item, slot by slot, under the slot's lock.
     ///
-    /// `f` should be short: all who add or remove in that slot wait, in all lists of the domain. In
-    /// `f`, adding to them and removing from them may give [`LockError::Deadlock`], and dropping an
-    /// item that is on one ends the process. A panic of `f` unlocks the slot, and is the caller's to
-    /// see.
+    /// `f` should be short, because other threads that add or remove in that slot wait, in all
+    /// lists of the domain. In `f`, adds and removals in these lists may return
+    /// [`LockError::Deadlock`], and the drop of an item that is on one of them aborts the process.
+    /// If `f` panics, the slot is unlocked and the panic goes on.
     ///
     /// # Errors
     ///
-    /// As [`remove`](Self::remove); `f` has seen the slots before.
+    /// [`LockError::Deadlock`] if this thread holds a slot, in a locked walk or a snapshot. `f` was
+    /// called with the items of the slots before it.
     pub fn for_each(&self, mut f: impl FnMut(Pin<&T>)) -> Result<(), LockError> {
         for shard in self.core().shards() {
             let locked = shard.lock()?;
             locked.array().for_each(|anchor| {
-                // SAFETY: linked, and we hold the slot's lock for the whole call.
+                // SAFETY: the anchor is in the array of this shard, and `locked` holds the lock of
+                // its slot during the call of `f`.
                 f(unsafe { self.items.item(anchor) });
             });
         }
         Ok(())
     }
 
-    /// Takes the items off for which `keep` is false, slot by slot, under the slot's lock; returns
-    /// how many.
+    /// Removes the items for which `keep` returns false, slot by slot, under the slot's lock.
+    /// Returns how many it removed.
     ///
-    /// Once `keep` has returned false the item's owner may destroy it. Otherwise as
-    /// [`for_each`](Self::for_each).
+    /// After `keep` has returned false, the item's owner may destroy the item. The conditions for
+    /// `keep` are those for the closure of [`for_each`](Self::for_each).
     ///
     /// # Errors
     ///
-    /// As [`remove`](Self::remove); the slots before were done.
+    /// [`LockError::Deadlock`] if this thread holds a slot, in a locked walk or a snapshot. The
+    /// slots before it are done.
     pub fn retain(&self, mut keep: impl FnMut(Pin<&T>) -> bool) -> Result<usize, LockError> {
         let domain = self.core().domain();
         let from = domain.current_slot();
         let mut removed = 0;
         for shard in self.core().shards() {
             let mut locked = shard.lock()?;
-            // As for a walk nothing moves, so that none is asked about twice.
+            // Entries must not move, or `keep` could get an item twice.
             let walk = shard.begin_walk();
             for index in (0..locked.array().len()).rev() {
                 let Some(anchor) = locked.array().get(index) else { continue };
-                // SAFETY: linked, and we hold the slot's lock.
+                // SAFETY: the anchor is in the array of this shard, and `locked` holds the lock of
+                // its slot during the call of `keep`.
                 if !keep(unsafe { self.items.item(anchor) }) {
-                    // SAFETY: linked, so it is alive.
+                    // SAFETY: the anchor is linked, so it is alive.
                     let anchor = unsafe { anchor.as_ref() };
-                    // SAFETY: found in this shard's array.
+                    // SAFETY: the anchor was found in the array of this shard.
                     removed += usize::from(unsafe { locked.remove(anchor, from, domain) });
                 }
             }
@@ -336,17 +349,18 @@ impl<T: Linked> IntrusiveList<T> {
         Ok(removed)
     }
 
-    /// Takes all items off; returns how many. To leave nothing, [`close`](Self::close) the list
-    /// before.
+    /// Removes all items, and returns how many. Items that are added at the same time may stay,
+    /// unless the list is [closed](Self::close) before.
     ///
     /// # Errors
     ///
-    /// As [`remove`](Self::remove); the slots before were done.
+    /// The errors of [`retain`](Self::retain).
     pub fn drain(&self) -> Result<usize, LockError> {
         self.retain(|_| false)
     }
 
-    /// Walks the list without a lock while the caller's code runs: see [`PinnedIter`].
+    /// Walks the list, with no lock held between items. `pin` returns what keeps an item alive: see
+    /// [`PinnedIter`].
     pub fn iter_pinned<P, F>(&self, pin: F) -> PinnedIter<'_, T, P, F>
     where
         F: FnMut(Pin<&T>) -> Option<P>,
@@ -354,11 +368,11 @@ impl<T: Linked> IntrusiveList<T> {
         PinnedIter::new(&self.items, pin)
     }
 
-    /// Locks all slots, ascending: what it shows is the list at one instant.
+    /// Locks all slots, in ascending order. The snapshot shows the list at one instant.
     ///
     /// # Errors
     ///
-    /// As [`remove`](Self::remove).
+    /// [`LockError::Deadlock`] if this thread holds a slot, in a locked walk or a snapshot.
     pub fn lock_all(&self) -> Result<IntrusiveSnapshot<'_, T>, LockError> {
         IntrusiveSnapshot::new(&self.items)
     }
@@ -367,18 +381,19 @@ impl<T: Linked> IntrusiveList<T> {
     ///
     /// # Panics
     ///
-    /// Panics with what does not hold.
+    /// Panics if an invariant does not hold.
     #[doc(hidden)]
     pub fn validate(&self) {
         self.core().validate();
     }
 }
 
-/// What became of an addition.
+/// The result of an attempt to add.
 enum Added {
     Yes,
-    /// The item was added elsewhere, or taken off there, meanwhile.
+    /// The home of the item has changed, so the attempt held the wrong lock.
     Moved,
+    /// The array has no room.
     Full,
 }
 

@@ -1,7 +1,7 @@
-//! The safe way to embed a link.
+//! The macro `linked!`, which embeds a link safely.
 
-/// Makes the values of a type items of intrusive lists, by the [`Link`](crate::Link) in one of its
-/// fields.
+/// Makes the values of a type items of intrusive lists. The type has a field of type
+/// [`Link`](crate::Link).
 ///
 /// ```
 /// use std::pin::pin;
@@ -18,7 +18,7 @@
 ///     tag: T,
 ///     link: Link,
 /// }
-/// linked!([T: Sync] Tagged<T> => link, drop = |this| println!("one of {} less", this.link.slot()));
+/// linked!([T: Sync] Tagged<T> => link, drop = |this| println!("removed from {}", this.link.slot()));
 ///
 /// let sessions = IntrusiveList::new();
 /// let alice = pin!(Session { name: "alice".into(), link: Link::new(sessions.domain()) });
@@ -29,9 +29,9 @@
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// It implements [`Linked`](crate::Linked); `Drop`, which unlinks before anything else and then calls
-/// what stands after `drop =` with `&mut` the item; and it sees to it that the type is not `Unpin`.
-/// So neither `Drop` nor `Unpin` can be implemented beside it:
+/// The macro implements [`Linked`](crate::Linked) and `Drop`, and makes the type `!Unpin`. `Drop`
+/// first unlinks the item, and then calls the closure after `drop =` with a `&mut` to it. So the
+/// program cannot implement `Drop` or `Unpin` for the type:
 ///
 /// ```compile_fail,E0119
 /// struct Item(percpu_list::Link);
@@ -68,18 +68,20 @@
 macro_rules! linked {
     ([$($generics:tt)*] $type:ty => $field:tt $(, drop = $hook:expr)? $(,)?) => {
         // SAFETY:
-        // - The field is a `Link`, as `drop` below would not compile otherwise.
-        // - `Unpin` is implemented below, under a condition that never holds.
-        // - `Drop` unlinks first. Its `&mut self` is beside what walks read until then: only the link
-        //   is used, by a shared reference, and as the type is not `Unpin` nothing is assumed of it.
-        // - Safe code has neither `&mut` to what is pinned, nor another link for it.
+        // - The field is a `Link`, because `drop` below does not compile otherwise.
+        // - The type is not `Unpin`, because `Unpin` is implemented below under a condition that
+        //   never holds.
+        // - `Drop` unlinks first. Until then it uses only the link, by a shared reference, while
+        //   walks may read the item. The compiler does not assume that its `&mut self` is the only
+        //   reference, because the type is not `Unpin`.
+        // - Safe code can neither get `&mut` to a pinned item nor replace its link.
         unsafe impl<$($generics)*> $crate::Linked for $type {
             const LINK: usize = ::core::mem::offset_of!(Self, $field);
         }
 
         impl<$($generics)*> ::core::ops::Drop for $type {
             fn drop(&mut self) {
-                // Of this very type: a reference would also be made through `Deref`.
+                // A raw pointer checks the exact type. A reference could also come from `Deref`.
                 let _: *const $crate::Link = &raw const self.$field;
                 self.$field.unlink_in_drop();
                 $(

@@ -1,11 +1,11 @@
-//! The intrusive list: items embed a [`Link`], and adding allocates nothing for them.
+//! The intrusive list, whose items embed a [`Link`]. Adding an item allocates nothing for it.
 //!
 //! ```text
-//!  item (the caller's, pinned) -> | ... | link: home, index, shard, domain | ... |
+//!  pinned item of the owner   -> | ... | link: home, index, shard, domain | ... |
 //! ```
 //!
-//! The list does not keep items alive: an item that is dropped takes itself off its list first, under
-//! its slot's lock, so a locked walk never sees one that is being destroyed.
+//! The list does not keep items alive. The drop of an item first unlinks it under the lock of its
+//! slot, so a locked walk never sees an item that is being destroyed.
 
 mod items;
 mod iter;

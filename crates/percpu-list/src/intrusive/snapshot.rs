@@ -1,4 +1,4 @@
-//! The list at one instant.
+//! A snapshot of an intrusive list, which shows one instant.
 
 use std::fmt;
 use std::iter::FusedIterator;
@@ -12,11 +12,12 @@ use crate::array::Array;
 use super::items::Items;
 use super::link::Linked;
 
-/// All slots of a list's domain, locked: from
+/// A list while all slots of its domain are locked, for
 /// [`IntrusiveList::lock_all`](crate::IntrusiveList::lock_all).
 ///
-/// While it lives nobody adds or removes, in any list of the domain; an item of the domain that its
-/// own thread drops while it is on a list ends the process. It stays with its thread.
+/// While the snapshot exists, other threads that add or remove wait, in all lists of the domain. If
+/// the thread of the snapshot drops an item that is on a list of the domain, the process aborts. A
+/// snapshot is `!Send`.
 #[must_use = "the slots are unlocked when the snapshot drops"]
 pub struct IntrusiveSnapshot<'a, T: Linked> {
     items: &'a Items<T>,
@@ -30,7 +31,7 @@ impl<'a, T: Linked> IntrusiveSnapshot<'a, T> {
 
     fn array(&self, slot: CpuId) -> Option<&Array> {
         let shard = self.items.core().shard(slot)?;
-        // SAFETY: we hold all slots' locks as long as `self`, and change nothing.
+        // SAFETY: `self` holds the locks of all slots, and nothing changes an array through it.
         Some(unsafe { &*shard.array_ptr() })
     }
 
@@ -38,28 +39,29 @@ impl<'a, T: Linked> IntrusiveSnapshot<'a, T> {
         self.items.core().slots().filter_map(|slot| self.array(slot))
     }
 
-    /// How many items there are.
+    /// Returns the number of items.
     #[must_use]
     pub fn len(&self) -> usize {
         self.arrays().map(|array| array.entries() as usize).sum()
     }
 
-    /// True if there is none.
+    /// Returns whether the list has no items.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The items, slot by slot; within one in no order.
+    /// Iterates over the items, slot by slot. Within a slot they are in no particular order.
     pub fn iter(&self) -> IntrusiveIter<'_, T> {
         IntrusiveIter { snapshot: self, slot: 0, index: 0, left: self.len() }
     }
 
-    /// Calls `f` with every item: faster than [`iter`](Self::iter).
+    /// Calls `f` with every item. Faster than [`iter`](Self::iter).
     pub fn for_each(&self, mut f: impl FnMut(Pin<&T>)) {
         for array in self.arrays() {
             array.for_each(|anchor| {
-                // SAFETY: linked, and we hold the slot's lock.
+                // SAFETY: the anchor is in an array of this core, and `self` holds the lock of the
+                // slot.
                 f(unsafe { self.items.item(anchor) });
             });
         }
@@ -81,7 +83,7 @@ impl<'s, T: Linked> IntoIterator for &'s IntrusiveSnapshot<'_, T> {
     }
 }
 
-/// The items of an [`IntrusiveSnapshot`].
+/// An iterator over the items of an [`IntrusiveSnapshot`].
 pub struct IntrusiveIter<'s, T: Linked> {
     snapshot: &'s IntrusiveSnapshot<'s, T>,
     slot: u32,
@@ -100,7 +102,8 @@ impl<'s, T: Linked> Iterator for IntrusiveIter<'s, T> {
                     self.index += 1;
                     if let Some(anchor) = array.get(self.index - 1) {
                         self.left -= 1;
-                        // SAFETY: linked, and the snapshot holds the slot's lock as long as `'s`.
+                        // SAFETY: the anchor is in an array of this core, and the snapshot holds
+                        // the lock of the slot as long as `'s`.
                         return Some(unsafe { self.snapshot.items.item(anchor) });
                     }
                 }

@@ -409,7 +409,10 @@ fn inv09_an_item_that_is_dropped_in_a_locked_walk_ends_the_process() {
             .unwrap();
         let says = String::from_utf8_lossy(&child.stderr);
         assert_eq!(child.status.signal(), Some(libc::SIGABRT), "{way}: {says}");
-        assert!(says.contains("an item is dropped on its list, and cannot leave it"), "{says}");
+        assert!(
+            says.contains("an item was dropped while it was on a list, and cannot be removed"),
+            "{says}"
+        );
     }
 }
 
