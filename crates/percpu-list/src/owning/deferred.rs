@@ -1,8 +1,8 @@
-//! Removal by whoever comes next, for who cannot take the lock: a signal handler, or a thread that
-//! holds it already.
+//! Deferred removals, for threads that cannot lock the slot: in a signal handler, or inside a locked
+//! walk.
 //!
-//! Each shard has a stack of such entries. Pushing is lock-free; whoever locks the shard takes the
-//! whole stack, so there is no ABA.
+//! Each shard has a stack of entries to remove. A push is lock-free. The next thread that locks the
+//! shard pops the whole stack at once, so there is no ABA problem.
 
 use std::ptr::{self, NonNull};
 
@@ -13,25 +13,26 @@ use crate::core::{Core, LockedShard};
 
 use super::node::{DropList, NodePtr};
 
-/// Leaves a node, and the entry's count, to whoever locks its slot next. Lock-free; allocates
-/// nothing and drops nothing.
+/// Pushes a node on the stack of its shard, for the next thread that locks the shard. Lock-free;
+/// allocates nothing and drops nothing.
 ///
 /// # Safety
 ///
-/// The entry's count is the caller's, and passes on. The node was inserted into the list.
+/// The node was inserted into the list of `core`. The caller has the count of its entry, which passes
+/// to the stack.
 pub(super) unsafe fn defer<T>(core: &Core, node: NodePtr<T>) {
-    // SAFETY: the caller's count.
-    let home = unsafe { node.anchor() }.home(); // which never changes
+    // SAFETY: by the contract of this function the caller has a count, so the node is alive.
+    let home = unsafe { node.anchor() }.home(); // the home of a node never changes
     let Some(shard) = core.shard(home) else { unreachable!("a node was inserted in its home") };
     let stack = shard.deferred();
     loop {
-        // Ordering: Relaxed; the exchange checks it, and `first` is not followed.
+        // Ordering: Relaxed; `first` is not followed, and the exchange below checks it.
         let first = stack.load(Ordering::Relaxed);
-        // Ordering: Relaxed; published by the exchange.
-        // SAFETY: the caller's count, and with it the link.
+        // Ordering: Relaxed; the exchange below publishes it.
+        // SAFETY: the caller has the entry's count, and with it the right to use `next`.
         unsafe { node.next() }.store(first, Ordering::Relaxed);
         // Ordering: Release on success pairs with the Acquire in `flush_stack`; it carries `next`, and
-        // the caller's uses of the value. Relaxed on failure: the value is not used.
+        // this thread's uses of the value. Relaxed on failure: the value read is not used.
         let order = order!(Release, "defer: the link and the last use are complete");
         let anchor = node.anchor_ptr().as_ptr();
         let pushed = stack.compare_exchange(first, anchor, order, Ordering::Relaxed);
@@ -41,11 +42,11 @@ pub(super) unsafe fn defer<T>(core: &Core, node: NodePtr<T>) {
     }
 }
 
-/// Removes what was left to be removed. The values are in `removed`, to be dropped after the unlock.
+/// Performs the deferred removals of a locked shard. The caller drops `removed` after the unlock.
 ///
 /// # Safety
 ///
-/// The shard is of `core`, and that of a list of `T`.
+/// The shard belongs to `core`, whose anchors are those of nodes of `T`.
 #[inline(always)]
 pub(super) unsafe fn flush<T, G>(
     core: &Core,
@@ -53,14 +54,16 @@ pub(super) unsafe fn flush<T, G>(
     removed: &mut DropList<T>,
 ) {
     if locked.shard().has_deferred() {
-        // SAFETY: the caller's.
+        // SAFETY: the contract of this function is that of `flush_stack`.
         unsafe { flush_stack(core, locked, removed) };
     }
 }
 
+/// Removes the entries on the stack of a shard.
+///
 /// # Safety
 ///
-/// As for [`flush`].
+/// The shard belongs to `core`, whose anchors are those of nodes of `T`.
 #[cold]
 #[inline(never)]
 unsafe fn flush_stack<T, G>(
@@ -70,46 +73,48 @@ unsafe fn flush_stack<T, G>(
 ) {
     let from = core.domain().current_slot();
     // Ordering: Acquire pairs with the Release in `defer`; it carries the links, and the uses of the
-    // values by those who deferred.
+    // values by the threads that deferred the removals.
     let stack = locked.shard().deferred();
     let order = order!(Acquire, "flush: before the links are followed");
     let mut first = stack.swap(ptr::null_mut(), order);
     while let Some(anchor) = NonNull::new(first) {
-        // SAFETY: `defer` pushes anchors of nodes, of this list and so of its `T`.
+        // SAFETY: `defer` pushes anchors of nodes of this list, which are nodes of `T`.
         let node = unsafe { NodePtr::<T>::from_anchor(anchor) };
-        // Ordering: Relaxed; see the exchange.
-        // SAFETY: the entry's count came with it.
+        // Ordering: Relaxed; the exchange above ordered the store in `defer`.
+        // SAFETY: the entry's count came with the node.
         first = unsafe { node.next() }.load(Ordering::Relaxed);
-        // SAFETY: as above.
+        // SAFETY: the entry's count keeps the node alive.
         let anchor = unsafe { node.anchor() };
-        // SAFETY: inserted into this shard, and a node's home never changes.
+        // SAFETY: the node was inserted into this shard, and its home never changes.
         unsafe { locked.remove(anchor, from, core.domain()) };
-        // SAFETY: it is unlinked, for good since nobody inserts a node again.
+        // SAFETY: the entry's count came with the node. The node is unlinked for good, because only a
+        // pooled node is inserted again.
         unsafe { removed.push(node) };
     }
 }
 
-/// Takes everything out of a shard of a list that is being dropped.
+/// Removes every entry of a shard of a list that is being dropped. The caller drops `removed`.
 ///
 /// # Safety
 ///
-/// As for [`flush`]; and nobody has an entry of the list: what is linked, but for what was left to be
-/// removed, was forgotten.
+/// The shard belongs to `core`, whose anchors are those of nodes of `T`. No thread has an entry of the
+/// list: a linked entry is either deferred or was forgotten.
 pub(super) unsafe fn remove_all<T, G>(
     core: &Core,
     locked: &mut LockedShard<'_, G>,
     removed: &mut DropList<T>,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: by the contract of this function the shard belongs to `core`.
     unsafe { flush(core, locked, removed) };
     while let Some(anchor) = locked.array().last() {
-        // SAFETY: an entry of this list is a node of its `T`.
+        // SAFETY: by the contract of this function the anchor is that of a node of `T`.
         let node = unsafe { NodePtr::<T>::from_anchor(anchor) };
-        // SAFETY: linked, so it lives; the entry's count is nobody's any more.
+        // SAFETY: the node is linked, so it has the entry's count and is alive.
         let anchor = unsafe { node.anchor() };
-        // SAFETY: found in this shard's array.
+        // SAFETY: the anchor was found in the array of this shard.
         unsafe { locked.remove(anchor, anchor.home(), core.domain()) };
-        // SAFETY: the entry's count, of a node that is unlinked for good.
+        // SAFETY: the entry was forgotten, so its count passes to the list. The node is unlinked for
+        // good, because the list is being dropped.
         unsafe { removed.push(node) };
     }
 }

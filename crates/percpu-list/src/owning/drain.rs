@@ -1,4 +1,4 @@
-//! Taking everything off a list.
+//! The drain, which removes every entry of a list.
 
 use std::fmt;
 use std::iter::FusedIterator;
@@ -12,20 +12,23 @@ use super::node::{DropList, NodePtr, Ref};
 use super::node_shard::NodeShard;
 use super::nodes::Nodes;
 
-/// Takes entries off a [`PerCpuList`](crate::PerCpuList), and gives them out: from [`PerCpuList::drain`](crate::PerCpuList::drain).
+/// An iterator that removes the entries of a [`PerCpuList`](crate::PerCpuList) and returns them, for
+/// [`PerCpuList::drain`](crate::PerCpuList::drain).
 ///
-/// Every entry that is on the list throughout is taken, by this drain or another; of those that are
-/// added meanwhile some are. To leave nothing, [`close`](crate::PerCpuList::close) the list before. The
-/// entries' owners keep their [`Entry`](super::Entry), which is no longer linked; the value is
-/// dropped with the last of that and the [`Ref`]s.
+/// It removes every entry that is on the list during the whole drain, unless another call removes it
+/// first. An entry that is added during the drain may stay; to leave the list empty,
+/// [`close`](crate::PerCpuList::close) it before. The owner of a removed entry keeps the
+/// [`Entry`](super::Entry), which is no longer linked. The value is dropped with the last of the
+/// `Entry` and the [`Ref`]s.
 ///
-/// Locks as a walk does, and gives the same errors. A drain that is dropped leaves the rest on the
-/// list; what it took but did not give out is off.
+/// A drain locks like a walk, and returns the same errors. If it is dropped early, the remaining
+/// entries stay on the list, except those that it has removed and not yet returned.
 #[must_use = "it does nothing until it is iterated over"]
 pub struct Drain<'a, T> {
     nodes: &'a Nodes<T>,
     slot: u32,
-    /// How many of the slot's are left to take: those that were there first, so that it ends.
+    /// How many entries of the slot are left to remove. At first it is their number, so the drain ends
+    /// while other threads add.
     left: Option<u32>,
     chunk: Chunk<Ref<T>>,
 }
@@ -44,8 +47,8 @@ impl<T> Iterator for Drain<'_, T> {
         let slots = nodes.core().slot_count();
         self.chunk.next(|chunk| {
             while chunk.is_empty() && *slot < slots {
-                if let Some(here) = nodes.slot(CpuId::new(*slot)) {
-                    *left = Some(take(here, *left, chunk).inspect_err(|_| *slot = slots)?);
+                if let Some(here) = nodes.shard(CpuId::new(*slot)) {
+                    *left = Some(remove_chunk(here, *left, chunk).inspect_err(|_| *slot = slots)?);
                     here.shrink();
                     if *left != Some(0) {
                         continue;
@@ -58,9 +61,9 @@ impl<T> Iterator for Drain<'_, T> {
     }
 }
 
-/// Takes a chunk of the entries of a slot, the last first; says how many are left to take, of those
-/// that were left before, or are there.
-fn take<T>(
+/// Removes a chunk of the entries of a slot, the last entry first. Returns how many are left to remove.
+/// `left` is how many were left before, or `None` for the first chunk of the slot.
+fn remove_chunk<T>(
     slot: NodeShard<'_, T>,
     left: Option<u32>,
     chunk: &mut Chunk<Ref<T>>,
@@ -71,14 +74,14 @@ fn take<T>(
     let mut locked = slot.lock(&mut removed)?;
     let mut left = left.unwrap_or(u32::MAX).min(locked.array().entries());
     while left != 0 && !chunk.is_full() {
-        let Some(anchor) = locked.array().last() else { unreachable!("so many are left") };
-        // SAFETY: an entry of this list is a node of its `T`.
+        let Some(anchor) = locked.array().last() else { unreachable!("entries are left") };
+        // SAFETY: the anchor is in a shard of a list of `T`, so it is that of a node of `T`.
         let node = unsafe { NodePtr::from_anchor(anchor) };
-        // SAFETY: linked, under its slot's lock.
+        // SAFETY: the node is linked, and `locked` holds the lock of its slot.
         chunk.push(unsafe { node.acquire() });
-        // SAFETY: we have just taken a count.
+        // SAFETY: the reference in `chunk` keeps the node alive.
         let anchor = unsafe { node.anchor() };
-        // SAFETY: found in this shard's array.
+        // SAFETY: the anchor was found in the array of this shard.
         unsafe { locked.remove(anchor, from, domain) };
         left -= 1;
     }

@@ -1,4 +1,4 @@
-//! The right to a value's place on a list.
+//! The entry of an owning list, which removes its value when it is dropped.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -18,83 +18,91 @@ pub(super) mod sealed {
     pub trait Sealed {}
 }
 
-/// What an [`Entry`] holds its list by: a borrow, or an `Arc`.
+/// How an [`Entry`] refers to its list: by a borrow or by an `Arc`.
 pub trait Holder: sealed::Sealed {
-    /// What the list's values are.
+    /// The type of the list's values.
     type Value;
 
     #[doc(hidden)]
     fn nodes(&self) -> &Nodes<Self::Value>;
 }
 
-/// A value on a list; dropping it removes it, and then drops the value unless a [`Ref`] has it.
+/// A value on a list. Dropping the entry removes the value, and drops it unless a [`Ref`] exists.
 ///
-/// It is `Entry<&PerCpuList<T>>`, or `Entry<Arc<PerCpuList<T>>>`, which may be stored anywhere; making
-/// and dropping that counts in the `Arc`, on a cache line that all CPUs share.
+/// The type is `Entry<&PerCpuList<T>>`, or `Entry<Arc<PerCpuList<T>>>`, which can be stored anywhere.
+/// Creating and dropping the latter changes the count of the `Arc`, on a cache line that all CPUs
+/// share.
 ///
-/// Drop blocks while another thread holds the slot's lock, for as long as it takes. Where it would
-/// wait for its own thread (inside [`for_each`](crate::PerCpuList::for_each) or a
-/// [`Snapshot`](super::Snapshot)), the removal is [deferred](Self::defer_remove). A forgotten entry stays on the list until that is dropped.
+/// The drop blocks while another thread holds the slot. Where it would wait for its own thread (inside
+/// [`for_each`](crate::PerCpuList::for_each) or while it has a [`Snapshot`](super::Snapshot)), the
+/// removal is [deferred](Self::defer_remove). A forgotten entry stays on the list until the list is
+/// dropped or drained.
 #[must_use = "dropping an entry removes it at once"]
 pub struct Entry<L: Holder> {
     node: NodePtr<L::Value>,
     list: L,
 }
 
-// SAFETY: shares the value with walks, and may drop it here; the list is reached through `L`.
+// SAFETY: the new thread may drop the value, for which it is `Send`, and shares it with walks, for
+// which it is `Sync`. It uses the list through `L`, which is `Send`.
 unsafe impl<L: Holder + Send> Send for Entry<L> where L::Value: Send + Sync {}
-// SAFETY: `&Entry` gives `&T`, and `share`.
+// SAFETY: a shared entry gives out `&T` and, by `share`, references that may drop the value on any
+// thread. `T` is `Send` and `Sync`.
 unsafe impl<L: Holder + Sync> Sync for Entry<L> where L::Value: Send + Sync {}
 
 impl<L: Holder> Entry<L> {
     /// # Safety
     ///
-    /// The entry's count of the node passes to it; the node was inserted into the list.
+    /// The node was inserted into the list. The caller has the entry's count of the node, which passes
+    /// to the entry.
     #[inline(always)]
     pub(super) unsafe fn new(node: NodePtr<L::Value>, list: L) -> Self {
         Self { node, list }
     }
 
-    /// Where the value was added: the CPU, if the list has a slot for each.
+    /// Returns the slot that the value was added to. It is the CPU, if the list has a slot for each CPU.
     #[must_use]
     pub fn slot(&self) -> CpuId {
-        // SAFETY: the entry's count.
+        // SAFETY: the entry's count keeps the node alive.
         unsafe { self.node.anchor() }.home()
     }
 
-    /// False once a drain, or [`PerCpuList::remove`](crate::PerCpuList::remove), took it off the list.
+    /// Returns whether the value is on the list. It is false after a drain or
+    /// [`PerCpuList::remove`](crate::PerCpuList::remove) has removed the value.
     #[must_use]
     pub fn is_linked(&self) -> bool {
-        // SAFETY: the entry's count.
+        // SAFETY: the entry's count keeps the node alive.
         unsafe { self.node.anchor() }.is_linked()
     }
 
-    /// Another reference to the value, which does not keep it on the list. Wait-free.
+    /// Returns a reference that keeps the value alive, but not on the list. Wait-free.
     #[must_use]
     pub fn share(&self) -> Ref<L::Value> {
-        // SAFETY: the entry's count.
+        // SAFETY: the entry's count keeps the node alive.
         unsafe { self.node.acquire() }
     }
 
-    /// Removes the value and drops it, unless a [`Ref`] has it. False if it was taken off the list
-    /// before.
+    /// Removes the value, and returns whether it was still on the list. Drops the value, unless a
+    /// [`Ref`] exists.
     ///
-    /// What dropping the entry does, but says how that went. Blocks like it.
+    /// Does the same as dropping the entry, but returns the result. Blocks while another thread holds
+    /// the slot.
     ///
     /// # Errors
     ///
-    /// The entry, still on the list, if its slot cannot be locked: [`LockError::Deadlock`] if this
-    /// thread holds it.
+    /// [`LockError::Deadlock`] if this thread holds the slot, in a locked walk or a snapshot. The
+    /// error contains the entry, whose value stays on the list.
     pub fn remove(self) -> Result<bool, RemoveError<Self>> {
         let from = self.list.nodes().core().domain().current_slot();
         self.remove_from(from, true)
     }
 
-    /// Removes the value as if the caller ran on `cpu`: that is what the hits are counted by.
+    /// Removes the value as if the thread ran on `cpu`, which decides whether the removal counts as a
+    /// hit.
     ///
     /// # Errors
     ///
-    /// As [`remove`](Self::remove), and [`LockError::NoSuchCpu`].
+    /// The errors of [`remove`](Self::remove), and [`LockError::NoSuchCpu`].
     pub fn remove_on(self, cpu: CpuId) -> Result<bool, RemoveError<Self>> {
         match self.list.nodes().core().domain().slot_of(cpu) {
             Ok(from) => self.remove_from(from, true),
@@ -102,73 +110,77 @@ impl<L: Holder> Entry<L> {
         }
     }
 
-    /// Removes the value if its slot's lock is free. Never blocks; but not for signal handlers, since
-    /// it drops the value: see [`defer_remove`](Self::defer_remove).
+    /// Removes the value if its slot is free. Never blocks. A signal handler must not call it, because
+    /// it drops the value: use [`defer_remove`](Self::defer_remove) there.
     ///
     /// # Errors
     ///
-    /// As [`remove`](Self::remove), and [`LockError::WouldBlock`].
+    /// The errors of [`remove`](Self::remove), and [`LockError::WouldBlock`] where that waits.
     pub fn try_remove(self) -> Result<bool, RemoveError<Self>> {
         let from = self.list.nodes().core().domain().current_slot();
         self.remove_from(from, false)
     }
 
     fn remove_from(self, from: CpuId, may_wait: bool) -> Result<bool, RemoveError<Self>> {
-        // SAFETY: the entry's count and node.
+        // SAFETY: the node was inserted into this list, and the entry has its count. On success the
+        // entry does not use it again.
         match unsafe { self.list.nodes().remove_entry(self.node, from, may_wait) } {
             Ok(entry) => {
-                let (_node, list) = self.into_parts(); // its count has passed on
+                let (_node, list) = self.into_parts(); // `remove_entry` has used its count
                 let removed = entry.removed;
                 drop(entry);
-                drop(list); // also if the line before panics
+                drop(list); // after the entry, also if the drop of the entry panics
                 Ok(removed)
             }
             Err(reason) => Err(RemoveError { entry: self, reason }),
         }
     }
 
-    /// Removes the value, and keeps it.
+    /// Removes the value from the list, and returns a reference that keeps it alive.
     ///
     /// # Errors
     ///
-    /// As [`remove`](Self::remove).
+    /// The errors of [`remove`](Self::remove).
     pub fn into_ref(self) -> Result<Ref<L::Value>, RemoveError<Self>> {
         let nodes = self.list.nodes();
-        // SAFETY: an entry's node.
+        // SAFETY: the node was inserted into this list, and the entry's count keeps it alive.
         match unsafe { nodes.unlink(self.node, nodes.core().domain().current_slot()) } {
             Ok(_) => {
                 let (node, _list) = self.into_parts();
-                // SAFETY: the entry's count, and the node is unlinked.
+                // SAFETY: the entry's count passes to the reference, and the node is unlinked for good.
                 Ok(unsafe { Ref::from_count(node) })
             }
             Err(reason) => Err(RemoveError { entry: self, reason }),
         }
     }
 
-    /// Leaves the removal to whoever locks the list's part of the slot next: to add or remove there,
-    /// to walk, to take a snapshot, or to [`flush`](crate::PerCpuList::flush).
+    /// Defers the removal to the next thread that locks the list's shard of the slot: to add or remove
+    /// there, to walk, to take a snapshot, or to [`flush`](crate::PerCpuList::flush).
     ///
-    /// For signal handlers: lock-free, and async-signal-safe. It takes no lock, allocates nothing and
-    /// drops nothing: the value is dropped by that other thread, after its unlock. Walks and
-    /// snapshots that begin later do not see it; [`len`](crate::PerCpuList::len) may count it until then.
+    /// Lock-free and async-signal-safe, for signal handlers. It takes no lock, allocates nothing and
+    /// drops no value. The other thread drops the value after it unlocks the slot. Walks and snapshots
+    /// that begin later do not see the value. [`len`](crate::PerCpuList::len) may count it until it is
+    /// removed.
     ///
-    /// An `Arc` by which the entry holds its list is dropped here. In a handler it must not be the
-    /// last, which drops the list: see [`defer_remove_keeping`](Self::defer_remove_keeping).
+    /// If the entry has an `Arc` of its list, this call drops the `Arc`. In a signal handler that must
+    /// not be the last one, because its drop would drop the list: see
+    /// [`defer_remove_keeping`](Self::defer_remove_keeping).
     pub fn defer_remove(self) {
         drop(self.defer_remove_keeping());
     }
 
-    /// The same, but gives back what the entry held its list by: for a handler that cannot know
-    /// whether its `Arc` is the last, and hands it on.
-    #[must_use = "for whoever may drop it; else `defer_remove` does the same"]
+    /// Defers the removal like [`defer_remove`](Self::defer_remove), but returns the borrow or the
+    /// `Arc` of the list. For a signal handler that must not drop the last `Arc` and passes it to
+    /// another thread.
+    #[must_use = "if the `Arc` may be dropped here, `defer_remove` does the same"]
     pub fn defer_remove_keeping(self) -> L {
         let (node, list) = self.into_parts();
-        // SAFETY: the entry's count and node.
+        // SAFETY: the node was inserted into this list, and the entry's count passes on.
         unsafe { defer(list.nodes().core(), node) };
         list
     }
 
-    /// The node, and with it the count.
+    /// Converts the entry into its node, with the entry's count.
     #[inline(always)]
     pub(super) fn into_node(self) -> NodePtr<L::Value> {
         self.into_parts().0
@@ -177,7 +189,7 @@ impl<L: Holder> Entry<L> {
     #[inline(always)]
     fn into_parts(self) -> (NodePtr<L::Value>, L) {
         let entry = ManuallyDrop::new(self);
-        // SAFETY: read once; the entry is not dropped.
+        // SAFETY: `list` is moved out once, because the entry is not dropped.
         (entry.node, unsafe { std::ptr::read(&entry.list) })
     }
 }
@@ -187,7 +199,7 @@ impl<L: Holder> Deref for Entry<L> {
 
     #[inline]
     fn deref(&self) -> &L::Value {
-        // SAFETY: the entry's count.
+        // SAFETY: the entry's count keeps the node alive.
         unsafe { self.node.value() }
     }
 }
@@ -197,10 +209,11 @@ impl<L: Holder> Drop for Entry<L> {
     fn drop(&mut self) {
         let nodes = self.list.nodes();
         let from = nodes.core().domain().current_slot();
-        // SAFETY: the entry's node and count, which it uses here only.
+        // SAFETY: the node was inserted into this list, and the entry's count passes on unless the
+        // result is an error.
         let removed = unsafe { nodes.remove_entry(self.node, from, true) };
         if removed.is_err() {
-            // SAFETY: as above; the count did not pass on.
+            // SAFETY: the node was inserted into this list, and the entry still has its count.
             unsafe { defer(nodes.core(), self.node) };
         }
     }

@@ -195,7 +195,7 @@ impl<T> PerCpuList<T> {
 
     #[inline(always)]
     fn insert_node(&self, slot: CpuId, value: T) -> Result<NodePtr<T>, InsertError<T>> {
-        match self.nodes.slot(slot) {
+        match self.nodes.shard(slot) {
             Some(here) if pool::may_have_node::<T>(&here) => self.insert_pooled(here, value),
             _ => self.insert_allocated(slot, value),
         }
@@ -347,7 +347,7 @@ impl<T> PerCpuList<T> {
     ///
     /// As [`remove`](Self::remove); the slots before were done.
     pub fn flush(&self) -> Result<(), LockError> {
-        for slot in self.nodes.slots() {
+        for slot in self.nodes.shards() {
             let mut removed = DropList::<T>::new(); // dropped after the lock
             let locked = slot.lock(&mut removed)?;
             // SAFETY: of this list.
@@ -376,7 +376,7 @@ impl<T> PerCpuList<T> {
     ///
     /// As [`remove`](Self::remove); `f` has seen the slots before.
     pub fn for_each(&self, mut f: impl FnMut(&T)) -> Result<(), LockError> {
-        for slot in self.nodes.slots() {
+        for slot in self.nodes.shards() {
             let mut removed = DropList::<T>::new(); // dropped after the lock
             let locked = slot.lock(&mut removed)?;
             locked.array().for_each(|anchor| {

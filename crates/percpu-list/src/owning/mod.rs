@@ -1,10 +1,10 @@
-//! The owning list: it allocates a node for each value.
+//! The owning list, which stores each value in a node.
 //!
 //! ```text
-//!  insert: lock the slot of this CPU | take a spare node, append it to the array | unlock
-//!          (no spare node: allocate one before)
-//!  remove: lock the node's home slot | take it out, keep it as a spare | unlock | drop the value
-//!          (a Ref has it: the last one drops and frees it)
+//!  insert: lock the slot of this CPU | take a node from the pool, append it to the array | unlock
+//!          (if the pool is empty: allocate a node before the lock)
+//!  remove: lock the home of the node | remove it, put it into the pool | unlock | drop the value
+//!          (if there is a Ref: the last one drops the value and frees the node)
 //! ```
 
 mod deferred;

@@ -1,4 +1,4 @@
-//! A slot of an owning list: what is in there are nodes of its `T`.
+//! The shard of an owning list, together with the type of its values.
 
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -10,10 +10,10 @@ use crate::core::{LockedShard, ShardRef};
 use super::deferred::flush;
 use super::node::DropList;
 
-/// A list's part of a slot, and what the list's values are.
+/// A reference to a shard whose anchors are those of nodes of `T`.
 pub(super) struct NodeShard<'a, T> {
     shard: ShardRef<'a>,
-    /// Invariant, as the list is.
+    /// Makes the reference invariant in `T`, like the list.
     _value: PhantomData<*mut T>,
 }
 
@@ -37,20 +37,20 @@ impl<'a, T> Deref for NodeShard<'a, T> {
 impl<'a, T> NodeShard<'a, T> {
     /// # Safety
     ///
-    /// The part is of a [`PerCpuList<T>`](crate::PerCpuList).
+    /// The shard belongs to a [`PerCpuList<T>`](crate::PerCpuList).
     #[inline(always)]
     pub(super) unsafe fn new(shard: ShardRef<'a>) -> Self {
         Self { shard, _value: PhantomData }
     }
 
-    /// Locks the slot, and removes what had been left to be removed there: into `removed`, to be
-    /// dropped after the unlock.
+    /// Locks the slot, and performs the removals that were deferred there. The caller drops `removed`
+    /// after the unlock. Blocks while another thread holds the slot.
     #[inline(always)]
     pub(super) fn lock(self, removed: &mut DropList<T>) -> Result<LockedShard<'a>, LockError> {
         self.lock_or_try(true, removed)
     }
 
-    /// The same, if the slot is free or the caller `may_wait`.
+    /// Locks the slot like [`lock`](Self::lock). If `may_wait` is false, never blocks.
     #[inline(always)]
     pub(super) fn lock_or_try(
         self,
@@ -58,7 +58,7 @@ impl<'a, T> NodeShard<'a, T> {
         removed: &mut DropList<T>,
     ) -> Result<LockedShard<'a>, LockError> {
         let mut locked = if may_wait { self.shard.lock()? } else { self.shard.try_lock()? };
-        // SAFETY: of a list of `T`: see `of`.
+        // SAFETY: by the contract of `new` the shard belongs to a list of `T`.
         unsafe { flush(self.shard.core(), &mut locked, removed) };
         Ok(locked)
     }

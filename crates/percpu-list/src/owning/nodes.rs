@@ -2,7 +2,8 @@
 //!
 //! # Invariants
 //!
-//! 1. Every anchor in the core's shards is that of a node of `T`.
+//! 1. Every anchor in the shards of the core is that of a node of `T`.
+//! 2. The home of a node never changes, and the node is only inserted into the shard of that slot.
 
 use std::marker::PhantomData;
 
@@ -20,7 +21,7 @@ use super::pool;
 /// A core whose anchors are all of nodes of `T`.
 pub struct Nodes<T> {
     core: Core,
-    /// Invariant in `T`. The `Drop` below tells the compiler that values are owned.
+    /// Makes the list invariant in `T`. The `Drop` below tells the compiler that values are owned.
     _value: PhantomData<*mut T>,
 }
 
@@ -29,13 +30,15 @@ unsafe impl<T: Send + Sync> Send for Nodes<T> {}
 // SAFETY: as above; what is shared beside them is under the slots' locks, or atomic.
 unsafe impl<T: Send + Sync> Sync for Nodes<T> {}
 
-/// An entry that is no more: its value, or its count if somebody else has one too; and what had been
-/// left to be removed in its slot. All of them are dropped, whichever panics.
+/// A removed entry: holds the value if its node was kept in the pool, otherwise the entry's count. Also
+/// holds the entries whose deferred removals were done under the same lock. The drop of all of them
+/// continues after a panic.
 pub(super) struct RemovedEntry<T> {
+    /// Whether this call unlinked the node.
     pub(super) removed: bool,
     _value: Option<T>,
     _count: Option<Ref<T>>,
-    _others: DropList<T>,
+    _deferred: DropList<T>,
 }
 
 impl<T> Nodes<T> {
@@ -48,32 +51,32 @@ impl<T> Nodes<T> {
         &self.core
     }
 
-    /// The list's part of a slot, if it ever had an entry there.
+    /// Returns the shard of a slot. There is none before the first add in that slot.
     #[inline(always)]
-    pub(super) fn slot(&self, slot: CpuId) -> Option<NodeShard<'_, T>> {
-        // SAFETY: of this list.
+    pub(super) fn shard(&self, slot: CpuId) -> Option<NodeShard<'_, T>> {
+        // SAFETY: by invariant 1 the anchors in the shard are those of nodes of `T`.
         self.core.shard(slot).map(|shard| unsafe { NodeShard::new(shard) })
     }
 
-    /// The parts of all slots that ever had an entry, ascending.
-    pub(super) fn slots(&self) -> impl Iterator<Item = NodeShard<'_, T>> {
-        // SAFETY: of this list.
+    /// Iterates over the shards that exist, by ascending slot.
+    pub(super) fn shards(&self) -> impl Iterator<Item = NodeShard<'_, T>> {
+        // SAFETY: by invariant 1 the anchors in the shards are those of nodes of `T`.
         self.core.shards().map(|shard| unsafe { NodeShard::new(shard) })
     }
 
-    /// Takes a node off the list, if it is on it.
+    /// Unlinks a node, and returns whether it was linked. `from` is the slot of the removing CPU.
     ///
     /// # Safety
     ///
-    /// The caller has a count of the node, which was inserted into this list.
+    /// The node was inserted into this list, and the caller has a count of it.
     #[inline(always)]
     pub(super) unsafe fn unlink(&self, node: NodePtr<T>, from: CpuId) -> Result<bool, LockError> {
-        // SAFETY: the caller's count.
+        // SAFETY: by the contract of this function the caller has a count.
         let anchor = unsafe { node.anchor() };
-        let Some(slot) = self.slot(anchor.home()) else { return Ok(false) };
+        let Some(slot) = self.shard(anchor.home()) else { return Ok(false) };
         let mut removed = DropList::<T>::new(); // dropped after the lock
         let mut locked = slot.lock(&mut removed)?;
-        // SAFETY: a node's home never changes, and this list's shard of it is the node's.
+        // SAFETY: by invariant 2 the node's home is this slot, and it can only be in this shard.
         let done = unsafe { locked.remove(anchor, from, self.core.domain()) };
         let surplus = locked.surplus();
         drop(locked);
@@ -81,15 +84,15 @@ impl<T> Nodes<T> {
         Ok(done)
     }
 
-    /// Ends an entry: takes its node off the list, if it is on it, and its count.
+    /// Unlinks the node of an entry, and uses up the entry's count. `from` is the slot of the removing
+    /// CPU. If `may_wait` is false, never blocks.
     ///
-    /// Unless it `may_wait` it does not. Calls nothing of the values: what comes back does when it is
-    /// dropped.
+    /// Drops no value: the caller drops the result with no lock held.
     ///
     /// # Safety
     ///
-    /// The node was inserted into this list, and the entry's count is the caller's; if the answer is
-    /// not an error it passes on.
+    /// The node was inserted into this list, and the caller has the entry's count. If the result is not
+    /// an error, the count passes to this function.
     #[inline(always)]
     pub(super) unsafe fn remove_entry(
         &self,
@@ -97,31 +100,33 @@ impl<T> Nodes<T> {
         from: CpuId,
         may_wait: bool,
     ) -> Result<RemovedEntry<T>, LockError> {
-        // SAFETY: the caller's count.
+        // SAFETY: by the contract of this function the caller has a count.
         let anchor = unsafe { node.anchor() };
-        let Some(slot) = self.slot(anchor.home()) else {
+        let Some(slot) = self.shard(anchor.home()) else {
             unreachable!("a node was inserted in its home")
         };
-        let mut others = DropList::<T>::new();
-        let mut locked = slot.lock_or_try(may_wait, &mut others)?;
-        // SAFETY: a node's home never changes, and this list's shard of it is the node's.
+        let mut deferred = DropList::<T>::new();
+        let mut locked = slot.lock_or_try(may_wait, &mut deferred)?;
+        // SAFETY: by invariant 2 the node's home is this slot, and it can only be in this shard.
         let removed = unsafe { locked.remove(anchor, from, self.core.domain()) };
-        // SAFETY: the entry's count; the node is unlinked, here or before, and of this shard.
+        // SAFETY: the caller has the entry's count. The node was inserted into this shard, and was
+        // unlinked by the line above or before it.
         let value = unsafe { pool::release(&locked, node) };
         let surplus = locked.surplus();
         drop(locked);
         drop(surplus); // after the unlock
-        // SAFETY: the entry's count, of a node that is unlinked for good.
+        // SAFETY: the pool did not keep the node, so the entry's count passes to the reference. The
+        // node is unlinked for good, because only a pooled node is inserted again.
         let count = value.is_none().then(|| unsafe { Ref::from_count(node) });
-        Ok(RemovedEntry { removed, _value: value, _count: count, _others: others })
+        Ok(RemovedEntry { removed, _value: value, _count: count, _deferred: deferred })
     }
 
-    /// Removes what this thread, or another, left to be removed while it held slots' locks. Where a
-    /// lock is refused that stays for later.
+    /// Performs the removals that were deferred while a thread held slots. If a slot cannot be locked,
+    /// its removals stay deferred.
     pub(super) fn flush_deferred(&self) {
-        for slot in self.slots().filter(|slot| slot.has_deferred()) {
+        for slot in self.shards().filter(|slot| slot.has_deferred()) {
             let mut removed = DropList::<T>::new(); // dropped after the lock
-            let _ = slot.lock(&mut removed); // which settles, and unlocks at once
+            let _ = slot.lock(&mut removed); // flushes, and unlocks at once
         }
     }
 }
@@ -131,12 +136,13 @@ impl<T> Drop for Nodes<T> {
         let mut removed = DropList::<T>::new();
         for slot in self.core.slots() {
             let Some(shard) = self.core.shard(slot) else { continue };
-            // SAFETY: `&mut self` says that no other thread uses the list's shards; a thread that
-            // holds the slot's lock is at another list of the domain.
+            // SAFETY: `&mut self` excludes other uses of this shard. A thread that holds the lock of
+            // the slot uses another list of the domain.
             let mut locked = unsafe { LockedShard::new(shard.get(), ()) };
-            // SAFETY: of this list; and entries borrow or hold it, so there are none.
+            // SAFETY: by invariant 1 the anchors are those of nodes of `T`. There are no entries,
+            // because an entry borrows or holds the list.
             unsafe { remove_all(&self.core, &mut locked, &mut removed) };
-            // SAFETY: of this list.
+            // SAFETY: by invariant 1 the shard is that of a list of `T`.
             drop(unsafe { pool::remove_all::<T, _>(&locked) });
         }
     }

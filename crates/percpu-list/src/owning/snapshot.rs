@@ -1,4 +1,4 @@
-//! The list at one instant.
+//! A snapshot of an owning list, which shows one instant.
 
 use std::fmt;
 use std::iter::FusedIterator;
@@ -13,24 +13,25 @@ use super::deferred::flush;
 use super::node::{DropList, NodePtr};
 use super::nodes::Nodes;
 
-/// All slots of a list's domain, locked: from [`PerCpuList::lock_all`](crate::PerCpuList::lock_all).
+/// A list while all slots of its domain are locked, for
+/// [`PerCpuList::lock_all`](crate::PerCpuList::lock_all).
 ///
-/// While it lives nobody adds or removes, in any list of the domain; entries of the domain that its
-/// own thread drops meanwhile are removed when it ends, or later if they are of other lists.
-/// It stays with its thread.
+/// While the snapshot exists, other threads that add or remove wait, in all lists of the domain. If
+/// the thread of the snapshot drops entries of the list, they are removed when the snapshot is
+/// dropped; entries of other lists of the domain are removed later. A snapshot is `!Send`.
 #[must_use = "the slots are unlocked when the snapshot drops"]
 pub struct Snapshot<'a, T> {
     nodes: &'a Nodes<T>,
-    /// `Some` until the drop.
+    /// `None` only during the drop.
     guard: Option<GlobalGuard<'a, ()>>,
-    /// What had been left to be removed: dropped after the guard.
+    /// The entries whose deferred removals the snapshot has done. They are dropped after the guard.
     _removed: DropList<T>,
 }
 
 impl<T> Drop for Snapshot<'_, T> {
     fn drop(&mut self) {
         self.guard = None;
-        self.nodes.flush_deferred(); // what this thread dropped meanwhile
+        self.nodes.flush_deferred(); // the entries that this thread dropped during the snapshot
     }
 }
 
@@ -39,15 +40,16 @@ impl<'a, T> Snapshot<'a, T> {
         let core = nodes.core();
         let mut removed = DropList::<T>::new();
         let guard = core.lock_all()?;
-        // Until all are found empty one after the other: else what is deferred in a slot behind would
-        // be seen, and what was deferred before it in a slot passed already would not. It ends: nobody
-        // adds meanwhile.
+        // The loop ends when a pass finds every stack empty. After one pass, a stack could have a
+        // removal again, in a shard before one where a later removal was flushed; the snapshot would
+        // then miss the earlier removal and show the later one. The loop ends, because no thread can
+        // add while all slots are locked.
         let is_flushed = || core.shards().all(|shard| !shard.has_deferred());
         while !check!("snapshot: no deferred removal is left", is_flushed()) {
             for shard in core.shards() {
-                // SAFETY: we hold all slots' locks, and use this shard here only.
+                // SAFETY: `guard` holds the locks of all slots, and this is the only use of the shard.
                 let mut locked = unsafe { LockedShard::new(shard.get(), ()) };
-                // SAFETY: of this list.
+                // SAFETY: the shard belongs to this core, whose anchors are those of nodes of `T`.
                 unsafe { flush(core, &mut locked, &mut removed) };
             }
         }
@@ -55,34 +57,34 @@ impl<'a, T> Snapshot<'a, T> {
     }
 
     fn arrays(&self) -> impl Iterator<Item = &Array> {
-        // SAFETY: we hold all slots' locks as long as `self`, and change nothing.
+        // SAFETY: `self` holds the locks of all slots, and nothing changes an array through it.
         self.nodes.core().shards().map(|shard| unsafe { &*shard.array_ptr() })
     }
 
-    /// How many entries there are.
+    /// Returns the number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.arrays().map(|array| array.entries() as usize).sum()
     }
 
-    /// True if there is none.
+    /// Returns whether the list has no entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The values, slot by slot; within one in no order.
+    /// Iterates over the values, slot by slot. Within a slot they are in no particular order.
     pub fn iter(&self) -> SnapshotIter<'_, T> {
         SnapshotIter { snapshot: self, slot: 0, index: 0, left: self.len() }
     }
 
-    /// Calls `f` with every value: faster than [`iter`](Self::iter).
+    /// Calls `f` with every value. Faster than [`iter`](Self::iter).
     pub fn for_each(&self, mut f: impl FnMut(&T)) {
         for array in self.arrays() {
             array.for_each(|anchor| {
-                // SAFETY: an entry of this list is a node of its `T`.
+                // SAFETY: the anchor is in a shard of a list of `T`, so it is that of a node of `T`.
                 let node = unsafe { NodePtr::from_anchor(anchor) };
-                // SAFETY: linked, and we hold the slot's lock.
+                // SAFETY: the node is linked, and `self` holds the lock of its slot.
                 f(unsafe { node.value() });
             });
         }
@@ -104,7 +106,7 @@ impl<'s, T> IntoIterator for &'s Snapshot<'_, T> {
     }
 }
 
-/// The values of a [`Snapshot`].
+/// An iterator over the values of a [`Snapshot`].
 pub struct SnapshotIter<'s, T> {
     snapshot: &'s Snapshot<'s, T>,
     slot: u32,
@@ -119,16 +121,18 @@ impl<'s, T> Iterator for SnapshotIter<'s, T> {
         while self.left != 0 {
             let slot = percpu::CpuId::new(self.slot);
             let shard = self.snapshot.nodes.core().shard(slot);
-            // SAFETY: the snapshot holds all slots' locks as long as `'s`, and changes nothing.
+            // SAFETY: the snapshot holds the locks of all slots as long as `'s`, and nothing changes an
+            // array through it.
             let array = shard.map(|shard| unsafe { &*shard.array_ptr() });
             match array.filter(|array| self.index < array.len()) {
                 Some(array) => {
                     self.index += 1;
                     if let Some(anchor) = array.get(self.index - 1) {
                         self.left -= 1;
-                        // SAFETY: an entry of this list is a node of its `T`.
+                        // SAFETY: the anchor is in a shard of a list of `T`, so it is that of a node of
+                        // `T`.
                         let node = unsafe { NodePtr::from_anchor(anchor) };
-                        // SAFETY: linked, and stays so as long as the snapshot.
+                        // SAFETY: the node is linked, and the snapshot holds the lock of its slot.
                         return Some(unsafe { node.value() });
                     }
                 }

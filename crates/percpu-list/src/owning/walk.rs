@@ -1,4 +1,4 @@
-//! A walk that holds no lock while the caller's code runs.
+//! The walk of an owning list that holds no lock between entries.
 
 use std::fmt;
 use std::iter::FusedIterator;
@@ -13,18 +13,18 @@ use super::deferred::flush;
 use super::node::{DropList, NodePtr, Ref};
 use super::nodes::Nodes;
 
-/// Walks a [`PerCpuList`](crate::PerCpuList): from [`PerCpuList::iter`](crate::PerCpuList::iter).
+/// A walk of a [`PerCpuList`](crate::PerCpuList) that holds no lock while the caller's code runs, for
+/// [`PerCpuList::iter`](crate::PerCpuList::iter).
 ///
-/// A moving target. An entry that is on the list from before the walk until its end is seen exactly
-/// once; one that comes or goes meanwhile once or not at all (an intrusive item that is added again
-/// counts as another). What is seen stays alive as long as
-/// its [`Ref`], but may have been removed.
+/// Other threads may add and remove during the walk. It sees an entry that is on the list during the
+/// whole walk exactly once, and an entry that is added or removed during the walk once or not at all.
+/// A [`Ref`] keeps its value alive, but the value may have been removed from the list.
 ///
-/// The lock of a slot is taken for 32 entries at a time, and let go before they are given out; each
-/// step that takes one blocks while another thread has it. A walk may be left and taken up again at
-/// any time. While it is inside a slot, removals there leave holes, so do not keep one for ever.
+/// The walk locks a slot for 32 entries at a time, and unlocks it before it returns them. A step that
+/// locks blocks while another thread holds the slot. A walk may stop and continue at any time. While
+/// it is inside a slot, removals there leave holes, so do not keep a walk for ever.
 ///
-/// Gives [`LockError::Deadlock`] if this thread holds a slot, and then ends.
+/// If this thread holds a slot, the walk returns [`LockError::Deadlock`] and then ends.
 #[must_use = "it does nothing until it is iterated over"]
 pub struct Iter<'a, T> {
     nodes: &'a Nodes<T>,
@@ -46,13 +46,13 @@ impl<T> Iterator for Iter<'_, T> {
         self.chunk.next(|chunk| {
             let mut removed = DropList::<T>::new(); // dropped after the lock
             let prepare = |locked: &mut LockedShard<'_>| {
-                // SAFETY: the cursor is of this list.
+                // SAFETY: the cursor locks shards of this core, whose anchors are those of nodes of `T`.
                 unsafe { flush(core, locked, &mut removed) };
             };
             cursor.visit_chunk(prepare, |anchor| {
-                // SAFETY: an entry of this list is a node of its `T`.
+                // SAFETY: the anchor is in a shard of a list of `T`, so it is that of a node of `T`.
                 let node = unsafe { NodePtr::from_anchor(anchor) };
-                // SAFETY: linked, under its slot's lock.
+                // SAFETY: the node is linked, and the cursor holds the lock of its slot.
                 chunk.push(unsafe { node.acquire() });
                 true
             })
