@@ -1,4 +1,4 @@
-//! The list itself.
+//! The owning list and its operations.
 
 use std::fmt;
 
@@ -20,7 +20,8 @@ use super::pool;
 use super::snapshot::Snapshot;
 use super::walk::Iter;
 
-/// A registry of values: add where you run, remove from anywhere, walk everything.
+/// A registry of values with a list per CPU: a value is added to the list of the current CPU, and removed
+/// from any CPU.
 ///
 /// ```
 /// use percpu_list::PerCpuList;
@@ -38,15 +39,15 @@ use super::walk::Iter;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Adding and removing block while another thread is at the same slot, for some instructions of
-/// its; on different CPUs they share nothing. A value has a node (of 32 bytes beside it), allocated
-/// without a lock held; each slot keeps up to 16 nodes for its next values. Values are dropped
-/// without a lock held.
+/// Adding and removing block while another thread holds the same slot, for some instructions. On
+/// different CPUs they share no memory. A value is stored in a node, which takes 32 bytes more. Nodes are
+/// allocated without a lock; each slot keeps up to 16 nodes for its next values. Values are dropped
+/// without a lock.
 ///
-/// Dropping the list drops what is on it: entries that were forgotten, since all others borrow it.
+/// Dropping the list drops the values of forgotten entries. All other entries borrow the list.
 ///
-/// `T` is shared with whoever walks, and dropped by whoever has it last: the list is `Send` and
-/// `Sync` if `T` is both. It is invariant in `T`:
+/// Walks share `&T` with other threads, and the thread with the last reference drops the `T`, so the list
+/// is `Send` and `Sync` if `T` is both. It is invariant in `T`:
 ///
 /// ```compile_fail
 /// fn shorten<'a>(list: percpu_list::PerCpuList<&'static str>) -> percpu_list::PerCpuList<&'a str> {
@@ -58,48 +59,48 @@ pub struct PerCpuList<T> {
 }
 
 impl<T> PerCpuList<T> {
-    /// Makes an empty list with a slot for each CPU, in a domain of its own.
+    /// Creates an empty list with a slot for each CPU, in a domain of its own.
     ///
     /// # Aborts
     ///
-    /// Like `Box::new`, if there is no memory; [`try_new`](Self::try_new) returns that.
+    /// Aborts like `Box::new` if there is no memory; [`try_new`](Self::try_new) returns an error instead.
     #[must_use]
     pub fn new() -> Self {
         Self::try_new().unwrap_or_else(|_| crate::out_of_memory::<Self>())
     }
 
-    /// Makes an empty list with a slot for each CPU, in a domain of its own.
+    /// Creates an empty list with a slot for each CPU, in a domain of its own.
     ///
     /// # Errors
     ///
-    /// [`AllocError`] if memory is out.
+    /// [`AllocError`] if there is no memory.
     pub fn try_new() -> Result<Self, AllocError> {
         Self::try_new_in(&Domain::try_new()?)
     }
 
-    /// Makes an empty list in a domain, which other lists may share.
+    /// Creates an empty list in a domain that other lists may share.
     ///
     /// # Aborts
     ///
-    /// As [`new`](Self::new).
+    /// Aborts like [`new`](Self::new).
     #[must_use]
     pub fn new_in(domain: &Domain) -> Self {
         Self::try_new_in(domain).unwrap_or_else(|_| crate::out_of_memory::<Self>())
     }
 
-    /// Makes an empty list in a domain, which other lists may share.
+    /// Creates an empty list in a domain that other lists may share.
     ///
     /// Allocates 8 bytes for each slot. The first entry in a slot allocates that slot's shard, of 256
     /// bytes; each entry takes 8 bytes there.
     ///
     /// # Errors
     ///
-    /// [`AllocError`] if memory is out.
+    /// [`AllocError`] if there is no memory.
     pub fn try_new_in(domain: &Domain) -> Result<Self, AllocError> {
         Ok(Self { nodes: Nodes::try_new(domain, true)? })
     }
 
-    /// One that does not count hits, to measure what that costs.
+    /// Creates a list that does not count hits, to measure the cost of the counts.
     #[doc(hidden)]
     #[must_use]
     pub fn new_uncounted_in(domain: &Domain) -> Self {
@@ -112,61 +113,63 @@ impl<T> PerCpuList<T> {
         self.nodes.core()
     }
 
-    /// The list's domain.
+    /// Returns the list's domain.
     #[must_use]
     pub fn domain(&self) -> &Domain {
         self.core().domain()
     }
 
-    /// Adds a value in the slot of the CPU that the caller runs on.
+    /// Adds a value in the slot of the current CPU.
     ///
-    /// Allocates only where the slot has no spare node, or no room; and always for a value of more
-    /// than 128 bytes. Blocks while another thread holds the slot's lock. Removes what was
-    /// [deferred](Entry::defer_remove) in the slot, and drops it once that is unlocked.
+    /// Allocates if the slot has no spare node or no room, and for each value of more than 128 bytes.
+    /// Blocks while another thread holds the slot. Performs the [deferred](Entry::defer_remove) removals
+    /// of the slot, and drops their values after the unlock.
     ///
     /// # Errors
     ///
-    /// The value and why it was refused: the list is closed, memory is out, or this thread holds
-    /// the slot's lock already (it is inside a locked walk or has a [`Snapshot`]).
-    #[inline(always)] // else the entry goes through memory, in other pieces than it is read in
+    /// [`InsertError`] returns the value and the reason: the list is closed, there is no memory, or this
+    /// thread holds the slot (it is inside a locked walk or has a [`Snapshot`]).
+    #[inline(always)] // otherwise the entry is returned in memory, and store forwarding fails
     pub fn insert(&self, value: T) -> Result<Entry<&Self>, InsertError<T>> {
         let node = self.insert_node(self.core().domain().current_slot(), value)?;
-        // SAFETY: its count is the entry's, and it was just inserted.
+        // SAFETY: the node was just inserted, and its count passes to the entry.
         Ok(unsafe { Entry::new(node, self) })
     }
 
     /// Adds a value in the slot of `cpu`.
     ///
-    /// For who knows better, and for replays. Otherwise as [`insert`](Self::insert).
+    /// For programs that choose the slot themselves, and for replays. Otherwise the same as
+    /// [`insert`](Self::insert).
     ///
     /// # Errors
     ///
-    /// As [`insert`](Self::insert), and [`LockError::NoSuchCpu`].
+    /// The errors of [`insert`](Self::insert), and [`LockError::NoSuchCpu`].
     pub fn insert_on(&self, cpu: CpuId, value: T) -> Result<Entry<&Self>, InsertError<T>> {
         let node = self.insert_node_on(cpu, value)?;
-        // SAFETY: as in `insert`.
+        // SAFETY: the node was just inserted, and its count passes to the entry.
         Ok(unsafe { Entry::new(node, self) })
     }
 
-    /// [`insert`](Self::insert) with an entry that holds the list by an `Arc`, and may go anywhere.
+    /// Adds a value in the slot of the current CPU. The entry has an `Arc` of the list, so it borrows
+    /// nothing.
     ///
-    /// All CPUs count such entries on one line: where millions come and go, borrow the list.
+    /// All CPUs write the count of that `Arc`. If entries are created often, borrow the list instead.
     ///
     /// # Errors
     ///
-    /// As [`insert`](Self::insert).
+    /// The errors of [`insert`](Self::insert).
     #[cfg(not(offlock_loom))]
     pub fn insert_arc(self: &Arc<Self>, value: T) -> Result<Entry<Arc<Self>>, InsertError<T>> {
         let node = self.insert_node(self.core().domain().current_slot(), value)?;
-        // SAFETY: as in `insert`.
+        // SAFETY: the node was just inserted, and its count passes to the entry.
         Ok(unsafe { Entry::new(node, Arc::clone(self)) })
     }
 
-    /// [`insert_on`](Self::insert_on) with an entry that holds the list by an `Arc`.
+    /// Adds a value in the slot of `cpu`. The entry has an `Arc` of the list.
     ///
     /// # Errors
     ///
-    /// As [`insert_on`](Self::insert_on).
+    /// The errors of [`insert_on`](Self::insert_on).
     #[cfg(not(offlock_loom))]
     pub fn insert_arc_on(
         self: &Arc<Self>,
@@ -174,15 +177,15 @@ impl<T> PerCpuList<T> {
         value: T,
     ) -> Result<Entry<Arc<Self>>, InsertError<T>> {
         let node = self.insert_node_on(cpu, value)?;
-        // SAFETY: as in `insert`.
+        // SAFETY: the node was just inserted, and its count passes to the entry.
         Ok(unsafe { Entry::new(node, Arc::clone(self)) })
     }
 
-    /// The same for loom, whose `Arc` cannot be a receiver.
+    /// Adds a value like the function of that name above. loom's `Arc` cannot be a receiver.
     #[cfg(offlock_loom)]
     pub fn insert_arc(this: &Arc<Self>, value: T) -> Result<Entry<Arc<Self>>, InsertError<T>> {
         let node = this.insert_node(this.core().domain().current_slot(), value)?;
-        // SAFETY: as in `insert`.
+        // SAFETY: the node was just inserted, and its count passes to the entry.
         Ok(unsafe { Entry::new(node, Arc::clone(this)) })
     }
 
@@ -201,7 +204,7 @@ impl<T> PerCpuList<T> {
         }
     }
 
-    /// Adds a value in a spare node, where everything is at hand.
+    /// Adds a value in a spare node, or in a new one if the slot has none.
     #[inline(always)]
     fn insert_pooled(
         &self,
@@ -211,58 +214,59 @@ impl<T> PerCpuList<T> {
         let mut removed = DropList::<T>::new(); // dropped after the lock
         if let Ok(mut locked) = slot.lock(&mut removed) {
             if !self.core().is_closed() && locked.array().has_room() {
-                // SAFETY: of this list.
+                // SAFETY: `locked` is a shard of this list.
                 if let Some(node) = unsafe { pool::acquire::<T, _>(&locked) } {
-                    // SAFETY: a spare node's only count is the entry's, and it has no value.
+                    // SAFETY: a spare node has one count, which passes to the entry, and no value.
                     unsafe { node.write_value(value) };
-                    // SAFETY: there is room; the node is unlinked, a spare node's home is this slot,
-                    // and it lives until it is unlinked (node's invariant 2).
+                    // SAFETY: there is room. The spare node is unlinked, its home is this slot, and it
+                    // lives until it is unlinked (invariant 2 of `node`).
                     unsafe { locked.add(node.anchor_ptr()) };
                     drop(locked);
-                    // SAFETY: its count is the entry's.
+                    // SAFETY: the node was just inserted, and its count passes to the entry.
                     let entry = unsafe { Entry::new(node, self) };
-                    drop(removed); // a panic there drops the entry
+                    drop(removed); // if a drop panics, the entry is dropped
                     return Ok(entry.into_node());
                 }
             }
         }
-        drop(removed); // a panic there drops the value
+        drop(removed); // if a drop panics, the value is dropped
         self.insert_allocated(slot.slot(), value)
     }
 
-    /// Adds a value in a node of its own.
+    /// Adds a value in a new node.
     #[inline(never)]
     fn insert_allocated(&self, slot: CpuId, value: T) -> Result<NodePtr<T>, InsertError<T>> {
         let node = NodePtr::try_new(slot, value)
             .map_err(|value| InsertError { value, reason: AllocError::new().into() })?;
         let mut removed = DropList::<T>::new();
         let inserted = match self.link(slot, node, &mut removed) {
-            // SAFETY: its count is the entry's, and it was just inserted.
+            // SAFETY: the node was just inserted, and its count passes to the entry.
             Ok(()) => Ok(unsafe { Entry::new(node, self) }),
             Err(reason) => Err(Self::unwrap_node(node, reason)),
         };
-        drop(removed); // a panic there drops the entry, or the value
+        drop(removed); // if a drop panics, the entry or the value is dropped
         inserted.map(Entry::into_node)
     }
 
     #[cold]
     #[inline(never)]
     fn unwrap_node(node: NodePtr<T>, reason: Refused) -> InsertError<T> {
-        // SAFETY: the only count, of a node that nobody has seen.
+        // SAFETY: the node was never linked, so the caller has its only count.
         match unsafe { node.try_unwrap() } {
             Some(value) => InsertError { value, reason },
             None => unreachable!("a node that was never linked has one count"),
         }
     }
 
-    /// Puts a new node on the list. What had been left to be removed is in `removed`, to be dropped.
+    /// Adds a new node to the list. The caller drops `removed`, which gets the entries of deferred
+    /// removals, after this.
     fn link(
         &self,
         slot: CpuId,
         node: NodePtr<T>,
         removed: &mut DropList<T>,
     ) -> Result<(), Refused> {
-        // SAFETY: of this list.
+        // SAFETY: the shard belongs to this list.
         let slot = unsafe { NodeShard::new(self.core().shard_or_new(slot)?) };
         loop {
             let mut locked = slot.lock(removed)?;
@@ -270,8 +274,8 @@ impl<T> PerCpuList<T> {
                 return Err(Refused::Closed);
             }
             if locked.array().has_room() {
-                // SAFETY: there is room; the node is new, its home is this slot, and it lives until
-                // it is unlinked (node's invariant 2).
+                // SAFETY: there is room. The node is new, its home is this slot, and it lives until it
+                // is unlinked (invariant 2 of `node`).
                 unsafe { locked.add(node.anchor_ptr()) };
                 return Ok(());
             }
@@ -280,14 +284,14 @@ impl<T> PerCpuList<T> {
         }
     }
 
-    /// Takes what `found` refers to off this list, though its [`Entry`] still exists. False if it
-    /// is not on it: taken off before, or never there.
+    /// Removes the entry that `found` refers to, although its [`Entry`] still exists. Returns whether it
+    /// was on this list.
     ///
-    /// Blocks like [`insert`](Self::insert). Of all that try, one gets true.
+    /// Blocks like [`insert`](Self::insert). If several threads remove the entry, one call returns true.
     ///
     /// # Errors
     ///
-    /// [`LockError::Deadlock`]: nothing was removed.
+    /// [`LockError::Deadlock`] if this thread holds the slot; the entry stays on the list.
     pub fn remove(&self, found: &Ref<T>) -> Result<bool, LockError> {
         // SAFETY: the reference keeps the node alive.
         let anchor = unsafe { found.node().anchor() };
@@ -298,59 +302,60 @@ impl<T> PerCpuList<T> {
         if !ours {
             return Ok(false);
         }
-        // SAFETY: the reference's count, and it was inserted into this list.
+        // SAFETY: the reference keeps the node alive, and it was inserted into this list.
         unsafe { self.nodes.unlink(found.node(), self.core().domain().current_slot()) }
     }
 
-    /// Refuses additions from now on. Those under way are complete when it returns, so a
-    /// [`drain`](Self::drain) after it leaves nothing.
+    /// Closes the list: later additions are refused. Additions that other threads have begun are complete
+    /// when this returns, so a [`drain`](Self::drain) after it leaves the list empty.
     ///
-    /// Removals, walks and [`drain`](Self::drain) go on as before. Locks each slot in turn.
+    /// Removals, walks and drains still work. Locks each slot in turn.
     ///
     /// # Errors
     ///
-    /// As [`remove`](Self::remove). The list is closed, but an addition to a slot that could not be
-    /// locked may yet succeed.
+    /// The errors of [`remove`](Self::remove). The list is closed then, but an addition that has begun in a
+    /// slot that could not be locked may still succeed.
     pub fn close(&self) -> Result<(), LockError> {
         self.core().close()
     }
 
-    /// True once [`close`](Self::close) was called.
+    /// Returns whether [`close`](Self::close) was called.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.core().is_closed()
     }
 
-    /// How many entries there are, slot by slot: a moving target. Wait-free; see
-    /// [`lock_all`](Self::lock_all) for an instant.
+    /// Returns the sum of the lengths of the slots, which are read one after the other. Wait-free.
+    /// [`lock_all`](Self::lock_all) shows one instant.
     #[must_use]
     pub fn len(&self) -> usize {
         self.core().len()
     }
 
-    /// True if there was no entry: never while one is on the list throughout. Wait-free.
+    /// Returns whether [`len`](Self::len) is 0. It is not while an entry is on the list throughout the
+    /// call. Wait-free.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.core().len() == 0
     }
 
-    /// What was counted so far. Wait-free.
+    /// Returns the statistics of the list. Wait-free.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.core().stats()
     }
 
-    /// Removes what was [deferred](Entry::defer_remove), and drops it; frees the nodes that slots keep
-    /// for their next values.
+    /// Performs the [deferred](Entry::defer_remove) removals and drops their values. Frees the spare nodes
+    /// of all slots.
     ///
     /// # Errors
     ///
-    /// As [`remove`](Self::remove); the slots before were done.
+    /// The errors of [`remove`](Self::remove). The slots before the one that could not be locked are done.
     pub fn flush(&self) -> Result<(), LockError> {
         for slot in self.nodes.shards() {
             let mut removed = DropList::<T>::new(); // dropped after the lock
             let locked = slot.lock(&mut removed)?;
-            // SAFETY: of this list.
+            // SAFETY: the shard belongs to this list.
             let spares = unsafe { pool::remove_all::<T, _>(&locked) };
             drop(locked);
             drop(spares); // after the unlock
@@ -358,31 +363,32 @@ impl<T> PerCpuList<T> {
         Ok(())
     }
 
-    /// Walks the list without a lock while the caller's code runs: see [`Iter`].
+    /// Walks the list. No lock is held between the values: see [`Iter`].
     pub fn iter(&self) -> Iter<'_, T> {
         Iter::new(&self.nodes)
     }
 
     /// Calls `f` with every value, slot by slot, under the slot's lock.
     ///
-    /// The cheapest walk: no references are counted. `f` should be short: all who add or remove in that
-    /// slot wait, in all lists of the domain. In `f` an entry of the domain that is dropped is
-    /// removed later: of this list at the end of the walk, of another by whoever comes to its slot
-    /// next. Adding to lists of the domain may give [`LockError::Deadlock`]. An entry of another
-    /// domain waits for its lock as anywhere: two threads that do so crosswise wait for ever. A panic
-    /// of `f` unlocks the slot, and is the caller's to see.
+    /// This is the cheapest walk, because it counts no references. `f` should be short: threads that add or
+    /// remove in that slot wait, in all lists of the domain. If `f` drops an entry of the domain, the
+    /// removal is deferred: for this list to the end of the walk, for another list to the next thread that
+    /// locks the slot. If `f` adds to a list of the domain, it may get [`LockError::Deadlock`]. If it drops
+    /// an entry of another domain, it waits for that lock: two threads that do so in opposite order
+    /// deadlock. A panic in `f` unlocks the slot and propagates.
     ///
     /// # Errors
     ///
-    /// As [`remove`](Self::remove); `f` has seen the slots before.
+    /// The errors of [`remove`](Self::remove). `f` was called for the slots before the one that could not
+    /// be locked.
     pub fn for_each(&self, mut f: impl FnMut(&T)) -> Result<(), LockError> {
         for slot in self.nodes.shards() {
             let mut removed = DropList::<T>::new(); // dropped after the lock
             let locked = slot.lock(&mut removed)?;
             locked.array().for_each(|anchor| {
-                // SAFETY: an entry of this list is a node of its `T`.
+                // SAFETY: the anchor is in a shard of this list, so it is that of a node of `T`.
                 let node = unsafe { NodePtr::from_anchor(anchor) };
-                // SAFETY: linked, and we hold the slot's lock for the whole call.
+                // SAFETY: the node is linked, and `locked` holds its slot during the call.
                 f(unsafe { node.value() });
             });
         }
@@ -390,29 +396,28 @@ impl<T> PerCpuList<T> {
         Ok(())
     }
 
-    /// Locks all slots, ascending: what it shows is the list at one instant.
+    /// Locks all slots, in ascending order. The snapshot shows the list at one instant.
     ///
-    /// Everybody else waits, in all lists of the domain, until the snapshot is dropped. This thread
-    /// meanwhile gets [`LockError::Deadlock`] from whatever locks a slot of the domain: a snapshot
-    /// shows one list.
+    /// Other threads wait, in all lists of the domain, until the snapshot is dropped. This thread gets
+    /// [`LockError::Deadlock`] meanwhile from calls that lock a slot of the domain.
     ///
     /// # Errors
     ///
-    /// As [`remove`](Self::remove).
+    /// The errors of [`remove`](Self::remove).
     pub fn lock_all(&self) -> Result<Snapshot<'_, T>, LockError> {
         Snapshot::new(&self.nodes)
     }
 
-    /// Takes everything off the list: see [`Drain`].
+    /// Removes every entry and returns the values: see [`Drain`].
     pub fn drain(&self) -> Drain<'_, T> {
         Drain::new(&self.nodes)
     }
 
-    /// Checks the structure, for tests.
+    /// Checks the invariants of the list, for tests.
     ///
     /// # Panics
     ///
-    /// Panics with what does not hold.
+    /// Panics if an invariant does not hold.
     #[doc(hidden)]
     pub fn validate(&self) {
         self.core().validate();

@@ -6,7 +6,7 @@ use crate::workspace::Workspace;
 use crate::{examples, layers};
 
 /// The crates whose modules form layers. The others get there one by one.
-const LAYERED: [&str; 5] = ["percpu", "mq-rbtree", "radix-ctx", "testkit", "xtask"];
+const LAYERED: [&str; 6] = ["percpu", "mq-rbtree", "percpu-list", "radix-ctx", "testkit", "xtask"];
 
 /// The crates of which every public type has an example.
 const WITH_EXAMPLES: [&str; 1] = ["percpu"];
