@@ -2,15 +2,15 @@
 //!
 //! The drop policy: a publisher never waits for a subscriber. A message that finds no place in the queue
 //! of a subscriber is dropped for this subscriber, and counted; messages that are queued already stay.
-//! Each class of lines has places that the classes below it cannot take, so a flood of ordinary
-//! messages does not keep out urgent messages, answers and notices:
+//! A line may take any free place but those that are reserved for the classes above its own, so a flood of
+//! ordinary messages does not keep out urgent messages, answers and notices:
 //!
-//! | class | priority in the queue | places of its own | finds no place |
+//! | class | priority in the queue | reserved places | finds no place |
 //! |---|---|---|---|
 //! | notices | `NOTICE` | one for each subscription | cannot happen |
-//! | answers to commands | `ANSWER` | `ANSWER_PLACES` | the server reads no more commands of this client until it reads |
+//! | answers to commands | `ANSWER` | `ANSWER_PLACES` | the server reads no commands of this client until there is one |
 //! | urgent messages | `URGENT` to `MAX_PRIORITY` | `URGENT_PLACES` | dropped |
-//! | other messages | 0 to `URGENT - 1` | `Limits::messages` | dropped |
+//! | other messages | 0 to `URGENT - 1` | none of `Limits::messages` | dropped |
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::totals::Counter;
 /// The lowest priority of an urgent message.
 pub(crate) const URGENT: u32 = 8;
 
-/// How many urgent messages are queued beside `Limits::messages` others.
+/// The number of places that are reserved for urgent messages and the classes above.
 pub(crate) const URGENT_PLACES: usize = 8;
 
 const ANSWER: u32 = MAX_PRIORITY + 1;

@@ -15,7 +15,8 @@ pub(crate) struct Limits {
     #[arg(long, default_value_t = 16)]
     pub(crate) topics: usize,
 
-    /// Messages below the urgent priorities that wait for one client.
+    /// Messages below the urgent priorities that may wait for one client; answers and urgent messages that
+    /// find their own places taken use these too.
     #[arg(long, default_value_t = 64)]
     pub(crate) messages: usize,
 

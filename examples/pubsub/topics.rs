@@ -92,11 +92,6 @@ impl Topics {
         Ok(())
     }
 
-    #[cfg(test)]
-    pub(crate) fn len(&self) -> usize {
-        self.read().lists.len()
-    }
-
     fn read(&self) -> RwLockReadGuard<'_, Map> {
         self.map.read().unwrap_or_else(PoisonError::into_inner)
     }
