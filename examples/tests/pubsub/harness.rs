@@ -22,10 +22,13 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) const LIMITS: Limits =
     Limits { clients: 64, topics: 16, messages: 64, farewell: Duration::from_secs(10) };
 
+/// How long a test may take, its repeated attempts included.
+const WHOLE_TEST: Duration = Duration::from_secs(120);
+
 /// Runs a test on a runtime with two threads.
 pub(crate) fn on_runtime(test: impl Future<Output = io::Result<()>>) {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    runtime.block_on(test).unwrap();
+    runtime.block_on(async { timeout(WHOLE_TEST, test).await }).expect("the test ends").unwrap();
 }
 
 /// A server on a free port.
