@@ -8,7 +8,7 @@
 //! | class | priority in the queue | reserved places | finds no place |
 //! |---|---|---|---|
 //! | notices | `NOTICE` | one for each subscription | cannot happen |
-//! | answers to commands | `ANSWER` | `ANSWER_PLACES` | the server reads no commands of this client until there is one |
+//! | answers to commands | `ANSWER` | `ANSWER_PLACES` | the commands of this client wait |
 //! | urgent messages | `URGENT` to `MAX_PRIORITY` | `URGENT_PLACES` | dropped |
 //! | other messages | 0 to `URGENT - 1` | none of `Limits::messages` | dropped |
 

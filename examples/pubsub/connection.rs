@@ -11,19 +11,19 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::OwnedWriteHalf;
 use tokio::time::timeout;
 
+use crate::broker::Broker;
 use crate::client::Client;
 use crate::protocol::Outbound;
 use crate::race::{First, race};
-use crate::server::Server;
 use crate::session::Session;
 
 /// Serves a client until it leaves, its stream fails, or its context is removed.
-pub(crate) async fn run(server: Arc<Server>, client: CtxRef<Client>, stream: TcpStream) {
+pub(crate) async fn run(broker: Arc<Broker>, client: CtxRef<Client>, stream: TcpStream) {
     let id = CtxRef::id(&client);
     let (input, output) = stream.into_split();
     {
         let mut writing = pin!(write_lines(id, &client, output));
-        let mut session = Session::new(&server, &client);
+        let mut session = Session::new(&broker, &client);
         let reading = race(session.run(input), CtxRef::removed(&client));
         let ended = race(reading, writing.as_mut()).await;
 
@@ -32,12 +32,12 @@ pub(crate) async fn run(server: Arc<Server>, client: CtxRef<Client>, stream: Tcp
         client.close();
         if let First::Left(_) = ended {
             // A client that does not read its last lines in time loses them.
-            let _ = timeout(server.limits.farewell, writing).await;
+            let _ = timeout(broker.limits.farewell, writing).await;
         }
     }
     drop(client);
     // The lookup fails if the server ends: then it has removed the context, and waits for its drop.
-    if let Ok(removal) = server.clients.remove(id) {
+    if let Ok(removal) = broker.clients.remove(id) {
         let _ = removal.await; // the queue is freed now, and not when another client comes
     }
 }

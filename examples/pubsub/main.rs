@@ -8,12 +8,13 @@
 //! ```text
 //!  main ─► server: accept ─► connection: read ─► session: commands ─► topics: subscribers (percpu-list)
 //!                                │                                          │ ids
-//!                                └──── write ◄── client: queue (mq-rbtree) ◄┘ looked up (radix-ctx)
+//!                                └──── write ◄── client: queue (mq-rbtree) ◄┘ looked up by broker (radix-ctx)
 //! ```
 //!
 //! `protocol.rs` lists the lines of both directions, `client.rs` states what happens to a message for a
 //! slow client, `server.rs` how the server ends.
 
+mod broker;
 mod client;
 mod connection;
 mod interrupt;

@@ -3,7 +3,7 @@
 //! | client | server answers |
 //! |---|---|
 //! | `SUB topic` | `OK SUB topic` |
-//! | `UNSUB topic` | `OK UNSUB topic`; no message of the topic follows, but one that is being published just then |
+//! | `UNSUB topic` | `OK UNSUB topic`; at most a message that is being published follows |
 //! | `PUB priority topic text` | `OK PUB queued dropped`: for how many subscribers; priorities are 0 to 9 |
 //! | `PING` | `PONG` |
 //! | `QUIT` | the messages that are queued, then `BYE` |

@@ -6,24 +6,24 @@ use std::sync::Arc;
 use radix_ctx::{CtxRef, Id};
 use tokio::io::AsyncRead;
 
+use crate::broker::Broker;
 use crate::client::{Client, Closed};
 use crate::lines::{Input, Lines, MAX_LINE};
 use crate::protocol::{Command, Message, Outbound};
-use crate::server::Server;
 use crate::topics::Subscription;
 
 /// A client with its subscriptions.
 #[derive(Debug)]
 pub(crate) struct Session<'s> {
-    server: &'s Server,
+    broker: &'s Broker,
     client: &'s Client,
     id: Id,
     subscriptions: HashMap<String, Subscription>,
 }
 
 impl<'s> Session<'s> {
-    pub(crate) fn new(server: &'s Server, client: &'s CtxRef<Client>) -> Session<'s> {
-        Session { server, client, id: CtxRef::id(client), subscriptions: HashMap::new() }
+    pub(crate) fn new(broker: &'s Broker, client: &'s CtxRef<Client>) -> Session<'s> {
+        Session { broker, client, id: CtxRef::id(client), subscriptions: HashMap::new() }
     }
 
     /// Executes commands until the client leaves or its queue is closed.
@@ -58,11 +58,11 @@ impl<'s> Session<'s> {
         if self.subscriptions.contains_key(topic) {
             return Err(format!("already subscribed to {topic}"));
         }
-        if self.subscriptions.len() == self.server.limits.topics {
-            return Err(format!("more than {} topics", self.server.limits.topics));
+        if self.subscriptions.len() == self.broker.limits.topics {
+            return Err(format!("more than {} topics", self.broker.limits.topics));
         }
         let subscription =
-            self.server.topics.subscribe(topic, self.id).map_err(|error| error.to_string())?;
+            self.broker.topics.subscribe(topic, self.id).map_err(|error| error.to_string())?;
         self.subscriptions.insert(topic.to_string(), subscription);
         Ok(format!("OK SUB {topic}"))
     }
@@ -72,7 +72,7 @@ impl<'s> Session<'s> {
             .subscriptions
             .remove_entry(topic)
             .ok_or_else(|| format!("not subscribed to {topic}"))?;
-        self.server.topics.unsubscribe(&topic, subscription);
+        self.broker.topics.unsubscribe(&topic, subscription);
         self.client.forget(&topic);
         Ok(format!("OK UNSUB {topic}"))
     }
@@ -80,7 +80,7 @@ impl<'s> Session<'s> {
     fn publish(&self, priority: u32, topic: &str, text: &str) -> Result<String, String> {
         let (topic, text) = (topic.to_string(), text.to_string());
         let message = Arc::new(Message { topic, priority, from: self.id, text });
-        let sent = self.server.publish(&message).map_err(|error| error.to_string())?;
+        let sent = self.broker.publish(&message).map_err(|error| error.to_string())?;
         Ok(format!("OK PUB {} {}", sent.queued, sent.dropped))
     }
 }
@@ -88,7 +88,7 @@ impl<'s> Session<'s> {
 impl Drop for Session<'_> {
     fn drop(&mut self) {
         for (topic, subscription) in self.subscriptions.drain() {
-            self.server.topics.unsubscribe(&topic, subscription);
+            self.broker.topics.unsubscribe(&topic, subscription);
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The publish-subscribe server of examples/pubsub: real connections to a server in this process.
 
+#[path = "../pubsub/broker.rs"]
+mod broker;
 #[path = "../pubsub/client.rs"]
 mod client;
 #[path = "../pubsub/connection.rs"]
