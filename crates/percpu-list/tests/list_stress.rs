@@ -26,7 +26,7 @@ struct Value {
     canary: Canary,
     /// Removals that said they did it.
     removed: AtomicU32,
-    /// Its owner ended it without asking who took it off.
+    /// Its owner dropped it without asking which call removed it.
     ended: AtomicBool,
 }
 
@@ -118,7 +118,8 @@ fn owning_churn(policy: SlotPolicy) {
                 }
             }
             _ if me == 0 && rng.usize(..64) == 0 => {
-                // To the end: what a drain took and did not give out would be answered to nobody.
+                // To the end, because a drain does not return the entries that it has removed if it is
+                // dropped early.
                 list.drain().for_each(|found| found.unwrap().answered(true));
             }
             _ => {
@@ -164,7 +165,7 @@ fn stress_inv01_owning_churn_in_one_slot() {
 
 struct Item {
     canary: Canary,
-    /// How often it was added, and taken off, as those were told who did it.
+    /// How often it was added and removed, by the results of the calls.
     added: AtomicU64,
     removed: AtomicU64,
     link: Link,
@@ -178,8 +179,8 @@ impl Item {
     }
 }
 
-/// Everybody adds and removes everybody's items, on two lists of a domain; other items are dropped by
-/// another thread, on a list or not.
+/// All threads add and remove the items of all threads, on two lists of a domain. Other items are dropped
+/// by another thread, on a list or not.
 #[test]
 #[ignore = "stress: seconds of churn"]
 fn stress_inv03_intrusive_churn_across_cpus() {
@@ -398,7 +399,11 @@ fn stress_inv18_one_slot_beside_a_locked_vector() {
     drop(pool);
     assert_eq!((list.len(), items.len(), census.alive()), (0, 0, 0));
     for stats in [list.stats(), items.stats()] {
-        assert_eq!((stats.cpu_hits, stats.live()), (stats.removals, 0), "one slot is everybody's");
+        assert_eq!(
+            (stats.cpu_hits, stats.live()),
+            (stats.removals, 0),
+            "all CPUs share the one slot"
+        );
     }
     assert!(compared.into_inner() > 10);
 }

@@ -20,7 +20,8 @@ thread_local! {
     static HELD: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Items on no list, one for each slot of a domain: removing such a one tells who holds the slot.
+/// Items on no list, one for each slot of a domain: an attempt to remove one tells whether this thread
+/// holds the slot.
 struct Probe {
     items: Vec<Pin<Box<Item>>>,
 }
@@ -64,7 +65,7 @@ fn watched<R>(domain: &Domain, f: impl FnOnce() -> R) -> R {
     });
     let probe = Box::into_raw(Box::new(Probe { items: items.collect() }));
     HELD.set(0);
-    // SAFETY: freed below, when nobody uses it any more.
+    // SAFETY: freed below, after its last use.
     PROBE.set(Some(unsafe { &*probe }));
     let result = f();
     PROBE.set(None);

@@ -185,7 +185,7 @@ const EMPTY: u8 = 0;
 const BUSY: u8 = 1;
 const FULL: u8 = 2;
 
-// SAFETY: the entry is used by who changed the state to `BUSY` only, and entries are `Send`.
+// SAFETY: only the thread that changed the state to `BUSY` uses the entry, and entries are `Send`.
 unsafe impl Sync for Place {}
 
 impl Place {

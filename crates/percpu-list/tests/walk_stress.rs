@@ -67,7 +67,7 @@ fn stress_inv06_snapshots_of_an_owning_list_see_one_instant() {
         let x = list.insert_on(cpus[0], Canary::new(pair, &census)).unwrap();
         let y = list.insert_on(cpus[1], Canary::new(pair + 1, &census)).unwrap();
         match rng.usize(..3) {
-            0 => y.defer_remove(), // taken off before anybody sees that X is gone
+            0 => y.defer_remove(), // removed before a walk can see that X is gone
             1 => drop(y),
             _ => assert!(list.remove(&y.share()).unwrap()),
         }
@@ -128,8 +128,8 @@ fn stress_inv06_snapshots_of_an_intrusive_list_see_one_instant() {
 /// Values that stay have their own numbers below this; those that come and go have numbers above.
 const STAY: u64 = 300;
 
-/// Steps of a walk, which must see those that stay and its `own`; a slow one lets everybody else run
-/// behind it now and then, and may end early.
+/// Runs a walk, which must return the staying values and its `own`. A slow walk sometimes lets the other
+/// threads run behind it, and may end early.
 fn walk(values: impl Iterator<Item = u64>, own: &[u64], slow: bool, rng: &mut Rng) {
     let mut seen = HashSet::new();
     let end = if slow && rng.usize(..4) == 0 { rng.usize(..500) } else { usize::MAX };
@@ -157,7 +157,7 @@ fn owning_walks(slow: bool) {
     let list = PerCpuList::new();
     let mut rng = rng::seeded(99);
     let mut stay = Vec::new();
-    // Half of them among others that go before anybody walks.
+    // Half of them are added among others that are removed before the first walk.
     for value in 0..STAY {
         let cpu = any_cpu(&mut rng);
         let goes = list.insert_on(cpu, Canary::new(STAY, &census)).unwrap();
@@ -242,7 +242,7 @@ fn pinned_walks(slow: bool) {
             link: Link::new(list.domain()),
         })
     };
-    // SAFETY: what an `Arc` holds does not move, and nobody takes it out.
+    // SAFETY: an `Arc` does not move its value, and this test does not move it out.
     let pinned = |item: &Arc<Item>| unsafe { Pin::new_unchecked(Arc::clone(item)) };
     let mut rng = rng::seeded(98);
     let mut stay = Vec::new();
@@ -263,7 +263,7 @@ fn pinned_walks(slow: bool) {
             let numbers: Vec<u64> = own.iter().map(|item| item.canary.read()).collect();
             own.iter()
                 .for_each(|item| list.insert_on(any_cpu(rng), pinned(item).as_ref()).unwrap());
-            // None that is being dropped just now; who has the last count drops it here.
+            // `upgrade` skips items that are being dropped; an item may be dropped here.
             let found = list.iter_pinned(|item| item.this.upgrade()).map(|found| found.unwrap());
             walk(found.map(|found| found.canary.read()), &numbers, slow, rng);
             walks.fetch_add(1, Relaxed);

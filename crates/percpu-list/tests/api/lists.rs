@@ -209,8 +209,8 @@ fn inv09_a_lock_inside_itself_is_an_error_and_never_hangs() {
     list.validate();
 }
 
-/// A walk that could not lock says so once, after what it had, and ends: whoever only skips errors
-/// does not turn for ever. So does a drain.
+/// A walk that cannot lock a slot returns the error once and ends, so a loop that skips errors ends. A
+/// drain does the same.
 #[test]
 fn inv11_a_walk_that_is_refused_ends() {
     let list = PerCpuList::new();
@@ -228,8 +228,7 @@ fn inv11_a_walk_that_is_refused_ends() {
     list.validate();
 }
 
-/// X is added before Y and removed behind it: what is dropped in a handler's way takes effect at once
-/// for whoever looks later.
+/// X is added before Y and removed after it. A deferred removal takes effect at once for later walks.
 #[test]
 fn inv06_a_deferred_removal_is_seen_by_every_later_snapshot() {
     let list = PerCpuList::new();
@@ -243,7 +242,8 @@ fn inv06_a_deferred_removal_is_seen_by_every_later_snapshot() {
     }
 }
 
-/// What a locked walk's own thread drops is gone when the walk is over, though nobody comes again.
+/// The entries that a thread drops in its own locked walk are removed when the walk ends, although no
+/// thread locks the slot again.
 #[test]
 fn inv09_what_a_walk_dropped_is_gone_when_it_ends() {
     let list = PerCpuList::new();

@@ -1,4 +1,4 @@
-//! A panic of the caller's code leaves every lock usable, and loses nobody else's value.
+//! A panic in user code leaves every lock usable, and loses no other value.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::mem;
@@ -109,7 +109,7 @@ fn inv17_the_remaining_values_are_dropped() {
     };
     let began = dropped.load(Relaxed);
 
-    // The entry, or the value, of whoever settles them is not lost.
+    // A thread that performs the removals loses neither its entry nor its value.
     let entry = list.insert_on(CPU, value(false)).unwrap();
     defer_at_once();
     assert!(panics(|| drop(entry)));

@@ -28,7 +28,7 @@ impl Item {
             canary: Canary::new(id, count),
             link: Link::new(domain),
         });
-        // SAFETY: what an `Arc` holds does not move, and nobody here takes it out.
+        // SAFETY: an `Arc` does not move its value, and this test does not move it out.
         unsafe { Pin::new_unchecked(item) }
     }
 
@@ -246,7 +246,7 @@ impl Epoch<'_> {
         let known = self.items.known.swap_remove(at);
         let before = self.items.count.load(Relaxed);
         drop(known);
-        assert_eq!(self.items.count.load(Relaxed), before - 1, "nobody else has it");
+        assert_eq!(self.items.count.load(Relaxed), before - 1, "no other reference exists");
     }
 
     fn all_left(&mut self, list: usize, ids: &BTreeSet<u64>) {

@@ -38,7 +38,7 @@ impl Canary {
 impl Drop for Canary {
     fn drop(&mut self) {
         assert_eq!(self.alive, ALIVE, "dropped twice");
-        // SAFETY: ours; volatile, as nobody is to read it.
+        // SAFETY: a field of `self`; volatile, so that the store is not removed as dead.
         unsafe { (&raw mut self.alive).write_volatile(0xdead) };
         self.count.fetch_sub(1, Relaxed);
     }

@@ -22,7 +22,7 @@ struct Value<'l> {
     entry: Option<Entry<&'l List>>,
     refs: Vec<Ref<Canary>>,
     linked: bool,
-    /// To be removed by whoever comes next.
+    /// Deferred: the next thread that locks the slot removes it.
     deferred: bool,
 }
 
@@ -110,7 +110,7 @@ impl<'l> Epoch<'l> {
         }
     }
 
-    /// Somebody locked a slot of a list, or all: what was left to be removed there is.
+    /// A slot of a list was locked, or all: the deferred removals there are done.
     fn settled(&mut self, list: usize, slot: Option<u32>) {
         let here = |value: &Value| value.list == list && slot.is_none_or(|slot| slot == value.slot);
         let gone = self.values.iter().filter(|(_, value)| value.deferred && here(value));

@@ -1,4 +1,4 @@
-//! Removals that are left to whoever locks the slot next.
+//! Removals that are deferred to the next thread that locks the slot.
 
 use percpu::sync::{Arc, model};
 
@@ -19,7 +19,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 pub(super) const LOOM_ONLY: &[&str] =
     &["defer: the link and the last use are complete", "flush: before the links are followed"];
 
-/// Each is dropped once, by whoever came next.
+/// Each value is dropped once, by the next thread that locks the slot.
 #[test]
 fn a_flush_meets_two_deferred_removals() {
     model(|| {
@@ -71,7 +71,7 @@ fn inv04_a_drain_meets_a_deferred_removal() {
     });
 }
 
-/// The list ends with what was deferred, and nobody came.
+/// The list is dropped with deferred removals, and no thread has locked the slot since.
 #[test]
 fn inv13_a_list_drops_what_was_deferred() {
     model(|| {

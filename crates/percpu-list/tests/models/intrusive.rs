@@ -79,7 +79,7 @@ impl World {
         -i32::from(self.list.remove(&self.item).unwrap())
     }
 
-    /// When nobody is at it: the list has as many entries as the additions and removals say.
+    /// Called while no other thread uses the list: its length is the number of additions minus removals.
     fn assert_len(&self, len: i32) {
         self.list.validate();
         assert_eq!(self.list.len() as i32, len);
@@ -139,7 +139,7 @@ fn inv03_two_removals_lock_the_same_slot() {
     });
 }
 
-/// Whoever waits for the old slot finds that the item is elsewhere.
+/// A thread that waits for the old slot finds that the item has moved.
 #[test]
 fn inv05_a_removal_meets_readd_on_another_slot() {
     model(|| {
@@ -191,8 +191,8 @@ fn inv05_a_removal_meets_two_readds() {
     });
 }
 
-/// Nobody waits for ever: for all locks, for two of them, or for one. For loom a third thread is too
-/// much: there the one lock is taken beside the two.
+/// No thread waits for ever: for all locks, for two of them, or for one. A third thread is too much for
+/// loom, so there one thread takes the one lock beside the two.
 #[test]
 fn inv08_global_two_slots_and_local_end() {
     model(|| {
@@ -210,7 +210,7 @@ fn inv08_global_two_slots_and_local_end() {
     });
 }
 
-/// What never waits removes, or says that it would wait; and then somebody else had the lock.
+/// A call that never waits removes the item, or returns `WouldBlock`; then another thread had the lock.
 #[test]
 fn inv14_a_try_meets_a_removal() {
     model(|| {

@@ -166,8 +166,8 @@ fn nothing_is_added_once_close_returned() {
     });
 }
 
-/// Who comes by while a slot gets its first entry finds nothing, or all of it. It is the thread that is
-/// started, so that in the first run it comes last: from what it finds there loom goes back.
+/// A walk beside the first insert into a slot finds no shard, or a complete one. The walk is on the
+/// spawned thread, so that it runs last in the first execution, from which loom goes back.
 #[test]
 fn a_slots_first_entry_is_seen_finished() {
     model(|| {

@@ -78,7 +78,7 @@ pub(super) struct Owned(*mut Watched<Item>);
 
 // SAFETY: a box of an item, which may be dropped anywhere.
 unsafe impl Send for Owned {}
-// SAFETY: an item is shared by all who walk.
+// SAFETY: walks share an item, whose fields are `Sync`.
 unsafe impl Sync for Owned {}
 
 impl Owned {
@@ -92,7 +92,7 @@ impl Owned {
     }
 
     pub(super) fn pin(&self) -> Pin<&Item> {
-        // SAFETY: it is in a box that nobody moves it out of.
+        // SAFETY: the item is in a box, and this model does not move it out.
         unsafe { Pin::new_unchecked(self) }
     }
 }

@@ -1,4 +1,4 @@
-//! Nodes that a slot keeps and uses again, beside those who have a reference still.
+//! The spare nodes of a slot, while other threads still have references.
 
 use percpu::sync::{Arc, model};
 
@@ -14,7 +14,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("last count: after the uses by other threads", "pool::inv07_a_referenced_node_is_not_reused"),
 ];
 
-/// The value stays for who has a reference, though its entry is gone and the slot has another.
+/// A reference keeps its value, although its entry was removed and the slot has another one.
 #[test]
 fn inv07_a_referenced_node_is_not_reused() {
     model(|| {
@@ -105,7 +105,7 @@ fn a_pooled_node_goes_to_one_of_two() {
     });
 }
 
-/// There is room for one: the other is freed. Whoever adds then gets a whole one.
+/// The pool has room for one node, so the other is freed. The next insert gets a whole node.
 #[test]
 fn two_removals_of_which_one_leaves_its_node_in_the_pool() {
     model(|| {

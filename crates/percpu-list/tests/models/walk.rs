@@ -31,7 +31,8 @@ fn inv11_an_entry_that_stays_is_seen_once_beside_a_removal() {
     });
 }
 
-/// A hole is filled beside the walk, and the array grows: it ends, and sees who stays once.
+/// A hole is filled beside the walk, and the array grows: the walk ends, and returns each staying entry
+/// once.
 #[test]
 fn inv07_an_entry_that_stays_is_seen_once_beside_changes() {
     model(|| {
@@ -55,7 +56,7 @@ fn inv07_an_entry_that_stays_is_seen_once_beside_changes() {
     });
 }
 
-/// A walk is left where it is; who comes then closes the holes.
+/// A walk is dropped before its end. The next thread that locks the slot closes the holes.
 #[test]
 fn inv11_a_walk_is_left_beside_removals() {
     model(|| {
