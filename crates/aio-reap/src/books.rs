@@ -5,10 +5,11 @@
 use std::mem;
 use std::num::NonZeroI32;
 
-use crate::backend::RawCompletion;
 use crate::cargo::{Deliver, Parcel, Remains, Verdict};
+use crate::error::RequestError;
 use crate::file::File;
 use crate::op::{AtEnd, Kind, Op};
+use crate::raw::RawCompletion;
 use crate::slab::{Fifo, Front, Index, Slab, State as SlotState};
 use crate::stats::EngineStats;
 
@@ -158,7 +159,7 @@ impl Books {
                     match slot.at_end {
                         AtEnd::Stop => {}
                         AtEnd::ZeroFill => slot.zero_rest(),
-                        AtEnd::Fail => slot.verdict.error = Some(Verdict::END_OF_FILE),
+                        AtEnd::Fail => slot.verdict.error = Some(RequestError::END_OF_FILE),
                     }
                 }
                 _ if slot.ending().is_some() => {

@@ -4,9 +4,10 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::rc::Rc;
 use std::slice;
 
-use crate::buffer_pool::Registered;
+use crate::registry::{Registration, Registry};
 
 /// A buffer the kernel may read from.
 ///
@@ -47,6 +48,20 @@ pub unsafe trait IoBuf: 'static {
 pub unsafe trait IoBufMut: IoBuf {
     /// Address of the first byte, for writing.
     fn as_mut_ptr(&mut self) -> *mut u8;
+}
+
+/// What an engine needs to know of a registered buffer: [`IoBuf::registered`].
+#[derive(Clone, Copy, Debug)]
+pub struct Registered<'a>(&'a Registration);
+
+impl<'a> Registered<'a> {
+    pub(crate) fn new(registration: &'a Registration) -> Self {
+        Self(registration)
+    }
+
+    pub(crate) fn number_in(self, registry: &Rc<Registry>) -> Option<u16> {
+        self.0.number_in(registry)
+    }
 }
 
 // SAFETY: the bytes live on the heap, so moving the `Vec` leaves them in place; `len` counts

@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr;
 
+use crate::alignment::Alignment;
 use crate::buf::{IoBuf, IoBufMut};
 
 /// Most buffers the kernel takes in one call (`UIO_MAXIOV`, ABI).
@@ -48,6 +49,13 @@ pub(crate) struct Shape {
     /// All addresses, all lengths, each ored together: the low bits say how they are aligned.
     pub(crate) addresses: usize,
     pub(crate) lengths: u64,
+}
+
+impl Shape {
+    /// Returns whether a direct file with this alignment takes every buffer at `offset`.
+    pub(crate) fn is_aligned(&self, align: Alignment, offset: u64) -> bool {
+        align.accepts(self.addresses, offset | self.lengths)
+    }
 }
 
 impl<B> BufList<B> {

@@ -13,9 +13,9 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::slice;
 
-use crate::buf::{AlignedBuf, IoBuf, IoBufMut};
+use crate::buf::{AlignedBuf, IoBuf, IoBufMut, Registered};
 use crate::engine::Engine;
-use crate::registry::{Registration, Registry};
+use crate::registry::Registration;
 
 /// Buffers start on pages, which suits `O_DIRECT` on every device we know.
 const ALIGN: usize = 4096;
@@ -175,7 +175,7 @@ unsafe impl IoBuf for PoolBuf {
     }
 
     fn registered(&self) -> Option<Registered<'_>> {
-        self.pool.registration.as_ref().ok().map(Registered)
+        self.pool.registration.as_ref().ok().map(Registered::new)
     }
 }
 
@@ -183,16 +183,6 @@ unsafe impl IoBuf for PoolBuf {
 unsafe impl IoBufMut for PoolBuf {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         self.start()
-    }
-}
-
-/// What an engine needs to know of a registered buffer: [`IoBuf::registered`].
-#[derive(Clone, Copy, Debug)]
-pub struct Registered<'a>(&'a Registration);
-
-impl Registered<'_> {
-    pub(crate) fn number_in(self, registry: &Rc<Registry>) -> Option<u16> {
-        self.0.number_in(registry)
     }
 }
 

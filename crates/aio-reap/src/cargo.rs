@@ -35,14 +35,11 @@ pub(crate) type Remains = Rc<dyn Any>;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Verdict {
     pub(crate) done: u64,
-    /// An errno.
+    /// An errno, or [`RequestError::END_OF_FILE`].
     pub(crate) error: Option<NonZeroI32>,
 }
 
 impl Verdict {
-    /// Stands for [`UnexpectedEof`](std::io::ErrorKind::UnexpectedEof), which has no errno.
-    pub(crate) const END_OF_FILE: NonZeroI32 = NonZeroI32::new(-1).unwrap();
-
     #[inline]
     pub(crate) fn result(self) -> Result<usize, RequestError> {
         match self.error {

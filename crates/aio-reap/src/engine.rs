@@ -178,8 +178,7 @@ impl Engine {
             len: shape.len,
             ..self.op(kind, file, offset)
         };
-        let misaligned =
-            file.alignment().is_some_and(|align| !align.accepts_vectors(shape, offset));
+        let misaligned = file.alignment().is_some_and(|align| !shape.is_aligned(align, offset));
         Request::new(self, Some(file.clone()), op, list).misaligned(misaligned)
     }
 

@@ -5,8 +5,6 @@ use std::fmt;
 use std::io;
 use std::num::NonZeroI32;
 
-use crate::cargo::Verdict;
-
 /// Why a request failed, and how many bytes it had transferred before.
 ///
 /// A write goes on after a short one, so its error may come after part of it is written; so may a
@@ -35,12 +33,15 @@ use crate::cargo::Verdict;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RequestError {
-    /// An errno, or [`Verdict::END_OF_FILE`].
+    /// An errno, or [`END_OF_FILE`](Self::END_OF_FILE).
     reason: NonZeroI32,
     transferred: usize,
 }
 
 impl RequestError {
+    /// Stands for [`UnexpectedEof`](std::io::ErrorKind::UnexpectedEof), which has no errno.
+    pub(crate) const END_OF_FILE: NonZeroI32 = NonZeroI32::new(-1).unwrap();
+
     pub(crate) fn new(reason: NonZeroI32, transferred: usize) -> Self {
         Self { reason, transferred }
     }
@@ -57,7 +58,7 @@ impl RequestError {
 
     /// The errno; `None` at the end of the file, which has none, as for an [`io::Error`].
     pub fn raw_os_error(&self) -> Option<i32> {
-        (self.reason != Verdict::END_OF_FILE).then_some(self.reason.get())
+        (self.reason != Self::END_OF_FILE).then_some(self.reason.get())
     }
 
     /// The errno; `EIO` at the end of the file.

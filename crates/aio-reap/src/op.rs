@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 
-use crate::file::Alignment;
+use crate::alignment::Alignment;
 
 /// The most bytes Linux moves in one call (`MAX_RW_COUNT`, ABI); longer requests continue as
 /// short transfers.
@@ -170,6 +170,14 @@ impl Op {
     #[inline]
     pub(crate) fn transfers(&self) -> bool {
         matches!(self.kind, Kind::Read | Kind::Write)
+    }
+
+    /// Returns whether a direct file with this alignment takes the operation. Always true for
+    /// vectors: their [shape](crate::buf_list::Shape::is_aligned) is looked at instead.
+    pub(crate) fn is_aligned(&self, align: Alignment) -> bool {
+        !self.transfers()
+            || self.memory.is_vectors()
+            || align.accepts(self.ptr as usize, self.offset | self.len)
     }
 
     /// What is left after `done` bytes, cut to what the kernel takes at once. Vectors must have

@@ -11,10 +11,10 @@ use std::num::NonZeroI32;
 use std::slice;
 use std::task::Waker;
 
-use crate::backend::Sub;
 use crate::cargo::{Cargo, Verdict};
 use crate::file::File;
 use crate::op::{AtEnd, Op};
+use crate::raw::Sub;
 
 pub(crate) type Index = u32;
 

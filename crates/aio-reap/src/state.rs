@@ -25,11 +25,12 @@ use percpu::sync::Arc;
 
 use crate::adaptive::BatchLimit;
 use crate::admission::Queue;
-use crate::backend::{Backend, Device, Stop};
+use crate::backend::{Backend, Device};
 use crate::books::Books;
 use crate::cargo::{Parcel, Verdict};
 use crate::deadlines::{Action, Deadlines};
 use crate::histogram::Histogram;
+use crate::raw::Stop;
 use crate::remote::{Errand, Inbox, Remote};
 use crate::slab::{Batch, Ending, Front, Index, Slab, State as SlotState, settle};
 

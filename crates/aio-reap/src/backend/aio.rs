@@ -13,10 +13,11 @@ use std::time::Duration;
 use percpu::sync::atomic::AtomicU32;
 use percpu::sync::cell::UnsafeCell;
 
+use super::Backend;
 use super::pool::Pool;
 use super::ring::{Event, Ring};
-use super::{Backend, RawCompletion, Stop, Sub, Submitted};
 use crate::op::{Kind, Place};
+use crate::raw::{RawCompletion, Stop, Sub, Submitted};
 use crate::slab::Batch;
 use crate::sys;
 

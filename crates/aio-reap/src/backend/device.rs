@@ -6,13 +6,14 @@ use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
+use super::Backend;
 use super::aio::Aio;
 use super::scripted::Scripted;
 use super::sim::Simulated;
 use super::threads::Threads;
 use super::uring::Uring;
-use super::{Backend, RawCompletion, Submitted};
 use crate::books::Books;
+use crate::raw::{RawCompletion, Submitted};
 use crate::slab::Batch;
 
 pub(crate) enum Device {

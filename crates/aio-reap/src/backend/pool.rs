@@ -17,9 +17,9 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use percpu::sync::{Arc, Condvar, Mutex, check, spawn, step, thread};
 
-use super::{RawCompletion, Sub};
 use crate::op::Op;
-use crate::sys;
+use crate::raw::{RawCompletion, Sub};
+use crate::{perform, sys};
 
 /// The two queues between an engine and its threads. `J` is a job, `D` its completion.
 pub struct Jobs<J, D> {
@@ -215,7 +215,7 @@ fn work(shared: &Shared) {
 
 fn perform(op: &Op) -> i32 {
     // SAFETY: contract 2 of `backend`: buffer and descriptor are ours until we report completion.
-    unsafe { sys::perform(op) }
+    unsafe { perform::perform(op) }
 }
 
 #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]

@@ -30,10 +30,11 @@ use std::rc::Rc;
 use std::slice;
 use std::time::Duration;
 
-use super::{Backend, RawCompletion, Stop, Sub, Submitted};
+use super::Backend;
 use crate::op::{Kind, Op, Place};
+use crate::raw::{RawCompletion, Stop, Sub, Submitted};
 use crate::slab::Batch;
-use crate::sys;
+use crate::{perform, sys};
 
 /// How one submission ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,7 +216,7 @@ fn short(op: &Op, most: usize) -> i32 {
 fn perform(op: &Op) -> i32 {
     debug_assert!(op.kind == Kind::Nop || op.fd >= 0);
     // SAFETY: contract 2 of `backend`: the request was accepted and has not completed.
-    unsafe { sys::perform(op) }
+    unsafe { perform::perform(op) }
 }
 
 pub(crate) struct Scripted(Script);

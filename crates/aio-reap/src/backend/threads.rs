@@ -4,8 +4,9 @@ use std::io;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
+use super::Backend;
 use super::pool::Pool;
-use super::{Backend, RawCompletion, Stop, Submitted};
+use crate::raw::{RawCompletion, Stop, Submitted};
 use crate::slab::Batch;
 
 pub(crate) struct Threads {

@@ -18,10 +18,11 @@ use std::time::Duration;
 use io_uring::squeue::{PushError, SubmissionQueue};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
+use super::Backend;
 use super::entrance::{ENTER_GETEVENTS, Entrance};
-use super::{Backend, RawCompletion, Stop, Sub, Submitted};
 use crate::books::Books;
 use crate::op::{Kind, MAX_TRANSFER, Memory, Op, Place};
+use crate::raw::{RawCompletion, Stop, Sub, Submitted};
 use crate::registry::{MAX_BUFFERS, MAX_FILES};
 use crate::slab::{Batch, Slot};
 use crate::sys;

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use percpu::sync::Arc;
 
-use crate::file::Alignment;
+use crate::alignment::Alignment;
 use crate::op::Block;
 
 /// An open file for the requests of [`Remote`](crate::Remote)s, of any engine; cheap to clone.

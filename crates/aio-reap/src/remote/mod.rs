@@ -170,8 +170,7 @@ impl Remote {
         let memory = Memory::vectors(shape.count);
         let (ptr, len) = (shape.first.cast(), shape.len);
         let op = Op { memory, ptr, len, ..op(kind, file, offset) };
-        let misaligned =
-            file.alignment().is_some_and(|align| !align.accepts_vectors(shape, offset));
+        let misaligned = file.alignment().is_some_and(|align| !shape.is_aligned(align, offset));
         RemoteRequest::new(self, Some(file), op, list).misaligned(misaligned)
     }
 

@@ -34,9 +34,8 @@ type Submitted<'r, B, T> = Result<T, SubmitError<RemoteRequest<'r, B>>>;
 
 impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
     pub(super) fn new(remote: &'r Remote, file: Option<&SharedFile>, op: Op, buf: B) -> Self {
-        let misaligned = file
-            .and_then(SharedFile::alignment)
-            .is_some_and(|align| !op.memory.is_vectors() && !align.accepts(&op));
+        let misaligned =
+            file.and_then(SharedFile::alignment).is_some_and(|align| !op.is_aligned(align));
         let (file, at_end) = (file.cloned(), AtEnd::Stop);
         Self { remote, file, op, at_end, cancel_at: None, misaligned, buf }
     }

@@ -52,8 +52,9 @@ use std::time::{Duration, Instant};
 
 pub use self::model::{Costs, Faults, Model, Service};
 use self::world::{Ring, World};
-use super::{Backend, RawCompletion, Submitted};
+use super::Backend;
 pub use crate::closed_loop::{ClosedLoop, Figures, Workload};
+use crate::raw::{RawCompletion, Submitted};
 use crate::slab::Batch;
 use crate::sys;
 

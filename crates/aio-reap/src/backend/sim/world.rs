@@ -18,8 +18,8 @@ use std::time::Instant;
 use super::model::{Model, Service};
 use super::random::Random;
 use crate::backend::scripted::Transfer;
-use crate::backend::{RawCompletion, Stop, Sub, Submitted};
 use crate::op::{MAX_TRANSFER, Op};
+use crate::raw::{RawCompletion, Stop, Sub, Submitted};
 use crate::slab::Batch;
 
 #[derive(Debug)]
