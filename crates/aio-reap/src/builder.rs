@@ -1,101 +1,17 @@
 //! Choosing limits and a backend.
 
-use std::fmt;
 use std::io;
-
-use thiserror::Error;
 
 use crate::backend::scripted::{Script, Scripted};
 use crate::backend::sim::{Model, Sim, Simulated};
 use crate::backend::{Device, aio::Aio, threads::Threads, uring::Uring};
 use crate::engine::Engine;
 use crate::reap::ReapMode;
+use crate::start::{BackendKind, Fallback, StartError};
 use crate::state::{Limits, State};
 
 /// Most requests in flight an engine can be asked for: io_uring's largest ring (ABI).
 const MAX_DEPTH: usize = 32_768;
-
-/// The kernel interface behind an engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum BackendKind {
-    /// io_uring.
-    Uring,
-    /// Linux AIO for `O_DIRECT` files, threads for the rest.
-    Aio,
-    /// Threads that make blocking system calls.
-    Threads,
-    /// The [scripted](crate::scripted) device.
-    Scripted,
-    /// The [simulated](crate::sim) device.
-    Simulated,
-}
-
-impl fmt::Display for BackendKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Uring => "io_uring",
-            Self::Aio => "Linux AIO",
-            Self::Threads => "threads",
-            Self::Scripted => "scripted",
-            Self::Simulated => "simulated",
-        })
-    }
-}
-
-/// A backend the engine did not get, and why.
-#[derive(Debug, Error)]
-#[error("{backend}: {error}")]
-#[non_exhaustive]
-pub struct Fallback {
-    /// What was tried.
-    pub backend: BackendKind,
-    /// What the system said.
-    #[source]
-    pub error: io::Error,
-}
-
-/// No engine could be started.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum StartError {
-    /// A limit is zero or too large.
-    #[error("{name} must be from 1 to {most}")]
-    Limit {
-        /// Name of the limit.
-        name: &'static str,
-        /// Its largest value.
-        most: usize,
-    },
-    /// Every backend that was asked for was refused; in the order they were tried.
-    #[error("no backend could be started: {}", list(.0))]
-    Refused(Vec<Fallback>),
-    /// The engine's own descriptors could not be made.
-    #[error("cannot make the engine's descriptors: {0}")]
-    Descriptors(#[source] io::Error),
-}
-
-impl StartError {
-    /// The system's error number; that of the last backend tried.
-    pub fn errno(&self) -> i32 {
-        let error = match self {
-            Self::Limit { .. } => return libc::EINVAL,
-            Self::Refused(fallbacks) => fallbacks.last().map(|fallback| &fallback.error),
-            Self::Descriptors(error) => Some(error),
-        };
-        error.and_then(io::Error::raw_os_error).unwrap_or(libc::EIO)
-    }
-}
-
-impl From<StartError> for io::Error {
-    fn from(error: StartError) -> Self {
-        Self::new(Self::from_raw_os_error(error.errno()).kind(), error)
-    }
-}
-
-fn list(fallbacks: &[Fallback]) -> String {
-    fallbacks.iter().map(Fallback::to_string).collect::<Vec<_>>().join("; ")
-}
 
 /// Limits and backend of an engine; [`Engine::builder`].
 #[derive(Clone, Debug)]
@@ -112,6 +28,22 @@ pub struct EngineBuilder {
     reap_mode: ReapMode,
     defer_task_run: bool,
     timed: bool,
+}
+
+impl Engine {
+    /// An engine with the default limits on the best backend the system allows.
+    ///
+    /// # Errors
+    ///
+    /// As [`EngineBuilder::build`].
+    pub fn new() -> Result<Self, StartError> {
+        Self::builder().build()
+    }
+
+    /// Chooses limits and backend.
+    pub fn builder() -> EngineBuilder {
+        EngineBuilder::default()
+    }
 }
 
 impl Default for EngineBuilder {

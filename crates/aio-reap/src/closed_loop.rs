@@ -13,10 +13,10 @@ use crate::backend::sim::Sim;
 use crate::backend::sim::random::Random;
 use crate::buf::AlignedBuf;
 use crate::engine::Engine;
+use crate::error::SubmitError;
 use crate::file::File;
 use crate::histogram::Histogram;
 use crate::queue::{Completion, CompletionQueue};
-use crate::request::SubmitError;
 
 /// What the queues want. Times are virtual nanoseconds.
 #[derive(Clone, Debug)]

@@ -10,27 +10,24 @@ use std::rc::Rc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use percpu::sync::panicking;
+use percpu::sync::{Arc, panicking};
 
 use crate::alarm::Alarm;
 use crate::backend::Backend;
-use crate::builder::{BackendKind, Fallback};
 use crate::cargo::Deliver;
 use crate::deadlines::Action;
 use crate::doorbell::Doorbell;
-use crate::engine::Turn;
 use crate::error::RequestError;
 use crate::reap::{ReapMode, Spin};
 use crate::registry::{Kind as ResourceKind, Registration, Registry};
-use crate::remote::Remote;
+use crate::remote::Hub;
 use crate::slab::{Ending, Front, Index, State as SlotState};
 use crate::state::{Delivery, State};
+use crate::turn::Turn;
 
 pub(crate) struct Core {
     pub(crate) state: RefCell<State>,
     pub(crate) doorbell: Doorbell,
-    pub(crate) kind: BackendKind,
-    pub(crate) fallbacks: Vec<Fallback>,
     pub(crate) registry: Rc<Registry>,
     pub(crate) reap_mode: Cell<ReapMode>,
     plugs: Cell<usize>,
@@ -39,17 +36,10 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(
-        state: State,
-        doorbell: Doorbell,
-        kind: BackendKind,
-        fallbacks: Vec<Fallback>,
-    ) -> Self {
+    pub(crate) fn new(state: State, doorbell: Doorbell) -> Self {
         Self {
             state: RefCell::new(state),
             doorbell,
-            kind,
-            fallbacks,
             registry: Registry::new(),
             reap_mode: Cell::default(),
             plugs: Cell::new(0),
@@ -173,10 +163,10 @@ impl Core {
         self.wake_waiting(|_| usize::MAX);
     }
 
-    /// A handle for other threads.
+    /// What the engine shares with its remotes; made at the first call.
     #[cold]
-    pub(crate) fn remote(&self) -> Remote {
-        self.state.borrow_mut().remote(self.doorbell.foreign_kick())
+    pub(crate) fn hub(&self) -> Arc<Hub> {
+        self.state.borrow_mut().hub(self.doorbell.foreign_kick())
     }
 
     /// Ends the requests of other threads that no slot was found for.

@@ -16,7 +16,6 @@ use crate::alarm::Alarm;
 use crate::backend::Backend;
 use crate::buf::{IoBuf, IoBufMut};
 use crate::buf_list::{BufList, Shape};
-use crate::builder::{BackendKind, EngineBuilder, Fallback, StartError};
 use crate::core::Core;
 use crate::doorbell::Doorbell;
 use crate::file::File;
@@ -25,58 +24,28 @@ use crate::plug::Plug;
 use crate::reap::ReapMode;
 use crate::remote::Remote;
 use crate::request::Request;
+use crate::start::{BackendKind, Fallback};
 use crate::state::State;
 use crate::stats::EngineStats;
+use crate::turn::Turn;
 
 /// Block I/O for one thread; neither `Send` nor `Sync`.
 ///
 /// Dropping it waits for everything in flight and delivers it, as [`shutdown`](Self::shutdown).
 pub struct Engine {
     core: Rc<Core>,
-}
-
-/// What a call that turned the engine found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Turn {
-    /// Completions delivered by this call.
-    pub delivered: usize,
-    /// Requests the engine still holds that the kernel is not working on: not handed over yet,
-    /// or complete and not delivered yet.
-    pub pending: usize,
-    /// Requests the kernel is working on.
-    pub in_flight: usize,
-}
-
-impl Turn {
-    /// Nothing left to do.
-    pub fn is_idle(&self) -> bool {
-        self.pending == 0 && self.in_flight == 0
-    }
+    kind: BackendKind,
+    fallbacks: Vec<Fallback>,
 }
 
 impl Engine {
-    /// An engine with the default limits on the best backend the system allows.
-    ///
-    /// # Errors
-    ///
-    /// As [`EngineBuilder::build`].
-    pub fn new() -> Result<Self, StartError> {
-        Self::builder().build()
-    }
-
-    /// Chooses limits and backend.
-    pub fn builder() -> EngineBuilder {
-        EngineBuilder::default()
-    }
-
     pub(crate) fn from_parts(
         state: State,
         kind: BackendKind,
         fallbacks: Vec<Fallback>,
     ) -> io::Result<Self> {
         let doorbell = Doorbell::new(state.backend.wake_fds())?;
-        Ok(Self { core: Rc::new(Core::new(state, doorbell, kind, fallbacks)) })
+        Ok(Self { core: Rc::new(Core::new(state, doorbell)), kind, fallbacks })
     }
 
     pub(crate) fn core(&self) -> &Rc<Core> {
@@ -85,12 +54,12 @@ impl Engine {
 
     /// The backend in use.
     pub fn backend(&self) -> BackendKind {
-        self.core.kind
+        self.kind
     }
 
     /// Backends that were tried first, and why each was refused.
     pub fn fallbacks(&self) -> &[Fallback] {
-        &self.core.fallbacks
+        &self.fallbacks
     }
 
     /// When completions are looked for.
@@ -130,7 +99,7 @@ impl Engine {
     /// Reads `buf.len()` bytes at byte `offset`; fewer only at the end of the file.
     pub fn read<B: IoBufMut>(&self, file: &File, mut buf: B, offset: u64) -> Request<'_, B> {
         let op = self.transfer(Kind::Read, file, buf.as_mut_ptr(), &buf, offset);
-        Request::new(self, Some(file.clone()), op, buf)
+        Request::new(&self.core, Some(file.clone()), op, buf)
     }
 
     /// Fills `buf` from byte `offset` on; a file that ends before is an error
@@ -179,7 +148,7 @@ impl Engine {
             ..self.op(kind, file, offset)
         };
         let misaligned = file.alignment().is_some_and(|align| !shape.is_aligned(align, offset));
-        Request::new(self, Some(file.clone()), op, list).misaligned(misaligned)
+        Request::new(&self.core, Some(file.clone()), op, list).misaligned(misaligned)
     }
 
     /// Writes `buf.len()` bytes at byte `offset`, all or an error.
@@ -188,7 +157,7 @@ impl Engine {
     /// bytes were written before; of the rest any part may have been.
     pub fn write<B: IoBuf>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
         let op = self.transfer(Kind::Write, file, buf.as_ptr().cast_mut(), &buf, offset);
-        Request::new(self, Some(file.clone()), op, buf)
+        Request::new(&self.core, Some(file.clone()), op, buf)
     }
 
     /// Makes the file's data and metadata durable (`fsync`), as far as written before now.
@@ -221,12 +190,12 @@ impl Engine {
 
     /// Does nothing, by way of the kernel: the cost of the engine itself.
     pub fn nop(&self) -> Request<'_, ()> {
-        Request::new(self, None, Op::NOP, ())
+        Request::new(&self.core, None, Op::NOP, ())
     }
 
     fn ranged(&self, kind: Kind, file: &File, offset: u64, len: u64) -> Request<'_, ()> {
         let op = Op { len, ..self.op(kind, file, offset) };
-        Request::new(self, Some(file.clone()), op, ())
+        Request::new(&self.core, Some(file.clone()), op, ())
     }
 
     fn op(&self, kind: Kind, file: &File, offset: u64) -> Op {
@@ -249,7 +218,7 @@ impl Engine {
 
     /// Holds requests back until the returned guard (and every other) drops.
     pub fn plug(&self) -> Plug<'_> {
-        Plug::new(self)
+        Plug::new(&self.core)
     }
 
     /// Submits one batch of pending requests, reaps within the budget, delivers.
@@ -289,7 +258,7 @@ impl Engine {
         self.core.cancel_all()
     }
 
-    /// Most requests in one submission now ([`EngineBuilder::adaptive_batch`]).
+    /// Most requests in one submission now ([`EngineBuilder::adaptive_batch`](crate::EngineBuilder::adaptive_batch)).
     pub fn batch_limit(&self) -> usize {
         self.core.state.borrow().batch.get()
     }
@@ -335,10 +304,10 @@ impl Engine {
     /// The engine hears of them when it is turned: its [descriptor](AsFd) is readable then, and they
     /// end the sleep of [`wait`](Self::wait), [`block_on`](Self::block_on) and
     /// [`serve`](Self::serve). The first call allocates the places
-    /// ([`EngineBuilder::remote_capacity`]). Once there is a remote, sleeping costs the engine one
+    /// ([`EngineBuilder::remote_capacity`](crate::EngineBuilder::remote_capacity)). Once there is a remote, sleeping costs the engine one
     /// system call more. Of an engine that was shut down the remote refuses every request.
     pub fn remote(&self) -> Remote {
-        self.core.remote()
+        Remote::new(&self.core.hub())
     }
 
     /// Turns the engine until the last [`Remote`] is dropped and nothing is left to do; sleeps
@@ -409,7 +378,7 @@ impl AsFd for Engine {
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("Engine");
-        debug.field("backend", &self.core.kind);
+        debug.field("backend", &self.kind);
         if let Ok(state) = self.core.state.try_borrow() {
             debug.field("pending", &state.pending()).field("in_flight", &state.in_flight());
         }

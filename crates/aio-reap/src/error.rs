@@ -1,9 +1,10 @@
-//! Why a request that the engine had accepted failed.
+//! Why a request that the engine had accepted failed, and why one was refused.
 
-use std::error::Error;
 use std::fmt;
 use std::io;
 use std::num::NonZeroI32;
+
+use thiserror::Error;
 
 /// Why a request failed, and how many bytes it had transferred before.
 ///
@@ -95,10 +96,62 @@ impl fmt::Debug for RequestError {
     }
 }
 
-impl Error for RequestError {}
+impl std::error::Error for RequestError {}
 
 impl From<RequestError> for io::Error {
     fn from(error: RequestError) -> Self {
         error.reason()
+    }
+}
+
+/// Why a request was refused; it holds the request.
+///
+/// `Send` and `Sync` when the request is. Its [`errno`](Self::errno) is what the system call would
+/// have said.
+#[derive(Error)]
+#[non_exhaustive]
+pub enum SubmitError<R> {
+    /// Every slot is taken; turn the engine and try again.
+    #[error("every slot of the engine is taken")]
+    Full(R),
+    /// Buffer, offset or length does not fit an `O_DIRECT` file.
+    #[error("buffer, offset or length is not aligned as the O_DIRECT file needs")]
+    Misaligned(R),
+    /// The engine was shut down.
+    #[error("the engine was shut down")]
+    Closed(R),
+}
+
+impl<R> SubmitError<R> {
+    /// The request, to change or to try again.
+    pub fn into_request(self) -> R {
+        match self {
+            Self::Full(request) | Self::Misaligned(request) | Self::Closed(request) => request,
+        }
+    }
+
+    /// `EAGAIN` when full, `EINVAL` when misaligned, `ECANCELED` after shutdown.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Full(_) => libc::EAGAIN,
+            Self::Misaligned(_) => libc::EINVAL,
+            Self::Closed(_) => libc::ECANCELED,
+        }
+    }
+}
+
+impl<R> fmt::Debug for SubmitError<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Full(_) => "Full(..)",
+            Self::Misaligned(_) => "Misaligned(..)",
+            Self::Closed(_) => "Closed(..)",
+        })
+    }
+}
+
+impl<R> From<SubmitError<R>> for io::Error {
+    fn from(error: SubmitError<R>) -> Self {
+        Self::from_raw_os_error(error.errno())
     }
 }

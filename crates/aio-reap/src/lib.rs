@@ -118,7 +118,6 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod adaptive;
-mod admission;
 mod alarm;
 mod alignment;
 mod backend;
@@ -139,6 +138,7 @@ mod file;
 mod histogram;
 mod op;
 mod operation;
+mod outcome;
 mod perform;
 mod plug;
 mod queue;
@@ -148,32 +148,36 @@ mod registry;
 mod remote;
 mod request;
 mod slab;
+mod start;
 mod state;
 mod stats;
+mod submission;
 mod sys;
+mod turn;
+mod wait_queue;
 
-pub use admission::Submission;
 pub use alignment::Alignment;
 pub use backend::{scripted, sim};
 pub use buf::{AlignedBuf, IoBuf, IoBufMut, Registered};
 pub use buf_list::{BufList, TooManyBuffers};
 pub use buffer_pool::{BufferPool, PoolBuf};
-pub use builder::{BackendKind, EngineBuilder, Fallback, StartError};
-pub use engine::{Engine, Turn};
-pub use error::RequestError;
+pub use builder::EngineBuilder;
+pub use engine::Engine;
+pub use error::{RequestError, SubmitError};
 pub use file::File;
 pub use histogram::Histogram;
 pub use op::AllocateMode;
 pub use operation::{Deadline, DeadlinePassed, Operation};
+pub use outcome::Outcome;
 pub use plug::Plug;
 pub use queue::{Completion, CompletionQueue};
 pub use reap::ReapMode;
 pub use remote::{Remote, RemoteOperation, RemoteRequest, SharedFile};
-pub use request::{Request, SubmitError};
+pub use request::Request;
+pub use start::{BackendKind, Fallback, StartError};
 pub use stats::{EngineStats, Sizes};
-
-/// What every front end delivers: bytes transferred or the error, and the buffer.
-pub type Outcome<B> = (Result<usize, RequestError>, B);
+pub use submission::Submission;
+pub use turn::Turn;
 
 /// The pieces a model checker drives directly; outside semantic versioning.
 #[doc(hidden)]

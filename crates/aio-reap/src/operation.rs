@@ -11,10 +11,9 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use crate::Outcome;
 use crate::core::Core;
 use crate::deadlines::Action;
-use crate::request::Owned;
+use crate::outcome::{Outcome, Owned};
 use crate::slab::Index;
 
 /// A submitted request; await it, or block with [`wait`](Self::wait).

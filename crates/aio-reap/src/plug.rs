@@ -1,6 +1,6 @@
 //! Holding requests back so that they go to the kernel together.
 
-use crate::engine::Engine;
+use crate::core::Core;
 
 /// While it lives, requests are only queued; the last one to drop submits and reaps.
 ///
@@ -8,18 +8,18 @@ use crate::engine::Engine;
 /// by the next call that turns the engine, so that no callback runs during the unwinding.
 #[must_use = "requests are held back only while the plug lives"]
 pub struct Plug<'e> {
-    engine: &'e Engine,
+    core: &'e Core,
 }
 
 impl<'e> Plug<'e> {
-    pub(crate) fn new(engine: &'e Engine) -> Self {
-        engine.core().plug();
-        Self { engine }
+    pub(crate) fn new(core: &'e Core) -> Self {
+        core.plug();
+        Self { core }
     }
 }
 
 impl Drop for Plug<'_> {
     fn drop(&mut self) {
-        self.engine.core().unplug();
+        self.core.unplug();
     }
 }

@@ -1,19 +1,16 @@
-//! A request that has not been handed over yet, and its refusal.
+//! A request that has not been handed over yet.
 
 use std::fmt;
-use std::io;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use thiserror::Error;
-
-use crate::Outcome;
-use crate::admission::Submission;
-use crate::cargo::{Deliver, Remains, Verdict};
-use crate::engine::Engine;
-use crate::error::RequestError;
+use crate::cargo::Deliver;
+use crate::core::Core;
+use crate::error::{RequestError, SubmitError};
 use crate::file::File;
 use crate::op::{AtEnd, Op};
 use crate::operation::Operation;
+use crate::outcome::{Callback, Owned};
 use crate::queue::{CompletionQueue, Enqueued};
 use crate::slab::{Front, Index, Slab};
 
@@ -24,7 +21,7 @@ use crate::slab::{Front, Index, Slab};
 /// holds it back or a callback is running, submit and reap before they return.
 #[must_use = "a request does nothing until it is submitted"]
 pub struct Request<'e, B> {
-    engine: &'e Engine,
+    core: &'e Rc<Core>,
     file: Option<File>,
     op: Op,
     at_end: AtEnd,
@@ -33,64 +30,12 @@ pub struct Request<'e, B> {
     buf: B,
 }
 
-/// Why a request was refused; it holds the request.
-///
-/// `Send` and `Sync` when the request is. Its [`errno`](Self::errno) is what the system call would
-/// have said.
-#[derive(Error)]
-#[non_exhaustive]
-pub enum SubmitError<R> {
-    /// Every slot is taken; turn the engine and try again.
-    #[error("every slot of the engine is taken")]
-    Full(R),
-    /// Buffer, offset or length does not fit an `O_DIRECT` file.
-    #[error("buffer, offset or length is not aligned as the O_DIRECT file needs")]
-    Misaligned(R),
-    /// The engine was shut down.
-    #[error("the engine was shut down")]
-    Closed(R),
-}
-
-impl<R> SubmitError<R> {
-    /// The request, to change or to try again.
-    pub fn into_request(self) -> R {
-        match self {
-            Self::Full(request) | Self::Misaligned(request) | Self::Closed(request) => request,
-        }
-    }
-
-    /// `EAGAIN` when full, `EINVAL` when misaligned, `ECANCELED` after shutdown.
-    pub fn errno(&self) -> i32 {
-        match self {
-            Self::Full(_) => libc::EAGAIN,
-            Self::Misaligned(_) => libc::EINVAL,
-            Self::Closed(_) => libc::ECANCELED,
-        }
-    }
-}
-
-impl<R> fmt::Debug for SubmitError<R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Full(_) => "Full(..)",
-            Self::Misaligned(_) => "Misaligned(..)",
-            Self::Closed(_) => "Closed(..)",
-        })
-    }
-}
-
-impl<R> From<SubmitError<R>> for io::Error {
-    fn from(error: SubmitError<R>) -> Self {
-        Self::from_raw_os_error(error.errno())
-    }
-}
-
 /// What the caller gets back from a front end: `T`, or the request itself.
 type Submitted<'e, B, T> = Result<T, SubmitError<Request<'e, B>>>;
 
 impl<'e, B: 'static> Request<'e, B> {
-    pub(crate) fn new(engine: &'e Engine, file: Option<File>, op: Op, buf: B) -> Self {
-        Self { engine, file, op, at_end: AtEnd::Stop, misaligned: false, cancel_at: None, buf }
+    pub(crate) fn new(core: &'e Rc<Core>, file: Option<File>, op: Op, buf: B) -> Self {
+        Self { core, file, op, at_end: AtEnd::Stop, misaligned: false, cancel_at: None, buf }
     }
 
     /// Bytes past the end of the file read as zeros instead of ending the read early.
@@ -100,7 +45,7 @@ impl<'e, B: 'static> Request<'e, B> {
     }
 
     /// A read that meets the end of the file before its buffer is full fails with
-    /// [`UnexpectedEof`](io::ErrorKind::UnexpectedEof); the buffer holds what was read. Writes are
+    /// [`UnexpectedEof`](std::io::ErrorKind::UnexpectedEof); the buffer holds what was read. Writes are
     /// exact anyway.
     pub fn exact(mut self) -> Self {
         self.at_end = AtEnd::Fail;
@@ -120,12 +65,12 @@ impl<'e, B: 'static> Request<'e, B> {
     /// As [`cancel_at`](Self::cancel_at), `time` from now; never, if that is past what the clock
     /// can tell.
     pub fn cancel_after(mut self, time: Duration) -> Self {
-        self.cancel_at = self.engine.core().instant().checked_add(time);
+        self.cancel_at = self.core.instant().checked_add(time);
         self
     }
 
-    pub(crate) fn engine(&self) -> &'e Engine {
-        self.engine
+    pub(crate) fn core(&self) -> &'e Rc<Core> {
+        self.core
     }
 
     /// It would be refused, however many slots are free.
@@ -160,22 +105,12 @@ impl<'e, B: 'static> Request<'e, B> {
         self.submit_by(Slab::alloc_promised)
     }
 
-    /// As [`submit`](Self::submit), but waits for a free slot instead of failing when there is
-    /// none.
-    ///
-    /// Those who wait get slots in the order in which they were first polled, and before anybody
-    /// who does not wait. Each must be polled when it is woken, or dropped: until then its slot is
-    /// kept for it.
-    pub fn submit_async(self) -> Submission<'e, B> {
-        Submission::new(self)
-    }
-
     #[inline]
     fn submit_by(self, alloc: fn(&mut Slab) -> Option<Index>) -> Submitted<'e, B, Operation<B>> {
-        let engine = self.engine;
+        let core = self.core;
         let index = self.queue(Front::Future, alloc, Owned)?;
-        let operation = Operation::new(engine.core(), index);
-        engine.core().flush_unless_held();
+        let operation = Operation::new(core, index);
+        core.flush_unless_held();
         Ok(operation)
     }
 
@@ -193,9 +128,9 @@ impl<'e, B: 'static> Request<'e, B> {
         self,
         done: impl FnOnce(Result<usize, RequestError>, B) + 'static,
     ) -> Submitted<'e, B, ()> {
-        let engine = self.engine;
+        let core = self.core;
         self.queue(Front::Callback, Slab::alloc, |buf| Callback { buf, done })?;
-        engine.core().flush_unless_held();
+        core.flush_unless_held();
         Ok(())
     }
 
@@ -205,9 +140,9 @@ impl<'e, B: 'static> Request<'e, B> {
     ///
     /// [`SubmitError`] gives the request back; nothing was queued.
     pub fn enqueue(self, queue: &CompletionQueue<B>, token: u64) -> Submitted<'e, B, ()> {
-        let engine = self.engine;
+        let core = self.core;
         self.queue(Front::Queue, Slab::alloc, |buf| Enqueued { buf, queue: queue.clone(), token })?;
-        engine.core().flush_unless_held();
+        core.flush_unless_held();
         Ok(())
     }
 
@@ -218,7 +153,7 @@ impl<'e, B: 'static> Request<'e, B> {
         alloc: fn(&mut Slab) -> Option<Index>,
         cargo: impl FnOnce(B) -> D,
     ) -> Submitted<'e, B, Index> {
-        let mut state = self.engine.core().state.borrow_mut();
+        let mut state = self.core.state.borrow_mut();
         if state.closed {
             return Err(SubmitError::Closed(self));
         }
@@ -240,33 +175,5 @@ impl<'e, B: 'static> Request<'e, B> {
 impl<B> fmt::Debug for Request<'_, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Request").field("op", &self.op).finish_non_exhaustive()
-    }
-}
-
-/// The future front end's cargo: only the buffer, collected by the [`Operation`].
-pub(crate) struct Owned<B>(pub(crate) B);
-
-impl<B: 'static> Deliver for Owned<B> {
-    /// Only an orphan comes here: nobody waits, the buffer goes.
-    fn deliver(self, _verdict: Verdict) -> Option<Remains> {
-        None
-    }
-}
-
-impl<B> Owned<B> {
-    pub(crate) fn outcome(self, result: Result<usize, RequestError>) -> Outcome<B> {
-        (result, self.0)
-    }
-}
-
-pub(crate) struct Callback<B, F> {
-    pub(crate) buf: B,
-    pub(crate) done: F,
-}
-
-impl<B: 'static, F: FnOnce(Result<usize, RequestError>, B) + 'static> Deliver for Callback<B, F> {
-    fn deliver(self, verdict: Verdict) -> Option<Remains> {
-        (self.done)(verdict.result(), self.buf);
-        None
     }
 }

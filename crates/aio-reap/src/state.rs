@@ -24,15 +24,15 @@ use std::time::{Duration, Instant};
 use percpu::sync::Arc;
 
 use crate::adaptive::BatchLimit;
-use crate::admission::Queue;
 use crate::backend::{Backend, Device};
 use crate::books::Books;
 use crate::cargo::{Parcel, Verdict};
 use crate::deadlines::{Action, Deadlines};
 use crate::histogram::Histogram;
 use crate::raw::Stop;
-use crate::remote::{Errand, Inbox, Remote};
+use crate::remote::{Errand, Hub, Inbox};
 use crate::slab::{Batch, Ending, Front, Index, Slab, State as SlotState, settle};
+use crate::wait_queue::WaitQueue;
 
 pub(crate) struct Limits {
     /// Most requests the kernel holds at a time.
@@ -58,7 +58,7 @@ pub(crate) struct State {
     pub(crate) batch: BatchLimit,
     pub(crate) deadlines: Deadlines,
     /// Futures that wait for a slot.
-    pub(crate) waiting: Queue,
+    pub(crate) waiting: WaitQueue,
     /// Requests of other threads, once there may be any.
     pub(crate) inbox: Option<Box<Inbox>>,
     /// The last reap used up its budget: more may be there, and no wake-up will say so.
@@ -86,7 +86,7 @@ impl State {
             closed: false,
             batch,
             deadlines: Deadlines::default(),
-            waiting: Queue::default(),
+            waiting: WaitQueue::default(),
             inbox: None,
             more: false,
         }
@@ -145,14 +145,14 @@ impl State {
         }
     }
 
-    /// A handle for other threads, which ring the eventfd `bell`.
-    pub(crate) fn remote(&mut self, bell: &Arc<OwnedFd>) -> Remote {
+    /// What the engine shares with its remotes, which ring the eventfd `bell`.
+    pub(crate) fn hub(&mut self, bell: &Arc<OwnedFd>) -> Arc<Hub> {
         let places = self.limits.remote;
         let inbox = self.inbox.get_or_insert_with(|| Box::new(Inbox::new(places, bell)));
         if self.closed {
             inbox.close();
         }
-        inbox.remote()
+        Arc::clone(inbox.hub())
     }
 
     /// No other thread can make requests of this engine.

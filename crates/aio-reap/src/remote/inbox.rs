@@ -6,14 +6,14 @@ use std::task::{Wake, Waker};
 
 use percpu::sync::Arc;
 
-use super::letter::Errand;
+use super::errand::Errand;
+use super::hub::Hub;
 use super::mailbox::Place;
-use super::{Hub, Remote};
-use crate::admission::Queue;
 use crate::books::Books;
 use crate::deadlines::{Action, Deadlines};
 use crate::slab::{Front, Slab};
 use crate::sys;
+use crate::wait_queue::WaitQueue;
 
 /// What the engine has of its remotes' letters.
 pub(crate) struct Inbox {
@@ -42,8 +42,8 @@ impl Inbox {
         Self { hub, letters: VecDeque::with_capacity(places), ticket: None, waker }
     }
 
-    pub(crate) fn remote(&self) -> Remote {
-        Remote::new(&self.hub)
+    pub(crate) fn hub(&self) -> &Arc<Hub> {
+        &self.hub
     }
 
     /// Whether another thread may send letters.
@@ -57,7 +57,7 @@ impl Inbox {
     }
 
     /// Letters that a turn would find a slot for.
-    pub(crate) fn pending(&self, waiting: &Queue, slab: &Slab) -> usize {
+    pub(crate) fn pending(&self, waiting: &WaitQueue, slab: &Slab) -> usize {
         let is_next = |ticket| waiting.position(ticket) < slab.free_len();
         if self.ticket.is_some_and(is_next) { self.letters.len() } else { 0 }
     }
@@ -71,7 +71,7 @@ impl Inbox {
     pub(crate) fn turn(
         &mut self,
         books: &mut Books,
-        waiting: &mut Queue,
+        waiting: &mut WaitQueue,
         deadlines: &mut Deadlines,
     ) {
         self.hub.mailbox.take(&mut self.letters);
@@ -108,7 +108,7 @@ impl Inbox {
     }
 
     /// A letter that no slot was found for, when no turn is to come.
-    pub(crate) fn refuse(&mut self, waiting: &mut Queue) -> Option<Errand> {
+    pub(crate) fn refuse(&mut self, waiting: &mut WaitQueue) -> Option<Errand> {
         if let Some(ticket) = self.ticket.take() {
             drop(waiting.leave(ticket));
         }

@@ -1,6 +1,8 @@
 //! Requests from other threads.
 
+mod errand;
 mod file;
+mod hub;
 mod inbox;
 mod letter;
 pub(crate) mod mailbox;
@@ -8,47 +10,18 @@ mod operation;
 mod request;
 
 use std::fmt;
-use std::os::fd::OwnedFd;
 
-use percpu::sync::{Arc, thread};
+use percpu::sync::Arc;
 
+pub(crate) use self::errand::Errand;
 pub use self::file::SharedFile;
+pub(crate) use self::hub::Hub;
 pub(crate) use self::inbox::Inbox;
-pub(crate) use self::letter::Errand;
-use self::letter::Letter;
-use self::mailbox::Mailbox;
 pub use self::operation::RemoteOperation;
 pub use self::request::RemoteRequest;
 use crate::buf::{IoBuf, IoBufMut};
 use crate::buf_list::{BufList, Shape};
-use crate::cargo::Verdict;
 use crate::op::{AllocateMode, Kind, Memory, Op};
-use crate::sys;
-
-/// What an engine and its remotes share.
-pub(crate) struct Hub {
-    mailbox: Mailbox<Letter, Verdict>,
-    /// The engine's kick.
-    bell: Arc<OwnedFd>,
-    /// The engine's thread, which must not block on itself. No later thread gets the same id, unlike
-    /// that of [`percpu::sync::thread_id`], which is an address.
-    home: thread::ThreadId,
-}
-
-impl Hub {
-    fn new(places: usize, bell: Arc<OwnedFd>) -> Arc<Self> {
-        Arc::new(Self { mailbox: Mailbox::new(places), bell, home: thread::current().id() })
-    }
-
-    fn ring(&self) {
-        sys::signal(&self.bell);
-    }
-
-    /// Whether this is the engine's thread.
-    fn is_home(&self) -> bool {
-        thread::current().id() == self.home
-    }
-}
 
 /// A handle by which other threads make requests of an engine: [`Engine::remote`].
 ///
@@ -94,13 +67,9 @@ pub struct Remote {
 }
 
 impl Remote {
-    fn new(hub: &Arc<Hub>) -> Self {
+    pub(crate) fn new(hub: &Arc<Hub>) -> Self {
         hub.mailbox.add_sender();
         Self { hub: Arc::clone(hub) }
-    }
-
-    fn hub(&self) -> &Arc<Hub> {
-        &self.hub
     }
 
     /// Reads as [`Engine::read`](crate::Engine::read).
@@ -112,7 +81,7 @@ impl Remote {
     ) -> RemoteRequest<'_, B> {
         let (ptr, len) = (buf.as_mut_ptr(), buf.len() as u64);
         let op = Op { ptr, len, ..op(Kind::Read, file, offset) };
-        RemoteRequest::new(self, Some(file), op, buf)
+        RemoteRequest::new(&self.hub, Some(file), op, buf)
     }
 
     /// Reads as [`Engine::read_exact`](crate::Engine::read_exact).
@@ -134,7 +103,7 @@ impl Remote {
     ) -> RemoteRequest<'_, B> {
         let (ptr, len) = (buf.as_ptr().cast_mut(), buf.len() as u64);
         let op = Op { ptr, len, ..op(Kind::Write, file, offset) };
-        RemoteRequest::new(self, Some(file), op, buf)
+        RemoteRequest::new(&self.hub, Some(file), op, buf)
     }
 
     /// Reads as [`Engine::read_vectored`](crate::Engine::read_vectored).
@@ -171,17 +140,17 @@ impl Remote {
         let (ptr, len) = (shape.first.cast(), shape.len);
         let op = Op { memory, ptr, len, ..op(kind, file, offset) };
         let misaligned = file.alignment().is_some_and(|align| !shape.is_aligned(align, offset));
-        RemoteRequest::new(self, Some(file), op, list).misaligned(misaligned)
+        RemoteRequest::new(&self.hub, Some(file), op, list).misaligned(misaligned)
     }
 
     /// As [`Engine::fsync`](crate::Engine::fsync).
     pub fn fsync(&self, file: &SharedFile) -> RemoteRequest<'_, ()> {
-        RemoteRequest::new(self, Some(file), op(Kind::Fsync, file, 0), ())
+        RemoteRequest::new(&self.hub, Some(file), op(Kind::Fsync, file, 0), ())
     }
 
     /// As [`Engine::fdatasync`](crate::Engine::fdatasync).
     pub fn fdatasync(&self, file: &SharedFile) -> RemoteRequest<'_, ()> {
-        RemoteRequest::new(self, Some(file), op(Kind::Fdatasync, file, 0), ())
+        RemoteRequest::new(&self.hub, Some(file), op(Kind::Fdatasync, file, 0), ())
     }
 
     /// As [`Engine::allocate`](crate::Engine::allocate).
@@ -193,12 +162,12 @@ impl Remote {
         len: u64,
     ) -> RemoteRequest<'_, ()> {
         let op = Op { len, ..op(mode.kind(), file, offset) };
-        RemoteRequest::new(self, Some(file), op, ())
+        RemoteRequest::new(&self.hub, Some(file), op, ())
     }
 
     /// As [`Engine::nop`](crate::Engine::nop): the cost of the way there and back.
     pub fn nop(&self) -> RemoteRequest<'_, ()> {
-        RemoteRequest::new(self, None, Op::NOP, ())
+        RemoteRequest::new(&self.hub, None, Op::NOP, ())
     }
 }
 

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use percpu::sync::Arc;
 
+use super::hub::Hub;
+use super::letter::Letter;
 use super::mailbox::{Answer, Place};
-use super::{Hub, Letter};
-use crate::Outcome;
 use crate::cargo::Verdict;
-use crate::request::Owned;
+use crate::outcome::{Outcome, Owned};
 
 /// A request that was sent to another thread's engine; await it on any executor, or block with
 /// [`wait`](Self::wait).

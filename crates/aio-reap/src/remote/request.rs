@@ -3,19 +3,24 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use super::mailbox::Unsent;
-use super::{Letter, Remote, RemoteOperation, SharedFile};
+use percpu::sync::Arc;
+
+use super::file::SharedFile;
+use super::hub::Hub;
+use super::letter::Letter;
+use super::mailbox::{Place, Unsent};
+use super::operation::RemoteOperation;
 use crate::cargo::{Cargo, Deliver};
-use crate::error::RequestError;
+use crate::error::{RequestError, SubmitError};
 use crate::op::{AtEnd, Op};
-use crate::request::{Callback, Owned, SubmitError};
+use crate::outcome::{Callback, Owned};
 
 /// One operation, ready to be sent to an engine's thread.
 ///
 /// Nothing happens until [`submit`](Self::submit) or [`callback`](Self::callback) takes it.
 #[must_use = "a request does nothing until it is submitted"]
 pub struct RemoteRequest<'r, B> {
-    remote: &'r Remote,
+    hub: &'r Arc<Hub>,
     file: Option<SharedFile>,
     op: Op,
     at_end: AtEnd,
@@ -33,11 +38,11 @@ unsafe impl<B: Sync> Sync for RemoteRequest<'_, B> {}
 type Submitted<'r, B, T> = Result<T, SubmitError<RemoteRequest<'r, B>>>;
 
 impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
-    pub(super) fn new(remote: &'r Remote, file: Option<&SharedFile>, op: Op, buf: B) -> Self {
+    pub(super) fn new(hub: &'r Arc<Hub>, file: Option<&SharedFile>, op: Op, buf: B) -> Self {
         let misaligned =
             file.and_then(SharedFile::alignment).is_some_and(|align| !op.is_aligned(align));
         let (file, at_end) = (file.cloned(), AtEnd::Stop);
-        Self { remote, file, op, at_end, cancel_at: None, misaligned, buf }
+        Self { hub, file, op, at_end, cancel_at: None, misaligned, buf }
     }
 
     /// Some vector does not fit the `O_DIRECT` file.
@@ -84,7 +89,7 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
     ///
     /// [`SubmitError`] gives the request back; nothing was sent.
     pub fn submit(self) -> Submitted<'r, B, RemoteOperation<B>> {
-        let hub = self.remote.hub();
+        let hub = self.hub;
         let place = self.send(true, Owned, |owned: Owned<B>| owned.0)?;
         Ok(RemoteOperation::new(hub, place))
     }
@@ -111,20 +116,20 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
         attended: bool,
         load: impl FnOnce(B) -> D,
         unload: impl FnOnce(D) -> B,
-    ) -> Submitted<'r, B, super::mailbox::Place> {
+    ) -> Submitted<'r, B, Place> {
         if self.misaligned {
             return Err(SubmitError::Misaligned(self));
         }
-        let Self { remote, file, op, at_end, cancel_at, misaligned, buf } = self;
+        let Self { hub, file, op, at_end, cancel_at, misaligned, buf } = self;
         let mut cargo = Cargo::empty();
         cargo.put(load(buf));
         let letter = Letter { op, at_end, cancel_at, cargo, file };
-        let sent = remote.hub().mailbox.send(letter, attended).map_err(|unsent| {
+        let sent = hub.mailbox.send(letter, attended).map_err(|unsent| {
             let back = |mut letter: Letter| {
                 // SAFETY: put as a `D` above, and sent nowhere.
                 let loaded = unsafe { letter.cargo.take::<D>() };
                 let buf = unload(loaded.expect("nobody took it"));
-                Self { remote, file: letter.file.take(), op, at_end, cancel_at, misaligned, buf }
+                Self { hub, file: letter.file.take(), op, at_end, cancel_at, misaligned, buf }
             };
             match unsent {
                 Unsent::Full(letter) => SubmitError::Full(back(letter)),
@@ -132,7 +137,7 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
             }
         })?;
         if sent.ring {
-            remote.hub().ring();
+            hub.ring();
         }
         Ok(sent.place)
     }

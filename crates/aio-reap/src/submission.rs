@@ -1,62 +1,14 @@
-//! Futures that wait for a free slot, first come, first served.
-//!
-//! The first `n` in the queue may have the `n` free slots; nobody else may have one before them. So
-//! no slot is handed over: who is polled looks where it stands, and whoever leaves moves the others
-//! up.
+//! The future that waits for a free slot.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use crate::core::Core;
+use crate::error::SubmitError;
 use crate::operation::Operation;
-use crate::request::{Request, SubmitError};
-
-#[derive(Default)]
-pub(crate) struct Queue {
-    /// By ticket.
-    waiters: VecDeque<Waiter>,
-    next: u64,
-}
-
-struct Waiter {
-    ticket: u64,
-    /// `None` once woken.
-    waker: Option<Waker>,
-}
-
-impl Queue {
-    pub(crate) fn len(&self) -> usize {
-        self.waiters.len()
-    }
-
-    pub(crate) fn join(&mut self, waker: Waker) -> u64 {
-        let ticket = self.next;
-        self.next += 1;
-        self.waiters.push_back(Waiter { ticket, waker: Some(waker) });
-        ticket
-    }
-
-    /// How many are before the holder of the ticket, who is in the queue.
-    pub(crate) fn position(&self, ticket: u64) -> usize {
-        let found = self.waiters.binary_search_by_key(&ticket, |waiter| waiter.ticket);
-        found.expect("who has a ticket is in the queue")
-    }
-
-    /// The holder of the ticket waits no more. What is returned is to be dropped where user code may
-    /// run.
-    pub(crate) fn leave(&mut self, ticket: u64) -> Option<Waker> {
-        let position = self.position(ticket);
-        self.waiters.remove(position).and_then(|waiter| waiter.waker)
-    }
-
-    /// The first that may have one of `free` slots and was not told.
-    pub(crate) fn next_to_wake(&mut self, free: usize) -> Option<Waker> {
-        self.waiters.iter_mut().take(free).find_map(|waiter| waiter.waker.take())
-    }
-}
+use crate::request::Request;
 
 /// A request that waits for a free slot: [`Request::submit_async`].
 ///
@@ -70,12 +22,19 @@ pub struct Submission<'e, B: 'static> {
     ticket: Option<u64>,
 }
 
-impl<'e, B: 'static> Submission<'e, B> {
-    pub(crate) fn new(request: Request<'e, B>) -> Self {
-        let core = request.engine().core();
-        Self { request: Some(request), core, ticket: None }
+impl<'e, B: 'static> Request<'e, B> {
+    /// As [`submit`](Self::submit), but waits for a free slot instead of failing when there is
+    /// none.
+    ///
+    /// Those who wait get slots in the order in which they were first polled, and before anybody
+    /// who does not wait. Each must be polled when it is woken, or dropped: until then its slot is
+    /// kept for it.
+    pub fn submit_async(self) -> Submission<'e, B> {
+        Submission { core: self.core(), request: Some(self), ticket: None }
     }
+}
 
+impl<'e, B: 'static> Submission<'e, B> {
     /// Gives up waiting and returns the request; `None` if it was submitted or refused.
     pub fn into_request(mut self) -> Option<Request<'e, B>> {
         self.request.take()
@@ -128,10 +87,7 @@ impl<'e, B: 'static> Future for Submission<'e, B> {
                 state.note_waiting();
                 None
             }
-            Some(ticket) => {
-                let position = state.waiting.position(ticket);
-                state.waiting.waiters[position].waker.replace(waker)
-            }
+            Some(ticket) => state.waiting.replace_waker(ticket, waker),
         };
         drop(state);
         drop(old);
