@@ -12,22 +12,22 @@ use std::time::{Duration, Instant};
 
 use percpu::sync::{Arc, panicking};
 
-use crate::alarm::Alarm;
 use crate::backend::Backend;
-use crate::cargo::Deliver;
 use crate::deadlines::Action;
-use crate::doorbell::Doorbell;
 use crate::error::RequestError;
+use crate::payload::Deliver;
 use crate::reap::{ReapMode, Spin};
 use crate::registry::{Kind as ResourceKind, Registration, Registry};
-use crate::remote::Hub;
-use crate::slab::{Ending, Front, Index, State as SlotState};
+use crate::remote::Shared;
+use crate::slab::{CancelReason, CompletionTarget, Index, State as SlotState};
 use crate::state::{Delivery, State};
 use crate::turn::Turn;
+use crate::wake_fd::WakeFd;
+use crate::waker::BlockOnWaker;
 
 pub(crate) struct Core {
     pub(crate) state: RefCell<State>,
-    pub(crate) doorbell: Doorbell,
+    pub(crate) wake_fd: WakeFd,
     pub(crate) registry: Rc<Registry>,
     pub(crate) reap_mode: Cell<ReapMode>,
     plugs: Cell<usize>,
@@ -36,10 +36,10 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(state: State, doorbell: Doorbell) -> Self {
+    pub(crate) fn new(state: State, wake_fd: WakeFd) -> Self {
         Self {
             state: RefCell::new(state),
-            doorbell,
+            wake_fd,
             registry: Registry::new(),
             reap_mode: Cell::default(),
             plugs: Cell::new(0),
@@ -101,7 +101,7 @@ impl Core {
     pub(crate) fn unplug(&self) {
         self.plugs.set(self.plugs.get() - 1);
         if panicking() {
-            self.doorbell.kick();
+            self.wake_fd.kick();
         } else {
             self.flush_unless_held();
         }
@@ -121,14 +121,14 @@ impl Core {
         let now = self.instant();
         loop {
             let mut state = self.state.borrow_mut();
-            let State { deadlines, books, .. } = &mut *state;
-            match deadlines.due(now, &books.slab) {
+            let State { deadlines, completions, .. } = &mut *state;
+            match deadlines.due(now, &completions.slab) {
                 None => return,
                 Some((index, Action::Cancel)) => {
-                    state.cancel(index, Ending::TimedOut);
+                    state.cancel(index, CancelReason::TimedOut);
                 }
                 Some((index, Action::Wake)) => {
-                    let waker = state.books.slab.get(index).waker.take();
+                    let waker = state.completions.slab.get(index).waker.take();
                     drop(state);
                     let _guard = self.dispatching();
                     waker.into_iter().for_each(Waker::wake);
@@ -140,21 +140,21 @@ impl Core {
     /// Notes that something is to be done about the request in `index` at a time.
     pub(crate) fn add_deadline(&self, index: Index, at: Instant, action: Action) {
         let mut state = self.state.borrow_mut();
-        let State { deadlines, books, .. } = &mut *state;
-        deadlines.add(at, index, action, &books.slab);
-        self.doorbell.ring_at(state.deadlines.earliest());
+        let State { deadlines, completions, .. } = &mut *state;
+        deadlines.add(at, index, action, &completions.slab);
+        self.wake_fd.wake_at(state.deadlines.earliest());
     }
 
     /// Tries to end a request early; the next turn delivers it.
     pub(crate) fn cancel(&self, index: Index) -> bool {
         let _rearm = Rearm(self);
-        self.state.borrow_mut().cancel(index, Ending::Cancelled)
+        self.state.borrow_mut().cancel(index, CancelReason::Cancelled)
     }
 
     /// As [`cancel`](Self::cancel), every request; returns how many could be tried.
     pub(crate) fn cancel_all(&self) -> usize {
         let _rearm = Rearm(self);
-        self.state.borrow_mut().cancel_all(Ending::Cancelled)
+        self.state.borrow_mut().cancel_all(CancelReason::Cancelled)
     }
 
     /// Refuses requests from now on; who waits for a slot is told.
@@ -165,17 +165,17 @@ impl Core {
 
     /// What the engine shares with its remotes; made at the first call.
     #[cold]
-    pub(crate) fn hub(&self) -> Arc<Hub> {
-        self.state.borrow_mut().hub(self.doorbell.foreign_kick())
+    pub(crate) fn remote_shared(&self) -> Arc<Shared> {
+        self.state.borrow_mut().remote_shared(self.wake_fd.foreign_kick())
     }
 
     /// Ends the requests of other threads that no slot was found for.
-    pub(crate) fn refuse_letters(&self) {
+    pub(crate) fn refuse_remote_requests(&self) {
         loop {
-            let refused = self.state.borrow_mut().refuse_letter();
-            let Some(errand) = refused else { return };
+            let refused = self.state.borrow_mut().refuse_remote_request();
+            let Some(pending) = refused else { return };
             let _guard = self.dispatching();
-            errand.refuse();
+            pending.refuse();
         }
     }
 
@@ -200,7 +200,7 @@ impl Core {
 
     /// Wakes futures whose turn it is to take a slot.
     pub(crate) fn admit(&self) {
-        self.wake_waiting(|state| state.books.slab.free_len());
+        self.wake_waiting(|state| state.completions.slab.free_len());
     }
 
     /// Wakes as many of those who wait for a slot as `count` says, first come, first served.
@@ -224,31 +224,31 @@ impl Core {
             let mut state = self.state.borrow_mut();
             state.submit(sleep);
             if reap && state.reap() {
-                self.doorbell.progress();
+                self.wake_fd.progress();
             }
             let enqueued = state.take_enqueued();
             if state.is_calm() {
                 // The usual end: nothing to deliver, nothing left over.
-                self.doorbell.ring_at(state.deadlines.earliest());
+                self.wake_fd.wake_at(state.deadlines.earliest());
                 return enqueued;
             }
             enqueued
         };
         let _rearm = Rearm(self); // also when a callback panics
-        self.drop_remains();
+        self.drop_deferred();
         let delivered = enqueued + if deliver { self.dispatch() } else { 0 };
-        if self.state.borrow().books.slab.promised > 0 {
+        if self.state.borrow().completions.slab.promised > 0 {
             self.admit();
         }
         delivered
     }
 
     /// Frees the queues that nobody has any more, with the buffers in them: user code.
-    fn drop_remains(&self) {
-        let remains = mem::take(&mut self.state.borrow_mut().books.remains);
-        if !remains.is_empty() {
+    fn drop_deferred(&self) {
+        let deferred = mem::take(&mut self.state.borrow_mut().completions.deferred_drops);
+        if !deferred.is_empty() {
             let _guard = self.dispatching();
-            drop(remains);
+            drop(deferred);
         }
     }
 
@@ -272,9 +272,9 @@ impl Core {
             let next = self.state.borrow_mut().deliver();
             match next {
                 None => return delivered, // a callback waited and delivered the rest
-                Some(Delivery::Parcel(parcel, verdict)) => {
+                Some(Delivery::Payload(taken, result)) => {
                     // SAFETY: the state has not been used since, and never moves its slots.
-                    drop(unsafe { parcel.deliver(verdict) });
+                    drop(unsafe { taken.deliver(result) });
                 }
                 Some(Delivery::Wake(waker)) => waker.wake(),
                 Some(Delivery::Silent) => {}
@@ -289,13 +289,13 @@ impl Core {
 
     /// As [`turn`](Self::turn); with `sleep` it may wait for a completion where it submits.
     fn turn_and(&self, deliver: bool, sleep: bool) -> Turn {
-        self.doorbell.answer();
+        self.wake_fd.clear();
         if self.registry.has_returned() {
             self.forget_returned();
         }
         let mut state = self.state.borrow_mut();
         state.backend.acknowledge();
-        state.take_letters();
+        state.take_remote_requests();
         let timed = state.deadlines.earliest().is_some();
         drop(state);
         if timed && deliver {
@@ -311,33 +311,33 @@ impl Core {
     pub(crate) fn wait(
         &self,
         timeout: Option<Duration>,
-        alarm: Option<&Alarm>,
+        waker: Option<&BlockOnWaker>,
     ) -> io::Result<Turn> {
         let deadline = timeout.and_then(|timeout| self.instant().checked_add(timeout));
         // Else something besides a completion ends the sleep.
-        let sleep = timeout.is_none() && alarm.is_none() && !self.reap_mode.get().peeks();
+        let sleep = timeout.is_none() && waker.is_none() && !self.reap_mode.get().peeks();
         loop {
             let turn = self.turn_and(true, sleep);
             // `turn` may have taken the alarm's kick, so its flag is looked at between that and
             // the sleep.
-            if turn.delivered > 0 || alarm.map_or(turn.is_idle(), Alarm::is_rung) {
+            if turn.delivered > 0 || waker.map_or(turn.is_idle(), BlockOnWaker::is_woken) {
                 return Ok(turn);
             }
             let left = deadline.map(|at| at.saturating_duration_since(self.instant()));
             if left.is_some_and(|left| left.is_zero()) {
                 return Ok(turn);
             }
-            self.sleep(left, alarm)?;
+            self.sleep(left, waker)?;
         }
     }
 
     /// Sleeps until a turn may get somewhere, or the alarm rings; returns early at will.
-    fn sleep(&self, timeout: Option<Duration>, alarm: Option<&Alarm>) -> io::Result<()> {
+    fn sleep(&self, timeout: Option<Duration>, waker: Option<&BlockOnWaker>) -> io::Result<()> {
         let now = || self.instant();
         let mut timeout = self.state.borrow().deadlines.cut(timeout, now);
         if let Some(spin) = self.reap_mode.get().spin(timeout, now) {
             let start = now();
-            if self.spin(spin, alarm) {
+            if self.spin(spin, waker) {
                 return Ok(());
             }
             let spent = now().saturating_duration_since(start);
@@ -350,32 +350,32 @@ impl Core {
         if state.has_work() {
             return Ok(());
         }
-        if state.in_kernel() > 0 && alarm.is_none() && state.inbox.is_none() {
+        if state.in_kernel() > 0 && waker.is_none() && state.inbox.is_none() {
             return state.wait(timeout);
         }
         if state.in_kernel() > 0 {
-            state.books.stats.waits += 1;
+            state.completions.stats.waits += 1;
             state.backend.before_sleep(timeout);
-        } else if let Some(time) = self.doorbell.retry_delay().into_iter().chain(timeout).min() {
+        } else if let Some(time) = self.wake_fd.retry_delay().into_iter().chain(timeout).min() {
             if state.backend.pass(time) {
                 return Ok(());
             }
         }
-        state.backend.heed(); // also with nothing in the kernel: what rang before would go on
+        state.backend.watch(); // also with nothing in the kernel: what rang before would go on
         drop(state);
-        self.doorbell.wait(timeout)
+        self.wake_fd.wait(timeout)
     }
 
     /// Peeks for completions as long as the reap mode says; true if there is no need to sleep.
-    fn spin(&self, mut spin: Spin, alarm: Option<&Alarm>) -> bool {
+    fn spin(&self, mut spin: Spin, waker: Option<&BlockOnWaker>) -> bool {
         let mut state = self.state.borrow_mut();
-        while !state.has_work() && !alarm.is_some_and(Alarm::is_rung) {
+        while !state.has_work() && !waker.is_some_and(BlockOnWaker::is_woken) {
             if state.in_kernel() == 0 {
                 if state.needs_retry() {
                     // The last peek found EAGAIN. Its wake-up is answered, too: there is none to
                     // come, and it would end the delay.
                     state.backend.acknowledge();
-                    self.doorbell.retry_later();
+                    self.wake_fd.retry_later();
                 }
                 return false;
             }
@@ -384,7 +384,7 @@ impl Core {
             }
             state.backend.relax();
             if state.reap() {
-                self.doorbell.progress();
+                self.wake_fd.progress();
             }
         }
         true
@@ -396,7 +396,7 @@ impl Core {
     }
 
     pub(crate) fn is_done(&self, index: Index) -> bool {
-        self.state.borrow().books.slab.peek(index).state == SlotState::Done
+        self.state.borrow().completions.slab.peek(index).state == SlotState::Done
     }
 
     /// Frees a slot whose result is there and hands both out; `None` if it is not there yet.
@@ -408,13 +408,13 @@ impl Core {
         &self,
         index: Index,
     ) -> Option<(T, Result<usize, RequestError>)> {
-        let books = &mut self.state.borrow_mut().books;
-        if books.slab.peek(index).state != SlotState::Done {
+        let completions = &mut self.state.borrow_mut().completions;
+        if completions.slab.peek(index).state != SlotState::Done {
             return None;
         }
         // SAFETY: the caller vouches for the type.
-        let (cargo, verdict) = unsafe { books.collect_as(index) };
-        Some((cargo.expect("a slot in use holds its cargo"), verdict.result()))
+        let (payload, result) = unsafe { completions.collect_as(index) };
+        Some((payload.expect("a slot in use holds its cargo"), result.to_result()))
     }
 
     /// Stores who is to be woken; false if the result is there after all.
@@ -422,7 +422,7 @@ impl Core {
         // Cloning and dropping a waker is user code: not under the borrow. It may turn the engine.
         let waker = waker.clone();
         let mut state = self.state.borrow_mut();
-        let slot = state.books.slab.get(index);
+        let slot = state.completions.slab.get(index);
         if slot.state == SlotState::Done {
             drop(state);
             return false;
@@ -436,20 +436,20 @@ impl Core {
     /// The operation is gone: the request keeps its buffer until it completes.
     pub(crate) fn orphan(&self, index: Index) {
         let mut state = self.state.borrow_mut();
-        let books = &mut state.books;
-        let slot = books.slab.get(index);
+        let completions = &mut state.completions;
+        let slot = completions.slab.get(index);
         let waker = slot.waker.take();
-        let parcel = if slot.state == SlotState::Done {
-            books.collect(index).0
+        let taken = if slot.state == SlotState::Done {
+            completions.collect(index).0
         } else {
-            slot.front = Front::Orphan;
+            slot.target = CompletionTarget::Orphan;
             None
         };
         drop(state);
         // Now user code.
-        if let Some(parcel) = parcel {
+        if let Some(taken) = taken {
             // SAFETY: the state has not been used since, and never moves its slots.
-            unsafe { parcel.discard() }
+            unsafe { taken.discard() }
         }
         drop(waker);
         self.admit();
@@ -463,11 +463,11 @@ impl Drop for Rearm<'_> {
     fn drop(&mut self) {
         let state = self.0.state.borrow(); // user code never runs under a borrow
         if state.has_work() {
-            self.0.doorbell.kick();
+            self.0.wake_fd.kick();
         } else if state.needs_retry() {
-            self.0.doorbell.retry_later();
+            self.0.wake_fd.retry_later();
         }
-        self.0.doorbell.ring_at(state.deadlines.earliest());
+        self.0.wake_fd.wake_at(state.deadlines.earliest());
     }
 }
 

@@ -59,13 +59,13 @@ mod tokio {
         /// Panics if the runtime that polls it has no I/O (`enable_io`).
         pub async fn drive(&self) -> io::Result<Infallible> {
             // SAFETY: the descriptor is the engine's as long as the engine lives, which is borrowed.
-            let bell =
+            let fd_events =
                 unsafe { AsyncFd::register_with_interest(self.as_fd(), Interest::READABLE) }?;
-            let fd = [bell.get_ref().as_raw_fd()];
+            let fd = [fd_events.get_ref().as_raw_fd()];
             // An error of the look is taken for a yes: one turn too many does no harm.
             let readable = || sys::poll_readable(&fd, Some(Duration::ZERO)).unwrap_or(true);
             loop {
-                let mut edge = bell.readable().await?;
+                let mut edge = fd_events.readable().await?;
                 let mut again = round(|| edge.clear_ready(), || _ = self.turn(), readable);
                 while again {
                     yield_now().await;

@@ -12,12 +12,10 @@ use std::time::Duration;
 
 use percpu::sync::{Arc, panicking};
 
-use crate::alarm::Alarm;
 use crate::backend::Backend;
 use crate::buf::{IoBuf, IoBufMut};
 use crate::buf_list::{BufList, Shape};
 use crate::core::Core;
-use crate::doorbell::Doorbell;
 use crate::file::File;
 use crate::op::{AllocateMode, Block, Kind, Memory, Op};
 use crate::plug::Plug;
@@ -28,6 +26,8 @@ use crate::start::{BackendKind, Fallback};
 use crate::state::State;
 use crate::stats::EngineStats;
 use crate::turn::Turn;
+use crate::wake_fd::WakeFd;
+use crate::waker::BlockOnWaker;
 
 /// Block I/O for one thread; neither `Send` nor `Sync`.
 ///
@@ -44,8 +44,8 @@ impl Engine {
         kind: BackendKind,
         fallbacks: Vec<Fallback>,
     ) -> io::Result<Self> {
-        let doorbell = Doorbell::new(state.backend.wake_fds())?;
-        Ok(Self { core: Rc::new(Core::new(state, doorbell)), kind, fallbacks })
+        let wake_fd = WakeFd::new(state.backend.wake_fds())?;
+        Ok(Self { core: Rc::new(Core::new(state, wake_fd)), kind, fallbacks })
     }
 
     pub(crate) fn core(&self) -> &Rc<Core> {
@@ -200,7 +200,7 @@ impl Engine {
 
     fn op(&self, kind: Kind, file: &File, offset: u64) -> Op {
         let block = Block::of(file.alignment());
-        Op { kind, block, fd: file.target(&self.core.registry), offset, ..Op::NOP }
+        Op { kind, block, fd: file.op_fd(&self.core.registry), offset, ..Op::NOP }
     }
 
     fn transfer<B: IoBuf>(
@@ -271,7 +271,7 @@ impl Engine {
     pub fn shutdown(&self) -> io::Result<()> {
         self.core.close();
         let drained = self.core.drain();
-        self.core.refuse_letters();
+        self.core.refuse_remote_requests();
         drained
     }
 
@@ -284,18 +284,18 @@ impl Engine {
     /// As [`wait`](Self::wait); the future is dropped.
     pub fn block_on<F: Future>(&self, future: F) -> io::Result<F::Output> {
         let core = &self.core;
-        let alarm = Alarm::new(Arc::clone(core.doorbell.foreign_kick()));
-        let waker = Alarm::waker(&alarm);
-        let mut context = Context::from_waker(&waker);
+        let waker = BlockOnWaker::new(Arc::clone(core.wake_fd.foreign_kick()));
+        let handle = BlockOnWaker::handle(&waker);
+        let mut context = Context::from_waker(&handle);
         let mut future = pin!(future);
         loop {
-            if alarm.answer() {
+            if waker.take() {
                 if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
                     return Ok(output);
                 }
             }
             // Also when the future has woken itself: the I/O goes on meanwhile.
-            core.wait(None, Some(&alarm))?;
+            core.wait(None, Some(&waker))?;
         }
     }
 
@@ -307,7 +307,7 @@ impl Engine {
     /// ([`EngineBuilder::remote_capacity`](crate::EngineBuilder::remote_capacity)). Once there is a remote, sleeping costs the engine one
     /// system call more. Of an engine that was shut down the remote refuses every request.
     pub fn remote(&self) -> Remote {
-        Remote::new(&self.core.hub())
+        Remote::new(&self.core.remote_shared())
     }
 
     /// Turns the engine until the last [`Remote`] is dropped and nothing is left to do; sleeps
@@ -322,7 +322,7 @@ impl Engine {
 
     /// The counters so far; allocates the copy.
     pub fn stats(&self) -> EngineStats {
-        self.core.state.borrow().books.stats.clone()
+        self.core.state.borrow().completions.stats.clone()
     }
 
     /// Checks the engine's books, and says what it holds: tests and fuzz targets call it after
@@ -338,7 +338,7 @@ impl Engine {
         state.validate();
         let between_calls = !core.is_dispatching();
         if between_calls && state.needs_retry() && !state.has_work() {
-            assert!(core.doorbell.retry_delay().is_some(), "blocked for ever");
+            assert!(core.wake_fd.retry_delay().is_some(), "blocked for ever");
         }
         let pending = state.held();
         Turn { delivered: 0, pending, in_flight: state.in_flight() }
@@ -353,7 +353,7 @@ impl Drop for Engine {
             let _ = self.shutdown();
         } else {
             self.core.state.borrow_mut().close();
-            self.core.refuse_letters();
+            self.core.refuse_remote_requests();
         }
     }
 }
@@ -363,14 +363,14 @@ impl Drop for Engine {
 impl AsFd for Engine {
     fn as_fd(&self) -> BorrowedFd<'_> {
         let core = &self.core;
-        let fd = core.doorbell.fd();
-        core.state.borrow_mut().backend.heed();
+        let fd = core.wake_fd.fd();
+        core.state.borrow_mut().backend.watch();
         // Left over from when nobody watched.
         let state = core.state.borrow();
         if state.has_work() {
-            core.doorbell.kick();
+            core.wake_fd.kick();
         }
-        core.doorbell.ring_at(state.deadlines.earliest());
+        core.wake_fd.wake_at(state.deadlines.earliest());
         fd
     }
 }

@@ -37,7 +37,7 @@ impl File {
     }
 
     /// What a request of the engine with this registry calls the file: [`Op::fd`].
-    pub(crate) fn target(&self, registry: &Rc<Registry>) -> RawFd {
+    pub(crate) fn op_fd(&self, registry: &Rc<Registry>) -> RawFd {
         let number = self.0.registration.as_ref().and_then(|known| known.number_in(registry));
         number.map_or(self.0.fd.as_raw_fd(), |number| !RawFd::from(number))
     }

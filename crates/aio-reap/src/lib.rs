@@ -118,19 +118,16 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod adaptive;
-mod alarm;
 mod alignment;
 mod backend;
-mod books;
 mod buf;
 mod buf_list;
 mod buffer_pool;
 mod builder;
-mod cargo;
 mod closed_loop;
+mod completion_state;
 mod core;
 mod deadlines;
-mod doorbell;
 mod drive;
 mod engine;
 mod error;
@@ -139,6 +136,7 @@ mod histogram;
 mod op;
 mod operation;
 mod outcome;
+mod payload;
 mod perform;
 mod plug;
 mod queue;
@@ -155,6 +153,8 @@ mod submission;
 mod sys;
 mod turn;
 mod wait_queue;
+mod wake_fd;
+mod waker;
 
 pub use alignment::Alignment;
 pub use backend::{scripted, sim};
@@ -185,5 +185,5 @@ pub mod model {
     pub use crate::backend::pool::Jobs;
     pub use crate::backend::ring::{Event, Ring};
     pub use crate::drive::round;
-    pub use crate::remote::mailbox::{Answer, Mailbox, Place, Sent, Unsent};
+    pub use crate::remote::mailbox::{Answer, Mailbox, SendError, Sent, SlotIndex};
 }

@@ -59,7 +59,7 @@ impl Kind {
 
 /// What a read does at the end of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AtEnd {
+pub(crate) enum AtEof {
     /// Tells how much it read.
     Stop,
     /// Goes on with zeros.
@@ -74,7 +74,7 @@ pub(crate) struct Memory(u16);
 
 /// [`Memory`], unpacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum MemoryKind {
     /// Bytes, or nothing.
     Plain,
     /// Bytes inside the registered buffer of this number.
@@ -99,12 +99,12 @@ impl Memory {
     }
 
     #[inline]
-    pub(crate) fn place(self) -> Place {
+    pub(crate) fn kind(self) -> MemoryKind {
         let number = self.0 & (Self::VECTORS - 1);
         match self.0 & !(Self::VECTORS - 1) {
-            0 => Place::Plain,
-            Self::VECTORS => Place::Vectors(number),
-            _ => Place::Registered(number),
+            0 => MemoryKind::Plain,
+            Self::VECTORS => MemoryKind::Vectors(number),
+            _ => MemoryKind::Registered(number),
         }
     }
 
@@ -204,7 +204,7 @@ impl Op {
     ///
     /// The vectors, if there are any, are valid and the kernel is through with them.
     pub(crate) unsafe fn advance(&mut self, mut bytes: u64) {
-        let Place::Vectors(mut count) = self.memory.place() else { return };
+        let MemoryKind::Vectors(mut count) = self.memory.kind() else { return };
         let mut first = self.ptr.cast::<libc::iovec>();
         while count > 0 {
             // SAFETY: `count` vectors are left from `first` on.
@@ -232,7 +232,7 @@ impl Op {
     /// [advanced](Self::advance) by `done`.
     pub(crate) unsafe fn zero_rest(&self, done: u64) {
         debug_assert_eq!(self.kind, Kind::Read);
-        let Place::Vectors(count) = self.memory.place() else {
+        let MemoryKind::Vectors(count) = self.memory.kind() else {
             let start = self.ptr.wrapping_add(done as usize);
             // SAFETY: the caller's: `len - done` bytes of the buffer from there on.
             unsafe { start.write_bytes(0, (self.len - done) as usize) };
@@ -283,10 +283,10 @@ mod tests {
 
     #[test]
     fn memory_survives_packing() {
-        assert_eq!(Memory::PLAIN.place(), Place::Plain);
+        assert_eq!(Memory::PLAIN.kind(), MemoryKind::Plain);
         for number in [0, 1, 1024] {
-            assert_eq!(Memory::registered(number).place(), Place::Registered(number));
-            assert_eq!(Memory::vectors(number).place(), Place::Vectors(number));
+            assert_eq!(Memory::registered(number).kind(), MemoryKind::Registered(number));
+            assert_eq!(Memory::vectors(number).kind(), MemoryKind::Vectors(number));
             assert!(Memory::vectors(number).is_vectors());
         }
         assert_eq!(size_of::<Op>(), 32);
@@ -325,7 +325,7 @@ mod tests {
                 done += step;
                 let rest = op.rest(done as u64);
                 assert_eq!((rest.len, rest.offset), ((total - done) as u64, 10 + done as u64));
-                let Place::Vectors(count) = rest.memory.place() else { panic!() };
+                let MemoryKind::Vectors(count) = rest.memory.kind() else { panic!() };
                 assert_eq!(count == 0, done == total, "none is left exactly at the end");
                 if count > 0 {
                     // SAFETY: one of `vectors`.

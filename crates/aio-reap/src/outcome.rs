@@ -1,7 +1,7 @@
 //! What the front ends deliver, and the two that keep nothing else: futures and callbacks.
 
-use crate::cargo::{Deliver, Remains, Verdict};
 use crate::error::RequestError;
+use crate::payload::{DeferredDrop, Deliver, RawResult};
 
 /// What every front end delivers: bytes transferred or the error, and the buffer.
 pub type Outcome<B> = (Result<usize, RequestError>, B);
@@ -11,7 +11,7 @@ pub(crate) struct Owned<B>(pub(crate) B);
 
 impl<B: 'static> Deliver for Owned<B> {
     /// Only an orphan comes here: nobody waits, the buffer goes.
-    fn deliver(self, _verdict: Verdict) -> Option<Remains> {
+    fn deliver(self, _verdict: RawResult) -> Option<DeferredDrop> {
         None
     }
 }
@@ -28,8 +28,8 @@ pub(crate) struct Callback<B, F> {
 }
 
 impl<B: 'static, F: FnOnce(Result<usize, RequestError>, B) + 'static> Deliver for Callback<B, F> {
-    fn deliver(self, verdict: Verdict) -> Option<Remains> {
-        (self.done)(verdict.result(), self.buf);
+    fn deliver(self, result: RawResult) -> Option<DeferredDrop> {
+        (self.done)(result.to_result(), self.buf);
         None
     }
 }

@@ -1,6 +1,6 @@
 //! Operations by blocking system calls, for the backends without a kernel interface of their own.
 
-use crate::op::{Kind, Op, Place};
+use crate::op::{Kind, MemoryKind, Op};
 use crate::sys;
 
 /// Performs `op` with the blocking system call; a count, or a negated errno as the kernel's
@@ -46,8 +46,8 @@ pub(crate) unsafe fn perform(op: &Op) -> i32 {
 unsafe fn transfer(op: &Op) -> i32 {
     let (fd, len, offset) = (op.fd, op.len as usize, op.offset as libc::off_t);
     let write = op.kind == Kind::Write;
-    let moved = match op.memory.place() {
-        Place::Vectors(count) => {
+    let moved = match op.memory.kind() {
+        MemoryKind::Vectors(count) => {
             let (vectors, count) = (op.ptr.cast::<libc::iovec>(), libc::c_int::from(count));
             if write {
                 // SAFETY: the caller vouches for the vectors and what they name.

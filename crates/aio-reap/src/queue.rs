@@ -10,8 +10,8 @@ use std::rc::Rc;
 
 use percpu::sync::cell::UnsafeCell;
 
-use crate::cargo::{Deliver, Remains, Verdict};
 use crate::error::RequestError;
+use crate::payload::{DeferredDrop, Deliver, RawResult};
 
 /// A finished request, as [`CompletionQueue::pop`] returns it.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub struct CompletionQueue<B> {
 
 struct Done<B> {
     token: u64,
-    verdict: Verdict,
+    result: RawResult,
     buf: B,
 }
 
@@ -50,8 +50,8 @@ impl<B> CompletionQueue<B> {
     pub fn pop(&self) -> Option<Completion<B>> {
         // SAFETY: invariant 1; nothing is dropped here.
         let done = self.done.with_mut(|done| unsafe { (*done).pop_front() });
-        let Done { token, verdict, buf } = done?;
-        Some(Completion { token, result: verdict.result(), buf })
+        let Done { token, result, buf } = done?;
+        Some(Completion { token, result: result.to_result(), buf })
     }
 
     /// Completions waiting to be taken.
@@ -92,30 +92,30 @@ pub(crate) struct Enqueued<B> {
 }
 
 impl<B: 'static> Deliver for Enqueued<B> {
-    fn deliver(self, verdict: Verdict) -> Option<Remains> {
+    fn deliver(self, result: RawResult) -> Option<DeferredDrop> {
         let full = self.queue.done.with(|done| {
             // SAFETY: invariant 1.
             let done = unsafe { &*done };
             done.len() == done.capacity()
         });
         // By two ways, so that the usual one is known to call nothing.
-        if full { self.push_and_grow(verdict) } else { self.push(verdict) }
+        if full { self.push_and_grow(result) } else { self.push(result) }
     }
 }
 
 impl<B: 'static> Enqueued<B> {
     /// If nobody else has the queue, it remains.
     #[inline(always)]
-    fn push(self, verdict: Verdict) -> Option<Remains> {
+    fn push(self, result: RawResult) -> Option<DeferredDrop> {
         let Self { buf, queue, token } = self;
         // SAFETY: invariant 1.
-        queue.done.with_mut(|done| unsafe { (*done).push_back(Done { token, verdict, buf }) });
+        queue.done.with_mut(|done| unsafe { (*done).push_back(Done { token, result, buf }) });
         if Rc::strong_count(&queue.done) == 1 { Some(queue.done) } else { None }
     }
 
     #[cold]
     #[inline(never)]
-    fn push_and_grow(self, verdict: Verdict) -> Option<Remains> {
-        self.push(verdict)
+    fn push_and_grow(self, result: RawResult) -> Option<DeferredDrop> {
+        self.push(result)
     }
 }

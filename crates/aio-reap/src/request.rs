@@ -4,15 +4,15 @@ use std::fmt;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use crate::cargo::Deliver;
 use crate::core::Core;
 use crate::error::{RequestError, SubmitError};
 use crate::file::File;
-use crate::op::{AtEnd, Op};
+use crate::op::{AtEof, Op};
 use crate::operation::Operation;
 use crate::outcome::{Callback, Owned};
+use crate::payload::Deliver;
 use crate::queue::{CompletionQueue, Enqueued};
-use crate::slab::{Front, Index, Slab};
+use crate::slab::{CompletionTarget, Index, Slab};
 
 /// One operation, ready to be handed to the engine by one of its front ends.
 ///
@@ -24,7 +24,7 @@ pub struct Request<'e, B> {
     core: &'e Rc<Core>,
     file: Option<File>,
     op: Op,
-    at_end: AtEnd,
+    at_eof: AtEof,
     misaligned: bool,
     cancel_at: Option<Instant>,
     buf: B,
@@ -35,12 +35,12 @@ type Submitted<'e, B, T> = Result<T, SubmitError<Request<'e, B>>>;
 
 impl<'e, B: 'static> Request<'e, B> {
     pub(crate) fn new(core: &'e Rc<Core>, file: Option<File>, op: Op, buf: B) -> Self {
-        Self { core, file, op, at_end: AtEnd::Stop, misaligned: false, cancel_at: None, buf }
+        Self { core, file, op, at_eof: AtEof::Stop, misaligned: false, cancel_at: None, buf }
     }
 
     /// Bytes past the end of the file read as zeros instead of ending the read early.
     pub fn zero_fill(mut self) -> Self {
-        self.at_end = AtEnd::ZeroFill;
+        self.at_eof = AtEof::ZeroFill;
         self
     }
 
@@ -48,7 +48,7 @@ impl<'e, B: 'static> Request<'e, B> {
     /// [`UnexpectedEof`](std::io::ErrorKind::UnexpectedEof); the buffer holds what was read. Writes are
     /// exact anyway.
     pub fn exact(mut self) -> Self {
-        self.at_end = AtEnd::Fail;
+        self.at_eof = AtEof::Fail;
         self
     }
 
@@ -108,7 +108,7 @@ impl<'e, B: 'static> Request<'e, B> {
     #[inline]
     fn submit_by(self, alloc: fn(&mut Slab) -> Option<Index>) -> Submitted<'e, B, Operation<B>> {
         let core = self.core;
-        let index = self.queue(Front::Future, alloc, Owned)?;
+        let index = self.queue(CompletionTarget::Future, alloc, Owned)?;
         let operation = Operation::new(core, index);
         core.flush_unless_held();
         Ok(operation)
@@ -129,7 +129,7 @@ impl<'e, B: 'static> Request<'e, B> {
         done: impl FnOnce(Result<usize, RequestError>, B) + 'static,
     ) -> Submitted<'e, B, ()> {
         let core = self.core;
-        self.queue(Front::Callback, Slab::alloc, |buf| Callback { buf, done })?;
+        self.queue(CompletionTarget::Callback, Slab::alloc, |buf| Callback { buf, done })?;
         core.flush_unless_held();
         Ok(())
     }
@@ -141,7 +141,11 @@ impl<'e, B: 'static> Request<'e, B> {
     /// [`SubmitError`] gives the request back; nothing was queued.
     pub fn enqueue(self, queue: &CompletionQueue<B>, token: u64) -> Submitted<'e, B, ()> {
         let core = self.core;
-        self.queue(Front::Queue, Slab::alloc, |buf| Enqueued { buf, queue: queue.clone(), token })?;
+        self.queue(CompletionTarget::Queue, Slab::alloc, |buf| Enqueued {
+            buf,
+            queue: queue.clone(),
+            token,
+        })?;
         core.flush_unless_held();
         Ok(())
     }
@@ -149,9 +153,9 @@ impl<'e, B: 'static> Request<'e, B> {
     /// Moves the request into a slot.
     fn queue<D: Deliver>(
         self,
-        front: Front,
+        target: CompletionTarget,
         alloc: fn(&mut Slab) -> Option<Index>,
-        cargo: impl FnOnce(B) -> D,
+        payload: impl FnOnce(B) -> D,
     ) -> Submitted<'e, B, Index> {
         let mut state = self.core.state.borrow_mut();
         if state.closed {
@@ -160,11 +164,11 @@ impl<'e, B: 'static> Request<'e, B> {
         if self.is_refused() {
             return Err(SubmitError::Misaligned(self));
         }
-        let books = &mut state.books;
-        let Some(index) = alloc(&mut books.slab) else { return Err(SubmitError::Full(self)) };
-        let Self { file, op, at_end, cancel_at, buf, .. } = self;
-        // `cargo` only moves its parts together: no user code runs under the borrow.
-        books.queue(index, file, op, at_end, front, cargo(buf));
+        let completions = &mut state.completions;
+        let Some(index) = alloc(&mut completions.slab) else { return Err(SubmitError::Full(self)) };
+        let Self { file, op, at_eof, cancel_at, buf, .. } = self;
+        // `payload` only moves its parts together: no user code runs under the borrow.
+        completions.queue(index, file, op, at_eof, target, payload(buf));
         if let Some(at) = cancel_at {
             state.note_deadline(index, at);
         }

@@ -11,9 +11,9 @@ use std::num::NonZeroI32;
 use std::slice;
 use std::task::Waker;
 
-use crate::cargo::{Cargo, Verdict};
 use crate::file::File;
-use crate::op::{AtEnd, Op};
+use crate::op::{AtEof, Op};
+use crate::payload::{Payload, RawResult};
 use crate::raw::Sub;
 
 pub(crate) type Index = u32;
@@ -33,7 +33,7 @@ pub(crate) enum State {
 
 /// Who gets the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Front {
+pub(crate) enum CompletionTarget {
     /// A [`CompletionQueue`](crate::CompletionQueue): delivering runs no user code.
     Queue,
     /// A callback: delivering runs user code.
@@ -47,12 +47,12 @@ pub(crate) enum Front {
 /// Why a request ends before it is done; a number of retries that none makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Ending {
+pub(crate) enum CancelReason {
     Cancelled = 254,
     TimedOut = 255,
 }
 
-impl Ending {
+impl CancelReason {
     pub(crate) fn errno(self) -> NonZeroI32 {
         const CANCELLED: NonZeroI32 = NonZeroI32::new(libc::ECANCELED).unwrap();
         const TIMED_OUT: NonZeroI32 = NonZeroI32::new(libc::ETIMEDOUT).unwrap();
@@ -68,15 +68,15 @@ impl Ending {
 pub(crate) struct Slot {
     pub(crate) generation: u32,
     pub(crate) state: State,
-    pub(crate) front: Front,
-    pub(crate) at_end: AtEnd,
-    /// EAGAIN and EINTR in a row, or why the request shall end early: [`Ending`].
+    pub(crate) target: CompletionTarget,
+    pub(crate) at_eof: AtEof,
+    /// EAGAIN and EINTR in a row, or why the request shall end early: [`CancelReason`].
     pub(crate) retries: u8,
     pub(crate) op: Op,
     /// Bytes moved so far, no error; in `Ready` and `Done` the result.
-    pub(crate) verdict: Verdict,
+    pub(crate) result: RawResult,
     pub(crate) file: Option<File>,
-    pub(crate) cargo: Cargo,
+    pub(crate) payload: Payload,
     pub(crate) waker: Option<Waker>,
 }
 
@@ -84,37 +84,37 @@ impl Slot {
     const VACANT: Self = Self {
         generation: 0,
         state: State::Free,
-        front: Front::Callback,
-        at_end: AtEnd::Stop,
+        target: CompletionTarget::Callback,
+        at_eof: AtEof::Stop,
         retries: 0,
         op: Op::NOP,
-        verdict: Verdict { done: 0, error: None },
+        result: RawResult { done: 0, error: None },
         file: None,
-        cargo: Cargo::empty(),
+        payload: Payload::empty(),
         waker: None,
     };
 
     /// What to ask of the kernel next.
     pub(crate) fn next_op(&self) -> Op {
-        self.op.rest(self.verdict.done)
+        self.op.rest(self.result.done)
     }
 
     /// The request shall not be tried again, nor go on.
-    pub(crate) fn end(&mut self, why: Ending) {
-        self.retries = why as u8;
+    pub(crate) fn cancel(&mut self, reason: CancelReason) {
+        self.retries = reason as u8;
     }
 
     /// The errno of a request that was ended, if it was.
-    pub(crate) fn ending(&self) -> Option<NonZeroI32> {
-        [Ending::Cancelled, Ending::TimedOut]
+    pub(crate) fn cancel_errno(&self) -> Option<NonZeroI32> {
+        [CancelReason::Cancelled, CancelReason::TimedOut]
             .into_iter()
-            .find(|&why| why as u8 == self.retries)
-            .map(Ending::errno)
+            .find(|&reason| reason as u8 == self.retries)
+            .map(CancelReason::errno)
     }
 
     /// Takes note of `bytes` that were moved; vectors follow.
     pub(crate) fn progress(&mut self, bytes: u64) {
-        self.verdict.done += bytes;
+        self.result.done += bytes;
         // SAFETY: the slot owns the list that the vectors belong to, and its request has just
         // completed.
         unsafe { self.op.advance(bytes) }
@@ -124,8 +124,8 @@ impl Slot {
     pub(crate) fn zero_rest(&mut self) {
         // SAFETY: a read's slot owns its `IoBufMut`s, valid for `op.len` bytes in all; vectors
         // have advanced with `done`, and the kernel is through with both.
-        unsafe { self.op.zero_rest(self.verdict.done) };
-        self.verdict.done = self.op.len;
+        unsafe { self.op.zero_rest(self.result.done) };
+        self.result.done = self.op.len;
     }
 }
 
@@ -180,12 +180,12 @@ impl Slab {
 
     /// Gives a slot back; its user data will never match again (for 2^32 uses of the slot).
     ///
-    /// A [`Parcel`](crate::cargo::Parcel) unloaded from it stays where it is until the slab is
+    /// A [`TakenPayload`](crate::payload::TakenPayload) unloaded from it stays where it is until the slab is
     /// used again.
     #[inline]
     pub(crate) fn release(&mut self, index: Index) {
         let slot = &mut self.slots[index as usize];
-        debug_assert!(slot.state != State::Free && slot.cargo.is_empty() && slot.waker.is_none());
+        debug_assert!(slot.state != State::Free && slot.payload.is_empty() && slot.waker.is_none());
         slot.state = State::Free;
         if let Some(file) = slot.file.take() {
             drop(file);
@@ -240,15 +240,15 @@ impl Fifo {
         self.tail.wrapping_sub(self.head)
     }
 
-    fn place(&self, at: usize) -> usize {
+    fn position(&self, at: usize) -> usize {
         at & (self.ring.len() - 1)
     }
 
     #[inline]
     pub(crate) fn push(&mut self, index: Index) {
         debug_assert!(self.len() < self.ring.len());
-        let place = self.place(self.tail);
-        self.ring[place] = index;
+        let position = self.position(self.tail);
+        self.ring[position] = index;
         self.tail = self.tail.wrapping_add(1);
     }
 
@@ -256,10 +256,10 @@ impl Fifo {
     pub(crate) fn remove(&mut self, index: Index) {
         let mut to = self.head;
         for nth in 0..self.len() {
-            let there = self.ring[self.place(self.head.wrapping_add(nth))];
+            let there = self.ring[self.position(self.head.wrapping_add(nth))];
             if there != index {
-                let place = self.place(to);
-                self.ring[place] = there;
+                let position = self.position(to);
+                self.ring[position] = there;
                 to = to.wrapping_add(1);
             }
         }
@@ -272,7 +272,7 @@ impl Fifo {
         if self.len() == 0 {
             return None;
         }
-        let index = self.ring[self.place(self.head)];
+        let index = self.ring[self.position(self.head)];
         self.head = self.head.wrapping_add(1);
         Some(index)
     }
@@ -292,7 +292,7 @@ impl<'s> Batch<'s> {
     #[inline]
     pub(crate) fn new(slab: &'s mut Slab, list: &'s Fifo, most: usize, now: u64) -> Self {
         let count = most.min(list.len());
-        let (before, start) = list.ring.split_at(list.place(list.head));
+        let (before, start) = list.ring.split_at(list.position(list.head));
         let (here, then) = match count.checked_sub(start.len()) {
             None => (&start[..count], &before[..0]),
             Some(more) => (start, &before[..more]),
@@ -314,7 +314,7 @@ impl Batch<'_> {
         };
         let slot = &mut self.slots[index as usize];
         slot.state = State::InFlight;
-        slot.cargo.stamp = self.now;
+        slot.payload.stamp = self.now;
         let user_data = u64::from(slot.generation) << 32 | u64::from(index);
         Some((user_data, slot))
     }
@@ -342,7 +342,7 @@ impl ExactSizeIterator for Batch<'_> {}
 pub(crate) fn settle(slab: &mut Slab, list: &mut Fifo, offered: usize, accepted: usize) {
     debug_assert!(accepted <= offered && offered <= list.len());
     for nth in accepted..offered {
-        let index = list.ring[list.place(list.head.wrapping_add(nth))];
+        let index = list.ring[list.position(list.head.wrapping_add(nth))];
         slab.get(index).state = State::Pending;
     }
     list.head = list.head.wrapping_add(accepted);
@@ -443,6 +443,6 @@ mod tests {
     fn slot_fills_three_cache_lines() {
         use std::mem::{offset_of, size_of};
         assert_eq!(size_of::<Slot>(), 192);
-        assert_eq!((offset_of!(Slot, op), offset_of!(Slot, cargo)), (8, 64));
+        assert_eq!((offset_of!(Slot, op), offset_of!(Slot, payload)), (8, 64));
     }
 }

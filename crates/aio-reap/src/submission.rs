@@ -47,7 +47,7 @@ impl<'e, B: 'static> Submission<'e, B> {
             Some(ticket) => state.waiting.position(ticket),
             None => state.waiting.len(),
         };
-        before < state.books.slab.free_len() || state.closed
+        before < state.completions.slab.free_len() || state.closed
     }
 
     fn leave(&mut self) {

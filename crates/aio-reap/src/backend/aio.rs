@@ -16,7 +16,7 @@ use percpu::sync::cell::UnsafeCell;
 use super::Backend;
 use super::pool::Pool;
 use super::ring::{Event, Ring};
-use crate::op::{Kind, Place};
+use crate::op::{Kind, MemoryKind};
 use crate::raw::{RawCompletion, Stop, Sub, Submitted};
 use crate::slab::Batch;
 use crate::sys;
@@ -142,9 +142,9 @@ pub(crate) struct Aio {
     batch: Vec<Sub>,
     iocbs: Vec<ControlBlock>,
     pointers: Vec<*mut ControlBlock>,
-    bell: OwnedFd,
+    notifier: OwnedFd,
     /// Somebody polls the bell: a system call for each turn, to silence it.
-    heeded: bool,
+    watched: bool,
     pool: Pool,
     /// Submitted to the context and not yet reaped.
     in_context: usize,
@@ -169,8 +169,8 @@ impl Aio {
             batch: Vec::with_capacity(depth),
             iocbs: Vec::with_capacity(depth),
             pointers: Vec::with_capacity(depth),
-            bell: sys::eventfd()?,
-            heeded: false,
+            notifier: sys::eventfd()?,
+            watched: false,
             pool: Pool::new(workers, depth)?,
             in_context: 0,
             context,
@@ -180,9 +180,9 @@ impl Aio {
     fn control_block(&self, Sub { user_data, op }: &Sub) -> ControlBlock {
         let read = op.kind == Kind::Read;
         // What follows the opcode in number of bytes, or of vectors.
-        let (opcode, nbytes) = match op.memory.place() {
-            Place::Vectors(count) if read => (IOCB_CMD_PREADV, count.into()),
-            Place::Vectors(count) => (IOCB_CMD_PWRITEV, count.into()),
+        let (opcode, nbytes) = match op.memory.kind() {
+            MemoryKind::Vectors(count) if read => (IOCB_CMD_PREADV, count.into()),
+            MemoryKind::Vectors(count) => (IOCB_CMD_PWRITEV, count.into()),
             _ if read => (IOCB_CMD_PREAD, op.len),
             _ => (IOCB_CMD_PWRITE, op.len),
         };
@@ -194,7 +194,7 @@ impl Aio {
             nbytes,
             offset: op.offset as i64,
             flags: IOCB_FLAG_RESFD,
-            resfd: self.bell.as_raw_fd() as u32,
+            resfd: self.notifier.as_raw_fd() as u32,
             ..ControlBlock::default()
         }
     }
@@ -303,8 +303,8 @@ impl Backend for Aio {
                 done => return done,
             }
         }
-        self.heeded = true;
-        super::wait_readable(&[self.bell.as_raw_fd(), self.pool.bell()], timeout)
+        self.watched = true;
+        super::wait_readable(&[self.notifier.as_raw_fd(), self.pool.notifier()], timeout)
     }
 
     /// Only what waits for a thread: the kernel cannot take block I/O back (`io_cancel`).
@@ -312,18 +312,18 @@ impl Backend for Aio {
         self.pool.cancel(user_data)
     }
 
-    fn heed(&mut self) {
-        self.heeded = true;
+    fn watch(&mut self) {
+        self.watched = true;
     }
 
     fn acknowledge(&mut self) {
-        if self.heeded {
-            sys::drain(&self.bell);
+        if self.watched {
+            sys::drain(&self.notifier);
         }
         self.pool.acknowledge();
     }
 
     fn wake_fds(&self) -> Vec<RawFd> {
-        vec![self.bell.as_raw_fd(), self.pool.bell()]
+        vec![self.notifier.as_raw_fd(), self.pool.notifier()]
     }
 }

@@ -12,7 +12,7 @@ use super::scripted::Scripted;
 use super::sim::Simulated;
 use super::threads::Threads;
 use super::uring::Uring;
-use crate::books::Books;
+use crate::completion_state::CompletionState;
 use crate::raw::{RawCompletion, Submitted};
 use crate::slab::Batch;
 
@@ -52,8 +52,8 @@ impl Backend for Device {
     }
 
     #[inline]
-    fn reap_into(&mut self, budget: usize, books: &mut Books, now: u64) -> usize {
-        each!(self, backend => backend.reap_into(budget, books, now))
+    fn reap_into(&mut self, budget: usize, completions: &mut CompletionState, now: u64) -> usize {
+        each!(self, backend => backend.reap_into(budget, completions, now))
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
@@ -72,8 +72,8 @@ impl Backend for Device {
         each!(self, backend => backend.pass(time))
     }
 
-    fn heed(&mut self) {
-        each!(self, backend => backend.heed())
+    fn watch(&mut self) {
+        each!(self, backend => backend.watch())
     }
 
     fn acknowledge(&mut self) {
@@ -92,8 +92,8 @@ impl Backend for Device {
         each!(self, backend => backend.cancel(user_data))
     }
 
-    fn owes(&self) -> bool {
-        each!(self, backend => backend.owes())
+    fn has_cancellations(&self) -> bool {
+        each!(self, backend => backend.has_cancellations())
     }
 
     fn register_file(&mut self, number: u16, fd: Option<RawFd>) -> io::Result<()> {

@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 
 use percpu::sync::hint;
 
-use crate::books::Books;
+use crate::completion_state::CompletionState;
 use crate::raw::{RawCompletion, Submitted};
 use crate::slab::Batch;
 
 pub(crate) mod aio;
 pub(crate) mod device;
-mod entrance;
 pub(crate) mod pool;
+mod registered_ring;
 pub(crate) mod ring;
 pub mod scripted;
 pub mod sim;
@@ -44,11 +44,11 @@ pub(crate) trait Backend {
     fn reap(&mut self, budget: usize, each: impl FnMut(RawCompletion));
 
     /// As `reap`, into the books; returns how many.
-    fn reap_into(&mut self, budget: usize, books: &mut Books, now: u64) -> usize {
+    fn reap_into(&mut self, budget: usize, completions: &mut CompletionState, now: u64) -> usize {
         let mut found = 0;
         self.reap(budget, |completion| {
             found += 1;
-            books.complete(completion, now);
+            completions.complete(completion, now);
         });
         found
     }
@@ -65,13 +65,13 @@ pub(crate) trait Backend {
     /// The engine will sleep on the [descriptors](Self::wake_fds) instead of in `wait`, and no longer
     /// than `timeout`.
     fn before_sleep(&mut self, _timeout: Option<Duration>) {
-        self.heed();
+        self.watch();
     }
 
     /// From now on somebody polls the [descriptors](Self::wake_fds): they are to be silenced by each
     /// [`acknowledge`](Self::acknowledge), which until then may be too dear. What rang before may
     /// ring on until the next.
-    fn heed(&mut self) {}
+    fn watch(&mut self) {}
 
     /// Lets time pass until a submission is tried again or a wait is over, with nothing in flight;
     /// false where that is real time.
@@ -92,7 +92,7 @@ pub(crate) trait Backend {
     }
 
     /// Completions are still to come that belong to no request: a reap removes them.
-    fn owes(&self) -> bool {
+    fn has_cancellations(&self) -> bool {
         false
     }
 

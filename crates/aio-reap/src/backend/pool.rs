@@ -113,7 +113,7 @@ unsafe impl Send for Job {}
 
 struct Shared {
     jobs: Jobs<Job, RawCompletion>,
-    bell: OwnedFd,
+    notifier: OwnedFd,
 }
 
 pub(crate) struct Pool {
@@ -126,13 +126,13 @@ pub(crate) struct Pool {
 impl Pool {
     /// Threads start when jobs find none idle, up to `max_workers`.
     pub(crate) fn new(max_workers: usize, capacity: usize) -> io::Result<Self> {
-        let shared = Shared { jobs: Jobs::new(capacity), bell: sys::eventfd()? };
+        let shared = Shared { jobs: Jobs::new(capacity), notifier: sys::eventfd()? };
         let workers = Vec::with_capacity(max_workers);
         Ok(Self { shared: Arc::new(shared), workers, max_workers, held: 0 })
     }
 
-    pub(crate) fn bell(&self) -> RawFd {
-        self.shared.bell.as_raw_fd()
+    pub(crate) fn notifier(&self) -> RawFd {
+        self.shared.notifier.as_raw_fd()
     }
 
     /// Starts one thread if it can; the pool needs at least one.
@@ -162,7 +162,7 @@ impl Pool {
         let jobs = &self.shared.jobs;
         let withdrawn = jobs.withdraw(|Job(sub)| sub.user_data == user_data).is_some();
         if withdrawn && jobs.finish(RawCompletion { user_data, result: -libc::ECANCELED }) {
-            sys::signal(&self.shared.bell);
+            sys::signal(&self.shared.notifier);
         }
         withdrawn
     }
@@ -177,7 +177,7 @@ impl Pool {
             each(done);
         });
         if left {
-            sys::signal(&self.shared.bell);
+            sys::signal(&self.shared.notifier);
         }
     }
 
@@ -189,7 +189,7 @@ impl Pool {
     pub(crate) fn acknowledge(&self) {
         // Also when nothing is held: the bell may ring after its completion was reaped.
         if !self.workers.is_empty() {
-            sys::drain(&self.shared.bell);
+            sys::drain(&self.shared.notifier);
         }
     }
 }
@@ -208,7 +208,7 @@ fn work(shared: &Shared) {
     while let Some(Job(Sub { user_data, op })) = shared.jobs.take() {
         let result = perform(&op);
         if shared.jobs.finish(RawCompletion { user_data, result }) {
-            sys::signal(&shared.bell);
+            sys::signal(&shared.notifier);
         }
     }
 }
@@ -231,7 +231,7 @@ mod tests {
             pool.shared.jobs.push(Job(Sub { user_data, op: Op::NOP }));
         }
         assert!(pool.cancel(1) && !pool.cancel(1) && !pool.cancel(7));
-        assert!(sys::poll_readable(&[pool.bell()], Some(std::time::Duration::ZERO)).unwrap());
+        assert!(sys::poll_readable(&[pool.notifier()], Some(std::time::Duration::ZERO)).unwrap());
         let mut seen = Vec::new();
         pool.reap(9, |done| seen.push((done.user_data, done.result)));
         assert_eq!(seen, [(1, -libc::ECANCELED)]);

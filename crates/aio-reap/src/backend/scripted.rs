@@ -31,7 +31,7 @@ use std::slice;
 use std::time::Duration;
 
 use super::Backend;
-use crate::op::{Kind, Op, Place};
+use crate::op::{Kind, MemoryKind, Op};
 use crate::raw::{RawCompletion, Stop, Sub, Submitted};
 use crate::slab::Batch;
 use crate::{perform, sys};
@@ -96,7 +96,7 @@ struct Device {
     stubborn: bool,
     cancels: u64,
     /// The engine's, while one uses the device: rings when `done` becomes non-empty.
-    bell: Option<OwnedFd>,
+    notifier: Option<OwnedFd>,
 }
 
 impl Script {
@@ -169,8 +169,8 @@ impl Script {
 
     /// Wakes the engine's descriptor for nothing.
     pub fn ring(&self) {
-        if let Some(bell) = &self.0.borrow().bell {
-            sys::signal(bell);
+        if let Some(notifier) = &self.0.borrow().notifier {
+            sys::signal(notifier);
         }
     }
 
@@ -191,15 +191,15 @@ impl Device {
         let Some(Sub { user_data, op }) = self.accepted.remove(nth) else { return };
         let result = self.transfers.pop_front().unwrap_or(Transfer::Full).carry_out(&op);
         self.done.push_back(RawCompletion { user_data, result });
-        if let (1, Some(bell)) = (self.done.len(), &self.bell) {
-            sys::signal(bell);
+        if let (1, Some(notifier)) = (self.done.len(), &self.notifier) {
+            sys::signal(notifier);
         }
     }
 }
 
 /// Transfers at most `most` bytes of `op`.
 fn short(op: &Op, most: usize) -> i32 {
-    let Place::Vectors(count) = op.memory.place() else {
+    let MemoryKind::Vectors(count) = op.memory.kind() else {
         return perform(&Op { len: op.len.min(most as u64), ..*op });
     };
     // SAFETY: contract 2 of `backend`: the vectors are valid until the completion.
@@ -227,10 +227,10 @@ impl Scripted {
     /// `EBUSY` while another engine uses the device: each would be told of the other's requests.
     pub(crate) fn new(script: &Script) -> io::Result<Self> {
         let mut device = script.0.borrow_mut();
-        if device.bell.is_some() {
+        if device.notifier.is_some() {
             return Err(io::Error::from_raw_os_error(libc::EBUSY));
         }
-        device.bell = Some(sys::eventfd()?);
+        device.notifier = Some(sys::eventfd()?);
         drop(device);
         Ok(Self(script.clone()))
     }
@@ -242,7 +242,7 @@ impl Drop for Scripted {
         let mut device = self.0.0.borrow_mut();
         device.accepted.clear();
         device.done.clear();
-        device.bell = None;
+        device.notifier = None;
     }
 }
 
@@ -312,12 +312,12 @@ impl Backend for Scripted {
     }
 
     fn acknowledge(&mut self) {
-        if let Some(bell) = &self.0.0.borrow().bell {
-            sys::drain(bell);
+        if let Some(notifier) = &self.0.0.borrow().notifier {
+            sys::drain(notifier);
         }
     }
 
     fn wake_fds(&self) -> Vec<RawFd> {
-        self.0.0.borrow().bell.iter().map(AsRawFd::as_raw_fd).collect()
+        self.0.0.borrow().notifier.iter().map(AsRawFd::as_raw_fd).collect()
     }
 }

@@ -37,7 +37,7 @@ impl Backend for Threads {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        super::wait_readable(&[self.pool.bell()], timeout)
+        super::wait_readable(&[self.pool.notifier()], timeout)
     }
 
     fn cancel(&mut self, user_data: u64) -> bool {
@@ -49,6 +49,6 @@ impl Backend for Threads {
     }
 
     fn wake_fds(&self) -> Vec<RawFd> {
-        vec![self.pool.bell()]
+        vec![self.pool.notifier()]
     }
 }

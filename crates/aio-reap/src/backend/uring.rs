@@ -19,9 +19,9 @@ use io_uring::squeue::{PushError, SubmissionQueue};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use super::Backend;
-use super::entrance::{ENTER_GETEVENTS, Entrance};
-use crate::books::Books;
-use crate::op::{Kind, MAX_TRANSFER, Memory, Op, Place};
+use super::registered_ring::{ENTER_GETEVENTS, RegisteredRing};
+use crate::completion_state::CompletionState;
+use crate::op::{Kind, MAX_TRANSFER, Memory, MemoryKind, Op};
 use crate::raw::{RawCompletion, Stop, Sub, Submitted};
 use crate::registry::{MAX_BUFFERS, MAX_FILES};
 use crate::slab::{Batch, Slot};
@@ -35,7 +35,7 @@ const MAX_ENTERS: usize = 16;
 
 pub(crate) struct Uring {
     /// Before the ring, which it enters.
-    entrance: Entrance,
+    registered: RegisteredRing,
     ring: IoUring,
     /// Pushed to the submission ring, not yet consumed by the kernel.
     backlog: usize,
@@ -48,7 +48,7 @@ pub(crate) struct Uring {
     /// events.
     deferred: Option<OwnedFd>,
     /// Somebody polls it: a system call for each turn, to silence it.
-    heeded: bool,
+    watched: bool,
     /// The tables of registered files and buffers were made.
     has_files: bool,
     has_buffers: bool,
@@ -64,9 +64,9 @@ impl Uring {
     pub(crate) fn new(depth: usize, defer: bool) -> io::Result<Self> {
         let flags = if defer { &FLAGS[..] } else { &FLAGS[1..] };
         let (mut ring, deferred) = first_known(flags, |flags| flags.setup(depth as u32))?;
-        let bell = if deferred { Some(sys::eventfd()?) } else { None };
-        if let Some(bell) = &bell {
-            ring.submitter().register_eventfd(bell.as_raw_fd())?;
+        let notifier = if deferred { Some(sys::eventfd()?) } else { None };
+        if let Some(notifier) = &notifier {
+            ring.submitter().register_eventfd(notifier.as_raw_fd())?;
         }
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe)?;
@@ -93,30 +93,30 @@ impl Uring {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
         // SAFETY: fields are dropped in their order, so the ring is open longer.
-        let entrance = unsafe { Entrance::new(ring.as_raw_fd()) };
+        let registered = unsafe { RegisteredRing::new(ring.as_raw_fd()) };
         let max_cancels = (ring.params().cq_entries() as usize).saturating_sub(depth);
         Ok(Self {
-            entrance,
+            registered,
             ring,
             backlog: 0,
             cancels_queued: 0,
             cancels: 0,
             max_cancels,
-            deferred: bell,
-            heeded: false,
+            deferred: notifier,
+            watched: false,
             has_files: false,
             has_buffers: false,
         })
     }
 
     /// What becomes readable when completions are there, or wait to be posted.
-    fn bell(&self) -> RawFd {
+    fn wake_fd(&self) -> RawFd {
         self.deferred.as_ref().map_or(self.ring.as_raw_fd(), AsRawFd::as_raw_fd)
     }
 
     fn poll(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        self.heed();
-        super::wait_readable(&[self.bell()], timeout)
+        self.watch();
+        super::wait_readable(&[self.wake_fd()], timeout)
     }
 
     /// Submits what is in the ring, with put-off work done on the way, and waits for that many
@@ -128,7 +128,7 @@ impl Uring {
         };
         let flags = if pull { ENTER_GETEVENTS } else { 0 };
         let count = self.cancels_queued + self.backlog; // within the ring
-        self.entrance.enter(count as u32, wanted, flags)
+        self.registered.enter(count as u32, wanted, flags)
     }
 
     /// Hands visible completions to `each`, which is inlined where it is a closure of its own.
@@ -195,7 +195,7 @@ impl Uring {
     /// Lets the kernel post what it holds back for us, without waiting.
     fn run_task_work(&mut self) {
         // An error means that nothing was posted, as before.
-        let _ = self.entrance.enter(0, 0, ENTER_GETEVENTS);
+        let _ = self.registered.enter(0, 0, ENTER_GETEVENTS);
     }
 }
 
@@ -289,21 +289,21 @@ fn entry(Sub { user_data, op }: Sub) -> squeue::Entry {
     let entry = match kind {
         Kind::Nop => opcode::Nop::new().build(),
         // A transfer's length fits: `Op::rest` cut it to the kernel's limit.
-        Kind::Read => match memory.place() {
-            Place::Plain => opcode::Read::new(fd, ptr, len as u32).offset(offset).build(),
-            Place::Registered(number) => {
+        Kind::Read => match memory.kind() {
+            MemoryKind::Plain => opcode::Read::new(fd, ptr, len as u32).offset(offset).build(),
+            MemoryKind::Registered(number) => {
                 opcode::ReadFixed::new(fd, ptr, len as u32, number).offset(offset).build()
             }
-            Place::Vectors(count) => {
+            MemoryKind::Vectors(count) => {
                 opcode::Readv::new(fd, ptr.cast(), count.into()).offset(offset).build()
             }
         },
-        Kind::Write => match memory.place() {
-            Place::Plain => opcode::Write::new(fd, ptr, len as u32).offset(offset).build(),
-            Place::Registered(number) => {
+        Kind::Write => match memory.kind() {
+            MemoryKind::Plain => opcode::Write::new(fd, ptr, len as u32).offset(offset).build(),
+            MemoryKind::Registered(number) => {
                 opcode::WriteFixed::new(fd, ptr, len as u32, number).offset(offset).build()
             }
-            Place::Vectors(count) => {
+            MemoryKind::Vectors(count) => {
                 opcode::Writev::new(fd, ptr.cast(), count.into()).offset(offset).build()
             }
         },
@@ -329,7 +329,7 @@ fn push_all(mut queue: SubmissionQueue<'_>, mut batch: Batch<'_>) -> usize {
     let offered = batch.len();
     while let Some((user_data, slot)) = batch.next_slot() {
         // Two ways to the ring: an entry that either could have made would go by the stack.
-        let pushed = match plain_entry(user_data, &slot.op, slot.verdict.done) {
+        let pushed = match plain_entry(user_data, &slot.op, slot.result.done) {
             // SAFETY: contract 2 of `backend`: buffer and descriptor live until the completion.
             Some(entry) => unsafe { queue.push(&entry) },
             None => {
@@ -371,15 +371,15 @@ impl Backend for Uring {
     }
 
     /// Its own, so that what is done with a completion is part of the loop.
-    fn reap_into(&mut self, budget: usize, books: &mut Books, now: u64) -> usize {
-        self.take(budget, |completion| books.complete(completion, now))
+    fn reap_into(&mut self, budget: usize, completions: &mut CompletionState, now: u64) -> usize {
+        self.take(budget, |completion| completions.complete(completion, now))
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let result = match timeout {
             None => {
                 let count = (self.cancels_queued + self.backlog) as u32;
-                self.entrance.enter(count, 1, ENTER_GETEVENTS).map(drop)
+                self.registered.enter(count, 1, ENTER_GETEVENTS).map(drop)
             }
             // EXT_ARG would do with one call, from 5.11 on; a poll does everywhere.
             Some(_) => return self.poll(timeout),
@@ -416,23 +416,23 @@ impl Backend for Uring {
         true
     }
 
-    fn owes(&self) -> bool {
+    fn has_cancellations(&self) -> bool {
         self.cancels > 0
     }
 
-    fn heed(&mut self) {
-        self.heeded = true;
+    fn watch(&mut self) {
+        self.watched = true;
     }
 
     fn acknowledge(&mut self) {
         // The ring's own descriptor is readable while completions are there.
-        if let (Some(bell), true) = (&self.deferred, self.heeded) {
-            sys::drain(bell);
+        if let (Some(notifier), true) = (&self.deferred, self.watched) {
+            sys::drain(notifier);
         }
     }
 
     fn wake_fds(&self) -> Vec<RawFd> {
-        vec![self.bell()]
+        vec![self.wake_fd()]
     }
 
     fn register_file(&mut self, number: u16, fd: Option<RawFd>) -> io::Result<()> {

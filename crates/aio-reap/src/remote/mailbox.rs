@@ -24,33 +24,33 @@ use percpu::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use percpu::sync::{Condvar, Mutex, order, step};
 
 /// The number of a place.
-pub type Place = u32;
+pub type SlotIndex = u32;
 
 /// `sent`: nothing there.
 const EMPTY: u32 = u32::MAX;
 /// `sent`: nothing there, nor will there be.
 const CLOSED: u32 = u32::MAX - 1;
 
-/// A fixed number of places for letters `L`, each of which gets a result `R`.
-pub struct Mailbox<L, R> {
-    places: Box<[Slot<L, R>]>,
-    free: Mutex<Vec<Place>>,
+/// A fixed number of places for letters `Q`, each of which gets a result `R`.
+pub struct Mailbox<Q, R> {
+    slots: Box<[Slot<Q, R>]>,
+    free: Mutex<Vec<SlotIndex>>,
     /// The newest letter that was not taken, [`EMPTY`] or [`CLOSED`].
     sent: AtomicU32,
     /// Handles that may send.
     senders: AtomicUsize,
 }
 
-struct Slot<L, R> {
+struct Slot<Q, R> {
     /// The letter sent before, while this one is in `sent`.
     next: AtomicU32,
-    content: Mutex<Content<L, R>>,
+    content: Mutex<Content<Q, R>>,
     /// Tells a sender that blocks.
     done: Condvar,
 }
 
-struct Content<L, R> {
-    letter: Option<L>,
+struct Content<Q, R> {
+    request: Option<Q>,
     stage: Stage<R>,
 }
 
@@ -58,44 +58,44 @@ enum Stage<R> {
     /// Without a result. The waker of who polls for it.
     Waiting(Option<Waker>),
     /// Without a result, and nobody wants it.
-    Unattended,
+    Detached,
     Done(R),
     /// The engine is gone, and has not got the letter back from the kernel.
     Lost,
 }
 
 /// Why a letter was not sent.
-pub enum Unsent<L> {
+pub enum SendError<Q> {
     /// Every place is taken.
-    Full(L),
+    Full(Q),
     /// The engine takes no more.
-    Closed(L),
+    Closed(Q),
 }
 
 /// A letter that was sent.
 #[must_use = "the engine may be asleep"]
 pub struct Sent {
     /// Where it is.
-    pub place: Place,
+    pub index: SlotIndex,
     /// Whether the sender must ring.
-    pub ring: bool,
+    pub notify: bool,
 }
 
 /// The letter and its result.
-pub type Answer<L, R> = (L, R);
+pub type Answer<Q, R> = (Q, R);
 
-impl<L, R> Mailbox<L, R> {
-    /// A mailbox of `places`, and no sender; allocates all it ever will.
-    pub fn new(places: usize) -> Self {
+impl<Q, R> Mailbox<Q, R> {
+    /// A mailbox of `slots`, and no sender; allocates all it ever will.
+    pub fn new(slots: usize) -> Self {
         let slot = |_| Slot {
             next: AtomicU32::new(EMPTY),
-            content: Mutex::new(Content { letter: None, stage: Stage::Waiting(None) }),
+            content: Mutex::new(Content { request: None, stage: Stage::Waiting(None) }),
             done: Condvar::new(),
         };
-        assert!(places < CLOSED as usize);
+        assert!(slots < CLOSED as usize);
         Self {
-            places: (0..places).map(slot).collect(),
-            free: Mutex::new((0..places as Place).rev().collect()),
+            slots: (0..slots).map(slot).collect(),
+            free: Mutex::new((0..slots as SlotIndex).rev().collect()),
             sent: AtomicU32::new(EMPTY),
             senders: AtomicUsize::new(0),
         }
@@ -103,7 +103,7 @@ impl<L, R> Mailbox<L, R> {
 
     /// How many letters it can hold.
     pub fn capacity(&self) -> usize {
-        self.places.len()
+        self.slots.len()
     }
 
     /// How many places are free.
@@ -111,53 +111,53 @@ impl<L, R> Mailbox<L, R> {
         self.free.lock().len()
     }
 
-    fn slot(&self, place: Place) -> &Slot<L, R> {
-        &self.places[place as usize]
+    fn slot(&self, index: SlotIndex) -> &Slot<Q, R> {
+        &self.slots[index as usize]
     }
 
-    fn release(&self, place: Place) {
-        self.free.lock().push(place);
+    fn release(&self, index: SlotIndex) {
+        self.free.lock().push(index);
     }
 
-    /// Sends a letter. Its result is to be collected, unless it is not `attended`: then the letter
+    /// Sends a letter. Its result is to be collected, unless it is not `awaited`: then the letter
     /// comes out of [`finish`](Self::finish).
     ///
     /// # Errors
     ///
-    /// [`Unsent`] gives it back.
-    pub fn send(&self, letter: L, attended: bool) -> Result<Sent, Unsent<L>> {
+    /// [`SendError`] gives it back.
+    pub fn send(&self, request: Q, awaited: bool) -> Result<Sent, SendError<Q>> {
         // Ordering: Relaxed; only spares the trouble: the exchange below finds it out for certain.
         if self.sent.load(Ordering::Relaxed) == CLOSED {
-            return Err(Unsent::Closed(letter));
+            return Err(SendError::Closed(request));
         }
-        let Some(place) = self.free.lock().pop() else { return Err(Unsent::Full(letter)) };
-        let slot = self.slot(place);
-        let stage = if attended { Stage::Waiting(None) } else { Stage::Unattended };
-        *slot.content.lock() = Content { letter: Some(letter), stage };
+        let Some(index) = self.free.lock().pop() else { return Err(SendError::Full(request)) };
+        let slot = self.slot(index);
+        let stage = if awaited { Stage::Waiting(None) } else { Stage::Detached };
+        *slot.content.lock() = Content { request: Some(request), stage };
         // Ordering: Relaxed; the exchange says whether it is still so.
         let mut newest = self.sent.load(Ordering::Relaxed);
         loop {
             if newest == CLOSED {
-                let letter = slot.content.lock().letter.take();
-                self.release(place);
-                return Err(Unsent::Closed(letter.expect("it was put there above")));
+                let request = slot.content.lock().request.take();
+                self.release(index);
+                return Err(SendError::Closed(request.expect("it was put there above")));
             }
             // Ordering: Relaxed; carried by the exchange.
             slot.next.store(newest, Ordering::Relaxed);
             let release = order!(Release, "send: the request is in its slot");
             // Ordering: Release pairs with the Acquire in `take`; it carries `next`, and by
             // whatever was released here before, theirs. Relaxed on failure: looked at again.
-            match self.sent.compare_exchange(newest, place, release, Ordering::Relaxed) {
+            match self.sent.compare_exchange(newest, index, release, Ordering::Relaxed) {
                 Ok(_) => break,
                 Err(now) => newest = now,
             }
         }
-        Ok(Sent { place, ring: newest == EMPTY })
+        Ok(Sent { index, notify: newest == EMPTY })
     }
 
     /// Whether letters are there to be taken. Only a hint: the bell says so for certain.
     #[inline]
-    pub fn has_mail(&self) -> bool {
+    pub fn has_requests(&self) -> bool {
         // Ordering: Relaxed; `take` acquires.
         self.sent.load(Ordering::Relaxed) < CLOSED
     }
@@ -165,19 +165,19 @@ impl<L, R> Mailbox<L, R> {
     /// Engine: takes every letter, oldest first, behind those in `queue`. It allocates only if
     /// `queue` cannot hold as many as there are places.
     #[inline]
-    pub fn take(&self, queue: &mut VecDeque<Place>) {
-        if self.has_mail() {
+    pub fn take(&self, queue: &mut VecDeque<SlotIndex>) {
+        if self.has_requests() {
             self.take_all(EMPTY, queue);
         }
     }
 
     /// Engine: takes every letter, and refuses others from now on. Once.
-    pub fn close(&self, queue: &mut VecDeque<Place>) {
+    pub fn close(&self, queue: &mut VecDeque<SlotIndex>) {
         step!("close: take what was sent", self.take_all(CLOSED, queue));
     }
 
     #[cold]
-    fn take_all(&self, leave: u32, queue: &mut VecDeque<Place>) {
+    fn take_all(&self, leave: u32, queue: &mut VecDeque<SlotIndex>) {
         // Ordering: Acquire pairs with the Release in `send`; it carries the chain of `next`. The
         // senders in between are read-modify-writes, so each one's Release reaches us.
         let mut newest = self.sent.swap(leave, Ordering::Acquire);
@@ -196,17 +196,17 @@ impl<L, R> Mailbox<L, R> {
     }
 
     /// Engine: uses a letter that it took.
-    pub fn with<T>(&self, place: Place, f: impl FnOnce(&mut L) -> T) -> T {
-        let mut content = self.slot(place).content.lock();
-        f(content.letter.as_mut().expect("it was taken and is not finished"))
+    pub fn with<T>(&self, index: SlotIndex, f: impl FnOnce(&mut Q) -> T) -> T {
+        let mut content = self.slot(index).content.lock();
+        f(content.request.as_mut().expect("it was taken and is not finished"))
     }
 
     /// Engine: stores the result of a letter that it took, and tells who waits for it. Gives the
     /// letter back if nobody does.
     ///
     /// Wakes, so it runs user code.
-    pub fn finish(&self, place: Place, result: R) -> Option<Answer<L, R>> {
-        let slot = self.slot(place);
+    pub fn finish(&self, index: SlotIndex, result: R) -> Option<Answer<Q, R>> {
+        let slot = self.slot(index);
         let mut content = slot.content.lock();
         match std::mem::replace(&mut content.stage, Stage::Waiting(None)) {
             Stage::Waiting(waker) => {
@@ -217,11 +217,11 @@ impl<L, R> Mailbox<L, R> {
                 waker.into_iter().for_each(Waker::wake);
                 None
             }
-            Stage::Unattended => {
-                let letter = content.letter.take().expect("it was taken and is not finished");
+            Stage::Detached => {
+                let request = content.request.take().expect("it was taken and is not finished");
                 drop(content);
-                self.release(place);
-                Some((letter, result))
+                self.release(index);
+                Some((request, result))
             }
             Stage::Done(_) | Stage::Lost => unreachable!("finished twice"),
         }
@@ -231,7 +231,7 @@ impl<L, R> Mailbox<L, R> {
     ///
     /// Wakes, so it runs user code.
     pub fn lose(&self) {
-        for slot in &self.places {
+        for slot in &self.slots {
             let mut content = slot.content.lock();
             if let Stage::Waiting(waker) = &mut content.stage {
                 let waker = waker.take();
@@ -244,12 +244,12 @@ impl<L, R> Mailbox<L, R> {
     }
 
     /// Sender: the letter and its result, if it is there.
-    fn collect(&self, place: Place, content: &mut Content<L, R>) -> Option<Answer<L, R>> {
+    fn collect(&self, index: SlotIndex, content: &mut Content<Q, R>) -> Option<Answer<Q, R>> {
         match std::mem::replace(&mut content.stage, Stage::Waiting(None)) {
             Stage::Done(result) => {
-                let letter = content.letter.take().expect("it is the sender's until collected");
-                self.release(place);
-                Some((letter, result))
+                let request = content.request.take().expect("it is the sender's until collected");
+                self.release(index);
+                Some((request, result))
             }
             Stage::Lost => {
                 content.stage = Stage::Lost;
@@ -263,8 +263,8 @@ impl<L, R> Mailbox<L, R> {
     }
 
     /// Sender: whether the result is there.
-    pub fn is_done(&self, place: Place) -> bool {
-        matches!(self.slot(place).content.lock().stage, Stage::Done(_))
+    pub fn is_done(&self, index: SlotIndex) -> bool {
+        matches!(self.slot(index).content.lock().stage, Stage::Done(_))
     }
 
     /// Sender: the letter and its result, or `waker` is woken when they are there.
@@ -272,15 +272,15 @@ impl<L, R> Mailbox<L, R> {
     /// # Panics
     ///
     /// Panics if the engine [lost](Self::lose) the letter.
-    pub fn poll(&self, place: Place, waker: &Waker) -> Option<Answer<L, R>> {
-        let slot = self.slot(place);
-        let answer = self.collect(place, &mut slot.content.lock());
+    pub fn poll(&self, index: SlotIndex, waker: &Waker) -> Option<Answer<Q, R>> {
+        let slot = self.slot(index);
+        let answer = self.collect(index, &mut slot.content.lock());
         if answer.is_some() {
             return answer;
         }
         let waker = waker.clone(); // user code: not under the lock
         let mut content = slot.content.lock();
-        let answer = self.collect(place, &mut content);
+        let answer = self.collect(index, &mut content);
         if answer.is_some() {
             return answer;
         }
@@ -298,11 +298,11 @@ impl<L, R> Mailbox<L, R> {
     /// # Panics
     ///
     /// As [`poll`](Self::poll).
-    pub fn wait(&self, place: Place, end: Option<Instant>) -> Option<Answer<L, R>> {
-        let slot = self.slot(place);
+    pub fn wait(&self, index: SlotIndex, end: Option<Instant>) -> Option<Answer<Q, R>> {
+        let slot = self.slot(index);
         let mut content = slot.content.lock();
         loop {
-            if let Some(answer) = self.collect(place, &mut content) {
+            if let Some(answer) = self.collect(index, &mut content) {
                 return Some(answer);
             }
             let Some(end) = end else {
@@ -318,19 +318,19 @@ impl<L, R> Mailbox<L, R> {
     }
 
     /// Sender: does not wait any more. Gives the letter back if the engine is through with it.
-    pub fn abandon(&self, place: Place) -> Option<Answer<L, R>> {
-        let slot = self.slot(place);
+    pub fn abandon(&self, index: SlotIndex) -> Option<Answer<Q, R>> {
+        let slot = self.slot(index);
         let mut content = slot.content.lock();
         match &mut content.stage {
             Stage::Waiting(waker) => {
                 let waker = waker.take();
-                content.stage = Stage::Unattended;
+                content.stage = Stage::Detached;
                 drop(content);
                 drop(waker);
                 None
             }
             Stage::Lost => None,
-            _ => self.collect(place, &mut content),
+            _ => self.collect(index, &mut content),
         }
     }
 

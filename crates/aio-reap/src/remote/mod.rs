@@ -1,24 +1,24 @@
 //! Requests from other threads.
 
-mod errand;
 mod file;
-mod hub;
 mod inbox;
-mod letter;
 pub(crate) mod mailbox;
 mod operation;
+mod pending;
 mod request;
+mod sent;
+mod shared;
 
 use std::fmt;
 
 use percpu::sync::Arc;
 
-pub(crate) use self::errand::Errand;
 pub use self::file::SharedFile;
-pub(crate) use self::hub::Hub;
 pub(crate) use self::inbox::Inbox;
 pub use self::operation::RemoteOperation;
+pub(crate) use self::pending::PendingRemote;
 pub use self::request::RemoteRequest;
+pub(crate) use self::shared::Shared;
 use crate::buf::{IoBuf, IoBufMut};
 use crate::buf_list::{BufList, Shape};
 use crate::op::{AllocateMode, Kind, Memory, Op};
@@ -63,13 +63,13 @@ use crate::op::{AllocateMode, Kind, Memory, Op};
 /// # }
 /// ```
 pub struct Remote {
-    hub: Arc<Hub>,
+    shared: Arc<Shared>,
 }
 
 impl Remote {
-    pub(crate) fn new(hub: &Arc<Hub>) -> Self {
-        hub.mailbox.add_sender();
-        Self { hub: Arc::clone(hub) }
+    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
+        shared.mailbox.add_sender();
+        Self { shared: Arc::clone(shared) }
     }
 
     /// Reads as [`Engine::read`](crate::Engine::read).
@@ -81,7 +81,7 @@ impl Remote {
     ) -> RemoteRequest<'_, B> {
         let (ptr, len) = (buf.as_mut_ptr(), buf.len() as u64);
         let op = Op { ptr, len, ..op(Kind::Read, file, offset) };
-        RemoteRequest::new(&self.hub, Some(file), op, buf)
+        RemoteRequest::new(&self.shared, Some(file), op, buf)
     }
 
     /// Reads as [`Engine::read_exact`](crate::Engine::read_exact).
@@ -103,7 +103,7 @@ impl Remote {
     ) -> RemoteRequest<'_, B> {
         let (ptr, len) = (buf.as_ptr().cast_mut(), buf.len() as u64);
         let op = Op { ptr, len, ..op(Kind::Write, file, offset) };
-        RemoteRequest::new(&self.hub, Some(file), op, buf)
+        RemoteRequest::new(&self.shared, Some(file), op, buf)
     }
 
     /// Reads as [`Engine::read_vectored`](crate::Engine::read_vectored).
@@ -140,17 +140,17 @@ impl Remote {
         let (ptr, len) = (shape.first.cast(), shape.len);
         let op = Op { memory, ptr, len, ..op(kind, file, offset) };
         let misaligned = file.alignment().is_some_and(|align| !shape.is_aligned(align, offset));
-        RemoteRequest::new(&self.hub, Some(file), op, list).misaligned(misaligned)
+        RemoteRequest::new(&self.shared, Some(file), op, list).misaligned(misaligned)
     }
 
     /// As [`Engine::fsync`](crate::Engine::fsync).
     pub fn fsync(&self, file: &SharedFile) -> RemoteRequest<'_, ()> {
-        RemoteRequest::new(&self.hub, Some(file), op(Kind::Fsync, file, 0), ())
+        RemoteRequest::new(&self.shared, Some(file), op(Kind::Fsync, file, 0), ())
     }
 
     /// As [`Engine::fdatasync`](crate::Engine::fdatasync).
     pub fn fdatasync(&self, file: &SharedFile) -> RemoteRequest<'_, ()> {
-        RemoteRequest::new(&self.hub, Some(file), op(Kind::Fdatasync, file, 0), ())
+        RemoteRequest::new(&self.shared, Some(file), op(Kind::Fdatasync, file, 0), ())
     }
 
     /// As [`Engine::allocate`](crate::Engine::allocate).
@@ -162,12 +162,12 @@ impl Remote {
         len: u64,
     ) -> RemoteRequest<'_, ()> {
         let op = Op { len, ..op(mode.kind(), file, offset) };
-        RemoteRequest::new(&self.hub, Some(file), op, ())
+        RemoteRequest::new(&self.shared, Some(file), op, ())
     }
 
     /// As [`Engine::nop`](crate::Engine::nop): the cost of the way there and back.
     pub fn nop(&self) -> RemoteRequest<'_, ()> {
-        RemoteRequest::new(&self.hub, None, Op::NOP, ())
+        RemoteRequest::new(&self.shared, None, Op::NOP, ())
     }
 }
 
@@ -177,22 +177,22 @@ fn op(kind: Kind, file: &SharedFile, offset: u64) -> Op {
 
 impl Clone for Remote {
     fn clone(&self) -> Self {
-        Self::new(&self.hub)
+        Self::new(&self.shared)
     }
 }
 
 impl Drop for Remote {
     /// The last one ends [`Engine::serve`](crate::Engine::serve).
     fn drop(&mut self) {
-        if self.hub.mailbox.drop_sender() {
-            self.hub.ring();
+        if self.shared.mailbox.drop_sender() {
+            self.shared.notify();
         }
     }
 }
 
 impl fmt::Debug for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mailbox = &self.hub.mailbox;
+        let mailbox = &self.shared.mailbox;
         let taken = mailbox.capacity() - mailbox.free_len();
         f.debug_struct("Remote").field("taken", &taken).field("of", &mailbox.capacity()).finish()
     }

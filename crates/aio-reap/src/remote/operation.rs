@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use percpu::sync::Arc;
 
-use super::hub::Hub;
-use super::letter::Letter;
-use super::mailbox::{Answer, Place};
-use crate::cargo::Verdict;
+use super::mailbox::{Answer, SlotIndex};
+use super::sent::SentRequest;
+use super::shared::Shared;
 use crate::outcome::{Outcome, Owned};
+use crate::payload::RawResult;
 
 /// A request that was sent to another thread's engine; await it on any executor, or block with
 /// [`wait`](Self::wait).
@@ -22,9 +22,9 @@ use crate::outcome::{Outcome, Owned};
 /// the engine's thread when it is done. Forgetting it is safe, but its place stays taken.
 #[must_use = "dropping an operation abandons its result"]
 pub struct RemoteOperation<B> {
-    hub: Arc<Hub>,
+    shared: Arc<Shared>,
     /// `None` once the result was handed out.
-    place: Option<Place>,
+    index: Option<SlotIndex>,
     buf: PhantomData<B>,
 }
 
@@ -32,14 +32,14 @@ pub struct RemoteOperation<B> {
 impl<B> Unpin for RemoteOperation<B> {}
 
 impl<B: Send + 'static> RemoteOperation<B> {
-    /// The letter at `place` is this one's, with an `Owned<B>` as its cargo.
-    pub(super) fn new(hub: &Arc<Hub>, place: Place) -> Self {
-        Self { hub: Arc::clone(hub), place: Some(place), buf: PhantomData }
+    /// The letter at `index` is this one's, with an `Owned<B>` as its cargo.
+    pub(super) fn new(shared: &Arc<Shared>, index: SlotIndex) -> Self {
+        Self { shared: Arc::clone(shared), index: Some(index), buf: PhantomData }
     }
 
     /// Whether the result is there.
     pub fn is_done(&self) -> bool {
-        self.place.is_none_or(|place| self.hub.mailbox.is_done(place))
+        self.index.is_none_or(|index| self.shared.mailbox.is_done(index))
     }
 
     /// Blocks until the request completes.
@@ -76,21 +76,21 @@ impl<B: Send + 'static> RemoteOperation<B> {
     }
 
     /// The answer, or `None` at `end`. The engine's thread only looks: the answer comes from there.
-    fn block(&self, end: Option<Instant>) -> Option<Answer<Letter, Verdict>> {
-        let end = if self.hub.is_home() { Some(Instant::now()) } else { end };
-        self.hub.mailbox.wait(self.place(), end)
+    fn block(&self, end: Option<Instant>) -> Option<Answer<SentRequest, RawResult>> {
+        let end = if self.shared.is_engine_thread() { Some(Instant::now()) } else { end };
+        self.shared.mailbox.wait(self.index(), end)
     }
 
-    fn place(&self) -> Place {
-        self.place.expect("an operation is not polled after it was ready")
+    fn index(&self) -> SlotIndex {
+        self.index.expect("an operation is not polled after it was ready")
     }
 
     /// What the engine has answered.
-    fn open(&mut self, (mut letter, verdict): Answer<Letter, Verdict>) -> Outcome<B> {
-        self.place = None;
+    fn open(&mut self, (mut request, result): Answer<SentRequest, RawResult>) -> Outcome<B> {
+        self.index = None;
         // SAFETY: `new` was given a letter whose cargo is an `Owned<B>`, and this is that letter.
-        let owned = unsafe { letter.cargo.take::<Owned<B>>() };
-        owned.expect("nobody else takes it").outcome(verdict.result())
+        let owned = unsafe { request.payload.take::<Owned<B>>() };
+        owned.expect("nobody else takes it").outcome(result.to_result())
     }
 }
 
@@ -102,7 +102,7 @@ impl<B: Send + 'static> Future for RemoteOperation<B> {
     /// Panics when polled again after it was ready, and as [`wait`](RemoteOperation::wait) does
     /// when the engine is gone.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome<B>> {
-        match self.hub.mailbox.poll(self.place(), context.waker()) {
+        match self.shared.mailbox.poll(self.index(), context.waker()) {
             Some(answer) => Poll::Ready(self.open(answer)),
             None => Poll::Pending,
         }
@@ -111,14 +111,14 @@ impl<B: Send + 'static> Future for RemoteOperation<B> {
 
 impl<B> Drop for RemoteOperation<B> {
     fn drop(&mut self) {
-        if let Some(place) = self.place {
-            drop(self.hub.mailbox.abandon(place)); // with the buffer, if it is back
+        if let Some(index) = self.index {
+            drop(self.shared.mailbox.abandon(index)); // with the buffer, if it is back
         }
     }
 }
 
 impl<B> fmt::Debug for RemoteOperation<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RemoteOperation").field("collected", &self.place.is_none()).finish()
+        f.debug_struct("RemoteOperation").field("collected", &self.index.is_none()).finish()
     }
 }

@@ -6,30 +6,30 @@ use std::time::{Duration, Instant};
 use percpu::sync::Arc;
 
 use super::file::SharedFile;
-use super::hub::Hub;
-use super::letter::Letter;
-use super::mailbox::{Place, Unsent};
+use super::mailbox::{SendError, SlotIndex};
 use super::operation::RemoteOperation;
-use crate::cargo::{Cargo, Deliver};
+use super::sent::SentRequest;
+use super::shared::Shared;
 use crate::error::{RequestError, SubmitError};
-use crate::op::{AtEnd, Op};
+use crate::op::{AtEof, Op};
 use crate::outcome::{Callback, Owned};
+use crate::payload::{Deliver, Payload};
 
 /// One operation, ready to be sent to an engine's thread.
 ///
 /// Nothing happens until [`submit`](Self::submit) or [`callback`](Self::callback) takes it.
 #[must_use = "a request does nothing until it is submitted"]
 pub struct RemoteRequest<'r, B> {
-    hub: &'r Arc<Hub>,
+    shared: &'r Arc<Shared>,
     file: Option<SharedFile>,
     op: Op,
-    at_end: AtEnd,
+    at_eof: AtEof,
     cancel_at: Option<Instant>,
     misaligned: bool,
     buf: B,
 }
 
-// SAFETY: as for a `Letter`: the pointer in `op` names memory of `buf`, which only moves with it.
+// SAFETY: as for a `SentRequest`: the pointer in `op` names memory of `buf`, which only moves with it.
 unsafe impl<B: Send> Send for RemoteRequest<'_, B> {}
 // SAFETY: `&RemoteRequest` gives nobody `op` or `buf`.
 unsafe impl<B: Sync> Sync for RemoteRequest<'_, B> {}
@@ -38,11 +38,11 @@ unsafe impl<B: Sync> Sync for RemoteRequest<'_, B> {}
 type Submitted<'r, B, T> = Result<T, SubmitError<RemoteRequest<'r, B>>>;
 
 impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
-    pub(super) fn new(hub: &'r Arc<Hub>, file: Option<&SharedFile>, op: Op, buf: B) -> Self {
+    pub(super) fn new(shared: &'r Arc<Shared>, file: Option<&SharedFile>, op: Op, buf: B) -> Self {
         let misaligned =
             file.and_then(SharedFile::alignment).is_some_and(|align| !op.is_aligned(align));
-        let (file, at_end) = (file.cloned(), AtEnd::Stop);
-        Self { hub, file, op, at_end, cancel_at: None, misaligned, buf }
+        let (file, at_eof) = (file.cloned(), AtEof::Stop);
+        Self { shared, file, op, at_eof, cancel_at: None, misaligned, buf }
     }
 
     /// Some vector does not fit the `O_DIRECT` file.
@@ -53,13 +53,13 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
 
     /// As [`Request::zero_fill`](crate::Request::zero_fill).
     pub fn zero_fill(mut self) -> Self {
-        self.at_end = AtEnd::ZeroFill;
+        self.at_eof = AtEof::ZeroFill;
         self
     }
 
     /// As [`Request::exact`](crate::Request::exact).
     pub fn exact(mut self) -> Self {
-        self.at_end = AtEnd::Fail;
+        self.at_eof = AtEof::Fail;
         self
     }
 
@@ -89,9 +89,9 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
     ///
     /// [`SubmitError`] gives the request back; nothing was sent.
     pub fn submit(self) -> Submitted<'r, B, RemoteOperation<B>> {
-        let hub = self.hub;
-        let place = self.send(true, Owned, |owned: Owned<B>| owned.0)?;
-        Ok(RemoteOperation::new(hub, place))
+        let shared = self.shared;
+        let index = self.send(true, Owned, |owned: Owned<B>| owned.0)?;
+        Ok(RemoteOperation::new(shared, index))
     }
 
     /// Sends the request; `done` gets the result and the buffer, on the engine's thread.
@@ -113,33 +113,33 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
 
     fn send<D: Deliver>(
         self,
-        attended: bool,
+        awaited: bool,
         load: impl FnOnce(B) -> D,
         unload: impl FnOnce(D) -> B,
-    ) -> Submitted<'r, B, Place> {
+    ) -> Submitted<'r, B, SlotIndex> {
         if self.misaligned {
             return Err(SubmitError::Misaligned(self));
         }
-        let Self { hub, file, op, at_end, cancel_at, misaligned, buf } = self;
-        let mut cargo = Cargo::empty();
-        cargo.put(load(buf));
-        let letter = Letter { op, at_end, cancel_at, cargo, file };
-        let sent = hub.mailbox.send(letter, attended).map_err(|unsent| {
-            let back = |mut letter: Letter| {
+        let Self { shared, file, op, at_eof, cancel_at, misaligned, buf } = self;
+        let mut payload = Payload::empty();
+        payload.put(load(buf));
+        let request = SentRequest { op, at_eof, cancel_at, payload, file };
+        let sent = shared.mailbox.send(request, awaited).map_err(|refused| {
+            let back = |mut request: SentRequest| {
                 // SAFETY: put as a `D` above, and sent nowhere.
-                let loaded = unsafe { letter.cargo.take::<D>() };
+                let loaded = unsafe { request.payload.take::<D>() };
                 let buf = unload(loaded.expect("nobody took it"));
-                Self { hub, file: letter.file.take(), op, at_end, cancel_at, misaligned, buf }
+                Self { shared, file: request.file.take(), op, at_eof, cancel_at, misaligned, buf }
             };
-            match unsent {
-                Unsent::Full(letter) => SubmitError::Full(back(letter)),
-                Unsent::Closed(letter) => SubmitError::Closed(back(letter)),
+            match refused {
+                SendError::Full(request) => SubmitError::Full(back(request)),
+                SendError::Closed(request) => SubmitError::Closed(back(request)),
             }
         })?;
-        if sent.ring {
-            hub.ring();
+        if sent.notify {
+            shared.notify();
         }
-        Ok(sent.place)
+        Ok(sent.index)
     }
 }
 

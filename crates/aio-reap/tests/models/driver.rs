@@ -9,24 +9,24 @@ use aio_reap::model::{Mailbox, round};
 use percpu::sync::atomic::{AtomicBool, Ordering};
 use percpu::sync::{Arc, model, thread};
 
-use super::Bell;
+use super::Notifier;
 
 pub(super) const MUTANTS: &[(&str, &str)] =
-    &[("drive: the turn left nothing", "driver::inv06_what_a_turn_leaves_behind_is_gone_on_with")];
+    &[("drive: the turn left nothing", "driver::inv06_work_left_by_a_turn_is_continued")];
 
 struct Shared {
     mailbox: Mailbox<u32, ()>,
     /// What the engine's descriptor shows.
     readable: AtomicBool,
     /// An edge that the driver has not forgotten.
-    edge: Bell,
+    edge: Notifier,
 }
 
 impl Shared {
-    fn ring(&self) {
+    fn notify(&self) {
         // Ordering: Release pairs with the Acquire in `readable`; nothing but the order counts.
         self.readable.store(true, Ordering::Release);
-        self.edge.ring();
+        self.edge.notify();
     }
 
     /// A turn takes all letters, but answers only `budget` of those that it has.
@@ -35,8 +35,8 @@ impl Shared {
         self.readable.swap(false, Ordering::AcqRel);
         self.mailbox.take(queue);
         let count = budget.min(queue.len());
-        for place in queue.drain(..count) {
-            _ = self.mailbox.finish(place, ());
+        for index in queue.drain(..count) {
+            _ = self.mailbox.finish(index, ());
         }
         if !queue.is_empty() {
             // It was readable all the time: no edge.
@@ -47,25 +47,25 @@ impl Shared {
 }
 
 /// One thread sends two letters, one after the other has been answered if `one_by_one`.
-fn letters_are_answered(budget: usize, one_by_one: bool) {
+fn requests_are_answered(budget: usize, one_by_one: bool) {
     model(move || {
         let shared = Arc::new(Shared {
             mailbox: Mailbox::new(2),
             readable: AtomicBool::new(false),
-            edge: Bell::default(),
+            edge: Notifier::default(),
         });
         let sender = thread::spawn({
             let shared = Arc::clone(&shared);
             move || {
-                let send = |letter| {
-                    let sent = shared.mailbox.send(letter, true);
+                let send = |request| {
+                    let sent = shared.mailbox.send(request, true);
                     let sent = sent.unwrap_or_else(|_| panic!("there are places for all"));
-                    if sent.ring {
-                        shared.ring();
+                    if sent.notify {
+                        shared.notify();
                     }
-                    sent.place
+                    sent.index
                 };
-                let wait = |place| _ = shared.mailbox.wait(place, None).expect("it waits");
+                let wait = |index| _ = shared.mailbox.wait(index, None).expect("it waits");
                 let first = send(1);
                 if one_by_one {
                     wait(first);
@@ -84,7 +84,7 @@ fn letters_are_answered(budget: usize, one_by_one: bool) {
                 let again = round(
                     || {
                         if std::mem::take(&mut forget) {
-                            shared.edge.answer();
+                            shared.edge.clear();
                         }
                     },
                     || done += shared.turn(&mut queue, budget),
@@ -103,12 +103,12 @@ fn letters_are_answered(budget: usize, one_by_one: bool) {
 
 /// Fails if the driver forgets an edge that came after its turn has looked.
 #[test]
-fn inv06_a_ring_at_any_moment_of_a_turn_is_heard() {
-    letters_are_answered(2, true);
+fn inv06_a_notification_at_any_moment_of_a_turn_wakes_the_driver() {
+    requests_are_answered(2, true);
 }
 
 /// Fails if the driver sleeps while the descriptor shows that there is more to do.
 #[test]
-fn inv06_what_a_turn_leaves_behind_is_gone_on_with() {
-    letters_are_answered(1, false);
+fn inv06_work_left_by_a_turn_is_continued() {
+    requests_are_answered(1, false);
 }

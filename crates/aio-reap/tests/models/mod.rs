@@ -92,27 +92,27 @@ fn inv08_ring_of_one_place() {
 
 /// An eventfd: a count that a sleeper waits for.
 #[derive(Default)]
-struct Bell {
-    rung: Mutex<bool>,
-    heard: Condvar,
+struct Notifier {
+    notified: Mutex<bool>,
+    changed: Condvar,
 }
 
-impl Bell {
-    fn ring(&self) {
-        *self.rung.lock() = true;
-        self.heard.notify_one();
+impl Notifier {
+    fn notify(&self) {
+        *self.notified.lock() = true;
+        self.changed.notify_one();
     }
 
     /// Sleeps until it is rung; does not answer it.
     fn wait(&self) {
-        let mut rung = self.rung.lock();
-        while !*rung {
-            self.heard.wait(&mut rung);
+        let mut notified = self.notified.lock();
+        while !*notified {
+            self.changed.wait(&mut notified);
         }
     }
 
-    fn answer(&self) {
-        *self.rung.lock() = false;
+    fn clear(&self) {
+        *self.notified.lock() = false;
     }
 }
 
@@ -120,26 +120,26 @@ impl Bell {
 /// asleep with a completion there, and closing lets every worker go.
 fn jobs_complete(workers: u32, pushed: u32, budget: usize, reap_on_submit: bool) {
     model(move || {
-        let shared = Arc::new((Jobs::new(4), Bell::default()));
+        let shared = Arc::new((Jobs::new(4), Notifier::default()));
         let threads: Vec<_> = (0..workers)
             .map(|_| {
                 let shared = Arc::clone(&shared);
                 thread::spawn(move || {
-                    let (jobs, bell) = &*shared;
+                    let (jobs, notifier) = &*shared;
                     while let Some(job) = jobs.take() {
                         if jobs.finish(job) {
-                            bell.ring();
+                            notifier.notify();
                         }
                     }
                 })
             })
             .collect();
-        let (jobs, bell) = &*shared;
+        let (jobs, notifier) = &*shared;
         let mut seen = vec![0; pushed as usize];
         let mut reap = || {
             let left = jobs.drain(budget, |job: u32| seen[job as usize] += 1);
             if left {
-                bell.ring();
+                notifier.notify();
             }
             seen.iter().sum::<u32>()
         };
@@ -151,12 +151,12 @@ fn jobs_complete(workers: u32, pushed: u32, budget: usize, reap_on_submit: bool)
             }
         }
         while reaped < pushed {
-            bell.wait();
-            if is_planted("bell-answered-after-the-reap") {
+            notifier.wait();
+            if is_planted("notifier-cleared-after-the-reap") {
                 reaped = reap();
-                bell.answer();
+                notifier.clear();
             } else {
-                bell.answer();
+                notifier.clear();
                 reaped = reap();
             }
         }
@@ -217,11 +217,11 @@ fn pool_performs_what_is_queued_when_it_closes() {
         let worker = thread::spawn({
             let jobs = Arc::clone(&jobs);
             move || {
-                let mut rings = 0;
+                let mut count = 0;
                 while let Some(job) = jobs.take() {
-                    rings += u32::from(jobs.finish(job));
+                    count += u32::from(jobs.finish(job));
                 }
-                rings
+                count
             }
         });
         (0..2).for_each(|job| _ = jobs.push(job));

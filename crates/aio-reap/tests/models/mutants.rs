@@ -5,7 +5,7 @@ use testkit::planted::Planted;
 use super::{driver, remote};
 
 const MUTANTS: &[(&str, &str)] = &[
-    ("bell-answered-after-the-reap", "pool_announces_what_a_budget_leaves"),
+    ("notifier-cleared-after-the-reap", "pool_announces_what_a_budget_leaves"),
     ("drain: nothing is left", "pool_announces_what_a_budget_leaves"),
     ("close: wake every worker", "pool_closes_with_every_worker"),
     ("push: wake a worker", "pool_loses_no_job_and_no_wake_up"),

@@ -121,7 +121,7 @@ pub(crate) struct Simulated {
 
 impl Simulated {
     pub(crate) fn new(sim: &Sim) -> io::Result<Self> {
-        let bell = sys::eventfd()?;
+        let notifier = sys::eventfd()?;
         let mut world = sim.0.borrow_mut();
         let rings = &mut world.rings;
         let free = rings.iter().position(Option::is_none);
@@ -129,7 +129,7 @@ impl Simulated {
             rings.push(None);
             rings.len() - 1
         });
-        rings[ring] = Some(Ring::new(bell));
+        rings[ring] = Some(Ring::new(notifier));
         Ok(Self { sim: sim.clone(), ring })
     }
 }
@@ -168,7 +168,7 @@ impl Backend for Simulated {
         world.poll(Some(self.ring), until);
         if let Some(ring) = &mut world.rings[self.ring] {
             ring.rung = true;
-            sys::signal(&ring.bell);
+            sys::signal(&ring.notifier);
         }
     }
 
@@ -180,7 +180,7 @@ impl Backend for Simulated {
     fn acknowledge(&mut self) {
         if let Some(ring) = &mut self.sim.0.borrow_mut().rings[self.ring] {
             if std::mem::take(&mut ring.rung) {
-                sys::drain(&ring.bell);
+                sys::drain(&ring.notifier);
             }
         }
     }
@@ -192,7 +192,7 @@ impl Backend for Simulated {
 
     fn wake_fds(&self) -> Vec<RawFd> {
         let world = self.sim.0.borrow();
-        world.rings[self.ring].iter().map(|ring| ring.bell.as_raw_fd()).collect()
+        world.rings[self.ring].iter().map(|ring| ring.notifier.as_raw_fd()).collect()
     }
 
     fn instant(&self) -> Instant {

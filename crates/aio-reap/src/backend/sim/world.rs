@@ -45,7 +45,7 @@ pub(super) struct World {
 pub(super) struct Ring {
     in_flight: BinaryHeap<Reverse<InFlight>>,
     /// Readable when the engine slept on it and a completion is visible.
-    pub(super) bell: OwnedFd,
+    pub(super) notifier: OwnedFd,
     pub(super) rung: bool,
 }
 
@@ -87,8 +87,8 @@ impl PartialEq for InFlight {
 impl Eq for InFlight {}
 
 impl Ring {
-    pub(super) fn new(bell: OwnedFd) -> Self {
-        Self { in_flight: BinaryHeap::new(), bell, rung: false }
+    pub(super) fn new(notifier: OwnedFd) -> Self {
+        Self { in_flight: BinaryHeap::new(), notifier, rung: false }
     }
 
     pub(super) fn len(&self) -> usize {

@@ -5,18 +5,18 @@
 use std::mem;
 use std::num::NonZeroI32;
 
-use crate::cargo::{Deliver, Parcel, Remains, Verdict};
 use crate::error::RequestError;
 use crate::file::File;
-use crate::op::{AtEnd, Kind, Op};
+use crate::op::{AtEof, Kind, Op};
+use crate::payload::{DeferredDrop, Deliver, RawResult, TakenPayload};
 use crate::raw::RawCompletion;
-use crate::slab::{Fifo, Front, Index, Slab, State as SlotState};
+use crate::slab::{CompletionTarget, Fifo, Index, Slab, State as SlotState};
 use crate::stats::EngineStats;
 
 /// EAGAIN and EINTR completions in a row before the error is the caller's; a guess.
 const RETRY_LIMIT: u8 = 16;
 
-pub(crate) struct Books {
+pub(crate) struct CompletionState {
     pub(crate) slab: Slab,
     pub(crate) stats: EngineStats,
     /// The kernel had no room at the last submission, and nothing was reaped since.
@@ -29,10 +29,10 @@ pub(crate) struct Books {
     /// Completions put into queues that nobody was told of yet.
     pub(crate) enqueued: usize,
     /// What deliveries would have freed, to be dropped where user code may run.
-    pub(crate) remains: Vec<Remains>,
+    pub(crate) deferred_drops: Vec<DeferredDrop>,
 }
 
-impl Books {
+impl CompletionState {
     pub(crate) fn new(capacity: usize, depth: usize) -> Self {
         Self {
             slab: Slab::new(capacity),
@@ -43,7 +43,7 @@ impl Books {
             ready: Fifo::new(capacity),
             in_vain: 0,
             enqueued: 0,
-            remains: Vec::new(),
+            deferred_drops: Vec::new(),
         }
     }
 
@@ -54,20 +54,20 @@ impl Books {
         index: Index,
         file: Option<File>,
         op: Op,
-        at_end: AtEnd,
-        front: Front,
-        cargo: T,
+        at_eof: AtEof,
+        target: CompletionTarget,
+        payload: T,
     ) {
         let slot = self.slab.get(index);
         slot.state = SlotState::Pending;
-        slot.front = front;
-        slot.at_end = at_end;
+        slot.target = target;
+        slot.at_eof = at_eof;
         slot.retries = 0;
         slot.op = op;
-        slot.verdict = Verdict { done: 0, error: None };
+        slot.result = RawResult { done: 0, error: None };
         debug_assert!(slot.file.is_none());
         mem::forget(mem::replace(&mut slot.file, file)); // a free slot has none to drop
-        slot.cargo.put(cargo);
+        slot.payload.put(payload);
         self.stats.accepted += 1;
         if op.offset > i64::MAX as u64 {
             // Negative for the kernel, which says the same; but to io_uring -1 means the file's
@@ -90,34 +90,34 @@ impl Books {
             return self.stray(user_data);
         };
         self.in_flight -= 1;
-        let left = if slot.op.transfers() { slot.op.len - slot.verdict.done } else { 0 };
+        let left = if slot.op.transfers() { slot.op.len - slot.result.done } else { 0 };
         if i64::from(result) != left as i64 {
             return self.complete_oddly(index, result, now);
         }
-        slot.verdict.done += left;
+        slot.result.done += left;
         if self.stats.is_timed() {
             return self.settle(index, now);
         }
-        if slot.front != Front::Queue {
+        if slot.target != CompletionTarget::Queue {
             slot.state = SlotState::Ready;
             return self.ready.push(index);
         }
-        let (parcel, verdict) = (slot.cargo.unload(), slot.verdict);
+        let (taken, result) = (slot.payload.take_erased(), slot.result);
         self.slab.release(index);
         self.enqueued += 1;
-        if let Some(parcel) = parcel {
+        if let Some(taken) = taken {
             // SAFETY: unloaded just above, from where the slab has left it.
-            let remains = unsafe { parcel.deliver(verdict) };
-            if remains.is_some() {
-                self.keep(remains);
+            let deferred = unsafe { taken.deliver(result) };
+            if deferred.is_some() {
+                self.keep(deferred);
             }
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn keep(&mut self, remains: Option<Remains>) {
-        self.remains.extend(remains);
+    fn keep(&mut self, deferred: Option<DeferredDrop>) {
+        self.deferred_drops.extend(deferred);
     }
 
     #[cold]
@@ -134,8 +134,8 @@ impl Books {
         if result < 0 {
             let errno = -result;
             let again = matches!(errno, libc::EAGAIN | libc::EINTR);
-            if slot.ending().is_some() && (again || errno == libc::ECANCELED) {
-                slot.verdict.error = slot.ending();
+            if slot.cancel_errno().is_some() && (again || errno == libc::ECANCELED) {
+                slot.result.error = slot.cancel_errno();
                 return self.settle(index, now);
             }
             if again && slot.retries < RETRY_LIMIT {
@@ -145,9 +145,9 @@ impl Books {
                 self.blocked |= errno == libc::EAGAIN;
                 return self.requeue(index);
             }
-            slot.verdict.error = NonZeroI32::new(errno);
+            slot.result.error = NonZeroI32::new(errno);
         } else if slot.op.transfers() {
-            let left = slot.op.len - slot.verdict.done;
+            let left = slot.op.len - slot.result.done;
             debug_assert!(result as u64 <= left);
             let moved = left.min(result as u64);
             let whole = slot.op.block.whole(moved);
@@ -156,18 +156,18 @@ impl Books {
                 // Also less than a block of a direct read, which goes on at blocks.
                 Kind::Read if whole == 0 => {
                     slot.progress(moved);
-                    match slot.at_end {
-                        AtEnd::Stop => {}
-                        AtEnd::ZeroFill => slot.zero_rest(),
-                        AtEnd::Fail => slot.verdict.error = Some(RequestError::END_OF_FILE),
+                    match slot.at_eof {
+                        AtEof::Stop => {}
+                        AtEof::ZeroFill => slot.zero_rest(),
+                        AtEof::Fail => slot.result.error = Some(RequestError::END_OF_FILE),
                     }
                 }
-                _ if slot.ending().is_some() => {
+                _ if slot.cancel_errno().is_some() => {
                     slot.progress(whole); // the error tells how much was transferred
-                    slot.verdict.error = slot.ending();
+                    slot.result.error = slot.cancel_errno();
                 }
                 Kind::Write if moved == 0 || (whole == 0 && slot.retries == RETRY_LIMIT) => {
-                    slot.verdict.error = NonZeroI32::new(libc::ENOSPC);
+                    slot.result.error = NonZeroI32::new(libc::ENOSPC);
                 }
                 _ => {
                     slot.progress(whole);
@@ -189,20 +189,20 @@ impl Books {
     #[inline(never)]
     fn settle(&mut self, index: Index, now: u64) {
         let slot = self.slab.get(index);
-        self.stats.took(slot.cargo.stamp, now);
-        if slot.front != Front::Queue {
+        self.stats.took(slot.payload.stamp, now);
+        if slot.target != CompletionTarget::Queue {
             slot.state = SlotState::Ready;
             self.ready.push(index);
             return;
         }
-        let (parcel, verdict) = (slot.cargo.unload(), slot.verdict);
+        let (taken, result) = (slot.payload.take_erased(), slot.result);
         self.slab.release(index);
         self.enqueued += 1;
-        if let Some(parcel) = parcel {
+        if let Some(taken) = taken {
             // SAFETY: unloaded just above, from where the slab has left it.
-            let remains = unsafe { parcel.deliver(verdict) };
-            if remains.is_some() {
-                self.keep(remains);
+            let deferred = unsafe { taken.deliver(result) };
+            if deferred.is_some() {
+                self.keep(deferred);
             }
         }
     }
@@ -212,16 +212,16 @@ impl Books {
     pub(crate) fn finish(&mut self, index: Index, error: Option<NonZeroI32>) {
         let slot = self.slab.get(index);
         slot.state = SlotState::Ready;
-        slot.verdict.error = error;
+        slot.result.error = error;
         self.ready.push(index);
     }
 
     /// Frees a `Ready` or `Done` slot. The parcel is where it was until the books are used again.
     #[inline]
-    pub(crate) fn collect(&mut self, index: Index) -> (Option<Parcel>, Verdict) {
+    pub(crate) fn collect(&mut self, index: Index) -> (Option<TakenPayload>, RawResult) {
         let slot = self.slab.get(index);
         debug_assert!(matches!(slot.state, SlotState::Ready | SlotState::Done));
-        let collected = (slot.cargo.unload(), slot.verdict);
+        let collected = (slot.payload.take_erased(), slot.result);
         self.slab.release(index);
         collected
     }
@@ -232,13 +232,13 @@ impl Books {
     ///
     /// The slot was queued with a `T` as its cargo.
     #[inline]
-    pub(crate) unsafe fn collect_as<T: Deliver>(&mut self, index: Index) -> (Option<T>, Verdict) {
+    pub(crate) unsafe fn collect_as<T: Deliver>(&mut self, index: Index) -> (Option<T>, RawResult) {
         let slot = self.slab.get(index);
         debug_assert!(matches!(slot.state, SlotState::Ready | SlotState::Done));
-        let verdict = slot.verdict;
+        let result = slot.result;
         // SAFETY: the caller vouches for the type.
-        let cargo = unsafe { slot.cargo.take() };
+        let payload = unsafe { slot.payload.take() };
         self.slab.release(index);
-        (cargo, verdict)
+        (payload, result)
     }
 }

@@ -20,28 +20,28 @@ use std::rc::Rc;
 use crate::error::RequestError;
 
 /// Room for the buffer and the front end of one request; a guess that fits three `Vec`s.
-const CARGO_BYTES: usize = 96;
+const PAYLOAD_BYTES: usize = 96;
 
 /// Something that takes a request's result.
 pub(crate) trait Deliver: 'static {
     /// What is returned is to be dropped where user code may run.
-    fn deliver(self, verdict: Verdict) -> Option<Remains>;
+    fn deliver(self, result: RawResult) -> Option<DeferredDrop>;
 }
 
 /// What a delivery would have freed, together with user code.
-pub(crate) type Remains = Rc<dyn Any>;
+pub(crate) type DeferredDrop = Rc<dyn Any>;
 
 /// A request's result as the slots have it: two words without an owner.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Verdict {
+pub(crate) struct RawResult {
     pub(crate) done: u64,
     /// An errno, or [`RequestError::END_OF_FILE`].
     pub(crate) error: Option<NonZeroI32>,
 }
 
-impl Verdict {
+impl RawResult {
     #[inline]
-    pub(crate) fn result(self) -> Result<usize, RequestError> {
+    pub(crate) fn to_result(self) -> Result<usize, RequestError> {
         match self.error {
             None => Ok(self.done as usize),
             Some(reason) => Err(RequestError::new(reason, self.done as usize)),
@@ -50,7 +50,7 @@ impl Verdict {
 }
 
 #[repr(C)] // what most requests use comes first
-pub(crate) struct Cargo {
+pub(crate) struct Payload {
     vtable: Option<&'static VTable>,
     /// When the request was handed to the kernel, in nanoseconds. Not the cargo's business: it
     /// lies in room that the alignment would waste.
@@ -61,22 +61,22 @@ pub(crate) struct Cargo {
 #[repr(align(16))]
 struct Bytes {
     /// Only reached through pointers to the whole.
-    _room: MaybeUninit<[u8; CARGO_BYTES]>,
+    _room: MaybeUninit<[u8; PAYLOAD_BYTES]>,
 }
 
 struct VTable {
     /// Moves the value out and delivers to it.
-    deliver: unsafe fn(*mut u8, Verdict) -> Option<Remains>,
+    deliver: unsafe fn(*mut u8, RawResult) -> Option<DeferredDrop>,
     /// Moves the value out and drops it.
     discard: unsafe fn(*mut u8),
 }
 
 trait HasVTable: Deliver + Sized {
     const VTABLE: VTable = VTable {
-        deliver: |value, verdict| {
+        deliver: |value, result| {
             // SAFETY: the contract of both: a valid value that nobody uses again.
             let value = unsafe { value.cast::<Self>().read() };
-            value.deliver(verdict)
+            value.deliver(result)
         },
         discard: |value| {
             // SAFETY: as above.
@@ -88,7 +88,7 @@ trait HasVTable: Deliver + Sized {
 
 impl<T: Deliver> HasVTable for T {}
 
-impl Cargo {
+impl Payload {
     pub(crate) const fn empty() -> Self {
         Self { vtable: None, stamp: 0, bytes: Bytes { _room: MaybeUninit::uninit() } }
     }
@@ -102,7 +102,7 @@ impl Cargo {
     pub(crate) fn put<T: Deliver>(&mut self, value: T) {
         const {
             assert!(
-                size_of::<T>() <= CARGO_BYTES && align_of::<T>() <= align_of::<Bytes>(),
+                size_of::<T>() <= PAYLOAD_BYTES && align_of::<T>() <= align_of::<Bytes>(),
                 "buffer and callback together exceed 96 bytes: box what the callback captures",
             );
         }
@@ -126,29 +126,29 @@ impl Cargo {
 
     /// Gives the value up without moving it; `None` if there is none.
     #[inline]
-    pub(crate) fn unload(&mut self) -> Option<Parcel> {
+    pub(crate) fn take_erased(&mut self) -> Option<TakenPayload> {
         let vtable = self.vtable.take()?;
-        Some(Parcel { value: ptr::from_mut(&mut self.bytes).cast(), vtable })
+        Some(TakenPayload { value: ptr::from_mut(&mut self.bytes).cast(), vtable })
     }
 }
 
-impl Drop for Cargo {
+impl Drop for Payload {
     fn drop(&mut self) {
-        if let Some(parcel) = self.unload() {
+        if let Some(taken) = self.take_erased() {
             // SAFETY: unloaded just above.
-            unsafe { parcel.discard() }
+            unsafe { taken.discard() }
         }
     }
 }
 
 /// A value that its cargo no longer knows of, still in the cargo's memory. Lost if not used.
 #[must_use = "the value is leaked"]
-pub(crate) struct Parcel {
+pub(crate) struct TakenPayload {
     value: *mut u8,
     vtable: &'static VTable,
 }
 
-impl Parcel {
+impl TakenPayload {
     /// Hands the verdict to the front end; [what is left of it](Deliver::deliver).
     ///
     /// # Safety
@@ -156,10 +156,10 @@ impl Parcel {
     /// The cargo it was unloaded from is where it was, and was not touched since. The value is
     /// moved out before anything else happens, so whatever `deliver` runs may touch the cargo.
     #[inline]
-    pub(crate) unsafe fn deliver(self, verdict: Verdict) -> Option<Remains> {
-        // SAFETY: by `Cargo`'s invariant 1 the value is valid and of the vtable's type, and still
+    pub(crate) unsafe fn deliver(self, result: RawResult) -> Option<DeferredDrop> {
+        // SAFETY: by `Payload`'s invariant 1 the value is valid and of the vtable's type, and still
         // so as the caller says; consuming the only parcel makes this its only use.
-        unsafe { (self.vtable.deliver)(self.value, verdict) }
+        unsafe { (self.vtable.deliver)(self.value, result) }
     }
 
     /// Drops the value.
@@ -188,8 +188,8 @@ mod tests {
     }
 
     impl Deliver for Probe {
-        fn deliver(self, verdict: Verdict) -> Option<Remains> {
-            self.1.set(verdict.result().unwrap_or(0));
+        fn deliver(self, result: RawResult) -> Option<DeferredDrop> {
+            self.1.set(result.to_result().unwrap_or(0));
             None
         }
     }
@@ -197,27 +197,27 @@ mod tests {
     #[test]
     fn value_is_dropped_once_whichever_way_it_leaves() {
         let (drops, got) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
-        let mut cargo = Cargo::empty();
+        let mut payload = Payload::empty();
         let probe = || Probe(Rc::clone(&drops), Rc::clone(&got));
-        cargo.put(probe());
-        let parcel = cargo.unload().unwrap();
-        assert!(cargo.is_empty());
-        // SAFETY: unloaded from `cargo`, which was only looked at.
-        assert!(unsafe { parcel.deliver(Verdict { done: 9, error: None }) }.is_none());
+        payload.put(probe());
+        let taken = payload.take_erased().unwrap();
+        assert!(payload.is_empty());
+        // SAFETY: unloaded from `payload`, which was only looked at.
+        assert!(unsafe { taken.deliver(RawResult { done: 9, error: None }) }.is_none());
         assert_eq!((drops.get(), got.get()), (1, 9));
-        cargo.put(probe());
-        let parcel = cargo.unload().unwrap();
+        payload.put(probe());
+        let taken = payload.take_erased().unwrap();
         // SAFETY: as above.
-        unsafe { parcel.discard() };
+        unsafe { taken.discard() };
         assert_eq!(drops.get(), 2);
-        cargo.put(probe());
+        payload.put(probe());
         // SAFETY: made from a `Probe` just above.
-        drop(unsafe { cargo.take::<Probe>() });
+        drop(unsafe { payload.take::<Probe>() });
         assert_eq!(drops.get(), 3);
         // SAFETY: empty, whatever the type.
-        assert!(unsafe { cargo.take::<Probe>() }.is_none() && cargo.unload().is_none());
-        cargo.put(probe());
-        drop(cargo);
+        assert!(unsafe { payload.take::<Probe>() }.is_none() && payload.take_erased().is_none());
+        payload.put(probe());
+        drop(payload);
         assert_eq!((drops.get(), Rc::strong_count(&drops)), (4, 1));
     }
 }

@@ -24,7 +24,7 @@ use crate::sys;
 const FIRST_RETRY: Duration = Duration::from_micros(100);
 const LAST_RETRY: Duration = Duration::from_millis(100);
 
-pub(crate) struct Doorbell {
+pub(crate) struct WakeFd {
     epoll: OwnedFd,
     /// The backend's; at most two.
     backend: Vec<RawFd>,
@@ -47,7 +47,7 @@ pub(crate) struct Doorbell {
     delay: Cell<Duration>,
 }
 
-impl Doorbell {
+impl WakeFd {
     pub(crate) fn new(backend: Vec<RawFd>) -> io::Result<Self> {
         let (epoll, kick) = (sys::epoll()?, sys::eventfd()?);
         let (retry, deadline) = (sys::timerfd()?, sys::timerfd()?);
@@ -101,7 +101,7 @@ impl Doorbell {
         &self.kick
     }
 
-    /// Makes the descriptor readable until [`answer`](Self::answer), if anybody polls it.
+    /// Makes the descriptor readable until [`clear`](Self::clear), if anybody polls it.
     pub(crate) fn kick(&self) {
         if self.watched.get() && !self.kicked.replace(true) {
             sys::signal(&self.kick);
@@ -126,7 +126,7 @@ impl Doorbell {
 
     /// Makes the descriptor readable at a time, or at none, if anybody polls it.
     #[inline]
-    pub(crate) fn ring_at(&self, at: Option<Instant>) {
+    pub(crate) fn wake_at(&self, at: Option<Instant>) {
         if self.watched.get() && self.set_to.get() != at {
             self.set_deadline(at);
         }
@@ -155,7 +155,7 @@ impl Doorbell {
     }
 
     /// Takes note of every ring so far, before looking for work.
-    pub(crate) fn answer(&self) {
+    pub(crate) fn clear(&self) {
         if self.deaf.get() {
             self.watch_backend();
         }
@@ -176,7 +176,7 @@ impl Doorbell {
         fds.iter_mut().skip(2).zip(&self.backend).for_each(|(place, &fd)| *place = fd);
         sys::poll_readable(&fds, timeout)?;
         if self.foreign.get() {
-            self.kicked.set(true); // it may have been the kick: `answer` empties it
+            self.kicked.set(true); // it may have been the kick: `clear` empties it
         }
         Ok(())
     }

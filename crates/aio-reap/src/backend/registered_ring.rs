@@ -24,12 +24,12 @@ struct RingUpdate {
 }
 
 /// Belongs to the thread that made it, as the ring does.
-pub(crate) struct Entrance {
+pub(crate) struct RegisteredRing {
     ring: RawFd,
     number: Option<u32>,
 }
 
-impl Entrance {
+impl RegisteredRing {
     /// Registers the ring if the kernel can and the thread has a number left (of 16).
     ///
     /// # Safety
@@ -60,7 +60,7 @@ impl Entrance {
     }
 }
 
-impl Drop for Entrance {
+impl Drop for RegisteredRing {
     fn drop(&mut self) {
         if let Some(offset) = self.number {
             let mut update = RingUpdate { offset, resv: 0, data: 0 };
@@ -96,20 +96,20 @@ mod tests {
         for _ in 0..3 {
             let mut rings: Vec<_> = (0..18).map(|_| IoUring::new(2).unwrap()).collect();
             let mut numbers = 0;
-            let entrances: Vec<_> = rings
+            let registered: Vec<_> = rings
                 .iter()
                 // SAFETY: dropped before the rings.
-                .map(|ring| unsafe { Entrance::new(ring.as_raw_fd()) })
-                .inspect(|entrance| numbers += usize::from(entrance.number.is_some()))
+                .map(|ring| unsafe { RegisteredRing::new(ring.as_raw_fd()) })
+                .inspect(|registered| numbers += usize::from(registered.number.is_some()))
                 .collect();
             assert!(numbers == 0 || numbers == 16, "{numbers} registered");
-            for (ring, entrance) in rings.iter_mut().zip(&entrances) {
+            for (ring, registered) in rings.iter_mut().zip(&registered) {
                 // SAFETY: a no-op refers to nothing.
                 unsafe { ring.submission().push(&opcode::Nop::new().build()) }.unwrap();
-                assert_eq!(entrance.enter(1, 1, ENTER_GETEVENTS).unwrap(), 1);
+                assert_eq!(registered.enter(1, 1, ENTER_GETEVENTS).unwrap(), 1);
                 assert_eq!(ring.completion().next().unwrap().result(), 0);
             }
-            drop(entrances);
+            drop(registered);
         }
     }
 }
