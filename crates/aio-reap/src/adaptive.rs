@@ -1,24 +1,24 @@
-//! How many requests one submission takes: a fixed number, or one that follows the device.
+//! The limit of requests per submission: a fixed number, or a number that adapts to the device.
 //!
-//! A device that works in the background is best fed in large batches: each saves system calls.
-//! One that completes inside the submission makes the first request of a batch wait for the last,
-//! so there the batch shrinks. The rule doubles and halves, by one look per submission:
+//! For a device that works in the background large batches save system calls. On a device that
+//! completes inside the submission the first request of a batch waits for the last one, so small
+//! batches are better. The limit doubles or halves after a submission:
 //!
 //! | the submission | the limit |
 //! |---|---|
-//! | was full, left requests behind, and less than half of it was complete right after | doubles |
-//! | was full, and nothing was in flight any more right after | halves |
+//! | was full, left requests behind, and less than half of it was complete at the next reap | doubles |
+//! | was full, and nothing was in flight after the next reap | halves |
 //! | found the kernel without room | halves |
 
-/// Where an adaptive limit starts and what it never falls below; a guess from NOP round trips
-/// (80 ns a request in batches of 8, 61 to 74 in batches of 32).
+/// The first value and the lower bound of an adaptive limit; a guess from NOP round trips (80 ns a
+/// request in batches of 8, 61 to 74 in batches of 32).
 const LEAST: usize = 16;
 
 pub(crate) struct BatchLimit {
     now: usize,
     least: usize,
     most: usize,
-    /// Size of the last submission, and whether the limit cut it; until a reap has looked at it.
+    /// The size of the last submission, and whether the limit cut it. Reset by the next reap.
     last: usize,
     cut: bool,
 }
@@ -34,13 +34,13 @@ impl BatchLimit {
         self.now
     }
 
-    /// Whether the limit ever changes.
+    /// Returns whether the limit can change.
     #[inline]
     fn adapts(&self) -> bool {
         self.least < self.most
     }
 
-    /// `accepted` requests were submitted; `left` are still pending.
+    /// Records a submission that took `accepted` requests and left `left` pending.
     #[inline]
     pub(crate) fn submitted(&mut self, accepted: usize, left: usize) {
         if self.adapts() {
@@ -48,18 +48,19 @@ impl BatchLimit {
         }
     }
 
-    /// The kernel had no room.
+    /// Records that the kernel had no room.
     pub(crate) fn busy(&mut self) {
         self.now = (self.now / 2).max(self.least);
         self.last = 0;
     }
 
-    /// The reap after a submission found this many completions, and left so many in flight.
+    /// Records the number of completions that a reap found and of requests that it left in flight.
+    /// Only the first reap after a submission counts.
     #[inline]
     pub(crate) fn reaped(&mut self, found: usize, in_flight: usize) {
         let last = std::mem::take(&mut self.last);
         if last < self.now {
-            // Not the limit, but the queue or the ring decided.
+            // The queue or the ring was the limit.
         } else if in_flight == 0 {
             self.now = (self.now / 2).max(self.least);
         } else if self.cut && found < last / 2 {
@@ -82,14 +83,14 @@ mod tests {
             limit.reaped(3, 9);
         }
         assert_eq!(seen, [16, 32, 64, 100]);
-        // Not full, or nothing left: no reason to change. Half complete: neither.
+        // The limit stays if the batch was not full, left nothing behind, or was half complete.
         limit.busy();
         for (accepted, left, found, in_flight) in
             [(50, 0, 0, 60), (10, 0, 10, 0), (50, 1, 25, 25), (0, 1, 80, 0), (40, 5, 80, 3)]
         {
             limit.submitted(accepted, left);
             limit.reaped(found, in_flight);
-            limit.reaped(found, 0); // only the first look counts
+            limit.reaped(found, 0); // only the first reap counts
             assert_eq!(limit.get(), 50);
         }
         for expected in [25, 16, 16] {

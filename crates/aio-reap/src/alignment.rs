@@ -1,29 +1,31 @@
-//! The alignment that files opened with `O_DIRECT` ask of requests.
+//! The alignment that a file opened with `O_DIRECT` requires of requests.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use crate::sys;
 
-/// What `O_DIRECT` asks of a request, in bytes; powers of two.
+/// The alignment that a file opened with `O_DIRECT` requires of requests, in bytes. Both numbers
+/// are powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Alignment {
-    /// Of the buffer's address.
+    /// The alignment of the buffer's address.
     pub memory: u32,
-    /// Of the offset and the length.
+    /// The alignment of the offset and the length.
     pub offset: u32,
 }
 
 impl Alignment {
-    /// What the open file `fd` asks of requests; `None` unless it was opened with `O_DIRECT`.
+    /// Returns the alignment that the open file `fd` requires, or `None` if it was not opened with
+    /// `O_DIRECT`.
     ///
     /// # Errors
     ///
-    /// The system call's error when the flags cannot be read.
+    /// Returns the error of `fcntl` if the flags cannot be read.
     pub fn of(fd: impl AsFd) -> io::Result<Option<Self>> {
         let fd = fd.as_fd();
-        // SAFETY: no pointers.
+        // SAFETY: `F_GETFL` takes no pointer, and `fd` is open while it is borrowed.
         let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
         let flags = sys::check(flags.into())? as i32;
         Ok((flags & libc::O_DIRECT != 0).then(|| Self::ask(fd)))
@@ -38,15 +40,16 @@ impl Alignment {
         address.is_multiple_of(self.memory as usize) && bytes.is_multiple_of(self.offset.into())
     }
 
-    /// Asks the kernel: `statx` where it knows (6.1), the sector size of a block device, else 512
-    /// bytes, the least any Linux file system accepts (the kernel then refuses what is wrong).
+    /// Asks `statx` (Linux 6.1), then the sector size of a block device. If neither answers, the
+    /// result is 512 bytes, the smallest block of any Linux file system; the kernel refuses a
+    /// request that needs more.
     fn ask(fd: BorrowedFd<'_>) -> Self {
         let (memory, offset) = sys::direct_alignment(fd).unwrap_or_default();
         if memory.is_power_of_two() && offset.is_power_of_two() {
             return Self { memory, offset };
         }
         let mut sector: libc::c_int = 0;
-        // SAFETY: BLKSSZGET stores one int; on other files it fails and stores nothing.
+        // SAFETY: BLKSSZGET stores one int in `sector`. On other files it fails and stores nothing.
         let ret = unsafe { libc::ioctl(fd.as_raw_fd(), libc::BLKSSZGET, &raw mut sector) };
         let sector = if ret == 0 && sector > 0 { sector as u32 } else { 512 };
         Self { memory: sector, offset: sector }

@@ -1,4 +1,5 @@
-//! Buffers that the engine can own while the kernel works on them.
+//! The traits of buffers that the engine owns while the kernel works on them, and an aligned
+//! buffer.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
@@ -9,48 +10,48 @@ use std::slice;
 
 use crate::registry::{Registration, Registry};
 
-/// A buffer the kernel may read from.
+/// A buffer that the kernel may read from.
 ///
 /// # Safety
 ///
-/// From the moment the value is handed to the engine until it comes back, including while it is
-/// moved:
+/// From the submission of the value to the engine until its return, and while the value moves:
 ///
-/// 1. `as_ptr` keeps returning the same address and `len` the same length;
-/// 2. the `len` bytes there are initialised and stay allocated;
-/// 3. nothing else writes to them (for [`IoBufMut`]: nothing else touches them).
+/// 1. `as_ptr` returns the same address and `len` the same length;
+/// 2. the `len` bytes at that address are initialised and stay allocated;
+/// 3. no other code writes to them (for [`IoBufMut`]: reads or writes them).
 pub unsafe trait IoBuf: 'static {
-    /// Address of the first byte.
+    /// Returns the address of the first byte.
     fn as_ptr(&self) -> *const u8;
 
-    /// Length in bytes: what a request transfers.
+    /// Returns the length in bytes, which a request transfers.
     fn len(&self) -> usize;
 
-    /// The registration of the [`BufferPool`](crate::BufferPool) that the bytes lie in, if they
-    /// do. A type that wraps a [`PoolBuf`](crate::PoolBuf) passes it on; the kernel refuses the
-    /// request (`EFAULT`) if the bytes lie elsewhere.
+    /// Returns the registration of the [`BufferPool`](crate::BufferPool) that contains the bytes,
+    /// if one does. A type that wraps a [`PoolBuf`](crate::PoolBuf) returns that buffer's
+    /// registration. The kernel fails the request with `EFAULT` if the bytes are not in the
+    /// registered memory.
     fn registered(&self) -> Option<Registered<'_>> {
         None
     }
 
-    /// Whether a request on this buffer has nothing to transfer.
+    /// Returns whether a request on this buffer transfers nothing.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// A buffer the kernel may write to.
+/// A buffer that the kernel may write to.
 ///
 /// # Safety
 ///
-/// As for [`IoBuf`], and `as_mut_ptr` returns the address of `as_ptr` with leave to write `len`
-/// bytes. Any byte values are valid there.
+/// The conditions of [`IoBuf`] hold. `as_mut_ptr` returns the address of `as_ptr`, valid for
+/// writing `len` bytes of any value.
 pub unsafe trait IoBufMut: IoBuf {
-    /// Address of the first byte, for writing.
+    /// Returns the address of the first byte, for writing.
     fn as_mut_ptr(&mut self) -> *mut u8;
 }
 
-/// What an engine needs to know of a registered buffer: [`IoBuf::registered`].
+/// The registration of a buffer with an engine's kernel interface; see [`IoBuf::registered`].
 #[derive(Clone, Copy, Debug)]
 pub struct Registered<'a>(&'a Registration);
 
@@ -64,8 +65,8 @@ impl<'a> Registered<'a> {
     }
 }
 
-// SAFETY: the bytes live on the heap, so moving the `Vec` leaves them in place; `len` counts
-// initialised elements; the engine owns the `Vec`, so nobody else reaches them.
+// SAFETY: the bytes are on the heap, so a move of the `Vec` leaves them in place. `len` counts
+// initialised elements. The engine owns the `Vec`, so no other code reaches them.
 unsafe impl IoBuf for Vec<u8> {
     fn as_ptr(&self) -> *const u8 {
         Vec::as_ptr(self)
@@ -76,14 +77,15 @@ unsafe impl IoBuf for Vec<u8> {
     }
 }
 
-// SAFETY: as above; `Vec::as_mut_ptr` is the same address.
+// SAFETY: the conditions of `IoBuf` hold for a `Vec`, and `Vec::as_mut_ptr` returns the address of
+// `Vec::as_ptr`.
 unsafe impl IoBufMut for Vec<u8> {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         Vec::as_mut_ptr(self)
     }
 }
 
-// SAFETY: a `'static` slice is borrowed for ever, immutable and initialised.
+// SAFETY: a `'static` slice is borrowed for ever, so it is immutable, initialised and never freed.
 unsafe impl IoBuf for &'static [u8] {
     fn as_ptr(&self) -> *const u8 {
         <[u8]>::as_ptr(self)
@@ -96,7 +98,7 @@ unsafe impl IoBuf for &'static [u8] {
 
 /// A zero-initialised heap buffer with a chosen alignment, as `O_DIRECT` needs it.
 ///
-/// Its length may be changed up to its capacity without touching the allocation.
+/// Its length can change up to its capacity without an allocation.
 pub struct AlignedBuf {
     ptr: NonNull<u8>,
     len: usize,
@@ -106,35 +108,36 @@ pub struct AlignedBuf {
 impl AlignedBuf {
     /// Allocates `len` zero bytes aligned to `align`.
     ///
-    /// Aborts as `Vec` does when memory is exhausted.
+    /// Aborts like `Vec` if memory is exhausted.
     ///
     /// # Panics
     ///
-    /// Panics if `align` is not a power of two, or `len` rounded up to it overflows `isize`.
+    /// Panics if `align` is not a power of two, or if `len` rounded up to `align` overflows
+    /// `isize`.
     pub fn zeroed(len: usize, align: usize) -> Self {
         let layout = Layout::from_size_align(len.max(1), align)
             .expect("alignment is a power of two and the size fits");
         Self::allocate(len, layout).unwrap_or_else(|| handle_alloc_error(layout))
     }
 
-    /// As [`zeroed`](Self::zeroed); `None` where that aborts or panics.
+    /// Allocates like [`zeroed`](Self::zeroed), but returns `None` where that aborts or panics.
     pub fn try_zeroed(len: usize, align: usize) -> Option<Self> {
         Self::allocate(len, Layout::from_size_align(len.max(1), align).ok()?)
     }
 
-    /// `layout` has a size.
+    /// Allocates `layout`, whose size is not zero.
     fn allocate(len: usize, layout: Layout) -> Option<Self> {
-        // SAFETY: both callers made the layout's size at least 1.
+        // SAFETY: `layout.size() > 0`: both callers, `zeroed` and `try_zeroed`, use at least 1.
         let ptr = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         Some(Self { ptr, len, layout })
     }
 
-    /// The most bytes [`set_len`](Self::set_len) accepts: the length it was created with.
+    /// Returns the largest length that [`set_len`](Self::set_len) accepts: the length at creation.
     pub fn capacity(&self) -> usize {
         self.layout.size()
     }
 
-    /// Changes the length. Bytes past the old length keep what they held (at first zero).
+    /// Changes the length. Bytes past the old length keep their values (at first zero).
     ///
     /// # Panics
     ///
@@ -149,21 +152,23 @@ impl Deref for AlignedBuf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `ptr` owns at least `len` bytes, zeroed at birth and only written since.
+        // SAFETY: the allocation at `ptr` has at least `len` bytes, which were zeroed when it was
+        // made.
         unsafe { slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for AlignedBuf {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`; `&mut self` is exclusive.
+        // SAFETY: the allocation at `ptr` has at least `len` initialised bytes, and `&mut self` is
+        // exclusive.
         unsafe { slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
     }
 }
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with this layout, freed once.
+        // SAFETY: `allocate` made the allocation with this layout, and only this drop frees it.
         unsafe { dealloc(self.ptr.as_ptr(), self.layout) }
     }
 }
@@ -178,12 +183,13 @@ impl fmt::Debug for AlignedBuf {
     }
 }
 
-// SAFETY: it owns plain bytes that nothing else points to, like `Box<[u8]>`.
+// SAFETY: it owns plain bytes that no other value points to, like `Box<[u8]>`.
 unsafe impl Send for AlignedBuf {}
-// SAFETY: as above; `&AlignedBuf` only reads.
+// SAFETY: `&AlignedBuf` gives only reads of bytes that the buffer owns.
 unsafe impl Sync for AlignedBuf {}
 
-// SAFETY: the allocation does not move with the value, is initialised whole and owned alone.
+// SAFETY: the allocation stays in place if the value moves, is initialised completely, and has no
+// other owner.
 unsafe impl IoBuf for AlignedBuf {
     fn as_ptr(&self) -> *const u8 {
         self.ptr.as_ptr()
@@ -194,7 +200,7 @@ unsafe impl IoBuf for AlignedBuf {
     }
 }
 
-// SAFETY: as above.
+// SAFETY: the conditions of `IoBuf` hold for an `AlignedBuf`, and `ptr` was allocated for writing.
 unsafe impl IoBufMut for AlignedBuf {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         self.ptr.as_ptr()

@@ -1,4 +1,4 @@
-//! Several buffers that one request fills or writes: vectored I/O.
+//! Lists of buffers for vectored I/O.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -7,14 +7,14 @@ use std::ptr;
 use crate::alignment::Alignment;
 use crate::buf::{IoBuf, IoBufMut};
 
-/// Most buffers the kernel takes in one call (`UIO_MAXIOV`, ABI).
-const MOST: usize = 1024;
+/// The number of buffers that the kernel takes in one call at most (`UIO_MAXIOV`, ABI).
+const MAX_BUFFERS: usize = 1024;
 
-/// Buffers that one [`read_vectored`](crate::Engine::read_vectored) or
+/// A list of buffers that one [`read_vectored`](crate::Engine::read_vectored) or
 /// [`write_vectored`](crate::Engine::write_vectored) transfers, first to last.
 ///
-/// It dereferences to the slice of buffers. What the kernel needs to know of them is stored here,
-/// so a list that is used again and again costs no allocation per request.
+/// It dereferences to the slice of buffers. It also stores the vectors for the kernel, so a list
+/// that is used again costs no allocation per request.
 ///
 /// ```
 /// use aio_reap::{BufList, Engine};
@@ -32,26 +32,26 @@ const MOST: usize = 1024;
 /// ```
 pub struct BufList<B> {
     bufs: Vec<B>,
-    /// One entry per buffer. The kernel, or the engine for the rest of a short transfer,
-    /// reads and changes them where they are: on the heap.
+    /// One entry per buffer, on the heap. The kernel reads them there, and the engine advances them
+    /// after a short transfer.
     vectors: Box<[libc::iovec]>,
 }
 
-/// A [`BufList`] of more than 1,024 buffers was asked for; it holds them.
+/// The error of [`BufList::new`] for more than 1,024 buffers, which it returns.
 pub struct TooManyBuffers<B>(pub Vec<B>);
 
-/// What a request needs to know of a list.
-pub(crate) struct Shape {
+/// The vectors of a list and the sums that a request needs.
+pub(crate) struct IoVecs {
     pub(crate) first: *mut libc::iovec,
     pub(crate) count: u16,
-    /// Bytes in all.
+    /// The sum of the lengths in bytes.
     pub(crate) len: u64,
-    /// All addresses, all lengths, each ored together: the low bits say how they are aligned.
+    /// All addresses ored together, and all lengths: their low bits show the alignment.
     pub(crate) addresses: usize,
     pub(crate) lengths: u64,
 }
 
-impl Shape {
+impl IoVecs {
     /// Returns whether a direct file with this alignment takes every buffer at `offset`.
     pub(crate) fn is_aligned(&self, align: Alignment, offset: u64) -> bool {
         align.accepts(self.addresses, offset | self.lengths)
@@ -59,13 +59,13 @@ impl Shape {
 }
 
 impl<B> BufList<B> {
-    /// A list of `bufs`, at most 1,024; allocates.
+    /// Makes a list of `bufs`, at most 1,024. Allocates the vectors.
     ///
     /// # Errors
     ///
-    /// [`TooManyBuffers`] gives them back.
+    /// [`TooManyBuffers`] returns the buffers if they are more.
     pub fn new(bufs: Vec<B>) -> Result<Self, TooManyBuffers<B>> {
-        if bufs.len() > MOST {
+        if bufs.len() > MAX_BUFFERS {
             return Err(TooManyBuffers(bufs));
         }
         const NONE: libc::iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
@@ -73,12 +73,12 @@ impl<B> BufList<B> {
         Ok(Self { bufs, vectors })
     }
 
-    /// The buffers.
+    /// Returns the buffers.
     pub fn into_inner(self) -> Vec<B> {
         self.bufs
     }
 
-    fn shape(&mut self, address: impl Fn(&mut B) -> (*mut u8, usize)) -> Shape {
+    fn iovecs(&mut self, address: impl Fn(&mut B) -> (*mut u8, usize)) -> IoVecs {
         let (mut len, mut addresses, mut lengths) = (0, 0, 0);
         for (buf, vector) in self.bufs.iter_mut().zip(&mut self.vectors) {
             let (base, bytes) = address(buf);
@@ -87,22 +87,22 @@ impl<B> BufList<B> {
             addresses |= base as usize;
             *vector = libc::iovec { iov_base: base.cast(), iov_len: bytes };
         }
-        let count = self.vectors.len() as u16; // at most MOST
-        Shape { first: self.vectors.as_mut_ptr(), count, len, addresses, lengths }
+        let count = self.vectors.len() as u16; // at most MAX_BUFFERS
+        IoVecs { first: self.vectors.as_mut_ptr(), count, len, addresses, lengths }
     }
 }
 
 impl<B: IoBuf> BufList<B> {
-    /// As the source of a write. Valid until the list is used again.
-    pub(crate) fn shape_for_write(&mut self) -> Shape {
-        self.shape(|buf| (buf.as_ptr().cast_mut(), buf.len()))
+    /// Fills the vectors for a write. They are valid until the list is used again.
+    pub(crate) fn iovecs_for_write(&mut self) -> IoVecs {
+        self.iovecs(|buf| (buf.as_ptr().cast_mut(), buf.len()))
     }
 }
 
 impl<B: IoBufMut> BufList<B> {
-    /// As the target of a read. Valid until the list is used again.
-    pub(crate) fn shape_for_read(&mut self) -> Shape {
-        self.shape(|buf| (buf.as_mut_ptr(), buf.len()))
+    /// Fills the vectors for a read. They are valid until the list is used again.
+    pub(crate) fn iovecs_for_read(&mut self) -> IoVecs {
+        self.iovecs(|buf| (buf.as_mut_ptr(), buf.len()))
     }
 }
 
@@ -126,10 +126,10 @@ impl<B: fmt::Debug> fmt::Debug for BufList<B> {
     }
 }
 
-// SAFETY: the pointers in `vectors` are only read while a request is in an engine, which owns the
-// whole list and stays on its thread; elsewhere they are leftovers that nobody follows.
+// SAFETY: code follows the pointers in `vectors` only while a request on the list is in an engine,
+// which owns the whole list and stays on its thread. At other times no code follows them.
 unsafe impl<B: Send> Send for BufList<B> {}
-// SAFETY: as above; `&BufList` reaches only `bufs`.
+// SAFETY: `&BufList` gives access only to `bufs`, not to the pointers in `vectors`.
 unsafe impl<B: Sync> Sync for BufList<B> {}
 
 impl<B> std::error::Error for TooManyBuffers<B> {}
@@ -142,7 +142,7 @@ impl<B> fmt::Debug for TooManyBuffers<B> {
 
 impl<B> fmt::Display for TooManyBuffers<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} buffers are more than the {MOST} of one request", self.0.len())
+        write!(f, "{} buffers are more than the {MAX_BUFFERS} of one request", self.0.len())
     }
 }
 
@@ -158,13 +158,13 @@ mod tests {
 
     #[test]
     fn too_many_buffers_come_back() {
-        let bufs = vec![Vec::<u8>::new(); MOST + 1];
+        let bufs = vec![Vec::<u8>::new(); MAX_BUFFERS + 1];
         let refused = BufList::new(bufs).unwrap_err();
-        assert_eq!(refused.0.len(), MOST + 1);
+        assert_eq!(refused.0.len(), MAX_BUFFERS + 1);
         assert!(refused.to_string().starts_with("1025 "));
-        let mut list = BufList::new(vec![vec![0u8; 3]; MOST]).unwrap();
-        let shape = list.shape_for_read();
-        assert_eq!((usize::from(shape.count), shape.len, shape.lengths), (MOST, 3072, 3));
-        assert_eq!(list.into_inner().len(), MOST);
+        let mut list = BufList::new(vec![vec![0u8; 3]; MAX_BUFFERS]).unwrap();
+        let iovecs = list.iovecs_for_read();
+        assert_eq!((usize::from(iovecs.count), iovecs.len, iovecs.lengths), (MAX_BUFFERS, 3072, 3));
+        assert_eq!(list.into_inner().len(), MAX_BUFFERS);
     }
 }

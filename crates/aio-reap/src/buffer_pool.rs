@@ -1,9 +1,9 @@
-//! Buffers of one size that the kernel knows beforehand.
+//! Pools of buffers that are registered with the kernel.
 //!
 //! # Invariants
 //!
-//! 1. Each index below the count is in `free` or in exactly one `PoolBuf`, which alone reaches the
-//!    bytes from `index * size` on.
+//! 1. Each index below `count` is in `free` or in exactly one `PoolBuf`. Only that `PoolBuf`
+//!    reaches the `size` bytes at `index * stride`.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -17,18 +17,18 @@ use crate::buf::{AlignedBuf, IoBuf, IoBufMut, Registered};
 use crate::engine::Engine;
 use crate::registry::Registration;
 
-/// Buffers start on pages, which suits `O_DIRECT` on every device we know.
+/// Buffers start at pages, which suffices for `O_DIRECT` on every known device.
 const ALIGN: usize = 4096;
 
-/// Buffers of one size, allocated together and registered with io_uring, which then need not look
-/// up and pin their pages for each request.
+/// A pool of buffers of one size, allocated together and registered with io_uring, so that the
+/// kernel does not look up and pin their pages for each request.
 ///
-/// On other backends, or where the system refuses the registration (`RLIMIT_MEMLOCK`, kernels
-/// before 5.19, more than 32 pools), the same buffers work unregistered;
-/// [`refusal`](Self::refusal) says why. They serve any engine of this thread, registered only with
-/// the one the pool was made for.
+/// On other backends, or if the system refuses the registration (`RLIMIT_MEMLOCK`, kernels before
+/// 5.19, more than 32 pools), the buffers work unregistered, and [`refusal`](Self::refusal) returns
+/// the reason. Every engine of this thread can use the buffers. They are registered only with the
+/// engine that the pool was made for.
 ///
-/// Cheap to clone: clones share the buffers.
+/// Clones are cheap and share the buffers.
 ///
 /// ```
 /// use aio_reap::{BufferPool, Engine};
@@ -37,7 +37,7 @@ const ALIGN: usize = 4096;
 /// let engine = Engine::new()?;
 /// let file = engine.attach(tempfile::tempfile()?)?;
 /// let pool = BufferPool::new(&engine, 8, 4096)?;
-/// let mut buf = pool.checkout().expect("nobody has any");
+/// let mut buf = pool.checkout().expect("a buffer is free");
 /// buf.fill(7);
 /// let (written, buf) = engine.write(&file, buf, 0).submit()?.wait();
 /// assert_eq!((written?, pool.available()), (4096, 7));
@@ -51,17 +51,17 @@ pub struct BufferPool(Rc<Pool>);
 
 struct Pool {
     memory: NonNull<u8>,
-    /// Bytes from one buffer to the next.
+    /// The distance in bytes from one buffer to the next.
     stride: usize,
     size: usize,
     count: usize,
     free: RefCell<Vec<u32>>,
     registration: Result<Registration, io::Error>,
-    /// Owns `memory`; only reached through the pointer.
+    /// The owner of the allocation at `memory`, which is accessed only through that pointer.
     _owner: AlignedBuf,
 }
 
-/// A buffer of a [`BufferPool`]; dropping it gives it back.
+/// A buffer of a [`BufferPool`]. The drop returns it to the pool.
 pub struct PoolBuf {
     pool: Rc<Pool>,
     index: u32,
@@ -69,12 +69,12 @@ pub struct PoolBuf {
 }
 
 impl BufferPool {
-    /// `count` zeroed buffers of `size` bytes, each at the start of a page.
+    /// Allocates `count` zeroed buffers of `size` bytes, each at the start of a page.
     ///
     /// # Errors
     ///
-    /// `EINVAL` when `count` or `size` is zero, `ENOMEM` when there is not that much memory. A
-    /// refused registration is no error.
+    /// `EINVAL` if `count` or `size` is zero, `ENOMEM` if there is not enough memory. A refused
+    /// registration is not an error.
     pub fn new(engine: &Engine, count: usize, size: usize) -> io::Result<Self> {
         let error = io::Error::from_raw_os_error;
         if count == 0 || size == 0 {
@@ -93,40 +93,42 @@ impl BufferPool {
         Ok(Self(Rc::new(pool)))
     }
 
-    /// A buffer of the full size, with whatever its last user left in it; `None` when all are out.
+    /// Takes a buffer of the full size, with the bytes of its last use. Returns `None` if every
+    /// buffer is taken.
     pub fn checkout(&self) -> Option<PoolBuf> {
         let index = self.0.free.borrow_mut().pop()?;
         Some(PoolBuf { pool: Rc::clone(&self.0), index, len: self.0.size })
     }
 
-    /// Buffers that nobody has.
+    /// Returns the number of buffers that are not taken.
     pub fn available(&self) -> usize {
         self.0.free.borrow().len()
     }
 
-    /// Buffers in all.
+    /// Returns the number of all buffers.
     pub fn count(&self) -> usize {
         self.0.count
     }
 
-    /// Bytes of one buffer.
+    /// Returns the size of one buffer in bytes.
     pub fn size(&self) -> usize {
         self.0.size
     }
 
-    /// Why the kernel does not know the buffers; `None` if it does.
+    /// Returns the reason why the buffers are not registered, or `None` if they are.
     pub fn refusal(&self) -> Option<&io::Error> {
         self.0.registration.as_ref().err()
     }
 }
 
 impl PoolBuf {
-    /// The most bytes [`set_len`](Self::set_len) accepts: the pool's size.
+    /// Returns the largest length that [`set_len`](Self::set_len) accepts: the buffer size of the
+    /// pool.
     pub fn capacity(&self) -> usize {
         self.pool.size
     }
 
-    /// Changes the length; the bytes stay.
+    /// Changes the length. The bytes stay.
     ///
     /// # Panics
     ///
@@ -145,14 +147,16 @@ impl Deref for PoolBuf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: invariant 1: `size >= len` bytes, zeroed at birth, that only we reach.
+        // SAFETY: by invariant 1 only this buffer reaches the `size >= len` bytes at `start`, which
+        // were zeroed when the pool was made.
         unsafe { slice::from_raw_parts(self.start(), self.len) }
     }
 }
 
 impl DerefMut for PoolBuf {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`; `&mut self` is exclusive.
+        // SAFETY: by invariant 1 only this buffer reaches the `size >= len` initialised bytes at
+        // `start`, and `&mut self` is exclusive.
         unsafe { slice::from_raw_parts_mut(self.start(), self.len) }
     }
 }
@@ -163,8 +167,8 @@ impl Drop for PoolBuf {
     }
 }
 
-// SAFETY: the bytes stay where the pool put them, which lives as long as we; they are initialised
-// and by invariant 1 ours alone.
+// SAFETY: the bytes are initialised and stay in the pool's allocation, which lives as long as this
+// buffer. By invariant 1 no other buffer reaches them.
 unsafe impl IoBuf for PoolBuf {
     fn as_ptr(&self) -> *const u8 {
         self.start()
@@ -179,7 +183,8 @@ unsafe impl IoBuf for PoolBuf {
     }
 }
 
-// SAFETY: as above.
+// SAFETY: the conditions of `IoBuf` hold for a `PoolBuf`, and the pool's memory was allocated for
+// writing.
 unsafe impl IoBufMut for PoolBuf {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         self.start()

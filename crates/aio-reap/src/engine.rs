@@ -14,7 +14,7 @@ use percpu::sync::{Arc, panicking};
 
 use crate::backend::Backend;
 use crate::buf::{IoBuf, IoBufMut};
-use crate::buf_list::{BufList, Shape};
+use crate::buf_list::{BufList, IoVecs};
 use crate::core::Core;
 use crate::file::File;
 use crate::op::{AllocateMode, Block, Kind, Memory, Op};
@@ -117,8 +117,8 @@ impl Engine {
         mut list: BufList<B>,
         offset: u64,
     ) -> Request<'_, BufList<B>> {
-        let shape = list.shape_for_read();
-        self.vectored(Kind::Read, file, &shape, list, offset)
+        let iovecs = list.iovecs_for_read();
+        self.vectored(Kind::Read, file, &iovecs, list, offset)
     }
 
     /// Writes the buffers of `list`, first to last, from byte `offset` on: all or an error, as
@@ -129,25 +129,25 @@ impl Engine {
         mut list: BufList<B>,
         offset: u64,
     ) -> Request<'_, BufList<B>> {
-        let shape = list.shape_for_write();
-        self.vectored(Kind::Write, file, &shape, list, offset)
+        let iovecs = list.iovecs_for_write();
+        self.vectored(Kind::Write, file, &iovecs, list, offset)
     }
 
     fn vectored<B: 'static>(
         &self,
         kind: Kind,
         file: &File,
-        shape: &Shape,
+        iovecs: &IoVecs,
         list: BufList<B>,
         offset: u64,
     ) -> Request<'_, BufList<B>> {
         let op = Op {
-            memory: Memory::vectors(shape.count),
-            ptr: shape.first.cast(),
-            len: shape.len,
+            memory: Memory::vectors(iovecs.count),
+            ptr: iovecs.first.cast(),
+            len: iovecs.len,
             ..self.op(kind, file, offset)
         };
-        let misaligned = file.alignment().is_some_and(|align| !shape.is_aligned(align, offset));
+        let misaligned = file.alignment().is_some_and(|align| !iovecs.is_aligned(align, offset));
         Request::new(&self.core, Some(file.clone()), op, list).misaligned(misaligned)
     }
 

@@ -1,4 +1,4 @@
-//! Why a request that the engine had accepted failed, and why one was refused.
+//! The errors of a request: why the engine refused it, or why it failed later.
 
 use std::fmt;
 use std::io;
@@ -6,13 +6,14 @@ use std::num::NonZeroI32;
 
 use thiserror::Error;
 
-/// Why a request failed, and how many bytes it had transferred before.
+/// The reason why an accepted request failed, and the number of bytes that it had transferred
+/// before.
 ///
-/// A write goes on after a short one, so its error may come after part of it is written; so may a
-/// read's, a cancellation and the end of the file of a read that must be exact. The first
-/// [`transferred`](Self::transferred) bytes of the buffer are then in the file, or were read.
+/// Short transfers are continued, so an error, a cancellation, or the end of the file in an exact
+/// read may come after part of the request. The first [`transferred`](Self::transferred) bytes of
+/// the buffer are then in the file, or were read.
 ///
-/// It becomes an [`io::Error`] by `?`, which keeps the reason and drops the count.
+/// `?` converts it to an [`io::Error`], which keeps the reason and drops the count.
 ///
 /// ```
 /// use aio_reap::Engine;
@@ -22,7 +23,7 @@ use thiserror::Error;
 /// let script = Script::new();
 /// let engine = Engine::builder().build_scripted(&script)?;
 /// let file = engine.attach(tempfile::tempfile()?)?;
-/// // A device that takes 511 bytes, and then says EFBIG.
+/// // The device takes 511 bytes and then fails with EFBIG.
 /// script.on_transfer(Transfer::Short(511));
 /// script.on_transfer(Transfer::Fail(27));
 /// let (written, _buf) = engine.write(&file, vec![7; 1024], 0).submit()?.wait();
@@ -40,34 +41,35 @@ pub struct RequestError {
 }
 
 impl RequestError {
-    /// Stands for [`UnexpectedEof`](std::io::ErrorKind::UnexpectedEof), which has no errno.
+    /// Represents [`UnexpectedEof`](std::io::ErrorKind::UnexpectedEof), which has no errno.
     pub(crate) const END_OF_FILE: NonZeroI32 = NonZeroI32::new(-1).unwrap();
 
     pub(crate) fn new(reason: NonZeroI32, transferred: usize) -> Self {
         Self { reason, transferred }
     }
 
-    /// How many bytes were transferred before the error: the first ones of the buffer, or of a list
-    /// of buffers.
+    /// Returns the number of bytes that were transferred before the error. They are the first ones
+    /// of the buffer, or of the list of buffers.
     ///
-    /// The device may have written more of the part that failed, and for an `O_DIRECT` file less
-    /// than a block does not count. Zero for a remote request whose engine was dropped during a
-    /// panic.
+    /// The device may have written more of the part that failed. A partial block of an `O_DIRECT`
+    /// file does not count. The number is zero for a remote request whose engine was dropped during
+    /// a panic.
     pub fn transferred(&self) -> usize {
         self.transferred
     }
 
-    /// The errno; `None` at the end of the file, which has none, as for an [`io::Error`].
+    /// Returns the errno, or `None` at the end of the file, which has none, as for an
+    /// [`io::Error`].
     pub fn raw_os_error(&self) -> Option<i32> {
         (self.reason != Self::END_OF_FILE).then_some(self.reason.get())
     }
 
-    /// The errno; `EIO` at the end of the file.
+    /// Returns the errno, or `EIO` at the end of the file.
     pub fn errno(&self) -> i32 {
         self.raw_os_error().unwrap_or(libc::EIO)
     }
 
-    /// The kind of the [`io::Error`] that it becomes.
+    /// Returns the kind of the [`io::Error`] that it converts to.
     pub fn kind(&self) -> io::ErrorKind {
         self.reason().kind()
     }
@@ -104,17 +106,17 @@ impl From<RequestError> for io::Error {
     }
 }
 
-/// Why a request was refused; it holds the request.
+/// The reason why a request was refused, with the request.
 ///
-/// `Send` and `Sync` when the request is. Its [`errno`](Self::errno) is what the system call would
-/// have said.
+/// It is `Send` and `Sync` if the request is. Its [`errno`](Self::errno) is that of the
+/// corresponding system call.
 #[derive(Error)]
 #[non_exhaustive]
 pub enum SubmitError<R> {
-    /// Every slot is taken; turn the engine and try again.
+    /// Every slot is taken. Turn the engine and try again.
     #[error("every slot of the engine is taken")]
     Full(R),
-    /// Buffer, offset or length does not fit an `O_DIRECT` file.
+    /// The buffer, the offset or the length is not aligned as the `O_DIRECT` file requires.
     #[error("buffer, offset or length is not aligned as the O_DIRECT file needs")]
     Misaligned(R),
     /// The engine was shut down.
@@ -123,14 +125,15 @@ pub enum SubmitError<R> {
 }
 
 impl<R> SubmitError<R> {
-    /// The request, to change or to try again.
+    /// Returns the request, to change it or to try again.
     pub fn into_request(self) -> R {
         match self {
             Self::Full(request) | Self::Misaligned(request) | Self::Closed(request) => request,
         }
     }
 
-    /// `EAGAIN` when full, `EINVAL` when misaligned, `ECANCELED` after shutdown.
+    /// Returns `EAGAIN` if the engine was full, `EINVAL` if the request was misaligned, and
+    /// `ECANCELED` after shutdown.
     pub fn errno(&self) -> i32 {
         match self {
             Self::Full(_) => libc::EAGAIN,

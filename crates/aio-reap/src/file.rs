@@ -1,4 +1,4 @@
-//! An open file as the engine knows it.
+//! Open files of an engine.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -8,10 +8,10 @@ use crate::alignment::Alignment;
 use crate::op::Op;
 use crate::registry::{Registration, Registry};
 
-/// A file attached to an engine; cheap to clone.
+/// A file attached to an engine. Clones are cheap.
 ///
-/// The descriptor stays open while a clone or a request in the engine needs it, and what it refers
-/// to until the engine's next turn if it was registered.
+/// The descriptor stays open while a clone or a request in the engine needs it. The kernel keeps a
+/// registered file open until the engine's next turn after that.
 #[derive(Clone, Debug)]
 pub struct File(Rc<Inner>);
 
@@ -20,7 +20,7 @@ struct Inner {
     fd: OwnedFd,
     /// `Some` for a file opened with `O_DIRECT`.
     direct: Option<Alignment>,
-    /// Its number in the engine that it was registered with.
+    /// The number of the file in the engine that it was registered with.
     registration: Option<Registration>,
 }
 
@@ -30,24 +30,25 @@ impl File {
         Ok(Self(Rc::new(Inner { fd, direct, registration })))
     }
 
-    /// Whether an engine's kernel knows the file by number
+    /// Returns whether the file is registered with the kernel interface of an engine
     /// ([`Engine::attach_registered`](crate::Engine::attach_registered)).
     pub fn is_registered(&self) -> bool {
         self.0.registration.is_some()
     }
 
-    /// What a request of the engine with this registry calls the file: [`Op::fd`].
+    /// Returns [`Op::fd`] of this file for requests of the engine that has this registry.
     pub(crate) fn op_fd(&self, registry: &Rc<Registry>) -> RawFd {
         let number = self.0.registration.as_ref().and_then(|known| known.number_in(registry));
         number.map_or(self.0.fd.as_raw_fd(), |number| !RawFd::from(number))
     }
 
-    /// What a request on this file must be aligned to, if it was opened with `O_DIRECT`.
+    /// Returns the alignment that requests on this file need, if it was opened with `O_DIRECT`.
     pub fn alignment(&self) -> Option<Alignment> {
         self.0.direct
     }
 
-    /// Whether `op` meets the file's alignment. Whoever makes vectors looks at each.
+    /// Returns whether `op` has the file's alignment. Always true for vectors, which the engine
+    /// checks when it makes the request.
     pub(crate) fn accepts(&self, op: &Op) -> bool {
         self.0.direct.is_none_or(|align| op.is_aligned(align))
     }

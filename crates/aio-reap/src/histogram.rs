@@ -1,4 +1,4 @@
-//! Times in buckets that grow with them.
+//! A histogram of times whose buckets grow with the value.
 //!
 //! ```text
 //!  value   0 1 2 .. 63 | 64-65 66-67 .. 126-127 | 128-131 .. | ...     32 buckets for each doubling
@@ -6,11 +6,12 @@
 
 use std::fmt;
 
-/// Steps of each doubling, as a power of two: a value is known to 1 part in 32.
+/// The binary logarithm of the buckets per doubling: a value is known to 1 part in 32.
 const BITS: u32 = 5;
 const BUCKETS: usize = (65 - BITS as usize) << BITS;
 
-/// How often which time occurred, in nanoseconds: exact to 63, then to 1 part in 32. Takes 15 KiB.
+/// The number of occurrences of each time, in nanoseconds: exact up to 63, then to 1 part in 32. It
+/// takes 15 KiB.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Histogram {
     counts: Box<[u64]>,
@@ -24,7 +25,7 @@ fn bucket(value: u64) -> usize {
     ((shift as usize) << BITS) + (value >> shift) as usize
 }
 
-/// The largest value of a bucket.
+/// Returns the largest value of a bucket.
 fn largest(bucket: usize) -> u64 {
     let shift = (bucket >> BITS).saturating_sub(1);
     let steps = (bucket - (shift << BITS)) as u64;
@@ -32,7 +33,7 @@ fn largest(bucket: usize) -> u64 {
 }
 
 impl Histogram {
-    /// Nothing yet. Allocates, and never again.
+    /// Makes an empty histogram. Later calls do not allocate.
     pub fn new() -> Self {
         Self { counts: vec![0; BUCKETS].into(), count: 0, total: 0, max: 0 }
     }
@@ -46,23 +47,24 @@ impl Histogram {
         self.max = self.max.max(nanos);
     }
 
-    /// Values so far.
+    /// Returns the number of values.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Their mean, rounded down; 0 without any.
+    /// Returns the mean, rounded down, or 0 without values.
     pub fn mean(&self) -> u64 {
         self.total.checked_div(self.count.into()).unwrap_or(0) as u64
     }
 
-    /// The largest, exactly; 0 without any.
+    /// Returns the largest value, exactly, or 0 without values.
     pub fn max(&self) -> u64 {
         self.max
     }
 
-    /// A value that at least `percentile` per cent of all do not exceed: the largest of its bucket,
-    /// so up to 1 part in 32 above the smallest such value. 0 without any.
+    /// Returns a value that at least `percentile` per cent of all values do not exceed. It is the
+    /// largest value of its bucket, so up to 1 part in 32 above the exact percentile. Returns 0
+    /// without values.
     pub fn percentile(&self, percentile: f64) -> u64 {
         let wanted =
             ((percentile / 100.0 * self.count as f64).ceil() as u64).clamp(1, self.count.max(1));
@@ -74,7 +76,7 @@ impl Histogram {
         found.map_or(0, |bucket| largest(bucket).min(self.max))
     }
 
-    /// Adds another's values.
+    /// Adds the values of another histogram.
     pub fn merge(&mut self, other: &Self) {
         for (sum, count) in self.counts.iter_mut().zip(&other.counts) {
             *sum += count;
@@ -84,7 +86,7 @@ impl Histogram {
         self.max = self.max.max(other.max);
     }
 
-    /// Forgets all values; does not allocate.
+    /// Removes all values. Does not allocate.
     pub fn clear(&mut self) {
         self.counts.fill(0);
         (self.count, self.total, self.max) = (0, 0, 0);
@@ -97,7 +99,7 @@ impl Default for Histogram {
     }
 }
 
-/// Mean, some percentiles and the largest.
+/// Prints the mean, some percentiles and the largest value.
 impl fmt::Display for Histogram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [p50, p99, p9999] = [50.0, 99.0, 99.99].map(|at| self.percentile(at));

@@ -1,8 +1,8 @@
 //! Block I/O that reaps completions right after submitting.
 //!
-//! An [`Engine`] belongs to one thread. Requests are queued, submitted to the kernel in batches,
-//! and whatever has completed by then is reaped in user memory before the call returns, so a
-//! device (or a page cache) that answers at once costs one system call per batch and no wake-up.
+//! An [`Engine`] belongs to one thread. The engine queues requests, submits them to the kernel in
+//! batches, and reaps completions in user memory before the call returns. A device (or a page
+//! cache) that answers at once then costs one system call per batch and no wake-up.
 //!
 //! ```text
 //!  read/write/fsync ──► pending ──flush──► in flight ──reap──► queue
@@ -32,21 +32,21 @@
 //!
 //! # What is guaranteed
 //!
-//! **Exactly once.** A request that was accepted completes once, with its buffer; a refused one
-//! comes back in the error. At most [`depth`](EngineBuilder::depth) are in flight, and
+//! **Exactly once.** An accepted request completes once, with its buffer. A refused request comes
+//! back in the error. At most [`depth`](EngineBuilder::depth) requests are in flight, and
 //! cancellations count too, so the completion ring cannot overflow.
 //!
-//! **Order.** The kernel sees requests in the order they were queued; a short transfer that goes on,
-//! and a request that is tried again, queue up behind what is pending then. Requests complete in any
-//! order, also two on the same bytes: of those, submit the second when the first is done. `fsync`
-//! covers writes that completed before it was submitted. Callbacks and wake-ups run in the order in
-//! which completions were reaped. Requests of other threads queue up when a turn takes them, each
-//! thread's in the order in which it sent them, behind futures that already wait for a slot.
+//! **Order.** The kernel sees requests in the order in which they were queued. A continued short
+//! transfer and a retried request go to the end of the queue. Requests complete in any order, even
+//! if they use the same bytes: submit a dependent request after the first has completed. `fsync`
+//! covers the writes that completed before it was submitted. Callbacks and wake-ups run in the
+//! order in which completions were reaped. A turn queues the requests of other threads behind
+//! futures that already wait for a slot, and keeps the order in which each thread sent them.
 //!
-//! **Buffers** belong to the engine from submission to completion, whatever becomes of the future
-//! that waits: dropped, forgotten, or past its deadline. They are freed or come back after that, and
-//! on the engine's thread, or to the thread that collects a [`RemoteOperation`]. If the engine cannot
-//! wait for the kernel when it is dropped, it leaks them.
+//! **Buffers** belong to the engine from submission to completion, even if the waiting future is
+//! dropped, forgotten, or past its deadline. After the completion the engine's thread frees or
+//! returns the buffer, or the thread that collects a [`RemoteOperation`] gets it. If the engine
+//! cannot wait for the kernel when it is dropped, it leaks the buffers.
 //!
 //! **Cancellation** is best effort, and never loses a buffer:
 //!
@@ -54,34 +54,36 @@
 //! |---|---|---|
 //! | dropping an [`Operation`] | no | yes |
 //! | [`Operation::deadline`], [`Operation::wait_timeout`] | no | yes, in time |
-//! | [`Operation::cancel`], [`Engine::cancel_all`] | if the kernel lets go of it: `ECANCELED` | with the request |
-//! | [`Request::cancel_at`] | as above, at that time: `ETIMEDOUT` | with the request |
+//! | [`Operation::cancel`], [`Engine::cancel_all`] | if the kernel can cancel it: `ECANCELED` | with the request |
+//! | [`Request::cancel_at`] | if the kernel can cancel it at that time: `ETIMEDOUT` | with the request |
 //! | dropping a [`Submission`] | it was never queued | yes |
 //! | dropping a [`RemoteOperation`] | no | yes |
 //!
-//! What still waits in the engine, or for a thread of the pool, can always be taken back. Block I/O
-//! that the kernel has begun hardly ever can: it then ends with its own result. After a write that
-//! failed or was cancelled, [`RequestError::transferred`] tells how many bytes were written before; of
-//! the rest any part may have been. A write whose [`Operation`] was dropped may still write, and counts
-//! as in flight.
+//! A request that still waits in the engine, or for a thread of the pool, can always be cancelled.
+//! Block I/O that the kernel has begun can almost never be cancelled and ends with its own result.
+//! After a write that failed or was cancelled, [`RequestError::transferred`] returns how many bytes
+//! were written before the error. Any part of the other bytes may have been written. A write whose
+//! [`Operation`] was dropped may still write, and counts as in flight.
 //!
-//! **Short transfers** are continued where they stopped (a direct file at the block where they
-//! stopped): a read ends early only at the end of the file, where it stops, goes on with
-//! [zeros](Request::zero_fill), or [fails](Request::exact); a write never, it fails with `ENOSPC` when
-//! the device takes nothing more. `EINTR` and `EAGAIN` are tried again, 16 times in a row.
+//! **Short transfers** are continued where they stopped (on a direct file, at the start of the
+//! block where they stopped). A read ends early only at the end of the file. There it stops, is
+//! filled with [zeros](Request::zero_fill), or [fails](Request::exact). A write never ends early:
+//! it fails with `ENOSPC` if the device takes no more bytes. `EINTR` and `EAGAIN` are retried up to
+//! 16 times in a row.
 //!
-//! **Stack.** Callbacks run after the reap loop and never inside each other unless one asks for it
-//! by waiting; a request made in a callback is only queued. The stack stays flat on a device that
-//! completes inside submit, and no call stays in a loop for as long as requests keep coming.
+//! **Stack.** Callbacks run after the reap loop. A callback runs inside another one only if the
+//! outer callback waits. A request made in a callback is only queued. So the stack stays flat on a
+//! device that completes inside submit, and no call loops for as long as requests keep coming.
 //!
-//! **No allocation** per request once the engine's queues have been filled once.
+//! **No allocation** per request after the engine's queues have been full once.
 //!
-//! **The end.** [`Engine::shutdown`] and dropping the engine deliver all that was accepted, also from
-//! other threads, and refuse the rest. Nobody waits for ever, but where the thread ends by a panic and an
-//! [`Operation`] was forgotten ([`mem::forget`](std::mem::forget)): that keeps the engine's state, and
-//! with it requests of other threads that the kernel had by then.
+//! **The end.** [`Engine::shutdown`] and dropping the engine deliver every accepted request,
+//! including those of other threads, and refuse all later ones. No waiter is left behind, with one
+//! exception: if the engine's thread panics after an [`Operation`] was forgotten
+//! ([`mem::forget`](std::mem::forget)), the engine's state stays allocated, and remote requests
+//! that were in flight are never answered.
 //!
-//! Each of these has its tests, and `INVARIANTS.md` names all. The first to look at:
+//! Each guarantee has tests. `INVARIANTS.md` names all of them. The most important ones are:
 //!
 //! | | `tests/` | |
 //! |---|---|---|
@@ -96,13 +98,14 @@
 //! | allocation | `no_alloc.rs` | `no_allocation_per_request_after_warm_up` |
 //! | the end | `api/remote.rs` | `inv14_the_end_answers_every_remote_request` |
 //!
-//! Callbacks and wake-ups run inside any call that can reap: submitting without a plug (unless the
-//! [`ReapMode`] says otherwise), dropping the last plug, [`Engine::turn`], [`Engine::wait`] and what
-//! waits by it. Hold no `RefCell` borrow that a callback needs across those.
+//! Callbacks and wake-ups run inside every call that can reap: a submission without a plug (unless
+//! the [`ReapMode`] forbids it), the drop of the last plug, [`Engine::turn`], [`Engine::wait`], and
+//! functions that call `wait`. Do not hold a `RefCell` borrow that a callback needs across such a
+//! call.
 //!
 //! After `fork` the child may only exec or exit.
 //!
-//! An engine stays on its thread; others make requests of it by a [`Remote`]:
+//! An engine stays on its thread. Other threads send requests through a [`Remote`]:
 //!
 //! ```compile_fail
 //! fn send<T: Send>(_: T) {}
@@ -114,7 +117,7 @@
 //! share(aio_reap::Engine::new().unwrap());
 //! ```
 
-// Which feature an item wants, on docs.rs.
+// docs.rs shows which feature an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod adaptive;
@@ -179,7 +182,7 @@ pub use stats::{EngineStats, Sizes};
 pub use submission::Submission;
 pub use turn::Turn;
 
-/// The pieces a model checker drives directly; outside semantic versioning.
+/// The parts that a model checker drives directly. They are outside semantic versioning.
 #[doc(hidden)]
 pub mod model {
     pub use crate::backend::pool::Jobs;

@@ -1,22 +1,24 @@
-//! What the kernel is asked to do, free of who asked.
+//! One operation of the kernel on a file, without the front end that asked for it.
 
 use std::os::fd::RawFd;
 
 use crate::alignment::Alignment;
 
-/// The most bytes Linux moves in one call (`MAX_RW_COUNT`, ABI); longer requests continue as
-/// short transfers.
+/// The number of bytes that Linux moves in one call at most (`MAX_RW_COUNT`, ABI). Longer requests
+/// are continued as short transfers.
 pub(crate) const MAX_TRANSFER: usize = 0x7fff_f000;
 
-/// How [`Engine::allocate`](crate::Engine::allocate) treats a range (`fallocate(2)`).
+/// The way [`Engine::allocate`](crate::Engine::allocate) changes a range of a file
+/// (`fallocate(2)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AllocateMode {
-    /// Reserve space for the range; contents stay, the file grows if it must.
+    /// Reserve space for the range. The contents stay, and the file grows if the range ends past
+    /// its end.
     Reserve,
-    /// Give the range back to the file system; it reads as zeros. Never changes the file's size.
+    /// Return the range to the file system. It reads as zeros. The file's size stays.
     PunchHole,
-    /// Make the range read as zeros and keep its space. Never changes the file's size.
+    /// Make the range read as zeros and keep its space. The file's size stays.
     ZeroRange,
 }
 
@@ -30,7 +32,8 @@ impl AllocateMode {
     }
 }
 
-/// Those that move bytes come first: most are, and asking for it is one comparison.
+/// The kind of an operation. Transfers, the most frequent ones, come first, so that
+/// [`Op::transfers`] is one comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -46,7 +49,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The flags of a `fallocate`; `None` for other kinds.
+    /// Returns the flags of a `fallocate`, or `None` for other kinds.
     pub(crate) fn fallocate_flags(self) -> Option<i32> {
         match self {
             Self::Reserve => Some(0),
@@ -57,29 +60,30 @@ impl Kind {
     }
 }
 
-/// What a read does at the end of the file.
+/// The behaviour of a read at the end of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtEof {
-    /// Tells how much it read.
+    /// The read succeeds with the number of bytes that it read.
     Stop,
-    /// Goes on with zeros.
+    /// The read fills the rest of the buffer with zeros.
     ZeroFill,
-    /// Fails.
+    /// The read fails with [`UnexpectedEof`](std::io::ErrorKind::UnexpectedEof).
     Fail,
 }
 
-/// What an operation's pointer leads to; packed, for an [`Op`] is half a cache line.
+/// The memory that an operation's pointer names: a [`MemoryKind`], packed because an [`Op`] is half
+/// a cache line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Memory(u16);
 
-/// [`Memory`], unpacked.
+/// The unpacked form of [`Memory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryKind {
-    /// Bytes, or nothing.
+    /// The bytes of one buffer, or none.
     Plain,
-    /// Bytes inside the registered buffer of this number.
+    /// Bytes inside the registered buffer with this number.
     Registered(u16),
-    /// This many `struct iovec`.
+    /// This number of `struct iovec`.
     Vectors(u16),
 }
 
@@ -114,8 +118,8 @@ impl Memory {
     }
 }
 
-/// The blocks that a file opened with `O_DIRECT` is transferred in: the binary logarithm of their
-/// bytes, plus one. 0 for any other file.
+/// The block size of transfers of a file opened with `O_DIRECT`, stored as the binary logarithm of
+/// its bytes plus one. 0 for any other file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Block(u8);
 
@@ -132,25 +136,25 @@ impl Block {
         self != Self::NONE
     }
 
-    /// What counts of a transfer that moved `bytes` and is not the last: a direct file refuses to
-    /// go on anywhere but at a block, so a block that was begun is transferred again.
+    /// Returns how many of the `bytes` of a short transfer count as moved. A direct file can be
+    /// continued only at the start of a block, so a partial block is transferred again.
     pub(crate) fn whole(self, bytes: u64) -> u64 {
         if self.is_direct() { bytes >> (self.0 - 1) << (self.0 - 1) } else { bytes }
     }
 }
 
-/// One operation as a backend sees it: addresses, not owners. Whoever holds an `Op` relies on the
-/// slot it came from to keep buffer and file alive until the completion.
+/// One operation as a backend sees it. It has addresses and owns nothing: the slot that it came
+/// from keeps the buffer and the file alive until the completion.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Op {
     pub(crate) kind: Kind,
     pub(crate) block: Block,
     pub(crate) memory: Memory,
-    /// A descriptor, or the complement of a registered file's number.
+    /// A descriptor, or the bitwise complement of a registered file's number.
     pub(crate) fd: RawFd,
-    /// Start of the buffer, or of the vectors; null for operations without one.
+    /// The start of the buffer or of the vectors; null for operations without either.
     pub(crate) ptr: *mut u8,
-    /// Bytes of the buffers, or of the range of a `fallocate` and of [`Kind::WillNeed`].
+    /// The length in bytes of the buffers, or of the range of a `fallocate` or [`Kind::WillNeed`].
     pub(crate) len: u64,
     pub(crate) offset: u64,
 }
@@ -166,22 +170,23 @@ impl Op {
         offset: 0,
     };
 
-    /// Whether the operation moves bytes between a buffer and the file.
+    /// Returns whether the operation moves bytes between a buffer and the file.
     #[inline]
     pub(crate) fn transfers(&self) -> bool {
         matches!(self.kind, Kind::Read | Kind::Write)
     }
 
     /// Returns whether a direct file with this alignment takes the operation. Always true for
-    /// vectors: their [shape](crate::buf_list::Shape::is_aligned) is looked at instead.
+    /// vectors: [`IoVecs::is_aligned`](crate::buf_list::IoVecs::is_aligned) checks those.
     pub(crate) fn is_aligned(&self, align: Alignment) -> bool {
         !self.transfers()
             || self.memory.is_vectors()
             || align.accepts(self.ptr as usize, self.offset | self.len)
     }
 
-    /// What is left after `done` bytes, cut to what the kernel takes at once. Vectors must have
-    /// [advanced](Self::advance) as far; of those the kernel itself takes no more than it can.
+    /// Returns the operation that is left after `done` bytes, cut to the limit of one system call.
+    /// Vectors must have [advanced](Self::advance) by `done`. They are not cut, because the kernel
+    /// cuts them itself.
     #[inline]
     pub(crate) fn rest(&self, done: u64) -> Op {
         let mut rest = *self;
@@ -190,7 +195,7 @@ impl Op {
             rest.len = self.len - done;
             rest.offset = self.offset.wrapping_add(done);
             if !self.memory.is_vectors() {
-                // `done <= len`, so the result stays inside the buffer or one past its end.
+                // `done <= len`, so the result is inside the buffer or one past its end.
                 rest.ptr = self.ptr.wrapping_add(done as usize);
                 rest.len = rest.len.min(MAX_TRANSFER as u64);
             }
@@ -198,16 +203,17 @@ impl Op {
         rest
     }
 
-    /// Moves vectors `bytes` forward, over those that are used up and into the next.
+    /// Moves the vectors `bytes` forward: skips those that are used up and shortens the next one.
     ///
     /// # Safety
     ///
-    /// The vectors, if there are any, are valid and the kernel is through with them.
+    /// The vectors, if there are any, are valid, and the kernel no longer uses them.
     pub(crate) unsafe fn advance(&mut self, mut bytes: u64) {
         let MemoryKind::Vectors(mut count) = self.memory.kind() else { return };
         let mut first = self.ptr.cast::<libc::iovec>();
         while count > 0 {
-            // SAFETY: `count` vectors are left from `first` on.
+            // SAFETY: by the contract of this function the vectors are valid and unused, and at
+            // least one of the `count` that start at `first` is left.
             let vector = unsafe { &mut *first };
             let inside = bytes.min(vector.iov_len as u64);
             bytes -= inside;
@@ -224,25 +230,27 @@ impl Op {
         self.memory = Memory::vectors(count);
     }
 
-    /// Zeroes what a read that moved `done` bytes left of its buffers.
+    /// Zeroes the bytes of its buffers that a read which moved `done` bytes did not fill.
     ///
     /// # Safety
     ///
-    /// The buffers are valid for writing, the kernel is through with them, and vectors have
+    /// The buffers are valid for writing, the kernel no longer uses them, and vectors have
     /// [advanced](Self::advance) by `done`.
     pub(crate) unsafe fn zero_rest(&self, done: u64) {
         debug_assert_eq!(self.kind, Kind::Read);
         let MemoryKind::Vectors(count) = self.memory.kind() else {
             let start = self.ptr.wrapping_add(done as usize);
-            // SAFETY: the caller's: `len - done` bytes of the buffer from there on.
+            // SAFETY: by the contract of this function the buffer is valid for writing; `len -
+            // done` of its bytes start at `start`.
             unsafe { start.write_bytes(0, (self.len - done) as usize) };
             return;
         };
         for nth in 0..usize::from(count) {
             let vector = self.ptr.cast::<libc::iovec>().wrapping_add(nth);
-            // SAFETY: one of the `count` vectors.
+            // SAFETY: `nth` is below the count, so this is one of the vectors.
             let vector = unsafe { *vector };
-            // SAFETY: the caller's: what a vector names is a buffer, or the end of one.
+            // SAFETY: by the contract of this function a vector names a buffer, or the end of one,
+            // that is valid for writing.
             unsafe { vector.iov_base.cast::<u8>().write_bytes(0, vector.iov_len) };
         }
     }
@@ -292,7 +300,7 @@ mod tests {
         assert_eq!(size_of::<Op>(), 32);
     }
 
-    /// Any way to cut a transfer leaves the vectors at the byte that comes next.
+    /// Wherever a transfer is cut, the vectors are left at the next byte.
     #[test]
     fn vectors_advance_across_their_boundaries() {
         let lens = [3, 0, 5, 1, 0, 7, 0];
@@ -320,7 +328,7 @@ mod tests {
             };
             let mut done = 0;
             while done + step <= total {
-                // SAFETY: `vectors` and `bytes` are alive.
+                // SAFETY: `vectors` and `bytes` are alive, and only this thread uses them.
                 unsafe { op.advance(step as u64) };
                 done += step;
                 let rest = op.rest(done as u64);
@@ -328,12 +336,13 @@ mod tests {
                 let MemoryKind::Vectors(count) = rest.memory.kind() else { panic!() };
                 assert_eq!(count == 0, done == total, "none is left exactly at the end");
                 if count > 0 {
-                    // SAFETY: one of `vectors`.
+                    // SAFETY: `rest.ptr` points to one of `vectors`, since `count > 0`.
                     let first = unsafe { *rest.ptr.cast::<libc::iovec>() };
                     assert_eq!(first.iov_base as usize - start as usize, done);
                 }
             }
-            // SAFETY: as above.
+            // SAFETY: `vectors` and `bytes` are alive, only this thread uses them, and the vectors
+            // have advanced by `done`.
             unsafe { op.zero_rest(done as u64) };
             assert!((0..).zip(&bytes).all(|(at, &byte)| byte == u8::from(at < done)));
         }

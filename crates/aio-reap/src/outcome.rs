@@ -1,16 +1,16 @@
-//! What the front ends deliver, and the two that keep nothing else: futures and callbacks.
+//! The outcome of a request, and the payloads of the future and the callback front end.
 
 use crate::error::RequestError;
 use crate::payload::{DeferredDrop, Deliver, RawResult};
 
-/// What every front end delivers: bytes transferred or the error, and the buffer.
+/// The outcome of a request: the number of bytes transferred or the error, and the buffer.
 pub type Outcome<B> = (Result<usize, RequestError>, B);
 
-/// The future front end's cargo: only the buffer, collected by the [`Operation`].
+/// The payload of a request that an [`Operation`](crate::Operation) collects: only the buffer.
 pub(crate) struct Owned<B>(pub(crate) B);
 
 impl<B: 'static> Deliver for Owned<B> {
-    /// Only an orphan comes here: nobody waits, the buffer goes.
+    /// Drops the buffer. Only a request whose operation was dropped is delivered this way.
     fn deliver(self, _verdict: RawResult) -> Option<DeferredDrop> {
         None
     }

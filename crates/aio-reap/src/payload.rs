@@ -1,11 +1,11 @@
-//! What travels with a request: its buffer and whoever waits for it, stored in the slot without an
-//! allocation.
+//! The payload of a request: its buffer and its front end (for example a callback), stored in the
+//! slot without an allocation.
 //!
 //! ```text
 //!  Cargo | vtable | stamp | 96 bytes: (buffer, callback) or (buffer, queue, token) or buffer |
 //! ```
 //!
-//! The value is written where it stays and read out by its own type, so only its own bytes move.
+//! The value is written in its place and read by its own type, so only its own bytes move.
 //!
 //! # Invariants
 //!
@@ -19,23 +19,24 @@ use std::rc::Rc;
 
 use crate::error::RequestError;
 
-/// Room for the buffer and the front end of one request; a guess that fits three `Vec`s.
+/// The space for the buffer and the front end of one request; a guess that fits three `Vec`s and
+/// more.
 const PAYLOAD_BYTES: usize = 96;
 
-/// Something that takes a request's result.
+/// A front end, with its buffer, that receives a request's result.
 pub(crate) trait Deliver: 'static {
-    /// What is returned is to be dropped where user code may run.
+    /// Delivers the result. The caller drops the returned value at a point where user code may run.
     fn deliver(self, result: RawResult) -> Option<DeferredDrop>;
 }
 
-/// What a delivery would have freed, together with user code.
+/// A value whose drop may run user code and must wait until user code may run.
 pub(crate) type DeferredDrop = Rc<dyn Any>;
 
-/// A request's result as the slots have it: two words without an owner.
+/// A request's result as a slot stores it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawResult {
     pub(crate) done: u64,
-    /// An errno, or [`RequestError::END_OF_FILE`].
+    /// An errno or [`RequestError::END_OF_FILE`].
     pub(crate) error: Option<NonZeroI32>,
 }
 
@@ -49,23 +50,23 @@ impl RawResult {
     }
 }
 
-#[repr(C)] // what most requests use comes first
+#[repr(C)] // the fields that most requests use come first
 pub(crate) struct Payload {
     vtable: Option<&'static VTable>,
-    /// When the request was handed to the kernel, in nanoseconds. Not the cargo's business: it
-    /// lies in room that the alignment would waste.
+    /// The time of the request's submission to the kernel, in nanoseconds. It is stored here
+    /// because the alignment would waste this space.
     pub(crate) stamp: u64,
     bytes: Bytes,
 }
 
 #[repr(align(16))]
 struct Bytes {
-    /// Only reached through pointers to the whole.
+    /// Accessed only through pointers to the whole.
     _room: MaybeUninit<[u8; PAYLOAD_BYTES]>,
 }
 
 struct VTable {
-    /// Moves the value out and delivers to it.
+    /// Moves the value out and delivers the result to it.
     deliver: unsafe fn(*mut u8, RawResult) -> Option<DeferredDrop>,
     /// Moves the value out and drops it.
     discard: unsafe fn(*mut u8),
@@ -74,12 +75,14 @@ struct VTable {
 trait HasVTable: Deliver + Sized {
     const VTABLE: VTable = VTable {
         deliver: |value, result| {
-            // SAFETY: the contract of both: a valid value that nobody uses again.
+            // SAFETY: the caller passes a pointer to a valid `Self` and does not use the value
+            // again.
             let value = unsafe { value.cast::<Self>().read() };
             value.deliver(result)
         },
         discard: |value| {
-            // SAFETY: as above.
+            // SAFETY: the caller passes a pointer to a valid value of the vtable's type and does
+            // not use the value again.
             let value = unsafe { value.cast::<Self>().read() };
             drop(value);
         },
@@ -97,7 +100,7 @@ impl Payload {
         self.vtable.is_none()
     }
 
-    /// Stores a value; what was stored before would be leaked.
+    /// Stores a value. The payload must be empty, because an old value would leak.
     #[inline]
     pub(crate) fn put<T: Deliver>(&mut self, value: T) {
         const {
@@ -107,24 +110,24 @@ impl Payload {
             );
         }
         debug_assert!(self.is_empty());
-        // SAFETY: size and alignment were checked above.
+        // SAFETY: the assertion above checked size and alignment, and `&mut self` is exclusive.
         unsafe { ptr::from_mut(&mut self.bytes).cast::<T>().write(value) };
         self.vtable = Some(&T::VTABLE);
     }
 
-    /// Takes the value back; `None` if there is none.
+    /// Takes the value back. Returns `None` if the payload is empty.
     ///
     /// # Safety
     ///
-    /// The value was stored as a `T`.
+    /// A stored value is a `T`.
     pub(crate) unsafe fn take<T: Deliver>(&mut self) -> Option<T> {
         self.vtable.take()?;
-        // SAFETY: invariant 1, and the caller vouches for the type; without the vtable it is not
-        // used again.
+        // SAFETY: by invariant 1 the bytes hold an owned value, by the contract of this function it
+        // is a `T`, and it is not used again because `vtable` is now `None`.
         Some(unsafe { ptr::from_ref(&self.bytes).cast::<T>().read() })
     }
 
-    /// Gives the value up without moving it; `None` if there is none.
+    /// Gives up the value without moving it. Returns `None` if the payload is empty.
     #[inline]
     pub(crate) fn take_erased(&mut self) -> Option<TakenPayload> {
         let vtable = self.vtable.take()?;
@@ -135,13 +138,14 @@ impl Payload {
 impl Drop for Payload {
     fn drop(&mut self) {
         if let Some(taken) = self.take_erased() {
-            // SAFETY: unloaded just above.
+            // SAFETY: `self` has not moved and was not used since the call above.
             unsafe { taken.discard() }
         }
     }
 }
 
-/// A value that its cargo no longer knows of, still in the cargo's memory. Lost if not used.
+/// A value that was taken from a payload and is still in the payload's memory. It leaks if it is
+/// not used.
 #[must_use = "the value is leaked"]
 pub(crate) struct TakenPayload {
     value: *mut u8,
@@ -149,12 +153,12 @@ pub(crate) struct TakenPayload {
 }
 
 impl TakenPayload {
-    /// Hands the verdict to the front end; [what is left of it](Deliver::deliver).
+    /// Delivers the result to the front end; see [`Deliver::deliver`].
     ///
     /// # Safety
     ///
-    /// The cargo it was unloaded from is where it was, and was not touched since. The value is
-    /// moved out before anything else happens, so whatever `deliver` runs may touch the cargo.
+    /// The payload has neither moved nor been used since the value was taken. The value is moved
+    /// out first, so code that `deliver` runs may use the payload.
     #[inline]
     pub(crate) unsafe fn deliver(self, result: RawResult) -> Option<DeferredDrop> {
         // SAFETY: by `Payload`'s invariant 1 the value is valid and of the vtable's type, and still
@@ -166,9 +170,10 @@ impl TakenPayload {
     ///
     /// # Safety
     ///
-    /// As for [`deliver`](Self::deliver).
+    /// Those of [`deliver`](Self::deliver).
     pub(crate) unsafe fn discard(self) {
-        // SAFETY: as in `deliver`.
+        // SAFETY: by invariant 1 of the module the value was valid and of the vtable's type, and by
+        // the contract of this function it still is. `self` is consumed, so the value is used once.
         unsafe { (self.vtable.discard)(self.value) }
     }
 }
@@ -195,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn value_is_dropped_once_whichever_way_it_leaves() {
+    fn value_is_dropped_once_however_it_leaves() {
         let (drops, got) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
         let mut payload = Payload::empty();
         let probe = || Probe(Rc::clone(&drops), Rc::clone(&got));
@@ -207,14 +212,15 @@ mod tests {
         assert_eq!((drops.get(), got.get()), (1, 9));
         payload.put(probe());
         let taken = payload.take_erased().unwrap();
-        // SAFETY: as above.
+        // SAFETY: the caller passes a pointer to a valid value of the vtable's type and does not
+        // use the value again.
         unsafe { taken.discard() };
         assert_eq!(drops.get(), 2);
         payload.put(probe());
-        // SAFETY: made from a `Probe` just above.
+        // SAFETY: the value stored above is a `Probe`.
         drop(unsafe { payload.take::<Probe>() });
         assert_eq!(drops.get(), 3);
-        // SAFETY: empty, whatever the type.
+        // SAFETY: the payload is empty, so no value has the wrong type.
         assert!(unsafe { payload.take::<Probe>() }.is_none() && payload.take_erased().is_none());
         payload.put(probe());
         drop(payload);

@@ -1,48 +1,49 @@
-//! Operations by blocking system calls, for the backends without a kernel interface of their own.
+//! Performs operations by blocking system calls, for the backends without an asynchronous
+//! interface.
 
 use crate::op::{Kind, MemoryKind, Op};
 use crate::sys;
 
-/// Performs `op` with the blocking system call; a count, or a negated errno as the kernel's
+/// Performs `op` by its blocking system call. Returns a count or a negated errno, as the kernel's
 /// rings report it.
 ///
 /// # Safety
 ///
-/// The buffer of `op` is valid for `op.len` bytes (writable for a read) and its descriptor is
-/// open for the length of the call.
+/// Until the call returns, the buffer of `op` is valid for `op.len` bytes (for a read: writable),
+/// and its descriptor is open.
 pub(crate) unsafe fn perform(op: &Op) -> i32 {
     let (fd, len, offset) = (op.fd, op.len, op.offset as libc::off_t);
     let ret = match op.kind {
         Kind::Nop => 0,
         Kind::Read | Kind::Write => {
-            // SAFETY: the caller vouches for the buffers.
+            // SAFETY: the contract of this function is that of `transfer`.
             return unsafe { transfer(op) };
         }
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointer.
         Kind::Fsync => unsafe { libc::fsync(fd).into() },
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointer.
         Kind::Fdatasync => unsafe { libc::fdatasync(fd).into() },
         Kind::Reserve | Kind::PunchHole | Kind::ZeroRange => {
             let flags = op.kind.fallocate_flags().unwrap_or(0);
-            // SAFETY: no pointers.
+            // SAFETY: the call takes no pointer.
             unsafe { libc::fallocate(fd, flags, offset, len as libc::off_t).into() }
         }
         Kind::WillNeed => {
-            // SAFETY: no pointers.
+            // SAFETY: the call takes no pointer.
             let errno = unsafe {
                 libc::posix_fadvise(fd, offset, len as libc::off_t, libc::POSIX_FADV_WILLNEED)
             };
-            return -errno; // it returns the error instead of setting errno
+            return -errno; // it returns the error and does not set errno
         }
     };
     outcome(ret)
 }
 
-/// Reads or writes, as [`perform`] does.
+/// Performs a read or a write.
 ///
 /// # Safety
 ///
-/// As for [`perform`].
+/// Those of [`perform`].
 unsafe fn transfer(op: &Op) -> i32 {
     let (fd, len, offset) = (op.fd, op.len as usize, op.offset as libc::off_t);
     let write = op.kind == Kind::Write;
@@ -50,22 +51,23 @@ unsafe fn transfer(op: &Op) -> i32 {
         MemoryKind::Vectors(count) => {
             let (vectors, count) = (op.ptr.cast::<libc::iovec>(), libc::c_int::from(count));
             if write {
-                // SAFETY: the caller vouches for the vectors and what they name.
+                // SAFETY: by the contract of this function the vectors are valid, and so are the
+                // buffers that they name.
                 unsafe { libc::pwritev(fd, vectors, count, offset) }
             } else {
-                // SAFETY: as above.
+                // SAFETY: by the contract of this function the memory is valid for writing.
                 unsafe { libc::preadv(fd, vectors, count, offset) }
             }
         }
-        // SAFETY: the caller vouches for the buffer.
+        // SAFETY: by the contract of this function the buffer has `len` bytes.
         _ if write => unsafe { libc::pwrite(fd, op.ptr.cast(), len, offset) },
-        // SAFETY: as above.
+        // SAFETY: by the contract of this function the memory is valid for writing.
         _ => unsafe { libc::pread(fd, op.ptr.cast(), len, offset) },
     };
     outcome(moved as i64)
 }
 
-/// A count, or a negated errno, of a system call's return value.
+/// Converts a system call's return value to a count or a negated errno.
 fn outcome(ret: i64) -> i32 {
     match sys::check(ret) {
         Ok(count) => count as i32, // at most MAX_RW_COUNT, which Linux never exceeds

@@ -1,9 +1,9 @@
-//! The token front end: completions gather in a queue, each with the caller's number.
+//! The queue front end: completions are collected in a queue, each with a token of the caller.
 //!
 //! # Invariants
 //!
-//! 1. `done` is reached by one method at a time: the queue belongs to one thread, and no method
-//!    runs anybody else's code while it has the reference (buffers only move).
+//! 1. One method at a time accesses `done`: the queue belongs to one thread, and no method runs
+//!    code of the user while it has the reference (buffers only move).
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -13,22 +13,24 @@ use percpu::sync::cell::UnsafeCell;
 use crate::error::RequestError;
 use crate::payload::{DeferredDrop, Deliver, RawResult};
 
-/// A finished request, as [`CompletionQueue::pop`] returns it.
+/// A completed request, as [`CompletionQueue::pop`] returns it.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Completion<B> {
-    /// What the caller passed to [`Request::enqueue`](crate::Request::enqueue).
+    /// The token that was passed to [`Request::enqueue`](crate::Request::enqueue).
     pub token: u64,
-    /// Bytes transferred, or the error.
+    /// The number of bytes transferred, or the error.
     pub result: Result<usize, RequestError>,
     /// The request's buffer.
     pub buf: B,
 }
 
-/// Where completions of many requests gather, in the order they were reaped; a request that the
-/// kernel never saw (of no length, or refused by it) comes with the callbacks of the same call.
+/// A queue of completed requests, in the order in which they were reaped. A request that completes
+/// without the kernel (with an empty buffer, or refused by it) is added when the same call runs
+/// callbacks.
 ///
-/// Cheap to clone: clones share the queue. It allocates only while it grows past its fullest.
+/// Clones are cheap and share the queue. It allocates only when it grows beyond its largest length
+/// so far.
 pub struct CompletionQueue<B> {
     done: Rc<UnsafeCell<VecDeque<Done<B>>>>,
 }
@@ -40,27 +42,28 @@ struct Done<B> {
 }
 
 impl<B> CompletionQueue<B> {
-    /// An empty queue.
+    /// Makes an empty queue.
     pub fn new() -> Self {
         Self { done: Rc::new(UnsafeCell::new(VecDeque::new())) }
     }
 
-    /// Takes the oldest completion.
+    /// Removes and returns the oldest completion.
     #[inline]
     pub fn pop(&self) -> Option<Completion<B>> {
-        // SAFETY: invariant 1; nothing is dropped here.
+        // SAFETY: by invariant 1 no other reference exists, and this one runs no code of the user:
+        // nothing is dropped.
         let done = self.done.with_mut(|done| unsafe { (*done).pop_front() });
         let Done { token, result, buf } = done?;
         Some(Completion { token, result: result.to_result(), buf })
     }
 
-    /// Completions waiting to be taken.
+    /// Returns the number of completions in the queue.
     pub fn len(&self) -> usize {
-        // SAFETY: invariant 1.
+        // SAFETY: by invariant 1 no other reference exists while this one does.
         self.done.with(|done| unsafe { (*done).len() })
     }
 
-    /// Whether nothing waits to be taken.
+    /// Returns whether the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -84,7 +87,7 @@ impl<B> std::fmt::Debug for CompletionQueue<B> {
     }
 }
 
-/// A request on its way to a queue.
+/// The payload of a request whose completion goes to a queue.
 pub(crate) struct Enqueued<B> {
     pub(crate) buf: B,
     pub(crate) queue: CompletionQueue<B>,
@@ -94,21 +97,21 @@ pub(crate) struct Enqueued<B> {
 impl<B: 'static> Deliver for Enqueued<B> {
     fn deliver(self, result: RawResult) -> Option<DeferredDrop> {
         let full = self.queue.done.with(|done| {
-            // SAFETY: invariant 1.
+            // SAFETY: by invariant 1 no other reference exists while this one does.
             let done = unsafe { &*done };
             done.len() == done.capacity()
         });
-        // By two ways, so that the usual one is known to call nothing.
+        // Two paths, so that the compiler sees that the usual one calls no allocator.
         if full { self.push_and_grow(result) } else { self.push(result) }
     }
 }
 
 impl<B: 'static> Enqueued<B> {
-    /// If nobody else has the queue, it remains.
+    /// Pushes the completion. Returns the queue if this was its last owner.
     #[inline(always)]
     fn push(self, result: RawResult) -> Option<DeferredDrop> {
         let Self { buf, queue, token } = self;
-        // SAFETY: invariant 1.
+        // SAFETY: by invariant 1 no other reference exists while this one does.
         queue.done.with_mut(|done| unsafe { (*done).push_back(Done { token, result, buf }) });
         if Rc::strong_count(&queue.done) == 1 { Some(queue.done) } else { None }
     }

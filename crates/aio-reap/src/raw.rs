@@ -1,27 +1,28 @@
-//! Requests and completions in the form in which the engine and a backend exchange them.
+//! Requests and completions in the form that the engine and a backend exchange.
 
 use crate::op::Op;
 
-/// One request on its way to the kernel.
+/// A request for the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sub {
     pub(crate) user_data: u64,
     pub(crate) op: Op,
 }
 
-/// One completion: bytes, or a negated errno.
+/// A completion. `result` is a number of bytes or a negated errno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RawCompletion {
     pub(crate) user_data: u64,
     pub(crate) result: i32,
 }
 
-/// Why a submission ended before its batch did.
+/// The reason why a submission ended before its batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// No room now: EAGAIN, EBUSY. Try again after a completion or a while.
+    /// The kernel has no room now (EAGAIN, EBUSY). The engine tries again after a completion or a
+    /// delay.
     Busy,
-    /// The first request not accepted is refused with this errno.
+    /// The kernel refused the first request that it did not accept, with this errno.
     Failed(i32),
 }
 

@@ -1,33 +1,34 @@
-//! When completions are looked for.
+//! The times at which an engine looks for completions.
 
 use std::time::{Duration, Instant};
 
 use percpu::sync::thread;
 
-/// Peeks between two looks at the clock, and between two offers of the CPU to other threads; a
-/// guess: a peek costs a few nanoseconds, a look at the clock some twenty.
+/// The number of peeks between two reads of the clock, and between two yields of the CPU; a guess.
+/// A peek costs a few nanoseconds, a read of the clock about twenty.
 const PEEKS: u32 = 16;
 
-/// When an engine looks for completions: [`EngineBuilder::reap_mode`](crate::EngineBuilder::reap_mode)
-/// and [`Engine::set_reap_mode`](crate::Engine::set_reap_mode).
+/// The times at which an engine looks for completions, set by
+/// [`EngineBuilder::reap_mode`](crate::EngineBuilder::reap_mode) and
+/// [`Engine::set_reap_mode`](crate::Engine::set_reap_mode).
 ///
 /// In every mode [`turn`](crate::Engine::turn) and [`wait`](crate::Engine::wait) reap, at most
 /// [`reap_budget`](crate::EngineBuilder::reap_budget) completions at a time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReapMode {
-    /// Only when the engine is turned or waited for: submitting only submits, and runs no callback
-    /// but those of requests that need no kernel or were refused by it.
+    /// Only in a turn or a wait. A submission only submits. It runs no callbacks, except those of
+    /// requests that need no kernel or that the kernel refused.
     OnTurn,
-    /// Also right after each submission: what is complete by then costs no wake-up.
+    /// Also right after each submission. Completions that are there by then cost no wake-up.
     #[default]
     AfterSubmit,
-    /// As `AfterSubmit`, and a wait never sleeps while the kernel works on something: it peeks
-    /// until a completion shows. The shortest latency for a whole CPU.
+    /// Like `AfterSubmit`, but a wait never sleeps while the kernel has a request: it peeks until
+    /// there is a completion. This gives the shortest latency and occupies a CPU.
     Poll,
-    /// As `AfterSubmit`, and a wait peeks for a while before it sleeps.
+    /// Like `AfterSubmit`, but a wait peeks for a while before it sleeps.
     Hybrid {
-        /// How long one wait peeks at most.
+        /// The time that one wait peeks at most.
         spin: Duration,
     },
 }
@@ -37,12 +38,12 @@ impl ReapMode {
         self != Self::OnTurn
     }
 
-    /// Whether a wait peeks before it sleeps.
+    /// Returns whether a wait peeks before it sleeps.
     pub(crate) fn peeks(self) -> bool {
         matches!(self, Self::Poll | Self::Hybrid { .. })
     }
 
-    /// How long a wait of `timeout` peeks before it sleeps.
+    /// Returns the peeks of a wait of `timeout` before it sleeps, or `None` if it does not peek.
     pub(crate) fn spin(
         self,
         timeout: Option<Duration>,
@@ -58,21 +59,21 @@ impl ReapMode {
     }
 }
 
-/// One wait's peeks.
+/// The peeks of one wait.
 pub(crate) struct Spin {
-    /// `None`: as long as it takes.
+    /// `None`: no time limit.
     end: Option<Instant>,
     peeks: u32,
 }
 
 impl Spin {
-    /// To be called between two peeks; false when it is time to stop.
+    /// Counts a peek. Returns false if the time is over.
     pub(crate) fn go_on(&mut self, now: impl FnOnce() -> Instant) -> bool {
         self.peeks = self.peeks.wrapping_add(1);
         if !self.peeks.is_multiple_of(PEEKS) {
             return true;
         }
-        thread::yield_now(); // whoever completes the request may need this CPU
+        thread::yield_now(); // the thread that completes the request may need this CPU
         self.end.is_none_or(|end| now() < end)
     }
 }

@@ -1,15 +1,14 @@
-//! Which numbers the kernel knows an engine's files and buffers by (io_uring's registered
-//! resources).
+//! The numbers of an engine's registered files and buffers (io_uring's registered resources).
 //!
-//! A number is taken while a [`Registration`] lives. It may be dropped at any time, also under a
-//! borrow of the engine's state, so dropping only notes the number; the engine tells the kernel at
-//! its next turn.
+//! A number is taken while a [`Registration`] lives. A registration may be dropped at any time,
+//! even under a borrow of the engine's state, so its drop only stores the number. The engine
+//! unregisters it from the kernel at its next turn.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// Most registered files, and most registered buffer pools, of one engine; guesses. Whatever comes
-/// later works unregistered.
+/// The numbers of registered files and of registered buffer pools that one engine has at most;
+/// guesses. Later ones work unregistered.
 pub(crate) const MAX_FILES: u16 = 256;
 pub(crate) const MAX_BUFFERS: u16 = 32;
 
@@ -19,19 +18,19 @@ pub(crate) enum Kind {
     Buffer,
 }
 
-/// One engine's numbers.
+/// The numbers of one engine.
 #[derive(Debug)]
 pub(crate) struct Registry {
     files: Numbers,
     buffers: Numbers,
-    /// A number was given back since the engine last looked.
+    /// A number was returned since the engine last called `collect`.
     returned: Cell<bool>,
 }
 
 #[derive(Debug)]
 struct Numbers {
     free: RefCell<Vec<u16>>,
-    /// Free, but the kernel does not know yet.
+    /// Numbers that are free but still registered with the kernel.
     returned: RefCell<Vec<u16>>,
 }
 
@@ -42,7 +41,7 @@ impl Numbers {
     }
 }
 
-/// A number that is taken.
+/// A taken number. The drop returns it.
 #[derive(Debug)]
 pub(crate) struct Registration {
     registry: Rc<Registry>,
@@ -63,7 +62,7 @@ impl Registry {
         }
     }
 
-    /// Takes a number; `None` when all are taken.
+    /// Takes a number. Returns `None` if every number is taken.
     pub(crate) fn take(self: &Rc<Self>, kind: Kind) -> Option<Registration> {
         let number = self.numbers(kind).free.borrow_mut().pop()?;
         Some(Registration { registry: Rc::clone(self), kind, number })
@@ -73,7 +72,7 @@ impl Registry {
         self.returned.get()
     }
 
-    /// Hands what was given back to `forget`, then lets it be taken again.
+    /// Passes each returned number to `forget`, and makes it free.
     pub(crate) fn collect(&self, mut forget: impl FnMut(Kind, u16)) {
         self.returned.set(false);
         for kind in [Kind::File, Kind::Buffer] {
@@ -91,7 +90,7 @@ impl Registration {
         self.number
     }
 
-    /// The number, if it is one of `registry`: another engine's kernel knows nothing of it.
+    /// Returns the number if it belongs to `registry`. Another engine cannot use it.
     pub(crate) fn number_in(&self, registry: &Rc<Registry>) -> Option<u16> {
         Rc::ptr_eq(&self.registry, registry).then_some(self.number)
     }

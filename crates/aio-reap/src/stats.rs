@@ -1,48 +1,48 @@
-//! What the engine counts while it works.
+//! The counters of an engine.
 
 use std::fmt;
 
 use crate::histogram::Histogram;
 
-/// The percentiles by which QEMU's "linux-aio: process completions from ioq_submit()" was
-/// published, and the 99th.
+/// The percentiles of the table in QEMU's "linux-aio: process completions from ioq_submit()", and
+/// the 99th.
 const PERCENTILES: [f64; 12] =
     [1.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 99.0, 99.99];
 
-/// Counters of one engine since it started; a snapshot.
+/// A snapshot of the counters of one engine since its start.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct EngineStats {
-    /// Requests taken by the engine.
+    /// Requests that the engine accepted.
     pub accepted: u64,
-    /// Requests whose result was delivered (or is waiting in its operation).
+    /// Requests whose result was delivered, or waits in its operation.
     pub completed: u64,
-    /// Calls that handed requests to the kernel, and how many requests they handed over.
+    /// Submissions to the kernel.
     pub submissions: u64,
-    /// Requests handed to the kernel; a continued short transfer counts again.
+    /// Requests that the kernel took. A continued short transfer counts again.
     pub submitted: u64,
-    /// Submissions the kernel cut short for want of room (EAGAIN, EBUSY).
+    /// Submissions that the kernel cut short because it had no room (EAGAIN, EBUSY).
     pub busy: u64,
-    /// EAGAIN and EINTR completions that were tried again.
+    /// EAGAIN and EINTR completions that were retried.
     pub retries: u64,
     /// Short transfers that were continued.
     pub short: u64,
-    /// Times the engine went to sleep for completions.
+    /// Sleeps of the engine for completions.
     pub waits: u64,
-    /// Completions that named nothing in flight; anything but 0 is a bug in the backend.
+    /// Completions that matched no request in flight. Any number but 0 is a bug in the backend.
     pub stray: u64,
-    /// Most requests the kernel held at a time.
+    /// The largest number of requests that the kernel had at a time.
     pub max_in_flight: usize,
-    /// How many completions each reap found; empty reaps are not counted.
+    /// The number of completions per reap. Empty reaps do not count.
     pub reap_sizes: Sizes,
-    /// How many requests the kernel took of each submission; those it took nothing of are not
-    /// counted.
+    /// The number of requests that the kernel took per submission. Submissions of which it took
+    /// none do not count.
     pub batch_sizes: Sizes,
-    /// How many requests the kernel held after each of these submissions.
+    /// The number of requests that the kernel had after each of these submissions.
     pub in_flight: Sizes,
-    /// How long the kernel took, if the engine was [told to look](crate::EngineBuilder::timed):
-    /// times from the call that handed a request over to the reap that found it complete. A
-    /// continued transfer counts once, with its last part.
+    /// The times from the submission of a request to the reap of its completion, if the engine
+    /// [measures them](crate::EngineBuilder::timed). A continued transfer counts once, with its
+    /// last part.
     pub latency: Option<Histogram>,
 }
 
@@ -66,13 +66,13 @@ impl EngineStats {
         }
     }
 
-    /// Whether anybody wants to know the time.
+    /// Returns whether latencies are measured.
     pub(crate) fn is_timed(&self) -> bool {
         self.latency.is_some()
     }
 
-    /// A request handed over at `submitted` was reaped at `now`. The clock is read once per
-    /// submission and once per reap.
+    /// Records the latency of a request that was submitted at `submitted` and reaped at `now`. The
+    /// engine reads the clock once per submission and once per reap.
     #[inline]
     pub(crate) fn took(&mut self, submitted: u64, now: u64) {
         if let Some(latency) = &mut self.latency {
@@ -96,8 +96,8 @@ impl EngineStats {
         }
     }
 
-    /// Adds what another engine counted; [`max_in_flight`](Self::max_in_flight) is then the larger
-    /// of the two.
+    /// Adds the counters of another engine. [`max_in_flight`](Self::max_in_flight) becomes the
+    /// larger of the two.
     pub fn merge(&mut self, other: &Self) {
         self.accepted += other.accepted;
         self.completed += other.completed;
@@ -149,16 +149,16 @@ impl fmt::Display for EngineStats {
     }
 }
 
-/// The percentiles, without a line's end.
+/// Writes the percentiles, without a line end.
 fn head(f: &mut fmt::Formatter<'_>) -> fmt::Result {
     write!(f, "{:<22}", "percentile")?;
     PERCENTILES.iter().try_for_each(|percentile| write!(f, "{percentile:>6}"))
 }
 
-/// Histogram of small numbers: of completions reaped at once, for example.
+/// A histogram of small numbers, for example of completions per reap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// `counts[n]` times it was `n`.
+    /// `counts[n]` is the number of times that `n` was added.
     counts: Box<[u64]>,
 }
 
@@ -173,28 +173,29 @@ impl Sizes {
         self.counts[size.min(last)] += 1;
     }
 
-    /// A line of a table below [`head`], with the line's end before it.
+    /// Writes a line of the table under [`head`], with a line end before it.
     fn row(&self, f: &mut fmt::Formatter<'_>, name: &str) -> fmt::Result {
         write!(f, "\n{name:<22}")?;
         PERCENTILES.iter().try_for_each(|&at| write!(f, "{:>6}", self.percentile(at)))
     }
 
-    /// How many numbers were counted; of reaps, those that found something.
+    /// Returns how many numbers were added.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The sum of the numbers; of reaps, the completions.
+    /// Returns the sum of the numbers.
     pub fn sum(&self) -> u64 {
         (0u64..).zip(&self.counts).map(|(size, count)| size * count).sum()
     }
 
-    /// How many are at least `size`; none is larger than the engine's depth.
+    /// Returns how many numbers are at least `size`. None is larger than the engine's depth.
     pub fn at_least(&self, size: usize) -> u64 {
         self.counts.iter().skip(size).sum()
     }
 
-    /// The smallest size that at least `percentile` per cent do not exceed; 0 without any.
+    /// Returns the smallest number that at least `percentile` per cent of all do not exceed, or 0
+    /// if there are none.
     pub fn percentile(&self, percentile: f64) -> usize {
         let wanted = ((percentile / 100.0 * self.count() as f64).ceil() as u64).max(1);
         let mut seen = 0;
@@ -207,7 +208,7 @@ impl Sizes {
         0
     }
 
-    /// Adds the counts of another engine.
+    /// Adds the numbers of another engine.
     pub fn merge(&mut self, other: &Sizes) {
         if other.counts.len() > self.counts.len() {
             let mut longer = other.counts.clone();
@@ -223,7 +224,7 @@ impl Sizes {
     }
 }
 
-/// The numbers by percentile.
+/// Prints the numbers by percentile.
 impl fmt::Display for Sizes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         head(f)?;
@@ -251,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn merge_adds_whichever_is_longer() {
+    fn merge_adds_to_the_longer_one() {
         let (mut short, mut long) = (EngineStats::new(1), EngineStats::new(4));
         short.reaped(1);
         long.reaped(4);
@@ -267,7 +268,7 @@ mod tests {
         let (mut sum, mut other) = (EngineStats::new(4), EngineStats::new(8));
         other.latency = Some(Histogram::new());
         other.submitted(8, 8);
-        other.submitted(0, 8); // no room: not a batch
+        other.submitted(0, 8); // no room, so it is not a batch
         other.reaped(7);
         other.took(100, 350);
         sum.submitted(2, 3);

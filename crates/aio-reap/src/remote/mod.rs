@@ -20,7 +20,7 @@ pub(crate) use self::pending::PendingRemote;
 pub use self::request::RemoteRequest;
 pub(crate) use self::shared::Shared;
 use crate::buf::{IoBuf, IoBufMut};
-use crate::buf_list::{BufList, Shape};
+use crate::buf_list::{BufList, IoVecs};
 use crate::op::{AllocateMode, Kind, Memory, Op};
 
 /// A handle by which other threads make requests of an engine: [`Engine::remote`].
@@ -113,8 +113,8 @@ impl Remote {
         mut list: BufList<B>,
         offset: u64,
     ) -> RemoteRequest<'_, BufList<B>> {
-        let shape = list.shape_for_read();
-        self.vectored(Kind::Read, file, &shape, list, offset)
+        let iovecs = list.iovecs_for_read();
+        self.vectored(Kind::Read, file, &iovecs, list, offset)
     }
 
     /// Writes as [`Engine::write_vectored`](crate::Engine::write_vectored).
@@ -124,22 +124,22 @@ impl Remote {
         mut list: BufList<B>,
         offset: u64,
     ) -> RemoteRequest<'_, BufList<B>> {
-        let shape = list.shape_for_write();
-        self.vectored(Kind::Write, file, &shape, list, offset)
+        let iovecs = list.iovecs_for_write();
+        self.vectored(Kind::Write, file, &iovecs, list, offset)
     }
 
     fn vectored<B: Send + 'static>(
         &self,
         kind: Kind,
         file: &SharedFile,
-        shape: &Shape,
+        iovecs: &IoVecs,
         list: BufList<B>,
         offset: u64,
     ) -> RemoteRequest<'_, BufList<B>> {
-        let memory = Memory::vectors(shape.count);
-        let (ptr, len) = (shape.first.cast(), shape.len);
+        let memory = Memory::vectors(iovecs.count);
+        let (ptr, len) = (iovecs.first.cast(), iovecs.len);
         let op = Op { memory, ptr, len, ..op(kind, file, offset) };
-        let misaligned = file.alignment().is_some_and(|align| !shape.is_aligned(align, offset));
+        let misaligned = file.alignment().is_some_and(|align| !iovecs.is_aligned(align, offset));
         RemoteRequest::new(&self.shared, Some(file), op, list).misaligned(misaligned)
     }
 
