@@ -1,6 +1,7 @@
-//! What becomes of a completion: the result, another attempt, the rest of a short transfer.
+//! The state that completions change: each one ends its request, retries it, or continues a short
+//! transfer.
 //!
-//! The half of [`State`](crate::state::State) that a backend may call while it reaps.
+//! It is the part of [`State`](crate::state::State) that a backend uses while it reaps.
 
 use std::mem;
 use std::num::NonZeroI32;
@@ -13,22 +14,23 @@ use crate::raw::RawCompletion;
 use crate::slab::{CompletionTarget, Fifo, Index, Slab, State as SlotState};
 use crate::stats::EngineStats;
 
-/// EAGAIN and EINTR completions in a row before the error is the caller's; a guess.
+/// The number of EAGAIN and EINTR completions in a row that the engine retries; a guess. The next
+/// one is the request's error.
 const RETRY_LIMIT: u8 = 16;
 
 pub(crate) struct CompletionState {
     pub(crate) slab: Slab,
     pub(crate) stats: EngineStats,
-    /// The kernel had no room at the last submission, and nothing was reaped since.
+    /// The kernel had no room at the last submission, and no completion was reaped since.
     pub(crate) blocked: bool,
     pub(crate) in_flight: usize,
     pub(crate) pending: Fifo,
     pub(crate) ready: Fifo,
-    /// EAGAIN completions of this reap.
-    pub(crate) in_vain: usize,
-    /// Completions put into queues that nobody was told of yet.
+    /// The EAGAIN completions of this reap.
+    pub(crate) eagain_reaped: usize,
+    /// The completions put into queues that no turn has reported yet.
     pub(crate) enqueued: usize,
-    /// What deliveries would have freed, to be dropped where user code may run.
+    /// Values that deliveries leave, to be dropped where user code may run.
     pub(crate) deferred_drops: Vec<DeferredDrop>,
 }
 
@@ -41,13 +43,13 @@ impl CompletionState {
             in_flight: 0,
             pending: Fifo::new(capacity),
             ready: Fifo::new(capacity),
-            in_vain: 0,
+            eagain_reaped: 0,
             enqueued: 0,
             deferred_drops: Vec::new(),
         }
     }
 
-    /// Sets up the slot `index`, just allocated.
+    /// Initialises the slot `index`, which was just allocated, and queues its request.
     #[inline]
     pub(crate) fn queue<T: Deliver>(
         &mut self,
@@ -66,23 +68,24 @@ impl CompletionState {
         slot.op = op;
         slot.result = RawResult { done: 0, error: None };
         debug_assert!(slot.file.is_none());
-        mem::forget(mem::replace(&mut slot.file, file)); // a free slot has none to drop
+        mem::forget(mem::replace(&mut slot.file, file)); // a free slot has no file to drop
         slot.payload.put(payload);
         self.stats.accepted += 1;
         if op.offset > i64::MAX as u64 {
-            // Negative for the kernel, which says the same; but to io_uring -1 means the file's
-            // own position.
+            // The kernel would see a negative offset and fail with EINVAL, but to io_uring -1 means
+            // the current position of the file.
             self.finish(index, NonZeroI32::new(libc::EINVAL));
         } else if op.transfers() && op.len == 0 {
-            // The kernel would answer 0 as well, which below means end of file or a full device.
+            // The kernel would return 0, which would be taken for the end of the file or a full
+            // device.
             self.finish(index, None);
         } else {
             self.pending.push(index);
         }
     }
 
-    /// Takes note of one completion, reaped at `now`. What is usual is here, all else in calls: it
-    /// becomes part of a loop.
+    /// Processes a completion that was reaped at `now`. The usual cases are inlined into the
+    /// backend's loop; all others are calls.
     #[inline(always)]
     pub(crate) fn complete(&mut self, completion: RawCompletion, now: u64) {
         let RawCompletion { user_data, result } = completion;
@@ -92,11 +95,11 @@ impl CompletionState {
         self.in_flight -= 1;
         let left = if slot.op.transfers() { slot.op.len - slot.result.done } else { 0 };
         if i64::from(result) != left as i64 {
-            return self.complete_oddly(index, result, now);
+            return self.complete_error_or_short(index, result, now);
         }
         slot.result.done += left;
         if self.stats.is_timed() {
-            return self.settle(index, now);
+            return self.route_result(index, now);
         }
         if slot.target != CompletionTarget::Queue {
             slot.state = SlotState::Ready;
@@ -106,7 +109,8 @@ impl CompletionState {
         self.slab.release(index);
         self.enqueued += 1;
         if let Some(taken) = taken {
-            // SAFETY: unloaded just above, from where the slab has left it.
+            // SAFETY: the payload was taken above. `release` neither moves nor uses it, and the
+            // slab was not used since.
             let deferred = unsafe { taken.deliver(result) };
             if deferred.is_some() {
                 self.keep(deferred);
@@ -122,26 +126,26 @@ impl CompletionState {
 
     #[cold]
     fn stray(&mut self, user_data: u64) {
-        debug_assert!(false, "a completion for nothing in flight: {user_data:#x}");
+        debug_assert!(false, "a completion of no request in flight: {user_data:#x}");
         self.stats.stray += 1;
     }
 
-    /// An error, or a short transfer.
+    /// Processes an error or a short transfer.
     #[cold]
-    fn complete_oddly(&mut self, index: Index, result: i32, now: u64) {
-        self.in_vain += usize::from(result == -libc::EAGAIN);
+    fn complete_error_or_short(&mut self, index: Index, result: i32, now: u64) {
+        self.eagain_reaped += usize::from(result == -libc::EAGAIN);
         let slot = self.slab.get(index);
         if result < 0 {
             let errno = -result;
             let again = matches!(errno, libc::EAGAIN | libc::EINTR);
             if slot.cancel_errno().is_some() && (again || errno == libc::ECANCELED) {
                 slot.result.error = slot.cancel_errno();
-                return self.settle(index, now);
+                return self.route_result(index, now);
             }
             if again && slot.retries < RETRY_LIMIT {
                 slot.retries += 1;
                 self.stats.retries += 1;
-                // Time may help where asking again at once would not.
+                // A retry may succeed after a delay, not at once.
                 self.blocked |= errno == libc::EAGAIN;
                 return self.requeue(index);
             }
@@ -153,7 +157,8 @@ impl CompletionState {
             let whole = slot.op.block.whole(moved);
             match slot.op.kind {
                 _ if moved == left => slot.progress(moved),
-                // Also less than a block of a direct read, which goes on at blocks.
+                // Also less than a block of a direct read, which cannot be continued inside a
+                // block.
                 Kind::Read if whole == 0 => {
                     slot.progress(moved);
                     match slot.at_eof {
@@ -163,7 +168,7 @@ impl CompletionState {
                     }
                 }
                 _ if slot.cancel_errno().is_some() => {
-                    slot.progress(whole); // the error tells how much was transferred
+                    slot.progress(whole); // the error reports these bytes
                     slot.result.error = slot.cancel_errno();
                 }
                 Kind::Write if moved == 0 || (whole == 0 && slot.retries == RETRY_LIMIT) => {
@@ -177,7 +182,7 @@ impl CompletionState {
                 }
             }
         }
-        self.settle(index, now);
+        self.route_result(index, now);
     }
 
     fn requeue(&mut self, index: Index) {
@@ -185,9 +190,10 @@ impl CompletionState {
         self.pending.push(index);
     }
 
-    /// Passes the result on: into a queue at once, else to the ready list.
+    /// Delivers the result to a completion queue at once, otherwise puts the request on the ready
+    /// list.
     #[inline(never)]
-    fn settle(&mut self, index: Index, now: u64) {
+    fn route_result(&mut self, index: Index, now: u64) {
         let slot = self.slab.get(index);
         self.stats.took(slot.payload.stamp, now);
         if slot.target != CompletionTarget::Queue {
@@ -199,7 +205,8 @@ impl CompletionState {
         self.slab.release(index);
         self.enqueued += 1;
         if let Some(taken) = taken {
-            // SAFETY: unloaded just above, from where the slab has left it.
+            // SAFETY: the payload was taken above. `release` neither moves nor uses it, and the
+            // slab was not used since.
             let deferred = unsafe { taken.deliver(result) };
             if deferred.is_some() {
                 self.keep(deferred);
@@ -207,8 +214,8 @@ impl CompletionState {
         }
     }
 
-    /// Ends a request that is not in flight. Also what goes to a queue takes the ready list, so
-    /// that whoever turns the engine hears of it.
+    /// Ends a request that is not in flight. It goes to the ready list even if its target is a
+    /// queue, so that the next turn counts it.
     pub(crate) fn finish(&mut self, index: Index, error: Option<NonZeroI32>) {
         let slot = self.slab.get(index);
         slot.state = SlotState::Ready;
@@ -216,7 +223,7 @@ impl CompletionState {
         self.ready.push(index);
     }
 
-    /// Frees a `Ready` or `Done` slot. The parcel is where it was until the books are used again.
+    /// Frees a `Ready` or `Done` slot. Its payload stays valid until this state is used again.
     #[inline]
     pub(crate) fn collect(&mut self, index: Index) -> (Option<TakenPayload>, RawResult) {
         let slot = self.slab.get(index);
@@ -226,17 +233,17 @@ impl CompletionState {
         collected
     }
 
-    /// As [`collect`](Self::collect), for who knows the cargo's type.
+    /// Frees a `Ready` or `Done` slot whose payload type is known.
     ///
     /// # Safety
     ///
-    /// The slot was queued with a `T` as its cargo.
+    /// The slot was queued with a `T` as its payload.
     #[inline]
     pub(crate) unsafe fn collect_as<T: Deliver>(&mut self, index: Index) -> (Option<T>, RawResult) {
         let slot = self.slab.get(index);
         debug_assert!(matches!(slot.state, SlotState::Ready | SlotState::Done));
         let result = slot.result;
-        // SAFETY: the caller vouches for the type.
+        // SAFETY: by the contract of this function the payload is a `T`.
         let payload = unsafe { slot.payload.take() };
         self.slab.release(index);
         (payload, result)

@@ -166,7 +166,7 @@ impl Core {
     /// What the engine shares with its remotes; made at the first call.
     #[cold]
     pub(crate) fn remote_shared(&self) -> Arc<Shared> {
-        self.state.borrow_mut().remote_shared(self.wake_fd.foreign_kick())
+        self.state.borrow_mut().remote_shared(self.wake_fd.shared_kick())
     }
 
     /// Ends the requests of other threads that no slot was found for.
@@ -334,7 +334,7 @@ impl Core {
     /// Sleeps until a turn may get somewhere, or the alarm rings; returns early at will.
     fn sleep(&self, timeout: Option<Duration>, waker: Option<&BlockOnWaker>) -> io::Result<()> {
         let now = || self.instant();
-        let mut timeout = self.state.borrow().deadlines.cut(timeout, now);
+        let mut timeout = self.state.borrow().deadlines.shorten(timeout, now);
         if let Some(spin) = self.reap_mode.get().spin(timeout, now) {
             let start = now();
             if self.spin(spin, waker) {

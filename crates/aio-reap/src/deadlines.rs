@@ -1,10 +1,11 @@
-//! Which requests shall end, or whose waits shall end, at a time.
+//! The times at which requests are cancelled or their waits end.
 //!
 //! An entry becomes stale when its request completes, or, for [`Action::Wake`], when a later entry
 //! for the same request replaces it. A stale entry is dropped when its time comes, or when the heap
-//! reaches its limit: twice as many entries as there are slots, or twice as many as were not stale
-//! at the last such cleaning. A slot has at most two entries that are not stale, so the heap never
-//! exceeds four times the number of slots, and cleaning costs a constant per added entry.
+//! reaches its limit. The limit is twice the number of slots, or twice the number of entries that
+//! were not stale at the last such cleaning. A slot has at most two entries that are not stale, so
+//! the heap never exceeds four times the number of slots, and cleaning costs a constant per added
+//! entry.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,12 +13,12 @@ use std::time::{Duration, Instant};
 
 use crate::slab::{Index, Slab};
 
-/// What is to be done.
+/// The action at a deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Action {
     /// Cancel the request.
     Cancel,
-    /// Wake whoever waits for it.
+    /// Wake the task that waits for the request.
     Wake,
 }
 
@@ -27,7 +28,7 @@ struct Entry {
     index: Index,
     generation: u32,
     action: Action,
-    /// Tells this entry from the others of its slot.
+    /// A number that distinguishes this entry from others of its slot.
     serial: u64,
 }
 
@@ -38,13 +39,13 @@ pub(crate) struct Deadlines {
     limit: usize,
     /// The number of entries ever added.
     serial: u64,
-    /// For each slot the serial number of its last [`Action::Wake`]. Empty before the first.
+    /// The serial number of the last [`Action::Wake`] of each slot. Empty before the first one.
     last_wake: Box<[u64]>,
 }
 
 impl Deadlines {
-    /// Adds an entry; a [`Action::Wake`] replaces the request's earlier one. Allocates only while
-    /// more entries are noted than ever before.
+    /// Adds an entry. An [`Action::Wake`] replaces the request's earlier one. Allocates only if the
+    /// heap has more entries than ever before.
     pub(crate) fn add(&mut self, at: Instant, index: Index, action: Action, slab: &Slab) {
         self.serial += 1;
         if action == Action::Wake {
@@ -62,14 +63,14 @@ impl Deadlines {
         self.heap.push(Reverse(Entry { at, index, generation, action, serial: self.serial }));
     }
 
-    /// When to look again.
+    /// Returns the time of the earliest entry.
     #[inline]
     pub(crate) fn earliest(&self) -> Option<Instant> {
         self.heap.peek().map(|Reverse(entry)| entry.at)
     }
 
-    /// `timeout`, or less if a deadline comes before.
-    pub(crate) fn cut(
+    /// Returns `timeout`, or the time until the earliest entry if that is less.
+    pub(crate) fn shorten(
         &self,
         timeout: Option<Duration>,
         now: impl FnOnce() -> Instant,
@@ -79,7 +80,7 @@ impl Deadlines {
         Some(timeout.map_or(left, |timeout| timeout.min(left)))
     }
 
-    /// Takes one that is due at `now`.
+    /// Removes and returns an entry that is due at `now`.
     pub(crate) fn due(&mut self, now: Instant, slab: &Slab) -> Option<(Index, Action)> {
         while self.earliest().is_some_and(|at| at <= now) {
             let Reverse(entry) = self.heap.pop()?;
@@ -92,7 +93,7 @@ impl Deadlines {
 }
 
 impl Entry {
-    /// Whether the request still runs and no later entry replaces this one.
+    /// Returns whether the request still runs and no later entry replaces this one.
     fn is_current(&self, slab: &Slab, last_wake: &[u64]) -> bool {
         let replaced = self.action == Action::Wake && last_wake[self.index as usize] != self.serial;
         !replaced && slab.peek(self.index).generation == self.generation
@@ -108,15 +109,15 @@ mod tests {
         let mut slab = Slab::new(2);
         let mut deadlines = Deadlines::default();
         let (now, ms) = (Instant::now(), Duration::from_millis);
-        assert_eq!((deadlines.earliest(), deadlines.cut(None, || now)), (None, None));
+        assert_eq!((deadlines.earliest(), deadlines.shorten(None, || now)), (None, None));
         deadlines.add(now + ms(2), 1, Action::Wake, &slab);
         deadlines.add(now + ms(1), 0, Action::Cancel, &slab);
         assert_eq!(deadlines.earliest(), Some(now + ms(1)));
-        assert!(deadlines.cut(Some(Duration::MAX), || now).unwrap() == ms(1));
-        assert_eq!(deadlines.cut(Some(Duration::ZERO), || now), Some(Duration::ZERO));
+        assert!(deadlines.shorten(Some(Duration::MAX), || now).unwrap() == ms(1));
+        assert_eq!(deadlines.shorten(Some(Duration::ZERO), || now), Some(Duration::ZERO));
         assert_eq!(deadlines.due(now, &slab), None);
         assert_eq!(deadlines.due(now + ms(5), &slab), Some((0, Action::Cancel)));
-        slab.get(1).generation += 1; // it was used again
+        slab.get(1).generation += 1; // the slot was used again
         assert_eq!(deadlines.due(now + ms(5), &slab), None);
         assert_eq!(deadlines.earliest(), None);
     }

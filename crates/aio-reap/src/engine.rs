@@ -284,7 +284,7 @@ impl Engine {
     /// As [`wait`](Self::wait); the future is dropped.
     pub fn block_on<F: Future>(&self, future: F) -> io::Result<F::Output> {
         let core = &self.core;
-        let waker = BlockOnWaker::new(Arc::clone(core.wake_fd.foreign_kick()));
+        let waker = BlockOnWaker::new(Arc::clone(core.wake_fd.shared_kick()));
         let handle = BlockOnWaker::handle(&waker);
         let mut context = Context::from_waker(&handle);
         let mut future = pin!(future);

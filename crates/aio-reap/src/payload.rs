@@ -2,7 +2,7 @@
 //! slot without an allocation.
 //!
 //! ```text
-//!  Cargo | vtable | stamp | 96 bytes: (buffer, callback) or (buffer, queue, token) or buffer |
+//!  Payload | vtable | stamp | 96 bytes: (buffer, callback) or (buffer, queue, token) or buffer |
 //! ```
 //!
 //! The value is written in its place and read by its own type, so only its own bytes move.
@@ -161,8 +161,8 @@ impl TakenPayload {
     /// out first, so code that `deliver` runs may use the payload.
     #[inline]
     pub(crate) unsafe fn deliver(self, result: RawResult) -> Option<DeferredDrop> {
-        // SAFETY: by `Payload`'s invariant 1 the value is valid and of the vtable's type, and still
-        // so as the caller says; consuming the only parcel makes this its only use.
+        // SAFETY: by invariant 1 of the module the value was valid and of the vtable's type, and by
+        // the contract of this function it still is. `self` is consumed, so the value is used once.
         unsafe { (self.vtable.deliver)(self.value, result) }
     }
 
@@ -207,7 +207,7 @@ mod tests {
         payload.put(probe());
         let taken = payload.take_erased().unwrap();
         assert!(payload.is_empty());
-        // SAFETY: unloaded from `payload`, which was only looked at.
+        // SAFETY: taken from `payload`, which was only read since.
         assert!(unsafe { taken.deliver(RawResult { done: 9, error: None }) }.is_none());
         assert_eq!((drops.get(), got.get()), (1, 9));
         payload.put(probe());

@@ -1,4 +1,4 @@
-//! The fixed table of requests, and the lists of them.
+//! The fixed table of requests, and lists of its slots.
 //!
 //! ```text
 //!  slots | Pending | InFlight | Free | Ready | Done | ...      user data = generation << 32 | index
@@ -21,30 +21,30 @@ pub(crate) type Index = u32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Free,
-    /// Queued, not yet the kernel's.
+    /// Queued, but not accepted by the backend.
     Pending,
-    /// The backend has it: buffer and file must stay.
+    /// Accepted by the backend. The buffer and the file must stay.
     InFlight,
-    /// Complete, waiting on the ready list to be delivered.
+    /// Complete, and on the ready list for delivery.
     Ready,
-    /// Complete, waiting for its [`Operation`](crate::Operation) to collect it.
+    /// Complete. Its [`Operation`](crate::Operation) will collect it.
     Done,
 }
 
-/// Who gets the result.
+/// The receiver of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CompletionTarget {
-    /// A [`CompletionQueue`](crate::CompletionQueue): delivering runs no user code.
+    /// A [`CompletionQueue`](crate::CompletionQueue). The delivery runs no user code.
     Queue,
-    /// A callback: delivering runs user code.
+    /// A callback. The delivery runs user code.
     Callback,
-    /// An [`Operation`](crate::Operation) will collect it.
+    /// An [`Operation`](crate::Operation), which will collect it.
     Future,
-    /// Nobody: its operation was dropped. The buffer is freed at completion.
+    /// None: the operation was dropped. The buffer is freed at completion.
     Orphan,
 }
 
-/// Why a request ends before it is done; a number of retries that none makes.
+/// The reason why a request ends early. The values are numbers of retries that no request reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum CancelReason {
@@ -63,17 +63,17 @@ impl CancelReason {
     }
 }
 
-/// One request. Three cache lines; a request with a small cargo and no waker uses two.
+/// One request. It takes three cache lines; a request with a small payload and no waker uses two.
 #[repr(C, align(64))]
 pub(crate) struct Slot {
     pub(crate) generation: u32,
     pub(crate) state: State,
     pub(crate) target: CompletionTarget,
     pub(crate) at_eof: AtEof,
-    /// EAGAIN and EINTR in a row, or why the request shall end early: [`CancelReason`].
+    /// The number of EAGAIN and EINTR completions in a row, or a [`CancelReason`].
     pub(crate) retries: u8,
     pub(crate) op: Op,
-    /// Bytes moved so far, no error; in `Ready` and `Done` the result.
+    /// The bytes moved so far and no error; in `Ready` and `Done` the result.
     pub(crate) result: RawResult,
     pub(crate) file: Option<File>,
     pub(crate) payload: Payload,
@@ -94,17 +94,17 @@ impl Slot {
         waker: None,
     };
 
-    /// What to ask of the kernel next.
+    /// Returns the next operation for the kernel.
     pub(crate) fn next_op(&self) -> Op {
         self.op.rest(self.result.done)
     }
 
-    /// The request shall not be tried again, nor go on.
+    /// Marks the request, which is then neither retried nor continued.
     pub(crate) fn cancel(&mut self, reason: CancelReason) {
         self.retries = reason as u8;
     }
 
-    /// The errno of a request that was ended, if it was.
+    /// Returns the errno of a cancelled request.
     pub(crate) fn cancel_errno(&self) -> Option<NonZeroI32> {
         [CancelReason::Cancelled, CancelReason::TimedOut]
             .into_iter()
@@ -112,39 +112,40 @@ impl Slot {
             .map(CancelReason::errno)
     }
 
-    /// Takes note of `bytes` that were moved; vectors follow.
+    /// Records that `bytes` were moved, and advances vectors.
     pub(crate) fn progress(&mut self, bytes: u64) {
         self.result.done += bytes;
         // SAFETY: the slot owns the list that the vectors belong to, and its request has just
-        // completed.
+        // completed, so the kernel no longer uses them.
         unsafe { self.op.advance(bytes) }
     }
 
-    /// Zeroes what a read left of its buffer, and counts it as read.
+    /// Zeroes the rest of a read's buffer, and counts it as read.
     pub(crate) fn zero_rest(&mut self) {
-        // SAFETY: a read's slot owns its `IoBufMut`s, valid for `op.len` bytes in all; vectors
-        // have advanced with `done`, and the kernel is through with both.
+        // SAFETY: a read's slot owns its `IoBufMut`s, which are valid for `op.len` bytes in all.
+        // Vectors have advanced by `done`, and the request has just completed, so the kernel uses
+        // neither.
         unsafe { self.op.zero_rest(self.result.done) };
         self.result.done = self.op.len;
     }
 }
 
-/// A first-in first-out list of slots; a slot is on at most one.
+/// A first-in first-out list of slots. A slot is on at most one list.
 pub(crate) struct Fifo {
-    /// A ring; a power of two that all slots fit in.
+    /// A ring buffer. Its size is a power of two that holds all slots.
     ring: Box<[Index]>,
-    /// Where the next is taken and put; they count on, the low bits are the place.
+    /// The counters of removed and added slots. Their low bits are positions in the ring.
     head: usize,
     tail: usize,
 }
 
 pub(crate) struct Slab {
     slots: Box<[Slot]>,
-    /// Free slots up to `free_len`. Newest last, and first to be used again: its cache lines are
-    /// still here.
+    /// The first `free_len` are the free slots. The last one freed is used first, because its cache
+    /// lines are still in the cache.
     free: Box<[Index]>,
     free_len: usize,
-    /// Futures that wait for a slot.
+    /// The number of futures that wait for a slot.
     pub(crate) promised: usize,
 }
 
@@ -163,14 +164,14 @@ impl Slab {
         self.slots.len()
     }
 
-    /// Takes a free slot that is not promised to a future. The caller sets it up and gives it a
+    /// Takes a free slot that is not promised to a future. The caller initialises it and sets its
     /// state.
     #[inline]
     pub(crate) fn alloc(&mut self) -> Option<Index> {
         if self.free_len > self.promised { self.alloc_promised() } else { None }
     }
 
-    /// As [`alloc`](Self::alloc), for a future whose turn it is.
+    /// Takes a free slot for a future whose turn it is.
     #[inline]
     pub(crate) fn alloc_promised(&mut self) -> Option<Index> {
         let last = self.free_len.checked_sub(1)?;
@@ -178,9 +179,9 @@ impl Slab {
         Some(self.free[last])
     }
 
-    /// Gives a slot back; its user data will never match again (for 2^32 uses of the slot).
+    /// Frees a slot. Its user data does not match again for 2^32 uses of the slot.
     ///
-    /// A [`TakenPayload`](crate::payload::TakenPayload) unloaded from it stays where it is until the slab is
+    /// A [`TakenPayload`](crate::payload::TakenPayload) of the slot stays valid until the slab is
     /// used again.
     #[inline]
     pub(crate) fn release(&mut self, index: Index) {
@@ -200,7 +201,7 @@ impl Slab {
         &mut self.slots[index as usize]
     }
 
-    /// What completions of the slot's present use are told by.
+    /// Returns the user data of completions of the slot's current use.
     #[inline]
     pub(crate) fn user_data(&self, index: Index) -> u64 {
         u64::from(self.peek(index).generation) << 32 | u64::from(index)
@@ -210,7 +211,7 @@ impl Slab {
         &self.slots[index as usize]
     }
 
-    /// The in-flight slot a completion names; `None` if it names nothing in flight.
+    /// Returns the slot in flight that a completion names, or `None` if it names no slot in flight.
     #[inline]
     pub(crate) fn in_flight(&mut self, user_data: u64) -> Option<(Index, &mut Slot)> {
         let index = user_data as Index;
@@ -229,7 +230,7 @@ impl Slab {
 }
 
 impl Fifo {
-    /// A list for the slots of a slab.
+    /// Makes a list for the slots of a slab.
     pub(crate) fn new(capacity: usize) -> Self {
         let ring = vec![0; capacity.next_power_of_two()].into();
         Self { ring, head: 0, tail: 0 }
@@ -252,7 +253,7 @@ impl Fifo {
         self.tail = self.tail.wrapping_add(1);
     }
 
-    /// Takes one out of its place; the time is that of the length.
+    /// Removes a slot, in time proportional to the length.
     pub(crate) fn remove(&mut self, index: Index) {
         let mut to = self.head;
         for nth in 0..self.len() {
@@ -263,7 +264,7 @@ impl Fifo {
                 to = to.wrapping_add(1);
             }
         }
-        debug_assert_eq!(to.wrapping_add(1), self.tail, "it was not on the list");
+        debug_assert_eq!(to.wrapping_add(1), self.tail, "the slot was not on the list");
         self.tail = to;
     }
 
@@ -278,17 +279,18 @@ impl Fifo {
     }
 }
 
-/// The requests of one submission, oldest first; each is built from its slot as it is taken.
+/// The requests of one submission, oldest first. Each is built from its slot when it is taken.
 pub(crate) struct Batch<'s> {
     slots: &'s mut [Slot],
-    /// Up to the end of the list's ring, and what follows at its start.
+    /// The part up to the end of the list's ring, and the part that follows at its start.
     here: slice::Iter<'s, Index>,
     then: &'s [Index],
     now: u64,
 }
 
 impl<'s> Batch<'s> {
-    /// The first requests on `list`, at most `most`; `now` is stamped on those taken.
+    /// Makes a batch of the first requests on `list`, at most `most`. `now` becomes the time stamp
+    /// of the taken ones.
     #[inline]
     pub(crate) fn new(slab: &'s mut Slab, list: &'s Fifo, most: usize, now: u64) -> Self {
         let count = most.min(list.len());
@@ -302,7 +304,7 @@ impl<'s> Batch<'s> {
 }
 
 impl Batch<'_> {
-    /// The slot of the next request, in flight from now on, and its user data.
+    /// Takes the next request, which is in flight from now on. Returns its user data and slot.
     #[inline(always)]
     pub(crate) fn next_slot(&mut self) -> Option<(u64, &Slot)> {
         let index = match self.here.next() {
@@ -337,9 +339,9 @@ impl Iterator for Batch<'_> {
 
 impl ExactSizeIterator for Batch<'_> {}
 
-/// After a submission of the first `offered` on `list`: the first `accepted` leave it, and the
-/// others are pending again.
-pub(crate) fn settle(slab: &mut Slab, list: &mut Fifo, offered: usize, accepted: usize) {
+/// Ends a submission of the first `offered` requests on `list`: the first `accepted` leave the
+/// list, and the others are pending again.
+pub(crate) fn finish_submission(slab: &mut Slab, list: &mut Fifo, offered: usize, accepted: usize) {
     debug_assert!(accepted <= offered && offered <= list.len());
     for nth in accepted..offered {
         let index = list.ring[list.position(list.head.wrapping_add(nth))];
@@ -388,7 +390,7 @@ mod tests {
         let mut batch = Batch::new(&mut slab, &list, 3, 9);
         assert_eq!(batch.len(), 3);
         assert_eq!(batch.by_ref().map(|sub| sub.op.offset).collect::<Vec<_>>(), [0, 1, 2]);
-        settle(&mut slab, &mut list, 3, 1);
+        finish_submission(&mut slab, &mut list, 3, 1);
         assert_eq!((slab.count(State::InFlight), slab.count(State::Pending)), (1, 3));
         let mut batch = Batch::new(&mut slab, &list, 8, 9);
         assert_eq!(batch.next().map(|sub| sub.op.offset), Some(1));
@@ -428,7 +430,7 @@ mod tests {
             let index = slab.alloc().unwrap();
             list.push(index);
             let user_data = Batch::new(slab, &list, 1, 0).next().unwrap().user_data;
-            settle(slab, &mut list, 1, 1);
+            finish_submission(slab, &mut list, 1, 1);
             user_data
         };
         let user_data = start(&mut slab);

@@ -31,7 +31,9 @@ use crate::histogram::Histogram;
 use crate::payload::{RawResult, TakenPayload};
 use crate::raw::Stop;
 use crate::remote::{Inbox, PendingRemote, Shared};
-use crate::slab::{Batch, CancelReason, CompletionTarget, Index, Slab, State as SlotState, settle};
+use crate::slab::{
+    Batch, CancelReason, CompletionTarget, Index, Slab, State as SlotState, finish_submission,
+};
 use crate::wait_queue::WaitQueue;
 
 pub(crate) struct Limits {
@@ -223,7 +225,12 @@ impl State {
             } else {
                 self.backend.submit(batch)
             };
-            settle(&mut completions.slab, &mut completions.pending, offered, submitted.accepted);
+            finish_submission(
+                &mut completions.slab,
+                &mut completions.pending,
+                offered,
+                submitted.accepted,
+            );
             completions.in_flight += submitted.accepted;
             completions.stats.submitted(submitted.accepted, completions.in_flight);
             self.batch.submitted(submitted.accepted, completions.pending.len());
@@ -265,7 +272,7 @@ impl State {
         completions.blocked |= blocked && found == 0;
         completions.stats.reaped(found);
         self.batch.reaped(found, completions.in_flight);
-        let progress = found > mem::take(&mut completions.in_vain);
+        let progress = found > mem::take(&mut completions.eagain_reaped);
         self.more = found >= budget && completions.in_flight > 0;
         progress
     }

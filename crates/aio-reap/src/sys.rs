@@ -1,4 +1,4 @@
-//! Thin, checked wrappers over the system calls that several modules need.
+//! Checked wrappers of the system calls that several modules need.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -10,23 +10,23 @@ pub(crate) fn check(ret: libc::c_long) -> io::Result<i64> {
 
 fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
     let fd = check(fd.into())? as RawFd;
-    // SAFETY: the kernel just returned this descriptor to us, nobody else owns it.
+    // SAFETY: the kernel has just returned this descriptor, so it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 pub(crate) fn eventfd() -> io::Result<OwnedFd> {
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointer.
     owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
 pub(crate) fn timerfd() -> io::Result<OwnedFd> {
     let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointer.
     owned(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) })
 }
 
 pub(crate) fn epoll() -> io::Result<OwnedFd> {
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointer.
     owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
 }
 
@@ -39,26 +39,27 @@ pub(crate) fn epoll_add(epoll: &OwnedFd, fd: RawFd) -> io::Result<()> {
     check(ret.into()).map(drop)
 }
 
-/// Adds one to an eventfd. It can only fail by being full, in which case it is readable anyway.
+/// Adds one to an eventfd. This fails only if the count is at its limit; the eventfd is readable
+/// then.
 pub(crate) fn signal(eventfd: &OwnedFd) {
     let one = 1u64;
     // SAFETY: reads eight bytes from `one`.
     unsafe { libc::write(eventfd.as_raw_fd(), (&raw const one).cast(), 8) };
 }
 
-/// Empties an eventfd or timerfd; nothing happens if it is empty.
+/// Empties an eventfd or timerfd. Has no effect on an empty one.
 pub(crate) fn drain(fd: &OwnedFd) {
     let mut count = 0u64;
     // SAFETY: writes at most eight bytes to `count`; the descriptor is non-blocking.
     unsafe { libc::read(fd.as_raw_fd(), (&raw mut count).cast(), 8) };
 }
 
-/// Arms a timerfd to expire once, `after` from now (zero counts as one nanosecond).
+/// Arms a timerfd to expire once, `after` from now (at least one nanosecond).
 pub(crate) fn arm(timer: &OwnedFd, after: Duration) -> io::Result<()> {
     set_timer(timer, after.max(Duration::from_nanos(1)))
 }
 
-/// Stops a timerfd and forgets that it expired.
+/// Disarms a timerfd and clears its expiration.
 pub(crate) fn disarm(timer: &OwnedFd) -> io::Result<()> {
     set_timer(timer, Duration::ZERO)
 }
@@ -82,11 +83,11 @@ pub(crate) fn timespec(duration: Duration) -> libc::timespec {
     }
 }
 
-/// What `statx` says that `O_DIRECT` asks of the memory and of the offset; zeros where the kernel
-/// (before 6.1) or the file system does not say.
+/// Returns the alignment of the memory and of the offset that `statx` reports for `O_DIRECT`. Both
+/// are zero if the kernel (before 6.1) or the file system does not report it.
 pub(crate) fn direct_alignment(fd: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
-    // `struct statx` as 32-bit words, of which two are read. The call is made by its number: older
-    // versions of musl have no `statx`.
+    // `struct statx` as 32-bit words, of which two are read. The call is made by its number because
+    // older versions of musl have no `statx`.
     const WORDS: usize = 64;
     const MEMORY: usize = 38; // stx_dio_mem_align, byte 152
     const OFFSET: usize = 39; // stx_dio_offset_align
@@ -105,16 +106,17 @@ pub(crate) fn direct_alignment(fd: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     check(ret).map(|_| (stat[MEMORY], stat[OFFSET]))
 }
 
-/// The monotonic clock, in nanoseconds.
+/// Reads the monotonic clock, in nanoseconds.
 pub(crate) fn now() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: stores one timespec. It cannot fail: every Linux has this clock.
+    // SAFETY: the kernel stores one timespec in `now`. The call cannot fail, because every Linux
+    // has this clock.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Waits until one of `fds` is readable, the time is over (`Ok(false)`), or a signal came (also
-/// `Ok(false)`: callers look again anyway).
+/// Waits until one of `fds` is readable. Returns `Ok(false)` if the time is over or a signal
+/// arrived; callers check again anyway.
 pub(crate) fn poll_readable(fds: &[RawFd], timeout: Option<Duration>) -> io::Result<bool> {
     let mut polled = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 4];
     assert!(fds.len() <= polled.len());

@@ -1,4 +1,4 @@
-//! One descriptor a foreign loop can poll for everything the engine may want attention for.
+//! One descriptor that an event loop polls for everything that needs a turn of the engine.
 //!
 //! ```text
 //!            ┌ the backend's own descriptor: a completion is there
@@ -7,8 +7,9 @@
 //!            └ deadline (timerfd): a request or a wait is to end
 //! ```
 //!
-//! The backend's descriptor is watched only once somebody has asked for ours: who is watched pays
-//! for it with each completion, which goes through epoll then.
+//! The epoll descriptor watches the backend's descriptor only after the program has asked for the
+//! engine's, because each completion of a watched descriptor costs a call of epoll's code in the
+//! kernel.
 
 use std::cell::Cell;
 use std::io;
@@ -19,31 +20,31 @@ use percpu::sync::Arc;
 
 use crate::sys;
 
-/// First and last delay of the retry timer; guesses: about a disk's service time, and a tenth of
-/// a second, which nobody notices as load.
+/// The first and the longest delay of the retry timer; guesses: about the service time of a disk,
+/// and a tenth of a second, which causes no load.
 const FIRST_RETRY: Duration = Duration::from_micros(100);
 const LAST_RETRY: Duration = Duration::from_millis(100);
 
 pub(crate) struct WakeFd {
     epoll: OwnedFd,
-    /// The backend's; at most two.
+    /// The backend's descriptors; at most two.
     backend: Vec<RawFd>,
     kick: Arc<OwnedFd>,
     retry: OwnedFd,
     deadline: OwnedFd,
-    /// What `deadline` is set to.
-    set_to: Cell<Option<Instant>>,
-    /// Somebody polls `epoll`, so left-over work must ring.
+    /// The time that `deadline` is set to.
+    deadline_at: Cell<Option<Instant>>,
+    /// The program may poll `epoll`, so left-over work must kick.
     watched: Cell<bool>,
-    /// `epoll` could not be told to watch the backend: it rings all the time, so that nothing is
+    /// `epoll` could not watch the backend. The kick then stays signalled, so that no completion is
     /// missed.
-    deaf: Cell<bool>,
+    unwatched_backend: Cell<bool>,
     kicked: Cell<bool>,
-    /// Others have the kick too: it may ring without `kicked`.
-    foreign: Cell<bool>,
-    /// What the retry timer was armed with; it runs, or has run out unanswered.
+    /// Other threads have the kick too, so it may be signalled while `kicked` is false.
+    kick_is_shared: Cell<bool>,
+    /// The delay that the retry timer was armed with. `None` after `clear`.
     retrying: Cell<Option<Duration>>,
-    /// What it will be armed with next.
+    /// The delay of the next retry.
     delay: Cell<Duration>,
 }
 
@@ -60,11 +61,11 @@ impl WakeFd {
             kick: Arc::new(kick),
             retry,
             deadline,
-            set_to: Cell::new(None),
+            deadline_at: Cell::new(None),
             watched: Cell::new(false),
-            deaf: Cell::new(false),
+            unwatched_backend: Cell::new(false),
             kicked: Cell::new(false),
-            foreign: Cell::new(false),
+            kick_is_shared: Cell::new(false),
             retrying: Cell::new(None),
             delay: Cell::new(FIRST_RETRY),
         })
@@ -83,32 +84,32 @@ impl WakeFd {
 
     fn watch_backend(&self) {
         let watch = |&fd| match sys::epoll_add(&self.epoll, fd) {
-            Err(error) => error.raw_os_error() == Some(libc::EEXIST), // by an earlier attempt
+            Err(error) => error.raw_os_error() == Some(libc::EEXIST), // an earlier attempt added it
             Ok(()) => true,
         };
-        let deaf = !self.backend.iter().all(watch);
-        if deaf {
+        let unwatched_backend = !self.backend.iter().all(watch);
+        if unwatched_backend {
             sys::signal(&self.kick);
-        } else if self.deaf.get() {
-            self.kicked.set(true); // to be answered
+        } else if self.unwatched_backend.get() {
+            self.kicked.set(true); // `clear` then empties the kick
         }
-        self.deaf.set(deaf);
+        self.unwatched_backend.set(unwatched_backend);
     }
 
-    /// An eventfd that any thread may signal to end [`wait`](Self::wait).
-    pub(crate) fn foreign_kick(&self) -> &Arc<OwnedFd> {
-        self.foreign.set(true);
+    /// Returns an eventfd that any thread may signal to end [`wait`](Self::wait).
+    pub(crate) fn shared_kick(&self) -> &Arc<OwnedFd> {
+        self.kick_is_shared.set(true);
         &self.kick
     }
 
-    /// Makes the descriptor readable until [`clear`](Self::clear), if anybody polls it.
+    /// Makes the descriptor readable until [`clear`](Self::clear), if the program has it.
     pub(crate) fn kick(&self) {
         if self.watched.get() && !self.kicked.replace(true) {
             sys::signal(&self.kick);
         }
     }
 
-    /// Arms the retry timer, each time later until [`progress`](Self::progress).
+    /// Arms the retry timer. The delay doubles each time until [`progress`](Self::progress).
     pub(crate) fn retry_later(&self) {
         if self.retrying.get().is_some() {
             return;
@@ -117,66 +118,66 @@ impl WakeFd {
         self.retrying.set(Some(delay));
         self.delay.set((delay * 2).min(LAST_RETRY));
         if sys::arm(&self.retry, delay).is_err() {
-            // Cannot happen for a valid timer; a kick retries at once rather than never.
+            // This cannot happen with a valid timer. The kick retries at once instead of never.
             self.retrying.set(None);
             self.watch();
             self.kick();
         }
     }
 
-    /// Makes the descriptor readable at a time, or at none, if anybody polls it.
+    /// Makes the descriptor readable at the time `at`, or at no time, if the program has it.
     #[inline]
     pub(crate) fn wake_at(&self, at: Option<Instant>) {
-        if self.watched.get() && self.set_to.get() != at {
+        if self.watched.get() && self.deadline_at.get() != at {
             self.set_deadline(at);
         }
     }
 
     #[cold]
     fn set_deadline(&self, at: Option<Instant>) {
-        self.set_to.set(at);
+        self.deadline_at.set(at);
         let set = match at {
             Some(at) => sys::arm(&self.deadline, at.saturating_duration_since(Instant::now())),
             None => sys::disarm(&self.deadline),
         };
         if set.is_err() {
-            self.kick(); // cannot happen for a valid timer; early rather than never
+            self.kick(); // cannot happen with a valid timer; a turn now instead of never
         }
     }
 
-    /// How long after it was armed the retry timer rings, if it is armed.
+    /// Returns the delay that the retry timer was armed with, if it is armed.
     pub(crate) fn retry_delay(&self) -> Option<Duration> {
         self.retrying.get()
     }
 
-    /// A request got somewhere: the next retry starts from the shortest delay.
+    /// Records progress: the next retry has the shortest delay.
     pub(crate) fn progress(&self) {
         self.delay.set(FIRST_RETRY);
     }
 
-    /// Takes note of every ring so far, before looking for work.
+    /// Clears the kick and the retry timer. The caller looks for work afterwards.
     pub(crate) fn clear(&self) {
-        if self.deaf.get() {
+        if self.unwatched_backend.get() {
             self.watch_backend();
         }
-        let foreign = self.foreign.get() && self.watched.get();
-        if (self.kicked.get() || foreign) && !self.deaf.get() {
+        let kick_is_shared = self.kick_is_shared.get() && self.watched.get();
+        if (self.kicked.get() || kick_is_shared) && !self.unwatched_backend.get() {
             self.kicked.set(false);
             sys::drain(&self.kick);
         }
         if self.retrying.take().is_some() {
-            // Also before it ran out: later nobody would know that it has to be silenced.
+            // Also if it has not expired: no later call would disarm it.
             let _ = sys::disarm(&self.retry);
         }
     }
 
-    /// Sleeps until it rings, the time is over or a signal comes.
+    /// Sleeps until a descriptor is readable, the time is over, or a signal arrives.
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
         let mut fds = [self.kick.as_raw_fd(), self.retry.as_raw_fd(), -1, -1];
         fds.iter_mut().skip(2).zip(&self.backend).for_each(|(place, &fd)| *place = fd);
         sys::poll_readable(&fds, timeout)?;
-        if self.foreign.get() {
-            self.kicked.set(true); // it may have been the kick: `clear` empties it
+        if self.kick_is_shared.get() {
+            self.kicked.set(true); // the kick may have been the reason, so `clear` empties it
         }
         Ok(())
     }

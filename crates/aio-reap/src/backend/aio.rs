@@ -1,7 +1,7 @@
-//! Linux AIO by raw system calls, its completion ring peeked in user memory.
+//! Linux AIO by raw system calls. Its completion ring is read in user memory.
 //!
-//! Only `O_DIRECT` reads and writes go through it: for anything else `io_submit` blocks, or does
-//! not know the operation, so those go to a small thread pool.
+//! Only `O_DIRECT` reads and writes use Linux AIO. For other operations `io_submit` blocks or
+//! fails, so a small thread pool performs them.
 
 use std::io;
 use std::mem;
@@ -29,7 +29,7 @@ const IOCB_CMD_PWRITEV: u16 = 8;
 const IOCB_FLAG_RESFD: u32 = 1;
 const RING_MAGIC: u32 = 0xa10a_10a1;
 
-/// A request to the kernel: `struct iocb`, which the libc crate declares for glibc alone.
+/// A request to the kernel: `struct iocb`, which the libc crate declares only for glibc.
 #[repr(C)]
 #[derive(Default)]
 struct ControlBlock {
@@ -49,7 +49,7 @@ struct ControlBlock {
 
 const _: () = assert!(size_of::<ControlBlock>() == 64);
 
-/// Head of the mapping behind an `aio_context_t` (fs/aio.c; stable since 2.6, every libaio
+/// The head of the mapping at an `aio_context_t` (fs/aio.c; stable since 2.6, and every libaio
 /// relies on it).
 #[repr(C)]
 struct RingHeader {
@@ -65,22 +65,23 @@ struct RingHeader {
 
 const _: () = assert!(cfg!(offlock_loom) || cfg!(offlock_shuttle) || size_of::<RingHeader>() == 32);
 
-/// A kernel AIO context; destroyed on drop, which waits for what is in flight.
+/// A kernel AIO context. The drop destroys it, which waits for requests in flight.
 struct Context(libc::c_ulong);
 
 impl Context {
     fn new(depth: usize) -> io::Result<Self> {
         let mut id: libc::c_ulong = 0;
-        // SAFETY: stores one id.
+        // SAFETY: the kernel stores one id in `id`.
         let ret = unsafe { libc::syscall(libc::SYS_io_setup, depth as libc::c_uint, &raw mut id) };
         sys::check(ret)?;
         Ok(Self(id))
     }
 
-    /// The ring behind the context, if it looks like one we know.
+    /// Returns the ring of the context, if its header is the known one.
     fn ring(&self, depth: usize) -> Option<Ring<'static>> {
         let header = ptr::with_exposed_provenance::<RingHeader>(self.0 as usize);
-        // SAFETY: io_setup returns the address of its ring, mapped until io_destroy, page-aligned.
+        // SAFETY: the context is the page-aligned address of its ring, which is mapped until
+        // io_destroy.
         let header: &'static RingHeader = unsafe { header.as_ref() }?;
         let known = header.magic == RING_MAGIC
             && header.incompat_features == 0
@@ -90,23 +91,24 @@ impl Context {
             return None;
         }
         let first = ptr::from_ref(header).wrapping_add(1).cast::<UnsafeCell<Event>>();
-        // SAFETY: `nr` events follow the header in the mapping; `UnsafeCell` is transparent.
+        // SAFETY: `nr` events follow the header in the mapping, and `UnsafeCell<Event>` has the
+        // layout of `Event`.
         let events = unsafe { slice::from_raw_parts(first, header.nr as usize) };
-        // SAFETY: the kernel fills events before it moves the tail and reads the head before it
-        // reuses one. The context makes one `Ring`, and io_getevents, the other consumer, runs on
-        // the same thread: while the ring is not being read.
+        // SAFETY: the kernel writes events before it moves the tail, and reads the head before it
+        // reuses one. `Aio::new` makes one `Ring` per context. The other consumer, io_getevents,
+        // runs on the same thread, never inside `consume`.
         Some(unsafe { Ring::new(&header.head, &header.tail, events) })
     }
 
     fn submit(&self, pointers: &mut [*mut ControlBlock]) -> io::Result<usize> {
         let (count, list) = (pointers.len(), pointers.as_mut_ptr());
-        // SAFETY: `list` holds `count` pointers to control blocks whose buffers live until completion
-        // (contract 2 of `backend`); the kernel copies the blocks before it returns.
+        // SAFETY: `list` has `count` pointers to control blocks, which the kernel copies before it
+        // returns. By contract 2 of `backend` their buffers live until the completion.
         let ret = unsafe { libc::syscall(libc::SYS_io_submit, self.0, count, list) };
         sys::check(ret).map(|accepted| accepted as usize)
     }
 
-    /// Takes completions by system call: at least `wanted`, unless the time is over before.
+    /// Takes completions by system call, at least `wanted` unless `timeout` is over first.
     fn get_events(
         &self,
         wanted: usize,
@@ -116,7 +118,8 @@ impl Context {
         let time = timeout.map(sys::timespec);
         let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
         let (max, first) = (events.len(), events.as_mut_ptr());
-        // SAFETY: room for `max` events, laid out as the kernel's; `time` is null or in this frame.
+        // SAFETY: `first` has room for `max` events with the kernel's layout, and `time` is null or
+        // points into this frame.
         let ret =
             unsafe { libc::syscall(libc::SYS_io_getevents, self.0, wanted, max, first, time) };
         sys::check(ret).map(|count| count as usize)
@@ -125,39 +128,39 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: the id is ours and not used again.
+        // SAFETY: this value owns the id, which is not used again.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.0) };
     }
 }
 
 pub(crate) struct Aio {
-    /// `None` when the memory behind the context is not the ring we know.
+    /// `None` if the memory of the context is not the known ring.
     ring: Option<Ring<'static>>,
-    /// Room for as many as can be in flight. The first `taken` were taken by system call; of those
-    /// the ones from `given` on are still to be reaped.
+    /// A buffer for as many events as can be in flight. The first `taken` were taken by system
+    /// call. Of those, the events from `given` on are not reaped yet.
     events: Box<[Event]>,
     given: usize,
     taken: usize,
-    /// Reused by every submission, as the next two.
+    /// This vector and the next two are reused by every submission.
     batch: Vec<Sub>,
     iocbs: Vec<ControlBlock>,
     pointers: Vec<*mut ControlBlock>,
     notifier: OwnedFd,
-    /// Somebody polls the bell: a system call for each turn, to silence it.
+    /// The notifier may be polled, so each turn clears it by a system call.
     watched: bool,
     pool: Pool,
-    /// Submitted to the context and not yet reaped.
+    /// The number of requests that were submitted to the context and not reaped.
     in_context: usize,
-    // After `ring`, which points into its mapping.
+    // Dropped after `ring`, which points into its mapping.
     context: Context,
 }
 
 impl Aio {
-    /// A context for `depth` requests in flight, and a pool of `workers` beside it.
+    /// Makes a context for `depth` requests in flight, and a pool of at most `workers` threads.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` when the system's `aio-max-nr` is used up, `ENOSYS` or `EPERM` where AIO is off.
+    /// `EAGAIN` if the system's `aio-max-nr` is used up, `ENOSYS` or `EPERM` if AIO is disabled.
     pub(crate) fn new(workers: usize, depth: usize) -> io::Result<Self> {
         let context = Context::new(depth)?;
         let ring = context.ring(depth);
@@ -179,7 +182,7 @@ impl Aio {
 
     fn control_block(&self, Sub { user_data, op }: &Sub) -> ControlBlock {
         let read = op.kind == Kind::Read;
-        // What follows the opcode in number of bytes, or of vectors.
+        // `nbytes` is a number of bytes or of vectors, depending on the opcode.
         let (opcode, nbytes) = match op.memory.kind() {
             MemoryKind::Vectors(count) if read => (IOCB_CMD_PREADV, count.into()),
             MemoryKind::Vectors(count) => (IOCB_CMD_PWRITEV, count.into()),
@@ -199,7 +202,7 @@ impl Aio {
         }
     }
 
-    /// Takes events by system call, which is asked for at least `wanted`.
+    /// Takes events by system call, at least `wanted` unless `timeout` is over first.
     fn take_events(&mut self, wanted: usize, timeout: Option<Duration>) -> io::Result<()> {
         if self.given < self.taken {
             return Ok(());
@@ -209,7 +212,7 @@ impl Aio {
         Ok(())
     }
 
-    /// Submits requests that all suit AIO.
+    /// Submits requests, all of which suit AIO.
     fn submit_run(&mut self, run: &[Sub]) -> Submitted {
         self.iocbs.clear();
         for sub in run {
@@ -230,7 +233,7 @@ impl Aio {
                     let stop = match error.raw_os_error().unwrap_or(libc::EIO) {
                         libc::EINTR => continue,
                         libc::EAGAIN => Stop::Busy,
-                        errno => Stop::Failed(errno), // the first of the rest is at fault
+                        errno => Stop::Failed(errno), // the error is about the first request that was not accepted
                     };
                     return Submitted { accepted, stop: Some(stop) };
                 }
@@ -260,7 +263,7 @@ impl Aio {
     }
 }
 
-/// Whether io_submit starts the request without blocking.
+/// Returns whether io_submit starts the request without blocking.
 fn suits_aio(sub: &Sub) -> bool {
     sub.op.block.is_direct() && sub.op.transfers()
 }
@@ -307,7 +310,8 @@ impl Backend for Aio {
         super::wait_readable(&[self.notifier.as_raw_fd(), self.pool.notifier()], timeout)
     }
 
-    /// Only what waits for a thread: the kernel cannot take block I/O back (`io_cancel`).
+    /// Cancels only requests that wait for a thread: the kernel cannot cancel block I/O
+    /// (`io_cancel`).
     fn cancel(&mut self, user_data: u64) -> bool {
         self.pool.cancel(user_data)
     }

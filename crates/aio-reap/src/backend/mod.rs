@@ -1,11 +1,12 @@
-//! What the engine asks of the kernel's interfaces, and the interfaces.
+//! The interface between the engine and the kernel's interfaces, with its implementations.
 //!
 //! # Contract
 //!
-//! 1. `submit` takes a prefix of the batch, in order; what it took completes exactly once through
-//!    `reap`, under the same user data.
-//! 2. Until then the backend may use the buffer and the descriptor; afterwards it does not.
-//! 3. `reap` never blocks and never submits. Neither runs user code.
+//! 1. `submit` takes a prefix of the batch, in order. Each request that it took completes exactly
+//!    once through `reap`, with the same user data.
+//! 2. Until then the backend may use the buffer and the descriptor; afterwards it does not use
+//!    them.
+//! 3. `reap` never blocks and never submits. Neither `submit` nor `reap` runs user code.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -31,19 +32,19 @@ pub(crate) mod uring;
 pub(crate) use device::Device;
 
 pub(crate) trait Backend {
-    /// Starts requests, first to last. An empty batch pushes on with the [backlog](Self::backlog).
+    /// Starts requests, first to last. An empty batch continues with the [backlog](Self::backlog).
     fn submit(&mut self, batch: Batch<'_>) -> Submitted;
 
-    /// As `submit`, and then sleeps until a completion is visible, if that is no extra call and the
-    /// kernel has the whole batch. Returns whether it may have slept.
+    /// Submits, and then sleeps until a completion is visible, if that needs no extra system call
+    /// and the kernel took the whole batch. Returns whether it may have slept.
     fn submit_and_wait(&mut self, batch: Batch<'_>) -> (Submitted, bool) {
         (self.submit(batch), false)
     }
 
-    /// Hands at most `budget` completions that are visible now to `each`, which does not panic.
+    /// Passes at most `budget` completions that are visible now to `each`, which does not panic.
     fn reap(&mut self, budget: usize, each: impl FnMut(RawCompletion));
 
-    /// As `reap`, into the books; returns how many.
+    /// Reaps into `completions`. Returns the number of completions.
     fn reap_into(&mut self, budget: usize, completions: &mut CompletionState, now: u64) -> usize {
         let mut found = 0;
         self.reap(budget, |completion| {
@@ -53,57 +54,57 @@ pub(crate) trait Backend {
         found
     }
 
-    /// Sleeps until a completion is likely visible, or `timeout` is over. Spurious returns are
-    /// fine; only called while the kernel holds something.
+    /// Sleeps until a completion is probably visible, or `timeout` is over. It may return early.
+    /// Only called while the kernel has a request.
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()>;
 
-    /// The engine looked, found nothing and will look again at once.
+    /// Called between two peeks of the engine that found nothing.
     fn relax(&mut self) {
         hint::spin_loop();
     }
 
-    /// The engine will sleep on the [descriptors](Self::wake_fds) instead of in `wait`, and no longer
-    /// than `timeout`.
+    /// Called before the engine sleeps on the [descriptors](Self::wake_fds) instead of in `wait`,
+    /// for at most `timeout`.
     fn before_sleep(&mut self, _timeout: Option<Duration>) {
         self.watch();
     }
 
-    /// From now on somebody polls the [descriptors](Self::wake_fds): they are to be silenced by each
-    /// [`acknowledge`](Self::acknowledge), which until then may be too dear. What rang before may
-    /// ring on until the next.
+    /// Called when the [descriptors](Self::wake_fds) may be polled from now on. Each
+    /// [`acknowledge`](Self::acknowledge) must then clear them, which it may omit before to save a
+    /// system call. A notification from before may stay until the next `acknowledge`.
     fn watch(&mut self) {}
 
-    /// Lets time pass until a submission is tried again or a wait is over, with nothing in flight;
-    /// false where that is real time.
+    /// Advances the time of the device while the engine would sleep with nothing in flight. Returns
+    /// false if the device has real time.
     fn pass(&mut self, _time: Duration) -> bool {
         false
     }
 
-    /// Takes note of wake-ups so far, before a reap that answers them.
+    /// Clears the descriptors, before a reap that takes the completions.
     fn acknowledge(&mut self);
 
-    /// Descriptors that are readable when completions may be there; at most two.
+    /// Returns the descriptors that are readable when completions may be visible; at most two.
     fn wake_fds(&self) -> Vec<RawFd>;
 
-    /// Tries to end an accepted request early; whatever becomes of that, the request completes as
-    /// every other. Returns whether anything could be tried.
+    /// Tries to cancel an accepted request. In any case the request completes like every other.
+    /// Returns false if there was no attempt.
     fn cancel(&mut self, _user_data: u64) -> bool {
         false
     }
 
-    /// Completions are still to come that belong to no request: a reap removes them.
+    /// Returns whether completions of cancellations are outstanding. A reap removes them.
     fn has_cancellations(&self) -> bool {
         false
     }
 
-    /// Lets the kernel know a file by `number`, or forget it; below
+    /// Registers a file with the kernel as `number`, or unregisters that number. `number` is below
     /// [`MAX_FILES`](crate::registry::MAX_FILES).
     fn register_file(&mut self, _number: u16, _fd: Option<RawFd>) -> io::Result<()> {
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }
 
-    /// Lets the kernel know a buffer by `number`, or forget it; below
-    /// [`MAX_BUFFERS`](crate::registry::MAX_BUFFERS).
+    /// Registers a buffer with the kernel as `number`, or unregisters that number. `number` is
+    /// below [`MAX_BUFFERS`](crate::registry::MAX_BUFFERS).
     fn register_buffer(
         &mut self,
         _number: u16,
@@ -112,23 +113,23 @@ pub(crate) trait Backend {
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }
 
-    /// Accepted requests that the kernel has not looked at yet.
+    /// Returns the number of accepted requests that the kernel has not taken yet.
     fn backlog(&self) -> usize {
         0
     }
 
-    /// The time by which deadlines and timeouts are told.
+    /// Returns the time for deadlines and timeouts.
     fn instant(&self) -> Instant {
         Instant::now()
     }
 
-    /// The time in nanoseconds by which latencies are told.
+    /// Returns the time for latencies, in nanoseconds.
     fn now(&self) -> u64 {
         crate::sys::now()
     }
 }
 
-/// Reads the descriptors' wake-ups into one poll.
+/// Sleeps until one of the descriptors is readable or `timeout` is over.
 pub(crate) fn wait_readable(fds: &[RawFd], timeout: Option<Duration>) -> io::Result<()> {
     crate::sys::poll_readable(fds, timeout).map(drop)
 }

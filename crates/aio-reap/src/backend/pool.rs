@@ -1,4 +1,4 @@
-//! A few threads that perform operations with blocking system calls.
+//! A pool of threads that perform operations by blocking system calls.
 //!
 //! ```text
 //!  engine ──push──► todo ──take──► worker ──finish──► done ──drain──► engine
@@ -7,9 +7,9 @@
 //!
 //! # Invariants
 //!
-//! 1. A job is in exactly one of: `todo`, a worker's hands, `done`.
-//! 2. If `done` is not empty, the bell was rung since it was last drained: the worker that makes
-//!    it non-empty rings, under no lock, after its push.
+//! 1. A job is in `todo`, or one worker performs it, or its completion is in `done`.
+//! 2. If `done` is not empty, the notifier was signalled after the last drain, or will be: the
+//!    worker that makes `done` non-empty signals after its push, without a lock.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,7 +21,7 @@ use crate::op::Op;
 use crate::raw::{RawCompletion, Sub};
 use crate::{perform, sys};
 
-/// The two queues between an engine and its threads. `J` is a job, `D` its completion.
+/// The two queues between an engine and its threads. `J` is a job and `D` its completion.
 pub struct Jobs<J, D> {
     todo: Mutex<Todo<J>>,
     more: Condvar,
@@ -30,13 +30,13 @@ pub struct Jobs<J, D> {
 
 struct Todo<J> {
     jobs: VecDeque<J>,
-    /// Workers asleep in `take`.
+    /// The number of workers that sleep in `take`.
     idle: usize,
     closed: bool,
 }
 
 impl<J, D> Jobs<J, D> {
-    /// Queues with room for `capacity` jobs before they allocate.
+    /// Makes queues that hold `capacity` jobs without further allocation.
     pub fn new(capacity: usize) -> Self {
         let jobs = VecDeque::with_capacity(capacity);
         Self {
@@ -46,7 +46,7 @@ impl<J, D> Jobs<J, D> {
         }
     }
 
-    /// Hands a job to the workers. Returns whether none of them was idle.
+    /// Queues a job. Returns whether there are more queued jobs than idle workers.
     pub fn push(&self, job: J) -> bool {
         let mut todo = self.todo.lock();
         todo.jobs.push_back(job);
@@ -56,7 +56,8 @@ impl<J, D> Jobs<J, D> {
         all_busy
     }
 
-    /// Takes the oldest job; sleeps while there is none. `None` once closed and empty.
+    /// Takes the oldest job. Sleeps while there is none. Returns `None` after `close`, when no job
+    /// is left.
     pub fn take(&self) -> Option<J> {
         let mut todo = self.todo.lock();
         loop {
@@ -72,7 +73,8 @@ impl<J, D> Jobs<J, D> {
         }
     }
 
-    /// Adds a completion. Returns whether the bell must be rung: it is the first.
+    /// Adds a completion. Returns whether the caller must signal the notifier, because the queue
+    /// was empty.
     #[must_use = "the engine may be asleep"]
     pub fn finish(&self, done: D) -> bool {
         let mut queue = self.done.lock();
@@ -80,8 +82,8 @@ impl<J, D> Jobs<J, D> {
         queue.len() == 1
     }
 
-    /// Takes up to `budget` completions. Returns whether some are left: then the bell must be
-    /// rung again, for nobody else will.
+    /// Takes up to `budget` completions. Returns whether some are left. The caller must then signal
+    /// the notifier again, because no worker will.
     #[must_use = "the engine may go to sleep"]
     pub fn drain(&self, budget: usize, mut each: impl FnMut(D)) -> bool {
         let mut queue = self.done.lock();
@@ -90,14 +92,14 @@ impl<J, D> Jobs<J, D> {
         !check!("drain: nothing is left", queue.is_empty())
     }
 
-    /// Takes the oldest job that is `wanted` back, if no worker has it yet.
+    /// Takes back the oldest job that is `wanted`, if no worker has taken it.
     pub fn withdraw(&self, wanted: impl Fn(&J) -> bool) -> Option<J> {
         let mut todo = self.todo.lock();
         let at = todo.jobs.iter().position(wanted)?;
         todo.jobs.remove(at)
     }
 
-    /// Lets workers return from `take` once the queue is empty.
+    /// Makes workers return from `take` when the queue is empty.
     pub fn close(&self) {
         self.todo.lock().closed = true;
         step!("close: wake every worker", self.more.notify_all());
@@ -107,8 +109,8 @@ impl<J, D> Jobs<J, D> {
 /// A job of the thread pool.
 struct Job(Sub);
 
-// SAFETY: the pointer in `op` names a buffer that the engine keeps alive and untouched until the
-// completion (contract 2 of `backend`), so one other thread may use it meanwhile.
+// SAFETY: the pointer in `op` names a buffer that the engine keeps alive and does not use until the
+// completion (contract 2 of `backend`), so the worker is the only thread that uses it.
 unsafe impl Send for Job {}
 
 struct Shared {
@@ -124,7 +126,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// Threads start when jobs find none idle, up to `max_workers`.
+    /// Makes a pool without threads. A thread starts if a job finds none idle, up to `max_workers`.
     pub(crate) fn new(max_workers: usize, capacity: usize) -> io::Result<Self> {
         let shared = Shared { jobs: Jobs::new(capacity), notifier: sys::eventfd()? };
         let workers = Vec::with_capacity(max_workers);
@@ -135,7 +137,7 @@ impl Pool {
         self.shared.notifier.as_raw_fd()
     }
 
-    /// Starts one thread if it can; the pool needs at least one.
+    /// Starts one thread. The pool needs at least one.
     pub(crate) fn start_worker(&mut self) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
         let name = format!("aio-reap-{}", self.workers.len());
@@ -144,20 +146,20 @@ impl Pool {
         Ok(())
     }
 
-    /// Hands over one request; an error when there is no thread and none can be started.
+    /// Queues one request. Fails if there is no thread and none can start.
     pub(crate) fn push(&mut self, sub: Sub) -> io::Result<()> {
         if self.workers.is_empty() {
             self.start_worker()?;
         }
         self.held += 1;
         if self.shared.jobs.push(Job(sub)) && self.workers.len() < self.max_workers {
-            // Without one more thread the others get there, only later.
+            // After an error the existing threads perform the job, only later.
             let _ = self.start_worker();
         }
         Ok(())
     }
 
-    /// Completes a request that no thread has begun as cancelled.
+    /// Completes a request with ECANCELED if no thread has begun it. Returns whether it did.
     pub(crate) fn cancel(&mut self, user_data: u64) -> bool {
         let jobs = &self.shared.jobs;
         let withdrawn = jobs.withdraw(|Job(sub)| sub.user_data == user_data).is_some();
@@ -181,13 +183,13 @@ impl Pool {
         }
     }
 
-    /// No request is with the threads.
+    /// Returns whether no request is in the pool.
     pub(crate) fn is_idle(&self) -> bool {
         self.held == 0
     }
 
     pub(crate) fn acknowledge(&self) {
-        // Also when nothing is held: the bell may ring after its completion was reaped.
+        // Also if no request is in the pool: a worker may signal after its completion was reaped.
         if !self.workers.is_empty() {
             sys::drain(&self.shared.notifier);
         }
@@ -195,11 +197,11 @@ impl Pool {
 }
 
 impl Drop for Pool {
-    /// Queued jobs are performed first: a request the engine counts as in flight is never lost.
+    /// Waits until the workers have performed the queued jobs, so no request in flight is lost.
     fn drop(&mut self) {
         self.shared.jobs.close();
         for worker in self.workers.drain(..) {
-            let _ = worker.join(); // it cannot panic, see `work`
+            let _ = worker.join(); // `work` does not panic
         }
     }
 }
@@ -214,7 +216,8 @@ fn work(shared: &Shared) {
 }
 
 fn perform(op: &Op) -> i32 {
-    // SAFETY: contract 2 of `backend`: buffer and descriptor are ours until we report completion.
+    // SAFETY: by contract 2 of `backend` the buffer and the descriptor are valid until the pool
+    // reports the completion.
     unsafe { perform::perform(op) }
 }
 
@@ -222,7 +225,7 @@ fn perform(op: &Op) -> i32 {
 mod tests {
     use super::*;
 
-    /// Jobs that no thread has begun: there is none.
+    /// The pool has no thread, so no job has begun.
     #[test]
     fn cancelled_jobs_complete_as_such_and_ring() {
         let mut pool = Pool::new(1, 4).unwrap();

@@ -1,7 +1,7 @@
-//! The way into an io_uring: by a number that the kernel keeps for this thread, if it does.
+//! Enters an io_uring by a number that the kernel keeps for this thread, if it can.
 //!
-//! Who names a ring by its descriptor has the kernel look the file up, count a reference and drop
-//! it, each time. A registered ring (from 5.18 on) costs none of this.
+//! If a call names a ring by its descriptor, the kernel looks up the file and takes and drops a
+//! reference each time. A registered ring (Linux 5.18) costs none of this.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -15,7 +15,7 @@ const ENTER_REGISTERED_RING: u32 = 1 << 4;
 const REGISTER_RING_FDS: u32 = 20;
 const UNREGISTER_RING_FDS: u32 = 21;
 
-/// `struct io_uring_rsrc_update`; `offset` of all ones asks for any free number.
+/// `struct io_uring_rsrc_update`. An `offset` of all ones requests any free number.
 #[repr(C)]
 struct RingUpdate {
     offset: u32,
@@ -23,27 +23,29 @@ struct RingUpdate {
     data: u64,
 }
 
-/// Belongs to the thread that made it, as the ring does.
+/// An io_uring's descriptor and its registered number. It belongs to the thread that made it, like
+/// the ring.
 pub(crate) struct RegisteredRing {
     ring: RawFd,
     number: Option<u32>,
 }
 
 impl RegisteredRing {
-    /// Registers the ring if the kernel can and the thread has a number left (of 16).
+    /// Registers the ring if the kernel can do it and one of the thread's 16 numbers is free.
     ///
     /// # Safety
     ///
-    /// `ring` is an io_uring's descriptor and stays open as long as the result lives.
+    /// `ring` is an io_uring's descriptor, and stays open as long as the result lives.
     pub(crate) unsafe fn new(ring: RawFd) -> Self {
         let mut update = RingUpdate { offset: u32::MAX, resv: 0, data: ring as u64 };
-        // SAFETY: the kernel reads one update and stores the number into it.
+        // SAFETY: `ring` is an io_uring's descriptor, and the operation takes one update, into
+        // which the kernel stores the number.
         let done = unsafe { register(ring, REGISTER_RING_FDS, &mut update) };
         Self { ring, number: (done == Ok(1)).then_some(update.offset) }
     }
 
-    /// Submits up to `count` entries and waits for `wanted` completions (with
-    /// [`ENTER_GETEVENTS`]); returns how many entries the kernel has consumed.
+    /// Submits up to `count` entries and waits for `wanted` completions (with [`ENTER_GETEVENTS`]).
+    /// Returns how many entries the kernel consumed.
     #[inline]
     pub(crate) fn enter(&self, count: u32, wanted: u32, flags: u32) -> io::Result<usize> {
         let (ring, flags) = match self.number {
@@ -51,8 +53,8 @@ impl RegisteredRing {
             None => (self.ring, flags),
         };
         let none = ptr::null::<libc::c_void>();
-        // SAFETY: the ring is open by the promise to `new`; no argument is passed. Whoever pushed
-        // the entries vouched for what they name.
+        // SAFETY: by the contract of `new` the ring is open. The last two arguments are empty. The
+        // code that pushed the entries ensured that what they name stays valid.
         let ret = unsafe {
             libc::syscall(libc::SYS_io_uring_enter, ring, count, wanted, flags, none, 0usize)
         };
@@ -64,7 +66,8 @@ impl Drop for RegisteredRing {
     fn drop(&mut self) {
         if let Some(offset) = self.number {
             let mut update = RingUpdate { offset, resv: 0, data: 0 };
-            // SAFETY: the kernel reads one update. The number goes with the thread otherwise.
+            // SAFETY: by the contract of `new` the ring is still open, and the operation takes one
+            // update. After an error the number is freed when the thread ends.
             let _ = unsafe { register(self.ring, UNREGISTER_RING_FDS, &mut update) };
         }
     }
@@ -72,10 +75,11 @@ impl Drop for RegisteredRing {
 
 /// # Safety
 ///
-/// `ring` is an io_uring's descriptor, and `operation` one that takes one update.
+/// `ring` is an io_uring's descriptor, and `operation` takes one update.
 unsafe fn register(ring: RawFd, operation: u32, update: &mut RingUpdate) -> Result<i64, i32> {
     let update = ptr::from_mut(update);
-    // SAFETY: as the caller says; `update` lives until the call returns.
+    // SAFETY: by the contract of this function the operation takes one update, and `update` lives
+    // until the call returns.
     let ret = unsafe { libc::syscall(libc::SYS_io_uring_register, ring, operation, update, 1) };
     sys::check(ret).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
 }
@@ -88,7 +92,7 @@ mod tests {
 
     use super::*;
 
-    /// More rings than a thread has numbers for: each works, and numbers come back.
+    /// Every ring works if there are more rings than numbers, and dropped rings free their numbers.
     #[test]
     fn rings_without_a_number_are_entered_all_the_same() {
         let Ok(first) = IoUring::new(2) else { return };
@@ -98,13 +102,13 @@ mod tests {
             let mut numbers = 0;
             let registered: Vec<_> = rings
                 .iter()
-                // SAFETY: dropped before the rings.
+                // SAFETY: `registered` is dropped before the rings.
                 .map(|ring| unsafe { RegisteredRing::new(ring.as_raw_fd()) })
                 .inspect(|registered| numbers += usize::from(registered.number.is_some()))
                 .collect();
             assert!(numbers == 0 || numbers == 16, "{numbers} registered");
             for (ring, registered) in rings.iter_mut().zip(&registered) {
-                // SAFETY: a no-op refers to nothing.
+                // SAFETY: a no-op refers to no memory or descriptor.
                 unsafe { ring.submission().push(&opcode::Nop::new().build()) }.unwrap();
                 assert_eq!(registered.enter(1, 1, ENTER_GETEVENTS).unwrap(), 1);
                 assert_eq!(ring.completion().next().unwrap().result(), 0);

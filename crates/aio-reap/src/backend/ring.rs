@@ -1,17 +1,17 @@
-//! Linux AIO's completion ring, read where it lies: in memory shared with the kernel.
+//! Linux AIO's completion ring, read in the memory that the kernel shares.
 //!
 //! ```text
 //!  | id nr head tail magic compat incompat header_length | event 0 | event 1 | ... | event nr-1 |
 //!              ▲    ▲
-//!    ours alone┘    └ the kernel's: stores events, then the tail (Release)
+//!  the engine's┘    └ the kernel's: stores events, then the tail (Release)
 //!  consumer: load tail (Acquire), copy events head..tail, store head (Release)
 //! ```
 //!
 //! # Invariants
 //!
-//! 1. One consumer: the engine, which is `!Sync`. `head` is written by nobody else.
-//! 2. `head`, as used here, is below `nr`, whatever the memory says.
-//! 3. An event is copied after the tail that covers it was loaded, before the head passes it.
+//! 1. The engine, which is `!Sync`, is the only consumer. Only it writes `head`.
+//! 2. `head`, as used here, is below `nr`, for every value in the memory.
+//! 3. An event is copied after the load of a tail that covers it, and before the head passes it.
 
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::cell::UnsafeCell;
@@ -21,17 +21,17 @@ use percpu::sync::order;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Event {
-    /// What the request carried in `aio_data`.
+    /// The request's `aio_data`.
     pub data: u64,
-    /// Address of the request's `struct iocb`.
+    /// The address of the request's `struct iocb`.
     pub obj: u64,
-    /// Bytes, or a negated errno.
+    /// A number of bytes or a negated errno.
     pub res: i64,
-    /// A second result; unused by block I/O.
+    /// A second result, which block I/O does not use.
     pub res2: i64,
 }
 
-/// One side of the ring: the consumer's.
+/// The consumer's side of the ring.
 pub struct Ring<'a> {
     head: &'a AtomicU32,
     tail: &'a AtomicU32,
@@ -43,8 +43,8 @@ impl<'a> Ring<'a> {
     ///
     /// # Safety
     ///
-    /// 1. `events[i]` for i from head to tail (modulo the length) is written by nobody until the
-    ///    head passes it; the producer publishes it with a Release store of `tail`.
+    /// 1. `events[i]` for i from head to tail (modulo the length) is not written until the head
+    ///    passes it. The producer publishes it by a Release store of `tail`.
     /// 2. No other `Ring` over the same memory is in use.
     pub unsafe fn new(
         head: &'a AtomicU32,
@@ -54,29 +54,29 @@ impl<'a> Ring<'a> {
         Self { head, tail, events }
     }
 
-    /// Copies at most `budget` events out, oldest first. Wait-free.
+    /// Passes copies of at most `budget` events to `each`, oldest first. Wait-free.
     pub fn consume(&mut self, budget: usize, mut each: impl FnMut(Event)) {
         let nr = self.events.len() as u32;
         if nr == 0 {
             return;
         }
-        // Ordering: Relaxed; only this thread stores it (invariant 1).
+        // Ordering: Relaxed; only this thread stores the head (invariant 1).
         let mut head = self.head.load(Ordering::Relaxed) % nr;
         // Ordering: Acquire pairs with the producer's Release store of the tail (the kernel's
         // `smp_wmb` before it); it carries the events below the tail.
         let tail = self.tail.load(order!(Acquire, "consume: the events are written")) % nr;
         let mut taken = 0;
         while head != tail && taken < budget {
-            // SAFETY: the producer wrote this event before the tail we loaded and leaves it alone
-            // until the head passes it (condition 1 of `new`).
+            // SAFETY: by condition 1 of `new` the producer wrote this event before it stored the
+            // tail that was loaded here, and does not write it until the head passes it.
             let event = self.events[head as usize].with(|event| unsafe { *event });
             head = (head + 1) % nr;
             taken += 1;
             each(event);
         }
         if taken > 0 {
-            // Ordering: Release pairs with the producer's Acquire load of the head; it keeps our
-            // reads of the events before the moment the producer may overwrite them.
+            // Ordering: Release pairs with the producer's Acquire load of the head; the reads of
+            // the events happen before the producer overwrites them.
             self.head.store(head, order!(Release, "consume: the events are read"));
         }
     }
@@ -91,7 +91,7 @@ mod tests {
         let events: Vec<_> =
             (0..nr).map(|data| UnsafeCell::new(Event { data, ..Event::default() })).collect();
         let mut seen = Vec::new();
-        // SAFETY: one thread, one `Ring`, nobody writes.
+        // SAFETY: this is the only `Ring`, and no code writes the events.
         let mut ring = unsafe { Ring::new(&head, &tail, &events) };
         ring.consume(budget, |event| seen.push(event.data));
         (seen, head.load(Ordering::Relaxed))

@@ -1,4 +1,4 @@
-//! The backend that works everywhere: a pool of threads making blocking system calls.
+//! The backend that works on every system: a pool of threads that make blocking system calls.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -16,7 +16,7 @@ pub(crate) struct Threads {
 impl Threads {
     pub(crate) fn new(workers: usize, depth: usize) -> io::Result<Self> {
         let mut pool = Pool::new(workers, depth)?;
-        pool.start_worker()?; // so that a system without threads says so now
+        pool.start_worker()?; // so that a system without threads fails now
         Ok(Self { pool })
     }
 }

@@ -1,13 +1,14 @@
 //! io_uring, through the io-uring crate.
 //!
-//! Set up for one thread that enters the kernel often (`COOP_TASKRUN`, `SINGLE_ISSUER`): a
-//! completion does not interrupt user code but is posted when the thread next enters. `TASKRUN_FLAG`
-//! tells a peek that something waits for that, so the peek enters and nothing shows up late.
+//! The ring is set up for one thread that enters the kernel often (`COOP_TASKRUN`,
+//! `SINGLE_ISSUER`): a completion does not interrupt user code but is posted when the thread next
+//! enters the kernel. `TASKRUN_FLAG` shows that completions wait to be posted. A peek that sees it
+//! enters the kernel, so no completion appears late.
 //!
-//! With `DEFER_TASKRUN` the kernel also puts off the work that leads to a completion: until the
-//! thread enters for events, which each submission and each peek that sees the flag do. Newer
-//! kernels then do not wake who polls the ring's descriptor, but signal a registered eventfd: when
-//! such work appears, before any completion does.
+//! With `DEFER_TASKRUN` the kernel also defers the work that leads to a completion, until the
+//! thread enters for events. Each submission does that, and each peek that sees the flag. Newer
+//! kernels then do not wake a thread that polls the ring's descriptor. They signal a registered
+//! eventfd when there is deferred work, before its completions are posted.
 
 use std::io;
 use std::mem;
@@ -27,43 +28,43 @@ use crate::registry::{MAX_BUFFERS, MAX_FILES};
 use crate::slab::{Batch, Slot};
 use crate::sys;
 
-/// User data of cancellations; no slot has it, for indices are below 2^24.
+/// The user data of cancellations. No slot has it, because indices are below 2^24.
 const CANCELLATION: u64 = u64::MAX;
 
-/// Most enters in one reap; a guess. Linux does put-off work in pieces of 20.
+/// The number of enters in one reap at most; a guess. Linux does deferred work in batches of 20.
 const MAX_ENTERS: usize = 16;
 
 pub(crate) struct Uring {
-    /// Before the ring, which it enters.
+    /// Declared before `ring`, so it is dropped first.
     registered: RegisteredRing,
     ring: IoUring,
-    /// Pushed to the submission ring, not yet consumed by the kernel.
+    /// The requests in the submission ring that the kernel has not consumed.
     backlog: usize,
-    /// Cancellations that were pushed: before the backlog and not yet consumed, and all that have
-    /// not completed. The completion ring has room for `max_cancels` beside the requests.
+    /// The cancellations in the submission ring, before the backlog, that the kernel has not
+    /// consumed, and all cancellations that have not completed. The completion ring has room for
+    /// `max_cancels` beside the requests.
     cancels_queued: usize,
     cancels: usize,
     max_cancels: usize,
-    /// Rung by the kernel when it put work off; there if it does that until it is entered for
-    /// events.
+    /// The eventfd that the kernel signals when it defers work. `Some` with `DEFER_TASKRUN`.
     deferred: Option<OwnedFd>,
-    /// Somebody polls it: a system call for each turn, to silence it.
+    /// The descriptor may be polled, so each turn clears `deferred` by a system call.
     watched: bool,
-    /// The tables of registered files and buffers were made.
+    /// Whether the tables of registered files and buffers exist.
     has_files: bool,
     has_buffers: bool,
 }
 
 impl Uring {
-    /// A ring for `depth` requests in flight.
+    /// Makes a ring for `depth` requests in flight.
     ///
     /// # Errors
     ///
-    /// Whatever refuses it: the set-up, an operation the kernel does not know (before 5.6), or the
-    /// first enter (a filter may allow the set-up alone).
+    /// The error of the set-up or of the first enter (a filter may allow only the set-up), or
+    /// `EOPNOTSUPP` if the kernel lacks an operation (before 5.6).
     pub(crate) fn new(depth: usize, defer: bool) -> io::Result<Self> {
         let flags = if defer { &FLAGS[..] } else { &FLAGS[1..] };
-        let (mut ring, deferred) = first_known(flags, |flags| flags.setup(depth as u32))?;
+        let (mut ring, deferred) = first_supported(flags, |flags| flags.setup(depth as u32))?;
         let notifier = if deferred { Some(sys::eventfd()?) } else { None };
         if let Some(notifier) = &notifier {
             ring.submitter().register_eventfd(notifier.as_raw_fd())?;
@@ -86,13 +87,14 @@ impl Uring {
         if !needed.iter().all(|&code| probe.is_supported(code)) {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
         }
-        // SAFETY: a no-op refers to nothing.
+        // SAFETY: a no-op refers to no memory or descriptor.
         unsafe { ring.submission().push(&opcode::Nop::new().build()) }.expect("the ring is empty");
         ring.submit_and_wait(1)?;
         if ring.completion().next().is_none() {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
-        // SAFETY: fields are dropped in their order, so the ring is open longer.
+        // SAFETY: the field `registered` is dropped before the field `ring`, so the ring stays
+        // open.
         let registered = unsafe { RegisteredRing::new(ring.as_raw_fd()) };
         let max_cancels = (ring.params().cq_entries() as usize).saturating_sub(depth);
         Ok(Self {
@@ -109,7 +111,7 @@ impl Uring {
         })
     }
 
-    /// What becomes readable when completions are there, or wait to be posted.
+    /// Returns the descriptor that is readable when completions are visible or wait to be posted.
     fn wake_fd(&self) -> RawFd {
         self.deferred.as_ref().map_or(self.ring.as_raw_fd(), AsRawFd::as_raw_fd)
     }
@@ -119,23 +121,23 @@ impl Uring {
         super::wait_readable(&[self.wake_fd()], timeout)
     }
 
-    /// Submits what is in the ring, with put-off work done on the way, and waits for that many
-    /// completions once the kernel has all of it.
+    /// Submits the entries of the ring, runs deferred work, and waits for `wanted` completions
+    /// after the kernel has taken every entry.
     fn enter(&mut self, wanted: u32) -> io::Result<usize> {
         let pull = wanted > 0 || self.deferred.is_some() || {
             let queue = self.ring.submission();
             queue.taskrun() || queue.cq_overflow()
         };
         let flags = if pull { ENTER_GETEVENTS } else { 0 };
-        let count = self.cancels_queued + self.backlog; // within the ring
+        let count = self.cancels_queued + self.backlog; // at most the size of the ring
         self.registered.enter(count as u32, wanted, flags)
     }
 
-    /// Hands visible completions to `each`, which is inlined where it is a closure of its own.
+    /// Passes visible completions to `each`, a closure that is inlined here.
     #[inline(always)]
-    fn take(&mut self, budget: usize, mut each: impl FnMut(RawCompletion)) -> usize {
+    fn reap_each(&mut self, budget: usize, mut each: impl FnMut(RawCompletion)) -> usize {
         let mut room = budget;
-        // Put-off work is done a few at a time; the flag shows while some is left.
+        // The kernel does deferred work in small batches. The flag is set while some is left.
         for _ in 0..MAX_ENTERS {
             let look = self.deferred.is_some() || self.ring.completion().is_empty();
             if look && self.ring.submission().taskrun() {
@@ -145,7 +147,7 @@ impl Uring {
             while room > 0 {
                 let Some(entry) = queue.next() else { break };
                 if entry.user_data() == CANCELLATION {
-                    self.cancels -= 1; // what it came to, its request tells
+                    self.cancels -= 1; // the completion of its request shows the result
                     continue;
                 }
                 room -= 1;
@@ -166,16 +168,16 @@ impl Uring {
         let mut stop = (accepted < offered).then_some(Stop::Busy);
         while self.backlog > 0 {
             match self.enter(wanted) {
-                // Without SUBMIT_ALL the kernel stops behind a request it refuses (that one has
-                // its completion); none consumed at all means no room.
+                // Without SUBMIT_ALL the kernel stops after a request that it refuses, which gets a
+                // completion. If it consumed none, it has no room.
                 Ok(0) => {
                     stop = Some(Stop::Busy);
                     break;
                 }
                 Ok(consumed) => self.consumed(consumed),
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-                // EAGAIN, EBUSY: no room. Nothing else is about a request: each has its own
-                // completion. What is in the ring stays there for the next attempt.
+                // EAGAIN and EBUSY mean no room. No error is about a request, because each request
+                // gets a completion. The entries stay in the ring for the next attempt.
                 Err(_) => {
                     stop = Some(Stop::Busy);
                     break;
@@ -185,21 +187,21 @@ impl Uring {
         Submitted { accepted, stop }
     }
 
-    /// The kernel took this many from the ring.
+    /// Records that the kernel consumed `count` entries.
     fn consumed(&mut self, count: usize) {
         let cancels = count.min(self.cancels_queued);
         self.cancels_queued -= cancels;
         self.backlog -= (count - cancels).min(self.backlog);
     }
 
-    /// Lets the kernel post what it holds back for us, without waiting.
+    /// Makes the kernel post deferred completions, without waiting.
     fn run_task_work(&mut self) {
-        // An error means that nothing was posted, as before.
+        // After an error no completion was posted, which is the same as before.
         let _ = self.registered.enter(0, 0, ENTER_GETEVENTS);
     }
 }
 
-/// What is asked of the set-up.
+/// The flags of the set-up.
 #[derive(Clone, Copy, Debug)]
 struct Flags {
     /// `DEFER_TASKRUN`, from 6.1 on; needs `single_issuer`.
@@ -210,7 +212,7 @@ struct Flags {
     cooperate: bool,
 }
 
-/// What suits best, and then less: older kernels know fewer of them.
+/// The sets of flags to try, the best first. Older kernels know fewer flags.
 const FLAGS: [Flags; 4] = [
     Flags { defer: true, single_issuer: true, cooperate: true },
     Flags { defer: false, single_issuer: true, cooperate: true },
@@ -237,9 +239,13 @@ impl Flags {
     }
 }
 
-/// The first set of flags that the kernel takes: `EINVAL` may be about a flag it does not know.
-fn first_known<T>(flags: &[Flags], mut setup: impl FnMut(Flags) -> io::Result<T>) -> io::Result<T> {
-    let (last, more) = flags.split_last().expect("there is always the empty set");
+/// Sets up with the first set of flags that the kernel accepts. `EINVAL` may mean that it does not
+/// know a flag.
+fn first_supported<T>(
+    flags: &[Flags],
+    mut setup: impl FnMut(Flags) -> io::Result<T>,
+) -> io::Result<T> {
+    let (last, more) = flags.split_last().expect("`flags` has at least the empty set");
     for flags in more {
         match setup(*flags) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
@@ -249,8 +255,8 @@ fn first_known<T>(flags: &[Flags], mut setup: impl FnMut(Flags) -> io::Result<T>
     setup(*last)
 }
 
-/// The entry of a plain transfer, as most requests are, of which `done` bytes were moved before:
-/// put together in registers.
+/// Builds the entry of a plain transfer, the most frequent request, of which `done` bytes were
+/// moved before. The entry is built in registers.
 #[inline(always)]
 fn plain_entry(user_data: u64, op: &Op, done: u64) -> Option<squeue::Entry> {
     let Op { kind, memory, fd, ptr, len, offset, .. } = *op;
@@ -268,27 +274,29 @@ fn plain_entry(user_data: u64, op: &Op, done: u64) -> Option<squeue::Entry> {
         _ => (!fd, squeue::Flags::FIXED_FILE.bits()),
     };
     let [a, b, c, d] = fd.to_ne_bytes();
-    // As `struct io_uring_sqe` has it (ABI): opcode, flags, ioprio, fd; off; addr; len, rw_flags.
+    // The fields of `struct io_uring_sqe` (ABI): opcode, flags, ioprio, fd; off; addr; len,
+    // rw_flags.
     let first = u64::from_ne_bytes([opcode, flags, 0, 0, a, b, c, d]);
     let len = (len - done).min(MAX_TRANSFER as u64);
     let [a, b, c, d] = (len as u32).to_ne_bytes();
     let third = u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]);
     let addr = ptr.expose_provenance() as u64 + done;
     let words = [first, offset.wrapping_add(done), addr, third, user_data, 0, 0, 0];
-    // SAFETY: an `Entry` is the kernel's 64 bytes of numbers.
+    // SAFETY: an `Entry` is 64 bytes of numbers with the kernel's layout, for which every value is
+    // valid.
     Some(unsafe { mem::transmute::<[u64; 8], squeue::Entry>(words) })
 }
 
 fn entry(Sub { user_data, op }: Sub) -> squeue::Entry {
     let Op { kind, memory, fd, ptr, len, offset, .. } = op;
-    // A registered file goes by the complement of its number.
+    // The number of a registered file is stored as its complement.
     let (fd, flags) = match fd {
         0.. => (types::Fd(fd), squeue::Flags::empty()),
         _ => (types::Fd(!fd), squeue::Flags::FIXED_FILE),
     };
     let entry = match kind {
         Kind::Nop => opcode::Nop::new().build(),
-        // A transfer's length fits: `Op::rest` cut it to the kernel's limit.
+        // The length of a transfer fits in 32 bits: `Op::rest` cut it to the kernel's limit.
         Kind::Read => match memory.kind() {
             MemoryKind::Plain => opcode::Read::new(fd, ptr, len as u32).offset(offset).build(),
             MemoryKind::Registered(number) => {
@@ -314,7 +322,7 @@ fn entry(Sub { user_data, op }: Sub) -> squeue::Entry {
             opcode::Fallocate::new(fd, len).offset(offset).mode(flags).build()
         }
         Kind::WillNeed => {
-            // The ring's length has 32 bits; advice for less than asked is still good advice.
+            // The length in the entry has 32 bits. Advice for a shorter range is still useful.
             let len = len.min(u64::from(u32::MAX)) as libc::off_t;
             opcode::Fadvise::new(fd, len, libc::POSIX_FADV_WILLNEED).offset(offset).build()
         }
@@ -322,15 +330,17 @@ fn entry(Sub { user_data, op }: Sub) -> squeue::Entry {
     entry.flags(flags).user_data(user_data)
 }
 
-/// Pushes what the ring has room for, and publishes its tail; returns how many. Apart from the rest,
-/// for the loop needs all registers.
+/// Pushes as many requests as the ring has room for, and publishes its tail. Returns their number.
+/// It is a function of its own because the loop needs all registers.
 #[inline(never)]
 fn push_all(mut queue: SubmissionQueue<'_>, mut batch: Batch<'_>) -> usize {
     let offered = batch.len();
     while let Some((user_data, slot)) = batch.next_slot() {
-        // Two ways to the ring: an entry that either could have made would go by the stack.
+        // Each kind of entry has its own push: an entry that came from either path would be passed
+        // on the stack.
         let pushed = match plain_entry(user_data, &slot.op, slot.result.done) {
-            // SAFETY: contract 2 of `backend`: buffer and descriptor live until the completion.
+            // SAFETY: by contract 2 of `backend` the buffer and the descriptor are valid until the
+            // completion.
             Some(entry) => unsafe { queue.push(&entry) },
             None => {
                 let pushed;
@@ -345,14 +355,16 @@ fn push_all(mut queue: SubmissionQueue<'_>, mut batch: Batch<'_>) -> usize {
     offered
 }
 
-/// Takes the queue and gives it back, so that it need not have an address otherwise.
+/// Builds and pushes any entry. It takes and returns the queue by value, so that `push_all` can
+/// keep the queue in registers.
 #[inline(never)]
 fn push_other<'r>(
     mut queue: SubmissionQueue<'r>,
     user_data: u64,
     slot: &Slot,
 ) -> (SubmissionQueue<'r>, Result<(), PushError>) {
-    // SAFETY: as in `push_all`.
+    // SAFETY: by contract 2 of `backend` the buffer and the descriptor are valid until the
+    // completion.
     let pushed = unsafe { queue.push(&entry(Sub { user_data, op: slot.next_op() })) };
     (queue, pushed)
 }
@@ -367,12 +379,12 @@ impl Backend for Uring {
     }
 
     fn reap(&mut self, budget: usize, each: impl FnMut(RawCompletion)) {
-        self.take(budget, each);
+        self.reap_each(budget, each);
     }
 
-    /// Its own, so that what is done with a completion is part of the loop.
+    /// Not the default, so that the processing of a completion is inlined into the loop.
     fn reap_into(&mut self, budget: usize, completions: &mut CompletionState, now: u64) -> usize {
-        self.take(budget, |completion| completions.complete(completion, now))
+        self.reap_each(budget, |completion| completions.complete(completion, now))
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
@@ -381,14 +393,14 @@ impl Backend for Uring {
                 let count = (self.cancels_queued + self.backlog) as u32;
                 self.registered.enter(count, 1, ENTER_GETEVENTS).map(drop)
             }
-            // EXT_ARG would do with one call, from 5.11 on; a poll does everywhere.
+            // EXT_ARG (5.11) would need one call; a poll works on every kernel.
             Some(_) => return self.poll(timeout),
         };
         let left = self.ring.submission().len();
         self.consumed((self.cancels_queued + self.backlog).saturating_sub(left));
         match result {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-            // A submission that found no room; completions are waited for all the same.
+            // The submission found no room. The wait for completions goes on.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) => {
                 self.poll(timeout)
             }
@@ -396,20 +408,20 @@ impl Backend for Uring {
         }
     }
 
-    /// Not while requests are in the ring that the kernel has not seen: what is consumed would not
-    /// tell them apart.
+    /// Refuses while requests are in the ring that the kernel has not consumed, because the number
+    /// of consumed entries would not show which entries they are.
     fn cancel(&mut self, user_data: u64) -> bool {
         if self.backlog > 0 || self.cancels == self.max_cancels {
             return false;
         }
         let entry = opcode::AsyncCancel::new(user_data).build().user_data(CANCELLATION);
-        // SAFETY: a cancellation refers to nothing but a number.
+        // SAFETY: a cancellation refers only to a number.
         if unsafe { self.ring.submission().push(&entry) }.is_err() {
             return false;
         }
         self.cancels += 1;
         self.cancels_queued += 1;
-        // After an error it goes with the next submission.
+        // After an error the next submission takes it along.
         if let Ok(consumed) = self.enter(0) {
             self.consumed(consumed);
         }
@@ -425,7 +437,8 @@ impl Backend for Uring {
     }
 
     fn acknowledge(&mut self) {
-        // The ring's own descriptor is readable while completions are there.
+        // The ring's own descriptor is readable while completions are visible, and needs no
+        // clearing.
         if let (Some(notifier), true) = (&self.deferred, self.watched) {
             sys::drain(notifier);
         }
@@ -457,8 +470,8 @@ impl Backend for Uring {
         let (iov_base, iov_len) =
             memory.map_or((ptr::null_mut(), 0), |(start, len)| (start.as_ptr().cast(), len));
         let vector = libc::iovec { iov_base, iov_len };
-        // SAFETY: the kernel pins the pages, so that they outlive even their owner. It uses them
-        // only for requests under this number, whose slots keep their buffers.
+        // SAFETY: the kernel pins the pages, so they stay valid after their owner is dropped. It
+        // uses them only for requests with this number, whose slots own their buffers.
         unsafe { submitter.register_buffers_update(number.into(), &[vector], None) }
     }
 
@@ -471,7 +484,7 @@ impl Backend for Uring {
 mod tests {
     use super::*;
 
-    /// What the io-uring crate makes of the same request.
+    /// Compares with the entry that the io-uring crate builds for the same request.
     #[test]
     fn entries_of_transfers_are_those_of_the_crate() {
         let mut bytes = [0u8; 100];
@@ -485,7 +498,7 @@ mod tests {
                 let done = if kind == Kind::Nop { 0 } else { 37 };
                 let sub = Sub { op: op.rest(done), ..sub };
                 let words = |entry| {
-                    // SAFETY: 64 bytes of numbers, all written.
+                    // SAFETY: an `Entry` is 64 bytes of numbers, all of them initialised.
                     unsafe { mem::transmute::<squeue::Entry, [u64; 8]>(entry) }
                 };
                 let (ours, theirs) =
@@ -498,10 +511,10 @@ mod tests {
         }
     }
 
-    /// A kernel that knows `known` sets of flags, the least first.
+    /// Simulates a kernel that knows `known` sets of flags, the smallest first.
     fn older_kernel(flags: &[Flags], known: usize, errno: i32) -> (usize, io::Result<usize>) {
         let mut tried = 0;
-        let result = first_known(flags, |flags| {
+        let result = first_supported(flags, |flags| {
             tried += 1;
             let rank = [flags.cooperate, flags.single_issuer, flags.defer];
             let rank = rank.iter().filter(|&&flag| flag).count();
@@ -518,7 +531,7 @@ mod tests {
         }
         let (tried, result) = older_kernel(&FLAGS[1..], 0, libc::EINVAL);
         assert_eq!((tried, result.unwrap_err().raw_os_error()), (3, Some(libc::EINVAL)));
-        // Anything else is no matter of flags.
+        // Other errors are not about flags.
         let (tried, result) = older_kernel(&FLAGS, 0, libc::EPERM);
         assert_eq!((tried, result.unwrap_err().raw_os_error()), (1, Some(libc::EPERM)));
     }
