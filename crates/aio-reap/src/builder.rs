@@ -1,4 +1,4 @@
-//! Choosing limits and a backend.
+//! The builder, which chooses limits and a backend.
 
 use std::io;
 
@@ -10,10 +10,10 @@ use crate::reap::ReapMode;
 use crate::start::{BackendKind, Fallback, StartError};
 use crate::state::{Limits, State};
 
-/// Most requests in flight an engine can be asked for: io_uring's largest ring (ABI).
+/// The largest `depth`: io_uring's largest ring (ABI).
 const MAX_DEPTH: usize = 32_768;
 
-/// Limits and backend of an engine; [`Engine::builder`].
+/// A builder of engines, from [`Engine::builder`].
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until it builds"]
 pub struct EngineBuilder {
@@ -31,16 +31,16 @@ pub struct EngineBuilder {
 }
 
 impl Engine {
-    /// An engine with the default limits on the best backend the system allows.
+    /// Starts an engine with the default limits on the best backend that the system allows.
     ///
     /// # Errors
     ///
-    /// As [`EngineBuilder::build`].
+    /// Those of [`EngineBuilder::build`].
     pub fn new() -> Result<Self, StartError> {
         Self::builder().build()
     }
 
-    /// Chooses limits and backend.
+    /// Makes a builder, which chooses limits and a backend.
     pub fn builder() -> EngineBuilder {
         EngineBuilder::default()
     }
@@ -65,93 +65,96 @@ impl Default for EngineBuilder {
 }
 
 impl EngineBuilder {
-    /// Forces one backend. By default io_uring, Linux AIO and threads are tried in this order,
-    /// and [`Engine::fallbacks`] says why one was passed over.
+    /// Forces one backend. By default io_uring, Linux AIO and threads are tried in this order, and
+    /// [`Engine::fallbacks`] returns the refused ones.
     pub fn backend(mut self, backend: BackendKind) -> Self {
         self.backend = Some(backend);
         self
     }
 
-    /// Most requests in flight in the kernel: 1 to 32,768; 128 by default.
+    /// Sets the number of requests in flight in the kernel at most: 1 to 32,768; 128 by default.
     pub fn depth(mut self, depth: usize) -> Self {
         self.depth = depth;
         self
     }
 
-    /// Most requests the engine holds, in flight and waiting: at least `depth`; by default four
-    /// times `depth`. One more is refused with [`SubmitError::Full`](crate::SubmitError::Full).
+    /// Sets the number of requests in the engine at most, in flight or waiting: at least `depth`;
+    /// four times `depth` by default. One more is refused with
+    /// [`SubmitError::Full`](crate::SubmitError::Full).
     pub fn capacity(mut self, capacity: usize) -> Self {
         self.capacity = Some(capacity);
         self
     }
 
-    /// Most requests of other threads that have a place at a time
-    /// ([`Remote`](crate::Remote)); as many as `capacity` by default. One more is refused with
+    /// Sets the number of requests of other threads ([`Remote`](crate::Remote)) at a time at most;
+    /// `capacity` by default. One more is refused with
     /// [`SubmitError::Full`](crate::SubmitError::Full).
     pub fn remote_capacity(mut self, remote_capacity: usize) -> Self {
         self.remote_capacity = Some(remote_capacity);
         self
     }
 
-    /// Most requests in one submission; `depth` by default.
+    /// Sets the number of requests in one submission at most; `depth` by default.
     pub fn max_batch(mut self, max_batch: usize) -> Self {
         self.max_batch = Some(max_batch);
         self
     }
 
-    /// Lets the size of submissions follow the device, from 16 (or [`max_batch`](Self::max_batch),
-    /// if that is less) to `max_batch`.
+    /// Makes the limit of submissions adapt to the device, from 16 (or
+    /// [`max_batch`](Self::max_batch), if that is less) to `max_batch`.
     ///
-    /// It doubles when a submission was full, left requests behind, and less than half of it was
-    /// complete right after: such a device works in the background, and each larger batch saves
-    /// system calls. It halves when a full submission left nothing in flight right after, for then its
-    /// first request has waited for its last, and when the kernel had no room. Off by default:
-    /// always `max_batch`.
+    /// It doubles after a submission that was full, left requests behind, and was less than half
+    /// complete at the next reap: such a device works in the background, and larger batches save
+    /// system calls. It halves if nothing was in flight at that reap, because the first request of
+    /// the batch then waited for the last one, and if the kernel had no room. Off by default: the
+    /// limit is `max_batch`.
     pub fn adaptive_batch(mut self, adaptive: bool) -> Self {
         self.adaptive = adaptive;
         self
     }
 
-    /// Most completions taken by one reap, so that one call cannot deliver for ever; `depth` by
-    /// default.
+    /// Sets the number of completions that one reap takes at most, so that one call cannot deliver
+    /// for ever; `depth` by default.
     pub fn reap_budget(mut self, reap_budget: usize) -> Self {
         self.reap_budget = Some(reap_budget);
         self
     }
 
-    /// When completions are looked for; right after each submission by default.
+    /// Sets the reap mode; [`ReapMode::AfterSubmit`] by default.
     pub fn reap_mode(mut self, mode: ReapMode) -> Self {
         self.reap_mode = mode;
         self
     }
 
-    /// Lets io_uring finish requests only when the engine looks for completions
-    /// (`IORING_SETUP_DEFER_TASKRUN`, Linux 6.1): the work comes in batches, but nothing completes
-    /// behind the engine's back, and each look is a system call when something waits. Off by
-    /// default; without effect on other backends and older kernels.
+    /// Makes io_uring finish requests only when the engine looks for completions
+    /// (`IORING_SETUP_DEFER_TASKRUN`, Linux 6.1). The work is done in batches, but a request
+    /// completes only in a call of the engine, and a reap is a system call if there is deferred
+    /// work. Off by default. It has no effect on other backends and older kernels.
     pub fn defer_task_run(mut self, defer: bool) -> Self {
         self.defer_task_run = defer;
         self
     }
 
-    /// Most threads of the pool, where one is used; 4 by default. They start when needed.
+    /// Sets the number of threads of the pool at most, if the backend has one; 4 by default. A
+    /// thread starts when it is needed.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;
         self
     }
 
-    /// Whether to measure how long the kernel takes ([`EngineStats`](crate::EngineStats)): two
-    /// clock readings per submission. Off by default.
+    /// Measures the latency of requests in the kernel
+    /// ([`EngineStats::latency`](crate::EngineStats::latency)), by two clock reads per submission.
+    /// Off by default.
     pub fn timed(mut self, timed: bool) -> Self {
         self.timed = timed;
         self
     }
 
-    /// Starts an engine. It belongs to the calling thread.
+    /// Starts an engine, which belongs to the calling thread.
     ///
     /// # Errors
     ///
-    /// [`StartError`] when a limit is out of range, or every backend asked for was refused.
+    /// [`StartError`] if a limit is out of range, or if every tried backend was refused.
     pub fn build(self) -> Result<Engine, StartError> {
         let limits = self.limits()?;
         let tried: &[BackendKind] = match &self.backend {
@@ -174,7 +177,7 @@ impl EngineBuilder {
     ///
     /// # Errors
     ///
-    /// As [`build`](Self::build); refused while another engine uses the script.
+    /// Those of [`build`](Self::build). It is refused while another engine uses the script.
     pub fn build_scripted(self, script: &Script) -> Result<Engine, StartError> {
         let limits = self.limits()?;
         let device = Scripted::new(script).map_err(|error| {
@@ -184,11 +187,11 @@ impl EngineBuilder {
         self.finish(state, BackendKind::Scripted, Vec::new())
     }
 
-    /// Starts an engine on a [simulated](crate::sim) device, beside those that use it already.
+    /// Starts an engine on a [simulated](crate::sim) device. Several engines may use one device.
     ///
     /// # Errors
     ///
-    /// As [`build`](Self::build).
+    /// Those of [`build`](Self::build).
     pub fn build_sim(self, sim: &Sim) -> Result<Engine, StartError> {
         let limits = self.limits()?;
         let device = Simulated::new(sim).map_err(StartError::Descriptors)?;

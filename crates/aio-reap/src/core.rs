@@ -1,5 +1,5 @@
-//! `Core` drives `State` (the books) and is the only place that runs user code: callbacks, wake-ups
-//! and drops happen in `dispatch`, never while the state is borrowed.
+//! The core of an engine. It drives [`State`] and is the only module that runs user code:
+//! callbacks, wake-ups and drops, never while the state is borrowed.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -31,7 +31,7 @@ pub(crate) struct Core {
     pub(crate) registry: Rc<Registry>,
     pub(crate) reap_mode: Cell<ReapMode>,
     plugs: Cell<usize>,
-    /// A callback or wake-up is running further up this stack.
+    /// A callback or a wake-up is running in a caller of the current function.
     dispatching: Cell<bool>,
 }
 
@@ -47,7 +47,7 @@ impl Core {
         }
     }
 
-    /// The time by which deadlines and timeouts are told.
+    /// Returns the time for deadlines and timeouts.
     pub(crate) fn instant(&self) -> Instant {
         self.state.borrow().backend.instant()
     }
@@ -56,7 +56,7 @@ impl Core {
         self.dispatching.get()
     }
 
-    /// Gives the file a number in the kernel; `None` if that does not work here.
+    /// Registers a file with the kernel. Returns `None` if that fails.
     pub(crate) fn register_file(&self, fd: RawFd) -> Option<Registration> {
         self.forget_returned();
         let registration = self.registry.take(ResourceKind::File)?;
@@ -65,11 +65,12 @@ impl Core {
         Some(registration)
     }
 
-    /// Gives the buffer a number in the kernel. It may be freed once the registration is dropped.
+    /// Registers a buffer with the kernel. The buffer may be freed after the registration is
+    /// dropped.
     ///
     /// # Errors
     ///
-    /// Why that does not work here.
+    /// The error of the backend, or `ENFILE` if every number is taken.
     pub(crate) fn register_buffer(
         &self,
         start: NonNull<u8>,
@@ -83,11 +84,12 @@ impl Core {
         Ok(registration)
     }
 
-    /// Tells the kernel which numbers nobody uses any more.
+    /// Unregisters the numbers of dropped registrations.
     #[cold]
     fn forget_returned(&self) {
         let backend = &mut self.state.borrow_mut().backend;
-        // An error means that the kernel keeps it until the number is used again, or the end.
+        // After an error the kernel keeps the file or buffer until the number is used again, or
+        // until the engine is dropped.
         self.registry.collect(|kind, number| match kind {
             ResourceKind::File => drop(backend.register_file(number, None)),
             ResourceKind::Buffer => drop(backend.register_buffer(number, None)),
@@ -107,15 +109,15 @@ impl Core {
         }
     }
 
-    /// Submits and reaps, unless a plug holds requests back or a callback is running: then the
-    /// call that delivers it (or the kick it arms) goes on.
+    /// Submits and reaps, unless a plug holds requests back or a callback is running. In the latter
+    /// case the call that runs the callback, or the kick that it arms, submits them.
     pub(crate) fn flush_unless_held(&self) {
         if self.plugs.get() == 0 && !self.dispatching.get() {
             self.round(self.reap_mode.get().after_submit(), true, false);
         }
     }
 
-    /// Does what is due. A request that is cancelled here is delivered by the round that follows.
+    /// Performs the actions that are due. The next round delivers a request that is cancelled here.
     #[cold]
     fn expire(&self) {
         let now = self.instant();
@@ -137,7 +139,7 @@ impl Core {
         }
     }
 
-    /// Notes that something is to be done about the request in `index` at a time.
+    /// Adds a deadline for the request in `index`.
     pub(crate) fn add_deadline(&self, index: Index, at: Instant, action: Action) {
         let mut state = self.state.borrow_mut();
         let State { deadlines, completions, .. } = &mut *state;
@@ -145,31 +147,32 @@ impl Core {
         self.wake_fd.wake_at(state.deadlines.earliest());
     }
 
-    /// Tries to end a request early; the next turn delivers it.
+    /// Tries to end a request early. The next turn delivers it. Returns false if there was no
+    /// attempt.
     pub(crate) fn cancel(&self, index: Index) -> bool {
         let _rearm = Rearm(self);
         self.state.borrow_mut().cancel(index, CancelReason::Cancelled)
     }
 
-    /// As [`cancel`](Self::cancel), every request; returns how many could be tried.
+    /// Tries to end every request early. Returns the number of attempts.
     pub(crate) fn cancel_all(&self) -> usize {
         let _rearm = Rearm(self);
         self.state.borrow_mut().cancel_all(CancelReason::Cancelled)
     }
 
-    /// Refuses requests from now on; who waits for a slot is told.
+    /// Refuses later requests, and wakes the futures that wait for a slot.
     pub(crate) fn close(&self) {
         self.state.borrow_mut().close();
         self.wake_waiting(|_| usize::MAX);
     }
 
-    /// What the engine shares with its remotes; made at the first call.
+    /// Returns the state that the engine shares with its remotes. The first call makes it.
     #[cold]
     pub(crate) fn remote_shared(&self) -> Arc<Shared> {
         self.state.borrow_mut().remote_shared(self.wake_fd.shared_kick())
     }
 
-    /// Ends the requests of other threads that no slot was found for.
+    /// Refuses the requests of other threads that have no slot.
     pub(crate) fn refuse_remote_requests(&self) {
         loop {
             let refused = self.state.borrow_mut().refuse_remote_request();
@@ -179,10 +182,10 @@ impl Core {
         }
     }
 
-    /// Turns the engine until no other thread can make requests of it, and none is left.
+    /// Turns the engine until no remote is left and no request is left.
     pub(crate) fn serve(&self) -> io::Result<()> {
         loop {
-            // Before the turn, which then takes what the last of them sent.
+            // Checked before the turn, so that the turn takes the last request of the last remote.
             let alone = self.state.borrow().is_alone();
             let turn = self.turn(true);
             if turn.delivered > 0 {
@@ -191,19 +194,19 @@ impl Core {
             if alone && turn.is_idle() {
                 return Ok(());
             }
-            // If the last has gone meanwhile, the turn may have answered its ring.
+            // If the last remote was dropped during the turn, the turn may have cleared its kick.
             if alone || !self.state.borrow().is_alone() {
                 self.sleep(None, None)?;
             }
         }
     }
 
-    /// Wakes futures whose turn it is to take a slot.
+    /// Wakes futures that may take a slot now.
     pub(crate) fn admit(&self) {
         self.wake_waiting(|state| state.completions.slab.free_len());
     }
 
-    /// Wakes as many of those who wait for a slot as `count` says, first come, first served.
+    /// Wakes the first `count` of the futures that wait for a slot.
     fn wake_waiting(&self, count: impl Fn(&State) -> usize) {
         loop {
             let mut state = self.state.borrow_mut();
@@ -215,10 +218,11 @@ impl Core {
         }
     }
 
-    /// One submission, one reap if asked for, delivery; returns the completions delivered.
+    /// Performs one submission, one reap (with `reap`) and the delivery (with `deliver`). Returns
+    /// the number of completions delivered.
     ///
-    /// It does not loop: a device that completes inside submit would keep it here for ever. With
-    /// `sleep` the submission may wait for a completion.
+    /// It does not loop, because it would never return on a device that completes inside submit.
+    /// With `sleep` the submission may wait for a completion.
     fn round(&self, reap: bool, deliver: bool, sleep: bool) -> usize {
         let enqueued = {
             let mut state = self.state.borrow_mut();
@@ -228,13 +232,13 @@ impl Core {
             }
             let enqueued = state.take_enqueued();
             if state.is_calm() {
-                // The usual end: nothing to deliver, nothing left over.
+                // The usual case: no callback is ready and no work is left.
                 self.wake_fd.wake_at(state.deadlines.earliest());
                 return enqueued;
             }
             enqueued
         };
-        let _rearm = Rearm(self); // also when a callback panics
+        let _rearm = Rearm(self); // also if a callback panics
         self.drop_deferred();
         let delivered = enqueued + if deliver { self.dispatch() } else { 0 };
         if self.state.borrow().completions.slab.promised > 0 {
@@ -243,7 +247,7 @@ impl Core {
         delivered
     }
 
-    /// Frees the queues that nobody has any more, with the buffers in them: user code.
+    /// Drops the completion queues without an owner, and the buffers in them, which is user code.
     fn drop_deferred(&self) {
         let deferred = mem::take(&mut self.state.borrow_mut().completions.deferred_drops);
         if !deferred.is_empty() {
@@ -252,15 +256,15 @@ impl Core {
         }
     }
 
-    /// While it lives, user code runs.
+    /// Marks that user code runs while the returned guard lives.
     fn dispatching(&self) -> Dispatching<'_> {
         Dispatching { core: self, outermost: !self.dispatching.replace(true) }
     }
 
-    /// Delivers what is ready now. User code runs here, with nothing borrowed.
+    /// Delivers the completions that are ready now. User code runs here, and no borrow is held.
     ///
-    /// What becomes ready meanwhile is left: a callback that always makes another request which
-    /// needs no kernel would keep it here for ever.
+    /// Completions that become ready during the call are left. Otherwise it would never return if
+    /// each callback made another request that needs no kernel.
     fn dispatch(&self) -> usize {
         let ready = self.state.borrow().ready();
         if ready == 0 {
@@ -271,9 +275,10 @@ impl Core {
             // The borrow ends with this statement.
             let next = self.state.borrow_mut().deliver();
             match next {
-                None => return delivered, // a callback waited and delivered the rest
+                None => return delivered, // a callback called `wait`, which delivered the rest
                 Some(Delivery::Payload(taken, result)) => {
-                    // SAFETY: the state has not been used since, and never moves its slots.
+                    // SAFETY: the state was not used since the payload was taken, and it never
+                    // moves its slots.
                     drop(unsafe { taken.deliver(result) });
                 }
                 Some(Delivery::Wake(waker)) => waker.wake(),
@@ -287,7 +292,7 @@ impl Core {
         self.turn_and(deliver, false)
     }
 
-    /// As [`turn`](Self::turn); with `sleep` it may wait for a completion where it submits.
+    /// Turns the engine. With `sleep` the submission may wait for a completion.
     fn turn_and(&self, deliver: bool, sleep: bool) -> Turn {
         self.wake_fd.clear();
         if self.registry.has_returned() {
@@ -307,18 +312,19 @@ impl Core {
         Turn { delivered, pending, in_flight: state.in_flight() }
     }
 
-    /// With an alarm, its ringing ends the wait, and an idle engine does not.
+    /// Turns the engine until a completion was delivered, the time is over, or the engine is idle.
+    /// With a waker, its wake-up ends the wait, and an idle engine does not.
     pub(crate) fn wait(
         &self,
         timeout: Option<Duration>,
         waker: Option<&BlockOnWaker>,
     ) -> io::Result<Turn> {
         let deadline = timeout.and_then(|timeout| self.instant().checked_add(timeout));
-        // Else something besides a completion ends the sleep.
+        // Otherwise the sleep may have to end without a completion.
         let sleep = timeout.is_none() && waker.is_none() && !self.reap_mode.get().peeks();
         loop {
             let turn = self.turn_and(true, sleep);
-            // `turn` may have taken the alarm's kick, so its flag is looked at between that and
+            // `turn` may have cleared the waker's kick, so the flag is checked between the turn and
             // the sleep.
             if turn.delivered > 0 || waker.map_or(turn.is_idle(), BlockOnWaker::is_woken) {
                 return Ok(turn);
@@ -331,7 +337,7 @@ impl Core {
         }
     }
 
-    /// Sleeps until a turn may get somewhere, or the alarm rings; returns early at will.
+    /// Sleeps until a turn may make progress or the waker is woken. May return early.
     fn sleep(&self, timeout: Option<Duration>, waker: Option<&BlockOnWaker>) -> io::Result<()> {
         let now = || self.instant();
         let mut timeout = self.state.borrow().deadlines.shorten(timeout, now);
@@ -361,19 +367,19 @@ impl Core {
                 return Ok(());
             }
         }
-        state.backend.watch(); // also with nothing in the kernel: what rang before would go on
+        state.backend.watch(); // also without a request in the kernel, to clear older notifications
         drop(state);
         self.wake_fd.wait(timeout)
     }
 
-    /// Peeks for completions as long as the reap mode says; true if there is no need to sleep.
+    /// Peeks for completions as long as `spin` allows. Returns whether the sleep can be omitted.
     fn spin(&self, mut spin: Spin, waker: Option<&BlockOnWaker>) -> bool {
         let mut state = self.state.borrow_mut();
         while !state.has_work() && !waker.is_some_and(BlockOnWaker::is_woken) {
             if state.in_kernel() == 0 {
                 if state.needs_retry() {
-                    // The last peek found EAGAIN. Its wake-up is answered, too: there is none to
-                    // come, and it would end the delay.
+                    // The last peek found EAGAIN. Clear its notification, because it would end the
+                    // delay of the retry.
                     state.backend.acknowledge();
                     self.wake_fd.retry_later();
                 }
@@ -399,11 +405,12 @@ impl Core {
         self.state.borrow().completions.slab.peek(index).state == SlotState::Done
     }
 
-    /// Frees a slot whose result is there and hands both out; `None` if it is not there yet.
+    /// Frees a completed slot and returns its payload and result. Returns `None` if the request has
+    /// not completed.
     ///
     /// # Safety
     ///
-    /// The slot was queued with a `T` as its cargo.
+    /// The slot was queued with a `T` as its payload.
     pub(crate) unsafe fn collect_done<T: Deliver>(
         &self,
         index: Index,
@@ -412,14 +419,15 @@ impl Core {
         if completions.slab.peek(index).state != SlotState::Done {
             return None;
         }
-        // SAFETY: the caller vouches for the type.
+        // SAFETY: by the contract of this function the payload is a `T`.
         let (payload, result) = unsafe { completions.collect_as(index) };
-        Some((payload.expect("a slot in use holds its cargo"), result.to_result()))
+        Some((payload.expect("a slot in use holds its payload"), result.to_result()))
     }
 
-    /// Stores who is to be woken; false if the result is there after all.
+    /// Stores the waker of a request. Returns false if the request has completed.
     pub(crate) fn register_waker(&self, index: Index, waker: &Waker) -> bool {
-        // Cloning and dropping a waker is user code: not under the borrow. It may turn the engine.
+        // The clone and the drop of a waker are user code, which may turn the engine, so no borrow
+        // is held.
         let waker = waker.clone();
         let mut state = self.state.borrow_mut();
         let slot = state.completions.slab.get(index);
@@ -433,7 +441,7 @@ impl Core {
         true
     }
 
-    /// The operation is gone: the request keeps its buffer until it completes.
+    /// Called when an operation is dropped. Its request keeps the buffer until the completion.
     pub(crate) fn orphan(&self, index: Index) {
         let mut state = self.state.borrow_mut();
         let completions = &mut state.completions;
@@ -446,9 +454,10 @@ impl Core {
             None
         };
         drop(state);
-        // Now user code.
+        // User code follows, and no borrow is held.
         if let Some(taken) = taken {
-            // SAFETY: the state has not been used since, and never moves its slots.
+            // SAFETY: the state was not used since the payload was taken, and it never moves its
+            // slots.
             unsafe { taken.discard() }
         }
         drop(waker);
@@ -456,7 +465,7 @@ impl Core {
     }
 }
 
-/// Sees to it that what is left over gets its turn: kicks, or arms the retry timer.
+/// On drop, kicks or arms the retry timer if work is left, so that another turn follows.
 struct Rearm<'c>(&'c Core);
 
 impl Drop for Rearm<'_> {
@@ -471,7 +480,7 @@ impl Drop for Rearm<'_> {
     }
 }
 
-/// Ends a dispatch, also when a callback panics.
+/// Ends a dispatch, also if a callback panics.
 struct Dispatching<'c> {
     core: &'c Core,
     outermost: bool,

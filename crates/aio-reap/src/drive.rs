@@ -1,4 +1,4 @@
-//! The engine beside other tasks: turned by a loop that is told of edges, as tokio's is.
+//! The driver of an engine beside other tasks, in an edge-triggered event loop such as tokio's.
 //!
 //! ```text
 //!  wait for an edge ─► forget it ─► turn ─► readable? ─ no ─► wait for an edge
@@ -8,12 +8,13 @@
 //!
 //! # Invariants
 //!
-//! 1. When the driver waits, the descriptor was not readable after the edge was forgotten: whatever
-//!    makes it readable later makes another edge.
+//! 1. When the driver waits, the descriptor was not readable at some time after the edge was
+//!    cleared. An event that makes it readable later makes another edge.
 
 use percpu::sync::check;
 
-/// What a driver does once it was told of an edge; returns whether it must go on without another.
+/// Performs one round of a driver after an edge. Returns whether another round must follow without
+/// an edge.
 #[must_use = "the engine may wait for another turn"]
 pub fn round(forget: impl FnOnce(), turn: impl FnOnce(), readable: impl FnOnce() -> bool) -> bool {
     forget();
@@ -40,29 +41,29 @@ mod tokio {
     use crate::sys;
 
     impl Engine {
-        /// Turns the engine whenever it needs that, on the tokio runtime that polls this future
-        /// (feature `tokio`). It ends only with an error.
+        /// Turns the engine whenever needed, on the tokio runtime that polls this future (feature
+        /// `tokio`). It ends only with an error.
         ///
-        /// One task of the engine's thread drives it, and every other of that thread may use it: a
-        /// task of a `LocalSet`, or [`run_until`](Self::run_until). Everything that the engine waits
-        /// for wakes it: completions, requests of [`Remote`](crate::Remote)s, deadlines and retries.
-        /// Callbacks run in it. While the engine has more to do than one turn does, other tasks run
-        /// in between.
+        /// One task of the engine's thread drives it: a task of a `LocalSet`, or
+        /// [`run_until`](Self::run_until). All tasks of that thread may use the engine.
+        /// Completions, requests of [`Remote`](crate::Remote)s, deadlines and retries wake the
+        /// driver. Callbacks run in it. If the engine has more work than one turn does, other tasks
+        /// run between the turns.
         ///
         /// # Errors
         ///
-        /// Those of tokio's reactor: when the runtime is shut down, or cannot watch the engine's
+        /// Those of tokio's reactor, if the runtime is shut down or cannot watch the engine's
         /// descriptor.
         ///
         /// # Panics
         ///
-        /// Panics if the runtime that polls it has no I/O (`enable_io`).
+        /// Panics if the runtime has no I/O driver (`enable_io`).
         pub async fn drive(&self) -> io::Result<Infallible> {
-            // SAFETY: the descriptor is the engine's as long as the engine lives, which is borrowed.
+            // SAFETY: the engine owns the descriptor, and is borrowed as long as this future lives.
             let fd_events =
                 unsafe { AsyncFd::register_with_interest(self.as_fd(), Interest::READABLE) }?;
             let fd = [fd_events.get_ref().as_raw_fd()];
-            // An error of the look is taken for a yes: one turn too many does no harm.
+            // An error counts as readable, because an additional turn does no harm.
             let readable = || sys::poll_readable(&fd, Some(Duration::ZERO)).unwrap_or(true);
             loop {
                 let mut edge = fd_events.readable().await?;
@@ -75,18 +76,18 @@ mod tokio {
         }
 
         /// Runs a future on the tokio runtime that polls this one, and [drives](Self::drive) the
-        /// engine beside it (feature `tokio`): `block_on` for tokio.
+        /// engine beside it (feature `tokio`). It is `block_on` for tokio.
         ///
         /// # Errors
         ///
-        /// As [`drive`](Self::drive); `future` is dropped.
+        /// Those of [`drive`](Self::drive). `future` is then dropped.
         pub async fn run_until<F: Future>(&self, future: F) -> io::Result<F::Output> {
             let (mut driver, mut future) = (pin!(self.drive()), pin!(future));
             poll_fn(|context| {
                 if let Poll::Ready(output) = future.as_mut().poll(context) {
                     return Poll::Ready(Ok(output));
                 }
-                // Behind it, so that what it has just submitted is seen to.
+                // After the future, so that the driver sees what the future has just submitted.
                 match driver.as_mut().poll(context) {
                     Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
                     Poll::Ready(Ok(never)) => match never {},

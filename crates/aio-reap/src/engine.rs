@@ -1,5 +1,4 @@
-//! The engine: one thread's door to the kernel's asynchronous I/O. What it does is in
-//! [`Core`](crate::core).
+//! The public handle of an engine. The implementation is in [`core`](crate::core).
 
 use std::fmt;
 use std::future::Future;
@@ -29,9 +28,9 @@ use crate::turn::Turn;
 use crate::wake_fd::WakeFd;
 use crate::waker::BlockOnWaker;
 
-/// Block I/O for one thread; neither `Send` nor `Sync`.
+/// An engine does block I/O for one thread. It is neither `Send` nor `Sync`.
 ///
-/// Dropping it waits for everything in flight and delivers it, as [`shutdown`](Self::shutdown).
+/// The drop waits for all requests and delivers them, like [`shutdown`](Self::shutdown).
 pub struct Engine {
     core: Rc<Core>,
     kind: BackendKind,
@@ -52,22 +51,22 @@ impl Engine {
         &self.core
     }
 
-    /// The backend in use.
+    /// Returns the backend in use.
     pub fn backend(&self) -> BackendKind {
         self.kind
     }
 
-    /// Backends that were tried first, and why each was refused.
+    /// Returns the backends that were tried first, with the reason why each was refused.
     pub fn fallbacks(&self) -> &[Fallback] {
         &self.fallbacks
     }
 
-    /// When completions are looked for.
+    /// Returns the reap mode.
     pub fn reap_mode(&self) -> ReapMode {
         self.core.reap_mode.get()
     }
 
-    /// Changes when completions are looked for, from the next call on.
+    /// Sets the reap mode, from the next call on.
     pub fn set_reap_mode(&self, mode: ReapMode) {
         self.core.reap_mode.set(mode);
     }
@@ -76,41 +75,41 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// The system call's error when the descriptor is not open.
+    /// Returns the error of `fcntl` if the descriptor is not open.
     pub fn attach(&self, fd: impl Into<OwnedFd>) -> io::Result<File> {
         File::new(fd.into(), None)
     }
 
-    /// As [`attach`](Self::attach), and registers the file with io_uring, which then need not look
-    /// up its descriptor for each request of this engine.
+    /// Attaches an open file and registers it with io_uring, so that the kernel does not look up
+    /// the descriptor for each request of this engine.
     ///
-    /// Where that does not work (other backends, more than 256 files, an older kernel) the file is
-    /// [not registered](File::is_registered), and everything else is the same.
+    /// If that fails (other backends, more than 256 files, an older kernel), the file is [not
+    /// registered](File::is_registered) and works like one from [`attach`](Self::attach).
     ///
     /// # Errors
     ///
-    /// As [`attach`](Self::attach).
+    /// Those of [`attach`](Self::attach).
     pub fn attach_registered(&self, fd: impl Into<OwnedFd>) -> io::Result<File> {
         let fd = fd.into();
         let registration = self.core.register_file(fd.as_raw_fd());
         File::new(fd, registration)
     }
 
-    /// Reads `buf.len()` bytes at byte `offset`; fewer only at the end of the file.
+    /// Reads `buf.len()` bytes at byte `offset`, or fewer at the end of the file.
     pub fn read<B: IoBufMut>(&self, file: &File, mut buf: B, offset: u64) -> Request<'_, B> {
         let op = self.transfer(Kind::Read, file, buf.as_mut_ptr(), &buf, offset);
         Request::new(&self.core, Some(file.clone()), op, buf)
     }
 
-    /// Fills `buf` from byte `offset` on; a file that ends before is an error
-    /// ([`UnexpectedEof`](io::ErrorKind::UnexpectedEof)). Short for
+    /// Fills `buf` from byte `offset` on, or fails with
+    /// [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) if the file ends before. Short for
     /// [`read`](Self::read)`(..).`[`exact()`](Request::exact).
     pub fn read_exact<B: IoBufMut>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
         self.read(file, buf, offset).exact()
     }
 
-    /// Fills the buffers of `list`, first to last, from byte `offset` on; fewer bytes than they
-    /// take only at the end of the file.
+    /// Fills the buffers of `list`, first to last, from byte `offset` on, or reads fewer bytes at
+    /// the end of the file.
     pub fn read_vectored<B: IoBufMut>(
         &self,
         file: &File,
@@ -121,8 +120,8 @@ impl Engine {
         self.vectored(Kind::Read, file, &iovecs, list, offset)
     }
 
-    /// Writes the buffers of `list`, first to last, from byte `offset` on: all or an error, as
-    /// [`write`](Self::write).
+    /// Writes the buffers of `list`, first to last, from byte `offset` on. It writes all bytes or
+    /// fails, like [`write`](Self::write).
     pub fn write_vectored<B: IoBuf>(
         &self,
         file: &File,
@@ -151,21 +150,22 @@ impl Engine {
         Request::new(&self.core, Some(file.clone()), op, list).misaligned(misaligned)
     }
 
-    /// Writes `buf.len()` bytes at byte `offset`, all or an error.
+    /// Writes `buf.len()` bytes at byte `offset`. It writes all of them or fails.
     ///
-    /// After an error [`RequestError::transferred`](crate::RequestError::transferred) tells how many
-    /// bytes were written before; of the rest any part may have been.
+    /// After an error [`RequestError::transferred`](crate::RequestError::transferred) returns how
+    /// many bytes were written before it. Any part of the other bytes may have been written.
     pub fn write<B: IoBuf>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
         let op = self.transfer(Kind::Write, file, buf.as_ptr().cast_mut(), &buf, offset);
         Request::new(&self.core, Some(file.clone()), op, buf)
     }
 
-    /// Makes the file's data and metadata durable (`fsync`), as far as written before now.
+    /// Makes the file's data and metadata durable (`fsync`): those of every write that completed
+    /// before this request was submitted.
     pub fn fsync(&self, file: &File) -> Request<'_, ()> {
         self.ranged(Kind::Fsync, file, 0, 0)
     }
 
-    /// Makes the file's data durable, and the metadata needed to read it (`fdatasync`): that of
+    /// Makes the file's data, and the metadata needed to read it, durable (`fdatasync`): those of
     /// every write that completed before this request was submitted.
     pub fn fdatasync(&self, file: &File) -> Request<'_, ()> {
         self.ranged(Kind::Fdatasync, file, 0, 0)
@@ -184,11 +184,12 @@ impl Engine {
 
     /// Asks the kernel to read `len` bytes at `offset` into its page cache soon.
     pub fn will_need(&self, file: &File, offset: u64, len: u64) -> Request<'_, ()> {
-        // More is negative for some system calls, and past the end of every file.
+        // A larger length would be negative for some system calls, and is past the end of every
+        // file.
         self.ranged(Kind::WillNeed, file, offset, len.min(i64::MAX as u64))
     }
 
-    /// Does nothing, by way of the kernel: the cost of the engine itself.
+    /// Sends a no-op through the kernel. It shows the cost of the engine itself.
     pub fn nop(&self) -> Request<'_, ()> {
         Request::new(&self.core, None, Op::NOP, ())
     }
@@ -216,58 +217,59 @@ impl Engine {
         Op { memory, ptr, len: buf.len() as u64, ..self.op(kind, file, offset) }
     }
 
-    /// Holds requests back until the returned guard (and every other) drops.
+    /// Holds requests back until the returned guard, and every other one, is dropped.
     pub fn plug(&self) -> Plug<'_> {
         Plug::new(&self.core)
     }
 
-    /// Submits one batch of pending requests, reaps within the budget, delivers.
+    /// Submits one batch of pending requests, reaps within the budget, and delivers.
     ///
-    /// Never blocks. Call it when the [descriptor](AsFd) is readable, or in the caller's loop.
-    /// Inside a callback it runs no other: what it reaps goes into queues at once, and to callbacks
-    /// and futures when the callback is over, so that callbacks which turn the engine do not pile
-    /// up on the stack.
+    /// Never blocks. Call it when the [descriptor](AsFd) is readable, or in a loop of the program.
+    /// Inside a callback it runs no other callback: it puts completions into queues at once, but
+    /// delivers them to callbacks and futures after the callback returns. So callbacks that turn
+    /// the engine do not nest.
     pub fn turn(&self) -> Turn {
         self.core.turn(!self.core.is_dispatching())
     }
 
-    /// As [`turn`](Self::turn), but sleeps until at least one completion was delivered, `timeout`
-    /// is over, or nothing is left to wait for. Signals do not end it.
+    /// Turns the engine, and sleeps, until at least one completion was delivered, `timeout` is
+    /// over, or the engine is idle. Signals do not end it.
     ///
-    /// Inside a callback it delivers too: other callbacks then run inside this one.
+    /// Inside a callback it delivers too, so other callbacks run inside that one.
     ///
     /// # Errors
     ///
-    /// The kernel's, when it refuses to wait; requests stay as they are.
+    /// The kernel's error if it refuses to wait. Requests stay as they are.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Turn> {
         self.core.wait(timeout, None)
     }
 
-    /// Turns the engine until nothing is pending or in flight.
+    /// Turns the engine until no request is pending or in flight.
     ///
     /// # Errors
     ///
-    /// As [`wait`](Self::wait).
+    /// Those of [`wait`](Self::wait).
     pub fn drain(&self) -> io::Result<()> {
         self.core.drain()
     }
 
-    /// Tries to end every request early, as [`Operation::cancel`](crate::Operation::cancel) does
-    /// one; returns for how many there was anything to try.
+    /// Tries to cancel every request, like [`Operation::cancel`](crate::Operation::cancel). Returns
+    /// the number of attempts.
     pub fn cancel_all(&self) -> usize {
         self.core.cancel_all()
     }
 
-    /// Most requests in one submission now ([`EngineBuilder::adaptive_batch`](crate::EngineBuilder::adaptive_batch)).
+    /// Returns the current limit of requests in one submission; see
+    /// [`EngineBuilder::adaptive_batch`](crate::EngineBuilder::adaptive_batch).
     pub fn batch_limit(&self) -> usize {
         self.core.state.borrow().batch.get()
     }
 
-    /// Refuses new requests, then drains: everything accepted is delivered before it returns.
+    /// Refuses later requests, and delivers every accepted one before it returns.
     ///
     /// # Errors
     ///
-    /// As [`wait`](Self::wait).
+    /// Those of [`wait`](Self::wait).
     pub fn shutdown(&self) -> io::Result<()> {
         self.core.close();
         let drained = self.core.drain();
@@ -275,13 +277,13 @@ impl Engine {
         drained
     }
 
-    /// Runs a future on this thread, turning the engine while it waits.
+    /// Runs a future on this thread, and turns the engine while the future waits.
     ///
-    /// Other threads may wake the future. Allocates once per call.
+    /// Other threads may wake the future. Each call allocates once.
     ///
     /// # Errors
     ///
-    /// As [`wait`](Self::wait); the future is dropped.
+    /// Those of [`wait`](Self::wait). The future is then dropped.
     pub fn block_on<F: Future>(&self, future: F) -> io::Result<F::Output> {
         let core = &self.core;
         let waker = BlockOnWaker::new(Arc::clone(core.wake_fd.shared_kick()));
@@ -294,43 +296,44 @@ impl Engine {
                     return Ok(output);
                 }
             }
-            // Also when the future has woken itself: the I/O goes on meanwhile.
+            // Also if the future has woken itself, so that the I/O continues.
             core.wait(None, Some(&waker))?;
         }
     }
 
-    /// A handle by which other threads make requests of this engine.
+    /// Makes a handle through which other threads send requests to this engine.
     ///
-    /// The engine hears of them when it is turned: its [descriptor](AsFd) is readable then, and they
-    /// end the sleep of [`wait`](Self::wait), [`block_on`](Self::block_on) and
-    /// [`serve`](Self::serve). The first call allocates the places
-    /// ([`EngineBuilder::remote_capacity`](crate::EngineBuilder::remote_capacity)). Once there is a remote, sleeping costs the engine one
-    /// system call more. Of an engine that was shut down the remote refuses every request.
+    /// A turn takes the requests. A request makes the engine's [descriptor](AsFd) readable and ends
+    /// the sleep of [`wait`](Self::wait), [`block_on`](Self::block_on) and [`serve`](Self::serve).
+    /// The first call allocates the memory for
+    /// [`EngineBuilder::remote_capacity`](crate::EngineBuilder::remote_capacity) requests. After
+    /// that, each sleep of the engine takes one more system call. After the shutdown of the engine
+    /// the remote refuses every request.
     pub fn remote(&self) -> Remote {
         Remote::new(&self.core.remote_shared())
     }
 
-    /// Turns the engine until the last [`Remote`] is dropped and nothing is left to do; sleeps
-    /// meanwhile.
+    /// Turns the engine, and sleeps, until the last [`Remote`] is dropped and every request is
+    /// delivered.
     ///
     /// # Errors
     ///
-    /// As [`wait`](Self::wait).
+    /// Those of [`wait`](Self::wait).
     pub fn serve(&self) -> io::Result<()> {
         self.core.serve()
     }
 
-    /// The counters so far; allocates the copy.
+    /// Returns a copy of the counters, which is allocated.
     pub fn stats(&self) -> EngineStats {
         self.core.state.borrow().completions.stats.clone()
     }
 
-    /// Checks the engine's books, and says what it holds: tests and fuzz targets call it after
-    /// every step.
+    /// Checks the invariants of the engine's state, and returns its numbers of requests. Tests and
+    /// fuzz targets call it after every step.
     ///
     /// # Panics
     ///
-    /// Panics with the name of the invariant that does not hold.
+    /// Panics with the name of an invariant that does not hold.
     #[doc(hidden)]
     pub fn validate(&self) -> Turn {
         let core = &self.core;
@@ -347,9 +350,9 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // During a panic no user code runs; what is in flight is waited for by `State::drop`.
+        // During a panic no user code runs. `State::drop` waits for the requests in flight.
         if !panicking() {
-            // An error leaves requests undelivered; `State::drop` waits for them or leaks them.
+            // After an error requests stay undelivered. `State::drop` waits for them or leaks them.
             let _ = self.shutdown();
         } else {
             self.core.state.borrow_mut().close();
@@ -358,14 +361,14 @@ impl Drop for Engine {
     }
 }
 
-/// Readable when the engine wants a [`turn`](Engine::turn): a completion is there, work was left
-/// over, or a retry is due. Level-triggered; never read from it.
+/// The descriptor is readable when the engine needs a [`turn`](Engine::turn): a completion is
+/// visible, work is left, or a retry is due. It is level-triggered. Never read from it.
 impl AsFd for Engine {
     fn as_fd(&self) -> BorrowedFd<'_> {
         let core = &self.core;
         let fd = core.wake_fd.fd();
         core.state.borrow_mut().backend.watch();
-        // Left over from when nobody watched.
+        // Work that was left before the descriptor was watched.
         let state = core.state.borrow();
         if state.has_work() {
             core.wake_fd.kick();

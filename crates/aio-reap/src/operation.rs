@@ -1,4 +1,4 @@
-//! The future front end: a handle on one request in the engine.
+//! The future front end: a handle of one request in the engine.
 
 use std::fmt;
 use std::future::Future;
@@ -16,43 +16,43 @@ use crate::deadlines::Action;
 use crate::outcome::{Outcome, Owned};
 use crate::slab::Index;
 
-/// A submitted request; await it, or block with [`wait`](Self::wait).
+/// A submitted request. Await it, or block with [`wait`](Self::wait).
 ///
-/// Polling does not turn the engine: something must call [`Engine::turn`](crate::Engine::turn) or
-/// [`wait`](crate::Engine::wait), for instance when the engine's descriptor is readable, or
-/// [`Engine::block_on`](crate::Engine::block_on) does.
+/// Polling does not turn the engine. The program must call [`Engine::turn`](crate::Engine::turn) or
+/// [`wait`](crate::Engine::wait), for example when the engine's descriptor is readable, or run the
+/// future in [`Engine::block_on`](crate::Engine::block_on).
 ///
-/// Dropping it abandons the result, not the I/O: the request still runs, its buffer stays with the
-/// engine until then. Forgetting it is safe: the request completes, but its slot stays taken, and
-/// the memory and descriptors of the engine are kept for ever.
+/// A drop abandons the result, not the I/O: the request still runs, and the engine keeps its buffer
+/// until the completion. It is safe to forget an operation: the request completes, but its slot
+/// stays taken, and the memory and descriptors of the engine are never freed.
 #[must_use = "dropping an operation abandons its result"]
 pub struct Operation<B> {
     core: Rc<Core>,
-    /// `None` once the result was handed out.
+    /// `None` after the result was returned.
     index: Option<Index>,
     buf: PhantomData<B>,
 }
 
 impl<B: 'static> Operation<B> {
-    /// `index` was queued with an `Owned<B>` as its cargo.
+    /// Makes the operation of the slot `index`, which was queued with an `Owned<B>` as its payload.
     pub(crate) fn new(core: &Rc<Core>, index: Index) -> Self {
         Self { core: Rc::clone(core), index: Some(index), buf: PhantomData }
     }
 
-    /// Whether the result is there.
+    /// Returns whether the request has completed.
     pub fn is_done(&self) -> bool {
         self.index.is_none_or(|index| self.core.is_done(index))
     }
 
-    /// Turns the engine until the request completes; blocks meanwhile.
+    /// Turns the engine, and blocks, until the request completes.
     ///
-    /// Callbacks of other requests run here. It may be called inside a callback, also for a
-    /// sibling that completed in the same batch.
+    /// Callbacks of other requests run here. It may be called inside a callback, even for a request
+    /// that completed in the same batch.
     ///
     /// # Panics
     ///
-    /// Panics if the result was already taken by polling, or if the kernel refuses to wait
-    /// (a descriptor of the engine was closed behind its back).
+    /// Panics if a poll has already returned the result, or if the kernel refuses to wait (other
+    /// code closed a descriptor of the engine).
     pub fn wait(mut self) -> Outcome<B> {
         loop {
             if let Some(outcome) = self.take() {
@@ -62,15 +62,15 @@ impl<B: 'static> Operation<B> {
         }
     }
 
-    /// As [`wait`](Self::wait), for `timeout` at most.
+    /// Waits like [`wait`](Self::wait), for `timeout` at most.
     ///
     /// # Errors
     ///
-    /// The operation, when the time is over first.
+    /// Returns the operation if the time is over first.
     ///
     /// # Panics
     ///
-    /// As [`wait`](Self::wait).
+    /// Panics like [`wait`](Self::wait).
     pub fn wait_timeout(mut self, timeout: Duration) -> Result<Outcome<B>, Self> {
         let Some(end) = self.core.instant().checked_add(timeout) else { return Ok(self.wait()) };
         loop {
@@ -85,21 +85,21 @@ impl<B: 'static> Operation<B> {
         }
     }
 
-    /// Tries to end the request early; returns whether there was anything to try.
+    /// Tries to cancel the request. Returns false if there was no attempt.
     ///
-    /// A request that is still waiting in the engine, or for a thread of the pool, ends for certain;
-    /// of what the kernel has begun, io_uring can end reads of pipes and the like, but hardly any
-    /// block I/O, and Linux AIO none. A request that was ended completes with `ECANCELED` (after a
-    /// write any part may have been written), any other as if nothing had been tried. Either way
-    /// the result is delivered by a later turn.
+    /// A request that still waits in the engine, or for a thread of the pool, is always cancelled.
+    /// Of requests that the kernel has begun, io_uring can cancel reads of pipes and the like, but
+    /// almost no block I/O, and Linux AIO none. A cancelled request completes with `ECANCELED` (of
+    /// a write any part may have been written), any other as without the attempt. In both cases a
+    /// later turn delivers the result.
     pub fn cancel(&self) -> bool {
         self.index.is_some_and(|index| self.core.cancel(index))
     }
 
-    /// A future that waits no longer than until `at`.
+    /// Returns a future that waits until `at` at most.
     ///
-    /// It abandons the wait, not the I/O: when the time comes first, the operation is dropped, and
-    /// the request goes on with its buffer, counts as in flight, and may still write.
+    /// It abandons the wait, not the I/O: if the time comes first, the operation is dropped. The
+    /// request keeps its buffer, counts as in flight, and may still write.
     pub fn deadline(self, at: Instant) -> Deadline<B> {
         if let Some(index) = self.index {
             self.core.add_deadline(index, at, Action::Wake);
@@ -107,11 +107,11 @@ impl<B: 'static> Operation<B> {
         Deadline { operation: Some(self), at }
     }
 
-    /// The result, if it is there.
+    /// Takes the result, if the request has completed.
     fn take(&mut self) -> Option<Outcome<B>> {
         let index = self.index.expect("an operation is not polled after it was ready");
-        // SAFETY: `new` was given a slot whose cargo is an `Owned<B>`, and this is that slot:
-        // it is released only by `collect_done`, which succeeds once per operation.
+        // SAFETY: `new` got a slot whose payload is an `Owned<B>`. It is still that slot: only
+        // `collect_done` frees it, which succeeds once per operation.
         let (owned, result) = unsafe { self.core.collect_done::<Owned<B>>(index) }?;
         self.index = None;
         self.core.admit();
@@ -119,7 +119,7 @@ impl<B: 'static> Operation<B> {
     }
 }
 
-/// It never pins anything: the buffer is in the engine.
+/// The buffer is in the engine, so the operation has no pinned field.
 impl<B> Unpin for Operation<B> {}
 
 impl<B: 'static> Future for Operation<B> {
@@ -133,7 +133,7 @@ impl<B: 'static> Future for Operation<B> {
             if let Some(outcome) = self.take() {
                 return Poll::Ready(outcome);
             }
-            let index = self.index.expect("`take` found it");
+            let index = self.index.expect("`take` has checked it");
             if self.core.register_waker(index, cx.waker()) {
                 return Poll::Pending;
             }
@@ -149,7 +149,7 @@ impl<B> Drop for Operation<B> {
     }
 }
 
-/// An [`Operation`] awaited until a time: [`Operation::deadline`].
+/// A future that awaits an [`Operation`] until a time, from [`Operation::deadline`].
 #[must_use = "futures do nothing unless polled"]
 #[derive(Debug)]
 pub struct Deadline<B> {
@@ -158,7 +158,7 @@ pub struct Deadline<B> {
     at: Instant,
 }
 
-/// The deadline of a wait has passed; the request goes on without anybody waiting for it.
+/// The error of a wait whose deadline passed. The request continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the deadline has passed before the request completed")]
 pub struct DeadlinePassed;
@@ -177,7 +177,7 @@ impl From<DeadlinePassed> for io::Error {
 }
 
 impl<B> Deadline<B> {
-    /// The operation, to wait for it otherwise; `None` if this future is resolved.
+    /// Returns the operation, or `None` if this future has resolved.
     pub fn into_operation(self) -> Option<Operation<B>> {
         self.operation
     }

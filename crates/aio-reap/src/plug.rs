@@ -1,11 +1,11 @@
-//! Holding requests back so that they go to the kernel together.
+//! A guard that holds requests back, so that they are submitted together.
 
 use crate::core::Core;
 
-/// While it lives, requests are only queued; the last one to drop submits and reaps.
+/// While a plug lives, requests are only queued. The drop of the last one submits and reaps.
 ///
-/// Plugs nest. They balance also when a panic unwinds through them; the queue is then submitted
-/// by the next call that turns the engine, so that no callback runs during the unwinding.
+/// Plugs nest. They also balance if a panic unwinds through them. The next call that turns the
+/// engine then submits the queue, so no callback runs during the unwinding.
 #[must_use = "requests are held back only while the plug lives"]
 pub struct Plug<'e> {
     core: &'e Core,

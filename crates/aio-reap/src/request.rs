@@ -1,4 +1,4 @@
-//! A request that has not been handed over yet.
+//! A request that was not submitted yet.
 
 use std::fmt;
 use std::rc::Rc;
@@ -14,11 +14,11 @@ use crate::payload::Deliver;
 use crate::queue::{CompletionQueue, Enqueued};
 use crate::slab::{CompletionTarget, Index, Slab};
 
-/// One operation, ready to be handed to the engine by one of its front ends.
+/// An operation that one of the front ends can submit.
 ///
-/// Nothing happens until [`submit`](Self::submit), [`callback`](Self::callback) or
-/// [`enqueue`](Self::enqueue) takes it. Those queue the request and, unless a [`Plug`](crate::Plug)
-/// holds it back or a callback is running, submit and reap before they return.
+/// A request has no effect until [`submit`](Self::submit), [`callback`](Self::callback) or
+/// [`enqueue`](Self::enqueue) takes it. These queue the request. Unless a [`Plug`](crate::Plug)
+/// holds it back or a callback is running, they also submit and reap before they return.
 #[must_use = "a request does nothing until it is submitted"]
 pub struct Request<'e, B> {
     core: &'e Rc<Core>,
@@ -30,7 +30,7 @@ pub struct Request<'e, B> {
     buf: B,
 }
 
-/// What the caller gets back from a front end: `T`, or the request itself.
+/// The result of a front end: `T`, or the refused request.
 type Submitted<'e, B, T> = Result<T, SubmitError<Request<'e, B>>>;
 
 impl<'e, B: 'static> Request<'e, B> {
@@ -38,32 +38,32 @@ impl<'e, B: 'static> Request<'e, B> {
         Self { core, file, op, at_eof: AtEof::Stop, misaligned: false, cancel_at: None, buf }
     }
 
-    /// Bytes past the end of the file read as zeros instead of ending the read early.
+    /// Makes a read fill the buffer with zeros after the end of the file, instead of ending early.
     pub fn zero_fill(mut self) -> Self {
         self.at_eof = AtEof::ZeroFill;
         self
     }
 
-    /// A read that meets the end of the file before its buffer is full fails with
-    /// [`UnexpectedEof`](std::io::ErrorKind::UnexpectedEof); the buffer holds what was read. Writes are
-    /// exact anyway.
+    /// Makes a read fail with [`UnexpectedEof`](std::io::ErrorKind::UnexpectedEof) if the file ends
+    /// before its buffer is full. The buffer then holds the bytes that were read. Writes are always
+    /// exact.
     pub fn exact(mut self) -> Self {
         self.at_eof = AtEof::Fail;
         self
     }
 
-    /// Cancels the request at a time, wherever it is by then; its result is then `ETIMEDOUT`, and
-    /// the buffer comes back as ever.
+    /// Cancels the request at the time `at`. Its result is then `ETIMEDOUT`, and the buffer comes
+    /// back as usual.
     ///
-    /// As with [`Operation::cancel`] the kernel may be unable to take it back: then it ends when it
-    /// is done, with its own result. [`Operation::deadline`] ends the wait alone, and in time.
+    /// As for [`Operation::cancel`], the kernel may be unable to cancel it. It then completes with
+    /// its own result. [`Operation::deadline`] ends only the wait, and always in time.
     pub fn cancel_at(mut self, at: Instant) -> Self {
         self.cancel_at = Some(at);
         self
     }
 
-    /// As [`cancel_at`](Self::cancel_at), `time` from now; never, if that is past what the clock
-    /// can tell.
+    /// Cancels the request `time` from now, like [`cancel_at`](Self::cancel_at). Has no effect if
+    /// the clock cannot represent that time.
     pub fn cancel_after(mut self, time: Duration) -> Self {
         self.cancel_at = self.core.instant().checked_add(time);
         self
@@ -73,34 +73,34 @@ impl<'e, B: 'static> Request<'e, B> {
         self.core
     }
 
-    /// It would be refused, however many slots are free.
+    /// Returns whether the request is refused even if slots are free.
     pub(crate) fn is_refused(&self) -> bool {
         self.misaligned || self.file.as_ref().is_some_and(|file| !file.accepts(&self.op))
     }
 
-    /// Some vector does not fit the `O_DIRECT` file.
+    /// Records whether a vector is not aligned as the `O_DIRECT` file requires.
     pub(crate) fn misaligned(mut self, misaligned: bool) -> Self {
         self.misaligned = misaligned;
         self
     }
 
-    /// The buffer, given back instead of submitted.
+    /// Returns the buffer, instead of a submission.
     pub fn into_buf(self) -> B {
         self.buf
     }
 
-    /// Hands the request over; the result is awaited or waited for through the [`Operation`].
+    /// Submits the request. The [`Operation`] awaits the result or blocks for it.
     ///
-    /// A request that completes during its own submission is ready at the operation's first poll.
+    /// If the request completes during this call, the operation is ready at its first poll.
     ///
     /// # Errors
     ///
-    /// [`SubmitError`] gives the request back; nothing was queued.
+    /// [`SubmitError`] returns the request, which was not queued.
     pub fn submit(self) -> Submitted<'e, B, Operation<B>> {
         self.submit_by(Slab::alloc)
     }
 
-    /// As [`submit`](Self::submit), with a slot that was promised.
+    /// Submits the request with a promised slot.
     pub(crate) fn submit_next(self) -> Submitted<'e, B, Operation<B>> {
         self.submit_by(Slab::alloc_promised)
     }
@@ -114,16 +114,16 @@ impl<'e, B: 'static> Request<'e, B> {
         Ok(operation)
     }
 
-    /// Hands the request over; `done` gets the result and the buffer.
+    /// Submits the request. `done` gets the result and the buffer.
     ///
-    /// `done` runs once, on this thread, inside a call that reaps (see the crate's introduction).
-    /// It may use the engine freely. A panic in it unwinds to that call; the engine stays sound
-    /// and other completions are delivered by the next one. `done` and the buffer are stored
-    /// inline: together they may take 96 bytes, checked at compile time.
+    /// `done` runs once, on this thread, inside a call that reaps (see the crate documentation). It
+    /// may use the engine. A panic in `done` unwinds to that call. The engine stays consistent, and
+    /// the next call delivers the other completions. `done` and the buffer are stored in the slot:
+    /// together they may take 96 bytes, which is checked at compile time.
     ///
     /// # Errors
     ///
-    /// [`SubmitError`] gives the request back; `done` is dropped.
+    /// [`SubmitError`] returns the request. `done` is dropped.
     pub fn callback(
         self,
         done: impl FnOnce(Result<usize, RequestError>, B) + 'static,
@@ -134,11 +134,11 @@ impl<'e, B: 'static> Request<'e, B> {
         Ok(())
     }
 
-    /// Hands the request over; its completion will appear in `queue` with `token`.
+    /// Submits the request. Its completion will appear in `queue` with `token`.
     ///
     /// # Errors
     ///
-    /// [`SubmitError`] gives the request back; nothing was queued.
+    /// [`SubmitError`] returns the request, which was not queued.
     pub fn enqueue(self, queue: &CompletionQueue<B>, token: u64) -> Submitted<'e, B, ()> {
         let core = self.core;
         self.queue(CompletionTarget::Queue, Slab::alloc, |buf| Enqueued {
@@ -167,7 +167,7 @@ impl<'e, B: 'static> Request<'e, B> {
         let completions = &mut state.completions;
         let Some(index) = alloc(&mut completions.slab) else { return Err(SubmitError::Full(self)) };
         let Self { file, op, at_eof, cancel_at, buf, .. } = self;
-        // `payload` only moves its parts together: no user code runs under the borrow.
+        // `payload` only moves its parts together, so no user code runs under the borrow.
         completions.queue(index, file, op, at_eof, target, payload(buf));
         if let Some(at) = cancel_at {
             state.note_deadline(index, at);

@@ -1,4 +1,4 @@
-//! Which backend an engine got, and why not another.
+//! The backend of an engine, and the errors of backends that did not start.
 
 use std::fmt;
 use std::io;
@@ -9,7 +9,7 @@ use thiserror::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BackendKind {
-    /// io_uring.
+    /// The io_uring interface.
     Uring,
     /// Linux AIO for `O_DIRECT` files, threads for the rest.
     Aio,
@@ -33,40 +33,40 @@ impl fmt::Display for BackendKind {
     }
 }
 
-/// A backend the engine did not get, and why.
+/// A backend that did not start, with the reason.
 #[derive(Debug, Error)]
 #[error("{backend}: {error}")]
 #[non_exhaustive]
 pub struct Fallback {
-    /// What was tried.
+    /// The backend that was tried.
     pub backend: BackendKind,
-    /// What the system said.
+    /// The error of the system.
     #[source]
     pub error: io::Error,
 }
 
-/// No engine could be started.
+/// The reason why no engine was started.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// A limit is zero or too large.
+    /// A limit is out of range.
     #[error("{name} must be from 1 to {most}")]
     Limit {
-        /// Name of the limit.
+        /// The name of the limit.
         name: &'static str,
-        /// Its largest value.
+        /// The largest allowed value.
         most: usize,
     },
-    /// Every backend that was asked for was refused; in the order they were tried.
+    /// Every tried backend was refused. They are in the order of the attempts.
     #[error("no backend could be started: {}", list(.0))]
     Refused(Vec<Fallback>),
-    /// The engine's own descriptors could not be made.
+    /// The engine's own descriptors could not be created.
     #[error("cannot make the engine's descriptors: {0}")]
     Descriptors(#[source] io::Error),
 }
 
 impl StartError {
-    /// The system's error number; that of the last backend tried.
+    /// Returns the errno of the system, for `Refused` that of the last backend.
     pub fn errno(&self) -> i32 {
         let error = match self {
             Self::Limit { .. } => return libc::EINVAL,

@@ -1,4 +1,4 @@
-//! The engine's books: queue, submit, reap. Nothing here runs user code.
+//! The state of an engine: it queues, submits and reaps requests. No function here runs user code.
 //!
 //! ```text
 //!  alloc ─► Pending ─submit─► InFlight ─reap─► Ready ─deliver─► Free
@@ -10,9 +10,9 @@
 //!
 //! 1. accepted = pending + in flight + ready + done + finished; in flight <= depth.
 //! 2. A slot that is `Pending` or `InFlight` owns its buffer (in `payload`) and its file.
-//! 3. If requests are pending although there is room, either something is in flight in the
-//!    kernel (its completion turns the engine) or `blocked` is set (the engine arms a timer) or
-//!    the caller is told (`Turn::pending`, the kick).
+//! 3. If requests are pending although there is room, then a request is in the kernel (its
+//!    completion causes a turn), or `blocked` is set (the engine arms a timer), or the program is
+//!    notified (by `Turn::pending` and the kick).
 
 use std::io;
 use std::mem;
@@ -37,18 +37,19 @@ use crate::slab::{
 use crate::wait_queue::WaitQueue;
 
 pub(crate) struct Limits {
-    /// Most requests the kernel holds at a time.
+    /// The number of requests that the kernel has at a time at most.
     pub(crate) depth: usize,
-    /// Most requests the engine holds at a time.
+    /// The number of requests that the engine has at a time at most.
     pub(crate) capacity: usize,
-    /// Most requests in one submission, and whether the limit follows the device.
+    /// The number of requests in one submission at most, and whether that limit adapts to the
+    /// device.
     pub(crate) max_batch: usize,
     pub(crate) adaptive: bool,
-    /// Most completions taken by one reap.
+    /// The number of completions that one reap takes at most.
     pub(crate) reap_budget: usize,
-    /// Most requests of other threads at a time.
+    /// The number of requests of other threads at a time at most.
     pub(crate) remote: usize,
-    /// Measure latencies.
+    /// Whether latencies are measured.
     pub(crate) timed: bool,
 }
 
@@ -61,18 +62,19 @@ pub(crate) struct State {
     pub(crate) deadlines: Deadlines,
     /// Futures that wait for a slot.
     pub(crate) waiting: WaitQueue,
-    /// Requests of other threads, once there may be any.
+    /// The requests of other threads. `None` before the first [`Remote`](crate::Remote).
     pub(crate) inbox: Option<Box<Inbox>>,
-    /// The last reap used up its budget: more may be there, and no wake-up will say so.
+    /// The last reap used up its budget. More completions may be visible, for which there is no
+    /// wake-up.
     more: bool,
 }
 
-/// One completion on its way to whoever waits for it.
+/// A completion to deliver.
 pub(crate) enum Delivery {
-    /// It lies in the slot that held it: use it before the state.
+    /// The payload and the result of a freed slot. It must be used before the state.
     Payload(TakenPayload, RawResult),
     Wake(Waker),
-    /// A future nobody has polled yet: it will find its result.
+    /// No action: the future was not polled yet and will find its result.
     Silent,
 }
 
@@ -102,22 +104,23 @@ impl State {
         self.completions.in_flight
     }
 
-    /// Requests a completion can be expected from: accepted by the kernel, not yet reaped.
+    /// Returns the number of requests that the kernel will complete: those it took that were not
+    /// reaped.
     pub(crate) fn in_kernel(&self) -> usize {
         self.completions.in_flight - self.backend.backlog()
     }
 
-    /// Nothing will turn the engine by itself: the retry timer must.
+    /// Returns whether only the retry timer can cause the next turn.
     pub(crate) fn needs_retry(&self) -> bool {
         (self.completions.blocked || self.backend.backlog() > 0) && self.in_kernel() == 0
     }
 
-    /// Complete, on the way to whoever waits for it.
+    /// Returns the number of completions to deliver.
     pub(crate) fn ready(&self) -> usize {
         self.completions.ready.len()
     }
 
-    /// Whether another turn would get somewhere without any wake-up.
+    /// Returns whether another turn makes progress without a wake-up.
     pub(crate) fn has_work(&self) -> bool {
         let can_submit = self.pending() > 0 && self.in_flight() < self.limits.depth;
         self.more
@@ -128,18 +131,19 @@ impl State {
             || self.remote_requests() > 0
     }
 
-    /// Requests of other threads that a turn would find a slot for.
+    /// Returns the number of requests of other threads for which a turn would find a slot.
     fn remote_requests(&self) -> usize {
         let Some(inbox) = &self.inbox else { return 0 };
         inbox.pending(&self.waiting, &self.completions.slab)
     }
 
-    /// Requests that the kernel is not working on, and that another turn would bring on.
+    /// Returns the number of requests that are not in the kernel and that another turn would
+    /// advance.
     pub(crate) fn held(&self) -> usize {
         self.pending() + self.ready() + self.remote_requests()
     }
 
-    /// Takes requests of other threads, as far as there are slots.
+    /// Takes requests of other threads into slots, as far as slots are free.
     #[inline]
     pub(crate) fn take_remote_requests(&mut self) {
         if let Some(inbox) = &mut self.inbox {
@@ -147,7 +151,7 @@ impl State {
         }
     }
 
-    /// What the engine shares with its remotes, which ring the eventfd `notifier`.
+    /// Returns the state that the engine shares with its remotes, which signal `kick`.
     pub(crate) fn remote_shared(&mut self, kick: &Arc<OwnedFd>) -> Arc<Shared> {
         let slots = self.limits.remote;
         let inbox = self.inbox.get_or_insert_with(|| Box::new(Inbox::new(slots, kick)));
@@ -157,12 +161,12 @@ impl State {
         Arc::clone(inbox.shared())
     }
 
-    /// No other thread can make requests of this engine.
+    /// Returns whether no remote of this engine is left.
     pub(crate) fn is_alone(&self) -> bool {
         !self.inbox.as_ref().is_some_and(|inbox| inbox.has_senders())
     }
 
-    /// Refuses requests from now on.
+    /// Refuses later requests.
     pub(crate) fn close(&mut self) {
         self.closed = true;
         if let Some(inbox) = &mut self.inbox {
@@ -170,14 +174,16 @@ impl State {
         }
     }
 
-    /// A request of another thread that no slot was found for, when no turn is to come.
+    /// Returns a request of another thread that has no slot, to refuse it. Called when no turn
+    /// follows.
     pub(crate) fn refuse_remote_request(&mut self) -> Option<PendingRemote> {
         let pending = self.inbox.as_mut()?.refuse(&mut self.waiting);
         self.note_waiting();
         pending
     }
 
-    /// Nothing to do but wait for the kernel, or not even that; and nobody waits for a slot.
+    /// Returns whether the engine can only wait for the kernel, or is idle, and no future waits for
+    /// a slot.
     pub(crate) fn is_calm(&self) -> bool {
         let completions = &self.completions;
         let quiet = !self.more && !completions.blocked && self.backend.backlog() == 0;
@@ -188,7 +194,7 @@ impl State {
             && completions.slab.promised == 0
     }
 
-    /// Nothing is complete that was not delivered, and nobody waits for a slot.
+    /// Returns whether every reaped completion was delivered and no future waits for a slot.
     fn is_quiet(&self) -> bool {
         let completions = &self.completions;
         !self.more
@@ -201,8 +207,8 @@ impl State {
         if self.completions.stats.is_timed() { self.backend.now() } else { 0 }
     }
 
-    /// Submits one batch. With `sleep` a completion may be waited for, too, unless that would
-    /// keep others waiting.
+    /// Submits one batch. With `sleep` it may also wait for a completion, unless a delivery, a
+    /// future, a deadline or another thread would wait for that.
     pub(crate) fn submit(&mut self, sleep: bool) {
         let sleep = sleep && self.inbox.is_none();
         let sleep = sleep && self.deadlines.earliest().is_none() && self.is_quiet();
@@ -216,7 +222,7 @@ impl State {
                 completions.blocked = false;
                 return;
             }
-            // Else the rest could be submitted as well.
+            // Otherwise the rest could be submitted as well.
             let last = offered == completions.pending.len() || offered < self.batch.get();
             let submitted = if sleep && last {
                 let (submitted, slept) = self.backend.submit_and_wait(batch);
@@ -246,9 +252,10 @@ impl State {
                     return;
                 }
                 Some(Stop::Failed(errno)) => {
-                    // The first request not accepted is at fault; those behind it are not.
+                    // The error is about the first request that was not accepted, not about those
+                    // behind it.
                     let Some(index) = completions.pending.pop() else {
-                        completions.blocked = true; // a backlog failed: only time can help
+                        completions.blocked = true; // the backlog failed, so a retry after a delay is all that is left
                         return;
                     };
                     completions.finish(index, NonZeroI32::new(errno));
@@ -257,8 +264,8 @@ impl State {
         }
     }
 
-    /// Takes as many completions as the budget allows. Returns whether one of them got somewhere:
-    /// was anything but EAGAIN.
+    /// Reaps as many completions as the budget allows. Returns whether one of them made progress,
+    /// that is, was not EAGAIN.
     pub(crate) fn reap(&mut self) -> bool {
         self.more = false;
         if self.completions.in_flight == 0 && !self.backend.has_cancellations() {
@@ -277,15 +284,15 @@ impl State {
         progress
     }
 
-    /// Completions that went into queues since the last call.
+    /// Returns the number of completions that were put into queues since the last call.
     pub(crate) fn take_enqueued(&mut self) -> usize {
         let enqueued = mem::take(&mut self.completions.enqueued);
         self.completions.stats.completed += enqueued as u64;
         enqueued
     }
 
-    /// Ends a request before it is done, if it can be, with `reason` as its result. Returns whether
-    /// anything could be tried.
+    /// Tries to end a request early with `reason` as its result. Returns false if there was no
+    /// attempt.
     pub(crate) fn cancel(&mut self, index: Index, reason: CancelReason) -> bool {
         let completions = &mut self.completions;
         let slot = completions.slab.get(index);
@@ -303,11 +310,11 @@ impl State {
         }
     }
 
-    /// As [`cancel`](Self::cancel), every request; returns how many could be tried.
+    /// Tries to end every request early. Returns the number of attempts.
     pub(crate) fn cancel_all(&mut self, reason: CancelReason) -> usize {
         let completions = &mut self.completions;
         let pending = completions.pending.len();
-        // At once: to take them out one by one is quadratic.
+        // All at once, because to remove them one by one takes quadratic time.
         while let Some(index) = completions.pending.pop() {
             completions.finish(index, Some(reason.errno()));
         }
@@ -315,17 +322,17 @@ impl State {
         pending + slots.filter(|&index| self.cancel(index, reason)).count()
     }
 
-    /// The request in `index` is to be cancelled at a time.
+    /// Sets the time at which the request in `index` is cancelled.
     pub(crate) fn note_deadline(&mut self, index: Index, at: Instant) {
         self.deadlines.add(at, index, Action::Cancel, &self.completions.slab);
     }
 
-    /// To be called when the queue of waiting futures has changed.
+    /// Updates the number of promised slots. Called when the queue of waiting futures has changed.
     pub(crate) fn note_waiting(&mut self) {
         self.completions.slab.promised = self.waiting.len();
     }
 
-    /// Takes the oldest completion off the ready list.
+    /// Removes the oldest completion from the ready list and returns what to deliver.
     pub(crate) fn deliver(&mut self) -> Option<Delivery> {
         let completions = &mut self.completions;
         let index = completions.ready.pop()?;
@@ -339,17 +346,17 @@ impl State {
         Some(taken.map_or(Delivery::Silent, |taken| Delivery::Payload(taken, result)))
     }
 
-    /// Blocks until a completion is likely there; spurious returns are fine.
+    /// Blocks until a completion is probably visible. May return early.
     pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.completions.stats.waits += 1;
         self.backend.wait(timeout)
     }
 
-    /// Checks the invariants that can be checked at rest.
+    /// Checks the invariants that hold between two calls.
     ///
     /// # Panics
     ///
-    /// Panics with the name of what does not hold.
+    /// Panics with the name of an invariant that does not hold.
     pub(crate) fn validate(&self) {
         let completions = &self.completions;
         let count = |state| completions.slab.count(state);
@@ -369,10 +376,11 @@ impl State {
 }
 
 impl Drop for State {
-    /// The kernel may still use buffers that the slots own: wait for it, or leak them.
+    /// Waits until the kernel no longer uses buffers that the slots own. Leaks the slots if it
+    /// cannot wait.
     fn drop(&mut self) {
         loop {
-            // Before the wait: the wake-up of what is there may have been answered.
+            // Reap before the wait: the wake-up of a visible completion may have been cleared.
             self.backend.acknowledge();
             let in_flight = &mut self.completions.in_flight;
             self.backend.reap(usize::MAX, |_| *in_flight = in_flight.saturating_sub(1));

@@ -10,37 +10,36 @@ use crate::error::SubmitError;
 use crate::operation::Operation;
 use crate::request::Request;
 
-/// A request that waits for a free slot: [`Request::submit_async`].
+/// A future that submits a request when a slot is free, from [`Request::submit_async`].
 ///
-/// Resolves to what [`Request::submit`] returns, but never to
-/// [`SubmitError::Full`]. Dropping it withdraws the request; nothing was queued.
+/// It resolves to the result of [`Request::submit`], but never to [`SubmitError::Full`]. If it is
+/// dropped before, the request is not queued.
 #[must_use = "futures do nothing unless polled"]
 pub struct Submission<'e, B: 'static> {
-    /// `None` once resolved.
+    /// `None` after it resolved.
     request: Option<Request<'e, B>>,
     core: &'e Core,
     ticket: Option<u64>,
 }
 
 impl<'e, B: 'static> Request<'e, B> {
-    /// As [`submit`](Self::submit), but waits for a free slot instead of failing when there is
+    /// Submits the request like [`submit`](Self::submit), but waits for a free slot if there is
     /// none.
     ///
-    /// Those who wait get slots in the order in which they were first polled, and before anybody
-    /// who does not wait. Each must be polled when it is woken, or dropped: until then its slot is
-    /// kept for it.
+    /// Waiting futures get slots in the order of their first polls, and before requests that do not
+    /// wait. A woken future must be polled or dropped: until then its slot is reserved.
     pub fn submit_async(self) -> Submission<'e, B> {
         Submission { core: self.core(), request: Some(self), ticket: None }
     }
 }
 
 impl<'e, B: 'static> Submission<'e, B> {
-    /// Gives up waiting and returns the request; `None` if it was submitted or refused.
+    /// Ends the wait and returns the request, or `None` if it was submitted or refused.
     pub fn into_request(mut self) -> Option<Request<'e, B>> {
         self.request.take()
     }
 
-    /// Whether it is this one's turn.
+    /// Returns whether this future may take a slot now.
     fn is_next(&self) -> bool {
         let state = self.core.state.borrow();
         let before = match self.ticket {
@@ -56,7 +55,7 @@ impl<'e, B: 'static> Submission<'e, B> {
         let waker = state.waiting.leave(ticket);
         state.note_waiting();
         drop(state);
-        drop(waker); // user code
+        drop(waker); // may run user code
     }
 }
 
@@ -99,7 +98,7 @@ impl<B> Drop for Submission<'_, B> {
     fn drop(&mut self) {
         if self.ticket.is_some() {
             self.leave();
-            self.core.admit(); // those behind moved up
+            self.core.admit(); // the futures behind it moved forward
         }
     }
 }

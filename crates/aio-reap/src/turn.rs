@@ -1,20 +1,20 @@
 //! The report of one turn of an engine.
 
-/// What a call that turned the engine found.
+/// The report of a call that turned the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Turn {
-    /// Completions delivered by this call.
+    /// The number of completions that the call delivered.
     pub delivered: usize,
-    /// Requests the engine still holds that the kernel is not working on: not handed over yet,
-    /// or complete and not delivered yet.
+    /// The number of requests in the engine that are not in flight: not submitted, or complete and
+    /// not delivered.
     pub pending: usize,
-    /// Requests the kernel is working on.
+    /// The number of requests in flight.
     pub in_flight: usize,
 }
 
 impl Turn {
-    /// Nothing left to do.
+    /// Returns whether the engine has no request.
     pub fn is_idle(&self) -> bool {
         self.pending == 0 && self.in_flight == 0
     }
