@@ -1,4 +1,5 @@
-//! Work for a simulated device: queues that always want the same number of requests.
+//! A closed-loop workload for a simulated device: queues that each keep a fixed number of requests
+//! active.
 //!
 //! ```text
 //!  queue ─ask─► plug ─► engine ─► device ─► engine ─done─► queue, after its think time
@@ -18,25 +19,25 @@ use crate::file::File;
 use crate::histogram::Histogram;
 use crate::queue::{Completion, CompletionQueue};
 
-/// What the queues want. Times are virtual nanoseconds.
+/// The parameters of a workload. Times are virtual nanoseconds.
 #[derive(Clone, Debug)]
 pub struct Workload {
-    /// Queues; the engines have them by turns.
+    /// The number of queues, which are assigned to the engines in turn.
     pub queues: usize,
-    /// Requests of each queue.
+    /// The number of requests of each queue.
     pub depth: usize,
-    /// Sizes of the reads in bytes, each with its weight among all.
+    /// The sizes of the reads in bytes, each with its weight: (weight, size).
     pub sizes: Vec<(u32, usize)>,
-    /// What the engines' thread does for each request before the engine gets it.
+    /// The time of the engines' thread for each request before its submission.
     pub ask: u64,
-    /// What it does for each request that is done.
+    /// The time of the engines' thread for each completed request.
     pub done: u64,
-    /// Time from there until the queue wants its next one, passed elsewhere.
+    /// The time from there to the queue's next request, which does not occupy the thread.
     pub think: u64,
 }
 
 impl Workload {
-    /// The size that `place` falls on, among all weights.
+    /// Returns the size at `place`, a number below the sum of all weights.
     fn size(&self, mut place: u64) -> usize {
         for &(weight, size) in &self.sizes {
             match place.checked_sub(weight.into()) {
@@ -48,43 +49,43 @@ impl Workload {
     }
 }
 
-/// What became of the requests.
+/// The results of a workload.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Figures {
-    /// Requests that are done.
+    /// The number of completed requests.
     pub requests: u64,
-    /// Of those, how many failed.
+    /// The number of completed requests that failed.
     pub failed: u64,
-    /// Bytes transferred by the others.
+    /// The number of bytes that the other requests transferred.
     pub bytes: u64,
-    /// Virtual time that passed.
+    /// The virtual time that passed.
     pub nanos: u64,
-    /// Requests that were done without being asked for; anything but 0 is a bug.
+    /// The number of completions without a submission. Any number but 0 is a bug.
     pub twice: u64,
-    /// From when a queue wanted a request until it was done, in virtual nanoseconds.
+    /// The times from the request of a queue to the completion, in virtual nanoseconds.
     pub latency: Histogram,
 }
 
 impl Figures {
-    /// Bytes a second; 0 if no time has passed.
+    /// Returns the bytes per second, or 0 if no time has passed.
     pub fn throughput(&self) -> f64 {
         if self.nanos == 0 { 0.0 } else { self.bytes as f64 * 1e9 / self.nanos as f64 }
     }
 }
 
-/// A request while its queue has it.
+/// A request that is not in an engine.
 struct Idle {
-    /// When the queue wants it done.
+    /// The time at which the queue wants it.
     since: u64,
     token: u64,
     buf: AlignedBuf,
 }
 
-/// Queues, and the event loop that serves them.
+/// The queues of a workload, and the event loop that serves them.
 ///
-/// One turn of the loop polls, turns every engine, and then lets each queue hand over, under one
-/// plug, all that it wants by now.
+/// One turn of the loop polls, turns every engine, and then submits the due requests of each queue
+/// under one plug.
 pub struct ClosedLoop<'e> {
     sim: Sim,
     engines: &'e [Engine],
@@ -92,34 +93,37 @@ pub struct ClosedLoop<'e> {
     workload: Workload,
     random: Random,
     weights: u64,
-    /// By queue, in order of time.
+    /// The idle requests of each queue, in order of time.
     idle: Vec<VecDeque<Idle>>,
-    /// By token: when it was wanted, while the engine has it.
+    /// For each token, the time at which the request was wanted, while an engine has it.
     asked: Vec<Option<u64>>,
     done: CompletionQueue<AlignedBuf>,
-    /// By queue: its engine took no more when it was last asked.
+    /// For each queue, whether its engine was full at the last attempt.
     full: Vec<bool>,
     figures: Figures,
 }
 
 impl<'e> ClosedLoop<'e> {
-    /// Queues that want all their requests now. The engines are those of `sim`; `seed` decides the
-    /// sizes and offsets.
+    /// Makes queues that want all their requests now. The engines must be on `sim`. `seed`
+    /// determines the sizes and offsets.
     ///
     /// # Errors
     ///
-    /// The system's, if `/dev/zero` cannot be opened: reads need some file.
+    /// Returns the error of the system if `/dev/zero` cannot be opened, which the reads use.
     ///
     /// # Panics
     ///
-    /// Panics without an engine, or without any request.
+    /// Panics if there is no engine or no request.
     pub fn new(
         sim: &Sim,
         engines: &'e [Engine],
         workload: Workload,
         seed: u64,
     ) -> io::Result<Self> {
-        assert!(workload.queues > 0 && workload.depth > 0, "queues that want nothing");
+        assert!(
+            workload.queues > 0 && workload.depth > 0,
+            "a workload needs a queue and a request"
+        );
         let file = engines.first().expect("an engine").attach(fs::File::open("/dev/zero")?)?;
         let largest = workload.sizes.iter().map(|&(_, size)| size).max().unwrap_or(0);
         let (since, depth) = (sim.now(), workload.depth as u64);
@@ -143,33 +147,33 @@ impl<'e> ClosedLoop<'e> {
         })
     }
 
-    /// What happened since the last call of [`reset`](Self::reset).
+    /// Returns the results since the last call of [`reset`](Self::reset).
     pub fn figures(&self) -> &Figures {
         &self.figures
     }
 
-    /// Forgets the figures so far, for example those of a warm-up.
+    /// Resets the results, for example after a warm-up.
     pub fn reset(&mut self) {
         let Figures { requests, failed, bytes, nanos, twice, latency } = &mut self.figures;
         [requests, failed, bytes, nanos, twice].into_iter().for_each(|figure| *figure = 0);
-        latency.clear(); // in its place: nothing here allocates
+        latency.clear(); // in place, without an allocation
     }
 
-    /// Requests the engines have.
+    /// Returns the number of requests in the engines.
     pub fn outstanding(&self) -> usize {
         self.asked.iter().flatten().count()
     }
 
-    /// Serves the queues until so many more requests are done.
+    /// Serves the queues until `requests` more requests have completed.
     ///
     /// # Errors
     ///
-    /// As [`Engine::wait`].
+    /// Those of [`Engine::wait`].
     pub fn run(&mut self, requests: u64) -> io::Result<()> {
         let (start, enough) = (self.sim.now(), self.figures.requests + requests);
         while self.figures.requests < enough {
             self.turn()?;
-            // By turns, and first the one that has waited longest.
+            // The queues take turns. The one that has waited longest is first.
             let since = |&queue: &usize| self.idle[queue].front().map_or(u64::MAX, |one| one.since);
             let first = (0..self.workload.queues).min_by_key(since).unwrap_or(0);
             for queue in 0..self.workload.queues {
@@ -180,11 +184,11 @@ impl<'e> ClosedLoop<'e> {
         Ok(())
     }
 
-    /// Waits for what the engines have, and asks for nothing more.
+    /// Waits for the requests in the engines, without new ones.
     ///
     /// # Errors
     ///
-    /// As [`Engine::wait`].
+    /// Those of [`Engine::wait`].
     pub fn drain(&mut self) -> io::Result<()> {
         let start = self.sim.now();
         for engine in self.engines {
@@ -196,7 +200,7 @@ impl<'e> ClosedLoop<'e> {
     }
 
     fn turn(&mut self) -> io::Result<()> {
-        // A full engine takes more only after a completion.
+        // A full engine takes more requests only after a completion.
         let waiting = self.idle.iter().zip(&self.full).filter(|&(_, &full)| !full);
         let first = waiting.filter_map(|(idle, _)| idle.front());
         let polled = self.sim.poll(first.map(|first| first.since).min());
@@ -204,14 +208,14 @@ impl<'e> ClosedLoop<'e> {
             if polled {
                 engine.turn();
             } else {
-                engine.wait(None)?; // what is pending found no room, and nothing is in flight
+                engine.wait(None)?; // pending requests found no room, and none is in flight
             }
         }
         self.take();
         Ok(())
     }
 
-    /// Hands over what the queue wants by now, as far as the engine takes it.
+    /// Submits the due requests of a queue, as many as the engine takes.
     fn ask(&mut self, queue: usize) {
         let engine = &self.engines[queue % self.engines.len()];
         self.full[queue] = false;
@@ -240,7 +244,7 @@ impl<'e> ClosedLoop<'e> {
         self.take();
     }
 
-    /// Gives what is done back to the queues.
+    /// Returns completed requests to the queues.
     fn take(&mut self) {
         while let Some(Completion { token, result, buf }) = self.done.pop() {
             self.sim.spend(self.workload.done);

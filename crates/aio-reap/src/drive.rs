@@ -1,9 +1,9 @@
 //! The driver of an engine beside other tasks, in an edge-triggered event loop such as tokio's.
 //!
 //! ```text
-//!  wait for an edge ─► forget it ─► turn ─► readable? ─ no ─► wait for an edge
-//!                                   ▲           └─ yes ─ let others run ─┐
-//!                                   └────────────────────────────────────┘
+//!  wait for an edge ─► clear it ─► turn ─► readable? ─ no ─► wait for an edge
+//!                                  ▲           └─ yes ─ run other tasks ─┐
+//!                                  └─────────────────────────────────────┘
 //! ```
 //!
 //! # Invariants

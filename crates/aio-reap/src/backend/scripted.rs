@@ -1,9 +1,9 @@
-//! A device that does as it is told: for testing the engine, and code on top of it.
+//! A scripted device, to test the engine and code on top of it.
 //!
-//! The script says how submissions end, when and in which order requests complete, and how much
-//! of each they transfer. Data really moves: a request performs its system call on its file when
-//! it completes, so bytes can be compared. Everything happens on the engine's thread, in an order
-//! the script fixes.
+//! The script determines how submissions end, when and in which order requests complete, and how
+//! many bytes each transfers. The device moves data: a request performs its system call on its file
+//! when it completes, so bytes can be compared. Everything happens on the engine's thread, in the
+//! order of the script.
 //!
 //! ```
 //! use aio_reap::{Engine, scripted::{Script, SubmitStep}};
@@ -36,34 +36,34 @@ use crate::raw::{RawCompletion, Stop, Sub, Submitted};
 use crate::slab::Batch;
 use crate::{perform, sys};
 
-/// How one submission ends.
+/// The end of one submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SubmitStep {
-    /// Takes at most this many requests; the rest finds no room.
+    /// The device takes at most this many requests. The rest finds no room.
     Accept(usize),
-    /// Takes nothing: EAGAIN.
+    /// The device takes no request (EAGAIN).
     Again,
-    /// Takes this many, then refuses the next with this errno.
+    /// The device takes this many requests, and refuses the next one with this errno.
     Refuse(usize, i32),
-    /// Takes all, and all complete before the submission returns.
+    /// The device takes all requests, and all complete before the submission returns.
     Inline,
 }
 
-/// How one request ends.
+/// The end of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Transfer {
-    /// As the system call does.
+    /// The request ends like its system call.
     Full,
-    /// At most this many bytes (at least one).
+    /// The request transfers at most this many bytes (at least one).
     Short(usize),
-    /// Nothing is transferred; the request reports this errno (at least 1).
+    /// The request transfers nothing and fails with this errno (at least 1).
     Fail(i32),
 }
 
 impl Transfer {
-    /// Makes the system call of an accepted request that has not completed; its result.
+    /// Performs the system call of an accepted request that has not completed. Returns its result.
     pub(super) fn carry_out(self, op: &Op) -> i32 {
         match self {
             Self::Full => perform(op),
@@ -74,7 +74,7 @@ impl Transfer {
     }
 }
 
-/// The script and the device's log; clones share it. It drives one engine at a time.
+/// The script and the log of a device. Clones share both. One engine at a time can use it.
 #[derive(Clone, Debug, Default)]
 pub struct Script(Rc<RefCell<Device>>);
 
@@ -82,42 +82,43 @@ pub struct Script(Rc<RefCell<Device>>);
 struct Device {
     steps: VecDeque<SubmitStep>,
     transfers: VecDeque<Transfer>,
-    /// Accepted, in the order the device saw them.
+    /// The accepted requests, in their order.
     accepted: VecDeque<Sub>,
-    /// Completed, not yet reaped.
+    /// The completions that are not reaped.
     done: VecDeque<RawCompletion>,
-    /// Offsets of accepted requests, in the order the device saw them.
+    /// The offsets of the accepted requests, in their order.
     log: Vec<u64>,
-    /// Requests offered to the device, submission by submission.
+    /// The number of requests offered by each submission.
     batches: Vec<usize>,
     waits: u64,
     peeks: u64,
-    /// Cancellations find nothing.
+    /// Cancellations have no effect.
     stubborn: bool,
     cancels: u64,
-    /// The engine's, while one uses the device: rings when `done` becomes non-empty.
+    /// The notifier of the engine that uses the device. It is signalled when `done` becomes
+    /// non-empty.
     notifier: Option<OwnedFd>,
 }
 
 impl Script {
-    /// A device that accepts everything and completes nothing until told.
+    /// Makes a device that accepts every request, and completes none until it is told to.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Says how the next submission without an answer yet ends.
+    /// Adds the end of the next submission that has none yet.
     pub fn on_submit(&self, step: SubmitStep) {
         self.0.borrow_mut().steps.push_back(step);
     }
 
-    /// Says how the next completing request without an answer yet ends; fewer answers than
-    /// requests make [`Transfer::Full`] the rest.
+    /// Adds the end of the next completing request that has none yet. Requests without one end as
+    /// [`Transfer::Full`].
     pub fn on_transfer(&self, transfer: Transfer) {
         self.0.borrow_mut().transfers.push_back(transfer);
     }
 
-    /// Completes up to `count` requests, oldest first; the engine sees them when it reaps.
-    /// Returns how many.
+    /// Completes up to `count` requests, oldest first. The engine sees them when it reaps. Returns
+    /// their number.
     pub fn complete(&self, count: usize) -> usize {
         let mut device = self.0.borrow_mut();
         let count = count.min(device.accepted.len());
@@ -127,7 +128,7 @@ impl Script {
         count
     }
 
-    /// Completes the `nth` oldest request in flight, out of order; false if there is none.
+    /// Completes the `nth` oldest request in flight, out of order. Returns false if there is none.
     pub fn complete_nth(&self, nth: usize) -> bool {
         let mut device = self.0.borrow_mut();
         let there = nth < device.accepted.len();
@@ -137,50 +138,50 @@ impl Script {
         there
     }
 
-    /// Whether the device lets go of what it is told to cancel; it does unless told otherwise.
+    /// Sets whether cancellations have an effect. They do by default.
     pub fn cancels(&self, cancels: bool) {
         self.0.borrow_mut().stubborn = !cancels;
     }
 
-    /// Cancellations the device was asked for.
+    /// Returns the number of attempted cancellations.
     pub fn cancellations(&self) -> u64 {
         self.0.borrow().cancels
     }
 
-    /// Requests the device is working on.
+    /// Returns the number of requests in flight.
     pub fn in_flight(&self) -> usize {
         self.0.borrow().accepted.len()
     }
 
-    /// Completions the engine has not reaped.
+    /// Returns the number of completions that the engine has not reaped.
     pub fn visible(&self) -> usize {
         self.0.borrow().done.len()
     }
 
-    /// Offsets of the requests, in the order the device saw them.
+    /// Returns the offsets of the accepted requests, in their order.
     pub fn log(&self) -> Vec<u64> {
         self.0.borrow().log.clone()
     }
 
-    /// Sizes of the submissions so far, whatever became of them.
+    /// Returns the sizes of all submissions, including refused ones.
     pub fn batches(&self) -> Vec<usize> {
         self.0.borrow().batches.clone()
     }
 
-    /// Wakes the engine's descriptor for nothing.
+    /// Makes the engine's descriptor readable without a completion.
     pub fn ring(&self) {
         if let Some(notifier) = &self.0.borrow().notifier {
             sys::signal(notifier);
         }
     }
 
-    /// Times the engine looked for a completion in vain and looked again instead of sleeping. Each
-    /// sixteenth completes the oldest request, as a sleep does.
+    /// Returns how often the engine peeked again after a peek that found nothing. Each sixteenth
+    /// such peek completes the oldest request, as a sleep does.
     pub fn peeks(&self) -> u64 {
         self.0.borrow().peeks
     }
 
-    /// Times the engine went to sleep.
+    /// Returns how often the engine went to sleep.
     pub fn waits(&self) -> u64 {
         self.0.borrow().waits
     }
@@ -202,7 +203,7 @@ fn short(op: &Op, most: usize) -> i32 {
     let MemoryKind::Vectors(count) = op.memory.kind() else {
         return perform(&Op { len: op.len.min(most as u64), ..*op });
     };
-    // SAFETY: contract 2 of `backend`: the vectors are valid until the completion.
+    // SAFETY: by contract 2 of `backend` the vectors are valid until the completion.
     let vectors = unsafe { slice::from_raw_parts(op.ptr.cast::<libc::iovec>(), count.into()) };
     let mut left = most;
     let mut fewer = vectors.to_vec();
@@ -215,7 +216,8 @@ fn short(op: &Op, most: usize) -> i32 {
 
 fn perform(op: &Op) -> i32 {
     debug_assert!(op.kind == Kind::Nop || op.fd >= 0);
-    // SAFETY: contract 2 of `backend`: the request was accepted and has not completed.
+    // SAFETY: by contract 2 of `backend` the memory is valid, since the request was accepted and
+    // has not completed.
     unsafe { perform::perform(op) }
 }
 
@@ -224,7 +226,8 @@ pub(crate) struct Scripted(Script);
 impl Scripted {
     /// # Errors
     ///
-    /// `EBUSY` while another engine uses the device: each would be told of the other's requests.
+    /// `EBUSY` while another engine uses the device, because each engine would get completions of
+    /// the other.
     pub(crate) fn new(script: &Script) -> io::Result<Self> {
         let mut device = script.0.borrow_mut();
         if device.notifier.is_some() {
@@ -237,7 +240,8 @@ impl Scripted {
 }
 
 impl Drop for Scripted {
-    /// The script may outlive the engine, whose requests it must not touch any more.
+    /// Drops the engine's requests. The script may outlive the engine and must not use their
+    /// memory.
     fn drop(&mut self) {
         let mut device = self.0.0.borrow_mut();
         device.accepted.clear();
@@ -278,7 +282,7 @@ impl Backend for Scripted {
         device.done.drain(..count).for_each(each);
     }
 
-    /// Nothing sleeps here: the oldest request completes instead.
+    /// Completes the oldest request instead of sleeping.
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.before_sleep(timeout);
         Ok(())

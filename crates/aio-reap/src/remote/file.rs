@@ -1,4 +1,4 @@
-//! An open file that requests of any thread may name.
+//! Open files that requests of any thread may use.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -8,7 +8,7 @@ use percpu::sync::Arc;
 use crate::alignment::Alignment;
 use crate::op::Block;
 
-/// An open file for the requests of [`Remote`](crate::Remote)s, of any engine; cheap to clone.
+/// An open file for the requests of [`Remote`](crate::Remote)s of any engine. Clones are cheap.
 ///
 /// The descriptor stays open while a clone or a request needs it.
 #[derive(Clone, Debug)]
@@ -22,18 +22,18 @@ struct Inner {
 }
 
 impl SharedFile {
-    /// Shares an open file; allocates.
+    /// Shares an open file. Allocates.
     ///
     /// # Errors
     ///
-    /// The system call's error when its flags cannot be read.
+    /// Returns the error of `fcntl` if the descriptor is not open.
     pub fn new(fd: impl Into<OwnedFd>) -> io::Result<Self> {
         let fd = fd.into();
         let direct = Alignment::of(&fd)?;
         Ok(Self(Arc::new(Inner { fd, direct })))
     }
 
-    /// What a request on this file must be aligned to, if it was opened with `O_DIRECT`.
+    /// Returns the alignment that requests on this file need, if it was opened with `O_DIRECT`.
     pub fn alignment(&self) -> Option<Alignment> {
         self.0.direct
     }

@@ -1,4 +1,4 @@
-//! The engine's end: takes letters, and finds slots for them.
+//! The engine's side of the mailbox: it takes requests and finds slots for them.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -15,20 +15,20 @@ use crate::slab::{CompletionTarget, Slab};
 use crate::sys;
 use crate::wait_queue::WaitQueue;
 
-/// What the engine has of its remotes' letters.
+/// The requests of an engine's remotes.
 pub(crate) struct Inbox {
     shared: Arc<Shared>,
-    /// Taken, and waiting for a slot.
+    /// Requests that were taken from the mailbox and wait for a slot, as indices of the mailbox.
     taken: VecDeque<SlotIndex>,
-    /// Our place among the futures that wait for a slot, for the first of `taken`.
+    /// The position of the first of `taken` among the futures that wait for a slot.
     ticket: Option<u64>,
-    /// Makes the engine turn when it is the ticket's turn.
+    /// Causes a turn of the engine when the ticket may take a slot.
     waker: Waker,
 }
 
 struct KickWaker(Arc<OwnedFd>);
 
-/// `Wake` wants std's `Arc`, whatever the facade's is.
+/// `Wake` needs std's `Arc`, even if the facade has another one.
 impl Wake for KickWaker {
     fn wake(self: std::sync::Arc<Self>) {
         sys::signal(&self.0);
@@ -46,28 +46,28 @@ impl Inbox {
         &self.shared
     }
 
-    /// Whether another thread may send letters.
+    /// Returns whether a remote is left.
     pub(crate) fn has_senders(&self) -> bool {
         self.shared.mailbox.has_senders()
     }
 
-    /// The kernel has not given the buffers back, and never will.
+    /// Ends every request without a result. Called if the kernel may use their buffers for ever.
     pub(crate) fn lose(&self) {
         self.shared.mailbox.lose();
     }
 
-    /// Letters that a turn would find a slot for.
+    /// Returns the number of taken requests if the first of them may take a slot now, otherwise 0.
     pub(crate) fn pending(&self, waiting: &WaitQueue, slab: &Slab) -> usize {
         let is_next = |ticket| waiting.position(ticket) < slab.free_len();
         if self.ticket.is_some_and(is_next) { self.taken.len() } else { 0 }
     }
 
-    /// Whether letters are there that were not taken.
+    /// Returns whether the mailbox has requests.
     pub(crate) fn has_requests(&self) -> bool {
         self.shared.mailbox.has_requests()
     }
 
-    /// Takes what was sent, and finds slots for as many as it can.
+    /// Takes the sent requests, and finds slots for as many as possible.
     pub(crate) fn turn(
         &mut self,
         completions: &mut CompletionState,
@@ -104,12 +104,12 @@ impl Inbox {
         }
     }
 
-    /// Refuses letters from now on; those that were sent are taken.
+    /// Refuses later requests, and takes the sent ones.
     pub(crate) fn close(&mut self) {
         self.shared.mailbox.close(&mut self.taken);
     }
 
-    /// A letter that no slot was found for, when no turn is to come.
+    /// Returns a request that has no slot, to refuse it. Called when no turn follows.
     pub(crate) fn refuse(&mut self, waiting: &mut WaitQueue) -> Option<PendingRemote> {
         if let Some(ticket) = self.ticket.take() {
             drop(waiting.leave(ticket));

@@ -1,20 +1,22 @@
-//! What other threads and the engine share: letters to the engine, and results back.
+//! The mailbox through which other threads send requests to an engine and get the results.
 //!
 //! ```text
-//!  sender:   free ─► write the letter ─► sent (a stack; ring if it was empty) ─► wait ─► collect ─► free
-//!  engine:                     answer the bell ─► take all, oldest first ─► finish ─┘
+//!  sender:  free ─► store request ─► sent (a stack; notify if it was empty) ─► wait ─► collect ─► free
+//!  engine:                  clear the notifier ─► take all, oldest first ─► finish ─┘
 //! ```
 //!
 //! # Invariants
 //!
-//! 1. A place is in exactly one of: `free`; a sender's hands; `sent`; the engine's hands, from `take`
-//!    to `finish`; its waiting sender's hands, from `finish` to the collection.
-//! 2. If `sent` is not empty, the bell was rung since the engine last took: the sender that makes it
-//!    non-empty rings, after its letter is there. The engine answers the bell before it takes.
-//! 3. Who waits is told after the result is stored: it was registered, or looks, under the lock of its
-//!    place, which the result is stored under.
-//! 4. A letter whose sender is gone is given to the engine at its end, or, if that was before, to the
-//!    sender: to one of them, under the lock.
+//! 1. A slot has exactly one owner: the list `free`; a thread in `send`; the list `sent`; the
+//!    engine, from `take` to `finish`; the waiting sender, from `finish` until it collects the
+//!    result.
+//! 2. If `sent` is not empty, the notifier was signalled after the engine's last `take`, or will
+//!    be: the sender that makes the list non-empty signals after its request is in the list. The
+//!    engine clears the notifier before it takes.
+//! 3. No wake-up is lost: the result is stored under the lock of its slot, and a sender checks for
+//!    the result and registers to be woken under one hold of that lock.
+//! 4. A request whose sender stops waiting is returned once, under the lock: to the engine by
+//!    `finish`, or, if the result was stored before, to the sender by `abandon`.
 
 use std::collections::VecDeque;
 use std::task::Waker;
@@ -23,29 +25,29 @@ use std::time::Instant;
 use percpu::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use percpu::sync::{Condvar, Mutex, order, step};
 
-/// The number of a place.
+/// The number of a slot of a mailbox.
 pub type SlotIndex = u32;
 
-/// `sent`: nothing there.
+/// A value of `sent`: the list is empty.
 const EMPTY: u32 = u32::MAX;
-/// `sent`: nothing there, nor will there be.
+/// A value of `sent`: the list is empty, and the mailbox is closed.
 const CLOSED: u32 = u32::MAX - 1;
 
-/// A fixed number of places for letters `Q`, each of which gets a result `R`.
+/// A fixed number of slots for requests `Q`, each of which gets a result `R`.
 pub struct Mailbox<Q, R> {
     slots: Box<[Slot<Q, R>]>,
     free: Mutex<Vec<SlotIndex>>,
-    /// The newest letter that was not taken, [`EMPTY`] or [`CLOSED`].
+    /// The newest request that was not taken, [`EMPTY`] or [`CLOSED`].
     sent: AtomicU32,
-    /// Handles that may send.
+    /// The number of handles that may send.
     senders: AtomicUsize,
 }
 
 struct Slot<Q, R> {
-    /// The letter sent before, while this one is in `sent`.
+    /// The next older request in `sent`, while this one is in it.
     next: AtomicU32,
     content: Mutex<Content<Q, R>>,
-    /// Tells a sender that blocks.
+    /// Wakes a sender that blocks.
     done: Condvar,
 }
 
@@ -55,37 +57,37 @@ struct Content<Q, R> {
 }
 
 enum Stage<R> {
-    /// Without a result. The waker of who polls for it.
+    /// There is no result yet. The waker is that of the task that polls for it.
     Waiting(Option<Waker>),
-    /// Without a result, and nobody wants it.
+    /// There is no result yet, and no sender waits for it.
     Detached,
     Done(R),
-    /// The engine is gone, and has not got the letter back from the kernel.
+    /// There will be no result: the engine was dropped while the kernel used the request's buffer.
     Lost,
 }
 
-/// Why a letter was not sent.
+/// The reason why a request was not sent, with the request.
 pub enum SendError<Q> {
-    /// Every place is taken.
+    /// Every slot is taken.
     Full(Q),
-    /// The engine takes no more.
+    /// The mailbox is closed.
     Closed(Q),
 }
 
-/// A letter that was sent.
+/// The result of [`Mailbox::send`].
 #[must_use = "the engine may be asleep"]
 pub struct Sent {
-    /// Where it is.
+    /// The slot of the request.
     pub index: SlotIndex,
-    /// Whether the sender must ring.
+    /// Whether the sender must signal the notifier.
     pub notify: bool,
 }
 
-/// The letter and its result.
+/// A request and its result.
 pub type Answer<Q, R> = (Q, R);
 
 impl<Q, R> Mailbox<Q, R> {
-    /// A mailbox of `slots`, and no sender; allocates all it ever will.
+    /// Makes a mailbox of `slots` without a sender. Later calls do not allocate.
     pub fn new(slots: usize) -> Self {
         let slot = |_| Slot {
             next: AtomicU32::new(EMPTY),
@@ -101,12 +103,12 @@ impl<Q, R> Mailbox<Q, R> {
         }
     }
 
-    /// How many letters it can hold.
+    /// Returns the number of slots.
     pub fn capacity(&self) -> usize {
         self.slots.len()
     }
 
-    /// How many places are free.
+    /// Returns the number of free slots.
     pub fn free_len(&self) -> usize {
         self.free.lock().len()
     }
@@ -119,14 +121,14 @@ impl<Q, R> Mailbox<Q, R> {
         self.free.lock().push(index);
     }
 
-    /// Sends a letter. Its result is to be collected, unless it is not `awaited`: then the letter
-    /// comes out of [`finish`](Self::finish).
+    /// Sends a request. With `awaited` the sender collects the result. Otherwise
+    /// [`finish`](Self::finish) returns the request to the engine.
     ///
     /// # Errors
     ///
-    /// [`SendError`] gives it back.
+    /// [`SendError`] returns the request.
     pub fn send(&self, request: Q, awaited: bool) -> Result<Sent, SendError<Q>> {
-        // Ordering: Relaxed; only spares the trouble: the exchange below finds it out for certain.
+        // Ordering: Relaxed; a shortcut. The exchange below decides.
         if self.sent.load(Ordering::Relaxed) == CLOSED {
             return Err(SendError::Closed(request));
         }
@@ -134,19 +136,20 @@ impl<Q, R> Mailbox<Q, R> {
         let slot = self.slot(index);
         let stage = if awaited { Stage::Waiting(None) } else { Stage::Detached };
         *slot.content.lock() = Content { request: Some(request), stage };
-        // Ordering: Relaxed; the exchange says whether it is still so.
+        // Ordering: Relaxed; the exchange fails if the value has changed.
         let mut newest = self.sent.load(Ordering::Relaxed);
         loop {
             if newest == CLOSED {
                 let request = slot.content.lock().request.take();
                 self.release(index);
-                return Err(SendError::Closed(request.expect("it was put there above")));
+                return Err(SendError::Closed(request.expect("it was stored above")));
             }
-            // Ordering: Relaxed; carried by the exchange.
+            // Ordering: Relaxed; the exchange publishes it.
             slot.next.store(newest, Ordering::Relaxed);
             let release = order!(Release, "send: the request is in its slot");
-            // Ordering: Release pairs with the Acquire in `take`; it carries `next`, and by
-            // whatever was released here before, theirs. Relaxed on failure: looked at again.
+            // Ordering: Release pairs with the Acquire in `take_all`; it carries `next`. The
+            // exchanges form a release sequence, so the Acquire also sees the `next` of older
+            // requests. Relaxed on failure: the value is only compared again.
             match self.sent.compare_exchange(newest, index, release, Ordering::Relaxed) {
                 Ok(_) => break,
                 Err(now) => newest = now,
@@ -155,15 +158,15 @@ impl<Q, R> Mailbox<Q, R> {
         Ok(Sent { index, notify: newest == EMPTY })
     }
 
-    /// Whether letters are there to be taken. Only a hint: the bell says so for certain.
+    /// Returns whether there are requests to take. Only a hint: the notifier is reliable.
     #[inline]
     pub fn has_requests(&self) -> bool {
-        // Ordering: Relaxed; `take` acquires.
+        // Ordering: Relaxed; a hint. `take_all` acquires before it reads a request.
         self.sent.load(Ordering::Relaxed) < CLOSED
     }
 
-    /// Engine: takes every letter, oldest first, behind those in `queue`. It allocates only if
-    /// `queue` cannot hold as many as there are places.
+    /// Engine: moves every sent request to the end of `queue`, oldest first. Allocates only if
+    /// `queue` has less capacity than the mailbox has slots.
     #[inline]
     pub fn take(&self, queue: &mut VecDeque<SlotIndex>) {
         if self.has_requests() {
@@ -171,7 +174,7 @@ impl<Q, R> Mailbox<Q, R> {
         }
     }
 
-    /// Engine: takes every letter, and refuses others from now on. Once.
+    /// Engine: takes every sent request and closes the mailbox. Called once.
     pub fn close(&self, queue: &mut VecDeque<SlotIndex>) {
         step!("close: take what was sent", self.take_all(CLOSED, queue));
     }
@@ -179,12 +182,12 @@ impl<Q, R> Mailbox<Q, R> {
     #[cold]
     fn take_all(&self, leave: u32, queue: &mut VecDeque<SlotIndex>) {
         // Ordering: Acquire pairs with the Release in `send`; it carries the chain of `next`. The
-        // senders in between are read-modify-writes, so each one's Release reaches us.
+        // exchanges of several senders form a release sequence, so it carries the writes of each.
         let mut newest = self.sent.swap(leave, Ordering::Acquire);
         let at = queue.len();
         while newest < CLOSED {
             queue.push_back(newest);
-            // Ordering: Relaxed; carried by the swap.
+            // Ordering: Relaxed; the swap above acquired it.
             newest = self.slot(newest).next.load(Ordering::Relaxed);
         }
         let (mut front, mut back) = (at, queue.len());
@@ -195,16 +198,16 @@ impl<Q, R> Mailbox<Q, R> {
         }
     }
 
-    /// Engine: uses a letter that it took.
+    /// Engine: calls `f` with a request that it took.
     pub fn with<T>(&self, index: SlotIndex, f: impl FnOnce(&mut Q) -> T) -> T {
         let mut content = self.slot(index).content.lock();
-        f(content.request.as_mut().expect("it was taken and is not finished"))
+        f(content.request.as_mut().expect("a taken request stays until `finish`"))
     }
 
-    /// Engine: stores the result of a letter that it took, and tells who waits for it. Gives the
-    /// letter back if nobody does.
+    /// Engine: stores the result of a request that it took and wakes the sender. If no sender waits
+    /// for the result, returns the request and the result.
     ///
-    /// Wakes, so it runs user code.
+    /// It wakes, so it runs user code.
     pub fn finish(&self, index: SlotIndex, result: R) -> Option<Answer<Q, R>> {
         let slot = self.slot(index);
         let mut content = slot.content.lock();
@@ -212,13 +215,14 @@ impl<Q, R> Mailbox<Q, R> {
             Stage::Waiting(waker) => {
                 content.stage = Stage::Done(result);
                 drop(content);
-                // From here on the place may be another letter's: waking its sender does no harm.
+                // From here on the slot may have another request. A wake-up of its sender does no
+                // harm.
                 slot.done.notify_one();
                 waker.into_iter().for_each(Waker::wake);
                 None
             }
             Stage::Detached => {
-                let request = content.request.take().expect("it was taken and is not finished");
+                let request = content.request.take().expect("a taken request stays until `finish`");
                 drop(content);
                 self.release(index);
                 Some((request, result))
@@ -227,9 +231,10 @@ impl<Q, R> Mailbox<Q, R> {
         }
     }
 
-    /// Engine: whatever was not finished never will be, and its letter must not be touched.
+    /// Engine: marks every unfinished request that a sender waits for as lost. Its content must not be
+    /// used.
     ///
-    /// Wakes, so it runs user code.
+    /// It wakes, so it runs user code.
     pub fn lose(&self) {
         for slot in &self.slots {
             let mut content = slot.content.lock();
@@ -243,17 +248,18 @@ impl<Q, R> Mailbox<Q, R> {
         }
     }
 
-    /// Sender: the letter and its result, if it is there.
+    /// Sender: takes the request and its result, if there is one.
     fn collect(&self, index: SlotIndex, content: &mut Content<Q, R>) -> Option<Answer<Q, R>> {
         match std::mem::replace(&mut content.stage, Stage::Waiting(None)) {
             Stage::Done(result) => {
-                let request = content.request.take().expect("it is the sender's until collected");
+                let request =
+                    content.request.take().expect("a finished request stays until it is collected");
                 self.release(index);
                 Some((request, result))
             }
             Stage::Lost => {
                 content.stage = Stage::Lost;
-                panic!("the engine is gone, and the kernel has not given the request back");
+                panic!("the engine was dropped while the kernel used the request's buffer");
             }
             waiting => {
                 content.stage = waiting;
@@ -262,16 +268,17 @@ impl<Q, R> Mailbox<Q, R> {
         }
     }
 
-    /// Sender: whether the result is there.
+    /// Sender: returns whether there is a result.
     pub fn is_done(&self, index: SlotIndex) -> bool {
         matches!(self.slot(index).content.lock().stage, Stage::Done(_))
     }
 
-    /// Sender: the letter and its result, or `waker` is woken when they are there.
+    /// Sender: takes the request and its result. If there is no result, registers `waker`, which is
+    /// woken when there is one.
     ///
     /// # Panics
     ///
-    /// Panics if the engine [lost](Self::lose) the letter.
+    /// Panics if the request is [lost](Self::lose).
     pub fn poll(&self, index: SlotIndex, waker: &Waker) -> Option<Answer<Q, R>> {
         let slot = self.slot(index);
         let answer = self.collect(index, &mut slot.content.lock());
@@ -293,11 +300,12 @@ impl<Q, R> Mailbox<Q, R> {
         None
     }
 
-    /// Sender: the letter and its result; blocks until they are there, or it is `end`.
+    /// Sender: blocks until there is a result, and takes it with the request. Returns `None` at
+    /// `end`.
     ///
     /// # Panics
     ///
-    /// As [`poll`](Self::poll).
+    /// Panics like [`poll`](Self::poll).
     pub fn wait(&self, index: SlotIndex, end: Option<Instant>) -> Option<Answer<Q, R>> {
         let slot = self.slot(index);
         let mut content = slot.content.lock();
@@ -317,7 +325,7 @@ impl<Q, R> Mailbox<Q, R> {
         }
     }
 
-    /// Sender: does not wait any more. Gives the letter back if the engine is through with it.
+    /// Sender: stops waiting. Returns the request and its result if there is one.
     pub fn abandon(&self, index: SlotIndex) -> Option<Answer<Q, R>> {
         let slot = self.slot(index);
         let mut content = slot.content.lock();
@@ -334,23 +342,25 @@ impl<Q, R> Mailbox<Q, R> {
         }
     }
 
-    /// One more handle may send.
+    /// Adds a handle that may send.
     pub fn add_sender(&self) {
-        // Ordering: Relaxed; whoever adds one has one, or is the engine.
+        // Ordering: Relaxed; the caller has a handle or is the engine, so the count is not read as
+        // 0 meanwhile.
         self.senders.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One less. True for the last: then the bell must be rung.
+    /// Removes a handle. Returns true for the last one; the caller must then signal the notifier.
     #[must_use = "the engine may be asleep"]
     pub fn drop_sender(&self) -> bool {
-        // Ordering: Release pairs with the Acquire in `has_senders`; it carries what was sent.
+        // Ordering: Release pairs with the Acquire in `has_senders`; it carries the requests that
+        // this handle sent.
         self.senders.fetch_sub(1, Ordering::Release) == 1
     }
 
-    /// Engine: whether more letters may come. If not, the next `take` takes the last.
+    /// Engine: returns whether a handle is left. If not, the next `take` takes the last request.
     pub fn has_senders(&self) -> bool {
-        // Ordering: Acquire pairs with the Release in `drop_sender`: then `take` sees what that
-        // handle has sent.
+        // Ordering: Acquire pairs with the Release in `drop_sender`; it carries the requests that
+        // the handle sent, so a later `take` finds them.
         self.senders.load(Ordering::Acquire) != 0
     }
 }

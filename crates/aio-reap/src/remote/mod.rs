@@ -1,4 +1,4 @@
-//! Requests from other threads.
+//! Requests of other threads.
 
 mod file;
 mod inbox;
@@ -23,20 +23,19 @@ use crate::buf::{IoBuf, IoBufMut};
 use crate::buf_list::{BufList, IoVecs};
 use crate::op::{AllocateMode, Kind, Memory, Op};
 
-/// A handle by which other threads make requests of an engine: [`Engine::remote`].
+/// A handle through which other threads send requests to an engine, from [`Engine::remote`].
 ///
-/// Cheap to clone. A request goes into a queue, and the engine performs it at its next turn; the
+/// Clones are cheap. A request goes into a queue, and the engine performs it in its next turn. The
 /// thread that makes the queue non-empty wakes the engine, so a burst costs one wake-up. The buffer
-/// comes back with the result, by a [`RemoteOperation`] or a callback. Sending takes two short locks
-/// of its own and no allocation.
+/// comes back with the result, through a [`RemoteOperation`] or a callback. To send a request takes
+/// two short locks and no allocation.
 ///
-/// At most [`EngineBuilder::remote_capacity`] requests have a place at a time, from the submission
-/// until the result is collected (or the callback begins). The engine's slots are another limit, for
-/// which remote requests wait in line with those of [`Request::submit_async`]: first come, first
-/// served.
+/// At most [`EngineBuilder::remote_capacity`] requests exist at a time, from the submission until
+/// the result is collected (or the callback begins). The engine's slots are a second limit: remote
+/// requests wait for a free slot in one queue with the futures of [`Request::submit_async`].
 ///
-/// When the engine is shut down or dropped, every request that it has is performed first; one that
-/// has come too late, or that finds no slot then, ends with `ECANCELED`. None is forgotten.
+/// The shutdown or the drop of the engine performs every request that has a slot. A request that
+/// comes too late or has no slot then ends with `ECANCELED`. Every request gets a result.
 ///
 /// [`Engine::remote`]: crate::Engine::remote
 /// [`EngineBuilder::remote_capacity`]: crate::EngineBuilder::remote_capacity
@@ -72,7 +71,7 @@ impl Remote {
         Self { shared: Arc::clone(shared) }
     }
 
-    /// Reads as [`Engine::read`](crate::Engine::read).
+    /// Makes a request like [`Engine::read`](crate::Engine::read).
     pub fn read<B: IoBufMut + Send>(
         &self,
         file: &SharedFile,
@@ -84,7 +83,7 @@ impl Remote {
         RemoteRequest::new(&self.shared, Some(file), op, buf)
     }
 
-    /// Reads as [`Engine::read_exact`](crate::Engine::read_exact).
+    /// Makes a request like [`Engine::read_exact`](crate::Engine::read_exact).
     pub fn read_exact<B: IoBufMut + Send>(
         &self,
         file: &SharedFile,
@@ -94,7 +93,7 @@ impl Remote {
         self.read(file, buf, offset).exact()
     }
 
-    /// Writes as [`Engine::write`](crate::Engine::write).
+    /// Makes a request like [`Engine::write`](crate::Engine::write).
     pub fn write<B: IoBuf + Send>(
         &self,
         file: &SharedFile,
@@ -106,7 +105,7 @@ impl Remote {
         RemoteRequest::new(&self.shared, Some(file), op, buf)
     }
 
-    /// Reads as [`Engine::read_vectored`](crate::Engine::read_vectored).
+    /// Makes a request like [`Engine::read_vectored`](crate::Engine::read_vectored).
     pub fn read_vectored<B: IoBufMut + Send>(
         &self,
         file: &SharedFile,
@@ -117,7 +116,7 @@ impl Remote {
         self.vectored(Kind::Read, file, &iovecs, list, offset)
     }
 
-    /// Writes as [`Engine::write_vectored`](crate::Engine::write_vectored).
+    /// Makes a request like [`Engine::write_vectored`](crate::Engine::write_vectored).
     pub fn write_vectored<B: IoBuf + Send>(
         &self,
         file: &SharedFile,
@@ -143,17 +142,17 @@ impl Remote {
         RemoteRequest::new(&self.shared, Some(file), op, list).misaligned(misaligned)
     }
 
-    /// As [`Engine::fsync`](crate::Engine::fsync).
+    /// Makes a request like [`Engine::fsync`](crate::Engine::fsync).
     pub fn fsync(&self, file: &SharedFile) -> RemoteRequest<'_, ()> {
         RemoteRequest::new(&self.shared, Some(file), op(Kind::Fsync, file, 0), ())
     }
 
-    /// As [`Engine::fdatasync`](crate::Engine::fdatasync).
+    /// Makes a request like [`Engine::fdatasync`](crate::Engine::fdatasync).
     pub fn fdatasync(&self, file: &SharedFile) -> RemoteRequest<'_, ()> {
         RemoteRequest::new(&self.shared, Some(file), op(Kind::Fdatasync, file, 0), ())
     }
 
-    /// As [`Engine::allocate`](crate::Engine::allocate).
+    /// Makes a request like [`Engine::allocate`](crate::Engine::allocate).
     pub fn allocate(
         &self,
         file: &SharedFile,
@@ -165,7 +164,8 @@ impl Remote {
         RemoteRequest::new(&self.shared, Some(file), op, ())
     }
 
-    /// As [`Engine::nop`](crate::Engine::nop): the cost of the way there and back.
+    /// Makes a request like [`Engine::nop`](crate::Engine::nop). It shows the cost of the way to
+    /// the engine and back.
     pub fn nop(&self) -> RemoteRequest<'_, ()> {
         RemoteRequest::new(&self.shared, None, Op::NOP, ())
     }
@@ -182,7 +182,7 @@ impl Clone for Remote {
 }
 
 impl Drop for Remote {
-    /// The last one ends [`Engine::serve`](crate::Engine::serve).
+    /// The drop of the last remote ends [`Engine::serve`](crate::Engine::serve).
     fn drop(&mut self) {
         if self.shared.mailbox.drop_sender() {
             self.shared.notify();

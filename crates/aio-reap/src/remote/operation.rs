@@ -1,4 +1,4 @@
-//! What another thread waits with.
+//! The handle of a request of another thread.
 
 use std::fmt;
 use std::future::Future;
@@ -15,29 +15,30 @@ use super::shared::Shared;
 use crate::outcome::{Outcome, Owned};
 use crate::payload::RawResult;
 
-/// A request that was sent to another thread's engine; await it on any executor, or block with
+/// A request that was sent to an engine of another thread. Await it on any executor, or block with
 /// [`wait`](Self::wait).
 ///
-/// Dropping it abandons the result, not the I/O: the request still runs, and its buffer is freed on
-/// the engine's thread when it is done. Forgetting it is safe, but its place stays taken.
+/// A drop abandons the result, not the I/O: the request still runs, and the engine's thread frees
+/// its buffer after the completion. It is safe to forget an operation, but the request then counts
+/// against [`EngineBuilder::remote_capacity`](crate::EngineBuilder::remote_capacity) for ever.
 #[must_use = "dropping an operation abandons its result"]
 pub struct RemoteOperation<B> {
     shared: Arc<Shared>,
-    /// `None` once the result was handed out.
+    /// `None` after the result was returned.
     index: Option<SlotIndex>,
     buf: PhantomData<B>,
 }
 
-/// It never pins anything: the buffer is in the mailbox.
+/// The buffer is in the mailbox, so the operation has no pinned field.
 impl<B> Unpin for RemoteOperation<B> {}
 
 impl<B: Send + 'static> RemoteOperation<B> {
-    /// The letter at `index` is this one's, with an `Owned<B>` as its cargo.
+    /// Makes the operation of the request at `index`, whose payload is an `Owned<B>`.
     pub(super) fn new(shared: &Arc<Shared>, index: SlotIndex) -> Self {
         Self { shared: Arc::clone(shared), index: Some(index), buf: PhantomData }
     }
 
-    /// Whether the result is there.
+    /// Returns whether the request has completed.
     pub fn is_done(&self) -> bool {
         self.index.is_none_or(|index| self.shared.mailbox.is_done(index))
     }
@@ -46,27 +47,27 @@ impl<B: Send + 'static> RemoteOperation<B> {
     ///
     /// # Panics
     ///
-    /// Panics on the engine's own thread if the result is not there yet, because that thread would
-    /// wait for itself ([`wait_timeout`](Self::wait_timeout) gives the operation back instead); if
-    /// the result was already taken by polling; and if the engine is gone without having got the
-    /// buffer back from the kernel (a descriptor of the engine was closed behind its back).
+    /// Panics on the engine's own thread if the request has not completed, because that thread
+    /// would wait for itself ([`wait_timeout`](Self::wait_timeout) returns the operation instead);
+    /// if a poll has already returned the result; and if the engine was dropped while the kernel
+    /// still used the buffer (other code closed a descriptor of the engine).
     pub fn wait(mut self) -> Outcome<B> {
         let answer = self.block(None);
         self.open(answer.expect("the engine's thread would wait for itself"))
     }
 
-    /// As [`wait`](Self::wait), for `timeout` at most.
+    /// Waits like [`wait`](Self::wait), for `timeout` at most.
     ///
     /// # Errors
     ///
-    /// The operation, when the time is over first. On the engine's own thread at once, if the result
-    /// is not there yet: it cannot come while that thread blocks. Turn the engine, or await the
-    /// operation.
+    /// Returns the operation if the time is over first. On the engine's own thread it returns at
+    /// once if the request has not completed, because it cannot complete while that thread blocks.
+    /// Turn the engine, or await the operation.
     ///
     /// # Panics
     ///
-    /// If the result was already taken by polling, and if the engine is gone, as for
-    /// [`wait`](Self::wait).
+    /// Panics if a poll has already returned the result, and if the engine was dropped while the
+    /// kernel still used the buffer.
     pub fn wait_timeout(mut self, timeout: Duration) -> Result<Outcome<B>, Self> {
         let end = Instant::now().checked_add(timeout);
         match self.block(end) {
@@ -75,7 +76,8 @@ impl<B: Send + 'static> RemoteOperation<B> {
         }
     }
 
-    /// The answer, or `None` at `end`. The engine's thread only looks: the answer comes from there.
+    /// Blocks for the answer until `end`. The engine's thread does not block, because it makes the
+    /// answer itself.
     fn block(&self, end: Option<Instant>) -> Option<Answer<SentRequest, RawResult>> {
         let end = if self.shared.is_engine_thread() { Some(Instant::now()) } else { end };
         self.shared.mailbox.wait(self.index(), end)
@@ -85,12 +87,13 @@ impl<B: Send + 'static> RemoteOperation<B> {
         self.index.expect("an operation is not polled after it was ready")
     }
 
-    /// What the engine has answered.
+    /// Takes the buffer out of the answer.
     fn open(&mut self, (mut request, result): Answer<SentRequest, RawResult>) -> Outcome<B> {
         self.index = None;
-        // SAFETY: `new` was given a letter whose cargo is an `Owned<B>`, and this is that letter.
+        // SAFETY: `new` got the index of a request whose payload is an `Owned<B>`, and this is that
+        // request.
         let owned = unsafe { request.payload.take::<Owned<B>>() };
-        owned.expect("nobody else takes it").outcome(result.to_result())
+        owned.expect("only this operation takes it").outcome(result.to_result())
     }
 }
 
@@ -99,8 +102,8 @@ impl<B: Send + 'static> Future for RemoteOperation<B> {
 
     /// # Panics
     ///
-    /// Panics when polled again after it was ready, and as [`wait`](RemoteOperation::wait) does
-    /// when the engine is gone.
+    /// Panics when polled again after it was ready, and if the engine was dropped while the kernel
+    /// still used the buffer.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome<B>> {
         match self.shared.mailbox.poll(self.index(), context.waker()) {
             Some(answer) => Poll::Ready(self.open(answer)),
@@ -112,7 +115,7 @@ impl<B: Send + 'static> Future for RemoteOperation<B> {
 impl<B> Drop for RemoteOperation<B> {
     fn drop(&mut self) {
         if let Some(index) = self.index {
-            drop(self.shared.mailbox.abandon(index)); // with the buffer, if it is back
+            drop(self.shared.mailbox.abandon(index)); // with the buffer, if the request has completed
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A request of another thread while the engine has it in a slot.
+//! A request of another thread that the engine has taken.
 
 use std::num::NonZeroI32;
 
@@ -8,19 +8,21 @@ use super::mailbox::SlotIndex;
 use super::shared::Shared;
 use crate::payload::{DeferredDrop, Deliver, RawResult};
 
-/// The cargo of the slot in which the engine performs a letter.
+/// The payload of the engine's slot that performs a request of another thread.
 pub(crate) struct PendingRemote {
     shared: Arc<Shared>,
     index: SlotIndex,
 }
 
 impl PendingRemote {
-    /// For a letter that the engine took.
+    /// Makes the pending operation of the request at `index`, which the engine took from the
+    /// mailbox.
     pub(super) fn new(shared: &Arc<Shared>, index: SlotIndex) -> Self {
         Self { shared: Arc::clone(shared), index }
     }
 
-    /// Ends a request that the engine never began. Runs user code, but not on a thread that panics.
+    /// Ends a request that the engine did not begin, with ECANCELED. Runs user code, but not on a
+    /// thread that panics.
     pub(crate) fn refuse(self) {
         if !panicking() {
             drop(self.deliver(CANCELLED));
@@ -31,10 +33,10 @@ impl PendingRemote {
 impl Deliver for PendingRemote {
     /// # Panics
     ///
-    /// If a callback or a wake-up does.
+    /// Panics if a callback or a wake-up panics.
     fn deliver(self, result: RawResult) -> Option<DeferredDrop> {
         let pending = std::mem::ManuallyDrop::new(self);
-        // SAFETY: read once, and `pending` is not dropped.
+        // SAFETY: the field is read once, and `pending` is not dropped.
         let shared = unsafe { std::ptr::read(&raw const pending.shared) };
         if let Some((request, result)) = shared.mailbox.finish(pending.index, result) {
             request.deliver(result);
@@ -43,12 +45,12 @@ impl Deliver for PendingRemote {
     }
 }
 
-/// What a request ends with that the engine gives up.
+/// The result of a request that the engine did not begin.
 const CANCELLED: RawResult = RawResult { done: 0, error: NonZeroI32::new(libc::ECANCELED) };
 
 impl Drop for PendingRemote {
-    /// The engine is dropped on a thread that panics: nothing is delivered any more. A callback is
-    /// dropped with its buffer, as every other then.
+    /// Ends the request if the engine is dropped on a thread that panics. A callback is then
+    /// dropped with its buffer, like those of the engine's own requests.
     fn drop(&mut self) {
         drop(self.shared.mailbox.finish(self.index, CANCELLED));
     }

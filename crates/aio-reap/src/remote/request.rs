@@ -1,4 +1,4 @@
-//! A request of another thread that was not sent yet.
+//! Requests of other threads that were not sent yet.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -15,9 +15,9 @@ use crate::op::{AtEof, Op};
 use crate::outcome::{Callback, Owned};
 use crate::payload::{Deliver, Payload};
 
-/// One operation, ready to be sent to an engine's thread.
+/// An operation that can be sent to an engine's thread.
 ///
-/// Nothing happens until [`submit`](Self::submit) or [`callback`](Self::callback) takes it.
+/// It has no effect until [`submit`](Self::submit) or [`callback`](Self::callback) takes it.
 #[must_use = "a request does nothing until it is submitted"]
 pub struct RemoteRequest<'r, B> {
     shared: &'r Arc<Shared>,
@@ -29,12 +29,13 @@ pub struct RemoteRequest<'r, B> {
     buf: B,
 }
 
-// SAFETY: as for a `SentRequest`: the pointer in `op` names memory of `buf`, which only moves with it.
+// SAFETY: `buf` is `Send`, and the pointer in `op` names memory of `buf`, which moves together with
+// it.
 unsafe impl<B: Send> Send for RemoteRequest<'_, B> {}
-// SAFETY: `&RemoteRequest` gives nobody `op` or `buf`.
+// SAFETY: `&RemoteRequest` gives no access to the memory that `op` names, and none to `buf`.
 unsafe impl<B: Sync> Sync for RemoteRequest<'_, B> {}
 
-/// What the caller gets back: `T`, or the request itself.
+/// The result of a submission: `T`, or the refused request.
 type Submitted<'r, B, T> = Result<T, SubmitError<RemoteRequest<'r, B>>>;
 
 impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
@@ -45,65 +46,67 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
         Self { shared, file, op, at_eof, cancel_at: None, misaligned, buf }
     }
 
-    /// Some vector does not fit the `O_DIRECT` file.
+    /// Records whether a vector is not aligned as the `O_DIRECT` file requires.
     pub(super) fn misaligned(mut self, misaligned: bool) -> Self {
         self.misaligned = misaligned;
         self
     }
 
-    /// As [`Request::zero_fill`](crate::Request::zero_fill).
+    /// Fills the buffer with zeros after the end of the file, like
+    /// [`Request::zero_fill`](crate::Request::zero_fill).
     pub fn zero_fill(mut self) -> Self {
         self.at_eof = AtEof::ZeroFill;
         self
     }
 
-    /// As [`Request::exact`](crate::Request::exact).
+    /// Makes a short read fail, like [`Request::exact`](crate::Request::exact).
     pub fn exact(mut self) -> Self {
         self.at_eof = AtEof::Fail;
         self
     }
 
-    /// As [`Request::cancel_at`](crate::Request::cancel_at), from when the engine has taken the
-    /// request out of the queue.
+    /// Cancels the request at the time `at`, like
+    /// [`Request::cancel_at`](crate::Request::cancel_at), but not before the engine has taken it
+    /// out of the queue.
     pub fn cancel_at(mut self, at: Instant) -> Self {
         self.cancel_at = Some(at);
         self
     }
 
-    /// As [`cancel_at`](Self::cancel_at), `time` from now.
+    /// Cancels the request `time` from now, like [`cancel_at`](Self::cancel_at).
     pub fn cancel_after(mut self, time: Duration) -> Self {
         self.cancel_at = Instant::now().checked_add(time);
         self
     }
 
-    /// The buffer, given back instead of sent.
+    /// Returns the buffer, instead of sending the request.
     pub fn into_buf(self) -> B {
         self.buf
     }
 
-    /// Sends the request; the result is awaited or waited for through the [`RemoteOperation`].
+    /// Sends the request. The [`RemoteOperation`] awaits the result or blocks for it.
     ///
-    /// Never blocks. No allocation.
+    /// Never blocks and never allocates.
     ///
     /// # Errors
     ///
-    /// [`SubmitError`] gives the request back; nothing was sent.
+    /// [`SubmitError`] returns the request, which was not sent.
     pub fn submit(self) -> Submitted<'r, B, RemoteOperation<B>> {
         let shared = self.shared;
         let index = self.send(true, Owned, |owned: Owned<B>| owned.0)?;
         Ok(RemoteOperation::new(shared, index))
     }
 
-    /// Sends the request; `done` gets the result and the buffer, on the engine's thread.
+    /// Sends the request. `done` gets the result and the buffer, on the engine's thread.
     ///
-    /// It runs once, as callbacks do there: it holds up the engine. Never blocks; no allocation:
-    /// `done` and the buffer together may take 96 bytes, checked at compile time. If it panics, that
-    /// unwinds to the call that turns the engine. On a thread that panics an engine drops `done`
-    /// instead.
+    /// `done` runs once, and the engine waits until it returns. This function never blocks and
+    /// never allocates: `done` and the buffer together may take 96 bytes, which is checked at
+    /// compile time. A panic in `done` unwinds to the call that turns the engine. An engine on a
+    /// thread that panics drops `done` instead.
     ///
     /// # Errors
     ///
-    /// [`SubmitError`] gives the request back; `done` is dropped.
+    /// [`SubmitError`] returns the request. `done` is dropped.
     pub fn callback(
         self,
         done: impl FnOnce(Result<usize, RequestError>, B) + Send + 'static,
@@ -126,9 +129,9 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
         let request = SentRequest { op, at_eof, cancel_at, payload, file };
         let sent = shared.mailbox.send(request, awaited).map_err(|refused| {
             let back = |mut request: SentRequest| {
-                // SAFETY: put as a `D` above, and sent nowhere.
+                // SAFETY: `load` made the payload above from a `D`, and the request was not sent.
                 let loaded = unsafe { request.payload.take::<D>() };
-                let buf = unload(loaded.expect("nobody took it"));
+                let buf = unload(loaded.expect("the payload was stored above"));
                 Self { shared, file: request.file.take(), op, at_eof, cancel_at, misaligned, buf }
             };
             match refused {

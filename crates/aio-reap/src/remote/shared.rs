@@ -1,4 +1,4 @@
-//! What an engine and the threads with a remote share.
+//! The state that an engine and its remotes share.
 
 use std::os::fd::OwnedFd;
 
@@ -9,13 +9,13 @@ use super::sent::SentRequest;
 use crate::payload::RawResult;
 use crate::sys;
 
-/// What an engine and its remotes share.
+/// The mailbox of an engine, and the means to wake it.
 pub(crate) struct Shared {
     pub(super) mailbox: Mailbox<SentRequest, RawResult>,
     /// The engine's kick.
     kick: Arc<OwnedFd>,
-    /// The engine's thread, which must not block on itself. No later thread gets the same id, unlike
-    /// that of [`percpu::sync::thread_id`], which is an address.
+    /// The engine's thread, which must not block on itself. No later thread gets the same id. (An
+    /// id of [`percpu::sync::thread_id`] is an address and may return.)
     engine_thread: thread::ThreadId,
 }
 
@@ -28,7 +28,7 @@ impl Shared {
         sys::signal(&self.kick);
     }
 
-    /// Whether this is the engine's thread.
+    /// Returns whether the calling thread is the engine's.
     pub(super) fn is_engine_thread(&self) -> bool {
         thread::current().id() == self.engine_thread
     }

@@ -1,12 +1,11 @@
-//! A device in virtual time: what an engine and its limits do on hardware that is not there, the
-//! same every time.
+//! A simulated device in virtual time. It shows how an engine and its limits behave on other
+//! hardware, and is reproducible.
 //!
-//! A [`Sim`] is a clock, a device after a [`Model`], and what calls on it cost. One or several
-//! engines share it. The clock moves when the engines submit, reap and wait, by the model's
-//! [`Costs`], when a wait jumps to the next completion, and when the program says what its
-//! [own work takes](Sim::spend). Nothing else counts: the same model, seed and calls give the same
-//! order of completions, the same times and the same [fingerprint](Sim::fingerprint), on every
-//! machine.
+//! A [`Sim`] is a clock and a device with a [`Model`]. One or several engines share it. The clock
+//! moves in three cases: a submission, reap or wait takes the time of the model's [`Costs`]; a wait
+//! jumps to the next completion; and the program reports the time of its [own work](Sim::spend). No
+//! other time counts: the same model, seed and calls give the same order of completions, the same
+//! times and the same [fingerprint](Sim::fingerprint) on every machine.
 //!
 //! ```
 //! use aio_reap::{Engine, sim::{Model, Service, Sim}};
@@ -28,21 +27,21 @@
 //!
 //! # Time
 //!
-//! Everything is in nanoseconds (`u64`, from 0 on), also latencies of
-//! [timed](crate::EngineBuilder::timed) engines, timeouts of waits, the delay before a retry and how
-//! long [`ReapMode::Hybrid`](crate::ReapMode::Hybrid) peeks. Deadlines are counted from
-//! [`Sim::instant`]. An engine's descriptor becomes readable when the engine sleeps on it itself
-//! (`block_on`); a loop that polls calls [`Sim::poll`] instead, until the earliest of its deadlines.
+//! Times are virtual nanoseconds (`u64`, from 0 on). So are the latencies of
+//! [timed](crate::EngineBuilder::timed) engines, the timeouts of waits, the delay before a retry,
+//! and the time that [`ReapMode::Hybrid`](crate::ReapMode::Hybrid) peeks. Deadlines count from
+//! [`Sim::instant`]. An engine's descriptor becomes readable only if the engine itself sleeps on it
+//! (`block_on`). An event loop calls [`Sim::poll`] instead, until the earliest of its deadlines.
 //!
-//! Other threads keep real time, also for the deadlines of what they submit: with them a simulation is
-//! not the same every time.
+//! Other threads have real time, even for the deadlines of their requests, so a simulation with
+//! them is not reproducible.
 //!
 //! # The device
 //!
-//! A request waits for the first of the [`servers`](Model::servers) that is free, takes its
-//! [service time](Service) there, and is visible to the next reap when the clock shows that. A
-//! cancellation ends what no server has taken up yet. Unless the model
-//! [moves data](Model::moves_data) no file and no buffer is touched.
+//! A request waits for the first free one of the [`servers`](Model::servers), takes its [service
+//! time](Service) there, and is visible to reaps after that time. A cancellation ends a request
+//! that no server has begun. Unless the model [moves data](Model::moves_data), files and buffers
+//! are not used.
 
 use std::cell::RefCell;
 use std::io;
@@ -62,58 +61,61 @@ mod model;
 pub(crate) mod random;
 mod world;
 
-/// A virtual clock and the device that runs by it; clones share both.
+/// A virtual clock and a simulated device. Clones share both.
 #[derive(Clone, Debug)]
 pub struct Sim(Rc<RefCell<World>>);
 
 impl Sim {
-    /// A device that nobody uses yet, at time 0.
+    /// Makes a device without engines, at time 0.
     pub fn new(model: Model, seed: u64) -> Self {
         Self(Rc::new(RefCell::new(World::new(model, seed))))
     }
 
-    /// The time: nanoseconds since the start.
+    /// Returns the time in nanoseconds since the start.
     pub fn now(&self) -> u64 {
         self.0.borrow().clock
     }
 
-    /// The same time, as deadlines are told: on from when the simulation was made. It stays there
-    /// after half an eternity (2^63 seconds).
+    /// Returns the same time as an [`Instant`], for deadlines: the real time at which the
+    /// simulation was made, plus the virtual time. If that cannot be represented, returns the
+    /// start.
     pub fn instant(&self) -> Instant {
         let world = self.0.borrow();
         world.origin.checked_add(Duration::from_nanos(world.clock)).unwrap_or(world.origin)
     }
 
-    /// Lets so many nanoseconds pass in which the calling thread works and the device goes on.
+    /// Advances the clock by `nanos` nanoseconds of work of the calling thread. The device works
+    /// meanwhile.
     pub fn spend(&self, nanos: u64) {
         self.0.borrow_mut().spend(nanos);
     }
 
-    /// As an event loop that polls the descriptors of all engines: sleeps until one has a completion
-    /// to reap or the clock shows `until`. Returns at once, and false, if neither can come; the
-    /// engines may then have work of their own ([`Engine::wait`](crate::Engine::wait)).
+    /// Sleeps until an engine has a completion to reap or the clock shows `until`, as an event loop
+    /// does that polls the descriptors of all engines. If neither can happen, returns false at
+    /// once; the engines may still have work ([`Engine::wait`](crate::Engine::wait)).
     pub fn poll(&self, until: Option<u64>) -> bool {
         self.0.borrow_mut().poll(None, until)
     }
 
-    /// Requests the device holds, also those that are complete and not reaped yet.
+    /// Returns the number of requests in the device, including those that are complete and not
+    /// reaped.
     pub fn in_flight(&self) -> usize {
         self.0.borrow().rings.iter().flatten().map(Ring::len).sum()
     }
 
-    /// Completions that no engine has reaped yet.
+    /// Returns the number of completions that are not reaped.
     pub fn visible(&self) -> usize {
         self.0.borrow().visible()
     }
 
-    /// A number that stands for all that has happened: every request the device took, every
-    /// completion that was reaped, their times and results.
+    /// Returns a hash of the history: every request that the device took, every completion that was
+    /// reaped, their times and results.
     pub fn fingerprint(&self) -> u64 {
         self.0.borrow().fingerprint
     }
 }
 
-/// One engine's part of the device.
+/// The backend of one engine on the device.
 pub(crate) struct Simulated {
     sim: Sim,
     ring: usize,
@@ -135,7 +137,8 @@ impl Simulated {
 }
 
 impl Drop for Simulated {
-    /// The device may outlive the engine, whose requests it must not touch any more.
+    /// Drops the engine's requests. The device may outlive the engine and must not use their
+    /// memory.
     fn drop(&mut self) {
         self.sim.0.borrow_mut().rings[self.ring] = None;
     }
@@ -157,7 +160,7 @@ impl Backend for Simulated {
         Ok(())
     }
 
-    /// Where a peek costs nothing, time would stand still.
+    /// Advances the clock, which would stand still if a peek cost nothing.
     fn relax(&mut self) {
         self.sim.spend(1);
     }

@@ -1,47 +1,48 @@
-//! What a simulated device is like, and what it costs to talk to it.
+//! The parameters of a simulated device.
 
-/// A device, what calls on it cost, and what goes wrong. Times are virtual nanoseconds.
+/// A device, the costs of calls, and the faults. Times are virtual nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Model {
-    /// Requests the device works on at a time, at least one; the others wait, first come, first
-    /// served.
+    /// The number of requests that the device works on at a time, at least one. Other requests wait
+    /// in the order of their arrival.
     pub servers: usize,
-    /// How long one server takes for a request, beside its bytes.
+    /// The time of one server for a request, without its bytes.
     pub service: Service,
-    /// What each byte of a transfer adds to that, in picoseconds (10^-12 s).
+    /// The additional time for each byte of a transfer, in picoseconds (10^-12 s).
     pub picos_per_byte: u64,
-    /// What the calling thread's time goes to.
+    /// The time that calls take on the calling thread.
     pub costs: Costs,
-    /// What goes wrong.
+    /// The faults.
     pub faults: Faults,
-    /// Of a million requests, how many complete inside the submission: it takes as long as they do.
+    /// The number of requests in a million that complete inside the submission, which then takes
+    /// their service time.
     pub inline: u32,
-    /// Whether data really moves: a request then makes its system call on its file when it is
-    /// reaped, which takes no virtual time. Else buffers stay as they are and transfers are full.
+    /// Whether data moves. If so, a request performs its system call on its file when it is reaped,
+    /// which takes no virtual time. If not, buffers keep their bytes and transfers are full.
     pub moves_data: bool,
 }
 
-/// How long a server takes for one request. Times are virtual nanoseconds.
+/// The time of a server for one request. Times are virtual nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Service {
-    /// Always the same time.
+    /// The same time for every request.
     Fixed(u64),
-    /// Exponentially distributed with this mean.
+    /// An exponential distribution with this mean.
     Exponential(u64),
-    /// Runs of fast and of slow requests by turns, the time of each exponentially distributed.
+    /// Alternating runs of fast and of slow requests. The times are exponentially distributed.
     Bursty {
-        /// Mean time in a fast run.
+        /// The mean time in a fast run.
         fast: u64,
-        /// Mean time in a slow run.
+        /// The mean time in a slow run.
         slow: u64,
-        /// Mean length of a run, in requests: geometrically distributed, at least 1.
+        /// The mean length of a run in requests. It is geometrically distributed and at least 1.
         run: u32,
     },
 }
 
 impl Service {
-    /// The mean over many requests, in nanoseconds.
+    /// Returns the mean over many requests, in nanoseconds.
     pub fn mean(self) -> u64 {
         match self {
             Self::Fixed(time) | Self::Exponential(time) => time,
@@ -50,44 +51,46 @@ impl Service {
     }
 }
 
-/// What the calling thread's time goes to, in virtual nanoseconds.
+/// The time that calls take on the calling thread, in virtual nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Costs {
-    /// A submission, however many requests it takes: the system call.
+    /// A submission, independent of the number of its requests (the system call).
     pub submission: u64,
-    /// Each request of a submission. The device has the first of a batch while the next is made.
+    /// Each request of a submission. The device has the first request of a batch while the thread
+    /// prepares the next.
     pub request: u64,
-    /// A look for completions in user memory.
+    /// A peek for completions in user memory.
     pub peek: u64,
-    /// Each completion found.
+    /// Each completion that a peek finds.
     pub completion: u64,
-    /// Asking the kernel for readiness, and answering the eventfd: one turn of an event loop.
+    /// A poll for readiness and the clearing of the eventfd (one turn of an event loop).
     pub poll: u64,
-    /// Waking up once a completion ends a sleep.
+    /// The wake-up when a completion ends a sleep.
     pub wake: u64,
 }
 
-/// What goes wrong, by chance; 0 is never, 1,000,000 always.
+/// The probabilities of faults, per million: 0 is never, 1,000,000 is always.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// Of a million submissions, how many find no room at all (EAGAIN).
+    /// Submissions in a million that find no room (EAGAIN).
     pub busy: u32,
-    /// Of a million submissions, how many are taken in part; any part is as likely.
+    /// Submissions in a million that are taken in part. Each part has the same probability.
     pub partial: u32,
-    /// Of a million submissions, how many are refused (EIO) at one of their requests; any of them
-    /// is as likely.
+    /// Submissions in a million that are refused (EIO) at one of their requests. Each request has
+    /// the same probability.
     pub refused: u32,
-    /// Of a million requests, how many complete with EIO.
+    /// Requests in a million that complete with EIO.
     pub failed: u32,
-    /// Of a million requests, how many complete with EINTR or EAGAIN and are to be tried again.
+    /// Requests in a million that complete with EINTR or EAGAIN, which the engine retries.
     pub again: u32,
-    /// Of a million transfers of more than a byte, how many end early; any part is as likely, on a
-    /// direct file any whole number of blocks.
+    /// Transfers of more than a byte in a million that end early. Each length has the same
+    /// probability; on a direct file, each whole number of blocks.
     pub short: u32,
 }
 
 impl Default for Model {
-    /// 32 servers of 80 us each, exponentially distributed: 400,000 requests a second, no faults.
+    /// Returns a model of 32 servers with exponentially distributed times of 80 us: 400,000
+    /// requests per second, no faults.
     fn default() -> Self {
         Self {
             servers: 32,
@@ -102,7 +105,7 @@ impl Default for Model {
 }
 
 impl Default for Costs {
-    /// Round numbers near what Linux takes on present machines.
+    /// Returns round numbers near the costs of Linux on current machines.
     fn default() -> Self {
         Self { submission: 300, request: 700, peek: 20, completion: 50, poll: 600, wake: 4_000 }
     }

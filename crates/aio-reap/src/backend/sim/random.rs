@@ -1,4 +1,5 @@
-//! Random numbers of the simulator. Whole numbers only, so that a seed means the same everywhere.
+//! The random numbers of the simulator. They are integers, so a seed gives the same numbers on
+//! every machine.
 
 /// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
 #[derive(Clone, Debug)]
@@ -16,19 +17,19 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// From 0 to `limit - 1`; 0 without a limit.
+    /// Returns a number from 0 to `limit - 1`, or 0 if `limit` is 0.
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
         scale(self.next(), limit)
     }
 
-    /// True so many times in a million.
+    /// Returns true with a probability of `per_million` in a million.
     pub(crate) fn chance(&mut self, per_million: u32) -> bool {
         per_million > 0 && self.below(1_000_000) < per_million.into()
     }
 
-    /// Exponentially distributed, by comparisons alone (von Neumann, "Various techniques used in
-    /// connection with random digits", 1951): a falling run of uniform numbers has odd length with
-    /// probability e^-first, and each run of even length stands for one mean more.
+    /// Returns an exponentially distributed number, by comparisons alone (von Neumann, "Various
+    /// techniques used in connection with random digits", 1951): a falling run of uniform numbers
+    /// has odd length with probability e^-first, and each run of even length adds one mean.
     pub(crate) fn exponential(&mut self, mean: u64) -> u64 {
         let mut means = 0u64;
         loop {
@@ -49,7 +50,7 @@ impl Random {
     }
 }
 
-/// The part `fraction / 2^64` of `whole`, rounded down.
+/// Returns the part `fraction / 2^64` of `whole`, rounded down.
 fn scale(fraction: u64, whole: u64) -> u64 {
     ((u128::from(fraction) * u128::from(whole)) >> 64) as u64
 }

@@ -1,4 +1,4 @@
-//! The simulated device: clock, servers, and what each engine has in flight.
+//! The simulated device: the clock, the servers, and the requests of each engine.
 //!
 //! ```text
 //!  submit ──► a server: the one that is free first ──► in flight, by time ──clock──► visible ──► reap
@@ -7,8 +7,8 @@
 //! # Invariants
 //!
 //! 1. The clock never goes back.
-//! 2. Everything that happens depends on the model, the seed and the calls made, on nothing else:
-//!    `origin` only names times.
+//! 2. The behaviour depends only on the model, the seed and the calls. `origin` only converts
+//!    times.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -26,35 +26,36 @@ use crate::slab::Batch;
 pub(super) struct World {
     pub(super) model: Model,
     pub(super) clock: u64,
-    /// What the clock's 0 is in the program's own time.
+    /// The real time at the clock's 0.
     pub(super) origin: Instant,
     random: Random,
-    /// When each server is free.
+    /// The time at which each server is free.
     servers: BinaryHeap<Reverse<u64>>,
-    /// A bursty device's present run is slow.
+    /// Whether the current run of a bursty device is slow.
     slow: bool,
-    /// One for each engine, in a place that is its own while it lives.
+    /// The ring of each engine. An engine keeps its index while it lives.
     pub(super) rings: Vec<Option<Ring>>,
-    /// Requests accepted so far: among those that end at the same time the older is first.
+    /// The number of accepted requests. Of requests that end at the same time the older one is
+    /// first.
     accepted: u64,
     pub(super) fingerprint: u64,
 }
 
-/// What one engine has in flight.
+/// The requests of one engine in flight.
 #[derive(Debug)]
 pub(super) struct Ring {
     in_flight: BinaryHeap<Reverse<InFlight>>,
-    /// Readable when the engine slept on it and a completion is visible.
+    /// Readable if the engine slept on it and a completion is visible.
     pub(super) notifier: OwnedFd,
     pub(super) rung: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct InFlight {
-    /// When it completes.
+    /// The time of the completion.
     at: u64,
     number: u64,
-    /// When a server takes it up.
+    /// The time at which a server begins.
     begins: u64,
     sub: Sub,
     end: Transfer,
@@ -95,7 +96,7 @@ impl Ring {
         self.in_flight.len()
     }
 
-    /// When its next request completes, or did.
+    /// Returns the time at which its next request completes or has completed.
     fn next(&self) -> Option<u64> {
         self.in_flight.peek().map(|Reverse(first)| first.at)
     }
@@ -116,17 +117,17 @@ impl World {
         }
     }
 
-    /// The calling thread is busy for so long.
+    /// Advances the clock by `nanos` nanoseconds of work of the calling thread.
     pub(super) fn spend(&mut self, nanos: u64) {
         self.clock = self.clock.saturating_add(nanos);
     }
 
-    /// The calling thread sleeps until then, unless that is over.
+    /// Advances the clock to `at`, unless that is past.
     fn sleep_until(&mut self, at: u64) {
         self.clock = self.clock.max(at);
     }
 
-    /// Notes an event of the log that the fingerprint stands for (the mixing step of `Random`).
+    /// Adds an event to the fingerprint (by the mixing step of `Random`).
     fn log(&mut self, what: u64, user_data: u64) {
         let event = self.clock ^ what.rotate_left(24) ^ user_data.rotate_left(40);
         self.fingerprint = Random::new(self.fingerprint ^ event).next();
@@ -146,7 +147,7 @@ impl World {
         Submitted { accepted, stop: (accepted < offered).then_some(stop) }
     }
 
-    /// How many of a batch the device takes, and why not more.
+    /// Returns how many requests of a batch the device takes, and why it takes no more.
     fn share(&mut self, offered: usize) -> (usize, Stop) {
         let faults = self.model.faults;
         let part = |random: &mut Random| random.below(offered as u64) as usize;
@@ -199,7 +200,7 @@ impl World {
         base.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX))
     }
 
-    /// How a request ends.
+    /// Chooses the end of a request.
     fn end(&mut self, op: &Op) -> Transfer {
         let faults = self.model.faults;
         if self.random.chance(faults.failed) {
@@ -217,7 +218,7 @@ impl World {
         }
     }
 
-    /// Takes at most `budget` completions that are visible when the look begins.
+    /// Takes at most `budget` completions that are visible at the start of the reap.
     pub(super) fn reap(&mut self, ring: usize, budget: usize, mut each: impl FnMut(RawCompletion)) {
         self.spend(self.model.costs.peek);
         let now = self.clock;
@@ -235,8 +236,8 @@ impl World {
         }
     }
 
-    /// Asks for readiness, and sleeps until a completion is visible on this ring (`None`: on any)
-    /// or the clock shows `until`. False if there was nothing to sleep for.
+    /// Polls for readiness, and sleeps until a completion is visible on this ring (`None`: on any)
+    /// or the clock shows `until`. Returns false if neither can happen.
     pub(super) fn poll(&mut self, ring: Option<usize>, until: Option<u64>) -> bool {
         self.spend(self.model.costs.poll);
         let next = match ring {
@@ -251,7 +252,7 @@ impl World {
         true
     }
 
-    /// Ends a request that no server has taken up yet. The server passes its time idle.
+    /// Cancels a request that no server has begun. The server is idle during its time.
     pub(super) fn cancel(&mut self, ring: usize, user_data: u64) {
         let clock = self.clock;
         let in_flight = &mut self.ring(ring).in_flight;
@@ -272,7 +273,7 @@ impl World {
     }
 }
 
-/// The result of a request whose bytes nobody looks at.
+/// Returns the result of a request without moving its bytes.
 fn pretend(end: Transfer, op: &Op) -> i32 {
     let whole = if op.transfers() { op.len.min(MAX_TRANSFER as u64) as i32 } else { 0 };
     match end {
